@@ -1,0 +1,137 @@
+"""Norms, MLPs and dropout for one example.
+
+Axis letters: n tokens, d model width, f MLP width.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Array, Float
+
+NORM_KINDS = ("layer", "rms")
+
+
+@struct.dataclass
+class NormParams:
+    """Gain and offset of a norm; RMSNorm has bias None."""
+
+    gain: Any  # [d]
+    bias: Any = None  # [d] or None
+
+
+@struct.dataclass
+class MLPParams:
+    """Two linear maps, and a gate of the same shape as the first for gated MLPs."""
+
+    w_in: Any  # [d, f]
+    b_in: Any  # [f]
+    w_out: Any  # [f, d]
+    b_out: Any  # [d]
+    w_gate: Any = None  # [d, f]
+    b_gate: Any = None  # [f]
+
+
+class Activation(NamedTuple):
+    """φ and its gate φ(z)/z, by which φ(z) = z · gate(z) is linear once the gate is frozen."""
+
+    fn: Callable
+    gate: Callable
+
+
+def _gelu_tanh_gate(z):
+    return 0.5 * (1 + jnp.tanh(jnp.sqrt(2 / jnp.pi).astype(z.dtype) * (z + 0.044715 * z**3)))
+
+
+def _tanh_gate(z):
+    safe = jnp.where(z == 0, 1.0, z)
+    return jnp.where(z == 0, 1.0, jnp.tanh(safe) / safe)
+
+
+ACTIVATIONS = {
+    "identity": Activation(lambda z: z, jnp.ones_like),
+    "relu": Activation(jax.nn.relu, lambda z: (z > 0).astype(z.dtype)),
+    "gelu": Activation(lambda z: jax.nn.gelu(z, approximate=False), jax.scipy.stats.norm.cdf),
+    "gelu_tanh": Activation(lambda z: jax.nn.gelu(z, approximate=True), _gelu_tanh_gate),
+    "quick_gelu": Activation(
+        lambda z: z * jax.nn.sigmoid(1.702 * z), lambda z: jax.nn.sigmoid(1.702 * z)
+    ),
+    "silu": Activation(jax.nn.silu, jax.nn.sigmoid),
+    "tanh": Activation(jnp.tanh, _tanh_gate),
+}
+GATED = {"reglu": "relu", "geglu": "gelu", "geglu_tanh": "gelu_tanh", "swiglu": "silu"}
+MLP_KINDS = ("none", *ACTIVATIONS, *GATED)
+
+
+def activation_of(kind: str) -> Activation:
+    """The activation of an MLP kind: of the gate where the MLP is gated.
+
+    Raises:
+        ValueError: On an unknown kind, or "none".
+    """
+    name = GATED.get(kind, kind)
+    if name not in ACTIVATIONS:
+        raise ValueError(f"mlp={kind!r} is not one of {MLP_KINDS[1:]}")
+    return ACTIVATIONS[name]
+
+
+def norm_statistics(
+    x: Float[Array, "n d"], kind: str, eps: float
+) -> tuple[Float[Array, "n 1"], Float[Array, "n 1"]]:
+    """(mean, 1/σ) of each token, σ² = variance + eps; RMSNorm: mean 0 and σ² = mean square + eps.
+
+    Computed in at least float32, and returned in that dtype.
+    """
+    if kind not in NORM_KINDS:
+        raise ValueError(f"norm={kind!r} is not one of {NORM_KINDS}")
+    x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    mean = jnp.mean(x, axis=-1, keepdims=True)
+    if kind == "rms":
+        mean = jnp.zeros_like(mean)
+    variance = jnp.mean(jnp.square(x - mean), axis=-1, keepdims=True)
+    return mean, jax.lax.rsqrt(variance + jnp.asarray(eps, x.dtype))
+
+
+def norm(
+    params: NormParams | None, x: Float[Array, "n d"], kind: str = "layer", eps: float = 1e-12
+) -> Float[Array, "n d"]:
+    """(x − mean)/σ · gain + bias, token by token; without gain and bias where params is None.
+
+    Args:
+        params: Gain and bias, each [d].
+        x: Tokens [n, d].
+        kind: "layer" (Ba et al. 2016) or "rms" (Zhang and Sennrich 2019: no mean, no bias).
+        eps: Added to the variance.
+    """
+    mean, inverse = norm_statistics(x, kind, eps)
+    y = ((x.astype(mean.dtype) - mean) * inverse).astype(x.dtype)
+    if params is not None:
+        y = y * params.gain[None, :]
+        if params.bias is not None:
+            y = y + params.bias[None, :]
+    return y
+
+
+def mlp(params: MLPParams, x: Float[Array, "n d"], kind: str) -> Float[Array, "n d"]:
+    """φ(x W_in + b_in) W_out + b_out; gated: φ(x W_gate + b_gate) ∘ (x W_in + b_in) as φ.
+
+    Args:
+        params: Parameters; `w_gate` and `b_gate` for gated kinds only.
+        x: Tokens [n, d].
+        kind: One of `MLP_KINDS` but "none".
+    """
+    phi = activation_of(kind).fn
+    z = x @ params.w_in + params.b_in[None, :]
+    if kind in GATED:
+        z = phi(x @ params.w_gate + params.b_gate[None, :]) * z
+    else:
+        z = phi(z)
+    return z @ params.w_out + params.b_out[None, :]
+
+
+def dropout(key: Any, x: Float[Array, "*s"], rate: Any) -> Float[Array, "*s"]:
+    """Each entry is 0 with probability `rate`, else divided by 1 − rate."""
+    keep = jax.random.bernoulli(key, 1 - jnp.asarray(rate, jnp.float32), x.shape)
+    return jnp.where(keep, x / (1 - jnp.asarray(rate, x.dtype)), jnp.zeros((), x.dtype))
