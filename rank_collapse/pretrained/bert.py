@@ -1,0 +1,134 @@
+"""BERT (Devlin et al. 2019), RoBERTa (Liu et al. 2019) and models of the same shape."""
+
+from typing import Any
+
+from rank_collapse.config import TransformerConfig
+from rank_collapse.embedding import EmbeddingConfig, EmbeddingParams
+from rank_collapse.network import BlockParams, TransformerParams
+from rank_collapse.pretrained.weights import Draw, Weights, activation
+
+ANCHORS = ("embeddings.word_embeddings.weight",)
+DEFAULTS = {
+    "vocab_size": 30522,
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "hidden_act": "gelu",
+    "max_position_embeddings": 512,
+    "type_vocab_size": 2,
+    "initializer_range": 0.02,
+    "layer_norm_eps": 1e-12,
+    "pad_token_id": 0,
+    "is_decoder": False,
+    "add_cross_attention": False,
+    "position_embedding_type": "absolute",
+}
+ROBERTA_DEFAULTS = DEFAULTS | {"vocab_size": 50265, "pad_token_id": 1}
+ROBERTA_TYPES = ("roberta", "xlm-roberta", "camembert")
+
+
+def first_position(settings: dict[str, Any]) -> int:
+    """Row of the position table that the first token takes: RoBERTa keeps some for padding."""
+    return settings["pad_token_id"] + 1 if settings["model_type"] in ROBERTA_TYPES else 0
+
+
+def config(settings: dict[str, Any]) -> TransformerConfig:
+    """The network that a config.json describes.
+
+    Raises:
+        ValueError: A variant that is not supported.
+    """
+    if settings["position_embedding_type"] not in ("absolute", None):
+        value = settings["position_embedding_type"]
+        raise ValueError(f"position_embedding_type={value!r} is not supported, only 'absolute'")
+    d, eps = settings["hidden_size"], settings["layer_norm_eps"]
+    return TransformerConfig(
+        depth=settings["num_hidden_layers"],
+        num_heads=settings["num_attention_heads"],
+        d_model=d,
+        d_ff=settings["intermediate_size"],
+        mlp=activation(settings["hidden_act"]),
+        attention_skip=True,
+        mlp_skip=True,
+        norm_placement="post",
+        norm_eps=eps,
+        mask="causal" if settings["is_decoder"] else "none",
+        cross_attention=bool(settings["is_decoder"] and settings["add_cross_attention"]),
+        init="bert",
+        embedding=EmbeddingConfig(
+            vocab_size=settings["vocab_size"],
+            d_embed=d,
+            positions="learned",
+            num_positions=settings["max_position_embeddings"] - first_position(settings),
+            num_segments=settings["type_vocab_size"],
+            norm_eps=eps,
+        ),
+    )
+
+
+def params(
+    weights: Weights, settings: dict[str, Any], config: TransformerConfig
+) -> TransformerParams:
+    """The network's parameters from the model's tensors."""
+    d = config.d_model
+    weights.check_depth("encoder.layer.{}", config.depth)
+
+    def attention(name):
+        parts = ("self.query", "self.key", "self.value", "output.dense")
+        return weights.attention(tuple(f"{name}.{p}" for p in parts), config)
+
+    def layer(i):
+        name = f"encoder.layer.{i}"
+        cross = {}
+        if config.cross_attention:
+            cross["cross"] = attention(f"{name}.crossattention")
+            cross["cross_norm"] = weights.norm(f"{name}.crossattention.output.LayerNorm", d)
+        return BlockParams(
+            attention=attention(f"{name}.attention"),
+            attention_norm=weights.norm(f"{name}.attention.output.LayerNorm", d),
+            mlp=weights.mlp(
+                f"{name}.intermediate.dense", f"{name}.output.dense", d, config.d_ff
+            ),
+            mlp_norm=weights.norm(f"{name}.output.LayerNorm", d),
+            **cross,
+        )
+
+    return TransformerParams(
+        layers=weights.stack(range(config.depth), layer),
+        embedding=embedding(weights, settings, config.embedding),
+    )
+
+
+def embedding(
+    weights: Weights, settings: dict[str, Any], config: EmbeddingConfig
+) -> EmbeddingParams:
+    """Tokens, positions and segments, then a norm: the tables of BERT and ALBERT."""
+    e, rows = config.d_embed, settings["max_position_embeddings"]
+    positions = weights.take("embeddings.position_embeddings.weight", rows, e)
+    segments = None
+    if config.num_segments:
+        name = "embeddings.token_type_embeddings.weight"
+        segments = weights.take(name, config.num_segments, e)
+    return weights.to_device(
+        EmbeddingParams(
+            tokens=weights.take("embeddings.word_embeddings.weight", config.vocab_size, e),
+            positions=positions[rows - config.num_positions :],
+            segments=segments,
+            norm=weights.norm("embeddings.LayerNorm", e),
+        )
+    )
+
+
+def draw(name: str, settings: dict[str, Any]) -> Draw:
+    """Normal(0, initializer_range); zero biases, unit gains, a zero row for padding."""
+    if name.endswith(".bias"):
+        return Draw(value=0.0)
+    if "LayerNorm" in name or "layer_norm" in name:
+        return Draw(value=1.0)
+    padded = name.endswith("word_embeddings.weight") or (
+        name.endswith("position_embeddings.weight") and settings["model_type"] in ROBERTA_TYPES
+    )
+    return Draw(
+        std=settings["initializer_range"], zero_row=settings["pad_token_id"] if padded else None
+    )

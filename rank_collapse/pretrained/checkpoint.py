@@ -1,0 +1,181 @@
+"""A checkpoint folder as Hugging Face saves it: its config and its tensors, read one at a time.
+
+Formats: model.safetensors, its sharded form with an index, pytorch_model.bin and its sharded form.
+The folder is only read, and no pickled code is executed (see `torch_file`).
+"""
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from rank_collapse.pretrained.torch_file import Entry, torch_entries
+
+_SAFE_DTYPES = {
+    "F64": np.float64,
+    "F32": np.float32,
+    "F16": np.float16,
+    "BF16": ml_dtypes.bfloat16,
+    "I64": np.int64,
+    "I32": np.int32,
+    "I16": np.int16,
+    "I8": np.int8,
+    "U8": np.uint8,
+    "BOOL": np.bool_,
+}
+WEIGHT_FILES = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object.
+
+    Raises:
+        FileNotFoundError: No such file.
+        ValueError: Not a JSON object.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} does not exist")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds a {type(content).__name__}, not an object")
+    return content
+
+
+def read_config(folder: str | os.PathLike) -> dict[str, Any]:
+    """The config.json of a checkpoint folder, as a dictionary.
+
+    Raises:
+        FileNotFoundError: No such folder, or no config.json in it.
+        ValueError: A config.json that is not a JSON object.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"checkpoint folder {folder} does not exist")
+    return read_json(folder / "config.json")
+
+
+class Checkpoint:
+    """The tensors of a checkpoint folder, by name; each is read from disk when asked for."""
+
+    def __init__(self, folder: str | os.PathLike):
+        """Finds the weight files of the folder and reads their indices.
+
+        Raises:
+            FileNotFoundError: No weight file, or a shard missing.
+            ValueError: A file that is cut short or damaged.
+        """
+        self.folder = Path(folder)
+        found = [f for f in WEIGHT_FILES if (self.folder / f).is_file()]
+        if not found:
+            names = ", ".join(WEIGHT_FILES)
+            raise FileNotFoundError(f"{self.folder} holds none of {names}")
+        first = self.folder / found[0]
+        self.entries = self._sharded(first) if first.suffix == ".json" else _entries(first)
+        self.file = first.name
+
+    def _sharded(self, index):
+        weight_map = read_json(index).get("weight_map")
+        if not isinstance(weight_map, dict):
+            raise ValueError(f"{index} has no weight_map")
+        entries = {}
+        for shard in sorted(set(weight_map.values())):
+            if Path(shard).name != shard:
+                raise ValueError(f"{index} names a file outside its folder: {shard!r}")
+            if not (self.folder / shard).is_file():
+                raise FileNotFoundError(f"{self.folder / shard}, named by {index.name}, is missing")
+            entries.update(_entries(self.folder / shard))
+        absent = sorted(set(weight_map) - set(entries))
+        if absent:
+            raise ValueError(f"tensor {absent[0]!r} of {index} is not in {weight_map[absent[0]]}")
+        return entries
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all tensors."""
+        return list(self.entries)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of one tensor."""
+        return self.entries[name].shape
+
+    def num_bytes(self) -> int:
+        """Size of all tensors on disk."""
+        return sum(
+            np.dtype(e.dtype).itemsize * math.prod(e.shape) for e in self.entries.values()
+        )
+
+    def read(self, name: str) -> np.ndarray:
+        """One tensor, in the file's dtype.
+
+        Raises:
+            ValueError: A tensor with values that are not finite.
+        """
+        entry = self.entries[name]
+        if math.prod(entry.shape) == 0:
+            return np.zeros(entry.shape, entry.dtype)
+        count = math.prod(entry.shape)
+        if entry.strides is not None:
+            count = 1 + sum((n - 1) * s for n, s in zip(entry.shape, entry.strides, strict=True))
+        # numpy reads registered dtypes only; bfloat16 travels as two bytes.
+        item = np.dtype(entry.dtype).itemsize
+        raw = np.fromfile(entry.path, np.uint8, count * item, offset=entry.offset)
+        if raw.size != count * item:
+            raise ValueError(f"{entry.path}: cut short within tensor {name!r}")
+        array = raw.view(entry.dtype)
+        if entry.strides is None:
+            array = array.reshape(entry.shape)
+        else:
+            strides = tuple(s * item for s in entry.strides)
+            array = np.lib.stride_tricks.as_strided(array, entry.shape, strides)
+        if array.dtype.kind in "fV" and not np.isfinite(array).all():
+            raise ValueError(f"{entry.path}: tensor {name!r} holds values that are not finite")
+        return array
+
+
+def _entries(path):
+    return torch_entries(path) if path.suffix == ".bin" else safetensors_entries(path)
+
+
+def safetensors_entries(path: Path) -> dict[str, Entry]:
+    """The tensors of a safetensors file: eight bytes of length, a JSON header, the data.
+
+    Raises:
+        ValueError: A file that is cut short or damaged, or a dtype without a numpy twin.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        start = file.read(8)
+        length = int.from_bytes(start, "little")
+        if len(start) < 8 or length > size - 8:
+            raise ValueError(f"{path}: cut short within its header")
+        try:
+            header = json.loads(file.read(length).decode("utf-8"))
+            spans = {k: v for k, v in header.items() if k != "__metadata__"}
+            spans = {k: (v["dtype"], tuple(v["shape"]), *v["data_offsets"]) for k, v in spans.items()}
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise ValueError(f"{path}: its header is not that of a safetensors file") from None
+    entries = {}
+    for name, (kind, shape, begin, end) in spans.items():
+        if kind not in _SAFE_DTYPES:
+            raise ValueError(f"{path}: tensor {name!r} has the unsupported dtype {kind}")
+        dtype = _SAFE_DTYPES[kind]
+        if end - begin != math.prod(shape) * np.dtype(dtype).itemsize:
+            raise ValueError(f"{path}: tensor {name!r} of shape {shape} has {end - begin} bytes")
+        if 8 + length + end > size:
+            raise ValueError(
+                f"{path}: cut short: tensor {name!r} ends at byte {8 + length + end} of {size}"
+            )
+        entries[name] = Entry(path, 8 + length + begin, dtype, shape)
+    return entries

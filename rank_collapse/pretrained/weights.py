@@ -1,0 +1,224 @@
+"""What every family's mapping is written with: named tensors of known shape, stacked by layer.
+
+A mapping asks for tensors by name and shape. They come from a checkpoint, or are drawn as the
+architecture initialises them; the mapping does not know which.
+"""
+
+import zlib
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rank_collapse import layers
+from rank_collapse.attention import AttentionParams
+
+ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_accurate": "gelu_tanh",
+    "quick_gelu": "quick_gelu",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+    "tanh": "tanh",
+    "linear": "identity",
+}
+
+
+def activation(name: Any) -> str:
+    """Our name of an activation.
+
+    Raises:
+        ValueError: On one that is not known.
+    """
+    if name not in ACTIVATIONS:
+        raise ValueError(f"activation {name!r} is not one of {tuple(ACTIVATIONS)}")
+    return ACTIVATIONS[name]
+
+
+class Draw(NamedTuple):
+    """How a tensor is drawn at initialisation: normal(0, std), else filled with `value`.
+
+    `zero_row`: a row set to zero (the padding token); `truncate`: normal cut at two units.
+    """
+
+    std: float | None = None
+    value: float = 0.0
+    zero_row: int | None = None
+    truncate: bool = False
+
+
+class Weights:
+    """The tensors of one model, checked against the shapes its config implies."""
+
+    def __init__(self, dtype: Any = jnp.float32):
+        self.dtype = np.dtype(dtype)
+
+    def has(self, name: str) -> bool:
+        """Whether the model has the tensor."""
+        raise NotImplementedError
+
+    def take(self, name: str, *shape: int) -> np.ndarray:
+        """One tensor of the given shape."""
+        raise NotImplementedError
+
+    def linear(self, name: str, d_in: int, d_out: int, bias: bool = True):
+        """(w [d_in, d_out], b [d_out]) of a torch Linear; zeros where it has no bias."""
+        w = self.take(f"{name}.weight", d_out, d_in).T
+        return w, self.take(f"{name}.bias", d_out) if bias else np.zeros(d_out, self.dtype)
+
+    def heads_in(self, name: str, d: int, h: int, k: int, bias: bool = True):
+        """(w [h, d, k], b [h, k]) of a torch Linear from tokens to heads."""
+        w, b = self.linear(name, d, h * k, bias)
+        return w.reshape(d, h, k).transpose(1, 0, 2), b.reshape(h, k)
+
+    def heads_out(self, name: str, d: int, h: int, v: int, bias: bool = True):
+        """(w [h, v, d], b [d]) of a torch Linear from heads to tokens."""
+        w, b = self.linear(name, h * v, d, bias)
+        return w.reshape(h, v, d), b
+
+    def norm(self, name: str, d: int, bias: bool = True) -> layers.NormParams:
+        """Gain and bias of a norm."""
+        gain = self.take(f"{name}.weight", d)
+        return layers.NormParams(gain=gain, bias=self.take(f"{name}.bias", d) if bias else None)
+
+    def attention(
+        self, names: tuple[str, str, str, str], config: Any, bias: bool = True
+    ) -> AttentionParams:
+        """Attention from four torch Linears: query, key, value, output."""
+        d, h, k, v = config.d_model, config.num_heads, config.qk_width, config.v_width
+        w_q, b_q = self.heads_in(names[0], d, h, k, bias)
+        w_k, b_k = self.heads_in(names[1], d, h, k, bias)
+        w_v, b_v = self.heads_in(names[2], d, h, v, bias)
+        w_o, b_o = self.heads_out(names[3], d, h, v, bias)
+        return AttentionParams(
+            w_q=w_q, b_q=b_q, w_k=w_k, b_k=b_k, w_v=w_v, b_v=b_v, w_o=w_o, b_o=b_o
+        )
+
+    def mlp(self, name_in: str, name_out: str, d: int, f: int) -> layers.MLPParams:
+        """An MLP from two torch Linears."""
+        w_in, b_in = self.linear(name_in, d, f)
+        w_out, b_out = self.linear(name_out, f, d)
+        return layers.MLPParams(w_in=w_in, b_in=b_in, w_out=w_out, b_out=b_out)
+
+    def stack(self, rows: Iterable[Any], layer: Callable[[Any], Any]) -> Any:
+        """layer(row) for every row, stacked: one leading layer axis, no second copy in memory."""
+        stacked, treedef, rows = [], None, list(rows)
+        for i, row in enumerate(rows):
+            leaves, treedef = jax.tree.flatten(layer(row))
+            if not stacked:
+                stacked = [np.empty((len(rows), *a.shape), self.dtype) for a in leaves]
+            for whole, leaf in zip(stacked, leaves, strict=True):
+                whole[i] = leaf
+        for i, whole in enumerate(stacked):
+            stacked[i] = jnp.asarray(whole)
+            del whole
+        return jax.tree.unflatten(treedef, stacked)
+
+    def to_device(self, tree: Any) -> Any:
+        """The leaves of a tree that is not stacked, as JAX arrays of the weights' dtype."""
+        return jax.tree.map(lambda a: jnp.asarray(a, self.dtype), tree)
+
+
+class CheckpointWeights(Weights):
+    """Tensors of a checkpoint, whatever prefix its model class put before their names."""
+
+    def __init__(self, checkpoint: Any, anchors: Iterable[str], dtype: Any = jnp.float32):
+        """Finds the prefix: what stands before one of the `anchors`.
+
+        Raises:
+            ValueError: None of the anchors is in the checkpoint.
+        """
+        super().__init__(dtype)
+        self.checkpoint = checkpoint
+        self.names = set(checkpoint.names)
+        anchors = tuple(anchors)
+        prefixes = [
+            name[: -len(anchor)]
+            for anchor in anchors
+            for name in self.names
+            if name.endswith(anchor) and (name == anchor or name[: -len(anchor)].endswith("."))
+        ]
+        if not prefixes:
+            where = checkpoint.folder / checkpoint.file
+            raise ValueError(f"{where}: tensor {' or '.join(map(repr, anchors))} is missing")
+        self.prefix = min(prefixes, key=len)
+
+    def _stored(self, name):
+        """The name in the file; old files call a norm's weight and bias gamma and beta."""
+        full = self.prefix + name
+        for new, old in (("weight", "gamma"), ("bias", "beta")):
+            if full not in self.names and full.endswith("." + new):
+                candidate = full[: -len(new)] + old
+                if candidate in self.names:
+                    return candidate
+        return full
+
+    def has(self, name: str) -> bool:
+        """Whether the checkpoint has the tensor, or any that begins with a name ending in '.'."""
+        if name.endswith("."):
+            return any(n.startswith(self.prefix + name) for n in self.names)
+        return self._stored(name) in self.names
+
+    def take(self, name: str, *shape: int) -> np.ndarray:
+        """One tensor.
+
+        Raises:
+            ValueError: Missing, or of another shape than the config implies.
+        """
+        stored = self._stored(name)
+        where = self.checkpoint.folder / self.checkpoint.file
+        if stored not in self.names:
+            raise ValueError(f"{where}: tensor {stored!r} is missing")
+        found = self.checkpoint.shape(stored)
+        if tuple(found) != shape:
+            raise ValueError(
+                f"{where}: tensor {stored!r} has shape {tuple(found)}, but config.json "
+                f"implies {shape}"
+            )
+        return self.checkpoint.read(stored)
+
+    def check_depth(self, layer: str, depth: int) -> None:
+        """Refuses more layers in the file than the config says; `layer` is a name with {}."""
+        beyond = layer.format(depth) + "."
+        if self.has(beyond):
+            where = self.checkpoint.folder / self.checkpoint.file
+            raise ValueError(
+                f"{where}: tensors {self.prefix + beyond}* exist, but config.json implies "
+                f"{depth} layers"
+            )
+
+
+class RandomWeights(Weights):
+    """Tensors drawn as a family initialises them; each depends on the key and its name only."""
+
+    def __init__(self, key: Any, draw: Callable[[str], Draw], dtype: Any = jnp.float32):
+        super().__init__(dtype)
+        self.key, self.draw = key, draw
+
+    def has(self, name: str) -> bool:
+        """True: what the config asks for, the model has."""
+        return not name.endswith(".")
+
+    def check_depth(self, layer: str, depth: int) -> None:
+        """Nothing to check."""
+
+    def take(self, name: str, *shape: int) -> np.ndarray:
+        """One tensor, drawn."""
+        how = self.draw(name)
+        if how.std is None:
+            return np.full(shape, how.value, self.dtype)
+        key = jax.random.fold_in(self.key, zlib.crc32(name.encode()))
+        if how.truncate:
+            drawn = jax.random.truncated_normal(key, -2.0, 2.0, shape)
+        else:
+            drawn = jax.random.normal(key, shape)
+        drawn = np.array(how.std * drawn)
+        if how.zero_row is not None and how.zero_row < shape[0]:
+            drawn[how.zero_row] = 0.0
+        return drawn
