@@ -253,10 +253,26 @@ def multi_head_attention(
 
 
 def rotary_angles(
-    positions: Int[Array, "n"], width: int, theta: Any = 10000.0
+    positions: Int[Array, "n"], width: int, theta: Any = 10000.0, scaling: tuple[float, ...] = ()
 ) -> tuple[Float[Array, "n k"], Float[Array, "n k"]]:
-    """(cos, sin) of the rotary angles position · theta^(-2i/k), repeated for both halves."""
+    """(cos, sin) of the rotary angles position · theta^(-2i/k), repeated for both halves.
+
+    Args:
+        positions: Positions of the tokens [n].
+        width: Per-head width k.
+        theta: Base of the frequencies.
+        scaling: () for none, (factor,) to divide every frequency, or (factor, low, high, length)
+            as in Llama 3.1: waves longer than length/low are divided, those shorter than
+            length/high kept, and between the two the share changes linearly.
+    """
     frequencies = theta ** (-jnp.arange(0, width, 2) / width)
+    if len(scaling) == 1:
+        frequencies = frequencies / scaling[0]
+    elif scaling:
+        factor, low, high, length = scaling
+        turns = length * frequencies / (2 * jnp.pi)
+        kept = jnp.clip((turns - low) / (high - low), 0.0, 1.0)
+        frequencies = frequencies * (kept + (1 - kept) / factor)
     angles = positions[:, None] * frequencies[None, :]
     angles = jnp.concatenate([angles, angles], axis=-1)
     return jnp.cos(angles), jnp.sin(angles)

@@ -43,7 +43,9 @@ class TransformerConfig:
         mask, window: "none", "causal", "local" with |i − j| ≤ window.
         score, scale_scores: "dot" or "additive"; dot products divided by √d_qk.
         position: "none", "rotary", "relative_bias" (T5), "relative_key" (XLNet).
-        rotary_theta, num_buckets, max_distance: Parameters of the positions.
+        rotary_theta, rotary_scaling: See `attention.rotary_angles`.
+        num_buckets, max_distance: Of the position bias of "relative_bias".
+        clamp_distance: Distances of "relative_key" are cut to ± this; 0 for not.
         cross_attention: Decoder layers that look at a memory.
         layer_map: Parameter row of each layer, () for one each; (0,)·depth shares one (ALBERT).
         embedding: How tokens or vectors become hidden states; None when inputs are [n, d].
@@ -74,8 +76,10 @@ class TransformerConfig:
     scale_scores: bool = static(True)
     position: str = static("none")
     rotary_theta: float = static(10000.0)
+    rotary_scaling: tuple[float, ...] = static(())
     num_buckets: int = static(32)
     max_distance: int = static(128)
+    clamp_distance: int = static(0)
     cross_attention: bool = static(False)
     layer_map: tuple[int, ...] = static(())
     embedding: EmbeddingConfig | None = static(None)
@@ -114,6 +118,8 @@ class TransformerConfig:
                 raise ValueError(f"{name}={getattr(self, name)!r} is not one of {allowed}")
         if self.position == "rotary" and self.qk_width % 2:
             raise ValueError(f"rotary positions need an even d_qk, not {self.qk_width}")
+        if len(self.rotary_scaling) not in (0, 1, 4):
+            raise ValueError(f"rotary_scaling={self.rotary_scaling} has not 0, 1 or 4 entries")
         if self.layer_map and len(self.layer_map) != self.depth:
             raise ValueError(f"layer_map has {len(self.layer_map)} entries for depth={self.depth}")
         if self.layer_map and set(self.layer_map) != set(range(max(self.layer_map) + 1)):

@@ -245,13 +245,18 @@ def make_context(
     rotary = relative = None
     if config.position == "rotary":
         index = jnp.arange(n) if positions is None else positions
-        rotary = attn.rotary_angles(index, config.qk_width, config.rotary_theta)
+        rotary = attn.rotary_angles(
+            index, config.qk_width, config.rotary_theta, config.rotary_scaling
+        )
     elif config.position == "relative_bias":
         args = (n, n, config.num_buckets, config.max_distance, config.mask != "causal")
         learned = params.position_bias[attn.relative_buckets(*args)].transpose(2, 0, 1)
         bias = learned if bias is None else learned + bias
     elif config.position == "relative_key":
-        relative = sinusoidal_positions(jnp.arange(n - 1.0, -n, -1.0), config.d_model)
+        distances = jnp.arange(n - 1.0, -n, -1.0)
+        if config.clamp_distance:
+            distances = jnp.clip(distances, -config.clamp_distance, config.clamp_distance)
+        relative = sinusoidal_positions(distances, config.d_model)
     return attn.AttentionContext(
         mask=attn.combine_masks(own[config.mask](), mask),
         bias=bias,
@@ -426,14 +431,19 @@ def input_states(
     segments: Any = None,
     positions: Any = None,
 ) -> Float[Array, "n d"]:
-    """X^0: the input itself where it is Float [n, d], else its embedding.
+    """X^0: the embedding of what fits the embedding (ids, vectors [n, d_input]), else x [n, d].
+
+    Where d_input = d, as in ViT-B/16, vectors are embedded; `config.replace(embedding=None)`
+    takes hidden states.
 
     Raises:
         ValueError: A shape that is neither.
     """
     x = jnp.asarray(x)
     is_ids = jnp.issubdtype(x.dtype, jnp.integer)
-    if config.embedding is not None and (is_ids or x.shape[-1] != config.d_model):
+    if config.embedding is not None and (
+        is_ids or x.shape[-1] != config.d_model or config.embedding.d_input == config.d_model
+    ):
         return embed(params.embedding, x, config.embedding, segments=segments, positions=positions)
     if is_ids or x.ndim != 2 or x.shape[1] != config.d_model:
         raise ValueError(

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from rank_collapse.config import TransformerConfig
 from rank_collapse.network import TransformerParams
-from rank_collapse.pretrained import bert
+from rank_collapse.pretrained import albert, bert, distilbert, gpt2, llama, t5, vit, xlnet
 from rank_collapse.pretrained.checkpoint import Checkpoint, read_config
 from rank_collapse.pretrained.published import PUBLISHED
 from rank_collapse.pretrained.weights import CheckpointWeights, RandomWeights
@@ -21,6 +21,16 @@ FAMILIES = {
     "roberta": bert,
     "xlm-roberta": bert,
     "camembert": bert,
+    "albert": albert,
+    "distilbert": distilbert,
+    "xlnet": xlnet,
+    "t5": t5,
+    "mt5": t5,
+    "gpt2": gpt2,
+    "vit": vit,
+    "llama": llama,
+    "mistral": llama,
+    "qwen2": llama,
 }
 
 __all__ = ["FAMILIES", "PUBLISHED", "config_of", "load", "random_like", "settings_of"]
@@ -48,7 +58,9 @@ def settings_of(source: Any, part: str | None = None) -> dict[str, Any]:
     if kind not in FAMILIES:
         raise ValueError(f"model_type={kind!r} is not one of {tuple(sorted(FAMILIES))}")
     family = FAMILIES[kind]
-    defaults = getattr(family, f"{kind.upper().replace('-', '_')}_DEFAULTS", family.DEFAULTS)
+    defaults = getattr(family, f"{kind.upper()}_DEFAULTS", family.DEFAULTS)
+    if kind in bert.ROBERTA_TYPES:
+        defaults = bert.ROBERTA_DEFAULTS
     parts = getattr(family, "PARTS", ())
     if part is not None and part not in parts:
         raise ValueError(f"part={part!r} of a {kind} model is not one of {parts}")

@@ -87,9 +87,7 @@ def params(
         return BlockParams(
             attention=attention(f"{name}.attention"),
             attention_norm=weights.norm(f"{name}.attention.output.LayerNorm", d),
-            mlp=weights.mlp(
-                f"{name}.intermediate.dense", f"{name}.output.dense", d, config.d_ff
-            ),
+            mlp=weights.mlp(f"{name}.intermediate.dense", f"{name}.output.dense", d, config.d_ff),
             mlp_norm=weights.norm(f"{name}.output.LayerNorm", d),
             **cross,
         )

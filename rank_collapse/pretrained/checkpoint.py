@@ -112,9 +112,7 @@ class Checkpoint:
 
     def num_bytes(self) -> int:
         """Size of all tensors on disk."""
-        return sum(
-            np.dtype(e.dtype).itemsize * math.prod(e.shape) for e in self.entries.values()
-        )
+        return sum(np.dtype(e.dtype).itemsize * math.prod(e.shape) for e in self.entries.values())
 
     def read(self, name: str) -> np.ndarray:
         """One tensor, in the file's dtype.
@@ -163,7 +161,9 @@ def safetensors_entries(path: Path) -> dict[str, Entry]:
         try:
             header = json.loads(file.read(length).decode("utf-8"))
             spans = {k: v for k, v in header.items() if k != "__metadata__"}
-            spans = {k: (v["dtype"], tuple(v["shape"]), *v["data_offsets"]) for k, v in spans.items()}
+            spans = {
+                k: (v["dtype"], tuple(v["shape"]), *v["data_offsets"]) for k, v in spans.items()
+            }
         except (ValueError, KeyError, TypeError, AttributeError):
             raise ValueError(f"{path}: its header is not that of a safetensors file") from None
     entries = {}

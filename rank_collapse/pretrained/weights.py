@@ -54,7 +54,12 @@ class Draw(NamedTuple):
 
 
 class Weights:
-    """The tensors of one model, checked against the shapes its config implies."""
+    """The tensors of one model, checked against the shapes its config implies.
+
+    `drawn`: whether they are drawn rather than read.
+    """
+
+    drawn = False
 
     def __init__(self, dtype: Any = jnp.float32):
         self.dtype = np.dtype(dtype)
@@ -196,6 +201,8 @@ class CheckpointWeights(Weights):
 
 class RandomWeights(Weights):
     """Tensors drawn as a family initialises them; each depends on the key and its name only."""
+
+    drawn = True
 
     def __init__(self, key: Any, draw: Callable[[str], Draw], dtype: Any = jnp.float32):
         super().__init__(dtype)

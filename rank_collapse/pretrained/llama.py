@@ -1,0 +1,175 @@
+"""Llama (Touvron et al. 2023), Mistral and Qwen2: causal, pre-RMSNorm, rotary, gated, grouped heads.
+
+Heads that share keys and values get copies of them, so that each head stands alone in a path.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from rank_collapse.attention import AttentionParams
+from rank_collapse.config import TransformerConfig
+from rank_collapse.embedding import EmbeddingConfig, EmbeddingParams
+from rank_collapse.layers import MLPParams
+from rank_collapse.network import BlockParams, TransformerParams
+from rank_collapse.pretrained.weights import Draw, Weights
+
+ANCHORS = ("embed_tokens.weight",)
+DEFAULTS = {
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": None,
+    "head_dim": None,
+    "hidden_act": "silu",
+    "max_position_embeddings": 2048,
+    "initializer_range": 0.02,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": None,
+    "rope_scaling": None,
+    "rope_parameters": None,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "sliding_window": None,
+    "use_sliding_window": None,
+    "pad_token_id": None,
+}
+QWEN2_DEFAULTS = DEFAULTS | {
+    "vocab_size": 151936,
+    "intermediate_size": 22016,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 32768,
+}
+MISTRAL_DEFAULTS = DEFAULTS | {
+    "intermediate_size": 14336,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+}
+
+
+def rotary(settings: dict[str, Any]) -> tuple[float, tuple[float, ...]]:
+    """(theta, scaling) of the rotary positions, as `TransformerConfig` takes them.
+
+    Raises:
+        ValueError: A kind of scaling that is not supported.
+    """
+    entry = (settings["rope_scaling"] or {}) | (settings["rope_parameters"] or {})
+    theta = float(entry.get("rope_theta") or settings["rope_theta"] or 10000.0)
+    kind = entry.get("rope_type", entry.get("type", "default"))
+    if kind == "default":
+        return theta, ()
+    if kind == "linear":
+        return theta, (float(entry["factor"]),)
+    if kind == "llama3":
+        names = "factor low_freq_factor high_freq_factor original_max_position_embeddings"
+        return theta, tuple(float(entry[n]) for n in names.split())
+    raise ValueError(f"rope_type={kind!r} is not 'default', 'linear' or 'llama3'")
+
+
+def window(settings: dict[str, Any]) -> int:
+    """Tokens up to which the model is the plain causal one: its positions, or a sliding window."""
+    limit = settings["sliding_window"]
+    used = settings["use_sliding_window"]
+    if used is None:
+        used = settings["model_type"] == "mistral"
+    positions = settings["max_position_embeddings"]
+    return min(positions, limit) if used and limit else positions
+
+
+def config(settings: dict[str, Any]) -> TransformerConfig:
+    """The network that a config.json describes.
+
+    Raises:
+        ValueError: A variant that is not supported.
+    """
+    d, h = settings["hidden_size"], settings["num_attention_heads"]
+    groups = settings["num_key_value_heads"] or h
+    if settings["hidden_act"] not in ("silu", "swish"):
+        raise ValueError(f"hidden_act={settings['hidden_act']!r} is not supported, only 'silu'")
+    if h % groups:
+        raise ValueError(f"num_key_value_heads={groups} does not divide num_attention_heads={h}")
+    theta, scaling = rotary(settings)
+    width = settings["head_dim"] or d // h
+    return TransformerConfig(
+        depth=settings["num_hidden_layers"],
+        num_heads=h,
+        d_model=d,
+        d_qk=width,
+        d_v=width,
+        d_ff=settings["intermediate_size"],
+        mlp="swiglu",
+        attention_skip=True,
+        mlp_skip=True,
+        norm_placement="pre",
+        norm="rms",
+        norm_eps=settings["rms_norm_eps"],
+        final_norm=True,
+        mask="causal",
+        position="rotary",
+        rotary_theta=theta,
+        rotary_scaling=scaling,
+        init="bert",
+        embedding=EmbeddingConfig(
+            vocab_size=settings["vocab_size"], d_embed=d, num_positions=window(settings), norm=False
+        ),
+    )
+
+
+def params(
+    weights: Weights, settings: dict[str, Any], config: TransformerConfig
+) -> TransformerParams:
+    """The network's parameters from the model's tensors."""
+    d, f, h, k = config.d_model, config.d_ff, config.num_heads, config.qk_width
+    groups = settings["num_key_value_heads"] or h
+    qwen = settings["model_type"] == "qwen2"
+    into, out = (True, False) if qwen else (settings["attention_bias"],) * 2
+    weights.check_depth("layers.{}", config.depth)
+
+    def shared(name):
+        w, b = weights.heads_in(name, d, groups, k, into)
+        return np.repeat(w, h // groups, axis=0), np.repeat(b, h // groups, axis=0)
+
+    def mlp(name):
+        maps = [weights.linear(f"{name}.{p}_proj", d, f, settings["mlp_bias"]) for p in _IN]
+        w_out, b_out = weights.linear(f"{name}.down_proj", f, d, settings["mlp_bias"])
+        (w_gate, b_gate), (w_in, b_in) = maps
+        return MLPParams(
+            w_in=w_in, b_in=b_in, w_out=w_out, b_out=b_out, w_gate=w_gate, b_gate=b_gate
+        )
+
+    def layer(i):
+        name = f"layers.{i}"
+        w_q, b_q = weights.heads_in(f"{name}.self_attn.q_proj", d, h, k, into)
+        w_k, b_k = shared(f"{name}.self_attn.k_proj")
+        w_v, b_v = shared(f"{name}.self_attn.v_proj")
+        w_o, b_o = weights.heads_out(f"{name}.self_attn.o_proj", d, h, k, out)
+        return BlockParams(
+            attention=AttentionParams(
+                w_q=w_q, b_q=b_q, w_k=w_k, b_k=b_k, w_v=w_v, b_v=b_v, w_o=w_o, b_o=b_o
+            ),
+            attention_norm=weights.norm(f"{name}.input_layernorm", d, bias=False),
+            mlp=mlp(f"{name}.mlp"),
+            mlp_norm=weights.norm(f"{name}.post_attention_layernorm", d, bias=False),
+        )
+
+    tokens = weights.take("embed_tokens.weight", config.embedding.vocab_size, d)
+    return TransformerParams(
+        layers=weights.stack(range(config.depth), layer),
+        final_norm=weights.to_device(weights.norm("norm", d, bias=False)),
+        embedding=weights.to_device(EmbeddingParams(tokens=tokens)),
+    )
+
+
+_IN = ("gate", "up")
+
+
+def draw(name: str, settings: dict[str, Any]) -> Draw:
+    """Normal(0, initializer_range); unit gains, zero biases, a zero row for padding."""
+    if name.endswith(".bias"):
+        return Draw(value=0.0)
+    if "norm" in name:
+        return Draw(value=1.0)
+    zero_row = settings["pad_token_id"] if name == "embed_tokens.weight" else None
+    return Draw(std=settings["initializer_range"], zero_row=zero_row)

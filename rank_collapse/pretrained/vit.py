@@ -1,0 +1,141 @@
+"""ViT (Dosovitskiy et al. 2021): image patches, a class token, pre-norm.
+
+The network's input is `patches(image, size)`, one flattened patch a row.
+"""
+
+from typing import Any
+
+from jaxtyping import Array, Float
+
+from rank_collapse.attention import AttentionParams
+from rank_collapse.config import TransformerConfig
+from rank_collapse.embedding import EmbeddingConfig, EmbeddingParams
+from rank_collapse.network import BlockParams, TransformerParams
+from rank_collapse.pretrained.weights import Draw, Weights, activation
+
+ANCHORS = ("embeddings.cls_token",)
+DEFAULTS = {
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "hidden_act": "gelu",
+    "initializer_range": 0.02,
+    "layer_norm_eps": 1e-12,
+    "image_size": 224,
+    "patch_size": 16,
+    "num_channels": 3,
+    "qkv_bias": True,
+}
+# Where a tensor of layer i lies: in files of transformers < 5 and in later ones.
+_OLD = ("encoder.layer.{}", ".attention.attention.{}", "query key value", ".attention.output.dense")
+_NEW = ("layers.{}", ".attention.{}", "q_proj k_proj v_proj", ".attention.o_proj")
+_OLD_MLP, _NEW_MLP = (".intermediate.dense", ".output.dense"), (".mlp.fc1", ".mlp.fc2")
+
+
+def patches(image: Float[Array, "channels height width"], size: int) -> Float[Array, "n i"]:
+    """Non-overlapping squares of an image, row by row, each flattened as (channel, y, x).
+
+    Raises:
+        ValueError: A height or width that the patch size does not divide.
+    """
+    c, height, width = image.shape
+    if height % size or width % size:
+        raise ValueError(f"patch size {size} does not divide an image of {height} x {width}")
+    grid = image.reshape(c, height // size, size, width // size, size)
+    return grid.transpose(1, 3, 0, 2, 4).reshape(-1, c * size * size)
+
+
+def _pair(value):
+    return (value, value) if isinstance(value, int) else tuple(value)
+
+
+def config(settings: dict[str, Any]) -> TransformerConfig:
+    """The network that a config.json describes.
+
+    Raises:
+        ValueError: Patches that do not tile the image, or are not square.
+    """
+    (height, width), (size, other) = _pair(settings["image_size"]), _pair(settings["patch_size"])
+    if size != other or height % size or width % size:
+        raise ValueError(
+            f"patch_size={settings['patch_size']} does not tile image_size={settings['image_size']}"
+        )
+    d = settings["hidden_size"]
+    return TransformerConfig(
+        depth=settings["num_hidden_layers"],
+        num_heads=settings["num_attention_heads"],
+        d_model=d,
+        d_ff=settings["intermediate_size"],
+        mlp=activation(settings["hidden_act"]),
+        attention_skip=True,
+        mlp_skip=True,
+        norm_placement="pre",
+        norm_eps=settings["layer_norm_eps"],
+        final_norm=True,
+        init="bert",
+        embedding=EmbeddingConfig(
+            d_input=settings["num_channels"] * size * size,
+            d_embed=d,
+            positions="learned",
+            num_positions=(height // size) * (width // size) + 1,
+            class_token=True,
+            norm=False,
+        ),
+    )
+
+
+def params(
+    weights: Weights, settings: dict[str, Any], config: TransformerConfig
+) -> TransformerParams:
+    """The network's parameters from the model's tensors."""
+    d, tables = config.d_model, config.embedding
+    old = weights.has("encoder.layer.")
+    stem, parts, letters, output = _OLD if old else _NEW
+    maps = _OLD_MLP if old else _NEW_MLP
+    weights.check_depth(stem, config.depth)
+    h, k = config.num_heads, config.qk_width
+
+    def layer(i):
+        name = stem.format(i)
+        into = [name + parts.format(letter) for letter in letters.split()]
+        (w_q, b_q), (w_k, b_k), (w_v, b_v) = (
+            weights.heads_in(n, d, h, k, settings["qkv_bias"]) for n in into
+        )
+        w_o, b_o = weights.heads_out(name + output, d, h, k)
+        return BlockParams(
+            attention=AttentionParams(
+                w_q=w_q, b_q=b_q, w_k=w_k, b_k=b_k, w_v=w_v, b_v=b_v, w_o=w_o, b_o=b_o
+            ),
+            attention_norm=weights.norm(f"{name}.layernorm_before", d),
+            mlp=weights.mlp(name + maps[0], name + maps[1], d, config.d_ff),
+            mlp_norm=weights.norm(f"{name}.layernorm_after", d),
+        )
+
+    size, _ = _pair(settings["patch_size"])
+    kernel = "embeddings.patch_embeddings.projection"
+    w_in = weights.take(f"{kernel}.weight", d, settings["num_channels"], size, size)
+    return TransformerParams(
+        layers=weights.stack(range(config.depth), layer),
+        final_norm=weights.to_device(weights.norm("layernorm", d)),
+        embedding=weights.to_device(
+            EmbeddingParams(
+                w_in=w_in.reshape(d, -1).T,
+                b_in=weights.take(f"{kernel}.bias", d),
+                positions=weights.take(
+                    "embeddings.position_embeddings", 1, tables.num_positions, d
+                )[0],
+                class_token=weights.take("embeddings.cls_token", 1, 1, d)[0, 0],
+            )
+        ),
+    )
+
+
+def draw(name: str, settings: dict[str, Any]) -> Draw:
+    """Normal(0, initializer_range), cut for the class token and the positions."""
+    if name.endswith(".bias"):
+        return Draw(value=0.0)
+    if "layernorm" in name:
+        return Draw(value=1.0)
+    std = settings["initializer_range"]
+    return Draw(std=std, truncate=name.endswith(("cls_token", "position_embeddings")))
