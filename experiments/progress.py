@@ -1,0 +1,109 @@
+"""Progress of a long computation: a bar in a terminal, plain lines otherwise."""
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, TextIO
+
+import jax
+
+BAR = 24
+
+
+class Progress:
+    """Reports steps done, values such as the loss, and the remaining time. A context manager.
+
+    Args:
+        total: Steps in all.
+        label: What is done.
+        done: Steps that were done before (a resumed run).
+        log: Called with each plain line too, such as `RunFolder.log`.
+        stream: Where to write; standard error by default.
+        interval: Seconds between plain lines at least.
+    """
+
+    def __init__(
+        self,
+        total: int,
+        label: str,
+        *,
+        done: int = 0,
+        log: Callable[[str], None] | None = None,
+        stream: TextIO | None = None,
+        interval: float = 5.0,
+    ):
+        self.total, self.label, self.first, self.log = total, label, done, log
+        self.stream = sys.stderr if stream is None else stream
+        self.interval = interval
+        self._terminal = self.stream.isatty()
+        self._silent = jax.process_index() != 0
+        self._started = self._last = time.monotonic()
+        self._aside = 0.0
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        if self._terminal and not self._silent:
+            print(file=self.stream)
+
+    def update(self, done: int, **values: float) -> None:
+        """`done` steps of the total are done; `values` (loss=0.3) are shown beside.
+
+        Values must be host floats already: reading a device array here would make the device wait.
+        """
+        now = time.monotonic()
+        elapsed = now - self._started - self._aside
+        steps = done - self.first
+        remaining = elapsed / steps * (self.total - done) if steps > 0 else float("nan")
+        shown = " ".join(f"{name} {value:.4g}" for name, value in values.items())
+        share = done / max(self.total, 1)
+        text = f"{done}/{self.total} {shown}".rstrip()
+        if done >= self.total:
+            text += f", {duration(elapsed)}"
+        elif steps > 0:
+            text += f", {duration(remaining)} left"
+        if self._silent:
+            return
+        if self._terminal:
+            filled = round(BAR * share)
+            bar = "█" * filled + "·" * (BAR - filled)
+            print(f"\r\x1b[K{self.label} {bar} {text}", end="", file=self.stream, flush=True)
+        if done >= self.total or now - self._last >= self.interval:
+            self._last = now
+            self.say(text, terminal=False)
+
+    def say(self, message: str, terminal: bool = True) -> None:
+        """One line, in the log and where progress is written."""
+        line = f"{self.label}: {message}"
+        if self._silent:
+            return
+        if self.log is not None:
+            self.log(line)
+        if not self._terminal or terminal:
+            print(("\r\x1b[K" if self._terminal else "") + line, file=self.stream, flush=True)
+
+    @contextlib.contextmanager
+    def aside(self, what: str) -> Iterator[None]:
+        """Reports the time of something that is no step, such as compiling."""
+        start = time.monotonic()
+        yield
+        taken = time.monotonic() - start
+        self._aside += taken
+        self.say(f"{what} took {duration(taken)}")
+
+    def compile(self, jitted: Any, *arguments: Any) -> Any:
+        """The compiled form of a jitted function for these arguments; its time is reported."""
+        with self.aside("compiling"):
+            return jitted.lower(*arguments).compile()
+
+
+def duration(seconds: float) -> str:
+    """ "4.2 s", "3 min 05 s" or "2 h 10 min"."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, seconds = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {seconds:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"

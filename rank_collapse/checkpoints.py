@@ -1,0 +1,93 @@
+"""Saving and restoring a pytree of arrays by step, through orbax.
+
+Leaves are stored under their path in the tree, on the host, so that a state saved under one
+number of devices is restored under another.
+"""
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+
+def save(folder: str | os.PathLike, step: int, state: Any, keep: int = 1) -> None:
+    """Saves a pytree of arrays (random keys too) as <folder>/<step>; keeps the newest `keep`.
+
+    Args:
+        folder: The folder of all steps; made if absent.
+        step: A whole number that orders the states.
+        state: The pytree; every array must be addressable from this process.
+        keep: How many states remain.
+    """
+    folder = Path(folder)
+    final, temporary = folder / str(step), folder / f"tmp-{step}"
+    shutil.rmtree(temporary, ignore_errors=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    with _checkpointer() as checkpointer:
+        checkpointer.save(temporary.absolute(), _flat(state))
+    shutil.rmtree(final, ignore_errors=True)
+    os.replace(temporary, final)
+    for old in steps(folder)[:-keep]:
+        shutil.rmtree(folder / str(old), ignore_errors=True)
+
+
+def steps(folder: str | os.PathLike) -> list[int]:
+    """Steps with a saved state, oldest first."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        return []
+    return sorted(int(p.name) for p in folder.iterdir() if p.name.isdigit())
+
+
+def restore(folder: str | os.PathLike, step: int, like: Any) -> Any:
+    """The state saved at a step, with the structure, dtypes and shardings of `like`.
+
+    Raises:
+        ValueError: The state on disk has other names or shapes than `like`.
+    """
+    with _checkpointer() as checkpointer:
+        saved = checkpointer.restore((Path(folder) / str(step)).absolute())
+    expected = _flat(like)
+    for name in sorted(expected.keys() | saved.keys()):
+        there, here = (np.shape(d[name]) if name in d else None for d in (saved, expected))
+        if there != here:
+            raise ValueError(f"checkpoint {step} has {name} of shape {there}, not {here}")
+    leaves = [
+        _restored(saved[name], leaf)
+        for name, leaf in zip(expected, jax.tree.leaves(like), strict=True)
+    ]
+    return jax.tree.unflatten(jax.tree.structure(like), leaves)
+
+
+def _checkpointer():
+    # Imported here: orbax takes a second to import, and most runs keep no checkpoint.
+    import orbax.checkpoint as ocp
+
+    return ocp.PyTreeCheckpointer()
+
+
+def _is_key(leaf):
+    return isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _flat(state):
+    """{path: numpy array} of a pytree's leaves."""
+    leaves = jax.tree_util.tree_leaves_with_path(state)
+    return {
+        jax.tree_util.keystr(path, simple=True, separator=".") or "state": np.asarray(
+            jax.random.key_data(leaf) if _is_key(leaf) else leaf
+        )
+        for path, leaf in leaves
+    }
+
+
+def _restored(saved, like):
+    """A saved numpy array as the type, dtype and sharding of `like`."""
+    if _is_key(like):
+        return jax.random.wrap_key_data(saved, impl=jax.random.key_impl(like))
+    if isinstance(like, jax.Array):
+        return jax.device_put(np.asarray(saved, like.dtype), like.sharding)
+    return np.asarray(saved, np.asarray(like).dtype)

@@ -1,0 +1,46 @@
+"""What a result was made with: versions, machine, devices, git revision."""
+
+import platform
+import subprocess
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "matplotlib")
+
+
+def environment() -> dict[str, Any]:
+    """Versions, machine, devices and git revision, for config.json."""
+    devices = jax.devices()
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "versions": {name: metadata.version(name) for name in PACKAGES},
+        "backend": jax.default_backend(),
+        "device": devices[0].device_kind,
+        "num_devices": len(devices),
+        "num_processes": jax.process_count(),
+        "git": git_revision(),
+        "started": time.strftime("%Y-%m-%d %H:%M:%S"),
+    }
+
+
+def git_revision() -> str | None:
+    """Commit of the checkout this package runs from, "+changes" if modified; None without one."""
+    folder = Path(__file__).resolve().parent
+
+    def git(*arguments):
+        command = ["git", "-C", str(folder), *arguments]
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=10, check=True
+        ).stdout
+
+    try:
+        git("ls-files", "--error-unmatch", Path(__file__).name)
+        changed = git("status", "--porcelain", "--untracked-files=no").strip()
+        return git("rev-parse", "HEAD").strip() + ("+changes" if changed else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
