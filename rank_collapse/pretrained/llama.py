@@ -1,4 +1,4 @@
-"""Llama (Touvron et al. 2023), Mistral and Qwen2: causal, pre-RMSNorm, rotary, gated, grouped heads.
+"""Llama (Touvron et al. 2023), Mistral, Qwen2: causal, pre-RMSNorm, rotary, gated, grouped heads.
 
 Heads that share keys and values get copies of them, so that each head stands alone in a path.
 """

@@ -75,6 +75,10 @@ _CALLABLES = {
 class _Unpickler(pickle.Unpickler):
     """Knows tensors, their storages and ordered dictionaries, and nothing else."""
 
+    def __init__(self, file: Any):
+        super().__init__(file)
+        self.storages: dict[str, _Storage] = {}
+
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) in _CALLABLES:
             return _CALLABLES[module, name]
@@ -88,7 +92,7 @@ class _Unpickler(pickle.Unpickler):
         kind, key, _, size = pid[1:5]
         if not isinstance(kind, _StorageType) or (len(pid) > 5 and pid[5] is not None):
             raise pickle.UnpicklingError(f"unknown storage {pid!r}")
-        return _Storage(str(key), kind.dtype, int(size))
+        return self.storages.setdefault(str(key), _Storage(str(key), kind.dtype, int(size)))
 
 
 def torch_entries(path: Path) -> dict[str, Entry]:
@@ -164,20 +168,11 @@ def _read_legacy(path):
         if isinstance(system, dict) and not system.get("little_endian", True):
             raise pickle.UnpicklingError("its byte order is not little-endian")
         unpickler = _Unpickler(file)
-        seen = {}
-        load = unpickler.persistent_load
-
-        def remember(pid):
-            storage = load(pid)
-            seen[storage.key] = storage
-            return storage
-
-        unpickler.persistent_load = remember
         views = unpickler.load()
         offsets = {}
         for key in _Unpickler(file).load():
             length = int(np.frombuffer(file.read(8), "<i8")[0])
-            item = np.dtype(seen[str(key)].dtype).itemsize
+            item = np.dtype(unpickler.storages[str(key)].dtype).itemsize
             offsets[str(key)] = (file.tell(), min(length * item, size - file.tell()))
             file.seek(length * item, 1)
     return views, offsets

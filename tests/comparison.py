@@ -1,0 +1,66 @@
+"""Our side of the comparison with `transformers`: the same arrays from a checkpoint folder."""
+
+import jax
+import numpy as np
+
+import rank_collapse as rc
+from rank_collapse import pretrained
+from rank_collapse.pretrained.vit import patches
+
+
+def traces(config, params, arguments, part="encoder", memory=None):
+    """The batch's traces, vmapped, for the arguments that `transformers` takes."""
+    if "pixel_values" in arguments:
+        size = round((config.embedding.d_input / arguments["pixel_values"].shape[1]) ** 0.5)
+        x = jax.vmap(lambda image: patches(image, size))(arguments["pixel_values"])
+        return jax.jit(jax.vmap(lambda x: rc.apply(params, x, config)))(x)
+    prefix = "decoder_" if part == "decoder" else ""
+    ids = arguments[f"{prefix}input_ids"]
+    mask = arguments[f"{prefix}attention_mask"].astype(bool)
+    if memory is None:
+        return jax.jit(jax.vmap(lambda i, m: rc.apply(params, i, config, mask=m)))(ids, mask)
+    return jax.jit(
+        jax.vmap(lambda i, m, y, k: rc.apply(params, i, config, mask=m, memory=y, memory_mask=k))
+    )(ids, mask, memory, arguments["attention_mask"].astype(bool))
+
+
+def hidden_states(trace, config):
+    """Hidden states as `transformers` reports them: the last one behind the final norm."""
+    hidden = np.array(trace.hidden)
+    if config.final_norm and config.embedding.d_input == 0:
+        hidden[:, -1] = trace.output
+    return hidden
+
+
+def ours(folder, arguments):
+    """The arrays of `architectures.run`, from the folder alone."""
+    config, params = pretrained.load(folder)
+    trace = traces(config, params, arguments)
+    found = {"hidden": hidden_states(trace, config), "attention": np.asarray(trace.attention)}
+    if "decoder_input_ids" in arguments:
+        config, params = pretrained.load(folder, part="decoder")
+        trace = traces(config, params, arguments, "decoder", trace.output)
+        found["decoder_hidden"] = hidden_states(trace, config)
+        found["decoder_attention"] = np.asarray(trace.attention)
+        found["cross_attention"] = np.asarray(trace.layers.cross_attention)
+    return found
+
+
+def largest_difference(found, expected, arguments):
+    """max |a − b| / max |b| of each array, over the tokens that exist, layer by layer."""
+    worst = {}
+    for name, want in expected.items():
+        have = found[name]
+        assert have.shape == want.shape, (name, have.shape, want.shape)
+        decoder = name.startswith(("decoder", "cross"))
+        mask = arguments.get("decoder_attention_mask" if decoder else "attention_mask")
+        if mask is None:
+            mask = np.ones((want.shape[0], want.shape[-2]), int)
+        kept = mask.astype(bool)
+        # Query tokens are the last axis but one of hidden states and attentions alike.
+        shape = (kept.shape[0],) + (1,) * (want.ndim - 3) + (kept.shape[1], 1)
+        kept = kept.reshape(shape)
+        axes = (0, *range(2, want.ndim))
+        gap = np.max(np.abs(np.where(kept, have - want, 0.0)), axis=axes)
+        worst[name] = float(np.max(gap / np.max(np.abs(np.where(kept, want, 0.0)), axis=axes)))
+    return worst

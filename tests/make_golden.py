@@ -1,0 +1,42 @@
+"""Writes tests/golden: small random checkpoints and what `transformers` computes on them.
+
+    python tests/make_golden.py
+
+Run it again when a case of `architectures.GOLDEN` changes, with torch and transformers installed
+(the versions used are in tests/golden/versions.json). Every run draws the same weights.
+"""
+
+import json
+import shutil
+from pathlib import Path
+
+import architectures
+import numpy as np
+import torch
+import transformers
+
+FOLDER = Path(__file__).resolve().parent / "golden"
+
+
+def main() -> None:
+    """Makes every golden case anew."""
+    for name in architectures.GOLDEN:
+        folder = FOLDER / name
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        case = architectures.CASES[name]
+        model = architectures.build(case)
+        architectures.save(model, folder, case.saved)
+        arguments = architectures.inputs(model)
+        np.savez_compressed(
+            folder / "expected.npz",
+            **{f"in/{k}": v for k, v in arguments.items()},
+            **{f"out/{k}": v for k, v in architectures.run(model, arguments).items()},
+        )
+        (folder / "generation_config.json").unlink(missing_ok=True)
+    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+    (FOLDER / "versions.json").write_text(json.dumps(versions, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
