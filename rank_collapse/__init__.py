@@ -17,6 +17,14 @@ from rank_collapse.network import (
     init,
     layer_params,
 )
+from rank_collapse.residuals import (
+    composite_norm,
+    effective_rank,
+    residual,
+    residual_ratio,
+    stable_rank,
+    token_cosine,
+)
 
 __all__ = [
     "AttentionParams",
@@ -29,12 +37,18 @@ __all__ = [
     "TransformerConfig",
     "TransformerParams",
     "apply",
+    "composite_norm",
+    "effective_rank",
     "embed",
     "init",
     "layer_params",
     "multi_head_attention",
+    "residual",
+    "residual_ratio",
     "san",
     "san_mlp",
     "san_skip",
+    "stable_rank",
+    "token_cosine",
     "transformer",
 ]
