@@ -3,13 +3,14 @@
 Axis letters: n tokens, d model width, f MLP width.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, UInt32
 
 NORM_KINDS = ("layer", "rms")
 
@@ -132,6 +133,32 @@ def mlp(params: MLPParams, x: Float[Array, "n d"], kind: str) -> Float[Array, "n
 
 
 def dropout(key: Any, x: Float[Array, "*s"], rate: Any) -> Float[Array, "*s"]:
-    """Each entry is 0 with probability `rate`, else divided by 1 − rate."""
-    keep = jax.random.bernoulli(key, 1 - jnp.asarray(rate, jnp.float32), x.shape)
+    """Each entry is 0 with probability `rate`, else divided by 1 − rate.
+
+    Entry i is dropped where hash(key, i) < rate: an integer hash that fuses into the
+    multiplication, because on a CPU the random bits of threefry cost as much as the matrix
+    products of a small network. It depends on nothing but the key and i, so that a seed is dropped
+    alike alone and under vmap. Resolution of the rate: 2⁻²⁴.
+
+    Args:
+        key: Random key.
+        x: Any array.
+        rate: Probability in [0, 1]; may be traced.
+    """
+    bits = _hash_bits(jax.random.bits(key, (2,), jnp.uint32), x.shape)
+    threshold = (jnp.asarray(rate, jnp.float32) * 2**24).astype(jnp.uint32)
+    keep = (bits >> 8) >= threshold
     return jnp.where(keep, x / (1 - jnp.asarray(rate, x.dtype)), jnp.zeros((), x.dtype))
+
+
+def _hash_bits(words: UInt32[Array, "2"], shape: tuple[int, ...]) -> UInt32[Array, "*s"]:
+    """32 bits per entry: a three-round multiply-xorshift hash of its index, keyed by two words.
+
+    Two rounds leave neighbouring entries correlated by 2e-3, which a test of it shows.
+    """
+    h = jax.lax.iota(jnp.uint32, math.prod(shape)).reshape(shape) * jnp.uint32(0x9E3779B9)
+    h = h + words[0]
+    h = (h ^ (h >> 16)) * jnp.uint32(0x21F0AAAD) ^ words[1]
+    h = (h ^ (h >> 15)) * jnp.uint32(0x735A2D97)
+    h = (h ^ (h >> 15)) * jnp.uint32(0xED5AD4BB)
+    return h ^ (h >> 14)
