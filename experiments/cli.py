@@ -197,7 +197,9 @@ def open_run(
         RunError: See `rank_collapse.runs.RunFolder`.
     """
     aside = EXECUTION | set(execution)
-    config = {n: options[n].value for n in options if options[n].name == n and n not in aside}
+    config = {
+        n: options[n].value for n in sorted(options) if options[n].name == n and n not in aside
+    }
     name = options.run_name
     if options.output_dir is None:
         path = Path("results") / experiment / (name or default_run_name(options, aside))
@@ -238,8 +240,11 @@ def default_run_name(options: flags.FlagValues, aside: set[str] = EXECUTION) -> 
     }
     if not changed:
         return "default"
-    text = ",".join(f"{name}={value}" for name, value in changed.items())
-    short = re.sub(r"[^A-Za-z0-9=.,_-]+", "-", text)[:80].rstrip(",-=")
+    text = ",".join(
+        f"{name}={'+'.join(map(str, value)) if isinstance(value, list) else value}"
+        for name, value in changed.items()
+    )
+    short = re.sub(r"[^A-Za-z0-9=.,+_-]+", "-", text)[:80].rstrip(",-=")
     return f"{short},{content_hash(json.dumps(changed, default=str).encode())[:6]}"
 
 

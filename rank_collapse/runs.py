@@ -279,7 +279,7 @@ class RunFolder:
             raise RunError(f"{path} cannot be read ({error}); use --overwrite") from error
 
     def _write_json(self, name, value):
-        self._write(name, (json.dumps(value, indent=2, sort_keys=True) + "\n").encode())
+        self._write(name, (json.dumps(value, indent=2) + "\n").encode())
 
     def _write(self, name, data):
         if self.primary:

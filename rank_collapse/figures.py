@@ -1,0 +1,147 @@
+"""How figures look, and the figures that several experiments share.
+
+Every function takes plain arrays and returns a matplotlib Figure; no global state, no pyplot.
+Colours are those of Okabe and Ito, which colour-blind readers tell apart; lines also differ in
+marker or dash.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+COLORS = (
+    "#0072B2",  # blue
+    "#D55E00",  # vermilion
+    "#009E73",  # green
+    "#CC79A7",  # purple
+    "#E69F00",  # orange
+    "#56B4E9",  # sky blue
+    "#000000",
+    "#8A8A8A",
+)
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+STYLE = {
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#E3E3E3",
+    "grid.linewidth": 0.6,
+    "axes.axisbelow": True,
+    "lines.linewidth": 1.4,
+    "lines.markersize": 3.5,
+    "legend.frameon": False,
+    "legend.fontsize": 8,
+    "pdf.fonttype": 42,
+    "figure.constrained_layout.use": True,
+}
+
+
+def figure(rows: int = 1, columns: int = 1, width: float = 4.2, height: float = 3.1, **options):
+    """A Figure and its axes [rows, columns] in this package's style.
+
+    Args:
+        rows, columns: Panels.
+        width, height: Inches of one panel.
+        options: For `Figure.subplots`, such as sharey=True.
+    """
+    with mpl.rc_context(STYLE):
+        fig = Figure(figsize=(width * columns, height * rows))
+        return fig, fig.subplots(rows, columns, squeeze=False, **options)
+
+
+def color(index: int) -> str:
+    """The index-th colour, beginning again after the last."""
+    return COLORS[index % len(COLORS)]
+
+
+def shades(count: int) -> list[Any]:
+    """Colours for an ordered quantity, dark to light."""
+    return [mpl.colormaps["viridis"](v) for v in np.linspace(0.0, 0.85, count)]
+
+
+def band(
+    ax: Axes, x: Any, values: Any, label: str | None = None, index: int = 0, **options: Any
+) -> None:
+    """Mean over seeds as a line, ± one standard deviation as a band.
+
+    Args:
+        ax: Where to draw.
+        x: Positions [k].
+        values: [s, k]; NaN is left out.
+        label: In the legend.
+        index: Which colour and marker.
+        options: For `Axes.plot`.
+    """
+    with np.errstate(invalid="ignore"):
+        values = np.ma.masked_invalid(np.asarray(values, float))
+        mean = values.mean(axis=0).filled(np.nan)
+        deviation = values.std(axis=0).filled(np.nan)
+    style = {"color": color(index), "marker": MARKERS[index % len(MARKERS)]} | options
+    ax.plot(x, mean, label=label, **style)
+    if len(values) > 1:
+        ax.fill_between(
+            x, mean - deviation, mean + deviation, color=style["color"], alpha=0.2, linewidth=0
+        )
+
+
+def residual_ratio_figure(
+    curves: Mapping[str, Mapping[str, Any]], ylabel: str, title: str = ""
+) -> Figure:
+    """The paper's figure: relative residual by layer, linear axis, one panel per group.
+
+    Args:
+        curves: {panel: {curve: values [s, L + 1]}}.
+        ylabel: What is drawn, with its norm.
+        title: Above all panels.
+    """
+    fig, axes = figure(1, len(curves), width=3.6, height=3.0, sharey=True)
+    for ax, (panel, group) in zip(axes[0], curves.items(), strict=True):
+        for index, (label, values) in enumerate(group.items()):
+            values = np.asarray(values)
+            band(ax, np.arange(values.shape[1]), values, label, index)
+        ax.set(xlabel="layer", title=panel, ylim=(-0.03, None))
+        ax.xaxis.get_major_locator().set_params(integer=True)
+    axes[0, 0].set_ylabel(ylabel)
+    axes[0, -1].legend(loc="best")
+    fig.suptitle(title) if title else None
+    return fig
+
+
+def path_share_figure(
+    shares: Mapping[str, Sequence[float]],
+    laws: Mapping[str, Sequence[float]],
+    title: str = "",
+    columns: int = 3,
+) -> Figure:
+    """Share of paths by length as bars, with a law as dots, one panel per architecture.
+
+    Args:
+        shares: {architecture: share of paths of length 0 .. L}.
+        laws: The same of the law drawn beside.
+        title: Above all panels.
+        columns: Panels in a row.
+    """
+    columns = min(columns, len(shares))
+    rows = -(-len(shares) // columns)
+    fig, axes = figure(rows, columns, width=3.3, height=2.1)
+    for ax in axes.flat[len(shares) :]:
+        ax.set_visible(False)
+    for ax, (name, share) in zip(axes.flat, shares.items(), strict=False):
+        lengths = np.arange(len(share))
+        ax.bar(lengths, share, width=0.85, color=color(5), label="counted")
+        ax.plot(lengths, laws[name], ".", color=color(1), markersize=3.5, label="binomial")
+        ax.set_title(name, fontsize=9)
+        ax.xaxis.get_major_locator().set_params(integer=True)
+    for ax in axes[:, 0]:
+        ax.set_ylabel("share of paths")
+    for ax in axes[-1]:
+        ax.set_xlabel("path length")
+    axes[0, 0].legend(loc="upper left")
+    fig.suptitle(title) if title else None
+    return fig

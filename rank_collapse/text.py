@@ -1,0 +1,59 @@
+"""Text to token ids, for experiments that need real text and no trained vocabulary."""
+
+import re
+from importlib import resources
+from pathlib import Path
+
+import numpy as np
+
+WORD = re.compile(r"\w+|[^\w\s]")
+
+
+def default_text() -> str:
+    """The English text shipped with the package (about 500 tokens, written for it)."""
+    return resources.files("rank_collapse").joinpath("data/english.txt").read_text("utf-8")
+
+
+def read_text(path: str | Path) -> str:
+    """The text of a UTF-8 file.
+
+    Raises:
+        ValueError: No such file, a folder, not readable, not UTF-8, or empty.
+    """
+    try:
+        text = Path(path).read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"text file {path} is not UTF-8: byte {error.start} of it") from error
+    except OSError as error:
+        raise ValueError(f"text file {path} cannot be read: {error.strerror}") from error
+    if not text.strip():
+        raise ValueError(f"text file {path} is empty")
+    return text
+
+
+def tokenize(text: str) -> list[str]:
+    """Lower-case words (runs of letters, digits and _) and single punctuation marks, in order."""
+    return WORD.findall(text.lower())
+
+
+def token_ids(text: str, num_tokens: int) -> tuple[np.ndarray, list[str]]:
+    """The first tokens of a text as indices into the vocabulary of just these tokens.
+
+    A token's id is the rank of its first appearance, so a longer excerpt begins with the same ids.
+
+    Args:
+        text: Any text.
+        num_tokens: How many tokens to take; all where the text has fewer.
+
+    Returns:
+        Int [n] ids and the vocabulary, ids[i] being the place of token i in it.
+
+    Raises:
+        ValueError: Fewer than 2 tokens: a residual needs at least two.
+    """
+    tokens = tokenize(text)[: max(num_tokens, 0)]
+    if len(tokens) < 2:
+        raise ValueError(f"{len(tokens)} tokens are fewer than 2, which a residual needs")
+    vocabulary = list(dict.fromkeys(tokens))
+    place = {token: i for i, token in enumerate(vocabulary)}
+    return np.array([place[token] for token in tokens], np.int32), vocabulary
