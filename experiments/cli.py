@@ -83,7 +83,7 @@ def execute(main: Callable, flag_values: flags.FlagValues, arguments: Sequence[s
     """Parses arguments, runs main(options), and returns the exit code.
 
     Args:
-        main: Called with the parsed flags, whose values are attributes.
+        main: Called with the parsed flags, whose values are attributes; may return an exit code.
         flag_values: From `make_flags`; values of an earlier call are forgotten.
         arguments: Command-line arguments without the program's name.
     """
@@ -94,8 +94,7 @@ def execute(main: Callable, flag_values: flags.FlagValues, arguments: Sequence[s
             print(help_text(main, flag_values))
             return 0
         set_up_devices(options)
-        main(options)
-        return 0
+        return main(options) or 0
     except KeyboardInterrupt:
         print("\ninterrupted: the same command again resumes", file=sys.stderr)
         return 130

@@ -5,7 +5,8 @@ Colours are those of Okabe and Ito, which colour-blind readers tell apart; lines
 marker or dash.
 """
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import matplotlib as mpl
@@ -37,11 +38,22 @@ STYLE = {
     "lines.markersize": 3.5,
     "legend.frameon": False,
     "legend.fontsize": 8,
-    "pdf.fonttype": 42,
     "figure.constrained_layout.use": True,
 }
 
 
+def styled(draw: Callable) -> Callable:
+    """Decorator: a function that draws does so in this package's style, legends included."""
+
+    @functools.wraps(draw)
+    def wrapped(*args, **kwargs):
+        with mpl.rc_context(STYLE):
+            return draw(*args, **kwargs)
+
+    return wrapped
+
+
+@styled
 def figure(rows: int = 1, columns: int = 1, width: float = 4.2, height: float = 3.1, **options):
     """A Figure and its axes [rows, columns] in this package's style.
 
@@ -50,9 +62,8 @@ def figure(rows: int = 1, columns: int = 1, width: float = 4.2, height: float = 
         width, height: Inches of one panel.
         options: For `Figure.subplots`, such as sharey=True.
     """
-    with mpl.rc_context(STYLE):
-        fig = Figure(figsize=(width * columns, height * rows))
-        return fig, fig.subplots(rows, columns, squeeze=False, **options)
+    fig = Figure(figsize=(width * columns, height * rows))
+    return fig, fig.subplots(rows, columns, squeeze=False, **options)
 
 
 def color(index: int) -> str:
@@ -90,6 +101,7 @@ def band(
         )
 
 
+@styled
 def residual_ratio_figure(
     curves: Mapping[str, Mapping[str, Any]], ylabel: str, title: str = ""
 ) -> Figure:
@@ -113,6 +125,7 @@ def residual_ratio_figure(
     return fig
 
 
+@styled
 def path_share_figure(
     shares: Mapping[str, Sequence[float]],
     laws: Mapping[str, Sequence[float]],

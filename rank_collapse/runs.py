@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import matplotlib as mpl
 import numpy as np
 
 from rank_collapse import checkpoints, provenance
@@ -76,7 +77,7 @@ class RunFolder:
         self._lock = None
         config = _normalised(config)
         if primary:
-            self._make_folder()
+            make_folder(self.path)
             self._lock = _lock(self.path)
         try:
             if overwrite:
@@ -215,7 +216,8 @@ class RunFolder:
                 (self.path / "figures").mkdir(exist_ok=True)
         for suffix, options in ((".png", {"dpi": 150}), (".pdf", {"metadata": _NO_DATE})):
             stream = io.BytesIO()
-            figure.savefig(stream, format=suffix[1:], bbox_inches="tight", **options)
+            with mpl.rc_context({"pdf.fonttype": 42}):  # text stays text
+                figure.savefig(stream, format=suffix[1:], bbox_inches="tight", **options)
             self._write(f"figures/{name}{suffix}", stream.getvalue())
 
     def has_figure(self, name: str) -> bool:
@@ -223,12 +225,6 @@ class RunFolder:
         return all((self.path / "figures" / f"{name}{s}").exists() for s in (".png", ".pdf"))
 
     # How it is done.
-
-    def _make_folder(self):
-        with _writing(self.path):
-            self.path.mkdir(parents=True, exist_ok=True)
-        if not os.access(self.path, os.W_OK | os.X_OK):
-            raise RunError(f"cannot write to {self.path}: permission denied")
 
     def _clear(self):
         """Deletes what a run leaves, and nothing else that may lie in the folder."""
@@ -284,6 +280,30 @@ class RunFolder:
     def _write(self, name, data):
         if self.primary:
             write_atomically(self.path / name, data)
+
+
+def make_folder(path: str | os.PathLike) -> None:
+    """Makes a folder and its parents.
+
+    Raises:
+        RunError: It cannot be made or written to.
+    """
+    with _writing(path):
+        Path(path).mkdir(parents=True, exist_ok=True)
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise RunError(f"cannot write to {path}: permission denied")
+
+
+def read_summary(path: str | os.PathLike) -> dict[str, Any]:
+    """The headline numbers of a complete run, without opening (locking) its folder.
+
+    Raises:
+        RunError: The run is not complete.
+    """
+    try:
+        return json.loads((Path(path) / "summary.json").read_text())
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path} has no summary.json: the run is not complete") from error
 
 
 def write_atomically(path: str | os.PathLike, data: bytes) -> None:
