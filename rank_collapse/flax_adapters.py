@@ -1,0 +1,184 @@
+"""Flax models, Linen or NNX: their attention parameters as ours, their layers under our measures.
+
+Plain arrays need none of this: every measure of the package takes an [n, d] array.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx, traverse_util
+from jaxtyping import Array
+
+from rank_collapse.attention import AttentionParams
+from rank_collapse.profiles import hidden_profile
+
+_OURS = {"query": ("w_q", "b_q"), "key": ("w_k", "b_k"), "value": ("w_v", "b_v")}
+_OURS["out"] = ("w_o", "b_o")
+
+
+def attention_from_linen(params: Mapping[str, Any]) -> AttentionParams:
+    """Our parameters from those of `flax.linen.MultiHeadDotProductAttention`.
+
+    Their layouts agree: kernels [d, h, k] become [h, d, k], the output's [h, v, d] stays.
+
+    Args:
+        params: The module's own dictionary (query, key, value, out), or its {"params": ...}.
+
+    Returns:
+        Parameters for `rank_collapse.multi_head_attention`, zero biases where it has none.
+
+    Raises:
+        ValueError: A dictionary that is not of this module, or one with normalised queries.
+    """
+    params = params.get("params", params)
+    missing = [name for name in _OURS if name not in params]
+    if missing or "kernel" not in params["query"]:
+        raise ValueError(f"params with keys {sorted(params)} are not those of multi-head attention")
+    if "query_ln" in params or "key_ln" in params:
+        raise ValueError("attention with normalize_qk=True has no counterpart here")
+    fields = {}
+    for theirs, (weight, bias) in _OURS.items():
+        kernel = jnp.asarray(params[theirs]["kernel"])
+        fields[weight] = kernel if theirs == "out" else kernel.transpose(1, 0, 2)
+        shape = kernel.shape[2:] if theirs == "out" else kernel.shape[1:]
+        fields[bias] = jnp.asarray(params[theirs].get("bias", jnp.zeros(shape, kernel.dtype)))
+    return AttentionParams(**fields)
+
+
+def attention_to_linen(params: AttentionParams, use_bias: bool = True) -> dict[str, dict[str, Any]]:
+    """The inverse of `attention_from_linen`: the module's own dictionary.
+
+    Args:
+        params: Dot-product attention of one layer, with d_qk = d_v as the module wants.
+        use_bias: As given to the module; without it the biases must be zero.
+
+    Raises:
+        ValueError: Parameters the module cannot hold.
+    """
+    if params.v_score is not None or params.relative is not None:
+        raise ValueError("additive or relative attention has no counterpart in Flax's module")
+    if params.w_q.shape[-1] != params.w_v.shape[-1]:
+        raise ValueError(
+            f"d_qk={params.w_q.shape[-1]} is not d_v={params.w_v.shape[-1]}, as the module wants"
+        )
+    theirs = {}
+    for name, (weight, bias) in _OURS.items():
+        w, b = getattr(params, weight), getattr(params, bias)
+        theirs[name] = {"kernel": w if name == "out" else w.transpose(1, 0, 2)}
+        if use_bias:
+            theirs[name]["bias"] = b
+        elif jnp.any(b != 0):
+            raise ValueError(f"use_bias=False, but {bias} is not zero")
+    return theirs
+
+
+def attention_from_nnx(module: Any) -> AttentionParams:
+    """Our parameters from an `nnx.MultiHeadAttention`; see `attention_from_linen`."""
+    return attention_from_linen(nnx.to_pure_dict(nnx.state(module, nnx.Param)))
+
+
+def attention_to_nnx(params: AttentionParams, module: Any) -> None:
+    """Writes our parameters into an `nnx.MultiHeadAttention` of the same shape.
+
+    Raises:
+        ValueError: Parameters of another shape.
+    """
+    state = nnx.state(module, nnx.Param)
+    old = nnx.to_pure_dict(state)
+    new = attention_to_linen(params, use_bias="bias" in old["query"])
+    if jax.tree.map(jnp.shape, old) != jax.tree.map(jnp.shape, new):
+        shapes = jax.tree.map(jnp.shape, old)
+        raise ValueError(f"the module holds {shapes}, the parameters are of other shapes")
+    nnx.replace_by_pure_dict(state, new)
+    nnx.update(module, state)
+
+
+def linen_intermediates(
+    module: Any, variables: Any, *inputs: Any, select: Callable | None = None, **options: Any
+) -> dict[str, Array]:
+    """Outputs of the submodules of a Linen model, by path, in natural order of the names.
+
+    Args:
+        module, variables: The model.
+        *inputs, **options: As the model takes them.
+        select: select(submodule, method name) -> bool; every `__call__` by default.
+    """
+    select = (lambda _, method: method == "__call__") if select is None else select
+    _, state = module.apply(
+        variables, *inputs, capture_intermediates=select, mutable=["intermediates"], **options
+    )
+    return named_arrays(state["intermediates"])
+
+
+def nnx_intermediates(module: Any, *inputs: Any, **options: Any) -> dict[str, Array]:
+    """Outputs of the submodules of an NNX model, by path, in natural order of the names."""
+    capture = nnx.capture(module, nnx.Intermediate, method_outputs=nnx.Intermediate)
+    _, state = capture(*inputs, **options)
+    return named_arrays(nnx.to_pure_dict(state))
+
+
+def named_arrays(tree: Any) -> dict[str, Array]:
+    """The arrays of nested dictionaries and tuples as "layers/2/__call__", naturally sorted."""
+    found = {}
+    for path, value in traverse_util.flatten_dict(dict(tree)).items():
+        values = value if isinstance(value, tuple | list) else (value,)
+        for i, one in enumerate(values):
+            if isinstance(one, jax.Array):
+                name = "/".join(map(str, path))
+                found[f"{name}#{i}" if len(values) > 1 else name] = one
+    return dict(sorted(found.items(), key=lambda item: _natural(item[0])))
+
+
+def _natural(name):
+    """block_2 before block_10; numbers compare as numbers."""
+    return [(0, int(p), "") if p.isdigit() else (1, 0, p) for p in re.split(r"(\d+)", name)]
+
+
+def intermediate_profile(
+    intermediates: Mapping[str, Any],
+    pattern: str = "",
+    mask: Any = None,
+    measures: tuple[str, ...] = ("residual_ratio",),
+) -> dict[str, dict[str, Array]]:
+    """Residual ratio (or other measures) of every intermediate that holds tokens.
+
+    Args:
+        intermediates: From `linen_intermediates` or `nnx_intermediates`, or any nested
+            dictionary of arrays. Arrays [n, d] give a number, arrays [b, n, d] one per example;
+            others are left out.
+        pattern: Regular expression that a name must contain; all names by default.
+        mask: Bool [n], or [b, n] with batches: the tokens that exist.
+        measures: Names out of `rank_collapse.profiles.MEASURES`.
+
+    Returns:
+        {name: {measure: value}}, in the order of `intermediates`.
+
+    Raises:
+        ValueError: No intermediate with tokens matches the pattern.
+    """
+    profile = {}
+    for name, x in named_arrays(intermediates).items():
+        if not re.search(pattern, name) or x.ndim not in (2, 3):
+            continue
+        hidden = x if x.ndim == 3 else x[None]
+        rows = mask if mask is None or mask.ndim == 2 else jnp.broadcast_to(mask, hidden.shape[:2])
+        if rows is not None and rows.shape != hidden.shape[:2]:
+            continue
+
+        found = _measured(hidden, rows, measures)
+        profile[name] = found if x.ndim == 3 else {k: v[0] for k, v in found.items()}
+    if not profile:
+        raise ValueError(f"no intermediate with tokens [n, d] has a name with {pattern!r} in it")
+    return profile
+
+
+@partial(jax.jit, static_argnames=("measures",))
+def _measured(hidden, mask, measures):
+    def one(x, m=None):
+        return {k: v[0] for k, v in hidden_profile(x[None], m, measures).items()}
+
+    return jax.vmap(one)(hidden) if mask is None else jax.vmap(one)(hidden, mask)

@@ -1,0 +1,140 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from flax import nnx
+
+import rank_collapse as rc
+from rank_collapse import flax_adapters as adapters
+from rank_collapse.residuals import residual_ratio
+
+N, D, H = 5, 12, 3
+
+
+def filled(tree):
+    """The same tree with no two values alike, so that a transposition shows."""
+    leaves, treedef = jax.tree.flatten(tree)
+    keys = jax.random.split(jax.random.key(3), len(leaves))
+    drawn = [0.3 * jax.random.normal(k, a.shape) for k, a in zip(keys, leaves, strict=True)]
+    return jax.tree.unflatten(treedef, drawn)
+
+
+@pytest.mark.parametrize("use_bias", [True, False])
+def test_linen_attention_there_and_back(use_bias):
+    module = nn.MultiHeadDotProductAttention(num_heads=H, use_bias=use_bias)
+    x = jax.random.normal(jax.random.key(0), (N, D))
+    variables = filled(module.init(jax.random.key(1), x))
+    ours = adapters.attention_from_linen(variables)
+    output, _ = rc.multi_head_attention(ours, x, x)
+    np.testing.assert_allclose(output, module.apply(variables, x), atol=2e-6)
+    back = adapters.attention_to_linen(ours, use_bias=use_bias)
+    assert jax.tree.all(jax.tree.map(jnp.array_equal, back, variables["params"]))
+
+
+def test_linen_cross_attention():
+    module = nn.MultiHeadDotProductAttention(num_heads=H)
+    x = jax.random.normal(jax.random.key(0), (N, D))
+    y = jax.random.normal(jax.random.key(2), (7, 8))
+    variables = filled(module.init(jax.random.key(1), x, y))
+    output, _ = rc.multi_head_attention(adapters.attention_from_linen(variables), x, y)
+    np.testing.assert_allclose(output, module.apply(variables, x, y), atol=2e-6)
+
+
+@pytest.mark.parametrize("use_bias", [True, False])
+def test_nnx_attention_there_and_back(use_bias):
+    def make(seed):
+        return nnx.MultiHeadAttention(
+            num_heads=H, in_features=D, decode=False, use_bias=use_bias, rngs=nnx.Rngs(seed)
+        )
+
+    module, other = make(0), make(1)
+    state = nnx.state(module, nnx.Param)
+    nnx.update(module, filled(state))
+    x = jax.random.normal(jax.random.key(0), (N, D))
+    ours = adapters.attention_from_nnx(module)
+    output, _ = rc.multi_head_attention(ours, x, x)
+    np.testing.assert_allclose(output, module(x), atol=2e-6)
+    adapters.attention_to_nnx(ours, other)
+    np.testing.assert_array_equal(other(x), module(x))
+
+
+def test_what_flax_cannot_hold_is_refused():
+    config = rc.san(1, H, D, d_qk=2, d_v=4)
+    params = rc.layer_params(rc.init(jax.random.key(0), config, bias_scale=1.0), config, 0)
+    with pytest.raises(ValueError, match="d_qk=2 is not d_v=4"):
+        adapters.attention_to_linen(params.attention)
+    config = rc.san(1, H, D)
+    params = rc.layer_params(rc.init(jax.random.key(0), config, bias_scale=1.0), config, 0)
+    with pytest.raises(ValueError, match="b_q is not zero"):
+        adapters.attention_to_linen(params.attention, use_bias=False)
+    with pytest.raises(ValueError, match="not those of multi-head attention"):
+        adapters.attention_from_linen({"Dense_0": {}})
+    module = nnx.MultiHeadAttention(num_heads=H, in_features=24, decode=False, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match="other shapes"):
+        adapters.attention_to_nnx(params.attention, module)
+
+
+class Block(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.LayerNorm()(x + nn.MultiHeadDotProductAttention(num_heads=H)(x))
+
+
+class Model(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        for i in range(12):
+            x = Block(name=f"block_{i}")(x)
+        return x.mean(axis=-2)
+
+
+def test_profile_of_a_linen_model():
+    x = jax.random.normal(jax.random.key(0), (2, N, D))
+    variables = Model().init(jax.random.key(1), x)
+    found = adapters.linen_intermediates(Model(), variables, x)
+    mask = jnp.array([[True] * N, [True] * 3 + [False] * 2])
+    profile = adapters.intermediate_profile(found, r"^block_\d+/__call__", mask)
+    assert list(profile) == [f"block_{i}/__call__" for i in range(12)]
+    last = found["block_11/__call__"]
+    np.testing.assert_allclose(
+        profile["block_11/__call__"]["residual_ratio"],
+        [residual_ratio(last[0]), residual_ratio(last[1, :3])],
+        rtol=1e-5,
+    )
+    only = lambda module, method: isinstance(module, Block) and method == "__call__"  # noqa: E731
+    chosen = adapters.linen_intermediates(Model(), variables, x[0], select=only)
+    assert list(chosen) == [f"block_{i}/__call__" for i in range(12)]
+    one = adapters.intermediate_profile(chosen, measures=("token_cosine", "effective_rank"))
+    assert one["block_3/__call__"]["effective_rank"].shape == ()
+    with pytest.raises(ValueError, match="nothing-like-this"):
+        adapters.intermediate_profile(found, "nothing-like-this")
+
+
+class NNXBlock(nnx.Module):
+    def __init__(self, rngs):
+        self.attention = nnx.MultiHeadAttention(num_heads=H, in_features=D, decode=False, rngs=rngs)
+
+    def __call__(self, x):
+        return x + self.attention(x)
+
+
+class NNXModel(nnx.Module):
+    def __init__(self, rngs):
+        self.blocks = nnx.List([NNXBlock(rngs) for _ in range(3)])
+
+    def __call__(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def test_profile_of_an_nnx_model():
+    model = NNXModel(nnx.Rngs(0))
+    x = jax.random.normal(jax.random.key(0), (N, D))
+    found = adapters.nnx_intermediates(model, x)
+    profile = adapters.intermediate_profile(found, r"^blocks/\d+/__call__")
+    assert len(profile) == 3
+    for i, values in enumerate(profile.values()):
+        x = model.blocks[i](x)
+        np.testing.assert_allclose(values["residual_ratio"], residual_ratio(x), rtol=1e-5)
