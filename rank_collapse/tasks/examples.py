@@ -1,0 +1,103 @@
+"""Data sets of token-wise tasks, their losses, metrics and baselines.
+
+Axis letters: b examples, n tokens, i input width, c classes or outputs.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+from jaxtyping import Array, Bool, Float, Int
+
+
+@struct.dataclass
+class Examples:
+    """A data set: every token of every example has a label."""
+
+    inputs: Any  # Int [b, n] token ids, or Float [b, n, i] vectors
+    labels: Any  # Int [b, n] classes, or Float [b, n, c] targets
+    mask: Any = None  # Bool [b, n], which tokens exist; None for all
+
+    def __len__(self) -> int:
+        return self.inputs.shape[0]
+
+    def first(self, count: int) -> "Examples":
+        """The first `count` examples."""
+        return jax.tree.map(lambda a: a[:count], self)
+
+
+def token_mask(examples: Examples) -> Bool[Array, "b n"]:
+    """Which tokens exist, as an array."""
+    if examples.mask is not None:
+        return examples.mask
+    return jnp.ones(examples.inputs.shape[:2], bool)
+
+
+def weighted_mean(values: Float[Array, "b n"], weights: Any) -> Float[Array, ""]:
+    """Σ w v / Σ w; entries of weight 0 do not count even where they are not finite."""
+    weights = weights.astype(values.dtype)
+    return jnp.sum(jnp.where(weights > 0, values, 0) * weights) / jnp.sum(weights)
+
+
+def cross_entropy(
+    logits: Float[Array, "b n c"], labels: Int[Array, "b n"], weights: Any
+) -> Float[Array, ""]:
+    """Mean over tokens of −log softmax(logits)[label]."""
+    return weighted_mean(optax.softmax_cross_entropy_with_integer_labels(logits, labels), weights)
+
+
+def squared_error(
+    outputs: Float[Array, "b n c"], targets: Float[Array, "b n c"], weights: Any
+) -> Float[Array, ""]:
+    """Σ ‖output − target‖² over tokens: a sum, not a mean, as in Dong et al. 2021's code."""
+    errors = jnp.sum(jnp.square(outputs - targets), axis=-1)
+    return jnp.sum(jnp.where(weights, errors, 0.0))
+
+
+LOSSES = {"cross_entropy": cross_entropy, "squared_error": squared_error}
+
+
+def token_accuracy(logits: Float[Array, "b n c"], examples: Examples) -> Float[Array, ""]:
+    """Share of tokens whose label has the largest logit."""
+    right = (jnp.argmax(logits, axis=-1) == examples.labels).astype(jnp.float32)
+    return weighted_mean(right, token_mask(examples))
+
+
+def exact_match(logits: Float[Array, "b n c"], examples: Examples) -> Float[Array, ""]:
+    """Share of examples with every token right."""
+    right = (jnp.argmax(logits, axis=-1) == examples.labels) | ~token_mask(examples)
+    return jnp.mean(jnp.all(right, axis=-1).astype(jnp.float32))
+
+
+def area_under_curve(logits: Float[Array, "b n 2"], examples: Examples) -> Float[Array, ""]:
+    """AUC: the chance that a token of class 1 gets a higher score than one of class 0.
+
+    Mann and Whitney's statistic with average ranks for ties; NaN where a class is absent.
+    """
+    score = (logits[..., 1] - logits[..., 0]).ravel()
+    exists = token_mask(examples).ravel()
+    positive = (examples.labels.ravel() == 1) & exists
+    negative = (examples.labels.ravel() == 0) & exists
+    of_negatives = jnp.sort(jnp.where(negative, score, jnp.inf))
+    count = negative.sum()
+    below = jnp.minimum(jnp.searchsorted(of_negatives, score, side="left"), count)
+    below_or_tied = jnp.minimum(jnp.searchsorted(of_negatives, score, side="right"), count)
+    wins = jnp.sum(jnp.where(positive, (below + below_or_tied).astype(score.dtype) / 2, 0.0))
+    return wins / (positive.sum() * count).astype(score.dtype)
+
+
+def majority_baseline(train: Examples, held_out: Examples, num_classes: int) -> Float[Array, ""]:
+    """Accuracy on `held_out` of always answering the most frequent label of `train`."""
+    weights = token_mask(train).ravel().astype(jnp.float32)
+    counts = jnp.zeros(num_classes).at[train.labels.ravel()].add(weights)
+    right = (held_out.labels == jnp.argmax(counts)).astype(jnp.float32)
+    return weighted_mean(right, token_mask(held_out))
+
+
+def random_baseline(key: Any, held_out: Examples, num_classes: int) -> Float[Array, ""]:
+    """Accuracy on `held_out` of one uniformly random answer per token."""
+    guess = jax.random.randint(key, held_out.labels.shape, 0, num_classes)
+    right = (held_out.labels == guess).astype(jnp.float32)
+    return weighted_mean(right, token_mask(held_out))
