@@ -142,9 +142,7 @@ def recomputed_step(
         if config.mlp == "none":
             return a
         branch = layers.mlp(rest.mlp, sublayer_input(rest.mlp_norm, a, config), config.mlp)
-        total = sublayer_sum(
-            a, branch, config.mlp_skip, gains["skip_gain"], gains["branch_gain"]
-        )
+        total = sublayer_sum(a, branch, config.mlp_skip, gains["skip_gain"], gains["branch_gain"])
         return sublayer_output(rest.mlp_norm, total, config)
 
     stack = params.layers.attention

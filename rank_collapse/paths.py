@@ -156,9 +156,7 @@ def path_weight(
     return product
 
 
-def theorem_offset(
-    params: TransformerParams, config: TransformerConfig
-) -> Float[Array, "d"]:
+def theorem_offset(params: TransformerParams, config: TransformerConfig) -> Float[Array, "d"]:
     """b of SAN(X) = Σ_path P_path X W_path + 1bᵀ: the biases of each layer, carried to the end.
 
     Rows of attention weights sum to 1, so a bias passes attention unchanged:
