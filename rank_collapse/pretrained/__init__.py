@@ -13,7 +13,7 @@ from rank_collapse.config import TransformerConfig
 from rank_collapse.network import TransformerParams
 from rank_collapse.pretrained import albert, bert, distilbert, gpt2, llama, t5, vit, xlnet
 from rank_collapse.pretrained.checkpoint import Checkpoint, read_config
-from rank_collapse.pretrained.published import PUBLISHED
+from rank_collapse.pretrained.published import PUBLISHED, published_curves
 from rank_collapse.pretrained.weights import CheckpointWeights, RandomWeights
 
 FAMILIES = {
@@ -33,7 +33,15 @@ FAMILIES = {
     "qwen2": llama,
 }
 
-__all__ = ["FAMILIES", "PUBLISHED", "config_of", "load", "random_like", "settings_of"]
+__all__ = [
+    "FAMILIES",
+    "PUBLISHED",
+    "config_of",
+    "load",
+    "published_curves",
+    "random_like",
+    "settings_of",
+]
 
 
 def settings_of(source: Any, part: str | None = None) -> dict[str, Any]:

@@ -1,4 +1,8 @@
-"""Sizes of the three models whose residual curves were published (Dong et al. 2021)."""
+"""The three models whose residual curves were published (Dong et al. 2021): sizes and curves."""
+
+import json
+from importlib import resources
+from typing import Any
 
 PUBLISHED = {
     "bert-base-cased": {
@@ -27,3 +31,25 @@ PUBLISHED = {
         "d_inner": 3072,
     },
 }
+_WIDTH = {"bert": "hidden_size", "albert": "hidden_size", "xlnet": "d_model"}
+
+
+def published_curves(settings: dict[str, Any], depth: int) -> dict[str, dict[str, list[float]]]:
+    """{"init" or "pretrained": {variant: residual ratio by layer}} of a model of this size.
+
+    Args:
+        settings: From `rank_collapse.pretrained.settings_of`.
+        depth: Its number of layers.
+
+    Returns:
+        Empty where nothing was published for this family and size.
+    """
+    text = resources.files("rank_collapse").joinpath("data/published_residual_curves.json")
+    for name, curves in json.loads(text.read_text("utf-8"))["curves"].items():
+        kind = PUBLISHED[name]["model_type"]
+        width = _WIDTH[kind]
+        layers = len(curves["init"]["SAN"]) - 1
+        same = settings["model_type"] == kind and settings.get(width) == PUBLISHED[name][width]
+        if same and layers == depth:
+            return curves
+    return {}
