@@ -31,8 +31,9 @@ def seeds_at_once(mesh: Mesh, per_device: int) -> int:
 
 
 def spread(
-    fn: Callable, mesh: Mesh, *, at_once: int | None = None, donate: tuple[int, ...] = ()
-) -> Callable:
+    fn: Callable, mesh: Mesh, *, at_once: int | None = None, donate: tuple[int, ...] = (),
+    options: Any = None,
+) -> Callable:  # fmt: skip
     """fn(*per-seed pytrees, shared) of one seed as one jitted call for all, shared by devices.
 
     Args:
@@ -40,7 +41,10 @@ def spread(
         mesh: From `seed_mesh`.
         at_once: Seeds a device vmaps over; None for `seeds_at_once`.
         donate: Arguments whose memory the result may reuse.
+        options: Compiler options.
     """
+
+    options = {} if options is None else dict(options)
 
     def on_device(*arguments):
         *own, shared = arguments
@@ -58,7 +62,7 @@ def spread(
             on_device, mesh=mesh, in_specs=specs, out_specs=PartitionSpec(AXIS), check_vma=False
         )(*arguments)
 
-    return jax.jit(call, donate_argnums=donate)
+    return jax.jit(call, donate_argnums=donate, compiler_options=options)
 
 
 @dataclasses.dataclass
@@ -131,8 +135,16 @@ class Ensemble:
 
             return jax.lax.scan(one, state, first_epoch + jnp.arange(epochs_per_chunk))
 
-        self._begin = spread(begin, self.mesh, at_once=at_once)
+        # Runs once: quick compilation counts, not speed. (Many copies of threefry are slow to
+        # optimise.)
+        quick = {"xla_backend_optimization_level": 0} if self.on_cpu else None
+        self._begin = spread(begin, self.mesh, at_once=at_once, options=quick)
         self._chunk = spread(chunk, self.mesh, at_once=at_once, donate=(0,))
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether the devices are CPUs."""
+        return self.mesh.devices.flat[0].platform == "cpu"
 
     def lay_out(self, per_seed: Any) -> Any:
         """Leaves [s, ...] padded to the mesh and laid out over it."""

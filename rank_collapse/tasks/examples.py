@@ -71,6 +71,11 @@ def exact_match(logits: Float[Array, "b n c"], examples: Examples) -> Float[Arra
     return jnp.mean(jnp.all(right, axis=-1).astype(jnp.float32))
 
 
+def loss_metric(logits: Float[Array, "b n c"], examples: Examples) -> Float[Array, ""]:
+    """Cross-entropy of the examples, as a metric."""
+    return cross_entropy(logits, examples.labels, token_mask(examples))
+
+
 def area_under_curve(logits: Float[Array, "b n 2"], examples: Examples) -> Float[Array, ""]:
     """AUC: the chance that a token of class 1 gets a higher score than one of class 0.
 
