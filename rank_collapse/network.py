@@ -152,12 +152,19 @@ def _weights(key, shape, fan_in, config, scale, uniform=False):
     return scale * w
 
 
+def _biases(key, shape, scale):
+    # Without biases nothing is drawn: random bits are most of what compiling `init` costs.
+    if isinstance(scale, (int, float)) and scale == 0:
+        return jnp.zeros(shape)
+    return scale * jax.random.normal(key, shape)
+
+
 def _init_attention(key, config, scale, bias_scale):
     h, d, k, v = config.num_heads, config.d_model, config.qk_width, config.v_width
     keys = jax.random.split(key, 13)
 
     def bias(key, *shape):
-        return bias_scale * jax.random.normal(key, shape)
+        return _biases(key, shape, bias_scale)
 
     v_score = relative = None
     if config.score == "additive":
@@ -189,12 +196,12 @@ def _init_mlp(key, config, scale, bias_scale):
     gate = {}
     if config.mlp in layers.GATED:
         gate["w_gate"] = _weights(keys[4], (d, f), d, config, scale)
-        gate["b_gate"] = bias_scale * jax.random.normal(keys[5], (f,))
+        gate["b_gate"] = _biases(keys[5], (f,), bias_scale)
     return layers.MLPParams(
         w_in=_weights(keys[0], (d, f), d, config, scale),
-        b_in=bias_scale * jax.random.normal(keys[1], (f,)),
+        b_in=_biases(keys[1], (f,), bias_scale),
         w_out=_weights(keys[2], (f, d), f, config, scale),
-        b_out=bias_scale * jax.random.normal(keys[3], (d,)),
+        b_out=_biases(keys[3], (d,), bias_scale),
         **gate,
     )
 
