@@ -7,6 +7,7 @@ v per-head value width, l layers, s seeds, b batch, p paths, c classes.
 
 from rank_collapse.attention import AttentionParams, multi_head_attention
 from rank_collapse.config import TransformerConfig, san, san_mlp, san_skip, transformer
+from rank_collapse.contributions import PathContributions, head_contributions, path_contributions
 from rank_collapse.embedding import EmbeddingConfig, EmbeddingParams, embed
 from rank_collapse.layers import MLPParams, NormParams
 from rank_collapse.network import (
@@ -17,6 +18,16 @@ from rank_collapse.network import (
     init,
     layer_params,
 )
+from rank_collapse.path_sets import (
+    Classifier,
+    batch_path_set_logits,
+    path_set_logits,
+    path_set_states,
+    path_state,
+    sample_path,
+    sample_path_sets,
+)
+from rank_collapse.paths import count_paths, enumerate_paths, sum_over_paths
 from rank_collapse.residuals import (
     composite_norm,
     effective_rank,
@@ -29,26 +40,39 @@ from rank_collapse.residuals import (
 __all__ = [
     "AttentionParams",
     "BlockParams",
+    "Classifier",
     "EmbeddingConfig",
     "EmbeddingParams",
     "MLPParams",
     "NormParams",
+    "PathContributions",
     "Trace",
     "TransformerConfig",
     "TransformerParams",
     "apply",
+    "batch_path_set_logits",
     "composite_norm",
+    "count_paths",
     "effective_rank",
     "embed",
+    "enumerate_paths",
+    "head_contributions",
     "init",
     "layer_params",
     "multi_head_attention",
+    "path_contributions",
+    "path_set_logits",
+    "path_set_states",
+    "path_state",
     "residual",
     "residual_ratio",
+    "sample_path",
+    "sample_path_sets",
     "san",
     "san_mlp",
     "san_skip",
     "stable_rank",
+    "sum_over_paths",
     "token_cosine",
     "transformer",
 ]
