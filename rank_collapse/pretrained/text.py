@@ -64,6 +64,36 @@ def read_texts(
     return texts[:limit]
 
 
+def windows(text: str, count: int, words: int) -> list[str]:
+    """Pieces of `words` words, their beginnings spread evenly over the text; they may overlap."""
+    split = text.split()
+    last = max(len(split) - words, 0)
+    starts = np.unique(np.linspace(0, last, count).astype(int))
+    return [" ".join(split[s : s + words]) for s in starts]
+
+
+def join(
+    texts: Sequence[str], encoder: Callable[[str], list[int]], min_tokens: int, limit: int
+) -> list[str]:
+    """Consecutive texts joined until each has `min_tokens`; what is left at the end is dropped.
+
+    Raises:
+        ValueError: All texts together are too short for one.
+    """
+    joined, parts, length = [], [], 0
+    for text in texts:
+        parts.append(text)
+        length += len(encoder(text))
+        if length >= min_tokens and len(encoder(" ".join(parts))) >= min_tokens:
+            joined.append(" ".join(parts))
+            parts, length = [], 0
+        if len(joined) == limit:
+            break
+    if not joined:
+        raise ValueError(f"all texts together have fewer than {min_tokens} tokens")
+    return joined
+
+
 def _rows(path, content, columns):
     table = csv.reader(content.splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE)
     header = next(table, [])

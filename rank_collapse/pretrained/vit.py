@@ -5,7 +5,8 @@ The network's input is `patches(image, size)`, one flattened patch a row.
 
 from typing import Any
 
-from jaxtyping import Array, Float
+import numpy as np
+from jaxtyping import Float
 
 from rank_collapse.attention import AttentionParams
 from rank_collapse.config import TransformerConfig
@@ -33,8 +34,15 @@ _NEW = ("layers.{}", ".attention.{}", "q_proj k_proj v_proj", ".attention.o_proj
 _OLD_MLP, _NEW_MLP = (".intermediate.dense", ".output.dense"), (".mlp.fc1", ".mlp.fc2")
 
 
-def patches(image: Float[Array, "channels height width"], size: int) -> Float[Array, "n i"]:
+def patches(image: Any, size: int) -> Any:
     """Non-overlapping squares of an image, row by row, each flattened as (channel, y, x).
+
+    Args:
+        image: [channels, height, width].
+        size: Side of a square.
+
+    Returns:
+        [n, channels · size²].
 
     Raises:
         ValueError: A height or width that the patch size does not divide.
@@ -44,6 +52,20 @@ def patches(image: Float[Array, "channels height width"], size: int) -> Float[Ar
         raise ValueError(f"patch size {size} does not divide an image of {height} x {width}")
     grid = image.reshape(c, height // size, size, width // size, size)
     return grid.transpose(1, 3, 0, 2, 4).reshape(-1, c * size * size)
+
+
+def image_patches(images: Any, settings: dict[str, Any]) -> Float[np.ndarray, "b n i"]:
+    """`patches` of a batch of images [b, channels, height, width] for a given model.
+
+    Raises:
+        ValueError: Images of another shape than the model's.
+    """
+    height, width = _pair(settings["image_size"])
+    shape = (settings["num_channels"], height, width)
+    if images.ndim != 4 or images.shape[1:] != shape or not len(images):
+        raise ValueError(f"images of shape {images.shape} are not [b, {shape}]")
+    size, _ = _pair(settings["patch_size"])
+    return np.stack([patches(image, size) for image in images])
 
 
 def _pair(value):

@@ -1,0 +1,338 @@
+"""The tables, figures and page of `run_architectures`, from what its run folder holds."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from experiments import cli
+from experiments.entry import Entry
+from rank_collapse import checkup, figures, pretrained, report, runs
+from rank_collapse.report import Comparison
+from rank_collapse.surgery import VARIANTS
+
+KINDS = ("pretrained", "init")
+NAMES = {"pretrained": "pretrained", "init": "random initialisation"}
+
+
+class Results:
+    """The run's cached arrays of one model: arrays by kind of weights, seeds joined."""
+
+    def __init__(self, arrays: Mapping[str, np.ndarray], label: str):
+        self.found: dict[tuple[str, str], list[np.ndarray]] = {}
+        for name, values in arrays.items():
+            if name.startswith(f"{label}/"):
+                kind, rest = re.fullmatch(r"([a-z]+)\d+/(.*)", name[len(label) + 1 :]).groups()
+                self.found.setdefault((kind, rest), []).append(values)
+
+    def get(self, kind: str, name: str) -> np.ndarray | None:
+        """[seeds · texts, ...] of one measure, or None where it was not asked for."""
+        parts = self.found.get((kind, name))
+        return None if parts is None else np.concatenate(parts)
+
+    @property
+    def kinds(self) -> list[str]:
+        """The kinds of weights that were measured."""
+        return [k for k in KINDS if any(kind == k for kind, _ in self.found)]
+
+    def names(self, kind: str) -> list[str]:
+        """The measures of one kind of weights."""
+        return [name for k, name in self.found if k == kind]
+
+
+def slug(label: str) -> str:
+    """The label as part of a file name."""
+    return re.sub(r"[^A-Za-z0-9.+_-]", "_", label)
+
+
+def write(run: Any, models: list, batches: Mapping[str, Any], options: Any) -> None:
+    """results.csv, figures, summary.json and report.html of a run whose parts are all there."""
+    rows, sections, summary = [], [], {}
+    for model in models:
+        results = Results(run.arrays, model.label)
+        rows += table(model, results)
+        drawn = draw(model, results)
+        for name, (figure, _) in drawn.items():
+            run.save_figure(figure, name)
+        summary[model.label] = summarise(model, results, batches[model.label])
+        files = [run.path / "figures" / f"{name}.png" for name in drawn]
+        shown = [(f.read_bytes(), text) for f, (_, text) in zip(files, drawn.values(), strict=True)]
+        sections.append(
+            report.Section(
+                name=slug(model.label),
+                title=model.label,
+                claim="Pure attention loses rank doubly exponentially with depth; MLPs slow it, "
+                "skips stop it (Dong et al. 2021).",
+                command=cli.command_line(),
+                figures=shown,
+                comparisons=compare({model.label: summary[model.label]}),
+                reading=reading({model.label: summary[model.label]}),
+                details="all numbers: results.csv and arrays.npz",
+            )
+        )
+    run.write_rows(rows)
+    title = "Rank collapse in architectures"
+    intro = (
+        "Residual ratios, path lengths and the theory's constants on the same weights and texts."
+    )
+    runs.write_atomically(run.path / "report.html", report.page(title, intro, sections).encode())
+    run.finish(summary)
+
+
+def table(model: Any, results: Results) -> list[dict[str, Any]]:
+    """One row per model, weights, measure and layer (or path length): mean and spread."""
+    rows = []
+    for kind in results.kinds:
+        for name in results.names(kind):
+            values = results.get(kind, name)
+            values = values.reshape(len(values), -1) if values.ndim < 3 else None
+            if values is None:
+                continue
+            part, *rest, measure = name.split("/")
+            variant, reading_ = rest or ("Transformer", "")
+            for index in range(values.shape[1]):
+                column = values[:, index].astype(np.float64)
+                rows.append(
+                    {
+                        "model": model.label,
+                        "weights": kind,
+                        "part": part,
+                        "variant": variant,
+                        "reading": reading_,
+                        "measure": measure,
+                        "index": index,
+                        "mean": float(column.mean()),
+                        "std": float(column.std()),
+                        "examples": len(column),
+                    }
+                )
+    return rows
+
+
+def draw(model: Any, results: Results) -> dict[str, tuple[Any, str]]:
+    """{file name: (figure, caption)} of what was measured."""
+    name, drawn = slug(model.label), {}
+    if any("residuals/" in n for _, n in results.found):
+        drawn[f"residuals_{name}"] = (
+            residual_figure(model, results),
+            "Relative residual by layer, mean ± one standard deviation over texts: linear axis "
+            "(with the published curves) and, below, the logarithm of the residual, which goes "
+            "on where floating point shows zero.",
+        )
+        drawn[f"tokens_{name}"] = (
+            token_figure(results),
+            "Mean cosine between tokens and ranks by layer, of SAN and of the whole network.",
+        )
+    if any("lengths/" in n for _, n in results.found):
+        drawn[f"lengths_{name}"] = (
+            length_figure(results),
+            "All paths of each length, summed exactly: their size beside the output's, how near "
+            "to rank one they are, and what the output keeps without them.",
+        )
+    return drawn
+
+
+def residual_figure(model: Any, results: Results) -> Any:
+    """The paper's figure for one model: a panel per variant, published curves behind."""
+    logs = any("log/" in n for _, n in results.found)
+    fig, axes = figures.figure(2 if logs else 1, 4, width=2.9, height=2.5, sharey="row")
+    depth = pretrained.config_of(model.settings, model.settings.get("part")).depth
+    published = pretrained.published_curves(model.settings, depth)
+    layers = np.arange(depth + 1)
+    pairs = checkup.variants_of(None, model.settings["model_type"])
+    for column, variant in enumerate(VARIANTS):
+        top = axes[0, column]
+        for kind, curves in published.items():
+            if kind in results.kinds:
+                dash = "-" if kind == "pretrained" else "--"
+                label = f"published, {NAMES[kind]}"
+                top.plot(layers, curves[variant], dash, color="#9A9A9A", lw=3, label=label)
+        for index, kind in enumerate(results.kinds):
+            for reading_ in [r for v, r in pairs if v == variant]:
+                text = reading_ == "text"
+                style = {"linestyle": ":" if text else "-", "alpha": 0.75 if text else 1.0}
+                label = NAMES[kind] + (" (as the text says)" if text else "")
+                where = 2 * text + index
+                for row, part in enumerate(
+                    ("residuals/{}/{}/residual_ratio", "log/{}/{}/log10_residual")[: len(axes)]
+                ):
+                    values = results.get(kind, part.format(variant, reading_))
+                    if values is not None:
+                        figures.band(axes[row, column], layers, values, label, where, **style)
+        top.set(title=variant, ylim=(-0.03, 1.05))
+        axes[-1, column].set_xlabel("layer")
+    if logs:
+        floor = min(ax.dataLim.y0 for ax in axes[1] if np.isfinite(ax.dataLim.y0))
+        for ax in axes[1]:
+            ax.set_yscale("symlog", linthresh=10)
+            ax.set_ylim(min(3 * floor, -10), 10)
+        axes[1, 0].set_ylabel("log10 ‖res(X)‖₁,∞")
+    axes[0, 0].set_ylabel("‖res(X)‖₁,∞ / ‖X‖₁,∞")
+    handles = {}
+    for ax in axes[0]:
+        handles |= dict(zip(*ax.get_legend_handles_labels()[::-1], strict=True))
+    fig.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=3)
+    return fig
+
+
+def token_figure(results: Results) -> Any:
+    """Cosine and ranks by layer."""
+    measures = {"token_cosine": "mean token cosine", "effective_rank": "effective rank"}
+    measures["stable_rank"] = "stable rank"
+    first = next(iter(results.kinds))
+    present = [
+        m for m in measures if results.get(first, f"residuals/SAN/published/{m}") is not None
+    ]
+    fig, axes = figures.figure(1, len(present), width=3.4, height=2.6)
+    for ax, measure in zip(axes[0], present, strict=True):
+        for index, kind in enumerate(results.kinds):
+            for variant, dash in (("Transformer", "-"), ("SAN", "--")):
+                values = results.get(kind, f"residuals/{variant}/published/{measure}")
+                label = f"{variant}, {NAMES[kind]}"
+                figures.band(ax, np.arange(values.shape[1]), values, label, index, linestyle=dash)
+        ax.set(xlabel="layer", ylabel=measures[measure])
+    axes[0, 0].legend()
+    return fig
+
+
+def length_figure(results: Results) -> Any:
+    """Exact contributions by path length."""
+    fig, axes = figures.figure(1, 3, width=3.6, height=2.8)
+    for index, kind in enumerate(results.kinds):
+        size = results.get(kind, "lengths/size")
+        if size is None:
+            continue
+        k = np.arange(size.shape[1])
+        for measure, dash, text in (("size", "-", "C"), ("residual_size", "--", "res C")):
+            values = results.get(kind, f"lengths/{measure}")
+            label = f"‖{text}ₖ‖/‖{text.replace('C', 'Y')}‖, {NAMES[kind]}"
+            figures.band(axes[0, 0], k, values, label, index, linestyle=dash)
+        values = results.get(kind, "lengths/residual_ratio")
+        figures.band(axes[0, 1], k, values, NAMES[kind], index)
+        for measure, dash, text in (
+            ("up_to", "-", "lengths up to k"),
+            ("without", ":", "all but k"),
+        ):
+            values = results.get(kind, f"lengths/cosine_{measure}")
+            figures.band(axes[0, 2], k, values, f"{text}, {NAMES[kind]}", index, linestyle=dash)
+    labels = ("size beside the output", "residual ratio of the sum", "cosine with the full output")
+    for ax, label in zip(axes[0], labels, strict=True):
+        ax.set(xlabel="path length k (attention layers passed)", ylabel=label)
+        ax.legend()
+    axes[0, 0].set_yscale("log")
+    return fig
+
+
+def summarise(model: Any, results: Results, batch: Mapping[str, Any]) -> dict[str, Any]:
+    """The means that the report and `reproduce` compare with what was published."""
+    config = pretrained.config_of(model.settings, model.settings.get("part"))
+    means = {
+        kind: {
+            name: np.mean(results.get(kind, name), axis=0, dtype=np.float64).tolist()
+            for name in results.names(kind)
+            if results.get(kind, name).ndim <= 2
+        }
+        for kind in results.kinds
+    }
+    x, mask = batch["x"], batch["mask"]
+    tokens = x.shape[1] if mask is None else float(mask.sum(axis=1).mean())
+    return {
+        "family": model.settings["model_type"],
+        "depth": config.depth,
+        "heads": config.num_heads,
+        "texts": len(x),
+        "mean_tokens": tokens,
+        "published": pretrained.published_curves(model.settings, config.depth),
+        "means": means,
+    }
+
+
+def compare(summary: Mapping[str, Any]) -> list[Comparison]:
+    """Residual ratios beside the published ones, and what the paths say."""
+    rows = []
+    for label, model in summary.items():
+        for kind, means in model["means"].items():
+            published = model["published"].get(kind)
+            for variant in VARIANTS:
+                ours = means.get(f"residuals/{variant}/published/residual_ratio")
+                if ours is not None:
+                    rows += _variant_rows(label, kind, variant, ours, published)
+            if "lengths/size" in means:
+                rows.append(
+                    Comparison(
+                        f"{label}, {NAMES[kind]}: error of the sum over all paths",
+                        max(np.atleast_1d(means["lengths/error"]).tolist()),
+                        0.0,
+                        bool(np.max(means["lengths/error"]) < 1e-5),
+                        f"(1+{model['heads']})^{model['depth']} paths, relative to the output",
+                    )
+                )
+    return rows
+
+
+def _variant_rows(label, kind, variant, ours, published):
+    """Layer 1 and the last layer; collapse means below 0.01, as in the published figure."""
+    rows = []
+    for layer in (1, len(ours) - 1):
+        theirs = published[variant][layer] if published else None
+        agrees = None
+        if theirs is not None:
+            agrees = (ours[layer] < 0.01) == (theirs < 0.01) or abs(ours[layer] - theirs) < 0.05
+        note = "agrees: both or neither below 0.01, or within 0.05" if published else ""
+        what = f"{label}, {NAMES[kind]}, {variant}: residual ratio, layer {layer}"
+        rows.append(Comparison(what, ours[layer], theirs, agrees, note))
+    return rows
+
+
+def reading(summary: Mapping[str, Any]) -> str:
+    """What the numbers say against the paper, in a sentence or two."""
+    said = []
+    for label, model in summary.items():
+        for kind, means in model["means"].items():
+            curves = {v: means.get(f"residuals/{v}/published/residual_ratio") for v in VARIANTS}
+            if curves["SAN"] is None:
+                continue
+            below = next((l for l, r in enumerate(curves["SAN"]) if r < 0.01), None)
+            depth = "never" if below is None else f"at layer {below}"
+            text = (
+                f"{label} ({NAMES[kind]}): SAN falls below 0.01 {depth}; after the last layer "
+                f"SAN+skip keeps {curves['SAN+skip'][-1]:.2g} and the Transformer "
+                f"{curves['Transformer'][-1]:.2g}"
+            )
+            if "lengths/cosine_up_to" in means:
+                close = np.array(means["lengths/cosine_up_to"])
+                enough = int(np.argmax(close > 0.99))
+                text += (
+                    f"; paths of length up to {enough} give the output to a cosine of "
+                    f"{close[enough]:.3f}"
+                )
+            said.append(text)
+    return ". ".join(said) + "."
+
+
+def show(run: Any) -> None:
+    """Prints the headline numbers."""
+    for line in reading(run.summary).removesuffix(".").split(". "):
+        print(line)
+    print(f"written to {run.path}; page: {run.path / 'report.html'}")
+
+
+_QUICK = ("--num_texts=8", "--max_tokens=64", "--parts=residuals,log,lengths")
+ENTRY = Entry(
+    title="BERT, ALBERT and XLNet at initialisation",
+    claim="Attention without skips and MLPs loses rank within a few layers in all three "
+    "architectures; skips prevent it, and MLPs alone slow it at most (published figures of the "
+    "relative residual by layer; unseeded initialisations, other texts).",
+    presets={"quick": (*_QUICK, "--num_path_texts=2"), "paper": ()},
+    compare=compare,
+    reading=reading,
+    captions={
+        f"{kind}_{name}": f"{name} at initialisation: {text}"
+        for name in pretrained.PUBLISHED
+        for kind, text in (
+            ("residuals", "residual by layer, published curves in grey, and its logarithm."),
+            ("lengths", "all paths of each length, summed exactly."),
+        )
+    },
+)
