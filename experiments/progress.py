@@ -33,7 +33,8 @@ class Progress:
         stream: TextIO | None = None,
         interval: float = 5.0,
     ):
-        self.total, self.label, self.first, self.log = total, label, done, log
+        self.total, self.label, self.log = total, label, log
+        self.first = self.done = done
         self.stream = sys.stderr if stream is None else stream
         self.interval = interval
         self._terminal = self.stream.isatty()
@@ -48,11 +49,21 @@ class Progress:
         if self._terminal and not self._silent:
             print(file=self.stream)
 
+    def skip(self, steps: int) -> None:
+        """These steps were done by an earlier run: they do not count in the speed."""
+        self.first += steps
+        self.done += steps
+
+    def advance(self, steps: int = 1, **values: float) -> None:
+        """`update` by the number of further steps."""
+        self.update(self.done + steps, **values)
+
     def update(self, done: int, **values: float) -> None:
         """`done` steps of the total are done; `values` (loss=0.3) are shown beside.
 
         Values must be host floats already: reading a device array here would make the device wait.
         """
+        self.done = done
         now = time.monotonic()
         elapsed = now - self._started - self._aside
         steps = done - self.first

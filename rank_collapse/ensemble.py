@@ -82,6 +82,15 @@ def over_seeds(fn: Callable, mesh: Mesh) -> Callable:
     )
 
 
+def to_host(tree: Any) -> Any:
+    """Every leaf as a numpy array, gathered from all processes where there are several."""
+    if jax.process_count() > 1:
+        from jax.experimental.multihost_utils import process_allgather
+
+        return process_allgather(tree, tiled=True)
+    return jax.tree.map(np.asarray, tree)
+
+
 def map_seeds(
     fn: Callable, per_seed: Any, shared: Any = None, *, mesh: Mesh | None = None, chunk: int = 0
 ) -> Any:
@@ -109,5 +118,5 @@ def map_seeds(
         part = jax.tree.map(lambda a, i=start: a[i : i + size], per_seed)
         count = min(size, num_seeds - start)
         out = call(shard_seeds(pad_seeds(part, size), mesh), shared)
-        parts.append(jax.tree.map(np.asarray, trim_seeds(out, count)))
+        parts.append(to_host(trim_seeds(out, count)))
     return jax.tree.map(lambda *a: np.concatenate(a), *parts)

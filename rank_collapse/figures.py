@@ -158,3 +158,118 @@ def path_share_figure(
     axes[0, 0].legend(loc="upper left")
     fig.suptitle(title) if title else None
     return fig
+
+
+@styled
+def log_residual_figure(
+    measured: Mapping[str, Mapping[str, Any]],
+    layer_bounds: Mapping[str, Mapping[str, Any]],
+    stack_bounds: Mapping[str, Mapping[str, Any]],
+    plain: Mapping[str, Mapping[str, Any]] | None = None,
+    title: str = "",
+) -> Figure:
+    """log10 of the residual by layer, the 3^L line, the bounds, and what plain arithmetic sees.
+
+    The axis of log10‖res‖ is itself logarithmic away from 0, on which the doubly exponential law
+    log‖res‖ ∝ 3^l is a straight line.
+
+    Args:
+        measured: {panel: {curve: log10 ‖res‖ [s, L + 1]}}; the 3^l line is drawn through the first
+            curve that falls like it.
+        layer_bounds: {panel: {curve: log10 of a layer's bound from the layer before [s, L + 1]}}.
+        stack_bounds: The same of the theorem for all layers so far; it leaves the axis where it
+            says nothing.
+        plain: {panel: {curve: log10 ‖res‖ as an ordinary forward pass gives it}}.
+        title: Above all panels.
+    """
+    fig, axes = figure(1, len(measured), width=3.9, height=3.4, sharey=True)
+    lowest, highest = -1.0, 1.0
+    for ax, (panel, group) in zip(axes[0], measured.items(), strict=True):
+        ax.set_yscale("symlog", linthresh=1.0, linscale=0.6)
+        anchored = False
+        for index, (label, values) in enumerate(group.items()):
+            values = np.asarray(values, float)
+            layers = np.arange(values.shape[1])
+            lowest, highest = min(lowest, values.min()), max(highest, values.max())
+            band(ax, layers, values, label, index)
+            if plain is not None:
+                options = {"linestyle": ":", "marker": "", "linewidth": 1.1, "color": color(index)}
+                note = "the same, plain arithmetic" if index == 0 else None
+                ax.plot(layers, np.mean(plain[panel][label], axis=0), label=note, **options)
+            mean = values.mean(axis=0)
+            start = int(np.argmax(mean < -3.0))
+            if not anchored and 0 < start < len(mean) - 1 and mean[-1] < 2.5 * mean[-2]:
+                line = mean[start] * 3.0 ** (layers[start:] - start)
+                ax.plot(layers[start:], line, "k--", lw=1, label=r"$\propto 3^{l}$", zorder=5)
+                anchored = True
+            for kind, found, dashes in (
+                ("layer bound", layer_bounds, (0, (5, 1, 1, 1))),
+                ("stack bound", stack_bounds, (0, (1, 2, 5, 2))),
+            ):
+                if label in found.get(panel, {}):
+                    options = {"linestyle": dashes, "marker": "", "color": color(index)}
+                    mean = np.mean(found[panel][label], axis=0)
+                    ax.plot(layers, mean, linewidth=1, label=f"{kind}, {label}", **options)
+        ax.set(xlabel="layer", title=panel)
+        ax.xaxis.get_major_locator().set_params(integer=True)
+    axes[0, 0].set_ylim(10 * lowest, 5 * highest)
+    axes[0, 0].set_ylabel(r"$\log_{10} \|\mathrm{res}(X^l)\|_{1,\infty}$")
+    axes[0, 0].legend(loc="lower left", fontsize=7)
+    fig.suptitle(title) if title else None
+    return fig
+
+
+@styled
+def local_rate_figure(rates: Mapping[str, Mapping[str, Any]], title: str = "") -> Figure:
+    """Local rate log‖res_{l+1}‖ / log‖res_l‖ by layer, with the rates 1 and 3.
+
+    Args:
+        rates: {panel: {curve: [s, L]}}; NaN where the rate means nothing.
+        title: Above all panels.
+    """
+    fig, axes = figure(1, len(rates), width=3.6, height=2.8, sharey=True)
+    for ax, (panel, group) in zip(axes[0], rates.items(), strict=True):
+        for level, text in ((3.0, "3: doubly exponential"), (1.0, "1: exponential or none")):
+            ax.axhline(level, color="#555555", lw=0.9, ls="--")
+            ax.annotate(
+                text, (1.0, level), xycoords=("axes fraction", "data"), xytext=(0, 3),
+                textcoords="offset points", ha="right", fontsize=7, color="#555555",
+            )  # fmt: skip
+        for index, (label, values) in enumerate(group.items()):
+            values = np.asarray(values, float)
+            if np.isfinite(values).any():
+                band(ax, np.arange(1, values.shape[1] + 1), values, label, index)
+        ax.set(xlabel="layer", title=panel, ylim=(0, 4))
+        ax.xaxis.get_major_locator().set_params(integer=True)
+    axes[0, 0].set_ylabel(r"$\log\|\mathrm{res}(X^{l})\| \,/\, \log\|\mathrm{res}(X^{l-1})\|$")
+    axes[0, -1].legend(loc="best")
+    fig.suptitle(title) if title else None
+    return fig
+
+
+@styled
+def sweep_figure(
+    curves: Mapping[str, Mapping[str, Any]], swept: str, ylabel: str, title: str = ""
+) -> Figure:
+    """One panel per network, one shade per swept value.
+
+    Args:
+        curves: {panel: {swept value: values [s, L + 1]}}.
+        swept: What is swept, as the legend's title.
+        ylabel: What is drawn.
+        title: Above all panels.
+    """
+    columns = min(4, len(curves))
+    rows = -(-len(curves) // columns)
+    fig, axes = figure(rows, columns, width=3.0, height=2.7, sharey=True)
+    for ax in axes.flat[len(curves) :]:
+        ax.set_visible(False)
+    for ax, (panel, group) in zip(axes.flat, curves.items(), strict=False):
+        for (label, values), shade in zip(group.items(), shades(len(group)), strict=True):
+            band(ax, np.arange(np.shape(values)[1]), values, label, color=shade, marker="")
+        ax.set(xlabel="layer", title=panel)
+        ax.xaxis.get_major_locator().set_params(integer=True)
+    axes[0, 0].set_ylabel(ylabel)
+    axes[0, -1].legend(title=swept, loc="best")
+    fig.suptitle(title) if title else None
+    return fig
