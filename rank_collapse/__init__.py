@@ -6,10 +6,12 @@ v per-head value width, l layers, s seeds, b batch, p paths, c classes.
 """
 
 from rank_collapse.attention import AttentionParams, multi_head_attention
+from rank_collapse.bounds import BoundReport, bound_report
 from rank_collapse.config import TransformerConfig, san, san_mlp, san_skip, transformer
 from rank_collapse.contributions import PathContributions, head_contributions, path_contributions
 from rank_collapse.embedding import EmbeddingConfig, EmbeddingParams, embed
 from rank_collapse.layers import MLPParams, NormParams
+from rank_collapse.logdomain import local_rate, log_residual_profile
 from rank_collapse.network import (
     BlockParams,
     Trace,
@@ -40,6 +42,7 @@ from rank_collapse.residuals import (
 __all__ = [
     "AttentionParams",
     "BlockParams",
+    "BoundReport",
     "Classifier",
     "EmbeddingConfig",
     "EmbeddingParams",
@@ -51,6 +54,7 @@ __all__ = [
     "TransformerParams",
     "apply",
     "batch_path_set_logits",
+    "bound_report",
     "composite_norm",
     "count_paths",
     "effective_rank",
@@ -59,6 +63,8 @@ __all__ = [
     "head_contributions",
     "init",
     "layer_params",
+    "local_rate",
+    "log_residual_profile",
     "multi_head_attention",
     "path_contributions",
     "path_set_logits",
