@@ -62,20 +62,27 @@ def run_experiment(options: flags.FlagValues, setup: Setup) -> dict[str, Any]:
     """
     if options.path_len > options.depth:
         raise ValueError(f"path_len={options.path_len} is larger than depth={options.depth}")
-    with open_run(options, setup) as run:
+    with open_run(options, setup.name, setup.extra) as run:
         if run.summary is None or not run.has_figure("paths"):
             _measure(options, setup, run)
         trained_results.show(setup, run)
         return run.summary
 
 
-def open_run(options: flags.FlagValues, setup: Setup) -> RunFolder:
-    """The run folder; --do_train throws a finished run of the same flags away."""
-    fields = {"extra": setup.extra, "execution": trained_flags.EXECUTION}
-    run = cli.open_run(options, setup.name, **fields)
-    if options.do_train and run.summary is not None:
+def open_run(options: flags.FlagValues, name: str, extra: Any) -> RunFolder:
+    """The run folder; see --do_train and --overwrite_output_dir about one that exists."""
+    execution = [flag for flag in trained_flags.EXECUTION if flag in options]
+    fields = {"extra": extra, "execution": execution}
+    replace = "overwrite_output_dir" in options and options.overwrite_output_dir
+    try:
+        run = cli.open_run(options, name, **fields)
+    except RunError:
+        if not replace:
+            raise
+        return cli.open_run(options, name, overwrite=True, **fields)
+    if run.summary is not None and (options.do_train or replace):
         run.close()
-        run = cli.open_run(options, setup.name, overwrite=True, **fields)
+        run = cli.open_run(options, name, overwrite=True, **fields)
     return run
 
 
@@ -90,20 +97,23 @@ def make_ensemble(options: flags.FlagValues, setup: Setup) -> Ensemble:
     )
 
 
-def train(options: flags.FlagValues, setup: Setup, ensemble: Ensemble, run: RunFolder) -> Trained:
-    """Trains all seeds, from the last checkpoint where there is one."""
+def train(
+    options: flags.FlagValues,
+    setup: Setup,
+    ensemble: Ensemble,
+    run: RunFolder,
+    resumable: bool = True,
+) -> Trained:
+    """Trains all seeds; where it is resumable, from the last checkpoint, if there is one."""
     keys = seed_keys(options.seed, options.num_seeds)
     total = setup.recipe.num_epochs
     known = set()
-    started = False
 
     def resume(like):
-        nonlocal started
         found = run.restore_checkpoint(like)
         if found is not None:
             progress.say(f"resumed after epoch {found[0]}")
             progress.first = found[0]
-        started = True
         return found
 
     with Progress(total, f"training {setup.name}", log=run.log) as progress:
@@ -119,13 +129,14 @@ def train(options: flags.FlagValues, setup: Setup, ensemble: Ensemble, run: RunF
                 good = losses[np.isfinite(losses).all(axis=1), -1]
             now = time.monotonic()
             if epoch == total or now - saved > options.checkpoint_seconds:
-                if now - begun > options.checkpoint_seconds:
+                if resumable and now - begun > options.checkpoint_seconds:
                     run.save_checkpoint(epoch, state)
                 saved = time.monotonic()
             progress.update(epoch, loss=float(good.mean()) if good.size else float("nan"))
 
-        trained = ensemble.train(keys, trained_flags.hyper(options), resume=resume,
-                                 on_chunk=on_chunk)  # fmt: skip
+        hyper = trained_flags.hyper(options)
+        restore = resume if resumable else None
+        trained = ensemble.train(keys, hyper, resume=restore, on_chunk=on_chunk)
     if not trained.kept.size:
         raise ValueError(
             f"every seed diverged at learning_rate={options.learning_rate}; see {run.path}/log.txt"

@@ -12,7 +12,9 @@ from rank_collapse.path_sets import SEMANTICS
 from rank_collapse.training import Hyper
 
 # How the work is divided: no influence on results.
-EXECUTION = ("epochs_per_chunk", "seeds_at_once", "checkpoint_seconds", "do_train")
+EXECUTION = (
+    "epochs_per_chunk", "seeds_at_once", "checkpoint_seconds", "do_train", "overwrite_output_dir",
+)  # fmt: skip
 
 
 def make_flags(experiment: str, **defaults: Any) -> flags.FlagValues:
@@ -89,6 +91,16 @@ def add_path_flags(values: flags.FlagValues) -> None:
     boolean("all_heads", "Evaluate one path through all heads of all layers, and no sampled sets.")
     boolean("do_rank", "Ranks of hidden states and attention matrices of the whole model by layer.")
     boolean("compute_alpha", "α_l = ΣN(x) / (ΣN(x) + ΣN(SA(x))) of each layer.")
+
+
+def accept_unused(values: flags.FlagValues, *names: str) -> None:
+    """Flags that the published commands give to an experiment that does not use them."""
+    text = "Accepted as in the published commands; this experiment has no use for it."
+    for name in names:
+        if name.startswith("no_"):
+            flags.DEFINE_boolean(name, False, text, flag_values=values)
+        else:
+            flags.DEFINE_integer(name, None, text, flag_values=values)
 
 
 def network_config(options: flags.FlagValues, embedding: EmbeddingConfig) -> TransformerConfig:

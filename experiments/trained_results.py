@@ -194,11 +194,13 @@ def show(setup: Any, run: Any) -> None:
     )
     names = ", ".join(f"{n} {v['mean']:.3f}" for n, v in s["baselines"].items())
     print(f"  baselines: {names} (published {s['published']['baseline']:g})")
-    header = "".join(f"{f'{n} paths':>18s}" for n in s["sets"])
+    sizes = sorted(s["sets"], key=int)
+    header = "".join(f"{f'{n} paths':>18s}" for n in sizes)
     print(f"  length{header}{'all, exact':>14s}{'up to k':>10s}")
     for position, k in enumerate(s["lengths"]):
         cells = "".join(
-            f"{v['mean'][position]:>10.3f} ± {v['std'][position]:.3f}" for v in s["sets"].values()
+            f"{s['sets'][n]['mean'][position]:>10.3f} ± {s['sets'][n]['std'][position]:.3f}"
+            for n in sizes
         )
         print(f"  {k:>6d}{cells}{s['exact']['mean'][k]:>14.3f}{s['up_to']['mean'][k]:>10.3f}")
     for name, label in (("alpha", "alpha"),):

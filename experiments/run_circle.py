@@ -1,0 +1,141 @@
+"""Circle: a one-layer network that continues two walks along a circle, fed with its own output.
+
+Reproduces the circle figure of Dong, Cordonnier and Loukas (2021, section 4.3): trained to predict
+the next points of two walkers on the two halves of a circle, then applied to its own output 300
+times. Pure attention lets the two points fall together; a skip or an MLP keeps them apart.
+
+    python -m experiments.run_circle --width 2 --depth 1 --num_labels 2 --seq_len 10 \\
+        --n_epochs 70 --n_train_data 1000 --n_repeat 2 --n_eval_data 300 --hidden_dim 32
+
+--circle_skip or --do_mlp choose the other variants, --compare all three at widths 32, 64, 128.
+Two cores: about 15 seconds for two seeds, two minutes with --compare.
+"""
+
+import time
+
+import jax
+import numpy as np
+from absl import flags
+
+from experiments import circle_results, cli, trained, trained_flags
+from rank_collapse.config import TransformerConfig
+from rank_collapse.embedding import EmbeddingConfig
+from rank_collapse.tasks import circle
+from rank_collapse.training import Recipe, forward
+
+VARIANTS = ("attention", "skip", "mlp")
+WIDTHS = (32, 64, 128)
+
+FLAGS = trained_flags.make_flags(
+    "circle",
+    width=2,
+    depth=1,
+    hidden_dim=32,
+    seq_len=2,
+    num_labels=2,
+    n_train_data=1000,
+    n_eval_data=300,
+    n_epochs=70,
+    batch_sz=30,
+    learning_rate=1e-3,
+    weight_decay=0.0,
+)
+flags.DEFINE_boolean(
+    "circle_skip", False, "A skip around the attention, which pure attention has not.",
+    flag_values=FLAGS,
+)  # fmt: skip
+flags.DEFINE_boolean(
+    "compare", False, f"All of {', '.join(VARIANTS)} at each of the widths "
+    f"{', '.join(map(str, WIDTHS))}.", flag_values=FLAGS,
+)  # fmt: skip
+trained_flags.accept_unused(FLAGS, "n_repeat", "path_len", "n_paths", "no_sub_path")
+
+
+def main(options: flags.FlagValues) -> None:
+    cases = make_cases(options)
+    with trained.open_run(options, "circle", None) as run:
+        if run.summary is None or not run.has_figure("trajectories"):
+            begun = time.monotonic()
+            results = {name: run.cached(name, lambda c=case, n=name: run_case(options, n, c, run))
+                       for name, case in cases.items()}  # fmt: skip
+            run.write_rows(circle_results.rows(results))
+            for name, figure in circle_results.draw(results).items():
+                run.save_figure(figure, name)
+            run.finish(circle_results.summarise(results, time.monotonic() - begun))
+        circle_results.show(run)
+
+
+def make_cases(options: flags.FlagValues) -> dict[str, Recipe]:
+    """{"variant, width": recipe} of the flags.
+
+    Raises:
+        ValueError: Flags that do not fit each other.
+    """
+    if options.num_labels != 2:
+        raise ValueError(f"num_labels={options.num_labels}: a point of the plane has 2 coordinates")
+    if options.n_train_data < 4:
+        raise ValueError(f"n_train_data={options.n_train_data} points make no two walks")
+    if options.compare:
+        pairs = [(variant, width) for width in WIDTHS for variant in VARIANTS]
+    else:
+        pairs = [(variant_of(options), options.hidden_dim)]
+    return {f"{v}, d={d}": recipe(options, v, d) for v, d in pairs}
+
+
+def variant_of(options: flags.FlagValues) -> str:
+    """The variant that the two flags choose; both together are skip and MLP."""
+    parts = [
+        name
+        for name in ("skip", "mlp")
+        if options["circle_skip" if name == "skip" else "do_mlp"].value
+    ]
+    return "+".join(parts) or "attention"
+
+
+def recipe(options: flags.FlagValues, variant: str, width: int) -> Recipe:
+    """What is trained: post-norm layers on linearly embedded points, no positions."""
+    config = TransformerConfig(
+        depth=options.depth,
+        num_heads=options.width,
+        d_model=width,
+        d_ff=width,
+        mlp="gelu" if "mlp" in variant else "none",
+        attention_skip="skip" in variant,
+        mlp_skip=True,
+        norm_placement="post",
+        init="reference",
+        embedding=EmbeddingConfig(d_input=2, d_embed=width),
+    )
+    return Recipe(config, 2, options.batch_sz, options.n_epochs, loss="squared_error")
+
+
+def run_case(options: flags.FlagValues, name: str, case: Recipe, run) -> dict[str, np.ndarray]:
+    """Trains one variant at one width and lets every seed run on: arrays with a seed axis."""
+    setup = trained.Setup(
+        name=f"circle: {name}",
+        title=name,
+        recipe=case,
+        make_data=lambda key: {"train": circle.make_examples(options.n_train_data)},
+        metrics={},
+        published={},
+    )
+    ensemble = trained.make_ensemble(options, setup)
+    done = trained.train(options, setup, ensemble, run, resumable=False)
+
+    def roll(state, data, _):
+        def step(points):
+            return forward(state.model, points, case.config)
+
+        walk = data["train"]
+        predicted = jax.vmap(step)(walk.inputs)
+        error = np.sqrt(0.5) * jax.numpy.sqrt(jax.numpy.mean((predicted - walk.labels) ** 2))
+        path = circle.roll_out(step, walk.inputs[0], options.n_eval_data)
+        return {"trajectory": path, "distance": circle.distance(path), "error": error}
+
+    out = ensemble.map(roll, done.state, done.data, num_seeds=options.num_seeds)
+    diverged = np.isin(np.arange(options.num_seeds), list(done.diverged))
+    return out | {"losses": done.losses, "diverged": diverged}
+
+
+if __name__ == "__main__":
+    cli.run(main, FLAGS)
