@@ -214,8 +214,9 @@ def bound_report(
             raise ValueError(f"{name}={bad!r} has no matrix W_QK that the bounds could use")
     trace = log_trace(params, x, config, mask, bias=bias)
     dtype = trace.profile.dtype
-    rows = jnp.asarray(config.layer_map or range(config.depth))
-    stack = jax.tree.map(lambda a: a[rows].astype(dtype), params.layers)
+    stack = jax.tree.map(lambda a: a.astype(dtype), params.layers)
+    if config.layer_map:
+        stack = jax.tree.map(lambda a: a[jnp.asarray(config.layer_map)], stack)
     keep = jnp.ones(trace.inputs.rest.shape[1], bool)
     if mask is not None and jnp.ndim(mask) == 1:
         keep = jnp.asarray(mask)
@@ -251,7 +252,8 @@ def bound_report(
         }
 
     with jax.default_matmul_precision("highest"):
-        q = jax.vmap(layer_quantities)(stack, trace.inputs, gains)
+        # Layer after layer: all layers' W_QK and W_h at once are larger than the network.
+        q = jax.lax.map(lambda a: layer_quantities(*a), (stack, trace.inputs, gains))
     heads, depth = config.num_heads, config.depth
     admissible = jnp.max(q["log10_spread"], axis=-1) <= math.log10(LEMMA_THRESHOLD)
 
