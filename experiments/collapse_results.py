@@ -6,6 +6,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from experiments.entry import Entry
@@ -28,7 +29,7 @@ def by_variant(found: dict[str, np.ndarray], measure: str) -> dict[str, np.ndarr
 def rates(log10_residual: np.ndarray) -> np.ndarray:
     """Local rates [s, L]; NaN where the logarithm is about to pass 0 and a rate means nothing."""
     with np.errstate(invalid="ignore", divide="ignore"):
-        found = np.array(local_rate(log10_residual), float)
+        found = np.array(local_rate(jnp.asarray(log10_residual)), float)
         before, after = log10_residual[..., :-1], log10_residual[..., 1:]
         meaningful = (np.abs(before) > 1) & (before * after > 0) & np.isfinite(after)
     return np.where(meaningful, found, np.nan)

@@ -96,23 +96,23 @@ def run_entry(name: str, entry: Entry, options: flags.FlagValues, folder: Path) 
 def run_process(command: list[str]) -> tuple[int, str]:
     """Runs a command, passing on what it prints as it comes; (exit code, all it printed)."""
     lines = []
-    process = subprocess.Popen(
+    with subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
         start_new_session=True,  # Ctrl-C reaches it once, from here
-    )
-    try:
-        for line in process.stdout:
-            lines.append(line)
-            print(f"    {line}", end="", file=sys.stderr, flush=True)
-        return process.wait(), "".join(lines)
-    except KeyboardInterrupt:
-        process.send_signal(signal.SIGINT)
-        process.wait()
-        raise
+    ) as process:
+        try:
+            for line in process.stdout:
+                lines.append(line)
+                print(f"    {line}", end="", file=sys.stderr, flush=True)
+            return process.wait(), "".join(lines)
+        except KeyboardInterrupt:
+            process.send_signal(signal.SIGINT)
+            process.wait()
+            raise
 
 
 def page(sections: list[report.Section], preset: str, started: float) -> str:

@@ -168,12 +168,13 @@ def input_tokens(key: Any, ids: np.ndarray | None, options: flags.FlagValues) ->
 
 
 def make_draw(options: flags.FlagValues, ids: np.ndarray | None):
-    """draw(key, weight_scale) of one seed: tokens, and parameters of which every variant is a part.
+    """draw(key, weight_scale) of one seed: tokens, and parameters that hold every variant's.
 
     Apart from the measures, since they do not depend on the variant or the norm, and random
     numbers take longest to compile.
     """
-    whole = configs_of(options, "post", ["transformer"])["transformer"]
+    chosen = configs_of(options, "post", options.variants)
+    whole = next((c for c in chosen.values() if c.mlp != "none"), next(iter(chosen.values())))
 
     def draw(key, weight_scale):
         key_tokens, key_params = jax.random.split(key)

@@ -174,8 +174,8 @@ def log_residual_figure(
     log‖res‖ ∝ 3^l is a straight line.
 
     Args:
-        measured: {panel: {curve: log10 ‖res‖ [s, L + 1]}}; the 3^l line is drawn through the first
-            curve that falls like it.
+        measured: {panel: {curve: log10 ‖res‖ [s, L + 1]}}; the 3^l line is drawn through the end of
+            the first curve that falls like it.
         layer_bounds: {panel: {curve: log10 of a layer's bound from the layer before [s, L + 1]}}.
         stack_bounds: The same of the theorem for all layers so far; it leaves the axis where it
             says nothing.
@@ -197,9 +197,10 @@ def log_residual_figure(
                 note = "the same, plain arithmetic" if index == 0 else None
                 ax.plot(layers, np.mean(plain[panel][label], axis=0), label=note, **options)
             mean = values.mean(axis=0)
-            start = int(np.argmax(mean < -3.0))
-            if not anchored and 0 < start < len(mean) - 1 and mean[-1] < 2.5 * mean[-2]:
-                line = mean[start] * 3.0 ** (layers[start:] - start)
+            falls = mean < -3.0
+            if not anchored and falls[-2:].all() and mean[-1] < 2.5 * mean[-2]:
+                start = int(np.argmax(falls))
+                line = mean[-1] * 3.0 ** (layers[start:] - layers[-1])
                 ax.plot(layers[start:], line, "k--", lw=1, label=r"$\propto 3^{l}$", zorder=5)
                 anchored = True
             for kind, found, dashes in (
@@ -214,7 +215,7 @@ def log_residual_figure(
         ax.xaxis.get_major_locator().set_params(integer=True)
     axes[0, 0].set_ylim(10 * lowest, 5 * highest)
     axes[0, 0].set_ylabel(r"$\log_{10} \|\mathrm{res}(X^l)\|_{1,\infty}$")
-    axes[0, 0].legend(loc="lower left", fontsize=7)
+    _legend_outside(fig, axes[0, 0])
     fig.suptitle(title) if title else None
     return fig
 
@@ -232,8 +233,8 @@ def local_rate_figure(rates: Mapping[str, Mapping[str, Any]], title: str = "") -
         for level, text in ((3.0, "3: doubly exponential"), (1.0, "1: exponential or none")):
             ax.axhline(level, color="#555555", lw=0.9, ls="--")
             ax.annotate(
-                text, (1.0, level), xycoords=("axes fraction", "data"), xytext=(0, 3),
-                textcoords="offset points", ha="right", fontsize=7, color="#555555",
+                text, (1.0, level), xycoords=("axes fraction", "data"), xytext=(0, -2),
+                textcoords="offset points", ha="right", va="top", fontsize=7, color="#555555",
             )  # fmt: skip
         for index, (label, values) in enumerate(group.items()):
             values = np.asarray(values, float)
@@ -242,7 +243,7 @@ def local_rate_figure(rates: Mapping[str, Mapping[str, Any]], title: str = "") -
         ax.set(xlabel="layer", title=panel, ylim=(0, 4))
         ax.xaxis.get_major_locator().set_params(integer=True)
     axes[0, 0].set_ylabel(r"$\log\|\mathrm{res}(X^{l})\| \,/\, \log\|\mathrm{res}(X^{l-1})\|$")
-    axes[0, -1].legend(loc="best")
+    _legend_outside(fig, axes[0, -1])
     fig.suptitle(title) if title else None
     return fig
 
@@ -273,3 +274,9 @@ def sweep_figure(
     axes[0, -1].legend(title=swept, loc="best")
     fig.suptitle(title) if title else None
     return fig
+
+
+def _legend_outside(fig, ax):
+    """The legend of one panel to the right of all, where it hides nothing."""
+    handles, labels = ax.get_legend_handles_labels()
+    fig.legend(handles, labels, loc="outside right center", fontsize=7.5)

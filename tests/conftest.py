@@ -12,6 +12,7 @@ import jax
 
 jax.config.update("jax_num_cpu_devices", 2)
 jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.devices()  # starts JAX, so that no binary run inside a test changes the number of devices
 
 install_import_hook("rank_collapse", "beartype.beartype")
 
