@@ -1,0 +1,194 @@
+"""Slow and obvious sums over paths, one at a time, in numpy: the oracle of the path tests."""
+
+from itertools import product
+
+import jax
+import numpy as np
+from scipy.special import erf, expit
+
+
+def _gate(kind, z):
+    return {
+        "relu": lambda: (z > 0).astype(z.dtype),
+        "gelu": lambda: 0.5 * (1 + erf(z / np.sqrt(2))),
+        "silu": lambda: expit(z),
+        "tanh": lambda: np.tanh(z) / z,
+        "identity": lambda: np.ones_like(z),
+    }[kind]()
+
+
+GATED = {"reglu": "relu", "geglu": "gelu", "swiglu": "silu"}
+
+
+class Oracle:
+    """Frozen maps of a forward pass; `terms()` walks every path by itself.
+
+    Terms are (attention length, MLP count, from memory?, state) for every path of the network,
+    and the offset is the frozen network applied to a zero input, biases included.
+    """
+
+    def __init__(self, params, trace, config, memory=None):
+        def as_numpy(a):
+            return None if a is None else np.asarray(a, np.float64)
+
+        self.params = jax.tree.map(as_numpy, params)
+        self.trace = jax.tree.map(as_numpy, trace)
+        self.config, self.memory = config, as_numpy(memory)
+        self.gains = [
+            np.broadcast_to(np.asarray(g, np.float64), config.depth)
+            for g in (config.skip_gain, config.branch_gain)
+        ]
+
+    def layer(self, l):
+        row = self.config.layer_map[l] if self.config.layer_map else l
+        return jax.tree.map(lambda a: a[row], self.params.layers)
+
+    def norm(self, norm, state, c, with_bias):
+        mean = state.mean(axis=-1, keepdims=True)
+        if self.config.norm == "rms":
+            sigma = np.sqrt((state**2).mean(axis=-1, keepdims=True) + self.config.norm_eps)
+        else:
+            sigma = np.sqrt(((state - mean) ** 2).mean(-1, keepdims=True) + self.config.norm_eps)
+            c = c - c.mean(axis=-1, keepdims=True)
+        out = c / sigma * norm.gain
+        return out + norm.bias if with_bias and norm.bias is not None else out
+
+    def sublayer(self, l, norm, state, branch_value, skip, branch, c, bias, take):
+        """take: "branch", "skip" or "both". state: what the forward pass had."""
+        placement, lam, gamma = self.config.norm_placement, self.gains[0][l], self.gains[1][l]
+        out = np.zeros_like(c)
+        if take in ("branch", "both"):
+            y = self.norm(norm, state, c, bias) if placement == "pre" else c
+            out = out + gamma * branch(y, bias)
+        if skip and take in ("skip", "both"):
+            out = out + lam * c
+        if placement == "post":
+            total = gamma * branch_value + (lam * state if skip else 0)
+            out = self.norm(norm, total, out, bias)
+        return out
+
+    def attention(self, l, c, head, bias=False):
+        """head: an index, "skip" or "all"."""
+        p, t = self.layer(l), self.trace.layers
+        heads = range(self.config.num_heads) if head == "all" else [head]
+
+        def branch(y, bias):
+            out = np.zeros((y.shape[0], self.config.d_model))
+            for h in heads:
+                a = p.attention
+                value = y @ a.w_v[h] + (a.b_v[h] if bias else 0)
+                out += t.attention[l, h] @ value @ a.w_o[h]
+            return out + (p.attention.b_o if bias else 0)
+
+        take = {"skip": "skip", "all": "both"}.get(head, "branch")
+        return self.sublayer(
+            l, p.attention_norm, self.trace.hidden[l], t.attention_branch[l],
+            self.config.attention_skip, branch, c, bias, take,
+        )  # fmt: skip
+
+    def cross(self, l, c, bias=False, take="skip", head=None):
+        """take "skip": a state passes by; "branch": the memory enters through one head."""
+        p, t = self.layer(l), self.trace.layers
+        heads = range(self.config.num_heads) if head is None else [head]
+
+        def branch(_, bias):
+            out, a = 0.0, p.cross
+            for h in heads:
+                value = (0 if bias else self.memory @ a.w_v[h]) + (a.b_v[h] if bias else 0)
+                value = np.broadcast_to(value, (*self.memory.shape[:1], a.w_v.shape[-1]))
+                out = out + t.cross_attention[l, h] @ value @ a.w_o[h]
+            return out + (a.b_o if bias else 0)
+
+        placement = self.config.norm_placement
+        lam, gamma = self.gains[0][l], self.gains[1][l]
+        out = np.zeros((self.trace.hidden.shape[1], self.config.d_model))
+        if take == "branch" or bias:
+            out = out + gamma * branch(None, bias)
+        if take == "skip" and self.config.cross_skip:
+            out = out + lam * c
+        if placement == "post":
+            state = t.after_attention[l]
+            total = gamma * t.cross_branch[l] + (lam * state if self.config.cross_skip else 0)
+            out = self.norm(p.cross_norm, total, out, bias)
+        return out
+
+    def mlp(self, l, c, take, bias=False):
+        p, t = self.layer(l), self.trace.layers
+        state = t.after_cross[l] if self.config.cross_attention else t.after_attention[l]
+        seen = state
+        if self.config.norm_placement == "pre":
+            seen = self.norm(p.mlp_norm, state, state, True)
+        kind, m = self.config.mlp, p.mlp
+        if kind in GATED:
+            z = seen @ m.w_gate + m.b_gate
+            gate = z * _gate(GATED[kind], z)
+        else:
+            gate = _gate(kind, seen @ m.w_in + m.b_in)
+
+        def branch(y, bias):
+            z = y @ m.w_in + (m.b_in if bias else 0)
+            return (gate * z) @ m.w_out + (m.b_out if bias else 0)
+
+        return self.sublayer(
+            l, p.mlp_norm, state, t.mlp_branch[l], self.config.mlp_skip, branch, c, bias, take
+        )
+
+    def final(self, c, bias=False):
+        if not self.config.final_norm:
+            return c
+        return self.norm(self.params.final_norm, self.trace.hidden[-1], c, bias)
+
+    def walk(self, c, first, heads, mlps, entered=False):
+        """A state from layer `first` on; entered: it begins after that layer's cross-attention."""
+        for l in range(first, self.config.depth):
+            if not (entered and l == first):
+                c = self.attention(l, c, heads[l])
+                if self.config.cross_attention:
+                    c = self.cross(l, c)
+            if self.config.mlp != "none":
+                c = self.mlp(l, c, mlps[l])
+        return self.final(c)
+
+    def terms(self):
+        depth, has_mlp = self.config.depth, self.config.mlp != "none"
+        heads = [*range(self.config.num_heads), *(["skip"] * self.config.attention_skip)]
+        mlp_choices = ["branch", *(["skip"] * self.config.mlp_skip)] if has_mlp else [None]
+        choices = list(product(product(heads, repeat=depth), product(mlp_choices, repeat=depth)))
+        for path, mlps in choices:
+            length = sum(h != "skip" for h in path)
+            count = sum(m == "branch" for m in mlps)
+            yield length, count, False, self.walk(self.trace.hidden[0], 0, path, mlps)
+        if not self.config.cross_attention:
+            return
+        for origin, head in product(range(depth), range(self.config.num_heads)):
+            start = self.cross(origin, None, take="branch", head=head)
+            rest = depth - origin
+            for path in product(heads, repeat=rest - 1):
+                for mlps in product(mlp_choices, repeat=rest):
+                    length = 1 + sum(h != "skip" for h in path)
+                    count = sum(m == "branch" for m in mlps)
+                    padded = ([None] * (origin + 1) + list(path), [None] * origin + list(mlps))
+                    yield length, count, True, self.walk(start, origin, *padded, entered=True)
+
+    def paths_through(self, layer, head):
+        """(path, state) of every path that takes one head of one layer, MLPs passed whole."""
+        choices = [*range(self.config.num_heads), *(["skip"] * self.config.attention_skip)]
+        for path in product(choices, repeat=self.config.depth):
+            if path[layer] == head:
+                whole = ["both"] * self.config.depth
+                yield path, self.walk(self.trace.hidden[0], 0, path, whole)
+
+    def sums(self):
+        """(by length and count, the part from the memory, offset)."""
+        depth, (n, d) = self.config.depth, self.trace.hidden.shape[1:]
+        grid = np.zeros((2, depth + 1, depth + 1, n, d))
+        for length, count, from_memory, state in self.terms():
+            grid[int(from_memory), length, count] += state
+        c = np.zeros((n, d))
+        for l in range(depth):
+            c = self.attention(l, c, "all", bias=True)
+            if self.config.cross_attention:
+                c = self.cross(l, c, bias=True)
+            if self.config.mlp != "none":
+                c = self.mlp(l, c, "both", bias=True)
+        return grid.sum(axis=0), grid[1], self.final(c, bias=True)
