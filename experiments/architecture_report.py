@@ -4,11 +4,14 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import matplotlib as mpl
 import numpy as np
 
 from experiments import cli
 from experiments.entry import Entry
 from rank_collapse import checkup, figures, pretrained, report, runs
+from rank_collapse.bounds import LEMMA_THRESHOLD
+from rank_collapse.path_products import predicted_sizes, skip_share
 from rank_collapse.report import Comparison
 from rank_collapse.surgery import VARIANTS
 
@@ -35,6 +38,10 @@ class Results:
     def kinds(self) -> list[str]:
         """The kinds of weights that were measured."""
         return [k for k in KINDS if any(kind == k for kind, _ in self.found)]
+
+    def has(self, part: str) -> bool:
+        """Whether anything of a part was measured."""
+        return any(name.startswith(f"{part}/") for _, name in self.found)
 
     def names(self, kind: str) -> list[str]:
         """The measures of one kind of weights."""
@@ -86,13 +93,10 @@ def table(model: Any, results: Results) -> list[dict[str, Any]]:
     for kind in results.kinds:
         for name in results.names(kind):
             values = results.get(kind, name)
-            values = values.reshape(len(values), -1) if values.ndim < 3 else None
-            if values is None:
-                continue
             part, *rest, measure = name.split("/")
             variant, reading_ = rest or ("Transformer", "")
-            for index in range(values.shape[1]):
-                column = values[:, index].astype(np.float64)
+            for place in np.ndindex(values.shape[1:]):
+                column = values[(slice(None), *place)].astype(np.float64)
                 rows.append(
                     {
                         "model": model.label,
@@ -101,7 +105,8 @@ def table(model: Any, results: Results) -> list[dict[str, Any]]:
                         "variant": variant,
                         "reading": reading_,
                         "measure": measure,
-                        "index": index,
+                        "layer_or_length": place[0] if place else "",
+                        "head_or_path": place[1] if len(place) > 1 else "",
                         "mean": float(column.mean()),
                         "std": float(column.std()),
                         "examples": len(column),
@@ -112,8 +117,13 @@ def table(model: Any, results: Results) -> list[dict[str, Any]]:
 
 def draw(model: Any, results: Results) -> dict[str, tuple[Any, str]]:
     """{file name: (figure, caption)} of what was measured."""
+    with mpl.rc_context(figures.STYLE):
+        return _draw(model, results)
+
+
+def _draw(model, results):
     name, drawn = slug(model.label), {}
-    if any("residuals/" in n for _, n in results.found):
+    if results.has("residuals"):
         drawn[f"residuals_{name}"] = (
             residual_figure(model, results),
             "Relative residual by layer, mean ± one standard deviation over texts: linear axis "
@@ -124,18 +134,31 @@ def draw(model: Any, results: Results) -> dict[str, tuple[Any, str]]:
             token_figure(results),
             "Mean cosine between tokens and ranks by layer, of SAN and of the whole network.",
         )
-    if any("lengths/" in n for _, n in results.found):
+    if results.has("lengths"):
         drawn[f"lengths_{name}"] = (
             length_figure(results),
             "All paths of each length, summed exactly: their size beside the output's, how near "
             "to rank one they are, and what the output keeps without them.",
+        )
+    if results.has("chains"):
+        drawn[f"chains_{name}"] = (
+            chain_figure(model, results),
+            "Chained attention: residual ratio of the product of attention matrices along random "
+            "paths; the share α that each layer leaves to its skip; the size of all paths of a "
+            "length that α predicts (contraction c = 2) beside the exact one.",
+        )
+    if results.has("bounds"):
+        drawn[f"bounds_{name}"] = (
+            bound_figure(results),
+            "Per layer and head: the largest spread of scores, which the theory wants below 1.256; "
+            "γ* and β; and how many powers of ten the layer's bound lies above what happens.",
         )
     return drawn
 
 
 def residual_figure(model: Any, results: Results) -> Any:
     """The paper's figure for one model: a panel per variant, published curves behind."""
-    logs = any("log/" in n for _, n in results.found)
+    logs = results.has("log")
     fig, axes = figures.figure(2 if logs else 1, 4, width=2.9, height=2.5, sharey="row")
     depth = pretrained.config_of(model.settings, model.settings.get("part")).depth
     published = pretrained.published_curves(model.settings, depth)
@@ -160,13 +183,16 @@ def residual_figure(model: Any, results: Results) -> Any:
                     values = results.get(kind, part.format(variant, reading_))
                     if values is not None:
                         figures.band(axes[row, column], layers, values, label, where, **style)
-        top.set(title=variant, ylim=(-0.03, 1.05))
+        top.set(title=variant, ylim=(-0.03, 1.05), xlabel="layer")
         axes[-1, column].set_xlabel("layer")
+        for ax in axes[:, column]:
+            ax.xaxis.get_major_locator().set_params(integer=True)
     if logs:
-        floor = min(ax.dataLim.y0 for ax in axes[1] if np.isfinite(ax.dataLim.y0))
-        for ax in axes[1]:
+        floor = min(ax.dataLim.y0 for ax in axes[1, :2])
+        for ax, variant in zip(axes[1], VARIANTS, strict=True):
             ax.set_yscale("symlog", linthresh=10)
             ax.set_ylim(min(3 * floor, -10), 10)
+            ax.set_visible(variant in ("SAN", "SAN+MLP"))
         axes[1, 0].set_ylabel("log10 ‖res(X)‖₁,∞")
     axes[0, 0].set_ylabel("‖res(X)‖₁,∞ / ‖X‖₁,∞")
     handles = {}
@@ -192,6 +218,8 @@ def token_figure(results: Results) -> Any:
                 label = f"{variant}, {NAMES[kind]}"
                 figures.band(ax, np.arange(values.shape[1]), values, label, index, linestyle=dash)
         ax.set(xlabel="layer", ylabel=measures[measure])
+    for ax in axes[0]:
+        ax.xaxis.get_major_locator().set_params(integer=True)
     axes[0, 0].legend()
     return fig
 
@@ -219,8 +247,77 @@ def length_figure(results: Results) -> Any:
     labels = ("size beside the output", "residual ratio of the sum", "cosine with the full output")
     for ax, label in zip(axes[0], labels, strict=True):
         ax.set(xlabel="path length k (attention layers passed)", ylabel=label)
-        ax.legend()
+        ax.xaxis.get_major_locator().set_params(integer=True)
+        ax.legend(fontsize=7)
     axes[0, 0].set_yscale("log")
+    return fig
+
+
+def chain_figure(model: Any, results: Results) -> Any:
+    """Chained attention by length, α by layer, and the size that α predicts."""
+    fig, axes = figures.figure(1, 3, width=3.6, height=2.8)
+    config = pretrained.config_of(model.settings, model.settings.get("part"))
+    for index, kind in enumerate(results.kinds):
+        chain = results.get(kind, "chains/chain_residual")
+        lengths = np.arange(1, chain.shape[1] + 1)
+        for name, dash, text in (("residual", "-", "1pᵀ"), ("rank_one", ":", "best rank one")):
+            values = results.get(kind, f"chains/chain_{name}")
+            values = np.moveaxis(values, 1, 2).reshape(-1, len(lengths))
+            median, low, high = np.percentile(np.maximum(values, 1e-8), [50, 25, 75], axis=0)
+            style = {"color": figures.color(index), "linestyle": dash}
+            axes[0, 0].plot(lengths, median, label=f"{text}, {NAMES[kind]}", **style)
+            axes[0, 0].fill_between(lengths, low, high, color=style["color"], alpha=0.2, lw=0)
+        skip, branch = (results.get(kind, f"chains/{n}") for n in ("skip", "branch"))
+        figures.band(axes[0, 1], lengths, skip / (skip + branch), NAMES[kind], index)
+        measured = results.get(kind, "lengths/log10_residual")
+        if measured is not None:
+            k = np.arange(measured.shape[1])
+            figures.band(axes[0, 2], k, measured, f"exact, {NAMES[kind]}", index)
+            law = alpha_law(skip, branch, config.num_heads, 10.0 ** measured[:, 0].mean())
+            axes[0, 2].plot(k, law, "--", color=figures.color(index), label="α's law")
+    axes[0, 0].set(yscale="log", xlabel="path length", ylabel="residual ratio of P_path")
+    axes[0, 1].set(xlabel="layer", ylabel="α, the share of the skip", ylim=(0, 1))
+    axes[0, 2].set(xlabel="path length k", ylabel="log10 ‖res(Cₖ)‖₁,∞", ylim=(-12, None))
+    for ax in axes[0]:
+        ax.xaxis.get_major_locator().set_params(integer=True)
+        if ax.get_legend_handles_labels()[0]:
+            ax.legend(fontsize=7)
+    return fig
+
+
+def alpha_law(skip: np.ndarray, branch: np.ndarray, heads: int, initial: float) -> np.ndarray:
+    """log10 of the size of all paths of each length that the layers' α predict."""
+    alpha = skip_share(skip, branch)
+    return np.asarray(predicted_sizes(alpha, len(alpha), heads, initial=initial))
+
+
+def bound_figure(results: Results) -> Any:
+    """The condition, γ* and β per layer and head; the bound's distance per layer."""
+    kinds = results.kinds
+    fig, axes = figures.figure(len(kinds), 4, width=3.1, height=2.5)
+    panels = (("log10_spread", "log10 max spread of scores"), ("gamma", "log10 γ*"))
+    panels += (("beta", "log10 β"),)
+    for row, kind in enumerate(kinds):
+        for ax, (name, title) in zip(axes[row], panels, strict=False):
+            values = results.get(kind, f"bounds/Transformer/published/{name}").astype(float)
+            values = values if name == "log10_spread" else np.log10(np.maximum(values, 1e-45))
+            limits = {}
+            if name == "log10_spread":
+                edge = np.log10(LEMMA_THRESHOLD)
+                reach = max(np.abs(values.mean(axis=0) - edge).max(), 1e-3)
+                limits = {"vmin": edge - reach, "vmax": edge + reach, "cmap": "PuOr_r"}
+            image = ax.imshow(values.mean(axis=0), aspect="auto", origin="lower", **limits)
+            fig.colorbar(image, ax=ax)
+            ax.set(title=f"{title}", xlabel="head", ylabel=f"layer ({NAMES[kind]})")
+            ax.grid(False)
+        for index, variant in enumerate(("Transformer", "SAN")):
+            tight = results.get(kind, f"bounds/{variant}/published/layer_tightness")
+            held = results.get(kind, f"bounds/{variant}/published/admissible").all(axis=2)
+            layers = np.arange(1, tight.shape[1] + 1)
+            label = f"{variant}: condition held in {held.mean():.0%}"
+            figures.band(axes[row, 3], layers, tight, label, index)
+        axes[row, 3].set(xlabel="layer", ylabel="log10 bound − log10 residual")
+        axes[row, 3].legend(fontsize=7)
     return fig
 
 
@@ -231,7 +328,7 @@ def summarise(model: Any, results: Results, batch: Mapping[str, Any]) -> dict[st
         kind: {
             name: np.mean(results.get(kind, name), axis=0, dtype=np.float64).tolist()
             for name in results.names(kind)
-            if results.get(kind, name).ndim <= 2
+            if results.get(kind, name).ndim <= 3
         }
         for kind in results.kinds
     }
@@ -318,21 +415,20 @@ def show(run: Any) -> None:
     print(f"written to {run.path}; page: {run.path / 'report.html'}")
 
 
-_QUICK = ("--num_texts=8", "--max_tokens=64", "--parts=residuals,log,lengths")
 ENTRY = Entry(
     title="BERT, ALBERT and XLNet at initialisation",
     claim="Attention without skips and MLPs loses rank within a few layers in all three "
     "architectures; skips prevent it, and MLPs alone slow it at most (published figures of the "
     "relative residual by layer; unseeded initialisations, other texts).",
-    presets={"quick": (*_QUICK, "--num_path_texts=2"), "paper": ()},
+    presets={
+        "quick": ("--num_texts=8", "--max_tokens=64", "--parts=residuals"),
+        "paper": ("--join", "--text_file=data/RTE/dev.tsv"),
+    },
     compare=compare,
     reading=reading,
     captions={
-        f"{kind}_{name}": f"{name} at initialisation: {text}"
+        f"residuals_{name}": f"{name} at initialisation: relative residual by layer, mean ± one "
+        "standard deviation over texts; the published curves in grey."
         for name in pretrained.PUBLISHED
-        for kind, text in (
-            ("residuals", "residual by layer, published curves in grey, and its logarithm."),
-            ("lengths", "all paths of each length, summed exactly."),
-        )
     },
 )

@@ -30,11 +30,11 @@ from absl import flags
 import rank_collapse as rc
 from experiments import architecture_report, cli
 from experiments.progress import Progress
-from rank_collapse import checkup, pretrained, profiles
+from rank_collapse import checkup, pretrained, profiles, surgery
 from rank_collapse.pretrained import text as texts_of
 from rank_collapse.text import default_text
 
-PARTS = ("residuals", "ranks", "log", "lengths")
+PARTS = ("residuals", "ranks", "log", "lengths", "chains", "bounds")
 
 FLAGS = cli.make_flags("architectures", num_seeds=1)
 FLAGS["num_devices"].default = 1  # one device whose matrix products use all cores
@@ -229,7 +229,8 @@ def measure(
             ),
             "residuals",
         )  # fmt: skip
-        if not load.config.cross_attention:
+        # With skips nothing leaves the range of floating point: the logarithm has nothing to add.
+        if variant in ("SAN", "SAN+MLP") and not load.config.cross_attention:
             once(
                 f"log/{variant}/{reading}",
                 lambda cut=cut: {
@@ -240,13 +241,19 @@ def measure(
                 "log",
             )
 
-    def lengths():
-        def one(params, config, x, mask=None, **rest):
-            return checkup.length_effects(params, config, x, mask, **rest)
+    def batch(effects, variant="Transformer", chunk=2):
+        config, params = surgery.variant(load.config, load.params, variant, family=family)
+        return profiles.measure_batch(effects, params, config, load.inputs(few), chunk=chunk)
 
-        return profiles.measure_batch(one, load.params, load.config, load.inputs(few), 2)
-
-    once("lengths", lengths, "lengths")
+    once("lengths", lambda: batch(checkup.length_effects), "lengths")
+    once("chains", lambda: batch(checkup.chain_effects), "chains")
+    if checkup.has_bounds(load.config):
+        for variant in ("Transformer", "SAN"):
+            once(
+                f"bounds/{variant}/published",
+                lambda v=variant: batch(checkup.bound_effects, v),
+                "bounds",
+            )
 
 
 class _Loader:
@@ -284,10 +291,13 @@ class _Loader:
         config = pretrained.config_of(self.model.settings, "encoder")
         params = self._read("encoder")
 
-        def one(params, config, x, mask):
-            return rc.apply(params, x, config, mask=mask).output
+        chunk = self.options.chunk
+        return profiles.measure_batch(_output, params, config, self._inputs, chunk=chunk)
 
-        return profiles.measure_batch(one, params, config, self._inputs, self.options.chunk)
+
+def _output(params, x, config, mask=None):
+    """What a decoder looks at."""
+    return rc.apply(params, x, config, mask=mask).output
 
 
 ENTRY = architecture_report.ENTRY

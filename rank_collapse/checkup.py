@@ -10,15 +10,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from rank_collapse import surgery
+from rank_collapse.bounds import bound_report
 from rank_collapse.config import TransformerConfig
 from rank_collapse.contributions import path_contributions
 from rank_collapse.logdomain import log_residual_profile
-from rank_collapse.network import TransformerParams
+from rank_collapse.network import TransformerParams, apply
+from rank_collapse.path_products import branch_sizes, measured_sizes
+from rank_collapse.path_sets import sample_path_sets
+from rank_collapse.paths import path_attention
 from rank_collapse.profiles import batch_profiles, measure_batch
-from rank_collapse.residuals import residual_ratio
+from rank_collapse.residuals import rank_one_ratio, residual_ratio
 
 
 def variants_of(config: TransformerConfig, family: str) -> list[tuple[str, str]]:
@@ -68,15 +72,11 @@ def log_ratio_profiles(
     Args: see `variant_profiles`.
     """
     cut, weights = surgery.variant(config, params, variant, reading, family)
-
-    def measure(params, config, x, mask=None, **rest):
-        return log_residual_profile(params, x, config, mask, **rest)
-
-    return measure_batch(measure, weights, cut, inputs, chunk)
+    return measure_batch(log_residual_profile, weights, cut, inputs, chunk=chunk)
 
 
 def length_effects(
-    params: TransformerParams, config: TransformerConfig, x: Any, mask: Any = None, **inputs: Any
+    params: TransformerParams, x: Any, config: TransformerConfig, mask: Any = None, **inputs: Any
 ) -> dict[str, Float[Array, "..."]]:
     """What the paths of each length add to the output, exactly, all of them at once.
 
@@ -88,11 +88,12 @@ def length_effects(
     cosine_without  mean over tokens of cos(Y_i, Y_i − C_{k,i})
     cosine_up_to    mean over tokens of cos(Y_i, Σ_{j≤k} C_{j,i} + offset_i)
     error_up_to     ‖Y − Σ_{j≤k} C_j − offset‖_F / ‖Y‖_F
+    log10_size, log10_residual   log10 of ‖C_k‖_{1,∞} and ‖res C_k‖_{1,∞}, to set beside α's law
     offset_size     ‖offset‖_F / ‖Y‖_F, what biases add whatever the tokens
     error           ‖Y − Σ_k C_k − offset‖_F / ‖Y‖_F, rounding
 
     Args:
-        params, config, x: As in `rank_collapse.apply`.
+        params, x, config: As in `rank_collapse.apply`.
         mask: Bool [n], the tokens that exist; others count nowhere.
         **inputs: Other arguments of `path_contributions`.
 
@@ -124,7 +125,10 @@ def length_effects(
         lengths = jnp.linalg.norm(a, axis=-1) * jnp.linalg.norm(output, axis=-1)[None]
         return jnp.sum(dots / jnp.where(lengths == 0, 1, lengths), axis=-1) / count
 
+    log_size, log_residual = measured_sizes(parts, keep)
     return {
+        "log10_size": log_size,
+        "log10_residual": log_residual,
         "size": frobenius(parts) / size,
         "residual_size": frobenius(rest(parts)) / frobenius(rest(output)),
         "residual_ratio": jax.vmap(lambda a: residual_ratio(a, mask=keep))(parts),
@@ -134,3 +138,75 @@ def length_effects(
         "offset_size": jnp.linalg.norm(shown(found.offset)) / size,
         "error": frobenius(shown(found.total) - output) / size,
     }
+
+
+def chain_effects(
+    params: TransformerParams,
+    x: Any,
+    config: TransformerConfig,
+    mask: Any = None,
+    *,
+    num_paths: int = 5,
+    seed: int = 0,
+    **inputs: Any,
+) -> dict[str, Float[Array, "..."]]:
+    """Chained attention of random paths by length, and the sizes of skips and branches.
+
+    chain_residual  ‖P_path − 1pᵀ‖/‖P_path‖, P_path the product of the path's attention matrices
+    chain_rank_one  the same against the best rank one
+    skip, branch    N(x) and N(SA(x)) of every layer, from which α comes (`skip_share`)
+
+    Args:
+        params, x, config: As in `rank_collapse.apply`.
+        mask: Bool [n], the tokens that exist; rows of others are left out.
+        num_paths: Paths of each length 1 .. L, their layers and heads drawn uniformly.
+        seed: Of the paths.
+        **inputs: Other arguments of `apply`.
+
+    Returns:
+        chain_residual and chain_rank_one [L, p]; skip and branch [L].
+
+    Source: chained attention and α in the published code of Dong et al. 2021.
+    """
+    trace = apply(params, x, config, mask=mask, **inputs)
+    lengths = jnp.arange(1, config.depth + 1)
+    key = jax.random.key(seed)
+    paths = sample_path_sets(key, lengths, 1, num_paths, config.depth, config.num_heads)[:, 0]
+
+    def ratios(path):
+        product = path_attention(trace.attention, path)
+        return residual_ratio(product, mask=mask), rank_one_ratio(product, mask=mask)
+
+    # One product after another: all together would hold L·p matrices [n, n] for every text.
+    flat = paths.reshape(-1, config.depth)
+    found, rank_one = (r.reshape(paths.shape[:2]) for r in jax.lax.map(ratios, flat))
+    skip, branch = branch_sizes(trace, mask)
+    return {"chain_residual": found, "chain_rank_one": rank_one, "skip": skip, "branch": branch}
+
+
+def has_bounds(config: TransformerConfig) -> bool:
+    """Whether there is a matrix W_QK that the bounds can use; see `bounds.bound_report`."""
+    positional = config.position in ("rotary", "relative_key")
+    return config.score == "dot" and not positional and not config.cross_attention
+
+
+def bound_effects(
+    params: TransformerParams, x: Any, config: TransformerConfig, mask: Any = None
+) -> dict[str, Float[Array, "..."] | Bool[Array, "..."]]:
+    """β, γ*, the condition of the technical lemma and the bounds, per layer and head.
+
+    Args:
+        params, x, config: As in `rank_collapse.apply`.
+        mask: Bool [n], the tokens that exist.
+
+    Returns:
+        Fields of `bounds.BoundReport`, log10_spread as its maximum over tokens.
+
+    Raises:
+        ValueError: Rotary or relative positions, or cross-attention: see `bounds.bound_report`.
+    """
+    found = bound_report(params, x, config, mask)
+    names = ("beta", "gamma", "admissible", "head_tightness", "layer_tightness", "log10_input")
+    names += ("layer_log10_lhs", "layer_log10_rhs", "stack_log10_lhs", "stack_log10_rhs")
+    values = {name: getattr(found, name) for name in names}
+    return values | {"log10_spread": jnp.max(found.log10_spread, axis=-1)}

@@ -3,7 +3,8 @@
 Axis letters: b examples, l layers (0 is the embedding), n tokens, d width.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -77,47 +78,59 @@ def network_profile(
     return hidden_profile(trace.hidden, mask, measures)
 
 
-def batched(
-    measure: Callable[..., Any], params: Any, config: Any, inputs: Mapping[str, Any], chunk: int = 8
-) -> Iterator[Any]:
-    """measure(params, config, **one example) over a batch, a chunk at a time, as numpy trees.
-
-    Everything with a leading axis b goes into `inputs`; the last chunk is filled up with repeated
-    examples, so that one compiled program serves all, and cut again.
-
-    Args:
-        measure: A function of one example, without side effects.
-        params: Passed on, never copied.
-        config: Passed on.
-        inputs: Arrays [b, ...] by argument name; None for an argument that is absent.
-        chunk: Examples at once: bounds the memory.
-
-    Yields:
-        Trees of arrays [chunk or less, ...].
-    """
-    given = {k: np.asarray(v) for k, v in inputs.items() if v is not None}
-    total = {len(v) for v in given.values()}
-    if len(total) != 1:
-        raise ValueError(f"inputs of different lengths: { {k: len(v) for k, v in given.items()} }")
-    (total,) = total
-    chunk = min(chunk, total)
+@lru_cache(maxsize=64)
+def _compiled(measure, static):
+    """One program per measure and shape, however often it is called with other weights."""
 
     @jax.jit
     def run(params, config, examples):
-        return jax.vmap(lambda one: measure(params, config, **one))(examples)
+        def one(example):
+            example = dict(example)
+            return measure(params, example.pop("x"), config, **example, **dict(static))
 
-    for start in range(0, total, chunk):
-        rows = np.minimum(np.arange(start, start + chunk), total - 1)
-        found = run(params, config, {k: v[rows] for k, v in given.items()})
-        kept = min(chunk, total - start)
-        yield jax.tree.map(lambda a, kept=kept: np.asarray(a)[:kept], found)
+        return jax.vmap(one)(examples)
+
+    return run
 
 
 def measure_batch(
-    measure: Callable[..., Any], params: Any, config: Any, inputs: Mapping[str, Any], chunk: int = 8
+    measure: Callable[..., Any],
+    params: Any,
+    config: Any,
+    inputs: Mapping[str, Any],
+    *,
+    chunk: int = 8,
+    **static: Any,
 ) -> Any:
-    """`batched`, its chunks joined: a tree of numpy arrays [b, ...]."""
-    parts = list(batched(measure, params, config, inputs, chunk))
+    """measure(params, x, config, **rest) on every example of a batch, a chunk at a time.
+
+    The last chunk is filled up with repeated examples, so that one compiled program serves all.
+
+    Args:
+        measure: A pure function of one example; the same object again does not compile again.
+        params, config: Passed on, never copied.
+        inputs: Arrays [b, ...] by argument name, x among them; None for one that is absent.
+        chunk: Examples at once: bounds the memory.
+        **static: Further arguments of `measure`, hashable, the same for all examples.
+
+    Returns:
+        What `measure` returns, as numpy arrays [b, ...].
+
+    Raises:
+        ValueError: Inputs of different lengths.
+    """
+    given = {k: np.asarray(v) for k, v in inputs.items() if v is not None}
+    lengths = {k: len(v) for k, v in given.items()}
+    if len(set(lengths.values())) != 1 or not lengths["x"]:
+        raise ValueError(f"inputs have different lengths, or none: {lengths}")
+    total = lengths["x"]
+    chunk = min(chunk, total)
+    run = _compiled(measure, tuple(sorted(static.items())))
+    parts = []
+    for start in range(0, total, chunk):
+        rows = np.minimum(np.arange(start, start + chunk), total - 1)
+        found = run(params, config, {k: v[rows] for k, v in given.items()})
+        parts.append(jax.tree.map(lambda a, n=total - start: np.asarray(a)[:n], found))
     return jax.tree.map(lambda *a: np.concatenate(a), *parts)
 
 
@@ -137,8 +150,4 @@ def batch_profiles(
         measures: Names out of `MEASURES`.
         chunk: Examples at once: bounds the memory.
     """
-
-    def measure(params, config, x, **rest):
-        return network_profile(params, x, config, measures=measures, **rest)
-
-    return measure_batch(measure, params, config, inputs, chunk)
+    return measure_batch(network_profile, params, config, inputs, chunk=chunk, measures=measures)
