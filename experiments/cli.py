@@ -76,7 +76,11 @@ def make_flags(experiment: str, *, num_seeds: int | None = None) -> flags.FlagVa
 
 def run(main: Callable, flag_values: flags.FlagValues) -> NoReturn:
     """Runs a binary on the command line's arguments and exits; see `execute`."""
-    sys.exit(execute(main, flag_values, sys.argv[1:]))
+    code = execute(main, flag_values, sys.argv[1:])
+    if code == 130:
+        sys.stdout.flush()
+        os._exit(code)  # threads that still compile would keep the process alive
+    sys.exit(code)
 
 
 def execute(main: Callable, flag_values: flags.FlagValues, arguments: Sequence[str]) -> int:

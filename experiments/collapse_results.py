@@ -17,6 +17,9 @@ from rank_collapse.report import Comparison
 
 RATIO = r"$\|\mathrm{res}(X^l)\|_{1,\infty} \,/\, \|X^l\|_{1,\infty}$"
 BOUNDS = ("log10_bound", "log10_layer_bound", "admissible")
+PUBLISHED_NAMES = {
+    "san": "SAN", "san_mlp": "SAN+MLP", "san_skip": "SAN+skip", "transformer": "Transformer",
+}  # fmt: skip
 COLLAPSED = 0.01  # a ratio below it counts as collapsed
 Results = dict[tuple[str, float, float], dict[str, np.ndarray]]
 
@@ -148,7 +151,6 @@ def _number(value):
 def compare(summary: dict[str, Any]) -> list[Comparison]:
     """Each of the paper's claims on each norm placement, beside BERT's published curve."""
     bert = published_curves(PUBLISHED["bert-base-cased"], 12)["init"]
-    names = {"san": "SAN", "san_mlp": "SAN+MLP", "san_skip": "SAN+skip"}
     first = summary["settings"][0]
     rows = []
     for setting in summary["settings"]:
@@ -157,7 +159,7 @@ def compare(summary: dict[str, Any]) -> list[Comparison]:
         where = f"norm {setting['norm']}"
         for variant, numbers in setting["variants"].items():
             last = len(numbers["ratio"]) - 1
-            curve = bert[names.get(variant, variant)]
+            curve = bert[PUBLISHED_NAMES[variant]]
             published = curve[min(last, len(curve) - 1)]
             measured = numbers["ratio"][-1]
             rows.append(

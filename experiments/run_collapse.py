@@ -265,12 +265,16 @@ class Programs:
         drawn = jax.eval_shape(self.draw, keys, one)
         sharding = NamedSharding(self.mesh, PartitionSpec(ensemble.AXIS))
         drawn = jax.tree.map(lambda a: a.update(sharding=sharding), drawn)
-        with self.progress.aside("compiling"), ThreadPoolExecutor() as pool:
-            lowered = {norm: call.lower(drawn, one) for norm, call in self.measures.items()}
-            draw = pool.submit(self.draw.lower(keys, one).compile)
-            measures = {norm: pool.submit(low.compile) for norm, low in lowered.items()}
-            self.draw = draw.result()
-            self.measures = {norm: future.result() for norm, future in measures.items()}
+        pool = ThreadPoolExecutor()
+        try:
+            with self.progress.aside("compiling"):
+                lowered = {norm: call.lower(drawn, one) for norm, call in self.measures.items()}
+                draw = pool.submit(self.draw.lower(keys, one).compile)
+                measures = {norm: pool.submit(low.compile) for norm, low in lowered.items()}
+                self.draw = draw.result()
+                self.measures = {norm: future.result() for norm, future in measures.items()}
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)  # Ctrl-C does not wait for XLA
         self.compiled = True
 
     def __call__(self, norm: str, scale: float, gain: float, first: int, count: int, size: int):

@@ -198,3 +198,16 @@ def test_a_violated_bound_is_counted_only_under_the_lemmas_condition():
     assert (found["layers"], found["layers_admissible"]) == (4, 3)
     assert found["layers_above_their_bound"] == 1
     assert (found["prefixes_admissible"], found["prefixes_above_the_stack_bound"]) == (2, 1)
+
+
+def test_every_variant_has_a_published_curve_to_stand_beside():
+    numbers = {"ratio": [0.9, 0.3], "local_rate_last": None, "log10_residual_last": None}
+    variants = {v: dict(numbers) for v in run_collapse.VARIANTS}
+    setting = {"norm": "post", "weight_scale": 1.0, "skip_gain": 1.0, "variants": variants}
+    rows = ENTRY.compare({"settings": [setting, setting | {"weight_scale": 2.0}]})
+    assert [c.published for c in rows] == [0.0176, 0.0174, 0.5649, 0.5629]
+    assert all(c.agrees for c in rows[2:])
+    numbers["ratio"] = [0.9, 0.001]
+    variants["san_skip"] = numbers
+    assert not ENTRY.compare({"settings": [setting]})[2].agrees
+    assert "not: san and san_mlp and transformer" in ENTRY.reading({"settings": [setting]})
