@@ -124,7 +124,7 @@ def log10_theorem(
     """
     log10_c = jnp.log10(4 * gamma * beta * num_heads / jnp.sqrt(width))
     power = jnp.asarray(3.0, log10_c.dtype) ** depth  # ±inf beyond depth 80 in float32, never NaN
-    return power * (log10_c / 2 + log10_input) - log10_c / 2
+    return power * (log10_c / 2 + log10_input) - jnp.where(jnp.isinf(log10_c), 0, log10_c / 2)
 
 
 def lipschitz_constants(params: MLPParams, kind: str) -> tuple[Float[Array, ""], Float[Array, ""]]:
