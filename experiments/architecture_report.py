@@ -163,7 +163,7 @@ def residual_figure(model: Any, results: Results) -> Any:
     depth = pretrained.config_of(model.settings, model.settings.get("part")).depth
     published = pretrained.published_curves(model.settings, depth)
     layers = np.arange(depth + 1)
-    pairs = checkup.variants_of(None, model.settings["model_type"])
+    pairs = checkup.variants_of(model.settings["model_type"])
     for column, variant in enumerate(VARIANTS):
         top = axes[0, column]
         for kind, curves in published.items():

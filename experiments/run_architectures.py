@@ -219,7 +219,7 @@ def measure(
     measures = ("residual_ratio", "token_cosine")
     if "ranks" in options.parts:
         measures += ("effective_rank", "stable_rank")
-    for variant, reading in checkup.variants_of(load.config, family):
+    for variant, reading in checkup.variants_of(family):
         cut = (variant, reading, family)
         once(
             f"residuals/{variant}/{reading}",

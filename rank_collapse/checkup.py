@@ -25,7 +25,7 @@ from rank_collapse.profiles import batch_profiles, measure_batch
 from rank_collapse.residuals import rank_one_ratio, residual_ratio
 
 
-def variants_of(config: TransformerConfig, family: str) -> list[tuple[str, str]]:
+def variants_of(family: str) -> list[tuple[str, str]]:
     """(variant, reading) pairs that differ: "text" only where it is not what was published."""
     pairs = [(name, "published") for name in surgery.VARIANTS]
     if family == "albert":
