@@ -106,6 +106,7 @@ def length_figure(results: dict[str, Any], config: TransformerConfig) -> Figure:
         label = ("share of the norms", "share of the residuals")[index]
         figures.band(ax, k, share, label, index)
     ax.set(ylabel="share", title="counted and weighed")
+    ax.set_ylim(0, 1.35 * ax.get_ylim()[1])  # room for the legend
     ax = axes[0, 2]
     for index, size in enumerate(SAMPLES):
         error = results["estimate_error"][:, index]

@@ -25,7 +25,7 @@ from experiments.entry import Entry
 from rank_collapse import provenance, report, runs
 
 # Modules of experiments/ with an ENTRY, in the order of the report.
-EXPERIMENTS = ("run_collapse", "run_path_counts")
+EXPERIMENTS = ("run_collapse", "run_path_counts", "run_path_chains")
 PRESETS = ("quick", "paper")
 
 FLAGS = cli.make_flags("reproduce")

@@ -25,7 +25,7 @@ class SampledSum:
     standard_error: Any
 
 
-def sampled_sum(terms: Float[Array, "p *s"], num_paths: float) -> SampledSum:
+def sampled_sum(terms: Float[Array, "p *s"], num_paths: int) -> SampledSum:
     """Estimate of the sum over a population from a sample drawn with replacement.
 
     Args:
