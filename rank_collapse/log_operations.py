@@ -1,7 +1,7 @@
 """Operations on tokens written as 1x̄ᵀ + e^s R̂: attention, norms and MLPs.
 
-Each maps (x̄, R̂, s) to a mean token and parts (R, s) of the new residual, subtracts no nearly
-equal numbers, and stays right where ε = e^s underflows to 0. `logdomain` chains them.
+Each maps (x̄, R̂, s) to a mean token and parts of the new residual, subtracts no nearly equal
+numbers, and stays right where ε = e^s underflows to 0. `logdomain` chains them.
 
 Axis letters: n tokens (queries), m keys, d width, h heads, k per-head query/key width.
 """
@@ -38,42 +38,39 @@ def log10_norm(state):
     return (state.log_scale + jnp.log(composite_norm(state.rest))) / np.log(10.0)
 
 
-def settle(mean, parts, keep) -> LogState:
-    """Tokens 1·meanᵀ + Σ e^s R over (R, s) in parts, in the form of `LogState`."""
-
-    def normalised(rest, log_scale):
-        rest = jnp.where(keep[:, None], rest, 0)
-        center = jnp.sum(rest, axis=0) / jnp.sum(keep)
-        rest = jnp.where(keep[:, None], rest - center[None, :], 0)
-        size = jnp.max(jnp.abs(rest))
-        safe = jnp.where(size == 0, 1, size)
-        return center, rest / safe, jnp.where(size == 0, -jnp.inf, log_scale + jnp.log(safe))
-
-    rests, scales = [], []
-    for rest, log_scale in parts:
-        center, rest, new_scale = normalised(rest, log_scale)
-        mean = mean + jnp.exp(log_scale) * center
-        rests.append(rest)
-        scales.append(new_scale)
-    scales = jnp.stack(scales)
+def settle(mean, parts, scales, keep) -> LogState:
+    """Tokens 1·meanᵀ + Σ_p e^{s_p} R_p in the form of `LogState`; parts [p, n, d], scales [p]."""
+    exists = keep[None, :, None]
+    parts = jnp.where(exists, parts, 0)
+    centers = jnp.sum(parts, axis=1) / jnp.sum(keep)
+    half = jnp.exp(scales / 2)[:, None]  # twice: a large scale may go with tiny parts
+    mean = mean + jnp.sum(half * (half * centers), axis=0)
+    parts = jnp.where(exists, parts - centers[:, None, :], 0)
+    sizes = jnp.max(jnp.abs(parts), axis=(1, 2))
+    scales = jnp.where(sizes == 0, -jnp.inf, scales + jnp.log(jnp.where(sizes == 0, 1, sizes)))
     top = jnp.max(scales)
     weights = jnp.exp(scales - jnp.where(top == -jnp.inf, 0, top))
-    rest = jnp.einsum("p,pnd->nd", weights, jnp.stack(rests))
-    _, rest, log_scale = normalised(rest, top)
-    return LogState(mean=mean, rest=rest, log_scale=log_scale)
+    weights = weights / jnp.where(sizes == 0, 1, sizes)
+    rest = jnp.einsum("p,pnd->nd", weights, parts)
+    # rounding has left a mean of the order of the dtype's epsilon
+    rest = jnp.where(exists[0], rest - (jnp.sum(rest, axis=0) / jnp.sum(keep))[None, :], 0)
+    size = jnp.max(jnp.abs(rest))
+    safe = jnp.where(size == 0, 1, size)
+    return LogState(mean, rest / safe, jnp.where(size == 0, -jnp.inf, top + jnp.log(safe)))
 
 
 def attention(params, state, config, context, temperature, keep):
     """Mean token of SA(X), and parts (R [h, n, d], p, t [h]) of its residual: e^{ps + t} R."""
     eps = jnp.exp(state.log_scale)
+    factor = jnp.ones((), eps.dtype) / temperature
     if config.score == "additive":
         base, delta = _additive_scores(params, state, eps)
+        base, delta = base * factor, delta * factor
+        change = eps * (eps * delta)
     else:
-        base, delta = _dot_scores(params, state, eps, context)
         if config.scale_scores:
-            root = jnp.sqrt(params.w_q.shape[-1]).astype(eps.dtype)
-            base, delta = base / root, delta / root
-    base, delta = base / temperature, delta / temperature
+            factor = factor / jnp.sqrt(params.w_q.shape[-1]).astype(eps.dtype)
+        base, delta, change = _dot_scores(params, state, eps, context, factor)
     if context.bias is not None:
         base = base + context.bias.astype(base.dtype)
     mask = three_axes(context.mask)
@@ -82,16 +79,15 @@ def attention(params, state, config, context, temperature, keep):
     first = jnp.argmax(keep)
     # any row's change may join what the rows share: then that row's E is 0, and rows whose
     # weights all sit on one key are compared with each other rather than with q
-    shared = delta[:, first][:, None, :]
-    base, delta = base + eps * (eps * shared), delta - shared
+    base = base + change[:, first][:, None, :]
+    delta, change = (a - a[:, first][:, None, :] for a in (delta, change))
 
     log_q = _log_softmax(base, mask)  # [h, 1 or n, m]
     q = jnp.exp(log_q)
     # a shift of a row's scores cancels; this one keeps Σ_j q_j exp(ε²δ_ij) ≥ 1
-    delta = delta - jnp.sum(q * delta, axis=-1, keepdims=True)
+    delta, change = (a - jnp.sum(q * a, axis=-1, keepdims=True) for a in (delta, change))
     if mask is not None:
-        delta = jnp.where(mask, delta, 0)
-    change = eps * (eps * delta)
+        delta, change = jnp.where(mask, delta, 0), jnp.where(mask, change, 0)
     large = jnp.max(jnp.abs(change), axis=-1, keepdims=True) > 30
     moderate = jnp.clip(change, -30, 30)
     tiny = jnp.abs(moderate) < 1e-6
@@ -146,18 +142,26 @@ def _log_softmax(scores, mask):
     return jax.nn.log_softmax(scores, axis=-1)
 
 
-def _dot_scores(params, state, eps, context):
-    """Scores as base + ε² delta, without what is constant along a row, before any scaling.
+def _dot_scores(params, state, eps, context, factor):
+    """Scores as base + ε² delta without what is constant along a row; and ε² delta itself.
 
-    base is [h, 1, m] where all rows share it, else [h, n, m]; delta is [h, n, m].
+    base is [h, 1, m] where all rows share it, else [h, n, m]; delta is [h, n, m]. Every factor is
+    applied before the products: a compiler that fuses a later one into the softmax, once with the
+    rounding of a multiply-add and once without, makes scores of 1e12 differ from their maximum.
     """
     n = state.rest.shape[0]
-    query = jnp.einsum("nd,hdk->hnk", state.rest, params.w_q)
+    query = factor * jnp.einsum("nd,hdk->hnk", state.rest, params.w_q)
     key = jnp.einsum("nd,hdk->hnk", state.rest, params.w_k)
-    mean_part = jnp.einsum("d,hdk->hk", state.mean, params.w_q)[:, None, :]
-    mean_query = mean_part + params.b_q[:, None, :]
+    mean_part = factor * jnp.einsum("d,hdk->hk", state.mean, params.w_q)[:, None, :]
+    mean_query = mean_part + factor * params.b_q[:, None, :]
+    relative = None
+    if params.relative is not None and context.relative is not None:
+        terms = params.relative.replace(
+            b_r=factor * params.relative.b_r, b_s=factor * params.relative.b_s
+        )
+        relative = attn.relative_scores(terms, mean_part + eps * query, n, context)
     if context.rotary is None:
-        base = eps * jnp.einsum("hnk,hmk->hnm", mean_query, key)
+        base = jnp.einsum("hnk,hmk->hnm", mean_query, eps * key)
     else:
         mean_key = jnp.einsum("d,hdk->hk", state.mean, params.w_k) + params.b_k
         query, key = attn.rotate(query, context.rotary), attn.rotate(key, context.rotary)
@@ -165,14 +169,14 @@ def _dot_scores(params, state, eps, context):
         mean_query = attn.rotate(jnp.broadcast_to(mean_query, shape), context.rotary)
         mean_key = attn.rotate(jnp.broadcast_to(mean_key[:, None, :], shape), context.rotary)
         base = jnp.einsum("hnk,hmk->hnm", mean_query + eps * query, mean_key)
-        base = base + eps * jnp.einsum("hnk,hmk->hnm", mean_query, key)
-    if params.relative is not None and context.relative is not None:
-        base = base + attn.relative_scores(params.relative, mean_part + eps * query, n, context)
-    return base, jnp.einsum("hnk,hmk->hnm", query, key)
+        base = base + jnp.einsum("hnk,hmk->hnm", mean_query, eps * key)
+    base = base if relative is None else base + relative
+    delta = jnp.einsum("hnk,hmk->hnm", query, key)
+    return base, delta, jnp.einsum("hnk,hmk->hnm", eps * query, eps * key)
 
 
 def _additive_scores(params, state, eps):
-    """The same for v·tanh(z + ε(a_i + c_j)).
+    """(base, delta) for v·tanh(z + ε(a_i + c_j)).
 
     Second differences of tanh have a closed form: tanh(z+a+c) − tanh(z+a) − tanh(z+c) + tanh(z) =
     −sinh(a) sinh(c) sinh(2z+a+c) / (cosh(z+a+c) cosh(z+a) cosh(z+c) cosh(z)).
@@ -218,11 +222,11 @@ def norm(params, state, config, keep):
         mean, rest = mean * params.gain, rest * params.gain[None, :]
         if params.bias is not None:
             mean = mean + params.bias
-    return settle(mean, [(rest, state.log_scale)], keep)
+    return settle(mean, rest[None], state.log_scale[None], keep)
 
 
 def mlp(params, state, kind):
-    """Mean token and residual of an MLP, the latter from divided differences of φ."""
+    """Mean token and residual (over e^s) of an MLP, the latter from divided differences of φ."""
     eps = jnp.exp(state.log_scale)
     z, u = state.mean @ params.w_in + params.b_in, state.rest @ params.w_in
     if kind in layers.GATED:
@@ -235,7 +239,7 @@ def mlp(params, state, kind):
     else:
         difference = _divided_difference(kind, z, u, eps)
         value = layers.activation_of(kind).fn(z)
-    return value @ params.w_out + params.b_out, [(difference @ params.w_out, state.log_scale)]
+    return value @ params.w_out + params.b_out, difference @ params.w_out
 
 
 # Gauss-Legendre nodes and weights on [0, 1]

@@ -63,7 +63,9 @@ def log_residual_profile(
     Arithmetic is that of x and the parameters, at least float32. The log scale has a relative
     accuracy of about 1e-6 in float32. It reaches 3^80, near float32's largest number: −inf after
     that, and where a residual is exactly 0. The mean token is an ordinary array: a network whose
-    mean token overflows gives NaN.
+    mean token overflows gives NaN. R̂ has one scale: where weights are so large that tokens fall
+    into clusters, distances within a cluster are kept relative to those between clusters only, and
+    a later layer that depends on them alone sees rounding or −inf.
 
     Args:
         params: Parameters of the network.
@@ -123,7 +125,7 @@ def log_trace(
 
     with jax.default_matmul_precision("highest"):
         center = jnp.sum(x, axis=0) / jnp.sum(keep)
-        start = ops.settle(center, [(x - center[None, :], jnp.zeros((), dtype))], keep)
+        start = ops.settle(center, (x - center[None, :])[None], jnp.zeros(1, dtype), keep)
 
         def body(state, step):
             layer, gains = step
@@ -151,38 +153,41 @@ def local_rate(profile: Float[Array, "*s l"]) -> Float[Array, "*s k"]:
 def _layer(params, state, config, context, gains, keep):
     """One layer's state, its attention's input, and residuals of heads and branch over e^{3s}."""
 
-    def close(norm_params, mean, parts, skip, state):
-        mean = gains["branch_gain"] * mean
-        parts = [(gains["branch_gain"] * rest, log_scale) for rest, log_scale in parts]
+    def close(norm_params, mean, parts, scales, skip, state):
+        mean, parts = gains["branch_gain"] * mean, gains["branch_gain"] * parts
         if skip:
             mean = mean + gains["skip_gain"] * state.mean
-            parts.append((gains["skip_gain"] * state.rest, state.log_scale))
-        out = ops.settle(mean, parts, keep)
+            parts = jnp.concatenate([parts, gains["skip_gain"] * state.rest[None]])
+            scales = jnp.append(scales, state.log_scale)
+        out = ops.settle(mean, parts, scales, keep)
         return ops.norm(norm_params, out, config, keep) if config.norm_placement == "post" else out
 
     def enter(norm_params, state):
-        return (
-            ops.norm(norm_params, state, config, keep) if config.norm_placement == "pre" else state
-        )
+        if config.norm_placement != "pre":
+            return state
+        return ops.norm(norm_params, state, config, keep)
 
-    each_head = range(config.num_heads)
     seen = enter(params.attention_norm, state)
     mean, per_head = ops.attention(
         params.attention, seen, config, context, gains["temperature"], keep
     )
+    # log10 ‖.‖ less 3 s/ln 10, without forming either of the large numbers
+    over_cube = [t if p == 3 else (p - 3) * seen.log_scale + t for _, p, t in per_head]
+    over_cube = jnp.stack(over_cube)  # [kinds of part, h]
+    parts = jnp.stack([rest for rest, _, _ in per_head])
     nothing = jnp.zeros_like(mean)
 
-    def over_cube(parts):
-        # log10 ‖.‖ of a part of the branch − 3 s/ln 10, without forming either large number
-        scaled = [(r, t if p == 3 else (p - 3) * seen.log_scale + t) for r, p, t in parts]
-        return ops.log10_norm(ops.settle(nothing, scaled, keep))
+    def size(parts, scales):
+        return ops.log10_norm(ops.settle(nothing, parts, scales, keep))
 
-    heads = jnp.stack([over_cube([(r[h], p, t[h]) for r, p, t in per_head]) for h in each_head])
-    flat = [(r[h], p, t[h]) for r, p, t in per_head for h in each_head]
-    branch = over_cube(flat)
-    parts = [(r, p * seen.log_scale + t) for r, p, t in flat]
-    state = close(params.attention_norm, mean, parts, config.attention_skip, state)
+    heads = jax.vmap(size, in_axes=1)(parts, over_cube)
+    flat = parts.reshape((-1, *parts.shape[2:]))
+    branch = size(flat, over_cube.reshape(-1))
+    scales = jnp.stack([p * seen.log_scale + t for _, p, t in per_head]).reshape(-1)
+    state = close(params.attention_norm, mean, flat, scales, config.attention_skip, state)
     if config.mlp != "none":
-        mean, parts = ops.mlp(params.mlp, enter(params.mlp_norm, state), config.mlp)
-        state = close(params.mlp_norm, mean, parts, config.mlp_skip, state)
+        before = enter(params.mlp_norm, state)
+        mean, rest = ops.mlp(params.mlp, before, config.mlp)
+        scales = before.log_scale[None]
+        state = close(params.mlp_norm, mean, rest[None], scales, config.mlp_skip, state)
     return state, seen, heads, branch
