@@ -12,14 +12,8 @@ from rank_collapse.contributions import PathContributions, head_contributions, p
 from rank_collapse.embedding import EmbeddingConfig, EmbeddingParams, embed
 from rank_collapse.layers import MLPParams, NormParams
 from rank_collapse.logdomain import local_rate, log_residual_profile
-from rank_collapse.network import (
-    BlockParams,
-    Trace,
-    TransformerParams,
-    apply,
-    init,
-    layer_params,
-)
+from rank_collapse.network import Trace, apply
+from rank_collapse.parameters import BlockParams, TransformerParams, init, layer_params
 from rank_collapse.path_sets import (
     Classifier,
     batch_path_set_logits,

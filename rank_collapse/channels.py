@@ -14,7 +14,7 @@ from jaxtyping import Array, Float
 
 from rank_collapse import frozen
 from rank_collapse.config import TransformerConfig
-from rank_collapse.network import BlockParams
+from rank_collapse.parameters import BlockParams
 
 # Layers are compiled in at most this many groups of two or more, each with the slots its last layer
 # needs. More groups compute fewer empty slots, fewer compile faster: for BERT-base, groups of one

@@ -17,7 +17,8 @@ from rank_collapse.bounds import bound_report
 from rank_collapse.config import TransformerConfig
 from rank_collapse.contributions import path_contributions
 from rank_collapse.logdomain import log_residual_profile
-from rank_collapse.network import TransformerParams, apply
+from rank_collapse.network import apply
+from rank_collapse.parameters import TransformerParams
 from rank_collapse.path_products import branch_sizes, measured_sizes
 from rank_collapse.path_sets import sample_path_sets
 from rank_collapse.paths import path_attention

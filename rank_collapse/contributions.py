@@ -18,13 +18,8 @@ from rank_collapse import attention as attn
 from rank_collapse import frozen, layers
 from rank_collapse.channels import Layout, advance
 from rank_collapse.config import TransformerConfig
-from rank_collapse.network import (
-    TransformerParams,
-    block,
-    input_states,
-    make_context,
-    per_layer,
-)
+from rank_collapse.network import block, input_states, make_context, per_layer
+from rank_collapse.parameters import TransformerParams
 
 
 @struct.dataclass

@@ -15,7 +15,8 @@ from jaxtyping import Array, Float
 from rank_collapse import layers
 from rank_collapse.attention import AttentionParams
 from rank_collapse.config import TransformerConfig
-from rank_collapse.network import BlockParams, LayerTrace, sublayer_input, sublayer_sum
+from rank_collapse.network import LayerTrace, sublayer_input, sublayer_sum
+from rank_collapse.parameters import BlockParams
 
 
 @struct.dataclass

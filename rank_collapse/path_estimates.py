@@ -8,7 +8,7 @@ from flax import struct
 from jaxtyping import Array, Float, Int
 
 from rank_collapse.config import TransformerConfig
-from rank_collapse.network import TransformerParams
+from rank_collapse.parameters import TransformerParams
 from rank_collapse.path_sets import path_set_states
 
 

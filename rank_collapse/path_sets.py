@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from rank_collapse import layers
 from rank_collapse.config import TransformerConfig
-from rank_collapse.network import TransformerParams
+from rank_collapse.parameters import TransformerParams
 from rank_collapse.path_steps import SEMANTICS, make_steps
 from rank_collapse.paths import check_length, check_paths
 

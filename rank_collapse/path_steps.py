@@ -14,10 +14,8 @@ from rank_collapse import attention as attn
 from rank_collapse import frozen, layers
 from rank_collapse.config import TransformerConfig
 from rank_collapse.network import (
-    TransformerParams,
     block,
     input_states,
-    layer_params,
     make_context,
     per_layer,
     scan_layers,
@@ -25,6 +23,7 @@ from rank_collapse.network import (
     sublayer_output,
     sublayer_sum,
 )
+from rank_collapse.parameters import TransformerParams, layer_params
 from rank_collapse.paths import ALL_HEADS
 
 SEMANTICS = ("frozen", "recomputed")

@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from rank_collapse.config import TransformerConfig
-from rank_collapse.network import TransformerParams, layer_params
+from rank_collapse.parameters import TransformerParams, layer_params
 
 ALL_HEADS = -1
 MAX_PATHS = 1_000_000

@@ -13,7 +13,8 @@ from jaxtyping import Array, Float
 
 from rank_collapse import residuals
 from rank_collapse.config import TransformerConfig
-from rank_collapse.network import TransformerParams, apply
+from rank_collapse.network import apply
+from rank_collapse.parameters import TransformerParams
 
 # name -> measure(x [n, d], mask=[n]) of the tokens of one layer
 MEASURES: dict[str, Callable] = {

@@ -14,7 +14,7 @@ from rank_collapse.attention import AttentionParams
 from rank_collapse.config import TransformerConfig
 from rank_collapse.embedding import EmbeddingConfig, EmbeddingParams
 from rank_collapse.layers import MLPParams, NormParams
-from rank_collapse.network import BlockParams, TransformerParams
+from rank_collapse.parameters import BlockParams, TransformerParams
 from rank_collapse.path_sets import Classifier
 
 

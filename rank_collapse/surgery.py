@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from rank_collapse.config import TransformerConfig
 from rank_collapse.layers import GATED, MLPParams
-from rank_collapse.network import TransformerParams
+from rank_collapse.parameters import TransformerParams
 
 VARIANTS = ("SAN", "SAN+MLP", "SAN+skip", "Transformer")
 READINGS = ("published", "text")

@@ -15,7 +15,7 @@ import optax
 from flax import struct
 from jaxtyping import Array, Bool, Float
 
-from rank_collapse import layers, network
+from rank_collapse import layers, network, parameters
 from rank_collapse.config import TransformerConfig
 from rank_collapse.path_sets import Classifier
 from rank_collapse.tasks.examples import LOSSES, Examples
@@ -82,7 +82,7 @@ class Hyper:
 class Model:
     """A network and the classifier that reads each token of its output."""
 
-    network: Any  # network.TransformerParams
+    network: Any  # parameters.TransformerParams
     classifier: Any  # path_sets.Classifier
 
 
@@ -103,7 +103,7 @@ def num_batches(num_examples: int, batch_size: int) -> int:
 def init_model(key: Any, recipe: Recipe, init_scale: Any = 1.0) -> Model:
     """Initial weights: the network as its config says, the read-out normal(0, 0.02), bias 0."""
     key_network, key_classifier = jax.random.split(key)
-    params = network.init(key_network, recipe.config, weight_scale=init_scale)
+    params = parameters.init(key_network, recipe.config, weight_scale=init_scale)
     shape = (recipe.config.d_model, recipe.num_outputs)
     w = 0.02 * jax.random.normal(key_classifier, shape)
     return Model(network=params, classifier=Classifier(w, jnp.zeros(recipe.num_outputs)))

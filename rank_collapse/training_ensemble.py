@@ -102,6 +102,10 @@ class Ensemble:
         epochs_per_chunk: Epochs in one jitted call; progress, checkpoints and the check for
             divergence come between calls. Does not change results.
         at_once: See `spread`.
+
+    Attributes:
+        begin: (keys, hyper, None) → (states, data) of all seeds, laid out over the mesh.
+        chunk: (states, data, hyper, first epoch) → (states, losses); reuses the states' memory.
     """
 
     def __init__(
@@ -138,8 +142,8 @@ class Ensemble:
         # Runs once: quick compilation counts, not speed. (Many copies of threefry are slow to
         # optimise.)
         quick = {"xla_backend_optimization_level": 0} if self.on_cpu else None
-        self._begin = spread(begin, self.mesh, at_once=at_once, options=quick)
-        self._chunk = spread(chunk, self.mesh, at_once=at_once, donate=(0,))
+        self.begin = spread(begin, self.mesh, at_once=at_once, options=quick)
+        self.chunk = spread(chunk, self.mesh, at_once=at_once, donate=(0,))
 
     @property
     def on_cpu(self) -> bool:
@@ -180,7 +184,7 @@ class Ensemble:
         count = keys.shape[0]
         hyper = jax.tree.map(lambda a: jnp.broadcast_to(jnp.float32(a), (count,)), hyper)
         laid_keys, hyper = self.lay_out((keys, hyper))
-        state, data = self._begin(laid_keys, hyper, None)
+        state, data = self.begin(laid_keys, hyper, None)
         padded = laid_keys.shape[0]
         losses = np.full((padded, self.recipe.num_epochs), np.nan, np.float32)
         epoch = 0
@@ -190,7 +194,7 @@ class Ensemble:
                 epoch, saved = found
                 state, losses = saved["state"], np.array(saved["losses"])
         while epoch < self.recipe.num_epochs:
-            state, new = self._chunk(state, data, hyper, jnp.int32(epoch))
+            state, new = self.chunk(state, data, hyper, jnp.int32(epoch))
             done = min(epoch + self.epochs_per_chunk, self.recipe.num_epochs)
             losses[:, epoch:done] = np.asarray(new)[:, : done - epoch]
             epoch = done

@@ -5,12 +5,13 @@ architecture at its own initialisation. One file per family maps its names and s
 """
 
 import os
+from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
 
 from rank_collapse.config import TransformerConfig
-from rank_collapse.network import TransformerParams
+from rank_collapse.parameters import TransformerParams
 from rank_collapse.pretrained import albert, bert, distilbert, gpt2, llama, t5, vit, xlnet
 from rank_collapse.pretrained.checkpoint import Checkpoint, read_config
 from rank_collapse.pretrained.published import PUBLISHED, published_curves
@@ -48,8 +49,8 @@ def settings_of(source: Any, part: str | None = None) -> dict[str, Any]:
     """The entries of a config.json, completed by the family's defaults.
 
     Args:
-        source: A checkpoint folder, the name of one of `PUBLISHED`, or a dictionary with the
-            entries of a config.json, `model_type` among them.
+        source: The name of one of `PUBLISHED`, a checkpoint folder (a `Path` where it has such a
+            name), or a dictionary with the entries of a config.json, `model_type` among them.
         part: "encoder" or "decoder" of a model that has both (T5); its encoder by default.
 
     Raises:
@@ -103,7 +104,7 @@ def load(
         ValueError: A file cut short, a tensor missing or of another shape than the config
             implies, an unknown model type or an unsupported variant.
     """
-    settings = settings_of(folder, part)
+    settings = settings_of(Path(folder), part)  # never the name of a published model
     family = FAMILIES[settings["model_type"]]
     config = family.config(settings)
     weights = CheckpointWeights(Checkpoint(folder), family.ANCHORS, dtype)

@@ -11,7 +11,7 @@ import numpy as np
 from rank_collapse.attention import AttentionParams, RelativeParams
 from rank_collapse.config import TransformerConfig
 from rank_collapse.embedding import EmbeddingConfig, EmbeddingParams
-from rank_collapse.network import BlockParams, TransformerParams
+from rank_collapse.parameters import BlockParams, TransformerParams
 from rank_collapse.pretrained.weights import Draw, Weights, activation
 
 ANCHORS = ("word_embedding.weight",)
