@@ -25,7 +25,16 @@ from experiments.entry import Entry
 from rank_collapse import provenance, report, runs
 
 # Modules of experiments/ with an ENTRY, in the order of the report.
-EXPERIMENTS = ("run_collapse", "run_path_counts", "run_path_chains")
+EXPERIMENTS = (
+    "run_collapse",
+    "run_path_counts",
+    "run_path_chains",
+    "run_architectures",
+    "run_sort",
+    "run_convex_hull",
+    "run_memorization",
+    "run_circle",
+)
 PRESETS = ("quick", "paper")
 
 FLAGS = cli.make_flags("reproduce")
