@@ -423,7 +423,7 @@ ENTRY = Entry(
     "relative residual by layer; unseeded initialisations, other texts).",
     presets={
         "quick": ("--num_texts=8", "--max_tokens=64", "--parts=residuals"),
-        "paper": ("--join", "--text_file=data/RTE/dev.tsv"),
+        "paper": ("--num_seeds=4",),
     },
     compare=compare,
     reading=reading,
