@@ -26,12 +26,19 @@ from experiments import cli
 BENCHMARKS = {
     "exact_paths": "experiments.path_benchmarks:exact_paths",
     "recomputed_paths": "experiments.path_benchmarks:recomputed_paths",
+    "train_sort": "experiments.training_benchmarks:train_sort",
+    "train_convex_hull": "experiments.training_benchmarks:train_convex_hull",
+    "train_memorization": "experiments.training_benchmarks:train_memorization",
 }
 
 FLAGS = cli.make_flags("benchmark")
 flags.DEFINE_list(
     "benchmark", list(BENCHMARKS), f"Which, out of {', '.join(BENCHMARKS)}.", flag_values=FLAGS
 )
+flags.DEFINE_enum(
+    "baseline", "none", ("none", "torch"), "Time PyTorch beside the training benchmarks.",
+    flag_values=FLAGS,
+)  # fmt: skip
 flags.DEFINE_integer("rounds", 5, "Timed rounds.", lower_bound=1, flag_values=FLAGS)
 
 

@@ -6,6 +6,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from rank_collapse import figures
+from rank_collapse.report import Comparison
 from rank_collapse.tasks.circle import RADIUS
 
 TOGETHER = 0.01  # two points this near have fallen together: 1/60 of the circle's diameter
@@ -25,6 +26,7 @@ def rows(results: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
+@figures.styled
 def draw(results: dict[str, dict[str, Any]]) -> dict[str, Figure]:
     """The trajectories of the first seed that did not diverge, and the distances of all."""
     return {"trajectories": _trajectories(results), "distance": _distances(results)}
@@ -81,6 +83,32 @@ def summarise(results: dict[str, dict[str, Any]], seconds: float) -> dict[str, A
             "fell_together": float((distance[:, -1] < TOGETHER).mean()),
         }
     return {"cases": out, "seconds": seconds}
+
+
+def compare(summary: dict[str, Any]) -> list[Comparison]:
+    """Distance at the end of the run, per case, beside the paper's claim."""
+    return [
+        Comparison(
+            f"{name}: distance of the two sequences at the end",
+            case["distance_at_end"],
+            "falls together" if name.startswith("attention") else "stays apart (or slower)",
+            (case["distance_at_end"] < TOGETHER) == name.startswith("attention"),
+            f"at the start {case['distance_at_start']:.2g}; error of a step {case['step_error']:.2g}",
+        )
+        for name, case in summary["cases"].items()
+    ]
+
+
+def reading(summary: dict[str, Any]) -> str:
+    """One sentence against the paper."""
+    fallen = [n for n, c in summary["cases"].items() if c["distance_at_end"] < TOGETHER]
+    apart = [n for n in summary["cases"] if n not in fallen]
+    return (
+        f"Fell together: {'; '.join(fallen) or 'none'}. "
+        f"Stayed apart: {'; '.join(apart) or 'none'}. "
+        "It is the skip around the attention that keeps the sequences apart; an MLP without one "
+        "does not, where it falls together above."
+    )
 
 
 def show(run: Any) -> None:

@@ -23,6 +23,7 @@ import numpy as np
 from absl import flags
 
 from experiments import circle_results, cli, trained, trained_flags
+from experiments.entry import Entry
 from rank_collapse.config import TransformerConfig
 from rank_collapse.embedding import EmbeddingConfig
 from rank_collapse.tasks import circle
@@ -50,8 +51,11 @@ flags.DEFINE_boolean(
     flag_values=FLAGS,
 )  # fmt: skip
 flags.DEFINE_boolean(
-    "compare", False, f"All of {', '.join(VARIANTS)} at each of the widths "
-    f"{', '.join(map(str, WIDTHS))}.", flag_values=FLAGS,
+    "compare", False, f"All of {', '.join(VARIANTS)} at each of the --widths.", flag_values=FLAGS
+)
+flags.DEFINE_multi_integer(
+    "widths", WIDTHS, "Model widths of --compare; may be given several times.", lower_bound=3,
+    flag_values=FLAGS,
 )  # fmt: skip
 trained_flags.accept_unused(FLAGS, "n_repeat", "path_len", "n_paths", "no_sub_path")
 
@@ -81,7 +85,7 @@ def make_cases(options: flags.FlagValues) -> dict[str, Recipe]:
     if options.n_train_data < 4:
         raise ValueError(f"n_train_data={options.n_train_data} points make no two walks")
     if options.compare:
-        pairs = [(variant, width) for width in WIDTHS for variant in VARIANTS]
+        pairs = [(variant, width) for width in options.widths for variant in VARIANTS]
     else:
         pairs = [(variant_of(options), options.hidden_dim)]
     return {f"{v}, d={d}": recipe(options, v, d) for v, d in pairs}
@@ -140,6 +144,20 @@ def run_case(options: flags.FlagValues, name: str, case: Recipe, run) -> dict[st
     out = ensemble.map(roll, done.state, done.data, num_seeds=options.num_seeds)
     diverged = np.isin(np.arange(options.num_seeds), list(done.diverged))
     return out | {"losses": done.losses, "diverged": diverged}
+
+
+ENTRY = Entry(
+    title="Circle: recurrent attention",
+    claim="Section 4.3: a one-layer network fed with its own output lets the two walkers fall "
+    "together when it is pure attention; a skip or an MLP counteracts that.",
+    presets={"quick": ("--compare", "--widths=32"), "paper": ("--compare", "--num_seeds=5")},
+    compare=circle_results.compare,
+    reading=circle_results.reading,
+    captions={
+        "trajectories": "The two sequences of one seed, fed with their own continuation.",
+        "distance": "Distance between the two sequences: median and range over seeds.",
+    },
+)
 
 
 if __name__ == "__main__":

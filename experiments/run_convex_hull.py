@@ -17,7 +17,7 @@ import functools
 import jax
 from absl import flags
 
-from experiments import cli, trained, trained_flags
+from experiments import cli, trained, trained_entry, trained_flags
 from rank_collapse.embedding import EmbeddingConfig
 from rank_collapse.tasks import convex_hull, examples
 from rank_collapse.training import Recipe
@@ -81,6 +81,15 @@ def make_data(options: flags.FlagValues, key) -> dict:
         return {"train": train, "eval": train.first(options.n_eval_data)}
     held_out = convex_hull.make_examples(key_eval, options.n_eval_data, options.seq_len)
     return {"train": train, "eval": held_out}
+
+
+ENTRY = trained_entry.make_entry(
+    title="Paths: convex hull",
+    quick=(
+        "--n_train_data=2000", "--n_epochs=5", "--n_eval_data=100", "--n_repeat=3", "--no_sub_path",
+    ),
+    paper=("--num_seeds=5", "--no_sub_path"),
+)  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import functools
 import jax.numpy as jnp
 from absl import flags
 
-from experiments import cli, texts, trained, trained_flags
+from experiments import cli, texts, trained, trained_entry, trained_flags
 from rank_collapse.embedding import EmbeddingConfig
 from rank_collapse.tasks import examples, memorization
 from rank_collapse.training import Recipe
@@ -77,12 +77,17 @@ def make_setup(options: flags.FlagValues) -> trained.Setup:
     content = cli.content_hash(ids.tobytes() + mask.tobytes())
     # Rows of the table that no text uses get no gradient: leaving them out changes nothing.
     tokens, used = memorization.compact_vocabulary(ids)
+    return setup_of(options, tokens, mask, len(used), {"texts": content})
+
+
+def setup_of(options: flags.FlagValues, tokens, mask, vocab_size, extra=None) -> trained.Setup:
+    """The experiment on given texts: token ids and mask, both [b, n]."""
     embedding = EmbeddingConfig(
-        vocab_size=len(used), d_embed=options.hidden_dim, projection="before_norm"
+        vocab_size=vocab_size, d_embed=options.hidden_dim, projection="before_norm"
     )
     return trained.Setup(
         name="memorization",
-        title=f"Memorizing random labels of {len(ids)} texts",
+        title=f"Memorizing random labels of {len(tokens)} texts",
         recipe=Recipe(
             config=trained_flags.network_config(options, embedding),
             num_outputs=options.num_labels,
@@ -101,7 +106,7 @@ def make_setup(options: flags.FlagValues) -> trained.Setup:
         | ({"auc": examples.area_under_curve} if options.num_labels == 2 else {}),
         published={"whole": 0.85, "baseline": 0.50},
         batch_size=min(options.per_device_eval_batch_size, 8),
-        extra={"texts": content},
+        extra=extra,
     )
 
 
@@ -109,6 +114,16 @@ def make_data(options: flags.FlagValues, tokens, mask, key) -> dict:
     """The texts with one seed's labels; the evaluation is on the first of them."""
     train = memorization.make_examples(key, tokens, mask, options.num_labels)
     return {"train": train, "eval": train.first(options.n_eval_data)}
+
+
+ENTRY = trained_entry.make_entry(
+    title="Paths: memorization",
+    quick=(
+        "--task_name=shipped", "--depth=4", "--hidden_dim=64", "--n_epochs=60", "--n_paths=5",
+        "--learning_rate=1e-3", "--n_repeat=3", "--no_sub_path",
+    ),
+    paper=("--num_seeds=5", "--no_sub_path"),
+)  # fmt: skip
 
 
 if __name__ == "__main__":

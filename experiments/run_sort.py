@@ -17,7 +17,7 @@ import functools
 import jax
 from absl import flags
 
-from experiments import cli, trained, trained_flags
+from experiments import cli, trained, trained_entry, trained_flags
 from rank_collapse.embedding import EmbeddingConfig
 from rank_collapse.tasks import examples, sorting
 from rank_collapse.training import Recipe
@@ -95,6 +95,13 @@ def make_data(make, options: flags.FlagValues, key) -> dict:
 def misordered(repeats: bool, logits, held_out):
     """Mean number of pairs per sequence whose predicted letters are out of order."""
     return sorting.misordered_pairs(logits.argmax(axis=-1), repeats)
+
+
+ENTRY = trained_entry.make_entry(
+    title="Paths: sorting",
+    quick=("--n_epochs=15", "--n_eval_data=100", "--n_repeat=3", "--no_sub_path"),
+    paper=("--num_seeds=5", "--no_sub_path"),
+)  # fmt: skip
 
 
 if __name__ == "__main__":

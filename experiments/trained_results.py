@@ -48,13 +48,14 @@ def rows(results: dict[str, Any], trained: Any, options: Any) -> list[dict[str, 
     return out
 
 
+@figures.styled
 def path_figure(setup: Any, results: dict[str, Any], trained: Any) -> Figure:
     """The published figure: accuracy against path length, with what it left out."""
     fig, axes = figures.figure(1, 1, width=5.6, height=3.8)
     ax, kept = axes[0, 0], trained.kept
     metric = next(iter(setup.metrics))
     lengths, everything = results["lengths"], results["all_lengths"]
-    for index, (size, values) in enumerate(results["sets"].items()):
+    for index, (size, values) in enumerate(sorted(results["sets"].items())):
         v = values[metric][kept]  # [s, k, r]
         spread = v.transpose(0, 2, 1).reshape(-1, v.shape[1])
         ax.errorbar(
@@ -83,6 +84,7 @@ def path_figure(setup: Any, results: dict[str, Any], trained: Any) -> Figure:
     return fig
 
 
+@figures.styled
 def loss_figure(setup: Any, trained: Any) -> Figure:
     """Training loss of every seed that did not diverge, and of those that did until they did."""
     fig, axes = figures.figure(1, 1)
@@ -100,6 +102,7 @@ def loss_figure(setup: Any, trained: Any) -> Figure:
     return fig
 
 
+@figures.styled
 def layer_figures(setup: Any, results: dict[str, Any], trained: Any) -> dict[str, Figure]:
     """Ranks and α_l by layer, where they were measured."""
     out = {}
