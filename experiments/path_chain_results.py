@@ -3,6 +3,7 @@
 from itertools import pairwise
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from matplotlib.figure import Figure
 
@@ -22,7 +23,8 @@ def predictions(results: dict[str, Any], config: TransformerConfig) -> dict[str,
     The contraction c is that of single attention matrices: their mean log residual ratio is that
     of R_0/c², the formula's value at length 1.
     """
-    alpha = np.asarray(path_products.skip_share(results["skip_size"], results["branch_size"]))
+    sizes = (jnp.asarray(results["skip_size"]), jnp.asarray(results["branch_size"]))
+    alpha = np.asarray(path_products.skip_share(*sizes))
     skip, branch = results["skip_size"].sum(), results["branch_size"].sum()
     contraction = float(np.exp(-0.5 * np.log(results["chain_mean"][:, 0]).mean()))
     common = (config.depth, config.num_heads, results["initial_residual"].mean(), contraction)

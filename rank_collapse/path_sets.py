@@ -102,7 +102,7 @@ def path_state(
     params: TransformerParams,
     x: Any,
     config: TransformerConfig,
-    path: Int[Array, "l"],
+    path: Any,
     *,
     semantics: str = "recomputed",
     no_sub_path: bool = False,
@@ -118,7 +118,7 @@ def path_state(
 
     Args:
         params, x, config, mask, bias, segments, positions: As in `apply`.
-        path: A choice per layer: 0..H−1 a head, H skip, −1 all heads.
+        path: Int [L], a choice per layer: 0..H−1 a head, H skip, −1 all heads.
         semantics: "frozen" or "recomputed".
         no_sub_path: Of recomputed paths, see `path_steps.recomputed_step`.
 
@@ -126,6 +126,7 @@ def path_state(
         ValueError: A path that does not fit, unknown semantics, or cross-attention.
     """
     check_paths(path, config)
+    path = jnp.asarray(path)
     inputs = {"mask": mask, "bias": bias, "segments": segments, "positions": positions}
     x, step, finish = make_steps(params, x, config, semantics, no_sub_path, inputs)
     for l in range(config.depth):
@@ -137,7 +138,7 @@ def path_set_states(
     params: TransformerParams,
     x: Any,
     config: TransformerConfig,
-    paths: Int[Array, "*sets p l"],
+    paths: Any,
     *,
     semantics: str = "recomputed",
     no_sub_path: bool = False,
@@ -153,7 +154,7 @@ def path_set_states(
     `path_state`.
 
     Args:
-        paths: Sets of paths, [*sets, p, L]; may be traced.
+        paths: Sets of paths, Int [*sets, p, L]; may be traced.
         params, x, config, semantics, no_sub_path, mask, bias, segments, positions: As in
             `path_state`.
 
@@ -161,12 +162,13 @@ def path_set_states(
         ValueError: As `path_state`.
     """
     check_paths(paths, config)
+    paths = jnp.asarray(paths)
     if paths.ndim < 2:
         raise ValueError(f"paths of shape {paths.shape} are not sets [..., p, L]")
     inputs = {"mask": mask, "bias": bias, "segments": segments, "positions": positions}
     x, step, finish = make_steps(params, x, config, semantics, no_sub_path, inputs)
     *sets, num_paths, depth = paths.shape
-    flat = jnp.asarray(paths).reshape(-1, depth)
+    flat = paths.reshape(-1, depth)
     order = jnp.lexsort(flat.T[::-1])
     flat = flat[order]
     same = jnp.cumprod(flat[1:] == flat[:-1], axis=1).sum(axis=1)
@@ -212,7 +214,7 @@ def path_set_logits(
     classifier: Any,
     inputs: Any,
     config: TransformerConfig,
-    paths: Int[Array, "*sets p l"],
+    paths: Any,
     **options: Any,
 ) -> Float[Array, "*sets n c"]:
     """Logits of each set of paths for one example, as the paper's experiments read them.
@@ -226,7 +228,7 @@ def path_set_logits(
         classifier: (w [d, c], b [c]).
         inputs: Token ids [n], vectors [n, i], or hidden states [n, d].
         config: The network.
-        paths: Sets of paths.
+        paths: Sets of paths, Int [*sets, p, L].
         **options: semantics, no_sub_path, mask, bias, segments, positions of `path_set_states`.
     """
     return read_out(classifier, path_set_states(params, inputs, config, paths, **options))
@@ -237,7 +239,7 @@ def batch_path_set_logits(
     classifier: Any,
     inputs: Any,
     config: TransformerConfig,
-    paths: Int[Array, "*sets p l"],
+    paths: Any,
     *,
     mask: Bool[Array, "b n"] | None = None,
     semantics: str = "recomputed",

@@ -22,16 +22,18 @@ def config_of(**fields):
 
 def example(config, seed=0, n=N):
     """Parameters without symmetry, an input, and what else the configuration needs."""
-    keys = jax.random.split(jax.random.key(seed), 5)
-    params = jax.jit(lambda k: rc.init(k, config, bias_scale=0.3))(keys[0])
-    flat, tree = jax.tree.flatten(params)
-    keys_leaf = jax.random.split(keys[1], len(flat))
-    pairs = zip(keys_leaf, flat, strict=True)
-    params = jax.tree.unflatten(
-        tree, [a + 0.1 * jax.random.normal(k, a.shape, a.dtype) for k, a in pairs]
-    )
-    extra = {}
-    if config.cross_attention:
-        extra["memory"] = jax.random.normal(keys[2], (n - 1, config.d_model))
-        extra["memory_mask"] = jnp.arange(n - 1) < n - 2
-    return params, jax.random.normal(keys[3], (n, config.d_model)) + 0.3, extra
+
+    def make(key):
+        keys = jax.random.split(key, 4)
+        params = rc.init(keys[0], config, bias_scale=0.3)
+        leaves, tree = jax.tree.flatten(params)
+        pairs = zip(jax.random.split(keys[1], len(leaves)), leaves, strict=True)
+        leaves = [a + 0.1 * jax.random.normal(k, a.shape, a.dtype) for k, a in pairs]
+        x = jax.random.normal(keys[3], (n, config.d_model)) + 0.3
+        extra = {}
+        if config.cross_attention:
+            extra["memory"] = jax.random.normal(keys[2], (n - 1, config.d_model))
+            extra["memory_mask"] = jnp.arange(n - 1) < n - 2
+        return jax.tree.unflatten(tree, leaves), x, extra
+
+    return jax.jit(make)(jax.random.key(seed))
