@@ -61,7 +61,8 @@ def log_residual_profile(
     temperature are treated exactly too.
 
     Arithmetic is that of x and the parameters, at least float32. The log scale has a relative
-    accuracy of about 1e-6 in float32. It reaches 3^80, near float32's largest number: −inf after
+    accuracy of about 1e-6 in float32; where large weights make scores of size S and all rows look
+    at one key, the residual is e^-(difference of scores), and its logarithm has their error, 1e-7 S. It reaches 3^80, near float32's largest number: −inf after
     that, and where a residual is exactly 0. The mean token is an ordinary array: a network whose
     mean token overflows gives NaN. R̂ has one scale: where weights are so large that tokens fall
     into clusters, distances within a cluster are kept relative to those between clusters only, and
@@ -138,7 +139,7 @@ def log_trace(
     return LogTrace(profile, inputs, heads, branches, ops.three_axes(context.mask))
 
 
-def local_rate(profile: Float[Array, "*s l"]) -> Float[Array, "*s k"]:
+def local_rate(profile: Any) -> Float[Array, "*s k"]:
     """log‖res(X^{l+1})‖ / log‖res(X^l)‖ for l = 0..L−1; it tends to 3 in pure attention.
 
     Means little in the first layers, where the logarithm passes 0.
