@@ -93,7 +93,7 @@ def compare(summary: dict[str, Any]) -> list[Comparison]:
             case["distance_at_end"],
             "falls together" if name.startswith("attention") else "stays apart (or slower)",
             (case["distance_at_end"] < TOGETHER) == name.startswith("attention"),
-            f"at the start {case['distance_at_start']:.2g}; error of a step {case['step_error']:.2g}",
+            f"at the start {case['distance_at_start']:.2g}; step error {case['step_error']:.2g}",
         )
         for name, case in summary["cases"].items()
     ]

@@ -50,10 +50,10 @@ def spread(
         *own, shared = arguments
         count = jax.tree.leaves(own)[0].shape[0]
         size = seeds_at_once(mesh, count) if at_once is None else at_once
-        if size >= count:
-            return jax.vmap(lambda *a: fn(*a, shared))(*own)
         if size == 1:
             return jax.lax.map(lambda a: fn(*a, shared), tuple(own))
+        if size >= count:
+            return jax.vmap(lambda *a: fn(*a, shared))(*own)
         return jax.lax.map(lambda a: fn(*a, shared), tuple(own), batch_size=size)
 
     def call(*arguments):
