@@ -173,21 +173,32 @@ def test_path_state_has_gradients():
 
 
 def test_estimates_are_unbiased_with_honest_standard_errors():
-    """z-scores of the sampled sums against the exact one have mean 0 and deviation about 1."""
+    """Over many sets: mean of the estimates, their variance, and the variance they report."""
     config, params, x = network(mlp="none")
-    exact = jax.jit(lambda p: rc.path_contributions(p, x, config).by_length[2])(params)
-    paths = rc.sample_path_sets(jax.random.key(5), [2], 60, 50, 3, 2)[0]
-    estimates = jax.jit(
-        jax.vmap(lambda p: estimate_length_sum(params, x, config, p, 2))
-    )(paths)  # fmt: skip
-    z = np.asarray((estimates.mean - exact[None]) / estimates.standard_error)
-    assert z.shape == (60, N, D)
-    # entries of one estimate are correlated: the mean of 60 has deviation at most 1/√60
-    assert abs(z.mean()) < 4 / np.sqrt(60)
-    assert 0.8 < z.std() < 1.25
     every = jnp.asarray(rc.enumerate_paths(3, 2, length=2))
-    full = jax.jit(lambda p: estimate_length_sum(params, x, config, p, 2))(every)
-    assert relative_error(full.mean, exact) < 1e-5
+    exact = jax.jit(lambda p: rc.path_contributions(p, x, config).by_length[2])(params)
+    terms, whole = jax.jit(
+        lambda p: (
+            rc.path_set_states(params, x, config, p[:, None], semantics="frozen"),
+            estimate_length_sum(params, x, config, p, 2),
+        )
+    )(every)
+    assert relative_error(whole.mean, exact) < 1e-5
+    assert (
+        relative_error(whole.standard_error, 12 * jnp.std(terms, axis=0, ddof=1) / 12**0.5) < 1e-5
+    )
+    sets, size = 400, 20
+    paths = rc.sample_path_sets(jax.random.key(5), [2], sets, size, 3, 2)[0]
+    which = (paths[:, :, None] == every[None, None]).all(axis=-1).argmax(axis=-1)
+    estimates = jax.vmap(lambda i: sampled_sum(terms[i], 12))(which)
+    variance = 12**2 * np.var(terms, axis=0) / size
+    # Averages over entries, which are correlated: as uncertain as one entry's at most.
+    bias = np.mean((estimates.mean.mean(axis=0) - exact) / np.sqrt(variance / sets))
+    assert abs(bias) < 4
+    spread = np.mean(np.mean(np.square(estimates.mean - exact[None]), axis=0) / variance)
+    assert abs(spread - 1) < 4 * np.sqrt(2 / sets)
+    reported = np.mean(np.mean(np.square(estimates.standard_error), axis=0) / variance)
+    assert abs(reported - 1) < 4 * np.sqrt(12 / size / sets)  # kurtosis below that of 12 values
 
 
 @pytest.mark.parametrize(
