@@ -58,7 +58,7 @@ def test_every_configuration_equals_a_walk_over_every_path(x64):
 
     Without jit: the same few operations serve all configurations.
     """
-    cases = [*GRID[::5], *(c for name, c in SPECIAL.items() if name != "deep")]
+    cases = [*GRID[::7], *(c for name, c in SPECIAL.items() if name != "deep")]
     worst = 0.0
     with jax.disable_jit():
         for i, config in enumerate(cases):
@@ -84,7 +84,7 @@ def test_every_configuration_equals_a_walk_over_every_path(x64):
     assert worst > 0, "different orders of summation cannot agree to the last bit"
 
 
-@pytest.mark.parametrize("config", [*GRID[::23], SPECIAL["deep"]])
+@pytest.mark.parametrize("config", [*GRID[::40], SPECIAL["deep"]])
 def test_single_precision_sums_to_the_output(config):
     params, x, extra = example(config)
     mask = jnp.arange(N) < N - 1
