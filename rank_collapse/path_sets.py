@@ -169,10 +169,8 @@ def path_set_states(
     x, step, finish = make_steps(params, x, config, semantics, no_sub_path, inputs)
     *sets, num_paths, depth = paths.shape
     flat = paths.reshape(-1, depth)
-    order = jnp.lexsort(flat.T[::-1])
+    order, first = visiting_order(flat)
     flat = flat[order]
-    same = jnp.cumprod(flat[1:] == flat[:-1], axis=1).sum(axis=1)
-    first = jnp.concatenate([jnp.zeros_like(same, shape=1), same])
     members = order // num_paths
 
     def visit(carry, item):
@@ -189,6 +187,17 @@ def path_set_states(
     sums = jnp.zeros((flat.shape[0] // max(num_paths, 1), *x.shape), x.dtype)
     (_, sums), _ = jax.lax.scan(visit, (stack, sums), (flat, first, members))
     return jax.vmap(finish)(sums).reshape(*sets, *x.shape)
+
+
+def visiting_order(paths: Int[Array, "p l"]) -> tuple[Int[Array, "p"], Int[Array, "p"]]:
+    """(order, first layer that is not shared with the path before), in lexicographic order.
+
+    Visited so, every distinct beginning of a path is computed once: Σ (L − first) is their number.
+    """
+    order = jnp.lexsort(paths.T[::-1])
+    paths = paths[order]
+    same = jnp.cumprod(paths[1:] == paths[:-1], axis=1).sum(axis=1)
+    return order, jnp.concatenate([jnp.zeros_like(same, shape=1), same])
 
 
 def read_out(

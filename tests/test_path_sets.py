@@ -9,7 +9,7 @@ import pytest
 
 import rank_collapse as rc
 from rank_collapse.path_estimates import estimate_length_sum, sampled_sum
-from rank_collapse.path_sets import SEMANTICS, read_out
+from rank_collapse.path_sets import SEMANTICS, read_out, visiting_order
 from rank_collapse.paths import path_length
 
 N, D = 4, 6
@@ -83,6 +83,14 @@ def test_sets_equal_one_path_at_a_time(name):
             lambda p, s=semantics: rc.path_set_states(params, x, config, p, semantics=s, mask=mask)
         )(paths)
         assert relative_error(sets, each.sum(axis=2)) < 1e-5
+
+
+def test_shared_beginnings_are_visited_once():
+    paths = np.asarray(jax.random.randint(jax.random.key(3), (40, 4), -1, 3))
+    order, first = visiting_order(jnp.asarray(paths))
+    beginnings = {tuple(path[: l + 1]) for path in paths for l in range(4)}
+    assert int((4 - first).sum()) == len(beginnings) < paths.size
+    assert sorted(np.asarray(order)) == list(range(40))
 
 
 @pytest.mark.parametrize("name", NETWORKS)
