@@ -27,19 +27,19 @@ def main(argv):
         print(f"{name:28s} {value:.6g}")
 
 
-def count_violations(num_draws: int, seed: int = 0) -> dict[str, float]:
-    """Counts and ranges over `num_draws` networks of two layers, shared among `SHAPES`."""
+def count_violations(num_draws: int, seed: int = 0, shapes=SHAPES) -> dict[str, float]:
+    """Counts and ranges over `num_draws` networks of two layers, shared among the shapes."""
     with jax.enable_x64(True):
-        keys = jax.random.split(jax.random.key(seed), len(SHAPES))
-        each = -(-num_draws // len(SHAPES))
+        keys = jax.random.split(jax.random.key(seed), len(shapes))
+        each = -(-num_draws // len(shapes))
         draws = []
-        for key, shape in zip(keys, SHAPES, strict=True):
+        for key, shape in zip(keys, shapes, strict=True):
             batch = jax.jit(jax.vmap(lambda k, shape=shape: single_draw(k, *shape)))
             draws.append(jax.device_get(batch(jax.random.split(key, each))))
     flat = {name: np.concatenate([d[name].reshape(-1) for d in draws]) for name in draws[0]}
     ok, layer_ok, stack_ok = flat["head_ok"], flat["layer_ok"], flat["stack_ok"]
     return {
-        "draws": each * len(SHAPES),
+        "draws": each * len(shapes),
         "heads": ok.size,
         "admissible": int(ok.sum()),
         "lemma_violations": int((flat["lemma_excess"][ok] > 0).sum()),

@@ -60,7 +60,10 @@ def settle(mean, parts, scales, keep) -> LogState:
 
 
 def attention(params, state, config, context, temperature, keep):
-    """Mean token of SA(X), and parts (R [h, n, d], p, t [h]) of its residual: e^{ps + t} R."""
+    """Mean token of SA(X), and parts (R [h, n, d], p, t [h]) of its residual: e^{ps + t} R.
+
+    Third, the logarithm of what rounding in R̂ may have put into it.
+    """
     eps = jnp.exp(state.log_scale)
     factor = jnp.ones((), eps.dtype) / temperature
     if config.score == "additive":
@@ -76,6 +79,7 @@ def attention(params, state, config, context, temperature, keep):
     mask = three_axes(context.mask)
     if mask is not None and mask.shape[1] > 1:
         base = jnp.broadcast_to(base, jnp.broadcast_shapes(base.shape, mask.shape))
+    score_noise = jnp.finfo(delta.dtype).eps * jnp.max(jnp.abs(delta), axis=(1, 2))
     first = jnp.argmax(keep)
     # any row's change may join what the rows share: then that row's E is 0, and rows whose
     # weights all sit on one key are compared with each other rather than with q
@@ -125,11 +129,25 @@ def attention(params, state, config, context, temperature, keep):
         mixed = jnp.einsum("hnm,hmv->hnv", weights, values)
         return jnp.einsum("hnv,hvd->hnd", mixed, params.w_o)
 
+    # what rounding in R̂ may contribute, as the entries of its values times the weights they meet
+    size = jnp.max(jnp.abs(values), axis=(1, 2)) * jnp.max(jnp.abs(params.w_o), axis=(1, 2))
+    size = size * jnp.finfo(values.dtype).eps
+
+    def rounding(weights):
+        heaviest_row = jnp.max(jnp.sum(jnp.abs(weights), axis=-1), axis=-1)
+        return jnp.log(size) + jnp.log(heaviest_row)
+
     parts = [(carried(e), 3, top)]
+    # e itself holds rounding of the scores' differences, even where these came out as 0
+    unsure = jnp.abs(e) + score_noise[:, None, None] * (scaled_q + jnp.where(large, scaled_p, 0))
+    unsure = jnp.where(keep[None, :, None], unsure, 0)
+    noise = [rounding(unsure) + 3 * state.log_scale + top]
     if q.shape[1] > 1:
         differences = scaled_q - scaled_q[:, first][:, None, :]
         parts.append((carried(differences), 1, top))
-    return mean, parts
+        differences = jnp.where(keep[None, :, None], differences, 0)
+        noise.append(rounding(differences) + state.log_scale + top)
+    return mean, parts, jnp.max(jnp.stack(noise))
 
 
 def three_axes(mask):

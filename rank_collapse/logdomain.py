@@ -62,11 +62,12 @@ def log_residual_profile(
 
     Arithmetic is that of x and the parameters, at least float32. The log scale has a relative
     accuracy of about 1e-6 in float32; where large weights make scores of size S and all rows look
-    at one key, the residual is e^-(difference of scores), and its logarithm has their error, 1e-7 S. It reaches 3^80, near float32's largest number: −inf after
-    that, and where a residual is exactly 0. The mean token is an ordinary array: a network whose
-    mean token overflows gives NaN. R̂ has one scale: where weights are so large that tokens fall
-    into clusters, distances within a cluster are kept relative to those between clusters only, and
-    a later layer that depends on them alone sees rounding or −inf.
+    at one key, the residual is e^−(difference of scores), its logarithm has their error, 1e-7 S.
+    It reaches 3^80, near float32's largest number: −inf after that, and where a residual is 0. The
+    mean token is an ordinary array: a network whose mean token overflows gives NaN. R̂ has one
+    scale: where weights are so large that tokens fall into clusters, distances within a cluster
+    are kept relative to those between clusters only. NaN from the layer on whose residual is seen
+    to hang on such distances alone; with several clusters in clusters it may go unseen.
 
     Args:
         params: Parameters of the network.
@@ -154,13 +155,16 @@ def local_rate(profile: Any) -> Float[Array, "*s k"]:
 def _layer(params, state, config, context, gains, keep):
     """One layer's state, its attention's input, and residuals of heads and branch over e^{3s}."""
 
-    def close(norm_params, mean, parts, scales, skip, state):
+    def close(norm_params, mean, parts, scales, skip, state, noise=-jnp.inf):
         mean, parts = gains["branch_gain"] * mean, gains["branch_gain"] * parts
         if skip:
             mean = mean + gains["skip_gain"] * state.mean
             parts = jnp.concatenate([parts, gains["skip_gain"] * state.rest[None]])
             scales = jnp.append(scales, state.log_scale)
         out = ops.settle(mean, parts, scales, keep)
+        noise = noise + jnp.log(jnp.abs(gains["branch_gain"]))
+        lost = (noise > -jnp.inf) & (noise > out.log_scale - jnp.log(10.0))
+        out = out.replace(log_scale=jnp.where(lost, jnp.nan, out.log_scale))
         return ops.norm(norm_params, out, config, keep) if config.norm_placement == "post" else out
 
     def enter(norm_params, state):
@@ -169,7 +173,7 @@ def _layer(params, state, config, context, gains, keep):
         return ops.norm(norm_params, state, config, keep)
 
     seen = enter(params.attention_norm, state)
-    mean, per_head = ops.attention(
+    mean, per_head, noise = ops.attention(
         params.attention, seen, config, context, gains["temperature"], keep
     )
     # log10 ‖.‖ less 3 s/ln 10, without forming either of the large numbers
@@ -185,7 +189,7 @@ def _layer(params, state, config, context, gains, keep):
     flat = parts.reshape((-1, *parts.shape[2:]))
     branch = size(flat, over_cube.reshape(-1))
     scales = jnp.stack([p * seen.log_scale + t for _, p, t in per_head]).reshape(-1)
-    state = close(params.attention_norm, mean, flat, scales, config.attention_skip, state)
+    state = close(params.attention_norm, mean, flat, scales, config.attention_skip, state, noise)
     if config.mlp != "none":
         before = enter(params.mlp_norm, state)
         mean, rest = ops.mlp(params.mlp, before, config.mlp)
