@@ -167,7 +167,11 @@ def test_padding_is_as_if_removed_and_other_masks_are_named():
     np.testing.assert_allclose(padded.log10_spread[..., keep], short.log10_spread, rtol=1e-3)
     assert padded.not_covered == short.not_covered == ()
     causal = config.replace(mask="causal", attention_skip=True, norm_placement="post")
-    report = reported(rc.init(jax.random.key(0), causal), x, causal)
+    params = rc.init(jax.random.key(0), causal, 0.5, 0.3)
+    report = reported(params, x, causal)
+    branches = rc.apply(params, x, causal).attention_branch
+    left = [np.log10(rc.composite_norm(rc.residual(b))) for b in branches]
+    np.testing.assert_allclose(report.layer_log10_lhs, left, atol=1e-4)
     assert [r.split()[0] for r in report.not_covered] == ["rows", "skips:", "norms:"]
     assert np.isfinite(report.layer_tightness).all()
 
