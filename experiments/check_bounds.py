@@ -12,19 +12,26 @@ number of violations is 0. About half a minute on 2 cores:
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import app, flags
+from absl import flags
 
 import rank_collapse as rc
+from experiments import cli
 from rank_collapse import bounds
 
 SHAPES = ((8, 16, 1), (8, 16, 4), (16, 8, 2), (3, 4, 2))  # tokens, width, heads
 
 
-def main(argv):
-    del argv
-    counts = count_violations(flags.FLAGS.num_draws, flags.FLAGS.seed)
-    for name, value in counts.items():
-        print(f"{name:28s} {value:.6g}")
+FLAGS = cli.make_flags("check_bounds")
+flags.DEFINE_integer("num_draws", 5000, "Networks drawn.", lower_bound=1, flag_values=FLAGS)
+flags.DEFINE_integer("seed", 0, "Base seed.", lower_bound=0, flag_values=FLAGS)
+
+
+def main(options: flags.FlagValues) -> None:
+    with cli.open_run(options, "check_bounds") as run:
+        counts = run.summary or count_violations(options.num_draws, options.seed)
+        for name, value in counts.items():
+            print(f"{name:28s} {value:.6g}")
+        run.finish(counts)
 
 
 def count_violations(num_draws: int, seed: int = 0, shapes=SHAPES) -> dict[str, float]:
@@ -99,6 +106,4 @@ def lemma_excess(params, x):
 
 
 if __name__ == "__main__":
-    flags.DEFINE_integer("num_draws", 5000, "Networks drawn.", lower_bound=1)
-    flags.DEFINE_integer("seed", 0, "Seed of the draws.")
-    app.run(main)
+    cli.run(main, FLAGS)

@@ -12,7 +12,8 @@ from jaxtyping import Array, Float, Int
 from rank_collapse.config import TransformerConfig
 from rank_collapse.contributions import path_contributions
 from rank_collapse.network import apply
-from rank_collapse.norms import composite_norm, singular_values
+from rank_collapse.norms import singular_values
+from rank_collapse.path_products import branch_sizes, skip_share
 from rank_collapse.path_sets import batch_path_set_logits, read_out
 from rank_collapse.residuals import effective_rank, residual_ratio
 from rank_collapse.tasks.examples import Examples
@@ -118,12 +119,9 @@ def layer_alpha(model: Model, examples: Examples, config: TransformerConfig) -> 
 
     def single(item):
         inputs, mask = item
-        trace = apply(model.network, inputs, config, mask=mask)
-        norm = jax.vmap(lambda x: composite_norm(x, mask))
-        return norm(trace.hidden[:-1]), norm(trace.attention_branch)
+        return branch_sizes(apply(model.network, inputs, config, mask=mask), mask)
 
-    skip, branch = jax.lax.map(single, (examples.inputs, examples.mask))
-    return skip.sum(axis=0) / (skip.sum(axis=0) + branch.sum(axis=0))
+    return skip_share(*jax.lax.map(single, (examples.inputs, examples.mask)))
 
 
 def _each(metrics, logits, examples, shape):
