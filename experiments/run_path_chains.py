@@ -8,7 +8,7 @@ skip's share α predicts it, and the error of a sum estimated from 5 or 20 sampl
     python -m experiments.run_path_chains
     python -m experiments.run_path_chains --depth=12 --num_heads=12 --d_model=192 --num_tokens=128
 
-A quarter of a minute on two cores at the defaults. Expect the residual of chains to fall by a
+Under a minute on two cores at quick size. Expect the residual of chains to fall by a
 constant factor per layer, and the residual of contributions to be largest at short lengths.
 """
 

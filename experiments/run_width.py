@@ -6,7 +6,7 @@ the width whose number of parameters is nearest to the reference network's.
 
     python -m experiments.run_width --depths=1 --depths=2 --depths=4 --depths=8
 
-Two cores: about two minutes. Expect depths 2 to 6 to sort alike, and one layer to do worse.
+Run so far at small size only.
 """
 
 import time
