@@ -36,6 +36,8 @@ def _trajectories(results):
     columns = min(3, len(results))
     fig, axes = figures.figure(-(-len(results) // columns), columns, width=3.0, height=3.0)
     angle = np.linspace(0, 2 * np.pi, 200)
+    for ax in axes.flat[len(results) :]:
+        ax.remove()
     for ax, (name, case) in zip(axes.flat, results.items(), strict=False):
         ax.plot(RADIUS * np.cos(angle), RADIUS * np.sin(angle), color="lightgray", linewidth=4)
         seed = int(np.argmin(case["diverged"]))
