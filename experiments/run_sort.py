@@ -22,20 +22,20 @@ from rank_collapse.embedding import EmbeddingConfig
 from rank_collapse.tasks import examples, sorting
 from rank_collapse.training import Recipe
 
-FLAGS = trained_flags.make_flags(
-    "sort",
-    width=2,
-    depth=6,
-    hidden_dim=48,
-    seq_len=8,
-    num_labels=10,
-    n_train_data=1000,
-    n_eval_data=200,
-    n_epochs=65,
-    batch_sz=30,
-    learning_rate=1e-3,
-    weight_decay=0.0,
-)
+DEFAULTS = {
+    "width": 2,
+    "depth": 6,
+    "hidden_dim": 48,
+    "seq_len": 8,
+    "num_labels": 10,
+    "n_train_data": 1000,
+    "n_eval_data": 200,
+    "n_epochs": 65,
+    "batch_sz": 30,
+    "learning_rate": 1e-3,
+    "weight_decay": 0.0,
+}
+FLAGS = trained_flags.make_flags("sort", **DEFAULTS)
 trained_flags.add_path_flags(FLAGS)
 flags.DEFINE_boolean("no_repeat", False, "No letter twice in a sequence.", flag_values=FLAGS)
 

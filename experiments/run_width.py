@@ -20,20 +20,7 @@ from experiments import cli, run_sort, trained, trained_flags
 from rank_collapse import figures, path_accuracy
 from rank_collapse.training import Recipe, init_model
 
-FLAGS = trained_flags.make_flags(
-    "width",
-    width=2,
-    depth=6,
-    hidden_dim=48,
-    seq_len=8,
-    num_labels=10,
-    n_train_data=1000,
-    n_eval_data=200,
-    n_epochs=65,
-    batch_sz=30,
-    learning_rate=1e-3,
-    weight_decay=0.0,
-)
+FLAGS = trained_flags.make_flags("width", **run_sort.DEFAULTS)
 flags.DEFINE_boolean("no_repeat", False, "No letter twice in a sequence.", flag_values=FLAGS)
 flags.DEFINE_multi_integer(
     "depths", (1, 2, 4, 6, 12), "Depths compared; the parameters are those of --depth and "
