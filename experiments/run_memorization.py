@@ -19,6 +19,7 @@ Two cores: about 3.6 minutes of training a seed. Measured with two seeds: whole-
 import functools
 
 import jax.numpy as jnp
+import numpy as np
 from absl import flags
 
 from experiments import cli, texts, trained, trained_entry, trained_flags
@@ -55,6 +56,11 @@ flags.DEFINE_integer(
     lower_bound=1, flag_values=FLAGS,
 )  # fmt: skip
 flags.DEFINE_boolean(
+    "pack", True, "Train on rows of whole texts one behind another, each looking at itself only, "
+    "instead of one padded text a row. A step then takes about batch_sz texts, and texts of a row "
+    "are always in one batch; about twice as fast.", flag_values=FLAGS,
+)  # fmt: skip
+flags.DEFINE_boolean(
     "overwrite_output_dir", False, "Replace a finished run, or one of other flags, in output_dir; "
     "an interrupted run of the same flags is resumed.", flag_values=FLAGS,
 )  # fmt: skip
@@ -86,19 +92,26 @@ def setup_of(options: flags.FlagValues, tokens, mask, vocab_size, extra=None) ->
     embedding = EmbeddingConfig(
         vocab_size=vocab_size, d_embed=options.hidden_dim, projection="before_norm"
     )
+    rows, batch_size = None, options.batch_sz
+    if options.pack:
+        rows = examples.packed_rows(np.asarray(mask).sum(axis=1), options.seq_len)
+        # As many rows as hold about batch_sz texts.
+        batch_size = max(1, round(options.batch_sz * len(rows) / len(tokens)))
     return trained.Setup(
         name="memorization",
         title=f"Memorizing random labels of {len(tokens)} texts",
         recipe=Recipe(
             config=trained_flags.network_config(options, embedding),
             num_outputs=options.num_labels,
-            batch_size=options.batch_sz,
+            batch_size=batch_size,
             num_epochs=options.n_epochs,
             shuffle=True,
             schedule="linear",
             clip_norm=1.0,
         ),
-        make_data=functools.partial(make_data, options, jnp.asarray(tokens), jnp.asarray(mask)),
+        make_data=functools.partial(
+            make_data, options, jnp.asarray(tokens), jnp.asarray(mask), rows
+        ),
         metrics={
             "accuracy": examples.token_accuracy,
             "exact_match": examples.exact_match,
@@ -111,10 +124,14 @@ def setup_of(options: flags.FlagValues, tokens, mask, vocab_size, extra=None) ->
     )
 
 
-def make_data(options: flags.FlagValues, tokens, mask, key) -> dict:
-    """The texts with one seed's labels; the evaluation is on the first of them."""
-    train = memorization.make_examples(key, tokens, mask, options.num_labels)
-    return {"train": train, "eval": train.first(options.n_eval_data)}
+def make_data(options: flags.FlagValues, tokens, mask, rows, key) -> dict:
+    """The texts with one seed's labels; the evaluation is on the first of them.
+
+    "train" is packed where there are rows, "texts" never is.
+    """
+    labelled = memorization.make_examples(key, tokens, mask, options.num_labels)
+    train = labelled if rows is None else examples.pack(labelled, rows)
+    return {"train": train, "texts": labelled, "eval": labelled.first(options.n_eval_data)}
 
 
 ENTRY = trained_entry.make_entry(

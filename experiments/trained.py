@@ -36,7 +36,8 @@ class Setup:
         name: Of the folder under results/.
         title: Of the figure.
         recipe: What is trained.
-        make_data: key → {"train", "eval"} Examples of one seed.
+        make_data: key → {"train", "eval"} Examples of one seed; also "texts", the training data
+            as it is evaluated, where "train" is packed.
         metrics: Functions of (logits, examples) by name; the first is the headline.
         published: {"whole": accuracy, "baseline": accuracy} as the published code plots them.
         batch_size: Examples evaluated at a time; None for all.
@@ -212,7 +213,7 @@ def evaluate(
             out["alpha"] = path_accuracy.layer_alpha(model, held_out, config)
         if "train" in data and not options.train_as_eval:
             out["whole_train"] = path_accuracy.whole_model(
-                model, data["train"], config, metrics, size or 500
+                model, data.get("texts", data["train"]), config, metrics, size or 500
             )
         return out
 

@@ -173,8 +173,9 @@ def block(
     """One layer: attention, cross-attention and MLP sublayers; see `TransformerConfig`."""
     drop_branch = drop_weights = [None] * 3
     if dropout_key is not None:
-        keys = jax.random.split(dropout_key, 6)
-        drop_branch, drop_weights = keys[:3], keys[3:]
+        words = layers.dropout_words(dropout_key)
+        places = [layers.dropout_branch(words, i) for i in range(6)]
+        drop_branch, drop_weights = places[:3], places[3:]
     score = {"score": config.score, "scale": config.scale_scores}
     score["temperature"] = gains["temperature"]
 
@@ -267,7 +268,10 @@ def apply(
         params, config, x.shape[0], mask=mask, bias=bias, segments=segments, positions=positions
     )
     memory_context = attn.AttentionContext(mask=attn.combine_masks(memory_mask))
-    keys = None if dropout_key is None else jax.random.split(dropout_key, config.depth)
+    keys = None
+    if dropout_key is not None:
+        words = layers.dropout_words(dropout_key)
+        keys = jax.vmap(lambda l: layers.dropout_branch(words, l))(jnp.arange(config.depth))
 
     def body(x, step):
         layer, (gains, key) = step

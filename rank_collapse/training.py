@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float
 from rank_collapse import layers, network, parameters
 from rank_collapse.config import TransformerConfig
 from rank_collapse.path_sets import Classifier
-from rank_collapse.tasks.examples import LOSSES, Examples
+from rank_collapse.tasks.examples import LOSSES, Examples, part_mask
 
 SCHEDULES = ("constant", "milestones", "linear")
 
@@ -37,6 +37,8 @@ class Recipe:
             "linear": to 0 at the last step.
         milestones, decay: Of the milestones.
         clip_norm: Largest global norm of a gradient; None for any.
+        unroll: Layers computed per step of the loop over the depth: more take longer to compile
+            and save the memory traffic of the loop's buffers. Does not change results.
     """
 
     config: TransformerConfig
@@ -49,9 +51,10 @@ class Recipe:
     milestones: tuple[int, ...] = (15, 30, 40, 50, 60)
     decay: float = 0.91
     clip_norm: float | None = None
+    unroll: int = 6
 
     def __post_init__(self):
-        for name in ("num_outputs", "batch_size"):
+        for name in ("num_outputs", "batch_size", "unroll"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} is not a positive integer")
         if self.num_epochs < 0:
@@ -122,7 +125,7 @@ def forward(
     inputs: Any,
     config: TransformerConfig,
     *,
-    mask: Bool[Array, "n"] | None = None,
+    mask: Any = None,
     dropout_key: Any = None,
     dropout_rate: Any = 0.0,
 ) -> Float[Array, "n c"]:
@@ -132,13 +135,14 @@ def forward(
         model: Weights.
         inputs: Token ids [n] or vectors [n, i].
         config: The network.
-        mask: Which tokens exist.
+        mask: Bool [n], which tokens exist, or [n, n], which tokens a token may look at.
         dropout_key, dropout_rate: None for none.
     """
     states = network.input_states(model.network, inputs, config)
     if dropout_key is not None:
-        key_embedding, dropout_key = jax.random.split(dropout_key)
-        states = layers.dropout(key_embedding, states, dropout_rate)
+        words = layers.dropout_words(dropout_key)
+        dropout_key = layers.dropout_branch(words, 0)
+        states = layers.dropout(layers.dropout_branch(words, 1), states, dropout_rate)
     output = network.apply(
         model.network, states, config, mask=mask,
         dropout_key=dropout_key, dropout_rate=dropout_rate,
@@ -157,13 +161,17 @@ def batch_forward(
     batch_size: int | None = None,
 ) -> Float[Array, "b n c"]:
     """`forward` of every example; `batch_size` at a time where that is given."""
-    keys = None if dropout_key is None else jax.random.split(dropout_key, len(examples))
+    keys = None
+    if dropout_key is not None:
+        words = layers.dropout_words(dropout_key)
+        keys = jax.vmap(lambda i: layers.dropout_branch(words, i))(jnp.arange(len(examples)))
 
     def single(item):
-        inputs, mask, key = item
+        inputs, mask, parts, key = item
+        mask = mask if parts is None else part_mask(parts)
         return forward(model, inputs, config, mask=mask, dropout_key=key, dropout_rate=dropout_rate)
 
-    items = (examples.inputs, examples.mask, keys)
+    items = (examples.inputs, examples.mask, examples.parts, keys)
     if batch_size is None or batch_size >= len(examples):
         return jax.vmap(single)(items)
     return jax.lax.map(single, items, batch_size=batch_size)
@@ -194,11 +202,10 @@ def train_step(
     key = jax.random.fold_in(jax.random.fold_in(state.key, 1), step)
     counts = weights[:, None] & (jnp.ones((1, 1), bool) if batch.mask is None else batch.mask)
     counts = jnp.broadcast_to(counts, batch.inputs.shape[:2])
+    config = recipe.config.replace(unroll=recipe.unroll)
 
     def loss(model):
-        logits = batch_forward(
-            model, batch, recipe.config, dropout_key=key, dropout_rate=hyper.dropout
-        )
+        logits = batch_forward(model, batch, config, dropout_key=key, dropout_rate=hyper.dropout)
         return LOSSES[recipe.loss](logits, batch.labels, counts)
 
     value, gradient = jax.value_and_grad(loss)(state.model)

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
@@ -19,6 +20,7 @@ class Examples:
     inputs: Any  # Int [b, n] token ids, or Float [b, n, i] vectors
     labels: Any  # Int [b, n] classes, or Float [b, n, c] targets
     mask: Any = None  # Bool [b, n], which tokens exist; None for all
+    parts: Any = None  # Int [b, n], which sequence of a packed row a token is from; -1 for none
 
     def __len__(self) -> int:
         return self.inputs.shape[0]
@@ -33,6 +35,54 @@ def token_mask(examples: Examples) -> Bool[Array, "b n"]:
     if examples.mask is not None:
         return examples.mask
     return jnp.ones(examples.inputs.shape[:2], bool)
+
+
+def part_mask(parts: Int[Array, "n"]) -> Bool[Array, "n n"]:
+    """Which tokens a token of a packed row may look at: those of its own sequence."""
+    return (parts[:, None] == parts[None, :]) & (parts >= 0)[None, :]
+
+
+def packed_rows(lengths: Int[np.ndarray, "b"], width: int) -> Int[np.ndarray, "r width 2"]:
+    """(sequence, position) of every place in rows that hold whole sequences one behind another.
+
+    The longest sequences first, each into the first row with room. (-1, 0) where nothing is.
+
+    Args:
+        lengths: Length of each sequence, none above the width.
+        width: Places in a row.
+
+    Raises:
+        ValueError: A sequence longer than a row.
+    """
+    if lengths.max() > width:
+        raise ValueError(f"a sequence of {lengths.max()} tokens does not fit width={width}")
+    rows, room = [], []
+    for index in np.argsort(-lengths, kind="stable"):
+        length = int(lengths[index])
+        row = next((r for r, left in enumerate(room) if left >= length), len(rows))
+        if row == len(rows):
+            rows.append(np.stack([np.full(width, -1), np.zeros(width, int)], axis=-1))
+            room.append(width)
+        begin = width - room[row]
+        rows[row][begin : begin + length, 0] = index
+        rows[row][begin : begin + length, 1] = np.arange(length)
+        room[row] -= length
+    return np.stack(rows).astype(np.int32)
+
+
+def pack(examples: Examples, rows: Int[np.ndarray, "r width 2"]) -> Examples:
+    """Padded sequences in the rows of `packed_rows`, so that padding costs nothing.
+
+    A network without positions computes the same for every token as on the padded sequences,
+    because tokens look at their own sequence only (`part_mask`).
+    """
+    parts, places = rows[..., 0], rows[..., 1]
+    return Examples(
+        inputs=examples.inputs[parts, places],
+        labels=examples.labels[parts, places],
+        mask=jnp.asarray(parts >= 0),
+        parts=jnp.asarray(parts),
+    )
 
 
 def weighted_mean(values: Float[Array, "b n"], weights: Any) -> Float[Array, ""]:
