@@ -155,8 +155,7 @@ def embed(
     if config.positions == "learned":
         if n > config.num_positions:
             raise ValueError(f"{n} tokens are more than num_positions={config.num_positions}")
-        index = jnp.arange(n) if positions is None else positions
-        x = x + params.positions[index]
+        x = x + (params.positions[:n] if positions is None else params.positions[positions])
     elif config.positions == "sinusoidal":
         index = jnp.arange(n) if positions is None else positions
         x = x + sinusoidal_positions(index.astype(x.dtype), x.shape[-1])
