@@ -139,11 +139,16 @@ class Ensemble:
 
             return jax.lax.scan(one, state, first_epoch + jnp.arange(epochs_per_chunk))
 
-        # Runs once: quick compilation counts, not speed. (Many copies of threefry are slow to
-        # optimise.)
-        quick = {"xla_backend_optimization_level": 0} if self.on_cpu else None
-        self.begin = spread(begin, self.mesh, at_once=at_once, options=quick)
-        self.chunk = spread(chunk, self.mesh, at_once=at_once, donate=(0,))
+        # `begin` runs once: quick compilation counts, not speed. (Many copies of threefry are slow
+        # to optimise.)
+        self.begin = spread(begin, self.mesh, at_once=at_once, options=self._options(0))
+        self.chunk = spread(
+            chunk, self.mesh, at_once=at_once, donate=(0,), options=self._options(1)
+        )
+
+    def _options(self, level):
+        """Level 1 on a CPU compiles in two thirds of the time of the default and runs as fast."""
+        return {"xla_backend_optimization_level": level} if self.on_cpu else None
 
     @property
     def on_cpu(self) -> bool:
@@ -157,7 +162,8 @@ class Ensemble:
 
     def map(self, fn: Callable, *per_seed: Any, shared: Any = None, num_seeds: int) -> Any:
         """fn(*one seed's, shared) for all seeds, on the devices; host arrays [num_seeds, ...]."""
-        out = spread(fn, self.mesh, at_once=self.at_once)(*per_seed, shared)
+        call = spread(fn, self.mesh, at_once=self.at_once, options=self._options(1))
+        out = call(*per_seed, shared)
         return jax.tree.map(np.asarray, trim_seeds(out, num_seeds))
 
     def train(
