@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float
 from rank_collapse import layers, network, parameters
 from rank_collapse.config import TransformerConfig
 from rank_collapse.path_sets import Classifier
-from rank_collapse.tasks.examples import LOSSES, Examples, part_mask
+from rank_collapse.tasks.examples import LOSSES, Examples, part_mask, part_positions
 
 SCHEDULES = ("constant", "milestones", "linear")
 
@@ -126,6 +126,7 @@ def forward(
     config: TransformerConfig,
     *,
     mask: Any = None,
+    positions: Any = None,
     dropout_key: Any = None,
     dropout_rate: Any = 0.0,
 ) -> Float[Array, "n c"]:
@@ -136,15 +137,16 @@ def forward(
         inputs: Token ids [n] or vectors [n, i].
         config: The network.
         mask: Bool [n], which tokens exist, or [n, n], which tokens a token may look at.
+        positions: Int [n], positions of the tokens; 0..n-1 by default.
         dropout_key, dropout_rate: None for none.
     """
-    states = network.input_states(model.network, inputs, config)
+    states = network.input_states(model.network, inputs, config, positions=positions)
     if dropout_key is not None:
         words = layers.dropout_words(dropout_key)
         dropout_key = layers.dropout_branch(words, 0)
         states = layers.dropout(layers.dropout_branch(words, 1), states, dropout_rate)
     output = network.apply(
-        model.network, states, config, mask=mask,
+        model.network, states, config, mask=mask, positions=positions,
         dropout_key=dropout_key, dropout_rate=dropout_rate,
     ).output  # fmt: skip
     w, b = model.classifier
@@ -168,8 +170,13 @@ def batch_forward(
 
     def single(item):
         inputs, mask, parts, key = item
-        mask = mask if parts is None else part_mask(parts)
-        return forward(model, inputs, config, mask=mask, dropout_key=key, dropout_rate=dropout_rate)
+        positions = None
+        if parts is not None:
+            mask, positions = part_mask(parts), part_positions(parts)
+        return forward(
+            model, inputs, config, mask=mask, positions=positions,
+            dropout_key=key, dropout_rate=dropout_rate,
+        )  # fmt: skip
 
     items = (examples.inputs, examples.mask, examples.parts, keys)
     if batch_size is None or batch_size >= len(examples):

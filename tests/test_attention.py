@@ -181,3 +181,25 @@ def test_relative_key_scores_match_loops():
                     + (q + r.b_s[h]) @ r.segment[kind, h]
                 ) / np.sqrt(5.0)
                 np.testing.assert_allclose(scores[h, i, j], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_derivatives_of_attention_are_those_of_plain_products(x64, monkeypatch):
+    config, params = one_layer()
+    params, x = jax.tree.map(lambda a: a.astype(jnp.float64), (params, tokens(4)))
+
+    def loss(p, y):
+        out, weights = attn.multi_head_attention(p, y, y)
+        return jnp.sum(jnp.sin(out)) + jnp.sum(weights**2)
+
+    args = (params, x)
+    tangent = jax.tree.map(jnp.cos, args)
+
+    def derivatives():
+        gradient = jax.grad(loss, argnums=(0, 1))
+        of_gradient = jax.jvp(gradient, args, tangent)
+        return of_gradient, jax.jvp(loss, args, tangent), jax.jacrev(jax.grad(loss, 1), 1)(*args)
+
+    ours = derivatives()
+    monkeypatch.setattr(attn, "_product", jnp.matmul)
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(derivatives()), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)

@@ -56,6 +56,28 @@ def test_a_key_decides_alike_alone_and_under_vmap_and_in_any_dtype():
     assert (together[0] != together[1]).any()
 
 
+def test_branches_are_independent_of_each_other_and_of_their_trunk():
+    trunk = layers.dropout_words(jax.random.key(3))
+    branches = jax.vmap(lambda i: layers.dropout_branch(trunk, i))(jnp.arange(KEYS))
+    assert len(np.unique(np.asarray(branches), axis=0)) == KEYS
+    drop = jax.vmap(lambda w: layers.dropout(w, jnp.ones(SHAPE), 0.5) == 0)
+    centred = np.asarray(drop(branches)).reshape(KEYS, -1) - 0.5
+    for lag in (1, 2, 7):
+        products = centred[lag:] * centred[:-lag] / 0.25
+        assert abs(products.mean()) < 4.5 / np.sqrt(products.size), lag
+    totals = centred.sum(axis=0)
+    assert abs(totals.var() / (0.25 * KEYS) - 1) < 5 * np.sqrt(2 / len(totals))
+    own = np.asarray(layers.dropout(trunk, jnp.ones(SHAPE), 0.5) == 0).ravel() - 0.5
+    assert abs((centred * own / 0.25).mean()) < 4.5 / np.sqrt(centred.size)
+
+
+def test_a_key_and_its_words_decide_alike():
+    key, x = jax.random.key(5), jnp.ones((4, 3))
+    words = layers.dropout_words(key)
+    np.testing.assert_array_equal(layers.dropout(key, x, 0.5), layers.dropout(words, x, 0.5))
+    np.testing.assert_array_equal(layers.dropout_words(words), words)
+
+
 def test_the_rate_is_traced():
     traces = []
 

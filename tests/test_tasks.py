@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy.spatial import ConvexHull
 
 from rank_collapse import tasks
@@ -128,6 +130,28 @@ def test_compact_vocabulary_keeps_the_texts():
     compact, used = memorization.compact_vocabulary(tokens)
     np.testing.assert_array_equal(used[compact], tokens)
     assert compact.max() == len(used) - 1 == 3
+
+
+@given(lengths=st.lists(st.integers(0, 7), min_size=1, max_size=30))
+@settings(deadline=None, max_examples=50)
+def test_packed_rows_hold_every_token_once_and_whole(lengths):
+    lengths = np.array(lengths)
+    parts, places = np.moveaxis(examples.packed_rows(lengths, 7), -1, 0)
+    taken = [(int(t), int(p)) for t, p in zip(parts.ravel(), places.ravel(), strict=True) if t >= 0]
+    assert sorted(taken) == [(t, p) for t, n in enumerate(lengths) for p in range(n)]
+    for row, within in zip(parts, places, strict=True):
+        assert len(set(row[row >= 0])) == np.sum(within[row >= 0] == 0)  # no sequence is split
+        own = jnp.asarray(row)
+        np.testing.assert_array_equal(examples.part_positions(own)[row >= 0], within[row >= 0])
+        expected = (row[:, None] == row[None, :]) & (row[None, :] >= 0)
+        np.testing.assert_array_equal(examples.part_mask(own), expected)
+    room = 7 - (parts >= 0).sum(axis=1)
+    assert np.sum(room >= 4) <= 1  # two half-empty rows would have been one
+
+
+def test_a_sequence_longer_than_a_row_is_refused():
+    with pytest.raises(ValueError, match="9 tokens does not fit width=8"):
+        examples.packed_rows(np.array([3, 9]), 8)
 
 
 def masked_data(seed=0, shape=(6, 5), classes=3):

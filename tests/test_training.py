@@ -11,7 +11,7 @@ from rank_collapse import network
 from rank_collapse.config import TransformerConfig
 from rank_collapse.embedding import EmbeddingConfig
 from rank_collapse.tasks import cross_entropy, memorization, sorting
-from rank_collapse.tasks.examples import Examples
+from rank_collapse.tasks.examples import Examples, pack, packed_rows
 from rank_collapse.training import (
     Hyper,
     Recipe,
@@ -150,6 +150,47 @@ def test_padding_changes_nothing():
     np.testing.assert_allclose(first[:3], second[:3], rtol=1e-5)
 
 
+@pytest.mark.parametrize("fields", [{}, {"mask": "causal"}, {"position": "relative_bias"}])
+def test_packed_sequences_train_as_padded_ones(fields):
+    lengths = np.array([4, 1, 3, 2, 2])
+    rng = np.random.default_rng(0)
+    mask = jnp.asarray(np.arange(4)[None] < lengths[:, None])
+    padded = memorization.make_examples(
+        jax.random.key(3), jnp.asarray(rng.integers(0, 5, (5, 4))) * mask, mask
+    )
+    rows = packed_rows(lengths, 4)
+    packed = pack(padded, rows)
+    assert len(packed) == 3 and packed.mask.sum() == lengths.sum()
+    values = hyper(learning_rate=0.01, dropout=0.0)
+    chosen = recipe(config=config(**fields), batch_size=5)
+    state = init_state(jax.random.key(0), values, chosen)
+    one, other = (batch_forward(state.model, e, chosen.config) for e in (packed, padded))
+    exists = rows[..., 0] >= 0
+    np.testing.assert_allclose(
+        np.asarray(one)[exists],
+        np.asarray(other)[rows[exists][:, 0], rows[exists][:, 1]],
+        rtol=1e-4, atol=1e-6,
+    )  # fmt: skip
+    after = [
+        train_epoch(state, e, jnp.int32(0), values, dataclasses.replace(chosen, batch_size=len(e)))
+        for e in (packed, padded)
+    ]
+    np.testing.assert_allclose(after[0][1], after[1][1], rtol=1e-5)
+    moments = [jax.tree.leaves(a[0].optimizer) for a in after]
+    for x, y in zip(*moments, strict=True):
+        np.testing.assert_allclose(x, y, atol=1e-5)
+
+
+def test_unrolling_changes_nothing():
+    values = hyper(learning_rate=0.01)
+    runs = []
+    for unroll in (1, 2, 3):
+        chosen = recipe(config=config(depth=2), unroll=unroll)
+        state = init_state(jax.random.key(0), values, chosen)
+        runs.append(train_epoch(state, data(7), jnp.int32(0), values, chosen)[1])
+    np.testing.assert_allclose(runs, runs[0], rtol=1e-6)
+
+
 def test_a_compact_vocabulary_trains_as_the_full_one():
     tokens = jnp.asarray(np.random.default_rng(0).choice([2, 7, 11, 19], (6, 4)))
     mask = jnp.ones(tokens.shape, bool)
@@ -186,6 +227,7 @@ def test_a_compact_vocabulary_trains_as_the_full_one():
     [
         ({"batch_size": 0}, "batch_size=0"),
         ({"num_epochs": -1}, "num_epochs=-1"),
+        ({"unroll": 0}, "unroll=0"),
         ({"loss": "hinge"}, "loss='hinge'"),
         ({"schedule": "cosine"}, "schedule='cosine'"),
         ({"config": TransformerConfig()}, "embedding=None"),

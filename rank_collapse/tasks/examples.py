@@ -42,6 +42,13 @@ def part_mask(parts: Int[Array, "n"]) -> Bool[Array, "n n"]:
     return (parts[:, None] == parts[None, :]) & (parts >= 0)[None, :]
 
 
+def part_positions(parts: Int[Array, "n"]) -> Int[Array, "n"]:
+    """Position of each token of a packed row in its own sequence."""
+    index = jnp.arange(parts.shape[0])
+    begins = jnp.concatenate([jnp.ones(1, bool), parts[1:] != parts[:-1]])
+    return index - jax.lax.cummax(jnp.where(begins, index, 0))
+
+
 def packed_rows(lengths: Int[np.ndarray, "b"], width: int) -> Int[np.ndarray, "r width 2"]:
     """(sequence, position) of every place in rows that hold whole sequences one behind another.
 
@@ -73,8 +80,8 @@ def packed_rows(lengths: Int[np.ndarray, "b"], width: int) -> Int[np.ndarray, "r
 def pack(examples: Examples, rows: Int[np.ndarray, "r width 2"]) -> Examples:
     """Padded sequences in the rows of `packed_rows`, so that padding costs nothing.
 
-    A network without positions computes the same for every token as on the padded sequences,
-    because tokens look at their own sequence only (`part_mask`).
+    A network computes the same for every token as on the padded sequences, because tokens look at
+    their own sequence only (`part_mask`) and count from its beginning (`part_positions`).
     """
     parts, places = rows[..., 0], rows[..., 1]
     return Examples(
