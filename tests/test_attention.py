@@ -184,7 +184,7 @@ def test_relative_key_scores_match_loops():
 
 
 def test_derivatives_of_attention_are_those_of_plain_products(x64, monkeypatch):
-    config, params = one_layer()
+    _, params = one_layer()
     params, x = jax.tree.map(lambda a: a.astype(jnp.float64), (params, tokens(4)))
 
     def loss(p, y):
