@@ -16,8 +16,8 @@ from absl import flags
 
 from experiments import cli, trained_flags, trained_results
 from experiments.progress import Progress
-from rank_collapse import path_accuracy
-from rank_collapse.ensemble import seed_keys
+from rank_collapse import model_file, path_accuracy
+from rank_collapse.ensemble import seed_keys, to_host, trim_seeds
 from rank_collapse.path_sets import sample_path_sets
 from rank_collapse.paths import ALL_HEADS
 from rank_collapse.runs import RunError, RunFolder
@@ -64,7 +64,9 @@ def run_experiment(options: flags.FlagValues, setup: Setup) -> dict[str, Any]:
     if options.path_len > options.depth:
         raise ValueError(f"path_len={options.path_len} is larger than depth={options.depth}")
     with open_run(options, setup.name, setup.extra) as run:
-        if run.summary is None or not run.has_figure("paths"):
+        models = run.path / "models.npz"
+        wanted = options.keep_models and not models.exists()
+        if run.summary is None or not run.has_figure("paths") or wanted:
             _measure(options, setup, run)
         trained_results.show(setup, run)
         return run.summary
@@ -161,6 +163,9 @@ def _measure(options, setup, run):
     run.save_figure(trained_results.loss_figure(setup, trained), "loss")
     for name, figure in trained_results.layer_figures(setup, results, trained).items():
         run.save_figure(figure, name)
+    if options.keep_models:
+        models = to_host(trim_seeds(trained.state.model, options.num_seeds))
+        run.write_file("models.npz", model_file.dump_models(setup.recipe.config, models))
     seconds = {"train": train_seconds, "all": time.monotonic() - begun}
     run.finish(trained_results.summarise(setup, results, trained, seconds))
 

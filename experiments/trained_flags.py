@@ -14,6 +14,7 @@ from rank_collapse.training import Hyper
 # How the work is divided: no influence on results.
 EXECUTION = (
     "epochs_per_chunk", "seeds_at_once", "checkpoint_seconds", "do_train", "overwrite_output_dir",
+    "keep_models",
 )  # fmt: skip
 
 
@@ -88,6 +89,11 @@ def add_path_flags(values: flags.FlagValues) -> None:
         "(as published) or keeps the whole model's.", flag_values=values,
     )  # fmt: skip
     boolean("no_sub_path", "Recomputed paths without their layers' skips and learned norms.")
+    boolean(
+        "keep_models",
+        "Write the trained weights of all seeds to models.npz in the run folder; "
+        "rank_collapse.model_file.load_models reads them.",
+    )
     boolean("all_heads", "Evaluate one path through all heads of all layers, and no sampled sets.")
     boolean("do_rank", "Ranks of hidden states and attention matrices of the whole model by layer.")
     boolean("compute_alpha", "α_l = ΣN(x) / (ΣN(x) + ΣN(SA(x))) of each layer.")

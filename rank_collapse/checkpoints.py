@@ -27,7 +27,7 @@ def save(folder: str | os.PathLike, step: int, state: Any, keep: int = 1) -> Non
     shutil.rmtree(temporary, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
     with _checkpointer() as checkpointer:
-        checkpointer.save(temporary.absolute(), _flat(state))
+        checkpointer.save(temporary.absolute(), flatten(state))
     shutil.rmtree(final, ignore_errors=True)
     os.replace(temporary, final)
     for old in steps(folder)[:-keep]:
@@ -50,7 +50,7 @@ def restore(folder: str | os.PathLike, step: int, like: Any) -> Any:
     """
     with _checkpointer() as checkpointer:
         saved = checkpointer.restore((Path(folder) / str(step)).absolute())
-    expected = _flat(like)
+    expected = flatten(like)
     for name in sorted(expected.keys() | saved.keys()):
         there, here = (np.shape(d[name]) if name in d else None for d in (saved, expected))
         if there != here:
@@ -73,8 +73,8 @@ def _is_key(leaf):
     return isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
-def _flat(state):
-    """{path: numpy array} of a pytree's leaves."""
+def flatten(state: Any) -> dict[str, np.ndarray]:
+    """{path: numpy array} of a pytree's leaves, random keys as their data."""
     leaves = jax.tree_util.tree_leaves_with_path(state)
     return {
         jax.tree_util.keystr(path, simple=True, separator=".") or "state": np.asarray(

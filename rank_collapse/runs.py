@@ -5,6 +5,7 @@
              arrays.npz     named arrays, also the cache from which an interrupted run resumes
              checkpoints/   states of an unfinished computation, by step (orbax)
              figures/       *.png and *.pdf
+             models.npz     trained weights, where asked for (`rank_collapse.model_file`)
              summary.json   the run's headline numbers; its presence means the run is complete
              log.txt
 
@@ -127,6 +128,10 @@ class RunFolder:
             return []
         with open(self.path / "results.csv", newline="") as file:
             return list(csv.DictReader(file))
+
+    def write_file(self, name: str, data: bytes) -> None:
+        """Writes a file of the experiment's own beside the results, whole."""
+        self._write(name, data)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Writes summary.json, which marks the run as complete, and drops the checkpoints."""

@@ -1,11 +1,17 @@
 """The trained binaries at tiny sizes: what they write, resume, and refuse."""
 
+import csv
 import json
 
+import jax
 import numpy as np
 import pytest
 
 from experiments import cli, run_circle, run_convex_hull, run_memorization, run_sort
+from rank_collapse.ensemble import seed_keys
+from rank_collapse.model_file import load_models
+from rank_collapse.tasks import examples
+from rank_collapse.training import batch_forward
 
 SMALL = (
     "--depth=2", "--width=2", "--hidden_dim=8", "--n_epochs=2", "--n_repeat=2", "--n_paths=2",
@@ -42,6 +48,21 @@ def test_sort_writes_everything_and_reads_it_again(tmp_path, capsys):
     assert capsys.readouterr().out == before
     with np.load(tmp_path / "arrays.npz") as arrays:
         assert arrays["losses"].shape == (2, 2)
+
+
+def test_kept_models_are_the_run_s_own(tmp_path):
+    assert run(run_sort, SORT, tmp_path) == 0 and not (tmp_path / "models.npz").exists()
+    assert run(run_sort, [*SORT, "--keep_models"], tmp_path) == 0
+    config, models = load_models(tmp_path / "models.npz")
+    options = cli.parse(run_sort.FLAGS, list(SORT))
+    setup = run_sort.make_setup(options)
+    rows = list(csv.DictReader((tmp_path / "results.csv").read_text().splitlines()))
+    for seed, key in enumerate(seed_keys(options.seed, 2)):
+        held_out = setup.make_data(jax.random.split(key)[0])["eval"]
+        model = jax.tree.map(lambda a, s=seed: a[s], models)
+        accuracy = examples.token_accuracy(batch_forward(model, held_out, config), held_out)
+        (found,) = [r for r in rows if r["evaluation"] == "whole" and r["seed"] == str(seed)]
+        assert float(found["accuracy"]) == pytest.approx(float(accuracy))
 
 
 def test_all_heads_is_one_path(tmp_path):
