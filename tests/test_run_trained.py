@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import cli, run_circle, run_convex_hull, run_memorization, run_sort
+from experiments import circle_results, cli, run_circle, run_convex_hull, run_memorization, run_sort
 from rank_collapse.ensemble import seed_keys
 from rank_collapse.model_file import load_models
 from rank_collapse.tasks import examples
@@ -114,3 +114,12 @@ def test_bad_texts_are_one_line(content, words, tmp_path, capsys):
     (tmp_path / "train.tsv").write_text(content)
     assert run(run_memorization, [*SMALL, f"--data_dir={tmp_path}"], tmp_path / "run") == 2
     assert words in capsys.readouterr().err
+
+
+def test_a_fall_is_counted_from_a_hundredth_to_a_millionth():
+    t = np.arange(60)
+    cubic, halved, apart = 0.6 ** (3.0 ** np.minimum(t, 5)), 0.6 * 0.5**t, np.full(60, 0.6)
+    # Below 1e-2 at t = 3 and below 1e-6 at t = 4; halving at t = 6 and 20.
+    assert circle_results._fall_steps(np.stack([cubic, apart]), 1e-2, 1e-6) == [1, 1]
+    assert circle_results._fall_steps(np.stack([cubic, halved]), 1e-2, 1e-6) == [1, 14]
+    assert circle_results._fall_steps(apart[None], 1e-2, 1e-6) is None
