@@ -46,7 +46,8 @@ def make_flags(experiment: str, **defaults: Any) -> flags.FlagValues:
     flags.DEFINE_float(
         "learning_rate", defaults["learning_rate"],
         "Adam's learning rate; the published commands use 1e-5 (memorization 3e-4), at which "
-        "sorting is not learned in the published number of epochs.", lower_bound=0.0, flag_values=values,
+        "sorting is not learned in the published number of epochs.",
+        lower_bound=0.0, flag_values=values,
     )  # fmt: skip
     flags.DEFINE_float(
         "weight_decay", defaults["weight_decay"], "Added to the gradient times the weight (L2).",
