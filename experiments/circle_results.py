@@ -138,7 +138,7 @@ def _range(summary, skip):
         if name.startswith("skip") == skip
         for step in case.get("steps_from_1e-2_to_1e-6") or ()
     ]
-    return f"{min(steps)} to {max(steps)}" if steps else "none fell"
+    return _span(steps) if steps else "none fell"
 
 
 def show(run: Any) -> None:
@@ -156,4 +156,9 @@ def show(run: Any) -> None:
 
 def _when(case):
     steps = case.get("steps_from_1e-2_to_1e-6")
-    return "" if steps is None else f" (from 1e-2 to 1e-6 in {steps[0]} to {steps[1]} steps)"
+    return "" if steps is None else f" (steps from 1e-2 to 1e-6: {_span(steps)})"
+
+
+def _span(steps):
+    low, high = min(steps), max(steps)
+    return str(low) if low == high else f"{low} to {high}"
