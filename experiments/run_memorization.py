@@ -128,11 +128,13 @@ def setup_of(options: flags.FlagValues, tokens, mask, vocab_size, extra=None) ->
 def make_data(options: flags.FlagValues, tokens, mask, rows, key) -> dict:
     """The texts with one seed's labels; the evaluation is on the first of them.
 
-    "train" is packed where there are rows, "texts" never is.
+    Where there are rows, "train" is packed and "texts" is not.
     """
     labelled = memorization.make_examples(key, tokens, mask, options.num_labels)
-    train = labelled if rows is None else examples.pack(labelled, rows)
-    return {"train": train, "texts": labelled, "eval": labelled.first(options.n_eval_data)}
+    data = {"train": labelled, "eval": labelled.first(options.n_eval_data)}
+    if rows is not None:
+        data |= {"train": examples.pack(labelled, rows), "texts": labelled}
+    return data
 
 
 ENTRY = trained_entry.make_entry(

@@ -6,10 +6,12 @@ number of devices is restored under another.
 
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 
@@ -50,16 +52,7 @@ def restore(folder: str | os.PathLike, step: int, like: Any) -> Any:
     """
     with _checkpointer() as checkpointer:
         saved = checkpointer.restore((Path(folder) / str(step)).absolute())
-    expected = flatten(like)
-    for name in sorted(expected.keys() | saved.keys()):
-        there, here = (np.shape(d[name]) if name in d else None for d in (saved, expected))
-        if there != here:
-            raise ValueError(f"checkpoint {step} has {name} of shape {there}, not {here}")
-    leaves = [
-        _restored(saved[name], leaf)
-        for name, leaf in zip(expected, jax.tree.leaves(like), strict=True)
-    ]
-    return jax.tree.unflatten(jax.tree.structure(like), leaves)
+    return unflatten(saved, like, f"checkpoint {step}")
 
 
 def _checkpointer():
@@ -76,18 +69,45 @@ def _is_key(leaf):
 def flatten(state: Any) -> dict[str, np.ndarray]:
     """{path: numpy array} of a pytree's leaves, random keys as their data."""
     leaves = jax.tree_util.tree_leaves_with_path(state)
-    return {
-        jax.tree_util.keystr(path, simple=True, separator=".") or "state": np.asarray(
-            jax.random.key_data(leaf) if _is_key(leaf) else leaf
-        )
-        for path, leaf in leaves
-    }
+    return {_name(path): np.asarray(_data(leaf)) for path, leaf in leaves}
+
+
+def unflatten(saved: Mapping[str, Any], like: Any, what: str) -> Any:
+    """The pytree that `flatten` took apart, with the structure, dtypes and shardings of `like`.
+
+    Args:
+        saved: Arrays by path.
+        like: Arrays, or jax.ShapeDtypeStruct.
+        what: Whose arrays these are, for the message.
+
+    Raises:
+        ValueError: Other names or shapes than those of `like`.
+    """
+    leaves = jax.tree_util.tree_leaves_with_path(like)
+    expected = {_name(path): leaf for path, leaf in leaves}
+    for name in sorted(expected.keys() | saved.keys()):
+        there = np.shape(saved[name]) if name in saved else None
+        here = np.shape(_data(expected[name])) if name in expected else None
+        if there != here:
+            raise ValueError(f"{what} has {name} of shape {there}, not {here}")
+    restored = [_restored(saved[name], leaf) for name, leaf in expected.items()]
+    return jax.tree.unflatten(jax.tree.structure(like), restored)
+
+
+def _name(path):
+    return jax.tree_util.keystr(path, simple=True, separator=".") or "state"
+
+
+def _data(leaf):
+    return jax.random.key_data(leaf) if _is_key(leaf) else leaf
 
 
 def _restored(saved, like):
     """A saved numpy array as the type, dtype and sharding of `like`."""
     if _is_key(like):
         return jax.random.wrap_key_data(saved, impl=jax.random.key_impl(like))
+    if isinstance(like, jax.ShapeDtypeStruct):
+        return jnp.asarray(saved, like.dtype)
     if isinstance(like, jax.Array):
         return jax.device_put(np.asarray(saved, like.dtype), like.sharding)
     return np.asarray(saved, np.asarray(like).dtype)

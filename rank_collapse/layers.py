@@ -141,7 +141,7 @@ def dropout(key: Any, x: Float[Array, "*s"], rate: Any) -> Float[Array, "*s"]:
     alike alone and under vmap. Resolution of the rate: 2⁻²⁴.
 
     Args:
-        key: Random key, or the words of one from `dropout_words` or `dropout_branch`.
+        key: Random key, or the words of one from `dropout_words` or `dropout_branches`.
         x: Any array.
         rate: Probability in [0, 1]; may be traced.
     """
@@ -159,14 +159,19 @@ def dropout_words(key: Any) -> UInt32[Array, "2"]:
     return key
 
 
-def dropout_branch(words: UInt32[Array, "2"], index: Any) -> UInt32[Array, "2"]:
-    """Words for part `index` of what `words` are for: an example, a layer, a place in it.
+def dropout_branches(key: Any, count: int) -> UInt32[Array, "count 2"]:
+    """Words for each of `count` parts of what a key is for: examples, layers, places in a layer.
 
-    As `jax.random.fold_in`, at the cost of a few integer operations.
+    As `jax.random.split`, at the cost of a few integer operations. A part's words do not depend on
+    the count.
+
+    Args:
+        key: Random key, or words.
+        count: Number of parts.
     """
-    pair = 2 * jnp.uint32(index) + jnp.arange(2, dtype=jnp.uint32)
+    counter = jnp.arange(2 * count, dtype=jnp.uint32).reshape(count, 2)
     # The constant keeps the words apart from the bits of the first entries.
-    return _hash(pair, words ^ jnp.uint32(0x5BD1E995))
+    return _hash(counter, dropout_words(key) ^ jnp.uint32(0x5BD1E995))
 
 
 def _hash(counter: UInt32[Array, "*s"], words: UInt32[Array, "2"]) -> UInt32[Array, "*s"]:

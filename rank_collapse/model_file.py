@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rank_collapse.checkpoints import flatten
+from rank_collapse.checkpoints import flatten, unflatten
 from rank_collapse.config import TransformerConfig
 from rank_collapse.embedding import EmbeddingConfig
 from rank_collapse.training import Model, Recipe, init_model
@@ -50,19 +50,13 @@ def load_models(path: str | os.PathLike) -> tuple[TransformerConfig, Model]:
         with np.load(path) as file:
             saved = {name: file[name] for name in file.files}
         config = _config(json.loads(str(saved.pop(_CONFIG))))
-        num_outputs = saved["classifier.b"].shape[-1]
+        num_seeds, num_outputs = saved["classifier.b"].shape
     except (KeyError, TypeError, ValueError, zipfile.BadZipFile) as error:
         raise ValueError(f"{path} is not a file of trained models: {error}") from error
     recipe = Recipe(config, num_outputs, batch_size=1, num_epochs=0)
-    like = jax.eval_shape(lambda: init_model(jax.random.key(0), recipe))
-    names = flatten(jax.tree.map(lambda a: np.broadcast_to(np.zeros((), a.dtype), a.shape), like))
-    for name in sorted(names.keys() | saved.keys()):
-        there = saved[name].shape[1:] if name in saved else None
-        here = names[name].shape if name in names else None
-        if there != here:
-            raise ValueError(f"{path}: {name} has shape {there} per seed, not {here}")
-    leaves = [jnp.asarray(saved[name]) for name in names]
-    return config, jax.tree.unflatten(jax.tree.structure(like), leaves)
+    keys = jax.random.split(jax.random.key(0), num_seeds)
+    like = jax.eval_shape(jax.vmap(lambda k: init_model(k, recipe)), keys)
+    return config, unflatten(saved, like, str(path))
 
 
 def _config(fields: dict[str, Any]) -> TransformerConfig:

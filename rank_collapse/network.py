@@ -173,8 +173,7 @@ def block(
     """One layer: attention, cross-attention and MLP sublayers; see `TransformerConfig`."""
     drop_branch = drop_weights = [None] * 3
     if dropout_key is not None:
-        words = layers.dropout_words(dropout_key)
-        places = [layers.dropout_branch(words, i) for i in range(6)]
+        places = layers.dropout_branches(dropout_key, 6)
         drop_branch, drop_weights = places[:3], places[3:]
     score = {"score": config.score, "scale": config.scale_scores}
     score["temperature"] = gains["temperature"]
@@ -270,8 +269,7 @@ def apply(
     memory_context = attn.AttentionContext(mask=attn.combine_masks(memory_mask))
     keys = None
     if dropout_key is not None:
-        words = layers.dropout_words(dropout_key)
-        keys = jax.vmap(lambda l: layers.dropout_branch(words, l))(jnp.arange(config.depth))
+        keys = layers.dropout_branches(dropout_key, config.depth)
 
     def body(x, step):
         layer, (gains, key) = step

@@ -18,7 +18,13 @@ from jaxtyping import Array, Bool, Float
 from rank_collapse import layers, network, parameters
 from rank_collapse.config import TransformerConfig
 from rank_collapse.path_sets import Classifier
-from rank_collapse.tasks.examples import LOSSES, Examples, part_mask, part_positions
+from rank_collapse.tasks.examples import (
+    LOSSES,
+    Examples,
+    part_mask,
+    part_positions,
+    token_mask,
+)
 
 SCHEDULES = ("constant", "milestones", "linear")
 
@@ -38,7 +44,8 @@ class Recipe:
         milestones, decay: Of the milestones.
         clip_norm: Largest global norm of a gradient; None for any.
         unroll: Layers computed per step of the loop over the depth: more take longer to compile
-            and save the memory traffic of the loop's buffers. Does not change results.
+            and save the memory traffic of the loop's buffers. In place of `config.unroll`, which
+            the evaluation keeps. Does not change results.
     """
 
     config: TransformerConfig
@@ -142,9 +149,8 @@ def forward(
     """
     states = network.input_states(model.network, inputs, config, positions=positions)
     if dropout_key is not None:
-        words = layers.dropout_words(dropout_key)
-        dropout_key = layers.dropout_branch(words, 0)
-        states = layers.dropout(layers.dropout_branch(words, 1), states, dropout_rate)
+        dropout_key, key_embedding = layers.dropout_branches(dropout_key, 2)
+        states = layers.dropout(key_embedding, states, dropout_rate)
     output = network.apply(
         model.network, states, config, mask=mask, positions=positions,
         dropout_key=dropout_key, dropout_rate=dropout_rate,
@@ -165,8 +171,7 @@ def batch_forward(
     """`forward` of every example; `batch_size` at a time where that is given."""
     keys = None
     if dropout_key is not None:
-        words = layers.dropout_words(dropout_key)
-        keys = jax.vmap(lambda i: layers.dropout_branch(words, i))(jnp.arange(len(examples)))
+        keys = layers.dropout_branches(dropout_key, len(examples))
 
     def single(item):
         inputs, mask, parts, key = item
@@ -207,8 +212,7 @@ def train_step(
         The state after the step and the loss before it.
     """
     key = jax.random.fold_in(jax.random.fold_in(state.key, 1), step)
-    counts = weights[:, None] & (jnp.ones((1, 1), bool) if batch.mask is None else batch.mask)
-    counts = jnp.broadcast_to(counts, batch.inputs.shape[:2])
+    counts = weights[:, None] & token_mask(batch)
     config = recipe.config.replace(unroll=recipe.unroll)
 
     def loss(model):

@@ -47,7 +47,7 @@ def test_other_files_are_refused_in_one_line(tmp_path):
     for path, message in (
         (other, "not a file of trained models"),
         (text, "not a file of trained models"),
-        (deeper, r"has shape \(2, .*not \(3, "),
+        (deeper, r"attention.b_k of shape \(3, 2, .*not \(3, 3, "),
     ):
         with pytest.raises(ValueError, match=message) as caught:
             load_models(path)
