@@ -75,10 +75,18 @@ def load_tokenizer(name_or_path: str, pairs: list[tuple[str, str]]):
         raise ValueError(f"{path} holds neither tokenizer.json nor vocab.txt")
     tokenizer = tokenizers.BertWordPieceTokenizer(lowercase=True)
     texts = [sentence for pair in pairs for sentence in pair]
+    # The trainer numbers the letters inside words in the order of a randomly seeded hash map, and
+    # breaks ties between merges by those numbers: given in advance, they make it deterministic.
+    letters = sorted({letter for text in texts for letter in tokenizer.normalize(text)} - {" "})
+    given = [*SPECIAL, *letters, *(f"##{letter}" for letter in letters)]
     tokenizer.train_from_iterator(
-        texts, vocab_size=VOCABULARY_SIZE, min_frequency=1, special_tokens=list(SPECIAL),
+        texts, vocab_size=VOCABULARY_SIZE, min_frequency=1, special_tokens=given,
         show_progress=False,
     )  # fmt: skip
+    # Anew, because a given token would be cut out of the middle of words.
+    vocabulary = tokenizer.get_vocab()
+    tokenizer = tokenizers.BertWordPieceTokenizer(lowercase=True)
+    tokenizer._tokenizer.model = tokenizers.models.WordPiece(vocabulary, unk_token="[UNK]")
     return tokenizer, (
         f"{name_or_path} is no local path: trained a WordPiece vocabulary of "
         f"{tokenizer.get_vocab_size()} on the data"
@@ -90,6 +98,7 @@ def encode(
 ) -> tuple[np.ndarray, np.ndarray]:
     """([CLS] first [SEP] second [SEP], the longer sentence cut first) → ids and mask [b, n].
 
+    A vocabulary trained here has no rule for [CLS] and [SEP]: its texts are first second.
     n is the longest text's length, at most `max_length`.
     """
     tokenizer.enable_truncation(max_length, strategy="longest_first")

@@ -7,7 +7,15 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import circle_results, cli, run_circle, run_convex_hull, run_memorization, run_sort
+from experiments import (
+    circle_results,
+    cli,
+    run_circle,
+    run_convex_hull,
+    run_memorization,
+    run_sort,
+    texts,
+)
 from rank_collapse.ensemble import seed_keys
 from rank_collapse.model_file import load_models
 from rank_collapse.tasks import examples
@@ -123,3 +131,10 @@ def test_a_fall_is_counted_from_a_hundredth_to_a_millionth():
     assert circle_results._fall_steps(np.stack([cubic, apart]), 1e-2, 1e-6) == [1, 1]
     assert circle_results._fall_steps(np.stack([cubic, halved]), 1e-2, 1e-6) == [1, 14]
     assert circle_results._fall_steps(apart[None], 1e-2, 1e-6) is None
+
+
+def test_a_trained_vocabulary_is_the_same_every_time():
+    pairs = texts.read_pairs("shipped", "", 20)
+    vocabularies = [texts.load_tokenizer("absent", pairs)[0].get_vocab() for _ in range(3)]
+    assert len(vocabularies[0]) > 100
+    assert vocabularies[0] == vocabularies[1] == vocabularies[2]
