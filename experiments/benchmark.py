@@ -20,15 +20,15 @@ import jax
 import numpy as np
 from absl import flags
 
-from experiments import cli
+from experiments.shell import cli
 
 # Name: "module:function(options) -> Report". To add one, write the function and its line here.
 BENCHMARKS = {
-    "exact_paths": "experiments.path_benchmarks:exact_paths",
-    "recomputed_paths": "experiments.path_benchmarks:recomputed_paths",
-    "train_sort": "experiments.training_benchmarks:train_sort",
-    "train_convex_hull": "experiments.training_benchmarks:train_convex_hull",
-    "train_memorization": "experiments.training_benchmarks:train_memorization",
+    "exact_paths": "experiments.benchmarks.paths:exact_paths",
+    "recomputed_paths": "experiments.benchmarks.paths:recomputed_paths",
+    "train_sort": "experiments.benchmarks.training:train_sort",
+    "train_convex_hull": "experiments.benchmarks.training:train_convex_hull",
+    "train_memorization": "experiments.benchmarks.training:train_memorization",
 }
 
 FLAGS = cli.make_flags("benchmark")

@@ -15,8 +15,8 @@ import numpy as np
 from absl import flags
 
 import rank_collapse as rc
-from experiments import cli
-from rank_collapse import bounds
+from experiments.shell import cli
+from rank_collapse.theory import bounds
 
 SHAPES = ((8, 16, 1), (8, 16, 4), (16, 8, 2), (3, 4, 2))  # tokens, width, heads
 

@@ -20,9 +20,10 @@ from pathlib import Path
 
 from absl import flags
 
-from experiments import cli
-from experiments.entry import Entry
-from rank_collapse import provenance, report, runs
+from experiments.shell import cli
+from experiments.shell.entry import Entry
+from rank_collapse import report, runs
+from rank_collapse.runs import provenance
 
 # Modules of experiments/ with an ENTRY, in the order of the report.
 EXPERIMENTS = (
@@ -128,7 +129,7 @@ def page(sections: list[report.Section], preset: str, started: float) -> str:
     """The report: all sections under one heading, with what they were made with."""
     made = provenance.environment()
     versions = ", ".join(f"{name} {version}" for name, version in made["versions"].items())
-    return report.page(
+    return report.render(
         "Rank collapse: measured beside published",
         "Every experiment of this repository on the claims and figures of Dong, Cordonnier and "
         "Loukas, “Attention is not all you need: pure attention loses rank doubly exponentially "

@@ -28,11 +28,15 @@ import numpy as np
 from absl import flags
 
 import rank_collapse as rc
-from experiments import architecture_report, cli
-from experiments.progress import Progress
-from rank_collapse import checkup, pretrained, profiles, surgery
-from rank_collapse.pretrained import text as texts_of
-from rank_collapse.text import default_text
+from experiments.architectures import report
+from experiments.shell import cli
+from experiments.shell.progress import Progress
+from rank_collapse import pretrained
+from rank_collapse.measures import profiles
+from rank_collapse.network import surgery
+from rank_collapse.paths import effects
+from rank_collapse.text import tokens as texts_of
+from rank_collapse.text.words import default_text
 
 PARTS = ("residuals", "ranks", "log", "lengths", "chains", "bounds")
 
@@ -108,8 +112,8 @@ def main(options: flags.FlagValues) -> None:
                     progress.say(f"{model.label}, {weights} {seed}".replace(" pretrained 0", ""))
                     measure(run, model, weights, seed, batches[model.label], options)
                     progress.update(i + 1)
-            architecture_report.write(run, models, batches, options)
-        architecture_report.show(run)
+            report.write(run, models, batches, options)
+        report.show(run)
 
 
 def models_of(options: flags.FlagValues) -> list[Model]:
@@ -219,11 +223,11 @@ def measure(
     measures = ("residual_ratio", "token_cosine")
     if "ranks" in options.parts:
         measures += ("effective_rank", "stable_rank")
-    for variant, reading in checkup.variants_of(family):
+    for variant, reading in effects.variants_of(family):
         cut = (variant, reading, family)
         once(
             f"residuals/{variant}/{reading}",
-            lambda cut=cut: checkup.variant_profiles(
+            lambda cut=cut: effects.variant_profiles(
                 load.config, load.params, *cut, load.inputs(),
                 measures=measures, chunk=options.chunk,
             ),
@@ -234,7 +238,7 @@ def measure(
             once(
                 f"log/{variant}/{reading}",
                 lambda cut=cut: {
-                    "log10_residual": checkup.log_ratio_profiles(
+                    "log10_residual": effects.log_ratio_profiles(
                         load.config, load.params, *cut, load.inputs(few), chunk=options.chunk
                     )
                 },
@@ -245,13 +249,13 @@ def measure(
         config, params = surgery.variant(load.config, load.params, variant, family=family)
         return profiles.measure_batch(effects, params, config, load.inputs(few), chunk=chunk)
 
-    once("lengths", lambda: batch(checkup.length_effects), "lengths")
-    once("chains", lambda: batch(checkup.chain_effects), "chains")
-    if checkup.has_bounds(load.config):
+    once("lengths", lambda: batch(effects.length_effects), "lengths")
+    once("chains", lambda: batch(effects.chain_effects), "chains")
+    if effects.has_bounds(load.config):
         for variant in ("Transformer", "SAN"):
             once(
                 f"bounds/{variant}/published",
-                lambda v=variant: batch(checkup.bound_effects, v),
+                lambda v=variant: batch(effects.bound_effects, v),
                 "bounds",
             )
 
@@ -300,7 +304,7 @@ def _output(params, x, config, mask=None):
     return rc.apply(params, x, config, mask=mask).output
 
 
-ENTRY = architecture_report.ENTRY
+ENTRY = report.ENTRY
 
 if __name__ == "__main__":
     cli.run(main, FLAGS)

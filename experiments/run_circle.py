@@ -27,17 +27,19 @@ import jax
 import numpy as np
 from absl import flags
 
-from experiments import circle_results, cli, trained, trained_flags
-from experiments.entry import Entry
-from rank_collapse.config import TransformerConfig
-from rank_collapse.embedding import EmbeddingConfig
-from rank_collapse.tasks import circle
-from rank_collapse.training import Recipe, forward
+from experiments.circle import results as circle_results
+from experiments.shell import cli
+from experiments.shell.entry import Entry
+from experiments.trained import arguments, trained
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.embedding import EmbeddingConfig
+from rank_collapse.training.tasks import circle
+from rank_collapse.training.training import Recipe, forward
 
 VARIANTS = ("attention", "skip", "mlp", "skip+mlp")
 WIDTHS = (32, 64, 128)
 
-FLAGS = trained_flags.make_flags(
+FLAGS = arguments.make_flags(
     "circle",
     width=2,
     depth=1,
@@ -62,7 +64,7 @@ flags.DEFINE_multi_integer(
     "widths", WIDTHS, "Model widths of --compare; may be given several times.", lower_bound=3,
     flag_values=FLAGS,
 )  # fmt: skip
-trained_flags.accept_unused(FLAGS, "n_repeat", "path_len", "n_paths", "no_sub_path")
+arguments.accept_unused(FLAGS, "n_repeat", "path_len", "n_paths", "no_sub_path")
 
 
 def main(options: flags.FlagValues) -> None:

@@ -26,11 +26,15 @@ from absl import flags
 from jax.sharding import NamedSharding, PartitionSpec
 
 import rank_collapse as rc
-from experiments import cli
-from experiments.collapse_results import ENTRY, Results, figures_of, rows_of, summary_of
-from experiments.progress import Progress
-from rank_collapse import bounds, embedding, ensemble, layers, logdomain, residuals, text
-from rank_collapse.config import INITS, MASKS, NORM_PLACEMENTS
+from experiments.collapse.results import ENTRY, Results, figures_of, rows_of, summary_of
+from experiments.shell import cli
+from experiments.shell.progress import Progress
+from rank_collapse.measures import residuals
+from rank_collapse.network import embedding, layers
+from rank_collapse.network.config import INITS, MASKS, NORM_PLACEMENTS
+from rank_collapse.runs import seeds
+from rank_collapse.text import words
+from rank_collapse.theory import bounds, logdomain
 
 VARIANTS = {
     "san": rc.san,
@@ -102,8 +106,8 @@ def read_tokens(options: flags.FlagValues) -> tuple[np.ndarray | None, dict[str,
         if options.num_tokens < 2:
             raise ValueError(f"num_tokens={options.num_tokens} is fewer than 2")
         return None, {}
-    content = text.read_text(options.text_file) if options.text_file else text.default_text()
-    ids, _ = text.token_ids(content, options.num_tokens)
+    content = words.read_text(options.text_file) if options.text_file else words.default_text()
+    ids, _ = words.token_ids(content, options.num_tokens)
     if len(ids) < options.num_tokens:
         print(f"the text has {len(ids)} tokens, fewer than num_tokens={options.num_tokens}")
     return ids, {"text_sha256": cli.content_hash(content.encode())}
@@ -252,9 +256,9 @@ class Programs:
 
     def __init__(self, options, networks, ids, mesh, progress):
         self.options, self.mesh, self.progress = options, mesh, progress
-        self.draw = ensemble.over_seeds(make_draw(options, ids), mesh)
+        self.draw = seeds.over_seeds(make_draw(options, ids), mesh)
         self.measures = {
-            norm: ensemble.over_seeds(make_measure(configs, options), mesh)
+            norm: seeds.over_seeds(make_measure(configs, options), mesh)
             for norm, configs in networks.items()
         }
         self.compiled = False
@@ -263,7 +267,7 @@ class Programs:
         """Compiles all, for this many seeds; swept values are traced."""
         one = jnp.asarray(1.0)
         drawn = jax.eval_shape(self.draw, keys, one)
-        sharding = NamedSharding(self.mesh, PartitionSpec(ensemble.AXIS))
+        sharding = NamedSharding(self.mesh, PartitionSpec(seeds.AXIS))
         drawn = jax.tree.map(lambda a: a.update(sharding=sharding), drawn)
         pool = ThreadPoolExecutor()
         try:
@@ -279,18 +283,18 @@ class Programs:
 
     def __call__(self, norm: str, scale: float, gain: float, first: int, count: int, size: int):
         """Measures of seeds first .. first + count − 1 as numpy arrays; `size` are computed."""
-        keys = ensemble.seed_keys(self.options.seed, count, first)
-        keys = ensemble.shard_seeds(ensemble.pad_seeds(keys, size), self.mesh)
+        keys = seeds.seed_keys(self.options.seed, count, first)
+        keys = seeds.shard_seeds(seeds.pad_seeds(keys, size), self.mesh)
         if not self.compiled:
             self.compile(keys)
         out = self.measures[norm](self.draw(keys, jnp.asarray(scale)), jnp.asarray(gain))
-        return ensemble.to_host(ensemble.trim_seeds(out, count))
+        return seeds.to_host(seeds.trim_seeds(out, count))
 
 
 def measure_all(options, networks, sweep, ids, mesh, run, progress) -> Results:
     """All measures of all settings, resuming from the run; one compilation per norm placement."""
     programs = Programs(options, networks, ids, mesh, progress)
-    size = ensemble.padded_size(min(options.seed_chunk, options.num_seeds), mesh)
+    size = seeds.padded_size(min(options.seed_chunk, options.num_seeds), mesh)
     results = {}
     for norm, (scale, gain) in itertools.product(networks, sweep):
         part = f"{norm}/weight_scale={scale!r}/skip_gain={gain!r}"

@@ -19,12 +19,13 @@ import functools
 import jax
 from absl import flags
 
-from experiments import cli, trained, trained_entry, trained_flags
-from rank_collapse.embedding import EmbeddingConfig
-from rank_collapse.tasks import convex_hull, examples
-from rank_collapse.training import Recipe
+from experiments.shell import cli
+from experiments.trained import arguments, entry, trained
+from rank_collapse.network.embedding import EmbeddingConfig
+from rank_collapse.training.tasks import convex_hull, examples
+from rank_collapse.training.training import Recipe
 
-FLAGS = trained_flags.make_flags(
+FLAGS = arguments.make_flags(
     "convex_hull",
     width=3,
     depth=6,
@@ -38,7 +39,7 @@ FLAGS = trained_flags.make_flags(
     learning_rate=1e-3,
     weight_decay=1e-3,
 )
-trained_flags.add_path_flags(FLAGS)
+arguments.add_path_flags(FLAGS)
 flags.DEFINE_boolean(
     "ffn2", True, "Points pass linear-gelu-linear before the first layer, not one linear map.",
     flag_values=FLAGS,
@@ -58,7 +59,7 @@ def make_setup(options: flags.FlagValues) -> trained.Setup:
         name="convex_hull",
         title=f"Convex hull of {options.seq_len} points",
         recipe=Recipe(
-            config=trained_flags.network_config(options, embedding),
+            config=arguments.network_config(options, embedding),
             num_outputs=2,
             batch_size=options.batch_sz,
             num_epochs=options.n_epochs,
@@ -85,7 +86,7 @@ def make_data(options: flags.FlagValues, key) -> dict:
     return {"train": train, "eval": held_out}
 
 
-ENTRY = trained_entry.make_entry(
+ENTRY = entry.make_entry(
     title="Paths: convex hull",
     quick=(
         "--n_train_data=2000", "--n_epochs=5", "--n_eval_data=100", "--n_repeat=3", "--no_sub_path",

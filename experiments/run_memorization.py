@@ -23,12 +23,14 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
-from experiments import cli, texts, trained, trained_entry, trained_flags
-from rank_collapse.embedding import EmbeddingConfig
-from rank_collapse.tasks import examples, memorization
-from rank_collapse.training import Recipe
+from experiments.shell import cli
+from experiments.trained import arguments, entry, trained
+from rank_collapse.network.embedding import EmbeddingConfig
+from rank_collapse.text import pairs as texts
+from rank_collapse.training.tasks import examples, memorization
+from rank_collapse.training.training import Recipe
 
-FLAGS = trained_flags.make_flags(
+FLAGS = arguments.make_flags(
     "memorization",
     width=2,
     depth=6,
@@ -42,7 +44,7 @@ FLAGS = trained_flags.make_flags(
     learning_rate=3e-4,
     weight_decay=0.0,
 )
-trained_flags.add_path_flags(FLAGS)
+arguments.add_path_flags(FLAGS)
 flags.DEFINE_string(
     "model_name_or_path", "bert-base-uncased", "Folder or file of a WordPiece tokenizer; of any "
     "other name only a vocabulary trained on the data is made.", flag_values=FLAGS,
@@ -102,7 +104,7 @@ def setup_of(options: flags.FlagValues, tokens, mask, vocab_size, extra=None) ->
         name="memorization",
         title=f"Memorizing random labels of {len(tokens)} texts",
         recipe=Recipe(
-            config=trained_flags.network_config(options, embedding),
+            config=arguments.network_config(options, embedding),
             num_outputs=options.num_labels,
             batch_size=batch_size,
             num_epochs=options.n_epochs,
@@ -137,7 +139,7 @@ def make_data(options: flags.FlagValues, tokens, mask, rows, key) -> dict:
     return data
 
 
-ENTRY = trained_entry.make_entry(
+ENTRY = entry.make_entry(
     title="Paths: memorization",
     quick=(
         "--task_name=shipped", "--depth=4", "--hidden_dim=64", "--n_epochs=60", "--n_paths=5",

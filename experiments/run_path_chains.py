@@ -20,12 +20,14 @@ import numpy as np
 from absl import flags
 
 import rank_collapse as rc
-from experiments import cli
-from experiments.path_chain_results import ENTRY, SAMPLES, figures_of, rows_of, summary_of
-from experiments.progress import Progress
+from experiments.path_chains.results import ENTRY, SAMPLES, figures_of, rows_of, summary_of
 from experiments.run_collapse import DTYPES, input_tokens, precision, read_tokens
-from rank_collapse import embedding, ensemble, layers, path_products, residuals
-from rank_collapse.config import INITS, MASKS, NORM_PLACEMENTS
+from experiments.shell import cli
+from experiments.shell.progress import Progress
+from rank_collapse.measures import residuals
+from rank_collapse.network import embedding, layers
+from rank_collapse.network.config import INITS, MASKS, NORM_PLACEMENTS
+from rank_collapse.runs import seeds
 
 FLAGS = cli.make_flags("path_chains", num_seeds=4)
 
@@ -101,8 +103,8 @@ def measure_all(options: Any, config: rc.TransformerConfig, ids: Any, mesh: Any)
     """
     with precision(options):
         measure = make_measure(options, config, ids)
-        keys = ensemble.seed_keys(options.seed, options.num_seeds)
-        results = ensemble.to_host(ensemble.map_seeds(measure, keys, mesh=mesh))
+        keys = seeds.seed_keys(options.seed, options.num_seeds)
+        results = seeds.to_host(seeds.map_seeds(measure, keys, mesh=mesh))
     bad = np.flatnonzero(~np.isfinite(results["sum_error"]))
     if len(bad):
         raise ValueError(
@@ -143,12 +145,12 @@ def make_measure(options: Any, config: rc.TransformerConfig, ids: Any) -> Any:
             :, 0
         ]
         to_mean, to_rank_one = jax.lax.map(
-            lambda path: path_products.chained_residual(trace.attention, path),
+            lambda path: chains.chained_residual(trace.attention, path),
             chains.reshape(-1, depth),
         )
         contributions = rc.path_contributions(params, x, config)
-        norm, rest = path_products.measured_sizes(contributions.by_length)
-        skip, branch = path_products.branch_sizes(trace)
+        norm, rest = chains.measured_sizes(contributions.by_length)
+        skip, branch = chains.branch_sizes(trace)
         return {
             "chain_mean": to_mean.reshape(depth, -1),
             "chain_rank_one": to_rank_one.reshape(depth, -1),

@@ -17,11 +17,11 @@ from fractions import Fraction
 import numpy as np
 from absl import flags
 
-from experiments import cli
-from experiments.entry import Entry
-from rank_collapse import figures
-from rank_collapse.paths import count_paths
-from rank_collapse.report import Comparison
+from experiments.shell import cli
+from experiments.shell.entry import Entry
+from rank_collapse.paths.enumeration import count_paths
+from rank_collapse.report import figures
+from rank_collapse.report.page import Comparison
 
 # (heads, layers) as published by the authors of each architecture.
 ARCHITECTURES = {

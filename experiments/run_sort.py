@@ -17,10 +17,11 @@ import functools
 import jax
 from absl import flags
 
-from experiments import cli, trained, trained_entry, trained_flags
-from rank_collapse.embedding import EmbeddingConfig
-from rank_collapse.tasks import examples, sorting
-from rank_collapse.training import Recipe
+from experiments.shell import cli
+from experiments.trained import arguments, entry, trained
+from rank_collapse.network.embedding import EmbeddingConfig
+from rank_collapse.training.tasks import examples, sorting
+from rank_collapse.training.training import Recipe
 
 DEFAULTS = {
     "width": 2,
@@ -35,8 +36,8 @@ DEFAULTS = {
     "learning_rate": 1e-3,
     "weight_decay": 0.0,
 }
-FLAGS = trained_flags.make_flags("sort", **DEFAULTS)
-trained_flags.add_path_flags(FLAGS)
+FLAGS = arguments.make_flags("sort", **DEFAULTS)
+arguments.add_path_flags(FLAGS)
 flags.DEFINE_boolean("no_repeat", False, "No letter twice in a sequence.", flag_values=FLAGS)
 
 
@@ -67,7 +68,7 @@ def make_setup(options: flags.FlagValues) -> trained.Setup:
         name="sort",
         title=f"Sorting {options.seq_len} of {options.num_labels} letters",
         recipe=Recipe(
-            config=trained_flags.network_config(options, embedding),
+            config=arguments.network_config(options, embedding),
             num_outputs=options.num_labels,
             batch_size=options.batch_sz,
             num_epochs=options.n_epochs,
@@ -97,7 +98,7 @@ def misordered(repeats: bool, logits, held_out):
     return sorting.misordered_pairs(logits.argmax(axis=-1), repeats)
 
 
-ENTRY = trained_entry.make_entry(
+ENTRY = entry.make_entry(
     title="Paths: sorting",
     quick=("--n_epochs=15", "--n_eval_data=100", "--n_repeat=3", "--no_sub_path"),
     paper=("--num_seeds=5", "--no_sub_path"),

@@ -17,11 +17,14 @@ import numpy as np
 from absl import flags
 from matplotlib.figure import Figure
 
-from experiments import cli, run_sort, trained, trained_flags
-from rank_collapse import figures, path_accuracy
-from rank_collapse.training import Recipe, init_model
+from experiments import run_sort
+from experiments.shell import cli
+from experiments.trained import arguments, trained
+from rank_collapse.report import figures
+from rank_collapse.training import path_accuracy
+from rank_collapse.training.training import Recipe, init_model
 
-FLAGS = trained_flags.make_flags("width", **run_sort.DEFAULTS)
+FLAGS = arguments.make_flags("width", **run_sort.DEFAULTS)
 flags.DEFINE_boolean("no_repeat", False, "No letter twice in a sequence.", flag_values=FLAGS)
 flags.DEFINE_multi_integer(
     "depths", (1, 2, 4, 6, 12), "Depths compared; the parameters are those of --depth and "

@@ -5,16 +5,27 @@ n tokens (queries), m keys, d model width, f MLP width, h heads, k per-head quer
 v per-head value width, l layers, s seeds, b batch, p paths, c classes.
 """
 
-from rank_collapse.attention import AttentionParams, multi_head_attention
-from rank_collapse.bounds import BoundReport, bound_report
-from rank_collapse.config import TransformerConfig, san, san_mlp, san_skip, transformer
-from rank_collapse.contributions import PathContributions, head_contributions, path_contributions
-from rank_collapse.embedding import EmbeddingConfig, EmbeddingParams, embed
-from rank_collapse.layers import MLPParams, NormParams
-from rank_collapse.logdomain import local_rate, log_residual_profile
-from rank_collapse.network import Trace, apply
-from rank_collapse.parameters import BlockParams, TransformerParams, init, layer_params
-from rank_collapse.path_sets import (
+from rank_collapse.measures.residuals import (
+    composite_norm,
+    effective_rank,
+    residual,
+    residual_ratio,
+    stable_rank,
+    token_cosine,
+)
+from rank_collapse.network.attention import AttentionParams, multi_head_attention
+from rank_collapse.network.config import TransformerConfig, san, san_mlp, san_skip, transformer
+from rank_collapse.network.embedding import EmbeddingConfig, EmbeddingParams, embed
+from rank_collapse.network.layers import MLPParams, NormParams
+from rank_collapse.network.parameters import BlockParams, TransformerParams, init, layer_params
+from rank_collapse.network.transformer import Trace, apply
+from rank_collapse.paths.contributions import (
+    PathContributions,
+    head_contributions,
+    path_contributions,
+)
+from rank_collapse.paths.enumeration import count_paths, enumerate_paths, sum_over_paths
+from rank_collapse.paths.sets import (
     Classifier,
     batch_path_set_logits,
     path_set_logits,
@@ -23,15 +34,8 @@ from rank_collapse.path_sets import (
     sample_path,
     sample_path_sets,
 )
-from rank_collapse.paths import count_paths, enumerate_paths, sum_over_paths
-from rank_collapse.residuals import (
-    composite_norm,
-    effective_rank,
-    residual,
-    residual_ratio,
-    stable_rank,
-    token_cosine,
-)
+from rank_collapse.theory.bounds import BoundReport, bound_report
+from rank_collapse.theory.logdomain import local_rate, log_residual_profile
 
 __all__ = [
     "AttentionParams",

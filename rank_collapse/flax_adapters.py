@@ -13,8 +13,8 @@ import jax.numpy as jnp
 from flax import nnx, traverse_util
 from jaxtyping import Array
 
-from rank_collapse.attention import AttentionParams
-from rank_collapse.profiles import hidden_profile
+from rank_collapse.measures.profiles import hidden_profile
+from rank_collapse.network.attention import AttentionParams
 
 _OURS = {"query": ("w_q", "b_q"), "key": ("w_k", "b_k"), "value": ("w_v", "b_v")}
 _OURS["out"] = ("w_o", "b_o")
@@ -152,7 +152,7 @@ def intermediate_profile(
             others are left out.
         pattern: Regular expression that a name must contain; all names by default.
         mask: Bool [n], or [b, n] with batches: the tokens that exist.
-        measures: Names out of `rank_collapse.profiles.MEASURES`.
+        measures: Names out of `rank_collapse.measures.profiles.MEASURES`.
 
     Returns:
         {name: {measure: value}}, in the order of `intermediates`.

@@ -7,7 +7,7 @@ from flax import nnx
 
 import rank_collapse as rc
 from rank_collapse import flax_adapters as adapters
-from rank_collapse.residuals import residual_ratio
+from rank_collapse.measures.residuals import residual_ratio
 
 N, D, H = 5, 12, 3
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rank_collapse.residuals import residual_ratio
+from rank_collapse.measures.residuals import residual_ratio
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 EXAMPLE = re.compile(r"<!-- test: models -->\n```python\n(.*?)```", re.DOTALL)

@@ -10,8 +10,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from rank_collapse.config import TransformerConfig
-from rank_collapse.parameters import TransformerParams
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.pretrained import albert, bert, distilbert, gpt2, llama, t5, vit, xlnet
 from rank_collapse.pretrained.checkpoint import Checkpoint, read_config
 from rank_collapse.pretrained.published import PUBLISHED, published_curves

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from rank_collapse.config import TransformerConfig
-from rank_collapse.embedding import EmbeddingConfig
-from rank_collapse.parameters import BlockParams, TransformerParams
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.embedding import EmbeddingConfig
+from rank_collapse.network.parameters import BlockParams, TransformerParams
 from rank_collapse.pretrained import bert
 from rank_collapse.pretrained.weights import Weights, activation
 

@@ -6,11 +6,11 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from rank_collapse.attention import AttentionParams
-from rank_collapse.config import TransformerConfig
-from rank_collapse.embedding import EmbeddingConfig, EmbeddingParams
-from rank_collapse.layers import MLPParams
-from rank_collapse.parameters import BlockParams, TransformerParams
+from rank_collapse.network.attention import AttentionParams
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.embedding import EmbeddingConfig, EmbeddingParams
+from rank_collapse.network.layers import MLPParams
+from rank_collapse.network.parameters import BlockParams, TransformerParams
 from rank_collapse.pretrained.weights import Draw, Weights, activation
 
 ANCHORS = ("wte.weight",)

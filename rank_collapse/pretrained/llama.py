@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from rank_collapse.attention import AttentionParams
-from rank_collapse.config import TransformerConfig
-from rank_collapse.embedding import EmbeddingConfig, EmbeddingParams
-from rank_collapse.layers import MLPParams
-from rank_collapse.parameters import BlockParams, TransformerParams
+from rank_collapse.network.attention import AttentionParams
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.embedding import EmbeddingConfig, EmbeddingParams
+from rank_collapse.network.layers import MLPParams
+from rank_collapse.network.parameters import BlockParams, TransformerParams
 from rank_collapse.pretrained.weights import Draw, Weights
 
 ANCHORS = ("embed_tokens.weight",)

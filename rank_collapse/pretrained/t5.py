@@ -5,10 +5,10 @@ The decoder looks at a memory: the `output` of the encoder's trace.
 
 from typing import Any
 
-from rank_collapse.config import TransformerConfig
-from rank_collapse.embedding import EmbeddingConfig, EmbeddingParams
-from rank_collapse.layers import MLPParams
-from rank_collapse.parameters import BlockParams, TransformerParams
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.embedding import EmbeddingConfig, EmbeddingParams
+from rank_collapse.network.layers import MLPParams
+from rank_collapse.network.parameters import BlockParams, TransformerParams
 from rank_collapse.pretrained.weights import Draw, Weights, activation
 
 ANCHORS = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rank_collapse import layers
-from rank_collapse.attention import AttentionParams
+from rank_collapse.network import layers
+from rank_collapse.network.attention import AttentionParams
 
 ACTIVATIONS = {
     "gelu": "gelu",

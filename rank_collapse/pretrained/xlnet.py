@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from rank_collapse.attention import AttentionParams, RelativeParams
-from rank_collapse.config import TransformerConfig
-from rank_collapse.embedding import EmbeddingConfig, EmbeddingParams
-from rank_collapse.parameters import BlockParams, TransformerParams
+from rank_collapse.network.attention import AttentionParams, RelativeParams
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.embedding import EmbeddingConfig, EmbeddingParams
+from rank_collapse.network.parameters import BlockParams, TransformerParams
 from rank_collapse.pretrained.weights import Draw, Weights, activation
 
 ANCHORS = ("word_embedding.weight",)

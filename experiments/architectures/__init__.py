@@ -1,0 +1,1 @@
+"""What run_architectures makes of its measurements."""

@@ -1,0 +1,259 @@
+"""The figures of `run_architectures`, from the arrays that its run folder holds."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import matplotlib as mpl
+import numpy as np
+
+from rank_collapse import pretrained
+from rank_collapse.network.surgery import VARIANTS
+from rank_collapse.paths import effects
+from rank_collapse.paths.chains import predicted_sizes, skip_share
+from rank_collapse.report import figures
+from rank_collapse.theory.bounds import LEMMA_THRESHOLD
+
+KINDS = ("pretrained", "init")
+NAMES = {"pretrained": "pretrained", "init": "random initialisation"}
+
+
+class Results:
+    """The run's cached arrays of one model: arrays by kind of weights, seeds joined."""
+
+    def __init__(self, arrays: Mapping[str, np.ndarray], label: str):
+        self.found: dict[tuple[str, str], list[np.ndarray]] = {}
+        for name, values in arrays.items():
+            if name.startswith(f"{label}/"):
+                kind, rest = re.fullmatch(r"([a-z]+)\d+/(.*)", name[len(label) + 1 :]).groups()
+                self.found.setdefault((kind, rest), []).append(values)
+
+    def get(self, kind: str, name: str) -> np.ndarray | None:
+        """[seeds · texts, ...] of one measure, or None where it was not asked for."""
+        parts = self.found.get((kind, name))
+        return None if parts is None else np.concatenate(parts)
+
+    @property
+    def kinds(self) -> list[str]:
+        """The kinds of weights that were measured."""
+        return [k for k in KINDS if any(kind == k for kind, _ in self.found)]
+
+    def has(self, part: str) -> bool:
+        """Whether anything of a part was measured."""
+        return any(name.startswith(f"{part}/") for _, name in self.found)
+
+    def names(self, kind: str) -> list[str]:
+        """The measures of one kind of weights."""
+        return [name for k, name in self.found if k == kind]
+
+
+def slug(label: str) -> str:
+    """The label as part of a file name."""
+    return re.sub(r"[^A-Za-z0-9.+_-]", "_", label)
+
+
+def draw(model: Any, results: Results) -> dict[str, tuple[Any, str]]:
+    """{file name: (figure, caption)} of what was measured."""
+    with mpl.rc_context(figures.STYLE):
+        return _draw(model, results)
+
+
+def _draw(model, results):
+    name, drawn = slug(model.label), {}
+    if results.has("residuals"):
+        drawn[f"residuals_{name}"] = (
+            residual_figure(model, results),
+            "Relative residual by layer, mean ± one standard deviation over texts: linear axis "
+            "(with the published curves) and, below, the logarithm of the residual, which goes "
+            "on where floating point shows zero.",
+        )
+        drawn[f"tokens_{name}"] = (
+            token_figure(results),
+            "Mean cosine between tokens and ranks by layer, of SAN and of the whole network.",
+        )
+    if results.has("lengths"):
+        drawn[f"lengths_{name}"] = (
+            length_figure(results),
+            "All paths of each length, summed exactly: their size beside the output's, how near "
+            "to rank one they are, and what the output keeps without them.",
+        )
+    if results.has("chains"):
+        drawn[f"chains_{name}"] = (
+            chain_figure(model, results),
+            "Chained attention: residual ratio of the product of attention matrices along random "
+            "paths; the share α that each layer leaves to its skip; the size of all paths of a "
+            "length that α predicts (contraction c = 2) beside the exact one.",
+        )
+    if results.has("bounds"):
+        drawn[f"bounds_{name}"] = (
+            bound_figure(results),
+            "Per layer and head: the largest spread of scores, which the theory wants below 1.256; "
+            "γ* and β; and how many powers of ten the layer's bound lies above what happens.",
+        )
+    return drawn
+
+
+def residual_figure(model: Any, results: Results) -> Any:
+    """The paper's figure for one model: a panel per variant, published curves behind."""
+    logs = results.has("log")
+    fig, axes = figures.figure(2 if logs else 1, 4, width=2.9, height=2.5, sharey="row")
+    depth = pretrained.config_of(model.settings, model.settings.get("part")).depth
+    published = pretrained.published_curves(model.settings, depth)
+    layers = np.arange(depth + 1)
+    pairs = effects.variants_of(model.settings["model_type"])
+    for column, variant in enumerate(VARIANTS):
+        top = axes[0, column]
+        for kind, curves in published.items():
+            if kind in results.kinds:
+                dash = "-" if kind == "pretrained" else "--"
+                label = f"published, {NAMES[kind]}"
+                top.plot(layers, curves[variant], dash, color="#9A9A9A", lw=3, label=label)
+        for index, kind in enumerate(results.kinds):
+            for reading_ in [r for v, r in pairs if v == variant]:
+                text = reading_ == "text"
+                style = {"linestyle": ":" if text else "-", "alpha": 0.75 if text else 1.0}
+                label = NAMES[kind] + (" (as the text says)" if text else "")
+                where = 2 * text + index
+                for row, part in enumerate(
+                    ("residuals/{}/{}/residual_ratio", "log/{}/{}/log10_residual")[: len(axes)]
+                ):
+                    values = results.get(kind, part.format(variant, reading_))
+                    if values is not None:
+                        figures.band(axes[row, column], layers, values, label, where, **style)
+        top.set(title=variant, ylim=(-0.03, 1.05), xlabel="layer")
+        axes[-1, column].set_xlabel("layer")
+        for ax in axes[:, column]:
+            ax.xaxis.get_major_locator().set_params(integer=True)
+    if logs:
+        floor = min(ax.dataLim.y0 for ax in axes[1, :2])
+        for ax, variant in zip(axes[1], VARIANTS, strict=True):
+            ax.set_yscale("symlog", linthresh=10)
+            ax.set_ylim(min(3 * floor, -10), 10)
+            ax.set_visible(variant in ("SAN", "SAN+MLP"))
+        axes[1, 0].set_ylabel("log10 ‖res(X)‖₁,∞")
+    axes[0, 0].set_ylabel("‖res(X)‖₁,∞ / ‖X‖₁,∞")
+    handles = {}
+    for ax in axes[0]:
+        handles |= dict(zip(*ax.get_legend_handles_labels()[::-1], strict=True))
+    fig.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=3)
+    return fig
+
+
+def token_figure(results: Results) -> Any:
+    """Cosine and ranks by layer."""
+    measures = {"token_cosine": "mean token cosine", "effective_rank": "effective rank"}
+    measures["stable_rank"] = "stable rank"
+    first = next(iter(results.kinds))
+    present = [
+        m for m in measures if results.get(first, f"residuals/SAN/published/{m}") is not None
+    ]
+    fig, axes = figures.figure(1, len(present), width=3.4, height=2.6)
+    for ax, measure in zip(axes[0], present, strict=True):
+        for index, kind in enumerate(results.kinds):
+            for variant, dash in (("Transformer", "-"), ("SAN", "--")):
+                values = results.get(kind, f"residuals/{variant}/published/{measure}")
+                label = f"{variant}, {NAMES[kind]}"
+                figures.band(ax, np.arange(values.shape[1]), values, label, index, linestyle=dash)
+        ax.set(xlabel="layer", ylabel=measures[measure])
+    for ax in axes[0]:
+        ax.xaxis.get_major_locator().set_params(integer=True)
+    axes[0, 0].legend()
+    return fig
+
+
+def length_figure(results: Results) -> Any:
+    """Exact contributions by path length."""
+    fig, axes = figures.figure(1, 3, width=3.6, height=2.8)
+    for index, kind in enumerate(results.kinds):
+        size = results.get(kind, "lengths/size")
+        if size is None:
+            continue
+        k = np.arange(size.shape[1])
+        for measure, dash, text in (("size", "-", "C"), ("residual_size", "--", "res C")):
+            values = results.get(kind, f"lengths/{measure}")
+            label = f"‖{text}ₖ‖/‖{text.replace('C', 'Y')}‖, {NAMES[kind]}"
+            figures.band(axes[0, 0], k, values, label, index, linestyle=dash)
+        values = results.get(kind, "lengths/residual_ratio")
+        figures.band(axes[0, 1], k, values, NAMES[kind], index)
+        for measure, dash, text in (
+            ("up_to", "-", "lengths up to k"),
+            ("without", ":", "all but k"),
+        ):
+            values = results.get(kind, f"lengths/cosine_{measure}")
+            figures.band(axes[0, 2], k, values, f"{text}, {NAMES[kind]}", index, linestyle=dash)
+    labels = ("size beside the output", "residual ratio of the sum", "cosine with the full output")
+    for ax, label in zip(axes[0], labels, strict=True):
+        ax.set(xlabel="path length k (attention layers passed)", ylabel=label)
+        ax.xaxis.get_major_locator().set_params(integer=True)
+        ax.legend(fontsize=7)
+    axes[0, 0].set_yscale("log")
+    return fig
+
+
+def chain_figure(model: Any, results: Results) -> Any:
+    """Chained attention by length, α by layer, and the size that α predicts."""
+    fig, axes = figures.figure(1, 3, width=3.6, height=2.8)
+    config = pretrained.config_of(model.settings, model.settings.get("part"))
+    for index, kind in enumerate(results.kinds):
+        chain = results.get(kind, "chains/chain_residual")
+        lengths = np.arange(1, chain.shape[1] + 1)
+        for name, dash, text in (("residual", "-", "1pᵀ"), ("rank_one", ":", "best rank one")):
+            values = results.get(kind, f"chains/chain_{name}")
+            values = np.moveaxis(values, 1, 2).reshape(-1, len(lengths))
+            median, low, high = np.percentile(np.maximum(values, 1e-8), [50, 25, 75], axis=0)
+            style = {"color": figures.color(index), "linestyle": dash}
+            axes[0, 0].plot(lengths, median, label=f"{text}, {NAMES[kind]}", **style)
+            axes[0, 0].fill_between(lengths, low, high, color=style["color"], alpha=0.2, lw=0)
+        skip, branch = (results.get(kind, f"chains/{n}") for n in ("skip", "branch"))
+        figures.band(axes[0, 1], lengths, skip / (skip + branch), NAMES[kind], index)
+        measured = results.get(kind, "lengths/log10_residual")
+        if measured is not None:
+            k = np.arange(measured.shape[1])
+            figures.band(axes[0, 2], k, measured, f"exact, {NAMES[kind]}", index)
+            law = alpha_law(skip, branch, config.num_heads, 10.0 ** measured[:, 0].mean())
+            axes[0, 2].plot(k, law, "--", color=figures.color(index), label="α's law")
+    axes[0, 0].set(yscale="log", xlabel="path length", ylabel="residual ratio of P_path")
+    axes[0, 1].set(xlabel="layer", ylabel="α, the share of the skip", ylim=(0, 1))
+    axes[0, 2].set(xlabel="path length k", ylabel="log10 ‖res(Cₖ)‖₁,∞", ylim=(-12, None))
+    for ax in axes[0]:
+        ax.xaxis.get_major_locator().set_params(integer=True)
+        if ax.get_legend_handles_labels()[0]:
+            ax.legend(fontsize=7)
+    return fig
+
+
+def alpha_law(skip: np.ndarray, branch: np.ndarray, heads: int, initial: float) -> np.ndarray:
+    """log10 of the size of all paths of each length that the layers' α predict."""
+    alpha = skip_share(jnp.asarray(skip), jnp.asarray(branch))
+    return np.asarray(predicted_sizes(alpha, len(alpha), heads, initial=initial))
+
+
+def bound_figure(results: Results) -> Any:
+    """The condition, γ* and β per layer and head; the bound's distance per layer."""
+    kinds = results.kinds
+    fig, axes = figures.figure(len(kinds), 4, width=3.1, height=2.5)
+    panels = (("log10_spread", "log10 max spread of scores"), ("gamma", "log10 γ*"))
+    panels += (("beta", "log10 β"),)
+    for row, kind in enumerate(kinds):
+        for ax, (name, title) in zip(axes[row], panels, strict=False):
+            values = results.get(kind, f"bounds/Transformer/published/{name}").astype(float)
+            values = values if name == "log10_spread" else np.log10(np.maximum(values, 1e-45))
+            limits = {}
+            if name == "log10_spread":
+                edge = np.log10(LEMMA_THRESHOLD)
+                reach = max(np.abs(values.mean(axis=0) - edge).max(), 1e-3)
+                limits = {"vmin": edge - reach, "vmax": edge + reach, "cmap": "PuOr_r"}
+            image = ax.imshow(values.mean(axis=0), aspect="auto", origin="lower", **limits)
+            fig.colorbar(image, ax=ax)
+            ax.set(title=f"{title}", xlabel="head", ylabel=f"layer ({NAMES[kind]})")
+            ax.grid(False)
+        for index, variant in enumerate(("Transformer", "SAN")):
+            tight = results.get(kind, f"bounds/{variant}/published/layer_tightness")
+            held = results.get(kind, f"bounds/{variant}/published/admissible").all(axis=2)
+            layers = np.arange(1, tight.shape[1] + 1)
+            label = f"{variant}: condition held in {held.mean():.0%}"
+            figures.band(axes[row, 3], layers, tight, label, index)
+        axes[row, 3].set(xlabel="layer", ylabel="log10 bound − log10 residual")
+        axes[row, 3].legend(fontsize=7)
+    return fig

@@ -1,0 +1,93 @@
+"""Benchmarks of path sums and path sets; see `experiments.benchmark`."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import rank_collapse as rc
+from experiments.benchmark import Report, median_ratio, peak_memory, time_cases
+from rank_collapse.network.embedding import EmbeddingConfig
+
+
+def exact_paths(options: Any) -> Report:
+    """Exact sums by length at the size of BERT-base, beside its forward pass.
+
+    12 layers of 12 heads, width 768, MLP 3072, post-norm, 128 tokens: 13^12 = 2.3e13 paths.
+    """
+    config = rc.transformer(12, 12, 768)
+    params, x = jax.jit(
+        lambda key: (
+            rc.init(key, config, bias_scale=0.02),
+            jax.random.normal(jax.random.fold_in(key, 1), (128, 768)),
+        )
+    )(jax.random.key(0))
+    jax.block_until_ready(params)
+
+    # Without the trace: a forward pass that stores what no measurement reads would look slower.
+    forward = jax.jit(lambda p, x, c: rc.apply(p, x, c).output)
+    exact = jax.jit(lambda p, x, c: rc.path_contributions(p, x, c))
+    cases = {
+        "forward pass": (forward, (params, x, config)),
+        "path contributions": (exact, (params, x, config)),
+    }
+    timings = time_cases(cases, options.rounds)
+    base, sums = timings
+    output, found = base.output, sums.output
+    error = jnp.linalg.norm(found.total - output) / jnp.linalg.norm(output)
+    entry = jnp.abs(found.total - output).max() / jnp.abs(output).max()
+    beyond = (sums.temporary_bytes + sums.output_bytes) / 1e9
+    figures = {
+        "forward passes per decomposition": (median_ratio(sums, base), 9.0),
+        "relative error of the sum (Frobenius)": (float(error), 1e-5),
+        "relative error of the sum (largest entry)": (float(entry), 1e-5),
+        "GB beyond the weights, of the compiled program": (beyond, 1.0),
+        "GB at the process's peak, weights of 0.34 GB and their making included": (
+            peak_memory() / 1e9,
+            None,
+        ),
+    }
+    return Report(timings, "forward pass", figures)
+
+
+def recomputed_paths(options: Any) -> Report:
+    """Recomputed sets of the sort experiment, beside every path evaluated by itself.
+
+    Lengths 0..6, 5 repeats, 5 paths, 200 sequences of 8 tokens, 6 layers of 2 heads, width 48.
+    """
+    embedding = EmbeddingConfig(
+        vocab_size=10, d_embed=48, positions="learned", num_positions=8, projection="before_norm"
+    )
+    config = rc.transformer(6, 2, 48, mlp="none", init="reference", embedding=embedding)
+    keys = jax.random.split(jax.random.key(0), 4)
+    params = jax.jit(lambda k: rc.init(k, config))(keys[0])
+    classifier = rc.Classifier(jax.random.normal(keys[1], (48, 10)), jnp.zeros(10))
+    inputs = jax.random.randint(keys[2], (200, 8), 0, 10)
+    paths = rc.sample_path_sets(keys[3], range(7), 5, 5, 6, 2)
+
+    def sets(params, classifier, inputs, paths):
+        return rc.batch_path_set_logits(params, classifier, inputs, config, paths, no_sub_path=True)
+
+    def one_by_one(params, classifier, inputs, paths):
+        def state(path):
+            return jax.vmap(lambda x: rc.path_state(params, x, config, path, no_sub_path=True))(
+                inputs
+            )
+
+        states = jax.lax.map(state, paths.reshape(-1, 6))
+        sums = states.reshape(*paths.shape[:3], *states.shape[1:]).sum(axis=2)
+        return rc.path_sets.read_out(classifier, jnp.moveaxis(sums, 2, 0))
+
+    arguments = (params, classifier, inputs, paths)
+    cases = {
+        "each path by itself": (jax.jit(one_by_one), arguments),
+        "sets, shared beginnings once": (jax.jit(sets), arguments),
+    }
+    timings = time_cases(cases, options.rounds)
+    base, shared = timings
+    difference = jnp.abs(base.output - shared.output).max() / jnp.abs(base.output).max()
+    figures = {
+        "seconds for all sets": (shared.best, 1.0),
+        "largest relative difference of the two": (float(difference), 1e-5),
+    }
+    return Report(timings, "each path by itself", figures)

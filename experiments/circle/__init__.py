@@ -1,0 +1,1 @@
+"""What run_circle makes of its measurements."""

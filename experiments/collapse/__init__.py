@@ -1,0 +1,1 @@
+"""What run_collapse makes of its measurements."""

@@ -1,0 +1,1 @@
+"""What run_path_chains makes of its measurements."""

@@ -1,0 +1,263 @@
+"""What every binary shares: flags, errors in one line, devices, run folders.
+
+    FLAGS = cli.make_flags("sort", num_seeds=8)
+    flags.DEFINE_integer("depth", 6, "Layers.", lower_bound=1, flag_values=FLAGS)
+
+    def main(options):
+        with cli.open_run(options, "sort") as run:
+            progress = Progress(total=10, label="train", log=run.log)   # experiments/progress.py
+            mesh = cli.mesh(options)                # all devices asked for, axis "seeds"
+            ...
+
+    if __name__ == "__main__":
+        cli.run(main, FLAGS)
+
+Each binary has its own FlagValues, so that several of them live in one process (tests,
+`reproduce`): `cli.execute(main, FLAGS, ["--depth=2"])` returns the exit code. Exit codes: 0 done,
+2 a mistake of the user's in one line on stderr, 130 Ctrl-C.
+"""
+
+import contextlib
+import hashlib
+import inspect
+import json
+import os
+import re
+import shlex
+import sys
+import textwrap
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jax
+from absl import flags
+from jax.sharding import Mesh
+
+from rank_collapse.runs.folder import RunError, RunFolder
+from rank_collapse.runs.seeds import seed_mesh
+
+# Flags that do not change results: recorded in config.json, not compared on resume.
+EXECUTION = {"help", "output_dir", "run_name", "overwrite", "num_devices", "distributed", "debug"}
+
+
+def make_flags(experiment: str, *, num_seeds: int | None = None) -> flags.FlagValues:
+    """The flags all binaries share, to which a binary adds its own with `flag_values=`.
+
+    Args:
+        experiment: Name of the folder under results/.
+        num_seeds: Default of --num_seeds; None for a binary without seeds (no --seed either).
+    """
+    values = flags.FlagValues()
+
+    def boolean(name, text, short=None):
+        flags.DEFINE_boolean(name, False, text, short_name=short, flag_values=values)
+
+    def integer(name, default, text, lower_bound):
+        flags.DEFINE_integer(name, default, text, lower_bound=lower_bound, flag_values=values)
+
+    folder = (
+        f"Folder of the run (default results/{experiment}/<run name>); with --run_name its parent."
+    )
+    name = "Name of the run (default: made from the flags that are not at their defaults)."
+    flags.DEFINE_string("output_dir", None, folder, flag_values=values)
+    flags.DEFINE_string("run_name", None, name, flag_values=values)
+    boolean("overwrite", "Delete what an earlier run left in the folder and start afresh.")
+    if num_seeds is not None:
+        integer("seed", 0, "Base seed; seed s of the run is fold_in(key(seed), s).", 0)
+        integer("num_seeds", num_seeds, "Seeds, run as one ensemble.", 1)
+    integer("num_devices", 0, "Devices that share the seeds (0: all; on a CPU one per core).", 0)
+    boolean("distributed", "Several hosts: call jax.distributed.initialize() first.")
+    boolean("debug", "Show the traceback of an error.")
+    boolean("help", "Show this and exit.", "h")
+    return values
+
+
+def run(main: Callable, flag_values: flags.FlagValues) -> NoReturn:
+    """Runs a binary on the command line's arguments and exits; see `execute`."""
+    code = execute(main, flag_values, sys.argv[1:])
+    if code == 130:
+        sys.stdout.flush()
+        os._exit(code)  # threads that still compile would keep the process alive
+    sys.exit(code)
+
+
+def execute(main: Callable, flag_values: flags.FlagValues, arguments: Sequence[str]) -> int:
+    """Parses arguments, runs main(options), and returns the exit code.
+
+    Args:
+        main: Called with the parsed flags, whose values are attributes; may return an exit code.
+        flag_values: From `make_flags`; values of an earlier call are forgotten.
+        arguments: Command-line arguments without the program's name.
+    """
+    show_traceback = "--debug" in arguments
+    try:
+        options = parse(flag_values, arguments)
+        if options.help:
+            print(help_text(main, flag_values))
+            return 0
+        set_up_devices(options)
+        return main(options) or 0
+    except KeyboardInterrupt:
+        print("\ninterrupted: the same command again resumes", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (ValueError, RunError, OSError, MemoryError, flags.Error) as error:
+        return _report(str(error) or type(error).__name__, show_traceback)
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error) and "out of memory" not in str(error).lower():
+            raise
+        return _report(f"out of memory: {error}"[:300], show_traceback)
+
+
+def _report(message, show_traceback):
+    if show_traceback:
+        traceback.print_exc()
+    print("error: " + " ".join(message.split()), file=sys.stderr)
+    return 2
+
+
+def parse(flag_values: flags.FlagValues, arguments: Sequence[str]) -> flags.FlagValues:
+    """The flags with the given arguments' values.
+
+    Raises:
+        flags.Error, ValueError: An unknown flag, a bad value, or an argument that is no flag.
+    """
+    for name in flag_values:
+        flag_values[name].unparse()
+    flag_values.unparse_flags()
+    rest = flag_values(["binary", *arguments])[1:]
+    if rest:
+        raise ValueError(f"unexpected argument {rest[0]!r}; flags are written --name=value")
+    return flag_values
+
+
+def help_text(main: Callable, flag_values: flags.FlagValues) -> str:
+    """The binary's docstring and one entry per flag: the binary's own first."""
+    purpose = inspect.cleandoc(inspect.getmodule(main).__doc__ or "")
+    common = {*EXECUTION, "seed", "num_seeds"}
+    unique = {flag.name: flag for flag in (flag_values[name] for name in flag_values)}
+    lines = [purpose, "", "Flags:"]
+    for name in sorted(unique, key=lambda n: (n in common, n)):
+        flag = unique[name]
+        default = "" if flag.default in (None, False) else f" (default {flag.default})"
+        choices = getattr(flag.parser, "enum_values", None)
+        allowed = f" One of: {', '.join(choices)}." if choices else ""
+        text = " ".join((flag.help + allowed + default).split())
+        lines.append(f"  --{name}")
+        lines += textwrap.wrap(text, 92, initial_indent=" " * 6, subsequent_indent=" " * 6)
+    return "\n".join(lines)
+
+
+def set_up_devices(options: flags.FlagValues) -> None:
+    """Several hosts and one XLA device per CPU core; must come before any JAX computation.
+
+    XLA does not spread a vmapped small matrix product over cores; one device per core does.
+    Where JAX already runs (several binaries in one process) its devices are used as they are.
+    """
+    if options.distributed:
+        jax.distributed.initialize()
+    if "host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
+        return
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    with contextlib.suppress(RuntimeError):  # JAX has started
+        jax.config.update("jax_num_cpu_devices", options.num_devices or cores)
+
+
+def mesh(options: flags.FlagValues) -> Mesh:
+    """The mesh of the devices asked for by --num_devices, with one axis, "seeds".
+
+    Raises:
+        ValueError: There are fewer devices.
+    """
+    devices = jax.devices()
+    if options.num_devices > len(devices):
+        raise ValueError(f"num_devices={options.num_devices}, but there are {len(devices)}")
+    return seed_mesh(devices[: options.num_devices or len(devices)])
+
+
+def open_run(
+    options: flags.FlagValues,
+    experiment: str,
+    *,
+    extra: Mapping[str, Any] | None = None,
+    execution: Sequence[str] = (),
+    overwrite: bool | None = None,
+) -> RunFolder:
+    """The run folder of these flags: results/<experiment>/<run name>/, a context manager.
+
+    Args:
+        options: Parsed flags.
+        experiment: Name of the experiment.
+        extra: More that determines the results, such as `content_hash` of an input file.
+        execution: Names of further flags that do not change results (a chunk size).
+        overwrite: In place of --overwrite.
+
+    Raises:
+        RunError: See `rank_collapse.runs.folder.RunFolder`.
+    """
+    aside = EXECUTION | set(execution)
+    config = {
+        n: options[n].value for n in sorted(options) if options[n].name == n and n not in aside
+    }
+    name = options.run_name
+    if options.output_dir is None:
+        path = Path("results") / experiment / (name or default_run_name(options, aside))
+    else:
+        path = Path(options.output_dir) / name if name else Path(options.output_dir)
+    fields = {
+        "config": {"experiment": experiment} | config | dict(extra or {}),
+        "execution": {n: options[n].value for n in sorted(aside) if n != "help"}
+        | {"command": command_line()},
+        "overwrite": options.overwrite if overwrite is None else overwrite,
+    }
+    if jax.process_count() == 1:
+        return RunFolder(path, **fields)
+    # All hosts must see the folder as it is once the first one has opened it.
+    from jax.experimental.multihost_utils import sync_global_devices
+
+    if jax.process_index() == 0:
+        opened = RunFolder(path, **fields)
+        sync_global_devices("run folder opened")
+    else:
+        sync_global_devices("run folder opened")
+        opened = RunFolder(path, **(fields | {"primary": False, "overwrite": False}))
+    sync_global_devices("run folder read")
+    return opened
+
+
+def default_run_name(options: flags.FlagValues, aside: set[str] = EXECUTION) -> str:
+    """Flags that are not at their defaults, shortened, with a hash of all of them.
+
+    "default" when there are none: the same flags give the same folder, others another.
+    """
+    changed = {
+        name: options[name].value
+        for name in sorted(options)
+        if options[name].name == name
+        and name not in aside
+        and options[name].value != options[name].default
+    }
+    if not changed:
+        return "default"
+    text = ",".join(
+        f"{name}={'+'.join(map(str, value)) if isinstance(value, list) else value}"
+        for name, value in changed.items()
+    )
+    short = re.sub(r"[^A-Za-z0-9=.,+_-]+", "-", text)[:80].rstrip(",-=")
+    return f"{short},{content_hash(json.dumps(changed, default=str).encode())[:6]}"
+
+
+def content_hash(data: bytes) -> str:
+    """SHA-256 of an input, for `extra` of `open_run`."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def command_line() -> str:
+    """The command that started this process, as a user types it, without machine paths."""
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    program = f"-m {spec.name}" if spec is not None else Path(sys.argv[0]).name
+    return f"python {program} {shlex.join(sys.argv[1:])}".strip()

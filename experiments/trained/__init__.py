@@ -1,0 +1,1 @@
+"""What the trained experiments share."""

@@ -1,0 +1,141 @@
+"""Flags of the trained experiments: the published code's names and meanings, and our own."""
+
+from typing import Any
+
+import jax.numpy as jnp
+from absl import flags
+
+from experiments.shell import cli
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.embedding import EmbeddingConfig
+from rank_collapse.paths.sets import SEMANTICS
+from rank_collapse.training.training import Hyper
+
+# How the work is divided: no influence on results.
+EXECUTION = (
+    "epochs_per_chunk", "seeds_at_once", "checkpoint_seconds", "do_train", "overwrite_output_dir",
+    "keep_models",
+)  # fmt: skip
+
+
+def make_flags(experiment: str, **defaults: Any) -> flags.FlagValues:
+    """The flags that all trained experiments share.
+
+    Args:
+        experiment: Name of the folder under results/.
+        **defaults: Of width, depth, hidden_dim, seq_len, num_labels, n_train_data, n_eval_data,
+            n_epochs, batch_sz, learning_rate, weight_decay.
+    """
+    values = cli.make_flags(experiment, num_seeds=2)
+
+    def integer(name, text, low=1):
+        flags.DEFINE_integer(name, defaults[name], text, lower_bound=low, flag_values=values)
+
+    def boolean(name, text):
+        flags.DEFINE_boolean(name, False, text, flag_values=values)
+
+    integer("width", "Heads H of each layer.")
+    integer("depth", "Layers L.")
+    integer("hidden_dim", "Model width d; the MLP, where there is one, has the same width.", 3)
+    integer("seq_len", "Tokens of an example.", 2)
+    integer("num_labels", "Classes (letters of the alphabet when sorting).", 2)
+    integer("n_train_data", "Training examples.")
+    integer("n_eval_data", "Examples of the evaluation.")
+    integer("n_epochs", "Passes over the training data.", 0)
+    integer("batch_sz", "Examples per step.")
+    flags.DEFINE_float(
+        "learning_rate", defaults["learning_rate"],
+        "Adam's learning rate; the published commands use 1e-5 (memorization 3e-4), at which "
+        "sorting is not learned in the published number of epochs.",
+        lower_bound=0.0, flag_values=values,
+    )  # fmt: skip
+    flags.DEFINE_float(
+        "weight_decay", defaults["weight_decay"], "Added to the gradient times the weight (L2).",
+        lower_bound=0.0, flag_values=values,
+    )  # fmt: skip
+    flags.DEFINE_float(
+        "dropout", 0.1, "Dropout of embedding, attention weights and branches in training.",
+        lower_bound=0.0, upper_bound=0.99, flag_values=values,
+    )  # fmt: skip
+    flags.DEFINE_float(
+        "init_scale", 1.0, "Multiplies the initial weights of the layers.", lower_bound=0.0,
+        flag_values=values,
+    )  # fmt: skip
+    boolean("do_mlp", "An MLP sublayer (gelu, own skip) in each layer.")
+    boolean("do_train", "Train even where the folder holds the finished run of the same flags.")
+    boolean("train_as_eval", "Evaluate on the first n_eval_data training examples.")
+    for name, default, text in (
+        ("epochs_per_chunk", 0, "Epochs per jitted call (0: about a twentieth of the run)."),
+        ("seeds_at_once", 0, "Seeds a device vmaps over (0: one on a CPU, all elsewhere)."),
+        ("checkpoint_seconds", 20, "Seconds between checkpoints at least."),
+    ):
+        flags.DEFINE_integer(name, default, text, lower_bound=0, flag_values=values)
+    return values
+
+
+def add_path_flags(values: flags.FlagValues) -> None:
+    """Flags of the evaluation by path length."""
+
+    def integer(name, default, text, low):
+        flags.DEFINE_integer(name, default, text, lower_bound=low, flag_values=values)
+
+    def boolean(name, text):
+        flags.DEFINE_boolean(name, False, text, flag_values=values)
+
+    integer("path_len", 0, "Shortest path length evaluated; every length from it to the depth.", 0)
+    integer("n_paths", 5, "Paths in a sampled set; sets of 5 and of 20 are evaluated too.", 1)
+    integer("n_repeat", 5, "Sampled sets per length and size.", 1)
+    flags.DEFINE_enum(
+        "semantics", "recomputed", SEMANTICS, "Whether a sampled path computes its own attention "
+        "(as published) or keeps the whole model's.", flag_values=values,
+    )  # fmt: skip
+    boolean("no_sub_path", "Recomputed paths without their layers' skips and learned norms.")
+    boolean(
+        "keep_models",
+        "Write the trained weights of all seeds to models.npz in the run folder; "
+        "rank_collapse.model_file.load_models reads them.",
+    )
+    boolean("all_heads", "Evaluate one path through all heads of all layers, and no sampled sets.")
+    boolean("do_rank", "Ranks of hidden states and attention matrices of the whole model by layer.")
+    boolean("compute_alpha", "α_l = ΣN(x) / (ΣN(x) + ΣN(SA(x))) of each layer.")
+
+
+def accept_unused(values: flags.FlagValues, *names: str) -> None:
+    """Flags that the published commands give to an experiment that does not use them."""
+    text = "Accepted as in the published commands; this experiment has no use for it."
+    for name in names:
+        if name.startswith("no_"):
+            flags.DEFINE_boolean(name, False, text, flag_values=values)
+        else:
+            flags.DEFINE_integer(name, None, text, flag_values=values)
+
+
+def network_config(options: flags.FlagValues, embedding: EmbeddingConfig) -> TransformerConfig:
+    """The published network: post-norm, skips, MLP of width d where asked for."""
+    return TransformerConfig(
+        depth=options.depth,
+        num_heads=options.width,
+        d_model=options.hidden_dim,
+        d_ff=options.hidden_dim,
+        mlp="gelu" if options.do_mlp else "none",
+        attention_skip=True,
+        mlp_skip=True,
+        norm_placement="post",
+        init="reference",
+        embedding=embedding,
+    )
+
+
+def hyper(options: flags.FlagValues) -> Hyper:
+    """The traced values of a run, the same for every seed."""
+    return Hyper(
+        learning_rate=jnp.float32(options.learning_rate),
+        weight_decay=jnp.float32(options.weight_decay),
+        dropout=jnp.float32(options.dropout),
+        init_scale=jnp.float32(options.init_scale),
+    )
+
+
+def epochs_per_chunk(options: flags.FlagValues) -> int:
+    """Epochs between two looks at the run."""
+    return options.epochs_per_chunk or max(1, -(-options.n_epochs // 20))

@@ -1,0 +1,47 @@
+"""How far tokens are from rank one: norms, residuals, ranks, profiles by layer."""
+
+from rank_collapse.measures.centers import CENTERS, CompositeCenter, center_token, composite_center
+from rank_collapse.measures.norms import NORMS, composite_norm, matrix_norm, singular_values
+from rank_collapse.measures.profiles import (
+    MEASURES,
+    batch_profiles,
+    hidden_profile,
+    measure_batch,
+    network_profile,
+    residual_profile,
+)
+from rank_collapse.measures.residuals import (
+    best_rank_one_residual,
+    effective_rank,
+    rank_at,
+    rank_one_ratio,
+    residual,
+    residual_ratio,
+    stable_rank,
+    token_cosine,
+)
+
+__all__ = [
+    "CENTERS",
+    "MEASURES",
+    "NORMS",
+    "CompositeCenter",
+    "batch_profiles",
+    "best_rank_one_residual",
+    "center_token",
+    "composite_center",
+    "composite_norm",
+    "effective_rank",
+    "hidden_profile",
+    "matrix_norm",
+    "measure_batch",
+    "network_profile",
+    "rank_at",
+    "rank_one_ratio",
+    "residual",
+    "residual_profile",
+    "residual_ratio",
+    "singular_values",
+    "stable_rank",
+    "token_cosine",
+]

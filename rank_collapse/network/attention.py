@@ -1,0 +1,317 @@
+"""Attention for one example: scores, masks, softmax weights, multi-head self- and cross-attention.
+
+Axis letters: n queries, m keys, d model width, h heads, k per-head query/key width, v per-head
+value width.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Array, Bool, Float, Int
+
+from rank_collapse.network import layers
+
+SCORES = ("dot", "additive")
+
+
+@struct.dataclass
+class RelativeParams:
+    """Relative-position and segment terms of a score (Transformer-XL, XLNet).
+
+    The position term is (x_i W_q + b_r)·(r_{i-j} W_r), the segment term
+    (x_i W_q + b_s)·segment[different segments].
+    """
+
+    w_r: Any  # [h, d, k]
+    b_r: Any  # [h, k]
+    b_s: Any  # [h, k]
+    segment: Any  # [2, h, k]: same segment, different segment
+
+
+@struct.dataclass
+class AttentionParams:
+    """Parameters of multi-head attention, one head per leading index.
+
+    P_h = softmax((x W_q + b_q)(y W_k + b_k)ᵀ / √k),  SA(x) = Σ_h P_h (y W_v + b_v) W_o + b_o.
+    A stack of layers carries one more leading axis.
+    """
+
+    w_q: Any  # [h, d, k]
+    b_q: Any  # [h, k]
+    w_k: Any  # [h, d, k]
+    b_k: Any  # [h, k]
+    w_v: Any  # [h, d, v]
+    b_v: Any  # [h, v]
+    w_o: Any  # [h, v, d]
+    b_o: Any  # [d]
+    v_score: Any = None  # [h, k], additive attention only
+    relative: Any = None  # RelativeParams, relative positions only
+
+
+@struct.dataclass
+class AttentionContext:
+    """What every layer of a stack shares: mask, additive bias and positions.
+
+    Attributes:
+        mask: Bool [n, m] or [h, n, m], True where a query may look at a key; None for all.
+        bias: Float [h, n, m] added to the scores after scaling; None for none.
+        rotary: Pair (cos, sin), each [n, k], of rotary positions; None for none.
+        relative: Float [n + m - 1, d] encodings of the distances n-1 .. -(m-1); None for none.
+        segments: Int [n] segment of each token, for the segment term; None for none.
+    """
+
+    mask: Any = None
+    bias: Any = None
+    rotary: Any = None
+    relative: Any = None
+    segments: Any = None
+
+
+def causal_mask(num_tokens: int) -> Bool[Array, "n n"]:
+    """Each token looks at itself and at earlier tokens."""
+    i = jnp.arange(num_tokens)
+    return i[:, None] >= i[None, :]
+
+
+def local_mask(num_tokens: int, window: int) -> Bool[Array, "n n"]:
+    """Each token looks at tokens at most `window` places away, on both sides."""
+    i = jnp.arange(num_tokens)
+    return jnp.abs(i[:, None] - i[None, :]) <= window
+
+
+def combine_masks(*masks: Any) -> Any:
+    """Logical and of the masks that are not None, or None.
+
+    Masks are Bool [m] (padding: which keys exist), [n, m], or [h, n, m]; the result has the
+    rank of the largest, at least 2.
+    """
+    masks = [m[None, :] if m.ndim == 1 else m for m in masks if m is not None]
+    if not masks:
+        return None
+    rank = max(m.ndim for m in masks)
+    combined = None
+    for m in masks:
+        m = m.reshape((1,) * (rank - m.ndim) + m.shape)
+        combined = m if combined is None else combined & m
+    return combined
+
+
+def softmax(scores: Float[Array, "*s m"], mask: Any = None) -> Float[Array, "*s m"]:
+    """Row softmax over the allowed keys, in at least float32, returned in the scores' dtype.
+
+    A row with no allowed key gets uniform weights, so that padding rows stay finite.
+    """
+    dtype = scores.dtype
+    scores = scores.astype(jnp.promote_types(dtype, jnp.float32))
+    if mask is not None:
+        mask = mask.reshape((1,) * (scores.ndim - mask.ndim) + mask.shape)
+        scores = jnp.where(mask, scores, jnp.finfo(scores.dtype).min)
+    return jax.nn.softmax(scores, axis=-1).astype(dtype)
+
+
+def project(
+    x: Float[Array, "n d"], w: Float[Array, "h d k"], b: Float[Array, "h k"]
+) -> Float[Array, "h n k"]:
+    """x W_h + 1 b_hᵀ for every head."""
+    return jnp.einsum("nd,hdk->hnk", x, w) + b[:, None, :]
+
+
+def rotate(x: Float[Array, "h n k"], rotary: tuple[Array, Array]) -> Float[Array, "h n k"]:
+    """Rotary positions in the half-split layout (Su et al. 2021; as in Llama)."""
+    cos, sin = (t[None].astype(x.dtype) for t in rotary)
+    a, b = jnp.split(x, 2, axis=-1)
+    return x * cos + jnp.concatenate([-b, a], axis=-1) * sin
+
+
+def attention_scores(
+    params: AttentionParams,
+    x: Float[Array, "n d"],
+    y: Float[Array, "m e"],
+    *,
+    score: str = "dot",
+    scale: bool = True,
+    temperature: Any = 1.0,
+    context: AttentionContext | None = None,
+) -> Float[Array, "h n m"]:
+    """Attention scores before the mask and the softmax, biases included.
+
+    Dot product: (x W_q + b_q)(y W_k + b_k)ᵀ / (√k · temperature), without √k when `scale` is
+    False. Additive (Bahdanau et al. 2015): v·tanh(x W_q + b_q + y W_k + b_k) / temperature.
+
+    Args:
+        params: Attention parameters of one layer.
+        x: Queries' tokens [n, d].
+        y: Keys' tokens [m, d]; the same array for self-attention.
+        score: "dot" or "additive".
+        scale: Whether dot products are divided by √k.
+        temperature: Further divisor of the scores.
+        context: Bias and position terms.
+
+    Raises:
+        ValueError: On an unknown score.
+    """
+    context = AttentionContext() if context is None else context
+    if score not in SCORES:
+        raise ValueError(f"score={score!r} is not one of {SCORES}")
+    query_part = jnp.einsum("nd,hdk->hnk", x, params.w_q)
+    q = query_part + params.b_q[:, None, :]
+    k = project(y, params.w_k, params.b_k)
+    if context.rotary is not None:
+        q, k = rotate(q, context.rotary), rotate(k, context.rotary)
+    if score == "additive":
+        pairs = jnp.tanh(q[:, :, None, :] + k[:, None, :, :])
+        scores = jnp.einsum("hnmk,hk->hnm", pairs, params.v_score)
+    else:
+        scores = _product(q, _transpose(k))
+        if params.relative is not None and context.relative is not None:
+            scores = scores + relative_scores(params.relative, query_part, y.shape[0], context)
+        if scale:
+            scores = scores / jnp.sqrt(q.shape[-1]).astype(scores.dtype)
+    scores = scores / jnp.asarray(temperature, scores.dtype)
+    return scores if context.bias is None else scores + context.bias.astype(scores.dtype)
+
+
+def relative_scores(
+    params: RelativeParams,
+    query_part: Float[Array, "h n k"],
+    num_keys: int,
+    context: AttentionContext,
+) -> Float[Array, "h n m"]:
+    """Position and segment terms of the score of XLNet (Yang et al. 2019, section 2.3)."""
+    n = query_part.shape[1]
+    keys = jnp.einsum("pd,hdk->hpk", context.relative.astype(query_part.dtype), params.w_r)
+    by_distance = jnp.einsum("hnk,hpk->hnp", query_part + params.b_r[:, None, :], keys)
+    i, j = jnp.arange(n)[:, None], jnp.arange(num_keys)[None, :]
+    index = jnp.broadcast_to((n - 1 - (i - j))[None], (by_distance.shape[0], n, num_keys))
+    scores = jnp.take_along_axis(by_distance, index, axis=2)
+    if context.segments is not None:
+        per_kind = jnp.einsum("hnk,shk->shn", query_part + params.b_s[:, None, :], params.segment)
+        differ = context.segments[:, None] != context.segments[None, :]
+        scores = scores + jnp.where(differ[None], per_kind[1][:, :, None], per_kind[0][:, :, None])
+    return scores
+
+
+def attention_weights(
+    params: AttentionParams,
+    x: Float[Array, "n d"],
+    y: Float[Array, "m e"],
+    *,
+    score: str = "dot",
+    scale: bool = True,
+    temperature: Any = 1.0,
+    context: AttentionContext | None = None,
+) -> Float[Array, "h n m"]:
+    """P_h = softmax over allowed keys of `attention_scores`; every row sums to 1."""
+    scores = attention_scores(
+        params, x, y, score=score, scale=scale, temperature=temperature, context=context
+    )
+    return softmax(scores, None if context is None else context.mask)
+
+
+def _transpose(x):
+    return jnp.swapaxes(x, -1, -2)
+
+
+@jax.custom_jvp
+def _product(a: Float[Array, "h n k"], b: Float[Array, "h k m"]) -> Float[Array, "h n m"]:
+    """a b, with a gradient that XLA's CPU backend computes fast.
+
+    The gradient of b is aᵀ g. Many small products with a transposed left factor take there four
+    times as long as with the transposed factor copied first, which the barrier forces.
+    """
+    return a @ b
+
+
+@_product.defjvp
+def _product_jvp(primals, tangents):
+    (a, b), (da, db) = primals, tangents
+    of_b = _transpose(jax.lax.optimization_barrier(_transpose(db) @ _transpose(a)))
+    return a @ b, da @ b + of_b
+
+
+def mix_values(
+    params: AttentionParams, weights: Float[Array, "h n m"], y: Float[Array, "m e"]
+) -> Float[Array, "n d"]:
+    """Σ_h P_h (y W_v + b_v) W_o + b_o for given attention weights."""
+    mixed = _product(weights, project(y, params.w_v, params.b_v))
+    return jnp.einsum("hnv,hvd->nd", mixed, params.w_o) + params.b_o[None, :]
+
+
+def multi_head_attention(
+    params: AttentionParams,
+    x: Float[Array, "n d"],
+    y: Float[Array, "m e"],
+    *,
+    score: str = "dot",
+    scale: bool = True,
+    temperature: Any = 1.0,
+    context: AttentionContext | None = None,
+    dropout_key: Any = None,
+    dropout_rate: Any = 0.0,
+) -> tuple[Float[Array, "n d"], Float[Array, "h n m"]]:
+    """SA(x) = Σ_h P_h y W_h + 1bᵀ with W_h = W_v W_o (Dong et al. 2021, section 2).
+
+    Self-attention takes the same tokens twice, cross-attention queries x and memory y.
+
+    Args:
+        params: Attention parameters of one layer.
+        x: Query tokens [n, d].
+        y: Key and value tokens [m, d].
+        score, scale, temperature, context: See `attention_scores`; the context holds the mask.
+        dropout_key: Key for dropout on the weights; None for none.
+        dropout_rate: Probability that a weight is dropped.
+
+    Returns:
+        The output [n, d] and the weights [h, n, m] before dropout.
+    """
+    weights = attention_weights(
+        params, x, y, score=score, scale=scale, temperature=temperature, context=context
+    )
+    kept = weights if dropout_key is None else layers.dropout(dropout_key, weights, dropout_rate)
+    return mix_values(params, kept, y), weights
+
+
+def rotary_angles(
+    positions: Int[Array, "n"], width: int, theta: Any = 10000.0, scaling: tuple[float, ...] = ()
+) -> tuple[Float[Array, "n k"], Float[Array, "n k"]]:
+    """(cos, sin) of the rotary angles position · theta^(-2i/k), repeated for both halves.
+
+    Args:
+        positions: Positions of the tokens [n].
+        width: Per-head width k.
+        theta: Base of the frequencies.
+        scaling: () for none, (factor,) to divide every frequency, or (factor, low, high, length)
+            as in Llama 3.1: waves longer than length/low are divided, those shorter than
+            length/high kept, and between the two the share changes linearly.
+    """
+    frequencies = theta ** (-jnp.arange(0, width, 2) / width)
+    if len(scaling) == 1:
+        frequencies = frequencies / scaling[0]
+    elif scaling:
+        factor, low, high, length = scaling
+        turns = length * frequencies / (2 * jnp.pi)
+        kept = jnp.clip((turns - low) / (high - low), 0.0, 1.0)
+        frequencies = frequencies * (kept + (1 - kept) / factor)
+    angles = positions[:, None] * frequencies[None, :]
+    angles = jnp.concatenate([angles, angles], axis=-1)
+    return jnp.cos(angles), jnp.sin(angles)
+
+
+def relative_buckets(
+    num_queries: int, num_keys: int, num_buckets: int, max_distance: int, bidirectional: bool
+) -> Int[Array, "n m"]:
+    """Bucket of each (query, key) distance for T5's position bias (Raffel et al. 2020, 2.1)."""
+    distance = jnp.arange(num_keys)[None, :] - jnp.arange(num_queries)[:, None]
+    offset = jnp.zeros_like(distance)
+    if bidirectional:
+        num_buckets //= 2
+        offset = jnp.where(distance > 0, num_buckets, 0)
+        distance = jnp.abs(distance)
+    else:
+        distance = jnp.maximum(-distance, 0)
+    exact = num_buckets // 2
+    ratio = jnp.log(jnp.maximum(distance, 1) / exact) / jnp.log(max_distance / exact)
+    coarse = exact + (ratio * (num_buckets - exact)).astype(distance.dtype)
+    return offset + jnp.where(distance < exact, distance, jnp.minimum(coarse, num_buckets - 1))

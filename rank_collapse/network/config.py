@@ -1,0 +1,172 @@
+"""The configuration of the one network, and the presets of the paper's four curves."""
+
+from typing import Any
+
+from flax import struct
+
+from rank_collapse.network import attention, layers
+from rank_collapse.network.embedding import EmbeddingConfig
+
+NORM_PLACEMENTS = ("none", "pre", "post")
+MASKS = ("none", "causal", "local")
+POSITIONS = ("none", "rotary", "relative_bias", "relative_key")
+INITS = ("lecun", "bert", "reference")
+
+
+def static(default: Any) -> Any:
+    """A field that is part of the compiled program rather than a traced value."""
+    return struct.field(default=default, pytree_node=False)
+
+
+@struct.dataclass
+class TransformerConfig:
+    """One attention network; every architecture and ablation is a choice of these fields.
+
+    A pytree: the floats `skip_gain`, `branch_gain`, `temperature` are leaves, so that a config
+    passed to a jitted function as an ordinary argument does not recompile when one of them
+    changes, and can be vmapped over. Everything else is static and part of the treedef. All
+    fields are hashable when the floats are Python numbers, so static arguments work too.
+
+    Layer l, with gains λ = skip_gain and γ = branch_gain, norm_placement "post" or "none":
+        a = N(λ x·[attention_skip] + γ SA(x)),   x' = N(λ a·[mlp_skip] + γ MLP(a)),
+    and "pre": a = λ x·[attention_skip] + γ SA(N(x)), the same for the MLP. With
+    cross_attention a third sublayer, placed between the two, looks at `memory`.
+
+    Attributes:
+        depth, num_heads, d_model: L, H and d.
+        d_qk, d_v: Per-head widths; None for d / H, which then must be an integer.
+        d_ff: Width f of the MLP; None for 4 d.
+        mlp: "none" or a kind of `layers.MLP_KINDS`.
+        attention_skip, mlp_skip, cross_skip: Which sublayers have a skip.
+        norm_placement, norm, norm_eps: "none", "pre", "post"; "layer", "rms"; added to variances.
+        final_norm: A norm after the last layer; the trace's `output`, not its hidden states.
+        mask, window: "none", "causal", "local" with |i − j| ≤ window.
+        score, scale_scores: "dot" or "additive"; dot products divided by √d_qk.
+        position: "none", "rotary", "relative_bias" (T5), "relative_key" (XLNet).
+        rotary_theta, rotary_scaling: See `attention.rotary_angles`.
+        num_buckets, max_distance: Of the position bias of "relative_bias".
+        clamp_distance: Distances of "relative_key" are cut to ± this; 0 for not.
+        cross_attention: Decoder layers that look at a memory.
+        layer_map: Parameter row of each layer, () for one each; (0,)·depth shares one (ALBERT).
+        embedding: How tokens or vectors become hidden states; None when inputs are [n, d].
+        init: "lecun" (variance 1/fan-in), "bert" (normal 0.02) or "reference" (normal 0.02, value
+            and output projection uniform(±1/√fan-in)).
+        unroll: Layers unrolled in the scan over depth: compile time against run time.
+        skip_gain, branch_gain: λ and γ, scalars or one value per layer [L].
+        temperature: Divides the scores; scalar or [L].
+    """
+
+    depth: int = static(1)
+    num_heads: int = static(1)
+    d_model: int = static(64)
+    d_qk: int | None = static(None)
+    d_v: int | None = static(None)
+    d_ff: int | None = static(None)
+    mlp: str = static("none")
+    attention_skip: bool = static(False)
+    mlp_skip: bool = static(False)
+    cross_skip: bool = static(True)
+    norm_placement: str = static("none")
+    norm: str = static("layer")
+    norm_eps: float = static(1e-12)
+    final_norm: bool = static(False)
+    mask: str = static("none")
+    window: int = static(2)
+    score: str = static("dot")
+    scale_scores: bool = static(True)
+    position: str = static("none")
+    rotary_theta: float = static(10000.0)
+    rotary_scaling: tuple[float, ...] = static(())
+    num_buckets: int = static(32)
+    max_distance: int = static(128)
+    clamp_distance: int = static(0)
+    cross_attention: bool = static(False)
+    layer_map: tuple[int, ...] = static(())
+    embedding: EmbeddingConfig | None = static(None)
+    init: str = static("lecun")
+    unroll: int = static(1)
+    skip_gain: Any = 1.0
+    branch_gain: Any = 1.0
+    temperature: Any = 1.0
+
+    def __post_init__(self):
+        for name in ("depth", "num_heads", "d_model", "window", "unroll"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < (0 if name == "window" else 1):
+                raise ValueError(f"{name}={value!r} is not a positive integer")
+        if self.d_ff is None:
+            object.__setattr__(self, "d_ff", 4 * self.d_model)
+        for name in ("d_qk", "d_v", "d_ff"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise ValueError(f"{name}={value!r} is not a positive integer")
+        if self.d_model % self.num_heads and None in (self.d_qk, self.d_v):
+            raise ValueError(
+                f"num_heads={self.num_heads} does not divide d_model={self.d_model}; "
+                "give d_qk and d_v"
+            )
+        for name, allowed in (
+            ("mlp", layers.MLP_KINDS),
+            ("norm_placement", NORM_PLACEMENTS),
+            ("norm", layers.NORM_KINDS),
+            ("mask", MASKS),
+            ("score", attention.SCORES),
+            ("position", POSITIONS),
+            ("init", INITS),
+        ):
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name}={getattr(self, name)!r} is not one of {allowed}")
+        if self.position == "rotary" and self.qk_width % 2:
+            raise ValueError(f"rotary positions need an even d_qk, not {self.qk_width}")
+        if len(self.rotary_scaling) not in (0, 1, 4):
+            raise ValueError(f"rotary_scaling={self.rotary_scaling} has not 0, 1 or 4 entries")
+        if self.layer_map and len(self.layer_map) != self.depth:
+            raise ValueError(f"layer_map has {len(self.layer_map)} entries for depth={self.depth}")
+        if self.layer_map and set(self.layer_map) != set(range(max(self.layer_map) + 1)):
+            raise ValueError(f"layer_map={self.layer_map} leaves out a row of the parameters")
+
+    @property
+    def qk_width(self) -> int:
+        """Per-head width of queries and keys."""
+        return self.d_qk if self.d_qk is not None else self.d_model // self.num_heads
+
+    @property
+    def v_width(self) -> int:
+        """Per-head width of values."""
+        return self.d_v if self.d_v is not None else self.d_model // self.num_heads
+
+    @property
+    def num_rows(self) -> int:
+        """Distinct layers: the length of the parameters' layer axis."""
+        return max(self.layer_map) + 1 if self.layer_map else self.depth
+
+
+def san(depth: int, num_heads: int, d_model: int, **fields: Any) -> TransformerConfig:
+    """Pure self-attention network: no skip, no MLP (Dong et al. 2021, section 2)."""
+    return _preset(fields, depth, num_heads, d_model, mlp="none", attention_skip=False)
+
+
+def san_mlp(depth: int, num_heads: int, d_model: int, **fields: Any) -> TransformerConfig:
+    """Self-attention and MLPs without any skip (Corollary 3.2).
+
+    The published curves of this name keep the MLP's own skip: `mlp_skip=True`.
+    """
+    return _preset(fields, depth, num_heads, d_model, mlp="gelu", attention_skip=False)
+
+
+def san_skip(depth: int, num_heads: int, d_model: int, **fields: Any) -> TransformerConfig:
+    """Self-attention with skips, no MLP (section 3.1)."""
+    return _preset(fields, depth, num_heads, d_model, mlp="none", attention_skip=True)
+
+
+def transformer(depth: int, num_heads: int, d_model: int, **fields: Any) -> TransformerConfig:
+    """Attention and MLP sublayers, each with its skip, post-LayerNorm unless said otherwise."""
+    defaults = {"mlp": "gelu", "attention_skip": True, "mlp_skip": True}
+    defaults["norm_placement"] = "post"
+    return _preset(fields, depth, num_heads, d_model, **defaults)
+
+
+def _preset(fields, depth, num_heads, d_model, **defaults) -> TransformerConfig:
+    return TransformerConfig(
+        depth=depth, num_heads=num_heads, d_model=d_model, **(defaults | fields)
+    )

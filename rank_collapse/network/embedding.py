@@ -1,0 +1,171 @@
+"""From tokens, vectors or image patches to hidden states, for one example.
+
+Axis letters: n tokens, e embedding width, i input width, d model width.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Array, Float, Int
+
+from rank_collapse.network import layers
+
+POSITION_KINDS = ("none", "learned", "sinusoidal")
+PROJECTIONS = ("none", "before_norm", "after_norm")
+
+
+@struct.dataclass
+class EmbeddingConfig:
+    """Static description of an embedding.
+
+    Order: lookup (or the linear map of vectors) · scale, the class token, + positions, + segments,
+    projection if "before_norm", norm, projection if "after_norm".
+
+    Attributes:
+        vocab_size: Rows of the token table; 0 where inputs are vectors [n, d_input].
+        d_input: Width of input vectors; 0 where inputs are tokens.
+        d_embed: Width e before the projection (the model's width when there is none).
+        hidden_layer: Vectors pass linear-gelu-linear instead of one linear map.
+        positions, num_positions: "none", "learned" (rows of the table) or "sinusoidal".
+        num_segments: Rows of the segment table, 0 for none.
+        class_token: A learned vector put in front of the sequence (ViT).
+        projection: Dense map to the model's width: "none", "before_norm", "after_norm" (ALBERT).
+        norm, norm_eps: Whether a LayerNorm is applied, and its eps.
+        scale: Multiplies the looked-up embeddings.
+    """
+
+    vocab_size: int = struct.field(default=0, pytree_node=False)
+    d_input: int = struct.field(default=0, pytree_node=False)
+    d_embed: int = struct.field(default=64, pytree_node=False)
+    hidden_layer: bool = struct.field(default=False, pytree_node=False)
+    positions: str = struct.field(default="none", pytree_node=False)
+    num_positions: int = struct.field(default=0, pytree_node=False)
+    num_segments: int = struct.field(default=0, pytree_node=False)
+    class_token: bool = struct.field(default=False, pytree_node=False)
+    projection: str = struct.field(default="none", pytree_node=False)
+    norm: bool = struct.field(default=True, pytree_node=False)
+    norm_eps: float = struct.field(default=1e-12, pytree_node=False)
+    scale: float = struct.field(default=1.0, pytree_node=False)
+
+    def __post_init__(self):
+        if (self.vocab_size > 0) == (self.d_input > 0):
+            raise ValueError(
+                f"one of vocab_size={self.vocab_size} and d_input={self.d_input} must be positive"
+            )
+        if self.positions not in POSITION_KINDS:
+            raise ValueError(f"positions={self.positions!r} is not one of {POSITION_KINDS}")
+        if self.projection not in PROJECTIONS:
+            raise ValueError(f"projection={self.projection!r} is not one of {PROJECTIONS}")
+
+
+@struct.dataclass
+class EmbeddingParams:
+    """Tables and maps of an embedding; None for what the config leaves out."""
+
+    tokens: Any = None  # [vocab, e]
+    w_in: Any = None  # [i, e]
+    b_in: Any = None  # [e]
+    w_hidden: Any = None  # [e, e]: second map of linear-gelu-linear
+    b_hidden: Any = None  # [e]
+    positions: Any = None  # [positions, e]
+    segments: Any = None  # [segments, e]
+    class_token: Any = None  # [e]
+    norm: Any = None  # NormParams [e] or [d]
+    w_project: Any = None  # [e, d]
+    b_project: Any = None  # [d]
+
+
+def sinusoidal_positions(positions: Float[Array, "n"], width: int) -> Float[Array, "n w"]:
+    """[sin(p ω_i), cos(p ω_i)], ω_i = 10000^(−2i/w), sines first (Vaswani et al. 2017, 3.5)."""
+    angles = positions[:, None] * (10000.0 ** (-jnp.arange(0, width, 2) / width))[None, :]
+    return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)[:, :width]
+
+
+def init_embedding(
+    key: Any, config: EmbeddingConfig, d_model: int, std: float = 0.02
+) -> EmbeddingParams:
+    """Normal(0, std) tables and maps, zero biases, unit gains."""
+    e = config.d_embed
+    if config.projection == "none" and e != d_model:
+        raise ValueError(f"d_embed={e} is not d_model={d_model} and there is no projection")
+    keys = jax.random.split(key, 7)
+
+    def table(k, *shape):
+        return std * jax.random.normal(k, shape)
+
+    fields = {}
+    if config.vocab_size:
+        fields["tokens"] = table(keys[0], config.vocab_size, e)
+    else:
+        fields.update(w_in=table(keys[0], config.d_input, e), b_in=jnp.zeros(e))
+        if config.hidden_layer:
+            fields.update(w_hidden=table(keys[1], e, e), b_hidden=jnp.zeros(e))
+    if config.positions == "learned":
+        fields["positions"] = table(keys[2], config.num_positions, e)
+    if config.num_segments:
+        fields["segments"] = table(keys[3], config.num_segments, e)
+    if config.class_token:
+        fields["class_token"] = table(keys[4], e)
+    if config.projection != "none":
+        fields.update(w_project=table(keys[5], e, d_model), b_project=jnp.zeros(d_model))
+    if config.norm:
+        width = d_model if config.projection == "before_norm" else e
+        fields["norm"] = layers.NormParams(gain=jnp.ones(width), bias=jnp.zeros(width))
+    return EmbeddingParams(**fields)
+
+
+def embed(
+    params: EmbeddingParams,
+    inputs: Int[Array, "n"] | Float[Array, "n i"],
+    config: EmbeddingConfig,
+    *,
+    positions: Int[Array, "n"] | None = None,
+    segments: Int[Array, "n"] | None = None,
+) -> Float[Array, "nn d"]:
+    """Hidden states X^0 of one example.
+
+    Args:
+        params: Embedding parameters.
+        inputs: Token ids [n], or vectors [n, d_input] (image patches, points).
+        config: Which steps there are.
+        positions: Position of each token; 0..n-1 by default.
+        segments: Segment of each token; 0 by default.
+
+    Raises:
+        ValueError: Inputs of the wrong kind, or more tokens than positions.
+    """
+    if (inputs.ndim == 1) != (config.vocab_size > 0):
+        raise ValueError(
+            f"inputs of shape {inputs.shape} given to an embedding with "
+            f"vocab_size={config.vocab_size}, d_input={config.d_input}"
+        )
+    if config.vocab_size:
+        x = params.tokens[inputs]
+    else:
+        x = inputs @ params.w_in + params.b_in[None, :]
+        if config.hidden_layer:
+            x = jax.nn.gelu(x, approximate=False) @ params.w_hidden + params.b_hidden[None, :]
+    if config.scale != 1.0:
+        x = x * config.scale
+    if config.class_token:
+        x = jnp.concatenate([params.class_token[None, :].astype(x.dtype), x])
+    n = x.shape[0]
+    if config.positions == "learned":
+        if n > config.num_positions:
+            raise ValueError(f"{n} tokens are more than num_positions={config.num_positions}")
+        x = x + (params.positions[:n] if positions is None else params.positions[positions])
+    elif config.positions == "sinusoidal":
+        index = jnp.arange(n) if positions is None else positions
+        x = x + sinusoidal_positions(index.astype(x.dtype), x.shape[-1])
+    if config.num_segments:
+        index = jnp.zeros(n, jnp.int32) if segments is None else segments
+        x = x + params.segments[index]
+    if config.projection == "before_norm":
+        x = x @ params.w_project + params.b_project[None, :]
+    if config.norm:
+        x = layers.norm(params.norm, x, "layer", config.norm_eps)
+    if config.projection == "after_norm":
+        x = x @ params.w_project + params.b_project[None, :]
+    return x

@@ -1,0 +1,161 @@
+"""Parameters of the one network, and their initialisation.
+
+Every function is for one seed; vmap over keys adds a seed axis.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from rank_collapse.network import attention as attn
+from rank_collapse.network import layers
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.embedding import init_embedding
+
+
+@struct.dataclass
+class BlockParams:
+    """Parameters of one layer, or of a stack with a leading layer axis; None for absent parts."""
+
+    attention: Any  # AttentionParams
+    attention_norm: Any = None  # NormParams
+    cross: Any = None  # AttentionParams
+    cross_norm: Any = None
+    mlp: Any = None  # MLPParams
+    mlp_norm: Any = None
+
+
+@struct.dataclass
+class TransformerParams:
+    """All parameters of a network."""
+
+    layers: Any  # BlockParams with a leading axis of `config.num_rows`
+    final_norm: Any = None  # NormParams
+    embedding: Any = None  # EmbeddingParams
+    position_bias: Any = None  # [buckets, h], position "relative_bias"
+
+
+def init(
+    key: Any,
+    config: TransformerConfig,
+    weight_scale: Any = 1.0,
+    bias_scale: Any = 0.0,
+) -> TransformerParams:
+    """Parameters of a network, drawn as `config.init` says.
+
+    Layer l draws from fold_in(key, l): a deeper network begins with the same layers.
+
+    Args:
+        key: Random key.
+        config: The network.
+        weight_scale: Multiplies every weight matrix; may be traced.
+        bias_scale: Standard deviation of the biases (0: none, as in the paper); may be traced.
+    """
+    key_layers, key_embedding, key_position = jax.random.split(key, 3)
+    keys = jax.vmap(lambda l: jax.random.fold_in(key_layers, l))(jnp.arange(config.num_rows))
+    stack = jax.vmap(lambda k: init_block(k, config, weight_scale, bias_scale))(keys)
+    norm = _init_norm(config) if config.final_norm else None
+    embedding = position_bias = None
+    if config.embedding is not None:
+        embedding = init_embedding(key_embedding, config.embedding, config.d_model)
+    if config.position == "relative_bias":
+        shape = (config.num_buckets, config.num_heads)
+        position_bias = jax.random.normal(key_position, shape) / jnp.sqrt(config.d_model)
+    return TransformerParams(
+        layers=stack, final_norm=norm, embedding=embedding, position_bias=position_bias
+    )
+
+
+def init_block(
+    key: Any, config: TransformerConfig, weight_scale: Any = 1.0, bias_scale: Any = 0.0
+) -> BlockParams:
+    """Parameters of one layer; see `init`."""
+    key_attention, key_cross, key_mlp = jax.random.split(key, 3)
+    normed = config.norm_placement != "none"
+    fields = {
+        "attention": _init_attention(key_attention, config, weight_scale, bias_scale),
+        "attention_norm": _init_norm(config) if normed else None,
+    }
+    if config.cross_attention:
+        fields["cross"] = _init_attention(key_cross, config, weight_scale, bias_scale)
+        fields["cross_norm"] = _init_norm(config) if normed else None
+    if config.mlp != "none":
+        fields["mlp"] = _init_mlp(key_mlp, config, weight_scale, bias_scale)
+        fields["mlp_norm"] = _init_norm(config) if normed else None
+    return BlockParams(**fields)
+
+
+def _init_norm(config):
+    bias = jnp.zeros(config.d_model) if config.norm == "layer" else None
+    return layers.NormParams(gain=jnp.ones(config.d_model), bias=bias)
+
+
+def _weights(key, shape, fan_in, config, scale, uniform=False):
+    if config.init == "reference" and uniform:
+        w = jax.random.uniform(key, shape, minval=-1.0, maxval=1.0) / jnp.sqrt(fan_in)
+    else:
+        std = 1 / jnp.sqrt(fan_in) if config.init == "lecun" else 0.02
+        w = std * jax.random.normal(key, shape)
+    return scale * w
+
+
+def _biases(key, shape, scale):
+    # Without biases nothing is drawn: random bits are most of what compiling `init` costs.
+    if isinstance(scale, (int, float)) and scale == 0:
+        return jnp.zeros(shape)
+    return scale * jax.random.normal(key, shape)
+
+
+def _init_attention(key, config, scale, bias_scale):
+    h, d, k, v = config.num_heads, config.d_model, config.qk_width, config.v_width
+    keys = jax.random.split(key, 13)
+
+    def bias(key, *shape):
+        return _biases(key, shape, bias_scale)
+
+    v_score = relative = None
+    if config.score == "additive":
+        v_score = _weights(keys[8], (h, k), k, config, 1.0)
+    if config.position == "relative_key":
+        relative = attn.RelativeParams(
+            w_r=_weights(keys[9], (h, d, k), d, config, scale),
+            b_r=bias(keys[10], h, k),
+            b_s=bias(keys[11], h, k),
+            segment=_weights(keys[12], (2, h, k), k, config, scale),
+        )
+    return attn.AttentionParams(
+        w_q=_weights(keys[0], (h, d, k), d, config, scale),
+        b_q=bias(keys[1], h, k),
+        w_k=_weights(keys[2], (h, d, k), d, config, scale),
+        b_k=bias(keys[3], h, k),
+        w_v=_weights(keys[4], (h, d, v), d, config, scale, uniform=True),
+        b_v=bias(keys[5], h, v),
+        w_o=_weights(keys[6], (h, v, d), h * v, config, scale, uniform=True),
+        b_o=bias(keys[7], d),
+        v_score=v_score,
+        relative=relative,
+    )
+
+
+def _init_mlp(key, config, scale, bias_scale):
+    d, f = config.d_model, config.d_ff
+    keys = jax.random.split(key, 6)
+    gate = {}
+    if config.mlp in layers.GATED:
+        gate["w_gate"] = _weights(keys[4], (d, f), d, config, scale)
+        gate["b_gate"] = _biases(keys[5], (f,), bias_scale)
+    return layers.MLPParams(
+        w_in=_weights(keys[0], (d, f), d, config, scale),
+        b_in=_biases(keys[1], (f,), bias_scale),
+        w_out=_weights(keys[2], (f, d), f, config, scale),
+        b_out=_biases(keys[3], (d,), bias_scale),
+        **gate,
+    )
+
+
+def layer_params(params: TransformerParams, config: TransformerConfig, layer: Any) -> BlockParams:
+    """Parameters of one layer, through `config.layer_map`; the index may be traced."""
+    row = jnp.asarray(config.layer_map)[layer] if config.layer_map else layer
+    return jax.tree.map(lambda a: a[row], params.layers)

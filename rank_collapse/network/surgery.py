@@ -1,0 +1,85 @@
+"""The four variants of one network: what is cut away from the same weights.
+
+Each variant has two readings. "published" is what the published curves measured: SAN+MLP keeps the
+skip around the MLP, and ALBERT without MLP keeps the MLP's activation, skip and norm and loses
+only its two linear maps. "text" is what the paper's text says: SAN+MLP has no skip at all, and
+without MLP the whole sublayer is gone. Attention keeps its norm in all of them.
+"""
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.layers import GATED, MLPParams
+from rank_collapse.network.parameters import TransformerParams
+
+VARIANTS = ("SAN", "SAN+MLP", "SAN+skip", "Transformer")
+READINGS = ("published", "text")
+
+
+def variant(
+    config: TransformerConfig,
+    params: TransformerParams,
+    name: str,
+    reading: str = "published",
+    family: str = "bert",
+) -> tuple[TransformerConfig, TransformerParams]:
+    """One of the four curves of a network with skips and MLPs; the weights are shared.
+
+    SAN: x' = N(SA(x)); SAN+skip: x' = N(x + SA(x)); SAN+MLP: a = N(SA(x)), x' = N(a + MLP(a)) as
+    published and N(MLP(a)) as in the text; Transformer: unchanged. Pre-norm networks: the same
+    with the norms inside the branches. A cross-attention loses its skip with the attention.
+
+    Args:
+        config: The whole network, as `rank_collapse.pretrained.load` gives it.
+        params: Its parameters.
+        name: One of `VARIANTS`.
+        reading: One of `READINGS`.
+        family: The `model_type` of the checkpoint; "albert" has a published surgery of its own.
+
+    Returns:
+        (config, params) of the variant.
+
+    Raises:
+        ValueError: An unknown variant or reading, or a network without MLP or skips to cut.
+
+    Source: Dong et al. 2021, section 4 and its figures of BERT, ALBERT and XLNet.
+    """
+    if name not in VARIANTS:
+        raise ValueError(f"variant {name!r} is not one of {VARIANTS}")
+    if reading not in READINGS:
+        raise ValueError(f"reading {reading!r} is not one of {READINGS}")
+    if config.mlp == "none" or not (config.attention_skip and config.mlp_skip):
+        raise ValueError(
+            f"surgery needs a network with MLP and skips, not mlp={config.mlp!r}, "
+            f"attention_skip={config.attention_skip}, mlp_skip={config.mlp_skip}"
+        )
+    if name == "Transformer":
+        return config, params
+    if name in ("SAN", "SAN+MLP"):
+        config = config.replace(attention_skip=False, cross_skip=False)
+    if name == "SAN+MLP":
+        return config.replace(mlp_skip=reading == "published"), params
+    if reading == "published" and family == "albert":
+        return identity_maps(config, params)
+    layers = params.layers.replace(mlp=None, mlp_norm=None)
+    return config.replace(mlp="none", mlp_skip=False), params.replace(layers=layers)
+
+
+def identity_maps(
+    config: TransformerConfig, params: TransformerParams
+) -> tuple[TransformerConfig, TransformerParams]:
+    """MLP(a) = φ(a): both linear maps of every MLP replaced by the identity, without biases.
+
+    Raises:
+        ValueError: A gated MLP.
+    """
+    if config.mlp in GATED:
+        raise ValueError(f"mlp={config.mlp!r} is gated: it has three linear maps")
+    rows, d = config.num_rows, config.d_model
+    dtype = params.layers.attention.w_q.dtype
+    eye: Any = jnp.broadcast_to(jnp.eye(d, dtype=dtype)[None], (rows, d, d))
+    zero = jnp.zeros((rows, d), dtype)
+    mlp = MLPParams(w_in=eye, b_in=zero, w_out=eye, b_out=zero)
+    return config.replace(d_ff=d), params.replace(layers=params.layers.replace(mlp=mlp))

@@ -1,0 +1,121 @@
+"""Sizes of paths by length: chained attention, the skip's share α, and what α predicts.
+
+`predicted_sizes` has a measured twin, `measured_sizes`; both are log10, for sizes fall doubly
+exponentially.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from rank_collapse.measures.norms import composite_norm
+from rank_collapse.measures.residuals import rank_one_ratio, residual, residual_ratio
+from rank_collapse.network.transformer import Trace
+from rank_collapse.paths.enumeration import path_attention
+
+
+def chained_residual(
+    attention: Float[Array, "l h n n"], path: Int[Array, "l"] | np.ndarray, norm: str = "composite"
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """‖P_path − 1pᵀ‖/‖P_path‖ with p the mean row, and the same for the best rank one.
+
+    Args:
+        attention: Attention weights of all layers, `Trace.attention`.
+        path: Heads 0..H−1, H for a skip (the identity).
+        norm: See `residuals.matrix_norm`.
+
+    Source: chained attention in the notebook of Dong et al. 2021; the product is that of Theorem
+    2.1, the last layer leftmost.
+    """
+    product = path_attention(attention, path)
+    return residual_ratio(product, norm=norm), rank_one_ratio(product, norm=norm)
+
+
+def branch_sizes(trace: Trace, mask: Any = None) -> tuple[Float[Array, "l"], Float[Array, "l"]]:
+    """N(x) and N(SA(x)) of every layer, N = ‖.‖_{1,∞}, before skip, gains and norm.
+
+    Args:
+        trace: Of one example.
+        mask: Bool [n], tokens that exist.
+    """
+    size = jax.vmap(lambda x: composite_norm(x, mask))
+    return size(trace.hidden[:-1]), size(trace.attention_branch)
+
+
+def skip_share(skip: Float[Array, "*s l"], branch: Float[Array, "*s l"]) -> Float[Array, "l"]:
+    """α_l = Σ N(x) / (Σ N(x) + Σ N(SA(x))), sums over samples.
+
+    Args:
+        skip, branch: From `branch_sizes`, with or without axes of samples.
+    """
+    axes = tuple(range(skip.ndim - 1))
+    skip, branch = skip.sum(axis=axes), branch.sum(axis=axes)
+    return skip / (skip + branch)
+
+
+def log_elementary_shares(alpha: Float[Array, "l"]) -> Float[Array, "k"]:
+    """ln Σ_{|S|=k} Π_{l∉S} α_l Π_{l∈S} (1 − α_l) for k = 0 .. L, in logarithms throughout.
+
+    With one α for all layers this is ln C(L, k) α^{L−k} (1 − α)^k.
+    """
+    alpha = jnp.asarray(alpha)
+    start = jnp.full(alpha.shape[0] + 1, -jnp.inf, alpha.dtype).at[0].set(0.0)
+
+    def add_layer(log_sums, a):
+        longer = jnp.concatenate([jnp.full(1, -jnp.inf, log_sums.dtype), log_sums[:-1]])
+        return jnp.logaddexp(log_sums + jnp.log(a), longer + jnp.log1p(-a)), None
+
+    return jax.lax.scan(add_layer, start, alpha)[0]
+
+
+def predicted_sizes(
+    alpha: Any, depth: int, num_heads: int, initial: Any = 1.0, contraction: Any = 2.0
+) -> Float[Array, "k"]:
+    """log10 of C(L,k) H^k α^{L−k} (1−α)^k R_0 / c^{3^k − 1} for k = 0 .. L.
+
+    The size of all paths of length k together, if every layer leaves the share α to its skip and
+    attention contracts residuals cubically. With one α per layer, C(L,k) α^{L−k} (1−α)^k becomes
+    the elementary symmetric sum over which layers are skipped.
+
+    Args:
+        alpha: α, a scalar or [L], each in (0, 1).
+        depth, num_heads: L and H.
+        initial: R_0, the size of the input's residual.
+        contraction: c.
+
+    Raises:
+        ValueError: As many α as neither 1 nor L.
+
+    Source: the effectiveness of paths in Dong et al. 2021, section 4.
+    """
+    alpha = jnp.asarray(alpha, jnp.result_type(float))
+    if alpha.shape not in ((), (depth,)):
+        raise ValueError(f"alpha of shape {alpha.shape} is neither one value nor [{depth}]")
+    k = jnp.arange(depth + 1)
+    shares = log_elementary_shares(jnp.broadcast_to(alpha, depth))
+    log_c = jnp.log(jnp.asarray(contraction, alpha.dtype))
+    # 3^k overflows float32 from k = 81 on: harmless, the size is then 0, but not times ln 1 = 0.
+    steps = jnp.power(jnp.asarray(3.0, alpha.dtype), k) - 1
+    decay = jnp.where(log_c == 0, 0.0, steps * jnp.where(log_c == 0, 1.0, log_c))
+    total = shares + k * jnp.log(jnp.asarray(num_heads, alpha.dtype)) - decay
+    return (total + jnp.log(jnp.asarray(initial, alpha.dtype))) / jnp.log(10.0).astype(alpha.dtype)
+
+
+def measured_sizes(
+    by_length: Float[Array, "k n d"], mask: Any = None
+) -> tuple[Float[Array, "k"], Float[Array, "k"]]:
+    """log10 of ‖C_k‖_{1,∞} and of ‖res(C_k)‖_{1,∞}, the exact sums over all paths of length k.
+
+    Args:
+        by_length: From `path_contributions`.
+        mask: Bool [n], tokens that exist.
+    """
+
+    def sizes(c):
+        return composite_norm(c, mask), composite_norm(residual(c, mask=mask), mask)
+
+    size, rest = jax.vmap(sizes)(by_length)
+    return jnp.log10(size), jnp.log10(rest)

@@ -1,0 +1,128 @@
+"""A network with attention weights, norm statistics and MLP gates held fixed: an affine map.
+
+At a given input, P_h, 1/σ of each norm and φ(z)/z of each MLP are constants; with them frozen
+every sublayer is linear plus a bias, so that its input may be split into channels that pass it
+one by one. Channels are [g, n, d] with `ones` [g], the share of each bias a channel takes: 1 for
+the channel of the offset, 0 for all others.
+"""
+
+from typing import Any
+
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Array, Float
+
+from rank_collapse.network import layers
+from rank_collapse.network.attention import AttentionParams
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.parameters import BlockParams
+from rank_collapse.network.transformer import LayerTrace, sublayer_input, sublayer_sum
+
+
+@struct.dataclass
+class FrozenLayer:
+    """What one layer's affine map takes from the forward pass; None for absent parts."""
+
+    weights: Any  # [h, n, n]  P_h
+    attention_scale: Any = None  # [n, 1]  1/σ of the attention sublayer's norm
+    cross_weights: Any = None  # [h, n, m]
+    cross_scale: Any = None
+    gate: Any = None  # [n, f]  φ(z)/z, or φ(gate) of a gated MLP
+    mlp_scale: Any = None
+
+
+def freeze_layer(
+    params: BlockParams,
+    x: Float[Array, "n d"],
+    trace: LayerTrace,
+    config: TransformerConfig,
+    gains: dict[str, Any],
+) -> FrozenLayer:
+    """The constants of one layer from its input and what `network.block` computed.
+
+    Matrix products here repeat the block's own; under jit the compiler computes them once.
+    """
+
+    def scale(inputs, branch, skip):
+        if config.norm_placement == "none":
+            return None
+        if config.norm_placement == "post":
+            inputs = sublayer_sum(inputs, branch, skip, gains["skip_gain"], gains["branch_gain"])
+        return frozen_scale(inputs, config)
+
+    fields = {
+        "weights": trace.attention,
+        "attention_scale": scale(x, trace.attention_branch, config.attention_skip),
+    }
+    x = trace.after_attention
+    if config.cross_attention:
+        fields["cross_weights"] = trace.cross_attention
+        fields["cross_scale"] = scale(x, trace.cross_branch, config.cross_skip)
+        x = trace.after_cross
+    if config.mlp != "none":
+        fields["gate"] = mlp_gate(
+            params.mlp, sublayer_input(params.mlp_norm, x, config), config.mlp
+        )
+        fields["mlp_scale"] = scale(x, trace.mlp_branch, config.mlp_skip)
+    return FrozenLayer(**fields)
+
+
+def mlp_gate(params: layers.MLPParams, x: Float[Array, "n d"], kind: str) -> Float[Array, "n f"]:
+    """g with MLP(x) = (g ∘ (x W_in + b_in)) W_out + b_out: φ(z)/z, or φ of a gated MLP's gate."""
+    activation = layers.activation_of(kind)
+    if kind in layers.GATED:
+        return activation.fn(x @ params.w_gate + params.b_gate[None, :])
+    return activation.gate(x @ params.w_in + params.b_in[None, :])
+
+
+def frozen_scale(x: Float[Array, "n d"], config: TransformerConfig) -> Float[Array, "n 1"]:
+    """1/σ of each token of the state that a norm sees."""
+    return layers.norm_statistics(x, config.norm, config.norm_eps)[1].astype(x.dtype)
+
+
+def frozen_norm(
+    params: layers.NormParams,
+    scale: Float[Array, "n 1"],
+    c: Float[Array, "g n d"],
+    ones: Float[Array, "g"],
+    config: TransformerConfig,
+) -> Float[Array, "g n d"]:
+    """(c − mean c)/σ · gain + ones · bias with σ frozen; RMSNorm without mean and bias."""
+    if config.norm == "layer":
+        c = c - c.mean(axis=-1, keepdims=True)
+    c = c * (scale * params.gain[None, :])[None]
+    return c if params.bias is None else c + _bias(params.bias, ones)
+
+
+def frozen_attention(
+    params: AttentionParams,
+    weights: Float[Array, "h n m"],
+    c: Float[Array, "g m e"],
+    ones: Float[Array, "g"],
+) -> Float[Array, "g n d"]:
+    """Σ_h P_h (c W_V + ones·b_V) W_O + ones·b_O with P_h frozen.
+
+    The value and output projections are one matrix product over all channels and heads.
+    """
+    h, _, v = params.w_v.shape
+    g, m, _ = c.shape
+    values = jnp.einsum("gme,hev->gmhv", c, params.w_v)
+    values = values + ones[:, None, None, None] * params.b_v[None, None]
+    mixed = jnp.einsum("hnm,hmx->hnx", weights, values.transpose(2, 1, 0, 3).reshape(h, m, g * v))
+    mixed = mixed.reshape(h, -1, g, v).transpose(2, 1, 0, 3)
+    return jnp.einsum("gnhv,hvd->gnd", mixed, params.w_o) + _bias(params.b_o, ones)
+
+
+def frozen_mlp(
+    params: layers.MLPParams,
+    gate: Float[Array, "n f"],
+    c: Float[Array, "g n d"],
+    ones: Float[Array, "g"],
+) -> Float[Array, "g n d"]:
+    """(gate ∘ (c W_in + ones·b_in)) W_out + ones·b_out with the gate frozen."""
+    z = c @ params.w_in + _bias(params.b_in, ones)
+    return (gate[None] * z) @ params.w_out + _bias(params.b_out, ones)
+
+
+def _bias(bias, ones):
+    return ones[:, None, None] * bias[None, None, :]

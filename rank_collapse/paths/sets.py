@@ -1,0 +1,277 @@
+"""Sampled sets of paths: drawing them and evaluating many at once, frozen or recomputed.
+
+Sets are Int [*sets, p, L], p paths each, with choices as in `enumeration`. They are data,
+not structure: heads are gathered by index, so that other paths never recompile. Paths that begin
+alike are computed once: they are visited in lexicographic order, each from the layer where it
+parts from the one before.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from rank_collapse.network import layers
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.parameters import TransformerParams
+from rank_collapse.paths.enumeration import check_length, check_paths
+from rank_collapse.paths.steps import SEMANTICS, make_steps
+
+__all__ = [
+    "SEMANTICS",
+    "Classifier",
+    "batch_path_set_logits",
+    "path_set_logits",
+    "path_set_states",
+    "path_state",
+    "read_out",
+    "sample_path",
+    "sample_path_sets",
+]
+
+
+class Classifier(NamedTuple):
+    """Linear read-out of every token: logits = x w + b. Any pair (w, b) serves."""
+
+    w: Any  # [d, c]
+    b: Any  # [c]
+
+
+def sample_path(key: Any, length: Any, depth: int, num_heads: int) -> Int[Array, "l"]:
+    """One path of a given length: which layers are skipped, then heads, each drawn uniformly.
+
+    The L − k skipped layers are drawn without replacement, so that all C(L, k) H^k paths of
+    length k are equally likely.
+
+    Args:
+        key: Random key.
+        length: k; may be traced.
+        depth, num_heads: L and H.
+
+    Raises:
+        ValueError: A length outside 0..L (more skips than layers).
+    """
+    if not isinstance(length, jax.core.Tracer):
+        check_length(int(length), depth)
+    key_layers, key_heads = jax.random.split(key)
+    rank = jax.random.permutation(key_layers, depth)
+    heads = jax.random.randint(key_heads, (depth,), 0, num_heads)
+    return jnp.where(rank < length, heads, num_heads)
+
+
+def sample_path_sets(
+    key: Any,
+    lengths: Any,
+    num_repeats: int,
+    num_paths: int,
+    depth: int,
+    num_heads: int,
+) -> Int[Array, "k r p l"]:
+    """Independent paths for every length, repeat and member of a set; see `sample_path`.
+
+    Paths of a set are drawn with replacement, as in Dong et al. 2021, section 4.
+
+    Args:
+        key: Random key; a length and repeat draws the same whatever others are asked for.
+        lengths: The path lengths, [k] integers in 0..L.
+        num_repeats, num_paths: Sets per length and paths per set.
+        depth, num_heads: L and H.
+
+    Raises:
+        ValueError: A length outside 0..L.
+    """
+    if not isinstance(lengths, jax.core.Tracer):
+        for length in lengths:
+            check_length(int(length), depth)
+
+    def draw(length, repeat, member):
+        own = key
+        for index in (length, repeat, member):
+            own = jax.random.fold_in(own, index)
+        return sample_path(own, length, depth, num_heads)
+
+    for axis in range(3):
+        in_axes = [None] * 3
+        in_axes[2 - axis] = 0
+        draw = jax.vmap(draw, in_axes)
+    return draw(jnp.asarray(lengths), jnp.arange(num_repeats), jnp.arange(num_paths))
+
+
+def path_state(
+    params: TransformerParams,
+    x: Any,
+    config: TransformerConfig,
+    path: Any,
+    *,
+    semantics: str = "recomputed",
+    no_sub_path: bool = False,
+    mask: Any = None,
+    bias: Any = None,
+    segments: Any = None,
+    positions: Any = None,
+) -> Float[Array, "n d"]:
+    """The state at the end of one path; differentiable.
+
+    Recomputed: see `path_steps.recomputed_step`. Frozen: the path's term of the decomposition,
+    without the offset; over all paths these terms and the offset sum to the output.
+
+    Args:
+        params, x, config, mask, bias, segments, positions: As in `apply`.
+        path: Int [L], a choice per layer: 0..H−1 a head, H skip, −1 all heads.
+        semantics: "frozen" or "recomputed".
+        no_sub_path: Of recomputed paths, see `path_steps.recomputed_step`.
+
+    Raises:
+        ValueError: A path that does not fit, unknown semantics, or cross-attention.
+    """
+    check_paths(path, config)
+    path = jnp.asarray(path)
+    inputs = {"mask": mask, "bias": bias, "segments": segments, "positions": positions}
+    x, step, finish = make_steps(params, x, config, semantics, no_sub_path, inputs)
+    for l in range(config.depth):
+        x = step(x, l, path[l])
+    return finish(x)
+
+
+def path_set_states(
+    params: TransformerParams,
+    x: Any,
+    config: TransformerConfig,
+    paths: Any,
+    *,
+    semantics: str = "recomputed",
+    no_sub_path: bool = False,
+    mask: Any = None,
+    bias: Any = None,
+    segments: Any = None,
+    positions: Any = None,
+) -> Float[Array, "*sets n d"]:
+    """Sum over the paths of each set of their final states.
+
+    Every beginning that several paths share is computed once, whatever set they are in. Vmap
+    over examples or seeds with the same paths keeps that; reverse-mode gradients need
+    `path_state`.
+
+    Args:
+        paths: Sets of paths, Int [*sets, p, L]; may be traced.
+        params, x, config, semantics, no_sub_path, mask, bias, segments, positions: As in
+            `path_state`.
+
+    Raises:
+        ValueError: As `path_state`.
+    """
+    check_paths(paths, config)
+    paths = jnp.asarray(paths)
+    if paths.ndim < 2:
+        raise ValueError(f"paths of shape {paths.shape} are not sets [..., p, L]")
+    inputs = {"mask": mask, "bias": bias, "segments": segments, "positions": positions}
+    x, step, finish = make_steps(params, x, config, semantics, no_sub_path, inputs)
+    *sets, num_paths, depth = paths.shape
+    flat = paths.reshape(-1, depth)
+    order, first = visiting_order(flat)
+    flat = flat[order]
+    members = order // num_paths
+
+    def visit(carry, item):
+        stack, sums = carry
+        path, start, member = item
+
+        def advance(l, stack):
+            return stack.at[l + 1].set(step(stack[l], l, path[l]))
+
+        stack = jax.lax.fori_loop(start, depth, advance, stack)
+        return (stack, sums.at[member].add(stack[depth])), None
+
+    stack = jnp.concatenate([x[None], jnp.zeros((depth, *x.shape), x.dtype)])
+    sums = jnp.zeros((flat.shape[0] // max(num_paths, 1), *x.shape), x.dtype)
+    (_, sums), _ = jax.lax.scan(visit, (stack, sums), (flat, first, members))
+    return jax.vmap(finish)(sums).reshape(*sets, *x.shape)
+
+
+def visiting_order(paths: Int[Array, "p l"]) -> tuple[Int[Array, "p"], Int[Array, "p"]]:
+    """(order, first layer that is not shared with the path before), in lexicographic order.
+
+    Visited so, every distinct beginning of a path is computed once: Σ (L − first) is their number.
+    """
+    order = jnp.lexsort(paths.T[::-1])
+    paths = paths[order]
+    same = jnp.cumprod(paths[1:] == paths[:-1], axis=1).sum(axis=1)
+    return order, jnp.concatenate([jnp.zeros_like(same, shape=1), same])
+
+
+def read_out(
+    classifier: Any, state: Float[Array, "*s n d"], *, normalize: bool = True, eps: float = 1e-12
+) -> Float[Array, "*s n c"]:
+    """Logits of summed path states: LayerNorm without gain and bias, then the classifier.
+
+    Args:
+        classifier: (w [d, c], b [c]).
+        state: Hidden states, or sums of path states.
+        normalize: False for the whole model, whose last norm is its own.
+        eps: Added to the variance.
+    """
+    w, b = classifier
+    if normalize:
+        flat = layers.norm(None, state.reshape(-1, state.shape[-1]), "layer", eps)
+        state = flat.reshape(state.shape)
+    return state @ w + b.reshape((1,) * (state.ndim - 1) + b.shape)
+
+
+def path_set_logits(
+    params: TransformerParams,
+    classifier: Any,
+    inputs: Any,
+    config: TransformerConfig,
+    paths: Any,
+    **options: Any,
+) -> Float[Array, "*sets n c"]:
+    """Logits of each set of paths for one example, as the paper's experiments read them.
+
+    Embedding, sum of the states over the set's paths, LayerNorm without gain and bias,
+    classifier. Pure in all arguments: vmap `params` and `classifier` over seeds, `inputs` and the
+    mask over examples.
+
+    Args:
+        params: Parameters, embedding included where the config has one.
+        classifier: (w [d, c], b [c]).
+        inputs: Token ids [n], vectors [n, i], or hidden states [n, d].
+        config: The network.
+        paths: Sets of paths, Int [*sets, p, L].
+        **options: semantics, no_sub_path, mask, bias, segments, positions of `path_set_states`.
+    """
+    return read_out(classifier, path_set_states(params, inputs, config, paths, **options))
+
+
+def batch_path_set_logits(
+    params: TransformerParams,
+    classifier: Any,
+    inputs: Any,
+    config: TransformerConfig,
+    paths: Any,
+    *,
+    mask: Bool[Array, "b n"] | None = None,
+    semantics: str = "recomputed",
+    no_sub_path: bool = False,
+    batch_size: int | None = None,
+) -> Float[Array, "b *sets n c"]:
+    """`path_set_logits` of a batch of examples.
+
+    Args:
+        params, classifier, config, paths, semantics, no_sub_path: See `path_set_logits`.
+        inputs: [b, n], [b, n, i] or [b, n, d].
+        mask: Which tokens exist.
+        batch_size: Examples at a time, to bound the memory: states of sets · batch_size · n · d
+            numbers are held. None for all at once.
+    """
+
+    def single(item):
+        return path_set_logits(
+            params, classifier, item[0], config, paths,
+            semantics=semantics, no_sub_path=no_sub_path, mask=item[1],
+        )  # fmt: skip
+
+    size = inputs.shape[0] if batch_size is None else batch_size
+    if size >= inputs.shape[0]:
+        return jax.vmap(single)((inputs, mask))
+    return jax.lax.map(single, (inputs, mask), batch_size=size)

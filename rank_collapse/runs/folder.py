@@ -1,0 +1,382 @@
+"""Run folders: everything one run of an experiment leaves on disk, and how it is resumed.
+
+    <folder>/config.json    flags (compared on resume), execution, versions, devices, git revision
+             results.csv    tidy rows, one per seed, layer, path length, ...
+             arrays.npz     named arrays, also the cache from which an interrupted run resumes
+             checkpoints/   states of an unfinished computation, by step (orbax)
+             figures/       *.png and *.pdf
+             models.npz     trained weights, where asked for (`rank_collapse.training.model_file`)
+             summary.json   the run's headline numbers; its presence means the run is complete
+             log.txt
+
+Every file is written to a temporary name and renamed, so a file that exists is whole.
+
+    with RunFolder("results/sort/a", {"depth": 6, "seed": 0}) as run:
+        curves = run.cached("curves", lambda: {"loss": train()})   # computed once, then read
+        run.write_rows([{"seed": 0, "loss": 0.1}])
+        run.save_figure(figure, "loss")
+        run.finish({"loss": 0.1})
+"""
+
+import csv
+import fcntl
+import io
+import json
+import os
+import platform
+import shutil
+import time
+import zipfile
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import matplotlib as mpl
+import numpy as np
+
+from rank_collapse.runs import provenance, states
+
+CONTENTS = ("config.json", "results.csv", "arrays.npz", "summary.json", "log.txt")
+FOLDERS = ("checkpoints", "figures")
+
+
+class RunError(Exception):
+    """A run folder cannot be used; the message is one line for the user."""
+
+
+class RunFolder:
+    """One run's folder, locked for as long as the object is open. A context manager.
+
+    Args:
+        path: The folder; made with its parents.
+        config: What determines the results (JSON values). A folder made with another one is
+            refused.
+        execution: What does not (number of devices, chunk size); recorded, never compared.
+        overwrite: Delete what an earlier run left and start afresh.
+        primary: False in all but one process of a multi-host run: nothing is locked or written.
+
+    Attributes:
+        path: The folder.
+        resumed: Whether an earlier run of the same config had been here.
+
+    Raises:
+        RunError: Folder of another config, in use by another process, not writable, or damaged.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike,
+        config: Mapping[str, Any],
+        *,
+        execution: Mapping[str, Any] | None = None,
+        overwrite: bool = False,
+        primary: bool = True,
+    ):
+        self.path = Path(path)
+        self.primary = primary
+        self._lock = None
+        config = _normalised(config)
+        if primary:
+            make_folder(self.path)
+            self._lock = _lock(self.path)
+        try:
+            if overwrite:
+                self._clear()
+            self.resumed = self._check(config)
+            if not self.resumed:
+                text = {"config": config, "execution": _normalised(execution or {})}
+                self._write_json("config.json", text | {"environment": provenance.environment()})
+            self._arrays = self._read_arrays()
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> "RunFolder":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Releases the lock; the folder may then be opened by another process."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    # Small results.
+
+    def log(self, message: str) -> None:
+        """Appends a line with the time to log.txt."""
+        if self.primary:
+            with _writing(self.path / "log.txt"), open(self.path / "log.txt", "a") as file:
+                file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {message}\n")
+
+    def write_rows(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Writes results.csv, whole: one column per key, in order of first appearance."""
+        rows = list(rows)
+        columns = list(dict.fromkeys(name for row in rows for name in row))
+        text = io.StringIO()
+        writer = csv.DictWriter(text, columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        self._write("results.csv", text.getvalue().encode())
+
+    def read_rows(self) -> list[dict[str, str]]:
+        """The rows of results.csv as strings; none where there is no such file yet."""
+        if not (self.path / "results.csv").exists():
+            return []
+        with open(self.path / "results.csv", newline="") as file:
+            return list(csv.DictReader(file))
+
+    def write_file(self, name: str, data: bytes) -> None:
+        """Writes a file of the experiment's own beside the results, whole."""
+        self._write(name, data)
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Writes summary.json, which marks the run as complete, and drops the checkpoints."""
+        self._write_json("summary.json", _normalised(summary))
+        if self.primary:
+            shutil.rmtree(self.path / "checkpoints", ignore_errors=True)
+
+    @property
+    def summary(self) -> dict[str, Any] | None:
+        """The headline numbers of a complete run, else None."""
+        return self._read_json("summary.json")
+
+    # Arrays: results and the cache of parts that are done.
+
+    @property
+    def arrays(self) -> dict[str, np.ndarray]:
+        """All saved arrays by name (a copy of the dictionary)."""
+        return dict(self._arrays)
+
+    def save_arrays(self, arrays: Mapping[str, Any]) -> None:
+        """Adds (or replaces) named arrays in arrays.npz."""
+        self._arrays.update({name: np.asarray(value) for name, value in arrays.items()})
+        stream = io.BytesIO()
+        np.savez_compressed(stream, **self._arrays)
+        self._write("arrays.npz", stream.getvalue())
+
+    def cached(self, part: str, compute: Callable[[], Mapping[str, Any]]) -> dict[str, np.ndarray]:
+        """The arrays of one part of the run: read where saved before, else computed and saved.
+
+        Args:
+            part: Name of the part; its arrays are stored as "part/name".
+            compute: Called without arguments when the part is missing; returns named arrays.
+        """
+        found = self.part(part)
+        if found is None:
+            computed = compute()
+            if not computed:
+                raise ValueError(f"part {part!r} computed no arrays")
+            self.save_arrays({f"{part}/{name}": value for name, value in computed.items()})
+            found = self.part(part)
+        return found
+
+    def part(self, part: str) -> dict[str, np.ndarray] | None:
+        """The saved arrays of a part, or None where it has not been computed."""
+        prefix = f"{part}/"
+        found = {k.removeprefix(prefix): v for k, v in self._arrays.items() if k.startswith(prefix)}
+        return found or None
+
+    # Checkpoints.
+
+    def save_checkpoint(self, step: int, state: Any, keep: int = 1) -> None:
+        """Saves a pytree of arrays (random keys too) at a step; keeps the newest `keep`.
+
+        Call it at the border of a jitted chunk. All arrays must be addressable from this process.
+        """
+        if self.primary:
+            with _writing(self.path / "checkpoints"):
+                states.save(self.path / "checkpoints", step, state, keep)
+
+    def restore_checkpoint(self, like: Any, step: int | None = None) -> tuple[int, Any] | None:
+        """(step, state) of the newest saved state, or of a given step; None where there is none.
+
+        Args:
+            like: A pytree of the same structure, whose leaves give type, dtype and sharding:
+                the state may have been saved under another number of devices.
+            step: The step; the newest by default.
+
+        Raises:
+            RunError: The state on disk has other names or shapes than `like`.
+        """
+        folder = self.path / "checkpoints"
+        steps = states.steps(folder)
+        if not steps:
+            return None
+        step = steps[-1] if step is None else step
+        try:
+            return step, states.restore(folder, step, like)
+        except (ValueError, OSError) as error:
+            raise RunError(f"{folder} does not fit this run: {error}; use --overwrite") from error
+
+    # Figures.
+
+    def save_figure(self, figure: Any, name: str) -> None:
+        """Writes figures/<name>.png and .pdf of a matplotlib figure."""
+        if self.primary:
+            with _writing(self.path / "figures"):
+                (self.path / "figures").mkdir(exist_ok=True)
+        for suffix, options in ((".png", {"dpi": 150}), (".pdf", {"metadata": _NO_DATE})):
+            stream = io.BytesIO()
+            with mpl.rc_context({"pdf.fonttype": 42}):  # text stays text
+                figure.savefig(stream, format=suffix[1:], bbox_inches="tight", **options)
+            self._write(f"figures/{name}{suffix}", stream.getvalue())
+
+    def has_figure(self, name: str) -> bool:
+        """Whether both files of a figure exist."""
+        return all((self.path / "figures" / f"{name}{s}").exists() for s in (".png", ".pdf"))
+
+    # How it is done.
+
+    def _clear(self):
+        """Deletes what a run leaves, and nothing else that may lie in the folder."""
+        if not self.primary:
+            return
+        with _writing(self.path):
+            for name in CONTENTS:
+                (self.path / name).unlink(missing_ok=True)
+            for name in FOLDERS:
+                shutil.rmtree(self.path / name, ignore_errors=True)
+
+    def _check(self, config):
+        """Whether the folder is of this config (True) or new (False)."""
+        saved = self._read_json("config.json")
+        if saved is None:
+            others = [p.name for p in self.path.iterdir() if p.name != ".lock"]
+            if self.primary and any(n in CONTENTS + FOLDERS for n in others):
+                raise RunError(
+                    f"{self.path} holds results without a config.json; use --overwrite or "
+                    "another folder"
+                )
+            return False
+        old = saved.get("config", {})
+        if json.dumps(old, sort_keys=True) != json.dumps(config, sort_keys=True):
+            raise RunError(
+                f"{self.path} was made with another config: {difference(old, config)}; use "
+                "another --run_name or --output_dir, or --overwrite"
+            )
+        return True
+
+    def _read_arrays(self):
+        path = self.path / "arrays.npz"
+        if not path.exists():
+            return {}
+        try:
+            with np.load(path) as saved:
+                return dict(saved)
+        except (ValueError, OSError, zipfile.BadZipFile) as error:
+            raise RunError(f"{path} cannot be read ({error}); use --overwrite") from error
+
+    def _read_json(self, name):
+        path = self.path / name
+        if not path.exists():
+            return None
+        try:
+            return json.loads(path.read_text())
+        except (ValueError, OSError) as error:
+            raise RunError(f"{path} cannot be read ({error}); use --overwrite") from error
+
+    def _write_json(self, name, value):
+        self._write(name, (json.dumps(value, indent=2) + "\n").encode())
+
+    def _write(self, name, data):
+        if self.primary:
+            write_atomically(self.path / name, data)
+
+
+def make_folder(path: str | os.PathLike) -> None:
+    """Makes a folder and its parents.
+
+    Raises:
+        RunError: It cannot be made or written to.
+    """
+    with _writing(path):
+        Path(path).mkdir(parents=True, exist_ok=True)
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise RunError(f"cannot write to {path}: permission denied")
+
+
+def read_summary(path: str | os.PathLike) -> dict[str, Any]:
+    """The headline numbers of a complete run, without opening (locking) its folder.
+
+    Raises:
+        RunError: The run is not complete.
+    """
+    try:
+        return json.loads((Path(path) / "summary.json").read_text())
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path} has no summary.json: the run is not complete") from error
+
+
+def write_atomically(path: str | os.PathLike, data: bytes) -> None:
+    """Writes a file under a temporary name in the same folder, then renames it.
+
+    Raises:
+        RunError: The file cannot be written.
+    """
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.tmp")
+    with _writing(path):
+        temporary.write_bytes(data)
+        os.replace(temporary, path)
+
+
+def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """The fields in which two configs differ, as "name: old there, new here; ..."."""
+    absent = "absent"
+    parts = [
+        f"{name} is {old.get(name, absent)!r} there, {new.get(name, absent)!r} here"
+        for name in sorted(old.keys() | new.keys())
+        if json.dumps(old.get(name, absent)) != json.dumps(new.get(name, absent))
+    ]
+    return "; ".join(parts)
+
+
+_NO_DATE = {"CreationDate": None}
+
+
+class _writing:
+    """Turns an OSError into a RunError that names the path."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, _):
+        if isinstance(error, OSError):
+            reason = error.strerror or str(error)
+            raise RunError(f"cannot write to {self.path}: {reason}") from error
+        return False
+
+
+def _lock(path):
+    """An exclusive lock on a folder, held until the file is closed or the process ends."""
+    with _writing(path):
+        file = open(path / ".lock", "a+")  # noqa: SIM115 (held open on purpose)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.seek(0)
+        holder = file.read().strip() or "unknown"
+        file.close()
+        raise RunError(f"{path} is in use by another process ({holder})") from error
+    file.truncate(0)
+    file.write(f"pid {os.getpid()} on {platform.node()}")
+    file.flush()
+    return file
+
+
+def _normalised(value):
+    """As JSON stores it: string keys, lists, plain numbers."""
+    if isinstance(value, Mapping):
+        return {str(k): _normalised(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_normalised(v) for v in value]
+    if isinstance(value, (np.generic, np.ndarray, jax.Array)):
+        return np.asarray(value).tolist()
+    return str(value) if isinstance(value, Path) else value

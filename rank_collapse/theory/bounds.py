@@ -1,0 +1,298 @@
+"""The convergence bounds of Dong, Cordonnier and Loukas (2021), evaluated on a given network.
+
+Everything that can leave float range is a decimal logarithm, and residuals come from the
+logarithmic pass of `logdomain`, so that layers far below float precision are compared too.
+
+Axis letters: n tokens (queries), m keys, d width, h heads, k per-head query/key width, l layers.
+"""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+from jaxtyping import Array, Float
+
+from rank_collapse.measures.residuals import composite_norm, norm_1, norm_inf
+from rank_collapse.network import layers
+from rank_collapse.network.attention import AttentionParams
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.layers import MLPParams
+from rank_collapse.network.transformer import per_layer
+from rank_collapse.theory.logdomain import log_trace
+
+
+def _lemma_threshold() -> float:
+    """The positive root of eˣ = 1 + 2x by Newton's method."""
+    x = 1.5
+    for _ in range(20):
+        x -= (math.exp(x) - 1 - 2 * x) / (math.exp(x) - 2)
+    return x
+
+
+LEMMA_THRESHOLD = _lemma_threshold()  # 1.2564312...
+
+
+@struct.dataclass
+class BoundReport:
+    """The bounds on one input; logarithms are decimal, residuals ‖.‖_{1,∞} around the mean token.
+
+    tightness = log10 RHS − log10 LHS: how many powers of ten the bound is above what happens;
+    negative where it is violated, NaN where both sides are 0. Fields ending in `_first` have γ = 1
+    as in the first version of the paper, the others γ*. A bound is a theorem only where
+    `admissible` holds for its layers.
+
+    Attributes:
+        beta: ‖W_QK,h‖_1 ‖W_h‖_{1,∞}, [L, h].
+        lipschitz: λ of the MLP sublayer in ‖.‖_{1,∞}, [L]; 1 without MLP, inf for gated MLPs.
+        gamma: γ*, the least γ with which the technical lemma gives the layer bound, [L, h].
+        log10_spread: log10 of D_ii = max_{j,j'} |E_ij − E_ij'|, [L, h, n].
+        admissible: max_i D_ii ≤ 1.2564312, the condition of the technical lemma, Bool [L, h].
+        log10_residual: Of X^0 .. X^L, [L + 1].
+        log10_input: Of what each layer's attention looks at, [L].
+        head_log10_lhs, head_log10_rhs, head_log10_rhs_first, head_tightness: For P_h X W_h, [L, h].
+        layer_log10_lhs, layer_log10_rhs, layer_log10_rhs_first, layer_tightness: For SA(X), [L].
+        stack_beta: max β λ |branch gain| over layers and heads.
+        stack_gamma: max γ*.
+        stack_log10_lhs, stack_log10_rhs, stack_log10_rhs_first, stack_tightness: For X^L.
+        shrinks: Whether √c ‖res(X)‖ < 1, c = 4γ*βH/√k: below it the stack's bound falls with L.
+        stack_admissible: All of `admissible`.
+        not_covered: Why the theorems do not speak of this network; () where they do.
+    """
+
+    beta: Any
+    lipschitz: Any
+    gamma: Any
+    log10_spread: Any
+    admissible: Any
+    log10_residual: Any
+    log10_input: Any
+    head_log10_lhs: Any
+    head_log10_rhs: Any
+    head_log10_rhs_first: Any
+    head_tightness: Any
+    layer_log10_lhs: Any
+    layer_log10_rhs: Any
+    layer_log10_rhs_first: Any
+    layer_tightness: Any
+    stack_beta: Any
+    stack_gamma: Any
+    stack_log10_lhs: Any
+    stack_log10_rhs: Any
+    stack_log10_rhs_first: Any
+    stack_tightness: Any
+    shrinks: Any
+    stack_admissible: Any
+    not_covered: tuple[str, ...] = struct.field(pytree_node=False, default=())
+
+
+def head_weights(
+    params: AttentionParams, temperature: Any = 1.0
+) -> tuple[Float[Array, "h d d"], Float[Array, "h d d"]]:
+    """(W_QK,h = W_Q W_Kᵀ/temperature, W_h = W_V W_O) of one layer."""
+    w_qk = jnp.einsum("hdk,hek->hde", params.w_q, params.w_k) / temperature
+    return w_qk, jnp.einsum("hdv,hve->hde", params.w_v, params.w_o)
+
+
+def beta(params: AttentionParams, temperature: Any = 1.0) -> Float[Array, "h"]:
+    """‖W_QK,h‖_1 ‖W_h‖_{1,∞} of every head (theorem 2.2).
+
+    Args:
+        params: Attention parameters of one layer.
+        temperature: Divisor of the scores, taken into W_QK.
+    """
+    w_qk, w = head_weights(params, temperature)
+    return jax.vmap(norm_1)(w_qk) * jax.vmap(composite_norm)(w)
+
+
+def log10_theorem(
+    log10_input: Any, beta: Any, gamma: Any, num_heads: Any, width: Any, depth: Any
+) -> Any:
+    """log10 of (4γβH/√k)^{(3^L − 1)/2} ‖res(X)‖^{3^L}, the right side of theorems 2.2 and 2.3.
+
+    Equal to c^{−1/2} (c^{1/2} r)^{3^L} with c = 4γβH/√k, r = ‖res(X)‖.
+
+    Args:
+        log10_input: log10 ‖res(X)‖_{1,∞}.
+        beta: β; for corollary 3.2 (MLPs of Lipschitz constant λ) βλ.
+        gamma: γ.
+        num_heads: H; 1 gives theorem 2.2.
+        width: k = d_qk; 1 where scores are not divided by √d_qk.
+        depth: L; 1 gives the bound of one layer.
+    """
+    log10_c = jnp.log10(4 * gamma * beta * num_heads / jnp.sqrt(width))
+    power = jnp.asarray(3.0, log10_c.dtype) ** depth  # ±inf beyond depth 80 in float32, never NaN
+    return power * (log10_c / 2 + log10_input) - jnp.where(jnp.isinf(log10_c), 0, log10_c / 2)
+
+
+def lipschitz_constants(params: MLPParams, kind: str) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """(λ_1, λ_∞): ‖MLP(X) − 1 MLP(x)ᵀ‖_p ≤ λ_p ‖X − 1xᵀ‖_p, so that λ = √(λ_1 λ_∞) in ‖.‖_{1,∞}.
+
+    λ_p = sup|φ'| ‖W_in‖_p ‖W_out‖_p: an activation acts entry by entry, hence on both norms alike.
+    Gated MLPs multiply two functions of the input and have no such constant: inf.
+
+    Args:
+        params: MLP parameters of one layer.
+        kind: One of `layers.MLP_KINDS` but "none".
+    """
+    dtype = params.w_in.dtype
+    if kind in layers.GATED:
+        return jnp.asarray(jnp.inf, dtype), jnp.asarray(jnp.inf, dtype)
+    phi = layers.activation_of(kind).fn
+    grid = jnp.linspace(
+        -8, 8, 16001, dtype=dtype
+    )  # the slopes lie within 1e-6 of their limits there
+    slope = jnp.max(jnp.abs(jax.jvp(phi, (grid,), (jnp.ones_like(grid),))[1]))
+    slope = slope * (1 + 1e-6)  # what may hide between two points of the grid
+    return tuple(slope * norm(params.w_in) * norm(params.w_out) for norm in (norm_1, norm_inf))
+
+
+def not_covered(config: TransformerConfig, mask: Any = None, bias: Any = None) -> tuple[str, ...]:
+    """What in a network the theorems do not speak of; () for a SAN, with MLPs or without.
+
+    Reasons that begin with "rows" concern the bound of a layer, the others only that of the stack.
+    """
+    reasons = []
+    if config.mask != "none" or (mask is not None and jnp.ndim(mask) > 1):
+        reasons.append("rows see different keys: P̃ has not equal rows")
+    if config.position != "none" or bias is not None:
+        reasons.append("rows have different biases: P̃ has not equal rows")
+    if config.attention_skip or (config.mlp != "none" and config.mlp_skip):
+        reasons.append("skips: no upper bound of this form holds")
+    if config.norm_placement != "none":
+        reasons.append("norms: their Lipschitz constant is not bounded")
+    if config.mlp in layers.GATED:
+        reasons.append("gated MLPs have no Lipschitz constant")
+    return tuple(reasons)
+
+
+def bound_report(
+    params: Any,
+    x: Any,
+    config: TransformerConfig,
+    mask: Any = None,
+    *,
+    bias: Any = None,
+) -> BoundReport:
+    """Every layer's and head's bound on one input, and that of the whole stack.
+
+    With R = res(X) of a layer's attention input and E = R W_QK Rᵀ/√k, the attention weights are
+    those of E plus one vector g common to all rows plus a constant along each row, which cancels;
+    biases only enter g, hence P̃ = 1 softmax(g)ᵀ and not E. Then
+        γ* = √k √(Σ_i D_ii · max_i D_ii) / (2 ‖W_QK‖_1 ‖R‖²_{1,∞}),
+        ‖res(P_h X W_h)‖ ≤ (4γ*β_h/√k) ‖R‖³  and  ‖res(SA(X))‖ ≤ (4 max_h(γ*β_h) H/√k) ‖R‖³,
+    and over the stack `log10_theorem` with max β λ, max γ*. The temperature is taken into W_QK,
+    the branch gain into the stack's β. Where scores are not divided by √k, √k is 1.
+
+    The theory covers attention whose rows all see the same keys: no mask, or padding (mask Bool
+    [n]: the padded rows are left out everywhere). With causal, local or other masks, and position
+    biases, P̃ has not equal rows and a residual need not fall doubly exponentially; the same
+    formulas are evaluated (D over allowed keys) and `not_covered` says so. Skips and norms leave
+    the layers' bounds valid, for SA(X) as a function of what it looks at, but not the stack's.
+
+    Args:
+        params: Parameters of the network.
+        x: Hidden states [n, d], or what `config.embedding` takes.
+        config: The network, with dot-product scores; gains and temperature may be traced.
+        mask: Bool [n] (which tokens exist), [n, n] or [h, n, n].
+        bias: Float [h, n, n] added to the scores.
+
+    Returns:
+        A `BoundReport`; works under jit, and vmap over seeds and inputs.
+
+    Raises:
+        ValueError: Additive scores, rotary or relative-key positions, cross-attention: there is no
+            W_QK; or inputs of the wrong shape.
+
+    Source: Dong et al. 2021, theorems 2.2 and 2.3, corollary 3.2, and the technical lemma of the
+    appendix; γ* is the least value for which the lemma's last step holds.
+    """
+    for name, bad in (("score", "additive"), ("position", "rotary"), ("position", "relative_key")):
+        if getattr(config, name) == bad:
+            raise ValueError(f"{name}={bad!r} has no matrix W_QK that the bounds could use")
+    trace = log_trace(params, x, config, mask, bias=bias)
+    dtype = trace.profile.dtype
+    stack = jax.tree.map(lambda a: a.astype(dtype), params.layers)
+    if config.layer_map:
+        stack = jax.tree.map(lambda a: a[jnp.asarray(config.layer_map)], stack)
+    keep = jnp.ones(trace.inputs.rest.shape[1], bool)
+    if mask is not None and jnp.ndim(mask) == 1:
+        keep = jnp.asarray(mask)
+    gains = per_layer(config, dtype)
+    width = config.qk_width if config.scale_scores else 1
+
+    def layer_quantities(layer, state, gain):
+        w_qk, w = head_weights(layer.attention, gain["temperature"])
+        size_qk = jax.vmap(norm_1)(w_qk)
+        deviation = jnp.einsum("nd,hde,me->hnm", state.rest, w_qk, state.rest) / np.sqrt(width)
+        allowed = keep[None, None, :] if trace.mask is None else trace.mask
+        high = jnp.max(jnp.where(allowed, deviation, -jnp.inf), axis=-1)
+        low = jnp.min(jnp.where(allowed, deviation, jnp.inf), axis=-1)
+        spread = jnp.where(keep[None, :] & (high >= low), high - low, 0)  # D_ii e^{−2s}
+        size_r = composite_norm(state.rest)
+        top = jnp.sqrt(jnp.sum(spread, axis=-1)) * jnp.sqrt(jnp.max(spread, axis=-1))
+        bottom = 2 * size_qk * size_r**2
+        gamma = np.sqrt(width) * top / jnp.where(bottom == 0, 1, bottom)
+        log10_e = state.log_scale / np.log(10.0)
+        lipschitz = jnp.ones((), dtype)
+        if config.mlp != "none":
+            each = [gain["branch_gain"] * c for c in lipschitz_constants(layer.mlp, config.mlp)]
+            if config.mlp_skip:
+                each = [jnp.abs(gain["skip_gain"]) + jnp.abs(c) for c in each]
+            lipschitz = jnp.sqrt(jnp.abs(each[0])) * jnp.sqrt(jnp.abs(each[1]))
+        return {
+            "beta": size_qk * jax.vmap(composite_norm)(w),
+            "gamma": gamma,
+            "log10_spread": jnp.log10(spread) + 2 * log10_e,
+            "lipschitz": lipschitz,
+            "log10_mantissa": jnp.log10(size_r),
+            "log10_scale": log10_e,
+        }
+
+    with jax.default_matmul_precision("highest"):
+        # Layer after layer: all layers' W_QK and W_h at once are larger than the network.
+        q = jax.lax.map(lambda a: layer_quantities(*a), (stack, trace.inputs, gains))
+    heads, depth = config.num_heads, config.depth
+    admissible = jnp.max(q["log10_spread"], axis=-1) <= math.log10(LEMMA_THRESHOLD)
+
+    # both sides of a layer's bound hold the cube of the input's scale: tightness does without
+    cube, mantissa = 3 * q["log10_scale"], q["log10_mantissa"]
+    head_rhs = log10_theorem(mantissa[:, None], q["beta"], q["gamma"], 1, width, 1)
+    head_rhs_first = log10_theorem(mantissa[:, None], q["beta"], 1.0, 1, width, 1)
+    worst = jnp.max(q["beta"] * q["gamma"], axis=1)
+    layer_rhs = log10_theorem(mantissa, worst, 1.0, heads, width, 1)
+    worst = jnp.max(q["beta"], axis=1)
+    layer_rhs_first = log10_theorem(mantissa, worst, 1.0, heads, width, 1)
+    stack_beta = jnp.max(worst * q["lipschitz"] * jnp.abs(gains["branch_gain"]))
+    stack_gamma = jnp.max(q["gamma"])
+    start, end = trace.profile[0], trace.profile[-1]
+    stack_rhs = log10_theorem(start, stack_beta, stack_gamma, heads, width, depth)
+    root = jnp.log10(4 * stack_gamma * stack_beta * heads / np.sqrt(width)) / 2
+    return BoundReport(
+        beta=q["beta"],
+        lipschitz=q["lipschitz"],
+        gamma=q["gamma"],
+        log10_spread=q["log10_spread"],
+        admissible=admissible,
+        log10_residual=trace.profile,
+        log10_input=mantissa + q["log10_scale"],
+        head_log10_lhs=cube[:, None] + trace.heads,
+        head_log10_rhs=cube[:, None] + head_rhs,
+        head_log10_rhs_first=cube[:, None] + head_rhs_first,
+        head_tightness=head_rhs - trace.heads,
+        layer_log10_lhs=cube + trace.branches,
+        layer_log10_rhs=cube + layer_rhs,
+        layer_log10_rhs_first=cube + layer_rhs_first,
+        layer_tightness=layer_rhs - trace.branches,
+        stack_beta=stack_beta,
+        stack_gamma=stack_gamma,
+        stack_log10_lhs=end,
+        stack_log10_rhs=stack_rhs,
+        stack_log10_rhs_first=log10_theorem(start, stack_beta, 1.0, heads, width, depth),
+        stack_tightness=stack_rhs - end,
+        shrinks=root + start < 0,
+        stack_admissible=jnp.all(admissible),
+        not_covered=not_covered(config, mask, bias),
+    )

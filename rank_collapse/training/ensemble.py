@@ -1,0 +1,212 @@
+"""Training many seeds at once: chunks of epochs in one jitted call, the host between them.
+
+Seeds are shared over the devices of a mesh. On a device they run one after the other on a CPU,
+where one small network already fits the cache and fills a core, and vmapped on an accelerator;
+`at_once` says how many. What a seed computes depends on neither, nor on which other seeds run.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, PartitionSpec
+
+from rank_collapse.runs.seeds import (
+    AXIS,
+    pad_seeds,
+    padded_size,
+    seed_mesh,
+    shard_seeds,
+    trim_seeds,
+)
+from rank_collapse.training.training import Hyper, Recipe, TrainState, init_state, train_epoch
+
+
+def seeds_at_once(mesh: Mesh, per_device: int) -> int:
+    """How many seeds a device vmaps over by default: one on a CPU, all on an accelerator."""
+    return 1 if mesh.devices.flat[0].platform == "cpu" else per_device
+
+
+def spread(
+    fn: Callable, mesh: Mesh, *, at_once: int | None = None, donate: tuple[int, ...] = (),
+    options: Any = None,
+) -> Callable:  # fmt: skip
+    """fn(*per-seed pytrees, shared) of one seed as one jitted call for all, shared by devices.
+
+    Args:
+        fn: Function of one seed; its last argument is the same for every seed.
+        mesh: From `seed_mesh`.
+        at_once: Seeds a device vmaps over; None for `seeds_at_once`.
+        donate: Arguments whose memory the result may reuse.
+        options: Compiler options.
+    """
+
+    options = {} if options is None else dict(options)
+
+    def on_device(*arguments):
+        *own, shared = arguments
+        count = jax.tree.leaves(own)[0].shape[0]
+        size = seeds_at_once(mesh, count) if at_once is None else at_once
+        if size == 1:
+            return jax.lax.map(lambda a: fn(*a, shared), tuple(own))
+        if size >= count:
+            return jax.vmap(lambda *a: fn(*a, shared))(*own)
+        return jax.lax.map(lambda a: fn(*a, shared), tuple(own), batch_size=size)
+
+    def call(*arguments):
+        specs = (PartitionSpec(AXIS),) * (len(arguments) - 1) + (PartitionSpec(),)
+        return jax.shard_map(
+            on_device, mesh=mesh, in_specs=specs, out_specs=PartitionSpec(AXIS), check_vma=False
+        )(*arguments)
+
+    return jax.jit(call, donate_argnums=donate, compiler_options=options)
+
+
+@dataclasses.dataclass
+class Trained:
+    """What training left: the states and losses of all seeds.
+
+    Attributes:
+        state: TrainState with a leading seed axis, padded to the mesh.
+        data: What `make_data` made, with a leading seed axis, padded to the mesh.
+        losses: [s, epochs] mean training loss; NaN from where a seed diverged.
+    """
+
+    state: Any
+    data: Any
+    losses: np.ndarray
+
+    @property
+    def diverged(self) -> dict[int, int]:
+        """{position of a seed that diverged: the first epoch with a loss that is not finite}."""
+        bad = ~np.isfinite(self.losses)
+        return {int(s): int(np.argmax(bad[s])) for s in np.flatnonzero(bad.any(axis=1))}
+
+    @property
+    def kept(self) -> np.ndarray:
+        """Positions of the seeds that did not diverge."""
+        return np.flatnonzero(np.isfinite(self.losses).all(axis=1))
+
+
+class Ensemble:
+    """The compiled functions of one recipe, made once and used for any seeds and hyperparameters.
+
+    Args:
+        recipe: What is trained.
+        make_data: key → pytree whose "train" entry is the training data of one seed, so that all
+            data are made where they are used. Its key is independent of the model's.
+        mesh: Devices; all by default.
+        epochs_per_chunk: Epochs in one jitted call; progress, checkpoints and the check for
+            divergence come between calls. Does not change results.
+        at_once: See `spread`.
+
+    Attributes:
+        begin: (keys, hyper, None) → (states, data) of all seeds, laid out over the mesh.
+        chunk: (states, data, hyper, first epoch) → (states, losses); reuses the states' memory.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        make_data: Callable[[Any], dict[str, Any]],
+        *,
+        mesh: Mesh | None = None,
+        epochs_per_chunk: int = 5,
+        at_once: int | None = None,
+    ):
+        if epochs_per_chunk < 1:
+            raise ValueError(f"epochs_per_chunk={epochs_per_chunk} is not a positive integer")
+        self.recipe = recipe
+        self.mesh = seed_mesh() if mesh is None else mesh
+        self.epochs_per_chunk = epochs_per_chunk
+        self.at_once = at_once
+
+        def begin(key, hyper, _):
+            key_data, key_state = jax.random.split(key)
+            return init_state(key_state, hyper, recipe), make_data(key_data)
+
+        def chunk(state, data, hyper, first_epoch):
+            def one(state, epoch):
+                return jax.lax.cond(
+                    epoch < recipe.num_epochs,
+                    lambda s: train_epoch(s, data["train"], epoch, hyper, recipe),
+                    lambda s: (s, jnp.zeros(())),
+                    state,
+                )
+
+            return jax.lax.scan(one, state, first_epoch + jnp.arange(epochs_per_chunk))
+
+        # `begin` runs once: quick compilation counts, not speed. (Many copies of threefry are slow
+        # to optimise.)
+        self.begin = spread(begin, self.mesh, at_once=at_once, options=self._options(0))
+        self.chunk = spread(
+            chunk, self.mesh, at_once=at_once, donate=(0,), options=self._options(1)
+        )
+
+    def _options(self, level):
+        """Level 1 on a CPU compiles in two thirds of the time of the default and runs as fast."""
+        return {"xla_backend_optimization_level": level} if self.on_cpu else None
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether the devices are CPUs."""
+        return self.mesh.devices.flat[0].platform == "cpu"
+
+    def lay_out(self, per_seed: Any) -> Any:
+        """Leaves [s, ...] padded to the mesh and laid out over it."""
+        count = jax.tree.leaves(per_seed)[0].shape[0]
+        return shard_seeds(pad_seeds(per_seed, padded_size(count, self.mesh)), self.mesh)
+
+    def map(self, fn: Callable, *per_seed: Any, shared: Any = None, num_seeds: int) -> Any:
+        """fn(*one seed's, shared) for all seeds, on the devices; host arrays [num_seeds, ...]."""
+        call = spread(fn, self.mesh, at_once=self.at_once, options=self._options(1))
+        out = call(*per_seed, shared)
+        return jax.tree.map(np.asarray, trim_seeds(out, num_seeds))
+
+    def train(
+        self,
+        keys: Any,
+        hyper: Hyper,
+        *,
+        resume: Callable[[Any], tuple[int, Any] | None] | None = None,
+        on_chunk: Callable[[int, Any, np.ndarray], None] | None = None,
+    ) -> Trained:
+        """Trains one run per key.
+
+        Args:
+            keys: Keys [s], from `ensemble.seed_keys`.
+            hyper: Floats, or arrays [s], one per run.
+            resume: Called with a pytree like what `on_chunk` gets; returns (epochs done, saved
+                pytree) or None.
+            on_chunk: Called between chunks with (epochs done, {"state", "losses"} with padded
+                seeds, losses [s, epochs done]).
+
+        Returns:
+            `Trained`.
+        """
+        count = keys.shape[0]
+        hyper = jax.tree.map(lambda a: jnp.broadcast_to(jnp.float32(a), (count,)), hyper)
+        laid_keys, hyper = self.lay_out((keys, hyper))
+        state, data = self.begin(laid_keys, hyper, None)
+        padded = laid_keys.shape[0]
+        losses = np.full((padded, self.recipe.num_epochs), np.nan, np.float32)
+        epoch = 0
+        if resume is not None:
+            found = resume({"state": state, "losses": losses})
+            if found is not None:
+                epoch, saved = found
+                state, losses = saved["state"], np.array(saved["losses"])
+        while epoch < self.recipe.num_epochs:
+            state, new = self.chunk(state, data, hyper, jnp.int32(epoch))
+            done = min(epoch + self.epochs_per_chunk, self.recipe.num_epochs)
+            losses[:, epoch:done] = np.asarray(new)[:, : done - epoch]
+            epoch = done
+            if on_chunk is not None:
+                on_chunk(epoch, {"state": state, "losses": losses}, losses[:count, :epoch])
+        return Trained(state=state, data=data, losses=losses[:count])
+
+
+__all__ = ["Ensemble", "TrainState", "Trained", "seeds_at_once", "spread"]

@@ -1,0 +1,73 @@
+"""Trained networks in one .npz file: the weights by name, and the config as JSON.
+
+    config, models = load_models("results/sort/a-run/models.npz")
+    third = jax.tree.map(lambda a: a[2], models)
+    trace = rc.apply(third.network, tokens, config)
+
+Axis letters: s seeds.
+"""
+
+import dataclasses
+import io
+import json
+import os
+import zipfile
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.embedding import EmbeddingConfig
+from rank_collapse.runs.states import flatten, unflatten
+from rank_collapse.training.training import Model, Recipe, init_model
+
+_CONFIG = "config"
+
+
+def dump_models(config: TransformerConfig, models: Model) -> bytes:
+    """The .npz file of an ensemble of one network.
+
+    Args:
+        config: The network, with an embedding; gains and temperature as numbers or one per layer.
+        models: Weights with a leading seed axis [s, ...].
+    """
+    text = json.dumps(dataclasses.asdict(config), default=lambda a: np.asarray(a).tolist())
+    stream = io.BytesIO()
+    np.savez(stream, **flatten(models), **{_CONFIG: np.array(text)})
+    return stream.getvalue()
+
+
+def load_models(path: str | os.PathLike) -> tuple[TransformerConfig, Model]:
+    """(config, models [s, ...]) of a file of `dump_models`.
+
+    Raises:
+        ValueError: Not such a file, or weights that do not fit the config.
+        OSError: The file cannot be read.
+    """
+    try:
+        with np.load(path) as file:
+            saved = {name: file[name] for name in file.files}
+        config = _config(json.loads(str(saved.pop(_CONFIG))))
+        num_seeds, num_outputs = saved["classifier.b"].shape
+    except (KeyError, TypeError, ValueError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{path} is not a file of trained models: {error}") from error
+    recipe = Recipe(config, num_outputs, batch_size=1, num_epochs=0)
+    keys = jax.random.split(jax.random.key(0), num_seeds)
+    like = jax.eval_shape(jax.vmap(lambda k: init_model(k, recipe)), keys)
+    return config, unflatten(saved, like, str(path))
+
+
+def _config(fields: dict[str, Any]) -> TransformerConfig:
+    def restored(name, value):
+        if isinstance(value, list):
+            gain = name in ("skip_gain", "branch_gain", "temperature")
+            return jnp.asarray(value) if gain else tuple(value)
+        return value
+
+    embedding = fields.pop("embedding")
+    fields = {name: restored(name, value) for name, value in fields.items()}
+    return TransformerConfig(
+        **fields, embedding=None if embedding is None else EmbeddingConfig(**embedding)
+    )

@@ -1,0 +1,49 @@
+"""Sorting letters: the label of position i is the i-th smallest letter of the sequence."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from rank_collapse.training.tasks.examples import Examples
+
+
+def make_examples(
+    key: Any, num_examples: int, seq_len: int, num_letters: int, repeats: bool = True
+) -> Examples:
+    """Uniformly random letter sequences with their sorted sequences as labels.
+
+    Args:
+        key: Random key.
+        num_examples: Sequences.
+        seq_len: Letters in a sequence.
+        num_letters: Size of the alphabet.
+        repeats: Whether a letter may occur twice; if not, each sequence is a random choice of
+            distinct letters in random order.
+
+    Raises:
+        ValueError: More distinct letters asked for than there are.
+
+    Source: Dong et al. 2021, section 4.2.
+    """
+    if not repeats and seq_len > num_letters:
+        raise ValueError(f"seq_len={seq_len} distinct letters do not exist among {num_letters}")
+    if repeats:
+        letters = jax.random.randint(key, (num_examples, seq_len), 0, num_letters)
+    else:
+        keys = jax.random.split(key, num_examples)
+        shuffled = jax.vmap(lambda k: jax.random.permutation(k, num_letters))(keys)
+        letters = shuffled[:, :seq_len]
+    return Examples(inputs=letters, labels=jnp.sort(letters, axis=-1))
+
+
+def misordered_pairs(predicted: Int[Array, "b n"], repeats: bool = True) -> Float[Array, ""]:
+    """Mean over sequences of the number of pairs i < j predicted with p_i > p_j.
+
+    Without repeats a tie is out of order too: p_i ≥ p_j.
+    """
+    first, second = predicted[:, :, None], predicted[:, None, :]
+    wrong = first > second if repeats else first >= second
+    later = jnp.triu(jnp.ones(wrong.shape[1:], bool), k=1)
+    return jnp.mean(jnp.sum(wrong & later[None], axis=(1, 2)).astype(jnp.float32))

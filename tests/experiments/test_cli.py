@@ -1,0 +1,153 @@
+"""What every binary shares: flags, help, one-line errors, names of run folders, progress."""
+
+import io
+import json
+
+import jax
+import pytest
+from absl import flags
+
+from experiments.shell import cli
+from experiments.shell.progress import Progress, duration
+from rank_collapse.runs.folder import RunError
+
+FLAGS = cli.make_flags("example", num_seeds=4)
+flags.DEFINE_integer("depth", 3, "Layers.", lower_bound=1, flag_values=FLAGS)
+flags.DEFINE_list("scales", ["1"], "Scales.", flag_values=FLAGS)
+flags.DEFINE_integer("chunk", 8, "Chunk.", flag_values=FLAGS)
+
+
+def run(body, *arguments):
+    return cli.execute(body, FLAGS, arguments)
+
+
+def test_flags_of_an_earlier_call_are_forgotten():
+    seen = []
+    assert run(lambda o: seen.append((o.depth, o.scales)), "--depth=5", "--scales=1,2") == 0
+    assert run(lambda o: seen.append((o.depth, o.scales))) == 0
+    assert seen == [(5, ["1", "2"]), (3, ["1"])]
+
+
+def test_help_shows_purpose_and_flags_without_running(capsys):
+    assert run(lambda o: pytest.fail("ran"), "--help") == 0
+    out = capsys.readouterr().out
+    assert out.startswith("What every binary shares")
+    assert out.index("--depth") < out.index("--output_dir")
+    assert "(default 3)" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--dept=2"], "Unknown command line flag 'dept'. Did you mean: depth ?"),
+        (["--depth=0"], "flag --depth=0"),
+        (["--depth=x"], "'x'"),
+        (["--num_seeds=0"], "num_seeds"),
+        (["5"], "unexpected argument '5'"),
+    ],
+)
+def test_a_bad_flag_is_one_line_and_exit_2(arguments, message, capsys):
+    assert run(lambda o: None, *arguments) == 2
+    err = capsys.readouterr().err
+    assert message in err and err.count("\n") == 1 and err.startswith("error: ")
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("two\nlines"), RunError("two  lines"), FileNotFoundError(2, "two lines")]
+)
+def test_a_users_mistake_is_one_line_and_debug_shows_where(error, capsys):
+    def fail(_):
+        raise error
+
+    assert run(fail) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and "two lines" in err and "Traceback" not in err
+    assert run(fail, "--debug") == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_bug_is_not_taken_for_a_users_mistake():
+    with pytest.raises(ZeroDivisionError):
+        run(lambda o: 1 / 0)
+
+
+def test_ctrl_c_is_one_line_and_exit_130(capsys):
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    assert run(interrupted) == 130
+    assert "interrupted" in capsys.readouterr().err
+
+
+def test_more_devices_than_there_are_is_refused(capsys):
+    assert run(lambda o: cli.mesh(o), "--num_devices=99") == 2
+    assert "num_devices=99, but there are 2" in capsys.readouterr().err
+    assert run(lambda o: cli.mesh(o).size - 1, "--num_devices=1") == 0
+
+
+def test_the_folder_follows_from_the_flags(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    paths = []
+
+    def main(options):
+        with cli.open_run(options, "example", execution=("chunk",), extra={"hash": "h"}) as opened:
+            paths.append(opened.path)
+
+    for arguments in (
+        [],
+        ["--num_devices=1", "--chunk=2"],
+        ["--depth=4", "--scales=1,2"],
+        ["--depth=4", "--run_name=a"],
+        ["--output_dir=o", "--run_name=a"],
+        ["--output_dir=p"],
+    ):
+        assert run(main, *arguments) == 0
+    assert paths[0] == paths[1]
+    assert str(paths[0]) == "results/example/default"
+    assert str(paths[2]).startswith("results/example/depth=4,scales=1+2,")
+    assert [str(p) for p in paths[3:]] == ["results/example/a", "o/a", "p"]
+    saved = json.loads((tmp_path / "p" / "config.json").read_text())
+    assert saved["config"] == {
+        "experiment": "example", "hash": "h", "depth": 3, "scales": ["1"], "seed": 0,
+        "num_seeds": 4,
+    }  # fmt: skip
+    assert saved["execution"]["chunk"] == 8
+    assert run(main, "--output_dir=p", "--depth=4") == 2
+    assert run(main, "--output_dir=p", "--depth=4", "--overwrite") == 0
+
+
+def test_plain_progress_shows_values_and_remaining_time():
+    stream, logged = io.StringIO(), []
+    with Progress(4, "train", stream=stream, log=logged.append, interval=0.0) as progress:
+        progress.skip(1)
+        progress.advance(1, loss=0.25)
+        with progress.aside("compiling"):
+            pass
+        progress.update(4)
+    lines = stream.getvalue().splitlines()
+    assert lines == logged
+    assert lines[0].startswith("train: 2/4 loss 0.25, ") and lines[0].endswith(" left")
+    assert lines[1].startswith("train: compiling took ")
+    assert lines[2].startswith("train: 4/4, ")
+
+
+def test_a_terminal_gets_a_bar_that_is_redrawn():
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    stream = Terminal()
+    with Progress(2, "train", stream=stream) as progress:
+        progress.update(1, loss=1.0)
+        progress.update(2, loss=0.5)
+    assert "█" in stream.getvalue() and stream.getvalue().count("\n") == 1
+
+
+def test_compiling_is_reported_and_gives_the_program():
+    stream = io.StringIO()
+    compiled = Progress(1, "x", stream=stream).compile(jax.jit(lambda a: a + 1), 1.0)
+    assert compiled(2.0) == 3.0 and "compiling took" in stream.getvalue()
+
+
+def test_durations():
+    assert [duration(s) for s in (4.24, 185, 7800)] == ["4.2 s", "3 min 05 s", "2 h 10 min"]

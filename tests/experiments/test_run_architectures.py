@@ -1,0 +1,104 @@
+"""The binary at tiny size, on stored checkpoints, and what bad input gets."""
+
+import csv
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from experiments import run_architectures
+from experiments.shell import cli
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+FLAGS = run_architectures.FLAGS
+
+
+def execute(*arguments):
+    return cli.execute(run_architectures.main, FLAGS, list(arguments))
+
+
+@pytest.fixture
+def ids(tmp_path):
+    path = tmp_path / "ids.txt"
+    path.write_text("3 4 5 6 7 3 4\n8 9 10 11 12\n")
+    return path
+
+
+def test_every_part_on_a_checkpoint(tmp_path, ids, capsys):
+    out = tmp_path / "run"
+    arguments = (
+        f"--checkpoints={GOLDEN / 'bert'}", f"--token_ids={ids}", f"--output_dir={out}",
+        "--num_path_texts=1",
+    )  # fmt: skip
+    assert execute(*arguments) == 0
+    summary = json.loads((out / "summary.json").read_text())["bert"]
+    assert set(summary["means"]) == {"pretrained", "init"}
+    means = summary["means"]["pretrained"]
+    assert len(means["residuals/SAN/published/residual_ratio"]) == 3
+    assert max(means["lengths/error"] for means in summary["means"].values()) < 1e-5
+    figures = {"residuals", "tokens", "lengths", "chains", "bounds"}
+    assert {f.name for f in (out / "figures").glob("*.png")} == {f"{n}_bert.png" for n in figures}
+    page = (out / "report.html").read_text()
+    assert page.count("data:image/png") == len(figures)
+    rows = list(csv.DictReader((out / "results.csv").read_text().splitlines()))
+    assert {r["part"] for r in rows} == {"residuals", "log", "lengths", "chains", "bounds"}
+    heads = [r for r in rows if r["measure"] == "gamma" and r["variant"] == "SAN"]
+    assert len(heads) == 2 * 2 * 3  # weights, layers, heads
+    assert "SAN falls below 0.01" in capsys.readouterr().out
+    before = (out / "results.csv").stat().st_mtime_ns
+    assert execute(*arguments) == 0  # nothing is left to do
+    assert (out / "results.csv").stat().st_mtime_ns == before
+
+
+def test_decoder_and_images(tmp_path, ids):
+    out = tmp_path / "t5"
+    common = ("--parts=residuals", "--initialisation=false")
+    t5 = (f"--checkpoints={GOLDEN / 't5-gated'}", f"--token_ids={ids}", "--part=decoder")
+    assert execute(*t5, *common, f"--output_dir={out}") == 0
+    images = tmp_path / "images.npy"
+    np.save(images, np.random.default_rng(0).standard_normal((2, 6, 4, 8)))
+    vit = (f"--checkpoints={GOLDEN / 'vit-wide'}", f"--images={images}")
+    assert execute(*vit, *common, f"--output_dir={tmp_path / 'vit'}") == 0
+    summary = json.loads((tmp_path / "vit" / "summary.json").read_text())["vit-wide"]
+    assert summary["mean_tokens"] == 8  # patches
+
+
+def test_bad_input(tmp_path, ids, capsys):
+    def refused(*arguments, folder=GOLDEN / "bert", words=()):
+        start = [f"--output_dir={tmp_path / 'none'}"]
+        if folder is not None:
+            start += [f"--checkpoints={folder}"]
+        assert execute(*start, *arguments) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("error: ") and error.count("\n") == 1
+        for word in words:
+            assert word in error, error
+        assert not (tmp_path / "none").exists()
+
+    refused(words=("bert", "holds no tokenizer files"))
+    refused(folder=tmp_path / "nowhere", words=("nowhere", "does not exist"))
+    refused("--models=gpt5", folder=None, words=("gpt5", "bert-base-cased"))
+    refused("--parts=rank", words=("rank", "residuals"))
+    refused(f"--token_ids={tmp_path / 'x'}", words=("does not exist",))
+    long = tmp_path / "long.txt"
+    long.write_text(" ".join(["3"] * 30))
+    refused(f"--token_ids={long}", words=("30 tokens", "20 positions"))
+    long.write_text("3 4\n5 99\n")
+    refused(f"--token_ids={long}", words=("99", "vocab_size=40"))
+    empty = tmp_path / "empty.txt"
+    empty.write_text("\n")
+    refused(f"--text_file={empty}", words=("empty.txt", "no text"))
+    refused(folder=GOLDEN / "vit-wide", words=("--images",))
+    (tmp_path / "no").mkdir()
+    np.save(tmp_path / "no" / "images.npy", np.zeros((2, 3, 3, 3)))
+    bad = f"--images={tmp_path / 'no' / 'images.npy'}"
+    refused(bad, folder=GOLDEN / "vit-wide", words=("(2, 3, 3, 3)",))
+    damaged = Path(shutil.copytree(GOLDEN / "bert", tmp_path / "damaged"))
+    raw = (damaged / "model.safetensors").read_bytes()
+    (damaged / "model.safetensors").write_bytes(raw[:-9])
+    (tmp_path / "other").mkdir()
+    arguments = (f"--token_ids={ids}", f"--output_dir={tmp_path / 'other'}")
+    assert execute(f"--checkpoints={damaged}", *arguments) == 2
+    assert "cut short" in capsys.readouterr().err

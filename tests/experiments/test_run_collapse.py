@@ -1,0 +1,216 @@
+"""run_collapse at tiny size: what it measures, resume, devices, compilations, bad input."""
+
+import csv
+
+import jax
+import numpy as np
+import pytest
+
+import rank_collapse as rc
+from experiments import run_collapse
+from experiments.collapse.results import ENTRY, bound_numbers, rates
+from experiments.run_collapse import FLAGS, main
+from experiments.shell import cli
+from rank_collapse import runs
+from rank_collapse.measures import residuals
+from rank_collapse.theory import logdomain
+
+SIZE = ["--depth=3", "--num_heads=2", "--d_model=8", "--num_tokens=6", "--num_seeds=3"]
+TWO = [*SIZE, "--variants=san,san_skip"]
+
+
+def execute(folder, *arguments):
+    return cli.execute(main, FLAGS, [f"--output_dir={folder}", *arguments])
+
+
+class Compilations:
+    """Counts the programs XLA compiles."""
+
+    def __enter__(self):
+        self.count = 0
+        jax.monitoring.register_event_duration_secs_listener(self.listen)
+        return self
+
+    def __exit__(self, *_):
+        jax.monitoring.clear_event_listeners()
+
+    def listen(self, event, duration, **_):
+        self.count += event == "/jax/core/compile/backend_compile_duration"
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """A finished run and how often it compiled, all small programs warm."""
+    folder = tmp_path_factory.mktemp("base")
+    assert execute(folder / "warm", *TWO) == 0
+    with Compilations() as compilations:
+        assert execute(folder / "run", *TWO) == 0
+    return folder / "run", compilations.count
+
+
+def arrays(folder):
+    with np.load(folder / "arrays.npz") as saved:
+        return dict(saved)
+
+
+def test_the_run_measures_what_the_library_gives_one_by_one(base):
+    folder, _ = base
+    options = cli.parse(FLAGS, TWO)
+    ids, _ = run_collapse.read_tokens(options)
+    saved = arrays(folder)
+    key_tokens, key_params = jax.random.split(jax.random.fold_in(jax.random.key(0), 2))
+    x = run_collapse.input_tokens(key_tokens, ids, options)
+    for variant, config in run_collapse.configs_of(options, "none", options.variants).items():
+        params = rc.init(key_params, config)
+        hidden = rc.apply(params, x, config).hidden
+        part = f"none/weight_scale=1.0/skip_gain=1.0/{variant}"
+        ratio = [residuals.residual_ratio(h) for h in hidden]
+        np.testing.assert_allclose(saved[f"{part}/ratio"][2], ratio, rtol=1e-3, atol=1e-6)
+        profile = logdomain.log_residual_profile(params, x, config)
+        np.testing.assert_allclose(saved[f"{part}/log10_residual"][2], profile, atol=1e-3)
+        first = saved[f"{part}/plain_log10_residual"][2, :2]
+        np.testing.assert_allclose(first, profile[:2], atol=1e-3)
+
+
+def test_rows_figures_and_summary_are_there(base):
+    folder, _ = base
+    with open(folder / "results.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 2 * 3 * 4  # variants, seeds, layers
+    assert {r["variant"] for r in rows} == {"san", "san_skip"}
+    assert all((r["log10_bound"] != "") == (r["variant"] == "san") for r in rows)
+    for name in (n for n in ENTRY.captions if not n.startswith("sweep_")):
+        assert (folder / "figures" / f"{name}.png").exists()
+        assert (folder / "figures" / f"{name}.pdf").exists()
+    summary = runs.read_summary(folder)
+    quantities = [c.quantity for c in ENTRY.compare(summary)]
+    assert any("san, norm none: residual ratio" in q for q in quantities)
+    assert any("Theorem 2.3" in q for q in quantities)
+    assert "norm none" in ENTRY.reading(summary)
+
+
+def test_interrupted_on_one_device_and_resumed_in_chunks_is_equal(base, tmp_path, monkeypatch):
+    check, calls = run_collapse.check_finite, []
+
+    def interrupt(*args):
+        calls.append(args)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        check(*args)
+
+    small = [*TWO, "--seed_chunk=1", "--num_devices=1"]
+    monkeypatch.setattr(run_collapse, "check_finite", interrupt)
+    assert execute(tmp_path, *small) == 130
+    assert not (tmp_path / "summary.json").exists()
+    monkeypatch.undo()
+    assert execute(tmp_path, *TWO) == 0
+    expected, found = arrays(base[0]), arrays(tmp_path)
+    assert expected.keys() == found.keys()
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], values, rtol=2e-4, atol=2e-6, err_msg=name)
+
+
+def test_a_finished_run_computes_nothing_again(base, monkeypatch):
+    folder, _ = base
+    before = (folder / "results.csv").stat().st_mtime_ns
+    monkeypatch.setattr(run_collapse, "measure_all", lambda *a: pytest.fail("computed again"))
+    assert execute(folder, *TWO) == 0
+    assert (folder / "results.csv").stat().st_mtime_ns == before
+
+
+def test_a_sweep_compiles_as_often_as_one_value(base, tmp_path):
+    with Compilations() as compilations:
+        assert execute(tmp_path, *TWO, "--weight_scale=1,0.5,2", "--skip_gain=1,0") == 0
+    assert 0 < compilations.count <= base[1]
+    expected, found = arrays(base[0]), arrays(tmp_path)
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], values, rtol=1e-5, err_msg=name)
+    without_skip = found["none/weight_scale=0.5/skip_gain=0.0/san_skip/ratio"]
+    san = found["none/weight_scale=0.5/skip_gain=1.0/san/ratio"]
+    np.testing.assert_allclose(without_skip, san, rtol=1e-3, atol=1e-6)
+    assert (tmp_path / "figures" / "sweep_weight_scale.png").exists()
+    assert (tmp_path / "figures" / "sweep_skip_gain.png").exists()
+
+
+def test_weights_that_overflow_are_one_line(tmp_path, capsys):
+    arguments = [*SIZE, "--variants=san", "--inputs=gaussian", "--weight_scale=1e30"]
+    assert execute(tmp_path, *arguments) == 2
+    err = capsys.readouterr().err.splitlines()[-1]
+    assert err.startswith("error: san (norm=none, weight_scale=1e+30") and "seed 0" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--variants=foo"], "variant 'foo' is not one of san, san_mlp"),
+        (["--variants="], "is not one of"),
+        (["--norm=both"], "norm_placement='both'"),
+        (["--d_model=10", "--num_heads=4"], "num_heads=4 does not divide d_model=10"),
+        (["--depth=0"], "depth=0"),
+        (["--num_seeds=0"], "num_seeds=0"),
+        (["--text_file=absent.txt"], "absent.txt cannot be read: No such file"),
+        (["--text_file={}/empty"], "is empty"),
+        (["--text_file={}/latin"], "is not UTF-8"),
+        (["--text_file={}/one"], "1 tokens are fewer than 2"),
+        (["--inputs=gaussian", "--num_tokens=1"], "num_tokens=1 is fewer than 2"),
+        (["--weight_scale=nan"], "finite"),
+        (["--weight_scale=1,x"], "could not convert string to float: 'x'"),
+        (["--skip_gain="], "skip_gain"),
+        (["--seed_chunk=0"], "seed_chunk=0"),
+        (["--num_devices=9"], "num_devices=9, but there are 2"),
+    ],
+)
+def test_bad_input_is_one_line_and_makes_no_folder(arguments, message, tmp_path, capsys):
+    (tmp_path / "empty").write_text("")
+    (tmp_path / "one").write_text("word")
+    (tmp_path / "latin").write_bytes("naïve caf\xe9".encode("latin-1"))
+    arguments = [a.format(tmp_path) for a in arguments]
+    assert execute(tmp_path / "out", *arguments) == 2
+    err = capsys.readouterr().err
+    assert message in err and err.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_another_config_and_an_unwritable_folder_are_refused(base, tmp_path, capsys):
+    folder, _ = base
+    assert execute(folder, *TWO, "--depth=4") == 2
+    assert "depth is 3 there, 4 here" in capsys.readouterr().err
+    (tmp_path / "file").write_text("")
+    assert execute(tmp_path / "file" / "x", *TWO) == 2
+    assert "cannot write to" in capsys.readouterr().err
+
+
+def test_another_text_is_another_config(base, tmp_path, capsys):
+    other = tmp_path / "other.txt"
+    other.write_text("six other tokens in a row")
+    assert execute(base[0], *TWO, f"--text_file={other}") == 2
+    assert "text_sha256" in capsys.readouterr().err
+
+
+def test_rates_are_only_given_where_they_mean_something():
+    profile = np.array([[2.0, 0.5, -2.0, -6.0, -18.0, -np.inf]])
+    np.testing.assert_allclose(rates(profile), [[0.25, np.nan, 3.0, 3.0, np.nan]])
+
+
+def test_a_violated_bound_is_counted_only_under_the_lemmas_condition():
+    profile = np.array([[1.0, 0.0, -5.0], [1.0, 0.0, -5.0]])
+    stack = np.array([[1.0, 2.0, -6.0], [1.0, 2.0, -6.0]])
+    layer = np.array([[1.0, -1.0, -4.0], [1.0, -1.0, -4.0]])
+    admissible = np.array([[1.0, 1.0, 1.0], [1.0, 0.0, 1.0]])
+    found = bound_numbers(profile, stack, layer, admissible)
+    assert (found["layers"], found["layers_admissible"]) == (4, 3)
+    assert found["layers_above_their_bound"] == 1
+    assert (found["prefixes_admissible"], found["prefixes_above_the_stack_bound"]) == (2, 1)
+
+
+def test_every_variant_has_a_published_curve_to_stand_beside():
+    numbers = {"ratio": [0.9, 0.3], "local_rate_last": None, "log10_residual_last": None}
+    variants = {v: dict(numbers) for v in run_collapse.VARIANTS}
+    setting = {"norm": "post", "weight_scale": 1.0, "skip_gain": 1.0, "variants": variants}
+    rows = ENTRY.compare({"settings": [setting, setting | {"weight_scale": 2.0}]})
+    assert [c.published for c in rows] == [0.0176, 0.0174, 0.5649, 0.5629]
+    assert all(c.agrees for c in rows[2:])
+    numbers["ratio"] = [0.9, 0.001]
+    variants["san_skip"] = numbers
+    assert not ENTRY.compare({"settings": [setting]})[2].agrees
+    assert "not: san and san_mlp and transformer" in ENTRY.reading({"settings": [setting]})

@@ -1,0 +1,53 @@
+"""The binary at tiny size, its numbers, and its errors."""
+
+import csv
+import json
+
+import pytest
+
+from experiments import run_path_chains
+from experiments.shell import cli
+
+TINY = ["--depth=2", "--num_heads=2", "--d_model=8", "--num_tokens=6", "--num_seeds=2"]
+TINY += ["--num_paths=5", "--num_repeats=2", "--num_devices=1"]
+
+
+def execute(*arguments):
+    return cli.execute(run_path_chains.main, run_path_chains.FLAGS, arguments)
+
+
+def test_writes_rows_figures_and_a_summary(tmp_path):
+    folder = tmp_path / "run"
+    assert execute(*TINY, f"--output_dir={folder}") == 0
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["largest_sum_error"] < 1e-12
+    assert 0 < summary["alpha"] < 1
+    assert summary["median_chain_residual"][1] < summary["median_chain_residual"][0]
+    with open(folder / "results.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(r["seed"], r["length"], r["paths"]) for r in rows] == [
+        (s, k, p) for s in "01" for k, p in zip("012", "144", strict=True)
+    ]
+    for name in run_path_chains.ENTRY.captions:
+        assert (folder / "figures" / f"{name}.png").stat().st_size > 10_000
+    assert len(run_path_chains.ENTRY.compare(summary)) == 4
+    assert "per layer" in run_path_chains.ENTRY.reading(summary)
+    stamp = (folder / "arrays.npz").stat().st_mtime_ns
+    assert execute(*TINY, f"--output_dir={folder}") == 0
+    assert (folder / "arrays.npz").stat().st_mtime_ns == stamp
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--num_paths=0", "num_paths=0"),
+        ("--num_heads=3", "num_heads=3 does not divide d_model=8"),
+        ("--skip_gain=nan", "skip_gain=nan"),
+        ("--depth=0", "depth=0"),
+        ("--text_file=nowhere.txt", "nowhere.txt"),
+    ],
+)
+def test_bad_flags_are_one_line(tmp_path, capsys, flag, message):
+    assert execute(*TINY, flag, f"--output_dir={tmp_path / 'x'}") == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1

@@ -1,0 +1,59 @@
+"""The published shares of paths by length."""
+
+import csv
+import math
+
+import pytest
+
+from experiments.run_path_counts import ARCHITECTURES, ENTRY, FLAGS, binomial, main, path_table
+from experiments.shell import cli
+from rank_collapse.runs.folder import read_summary
+
+
+def test_the_binary_writes_exact_counts(tmp_path):
+    assert cli.execute(main, FLAGS, [f"--output_dir={tmp_path}"]) == 0
+    with open(tmp_path / "results.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == sum(layers + 1 for _, layers in ARCHITECTURES.values())
+    gpt = [r for r in rows if r["architecture"] == "GPT-3"]
+    assert sum(int(r["paths"]) for r in gpt) == 97**96  # 191 digits
+    assert int(gpt[95]["paths"]) == 96 * 96**95
+    assert (tmp_path / "figures" / "path_counts.pdf").stat().st_size > 1000
+    summary = read_summary(tmp_path)
+    assert summary["DistilBERT"]["mean_length"] == pytest.approx(6 * 12 / 13, rel=1e-12)
+    comparisons = ENTRY.compare(summary)
+    assert len(comparisons) == 9 and all(c.agrees for c in comparisons)
+    summary["DeiT-T"]["mean_length"] += 0.01
+    assert not all(c.agrees for c in ENTRY.compare(summary))
+    assert "%" in ENTRY.reading(summary)
+    before = (tmp_path / "results.csv").stat().st_mtime_ns
+    assert cli.execute(main, FLAGS, [f"--output_dir={tmp_path}"]) == 0
+    assert (tmp_path / "results.csv").stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize(("heads", "layers"), [(1, 1), (3, 12), (128, 24), (96, 96), (1, 1000)])
+def test_counts_follow_the_binomial_law(heads, layers):
+    table = path_table(heads, layers)
+    assert math.fsum(r["share"] for r in table) == pytest.approx(1, abs=1e-12)
+    for row, law in zip(table, binomial(layers, heads), strict=True):
+        assert row["share"] == pytest.approx(law, rel=1e-10, abs=1e-300)
+
+
+def test_beyond_the_integers_logarithms_say_the_same(monkeypatch):
+    exact = path_table(5, 40)
+    monkeypatch.setattr("experiments.run_path_counts.MAX_EXACT_DEPTH", 10)
+    for a, b in zip(exact, path_table(5, 40), strict=True):
+        assert b["paths"] == ""
+        assert b["log10_paths"] == pytest.approx(a["log10_paths"], abs=1e-11)
+        assert b["share"] == pytest.approx(a["share"], rel=1e-10)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--heads=2"], ["--heads=2,3", "--layers=4"], ["--heads=0", "--layers=4"],
+     ["--heads=2", "--layers=x"], ["--heads=2", "--layers=1000000"], ["--heads=2.5", "--layers=2"]],
+)  # fmt: skip
+def test_bad_sizes_are_one_line(arguments, tmp_path, capsys):
+    assert cli.execute(main, FLAGS, [f"--output_dir={tmp_path / 'x'}", *arguments]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert not (tmp_path / "x").exists()

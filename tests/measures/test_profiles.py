@@ -1,0 +1,90 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rank_collapse as rc
+from rank_collapse.measures import profiles
+from rank_collapse.measures.residuals import effective_rank, residual_ratio, token_cosine
+from rank_collapse.paths import effects
+
+CONFIG = rc.transformer(3, 2, 8, d_ff=12)
+LENGTHS = (6, 4, 5)
+
+
+@pytest.fixture(scope="module")
+def batch():
+    params = rc.init(jax.random.key(0), CONFIG, bias_scale=0.3)
+    x = np.array(jax.random.normal(jax.random.key(1), (3, 6, 8)))
+    mask = np.arange(6)[None, :] < np.array(LENGTHS)[:, None]
+    return params, {"x": x, "mask": mask}
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 8])
+def test_profiles_of_padded_texts_are_those_of_the_texts_alone(batch, chunk):
+    params, inputs = batch
+    measures = ("residual_ratio", "token_cosine", "effective_rank")
+    found = profiles.batch_profiles(params, CONFIG, inputs, measures=measures, chunk=chunk)
+    for i, n in enumerate(LENGTHS):
+        hidden = rc.apply(params, inputs["x"][i, :n], CONFIG).hidden
+        for measure, value in zip(
+            measures, (residual_ratio, token_cosine, effective_rank), strict=True
+        ):
+            expected = [float(value(h)) for h in hidden]
+            np.testing.assert_allclose(found[measure][i], expected, rtol=2e-5)
+    alone = profiles.residual_profile(params, inputs["x"][0], CONFIG)
+    np.testing.assert_allclose(found["residual_ratio"][0], alone, rtol=1e-5)
+
+
+def test_other_weights_do_not_compile_again(batch):
+    params, inputs = batch
+    count = 0
+
+    def measure(params, x, config, mask=None):
+        nonlocal count
+        count += 1
+        return rc.apply(params, x, config, mask=mask).output
+
+    first = profiles.measure_batch(measure, params, CONFIG, inputs, chunk=2)
+    other = jax.tree.map(lambda a: 2 * a, params)
+    second = profiles.measure_batch(measure, other, CONFIG.replace(skip_gain=0.5), inputs, chunk=2)
+    assert count == 1 and not np.allclose(first, second)
+
+
+def test_refusals(batch):
+    params, inputs = batch
+    with pytest.raises(ValueError, match="'colour' is not one of"):
+        profiles.batch_profiles(params, CONFIG, inputs, measures=("colour",))
+    with pytest.raises(ValueError, match="different lengths"):
+        profiles.batch_profiles(params, CONFIG, inputs | {"mask": inputs["mask"][:2]})
+
+
+def test_length_effects_leave_padding_out(batch):
+    params, inputs = batch
+    found = profiles.measure_batch(effects.length_effects, params, CONFIG, inputs, chunk=3)
+    assert np.all(found["error"] < 1e-5)
+    np.testing.assert_allclose(found["cosine_up_to"][:, -1], 1.0, atol=1e-5)
+    n = LENGTHS[1]
+    alone = effects.length_effects(params, jnp.asarray(inputs["x"][1, :n]), CONFIG)
+    for name, value in alone.items():
+        np.testing.assert_allclose(found[name][1], value, rtol=1e-3, atol=2e-6, err_msg=name)
+
+
+def test_chain_effects(batch):
+    params, inputs = batch
+    found = profiles.measure_batch(
+        effects.chain_effects, params, CONFIG, inputs, chunk=3, num_paths=4
+    )
+    assert found["chain_residual"].shape == (3, 3, 4)
+    n = LENGTHS[1]
+    alone = effects.chain_effects(params, inputs["x"][1, :n], CONFIG, num_paths=4)
+    for name, value in alone.items():
+        np.testing.assert_allclose(found[name][1], value, rtol=1e-4, atol=1e-6, err_msg=name)
+    # A product of stochastic matrices is nearer to rank one than its factors.
+    assert np.all(found["chain_residual"][:, -1].max(axis=1) < 1)
+
+
+def test_variants_that_differ():
+    assert ("SAN+MLP", "text") in effects.variants_of("bert")
+    assert ("SAN", "text") in effects.variants_of("albert")
+    assert ("SAN", "text") not in effects.variants_of("xlnet")

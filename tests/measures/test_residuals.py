@@ -1,0 +1,225 @@
+"""Norms, residuals and ranks against numpy, masks against removed rows, minimisers against LPs."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.optimize import linprog
+
+import rank_collapse as rc
+from rank_collapse.measures import residuals as rs
+
+
+def tokens(n=7, d=5, seed=0):
+    return np.random.default_rng(seed).standard_normal((n, d)).astype(np.float32) + 0.4
+
+
+NUMPY_NORMS = {
+    "one": lambda a: np.abs(a).sum(0).max(),
+    "inf": lambda a: np.abs(a).sum(1).max(),
+    "composite": lambda a: np.sqrt(np.abs(a).sum(0).max() * np.abs(a).sum(1).max()),
+    "frobenius": lambda a: np.sqrt((a**2).sum()),
+    "spectral": lambda a: np.sqrt(np.linalg.eigvalsh(a.T @ a).max()),
+    "max": lambda a: np.abs(a).max(),
+}
+NUMPY_CENTERS = {
+    "mean": lambda a: a.mean(0),
+    "median": lambda a: np.median(a, axis=0),
+    "midrange": lambda a: (a.min(0) + a.max(0)) / 2,
+}
+
+
+def plain_ranks(a):
+    s = np.sqrt(np.maximum(np.linalg.eigvalsh(a @ a.T if len(a) < a.shape[1] else a.T @ a), 0))
+    p = s / s.sum()
+    unit = a / np.linalg.norm(a, axis=1, keepdims=True)
+    pairs = [unit[i] @ unit[j] for i in range(len(a)) for j in range(len(a)) if i != j]
+    return {
+        rs.stable_rank: (s**2).sum() / s.max() ** 2,
+        rs.effective_rank: np.exp(-(p * np.log(p)).sum()),
+        rs.token_cosine: np.mean(pairs),
+        rs.rank_at: np.linalg.matrix_rank(a),
+        rs.rank_one_ratio: None,
+    }
+
+
+@pytest.mark.parametrize("shape", [(7, 5), (4, 9)])
+def test_equals_numpy(shape):
+    x = tokens(*shape)
+    assert set(NUMPY_NORMS) == set(rs.NORMS)
+    assert {*NUMPY_CENTERS, "composite"} == set(rs.CENTERS)
+    for norm, plain in NUMPY_NORMS.items():
+        np.testing.assert_allclose(rs.matrix_norm(x, norm), plain(x), rtol=1e-5)
+        for center, at in NUMPY_CENTERS.items():
+            np.testing.assert_allclose(rc.residual(x, center), x - at(x), atol=1e-6)
+            want = plain(x - at(x)) / plain(x)
+            np.testing.assert_allclose(rc.residual_ratio(x, center, norm), want, rtol=1e-5)
+    for fn, want in plain_ranks(x).items():
+        if want is not None:
+            np.testing.assert_allclose(fn(x), want, rtol=1e-4, err_msg=fn.__name__)
+    s = np.linalg.svd(x, compute_uv=False)
+    np.testing.assert_allclose(rs.rank_one_ratio(x, "spectral"), s[1] / s[0], rtol=1e-4)
+    np.testing.assert_allclose(
+        rs.rank_one_ratio(x, "frobenius"), np.sqrt((s[1:] ** 2).sum() / (s**2).sum()), rtol=1e-4
+    )
+
+
+def test_masked_rows_are_as_if_removed():
+    x = tokens(8, 5)
+    keep = np.array([1, 0, 1, 1, 0, 1, 1, 0], bool)
+    spoiled = np.where(keep[:, None], x, 1e4)
+    functions = [lambda a, m, f=f: f(a, mask=m) for f in plain_ranks(x)]
+    functions += [lambda a, m, k=k: rs.matrix_norm(a, k, m) for k in rs.NORMS]
+    functions += [lambda a, m, c=c: rc.residual_ratio(a, c, mask=m) for c in rs.CENTERS]
+    functions += [lambda a, m: rs.composite_center(a, m).lower_bound]
+    masked = jax.jit(lambda a, m: [f(a, m) for f in functions])(spoiled, keep)
+    plain = jax.jit(lambda a: [f(a, None) for f in functions])(x[keep])
+    np.testing.assert_allclose(masked, plain, rtol=2e-4)
+    rest = rc.residual(spoiled, mask=keep)
+    np.testing.assert_allclose(rest[keep], rc.residual(x[keep]), atol=1e-6)
+    np.testing.assert_array_equal(rest[~keep], 0)
+
+
+def minimum(x, weight_one, weight_inf, largest_one=None):
+    """(‖.‖_1, ‖.‖_∞) of the X − 1xᵀ that minimises their weighted sum, as a linear program."""
+    n, d = x.shape
+    size = d + n * d + 2  # x, the absolute values, the two norms
+    rows, right = [], []
+
+    def add(entries, bound):
+        row = np.zeros(size)
+        for index, value in entries:
+            row[index] += value
+        rows.append(row)
+        right.append(bound)
+
+    for i in range(n):
+        for j in range(d):
+            for sign in (1, -1):
+                add([(j, -sign), (d + i * d + j, -1)], -sign * x[i, j])
+        add([*((d + i * d + j, 1) for j in range(d)), (size - 1, -1)], 0)
+    for j in range(d):
+        add([*((d + i * d + j, 1) for i in range(n)), (size - 2, -1)], 0)
+    cost = np.zeros(size)
+    cost[-2:] = weight_one, weight_inf
+    limits = [(None, None)] * d + [(0, None)] * (n * d) + [(0, largest_one), (0, None)]
+    return linprog(cost, np.array(rows), right, bounds=limits).x[-2:]
+
+
+@pytest.mark.parametrize("shape", [(6, 4), (5, 9), (9, 5), (3, 2)])
+def test_composite_minimiser_against_linear_programs(shape):
+    x = tokens(*shape, seed=sum(shape)) ** 3
+    found = jax.jit(rs.composite_center)(x)
+    least_one, least_inf = minimum(x, 1, 0)[0], minimum(x, 0, 1)[1]
+    np.testing.assert_allclose(found.norm_1_minimum, least_one, rtol=1e-5)
+    np.testing.assert_allclose(found.norm_inf_value, least_inf, rtol=1e-3)
+    np.testing.assert_allclose(found.norm_inf_lower, least_inf, rtol=1e-3)
+    assert least_inf * (1 - 1e-5) <= found.norm_inf_value
+    assert found.norm_inf_lower <= least_inf * (1 + 1e-5)
+    # the value is what it says, within the certificate, and no grid of programs does better
+    np.testing.assert_allclose(
+        found.value, rc.composite_norm(x - np.asarray(found.center)[None, :]), rtol=1e-5
+    )
+    most = minimum(x, 1e-6, 1)[0]
+    grid = [b * minimum(x, 0, 1, b)[1] for b in np.linspace(least_one, most, 12)]
+    assert found.lower_bound <= found.value <= np.sqrt(min(grid)) * (1 + 1e-3)
+    for center in NUMPY_CENTERS:
+        assert found.value <= rc.composite_norm(rc.residual(x, center)) * (1 + 1e-6)
+    assert found.value < rc.composite_norm(rc.residual(x))
+
+
+def test_each_center_minimises_its_norm():
+    x = tokens(9, 4, seed=5) ** 3
+    for center, norm in (("mean", "frobenius"), ("median", "one"), ("midrange", "max")):
+        least = rs.matrix_norm(rc.residual(x, center), norm)
+        rng = np.random.default_rng(0)
+        for size in (1e-2, 0.3):
+            moved = rc.residual(x, center) + size * rng.standard_normal((1, 4))
+            assert rs.matrix_norm(moved, norm) > least
+
+
+def test_shift_and_scale():
+    x = tokens()
+    shift = np.arange(5.0, dtype=np.float32)[None, :]
+    for center in rs.CENTERS:
+        size = rc.composite_norm(rc.residual(x, center))
+        moved = rc.composite_norm(rc.residual(3 * x + shift, center))
+        np.testing.assert_allclose(moved, 3 * size, rtol=1e-3)
+        for norm in ("frobenius", "composite"):
+            if (center, norm) == ("composite", "frobenius"):
+                continue  # its minimiser need not be unique
+            want = rc.residual_ratio(x, center, norm)
+            for scale in (1e-30, 1e30):
+                got = rc.residual_ratio(x * np.float32(scale), center, norm)
+                np.testing.assert_allclose(got, want, rtol=1e-3)
+
+
+def test_edges():
+    one = np.ones((4, 3), np.float32)
+    for center in rs.CENTERS:
+        np.testing.assert_allclose(rc.residual_ratio(one, center), 0, atol=1e-6)
+        np.testing.assert_array_equal(rc.residual_ratio(0 * one, center), 0)
+    np.testing.assert_allclose(rs.token_cosine(one), 1, rtol=1e-6)
+    np.testing.assert_allclose(rs.effective_rank(np.eye(4)), 4, rtol=1e-5)
+    for rank in (rs.effective_rank, rs.stable_rank, rs.rank_at):
+        np.testing.assert_allclose(rank(one), 1, rtol=1e-4)
+        np.testing.assert_array_equal(rank(0 * one), 0)
+    np.testing.assert_array_equal(rs.rank_at(np.diag([1.0, 0.1, 1e-3]), 1e-2), 2)
+    outer = np.outer([1, -2, 3], [1, 1, 2]).astype(np.float32)
+    assert rs.rank_one_ratio(outer) < 1e-6 < 0.5 < rc.residual_ratio(outer)
+    assert rc.residual(one[:1]).shape == (1, 3)
+
+
+def test_arrays_of_any_framework_and_dtype():
+    x = tokens()
+    want = rc.residual_ratio(x)
+    np.testing.assert_allclose(rc.residual_ratio(x.tolist()), want, rtol=1e-6)
+    np.testing.assert_allclose(rc.residual_ratio(x.astype(np.float64)), want, rtol=1e-6)
+    half = rc.residual(jnp.asarray(x, jnp.bfloat16))
+    assert half.dtype == jnp.float32
+    np.testing.assert_allclose(half, rc.residual(x), atol=0.03)
+    assert rc.residual(np.arange(6).reshape(2, 3)).dtype == jnp.float32
+    torch = pytest.importorskip("torch")
+    t = torch.tensor(x, requires_grad=True)
+    np.testing.assert_allclose(rc.residual_ratio(t), want, rtol=1e-6)
+    np.testing.assert_allclose(rc.residual_ratio(t.bfloat16()), want, rtol=0.02)
+
+
+def test_double_precision(x64):
+    x = tokens().astype(np.float64)
+    assert rc.residual(x).dtype == jnp.float64
+    np.testing.assert_allclose(rc.residual(x), x - x.mean(0), rtol=1e-14, atol=1e-14)
+
+
+def test_vmap_jit_and_grad():
+    batch = np.stack([tokens(seed=s) for s in range(3)])
+    for f in (rc.residual_ratio, rc.effective_rank, rc.token_cosine, rc.stable_rank):
+        rows = jax.jit(jax.vmap(f))(batch)
+        np.testing.assert_allclose(rows, [f(b) for b in batch], rtol=1e-4)
+    x = tokens().astype(np.float32)
+    slope = jax.grad(lambda a: rc.residual_ratio(a, norm="frobenius"))(x)
+    step = 1e-2 * np.random.default_rng(1).standard_normal(x.shape).astype(np.float32)
+    change = rc.residual_ratio(x + step, norm="frobenius") - rc.residual_ratio(
+        x - step, norm="frobenius"
+    )
+    np.testing.assert_allclose(change, 2 * np.sum(slope * step), rtol=0.05)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: rc.residual(np.ones(3)), r"\(3,\)"),
+        (lambda: rc.residual(np.ones((2, 3, 4))), r"\(2, 3, 4\)"),
+        (lambda: rc.residual(np.ones((0, 4))), r"\(0, 4\)"),
+        (lambda: rc.composite_norm(np.array([[1.0, np.nan]])), "1 values that are not finite"),
+        (lambda: rc.residual(np.ones((2, 2)), center="mode"), "center='mode'"),
+        (lambda: rc.residual_ratio(np.ones((2, 2)), norm="two"), "norm='two'"),
+        (lambda: rc.residual(np.ones((2, 2)), mask=np.ones(3, bool)), r"\(3,\)"),
+        (lambda: rc.residual(np.ones((2, 2)), mask=np.zeros(2, bool)), "leaves no token"),
+        (lambda: rc.residual(np.ones((2, 2)), mask=np.ones(2)), "not boolean"),
+        (lambda: rc.token_cosine(np.ones((1, 2))), r"\(1, 2\)"),
+    ],
+)
+def test_refusals_name_the_value(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -1,0 +1,205 @@
+"""Attention against loops in numpy, and its invariances."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rank_collapse as rc
+from rank_collapse.network import attention as attn
+from rank_collapse.network.embedding import sinusoidal_positions
+
+
+def one_layer(key=0, **fields):
+    config = rc.san(1, 3, 12, **({"d_qk": 5, "d_v": 3} | fields))
+    params = rc.init(jax.random.key(key), config, 1.5, 0.4)
+    return config, jax.tree.map(lambda a: a[0], params.layers.attention)
+
+
+def tokens(n, d=12, seed=7):
+    return jax.random.normal(jax.random.key(seed), (n, d))
+
+
+def softmax_rows(s):
+    e = np.exp(s - s.max(axis=1, keepdims=True))
+    return e / e.sum(axis=1, keepdims=True)
+
+
+def numpy_attention(p, x, y, mask=None, scale=True):
+    """Σ_h P_h (y W_v + b_v) W_o + b_o with one loop per head, in float64."""
+    p = jax.tree.map(lambda a: np.asarray(a, np.float64), p)
+    x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+    out, weights = np.tile(p.b_o, (len(x), 1)), []
+    for h in range(len(p.w_q)):
+        q, k = x @ p.w_q[h] + p.b_q[h], y @ p.w_k[h] + p.b_k[h]
+        s = q @ k.T / (np.sqrt(q.shape[1]) if scale else 1.0)
+        if mask is not None:
+            s = np.where(mask, s, -np.inf)
+        weights.append(softmax_rows(s))
+        out += weights[-1] @ (y @ p.w_v[h] + p.b_v[h]) @ p.w_o[h]
+    return out, np.array(weights)
+
+
+@pytest.mark.parametrize("scale", [True, False])
+def test_self_attention_matches_loops(scale):
+    _, p = one_layer()
+    x = tokens(6)
+    out, weights = attn.multi_head_attention(p, x, x, scale=scale)
+    expected, expected_weights = numpy_attention(p, x, x, scale=scale)
+    np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(weights, expected_weights, rtol=1e-5, atol=1e-6)
+
+
+def test_cross_attention_with_mask_matches_loops():
+    _, p = one_layer()
+    x, y = tokens(4), tokens(6, seed=8)
+    mask = np.array([1, 1, 0, 1, 1, 0], bool)
+    context = attn.AttentionContext(mask=attn.combine_masks(jnp.asarray(mask)))
+    out, weights = attn.multi_head_attention(p, x, y, context=context)
+    expected, expected_weights = numpy_attention(p, x, y, mask=mask[None])
+    np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(weights, expected_weights, rtol=1e-5, atol=1e-6)
+    assert not np.asarray(weights)[:, :, ~mask].any()
+
+
+def test_only_the_key_side_of_the_query_bias_matters(x64):
+    """P = softmax(X W_QK Xᵀ/√d_qk + 1 (b_Qᵀ W_Kᵀ Xᵀ)/√d_qk): b_K cancels in the softmax."""
+    _, p = one_layer()
+    x = tokens(6)
+    weights = attn.attention_weights(p, x, x)
+    w_qk = jnp.einsum("hdk,hek->hde", p.w_q, p.w_k)
+    common = jnp.einsum("hk,hek,me->hm", p.b_q, p.w_k, x)
+    scores = jnp.einsum("nd,hde,me->hnm", x, w_qk, x) + common[:, None, :]
+    np.testing.assert_allclose(weights, jax.nn.softmax(scores / np.sqrt(5.0), -1), rtol=1e-12)
+    moved = attn.attention_weights(p.replace(b_k=p.b_k + 3.0), x, x)
+    np.testing.assert_allclose(weights, moved, rtol=1e-12)
+
+
+def test_additive_attention_matches_loops():
+    _, p = one_layer(score="additive")
+    x, y = tokens(4), tokens(5, seed=9)
+    weights = attn.attention_weights(p, x, y, score="additive", temperature=0.7)
+    q = np.asarray(attn.project(x, p.w_q, p.b_q))
+    k = np.asarray(attn.project(y, p.w_k, p.b_k))
+    for h in range(3):
+        s = np.array([[np.asarray(p.v_score)[h] @ np.tanh(a + b) for b in k[h]] for a in q[h]])
+        np.testing.assert_allclose(weights[h], softmax_rows(s / 0.7), rtol=2e-5)
+
+
+def test_unknown_score():
+    _, p = one_layer()
+    with pytest.raises(ValueError, match="score='cosine'"):
+        attn.attention_scores(p, tokens(3), tokens(3), score="cosine")
+
+
+def test_masks():
+    np.testing.assert_array_equal(attn.causal_mask(4), np.tril(np.ones((4, 4), bool)))
+    local = np.asarray(attn.local_mask(5, 1))
+    assert local.sum() == 13 and local[0, 1] and not local[0, 2]
+    per_head = jnp.ones((3, 4, 4), bool)
+    joined = attn.combine_masks(attn.causal_mask(4), None, jnp.array([True, True, False, True]))
+    np.testing.assert_array_equal(joined, np.tril(np.ones((4, 4), bool)) & [1, 1, 0, 1])
+    assert attn.combine_masks(per_head, attn.causal_mask(4)).shape == (3, 4, 4)
+    assert attn.combine_masks(None, None) is None
+
+
+def test_a_row_without_keys_is_uniform_and_finite():
+    mask = jnp.array([[True, False, True], [False, False, False]])
+    weights = attn.softmax(jnp.array([[5.0, 1.0, 2.0], [5.0, 1.0, 2.0]]), mask)
+    assert weights[0, 1] == 0.0
+    np.testing.assert_allclose(weights[1], 1 / 3, rtol=1e-6)
+
+
+def test_softmax_of_bfloat16_is_computed_in_float32():
+    scores = jnp.linspace(0, 8, 300).astype(jnp.bfloat16)[None]
+    weights = attn.softmax(scores)
+    assert weights.dtype == jnp.bfloat16
+    expected = jax.nn.softmax(scores.astype(jnp.float32), -1)
+    np.testing.assert_allclose(weights.astype(jnp.float32), expected, rtol=2**-8)
+
+
+def test_rotary_scores_depend_on_distance_alone(x64):
+    _, p = one_layer(d_qk=6, position="rotary")
+    p = p.replace(b_q=p.b_q * 0, b_k=p.b_k * 0)
+    x = jnp.tile(tokens(1), (7, 1))
+    for start in (0, 11):
+        rotary = attn.rotary_angles(jnp.arange(start, start + 7), 6)
+        context = attn.AttentionContext(rotary=rotary)
+        scores = np.asarray(attn.attention_scores(p, x, x, context=context))
+        for i, j in ((0, 0), (2, 1), (1, 4)):
+            np.testing.assert_allclose(scores[:, i, j], scores[:, i + 2, j + 2], rtol=1e-10)
+        if start == 0:
+            first = scores
+    np.testing.assert_allclose(scores, first, rtol=1e-9)
+    assert np.abs(scores[:, 0, 1] - scores[:, 1, 0]).max() > 1e-3
+
+
+def published_bucket(distance, num_buckets, max_distance, bidirectional):
+    """T5's rule for one key-minus-query distance, in words: half exact, half logarithmic."""
+    bucket = 0
+    if bidirectional:
+        num_buckets //= 2
+        bucket = num_buckets if distance > 0 else 0
+        distance = abs(distance)
+    else:
+        distance = max(-distance, 0)
+    exact = num_buckets // 2
+    if distance < exact:
+        return bucket + distance
+    steps = np.log(distance / exact) / np.log(max_distance / exact) * (num_buckets - exact)
+    return bucket + min(exact + int(steps), num_buckets - 1)
+
+
+@pytest.mark.parametrize("bidirectional", [True, False])
+def test_relative_buckets(bidirectional):
+    got = np.asarray(attn.relative_buckets(70, 90, 32, 61, bidirectional))
+    for i in range(0, 70, 3):
+        for j in range(0, 90, 3):
+            assert got[i, j] == published_bucket(j - i, 32, 61, bidirectional)
+
+
+def test_relative_key_scores_match_loops():
+    _, p = one_layer(position="relative_key")
+    x = tokens(5)
+    n, d = x.shape
+    encodings = sinusoidal_positions(jnp.arange(n - 1.0, -n, -1.0), d)
+    segments = jnp.array([0, 0, 1, 1, 1])
+    context = attn.AttentionContext(relative=encodings, segments=segments)
+    scores = attn.attention_scores(p, x, x, context=context)
+    r = p.relative
+    frequency = 10000.0 ** (-np.arange(0, d, 2) / d)
+    for h in range(3):
+        for i in range(n):
+            for j in range(n):
+                q = x[i] @ p.w_q[h]
+                angle = (i - j) * frequency
+                encoding = np.concatenate([np.sin(angle), np.cos(angle)])
+                kind = int(segments[i] != segments[j])
+                expected = (
+                    (q + p.b_q[h]) @ (x[j] @ p.w_k[h] + p.b_k[h])
+                    + (q + r.b_r[h]) @ (encoding @ r.w_r[h])
+                    + (q + r.b_s[h]) @ r.segment[kind, h]
+                ) / np.sqrt(5.0)
+                np.testing.assert_allclose(scores[h, i, j], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_derivatives_of_attention_are_those_of_plain_products(x64, monkeypatch):
+    _, params = one_layer()
+    params, x = jax.tree.map(lambda a: a.astype(jnp.float64), (params, tokens(4)))
+
+    def loss(p, y):
+        out, weights = attn.multi_head_attention(p, y, y)
+        return jnp.sum(jnp.sin(out)) + jnp.sum(weights**2)
+
+    args = (params, x)
+    tangent = jax.tree.map(jnp.cos, args)
+
+    def derivatives():
+        gradient = jax.grad(loss, argnums=(0, 1))
+        of_gradient = jax.jvp(gradient, args, tangent)
+        return of_gradient, jax.jvp(loss, args, tangent), jax.jacrev(jax.grad(loss, 1), 1)(*args)
+
+    ours = derivatives()
+    monkeypatch.setattr(attn, "_product", jnp.matmul)
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(derivatives()), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)

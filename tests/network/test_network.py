@@ -1,0 +1,295 @@
+"""The one network against a plain numpy forward pass, its transformations and invariances."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import special
+
+import rank_collapse as rc
+from rank_collapse.network import transformer
+
+N, D = 6, 12
+VARIANTS = {
+    "san": (rc.san, {}),
+    "san post-LN": (rc.san, {"norm_placement": "post"}),
+    "san causal": (rc.san, {"mask": "causal"}),
+    "san_mlp": (rc.san_mlp, {}),
+    "san_mlp with its skip": (rc.san_mlp, {"mlp_skip": True, "norm_placement": "post"}),
+    "san_skip": (rc.san_skip, {"skip_gain": 0.7, "branch_gain": 1.3}),
+    "transformer": (rc.transformer, {}),
+    "transformer pre-LN": (rc.transformer, {"norm_placement": "pre", "final_norm": True}),
+    "transformer pre-RMS gated": (
+        rc.transformer,
+        {"norm_placement": "pre", "norm": "rms", "mlp": "swiglu", "scale_scores": False},
+    ),
+    "transformer local": (rc.transformer, {"mask": "local", "window": 1, "temperature": 0.5}),
+    "shared layers": (rc.transformer, {"layer_map": (0, 1, 0)}),
+    "decoder": (rc.transformer, {"cross_attention": True, "mask": "causal"}),
+    "decoder pre-LN": (rc.transformer, {"cross_attention": True, "norm_placement": "pre"}),
+}
+
+
+def build(name, **extra):
+    preset, fields = VARIANTS[name]
+    config = preset(extra.pop("depth", 3), 3, D, **(fields | extra))
+    params = rc.init(jax.random.key(1), config, 1.0, 0.3)
+    # Gains and biases of norms away from 1 and 0, so that a forgotten one shows.
+    keys = iter(jax.random.split(jax.random.key(2), 20))
+
+    def move(p):
+        if not isinstance(p, rc.NormParams):
+            return p
+        return jax.tree.map(lambda a: a + 0.2 * jax.random.normal(next(keys), a.shape), p)
+
+    params = jax.tree.map(move, params, is_leaf=lambda p: isinstance(p, rc.NormParams))
+    x = jax.random.normal(jax.random.key(3), (N, D))
+    memory = jax.random.normal(jax.random.key(4), (4, D)) if config.cross_attention else None
+    return config, params, x, memory
+
+
+def numpy_forward(params, x, config, memory=None):
+    """Every hidden state by loops over layers and heads, written from the equations."""
+    p64 = jax.tree.map(lambda a: np.asarray(a, np.float64), params)
+    x = np.asarray(x, np.float64)
+    memory = None if memory is None else np.asarray(memory, np.float64)
+    n = len(x)
+    i, j = np.indices((n, n))
+    allowed = {"none": i == i, "causal": j <= i, "local": abs(i - j) <= config.window}[config.mask]
+
+    def norm(p, x):
+        mean = x.mean(1, keepdims=True) if config.norm == "layer" else 0.0
+        y = (x - mean) / np.sqrt(((x - mean) ** 2).mean(1, keepdims=True) + config.norm_eps)
+        return y * p.gain + (0 if p.bias is None else p.bias)
+
+    def attention(p, x, y, allowed):
+        out = np.tile(p.b_o, (len(x), 1))
+        for h in range(config.num_heads):
+            q, k = x @ p.w_q[h] + p.b_q[h], y @ p.w_k[h] + p.b_k[h]
+            s = q @ k.T / config.temperature
+            s = s / np.sqrt(q.shape[1]) if config.scale_scores else s
+            e = np.where(allowed, np.exp(s - s.max(1, keepdims=True)), 0)
+            out = out + e / e.sum(1, keepdims=True) @ (y @ p.w_v[h] + p.b_v[h]) @ p.w_o[h]
+        return out
+
+    def mlp(p, x):
+        z = x @ p.w_in + p.b_in
+        if config.mlp == "swiglu":
+            g = x @ p.w_gate + p.b_gate
+            return (g * special.expit(g) * z) @ p.w_out + p.b_out
+        return (z * special.ndtr(z)) @ p.w_out + p.b_out
+
+    def sublayer(norm_params, x, branch, skip):
+        pre, post = config.norm_placement == "pre", config.norm_placement == "post"
+        y = config.branch_gain * branch(norm(norm_params, x) if pre else x)
+        y = y + config.skip_gain * x if skip else y
+        return norm(norm_params, y) if post else y
+
+    def layer(p, x):
+        x = sublayer(
+            p.attention_norm,
+            x,
+            lambda h: attention(p.attention, h, h, allowed),
+            config.attention_skip,
+        )
+        if memory is not None:
+            every = np.ones((n, len(memory)), bool)
+            x = sublayer(p.cross_norm, x, lambda h: attention(p.cross, h, memory, every), True)
+        if config.mlp != "none":
+            x = sublayer(p.mlp_norm, x, lambda h: mlp(p.mlp, h), config.mlp_skip)
+        return x
+
+    states = [x]
+    for l in range(config.depth):
+        row = config.layer_map[l] if config.layer_map else l
+        states.append(layer(jax.tree.map(lambda a, row=row: a[row], p64.layers), states[-1]))
+    last = states[-1]
+    return np.array(states), norm(p64.final_norm, last) if config.final_norm else last
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_forward_matches_numpy(name):
+    config, params, x, memory = build(name)
+    trace = jax.jit(rc.apply)(params, x, config, memory=memory)
+    states, output = numpy_forward(params, x, config, memory)
+    scale = np.abs(states).max()
+    np.testing.assert_allclose(trace.hidden, states, rtol=1e-4, atol=2e-5 * scale)
+    np.testing.assert_allclose(trace.output, output, rtol=1e-4, atol=2e-5 * scale)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_float64_matches_numpy_to_rounding(name, x64):
+    config, params, x, memory = build(name)
+    trace = rc.apply(params, x, config, memory=memory)
+    assert trace.hidden.dtype == jnp.float64
+    states, _ = numpy_forward(params, x, config, memory)
+    np.testing.assert_allclose(trace.hidden, states, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_jit_vmap_and_grad(name):
+    config, params, x, memory = build(name)
+
+    def loss(params, x):
+        return jnp.sum(jnp.sin(rc.apply(params, x, config, memory=memory).output))
+
+    alone = loss(params, x)
+    batch = jax.jit(jax.vmap(loss, (None, 0)))(params, jnp.stack([2 * x, x]))
+    np.testing.assert_allclose(batch[1], alone, rtol=1e-4, atol=1e-4)
+    gradients = jax.tree.leaves(jax.jit(jax.grad(loss))(params, x))
+    assert all(np.isfinite(g).all() for g in gradients)
+
+
+def test_bfloat16_stays_bfloat16_and_close():
+    config, params, x, _ = build("transformer")
+    half = jax.tree.map(lambda a: a.astype(jnp.bfloat16), params)
+    trace = rc.apply(half, x.astype(jnp.bfloat16), config)
+    assert {a.dtype for a in jax.tree.leaves(trace)} == {jnp.dtype(jnp.bfloat16)}
+    full = rc.apply(params, x, config)
+    np.testing.assert_allclose(trace.hidden.astype(jnp.float32), full.hidden, atol=0.15)
+
+
+def test_trace_holds_what_was_computed():
+    config, params, x, _ = build("transformer", skip_gain=0.7, branch_gain=1.3)
+    trace = rc.apply(params, x, config)
+    assert trace.hidden.shape == (4, N, D) and trace.attention.shape == (3, 3, N, N)
+    np.testing.assert_allclose(trace.attention.sum(-1), 1, rtol=1e-5)
+    layer = rc.layer_params(params, config, 1)
+    total = 0.7 * trace.hidden[1] + 1.3 * trace.attention_branch[1]
+    after = transformer.sublayer_output(layer.attention_norm, total, config)
+    np.testing.assert_allclose(trace.layers.after_attention[1], after, rtol=1e-5, atol=1e-5)
+    total = 0.7 * after + 1.3 * trace.mlp_branch[1]
+    np.testing.assert_allclose(
+        trace.hidden[2], transformer.sublayer_output(layer.mlp_norm, total, config), atol=2e-5
+    )
+
+
+def test_gains_may_differ_by_layer_and_zero_skip_is_no_skip(x64):
+    config, params, x, _ = build("san_skip", branch_gain=1.0)
+    none = rc.apply(params, x, config.replace(attention_skip=False)).hidden
+    zero = rc.apply(params, x, config.replace(skip_gain=0.0)).hidden
+    np.testing.assert_allclose(zero, none, rtol=1e-12)
+    mixed = rc.apply(params, x, config.replace(skip_gain=jnp.array([0.0, 1.0, 0.0]))).hidden
+    np.testing.assert_allclose(mixed[1], none[1], rtol=1e-12)
+    assert np.abs(mixed[2] - none[2]).max() > 0.1
+
+
+def test_sweeping_floats_compiles_once():
+    config, params, x, _ = build("transformer")
+    compiled = jax.jit(lambda p, x, c: rc.apply(p, x, c).output)
+    for value in (0.1, 0.5, 2.0):
+        compiled(params, x, config.replace(skip_gain=value, temperature=1 + value))
+    assert compiled._cache_size() == 1
+    initialise = jax.jit(rc.init)
+    before = initialise._cache_size()
+    for scale in (0.1, 0.5, 2.0):
+        initialise(jax.random.key(0), config, scale)
+    assert initialise._cache_size() == before + 1
+
+
+def test_deeper_networks_begin_with_the_same_layers():
+    short = rc.init(jax.random.key(0), rc.transformer(2, 3, D))
+    long = rc.init(jax.random.key(0), rc.transformer(5, 3, D))
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b[:2]), short.layers, long.layers)
+
+
+def test_permuting_tokens_permutes_states(x64):
+    config, params, x, _ = build("transformer")
+    order = jnp.array([3, 0, 5, 1, 4, 2])
+    np.testing.assert_allclose(
+        rc.apply(params, x[order], config).output,
+        rc.apply(params, x, config).output[order],
+        rtol=1e-10,
+    )
+
+
+@pytest.mark.parametrize("mask", ["causal", "local", "padding"])
+def test_masked_tokens_have_no_gradient(mask):
+    config, params, x, _ = build("transformer", mask="none" if mask == "padding" else mask)
+    config = config.replace(depth=2, window=1)
+    params = params.replace(layers=jax.tree.map(lambda a: a[:2], params.layers))
+    valid = jnp.arange(N) != 4 if mask == "padding" else None
+    jacobian = jax.jacobian(lambda x: rc.apply(params, x, config, mask=valid).output)(x)
+    influence = np.abs(jacobian).max(axis=(1, 3)) > 0
+    i, j = np.indices((N, N))
+    expected = {"causal": j <= i, "local": abs(i - j) <= 2, "padding": (j != 4) | (i == j)}[mask]
+    np.testing.assert_array_equal(influence, expected)
+
+
+def test_explicit_masks_join_the_config():
+    config, params, x, _ = build("transformer")
+    causal = rc.apply(params, x, config.replace(mask="causal")).output
+    given = rc.apply(params, x, config, mask=jnp.tril(jnp.ones((N, N), bool))).output
+    np.testing.assert_allclose(causal, given, rtol=1e-6)
+
+
+def test_score_bias_reaches_every_layer():
+    config, params, x, _ = build("san")
+    bias = jnp.zeros((3, N, N)).at[:, :, 2].set(-1e9)
+    trace = rc.apply(params, x, config, bias=bias)
+    assert np.asarray(trace.attention)[..., 2].max() == 0.0
+
+
+def test_dropout_needs_a_key_and_keeps_the_mean():
+    config, params, x, _ = build("san", depth=1)
+    clean = rc.apply(params, x, config).output
+
+    def dropped(key):
+        return rc.apply(params, x, config, dropout_key=key, dropout_rate=0.2).output
+
+    draws = jax.jit(jax.vmap(dropped))(jax.random.split(jax.random.key(9), 4000))
+    error = np.abs(draws.mean(0) - clean)
+    assert (error < 5 * draws.std(0) / np.sqrt(4000) + 1e-6).all()
+    assert draws.std() > 0.1
+
+
+def test_unrolling_changes_nothing(x64):
+    config, params, x, _ = build("transformer")
+    unrolled = rc.apply(params, x, config.replace(unroll=3)).hidden
+    np.testing.assert_allclose(unrolled, rc.apply(params, x, config).hidden, rtol=1e-12)
+
+
+def test_presets_are_the_four_curves():
+    flags = {
+        preset.__name__: (preset(2, 2, 8).mlp != "none", preset(2, 2, 8).attention_skip)
+        for preset in (rc.san, rc.san_mlp, rc.san_skip, rc.transformer)
+    }
+    assert flags == {
+        "san": (False, False),
+        "san_mlp": (True, False),
+        "san_skip": (False, True),
+        "transformer": (True, True),
+    }
+    assert rc.transformer(2, 2, 8).d_ff == 32
+    assert hash(rc.san(2, 2, 8)) == hash(rc.san(2, 2, 8))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"num_heads": 5}, "num_heads=5 does not divide d_model=12"),
+        ({"depth": 0}, "depth=0"),
+        ({"d_ff": -1}, "d_ff=-1"),
+        ({"mlp": "cubic"}, "mlp='cubic'"),
+        ({"norm_placement": "middle"}, "norm_placement='middle'"),
+        ({"mask": "diagonal"}, "mask='diagonal'"),
+        ({"layer_map": (0, 0)}, "layer_map has 2 entries for depth=3"),
+        ({"layer_map": (0, 2, 2)}, "leaves out a row"),
+        ({"position": "rotary", "d_qk": 3, "d_v": 4}, "even d_qk, not 3"),
+    ],
+)
+def test_bad_configurations_name_the_value(fields, message):
+    with pytest.raises(ValueError, match=message):
+        rc.TransformerConfig(**({"depth": 3, "num_heads": 3, "d_model": 12} | fields))
+
+
+def test_bad_inputs_name_the_shape():
+    config, params, x, _ = build("transformer")
+    with pytest.raises(ValueError, match=r"\(6, 11\)"):
+        rc.apply(params, x[:, :11], config)
+    with pytest.raises(ValueError, match="no embedding"):
+        rc.apply(params, jnp.arange(6), config)
+    with pytest.raises(ValueError, match="does not fit 6 tokens"):
+        rc.apply(params, x, config, mask=jnp.ones(5, bool))
+    with pytest.raises(ValueError, match="needs a memory"):
+        rc.apply(params, x, config.replace(cross_attention=True))

@@ -1,0 +1,158 @@
+"""The four variants: by their definition, and against surgeries on `transformers` models."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from comparison import hidden_states, largest_difference, traces
+
+import rank_collapse as rc
+from rank_collapse import pretrained
+from rank_collapse.network import surgery
+from rank_collapse.network.layers import activation_of, norm
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    try:
+        import architectures
+    except ImportError:
+        architectures = None
+
+needs_torch = pytest.mark.skipif(architectures is None, reason="torch is not installed")
+CONFIG = rc.transformer(2, 2, 12, d_ff=20, mlp="gelu_tanh")
+PUBLISHED = [(v, "published") for v in surgery.VARIANTS]
+
+
+@pytest.mark.parametrize(("variant", "reading"), [*PUBLISHED, ("SAN+MLP", "text")])
+@pytest.mark.parametrize("family", ["bert", "albert"])
+def test_variants_by_hand(variant, reading, family):
+    params = rc.init(jax.random.key(0), CONFIG, bias_scale=0.3)
+    x = jax.random.normal(jax.random.key(1), (5, 12))
+    config, cut = surgery.variant(CONFIG, params, variant, reading, family)
+    found = rc.apply(cut, x, config)
+    for l in range(2):
+        p = rc.layer_params(params, CONFIG, l)
+        branch, _ = rc.multi_head_attention(p.attention, x, x)
+        skip = variant in ("SAN+skip", "Transformer")
+        x = norm(p.attention_norm, branch + x if skip else branch)
+        phi = activation_of(CONFIG.mlp).fn
+        if variant in ("SAN+MLP", "Transformer"):
+            z = phi(x @ p.mlp.w_in + p.mlp.b_in[None]) @ p.mlp.w_out + p.mlp.b_out[None]
+            x = norm(p.mlp_norm, z if reading == "text" else z + x)
+        elif family == "albert":
+            x = norm(p.mlp_norm, phi(x) + x)
+        np.testing.assert_allclose(found.hidden[l + 1], x, atol=2e-5)
+
+
+def test_refusals():
+    params = rc.init(jax.random.key(0), CONFIG)
+    with pytest.raises(ValueError, match="'san' is not one of"):
+        surgery.variant(CONFIG, params, "san")
+    with pytest.raises(ValueError, match="'paper' is not one of"):
+        surgery.variant(CONFIG, params, "SAN", "paper")
+    with pytest.raises(ValueError, match="mlp='none'"):
+        surgery.variant(rc.san(2, 2, 12), params, "SAN")
+    gated = rc.transformer(1, 2, 12, mlp="swiglu")
+    with pytest.raises(ValueError, match="gated"):
+        surgery.identity_maps(gated, rc.init(jax.random.key(0), gated))
+
+
+class OnlyBranch:
+    """Makes LayerNorm(branch + input) a LayerNorm(branch): the skip is cut where they meet."""
+
+    def __init__(self, dense, layer_norm):
+        self.branch = None
+        dense.register_forward_hook(self.keep)
+        layer_norm.register_forward_pre_hook(self.replace)
+
+    def keep(self, module, inputs, output):
+        self.branch = output
+
+    def replace(self, module, inputs):
+        return (self.branch,)
+
+
+def cut_torch(model, variant, reading):
+    """The same surgery on a transformers model, in place."""
+    kind = model.config.model_type
+    base = architectures.base(model)
+    no_skip = variant in ("SAN", "SAN+MLP")
+    no_mlp = variant in ("SAN", "SAN+skip")
+    identity = architectures.torch.nn.Identity
+    if kind in ("bert", "distilbert"):
+        for layer in base.encoder.layer if kind == "bert" else base.transformer.layer:
+            if no_skip and kind == "bert":
+                OnlyBranch(layer.attention.output.dense, layer.attention.output.LayerNorm)
+            elif no_skip:
+                OnlyBranch(layer.attention.out_lin, layer.sa_layer_norm)
+            if no_mlp and kind == "bert":
+                layer.feed_forward_chunk = lambda a: a
+            elif no_mlp:
+                layer.ffn = identity()
+                layer.ffn.forward = lambda a: 0 * a
+                layer.output_layer_norm = identity()
+            elif reading == "text" and variant == "SAN+MLP":
+                dense, after = (
+                    (layer.output.dense, layer.output.LayerNorm)
+                    if kind == "bert"
+                    else (layer.ffn, layer.output_layer_norm)
+                )
+                OnlyBranch(dense, after)
+    elif kind == "albert":
+        for group in base.encoder.albert_layer_groups:
+            for layer in group.albert_layers:
+                if no_skip:
+                    OnlyBranch(layer.attention.dense, layer.attention.LayerNorm)
+                if no_mlp and reading == "published":
+                    layer.ffn, layer.ffn_output = identity(), identity()
+                elif no_mlp:
+                    layer.ff_chunk = lambda a: 0 * a
+                    layer.full_layer_layer_norm = identity()
+    elif kind == "xlnet":
+        for layer in base.layer:
+            if no_skip:
+                post = layer.rel_attn.post_attention
+                layer.rel_attn.post_attention = lambda h, a, post=post: post(h, a, residual=False)
+            if no_mlp:
+                layer.ff = identity()
+    else:  # t5: the skip is inside the sublayer, whose output becomes its branch
+        for block in base.encoder.block:
+            attention = block.layer[0]
+            if no_skip:
+                kept = {}
+                attention.SelfAttention.register_forward_hook(
+                    lambda m, i, o, kept=kept: kept.update(branch=o[0])
+                )
+                attention.register_forward_hook(lambda m, i, o, kept=kept: (kept["branch"], *o[1:]))
+            if no_mlp:
+                block.layer[-1] = identity()
+
+
+CASES = [(name, v, "published") for name in ("bert", "albert", "xlnet") for v in surgery.VARIANTS]
+CASES += [("bert", "SAN+MLP", "text"), ("albert", "SAN", "text"), ("albert", "SAN+skip", "text")]
+CASES += [("distilbert", "SAN", "published"), ("distilbert", "SAN+MLP", "text")]
+CASES += [("t5", v, "published") for v in surgery.VARIANTS[:3]]
+
+
+@needs_torch
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize(("name", "variant", "reading"), CASES)
+def test_surgery_on_transformers(name, variant, reading, tmp_path):
+    case = architectures.CASES[name]
+    model = architectures.build(case)
+    architectures.save(model, tmp_path)
+    arguments = architectures.inputs(model)
+    config, params = pretrained.load(tmp_path)
+    cut, weights = surgery.variant(config, params, variant, reading, name)
+    trace = traces(cut, weights, arguments)
+    found = {"hidden": hidden_states(trace, cut), "attention": np.asarray(trace.attention)}
+    cut_torch(model, variant, reading)
+    expected = architectures.run(model, arguments)
+    expected = {k: expected[k] for k in found}
+    worst = largest_difference(found, expected, arguments)
+    assert max(worst.values()) < 1e-5, worst
+    if variant != "Transformer":
+        whole = hidden_states(traces(config, params, arguments), config)
+        assert float(jnp.max(jnp.abs(whole - found["hidden"]))) > 1e-2

@@ -1,0 +1,81 @@
+"""Chained attention, the skip's share, and predicted sizes against brute force."""
+
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rank_collapse as rc
+from rank_collapse.paths import chains as pp
+
+
+def test_elementary_shares_are_sums_over_subsets():
+    alpha = np.array([0.2, 0.9, 0.55, 0.7])
+    expected = np.zeros(5)
+    for taken in itertools.product([False, True], repeat=4):
+        expected[sum(taken)] += np.prod(np.where(taken, 1 - alpha, alpha))
+    ours = np.exp(pp.log_elementary_shares(jnp.asarray(alpha)))
+    np.testing.assert_allclose(ours, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("alpha", [0.3, 0.9])
+def test_one_alpha_gives_the_published_formula(alpha):
+    depth, heads, initial, c = 4, 3, 2.5, 1.1
+    expected = [
+        math.comb(depth, k) * heads**k * alpha ** (depth - k) * (1 - alpha) ** k
+        * initial / c ** (3**k - 1)
+        for k in range(depth + 1)
+    ]  # fmt: skip
+    ours = pp.predicted_sizes(alpha, depth, heads, initial, c)
+    np.testing.assert_allclose(ours, np.log10(expected), atol=1e-5)
+    each = pp.predicted_sizes(jnp.full(depth, alpha), depth, heads, initial, c)
+    np.testing.assert_allclose(each, ours, atol=1e-5)
+
+
+def test_predictions_stay_in_range_at_any_depth():
+    sizes = np.asarray(pp.predicted_sizes(0.5, 30, 12, 1.0, 1.3))
+    assert np.isfinite(sizes).all() and sizes[-1] < -1e12
+    assert np.isfinite(pp.predicted_sizes(0.5, 100, 12, 1.0, 1.0)).all()
+    with pytest.raises(ValueError, match=r"\(2,\) is neither one value nor \[3\]"):
+        pp.predicted_sizes(jnp.array([0.1, 0.2]), 3, 2)
+
+
+def test_skip_share_from_the_branches():
+    config = rc.san_skip(2, 2, 4)
+
+    @jax.jit
+    def sizes():
+        params = rc.init(jax.random.key(0), config)
+        xs = jax.random.normal(jax.random.key(1), (3, 5, 4))
+        traces = jax.vmap(lambda x: rc.apply(params, x, config))(xs)
+        return traces, jax.vmap(pp.branch_sizes)(traces)
+
+    traces, (skip, branch) = sizes()
+
+    def norm(a):
+        a = np.abs(a)
+        return np.sqrt(a.sum(axis=-2).max(axis=-1) * a.sum(axis=-1).max(axis=-1))
+
+    n_x, n_sa = norm(traces.hidden[:, :-1]).sum(axis=0), norm(traces.attention_branch).sum(axis=0)
+    np.testing.assert_allclose(pp.skip_share(skip, branch), n_x / (n_x + n_sa), rtol=1e-5)
+
+
+def test_chains_of_uniform_attention_are_rank_one_and_skips_are_not():
+    uniform = jnp.full((3, 2, 4, 4), 0.25)
+    to_mean, to_rank_one = pp.chained_residual(uniform, np.array([0, 2, 1]))
+    assert to_mean < 1e-6 and to_rank_one < 1e-6
+    # The identity: ‖I − 11ᵀ/4‖ has rows and columns of absolute sum 6/4; all singular values are 1.
+    to_mean, to_rank_one = pp.chained_residual(uniform, np.array([2, 2, 2]))
+    assert float(to_mean) == pytest.approx(1.5)
+    assert float(to_rank_one) > 0.9
+
+
+def test_measured_sizes_are_norms_of_each_length():
+    c = jax.random.normal(jax.random.key(0), (3, 5, 4)) + 2
+    norm, rest = pp.measured_sizes(c)
+    assert float(norm[1]) == pytest.approx(float(jnp.log10(rc.composite_norm(c[1]))), abs=1e-5)
+    expected = jnp.log10(rc.composite_norm(rc.residual(c[1])))
+    assert float(rest[1]) == pytest.approx(float(expected), abs=1e-5)

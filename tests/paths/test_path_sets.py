@@ -1,0 +1,236 @@
+"""Sampling and evaluating sets of paths, against one path at a time and against exact sums."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rank_collapse as rc
+from rank_collapse.paths.enumeration import path_length
+from rank_collapse.paths.estimates import estimate_length_sum, sampled_sum
+from rank_collapse.paths.sets import SEMANTICS, read_out, visiting_order
+
+N, D = 4, 6
+
+
+@functools.cache
+def _network(fields, double):
+    config = rc.transformer(
+        3, 2, D, **({"mlp": "gelu", "d_ff": 7, "skip_gain": 0.8} | dict(fields))
+    )
+    assert jax.config.jax_enable_x64 == double
+
+    @jax.jit
+    def make():
+        params = rc.init(jax.random.key(0), config, bias_scale=0.3)
+        return params, jax.random.normal(jax.random.key(1), (N, D))
+
+    return config, *make()
+
+
+def network(**fields):
+    return _network(tuple(fields.items()), jax.config.jax_enable_x64)
+
+
+NETWORKS = {
+    "post-norm with MLP": {},
+    "pre-norm, final norm": {"norm_placement": "pre", "final_norm": True, "mlp": "swiglu"},
+    "shared layers, relative positions": {
+        "layer_map": (0, 1, 0),
+        "position": "relative_key",
+        "mlp": "none",
+        "norm_placement": "none",
+    },
+}
+
+
+def relative_error(a, b):
+    a, b = np.asarray(a), np.asarray(b)
+    assert a.shape == b.shape
+    return np.max(np.abs(a - b)) / np.max(np.abs(b))
+
+
+def test_sampled_paths_have_their_length_and_are_uniform():
+    paths = rc.sample_path_sets(jax.random.key(0), range(4), 2, 4000, 3, 2)
+    assert paths.shape == (4, 2, 4000, 3)
+    assert (path_length(paths, 2) == jnp.arange(4)[:, None, None]).all()
+    flat = np.asarray(paths[2]).reshape(-1, 3) @ [9, 3, 1]
+    _, counts = np.unique(flat, return_counts=True)
+    assert len(counts) == 12  # C(3, 2) 2^2
+    expected = len(flat) / 12
+    chi_squared = float(((counts - expected) ** 2 / expected).sum())
+    assert chi_squared < 31.3  # 99.9 percentile of chi squared with 11 degrees of freedom
+    assert not np.array_equal(paths[2, 0], paths[2, 1])
+    again = rc.sample_path_sets(jax.random.key(0), [2], 1, 4000, 3, 2)
+    np.testing.assert_array_equal(again[0, 0], paths[2, 0])
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_sets_equal_one_path_at_a_time(name):
+    """Shared beginnings, sorted visits: the same sums, in the order the sets were given."""
+    config, params, x = network(**NETWORKS[name])
+    paths = jax.random.randint(jax.random.key(2), (2, 3, 4, 3), -1, 3)
+    mask = jnp.arange(N) < N - 1
+    for semantics in SEMANTICS:
+        single = jax.jit(
+            lambda path, s=semantics: rc.path_state(params, x, config, path, semantics=s, mask=mask)
+        )
+        each = np.stack([single(path) for path in paths.reshape(-1, 3)])
+        each = each.reshape(2, 3, 4, N, D)
+        sets = jax.jit(
+            lambda p, s=semantics: rc.path_set_states(params, x, config, p, semantics=s, mask=mask)
+        )(paths)
+        assert relative_error(sets, each.sum(axis=2)) < 1e-5
+
+
+def test_shared_beginnings_are_visited_once():
+    paths = np.asarray(jax.random.randint(jax.random.key(3), (40, 4), -1, 3))
+    order, first = visiting_order(jnp.asarray(paths))
+    beginnings = {tuple(path[: l + 1]) for path in paths for l in range(4)}
+    assert int((4 - first).sum()) == len(beginnings) < paths.size
+    assert sorted(np.asarray(order)) == list(range(40))
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_frozen_paths_sum_to_the_exact_contributions(name, x64):
+    config, params, x = network(**NETWORKS[name])
+    assert x.dtype == jnp.float64
+    exact, _ = jax.jit(lambda p: rc.path_contributions(p, x, config))(params)
+    # Every path, and the one of all heads, in sets of one path each.
+    chosen = {k: rc.enumerate_paths(3, 2, length=k) for k in range(4)}
+    paths = np.concatenate([*chosen.values(), np.full((1, 3), -1)])
+    states = jax.jit(
+        lambda p: rc.path_set_states(params, x, config, p[:, None], semantics="frozen")
+    )(jnp.asarray(paths))
+    lengths = path_length(paths[:-1], 2)
+    for k in range(4):
+        assert relative_error(states[:-1][lengths == k].sum(axis=0), exact[k]) < 1e-12
+    assert relative_error(states[-1], exact[3]) < 1e-12
+
+
+def test_a_recomputed_path_is_a_network_of_one_head():
+    """A path of all heads 1 is the network with the other head's output projection at zero."""
+    config, params, x = network()
+    attention = params.layers.attention
+    w_o = attention.w_o.at[:, 0].set(0.0)
+    alone = params.replace(layers=params.layers.replace(attention=attention.replace(w_o=w_o)))
+    # b_v of the removed head adds nothing once its projection is zero
+    output = jax.jit(lambda p: rc.apply(p, x, config).output)
+    state = jax.jit(
+        lambda path, bare: rc.path_state(params, x, config, path, no_sub_path=bare),
+        static_argnums=1,
+    )
+    expected = output(alone)
+    assert relative_error(state(jnp.array([1, 1, 1]), False), expected) < 1e-5
+    assert relative_error(state(jnp.array([-1, -1, -1]), False), output(params)) < 1e-5
+    np.testing.assert_array_equal(state(jnp.array([2, 2, 2]), False), x)
+    assert relative_error(state(jnp.array([1, 1, 1]), True), expected) > 0.1
+
+
+def test_other_paths_and_gains_do_not_recompile():
+    config, params, x = network()
+    call = jax.jit(rc.path_set_states, static_argnames=("semantics", "no_sub_path"))
+    some = rc.sample_path_sets(jax.random.key(0), range(4), 2, 5, 3, 2)
+    for seed, paths in enumerate((some, some[::-1], some % 2)):
+        call(params, x, config.replace(skip_gain=0.1 * seed), paths)
+    assert call._cache_size() == 1
+
+
+def test_batches_are_examples_one_by_one():
+    config, params, x = network()
+    classifier = rc.Classifier(jnp.eye(D)[:, :3], jnp.arange(3.0))
+    paths = rc.sample_path_sets(jax.random.key(0), [1, 3], 2, 3, 3, 2)
+    inputs, mask = jnp.stack([x, 2 * x, -x]), jnp.arange(N)[None] < jnp.array([4, 3, 2])[:, None]
+
+    def logits(inputs, mask, size):
+        return rc.batch_path_set_logits(
+            params, classifier, inputs, config, paths, mask=mask, batch_size=size
+        )
+
+    @jax.jit
+    def each_way(inputs, mask):
+        one = rc.path_set_logits(params, classifier, inputs[1], config, paths, mask=mask[1])
+        return one, logits(inputs, mask, None), logits(inputs, mask, 2)
+
+    one, *batches = each_way(inputs, mask)
+    for batch in batches:
+        assert batch.shape == (3, 2, 2, N, 3)
+        assert relative_error(batch[1], one) < 1e-5
+
+
+def test_read_out_ignores_scale_and_common_shift_unless_told():
+    classifier = (jnp.eye(D), jnp.zeros(D))
+    x = jax.random.normal(jax.random.key(0), (N, D))
+    np.testing.assert_allclose(read_out(classifier, x), read_out(classifier, 7 * x + 3), atol=1e-5)
+    np.testing.assert_array_equal(read_out(classifier, x, normalize=False), x)
+
+
+def test_path_state_has_gradients():
+    config, params, x = network()
+    for semantics in SEMANTICS:
+        gradient = jax.jit(
+            jax.grad(
+                lambda x, s=semantics: jnp.sin(
+                    rc.path_state(params, x, config, jnp.array([0, 2, 1]), semantics=s)
+                ).sum()
+            )
+        )(x)
+        assert np.isfinite(gradient).all() and np.abs(gradient).max() > 1e-3
+
+
+def test_estimates_are_unbiased_with_honest_standard_errors():
+    """Over many sets: mean of the estimates, their variance, and the variance they report."""
+    config, params, x = network(mlp="none")
+    every = jnp.asarray(rc.enumerate_paths(3, 2, length=2))
+    exact = jax.jit(lambda p: rc.path_contributions(p, x, config).by_length[2])(params)
+    terms, whole = jax.jit(
+        lambda p: (
+            rc.path_set_states(params, x, config, p[:, None], semantics="frozen"),
+            estimate_length_sum(params, x, config, p, 2),
+        )
+    )(every)
+    assert relative_error(whole.mean, exact) < 1e-5
+    assert (
+        relative_error(whole.standard_error, 12 * jnp.std(terms, axis=0, ddof=1) / 12**0.5) < 1e-5
+    )
+    sets, size = 400, 20
+    paths = rc.sample_path_sets(jax.random.key(5), [2], sets, size, 3, 2)[0]
+    which = (paths[:, :, None] == every[None, None]).all(axis=-1).argmax(axis=-1)
+    estimates = jax.vmap(lambda i: sampled_sum(terms[i], 12))(which)
+    variance = 12**2 * np.var(terms, axis=0) / size
+    # Averages over entries, which are correlated: as uncertain as one entry's at most.
+    bias = np.mean((estimates.mean.mean(axis=0) - exact) / np.sqrt(variance / sets))
+    assert abs(bias) < 4
+    spread = np.mean(np.mean(np.square(estimates.mean - exact[None]), axis=0) / variance)
+    assert abs(spread - 1) < 4 * np.sqrt(2 / sets)
+    reported = np.mean(np.mean(np.square(estimates.standard_error), axis=0) / variance)
+    assert abs(reported - 1) < 4 * np.sqrt(12 / size / sets)  # kurtosis below that of 12 values
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda c, p, x: rc.sample_path(jax.random.key(0), 4, 3, 2), "length=4 needs -1 skips"),
+        (lambda c, p, x: rc.sample_path(jax.random.key(0), -1, 3, 2), "length=-1 needs 4 skips"),
+        (lambda c, p, x: rc.sample_path_sets(jax.random.key(0), [9], 1, 1, 3, 2), "length=9"),
+        (lambda c, p, x: rc.path_state(p, x, c, np.array([0, 1])), "depth=3"),
+        (lambda c, p, x: rc.path_state(p, x, c, np.array([0, 1, 5])), "choice 5"),
+        (lambda c, p, x: rc.path_set_states(p, x, c, np.array([0, 1, 1])), r"sets \[\.\.\., p, L"),
+        (
+            lambda c, p, x: rc.path_state(p, x, c, np.array([0, 1, 1]), semantics="thawed"),
+            "semantics='thawed' is not one of",
+        ),
+        (
+            lambda c, p, x: rc.path_state(
+                p, x, c.replace(cross_attention=True), np.array([0, 1, 1])
+            ),
+            "cross_attention=True",
+        ),
+        (lambda c, p, x: sampled_sum(x[:1], 3), "1 sampled path gives no standard error"),
+    ],
+)
+def test_bad_input_is_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call(*network(mlp="none"))

@@ -1,0 +1,116 @@
+"""Theorem 2.1: counts, enumeration and the sum term by term."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rank_collapse as rc
+from rank_collapse.paths import enumeration as rp
+
+
+@pytest.mark.parametrize(("depth", "num_heads"), [(1, 1), (3, 2), (4, 3)])
+def test_counts_are_those_of_the_enumeration(depth, num_heads):
+    paths = rp.enumerate_paths(depth, num_heads)
+    assert len(np.unique(paths, axis=0)) == len(paths) == (num_heads + 1) ** depth
+    lengths = rp.path_length(paths, num_heads)
+    assert tuple(np.bincount(lengths, minlength=depth + 1)) == rp.count_paths(depth, num_heads)
+    for k in range(depth + 1):
+        some = rp.enumerate_paths(depth, num_heads, length=k)
+        assert len(some) == math.comb(depth, k) * num_heads**k
+        assert (rp.path_length(some, num_heads) == k).all()
+    plain = rp.enumerate_paths(depth, num_heads, skips=False)
+    assert len(plain) == num_heads**depth == sum(rp.count_paths(depth, num_heads, skips=False))
+    assert plain.max() < num_heads
+
+
+def test_counts_of_large_networks_are_exact():
+    assert sum(rp.count_paths(96, 96)) == 97**96
+    assert rp.count_paths(12, 12)[1] == 144
+
+
+@pytest.mark.parametrize("skip", [False, True])
+def test_theorem_2_1_term_by_term(skip, x64):
+    """Σ P_path X W_path + 1bᵀ is the output, and per length equals the fast sums."""
+    config = rc.TransformerConfig(
+        depth=3, num_heads=2, d_model=6, attention_skip=skip, skip_gain=0.6, branch_gain=1.4
+    )
+
+    @jax.jit
+    def both():
+        params = rc.init(jax.random.key(0), config, bias_scale=0.5)
+        x = jax.random.normal(jax.random.key(1), (4, 6))
+        trace = rc.apply(params, x, config)
+        arguments = (params, x, trace.attention, config)
+        return {
+            "output": trace.output,
+            "offset": rp.theorem_offset(params, config)[None],
+            "sum": rp.sum_over_paths(*arguments),
+            "lengths": jnp.stack([rp.sum_over_paths(*arguments, length=k) for k in range(4)]),
+            "fast": rc.path_contributions(params, x, config),
+        }
+
+    out = both()
+    total = out["sum"] + out["offset"]
+    np.testing.assert_allclose(total, out["output"], rtol=1e-12, atol=1e-12)
+    by_length, fast_offset = out["fast"]
+    np.testing.assert_allclose(fast_offset, np.repeat(out["offset"], 4, axis=0), atol=1e-12)
+    np.testing.assert_allclose(by_length, out["lengths"], atol=1e-12)
+    assert bool(np.any(by_length[:3])) == skip
+    assert np.abs(out["offset"]).max() > 0.1
+
+
+def test_products_multiply_in_the_order_of_the_theorem(x64):
+    """The last layer's attention stands leftmost, the first layer's weights do."""
+    config = rc.san_skip(2, 2, 4, skip_gain=0.5)
+    x = jax.random.normal(jax.random.key(1), (3, 4))
+    params = jax.jit(lambda k: rc.init(k, config))(jax.random.key(0))
+    attention = jax.jit(lambda p: rc.apply(p, x, config).attention)(params)
+    p = params.layers.attention
+    path = np.array([1, 0])
+    expected = attention[1, 0] @ attention[0, 1]
+    np.testing.assert_allclose(rp.path_attention(attention, path), expected, atol=1e-14)
+    expected = (p.w_v[0, 1] @ p.w_o[0, 1]) @ (p.w_v[1, 0] @ p.w_o[1, 0])
+    np.testing.assert_allclose(rp.path_weight(params, config, path), expected, atol=1e-14)
+    skips = np.array([2, 2])
+    np.testing.assert_array_equal(rp.path_attention(attention, skips), np.eye(3))
+    np.testing.assert_allclose(rp.path_weight(params, config, skips), 0.25 * np.eye(4))
+    assert abs(attention[1, 0] @ attention[0, 1] - attention[0, 1] @ attention[1, 0]).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: rp.enumerate_paths(12, 12), r"13\^12 = 23298085122481 paths .* 1000000"),
+        (lambda: rp.enumerate_paths(3, 2, limit=26), r"3\^3 = 27 paths .* limit of 26"),
+        (lambda: rp.enumerate_paths(3, 2, length=4), "length=4 .* depth=3"),
+        (lambda: rp.enumerate_paths(3, 2, length=-1), "length=-1 needs 4 skips in depth=3"),
+        (lambda: rp.count_paths(0, 2), "depth=0"),
+        (lambda: rp.count_paths(2, 0), "num_heads=0"),
+    ],
+)
+def test_bad_requests_name_the_number(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_bad_paths_name_the_choice():
+    config = rc.san(3, 2, 4)
+    for paths, message in (
+        (np.zeros((5, 4), int), r"shape \(5, 4\) .* depth=3"),
+        (np.array([0, 3, 1]), r"choice 3 is not a head 0\.\.1"),
+        (np.array([0, -2, 1]), "choice -2"),
+        (np.zeros(3, np.float32), "float32 are not integers"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            rp.check_paths(paths, config)
+    rp.check_paths(np.array([0, 2, -1]), config)
+
+
+def test_theorem_refuses_what_it_does_not_cover():
+    config = rc.transformer(2, 2, 4)
+    params = jax.eval_shape(lambda k: rc.init(k, config), jax.random.key(0))
+    with pytest.raises(ValueError, match="mlp='gelu'"):
+        rp.theorem_offset(params, config)

@@ -1,0 +1,265 @@
+"""Reading checkpoint folders: what is refused and how, and architectures at initialisation."""
+
+import json
+import pickle
+import shutil
+import zipfile
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rank_collapse import pretrained
+from rank_collapse.paths.contributions import path_contributions
+from rank_collapse.pretrained.checkpoint import Checkpoint
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+BERT = {"model_type": "bert", "vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 2}
+BERT |= {"num_attention_heads": 2, "intermediate_size": 40, "max_position_embeddings": 16}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A copy of a golden checkpoint that a test may damage."""
+    return Path(shutil.copytree(GOLDEN / "bert", tmp_path / "bert"))
+
+
+def change_config(folder, **entries):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | entries))
+
+
+def rewrite(folder, change):
+    """Rewrites model.safetensors after change(header entries, data)."""
+    path = folder / "model.safetensors"
+    raw = path.read_bytes()
+    length = int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8 : 8 + length])
+    data = change(header, bytearray(raw[8 + length :]))
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(data))
+
+
+def refused(folder, *words, error=ValueError, **options):
+    with pytest.raises(error) as caught:
+        pretrained.load(folder, **options)
+    message = str(caught.value)
+    assert "\n" not in message
+    for word in words:
+        assert word in message, message
+
+
+def test_missing_folder_config_and_weights(folder):
+    refused(folder / "none", "none", "does not exist", error=FileNotFoundError)
+    (folder / "model.safetensors").unlink()
+    refused(folder, "holds none of model.safetensors", error=FileNotFoundError)
+    (folder / "config.json").unlink()
+    refused(folder, "config.json does not exist", error=FileNotFoundError)
+
+
+def test_config_that_is_no_json_or_unknown(folder):
+    change_config(folder, model_type="bart")
+    refused(folder, "model_type='bart'", "roberta")
+    (folder / "config.json").write_text("{")
+    refused(folder, "config.json is not JSON")
+    (folder / "config.json").write_text("[]")
+    refused(folder, "holds a list")
+
+
+@pytest.mark.parametrize("keep", [4, 100, 0.5, 0.999])
+def test_truncated_safetensors(folder, keep):
+    path = folder / "model.safetensors"
+    raw = path.read_bytes()
+    path.write_bytes(raw[: int(keep * len(raw)) if isinstance(keep, float) else keep])
+    refused(folder, "model.safetensors", "cut short")
+
+
+@pytest.mark.parametrize("name", ["bert-untied", "bert-legacy"])
+@pytest.mark.parametrize("keep", [0.02, 0.5, 0.97])
+def test_truncated_torch_file(tmp_path, name, keep):
+    folder = Path(shutil.copytree(GOLDEN / name, tmp_path / name))
+    path = folder / "pytorch_model.bin"
+    raw = path.read_bytes()
+    path.write_bytes(raw[: int(keep * len(raw))])
+    refused(folder, "pytorch_model.bin")
+
+
+def test_missing_tensor_and_shard(folder):
+    name = "encoder.layer.1.output.dense.weight"
+
+    def drop(header, data):
+        del header[next(k for k in header if k.endswith(name))]
+        return data
+
+    rewrite(folder, drop)
+    refused(folder, name, "is missing")
+    index = {"weight_map": {"a": "model-00001-of-00002.safetensors"}}
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    refused(folder, "model-00001-of-00002.safetensors", "missing", error=FileNotFoundError)
+    index = {"weight_map": {"a": "../elsewhere.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    refused(folder, "outside its folder")
+
+
+def test_no_tensor_of_the_family(tmp_path):
+    folder = Path(shutil.copytree(GOLDEN / "gpt2-head", tmp_path / "gpt2"))
+    shutil.copy(GOLDEN / "bert" / "config.json", folder)
+    refused(folder, "embeddings.word_embeddings.weight", "is missing")
+
+
+@pytest.mark.parametrize(
+    ("entries", "words"),
+    [
+        ({"intermediate_size": 30}, ("intermediate.dense.weight", "(28, 24)", "(30, 24)")),
+        ({"vocab_size": 41}, ("word_embeddings.weight", "(40, 24)", "(41, 24)")),
+        ({"num_hidden_layers": 1}, ("encoder.layer.1.", "1 layers")),
+        ({"num_hidden_layers": 3}, ("encoder.layer.2.", "is missing")),
+        ({"hidden_act": "snake"}, ("activation 'snake'",)),
+        ({"num_attention_heads": 5}, ("num_heads=5 does not divide d_model=24",)),
+        ({"position_embedding_type": "relative_key"}, ("relative_key", "not supported")),
+    ],
+)
+def test_config_that_contradicts_the_weights(folder, entries, words):
+    change_config(folder, **entries)
+    refused(folder, *words)
+
+
+def test_values_that_are_not_finite(folder):
+    def poison(header, data):
+        entry = header[next(k for k in header if k.endswith("layer.0.attention.self.key.weight"))]
+        start = entry["data_offsets"][0]
+        data[start : start + 4] = np.float32("nan").tobytes()
+        return data
+
+    rewrite(folder, poison)
+    refused(folder, "attention.self.key.weight", "not finite")
+
+
+def test_parts_and_dtypes(folder):
+    refused(folder, "part='decoder'", part="decoder")
+    refused(folder, "float64", "jax_enable_x64", dtype=jnp.float64)
+    _, params = pretrained.load(folder, dtype=jnp.bfloat16)
+    assert {a.dtype for a in jax.tree.leaves(params)} == {jnp.dtype("bfloat16")}
+
+
+def test_bfloat16_file_is_read_in_float32(folder):
+    _, before = pretrained.load(folder)
+
+    def halve(header, data):
+        whole = bytearray()
+        for name, entry in header.items():
+            if name != "__metadata__":
+                begin, end = entry["data_offsets"]
+                values = np.frombuffer(bytes(data[begin:end]), np.float32)
+                entry.update(
+                    dtype="BF16", data_offsets=[len(whole), len(whole) + (end - begin) // 2]
+                )
+                whole += np.asarray(jnp.asarray(values, jnp.bfloat16)).tobytes()
+        return whole
+
+    rewrite(folder, halve)
+    _, after = pretrained.load(folder)
+    for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
+        assert b.dtype == jnp.float32
+        np.testing.assert_allclose(a, b, rtol=2**-8)
+
+
+class Malice:
+    """Pickles to a call of os.system."""
+
+    def __reduce__(self):
+        import os
+
+        return os.system, ("touch executed",)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_pickled_code_is_refused_and_not_executed(tmp_path, monkeypatch, zipped):
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(GOLDEN / "bert" / "config.json", tmp_path)
+    path = tmp_path / "pytorch_model.bin"
+    if zipped:
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("archive/data.pkl", pickle.dumps({"w": Malice()}))
+    else:
+        path.write_bytes(pickle.dumps(Malice()))
+    refused(tmp_path, "pytorch_model.bin", "system")
+    assert not (tmp_path / "executed").exists()
+
+
+def test_torch_file_that_is_no_dictionary(tmp_path):
+    shutil.copy(GOLDEN / "bert" / "config.json", tmp_path)
+    with zipfile.ZipFile(tmp_path / "pytorch_model.bin", "w") as archive:
+        archive.writestr("archive/data.pkl", pickle.dumps([1, 2]))
+    refused(tmp_path, "holds a list")
+
+
+def test_formats_hold_the_same_numbers(tmp_path):
+    """A strided (transposed) view in a torch file is read as torch would."""
+    torch = pytest.importorskip("torch")
+    w = torch.arange(12.0).reshape(3, 4)
+    for modern in (True, False):
+        torch.save(
+            {"a": w.T, "b": w[1:, ::2], "c": w.to(torch.bfloat16), "d": torch.tensor(2.5)},
+            tmp_path / "pytorch_model.bin",
+            _use_new_zipfile_serialization=modern,
+        )
+        found = Checkpoint(tmp_path)
+        np.testing.assert_array_equal(found.read("a"), w.T.numpy())
+        np.testing.assert_array_equal(found.read("b"), w[1:, ::2].numpy())
+        np.testing.assert_array_equal(found.read("c").astype(np.float32), w.numpy())
+        assert found.read("d").shape == () and float(found.read("d")) == 2.5
+
+
+def test_random_like_bert():
+    config, params = pretrained.random_like(BERT, jax.random.key(0))
+    assert config.depth == 2 and params.layers.mlp.w_in.shape == (2, 32, 40)
+    tokens = params.embedding.tokens
+    assert not np.any(tokens[0]) and np.all(np.any(tokens[1:], axis=1))
+    for leaf in (tokens[1:], params.layers.attention.w_q, params.layers.mlp.w_out):
+        # The standard deviation of n normals has a relative error of 1/√(2n).
+        assert abs(float(leaf.std()) / 0.02 - 1) < 5 / np.sqrt(2 * leaf.size)
+    assert not np.any(params.layers.attention.b_q)
+    assert np.all(params.layers.attention_norm.gain == 1)
+    assert not np.array_equal(params.layers.attention.w_q[0], params.layers.attention.w_q[1])
+    _, again = pretrained.random_like(BERT, jax.random.key(0))
+    _, other = pretrained.random_like(BERT, jax.random.key(1))
+    np.testing.assert_array_equal(again.layers.mlp.w_in, params.layers.mlp.w_in)
+    assert not np.array_equal(other.layers.mlp.w_in, params.layers.mlp.w_in)
+
+
+def test_published_sizes():
+    shapes = {
+        name: pretrained.config_of(name)
+        for name in ("bert-base-cased", "albert-base-v2", "xlnet-base-cased")
+    }
+    for name, config in shapes.items():
+        assert (config.depth, config.num_heads, config.d_model) == (12, 12, 768)
+        curves = pretrained.published_curves(pretrained.settings_of(name), 12)
+        assert set(curves) == {"init", "pretrained"}
+    assert shapes["albert-base-v2"].num_rows == 1
+    assert pretrained.published_curves(pretrained.settings_of(BERT), 2) == {}
+    with pytest.raises(FileNotFoundError, match="bert-huge"):
+        pretrained.config_of("bert-huge")
+
+
+@pytest.mark.parametrize("name", sorted(f.name for f in GOLDEN.iterdir() if f.is_dir()))
+def test_paths_of_all_lengths_sum_to_the_output(name):
+    part = "decoder" if name.startswith("t5") else None
+    config, params = pretrained.load(GOLDEN / name, part=part)
+    stored = np.load(GOLDEN / name / "expected.npz")
+    inputs = {}
+    if config.embedding.d_input:
+        x = jax.random.normal(jax.random.key(0), (8, config.embedding.d_input))
+    else:
+        x = jnp.asarray(stored["in/input_ids"][1])
+        inputs["mask"] = jnp.asarray(stored["in/attention_mask"][1], bool)
+    if part:
+        inputs |= {"memory": jnp.asarray(stored["out/hidden"][0, -1])}
+    found = jax.jit(path_contributions)(params, x, config, **inputs)
+    scale = float(jnp.max(jnp.abs(found.output)))
+    np.testing.assert_allclose(found.total, found.output, atol=1e-5 * scale)
+    assert np.all(np.asarray(jnp.max(jnp.abs(found.by_attention_length), axis=(1, 2))) > 0)

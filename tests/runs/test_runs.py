@@ -1,0 +1,160 @@
+"""Run folders: whole files, resume, refusal, one process at a time."""
+
+import json
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from rank_collapse.runs import provenance
+from rank_collapse.runs.folder import RunError, RunFolder, difference, make_folder, read_summary
+
+CONFIG = {"depth": 3, "scales": (0.5, 1.0), "name": "a"}
+
+
+def test_a_run_leaves_everything_and_its_second_opening_finds_it(tmp_path):
+    folder = tmp_path / "results" / "x"
+    with RunFolder(folder, CONFIG, execution={"num_devices": 2}) as run:
+        assert not run.resumed and run.summary is None and run.read_rows() == []
+        run.log("begun")
+        run.write_rows([{"seed": 0, "loss": 0.5}, {"seed": 1, "extra": "x,y"}])
+        run.save_arrays({"a/b": jnp.arange(3)})
+        figure = Figure()
+        figure.subplots().plot([1, 2])
+        assert not run.has_figure("f")
+        run.save_figure(figure, "f")
+        run.finish({"loss": np.float32(0.5), "per_seed": np.arange(2)})
+    names = {p.name for p in folder.iterdir()}
+    files = {"config.json", "results.csv", "arrays.npz", "summary.json", "figures", "log.txt"}
+    assert names == files | {".lock"}  # no temporary name is left
+    saved = json.loads((folder / "config.json").read_text())
+    assert saved["config"]["scales"] == [0.5, 1.0]
+    assert saved["execution"] == {"num_devices": 2}
+    assert saved["environment"]["versions"]["jax"] == jax.__version__
+    with RunFolder(folder, CONFIG) as again:
+        assert again.resumed and again.has_figure("f")
+        assert again.summary == {"loss": 0.5, "per_seed": [0, 1]}
+        np.testing.assert_array_equal(again.arrays["a/b"], [0, 1, 2])
+        first, second = again.read_rows()
+        assert first == {"seed": "0", "loss": "0.5", "extra": ""}
+        assert second["extra"] == "x,y"
+    assert read_summary(folder)["loss"] == 0.5
+    assert "begun" in (folder / "log.txt").read_text()
+
+
+def test_a_part_is_computed_once(tmp_path):
+    calls = []
+
+    def compute():
+        calls.append(1)
+        return {"x": np.ones(2), "y": np.zeros(1)}
+
+    for _ in range(2):
+        with RunFolder(tmp_path, CONFIG) as run:
+            np.testing.assert_array_equal(run.cached("first", compute)["x"], 1)
+            assert run.part("firs") is None
+    assert len(calls) == 1
+
+
+def test_another_config_is_refused_with_the_difference_and_overwrite_starts_afresh(tmp_path):
+    with RunFolder(tmp_path, CONFIG) as run:
+        run.save_arrays({"a": 1})
+        run.finish({})
+    (tmp_path / "notes.txt").write_text("mine")
+    other = CONFIG | {"depth": 4}
+    with pytest.raises(RunError, match="depth is 3 there, 4 here") as caught:
+        RunFolder(tmp_path, other)
+    assert "name" not in str(caught.value).split(":")[1].split(";")[0]
+    with RunFolder(tmp_path, other, overwrite=True) as run:
+        assert not run.resumed and run.arrays == {} and run.summary is None
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+    assert (
+        difference({"a": 1}, {"b": 1}) == "a is 1 there, 'absent' here; b is 'absent' there, 1 here"
+    )
+
+
+def test_execution_does_not_take_part_in_the_comparison(tmp_path):
+    RunFolder(tmp_path, CONFIG, execution={"num_devices": 1}).close()
+    with RunFolder(tmp_path, CONFIG, execution={"num_devices": 2}) as run:
+        assert run.resumed
+
+
+def test_a_second_process_is_told_who_holds_the_folder(tmp_path):
+    code = (
+        "import sys; from rank_collapse.runs import RunError, RunFolder\n"
+        "try: RunFolder(sys.argv[1], {})\n"
+        "except RunError as e: print(e); sys.exit(2)\n"
+    )
+
+    def second():
+        return subprocess.run(
+            [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=60
+        )
+
+    with RunFolder(tmp_path, {}):
+        refused = second()
+        assert refused.returncode == 2
+        assert f"in use by another process (pid {os.getpid()} on" in refused.stdout
+    assert second().returncode == 0
+
+
+def test_a_folder_that_cannot_be_written_is_one_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match=r"cannot write to .*file/run: Not a directory"):
+        RunFolder(tmp_path / "file" / "run", CONFIG)
+    with pytest.raises(RunError, match="cannot write"):
+        make_folder(tmp_path / "file")
+
+
+@pytest.mark.parametrize("name", ["config.json", "arrays.npz"])
+def test_a_damaged_file_is_named(tmp_path, name):
+    with RunFolder(tmp_path, CONFIG) as run:
+        run.save_arrays({"a": 1})
+    (tmp_path / name).write_bytes(b"{broken")
+    with pytest.raises(RunError, match=name):
+        RunFolder(tmp_path, CONFIG)
+    RunFolder(tmp_path, CONFIG, overwrite=True).close()
+
+
+def test_results_without_a_config_are_not_taken_over(tmp_path):
+    (tmp_path / "results.csv").write_text("a\n")
+    with pytest.raises(RunError, match="without a config"):
+        RunFolder(tmp_path, CONFIG)
+
+
+def test_another_host_only_reads(tmp_path):
+    with RunFolder(tmp_path, CONFIG) as run:
+        run.save_arrays({"a": 1})
+    before = sorted(p.name for p in tmp_path.iterdir())
+    with RunFolder(tmp_path, CONFIG, primary=False) as run:
+        run.write_rows([{"a": 1}])
+        run.save_arrays({"b": 2})
+        run.log("x")
+        assert set(run.arrays) == {"a", "b"}
+    assert sorted(p.name for p in tmp_path.iterdir()) == before
+
+
+def test_checkpoints_resume_and_are_dropped_at_the_end(tmp_path):
+    state = {"key": jax.random.key(3), "w": jnp.arange(4.0), "n": np.int32(7)}
+    with RunFolder(tmp_path, CONFIG) as run:
+        assert run.restore_checkpoint(state) is None
+        run.save_checkpoint(10, state)
+        run.save_checkpoint(20, state | {"w": state["w"] + 1})
+        step, back = run.restore_checkpoint(state)
+        assert step == 20 and back["n"] == 7
+        np.testing.assert_array_equal(back["w"], [1, 2, 3, 4])
+        assert jax.random.normal(back["key"]) == jax.random.normal(state["key"])
+        with pytest.raises(RunError, match=r"w of shape \(4,\), not \(5,\)"):
+            run.restore_checkpoint(state | {"w": jnp.zeros(5)})
+        run.finish({})
+        assert not (tmp_path / "checkpoints").exists()
+
+
+def test_the_git_revision_is_that_of_this_checkout_or_none():
+    revision = provenance.git_revision()
+    assert revision is None or len(revision.split("+")[0]) == 40

@@ -1,0 +1,64 @@
+"""Seeds over devices: no result depends on how many there are."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rank_collapse.runs import seeds
+
+
+def single(key, shift):
+    def body(x, _):
+        return jnp.tanh(x @ x) + shift, x.sum()
+
+    last, sums = jax.lax.scan(body, jax.random.normal(key, (3, 3)), length=4)
+    return {"last": last, "sums": sums}
+
+
+def test_more_seeds_do_not_change_earlier_ones():
+    keys = jax.random.key_data(seeds.seed_keys(5, 4))
+    np.testing.assert_array_equal(keys[:2], jax.random.key_data(seeds.seed_keys(5, 2)))
+    np.testing.assert_array_equal(keys[2:], jax.random.key_data(seeds.seed_keys(5, 2, first=2)))
+    own = jax.random.key_data(jax.random.fold_in(jax.random.key(5), 3))
+    np.testing.assert_array_equal(keys[3], own)
+    with pytest.raises(ValueError, match="num_seeds=0"):
+        seeds.seed_keys(0, 0)
+
+
+@pytest.mark.parametrize("chunk", [0, 1, 2, 4])
+def test_devices_and_chunks_give_the_results_of_a_loop(chunk):
+    assert len(jax.devices()) == 2
+    keys = seeds.seed_keys(0, 5)  # not a multiple of two devices
+    expected = [single(key, 0.25) for key in keys]
+    for devices in (jax.devices()[:1], jax.devices()):
+        mesh = seeds.seed_mesh(devices)
+        out = seeds.map_seeds(single, keys, 0.25, mesh=mesh, chunk=chunk)
+        assert out["sums"].shape == (5, 4)
+        for s in range(5):
+            for name, value in expected[s].items():
+                np.testing.assert_allclose(out[name][s], value, rtol=1e-5, atol=1e-6)
+
+
+def test_both_devices_work():
+    mesh = seeds.seed_mesh()
+    out = seeds.over_seeds(single, mesh)(seeds.seed_keys(0, 4), 0.0)
+    assert {s.device for s in out["last"].addressable_shards} == set(jax.devices())
+
+
+def test_a_swept_value_does_not_recompile():
+    call = seeds.over_seeds(single, seeds.seed_mesh())
+    keys = seeds.seed_keys(0, 2)
+    for shift in (0.0, 0.5, 2.0):
+        call(keys, shift)
+    assert call._cache_size() == 1
+
+
+def test_padding_repeats_the_last_seed_and_is_cut_off_again():
+    tree = {"a": jnp.arange(6).reshape(3, 2)}
+    padded = seeds.pad_seeds(tree, 5)
+    np.testing.assert_array_equal(padded["a"][3:], [[4, 5], [4, 5]])
+    np.testing.assert_array_equal(seeds.trim_seeds(padded, 3)["a"], tree["a"])
+    with pytest.raises(ValueError, match="3 seeds do not fit into 2"):
+        seeds.pad_seeds(tree, 2)
+    assert seeds.padded_size(5, seeds.seed_mesh()) == 6

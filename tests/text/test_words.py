@@ -1,0 +1,43 @@
+"""Text to token ids."""
+
+import pytest
+
+from rank_collapse.text import words
+
+
+def test_words_and_punctuation_in_order():
+    assert words.tokenize('The cat\'s "hat", é_1!') == [
+        "the", "cat", "'", "s", '"', "hat", '"', ",", "é_1", "!",
+    ]  # fmt: skip
+
+
+def test_ids_are_ranks_of_first_appearance_and_a_longer_excerpt_begins_alike():
+    ids, vocabulary = words.token_ids("a b, a c", 10)
+    assert ids.tolist() == [0, 1, 2, 0, 3] and vocabulary == ["a", "b", ",", "c"]
+    assert words.token_ids("a b, a c", 3)[0].tolist() == [0, 1, 2]
+
+
+def test_the_shipped_text_is_long_enough():
+    ids, vocabulary = words.token_ids(words.default_text(), 1000)
+    assert len(ids) >= 256 and 100 < len(vocabulary) < len(ids)
+
+
+@pytest.mark.parametrize("content", ["", "word", "  \n"])
+def test_fewer_than_two_tokens_are_refused(content):
+    with pytest.raises(ValueError, match="fewer than 2"):
+        words.token_ids(content, 10)
+    with pytest.raises(ValueError, match="fewer than 2"):
+        words.token_ids("many words here", 1)
+
+
+def test_files_are_read_or_named(tmp_path):
+    good = tmp_path / "good.txt"
+    good.write_bytes("\ufeffnaïve text".encode())
+    assert words.read_text(good) == "naïve text"
+    (tmp_path / "latin").write_bytes("naïve".encode("latin-1"))
+    (tmp_path / "empty").write_text(" \n")
+    for name, message in (("latin", "not UTF-8"), ("empty", "is empty"), ("none", "No such file")):
+        with pytest.raises(ValueError, match=f"{name} .*{message}|{name}.*{message}"):
+            words.read_text(tmp_path / name)
+    with pytest.raises(ValueError, match="cannot be read"):
+        words.read_text(tmp_path)

@@ -1,0 +1,207 @@
+"""The technical lemma, the theorems and γ*, on random draws in float64 and on plain formulas."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rank_collapse as rc
+from experiments import check_bounds
+from rank_collapse.measures import residuals
+from rank_collapse.theory import bounds
+
+
+def reported(params, x, config, mask=None):
+    return jax.jit(rc.bound_report)(params, x, config, mask)
+
+
+def plain_head(params, x, config, h):
+    """E, D, γ*, and both sides of the layer bound of one head, written out in numpy."""
+    p = jax.tree.map(lambda a: np.asarray(a[0], np.float64), params.layers.attention)
+    x = np.asarray(x, np.float64)
+    r = x - x.mean(0)
+    k = p.w_q.shape[-1]
+    one = lambda a: np.abs(a).sum(0).max()  # noqa: E731
+    composite = lambda a: math.sqrt(one(a) * np.abs(a).sum(1).max())  # noqa: E731
+    w_qk, w = p.w_q[h] @ p.w_k[h].T, p.w_v[h] @ p.w_o[h]
+    e = r @ w_qk @ r.T / math.sqrt(k)
+    spread = np.array([max(abs(a - b) for a in row for b in row) for row in e])
+    gamma = math.sqrt(k) * math.sqrt(spread.sum() * spread.max())
+    gamma /= 2 * one(w_qk) * composite(r) ** 2
+    scores = (x @ p.w_q[h] + p.b_q[h]) @ (x @ p.w_k[h] + p.b_k[h]).T / math.sqrt(k)
+    weights = np.exp(scores - scores.max(1, keepdims=True))
+    weights /= weights.sum(1, keepdims=True)
+    out = weights @ x @ w
+    beta = one(w_qk) * composite(w)
+    right = math.log10(4 * gamma * beta / math.sqrt(k)) + 3 * math.log10(composite(r))
+    left = math.log10(composite(out - out.mean(0)))
+    return {"gamma": gamma, "beta": beta, "spread": spread, "left": left, "right": right}
+
+
+def test_threshold_is_the_root():
+    x = bounds.LEMMA_THRESHOLD
+    assert x > 0.5  # 0 is a root too
+    np.testing.assert_allclose(math.exp(x), 1 + 2 * x, rtol=1e-14)
+
+
+def test_report_equals_the_written_out_formulas(x64):
+    config = rc.san(1, 3, 6, d_qk=4, d_v=2)
+    params = rc.init(jax.random.key(0), config, 0.7, 0.5)
+    x = jax.random.normal(jax.random.key(1), (5, 6)) + 1
+    report = reported(params, x, config)
+    plain = [plain_head(params, x, config, h) for h in range(3)]
+    for name, field in (
+        ("gamma", report.gamma),
+        ("beta", report.beta),
+        ("left", report.head_log10_lhs),
+        ("right", report.head_log10_rhs),
+    ):
+        np.testing.assert_allclose(field[0], [p[name] for p in plain], rtol=1e-9)
+    np.testing.assert_allclose(10 ** report.log10_spread[0], [p["spread"] for p in plain])
+    np.testing.assert_array_equal(
+        report.admissible[0], [p["spread"].max() <= bounds.LEMMA_THRESHOLD for p in plain]
+    )
+    np.testing.assert_allclose(
+        report.head_tightness, report.head_log10_rhs - report.head_log10_lhs, rtol=1e-9
+    )
+    # γ enters linearly
+    np.testing.assert_allclose(
+        report.head_log10_rhs - report.head_log10_rhs_first, np.log10(report.gamma)
+    )
+
+
+def test_theorem_is_the_layer_bound_iterated():
+    log_r, c = -0.4, 4 * 0.3 * 0.8 * 2 / math.sqrt(9)
+    for _ in range(4):
+        log_r = math.log10(c) + 3 * log_r
+    got = bounds.log10_theorem(-0.4, 0.8, 0.3, 2, 9, 4)
+    np.testing.assert_allclose(got, log_r, rtol=1e-5)
+
+
+def test_lemma_and_layer_bound_hold_wherever_the_condition_does():
+    counts = check_bounds.count_violations(400, seed=1, shapes=((8, 12, 3), (3, 4, 1)))
+    assert 100 < counts["admissible"] < counts["heads"]
+    assert counts["lemma_violations"] == 0 and counts["head_violations"] == 0
+    assert counts["layer_violations"] == 0 and counts["stack_violations"] == 0
+    assert 0 < counts["gamma_min"] < counts["gamma_max"] and counts["tightness_min"] > 0
+    # the check can fail: without the condition the lemma does not hold
+    assert counts["lemma_violations_elsewhere"] > 0
+
+
+def test_biases_change_neither_spread_nor_gamma(x64):
+    config = rc.san(1, 2, 8)
+    params = rc.init(jax.random.key(0), config, 0.5)
+    biased = rc.init(jax.random.key(0), config, 0.5, 0.8)
+    x = jax.random.normal(jax.random.key(1), (5, 8))
+    plain, other = reported(params, x, config), reported(biased, x, config)
+    np.testing.assert_allclose(plain.log10_spread, other.log10_spread, rtol=1e-9)
+    np.testing.assert_allclose(plain.gamma, other.gamma, rtol=1e-9)
+    assert float(abs(plain.head_log10_lhs - other.head_log10_lhs).min()) > 1e-4
+
+
+@pytest.mark.parametrize("kind", ["relu", "gelu", "gelu_tanh", "silu", "tanh", "identity"])
+def test_lipschitz_constant_bounds_every_residual(kind, x64):
+    config = rc.san_mlp(1, 1, 6, mlp=kind, d_ff=9)
+    params = rc.init(jax.random.key(0), config, 2.0, 1.0).layers.mlp
+    params = jax.tree.map(lambda a: a[0], params)
+    one, inf = bounds.lipschitz_constants(params, kind)
+    tightest = 0.0
+    for seed in range(30):
+        rng = np.random.default_rng(seed)
+        center = rng.standard_normal((1, 6))
+        x = center + 10 ** rng.uniform(-3, 1) * rng.standard_normal((rng.integers(1, 5), 6))
+        rest = rc.layers.mlp(params, jnp.asarray(x), kind)
+        rest = rest - rc.layers.mlp(params, jnp.asarray(center), kind)
+        for norm, constant in ((residuals.norm_1, one), (residuals.norm_inf, inf)):
+            share = float(norm(rest) / (constant * norm(x - center)))
+            assert share <= 1 + 1e-9
+            tightest = max(tightest, share)
+    assert tightest > 0.05
+    slope = float(one / (residuals.norm_1(params.w_in) * residuals.norm_1(params.w_out)))
+    known = {"gelu": 1.128904, "gelu_tanh": 1.129, "silu": 1.099839}.get(kind, 1.0)
+    np.testing.assert_allclose(slope, known, rtol=1e-4)
+
+
+def test_corollary_multiplies_beta_by_the_lipschitz_constant():
+    config = rc.san_mlp(3, 2, 8)
+    params = rc.init(jax.random.key(0), config, 0.3)
+    x = 0.3 * jax.random.normal(jax.random.key(1), (5, 8))
+    report = reported(params, x, config)
+    worst = jnp.max(report.beta * report.lipschitz[:, None])
+    np.testing.assert_allclose(report.stack_beta, worst, rtol=1e-5)
+    want = bounds.log10_theorem(
+        report.log10_residual[0], worst, jnp.max(report.gamma), 2, config.qk_width, 3
+    )
+    np.testing.assert_allclose(report.stack_log10_rhs, want, rtol=1e-5)
+    assert report.not_covered == () and bool(report.stack_admissible)
+    assert float(report.stack_tightness) > 0
+    gated = config.replace(mlp="swiglu")
+    report = reported(rc.init(jax.random.key(0), gated), x, gated)
+    assert np.isposinf(report.stack_log10_rhs) and "gated" in report.not_covered[0]
+
+
+def test_deep_layers_keep_their_tightness_and_the_stack_shrinks():
+    """At layer 12 the logarithms are near −1e5: their difference is not formed from them."""
+    config = rc.san(12, 2, 8)
+    params = rc.init(jax.random.key(0), config, 0.5)
+    x = 0.01 * jax.random.normal(jax.random.key(1), (5, 8)) + 1
+    report = reported(params, x, config)
+    with jax.enable_x64(True):
+        params, x = jax.tree.map(lambda a: jnp.asarray(np.asarray(a, np.float64)), (params, x))
+        precise = reported(params, x, config)
+        np.testing.assert_allclose(report.layer_tightness, precise.layer_tightness, atol=2e-2)
+    assert float(report.log10_residual[-1]) < -1e5 and bool(report.shrinks)
+    assert float(report.stack_log10_lhs) < float(report.stack_log10_rhs) < -1e5
+
+
+def test_padding_is_as_if_removed_and_other_masks_are_named():
+    config = rc.san(2, 2, 8)
+    params = rc.init(jax.random.key(0), config, 0.5, 0.3)
+    x = jax.random.normal(jax.random.key(1), (6, 8))
+    keep = np.array([1, 0, 1, 1, 0, 1], bool)
+    padded = reported(params, x, config, jnp.asarray(keep))
+    short = reported(params, x[keep], config)
+    for name in ("beta", "gamma", "layer_tightness", "stack_log10_rhs", "log10_residual"):
+        np.testing.assert_allclose(getattr(padded, name), getattr(short, name), rtol=1e-4)
+    np.testing.assert_allclose(padded.log10_spread[..., keep], short.log10_spread, rtol=1e-3)
+    assert padded.not_covered == short.not_covered == ()
+    causal = config.replace(mask="causal", attention_skip=True, norm_placement="post")
+    params = rc.init(jax.random.key(0), causal, 0.5, 0.3)
+    report = reported(params, x, causal)
+    branches = rc.apply(params, x, causal).attention_branch
+    left = [np.log10(rc.composite_norm(rc.residual(b))) for b in branches]
+    np.testing.assert_allclose(report.layer_log10_lhs, left, atol=1e-4)
+    assert [r.split()[0] for r in report.not_covered] == ["rows", "skips:", "norms:"]
+    assert np.isfinite(report.layer_tightness).all()
+
+
+def test_vmap_over_seeds_and_sweeps_compile_once():
+    traces = []
+
+    @jax.jit
+    def report(key, scale, config):
+        traces.append(1)
+        x = jax.random.normal(jax.random.fold_in(key, 1), (5, 8))
+        return rc.bound_report(rc.init(key, config, scale), x, config)
+
+    config = rc.san(2, 2, 8)
+    keys = jax.random.split(jax.random.key(0), 3)
+    sizes = {float(report(keys[0], s, config.replace(temperature=t)).stack_beta)
+             for s in (0.5, 1.0) for t in (1.0, 2.0)}  # fmt: skip
+    assert len(traces) == 1 and len(sizes) == 4
+    batch = jax.vmap(lambda k: report(k, 0.5, config))(keys)
+    assert batch.layer_tightness.shape == (3, 2) and batch.head_tightness.shape == (3, 2, 2)
+    alone = report(keys[1], 0.5, config)
+    np.testing.assert_allclose(batch.layer_tightness[1], alone.layer_tightness, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"score": "additive"}, {"position": "rotary"}, {"position": "relative_key"}]
+)
+def test_scores_without_a_matrix_are_refused(fields):
+    config = rc.san(1, 2, 8, **fields)
+    params = rc.init(jax.random.key(0), config)
+    with pytest.raises(ValueError, match=next(iter(fields.values()))):
+        rc.bound_report(params, jnp.ones((3, 8)), config)

@@ -1,0 +1,315 @@
+"""The log-domain pass against thousands of digits, against float64, and under transformations."""
+
+import jax
+import jax.numpy as jnp
+import mpmath
+import numpy as np
+import pytest
+
+import rank_collapse as rc
+from rank_collapse.measures import residuals
+
+N, D, H = 6, 16, 4
+QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+
+
+def mp_profile(params, x, config, digits):
+    """log10 ‖res(X^l)‖_{1,∞} by the plain forward pass in `digits` decimal digits."""
+    with mpmath.workdps(digits):
+        mpf, dot = mpmath.mpf, mpmath.fdot
+
+        def exact(a):
+            a = np.asarray(a, np.float64)
+            return [exact(b) for b in a] if a.ndim else mpf(float(a))
+
+        def matmul(a, b):
+            columns = list(zip(*b, strict=True))
+            return [[dot(row, column) for column in columns] for row in a]
+
+        def affine(a, w, b):
+            return [[u + v for u, v in zip(row, b, strict=True)] for row in matmul(a, w)]
+
+        def add(a, b):
+            return [[u + v for u, v in zip(r, s, strict=True)] for r, s in zip(a, b, strict=True)]
+
+        def norm(a, p):
+            out = []
+            for row in a:
+                mean = mpmath.fsum(row) / len(row)
+                root = mpmath.sqrt(
+                    mpmath.fsum((v - mean) ** 2 for v in row) / len(row) + mpf(config.norm_eps)
+                )
+                scaled = zip(row, p.gain, p.bias, strict=True)
+                out.append([(v - mean) / root * g + b for v, g, b in scaled])
+            return out
+
+        def log10_residual(a):
+            mean = [mpmath.fsum(c) / len(c) for c in zip(*a, strict=True)]
+            rest = [[abs(v - m) for v, m in zip(row, mean, strict=True)] for row in a]
+            one = max(mpmath.fsum(c) for c in zip(*rest, strict=True))
+            inf = max(mpmath.fsum(row) for row in rest)
+            return float(mpmath.log10(mpmath.sqrt(one * inf)))
+
+        state = exact(x)
+        profile = [log10_residual(state)]
+        for l in range(config.depth):
+            layer = jax.tree.map(exact, rc.layer_params(params, config, l))
+            p = layer.attention
+            total = [list(p.b_o) for _ in state]
+            for h in range(config.num_heads):
+                q, k = affine(state, p.w_q[h], p.b_q[h]), affine(state, p.w_k[h], p.b_k[h])
+                root = mpmath.sqrt(len(p.b_q[h]))
+                weights = []
+                for i, row in enumerate(q):
+                    last = i + 1 if config.mask == "causal" else len(k)
+                    e = [mpmath.exp(dot(row, k[j]) / root) for j in range(last)]
+                    s = mpmath.fsum(e)
+                    weights.append([v / s for v in e] + [mpf(0)] * (len(k) - last))
+                values = matmul(weights, affine(state, p.w_v[h], p.b_v[h]))
+                total = add(total, matmul(values, p.w_o[h]))
+            if config.attention_skip:
+                gain = mpf(float(config.skip_gain))
+                total = add(total, [[gain * v for v in row] for row in state])
+            state = total
+            if config.norm_placement == "post":
+                state = norm(state, layer.attention_norm)
+            if config.mlp == "gelu":
+                z = affine(state, layer.mlp.w_in, layer.mlp.b_in)
+                z = [[v * mpmath.ncdf(v) for v in row] for row in z]
+                state = affine(z, layer.mlp.w_out, layer.mlp.b_out)
+            profile.append(log10_residual(state))
+        return np.array(profile)
+
+
+def network(config, weight_scale=1.0, bias_scale=0.1, n=N, seed=0):
+    params = rc.init(jax.random.key(seed), config, weight_scale, bias_scale)
+    x = jax.random.normal(jax.random.key(seed + 1), (n, config.d_model)) + 0.3
+    return params, x
+
+
+def jitted(config, **inputs):
+    # compiled to slower code: these tests compile a hundred small programs
+    return jax.jit(
+        lambda p, x, c: rc.log_residual_profile(p, x, c, **inputs), compiler_options=QUICK
+    )
+
+
+def wide(*arrays):
+    return jax.tree.map(lambda a: jnp.asarray(np.asarray(a, np.float64)), arrays)
+
+
+def close(got, want):
+    """1e-3 in log10, or 1e-6 relative: what the log scale promises in float32."""
+    assert got.dtype == jnp.float32
+    np.testing.assert_array_less(np.abs(np.asarray(got) - want), np.maximum(1e-3, 1e-6 * -want))
+
+
+MP_CASES = {
+    "one head": ({"num_heads": 1}, {}, 500),
+    "four heads, biases": ({"num_heads": 4}, {"bias_scale": 0.5}, 500),
+    "gelu MLP": ({"num_heads": 2, "mlp": "gelu", "d_ff": 16}, {}, 500),
+    "post-LN": ({"num_heads": 2, "norm_placement": "post"}, {}, 500),
+    "causal": ({"num_heads": 2, "mask": "causal"}, {}, 200),
+    "skip 1e-30": ({"num_heads": 2, "attention_skip": True, "skip_gain": 1e-30}, {}, 300),
+}
+
+
+@pytest.mark.parametrize("case", MP_CASES)
+def test_equals_thousands_of_digits(case):
+    fields, scales, digits = MP_CASES[case]
+    config = rc.TransformerConfig(**({"depth": 5, "d_model": 8} | fields))
+    params, x = network(config, **scales)
+    want = mp_profile(params, x, config, digits)
+    assert want.min() > -0.8 * digits  # the oracle itself has digits left
+    close(jitted(config)(params, x, config), want)
+
+
+def test_saturated_attention_is_below_float_range_and_right():
+    """All weight on one key: the residual is e^(-score gap), which no softmax output holds."""
+    config = rc.TransformerConfig(depth=4, num_heads=2, d_model=D)
+    params, x = network(config, weight_scale=2.5, seed=2)
+    want = mp_profile(params, x, config, 1500)
+    assert want[-1] < want[-2] - 500  # in one layer
+    ours = jitted(config)
+    np.testing.assert_allclose(ours(params, x, config), want, rtol=3e-4)  # the scores' error
+    with jax.enable_x64(True):
+        np.testing.assert_allclose(ours(*wide(params, x), config), want, rtol=1e-10)
+
+
+def test_distances_lost_within_clusters_give_nan_not_a_wrong_number():
+    """Tokens 1e-11 of the largest distance apart, and a layer that only looks at these."""
+    config = rc.TransformerConfig(depth=4, num_heads=2, d_model=D)
+    params, x = network(config, weight_scale=2.2, seed=1)
+    want = mp_profile(params, x, config, 1500)
+    ours = jitted(config)
+    got = np.asarray(ours(params, x, config))
+    np.testing.assert_allclose(got[:-1], want[:-1], atol=1e-3)
+    assert np.isnan(got[-1])
+    with jax.enable_x64(True):  # whose 16 digits are enough
+        np.testing.assert_allclose(ours(*wide(params, x), config), want, atol=1e-3)
+
+
+def test_sixteen_tokens_of_width_32_fall_like_3_to_the_depth():
+    config = rc.san(5, 4, 32)
+    params, x = network(config, bias_scale=0.0, n=16)
+    got = jitted(config)(params, x, config)
+    close(got, mp_profile(params, x, config, 700))
+    rate = np.asarray(rc.local_rate(got))
+    assert rate.shape == (5,)
+    assert abs(rate[-1] - 3) < 0.5 * abs(rate[-2] - 3)
+
+
+def test_twelve_and_thirty_two_layers_are_finite():
+    for depth in (12, 32):
+        config = rc.san(depth, 4, 32)
+        params, x = network(config, n=16)
+        got = np.asarray(jitted(config)(params, x, config))
+        assert np.isfinite(got).all()
+        np.testing.assert_allclose(rc.local_rate(got)[-1], 3, atol=1e-3)
+
+
+def test_zero_residual_and_depth_beyond_float_range_give_minus_infinity():
+    config = rc.san(3, 2, 8)
+    params, _ = network(config)
+    got = jitted(config)(params, jnp.ones((4, 8)), config)
+    np.testing.assert_array_equal(got, -np.inf)
+    config = rc.san(90, 2, 8, layer_map=(0,) * 90)
+    params, x = network(config)
+    got = np.asarray(jitted(config)(params, x, config))
+    assert np.isfinite(got[:70]).all() and got[-1] == -np.inf and not np.isnan(got).any()
+
+
+KEEP = np.array([1, 1, 1, 0, 1, 0], bool)
+ANY_MASK = np.tril(np.ones((N, N), bool)) | np.eye(N, k=2, dtype=bool)
+BIAS = np.random.default_rng(3).standard_normal((H, N, N))
+FLOAT64_CASES = {
+    **{f"{k} MLP": ({"mlp": k}, {}) for k in rc.layers.MLP_KINDS if k != "none"},
+    **{
+        f"{place}-{kind}": ({"norm_placement": place, "norm": kind}, {})
+        for place in ("pre", "post")
+        for kind in ("layer", "rms")
+    },
+    **{
+        f"{place}-{kind}, skips, {mlp}": (
+            {"norm_placement": place, "norm": kind, "mlp": mlp}
+            | {"attention_skip": True, "mlp_skip": True, "skip_gain": 0.7},
+            {},
+        )
+        for place, kind, mlp in (("pre", "layer", "gelu"), ("post", "rms", "swiglu"))
+    },
+    "gains": ({"attention_skip": True, "skip_gain": 0.3, "branch_gain": 0.5}, {}),
+    "skip gain 0": ({"attention_skip": True, "skip_gain": 0.0}, {}),
+    "branch gain 0": ({"attention_skip": True, "branch_gain": 0.0}, {}),
+    "temperature": ({"temperature": 3.0}, {}),
+    "unscaled": ({"scale_scores": False}, {}),
+    "causal": ({"mask": "causal"}, {}),
+    "local": ({"mask": "local", "window": 1}, {}),
+    "any mask": ({}, {"mask": ANY_MASK}),
+    "mask that leaves out nothing": ({}, {"mask": np.ones((N, N), bool)}),
+    "padding": ({}, {"mask": KEEP}),
+    "padding, causal, norm": ({"mask": "causal", "norm_placement": "post"}, {"mask": KEEP}),
+    "padding, MLP": ({"mlp": "gelu", "mlp_skip": True}, {"mask": KEEP}),
+    "rotary": ({"position": "rotary"}, {}),
+    "relative bias": ({"position": "relative_bias"}, {}),
+    "relative key": ({"position": "relative_key"}, {"segments": np.array([0, 0, 0, 1, 1, 1])}),
+    "score bias": ({}, {"bias": BIAS}),
+    "additive": ({"score": "additive"}, {}),
+    "shared layers": ({"layer_map": (0, 1, 0)}, {}),
+    "other widths": ({"d_qk": 3, "d_v": 5}, {}),
+}
+
+
+def ordinary(config, **inputs):
+    """log10 of the residuals of the ordinary pass, and where they are above its rounding."""
+    mask = inputs.get("mask")
+    mask = mask if mask is not None and mask.ndim == 1 else None
+
+    def profile(params, x, config):
+        hidden = rc.apply(params, x, config, **inputs).hidden
+        size = jax.vmap(lambda h: residuals.composite_norm(rc.residual(h, mask=mask)))(hidden)
+        whole = jax.vmap(lambda h: residuals.composite_norm(h, mask))(hidden)
+        return jnp.log10(size), size > 1e-11 * whole
+
+    return jax.jit(profile, compiler_options=QUICK)
+
+
+@pytest.mark.parametrize("case", FLOAT64_CASES)
+def test_equals_the_ordinary_pass_where_float64_still_sees_it(case):
+    """Float32 at the usual scale; float64 also where attention is saturated (larger weights)."""
+    fields, inputs = FLOAT64_CASES[case]
+    config = rc.TransformerConfig(depth=3, num_heads=H, d_model=D, d_ff=2 * D, **fields)
+    reference, ours = ordinary(config, **inputs), jitted(config, **inputs)
+    params, x = network(config, bias_scale=0.2)
+    narrow = np.asarray(ours(params, x, config))
+    with jax.enable_x64(True):
+        want, seen = reference(*wide(params, x), config)
+        assert seen.sum() >= 2
+        np.testing.assert_allclose(narrow[seen], want[seen], atol=1e-4)
+        large, x = wide(jax.tree.map(lambda a: 2 * a, params), x)
+        want, seen = reference(large, x, config)
+        got = ours(large, x, config)
+        np.testing.assert_allclose(got[seen], want[seen], atol=1e-4)
+
+
+def test_masked_tokens_are_as_if_removed():
+    config = rc.TransformerConfig(depth=6, num_heads=H, d_model=D)
+    params, x = network(config)
+    padded = jax.jit(lambda m: rc.log_residual_profile(params, x, config, m))(jnp.asarray(KEEP))
+    np.testing.assert_allclose(
+        padded, jitted(config)(params, x[KEEP], config), rtol=1e-5, atol=1e-4
+    )
+
+
+def test_float64_gives_more_digits_and_bfloat16_gives_float32():
+    config = rc.san(4, 2, 8)
+    params, x = network(config)
+    want = mp_profile(params, x, config, 500)
+    with jax.enable_x64(True):
+        params64, x64 = jax.tree.map(lambda a: jnp.asarray(np.asarray(a, np.float64)), (params, x))
+        got = jitted(config)(params64, x64, config)
+        np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-12)
+    params, x = jax.tree.map(lambda a: a.astype(jnp.bfloat16), (params, x))
+    got = jitted(config)(params, x, config)
+    params, x = jax.tree.map(lambda a: a.astype(jnp.float32), (params, x))
+    close(got, np.asarray(jitted(config)(params, x, config)))
+
+
+def test_sweeps_compile_once_and_vmap_over_seeds():
+    traces = []
+
+    @jax.jit
+    def profile(key, scale, config):
+        traces.append(1)
+        params = rc.init(key, config, scale)
+        x = jax.random.normal(jax.random.fold_in(key, 1), (N, D))
+        return rc.log_residual_profile(params, x, config)
+
+    config = rc.san_skip(4, H, D)
+    ends = []
+    for scale in (0.5, 1.0):
+        for gain in (0.0, 0.1, 1.0):
+            swept = config.replace(skip_gain=gain, branch_gain=1 - gain / 2)
+            ends.append(profile(jax.random.key(0), scale, swept)[-1])
+    assert len(traces) == 1 and len(set(map(float, ends))) == 6
+
+    keys = jax.random.split(jax.random.key(1), 3)
+    batch = jax.vmap(lambda k: profile(k, 1.0, config))(keys)
+    for key, row in zip(keys, batch, strict=True):
+        np.testing.assert_allclose(row, profile(key, 1.0, config), atol=1e-4)
+    gains = jnp.array([0.0, 0.5, 1.0])
+    swept = jax.vmap(lambda g: profile(keys[0], 1.0, config.replace(skip_gain=g)))(gains)
+    assert np.isfinite(swept).all() and swept[0, -1] < -10 < swept[1, -1]
+
+
+@pytest.mark.parametrize(
+    ("fields", "shape", "message"),
+    [
+        ({"cross_attention": True}, (N, D), "cross_attention=True"),
+        ({"score": "additive", "position": "rotary"}, (N, D), "position='rotary'"),
+        ({}, (N, D + 1), r"\(6, 17\)"),
+    ],
+)
+def test_refusals_name_the_value(fields, shape, message):
+    config = rc.TransformerConfig(depth=1, num_heads=H, d_model=D, **fields)
+    with pytest.raises(ValueError, match=message):
+        rc.log_residual_profile(rc.init(jax.random.key(0), config), jnp.ones(shape), config)

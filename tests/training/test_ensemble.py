@@ -1,0 +1,127 @@
+"""Ensembles: seeds, devices and chunks that do not change results, divergence, resume."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.embedding import EmbeddingConfig
+from rank_collapse.runs import states
+from rank_collapse.runs.seeds import seed_keys, seed_mesh
+from rank_collapse.training.ensemble import Ensemble
+from rank_collapse.training.tasks import sorting
+from rank_collapse.training.training import Hyper, Recipe, batch_forward
+
+CONFIG = TransformerConfig(
+    depth=1, num_heads=2, d_model=8, attention_skip=True, norm_placement="post",
+    init="reference",
+    embedding=EmbeddingConfig(vocab_size=5, d_embed=8, positions="learned", num_positions=4,
+                              projection="before_norm"),
+)  # fmt: skip
+RECIPE = Recipe(config=CONFIG, num_outputs=5, batch_size=4, num_epochs=4, shuffle=True)
+
+
+def make_data(key):
+    return {"train": sorting.make_examples(key, 10, 4, 5)}
+
+
+def ensemble(devices=2, **options):
+    options = {"epochs_per_chunk": 2} | options
+    return Ensemble(RECIPE, make_data, mesh=seed_mesh(jax.devices()[:devices]), **options)
+
+
+@pytest.fixture(scope="module")
+def two_devices():
+    return ensemble()
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(two_devices):
+    return two_devices.train(seed_keys(2, 5), Hyper(learning_rate=0.01))
+
+
+def outputs(state, seeds):
+    """Logits of fixed sequences, seed by seed.
+
+    Not the weights: the gradient of the key bias is zero but for rounding, which Adam blows up.
+    """
+    inputs = sorting.make_examples(jax.random.key(9), 6, 4, 5)
+    model = jax.tree.map(lambda a: jnp.asarray(np.asarray(a)[seeds]), state.model)
+    return np.asarray(jax.vmap(lambda m: batch_forward(m, inputs, CONFIG))(model))
+
+
+def same(a, b, seeds=(0, 1, 2, 3, 4), others=None):
+    ours = outputs(a, list(seeds))
+    np.testing.assert_allclose(ours, outputs(b, list(others or seeds)), atol=2e-4)
+    assert ours.std() > 0.1  # not the logits of an untrained network
+
+
+def test_seeds_differ_and_learn(uninterrupted):
+    assert uninterrupted.losses.shape == (5, 4) and np.isfinite(uninterrupted.losses).all()
+    assert len(np.unique(uninterrupted.losses[:, 0])) == 5
+    assert (uninterrupted.losses[:, -1] < uninterrupted.losses[:, 0]).all()
+    assert uninterrupted.diverged == {} and uninterrupted.kept.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_a_seed_alone_is_the_same_seed_among_others(two_devices, uninterrupted):
+    alone = two_devices.train(seed_keys(2, 1, first=3), Hyper(learning_rate=0.01))
+    np.testing.assert_allclose(alone.losses[0], uninterrupted.losses[3], rtol=1e-5)
+    same(alone.state, uninterrupted.state, (0,), (3,))
+
+
+@pytest.mark.parametrize("options", [{"devices": 1, "epochs_per_chunk": 3}, {"at_once": 3}])
+def test_devices_chunks_and_vectorisation_change_nothing(options, uninterrupted):
+    other = ensemble(**options).train(seed_keys(2, 5), Hyper(learning_rate=0.01))
+    np.testing.assert_allclose(other.losses, uninterrupted.losses, rtol=1e-4)
+    same(other.state, uninterrupted.state)
+
+
+def test_interrupted_and_resumed_is_uninterrupted(two_devices, uninterrupted, tmp_path):
+    class Interrupted(Exception):
+        pass
+
+    def interrupt(epoch, state, losses):
+        states.save(tmp_path, epoch, state)
+        raise Interrupted
+
+    keys, hyper = seed_keys(2, 5), Hyper(learning_rate=0.01)
+    with pytest.raises(Interrupted):
+        two_devices.train(keys, hyper, on_chunk=interrupt)
+    assert states.steps(tmp_path) == [2]
+    seen = []
+    resumed = two_devices.train(
+        keys, hyper,
+        resume=lambda like: (2, states.restore(tmp_path, 2, like)),
+        on_chunk=lambda epoch, state, losses: seen.append(epoch),
+    )  # fmt: skip
+    assert seen == [4]
+    np.testing.assert_array_equal(resumed.losses, uninterrupted.losses)
+    same(resumed.state, uninterrupted.state)
+
+
+def test_a_sweep_compiles_once_and_a_diverged_run_is_kept_apart(
+    two_devices, uninterrupted, monkeypatch
+):
+    traces = []
+    monkeypatch.setattr("rank_collapse.training.ensemble.train_epoch", lambda *a: traces.append(1))
+    rates = np.array([0.01, np.inf, 0.003, 0.0, 0.01], np.float32)
+    dropout = np.array([0.1, 0.1, 0.1, 0.1, 0.3], np.float32)
+    swept = two_devices.train(seed_keys(2, 5), Hyper(learning_rate=rates, dropout=dropout))
+    assert not traces
+    assert list(swept.diverged) == [1] and swept.kept.tolist() == [0, 2, 3, 4]
+    np.testing.assert_allclose(swept.losses[0], uninterrupted.losses[0], rtol=1e-5)
+    assert not np.allclose(swept.losses[2], uninterrupted.losses[2], rtol=1e-4)
+    assert not np.allclose(swept.losses[4], uninterrupted.losses[4], rtol=1e-4)
+    begun, _ = two_devices.begin(
+        *two_devices.lay_out((seed_keys(2, 5), jax.tree.map(lambda a: jnp.full(5, a), Hyper()))),
+        None,
+    )
+    still = jax.tree.leaves(swept.state.model)
+    for x, y in zip(still, jax.tree.leaves(begun.model), strict=True):
+        np.testing.assert_allclose(np.asarray(x)[3], np.asarray(y)[3])  # learning rate 0
+
+
+def test_epochs_per_chunk_must_be_positive():
+    with pytest.raises(ValueError, match="epochs_per_chunk=0"):
+        ensemble(epochs_per_chunk=0)

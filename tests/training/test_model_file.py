@@ -1,0 +1,56 @@
+"""Files of trained models: written, read, and refused where they do not fit."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rank_collapse as rc
+from rank_collapse.training.model_file import dump_models, load_models
+from rank_collapse.training.training import Recipe, forward, init_model
+
+
+def recipe(**fields):
+    embedding = rc.EmbeddingConfig(vocab_size=5, d_embed=6, projection="before_norm")
+    return Recipe(rc.transformer(2, 2, 6, embedding=embedding, **fields), 3, 1, 0)
+
+
+def models(chosen, seeds=3):
+    return jax.vmap(lambda k: init_model(k, chosen))(jax.random.split(jax.random.key(0), seeds))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"layer_map": (0, 0)}, {"skip_gain": jnp.array([0.5, 2.0])}, {"mlp": "swiglu"}],
+)
+def test_what_is_read_is_what_was_written(fields, tmp_path):
+    chosen = recipe(**fields)
+    own = models(chosen)
+    (tmp_path / "models.npz").write_bytes(dump_models(chosen.config, own))
+    config, read = load_models(tmp_path / "models.npz")
+    assert jax.tree.structure(read) == jax.tree.structure(own)
+    for a, b in zip(jax.tree.leaves(own), jax.tree.leaves(read), strict=True):
+        np.testing.assert_array_equal(a, b)
+    second = jax.tree.map(lambda a: a[1], read)
+    x = jnp.array([0, 3, 1])
+    expected = forward(jax.tree.map(lambda a: a[1], own), x, chosen.config)
+    np.testing.assert_allclose(forward(second, x, config), expected, rtol=1e-6)
+
+
+def test_other_files_are_refused_in_one_line(tmp_path):
+    other = tmp_path / "other.npz"
+    np.savez(other, a=np.zeros(3))
+    text = tmp_path / "text.npz"
+    text.write_text("nothing")
+    deeper = tmp_path / "deeper.npz"
+    deeper.write_bytes(dump_models(recipe().config.replace(depth=3), models(recipe())))
+    for path, message in (
+        (other, "not a file of trained models"),
+        (text, "not a file of trained models"),
+        (deeper, r"attention.b_k of shape \(3, 2, .*not \(3, 3, "),
+    ):
+        with pytest.raises(ValueError, match=message) as caught:
+            load_models(path)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(OSError):
+        load_models(tmp_path / "absent.npz")

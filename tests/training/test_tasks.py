@@ -1,0 +1,212 @@
+"""Data, labels, losses, metrics and baselines of the tasks against slow oracles."""
+
+from fractions import Fraction
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.spatial import ConvexHull
+
+from rank_collapse.training import tasks
+from rank_collapse.training.tasks import circle, convex_hull, examples, memorization, sorting
+
+
+def rational_hull(points) -> np.ndarray:
+    """On the boundary or not, in rational arithmetic: all points on one side of a line."""
+    points = [(Fraction(float(x)), Fraction(float(y))) for x, y in points]
+
+    def cross(p, q, r):
+        return (q[0] - p[0]) * (r[1] - p[1]) - (q[1] - p[1]) * (r[0] - p[0])
+
+    return np.array(
+        [
+            all(r == p for r in points)
+            or any(q != p and all(cross(p, q, r) >= 0 for r in points) for q in points)
+            for p in points
+        ],
+        int,
+    )
+
+
+hull = jax.jit(jax.vmap(convex_hull.hull_labels))
+
+
+def test_hull_of_generic_points_is_scipys():
+    points = np.random.default_rng(0).uniform(0, 10, (100, 10, 2)).astype(np.float32)
+    expected = np.zeros((100, 10), int)
+    for row, x in zip(expected, points, strict=True):
+        row[ConvexHull(x).vertices] = 1
+    np.testing.assert_array_equal(hull(jnp.asarray(points)), expected)
+
+
+@pytest.mark.parametrize("dtype", [jnp.int32, jnp.float32])
+def test_hull_with_ties_lines_and_repeats_is_exact(dtype):
+    points = np.random.default_rng(1).integers(0, 4, (150, 9, 2))
+    expected = np.array([rational_hull(x) for x in points])
+    np.testing.assert_array_equal(hull(jnp.asarray(points, dtype)), expected)
+
+
+def test_hull_of_floats_nearly_on_a_line_is_exact():
+    rng = np.random.default_rng(2)
+    t = rng.uniform(0, 1, (60, 8, 1)).astype(np.float32)
+    start, end = rng.normal(size=(2, 60, 1, 2))
+    points = (start + (end - start) * t).astype(np.float32)
+    expected = np.array([rational_hull(x) for x in points])
+    np.testing.assert_array_equal(hull(jnp.asarray(points)), expected)
+
+    def naive(x):  # rounding errors make this one wrong, or the test would show nothing
+        a, b = x[None, :, None] - x[:, None, None], x[None, None] - x[:, None, None]
+        sign = a[..., 0] * b[..., 1] - a[..., 1] * b[..., 0]
+        other = (x[:, None] != x[None]).any(-1)
+        return ((sign >= 0).all(2) & other).any(1)
+
+    assert any((naive(x) != e).any() for x, e in zip(points, expected, strict=True))
+
+
+@pytest.mark.parametrize(
+    "points", [[[1, 1]] * 4, [[0, 0], [1, 1], [2, 2], [1, 1]], [[0, 0], [3, 1]]]
+)
+def test_degenerate_hulls_hold_all_their_points(points):
+    assert convex_hull.hull_labels(jnp.asarray(points)).tolist() == [1] * len(points)
+
+
+def test_hull_examples_are_labelled_before_the_shift_and_fill_the_square():
+    data = convex_hull.make_examples(jax.random.key(0), 300, 10)
+    assert data.inputs.shape == (300, 10, 2) and data.labels.shape == (300, 10)
+    extent = np.ptp(np.asarray(data.inputs), axis=1)
+    assert 8 < extent.mean() < 9 and extent.max() <= 10.0001  # E = 10 · 9/11
+    scipy_labels = np.zeros((300, 10), int)
+    for row, x in zip(scipy_labels, np.asarray(data.inputs, float), strict=True):
+        row[ConvexHull(x).vertices] = 1
+    assert (np.asarray(data.labels) == scipy_labels).mean() > 0.999
+    assert 2.5 < np.asarray(data.inputs).mean(axis=1).std() < 4.5  # the shift of 3.3
+
+
+def test_sorted_labels_and_repeats():
+    data = sorting.make_examples(jax.random.key(0), 200, 8, 10)
+    np.testing.assert_array_equal(data.labels, np.sort(data.inputs, axis=1))
+    counts = np.bincount(np.asarray(data.inputs).ravel(), minlength=10)
+    assert len(counts) == 10 and np.abs(counts - 160).max() < 5 * np.sqrt(160)
+    assert any(len(set(row)) < 8 for row in data.inputs.tolist())
+    distinct = sorting.make_examples(jax.random.key(0), 50, 8, 10, repeats=False)
+    assert all(len(set(row)) == 8 for row in distinct.inputs.tolist())
+    with pytest.raises(ValueError, match="seq_len=11"):
+        sorting.make_examples(jax.random.key(0), 5, 11, 10, repeats=False)
+
+
+def test_misordered_pairs_counts_by_hand():
+    predicted = jnp.asarray([[1, 2, 3], [3, 2, 1], [1, 1, 0]])
+    assert float(sorting.misordered_pairs(predicted)) == pytest.approx((0 + 3 + 2) / 3)
+    assert float(sorting.misordered_pairs(predicted, repeats=False)) == pytest.approx(6 / 3)
+
+
+def test_circle_walks_step_by_step_on_the_two_halves():
+    data = circle.make_examples(1000)
+    assert data.inputs.shape == (499, 2, 2)
+    np.testing.assert_array_equal(data.inputs[1:], data.labels[:-1])
+    radius = np.linalg.norm(np.asarray(data.inputs), axis=-1)
+    np.testing.assert_allclose(radius, 0.3, rtol=1e-5)
+    angle = 2 * np.pi / 1000
+    turn = np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
+    np.testing.assert_allclose(data.labels, np.asarray(data.inputs) @ turn, atol=1e-6)
+    with pytest.raises(ValueError, match="num_points=3"):
+        circle.make_examples(3)
+
+
+def test_roll_out_feeds_back_the_output_or_its_sum():
+    start = jnp.asarray([[1.0, 0.0], [0.0, 2.0]])
+    path = circle.roll_out(lambda x: 0.5 * x, start, 4)
+    np.testing.assert_allclose(path[:, 0, 0], [1, 0.5, 0.25, 0.125])
+    path = circle.roll_out(lambda x: 0.5 * x, start, 4, skip=True)
+    np.testing.assert_allclose(path[:, 0, 0], [1, 0.5, 0.75, 1.125])
+    np.testing.assert_allclose(circle.distance(path)[0], np.sqrt(5))
+
+
+def test_compact_vocabulary_keeps_the_texts():
+    tokens = np.array([[7, 100, 7], [0, 3, 100]])
+    compact, used = memorization.compact_vocabulary(tokens)
+    np.testing.assert_array_equal(used[compact], tokens)
+    assert compact.max() == len(used) - 1 == 3
+
+
+@given(lengths=st.lists(st.integers(0, 7), min_size=1, max_size=30))
+@settings(deadline=None, max_examples=50)
+def test_packed_rows_hold_every_token_once_and_whole(lengths):
+    lengths = np.array(lengths)
+    parts, places = np.moveaxis(examples.packed_rows(lengths, 7), -1, 0)
+    taken = [(int(t), int(p)) for t, p in zip(parts.ravel(), places.ravel(), strict=True) if t >= 0]
+    assert sorted(taken) == [(t, p) for t, n in enumerate(lengths) for p in range(n)]
+    for row, within in zip(parts, places, strict=True):
+        assert len(set(row[row >= 0])) == np.sum(within[row >= 0] == 0)  # no sequence is split
+        own = jnp.asarray(row)
+        np.testing.assert_array_equal(examples.part_positions(own)[row >= 0], within[row >= 0])
+        expected = (row[:, None] == row[None, :]) & (row[None, :] >= 0)
+        np.testing.assert_array_equal(examples.part_mask(own), expected)
+    room = 7 - (parts >= 0).sum(axis=1)
+    assert np.sum(room >= 4) <= 1  # two half-empty rows would have been one
+
+
+def test_a_sequence_longer_than_a_row_is_refused():
+    with pytest.raises(ValueError, match="9 tokens does not fit width=8"):
+        examples.packed_rows(np.array([3, 9]), 8)
+
+
+def masked_data(seed=0, shape=(6, 5), classes=3):
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(size=(*shape, classes)).astype(np.float32)
+    labels = rng.integers(0, classes, shape)
+    mask = rng.random(shape) < 0.7
+    data = tasks.Examples(
+        inputs=jnp.zeros(shape, jnp.int32), labels=jnp.asarray(labels), mask=jnp.asarray(mask)
+    )
+    return jnp.asarray(logits), data, labels, mask
+
+
+def test_losses_and_metrics_match_numpy_with_a_mask():
+    logits, data, labels, mask = masked_data()
+    z = np.asarray(logits, float)
+    log_p = z - np.log(np.exp(z).sum(axis=-1, keepdims=True))
+    nll = -np.take_along_axis(log_p, labels[..., None], axis=-1)[..., 0]
+    np.testing.assert_allclose(
+        tasks.cross_entropy(logits, data.labels, data.mask), nll[mask].mean(), rtol=1e-5
+    )
+    np.testing.assert_allclose(examples.loss_metric(logits, data), nll[mask].mean(), rtol=1e-5)
+    right = z.argmax(axis=-1) == labels
+    np.testing.assert_allclose(tasks.token_accuracy(logits, data), right[mask].mean(), rtol=1e-6)
+    exact = np.mean([r[m].all() for r, m in zip(right, mask, strict=True)])
+    np.testing.assert_allclose(tasks.exact_match(logits, data), exact)
+    target = jnp.asarray(np.random.default_rng(1).normal(size=z.shape), jnp.float32)
+    expected = ((z - np.asarray(target)) ** 2).sum(axis=-1)[mask].sum()
+    np.testing.assert_allclose(tasks.squared_error(logits, target, data.mask), expected, rtol=1e-5)
+
+
+def test_a_token_of_weight_zero_may_be_infinite():
+    logits, data, *_ = masked_data()
+    bad = jnp.where(data.mask[..., None], logits, jnp.nan)
+    expected = tasks.cross_entropy(logits, data.labels, data.mask)
+    np.testing.assert_allclose(tasks.cross_entropy(bad, data.labels, data.mask), expected)
+
+
+def test_area_under_curve_counts_pairs_and_ties():
+    logits, data, labels, mask = masked_data(classes=2)
+    logits = jnp.round(logits * 2) / 2  # ties
+    score = np.asarray(logits[..., 1] - logits[..., 0])[mask]
+    kind = labels[mask]
+    pairs = [(p > q) + 0.5 * (p == q) for p in score[kind == 1] for q in score[kind == 0]]
+    np.testing.assert_allclose(tasks.area_under_curve(logits, data), np.mean(pairs), rtol=1e-6)
+    assert 0 < np.mean(pairs) < 1 and any(p == 0.5 for p in pairs)
+
+
+def test_baselines_are_measured():
+    _, data, labels, mask = masked_data(shape=(400, 5))
+    commonest = np.bincount(labels[mask]).argmax()
+    other = masked_data(seed=5, shape=(300, 5))
+    expected = (other[2][other[3]] == commonest).mean()
+    measured = tasks.majority_baseline(data, other[1], 3)
+    np.testing.assert_allclose(measured, expected, rtol=1e-6)
+    count = mask.sum()
+    value = float(tasks.random_baseline(jax.random.key(0), data, 3))
+    assert abs(value - 1 / 3) < 4 * np.sqrt(2 / 9 / count)

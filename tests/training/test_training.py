@@ -1,0 +1,243 @@
+"""One seed's training against a numpy oracle of the optimiser and the order of the data."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rank_collapse.network import transformer
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.embedding import EmbeddingConfig
+from rank_collapse.training.tasks import cross_entropy, memorization, sorting
+from rank_collapse.training.tasks.examples import Examples, pack, packed_rows
+from rank_collapse.training.training import (
+    Hyper,
+    Recipe,
+    batch_forward,
+    forward,
+    init_state,
+    schedule_factor,
+    train_epoch,
+)
+
+
+def config(**fields):
+    embedding = EmbeddingConfig(
+        vocab_size=5, d_embed=8, positions="learned", num_positions=4, projection="before_norm"
+    )
+    defaults = {
+        "depth": 1, "num_heads": 2, "d_model": 8, "attention_skip": True,
+        "norm_placement": "post", "init": "reference", "embedding": embedding,
+    }  # fmt: skip
+    return TransformerConfig(**(defaults | fields))
+
+
+def recipe(**fields):
+    return Recipe(
+        **({"config": config(), "num_outputs": 5, "batch_size": 4, "num_epochs": 3} | fields)
+    )
+
+
+def data(count=10):
+    return sorting.make_examples(jax.random.key(1), count, 4, 5)
+
+
+def hyper(**values):
+    fields = dataclasses.asdict(Hyper()) | values
+    return Hyper(**{name: jnp.float32(v) for name, v in fields.items()})
+
+
+class NumpyAdam:
+    """Adam as Kingma and Ba write it, with L2 decay in the gradient, in float64."""
+
+    def __init__(self, weights):
+        self.w = [np.asarray(a, float) for a in weights]
+        self.m = [np.zeros_like(a) for a in self.w]
+        self.v = [np.zeros_like(a) for a in self.w]
+        self.t = 0
+
+    def step(self, gradients, rate, decay, clip):
+        gradients = [np.asarray(g, float) for g in gradients]
+        if clip is not None:
+            norm = np.sqrt(sum((g**2).sum() for g in gradients))
+            gradients = [g * min(1.0, clip / norm) for g in gradients]
+        self.t += 1
+        for i, g in enumerate(gradients):
+            g = g + decay * self.w[i]
+            self.m[i] = 0.9 * self.m[i] + 0.1 * g
+            self.v[i] = 0.999 * self.v[i] + 0.001 * g**2
+            m, v = self.m[i] / (1 - 0.9**self.t), self.v[i] / (1 - 0.999**self.t)
+            self.w[i] = self.w[i] - rate * m / (np.sqrt(v) + 1e-8)
+
+
+@pytest.mark.parametrize(
+    "fields, decay",
+    [
+        ({}, 0.0),
+        ({"schedule": "milestones", "milestones": (1, 2), "decay": 0.5}, 0.1),
+        ({"schedule": "linear", "clip_norm": 0.05}, 0.0),
+    ],
+)
+def test_epochs_are_adam_steps_on_batches_in_order_with_a_short_last_one(fields, decay):
+    chosen, examples = recipe(**fields), data(10)
+    values = hyper(learning_rate=0.01, weight_decay=decay, dropout=0.0)
+    state = init_state(jax.random.key(0), values, chosen)
+    structure = jax.tree.structure(state.model)
+    oracle = NumpyAdam(jax.tree.leaves(state.model))
+
+    def loss(model, batch):
+        logits = batch_forward(model, batch, chosen.config)
+        return cross_entropy(logits, batch.labels, jnp.ones(batch.labels.shape, bool))
+
+    gradient = jax.jit(jax.value_and_grad(loss))
+    step = 0
+    run = jax.jit(lambda s, e: train_epoch(s, examples, e, values, chosen))
+    for epoch in range(3):
+        losses = []
+        for rows in (slice(0, 4), slice(4, 8), slice(8, 10)):
+            batch = jax.tree.map(lambda a, r=rows: a[r], examples)
+            model = jax.tree.unflatten(structure, [jnp.asarray(a, jnp.float32) for a in oracle.w])
+            value, g = gradient(model, batch)
+            factor = {"constant": 1, "milestones": 0.5 ** min(epoch, 2), "linear": 1 - step / 9}
+            rate = 0.01 * factor[chosen.schedule]
+            oracle.step(jax.tree.leaves(g), rate, decay, chosen.clip_norm)
+            losses.append(float(value))
+            step += 1
+        state, mean = run(state, epoch)
+        assert float(mean) == pytest.approx(np.mean(losses), rel=1e-4)
+    for ours, theirs in zip(jax.tree.leaves(state.model), oracle.w, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=2e-4)
+
+
+def test_shuffling_visits_every_example_once_per_epoch():
+    chosen = recipe(shuffle=True, batch_size=3)
+    values = hyper(learning_rate=0.0, dropout=0.0)  # the loss of an epoch is then a plain mean
+    state = init_state(jax.random.key(0), values, chosen)
+    examples = data(9)
+    _, shuffled = train_epoch(state, examples, jnp.int32(0), values, chosen)
+    _, ordered = train_epoch(
+        state, examples, jnp.int32(0), values, dataclasses.replace(chosen, shuffle=False)
+    )
+    np.testing.assert_allclose(shuffled, ordered, rtol=1e-5)
+
+
+def test_schedules_at_their_borders():
+    steps = recipe(schedule="milestones", milestones=(15, 30), decay=0.91)
+    factors = [float(schedule_factor(steps, e, 0, 1)) for e in (0, 14, 15, 29, 30, 99)]
+    np.testing.assert_allclose(factors, [1, 1, 0.91, 0.91, 0.91**2, 0.91**2], rtol=1e-6)
+    linear = recipe(schedule="linear", num_epochs=2)
+    assert [float(schedule_factor(linear, 0, s, 5)) for s in (0, 5, 9)] == [1.0, 0.5, 1 - 9 / 10]
+
+
+def test_the_network_that_trains_is_the_one_network():
+    chosen = recipe()
+    state = init_state(jax.random.key(0), hyper(), chosen)
+    x = data().inputs[0]
+    output = transformer.apply(state.model.network, x, chosen.config).output
+    w, b = state.model.classifier
+    expected = output @ w + b[None, :]
+    np.testing.assert_allclose(forward(state.model, x, chosen.config), expected, rtol=1e-6)
+
+
+def test_padding_changes_nothing():
+    chosen = recipe()
+    state = init_state(jax.random.key(0), hyper(), chosen)
+    tokens = jnp.asarray([[1, 2, 3, 0], [1, 2, 3, 4]])
+    mask = jnp.asarray([True, True, True, False])
+    first, second = (forward(state.model, t, chosen.config, mask=mask) for t in tokens)
+    np.testing.assert_allclose(first[:3], second[:3], rtol=1e-5)
+
+
+@pytest.mark.parametrize("fields", [{}, {"mask": "causal"}, {"position": "relative_bias"}])
+def test_packed_sequences_train_as_padded_ones(fields):
+    lengths = np.array([4, 1, 3, 2, 2])
+    rng = np.random.default_rng(0)
+    mask = jnp.asarray(np.arange(4)[None] < lengths[:, None])
+    padded = memorization.make_examples(
+        jax.random.key(3), jnp.asarray(rng.integers(0, 5, (5, 4))) * mask, mask
+    )
+    rows = packed_rows(lengths, 4)
+    packed = pack(padded, rows)
+    assert len(packed) == 3 and packed.mask.sum() == lengths.sum()
+    values = hyper(learning_rate=0.01, dropout=0.0)
+    chosen = recipe(config=config(**fields), batch_size=5)
+    state = init_state(jax.random.key(0), values, chosen)
+    one, other = (batch_forward(state.model, e, chosen.config) for e in (packed, padded))
+    exists = rows[..., 0] >= 0
+    np.testing.assert_allclose(
+        np.asarray(one)[exists],
+        np.asarray(other)[rows[exists][:, 0], rows[exists][:, 1]],
+        rtol=1e-4, atol=1e-6,
+    )  # fmt: skip
+    after = [
+        train_epoch(state, e, jnp.int32(0), values, dataclasses.replace(chosen, batch_size=len(e)))
+        for e in (packed, padded)
+    ]
+    np.testing.assert_allclose(after[0][1], after[1][1], rtol=1e-5)
+    moments = [jax.tree.leaves(a[0].optimizer) for a in after]
+    for x, y in zip(*moments, strict=True):
+        np.testing.assert_allclose(x, y, atol=1e-5)
+
+
+def test_unrolling_changes_nothing():
+    values = hyper(learning_rate=0.01)
+    runs = []
+    for unroll in (1, 2, 3):
+        chosen = recipe(config=config(depth=2), unroll=unroll)
+        state = init_state(jax.random.key(0), values, chosen)
+        runs.append(train_epoch(state, data(7), jnp.int32(0), values, chosen)[1])
+    np.testing.assert_allclose(runs, runs[0], rtol=1e-6)
+
+
+def test_a_compact_vocabulary_trains_as_the_full_one():
+    tokens = jnp.asarray(np.random.default_rng(0).choice([2, 7, 11, 19], (6, 4)))
+    mask = jnp.ones(tokens.shape, bool)
+    compact, used = memorization.compact_vocabulary(np.asarray(tokens))
+    values = hyper(learning_rate=0.01)
+
+    def of_rows(rows):
+        embedding = EmbeddingConfig(vocab_size=rows, d_embed=8, projection="before_norm")
+        return recipe(config=config(embedding=embedding), shuffle=True, clip_norm=1.0)
+
+    def run(rows, ids, table=None):
+        chosen = of_rows(rows)
+        state = init_state(jax.random.key(0), values, chosen)
+        if table is not None:
+            embedding = state.model.network.embedding.replace(tokens=table)
+            params = state.model.network.replace(embedding=embedding)
+            state = state.replace(model=state.model.replace(network=params))
+        examples = memorization.make_examples(jax.random.key(3), ids, mask)
+        for epoch in range(3):
+            state, loss = train_epoch(state, examples, jnp.int32(epoch), values, chosen)
+        return state.model.network.embedding.tokens, loss
+
+    begin = init_state(jax.random.key(0), values, of_rows(20)).model.network.embedding.tokens
+    full, full_loss = run(20, tokens)
+    small, small_loss = run(len(used), jnp.asarray(compact), begin[used])
+    np.testing.assert_allclose(small_loss, full_loss, rtol=1e-5)
+    np.testing.assert_allclose(small, full[used], atol=1e-6)
+    unused = np.setdiff1d(np.arange(20), used)
+    np.testing.assert_array_equal(full[unused], begin[unused])
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"num_epochs": -1}, "num_epochs=-1"),
+        ({"unroll": 0}, "unroll=0"),
+        ({"loss": "hinge"}, "loss='hinge'"),
+        ({"schedule": "cosine"}, "schedule='cosine'"),
+        ({"config": TransformerConfig()}, "embedding=None"),
+    ],
+)
+def test_bad_recipes_are_named(fields, message):
+    with pytest.raises(ValueError, match=message):
+        recipe(**fields)
+
+
+def test_examples_know_their_number():
+    assert len(data(7)) == 7 and len(data(7).first(3)) == 3
+    assert isinstance(data(2), Examples)
