@@ -13,9 +13,11 @@ Every file is written to a temporary name and renamed, so a file that exists is 
 
     with RunFolder("results/sort/a", {"depth": 6, "seed": 0}) as run:
         curves = run.cached("curves", lambda: {"loss": train()})   # computed once, then read
-        run.write_rows([{"seed": 0, "loss": 0.1}])
-        run.save_figure(figure, "loss")
-        run.finish({"loss": 0.1})
+        summary = run.publish(
+            rows=lambda: rows_of(curves),                          # each only where its file is
+            figures={"loss": lambda: loss_figure(curves)},         # missing
+            summary=lambda: {"loss": float(curves["loss"].mean())},
+        )
 """
 
 import csv
@@ -37,7 +39,10 @@ import numpy as np
 
 from rank_collapse.runs import provenance, states
 
-CONTENTS = ("config.json", "results.csv", "arrays.npz", "summary.json", "log.txt")
+CONTENTS = (
+    "config.json", "results.csv", "arrays.npz", "summary.json", "log.txt", "models.npz",
+    "report.html",
+)  # fmt: skip
 FOLDERS = ("checkpoints", "figures")
 
 
@@ -130,8 +135,45 @@ class RunFolder:
             return list(csv.DictReader(file))
 
     def write_file(self, name: str, data: bytes) -> None:
-        """Writes a file of the experiment's own beside the results, whole."""
+        """Writes one of `CONTENTS` beside the results, whole.
+
+        Raises:
+            ValueError: Another name, which --overwrite would leave behind.
+        """
+        if name not in CONTENTS:
+            raise ValueError(f"{name!r} is not one of {CONTENTS}")
         self._write(name, data)
+
+    def publish(
+        self,
+        *,
+        rows: Callable[[], Iterable[Mapping[str, Any]]] | None = None,
+        figures: Mapping[str, Callable[[], Any]] | None = None,
+        summary: Callable[[], Mapping[str, Any]],
+    ) -> dict[str, Any]:
+        """Makes what a person sees of a finished run, where it is missing; returns the summary.
+
+        Everything is made from saved arrays, so that a deleted file comes back without computing
+        anything again. The summary comes last: its presence marks the run as complete.
+
+        Args:
+            rows: Makes the rows of results.csv.
+            figures: Draws each figure, by name.
+            summary: Makes the headline numbers.
+        """
+        if rows is not None and not (self.path / "results.csv").exists():
+            self.write_rows(rows())
+        for name, draw in (figures or {}).items():
+            if not self.has_figure(name):
+                self.save_figure(draw(), name)
+        if self.summary is None:
+            self.finish(summary())
+        return self.summary
+
+    @property
+    def complete(self) -> bool:
+        """Whether the run was finished, here or by an earlier process."""
+        return self.summary is not None
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Writes summary.json, which marks the run as complete, and drops the checkpoints."""

@@ -71,7 +71,10 @@ def test_windows_and_join():
     assert tokens.windows("a b c d e", 3, 3) == ["a b c", "b c d", "c d e"]
     assert tokens.windows("a b", 4, 5) == ["a b"]
     encoder = lambda t: [1, *map(len, t.split()), 2]  # noqa: E731
-    assert tokens.join(["a b", "c d e", "f", "g h i j"], encoder, 6, 9) == ["a b c d e", "f g h i j"]
+    assert tokens.join(["a b", "c d e", "f", "g h i j"], encoder, 6, 9) == [
+        "a b c d e",
+        "f g h i j",
+    ]
     with pytest.raises(ValueError, match="fewer than 99 tokens"):
         tokens.join(TEXTS, encoder, 99, 9)
 
