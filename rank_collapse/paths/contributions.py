@@ -7,6 +7,7 @@ norms and MLPs applied channel by channel, biases in a channel of their own. The
 the output. Cost: about L/2 + 1 uses of the value, output and MLP matrices, not (1+H)^L.
 """
 
+import functools
 from typing import Any
 
 import jax
@@ -129,6 +130,11 @@ def path_contributions(
     gains = layer_gains(config, entry.x.dtype)
     factors = {"attention": attention_gain, "cross": cross_gain, "mlp": mlp_gain}
     head_gain, on_paths = path_gains(config, gains, head_gain, factors)
+    return _contributions(params, entry, config, gains, on_paths, head_gain, count_mlps)
+
+
+@functools.partial(jax.jit, static_argnames="count_mlps")
+def _contributions(params, entry, config, gains, on_paths, head_gain, count_mlps):
     layout = Layout(config=config, count_mlps=count_mlps)
 
     def body(carry, step):

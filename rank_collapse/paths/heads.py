@@ -5,6 +5,7 @@ through an affine map. Every head's output is carried through the layers above i
 path lengths apart.
 """
 
+import functools
 from typing import Any
 
 import jax
@@ -111,6 +112,7 @@ def _norm_by(scale, config):
     return norm
 
 
+@functools.partial(jax.jit, static_argnames="chunk")
 def _carry_heads(params, entry, config, on_paths, chunk):
     h, (n, d) = config.num_heads, entry.x.shape
     gains = layer_gains(config, entry.x.dtype)
