@@ -8,6 +8,7 @@ import pytest
 
 import rank_collapse as rc
 from rank_collapse.measures import residuals
+from rank_collapse.network import layers
 
 N, D, H = 6, 16, 4
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
@@ -183,7 +184,7 @@ KEEP = np.array([1, 1, 1, 0, 1, 0], bool)
 ANY_MASK = np.tril(np.ones((N, N), bool)) | np.eye(N, k=2, dtype=bool)
 BIAS = np.random.default_rng(3).standard_normal((H, N, N))
 FLOAT64_CASES = {
-    **{f"{k} MLP": ({"mlp": k}, {}) for k in rc.layers.MLP_KINDS if k != "none"},
+    **{f"{k} MLP": ({"mlp": k}, {}) for k in layers.MLP_KINDS if k != "none"},
     **{
         f"{place}-{kind}": ({"norm_placement": place, "norm": kind}, {})
         for place in ("pre", "post")
