@@ -228,7 +228,7 @@ def ordinary(config, **inputs):
     def profile(params, x, config):
         hidden = rc.apply(params, x, config, **inputs).hidden
         size = jax.vmap(lambda h: residuals.composite_norm(rc.residual(h, mask=mask)))(hidden)
-        whole = jax.vmap(lambda h: residuals.composite_norm(h, mask))(hidden)
+        whole = jax.vmap(lambda h: residuals.composite_norm(h, mask=mask))(hidden)
         return jnp.log10(size), size > 1e-11 * whole
 
     return jax.jit(profile, compiler_options=QUICK)
@@ -255,7 +255,9 @@ def test_equals_the_ordinary_pass_where_float64_still_sees_it(case):
 def test_masked_tokens_are_as_if_removed():
     config = rc.TransformerConfig(depth=6, num_heads=H, d_model=D)
     params, x = network(config)
-    padded = jax.jit(lambda m: rc.log_residual_profile(params, x, config, m))(jnp.asarray(KEEP))
+    padded = jax.jit(lambda m: rc.log_residual_profile(params, x, config, mask=m))(
+        jnp.asarray(KEEP)
+    )
     np.testing.assert_allclose(
         padded, jitted(config)(params, x[KEEP], config), rtol=1e-5, atol=1e-4
     )
