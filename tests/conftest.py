@@ -20,7 +20,8 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # in the first process: worke
 
 import jax
 
-if os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] != "0":  # said again: a plugin may have imported JAX
+# Said again, in case that a plugin of pytest has imported JAX before.
+if os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] != "0":
     jax.config.update("jax_disable_most_optimizations", True)
 jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
