@@ -6,9 +6,9 @@ from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.embedding import EmbeddingConfig
 from rank_collapse.network.parameters import BlockParams, TransformerParams
 from rank_collapse.pretrained import bert
+from rank_collapse.pretrained.family import Family
 from rank_collapse.pretrained.weights import Weights, activation
 
-ANCHORS = bert.ANCHORS
 DEFAULTS = {
     "vocab_size": 30000,
     "embedding_size": 128,
@@ -107,4 +107,4 @@ def params(
     )
 
 
-draw = bert.draw
+ALBERT = Family("albert", DEFAULTS, bert.ANCHORS, config, params, bert.draw)
