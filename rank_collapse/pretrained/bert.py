@@ -144,13 +144,16 @@ def _draw(name, settings, padded):
 
 
 BERT = Family("bert", DEFAULTS, ANCHORS, config, params, draw)
-ROBERTA = Family(
-    "roberta",
-    DEFAULTS | {"vocab_size": 50265, "pad_token_id": 1},
-    ANCHORS,
-    _roberta_config,
-    params,
-    _roberta_draw,
+XLM_ROBERTA = dataclasses.replace(
+    BERT,
+    model_type="xlm-roberta",
+    defaults=DEFAULTS | {"pad_token_id": 1},
+    config=_roberta_config,
+    draw=_roberta_draw,
 )
-XLM_ROBERTA = dataclasses.replace(ROBERTA, model_type="xlm-roberta")
-CAMEMBERT = dataclasses.replace(ROBERTA, model_type="camembert")
+CAMEMBERT = dataclasses.replace(XLM_ROBERTA, model_type="camembert")
+ROBERTA = dataclasses.replace(
+    XLM_ROBERTA,
+    model_type="roberta",
+    defaults=DEFAULTS | {"pad_token_id": 1, "vocab_size": 50265},
+)

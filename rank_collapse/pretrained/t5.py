@@ -138,4 +138,15 @@ def draw(name: str, settings: dict[str, Any]) -> Draw:
 
 
 T5 = Family("t5", DEFAULTS, ANCHORS, config, params, draw, parts=("encoder", "decoder"))
-MT5 = dataclasses.replace(T5, model_type="mt5")
+MT5 = dataclasses.replace(
+    T5,
+    model_type="mt5",
+    defaults=DEFAULTS
+    | {
+        "vocab_size": 250112,
+        "d_ff": 1024,
+        "num_layers": 8,
+        "num_heads": 6,
+        "feed_forward_proj": "gated-gelu",
+    },
+)
