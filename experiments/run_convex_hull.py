@@ -20,7 +20,7 @@ import jax
 from absl import flags
 
 from experiments.shell import cli
-from experiments.trained import arguments, entry, trained
+from experiments.trained import arguments, entry, experiment
 from rank_collapse.network.embedding import EmbeddingConfig
 from rank_collapse.training.tasks import convex_hull, examples
 from rank_collapse.training.training import Recipe
@@ -47,15 +47,15 @@ flags.DEFINE_boolean(
 
 
 def main(options: flags.FlagValues) -> None:
-    trained.run_experiment(options, make_setup(options))
+    experiment.run_experiment(options, make_setup(options))
 
 
-def make_setup(options: flags.FlagValues) -> trained.Setup:
+def make_setup(options: flags.FlagValues) -> experiment.Setup:
     """The experiment of the flags."""
     if options.num_labels != 2:
         raise ValueError(f"num_labels={options.num_labels}: on the hull or not are 2 labels")
     embedding = EmbeddingConfig(d_input=2, d_embed=options.hidden_dim, hidden_layer=options.ffn2)
-    return trained.Setup(
+    return experiment.Setup(
         name="convex_hull",
         title=f"Convex hull of {options.seq_len} points",
         recipe=Recipe(

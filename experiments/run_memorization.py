@@ -24,7 +24,7 @@ import numpy as np
 from absl import flags
 
 from experiments.shell import cli
-from experiments.trained import arguments, entry, trained
+from experiments.trained import arguments, entry, experiment
 from rank_collapse.network.embedding import EmbeddingConfig
 from rank_collapse.text import pairs as texts
 from rank_collapse.training.tasks import examples, memorization
@@ -71,10 +71,10 @@ flags.DEFINE_boolean(
 
 def main(options: flags.FlagValues) -> None:
     setup = make_setup(options)
-    trained.run_experiment(options, setup)
+    experiment.run_experiment(options, setup)
 
 
-def make_setup(options: flags.FlagValues) -> trained.Setup:
+def make_setup(options: flags.FlagValues) -> experiment.Setup:
     """The experiment of the flags; reads the texts.
 
     Raises:
@@ -90,7 +90,7 @@ def make_setup(options: flags.FlagValues) -> trained.Setup:
     return setup_of(options, tokens, mask, len(used), {"texts": content})
 
 
-def setup_of(options: flags.FlagValues, tokens, mask, vocab_size, extra=None) -> trained.Setup:
+def setup_of(options: flags.FlagValues, tokens, mask, vocab_size, extra=None) -> experiment.Setup:
     """The experiment on given texts: token ids and mask, both [b, n]."""
     embedding = EmbeddingConfig(
         vocab_size=vocab_size, d_embed=options.hidden_dim, projection="before_norm"
@@ -100,7 +100,7 @@ def setup_of(options: flags.FlagValues, tokens, mask, vocab_size, extra=None) ->
         rows = examples.packed_rows(np.asarray(mask).sum(axis=1), options.seq_len)
         # As many rows as hold about batch_sz texts.
         batch_size = max(1, round(options.batch_sz * len(rows) / len(tokens)))
-    return trained.Setup(
+    return experiment.Setup(
         name="memorization",
         title=f"Memorizing random labels of {len(tokens)} texts",
         recipe=Recipe(

@@ -18,7 +18,7 @@ import jax
 from absl import flags
 
 from experiments.shell import cli
-from experiments.trained import arguments, entry, trained
+from experiments.trained import arguments, entry, experiment
 from rank_collapse.network.embedding import EmbeddingConfig
 from rank_collapse.training.tasks import examples, sorting
 from rank_collapse.training.training import Recipe
@@ -42,10 +42,10 @@ flags.DEFINE_boolean("no_repeat", False, "No letter twice in a sequence.", flag_
 
 
 def main(options: flags.FlagValues) -> None:
-    trained.run_experiment(options, make_setup(options))
+    experiment.run_experiment(options, make_setup(options))
 
 
-def make_setup(options: flags.FlagValues) -> trained.Setup:
+def make_setup(options: flags.FlagValues) -> experiment.Setup:
     """The experiment of the flags."""
     embedding = EmbeddingConfig(
         vocab_size=options.num_labels,
@@ -64,7 +64,7 @@ def make_setup(options: flags.FlagValues) -> trained.Setup:
         raise ValueError(
             f"--no_repeat: seq_len={options.seq_len} letters out of num_labels={options.num_labels}"
         )
-    return trained.Setup(
+    return experiment.Setup(
         name="sort",
         title=f"Sorting {options.seq_len} of {options.num_labels} letters",
         recipe=Recipe(
