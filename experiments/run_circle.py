@@ -25,9 +25,11 @@ import functools
 
 from absl import flags
 
-from experiments.circle import cases, figures, results
+from experiments.circle.cases import VARIANTS, WIDTHS, make_cases, roll_out
+from experiments.circle.entry import ENTRY
+from experiments.circle.figures import figures_of
+from experiments.circle.results import rows_of, show, summary_of
 from experiments.shell import cli
-from experiments.shell.entry import Entry
 from experiments.trained import arguments, training
 
 FLAGS = arguments.make_flags(
@@ -49,42 +51,31 @@ flags.DEFINE_boolean(
     flag_values=FLAGS,
 )  # fmt: skip
 flags.DEFINE_boolean(
-    "compare", False, f"All of {', '.join(cases.VARIANTS)} at each of the --widths.",
+    "compare", False, f"All of {', '.join(VARIANTS)} at each of the --widths.",
     flag_values=FLAGS,
 )  # fmt: skip
 flags.DEFINE_multi_integer(
-    "widths", cases.WIDTHS, "Model widths of --compare; may be given several times.", lower_bound=3,
+    "widths", WIDTHS, "Model widths of --compare; may be given several times.", lower_bound=3,
     flag_values=FLAGS,
 )  # fmt: skip
 arguments.accept_unused(FLAGS, "n_repeat", "path_len", "n_paths", "no_sub_path")
 
 
 def main(options: flags.FlagValues) -> None:
-    setups = cases.make_cases(options)
+    cases = make_cases(options)
     with training.open_run(options, "circle") as run:
-        measure = functools.partial(cases.roll_out, options.n_eval_data)
-        found = training.results_by_case(options, setups, run, measure)
+        measure = functools.partial(roll_out, options.n_eval_data)
+        results = training.results_by_case(options, cases, run, measure)
         summary = run.publish(
-            rows=lambda: results.rows_of(found),
-            figures=figures.figures_of(found),
-            summary=lambda: results.summary_of(found),
+            rows=lambda: rows_of(results),
+            figures=figures_of(results),
+            summary=lambda: summary_of(results),
         )
-    results.show(summary)
+    show(summary)
     print(f"written to {run.path}")
 
 
-ENTRY = Entry(
-    title="Circle: recurrent attention",
-    claim="Section 4.3: a one-layer network fed with its own output lets the two walkers fall "
-    "together when it is pure attention; a skip or an MLP counteracts that.",
-    presets={"quick": ("--compare", "--widths=32"), "paper": ("--compare", "--num_seeds=5")},
-    compare=results.compare,
-    reading=results.reading,
-    captions={
-        "trajectories": "The two sequences of one seed, fed with their own continuation.",
-        "distance": "Distance between the two sequences by step, one line per seed.",
-    },
-)
+__all__ = ["ENTRY", "FLAGS", "main"]
 
 
 if __name__ == "__main__":

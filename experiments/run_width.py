@@ -14,9 +14,11 @@ from absl import flags
 
 from experiments import run_sort
 from experiments.shell import cli
-from experiments.shell.entry import Entry
 from experiments.trained import arguments, training
-from experiments.width import cases, figures, results
+from experiments.width.cases import make_cases, whole_model
+from experiments.width.entry import ENTRY
+from experiments.width.figures import figures_of
+from experiments.width.results import rows_of, show, summary_of
 
 FLAGS = arguments.make_flags("width", **run_sort.DEFAULTS)
 flags.DEFINE_boolean("no_repeat", False, "No letter twice in a sequence.", flag_values=FLAGS)
@@ -27,34 +29,19 @@ flags.DEFINE_multi_integer(
 
 
 def main(options: flags.FlagValues) -> None:
-    setups = cases.make_cases(options)
+    cases = make_cases(options)
     with training.open_run(options, "width") as run:
-        found = training.results_by_case(options, setups, run, cases.whole_model)
+        results = training.results_by_case(options, cases, run, whole_model)
         summary = run.publish(
-            rows=lambda: results.rows_of(setups, found),
-            figures=figures.figures_of(setups, found),
-            summary=lambda: results.summary_of(setups, found),
+            rows=lambda: rows_of(results, cases),
+            figures=figures_of(results, cases),
+            summary=lambda: summary_of(results, cases),
         )
-    results.show(summary)
+    show(summary)
     print(f"written to {run.path}")
 
 
-ENTRY = Entry(
-    title="Width against depth",
-    claim="The published code (`test_width`) sets a shallow, wide network beside a deep, narrow "
-    "one of about as many parameters, on sorting; it gives no number. If short paths carry a "
-    "trained network, as section 4.2 says, depth should buy little at equal parameters.",
-    presets={
-        "quick": ("--depths=1", "--depths=6", "--n_epochs=15", "--n_eval_data=100"),
-        "paper": ("--num_seeds=5",),
-    },
-    compare=results.compare,
-    reading=results.reading,
-    captions={
-        "width": "Left: training loss, mean and standard deviation over seeds. Right: accuracy "
-        "against depth, the width chosen so that the number of parameters stays."
-    },
-)
+__all__ = ["ENTRY", "FLAGS", "main"]
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from experiments.circle.cases import VARIANTS
 from experiments.trained.training import kept
 from rank_collapse.report import figures
 from rank_collapse.training.tasks.circle import RADIUS
@@ -23,8 +24,8 @@ def figures_of(results: dict[str, dict[str, Any]]) -> dict[str, Callable[[], Fig
 @figures.styled
 def trajectory_figure(results: dict[str, dict[str, Any]]) -> Figure:
     """The two points of the first seed that did not diverge, a panel per case."""
-    columns = min(3, len(results))
-    fig, axes = figures.figure(-(-len(results) // columns), columns, width=3.0, height=3.0)
+    columns = min(len(VARIANTS), len(results))  # a width is a row
+    fig, axes = figures.figure(-(-len(results) // columns), columns, width=2.8, height=2.8)
     angle = np.linspace(0, 2 * np.pi, 200)
     for ax in axes.flat[len(results) :]:
         ax.remove()

@@ -1,14 +1,14 @@
-"""Table, summary, printed lines and comparisons of the circle experiment.
+"""Table, summary and printed lines of the circle experiment.
 
 `results` holds those of `training.results_of` by case, `summary` what `summary_of` makes of them.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from experiments.trained.training import diverged, kept
-from rank_collapse.report.page import Comparison
 
 TOGETHER = 0.01  # two points this near have fallen together: 1/60 of the circle's diameter
 
@@ -55,43 +55,6 @@ def _fall_steps(distance, high, low):
     return [int(steps.min()), int(steps.max())]
 
 
-def compare(summary: dict[str, Any]) -> list[Comparison]:
-    """Distance at the end of the run, per case, beside the paper's claim."""
-    return [
-        Comparison(
-            f"{name}: distance of the two sequences at the end",
-            case["distance_at_end"],
-            "falls together" if name.startswith("attention") else "stays apart (or slower)",
-            (case["distance_at_end"] < TOGETHER) == name.startswith("attention"),
-            f"at the start {case['distance_at_start']:.2g}; step error {case['step_error']:.2g}",
-        )
-        for name, case in summary["cases"].items()
-    ]
-
-
-def reading(summary: dict[str, Any]) -> str:
-    """One sentence against the paper."""
-    fallen = [n for n, c in summary["cases"].items() if c["distance_at_end"] < TOGETHER]
-    apart = [n for n in summary["cases"] if n not in fallen]
-    return (
-        f"Fell together: {'; '.join(fallen) or 'none'}. "
-        f"Stayed apart: {'; '.join(apart) or 'none'}. "
-        f"Steps from a distance of 1e-2 to 1e-6, where seeds fell: without a skip around the "
-        f"attention {_range(summary, skip=False)}, with one {_range(summary, skip=True)}. "
-        "One step is the cubic rate of the theory."
-    )
-
-
-def _range(summary, skip):
-    steps = [
-        step
-        for name, case in summary["cases"].items()
-        if name.startswith("skip") == skip
-        for step in case.get("steps_from_1e-2_to_1e-6") or ()
-    ]
-    return _span(steps) if steps else "none fell"
-
-
 def show(summary: dict[str, Any]) -> None:
     """Prints one line per case."""
     for name, c in summary["cases"].items():
@@ -107,9 +70,10 @@ def show(summary: dict[str, Any]) -> None:
 
 def _when(case):
     steps = case.get("steps_from_1e-2_to_1e-6")
-    return "" if steps is None else f" (steps from 1e-2 to 1e-6: {_span(steps)})"
+    return "" if steps is None else f" (steps from 1e-2 to 1e-6: {span(steps)})"
 
 
-def _span(steps):
+def span(steps: Sequence[int]) -> str:
+    """ "1 to 14", or "1"."""
     low, high = min(steps), max(steps)
     return str(low) if low == high else f"{low} to {high}"

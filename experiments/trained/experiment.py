@@ -7,8 +7,9 @@ from typing import Any
 
 from absl import flags
 
-from experiments.trained import figures, results
-from experiments.trained.measures import measure_of, path_lengths
+from experiments.trained.figures import figures_of
+from experiments.trained.measure import measure_of, path_lengths
+from experiments.trained.results import rows_of, show, summary_of
 from experiments.trained.training import Setup, open_run, results_of
 
 
@@ -23,13 +24,14 @@ def run_experiment(options: flags.FlagValues, setup: Setup) -> dict[str, Any]:
         raise ValueError(f"path_len={options.path_len} is larger than depth={options.depth}")
     with open_run(options, setup.name, setup.extra) as run:
         constants = {"lengths": path_lengths(options)}
-        found = results_of(options, setup, run, measure_of(options, setup), constants=constants)
+        measure = measure_of(options, setup)
+        results = results_of(options, setup, run, measure, constants=constants)
         summary = run.publish(
-            rows=lambda: results.rows_of(options, found),
-            figures=figures.figures_of(setup, found),
-            summary=lambda: results.summary_of(setup, found),
+            rows=lambda: rows_of(results, options),
+            figures=figures_of(results, setup),
+            summary=lambda: summary_of(results, setup),
         )
-    results.show(setup.title, summary)
+    show(setup.title, summary)
     print(f"written to {run.path}")
     return summary
 

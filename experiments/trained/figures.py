@@ -11,18 +11,18 @@ from experiments.trained.training import Setup, diverged, kept
 from rank_collapse.report import figures
 
 
-def figures_of(setup: Setup, results: dict[str, Any]) -> dict[str, Callable[[], Figure]]:
+def figures_of(results: dict[str, Any], setup: Setup) -> dict[str, Callable[[], Figure]]:
     """What draws each figure, by name: ranks and α where they were measured."""
     draw = {"paths": path_figure, "loss": loss_figure, "ranks": rank_figure, "alpha": alpha_figure}
     return {
-        name: functools.partial(function, setup, results)
+        name: functools.partial(function, results, setup)
         for name, function in draw.items()
         if name in ("paths", "loss") or name in results
     }
 
 
 @figures.styled
-def path_figure(setup: Setup, results: dict[str, Any]) -> Figure:
+def path_figure(results: dict[str, Any], setup: Setup) -> Figure:
     """The published figure: accuracy against path length, with what it left out."""
     fig, axes = figures.figure(1, 1, width=5.6, height=3.8)
     ax, seeds = axes[0, 0], kept(results)
@@ -56,7 +56,7 @@ def path_figure(setup: Setup, results: dict[str, Any]) -> Figure:
 
 
 @figures.styled
-def loss_figure(setup: Setup, results: dict[str, Any]) -> Figure:
+def loss_figure(results: dict[str, Any], setup: Setup) -> Figure:
     """Training loss of every seed that did not diverge, and of those that did until they did."""
     fig, axes = figures.figure(1, 1)
     ax, losses, seeds, apart = axes[0, 0], results["losses"], kept(results), diverged(results)
@@ -72,7 +72,7 @@ def loss_figure(setup: Setup, results: dict[str, Any]) -> Figure:
 
 
 @figures.styled
-def rank_figure(setup: Setup, results: dict[str, Any]) -> Figure:
+def rank_figure(results: dict[str, Any], setup: Setup) -> Figure:
     """Ranks of hidden states and attention matrices by layer, and the residual."""
     fig, axes = figures.figure(1, 2)
     panels = (
@@ -94,7 +94,7 @@ def rank_figure(setup: Setup, results: dict[str, Any]) -> Figure:
 
 
 @figures.styled
-def alpha_figure(setup: Setup, results: dict[str, Any]) -> Figure:
+def alpha_figure(results: dict[str, Any], setup: Setup) -> Figure:
     """α_l, the weight of the skip, by layer."""
     fig, axes = figures.figure(1, 1)
     values = results["alpha"][kept(results)]

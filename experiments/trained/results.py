@@ -12,7 +12,7 @@ from absl import flags
 from experiments.trained.training import Setup, diverged, kept
 
 
-def rows_of(options: flags.FlagValues, results: dict[str, Any]) -> list[dict[str, Any]]:
+def rows_of(results: dict[str, Any], options: flags.FlagValues) -> list[dict[str, Any]]:
     """Tidy rows: one per seed, evaluation, path length and repeat."""
     apart = diverged(results)
     sampled = "all heads" if options.all_heads else options.semantics
@@ -43,7 +43,7 @@ def _evaluations(results, sampled) -> Iterator[tuple[str, dict, dict]]:
             yield name, where, {m: v[:, k] for m, v in results[name].items()}
 
 
-def summary_of(setup: Setup, results: dict[str, Any]) -> dict[str, Any]:
+def summary_of(results: dict[str, Any], setup: Setup) -> dict[str, Any]:
     """The headline numbers: means and standard deviations over seeds (and repeats)."""
     seeds, metric = kept(results), next(iter(setup.metrics))
 

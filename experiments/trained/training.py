@@ -118,6 +118,7 @@ def results_of(
     if missing and run.part(part) is not None:
         print(f"the weights of a finished run were not kept: training again for {models}")
         trained()
+        run.drop_checkpoints()
     return traverse_util.unflatten_dict(run.cached(part, compute), sep="/")
 
 

@@ -12,14 +12,14 @@ from rank_collapse.report import figures
 
 
 def figures_of(
-    cases: Mapping[str, Setup], results: Mapping[str, Any]
+    results: Mapping[str, Any], cases: Mapping[str, Setup]
 ) -> dict[str, Callable[[], Figure]]:
     """What draws each figure, by name."""
-    return {"width": functools.partial(width_figure, cases, results)}
+    return {"width": functools.partial(width_figure, results, cases)}
 
 
 @figures.styled
-def width_figure(cases: Mapping[str, Setup], results: Mapping[str, Any]) -> Figure:
+def width_figure(results: Mapping[str, Any], cases: Mapping[str, Setup]) -> Figure:
     """Training loss by epoch of each depth, and the accuracy of every seed against depth."""
     fig, axes = figures.figure(1, 2)
     loss, accuracy = axes[0]

@@ -1,4 +1,4 @@
-"""Table, summary, printed lines and comparisons of the width experiment.
+"""Table, summary and printed lines of the width experiment.
 
 `results` holds those of `training.results_of` by case, `summary` what `summary_of` makes of them.
 """
@@ -10,10 +10,9 @@ import numpy as np
 
 from experiments.trained.training import Setup, diverged, kept
 from experiments.width.cases import num_parameters
-from rank_collapse.report.page import Comparison
 
 
-def rows_of(cases: Mapping[str, Setup], results: Mapping[str, Any]) -> list[dict[str, Any]]:
+def rows_of(results: Mapping[str, Any], cases: Mapping[str, Setup]) -> list[dict[str, Any]]:
     """One row per depth and seed."""
     return [
         shape_of(case) | {"seed": seed, "diverged": int(seed in diverged(results[name]))}
@@ -30,7 +29,7 @@ def shape_of(case: Setup) -> dict[str, int]:
     return {"depth": config.depth, "hidden_dim": config.d_model, "parameters": parameters}
 
 
-def summary_of(cases: Mapping[str, Setup], results: Mapping[str, Any]) -> dict[str, Any]:
+def summary_of(results: Mapping[str, Any], cases: Mapping[str, Setup]) -> dict[str, Any]:
     """Per depth: the network's shape, its accuracy and its last training loss."""
     out = {}
     for name, case in cases.items():
@@ -48,7 +47,7 @@ def summary_of(cases: Mapping[str, Setup], results: Mapping[str, Any]) -> dict[s
 
 def show(summary: dict[str, Any]) -> None:
     """Prints one line per depth."""
-    for case in _by_depth(summary):
+    for case in by_depth(summary):
         apart = f", diverged: {case['diverged']}" if case["diverged"] else ""
         print(
             f"depth {case['depth']:>3d}, width {case['hidden_dim']:4d}: {case['parameters']} "
@@ -58,29 +57,6 @@ def show(summary: dict[str, Any]) -> None:
     print(f"{summary['seconds']:.1f} s")
 
 
-def compare(summary: dict[str, Any]) -> list[Comparison]:
-    """Accuracy by depth; no number is published."""
-    return [
-        Comparison(
-            f"token accuracy at depth {case['depth']}, width {case['hidden_dim']}",
-            case["accuracy"],
-            note=f"± {case['accuracy_std']:.3f} over {case['seeds']} seeds; "
-            f"{case['parameters']} parameters",
-        )
-        for case in _by_depth(summary)
-    ]
-
-
-def reading(summary: dict[str, Any]) -> str:
-    """One sentence on depth against width."""
-    cases = _by_depth(summary)
-    best, worst = (choose(cases, key=lambda c: c["accuracy"]) for choose in (max, min))
-    return (
-        f"At about {cases[0]['parameters']} parameters depth {best['depth']} gets most letters "
-        f"right ({best['accuracy']:.3f}) and depth {worst['depth']} fewest "
-        f"({worst['accuracy']:.3f})."
-    )
-
-
-def _by_depth(summary):
+def by_depth(summary: dict[str, Any]) -> list[dict[str, Any]]:
+    """The summary of each case, shallow first."""
     return sorted(summary["cases"].values(), key=lambda case: case["depth"])

@@ -169,8 +169,6 @@ class RunFolder:
                 self.save_figure(draw(), name)
         if self.summary is None:
             self.finish(summary())
-        else:
-            self.drop_checkpoints()  # of weights that were asked for later
         return self.summary
 
     @property
