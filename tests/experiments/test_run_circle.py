@@ -1,5 +1,7 @@
 """run_circle at tiny size: what it trains, its continuation, and what it writes."""
 
+import functools
+
 import jax
 import numpy as np
 import pytest
@@ -51,7 +53,7 @@ def test_kept_models_continue_as_the_table_says(folder):
     config, models = load_models(path)
     walk, errors = circle.make_examples(40), []
     for seed in range(2):
-        step = jax.jit(lambda x, m=seed_of(models, seed): forward(m, x, config))
+        step = jax.jit(functools.partial(forward, seed_of(models, seed), config=config))
         points = walk.inputs[0]
         for row in (r for r in rows(folder) if r["seed"] == str(seed)):
             found = [[float(row[f"x{i}"]), float(row[f"y{i}"])] for i in (1, 2)]
