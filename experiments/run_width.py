@@ -6,7 +6,7 @@ the width whose number of parameters is nearest to the reference network's.
 
     python -m experiments.run_width --depths=1 --depths=2 --depths=4 --depths=8
 
-Two cores: 142 seconds with --num_seeds=5 and the default depths. Expected: 0.985 of the letters
+Two CPU cores: 142 seconds with --num_seeds=5 and the default depths. Expected: 0.985 of the letters
 right at depth 1, 0.995 at depth 12.
 """
 
