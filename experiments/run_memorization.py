@@ -77,7 +77,7 @@ def make_setup(options: flags.FlagValues) -> experiment.Setup:
     pairs = texts.read_pairs(options.task_name, options.data_dir, options.n_train_data)
     tokenizer, origin = texts.load_tokenizer(options.model_name_or_path, pairs)
     print(origin)
-    ids, mask = texts.encode(tokenizer, pairs, options.seq_len)
+    ids, mask = texts.encode_pairs(tokenizer, pairs, options.seq_len)
     content = cli.content_hash(ids.tobytes() + mask.tobytes())
     # Rows of the table that no text uses get no gradient: leaving them out changes nothing.
     tokens, used = memorization.compact_vocabulary(ids)
