@@ -20,8 +20,9 @@ from experiments.trained import arguments
 from experiments.trained import results as trained_results
 from rank_collapse.paths.enumeration import ALL_HEADS
 from rank_collapse.paths.sets import sample_path_sets
+from rank_collapse.runs import processes
 from rank_collapse.runs.folder import RunError, RunFolder
-from rank_collapse.runs.seeds import seed_keys, to_host, trim_seeds
+from rank_collapse.runs.seeds import seed_keys, to_host
 from rank_collapse.training import model_file, path_accuracy
 from rank_collapse.training.ensemble import Ensemble, Trained
 from rank_collapse.training.tasks.examples import majority_baseline, random_baseline
@@ -124,7 +125,7 @@ def train(
     with Progress(total, f"training {setup.name}", log=run.log) as progress:
         saved = begun = time.monotonic()
 
-        def on_chunk(epoch, state, losses):
+        def on_chunk(epoch, snapshot, losses):
             nonlocal saved
             for seed in np.flatnonzero(~np.isfinite(losses).all(axis=1)):
                 if seed not in known:
@@ -132,10 +133,10 @@ def train(
                     progress.say(f"seed {seed} diverged by epoch {epoch}; it is kept apart")
             with np.errstate(invalid="ignore"):
                 good = losses[np.isfinite(losses).all(axis=1), -1]
-            now = time.monotonic()
-            if epoch == total or now - saved > options.checkpoint_seconds:
-                if resumable and now - begun > options.checkpoint_seconds:
-                    run.save_checkpoint(epoch, state)
+            now, wait = time.monotonic(), options.checkpoint_seconds
+            due = now - saved > wait or (epoch == total and now - begun > wait)
+            if resumable and processes.from_primary(np.asarray(due)):
+                run.save_checkpoint(epoch, snapshot())
                 saved = time.monotonic()
             progress.update(epoch, loss=float(good.mean()) if good.size else float("nan"))
 
@@ -166,7 +167,7 @@ def _measure(options, setup, run):
     for name, figure in trained_results.layer_figures(setup, results, trained).items():
         run.save_figure(figure, name)
     if options.keep_models:
-        models = to_host(trim_seeds(trained.state.model, options.num_seeds))
+        models = to_host(trained.state.model, options.num_seeds)
         run.write_file("models.npz", model_file.dump_models(setup.recipe.config, models))
     seconds = {"train": train_seconds, "all": time.monotonic() - begun}
     run.finish(trained_results.summarise(setup, results, trained, seconds))
