@@ -1,6 +1,7 @@
 """Several processes of one run: how a binary joins, opens its folder, and leaves.
 
-    JAX_COORDINATOR_ADDRESS=host:port JAX_NUM_PROCESSES=2 JAX_PROCESS_ID=0 python -m ... --distributed
+    export JAX_COORDINATOR_ADDRESS=host:port JAX_NUM_PROCESSES=2
+    JAX_PROCESS_ID=0 python -m experiments.run_sort --distributed
 
 Slurm, MPI and TPU pods need none of the variables. No process may wait for ever for one that has
 stopped: a process that fails ends at once, without the barrier at which `jax.distributed` would

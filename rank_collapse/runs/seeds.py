@@ -183,4 +183,8 @@ def map_seeds(
         part = jax.tree.map(lambda a, i=start: a[i : i + size], per_seed)
         count = min(size, num_seeds - start)
         parts.append(to_host(call(lay_out(part, mesh, size), shared), count))
-    return jax.tree.map(lambda *a: np.concatenate(a), *parts)
+
+    def joined(*pieces):
+        return (np if isinstance(pieces[0], np.ndarray) else jnp).concatenate(pieces)
+
+    return jax.tree.map(joined, *parts)
