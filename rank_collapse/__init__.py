@@ -5,6 +5,7 @@ n tokens (queries), m keys, d model width, f MLP width, h heads, k per-head quer
 v per-head value width, l layers, s seeds, b batch, p paths, c classes.
 """
 
+from rank_collapse.measures.profiles import profile
 from rank_collapse.measures.residuals import (
     composite_norm,
     effective_rank,
@@ -13,18 +14,18 @@ from rank_collapse.measures.residuals import (
     stable_rank,
     token_cosine,
 )
+from rank_collapse.network import surgery
 from rank_collapse.network.attention import AttentionParams, multi_head_attention
-from rank_collapse.network.config import TransformerConfig, san, san_mlp, san_skip, transformer
+from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.embedding import EmbeddingConfig, EmbeddingParams, embed
+from rank_collapse.network.gains import Gains
 from rank_collapse.network.layers import MLPParams, NormParams
 from rank_collapse.network.parameters import BlockParams, TransformerParams, init, layer_params
+from rank_collapse.network.presets import san, san_mlp, san_skip, transformer
 from rank_collapse.network.transformer import Trace, apply
-from rank_collapse.paths.contributions import (
-    PathContributions,
-    head_contributions,
-    path_contributions,
-)
+from rank_collapse.paths.contributions import PathContributions, path_contributions
 from rank_collapse.paths.enumeration import count_paths, enumerate_paths, sum_over_paths
+from rank_collapse.paths.heads import head_contributions
 from rank_collapse.paths.sets import (
     Classifier,
     batch_path_set_logits,
@@ -44,6 +45,7 @@ __all__ = [
     "Classifier",
     "EmbeddingConfig",
     "EmbeddingParams",
+    "Gains",
     "MLPParams",
     "NormParams",
     "PathContributions",
@@ -68,6 +70,7 @@ __all__ = [
     "path_set_logits",
     "path_set_states",
     "path_state",
+    "profile",
     "residual",
     "residual_ratio",
     "sample_path",
@@ -77,6 +80,7 @@ __all__ = [
     "san_skip",
     "stable_rank",
     "sum_over_paths",
+    "surgery",
     "token_cosine",
     "transformer",
 ]

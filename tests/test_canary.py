@@ -19,6 +19,8 @@ from rank_collapse.measures import residuals
 from rank_collapse.network import attention, layers
 from rank_collapse.paths.sets import Classifier, read_out
 
+pytestmark = pytest.mark.usefixtures("optimized")  # what users run is what may be wrong
+
 ROWS = {"float32": 33000, "float64": 16500}
 # Relative to the largest value; rounding reaches 2e-4 in float32 after two layers with softmax.
 TOLERANCE = {"float32": 1e-3, "float64": 1e-12}

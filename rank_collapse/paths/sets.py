@@ -6,6 +6,7 @@ alike are computed once: they are visited in lexicographic order, each from the 
 parts from the one before.
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -14,9 +15,10 @@ from jaxtyping import Array, Bool, Float, Int
 
 from rank_collapse.network import layers
 from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.entry import enter
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.paths.enumeration import check_length, check_paths
-from rank_collapse.paths.steps import SEMANTICS, make_steps
+from rank_collapse.paths.steps import SEMANTICS, check_semantics, make_steps
 
 __all__ = [
     "SEMANTICS",
@@ -106,29 +108,33 @@ def path_state(
     *,
     semantics: str = "recomputed",
     no_sub_path: bool = False,
-    mask: Any = None,
-    bias: Any = None,
-    segments: Any = None,
-    positions: Any = None,
+    **inputs: Any,
 ) -> Float[Array, "n d"]:
     """The state at the end of one path; differentiable.
 
-    Recomputed: see `path_steps.recomputed_step`. Frozen: the path's term of the decomposition,
+    Recomputed: see `steps.recomputed_step`. Frozen: the path's term of the decomposition,
     without the offset; over all paths these terms and the offset sum to the output.
 
     Args:
-        params, x, config, mask, bias, segments, positions: As in `apply`.
+        params, x, config: As in `apply`.
         path: Int [L], a choice per layer: 0..H−1 a head, H skip, −1 all heads.
         semantics: "frozen" or "recomputed".
-        no_sub_path: Of recomputed paths, see `path_steps.recomputed_step`.
+        no_sub_path: Of recomputed paths, see `steps.recomputed_step`.
+        **inputs: mask, bias, segments, positions of `apply`.
 
     Raises:
         ValueError: A path that does not fit, unknown semantics, or cross-attention.
     """
     check_paths(path, config)
-    path = jnp.asarray(path)
-    inputs = {"mask": mask, "bias": bias, "segments": segments, "positions": positions}
-    x, step, finish = make_steps(params, x, config, semantics, no_sub_path, inputs)
+    check_semantics(semantics, config)
+    entry = enter(params, x, config, **inputs)
+    return _single(params, entry, config, jnp.asarray(path), semantics, no_sub_path)
+
+
+@functools.partial(jax.jit, static_argnums=(4, 5))
+def _single(params, entry, config, path, semantics, no_sub_path):
+    step, finish = make_steps(params, entry, config, semantics, no_sub_path)
+    x = entry.x
     for l in range(config.depth):
         x = step(x, l, path[l])
     return finish(x)
@@ -142,10 +148,7 @@ def path_set_states(
     *,
     semantics: str = "recomputed",
     no_sub_path: bool = False,
-    mask: Any = None,
-    bias: Any = None,
-    segments: Any = None,
-    positions: Any = None,
+    **inputs: Any,
 ) -> Float[Array, "*sets n d"]:
     """Sum over the paths of each set of their final states.
 
@@ -155,8 +158,7 @@ def path_set_states(
 
     Args:
         paths: Sets of paths, Int [*sets, p, L]; may be traced.
-        params, x, config, semantics, no_sub_path, mask, bias, segments, positions: As in
-            `path_state`.
+        params, x, config, semantics, no_sub_path, **inputs: As in `path_state`.
 
     Raises:
         ValueError: As `path_state`.
@@ -165,8 +167,15 @@ def path_set_states(
     paths = jnp.asarray(paths)
     if paths.ndim < 2:
         raise ValueError(f"paths of shape {paths.shape} are not sets [..., p, L]")
-    inputs = {"mask": mask, "bias": bias, "segments": segments, "positions": positions}
-    x, step, finish = make_steps(params, x, config, semantics, no_sub_path, inputs)
+    check_semantics(semantics, config)
+    entry = enter(params, x, config, **inputs)
+    return _sums(params, entry, config, paths, semantics, no_sub_path)
+
+
+@functools.partial(jax.jit, static_argnums=(4, 5))
+def _sums(params, entry, config, paths, semantics, no_sub_path):
+    step, finish = make_steps(params, entry, config, semantics, no_sub_path)
+    x = entry.x
     *sets, num_paths, depth = paths.shape
     flat = paths.reshape(-1, depth)
     order, first = visiting_order(flat)

@@ -44,6 +44,8 @@ def same_results(folder, expected, *archives):
         with np.load(folder / archive) as ours, np.load(expected / archive) as theirs:
             assert set(ours.files) == set(theirs.files) and ours.files
             for name in ours.files:
+                if "seconds" in name:
+                    continue
                 np.testing.assert_array_equal(ours[name], theirs[name], err_msg=name)
     assert (folder / "results.csv").read_text() == (expected / "results.csv").read_text()
 
