@@ -35,6 +35,7 @@ EXPERIMENTS = (
     "run_convex_hull",
     "run_memorization",
     "run_circle",
+    "run_width",
 )
 PRESETS = ("quick", "paper")
 

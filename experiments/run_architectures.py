@@ -12,7 +12,7 @@ layer and head; chained attention; the size of paths that alpha predicts.
 Without --checkpoints: the three published models at random initialisation, about 2 minutes on two
 cores. Otherwise folders as Hugging Face saves them (BERT, RoBERTa, ALBERT, XLNet, DistilBERT, T5,
 GPT-2, ViT, Llama, Mistral, Qwen2); nothing is downloaded. To get one on a machine with internet:
-`huggingface-cli download bert-base-cased --local-dir bert-base-cased`. A 110M model on 32 texts
+`hf download bert-base-cased --local-dir bert-base-cased`. A 110M model on 32 texts
 of 128 tokens takes about 20 seconds for the residuals and a minute for the rest, in memory of less
 than three times the checkpoint. Expect SAN to collapse within 3 to 6 layers, and skips to stop it.
 """
@@ -32,11 +32,10 @@ from experiments.architectures import report
 from experiments.shell import cli
 from experiments.shell.progress import Progress
 from rank_collapse import pretrained
+from rank_collapse import text as texts_of
 from rank_collapse.measures import profiles
 from rank_collapse.network import surgery
 from rank_collapse.paths import effects
-from rank_collapse.text import tokens as texts_of
-from rank_collapse.text.words import default_text
 
 PARTS = ("residuals", "ranks", "log", "lengths", "chains", "bounds")
 
@@ -176,7 +175,7 @@ def tokens_of(model: Model, options: flags.FlagValues, limits: dict[str, int]) -
     if options.text_file:
         texts = texts_of.read_texts(options.text_file, options.columns)
     else:
-        texts = texts_of.windows(default_text(), options.num_texts, options.max_tokens)
+        texts = texts_of.windows(texts_of.default_text(), options.num_texts, options.max_tokens)
     encoder = None
     if model.has_weights:
         encoder = texts_of.tokenizer_of(model.source, model.settings)
