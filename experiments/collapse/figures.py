@@ -14,7 +14,7 @@ RATIO = r"$\|\mathrm{res}(X^l)\|_{1,\infty} \,/\, \|X^l\|_{1,\infty}$"
 
 
 def figures_of(results: Results) -> dict[str, Callable[[], Figure]]:
-    """Draws the paper's, logarithms and rates at the first swept values, sweeps."""
+    """What draws each: the paper's, logarithms and rates of the first swept values, sweeps."""
     first = next(iter(results))[1:]
     panels = {f"norm: {norm}": found for (norm, *swept), found in results.items()
               if tuple(swept) == first}  # fmt: skip
