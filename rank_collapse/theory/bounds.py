@@ -13,13 +13,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from rank_collapse.measures.residuals import composite_norm, norm_1, norm_inf
 from rank_collapse.network import layers
 from rank_collapse.network.attention import AttentionParams
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.layers import MLPParams
+from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.transformer import per_layer
 from rank_collapse.theory.logdomain import log_trace
 
@@ -296,3 +297,31 @@ def bound_report(
         stack_admissible=jnp.all(admissible),
         not_covered=not_covered(config, mask, bias),
     )
+
+
+def has_bounds(config: TransformerConfig) -> bool:
+    """Whether there is a matrix W_QK that the bounds can use; see `bound_report`."""
+    positional = config.position in ("rotary", "relative_key")
+    return config.score == "dot" and not positional and not config.cross_attention
+
+
+def bound_effects(
+    params: TransformerParams, x: Any, config: TransformerConfig, mask: Any = None
+) -> dict[str, Float[Array, "..."] | Bool[Array, "..."]]:
+    """β, γ*, the condition of the technical lemma and the bounds, per layer and head.
+
+    Args:
+        params, x, config: As in `rank_collapse.apply`.
+        mask: Bool [n], the tokens that exist.
+
+    Returns:
+        Fields of `BoundReport`, log10_spread as its maximum over tokens.
+
+    Raises:
+        ValueError: Rotary or relative positions, or cross-attention: see `bound_report`.
+    """
+    found = bound_report(params, x, config, mask)
+    names = ("beta", "gamma", "admissible", "head_tightness", "layer_tightness", "log10_input")
+    names += ("layer_log10_lhs", "layer_log10_rhs", "stack_log10_lhs", "stack_log10_rhs")
+    values = {name: getattr(found, name) for name in names}
+    return values | {"log10_spread": jnp.max(found.log10_spread, axis=-1)}
