@@ -29,7 +29,9 @@ def main(options: flags.FlagValues) -> None:
     each = -(-options.num_draws // len(SHAPES))
     with cli.open_run(options, "check_bounds") as run:
         draws = {
-            shape: run.cached("{}x{}x{}".format(*shape), partial(draw_shape, options.seed, i, each))
+            shape: run.cached(
+                "{}x{}x{}".format(*shape), partial(draw_shape, options.seed, i, each, SHAPES)
+            )
             for i, shape in enumerate(SHAPES)
         }
         counts = run.publish(

@@ -12,7 +12,7 @@ SHAPES = ((8, 16, 1), (8, 16, 4), (16, 8, 2), (3, 4, 2))  # tokens, width, heads
 
 
 def draw_shape(
-    seed: int, index: int, num_draws: int, shapes: tuple[tuple[int, int, int], ...] = SHAPES
+    seed: int, index: int, num_draws: int, shapes: tuple[tuple[int, int, int], ...]
 ) -> dict[str, np.ndarray]:
     """`single_draw` of the index-th shape, [draws, ...], in float64."""
     with jax.enable_x64(True):

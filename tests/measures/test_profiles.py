@@ -82,9 +82,3 @@ def test_chain_effects(batch):
         np.testing.assert_allclose(found[name][1], value, rtol=1e-4, atol=1e-6, err_msg=name)
     # A product of stochastic matrices is nearer to rank one than its factors.
     assert np.all(found["chain_residual"][:, -1].max(axis=1) < 1)
-
-
-def test_variants_that_differ():
-    assert ("SAN+MLP", "text") in effects.variants_of("bert")
-    assert ("SAN", "text") in effects.variants_of("albert")
-    assert ("SAN", "text") not in effects.variants_of("xlnet")
