@@ -16,7 +16,7 @@ from rank_collapse.measures import profiles
 from rank_collapse.network import surgery
 from rank_collapse.paths import effects
 from rank_collapse.runs.folder import RunFolder
-from rank_collapse.theory import bounds
+from rank_collapse.theory.effects import bound_effects, has_bounds
 from rank_collapse.theory.logdomain import log_residual_profile
 
 Measures = dict[str, Callable[[], dict[str, Any]]]
@@ -122,14 +122,14 @@ def chains(weights: Weights, options: flags.FlagValues) -> Measures:
     return {"chains": partial(on_texts, weights, effects.chain_effects, texts=texts)}
 
 
-def bound_sides(weights: Weights, options: flags.FlagValues) -> Measures:
+def bounds(weights: Weights, options: flags.FlagValues) -> Measures:
     """The theory's constants, its condition and bounds, of the whole network and of SAN."""
-    if not bounds.has_bounds(weights.config):
+    if not has_bounds(weights.config):
         return {}
     texts = options.num_path_texts
     return {
         f"bounds/{variant}/published": partial(
-            on_texts, weights, bounds.bound_effects, variant, texts=texts
+            on_texts, weights, bound_effects, variant, texts=texts
         )
         for variant in ("Transformer", "SAN")
     }
@@ -140,6 +140,6 @@ MEASURED = {
     "log": logarithms,
     "lengths": lengths,
     "chains": chains,
-    "bounds": bound_sides,
+    "bounds": bounds,
 }
 PARTS = ("residuals", "ranks", "log", "lengths", "chains", "bounds")  # "ranks" adds to residuals

@@ -40,9 +40,9 @@ def single_draw(key, num_tokens, width, num_heads):
         "layer_ok": report.admissible.all(1),
         "stack_ok": report.stack_admissible[None],
         "lemma_excess": jnp.stack([excess, nothing]),
-        "head_tightness": report.head_tightness,
-        "layer_tightness": report.layer_tightness,
-        "stack_tightness": report.stack_tightness[None],
+        "head_tightness": report.head.tightness,
+        "layer_tightness": report.layer.tightness,
+        "stack_tightness": report.stack.tightness[None],
         "gamma": report.gamma,
     }
 

@@ -20,7 +20,12 @@ from rank_collapse.paths.sets import sample_path_sets
 
 
 def length_effects(
-    params: TransformerParams, x: Any, config: TransformerConfig, mask: Any = None, **inputs: Any
+    params: TransformerParams,
+    x: Any,
+    config: TransformerConfig,
+    *,
+    mask: Any = None,
+    **inputs: Any,
 ) -> dict[str, Float[Array, "..."]]:
     """What the paths of each length add to the output, exactly, all of them at once.
 
@@ -69,7 +74,7 @@ def length_effects(
         lengths = jnp.linalg.norm(a, axis=-1) * jnp.linalg.norm(output, axis=-1)[None]
         return jnp.sum(dots / jnp.where(lengths == 0, 1, lengths), axis=-1) / count
 
-    log_size, log_residual = measured_sizes(parts, keep)
+    log_size, log_residual = measured_sizes(parts, mask=keep)
     return {
         "log10_size": log_size,
         "log10_residual": log_residual,
@@ -88,8 +93,8 @@ def chain_effects(
     params: TransformerParams,
     x: Any,
     config: TransformerConfig,
-    mask: Any = None,
     *,
+    mask: Any = None,
     num_paths: int = 5,
     seed: int = 0,
     **inputs: Any,
@@ -122,5 +127,5 @@ def chain_effects(
         paths.reshape(-1, config.depth),
     )
     found, rank_one = (ratio.reshape(paths.shape[:2]) for ratio in ratios)
-    skip, branch = branch_sizes(trace, mask)
+    skip, branch = branch_sizes(trace, mask=mask)
     return {"chain_residual": found, "chain_rank_one": rank_one, "skip": skip, "branch": branch}
