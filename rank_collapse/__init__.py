@@ -22,12 +22,9 @@ from rank_collapse.network.layers import MLPParams, NormParams
 from rank_collapse.network.parameters import BlockParams, TransformerParams, init, layer_params
 from rank_collapse.network.presets import san, san_mlp, san_skip, transformer
 from rank_collapse.network.transformer import Trace, apply
-from rank_collapse.paths.contributions import (
-    PathContributions,
-    head_contributions,
-    path_contributions,
-)
+from rank_collapse.paths.contributions import PathContributions, path_contributions
 from rank_collapse.paths.enumeration import count_paths, enumerate_paths, sum_over_paths
+from rank_collapse.paths.heads import head_contributions
 from rank_collapse.paths.sets import (
     Classifier,
     batch_path_set_logits,

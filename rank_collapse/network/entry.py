@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 from rank_collapse.network import attention as attn
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.embedding import embed, sinusoidal_positions
-from rank_collapse.network.parameters import TransformerParams
+from rank_collapse.network.parameters import TransformerParams, check_params
 
 
 @struct.dataclass
@@ -52,8 +52,10 @@ def enter(
     """The entry of one example; arguments as in `rank_collapse.apply`.
 
     Raises:
-        ValueError: Inputs of the wrong shape or kind; a memory that is missing, or of no use.
+        ValueError: Parameters that contradict the config, inputs of the wrong shape or kind, a
+            memory that is missing or of no use.
     """
+    check_params(params, config)
     if config.cross_attention and memory is None:
         raise ValueError("cross_attention=True needs a memory [m, d]")
     if not config.cross_attention and (memory is not None or memory_mask is not None):

@@ -188,6 +188,12 @@ def apply(
         params, x, config, mask=mask, bias=bias, memory=memory, memory_mask=memory_mask,
         segments=segments, positions=positions,
     )  # fmt: skip
+    return _forward(params, entry, config, dropout_key, dropout_rate)
+
+
+@jax.jit
+def _forward(params, entry, config, dropout_key, dropout_rate) -> Trace:
+    # Compiled here, so that a call outside jit compiles once for a shape and not every time.
     keys = None
     if dropout_key is not None:
         keys = dropout_branches(dropout_key, config.depth)

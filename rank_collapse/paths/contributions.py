@@ -7,12 +7,13 @@ norms and MLPs applied channel by channel, biases in a channel of their own. The
 the output. Cost: about L/2 + 1 uses of the value, output and MLP matrices, not (1+H)^L.
 """
 
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
 from rank_collapse.network import layers
 from rank_collapse.network.config import TransformerConfig
@@ -128,7 +129,12 @@ def path_contributions(
     )  # fmt: skip
     gains = layer_gains(config, entry.x.dtype)
     factors = {"attention": attention_gain, "cross": cross_gain, "mlp": mlp_gain}
-    head_gain, on_paths = _path_gains(config, gains, head_gain, factors)
+    head_gain, on_paths = path_gains(config, gains, head_gain, factors)
+    return _contributions(params, entry, config, gains, on_paths, head_gain, count_mlps)
+
+
+@functools.partial(jax.jit, static_argnames="count_mlps")
+def _contributions(params, entry, config, gains, on_paths, head_gain, count_mlps):
     layout = Layout(config=config, count_mlps=count_mlps)
 
     def body(carry, step):
@@ -145,7 +151,7 @@ def path_contributions(
     swept = (gains, on_paths, head_gain)
     for first, last in layout.groups():
         rows = slice(first, last)
-        steps = (_rows(params, config, rows), _slice(swept, rows))
+        steps = (layer_rows(params, config, rows), _slice(swept, rows))
         carry = (state, layout.grow(channels, last))
         (state, channels), _ = jax.lax.scan(body, carry, steps)
     output = state
@@ -161,38 +167,18 @@ def path_contributions(
     )
 
 
-def head_contributions(
-    params: TransformerParams, x: Any, config: TransformerConfig, **options: Any
-) -> Float[Array, "l h n d"]:
-    """Sum of all paths through each head of each layer, of whatever length, biases included.
-
-    The output is linear in the gain of each head once everything is frozen, so that the sum is
-    the derivative with respect to `head_gain`. Paths that pass two heads count for both.
-
-    Args:
-        params, x, config: As in `path_contributions`.
-        **options: Its other arguments, but for head_gain.
-    """
-
-    def total(gain):
-        return path_contributions(params, x, config, head_gain=gain, **options).total
-
-    gain = jnp.ones((config.depth, config.num_heads), params.layers.attention.w_v.dtype)
-    return jnp.moveaxis(jax.jacfwd(total)(gain), (0, 1), (2, 3))
-
-
 def _slice(tree, rows):
     return jax.tree.map(lambda a: a[rows], tree)
 
 
-def _rows(params, config, rows):
+def layer_rows(params, config, rows):
     """Parameters of some layers, stacked."""
     if config.layer_map:
         rows = jnp.asarray(config.layer_map[rows])
     return _slice(params.layers, rows)
 
 
-def _path_gains(config, gains, head_gain, factors):
+def path_gains(config, gains, head_gain, factors):
     """(head_gain [L, h] or None, gains with the factors [L] of each kind of branch).
 
     Raises:

@@ -155,7 +155,9 @@ def lipschitz_constants(params: MLPParams, kind: str) -> tuple[Float[Array, ""],
     return tuple(slope * norm(params.w_in) * norm(params.w_out) for norm in (norm_1, norm_inf))
 
 
-def not_covered(config: TransformerConfig, mask: Any = None, bias: Any = None) -> tuple[str, ...]:
+def not_covered(
+    config: TransformerConfig, *, mask: Any = None, bias: Any = None
+) -> tuple[str, ...]:
     """What in a network the theorems do not speak of; () for a SAN, with MLPs or without.
 
     Reasons that begin with "rows" concern the bound of a layer, the others only that of the stack.
@@ -214,13 +216,19 @@ def bound_report(
         if getattr(config, name) == bad:
             raise ValueError(f"{name}={bad!r} has no matrix W_QK that the bounds could use")
     trace = log_trace(params, x, config, mask=mask, bias=bias)
+    keep = jnp.ones(trace.inputs.rest.shape[1], bool)
+    if mask is not None and jnp.ndim(mask) == 1:
+        keep = jnp.asarray(mask).astype(bool)
+    report = _report(params, trace, config, keep)
+    return report.replace(not_covered=not_covered(config, mask=mask, bias=bias))
+
+
+@jax.jit
+def _report(params, trace, config, keep) -> BoundReport:
     dtype = trace.profile.dtype
     stack = jax.tree.map(lambda a: a.astype(dtype), params.layers)
     if config.layer_map:
         stack = jax.tree.map(lambda a: a[jnp.asarray(config.layer_map)], stack)
-    keep = jnp.ones(trace.inputs.rest.shape[1], bool)
-    if mask is not None and jnp.ndim(mask) == 1:
-        keep = jnp.asarray(mask).astype(bool)
     gains = layer_gains(config, dtype)
 
     def constants(step):
@@ -249,7 +257,6 @@ def bound_report(
         stack_gamma=jnp.max(found.gamma),
         shrinks=shrinks,
         stack_admissible=jnp.all(admissible),
-        not_covered=not_covered(config, mask, bias),
     )
 
 

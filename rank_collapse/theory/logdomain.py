@@ -100,6 +100,12 @@ def log_trace(params: Any, x: Any, config: TransformerConfig, **inputs: Any) -> 
         dtype = jnp.promote_types(dtype, leaf.dtype)
     params = jax.tree.map(lambda a: a.astype(dtype), params)
     entry = entry.replace(x=entry.x.astype(dtype))
+    return _log_pass(params, entry, config)
+
+
+@jax.jit
+def _log_pass(params, entry, config) -> LogTrace:
+    dtype = entry.x.dtype
     keep = jnp.ones(entry.x.shape[0], bool) if entry.exists is None else entry.exists
     with jax.default_matmul_precision("highest"):
         start = _begin(entry.x, keep)
