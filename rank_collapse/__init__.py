@@ -5,6 +5,7 @@ n tokens (queries), m keys, d model width, f MLP width, h heads, k per-head quer
 v per-head value width, l layers, s seeds, b batch, p paths, c classes.
 """
 
+from rank_collapse.measures.profiles import profile
 from rank_collapse.measures.residuals import (
     composite_norm,
     effective_rank,
@@ -69,6 +70,7 @@ __all__ = [
     "path_set_logits",
     "path_set_states",
     "path_state",
+    "profile",
     "residual",
     "residual_ratio",
     "sample_path",

@@ -10,8 +10,7 @@ from absl import flags
 from experiments.architectures.models import Model
 from experiments.shell import cli
 from rank_collapse import pretrained
-from rank_collapse.text import tokens as texts_of
-from rank_collapse.text.words import default_text
+from rank_collapse import text as texts_of
 
 
 def inputs_of(model: Model, options: flags.FlagValues) -> dict[str, Any]:
@@ -48,7 +47,7 @@ def tokens_of(model: Model, options: flags.FlagValues, limits: dict[str, int]) -
     if options.text_file:
         texts = texts_of.read_texts(options.text_file, options.columns)
     else:
-        texts = texts_of.windows(default_text(), options.num_texts, options.max_tokens)
+        texts = texts_of.windows(texts_of.default_text(), options.num_texts, options.max_tokens)
     encoder = None
     if model.has_weights:
         encoder = texts_of.tokenizer_of(model.source, model.settings)

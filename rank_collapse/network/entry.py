@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from rank_collapse.network import attention as attn
 from rank_collapse.network.config import TransformerConfig
@@ -102,6 +102,8 @@ def input_states(
     if config.embedding is not None and (
         is_ids or x.shape[-1] != config.d_model or config.embedding.d_input == config.d_model
     ):
+        if is_ids and not isinstance(x, jax.core.Tracer):
+            check_ids(x, config.embedding.vocab_size)
         return embed(params.embedding, x, config.embedding, segments=segments, positions=positions)
     if is_ids or x.ndim != 2 or x.shape[1] != config.d_model:
         raise ValueError(
@@ -111,25 +113,27 @@ def input_states(
     return x
 
 
+def check_ids(ids: Int[Array, "*s"], vocab_size: int) -> None:
+    """Refuses token ids outside the vocabulary, which an array look-up would clamp.
+
+    Raises:
+        ValueError: There is one.
+    """
+    outside = np.asarray(ids)
+    outside = outside[(outside < 0) | (outside >= vocab_size)]
+    if vocab_size and outside.size:
+        raise ValueError(f"token id {outside.flat[0]} is not below vocab_size={vocab_size}")
+
+
 def checked_mask(mask: Any, num_queries: int, num_keys: int, name: str) -> Any:
     """A mask as Bool [m], [n, m] or [h, n, m]; None stays None.
 
     Raises:
-        ValueError: Another shape, or values that are neither boolean nor the integers 0 and 1:
-            an additive mask of floats would be read the wrong way round.
+        ValueError: Another shape, or no mask: see `as_mask`.
     """
     if mask is None:
         return None
-    mask = mask if isinstance(mask, jax.Array) else jnp.asarray(np.asarray(mask))
-    if jnp.issubdtype(mask.dtype, jnp.floating):
-        raise ValueError(
-            f"{name} of dtype {mask.dtype}: a mask is boolean, True where a key may be looked at; "
-            "additive masks go to bias="
-        )
-    if mask.dtype != jnp.bool_:
-        if not isinstance(mask, jax.core.Tracer) and bool(jnp.any((mask != 0) & (mask != 1))):
-            raise ValueError(f"{name} of dtype {mask.dtype} has values other than 0 and 1")
-        mask = mask.astype(bool)
+    mask = as_mask(mask, name)
     fits = mask.shape[-1:] == (num_keys,) and mask.ndim <= 3
     if not fits or (mask.ndim > 1 and mask.shape[-2] not in (1, num_queries)):
         raise ValueError(
@@ -137,6 +141,25 @@ def checked_mask(mask: Any, num_queries: int, num_keys: int, name: str) -> Any:
             f"[{num_keys}], [{num_queries}, {num_keys}] or [heads, {num_queries}, {num_keys}]"
         )
     return mask
+
+
+def as_mask(mask: Any, name: str = "mask") -> Bool[Array, "*s"]:
+    """A mask as Bool, from booleans or the integers 0 and 1, lists of them too.
+
+    Raises:
+        ValueError: Other values: an additive mask of floats would be read the wrong way round.
+    """
+    mask = mask if isinstance(mask, jax.Array) else jnp.asarray(np.asarray(mask))
+    if mask.dtype == jnp.bool_:
+        return mask
+    if not jnp.issubdtype(mask.dtype, jnp.integer):
+        raise ValueError(
+            f"{name} of dtype {mask.dtype}: a mask is boolean, True where a key may be looked at; "
+            "additive masks go to bias="
+        )
+    if not isinstance(mask, jax.core.Tracer) and bool(jnp.any((mask != 0) & (mask != 1))):
+        raise ValueError(f"{name} of dtype {mask.dtype} has values other than 0 and 1")
+    return mask.astype(bool)
 
 
 def make_context(

@@ -5,7 +5,8 @@
              arrays.npz     named arrays, also the cache from which an interrupted run resumes
              checkpoints/   states of an unfinished computation, by step (orbax)
              figures/       *.png and *.pdf
-             models.npz     trained weights, where asked for (`rank_collapse.training.model_file`)
+             models.npz     trained weights, where asked for (`rank_collapse.training.model_file`);
+             models/        the same of a run of several networks, a file for each
              summary.json   the run's headline numbers; its presence means the run is complete
              log.txt
 
@@ -43,7 +44,7 @@ CONTENTS = (
     "config.json", "results.csv", "arrays.npz", "summary.json", "log.txt", "models.npz",
     "report.html",
 )  # fmt: skip
-FOLDERS = ("checkpoints", "figures")
+FOLDERS = ("checkpoints", "figures", "models")
 
 
 class RunError(Exception):
@@ -135,13 +136,13 @@ class RunFolder:
             return list(csv.DictReader(file))
 
     def write_file(self, name: str, data: bytes) -> None:
-        """Writes one of `CONTENTS` beside the results, whole.
+        """Writes one of `CONTENTS`, or a file in one of `FOLDERS`, beside the results, whole.
 
         Raises:
             ValueError: Another name, which --overwrite would leave behind.
         """
-        if name not in CONTENTS:
-            raise ValueError(f"{name!r} is not one of {CONTENTS}")
+        if name not in CONTENTS and os.path.dirname(name) not in FOLDERS:
+            raise ValueError(f"{name!r} is not one of {CONTENTS}, nor in one of {FOLDERS}")
         self._write(name, data)
 
     def publish(
@@ -186,8 +187,7 @@ class RunFolder:
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Writes summary.json, which marks the run as complete, and drops the checkpoints."""
         self._write_json("summary.json", _normalised(summary))
-        if self.primary:
-            shutil.rmtree(self.path / "checkpoints", ignore_errors=True)
+        self.drop_checkpoints()
 
     @property
     def summary(self) -> dict[str, Any] | None:
@@ -262,13 +262,15 @@ class RunFolder:
         except (ValueError, OSError) as error:
             raise RunError(f"{folder} does not fit this run: {error}; use --overwrite") from error
 
+    def drop_checkpoints(self) -> None:
+        """Deletes the saved states."""
+        if self.primary:
+            shutil.rmtree(self.path / "checkpoints", ignore_errors=True)
+
     # Figures.
 
     def save_figure(self, figure: Any, name: str) -> None:
         """Writes figures/<name>.png and .pdf of a matplotlib figure."""
-        if self.primary:
-            with _writing(self.path / "figures"):
-                (self.path / "figures").mkdir(exist_ok=True)
         for suffix, options in ((".png", {"dpi": 150}), (".pdf", {"metadata": _NO_DATE})):
             stream = io.BytesIO()
             with mpl.rc_context({"pdf.fonttype": 42}):  # text stays text
@@ -334,7 +336,10 @@ class RunFolder:
 
     def _write(self, name, data):
         if self.primary:
-            write_atomically(self.path / name, data)
+            path = self.path / name
+            with _writing(path.parent):
+                path.parent.mkdir(exist_ok=True)
+            write_atomically(path, data)
 
 
 def make_folder(path: str | os.PathLike) -> None:

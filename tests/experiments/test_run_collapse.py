@@ -147,7 +147,7 @@ def test_weights_that_overflow_are_one_line(tmp_path, capsys):
         (["--d_model=10", "--num_heads=4"], "num_heads=4 does not divide d_model=10"),
         (["--depth=0"], "depth=0"),
         (["--num_seeds=0"], "num_seeds=0"),
-        (["--text_file=absent.txt"], "absent.txt cannot be read: No such file"),
+        (["--text_file=absent.txt"], "absent.txt does not exist"),
         (["--text_file={}/empty"], "is empty"),
         (["--text_file={}/latin"], "is not UTF-8"),
         (["--text_file={}/one"], "1 tokens are fewer than 2"),
