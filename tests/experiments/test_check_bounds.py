@@ -41,7 +41,7 @@ def test_lemma_and_bounds_hold_wherever_the_condition_does(tmp_path, monkeypatch
         assert sum(int(r[name]) for r in rows) == found[name]
     assert {f.stem for f in (tmp_path / "figures").iterdir()} == set(check_bounds.ENTRY.captions)
     monkeypatch.setattr(check_bounds, "draw_shape", lambda *a: pytest.fail("computed again"))
-    check_second_run(lambda: execute(tmp_path), tmp_path)
+    check_second_run(lambda: execute(tmp_path), tmp_path, capsys)
     with pytest.raises(pytest.fail.Exception, match="computed again"):
         execute(tmp_path, "--overwrite")
 

@@ -50,7 +50,7 @@ def test_every_part_on_a_checkpoint(tmp_path, ids, capsys, monkeypatch):
     assert len(heads) == 2 * 2 * 3  # weights, layers, heads
     assert "SAN falls below 0.01" in capsys.readouterr().out
     monkeypatch.setattr(measure, "on_texts", lambda *a, **k: pytest.fail("computed again"))
-    check_second_run(lambda: execute(*arguments), out)
+    check_second_run(lambda: execute(*arguments), out, capsys)
 
 
 def test_decoder_and_images(tmp_path, ids):

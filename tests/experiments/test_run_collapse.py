@@ -111,10 +111,10 @@ def test_interrupted_on_one_device_and_resumed_in_chunks_is_equal(base, tmp_path
         np.testing.assert_allclose(found[name], values, rtol=2e-4, atol=2e-6, err_msg=name)
 
 
-def test_a_finished_run_computes_nothing_again_and_is_redrawn(base, monkeypatch):
+def test_a_finished_run_computes_nothing_again_and_is_redrawn(base, monkeypatch, capsys):
     folder, _ = base
     monkeypatch.setattr(ensemble.Programs, "__call__", lambda *a: pytest.fail("computed again"))
-    check_second_run(lambda: execute(folder, *TWO), folder)
+    check_second_run(lambda: execute(folder, *TWO), folder, capsys)
 
 
 def test_a_sweep_compiles_as_often_as_one_value(base, tmp_path):

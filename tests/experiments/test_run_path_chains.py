@@ -17,7 +17,7 @@ def execute(*arguments):
     return cli.execute(run_path_chains.main, run_path_chains.FLAGS, arguments)
 
 
-def test_writes_rows_figures_and_a_summary(tmp_path, monkeypatch):
+def test_writes_rows_figures_and_a_summary(tmp_path, monkeypatch, capsys):
     folder = tmp_path / "run"
     assert execute(*TINY, f"--output_dir={folder}") == 0
     summary = json.loads((folder / "summary.json").read_text())
@@ -34,7 +34,7 @@ def test_writes_rows_figures_and_a_summary(tmp_path, monkeypatch):
     assert len(run_path_chains.ENTRY.compare(summary)) == 4
     assert "per layer" in run_path_chains.ENTRY.reading(summary)
     monkeypatch.setattr(run_path_chains, "measure_all", lambda *a: pytest.fail("computed again"))
-    check_second_run(lambda: execute(*TINY, f"--output_dir={folder}"), folder)
+    check_second_run(lambda: execute(*TINY, f"--output_dir={folder}"), folder, capsys)
 
 
 @pytest.mark.parametrize(

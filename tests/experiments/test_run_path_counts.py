@@ -13,7 +13,7 @@ from experiments.shell import cli
 from rank_collapse.runs.folder import read_summary
 
 
-def test_the_binary_writes_exact_counts(tmp_path):
+def test_the_binary_writes_exact_counts(tmp_path, capsys):
     assert cli.execute(main, FLAGS, [f"--output_dir={tmp_path}"]) == 0
     with open(tmp_path / "results.csv") as file:
         rows = list(csv.DictReader(file))
@@ -29,7 +29,8 @@ def test_the_binary_writes_exact_counts(tmp_path):
     summary["DeiT-T"]["mean_length"] += 0.01
     assert not all(c.agrees for c in ENTRY.compare(summary))
     assert "%" in ENTRY.reading(summary)
-    check_second_run(lambda: cli.execute(main, FLAGS, [f"--output_dir={tmp_path}"]), tmp_path)
+    again = lambda: cli.execute(main, FLAGS, [f"--output_dir={tmp_path}"])  # noqa: E731
+    check_second_run(again, tmp_path, capsys)
 
 
 @pytest.mark.parametrize(("heads", "layers"), [(1, 1), (3, 12), (128, 24), (96, 96), (1, 1000)])
