@@ -51,7 +51,7 @@ def measure_all(
     with inputs.precision(options):
         measure = make_measure(options, config, ids)
         keys = seeds.seed_keys(options.seed, options.num_seeds)
-        results = seeds.to_host(seeds.map_seeds(measure, keys, mesh=mesh))
+        results = seeds.map_seeds(measure, keys, mesh=mesh)
     bad = np.flatnonzero(~np.isfinite(results["sum_error"]))
     if len(bad):
         raise ValueError(

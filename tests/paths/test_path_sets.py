@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from path_oracle import Oracle
 
 import rank_collapse as rc
 from rank_collapse.paths.enumeration import path_length
@@ -107,6 +108,40 @@ def test_frozen_paths_sum_to_the_exact_contributions(name, x64):
     for k in range(4):
         assert relative_error(states[:-1][lengths == k].sum(axis=0), exact[k]) < 1e-12
     assert relative_error(states[-1], exact[3]) < 1e-12
+
+
+def recomputed_by_hand(params, x, path, mask, bias):
+    """One recomputed path of attention sublayers with skips, no norms, gains 0.8 and 1."""
+    for l, h in enumerate(path):
+        if h == 2:
+            continue
+        p = jax.tree.map(lambda a, l=l: np.asarray(a[l]), params.layers.attention)
+        scores = (x @ p.w_q[h] + p.b_q[h]) @ (x @ p.w_k[h] + p.b_k[h]).T
+        scores = np.where(mask[h], scores / np.sqrt(p.w_q.shape[-1]) + bias[h], -np.inf)
+        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+        weights /= weights.sum(axis=1, keepdims=True)
+        x = 0.8 * x + weights @ (x @ p.w_v[h] + p.b_v[h]) @ p.w_o[h] + p.b_o
+    return x
+
+
+@pytest.mark.parametrize("semantics", SEMANTICS)
+def test_each_head_has_its_own_mask_and_bias(semantics, x64):
+    config, params, x = network(mlp="none", norm_placement="none")
+    rng = np.random.default_rng(0)
+    mask = (rng.random((2, N, N)) < 0.5) | np.eye(N, dtype=bool)
+    bias = rng.standard_normal((2, N, N))
+    assert (mask[0] != mask[1]).any()
+    paths = rc.enumerate_paths(3, 2)
+    states = rc.path_set_states(
+        params, x, config, paths[:, None], semantics=semantics, mask=mask, bias=bias
+    )
+    if semantics == "frozen":
+        oracle = Oracle(params, rc.apply(params, x, config, mask=mask, bias=bias), config)
+        heads = [["skip" if h == 2 else h for h in path] for path in paths]
+        expected = [oracle.walk(oracle.trace.hidden[0], 0, path, [None] * 3) for path in heads]
+    else:
+        expected = [recomputed_by_hand(params, np.asarray(x), path, mask, bias) for path in paths]
+    assert relative_error(states, expected) < 1e-12
 
 
 def test_a_recomputed_path_is_a_network_of_one_head():

@@ -1,7 +1,9 @@
 """Run folders: whole files, resume, refusal, one process at a time."""
 
+import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -160,6 +162,28 @@ def test_checkpoints_resume_and_are_dropped_at_the_end(tmp_path):
         assert not (tmp_path / "checkpoints").exists()
 
 
-def test_the_git_revision_is_that_of_this_checkout_or_none():
-    revision = provenance.git_revision()
-    assert revision is None or len(revision.split("+")[0]) == 40
+def git_revision_of(folder):
+    """`provenance.git_revision` of a copy of its module in a folder."""
+    spec = importlib.util.spec_from_file_location("copied", folder / "provenance.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.git_revision()
+
+
+def test_the_git_revision_is_that_of_the_checkout_with_its_changes_or_none(tmp_path):
+    copied = tmp_path / "provenance.py"
+    shutil.copy(provenance.__file__, copied)
+
+    def git(*arguments):
+        author = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+        command = ["git", "-C", str(tmp_path), *author, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    assert git_revision_of(tmp_path) is None
+    git("init")
+    assert git_revision_of(tmp_path) is None  # a checkout around it, but not its own
+    git("add", copied.name)
+    git("commit", "--message=first", "--no-verify")
+    assert git_revision_of(tmp_path) == git("rev-parse", "HEAD")
+    copied.write_text(copied.read_text() + "\n")
+    assert git_revision_of(tmp_path) == git("rev-parse", "HEAD") + "+changes"
