@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -48,6 +49,12 @@ def test_every_experiment_has_an_entry_whose_flags_are_accepted():
         assert module.ENTRY.captions and "experiments." in module.__doc__
         for arguments in module.ENTRY.presets.values():
             cli.parse(module.FLAGS, list(arguments))
+
+
+def test_the_readme_names_what_reproduce_runs():
+    readme = reproduce.Path(__file__).parents[2] / "README.md"
+    named = re.findall(r"^\| `python -m experiments\.(\w+)`", readme.read_text("utf-8"), re.M)
+    assert sorted(named) == sorted([*reproduce.EXPERIMENTS, "reproduce", "benchmark"])
 
 
 def test_a_second_run_in_new_processes_makes_nothing_again(tmp_path, monkeypatch, capfd):
