@@ -81,6 +81,16 @@ def make_flags(experiment: str, *, num_seeds: int | None = None) -> flags.FlagVa
     return values
 
 
+def definer(flag_values: flags.FlagValues) -> Callable[..., None]:
+    """define(kind, name, default, text, *choices, **limits): absl's DEFINE_<kind> on them."""
+
+    def define(kind, name, default, text, *choices, **limits):
+        add = getattr(flags, f"DEFINE_{kind}")
+        add(name, default, *choices, text, flag_values=flag_values, **limits)
+
+    return define
+
+
 def run(main: Callable, flag_values: flags.FlagValues) -> NoReturn:
     """Runs a binary on the command line's arguments and exits; see `execute`."""
     try:

@@ -153,6 +153,7 @@ class RunFolder:
         *,
         rows: Callable[[], Iterable[Mapping[str, Any]]] | None = None,
         figures: Mapping[str, Callable[[], Any]] | None = None,
+        files: Mapping[str, Callable[[], bytes]] | None = None,
         summary: Callable[[], Mapping[str, Any]],
     ) -> dict[str, Any]:
         """Makes what a person sees of a finished run, where it is missing; returns the summary.
@@ -163,16 +164,23 @@ class RunFolder:
         Args:
             rows: Makes the rows of results.csv.
             figures: Draws each figure, by name.
+            files: Makes the bytes of other files out of `CONTENTS`, by name; the figures are there.
             summary: Makes the headline numbers.
         """
-        if rows is not None and not (self.path / "results.csv").exists():
-            self.write_rows(rows())
-        for name, draw in (figures or {}).items():
-            if not self.has_figure(name):
-                self.save_figure(draw(), name)
-        if self.summary is None:
-            self.finish(summary())
-        return self.summary
+        if self.primary:
+            if rows is not None and not (self.path / "results.csv").exists():
+                self.write_rows(rows())
+            for name, draw in (figures or {}).items():
+                if not self.has_figure(name):
+                    self.save_figure(draw(), name)
+            for name, make in (files or {}).items():
+                if not (self.path / name).exists():
+                    self.write_file(name, make())
+        found = self.summary
+        if found is None:
+            found = _normalised(summary())
+            self.finish(found)
+        return found
 
     @property
     def complete(self) -> bool:

@@ -99,9 +99,3 @@ def test_chain_effects(batch):
         ):
             expected = plain_composite(rest) / size
             np.testing.assert_allclose(found[name][0, k, p], expected, rtol=1e-4, err_msg=name)
-
-
-def test_variants_that_differ():
-    assert ("SAN+MLP", "text") in effects.variants_of("bert")
-    assert ("SAN", "text") in effects.variants_of("albert")
-    assert ("SAN", "text") not in effects.variants_of("xlnet")

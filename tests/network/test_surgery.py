@@ -273,3 +273,9 @@ def test_surgery_on_transformers(name, variant, reading, tmp_path):
     if variant != "Transformer":
         whole = hidden_states(traces(config, params, arguments), config)
         assert float(jnp.max(jnp.abs(whole - found["hidden"]))) > 1e-2
+
+
+def test_variants_that_differ():
+    assert ("SAN+MLP", "text") in surgery.variants_of("bert")
+    assert ("SAN", "text") in surgery.variants_of("albert")
+    assert ("SAN", "text") not in surgery.variants_of("xlnet")
