@@ -37,7 +37,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 @pytest.fixture(scope="module")
 def optimized():
     """Programs compiled as users compile them, for the tests of one module."""
-    usual = jax.config.jax_disable_most_optimizations
+    usual = jax.config.read("jax_disable_most_optimizations")
 
     def disable(value):
         jax.config.update("jax_disable_most_optimizations", value)
