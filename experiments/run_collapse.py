@@ -23,7 +23,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from absl import flags
-from jax.sharding import NamedSharding, PartitionSpec
 
 import rank_collapse as rc
 from experiments.collapse.results import ENTRY, Results, figures_of, rows_of, summary_of
@@ -256,9 +255,9 @@ class Programs:
 
     def __init__(self, options, networks, ids, mesh, progress):
         self.options, self.mesh, self.progress = options, mesh, progress
-        self.draw = seeds.over_seeds(make_draw(options, ids), mesh)
+        self.draw = seeds.spread(make_draw(options, ids), mesh)
         self.measures = {
-            norm: seeds.over_seeds(make_measure(configs, options), mesh)
+            norm: seeds.spread(make_measure(configs, options), mesh)
             for norm, configs in networks.items()
         }
         self.compiled = False
@@ -267,7 +266,7 @@ class Programs:
         """Compiles all, for this many seeds; swept values are traced."""
         one = jnp.asarray(1.0)
         drawn = jax.eval_shape(self.draw, keys, one)
-        sharding = NamedSharding(self.mesh, PartitionSpec(seeds.AXIS))
+        sharding = seeds.seed_sharding(self.mesh)
         drawn = jax.tree.map(lambda a: a.update(sharding=sharding), drawn)
         pool = ThreadPoolExecutor()
         try:
@@ -283,12 +282,11 @@ class Programs:
 
     def __call__(self, norm: str, scale: float, gain: float, first: int, count: int, size: int):
         """Measures of seeds first .. first + count − 1 as numpy arrays; `size` are computed."""
-        keys = seeds.seed_keys(self.options.seed, count, first)
-        keys = seeds.shard_seeds(seeds.pad_seeds(keys, size), self.mesh)
+        keys = seeds.lay_out(seeds.seed_keys(self.options.seed, count, first), self.mesh, size)
         if not self.compiled:
             self.compile(keys)
         out = self.measures[norm](self.draw(keys, jnp.asarray(scale)), jnp.asarray(gain))
-        return seeds.to_host(seeds.trim_seeds(out, count))
+        return seeds.to_host(out, count)
 
 
 def measure_all(options, networks, sweep, ids, mesh, run, progress) -> Results:

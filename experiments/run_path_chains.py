@@ -27,6 +27,7 @@ from experiments.shell.progress import Progress
 from rank_collapse.measures import residuals
 from rank_collapse.network import embedding, layers
 from rank_collapse.network.config import INITS, MASKS, NORM_PLACEMENTS
+from rank_collapse.paths import chains
 from rank_collapse.runs import seeds
 
 FLAGS = cli.make_flags("path_chains", num_seeds=4)
@@ -104,7 +105,7 @@ def measure_all(options: Any, config: rc.TransformerConfig, ids: Any, mesh: Any)
     with precision(options):
         measure = make_measure(options, config, ids)
         keys = seeds.seed_keys(options.seed, options.num_seeds)
-        results = seeds.to_host(seeds.map_seeds(measure, keys, mesh=mesh))
+        results = seeds.map_seeds(measure, keys, mesh=mesh)
     bad = np.flatnonzero(~np.isfinite(results["sum_error"]))
     if len(bad):
         raise ValueError(
@@ -141,12 +142,11 @@ def make_measure(options: Any, config: rc.TransformerConfig, ids: Any) -> Any:
         x = input_tokens(key_tokens, ids, options)
         params = rc.init(key_params, config, options.weight_scale, options.bias_scale)
         trace = rc.apply(params, x, config)
-        chains = rc.sample_path_sets(key_chains, range(1, depth + 1), 1, options.num_paths, *size)[
-            :, 0
-        ]
+        lengths = range(1, depth + 1)
+        sampled = rc.sample_path_sets(key_chains, lengths, 1, options.num_paths, *size)[:, 0]
         to_mean, to_rank_one = jax.lax.map(
             lambda path: chains.chained_residual(trace.attention, path),
-            chains.reshape(-1, depth),
+            sampled.reshape(-1, depth),
         )
         contributions = rc.path_contributions(params, x, config)
         norm, rest = chains.measured_sizes(contributions.by_length)

@@ -14,8 +14,9 @@ from flax import traverse_util
 from experiments.shell import cli
 from experiments.shell.progress import Progress
 from experiments.trained import arguments
+from rank_collapse.runs import processes
 from rank_collapse.runs.folder import RunError, RunFolder
-from rank_collapse.runs.seeds import seed_keys, to_host, trim_seeds
+from rank_collapse.runs.seeds import seed_keys, to_host
 from rank_collapse.training import model_file
 from rank_collapse.training.ensemble import Ensemble, Trained
 from rank_collapse.training.training import Recipe
@@ -98,7 +99,7 @@ def results_of(
     def trained():
         ensemble, found = train(options, setup, run, resumable)
         if missing:
-            weights = to_host(trim_seeds(found.state.model, options.num_seeds))
+            weights = to_host(found.state.model, options.num_seeds)
             run.write_file(models, model_file.dump_models(setup.recipe.config, weights))
         return ensemble, found
 
@@ -181,17 +182,17 @@ def train(
     with Progress(total, f"training {setup.name}", log=run.log) as progress:
         saved = begun = time.monotonic()
 
-        def on_chunk(epoch, state, losses):
+        def on_chunk(epoch, snapshot, losses):
             nonlocal saved
             finite = np.isfinite(losses).all(axis=1)
             for seed in np.flatnonzero(~finite):
                 if seed not in known:
                     known.add(int(seed))
                     progress.say(f"seed {seed} diverged by epoch {epoch}; it is kept apart")
-            now = time.monotonic()
-            if epoch == total or now - saved > options.checkpoint_seconds:
-                if resumable and now - begun > options.checkpoint_seconds:
-                    run.save_checkpoint(epoch, state)
+            now, wait = time.monotonic(), options.checkpoint_seconds
+            due = now - saved > wait or (epoch == total and now - begun > wait)
+            if resumable and processes.from_primary(np.asarray(due)):
+                run.save_checkpoint(epoch, snapshot())
                 saved = time.monotonic()
             loss = float(losses[finite, -1].mean()) if finite.any() else float("nan")
             progress.update(epoch, loss=loss)

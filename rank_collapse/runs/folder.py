@@ -38,7 +38,7 @@ import jax
 import matplotlib as mpl
 import numpy as np
 
-from rank_collapse.runs import provenance, states
+from rank_collapse.runs import processes, provenance, states
 
 CONTENTS = (
     "config.json", "results.csv", "arrays.npz", "summary.json", "log.txt", "models.npz",
@@ -60,10 +60,11 @@ class RunFolder:
             refused.
         execution: What does not (number of devices, chunk size); recorded, never compared.
         overwrite: Delete what an earlier run left and start afresh.
-        primary: False in all but one process of a multi-host run: nothing is locked or written.
+        primary: False in all but one of the processes of a run: nothing is locked or written.
 
     Attributes:
         path: The folder.
+        config: As JSON stores it.
         resumed: Whether an earlier run of the same config had been here.
 
     Raises:
@@ -82,7 +83,7 @@ class RunFolder:
         self.path = Path(path)
         self.primary = primary
         self._lock = None
-        config = _normalised(config)
+        self.config = config = _normalised(config)
         if primary:
             make_folder(self.path)
             self._lock = _lock(self.path)
@@ -94,6 +95,8 @@ class RunFolder:
                 text = {"config": config, "execution": _normalised(execution or {})}
                 self._write_json("config.json", text | {"environment": provenance.environment()})
             self._arrays = self._read_arrays()
+            # Kept in memory: the primary's files may be there later than the others look for them.
+            self._summary = self._read_json("summary.json")
         except BaseException:
             self.close()
             raise
@@ -178,13 +181,15 @@ class RunFolder:
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Writes summary.json, which marks the run as complete, and drops the checkpoints."""
-        self._write_json("summary.json", _normalised(summary))
+        summary = _normalised(summary)
+        self._write_json("summary.json", summary)
+        self._summary = summary
         self.drop_checkpoints()
 
     @property
     def summary(self) -> dict[str, Any] | None:
         """The headline numbers of a complete run, else None."""
-        return self._read_json("summary.json")
+        return self._summary
 
     # Arrays: results and the cache of parts that are done.
 
@@ -227,7 +232,8 @@ class RunFolder:
     def save_checkpoint(self, step: int, state: Any, keep: int = 1) -> None:
         """Saves a pytree of arrays (random keys too) at a step; keeps the newest `keep`.
 
-        Call it at the border of a jitted chunk. All arrays must be addressable from this process.
+        Call it at the border of a jitted chunk, with arrays whole in this process
+        (`seeds.to_host`).
         """
         if self.primary:
             with _writing(self.path / "checkpoints"):
@@ -235,6 +241,8 @@ class RunFolder:
 
     def restore_checkpoint(self, like: Any, step: int | None = None) -> tuple[int, Any] | None:
         """(step, state) of the newest saved state, or of a given step; None where there is none.
+
+        The primary reads it and gives it to the other processes, all of which must call this.
 
         Args:
             like: A pytree of the same structure, whose leaves give type, dtype and sharding:
@@ -245,14 +253,19 @@ class RunFolder:
             RunError: The state on disk has other names or shapes than `like`.
         """
         folder = self.path / "checkpoints"
-        steps = states.steps(folder)
-        if not steps:
-            return None
-        step = steps[-1] if step is None else step
-        try:
-            return step, states.restore(folder, step, like)
-        except (ValueError, OSError) as error:
-            raise RunError(f"{folder} does not fit this run: {error}; use --overwrite") from error
+        steps = states.steps(folder) if self.primary else []
+        found, state, error = -1, like, ""
+        if steps:
+            found = steps[-1] if step is None else step
+            try:
+                state = states.restore(folder, found, like)
+            except (ValueError, OSError) as reason:
+                error = f"{folder} does not fit this run: {reason}; use --overwrite"
+        error = processes.text_from_primary(error)
+        if error:
+            raise RunError(error)
+        found = int(processes.from_primary(np.asarray(found, np.int64)))
+        return None if found < 0 else (found, processes.from_primary(state))
 
     def drop_checkpoints(self) -> None:
         """Deletes the saved states."""

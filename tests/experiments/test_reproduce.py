@@ -47,7 +47,7 @@ def test_every_experiment_has_an_entry_whose_flags_are_accepted():
 
 
 def test_one_experiment_makes_a_report_and_a_second_time_reuses_it(tmp_path, monkeypatch, capfd):
-    monkeypatch.setenv("PYTHONPATH", str(reproduce.Path(__file__).parent.parent))
+    monkeypatch.setenv("PYTHONPATH", str(reproduce.Path(__file__).parents[2]))
     monkeypatch.chdir(tmp_path)
     arguments = ["--only=run_path_counts"]
     assert cli.execute(reproduce.main, reproduce.FLAGS, arguments) == 0

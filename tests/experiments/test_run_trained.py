@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -108,7 +109,8 @@ def test_another_process_redraws_too(folder, tmp_path):
         "from rank_collapse.training import Ensemble; Ensemble.train = None; "
         "cli.run(run_sort.main, run_sort.FLAGS)"
     )
-    subprocess.run([sys.executable, "-c", code, *MEASURED, f"--output_dir={copy}"], check=True)
+    command = [sys.executable, "-c", code, *MEASURED, f"--output_dir={copy}"]
+    subprocess.run(command, check=True, cwd=Path(__file__).parents[2])
     assert contents(copy) == contents(folder)
 
 
