@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 from rank_collapse.network import attention as attn
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.embedding import embed, sinusoidal_positions
-from rank_collapse.network.parameters import TransformerParams, check_params
+from rank_collapse.network.parameters import TransformerParams, check_params, fill_biases
 
 
 @struct.dataclass
@@ -48,29 +48,36 @@ def enter(
     memory_mask: Any = None,
     segments: Any = None,
     positions: Any = None,
-) -> Entry:
-    """The entry of one example; arguments as in `rank_collapse.apply`.
+) -> tuple[TransformerParams, Entry]:
+    """(parameters, entry) of one example; arguments as in `rank_collapse.apply`.
+
+    The parameters are checked against the config, and biases that are None become zeros. x is
+    promoted to the dtype that it and the parameters share.
 
     Raises:
         ValueError: Parameters that contradict the config, inputs of the wrong shape or kind, a
             memory that is missing or of no use.
     """
     check_params(params, config)
+    params = fill_biases(params, config)
     if config.cross_attention and memory is None:
         raise ValueError("cross_attention=True needs a memory [m, d]")
     if not config.cross_attention and (memory is not None or memory_mask is not None):
         raise ValueError("a memory is given, but the network has cross_attention=False")
     x = input_states(params, x, config, segments=segments, positions=positions)
+    x = x.astype(jnp.result_type(x, *jax.tree.leaves(params.layers)))
     n = x.shape[0]
     mask = checked_mask(mask, n, n, "mask")
     memory_context = attn.AttentionContext()
     if memory is not None:
         memory = jnp.asarray(memory)
         if memory.ndim != 2:
-            raise ValueError(f"memory of shape {memory.shape} is not [m, d]; use jax.vmap")
+            raise ValueError(
+                f"memory of shape {memory.shape} is not [m, d]; use jax.vmap for a batch"
+            )
         memory_mask = checked_mask(memory_mask, n, memory.shape[0], "memory_mask")
         memory_context = attn.AttentionContext(mask=attn.combine_masks(memory_mask))
-    return Entry(
+    return params, Entry(
         x=x,
         context=make_context(
             params, config, n, mask=mask, bias=bias, segments=segments, positions=positions
@@ -102,6 +109,8 @@ def input_states(
     if config.embedding is not None and (
         is_ids or x.shape[-1] != config.d_model or config.embedding.d_input == config.d_model
     ):
+        if x.ndim > (1 if is_ids else 2):
+            raise ValueError(f"x of shape {x.shape} is more than one example; use jax.vmap")
         if is_ids and not isinstance(x, jax.core.Tracer):
             check_ids(x, config.embedding.vocab_size)
         return embed(params.embedding, x, config.embedding, segments=segments, positions=positions)
@@ -109,6 +118,7 @@ def input_states(
         raise ValueError(
             f"x of shape {x.shape} and dtype {x.dtype} is not [n, d_model={config.d_model}]"
             + ("" if config.embedding is not None else " (the config has no embedding)")
+            + ("; use jax.vmap for a batch" if x.ndim == 3 or (is_ids and x.ndim == 2) else "")
         )
     return x
 

@@ -4,6 +4,7 @@ Every function is for one seed; vmap over keys adds a seed axis.
 """
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -192,6 +193,49 @@ def check_params(params: TransformerParams, config: TransformerConfig) -> None:
         if name in wanted or part is None or part not in used or name.endswith(".bias"):
             continue
         raise ValueError(f"params.{name} of shape {shape} has no place in the config ({sizes})")
+
+
+def fill_biases(params: TransformerParams, config: TransformerConfig) -> TransformerParams:
+    """The parameters with zeros for biases that are None; `check_params` has passed them."""
+    wanted = _expected(config.replace(skip_gain=1.0, branch_gain=1.0, temperature=1.0)).layers
+    layers = params.layers
+
+    def filled(part, like):
+        if part is None or like is None:
+            return part
+        dtype = jax.tree.leaves(part)[0].dtype
+        missing = {
+            name: jnp.zeros(getattr(like, name).shape, dtype)
+            for name in _OPTIONAL
+            if getattr(part, name, 0) is None and getattr(like, name, None) is not None
+        }
+        return part.replace(**missing)
+
+    names = ("attention", "cross", "mlp")
+    parts = {name: filled(getattr(layers, name), getattr(wanted, name)) for name in names}
+    return params.replace(layers=layers.replace(**parts))
+
+
+def stack_layers(layers: Sequence[BlockParams]) -> BlockParams:
+    """Layers of equal shapes as one `BlockParams` with a leading layer axis, as `apply` takes them.
+
+    Args:
+        layers: Parameters of each layer, first to last.
+
+    Raises:
+        ValueError: No layer, or layers whose parts or shapes differ.
+    """
+    if not layers:
+        raise ValueError("there are no layers to stack")
+    first = _shapes(layers[0])
+    for l, layer in enumerate(layers):
+        other = _shapes(layer)
+        for name in sorted(first.keys() | other.keys()):
+            if first.get(name) != other.get(name):
+                raise ValueError(
+                    f"layer {l} has {name} of shape {other.get(name)}, layer 0 of {first.get(name)}"
+                )
+    return jax.tree.map(lambda *leaves: jnp.stack([jnp.asarray(a) for a in leaves]), *layers)
 
 
 @functools.lru_cache(maxsize=256)

@@ -123,7 +123,12 @@ def path_contributions(
 
     Source: Theorem 2.1 of Dong et al. 2021, summed by length as in its section 2.1.
     """
-    entry = enter(
+    if isinstance(count_mlps, jax.core.Tracer):
+        raise ValueError(
+            "count_mlps changes the result's shape and cannot be traced: "
+            "jax.jit(path_contributions, static_argnames='count_mlps')"
+        )
+    params, entry = enter(
         params, x, config, mask=mask, bias=bias, memory=memory, memory_mask=memory_mask,
         segments=segments, positions=positions,
     )  # fmt: skip

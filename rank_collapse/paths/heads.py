@@ -51,7 +51,7 @@ def head_contributions(
     """
     if chunk < 1:
         raise ValueError(f"chunk={chunk} is below 1")
-    entry = enter(params, x, config, **inputs)
+    params, entry = enter(params, x, config, **inputs)
     gains = layer_gains(config, entry.x.dtype)
     factors = {"attention": attention_gain, "cross": cross_gain, "mlp": mlp_gain}
     _, on_paths = path_gains(config, gains, None, factors)

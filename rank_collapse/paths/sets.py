@@ -127,7 +127,7 @@ def path_state(
     """
     check_paths(path, config)
     check_semantics(semantics, config)
-    entry = enter(params, x, config, **inputs)
+    params, entry = enter(params, x, config, **inputs)
     return _single(params, entry, config, jnp.asarray(path), semantics, no_sub_path)
 
 
@@ -168,7 +168,7 @@ def path_set_states(
     if paths.ndim < 2:
         raise ValueError(f"paths of shape {paths.shape} are not sets [..., p, L]")
     check_semantics(semantics, config)
-    entry = enter(params, x, config, **inputs)
+    params, entry = enter(params, x, config, **inputs)
     return _sums(params, entry, config, paths, semantics, no_sub_path)
 
 

@@ -94,7 +94,7 @@ def log_trace(params: Any, x: Any, config: TransformerConfig, **inputs: Any) -> 
         raise ValueError("cross_attention=True has a second input: no residual profile in logs")
     if config.score == "additive" and config.position == "rotary":
         raise ValueError("score='additive' with position='rotary' has no residual profile in logs")
-    entry = enter(params, x, config, **inputs)
+    params, entry = enter(params, x, config, **inputs)
     dtype = jnp.promote_types(entry.x.dtype, jnp.float32)
     for leaf in jax.tree.leaves(params.layers):
         dtype = jnp.promote_types(dtype, leaf.dtype)
