@@ -2,6 +2,7 @@
 
 import functools
 
+import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,13 +22,7 @@ def _network(fields, double):
         3, 2, D, **({"mlp": "gelu", "d_ff": 7, "skip_gain": 0.8} | dict(fields))
     )
     assert jax.config.jax_enable_x64 == double
-
-    @jax.jit
-    def make():
-        params = rc.init(jax.random.key(0), config, bias_scale=0.3)
-        return params, jax.random.normal(jax.random.key(1), (N, D))
-
-    return config, *make()
+    return config, draws.parameters(config), draws.tokens(N, D)
 
 
 def network(**fields):
