@@ -8,9 +8,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
+from rank_collapse import struct
 from rank_collapse.network.dropout import dropout
 
 SCORES = ("dot", "additive")

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 from jaxtyping import Array, Float
+
+from rank_collapse import struct
 
 NORM_KINDS = ("layer", "rms")
 

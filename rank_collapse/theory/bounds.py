@@ -12,9 +12,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import struct
 from jaxtyping import Array, Float
 
+from rank_collapse import struct
 from rank_collapse.measures.residuals import composite_norm, norm_1, norm_inf
 from rank_collapse.network import layers
 from rank_collapse.network.attention import AttentionParams
