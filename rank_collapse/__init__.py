@@ -110,11 +110,16 @@ __version__ = "0.1.0"
 
 # Found as rc.pretrained and so on; imported when first asked for, since they take their time.
 _LATER = ("flax_adapters", "pretrained", "training")
+_EXTRAS = {"flax_adapters": "flax", "training": "training"}
 
 
 def __getattr__(name: str) -> Any:
     if name in _LATER:
-        return importlib.import_module(f"rank_collapse.{name}")
+        try:
+            return importlib.import_module(f"rank_collapse.{name}")
+        except ModuleNotFoundError as error:
+            hint = f"{error}; pip install 'rank-collapse[{_EXTRAS.get(name, name)}]'"
+            raise ModuleNotFoundError(hint, name=error.name) from error
     raise AttributeError(f"module 'rank_collapse' has no attribute {name!r}")
 
 

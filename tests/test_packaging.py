@@ -2,6 +2,7 @@
 
 import ast
 import re
+import subprocess
 import sys
 import tomllib
 from fnmatch import fnmatch
@@ -46,21 +47,77 @@ def test_its_data_are_installed_with_it():
     assert [d for d in data if not any(fnmatch(d, x) for x in patterns)] == []
 
 
+# The rooms of the library that need an extra, and which.
+EXTRA_OF = {
+    "flax_adapters": "flax",
+    "training": "training",
+    "pretrained": "pretrained",
+    "text": "pretrained",
+    "report": "experiments",
+    "runs": "experiments",
+}
+CORE = names(PYPROJECT["project"]["dependencies"])
+EXTRAS = {
+    extra: names(r for r in requirements if not r.startswith("rank-collapse"))
+    for extra, requirements in PYPROJECT["project"]["optional-dependencies"].items()
+}
+ALL_EXTRAS = set().union(*(EXTRAS[extra] for extra in EXTRA_OF.values()))
+
+
+def room(path):
+    return path.relative_to(REPOSITORY / "rank_collapse").parts[0].removesuffix(".py")
+
+
+def foreign(names):
+    return set(names) - set(sys.stdlib_module_names) - {"rank_collapse"}
+
+
 def test_what_it_imports_is_what_it_requires():
-    found = {name for path in MODULES for name in imports(path)}
-    foreign = found - set(sys.stdlib_module_names) - {"rank_collapse"}
-    project = PYPROJECT["project"]
-    required = names(project["dependencies"])
-    optional = names(project["optional-dependencies"]["pretrained"])
-    assert foreign == required | optional
-    # What is optional is imported inside functions only.
-    at_once = {
-        name
-        for path in MODULES
-        for node in ast.parse(path.read_text("utf-8")).body
-        if isinstance(node, ast.Import | ast.ImportFrom)
-        for name in (
-            [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module]
-        )
-    }
-    assert not {name.partition(".")[0] for name in at_once} & optional
+    found = foreign(name for path in MODULES for name in imports(path))
+    # absl is what the binaries add.
+    assert found == (CORE | ALL_EXTRAS) - {"absl"}
+    for path in MODULES:
+        extra = EXTRAS.get(EXTRA_OF.get(room(path)), set())
+        assert foreign(imports(path)) <= CORE | extra, path
+    experiments = [n for p in (REPOSITORY / "experiments").rglob("*.py") for n in imports(p)]
+    # PyTorch is asked for by a flag of the benchmark alone.
+    assert foreign(experiments) - {"experiments", "torch"} <= CORE | ALL_EXTRAS
+
+
+def test_the_requirements_have_every_extra():
+    pinned = (REPOSITORY / "requirements.txt").read_text("utf-8").splitlines()
+    assert names(r for r in pinned if r[:1].isalpha()) >= (CORE | ALL_EXTRAS) - {"ml_dtypes"}
+
+
+CHILD = """
+import importlib.abc, pathlib, re, sys
+
+class Absent(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in absent:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+absent = set(sys.argv[1].split(","))
+sys.meta_path.insert(0, Absent())
+import rank_collapse as rc
+rc.pretrained, rc.surgery
+from rank_collapse.pretrained import random_like
+for name in ("flax_adapters", "training"):
+    try:
+        getattr(rc, name)
+    except ModuleNotFoundError as error:
+        print(error)
+exec(re.findall(r"```python\\n(.*?)```", pathlib.Path("README.md").read_text(), re.DOTALL)[0])
+print(sorted(absent & {name.partition(".")[0] for name in sys.modules}))
+"""
+
+
+def test_the_core_does_without_the_extras():
+    """As in an environment with the wheel's own dependencies only, whose others are hidden here."""
+    command = [sys.executable, "-c", CHILD, ",".join(sorted(ALL_EXTRAS))]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    flax, optax, loaded = done.stdout.splitlines()
+    assert flax == "No module named 'flax'; pip install 'rank-collapse[flax]'"
+    assert optax == "No module named 'optax'; pip install 'rank-collapse[training]'"
+    assert loaded == "[]"

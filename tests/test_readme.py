@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 from conftest import REPOSITORY
 
+import rank_collapse as rc
 from rank_collapse.measures.residuals import residual_ratio
 
 TEXT = (REPOSITORY / "README.md").read_text("utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
-MODELS = re.findall(r"<!-- test: models -->\n```python\n(.*?)```", TEXT, re.DOTALL)
+MARKED = re.findall(r"<!-- test: ([\w ]+) -->\n```python\n(.*?)```", TEXT, re.DOTALL)
 
 
 @functools.cache
@@ -30,7 +31,7 @@ def test_an_example_runs(block):
 
 
 def test_examples_for_checkpoints_flax_models_and_plain_jax():
-    checkpoint, flax_model, plain = map(ran, MODELS)
+    flax_model, plain, checkpoint = (ran(block) for name, block in MARKED if name == "models")
     assert checkpoint["trace"].hidden.shape == (13, 5, 768)
     assert not checkpoint["san_config"].attention_skip
     last = [float(residual_ratio(checkpoint[name].hidden[-1])) for name in ("trace", "san_trace")]
@@ -39,6 +40,55 @@ def test_examples_for_checkpoints_flax_models_and_plain_jax():
     assert flax_model["ours"].w_q.shape == (4, 32, 8)
     assert plain["by_layer"].shape == (4,)
     assert np.all(np.diff(plain["by_layer"]) < 0)
+
+
+def named(name):
+    (block,) = (block for mark, block in MARKED if mark == name)
+    return ran(block)
+
+
+def test_the_sweep_is_that_of_single_networks():
+    scope = named("sweep")
+    params, x, config = (scope[n] for n in ("params", "x", "config"))
+    half = rc.apply(params, x, config.replace(skip_gain=0.5))
+    assert scope["curves"].shape == (5, 13)
+    np.testing.assert_allclose(
+        scope["curves"][2], [residual_ratio(h) for h in half.hidden], rtol=1e-2
+    )
+    assert np.all(np.diff(scope["curves"][:, 3]) > 0)
+
+
+def rms(x, gain):
+    return gain * x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + 1e-6)
+
+
+def rotated(x):
+    """Rotary positions [n, k] (Su et al. 2021): the pair (i, i + k/2) turns by n θ^(-2i/k)."""
+    n, k = x.shape
+    angle = np.arange(n)[:, None] * 10000.0 ** (-np.arange(0, k, 2) / k)
+    a, b = x[:, : k // 2], x[:, k // 2 :]
+    c, s = np.cos(angle), np.sin(angle)
+    return np.concatenate([a * c - b * s, b * c + a * s], axis=1)
+
+
+def test_the_network_by_hand_is_the_plain_one():
+    """The README's weights through a forward pass of numpy, head by head, as Llama computes."""
+    scope = named("by hand")
+    x = np.asarray(scope["trace"].hidden[0], np.float64)
+    n, share = len(x), scope["h"] // scope["g"]
+    for w in scope["weights"]:
+        y = rms(x, w["norm_1"])
+        for head in range(scope["h"]):
+            q, k = rotated(y @ w["q"][head]), rotated(y @ w["k"][head // share])
+            scores = np.where(np.tri(n, dtype=bool), q @ k.T / np.sqrt(scope["k"]), -np.inf)
+            weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+            weights /= weights.sum(axis=1, keepdims=True)
+            x = x + weights @ (y @ w["v"][head // share]) @ w["o"][head]
+        y = rms(x, w["norm_2"])
+        gate = y @ w["gate"]
+        x = x + (gate / (1 + np.exp(-gate)) * (y @ w["up"])) @ w["down"]
+    output = rms(x, 1.0)
+    np.testing.assert_allclose(scope["trace"].output, output, atol=2e-3)
 
 
 def test_links_and_commands_exist():
