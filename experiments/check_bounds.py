@@ -16,6 +16,7 @@ from absl import flags
 
 import rank_collapse as rc
 from experiments.shell import cli
+from rank_collapse.network.attention import attention_scores
 from rank_collapse.theory import bounds
 
 SHAPES = ((8, 16, 1), (8, 16, 4), (16, 8, 2), (3, 4, 2))  # tokens, width, heads
@@ -84,9 +85,9 @@ def single_draw(key, num_tokens, width, num_heads):
         "layer_ok": report.admissible.all(1),
         "stack_ok": report.stack_admissible[None],
         "lemma_excess": jnp.stack([excess, nothing]),
-        "head_tightness": report.head_tightness,
-        "layer_tightness": report.layer_tightness,
-        "stack_tightness": report.stack_tightness[None],
+        "head_tightness": report.head.tightness,
+        "layer_tightness": report.layer.tightness,
+        "stack_tightness": report.stack.tightness[None],
         "gamma": report.gamma,
     }
 
@@ -97,7 +98,7 @@ def lemma_excess(params, x):
     w_qk, _ = bounds.head_weights(params)
     deviation = jnp.einsum("nd,hde,me->hnm", rest, w_qk, rest) / np.sqrt(params.w_q.shape[-1])
     spread = jnp.max(deviation, axis=-1) - jnp.min(deviation, axis=-1)
-    scores = rc.attention.attention_scores(params, x, x)
+    scores = attention_scores(params, x, x)
     weights = jax.nn.softmax(scores, axis=-1)
     common = jax.nn.softmax(scores - deviation, axis=-1)  # P̃: all its rows are equal
     low = (1 - spread[:, :, None]) * common - weights

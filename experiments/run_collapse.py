@@ -239,7 +239,7 @@ def bound_profiles(report: bounds.BoundReport, width: int) -> dict[str, jax.Arra
     worst = jnp.max(report.beta, axis=1) * report.lipschitz
     prefix = [jax.lax.cummax(jnp.append(a[:1], a)) for a in (worst, jnp.max(report.gamma, axis=1))]
     stack = bounds.log10_theorem(report.log10_residual[0], *prefix, num_heads, width, depth)
-    layer = report.layer_log10_rhs + jnp.log10(report.lipschitz)
+    layer = report.layer.log10_rhs + jnp.log10(report.lipschitz)
     return {
         "log10_residual": report.log10_residual,
         "log10_bound": stack,

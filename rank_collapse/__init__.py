@@ -13,11 +13,14 @@ from rank_collapse.measures.residuals import (
     stable_rank,
     token_cosine,
 )
+from rank_collapse.network import surgery
 from rank_collapse.network.attention import AttentionParams, multi_head_attention
-from rank_collapse.network.config import TransformerConfig, san, san_mlp, san_skip, transformer
+from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.embedding import EmbeddingConfig, EmbeddingParams, embed
+from rank_collapse.network.gains import Gains
 from rank_collapse.network.layers import MLPParams, NormParams
 from rank_collapse.network.parameters import BlockParams, TransformerParams, init, layer_params
+from rank_collapse.network.presets import san, san_mlp, san_skip, transformer
 from rank_collapse.network.transformer import Trace, apply
 from rank_collapse.paths.contributions import (
     PathContributions,
@@ -44,6 +47,7 @@ __all__ = [
     "Classifier",
     "EmbeddingConfig",
     "EmbeddingParams",
+    "Gains",
     "MLPParams",
     "NormParams",
     "PathContributions",
@@ -77,6 +81,7 @@ __all__ = [
     "san_skip",
     "stable_rank",
     "sum_over_paths",
+    "surgery",
     "token_cosine",
     "transformer",
 ]

@@ -179,6 +179,6 @@ def intermediate_profile(
 @partial(jax.jit, static_argnames=("measures",))
 def _measured(hidden, mask, measures):
     def one(x, m=None):
-        return {k: v[0] for k, v in hidden_profile(x[None], m, measures).items()}
+        return {k: v[0] for k, v in hidden_profile(x[None], mask=m, measures=measures).items()}
 
     return jax.vmap(one)(hidden) if mask is None else jax.vmap(one)(hidden, mask)

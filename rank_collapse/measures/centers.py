@@ -15,7 +15,7 @@ from rank_collapse.measures.norms import as_tokens, num_tokens
 CENTERS = ("mean", "median", "midrange", "composite")
 
 
-def center_token(x: Any, center: str = "mean", mask: Any = None) -> Float[Array, "d"]:
+def center_token(x: Any, center: str = "mean", *, mask: Any = None) -> Float[Array, "d"]:
     """The token x that `residual` takes away.
 
     Args:
@@ -30,7 +30,7 @@ def center_token(x: Any, center: str = "mean", mask: Any = None) -> Float[Array,
         raise ValueError(f"center={center!r} is not one of {CENTERS}")
     x, mask = as_tokens(x, mask)
     if center == "composite":
-        return composite_center(x, mask).center
+        return composite_center(x, mask=mask).center
     if center == "mean":
         return jnp.sum(x, axis=0) / num_tokens(x, mask)
     if mask is None:
@@ -65,7 +65,7 @@ class CompositeCenter:
     norm_inf_lower: Any
 
 
-def composite_center(x: Any, mask: Any = None) -> CompositeCenter:
+def composite_center(x: Any, *, mask: Any = None) -> CompositeCenter:
     """argmin_x √(‖X − 1xᵀ‖_1 ‖X − 1xᵀ‖_∞), with a certificate.
 
     F(x) = ‖X − 1xᵀ‖_1 and G(x) = ‖X − 1xᵀ‖_∞ are convex, their product is not. Its minimum lies on
@@ -90,7 +90,7 @@ def composite_center(x: Any, mask: Any = None) -> CompositeCenter:
     x, mask = as_tokens(x, mask)
     x = jax.lax.stop_gradient(x)
     keep = jnp.ones(x.shape[0], bool) if mask is None else mask
-    start = center_token(x, "median", mask)
+    start = center_token(x, "median", mask=mask)
     shifted = jnp.where(keep[:, None], x - start[None, :], 0)
     scale = jnp.max(jnp.sum(jnp.abs(shifted), axis=1))
     scale = jnp.where(scale == 0, 1, scale)
@@ -107,7 +107,7 @@ def composite_center(x: Any, mask: Any = None) -> CompositeCenter:
     finer, _ = jax.vmap(lambda t: _weighted_center(shifted, keep, t))(fine)
 
     zero = jnp.zeros_like(centers[:1])
-    mean = (center_token(x, "mean", mask) - start)[None, :] / scale
+    mean = (center_token(x, "mean", mask=mask) - start)[None, :] / scale
     every = jnp.concatenate([zero, mean, centers, finer])
     norm_1, norm_inf = jax.vmap(lambda c: _both_norms(shifted, keep, c))(every)
     best = jnp.argmin(norm_1 * norm_inf)
@@ -131,67 +131,116 @@ def _both_norms(x, keep, center):
     return jnp.max(jnp.sum(size, axis=0)), jnp.max(jnp.sum(size, axis=1))
 
 
-def _weighted_center(x, keep, log_odds):
-    """Minimiser of (1 − w) F/F(0) + w G/G(0), w = sigmoid(log_odds), and a lower bound of min G.
+@struct.dataclass
+class _Problem:
+    """(1 − w) F(c)/F(0) + w G(c)/G(0), F = ‖X − 1cᵀ‖_1 and G = ‖X − 1cᵀ‖_∞, to be minimised over c.
 
-    x has its columnwise medians at 0, where F is least.
+    Attributes:
+        x: [n, d] with columnwise medians at 0, where F is least.
+        keep: Bool [n], tokens that exist.
+        w: Weight of G.
+        f0, g0: F(0) and G(0), 1 where they are 0.
     """
-    n, d = x.shape
-    w = jax.nn.sigmoid(log_odds)
-    f0, g0 = _both_norms(x, keep, jnp.zeros(d, x.dtype))
-    f0, g0 = jnp.where(f0 == 0, 1, f0), jnp.where(g0 == 0, 1, g0)
+
+    x: Any
+    keep: Any
+    w: Any
+    f0: Any
+    g0: Any
+
+    def exact(self, c):
+        """The value at c, without smoothing."""
+        f, g = _both_norms(self.x, self.keep, c)
+        return (1 - self.w) * f / self.f0 + self.w * g / self.g0
+
+
+@struct.dataclass
+class _Smoothed:
+    """One of the two norms with |u| as √(u² + μ²) and max as a log-sum-exp of width τ.
+
+    Attributes:
+        value: weight · the smoothed norm / its size at 0.
+        share: softmax of the column sums (F, [d]) or row sums (G, [n]).
+        mu, tau, weight: Scalars.
+        length: √(u² + μ²), [n, d].
+    """
+
+    value: Any
+    share: Any
+    mu: Any
+    tau: Any
+    weight: Any
+    length: Any
+
+
+def _smooth(problem: _Problem, c, sigma) -> tuple[Any, _Smoothed, _Smoothed]:
+    """(u = c − x, F smoothed, G smoothed); sigma is the smoothing relative to the norms at 0."""
+    n, d = problem.x.shape
+    u = c[None, :] - problem.x
+    parts = []
+    for axis, size, weight in ((0, problem.f0, 1 - problem.w), (1, problem.g0, problem.w)):
+        mu = sigma * size / (n, d)[axis]
+        tau = sigma * size / jnp.log((d, n)[axis] + 1.0)
+        length = jnp.sqrt(jnp.square(u) + mu**2)
+        sums = jnp.sum(jnp.where(problem.keep[:, None], length, 0), axis=axis)
+        logits = sums / tau if axis == 0 else jnp.where(problem.keep, sums / tau, -jnp.inf)
+        value = weight / size * tau * jax.nn.logsumexp(logits)
+        parts.append(_Smoothed(value, jax.nn.softmax(logits), mu, tau, weight / size, length))
+    return u, *parts
+
+
+def _derivatives(problem: _Problem, u, f: _Smoothed, g: _Smoothed):
+    """Gradient [d] and Hessian [d, d] of the smoothed sum."""
+    keep = problem.keep[:, None]
+    slope_f = jnp.sum(jnp.where(keep, u / f.length, 0), axis=0)
+    bend_f = jnp.sum(jnp.where(keep, f.mu**2 / f.length**3, 0), axis=0)
+    slope_g = jnp.where(keep, u / g.length, 0)
+    grad_f, grad_g = f.share * slope_f, g.share @ slope_g
+    diagonal = f.weight * f.share * (bend_f + slope_f**2 / f.tau)
+    diagonal = diagonal + g.weight * (g.share @ (g.mu**2 / g.length**3))
+    spread = slope_g - grad_g[None, :]
+    hessian = jnp.diag(diagonal) - f.weight / f.tau * jnp.outer(grad_f, grad_f)
+    hessian = hessian + g.weight / g.tau * (spread.T @ (g.share[:, None] * spread))
+    return f.weight * grad_f + g.weight * grad_g, hessian
+
+
+def _dual(x, order, p):
+    """Σ_ij p_i |x_ij − weighted median_j|: a lower bound of min G for weights that sum to 1."""
+    sums = jnp.cumsum(p[order], axis=0)
+    index = jnp.argmax(sums >= sums[-1:] / 2, axis=0)
+    rows = jnp.take_along_axis(order, index[None, :], axis=0)
+    median = jnp.take_along_axis(x, rows, axis=0)
+    return jnp.sum(p[:, None] * jnp.abs(x - median)) / jnp.sum(p)
+
+
+def _weighted_center(x, keep, log_odds):
+    """Minimiser of a `_Problem` with w = sigmoid(log_odds), and a lower bound of min G.
+
+    Damped Newton steps on the smoothed sum, the smoothing reduced on the way.
+    """
+    d = x.shape[1]
+    sizes = (jnp.where(size == 0, 1, size) for size in _both_norms(x, keep, jnp.zeros(d, x.dtype)))
+    problem = _Problem(x, keep, jax.nn.sigmoid(log_odds), *sizes)
     order = jnp.argsort(x, axis=0)
     last = jnp.log(50 * jnp.finfo(x.dtype).eps)
 
-    def smoothed(c, sigma, derivatives):
-        """Value of the smoothed sum; with `derivatives` also gradient, Hessian and p."""
-        u = c[None, :] - x
-        parts = []
-        for axis, size, weight in ((0, f0, 1 - w), (1, g0, w)):
-            mu = sigma * size / (n, d)[axis]
-            tau = sigma * size / jnp.log((d, n)[axis] + 1.0)
-            length = jnp.sqrt(jnp.square(u) + mu**2)
-            sums = jnp.sum(jnp.where(keep[:, None], length, 0), axis=axis)
-            logits = sums / tau if axis == 0 else jnp.where(keep, sums / tau, -jnp.inf)
-            value = weight / size * tau * jax.nn.logsumexp(logits)
-            p = jax.nn.softmax(logits)
-            parts.append((value, p, mu, tau, length, weight / size))
-        total = parts[0][0] + parts[1][0]
-        if not derivatives:
-            return total
-        (_, q, mu_f, tau_f, length_f, weight_f), (_, p, mu_g, tau_g, length_g, weight_g) = parts
-        slope_f = jnp.sum(jnp.where(keep[:, None], u / length_f, 0), axis=0)
-        bend_f = jnp.sum(jnp.where(keep[:, None], mu_f**2 / length_f**3, 0), axis=0)
-        slope_g = jnp.where(keep[:, None], u / length_g, 0)
-        grad_f, grad_g = q * slope_f, p @ slope_g
-        diagonal = weight_f * q * (bend_f + slope_f**2 / tau_f)
-        diagonal = diagonal + weight_g * (p @ (mu_g**2 / length_g**3))
-        spread = slope_g - grad_g[None, :]
-        hessian = jnp.diag(diagonal) - weight_f / tau_f * jnp.outer(grad_f, grad_f)
-        hessian = hessian + weight_g / tau_g * (spread.T @ (p[:, None] * spread))
-        return total, weight_f * grad_f + weight_g * grad_g, hessian, p
-
-    def dual(p):
-        """Σ_ij p_i |x_ij − weighted median_j|: a lower bound of min G for weights that sum to 1."""
-        sums = jnp.cumsum(p[order], axis=0)
-        index = jnp.argmax(sums >= sums[-1:] / 2, axis=0)
-        rows = jnp.take_along_axis(order, index[None, :], axis=0)
-        median = jnp.take_along_axis(x, rows, axis=0)
-        return jnp.sum(p[:, None] * jnp.abs(x - median)) / jnp.sum(p)
+    def total(c, sigma):
+        _, f, g = _smooth(problem, c, sigma)
+        return f.value + g.value
 
     def step(carry, k):
         c, damping, best, best_value, lower = carry
         sigma = jnp.exp(last * jnp.minimum(k / (0.9 * _NUM_STEPS), 1.0)).astype(x.dtype)
-        value, gradient, hessian, p = smoothed(c, sigma, True)
-        lower = jnp.maximum(lower, dual(p))
+        u, f, g = _smooth(problem, c, sigma)
+        gradient, hessian = _derivatives(problem, u, f, g)
+        lower = jnp.maximum(lower, _dual(x, order, g.share))
         shift = damping * jnp.max(jnp.diagonal(hessian))
         factor = jax.scipy.linalg.cho_factor(hessian + shift * jnp.eye(d, dtype=x.dtype))
         trial = c - jax.scipy.linalg.cho_solve(factor, gradient)
-        better = smoothed(trial, sigma, False) <= value  # False where the factorisation failed
+        better = total(trial, sigma) <= f.value + g.value  # False where the factorisation failed
         c = jnp.where(better, trial, c)
         damping = jnp.clip(jnp.where(better, damping / 4, damping * 8), 1e-7, 1e3)
-        f, g = _both_norms(x, keep, c)
-        exact = (1 - w) * f / f0 + w * g / g0
+        exact = problem.exact(c)
         best = jnp.where(exact < best_value, c, best)
         return (c, damping, best, jnp.minimum(exact, best_value), lower), None
 

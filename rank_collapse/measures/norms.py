@@ -61,7 +61,7 @@ def num_tokens(x: Float[Array, "n d"], mask: Any = None) -> Float[Array, ""]:
     return jnp.asarray(count, x.dtype)
 
 
-def norm_1(x: Any, mask: Any = None) -> Float[Array, ""]:
+def norm_1(x: Any, *, mask: Any = None) -> Float[Array, ""]:
     """‖X‖_1 = max_j Σ_i |X_ij|, the largest column sum.
 
     Args:
@@ -72,7 +72,7 @@ def norm_1(x: Any, mask: Any = None) -> Float[Array, ""]:
     return jnp.max(jnp.sum(jnp.abs(x), axis=0))
 
 
-def norm_inf(x: Any, mask: Any = None) -> Float[Array, ""]:
+def norm_inf(x: Any, *, mask: Any = None) -> Float[Array, ""]:
     """‖X‖_∞ = max_i Σ_j |X_ij|, the largest row sum.
 
     Args:
@@ -83,7 +83,7 @@ def norm_inf(x: Any, mask: Any = None) -> Float[Array, ""]:
     return jnp.max(jnp.sum(jnp.abs(x), axis=1))
 
 
-def composite_norm(x: Any, mask: Any = None) -> Float[Array, ""]:
+def composite_norm(x: Any, *, mask: Any = None) -> Float[Array, ""]:
     """‖X‖_{1,∞} = √(‖X‖_1 ‖X‖_∞) (Dong et al. 2021, section 2).
 
     Not a norm: the triangle inequality fails, as the authors say.
@@ -99,7 +99,7 @@ def composite_norm(x: Any, mask: Any = None) -> Float[Array, ""]:
     return jnp.sqrt(norm_1(x)) * jnp.sqrt(norm_inf(x))  # the product itself could overflow
 
 
-def singular_values(x: Any, mask: Any = None) -> Float[Array, "r"]:
+def singular_values(x: Any, *, mask: Any = None) -> Float[Array, "r"]:
     """Singular values, largest first; masked rows only add zeros.
 
     Args:
@@ -111,7 +111,7 @@ def singular_values(x: Any, mask: Any = None) -> Float[Array, "r"]:
     return scale * jnp.linalg.svd(scaled, compute_uv=False)
 
 
-def matrix_norm(x: Any, norm: str = "composite", mask: Any = None) -> Float[Array, ""]:
+def matrix_norm(x: Any, norm: str = "composite", *, mask: Any = None) -> Float[Array, ""]:
     """A norm by name.
 
     Args:
@@ -126,13 +126,13 @@ def matrix_norm(x: Any, norm: str = "composite", mask: Any = None) -> Float[Arra
     if norm not in NORMS:
         raise ValueError(f"norm={norm!r} is not one of {NORMS}")
     if norm == "composite":
-        return composite_norm(x, mask)
+        return composite_norm(x, mask=mask)
     if norm == "one":
-        return norm_1(x, mask)
+        return norm_1(x, mask=mask)
     if norm == "inf":
-        return norm_inf(x, mask)
+        return norm_inf(x, mask=mask)
     if norm == "spectral":
-        return singular_values(x, mask)[0]
+        return singular_values(x, mask=mask)[0]
     x, _ = as_tokens(x, mask)
     if norm == "max":
         return jnp.max(jnp.abs(x))

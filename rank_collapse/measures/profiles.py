@@ -26,7 +26,10 @@ MEASURES: dict[str, Callable] = {
 
 
 def hidden_profile(
-    hidden: Float[Array, "l n d"], mask: Any = None, measures: tuple[str, ...] = ("residual_ratio",)
+    hidden: Float[Array, "l n d"],
+    *,
+    mask: Any = None,
+    measures: tuple[str, ...] = ("residual_ratio",),
 ) -> dict[str, Float[Array, "l"]]:
     """Measures of every layer's tokens, padding left out.
 
@@ -76,7 +79,7 @@ def network_profile(
         **inputs: Other arguments of `apply`.
     """
     trace = apply(params, x, config, mask=mask, **inputs)
-    return hidden_profile(trace.hidden, mask, measures)
+    return hidden_profile(trace.hidden, mask=mask, measures=measures)
 
 
 @lru_cache(maxsize=64)

@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 
-def residual(x: Any, center: str = "mean", mask: Any = None) -> Float[Array, "n d"]:
+def residual(x: Any, *, center: str = "mean", mask: Any = None) -> Float[Array, "n d"]:
     """res(X) = X − 1xᵀ, what is left of the tokens beside one common token x.
 
     Args:
@@ -64,12 +64,12 @@ def residual(x: Any, center: str = "mean", mask: Any = None) -> Float[Array, "n 
     Source: Dong et al. 2021, section 2.
     """
     x, mask = as_tokens(x, mask)
-    rest = x - center_token(x, center, mask)[None, :]
+    rest = x - center_token(x, center, mask=mask)[None, :]
     return rest if mask is None else jnp.where(mask[:, None], rest, 0)
 
 
 def residual_ratio(
-    x: Any, center: str = "mean", norm: str = "composite", mask: Any = None
+    x: Any, *, center: str = "mean", norm: str = "composite", mask: Any = None
 ) -> Float[Array, ""]:
     """‖res(X)‖ / ‖X‖, in [0, 1] for the norm's own minimiser; 0 where X = 0.
 
@@ -85,10 +85,10 @@ def residual_ratio(
     Source: Dong et al. 2021, section 4.2 and figure 2.
     """
     x, mask = as_tokens(x, mask)
-    return _ratio(matrix_norm(residual(x, center, mask), norm), matrix_norm(x, norm))
+    return _ratio(matrix_norm(residual(x, center=center, mask=mask), norm), matrix_norm(x, norm))
 
 
-def best_rank_one_residual(x: Any, mask: Any = None) -> Float[Array, "n d"]:
+def best_rank_one_residual(x: Any, *, mask: Any = None) -> Float[Array, "n d"]:
     """X − σ_1 u_1 v_1ᵀ, what the best approximation of rank one leaves (Eckart and Young).
 
     Unlike res(X), the common token may come with another weight in each row.
@@ -104,7 +104,7 @@ def best_rank_one_residual(x: Any, mask: Any = None) -> Float[Array, "n d"]:
     return x - scale * s[0] * u[:, :1] * vt[:1, :]
 
 
-def rank_one_ratio(x: Any, norm: str = "composite", mask: Any = None) -> Float[Array, ""]:
+def rank_one_ratio(x: Any, *, norm: str = "composite", mask: Any = None) -> Float[Array, ""]:
     """‖X − σ_1 u_1 v_1ᵀ‖ / ‖X‖; 0 where X = 0.
 
     Args:
@@ -116,32 +116,32 @@ def rank_one_ratio(x: Any, norm: str = "composite", mask: Any = None) -> Float[A
     return _ratio(matrix_norm(best_rank_one_residual(x), norm), matrix_norm(x, norm))
 
 
-def stable_rank(x: Any, mask: Any = None) -> Float[Array, ""]:
+def stable_rank(x: Any, *, mask: Any = None) -> Float[Array, ""]:
     """‖X‖_F² / ‖X‖_2², at most the rank; 0 where X = 0 (Rudelson and Vershynin 2007).
 
     Args:
         x: Tokens [n, d].
         mask: Bool [n], True for tokens that exist; None for all.
     """
-    s = singular_values(x, mask)
+    s = singular_values(x, mask=mask)
     return jnp.sum(jnp.square(s / jnp.where(s[0] == 0, 1, s[0])))
 
 
-def effective_rank(x: Any, mask: Any = None) -> Float[Array, ""]:
+def effective_rank(x: Any, *, mask: Any = None) -> Float[Array, ""]:
     """exp(−Σ_i p_i log p_i), p_i = σ_i / Σ_j σ_j; 0 where X = 0 (Roy and Vetterli 2007).
 
     Args:
         x: Tokens [n, d].
         mask: Bool [n], True for tokens that exist; None for all.
     """
-    s = singular_values(x, mask)
+    s = singular_values(x, mask=mask)
     total = jnp.sum(s)
     p = s / jnp.where(total == 0, 1, total)
     entropy = -jnp.sum(p * jnp.log(jnp.where(p == 0, 1, p)))
     return jnp.where(total == 0, 0, jnp.exp(entropy))
 
 
-def rank_at(x: Any, tolerance: Any = None, mask: Any = None) -> Array:
+def rank_at(x: Any, *, tolerance: Any = None, mask: Any = None) -> Array:
     """Number of singular values above tolerance · σ_1.
 
     Args:
@@ -157,7 +157,7 @@ def rank_at(x: Any, tolerance: Any = None, mask: Any = None) -> Array:
     return jnp.sum(s > tolerance * s[0])
 
 
-def token_cosine(x: Any, mask: Any = None) -> Float[Array, ""]:
+def token_cosine(x: Any, *, mask: Any = None) -> Float[Array, ""]:
     """Mean of cos(x_i, x_j) over the pairs i ≠ j; a zero token has cosine 0 with every other.
 
     Args:

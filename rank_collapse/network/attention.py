@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
-from rank_collapse.network import layers
+from rank_collapse.network.dropout import dropout
 
 SCORES = ("dot", "additive")
 
@@ -269,7 +269,7 @@ def multi_head_attention(
     weights = attention_weights(
         params, x, y, score=score, scale=scale, temperature=temperature, context=context
     )
-    kept = weights if dropout_key is None else layers.dropout(dropout_key, weights, dropout_rate)
+    kept = weights if dropout_key is None else dropout(dropout_key, weights, dropout_rate)
     return mix_values(params, kept, y), weights
 
 

@@ -1,4 +1,4 @@
-"""The configuration of the one network, and the presets of the paper's four curves."""
+"""The configuration of the one network."""
 
 from typing import Any
 
@@ -11,6 +11,10 @@ NORM_PLACEMENTS = ("none", "pre", "post")
 MASKS = ("none", "causal", "local")
 POSITIONS = ("none", "rotary", "relative_bias", "relative_key")
 INITS = ("lecun", "bert", "reference")
+
+
+class _FollowsWidth(int):
+    """d_ff = 4 d where none was given: `replace(d_model=...)` computes it anew."""
 
 
 def static(default: Any) -> Any:
@@ -52,7 +56,8 @@ class TransformerConfig:
         init: "lecun" (variance 1/fan-in), "bert" (normal 0.02) or "reference" (normal 0.02, value
             and output projection uniform(±1/√fan-in)).
         unroll: Layers unrolled in the scan over depth: compile time against run time.
-        skip_gain, branch_gain: λ and γ, scalars or one value per layer [L].
+        skip_gain, branch_gain: λ and γ of every sublayer, or `Gains` of each kind; a number, one
+            per layer [L], or per layer and feature [L or 1, d].
         temperature: Divides the scores; scalar or [L].
     """
 
@@ -94,8 +99,8 @@ class TransformerConfig:
             value = getattr(self, name)
             if not isinstance(value, int) or value < (0 if name == "window" else 1):
                 raise ValueError(f"{name}={value!r} is not a positive integer")
-        if self.d_ff is None:
-            object.__setattr__(self, "d_ff", 4 * self.d_model)
+        if self.d_ff is None or isinstance(self.d_ff, _FollowsWidth):
+            object.__setattr__(self, "d_ff", _FollowsWidth(4 * self.d_model))
         for name in ("d_qk", "d_v", "d_ff"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 1):
@@ -139,34 +144,3 @@ class TransformerConfig:
     def num_rows(self) -> int:
         """Distinct layers: the length of the parameters' layer axis."""
         return max(self.layer_map) + 1 if self.layer_map else self.depth
-
-
-def san(depth: int, num_heads: int, d_model: int, **fields: Any) -> TransformerConfig:
-    """Pure self-attention network: no skip, no MLP (Dong et al. 2021, section 2)."""
-    return _preset(fields, depth, num_heads, d_model, mlp="none", attention_skip=False)
-
-
-def san_mlp(depth: int, num_heads: int, d_model: int, **fields: Any) -> TransformerConfig:
-    """Self-attention and MLPs without any skip (Corollary 3.2).
-
-    The published curves of this name keep the MLP's own skip: `mlp_skip=True`.
-    """
-    return _preset(fields, depth, num_heads, d_model, mlp="gelu", attention_skip=False)
-
-
-def san_skip(depth: int, num_heads: int, d_model: int, **fields: Any) -> TransformerConfig:
-    """Self-attention with skips, no MLP (section 3.1)."""
-    return _preset(fields, depth, num_heads, d_model, mlp="none", attention_skip=True)
-
-
-def transformer(depth: int, num_heads: int, d_model: int, **fields: Any) -> TransformerConfig:
-    """Attention and MLP sublayers, each with its skip, post-LayerNorm unless said otherwise."""
-    defaults = {"mlp": "gelu", "attention_skip": True, "mlp_skip": True}
-    defaults["norm_placement"] = "post"
-    return _preset(fields, depth, num_heads, d_model, **defaults)
-
-
-def _preset(fields, depth, num_heads, d_model, **defaults) -> TransformerConfig:
-    return TransformerConfig(
-        depth=depth, num_heads=num_heads, d_model=d_model, **(defaults | fields)
-    )

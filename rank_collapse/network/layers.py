@@ -1,16 +1,15 @@
-"""Norms, MLPs and dropout for one example.
+"""Norms and MLPs for one example.
 
 Axis letters: n tokens, d model width, f MLP width.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Array, Float, UInt32
+from jaxtyping import Array, Float
 
 NORM_KINDS = ("layer", "rms")
 
@@ -130,57 +129,3 @@ def mlp(params: MLPParams, x: Float[Array, "n d"], kind: str) -> Float[Array, "n
     else:
         z = phi(z)
     return z @ params.w_out + params.b_out[None, :]
-
-
-def dropout(key: Any, x: Float[Array, "*s"], rate: Any) -> Float[Array, "*s"]:
-    """Each entry is 0 with probability `rate`, else divided by 1 − rate.
-
-    Entry i is dropped where hash(key, i) < rate: an integer hash that fuses into the
-    multiplication, because on a CPU the random bits of threefry cost as much as the matrix
-    products of a small network. It depends on nothing but the key and i, so that a seed is dropped
-    alike alone and under vmap. Resolution of the rate: 2⁻²⁴.
-
-    Args:
-        key: Random key, or the words of one from `dropout_words` or `dropout_branches`.
-        x: Any array.
-        rate: Probability in [0, 1]; may be traced.
-    """
-    counter = jax.lax.iota(jnp.uint32, math.prod(x.shape)).reshape(x.shape)
-    bits = _hash(counter, dropout_words(key))
-    threshold = (jnp.asarray(rate, jnp.float32) * 2**24).astype(jnp.uint32)
-    keep = (bits >> 8) >= threshold
-    return jnp.where(keep, x / (1 - jnp.asarray(rate, x.dtype)), jnp.zeros((), x.dtype))
-
-
-def dropout_words(key: Any) -> UInt32[Array, "2"]:
-    """The two words that dropout hashes with: drawn from a key; words are returned as they are."""
-    if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
-        return jax.random.bits(key, (2,), jnp.uint32)
-    return key
-
-
-def dropout_branches(key: Any, count: int) -> UInt32[Array, "count 2"]:
-    """Words for each of `count` parts of what a key is for: examples, layers, places in a layer.
-
-    As `jax.random.split`, at the cost of a few integer operations. A part's words do not depend on
-    the count.
-
-    Args:
-        key: Random key, or words.
-        count: Number of parts.
-    """
-    counter = jnp.arange(2 * count, dtype=jnp.uint32).reshape(count, 2)
-    # The constant keeps the words apart from the bits of the first entries.
-    return _hash(counter, dropout_words(key) ^ jnp.uint32(0x5BD1E995))
-
-
-def _hash(counter: UInt32[Array, "*s"], words: UInt32[Array, "2"]) -> UInt32[Array, "*s"]:
-    """32 bits per counter: a three-round multiply-xorshift hash, keyed by two words.
-
-    Two rounds leave neighbouring entries correlated by 2e-3, which a test of it shows.
-    """
-    h = counter * jnp.uint32(0x9E3779B9) + words[0]
-    h = (h ^ (h >> 16)) * jnp.uint32(0x21F0AAAD) ^ words[1]
-    h = (h ^ (h >> 15)) * jnp.uint32(0x735A2D97)
-    h = (h ^ (h >> 15)) * jnp.uint32(0xED5AD4BB)
-    return h ^ (h >> 14)

@@ -34,14 +34,14 @@ def chained_residual(
     return residual_ratio(product, norm=norm), rank_one_ratio(product, norm=norm)
 
 
-def branch_sizes(trace: Trace, mask: Any = None) -> tuple[Float[Array, "l"], Float[Array, "l"]]:
+def branch_sizes(trace: Trace, *, mask: Any = None) -> tuple[Float[Array, "l"], Float[Array, "l"]]:
     """N(x) and N(SA(x)) of every layer, N = ‖.‖_{1,∞}, before skip, gains and norm.
 
     Args:
         trace: Of one example.
         mask: Bool [n], tokens that exist.
     """
-    size = jax.vmap(lambda x: composite_norm(x, mask))
+    size = jax.vmap(lambda x: composite_norm(x, mask=mask))
     return size(trace.hidden[:-1]), size(trace.attention_branch)
 
 
@@ -105,7 +105,7 @@ def predicted_sizes(
 
 
 def measured_sizes(
-    by_length: Float[Array, "k n d"], mask: Any = None
+    by_length: Float[Array, "k n d"], *, mask: Any = None
 ) -> tuple[Float[Array, "k"], Float[Array, "k"]]:
     """log10 of ‖C_k‖_{1,∞} and of ‖res(C_k)‖_{1,∞}, the exact sums over all paths of length k.
 
@@ -115,7 +115,7 @@ def measured_sizes(
     """
 
     def sizes(c):
-        return composite_norm(c, mask), composite_norm(residual(c, mask=mask), mask)
+        return composite_norm(c, mask=mask), composite_norm(residual(c, mask=mask), mask=mask)
 
     size, rest = jax.vmap(sizes)(by_length)
     return jnp.log10(size), jnp.log10(rest)

@@ -8,12 +8,15 @@ after l layers there are l + 1 lengths with skips, one without.
 from itertools import pairwise
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float
 
 from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.gains import LayerGains
 from rank_collapse.network.parameters import BlockParams
+from rank_collapse.network.sublayer import Site, sites_of, sublayer, token_sum
 from rank_collapse.paths import frozen
 
 # Layers are compiled in at most this many groups of two or more, each with the slots its last layer
@@ -47,6 +50,18 @@ class Channels:
         half = out[:-1].reshape(len(groups), *groups[0].shape)
         memory = None if self.memory is None else half[1]
         return Channels(start=half[0], memory=memory, offset=out[-1])
+
+    def shift(self, axis: int | None) -> "Channels":
+        """One empty slot put in front of a slot axis; None for no axis."""
+        if axis is None:
+            return self
+        return self.replace(start=_padded(self.start, axis), memory=_padded(self.memory, axis))
+
+
+def _padded(group, axis):
+    if group is None:
+        return None
+    return jnp.pad(group, [(int(i == axis), 0) for i in range(group.ndim)])
 
 
 @struct.dataclass
@@ -128,8 +143,8 @@ def advance(
     channels: Channels,
     memory: Any,
     layout: Layout,
-    gains: dict[str, Any],
-    keep: dict[str, Any],
+    gains: LayerGains,
+    head_gain: Any = None,
 ) -> Channels:
     """Channels after one layer with its constants frozen.
 
@@ -139,85 +154,60 @@ def advance(
         channels: Before the layer.
         memory: [m, d] or None.
         layout: Which slots there are.
-        gains: skip_gain and branch_gain of the layer.
-        keep: heads [h], attention, cross, mlp (scalars): multipliers of branches, or None.
+        gains: Of the layer, with what multiplies its branches beyond the network's own gains.
+        head_gain: [h], multiplies the heads of self-attention; None for 1.
     """
     config = layout.config
-    skip_gain, branch_gain = gains["skip_gain"], gains["branch_gain"]
-
-    def gain_of(name):
-        return branch_gain if keep[name] is None else branch_gain * keep[name]
-
-    def normed(placement, norm_params, scale, c, ones):
-        if config.norm_placement != placement:
-            return c
-        return frozen.frozen_norm(norm_params, scale, c, ones, config)
-
-    def sublayer(channels, branch, norm_params, scale, skip, gain, shift_axis):
-        """N(λ c·[skip] + γ branch(N(c))), the branch's slots one further along shift_axis."""
-
-        def branch_of(c, ones):
-            return gain * branch(normed("pre", norm_params, scale, c, ones), ones)
-
-        drop_last = [None, None]
-        if shift_axis is not None:
-            drop_last[shift_axis] = -1
-        through = channels.map(branch_of, *drop_last)
-
-        def combine(c, b, axis):
-            if axis is not None:
-                b = jnp.pad(b, [(int(i == axis), 0) for i in range(4)])
-            return skip_gain * c + b if skip else b
-
-        total = Channels(
-            start=combine(channels.start, through.start, shift_axis),
-            memory=None
-            if channels.memory is None
-            else combine(channels.memory, through.memory, shift_axis),
-            offset=combine(channels.offset, through.offset, None),
-        )
-        return total.map(lambda c, ones: normed("post", norm_params, scale, c, ones))
-
+    sites = sites_of(params, config, gains)
     weights = constants.weights
-    if keep["heads"] is not None:
-        weights = weights * keep["heads"][:, None, None]
-    channels = sublayer(
+    if head_gain is not None:
+        weights = weights * head_gain[:, None, None]
+
+    def norm_by(scale):
+        def norm(site, channels):
+            return channels.map(
+                lambda c, ones: frozen.frozen_norm(site.norm, scale, c, ones, config)
+            )
+
+        return norm
+
+    def shifted(fn, axis):
+        """A branch whose paths are one further along a slot axis; the last slot is empty."""
+        cut = [None if i != axis else -1 for i in range(2)]
+        return lambda seen: (seen.map(fn, *cut).shift(axis), None)
+
+    def attention(c, ones):
+        return frozen.frozen_attention(params.attention, weights, c, ones)
+
+    def cross(_):
+        """Paths from the memory enter with length 1; biases join the offset."""
+        own = jnp.stack([memory, jnp.zeros_like(memory)])
+        ones = jnp.asarray([0, 1], memory.dtype)
+        entering, bias = frozen.frozen_attention(params.cross, constants.cross_weights, own, ones)
+        empty = jnp.zeros_like(channels.memory)
+        return Channels(empty, empty.at[1, 0].set(entering), bias), None
+
+    def mlp(c, ones):
+        return frozen.frozen_mlp(params.mlp, constants.gate, c, ones)
+
+    length_axis = None if layout.one_length else 0
+    count_axis = None if layout.one_count else 1
+    channels, _ = sublayer(
+        sites.attention,
         channels,
-        lambda c, ones: frozen.frozen_attention(params.attention, weights, c, ones),
-        params.attention_norm,
-        constants.attention_scale,
-        config.attention_skip,
-        gain_of("attention"),
-        None if layout.one_length else 0,
+        shifted(attention, length_axis),
+        norm_by(constants.attention_scale),
+        _add,
     )
     if config.cross_attention:
-        channels = _cross(params, constants, channels, memory, config, skip_gain, gain_of("cross"))
-        channels = channels.map(
-            lambda c, ones: normed("post", params.cross_norm, constants.cross_scale, c, ones)
+        channels, _ = sublayer(sites.cross, channels, cross, norm_by(constants.cross_scale), _add)
+    if config.mlp != "none":
+        channels, _ = sublayer(
+            sites.mlp, channels, shifted(mlp, count_axis), norm_by(constants.mlp_scale), _add
         )
-    if config.mlp == "none":
-        return channels
-    return sublayer(
-        channels,
-        lambda c, ones: frozen.frozen_mlp(params.mlp, constants.gate, c, ones),
-        params.mlp_norm,
-        constants.mlp_scale,
-        config.mlp_skip,
-        gain_of("mlp"),
-        None if layout.one_count else 1,
-    )
+    return channels
 
 
-def _cross(params, constants, channels, memory, config, skip_gain, gain):
-    """Paths from the memory enter with length 1; all others pass by the skip alone."""
-    own = jnp.stack([memory, jnp.zeros_like(memory)])
-    ones = jnp.asarray([0, 1], memory.dtype)
-    entering, bias = gain * frozen.frozen_attention(
-        params.cross, constants.cross_weights, own, ones
-    )
-    passing = skip_gain if config.cross_skip else jnp.zeros_like(skip_gain)
-    return Channels(
-        start=passing * channels.start,
-        memory=(passing * channels.memory).at[1, 0].add(entering),
-        offset=passing * channels.offset + bias,
-    )
+def _add(site: Site, channels: Channels, part: Channels) -> Channels:
+    """γ part + λ channels·[skip], slot by slot."""
+    return jax.tree.map(lambda c, p: token_sum(site, c, p), channels, part)

@@ -14,11 +14,12 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float
 
-from rank_collapse.network import attention as attn
 from rank_collapse.network import layers
 from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.entry import enter
+from rank_collapse.network.gains import layer_gains
 from rank_collapse.network.parameters import TransformerParams
-from rank_collapse.network.transformer import block, input_states, make_context, per_layer
+from rank_collapse.network.transformer import block
 from rank_collapse.paths import frozen
 from rank_collapse.paths.channels import Layout, advance
 
@@ -86,10 +87,10 @@ def path_contributions(
     segments: Any = None,
     positions: Any = None,
     count_mlps: bool = False,
-    keep_heads: Any = None,
-    keep_attention: Any = None,
-    keep_cross: Any = None,
-    keep_mlp: Any = None,
+    head_gain: Any = None,
+    attention_gain: Any = None,
+    cross_gain: Any = None,
+    mlp_gain: Any = None,
 ) -> PathContributions:
     """Exact sums over all frozen paths of each length: Σ_k C_k + offset = output.
 
@@ -98,9 +99,9 @@ def path_contributions(
     memory begins with a head of a cross-attention, which counts too. MLPs are passed as a whole,
     skip and branch, unless `count_mlps` tells the branches apart.
 
-    The keeps multiply branches and change nothing that is frozen: 0 leaves a branch out, and the
-    derivative with respect to one is the sum of all paths through that branch. Differentiable;
-    memory O(L n d), or O(L² n d) with `count_mlps`.
+    The gains here multiply branches and change nothing that is frozen: 0 leaves a branch out, and
+    the derivative with respect to one is the sum of all paths through that branch.
+    Differentiable; memory O(L n d), or O(L² n d) with `count_mlps`.
 
     Args:
         params: Parameters.
@@ -108,46 +109,40 @@ def path_contributions(
         config: The network.
         mask, bias, memory, memory_mask, segments, positions: As in `apply`.
         count_mlps: Also split by the number of MLP branches on the path.
-        keep_heads: [L, h] multiplies self-attention heads, their value biases included.
-        keep_attention: [L] multiplies self-attention branches, output bias included.
-        keep_cross: [L] multiplies cross-attention branches.
-        keep_mlp: [L] multiplies MLP branches.
+        head_gain: [L, h] multiplies self-attention heads, their value biases included.
+        attention_gain: [L] multiplies self-attention branches, output bias included.
+        cross_gain: [L] multiplies cross-attention branches.
+        mlp_gain: [L] multiplies MLP branches.
 
     Returns:
         `PathContributions`, of the state after the final norm where the config has one.
 
     Raises:
-        ValueError: As `apply`, or a keep of the wrong shape.
+        ValueError: As `apply`, or a gain of the wrong shape.
 
     Source: Theorem 2.1 of Dong et al. 2021, summed by length as in its section 2.1.
     """
-    x = input_states(params, x, config, segments=segments, positions=positions)
-    if config.cross_attention and memory is None:
-        raise ValueError("cross_attention=True needs a memory [m, d]")
-    keeps = {"heads": keep_heads, "attention": keep_attention, "cross": keep_cross}
-    keeps = _checked_keeps(keeps | {"mlp": keep_mlp}, config, x.dtype)
-    context = make_context(
-        params, config, x.shape[0], mask=mask, bias=bias, segments=segments, positions=positions
-    )
-    memory_context = attn.AttentionContext(mask=attn.combine_masks(memory_mask))
+    entry = enter(
+        params, x, config, mask=mask, bias=bias, memory=memory, memory_mask=memory_mask,
+        segments=segments, positions=positions,
+    )  # fmt: skip
+    gains = layer_gains(config, entry.x.dtype)
+    factors = {"attention": attention_gain, "cross": cross_gain, "mlp": mlp_gain}
+    head_gain, on_paths = _path_gains(config, gains, head_gain, factors)
     layout = Layout(config=config, count_mlps=count_mlps)
 
     def body(carry, step):
         state, channels = carry
-        layer, (gains, keep) = step
-        trace = block(
-            layer, state, config, context, gains, memory=memory, memory_context=memory_context
-        )
-        constants = frozen.freeze_layer(layer, state, trace, config, gains)
-        return (
-            trace.hidden,
-            advance(layer, constants, channels, memory, layout, gains, keep),
-        ), None
+        layer, (own, path_own, heads) = step
+        trace = block(layer, state, config, own, entry)
+        constants = frozen.freeze_layer(layer, state, trace, config, own)
+        channels = advance(layer, constants, channels, entry.memory, layout, path_own, heads)
+        return (trace.hidden, channels), None
 
     # Recomputing a layer in the backward pass keeps gradients in O(L² n d).
     body = jax.checkpoint(body, prevent_cse=False)
-    state, channels = x, layout.begin(x)
-    swept = (per_layer(config, x.dtype), keeps)
+    state, channels = entry.x, layout.begin(entry.x)
+    swept = (gains, on_paths, head_gain)
     for first, last in layout.groups():
         rows = slice(first, last)
         steps = (_rows(params, config, rows), _slice(swept, rows))
@@ -172,18 +167,18 @@ def head_contributions(
     """Sum of all paths through each head of each layer, of whatever length, biases included.
 
     The output is linear in the gain of each head once everything is frozen, so that the sum is
-    the derivative with respect to `keep_heads`. Paths that pass two heads count for both.
+    the derivative with respect to `head_gain`. Paths that pass two heads count for both.
 
     Args:
         params, x, config: As in `path_contributions`.
-        **options: Its other arguments, but for keep_heads.
+        **options: Its other arguments, but for head_gain.
     """
 
-    def total(keep):
-        return path_contributions(params, x, config, keep_heads=keep, **options).total
+    def total(gain):
+        return path_contributions(params, x, config, head_gain=gain, **options).total
 
-    keep = jnp.ones((config.depth, config.num_heads), params.layers.attention.w_v.dtype)
-    return jnp.moveaxis(jax.jacfwd(total)(keep), (0, 1), (2, 3))
+    gain = jnp.ones((config.depth, config.num_heads), params.layers.attention.w_v.dtype)
+    return jnp.moveaxis(jax.jacfwd(total)(gain), (0, 1), (2, 3))
 
 
 def _slice(tree, rows):
@@ -197,16 +192,29 @@ def _rows(params, config, rows):
     return _slice(params.layers, rows)
 
 
-def _checked_keeps(keeps, config, dtype):
+def _path_gains(config, gains, head_gain, factors):
+    """(head_gain [L, h] or None, gains with the factors [L] of each kind of branch).
+
+    Raises:
+        ValueError: A factor of the wrong shape, or of a branch the network does not have.
+    """
+    dtype = gains.temperature.dtype
     present = {"cross": config.cross_attention, "mlp": config.mlp != "none"}
-    checked = {}
-    for name, keep in keeps.items():
-        if keep is not None:
-            keep = jnp.asarray(keep, dtype)
-            shape = (config.depth, config.num_heads) if name == "heads" else (config.depth,)
-            if keep.shape != shape:
-                raise ValueError(f"keep_{name} of shape {keep.shape} is not {shape}")
-            if not present.get(name, True):
-                raise ValueError(f"keep_{name} is given but the network has no such branch")
-        checked[name] = keep
-    return checked
+
+    def checked(name, value, shape):
+        value = jnp.asarray(value, dtype)
+        if value.shape != shape:
+            raise ValueError(f"{name}_gain of shape {value.shape} is not {shape}")
+        if not present.get(name, True):
+            raise ValueError(f"{name}_gain is given but the network has no such branch")
+        return value
+
+    if head_gain is not None:
+        head_gain = checked("head", head_gain, (config.depth, config.num_heads))
+    branch = gains.branch
+    for name, factor in factors.items():
+        if factor is not None:
+            own = getattr(branch, name)
+            factor = checked(name, factor, (config.depth,)).reshape(-1, *[1] * (own.ndim - 1))
+            branch = branch.replace(**{name: own * factor})
+    return head_gain, gains.replace(branch=branch)

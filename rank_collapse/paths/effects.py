@@ -77,7 +77,12 @@ def log_ratio_profiles(
 
 
 def length_effects(
-    params: TransformerParams, x: Any, config: TransformerConfig, mask: Any = None, **inputs: Any
+    params: TransformerParams,
+    x: Any,
+    config: TransformerConfig,
+    *,
+    mask: Any = None,
+    **inputs: Any,
 ) -> dict[str, Float[Array, "..."]]:
     """What the paths of each length add to the output, exactly, all of them at once.
 
@@ -126,7 +131,7 @@ def length_effects(
         lengths = jnp.linalg.norm(a, axis=-1) * jnp.linalg.norm(output, axis=-1)[None]
         return jnp.sum(dots / jnp.where(lengths == 0, 1, lengths), axis=-1) / count
 
-    log_size, log_residual = measured_sizes(parts, keep)
+    log_size, log_residual = measured_sizes(parts, mask=keep)
     return {
         "log10_size": log_size,
         "log10_residual": log_residual,
@@ -145,8 +150,8 @@ def chain_effects(
     params: TransformerParams,
     x: Any,
     config: TransformerConfig,
-    mask: Any = None,
     *,
+    mask: Any = None,
     num_paths: int = 5,
     seed: int = 0,
     **inputs: Any,
@@ -181,7 +186,7 @@ def chain_effects(
     # One product after another: all together would hold L·p matrices [n, n] for every text.
     flat = paths.reshape(-1, config.depth)
     found, rank_one = (r.reshape(paths.shape[:2]) for r in jax.lax.map(ratios, flat))
-    skip, branch = branch_sizes(trace, mask)
+    skip, branch = branch_sizes(trace, mask=mask)
     return {"chain_residual": found, "chain_rank_one": rank_one, "skip": skip, "branch": branch}
 
 
@@ -192,7 +197,7 @@ def has_bounds(config: TransformerConfig) -> bool:
 
 
 def bound_effects(
-    params: TransformerParams, x: Any, config: TransformerConfig, mask: Any = None
+    params: TransformerParams, x: Any, config: TransformerConfig, *, mask: Any = None
 ) -> dict[str, Float[Array, "..."] | Bool[Array, "..."]]:
     """β, γ*, the condition of the technical lemma and the bounds, per layer and head.
 
@@ -206,8 +211,14 @@ def bound_effects(
     Raises:
         ValueError: Rotary or relative positions, or cross-attention: see `bounds.bound_report`.
     """
-    found = bound_report(params, x, config, mask)
-    names = ("beta", "gamma", "admissible", "head_tightness", "layer_tightness", "log10_input")
-    names += ("layer_log10_lhs", "layer_log10_rhs", "stack_log10_lhs", "stack_log10_rhs")
-    values = {name: getattr(found, name) for name in names}
-    return values | {"log10_spread": jnp.max(found.log10_spread, axis=-1)}
+    found = bound_report(params, x, config, mask=mask)
+    names = ("beta", "gamma", "admissible", "log10_input")
+    return {name: getattr(found, name) for name in names} | {
+        "log10_spread": jnp.max(found.log10_spread, axis=-1),
+        "head_tightness": found.head.tightness,
+        "layer_tightness": found.layer.tightness,
+        "layer_log10_lhs": found.layer.log10_lhs,
+        "layer_log10_rhs": found.layer.log10_rhs,
+        "stack_log10_lhs": found.stack.log10_lhs,
+        "stack_log10_rhs": found.stack.log10_rhs,
+    }

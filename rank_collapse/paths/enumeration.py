@@ -19,6 +19,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.gains import layer_gains, scaled
 from rank_collapse.network.parameters import TransformerParams, layer_params
 
 ALL_HEADS = -1
@@ -160,19 +161,19 @@ def theorem_offset(params: TransformerParams, config: TransformerConfig) -> Floa
     """b of SAN(X) = Σ_path P_path X W_path + 1bᵀ: the biases of each layer, carried to the end.
 
     Rows of attention weights sum to 1, so a bias passes attention unchanged:
-    b ← b (λ I + Σ_h W_h) + γ (b_O + Σ_h b_{V,h} W_{O,h}).
+    b ← b (λ I + Σ_h γ W_h) + γ (b_O + Σ_h b_{V,h} W_{O,h}).
 
     Raises:
         ValueError: A network with norms, MLPs or cross-attention.
     """
     _require_san(config)
     weights = _layer_maps(params, config)
-    gains = jnp.broadcast_to(jnp.asarray(config.branch_gain, weights.dtype), config.depth)
+    gains = layer_gains(config, weights.dtype).branch.attention
     offset = jnp.zeros(config.d_model, weights.dtype)
     for l in range(config.depth):
         p = layer_params(params, config, l).attention
         own = p.b_o + jnp.einsum("hv,hvd->d", p.b_v, p.w_o)
-        offset = offset @ weights[l].sum(axis=0) + gains[l] * own
+        offset = offset @ weights[l].sum(axis=0) + scaled(gains[l], own)
     return offset
 
 
@@ -216,13 +217,13 @@ def sum_over_paths(
 def _layer_maps(params, config):
     """γ W_h for every head, then λ I for the skip, or 0 without one: [L, H + 1, d, d]."""
     dtype = params.layers.attention.w_v.dtype
-    skip_gain = jnp.broadcast_to(jnp.asarray(config.skip_gain, dtype), config.depth)
-    branch_gain = jnp.broadcast_to(jnp.asarray(config.branch_gain, dtype), config.depth)
+    gains = layer_gains(config, dtype)
     maps = []
     for l in range(config.depth):
         p = layer_params(params, config, l).attention
-        heads = branch_gain[l] * jnp.einsum("hdv,hve->hde", p.w_v, p.w_o)
-        skip = skip_gain[l] * config.attention_skip * jnp.eye(config.d_model, dtype=dtype)
+        heads = scaled(gains.branch.attention[l], jnp.einsum("hdv,hve->hde", p.w_v, p.w_o))
+        skip = scaled(gains.skip.attention[l], jnp.eye(config.d_model, dtype=dtype))
+        skip = skip * config.attention_skip
         maps.append(jnp.concatenate([heads, skip[None]]))
     return jnp.stack(maps)
 

@@ -15,8 +15,10 @@ from jaxtyping import Array, Float
 from rank_collapse.network import layers
 from rank_collapse.network.attention import AttentionParams
 from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.gains import LayerGains
 from rank_collapse.network.parameters import BlockParams
-from rank_collapse.network.transformer import LayerTrace, sublayer_input, sublayer_sum
+from rank_collapse.network.sublayer import norm_input, sites_of, token_norm
+from rank_collapse.network.transformer import LayerTrace
 
 
 @struct.dataclass
@@ -36,34 +38,31 @@ def freeze_layer(
     x: Float[Array, "n d"],
     trace: LayerTrace,
     config: TransformerConfig,
-    gains: dict[str, Any],
+    gains: LayerGains,
 ) -> FrozenLayer:
-    """The constants of one layer from its input and what `network.block` computed.
+    """The constants of one layer from its input and what `transformer.block` computed.
 
     Matrix products here repeat the block's own; under jit the compiler computes them once.
     """
+    sites = sites_of(params, config, gains)
 
-    def scale(inputs, branch, skip):
-        if config.norm_placement == "none":
-            return None
-        if config.norm_placement == "post":
-            inputs = sublayer_sum(inputs, branch, skip, gains["skip_gain"], gains["branch_gain"])
-        return frozen_scale(inputs, config)
+    def scale(site, x, part):
+        seen = norm_input(site, x, part)
+        return None if seen is None else frozen_scale(seen, config)
 
     fields = {
         "weights": trace.attention,
-        "attention_scale": scale(x, trace.attention_branch, config.attention_skip),
+        "attention_scale": scale(sites.attention, x, trace.attention_branch),
     }
     x = trace.after_attention
     if config.cross_attention:
         fields["cross_weights"] = trace.cross_attention
-        fields["cross_scale"] = scale(x, trace.cross_branch, config.cross_skip)
+        fields["cross_scale"] = scale(sites.cross, x, trace.cross_branch)
         x = trace.after_cross
     if config.mlp != "none":
-        fields["gate"] = mlp_gate(
-            params.mlp, sublayer_input(params.mlp_norm, x, config), config.mlp
-        )
-        fields["mlp_scale"] = scale(x, trace.mlp_branch, config.mlp_skip)
+        seen = token_norm(sites.mlp, x) if sites.mlp.placement == "pre" else x
+        fields["gate"] = mlp_gate(params.mlp, seen, config.mlp)
+        fields["mlp_scale"] = scale(sites.mlp, x, trace.mlp_branch)
     return FrozenLayer(**fields)
 
 

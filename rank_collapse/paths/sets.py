@@ -106,29 +106,26 @@ def path_state(
     *,
     semantics: str = "recomputed",
     no_sub_path: bool = False,
-    mask: Any = None,
-    bias: Any = None,
-    segments: Any = None,
-    positions: Any = None,
+    **inputs: Any,
 ) -> Float[Array, "n d"]:
     """The state at the end of one path; differentiable.
 
-    Recomputed: see `path_steps.recomputed_step`. Frozen: the path's term of the decomposition,
+    Recomputed: see `steps.recomputed_step`. Frozen: the path's term of the decomposition,
     without the offset; over all paths these terms and the offset sum to the output.
 
     Args:
-        params, x, config, mask, bias, segments, positions: As in `apply`.
+        params, x, config: As in `apply`.
         path: Int [L], a choice per layer: 0..H−1 a head, H skip, −1 all heads.
         semantics: "frozen" or "recomputed".
-        no_sub_path: Of recomputed paths, see `path_steps.recomputed_step`.
+        no_sub_path: Of recomputed paths, see `steps.recomputed_step`.
+        **inputs: mask, bias, segments, positions of `apply`.
 
     Raises:
         ValueError: A path that does not fit, unknown semantics, or cross-attention.
     """
     check_paths(path, config)
     path = jnp.asarray(path)
-    inputs = {"mask": mask, "bias": bias, "segments": segments, "positions": positions}
-    x, step, finish = make_steps(params, x, config, semantics, no_sub_path, inputs)
+    x, step, finish = make_steps(params, x, config, semantics, no_sub_path, **inputs)
     for l in range(config.depth):
         x = step(x, l, path[l])
     return finish(x)
@@ -142,10 +139,7 @@ def path_set_states(
     *,
     semantics: str = "recomputed",
     no_sub_path: bool = False,
-    mask: Any = None,
-    bias: Any = None,
-    segments: Any = None,
-    positions: Any = None,
+    **inputs: Any,
 ) -> Float[Array, "*sets n d"]:
     """Sum over the paths of each set of their final states.
 
@@ -155,8 +149,7 @@ def path_set_states(
 
     Args:
         paths: Sets of paths, Int [*sets, p, L]; may be traced.
-        params, x, config, semantics, no_sub_path, mask, bias, segments, positions: As in
-            `path_state`.
+        params, x, config, semantics, no_sub_path, **inputs: As in `path_state`.
 
     Raises:
         ValueError: As `path_state`.
@@ -165,8 +158,7 @@ def path_set_states(
     paths = jnp.asarray(paths)
     if paths.ndim < 2:
         raise ValueError(f"paths of shape {paths.shape} are not sets [..., p, L]")
-    inputs = {"mask": mask, "bias": bias, "segments": segments, "positions": positions}
-    x, step, finish = make_steps(params, x, config, semantics, no_sub_path, inputs)
+    x, step, finish = make_steps(params, x, config, semantics, no_sub_path, **inputs)
     *sets, num_paths, depth = paths.shape
     flat = paths.reshape(-1, depth)
     order, first = visiting_order(flat)

@@ -10,20 +10,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from rank_collapse.network import attention as attn
-from rank_collapse.network import layers
+from rank_collapse.network.attention import AttentionContext, AttentionParams
 from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.entry import Entry, enter
+from rank_collapse.network.gains import LayerGains, layer_gains, scaled
 from rank_collapse.network.parameters import TransformerParams, layer_params
-from rank_collapse.network.transformer import (
-    block,
-    input_states,
-    make_context,
-    per_layer,
-    scan_layers,
-    sublayer_input,
-    sublayer_output,
-    sublayer_sum,
-)
+from rank_collapse.network.sublayer import sites_of, sublayer
+from rank_collapse.network.transformer import block, scan_layers
 from rank_collapse.paths import frozen
 from rank_collapse.paths.enumeration import ALL_HEADS
 
@@ -35,8 +28,8 @@ def make_steps(
     x: Any,
     config: TransformerConfig,
     semantics: str,
-    no_sub_path: bool,
-    inputs: dict[str, Any],
+    no_sub_path: bool = False,
+    **inputs: Any,
 ) -> tuple[Array, Callable, Callable]:
     """(X^0, step(state, layer, choice) -> state, finish(state)) of either semantics.
 
@@ -44,7 +37,7 @@ def make_steps(
         params, x, config: As in `apply`.
         semantics: "frozen" or "recomputed".
         no_sub_path: See `recomputed_step`.
-        inputs: mask, bias, segments, positions of `apply`.
+        **inputs: mask, bias, segments, positions of `apply`.
 
     Raises:
         ValueError: Unknown semantics, or cross-attention.
@@ -53,27 +46,27 @@ def make_steps(
         raise ValueError(f"semantics={semantics!r} is not one of {SEMANTICS}")
     if config.cross_attention:
         raise ValueError("path sets do not cover cross_attention=True; see path_contributions")
-    where = {"segments": inputs["segments"], "positions": inputs["positions"]}
-    x = input_states(params, x, config, **where)
-    context = make_context(params, config, x.shape[0], **inputs)
+    entry = enter(params, x, config, **inputs)
+    gains = layer_gains(config, entry.x.dtype)
     if semantics == "frozen":
-        return x, *_frozen_stepper(params, x, config, context)
+        return entry.x, *_frozen_steps(params, config, gains, entry)
 
     def step(state, layer, choice):
         return recomputed_step(
-            params, state, layer, choice, config, context, no_sub_path=no_sub_path
+            params, state, config, gains, entry, layer, choice, no_sub_path=no_sub_path
         )
 
-    return x, step, lambda state: state
+    return entry.x, step, lambda state: state
 
 
 def recomputed_step(
     params: TransformerParams,
     x: Float[Array, "n d"],
+    config: TransformerConfig,
+    gains: LayerGains,
+    entry: Entry,
     layer: Any,
     choice: Any,
-    config: TransformerConfig,
-    context: attn.AttentionContext,
     *,
     no_sub_path: bool = False,
 ) -> Float[Array, "n d"]:
@@ -87,87 +80,81 @@ def recomputed_step(
     Args:
         params: Parameters.
         x: The path's state before this layer.
+        config: The network.
+        gains: Of all layers, from `layer_gains`.
+        entry: From `enter`.
         layer: Index of the layer; may be traced.
         choice: 0..H−1 a head, H skip, −1 all heads; may be traced.
-        config: The network.
-        context: From `network.make_context`.
         no_sub_path: Leave the layer's input out of the attention sublayer's sum.
     """
+    stack = params.layers.attention
     row = jnp.asarray(config.layer_map)[layer] if config.layer_map else layer
-    gains = {name: value[layer] for name, value in per_layer(config, x.dtype).items()}
-    score = {"score": config.score, "scale": config.scale_scores}
-    score["temperature"] = gains["temperature"]
+    own_gains = jax.tree.map(lambda a: a[layer], gains)
+    if no_sub_path:
+        config = config.replace(attention_skip=False)
 
     def run(attention, context):
-        rest = params.layers.replace(attention=None)
-        rest = jax.tree.map(lambda a: a[row], rest)
-        h = sublayer_input(rest.attention_norm, x, config)
-        branch, _ = attn.multi_head_attention(attention, h, h, context=context, **score)
-        skip = config.attention_skip and not no_sub_path
-        total = sublayer_sum(x, branch, skip, gains["skip_gain"], gains["branch_gain"])
-        norm = None if no_sub_path else rest.attention_norm
-        a = sublayer_output(norm, total, config)
-        if config.mlp == "none":
-            return a
-        branch = layers.mlp(rest.mlp, sublayer_input(rest.mlp_norm, a, config), config.mlp)
-        total = sublayer_sum(a, branch, config.mlp_skip, gains["skip_gain"], gains["branch_gain"])
-        return sublayer_output(rest.mlp_norm, total, config)
+        rest = jax.tree.map(lambda a: a[row], params.layers.replace(attention=None))
+        rest = rest.replace(attention=attention)
+        if no_sub_path and config.norm_placement == "post":
+            rest = rest.replace(attention_norm=None)
+        return block(rest, x, config, own_gains, entry.replace(context=context)).hidden
 
-    stack = params.layers.attention
     return jax.lax.switch(
         _kind(choice, config),
         (
-            lambda: run(jax.tree.map(lambda a: a[row], stack), context),
-            lambda: run(_one_head(stack, row, choice), _head_context(context, choice)),
+            lambda: run(jax.tree.map(lambda a: a[row], stack), entry.context),
+            lambda: run(_one_head(stack, row, choice), _head_context(entry.context, choice)),
             lambda: x,
         ),
     )
 
 
-def _frozen_stepper(params, x, config, context):
-    gains = per_layer(config, x.dtype)
+def _frozen_steps(params, config, gains, entry):
+    """step(state, layer, choice) and finish(state) with the constants of the forward pass."""
+    no_bias = jnp.zeros(1, entry.x.dtype)
 
     def freeze(x, step):
         layer, gains = step
-        trace = block(layer, x, config, context, gains)
+        trace = block(layer, x, config, gains, entry)
         return trace.hidden, frozen.freeze_layer(layer, x, trace, config, gains)
 
-    last, constants = scan_layers(freeze, x, params, config, gains)
-    no_bias = jnp.zeros(1, x.dtype)
+    last, constants = scan_layers(freeze, entry.x, params, config, gains)
 
-    def norm(norm_params, scale, c, placement):
-        if config.norm_placement != placement:
-            return c
-        return frozen.frozen_norm(norm_params, scale, c, no_bias, config)
+    def norm_by(scale):
+        return lambda site, c: frozen.frozen_norm(site.norm, scale, c, no_bias, config)
 
     def step(state, l, choice):
         layer = layer_params(params, config, l)
-        own, gain = jax.tree.map(lambda a: a[l], (constants, gains))
-        c = state[None]
-        branch_input = norm(layer.attention_norm, own.attention_scale, c, "pre")
-
-        def heads(attention, weights):
-            return gain["branch_gain"] * frozen.frozen_attention(
-                attention, weights, branch_input, no_bias
-            )
-
+        own, own_gains = jax.tree.map(lambda a: a[l], (constants, gains))
+        sites = sites_of(layer, config, own_gains)
         stack = jax.tree.map(lambda a: a[None], layer.attention)
-        total = jax.lax.switch(
-            _kind(choice, config),
-            (
-                lambda: heads(layer.attention, own.weights),
-                lambda: heads(_one_head(stack, 0, choice), own.weights[choice][None]),
-                lambda: gain["skip_gain"] * c * config.attention_skip,
-            ),
+        c = state[None]
+
+        def chosen(seen):
+            """The one term of the sum that the path takes: a branch or the skip."""
+
+            def heads(attention, weights):
+                part = frozen.frozen_attention(attention, weights, seen, no_bias)
+                return scaled(sites.attention.branch_gain, part)
+
+            return jax.lax.switch(
+                _kind(choice, config),
+                (
+                    lambda: heads(layer.attention, own.weights),
+                    lambda: heads(_one_head(stack, 0, choice), own.weights[choice][None]),
+                    lambda: scaled(sites.attention.skip_gain, c) * config.attention_skip,
+                ),
+            ), None
+
+        def mlp(seen):
+            return frozen.frozen_mlp(layer.mlp, own.gate, seen, no_bias), None
+
+        c, _ = sublayer(
+            sites.attention, c, chosen, norm_by(own.attention_scale), lambda site, x, part: part
         )
-        c = norm(layer.attention_norm, own.attention_scale, total, "post")
         if config.mlp != "none":
-            branch_input = norm(layer.mlp_norm, own.mlp_scale, c, "pre")
-            branch = frozen.frozen_mlp(layer.mlp, own.gate, branch_input, no_bias)
-            total = gain["branch_gain"] * branch
-            if config.mlp_skip:
-                total = total + gain["skip_gain"] * c
-            c = norm(layer.mlp_norm, own.mlp_scale, total, "post")
+            c, _ = sublayer(sites.mlp, c, mlp, norm_by(own.mlp_scale))
         return c[0]
 
     def finish(state):
@@ -185,7 +172,7 @@ def _kind(choice, config):
     return jnp.where(choice == ALL_HEADS, 0, kind)
 
 
-def _one_head(stack, row, head):
+def _one_head(stack: AttentionParams, row: Any, head: Any) -> AttentionParams:
     """Attention parameters of one head of one layer, read without copying the layer."""
 
     def pick(a):
@@ -209,7 +196,7 @@ def _one_head(stack, row, head):
     )
 
 
-def _head_context(context, head):
+def _head_context(context: AttentionContext, head: Any) -> AttentionContext:
     """The context as one head sees it."""
     mask, bias = context.mask, context.bias
     if mask is not None and mask.ndim == 3 and mask.shape[0] > 1:

@@ -19,9 +19,9 @@ from rank_collapse.measures.residuals import composite_norm, norm_1, norm_inf
 from rank_collapse.network import layers
 from rank_collapse.network.attention import AttentionParams
 from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.gains import layer_gains
 from rank_collapse.network.layers import MLPParams
-from rank_collapse.network.transformer import per_layer
-from rank_collapse.theory.logdomain import log_trace
+from rank_collapse.theory.logdomain import LogTrace, log_trace
 
 
 def _lemma_threshold() -> float:
@@ -36,13 +36,28 @@ LEMMA_THRESHOLD = _lemma_threshold()  # 1.2564312...
 
 
 @struct.dataclass
+class Sides:
+    """The two sides of a bound, as decimal logarithms of ‖.‖_{1,∞}.
+
+    Attributes:
+        log10_lhs: What happens: the residual.
+        log10_rhs: The bound with γ*.
+        log10_rhs_first: The bound with γ = 1, as in the first version of the paper.
+        tightness: log10_rhs − log10_lhs: how many powers of ten the bound is above what happens;
+            negative where it is violated, NaN where both sides are 0.
+    """
+
+    log10_lhs: Any
+    log10_rhs: Any
+    log10_rhs_first: Any
+    tightness: Any
+
+
+@struct.dataclass
 class BoundReport:
     """The bounds on one input; logarithms are decimal, residuals ‖.‖_{1,∞} around the mean token.
 
-    tightness = log10 RHS − log10 LHS: how many powers of ten the bound is above what happens;
-    negative where it is violated, NaN where both sides are 0. Fields ending in `_first` have γ = 1
-    as in the first version of the paper, the others γ*. A bound is a theorem only where
-    `admissible` holds for its layers.
+    A bound is a theorem only where `admissible` holds for its layers.
 
     Attributes:
         beta: ‖W_QK,h‖_1 ‖W_h‖_{1,∞}, [L, h].
@@ -52,11 +67,11 @@ class BoundReport:
         admissible: max_i D_ii ≤ 1.2564312, the condition of the technical lemma, Bool [L, h].
         log10_residual: Of X^0 .. X^L, [L + 1].
         log10_input: Of what each layer's attention looks at, [L].
-        head_log10_lhs, head_log10_rhs, head_log10_rhs_first, head_tightness: For P_h X W_h, [L, h].
-        layer_log10_lhs, layer_log10_rhs, layer_log10_rhs_first, layer_tightness: For SA(X), [L].
+        head: `Sides` of P_h X W_h, each [L, h].
+        layer: `Sides` of SA(X), each [L].
+        stack: `Sides` of X^L, scalars.
         stack_beta: max β λ |branch gain| over layers and heads.
         stack_gamma: max γ*.
-        stack_log10_lhs, stack_log10_rhs, stack_log10_rhs_first, stack_tightness: For X^L.
         shrinks: Whether √c ‖res(X)‖ < 1, c = 4γ*βH/√k: below it the stack's bound falls with L.
         stack_admissible: All of `admissible`.
         not_covered: Why the theorems do not speak of this network; () where they do.
@@ -69,20 +84,11 @@ class BoundReport:
     admissible: Any
     log10_residual: Any
     log10_input: Any
-    head_log10_lhs: Any
-    head_log10_rhs: Any
-    head_log10_rhs_first: Any
-    head_tightness: Any
-    layer_log10_lhs: Any
-    layer_log10_rhs: Any
-    layer_log10_rhs_first: Any
-    layer_tightness: Any
+    head: Sides
+    layer: Sides
+    stack: Sides
     stack_beta: Any
     stack_gamma: Any
-    stack_log10_lhs: Any
-    stack_log10_rhs: Any
-    stack_log10_rhs_first: Any
-    stack_tightness: Any
     shrinks: Any
     stack_admissible: Any
     not_covered: tuple[str, ...] = struct.field(pytree_node=False, default=())
@@ -169,14 +175,9 @@ def not_covered(config: TransformerConfig, mask: Any = None, bias: Any = None) -
 
 
 def bound_report(
-    params: Any,
-    x: Any,
-    config: TransformerConfig,
-    mask: Any = None,
-    *,
-    bias: Any = None,
+    params: Any, x: Any, config: TransformerConfig, *, mask: Any = None, bias: Any = None
 ) -> BoundReport:
-    """Every layer's and head's bound on one input, and that of the whole stack.
+    """Every head's, layer's and the whole stack's bound on one input.
 
     With R = res(X) of a layer's attention input and E = R W_QK Rᵀ/√k, the attention weights are
     those of E plus one vector g common to all rows plus a constant along each row, which cancels;
@@ -212,87 +213,160 @@ def bound_report(
     for name, bad in (("score", "additive"), ("position", "rotary"), ("position", "relative_key")):
         if getattr(config, name) == bad:
             raise ValueError(f"{name}={bad!r} has no matrix W_QK that the bounds could use")
-    trace = log_trace(params, x, config, mask, bias=bias)
+    trace = log_trace(params, x, config, mask=mask, bias=bias)
     dtype = trace.profile.dtype
     stack = jax.tree.map(lambda a: a.astype(dtype), params.layers)
     if config.layer_map:
         stack = jax.tree.map(lambda a: a[jnp.asarray(config.layer_map)], stack)
     keep = jnp.ones(trace.inputs.rest.shape[1], bool)
     if mask is not None and jnp.ndim(mask) == 1:
-        keep = jnp.asarray(mask)
-    gains = per_layer(config, dtype)
-    width = config.qk_width if config.scale_scores else 1
+        keep = jnp.asarray(mask).astype(bool)
+    gains = layer_gains(config, dtype)
 
-    def layer_quantities(layer, state, gain):
-        w_qk, w = head_weights(layer.attention, gain["temperature"])
-        size_qk = jax.vmap(norm_1)(w_qk)
-        deviation = jnp.einsum("nd,hde,me->hnm", state.rest, w_qk, state.rest) / np.sqrt(width)
+    def constants(step):
+        layer, state, own = step
         allowed = keep[None, None, :] if trace.mask is None else trace.mask
-        high = jnp.max(jnp.where(allowed, deviation, -jnp.inf), axis=-1)
-        low = jnp.min(jnp.where(allowed, deviation, jnp.inf), axis=-1)
-        spread = jnp.where(keep[None, :] & (high >= low), high - low, 0)  # D_ii e^{−2s}
-        size_r = composite_norm(state.rest)
-        top = jnp.sqrt(jnp.sum(spread, axis=-1)) * jnp.sqrt(jnp.max(spread, axis=-1))
-        bottom = 2 * size_qk * size_r**2
-        gamma = np.sqrt(width) * top / jnp.where(bottom == 0, 1, bottom)
-        log10_e = state.log_scale / np.log(10.0)
-        lipschitz = jnp.ones((), dtype)
-        if config.mlp != "none":
-            each = [gain["branch_gain"] * c for c in lipschitz_constants(layer.mlp, config.mlp)]
-            if config.mlp_skip:
-                each = [jnp.abs(gain["skip_gain"]) + jnp.abs(c) for c in each]
-            lipschitz = jnp.sqrt(jnp.abs(each[0])) * jnp.sqrt(jnp.abs(each[1]))
-        return {
-            "beta": size_qk * jax.vmap(composite_norm)(w),
-            "gamma": gamma,
-            "log10_spread": jnp.log10(spread) + 2 * log10_e,
-            "lipschitz": lipschitz,
-            "log10_mantissa": jnp.log10(size_r),
-            "log10_scale": log10_e,
-        }
+        return layer_constants(layer, state, own, config, allowed, keep)
 
     with jax.default_matmul_precision("highest"):
         # Layer after layer: all layers' W_QK and W_h at once are larger than the network.
-        q = jax.lax.map(lambda a: layer_quantities(*a), (stack, trace.inputs, gains))
-    heads, depth = config.num_heads, config.depth
-    admissible = jnp.max(q["log10_spread"], axis=-1) <= math.log10(LEMMA_THRESHOLD)
-
-    # both sides of a layer's bound hold the cube of the input's scale: tightness does without
-    cube, mantissa = 3 * q["log10_scale"], q["log10_mantissa"]
-    head_rhs = log10_theorem(mantissa[:, None], q["beta"], q["gamma"], 1, width, 1)
-    head_rhs_first = log10_theorem(mantissa[:, None], q["beta"], 1.0, 1, width, 1)
-    worst = jnp.max(q["beta"] * q["gamma"], axis=1)
-    layer_rhs = log10_theorem(mantissa, worst, 1.0, heads, width, 1)
-    worst = jnp.max(q["beta"], axis=1)
-    layer_rhs_first = log10_theorem(mantissa, worst, 1.0, heads, width, 1)
-    stack_beta = jnp.max(worst * q["lipschitz"] * jnp.abs(gains["branch_gain"]))
-    stack_gamma = jnp.max(q["gamma"])
-    start, end = trace.profile[0], trace.profile[-1]
-    stack_rhs = log10_theorem(start, stack_beta, stack_gamma, heads, width, depth)
-    root = jnp.log10(4 * stack_gamma * stack_beta * heads / np.sqrt(width)) / 2
+        found = jax.lax.map(constants, (stack, trace.inputs, gains))
+    admissible = jnp.max(found.log10_spread, axis=-1) <= math.log10(LEMMA_THRESHOLD)
+    head, layer = layer_sides(found, trace, config)
+    sides, stack_beta, shrinks = stack_sides(found, trace.profile, gains, config)
     return BoundReport(
-        beta=q["beta"],
-        lipschitz=q["lipschitz"],
-        gamma=q["gamma"],
-        log10_spread=q["log10_spread"],
+        beta=found.beta,
+        lipschitz=found.lipschitz,
+        gamma=found.gamma,
+        log10_spread=found.log10_spread,
         admissible=admissible,
         log10_residual=trace.profile,
-        log10_input=mantissa + q["log10_scale"],
-        head_log10_lhs=cube[:, None] + trace.heads,
-        head_log10_rhs=cube[:, None] + head_rhs,
-        head_log10_rhs_first=cube[:, None] + head_rhs_first,
-        head_tightness=head_rhs - trace.heads,
-        layer_log10_lhs=cube + trace.branches,
-        layer_log10_rhs=cube + layer_rhs,
-        layer_log10_rhs_first=cube + layer_rhs_first,
-        layer_tightness=layer_rhs - trace.branches,
+        log10_input=found.log10_mantissa + found.log10_scale,
+        head=head,
+        layer=layer,
+        stack=sides,
         stack_beta=stack_beta,
-        stack_gamma=stack_gamma,
-        stack_log10_lhs=end,
-        stack_log10_rhs=stack_rhs,
-        stack_log10_rhs_first=log10_theorem(start, stack_beta, 1.0, heads, width, depth),
-        stack_tightness=stack_rhs - end,
-        shrinks=root + start < 0,
+        stack_gamma=jnp.max(found.gamma),
+        shrinks=shrinks,
         stack_admissible=jnp.all(admissible),
         not_covered=not_covered(config, mask, bias),
     )
+
+
+@struct.dataclass
+class LayerConstants:
+    """What the bounds take from a layer; see `BoundReport`. The input's residual is
+    10^(log10_mantissa + log10_scale)."""
+
+    beta: Any
+    gamma: Any
+    lipschitz: Any
+    log10_spread: Any
+    log10_mantissa: Any
+    log10_scale: Any
+
+
+def layer_constants(
+    params: Any, state: Any, gains: Any, config: TransformerConfig, allowed: Any, keep: Any
+) -> LayerConstants:
+    """β, γ*, D and λ of one layer.
+
+    Args:
+        params: Parameters of the layer.
+        state: LogState of what its attention looks at.
+        gains: Of the layer.
+        config: The network.
+        allowed: Bool [h or 1, n or 1, m], which keys a row sees.
+        keep: Bool [n], which tokens exist.
+    """
+    width = _score_width(config)
+    w_qk, w = head_weights(params.attention, gains.temperature)
+    size_qk = jax.vmap(norm_1)(w_qk)
+    deviation = jnp.einsum("nd,hde,me->hnm", state.rest, w_qk, state.rest) / np.sqrt(width)
+    high = jnp.max(jnp.where(allowed, deviation, -jnp.inf), axis=-1)
+    low = jnp.min(jnp.where(allowed, deviation, jnp.inf), axis=-1)
+    spread = jnp.where(keep[None, :] & (high >= low), high - low, 0)  # D_ii e^{−2s}
+    size_r = composite_norm(state.rest)
+    top = jnp.sqrt(jnp.sum(spread, axis=-1)) * jnp.sqrt(jnp.max(spread, axis=-1))
+    bottom = 2 * size_qk * size_r**2
+    log10_e = state.log_scale / np.log(10.0)
+    return LayerConstants(
+        beta=size_qk * jax.vmap(composite_norm)(w),
+        gamma=np.sqrt(width) * top / jnp.where(bottom == 0, 1, bottom),
+        lipschitz=_sublayer_lipschitz(params, gains, config, state.rest.dtype),
+        log10_spread=jnp.log10(spread) + 2 * log10_e,
+        log10_mantissa=jnp.log10(size_r),
+        log10_scale=log10_e,
+    )
+
+
+def layer_sides(
+    found: LayerConstants, trace: LogTrace, config: TransformerConfig
+) -> tuple[Sides, Sides]:
+    """The sides of every head's bound [L, h] and every layer's [L].
+
+    Both sides hold the cube of the input's scale: tightness does without it.
+    """
+    width, heads = _score_width(config), config.num_heads
+    cube, mantissa = 3 * found.log10_scale, found.log10_mantissa
+
+    def sides(lhs, rhs, rhs_first, cube):
+        return Sides(cube + lhs, cube + rhs, cube + rhs_first, rhs - lhs)
+
+    def theorem(mantissa, beta, gamma, heads):
+        return log10_theorem(mantissa, beta, gamma, heads, width, 1)
+
+    by_head = mantissa[:, None]
+    head = sides(
+        trace.heads,
+        theorem(by_head, found.beta, found.gamma, 1),
+        theorem(by_head, found.beta, 1.0, 1),
+        cube[:, None],
+    )
+    layer = sides(
+        trace.branches,
+        theorem(mantissa, jnp.max(found.beta * found.gamma, axis=1), 1.0, heads),
+        theorem(mantissa, jnp.max(found.beta, axis=1), 1.0, heads),
+        cube,
+    )
+    return head, layer
+
+
+def stack_sides(
+    found: LayerConstants, profile: Any, gains: Any, config: TransformerConfig
+) -> tuple[Sides, Array, Array]:
+    """(sides of the stack's bound, its β, whether it falls with depth)."""
+    width, heads = _score_width(config), config.num_heads
+    worst = jnp.max(found.beta, axis=1)
+    beta = jnp.max(worst * found.lipschitz * _size(gains.branch.attention))
+    gamma = jnp.max(found.gamma)
+    start, end = profile[0], profile[-1]
+
+    def theorem(gamma):
+        return log10_theorem(start, beta, gamma, heads, width, config.depth)
+
+    root = jnp.log10(4 * gamma * beta * heads / np.sqrt(width)) / 2
+    rhs = theorem(gamma)
+    return Sides(end, rhs, theorem(1.0), rhs - end), beta, root + start < 0
+
+
+def _score_width(config):
+    """k where scores are divided by √k, else 1."""
+    return config.qk_width if config.scale_scores else 1
+
+
+def _size(gain):
+    """|γ| of each layer; its largest entry where it is given per feature."""
+    gain = jnp.abs(gain)
+    return gain if gain.ndim == 1 else jnp.max(gain, axis=-1)
+
+
+def _sublayer_lipschitz(params, gains, config, dtype):
+    """λ of λ_skip x·[mlp_skip] + γ MLP(x) in ‖.‖_{1,∞}."""
+    if config.mlp == "none":
+        return jnp.ones((), dtype)
+    factor = jnp.max(jnp.abs(gains.branch.mlp))
+    each = [factor * c for c in lipschitz_constants(params.mlp, config.mlp)]
+    if config.mlp_skip:
+        each = [jnp.max(jnp.abs(gains.skip.mlp)) + c for c in each]
+    return jnp.sqrt(each[0]) * jnp.sqrt(each[1])

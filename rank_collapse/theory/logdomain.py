@@ -16,8 +16,12 @@ from flax import struct
 from jaxtyping import Array, Float
 
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.transformer import input_states, make_context, per_layer, scan_layers
+from rank_collapse.network.entry import enter
+from rank_collapse.network.gains import layer_gains
+from rank_collapse.network.sublayer import sites_of, sublayer
+from rank_collapse.network.transformer import scan_layers
 from rank_collapse.theory import log_operations as ops
+from rank_collapse.theory.log_attention import attention, three_axes
 
 
 @struct.dataclass
@@ -41,14 +45,7 @@ class LogTrace:
 
 
 def log_residual_profile(
-    params: Any,
-    x: Any,
-    config: TransformerConfig,
-    mask: Any = None,
-    *,
-    bias: Any = None,
-    segments: Any = None,
-    positions: Any = None,
+    params: Any, x: Any, config: TransformerConfig, **inputs: Any
 ) -> Float[Array, "l"]:
     """log10 ‖res(X^l)‖_{1,∞} for l = 0..L, however small, res taken around the mean token.
 
@@ -73,11 +70,8 @@ def log_residual_profile(
         params: Parameters of the network.
         x: Hidden states [n, d], or what `config.embedding` takes.
         config: The network; `skip_gain`, `branch_gain` and `temperature` may be traced.
-        mask: Bool [n] (which tokens exist; the others are left out of the residual), [n, n] or
-            [h, n, n].
-        bias: Float [h, n, n] added to the scores.
-        segments: Int [n], for relative attention.
-        positions: Int [n], for rotary positions.
+        **inputs: mask (Bool [n]: which tokens exist, the others are left out of the residual;
+            [n, n] or [h, n, n]), bias, segments and positions of `apply`.
 
     Returns:
         [L + 1] decimal logarithms; jit at the outside, vmap over seeds.
@@ -88,20 +82,10 @@ def log_residual_profile(
 
     Source: the rate is that of Dong et al. 2021, theorems 2.2 and 2.3.
     """
-    trace = log_trace(params, x, config, mask, bias=bias, segments=segments, positions=positions)
-    return trace.profile
+    return log_trace(params, x, config, **inputs).profile
 
 
-def log_trace(
-    params: Any,
-    x: Any,
-    config: TransformerConfig,
-    mask: Any = None,
-    *,
-    bias: Any = None,
-    segments: Any = None,
-    positions: Any = None,
-) -> LogTrace:
+def log_trace(params: Any, x: Any, config: TransformerConfig, **inputs: Any) -> LogTrace:
     """The pass behind `log_residual_profile`, with each layer's attention input and branches.
 
     Args, Raises: See `log_residual_profile`.
@@ -110,34 +94,25 @@ def log_trace(
         raise ValueError("cross_attention=True has a second input: no residual profile in logs")
     if config.score == "additive" and config.position == "rotary":
         raise ValueError("score='additive' with position='rotary' has no residual profile in logs")
-    x = input_states(params, x, config, segments=segments, positions=positions)
-    dtype = jnp.promote_types(x.dtype, jnp.float32)
+    entry = enter(params, x, config, **inputs)
+    dtype = jnp.promote_types(entry.x.dtype, jnp.float32)
     for leaf in jax.tree.leaves(params.layers):
         dtype = jnp.promote_types(dtype, leaf.dtype)
-    x, params = x.astype(dtype), jax.tree.map(lambda a: a.astype(dtype), params)
-    mask = None if mask is None else jnp.asarray(mask)
-    context = make_context(
-        params, config, x.shape[0], mask=mask, bias=bias, segments=segments, positions=positions
-    )
-    if mask is not None and mask.ndim == 1:
-        keep = mask
-        x = jnp.where(keep[:, None], x, 0)
-    else:
-        keep = jnp.ones(x.shape[0], bool)
-
+    params = jax.tree.map(lambda a: a.astype(dtype), params)
+    entry = entry.replace(x=entry.x.astype(dtype))
+    keep = jnp.ones(entry.x.shape[0], bool) if entry.exists is None else entry.exists
     with jax.default_matmul_precision("highest"):
-        center = jnp.sum(x, axis=0) / jnp.sum(keep)
-        start = ops.settle(center, (x - center[None, :])[None], jnp.zeros(1, dtype), keep)
+        start = _begin(entry.x, keep)
 
         def body(state, step):
             layer, gains = step
-            state, seen, heads, branch = _layer(layer, state, config, context, gains, keep)
+            state, (seen, heads, branch) = _layer(layer, state, config, gains, entry, keep)
             return state, (ops.log10_norm(state), seen, heads, branch)
 
-        _, out = scan_layers(body, start, params, config, per_layer(config, dtype))
-        profile, inputs, heads, branches = out
+        _, out = scan_layers(body, start, params, config, layer_gains(config, dtype))
+        profile, inputs_of_layers, heads, branches = out
         profile = jnp.concatenate([ops.log10_norm(start)[None], profile])
-    return LogTrace(profile, inputs, heads, branches, ops.three_axes(context.mask))
+    return LogTrace(profile, inputs_of_layers, heads, branches, three_axes(entry.context.mask))
 
 
 def local_rate(profile: Any) -> Float[Array, "*s k"]:
@@ -152,47 +127,40 @@ def local_rate(profile: Any) -> Float[Array, "*s k"]:
     return profile[..., 1:] / profile[..., :-1]
 
 
-def _layer(params, state, config, context, gains, keep):
-    """One layer's state, its attention's input, and residuals of heads and branch over e^{3s}."""
+def _begin(x, keep):
+    """Tokens [n, d] around their mean; those that do not exist are 0."""
+    x = jnp.where(keep[:, None], x, 0)
+    center = jnp.sum(x, axis=0) / jnp.sum(keep)
+    return ops.settle(center, (x - center[None, :])[None], jnp.zeros(1, x.dtype), keep)
 
-    def close(norm_params, mean, parts, scales, skip, state, noise=-jnp.inf):
-        mean, parts = gains["branch_gain"] * mean, gains["branch_gain"] * parts
-        if skip:
-            mean = mean + gains["skip_gain"] * state.mean
-            parts = jnp.concatenate([parts, gains["skip_gain"] * state.rest[None]])
-            scales = jnp.append(scales, state.log_scale)
-        out = ops.settle(mean, parts, scales, keep)
-        noise = noise + jnp.log(jnp.abs(gains["branch_gain"]))
-        lost = (noise > -jnp.inf) & (noise > out.log_scale - jnp.log(10.0))
-        out = out.replace(log_scale=jnp.where(lost, jnp.nan, out.log_scale))
-        return ops.norm(norm_params, out, config, keep) if config.norm_placement == "post" else out
 
-    def enter(norm_params, state):
-        if config.norm_placement != "pre":
-            return state
-        return ops.norm(norm_params, state, config, keep)
+def _layer(params, state, config, gains, entry, keep):
+    """One layer's state; its attention's input, and residuals of heads and branch over e^{3s}."""
+    sites = sites_of(params, config, gains)
 
-    seen = enter(params.attention_norm, state)
-    mean, per_head, noise = ops.attention(
-        params.attention, seen, config, context, gains["temperature"], keep
-    )
-    # log10 ‖.‖ less 3 s/ln 10, without forming either of the large numbers
-    over_cube = [t if p == 3 else (p - 3) * seen.log_scale + t for _, p, t in per_head]
-    over_cube = jnp.stack(over_cube)  # [kinds of part, h]
-    parts = jnp.stack([rest for rest, _, _ in per_head])
-    nothing = jnp.zeros_like(mean)
+    def norm(site, state):
+        return ops.norm(site, state, keep)
 
-    def size(parts, scales):
-        return ops.log10_norm(ops.settle(nothing, parts, scales, keep))
+    def add(site, state, part):
+        return ops.add(site, state, part, keep)
 
-    heads = jax.vmap(size, in_axes=1)(parts, over_cube)
-    flat = parts.reshape((-1, *parts.shape[2:]))
-    branch = size(flat, over_cube.reshape(-1))
-    scales = jnp.stack([p * seen.log_scale + t for _, p, t in per_head]).reshape(-1)
-    state = close(params.attention_norm, mean, flat, scales, config.attention_skip, state, noise)
+    def attend(seen):
+        part, heads = attention(
+            params.attention, seen, config, entry.context, gains.temperature, keep
+        )
+        nothing = jnp.zeros_like(part.mean)
+        scales = heads.scales_over_cube(seen.log_scale)
+
+        def size(parts, scales):
+            return ops.log10_norm(ops.settle(nothing, parts, scales, keep))
+
+        by_head = jax.vmap(size, in_axes=1)(heads.parts, scales)
+        return part, (seen, by_head, size(part.parts, scales.reshape(-1)))
+
+    def mlp(seen):
+        return ops.mlp(params.mlp, seen, config.mlp), None
+
+    state, told = sublayer(sites.attention, state, attend, norm, add)
     if config.mlp != "none":
-        before = enter(params.mlp_norm, state)
-        mean, rest = ops.mlp(params.mlp, before, config.mlp)
-        scales = before.log_scale[None]
-        state = close(params.mlp_norm, mean, rest[None], scales, config.mlp_skip, state)
-    return state, seen, heads, branch
+        state, _ = sublayer(sites.mlp, state, mlp, norm, add)
+    return state, told

@@ -94,8 +94,8 @@ def layer_ranks(
         inputs, mask = item
         trace = apply(model.network, inputs, config, mask=mask)
         states = {
-            "rank": lambda x: jnp.sum(singular_values(x, mask) > tolerance),
-            "effective_rank": lambda x: effective_rank(x, mask),
+            "rank": lambda x: jnp.sum(singular_values(x, mask=mask) > tolerance),
+            "effective_rank": lambda x: effective_rank(x, mask=mask),
             "residual_ratio": lambda x: residual_ratio(x, mask=mask),
         }
         out = {n: jax.lax.map(f, trace.hidden).astype(jnp.float32) for n, f in states.items()}
@@ -119,7 +119,7 @@ def layer_alpha(model: Model, examples: Examples, config: TransformerConfig) -> 
 
     def single(item):
         inputs, mask = item
-        return branch_sizes(apply(model.network, inputs, config, mask=mask), mask)
+        return branch_sizes(apply(model.network, inputs, config, mask=mask), mask=mask)
 
     return skip_share(*jax.lax.map(single, (examples.inputs, examples.mask)))
 

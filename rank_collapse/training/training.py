@@ -15,8 +15,9 @@ import optax
 from flax import struct
 from jaxtyping import Array, Bool, Float
 
-from rank_collapse.network import layers, parameters, transformer
+from rank_collapse.network import entry, parameters, transformer
 from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.dropout import dropout, dropout_branches
 from rank_collapse.paths.sets import Classifier
 from rank_collapse.training.tasks.examples import (
     LOSSES,
@@ -147,10 +148,10 @@ def forward(
         positions: Int [n], positions of the tokens; 0..n-1 by default.
         dropout_key, dropout_rate: None for none.
     """
-    states = transformer.input_states(model.network, inputs, config, positions=positions)
+    states = entry.input_states(model.network, inputs, config, positions=positions)
     if dropout_key is not None:
-        dropout_key, key_embedding = layers.dropout_branches(dropout_key, 2)
-        states = layers.dropout(key_embedding, states, dropout_rate)
+        dropout_key, key_embedding = dropout_branches(dropout_key, 2)
+        states = dropout(key_embedding, states, dropout_rate)
     output = transformer.apply(
         model.network, states, config, mask=mask, positions=positions,
         dropout_key=dropout_key, dropout_rate=dropout_rate,
@@ -171,7 +172,7 @@ def batch_forward(
     """`forward` of every example; `batch_size` at a time where that is given."""
     keys = None
     if dropout_key is not None:
-        keys = layers.dropout_branches(dropout_key, len(examples))
+        keys = dropout_branches(dropout_key, len(examples))
 
     def single(item):
         inputs, mask, parts, key = item

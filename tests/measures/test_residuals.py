@@ -51,16 +51,20 @@ def test_equals_numpy(shape):
     for norm, plain in NUMPY_NORMS.items():
         np.testing.assert_allclose(rs.matrix_norm(x, norm), plain(x), rtol=1e-5)
         for center, at in NUMPY_CENTERS.items():
-            np.testing.assert_allclose(rc.residual(x, center), x - at(x), atol=1e-6)
+            np.testing.assert_allclose(rc.residual(x, center=center), x - at(x), atol=1e-6)
             want = plain(x - at(x)) / plain(x)
-            np.testing.assert_allclose(rc.residual_ratio(x, center, norm), want, rtol=1e-5)
+            np.testing.assert_allclose(
+                rc.residual_ratio(x, center=center, norm=norm), want, rtol=1e-5
+            )
     for fn, want in plain_ranks(x).items():
         if want is not None:
             np.testing.assert_allclose(fn(x), want, rtol=1e-4, err_msg=fn.__name__)
     s = np.linalg.svd(x, compute_uv=False)
-    np.testing.assert_allclose(rs.rank_one_ratio(x, "spectral"), s[1] / s[0], rtol=1e-4)
+    np.testing.assert_allclose(rs.rank_one_ratio(x, norm="spectral"), s[1] / s[0], rtol=1e-4)
     np.testing.assert_allclose(
-        rs.rank_one_ratio(x, "frobenius"), np.sqrt((s[1:] ** 2).sum() / (s**2).sum()), rtol=1e-4
+        rs.rank_one_ratio(x, norm="frobenius"),
+        np.sqrt((s[1:] ** 2).sum() / (s**2).sum()),
+        rtol=1e-4,
     )
 
 
@@ -69,9 +73,9 @@ def test_masked_rows_are_as_if_removed():
     keep = np.array([1, 0, 1, 1, 0, 1, 1, 0], bool)
     spoiled = np.where(keep[:, None], x, 1e4)
     functions = [lambda a, m, f=f: f(a, mask=m) for f in plain_ranks(x)]
-    functions += [lambda a, m, k=k: rs.matrix_norm(a, k, m) for k in rs.NORMS]
-    functions += [lambda a, m, c=c: rc.residual_ratio(a, c, mask=m) for c in rs.CENTERS]
-    functions += [lambda a, m: rs.composite_center(a, m).lower_bound]
+    functions += [lambda a, m, k=k: rs.matrix_norm(a, k, mask=m) for k in rs.NORMS]
+    functions += [lambda a, m, c=c: rc.residual_ratio(a, center=c, mask=m) for c in rs.CENTERS]
+    functions += [lambda a, m: rs.composite_center(a, mask=m).lower_bound]
     masked = jax.jit(lambda a, m: [f(a, m) for f in functions])(spoiled, keep)
     plain = jax.jit(lambda a: [f(a, None) for f in functions])(x[keep])
     np.testing.assert_allclose(masked, plain, rtol=2e-4)
@@ -124,17 +128,17 @@ def test_composite_minimiser_against_linear_programs(shape):
     grid = [b * minimum(x, 0, 1, b)[1] for b in np.linspace(least_one, most, 12)]
     assert found.lower_bound <= found.value <= np.sqrt(min(grid)) * (1 + 1e-3)
     for center in NUMPY_CENTERS:
-        assert found.value <= rc.composite_norm(rc.residual(x, center)) * (1 + 1e-6)
+        assert found.value <= rc.composite_norm(rc.residual(x, center=center)) * (1 + 1e-6)
     assert found.value < rc.composite_norm(rc.residual(x))
 
 
 def test_each_center_minimises_its_norm():
     x = tokens(9, 4, seed=5) ** 3
     for center, norm in (("mean", "frobenius"), ("median", "one"), ("midrange", "max")):
-        least = rs.matrix_norm(rc.residual(x, center), norm)
+        least = rs.matrix_norm(rc.residual(x, center=center), norm)
         rng = np.random.default_rng(0)
         for size in (1e-2, 0.3):
-            moved = rc.residual(x, center) + size * rng.standard_normal((1, 4))
+            moved = rc.residual(x, center=center) + size * rng.standard_normal((1, 4))
             assert rs.matrix_norm(moved, norm) > least
 
 
@@ -142,13 +146,13 @@ def test_shift_and_scale():
     x = tokens()
     shift = np.arange(5.0, dtype=np.float32)[None, :]
     for center in rs.CENTERS:
-        size = rc.composite_norm(rc.residual(x, center))
-        moved = rc.composite_norm(rc.residual(3 * x + shift, center))
+        size = rc.composite_norm(rc.residual(x, center=center))
+        moved = rc.composite_norm(rc.residual(3 * x + shift, center=center))
         np.testing.assert_allclose(moved, 3 * size, rtol=1e-3)
         for norm in ("frobenius", "composite"):
             if (center, norm) == ("composite", "frobenius"):
                 continue  # its minimiser need not be unique
-            want = rc.residual_ratio(x, center, norm)
+            want = rc.residual_ratio(x, center=center, norm=norm)
             for scale in (1e-30, 1e30):
                 got = rc.residual_ratio(x * np.float32(scale), center, norm)
                 np.testing.assert_allclose(got, want, rtol=1e-3)
@@ -157,8 +161,8 @@ def test_shift_and_scale():
 def test_edges():
     one = np.ones((4, 3), np.float32)
     for center in rs.CENTERS:
-        np.testing.assert_allclose(rc.residual_ratio(one, center), 0, atol=1e-6)
-        np.testing.assert_array_equal(rc.residual_ratio(0 * one, center), 0)
+        np.testing.assert_allclose(rc.residual_ratio(one, center=center), 0, atol=1e-6)
+        np.testing.assert_array_equal(rc.residual_ratio(0 * one, center=center), 0)
     np.testing.assert_allclose(rs.token_cosine(one), 1, rtol=1e-6)
     np.testing.assert_allclose(rs.effective_rank(np.eye(4)), 4, rtol=1e-5)
     for rank in (rs.effective_rank, rs.stable_rank, rs.rank_at):

@@ -7,7 +7,7 @@ import pytest
 from scipy import special
 
 import rank_collapse as rc
-from rank_collapse.network import transformer
+from rank_collapse.network import layers
 
 N, D = 6, 12
 VARIANTS = {
@@ -156,12 +156,10 @@ def test_trace_holds_what_was_computed():
     np.testing.assert_allclose(trace.attention.sum(-1), 1, rtol=1e-5)
     layer = rc.layer_params(params, config, 1)
     total = 0.7 * trace.hidden[1] + 1.3 * trace.attention_branch[1]
-    after = transformer.sublayer_output(layer.attention_norm, total, config)
+    after = layers.norm(layer.attention_norm, total)
     np.testing.assert_allclose(trace.layers.after_attention[1], after, rtol=1e-5, atol=1e-5)
     total = 0.7 * after + 1.3 * trace.mlp_branch[1]
-    np.testing.assert_allclose(
-        trace.hidden[2], transformer.sublayer_output(layer.mlp_norm, total, config), atol=2e-5
-    )
+    np.testing.assert_allclose(trace.hidden[2], layers.norm(layer.mlp_norm, total), atol=2e-5)
 
 
 def test_gains_may_differ_by_layer_and_zero_skip_is_no_skip(x64):

@@ -55,17 +55,15 @@ def test_what_is_left_out_is_what_passed_through_it(x64):
     trace = jax.jit(rc.apply)(params, x, SMALL)
     terms = list(Oracle(params, trace, SMALL).paths_through(layer=1, head=0))
     expected = sum(state for _, state in terms)
-    dropped = path_contributions(
-        params, x, SMALL, keep_heads=jnp.ones((2, HEADS)).at[1, 0].set(0.0)
-    )
+    dropped = path_contributions(params, x, SMALL, head_gain=jnp.ones((2, HEADS)).at[1, 0].set(0.0))
     assert relative(full.total - dropped.total, through[1, 0]) < 1e-12
     without_bias = full.by_length.sum(axis=0) - dropped.by_length.sum(axis=0)
     assert relative(without_bias, expected) < 1e-12
-    none = path_contributions(params, x, SMALL, keep_attention=jnp.zeros(2))
+    none = path_contributions(params, x, SMALL, attention_gain=jnp.zeros(2))
     assert relative(none.by_length[0], full.by_length[0]) < 1e-12
     assert not np.any(none.by_length[1:])
     counted = path_contributions(params, x, SMALL, count_mlps=True)
-    no_mlp = path_contributions(params, x, SMALL, keep_mlp=jnp.zeros(2))
+    no_mlp = path_contributions(params, x, SMALL, mlp_gain=jnp.zeros(2))
     assert relative(no_mlp.by_length, counted.by_length[:, 0]) < 1e-12
 
 
@@ -92,7 +90,7 @@ def test_vmap_over_examples_and_one_compilation_for_all_gains_and_keeps():
     inputs = jnp.stack([x, 2 * x, x[::-1]])
     compiled = jax.jit(
         lambda p, x, c, keep: jax.vmap(
-            lambda x: path_contributions(p, x, c, keep_heads=keep).by_length
+            lambda x: path_contributions(p, x, c, head_gain=keep).by_length
         )(x)
     )
     for gain in (0.8, 0.3):
@@ -100,7 +98,7 @@ def test_vmap_over_examples_and_one_compilation_for_all_gains_and_keeps():
         for keep in (jnp.ones((2, HEADS)), jnp.zeros((2, HEADS))):
             batch = compiled(params, inputs, config, keep)
     assert compiled._cache_size() == 1
-    alone = path_contributions(params, inputs[1], config, keep_heads=keep).by_length
+    alone = path_contributions(params, inputs[1], config, head_gain=keep).by_length
     assert relative(batch[1], alone) < 1e-5
 
 
@@ -138,9 +136,9 @@ def test_memory_does_not_grow_with_attention_matrices():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"keep_heads": jnp.ones((3, HEADS))}, r"keep_heads of shape \(3, 2\) is not \(2, 2\)"),
-        ({"keep_mlp": jnp.ones(5)}, r"keep_mlp of shape \(5,\) is not \(2,\)"),
-        ({"keep_cross": jnp.ones(2)}, "keep_cross is given but"),
+        ({"head_gain": jnp.ones((3, HEADS))}, r"head_gain of shape \(3, 2\) is not \(2, 2\)"),
+        ({"mlp_gain": jnp.ones(5)}, r"mlp_gain of shape \(5,\) is not \(2,\)"),
+        ({"cross_gain": jnp.ones(2)}, "cross_gain is given but"),
         ({"mask": jnp.ones(9, bool)}, r"mask of shape \(9,\)"),
     ],
 )

@@ -10,6 +10,7 @@ import pytest
 import rank_collapse as rc
 from experiments import check_bounds
 from rank_collapse.measures import residuals
+from rank_collapse.network import layers
 from rank_collapse.theory import bounds
 
 
@@ -55,8 +56,8 @@ def test_report_equals_the_written_out_formulas(x64):
     for name, field in (
         ("gamma", report.gamma),
         ("beta", report.beta),
-        ("left", report.head_log10_lhs),
-        ("right", report.head_log10_rhs),
+        ("left", report.head.log10_lhs),
+        ("right", report.head.log10_rhs),
     ):
         np.testing.assert_allclose(field[0], [p[name] for p in plain], rtol=1e-9)
     np.testing.assert_allclose(10 ** report.log10_spread[0], [p["spread"] for p in plain])
@@ -64,11 +65,11 @@ def test_report_equals_the_written_out_formulas(x64):
         report.admissible[0], [p["spread"].max() <= bounds.LEMMA_THRESHOLD for p in plain]
     )
     np.testing.assert_allclose(
-        report.head_tightness, report.head_log10_rhs - report.head_log10_lhs, rtol=1e-9
+        report.head.tightness, report.head.log10_rhs - report.head.log10_lhs, rtol=1e-9
     )
     # γ enters linearly
     np.testing.assert_allclose(
-        report.head_log10_rhs - report.head_log10_rhs_first, np.log10(report.gamma)
+        report.head.log10_rhs - report.head.log10_rhs_first, np.log10(report.gamma)
     )
 
 
@@ -98,7 +99,7 @@ def test_biases_change_neither_spread_nor_gamma(x64):
     plain, other = reported(params, x, config), reported(biased, x, config)
     np.testing.assert_allclose(plain.log10_spread, other.log10_spread, rtol=1e-9)
     np.testing.assert_allclose(plain.gamma, other.gamma, rtol=1e-9)
-    assert float(abs(plain.head_log10_lhs - other.head_log10_lhs).min()) > 1e-4
+    assert float(abs(plain.head.log10_lhs - other.head.log10_lhs).min()) > 1e-4
 
 
 @pytest.mark.parametrize("kind", ["relu", "gelu", "gelu_tanh", "silu", "tanh", "identity"])
@@ -112,8 +113,8 @@ def test_lipschitz_constant_bounds_every_residual(kind, x64):
         rng = np.random.default_rng(seed)
         center = rng.standard_normal((1, 6))
         x = center + 10 ** rng.uniform(-3, 1) * rng.standard_normal((rng.integers(1, 5), 6))
-        rest = rc.layers.mlp(params, jnp.asarray(x), kind)
-        rest = rest - rc.layers.mlp(params, jnp.asarray(center), kind)
+        rest = layers.mlp(params, jnp.asarray(x), kind)
+        rest = rest - layers.mlp(params, jnp.asarray(center), kind)
         for norm, constant in ((residuals.norm_1, one), (residuals.norm_inf, inf)):
             share = float(norm(rest) / (constant * norm(x - center)))
             assert share <= 1 + 1e-9
@@ -134,12 +135,12 @@ def test_corollary_multiplies_beta_by_the_lipschitz_constant():
     want = bounds.log10_theorem(
         report.log10_residual[0], worst, jnp.max(report.gamma), 2, config.qk_width, 3
     )
-    np.testing.assert_allclose(report.stack_log10_rhs, want, rtol=1e-5)
+    np.testing.assert_allclose(report.stack.log10_rhs, want, rtol=1e-5)
     assert report.not_covered == () and bool(report.stack_admissible)
-    assert float(report.stack_tightness) > 0
+    assert float(report.stack.tightness) > 0
     gated = config.replace(mlp="swiglu")
     report = reported(rc.init(jax.random.key(0), gated), x, gated)
-    assert np.isposinf(report.stack_log10_rhs) and "gated" in report.not_covered[0]
+    assert np.isposinf(report.stack.log10_rhs) and "gated" in report.not_covered[0]
 
 
 def test_deep_layers_keep_their_tightness_and_the_stack_shrinks():
@@ -151,9 +152,9 @@ def test_deep_layers_keep_their_tightness_and_the_stack_shrinks():
     with jax.enable_x64(True):
         params, x = jax.tree.map(lambda a: jnp.asarray(np.asarray(a, np.float64)), (params, x))
         precise = reported(params, x, config)
-        np.testing.assert_allclose(report.layer_tightness, precise.layer_tightness, atol=2e-2)
+        np.testing.assert_allclose(report.layer.tightness, precise.layer.tightness, atol=2e-2)
     assert float(report.log10_residual[-1]) < -1e5 and bool(report.shrinks)
-    assert float(report.stack_log10_lhs) < float(report.stack_log10_rhs) < -1e5
+    assert float(report.stack.log10_lhs) < float(report.stack.log10_rhs) < -1e5
 
 
 def test_padding_is_as_if_removed_and_other_masks_are_named():
@@ -161,10 +162,14 @@ def test_padding_is_as_if_removed_and_other_masks_are_named():
     params = rc.init(jax.random.key(0), config, 0.5, 0.3)
     x = jax.random.normal(jax.random.key(1), (6, 8))
     keep = np.array([1, 0, 1, 1, 0, 1], bool)
-    padded = reported(params, x, config, jnp.asarray(keep))
+    padded = reported(params, x, config, mask=jnp.asarray(keep))
     short = reported(params, x[keep], config)
-    for name in ("beta", "gamma", "layer_tightness", "stack_log10_rhs", "log10_residual"):
-        np.testing.assert_allclose(getattr(padded, name), getattr(short, name), rtol=1e-4)
+    for read in (
+        lambda r: (r.beta, r.gamma, r.log10_residual),
+        lambda r: (r.layer.tightness, r.stack.log10_rhs),
+    ):
+        for mine, other in zip(read(padded), read(short), strict=True):
+            np.testing.assert_allclose(mine, other, rtol=1e-4)
     np.testing.assert_allclose(padded.log10_spread[..., keep], short.log10_spread, rtol=1e-3)
     assert padded.not_covered == short.not_covered == ()
     causal = config.replace(mask="causal", attention_skip=True, norm_placement="post")
@@ -172,9 +177,9 @@ def test_padding_is_as_if_removed_and_other_masks_are_named():
     report = reported(params, x, causal)
     branches = rc.apply(params, x, causal).attention_branch
     left = [np.log10(rc.composite_norm(rc.residual(b))) for b in branches]
-    np.testing.assert_allclose(report.layer_log10_lhs, left, atol=1e-4)
+    np.testing.assert_allclose(report.layer.log10_lhs, left, atol=1e-4)
     assert [r.split()[0] for r in report.not_covered] == ["rows", "skips:", "norms:"]
-    assert np.isfinite(report.layer_tightness).all()
+    assert np.isfinite(report.layer.tightness).all()
 
 
 def test_vmap_over_seeds_and_sweeps_compile_once():
@@ -192,9 +197,9 @@ def test_vmap_over_seeds_and_sweeps_compile_once():
              for s in (0.5, 1.0) for t in (1.0, 2.0)}  # fmt: skip
     assert len(traces) == 1 and len(sizes) == 4
     batch = jax.vmap(lambda k: report(k, 0.5, config))(keys)
-    assert batch.layer_tightness.shape == (3, 2) and batch.head_tightness.shape == (3, 2, 2)
+    assert batch.layer.tightness.shape == (3, 2) and batch.head.tightness.shape == (3, 2, 2)
     alone = report(keys[1], 0.5, config)
-    np.testing.assert_allclose(batch.layer_tightness[1], alone.layer_tightness, atol=1e-3)
+    np.testing.assert_allclose(batch.layer.tightness[1], alone.layer.tightness, atol=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 
 import rank_collapse as rc
 from rank_collapse.measures import residuals
+from rank_collapse.network import layers
 
 N, D, H = 6, 16, 4
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
@@ -183,7 +184,7 @@ KEEP = np.array([1, 1, 1, 0, 1, 0], bool)
 ANY_MASK = np.tril(np.ones((N, N), bool)) | np.eye(N, k=2, dtype=bool)
 BIAS = np.random.default_rng(3).standard_normal((H, N, N))
 FLOAT64_CASES = {
-    **{f"{k} MLP": ({"mlp": k}, {}) for k in rc.layers.MLP_KINDS if k != "none"},
+    **{f"{k} MLP": ({"mlp": k}, {}) for k in layers.MLP_KINDS if k != "none"},
     **{
         f"{place}-{kind}": ({"norm_placement": place, "norm": kind}, {})
         for place in ("pre", "post")
@@ -227,7 +228,7 @@ def ordinary(config, **inputs):
     def profile(params, x, config):
         hidden = rc.apply(params, x, config, **inputs).hidden
         size = jax.vmap(lambda h: residuals.composite_norm(rc.residual(h, mask=mask)))(hidden)
-        whole = jax.vmap(lambda h: residuals.composite_norm(h, mask))(hidden)
+        whole = jax.vmap(lambda h: residuals.composite_norm(h, mask=mask))(hidden)
         return jnp.log10(size), size > 1e-11 * whole
 
     return jax.jit(profile, compiler_options=QUICK)
@@ -254,7 +255,9 @@ def test_equals_the_ordinary_pass_where_float64_still_sees_it(case):
 def test_masked_tokens_are_as_if_removed():
     config = rc.TransformerConfig(depth=6, num_heads=H, d_model=D)
     params, x = network(config)
-    padded = jax.jit(lambda m: rc.log_residual_profile(params, x, config, m))(jnp.asarray(KEEP))
+    padded = jax.jit(lambda m: rc.log_residual_profile(params, x, config, mask=m))(
+        jnp.asarray(KEEP)
+    )
     np.testing.assert_allclose(
         padded, jitted(config)(params, x[KEEP], config), rtol=1e-5, atol=1e-4
     )

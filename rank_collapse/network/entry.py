@@ -1,0 +1,185 @@
+"""What a network starts from: hidden states, masks, biases and positions of one example.
+
+Every pass over a network (`apply`, sums of paths, residuals in logarithms, single paths) begins
+with `enter`.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+from jaxtyping import Array, Float
+
+from rank_collapse.network import attention as attn
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.embedding import embed, sinusoidal_positions
+from rank_collapse.network.parameters import TransformerParams
+
+
+@struct.dataclass
+class Entry:
+    """One example at the door of a network.
+
+    Attributes:
+        x: X^0 [n, d].
+        context: Masks, biases and positions of self-attention, the same for every layer.
+        memory: [m, d] of cross-attention; None without.
+        memory_context: Its mask.
+        exists: Bool [n], which tokens exist, where the mask said so; None for all.
+    """
+
+    x: Any
+    context: attn.AttentionContext
+    memory: Any = None
+    memory_context: attn.AttentionContext = attn.AttentionContext()
+    exists: Any = None
+
+
+def enter(
+    params: TransformerParams,
+    x: Any,
+    config: TransformerConfig,
+    *,
+    mask: Any = None,
+    bias: Any = None,
+    memory: Any = None,
+    memory_mask: Any = None,
+    segments: Any = None,
+    positions: Any = None,
+) -> Entry:
+    """The entry of one example; arguments as in `rank_collapse.apply`.
+
+    Raises:
+        ValueError: Inputs of the wrong shape or kind; a memory that is missing, or of no use.
+    """
+    if config.cross_attention and memory is None:
+        raise ValueError("cross_attention=True needs a memory [m, d]")
+    if not config.cross_attention and (memory is not None or memory_mask is not None):
+        raise ValueError("a memory is given, but the network has cross_attention=False")
+    x = input_states(params, x, config, segments=segments, positions=positions)
+    n = x.shape[0]
+    mask = checked_mask(mask, n, n, "mask")
+    memory_context = attn.AttentionContext()
+    if memory is not None:
+        memory = jnp.asarray(memory)
+        if memory.ndim != 2:
+            raise ValueError(f"memory of shape {memory.shape} is not [m, d]; use jax.vmap")
+        memory_mask = checked_mask(memory_mask, n, memory.shape[0], "memory_mask")
+        memory_context = attn.AttentionContext(mask=attn.combine_masks(memory_mask))
+    return Entry(
+        x=x,
+        context=make_context(
+            params, config, n, mask=mask, bias=bias, segments=segments, positions=positions
+        ),
+        memory=memory,
+        memory_context=memory_context,
+        exists=mask if mask is not None and mask.ndim == 1 else None,
+    )
+
+
+def input_states(
+    params: TransformerParams,
+    x: Any,
+    config: TransformerConfig,
+    *,
+    segments: Any = None,
+    positions: Any = None,
+) -> Float[Array, "n d"]:
+    """X^0: the embedding of what fits the embedding (ids, vectors [n, d_input]), else x [n, d].
+
+    Where d_input = d, as in ViT-B/16, vectors are embedded; `config.replace(embedding=None)`
+    takes hidden states.
+
+    Raises:
+        ValueError: A shape that is neither.
+    """
+    x = jnp.asarray(x)
+    is_ids = jnp.issubdtype(x.dtype, jnp.integer)
+    if config.embedding is not None and (
+        is_ids or x.shape[-1] != config.d_model or config.embedding.d_input == config.d_model
+    ):
+        return embed(params.embedding, x, config.embedding, segments=segments, positions=positions)
+    if is_ids or x.ndim != 2 or x.shape[1] != config.d_model:
+        raise ValueError(
+            f"x of shape {x.shape} and dtype {x.dtype} is not [n, d_model={config.d_model}]"
+            + ("" if config.embedding is not None else " (the config has no embedding)")
+        )
+    return x
+
+
+def checked_mask(mask: Any, num_queries: int, num_keys: int, name: str) -> Any:
+    """A mask as Bool [m], [n, m] or [h, n, m]; None stays None.
+
+    Raises:
+        ValueError: Another shape, or values that are neither boolean nor the integers 0 and 1:
+            an additive mask of floats would be read the wrong way round.
+    """
+    if mask is None:
+        return None
+    mask = mask if isinstance(mask, jax.Array) else jnp.asarray(np.asarray(mask))
+    if jnp.issubdtype(mask.dtype, jnp.floating):
+        raise ValueError(
+            f"{name} of dtype {mask.dtype}: a mask is boolean, True where a key may be looked at; "
+            "additive masks go to bias="
+        )
+    if mask.dtype != jnp.bool_:
+        if not isinstance(mask, jax.core.Tracer) and bool(jnp.any((mask != 0) & (mask != 1))):
+            raise ValueError(f"{name} of dtype {mask.dtype} has values other than 0 and 1")
+        mask = mask.astype(bool)
+    fits = mask.shape[-1:] == (num_keys,) and mask.ndim <= 3
+    if not fits or (mask.ndim > 1 and mask.shape[-2] not in (1, num_queries)):
+        raise ValueError(
+            f"{name} of shape {mask.shape} does not fit {num_queries} tokens and {num_keys} keys: "
+            f"[{num_keys}], [{num_queries}, {num_keys}] or [heads, {num_queries}, {num_keys}]"
+        )
+    return mask
+
+
+def make_context(
+    params: TransformerParams,
+    config: TransformerConfig,
+    num_tokens: int,
+    *,
+    mask: Any = None,
+    bias: Any = None,
+    segments: Any = None,
+    positions: Any = None,
+) -> attn.AttentionContext:
+    """Masks, biases and positions of self-attention, the same for every layer.
+
+    Args:
+        params: Parameters (for a learned position bias).
+        config: The network.
+        num_tokens: n.
+        mask: Bool [n] (which tokens exist), [n, n] or [h, n, n], joined to `config.mask`.
+        bias: Float [h, n, n] added to the scores.
+        segments: Int [n], for the segment term of "relative_key".
+        positions: Int [n], for rotary positions; 0..n-1 by default.
+    """
+    n = num_tokens
+    own = {"none": lambda: None, "causal": lambda: attn.causal_mask(n)}
+    own["local"] = lambda: attn.local_mask(n, config.window)
+    rotary = relative = None
+    if config.position == "rotary":
+        index = jnp.arange(n) if positions is None else positions
+        rotary = attn.rotary_angles(
+            index, config.qk_width, config.rotary_theta, config.rotary_scaling
+        )
+    elif config.position == "relative_bias":
+        args = (n, n, config.num_buckets, config.max_distance, config.mask != "causal")
+        learned = params.position_bias[attn.relative_buckets(*args)].transpose(2, 0, 1)
+        bias = learned if bias is None else learned + bias
+    elif config.position == "relative_key":
+        distances = jnp.arange(n - 1.0, -n, -1.0)
+        if config.clamp_distance:
+            distances = jnp.clip(distances, -config.clamp_distance, config.clamp_distance)
+        relative = sinusoidal_positions(distances, config.d_model)
+    return attn.AttentionContext(
+        mask=attn.combine_masks(own[config.mask](), mask),
+        bias=bias,
+        rotary=rotary,
+        relative=relative,
+        segments=segments,
+    )

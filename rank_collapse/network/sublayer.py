@@ -1,0 +1,110 @@
+"""The residual sublayer N(λ x + γ branch(N(x))), written once for every kind of state.
+
+The forward pass, paths, sums of paths and residuals in logarithms all go through `sublayer`; they
+differ in what a state is, hence in how it is normalised and how states are added.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from flax import struct
+from jaxtyping import Array, Float
+
+from rank_collapse.network import layers
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.gains import LayerGains, scaled
+from rank_collapse.network.parameters import BlockParams
+
+
+@struct.dataclass
+class Site:
+    """Where a branch joins the residual stream.
+
+    Attributes:
+        norm: NormParams; None for a norm without gain and bias.
+        skip_gain, branch_gain: λ and γ, scalars or [d].
+        skip: Whether there is a skip.
+        placement: "none", "pre" (before the branch) or "post" (after the sum).
+        kind, eps: Of the norm.
+    """
+
+    norm: Any
+    skip_gain: Any
+    branch_gain: Any
+    skip: bool = struct.field(pytree_node=False)
+    placement: str = struct.field(pytree_node=False)
+    kind: str = struct.field(pytree_node=False)
+    eps: float = struct.field(pytree_node=False)
+
+
+class Sites(NamedTuple):
+    """The three sublayers of a layer, in the order in which they are passed."""
+
+    attention: Site
+    cross: Site
+    mlp: Site
+
+
+def sites_of(params: BlockParams, config: TransformerConfig, gains: LayerGains) -> Sites:
+    """The sublayers of one layer.
+
+    Args:
+        params: Parameters of the layer.
+        config: The network.
+        gains: Of the layer, from `layer_gains`.
+    """
+    norm = {"placement": config.norm_placement, "kind": config.norm, "eps": config.norm_eps}
+    skip, branch = gains.skip, gains.branch
+    return Sites(
+        Site(
+            params.attention_norm, skip.attention, branch.attention, config.attention_skip, **norm
+        ),
+        Site(params.cross_norm, skip.cross, branch.cross, config.cross_skip, **norm),
+        Site(params.mlp_norm, skip.mlp, branch.mlp, config.mlp_skip, **norm),
+    )
+
+
+def token_norm(site: Site, x: Float[Array, "n d"]) -> Float[Array, "n d"]:
+    """The site's norm of ordinary tokens."""
+    return layers.norm(site.norm, x, site.kind, site.eps)
+
+
+def token_sum(
+    site: Site, x: Float[Array, "*s d"], part: Float[Array, "*s d"]
+) -> Float[Array, "*s d"]:
+    """γ part + λ x·[skip] of ordinary tokens."""
+    total = scaled(site.branch_gain, part)
+    return total + scaled(site.skip_gain, x) if site.skip else total
+
+
+def sublayer(
+    site: Site,
+    x: Any,
+    branch: Callable[[Any], tuple[Any, Any]],
+    norm: Callable[[Site, Any], Any] = token_norm,
+    add: Callable[[Site, Any, Any], Any] = token_sum,
+) -> tuple[Any, Any]:
+    """One sublayer: post-norm N(λ x + γ branch(x)), pre-norm λ x + γ branch(N(x)).
+
+    Args:
+        site: Norm, skip and gains.
+        x: The state that comes in: tokens [n, d], or whatever `norm` and `add` take.
+        branch: Of what it looks at; returns (its part of the sum, what else it has to tell).
+        norm: (site, state) → state normalised.
+        add: (site, x, part) → γ part + λ x·[skip].
+
+    Returns:
+        The state that goes out, and what else the branch told.
+    """
+    part, told = branch(norm(site, x) if site.placement == "pre" else x)
+    total = add(site, x, part)
+    return (norm(site, total) if site.placement == "post" else total), told
+
+
+def norm_input(
+    site: Site, x: Float[Array, "n d"], part: Float[Array, "n d"]
+) -> Float[Array, "n d"] | None:
+    """What the site's norm is applied to; None without one."""
+    if site.placement == "none":
+        return None
+    return x if site.placement == "pre" else token_sum(site, x, part)

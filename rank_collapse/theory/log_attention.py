@@ -1,0 +1,276 @@
+"""Attention on tokens written as 1x̄ᵀ + e^s R̂: how its residual comes from the state's.
+
+With ε = e^s the weights are P = softmax(g + ε² δ), g common to all rows, so that P = Q + ε² E with
+Q = 1qᵀ, and P X W = 1(x̄ + ε qᵀR̂)W + ε³ E R̂ W. Four steps: the scores, the split of the weights,
+the values they carry, the digits that rounding may have cost.
+
+Axis letters: n tokens (queries), m keys, d width, h heads, k per-head query/key width.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from rank_collapse.network import attention as attn
+from rank_collapse.theory.log_operations import LogParts
+
+
+@struct.dataclass
+class Scores:
+    """Scores as base + ε² delta, up to what is constant along a row.
+
+    Attributes:
+        base: [h, 1, m] where all rows share it, else [h, n, m].
+        delta: [h, n, m], 0 in the row of the first token that exists.
+        change: ε² delta, formed so that it does not overflow before it must.
+        noise: Rounding of delta, [h].
+    """
+
+    base: Any
+    delta: Any
+    change: Any
+    noise: Any
+
+
+@struct.dataclass
+class Weights:
+    """Attention weights P = Q + ε² E without each head's heaviest key, as e^top times mantissas.
+
+    Rows of P − Q sum to 0, so one key's value may be taken from all: the heaviest key's, whose
+    weight near 1 is the one that rounding spoils. The others' may be below float range.
+
+    Attributes:
+        reference: Weights of the first token that exists, whole, [h, m].
+        heaviest: Their largest's index, [h].
+        top: Natural logarithm of the mantissas' scale, [h]; −inf where all rows see one key.
+        q: [h, 1 or n, m], Q e^−top.
+        p: [h, n, m], P e^−top; of use where the change is large.
+        e: [h, n, m], E e^−top.
+        large: Bool [h, n, 1], rows whose change is too large for a series in it.
+    """
+
+    reference: Any
+    heaviest: Any
+    top: Any
+    q: Any
+    p: Any
+    e: Any
+    large: Any
+
+
+@struct.dataclass
+class HeadParts:
+    """Residuals of P_h X W_h of every head: parts e^{power·s + top} R.
+
+    Attributes:
+        parts: [kinds, h, n, d].
+        powers: 3 for what two differences and a value make, 1 for what rows bring with them;
+            one a kind, static.
+        top: [h].
+    """
+
+    parts: Any
+    powers: tuple[int, ...] = struct.field(pytree_node=False)
+    top: Any
+
+    def scales(self, log_scale: Any) -> Any:
+        """Natural logarithm of each part's scale [kinds, h]."""
+        return jnp.stack([power * log_scale + self.top for power in self.powers])
+
+    def scales_over_cube(self, log_scale: Any) -> Any:
+        """`scales` less 3 s, without forming either of the large numbers."""
+        powers = self.powers
+        return jnp.stack([self.top if p == 3 else (p - 3) * log_scale + self.top for p in powers])
+
+
+def attention(params, state, config, context, temperature, keep) -> tuple[LogParts, HeadParts]:
+    """SA(X), before the branch gain, whole and by head."""
+    eps = jnp.exp(state.log_scale)
+    mask = three_axes(context.mask)
+    scores = scores_of(params, state, eps, config, context, temperature, keep)
+    weights = split(scores, mask, eps, keep)
+    mean, values = values_of(params, state, eps, weights)
+    parts, powers, spread = [weights.e], [3], None
+    if weights.q.shape[1] > 1:
+        first = jnp.argmax(keep)
+        spread = weights.q - weights.q[:, first][:, None, :]
+        parts, powers = [weights.e, spread], [3, 1]
+    carried = [_carry(params, values, part) for part in parts]
+    heads = HeadParts(jnp.stack(carried), tuple(powers), weights.top)
+    noise = lost_digits(params, values, scores, weights, spread, state.log_scale, keep)
+    flat = heads.parts.reshape((-1, *heads.parts.shape[2:]))
+    return LogParts(mean, flat, heads.scales(state.log_scale).reshape(-1), noise), heads
+
+
+def scores_of(params, state, eps, config, context, temperature, keep) -> Scores:
+    """The scores of every head, with the bias, without the mask."""
+    factor = jnp.ones((), eps.dtype) / temperature
+    if config.score == "additive":
+        base, delta = _additive_scores(params, state, eps)
+        base, delta = base * factor, delta * factor
+        change = eps * (eps * delta)
+    else:
+        if config.scale_scores:
+            factor = factor / jnp.sqrt(params.w_q.shape[-1]).astype(eps.dtype)
+        base, delta, change = _dot_scores(params, state, eps, context, factor)
+    if context.bias is not None:
+        base = base + context.bias.astype(base.dtype)
+    mask = three_axes(context.mask)
+    if mask is not None and mask.shape[1] > 1:
+        base = jnp.broadcast_to(base, jnp.broadcast_shapes(base.shape, mask.shape))
+    noise = jnp.finfo(delta.dtype).eps * jnp.max(jnp.abs(delta), axis=(1, 2))
+    first = jnp.argmax(keep)
+    # any row's change may join what the rows share: then that row's E is 0, and rows whose
+    # weights all sit on one key are compared with each other rather than with q
+    base = base + change[:, first][:, None, :]
+    delta, change = (a - a[:, first][:, None, :] for a in (delta, change))
+    return Scores(base, delta, change, noise)
+
+
+def split(scores: Scores, mask, eps, keep) -> Weights:
+    """P = softmax(base + ε² delta) as Q + ε² E, E_ij = q_j (M_ij − m_i)/(1 + ε² m_i).
+
+    M = expm1(ε² δ)/ε², m_i = Σ_j q_j M_ij; where ε² δ is large P is formed and Q subtracted.
+    """
+    base, delta, change = scores.base, scores.delta, scores.change
+    log_q = _log_softmax(base, mask)  # [h, 1 or n, m]
+    q = jnp.exp(log_q)
+    # a shift of a row's scores cancels; this one keeps Σ_j q_j exp(ε²δ_ij) ≥ 1
+    delta, change = (a - jnp.sum(q * a, axis=-1, keepdims=True) for a in (delta, change))
+    if mask is not None:
+        delta, change = jnp.where(mask, delta, 0), jnp.where(mask, change, 0)
+    large = jnp.max(jnp.abs(change), axis=-1, keepdims=True) > 30
+    moderate = jnp.clip(change, -30, 30)
+    tiny = jnp.abs(moderate) < 1e-6
+    m = delta * jnp.where(tiny, 1, jnp.expm1(moderate) / jnp.where(tiny, 1, moderate))
+    mean_m = jnp.sum(q * m, axis=-1, keepdims=True)
+    ratio = (m - mean_m) / (1 + eps * (eps * mean_m))  # E_ij / q_j
+    log_p = _log_softmax(base + jnp.where(large, change, 0), mask)
+
+    reference = q[:, 0] if q.shape[1] == 1 else q[:, jnp.argmax(keep)]
+    heaviest = jnp.argmax(reference, axis=-1)
+    other = (jnp.arange(reference.shape[1])[None, :] != heaviest[:, None])[:, None, :]
+    rows = keep[None, :, None] if q.shape[1] > 1 else jnp.ones((1, 1, 1), bool)
+    top = jnp.max(jnp.where(other & rows, log_q, -jnp.inf), axis=(1, 2))
+    top_p = jnp.where(other & large & keep[None, :, None], log_p, -jnp.inf)
+    top = jnp.maximum(top, jnp.max(top_p, axis=(1, 2)))
+    reachable = top > jnp.finfo(top.dtype).min / 2  # else every row sees one and the same key
+    safe_top = jnp.where(reachable, top, 0)[:, None, None]
+    scaled_q = jnp.where(other, jnp.exp(jnp.minimum(log_q - safe_top, 0)), 0)
+    scaled_p = jnp.where(other, jnp.exp(jnp.minimum(log_p - safe_top, 0)), 0)
+    safe_eps = jnp.where(eps == 0, 1, eps)
+    e = jnp.where(large, (scaled_p - scaled_q) / safe_eps / safe_eps, scaled_q * ratio)
+    top = jnp.where(reachable, top, -jnp.inf)
+    return Weights(reference, heaviest, top, scaled_q, scaled_p, e, large)
+
+
+def values_of(params, state, eps, weights: Weights):
+    """The mean token of SA(X) [d], and R̂ W_V less the heaviest key's row [h, m, v]."""
+    common = state.mean[None, :] + eps * jnp.einsum("hm,md->hd", weights.reference, state.rest)
+    values = jnp.einsum("hd,hdv->hv", common, params.w_v) + params.b_v
+    mean = jnp.einsum("hv,hvd->d", values, params.w_o) + params.b_o
+    values = jnp.einsum("md,hdv->hmv", state.rest, params.w_v)
+    return mean, values - jnp.take_along_axis(values, weights.heaviest[:, None, None], axis=1)
+
+
+def lost_digits(params, values, scores: Scores, weights: Weights, spread, log_scale, keep):
+    """Logarithm of what rounding may contribute: entries of values times the weights they meet.
+
+    Args:
+        spread: Q less its reference row, where rows differ; None where they share it.
+    """
+    size = jnp.max(jnp.abs(values), axis=(1, 2)) * jnp.max(jnp.abs(params.w_o), axis=(1, 2))
+    size = size * jnp.finfo(values.dtype).eps
+
+    def rounding(met):
+        met = jnp.where(keep[None, :, None], met, 0)
+        heaviest_row = jnp.max(jnp.sum(jnp.abs(met), axis=-1), axis=-1)
+        return jnp.log(size) + jnp.log(heaviest_row)
+
+    # e itself holds rounding of the scores' differences, even where these came out as 0
+    uncertain = weights.q + jnp.where(weights.large, weights.p, 0)
+    unsure = jnp.abs(weights.e) + scores.noise[:, None, None] * uncertain
+    noise = [rounding(unsure) + 3 * log_scale + weights.top]
+    if spread is not None:
+        noise.append(rounding(spread) + log_scale + weights.top)
+    return jnp.max(jnp.stack(noise))
+
+
+def three_axes(mask):
+    """A mask [m], [n, m] or [h, n, m] with three axes; None stays None."""
+    return None if mask is None else mask.reshape((1,) * (3 - mask.ndim) + mask.shape)
+
+
+def _carry(params, values, weights):
+    mixed = jnp.einsum("hnm,hmv->hnv", weights, values)
+    return jnp.einsum("hnv,hvd->hnd", mixed, params.w_o)
+
+
+def _log_softmax(scores, mask):
+    if mask is not None:
+        scores = jnp.where(mask, scores, jnp.finfo(scores.dtype).min)
+    return jax.nn.log_softmax(scores, axis=-1)
+
+
+def _dot_scores(params, state, eps, context, factor):
+    """Scores as base + ε² delta without what is constant along a row; and ε² delta itself.
+
+    base is [h, 1, m] where all rows share it, else [h, n, m]; delta is [h, n, m]. Every factor is
+    applied before the products: a compiler that fuses a later one into the softmax, once with the
+    rounding of a multiply-add and once without, makes scores of 1e12 differ from their maximum.
+    """
+    n = state.rest.shape[0]
+    query = factor * jnp.einsum("nd,hdk->hnk", state.rest, params.w_q)
+    key = jnp.einsum("nd,hdk->hnk", state.rest, params.w_k)
+    mean_part = factor * jnp.einsum("d,hdk->hk", state.mean, params.w_q)[:, None, :]
+    mean_query = mean_part + factor * params.b_q[:, None, :]
+    relative = None
+    if params.relative is not None and context.relative is not None:
+        terms = params.relative.replace(
+            b_r=factor * params.relative.b_r, b_s=factor * params.relative.b_s
+        )
+        relative = attn.relative_scores(terms, mean_part + eps * query, n, context)
+    if context.rotary is None:
+        base = jnp.einsum("hnk,hmk->hnm", mean_query, eps * key)
+    else:
+        mean_key = jnp.einsum("d,hdk->hk", state.mean, params.w_k) + params.b_k
+        query, key = attn.rotate(query, context.rotary), attn.rotate(key, context.rotary)
+        shape = (params.w_q.shape[0], n, params.w_q.shape[2])
+        mean_query = attn.rotate(jnp.broadcast_to(mean_query, shape), context.rotary)
+        mean_key = attn.rotate(jnp.broadcast_to(mean_key[:, None, :], shape), context.rotary)
+        base = jnp.einsum("hnk,hmk->hnm", mean_query + eps * query, mean_key)
+        base = base + jnp.einsum("hnk,hmk->hnm", mean_query, eps * key)
+    base = base if relative is None else base + relative
+    delta = jnp.einsum("hnk,hmk->hnm", query, key)
+    return base, delta, jnp.einsum("hnk,hmk->hnm", eps * query, eps * key)
+
+
+def _additive_scores(params, state, eps):
+    """(base, delta) for v·tanh(z + ε(a_i + c_j)).
+
+    Second differences of tanh have a closed form: tanh(z+a+c) − tanh(z+a) − tanh(z+c) + tanh(z) =
+    −sinh(a) sinh(c) sinh(2z+a+c) / (cosh(z+a+c) cosh(z+a) cosh(z+c) cosh(z)).
+    """
+    mean = jnp.einsum("d,hdk->hk", state.mean, params.w_q + params.w_k)
+    z = (mean + params.b_q + params.b_k)[:, None, None, :]
+    a = jnp.einsum("nd,hdk->hnk", state.rest, params.w_q)[:, :, None, :]
+    c = jnp.einsum("nd,hdk->hnk", state.rest, params.w_k)[:, None, :, :]
+    base = jnp.einsum("hnmk,hk->hnm", jnp.tanh(z + eps * c), params.v_score)
+
+    def over_eps(u):  # sinh(εu)/ε
+        t = jnp.clip(eps * u, -2, 2)
+        tiny = jnp.abs(t) < 1e-3
+        return u * jnp.where(tiny, 1 + t * t / 6, jnp.sinh(t) / jnp.where(tiny, 1, t))
+
+    def sech(u):
+        return 1 / jnp.cosh(jnp.clip(u, -80, 80))
+
+    za, zc, zac = z + eps * a, z + eps * c, z + eps * (a + c)
+    # sinh(2z+a+c)/(cosh(z+a+c) cosh(z)) = tanh(z+a+c) + tanh(z): no overflow
+    small = -over_eps(a) * over_eps(c) * (jnp.tanh(zac) + jnp.tanh(z)) * sech(za) * sech(zc)
+    safe = jnp.where(eps == 0, 1, eps)
+    direct = (jnp.tanh(zac) - jnp.tanh(za) - jnp.tanh(zc) + jnp.tanh(z)) / safe / safe
+    large = jnp.maximum(jnp.abs(eps * a), jnp.abs(eps * c)) > 2
+    return base, jnp.einsum("hnmk,hk->hnm", jnp.where(large, direct, small), params.v_score)
