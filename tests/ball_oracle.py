@@ -15,8 +15,9 @@ from flint import arb, arb_mat
 
 from rank_collapse.network import layers
 from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.entry import make_context
+from rank_collapse.network.gains import layer_gains
 from rank_collapse.network.parameters import layer_params
-from rank_collapse.network.transformer import make_context, per_layer
 
 
 def profile(
@@ -40,7 +41,7 @@ def profile(
     mask = None if mask is None else np.asarray(mask)
     context = make_context(params, config, len(x), mask=mask, **inputs)
     context = jax.tree.map(np.asarray, context)
-    gains = {name: np.asarray(a) for name, a in per_layer(config, dtype).items()}
+    gains = jax.tree.map(np.asarray, layer_gains(config, dtype))
     rows = [jax.tree.map(np.asarray, layer_params(params, config, l)) for l in range(config.depth)]
     keep = mask if mask is not None and mask.ndim == 1 else np.ones(len(x), bool)
     before = flint.ctx.dps
@@ -59,13 +60,15 @@ def _profile(rows, x, config, context, gains, keep):
     state = exact(x)
     out = [log10_residual(state, keep)]
     for l, p in enumerate(rows):
-        own = {name: exact(a[l]) for name, a in gains.items()}
+        own = jax.tree.map(lambda a, l=l: a[l], gains)
         seen = norm(p.attention_norm, state, config, "pre")
-        branch = attention(p.attention, seen, config, context, own["temperature"])
-        state = close(p.attention_norm, state, branch, config, own, config.attention_skip)
+        branch = attention(p.attention, seen, config, context, exact(own.temperature))
+        sides = own.skip.attention, own.branch.attention
+        state = close(p.attention_norm, state, branch, config, sides, config.attention_skip)
         if config.mlp != "none":
             branch = mlp(p.mlp, norm(p.mlp_norm, state, config, "pre"), config.mlp)
-            state = close(p.mlp_norm, state, branch, config, own, config.mlp_skip)
+            sides = own.skip.mlp, own.branch.mlp
+            state = close(p.mlp_norm, state, branch, config, sides, config.mlp_skip)
         out.append(log10_residual(state, keep))
         if np.isnan(out[-1]):
             return np.array(out + [np.nan] * (len(rows) + 1 - len(out)))
@@ -95,14 +98,21 @@ def times(c, a):
     return [[c * v for v in row] for row in a]
 
 
+def scaled(gain, a):
+    """A gain, scalar or [d], times tokens."""
+    each = exact(np.broadcast_to(gain, len(a[0])))
+    return [[g * v for g, v in zip(each, row, strict=True)] for row in a]
+
+
 def total(values):
     return sum(values[1:], values[0])
 
 
 def close(p, state, branch, config, gains, skip):
-    out = times(gains["branch_gain"], branch)
+    skip_gain, branch_gain = gains
+    out = scaled(branch_gain, branch)
     if skip:
-        out = plus(out, times(gains["skip_gain"], state))
+        out = plus(out, scaled(skip_gain, state))
     return norm(p, out, config, "post")
 
 
@@ -145,7 +155,7 @@ def softmax(row, allowed):
 
 
 def head_scores(p, h, state, config, context, temperature):
-    n, width = len(state), p.w_q.shape[-1]
+    width = p.w_q.shape[-1]
     content = matmul(state, exact(p.w_q[h]))
     query = affine(state, p.w_q[h], p.b_q[h])
     key = affine(state, p.w_k[h], p.b_k[h])

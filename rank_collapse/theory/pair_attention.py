@@ -5,10 +5,11 @@ of P sum to 1, so that one key's value may be taken from all. r is the heaviest 
 weight, near 1, is the one that rounding spoils. Per head, with scores s:
 
     q_j = P_kj, and q̂_j = exp(s_kj − log Σ_{m allowed in k} e^{s_km}) for every key,
-    a_j = s_ij − s_kj − s_ir + s_kr, so a_r = 0 and P_ij = q̂_j e^{a_j}/Z, Z = Σ_{j allowed in i} q̂_j e^{a_j}.
+    a_j = s_ij − s_kj − s_ir + s_kr, so that a_r = 0,
+    P_ij = q̂_j e^{a_j}/Z with Z = Σ_{j allowed in i} q̂_j e^{a_j}.
 
-For dot products a_j = (x_i − x_k)W_Q · (x_j − x_r)W_K/√k, a product of two differences of the table:
-its logarithm is known far below float range. Additive scores have the second difference of tanh,
+For dot products a_j = (x_i − x_k)W_Q · (x_j − x_r)W_K/√k, a product of two differences of the
+table: its logarithm is known far below float range. Additive scores have tanh's second difference,
 
     tanh(w+δ+γ) − tanh(w+γ) − tanh(w+δ) + tanh w = −sinh δ sinh γ sinh(2w+δ+γ) /
         (cosh(w+δ+γ) cosh(w+γ) cosh(w+δ) cosh w),   w = z_k + c_r, δ = z_i − z_k, γ = c_j − c_r.
@@ -16,18 +17,20 @@ its logarithm is known far below float range. Additive scores have the second di
 **What rows see different positions of** adds to a_j a part that does not vanish with the distance:
 position biases B give B_ij − B_kj − B_ir + B_kr. Rotary positions replace the differences of
 queries and keys by R_i q_i − R_k q_k = R_i(q_i − q_k) + (R_i − R_k) q_k, and so for keys. Relative
-vectors F_ij (q_i·F_ij in the score) give (q_i − q_k)·(F_ij − F_ir) + q_k·(F_ij − F_kj − F_ir + F_kr).
+vectors F_ij, with q_i·F_ij in the score, give
+(q_i − q_k)·(F_ij − F_ir) + q_k·(F_ij − F_kj − F_ir + F_kr).
 All are formed from the positions' own differences, which are exactly 0 where positions agree.
 
-**Rows that see different keys** (masks). Let t_j = q̂_j (e^{a_j} [j allowed in i] − [j allowed in k]).
-Then S = Z − 1 = Σ_j t_j, and for every key
+**Rows that see different keys** (masks). Let t_j = q̂_j (e^{a_j} [j allowed in i] − [in k]); then
+S = Z − 1 = Σ_j t_j, and for every key
 
-    P_ij − P_kj = (t_j − q_j S)/Z,
+    P_ij − P_kj = (t_j − q_j S)/Z.
 
-log|t_j| being log q̂_j + log|expm1 a_j| where both rows see j, log q̂_j + a_j (entering, +) where only i
-does and log q_j (leaving, −) where only k does. Where |S| ≥ 1/2 the two weights are subtracted as
-they are: then e^{a_j} = Z, |log Z| > 0.4, would have to hold for one key, which is chance, while a
-small Z makes t_j and q_j S both larger than their difference. Where |S| < 1/2 no 1/Z is large.
+log|t_j| is log q̂_j + log|expm1 a_j| where both rows see j, log q̂_j + a_j (entering, +) where only
+i does, log q_j (leaving, −) where only k does. Where |S| ≥ 1/2 the two weights are subtracted as
+they are: to cancel, e^{a_j} = Z, |log Z| > 0.4, would have to hold for one key, which is chance,
+while with a small Z both t_j/Z and q_j S/Z are larger than their difference. Where |S| < 1/2 no
+1/Z is large.
 Entering and leaving keys may cancel in S: two windows of a local mask that hold equally many tokens
 of one cluster. So they are counted against the reference, whose key they resemble:
 t_j = ±q_r (1 + expm1(s_kj − s_kr + a_j)), the ±q_r by a whole number and the rest from the table.

@@ -22,6 +22,7 @@ from flax import struct
 
 from rank_collapse.measures.residuals import composite_norm
 from rank_collapse.network import layers
+from rank_collapse.network.gains import scaled
 
 
 @struct.dataclass
@@ -160,16 +161,22 @@ def antisymmetric(rest, log_scale):
     return rest, log_scale
 
 
-def scale(gain, state: PairState) -> PairState:
-    """gain · x for any float gain, 0 and negative ones included."""
-    sign, log = signed(gain)
-    return PairState(gain * state.tokens, sign * state.rest, state.log_scale + log)
+def add(site, state: PairState, part: PairState) -> PairState:
+    """γ part + λ state·[skip] of a `Site`, for any float gains, 0 and negative ones included."""
+    out = _scale(site.branch_gain, part)
+    if not site.skip:
+        return out
+    kept = _scale(site.skip_gain, state)
+    rest, log_scale = add_scaled(out.rest, out.log_scale, kept.rest, kept.log_scale)
+    return PairState(out.tokens + kept.tokens, rest, log_scale)
 
 
-def add(a: PairState, b: PairState) -> PairState:
-    """x + y, at the larger of the two scales, pair by pair."""
-    rest, log_scale = add_scaled(a.rest, a.log_scale, b.rest, b.log_scale)
-    return PairState(a.tokens + b.tokens, rest, log_scale)
+def _scale(gain, state):
+    """gain · x, a scalar or [d]: its size goes to the logarithms, however small it is."""
+    size = jnp.max(jnp.abs(gain))
+    rest = scaled(gain / jnp.where(size == 0, 1, size), state.rest)
+    table = normalise(rest, state.log_scale + jnp.log(size))
+    return PairState(scaled(gain, state.tokens), *table)
 
 
 def log10_residual(state: PairState, keep):
@@ -182,26 +189,28 @@ def log10_residual(state: PairState, keep):
     return (top + jnp.log(composite_norm(residual))) / np.log(10.0)
 
 
-def norm(params, state: PairState, config, noise) -> PairState:
-    """N(x_i) − N(x_k) = r/σ_i − c_k (σ_i² − σ_k²)/(σ_i σ_k (σ_i + σ_k)), σ_i² − σ_k² = r·(c_i + c_k)/d.
+def norm(site, state: PairState, noise) -> PairState:
+    """The norm of a `Site`, from the change of σ rather than from a difference of outputs.
 
-    c are the centred tokens and r = c_i − c_k, from the table; RMSNorm leaves out the centring.
+    N(x_i) − N(x_k) = r/σ_i − c_k (σ_i² − σ_k²)/(σ_i σ_k (σ_i + σ_k)) with
+    σ_i² − σ_k² = r·(c_i + c_k)/d, c the centred tokens (RMSNorm: not centred),
+    r = c_i − c_k from the table.
     """
     center, rest = noise(state.tokens), noise(state.rest)
-    if config.norm == "layer":
+    if site.kind == "layer":
         center = center - jnp.mean(center, axis=-1, keepdims=True)
         rest = rest - jnp.mean(rest, axis=-1, keepdims=True)
     variance = jnp.mean(jnp.square(center), axis=-1)
-    sigma = noise(jnp.sqrt(variance + jnp.asarray(config.norm_eps, center.dtype)))
+    sigma = noise(jnp.sqrt(variance + jnp.asarray(site.eps, center.dtype)))
     rows, columns = sigma[:, None], sigma[None, :]
     change = jnp.einsum("ikd,ikd->ik", rest, center[:, None, :] + center[None, :, :])
     change = change / center.shape[1] / rows / columns / (rows + columns)
     rest = rest / rows[..., None] - noise(change)[..., None] * center[None, :, :]
     tokens = center / sigma[:, None]
-    if params is not None:
-        tokens, rest = tokens * params.gain[None, :], rest * params.gain[None, None, :]
-        if params.bias is not None:
-            tokens = tokens + params.bias[None, :]
+    if site.norm is not None:
+        tokens, rest = scaled(site.norm.gain, tokens), scaled(site.norm.gain, rest)
+        if site.norm.bias is not None:
+            tokens = tokens + site.norm.bias[None, :]
     return PairState(tokens, *antisymmetric(*normalise(noise(rest), state.log_scale)))
 
 

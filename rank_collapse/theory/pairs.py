@@ -16,7 +16,10 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.transformer import input_states, make_context, per_layer, scan_layers
+from rank_collapse.network.entry import enter
+from rank_collapse.network.gains import layer_gains
+from rank_collapse.network.sublayer import sites_of, sublayer
+from rank_collapse.network.transformer import scan_layers
 from rank_collapse.theory import logdomain
 from rank_collapse.theory import pair_operations as ops
 from rank_collapse.theory.pair_attention import attention
@@ -50,14 +53,7 @@ class CertifiedProfile(NamedTuple):
 
 
 def pair_profile(
-    params: Any,
-    x: Any,
-    config: TransformerConfig,
-    *,
-    mask: Any = None,
-    bias: Any = None,
-    segments: Any = None,
-    positions: Any = None,
+    params: Any, x: Any, config: TransformerConfig, **inputs: Any
 ) -> Float[Array, "l"]:
     """log10 ‖res(X^l)‖_{1,∞}, l = 0..L, around the mean token, at any weights: right or NaN.
 
@@ -73,11 +69,8 @@ def pair_profile(
         params: Parameters of the network.
         x: Hidden states [n, d], or what `config.embedding` takes.
         config: The network; gains and temperature may be traced.
-        mask: Bool [n] (which tokens exist; the others are left out of the residual), [n, n] or
-            [h, n, n]. A token that exists and sees no key gives NaN.
-        bias: Float [h, n, n] added to the scores.
-        segments: Int [n], for relative attention.
-        positions: Int [n], for rotary positions.
+        inputs: mask, bias, segments, positions as for `rank_collapse.apply`. Tokens that a mask [n]
+            leaves out are left out of the residual; one that exists and sees no key gives NaN.
 
     Returns:
         [L + 1] decimal logarithms in the arithmetic of x and the parameters, at least float32;
@@ -91,28 +84,26 @@ def pair_profile(
         raise ValueError("cross_attention=True has a second input: no residual profile in logs")
     if config.score == "additive" and config.position == "rotary":
         raise ValueError("score='additive' with position='rotary' has no residual profile in logs")
-    x = input_states(params, x, config, segments=segments, positions=positions)
-    n, d = x.shape
+    entry = enter(params, x, config, **inputs)
+    n, d = entry.x.shape
     if n * n * d > LARGEST_TABLE:
         raise ValueError(
             f"{n} tokens of width {d} are {n * n * d} numbers of pairwise differences, "
             f"more than {LARGEST_TABLE}"
         )
-    dtype = jnp.promote_types(x.dtype, jnp.float32)
+    dtype = jnp.promote_types(entry.x.dtype, jnp.float32)
     for leaf in jax.tree.leaves(params.layers):
         dtype = jnp.promote_types(dtype, leaf.dtype)
-    x, params = x.astype(dtype), jax.tree.map(lambda a: a.astype(dtype), params)
-    mask = None if mask is None else jnp.asarray(mask)
-    context = make_context(
-        params, config, n, mask=mask, bias=bias, segments=segments, positions=positions
-    )
+    params = jax.tree.map(lambda a: a.astype(dtype), params)
+    x = entry.x.astype(dtype)
     keep = jnp.ones(n, bool)
-    if mask is not None and mask.ndim == 1:
-        keep = mask
+    if entry.exists is not None:
+        keep = entry.exists
         x = jnp.where(keep[:, None], x, x[jnp.argmax(keep)][None, :])  # any finite token
+    entry = entry.replace(x=x)
 
     def copy(word, ulps):
-        return _pass(params, x, config, context, keep, word, ulps)
+        return _pass(params, entry, config, keep, word, ulps)
 
     words = jnp.arange(1 + REPLICAS, dtype=jnp.uint32)
     with jax.default_matmul_precision("highest"):
@@ -131,50 +122,39 @@ def _certain(profiles, agree):
     return jnp.where(certain, first, jnp.nan)
 
 
-def _pass(params, x, config, context, keep, word, ulps):
+def _pass(params, entry, config, keep, word, ulps):
     """[L + 1] log10 residuals of one copy, and whether tokens and table agree."""
     noise = ops.make_noise(word, ulps)
-    start = ops.differences(x)
+    start = ops.differences(entry.x)
 
     def body(state, step):
         layer, (gains, index) = step
-        state = _layer(layer, state, config, context, gains, noise.at(index))
+        state = _layer(layer, state, config, gains, entry.context, noise.at(index))
         return state, (ops.log10_residual(state, keep), _agree(state, keep))
 
-    swept = per_layer(config, x.dtype), jnp.arange(config.depth)
+    swept = layer_gains(config, entry.x.dtype), jnp.arange(config.depth)
     _, (profile, agree) = scan_layers(body, start, params, config, swept)
     first = ops.log10_residual(start, keep)
     return jnp.append(first, profile), jnp.append(True, agree)
 
 
-def _layer(params, state, config, context, gains, noise):
-    """One layer of the network on the table: N(λx + γ·branch(N(x))) per sublayer."""
+def _layer(params, state, config, gains, context, noise):
+    """One layer of the network on the table."""
+    sites = sites_of(params, config, gains)
 
-    def enter(norm_params, state):
-        if config.norm_placement != "pre":
-            return state
-        return ops.norm(norm_params, state, config, noise)
+    def norm(site, state):
+        return ops.norm(site, state, noise)
 
-    def close(norm_params, state, branch, skip):
-        total = ops.scale(gains["branch_gain"], branch)
-        if skip:
-            total = ops.add(total, ops.scale(gains["skip_gain"], state))
-        if config.norm_placement != "post":
-            return total
-        return ops.norm(norm_params, total, config, noise)
+    def attend(seen):
+        part = attention(params.attention, seen, config, context, gains.temperature, noise)
+        return part, None
 
-    branch = attention(
-        params.attention,
-        enter(params.attention_norm, state),
-        config,
-        context,
-        gains["temperature"],
-        noise,
-    )
-    state = close(params.attention_norm, state, branch, config.attention_skip)
+    def mlp(seen):
+        return ops.mlp(params.mlp, seen, config.mlp, noise), None
+
+    state, _ = sublayer(sites.attention, state, attend, norm, ops.add)
     if config.mlp != "none":
-        branch = ops.mlp(params.mlp, enter(params.mlp_norm, state), config.mlp, noise)
-        state = close(params.mlp_norm, state, branch, config.mlp_skip)
+        state, _ = sublayer(sites.mlp, state, mlp, norm, ops.add)
     return state
 
 
@@ -198,7 +178,7 @@ def certified_profile(
 
     Args, Raises: See `pair_profile`.
     """
-    trace = logdomain.log_trace(params, x, config, mask, **inputs)
+    trace = logdomain.log_trace(params, x, config, mask=mask, **inputs)
     safe = one_scale_is_safe(trace, mask)
 
     def pairs():
@@ -264,10 +244,8 @@ def certified_profiles(
     @jax.jit
     def cheap(params, x, config):
         def single(p, x):
-            mask = inputs.get("mask")
-            rest = {name: a for name, a in inputs.items() if name != "mask"}
-            trace = logdomain.log_trace(p, x, config, mask, **rest)
-            return trace.profile, one_scale_is_safe(trace, mask)
+            trace = logdomain.log_trace(p, x, config, **inputs)
+            return trace.profile, one_scale_is_safe(trace, inputs.get("mask"))
 
         return jax.vmap(single)(params, x)
 
@@ -297,5 +275,6 @@ def _again(pairs, params, x, config, seeds, number, batch, profile, passed):
     for start in range(0, len(seeds), batch):
         chosen = seeds[start : start + batch]
         filled = np.resize(chosen, batch)
-        out = pairs(*jax.tree.map(lambda a: a[filled], (params, x)), config)
+        some = jax.tree.map(lambda a, i=filled: a[i], (params, x))
+        out = pairs(*some, config)
         profile[chosen], passed[chosen] = np.asarray(out)[: len(chosen)], number
