@@ -4,9 +4,9 @@ The outputs of queries i and k differ by o_i − o_k = Σ_h Σ_j (P_ij − P_kj)
 of P sum to 1, so that one key's value may be taken from all. r is the heaviest key of row k, whose
 weight, near 1, is the one that rounding spoils. Per head, with scores s:
 
-    q_j = P_kj, and q̂_j = exp(s_kj − log Σ_{m allowed in k} e^{s_km}) for every key,
+    log P_kj = log softmax_j (s_kj − s_kr), from the table and so right within a cluster of keys,
     a_j = s_ij − s_kj − s_ir + s_kr, so that a_r = 0,
-    P_ij = q̂_j e^{a_j}/Z with Z = Σ_{j allowed in i} q̂_j e^{a_j}.
+    P_ij = P_kj e^{a_j}/Z with Z = 1 + S, S = Σ_j P_kj (e^{a_j} − 1).
 
 For dot products a_j = (x_i − x_k)W_Q · (x_j − x_r)W_K/√k, a product of two differences of the
 table: its logarithm is known far below float range. Additive scores have tanh's second difference,
@@ -21,20 +21,22 @@ vectors F_ij, with q_i·F_ij in the score, give
 (q_i − q_k)·(F_ij − F_ir) + q_k·(F_ij − F_kj − F_ir + F_kr).
 All are formed from the positions' own differences, which are exactly 0 where positions agree.
 
-**Rows that see different keys** (masks). Let t_j = q̂_j (e^{a_j} [j allowed in i] − [in k]); then
-S = Z − 1 = Σ_j t_j, and for every key
+**P_ij − P_kj** is (t_j − P_kj S)/Z with t_j = P_kj (e^{a_j} − 1) where |a_j| ≤ 1 and |S| < 1/2, and
+else the difference of the two rows' own weights. That loses digits only where e^{a_j} is near Z by
+chance: with |a_j| > 1 and |S| < 1/2 they differ by a factor e^{0.3}; with |S| ≥ 1/2 the reference
+itself, a_r = 0, differs by 1.5 or more. Far keys enter S by their weights too, for there
+t_j = Z P_ij − P_kj:
 
-    P_ij − P_kj = (t_j − q_j S)/Z.
+    S · Σ_{not far} P_ij = Σ_{|a_j| ≤ 1} P_kj (e^{a_j} − 1) + Σ_far (P_ij − P_kj).
 
-log|t_j| is log q̂_j + log|expm1 a_j| where both rows see j, log q̂_j + a_j (entering, +) where only
-i does, log q_j (leaving, −) where only k does. Where |S| ≥ 1/2 the two weights are subtracted as
-they are: to cancel, e^{a_j} = Z, |log Z| > 0.4, would have to hold for one key, which is chance,
-while with a small Z both t_j/Z and q_j S/Z are larger than their difference. Where |S| < 1/2 no
-1/Z is large.
-Entering and leaving keys may cancel in S: two windows of a local mask that hold equally many tokens
-of one cluster. So they are counted against the reference, whose key they resemble:
-t_j = ±q_r (1 + expm1(s_kj − s_kr + a_j)), the ±q_r by a whole number and the rest from the table.
-Keys that resemble each other but not r still cancel; the replicas see it.
+Rounding of a_j, which grows with the scores, is thus never exponentiated where they are large.
+
+**Rows that see different keys** (masks): a key that only row i sees (entering) or only row k sees
+(leaving) is far, with the other weight 0. Entering and leaving keys may cancel in S: two windows of
+a local mask that hold equally many tokens of one cluster. So those that resemble the reference are
+counted against it, ±Z P_ij or ±P_kj = ±P_kr (1 + expm1(s_.j − s_.r)), the ±P_kr by a whole number
+and the rest from the table. Keys that resemble each other but not r still cancel; the replicas see
+it.
 
 Axis letters: h heads, i, k queries, j keys, r reference keys [h], c per-head query/key width.
 """
@@ -50,11 +52,11 @@ from rank_collapse.theory.pair_operations import PairState, Signed
 
 
 class Scores(NamedTuple):
-    """Differences of scores of one query k against its reference keys.
+    """Differences of scores of a query k against reference keys, as functions (k, r [h], noise).
 
     Attributes:
         row: s_kj − s_kr, `Signed` [h, j].
-        pairs: a_j = s_ij − s_kj − s_ir + s_kr, `Signed` [h, i, j].
+        pairs: a_j = s_ij − s_kj − s_ir + s_kr, as `Signed` [h, i, j] times e^shift, [h, i, 1].
     """
 
     row: Any
@@ -79,34 +81,44 @@ def attention(params, state: PairState, config, context, temperature, noise) -> 
     if config.score == "dot" and config.scale_scores:
         factor = factor / jnp.sqrt(params.w_q.shape[-1]).astype(tokens.dtype)
     make = _additive_scores if config.score == "additive" else _dot_scores
-    scores_of = make(params, tokens, state, context, factor, noise)
+    scores = make(params, tokens, state, context, factor, noise)
     plain = attn.attention_scores(
         params, tokens, tokens, score=config.score, scale=config.scale_scores,
         temperature=temperature, context=context,
     )  # fmt: skip
-    first = jnp.argmax(plain if mask is None else jnp.where(mask, plain, -jnp.inf), axis=-1)
+
+    def heaviest(scores, k):
+        if mask is not None:
+            scores = jnp.where(mask[:, k], scores, -jnp.inf)
+        return jnp.argmax(scores, axis=-1)
+
+    def row(k):
+        own = noise.at(k)
+        first = heaviest(plain[:, k], k)  # rounding of large scores may put a lighter key first
+        reference = heaviest(ops.value(scores.row(k, first, own)), k)
+        return reference, ops.value(scores.row(k, reference, own))
+
+    references, from_reference = jax.lax.map(row, jnp.arange(n))  # [k, h], [k, h, j]
+    from_reference = jnp.swapaxes(from_reference, 0, 1)
+    if mask is not None:
+        from_reference = jnp.where(mask, from_reference, -jnp.inf)
+    log_p = noise(jax.nn.log_softmax(from_reference, axis=-1))
 
     def column(k):
         own = noise.at(k)
-        mask_k = None if mask is None else mask[:, k]
-        # rounding of large scores may have put a lighter key first
-        seen = ops.value(scores_of(k, first[:, k], own).row)
-        reference = jnp.argmax(seen if mask is None else jnp.where(mask_k, seen, -jnp.inf), -1)
-        scores = scores_of(k, reference, own)
-        log_q = own(_log_softmax(ops.value(scores.row), mask_k))
-        if mask is None:
-            allowed = None
-        else:
-            allowed = mask, mask_k[:, None, :]
-        first_term, second_term = _weight_difference(scores, log_q, allowed, reference, own)
-        rest, log_scale = _outputs(params, state, reference, first_term, second_term, own)
-        return rest, log_scale, log_q
+        reference = references[k]
+        a, shift = scores.pairs(k, reference, own)
+        a = Signed(a.sign, own(a.log))
+        log_q = log_p[:, k][:, None, :]
+        against = None
+        if mask is not None:
+            change = Signed(a.sign, a.log + shift)
+            against = _counted(scores.row(k, reference, own), change, log_q, mask, k, reference)
+        difference = _weight_difference(a, shift, log_p, log_q, against)
+        return _outputs(params, state, reference, difference, own)
 
-    rest, log_scale, log_q = jax.lax.map(column, jnp.arange(n))  # [k, i, d], [k, i], [k, h, j]
-    weights = jnp.exp(jnp.swapaxes(log_q, 0, 1))
-    if mask is not None:
-        weights = jnp.where(mask, weights, 0)
-    out = attn.mix_values(params, noise(weights), tokens)
+    rest, log_scale = jax.lax.map(column, jnp.arange(n))  # [k, i, d], [k, i]
+    out = attn.mix_values(params, noise(jnp.exp(log_p)), tokens)
     log_scale = log_scale.T
     if sees_none is not None:
         lost = sees_none[:, None] | sees_none[None, :]
@@ -128,86 +140,124 @@ def _allowed(mask, n):
     return mask | sees_none[..., None], jnp.any(sees_none, axis=0)
 
 
-def _log_softmax(scores, allowed):
-    """s_j − log Σ_allowed e^s, for keys that are not allowed too."""
-    inside = scores if allowed is None else jnp.where(allowed, scores, -jnp.inf)
-    return scores - jax.nn.logsumexp(inside, axis=-1, keepdims=True)
+class Difference(NamedTuple):
+    """P_ij − P_kj = e^base (first − second) for every head, row and key [h, i, j].
 
-
-def _weight_difference(scores, log_q, allowed, reference, noise):
-    """P_ij − P_kj as the difference of two non-nearly-equal `Signed` [h, i, j]."""
-    log_q = log_q[:, None, :]
-    a = Signed(scores.pairs.sign, noise(scores.pairs.log))
-    change = ops.value(a)
-    log_numerator = noise(log_q + change)
-    # log|e^a − 1| = max(a, 0) + log|a| + log((1 − e^{−|a|})/|a|)
-    log_t = jnp.maximum(change, 0) + a.log + ops.log_expm1_ratio(jnp.abs(change))
-    t = Signed(a.sign, log_q + log_t)
-    total = t
-    if allowed is not None:
-        row_i, row_k = allowed
-        enters, leaves = row_i & ~row_k, row_k & ~row_i
-        sign = jnp.where(enters, 1.0, -1.0).astype(change.dtype)
-        other = Signed(
-            jnp.where(enters | leaves, sign, 0),
-            jnp.where(enters, log_numerator, jnp.where(leaves, log_q, -jnp.inf)),
-        )
-        log_numerator = jnp.where(row_i, log_numerator, -jnp.inf)
-        t = ops.where(row_i & row_k, t, other)
-        total, count = _against_reference(t, scores.row, a, log_q, enters, leaves, reference)
-    top = ops.finite(jnp.max(total.log, axis=-1, keepdims=True))
-    s = jnp.sum(total.sign * jnp.exp(total.log - top), axis=-1, keepdims=True)
-    s = Signed(jnp.sign(s), top + jnp.log(jnp.abs(s)))
-    if allowed is not None:
-        s = ops.signed_sum(s, count)
-    # the weights themselves
-    highest = jnp.max(log_numerator, axis=-1, keepdims=True)
-    log_p = log_numerator - highest
-    log_p = log_p - jnp.log(jnp.sum(jnp.exp(log_p), axis=-1, keepdims=True))
-    log_p_k = log_q if allowed is None else jnp.where(allowed[1], log_q, -jnp.inf)
-    near = s.log < jnp.log(jnp.asarray(0.5, s.log.dtype))
-    log_z = jnp.log1p(jnp.where(near, ops.value(s), 0))
-    one = jnp.ones_like(a.sign)
-    first = ops.where(near, Signed(t.sign, t.log - log_z), Signed(one, log_p))
-    second = ops.where(near, Signed(s.sign * one, s.log + log_p_k - log_z), Signed(one, log_p_k))
-    return first, second
-
-
-def _against_reference(t, row, a, log_q, enters, leaves, reference):
-    """The terms of S with entering and leaving keys counted against q_r, and that count times q_r.
-
-    Keys lighter or heavier than r by more than a factor e stay as they are: nothing to gain there,
-    and 1 + expm1 would lose their digits.
+    Base holds what both terms share, which may be a logarithm so large that its ulp exceeds 1.
     """
+
+    base: Any
+    first: Signed
+    second: Signed
+
+
+def _weight_difference(a, shift, log_p, log_q, counted):
+    """`Difference` of two terms that cancel only by chance.
+
+    Args:
+        a: a_j e^{−shift}, `Signed` [h, i, j].
+        shift: Logarithms [h, i, 1].
+        log_p: log P of all rows [h, i, j].
+        log_q: log P of row k [h, 1, j].
+        counted: From `_counted`, with a mask.
+    """
+    change = a.sign * jnp.exp(a.log + shift)
+    seen_i, seen_k = log_p > -jnp.inf, log_q > -jnp.inf
+    both = seen_i & seen_k
+    close = (jnp.abs(change) <= 1) & both
+    own = jnp.where(both, log_p - log_q, 0)
+    own = jnp.where((own == 0) & ~close, change, own)  # lost in rounding of large logarithms
+    # e^x − 1 with x = a_j or log P_ij − log P_kj: log|e^x − 1| = max(x, 0) + log|1 − e^{−|x|}|
+    x = jnp.where(close, change, own)
+    log_x = jnp.where(close, a.log, jnp.log(jnp.abs(own)) - shift)
+    grown = Signed(
+        jnp.where(close, a.sign, jnp.sign(own)),
+        jnp.maximum(x, 0) + log_x + ops.log_expm1_ratio(jnp.abs(x)),
+    )
+    terms, beside = Signed(grown.sign, log_q + grown.log), close
+    if counted is not None:
+        only = Signed(jnp.where(seen_i, 1.0, -1.0), jnp.maximum(log_p, log_q) - shift)
+        terms = ops.where(both, terms, only)
+        terms = ops.where(counted.chosen, ops.over(counted.terms, shift), terms)
+        beside = close | counted.chosen
+    s = _sum(terms)
+    if counted is not None:
+        s = ops.signed_sum(s, ops.over(counted.number, shift))
+    s = ops.over(s, _log_sum(jnp.where(beside, log_p, -jnp.inf)))
+    near = s.log + shift < jnp.log(jnp.asarray(0.5, s.log.dtype))
+    log_z = jnp.log1p(jnp.where(near, s.sign * jnp.exp(s.log + shift), 0))
+    by_table = near & close
+    # else the two weights themselves, over the larger one
+    one = jnp.ones_like(own)
+    higher = jnp.maximum(log_p, log_q)
+    of_p = Signed(one, jnp.where(both, jnp.minimum(own, 0), jnp.where(seen_i, 0, -jnp.inf)))
+    of_q = Signed(one, jnp.where(both, jnp.minimum(-own, 0), jnp.where(seen_k, 0, -jnp.inf)))
+    first = ops.where(by_table, grown, of_p)
+    second = ops.where(by_table, s, of_q)
+    base = jnp.where(by_table, log_q + (shift - log_z), higher)
+    return Difference(base, first, second)
+
+
+def _sum(terms):
+    """Σ_j of `Signed` [..., j], kept as [..., 1]."""
+    sizes, top = ops.shares(terms.log)
+    total = jnp.sum(terms.sign * sizes, axis=-1, keepdims=True)
+    return Signed(jnp.sign(total), top + jnp.log(jnp.abs(total)))
+
+
+def _log_sum(log):
+    sizes, top = ops.shares(log)
+    return top + jnp.log(jnp.sum(sizes, axis=-1, keepdims=True))
+
+
+class Counted(NamedTuple):
+    """Entering and leaving keys that S counts against the reference.
+
+    Attributes:
+        chosen: Which keys, Bool [h, i, j].
+        terms: What each adds to ±P_kr, `Signed` [h, i, j].
+        number: (entering − leaving) P_kr, `Signed` [h, i, 1].
+    """
+
+    chosen: Any
+    terms: Any
+    number: Any
+
+
+def _counted(row, a, log_q, mask, k, reference) -> Counted:
+    """Keys that one row alone sees, within a factor e of the reference.
+
+    Others are left as they are: nothing to gain there, and 1 + expm1 would lose their digits.
+    """
+    row_k = mask[:, k][:, None, :]
+    enters, leaves = mask & ~row_k, row_k & ~mask
     row = Signed(row.sign[:, None, :], row.log[:, None, :])
-    there = ops.signed_sum(row, a)
-    from_reference = ops.where(enters, there, row)
+    from_reference = ops.where(enters, ops.signed_sum(row, a), row)
     distance = ops.value(from_reference)
-    close = (enters | leaves) & (jnp.abs(distance) <= 1)
+    chosen = (enters | leaves) & (jnp.abs(distance) <= 1)
     sign = jnp.where(enters, 1.0, -1.0).astype(distance.dtype)
     log_q_r = jnp.take_along_axis(log_q, reference[:, None, None], axis=-1)
-    small = jnp.where(close, distance, 0)
+    small = jnp.where(chosen, distance, 0)
     log = from_reference.log + jnp.maximum(small, 0) + ops.log_expm1_ratio(jnp.abs(small))
-    total = ops.where(close, Signed(sign * from_reference.sign, log_q_r + log), t)
-    count = jnp.sum(jnp.where(close, sign, 0), axis=-1, keepdims=True)
-    return total, Signed(jnp.sign(count), log_q_r + jnp.log(jnp.abs(count)))
+    number = ops.signed(jnp.sum(jnp.where(chosen, sign, 0), axis=-1, keepdims=True))
+    terms = Signed(sign * from_reference.sign, log_q_r + log)
+    return Counted(chosen, terms, Signed(number.sign, number.log + log_q_r))
 
 
-def _outputs(params, state, reference, first, second, noise):
-    """Σ_h Σ_j (first − second)_ij (x_j − x_r) W_V W_O as mantissas [i, d] and logarithms [i]."""
+def _outputs(params, state, reference, difference, noise):
+    """Σ_h Σ_j (P_ij − P_kj)(x_j − x_r) W_V W_O as mantissas [i, d] and logarithms [i]."""
     rest, scales = _from_reference(state, reference, noise)  # [h, j, d], [h, j]
     values = jnp.einsum("hjd,hdv->hjv", rest, params.w_v)
-    larger = jnp.maximum(first.log, second.log)
-    safe = ops.finite(larger)
-    weights = first.sign * jnp.exp(first.log - safe) - second.sign * jnp.exp(second.log - safe)
-    sizes = larger + scales[:, None, :]
-    top = jnp.max(sizes, axis=-1)
-    weights = weights * jnp.exp(sizes - ops.finite(top)[..., None])
+    base, first, second = difference
+    (of_first, of_second), larger = ops.two_shares(first.log, second.log)
+    larger = jnp.where(base == -jnp.inf, -jnp.inf, larger + base)
+    sizes, top = ops.shares(larger + scales[:, None, :])
+    weights = sizes * (first.sign * of_first - second.sign * of_second)
     mixed = jnp.einsum("hij,hjv->hiv", weights, values)
-    mixed, top = ops.normalise(mixed, top)
-    highest = jnp.max(top, axis=0)
-    mixed = mixed * jnp.exp(top - ops.finite(highest)[None, :])[..., None]
-    return ops.normalise(noise(jnp.einsum("hiv,hvd->id", mixed, params.w_o)), highest)
+    mixed, top = ops.normalise(mixed, top[..., 0])
+    by_head, highest = ops.shares(top, axis=0)
+    mixed = mixed * by_head[..., None]
+    return ops.normalise(noise(jnp.einsum("hiv,hvd->id", mixed, params.w_o)), highest[0])
 
 
 def _from_reference(state, reference, noise):
@@ -229,52 +279,73 @@ def _dot_scores(params, tokens, state, context, factor, noise):
     key = None
     if context.rotary is not None:
         key = noise(attn.project(tokens, params.w_k, params.b_k))
-    constant = None if context.bias is None else context.bias.astype(tokens.dtype)
+    constant = _bias(context, tokens.dtype)
     vectors = None
     if params.relative is not None and context.relative is not None:
         vectors, own = _relative_vectors(params.relative, tokens.shape[0], context, factor)
         constant = own if constant is None else constant + own
-        # the position terms take x W_q without its bias
     rotated = query if key is None else attn.rotate(query, context.rotary)
 
-    def scores_of(k, reference, noise):
-        rest, key_scale = _from_reference(state, reference, noise)
+    def keys_of(reference, noise):
+        rest, log_scale = _from_reference(state, reference, noise)
         keys = jnp.einsum("hjd,hdc->hjc", rest, params.w_k)
+        if key is None:
+            return keys, log_scale
+        center = jnp.take_along_axis(key, reference[:, None, None], axis=1)[:, 0]
+        return _rotated(keys, log_scale, center, reference, context.rotary)
+
+    def row(k, reference, noise):
+        keys, log_scale = keys_of(reference, noise)
+        out = ops.signed(jnp.einsum("hc,hjc->hj", rotated[:, k], keys))
+        out = Signed(out.sign, out.log + log_scale)
+        if vectors is not None:  # x W_q alone, without its bias, meets the positions
+            by_key = jnp.einsum("hc,hjc->hj", content[:, k], vectors[:, k])
+            out = ops.signed_sum(out, ops.signed(_minus(by_key, reference)))
+        if constant is not None:
+            out = ops.signed_sum(out, ops.signed(_minus(constant[:, k], reference)))
+        return out
+
+    def pairs(k, reference, noise):
+        keys, key_scale = keys_of(reference, noise)
         from_k = factor * jnp.einsum("id,hdc->hic", noise(state.rest[:, k]), params.w_q)
-        query_scale = jnp.broadcast_to(noise(state.log_scale[:, k])[None, :], from_k.shape[:2])
-        queries = from_k
+        log_scale = jnp.broadcast_to(noise(state.log_scale[:, k])[None, :], from_k.shape[:2])
+        queries, query_scale = from_k, log_scale
         if key is not None:
-            queries, query_scale = _rotated(queries, query_scale, query[:, k], k, context.rotary)
-            at = jnp.take_along_axis(key, reference[:, None, None], axis=1)[:, 0]
-            keys, key_scale = _rotated(keys, key_scale, at, reference, context.rotary)
-        row = ops.signed(jnp.einsum("hc,hjc->hj", rotated[:, k], keys))
-        row = Signed(row.sign, row.log + key_scale)
-        pairs = ops.signed(jnp.einsum("hic,hjc->hij", queries, keys))
-        pairs = Signed(pairs.sign, pairs.log + query_scale[..., None] + key_scale[:, None, :])
+            queries, query_scale = _rotated(from_k, log_scale, query[:, k], k, context.rotary)
+        out = ops.signed(jnp.einsum("hic,hjc->hij", queries, keys))
+        largest = ops.finite(jnp.max(key_scale, axis=-1))
+        out = Signed(out.sign, out.log + (key_scale - largest[:, None])[:, None, :])
+        shift = (query_scale + largest[:, None])[..., None]
+        out = Signed(out.sign, jnp.where(shift == -jnp.inf, -jnp.inf, out.log))
+        shift = ops.finite(shift)
+        if vectors is None and constant is None:
+            return out, shift
+        out = Signed(out.sign, out.log + shift)
         if vectors is not None:
-            row_vectors = vectors[:, k]  # [h, j, c]
-            by_key = jnp.einsum("hc,hjc->hj", content[:, k], row_vectors)
-            row = ops.signed_sum(row, ops.signed(_minus(by_key, reference)))
-            change = vectors - row_vectors[:, None]
             index = reference[:, None, None, None]
-            change = change - jnp.take_along_axis(change, index, axis=2)
-            own = ops.signed(jnp.einsum("hc,hijc->hij", content[:, k], change))
             change = vectors - jnp.take_along_axis(vectors, index, axis=2)
             first = ops.signed(jnp.einsum("hic,hijc->hij", from_k, change))
-            first = Signed(first.sign, first.log + query_scale[..., None])
-            pairs = ops.signed_sum(pairs, ops.signed_sum(first, own))
-        return _with_constant(Scores(row, pairs), constant, k, reference)
+            first = Signed(first.sign, first.log + log_scale[..., None])
+            change = vectors - vectors[:, k][:, None]
+            change = change - jnp.take_along_axis(change, index, axis=2)
+            second = ops.signed(jnp.einsum("hc,hijc->hij", content[:, k], change))
+            out = ops.signed_sum(out, ops.signed_sum(first, second))
+        out = _with_constant(out, constant, k, reference)
+        return out, jnp.zeros_like(shift)
 
-    return scores_of
+    return Scores(row, pairs)
 
 
-def _with_constant(scores, constant, k, reference):
-    """Scores of which B [h, i, j] is a part: B_kj − B_kr, and B_ij − B_kj − B_ir + B_kr."""
+def _bias(context, dtype):
+    return None if context.bias is None else jnp.asarray(context.bias, dtype)
+
+
+def _with_constant(pairs, constant, k, reference):
+    """a_j of scores with a part B [h, i, j] of the positions: B_ij − B_kj − B_ir + B_kr more."""
     if constant is None:
-        return scores
-    row = ops.signed(_minus(constant[:, k], reference))
-    pairs = ops.signed(_minus(constant - constant[:, k][:, None, :], reference))
-    return Scores(ops.signed_sum(scores.row, row), ops.signed_sum(scores.pairs, pairs))
+        return pairs
+    own = _minus(constant - constant[:, k][:, None, :], reference)
+    return ops.signed_sum(pairs, ops.signed(own))
 
 
 def _rotated(rest, log_scale, center, base, rotary):
@@ -315,35 +386,46 @@ def _additive_scores(params, tokens, state, context, factor, noise):
     biases = (params.b_q + params.b_k)[:, None, :]
     query = noise(jnp.einsum("nd,hdc->hnc", tokens, params.w_q) + biases)
     key = noise(jnp.einsum("nd,hdc->hnc", tokens, params.w_k))
-    constant = None if context.bias is None else context.bias.astype(tokens.dtype)
+    constant = _bias(context, tokens.dtype)
     v = ops.signed(factor * params.v_score)
 
     def total(features, v):
-        top = ops.finite(jnp.max(features.log + v.log, axis=-1))
-        terms = features.sign * v.sign * jnp.exp(features.log + v.log - top[..., None])
-        out = ops.signed(jnp.sum(terms, axis=-1))
-        return Signed(out.sign, out.log + top)
+        return _squeezed(_sum(ops.product(features, v)))
 
-    def scores_of(k, reference, noise):
-        rest, scales = _from_reference(state, reference, noise)
+    def parts(k, reference, noise):
+        """c_j − c_r as sinh γ, and z_k + c_r, z_k + c_j."""
+        rest, log_scale = _from_reference(state, reference, noise)
         gamma = ops.signed(jnp.einsum("hjd,hdc->hjc", rest, params.w_k))
-        gamma = Signed(gamma.sign, gamma.log + scales[..., None])  # c_j − c_r
-        delta = ops.signed(jnp.einsum("id,hdc->hic", noise(state.rest[:, k]), params.w_q))
-        delta = Signed(delta.sign, delta.log + noise(state.log_scale[:, k])[None, :, None])
-        at_k, at_r = query[:, k], jnp.take_along_axis(key, reference[:, None, None], axis=1)[:, 0]
-        w = at_k + at_r  # [h, c]
-        with_key = at_k[:, None, :] + key  # w + γ
-        with_query = query + at_r[:, None, :]  # w + δ
-        both = query[:, :, None, :] + key[:, None, :, :]
-        rise = ops.log_sinh(gamma)
-        log = rise.log - ops.log_cosh(with_key) - ops.log_cosh(w)[:, None, :]
-        row = total(Signed(rise.sign, log), Signed(v.sign[:, None], v.log[:, None]))
-        other = ops.log_sinh(delta)
-        turn = ops.log_sinh(ops.signed(both + w[:, None, None, :]))
-        sign = -rise.sign[:, None] * other.sign[:, :, None] * turn.sign
-        log = log[:, None] + turn.log + other.log[:, :, None]
-        log = log - ops.log_cosh(both) - ops.log_cosh(with_query)[:, :, None]
-        pairs = total(Signed(sign, log), Signed(v.sign[:, None, None], v.log[:, None, None]))
-        return _with_constant(Scores(row, pairs), constant, k, reference)
+        rise = ops.log_sinh(Signed(gamma.sign, gamma.log + log_scale[..., None]))
+        at_r = jnp.take_along_axis(key, reference[:, None, None], axis=1)[:, 0]
+        w = query[:, k] + at_r
+        log = rise.log - ops.log_cosh(query[:, k][:, None, :] + key) - ops.log_cosh(w)[:, None, :]
+        return Signed(rise.sign, log), at_r, w
 
-    return scores_of
+    def row(k, reference, noise):
+        features, _, _ = parts(k, reference, noise)
+        out = total(features, Signed(v.sign[:, None], v.log[:, None]))
+        if constant is not None:
+            out = ops.signed_sum(out, ops.signed(_minus(constant[:, k], reference)))
+        return out
+
+    def pairs(k, reference, noise):
+        features, at_r, w = parts(k, reference, noise)
+        delta = ops.signed(jnp.einsum("id,hdc->hic", noise(state.rest[:, k]), params.w_q))
+        rise = ops.log_sinh(
+            Signed(delta.sign, delta.log + noise(state.log_scale[:, k])[None, :, None])
+        )
+        both = query[:, :, None, :] + key[:, None, :, :]  # w + δ + γ
+        turn = ops.log_sinh(ops.signed(both + w[:, None, None, :]))
+        sign = -features.sign[:, None] * rise.sign[:, :, None] * turn.sign
+        by_query = rise.log - ops.log_cosh(query + at_r[:, None, :])
+        log = features.log[:, None] + by_query[:, :, None] + turn.log - ops.log_cosh(both)
+        out = total(Signed(sign, log), Signed(v.sign[:, None, None], v.log[:, None, None]))
+        out = _with_constant(out, constant, k, reference)
+        return out, jnp.zeros_like(out.log[..., :1])
+
+    return Scores(row, pairs)
+
+
+def _squeezed(a):
+    return Signed(a.sign[..., 0], a.log[..., 0])

@@ -54,13 +54,18 @@ def signed(a) -> Signed:
 
 def signed_sum(a: Signed, b: Signed) -> Signed:
     """a + b; digits are lost only where the two really cancel."""
-    top = finite(jnp.maximum(a.log, b.log))
-    total = a.sign * jnp.exp(a.log - top) + b.sign * jnp.exp(b.log - top)
+    (of_a, of_b), top = two_shares(a.log, b.log)
+    total = a.sign * of_a + b.sign * of_b
     return Signed(jnp.sign(total), top + jnp.log(jnp.abs(total)))
 
 
 def product(a: Signed, b: Signed) -> Signed:
     return Signed(a.sign * b.sign, a.log + b.log)
+
+
+def over(a: Signed, log) -> Signed:
+    """a e^{−log}."""
+    return Signed(a.sign, a.log - log)
 
 
 def value(a: Signed):
@@ -74,6 +79,29 @@ def where(condition, a: Signed, b: Signed) -> Signed:
 
 def finite(log):
     return jnp.where(log == -jnp.inf, 0, log)
+
+
+def shares(log, axis=-1):
+    """(exp(log − top), top) with top = max log along an axis, kept; top is 0 where all is −inf.
+
+    Some entry must be at the maximum. A compiler may compute `log` anew for the difference and
+    round otherwise, and logarithms of 1e12 have an ulp of 1e5 in float32: where no entry is at the
+    maximum, the result is NaN rather than 0.
+    """
+    top = jnp.max(log, axis=axis, keepdims=True)
+    out = jnp.exp(jnp.minimum(log - finite(top), 0))
+    return out, _at_top(jnp.max(out, axis=axis, keepdims=True), top)
+
+
+def two_shares(log_a, log_b):
+    """As `shares`, of two arrays, entry by entry."""
+    top = jnp.maximum(log_a, log_b)
+    out = [jnp.exp(jnp.minimum(log - finite(top), 0)) for log in (log_a, log_b)]
+    return out, _at_top(jnp.maximum(*out), top)
+
+
+def _at_top(largest, top):
+    return jnp.where((top > -jnp.inf) & (largest < 0.5), jnp.nan, finite(top))
 
 
 def log_expm1_ratio(x):
@@ -99,22 +127,26 @@ def log_cosh(x):
 
 
 def make_noise(word, ulps):
-    """noise(a) = a(1 + ulps·ε·u), u uniform in [−1, 1], another u in every call and entry.
+    """noise(a): a moved by −ulps .. ulps units in the last place, anew in every call and entry.
 
-    An integer hash of (word, call, entry), since the bits of threefry would cost more than the
-    arithmetic that they disturb. `noise.at(index)` is for the body of a loop.
+    An integer hash of (word, call, entry) is added to the bits: threefry would cost more than the
+    arithmetic that it disturbs, and a product would be fused with the sums that follow, which then
+    round differently where they are computed twice. `noise.at(index)` is for the body of a loop.
 
     Args:
         word: Uint32 of the replica; may be traced.
-        ulps: Size; with 0 every operand stays as it is, bit for bit.
+        ulps: Uint32; with 0 every operand stays as it is.
     """
     calls = itertools.count(1)
 
     def noise(a):
         counter = jax.lax.iota(jnp.uint32, math.prod(a.shape)).reshape(a.shape)
-        bits = _hash(counter * jnp.uint32(0x9E3779B9) + _hash(word + jnp.uint32(next(calls))))
-        u = bits.astype(a.dtype) * 2.0**-31 - 1
-        return a * (1 + jnp.asarray(ulps, a.dtype) * jnp.finfo(a.dtype).eps * u)
+        random = _hash(counter * jnp.uint32(0x9E3779B9) + _hash(word + jnp.uint32(next(calls))))
+        steps = ((random >> 16) * (2 * ulps + 1)) >> 16  # 0 .. 2 ulps
+        bits = jax.lax.bitcast_convert_type(a, f"uint{8 * a.dtype.itemsize}")
+        moved = bits + steps.astype(bits.dtype) - ulps.astype(bits.dtype)
+        moved = jax.lax.bitcast_convert_type(moved, a.dtype)
+        return jnp.where((a != 0) & jnp.isfinite(a), moved, a)
 
     def at(index):
         return make_noise(_hash(word + jnp.uint32(next(calls))) + index.astype(jnp.uint32), ulps)
@@ -145,10 +177,8 @@ def normalise(rest, log_scale):
 
 def add_scaled(a, log_a, b, log_b):
     """Mantissas and logarithms of e^{log_a} a + e^{log_b} b, vectors in the last axis."""
-    top = jnp.maximum(log_a, log_b)
-    safe = finite(top)
-    scaled = jnp.exp(log_a - safe)[..., None] * a + jnp.exp(log_b - safe)[..., None] * b
-    return normalise(scaled, top)
+    (of_a, of_b), top = two_shares(log_a, log_b)
+    return normalise(of_a[..., None] * a + of_b[..., None] * b, top)
 
 
 def antisymmetric(rest, log_scale):
@@ -183,8 +213,8 @@ def log10_residual(state: PairState, keep):
     """log10 ‖res(X)‖_{1,∞} around the mean token: row i of the residual is mean_k (x_i − x_k)."""
     seen = keep[:, None] & keep[None, :]
     scales = jnp.where(seen, state.log_scale, -jnp.inf)
-    top = jnp.max(scales)
-    weights = jnp.exp(scales - finite(top)) / jnp.sum(keep)
+    weights, top = shares(scales.reshape(-1))
+    weights, top = weights.reshape(seen.shape) / jnp.sum(keep), top[0]
     residual = jnp.einsum("ik,ikd->id", weights, jnp.where(seen[..., None], state.rest, 0))
     return (top + jnp.log(composite_norm(residual))) / np.log(10.0)
 
@@ -243,9 +273,8 @@ def mlp(params, state: PairState, kind: str, noise) -> PairState:
             change = product(phi, step(params.w_in))
             change = signed_sum(change, product(signed(z[k][None, :]), slope))
         change = Signed(change.sign, own(change.log))
-        top = jnp.max(change.log, axis=-1)
-        mantissa = change.sign * jnp.exp(change.log - finite(top)[:, None])
-        return normalise(mantissa @ params.w_out, top)
+        sizes, top = shares(change.log)
+        return normalise((change.sign * sizes) @ params.w_out, top[:, 0])
 
     rest, log_scale = jax.lax.map(column, jnp.arange(z.shape[0]))  # [k, i, d]
     table = antisymmetric(jnp.swapaxes(rest, 0, 1), log_scale.T)

@@ -24,10 +24,11 @@ from rank_collapse.theory import logdomain
 from rank_collapse.theory import pair_operations as ops
 from rank_collapse.theory.pair_attention import attention
 
-# Copies of the pass, and the size of what disturbs their operands. Uniform noise of 2 ulps has
-# four times the standard deviation of rounding, so that a pass spoilt by rounding alone is followed
-# by copies that scatter four times as far, and all three within the tolerance are rare.
-REPLICAS, ULPS = 3, 2.0
+# Copies of the pass, and by how many units in the last place each operand of theirs is moved at
+# most. Moves of −2 .. 2 have five times the standard deviation of rounding (√2 and 1/√12 ulps), so
+# that a pass spoilt by rounding goes with copies that scatter five times as far: all three within
+# the tolerance are rare.
+REPLICAS, ULPS = 3, 2
 # Copies may differ by ABSOLUTE decades, or by RELATIVE of the logarithm where that is more:
 # the second digit of a residual, and what float32 keeps of a logarithm near 1e5.
 ABSOLUTE, RELATIVE = 1e-2, 1e-3
@@ -107,7 +108,8 @@ def pair_profile(
 
     words = jnp.arange(1 + REPLICAS, dtype=jnp.uint32)
     with jax.default_matmul_precision("highest"):
-        profiles, agree = jax.vmap(copy)(words, jnp.where(words == 0, 0.0, ULPS).astype(dtype))
+        ulps = jnp.where(words == 0, 0, ULPS).astype(jnp.uint32)  # the first copy is the profile
+        profiles, agree = jax.vmap(copy)(words, ulps)
     return _certain(profiles, agree)
 
 
