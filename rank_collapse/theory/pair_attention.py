@@ -56,11 +56,23 @@ class Scores(NamedTuple):
 
     Attributes:
         row: s_kj − s_kr, `Signed` [h, j].
-        pairs: a_j = s_ij − s_kj − s_ir + s_kr, as `Signed` [h, i, j] times e^shift, [h, i, 1].
+        pairs: a_j = s_ij − s_kj − s_ir + s_kr, `Scaled` [h, i, j].
     """
 
     row: Any
     pairs: Any
+
+
+class Scaled(NamedTuple):
+    """mantissa · e^{by_query + by_key}: two logarithms may be so large that their ulp exceeds 1."""
+
+    mantissa: Signed  # [h, i, j]
+    by_query: Any  # [h, i, 1]
+    by_key: Any  # [h, 1, j]
+
+    def number(self) -> Signed:
+        """As one sign and logarithm."""
+        return ops.over(self.mantissa, -(self.by_query + self.by_key))
 
 
 def attention(params, state: PairState, config, context, temperature, noise) -> PairState:
@@ -107,14 +119,14 @@ def attention(params, state: PairState, config, context, temperature, noise) -> 
     def column(k):
         own = noise.at(k)
         reference = references[k]
-        a, shift = scores.pairs(k, reference, own)
-        a = Signed(a.sign, own(a.log))
+        a = scores.pairs(k, reference, own)
+        a = a._replace(mantissa=Signed(a.mantissa.sign, own(a.mantissa.log)))
         log_q = log_p[:, k][:, None, :]
         against = None
         if mask is not None:
-            change = Signed(a.sign, a.log + shift)
-            against = _counted(scores.row(k, reference, own), change, log_q, mask, k, reference)
-        difference = _weight_difference(a, shift, log_p, log_q, against)
+            row_k = scores.row(k, reference, own)
+            against = _counted(row_k, a.number(), log_q, mask, k, reference)
+        difference = _weight_difference(a, log_p, log_q, against)
         return _outputs(params, state, reference, difference, own)
 
     rest, log_scale = jax.lax.map(column, jnp.arange(n))  # [k, i, d], [k, i]
@@ -151,27 +163,34 @@ class Difference(NamedTuple):
     second: Signed
 
 
-def _weight_difference(a, shift, log_p, log_q, counted):
+def _weight_difference(a, log_p, log_q, counted):
     """`Difference` of two terms that cancel only by chance.
 
     Args:
-        a: a_j e^{−shift}, `Signed` [h, i, j].
-        shift: Logarithms [h, i, 1].
+        a: a_j, `Scaled`.
         log_p: log P of all rows [h, i, j].
         log_q: log P of row k [h, 1, j].
         counted: From `_counted`, with a mask.
     """
-    change = a.sign * jnp.exp(a.log + shift)
+    change = ops.value(a.number())
     seen_i, seen_k = log_p > -jnp.inf, log_q > -jnp.inf
     both = seen_i & seen_k
     close = (jnp.abs(change) <= 1) & both
+    # logarithms below are relative to the term that leads S, where it is of this kind
+    by_key = jnp.broadcast_to(a.by_key, change.shape)
+    sizes = jnp.where(close, log_q + a.mantissa.log + by_key, -jnp.inf)
+    leading = jnp.take_along_axis(by_key, jnp.argmax(sizes, axis=-1, keepdims=True), axis=-1)
+    leading = ops.finite(leading)
+    shift = ops.finite(a.by_query) + leading
+    log_a = a.mantissa.log + (by_key - leading)
+    log_a = jnp.where(a.by_query == -jnp.inf, -jnp.inf, log_a)
     own = jnp.where(both, log_p - log_q, 0)
     own = jnp.where((own == 0) & ~close, change, own)  # lost in rounding of large logarithms
     # e^x − 1 with x = a_j or log P_ij − log P_kj: log|e^x − 1| = max(x, 0) + log|1 − e^{−|x|}|
     x = jnp.where(close, change, own)
-    log_x = jnp.where(close, a.log, jnp.log(jnp.abs(own)) - shift)
+    log_x = jnp.where(close, log_a, jnp.log(jnp.abs(own)) - shift)
     grown = Signed(
-        jnp.where(close, a.sign, jnp.sign(own)),
+        jnp.where(close, a.mantissa.sign, jnp.sign(own)),
         jnp.maximum(x, 0) + log_x + ops.log_expm1_ratio(jnp.abs(x)),
     )
     terms, beside = Signed(grown.sign, log_q + grown.log), close
@@ -250,10 +269,12 @@ def _outputs(params, state, reference, difference, noise):
     values = jnp.einsum("hjd,hdv->hjv", rest, params.w_v)
     base, first, second = difference
     (of_first, of_second), larger = ops.two_shares(first.log, second.log)
-    larger = jnp.where(base == -jnp.inf, -jnp.inf, larger + base)
-    sizes, top = ops.shares(larger + scales[:, None, :])
+    nothing = (base == -jnp.inf) | ((first.log == -jnp.inf) & (second.log == -jnp.inf))
+    sizes, top = ops.shares(jnp.where(nothing, -jnp.inf, larger + base) + scales[:, None, :])
     weights = sizes * (first.sign * of_first - second.sign * of_second)
-    mixed = jnp.einsum("hij,hjv->hiv", weights, values)
+    # equal to the last digit: not chance, but logarithms so large that they hold no such digit
+    lost = (top != 0) & (jnp.max(jnp.abs(weights), axis=-1, keepdims=True) == 0)
+    mixed = jnp.einsum("hij,hjv->hiv", jnp.where(lost, jnp.nan, weights), values)
     mixed, top = ops.normalise(mixed, top[..., 0])
     by_head, highest = ops.shares(top, axis=0)
     mixed = mixed * by_head[..., None]
@@ -313,14 +334,10 @@ def _dot_scores(params, tokens, state, context, factor, noise):
         if key is not None:
             queries, query_scale = _rotated(from_k, log_scale, query[:, k], k, context.rotary)
         out = ops.signed(jnp.einsum("hic,hjc->hij", queries, keys))
-        largest = ops.finite(jnp.max(key_scale, axis=-1))
-        out = Signed(out.sign, out.log + (key_scale - largest[:, None])[:, None, :])
-        shift = (query_scale + largest[:, None])[..., None]
-        out = Signed(out.sign, jnp.where(shift == -jnp.inf, -jnp.inf, out.log))
-        shift = ops.finite(shift)
+        out = Scaled(out, query_scale[..., None], key_scale[:, None, :])
         if vectors is None and constant is None:
-            return out, shift
-        out = Signed(out.sign, out.log + shift)
+            return out
+        out = out.number()
         if vectors is not None:
             index = reference[:, None, None, None]
             change = vectors - jnp.take_along_axis(vectors, index, axis=2)
@@ -330,10 +347,13 @@ def _dot_scores(params, tokens, state, context, factor, noise):
             change = change - jnp.take_along_axis(change, index, axis=2)
             second = ops.signed(jnp.einsum("hc,hijc->hij", content[:, k], change))
             out = ops.signed_sum(out, ops.signed_sum(first, second))
-        out = _with_constant(out, constant, k, reference)
-        return out, jnp.zeros_like(shift)
+        return _unscaled(_with_constant(out, constant, k, reference))
 
     return Scores(row, pairs)
+
+
+def _unscaled(a):
+    return Scaled(a, jnp.zeros_like(a.log[..., :1]), jnp.zeros_like(a.log[:, :1]))
 
 
 def _bias(context, dtype):
@@ -421,8 +441,7 @@ def _additive_scores(params, tokens, state, context, factor, noise):
         by_query = rise.log - ops.log_cosh(query + at_r[:, None, :])
         log = features.log[:, None] + by_query[:, :, None] + turn.log - ops.log_cosh(both)
         out = total(Signed(sign, log), Signed(v.sign[:, None, None], v.log[:, None, None]))
-        out = _with_constant(out, constant, k, reference)
-        return out, jnp.zeros_like(out.log[..., :1])
+        return _unscaled(_with_constant(out, constant, k, reference))
 
     return Scores(row, pairs)
 
