@@ -8,19 +8,6 @@ weight, near 1, is the one that rounding spoils. Per head, with scores s:
     a_j = s_ij − s_kj − s_ir + s_kr, so that a_r = 0,
     P_ij = P_kj e^{a_j}/Z with Z = 1 + S, S = Σ_j P_kj (e^{a_j} − 1).
 
-For dot products a_j = (x_i − x_k)W_Q · (x_j − x_r)W_K/√k, a product of two differences of the
-table: its logarithm is known far below float range. Additive scores have tanh's second difference,
-
-    tanh(w+δ+γ) − tanh(w+γ) − tanh(w+δ) + tanh w = −sinh δ sinh γ sinh(2w+δ+γ) /
-        (cosh(w+δ+γ) cosh(w+γ) cosh(w+δ) cosh w),   w = z_k + c_r, δ = z_i − z_k, γ = c_j − c_r.
-
-**What rows see different positions of** adds to a_j a part that does not vanish with the distance:
-position biases B give B_ij − B_kj − B_ir + B_kr. Rotary positions replace the differences of
-queries and keys by R_i q_i − R_k q_k = R_i(q_i − q_k) + (R_i − R_k) q_k, and so for keys. Relative
-vectors F_ij, with q_i·F_ij in the score, give
-(q_i − q_k)·(F_ij − F_ir) + q_k·(F_ij − F_kj − F_ir + F_kr).
-All are formed from the positions' own differences, which are exactly 0 where positions agree.
-
 **P_ij − P_kj** is (t_j − P_kj S)/Z with t_j = P_kj (e^{a_j} − 1) where |a_j| ≤ 1 and |S| < 1/2, and
 else the difference of the two rows' own weights. That loses digits only where e^{a_j} is near Z by
 chance: with |a_j| > 1 and |S| < 1/2 they differ by a factor e^{0.3}; with |S| ≥ 1/2 the reference
@@ -38,7 +25,7 @@ counted against it, ±Z P_ij or ±P_kj = ±P_kr (1 + expm1(s_.j − s_.r)), the 
 and the rest from the table. Keys that resemble each other but not r still cancel; the replicas see
 it.
 
-Axis letters: h heads, i, k queries, j keys, r reference keys [h], c per-head query/key width.
+The a_j are in `pair_scores`. Axis letters: h heads, i, k queries, j keys, r reference keys [h].
 """
 
 from typing import Any, NamedTuple
@@ -49,30 +36,7 @@ import jax.numpy as jnp
 from rank_collapse.network import attention as attn
 from rank_collapse.theory import pair_operations as ops
 from rank_collapse.theory.pair_operations import PairState, Signed
-
-
-class Scores(NamedTuple):
-    """Differences of scores of a query k against reference keys, as functions (k, r [h], noise).
-
-    Attributes:
-        row: s_kj − s_kr, `Signed` [h, j].
-        pairs: a_j = s_ij − s_kj − s_ir + s_kr, `Scaled` [h, i, j].
-    """
-
-    row: Any
-    pairs: Any
-
-
-class Scaled(NamedTuple):
-    """mantissa · e^{by_query + by_key}: two logarithms may be so large that their ulp exceeds 1."""
-
-    mantissa: Signed  # [h, i, j]
-    by_query: Any  # [h, i, 1]
-    by_key: Any  # [h, 1, j]
-
-    def number(self) -> Signed:
-        """As one sign and logarithm."""
-        return ops.over(self.mantissa, -(self.by_query + self.by_key))
+from rank_collapse.theory.pair_scores import from_reference, scores_of
 
 
 def attention(params, state: PairState, config, context, temperature, noise) -> PairState:
@@ -89,11 +53,7 @@ def attention(params, state: PairState, config, context, temperature, noise) -> 
     n = state.tokens.shape[0]
     tokens = noise(state.tokens)
     mask, sees_none = _allowed(context.mask, n)
-    factor = jnp.ones((), tokens.dtype) / temperature
-    if config.score == "dot" and config.scale_scores:
-        factor = factor / jnp.sqrt(params.w_q.shape[-1]).astype(tokens.dtype)
-    make = _additive_scores if config.score == "additive" else _dot_scores
-    scores = make(params, tokens, state, context, factor, noise)
+    scores = scores_of(params, tokens, state, config, context, temperature, noise)
     plain = attn.attention_scores(
         params, tokens, tokens, score=config.score, scale=config.scale_scores,
         temperature=temperature, context=context,
@@ -110,11 +70,11 @@ def attention(params, state: PairState, config, context, temperature, noise) -> 
         reference = heaviest(ops.value(scores.row(k, first, own)), k)
         return reference, ops.value(scores.row(k, reference, own))
 
-    references, from_reference = jax.lax.map(row, jnp.arange(n))  # [k, h], [k, h, j]
-    from_reference = jnp.swapaxes(from_reference, 0, 1)
+    references, scores_k = jax.lax.map(row, jnp.arange(n))  # [k, h], [k, h, j]
+    scores_k = jnp.swapaxes(scores_k, 0, 1)
     if mask is not None:
-        from_reference = jnp.where(mask, from_reference, -jnp.inf)
-    log_p = noise(jax.nn.log_softmax(from_reference, axis=-1))
+        scores_k = jnp.where(mask, scores_k, -jnp.inf)
+    log_p = noise(jax.nn.log_softmax(scores_k, axis=-1))
 
     def column(k):
         own = noise.at(k)
@@ -199,7 +159,7 @@ def _weight_difference(a, log_p, log_q, counted):
         terms = ops.where(both, terms, only)
         terms = ops.where(counted.chosen, ops.over(counted.terms, shift), terms)
         beside = close | counted.chosen
-    s = _sum(terms)
+    s = ops.signed_total(terms)
     if counted is not None:
         s = ops.signed_sum(s, ops.over(counted.number, shift))
     s = ops.over(s, _log_sum(jnp.where(beside, log_p, -jnp.inf)))
@@ -215,13 +175,6 @@ def _weight_difference(a, log_p, log_q, counted):
     second = ops.where(by_table, s, of_q)
     base = jnp.where(by_table, log_q + (shift - log_z), higher)
     return Difference(base, first, second)
-
-
-def _sum(terms):
-    """Σ_j of `Signed` [..., j], kept as [..., 1]."""
-    sizes, top = ops.shares(terms.log)
-    total = jnp.sum(terms.sign * sizes, axis=-1, keepdims=True)
-    return Signed(jnp.sign(total), top + jnp.log(jnp.abs(total)))
 
 
 def _log_sum(log):
@@ -265,7 +218,7 @@ def _counted(row, a, log_q, mask, k, reference) -> Counted:
 
 def _outputs(params, state, reference, difference, noise):
     """Σ_h Σ_j (P_ij − P_kj)(x_j − x_r) W_V W_O as mantissas [i, d] and logarithms [i]."""
-    rest, scales = _from_reference(state, reference, noise)  # [h, j, d], [h, j]
+    rest, scales = from_reference(state, reference, noise)  # [h, j, d], [h, j]
     values = jnp.einsum("hjd,hdv->hjv", rest, params.w_v)
     base, first, second = difference
     (of_first, of_second), larger = ops.two_shares(first.log, second.log)
@@ -279,172 +232,3 @@ def _outputs(params, state, reference, difference, noise):
     by_head, highest = ops.shares(top, axis=0)
     mixed = mixed * by_head[..., None]
     return ops.normalise(noise(jnp.einsum("hiv,hvd->id", mixed, params.w_o)), highest[0])
-
-
-def _from_reference(state, reference, noise):
-    """x_j − x_r for each head's reference: mantissas [h, j, d] and logarithms [h, j]."""
-    rest = jnp.swapaxes(state.rest[:, reference], 0, 1)
-    return noise(rest), noise(state.log_scale[:, reference].T)
-
-
-def _minus(a, reference):
-    """a_j − a_r along the last axis, for ordinary numbers [h, ..., j]."""
-    index = reference.reshape((-1,) + (1,) * (a.ndim - 1))
-    return a - jnp.take_along_axis(a, index, axis=-1)
-
-
-def _dot_scores(params, tokens, state, context, factor, noise):
-    """`Scores` of dot products, with rotary or relative positions and biases."""
-    content = noise(factor * jnp.einsum("nd,hdc->hnc", tokens, params.w_q))
-    query = content + factor * params.b_q[:, None, :]
-    key = None
-    if context.rotary is not None:
-        key = noise(attn.project(tokens, params.w_k, params.b_k))
-    constant = _bias(context, tokens.dtype)
-    vectors = None
-    if params.relative is not None and context.relative is not None:
-        vectors, own = _relative_vectors(params.relative, tokens.shape[0], context, factor)
-        constant = own if constant is None else constant + own
-    rotated = query if key is None else attn.rotate(query, context.rotary)
-
-    def keys_of(reference, noise):
-        rest, log_scale = _from_reference(state, reference, noise)
-        keys = jnp.einsum("hjd,hdc->hjc", rest, params.w_k)
-        if key is None:
-            return keys, log_scale
-        center = jnp.take_along_axis(key, reference[:, None, None], axis=1)[:, 0]
-        return _rotated(keys, log_scale, center, reference, context.rotary)
-
-    def row(k, reference, noise):
-        keys, log_scale = keys_of(reference, noise)
-        out = ops.signed(jnp.einsum("hc,hjc->hj", rotated[:, k], keys))
-        out = Signed(out.sign, out.log + log_scale)
-        if vectors is not None:  # x W_q alone, without its bias, meets the positions
-            by_key = jnp.einsum("hc,hjc->hj", content[:, k], vectors[:, k])
-            out = ops.signed_sum(out, ops.signed(_minus(by_key, reference)))
-        if constant is not None:
-            out = ops.signed_sum(out, ops.signed(_minus(constant[:, k], reference)))
-        return out
-
-    def pairs(k, reference, noise):
-        keys, key_scale = keys_of(reference, noise)
-        from_k = factor * jnp.einsum("id,hdc->hic", noise(state.rest[:, k]), params.w_q)
-        log_scale = jnp.broadcast_to(noise(state.log_scale[:, k])[None, :], from_k.shape[:2])
-        queries, query_scale = from_k, log_scale
-        if key is not None:
-            queries, query_scale = _rotated(from_k, log_scale, query[:, k], k, context.rotary)
-        out = ops.signed(jnp.einsum("hic,hjc->hij", queries, keys))
-        out = Scaled(out, query_scale[..., None], key_scale[:, None, :])
-        if vectors is None and constant is None:
-            return out
-        out = out.number()
-        if vectors is not None:
-            index = reference[:, None, None, None]
-            change = vectors - jnp.take_along_axis(vectors, index, axis=2)
-            first = ops.signed(jnp.einsum("hic,hijc->hij", from_k, change))
-            first = Signed(first.sign, first.log + log_scale[..., None])
-            change = vectors - vectors[:, k][:, None]
-            change = change - jnp.take_along_axis(change, index, axis=2)
-            second = ops.signed(jnp.einsum("hc,hijc->hij", content[:, k], change))
-            out = ops.signed_sum(out, ops.signed_sum(first, second))
-        return _unscaled(_with_constant(out, constant, k, reference))
-
-    return Scores(row, pairs)
-
-
-def _unscaled(a):
-    return Scaled(a, jnp.zeros_like(a.log[..., :1]), jnp.zeros_like(a.log[:, :1]))
-
-
-def _bias(context, dtype):
-    return None if context.bias is None else jnp.asarray(context.bias, dtype)
-
-
-def _with_constant(pairs, constant, k, reference):
-    """a_j of scores with a part B [h, i, j] of the positions: B_ij − B_kj − B_ir + B_kr more."""
-    if constant is None:
-        return pairs
-    own = _minus(constant - constant[:, k][:, None, :], reference)
-    return ops.signed_sum(pairs, ops.signed(own))
-
-
-def _rotated(rest, log_scale, center, base, rotary):
-    """R_i(x_i − x_b) + (R_i − R_b) x_b as mantissas [h, i, c] and logarithms [h, i].
-
-    Args:
-        rest, log_scale: x_i − x_b.
-        center: x_b [h, c].
-        base: b, an index or one per head [h].
-        rotary: (cos, sin), each [n, c].
-    """
-    turned = attn.rotate(rest, rotary)
-    at_base = [jnp.broadcast_to(t[base], center.shape) for t in rotary]
-    turn = [t[None].astype(rest.dtype) - b[:, None, :].astype(rest.dtype)
-            for t, b in zip(rotary, at_base, strict=True)]  # fmt: skip
-    low, high = jnp.split(center, 2, axis=-1)
-    across = jnp.concatenate([-high, low], axis=-1)
-    moved = center[:, None, :] * turn[0] + across[:, None, :] * turn[1]
-    return ops.add_scaled(turned, log_scale, moved, jnp.zeros_like(log_scale))
-
-
-def _relative_vectors(relative, n, context, factor):
-    """F [h, i, j, c] with scores (x_i W_q)·F_ij, and their constant part [h, i, j]."""
-    keys = jnp.einsum("pd,hdc->hpc", context.relative.astype(relative.w_r.dtype), relative.w_r)
-    i, j = jnp.arange(n)[:, None], jnp.arange(n)[None, :]
-    vectors = keys[:, n - 1 - (i - j)]
-    constant = factor * jnp.einsum("hijc,hc->hij", vectors, relative.b_r)
-    if context.segments is not None:
-        differ = (context.segments[:, None] != context.segments[None, :]).astype(jnp.int32)
-        kinds = jnp.moveaxis(relative.segment[differ], 2, 0)
-        constant = constant + factor * jnp.einsum("hijc,hc->hij", kinds, relative.b_s)
-        vectors = vectors + kinds
-    return vectors, constant
-
-
-def _additive_scores(params, tokens, state, context, factor, noise):
-    """`Scores` of v·tanh(x_i W_q + x_j W_k + b): sums over features in logarithms."""
-    biases = (params.b_q + params.b_k)[:, None, :]
-    query = noise(jnp.einsum("nd,hdc->hnc", tokens, params.w_q) + biases)
-    key = noise(jnp.einsum("nd,hdc->hnc", tokens, params.w_k))
-    constant = _bias(context, tokens.dtype)
-    v = ops.signed(factor * params.v_score)
-
-    def total(features, v):
-        return _squeezed(_sum(ops.product(features, v)))
-
-    def parts(k, reference, noise):
-        """c_j − c_r as sinh γ, and z_k + c_r, z_k + c_j."""
-        rest, log_scale = _from_reference(state, reference, noise)
-        gamma = ops.signed(jnp.einsum("hjd,hdc->hjc", rest, params.w_k))
-        rise = ops.log_sinh(Signed(gamma.sign, gamma.log + log_scale[..., None]))
-        at_r = jnp.take_along_axis(key, reference[:, None, None], axis=1)[:, 0]
-        w = query[:, k] + at_r
-        log = rise.log - ops.log_cosh(query[:, k][:, None, :] + key) - ops.log_cosh(w)[:, None, :]
-        return Signed(rise.sign, log), at_r, w
-
-    def row(k, reference, noise):
-        features, _, _ = parts(k, reference, noise)
-        out = total(features, Signed(v.sign[:, None], v.log[:, None]))
-        if constant is not None:
-            out = ops.signed_sum(out, ops.signed(_minus(constant[:, k], reference)))
-        return out
-
-    def pairs(k, reference, noise):
-        features, at_r, w = parts(k, reference, noise)
-        delta = ops.signed(jnp.einsum("id,hdc->hic", noise(state.rest[:, k]), params.w_q))
-        rise = ops.log_sinh(
-            Signed(delta.sign, delta.log + noise(state.log_scale[:, k])[None, :, None])
-        )
-        both = query[:, :, None, :] + key[:, None, :, :]  # w + δ + γ
-        turn = ops.log_sinh(ops.signed(both + w[:, None, None, :]))
-        sign = -features.sign[:, None] * rise.sign[:, :, None] * turn.sign
-        by_query = rise.log - ops.log_cosh(query + at_r[:, None, :])
-        log = features.log[:, None] + by_query[:, :, None] + turn.log - ops.log_cosh(both)
-        out = total(Signed(sign, log), Signed(v.sign[:, None, None], v.log[:, None, None]))
-        return _unscaled(_with_constant(out, constant, k, reference))
-
-    return Scores(row, pairs)
-
-
-def _squeezed(a):
-    return Signed(a.sign[..., 0], a.log[..., 0])

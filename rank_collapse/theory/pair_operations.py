@@ -93,6 +93,13 @@ def shares(log, axis=-1):
     return out, _at_top(jnp.max(out, axis=axis, keepdims=True), top)
 
 
+def signed_total(terms: Signed) -> Signed:
+    """Σ_j of `Signed` [..., j], kept as [..., 1]."""
+    sizes, top = shares(terms.log)
+    total = jnp.sum(terms.sign * sizes, axis=-1, keepdims=True)
+    return Signed(jnp.sign(total), top + jnp.log(jnp.abs(total)))
+
+
 def two_shares(log_a, log_b):
     """As `shares`, of two arrays, entry by entry."""
     top = jnp.maximum(log_a, log_b)
@@ -317,21 +324,40 @@ def activation_difference(name: str, z, end, step: Signed) -> Signed:
         down = Signed(-to_zero.sign, to_zero.log)
         from_above = where(further & (step.sign < 0), down, step)
         return where(z > 0, from_above, where(further & (step.sign > 0), up, nothing))
-    if name == "tanh":
-        rise = log_sinh(step)
-        return Signed(rise.sign, rise.log - log_cosh(z) - log_cosh(end))
+    if name == "tanh":  # 2 sigmoid(2z) − 1
+        twice = Signed(step.sign, step.log + math.log(2.0))
+        rise = _sigmoid_difference(2 * z, 2 * end, twice)
+        return Signed(rise.sign, rise.log + math.log(2.0))
     if name == "gelu":
         gates = _normal_difference(z, end, step)
     else:
-        p, q = (_sigmoid_argument(name, a) for a in (z, end))
         slope = jnp.log(jnp.asarray(1.702 if name == "quick_gelu" else 1.0, z.dtype))
-        if name == "gelu_tanh":  # (q − p)/step, a positive form in (z, end)
+        if name == "gelu_tanh":  # a positive form in (z, end)
             form = 1 + 0.044715 * (z * z + z * end + end * end)
             slope = jnp.log(jnp.asarray(2 * math.sqrt(2 / math.pi), z.dtype) * form)
-        half = log_sinh(Signed(step.sign, step.log + slope - math.log(2.0)))
-        gates = Signed(half.sign, half.log - math.log(2.0) - log_cosh(p / 2) - log_cosh(q / 2))
+        arguments = (_sigmoid_argument(name, a) for a in (z, end))
+        gates = _sigmoid_difference(*arguments, Signed(step.sign, step.log + slope))
     first = product(step, Signed(1.0, log_gate(name, end)))
     return signed_sum(first, product(signed(z), gates))
+
+
+def _sigmoid_difference(p, q, step):
+    """sigmoid(q) − sigmoid(p) = sinh(step/2)/(2 cosh(p/2) cosh(q/2)), or by tails over long steps.
+
+    Over steps longer than 1 the logarithms of the tails differ by more than 1/4, while sinh and
+    cosh would cancel.
+    """
+    half = log_sinh(Signed(step.sign, jnp.minimum(step.log, 0) - math.log(2.0)))
+    short = half.log - math.log(2.0) - log_cosh(p / 2) - log_cosh(q / 2)
+    return Signed(step.sign, jnp.where(step.log <= 0, short, _by_tails(jax.nn.log_sigmoid, p, q)))
+
+
+def _by_tails(log_cdf, a, b):
+    """log|F(b) − F(a)| of a symmetric distribution, from the lighter tails: F(x) = 1 − F(−x)."""
+    side = jnp.where(a + b > 0, -1.0, 1.0).astype(a.dtype)
+    lower, upper = log_cdf(side * a), log_cdf(side * b)
+    gap = jnp.abs(lower - upper)
+    return jnp.maximum(lower, upper) + jnp.log(-jnp.expm1(-gap))
 
 
 # Gauss-Legendre on [0, 1]: for e^{ct} with |c| ≤ 1.5 eight nodes are right to 1e-20.
@@ -354,9 +380,6 @@ def _normal_difference(z, end, step):
         for t, w in zip(_NODES, _WEIGHTS, strict=True)
     )
     density = -(z * z) / 2 - math.log(2 * math.pi) / 2
-    small = Signed(step.sign, step.log + density + jnp.log(mean))
-    side = jnp.where(z + end > 0, -1.0, 1.0)  # Φ(b) − Φ(a) = Φ(−a) − Φ(−b): the lighter tails
-    a, b = (jax.scipy.special.log_ndtr(side * x) for x in (z, end))
-    gap = jnp.where(short, 1, jnp.abs(a - b))
-    large = jnp.maximum(a, b) + jnp.log(-jnp.expm1(-gap))
-    return Signed(step.sign, jnp.where(short, small.log, large))
+    small = step.log + density + jnp.log(mean)
+    large = _by_tails(jax.scipy.special.log_ndtr, z, end)
+    return Signed(step.sign, jnp.where(short, small, large))
