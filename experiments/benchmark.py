@@ -8,120 +8,29 @@ alike, and states ratios to its baseline from the same rounds. Compilation is to
 running; the figure of a case is its fastest round.
 """
 
-import importlib
 import os
-import resource
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
 
 import jax
-import numpy as np
 from absl import flags
 
+from experiments.benchmarks import paths, training
+from experiments.benchmarks.timing import show
 from experiments.shell import cli
 
-# Name: "module:function(options) -> Report". To add one, write the function and its line here.
+# Each is a function of the flags that gives a `timing.Report`.
 BENCHMARKS = {
-    "exact_paths": "experiments.benchmarks.paths:exact_paths",
-    "recomputed_paths": "experiments.benchmarks.paths:recomputed_paths",
-    "train_sort": "experiments.benchmarks.training:train_sort",
-    "train_convex_hull": "experiments.benchmarks.training:train_convex_hull",
-    "train_memorization": "experiments.benchmarks.training:train_memorization",
+    "exact_paths": paths.exact_paths,
+    "recomputed_paths": paths.recomputed_paths,
+    "train_sort": training.train_sort,
+    "train_convex_hull": training.train_convex_hull,
+    "train_memorization": training.train_memorization,
 }
 
 FLAGS = cli.make_flags("benchmark")
-flags.DEFINE_list(
-    "benchmark", list(BENCHMARKS), f"Which, out of {', '.join(BENCHMARKS)}.", flag_values=FLAGS
-)
-flags.DEFINE_enum(
-    "baseline", "none", ("none", "torch"), "Time PyTorch beside the training benchmarks.",
-    flag_values=FLAGS,
-)  # fmt: skip
-flags.DEFINE_integer("rounds", 5, "Timed rounds.", lower_bound=1, flag_values=FLAGS)
-
-
-@dataclass
-class Timing:
-    """One case of a benchmark.
-
-    Attributes:
-        name: What is timed.
-        compile_seconds: Tracing and compilation; 0 where there is none.
-        seconds: Of each round, in order.
-        temporary_bytes: What the compiled program allocates beside arguments and results.
-        output_bytes: Size of the results.
-        output: The results of the last round.
-    """
-
-    name: str
-    compile_seconds: float
-    seconds: list[float] = field(default_factory=list)
-    temporary_bytes: int = 0
-    output_bytes: int = 0
-    output: Any = None
-
-    @property
-    def best(self) -> float:
-        """Seconds of the fastest round."""
-        return min(self.seconds)
-
-
-@dataclass(frozen=True)
-class Report:
-    """What a benchmark found.
-
-    Attributes:
-        timings: All cases.
-        baseline: Name of the case that ratios refer to.
-        figures: Further numbers by name: (value, limit or None); a value above it is a failure.
-    """
-
-    timings: Sequence[Timing]
-    baseline: str
-    figures: Mapping[str, tuple[float, float | None]]
-
-
-def time_cases(cases: Mapping[str, tuple[Callable, tuple]], rounds: int) -> list[Timing]:
-    """Times jitted functions beside each other.
-
-    Args:
-        cases: {name: (function to jit, its arguments)}; a function that has been jitted, or that
-            is none of JAX's (a PyTorch step), is called as it is.
-        rounds: Each case runs once a round, after one warm-up call.
-    """
-    timings, calls = [], []
-    for name, (fn, args) in cases.items():
-        start = time.perf_counter()
-        timing = Timing(name, 0.0)
-        if hasattr(fn, "lower"):
-            fn = fn.lower(*args).compile()
-            timing.compile_seconds = time.perf_counter() - start
-            memory = fn.memory_analysis()
-            if memory is not None:
-                timing.temporary_bytes = memory.temp_size_in_bytes
-                timing.output_bytes = memory.output_size_in_bytes
-        jax.block_until_ready(fn(*args))
-        timings.append(timing)
-        calls.append((fn, args))
-    for _ in range(rounds):
-        for timing, (fn, args) in zip(timings, calls, strict=True):
-            start = time.perf_counter()
-            timing.output = jax.block_until_ready(fn(*args))
-            timing.seconds.append(time.perf_counter() - start)
-    return timings
-
-
-def median_ratio(timing: Timing, baseline: Timing) -> float:
-    """Median over rounds of the ratio of two cases timed in the same round."""
-    return float(np.median(np.array(timing.seconds) / np.array(baseline.seconds)))
-
-
-def peak_memory() -> int:
-    """Largest resident size of this process so far, in bytes."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if os.uname().sysname == "Darwin" else 1024 * peak
+define = cli.definer(FLAGS)
+define("list", "benchmark", list(BENCHMARKS), f"Which, out of {', '.join(BENCHMARKS)}.")
+define("enum", "baseline", "none", "Time PyTorch beside the training.", ("none", "torch"))
+define("integer", "rounds", 5, "Timed rounds.", lower_bound=1)
 
 
 def main(options: flags.FlagValues) -> int:
@@ -134,33 +43,12 @@ def main(options: flags.FlagValues) -> int:
           f"{os.cpu_count()} cores{load}, jax {jax.__version__}")  # fmt: skip
     failures = []
     for name in options.benchmark:
-        module, function = BENCHMARKS[name].split(":")
-        found = getattr(importlib.import_module(module), function)(options)
+        found = BENCHMARKS[name](options)
         print(f"\n{name}")
         failures += [f"{name}: {text}" for text in show(found)]
     for failure in failures:
         print(f"over the limit: {failure}")
     return 1 if failures else 0
-
-
-def show(found: Report) -> list[str]:
-    """Prints one benchmark; returns the figures above their limits."""
-    baseline = next(t for t in found.timings if t.name == found.baseline)
-    heads = ("case", "best s", "median s", "ratio", "compile s", "temporary MB")
-    print("  {:44s} {:>9s} {:>9s} {:>7s} {:>10s} {:>13s}".format(*heads))
-    for t in found.timings:
-        print(
-            f"  {t.name:44s} {t.best:9.4f} {np.median(t.seconds):9.4f} "
-            f"{median_ratio(t, baseline):7.2f} {t.compile_seconds:10.2f} "
-            f"{t.temporary_bytes / 1e6:13.1f}"
-        )
-    print(f"  ratios: median over rounds, to {found.baseline!r} in the same round")
-    over = []
-    for name, (value, limit) in found.figures.items():
-        print(f"  {name}: {value:.4g}" + ("" if limit is None else f" (limit {limit:g})"))
-        if limit is not None and not value <= limit:
-            over.append(f"{name} = {value:.4g}, limit {limit:g}")
-    return over
 
 
 if __name__ == "__main__":

@@ -7,13 +7,11 @@ loses rank doubly exponentially with depth" (2021), each by the binary of its ow
     python -m experiments.reproduce --preset=paper    (the paper's sizes)
 
 Writes results/reproduce/report.html, one self-contained page. What is done is not computed again;
-the exit code is 1 if an experiment failed.
+the exit code is 1 if an experiment failed. Speed is apart: `python -m experiments.benchmark`.
 """
 
 import importlib
 import shlex
-import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -22,6 +20,7 @@ from absl import flags
 
 from experiments.shell import cli
 from experiments.shell.entry import Entry
+from experiments.shell.process import run_process
 from rank_collapse import report, runs
 from rank_collapse.runs import provenance
 
@@ -35,15 +34,15 @@ EXPERIMENTS = (
     "run_convex_hull",
     "run_memorization",
     "run_circle",
+    "run_width",
+    "check_bounds",
 )
 PRESETS = ("quick", "paper")
 
 FLAGS = cli.make_flags("reproduce")
-flags.DEFINE_enum("preset", "quick", PRESETS, "Sizes of the experiments.", flag_values=FLAGS)
-flags.DEFINE_list(
-    "only", [], f"Experiments to run, out of {', '.join(EXPERIMENTS)} (default: all).",
-    flag_values=FLAGS,
-)  # fmt: skip
+define = cli.definer(FLAGS)
+define("enum", "preset", "quick", "Sizes of the experiments.", PRESETS)
+define("list", "only", [], f"Experiments to run, out of {', '.join(EXPERIMENTS)} (default: all).")
 
 
 def main(options: flags.FlagValues) -> int:
@@ -101,28 +100,6 @@ def run_entry(name: str, entry: Entry, options: flags.FlagValues, folder: Path) 
         print(f"{name} failed: {error}", file=sys.stderr)
         return report.Section(**fields, status="failed", error=message)
     return report.Section(**fields, figures=figures, comparisons=comparisons, reading=reading)
-
-
-def run_process(command: list[str]) -> tuple[int, str]:
-    """Runs a command, passing on what it prints as it comes; (exit code, all it printed)."""
-    lines = []
-    with subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,  # Ctrl-C reaches it once, from here
-    ) as process:
-        try:
-            for line in process.stdout:
-                lines.append(line)
-                print(f"    {line}", end="", file=sys.stderr, flush=True)
-            return process.wait(), "".join(lines)
-        except KeyboardInterrupt:
-            process.send_signal(signal.SIGINT)
-            process.wait()
-            raise
 
 
 def page(sections: list[report.Section], preset: str, started: float) -> str:

@@ -5,9 +5,15 @@ n tokens (queries), m keys, d model width, f MLP width, h heads, k per-head quer
 v per-head value width, l layers, s seeds, b batch, p paths, c classes.
 """
 
+import importlib
+from typing import Any
+
+from rank_collapse.measures.norms import matrix_norm
+from rank_collapse.measures.profiles import profile
 from rank_collapse.measures.residuals import (
     composite_norm,
     effective_rank,
+    rank_one_ratio,
     residual,
     residual_ratio,
     stable_rank,
@@ -19,15 +25,23 @@ from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.embedding import EmbeddingConfig, EmbeddingParams, embed
 from rank_collapse.network.gains import Gains
 from rank_collapse.network.layers import MLPParams, NormParams
-from rank_collapse.network.parameters import BlockParams, TransformerParams, init, layer_params
-from rank_collapse.network.presets import san, san_mlp, san_skip, transformer
-from rank_collapse.network.transformer import Trace, apply
-from rank_collapse.paths.contributions import (
-    PathContributions,
-    head_contributions,
-    path_contributions,
+from rank_collapse.network.parameters import (
+    BlockParams,
+    TransformerParams,
+    init,
+    layer_params,
+    stack_layers,
 )
-from rank_collapse.paths.enumeration import count_paths, enumerate_paths, sum_over_paths
+from rank_collapse.network.presets import san, san_mlp, san_skip, transformer
+from rank_collapse.network.transformer import LayerTrace, Trace, apply
+from rank_collapse.paths.contributions import PathContributions, path_contributions
+from rank_collapse.paths.enumeration import (
+    count_paths,
+    enumerate_paths,
+    path_attention,
+    sum_over_paths,
+)
+from rank_collapse.paths.heads import head_contributions
 from rank_collapse.paths.sets import (
     Classifier,
     batch_path_set_logits,
@@ -48,6 +62,7 @@ __all__ = [
     "EmbeddingConfig",
     "EmbeddingParams",
     "Gains",
+    "LayerTrace",
     "MLPParams",
     "NormParams",
     "PathContributions",
@@ -67,11 +82,15 @@ __all__ = [
     "layer_params",
     "local_rate",
     "log_residual_profile",
+    "matrix_norm",
     "multi_head_attention",
+    "path_attention",
     "path_contributions",
     "path_set_logits",
     "path_set_states",
     "path_state",
+    "profile",
+    "rank_one_ratio",
     "residual",
     "residual_ratio",
     "sample_path",
@@ -80,8 +99,24 @@ __all__ = [
     "san_mlp",
     "san_skip",
     "stable_rank",
+    "stack_layers",
     "sum_over_paths",
     "surgery",
     "token_cosine",
     "transformer",
 ]
+
+__version__ = "0.1.0"
+
+# Found as rc.pretrained and so on; imported when first asked for, since they take their time.
+_LATER = ("flax_adapters", "pretrained", "training")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATER:
+        return importlib.import_module(f"rank_collapse.{name}")
+    raise AttributeError(f"module 'rank_collapse' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATER})

@@ -5,7 +5,6 @@ Plain arrays need none of this: every measure of the package takes an [n, d] arr
 
 import re
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import jax
@@ -13,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx, traverse_util
 from jaxtyping import Array
 
-from rank_collapse.measures.profiles import hidden_profile
+from rank_collapse.measures.profiles import profile
 from rank_collapse.network.attention import AttentionParams
 
 _OURS = {"query": ("w_q", "b_q"), "key": ("w_k", "b_k"), "value": ("w_v", "b_v")}
@@ -122,14 +121,20 @@ def nnx_intermediates(module: Any, *inputs: Any, **options: Any) -> dict[str, Ar
 
 
 def named_arrays(tree: Any) -> dict[str, Array]:
-    """The arrays of nested dictionaries and tuples as "layers/2/__call__", naturally sorted."""
+    """The arrays of nested dictionaries and tuples by name, naturally sorted.
+
+    "layers/2/__call__" for the one output of a submodule, "layers/2/__call__#1" for the second of
+    several (or of its second call), "layers/2/__call__#0.1" where outputs are nested:
+    (carry, (hidden, weights)) gives #0, #1.0 and #1.1.
+    """
     found = {}
     for path, value in traverse_util.flatten_dict(dict(tree)).items():
-        values = value if isinstance(value, tuple | list) else (value,)
-        for i, one in enumerate(values):
-            if isinstance(one, jax.Array):
-                name = "/".join(map(str, path))
-                found[f"{name}#{i}" if len(values) > 1 else name] = one
+        if isinstance(value, tuple | list) and len(value) == 1:
+            value = value[0]
+        for place, leaf in jax.tree_util.tree_leaves_with_path(value):
+            if isinstance(leaf, jax.Array):
+                inside = jax.tree_util.keystr(place, simple=True, separator=".")
+                found["/".join(map(str, path)) + (f"#{inside}" if inside else "")] = leaf
     return dict(sorted(found.items(), key=lambda item: _natural(item[0])))
 
 
@@ -141,44 +146,49 @@ def _natural(name):
 def intermediate_profile(
     intermediates: Mapping[str, Any],
     pattern: str = "",
+    *,
     mask: Any = None,
-    measures: tuple[str, ...] = ("residual_ratio",),
+    measures: str | tuple[str, ...] = ("residual_ratio",),
+    batched: bool = False,
+    layer_axis: int | None = None,
 ) -> dict[str, dict[str, Array]]:
     """Residual ratio (or other measures) of every intermediate that holds tokens.
 
     Args:
         intermediates: From `linen_intermediates` or `nnx_intermediates`, or any nested
-            dictionary of arrays. Arrays [n, d] give a number, arrays [b, n, d] one per example;
-            others are left out.
+            dictionary of arrays. Arrays [n, d] are measured, [b, n, d] where `batched`, with one
+            more axis of layers where `layer_axis` is given; arrays of another number of axes
+            (a head axis, say) are left out.
         pattern: Regular expression that a name must contain; all names by default.
-        mask: Bool [n], or [b, n] with batches: the tokens that exist.
-        measures: Names out of `rank_collapse.measures.profiles.MEASURES`.
+        mask: Bool [n], or [b, n] with batches: the tokens that exist. Arrays with another number
+            of tokens are left out.
+        measures: Names out of `rank_collapse.measures.MEASURES`.
+        batched: Whether arrays have a batch axis before the tokens.
+        layer_axis: Where `nn.scan` and the like put the layers; None where every layer has a name.
 
     Returns:
-        {name: {measure: value}}, in the order of `intermediates`.
+        {name: {measure: value}}, in the order of `intermediates`; values [l][b].
 
     Raises:
         ValueError: No intermediate with tokens matches the pattern.
     """
-    profile = {}
+    by_name, seen = {}, []
+    wanted = 2 + batched + (layer_axis is not None)
     for name, x in named_arrays(intermediates).items():
-        if not re.search(pattern, name) or x.ndim not in (2, 3):
+        if not re.search(pattern, name):
             continue
-        hidden = x if x.ndim == 3 else x[None]
-        rows = mask if mask is None or mask.ndim == 2 else jnp.broadcast_to(mask, hidden.shape[:2])
-        if rows is not None and rows.shape != hidden.shape[:2]:
+        seen.append(f"{name} {list(x.shape)}")
+        if x.ndim != wanted:
             continue
-
-        found = _measured(hidden, rows, measures)
-        profile[name] = found if x.ndim == 3 else {k: v[0] for k, v in found.items()}
-    if not profile:
-        raise ValueError(f"no intermediate with tokens [n, d] has a name with {pattern!r} in it")
-    return profile
-
-
-@partial(jax.jit, static_argnames=("measures",))
-def _measured(hidden, mask, measures):
-    def one(x, m=None):
-        return {k: v[0] for k, v in hidden_profile(x[None], mask=m, measures=measures).items()}
-
-    return jax.vmap(one)(hidden) if mask is None else jax.vmap(one)(hidden, mask)
+        hidden = x[None] if layer_axis is None else jnp.moveaxis(x, layer_axis, 0)
+        if mask is not None and jnp.shape(mask)[-1] != hidden.shape[-2]:
+            continue
+        found = profile(hidden, mask=mask, measures=measures)
+        by_name[name] = {k: v[0] if layer_axis is None else v for k, v in found.items()}
+    if not by_name:
+        axes = "l, " * (layer_axis is not None) + "b, " * batched + "n, d"
+        raise ValueError(
+            f"no intermediate [{axes}] has a name with {pattern!r} in it; batched= and "
+            f"layer_axis= say which axes there are; found {', '.join(seen[:5]) or 'none'}"
+        )
+    return by_name

@@ -152,9 +152,9 @@ def inputs(model: Any, seed: int = 1, n: int = 9) -> dict[str, np.ndarray]:
         ids[1, real:] = getattr(config, "pad_token_id", None) or 0
         return ids, mask
 
-    ids, mask = text(n, n - 3)
+    ids, mask = text(n, max(n - 3, 1))
     out = {"input_ids": ids, "attention_mask": mask}
-    if config.model_type in ("t5", "mt5"):
+    if has_decoder_part(model):
         ids, mask = text(n - 2, n - 4)
         out |= {"decoder_input_ids": ids, "decoder_attention_mask": mask}
     return out
@@ -163,6 +163,11 @@ def inputs(model: Any, seed: int = 1, n: int = 9) -> dict[str, np.ndarray]:
 def base(model: Any) -> Any:
     """The model without its head."""
     return model.base_model
+
+
+def has_decoder_part(model: Any) -> bool:
+    """Whether the model is an encoder with a decoder; T5's encoder is also saved alone."""
+    return hasattr(base(model), "encoder") and hasattr(base(model), "decoder")
 
 
 def run(model: Any, arguments: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -178,7 +183,7 @@ def run(model: Any, arguments: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     def stacked(layers):
         return torch.stack(tuple(layers), dim=1).numpy()
 
-    if model.config.model_type not in ("t5", "mt5"):
+    if not has_decoder_part(model):
         return {"hidden": stacked(out.hidden_states), "attention": stacked(out.attentions)}
     return {
         "hidden": stacked(out.encoder_hidden_states),

@@ -1,15 +1,30 @@
-"""A strict suite: annotations checked, rank promotion refused, several CPU devices."""
+"""A strict suite: annotations checked, rank promotion refused, several CPU devices.
+
+Nearly all of its time is compilation. So programs are compiled with few optimisations (tests that
+must see what users run take the fixture `optimized`), and once for all processes of a run.
+"""
 
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
 from jaxtyping import install_import_hook
 
 os.environ.setdefault("MPLBACKEND", "Agg")
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # in the first process: workers inherit it
+    CACHE = tempfile.TemporaryDirectory(prefix="rank-collapse-tests-", ignore_cleanup_errors=True)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = CACHE.name
 
 import jax
 
+# Said again, in case that a plugin of pytest has imported JAX before.
+if os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] != "0":
+    jax.config.update("jax_disable_most_optimizations", True)
+jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 jax.config.update("jax_num_cpu_devices", 2)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.devices()  # starts JAX, so that no binary run inside a test changes the number of devices
@@ -17,6 +32,20 @@ jax.devices()  # starts JAX, so that no binary run inside a test changes the num
 install_import_hook("rank_collapse", "beartype.beartype")
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="module")
+def optimized():
+    """Programs compiled as users compile them, for the tests of one module."""
+    usual = jax.config.read("jax_disable_most_optimizations")
+
+    def disable(value):
+        jax.config.update("jax_disable_most_optimizations", value)
+        jax.clear_caches()
+
+    disable(False)
+    yield
+    disable(usual)
 
 
 @pytest.fixture

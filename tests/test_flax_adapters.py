@@ -94,7 +94,7 @@ def test_profile_of_a_linen_model():
     variables = Model().init(jax.random.key(1), x)
     found = adapters.linen_intermediates(Model(), variables, x)
     mask = jnp.array([[True] * N, [True] * 3 + [False] * 2])
-    profile = adapters.intermediate_profile(found, r"^block_\d+/__call__", mask)
+    profile = adapters.intermediate_profile(found, r"^block_\d+/__call__", mask=mask, batched=True)
     assert list(profile) == [f"block_{i}/__call__" for i in range(12)]
     last = found["block_11/__call__"]
     np.testing.assert_allclose(
@@ -138,3 +138,39 @@ def test_profile_of_an_nnx_model():
     for i, values in enumerate(profile.values()):
         x = model.blocks[i](x)
         np.testing.assert_allclose(values["residual_ratio"], residual_ratio(x), rtol=1e-5)
+
+
+class Nested(nn.Module):
+    """A layer as nn.scan wants it, with an output that is not a plain array."""
+
+    @nn.compact
+    def __call__(self, carry, _):
+        weights = nn.softmax(carry @ carry.T)
+        carry = carry + nn.Dense(D)(weights @ carry)
+        return carry, (carry, weights)
+
+
+def test_axes_are_said_not_guessed():
+    """Heads are no examples, scanned layers no batch, and nested outputs are found by name."""
+    stack = nn.scan(
+        Nested, variable_axes={"params": 0, "intermediates": 0}, split_rngs={"params": True},
+        length=3,
+    )()  # fmt: skip
+    x = jax.random.normal(jax.random.key(0), (N, D))
+    variables = stack.init(jax.random.key(1), x, None)
+    last, (hidden, weights) = stack.apply(variables, x, None)
+    found = adapters.linen_intermediates(stack, variables, x, None)
+    nested = {"layer": {"__call__": ((last, (hidden, weights)),)}}
+    named = adapters.named_arrays(nested)
+    assert {k: v.shape for k, v in named.items()} == {
+        "layer/__call__#0": (N, D),
+        "layer/__call__#1.0": (3, N, D),
+        "layer/__call__#1.1": (3, N, N),
+    }
+    by_layer = adapters.intermediate_profile(nested, r"#1\.0", layer_axis=0)
+    want = [residual_ratio(h) for h in hidden]
+    np.testing.assert_allclose(by_layer["layer/__call__#1.0"]["residual_ratio"], want, rtol=1e-5)
+    assert any(v.shape == (3, N, D) for v in found.values())
+    heads = {"attention": jax.random.normal(jax.random.key(2), (H, N, D))}
+    with pytest.raises(ValueError, match=r"no intermediate \[n, d\].* attention \[2, 5, "):
+        adapters.intermediate_profile(heads)

@@ -1,1 +1,1 @@
-"""What run_architectures makes of its measurements."""
+"""Rank collapse of BERT, ALBERT, XLNet and others: run_architectures."""

@@ -1,51 +1,35 @@
-"""The figures of `run_architectures`, from the arrays that its run folder holds."""
+"""The figures of run_architectures, from the arrays that its run folder holds."""
 
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable
+from functools import partial
 
 import jax.numpy as jnp
-import matplotlib as mpl
 import numpy as np
+from matplotlib.figure import Figure
 
+from experiments.architectures.results import NAMES, Results
 from rank_collapse import pretrained
-from rank_collapse.network.surgery import VARIANTS
-from rank_collapse.paths import effects
+from rank_collapse.network.surgery import VARIANTS, variants_of
 from rank_collapse.paths.chains import predicted_sizes, skip_share
 from rank_collapse.report import figures
 from rank_collapse.theory.bounds import LEMMA_THRESHOLD
 
-KINDS = ("pretrained", "init")
-NAMES = {"pretrained": "pretrained", "init": "random initialisation"}
+
+def figures_of(results: list[Results]) -> dict[str, Callable[[], Figure]]:
+    """What draws each figure of what was measured, by file name."""
+    return {
+        f"{name}_{slug(found.model.label)}": partial(draw, found)
+        for found in results
+        for name, (part, draw, _) in FIGURES.items()
+        if found.has(part)
+    }
 
 
-class Results:
-    """The run's cached arrays of one model: arrays by kind of weights, seeds joined."""
-
-    def __init__(self, arrays: Mapping[str, np.ndarray], label: str):
-        self.found: dict[tuple[str, str], list[np.ndarray]] = {}
-        for name, values in arrays.items():
-            if name.startswith(f"{label}/"):
-                kind, rest = re.fullmatch(r"([a-z]+)\d+/(.*)", name[len(label) + 1 :]).groups()
-                self.found.setdefault((kind, rest), []).append(values)
-
-    def get(self, kind: str, name: str) -> np.ndarray | None:
-        """[seeds · texts, ...] of one measure, or None where it was not asked for."""
-        parts = self.found.get((kind, name))
-        return None if parts is None else np.concatenate(parts)
-
-    @property
-    def kinds(self) -> list[str]:
-        """The kinds of weights that were measured."""
-        return [k for k in KINDS if any(kind == k for kind, _ in self.found)]
-
-    def has(self, part: str) -> bool:
-        """Whether anything of a part was measured."""
-        return any(name.startswith(f"{part}/") for _, name in self.found)
-
-    def names(self, kind: str) -> list[str]:
-        """The measures of one kind of weights."""
-        return [name for k, name in self.found if k == kind]
+def captions_of(results: Results) -> dict[str, str]:
+    """{file name: caption} of one model's figures."""
+    label = slug(results.model.label)
+    return {f"{n}_{label}": text for n, (part, _, text) in FIGURES.items() if results.has(part)}
 
 
 def slug(label: str) -> str:
@@ -53,55 +37,15 @@ def slug(label: str) -> str:
     return re.sub(r"[^A-Za-z0-9.+_-]", "_", label)
 
 
-def draw(model: Any, results: Results) -> dict[str, tuple[Any, str]]:
-    """{file name: (figure, caption)} of what was measured."""
-    with mpl.rc_context(figures.STYLE):
-        return _draw(model, results)
-
-
-def _draw(model, results):
-    name, drawn = slug(model.label), {}
-    if results.has("residuals"):
-        drawn[f"residuals_{name}"] = (
-            residual_figure(model, results),
-            "Relative residual by layer, mean ± one standard deviation over texts: linear axis "
-            "(with the published curves) and, below, the logarithm of the residual, which goes "
-            "on where floating point shows zero.",
-        )
-        drawn[f"tokens_{name}"] = (
-            token_figure(results),
-            "Mean cosine between tokens and ranks by layer, of SAN and of the whole network.",
-        )
-    if results.has("lengths"):
-        drawn[f"lengths_{name}"] = (
-            length_figure(results),
-            "All paths of each length, summed exactly: their size beside the output's, how near "
-            "to rank one they are, and what the output keeps without them.",
-        )
-    if results.has("chains"):
-        drawn[f"chains_{name}"] = (
-            chain_figure(model, results),
-            "Chained attention: residual ratio of the product of attention matrices along random "
-            "paths; the share α that each layer leaves to its skip; the size of all paths of a "
-            "length that α predicts (contraction c = 2) beside the exact one.",
-        )
-    if results.has("bounds"):
-        drawn[f"bounds_{name}"] = (
-            bound_figure(results),
-            "Per layer and head: the largest spread of scores, which the theory wants below 1.256; "
-            "γ* and β; and how many powers of ten the layer's bound lies above what happens.",
-        )
-    return drawn
-
-
-def residual_figure(model: Any, results: Results) -> Any:
+@figures.styled
+def residual_figure(results: Results) -> Figure:
     """The paper's figure for one model: a panel per variant, published curves behind."""
     logs = results.has("log")
     fig, axes = figures.figure(2 if logs else 1, 4, width=2.9, height=2.5, sharey="row")
-    depth = pretrained.config_of(model.settings, model.settings.get("part")).depth
+    model, depth = results.model, results.model.config.depth
     published = pretrained.published_curves(model.settings, depth)
     layers = np.arange(depth + 1)
-    pairs = effects.variants_of(model.settings["model_type"])
+    pairs = variants_of(model.family)
     for column, variant in enumerate(VARIANTS):
         top = axes[0, column]
         for kind, curves in published.items():
@@ -124,7 +68,7 @@ def residual_figure(model: Any, results: Results) -> Any:
         top.set(title=variant, ylim=(-0.03, 1.05), xlabel="layer")
         axes[-1, column].set_xlabel("layer")
         for ax in axes[:, column]:
-            ax.xaxis.get_major_locator().set_params(integer=True)
+            figures.integer_ticks(ax)
     if logs:
         floor = min(ax.dataLim.y0 for ax in axes[1, :2])
         for ax, variant in zip(axes[1], VARIANTS, strict=True):
@@ -140,7 +84,8 @@ def residual_figure(model: Any, results: Results) -> Any:
     return fig
 
 
-def token_figure(results: Results) -> Any:
+@figures.styled
+def token_figure(results: Results) -> Figure:
     """Cosine and ranks by layer."""
     measures = {"token_cosine": "mean token cosine", "effective_rank": "effective rank"}
     measures["stable_rank"] = "stable rank"
@@ -157,12 +102,13 @@ def token_figure(results: Results) -> Any:
                 figures.band(ax, np.arange(values.shape[1]), values, label, index, linestyle=dash)
         ax.set(xlabel="layer", ylabel=measures[measure])
     for ax in axes[0]:
-        ax.xaxis.get_major_locator().set_params(integer=True)
+        figures.integer_ticks(ax)
     axes[0, 0].legend()
     return fig
 
 
-def length_figure(results: Results) -> Any:
+@figures.styled
+def length_figure(results: Results) -> Figure:
     """Exact contributions by path length."""
     fig, axes = figures.figure(1, 3, width=3.6, height=2.8)
     for index, kind in enumerate(results.kinds):
@@ -185,16 +131,16 @@ def length_figure(results: Results) -> Any:
     labels = ("size beside the output", "residual ratio of the sum", "cosine with the full output")
     for ax, label in zip(axes[0], labels, strict=True):
         ax.set(xlabel="path length k (attention layers passed)", ylabel=label)
-        ax.xaxis.get_major_locator().set_params(integer=True)
+        figures.integer_ticks(ax)
         ax.legend(fontsize=7)
     axes[0, 0].set_yscale("log")
     return fig
 
 
-def chain_figure(model: Any, results: Results) -> Any:
+@figures.styled
+def chain_figure(results: Results) -> Figure:
     """Chained attention by length, α by layer, and the size that α predicts."""
     fig, axes = figures.figure(1, 3, width=3.6, height=2.8)
-    config = pretrained.config_of(model.settings, model.settings.get("part"))
     for index, kind in enumerate(results.kinds):
         chain = results.get(kind, "chains/chain_residual")
         lengths = np.arange(1, chain.shape[1] + 1)
@@ -211,13 +157,15 @@ def chain_figure(model: Any, results: Results) -> Any:
         if measured is not None:
             k = np.arange(measured.shape[1])
             figures.band(axes[0, 2], k, measured, f"exact, {NAMES[kind]}", index)
-            law = alpha_law(skip, branch, config.num_heads, 10.0 ** measured[:, 0].mean())
+            law = alpha_law(
+                skip, branch, results.model.config.num_heads, 10.0 ** measured[:, 0].mean()
+            )
             axes[0, 2].plot(k, law, "--", color=figures.color(index), label="α's law")
     axes[0, 0].set(yscale="log", xlabel="path length", ylabel="residual ratio of P_path")
     axes[0, 1].set(xlabel="layer", ylabel="α, the share of the skip", ylim=(0, 1))
     axes[0, 2].set(xlabel="path length k", ylabel="log10 ‖res(Cₖ)‖₁,∞", ylim=(-12, None))
     for ax in axes[0]:
-        ax.xaxis.get_major_locator().set_params(integer=True)
+        figures.integer_ticks(ax)
         if ax.get_legend_handles_labels()[0]:
             ax.legend(fontsize=7)
     return fig
@@ -229,7 +177,8 @@ def alpha_law(skip: np.ndarray, branch: np.ndarray, heads: int, initial: float) 
     return np.asarray(predicted_sizes(alpha, len(alpha), heads, initial=initial))
 
 
-def bound_figure(results: Results) -> Any:
+@figures.styled
+def bound_figure(results: Results) -> Figure:
     """The condition, γ* and β per layer and head; the bound's distance per layer."""
     kinds = results.kinds
     fig, axes = figures.figure(len(kinds), 4, width=3.1, height=2.5)
@@ -257,3 +206,39 @@ def bound_figure(results: Results) -> Any:
         axes[row, 3].set(xlabel="layer", ylabel="log10 bound − log10 residual")
         axes[row, 3].legend(fontsize=7)
     return fig
+
+
+# Name: (part it shows, what draws it, caption).
+FIGURES = {
+    "residuals": (
+        "residuals",
+        residual_figure,
+        "Relative residual by layer, mean ± one standard deviation over texts: linear axis "
+        "(with the published curves) and, below, the logarithm of the residual, which goes on "
+        "where floating point shows zero.",
+    ),
+    "tokens": (
+        "residuals",
+        token_figure,
+        "Mean cosine between tokens and ranks by layer, of SAN and of the whole network.",
+    ),
+    "lengths": (
+        "lengths",
+        length_figure,
+        "All paths of each length, summed exactly: their size beside the output's, how near to "
+        "rank one they are, and what the output keeps without them.",
+    ),
+    "chains": (
+        "chains",
+        chain_figure,
+        "Chained attention: residual ratio of the product of attention matrices along random "
+        "paths; the share α that each layer leaves to its skip; the size of all paths of a length "
+        "that α predicts (contraction c = 2) beside the exact one.",
+    ),
+    "bounds": (
+        "bounds",
+        bound_figure,
+        "Per layer and head: the largest spread of scores, which the theory wants below 1.256; γ* "
+        "and β; and how many powers of ten the layer's bound lies above what happens.",
+    ),
+}

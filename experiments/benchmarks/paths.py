@@ -1,4 +1,4 @@
-"""Benchmarks of path sums and path sets; see `experiments.benchmark`."""
+"""Benchmarks of path sums and path sets."""
 
 from typing import Any
 
@@ -6,20 +6,24 @@ import jax
 import jax.numpy as jnp
 
 import rank_collapse as rc
-from experiments.benchmark import Report, median_ratio, peak_memory, time_cases
+from experiments.benchmarks.timing import Report, median_ratio, peak_memory, time_cases
 from rank_collapse.network.embedding import EmbeddingConfig
+from rank_collapse.paths.sets import read_out
+
+BERT_BASE = rc.transformer(depth=12, num_heads=12, d_model=768)
 
 
-def exact_paths(options: Any) -> Report:
+def exact_paths(
+    options: Any, config: rc.TransformerConfig = BERT_BASE, num_tokens: int = 128
+) -> Report:
     """Exact sums by length at the size of BERT-base, beside its forward pass.
 
     12 layers of 12 heads, width 768, MLP 3072, post-norm, 128 tokens: 13^12 = 2.3e13 paths.
     """
-    config = rc.transformer(12, 12, 768)
     params, x = jax.jit(
         lambda key: (
             rc.init(key, config, bias_scale=0.02),
-            jax.random.normal(jax.random.fold_in(key, 1), (128, 768)),
+            jax.random.normal(jax.random.fold_in(key, 1), (num_tokens, config.d_model)),
         )
     )(jax.random.key(0))
     jax.block_until_ready(params)
@@ -50,7 +54,7 @@ def exact_paths(options: Any) -> Report:
     return Report(timings, "forward pass", figures)
 
 
-def recomputed_paths(options: Any) -> Report:
+def recomputed_paths(options: Any, depth: int = 6, num_sequences: int = 200) -> Report:
     """Recomputed sets of the sort experiment, beside every path evaluated by itself.
 
     Lengths 0..6, 5 repeats, 5 paths, 200 sequences of 8 tokens, 6 layers of 2 heads, width 48.
@@ -58,12 +62,12 @@ def recomputed_paths(options: Any) -> Report:
     embedding = EmbeddingConfig(
         vocab_size=10, d_embed=48, positions="learned", num_positions=8, projection="before_norm"
     )
-    config = rc.transformer(6, 2, 48, mlp="none", init="reference", embedding=embedding)
+    config = rc.transformer(depth, 2, 48, mlp="none", init="reference", embedding=embedding)
     keys = jax.random.split(jax.random.key(0), 4)
     params = jax.jit(lambda k: rc.init(k, config))(keys[0])
     classifier = rc.Classifier(jax.random.normal(keys[1], (48, 10)), jnp.zeros(10))
-    inputs = jax.random.randint(keys[2], (200, 8), 0, 10)
-    paths = rc.sample_path_sets(keys[3], range(7), 5, 5, 6, 2)
+    inputs = jax.random.randint(keys[2], (num_sequences, 8), 0, 10)
+    paths = rc.sample_path_sets(keys[3], range(depth + 1), 5, 5, depth, 2)
 
     def sets(params, classifier, inputs, paths):
         return rc.batch_path_set_logits(params, classifier, inputs, config, paths, no_sub_path=True)
@@ -74,9 +78,9 @@ def recomputed_paths(options: Any) -> Report:
                 inputs
             )
 
-        states = jax.lax.map(state, paths.reshape(-1, 6))
+        states = jax.lax.map(state, paths.reshape(-1, depth))
         sums = states.reshape(*paths.shape[:3], *states.shape[1:]).sum(axis=2)
-        return rc.path_sets.read_out(classifier, jnp.moveaxis(sums, 2, 0))
+        return read_out(classifier, jnp.moveaxis(sums, 2, 0))
 
     arguments = (params, classifier, inputs, paths)
     cases = {

@@ -6,6 +6,7 @@ seed with all its threads, as its users do. Both run in turns, round after round
 
 import dataclasses
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -13,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments import run_convex_hull, run_memorization, run_sort
-from experiments.benchmark import Report, Timing, peak_memory
+from experiments.benchmarks.timing import Report, Timing, peak_memory
 from experiments.shell import cli
 from rank_collapse.runs.seeds import seed_keys
 from rank_collapse.training.ensemble import Ensemble
@@ -29,22 +30,30 @@ CASES = {
 
 def train_sort(options: Any) -> Report:
     """Sorting's training steps, 16 seeds."""
-    return _training("sort", options, 16)
+    return time_training("sort", options, 16)
 
 
 def train_convex_hull(options: Any) -> Report:
     """The hull's training steps, 8 seeds."""
-    return _training("convex_hull", options, 8)
+    return time_training("convex_hull", options, 8)
 
 
 def train_memorization(options: Any) -> Report:
     """Memorization's training steps, 4 seeds; random token ids of RTE's lengths and size."""
-    return _training("memorization", options, 4)
+    return time_training("memorization", options, 4)
 
 
-def _training(name, options, num_seeds):
-    module, arguments, asked = CASES[name]
-    recipe, make_data, batch_size = _setup(name, module, arguments)
+def time_training(name: str, options: Any, num_seeds: int, arguments: Sequence[str] = ()) -> Report:
+    """Training steps of one of `CASES`, beside PyTorch's where --baseline asks for it.
+
+    Args:
+        name: The case.
+        options: The flags of `experiments.benchmark`.
+        num_seeds: Seeds trained together.
+        arguments: Of the binary, beside the case's own: other sizes than the published ones.
+    """
+    module, own, asked = CASES[name]
+    recipe, make_data, batch_size = _setup(name, module, (*own, *arguments))
     ensemble = Ensemble(recipe, make_data, mesh=cli.mesh(options), epochs_per_chunk=1)
     values = Hyper(learning_rate=1e-3, dropout=0.1)
     hyper = jax.tree.map(lambda a: jnp.full(num_seeds, a, jnp.float32), values)

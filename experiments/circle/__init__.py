@@ -1,1 +1,1 @@
-"""What run_circle makes of its measurements."""
+"""What run_circle trains, measures and shows."""

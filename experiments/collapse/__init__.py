@@ -1,1 +1,1 @@
-"""What run_collapse makes of its measurements."""
+"""The residual with depth, at initialisation: run_collapse."""

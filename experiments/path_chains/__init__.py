@@ -1,1 +1,1 @@
-"""What run_path_chains makes of its measurements."""
+"""Chained attention and the size of paths by length: run_path_chains."""

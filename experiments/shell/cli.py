@@ -35,6 +35,7 @@ import jax
 from absl import flags
 from jax.sharding import Mesh
 
+from experiments.shell import several
 from rank_collapse.runs.folder import RunError, RunFolder
 from rank_collapse.runs.seeds import seed_mesh
 
@@ -47,7 +48,8 @@ def make_flags(experiment: str, *, num_seeds: int | None = None) -> flags.FlagVa
 
     Args:
         experiment: Name of the folder under results/.
-        num_seeds: Default of --num_seeds; None for a binary without seeds (no --seed either).
+        num_seeds: Default of --num_seeds; None for a binary without seeds (no --seed and no
+            --distributed either).
     """
     values = flags.FlagValues()
 
@@ -67,16 +69,39 @@ def make_flags(experiment: str, *, num_seeds: int | None = None) -> flags.FlagVa
     if num_seeds is not None:
         integer("seed", 0, "Base seed; seed s of the run is fold_in(key(seed), s).", 0)
         integer("num_seeds", num_seeds, "Seeds, run as one ensemble.", 1)
-    integer("num_devices", 0, "Devices that share the seeds (0: all; on a CPU one per core).", 0)
-    boolean("distributed", "Several hosts: call jax.distributed.initialize() first.")
+        boolean("distributed", "One of several processes that share the seeds; see BUILD.md.")
+    integer(
+        "num_devices",
+        0,
+        "Devices of a process, which share the seeds (0: all; on a CPU one per core).",
+        0,
+    )
     boolean("debug", "Show the traceback of an error.")
     boolean("help", "Show this and exit.", "h")
     return values
 
 
+def definer(flag_values: flags.FlagValues) -> Callable[..., None]:
+    """define(kind, name, default, text, *choices, **limits): absl's DEFINE_<kind> on them."""
+
+    def define(kind, name, default, text, *choices, **limits):
+        add = getattr(flags, f"DEFINE_{kind}")
+        add(name, default, *choices, text, flag_values=flag_values, **limits)
+
+    return define
+
+
 def run(main: Callable, flag_values: flags.FlagValues) -> NoReturn:
     """Runs a binary on the command line's arguments and exits; see `execute`."""
-    code = execute(main, flag_values, sys.argv[1:])
+    try:
+        code = execute(main, flag_values, sys.argv[1:])
+    except Exception:
+        if not several.running():
+            raise
+        traceback.print_exc()
+        code = 1
+    if code and several.running():
+        several.leave(code)
     if code == 130:
         sys.stdout.flush()
         os._exit(code)  # threads that still compile would keep the process alive
@@ -98,7 +123,8 @@ def execute(main: Callable, flag_values: flags.FlagValues, arguments: Sequence[s
             print(help_text(main, flag_values))
             return 0
         set_up_devices(options)
-        return main(options) or 0
+        with jax.default_matmul_precision("highest"), several.one_voice():
+            return main(options) or 0
     except KeyboardInterrupt:
         print("\ninterrupted: the same command again resumes", file=sys.stderr)
         return 130
@@ -106,18 +132,22 @@ def execute(main: Callable, flag_values: flags.FlagValues, arguments: Sequence[s
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (ValueError, RunError, OSError, MemoryError, flags.Error) as error:
+        if several.lost(error):
+            return _report(f"another process of this run has stopped: {error}", show_traceback, 1)
         return _report(str(error) or type(error).__name__, show_traceback)
     except jax.errors.JaxRuntimeError as error:
+        if several.lost(error):
+            return _report(f"another process of this run has stopped: {error}", show_traceback, 1)
         if "RESOURCE_EXHAUSTED" not in str(error) and "out of memory" not in str(error).lower():
             raise
         return _report(f"out of memory: {error}"[:300], show_traceback)
 
 
-def _report(message, show_traceback):
+def _report(message, show_traceback, code=2):
     if show_traceback:
         traceback.print_exc()
     print("error: " + " ".join(message.split()), file=sys.stderr)
-    return 2
+    return code
 
 
 def parse(flag_values: flags.FlagValues, arguments: Sequence[str]) -> flags.FlagValues:
@@ -153,13 +183,13 @@ def help_text(main: Callable, flag_values: flags.FlagValues) -> str:
 
 
 def set_up_devices(options: flags.FlagValues) -> None:
-    """Several hosts and one XLA device per CPU core; must come before any JAX computation.
+    """Several processes, and one XLA device per CPU core; must come before any JAX computation.
 
     XLA does not spread a vmapped small matrix product over cores; one device per core does.
     Where JAX already runs (several binaries in one process) its devices are used as they are.
     """
-    if options.distributed:
-        jax.distributed.initialize()
+    if "distributed" in options and options.distributed:
+        several.join()
     if "host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
         return
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -168,15 +198,18 @@ def set_up_devices(options: flags.FlagValues) -> None:
 
 
 def mesh(options: flags.FlagValues) -> Mesh:
-    """The mesh of the devices asked for by --num_devices, with one axis, "seeds".
+    """The mesh of the devices asked for by --num_devices in each process; its axis is "seeds".
 
     Raises:
         ValueError: There are fewer devices.
     """
-    devices = jax.devices()
-    if options.num_devices > len(devices):
-        raise ValueError(f"num_devices={options.num_devices}, but there are {len(devices)}")
-    return seed_mesh(devices[: options.num_devices or len(devices)])
+    devices = []
+    for process in range(jax.process_count()):
+        own = [d for d in jax.devices() if d.process_index == process]
+        if options.num_devices > len(own):
+            raise ValueError(f"num_devices={options.num_devices}, but there are {len(own)}")
+        devices += own[: options.num_devices or len(own)]
+    return seed_mesh(devices)
 
 
 def open_run(
@@ -210,23 +243,13 @@ def open_run(
         path = Path(options.output_dir) / name if name else Path(options.output_dir)
     fields = {
         "config": {"experiment": experiment} | config | dict(extra or {}),
-        "execution": {n: options[n].value for n in sorted(aside) if n != "help"}
+        "execution": {n: options[n].value for n in sorted(aside) if n in options and n != "help"}
         | {"command": command_line()},
         "overwrite": options.overwrite if overwrite is None else overwrite,
     }
-    if jax.process_count() == 1:
-        return RunFolder(path, **fields)
-    # All hosts must see the folder as it is once the first one has opened it.
-    from jax.experimental.multihost_utils import sync_global_devices
-
-    if jax.process_index() == 0:
-        opened = RunFolder(path, **fields)
-        sync_global_devices("run folder opened")
-    else:
-        sync_global_devices("run folder opened")
-        opened = RunFolder(path, **(fields | {"primary": False, "overwrite": False}))
-    sync_global_devices("run folder read")
-    return opened
+    if several.running():
+        return several.open_together(path, fields)
+    return RunFolder(path, **fields)
 
 
 def default_run_name(options: flags.FlagValues, aside: set[str] = EXECUTION) -> str:

@@ -16,7 +16,7 @@ class Entry:
         claim: What the paper says, in a sentence or two, with the figure or table it stands in.
         presets: Arguments of the binary by preset: "quick" (seconds on two cores) and "paper".
         compare: Table of measured beside published values, from the run's summary (what the
-            binary gave to `RunFolder.finish`).
+            binary gave to `RunFolder.publish`).
         reading: What the numbers say against the paper, in a sentence, from the same summary.
         captions: Caption by figure name, in the order of the report; a figure not named here
             is not shown, one that is not there is an error of the run.

@@ -63,6 +63,11 @@ def make_flags(experiment: str, **defaults: Any) -> flags.FlagValues:
     )  # fmt: skip
     boolean("do_mlp", "An MLP sublayer (gelu, own skip) in each layer.")
     boolean("do_train", "Train even where the folder holds the finished run of the same flags.")
+    boolean(
+        "keep_models",
+        "Write the trained weights of all seeds to the run folder: models.npz, or a file for each "
+        "network in models/; rank_collapse.training.load_models reads them.",
+    )
     boolean("train_as_eval", "Evaluate on the first n_eval_data training examples.")
     for name, default, text in (
         ("epochs_per_chunk", 0, "Epochs per jitted call (0: about a twentieth of the run)."),
@@ -90,11 +95,6 @@ def add_path_flags(values: flags.FlagValues) -> None:
         "(as published) or keeps the whole model's.", flag_values=values,
     )  # fmt: skip
     boolean("no_sub_path", "Recomputed paths without their layers' skips and learned norms.")
-    boolean(
-        "keep_models",
-        "Write the trained weights of all seeds to models.npz in the run folder; "
-        "rank_collapse.model_file.load_models reads them.",
-    )
     boolean("all_heads", "Evaluate one path through all heads of all layers, and no sampled sets.")
     boolean("do_rank", "Ranks of hidden states and attention matrices of the whole model by layer.")
     boolean("compute_alpha", "α_l = ΣN(x) / (ΣN(x) + ΣN(SA(x))) of each layer.")

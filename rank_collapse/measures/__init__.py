@@ -5,9 +5,9 @@ from rank_collapse.measures.norms import NORMS, composite_norm, matrix_norm, sin
 from rank_collapse.measures.profiles import (
     MEASURES,
     batch_profiles,
-    hidden_profile,
     measure_batch,
     network_profile,
+    profile,
     residual_profile,
 )
 from rank_collapse.measures.residuals import (
@@ -32,10 +32,10 @@ __all__ = [
     "composite_center",
     "composite_norm",
     "effective_rank",
-    "hidden_profile",
     "matrix_norm",
     "measure_batch",
     "network_profile",
+    "profile",
     "rank_at",
     "rank_one_ratio",
     "residual",

@@ -10,11 +10,12 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float
 
-from rank_collapse.measures.norms import as_tokens, num_tokens
+from rank_collapse.measures.norms import as_tokens, in_own_precision, num_tokens
 
 CENTERS = ("mean", "median", "midrange", "composite")
 
 
+@in_own_precision
 def center_token(x: Any, center: str = "mean", *, mask: Any = None) -> Float[Array, "d"]:
     """The token x that `residual` takes away.
 
@@ -65,6 +66,7 @@ class CompositeCenter:
     norm_inf_lower: Any
 
 
+@in_own_precision
 def composite_center(x: Any, *, mask: Any = None) -> CompositeCenter:
     """argmin_x √(‖X − 1xᵀ‖_1 ‖X − 1xᵀ‖_∞), with a certificate.
 

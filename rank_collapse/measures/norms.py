@@ -3,12 +3,16 @@
 Axis letters: n tokens, d width.
 """
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
+
+from rank_collapse.network.entry import as_mask
 
 NORMS = ("composite", "one", "inf", "frobenius", "spectral", "max")
 
@@ -22,7 +26,7 @@ def as_tokens(x: Any, mask: Any = None) -> tuple[Float[Array, "n d"], Any]:
     Raises:
         ValueError: Not a matrix, no token, not finite, or a mask of another length.
     """
-    x = _as_array(x)
+    x = as_array(x)
     if x.ndim != 2:
         raise ValueError(f"x of shape {x.shape} is not [n, d]; use jax.vmap for further axes")
     if 0 in x.shape:
@@ -31,11 +35,10 @@ def as_tokens(x: Any, mask: Any = None) -> tuple[Float[Array, "n d"], Any]:
         raise ValueError(f"x of dtype {x.dtype} is not real")
     x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     if mask is not None:
-        mask = _as_array(mask)
+        mask = as_array(mask)
         if mask.shape != x.shape[:1]:
             raise ValueError(f"mask of shape {mask.shape} does not fit {x.shape[0]} tokens")
-        if mask.dtype != jnp.bool_:
-            raise ValueError(f"mask of dtype {mask.dtype} is not boolean")
+        mask = as_mask(mask, "mask")
         if not isinstance(mask, jax.core.Tracer) and not bool(mask.any()):
             raise ValueError(f"mask of shape {mask.shape} leaves no token")
         x = jnp.where(mask[:, None], x, 0)
@@ -46,7 +49,31 @@ def as_tokens(x: Any, mask: Any = None) -> tuple[Float[Array, "n d"], Any]:
     return x, mask
 
 
-def _as_array(x):
+def in_own_precision(measure: Callable) -> Callable:
+    """Decorator: float64 arrays of numpy or torch are measured in float64.
+
+    JAX would cut them to float32 unless jax_enable_x64 is set, which a residual far below its
+    tokens does not survive. JAX arrays and traced values keep their own precision.
+    """
+
+    @functools.wraps(measure)
+    def measured(x, *args, **options):
+        double = str(getattr(x, "dtype", "")).endswith("float64") and not isinstance(x, jax.Array)
+        if not double:
+            return measure(x, *args, **options)
+        with jax.enable_x64(True):
+            return measure(x, *args, **options)
+
+    return measured
+
+
+def root(x: Float[Array, "*s"]) -> Float[Array, "*s"]:
+    """√x with derivative 0 at 0, where tokens have collapsed, instead of NaN."""
+    return jnp.where(x == 0, 0, jnp.sqrt(jnp.where(x == 0, 1, x)))
+
+
+def as_array(x: Any) -> Array:
+    """Any framework's array as a JAX array."""
     if hasattr(x, "detach"):  # torch: autograd graphs and bfloat16 have no numpy form
         x = x.detach().cpu()
         if str(x.dtype) == "torch.bfloat16":
@@ -61,6 +88,7 @@ def num_tokens(x: Float[Array, "n d"], mask: Any = None) -> Float[Array, ""]:
     return jnp.asarray(count, x.dtype)
 
 
+@in_own_precision
 def norm_1(x: Any, *, mask: Any = None) -> Float[Array, ""]:
     """‖X‖_1 = max_j Σ_i |X_ij|, the largest column sum.
 
@@ -72,6 +100,7 @@ def norm_1(x: Any, *, mask: Any = None) -> Float[Array, ""]:
     return jnp.max(jnp.sum(jnp.abs(x), axis=0))
 
 
+@in_own_precision
 def norm_inf(x: Any, *, mask: Any = None) -> Float[Array, ""]:
     """‖X‖_∞ = max_i Σ_j |X_ij|, the largest row sum.
 
@@ -83,6 +112,7 @@ def norm_inf(x: Any, *, mask: Any = None) -> Float[Array, ""]:
     return jnp.max(jnp.sum(jnp.abs(x), axis=1))
 
 
+@in_own_precision
 def composite_norm(x: Any, *, mask: Any = None) -> Float[Array, ""]:
     """‖X‖_{1,∞} = √(‖X‖_1 ‖X‖_∞) (Dong et al. 2021, section 2).
 
@@ -96,9 +126,10 @@ def composite_norm(x: Any, *, mask: Any = None) -> Float[Array, ""]:
         ValueError: Not a matrix, no token, not finite (where x is not traced), or a wrong mask.
     """
     x, _ = as_tokens(x, mask)
-    return jnp.sqrt(norm_1(x)) * jnp.sqrt(norm_inf(x))  # the product itself could overflow
+    return root(norm_1(x)) * root(norm_inf(x))  # the product itself could overflow
 
 
+@in_own_precision
 def singular_values(x: Any, *, mask: Any = None) -> Float[Array, "r"]:
     """Singular values, largest first; masked rows only add zeros.
 
@@ -111,6 +142,7 @@ def singular_values(x: Any, *, mask: Any = None) -> Float[Array, "r"]:
     return scale * jnp.linalg.svd(scaled, compute_uv=False)
 
 
+@in_own_precision
 def matrix_norm(x: Any, norm: str = "composite", *, mask: Any = None) -> Float[Array, ""]:
     """A norm by name.
 
@@ -137,7 +169,7 @@ def matrix_norm(x: Any, norm: str = "composite", *, mask: Any = None) -> Float[A
     if norm == "max":
         return jnp.max(jnp.abs(x))
     scaled, scale = _unit_scale(x)
-    return scale * jnp.sqrt(jnp.sum(jnp.square(scaled)))
+    return scale * root(jnp.sum(jnp.square(scaled)))
 
 
 def _unit_scale(x):

@@ -3,50 +3,87 @@
 Axis letters: b examples, l layers (0 is the embedding), n tokens, d width.
 """
 
-from collections.abc import Callable, Mapping
-from functools import lru_cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
 from rank_collapse.measures import residuals
+from rank_collapse.measures.norms import as_array, in_own_precision
 from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.entry import as_mask
 from rank_collapse.network.parameters import TransformerParams
+from rank_collapse.network.precision import full_precision
 from rank_collapse.network.transformer import apply
 
 # name -> measure(x [n, d], mask=[n]) of the tokens of one layer
 MEASURES: dict[str, Callable] = {
-    "residual_ratio": lambda x, mask: residuals.residual_ratio(x, mask=mask),
+    "residual_ratio": residuals.residual_ratio,
+    "rank_one_ratio": residuals.rank_one_ratio,
     "token_cosine": residuals.token_cosine,
     "effective_rank": residuals.effective_rank,
     "stable_rank": residuals.stable_rank,
 }
 
 
-def hidden_profile(
-    hidden: Float[Array, "l n d"],
-    *,
-    mask: Any = None,
-    measures: tuple[str, ...] = ("residual_ratio",),
-) -> dict[str, Float[Array, "l"]]:
-    """Measures of every layer's tokens, padding left out.
+@full_precision
+def profile(
+    hidden: Any, *, measures: str | Sequence[str] = ("residual_ratio",), mask: Any = None
+) -> dict[str, Float[Array, "l *b"]]:
+    """Measures of hidden states by layer, of one example or of a batch, from any framework.
 
     Args:
-        hidden: Hidden states, X^0 first.
-        mask: Bool [n], True for tokens that exist.
-        measures: Names out of `MEASURES`.
+        hidden: [l, n, d] or [l, b, n, d]; or a list or tuple of layers [n, d] or [b, n, d], such
+            as `hidden_states` of a transformers model.
+        measures: One name out of `MEASURES`, or several.
+        mask: Bool [n], or [b, n] with a batch: the tokens that exist.
+
+    Returns:
+        {measure: [l] or [l, b]}.
 
     Raises:
-        ValueError: An unknown measure.
+        ValueError: An unknown measure, layers of different shapes, or a mask that does not fit.
 
     Source: Dong et al. 2021, figure 2 for the residual ratio.
     """
-    unknown = [m for m in measures if m not in MEASURES]
+    names = (measures,) if isinstance(measures, str) else tuple(measures)
+    unknown = [m for m in names if m not in MEASURES]
     if unknown:
         raise ValueError(f"measure {unknown[0]!r} is not one of {tuple(MEASURES)}")
-    return {m: jax.vmap(lambda x, m=m: MEASURES[m](x, mask=mask))(hidden) for m in measures}
+    if isinstance(hidden, list | tuple):
+        shapes = {tuple(np.shape(h)) for h in hidden}
+        if len(shapes) != 1:
+            raise ValueError(f"hidden states have different shapes, or there are none: {shapes}")
+        return _stacked_profile(hidden[0], hidden, names, mask)
+    return _stacked_profile(hidden, None, names, mask)
+
+
+@in_own_precision
+def _stacked_profile(first, layers, names, mask):
+    """`first` is the array whose precision counts."""
+    hidden = as_array(first) if layers is None else jnp.stack([as_array(h) for h in layers])
+    if hidden.ndim not in (3, 4):
+        raise ValueError(f"hidden states of shape {hidden.shape} are not [l, n, d] or [l, b, n, d]")
+    if mask is not None:
+        mask = as_mask(as_array(mask))
+        if mask.shape not in ((hidden.shape[-2],), hidden.shape[1:-1]):
+            raise ValueError(f"mask of shape {mask.shape} does not fit {hidden.shape}")
+        mask = jnp.broadcast_to(mask, hidden.shape[1:-1])
+    return _profile(hidden, mask, names)
+
+
+@partial(jax.jit, static_argnames="names")
+def _profile(hidden, mask, names):
+    def one(x, mask):
+        return {name: MEASURES[name](x, mask=mask) for name in names}
+
+    if hidden.ndim == 4:
+        one = jax.vmap(one, (0, None if mask is None else 0))
+    return jax.vmap(one, (0, None))(hidden, mask)
 
 
 def residual_profile(
@@ -61,6 +98,7 @@ def residual_profile(
     return network_profile(params, x, config, **inputs)["residual_ratio"]
 
 
+@full_precision
 def network_profile(
     params: TransformerParams,
     x: Any,
@@ -70,7 +108,7 @@ def network_profile(
     measures: tuple[str, ...] = ("residual_ratio",),
     **inputs: Any,
 ) -> dict[str, Float[Array, "l"]]:
-    """`hidden_profile` of a network's hidden states on one example.
+    """`profile` of a network's hidden states on one example.
 
     Args:
         params, x, config: As in `apply`.
@@ -79,7 +117,7 @@ def network_profile(
         **inputs: Other arguments of `apply`.
     """
     trace = apply(params, x, config, mask=mask, **inputs)
-    return hidden_profile(trace.hidden, mask=mask, measures=measures)
+    return profile(trace.hidden, mask=mask, measures=measures)
 
 
 @lru_cache(maxsize=64)

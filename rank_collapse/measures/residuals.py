@@ -2,7 +2,8 @@
 
 Everything takes one [n, d] array of any framework (numpy, JAX, torch) and an optional Bool [n]
 mask of the tokens that exist; a quantity with a mask equals that of the array without the masked
-rows. Arithmetic is JAX's: float32 unless jax_enable_x64 is set. Axis letters: n tokens, d width.
+rows. float64 arrays of numpy or torch are measured in float64, JAX arrays in their own precision,
+float32 at least. Axis letters: n tokens, d width.
 """
 
 from typing import Any
@@ -15,10 +16,12 @@ from rank_collapse.measures.norms import (
     NORMS,
     as_tokens,
     composite_norm,
+    in_own_precision,
     matrix_norm,
     norm_1,
     norm_inf,
     num_tokens,
+    root,
     singular_values,
 )
 
@@ -44,6 +47,7 @@ __all__ = [
 ]
 
 
+@in_own_precision
 def residual(x: Any, *, center: str = "mean", mask: Any = None) -> Float[Array, "n d"]:
     """res(X) = X − 1xᵀ, what is left of the tokens beside one common token x.
 
@@ -68,6 +72,7 @@ def residual(x: Any, *, center: str = "mean", mask: Any = None) -> Float[Array, 
     return rest if mask is None else jnp.where(mask[:, None], rest, 0)
 
 
+@in_own_precision
 def residual_ratio(
     x: Any, *, center: str = "mean", norm: str = "composite", mask: Any = None
 ) -> Float[Array, ""]:
@@ -88,6 +93,7 @@ def residual_ratio(
     return _ratio(matrix_norm(residual(x, center=center, mask=mask), norm), matrix_norm(x, norm))
 
 
+@in_own_precision
 def best_rank_one_residual(x: Any, *, mask: Any = None) -> Float[Array, "n d"]:
     """X − σ_1 u_1 v_1ᵀ, what the best approximation of rank one leaves (Eckart and Young).
 
@@ -104,6 +110,7 @@ def best_rank_one_residual(x: Any, *, mask: Any = None) -> Float[Array, "n d"]:
     return x - scale * s[0] * u[:, :1] * vt[:1, :]
 
 
+@in_own_precision
 def rank_one_ratio(x: Any, *, norm: str = "composite", mask: Any = None) -> Float[Array, ""]:
     """‖X − σ_1 u_1 v_1ᵀ‖ / ‖X‖; 0 where X = 0.
 
@@ -116,6 +123,7 @@ def rank_one_ratio(x: Any, *, norm: str = "composite", mask: Any = None) -> Floa
     return _ratio(matrix_norm(best_rank_one_residual(x), norm), matrix_norm(x, norm))
 
 
+@in_own_precision
 def stable_rank(x: Any, *, mask: Any = None) -> Float[Array, ""]:
     """‖X‖_F² / ‖X‖_2², at most the rank; 0 where X = 0 (Rudelson and Vershynin 2007).
 
@@ -127,6 +135,7 @@ def stable_rank(x: Any, *, mask: Any = None) -> Float[Array, ""]:
     return jnp.sum(jnp.square(s / jnp.where(s[0] == 0, 1, s[0])))
 
 
+@in_own_precision
 def effective_rank(x: Any, *, mask: Any = None) -> Float[Array, ""]:
     """exp(−Σ_i p_i log p_i), p_i = σ_i / Σ_j σ_j; 0 where X = 0 (Roy and Vetterli 2007).
 
@@ -141,6 +150,7 @@ def effective_rank(x: Any, *, mask: Any = None) -> Float[Array, ""]:
     return jnp.where(total == 0, 0, jnp.exp(entropy))
 
 
+@in_own_precision
 def rank_at(x: Any, *, tolerance: Any = None, mask: Any = None) -> Array:
     """Number of singular values above tolerance · σ_1.
 
@@ -157,6 +167,7 @@ def rank_at(x: Any, *, tolerance: Any = None, mask: Any = None) -> Array:
     return jnp.sum(s > tolerance * s[0])
 
 
+@in_own_precision
 def token_cosine(x: Any, *, mask: Any = None) -> Float[Array, ""]:
     """Mean of cos(x_i, x_j) over the pairs i ≠ j; a zero token has cosine 0 with every other.
 
@@ -172,7 +183,7 @@ def token_cosine(x: Any, *, mask: Any = None) -> Float[Array, ""]:
         raise ValueError(f"x of shape {x.shape} has no pair of tokens")
     scale = jnp.max(jnp.abs(x), axis=1, keepdims=True)
     x = x / jnp.where(scale == 0, 1, scale)  # squares of small tokens would underflow
-    length = jnp.sqrt(jnp.sum(jnp.square(x), axis=1, keepdims=True))
+    length = root(jnp.sum(jnp.square(x), axis=1, keepdims=True))
     unit = x / jnp.where(length == 0, 1, length)
     count = num_tokens(x, mask)
     # over pairs: |Σ x̂_i|² counts i = j too, with |x̂_i|² each

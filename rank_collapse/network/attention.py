@@ -112,10 +112,11 @@ def softmax(scores: Float[Array, "*s m"], mask: Any = None) -> Float[Array, "*s 
 
 
 def project(
-    x: Float[Array, "n d"], w: Float[Array, "h d k"], b: Float[Array, "h k"]
+    x: Float[Array, "n d"], w: Float[Array, "h d k"], b: Float[Array, "h k"] | None
 ) -> Float[Array, "h n k"]:
-    """x W_h + 1 b_hᵀ for every head."""
-    return jnp.einsum("nd,hdk->hnk", x, w) + b[:, None, :]
+    """x W_h + 1 b_hᵀ for every head; without bias where it is None."""
+    y = jnp.einsum("nd,hdk->hnk", x, w)
+    return y if b is None else y + b[:, None, :]
 
 
 def rotate(x: Float[Array, "h n k"], rotary: tuple[Array, Array]) -> Float[Array, "h n k"]:
@@ -156,7 +157,7 @@ def attention_scores(
     if score not in SCORES:
         raise ValueError(f"score={score!r} is not one of {SCORES}")
     query_part = jnp.einsum("nd,hdk->hnk", x, params.w_q)
-    q = query_part + params.b_q[:, None, :]
+    q = query_part if params.b_q is None else query_part + params.b_q[:, None, :]
     k = project(y, params.w_k, params.b_k)
     if context.rotary is not None:
         q, k = rotate(q, context.rotary), rotate(k, context.rotary)
@@ -236,7 +237,8 @@ def mix_values(
 ) -> Float[Array, "n d"]:
     """Σ_h P_h (y W_v + b_v) W_o + b_o for given attention weights."""
     mixed = _product(weights, project(y, params.w_v, params.b_v))
-    return jnp.einsum("hnv,hvd->nd", mixed, params.w_o) + params.b_o[None, :]
+    out = jnp.einsum("hnv,hvd->nd", mixed, params.w_o)
+    return out if params.b_o is None else out + params.b_o[None, :]
 
 
 def multi_head_attention(
@@ -265,7 +267,15 @@ def multi_head_attention(
 
     Returns:
         The output [n, d] and the weights [h, n, m] before dropout.
+
+    Raises:
+        ValueError: More than one example.
     """
+    for name, tokens in (("x", x), ("y", y)):
+        if jnp.ndim(tokens) != 2:
+            raise ValueError(
+                f"{name} of shape {jnp.shape(tokens)} is not [tokens, d]; use jax.vmap for a batch"
+            )
     weights = attention_weights(
         params, x, y, score=score, scale=scale, temperature=temperature, context=context
     )

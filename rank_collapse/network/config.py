@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 from flax import struct
 
 from rank_collapse.network import attention, layers
@@ -96,12 +97,14 @@ class TransformerConfig:
 
     def __post_init__(self):
         for name in ("depth", "num_heads", "d_model", "window", "unroll"):
+            self._coerce(name)
             value = getattr(self, name)
             if not isinstance(value, int) or value < (0 if name == "window" else 1):
                 raise ValueError(f"{name}={value!r} is not a positive integer")
         if self.d_ff is None or isinstance(self.d_ff, _FollowsWidth):
             object.__setattr__(self, "d_ff", _FollowsWidth(4 * self.d_model))
         for name in ("d_qk", "d_v", "d_ff"):
+            self._coerce(name)
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise ValueError(f"{name}={value!r} is not a positive integer")
@@ -129,6 +132,12 @@ class TransformerConfig:
             raise ValueError(f"layer_map has {len(self.layer_map)} entries for depth={self.depth}")
         if self.layer_map and set(self.layer_map) != set(range(max(self.layer_map) + 1)):
             raise ValueError(f"layer_map={self.layer_map} leaves out a row of the parameters")
+
+    def _coerce(self, name):
+        """Integers of numpy and the like as Python's, which are hashable and static."""
+        value = getattr(self, name)
+        if isinstance(value, np.integer):
+            object.__setattr__(self, name, int(value))
 
     @property
     def qk_width(self) -> int:

@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from rank_collapse.network import attention as attn
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.embedding import embed, sinusoidal_positions
-from rank_collapse.network.parameters import TransformerParams
+from rank_collapse.network.parameters import TransformerParams, check_params, fill_biases
 
 
 @struct.dataclass
@@ -48,27 +48,36 @@ def enter(
     memory_mask: Any = None,
     segments: Any = None,
     positions: Any = None,
-) -> Entry:
-    """The entry of one example; arguments as in `rank_collapse.apply`.
+) -> tuple[TransformerParams, Entry]:
+    """(parameters, entry) of one example; arguments as in `rank_collapse.apply`.
+
+    The parameters are checked against the config, and biases that are None become zeros. x is
+    promoted to the dtype that it and the parameters share.
 
     Raises:
-        ValueError: Inputs of the wrong shape or kind; a memory that is missing, or of no use.
+        ValueError: Parameters that contradict the config, inputs of the wrong shape or kind, a
+            memory that is missing or of no use.
     """
     if config.cross_attention and memory is None:
         raise ValueError("cross_attention=True needs a memory [m, d]")
     if not config.cross_attention and (memory is not None or memory_mask is not None):
         raise ValueError("a memory is given, but the network has cross_attention=False")
+    check_params(params, config)
+    params = fill_biases(params, config)
     x = input_states(params, x, config, segments=segments, positions=positions)
+    x = x.astype(jnp.result_type(x, *jax.tree.leaves(params.layers)))
     n = x.shape[0]
     mask = checked_mask(mask, n, n, "mask")
     memory_context = attn.AttentionContext()
     if memory is not None:
         memory = jnp.asarray(memory)
         if memory.ndim != 2:
-            raise ValueError(f"memory of shape {memory.shape} is not [m, d]; use jax.vmap")
+            raise ValueError(
+                f"memory of shape {memory.shape} is not [m, d]; use jax.vmap for a batch"
+            )
         memory_mask = checked_mask(memory_mask, n, memory.shape[0], "memory_mask")
         memory_context = attn.AttentionContext(mask=attn.combine_masks(memory_mask))
-    return Entry(
+    return params, Entry(
         x=x,
         context=make_context(
             params, config, n, mask=mask, bias=bias, segments=segments, positions=positions
@@ -100,34 +109,41 @@ def input_states(
     if config.embedding is not None and (
         is_ids or x.shape[-1] != config.d_model or config.embedding.d_input == config.d_model
     ):
+        if x.ndim > (1 if is_ids else 2):
+            raise ValueError(f"x of shape {x.shape} is more than one example; use jax.vmap")
+        if is_ids and not isinstance(x, jax.core.Tracer):
+            check_ids(x, config.embedding.vocab_size)
         return embed(params.embedding, x, config.embedding, segments=segments, positions=positions)
     if is_ids or x.ndim != 2 or x.shape[1] != config.d_model:
         raise ValueError(
             f"x of shape {x.shape} and dtype {x.dtype} is not [n, d_model={config.d_model}]"
             + ("" if config.embedding is not None else " (the config has no embedding)")
+            + ("; use jax.vmap for a batch" if x.ndim == 3 or (is_ids and x.ndim == 2) else "")
         )
     return x
+
+
+def check_ids(ids: Int[Array, "*s"], vocab_size: int) -> None:
+    """Refuses token ids outside the vocabulary, which an array look-up would clamp.
+
+    Raises:
+        ValueError: There is one.
+    """
+    outside = np.asarray(ids)
+    outside = outside[(outside < 0) | (outside >= vocab_size)]
+    if vocab_size and outside.size:
+        raise ValueError(f"token id {outside.flat[0]} is not below vocab_size={vocab_size}")
 
 
 def checked_mask(mask: Any, num_queries: int, num_keys: int, name: str) -> Any:
     """A mask as Bool [m], [n, m] or [h, n, m]; None stays None.
 
     Raises:
-        ValueError: Another shape, or values that are neither boolean nor the integers 0 and 1:
-            an additive mask of floats would be read the wrong way round.
+        ValueError: Another shape, or no mask: see `as_mask`.
     """
     if mask is None:
         return None
-    mask = mask if isinstance(mask, jax.Array) else jnp.asarray(np.asarray(mask))
-    if jnp.issubdtype(mask.dtype, jnp.floating):
-        raise ValueError(
-            f"{name} of dtype {mask.dtype}: a mask is boolean, True where a key may be looked at; "
-            "additive masks go to bias="
-        )
-    if mask.dtype != jnp.bool_:
-        if not isinstance(mask, jax.core.Tracer) and bool(jnp.any((mask != 0) & (mask != 1))):
-            raise ValueError(f"{name} of dtype {mask.dtype} has values other than 0 and 1")
-        mask = mask.astype(bool)
+    mask = as_mask(mask, name)
     fits = mask.shape[-1:] == (num_keys,) and mask.ndim <= 3
     if not fits or (mask.ndim > 1 and mask.shape[-2] not in (1, num_queries)):
         raise ValueError(
@@ -135,6 +151,25 @@ def checked_mask(mask: Any, num_queries: int, num_keys: int, name: str) -> Any:
             f"[{num_keys}], [{num_queries}, {num_keys}] or [heads, {num_queries}, {num_keys}]"
         )
     return mask
+
+
+def as_mask(mask: Any, name: str = "mask") -> Bool[Array, "*s"]:
+    """A mask as Bool, from booleans or the integers 0 and 1, lists of them too.
+
+    Raises:
+        ValueError: Other values: an additive mask of floats would be read the wrong way round.
+    """
+    mask = mask if isinstance(mask, jax.Array) else jnp.asarray(np.asarray(mask))
+    if mask.dtype == jnp.bool_:
+        return mask
+    if not jnp.issubdtype(mask.dtype, jnp.integer):
+        raise ValueError(
+            f"{name} of dtype {mask.dtype}: a mask is boolean, True where a key may be looked at; "
+            "additive masks go to bias="
+        )
+    if not isinstance(mask, jax.core.Tracer) and bool(jnp.any((mask != 0) & (mask != 1))):
+        raise ValueError(f"{name} of dtype {mask.dtype} has values other than 0 and 1")
+    return mask.astype(bool)
 
 
 def make_context(

@@ -123,9 +123,14 @@ def mlp(params: MLPParams, x: Float[Array, "n d"], kind: str) -> Float[Array, "n
         kind: One of `MLP_KINDS` but "none".
     """
     phi = activation_of(kind).fn
-    z = x @ params.w_in + params.b_in[None, :]
+    z = _affine(x, params.w_in, params.b_in)
     if kind in GATED:
-        z = phi(x @ params.w_gate + params.b_gate[None, :]) * z
+        z = phi(_affine(x, params.w_gate, params.b_gate)) * z
     else:
         z = phi(z)
-    return z @ params.w_out + params.b_out[None, :]
+    return _affine(z, params.w_out, params.b_out)
+
+
+def _affine(x, w, b):
+    y = x @ w
+    return y if b is None else y + b[None, :]

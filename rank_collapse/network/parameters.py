@@ -3,6 +3,8 @@
 Every function is for one seed; vmap over keys adds a seed axis.
 """
 
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -159,3 +161,88 @@ def layer_params(params: TransformerParams, config: TransformerConfig, layer: An
     """Parameters of one layer, through `config.layer_map`; the index may be traced."""
     row = jnp.asarray(config.layer_map)[layer] if config.layer_map else layer
     return jax.tree.map(lambda a: a[row], params.layers)
+
+
+_OPTIONAL = ("b_q", "b_k", "b_v", "b_o", "b_in", "b_out", "b_gate", "bias")
+
+
+def check_params(params: TransformerParams, config: TransformerConfig) -> None:
+    """Refuses parameters that contradict the config, by their shapes alone.
+
+    Parts that the config does not use (an MLP under mlp="none", norms under
+    norm_placement="none") may be there; biases may be None.
+
+    Raises:
+        ValueError: A parameter that is missing, of another shape, or of another kind of MLP.
+    """
+    wanted = _shapes(_expected(config.replace(skip_gain=1.0, branch_gain=1.0, temperature=1.0)))
+    found = _shapes(params)
+    sizes = (
+        f"depth={config.depth}, num_heads={config.num_heads}, d_model={config.d_model}, "
+        f"d_qk={config.qk_width}, d_v={config.v_width}, d_ff={config.d_ff}, mlp={config.mlp!r}"
+    )
+    for name, shape in wanted.items():
+        if name not in found and name.rsplit(".", 1)[-1] in _OPTIONAL:
+            continue
+        if found.get(name) != shape:
+            there = f"of shape {found[name]}" if name in found else "missing"
+            raise ValueError(f"params.{name} is {there}; the config implies {shape} ({sizes})")
+    used = {name.split(".")[1] for name in wanted if name.startswith("layers.")}
+    for name, shape in found.items():
+        part = name.split(".")[1] if name.startswith("layers.") else None
+        if name in wanted or part is None or part not in used or name.endswith(".bias"):
+            continue
+        raise ValueError(f"params.{name} of shape {shape} has no place in the config ({sizes})")
+
+
+def fill_biases(params: TransformerParams, config: TransformerConfig) -> TransformerParams:
+    """The parameters with zeros for biases that are None; `check_params` has passed them."""
+    wanted = _expected(config.replace(skip_gain=1.0, branch_gain=1.0, temperature=1.0)).layers
+    layers = params.layers
+
+    def filled(part, like):
+        if part is None or like is None:
+            return part
+        dtype = jax.tree.leaves(part)[0].dtype
+        missing = {
+            name: jnp.zeros(getattr(like, name).shape, dtype)
+            for name in _OPTIONAL
+            if getattr(part, name, 0) is None and getattr(like, name, None) is not None
+        }
+        return part.replace(**missing)
+
+    names = ("attention", "cross", "mlp")
+    parts = {name: filled(getattr(layers, name), getattr(wanted, name)) for name in names}
+    return params.replace(layers=layers.replace(**parts))
+
+
+def stack_layers(layers: Sequence[BlockParams]) -> BlockParams:
+    """Layers of equal shapes as one `BlockParams` with a leading layer axis, as `apply` takes them.
+
+    Args:
+        layers: Parameters of each layer, first to last.
+
+    Raises:
+        ValueError: No layer, or layers whose parts or shapes differ.
+    """
+    if not layers:
+        raise ValueError("there are no layers to stack")
+    first = _shapes(layers[0])
+    for l, layer in enumerate(layers):
+        other = _shapes(layer)
+        for name in sorted(first.keys() | other.keys()):
+            if first.get(name) != other.get(name):
+                raise ValueError(
+                    f"layer {l} has {name} of shape {other.get(name)}, layer 0 of {first.get(name)}"
+                )
+    return jax.tree.map(lambda *leaves: jnp.stack([jnp.asarray(a) for a in leaves]), *layers)
+
+
+@functools.lru_cache(maxsize=256)
+def _expected(config):
+    return jax.eval_shape(lambda: init(jax.random.key(0), config))
+
+
+def _shapes(params):
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    return {jax.tree_util.keystr(p, simple=True, separator="."): jnp.shape(a) for p, a in leaves}

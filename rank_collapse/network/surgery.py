@@ -18,6 +18,14 @@ VARIANTS = ("SAN", "SAN+MLP", "SAN+skip", "Transformer")
 READINGS = ("published", "text")
 
 
+def variants_of(family: str) -> list[tuple[str, str]]:
+    """(variant, reading) pairs that differ: "text" only where it is not what was published."""
+    pairs = [(name, "published") for name in VARIANTS]
+    if family == "albert":
+        return [*pairs, *((name, "text") for name in VARIANTS[:3])]
+    return [*pairs, ("SAN+MLP", "text")]
+
+
 def variant(
     config: TransformerConfig,
     params: TransformerParams,

@@ -54,6 +54,16 @@ class Trace:
     output: Any
     context: Any
 
+    def __repr__(self) -> str:
+        shapes = {"hidden": self.hidden, "attention": self.attention, "output": self.output}
+        shown = ", ".join(f"{name} {list(jnp.shape(a))}" for name, a in shapes.items())
+        return f"Trace({shown}; layers: attention_branch, after_attention, mlp_branch, ...)"
+
+    @property
+    def cross_attention(self) -> Any:
+        """Weights of the attention to the memory [L, h, n, m], or None."""
+        return self.layers.cross_attention
+
     @property
     def attention(self) -> Any:
         """Attention weights [L, h, n, n]."""
@@ -184,10 +194,16 @@ def apply(
     """
     if dropout_key is None and not isinstance(dropout_rate, jax.core.Tracer) and dropout_rate:
         raise ValueError(f"dropout_rate={dropout_rate} without a dropout_key drops nothing")
-    entry = enter(
+    params, entry = enter(
         params, x, config, mask=mask, bias=bias, memory=memory, memory_mask=memory_mask,
         segments=segments, positions=positions,
     )  # fmt: skip
+    return _forward(params, entry, config, dropout_key, dropout_rate)
+
+
+@jax.jit
+def _forward(params, entry, config, dropout_key, dropout_rate) -> Trace:
+    # Compiled here, so that a call outside jit compiles once for a shape and not every time.
     keys = None
     if dropout_key is not None:
         keys = dropout_branches(dropout_key, config.depth)

@@ -1,10 +1,6 @@
 """Paths through a network: counted, sampled, evaluated one by one, and all summed by length."""
 
-from rank_collapse.paths.contributions import (
-    PathContributions,
-    head_contributions,
-    path_contributions,
-)
+from rank_collapse.paths.contributions import PathContributions, path_contributions
 from rank_collapse.paths.enumeration import (
     ALL_HEADS,
     count_paths,
@@ -15,6 +11,7 @@ from rank_collapse.paths.enumeration import (
     sum_over_paths,
     theorem_offset,
 )
+from rank_collapse.paths.heads import head_contributions
 from rank_collapse.paths.sets import (
     Classifier,
     batch_path_set_logits,

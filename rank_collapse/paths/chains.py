@@ -18,7 +18,11 @@ from rank_collapse.paths.enumeration import path_attention
 
 
 def chained_residual(
-    attention: Float[Array, "l h n n"], path: Int[Array, "l"] | np.ndarray, norm: str = "composite"
+    attention: Float[Array, "l h n n"],
+    path: Int[Array, "l"] | np.ndarray,
+    norm: str = "composite",
+    *,
+    mask: Any = None,
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """‖P_path − 1pᵀ‖/‖P_path‖ with p the mean row, and the same for the best rank one.
 
@@ -26,12 +30,14 @@ def chained_residual(
         attention: Attention weights of all layers, `Trace.attention`.
         path: Heads 0..H−1, H for a skip (the identity).
         norm: See `residuals.matrix_norm`.
+        mask: Bool [n], tokens that exist; rows of others are left out.
 
     Source: chained attention in the notebook of Dong et al. 2021; the product is that of Theorem
     2.1, the last layer leftmost.
     """
     product = path_attention(attention, path)
-    return residual_ratio(product, norm=norm), rank_one_ratio(product, norm=norm)
+    options = {"norm": norm, "mask": mask}
+    return residual_ratio(product, **options), rank_one_ratio(product, **options)
 
 
 def branch_sizes(trace: Trace, *, mask: Any = None) -> tuple[Float[Array, "l"], Float[Array, "l"]]:

@@ -25,6 +25,12 @@ from rank_collapse.paths import frozen
 MAX_GROUPS = 6
 
 
+def layer_groups(depth: int) -> list[tuple[int, int]]:
+    """Ranges of layers to compile together, where every layer adds slots."""
+    number = min(MAX_GROUPS, max(depth // 2, 1))
+    return list(pairwise(i * depth // number for i in range(number + 1)))
+
+
 @struct.dataclass
 class Channels:
     """Sums of paths so far.
@@ -101,11 +107,8 @@ class Layout:
 
     def groups(self) -> list[tuple[int, int]]:
         """Ranges of layers to compile together."""
-        depth = self.config.depth
         grows = not (self.one_length and self.one_count)
-        number = min(MAX_GROUPS, max(depth // 2, 1)) if grows else 1
-        borders = [i * depth // number for i in range(number + 1)]
-        return list(pairwise(borders))
+        return layer_groups(self.config.depth) if grows else [(0, self.config.depth)]
 
     def begin(self, x: Float[Array, "n d"]) -> Channels:
         """C_0^0 = X and no offset."""

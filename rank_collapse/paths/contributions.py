@@ -7,18 +7,20 @@ norms and MLPs applied channel by channel, biases in a channel of their own. The
 the output. Cost: about L/2 + 1 uses of the value, output and MLP matrices, not (1+H)^L.
 """
 
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
 from rank_collapse.network import layers
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.entry import enter
 from rank_collapse.network.gains import layer_gains
 from rank_collapse.network.parameters import TransformerParams
+from rank_collapse.network.precision import full_precision
 from rank_collapse.network.transformer import block
 from rank_collapse.paths import frozen
 from rank_collapse.paths.channels import Layout, advance
@@ -75,6 +77,7 @@ class PathContributions:
         return self.total[None] - self.by_attention_length
 
 
+@full_precision
 def path_contributions(
     params: TransformerParams,
     x: Any,
@@ -122,13 +125,23 @@ def path_contributions(
 
     Source: Theorem 2.1 of Dong et al. 2021, summed by length as in its section 2.1.
     """
-    entry = enter(
+    if isinstance(count_mlps, jax.core.Tracer):
+        raise ValueError(
+            "count_mlps changes the result's shape and cannot be traced: "
+            "jax.jit(path_contributions, static_argnames='count_mlps')"
+        )
+    params, entry = enter(
         params, x, config, mask=mask, bias=bias, memory=memory, memory_mask=memory_mask,
         segments=segments, positions=positions,
     )  # fmt: skip
     gains = layer_gains(config, entry.x.dtype)
     factors = {"attention": attention_gain, "cross": cross_gain, "mlp": mlp_gain}
-    head_gain, on_paths = _path_gains(config, gains, head_gain, factors)
+    head_gain, on_paths = path_gains(config, gains, head_gain, factors)
+    return _contributions(params, entry, config, gains, on_paths, head_gain, count_mlps)
+
+
+@functools.partial(jax.jit, static_argnames="count_mlps")
+def _contributions(params, entry, config, gains, on_paths, head_gain, count_mlps):
     layout = Layout(config=config, count_mlps=count_mlps)
 
     def body(carry, step):
@@ -145,7 +158,7 @@ def path_contributions(
     swept = (gains, on_paths, head_gain)
     for first, last in layout.groups():
         rows = slice(first, last)
-        steps = (_rows(params, config, rows), _slice(swept, rows))
+        steps = (layer_rows(params, config, rows), _slice(swept, rows))
         carry = (state, layout.grow(channels, last))
         (state, channels), _ = jax.lax.scan(body, carry, steps)
     output = state
@@ -161,38 +174,18 @@ def path_contributions(
     )
 
 
-def head_contributions(
-    params: TransformerParams, x: Any, config: TransformerConfig, **options: Any
-) -> Float[Array, "l h n d"]:
-    """Sum of all paths through each head of each layer, of whatever length, biases included.
-
-    The output is linear in the gain of each head once everything is frozen, so that the sum is
-    the derivative with respect to `head_gain`. Paths that pass two heads count for both.
-
-    Args:
-        params, x, config: As in `path_contributions`.
-        **options: Its other arguments, but for head_gain.
-    """
-
-    def total(gain):
-        return path_contributions(params, x, config, head_gain=gain, **options).total
-
-    gain = jnp.ones((config.depth, config.num_heads), params.layers.attention.w_v.dtype)
-    return jnp.moveaxis(jax.jacfwd(total)(gain), (0, 1), (2, 3))
-
-
 def _slice(tree, rows):
     return jax.tree.map(lambda a: a[rows], tree)
 
 
-def _rows(params, config, rows):
+def layer_rows(params, config, rows):
     """Parameters of some layers, stacked."""
     if config.layer_map:
         rows = jnp.asarray(config.layer_map[rows])
     return _slice(params.layers, rows)
 
 
-def _path_gains(config, gains, head_gain, factors):
+def path_gains(config, gains, head_gain, factors):
     """(head_gain [L, h] or None, gains with the factors [L] of each kind of branch).
 
     Raises:

@@ -1,79 +1,22 @@
-"""What a network's weights do on an example: profiles of the variants, what each length adds.
+"""What the paths of each length do on one example: what they add to the output, how they chain.
 
 Functions of one example, for `profiles.measure_batch`. Axis letters: n tokens, d width, l layers;
 k is a path length, 0 .. L.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
-from rank_collapse.measures.profiles import batch_profiles, measure_batch
-from rank_collapse.measures.residuals import rank_one_ratio, residual_ratio
-from rank_collapse.network import surgery
+from rank_collapse.measures.residuals import residual_ratio
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.transformer import apply
-from rank_collapse.paths.chains import branch_sizes, measured_sizes
+from rank_collapse.paths.chains import branch_sizes, chained_residual, measured_sizes
 from rank_collapse.paths.contributions import path_contributions
-from rank_collapse.paths.enumeration import path_attention
 from rank_collapse.paths.sets import sample_path_sets
-from rank_collapse.theory.bounds import bound_report
-from rank_collapse.theory.logdomain import log_residual_profile
-
-
-def variants_of(family: str) -> list[tuple[str, str]]:
-    """(variant, reading) pairs that differ: "text" only where it is not what was published."""
-    pairs = [(name, "published") for name in surgery.VARIANTS]
-    if family == "albert":
-        return [*pairs, *((name, "text") for name in surgery.VARIANTS[:3])]
-    return [*pairs, ("SAN+MLP", "text")]
-
-
-def variant_profiles(
-    config: TransformerConfig,
-    params: TransformerParams,
-    variant: str,
-    reading: str,
-    family: str,
-    inputs: Mapping[str, Any],
-    *,
-    measures: tuple[str, ...] = ("residual_ratio",),
-    chunk: int = 8,
-) -> dict[str, Float[np.ndarray, "b l"]]:
-    """Layer-by-layer measures of one variant on every example of a batch.
-
-    Args:
-        config, params: The whole network.
-        variant, reading, family: See `surgery.variant`.
-        inputs: See `profiles.batch_profiles`.
-        measures: Names out of `profiles.MEASURES`.
-        chunk: Examples at once.
-    """
-    cut, weights = surgery.variant(config, params, variant, reading, family)
-    return batch_profiles(weights, cut, inputs, measures=measures, chunk=chunk)
-
-
-def log_ratio_profiles(
-    config: TransformerConfig,
-    params: TransformerParams,
-    variant: str,
-    reading: str,
-    family: str,
-    inputs: Mapping[str, Any],
-    *,
-    chunk: int = 8,
-) -> Float[np.ndarray, "b l"]:
-    """log10 of ‖res(X^l)‖_{1,∞} of one variant, however far below the floating-point range.
-
-    Args: see `variant_profiles`.
-    """
-    cut, weights = surgery.variant(config, params, variant, reading, family)
-    return measure_batch(log_residual_profile, weights, cut, inputs, chunk=chunk)
 
 
 def length_effects(
@@ -178,47 +121,11 @@ def chain_effects(
     lengths = jnp.arange(1, config.depth + 1)
     key = jax.random.key(seed)
     paths = sample_path_sets(key, lengths, 1, num_paths, config.depth, config.num_heads)[:, 0]
-
-    def ratios(path):
-        product = path_attention(trace.attention, path)
-        return residual_ratio(product, mask=mask), rank_one_ratio(product, mask=mask)
-
     # One product after another: all together would hold L·p matrices [n, n] for every text.
-    flat = paths.reshape(-1, config.depth)
-    found, rank_one = (r.reshape(paths.shape[:2]) for r in jax.lax.map(ratios, flat))
+    ratios = jax.lax.map(
+        lambda path: chained_residual(trace.attention, path, mask=mask),
+        paths.reshape(-1, config.depth),
+    )
+    found, rank_one = (ratio.reshape(paths.shape[:2]) for ratio in ratios)
     skip, branch = branch_sizes(trace, mask=mask)
     return {"chain_residual": found, "chain_rank_one": rank_one, "skip": skip, "branch": branch}
-
-
-def has_bounds(config: TransformerConfig) -> bool:
-    """Whether there is a matrix W_QK that the bounds can use; see `bounds.bound_report`."""
-    positional = config.position in ("rotary", "relative_key")
-    return config.score == "dot" and not positional and not config.cross_attention
-
-
-def bound_effects(
-    params: TransformerParams, x: Any, config: TransformerConfig, *, mask: Any = None
-) -> dict[str, Float[Array, "..."] | Bool[Array, "..."]]:
-    """β, γ*, the condition of the technical lemma and the bounds, per layer and head.
-
-    Args:
-        params, x, config: As in `rank_collapse.apply`.
-        mask: Bool [n], the tokens that exist.
-
-    Returns:
-        Fields of `bounds.BoundReport`, log10_spread as its maximum over tokens.
-
-    Raises:
-        ValueError: Rotary or relative positions, or cross-attention: see `bounds.bound_report`.
-    """
-    found = bound_report(params, x, config, mask=mask)
-    names = ("beta", "gamma", "admissible", "log10_input")
-    return {name: getattr(found, name) for name in names} | {
-        "log10_spread": jnp.max(found.log10_spread, axis=-1),
-        "head_tightness": found.head.tightness,
-        "layer_tightness": found.layer.tightness,
-        "layer_log10_lhs": found.layer.log10_lhs,
-        "layer_log10_rhs": found.layer.log10_rhs,
-        "stack_log10_lhs": found.stack.log10_lhs,
-        "stack_log10_rhs": found.stack.log10_rhs,
-    }

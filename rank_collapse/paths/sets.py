@@ -6,6 +6,7 @@ alike are computed once: they are visited in lexicographic order, each from the 
 parts from the one before.
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -14,9 +15,11 @@ from jaxtyping import Array, Bool, Float, Int
 
 from rank_collapse.network import layers
 from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.entry import enter
 from rank_collapse.network.parameters import TransformerParams
+from rank_collapse.network.precision import full_precision
 from rank_collapse.paths.enumeration import check_length, check_paths
-from rank_collapse.paths.steps import SEMANTICS, make_steps
+from rank_collapse.paths.steps import SEMANTICS, check_semantics, make_steps
 
 __all__ = [
     "SEMANTICS",
@@ -98,6 +101,7 @@ def sample_path_sets(
     return draw(jnp.asarray(lengths), jnp.arange(num_repeats), jnp.arange(num_paths))
 
 
+@full_precision
 def path_state(
     params: TransformerParams,
     x: Any,
@@ -124,13 +128,21 @@ def path_state(
         ValueError: A path that does not fit, unknown semantics, or cross-attention.
     """
     check_paths(path, config)
-    path = jnp.asarray(path)
-    x, step, finish = make_steps(params, x, config, semantics, no_sub_path, **inputs)
+    check_semantics(semantics, config)
+    params, entry = enter(params, x, config, **inputs)
+    return _single(params, entry, config, jnp.asarray(path), semantics, no_sub_path)
+
+
+@functools.partial(jax.jit, static_argnums=(4, 5))
+def _single(params, entry, config, path, semantics, no_sub_path):
+    step, finish = make_steps(params, entry, config, semantics, no_sub_path)
+    x = entry.x
     for l in range(config.depth):
         x = step(x, l, path[l])
     return finish(x)
 
 
+@full_precision
 def path_set_states(
     params: TransformerParams,
     x: Any,
@@ -158,7 +170,15 @@ def path_set_states(
     paths = jnp.asarray(paths)
     if paths.ndim < 2:
         raise ValueError(f"paths of shape {paths.shape} are not sets [..., p, L]")
-    x, step, finish = make_steps(params, x, config, semantics, no_sub_path, **inputs)
+    check_semantics(semantics, config)
+    params, entry = enter(params, x, config, **inputs)
+    return _sums(params, entry, config, paths, semantics, no_sub_path)
+
+
+@functools.partial(jax.jit, static_argnums=(4, 5))
+def _sums(params, entry, config, paths, semantics, no_sub_path):
+    step, finish = make_steps(params, entry, config, semantics, no_sub_path)
+    x = entry.x
     *sets, num_paths, depth = paths.shape
     flat = paths.reshape(-1, depth)
     order, first = visiting_order(flat)
@@ -192,6 +212,7 @@ def visiting_order(paths: Int[Array, "p l"]) -> tuple[Int[Array, "p"], Int[Array
     return order, jnp.concatenate([jnp.zeros_like(same, shape=1), same])
 
 
+@full_precision
 def read_out(
     classifier: Any, state: Float[Array, "*s n d"], *, normalize: bool = True, eps: float = 1e-12
 ) -> Float[Array, "*s n c"]:
@@ -210,6 +231,7 @@ def read_out(
     return state @ w + b.reshape((1,) * (state.ndim - 1) + b.shape)
 
 
+@full_precision
 def path_set_logits(
     params: TransformerParams,
     classifier: Any,
@@ -235,6 +257,7 @@ def path_set_logits(
     return read_out(classifier, path_set_states(params, inputs, config, paths, **options))
 
 
+@full_precision
 def batch_path_set_logits(
     params: TransformerParams,
     classifier: Any,

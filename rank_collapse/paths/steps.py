@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 
 from rank_collapse.network.attention import AttentionContext, AttentionParams
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.entry import Entry, enter
+from rank_collapse.network.entry import Entry
 from rank_collapse.network.gains import LayerGains, layer_gains, scaled
 from rank_collapse.network.parameters import TransformerParams, layer_params
 from rank_collapse.network.sublayer import sites_of, sublayer
@@ -23,21 +23,8 @@ from rank_collapse.paths.enumeration import ALL_HEADS
 SEMANTICS = ("frozen", "recomputed")
 
 
-def make_steps(
-    params: TransformerParams,
-    x: Any,
-    config: TransformerConfig,
-    semantics: str,
-    no_sub_path: bool = False,
-    **inputs: Any,
-) -> tuple[Array, Callable, Callable]:
-    """(X^0, step(state, layer, choice) -> state, finish(state)) of either semantics.
-
-    Args:
-        params, x, config: As in `apply`.
-        semantics: "frozen" or "recomputed".
-        no_sub_path: See `recomputed_step`.
-        **inputs: mask, bias, segments, positions of `apply`.
+def check_semantics(semantics: str, config: TransformerConfig) -> None:
+    """Refuses what single paths do not cover.
 
     Raises:
         ValueError: Unknown semantics, or cross-attention.
@@ -46,17 +33,33 @@ def make_steps(
         raise ValueError(f"semantics={semantics!r} is not one of {SEMANTICS}")
     if config.cross_attention:
         raise ValueError("path sets do not cover cross_attention=True; see path_contributions")
-    entry = enter(params, x, config, **inputs)
+
+
+def make_steps(
+    params: TransformerParams,
+    entry: Entry,
+    config: TransformerConfig,
+    semantics: str,
+    no_sub_path: bool = False,
+) -> tuple[Callable, Callable]:
+    """(step(state, layer, choice) -> state, finish(state)) of either semantics.
+
+    Args:
+        params, config: The network.
+        entry: From `enter`; paths start at its x.
+        semantics: "frozen" or "recomputed".
+        no_sub_path: See `recomputed_step`.
+    """
     gains = layer_gains(config, entry.x.dtype)
     if semantics == "frozen":
-        return entry.x, *_frozen_steps(params, config, gains, entry)
+        return _frozen_steps(params, config, gains, entry)
 
     def step(state, layer, choice):
         return recomputed_step(
             params, state, config, gains, entry, layer, choice, no_sub_path=no_sub_path
         )
 
-    return entry.x, step, lambda state: state
+    return step, lambda state: state
 
 
 def recomputed_step(

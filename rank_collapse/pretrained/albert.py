@@ -6,18 +6,18 @@ from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.embedding import EmbeddingConfig
 from rank_collapse.network.parameters import BlockParams, TransformerParams
 from rank_collapse.pretrained import bert
+from rank_collapse.pretrained.family import Family
 from rank_collapse.pretrained.weights import Weights, activation
 
-ANCHORS = bert.ANCHORS
 DEFAULTS = {
     "vocab_size": 30000,
     "embedding_size": 128,
-    "hidden_size": 768,
+    "hidden_size": 4096,
     "num_hidden_layers": 12,
     "num_hidden_groups": 1,
     "inner_group_num": 1,
-    "num_attention_heads": 12,
-    "intermediate_size": 3072,
+    "num_attention_heads": 64,
+    "intermediate_size": 16384,
     "hidden_act": "gelu_new",
     "max_position_embeddings": 512,
     "type_vocab_size": 2,
@@ -107,4 +107,4 @@ def params(
     )
 
 
-draw = bert.draw
+ALBERT = Family("albert", DEFAULTS, bert.ANCHORS, config, params, bert.draw)

@@ -1,10 +1,12 @@
 """BERT (Devlin et al. 2019), RoBERTa (Liu et al. 2019) and models of the same shape."""
 
+import dataclasses
 from typing import Any
 
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.embedding import EmbeddingConfig, EmbeddingParams
 from rank_collapse.network.parameters import BlockParams, TransformerParams
+from rank_collapse.pretrained.family import Family
 from rank_collapse.pretrained.weights import Draw, Weights, activation
 
 ANCHORS = ("embeddings.word_embeddings.weight",)
@@ -24,13 +26,6 @@ DEFAULTS = {
     "add_cross_attention": False,
     "position_embedding_type": "absolute",
 }
-ROBERTA_DEFAULTS = DEFAULTS | {"vocab_size": 50265, "pad_token_id": 1}
-ROBERTA_TYPES = ("roberta", "xlm-roberta", "camembert")
-
-
-def first_position(settings: dict[str, Any]) -> int:
-    """Row of the position table that the first token takes: RoBERTa keeps some for padding."""
-    return settings["pad_token_id"] + 1 if settings["model_type"] in ROBERTA_TYPES else 0
 
 
 def config(settings: dict[str, Any]) -> TransformerConfig:
@@ -39,6 +34,16 @@ def config(settings: dict[str, Any]) -> TransformerConfig:
     Raises:
         ValueError: A variant that is not supported.
     """
+    return _config(settings, num_positions=settings["max_position_embeddings"])
+
+
+def _roberta_config(settings):
+    """RoBERTa's positions begin behind the padding token's; earlier rows are unused."""
+    rows = settings["max_position_embeddings"]
+    return _config(settings, num_positions=rows - settings["pad_token_id"] - 1)
+
+
+def _config(settings, num_positions):
     if settings["position_embedding_type"] not in ("absolute", None):
         value = settings["position_embedding_type"]
         raise ValueError(f"position_embedding_type={value!r} is not supported, only 'absolute'")
@@ -60,7 +65,7 @@ def config(settings: dict[str, Any]) -> TransformerConfig:
             vocab_size=settings["vocab_size"],
             d_embed=d,
             positions="learned",
-            num_positions=settings["max_position_embeddings"] - first_position(settings),
+            num_positions=num_positions,
             num_segments=settings["type_vocab_size"],
             norm_eps=eps,
         ),
@@ -119,14 +124,36 @@ def embedding(
 
 
 def draw(name: str, settings: dict[str, Any]) -> Draw:
-    """Normal(0, initializer_range); zero biases, unit gains, a zero row for padding."""
+    """Normal(0, initializer_range); zero biases, unit gains, a zero row for the padding token."""
+    return _draw(name, settings, padded=("word_embeddings.weight",))
+
+
+def _roberta_draw(name, settings):
+    """As BERT's, with a zero row in the table of positions too."""
+    tables = ("word_embeddings.weight", "position_embeddings.weight")
+    return _draw(name, settings, padded=tables)
+
+
+def _draw(name, settings, padded):
     if name.endswith(".bias"):
         return Draw(value=0.0)
     if "LayerNorm" in name or "layer_norm" in name:
         return Draw(value=1.0)
-    padded = name.endswith("word_embeddings.weight") or (
-        name.endswith("position_embeddings.weight") and settings["model_type"] in ROBERTA_TYPES
-    )
-    return Draw(
-        std=settings["initializer_range"], zero_row=settings["pad_token_id"] if padded else None
-    )
+    zero_row = settings["pad_token_id"] if name.endswith(padded) else None
+    return Draw(std=settings["initializer_range"], zero_row=zero_row)
+
+
+BERT = Family("bert", DEFAULTS, ANCHORS, config, params, draw)
+XLM_ROBERTA = dataclasses.replace(
+    BERT,
+    model_type="xlm-roberta",
+    defaults=DEFAULTS | {"pad_token_id": 1},
+    config=_roberta_config,
+    draw=_roberta_draw,
+)
+CAMEMBERT = dataclasses.replace(XLM_ROBERTA, model_type="camembert")
+ROBERTA = dataclasses.replace(
+    XLM_ROBERTA,
+    model_type="roberta",
+    defaults=DEFAULTS | {"pad_token_id": 1, "vocab_size": 50265},
+)

@@ -14,6 +14,7 @@ import ml_dtypes
 import numpy as np
 
 from rank_collapse.pretrained.torch_file import Entry, torch_entries
+from rank_collapse.text.files import read_json
 
 _SAFE_DTYPES = {
     "F64": np.float64,
@@ -33,24 +34,6 @@ WEIGHT_FILES = (
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 )
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object.
-
-    Raises:
-        FileNotFoundError: No such file.
-        ValueError: Not a JSON object.
-    """
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} does not exist")
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} holds a {type(content).__name__}, not an object")
-    return content
 
 
 def read_config(folder: str | os.PathLike) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import numpy as np
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.embedding import EmbeddingConfig, EmbeddingParams
 from rank_collapse.network.parameters import BlockParams, TransformerParams
+from rank_collapse.pretrained.family import Family
 from rank_collapse.pretrained.weights import Draw, Weights, activation
 
 ANCHORS = ("embeddings.word_embeddings.weight",)
@@ -96,3 +97,6 @@ def draw(name: str, settings: dict[str, Any]) -> Draw:
     return Draw(
         std=settings["initializer_range"], zero_row=settings["pad_token_id"] if padded else None
     )
+
+
+DISTILBERT = Family("distilbert", DEFAULTS, ANCHORS, config, params, draw)

@@ -11,6 +11,7 @@ from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.embedding import EmbeddingConfig, EmbeddingParams
 from rank_collapse.network.layers import MLPParams
 from rank_collapse.network.parameters import BlockParams, TransformerParams
+from rank_collapse.pretrained.family import Family
 from rank_collapse.pretrained.weights import Draw, Weights, activation
 
 ANCHORS = ("wte.weight",)
@@ -117,3 +118,6 @@ def draw(name: str, settings: dict[str, Any]) -> Draw:
     if name.endswith("c_proj.weight"):
         std = std / math.sqrt(2 * settings["n_layer"])
     return Draw(std=std)
+
+
+GPT2 = Family("gpt2", DEFAULTS, ANCHORS, config, params, draw)

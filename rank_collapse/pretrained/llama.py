@@ -3,6 +3,7 @@
 Heads that share keys and values get copies of them, so that each head stands alone in a path.
 """
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.embedding import EmbeddingConfig, EmbeddingParams
 from rank_collapse.network.layers import MLPParams
 from rank_collapse.network.parameters import BlockParams, TransformerParams
+from rank_collapse.pretrained.family import Family
 from rank_collapse.pretrained.weights import Draw, Weights
 
 ANCHORS = ("embed_tokens.weight",)
@@ -36,17 +38,6 @@ DEFAULTS = {
     "use_sliding_window": None,
     "pad_token_id": None,
 }
-QWEN2_DEFAULTS = DEFAULTS | {
-    "vocab_size": 151936,
-    "intermediate_size": 22016,
-    "num_key_value_heads": 32,
-    "max_position_embeddings": 32768,
-}
-MISTRAL_DEFAULTS = DEFAULTS | {
-    "intermediate_size": 14336,
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 131072,
-}
 
 
 def rotary(settings: dict[str, Any]) -> tuple[float, tuple[float, ...]]:
@@ -70,12 +61,8 @@ def rotary(settings: dict[str, Any]) -> tuple[float, tuple[float, ...]]:
 
 def window(settings: dict[str, Any]) -> int:
     """Tokens up to which the model is the plain causal one: its positions, or a sliding window."""
-    limit = settings["sliding_window"]
-    used = settings["use_sliding_window"]
-    if used is None:
-        used = settings["model_type"] == "mistral"
-    positions = settings["max_position_embeddings"]
-    return min(positions, limit) if used and limit else positions
+    limit, positions = settings["sliding_window"], settings["max_position_embeddings"]
+    return min(positions, limit) if settings["use_sliding_window"] and limit else positions
 
 
 def config(settings: dict[str, Any]) -> TransformerConfig:
@@ -121,10 +108,18 @@ def params(
     weights: Weights, settings: dict[str, Any], config: TransformerConfig
 ) -> TransformerParams:
     """The network's parameters from the model's tensors."""
+    bias = bool(settings["attention_bias"])
+    return _params(weights, settings, config, into=bias, out=bias)
+
+
+def _qwen2_params(weights, settings, config):
+    """Qwen2 has biases on queries, keys and values and none behind them; its config is silent."""
+    return _params(weights, settings, config, into=True, out=False)
+
+
+def _params(weights, settings, config, *, into, out):
     d, f, h, k = config.d_model, config.d_ff, config.num_heads, config.qk_width
     groups = settings["num_key_value_heads"] or h
-    qwen = settings["model_type"] == "qwen2"
-    into, out = (True, False) if qwen else (settings["attention_bias"],) * 2
     weights.check_depth("layers.{}", config.depth)
 
     def shared(name):
@@ -173,3 +168,29 @@ def draw(name: str, settings: dict[str, Any]) -> Draw:
         return Draw(value=1.0)
     zero_row = settings["pad_token_id"] if name == "embed_tokens.weight" else None
     return Draw(std=settings["initializer_range"], zero_row=zero_row)
+
+
+LLAMA = Family("llama", DEFAULTS, ANCHORS, config, params, draw)
+MISTRAL = dataclasses.replace(
+    LLAMA,
+    model_type="mistral",
+    defaults=DEFAULTS
+    | {
+        "intermediate_size": 14336,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131072,
+        "use_sliding_window": True,
+    },
+)
+QWEN2 = dataclasses.replace(
+    LLAMA,
+    model_type="qwen2",
+    defaults=DEFAULTS
+    | {
+        "vocab_size": 151936,
+        "intermediate_size": 22016,
+        "num_key_value_heads": 32,
+        "max_position_embeddings": 32768,
+    },
+    params=_qwen2_params,
+)

@@ -31,7 +31,7 @@ PUBLISHED = {
         "d_inner": 3072,
     },
 }
-_WIDTH = {"bert": "hidden_size", "albert": "hidden_size", "xlnet": "d_model"}
+_COMPARED = ("model_type", "hidden_size", "d_model")  # entries that a model of this size shares
 
 
 def published_curves(settings: dict[str, Any], depth: int) -> dict[str, dict[str, list[float]]]:
@@ -46,10 +46,8 @@ def published_curves(settings: dict[str, Any], depth: int) -> dict[str, dict[str
     """
     text = resources.files("rank_collapse").joinpath("data/published_residual_curves.json")
     for name, curves in json.loads(text.read_text("utf-8"))["curves"].items():
-        kind = PUBLISHED[name]["model_type"]
-        width = _WIDTH[kind]
-        layers = len(curves["init"]["SAN"]) - 1
-        same = settings["model_type"] == kind and settings.get(width) == PUBLISHED[name][width]
-        if same and layers == depth:
+        published = PUBLISHED[name]
+        same = all(settings.get(k) == published[k] for k in _COMPARED if k in published)
+        if same and len(curves["init"]["SAN"]) - 1 == depth:
             return curves
     return {}

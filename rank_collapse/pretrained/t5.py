@@ -3,16 +3,17 @@
 The decoder looks at a memory: the `output` of the encoder's trace.
 """
 
+import dataclasses
 from typing import Any
 
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.embedding import EmbeddingConfig, EmbeddingParams
 from rank_collapse.network.layers import MLPParams
 from rank_collapse.network.parameters import BlockParams, TransformerParams
+from rank_collapse.pretrained.family import Family
 from rank_collapse.pretrained.weights import Draw, Weights, activation
 
 ANCHORS = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
-PARTS = ("encoder", "decoder")
 DEFAULTS = {
     "vocab_size": 32128,
     "d_model": 512,
@@ -134,3 +135,18 @@ def draw(name: str, settings: dict[str, Any]) -> Draw:
     last = name.split(".")[-2]
     fan = {"q": d * k, "o": settings["num_heads"] * k, "wo": settings["d_ff"]}.get(last, d)
     return Draw(std=factor * fan**-0.5)
+
+
+T5 = Family("t5", DEFAULTS, ANCHORS, config, params, draw, parts=("encoder", "decoder"))
+MT5 = dataclasses.replace(
+    T5,
+    model_type="mt5",
+    defaults=DEFAULTS
+    | {
+        "vocab_size": 250112,
+        "d_ff": 1024,
+        "num_layers": 8,
+        "num_heads": 6,
+        "feed_forward_proj": "gated-gelu",
+    },
+)

@@ -12,6 +12,7 @@ from rank_collapse.network.attention import AttentionParams
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.embedding import EmbeddingConfig, EmbeddingParams
 from rank_collapse.network.parameters import BlockParams, TransformerParams
+from rank_collapse.pretrained.family import Family
 from rank_collapse.pretrained.weights import Draw, Weights, activation
 
 ANCHORS = ("embeddings.cls_token",)
@@ -161,3 +162,6 @@ def draw(name: str, settings: dict[str, Any]) -> Draw:
         return Draw(value=1.0)
     std = settings["initializer_range"]
     return Draw(std=std, truncate=name.endswith(("cls_token", "position_embeddings")))
+
+
+VIT = Family("vit", DEFAULTS, ANCHORS, config, params, draw)

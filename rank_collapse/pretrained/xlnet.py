@@ -12,6 +12,7 @@ from rank_collapse.network.attention import AttentionParams, RelativeParams
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.embedding import EmbeddingConfig, EmbeddingParams
 from rank_collapse.network.parameters import BlockParams, TransformerParams
+from rank_collapse.pretrained.family import Family
 from rank_collapse.pretrained.weights import Draw, Weights, activation
 
 ANCHORS = ("word_embedding.weight",)
@@ -105,3 +106,6 @@ def draw(name: str, settings: dict[str, Any]) -> Draw:
     if "layer_norm" in name:
         return Draw(value=1.0)
     return Draw(std=settings["initializer_range"])
+
+
+XLNET = Family("xlnet", DEFAULTS, ANCHORS, config, params, draw)

@@ -5,7 +5,8 @@
              arrays.npz     named arrays, also the cache from which an interrupted run resumes
              checkpoints/   states of an unfinished computation, by step (orbax)
              figures/       *.png and *.pdf
-             models.npz     trained weights, where asked for (`rank_collapse.training.model_file`)
+             models.npz     trained weights, where asked for (`rank_collapse.training.model_file`);
+             models/        the same of a run of several networks, a file for each
              summary.json   the run's headline numbers; its presence means the run is complete
              log.txt
 
@@ -37,13 +38,13 @@ import jax
 import matplotlib as mpl
 import numpy as np
 
-from rank_collapse.runs import provenance, states
+from rank_collapse.runs import processes, provenance, states
 
 CONTENTS = (
     "config.json", "results.csv", "arrays.npz", "summary.json", "log.txt", "models.npz",
     "report.html",
 )  # fmt: skip
-FOLDERS = ("checkpoints", "figures")
+FOLDERS = ("checkpoints", "figures", "models")
 
 
 class RunError(Exception):
@@ -59,10 +60,11 @@ class RunFolder:
             refused.
         execution: What does not (number of devices, chunk size); recorded, never compared.
         overwrite: Delete what an earlier run left and start afresh.
-        primary: False in all but one process of a multi-host run: nothing is locked or written.
+        primary: False in all but one of the processes of a run: nothing is locked or written.
 
     Attributes:
         path: The folder.
+        config: As JSON stores it.
         resumed: Whether an earlier run of the same config had been here.
 
     Raises:
@@ -81,7 +83,7 @@ class RunFolder:
         self.path = Path(path)
         self.primary = primary
         self._lock = None
-        config = _normalised(config)
+        self.config = config = _normalised(config)
         if primary:
             make_folder(self.path)
             self._lock = _lock(self.path)
@@ -93,6 +95,8 @@ class RunFolder:
                 text = {"config": config, "execution": _normalised(execution or {})}
                 self._write_json("config.json", text | {"environment": provenance.environment()})
             self._arrays = self._read_arrays()
+            # Kept in memory: the primary's files may be there later than the others look for them.
+            self._summary = self._read_json("summary.json")
         except BaseException:
             self.close()
             raise
@@ -135,13 +139,13 @@ class RunFolder:
             return list(csv.DictReader(file))
 
     def write_file(self, name: str, data: bytes) -> None:
-        """Writes one of `CONTENTS` beside the results, whole.
+        """Writes one of `CONTENTS`, or a file in one of `FOLDERS`, beside the results, whole.
 
         Raises:
             ValueError: Another name, which --overwrite would leave behind.
         """
-        if name not in CONTENTS:
-            raise ValueError(f"{name!r} is not one of {CONTENTS}")
+        if name not in CONTENTS and os.path.dirname(name) not in FOLDERS:
+            raise ValueError(f"{name!r} is not one of {CONTENTS}, nor in one of {FOLDERS}")
         self._write(name, data)
 
     def publish(
@@ -149,6 +153,7 @@ class RunFolder:
         *,
         rows: Callable[[], Iterable[Mapping[str, Any]]] | None = None,
         figures: Mapping[str, Callable[[], Any]] | None = None,
+        files: Mapping[str, Callable[[], bytes]] | None = None,
         summary: Callable[[], Mapping[str, Any]],
     ) -> dict[str, Any]:
         """Makes what a person sees of a finished run, where it is missing; returns the summary.
@@ -159,16 +164,23 @@ class RunFolder:
         Args:
             rows: Makes the rows of results.csv.
             figures: Draws each figure, by name.
+            files: Makes the bytes of other files out of `CONTENTS`, by name; the figures are there.
             summary: Makes the headline numbers.
         """
-        if rows is not None and not (self.path / "results.csv").exists():
-            self.write_rows(rows())
-        for name, draw in (figures or {}).items():
-            if not self.has_figure(name):
-                self.save_figure(draw(), name)
-        if self.summary is None:
-            self.finish(summary())
-        return self.summary
+        if self.primary:
+            if rows is not None and not (self.path / "results.csv").exists():
+                self.write_rows(rows())
+            for name, draw in (figures or {}).items():
+                if not self.has_figure(name):
+                    self.save_figure(draw(), name)
+            for name, make in (files or {}).items():
+                if not (self.path / name).exists():
+                    self.write_file(name, make())
+        found = self.summary
+        if found is None:
+            found = _normalised(summary())
+            self.finish(found)
+        return found
 
     @property
     def complete(self) -> bool:
@@ -177,14 +189,15 @@ class RunFolder:
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Writes summary.json, which marks the run as complete, and drops the checkpoints."""
-        self._write_json("summary.json", _normalised(summary))
-        if self.primary:
-            shutil.rmtree(self.path / "checkpoints", ignore_errors=True)
+        summary = _normalised(summary)
+        self._write_json("summary.json", summary)
+        self._summary = summary
+        self.drop_checkpoints()
 
     @property
     def summary(self) -> dict[str, Any] | None:
         """The headline numbers of a complete run, else None."""
-        return self._read_json("summary.json")
+        return self._summary
 
     # Arrays: results and the cache of parts that are done.
 
@@ -227,7 +240,8 @@ class RunFolder:
     def save_checkpoint(self, step: int, state: Any, keep: int = 1) -> None:
         """Saves a pytree of arrays (random keys too) at a step; keeps the newest `keep`.
 
-        Call it at the border of a jitted chunk. All arrays must be addressable from this process.
+        Call it at the border of a jitted chunk, with arrays whole in this process
+        (`seeds.to_host`).
         """
         if self.primary:
             with _writing(self.path / "checkpoints"):
@@ -235,6 +249,8 @@ class RunFolder:
 
     def restore_checkpoint(self, like: Any, step: int | None = None) -> tuple[int, Any] | None:
         """(step, state) of the newest saved state, or of a given step; None where there is none.
+
+        The primary reads it and gives it to the other processes, all of which must call this.
 
         Args:
             like: A pytree of the same structure, whose leaves give type, dtype and sharding:
@@ -245,22 +261,29 @@ class RunFolder:
             RunError: The state on disk has other names or shapes than `like`.
         """
         folder = self.path / "checkpoints"
-        steps = states.steps(folder)
-        if not steps:
-            return None
-        step = steps[-1] if step is None else step
-        try:
-            return step, states.restore(folder, step, like)
-        except (ValueError, OSError) as error:
-            raise RunError(f"{folder} does not fit this run: {error}; use --overwrite") from error
+        steps = states.steps(folder) if self.primary else []
+        found, state, error = -1, like, ""
+        if steps:
+            found = steps[-1] if step is None else step
+            try:
+                state = states.restore(folder, found, like)
+            except (ValueError, OSError) as reason:
+                error = f"{folder} does not fit this run: {reason}; use --overwrite"
+        error = processes.text_from_primary(error)
+        if error:
+            raise RunError(error)
+        found = int(processes.from_primary(np.asarray(found, np.int64)))
+        return None if found < 0 else (found, processes.from_primary(state))
+
+    def drop_checkpoints(self) -> None:
+        """Deletes the saved states."""
+        if self.primary:
+            shutil.rmtree(self.path / "checkpoints", ignore_errors=True)
 
     # Figures.
 
     def save_figure(self, figure: Any, name: str) -> None:
         """Writes figures/<name>.png and .pdf of a matplotlib figure."""
-        if self.primary:
-            with _writing(self.path / "figures"):
-                (self.path / "figures").mkdir(exist_ok=True)
         for suffix, options in ((".png", {"dpi": 150}), (".pdf", {"metadata": _NO_DATE})):
             stream = io.BytesIO()
             with mpl.rc_context({"pdf.fonttype": 42}):  # text stays text
@@ -326,7 +349,10 @@ class RunFolder:
 
     def _write(self, name, data):
         if self.primary:
-            write_atomically(self.path / name, data)
+            path = self.path / name
+            with _writing(path.parent):
+                path.parent.mkdir(exist_ok=True)
+            write_atomically(path, data)
 
 
 def make_folder(path: str | os.PathLike) -> None:

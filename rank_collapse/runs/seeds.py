@@ -1,16 +1,26 @@
 """Seeds: their keys, and one function over all of them, spread over every device.
 
 Seed s of a run draws from fold_in(key(base_seed), s), so that more seeds never change earlier
-ones, and no result depends on how many devices share the work.
+ones, and no result depends on how many devices or processes share the work.
+
+    mesh = seed_mesh()
+    keys = seed_keys(0, 10)
+    values = map_seeds(lambda key, scale: scale * jax.random.normal(key), keys, 2.0, mesh=mesh)
+
+A mesh may reach over several processes (`jax.distributed`), each of which then calls the same
+functions with the same arguments: each computes the seeds of its own devices, and what `to_host`
+and `map_seeds` return is whole in all of them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from rank_collapse.runs import processes
 
 AXIS = "seeds"
 
@@ -31,6 +41,11 @@ def seed_mesh(devices: Sequence[Any] | None = None) -> Mesh:
     )
 
 
+def padded_size(num_seeds: int, mesh: Mesh) -> int:
+    """The smallest multiple of the number of devices that holds the seeds."""
+    return -(-num_seeds // mesh.size) * mesh.size
+
+
 def pad_seeds(tree: Any, size: int) -> Any:
     """Every leaf [s, ...] extended to [size, ...] by repeats of its last seed."""
 
@@ -48,63 +63,113 @@ def trim_seeds(tree: Any, num_seeds: int) -> Any:
     return jax.tree.map(lambda a: a[:num_seeds], tree)
 
 
+def seed_sharding(mesh: Mesh) -> NamedSharding:
+    """How a leaf [s, ...] lies over the mesh: its leading axis split."""
+    return NamedSharding(mesh, PartitionSpec(AXIS))
+
+
 def shard_seeds(tree: Any, mesh: Mesh) -> Any:
     """Every leaf [s, ...] laid out with its leading axis over the mesh; s a multiple of it."""
-    return jax.device_put(tree, NamedSharding(mesh, PartitionSpec(AXIS)))
+    sharding = seed_sharding(mesh)
+    if sharding.is_fully_addressable:
+        return jax.device_put(tree, sharding)
+    return jax.tree.map(
+        lambda a: jax.make_array_from_callback(a.shape, sharding, lambda index: a[index]), tree
+    )
 
 
-def padded_size(num_seeds: int, mesh: Mesh) -> int:
-    """The smallest multiple of the number of devices that holds the seeds."""
-    return -(-num_seeds // mesh.size) * mesh.size
+def lay_out(tree: Any, mesh: Mesh, size: int | None = None) -> Any:
+    """Leaves [s, ...] padded to `size` (default: the next multiple of the mesh) and laid out."""
+    count = jax.tree.leaves(tree)[0].shape[0]
+    return shard_seeds(pad_seeds(tree, size or padded_size(count, mesh)), mesh)
 
 
-def over_seeds(fn: Callable, mesh: Mesh) -> Callable:
-    """fn(seed_args, shared) of one seed, as one jitted call for all seeds, shared by devices.
-
-    Each device vmaps over its own seeds; nothing is communicated. Call the result with leaves
-    [s, ...] in the first argument (s a multiple of the mesh: `pad_seeds`) and any pytree, the same
-    for every seed, in the second; it returns fn's outputs with a leading seed axis.
+def to_host(tree: Any, num_seeds: int | None = None) -> Any:
+    """Every leaf on the host, whole: gathered from all processes, each of which must call this.
 
     Args:
-        fn: Function of (one seed's pytree, shared pytree).
-        mesh: From `seed_mesh`.
+        tree: Arrays, with leading seed axes where `num_seeds` is given.
+        num_seeds: Cut to that many, since what is laid out is padded.
+
+    Returns:
+        Numpy arrays; random keys stay keys, on one device.
     """
-    return jax.jit(
-        jax.shard_map(
-            jax.vmap(fn, in_axes=(0, None)),
+
+    def trimmed(data, leaf):
+        return processes.like_leaf(data if num_seeds is None else data[:num_seeds], leaf)
+
+    return jax.tree.map(trimmed, processes.gather(tree), tree)
+
+
+def spread(
+    fn: Callable,
+    mesh: Mesh,
+    *,
+    at_once: int | None = None,
+    donate: tuple[int, ...] = (),
+    compiler_options: Mapping[str, Any] | None = None,
+) -> Callable:
+    """fn(*one seed's pytrees, shared) as one jitted call for all seeds, shared by the devices.
+
+    Nothing is communicated. Call the result with leaves [s, ...] in all arguments but the last (s a
+    multiple of the mesh: `lay_out`), and any pytree, the same for every seed, in the last; it
+    returns fn's outputs with a leading seed axis, laid out over the mesh.
+
+    Args:
+        fn: Function of one seed.
+        mesh: From `seed_mesh`.
+        at_once: Seeds that a device vmaps over; it runs such groups one after the other. None for
+            all its seeds. Changes no result beyond rounding.
+        donate: Positions of arguments whose memory the result may reuse.
+        compiler_options: Of XLA.
+    """
+    if at_once is not None and at_once < 1:
+        raise ValueError(f"at_once={at_once} is not a positive integer")
+
+    def on_device(*arguments):
+        *own, shared = arguments
+        count = jax.tree.leaves(own)[0].shape[0]
+        if at_once == 1:
+            return jax.lax.map(lambda a: fn(*a, shared), tuple(own))
+        if at_once is None or at_once >= count:
+            return jax.vmap(lambda *a: fn(*a, shared))(*own)
+        return jax.lax.map(lambda a: fn(*a, shared), tuple(own), batch_size=at_once)
+
+    def call(*arguments):
+        specs = (PartitionSpec(AXIS),) * (len(arguments) - 1) + (PartitionSpec(),)
+        return jax.shard_map(
+            on_device,
             mesh=mesh,
-            in_specs=(PartitionSpec(AXIS), PartitionSpec()),
+            in_specs=specs,
             out_specs=PartitionSpec(AXIS),
             # Scans start from constants that are the same on every device and end in values
             # that are not, which the check refuses.
             check_vma=False,
-        )
-    )
+        )(*arguments)
 
-
-def to_host(tree: Any) -> Any:
-    """Every leaf as a numpy array, gathered from all processes where there are several."""
-    if jax.process_count() > 1:
-        from jax.experimental.multihost_utils import process_allgather
-
-        return process_allgather(tree, tiled=True)
-    return jax.tree.map(np.asarray, tree)
+    return jax.jit(call, donate_argnums=donate, compiler_options=compiler_options or {})
 
 
 def map_seeds(
-    fn: Callable, per_seed: Any, shared: Any = None, *, mesh: Mesh | None = None, chunk: int = 0
+    fn: Callable,
+    per_seed: Any,
+    shared: Any = None,
+    *,
+    mesh: Mesh | None = None,
+    chunk: int = 0,
+    at_once: int | None = None,
 ) -> Any:
-    """`over_seeds` for any number of seeds: pads, runs chunk by chunk, trims, on the host.
+    """`spread` for any number of seeds: pads, runs chunk by chunk, trims, on the host.
 
     Every chunk has the same size, so there is one compilation.
 
     Args:
-        fn: As in `over_seeds`; or an already made or compiled `over_seeds` function's result
-            may be called directly instead of this.
+        fn: Function of (one seed's pytree, shared pytree).
         per_seed: Pytree with leaves [s, ...].
         shared: Pytree that every seed sees.
         mesh: From `seed_mesh`; all devices by default.
         chunk: Seeds in memory at a time; 0 for all.
+        at_once: As in `spread`.
 
     Returns:
         fn's outputs as numpy arrays [s, ...].
@@ -112,11 +177,14 @@ def map_seeds(
     mesh = seed_mesh() if mesh is None else mesh
     num_seeds = jax.tree.leaves(per_seed)[0].shape[0]
     size = padded_size(min(chunk, num_seeds) if chunk else num_seeds, mesh)
-    call = over_seeds(fn, mesh)
+    call = spread(fn, mesh, at_once=at_once)
     parts = []
     for start in range(0, num_seeds, size):
         part = jax.tree.map(lambda a, i=start: a[i : i + size], per_seed)
         count = min(size, num_seeds - start)
-        out = call(shard_seeds(pad_seeds(part, size), mesh), shared)
-        parts.append(to_host(trim_seeds(out, count)))
-    return jax.tree.map(lambda *a: np.concatenate(a), *parts)
+        parts.append(to_host(call(lay_out(part, mesh, size), shared), count))
+
+    def joined(*pieces):
+        return (np if isinstance(pieces[0], np.ndarray) else jnp).concatenate(pieces)
+
+    return jax.tree.map(joined, *parts)

@@ -59,10 +59,19 @@ def _checkpointer():
     # Imported here: orbax takes a second to import, and most runs keep no checkpoint.
     import orbax.checkpoint as ocp
 
-    return ocp.PyTreeCheckpointer()
+    if jax.process_count() == 1:
+        return ocp.PyTreeCheckpointer()
+    # By default all processes would have to take part; here one of them reads and writes alone.
+    me = jax.process_index()
+    options = ocp.options.MultiprocessingOptions(
+        primary_host=me, active_processes={me}, barrier_sync_key_prefix=f"process{me}"
+    )
+    handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=options)
+    return ocp.Checkpointer(handler, multiprocessing_options=options)
 
 
-def _is_key(leaf):
+def is_key(leaf: Any) -> bool:
+    """Whether a leaf is an array of random keys."""
     return isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
@@ -99,12 +108,12 @@ def _name(path):
 
 
 def _data(leaf):
-    return jax.random.key_data(leaf) if _is_key(leaf) else leaf
+    return jax.random.key_data(leaf) if is_key(leaf) else leaf
 
 
 def _restored(saved, like):
     """A saved numpy array as the type, dtype and sharding of `like`."""
-    if _is_key(like):
+    if is_key(like):
         return jax.random.wrap_key_data(saved, impl=jax.random.key_impl(like))
     if isinstance(like, jax.ShapeDtypeStruct):
         return jnp.asarray(saved, like.dtype)

@@ -1,10 +1,12 @@
-"""Text to token ids, for experiments that need real text and no trained vocabulary."""
+"""Words: token ids of any text without a tokenizer, and the text shipped with the package."""
 
+import os
 import re
 from importlib import resources
-from pathlib import Path
 
 import numpy as np
+
+from rank_collapse.text.files import read_utf8
 
 WORD = re.compile(r"\w+|[^\w\s]")
 
@@ -14,20 +16,16 @@ def default_text() -> str:
     return resources.files("rank_collapse").joinpath("data/english.txt").read_text("utf-8")
 
 
-def read_text(path: str | Path) -> str:
+def read_text(path: str | os.PathLike) -> str:
     """The text of a UTF-8 file.
 
     Raises:
-        ValueError: No such file, a folder, not readable, not UTF-8, or empty.
+        FileNotFoundError: No such file.
+        ValueError: Not readable, not UTF-8, or empty.
     """
-    try:
-        text = Path(path).read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"text file {path} is not UTF-8: byte {error.start} of it") from error
-    except OSError as error:
-        raise ValueError(f"text file {path} cannot be read: {error.strerror}") from error
+    text = read_utf8(path)
     if not text.strip():
-        raise ValueError(f"text file {path} is empty")
+        raise ValueError(f"{path} is empty")
     return text
 
 
@@ -57,3 +55,11 @@ def token_ids(text: str, num_tokens: int) -> tuple[np.ndarray, list[str]]:
     vocabulary = list(dict.fromkeys(tokens))
     place = {token: i for i, token in enumerate(vocabulary)}
     return np.array([place[token] for token in tokens], np.int32), vocabulary
+
+
+def windows(text: str, count: int, words: int) -> list[str]:
+    """Pieces of `words` words, their beginnings spread evenly over the text; they may overlap."""
+    split = text.split()
+    last = max(len(split) - words, 0)
+    starts = np.unique(np.linspace(0, last, count).astype(int))
+    return [" ".join(split[s : s + words]) for s in starts]

@@ -21,6 +21,7 @@ from rank_collapse.network.attention import AttentionParams
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.gains import layer_gains
 from rank_collapse.network.layers import MLPParams
+from rank_collapse.network.precision import full_precision
 from rank_collapse.theory.logdomain import LogTrace, log_trace
 
 
@@ -94,6 +95,7 @@ class BoundReport:
     not_covered: tuple[str, ...] = struct.field(pytree_node=False, default=())
 
 
+@full_precision
 def head_weights(
     params: AttentionParams, temperature: Any = 1.0
 ) -> tuple[Float[Array, "h d d"], Float[Array, "h d d"]]:
@@ -133,6 +135,7 @@ def log10_theorem(
     return power * (log10_c / 2 + log10_input) - jnp.where(jnp.isinf(log10_c), 0, log10_c / 2)
 
 
+@full_precision
 def lipschitz_constants(params: MLPParams, kind: str) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """(λ_1, λ_∞): ‖MLP(X) − 1 MLP(x)ᵀ‖_p ≤ λ_p ‖X − 1xᵀ‖_p, so that λ = √(λ_1 λ_∞) in ‖.‖_{1,∞}.
 
@@ -155,7 +158,9 @@ def lipschitz_constants(params: MLPParams, kind: str) -> tuple[Float[Array, ""],
     return tuple(slope * norm(params.w_in) * norm(params.w_out) for norm in (norm_1, norm_inf))
 
 
-def not_covered(config: TransformerConfig, mask: Any = None, bias: Any = None) -> tuple[str, ...]:
+def not_covered(
+    config: TransformerConfig, *, mask: Any = None, bias: Any = None
+) -> tuple[str, ...]:
     """What in a network the theorems do not speak of; () for a SAN, with MLPs or without.
 
     Reasons that begin with "rows" concern the bound of a layer, the others only that of the stack.
@@ -174,6 +179,7 @@ def not_covered(config: TransformerConfig, mask: Any = None, bias: Any = None) -
     return tuple(reasons)
 
 
+@full_precision
 def bound_report(
     params: Any, x: Any, config: TransformerConfig, *, mask: Any = None, bias: Any = None
 ) -> BoundReport:
@@ -214,13 +220,19 @@ def bound_report(
         if getattr(config, name) == bad:
             raise ValueError(f"{name}={bad!r} has no matrix W_QK that the bounds could use")
     trace = log_trace(params, x, config, mask=mask, bias=bias)
+    keep = jnp.ones(trace.inputs.rest.shape[1], bool)
+    if mask is not None and jnp.ndim(mask) == 1:
+        keep = jnp.asarray(mask).astype(bool)
+    report = _report(params, trace, config, keep)
+    return report.replace(not_covered=not_covered(config, mask=mask, bias=bias))
+
+
+@jax.jit
+def _report(params, trace, config, keep) -> BoundReport:
     dtype = trace.profile.dtype
     stack = jax.tree.map(lambda a: a.astype(dtype), params.layers)
     if config.layer_map:
         stack = jax.tree.map(lambda a: a[jnp.asarray(config.layer_map)], stack)
-    keep = jnp.ones(trace.inputs.rest.shape[1], bool)
-    if mask is not None and jnp.ndim(mask) == 1:
-        keep = jnp.asarray(mask).astype(bool)
     gains = layer_gains(config, dtype)
 
     def constants(step):
@@ -228,9 +240,8 @@ def bound_report(
         allowed = keep[None, None, :] if trace.mask is None else trace.mask
         return layer_constants(layer, state, own, config, allowed, keep)
 
-    with jax.default_matmul_precision("highest"):
-        # Layer after layer: all layers' W_QK and W_h at once are larger than the network.
-        found = jax.lax.map(constants, (stack, trace.inputs, gains))
+    # Layer after layer: all layers' W_QK and W_h at once are larger than the network.
+    found = jax.lax.map(constants, (stack, trace.inputs, gains))
     admissible = jnp.max(found.log10_spread, axis=-1) <= math.log10(LEMMA_THRESHOLD)
     head, layer = layer_sides(found, trace, config)
     sides, stack_beta, shrinks = stack_sides(found, trace.profile, gains, config)
@@ -249,7 +260,6 @@ def bound_report(
         stack_gamma=jnp.max(found.gamma),
         shrinks=shrinks,
         stack_admissible=jnp.all(admissible),
-        not_covered=not_covered(config, mask, bias),
     )
 
 

@@ -12,57 +12,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh
 
-from rank_collapse.runs.seeds import (
-    AXIS,
-    pad_seeds,
-    padded_size,
-    seed_mesh,
-    shard_seeds,
-    trim_seeds,
-)
+from rank_collapse.runs import seeds
 from rank_collapse.training.training import Hyper, Recipe, TrainState, init_state, train_epoch
 
 
-def seeds_at_once(mesh: Mesh, per_device: int) -> int:
-    """How many seeds a device vmaps over by default: one on a CPU, all on an accelerator."""
-    return 1 if mesh.devices.flat[0].platform == "cpu" else per_device
-
-
-def spread(
-    fn: Callable, mesh: Mesh, *, at_once: int | None = None, donate: tuple[int, ...] = (),
-    options: Any = None,
-) -> Callable:  # fmt: skip
-    """fn(*per-seed pytrees, shared) of one seed as one jitted call for all, shared by devices.
-
-    Args:
-        fn: Function of one seed; its last argument is the same for every seed.
-        mesh: From `seed_mesh`.
-        at_once: Seeds a device vmaps over; None for `seeds_at_once`.
-        donate: Arguments whose memory the result may reuse.
-        options: Compiler options.
-    """
-
-    options = {} if options is None else dict(options)
-
-    def on_device(*arguments):
-        *own, shared = arguments
-        count = jax.tree.leaves(own)[0].shape[0]
-        size = seeds_at_once(mesh, count) if at_once is None else at_once
-        if size == 1:
-            return jax.lax.map(lambda a: fn(*a, shared), tuple(own))
-        if size >= count:
-            return jax.vmap(lambda *a: fn(*a, shared))(*own)
-        return jax.lax.map(lambda a: fn(*a, shared), tuple(own), batch_size=size)
-
-    def call(*arguments):
-        specs = (PartitionSpec(AXIS),) * (len(arguments) - 1) + (PartitionSpec(),)
-        return jax.shard_map(
-            on_device, mesh=mesh, in_specs=specs, out_specs=PartitionSpec(AXIS), check_vma=False
-        )(*arguments)
-
-    return jax.jit(call, donate_argnums=donate, compiler_options=options)
+def seeds_at_once(mesh: Mesh) -> int | None:
+    """How many seeds a device vmaps over by default: one on a CPU, all (None) elsewhere."""
+    return 1 if mesh.devices.flat[0].platform == "cpu" else None
 
 
 @dataclasses.dataclass
@@ -101,7 +59,7 @@ class Ensemble:
         mesh: Devices; all by default.
         epochs_per_chunk: Epochs in one jitted call; progress, checkpoints and the check for
             divergence come between calls. Does not change results.
-        at_once: See `spread`.
+        at_once: Seeds a device vmaps over; None for `seeds_at_once`.
 
     Attributes:
         begin: (keys, hyper, None) → (states, data) of all seeds, laid out over the mesh.
@@ -120,9 +78,9 @@ class Ensemble:
         if epochs_per_chunk < 1:
             raise ValueError(f"epochs_per_chunk={epochs_per_chunk} is not a positive integer")
         self.recipe = recipe
-        self.mesh = seed_mesh() if mesh is None else mesh
+        self.mesh = seeds.seed_mesh() if mesh is None else mesh
         self.epochs_per_chunk = epochs_per_chunk
-        self.at_once = at_once
+        self.at_once = seeds_at_once(self.mesh) if at_once is None else at_once
 
         def begin(key, hyper, _):
             key_data, key_state = jax.random.split(key)
@@ -141,14 +99,15 @@ class Ensemble:
 
         # `begin` runs once: quick compilation counts, not speed. (Many copies of threefry are slow
         # to optimise.)
-        self.begin = spread(begin, self.mesh, at_once=at_once, options=self._options(0))
-        self.chunk = spread(
-            chunk, self.mesh, at_once=at_once, donate=(0,), options=self._options(1)
-        )
+        self.begin = self._spread(begin, level=0)
+        self.chunk = self._spread(chunk, donate=(0,))
 
-    def _options(self, level):
+    def _spread(self, fn, level=1, donate=()):
         """Level 1 on a CPU compiles in two thirds of the time of the default and runs as fast."""
-        return {"xla_backend_optimization_level": level} if self.on_cpu else None
+        options = {"xla_backend_optimization_level": level} if self.on_cpu else None
+        return seeds.spread(
+            fn, self.mesh, at_once=self.at_once, donate=donate, compiler_options=options
+        )
 
     @property
     def on_cpu(self) -> bool:
@@ -157,14 +116,11 @@ class Ensemble:
 
     def lay_out(self, per_seed: Any) -> Any:
         """Leaves [s, ...] padded to the mesh and laid out over it."""
-        count = jax.tree.leaves(per_seed)[0].shape[0]
-        return shard_seeds(pad_seeds(per_seed, padded_size(count, self.mesh)), self.mesh)
+        return seeds.lay_out(per_seed, self.mesh)
 
     def map(self, fn: Callable, *per_seed: Any, shared: Any = None, num_seeds: int) -> Any:
         """fn(*one seed's, shared) for all seeds, on the devices; host arrays [num_seeds, ...]."""
-        call = spread(fn, self.mesh, at_once=self.at_once, options=self._options(1))
-        out = call(*per_seed, shared)
-        return jax.tree.map(np.asarray, trim_seeds(out, num_seeds))
+        return seeds.to_host(self._spread(fn)(*per_seed, shared), num_seeds)
 
     def train(
         self,
@@ -172,17 +128,18 @@ class Ensemble:
         hyper: Hyper,
         *,
         resume: Callable[[Any], tuple[int, Any] | None] | None = None,
-        on_chunk: Callable[[int, Any, np.ndarray], None] | None = None,
+        on_chunk: Callable[[int, Callable[[], Any], np.ndarray], None] | None = None,
     ) -> Trained:
         """Trains one run per key.
 
         Args:
-            keys: Keys [s], from `ensemble.seed_keys`.
+            keys: Keys [s], from `seeds.seed_keys`.
             hyper: Floats, or arrays [s], one per run.
-            resume: Called with a pytree like what `on_chunk` gets; returns (epochs done, saved
-                pytree) or None.
-            on_chunk: Called between chunks with (epochs done, {"state", "losses"} with padded
-                seeds, losses [s, epochs done]).
+            resume: Called with a pytree like what a snapshot is; returns (epochs done, saved
+                snapshot) or None.
+            on_chunk: Called between chunks with (epochs done, snapshot, losses [s, epochs done]).
+                snapshot() gives {"state", "losses"} of all seeds on the host, from which training
+                goes on over any mesh; where there are several processes, all must call it or none.
 
         Returns:
             `Trained`.
@@ -191,22 +148,24 @@ class Ensemble:
         hyper = jax.tree.map(lambda a: jnp.broadcast_to(jnp.float32(a), (count,)), hyper)
         laid_keys, hyper = self.lay_out((keys, hyper))
         state, data = self.begin(laid_keys, hyper, None)
-        padded = laid_keys.shape[0]
-        losses = np.full((padded, self.recipe.num_epochs), np.nan, np.float32)
+        losses = np.full((count, self.recipe.num_epochs), np.nan, np.float32)
+
+        def snapshot():
+            return {"state": seeds.to_host(state, count), "losses": losses.copy()}
+
         epoch = 0
-        if resume is not None:
-            found = resume({"state": state, "losses": losses})
-            if found is not None:
-                epoch, saved = found
-                state, losses = saved["state"], np.array(saved["losses"])
+        found = None if resume is None else resume(snapshot())
+        if found is not None:
+            epoch, saved = found
+            state, losses = self.lay_out(saved["state"]), np.array(saved["losses"])
         while epoch < self.recipe.num_epochs:
             state, new = self.chunk(state, data, hyper, jnp.int32(epoch))
             done = min(epoch + self.epochs_per_chunk, self.recipe.num_epochs)
-            losses[:, epoch:done] = np.asarray(new)[:, : done - epoch]
+            losses[:, epoch:done] = seeds.to_host(new, count)[:, : done - epoch]
             epoch = done
             if on_chunk is not None:
-                on_chunk(epoch, {"state": state, "losses": losses}, losses[:count, :epoch])
-        return Trained(state=state, data=data, losses=losses[:count])
+                on_chunk(epoch, snapshot, losses[:, :epoch])
+        return Trained(state=state, data=data, losses=losses)
 
 
-__all__ = ["Ensemble", "TrainState", "Trained", "seeds_at_once", "spread"]
+__all__ = ["Ensemble", "TrainState", "Trained", "seeds_at_once"]

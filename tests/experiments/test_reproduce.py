@@ -1,10 +1,15 @@
 """The main job: every entry, the report, a failing experiment."""
 
+import dataclasses
+import os
+import re
+import signal
+import subprocess
 import sys
 
 import pytest
 
-from experiments import reproduce
+from experiments import reproduce, run_architectures
 from experiments.shell import cli
 from experiments.shell.entry import Entry
 from rank_collapse import report
@@ -46,18 +51,44 @@ def test_every_experiment_has_an_entry_whose_flags_are_accepted():
             cli.parse(module.FLAGS, list(arguments))
 
 
-def test_one_experiment_makes_a_report_and_a_second_time_reuses_it(tmp_path, monkeypatch, capfd):
-    monkeypatch.setenv("PYTHONPATH", str(reproduce.Path(__file__).parent.parent))
+def test_the_readme_names_what_reproduce_runs():
+    readme = reproduce.Path(__file__).parents[2] / "README.md"
+    named = re.findall(r"^\| `python -m experiments\.(\w+)`", readme.read_text("utf-8"), re.M)
+    assert sorted(named) == sorted([*reproduce.EXPERIMENTS, "reproduce", "benchmark"])
+
+
+def test_a_second_run_in_new_processes_makes_nothing_again(tmp_path, monkeypatch, capfd):
+    """Of an experiment that trains a vocabulary too: it must be the same in every process."""
+    monkeypatch.setenv("PYTHONPATH", str(reproduce.Path(__file__).parents[2]))
     monkeypatch.chdir(tmp_path)
-    arguments = ["--only=run_path_counts"]
+    small = ("--models=albert-base-v2", "--num_texts=2", "--max_tokens=8", "--parts=residuals")
+    captions = {"residuals_albert-base-v2": "ALBERT"}
+    entry = run_architectures.ENTRY
+    entry = dataclasses.replace(entry, presets={"quick": small}, captions=captions)
+    monkeypatch.setattr(run_architectures, "ENTRY", entry)
+    arguments = ["--only=run_path_counts,run_architectures"]
     assert cli.execute(reproduce.main, reproduce.FLAGS, arguments) == 0
     page = (tmp_path / "results/reproduce/report.html").read_text()
-    assert "python -m experiments.run_path_counts" in page and "base64," in page
+    assert "python -m experiments.run_path_counts" in page and page.count("base64,") == 2
     assert "9 of 9 agree" in page and str(tmp_path) not in page
-    table = tmp_path / "results/reproduce/quick/run_path_counts/results.csv"
-    before = table.stat().st_mtime_ns
+    folder = tmp_path / "results/reproduce/quick"
+    made = {p: p.stat().st_mtime_ns for p in folder.rglob("*") if p.suffix in (".csv", ".npz")}
+    assert len(made) == 3
     assert cli.execute(reproduce.main, reproduce.FLAGS, arguments) == 0
-    assert table.stat().st_mtime_ns == before
+    assert {path: path.stat().st_mtime_ns for path in made} == made
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_experiment_too(number):
+    child = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
+    code = "import sys; from experiments.shell.process import run_process; "
+    code += f"run_process([sys.executable, '-c', {child!r}])"
+    with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE) as parent:
+        experiment = int(parent.stderr.readline())
+        parent.send_signal(number)
+        assert parent.wait(timeout=30) == 128 + number
+    with pytest.raises(ProcessLookupError):
+        os.kill(experiment, 0)
 
 
 def test_a_failing_experiment_is_shown_and_the_exit_code_is_1(tmp_path, monkeypatch, capfd):

@@ -5,12 +5,13 @@ import csv
 import jax
 import numpy as np
 import pytest
+from second_run import check_second_run
 
 import rank_collapse as rc
-from experiments import run_collapse
-from experiments.collapse.results import ENTRY, bound_numbers, rates
-from experiments.run_collapse import FLAGS, main
-from experiments.shell import cli
+from experiments.collapse import ensemble, settings
+from experiments.collapse.results import bound_numbers, rates
+from experiments.run_collapse import ENTRY, FLAGS, main
+from experiments.shell import cli, inputs
 from rank_collapse import runs
 from rank_collapse.measures import residuals
 from rank_collapse.theory import logdomain
@@ -56,11 +57,11 @@ def arrays(folder):
 def test_the_run_measures_what_the_library_gives_one_by_one(base):
     folder, _ = base
     options = cli.parse(FLAGS, TWO)
-    ids, _ = run_collapse.read_tokens(options)
+    ids, _ = inputs.read_tokens(options)
     saved = arrays(folder)
     key_tokens, key_params = jax.random.split(jax.random.fold_in(jax.random.key(0), 2))
-    x = run_collapse.input_tokens(key_tokens, ids, options)
-    for variant, config in run_collapse.configs_of(options, "none", options.variants).items():
+    x = inputs.input_tokens(key_tokens, ids, options)
+    for variant, config in settings.configs_of(options, "none", options.variants).items():
         params = rc.init(key_params, config)
         hidden = rc.apply(params, x, config).hidden
         part = f"none/weight_scale=1.0/skip_gain=1.0/{variant}"
@@ -90,7 +91,7 @@ def test_rows_figures_and_summary_are_there(base):
 
 
 def test_interrupted_on_one_device_and_resumed_in_chunks_is_equal(base, tmp_path, monkeypatch):
-    check, calls = run_collapse.check_finite, []
+    check, calls = ensemble.check_finite, []
 
     def interrupt(*args):
         calls.append(args)
@@ -99,7 +100,7 @@ def test_interrupted_on_one_device_and_resumed_in_chunks_is_equal(base, tmp_path
         check(*args)
 
     small = [*TWO, "--seed_chunk=1", "--num_devices=1"]
-    monkeypatch.setattr(run_collapse, "check_finite", interrupt)
+    monkeypatch.setattr(ensemble, "check_finite", interrupt)
     assert execute(tmp_path, *small) == 130
     assert not (tmp_path / "summary.json").exists()
     monkeypatch.undo()
@@ -110,12 +111,10 @@ def test_interrupted_on_one_device_and_resumed_in_chunks_is_equal(base, tmp_path
         np.testing.assert_allclose(found[name], values, rtol=2e-4, atol=2e-6, err_msg=name)
 
 
-def test_a_finished_run_computes_nothing_again(base, monkeypatch):
+def test_a_finished_run_computes_nothing_again_and_is_redrawn(base, monkeypatch, capsys):
     folder, _ = base
-    before = (folder / "results.csv").stat().st_mtime_ns
-    monkeypatch.setattr(run_collapse, "measure_all", lambda *a: pytest.fail("computed again"))
-    assert execute(folder, *TWO) == 0
-    assert (folder / "results.csv").stat().st_mtime_ns == before
+    monkeypatch.setattr(ensemble.Programs, "__call__", lambda *a: pytest.fail("computed again"))
+    check_second_run(lambda: execute(folder, *TWO), folder, capsys)
 
 
 def test_a_sweep_compiles_as_often_as_one_value(base, tmp_path):
@@ -148,7 +147,7 @@ def test_weights_that_overflow_are_one_line(tmp_path, capsys):
         (["--d_model=10", "--num_heads=4"], "num_heads=4 does not divide d_model=10"),
         (["--depth=0"], "depth=0"),
         (["--num_seeds=0"], "num_seeds=0"),
-        (["--text_file=absent.txt"], "absent.txt cannot be read: No such file"),
+        (["--text_file=absent.txt"], "absent.txt does not exist"),
         (["--text_file={}/empty"], "is empty"),
         (["--text_file={}/latin"], "is not UTF-8"),
         (["--text_file={}/one"], "1 tokens are fewer than 2"),
@@ -205,7 +204,7 @@ def test_a_violated_bound_is_counted_only_under_the_lemmas_condition():
 
 def test_every_variant_has_a_published_curve_to_stand_beside():
     numbers = {"ratio": [0.9, 0.3], "local_rate_last": None, "log10_residual_last": None}
-    variants = {v: dict(numbers) for v in run_collapse.VARIANTS}
+    variants = {v: dict(numbers) for v in settings.VARIANTS}
     setting = {"norm": "post", "weight_scale": 1.0, "skip_gain": 1.0, "variants": variants}
     rows = ENTRY.compare({"settings": [setting, setting | {"weight_scale": 2.0}]})
     assert [c.published for c in rows] == [0.0176, 0.0174, 0.5649, 0.5629]

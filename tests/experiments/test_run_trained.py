@@ -1,88 +1,195 @@
-"""The trained binaries at tiny sizes: what they write, resume, and refuse."""
+"""The binaries on paths by length, at tiny sizes: what they write, keep, redraw and refuse."""
 
-import csv
-import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+from trained_runs import (
+    SMALL,
+    check_that_deleted_files_come_back,
+    contents,
+    figures,
+    rows,
+    run,
+    seed_of,
+    summary,
+)  # fmt: skip
 
 from experiments import run_circle, run_convex_hull, run_memorization, run_sort
-from experiments.circle import results
 from experiments.shell import cli
+from experiments.trained import training
+from experiments.trained.figures import figures_of
+from experiments.trained.results import rows_of, summary_of
 from rank_collapse.runs.seeds import seed_keys
 from rank_collapse.text import pairs as texts
-from rank_collapse.training.model_file import load_models
+from rank_collapse.training import Ensemble, load_models
 from rank_collapse.training.tasks import examples
 from rank_collapse.training.training import batch_forward
 
-SMALL = (
-    "--depth=2", "--width=2", "--hidden_dim=8", "--n_epochs=2", "--n_repeat=2", "--n_paths=2",
-    "--n_train_data=9", "--n_eval_data=5", "--batch_sz=4", "--num_seeds=2",
+# Enough to learn to sort three letters out of four.
+SORT = (
+    *SMALL, "--num_labels=4", "--seq_len=3", "--n_train_data=120", "--n_epochs=12", "--batch_sz=10",
+    "--learning_rate=1e-2", "--n_eval_data=20",
 )  # fmt: skip
-SORT = (*SMALL, "--num_labels=4", "--seq_len=3")
+MEASURED = (*SORT, "--no_sub_path", "--do_rank", "--compute_alpha", "--path_len", "0")
+FIGURES = ("alpha", "loss", "paths", "ranks")
 
 
-def run(module, arguments, folder):
-    arguments = [*arguments, f"--output_dir={folder}"]
-    return cli.execute(module.main, module.FLAGS, arguments)
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """One finished run, never written to again."""
+    path = tmp_path_factory.mktemp("sort")
+    assert run(run_sort, [*MEASURED, "--keep_models"], path) == 0
+    return path
 
 
-def summary(folder):
-    return json.loads((folder / "summary.json").read_text())
+@pytest.fixture
+def saved(folder):
+    """(results, setup, options) of the finished run."""
+    options = cli.parse(run_sort.FLAGS, [*MEASURED, f"--output_dir={folder}"])
+    setup = run_sort.make_setup(options)
+    with training.open_run(options, setup.name) as opened:
+        yield training.results_of(options, setup, opened, None), setup, options
 
 
-def test_sort_writes_everything_and_reads_it_again(tmp_path, capsys):
-    arguments = [*SORT, "--no_sub_path", "--do_rank", "--compute_alpha", "--path_len", "0"]
-    assert run(run_sort, arguments, tmp_path) == 0
-    found = summary(tmp_path)
+def test_sort_writes_everything(folder):
+    found = summary(folder)
     assert found["lengths"] == [0, 1, 2] and set(found["sets"]) == {"2", "5", "20"}
-    assert 0 <= found["whole"]["accuracy"]["mean"] <= 1
     # All paths up to the depth are the whole model.
     assert found["up_to"]["mean"][-1] == pytest.approx(found["whole"]["accuracy"]["mean"])
     assert len(found["alpha"]["mean"]) == 2 and len(found["ranks"]["rank"]["mean"]) == 3
-    for name in ("paths", "loss", "ranks", "alpha"):
-        assert (tmp_path / "figures" / f"{name}.png").exists()
-    rows = (tmp_path / "results.csv").read_text().splitlines()
+    drawn = [f"{name}.{suffix}" for name in FIGURES for suffix in ("pdf", "png")]
+    assert [p.name for p in figures(folder)] == drawn
     # Per seed: whole, whole_train, 2 baselines, 3 sizes x 3 lengths x 2 repeats, 3 exact x 3.
-    assert len(rows) == 1 + 2 * (4 + 18 + 9)
-    before = capsys.readouterr().out
-    assert run(run_sort, arguments, tmp_path) == 0
-    assert capsys.readouterr().out == before
-    with np.load(tmp_path / "arrays.npz") as arrays:
-        assert arrays["losses"].shape == (2, 2)
+    assert len(rows(folder)) == 2 * (4 + 18 + 9)
+    assert not (folder / "checkpoints").exists()
 
 
-def test_kept_models_are_the_run_s_own(tmp_path):
-    assert run(run_sort, SORT, tmp_path) == 0 and not (tmp_path / "models.npz").exists()
-    assert run(run_sort, [*SORT, "--keep_models"], tmp_path) == 0
-    config, models = load_models(tmp_path / "models.npz")
+def test_sort_learns(folder):
+    found = summary(folder)
+    with np.load(folder / "arrays.npz") as arrays:
+        losses = arrays["results/losses"]
+    assert losses.shape == (2, 12) and (losses[:, -1] < 0.7 * losses[:, 0]).all()
+    assert found["whole"]["accuracy"]["mean"] > found["baselines"]["majority"]["mean"] + 0.2
+
+
+def test_kept_models_give_the_accuracies_of_the_table(folder):
+    config, models = load_models(folder / "models.npz")
     options = cli.parse(run_sort.FLAGS, list(SORT))
     setup = run_sort.make_setup(options)
-    rows = list(csv.DictReader((tmp_path / "results.csv").read_text().splitlines()))
+    table = {(r["evaluation"], r["seed"]): float(r["accuracy"]) for r in rows(folder)}
+
+    @jax.jit
+    def accuracies(model, key):
+        data = setup.make_data(jax.random.split(key)[0])
+        logits = {part: batch_forward(model, data[part], config) for part in ("eval", "train")}
+        return {part: examples.token_accuracy(x, data[part]) for part, x in logits.items()}
+
     for seed, key in enumerate(seed_keys(options.seed, 2)):
-        held_out = setup.make_data(jax.random.split(key)[0])["eval"]
-        model = jax.tree.map(lambda a, s=seed: a[s], models)
-        accuracy = examples.token_accuracy(batch_forward(model, held_out, config), held_out)
-        (found,) = [r for r in rows if r["evaluation"] == "whole" and r["seed"] == str(seed)]
-        assert float(found["accuracy"]) == pytest.approx(float(accuracy))
+        found = accuracies(seed_of(models, seed), key)
+        assert table["whole", str(seed)] == pytest.approx(float(found["eval"]))
+        assert table["whole_train", str(seed)] == pytest.approx(float(found["train"]))
+
+
+def test_deleted_files_come_back_and_nothing_is_trained(folder, tmp_path, monkeypatch, capsys):
+    check_that_deleted_files_come_back(run_sort, MEASURED, folder, tmp_path, monkeypatch, capsys)
+
+
+def test_another_process_redraws_too(folder, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    for name in contents(copy):
+        (copy / name).unlink()
+    code = (
+        "from experiments import run_sort; from experiments.shell import cli; "
+        "from rank_collapse.training import Ensemble; Ensemble.train = None; "
+        "cli.run(run_sort.main, run_sort.FLAGS)"
+    )
+    command = [sys.executable, "-c", code, *MEASURED, f"--output_dir={copy}"]
+    subprocess.run(command, check=True, cwd=Path(__file__).parents[2])
+    assert contents(copy) == contents(folder)
+
+
+def test_weights_asked_for_later_are_trained_again_and_nothing_else_changes(
+    folder, tmp_path, capsys
+):
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    (copy / "models.npz").unlink()
+    before, arrays = contents(copy), (copy / "arrays.npz").read_bytes()
+    assert run(run_sort, [*MEASURED, "--keep_models", "--checkpoint_seconds=0"], copy) == 0
+    assert "training again for models.npz" in capsys.readouterr().out
+    assert contents(copy) == before and (copy / "arrays.npz").read_bytes() == arrays
+    assert not (copy / "checkpoints").exists()
+    with np.load(copy / "models.npz") as again, np.load(folder / "models.npz") as first:
+        assert set(again.files) == set(first.files)
+        assert all(np.array_equal(again[name], first[name]) for name in first.files)
+
+
+def test_overwrite_deletes_the_weights_of_the_run_before(folder, tmp_path, monkeypatch):
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+
+    def stop(*arguments, **options):
+        raise ValueError("stopped")
+
+    monkeypatch.setattr(Ensemble, "train", stop)
+    assert run(run_sort, [*MEASURED, "--overwrite"], copy) == 2
+    assert {p.name for p in copy.iterdir()} <= {".lock", "config.json", "log.txt"}
+
+
+def test_a_seed_that_diverged_is_kept_apart(saved):
+    results, setup, options = saved
+    losses = results["losses"].copy()
+    losses[1, 3:] = np.nan
+    results = results | {"losses": losses, "diverged_at": np.array([-1, 3])}
+    found = summary_of(results, setup)
+    assert found["seeds"] == 1 and found["diverged"] == {1: 3}
+    for metric, values in results["whole"].items():
+        assert found["whole"][metric] == {"mean": pytest.approx(float(values[0])), "std": 0.0}
+    of_length_0 = results["sets"]["20"]["accuracy"][0, 0]
+    assert found["sets"]["20"]["mean"][0] == pytest.approx(of_length_0.mean())
+    assert found["sets"]["20"]["std"][0] == pytest.approx(of_length_0.std())
+    table = rows_of(results, options)
+    assert {(r["seed"], r["diverged"]) for r in table} == {(0, 0), (1, 1)}
+    drawn = figures_of(results, setup)
+    texts = [t.get_text() for t in drawn["loss"]().axes[0].get_legend().get_texts()]
+    assert texts == ["1 seed", "diverged: 1"]
+    assert "1 seed" in drawn["paths"]().axes[0].get_title()
 
 
 def test_all_heads_is_one_path(tmp_path):
-    assert run(run_sort, [*SORT, "--all_heads", "--semantics=frozen"], tmp_path) == 0
-    assert list(summary(tmp_path)["sets"]) == ["1"]
+    arguments = [*SORT, "--all_heads", "--semantics=frozen", "--n_epochs=0"]
+    assert run(run_sort, arguments, tmp_path) == 0
+    assert list(summary(tmp_path)["sets"]) == ["1"] and summary(tmp_path)["lengths"] == [2]
+    sampled = [r for r in rows(tmp_path) if r["evaluation"] == "all heads"]
+    assert [r["path_length"] for r in sampled] == ["2", "2"]
+    # Through every head of every layer: the attention of the whole model, without its skips.
+    exact = [r for r in rows(tmp_path) if (r["evaluation"], r["path_length"]) == ("exact", "2")]
+    for one, other in zip(sampled, exact, strict=True):
+        assert float(one["loss"]) == pytest.approx(float(other["loss"]), rel=1e-5)
 
 
-def test_hull_and_memorization_and_circle(tmp_path):
-    assert run(run_convex_hull, [*SMALL, "--seq_len=5", "--ffn2", "--do_mlp"], tmp_path / "h") == 0
-    assert "auc" in summary(tmp_path / "h")["whole"]
-    texts = ["--task_name=shipped", "--max_seq_length=20", "--num_train_epochs=1"]
-    assert run(run_memorization, [*SMALL, *texts], tmp_path / "m") == 0
-    circle = ["--n_epochs=1", "--n_train_data=40", "--n_eval_data=6", "--hidden_dim=8"]
-    assert run(run_circle, [*circle, "--circle_skip", "--n_repeat=2"], tmp_path / "c") == 0
-    assert list(summary(tmp_path / "c")["cases"]) == ["skip, d=8"]
-    for folder, figure in (("h", "paths"), ("m", "paths"), ("c", "trajectories")):
-        assert (tmp_path / folder / "figures" / f"{figure}.pdf").exists()
+def test_the_hull_is_learned_better_than_by_guessing(tmp_path):
+    arguments = [*SMALL, "--seq_len=8", "--ffn2", "--do_mlp", "--n_train_data=1000", "--all_heads"]
+    arguments += ["--n_epochs=20", "--batch_sz=10", "--learning_rate=3e-3", "--n_eval_data=40"]
+    assert run(run_convex_hull, [*arguments, "--hidden_dim=16"], tmp_path) == 0
+    assert summary(tmp_path)["whole"]["auc"]["mean"] > 0.65
+    assert (tmp_path / "figures" / "paths.pdf").exists()
+
+
+def test_labels_of_the_shipped_texts_are_memorized(tmp_path):
+    arguments = [*SMALL, "--task_name=shipped", "--max_seq_length=20", "--n_train_data=4"]
+    arguments += ["--n_paths=5", "--n_repeat=1"]
+    arguments += ["--num_train_epochs=60", "--batch_sz=2", "--learning_rate=1e-2"]
+    assert run(run_memorization, arguments, tmp_path) == 0
+    found = summary(tmp_path)
+    assert found["whole"]["accuracy"]["mean"] > found["baselines"]["majority"]["mean"] + 0.1
+    assert (tmp_path / "figures" / "paths.pdf").exists()
 
 
 @pytest.mark.parametrize(
@@ -117,15 +224,6 @@ def test_bad_texts_are_one_line(content, words, tmp_path, capsys):
     (tmp_path / "train.tsv").write_text(content)
     assert run(run_memorization, [*SMALL, f"--data_dir={tmp_path}"], tmp_path / "run") == 2
     assert words in capsys.readouterr().err
-
-
-def test_a_fall_is_counted_from_a_hundredth_to_a_millionth():
-    t = np.arange(60)
-    cubic, halved, apart = 0.6 ** (3.0 ** np.minimum(t, 5)), 0.6 * 0.5**t, np.full(60, 0.6)
-    # Below 1e-2 at t = 3 and below 1e-6 at t = 4; halving at t = 6 and 20.
-    assert results._fall_steps(np.stack([cubic, apart]), 1e-2, 1e-6) == [1, 1]
-    assert results._fall_steps(np.stack([cubic, halved]), 1e-2, 1e-6) == [1, 14]
-    assert results._fall_steps(apart[None], 1e-2, 1e-6) is None
 
 
 def test_a_trained_vocabulary_is_the_same_every_time():

@@ -39,10 +39,9 @@ def by_hand(params, x, config, skip, branch):
             p = getattr(one, f"{kind}_norm")
             seen = norm(p, x) if pre else x
             if kind == "attention":
-                part = rc.apply(
-                    params.replace(layers=layer), jnp.asarray(seen), plain.replace(**cut)
-                )
-                part = np.asarray(getattr(part.layers, own)[0], np.float64)
+                alone = params.replace(layers=layer)
+                trace = rc.apply(alone, jnp.asarray(seen), plain.replace(mlp="none"))
+                part = np.asarray(trace.attention_branch[0], np.float64)
             else:
                 z = np.tanh(seen @ one.mlp.w_in + one.mlp.b_in)
                 part = z @ one.mlp.w_out + one.mlp.b_out

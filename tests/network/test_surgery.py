@@ -1,5 +1,6 @@
 """The four variants: by their definition, and against surgeries on `transformers` models."""
 
+import itertools
 import warnings
 
 import jax
@@ -7,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from comparison import hidden_states, largest_difference, traces
+from scipy import special
 
 import rank_collapse as rc
 from rank_collapse import pretrained
@@ -44,6 +46,121 @@ def test_variants_by_hand(variant, reading, family):
         elif family == "albert":
             x = norm(p.mlp_norm, phi(x) + x)
         np.testing.assert_allclose(found.hidden[l + 1], x, atol=2e-5)
+
+
+SMALL = {"vocab_size": 40, "num_hidden_layers": 2, "hidden_size": 12, "num_attention_heads": 2}
+SMALL |= {"intermediate_size": 20, "max_position_embeddings": 16}
+T5 = {"vocab_size": 40, "d_model": 12, "d_kv": 6, "d_ff": 20, "num_layers": 2, "num_heads": 2}
+GPT2 = {"vocab_size": 40, "n_embd": 12, "n_layer": 2, "n_head": 2, "n_positions": 16}
+DECODERS = {
+    "gpt2": GPT2 | {"model_type": "gpt2", "scale_attn_by_inverse_layer_idx": True},
+    "t5": T5 | {"model_type": "t5", "feed_forward_proj": "gated-gelu"},
+    "llama": SMALL | {"model_type": "llama", "num_key_value_heads": 1, "rope_theta": 30.0},
+    "bert": SMALL | {"model_type": "bert", "is_decoder": True, "add_cross_attention": True},
+}
+CUTS = [("SAN", "published"), ("SAN+MLP", "published"), ("SAN+MLP", "text"), ("SAN+skip", "text")]
+
+
+def gelu_tanh(z):
+    return 0.5 * z * (1 + np.tanh(np.sqrt(2 / np.pi) * (z + 0.044715 * z**3)))
+
+
+PHI = {
+    "gpt2": gelu_tanh,
+    "t5": gelu_tanh,
+    "llama": lambda z: z / (1 + np.exp(-z)),
+    "bert": lambda z: z * special.ndtr(z),
+}
+
+
+def rotated(q, theta):
+    """Components i and i + k/2 of token t turned by the angle t · theta^(-2i/k)."""
+    half = q.shape[-1] // 2
+    angles = np.arange(len(q))[:, None] * theta ** (-np.arange(half) / half)[None, :]
+    a, b, cos, sin = q[:, :half], q[:, half:], np.cos(angles), np.sin(angles)
+    return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=1)
+
+
+def attention_by_hand(p, x, y, name, divisor=1.0, table=None, causal=True):
+    """Σ_h softmax(q kᵀ) v W_o, head by head; `table` is T5's bias by distance."""
+    out = np.zeros_like(x)
+    for h in range(len(p.w_q)):
+        q, k, v = x @ p.w_q[h] + p.b_q[h], y @ p.w_k[h] + p.b_k[h], y @ p.w_v[h] + p.b_v[h]
+        if name == "llama":
+            q, k = rotated(q, 30.0), rotated(k, 30.0)
+        s = q @ k.T / divisor / (1.0 if name == "t5" else np.sqrt(q.shape[1]))
+        i, j = np.indices(s.shape)
+        if table is not None:  # a bucket of its own for each of the first distances
+            s = s + table[np.maximum(i - j, 0), h]
+        e = np.exp(s if not causal else np.where(j <= i, s, -np.inf))
+        out += e / e.sum(axis=1, keepdims=True) @ v @ p.w_o[h]
+    return out + p.b_o
+
+
+def decoder_by_hand(params, x, memory, name, variant, reading):
+    """X^1 .. X^L of a cut decoder: what each variant is said to be, sublayer by sublayer."""
+    skip = variant == "SAN+skip"
+    mlp_skip = reading == "published"
+    post = name == "bert"
+    memory = None if memory is None else np.asarray(memory)
+
+    def norm(p, a):
+        if name in ("t5", "llama"):
+            return a / np.sqrt((a**2).mean(axis=1, keepdims=True) + 1e-6) * p.gain
+        a = a - a.mean(axis=1, keepdims=True)
+        eps = 1e-5 if name == "gpt2" else 1e-12
+        return a / np.sqrt((a**2).mean(axis=1, keepdims=True) + eps) * p.gain + p.bias
+
+    def sublayer(p, a, branch, skip):
+        if post:
+            return norm(p, branch(a) + skip * a)
+        return branch(norm(p, a)) + skip * a
+
+    states = []
+    for l in range(2):
+        p = jax.tree.map(lambda a, l=l: np.asarray(a[l], np.float64), params.layers)
+        own = {"divisor": l + 1.0} if name == "gpt2" else {}
+        if name == "t5":
+            own["table"] = np.asarray(params.position_bias)
+        attend = lambda a, p=p, own=own: attention_by_hand(p.attention, a, a, name, **own)  # noqa: E731
+        x = sublayer(p.attention_norm, x, attend, skip)
+        if memory is not None:
+            look = lambda a, p=p: attention_by_hand(p.cross, a, memory, name, causal=False)  # noqa: E731
+            x = sublayer(p.cross_norm, x, look, skip)
+        if variant == "SAN+MLP":
+
+            def feed(a, m=p.mlp):
+                z = a @ m.w_in + m.b_in
+                z = PHI[name](z) if m.w_gate is None else PHI[name](a @ m.w_gate + m.b_gate) * z
+                return z @ m.w_out + m.b_out
+
+            x = sublayer(p.mlp_norm, x, feed, mlp_skip)
+        states.append(x)
+    return np.stack(states)
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_decoders_by_hand(name, x64):
+    part = "decoder" if name == "t5" else None
+    key = jax.random.key(0)
+    config, params = pretrained.random_like(DECODERS[name], key, part=part, dtype=jnp.float64)
+    leaves, tree = jax.tree.flatten(params)
+    keys = jax.random.split(jax.random.key(1), len(leaves))
+    # Away from the symmetric start: no gain is 1, no bias 0, no attention uniform.
+    leaves = [a + 0.4 * jax.random.normal(k, a.shape) for k, a in zip(keys, leaves, strict=True)]
+    params = jax.tree.unflatten(tree, leaves)
+    memory = jax.random.normal(jax.random.key(2), (4, 12)) if config.cross_attention else None
+    ids = jnp.array([3, 17, 5, 9, 30, 5])
+    ends = []
+    for variant, reading in CUTS:
+        cut, weights = surgery.variant(config, params, variant, reading, name)
+        found = rc.apply(weights, ids, cut, memory=memory)
+        start = np.asarray(found.hidden[0])
+        by_hand = decoder_by_hand(params, start, memory, name, variant, reading)
+        np.testing.assert_allclose(found.hidden[1:], by_hand, rtol=0, atol=1e-10)
+        ends.append(by_hand[-1])
+    # The variants differ, so that no one of them passes for another.
+    assert min(np.abs(a - b).max() for a, b in itertools.combinations(ends, 2)) > 0.1
 
 
 def test_refusals():
@@ -156,3 +273,9 @@ def test_surgery_on_transformers(name, variant, reading, tmp_path):
     if variant != "Transformer":
         whole = hidden_states(traces(config, params, arguments), config)
         assert float(jnp.max(jnp.abs(whole - found["hidden"]))) > 1e-2
+
+
+def test_variants_that_differ():
+    assert ("SAN+MLP", "text") in surgery.variants_of("bert")
+    assert ("SAN", "text") in surgery.variants_of("albert")
+    assert ("SAN", "text") not in surgery.variants_of("xlnet")

@@ -11,8 +11,8 @@ from path_oracle import Oracle
 
 import rank_collapse as rc
 from rank_collapse.network.embedding import EmbeddingConfig
-from rank_collapse.paths.contributions import head_contributions
 from rank_collapse.paths.contributions import path_contributions as eager_contributions
+from rank_collapse.paths.heads import head_contributions
 
 path_contributions = jax.jit(eager_contributions, static_argnames="count_mlps")
 

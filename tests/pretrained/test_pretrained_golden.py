@@ -9,6 +9,7 @@ from comparison import largest_difference, ours
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 FOLDERS = sorted(f.name for f in GOLDEN.iterdir() if f.is_dir())
 TOLERANCE = 1e-5
+pytestmark = pytest.mark.usefixtures("optimized")
 
 
 def test_golden_folders_exist():

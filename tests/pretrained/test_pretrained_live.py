@@ -3,6 +3,7 @@
 RANK_COLLAPSE_CHECKPOINTS adds checkpoint folders, separated by colons, of any family and size.
 """
 
+import json
 import os
 import warnings
 from pathlib import Path
@@ -16,6 +17,9 @@ with warnings.catch_warnings():
     import architectures
 
 from comparison import largest_difference, ours
+
+from rank_collapse import pretrained
+from rank_collapse.pretrained.checkpoint import Checkpoint
 
 TOLERANCE = 1e-5
 FOLDERS = [f for f in os.environ.get("RANK_COLLAPSE_CHECKPOINTS", "").split(":") if f]
@@ -38,14 +42,41 @@ def test_hidden_states_and_attentions(name, tmp_path):
     assert before == {f.name: f.read_bytes() for f in tmp_path.iterdir()}
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
-def test_folder_of_the_environment(folder):
-    model = architectures.transformers.AutoModel.from_pretrained(
-        Path(folder), local_files_only=True, attn_implementation="eager"
-    )
+def check(folder):
+    """Asserts that a folder, of any family and size, gives the states that `transformers` has."""
+    kind = architectures.transformers.AutoModel
+    model_type = json.loads((folder / "config.json").read_text("utf-8"))["model_type"]
+    parts = pretrained.FAMILIES[model_type].parts
+    if parts and not any("decoder.block." in name for name in Checkpoint(folder).names):
+        kind = architectures.transformers.AutoModelForTextEncoding
+    model = kind.from_pretrained(folder, local_files_only=True, attn_implementation="eager")
     model = model.float().eval()
-    arguments = architectures.inputs(model, n=24)
+    positions = pretrained.config_of(folder).embedding.num_positions
+    arguments = architectures.inputs(model, n=min(24, positions or 24))
     worst = largest_difference(
         ours(folder, arguments), architectures.run(model, arguments), arguments
     )
     assert max(worst.values()) < TOLERANCE, worst
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_folder_of_the_environment(folder):
+    check(Path(folder))
+
+
+UNUSUAL = {
+    "20 positions": architectures.CASES["bert"],
+    "18 positions behind the padding's": architectures.CASES["roberta"],
+    "3 positions": architectures.Case("GPT2Model", architectures.GPT2 | {"n_positions": 3}),
+    "an encoder alone": architectures.Case("T5EncoderModel", architectures.T5),
+    "another encoder alone": architectures.Case(
+        "MT5EncoderModel", architectures.T5 | {"feed_forward_proj": "gated-gelu"}
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_folders_of_few_positions_and_of_an_encoder_alone(name, tmp_path):
+    case = UNUSUAL[name]
+    architectures.save(architectures.build(case), tmp_path, case.saved)
+    check(tmp_path)

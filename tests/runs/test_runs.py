@@ -1,7 +1,9 @@
 """Run folders: whole files, resume, refusal, one process at a time."""
 
+import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -65,6 +67,10 @@ def test_another_config_is_refused_with_the_difference_and_overwrite_starts_afre
     with RunFolder(tmp_path, CONFIG) as run:
         run.save_arrays({"a": 1})
         run.finish({})
+        run.write_file("models.npz", b"weights")
+        run.write_file("models/depth-4.npz", b"weights")
+        with pytest.raises(ValueError, match=r"'weights/depth-4\.npz' is not one of"):
+            run.write_file("weights/depth-4.npz", b"weights")
     (tmp_path / "notes.txt").write_text("mine")
     other = CONFIG | {"depth": 4}
     with pytest.raises(RunError, match="depth is 3 there, 4 here") as caught:
@@ -72,6 +78,7 @@ def test_another_config_is_refused_with_the_difference_and_overwrite_starts_afre
     assert "name" not in str(caught.value).split(":")[1].split(";")[0]
     with RunFolder(tmp_path, other, overwrite=True) as run:
         assert not run.resumed and run.arrays == {} and run.summary is None
+    assert not (tmp_path / "models.npz").exists() and not (tmp_path / "models").exists()
     assert (tmp_path / "notes.txt").read_text() == "mine"
     assert (
         difference({"a": 1}, {"b": 1}) == "a is 1 there, 'absent' here; b is 'absent' there, 1 here"
@@ -155,6 +162,28 @@ def test_checkpoints_resume_and_are_dropped_at_the_end(tmp_path):
         assert not (tmp_path / "checkpoints").exists()
 
 
-def test_the_git_revision_is_that_of_this_checkout_or_none():
-    revision = provenance.git_revision()
-    assert revision is None or len(revision.split("+")[0]) == 40
+def git_revision_of(folder):
+    """`provenance.git_revision` of a copy of its module in a folder."""
+    spec = importlib.util.spec_from_file_location("copied", folder / "provenance.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.git_revision()
+
+
+def test_the_git_revision_is_that_of_the_checkout_with_its_changes_or_none(tmp_path):
+    copied = tmp_path / "provenance.py"
+    shutil.copy(provenance.__file__, copied)
+
+    def git(*arguments):
+        author = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+        command = ["git", "-C", str(tmp_path), *author, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    assert git_revision_of(tmp_path) is None
+    git("init")
+    assert git_revision_of(tmp_path) is None  # a checkout around it, but not its own
+    git("add", copied.name)
+    git("commit", "--message=first", "--no-verify")
+    assert git_revision_of(tmp_path) == git("rev-parse", "HEAD")
+    copied.write_text(copied.read_text() + "\n")
+    assert git_revision_of(tmp_path) == git("rev-parse", "HEAD") + "+changes"

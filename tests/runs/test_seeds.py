@@ -26,14 +26,14 @@ def test_more_seeds_do_not_change_earlier_ones():
         seeds.seed_keys(0, 0)
 
 
-@pytest.mark.parametrize("chunk", [0, 1, 2, 4])
-def test_devices_and_chunks_give_the_results_of_a_loop(chunk):
+@pytest.mark.parametrize(("chunk", "at_once"), [(0, None), (1, None), (2, 1), (4, 1), (0, 2)])
+def test_devices_and_chunks_give_the_results_of_a_loop(chunk, at_once):
     assert len(jax.devices()) == 2
     keys = seeds.seed_keys(0, 5)  # not a multiple of two devices
     expected = [single(key, 0.25) for key in keys]
     for devices in (jax.devices()[:1], jax.devices()):
         mesh = seeds.seed_mesh(devices)
-        out = seeds.map_seeds(single, keys, 0.25, mesh=mesh, chunk=chunk)
+        out = seeds.map_seeds(single, keys, 0.25, mesh=mesh, chunk=chunk, at_once=at_once)
         assert out["sums"].shape == (5, 4)
         for s in range(5):
             for name, value in expected[s].items():
@@ -42,16 +42,42 @@ def test_devices_and_chunks_give_the_results_of_a_loop(chunk):
 
 def test_both_devices_work():
     mesh = seeds.seed_mesh()
-    out = seeds.over_seeds(single, mesh)(seeds.seed_keys(0, 4), 0.0)
+    out = seeds.spread(single, mesh)(seeds.seed_keys(0, 4), 0.0)
     assert {s.device for s in out["last"].addressable_shards} == set(jax.devices())
 
 
 def test_a_swept_value_does_not_recompile():
-    call = seeds.over_seeds(single, seeds.seed_mesh())
+    call = seeds.spread(single, seeds.seed_mesh())
     keys = seeds.seed_keys(0, 2)
     for shift in (0.0, 0.5, 2.0):
         call(keys, shift)
     assert call._cache_size() == 1
+
+
+def test_a_seed_alone_is_the_same_seed_among_others():
+    keys = seeds.seed_keys(0, 4)
+    for at_once in (None, 1):
+        among = seeds.map_seeds(single, keys, 0.25, at_once=at_once)
+        alone = seeds.map_seeds(single, keys[2:3], 0.25, at_once=at_once)
+        np.testing.assert_allclose(alone["last"][0], among["last"][2], rtol=1e-5, atol=1e-6)
+
+
+def test_several_arguments_one_of_them_given_away():
+    mesh = seeds.seed_mesh()
+    call = seeds.spread(lambda a, b, c: a + b * c, mesh, donate=(0,))
+    first, second = seeds.lay_out((jnp.arange(3.0), jnp.ones(3)), mesh)
+    out = call(first, second, 2.0)
+    assert out.shape == (4,) and first.is_deleted() and not second.is_deleted()
+    np.testing.assert_array_equal(seeds.to_host(out, 3), [2, 3, 4])
+    with pytest.raises(ValueError, match="at_once=0"):
+        seeds.spread(single, mesh, at_once=0)
+
+
+def test_keys_come_to_the_host_as_keys():
+    keys = seeds.seed_keys(1, 3)
+    back = seeds.to_host(seeds.lay_out(keys, seeds.seed_mesh()), 3)
+    assert back.shape == (3,) and len(back.devices()) == 1
+    np.testing.assert_array_equal(jax.random.key_data(back), jax.random.key_data(keys))
 
 
 def test_padding_repeats_the_last_seed_and_is_cut_off_again():

@@ -81,8 +81,8 @@ def test_interrupted_and_resumed_is_uninterrupted(two_devices, uninterrupted, tm
     class Interrupted(Exception):
         pass
 
-    def interrupt(epoch, state, losses):
-        states.save(tmp_path, epoch, state)
+    def interrupt(epoch, snapshot, losses):
+        states.save(tmp_path, epoch, snapshot())
         raise Interrupted
 
     keys, hyper = seed_keys(2, 5), Hyper(learning_rate=0.01)
@@ -93,11 +93,18 @@ def test_interrupted_and_resumed_is_uninterrupted(two_devices, uninterrupted, tm
     resumed = two_devices.train(
         keys, hyper,
         resume=lambda like: (2, states.restore(tmp_path, 2, like)),
-        on_chunk=lambda epoch, state, losses: seen.append(epoch),
+        on_chunk=lambda epoch, snapshot, losses: seen.append(epoch),
     )  # fmt: skip
     assert seen == [4]
     np.testing.assert_array_equal(resumed.losses, uninterrupted.losses)
     same(resumed.state, uninterrupted.state)
+    # Five seeds are padded to six on two devices; one device and no padding go on from there.
+    elsewhere = ensemble(devices=1).train(
+        keys, hyper, resume=lambda like: (2, states.restore(tmp_path, 2, like))
+    )
+    np.testing.assert_allclose(elsewhere.losses, uninterrupted.losses, rtol=1e-4)
+    np.testing.assert_array_equal(elsewhere.losses[:, :2], uninterrupted.losses[:, :2])
+    same(elsewhere.state, uninterrupted.state)
 
 
 def test_a_sweep_compiles_once_and_a_diverged_run_is_kept_apart(

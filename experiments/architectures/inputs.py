@@ -1,0 +1,77 @@
+"""What the models of run_architectures are measured on: texts as their tokens, or images."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from absl import flags
+
+from experiments.architectures.models import Model
+from experiments.shell import cli
+from rank_collapse import pretrained
+from rank_collapse import text as texts_of
+
+
+def inputs_of(model: Model, options: flags.FlagValues) -> dict[str, Any]:
+    """The batch a model is measured on, as arguments of `rank_collapse.apply`: x and mask.
+
+    Raises:
+        FileNotFoundError, ValueError: A file that is missing, empty or does not suit the model.
+    """
+    config = model.config
+    if config.embedding.d_input:
+        return {"x": images_of(model, options), "mask": None}
+    limits = {"num_positions": config.embedding.num_positions}
+    limits |= {"vocab_size": config.embedding.vocab_size, "max_tokens": options.max_tokens}
+    if options.token_ids:
+        sequences = texts_of.read_ids(options.token_ids, options.num_texts)
+        longest = max(map(len, sequences))
+        if limits["num_positions"] and longest > limits["num_positions"]:
+            raise ValueError(
+                f"{options.token_ids}: a text of {longest} tokens is longer than the "
+                f"{limits['num_positions']} positions of {model.label}"
+            )
+        tokens = texts_of.pad(
+            [s[: options.max_tokens] for s in sequences], vocab_size=limits["vocab_size"]
+        )
+    else:
+        tokens = tokens_of(model, options, limits)
+    if int(tokens.lengths.min()) < 2:
+        raise ValueError(f"text {int(tokens.lengths.argmin())} has fewer than 2 tokens")
+    return {"x": tokens.ids, "mask": tokens.mask}
+
+
+def tokens_of(model: Model, options: flags.FlagValues, limits: dict[str, int]) -> texts_of.Tokens:
+    """The texts of the flags as this model's tokens."""
+    if options.text_file:
+        texts = texts_of.read_texts(options.text_file, options.columns)
+    else:
+        texts = texts_of.windows(texts_of.default_text(), options.num_texts, options.max_tokens)
+    encoder = None
+    if model.has_weights:
+        encoder = texts_of.tokenizer_of(model.source, model.settings)
+        if encoder is None:
+            raise ValueError(f"{model.source} holds no tokenizer files; give --token_ids")
+    if encoder is None:
+        encoder = texts_of.trained_tokenizer(texts, limits["vocab_size"])
+    if options.join:
+        texts = texts_of.join(texts, encoder, options.max_tokens, options.num_texts)
+    return texts_of.encode(texts[: options.num_texts], encoder, **limits)
+
+
+def images_of(model: Model, options: flags.FlagValues) -> np.ndarray:
+    """Images as rows of patches [b, n, d_input]."""
+    if options.images is None:
+        raise ValueError(f"{model.label} is a vit: give --images=FILE.npy")
+    if not Path(options.images).is_file():
+        raise FileNotFoundError(f"--images={options.images} does not exist")
+    images = np.load(options.images, allow_pickle=False)[: options.num_texts]
+    return pretrained.vit.image_patches(np.asarray(images, np.float32), model.settings)
+
+
+def identity(models: list[Model], batches: dict[str, dict[str, Any]]) -> dict[str, str]:
+    """What identifies inputs and models, for the run's config."""
+    digest = b"".join(v.tobytes() for b in batches.values() for v in b.values() if v is not None)
+    settings = json.dumps([m.settings for m in models], sort_keys=True, default=str).encode()
+    return {"inputs": cli.content_hash(digest), "settings": cli.content_hash(settings)}

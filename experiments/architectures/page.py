@@ -1,0 +1,39 @@
+"""report.html of run_architectures: a section per model."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from experiments.architectures.entry import compare, reading
+from experiments.architectures.figures import captions_of, slug
+from experiments.architectures.results import Results
+from rank_collapse import report
+
+
+def page(results: list[Results], summary: Mapping[str, Any], folder: Path, command: str) -> bytes:
+    """The page as HTML; the figures are read from `folder`."""
+    sections = []
+    for found in results:
+        label = found.model.label
+        alone = {label: summary[label]}
+        sections.append(
+            report.Section(
+                name=slug(label),
+                title=label,
+                claim="Pure attention loses rank doubly exponentially with depth; MLPs slow it, "
+                "skips stop it (Dong et al. 2021).",
+                command=command,
+                figures=[
+                    ((folder / f"{name}.png").read_bytes(), caption)
+                    for name, caption in captions_of(found).items()
+                ],
+                comparisons=compare(alone),
+                reading=reading(alone),
+                details="all numbers: results.csv and arrays.npz",
+            )
+        )
+    return report.render(
+        "Rank collapse in architectures",
+        "Residual ratios, path lengths and the theory's constants on the same weights and texts.",
+        sections,
+    ).encode()

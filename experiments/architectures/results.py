@@ -1,0 +1,104 @@
+"""What run_architectures makes of its measurements: rows and headline numbers."""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from experiments.architectures.models import Model
+from rank_collapse import pretrained
+
+KINDS = ("pretrained", "init")
+NAMES = {"pretrained": "pretrained", "init": "random initialisation"}
+
+
+class Results:
+    """The run's cached arrays of one model: arrays by kind of weights, seeds joined.
+
+    Args:
+        arrays: All of the run's, "label/kind and seed/part/.../measure".
+        model: The model.
+    """
+
+    def __init__(self, arrays: Mapping[str, np.ndarray], model: Model):
+        self.model, label = model, model.label
+        self.found: dict[tuple[str, str], list[np.ndarray]] = {}
+        for name, values in arrays.items():
+            if name.startswith(f"{label}/"):
+                kind, rest = re.fullmatch(r"([a-z]+)\d+/(.*)", name[len(label) + 1 :]).groups()
+                self.found.setdefault((kind, rest), []).append(values)
+
+    def get(self, kind: str, name: str) -> np.ndarray | None:
+        """[seeds · texts, ...] of one measure, or None where it was not asked for."""
+        parts = self.found.get((kind, name))
+        return None if parts is None else np.concatenate(parts)
+
+    @property
+    def kinds(self) -> list[str]:
+        """The kinds of weights that were measured."""
+        return [k for k in KINDS if any(kind == k for kind, _ in self.found)]
+
+    def has(self, part: str) -> bool:
+        """Whether anything of a part was measured."""
+        return any(name.startswith(f"{part}/") for _, name in self.found)
+
+    def names(self, kind: str) -> list[str]:
+        """The measures of one kind of weights."""
+        return [name for k, name in self.found if k == kind]
+
+
+def rows_of(results: list[Results]) -> Iterator[dict[str, Any]]:
+    """One row per model, weights, measure and layer (or path length): mean and spread."""
+    for model in results:
+        for kind in model.kinds:
+            for name in model.names(kind):
+                part, *rest, measure = name.split("/")
+                variant, reading_ = rest or ("Transformer", "")
+                values = model.get(kind, name)
+                for place in np.ndindex(values.shape[1:]):
+                    column = values[(slice(None), *place)].astype(np.float64)
+                    yield {
+                        "model": model.model.label,
+                        "weights": kind,
+                        "part": part,
+                        "variant": variant,
+                        "reading": reading_,
+                        "measure": measure,
+                        "layer_or_length": place[0] if place else "",
+                        "head_or_path": place[1] if len(place) > 1 else "",
+                        "mean": float(column.mean()),
+                        "std": float(column.std()),
+                        "examples": len(column),
+                    }
+
+
+def summary_of(
+    results: list[Results], batches: Mapping[str, Mapping[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    """By model: the means that the report and `reproduce` compare with what was published."""
+    return {r.model.label: model_summary(r, batches[r.model.label]) for r in results}
+
+
+def model_summary(results: Results, batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Means over texts and seeds, sizes, and the published curves."""
+    model, config = results.model, results.model.config
+    means = {
+        kind: {
+            name: np.mean(results.get(kind, name), axis=0, dtype=np.float64).tolist()
+            for name in results.names(kind)
+            if results.get(kind, name).ndim <= 3
+        }
+        for kind in results.kinds
+    }
+    x, mask = batch["x"], batch["mask"]
+    tokens = x.shape[1] if mask is None else float(mask.sum(axis=1).mean())
+    return {
+        "family": model.family,
+        "depth": config.depth,
+        "heads": config.num_heads,
+        "texts": len(x),
+        "mean_tokens": tokens,
+        "published": pretrained.published_curves(model.settings, config.depth),
+        "means": means,
+    }

@@ -1,0 +1,1 @@
+"""The technical lemma and the bounds on random draws: check_bounds."""

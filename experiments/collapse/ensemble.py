@@ -1,0 +1,130 @@
+"""Seeds, norm placements and swept values of run_collapse, in chunks that a run resumes from."""
+
+import itertools
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import flags
+from jax.sharding import Mesh
+
+from experiments.collapse.measure import make_draw, make_measure
+from experiments.collapse.results import Results
+from experiments.shell import inputs
+from experiments.shell.progress import Progress
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.runs import seeds
+from rank_collapse.runs.folder import RunFolder
+
+
+class Programs:
+    """The compiled programs of a run, made when the first is needed, all at once.
+
+    XLA compiles one program on one core; several norm placements are compiled side by side.
+    """
+
+    def __init__(self, options, networks, ids, mesh, progress):
+        self.options, self.mesh, self.progress = options, mesh, progress
+        self.draw = seeds.spread(make_draw(options, ids), mesh)
+        self.measures = {
+            norm: seeds.spread(make_measure(configs, options), mesh)
+            for norm, configs in networks.items()
+        }
+        self.compiled = False
+
+    def compile(self, keys: jax.Array) -> None:
+        """Compiles all, for this many seeds; swept values are traced."""
+        one = jnp.asarray(1.0)
+        drawn = jax.eval_shape(self.draw, keys, one)
+        sharding = seeds.seed_sharding(self.mesh)
+        drawn = jax.tree.map(lambda a: a.update(sharding=sharding), drawn)
+        pool = ThreadPoolExecutor()
+        try:
+            with self.progress.aside("compiling"):
+                lowered = {norm: call.lower(drawn, one) for norm, call in self.measures.items()}
+                draw = pool.submit(self.draw.lower(keys, one).compile)
+                measures = {norm: pool.submit(low.compile) for norm, low in lowered.items()}
+                self.draw = draw.result()
+                self.measures = {norm: future.result() for norm, future in measures.items()}
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)  # Ctrl-C does not wait for XLA
+        self.compiled = True
+
+    def __call__(self, norm: str, scale: float, gain: float, first: int, count: int, size: int):
+        """Measures of seeds first .. first + count − 1 as numpy arrays; `size` are computed."""
+        keys = seeds.lay_out(seeds.seed_keys(self.options.seed, count, first), self.mesh, size)
+        if not self.compiled:
+            self.compile(keys)
+        out = self.measures[norm](self.draw(keys, jnp.asarray(scale)), jnp.asarray(gain))
+        return seeds.to_host(out, count)
+
+
+def measure_all(
+    options: flags.FlagValues,
+    networks: dict[str, dict[str, TransformerConfig]],
+    sweep: list[tuple[float, float]],
+    ids: np.ndarray | None,
+    mesh: Mesh,
+    run: RunFolder,
+) -> Results:
+    """All measures of all settings, resuming from the run; one compilation per norm placement.
+
+    Args:
+        options: The flags.
+        networks: {norm: {variant: configuration}}.
+        sweep: Pairs (weight scale, skip gain).
+        ids: Token ids of the text; None for Gaussian tokens.
+        mesh: Of the devices that share the seeds.
+        run: Holds what was measured before; gets each chunk of seeds.
+
+    Raises:
+        ValueError: A measure that is no number, see `check_finite`.
+    """
+    total = len(networks) * len(sweep) * options.num_seeds
+    progress = Progress(total, "collapse", log=run.log)
+    with progress, inputs.precision(options):
+        programs = Programs(options, networks, ids, mesh, progress)
+        size = seeds.padded_size(min(options.seed_chunk, options.num_seeds), mesh)
+        return {
+            (norm, *swept): measure_setting(programs, norm, *swept, size, run)
+            for norm, swept in itertools.product(networks, sweep)
+        }
+
+
+def measure_setting(
+    programs: Programs, norm: str, scale: float, gain: float, size: int, run: RunFolder
+) -> dict[str, np.ndarray]:
+    """All seeds of one setting, `size` at a time: {"variant/measure": [s, L + 1]}."""
+    num_seeds, progress = programs.options.num_seeds, programs.progress
+    part = f"{norm}/weight_scale={scale!r}/skip_gain={gain!r}"
+    found = run.part(part) or {}
+    done = len(next(iter(found.values()))) if found else 0
+    progress.skip(done)
+    while done < num_seeds:
+        count = min(size, num_seeds - done)
+        out = programs(norm, scale, gain, done, count, size)
+        new = {f"{v}/{m}": values for v, group in out.items() for m, values in group.items()}
+        check_finite(new, norm, scale, gain, done)
+        found = {k: np.concatenate([found[k], a]) if found else a for k, a in new.items()}
+        run.save_arrays({f"{part}/{name}": values for name, values in found.items()})
+        done += count
+        progress.advance(count)
+    return found
+
+
+def check_finite(new: dict[str, np.ndarray], norm: str, scale: float, gain: float, first: int):
+    """Names the first variant, seed and layer whose measures are no numbers.
+
+    Raises:
+        ValueError: There is one.
+    """
+    for name, values in new.items():
+        bad = np.argwhere(np.isnan(values))
+        if len(bad) and not name.endswith("log10_bound"):
+            seed, layer = bad[0]
+            raise ValueError(
+                f"{name.split('/')[0]} (norm={norm}, weight_scale={scale:g}, skip_gain={gain:g}), "
+                f"seed {first + seed}: NaN or overflow in the weights or hidden states of layer "
+                f"{layer}; a smaller --weight_scale, --norm=post or --dtype=float64 may hold it"
+            )

@@ -1,0 +1,90 @@
+"""What run_collapse measures on one seed: every variant on the same tokens and weights."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import flags
+
+import rank_collapse as rc
+from experiments.collapse.settings import configs_of
+from experiments.shell import inputs
+from rank_collapse.measures import residuals
+from rank_collapse.theory import bounds, logdomain
+
+
+def make_draw(options: flags.FlagValues, ids: np.ndarray | None):
+    """draw(key, weight_scale) of one seed: tokens, and parameters that hold every variant's.
+
+    Apart from the measures, since they do not depend on the variant or the norm, and random
+    numbers take longest to compile.
+    """
+    chosen = configs_of(options, "post", options.variants)
+    whole = next((c for c in chosen.values() if c.mlp != "none"), next(iter(chosen.values())))
+
+    def draw(key, weight_scale):
+        key_tokens, key_params = jax.random.split(key)
+        x = inputs.input_tokens(key_tokens, ids, options)
+        return x, rc.init(key_params, whole, weight_scale, options.bias_scale)
+
+    return draw
+
+
+def part_of(params: rc.TransformerParams, config: rc.TransformerConfig) -> rc.TransformerParams:
+    """The parameters of a whole Transformer that a variant has: what `init` draws for it."""
+    absent = {} if config.mlp != "none" else {"mlp": None, "mlp_norm": None}
+    if config.norm_placement == "none":
+        absent |= {"attention_norm": None, "mlp_norm": None}
+    return params.replace(layers=params.layers.replace(**absent))
+
+
+def make_measure(configs: dict[str, rc.TransformerConfig], options: flags.FlagValues):
+    """measure((tokens, parameters), skip_gain) of one seed: every variant on the same draw."""
+    dtype = inputs.DTYPES[options.dtype]
+
+    def measure(drawn, skip_gain):
+        x, params = drawn
+        return {
+            variant: measure_one(part_of(params, c), x, c.replace(skip_gain=skip_gain), dtype)
+            for variant, c in configs.items()
+        }
+
+    return measure
+
+
+def measure_one(
+    params: rc.TransformerParams, x: jax.Array, config: rc.TransformerConfig, dtype: Any
+) -> dict[str, jax.Array]:
+    """Measures by layer [L + 1] of one network on one input."""
+    low = jax.tree.map(lambda a: a.astype(dtype), (params, x))
+    hidden = rc.apply(*low, config).hidden
+    hidden = hidden.astype(jnp.promote_types(dtype, jnp.float32))
+    size = jax.vmap(lambda h: residuals.composite_norm(residuals.residual(h)))(hidden)
+    out = {
+        "ratio": jax.vmap(residuals.residual_ratio)(hidden),
+        "plain_log10_residual": jnp.log10(size),
+    }
+    if bounds.not_covered(config):
+        return out | {"log10_residual": logdomain.log_residual_profile(params, x, config)}
+    return out | bound_profiles(bounds.bound_report(params, x, config), config.qk_width)
+
+
+def bound_profiles(report: bounds.BoundReport, width: int) -> dict[str, jax.Array]:
+    """Bounds by layer: of the stack so far, from the input; and from the measured layer before.
+
+    `admissible` is 1 where the technical lemma's condition holds: the theorems' bound of layer l
+    needs it in all layers up to l.
+    """
+    num_heads = report.beta.shape[-1]
+    depth = jnp.arange(report.log10_residual.shape[0])
+    worst = jnp.max(report.beta, axis=1) * report.lipschitz
+    prefix = [jax.lax.cummax(jnp.append(a[:1], a)) for a in (worst, jnp.max(report.gamma, axis=1))]
+    stack = bounds.log10_theorem(report.log10_residual[0], *prefix, num_heads, width, depth)
+    layer = report.layer.log10_rhs + jnp.log10(report.lipschitz)
+    return {
+        "log10_residual": report.log10_residual,
+        "log10_bound": stack,
+        "log10_layer_bound": jnp.append(report.log10_residual[:1], layer),
+        "admissible": jnp.append(True, jnp.all(report.admissible, axis=1)).astype(stack.dtype),
+    }

@@ -1,0 +1,58 @@
+"""What run_collapse's flags ask for: the networks, and the values that are swept."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from absl import flags
+
+import rank_collapse as rc
+
+VARIANTS = {
+    "san": rc.san,
+    "san_mlp": rc.san_mlp,
+    "san_skip": rc.san_skip,
+    "transformer": rc.transformer,
+}
+
+
+def sweep_of(options: flags.FlagValues) -> list[tuple[float, float]]:
+    """All pairs (weight scale, skip gain) of the two lists."""
+    lists = []
+    for name in ("weight_scale", "skip_gain"):
+        try:
+            values = [float(v) for v in options[name].value]
+        except ValueError as error:
+            raise ValueError(f"--{name}={','.join(options[name].value)}: {error}") from error
+        bad = [v for v in values if not np.isfinite(v)]
+        if bad or not values or len(set(values)) < len(values):
+            raise ValueError(f"--{name} needs different finite numbers, not {options[name].value}")
+        lists.append(values)
+    if not np.isfinite(options.bias_scale):
+        raise ValueError(f"--bias_scale={options.bias_scale} is not finite")
+    return [(scale, gain) for scale in lists[0] for gain in lists[1]]
+
+
+def configs_of(
+    options: flags.FlagValues, norm: str, variants: Sequence[str]
+) -> dict[str, rc.TransformerConfig]:
+    """The configuration of every variant.
+
+    Raises:
+        ValueError: Unknown variant or norm; sizes that do not fit.
+    """
+    unknown = [v for v in variants if v not in VARIANTS]
+    if unknown or not variants:
+        raise ValueError(f"variant {''.join(unknown[:1])!r} is not one of {', '.join(VARIANTS)}")
+    fields = {name: options[name].value for name in ("d_ff", "mask", "window", "init")}
+    fields |= {"norm_placement": norm, "norm": options.norm_kind}
+    configs = {}
+    for variant in variants:
+        own = {}
+        if variant in ("san_mlp", "transformer"):
+            own["mlp"] = options.mlp
+        if variant == "san_mlp":
+            own["mlp_skip"] = options.san_mlp_skip
+        configs[variant] = VARIANTS[variant](
+            options.depth, options.num_heads, options.d_model, **fields, **own
+        )
+    return configs

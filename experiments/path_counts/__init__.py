@@ -1,0 +1,1 @@
+"""How many paths have each length: run_path_counts."""

@@ -1,0 +1,214 @@
+"""One network's seeds inside a run folder: trained, measured, saved, and read the next time."""
+
+import functools
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from absl import flags
+from flax import traverse_util
+
+from experiments.shell import cli
+from experiments.shell.progress import Progress
+from experiments.trained import arguments
+from rank_collapse.runs import processes
+from rank_collapse.runs.folder import RunError, RunFolder
+from rank_collapse.runs.seeds import seed_keys, to_host
+from rank_collapse.training import model_file
+from rank_collapse.training.ensemble import Ensemble, Trained
+from rank_collapse.training.training import Recipe
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One trained experiment.
+
+    Attributes:
+        name: Of the folder under results/.
+        title: Of the figure.
+        recipe: What is trained.
+        make_data: key → {"train", "eval"} Examples of one seed; also "texts", the training data
+            as it is evaluated, where "train" is packed.
+        metrics: Functions of (logits, examples) by name; the first is the headline.
+        published: {"whole": accuracy, "baseline": accuracy} as the published code plots them.
+        batch_size: Examples evaluated at a time; None for all.
+        extra: What else determines the results, for config.json.
+    """
+
+    name: str
+    title: str
+    recipe: Recipe
+    make_data: Callable[[Any], dict[str, Any]]
+    metrics: Mapping[str, Callable]
+    published: Mapping[str, float]
+    batch_size: int | None = None
+    extra: Mapping[str, Any] | None = None
+
+
+def open_run(options: flags.FlagValues, name: str, extra: Any = None) -> RunFolder:
+    """The run folder; see --do_train and --overwrite_output_dir about one that exists."""
+    execution = [flag for flag in arguments.EXECUTION if flag in options]
+    fields = {"extra": extra, "execution": execution}
+    replace = "overwrite_output_dir" in options and options.overwrite_output_dir
+    try:
+        run = cli.open_run(options, name, **fields)
+    except RunError:
+        if not replace:
+            raise
+        return cli.open_run(options, name, overwrite=True, **fields)
+    if run.complete and (options.do_train or replace):
+        run.close()
+        run = cli.open_run(options, name, overwrite=True, **fields)
+    return run
+
+
+def results_of(
+    options: flags.FlagValues,
+    setup: Setup,
+    run: RunFolder,
+    measure: Callable[[Any, Any, Any], Any],
+    *,
+    part: str = "results",
+    models: str = "models.npz",
+    resumable: bool = True,
+    constants: Mapping[str, np.ndarray] | None = None,
+) -> dict[str, Any]:
+    """Everything that is shown of one network: from the saved arrays, else trained and measured.
+
+    Args:
+        options: Flags.
+        setup: What is trained.
+        run: The run folder.
+        measure: (model, data, key) of one seed → nested dictionary of arrays.
+        part: Of the run's arrays, with "/" between the levels of the dictionary.
+        models: Where --keep_models writes the weights. They are not kept otherwise, so that a run
+            asked for them later trains again.
+        resumable: Whether checkpoints are of this network alone.
+        constants: Arrays without a seed axis that are saved beside what is measured.
+
+    Returns:
+        What `measure` returns with a leading seed axis, the constants, "losses" [s, epochs],
+        "diverged_at" [s] (the first epoch whose loss is not finite, −1 for none) and
+        "seconds": {"train", "all"}.
+    """
+    missing = options.keep_models and not (run.path / models).exists()
+
+    def trained():
+        ensemble, found = train(options, setup, run, resumable)
+        if missing:
+            weights = to_host(found.state.model, options.num_seeds)
+            run.write_file(models, model_file.dump_models(setup.recipe.config, weights))
+        return ensemble, found
+
+    def compute():
+        begun = time.monotonic()
+        ensemble, found = trained()
+        seconds = {"train": time.monotonic() - begun}
+        measured = ensemble.map(
+            lambda state, data, key, _: measure(state.model, data, key),
+            found.state, found.data, ensemble.lay_out(_keys(options)), num_seeds=options.num_seeds,
+        )  # fmt: skip
+        seconds["all"] = time.monotonic() - begun
+        diverged_at = [found.diverged.get(s, -1) for s in range(options.num_seeds)]
+        results = {"losses": found.losses, "diverged_at": diverged_at, "seconds": seconds}
+        return traverse_util.flatten_dict(measured | results | dict(constants or {}), sep="/")
+
+    if missing and run.part(part) is not None:
+        print(f"the weights of a finished run were not kept: training again for {models}")
+        trained()
+        run.drop_checkpoints()
+    return traverse_util.unflatten_dict(run.cached(part, compute), sep="/")
+
+
+def results_by_case(
+    options: flags.FlagValues,
+    cases: Mapping[str, Setup],
+    run: RunFolder,
+    measure: Callable[[Setup, Any, Any, Any], Any],
+) -> dict[str, dict[str, Any]]:
+    """`results_of` each of several networks, by case; their weights are in models/<case>.npz.
+
+    Args:
+        options, cases, run: Flags, what is trained by case, the run folder.
+        measure: (setup, model, data, key) of one seed → nested dictionary of arrays.
+    """
+    return {
+        name: results_of(
+            options, setup, run, functools.partial(measure, setup),
+            part=name, models=f"models/{re.sub('[^A-Za-z0-9=+]+', '-', name)}.npz", resumable=False,
+        )
+        for name, setup in cases.items()
+    }  # fmt: skip
+
+
+def kept(results: Mapping[str, Any]) -> np.ndarray:
+    """Positions of the seeds that did not diverge."""
+    return np.flatnonzero(results["diverged_at"] < 0)
+
+
+def diverged(results: Mapping[str, Any]) -> dict[int, int]:
+    """{seed: first epoch whose loss is not finite} of the others."""
+    return {s: int(epoch) for s, epoch in enumerate(results["diverged_at"]) if epoch >= 0}
+
+
+def train(
+    options: flags.FlagValues, setup: Setup, run: RunFolder, resumable: bool = True
+) -> tuple[Ensemble, Trained]:
+    """Trains all seeds; where it is resumable, from the last checkpoint, if there is one.
+
+    Raises:
+        ValueError: Every seed diverged.
+    """
+    ensemble = Ensemble(
+        setup.recipe,
+        setup.make_data,
+        mesh=cli.mesh(options),
+        epochs_per_chunk=arguments.epochs_per_chunk(options),
+        at_once=options.seeds_at_once or None,
+    )
+    total = setup.recipe.num_epochs
+    known = set()
+
+    def resume(like):
+        found = run.restore_checkpoint(like)
+        if found is not None:
+            progress.say(f"resumed after epoch {found[0]}")
+            progress.skip(found[0])
+        return found
+
+    with Progress(total, f"training {setup.name}", log=run.log) as progress:
+        saved = begun = time.monotonic()
+
+        def on_chunk(epoch, snapshot, losses):
+            nonlocal saved
+            finite = np.isfinite(losses).all(axis=1)
+            for seed in np.flatnonzero(~finite):
+                if seed not in known:
+                    known.add(int(seed))
+                    progress.say(f"seed {seed} diverged by epoch {epoch}; it is kept apart")
+            now, wait = time.monotonic(), options.checkpoint_seconds
+            due = now - saved > wait or (epoch == total and now - begun > wait)
+            if resumable and processes.from_primary(np.asarray(due)):
+                run.save_checkpoint(epoch, snapshot())
+                saved = time.monotonic()
+            loss = float(losses[finite, -1].mean()) if finite.any() else float("nan")
+            progress.update(epoch, loss=loss)
+
+        found = ensemble.train(
+            _keys(options),
+            arguments.hyper(options),
+            resume=resume if resumable else None,
+            on_chunk=on_chunk,
+        )
+    if not found.kept.size:
+        raise ValueError(
+            f"every seed diverged at learning_rate={options.learning_rate}; see {run.path}/log.txt"
+        )
+    return ensemble, found
+
+
+def _keys(options):
+    return seed_keys(options.seed, options.num_seeds)

@@ -1,0 +1,1 @@
+"""What run_width trains, measures and shows."""

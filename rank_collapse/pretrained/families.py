@@ -1,0 +1,121 @@
+"""The table of families, and what is the same for all of them: settings, networks, weights."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.parameters import TransformerParams
+from rank_collapse.pretrained import albert, bert, distilbert, gpt2, llama, t5, vit, xlnet
+from rank_collapse.pretrained.checkpoint import Checkpoint, read_config
+from rank_collapse.pretrained.family import Family, Settings
+from rank_collapse.pretrained.published import PUBLISHED
+from rank_collapse.pretrained.weights import CheckpointWeights, RandomWeights
+
+FAMILIES: dict[str, Family] = {
+    family.model_type: family
+    for family in (
+        bert.BERT,
+        bert.ROBERTA,
+        bert.XLM_ROBERTA,
+        bert.CAMEMBERT,
+        albert.ALBERT,
+        distilbert.DISTILBERT,
+        xlnet.XLNET,
+        t5.T5,
+        t5.MT5,
+        gpt2.GPT2,
+        vit.VIT,
+        llama.LLAMA,
+        llama.MISTRAL,
+        llama.QWEN2,
+    )
+}
+
+
+def family_of(model_type: Any) -> Family:
+    """The family of a `model_type`.
+
+    Raises:
+        ValueError: Not one of `FAMILIES`.
+    """
+    if model_type not in FAMILIES:
+        raise ValueError(f"model_type={model_type!r} is not one of {tuple(sorted(FAMILIES))}")
+    return FAMILIES[model_type]
+
+
+def settings_of(source: Any, part: str | None = None) -> Settings:
+    """The entries of a config.json, completed by the family's defaults.
+
+    Args:
+        source: The name of one of `PUBLISHED`, a checkpoint folder (a `Path` where it has such a
+            name), or a dictionary with the entries of a config.json, `model_type` among them.
+        part: "encoder" or "decoder" of a model that has both (T5); its encoder by default.
+
+    Raises:
+        FileNotFoundError: No such folder, or no config.json in it.
+        ValueError: An unknown model type, or a part that the model does not have.
+    """
+    if isinstance(source, dict):
+        given = source
+    elif source in PUBLISHED:
+        given = PUBLISHED[source]
+    else:
+        given = read_config(source)
+    return family_of(given.get("model_type")).settings(given, part)
+
+
+def config_of(source: Any, part: str | None = None) -> TransformerConfig:
+    """The network that a folder, a published name or a config dictionary describes."""
+    settings = settings_of(source, part)
+    return family_of(settings["model_type"]).config(settings)
+
+
+def load(
+    folder: str | os.PathLike, *, part: str | None = None, dtype: Any = jnp.float32
+) -> tuple[TransformerConfig, TransformerParams]:
+    """The network of a checkpoint folder, with its weights.
+
+    Heads and poolers are left aside. Weights are read once; the folder is only read.
+
+    Args:
+        folder: Holds config.json and model.safetensors, pytorch_model.bin, or shards of either.
+        part: "encoder" or "decoder" of a model that has both; its encoder by default.
+        dtype: Dtype of the parameters.
+
+    Returns:
+        (config, params), as `rank_collapse.apply` takes them.
+
+    Raises:
+        FileNotFoundError: A folder or file that does not exist.
+        ValueError: A file cut short, a tensor missing or of another shape than the config
+            implies, an unknown model type or an unsupported variant.
+    """
+    settings = settings_of(Path(folder), part)  # never the name of a published model
+    family = family_of(settings["model_type"])
+    config = family.config(settings)
+    weights = CheckpointWeights(Checkpoint(folder), family.anchors, dtype)
+    return config, family.params(weights, settings, config)
+
+
+def random_like(
+    source: Any, key: Any, *, part: str | None = None, dtype: Any = jnp.float32
+) -> tuple[TransformerConfig, TransformerParams]:
+    """The architecture of `source` at its own initialisation.
+
+    Args:
+        source: A checkpoint folder (its config.json alone is read), the name of one of
+            `PUBLISHED`, or a dictionary with the entries of a config.json.
+        key: Random key.
+        part, dtype: As in `load`.
+
+    Returns:
+        (config, params).
+    """
+    settings = settings_of(source, part)
+    family = family_of(settings["model_type"])
+    config = family.config(settings)
+    weights = RandomWeights(key, lambda name: family.draw(name, settings), dtype)
+    return config, family.params(weights, settings, config)

@@ -1,0 +1,105 @@
+"""Functions text -> token ids, by a checkpoint folder's tokenizer files or made from the texts."""
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rank_collapse.text.files import read_json
+from rank_collapse.text.vocabulary import (
+    read_byte_level,
+    read_tokenizer,
+    read_wordpiece,
+    train_wordpiece,
+)
+
+Encoder = Callable[[str], list[int]]
+SENTENCEPIECE_FILES = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model")
+
+
+def tokenizer_of(folder: str | os.PathLike, settings: dict[str, Any]) -> Encoder | None:
+    """text -> token ids, special tokens included, by the files in a folder; None without any.
+
+    Looked for in this order: tokenizer.json, vocab.json with merges.txt (byte-level BPE),
+    vocab.txt (WordPiece), a sentencepiece model.
+
+    Args:
+        folder: The checkpoint folder.
+        settings: From `pretrained.settings_of`; the family decides on the special tokens.
+
+    Raises:
+        ValueError: A file that is damaged, or whose package is not installed.
+    """
+    folder = Path(folder)
+    if (folder / "tokenizer.json").is_file():
+        return _ids(read_tokenizer(folder / "tokenizer.json"))
+    if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
+        return _byte_level(folder, settings)
+    if (folder / "vocab.txt").is_file():
+        return _ids(read_wordpiece(folder / "vocab.txt"))
+    for name in SENTENCEPIECE_FILES:
+        if (folder / name).is_file():
+            return _sentencepiece(folder / name, settings)
+    return None
+
+
+def trained_tokenizer(texts: Sequence[str], vocab_size: int) -> Encoder:
+    """A cased WordPiece vocabulary made from the texts themselves, for random embeddings.
+
+    With random embeddings only the pattern of repeated tokens matters, which any sensible
+    vocabulary gives. Texts are framed by [CLS] and [SEP].
+
+    Args:
+        texts: What to make it from.
+        vocab_size: Tokens at most.
+
+    Raises:
+        ValueError: See `train_wordpiece`.
+    """
+    tokenizer = train_wordpiece(texts, vocab_size, lowercase=False)
+    first, last = tokenizer.token_to_id("[CLS]"), tokenizer.token_to_id("[SEP]")
+    return lambda text: [first, *tokenizer.encode(text).ids, last]
+
+
+def _ids(tokenizer):
+    return lambda text: tokenizer.encode(text).ids
+
+
+def _byte_level(folder, settings):
+    tokenizer = read_byte_level(folder / "vocab.json", folder / "merges.txt")
+    first, last = tokenizer.token_to_id("<s>"), tokenizer.token_to_id("</s>")
+    if settings["model_type"] == "gpt2" or None in (first, last):
+        return _ids(tokenizer)
+    return lambda text: [first, *tokenizer.encode(text).ids, last]
+
+
+def _sentencepiece(path, settings):
+    try:
+        import sentencepiece
+    except ImportError as error:
+        raise ValueError(f"{path} needs the package `sentencepiece`") from error
+    try:
+        model = sentencepiece.SentencePieceProcessor(model_file=str(path))
+    except (OSError, RuntimeError) as error:
+        raise ValueError(f"{path} is not a sentencepiece model: {error}") from None
+    kind = settings["model_type"]
+    if kind in ("camembert", "xlm-roberta"):
+        raise ValueError(f"a {kind} model shifts its sentencepiece ids; give tokenizer.json")
+    options = {}
+    if (path.parent / "tokenizer_config.json").is_file():
+        options = read_json(path.parent / "tokenizer_config.json")
+
+    def ids(*pieces):
+        found = [model.piece_to_id(p) for p in pieces]
+        return [i for i in found if i != model.unk_id()]
+
+    before, after = {
+        "albert": (ids("[CLS]"), ids("[SEP]")),
+        "xlnet": ([], ids("<sep>", "<cls>")),
+        "t5": ([], ids("</s>")),
+        "mt5": ([], ids("</s>")),
+        "llama": (ids("<s>"), []),
+        "mistral": (ids("<s>"), []),
+    }.get(kind, ([], []))
+    lower = kind == "albert" and bool(options.get("do_lower_case", True))
+    return lambda text: [*before, *model.encode(text.lower() if lower else text), *after]

@@ -1,0 +1,34 @@
+"""Parameters and inputs drawn by numpy: nothing to compile, where JAX's draws take seconds."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import rank_collapse as rc
+
+
+def parameters(config, seed=0, weight_scale=1.0, bias_scale=0.3, gain_scale=0.1):
+    """Parameters of a network without symmetry, in the shapes that `rank_collapse.init` gives.
+
+    Matrices are normal(0, weight_scale²/fan-in), biases normal(0, bias_scale²) and gains of norms
+    normal(1, gain_scale²).
+    """
+    rng = np.random.default_rng(seed)
+    shapes = jax.eval_shape(lambda key: rc.init(key, config), jax.random.key(0))
+
+    def draw(path, like):
+        z, name = rng.standard_normal(like.shape), path[-1].name
+        if name == "gain":
+            z = 1 + gain_scale * z
+        elif name == "bias" or name.startswith("b_"):
+            z = bias_scale * z
+        else:
+            z = weight_scale * z / np.sqrt(like.shape[-2])
+        return jnp.asarray(z, like.dtype)
+
+    return jax.tree.map_with_path(draw, shapes)
+
+
+def tokens(n, d, seed=1, shift=0.3):
+    """Inputs [n, d], normal around a common token."""
+    return jnp.asarray(np.random.default_rng(seed).standard_normal((n, d)) + shift, float)

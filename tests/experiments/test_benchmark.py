@@ -1,0 +1,82 @@
+"""The benchmarks at tiny size: what they time agrees, and a figure above its limit fails."""
+
+import jax
+import pytest
+
+import rank_collapse as rc
+from experiments import benchmark
+from experiments.benchmarks import paths, training
+from experiments.benchmarks.timing import Report, Timing, median_ratio, time_cases
+from experiments.shell import cli
+from rank_collapse.training.training import init_model
+
+TINY = (
+    "--depth=1", "--width=2", "--hidden_dim=8", "--n_train_data=8", "--n_eval_data=4",
+    "--batch_sz=4", "--n_epochs=2",
+)  # fmt: skip
+
+
+@pytest.fixture
+def options():
+    return cli.parse(benchmark.FLAGS, ["--rounds=2"])
+
+
+def value(found, words):
+    return next(v for name, (v, _) in found.figures.items() if words in name)
+
+
+def test_path_benchmarks_compare_what_is_equal(options):
+    config = rc.transformer(depth=2, num_heads=2, d_model=8)
+    found = paths.exact_paths(options, config, num_tokens=4)
+    assert [t.name for t in found.timings] == ["forward pass", "path contributions"]
+    assert all(len(t.seconds) == 2 and t.compile_seconds > 0 for t in found.timings)
+    assert 0 <= value(found, "Frobenius") < 1e-5
+    found = paths.recomputed_paths(options, depth=2, num_sequences=3)
+    assert value(found, "difference") < 1e-5
+    assert value(found, "seconds for all sets") == found.timings[1].best
+
+
+@pytest.mark.parametrize("name", list(training.CASES))
+def test_training_benchmarks_take_the_published_commands(options, name):
+    found = training.time_training(name, options, 2, TINY)
+    (ours,) = found.timings
+    assert ours.compile_seconds > 0 and len(ours.seconds) == 2
+    assert value(found, "ms per seed") == 1e3 * min(ours.seconds)
+
+
+def test_pytorch_trains_a_network_of_as_many_parameters():
+    pytest.importorskip("torch")
+    from experiments.benchmarks import torch_baseline
+
+    options = cli.parse(benchmark.FLAGS, ["--rounds=1", "--baseline=torch"])
+    found = training.time_training("sort", options, 2, TINY)
+    assert [t.name for t in found.timings][1] == found.baseline == "PyTorch, one seed"
+    share = value(found, "share of PyTorch")
+    assert share == pytest.approx(found.timings[0].seconds[0] / found.timings[1].seconds[0])
+    for name, (module, own, _) in training.CASES.items():
+        recipe, _, _ = training._setup(name, module, (*own, *TINY))
+        shapes = jax.eval_shape(lambda recipe=recipe: init_model(jax.random.key(0), recipe))
+        network = torch_baseline.Network(recipe.config, recipe.num_outputs, 0.0)
+        ours = sum(leaf.size for leaf in jax.tree.leaves(shapes))
+        assert sum(p.numel() for p in network.parameters()) == ours, name
+
+
+def test_a_figure_above_its_limit_is_exit_1(monkeypatch, capsys):
+    def found(limit):
+        return lambda options: Report([Timing("a", 0.0, [1.0])], "a", {"size": (2.0, limit)})
+
+    monkeypatch.setattr(benchmark, "BENCHMARKS", {"low": found(1.0), "high": found(3.0)})
+    execute = lambda *a: cli.execute(benchmark.main, benchmark.FLAGS, a)  # noqa: E731
+    assert execute("--benchmark=high") == 0
+    assert execute("--benchmark=high,low") == 1
+    assert "over the limit: low: size = 2, limit 1" in capsys.readouterr().out
+    assert execute("--benchmark=middle") == 2
+    assert "middle is not one of" in capsys.readouterr().err
+
+
+def test_cases_take_turns():
+    order = []
+    timings = time_cases({n: (order.append, (n,)) for n in "ab"}, rounds=3)
+    assert "".join(order) == "ab" + 3 * "ab"
+    timings[0].seconds, timings[1].seconds = [2.0, 9.0, 4.0], [1.0, 3.0, 1.0]
+    assert median_ratio(*timings) == 3.0 and timings[0].best == 2.0

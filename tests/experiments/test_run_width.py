@@ -1,0 +1,96 @@
+"""run_width at tiny size: networks of one number of parameters, and what is written of them."""
+
+import jax
+import numpy as np
+import pytest
+from trained_runs import (
+    SMALL,
+    check_that_deleted_files_come_back,
+    figures,
+    rows,
+    run,
+    seed_of,
+    summary,
+)  # fmt: skip
+
+from experiments import run_width
+from experiments.shell import cli
+from experiments.width import cases, entry
+from rank_collapse.runs.seeds import seed_keys
+from rank_collapse.training import load_models
+from rank_collapse.training.tasks import examples
+from rank_collapse.training.training import batch_forward
+
+SIZES = [a for a in SMALL if "n_repeat" not in a and "n_paths" not in a]
+ARGUMENTS = (
+    *SIZES, "--depths=1", "--depths=4", "--num_labels=4", "--seq_len=3", "--n_train_data=9",
+    "--n_epochs=2", "--batch_sz=4",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """One finished run, never written to again."""
+    path = tmp_path_factory.mktemp("width")
+    assert run(run_width, [*ARGUMENTS, "--keep_models"], path) == 0
+    return path
+
+
+def accuracy_of(setup, model, key, config):
+    held_out = setup.make_data(jax.random.split(key)[0])["eval"]
+    return examples.token_accuracy(batch_forward(model, held_out, config), held_out)
+
+
+def parameters(depth, width):
+    """Of the sorting network by hand: letters, positions, projection and norm of the embedding,
+    four matrices with biases and a norm per layer, the classifier."""
+    embedding = 4 * width + 3 * width + (width + 1) * width + 2 * width
+    layer = 4 * (width + 1) * width + 2 * width
+    return embedding + depth * layer + (width + 1) * 4
+
+
+def test_every_depth_has_the_width_nearest_in_parameters(folder):
+    target = parameters(2, 8)
+    for depth in (1, 4):
+        found = summary(folder)["cases"][str(depth)]
+        widths = range(2, 40, 2)  # a multiple of the heads; at depth 4 the next above is nearest
+        best = min(widths, key=lambda w, d=depth: abs(parameters(d, w) - target))
+        assert (found["hidden_dim"], found["parameters"]) == (best, parameters(depth, best))
+        with np.load(folder / "models" / f"depth-{depth}.npz") as models:
+            numbers = sum(models[name][0].size for name in models.files if name != "config")
+        assert numbers == found["parameters"]
+
+
+def test_kept_models_give_the_accuracies_of_the_table(folder):
+    options = cli.parse(run_width.FLAGS, list(ARGUMENTS))
+    (setup, *_) = cases.make_cases(options).values()
+    table = rows(folder)
+    assert len(table) == 4 and {r["diverged"] for r in table} == {"0"}
+    for row in table:
+        config, models = load_models(folder / "models" / f"depth-{row['depth']}.npz")
+        assert str(config.depth) == row["depth"] and str(config.d_model) == row["hidden_dim"]
+        key = seed_keys(options.seed, 2)[int(row["seed"])]
+        evaluate = jax.jit(lambda m, k, c=config: accuracy_of(setup, m, k, c))
+        accuracy = evaluate(seed_of(models, int(row["seed"])), key)
+        assert float(row["accuracy"]) == pytest.approx(float(accuracy))
+    for depth, case in summary(folder)["cases"].items():
+        values = [float(r["accuracy"]) for r in table if r["depth"] == depth]
+        assert case["accuracy"] == pytest.approx(np.mean(values))
+        assert case["accuracy_std"] == pytest.approx(np.std(values))
+
+
+def test_the_report_has_a_line_per_depth(folder):
+    lines = entry.compare(summary(folder))
+    assert [("depth 1," in n.quantity, "depth 4," in n.quantity) for n in lines] == [
+        (True, False), (False, True),
+    ]  # fmt: skip
+    cases = {
+        "1": {"depth": 1, "accuracy": 0.5, "parameters": 9},
+        "4": {"depth": 4, "accuracy": 0.75, "parameters": 9},
+    }
+    assert "depth 4 gets most letters right (0.750)" in entry.reading({"cases": cases})
+    assert [p.name for p in figures(folder)] == ["width.pdf", "width.png"]
+
+
+def test_deleted_files_come_back_and_nothing_is_trained(folder, tmp_path, monkeypatch, capsys):
+    check_that_deleted_files_come_back(run_width, ARGUMENTS, folder, tmp_path, monkeypatch, capsys)

@@ -1,0 +1,140 @@
+"""--distributed: two local processes give the results of one, and no failure leaves one waiting."""
+
+import os
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from two_processes import REPOSITORY, run_both
+
+from experiments import run_collapse, run_sort
+from experiments.shell import cli, several
+
+SORT = (
+    "--depth=1", "--width=2", "--hidden_dim=8", "--n_epochs=4", "--n_repeat=1", "--n_paths=2",
+    "--n_train_data=9", "--n_eval_data=5", "--batch_sz=4", "--num_seeds=3", "--num_labels=4",
+    "--seq_len=3", "--epochs_per_chunk=1", "--checkpoint_seconds=0", "--keep_models",
+)  # fmt: skip
+COLLAPSE = (
+    "--depth=2", "--num_heads=2", "--d_model=8", "--num_tokens=5", "--num_seeds=3",
+    "--variants=san,san_skip", "--seed_chunk=2", "--skip_gain=1,0.5",
+)  # fmt: skip
+TOGETHER = ("--distributed", "--num_devices=1")
+
+# Both processes are interrupted after the second checkpoint.
+INTERRUPTED = """
+import sys
+from experiments import run_sort
+from experiments.shell import cli
+from rank_collapse.runs.folder import RunFolder
+save = RunFolder.save_checkpoint
+def interrupt(run, step, state):
+    save(run, step, state)
+    if step == 2:
+        raise KeyboardInterrupt
+RunFolder.save_checkpoint = interrupt
+cli.run(run_sort.main, run_sort.FLAGS)
+"""
+
+
+def same_results(folder, expected, *archives):
+    """Bit for bit: a device computes the same program, whichever process it belongs to."""
+    for archive in ("arrays.npz", *archives):
+        with np.load(folder / archive) as ours, np.load(expected / archive) as theirs:
+            assert set(ours.files) == set(theirs.files) and ours.files
+            for name in ours.files:
+                if "seconds" in name:
+                    continue
+                np.testing.assert_array_equal(ours[name], theirs[name], err_msg=name)
+    assert (folder / "results.csv").read_text() == (expected / "results.csv").read_text()
+
+
+def both_succeed(module, *arguments):
+    """Runs the command in two processes; standard output of the primary."""
+    (code, out, err), (other, silent, err_of_other) = run_both("-m", module, *arguments, *TOGETHER)
+    assert (code, other) == (0, 0), err[-2000:] + err_of_other[-2000:]
+    # Gloo's own line is the only one.
+    assert [line for line in silent.splitlines() if "Gloo" not in line] == []
+    return out
+
+
+def test_collapse(tmp_path):
+    arguments = [*COLLAPSE, f"--output_dir={tmp_path / 'one'}"]
+    assert cli.execute(run_collapse.main, run_collapse.FLAGS, arguments) == 0
+    folder = tmp_path / "two"
+    out = both_succeed("experiments.run_collapse", *COLLAPSE, f"--output_dir={folder}")
+    assert f"written to {folder}" in out
+    same_results(folder, tmp_path / "one")
+    # Another config: the primary refuses the folder, and the other process hears of it.
+    refused = [f"--output_dir={folder}", *COLLAPSE, "--depth=3", *TOGETHER]
+    for code, _, err in run_both("-m", "experiments.run_collapse", *refused):
+        assert code == 2 and "depth is 2 there, 3 here" in err and "Traceback" not in err
+
+
+def test_sort_interrupted_and_resumed(tmp_path):
+    arguments = [*SORT, f"--output_dir={tmp_path / 'one'}"]
+    assert cli.execute(run_sort.main, run_sort.FLAGS, arguments) == 0
+    folder = tmp_path / "two"
+    arguments = [*SORT, f"--output_dir={folder}"]
+    for code, _, err in run_both("-c", INTERRUPTED, *arguments, *TOGETHER):
+        assert code == 130, err[-2000:]
+    assert [p.name for p in (folder / "checkpoints").iterdir()] == ["2"]
+    both_succeed("experiments.run_sort", *arguments)
+    assert "resumed after epoch 2" in (folder / "log.txt").read_text()
+    same_results(folder, tmp_path / "one", "models.npz")
+
+
+FAILING = """
+import os, sys
+from experiments.shell import cli
+from rank_collapse.runs import processes
+FLAGS = cli.make_flags("x", num_seeds=1)
+def main(options):
+    with cli.open_run(options, "x"):
+        if (processes.is_primary()) == (os.environ["WHO"] == "primary"):
+            if os.environ["HOW"] == "killed":
+                os._exit(9)
+            if os.environ["HOW"] == "a mistake":
+                raise ValueError("mine")
+            1 / 0
+        processes.same_everywhere("after")
+cli.run(main, FLAGS)
+"""
+
+
+@pytest.mark.parametrize(
+    ("who", "how", "expected"),
+    [("primary", "killed", 9), ("other", "a mistake", 2), ("other", "a bug", 1)],
+)
+def test_a_process_does_not_wait_for_one_that_has_stopped(who, how, expected, tmp_path):
+    found = run_both("-c", FAILING, "--distributed", f"--output_dir={tmp_path}", WHO=who, HOW=how)
+    left, waiting = found if who == "primary" else found[::-1]
+    assert left[0] == expected
+    assert waiting[0] == 1 and "another process of this run has stopped" in waiting[2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "message"),
+    [
+        # A bad flag is seen before anything is waited for.
+        (["--depth=none"], ("127.0.0.1:1", "2", "1"), "'none'"),
+        (
+            [],
+            ("", "", ""),
+            "Not set, .*: JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES, JAX_PROCESS_ID",
+        ),
+        ([], ("127.0.0.1:1", "", ""), "Not set, .*: JAX_NUM_PROCESSES, JAX_PROCESS_ID"),
+        ([], ("127.0.0.1:1", "two", "0"), "JAX_NUM_PROCESSES='two' is not a whole number"),
+        ([], ("127.0.0.1:1", "2", "2"), "JAX_PROCESS_ID=2 is not below JAX_NUM_PROCESSES=2"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_2(arguments, variables, message):
+    environment = os.environ | dict(zip(several.VARIABLES, variables, strict=True))
+    command = [sys.executable, "-m", "experiments.run_sort", "--distributed", *arguments]
+    done = subprocess.run(
+        command, env=environment, cwd=REPOSITORY, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+    assert re.search(message, done.stderr)

@@ -1,0 +1,106 @@
+"""What every pass over a network refuses at its door, each with the value and what would fit."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rank_collapse as rc
+
+N, D = 5, 8
+X = jax.random.normal(jax.random.key(0), (N, D))
+PASSES = {
+    "apply": rc.apply,
+    "path_contributions": rc.path_contributions,
+    "head_contributions": rc.head_contributions,
+    "log_residual_profile": rc.log_residual_profile,
+    "bound_report": rc.bound_report,
+    "path_state": lambda p, x, c, **i: rc.path_state(p, x, c, np.zeros(c.depth, int), **i),
+    "path_set_states": lambda p, x, c, **i: rc.path_set_states(
+        p, x, c, np.zeros((1, 1, c.depth), int), **i
+    ),
+}
+
+
+def san(**fields):
+    config = rc.san(2, 4, D, **fields)
+    return config, rc.init(jax.random.key(1), config)
+
+
+@pytest.mark.parametrize("name", PASSES)
+def test_a_config_that_contradicts_the_parameters_is_refused_everywhere(name):
+    config, params = san()
+    with pytest.raises(
+        ValueError, match=r"w_q is of shape \(2, 4, 8, 2\); the config implies \(2, 1, 8, 8\)"
+    ):
+        PASSES[name](params, X, config.replace(num_heads=1))
+    with pytest.raises(ValueError, match=r"depth=3"):
+        PASSES[name](params, X, config.replace(depth=3))
+
+
+def test_what_contradicts():
+    config = rc.transformer(2, 2, D, mlp="swiglu")
+    params = rc.init(jax.random.key(1), config)
+    without = params.replace(layers=params.layers.replace(mlp_norm=None))
+    grouped = jax.tree.map(lambda a: a[:, :1], params.layers.attention.w_k)
+    grouped = params.layers.attention.replace(w_k=grouped)
+    for changed, fields, message in (
+        (params, {"mlp": "relu"}, r"w_gate of shape .* has no place .*mlp='relu'"),
+        (params, {"d_ff": 999}, "d_ff=999"),
+        (without, {}, "mlp_norm.gain is missing"),
+        (params.replace(layers=params.layers.replace(attention=grouped)), {}, r"w_k is of shape"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            rc.apply(changed, X, config.replace(**fields))
+    # Ablations on the same weights leave parts unused.
+    rc.apply(params, X, config.replace(mlp="none"))
+    rc.apply(params, X, config.replace(norm_placement="none", attention_skip=False))
+
+
+@pytest.mark.parametrize("name", ["apply", "path_contributions", "log_residual_profile"])
+def test_additive_masks_are_refused_and_other_forms_agree(name):
+    config, params = san()
+    causal = np.tri(N, dtype=bool)
+    with pytest.raises(ValueError, match="additive masks go to bias="):
+        PASSES[name](params, X, config, mask=np.where(causal, 0.0, -1e9))
+    with pytest.raises(ValueError, match="values other than 0 and 1"):
+        PASSES[name](params, X, config, mask=causal.astype(int) * 3)
+    with pytest.raises(ValueError, match=r"mask of shape \(5, 4\) does not fit 5 tokens"):
+        PASSES[name](params, X, config, mask=causal[:, :4])
+    want = jax.tree.leaves(PASSES[name](params, X, config, mask=jnp.asarray(causal)))
+    for form in (causal, causal.astype(int), causal.astype(int).tolist(), causal.tolist()):
+        for mine, other in zip(
+            jax.tree.leaves(PASSES[name](params, X, config, mask=form)), want, strict=True
+        ):
+            np.testing.assert_array_equal(mine, other)
+
+
+def test_token_ids_outside_the_vocabulary_are_refused():
+    config = rc.san(1, 2, D, embedding=rc.EmbeddingConfig(vocab_size=11, d_embed=D))
+    params = rc.init(jax.random.key(1), config)
+    for ids, worst in (([3, 50], 50), ([-1, 2], -1)):
+        with pytest.raises(ValueError, match=f"token id {worst} is not below vocab_size=11"):
+            rc.apply(params, jnp.array(ids), config)
+
+
+def test_memories_and_dropout_rates_without_use_are_refused():
+    config, params = san()
+    with pytest.raises(ValueError, match="cross_attention=False"):
+        rc.apply(params, X, config, memory=X)
+    with pytest.raises(ValueError, match=r"dropout_rate=0.1 without a dropout_key"):
+        rc.apply(params, X, config, dropout_rate=0.1)
+
+
+def test_calls_outside_jit_compile_once(monkeypatch):
+    config, params = san()
+    traces = []
+    real = rc.network.transformer.block
+
+    def counted(*args, **options):
+        traces.append(1)
+        return real(*args, **options)
+
+    monkeypatch.setattr("rank_collapse.network.transformer.block", counted)
+    for gain in (1.0, 0.5, 0.25):
+        rc.apply(params, 2.0 * X[:, :], config.replace(skip_gain=gain, d_ff=77))
+    assert len(traces) == 1

@@ -1,0 +1,43 @@
+"""Heads' contributions against the derivative of the exact sums by each head's gain."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rank_collapse as rc
+
+L, H, N, D = 5, 3, 4, 6
+NETWORKS = {
+    "post-LN": {},
+    "pre-RMS gated, norm at the end": {
+        "norm_placement": "pre", "norm": "rms", "mlp": "swiglu", "final_norm": True,
+    },
+    "decoder": {"cross_attention": True, "mask": "causal"},
+    "no skips, no norms": {"attention_skip": False, "mlp": "none", "norm_placement": "none"},
+    "shared layers, gains": {
+        "layer_map": (0, 1, 0, 1, 0), "skip_gain": 0.7,
+        "branch_gain": np.array([1.0, 0.5, 2.0, 1.0, 1.0]),
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_head_s_contribution_is_the_derivative_of_its_gain(x64, name):
+    config = rc.transformer(L, H, D, **NETWORKS[name])
+    params = rc.init(jax.random.key(0), config, 1.0, 0.3)
+    x = jax.random.normal(jax.random.key(1), (N, D))
+    inputs = {}
+    if config.cross_attention:
+        inputs["memory"] = jax.random.normal(jax.random.key(2), (3, D))
+
+    def total(gain, factors):
+        return rc.path_contributions(params, x, config, head_gain=gain, **factors, **inputs).total
+
+    factors = {"attention_gain": jnp.linspace(0.5, 1.5, L)}
+    want = jax.jit(jax.jacfwd(total))(jnp.ones((L, H)), factors)
+    for chunk in (1, 2, H):
+        found = rc.head_contributions(params, x, config, chunk=chunk, **factors, **inputs)
+        np.testing.assert_allclose(found, jnp.moveaxis(want, (0, 1), (2, 3)), atol=1e-12)
+    with pytest.raises(ValueError, match="chunk=0 is below 1"):
+        rc.head_contributions(params, x, config, chunk=0, **inputs)

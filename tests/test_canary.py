@@ -1,0 +1,125 @@
+"""A canary for the compiler: small products over many rows, at sizes where a jaxlib was wrong.
+
+jaxlib 0.10.2 computes jit(vmap(lambda r: sum((W @ r)**2))) wrongly on a CPU for W [3, 3] and 32769
+to about 43000 rows (float64: from 16385): every row past the first 2^15 (2^14). It takes a shared
+matrix on the left of each row, at most 3 wide (7 in float64), and the sum straight after the
+product. Nothing here is written so: rows stand on the left (x @ W), and larger widths are right.
+These tests compute what the library does at such sizes, against numpy, or against the same function
+on few rows at a time, which the other tests compare with numpy.
+"""
+
+import jax
+import jax.numpy as jnp
+import jaxlib
+import numpy as np
+import pytest
+
+import rank_collapse as rc
+from rank_collapse.measures import residuals
+from rank_collapse.network import attention, layers
+from rank_collapse.paths.sets import Classifier, read_out
+
+pytestmark = pytest.mark.usefixtures("optimized")  # what users run is what may be wrong
+
+ROWS = {"float32": 33000, "float64": 16500}
+# Relative to the largest value; rounding reaches 2e-4 in float32 after two layers with softmax.
+TOLERANCE = {"float32": 1e-3, "float64": 1e-12}
+DTYPES = tuple(ROWS)
+
+
+def draw(dtype, *shape):
+    return np.random.default_rng(0).normal(size=shape).astype(dtype)
+
+
+def close(found, expected, dtype):
+    assert found.dtype == dtype and found.shape == expected.shape
+    error = np.abs(np.asarray(found, np.float64) - expected).max(initial=0)
+    assert error < TOLERANCE[dtype] * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_known_fault(dtype):
+    """Says whether the installed jaxlib has it: an expected failure, not a failing suite."""
+    with jax.enable_x64(dtype == "float64"):
+        w, rows = draw(dtype, 3, 3), draw(dtype, ROWS[dtype], 3)
+        found = np.asarray(jax.jit(jax.vmap(lambda r: jnp.sum((w @ r) ** 2)))(rows))
+        expected = np.square(rows.astype(np.float64) @ w.T.astype(np.float64)).sum(axis=1)
+    wrong = np.flatnonzero(np.abs(found - expected) > TOLERANCE[dtype] * expected.max())
+    if len(wrong):
+        pytest.xfail(
+            f"jaxlib {jaxlib.__version__}: {len(wrong)} of {len(rows)} rows are wrong, the first "
+            f"is {wrong[0]}"
+        )
+
+
+def softmax(scores):
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return weights / weights.sum(axis=-1, keepdims=True)
+
+
+def normalised(x):
+    return (x - x.mean(axis=-1, keepdims=True)) / np.sqrt(x.var(axis=-1, keepdims=True) + 1e-5)
+
+
+UNIT_GAIN = layers.NormParams(gain=np.ones(3, np.float32))
+W, NARROW = draw("float64", 48, 10), draw("float64", 3, 3)
+PRODUCTS = {  # name: (width of a row, ours, numpy's)
+    "sum of squares": (3, lambda r, w: jnp.sum((r @ w) ** 2), lambda y: (y**2).sum(axis=-1)),
+    "largest": (3, lambda r, w: jnp.max(r @ w), lambda y: y.max(axis=-1)),
+    "softmax": (3, lambda r, w: jax.nn.softmax(r @ w), softmax),
+    "norm": (3, lambda r, w: layers.norm(UNIT_GAIN, (r @ w)[None], "layer", 1e-5)[0], normalised),
+    "logits of 10 classes": (48, lambda r, w: jax.nn.softmax(r @ w), softmax),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_rows_times_a_shared_matrix(name, dtype):
+    width, ours, theirs = PRODUCTS[name]
+    with jax.enable_x64(dtype == "float64"):
+        w = (NARROW if width == 3 else W).astype(dtype)
+        rows = draw(dtype, ROWS[dtype], width)
+        found = jax.jit(jax.vmap(ours, in_axes=(0, None)))(rows, w)
+        close(found, theirs(rows.astype(np.float64) @ w.astype(np.float64)), dtype)
+
+
+def test_attention_and_read_out_at_the_sizes_of_sorting():
+    """200 sequences of 8 letters, 2 heads of width 24; 25 sets of paths: 40000 tokens to read."""
+    dtype = "float32"
+    q, k = draw(dtype, 200 * 25, 2, 8, 24), draw(dtype, 200 * 25, 2, 8, 24)[::-1]
+    found = jax.jit(jax.vmap(lambda q, k: jax.nn.softmax(jnp.einsum("hnk,hmk->hnm", q, k))))(q, k)
+    close(found, softmax(q.astype(float) @ k.astype(float).swapaxes(2, 3)), dtype)
+    states = draw(dtype, 25, 200, 8, 48)
+    classifier = Classifier(W.astype(dtype), draw(dtype, 10))
+    found = jax.jit(lambda s: read_out(classifier, s))(states)
+    expected = normalised(states.astype(float)) @ W + classifier.b
+    close(found, expected, dtype)
+
+
+def networks(dtype):
+    for config in (rc.san(2, 1, 3), rc.transformer(2, 1, 3, d_ff=3)):
+        params = rc.init(jax.random.key(1), config, bias_scale=0.1)
+        yield config, jax.tree.map(lambda a: a.astype(dtype), params)
+
+
+LIBRARY = {
+    "hidden states": lambda p, x, c: rc.apply(p, x, c).hidden,
+    "residual": lambda p, x, c: residuals.composite_norm(residuals.residual(x)),
+    "attention scores": lambda p, x, c: attention.attention_scores(
+        jax.tree.map(lambda a: a[0], p.layers.attention), x, x
+    ),
+    "sums of paths": lambda p, x, c: rc.path_contributions(p, x, c).by_length,
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", LIBRARY)
+def test_many_small_networks_are_few_small_networks(name, dtype):
+    """Sequences of 3 tokens of width 3, so that all tokens together are the rows."""
+    size = 500
+    with jax.enable_x64(dtype == "float64"):
+        x = jnp.asarray(draw(dtype, ROWS[dtype] // 3, 3, 3))
+        for config, params in networks(dtype):
+            call = jax.jit(jax.vmap(lambda x, p=params, c=config: LIBRARY[name](p, x, c)))
+            parts = [np.asarray(call(x[i : i + size])) for i in range(0, len(x), size)]
+            close(call(x), np.concatenate(parts), dtype)

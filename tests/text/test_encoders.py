@@ -1,0 +1,84 @@
+"""Functions text -> token ids: files of checkpoint folders, vocabularies made here."""
+
+import json
+
+import pytest
+
+from rank_collapse.text import encoders
+
+pytest.importorskip("tokenizers")
+TEXTS = ["The cat sat on the mat.", "A dog ran after the cat, and the cat ran too.", "Birds sing."]
+
+
+def vocabulary(folder):
+    """A WordPiece vocabulary of the texts, in a folder; its tokenizer."""
+    from tokenizers import BertWordPieceTokenizer
+
+    tokenizer = BertWordPieceTokenizer(lowercase=True)
+    tokenizer.train_from_iterator(TEXTS, vocab_size=80, min_frequency=1, show_progress=False)
+    tokenizer.save_model(str(folder))
+    return BertWordPieceTokenizer(str(folder / "vocab.txt"))
+
+
+def test_tokenizer_files_agree(tmp_path):
+    tokenizer = vocabulary(tmp_path)
+    settings = {"model_type": "bert"}
+    wordpiece = encoders.tokenizer_of(tmp_path, settings)
+    expected = tokenizer.encode(TEXTS[0]).ids
+    assert wordpiece(TEXTS[0]) == expected
+    vocab = (tmp_path / "vocab.txt").read_text().split("\n")
+    assert [vocab[i] for i in expected][:3] == ["[CLS]", "the", "cat"]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": False}))
+    assert encoders.tokenizer_of(tmp_path, settings)("The")[1:-1] != wordpiece("The")[1:-1]
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    assert encoders.tokenizer_of(tmp_path, settings)(TEXTS[0]) == expected
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"tokenizer\.json is not a tokenizer"):
+        encoders.tokenizer_of(tmp_path, settings)
+    assert encoders.tokenizer_of(tmp_path / "empty", settings) is None
+
+
+def test_byte_level(tmp_path):
+    from tokenizers import ByteLevelBPETokenizer
+
+    tokenizer = ByteLevelBPETokenizer()
+    special = ["<s>", "<pad>", "</s>"]
+    tokenizer.train_from_iterator(
+        TEXTS, vocab_size=300, special_tokens=special, show_progress=False
+    )
+    tokenizer.save_model(str(tmp_path))
+    plain = encoders.tokenizer_of(tmp_path, {"model_type": "gpt2"})(TEXTS[0])
+    assert tokenizer.decode(plain) == TEXTS[0]
+    assert encoders.tokenizer_of(tmp_path, {"model_type": "roberta"})(TEXTS[0]) == [0, *plain, 2]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_sentencepiece(tmp_path):
+    sentencepiece = pytest.importorskip("sentencepiece")
+    (tmp_path / "texts.txt").write_text("\n".join(TEXTS * 3))
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(tmp_path / "texts.txt"), model_prefix=str(tmp_path / "spiece"), vocab_size=33,
+        user_defined_symbols=["[CLS]", "[SEP]", "<sep>", "<cls>"], minloglevel=2,
+        hard_vocab_limit=False,
+    )  # fmt: skip
+    model = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "spiece.model"))
+    plain, id_of = model.encode(TEXTS[2]), model.piece_to_id
+
+    def ids(kind):
+        return encoders.tokenizer_of(tmp_path, {"model_type": kind})(TEXTS[2])
+
+    assert ids("xlnet") == [*plain, id_of("<sep>"), id_of("<cls>")]
+    assert ids("t5") == [*plain, id_of("</s>")]
+    assert ids("llama") == [id_of("<s>"), *plain]
+    assert ids("albert") == [id_of("[CLS]"), *model.encode(TEXTS[2].lower()), id_of("[SEP]")]
+    (tmp_path / "spiece.model").write_bytes(b"no model")
+    with pytest.raises(ValueError, match="not a sentencepiece model"):
+        ids("t5")
+
+
+def test_trained_tokenizer():
+    encoder = encoders.trained_tokenizer(TEXTS, 100)
+    first, second = encoder("the cat"), encoder("the dog")
+    assert first[0] == second[0] and first[-1] == second[-1]
+    assert first[1] == second[1] and first[2] != second[2]
+    assert max(first + second) < 100

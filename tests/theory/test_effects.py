@@ -1,0 +1,79 @@
+"""What the theory says of one example: every value against the formulas written out in numpy."""
+
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rank_collapse as rc
+from rank_collapse.paths.effects import bound_effects
+
+L, H, D, K = 2, 3, 6, 4
+TEMPERATURE = 1.7
+
+
+def composite(a):
+    """‖A‖_{1,∞} = √(largest column sum · largest row sum) of absolute values."""
+    return math.sqrt(np.abs(a).sum(0).max() * np.abs(a).sum(1).max())
+
+
+def written_out(params, x):
+    """The values of `bound_effects` for the tokens x alone, layer by layer and head by head."""
+    found = {name: [] for name in ("beta", "gamma", "log10_spread", "head_tightness")}
+    found |= {name: [] for name in ("log10_input", "layer_log10_lhs", "layer_log10_rhs")}
+    start = math.log10(composite(x - x.mean(0)))
+    for l in range(L):
+        p = jax.tree.map(lambda a, l=l: np.asarray(a[l], np.float64), params.layers.attention)
+        r = x - x.mean(0)
+        size = math.log10(composite(r))
+        heads = {name: [] for name in ("beta", "gamma", "log10_spread", "head_tightness")}
+        out = 0
+        for h in range(H):
+            w_qk, w = p.w_q[h] @ p.w_k[h].T / TEMPERATURE, p.w_v[h] @ p.w_o[h]
+            e = r @ w_qk @ r.T / math.sqrt(K)
+            spread = np.array([max(a - b for a, b in itertools.product(row, row)) for row in e])
+            one = np.abs(w_qk).sum(0).max()
+            beta = one * composite(w)
+            gamma = math.sqrt(K * spread.sum() * spread.max()) / (2 * one * composite(r) ** 2)
+            q, k = x @ p.w_q[h] + p.b_q[h], x @ p.w_k[h] + p.b_k[h]
+            weights = np.exp(q @ k.T / math.sqrt(K) / TEMPERATURE)
+            branch = weights / weights.sum(1, keepdims=True) @ x @ w
+            right = math.log10(4 * gamma * beta / math.sqrt(K)) + 3 * size
+            left = math.log10(composite(branch - branch.mean(0)))
+            heads["beta"].append(beta)
+            heads["gamma"].append(gamma)
+            heads["log10_spread"].append(math.log10(spread.max()))
+            heads["head_tightness"].append(right - left)
+            out = out + branch
+        for name, values in heads.items():
+            found[name].append(values)
+        worst = max(b * g for b, g in zip(heads["beta"], heads["gamma"], strict=True))
+        found["log10_input"].append(size)
+        found["layer_log10_lhs"].append(math.log10(composite(out - out.mean(0))))
+        found["layer_log10_rhs"].append(math.log10(4 * worst * H / math.sqrt(K)) + 3 * size)
+        x = out + (p.b_v[:, None, :] @ p.w_o).sum((0, 1)) + p.b_o
+    c = math.log10(4 * np.max(found["gamma"]) * np.max(found["beta"]) * H / math.sqrt(K))
+    found = {name: np.array(values) for name, values in found.items()}
+    return found | {
+        "admissible": found["log10_spread"] <= math.log10(1.2564312086261697),
+        "layer_tightness": found["layer_log10_rhs"] - found["layer_log10_lhs"],
+        "stack_log10_lhs": math.log10(composite(x - x.mean(0))),
+        "stack_log10_rhs": (3**L - 1) / 2 * c + 3**L * start,
+    }
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_bound_effects_are_the_formulas(padded, x64):
+    config = rc.san(L, H, D, d_qk=K, d_v=2, temperature=TEMPERATURE)
+    params = rc.init(jax.random.key(0), config, 1.1, 0.5)
+    x = jax.random.normal(jax.random.key(1), (5, D)) + 1
+    mask = jnp.array([True, True, False, True, True]) if padded else None
+    found = bound_effects(params, x, config, mask=mask)
+    expected = written_out(params, np.asarray(x)[np.asarray(mask) if padded else slice(None)])
+    assert found.keys() == expected.keys()
+    assert len(np.unique(expected["admissible"])) == 2  # the condition holds here and not there
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-8, err_msg=name)

@@ -1,0 +1,52 @@
+"""How the tests of the trained binaries run them, and look at what they left."""
+
+import csv
+import json
+import shutil
+
+import jax
+from second_run import check_second_run
+
+from experiments.shell import cli
+from rank_collapse.training import Ensemble
+
+SMALL = (
+    "--depth=2", "--width=2", "--hidden_dim=8", "--n_repeat=2", "--n_paths=2", "--n_eval_data=5",
+    "--num_seeds=2",
+)  # fmt: skip
+
+
+def run(module, arguments, folder):
+    """The exit code of a binary."""
+    return cli.execute(module.main, module.FLAGS, [*arguments, f"--output_dir={folder}"])
+
+
+def summary(folder):
+    return json.loads((folder / "summary.json").read_text())
+
+
+def rows(folder):
+    return list(csv.DictReader((folder / "results.csv").read_text().splitlines()))
+
+
+def seed_of(tree, index):
+    """One seed's part of a pytree with a leading seed axis."""
+    return jax.tree.map(lambda a: a[index], tree)
+
+
+def contents(folder):
+    """{name: bytes} of everything a person looks at."""
+    names = ["results.csv", "summary.json", *(f"figures/{p.name}" for p in figures(folder))]
+    return {name: (folder / name).read_bytes() for name in names}
+
+
+def figures(folder):
+    return sorted((folder / "figures").iterdir())
+
+
+def check_that_deleted_files_come_back(module, arguments, folder, tmp_path, monkeypatch, capsys):
+    """In a copy of a finished run, with nothing trained."""
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    monkeypatch.setattr(Ensemble, "train", None)
+    check_second_run(lambda: run(module, arguments, copy), copy, capsys)

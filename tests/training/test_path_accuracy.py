@@ -1,0 +1,62 @@
+"""Ranks and α of a trained model: every value against numpy on the tokens that exist."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rank_collapse as rc
+from rank_collapse.training import path_accuracy
+from rank_collapse.training.tasks.examples import Examples
+from rank_collapse.training.training import Model
+
+L, H, D, N, B = 2, 2, 6, 5, 3
+LENGTHS = (5, 3, 4)
+CONFIG = rc.transformer(L, H, D, d_ff=9)
+
+
+@pytest.fixture
+def data(x64):
+    """A model, examples of several lengths, and what the network computes of each alone."""
+    params = rc.init(jax.random.key(0), CONFIG, 1.5, 0.4)
+    inputs = jax.random.normal(jax.random.key(1), (B, N, D)) + 0.5
+    mask = jnp.arange(N)[None, :] < jnp.array(LENGTHS)[:, None]
+    examples = Examples(inputs, jnp.zeros((B, N), jnp.int32), mask)
+    alone = [rc.apply(params, x[:n], CONFIG) for x, n in zip(inputs, LENGTHS, strict=True)]
+    return Model(params, None), examples, alone
+
+
+def effective_rank(a):
+    """exp of the entropy of the singular values, divided by their sum."""
+    s = np.linalg.svd(a, compute_uv=False)
+    p = s[s > 1e-14 * s[0]] / s.sum()
+    return np.exp(-(p * np.log(p)).sum())
+
+
+def composite(a):
+    return np.sqrt(np.abs(a).sum(0).max() * np.abs(a).sum(1).max())
+
+
+def test_layer_ranks_are_means_over_examples(data):
+    model, examples, alone = data
+    found = path_accuracy.layer_ranks(model, examples, CONFIG, tolerance=1.5)
+    measures = {
+        "rank": lambda x: (np.linalg.svd(x, compute_uv=False) > 1.5).sum(),
+        "effective_rank": effective_rank,
+        "residual_ratio": lambda x: composite(x - x.mean(0)) / composite(x),
+    }
+    for name, measure in measures.items():
+        expected = np.mean([[measure(np.asarray(x)) for x in t.hidden] for t in alone], axis=0)
+        assert len(set(expected)) == L + 1, name
+        np.testing.assert_allclose(found[name], expected, rtol=1e-6, err_msg=name)
+    ranks = [[[effective_rank(np.asarray(p)) for p in l] for l in t.attention] for t in alone]
+    np.testing.assert_allclose(found["attention_rank"], np.mean(ranks, axis=(0, 2)), rtol=1e-6)
+
+
+def test_alpha_is_the_share_of_sums_over_examples(data):
+    model, examples, alone = data
+    found = path_accuracy.layer_alpha(model, examples, CONFIG)
+    skip = sum(np.array([composite(np.asarray(x)) for x in t.hidden[:-1]]) for t in alone)
+    branch = sum(np.array([composite(np.asarray(x)) for x in t.attention_branch]) for t in alone)
+    np.testing.assert_allclose(found, skip / (skip + branch), rtol=1e-9)
+    assert abs(found[0] - found[1]) > 0.01
