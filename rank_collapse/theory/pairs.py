@@ -18,6 +18,7 @@ from jaxtyping import Array, Float
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.entry import enter
 from rank_collapse.network.gains import layer_gains
+from rank_collapse.network.precision import full_precision
 from rank_collapse.network.sublayer import sites_of, sublayer
 from rank_collapse.network.transformer import scan_layers
 from rank_collapse.theory import logdomain
@@ -53,6 +54,7 @@ class CertifiedProfile(NamedTuple):
     passed: Any
 
 
+@full_precision
 def pair_profile(
     params: Any, x: Any, config: TransformerConfig, **inputs: Any
 ) -> Float[Array, "l"]:
@@ -85,7 +87,7 @@ def pair_profile(
         raise ValueError("cross_attention=True has a second input: no residual profile in logs")
     if config.score == "additive" and config.position == "rotary":
         raise ValueError("score='additive' with position='rotary' has no residual profile in logs")
-    entry = enter(params, x, config, **inputs)
+    params, entry = enter(params, x, config, **inputs)
     n, d = entry.x.shape
     if n * n * d > LARGEST_TABLE:
         raise ValueError(
@@ -103,14 +105,18 @@ def pair_profile(
         x = jnp.where(keep[:, None], x, x[jnp.argmax(keep)][None, :])  # any finite token
     entry = entry.replace(x=x)
 
+    return _certain(*_copies(params, entry, config, keep))
+
+
+@jax.jit
+def _copies(params, entry, config, keep):
+    """Profiles [copies, L + 1], the first without noise, and where each agrees with itself."""
+
     def copy(word, ulps):
         return _pass(params, entry, config, keep, word, ulps)
 
     words = jnp.arange(1 + REPLICAS, dtype=jnp.uint32)
-    with jax.default_matmul_precision("highest"):
-        ulps = jnp.where(words == 0, 0, ULPS).astype(jnp.uint32)  # the first copy is the profile
-        profiles, agree = jax.vmap(copy)(words, ulps)
-    return _certain(profiles, agree)
+    return jax.vmap(copy)(words, jnp.where(words == 0, 0, ULPS).astype(jnp.uint32))
 
 
 def _certain(profiles, agree):
