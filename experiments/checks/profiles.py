@@ -73,7 +73,8 @@ def draw(case: Case, keys: Any) -> tuple[Any, Any, TransformerConfig, Any]:
         params = rc.init(key_params, config, scale, BIASES)
         return params, x, config.replace(skip_gain=gain), scale
 
-    return jax.tree.map(np.asarray, jax.jit(jax.vmap(single))(keys))
+    compiled = jax.jit(jax.vmap(single), compiler_options=QUICK)
+    return jax.tree.map(np.asarray, compiled(keys))
 
 
 def compare(case: Case, keys: Any, *, max_digits: int, workers: int) -> dict[str, np.ndarray]:
