@@ -21,7 +21,7 @@ import functools
 
 from absl import flags
 
-from experiments.circle.cases import VARIANTS, WIDTHS, make_cases, roll_out
+from experiments.circle.cases import COMPARED, WIDTHS, make_cases, roll_out
 from experiments.circle.entry import ENTRY
 from experiments.circle.figures import figures_of
 from experiments.circle.results import rows_of, show, summary_of
@@ -43,12 +43,14 @@ FLAGS = arguments.make_flags(
     weight_decay=0.0,
 )
 flags.DEFINE_boolean(
-    "circle_skip", False, "A skip around the attention, which pure attention has not.",
+    "circle_skip", False, "A skip around the recurrence: each step's input is the sum of the last "
+    "step's input and output; trained on the points plus those of the batch before.",
     flag_values=FLAGS,
 )  # fmt: skip
-flags.DEFINE_boolean(
-    "compare", False, f"All of {', '.join(VARIANTS)} at each of the --widths.",
-    flag_values=FLAGS,
+arguments.define_optional_choice(
+    FLAGS, "compare", "published", COMPARED,
+    "Several variants at each of the --widths: the three published ones, the theory's (attention "
+    "with and without a skip around it, with and without an MLP), or all.",
 )  # fmt: skip
 flags.DEFINE_multi_integer(
     "widths", WIDTHS, "Model widths of --compare; may be given several times.", lower_bound=3,

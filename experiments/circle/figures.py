@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.circle.cases import VARIANTS
+from experiments.circle.cases import PUBLISHED as VARIANTS
 from experiments.trained.training import kept
 from rank_collapse.report import figures
 from rank_collapse.training.tasks.circle import RADIUS
