@@ -17,7 +17,7 @@ FEWEST_SEEDS = 3
 def compare(summary: dict[str, Any]) -> list[Comparison]:
     """Counts beside the published code's, the paper's claims, and the theory's laws."""
     cases = {parts_of(name): case for name, case in summary["cases"].items()}
-    return [*_counts(cases), *_claims(cases), *_laws(cases)]
+    return [*_counts(cases), *_claims(cases), *_laws(cases), *_heads(cases)]
 
 
 def _counts(cases):
@@ -69,6 +69,23 @@ def _laws(cases):
             yield Comparison(
                 f"{variant}, d={width}: order p of d' ~ d^p", measured, f"theory: {order}",
                 all(round(p) == order for p in case["orders"]), law_text(case),
+            )  # fmt: skip
+
+
+def _heads(cases):
+    """Whether heads of opposite sign, δ' = Σ_h τ_h δ W_h, keep two walkers apart."""
+    for (variant, width), case in cases.items():
+        (k, n), (k_alike, n_alike) = (case["opposite_at_start"][x] for x in ("opposite", "alike"))
+        if case["fell"] and n and n_alike:
+            p = fisher_exact(k, n, k_alike, n_alike)
+            rarer = k / n < k_alike / n_alike
+            yield Comparison(
+                f"{variant}, d={width}: fell, of those whose heads' τ begin with opposite signs",
+                f"{k} of {n}", "theory: fewer", rarer if p < SIGNIFICANT else None,
+                f"of the same sign {k_alike} of {n_alike}; Fisher's exact p = {p:.2g}"
+                + ("" if p < SIGNIFICANT else ": undecided")
+                + f"; apart at the end and of opposite sign there: {case['opposite_at_end_apart']} "
+                f"of {case['seeds'] - case['fell']}",
             )  # fmt: skip
 
 

@@ -41,7 +41,9 @@ def _fell(case):
 def share_figure(results: dict[str, dict[str, Any]]) -> Figure:
     """Share of seeds that fell together, ours and the published code's, with 95 % intervals."""
     variants, widths, cases = _grid(results)
-    fig, axes = figures.figure(1, len(widths), width=max(2.4, 0.75 * len(variants)), sharey=True)
+    fig, axes = figures.figure(
+        1, len(widths), width=max(2.4, 0.7 * len(variants)), height=3.6, sharey=True
+    )
     for ax, width in zip(axes.flat, widths, strict=True):
         for i, variant in enumerate(variants):
             fell = _fell(cases[variant, width])
@@ -59,8 +61,8 @@ def share_figure(results: dict[str, dict[str, Any]]) -> Figure:
                 )  # fmt: skip
         ax.set_xticks(range(len(variants)), variants, rotation=20 if len(variants) < 4 else 75)
         ax.set(title=f"d={width}", ylim=(-0.04, 1.04), xlim=(-0.5, len(variants) - 0.4))
-    axes.flat[0].set_ylabel("share of seeds that fell together")
-    axes.flat[0].legend(loc="upper right")
+    axes.flat[0].set_ylabel("share of seeds together")
+    fig.legend(*axes.flat[0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
     return fig
 
 
@@ -69,7 +71,7 @@ def steps_figure(results: dict[str, dict[str, Any]]) -> Figure:
     """Steps from a distance of 1e-2 to 1e-6 against ln(1e-4)/ln μ, a point per seed that fell."""
     variants, widths, cases = _grid(results)
     fig, axes = figures.figure(1, 1, width=4.6, height=3.8)
-    ax, shown = axes[0, 0], [1.0, 300.0]
+    ax, shown = axes[0, 0], []
     for (variant, width), case in cases.items():
         found = measures_of(case)
         predicted, measured = found["predicted_steps"], found["measured_steps"]
@@ -83,7 +85,7 @@ def steps_figure(results: dict[str, dict[str, Any]]) -> Figure:
                 color=figures.color(variants.index(variant)),
                 marker=figures.MARKERS[widths.index(width)], label=f"{variant}, d={width}",
             )  # fmt: skip
-    ends = [min(shown) / 1.2, max(shown) * 1.2]
+    ends = [min(shown, default=1) / 1.2, max(shown, default=300) * 1.2]
     ax.plot(ends, ends, color="gray", linewidth=0.8, label="equal")
     ax.set(xscale="log", yscale="log", xlim=ends, ylim=ends, ylabel="steps measured")
     ax.set_xlabel("steps predicted, ln(1e-4) / ln μ")
@@ -109,7 +111,8 @@ def trajectory_figure(results: dict[str, dict[str, Any]]) -> Figure:
             ax.plot(*path.T, color=figures.color(walker), marker=".", markersize=3, linewidth=0.5,
                     label=f"sequence {walker + 1}")  # fmt: skip
             ax.plot(*path[0], color=figures.color(walker), marker="o", markersize=6)
-        ax.set_title(f"{variant}, d={width}, seed {seed}\n({fell.sum()} of {len(fell)} fell)")
+        count = f"{fell.sum()} of {len(fell)} fell"
+        ax.set_title(f"{variant}, d={width}\nseed {seed}; {count}", fontsize=9)
         ax.set(xlim=(-0.56, 0.56), ylim=(-0.56, 0.56), xlabel="x", ylabel="y")
         ax.set_aspect("equal")
     axes.flat[0].legend(loc="upper right", fontsize=7)
@@ -134,7 +137,8 @@ def distance_figure(results: dict[str, dict[str, Any]]) -> Figure:
                 ax.plot(
                     np.maximum(lines, 1e-9).T, color=figures.color(index), linewidth=0.7, alpha=0.6
                 )
-            ax.set(title=f"{variant}, d={width}", yscale="log")
+            ax.set_title(f"{variant}, d={width}", fontsize=9)
+            ax.set(yscale="log")
         row[0].set_ylabel("distance")
     for ax in axes[-1]:
         ax.set_xlabel("step")

@@ -19,11 +19,14 @@ AT_REST = 1e-5  # equal points that move less in a step are at a fixed point
 
 
 def measures_of(case: dict[str, Any]) -> dict[str, np.ndarray]:
-    """What theory and measurement say of each seed of a case, arrays [s] (gaps [s, l, h])."""
+    """What theory and measurement say of each seed of a case, arrays [s] (gaps [s, l, h]).
+
+    "multiplier" is μ where equal points are at last; it predicts steps only where they are at rest.
+    """
     distance, gaps = case["distance"], case["head_gap"]
     multiplier = recurrence.spectral_radius(case["jacobian_across"])
     at_rest = case["equal_points_moved"] < AT_REST
-    multiplier = np.where(at_rest, multiplier, np.nan)
+    predicted = recurrence.predicted_steps(multiplier, HIGH, LOW)
     fell = distance[:, -1] < TOGETHER
 
     def opposite(gap):
@@ -32,8 +35,9 @@ def measures_of(case: dict[str, Any]) -> dict[str, np.ndarray]:
     return {
         "fell": fell,
         "measured_steps": recurrence.measured_steps(distance, HIGH, LOW),
-        "predicted_steps": recurrence.predicted_steps(multiplier, HIGH, LOW),
+        "predicted_steps": np.where(at_rest, predicted, np.nan),
         "multiplier": multiplier,
+        "at_rest": at_rest,
         "radius_at_end": recurrence.spectral_radius(case["jacobian_at_end"]),
         "order": recurrence.fall_order(case["log10_distance"]),
         "opposite_at_start": opposite(gaps[:, 0]),
@@ -63,8 +67,14 @@ def rows_of(results: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
             for when in ("start", "end"):
                 for (layer, head), gap in np.ndenumerate(found[f"gap_at_{when}"][seed]):
                     row[f"tau_{when}_l{layer}_h{head}"] = float(gap)
-            rows.append({k: int(v) if isinstance(v, bool) else v for k, v in row.items()})
+            rows.append({key: _cell(value) for key, value in row.items()})
     return rows
+
+
+def _cell(value):
+    if isinstance(value, bool):
+        return int(value)
+    return None if isinstance(value, float) and np.isnan(value) else value
 
 
 def _first(distance, bound):
@@ -88,13 +98,14 @@ def summary_of(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
             "distance_at_end": float(np.median(distance[:, -1])),
             "fell": int(fell.sum()),
             "interval": list(wilson_interval(int(fell.sum()), len(seeds))),
-            "attracting": int((found["multiplier"] < 1).sum()),
-            "at_rest": int(np.isfinite(found["multiplier"]).sum()),
+            "attracting": int((found["at_rest"] & (found["multiplier"] < 1)).sum()),
+            "at_rest": int(found["at_rest"].sum()),
             "steps": steps[np.isfinite(steps).all(axis=1)].tolist(),  # measured, predicted
             "orders": found["order"][fell & np.isfinite(found["order"])].tolist(),
             "radius_at_end": np.quantile(found["radius_at_end"], [0, 0.5, 1]).tolist(),
             "opposite_at_start": _table(found["opposite_at_start"], fell),
-            "opposite_at_end": _table(found["opposite_at_end"], fell),
+            # Equal tokens have τ = 0: at the end it says something of those apart alone.
+            "opposite_at_end_apart": int((found["opposite_at_end"] & ~fell).sum()),
         }
         count = published.FELL.get(parts_of(name))
         if count is not None:
@@ -104,7 +115,7 @@ def summary_of(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 def _table(opposite, fell):
-    """[fell, seeds] where the heads' signs are opposite, and where they are not."""
+    """[fell, seeds] where heads' τ have opposite signs, and where all have the same."""
     return {
         "opposite": [int((opposite & fell).sum()), int(opposite.sum())],
         "alike": [int((~opposite & fell).sum()), int((~opposite).sum())],
@@ -118,8 +129,8 @@ def show(summary: dict[str, Any]) -> None:
         apart = f", diverged: {c['diverged']}" if c["diverged"] else ""
         print(
             f"{name:22s} {c['fell']} of {c['seeds']} seed(s) fell together "
-            f"({low:.2f} to {high:.2f}){_published(c)}; equal points attract in {c['attracting']} "
-            f"of {c['at_rest']} that rest; error of one step {c['step_error']:.4f}{apart}"
+            f"({low:.2f} to {high:.2f}){_published(c)}; where equal points rest, they attract in "
+            f"{c['attracting']} of {c['at_rest']}; error of one step {c['step_error']:.4f}{apart}"
         )
         if c["steps"] or c["orders"]:
             print(f"{'':22s} {law_text(c)}")
