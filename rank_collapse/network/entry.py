@@ -58,12 +58,12 @@ def enter(
         ValueError: Parameters that contradict the config, inputs of the wrong shape or kind, a
             memory that is missing or of no use.
     """
-    check_params(params, config)
-    params = fill_biases(params, config)
     if config.cross_attention and memory is None:
         raise ValueError("cross_attention=True needs a memory [m, d]")
     if not config.cross_attention and (memory is not None or memory_mask is not None):
         raise ValueError("a memory is given, but the network has cross_attention=False")
+    check_params(params, config)
+    params = fill_biases(params, config)
     x = input_states(params, x, config, segments=segments, positions=positions)
     x = x.astype(jnp.result_type(x, *jax.tree.leaves(params.layers)))
     n = x.shape[0]

@@ -21,6 +21,7 @@ from jaxtyping import Array, Float, Int
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.gains import layer_gains, scaled
 from rank_collapse.network.parameters import TransformerParams, layer_params
+from rank_collapse.network.precision import full_precision
 
 ALL_HEADS = -1
 MAX_PATHS = 1_000_000
@@ -121,6 +122,7 @@ def check_paths(paths: Any, config: TransformerConfig) -> None:
         )
 
 
+@full_precision
 def path_attention(
     attention: Float[Array, "l h n n"], path: Int[Array, "l"] | np.ndarray
 ) -> Float[Array, "n n"]:
@@ -141,6 +143,7 @@ def path_attention(
     return product
 
 
+@full_precision
 def path_weight(
     params: TransformerParams, config: TransformerConfig, path: Int[Array, "l"] | np.ndarray
 ) -> Float[Array, "d d"]:
@@ -157,6 +160,7 @@ def path_weight(
     return product
 
 
+@full_precision
 def theorem_offset(params: TransformerParams, config: TransformerConfig) -> Float[Array, "d"]:
     """b of SAN(X) = Σ_path P_path X W_path + 1bᵀ: the biases of each layer, carried to the end.
 
@@ -177,6 +181,7 @@ def theorem_offset(params: TransformerParams, config: TransformerConfig) -> Floa
     return offset
 
 
+@full_precision
 def sum_over_paths(
     params: TransformerParams,
     x: Float[Array, "n d"],
