@@ -8,7 +8,7 @@ from rank_collapse.report.shares import fisher_exact, wilson_interval
 
 @pytest.mark.parametrize("count, total", [(0, 8), (1, 8), (8, 8), (13, 64), (1, 1)])
 def test_wilson_interval(count, total):
-    wanted = stats.binomtest(count, total).proportion_ci(0.95, method="wilson")
+    wanted = tuple(stats.binomtest(count, total).proportion_ci(0.95, method="wilson"))
     assert wilson_interval(count, total, stats.norm.ppf(0.975)) == pytest.approx(wanted, abs=1e-12)
 
 

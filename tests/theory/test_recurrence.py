@@ -60,7 +60,7 @@ def test_steps_between_two_distances():
 def test_order_of_a_law():
     t = np.arange(60)
     cubic, halved = -0.3 * 3.0 ** np.minimum(t, 30), -t * np.log10(2)
-    crossing = np.where(t < 20, 0.5 * halved, halved)  # another rate while it is far off
+    crossing = np.where(t < 6, -(1.5**t), -(1.5**5) - 0.3 * (t - 5))  # another law while far off
     cubic[31:] = -np.inf
     found = recurrence.fall_order(np.stack([cubic, halved, crossing, 0 * halved]))
     np.testing.assert_allclose(found, [3, 1, 1, np.nan], rtol=1e-10)
