@@ -12,9 +12,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 from jaxtyping import Array
 
+from rank_collapse import struct
 from rank_collapse.network import layers
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.entry import enter

@@ -20,7 +20,7 @@ from jaxtyping import Array, Float, Int
 
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.gains import layer_gains, scaled
-from rank_collapse.network.parameters import TransformerParams, layer_params
+from rank_collapse.network.parameters import TransformerParams, completed, layer_params
 from rank_collapse.network.precision import full_precision
 
 ALL_HEADS = -1
@@ -171,6 +171,7 @@ def theorem_offset(params: TransformerParams, config: TransformerConfig) -> Floa
         ValueError: A network with norms, MLPs or cross-attention.
     """
     _require_san(config)
+    params = completed(params, config)
     weights = _layer_maps(params, config)
     gains = layer_gains(config, weights.dtype).branch.attention
     offset = jnp.zeros(config.d_model, weights.dtype)
@@ -221,6 +222,7 @@ def sum_over_paths(
 
 def _layer_maps(params, config):
     """γ W_h for every head, then λ I for the skip, or 0 without one: [L, H + 1, d, d]."""
+    params = completed(params, config)
     dtype = params.layers.attention.w_v.dtype
     gains = layer_gains(config, dtype)
     maps = []

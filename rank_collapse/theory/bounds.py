@@ -12,12 +12,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import struct
 from jaxtyping import Array, Float
 
+from rank_collapse import struct
 from rank_collapse.measures.residuals import composite_norm, norm_1, norm_inf
 from rank_collapse.network import layers
-from rank_collapse.network.attention import AttentionParams
+from rank_collapse.network.attention import AttentionParams, repeat_groups
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.gains import layer_gains
 from rank_collapse.network.layers import MLPParams
@@ -100,6 +100,7 @@ def head_weights(
     params: AttentionParams, temperature: Any = 1.0
 ) -> tuple[Float[Array, "h d d"], Float[Array, "h d d"]]:
     """(W_QK,h = W_Q W_Kᵀ/temperature, W_h = W_V W_O) of one layer."""
+    params = repeat_groups(params)
     w_qk = jnp.einsum("hdk,hek->hde", params.w_q, params.w_k) / temperature
     return w_qk, jnp.einsum("hdv,hve->hde", params.w_v, params.w_o)
 
