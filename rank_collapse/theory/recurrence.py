@@ -17,10 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from rank_collapse.network.attention import AttentionContext
 from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.entry import enter
 from rank_collapse.network.gains import layer_gains
-from rank_collapse.network.parameters import fill_biases
 from rank_collapse.network.sublayer import Site, sites_of, sublayer
 from rank_collapse.network.transformer import scan_layers
 from rank_collapse.theory import log_operations as ops
@@ -161,7 +160,7 @@ def log_roll_out(
             f"mask={config.mask!r}, position={config.position!r}, "
             f"cross_attention={config.cross_attention}: tokens are not treated alike"
         )
-    params, keep = fill_biases(params, config), jnp.ones(2, bool)
+    (params, entry), keep = enter(params, start, config), jnp.ones(2, bool)
     site = Site(params.embedding.norm, 1.0, 1.0, False, "post", "layer", made.norm_eps)
 
     def linear(state, w, b):
@@ -173,7 +172,7 @@ def log_roll_out(
         gains = layer_gains(config, state.mean.dtype)
 
         def body(state, step):
-            return _layer(*step, state, config, keep), None
+            return _layer(*step, state, config, entry, keep), None
 
         state, _ = scan_layers(body, state, params, config, gains)
         if config.final_norm:
@@ -202,7 +201,7 @@ def _log10_distance(state):
     return (state.log_scale + jnp.log(apart)) / np.log(10.0)
 
 
-def _layer(params, gains, state, config, keep):
+def _layer(params, gains, state, config, entry, keep):
     sites = sites_of(params, config, gains)
 
     def norm(site, state):
@@ -212,9 +211,7 @@ def _layer(params, gains, state, config, keep):
         return ops.add(site, state, part, keep)
 
     def attend(seen):
-        return attention(
-            params.attention, seen, config, AttentionContext(), gains.temperature, keep
-        )
+        return attention(params.attention, seen, config, entry.context, gains.temperature, keep)
 
     state, _ = sublayer(sites.attention, state, attend, norm, add)
     if config.mlp != "none":
