@@ -1,5 +1,6 @@
 """Flags of the trained experiments: the published code's names and meanings, and our own."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import jax.numpy as jnp
@@ -108,6 +109,26 @@ def accept_unused(values: flags.FlagValues, *names: str) -> None:
             flags.DEFINE_boolean(name, False, text, flag_values=values)
         else:
             flags.DEFINE_integer(name, None, text, flag_values=values)
+
+
+def define_optional_choice(
+    values: flags.FlagValues, name: str, plain: str, choices: Iterable[str], text: str
+) -> None:
+    """--name=CHOICE, or --name alone for `plain`; "" where it is not given."""
+    known = {"true": plain, "false": "", "": ""} | {choice: choice for choice in choices}
+
+    class Parser(flags.ArgumentParser):
+        def parse(self, argument):
+            if argument not in known:
+                raise ValueError(f"{argument!r} is not one of {', '.join(choices)}")
+            return known[argument]
+
+        def flag_type(self):
+            return "string"
+
+    text = f"{text} <{'|'.join(choices)}>, alone {plain}."
+    flag = flags.Flag(Parser(), flags.ArgumentSerializer(), name, "", text, boolean=True)
+    flags.DEFINE_flag(flag, values)
 
 
 def network_config(options: flags.FlagValues, embedding: EmbeddingConfig) -> TransformerConfig:

@@ -5,7 +5,7 @@ have blocks of rows per head, output projections blocks of columns per head.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -66,6 +66,48 @@ def load_reference(
     stack = jax.tree.map(lambda *leaves: jnp.stack(leaves), *blocks)
     classifier = Classifier(get("classifier.weight").T, get("classifier.bias"))
     return config, TransformerParams(layers=stack, embedding=embedding), classifier
+
+
+class CircleRun(NamedTuple):
+    """One run of the published circle code.
+
+    Attributes:
+        config, params, classifier: The network; see `load_reference`.
+        skip: Whether a skip leads around the recurrence (circle_skip).
+        trajectory: The two walkers by step [t, 2, 2].
+    """
+
+    config: TransformerConfig
+    params: TransformerParams
+    classifier: Classifier
+    skip: bool
+    trajectory: Any
+
+
+def load_circle(arrays: Mapping[str, Any], num_heads: int = 2) -> dict[str, CircleRun]:
+    """{"base/2": run} of the published circle code's runs.
+
+    Args:
+        arrays: "<base, skip or mlp>/<seed>/param/<name>", weights by the published code's names,
+            and "<...>/<seed>/traj", the walkers' four coordinates [t, 4].
+        num_heads: H; the published commands have 2.
+
+    Raises:
+        ValueError: No such array, a missing tensor or trajectory.
+    """
+    names = sorted({name.split("/param/")[0] for name in arrays if "/param/" in name})
+    if not names:
+        raise ValueError("no array is named <variant>/<seed>/param/<name>")
+    runs = {}
+    for name in names:
+        if f"{name}/traj" not in arrays:
+            raise ValueError(f"trajectory {name + '/traj'!r} is missing")
+        prefix = f"{name}/param/"
+        tensors = {n.removeprefix(prefix): arrays[n] for n in arrays if n.startswith(prefix)}
+        trajectory = jnp.asarray(arrays[f"{name}/traj"]).reshape(-1, 2, 2)
+        network = load_reference(tensors, num_heads)
+        runs[name] = CircleRun(*network, skip=name.startswith("skip"), trajectory=trajectory)
+    return runs
 
 
 def _norm(get, name):

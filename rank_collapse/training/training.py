@@ -44,6 +44,7 @@ class Recipe:
             "linear": to 0 at the last step.
         milestones, decay: Of the milestones.
         clip_norm: Largest global norm of a gradient; None for any.
+        output_dropout: Dropout of the network's output too, before the read-out.
         unroll: Layers computed per step of the loop over the depth: more take longer to compile
             and save the memory traffic of the loop's buffers. In place of `config.unroll`, which
             the evaluation keeps. Does not change results.
@@ -59,6 +60,7 @@ class Recipe:
     milestones: tuple[int, ...] = (15, 30, 40, 50, 60)
     decay: float = 0.91
     clip_norm: float | None = None
+    output_dropout: bool = False
     unroll: int = 6
 
     def __post_init__(self):
@@ -137,6 +139,7 @@ def forward(
     positions: Any = None,
     dropout_key: Any = None,
     dropout_rate: Any = 0.0,
+    output_dropout: bool = False,
 ) -> Float[Array, "n c"]:
     """Logits of one example; with a key, dropout on embedding, attention weights and branches.
 
@@ -147,15 +150,18 @@ def forward(
         mask: Bool [n], which tokens exist, or [n, n], which tokens a token may look at.
         positions: Int [n], positions of the tokens; 0..n-1 by default.
         dropout_key, dropout_rate: None for none.
+        output_dropout: With a key, dropout on the network's output too.
     """
     states = entry.input_states(model.network, inputs, config, positions=positions)
     if dropout_key is not None:
-        dropout_key, key_embedding = dropout_branches(dropout_key, 2)
+        dropout_key, key_embedding, key_output = dropout_branches(dropout_key, 3)
         states = dropout(key_embedding, states, dropout_rate)
     output = transformer.apply(
         model.network, states, config, mask=mask, positions=positions,
         dropout_key=dropout_key, dropout_rate=dropout_rate,
     ).output  # fmt: skip
+    if dropout_key is not None and output_dropout:
+        output = dropout(key_output, output, dropout_rate)
     w, b = model.classifier
     return output @ w + b[None, :]
 
@@ -167,6 +173,7 @@ def batch_forward(
     *,
     dropout_key: Any = None,
     dropout_rate: Any = 0.0,
+    output_dropout: bool = False,
     batch_size: int | None = None,
 ) -> Float[Array, "b n c"]:
     """`forward` of every example; `batch_size` at a time where that is given."""
@@ -181,7 +188,7 @@ def batch_forward(
             mask, positions = part_mask(parts), part_positions(parts)
         return forward(
             model, inputs, config, mask=mask, positions=positions,
-            dropout_key=key, dropout_rate=dropout_rate,
+            dropout_key=key, dropout_rate=dropout_rate, output_dropout=output_dropout,
         )  # fmt: skip
 
     items = (examples.inputs, examples.mask, examples.parts, keys)
@@ -217,7 +224,10 @@ def train_step(
     config = recipe.config.replace(unroll=recipe.unroll)
 
     def loss(model):
-        logits = batch_forward(model, batch, config, dropout_key=key, dropout_rate=hyper.dropout)
+        logits = batch_forward(
+            model, batch, config, dropout_key=key, dropout_rate=hyper.dropout,
+            output_dropout=recipe.output_dropout,
+        )  # fmt: skip
         return LOSSES[recipe.loss](logits, batch.labels, counts)
 
     value, gradient = jax.value_and_grad(loss)(state.model)

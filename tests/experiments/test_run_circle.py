@@ -15,13 +15,15 @@ from trained_runs import (
 )  # fmt: skip
 
 from experiments import run_circle
-from experiments.circle import cases, results
+from experiments.circle import cases, entry, results
 from experiments.shell import cli
+from rank_collapse import apply
+from rank_collapse.network.entry import input_states
 from rank_collapse.training import load_models
 from rank_collapse.training.tasks import circle
 from rank_collapse.training.training import forward
 
-NAME = "skip+mlp, d=8"
+NAME = "circle_skip+mlp, d=8"
 ARGUMENTS = (
     "--circle_skip", "--do_mlp", "--hidden_dim=8", "--n_epochs=2", "--n_train_data=40",
     "--n_eval_data=6", "--n_repeat=2",
@@ -36,33 +38,49 @@ def folder(tmp_path_factory):
     return path
 
 
-def test_every_step_is_written(folder):
+def test_a_row_for_every_seed(folder):
     assert list(summary(folder)["cases"]) == [NAME]
     table = rows(folder)
-    assert len(table) == 2 * 6  # seeds, steps
-    # The same start for every seed: both walkers on the circle.
-    starts = {(r["x1"], r["y1"], r["x2"], r["y2"]) for r in table if r["step"] == "0"}
-    assert len(starts) == 1
-    x1, y1, x2, y2 = map(float, next(iter(starts)))
-    assert np.hypot(x1, y1) == pytest.approx(0.3) and np.hypot(x2, y2) == pytest.approx(0.3)
+    assert [(r["seed"], r["width"], r["variant"]) for r in table] == [
+        (seed, "8", "circle_skip+mlp") for seed in "01"
+    ]
+    with np.load(folder / "arrays.npz") as arrays:
+        path, distance = (arrays[f"{NAME}/{part}"] for part in ("trajectory", "distance"))
+    assert path.shape == (2, 6, 2, 2)
+    np.testing.assert_allclose(np.linalg.norm(path[:, 0], axis=-1), 0.3, rtol=1e-5)
+    np.testing.assert_allclose(
+        [float(r["distance_at_end"]) for r in table], distance[:, -1], rtol=1e-6
+    )
 
 
-def test_kept_models_continue_as_the_table_says(folder):
+def test_kept_models_continue_as_the_arrays_say(folder):
+    """With a skip around the recurrence: inputs are sums of outputs, and outputs are drawn."""
     (path,) = (folder / "models").iterdir()
-    assert path.name == "skip+mlp-d=8.npz"
+    assert path.name == "circle-skip+mlp-d=8.npz"
     config, models = load_models(path)
+    assert config.attention_skip and config.mlp == "gelu"
     walk, errors = circle.make_examples(40), []
-    for seed in range(2):
-        step = jax.jit(functools.partial(forward, seed_of(models, seed), config=config))
-        points = walk.inputs[0]
-        for row in (r for r in rows(folder) if r["seed"] == str(seed)):
-            found = [[float(row[f"x{i}"]), float(row[f"y{i}"])] for i in (1, 2)]
-            np.testing.assert_allclose(found, points, atol=1e-5)
-            distance = np.linalg.norm(points[0] - points[1])
-            np.testing.assert_allclose(float(row["distance"]), distance, atol=1e-5)
-            points = step(points)
-        after = np.stack([step(x) for x in walk.inputs])
+    with np.load(folder / "arrays.npz") as arrays:
+        arrays = {n.removeprefix(f"{NAME}/"): arrays[n] for n in arrays.files}
+    # 19 steps in one batch of 30: nothing before it.
+    forward_of = jax.jit(functools.partial(forward, config=config))
+    weights_of = jax.jit(functools.partial(apply, config=config))
+    for seed, row in enumerate(rows(folder)):
+        model = seed_of(models, seed)
+        inputs = drawn = walk.inputs[0]
+        for found in arrays["trajectory"][seed]:
+            np.testing.assert_allclose(found, drawn, atol=1e-5)
+            last, drawn = inputs, forward_of(model, inputs)
+            inputs = inputs + drawn
+        after = np.stack([forward_of(model, x) for x in walk.inputs])
         errors.append(np.sqrt(np.mean((after - walk.labels) ** 2) / 2))
+        weights = weights_of(model.network, input_states(model.network, last, config)).attention
+        for head, p in enumerate(weights[0]):
+            gap = float(row[f"tau_end_l0_h{head}"])
+            assert gap == pytest.approx(float(p[0, 0] - p[1, 0]), abs=1e-6)
+        np.testing.assert_allclose(
+            10.0 ** arrays["log10_distance"][seed], arrays["distance"][seed], rtol=1e-4
+        )
     found = summary(folder)["cases"][NAME]["step_error"]
     assert found == pytest.approx(np.mean(errors), rel=1e-4)
 
@@ -72,41 +90,124 @@ def test_deleted_files_come_back_and_nothing_is_trained(folder, tmp_path, monkey
 
 
 @pytest.mark.parametrize(
-    "arguments, variant, skip, mlp",
+    "arguments, variant, mlp",
     [
-        ([], "attention", False, "none"),
-        (["--circle_skip"], "skip", True, "none"),
-        (["--do_mlp"], "mlp", False, "gelu"),
-        (["--circle_skip", "--do_mlp"], "skip+mlp", True, "gelu"),
+        ([], "base", "none"),
+        (["--circle_skip"], "circle_skip", "none"),
+        (["--do_mlp"], "mlp", "gelu"),
+        (["--circle_skip", "--do_mlp"], "circle_skip+mlp", "gelu"),
     ],
 )
-def test_two_flags_choose_the_variant(arguments, variant, skip, mlp):
-    options = cli.parse(run_circle.FLAGS, [*arguments, "--hidden_dim=8"])
+def test_published_commands_train_the_published_network(arguments, variant, mlp):
+    options = cli.parse(run_circle.FLAGS, [*arguments, "--hidden_dim=8", "--n_train_data=100"])
     ((name, setup),) = cases.make_cases(options).items()
     assert name == f"{variant}, d=8"
-    config = setup.recipe.config
-    assert (config.attention_skip, config.mlp, config.d_model) == (skip, mlp, 8)
+    recipe, config = setup.recipe, setup.recipe.config
+    assert config.attention_skip and recipe.output_dropout
+    assert (config.mlp, config.norm_placement, config.d_model, config.d_ff) == (mlp, "post", 8, 8)
+    data = setup.make_data(None)
+    sums = cases.fed_with_sums(variant)
+    assert sums == ("--circle_skip" in arguments)
+    difference = np.asarray(data["train"].inputs - data["walk"].inputs)
+    wanted = data["walk"].inputs[:-30] if sums else 0
+    np.testing.assert_allclose(difference[30:], wanted, atol=1e-7)
+    assert not difference[:30].any()
 
 
-def test_compare_is_every_variant_at_every_width():
-    options = cli.parse(run_circle.FLAGS, ["--compare", "--widths=8", "--widths=4"])
-    assert list(cases.make_cases(options)) == [
-        f"{variant}, d={width}"
-        for width in (8, 4)
-        for variant in ("attention", "skip", "mlp", "skip+mlp")
-    ]
+@pytest.mark.parametrize(
+    "argument, variants",
+    [
+        ("--compare", cases.PUBLISHED),
+        ("--compare=published", cases.PUBLISHED),
+        ("--compare=theory", cases.THEORY),
+        ("--compare=all", cases.PUBLISHED + cases.THEORY),
+        ("--nocompare", ("base",)),
+    ],
+)
+def test_compare_is_every_variant_at_every_width(argument, variants):
+    widths = [32] if argument == "--nocompare" else [8, 4]
+    options = cli.parse(run_circle.FLAGS, [argument, "--widths=8", "--widths=4"])
+    made = cases.make_cases(options)
+    assert list(made) == [f"{variant}, d={width}" for width in widths for variant in variants]
+    for name, setup in made.items():
+        variant, config = name.split(",")[0], setup.recipe.config
+        if variant in cases.THEORY:
+            assert config.attention_skip == ("+skip" in variant)
+            assert (config.mlp != "none") == ("+mlp" in variant)
 
 
 def test_a_mistake_is_one_line(tmp_path, capsys):
-    assert run(run_circle, [*SMALL, "--num_labels=3"], tmp_path / "run") == 2
-    error = capsys.readouterr().err.strip()
-    assert "num_labels=3" in error and len(error.splitlines()) == 1
+    for mistake in ("num_labels=3", "compare=everything"):
+        assert run(run_circle, [*SMALL, f"--{mistake}"], tmp_path / "run") == 2
+        error = capsys.readouterr().err.strip()
+        assert mistake.split("=")[1] in error and len(error.splitlines()) == 1
 
 
-def test_a_fall_is_counted_from_a_hundredth_to_a_millionth():
-    t = np.arange(60)
-    cubic, halved, apart = 0.6 ** (3.0 ** np.minimum(t, 5)), 0.6 * 0.5**t, np.full(60, 0.6)
-    # Below 1e-2 at t = 3 and below 1e-6 at t = 4; halving at t = 6 and 20.
-    assert results._fall_steps(np.stack([cubic, apart]), 1e-2, 1e-6) == [1, 1]
-    assert results._fall_steps(np.stack([cubic, halved]), 1e-2, 1e-6) == [1, 14]
-    assert results._fall_steps(apart[None], 1e-2, 1e-6) is None
+def case(distances, logs=None):
+    """Results of seeds at rest across the diagonal, with a multiplier of 0.5."""
+    distance = np.asarray(distances, np.float32)
+    seeds = len(distance)
+    return {
+        "distance": distance,
+        "log10_distance": np.log10(np.maximum(distance, 1e-30)) if logs is None else logs,
+        "head_gap": np.tile(np.float32([[[0.1, -0.2]]]), (seeds, 60, 1, 1)),
+        "jacobian_at_end": np.tile(0.7 * np.eye(4), (seeds, 1, 1)),
+        "jacobian_across": np.tile(0.5 * np.eye(2), (seeds, 1, 1)),
+        "equal_points_moved": np.zeros(seeds),
+        "error": np.full(seeds, 0.02),
+        "diverged_at": np.full(seeds, -1),
+        "seconds": {"all": np.float64(1)},
+    }
+
+
+def made_of(counts, seeds=64):
+    """Summary in which `counts` of the seeds of each case have halved their distance away."""
+    fallen, apart = 0.6 * 0.5 ** np.arange(60), np.full(60, 0.6)
+    return results.summary_of(
+        {name: case([fallen] * count + [apart] * (seeds - count)) for name, count in counts.items()}
+    )
+
+
+def verdicts(found):
+    return {c.quantity: c.agrees for c in entry.compare(found)}
+
+
+def test_speed_and_law_of_those_that_fell():
+    found = made_of({"base, d=32": 2}, 5)["cases"]["base, d=32"]
+    assert (found["fell"], found["seeds"], found["attracting"]) == (2, 5, 5)
+    assert found["steps"] == [pytest.approx([14, np.log(1e-4) / np.log(0.5)])] * 2
+    assert found["orders"] == pytest.approx([1, 1], abs=1e-4)
+    assert found["radius_at_end"] == pytest.approx([0.7] * 3)
+    assert found["opposite_at_start"] == {"opposite": [2, 5], "alike": [0, 0]}
+    assert found["interval"] == pytest.approx([0.1176, 0.7693], abs=1e-4)
+
+
+def test_counts_unlike_the_published_code_are_said_to_be():
+    name = "base, d=32: seeds that fell together"
+    assert verdicts(made_of({"base, d=32": 10}))[name] is True
+    assert verdicts(made_of({"base, d=32": 60}))[name] is False
+    assert verdicts(made_of({"base, d=32": 1}, 2))[name] is None  # two seeds say nothing
+    reading = entry.reading(made_of({"base, d=32": 60, "mlp, d=32": 10}))
+    assert "base, d=32: 60 of 64" in reading and "seed 2" in reading
+    assert "Of 2 cells run here 1 differ" in reading
+
+
+def test_claims_of_the_paper_can_be_contradicted():
+    falls = "d=32: falls together without circle_skip and MLP"
+    keeps = "d=32: mlp keeps apart what falls without it"
+
+    def found(base, mlp):
+        seen = verdicts(made_of({"base, d=32": base, "mlp, d=32": mlp}))
+        return seen[falls], seen[keeps]
+
+    assert found(60, 2) == (True, True)
+    assert found(5, 40) == (False, False)
+    assert found(32, 30) == (None, None)
+
+
+def test_an_order_other_than_the_theorys_is_said_to_be():
+    quantity = "attention, d=32: order p of d' ~ d^p"
+    assert verdicts(made_of({"attention, d=32": 5}, 5))[quantity] is False  # it has halved
+    cubed = np.tile(-(3.0 ** np.arange(60)), (3, 1))
+    cubic = case(10.0 ** np.maximum(cubed, -30), np.where(cubed > -1e30, cubed, -np.inf))
+    assert verdicts(results.summary_of({"attention, d=32": cubic}))[quantity] is True

@@ -125,6 +125,23 @@ def test_roll_out_feeds_back_the_output_or_its_sum():
     np.testing.assert_allclose(circle.distance(path)[0], np.sqrt(5))
 
 
+def test_batch_before_is_added_in_the_order_of_training():
+    walk = circle.make_examples(22)  # 10 examples in batches of 4, 4 and 2
+    found = circle.with_batch_before(walk, 4)
+    x, before = np.asarray(walk.inputs), np.zeros((4, 2, 2))
+    for begin in range(0, 10, 4):
+        batch = x[begin : begin + 4]
+        wanted = batch + before[: len(batch)]
+        np.testing.assert_array_equal(found.inputs[begin : begin + 4], wanted)
+        before = batch
+    np.testing.assert_array_equal(found.labels, walk.labels)
+
+
+def test_head_gap_by_hand():
+    weights = jnp.asarray([[[0.75, 0.25], [0.5, 0.5]], [[0.125, 0.875], [1.0, 0.0]]])
+    np.testing.assert_array_equal(circle.head_gap(weights), [0.25, -0.875])
+
+
 def test_compact_vocabulary_keeps_the_texts():
     tokens = np.array([[7, 100, 7], [0, 3, 100]])
     compact, used = memorization.compact_vocabulary(tokens)

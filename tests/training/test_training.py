@@ -141,6 +141,36 @@ def test_the_network_that_trains_is_the_one_network():
     np.testing.assert_allclose(forward(state.model, x, chosen.config), expected, rtol=1e-6)
 
 
+def test_dropout_of_the_output_falls_on_what_the_read_out_reads():
+    """A read-out that is the identity shows the network's output: each entry is 0 or 1/(1 − p)."""
+    made = recipe(num_outputs=8)
+    model = init_state(jax.random.key(0), hyper(), made).model
+    model = model.replace(classifier=(jnp.eye(8), jnp.zeros(8)))
+    batch = data()
+    key, rate = jax.random.key(5), jnp.float32(0.25)
+
+    def states(output_dropout):
+        found = batch_forward(
+            model, batch, made.config, dropout_key=key, dropout_rate=rate,
+            output_dropout=output_dropout,
+        )  # fmt: skip
+        return np.asarray(found)
+
+    before, after = states(False), states(True)
+    kept = after != 0
+    np.testing.assert_allclose(after[kept], before[kept] / 0.75, rtol=1e-6)
+    share = 1 - kept.mean()
+    assert abs(share - 0.25) < 4 * np.sqrt(0.25 * 0.75 / kept.size)
+    state = init_state(jax.random.key(0), hyper(), recipe())
+
+    def dropouts(made):
+        """Random words that a training step hashes."""
+        step = jax.make_jaxpr(lambda s: train_epoch(s, batch, 0, hyper(), made))(state)
+        return str(step).count("shift_right_logical")
+
+    assert dropouts(recipe(output_dropout=True)) > dropouts(recipe())  # the recipe passes it on
+
+
 def test_padding_changes_nothing():
     chosen = recipe()
     state = init_state(jax.random.key(0), hyper(), chosen)

@@ -1,8 +1,8 @@
 """Two points that walk along the two halves of a circle, and the network's own continuation.
 
 Each example is a sequence of two tokens, the current points of the two walkers; the targets are
-their next points. Applied to its own output again and again, pure attention lets the two points
-fall together.
+their next points. Applied to its own output again and again, a network may let the two points fall
+together: `rank_collapse.theory.recurrence` says how fast.
 """
 
 from collections.abc import Callable
@@ -43,6 +43,21 @@ def make_examples(num_points: int, radius: float = RADIUS) -> Examples:
     return Examples(inputs=walk[:-1], labels=walk[1:])
 
 
+def with_batch_before(examples: Examples, batch_size: int) -> Examples:
+    """Inputs X_b + X_{b−1} of each batch b, zeros before the first; labels as they are.
+
+    What the published code's circle_skip is trained on: a skip around the recurrence, of the true
+    points in place of its own output.
+
+    Args:
+        examples: In the order in which they are trained on.
+        batch_size: Examples per batch; the last batch may be short.
+    """
+    x = examples.inputs
+    before = jnp.concatenate([jnp.zeros_like(x[:batch_size]), x])[: len(x)]
+    return examples.replace(inputs=x + before)
+
+
 def roll_out(
     step: Callable[[Float[Array, "n 2"]], Float[Array, "n 2"]],
     start: Float[Array, "n 2"],
@@ -70,3 +85,11 @@ def roll_out(
 def distance(trajectory: Float[Array, "t 2 2"]) -> Float[Array, "t"]:
     """Distance between the two points at each step."""
     return jnp.linalg.norm(trajectory[:, 0] - trajectory[:, 1], axis=-1)
+
+
+def head_gap(attention: Float[Array, "*s 2 2"]) -> Float[Array, "*s"]:
+    """τ = P_11 − P_21 of attention weights: how much more than the other a walker sees the first.
+
+    The difference of two tokens, δ, leaves attention as Σ_h τ_h δ W_h.
+    """
+    return attention[..., 0, 0] - attention[..., 1, 0]

@@ -1,0 +1,221 @@
+"""A network fed with its own output: whether its tokens fall together, how fast, by which law.
+
+With all tokens equal to x, the Jacobian of a step F that treats tokens alike splits into what moves
+them together and J_diff(x) = ∂y_1/∂x_1 − ∂y_1/∂x_2, what becomes of their differences. Its spectral
+radius μ is the multiplier across the diagonal: d_{t+1} → μ d_t, so that equal tokens attract where
+μ < 1. Pure attention has μ = 0 and a cubic law, d_{t+1} ~ c d_t³; a skip makes μ > 0. Whether two
+tokens get near enough to fall is another question, of the basin, and no multiplier answers it.
+
+Axis letters: n tokens, i width of a token, t steps, s seeds.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.entry import enter
+from rank_collapse.network.gains import layer_gains
+from rank_collapse.network.sublayer import Site, sites_of, sublayer
+from rank_collapse.network.transformer import scan_layers
+from rank_collapse.theory import log_operations as ops
+from rank_collapse.theory.log_attention import attention
+
+Step = Callable[[Any], Any]  # [n, i] → [n, i]
+
+
+def transverse_jacobian(
+    step: Step, point: Float[Array, "i"], num_tokens: int = 2
+) -> Float[Array, "i i"]:
+    """J_diff = ∂y_1/∂x_1 − ∂y_1/∂x_2 of a step where all tokens are `point`.
+
+    Exact for steps that treat tokens alike (no positions, no mask that tells them apart): then it
+    acts on every difference of two tokens.
+
+    Args:
+        step: One step of the recurrence.
+        point: What all tokens are.
+        num_tokens: At least 2.
+    """
+    tokens = jnp.tile(point, (num_tokens, 1))
+    with jax.default_matmul_precision("highest"):
+        jacobian = jax.jacfwd(step)(tokens)  # [n, i, n, i]
+    return jacobian[0, :, 0] - jacobian[0, :, 1]
+
+
+def jacobian_matrix(step: Step, tokens: Float[Array, "n i"]) -> Float[Array, "ni ni"]:
+    """The whole Jacobian of a step at any tokens, as a square matrix."""
+    with jax.default_matmul_precision("highest"):
+        jacobian = jax.jacfwd(step)(tokens)
+    return jacobian.reshape(tokens.size, tokens.size)
+
+
+def spectral_radius(matrix: Any) -> np.ndarray:
+    """Largest |eigenvalue| of square matrices [..., k, k], on the host; NaN where not finite."""
+    matrix = np.asarray(matrix, np.float64)
+    finite = np.isfinite(matrix).all(axis=(-2, -1))
+    eigenvalues = np.linalg.eigvals(np.where(finite[..., None, None], matrix, 0))
+    return np.where(finite, np.abs(eigenvalues).max(axis=-1), np.nan)
+
+
+def equal_tokens(
+    step: Step, point: Float[Array, "i"], num_steps: int, num_tokens: int = 2
+) -> tuple[Float[Array, "i"], Float[Array, ""]]:
+    """Where equal tokens get in `num_steps`, and how far the last of them took: 0 at a fixed point.
+
+    Args:
+        step: One step of the recurrence.
+        point: What all tokens are at first.
+        num_steps: At least 1.
+        num_tokens: How many they are.
+    """
+
+    def advance(point, _):
+        # The mean: rounding must not be what tells tokens apart.
+        after = jnp.mean(step(jnp.tile(point, (num_tokens, 1))), axis=0)
+        return after, jnp.linalg.norm(after - point)
+
+    point, moved = jax.lax.scan(advance, point, None, length=num_steps)
+    return point, moved[-1]
+
+
+def predicted_steps(multiplier: Any, high: float = 1e-2, low: float = 1e-6) -> np.ndarray:
+    """ln(low/high)/ln μ steps from a distance `high` to `low`; inf where μ ≥ 1, 0 where μ = 0."""
+    mu = np.asarray(multiplier, np.float64)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        steps = np.log(low / high) / np.log(mu)
+    return np.where(mu >= 1, np.inf, steps)
+
+
+def measured_steps(distance: Any, high: float = 1e-2, low: float = 1e-6) -> np.ndarray:
+    """Steps from the first distance below `high` to the first below `low`; NaN where none is.
+
+    Args:
+        distance: By step [..., t].
+        high, low: Distances.
+    """
+    distance = np.asarray(distance)
+    steps = np.argmax(distance < low, axis=-1) - np.argmax(distance < high, axis=-1)
+    return np.where((distance < low).any(axis=-1), steps.astype(float), np.nan)
+
+
+def fall_order(log10_distance: Any, below: float = -6.0, most: int = 12) -> np.ndarray:
+    """The order p of the law d_{t+1} ~ c d_t^p: least squares in logarithms.
+
+    Over the first `most` steps that begin and end below 10^`below`; NaN with fewer than three.
+
+    Args:
+        log10_distance: Logarithms by step [..., t], such as `log_roll_out`'s.
+        below: Where the law is taken to hold: two walkers at d feel terms of the next order d².
+        most: Steps that count.
+    """
+    logs = np.asarray(log10_distance, np.float64)
+
+    def one(row):
+        x, y = row[:-1], row[1:]
+        fits = np.flatnonzero(np.isfinite(x) & np.isfinite(y) & (x < below) & (y < below))[:most]
+        if len(fits) < 3 or np.ptp(x[fits]) == 0:
+            return np.nan
+        return np.polyfit(x[fits], y[fits], 1)[0]
+
+    return np.apply_along_axis(one, -1, logs)
+
+
+def log_roll_out(
+    params: Any,
+    read_out: tuple[Any, Any],
+    start: Float[Array, "2 i"],
+    config: TransformerConfig,
+    num_steps: int,
+    *,
+    skip: bool = False,
+) -> Float[Array, "t"]:
+    """log10 of the distance of two tokens by step, however small.
+
+    Each step is read_out(network(embedding(tokens))), carried as 1x̄ᵀ + e^s R̂ (see
+    `log_residual_profile`), where ordinary arithmetic stops at the last digit of the coordinates.
+
+    Args:
+        params: Parameters of the network.
+        read_out: Weights [d, i] and bias [i].
+        start: The first two tokens.
+        config: The network: vectors through one linear map and a LayerNorm, no mask, no positions.
+        num_steps: Distances returned, that of the start included.
+        skip: As in `training.tasks.circle.roll_out`: the step's input is added to its output to
+            give the next input; distances are those of outputs.
+
+    Raises:
+        ValueError: An embedding, mask or position of another kind.
+    """
+    made = config.embedding
+    plain = made is not None and made.d_input and made.norm and made.positions == "none"
+    if not plain or made.hidden_layer or made.class_token or made.projection != "none":
+        raise ValueError(f"embedding={made} is not a linear map of vectors with a norm")
+    if config.mask != "none" or config.position != "none" or config.cross_attention:
+        raise ValueError(
+            f"mask={config.mask!r}, position={config.position!r}, "
+            f"cross_attention={config.cross_attention}: tokens are not treated alike"
+        )
+    (params, entry), keep = enter(params, start, config), jnp.ones(2, bool)
+    site = Site(params.embedding.norm, 1.0, 1.0, False, "post", "layer", made.norm_eps)
+
+    def linear(state, w, b):
+        return ops.settle(state.mean @ w + b, (state.rest @ w)[None], state.log_scale[None], keep)
+
+    def network(state):
+        state = linear(state, params.embedding.w_in, params.embedding.b_in)
+        state = ops.norm(site, state, keep)
+        gains = layer_gains(config, state.mean.dtype)
+
+        def body(state, step):
+            return _layer(*step, state, config, entry, keep), None
+
+        state, _ = scan_layers(body, state, params, config, gains)
+        if config.final_norm:
+            last = site.replace(norm=params.final_norm, kind=config.norm, eps=config.norm_eps)
+            state = ops.norm(last, state, keep)
+        return linear(state, *read_out)
+
+    def advance(state, _):
+        out = network(state)
+        after = out
+        if skip:
+            parts = jnp.stack([out.rest, state.rest])
+            scales = jnp.stack([out.log_scale, state.log_scale])
+            after = ops.settle(out.mean + state.mean, parts, scales, keep)
+        return after, _log10_distance(out)
+
+    with jax.default_matmul_precision("highest"):
+        center = jnp.mean(start, axis=0)
+        begin = ops.settle(center, (start - center[None, :])[None], jnp.zeros(1, start.dtype), keep)
+        _, later = jax.lax.scan(advance, begin, None, length=num_steps - 1)
+    return jnp.concatenate([_log10_distance(begin)[None], later])
+
+
+def _log10_distance(state):
+    apart = jnp.linalg.norm(state.rest[0] - state.rest[1])
+    return (state.log_scale + jnp.log(apart)) / np.log(10.0)
+
+
+def _layer(params, gains, state, config, entry, keep):
+    sites = sites_of(params, config, gains)
+
+    def norm(site, state):
+        return ops.norm(site, state, keep)
+
+    def add(site, state, part):
+        return ops.add(site, state, part, keep)
+
+    def attend(seen):
+        return attention(params.attention, seen, config, entry.context, gains.temperature, keep)
+
+    state, _ = sublayer(sites.attention, state, attend, norm, add)
+    if config.mlp != "none":
+        state, _ = sublayer(
+            sites.mlp, state, lambda seen: (ops.mlp(params.mlp, seen, config.mlp), None), norm, add
+        )
+    return state

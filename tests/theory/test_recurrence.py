@@ -1,0 +1,142 @@
+"""A network fed with its own output: Jacobians and laws by hand, distances in many digits."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import mpmath
+import numpy as np
+import pytest
+from draws import parameters
+
+import rank_collapse as rc
+from rank_collapse.network.embedding import EmbeddingConfig
+from rank_collapse.theory import recurrence
+
+A = np.array([[0.3, 0.5], [-0.2, 0.1]])
+B = np.array([[0.1, -0.4], [0.25, 0.05]])
+
+
+def step(x):
+    """Each token sees itself through A and the others through B, each squared in part."""
+    others = jnp.sum(x, axis=0, keepdims=True) - x
+    return (x + x**2) @ A.T + others @ B.T
+
+
+def test_jacobians_of_a_step_by_hand():
+    point = jnp.array([0.2, -0.7])
+    own = A * (1 + 2 * np.array(point))[None, :]
+    for n in (2, 3):
+        found = recurrence.transverse_jacobian(step, point, n)
+        np.testing.assert_allclose(found, own - B, rtol=1e-5)
+    whole = recurrence.jacobian_matrix(step, jnp.tile(point, (2, 1)))
+    np.testing.assert_allclose(whole, np.block([[own, B], [B, own]]), rtol=1e-5)
+
+
+def test_spectral_radius_is_that_of_complex_eigenvalues():
+    turn = 0.5 * np.array([[np.cos(1), -np.sin(1)], [np.sin(1), np.cos(1)]])
+    lost = np.array([[np.nan, 0], [0, 1]])
+    found = recurrence.spectral_radius(np.stack([turn, np.diag([-3, 2]), lost]))
+    np.testing.assert_allclose(found, [0.5, 3, np.nan])
+
+
+def test_equal_tokens_come_to_rest():
+    point, moved = recurrence.equal_tokens(lambda x: x / 2 + 1, jnp.zeros(2), 20)
+    np.testing.assert_allclose(point, 2, atol=1e-5)
+    _, moving = recurrence.equal_tokens(lambda x: x + 0.5, jnp.zeros(2), 20)
+    assert float(moved) < 1e-5 and float(moving) == pytest.approx(0.5 * np.sqrt(2))
+
+
+def test_steps_between_two_distances():
+    t = np.arange(60)
+    cubic, halved, apart = 0.6 ** (3.0 ** np.minimum(t, 5)), 0.6 * 0.5**t, np.full(60, 0.6)
+    # Below 1e-2 at t = 3 and below 1e-6 at t = 4; halving at t = 6 and 20.
+    found = recurrence.measured_steps(np.stack([cubic, halved, apart]))
+    np.testing.assert_array_equal(found, [1, 14, np.nan])
+    predicted = recurrence.predicted_steps([0.5, 0.1, 0.0, 1.0, 1.2, np.nan])
+    np.testing.assert_allclose(predicted, [4 / np.log10(2), 4, 0, np.inf, np.inf, np.nan])
+
+
+def test_order_of_a_law():
+    t = np.arange(60)
+    cubic, halved = -0.3 * 3.0 ** np.minimum(t, 30), -t * np.log10(2)
+    crossing = np.where(t < 6, -(1.5**t), -(1.5**5) - 0.3 * (t - 5))  # another law while far off
+    cubic[31:] = -np.inf
+    found = recurrence.fall_order(np.stack([cubic, halved, crossing, 0 * halved]))
+    np.testing.assert_allclose(found, [3, 1, 1, np.nan], rtol=1e-10)
+
+
+CASES = {
+    "attention": ({}, False),
+    "MLP": ({"mlp": "gelu", "mlp_skip": True}, False),
+    "skip and MLP": ({"mlp": "gelu", "mlp_skip": True, "attention_skip": True}, False),
+    "skip around the recurrence": ({"attention_skip": True}, True),
+}
+
+
+def digits_of(params, read_out, start, config, num_steps, skip, digits=800):
+    """log10 of the distances in arithmetic of many digits, the network written out."""
+    mp = mpmath.mp
+    exp, sqrt, erf = (np.vectorize(getattr(mp, f), otypes=[object]) for f in ("exp", "sqrt", "erf"))
+    exact = np.vectorize(lambda a: mp.mpf(float(a)), otypes=[object])
+    layer = jax.tree.map(lambda a: exact(np.asarray(a)[0]), params.layers)
+    made = jax.tree.map(lambda a: exact(np.asarray(a)), params.embedding)
+    w, b = (exact(np.asarray(a)) for a in read_out)
+
+    def norm(p, x, eps=1e-12):
+        x = x - x.mean(1, keepdims=True)
+        return x / sqrt((x * x).mean(1, keepdims=True) + mp.mpf(eps)) * p.gain + p.bias
+
+    def attend(x):
+        p, out = layer.attention, 0
+        for h in range(config.num_heads):
+            q, k, v = (x @ getattr(p, f"w_{n}")[h] + getattr(p, f"b_{n}")[h] for n in "qkv")
+            scores = exp(q @ k.T / mp.sqrt(q.shape[1]))
+            out = out + scores / scores.sum(1, keepdims=True) @ v @ p.w_o[h]
+        return out + p.b_o
+
+    def network(x):
+        x = norm(made.norm, x @ made.w_in + made.b_in)
+        x = norm(layer.attention_norm, attend(x) + (x if config.attention_skip else 0))
+        if config.mlp == "gelu":
+            z = x @ layer.mlp.w_in + layer.mlp.b_in
+            z = z * (1 + erf(z / mp.sqrt(2))) / 2
+            x = norm(layer.mlp_norm, x + z @ layer.mlp.w_out + layer.mlp.b_out)
+        return x @ w + b
+
+    with mp.workdps(digits):
+        x, path = exact(start), [exact(start)]
+        for _ in range(num_steps - 1):
+            path.append(network(x))
+            x = x + path[-1] if skip else path[-1]
+        return [float(mp.log10(mp.sqrt(((p[0] - p[1]) ** 2).sum()))) for p in path]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_distances_in_logarithms_are_those_of_many_digits(name):
+    fields, skip = CASES[name]
+    config = rc.TransformerConfig(
+        depth=1, num_heads=2, d_model=4, d_ff=4, norm_placement="post",
+        embedding=EmbeddingConfig(d_input=2, d_embed=4), **fields,
+    )  # fmt: skip
+    params = parameters(config, seed=3)
+    rng = np.random.default_rng(4)
+    read_out = jnp.asarray(rng.normal(size=(4, 2)), jnp.float32), jnp.asarray([0.1, -0.2])
+    start = np.array([[0.3, 0.1], [-0.1, 0.25]], np.float32)
+    wanted = digits_of(params, read_out, start, config, 7, skip)
+    rolled = jax.jit(functools.partial(recurrence.log_roll_out, skip=skip), static_argnums=(3, 4))
+    found = rolled(params, read_out, jnp.asarray(start), config, 7)
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+    if not config.attention_skip:
+        assert wanted[-1] < -100  # far below what float32 holds
+
+
+def test_networks_that_have_no_distance_in_logarithms():
+    vectors = EmbeddingConfig(d_input=2, d_embed=4)
+    for fields, text in (
+        ({"embedding": EmbeddingConfig(vocab_size=3, d_embed=4)}, "vocab_size=3"),
+        ({"embedding": vectors, "mask": "causal"}, "mask='causal'"),
+    ):
+        config = rc.TransformerConfig(num_heads=2, d_model=4, **fields)
+        with pytest.raises(ValueError, match=text):
+            recurrence.log_roll_out(None, (0, 0), jnp.ones((2, 2)), config, 3)
