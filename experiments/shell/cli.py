@@ -36,7 +36,8 @@ from absl import flags
 from jax.sharding import Mesh
 
 from experiments.shell import several
-from rank_collapse.runs.folder import RunError, RunFolder
+from rank_collapse.runs.files import RunError
+from rank_collapse.runs.folder import RunFolder
 from rank_collapse.runs.seeds import seed_mesh
 
 # Flags that do not change results: recorded in config.json, not compared on resume.

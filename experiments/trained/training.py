@@ -15,7 +15,8 @@ from experiments.shell import cli
 from experiments.shell.progress import Progress
 from experiments.trained import arguments
 from rank_collapse.runs import processes
-from rank_collapse.runs.folder import RunError, RunFolder
+from rank_collapse.runs.files import RunError
+from rank_collapse.runs.folder import RunFolder
 from rank_collapse.runs.seeds import seed_keys, to_host
 from rank_collapse.training import model_file
 from rank_collapse.training.ensemble import Ensemble, Trained
@@ -120,7 +121,17 @@ def results_of(
         print(f"the weights of a finished run were not kept: training again for {models}")
         trained()
         run.drop_checkpoints()
-    return traverse_util.unflatten_dict(run.cached(part, compute), sep="/")
+    results = run.cached(part, compute)
+    epochs = (options.num_seeds, setup.recipe.num_epochs)
+    aside = {"seconds", *(constants or {})}
+    for name, values in results.items():
+        whole = values.shape[:1] == epochs[:1] if name != "losses" else values.shape == epochs
+        if not whole and name.split("/")[0] not in aside:
+            raise RunError(
+                f"{run.path}/arrays.npz: {part}/{name} of shape {values.shape} is not of "
+                f"{epochs[0]} seeds and {epochs[1]} epochs; use --overwrite"
+            )
+    return traverse_util.unflatten_dict(results, sep="/")
 
 
 def results_by_case(

@@ -1,12 +1,16 @@
 """Saving and restoring a pytree of arrays by step, through orbax.
 
 Leaves are stored under their path in the tree, on the host, so that a state saved under one
-number of devices is restored under another.
+number of devices is restored under another; beside them their checksum.
 """
 
+import contextlib
+import hashlib
+import logging
 import os
+import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +27,21 @@ def save(folder: str | os.PathLike, step: int, state: Any, keep: int = 1) -> Non
         step: A whole number that orders the states.
         state: The pytree; every array must be addressable from this process.
         keep: How many states remain.
+
+    Raises:
+        OSError: The state cannot be written; earlier ones stay.
     """
     folder = Path(folder)
     final, temporary = folder / str(step), folder / f"tmp-{step}"
-    shutil.rmtree(temporary, ignore_errors=True)
+    _clear_unfinished(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    with _checkpointer() as checkpointer:
-        checkpointer.save(temporary.absolute(), flatten(state))
+    arrays = flatten(state)
+    with _one_error(), _checkpointer() as checkpointer:
+        try:
+            checkpointer.save(temporary.absolute(), arrays | {_CHECKSUM: checksum(arrays)})
+        except Exception as error:
+            _clear_unfinished(folder)
+            raise _os_error(error) from error
     shutil.rmtree(final, ignore_errors=True)
     os.replace(temporary, final)
     for old in steps(folder)[:-keep]:
@@ -48,11 +60,58 @@ def restore(folder: str | os.PathLike, step: int, like: Any) -> Any:
     """The state saved at a step, with the structure, dtypes and shardings of `like`.
 
     Raises:
-        ValueError: The state on disk has other names or shapes than `like`.
+        ValueError: The state on disk is damaged, or has other names or shapes than `like`.
     """
-    with _checkpointer() as checkpointer:
-        saved = checkpointer.restore((Path(folder) / str(step)).absolute())
+    with _one_error(), _checkpointer() as checkpointer:
+        try:
+            saved = dict(checkpointer.restore((Path(folder) / str(step)).absolute()))
+        except Exception as error:  # orbax and what it reads with raise nearly any on damage
+            reason = " ".join(str(error).split())[:200] or type(error).__name__
+            raise ValueError(f"checkpoint {step} cannot be read ({reason})") from error
+    written = saved.pop(_CHECKSUM, None)  # none in those of earlier versions
+    if written is not None and not np.array_equal(written, checksum(saved)):
+        raise ValueError(f"checkpoint {step} is damaged: its checksum is another")
     return unflatten(saved, like, f"checkpoint {step}")
+
+
+_CHECKSUM = "sha256"
+
+
+def checksum(arrays: Mapping[str, Any]) -> np.ndarray:
+    """SHA-256 of named arrays, their dtypes and shapes: 32 bytes as uint8."""
+    found = hashlib.sha256()
+    for name in sorted(arrays):
+        array = np.asarray(arrays[name])
+        found.update(f"{name} {array.dtype} {array.shape} ".encode())
+        found.update(array.tobytes())
+    return np.frombuffer(found.digest(), np.uint8)
+
+
+def _clear_unfinished(folder):
+    """Deletes what a save that was cut off has left, under orbax's temporary names too."""
+    for unfinished in folder.glob("tmp-*"):
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _one_error() -> Iterator[None]:
+    """Orbax raises what went wrong, and its threads print it as well: here they do not."""
+    logger = logging.getLogger("absl")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
+
+
+def _os_error(error):
+    """An OSError for what orbax raises where a file cannot be written, with its number if known."""
+    code = re.search(r"os_error_code='(\d+)'", str(error))
+    if isinstance(error, OSError):
+        return error
+    if code:
+        return OSError(int(code[1]), os.strerror(int(code[1])))
+    return OSError(" ".join(str(error).split())[:300])
 
 
 def _checkpointer():

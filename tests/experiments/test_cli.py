@@ -9,7 +9,7 @@ from absl import flags
 
 from experiments.shell import cli
 from experiments.shell.progress import Progress, duration
-from rank_collapse.runs.folder import RunError
+from rank_collapse.runs.files import RunError
 
 FLAGS = cli.make_flags("example", num_seeds=4)
 flags.DEFINE_integer("depth", 3, "Layers.", lower_bound=1, flag_values=FLAGS)
