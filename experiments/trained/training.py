@@ -1,5 +1,6 @@
 """One network's seeds inside a run folder: trained, measured, saved, and read the next time."""
 
+import contextlib
 import functools
 import re
 import time
@@ -11,7 +12,7 @@ import numpy as np
 from absl import flags
 from flax import traverse_util
 
-from experiments.shell import cli
+from experiments.shell import cli, signals
 from experiments.shell.progress import Progress
 from experiments.trained import arguments
 from rank_collapse.runs import processes
@@ -190,7 +191,8 @@ def train(
             progress.skip(found[0])
         return found
 
-    with Progress(total, f"training {setup.name}", log=run.log) as progress:
+    waits = signals.deferred() if resumable else contextlib.nullcontext()
+    with Progress(total, f"training {setup.name}", log=run.log) as progress, waits:
         saved = begun = time.monotonic()
 
         def on_chunk(epoch, snapshot, losses):
@@ -201,7 +203,7 @@ def train(
                     known.add(int(seed))
                     progress.say(f"seed {seed} diverged by epoch {epoch}; it is kept apart")
             now, wait = time.monotonic(), options.checkpoint_seconds
-            due = now - saved > wait or (epoch == total and now - begun > wait)
+            due = now - saved > wait or (epoch == total and now - begun > wait) or signals.asked()
             if resumable and processes.from_primary(np.asarray(due)):
                 run.save_checkpoint(epoch, snapshot())
                 saved = time.monotonic()

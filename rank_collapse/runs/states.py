@@ -4,13 +4,14 @@ Leaves are stored under their path in the tree, on the host, so that a state sav
 number of devices is restored under another; beside them their checksum.
 """
 
-import contextlib
+import gc
 import hashlib
 import logging
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +37,15 @@ def save(folder: str | os.PathLike, step: int, state: Any, keep: int = 1) -> Non
     _clear_unfinished(folder)
     folder.mkdir(parents=True, exist_ok=True)
     arrays = flatten(state)
-    with _one_error(), _checkpointer() as checkpointer:
-        try:
-            checkpointer.save(temporary.absolute(), arrays | {_CHECKSUM: checksum(arrays)})
-        except Exception as error:
-            _clear_unfinished(folder)
-            raise _os_error(error) from error
+    with _checkpointer() as checkpointer:
+        target = temporary.absolute()
+        _, failed = _attempt(
+            lambda: checkpointer.save(target, arrays | {_CHECKSUM: checksum(arrays)})
+        )
+    if failed:
+        _clear_unfinished(folder)
+        code = re.search(r"os_error_code='(\d+)'", failed)
+        raise OSError(int(code[1]), os.strerror(int(code[1]))) if code else OSError(failed[:300])
     shutil.rmtree(final, ignore_errors=True)
     os.replace(temporary, final)
     for old in steps(folder)[:-keep]:
@@ -62,12 +66,11 @@ def restore(folder: str | os.PathLike, step: int, like: Any) -> Any:
     Raises:
         ValueError: The state on disk is damaged, or has other names or shapes than `like`.
     """
-    with _one_error(), _checkpointer() as checkpointer:
-        try:
-            saved = dict(checkpointer.restore((Path(folder) / str(step)).absolute()))
-        except Exception as error:  # orbax and what it reads with raise nearly any on damage
-            reason = " ".join(str(error).split())[:200] or type(error).__name__
-            raise ValueError(f"checkpoint {step} cannot be read ({reason})") from error
+    with _checkpointer() as checkpointer:
+        path = (Path(folder) / str(step)).absolute()
+        saved, failed = _attempt(lambda: dict(checkpointer.restore(path)))
+    if failed:
+        raise ValueError(f"checkpoint {step} cannot be read ({failed[:200]})")
     written = saved.pop(_CHECKSUM, None)  # none in those of earlier versions
     if written is not None and not np.array_equal(written, checksum(saved)):
         raise ValueError(f"checkpoint {step} is damaged: its checksum is another")
@@ -93,25 +96,24 @@ def _clear_unfinished(folder):
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-@contextlib.contextmanager
-def _one_error() -> Iterator[None]:
-    """Orbax raises what went wrong, and its threads print it as well: here they do not."""
-    logger = logging.getLogger("absl")
+def _attempt(call: Callable[[], Any]) -> tuple[Any, str]:
+    """(what orbax returns, ""), or (None, what went wrong in one line).
+
+    Its threads print what they raise, and it leaves coroutines that never end, which complain when
+    they are collected: here neither is heard.
+    """
+    logger, hook = logging.getLogger("absl"), sys.unraisablehook
     before, logger.disabled = logger.disabled, True
+    sys.unraisablehook = lambda _: None
     try:
-        yield
+        try:
+            return call(), ""
+        except Exception as error:  # it and what it reads with raise nearly any
+            failed = " ".join(str(error).split()) or type(error).__name__
+        gc.collect()
+        return None, failed
     finally:
-        logger.disabled = before
-
-
-def _os_error(error):
-    """An OSError for what orbax raises where a file cannot be written, with its number if known."""
-    code = re.search(r"os_error_code='(\d+)'", str(error))
-    if isinstance(error, OSError):
-        return error
-    if code:
-        return OSError(int(code[1]), os.strerror(int(code[1])))
-    return OSError(" ".join(str(error).split())[:300])
+        logger.disabled, sys.unraisablehook = before, hook
 
 
 def _checkpointer():
