@@ -136,7 +136,7 @@ def execute(main: Callable, flag_values: flags.FlagValues, arguments: Sequence[s
             return 0
         with signals.stopping():
             set_up_devices(options)
-            with several.one_voice():
+            with jax.default_matmul_precision("highest"), several.one_voice():
                 code = main(options) or 0
             signals.check()
         return code
