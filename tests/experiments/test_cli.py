@@ -162,7 +162,7 @@ def test_a_platform_that_is_not_there_is_one_line():
     )
     assert (
         found.returncode == 2
-        and "error: JAX finds no device of JAX_PLATFORMS=cuda: " in found.stderr
+        and "error: JAX finds no device of JAX_PLATFORMS='cuda': " in found.stderr
     )
     assert "Traceback" not in found.stderr
 
