@@ -42,7 +42,8 @@ from rank_collapse.runs.files import RunError
 from rank_collapse.runs.folder import RunFolder
 from rank_collapse.runs.seeds import seed_mesh
 
-# Flags that do not change results: recorded in config.json, not compared on resume.
+# Flags that do not change results, or their rounding alone (num_devices): recorded in config.json,
+# not compared on resume.
 EXECUTION = {"help", "output_dir", "run_name", "overwrite", "num_devices", "distributed", "debug"}
 
 
@@ -260,7 +261,7 @@ def open_run(
         options: Parsed flags.
         experiment: Name of the experiment.
         extra: More that determines the results, such as `content_hash` of an input file.
-        execution: Names of further flags that do not change results (a chunk size).
+        execution: Names of further flags that change no result beyond rounding (a chunk size).
         overwrite: In place of --overwrite.
 
     Raises:
