@@ -15,6 +15,7 @@ from experiments.shell import inputs
 from experiments.shell.progress import Progress
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.runs import seeds
+from rank_collapse.runs.files import RunError
 from rank_collapse.runs.folder import RunFolder
 
 
@@ -99,7 +100,7 @@ def measure_setting(
     num_seeds, progress = programs.options.num_seeds, programs.progress
     part = f"{norm}/weight_scale={scale!r}/skip_gain={gain!r}"
     found = run.part(part) or {}
-    done = len(next(iter(found.values()))) if found else 0
+    done = seeds_done(found, part, programs.options, run)
     progress.skip(done)
     while done < num_seeds:
         count = min(size, num_seeds - done)
@@ -111,6 +112,24 @@ def measure_setting(
         done += count
         progress.advance(count)
     return found
+
+
+def seeds_done(
+    found: dict[str, np.ndarray], part: str, options: flags.FlagValues, run: RunFolder
+) -> int:
+    """Seeds that the saved arrays of a setting hold.
+
+    Raises:
+        RunError: They are not all [seeds, L + 1], with no more seeds than the run has.
+    """
+    shapes = {np.shape(values) for values in found.values()} or {(0, options.depth + 1)}
+    count, *layers = shapes.pop()
+    if shapes or layers != [options.depth + 1] or count > options.num_seeds:
+        raise RunError(
+            f"{run.path}/arrays.npz: {part} is not of {options.num_seeds} seeds and "
+            f"{options.depth} layers; use --overwrite"
+        )
+    return count
 
 
 def check_finite(new: dict[str, np.ndarray], norm: str, scale: float, gain: float, first: int):

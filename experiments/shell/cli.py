@@ -14,13 +14,15 @@
 
 Each binary has its own FlagValues, so that several of them live in one process (tests,
 `reproduce`): `cli.execute(main, FLAGS, ["--depth=2"])` returns the exit code. Exit codes: 0 done,
-2 a mistake of the user's in one line on stderr, 130 Ctrl-C.
+2 a mistake of the user's in one line on stderr, 130 Ctrl-C, 143 SIGTERM (see `signals`).
 """
 
 import contextlib
 import hashlib
 import inspect
+import io
 import json
+import math
 import os
 import re
 import shlex
@@ -35,11 +37,13 @@ import jax
 from absl import flags
 from jax.sharding import Mesh
 
-from experiments.shell import several
-from rank_collapse.runs.folder import RunError, RunFolder
+from experiments.shell import process, several, signals
+from rank_collapse.runs.files import RunError
+from rank_collapse.runs.folder import RunFolder
 from rank_collapse.runs.seeds import seed_mesh
 
-# Flags that do not change results: recorded in config.json, not compared on resume.
+# Flags that do not change results, or their rounding alone (num_devices): recorded in config.json,
+# not compared on resume.
 EXECUTION = {"help", "output_dir", "run_name", "overwrite", "num_devices", "distributed", "debug"}
 
 
@@ -93,6 +97,8 @@ def definer(flag_values: flags.FlagValues) -> Callable[..., None]:
 
 def run(main: Callable, flag_values: flags.FlagValues) -> NoReturn:
     """Runs a binary on the command line's arguments and exits; see `execute`."""
+    print_anything()
+    process.end_with_parent()
     try:
         code = execute(main, flag_values, sys.argv[1:])
     except Exception:
@@ -102,10 +108,17 @@ def run(main: Callable, flag_values: flags.FlagValues) -> NoReturn:
         code = 1
     if code and several.running():
         several.leave(code)
-    if code == 130:
+    if code > 128:
         sys.stdout.flush()
         os._exit(code)  # threads that still compile would keep the process alive
     sys.exit(code)
+
+
+def print_anything() -> None:
+    """What an encoding such as ASCII has no character for is printed as "?"."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def execute(main: Callable, flag_values: flags.FlagValues, arguments: Sequence[str]) -> int:
@@ -122,12 +135,15 @@ def execute(main: Callable, flag_values: flags.FlagValues, arguments: Sequence[s
         if options.help:
             print(help_text(main, flag_values))
             return 0
-        set_up_devices(options)
-        with jax.default_matmul_precision("highest"), several.one_voice():
-            return main(options) or 0
-    except KeyboardInterrupt:
+        with signals.stopping():
+            set_up_devices(options)
+            with jax.default_matmul_precision("highest"), several.one_voice():
+                code = main(options) or 0
+            signals.check()
+        return code
+    except (KeyboardInterrupt, signals.Stopped) as asked:
         print("\ninterrupted: the same command again resumes", file=sys.stderr)
-        return 130
+        return asked.code if isinstance(asked, signals.Stopped) else 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -162,6 +178,17 @@ def parse(flag_values: flags.FlagValues, arguments: Sequence[str]) -> flags.Flag
     rest = flag_values(["binary", *arguments])[1:]
     if rest:
         raise ValueError(f"unexpected argument {rest[0]!r}; flags are written --name=value")
+    for name in flag_values:
+        value = flag_values[name].value
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"--{name}={value} is not a finite number")
+    folder, name = flag_values.output_dir, flag_values.run_name
+    if folder is not None and not folder.strip():
+        raise ValueError("--output_dir= is empty: an unset variable? The current folder is '.'")
+    if name is not None and (
+        Path(name).name != name or name in ("", "..") or not name.isprintable()
+    ):
+        raise ValueError(f"--run_name={name!r} is no name of a folder")
     return flag_values
 
 
@@ -187,14 +214,22 @@ def set_up_devices(options: flags.FlagValues) -> None:
 
     XLA does not spread a vmapped small matrix product over cores; one device per core does.
     Where JAX already runs (several binaries in one process) its devices are used as they are.
+
+    Raises:
+        ValueError: JAX does not start.
     """
     if "distributed" in options and options.distributed:
         several.join()
-    if "host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
-        return
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    with contextlib.suppress(RuntimeError):  # JAX has started
-        jax.config.update("jax_num_cpu_devices", options.num_devices or cores)
+    if "host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        with contextlib.suppress(RuntimeError):  # JAX has started
+            jax.config.update("jax_num_cpu_devices", options.num_devices or cores)
+    try:
+        jax.devices()
+    except (RuntimeError, AssertionError) as error:  # a platform that is not there
+        asked = os.environ.get("JAX_PLATFORMS", "")
+        reason = str(error) or "it is not installed"
+        raise ValueError(f"JAX finds no device of JAX_PLATFORMS={asked!r}: {reason}") from error
 
 
 def mesh(options: flags.FlagValues) -> Mesh:
@@ -204,8 +239,8 @@ def mesh(options: flags.FlagValues) -> Mesh:
         ValueError: There are fewer devices.
     """
     devices = []
-    for process in range(jax.process_count()):
-        own = [d for d in jax.devices() if d.process_index == process]
+    for index in range(jax.process_count()):
+        own = [d for d in jax.devices() if d.process_index == index]
         if options.num_devices > len(own):
             raise ValueError(f"num_devices={options.num_devices}, but there are {len(own)}")
         devices += own[: options.num_devices or len(own)]
@@ -226,7 +261,7 @@ def open_run(
         options: Parsed flags.
         experiment: Name of the experiment.
         extra: More that determines the results, such as `content_hash` of an input file.
-        execution: Names of further flags that do not change results (a chunk size).
+        execution: Names of further flags that change no result beyond rounding (a chunk size).
         overwrite: In place of --overwrite.
 
     Raises:

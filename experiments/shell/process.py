@@ -1,52 +1,35 @@
-"""A child process that ends when this one is asked to."""
+"""A child process that ends with this one, however this one ends."""
 
 import contextlib
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import threading
+import time
+from collections.abc import Sequence
 
+from experiments.shell.signals import Stopped, stopping
 
-class Stopped(SystemExit):
-    """A signal asked this process to end; the exit code is 128 + its number, as a shell has it."""
-
-    def __init__(self, number: int):
-        super().__init__(128 + number)
-        self.number = number
-
-
-@contextlib.contextmanager
-def stopping(numbers: Sequence[int] = (signal.SIGTERM, signal.SIGHUP)) -> Iterator[None]:
-    """These signals raise `Stopped` meanwhile, as Ctrl-C raises KeyboardInterrupt.
-
-    One that is ignored, as SIGHUP under nohup, stays ignored.
-    """
-
-    def stop(number, _):
-        raise Stopped(number)
-
-    earlier = {n: signal.getsignal(n) for n in numbers if signal.getsignal(n) != signal.SIG_IGN}
-    for number in earlier:
-        signal.signal(number, stop)
-    try:
-        yield
-    finally:
-        for number, handler in earlier.items():
-            signal.signal(number, handler)
+# Set in a child of `run_process`: its standard input ends when its parent does.
+_VARIABLE = "RANK_COLLAPSE_ENDS_WITH_STDIN"
+_GRACE = 30  # seconds to save what is finished
 
 
 def run_process(command: Sequence[str]) -> tuple[int, str]:
     """Runs a command, passing on what it prints as it comes; (exit code, all it printed).
 
     Ctrl-C, SIGTERM and SIGHUP are passed on to the command and all it has started; it has ended
-    when they are raised here.
+    when they are raised here. Where this process is killed, a binary of ours stops too, see
+    `end_with_parent`.
     """
     lines = []
     with (
         stopping(),
         subprocess.Popen(
             command,
+            env=os.environ | {_VARIABLE: "1"},
+            stdin=subprocess.PIPE,  # nothing is written: no other process holds its other end
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -64,3 +47,22 @@ def run_process(command: Sequence[str]) -> tuple[int, str]:
                 os.killpg(process.pid, getattr(asked, "number", signal.SIGINT))
             process.wait()
             raise
+
+
+def end_with_parent() -> None:
+    """In a child of `run_process`: sends this process SIGTERM when its parent has ended.
+
+    Also where the parent was killed by a signal that it cannot handle. On any system.
+    """
+    if not os.environ.pop(_VARIABLE, None):
+        return
+    source = os.dup(0)
+
+    def watch():
+        while os.read(source, 1024):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(_GRACE)
+        os._exit(128 + signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()

@@ -1,4 +1,7 @@
-"""Progress of a long computation: a bar in a terminal, plain lines otherwise."""
+"""Progress of a long computation: a bar in a terminal, plain lines otherwise.
+
+Steps are where a run that was asked to end does so: see `signals`.
+"""
 
 import contextlib
 import sys
@@ -7,6 +10,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, TextIO
 
 import jax
+
+from experiments.shell import signals
 
 BAR = 24
 
@@ -45,9 +50,11 @@ class Progress:
     def __enter__(self) -> "Progress":
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, kind: Any, *_: Any) -> None:
         if self._terminal and not self._silent:
             print(file=self.stream)
+        if kind is None:
+            signals.check()
 
     def skip(self, steps: int) -> None:
         """These steps were done by an earlier run: they do not count in the speed."""
@@ -63,6 +70,10 @@ class Progress:
 
         Values must be host floats already: reading a device array here would make the device wait.
         """
+        self._show(done, values)
+        signals.check()
+
+    def _show(self, done: int, values: dict[str, float]) -> None:
         self.done = done
         now = time.monotonic()
         elapsed = now - self._started - self._aside

@@ -19,7 +19,8 @@ from typing import Any, NoReturn
 import jax
 
 from rank_collapse.runs import processes
-from rank_collapse.runs.folder import RunError, RunFolder
+from rank_collapse.runs.files import RunError
+from rank_collapse.runs.folder import RunFolder
 
 VARIABLES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 LOST = ("gloo", "nccl", "connection closed by peer", "connection reset by peer", "coordination")

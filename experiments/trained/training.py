@@ -1,5 +1,6 @@
 """One network's seeds inside a run folder: trained, measured, saved, and read the next time."""
 
+import contextlib
 import functools
 import re
 import time
@@ -11,11 +12,12 @@ import numpy as np
 from absl import flags
 from flax import traverse_util
 
-from experiments.shell import cli
+from experiments.shell import cli, signals
 from experiments.shell.progress import Progress
 from experiments.trained import arguments
 from rank_collapse.runs import processes
-from rank_collapse.runs.folder import RunError, RunFolder
+from rank_collapse.runs.files import RunError
+from rank_collapse.runs.folder import RunFolder
 from rank_collapse.runs.seeds import seed_keys, to_host
 from rank_collapse.training import model_file
 from rank_collapse.training.ensemble import Ensemble, Trained
@@ -120,7 +122,17 @@ def results_of(
         print(f"the weights of a finished run were not kept: training again for {models}")
         trained()
         run.drop_checkpoints()
-    return traverse_util.unflatten_dict(run.cached(part, compute), sep="/")
+    results = run.cached(part, compute)
+    epochs = (options.num_seeds, setup.recipe.num_epochs)
+    aside = {"seconds", *(constants or {})}
+    for name, values in results.items():
+        whole = values.shape[:1] == epochs[:1] if name != "losses" else values.shape == epochs
+        if not whole and name.split("/")[0] not in aside:
+            raise RunError(
+                f"{run.path}/arrays.npz: {part}/{name} of shape {values.shape} is not of "
+                f"{epochs[0]} seeds and {epochs[1]} epochs; use --overwrite"
+            )
+    return traverse_util.unflatten_dict(results, sep="/")
 
 
 def results_by_case(
@@ -179,7 +191,8 @@ def train(
             progress.skip(found[0])
         return found
 
-    with Progress(total, f"training {setup.name}", log=run.log) as progress:
+    waits = signals.deferred() if resumable else contextlib.nullcontext()
+    with Progress(total, f"training {setup.name}", log=run.log) as progress, waits:
         saved = begun = time.monotonic()
 
         def on_chunk(epoch, snapshot, losses):
@@ -190,7 +203,7 @@ def train(
                     known.add(int(seed))
                     progress.say(f"seed {seed} diverged by epoch {epoch}; it is kept apart")
             now, wait = time.monotonic(), options.checkpoint_seconds
-            due = now - saved > wait or (epoch == total and now - begun > wait)
+            due = now - saved > wait or (epoch == total and now - begun > wait) or signals.asked()
             if resumable and processes.from_primary(np.asarray(due)):
                 run.save_checkpoint(epoch, snapshot())
                 saved = time.monotonic()

@@ -6,7 +6,7 @@ from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.embedding import EmbeddingConfig
 from rank_collapse.network.parameters import BlockParams, TransformerParams
 from rank_collapse.pretrained import bert
-from rank_collapse.pretrained.family import Family
+from rank_collapse.pretrained.family import MAX_LAYERS, Family
 from rank_collapse.pretrained.weights import Weights, activation
 
 DEFAULTS = {
@@ -34,6 +34,11 @@ def rows(settings: dict[str, Any]) -> tuple[list[tuple[int, int]], tuple[int, ..
     Each of `num_hidden_layers` steps runs through all inner layers of its group.
     """
     steps, groups = settings["num_hidden_layers"], settings["num_hidden_groups"]
+    if steps * settings["inner_group_num"] > MAX_LAYERS:
+        raise ValueError(
+            f"num_hidden_layers={steps} times inner_group_num={settings['inner_group_num']} is "
+            f"more than {MAX_LAYERS} layers"
+        )
     sequence = [
         (int(step / (steps / groups)), inner)
         for step in range(steps)

@@ -13,7 +13,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from rank_collapse.pretrained.torch_file import Entry, torch_entries
+from rank_collapse.pretrained.torch_file import Entry, extent, torch_entries
 from rank_collapse.text.files import read_json
 
 _SAFE_DTYPES = {
@@ -72,6 +72,9 @@ class Checkpoint:
         weight_map = read_json(index).get("weight_map")
         if not isinstance(weight_map, dict):
             raise ValueError(f"{index} has no weight_map")
+        for name, shard in weight_map.items():
+            if not isinstance(shard, str):
+                raise ValueError(f"{index} names no file for tensor {name!r}: {shard!r}")
         entries = {}
         for shard in sorted(set(weight_map.values())):
             if Path(shard).name != shard:
@@ -101,14 +104,19 @@ class Checkpoint:
         """One tensor, in the file's dtype.
 
         Raises:
-            ValueError: A tensor with values that are not finite.
+            ValueError: A tensor with values that are not finite, or one that repeats its values
+                (a stride of 0), which a few bytes could make as large as they like.
         """
         entry = self.entries[name]
         if math.prod(entry.shape) == 0:
             return np.zeros(entry.shape, entry.dtype)
         count = math.prod(entry.shape)
         if entry.strides is not None:
-            count = 1 + sum((n - 1) * s for n, s in zip(entry.shape, entry.strides, strict=True))
+            count = extent(entry.shape, entry.strides)
+            if math.prod(entry.shape) > count:
+                raise ValueError(
+                    f"{entry.path}: tensor {name!r} of shape {entry.shape} has only {count} values"
+                )
         # numpy reads registered dtypes only; bfloat16 travels as two bytes.
         item = np.dtype(entry.dtype).itemsize
         raw = np.fromfile(entry.path, np.uint8, count * item, offset=entry.offset)
@@ -133,7 +141,8 @@ def safetensors_entries(path: Path) -> dict[str, Entry]:
     """The tensors of a safetensors file: eight bytes of length, a JSON header, the data.
 
     Raises:
-        ValueError: A file that is cut short or damaged, or a dtype without a numpy twin.
+        ValueError: A file that is cut short or damaged, tensors that overlap, or a dtype without a
+            numpy twin.
     """
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -143,14 +152,11 @@ def safetensors_entries(path: Path) -> dict[str, Entry]:
             raise ValueError(f"{path}: cut short within its header")
         try:
             header = json.loads(file.read(length).decode("utf-8"))
-            spans = {k: v for k, v in header.items() if k != "__metadata__"}
-            spans = {
-                k: (v["dtype"], tuple(v["shape"]), *v["data_offsets"]) for k, v in spans.items()
-            }
-        except (ValueError, KeyError, TypeError, AttributeError):
+            spans = {k: _span(v) for k, v in header.items() if k != "__metadata__"}
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise ValueError(f"{path}: its header is not that of a safetensors file") from None
-    entries = {}
-    for name, (kind, shape, begin, end) in spans.items():
+    entries, last = {}, 0
+    for name, (kind, shape, begin, end) in sorted(spans.items(), key=lambda item: item[1][2:]):
         if kind not in _SAFE_DTYPES:
             raise ValueError(f"{path}: tensor {name!r} has the unsupported dtype {kind}")
         dtype = _SAFE_DTYPES[kind]
@@ -160,5 +166,16 @@ def safetensors_entries(path: Path) -> dict[str, Entry]:
             raise ValueError(
                 f"{path}: cut short: tensor {name!r} ends at byte {8 + length + end} of {size}"
             )
+        if begin < last:
+            raise ValueError(f"{path}: tensor {name!r} begins within the tensor before it")
+        last = end
         entries[name] = Entry(path, 8 + length + begin, dtype, shape)
-    return entries
+    return {name: entries[name] for name in spans}
+
+
+def _span(fields):
+    """(dtype, shape, begin, end) of a tensor in a header, each of its type and none negative."""
+    kind, shape, (begin, end) = fields["dtype"], tuple(fields["shape"]), fields["data_offsets"]
+    if type(kind) is not str or any(type(n) is not int or n < 0 for n in (*shape, begin, end)):
+        raise ValueError
+    return kind, shape, begin, end

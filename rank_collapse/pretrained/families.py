@@ -41,7 +41,7 @@ def family_of(model_type: Any) -> Family:
     Raises:
         ValueError: Not one of `FAMILIES`.
     """
-    if model_type not in FAMILIES:
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise ValueError(f"model_type={model_type!r} is not one of {tuple(sorted(FAMILIES))}")
     return FAMILIES[model_type]
 

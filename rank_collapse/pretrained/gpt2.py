@@ -120,4 +120,4 @@ def draw(name: str, settings: dict[str, Any]) -> Draw:
     return Draw(std=std)
 
 
-GPT2 = Family("gpt2", DEFAULTS, ANCHORS, config, params, draw)
+GPT2 = Family("gpt2", DEFAULTS, ANCHORS, config, params, draw, kinds={"n_inner": (int,)})

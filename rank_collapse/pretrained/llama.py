@@ -13,7 +13,7 @@ from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.embedding import EmbeddingConfig, EmbeddingParams
 from rank_collapse.network.layers import MLPParams
 from rank_collapse.network.parameters import BlockParams, TransformerParams
-from rank_collapse.pretrained.family import Family
+from rank_collapse.pretrained.family import Family, check_entry
 from rank_collapse.pretrained.weights import Draw, Weights
 
 ANCHORS = ("embed_tokens.weight",)
@@ -38,24 +38,33 @@ DEFAULTS = {
     "use_sliding_window": None,
     "pad_token_id": None,
 }
+KINDS = dict.fromkeys(("num_key_value_heads", "head_dim", "sliding_window"), (int,))
+KINDS |= {"rope_theta": (float,), "rope_scaling": (dict,), "rope_parameters": (dict,)}
+KINDS |= {"use_sliding_window": (bool,), "pad_token_id": (int,)}
 
 
 def rotary(settings: dict[str, Any]) -> tuple[float, tuple[float, ...]]:
     """(theta, scaling) of the rotary positions, as `TransformerConfig` takes them.
 
     Raises:
-        ValueError: A kind of scaling that is not supported.
+        ValueError: A kind of scaling that is not supported, or one of its numbers missing.
     """
     entry = (settings["rope_scaling"] or {}) | (settings["rope_parameters"] or {})
-    theta = float(entry.get("rope_theta") or settings["rope_theta"] or 10000.0)
+
+    def number(name, default=None):
+        value = entry.get(name) or default
+        check_entry(name, value, (float,))
+        return float(value)
+
+    theta = number("rope_theta", settings["rope_theta"] or 10000.0)
     kind = entry.get("rope_type", entry.get("type", "default"))
     if kind == "default":
         return theta, ()
     if kind == "linear":
-        return theta, (float(entry["factor"]),)
+        return theta, (number("factor"),)
     if kind == "llama3":
         names = "factor low_freq_factor high_freq_factor original_max_position_embeddings"
-        return theta, tuple(float(entry[n]) for n in names.split())
+        return theta, tuple(number(n) for n in names.split())
     raise ValueError(f"rope_type={kind!r} is not 'default', 'linear' or 'llama3'")
 
 
@@ -75,7 +84,7 @@ def config(settings: dict[str, Any]) -> TransformerConfig:
     groups = settings["num_key_value_heads"] or h
     if settings["hidden_act"] not in ("silu", "swish"):
         raise ValueError(f"hidden_act={settings['hidden_act']!r} is not supported, only 'silu'")
-    if h % groups:
+    if min(h, groups) < 1 or h % groups:
         raise ValueError(f"num_key_value_heads={groups} does not divide num_attention_heads={h}")
     theta, scaling = rotary(settings)
     width = settings["head_dim"] or d // h
@@ -170,7 +179,7 @@ def draw(name: str, settings: dict[str, Any]) -> Draw:
     return Draw(std=settings["initializer_range"], zero_row=zero_row)
 
 
-LLAMA = Family("llama", DEFAULTS, ANCHORS, config, params, draw)
+LLAMA = Family("llama", DEFAULTS, ANCHORS, config, params, draw, kinds=KINDS)
 MISTRAL = dataclasses.replace(
     LLAMA,
     model_type="mistral",

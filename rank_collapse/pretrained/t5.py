@@ -137,7 +137,10 @@ def draw(name: str, settings: dict[str, Any]) -> Draw:
     return Draw(std=factor * fan**-0.5)
 
 
-T5 = Family("t5", DEFAULTS, ANCHORS, config, params, draw, parts=("encoder", "decoder"))
+T5 = Family(
+    "t5", DEFAULTS, ANCHORS, config, params, draw,
+    parts=("encoder", "decoder"), kinds={"num_decoder_layers": (int,)},
+)  # fmt: skip
 MT5 = dataclasses.replace(
     T5,
     model_type="mt5",

@@ -57,7 +57,14 @@ class _StorageType(NamedTuple):
 
 
 def _rebuild_tensor(storage, start, shape, strides, *_):
-    return _View(storage, start, tuple(shape), tuple(strides))
+    shape, strides = tuple(shape), tuple(strides)
+    if not isinstance(storage, _Storage) or len(shape) != len(strides):
+        raise pickle.UnpicklingError("it rebuilds a tensor from something else")
+    # Any of them negative would let a view begin or end outside its storage.
+    wrong = [n for n in (start, *shape, *strides) if type(n) is not int or n < 0]
+    if wrong:
+        raise pickle.UnpicklingError(f"{wrong[0]!r} is no offset, size or stride of a tensor")
+    return _View(storage, start, shape, strides)
 
 
 def _rebuild_parameter(view, *_):
@@ -103,12 +110,9 @@ def torch_entries(path: Path) -> dict[str, Entry]:
     """
     try:
         views, offsets = (_read_zip if zipfile.is_zipfile(path) else _read_legacy)(path)
-    except (pickle.UnpicklingError, zipfile.BadZipFile, EOFError, KeyError, IndexError) as error:
-        raise ValueError(f"{path}: not a readable torch file: {error or 'it is cut short'}") from (
-            None
-        )
-    except (AttributeError, TypeError, UnicodeDecodeError, ImportError, OverflowError) as error:
-        raise ValueError(f"{path}: not a readable torch file: {error}") from None
+    except Exception as error:  # pickle and zipfile raise nearly any on bytes of a stranger's
+        reason = " ".join(str(error).split())[:300] or "it is cut short"
+        raise ValueError(f"{path}: not a readable torch file: {reason}") from None
     if isinstance(views, dict) and isinstance(views.get("state_dict"), dict):
         views = views["state_dict"]
     if not isinstance(views, dict):
@@ -120,40 +124,49 @@ def torch_entries(path: Path) -> dict[str, Entry]:
     return entries
 
 
+def extent(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
+    """Items from a view's first to its last, both counted; its shape and strides are ≥ 0."""
+    if not math.prod(shape):
+        return 0
+    return 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+
+
 def _entry(path, name, view, offsets):
     item = np.dtype(view.storage.dtype).itemsize
-    last = view.start + sum((n - 1) * s for n, s in zip(view.shape, view.strides, strict=True))
+    end = view.start + extent(view.shape, view.strides)
     if view.storage.key not in offsets:
         raise ValueError(f"{path}: the data of tensor {name!r} is missing")
     offset, available = offsets[view.storage.key]
-    if math.prod(view.shape) and not 0 <= view.start <= last < available // item:
+    if end > available // item:
         raise ValueError(f"{path}: tensor {name!r} reaches beyond its data: the file is cut short")
     return Entry(path, offset + view.start * item, view.storage.dtype, view.shape, view.strides)
 
 
 def _read_zip(path):
     """(object, offsets of the storages) of the format of torch >= 1.6: an uncompressed zip."""
+    size = path.stat().st_size
     with zipfile.ZipFile(path) as archive, path.open("rb") as raw:
         infos = {info.filename: info for info in archive.infolist()}
         index = next((n for n in infos if n.endswith("/data.pkl") or n == "data.pkl"), None)
         if index is None:
             raise pickle.UnpicklingError("the archive has no data.pkl")
+        folder = index[: -len("data.pkl")]
+        for name, info in infos.items():
+            if name.startswith(folder) and info.compress_type != zipfile.ZIP_STORED:
+                raise pickle.UnpicklingError(f"{name} is compressed")
         with archive.open(index) as file:
             views = _Unpickler(file).load()
-        folder = index[: -len("data.pkl")]
         if folder + "byteorder" in infos and archive.read(folder + "byteorder") != b"little":
             raise pickle.UnpicklingError("its byte order is not little-endian")
         offsets = {}
         for name, info in infos.items():
             if not name.startswith(folder + "data/"):
                 continue
-            if info.compress_type != zipfile.ZIP_STORED:
-                raise pickle.UnpicklingError(f"{name} is compressed")
             # The local header repeats the name, with an extra field of its own length.
             raw.seek(info.header_offset + 26)
             sizes = np.frombuffer(raw.read(4), "<u2")
             start = info.header_offset + 30 + int(sizes.sum())
-            offsets[name[len(folder) + 5 :]] = (start, info.file_size)
+            offsets[name[len(folder) + 5 :]] = (start, min(info.file_size, size - start))
     return views, offsets
 
 

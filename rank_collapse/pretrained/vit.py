@@ -70,7 +70,10 @@ def image_patches(images: Any, settings: dict[str, Any]) -> Float[np.ndarray, "b
 
 
 def _pair(value):
-    return (value, value) if isinstance(value, int) else tuple(value)
+    pair = [value, value] if isinstance(value, int) else value
+    if len(pair) != 2 or any(type(n) is not int or n < 1 for n in pair):
+        raise ValueError(f"image or patch size {value!r} is neither a whole number nor two")
+    return tuple(pair)
 
 
 def config(settings: dict[str, Any]) -> TransformerConfig:
@@ -164,4 +167,5 @@ def draw(name: str, settings: dict[str, Any]) -> Draw:
     return Draw(std=std, truncate=name.endswith(("cls_token", "position_embeddings")))
 
 
-VIT = Family("vit", DEFAULTS, ANCHORS, config, params, draw)
+KINDS = dict.fromkeys(("image_size", "patch_size"), (int, list))
+VIT = Family("vit", DEFAULTS, ANCHORS, config, params, draw, kinds=KINDS)

@@ -36,7 +36,7 @@ def activation(name: Any) -> str:
     Raises:
         ValueError: On one that is not known.
     """
-    if name not in ACTIVATIONS:
+    if not isinstance(name, str) or name not in ACTIVATIONS:
         raise ValueError(f"activation {name!r} is not one of {tuple(ACTIVATIONS)}")
     return ACTIVATIONS[name]
 
@@ -196,7 +196,17 @@ class CheckpointWeights(Weights):
         return self.checkpoint.read(stored)
 
     def check_depth(self, layer: str, depth: int) -> None:
-        """Refuses more layers in the file than the config says; `layer` is a name with {}."""
+        """Refuses more or fewer layers in the file than in the config; `layer` is a name with {}.
+
+        Done first: a depth that only the config claims must not make the memory for its layers.
+        """
+        last = layer.format(depth - 1) + "."
+        if not self.has(last):
+            where = self.checkpoint.folder / self.checkpoint.file
+            raise ValueError(
+                f"{where}: tensor {self.prefix + last}* is missing, but config.json implies "
+                f"{depth} layers"
+            )
         beyond = layer.format(depth) + "."
         if self.has(beyond):
             where = self.checkpoint.folder / self.checkpoint.file

@@ -10,7 +10,8 @@
              summary.json   the run's headline numbers; its presence means the run is complete
              log.txt
 
-Every file is written to a temporary name and renamed, so a file that exists is whole.
+Every file is written to a temporary name and renamed, so a file that exists is whole; what is read
+back as numbers (arrays.npz, checkpoints) has a checksum (see `files`).
 
     with RunFolder("results/sort/a", {"depth": 6, "seed": 0}) as run:
         curves = run.cached("curves", lambda: {"loss": train()})   # computed once, then read
@@ -22,14 +23,11 @@ Every file is written to a temporary name and renamed, so a file that exists is 
 """
 
 import csv
-import fcntl
 import io
 import json
 import os
-import platform
 import shutil
 import time
-import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -38,16 +36,22 @@ import jax
 import numpy as np
 
 from rank_collapse.runs import processes, provenance, states
+from rank_collapse.runs.files import (
+    RunError,
+    dump_arrays,
+    load_arrays,
+    lock,
+    make_folder,
+    read_object,
+    write_atomically,
+    writing,
+)
 
 CONTENTS = (
     "config.json", "results.csv", "arrays.npz", "summary.json", "log.txt", "models.npz",
     "report.html",
 )  # fmt: skip
 FOLDERS = ("checkpoints", "figures", "models")
-
-
-class RunError(Exception):
-    """A run folder cannot be used; the message is one line for the user."""
 
 
 class RunFolder:
@@ -85,10 +89,11 @@ class RunFolder:
         self.config = config = _normalised(config)
         if primary:
             make_folder(self.path)
-            self._lock = _lock(self.path)
+            self._lock = lock(self.path)
         try:
             if overwrite:
                 self._clear()
+            self._clear_unfinished()
             self.resumed = self._check(config)
             if not self.resumed:
                 text = {"config": config, "execution": _normalised(execution or {})}
@@ -117,7 +122,7 @@ class RunFolder:
     def log(self, message: str) -> None:
         """Appends a line with the time to log.txt."""
         if self.primary:
-            with _writing(self.path / "log.txt"), open(self.path / "log.txt", "a") as file:
+            with writing(self.path / "log.txt"), open(self.path / "log.txt", "a") as file:
                 file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {message}\n")
 
     def write_rows(self, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -208,9 +213,7 @@ class RunFolder:
     def save_arrays(self, arrays: Mapping[str, Any]) -> None:
         """Adds (or replaces) named arrays in arrays.npz."""
         self._arrays.update({name: np.asarray(value) for name, value in arrays.items()})
-        stream = io.BytesIO()
-        np.savez_compressed(stream, **self._arrays)
-        self._write("arrays.npz", stream.getvalue())
+        self._write("arrays.npz", dump_arrays(self._arrays))
 
     def cached(self, part: str, compute: Callable[[], Mapping[str, Any]]) -> dict[str, np.ndarray]:
         """The arrays of one part of the run: read where saved before, else computed and saved.
@@ -243,7 +246,7 @@ class RunFolder:
         (`seeds.to_host`).
         """
         if self.primary:
-            with _writing(self.path / "checkpoints"):
+            with writing(self.path / "checkpoints"):
                 states.save(self.path / "checkpoints", step, state, keep)
 
     def restore_checkpoint(self, like: Any, step: int | None = None) -> tuple[int, Any] | None:
@@ -267,7 +270,10 @@ class RunFolder:
             try:
                 state = states.restore(folder, found, like)
             except (ValueError, OSError) as reason:
-                error = f"{folder} does not fit this run: {reason}; use --overwrite"
+                error = (
+                    f"{folder}/{found} does not fit this run: {reason}; without it (delete it) "
+                    "training begins afresh and finished parts stay, with --overwrite nothing does"
+                )
         error = processes.text_from_primary(error)
         if error:
             raise RunError(error)
@@ -301,11 +307,21 @@ class RunFolder:
         """Deletes what a run leaves, and nothing else that may lie in the folder."""
         if not self.primary:
             return
-        with _writing(self.path):
-            for name in CONTENTS:
-                (self.path / name).unlink(missing_ok=True)
-            for name in FOLDERS:
-                shutil.rmtree(self.path / name, ignore_errors=True)
+        with writing(self.path):
+            for name in CONTENTS + FOLDERS:
+                path = self.path / name
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path, ignore_errors=True)
+                else:
+                    path.unlink(missing_ok=True)
+
+    def _clear_unfinished(self):
+        """Deletes what a process that was killed while it wrote has left of a file."""
+        if self.primary:
+            with writing(self.path):
+                for pattern in (".*.tmp", *(f"{name}/.*.tmp" for name in FOLDERS)):
+                    for unfinished in self.path.glob(pattern):
+                        unfinished.unlink()
 
     def _check(self, config):
         """Whether the folder is of this config (True) or new (False)."""
@@ -318,7 +334,9 @@ class RunFolder:
                     "another folder"
                 )
             return False
-        old = saved.get("config", {})
+        old = saved.get("config")
+        if not isinstance(old, dict):
+            raise RunError(f"{self.path}/config.json holds no config; use --overwrite")
         if json.dumps(old, sort_keys=True) != json.dumps(config, sort_keys=True):
             raise RunError(
                 f"{self.path} was made with another config: {difference(old, config)}; use "
@@ -328,22 +346,11 @@ class RunFolder:
 
     def _read_arrays(self):
         path = self.path / "arrays.npz"
-        if not path.exists():
-            return {}
-        try:
-            with np.load(path) as saved:
-                return dict(saved)
-        except (ValueError, OSError, zipfile.BadZipFile) as error:
-            raise RunError(f"{path} cannot be read ({error}); use --overwrite") from error
+        return load_arrays(path) if path.exists() else {}
 
     def _read_json(self, name):
         path = self.path / name
-        if not path.exists():
-            return None
-        try:
-            return json.loads(path.read_text())
-        except (ValueError, OSError) as error:
-            raise RunError(f"{path} cannot be read ({error}); use --overwrite") from error
+        return read_object(path) if path.exists() else None
 
     def _write_json(self, name, value):
         self._write(name, (json.dumps(value, indent=2) + "\n").encode())
@@ -351,21 +358,9 @@ class RunFolder:
     def _write(self, name, data):
         if self.primary:
             path = self.path / name
-            with _writing(path.parent):
+            with writing(path.parent):
                 path.parent.mkdir(exist_ok=True)
             write_atomically(path, data)
-
-
-def make_folder(path: str | os.PathLike) -> None:
-    """Makes a folder and its parents.
-
-    Raises:
-        RunError: It cannot be made or written to.
-    """
-    with _writing(path):
-        Path(path).mkdir(parents=True, exist_ok=True)
-    if not os.access(path, os.W_OK | os.X_OK):
-        raise RunError(f"cannot write to {path}: permission denied")
 
 
 def read_summary(path: str | os.PathLike) -> dict[str, Any]:
@@ -375,22 +370,9 @@ def read_summary(path: str | os.PathLike) -> dict[str, Any]:
         RunError: The run is not complete.
     """
     try:
-        return json.loads((Path(path) / "summary.json").read_text())
-    except (OSError, ValueError) as error:
-        raise RunError(f"{path} has no summary.json: the run is not complete") from error
-
-
-def write_atomically(path: str | os.PathLike, data: bytes) -> None:
-    """Writes a file under a temporary name in the same folder, then renames it.
-
-    Raises:
-        RunError: The file cannot be written.
-    """
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.tmp")
-    with _writing(path):
-        temporary.write_bytes(data)
-        os.replace(temporary, path)
+        return read_object(Path(path) / "summary.json")
+    except RunError as error:
+        raise RunError(f"{path} has no summary: the run is not complete ({error})") from error
 
 
 def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
@@ -405,39 +387,6 @@ def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
 
 
 _NO_DATE = {"CreationDate": None}
-
-
-class _writing:
-    """Turns an OSError into a RunError that names the path."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, kind, error, _):
-        if isinstance(error, OSError):
-            reason = error.strerror or str(error)
-            raise RunError(f"cannot write to {self.path}: {reason}") from error
-        return False
-
-
-def _lock(path):
-    """An exclusive lock on a folder, held until the file is closed or the process ends."""
-    with _writing(path):
-        file = open(path / ".lock", "a+")  # noqa: SIM115 (held open on purpose)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        file.seek(0)
-        holder = file.read().strip() or "unknown"
-        file.close()
-        raise RunError(f"{path} is in use by another process ({holder})") from error
-    file.truncate(0)
-    file.write(f"pid {os.getpid()} on {platform.node()}")
-    file.flush()
-    return file
 
 
 def _normalised(value):

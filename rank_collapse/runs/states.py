@@ -1,12 +1,17 @@
 """Saving and restoring a pytree of arrays by step, through orbax.
 
 Leaves are stored under their path in the tree, on the host, so that a state saved under one
-number of devices is restored under another.
+number of devices is restored under another; beside them their checksum.
 """
 
+import gc
+import hashlib
+import logging
 import os
+import re
 import shutil
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +28,24 @@ def save(folder: str | os.PathLike, step: int, state: Any, keep: int = 1) -> Non
         step: A whole number that orders the states.
         state: The pytree; every array must be addressable from this process.
         keep: How many states remain.
+
+    Raises:
+        OSError: The state cannot be written; earlier ones stay.
     """
     folder = Path(folder)
     final, temporary = folder / str(step), folder / f"tmp-{step}"
-    shutil.rmtree(temporary, ignore_errors=True)
+    _clear_unfinished(folder)
     folder.mkdir(parents=True, exist_ok=True)
+    arrays = flatten(state)
     with _checkpointer() as checkpointer:
-        checkpointer.save(temporary.absolute(), flatten(state))
+        target = temporary.absolute()
+        _, failed = _attempt(
+            lambda: checkpointer.save(target, arrays | {_CHECKSUM: checksum(arrays)})
+        )
+    if failed:
+        _clear_unfinished(folder)
+        code = re.search(r"os_error_code='(\d+)'", failed)
+        raise OSError(int(code[1]), os.strerror(int(code[1]))) if code else OSError(failed[:300])
     shutil.rmtree(final, ignore_errors=True)
     os.replace(temporary, final)
     for old in steps(folder)[:-keep]:
@@ -48,11 +64,56 @@ def restore(folder: str | os.PathLike, step: int, like: Any) -> Any:
     """The state saved at a step, with the structure, dtypes and shardings of `like`.
 
     Raises:
-        ValueError: The state on disk has other names or shapes than `like`.
+        ValueError: The state on disk is damaged, or has other names or shapes than `like`.
     """
     with _checkpointer() as checkpointer:
-        saved = checkpointer.restore((Path(folder) / str(step)).absolute())
+        path = (Path(folder) / str(step)).absolute()
+        saved, failed = _attempt(lambda: dict(checkpointer.restore(path)))
+    if failed:
+        raise ValueError(f"checkpoint {step} cannot be read ({failed[:200]})")
+    written = saved.pop(_CHECKSUM, None)  # none in those of earlier versions
+    if written is not None and not np.array_equal(written, checksum(saved)):
+        raise ValueError(f"checkpoint {step} is damaged: its checksum is another")
     return unflatten(saved, like, f"checkpoint {step}")
+
+
+_CHECKSUM = "sha256"
+
+
+def checksum(arrays: Mapping[str, Any]) -> np.ndarray:
+    """SHA-256 of named arrays, their dtypes and shapes: 32 bytes as uint8."""
+    found = hashlib.sha256()
+    for name in sorted(arrays):
+        array = np.asarray(arrays[name])
+        found.update(f"{name} {array.dtype} {array.shape} ".encode())
+        found.update(array.tobytes())
+    return np.frombuffer(found.digest(), np.uint8)
+
+
+def _clear_unfinished(folder):
+    """Deletes what a save that was cut off has left, under orbax's temporary names too."""
+    for unfinished in folder.glob("tmp-*"):
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _attempt(call: Callable[[], Any]) -> tuple[Any, str]:
+    """(what orbax returns, ""), or (None, what went wrong in one line).
+
+    Its threads print what they raise, and it leaves coroutines that never end, which complain when
+    they are collected: here neither is heard.
+    """
+    logger, hook = logging.getLogger("absl"), sys.unraisablehook
+    before, logger.disabled = logger.disabled, True
+    sys.unraisablehook = lambda _: None
+    try:
+        try:
+            return call(), ""
+        except Exception as error:  # it and what it reads with raise nearly any
+            failed = " ".join(str(error).split()) or type(error).__name__
+        gc.collect()
+        return None, failed
+    finally:
+        logger.disabled, sys.unraisablehook = before, hook
 
 
 def _checkpointer():

@@ -54,7 +54,7 @@ def read_json(path: str | os.PathLike) -> dict[str, Any]:
     text = read_utf8(path)
     try:
         content = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:  # ValueError also of a number of many digits
         raise ValueError(f"{path} is not JSON: {error}") from None
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds a {type(content).__name__}, not an object")

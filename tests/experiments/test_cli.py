@@ -2,6 +2,9 @@
 
 import io
 import json
+import os
+import subprocess
+import sys
 
 import jax
 import pytest
@@ -9,11 +12,12 @@ from absl import flags
 
 from experiments.shell import cli
 from experiments.shell.progress import Progress, duration
-from rank_collapse.runs.folder import RunError
+from rank_collapse.runs.files import RunError
 
 FLAGS = cli.make_flags("example", num_seeds=4)
 flags.DEFINE_integer("depth", 3, "Layers.", lower_bound=1, flag_values=FLAGS)
 flags.DEFINE_list("scales", ["1"], "Scales.", flag_values=FLAGS)
+flags.DEFINE_float("decay", 0.0, "Decay.", flag_values=FLAGS)
 flags.DEFINE_integer("chunk", 8, "Chunk.", flag_values=FLAGS)
 
 
@@ -44,6 +48,17 @@ def test_help_shows_purpose_and_flags_without_running(capsys):
         (["--depth=x"], "'x'"),
         (["--num_seeds=0"], "num_seeds"),
         (["5"], "unexpected argument '5'"),
+        (["--output_dir="], "--output_dir= is empty"),
+        (["--output_dir= ", "--overwrite"], "--output_dir= is empty"),
+        (["--run_name="], "--run_name='' is no name of a folder"),
+        (["--run_name=../x"], "--run_name='../x' is no name of a folder"),
+        (["--run_name=.."], "--run_name='..' is no name"),
+        (["--run_name=."], "--run_name='.' is no name"),
+        (["--run_name=a/b"], "--run_name='a/b' is no name"),
+        (["--run_name=/tmp"], "--run_name='/tmp' is no name"),
+        (["--run_name=a\0b"], "is no name of a folder"),
+        (["--decay=nan"], "--decay=nan is not a finite number"),
+        (["--decay=-inf"], "--decay=-inf is not a finite number"),
     ],
 )
 def test_a_bad_flag_is_one_line_and_exit_2(arguments, message, capsys):
@@ -108,12 +123,48 @@ def test_the_folder_follows_from_the_flags(tmp_path, monkeypatch):
     assert [str(p) for p in paths[3:]] == ["results/example/a", "o/a", "p"]
     saved = json.loads((tmp_path / "p" / "config.json").read_text())
     assert saved["config"] == {
-        "experiment": "example", "hash": "h", "depth": 3, "scales": ["1"], "seed": 0,
+        "experiment": "example", "hash": "h", "decay": 0.0, "depth": 3, "scales": ["1"], "seed": 0,
         "num_seeds": 4,
     }  # fmt: skip
     assert saved["execution"]["chunk"] == 8
     assert run(main, "--output_dir=p", "--depth=4") == 2
     assert run(main, "--output_dir=p", "--depth=4", "--overwrite") == 0
+
+
+def test_overwrite_leaves_the_current_folder_alone(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "results.csv").write_text("mine")
+    for arguments in (["--output_dir="], ["--output_dir=a", "--run_name=.."]):
+        assert run(lambda o: cli.open_run(o, "example").close(), "--overwrite", *arguments) == 2
+    assert (tmp_path / "results.csv").read_text() == "mine"
+
+
+def test_a_folder_that_cannot_be_written_to_is_one_line(tmp_path, monkeypatch, capsys):
+    """Root may write everywhere, so the answer of the system is simulated."""
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert run(lambda o: cli.open_run(o, "example").close(), f"--output_dir={tmp_path}") == 2
+    assert capsys.readouterr().err == f"error: cannot write to {tmp_path}: permission denied\n"
+
+
+def test_a_character_that_the_terminal_has_not_does_not_end_a_run(monkeypatch):
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
+    cli.print_anything()
+    print("0.9 ± 0.1", flush=True)
+    assert raw.getvalue() == b"0.9 ? 0.1\n"
+
+
+def test_a_platform_that_is_not_there_is_one_line():
+    code = "from experiments.shell import cli; F = cli.make_flags('x'); cli.run(lambda o: 0, F)"
+    environment = os.environ | {"JAX_PLATFORMS": "cuda"}
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment
+    )
+    assert (
+        found.returncode == 2
+        and "error: JAX finds no device of JAX_PLATFORMS='cuda': " in found.stderr
+    )
+    assert "Traceback" not in found.stderr
 
 
 def test_plain_progress_shows_values_and_remaining_time():

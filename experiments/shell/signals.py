@@ -1,0 +1,97 @@
+"""Ctrl-C, SIGTERM and SIGHUP: what is finished is saved, then the process ends.
+
+A signal raises at once, save inside `deferred`, which waits for the next `check`. It is remembered
+too: Python ignores what is raised inside a callback of the garbage collector, as JAX has one, and
+then `check` raises it again. The second signal ends the process as it is.
+"""
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Stopped(SystemExit):
+    """A signal asked this process to end; the exit code is 128 + its number, as a shell has it."""
+
+    def __init__(self, number: int):
+        super().__init__(128 + number)
+        self.number = number
+
+
+class _Process:
+    """A process has one set of handlers."""
+
+    asked: int | None = None
+    deferred = False
+    listening = False
+
+
+def _handle(number: int, frame: Any) -> None:
+    if _Process.asked is not None:
+        os._exit(128 + number)
+    _Process.asked = number
+    if _Process.deferred:
+        # print() may be what was interrupted.
+        os.write(2, b"\nstopping when this chunk is saved; the second time at once\n")
+    elif not _is_ignored(frame):
+        raise _error(number)
+
+
+def _is_ignored(frame):
+    """Whether Python would ignore an exception that is raised here."""
+    while frame is not None:
+        if frame.f_code.co_name in ("_xla_gc_callback", "__del__"):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _error(number):
+    return KeyboardInterrupt() if number == signal.SIGINT else Stopped(number)
+
+
+def asked() -> bool:
+    """Whether a signal has asked this process to end."""
+    return _Process.asked is not None
+
+
+def check() -> None:
+    """Raises what a signal asked for, if one has: KeyboardInterrupt or `Stopped`."""
+    if _Process.asked is not None:
+        raise _error(_Process.asked)
+
+
+@contextlib.contextmanager
+def deferred() -> Iterator[None]:
+    """Meanwhile a signal waits for the next `check`."""
+    before, _Process.deferred = _Process.deferred, True
+    try:
+        yield
+    finally:
+        _Process.deferred = before
+
+
+@contextlib.contextmanager
+def stopping() -> Iterator[None]:
+    """Signals are handled as above meanwhile; inside another such block nothing changes.
+
+    One that is ignored, as SIGHUP under nohup, stays ignored.
+    """
+    if _Process.listening or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    earlier = {n: signal.getsignal(n) for n in SIGNALS if signal.getsignal(n) != signal.SIG_IGN}
+    _Process.listening, _Process.asked = True, None
+    for number in earlier:
+        signal.signal(number, _handle)
+    try:
+        yield
+    finally:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
+        _Process.listening, _Process.asked = False, None
