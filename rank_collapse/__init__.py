@@ -51,8 +51,10 @@ from rank_collapse.paths.sets import (
     sample_path,
     sample_path_sets,
 )
-from rank_collapse.theory.bounds import BoundReport, bound_report
+from rank_collapse.theory.cubic_law import closed_constant, measured_constant
 from rank_collapse.theory.logdomain import local_rate, log_residual_profile
+from rank_collapse.theory.reports import BoundReport, bound_report
+from rank_collapse.theory.transverse import transverse_exponents
 
 __all__ = [
     "AttentionParams",
@@ -72,6 +74,7 @@ __all__ = [
     "apply",
     "batch_path_set_logits",
     "bound_report",
+    "closed_constant",
     "composite_norm",
     "count_paths",
     "effective_rank",
@@ -83,6 +86,7 @@ __all__ = [
     "local_rate",
     "log_residual_profile",
     "matrix_norm",
+    "measured_constant",
     "multi_head_attention",
     "path_attention",
     "path_contributions",
@@ -104,6 +108,7 @@ __all__ = [
     "surgery",
     "token_cosine",
     "transformer",
+    "transverse_exponents",
 ]
 
 __version__ = "0.1.0"

@@ -67,10 +67,10 @@ def measure_one(
     }
     if bounds.not_covered(config):
         return out | {"log10_residual": logdomain.log_residual_profile(params, x, config)}
-    return out | bound_profiles(bounds.bound_report(params, x, config), config.qk_width)
+    return out | bound_profiles(rc.bound_report(params, x, config), config.qk_width)
 
 
-def bound_profiles(report: bounds.BoundReport, width: int) -> dict[str, jax.Array]:
+def bound_profiles(report: rc.BoundReport, width: int) -> dict[str, jax.Array]:
     """Bounds by layer: of the stack so far, from the input; and from the measured layer before.
 
     `admissible` is 1 where the technical lemma's condition holds: the theorems' bound of layer l
