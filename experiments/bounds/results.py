@@ -69,7 +69,9 @@ def counts(flat: dict[str, np.ndarray]) -> dict[str, float]:
 def rows_of(draws: Draws) -> Iterator[dict[str, Any]]:
     """The counts of each shape."""
     for case, found in draws.items():
-        yield case._asdict() | counts({name: values.reshape(-1) for name, values in found.items()})
+        shape = case._asdict()
+        shape["heads_each"] = shape.pop("heads")  # "heads" counts those of all draws
+        yield shape | counts({name: values.reshape(-1) for name, values in found.items()})
 
 
 def summary_of(draws: Draws) -> dict[str, float]:
