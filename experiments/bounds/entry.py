@@ -37,8 +37,8 @@ def compare(summary: dict[str, Any]) -> list[Comparison]:
             summary[f"{name}_violations"],
             0,
             summary[f"{name}_violations"] == 0,
-            f"no condition: {summary[f'{name}s']} cases, refused in "
-            f"{summary[f'{name}s_refused']} where rows see different keys",
+            f"no condition: {summary[f'{name}s']} cases, no number in "
+            f"{summary[f'{name}s_refused']}: rows that see different keys, or a residual of NaN",
         )
         for name, what in FREE_CLAIMS.items()
     ]

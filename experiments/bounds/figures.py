@@ -29,9 +29,10 @@ def tightness_figure(draws: Draws) -> Figure:
         values, name = given(flat, what), what.replace("_", " ")
         label = f"{name}s: {values.size}, {(values < -ROUNDING).sum()} violations"
         left.ecdf(values, color=figures.color(index), label=label, ls="--", lw=1)
+    left.set_xscale("symlog", linthresh=10)  # weights that look at one key alone leave 1e-1000
     left.axvline(0, color="#555555", lw=0.9, ls="--")
     left.set(xlabel="log10 bound − log10 residual, at most", ylabel="share of draws")
-    left.legend(loc="best", fontsize=7)
+    left.legend(loc="best", fontsize=6)
     right.hist(flat["gamma"][flat["head_ok"]], 60, color=figures.color(5))
     right.set(xlabel="γ*, the least factor that the lemma needs", ylabel="heads")
     return fig

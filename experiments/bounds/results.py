@@ -57,8 +57,8 @@ def counts(flat: dict[str, np.ndarray]) -> dict[str, float]:
     # side by side: where the paper's condition holds, and elsewhere
     for name, chosen in (("admissible", flat["head_ok"]), ("elsewhere", ~flat["head_ok"])):
         for what in ("head", "mean_head"):
-            values = flat[f"{what}_tightness"][chosen]
-            values = values[~np.isnan(values)]
+            both = chosen & ~np.isnan(flat["mean_head_tightness"])
+            values = flat[f"{what}_tightness"][both]
             found[f"{what}_tightness_median_{name}"] = _or_none(np.median, values)
     for name, values in ranges.items():
         for end, least in (("min", np.min), ("max", np.max)):

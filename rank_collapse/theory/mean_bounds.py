@@ -118,17 +118,34 @@ def attention_deviation(
 
 
 def product_norm(a: Float[Array, "d k"], b: Float[Array, "e k"]) -> Float[Array, ""]:
-    """‖A Bᵀ‖₂ for k < e: B = QR has the norm of R, and no matrix [d, e] is formed."""
-    return spectral_norm(a @ jnp.linalg.qr(b, mode="r").T)
+    """‖A Bᵀ‖₂ = √ρ(AᵀA BᵀB): no matrix [d, e] is formed."""
+    (a, size_a), (b, size_b) = _unit(a), _unit(b)
+    return size_a * size_b * jnp.sqrt(spectral_radius((a.T @ a) @ (b.T @ b)))
 
 
 def spectral_norm(a: Float[Array, "d k"]) -> Float[Array, ""]:
-    """‖A‖₂, from the smaller of AᵀA and AAᵀ: rounding spoils small singular values only."""
-    scale = jnp.max(jnp.abs(a))
-    scale = jnp.where(scale == 0, 1, scale)
-    a = a / scale
+    """‖A‖₂ = √ρ(AᵀA), or of AAᵀ where that is smaller."""
+    a, size = _unit(a)
     gram = a.T @ a if a.shape[0] > a.shape[1] else a @ a.T
-    return scale * jnp.sqrt(jnp.maximum(jnp.linalg.eigvalsh(gram)[-1], 0))
+    return size * jnp.sqrt(spectral_radius(gram))
+
+
+def spectral_radius(m: Float[Array, "k k"]) -> Float[Array, ""]:
+    """ρ(M) from above: ρ ≤ ‖M^{2^p}‖_F^{1/2^p}, by squaring until that is exact to rounding.
+
+    No eigenvalue routine: inside `shard_map` over several CPU devices LAPACK's have been seen to
+    wait for ever (jaxlib 0.10.2).
+    """
+    squarings = jnp.finfo(m.dtype).nmant + 4
+
+    def square(p, state):
+        m, log_norm = state
+        size = jnp.sqrt(jnp.sum(jnp.square(m)))
+        m = m / jnp.where(size == 0, 1, size)
+        return m @ m, log_norm + jnp.log(size) * jnp.exp2(-p.astype(m.dtype))
+
+    m, log_norm = jax.lax.fori_loop(0, squarings, square, (m, jnp.zeros((), m.dtype)))
+    return jnp.exp(log_norm)
 
 
 def mean_sides(
@@ -221,6 +238,12 @@ def refused(sides: Any) -> Any:
     return jax.tree.map(lambda a: jnp.full_like(a, jnp.nan), sides).replace(
         log10_lhs=sides.log10_lhs
     )
+
+
+def _unit(a):
+    """A over its largest entry, and that: squares would underflow."""
+    size = jnp.max(jnp.abs(a))
+    return a / jnp.where(size == 0, 1, size), size
 
 
 def _log(x):

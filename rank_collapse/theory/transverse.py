@@ -60,7 +60,7 @@ def transverse_growth(
         R → λ R·[skip] + γ Σ_h (Q_h R − its mean row) W_h,
     Q_h the attention weights of equal tokens, then the Jacobians of norms and MLPs at x̄. The first
     direction begins as the residual of x, the others at random; QR after every layer keeps them
-    orthogonal, the logarithms of R's diagonal are the growth. −inf where all rows share keys and
+    orthogonal, the logarithms of its diagonal are the growth. −inf where all rows share keys and
     biases and there is no skip: there the residual falls faster than exponentially.
 
     Args:
@@ -123,11 +123,16 @@ def _growth(params, entry, config, count, rows_differ):
 
 
 def orthonormal(directions: Float[Array, "p n d"]) -> tuple[Array, Float[Array, "p"]]:
-    """Directions made orthonormal one after the other, and what was left of each."""
-    flat = directions.reshape(len(directions), -1).T
-    q, r = jnp.linalg.qr(flat)
-    stretch = jnp.abs(jnp.diagonal(r))
-    return q.T.reshape(directions.shape), stretch
+    """QR by Gram and Schmidt: directions made orthonormal in turn, and what was left of each."""
+    done, stretch = [], []
+    for direction in directions:
+        for _ in range(2):  # the second time for what rounding left
+            for other in done:
+                direction = direction - jnp.sum(direction * other) * other
+        size = jnp.sqrt(jnp.sum(jnp.square(direction)))
+        done.append(direction / jnp.where(size == 0, 1, size))
+        stretch.append(size)
+    return jnp.stack(done), jnp.stack(stretch)
 
 
 def linear_attention(params, state, config, temperature, entry, rows_differ):
