@@ -11,7 +11,7 @@ import rank_collapse as rc
 from rank_collapse import theory
 
 
-def test_measured_constant_is_the_sum_of_kappas():
+def test_measured_constant_is_the_sum_of_kappas(x64):
     profile = np.array([0.5, -0.1, -1.0, -3.2, -9.5])
     found = rc.measured_constant(profile)
     kappa = profile[1:] - 3 * profile[:-1]
@@ -46,10 +46,10 @@ def test_two_tokens_by_hand(x64):
     attention = params.layers.attention.replace(w_q=2.0 * one, w_k=one, w_v=0.3 * one, w_o=one)
     params = params.replace(layers=params.layers.replace(attention=attention))
     profile = theory.cubic_profile(params, jnp.array([[3.1], [2.9]]), config)
-    r = [0.1]
+    log10_r = [-1.0]
     for _ in range(6):
-        r.append(0.6 * r[-1] ** 3)
-    np.testing.assert_allclose(profile, [math.log10(math.sqrt(2) * v) for v in r], rtol=1e-9)
+        log10_r.append(math.log10(0.6) + 3 * log10_r[-1])
+    np.testing.assert_allclose(profile, np.array(log10_r) + math.log10(2) / 2, rtol=1e-9)
     # ‖R‖ = √2 r: c_eff = 0.6/2 in that norm, up to the layers left out
     found = rc.closed_constant(params, jnp.array([[3.1], [2.9]]), config)
     assert abs(float(found.log10_c_eff) - math.log10(0.3)) <= 2 * float(found.error) * (1 + 1e-9)
@@ -88,9 +88,9 @@ def test_float32_is_float64_in_deep_layers_and_the_mean_token_does_not_matter():
     single = rc.closed_constant(params, x, config)
     with jax.enable_x64(True):
         params, x = jax.tree.map(lambda a: jnp.asarray(np.asarray(a, np.float64)), (params, x))
-        double = rc.closed_constant(params, x, config)
-        shifted = rc.closed_constant(params, x + 2.0, config)
-        scaled = rc.closed_constant(params, 10 * x, config)
+        double, shifted, scaled = jax.device_get(
+            [rc.closed_constant(params, tokens, config) for tokens in (x, x + 2.0, 10 * x)]
+        )
     np.testing.assert_allclose(single.log10_lambda, double.log10_lambda, rtol=1e-5)
     np.testing.assert_allclose(shifted.log10_lambda, double.log10_lambda, rtol=1e-9)
     np.testing.assert_allclose(scaled.log10_lambda, double.log10_lambda + 1, rtol=1e-9)
