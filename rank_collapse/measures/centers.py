@@ -7,9 +7,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 from jaxtyping import Array, Float
 
+from rank_collapse import struct
 from rank_collapse.measures.norms import as_tokens, in_own_precision, num_tokens
 
 CENTERS = ("mean", "median", "midrange", "composite")

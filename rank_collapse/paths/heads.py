@@ -16,13 +16,15 @@ from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.entry import enter
 from rank_collapse.network.gains import layer_gains, scaled
 from rank_collapse.network.parameters import TransformerParams
-from rank_collapse.network.sublayer import sites_of, sublayer, token_norm
+from rank_collapse.network.precision import full_precision
+from rank_collapse.network.sublayer import sites_of, sublayer
 from rank_collapse.network.transformer import block, scan_layers
 from rank_collapse.paths import frozen
 from rank_collapse.paths.channels import layer_groups
 from rank_collapse.paths.contributions import layer_rows, path_gains
 
 
+@full_precision
 def head_contributions(
     params: TransformerParams,
     x: Any,
@@ -58,58 +60,58 @@ def head_contributions(
     return _carry_heads(params, entry, config, on_paths, min(chunk, config.num_heads))
 
 
-def _carried(params, constants, config, gains, outputs):
-    """Heads' outputs [g, n, d] of earlier layers after one more layer, biases left aside."""
+def _carried(params, constants, config, gains, states, ones, memory=None):
+    """States [g, n, d] at a layer's input after the layer; `ones` [g] as in `frozen`."""
     sites = sites_of(params, config, gains)
-    no_bias = jnp.zeros(outputs.shape[0], outputs.dtype)
 
     def attention(c):
-        weights = constants.weights
-        return frozen.frozen_attention(params.attention, weights, c, no_bias), None
+        return frozen.frozen_attention(params.attention, constants.weights, c, ones), None
 
-    outputs, _ = sublayer(
-        sites.attention, outputs, attention, _norm_by(constants.attention_scale, config)
-    )
-    return _rest_of_layer(params, constants, config, sites, outputs)
+    norm = _norm_by(constants.attention_scale, config, ones)
+    states, _ = sublayer(sites.attention, states, attention, norm)
+    return _rest_of_layer(params, constants, config, sites, states, ones, memory)
 
 
-def _started(params, constants, config, gains, seen):
-    """Outputs [h, n, d] of a layer's own heads at the layer's end."""
+def _started(params, constants, config, gains, whole):
+    """Outputs [h, n, d] of a layer's own heads at the layer's end, from its input [1, n, d]."""
     sites = sites_of(params, config, gains)
-    values = jnp.einsum("nd,hdv->hnv", seen, params.attention.w_v)
+    if sites.attention.placement == "pre":
+        norm = _norm_by(constants.attention_scale, config, jnp.ones(1, whole.dtype))
+        whole = norm(sites.attention, whole)
+    values = jnp.einsum("nd,hdv->hnv", whole[0], params.attention.w_v)
     values = values + params.attention.b_v[:, None, :]
     mixed = jnp.einsum("hnm,hmv->hnv", constants.weights, values)
     own = jnp.einsum("hnv,hvd->hnd", mixed, params.attention.w_o)
     own = scaled(sites.attention.branch_gain, own)
+    no_bias = jnp.zeros(own.shape[0], own.dtype)
     if sites.attention.placement == "post":
-        own = _norm_by(constants.attention_scale, config)(sites.attention, own)
-    return _rest_of_layer(params, constants, config, sites, own)
+        own = _norm_by(constants.attention_scale, config, no_bias)(sites.attention, own)
+    return _rest_of_layer(params, constants, config, sites, own, no_bias)
 
 
-def _rest_of_layer(params, constants, config, sites, outputs):
-    """Cross-attention, which heads' outputs pass by the skip alone, and the MLP."""
-    no_bias = jnp.zeros(outputs.shape[0], outputs.dtype)
+def _rest_of_layer(params, constants, config, sites, states, ones, memory=None):
+    """Cross-attention, which heads' outputs (without a memory) pass by the skip, and the MLP."""
 
-    def nothing(c):
-        return jnp.zeros_like(c), None
+    def cross(c):
+        if memory is None:
+            return jnp.zeros_like(c), None
+        weights = constants.cross_weights
+        return frozen.frozen_attention(params.cross, weights, memory[None], ones), None
 
     def mlp(c):
-        return frozen.frozen_mlp(params.mlp, constants.gate, c, no_bias), None
+        return frozen.frozen_mlp(params.mlp, constants.gate, c, ones), None
 
     if config.cross_attention:
-        norm = _norm_by(constants.cross_scale, config)
-        outputs, _ = sublayer(sites.cross, outputs, nothing, norm)
+        norm = _norm_by(constants.cross_scale, config, ones)
+        states, _ = sublayer(sites.cross, states, cross, norm)
     if config.mlp != "none":
-        outputs, _ = sublayer(sites.mlp, outputs, mlp, _norm_by(constants.mlp_scale, config))
-    return outputs
+        norm = _norm_by(constants.mlp_scale, config, ones)
+        states, _ = sublayer(sites.mlp, states, mlp, norm)
+    return states
 
 
-def _norm_by(scale, config):
-    def norm(site, c):
-        no_bias = jnp.zeros(c.shape[0], c.dtype)
-        return frozen.frozen_norm(site.norm, scale, c, no_bias, config)
-
-    return norm
+def _norm_by(scale, config, ones):
+    return lambda site, c: frozen.frozen_norm(site.norm, scale, c, ones, config)
 
 
 @functools.partial(jax.jit, static_argnames="chunk")
@@ -120,14 +122,13 @@ def _carry_heads(params, entry, config, on_paths, chunk):
     def freeze(x, step):
         layer, own = step
         trace = block(layer, x, config, own, entry)
-        site = sites_of(layer, config, own).attention
-        seen = token_norm(site, x) if site.placement == "pre" else x
-        return trace.hidden, (frozen.freeze_layer(layer, x, trace, config, own), seen)
+        return trace.hidden, frozen.freeze_layer(layer, x, trace, config, own)
 
-    last, (constants, seen) = scan_layers(freeze, entry.x, params, config, gains)
+    last, constants = scan_layers(freeze, entry.x, params, config, gains)
 
-    def body(outputs, step):
-        layer, (index, own, seen, gain) = step
+    def body(carry, step):
+        outputs, whole = carry
+        layer, (index, own, gain) = step
 
         def pieces(fn, a):
             """fn of the heads, `chunk` at a time."""
@@ -135,18 +136,24 @@ def _carry_heads(params, entry, config, on_paths, chunk):
                 return fn(a)
             return jax.lax.map(lambda c: fn(c[None])[0], a, batch_size=chunk)
 
-        # Rows of layers still to come are 0 and stay 0.
-        outputs = pieces(lambda c: _carried(layer, own, config, gain, c), outputs)
-        started = _started(layer, own, config, gain, seen)
-        return jax.lax.dynamic_update_slice(outputs, started, (index * h, 0, 0)), None
+        def carried(c):
+            return _carried(layer, own, config, gain, c, jnp.zeros(c.shape[0], c.dtype))
 
-    outputs = jnp.zeros((0, n, d), entry.x.dtype)
-    steps = (jnp.arange(config.depth), constants, seen, on_paths)
+        # Rows of layers still to come are 0 and stay 0.
+        outputs = pieces(carried, outputs)
+        started = _started(layer, own, config, gain, whole)
+        outputs = jax.lax.dynamic_update_slice(outputs, started, (index * h, 0, 0))
+        one = jnp.ones(1, whole.dtype)
+        return (outputs, _carried(layer, own, config, gain, whole, one, entry.memory)), None
+
+    # `whole`: the layers' input with the gains on paths, which is the network's own without them.
+    outputs, whole = jnp.zeros((0, n, d), entry.x.dtype), entry.x[None]
+    steps = (jnp.arange(config.depth), constants, on_paths)
     for first, end in layer_groups(config.depth):
         rows = slice(first, end)
         outputs = jnp.pad(outputs, ((0, (end - first) * h), (0, 0), (0, 0)))
         xs = (layer_rows(params, config, rows), jax.tree.map(lambda a, r=rows: a[r], steps))
-        outputs, _ = jax.lax.scan(body, outputs, xs)
+        (outputs, whole), _ = jax.lax.scan(body, (outputs, whole), xs)
     if config.final_norm:
         scale = frozen.frozen_scale(last, config)
         no_bias = jnp.zeros(outputs.shape[0], outputs.dtype)

@@ -17,6 +17,7 @@ from rank_collapse.network import layers
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.entry import enter
 from rank_collapse.network.parameters import TransformerParams
+from rank_collapse.network.precision import full_precision
 from rank_collapse.paths.enumeration import check_length, check_paths
 from rank_collapse.paths.steps import SEMANTICS, check_semantics, make_steps
 
@@ -100,6 +101,7 @@ def sample_path_sets(
     return draw(jnp.asarray(lengths), jnp.arange(num_repeats), jnp.arange(num_paths))
 
 
+@full_precision
 def path_state(
     params: TransformerParams,
     x: Any,
@@ -140,6 +142,7 @@ def _single(params, entry, config, path, semantics, no_sub_path):
     return finish(x)
 
 
+@full_precision
 def path_set_states(
     params: TransformerParams,
     x: Any,
@@ -209,6 +212,7 @@ def visiting_order(paths: Int[Array, "p l"]) -> tuple[Int[Array, "p"], Int[Array
     return order, jnp.concatenate([jnp.zeros_like(same, shape=1), same])
 
 
+@full_precision
 def read_out(
     classifier: Any, state: Float[Array, "*s n d"], *, normalize: bool = True, eps: float = 1e-12
 ) -> Float[Array, "*s n c"]:
@@ -227,6 +231,7 @@ def read_out(
     return state @ w + b.reshape((1,) * (state.ndim - 1) + b.shape)
 
 
+@full_precision
 def path_set_logits(
     params: TransformerParams,
     classifier: Any,
@@ -252,6 +257,7 @@ def path_set_logits(
     return read_out(classifier, path_set_states(params, inputs, config, paths, **options))
 
 
+@full_precision
 def batch_path_set_logits(
     params: TransformerParams,
     classifier: Any,

@@ -12,14 +12,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import struct
 from jaxtyping import Array, Float
 
+from rank_collapse import struct
 from rank_collapse.measures.norms import composite_norm, norm_1, norm_inf
 from rank_collapse.network import layers
-from rank_collapse.network.attention import AttentionParams
+from rank_collapse.network.attention import AttentionParams, repeat_groups
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.layers import MLPParams
+from rank_collapse.network.precision import full_precision
 from rank_collapse.theory.logdomain import LogTrace
 
 
@@ -52,10 +53,12 @@ class Sides:
     tightness: Any
 
 
+@full_precision
 def head_weights(
     params: AttentionParams, temperature: Any = 1.0
 ) -> tuple[Float[Array, "h d d"], Float[Array, "h d d"]]:
     """(W_QK,h = W_Q W_Kᵀ/temperature, W_h = W_V W_O) of one layer."""
+    params = repeat_groups(params)
     w_qk = jnp.einsum("hdk,hek->hde", params.w_q, params.w_k) / temperature
     return w_qk, jnp.einsum("hdv,hve->hde", params.w_v, params.w_o)
 
@@ -103,6 +106,7 @@ def largest_slope(kind: str, dtype: Any) -> Float[Array, ""]:
     return slope * (1 + 1e-6)  # what may hide between two points of the grid
 
 
+@full_precision
 def lipschitz_constants(params: MLPParams, kind: str) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """(λ_1, λ_∞): ‖MLP(X) − 1 MLP(x)ᵀ‖_p ≤ λ_p ‖X − 1xᵀ‖_p, so that λ = √(λ_1 λ_∞) in ‖.‖_{1,∞}.
 

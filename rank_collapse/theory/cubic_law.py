@@ -8,12 +8,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import struct
 from jaxtyping import Array, Float
 
+from rank_collapse import struct
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.entry import enter
 from rank_collapse.network.gains import layer_gains
+from rank_collapse.network.precision import full_precision
 from rank_collapse.network.sublayer import sites_of
 from rank_collapse.network.transformer import scan_layers
 from rank_collapse.theory import tangent
@@ -78,6 +79,7 @@ def closed_constant(params: Any, x: Any, config: TransformerConfig, **inputs: An
     return measured_constant(cubic_profile(params, x, config, **inputs))
 
 
+@full_precision
 def cubic_profile(
     params: Any, x: Any, config: TransformerConfig, **inputs: Any
 ) -> Float[Array, "l"]:
@@ -123,24 +125,21 @@ def not_cubic(config: TransformerConfig, *, mask: Any = None, bias: Any = None) 
 
 @jax.jit
 def _cubic_pass(params, entry, config):
-    with jax.default_matmul_precision("highest"):
-        keep = tangent.exists(entry)
-        start = tangent.around_mean(entry.x, keep)
+    keep = tangent.exists(entry)
+    start = tangent.around_mean(entry.x, keep)
 
-        def body(state, step):
-            layer, gains = step
+    def body(state, step):
+        layer, gains = step
 
-            def attend(seen):
-                return cubic_attention(layer.attention, seen, config, gains.temperature, keep)
+        def attend(seen):
+            return cubic_attention(layer.attention, seen, config, gains.temperature, keep)
 
-            state = tangent.layer(
-                sites_of(layer, config, gains), layer, state, config, attend, entry
-            )
-            return state, tangent.log10_norm(state)
+        state = tangent.layer(sites_of(layer, config, gains), layer, state, config, attend, entry)
+        return state, tangent.log10_norm(state)
 
-        gains = layer_gains(config, entry.x.dtype)
-        _, profile = scan_layers(body, start, params, config, gains)
-        return jnp.concatenate([tangent.log10_norm(start)[None], profile])
+    gains = layer_gains(config, entry.x.dtype)
+    _, profile = scan_layers(body, start, params, config, gains)
+    return jnp.concatenate([tangent.log10_norm(start)[None], profile])
 
 
 def cubic_attention(params, state, config, temperature, keep):

@@ -12,12 +12,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 from jaxtyping import Array, Float
 
+from rank_collapse import struct
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.entry import enter
 from rank_collapse.network.gains import layer_gains
+from rank_collapse.network.precision import full_precision
 from rank_collapse.network.sublayer import sites_of, sublayer
 from rank_collapse.network.transformer import scan_layers
 from rank_collapse.theory import log_operations as ops
@@ -91,6 +92,7 @@ def log_residual_profile(
     return log_trace(params, x, config, **inputs).profile
 
 
+@full_precision
 def log_trace(params: Any, x: Any, config: TransformerConfig, **inputs: Any) -> LogTrace:
     """The pass behind `log_residual_profile`, with each layer's attention input and branches.
 
@@ -113,19 +115,18 @@ def log_trace(params: Any, x: Any, config: TransformerConfig, **inputs: Any) -> 
 def _log_pass(params, entry, config) -> LogTrace:
     dtype = entry.x.dtype
     keep = jnp.ones(entry.x.shape[0], bool) if entry.exists is None else entry.exists
-    with jax.default_matmul_precision("highest"):
-        start = _begin(entry.x, keep)
+    start = _begin(entry.x, keep)
 
-        def body(state, step):
-            layer, gains = step
-            state, (seen, heads, branch) = _layer(layer, state, config, gains, entry, keep)
-            diameters = (ops.log10_diameter(a) for a in (state, seen, branch))
-            return state, (ops.log10_norm(state), seen, heads, ops.log10_norm(branch), *diameters)
+    def body(state, step):
+        layer, gains = step
+        state, (seen, heads, branch) = _layer(layer, state, config, gains, entry, keep)
+        diameters = (ops.log10_diameter(a) for a in (state, seen, branch))
+        return state, (ops.log10_norm(state), seen, heads, ops.log10_norm(branch), *diameters)
 
-        _, out = scan_layers(body, start, params, config, layer_gains(config, dtype))
-        profile, seen, heads, branches, diameters, *others = out
-        profile = jnp.concatenate([ops.log10_norm(start)[None], profile])
-        diameters = jnp.concatenate([ops.log10_diameter(start)[None], diameters])
+    _, out = scan_layers(body, start, params, config, layer_gains(config, dtype))
+    profile, seen, heads, branches, diameters, *others = out
+    profile = jnp.concatenate([ops.log10_norm(start)[None], profile])
+    diameters = jnp.concatenate([ops.log10_diameter(start)[None], diameters])
     mask = three_axes(entry.context.mask)
     return LogTrace(profile, seen, heads, branches, diameters, *others, mask)
 

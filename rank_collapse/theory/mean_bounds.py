@@ -12,10 +12,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import struct
 from jaxtyping import Array, Float
 
+from rank_collapse import struct
 from rank_collapse.measures.norms import composite_norm, norm_1, norm_inf
+from rank_collapse.network.attention import repeat_groups
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.layers import GATED
 from rank_collapse.theory.bounds import gain_size, head_weights, largest_slope, score_width
@@ -90,7 +91,7 @@ def mean_constants(
         spread: D_ii e^{−2s} [h, n], from `bounds.score_spread`.
         keep: Bool [n], which tokens exist.
     """
-    attention = params.attention
+    attention = repeat_groups(params.attention)
     _, w = head_weights(attention)
     by_columns, by_rows = attention_deviation(spread, keep)
     one, inf = jax.vmap(norm_1)(w), jax.vmap(norm_inf)(w)

@@ -8,10 +8,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 
+from rank_collapse import struct
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.gains import layer_gains
+from rank_collapse.network.precision import full_precision
 from rank_collapse.theory import bounds, mean_bounds
 from rank_collapse.theory.bounds import Sides
 from rank_collapse.theory.logdomain import log_trace
@@ -72,6 +73,7 @@ class BoundReport:
     not_covered: tuple[str, ...] = struct.field(pytree_node=False, default=())
 
 
+@full_precision
 def bound_report(
     params: Any, x: Any, config: TransformerConfig, *, mask: Any = None, bias: Any = None
 ) -> BoundReport:
@@ -144,9 +146,8 @@ def _report(params, trace, config, keep) -> BoundReport:
             mean_bounds.mean_constants(layer, state, own, config, spread, keep),
         )
 
-    with jax.default_matmul_precision("highest"):
-        # Layer after layer: all layers' W_QK and W_h at once are larger than the network.
-        found, around_mean = jax.lax.map(constants, (stack, trace.inputs, gains))
+    # Layer after layer: all layers' W_QK and W_h at once are larger than the network.
+    found, around_mean = jax.lax.map(constants, (stack, trace.inputs, gains))
     admissible = jnp.max(found.log10_spread, axis=-1) <= math.log10(bounds.LEMMA_THRESHOLD)
     head, layer = bounds.layer_sides(found, trace, config)
     sides, stack_beta, shrinks = bounds.stack_sides(found, trace.profile, gains, config)

@@ -11,9 +11,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import struct
 from jaxtyping import Array, Bool, Float
 
+from rank_collapse import struct
 from rank_collapse.measures.norms import composite_norm
 from rank_collapse.network import layers
 from rank_collapse.network.entry import Entry

@@ -19,6 +19,7 @@ from rank_collapse.network import attention as attn
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.entry import enter
 from rank_collapse.network.gains import layer_gains
+from rank_collapse.network.precision import full_precision
 from rank_collapse.network.sublayer import sites_of
 from rank_collapse.network.transformer import scan_layers
 from rank_collapse.theory import tangent
@@ -51,6 +52,7 @@ def transverse_exponents(
     return jnp.mean(growth[burn_in:], axis=0)
 
 
+@full_precision
 def transverse_growth(
     params: Any, x: Any, config: TransformerConfig, *, count: int = 1, **inputs: Any
 ) -> Float[Array, "l p"]:
@@ -89,37 +91,36 @@ def transverse_growth(
 
 @functools.partial(jax.jit, static_argnames=("count", "rows_differ"))
 def _growth(params, entry, config, count, rows_differ):
-    with jax.default_matmul_precision("highest"):
-        keep = tangent.exists(entry)
-        start = tangent.around_mean(entry.x, keep)
-        others = jax.random.normal(jax.random.key(0), (count - 1, *entry.x.shape))
-        rest = jnp.concatenate([start.rest[None], others.astype(entry.x.dtype)])
-        rest = jax.vmap(lambda r: tangent.settled(start.mean, r, 0.0, keep).rest)(rest)
-        rest, _ = orthonormal(rest)
+    keep = tangent.exists(entry)
+    start = tangent.around_mean(entry.x, keep)
+    others = jax.random.normal(jax.random.key(0), (count - 1, *entry.x.shape))
+    rest = jnp.concatenate([start.rest[None], others.astype(entry.x.dtype)])
+    rest = jax.vmap(lambda r: tangent.settled(start.mean, r, 0.0, keep).rest)(rest)
+    rest, _ = orthonormal(rest)
 
-        def body(carry, step):
-            mean, rest = carry
-            layer, gains = step
-            sites = sites_of(layer, config, gains)
-            zero = jnp.zeros((), mean.dtype)
+    def body(carry, step):
+        mean, rest = carry
+        layer, gains = step
+        sites = sites_of(layer, config, gains)
+        zero = jnp.zeros((), mean.dtype)
 
-            def attend(seen):
-                return linear_attention(
-                    layer.attention, seen, config, gains.temperature, entry, rows_differ
-                )
+        def attend(seen):
+            return linear_attention(
+                layer.attention, seen, config, gains.temperature, entry, rows_differ
+            )
 
-            def push(r):
-                return tangent.layer(
-                    sites, layer, tangent.Tangent(mean, r, zero), config, attend, entry
-                )
+        def push(r):
+            return tangent.layer(
+                sites, layer, tangent.Tangent(mean, r, zero), config, attend, entry
+            )
 
-            after = jax.vmap(push)(rest)
-            rest, stretch = orthonormal(after.rest)
-            return (after.mean[0], rest), jnp.log10(stretch) + after.log_scale / np.log(10.0)
+        after = jax.vmap(push)(rest)
+        rest, stretch = orthonormal(after.rest)
+        return (after.mean[0], rest), jnp.log10(stretch) + after.log_scale / np.log(10.0)
 
-        gains = layer_gains(config, entry.x.dtype)
-        _, growth = scan_layers(body, (start.mean, rest), params, config, gains)
-        return growth
+    gains = layer_gains(config, entry.x.dtype)
+    _, growth = scan_layers(body, (start.mean, rest), params, config, gains)
+    return growth
 
 
 def orthonormal(directions: Float[Array, "p n d"]) -> tuple[Array, Float[Array, "p"]]:
