@@ -47,14 +47,13 @@ def measured_constant(profile: Any) -> RateConstant:
             last finite one are left out.
     """
     profile = jnp.asarray(profile)
-    steps = profile.shape[-1] - 1
     kappa = profile[..., 1:] - 3 * profile[..., :-1]
     seen = jnp.cumprod(jnp.isfinite(profile), axis=-1) > 0
     kappa = jnp.where(seen[..., 1:], kappa, jnp.nan)
     depth = jnp.sum(seen, axis=-1) - 1
-    share = jnp.where(jnp.arange(steps + 1) == depth[..., None], profile, 0)
+    last = jnp.take_along_axis(profile, jnp.maximum(depth, 0)[..., None], axis=-1)[..., 0]
     power = jnp.asarray(3.0, profile.dtype) ** depth
-    value = jnp.where(depth < 0, jnp.nan, jnp.sum(share, axis=-1) / power)
+    value = jnp.where(depth < 0, jnp.nan, last / power)
     worst = jnp.max(jnp.where(seen[..., 1:], jnp.abs(kappa), 0), axis=-1, initial=0)
     error = jnp.where(depth < 1, jnp.inf, worst / (2 * power))
     return RateConstant(kappa, value, error, 2 * (value - profile[..., 0]))
