@@ -53,6 +53,7 @@ from rank_collapse.paths.sets import (
 )
 from rank_collapse.theory.cubic_law import closed_constant, measured_constant
 from rank_collapse.theory.logdomain import local_rate, log_residual_profile
+from rank_collapse.theory.pairs import CertifiedProfile, certified_profile, certified_profiles
 from rank_collapse.theory.reports import BoundReport, bound_report
 from rank_collapse.theory.transverse import transverse_exponents
 
@@ -60,6 +61,7 @@ __all__ = [
     "AttentionParams",
     "BlockParams",
     "BoundReport",
+    "CertifiedProfile",
     "Classifier",
     "EmbeddingConfig",
     "EmbeddingParams",
@@ -74,6 +76,8 @@ __all__ = [
     "apply",
     "batch_path_set_logits",
     "bound_report",
+    "certified_profile",
+    "certified_profiles",
     "closed_constant",
     "composite_norm",
     "count_paths",
