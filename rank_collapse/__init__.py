@@ -51,9 +51,11 @@ from rank_collapse.paths.sets import (
     sample_path,
     sample_path_sets,
 )
-from rank_collapse.theory.bounds import BoundReport, bound_report
+from rank_collapse.theory.cubic_law import closed_constant, measured_constant
 from rank_collapse.theory.logdomain import local_rate, log_residual_profile
 from rank_collapse.theory.pairs import CertifiedProfile, certified_profile, certified_profiles
+from rank_collapse.theory.reports import BoundReport, bound_report
+from rank_collapse.theory.transverse import transverse_exponents
 
 __all__ = [
     "AttentionParams",
@@ -76,6 +78,7 @@ __all__ = [
     "bound_report",
     "certified_profile",
     "certified_profiles",
+    "closed_constant",
     "composite_norm",
     "count_paths",
     "effective_rank",
@@ -87,6 +90,7 @@ __all__ = [
     "local_rate",
     "log_residual_profile",
     "matrix_norm",
+    "measured_constant",
     "multi_head_attention",
     "path_attention",
     "path_contributions",
@@ -108,6 +112,7 @@ __all__ = [
     "surgery",
     "token_cosine",
     "transformer",
+    "transverse_exponents",
 ]
 
 __version__ = "0.1.0"

@@ -75,6 +75,28 @@ def _deep(setting, where):
                     f"{_shown(numbers['log10_bound_last'])}",
                 )
             )  # fmt: skip
+        if "free_bounds" in numbers:
+            rows.append(
+                Comparison(
+                    f"{variant}, {where}: layers above a bound that needs no condition",
+                    numbers["free_violations"], 0, numbers["free_violations"] == 0,
+                    f"of {numbers['free_bounds']}, around the mean token and of the diameter; "
+                    "powers of ten above what is bounded, medians: around the mean "
+                    f"{_shown(numbers['tightness_mean_median'])}, the paper's with γ* "
+                    f"{_shown(numbers['tightness_paper_median'])}",
+                )
+            )  # fmt: skip
+        if numbers.get("log10_c_theorem") is not None and numbers["log10_c_eff"] is not None:
+            rows.append(
+                Comparison(
+                    f"{variant}, {where}: log10 c_eff of the 3^L law, at most the theorem's",
+                    numbers["log10_c_eff"], numbers["log10_c_theorem"],
+                    numbers["log10_c_eff"] <= numbers["log10_c_theorem"],
+                    f"in closed form {_shown(numbers['log10_c_eff_closed'])}; log10 Λ measured "
+                    f"{_shown(numbers['log10_lambda'])}, in closed form "
+                    f"{_shown(numbers['log10_lambda_closed'])}",
+                )
+            )  # fmt: skip
     deep = {v: variants.get(v, {}).get("log10_residual_last") for v in ("san", "san_mlp")}
     if None not in deep.values():
         rows.append(
@@ -144,6 +166,10 @@ ENTRY = Entry(
         "log_residual": "The same residuals in logarithms to any depth. Dashed: the law 3^l. "
         "Dotted: what an ordinary float32 forward pass shows. Dash-dotted: the theorems' bound.",
         "local_rate": "Local rate of the logarithms: 3 is doubly exponential collapse.",
+        "bounds_and_constant": "Above: how many powers of ten the bounds of one layer lie above "
+        "what they bound (all but the paper's need no condition). Below: the constant of the 3^l "
+        "law as each depth shows it, measured, from the closed recursion of the covariance, and as "
+        "the theorem has it.",
         "sweep_weight_scale": "Relative residual at BERT's weight scale (0.55) and at 1/√fan-in.",
     },
 )

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.collapse.results import Results, by_variant, rates
+from experiments.collapse.results import TIGHTNESS, Results, by_variant, constants, rates
 from rank_collapse.report import figures
 
 RATIO = r"$\|\mathrm{res}(X^l)\|_{1,\infty} \,/\, \|X^l\|_{1,\infty}$"
@@ -31,11 +31,28 @@ def figures_of(results: Results) -> dict[str, Callable[[], Figure]]:
         "log_residual": partial(log_residual_figure, profiles, *bounds, plain),
         "local_rate": partial(local_rate_figure, local),
     }
+    law = {
+        f"{variant}, {panel}": law_curves(found, variant)
+        for panel, found in panels.items()
+        for variant in by_variant(found, "log10_cubic")
+    }
+    if law:
+        drawn["bounds_and_constant"] = partial(law_figure, law)
     for position, name in ((1, "weight_scale"), (2, "skip_gain")):
         swept = sweep_curves(results, position, first)
         if len(next(iter(swept.values()))) > 1:
             drawn[f"sweep_{name}"] = partial(sweep_figure, swept, name.replace("_", " "))
     return drawn
+
+
+def law_curves(found: dict[str, np.ndarray], variant: str) -> dict[str, dict[str, np.ndarray]]:
+    """{"tightness": {bound: [s, L]}, "constant": {how: [s, L + 1]}} of one network."""
+    tightness = {label: found.get(f"{variant}/{name}") for name, label in TIGHTNESS.items()}
+    law = (found.get(f"{variant}/{m}") for m in ("log10_residual", "log10_cubic", "log10_c"))
+    return {
+        "tightness": {label: a[:, 1:] for label, a in tightness.items() if a is not None},
+        "constant": constants(*law),
+    }
 
 
 def sweep_curves(results: Results, position: int, first: tuple) -> dict[str, dict[str, Any]]:
@@ -148,6 +165,32 @@ def local_rate_figure(rates: Mapping[str, Mapping[str, Any]]) -> Figure:
         figures.integer_ticks(ax)
     axes[0, 0].set_ylabel(r"$\log\|\mathrm{res}(X^{l})\| \,/\, \log\|\mathrm{res}(X^{l-1})\|$")
     _legend_outside(fig, axes[0, -1])
+    return fig
+
+
+@figures.styled
+def law_figure(curves: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Figure:
+    """Above: how far each bound of one layer's attention lies above what it bounds. Below: Λ.
+
+    Args:
+        curves: {panel: what `law_curves` gives}; bounds are absent where they do not cover.
+    """
+    fig, axes = figures.figure(2, len(curves), width=3.6, height=2.8, sharey="row")
+    for (above, below), (panel, group) in zip(axes.T, curves.items(), strict=True):
+        for index, (label, values) in enumerate(group["tightness"].items()):
+            figures.band(above, np.arange(1, values.shape[1] + 1), values, label, index)
+        for index, (label, values) in enumerate(group["constant"].items()):
+            figures.band(below, np.arange(values.shape[1]), values, label, index)
+        above.set(xlabel="layer", title=panel)
+        below.set(xlabel="depth l")
+        figures.integer_ticks(above, below)
+    axes[0, 0].set_ylabel(r"$\log_{10}$ bound $-$ $\log_{10}$ of what it bounds")
+    axes[1, 0].set_ylabel(r"$\Lambda$: $\log_{10}\|\mathrm{res}(X^l)\| \,/\, 3^l$")
+    with_bounds = next((a for a, g in zip(axes[0], curves.values(), strict=True)
+                        if g["tightness"]), None)  # fmt: skip
+    if with_bounds is not None:
+        with_bounds.legend(loc="best")
+    axes[1, 0].legend(loc="best")
     return fig
 
 

@@ -11,7 +11,7 @@ import rank_collapse as rc
 from experiments.collapse.settings import configs_of
 from experiments.shell import inputs
 from rank_collapse.measures import residuals
-from rank_collapse.theory import bounds, logdomain
+from rank_collapse.theory import bounds, cubic_law, logdomain
 
 
 def make_draw(options: flags.FlagValues, ids: np.ndarray | None):
@@ -65,16 +65,19 @@ def measure_one(
         "ratio": jax.vmap(residuals.residual_ratio)(hidden),
         "plain_log10_residual": jnp.log10(size),
     }
+    if not cubic_law.not_cubic(config):
+        out["log10_cubic"] = cubic_law.cubic_profile(params, x, config)
     if bounds.not_covered(config):
         return out | {"log10_residual": logdomain.log_residual_profile(params, x, config)}
-    return out | bound_profiles(bounds.bound_report(params, x, config), config.qk_width)
+    return out | bound_profiles(rc.bound_report(params, x, config), config.qk_width)
 
 
-def bound_profiles(report: bounds.BoundReport, width: int) -> dict[str, jax.Array]:
+def bound_profiles(report: rc.BoundReport, width: int) -> dict[str, jax.Array]:
     """Bounds by layer: of the stack so far, from the input; and from the measured layer before.
 
     `admissible` is 1 where the technical lemma's condition holds: the theorems' bound of layer l
-    needs it in all layers up to l.
+    needs it in all layers up to l. `tightness_...` is how far each bound of one layer's attention
+    lies above what it bounds, `log10_c` the theorem's c of the layers so far.
     """
     num_heads = report.beta.shape[-1]
     depth = jnp.arange(report.log10_residual.shape[0])
@@ -82,7 +85,17 @@ def bound_profiles(report: bounds.BoundReport, width: int) -> dict[str, jax.Arra
     prefix = [jax.lax.cummax(jnp.append(a[:1], a)) for a in (worst, jnp.max(report.gamma, axis=1))]
     stack = bounds.log10_theorem(report.log10_residual[0], *prefix, num_heads, width, depth)
     layer = report.layer.log10_rhs + jnp.log10(report.lipschitz)
-    return {
+    c = jnp.log10(4 * prefix[0] * prefix[1] * num_heads / np.sqrt(width))
+    tightness = {
+        "paper": report.layer.tightness,
+        "mean": report.mean_layer.tightness,
+        "diameter": report.diameter_layer.tightness,
+        "cubic_diameter": report.diameter_layer.tightness_cubic,
+    }
+    nothing = jnp.zeros(1, stack.dtype)  # the input is its own bound
+    side_by_side = {f"tightness_{k}": jnp.append(nothing, v) for k, v in tightness.items()}
+    return side_by_side | {
+        "log10_c": c,
         "log10_residual": report.log10_residual,
         "log10_bound": stack,
         "log10_layer_bound": jnp.append(report.log10_residual[:1], layer),

@@ -9,9 +9,18 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from rank_collapse.theory import measured_constant
 from rank_collapse.theory.logdomain import local_rate
 
 BOUNDS = ("log10_bound", "log10_layer_bound", "admissible")
+# {measure: what it is the tightness of}
+TIGHTNESS = {
+    "tightness_paper": "paper, γ*",
+    "tightness_mean": "around the mean",
+    "tightness_diameter": "diameter, tanh",
+    "tightness_cubic_diameter": "diameter, c diam³",
+}
+LAW = ("log10_cubic", "log10_c")
 Results = dict[tuple[str, float, float], dict[str, np.ndarray]]
 
 
@@ -31,7 +40,7 @@ def rates(log10_residual: np.ndarray) -> np.ndarray:
 
 def rows_of(results: Results) -> Iterator[dict[str, Any]]:
     """One row per setting, variant, seed and layer."""
-    measures = ("ratio", "log10_residual", "plain_log10_residual", *BOUNDS)
+    measures = ("ratio", "log10_residual", "plain_log10_residual", *BOUNDS, *TIGHTNESS, *LAW)
     for (norm, scale, gain), found in results.items():
         for variant, profile in by_variant(found, "log10_residual").items():
             rate = rates(profile)
@@ -63,6 +72,9 @@ def summary_of(results: Results) -> dict[str, Any]:
             }
             if f"{variant}/log10_bound" in found:
                 numbers |= bound_numbers(profile, *(found[f"{variant}/{b}"] for b in BOUNDS))
+                numbers |= tightness_numbers({t: found[f"{variant}/{t}"] for t in TIGHTNESS})
+            if f"{variant}/log10_cubic" in found:
+                numbers |= law_numbers(profile, *(found.get(f"{variant}/{m}") for m in LAW))
             variants[variant] = numbers
         settings.append(
             {"norm": norm, "weight_scale": scale, "skip_gain": gain, "variants": variants}
@@ -92,6 +104,39 @@ def bound_numbers(
         "log10_bound_last": _number(stack[:, -1].mean()),
         "log10_layer_bound_last": _number(layer[:, -1].mean()),
     }
+
+
+def tightness_numbers(found: dict[str, np.ndarray]) -> dict[str, Any]:
+    """How far each bound of a layer is above what it bounds, the median over layers and seeds, and
+    how often one that needs no condition was not; float32 knows a tightness to about 1e-3."""
+    values = {name: a[:, 1:][~np.isnan(a[:, 1:])] for name, a in found.items()}
+    free = np.concatenate([a for name, a in values.items() if name != "tightness_paper"])
+    medians = {f"{name}_median": _number(np.median(a)) if a.size else None
+               for name, a in values.items()}  # fmt: skip
+    return medians | {"free_bounds": int(free.size), "free_violations": int((free < -1e-3).sum())}
+
+
+def constants(
+    profile: np.ndarray, cubic: np.ndarray, c: np.ndarray | None
+) -> dict[str, np.ndarray]:
+    """Λ as each depth l shows it, [s, L + 1]: log10‖R_l‖/3^l measured and in closed form, and
+    log10‖R_0‖ + ½ log10 c of the theorem where it covers the network."""
+    power = 3.0 ** np.arange(profile.shape[-1])
+    found = {"measured": profile / power, "closed form": cubic / power}
+    return found if c is None else found | {"theorem": profile[:, :1] + c / 2}
+
+
+def law_numbers(profile: np.ndarray, cubic: np.ndarray, c: np.ndarray | None) -> dict[str, Any]:
+    """Λ and c_eff, measured and in closed form, and the theorem's c: means over seeds."""
+    numbers = {}
+    for name, values in (("", profile), ("_closed", cubic)):
+        found = measured_constant(values)
+        numbers[f"log10_lambda{name}"] = _number(np.mean(found.log10_lambda))
+        numbers[f"log10_lambda{name}_error"] = _number(np.max(found.error))
+        numbers[f"log10_c_eff{name}"] = _number(np.mean(found.log10_c_eff))
+    difference = measured_constant(profile).log10_lambda - measured_constant(cubic).log10_lambda
+    numbers["log10_lambda_difference_std"] = _number(np.std(difference))
+    return numbers if c is None else numbers | {"log10_c_theorem": _number(c[:, -1].mean())}
 
 
 def _number(value):

@@ -1,13 +1,28 @@
-"""What theory says of a network: residuals in logarithms, and the convergence bounds."""
+"""What theory says of a network: residuals in logarithms, bounds, and the rates of collapse."""
 
-from rank_collapse.theory.bounds import BoundReport, bound_report
+from rank_collapse.theory.cubic_law import (
+    RateConstant,
+    closed_constant,
+    cubic_profile,
+    measured_constant,
+    theorem_constant,
+)
 from rank_collapse.theory.logdomain import LogTrace, local_rate, log_residual_profile, log_trace
+from rank_collapse.theory.reports import BoundReport, bound_report
+from rank_collapse.theory.transverse import transverse_exponents, transverse_growth
 
 __all__ = [
     "BoundReport",
     "LogTrace",
+    "RateConstant",
     "bound_report",
+    "closed_constant",
+    "cubic_profile",
     "local_rate",
     "log_residual_profile",
     "log_trace",
+    "measured_constant",
+    "theorem_constant",
+    "transverse_exponents",
+    "transverse_growth",
 ]

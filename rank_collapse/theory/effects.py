@@ -7,11 +7,11 @@ from jaxtyping import Array, Bool, Float
 
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.parameters import TransformerParams
-from rank_collapse.theory.bounds import bound_report
+from rank_collapse.theory.reports import bound_report
 
 
 def has_bounds(config: TransformerConfig) -> bool:
-    """Whether there is a matrix W_QK that the bounds can use; see `bounds.bound_report`."""
+    """Whether there is a matrix W_QK that the bounds can use; see `reports.bound_report`."""
     positional = config.position in ("rotary", "relative_key")
     return config.score == "dot" and not positional and not config.cross_attention
 
@@ -26,10 +26,10 @@ def bound_effects(
         mask: Bool [n], the tokens that exist.
 
     Returns:
-        Fields of `bounds.BoundReport`, log10_spread as its maximum over tokens.
+        Fields of `reports.BoundReport`, log10_spread as its maximum over tokens.
 
     Raises:
-        ValueError: Rotary or relative positions, or cross-attention: see `bounds.bound_report`.
+        ValueError: Rotary or relative positions, or cross-attention: see `reports.bound_report`.
     """
     found = bound_report(params, x, config, mask=mask)
     names = ("beta", "gamma", "admissible", "log10_input")

@@ -56,6 +56,19 @@ def log10_norm(state):
     return (state.log_scale + jnp.log(composite_norm(state.rest))) / np.log(10.0)
 
 
+def log10_diameter(state):
+    """log10 of the largest ℓ2 distance of two tokens, e^s max_{ik} |r̂_i − r̂_k|.
+
+    Squared distances are |r̂_i|² + |r̂_k|² − 2 r̂_i·r̂_k: around the mean token the largest distance
+    is at least the largest |r̂_i|, so that nothing cancels in it. Masked rows are 0, the mean token,
+    which is no farther from a token than the farthest other one.
+    """
+    squares = jnp.sum(jnp.square(state.rest), axis=1)
+    gram = state.rest @ state.rest.T
+    largest = jnp.max(squares[:, None] + squares[None, :] - 2 * gram)
+    return (state.log_scale + jnp.log(jnp.maximum(largest, 0)) / 2) / np.log(10.0)
+
+
 def settle(mean, parts, scales, keep) -> LogState:
     """Tokens 1·meanᵀ + Σ_p e^{s_p} R_p in the form of `LogState`; parts [p, n, d], scales [p]."""
     exists = keep[None, :, None]

@@ -35,6 +35,9 @@ class LogTrace:
         heads: Of P_h X W_h, less three times the log scale of the layer's input, [L, h]: the
             difference is what float32 can hold in deep layers.
         branches: Of SA(X), before the branch gain, in the same way, [L].
+        diameters: log10 of the largest ℓ2 distance of two tokens of X^0 .. X^L, [L + 1].
+        input_diameters: Of what each layer's attention looks at, [L].
+        branch_diameters: Of SA(X), less three times the log scale as in `branches`, [L].
         mask: Bool [h or 1, n or 1, m] of the scores, or None.
     """
 
@@ -42,6 +45,9 @@ class LogTrace:
     inputs: Any
     heads: Any
     branches: Any
+    diameters: Any
+    input_diameters: Any
+    branch_diameters: Any
     mask: Any
 
 
@@ -114,12 +120,15 @@ def _log_pass(params, entry, config) -> LogTrace:
     def body(state, step):
         layer, gains = step
         state, (seen, heads, branch) = _layer(layer, state, config, gains, entry, keep)
-        return state, (ops.log10_norm(state), seen, heads, branch)
+        diameters = (ops.log10_diameter(a) for a in (state, seen, branch))
+        return state, (ops.log10_norm(state), seen, heads, ops.log10_norm(branch), *diameters)
 
     _, out = scan_layers(body, start, params, config, layer_gains(config, dtype))
-    profile, inputs_of_layers, heads, branches = out
+    profile, seen, heads, branches, diameters, *others = out
     profile = jnp.concatenate([ops.log10_norm(start)[None], profile])
-    return LogTrace(profile, inputs_of_layers, heads, branches, three_axes(entry.context.mask))
+    diameters = jnp.concatenate([ops.log10_diameter(start)[None], diameters])
+    mask = three_axes(entry.context.mask)
+    return LogTrace(profile, seen, heads, branches, diameters, *others, mask)
 
 
 def local_rate(profile: Any) -> Float[Array, "*s k"]:
@@ -142,7 +151,7 @@ def _begin(x, keep):
 
 
 def _layer(params, state, config, gains, entry, keep):
-    """One layer's state; its attention's input, and residuals of heads and branch over e^{3s}."""
+    """One layer's state; its attention's input, residuals of heads and the branch over e^{3s}."""
     sites = sites_of(params, config, gains)
 
     def norm(site, state):
@@ -158,11 +167,11 @@ def _layer(params, state, config, gains, entry, keep):
         nothing = jnp.zeros_like(part.mean)
         scales = heads.scales_over_cube(seen.log_scale)
 
-        def size(parts, scales):
-            return ops.log10_norm(ops.settle(nothing, parts, scales, keep))
+        def settled(parts, scales):
+            return ops.settle(nothing, parts, scales, keep)
 
-        by_head = jax.vmap(size, in_axes=1)(heads.parts, scales)
-        return part, (seen, by_head, size(part.parts, scales.reshape(-1)))
+        by_head = jax.vmap(lambda *h: ops.log10_norm(settled(*h)), in_axes=1)(heads.parts, scales)
+        return part, (seen, by_head, settled(part.parts, scales.reshape(-1)))
 
     def mlp(seen):
         return ops.mlp(params.mlp, seen, config.mlp), None

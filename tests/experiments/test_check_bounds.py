@@ -8,10 +8,11 @@ import pytest
 from second_run import check_second_run
 
 from experiments import check_bounds
+from experiments.bounds.measure import FREE, Case
 from experiments.bounds.results import counts, summary_of
 from experiments.shell import cli
 
-SHAPES = ((8, 12, 3), (3, 4, 1))
+CASES = (Case(8, 12, 3), Case(3, 4, 1, mask="causal"))
 
 
 def execute(folder, *arguments):
@@ -20,7 +21,7 @@ def execute(folder, *arguments):
 
 
 def test_lemma_and_bounds_hold_wherever_the_condition_does(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(check_bounds, "SHAPES", SHAPES)
+    monkeypatch.setattr(check_bounds, "CASES", CASES)
     assert execute(tmp_path) == 0
     assert "lemma_violations             0\n" in capsys.readouterr().out
     found = json.loads((tmp_path / "summary.json").read_text())
@@ -31,16 +32,29 @@ def test_lemma_and_bounds_hold_wherever_the_condition_does(tmp_path, monkeypatch
     assert 0 < found["gamma_min"] < found["gamma_max"] and found["tightness_min"] > 0
     # the check can fail: without the condition the lemma does not hold
     assert found["lemma_violations_elsewhere"] > 0
+    # bounds without a condition: given on every draw of the first case, refused under the mask
+    for name, size in (("mean_heads", 2 * 200 * 3), ("mean_layers", 400), ("diameters", 400)):
+        assert found[name] == size
+    assert found["mean_heads_refused"] == 2 * 200 and found["diameters_refused"] == 400
+    assert all(found[f"{name}_violations"] == 0 for name in FREE)
+    assert found["mean_head_tightness_min"] > 0
+    medians = [found[f"{w}_tightness_median_admissible"] for w in ("mean_head", "head")]
+    assert medians[0] < medians[1]
+    broken = found | {"diameter_layer_violations": 1}
+    assert not all(c.agrees for c in check_bounds.ENTRY.compare(broken))
     assert all(c.agrees for c in check_bounds.ENTRY.compare(found))
     assert not all(c.agrees for c in check_bounds.ENTRY.compare(found | {"head_violations": 1}))
     assert "0 violations" in check_bounds.ENTRY.reading(found)
     with open(tmp_path / "results.csv", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [tuple(int(r[n]) for n in ("tokens", "width", "num_heads")) for r in rows] == [*SHAPES]
+    assert [r["mask"] for r in rows] == ["none", "causal"]
+    assert [tuple(int(r[n]) for n in ("tokens", "width", "heads_each")) for r in rows] == [
+        case[:3] for case in CASES
+    ]
     for name in ("heads", "admissible", "lemma_violations_elsewhere", "stacks_admissible"):
         assert sum(int(r[name]) for r in rows) == found[name]
     assert {f.stem for f in (tmp_path / "figures").iterdir()} == set(check_bounds.ENTRY.captions)
-    monkeypatch.setattr(check_bounds, "draw_shape", lambda *a: pytest.fail("computed again"))
+    monkeypatch.setattr(check_bounds, "draw_case", lambda *a: pytest.fail("computed again"))
     check_second_run(lambda: execute(tmp_path), tmp_path, capsys)
     with pytest.raises(pytest.fail.Exception, match="computed again"):
         execute(tmp_path, "--overwrite")
@@ -52,8 +66,11 @@ def test_counts_are_of_what_the_condition_covers():
         "lemma_excess": [-1.0, 2.0, 3.0], "gamma": [0.5, 0.25, 9.0],
         "layer_ok": [False], "layer_tightness": [-1.0],
         "stack_ok": [True], "stack_tightness": [-0.5],
+        "mean_head_tightness": [0.5, -0.5, np.nan], "mean_layer_tightness": [0.25],
+        "diameter_layer_tightness": [np.nan], "cubic_diameter_layer_tightness": [1.0],
+        "diameter_tightness": [-1e-15],
     }  # fmt: skip
-    draws = {(2, 2, 1): {name: np.array(values)[None] for name, values in flat.items()}}
+    draws = {Case(2, 2, 1): {name: np.array(values)[None] for name, values in flat.items()}}
     found = summary_of(draws)
     assert (found["heads"], found["admissible"], found["head_violations"]) == (3, 2, 1)
     assert (found["lemma_violations"], found["lemma_violations_elsewhere"]) == (1, 1)
@@ -61,4 +78,8 @@ def test_counts_are_of_what_the_condition_covers():
     assert (found["stacks_admissible"], found["stack_violations"]) == (1, 1)
     assert (found["gamma_min"], found["gamma_max"], found["tightness_min"]) == (0.25, 0.5, -1)
     assert found["layer_tightness_min"] is None
+    assert (found["mean_heads"], found["mean_heads_refused"]) == (2, 1)
+    assert (found["mean_head_violations"], found["diameter_violations"]) == (1, 0)
+    assert found["diameter_layer_tightness_min"] is None
+    assert found["mean_head_tightness_median_admissible"] == 0
     assert counts({name: np.array(values) for name, values in flat.items()}) == found

@@ -83,10 +83,21 @@ def test_rows_figures_and_summary_are_there(base):
     for name in (n for n in ENTRY.captions if not n.startswith("sweep_")):
         assert (folder / "figures" / f"{name}.png").exists()
         assert (folder / "figures" / f"{name}.pdf").exists()
+    assert all((r["tightness_mean"] != "") == (r["variant"] == "san") for r in rows)
     summary = runs.read_summary(folder)
+    law = summary["settings"][0]["variants"]["san"]
+    saved = arrays(folder)
+    part = "none/weight_scale=1.0/skip_gain=1.0/san"
+    lambdas = [saved[f"{part}/{m}"][:, -1].mean() / 27 for m in ("log10_residual", "log10_cubic")]
+    found = [law["log10_lambda"], law["log10_lambda_closed"]]
+    np.testing.assert_allclose(found, lambdas, rtol=1e-5)
+    assert law["free_bounds"] == 3 * 3 * 3 and law["free_violations"] == 0
+    assert 0 < law["tightness_mean_median"] < law["tightness_paper_median"]
+    assert "log10_lambda" not in summary["settings"][0]["variants"]["san_skip"]
     quantities = [c.quantity for c in ENTRY.compare(summary)]
     assert any("san, norm none: residual ratio" in q for q in quantities)
     assert any("Theorem 2.3" in q for q in quantities)
+    assert any("no condition" in q for q in quantities) and any("c_eff" in q for q in quantities)
     assert "norm none" in ENTRY.reading(summary)
 
 

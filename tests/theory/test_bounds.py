@@ -14,7 +14,7 @@ from rank_collapse.theory import bounds
 
 
 def reported(params, x, config, mask=None):
-    return jax.jit(rc.bound_report)(params, x, config, mask)
+    return jax.jit(rc.bound_report)(params, x, config, mask=mask)
 
 
 def plain_head(params, x, config, h):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import rank_collapse as rc
-from rank_collapse.paths.effects import bound_effects
+from rank_collapse.theory.effects import bound_effects
 
 L, H, D, K = 2, 3, 6, 4
 TEMPERATURE = 1.7

@@ -1,0 +1,270 @@
+"""Bounds around the mean token and of the diameter, which hold for all weights.
+
+Two rows of attention weights differ in total variation by at most tanh(range(E_i − E_k)/4), E the
+scores; that needs no condition on their size, only that all rows share keys and biases. Like those
+of `bounds`, what can leave float range is a logarithm.
+
+Axis letters: n tokens, d width, h heads, k per-head query/key width, l layers.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from rank_collapse import struct
+from rank_collapse.measures.norms import composite_norm, norm_1, norm_inf
+from rank_collapse.network.attention import repeat_groups
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.layers import GATED
+from rank_collapse.theory.bounds import gain_size, head_weights, largest_slope, score_width
+from rank_collapse.theory.logdomain import LogTrace
+
+LOG_10 = np.log(10.0)
+
+
+@struct.dataclass
+class MeanSides:
+    """A bound of the residual around the mean token, as decimal logarithms of ‖.‖_{1,∞}.
+
+    Attributes:
+        log10_lhs: The residual.
+        log10_rhs: The bound; NaN where it does not cover the network.
+        tightness: log10_rhs − log10_lhs, never negative; NaN where both sides are 0 too.
+    """
+
+    log10_lhs: Any
+    log10_rhs: Any
+    tightness: Any
+
+
+@struct.dataclass
+class DiameterSides:
+    """A bound of the diameter, the largest ℓ2 distance of two tokens, as decimal logarithms.
+
+    Attributes:
+        log10_lhs: The diameter.
+        log10_rhs: The bound with tanh; NaN where it does not cover the network.
+        log10_rhs_cubic: The same with tanh(u) ≤ u: c diam³ for one layer of attention.
+        tightness: log10_rhs − log10_lhs, never negative.
+        tightness_cubic: log10_rhs_cubic − log10_lhs, never less than that.
+    """
+
+    log10_lhs: Any
+    log10_rhs: Any
+    log10_rhs_cubic: Any
+    tightness: Any
+    tightness_cubic: Any
+
+
+@struct.dataclass
+class MeanConstants:
+    """What these bounds take from a layer; natural logarithms.
+
+    Attributes:
+        head: Bound of a head over e^{3s}, s the log scale of what its attention looks at, [h].
+        layer: The same of the layer.
+        scores: log ‖W_QK,h‖₂/(4√k), [h].
+        values: log ‖W_h‖₂, [h].
+        mlp: log of the ℓ2 Lipschitz constant of the MLP sublayer; 0 without.
+    """
+
+    head: Any
+    layer: Any
+    scores: Any
+    values: Any
+    mlp: Any
+
+
+def mean_constants(
+    params: Any, state: Any, gains: Any, config: TransformerConfig, spread: Any, keep: Any
+) -> MeanConstants:
+    """The bounds of one layer's heads and branch, and what its diameter bound needs.
+
+    Args:
+        params: Parameters of the layer.
+        state: LogState of what its attention looks at.
+        gains: Of the layer.
+        config: The network.
+        spread: D_ii e^{−2s} [h, n], from `bounds.score_spread`.
+        keep: Bool [n], which tokens exist.
+    """
+    attention = repeat_groups(params.attention)
+    _, w = head_weights(attention)
+    by_columns, by_rows = attention_deviation(spread, keep)
+    one, inf = jax.vmap(norm_1)(w), jax.vmap(norm_inf)(w)
+    size = jnp.log(composite_norm(state.rest))
+    w_o = jnp.swapaxes(attention.w_o, 1, 2)
+    score = jnp.abs(4 * np.sqrt(score_width(config)) * gains.temperature)
+    return MeanConstants(
+        head=(_log(by_columns) + _log(by_rows) + _log(one) + _log(inf)) / 2 + size,
+        layer=(_log(jnp.sum(by_columns * one)) + _log(jnp.sum(by_rows * inf))) / 2 + size,
+        scores=_log(jax.vmap(product_norm)(attention.w_q, attention.w_k)) - jnp.log(score),
+        values=_log(jax.vmap(product_norm)(attention.w_v, w_o)),
+        mlp=_log(_mlp_lipschitz(params, gains, config, state.rest.dtype)),
+    )
+
+
+def attention_deviation(
+    spread: Float[Array, "h n"], keep: Any
+) -> tuple[Float[Array, "h"], Float[Array, "h"]]:
+    """(½ΣD, ½(max D + mean D)) ≥ (‖P − 1p̄ᵀ‖_1, ‖P − 1p̄ᵀ‖_∞) of every head, p̄ the mean row of P.
+
+    TV(P_i, P_k) ≤ tanh((D_i + D_k)/4) ≤ (D_i + D_k)/4, and P_i − p̄ is a mean of P_i − P_k.
+    """
+    total, largest = jnp.sum(spread, axis=-1), jnp.max(spread, axis=-1)
+    return total / 2, (largest + total / jnp.sum(keep)) / 2
+
+
+def product_norm(a: Float[Array, "d k"], b: Float[Array, "e k"]) -> Float[Array, ""]:
+    """‖A Bᵀ‖₂ = √ρ(AᵀA BᵀB): no matrix [d, e] is formed."""
+    (a, size_a), (b, size_b) = _unit(a), _unit(b)
+    return size_a * size_b * jnp.sqrt(spectral_radius((a.T @ a) @ (b.T @ b)))
+
+
+def spectral_norm(a: Float[Array, "d k"]) -> Float[Array, ""]:
+    """‖A‖₂ = √ρ(AᵀA), or of AAᵀ where that is smaller."""
+    a, size = _unit(a)
+    gram = a.T @ a if a.shape[0] > a.shape[1] else a @ a.T
+    return size * jnp.sqrt(spectral_radius(gram))
+
+
+def spectral_radius(m: Float[Array, "k k"]) -> Float[Array, ""]:
+    """ρ(M) from above: ρ ≤ ‖M^{2^p}‖_F^{1/2^p}, by squaring until that is exact to rounding.
+
+    No eigenvalue routine: inside `shard_map` over several CPU devices LAPACK's have been seen to
+    wait for ever (jaxlib 0.10.2).
+    """
+    squarings = jnp.finfo(m.dtype).nmant + 4
+
+    def square(p, state):
+        m, log_norm = state
+        size = jnp.sqrt(jnp.sum(jnp.square(m)))
+        m = m / jnp.where(size == 0, 1, size)
+        return m @ m, log_norm + jnp.log(size) * jnp.exp2(-p.astype(m.dtype))
+
+    m, log_norm = jax.lax.fori_loop(0, squarings, square, (m, jnp.zeros((), m.dtype)))
+    return jnp.exp(log_norm)
+
+
+def mean_sides(
+    found: MeanConstants, trace: LogTrace, log_scale: Float[Array, "l"]
+) -> tuple[MeanSides, MeanSides]:
+    """The sides of every head's bound [L, h] and every layer's [L].
+
+        ‖res(P_h X W_h)‖ ≤ √(½ΣD · ½(max D + mean D)) ‖R‖ ‖W_h‖   in ‖.‖_{1,∞},
+        ‖res(SA(X))‖ ≤ √(Σ_h ½ΣD_h‖W_h‖_1 · Σ_h ½(max D_h + mean D_h)‖W_h‖_∞) ‖R‖,
+
+    R the residual that a layer's attention looks at. ‖.‖_{1,∞} has no triangle inequality, so that
+    the second does not follow from the first.
+
+    Args:
+        found: Of all layers, stacked.
+        trace: Of the pass.
+        log_scale: Natural logarithm s of each layer's input.
+    """
+    cube = 3 * log_scale / LOG_10
+
+    def sides(lhs, rhs, cube):
+        return MeanSides(cube + lhs, cube + rhs, rhs - lhs)
+
+    head = sides(trace.heads, found.head / LOG_10, cube[:, None])
+    return head, sides(trace.branches, found.layer / LOG_10, cube)
+
+
+def diameter_layer_sides(
+    found: MeanConstants, trace: LogTrace, log_scale: Float[Array, "l"]
+) -> DiameterSides:
+    """Of every layer's SA(X), each [L]: with Δ the diameter of what its attention looks at,
+
+        diam(SA(X)) ≤ Σ_h tanh(‖W_QK,h‖₂ Δ²/(4√k)) ‖W_h‖₂ Δ ≤ c Δ³,  c = Σ_h ‖W_QK,h‖₂‖W_h‖₂/(4√k).
+
+    Args: As of `mean_sides`.
+    """
+    delta = trace.input_diameters * LOG_10 - log_scale  # of the mantissa
+    scores = found.scores + 2 * delta[:, None]
+    cubic = scores + found.values
+    bent = cubic + _log_tanh_over(scores + 2 * log_scale[:, None])
+    lhs, cube = trace.branch_diameters, 3 * log_scale / LOG_10
+    rhs, rhs_cubic = (
+        (jax.nn.logsumexp(heads, axis=-1) + delta) / LOG_10 for heads in (bent, cubic)
+    )
+    return DiameterSides(cube + lhs, cube + rhs, cube + rhs_cubic, rhs - lhs, rhs_cubic - lhs)
+
+
+def diameter_sides(
+    found: MeanConstants, diameters: Float[Array, "l"], gains: Any, config: TransformerConfig
+) -> DiameterSides:
+    """Of X^0 .. X^L, the layers' bounds iterated from the diameter of X^0, each [L + 1].
+
+    A branch gain multiplies a branch, a skip adds its gain times the diameter before it, an MLP
+    multiplies by its ℓ2 Lipschitz constant. Attention alone gives c^{(3^L − 1)/2} Δ^{3^L}.
+
+    Args:
+        found: Of all layers, stacked.
+        diameters: log10 of the diameters of X^0 .. X^L.
+        gains: Of all layers.
+        config: The network, without norms.
+    """
+    skip = gain_size(gains.skip.attention) * config.attention_skip
+    steps = (found, _log(gain_size(gains.branch.attention)), _log(skip))
+
+    def body(both, step):
+        layer, branch, skip = step
+        scores = layer.scores[:, None] + 2 * both[None, :]
+        lag = jnp.stack([_log_tanh_over(scores[:, 0]), jnp.zeros_like(scores[:, 1])], axis=1)
+        heads = jax.nn.logsumexp(scores + lag + layer.values[:, None], axis=0)
+        after = jnp.logaddexp(branch + heads + both, skip + both) + layer.mlp
+        return after, after
+
+    _, found = jax.lax.scan(body, jnp.full(2, diameters[0] * LOG_10), steps)
+    rhs, rhs_cubic = jnp.concatenate([jnp.full((1, 2), diameters[0]), found / LOG_10]).T
+    return DiameterSides(diameters, rhs, rhs_cubic, rhs - diameters, rhs_cubic - diameters)
+
+
+def stack_not_covered(config: TransformerConfig) -> tuple[str, ...]:
+    """Why the diameter of a whole network is not bounded, beside rows that differ."""
+    reasons = []
+    if config.norm_placement != "none":
+        reasons.append("norms: their Lipschitz constant is not bounded")
+    if config.mlp in GATED:
+        reasons.append("gated MLPs have no Lipschitz constant")
+    return tuple(reasons)
+
+
+def refused(sides: Any) -> Any:
+    """A bound that does not cover the network: NaN beside what happens."""
+    return jax.tree.map(lambda a: jnp.full_like(a, jnp.nan), sides).replace(
+        log10_lhs=sides.log10_lhs
+    )
+
+
+def _unit(a):
+    """A over its largest entry, and that: squares would underflow."""
+    size = jnp.max(jnp.abs(a))
+    return a / jnp.where(size == 0, 1, size), size
+
+
+def _log(x):
+    """Natural logarithm, −inf at 0."""
+    return jnp.log(jnp.maximum(x, 0))
+
+
+def _log_tanh_over(log_u):
+    """log(tanh(u)/u): 0 where u underflows, −log u where tanh is 1."""
+    u = jnp.exp(jnp.minimum(log_u, 3.0))  # e³ = 20: 1 − tanh is 3e-18
+    ratio = jnp.where(u < 1e-8, 1, jnp.tanh(u) / jnp.where(u < 1e-8, 1, u))
+    return jnp.where(log_u > 3.0, -log_u, jnp.log(ratio))
+
+
+def _mlp_lipschitz(params, gains, config, dtype):
+    """λ₂ of λ x·[mlp_skip] + γ MLP(x)."""
+    if config.mlp == "none":
+        return jnp.ones((), dtype)
+    if config.mlp in GATED:
+        return jnp.asarray(jnp.inf, dtype)
+    size = spectral_norm(params.mlp.w_in) * spectral_norm(params.mlp.w_out)
+    size = size * largest_slope(config.mlp, dtype) * jnp.max(jnp.abs(gains.branch.mlp))
+    return size + jnp.max(jnp.abs(gains.skip.mlp)) if config.mlp_skip else size

@@ -1,0 +1,175 @@
+"""Every bound on one input: the paper's, those around the mean token, and the diameter's.
+
+Axis letters: n tokens (queries), m keys, d width, h heads, l layers.
+"""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rank_collapse import struct
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.gains import layer_gains
+from rank_collapse.network.precision import full_precision
+from rank_collapse.theory import bounds, mean_bounds
+from rank_collapse.theory.bounds import Sides
+from rank_collapse.theory.logdomain import log_trace
+from rank_collapse.theory.mean_bounds import DiameterSides, MeanSides
+
+
+@struct.dataclass
+class BoundReport:
+    """The bounds on one input; logarithms are decimal, residuals ‖.‖_{1,∞} around the mean token.
+
+    The paper's bounds (`head`, `layer`, `stack`) are theorems only where `admissible` holds for
+    their layers, and of the minimal residual, which is at most that around the mean. The others
+    hold for all weights wherever all rows share keys and biases: `mean_head` and `mean_layer` of
+    the residual around the mean token, `diameter_layer` and `diameter` of the largest ℓ2 distance
+    of two tokens. Elsewhere these are refused: NaN, and `not_covered` says why.
+
+    Attributes:
+        beta: ‖W_QK,h‖_1 ‖W_h‖_{1,∞}, [L, h].
+        lipschitz: λ of the MLP sublayer in ‖.‖_{1,∞}, [L]; 1 without MLP, inf for gated MLPs.
+        gamma: γ*, the least γ with which the technical lemma gives the layer bound, [L, h].
+        log10_spread: log10 of D_ii = max_{j,j'} |E_ij − E_ij'|, [L, h, n].
+        admissible: max_i D_ii ≤ 1.2564312, the condition of the technical lemma, Bool [L, h].
+        log10_residual: Of X^0 .. X^L, [L + 1].
+        log10_input: Of what each layer's attention looks at, [L].
+        head: `Sides` of P_h X W_h, each [L, h].
+        layer: `Sides` of SA(X), each [L].
+        stack: `Sides` of X^L, scalars.
+        mean_head: `MeanSides` of P_h X W_h, each [L, h].
+        mean_layer: `MeanSides` of SA(X), each [L].
+        diameter_layer: `DiameterSides` of SA(X), each [L].
+        diameter: `DiameterSides` of X^0 .. X^L from the diameter of X^0, each [L + 1]; skips are
+            covered, norms and gated MLPs are not.
+        stack_beta: max β λ |branch gain| over layers and heads.
+        stack_gamma: max γ*.
+        shrinks: Whether √c ‖res(X)‖ < 1, c = 4γ*βH/√k: below it the stack's bound falls with L.
+        stack_admissible: All of `admissible`.
+        not_covered: Why the theorems do not speak of this network; () where they do.
+    """
+
+    beta: Any
+    lipschitz: Any
+    gamma: Any
+    log10_spread: Any
+    admissible: Any
+    log10_residual: Any
+    log10_input: Any
+    head: Sides
+    layer: Sides
+    stack: Sides
+    mean_head: MeanSides
+    mean_layer: MeanSides
+    diameter_layer: DiameterSides
+    diameter: DiameterSides
+    stack_beta: Any
+    stack_gamma: Any
+    shrinks: Any
+    stack_admissible: Any
+    not_covered: tuple[str, ...] = struct.field(pytree_node=False, default=())
+
+
+@full_precision
+def bound_report(
+    params: Any, x: Any, config: TransformerConfig, *, mask: Any = None, bias: Any = None
+) -> BoundReport:
+    """Every head's, layer's and the whole stack's bound on one input.
+
+    With R = res(X) of a layer's attention input and E = R W_QK Rᵀ/√k, the attention weights are
+    those of E plus one vector g common to all rows plus a constant along each row, which cancels;
+    biases only enter g, hence P̃ = 1 softmax(g)ᵀ and not E. Then
+        γ* = √k √(Σ_i D_ii · max_i D_ii) / (2 ‖W_QK‖_1 ‖R‖²_{1,∞}),
+        ‖res(P_h X W_h)‖ ≤ (4γ*β_h/√k) ‖R‖³  and  ‖res(SA(X))‖ ≤ (4 max_h(γ*β_h) H/√k) ‖R‖³,
+    and over the stack `log10_theorem` with max β λ, max γ*. The temperature is taken into W_QK,
+    the branch gain into the stack's β. Where scores are not divided by √k, √k is 1. The bounds
+    without a condition are those of `mean_bounds.mean_sides` and `mean_bounds.diameter_sides`.
+
+    The theory covers attention whose rows all see the same keys: no mask, or padding (mask Bool
+    [n]: the padded rows are left out everywhere). With causal, local or other masks, and position
+    biases, P̃ has not equal rows and a residual need not fall doubly exponentially; the same
+    formulas are evaluated (D over allowed keys) and `not_covered` says so. Skips and norms leave
+    the layers' bounds valid, for SA(X) as a function of what it looks at, but not the stack's.
+
+    Args:
+        params: Parameters of the network.
+        x: Hidden states [n, d], or what `config.embedding` takes.
+        config: The network, with dot-product scores; gains and temperature may be traced.
+        mask: Bool [n] (which tokens exist), [n, n] or [h, n, n].
+        bias: Float [h, n, n] added to the scores.
+
+    Returns:
+        A `BoundReport`; works under jit, and vmap over seeds and inputs.
+
+    Raises:
+        ValueError: Additive scores, rotary or relative-key positions, cross-attention: there is no
+            W_QK; or inputs of the wrong shape.
+
+    Source: Dong et al. 2021, theorems 2.2 and 2.3, corollary 3.2, and the technical lemma of the
+    appendix; γ* is the least value for which the lemma's last step holds.
+    """
+    for name, bad in (("score", "additive"), ("position", "rotary"), ("position", "relative_key")):
+        if getattr(config, name) == bad:
+            raise ValueError(f"{name}={bad!r} has no matrix W_QK that the bounds could use")
+    trace = log_trace(params, x, config, mask=mask, bias=bias)
+    keep = jnp.ones(trace.inputs.rest.shape[1], bool)
+    if mask is not None and jnp.ndim(mask) == 1:
+        keep = jnp.asarray(mask).astype(bool)
+    report = _report(params, trace, config, keep)
+    reasons = bounds.not_covered(config, mask=mask, bias=bias)
+    if any(reason.startswith("rows") for reason in reasons):
+        refuse = ("mean_head", "mean_layer", "diameter_layer", "diameter")
+    else:
+        refuse = ("diameter",) if mean_bounds.stack_not_covered(config) else ()
+    refused = {name: mean_bounds.refused(getattr(report, name)) for name in refuse}
+    return report.replace(not_covered=reasons, **refused)
+
+
+@jax.jit
+def _report(params, trace, config, keep) -> BoundReport:
+    dtype = trace.profile.dtype
+    stack = jax.tree.map(lambda a: a.astype(dtype), params.layers)
+    if config.layer_map:
+        stack = jax.tree.map(lambda a: a[jnp.asarray(config.layer_map)], stack)
+    gains = layer_gains(config, dtype)
+
+    def constants(step):
+        layer, state, own = step
+        allowed = keep[None, None, :] if trace.mask is None else trace.mask
+        w_qk, _ = bounds.head_weights(layer.attention, own.temperature)
+        spread = bounds.score_spread(w_qk, state, config, allowed, keep)
+        return (
+            bounds.layer_constants(layer, state, own, config, spread),
+            mean_bounds.mean_constants(layer, state, own, config, spread, keep),
+        )
+
+    # Layer after layer: all layers' W_QK and W_h at once are larger than the network.
+    found, around_mean = jax.lax.map(constants, (stack, trace.inputs, gains))
+    admissible = jnp.max(found.log10_spread, axis=-1) <= math.log10(bounds.LEMMA_THRESHOLD)
+    head, layer = bounds.layer_sides(found, trace, config)
+    sides, stack_beta, shrinks = bounds.stack_sides(found, trace.profile, gains, config)
+    log_scale = trace.inputs.log_scale
+    mean_head, mean_layer = mean_bounds.mean_sides(around_mean, trace, log_scale)
+    return BoundReport(
+        beta=found.beta,
+        lipschitz=found.lipschitz,
+        gamma=found.gamma,
+        log10_spread=found.log10_spread,
+        admissible=admissible,
+        log10_residual=trace.profile,
+        log10_input=found.log10_mantissa + found.log10_scale,
+        head=head,
+        layer=layer,
+        stack=sides,
+        mean_head=mean_head,
+        mean_layer=mean_layer,
+        diameter_layer=mean_bounds.diameter_layer_sides(around_mean, trace, log_scale),
+        diameter=mean_bounds.diameter_sides(around_mean, trace.diameters, gains, config),
+        stack_beta=stack_beta,
+        stack_gamma=jnp.max(found.gamma),
+        shrinks=shrinks,
+        stack_admissible=jnp.all(admissible),
+    )

@@ -1,0 +1,157 @@
+"""How fast a network moves nearly equal tokens together or apart: its transverse exponents.
+
+Equal tokens stay equal, so that directions across the diagonal {1xᵀ} have a linear map of their
+own. Where it is 0 the residual falls by the cubic law (`cubic_law`); elsewhere, with skips and with
+rows that see different keys, its Lyapunov exponent is the rate.
+
+Axis letters: n tokens, d width, h heads, v value width, l layers, p directions.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from rank_collapse.network import attention as attn
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.entry import enter
+from rank_collapse.network.gains import layer_gains
+from rank_collapse.network.precision import full_precision
+from rank_collapse.network.sublayer import sites_of
+from rank_collapse.network.transformer import scan_layers
+from rank_collapse.theory import tangent
+from rank_collapse.theory.bounds import not_covered
+
+
+def transverse_exponents(
+    params: Any,
+    x: Any,
+    config: TransformerConfig,
+    *,
+    count: int = 1,
+    burn_in: int = 0,
+    **inputs: Any,
+) -> Float[Array, "p"]:
+    """The largest Lyapunov exponents across the diagonal, log10 per layer, largest first.
+
+    Args:
+        params, x, config, **inputs: As in `transverse_growth`.
+        count: How many exponents.
+        burn_in: Layers left out of the mean, in which the directions turn towards the growing ones.
+
+    Raises:
+        ValueError: burn_in leaves no layer, or count directions do not exist; see also
+            `transverse_growth`.
+    """
+    if not 0 <= burn_in < config.depth:
+        raise ValueError(f"burn_in={burn_in} leaves none of depth={config.depth} layers")
+    growth = transverse_growth(params, x, config, count=count, **inputs)
+    return jnp.mean(growth[burn_in:], axis=0)
+
+
+@full_precision
+def transverse_growth(
+    params: Any, x: Any, config: TransformerConfig, *, count: int = 1, **inputs: Any
+) -> Float[Array, "l p"]:
+    """log10 of how much each layer stretches orthogonal directions across the diagonal.
+
+    At equal tokens 1x̄ᵀ, x̄ the mean token of x moved on by the network itself, the map is
+        R → λ R·[skip] + γ Σ_h (Q_h R − its mean row) W_h,
+    Q_h the attention weights of equal tokens, then the Jacobians of norms and MLPs at x̄. The first
+    direction begins as the residual of x, the others at random; QR after every layer keeps them
+    orthogonal, the logarithms of its diagonal are the growth. −inf where all rows share keys and
+    biases and there is no skip: there the residual falls faster than exponentially.
+
+    Args:
+        params: Parameters of the network.
+        x: Hidden states [n, d], or what `config.embedding` takes.
+        config: The network, with any scores, mask, norm, gains and MLP.
+        count: Directions.
+        **inputs: mask, bias, segments and positions of `apply`.
+
+    Returns:
+        [L, count]; its cumulative sums are how a small residual behaves by layer.
+
+    Raises:
+        ValueError: Cross-attention; count not between 1 and (n − 1) d; inputs of the wrong shape.
+    """
+    if config.cross_attention:
+        raise ValueError("cross_attention=True has a second input: no diagonal of equal tokens")
+    params, entry = tangent.at_least_float32(*enter(params, x, config, **inputs))
+    n, d = entry.x.shape
+    if not 1 <= count <= (n - 1) * d:
+        raise ValueError(f"count={count} is not between 1 and (n − 1) d = {(n - 1) * d}")
+    reasons = not_covered(config, mask=inputs.get("mask"), bias=inputs.get("bias"))
+    rows_differ = any(reason.startswith("rows") for reason in reasons)
+    return _growth(params, entry, config, count, rows_differ)
+
+
+@functools.partial(jax.jit, static_argnames=("count", "rows_differ"))
+def _growth(params, entry, config, count, rows_differ):
+    keep = tangent.exists(entry)
+    start = tangent.around_mean(entry.x, keep)
+    others = jax.random.normal(jax.random.key(0), (count - 1, *entry.x.shape))
+    rest = jnp.concatenate([start.rest[None], others.astype(entry.x.dtype)])
+    rest = jax.vmap(lambda r: tangent.settled(start.mean, r, 0.0, keep).rest)(rest)
+    rest, _ = orthonormal(rest)
+
+    def body(carry, step):
+        mean, rest = carry
+        layer, gains = step
+        sites = sites_of(layer, config, gains)
+        zero = jnp.zeros((), mean.dtype)
+
+        def attend(seen):
+            return linear_attention(
+                layer.attention, seen, config, gains.temperature, entry, rows_differ
+            )
+
+        def push(r):
+            return tangent.layer(
+                sites, layer, tangent.Tangent(mean, r, zero), config, attend, entry
+            )
+
+        after = jax.vmap(push)(rest)
+        rest, stretch = orthonormal(after.rest)
+        return (after.mean[0], rest), jnp.log10(stretch) + after.log_scale / np.log(10.0)
+
+    gains = layer_gains(config, entry.x.dtype)
+    _, growth = scan_layers(body, (start.mean, rest), params, config, gains)
+    return growth
+
+
+def orthonormal(directions: Float[Array, "p n d"]) -> tuple[Array, Float[Array, "p"]]:
+    """QR by Gram and Schmidt: directions made orthonormal in turn, and what was left of each."""
+    done, stretch = [], []
+    for direction in directions:
+        for _ in range(2):  # the second time for what rounding left
+            for other in done:
+                direction = direction - jnp.sum(direction * other) * other
+        size = jnp.sqrt(jnp.sum(jnp.square(direction)))
+        done.append(direction / jnp.where(size == 0, 1, size))
+        stretch.append(size)
+    return jnp.stack(done), jnp.stack(stretch)
+
+
+def linear_attention(params, state, config, temperature, entry, rows_differ):
+    """SA(1x̄ᵀ) and Σ_h Q_h R W_h; 0 where all rows of Q_h are the same, but for their mean."""
+    n = state.rest.shape[0]
+    tokens = jnp.broadcast_to(state.mean[None, :], (n, state.mean.shape[0]))
+    out, weights = attn.multi_head_attention(
+        params,
+        tokens,
+        tokens,
+        score=config.score,
+        scale=config.scale_scores,
+        temperature=temperature,
+        context=entry.context,
+    )
+    mean = out[jnp.argmax(tangent.exists(entry))]
+    if not rows_differ:
+        return tangent.Tangent(mean, jnp.zeros_like(state.rest), state.log_scale)
+    values = jnp.einsum("md,hdv->hmv", state.rest, params.w_v)
+    rest = jnp.einsum("hnm,hmv,hvd->nd", weights, values, params.w_o)
+    return tangent.Tangent(mean, rest, state.log_scale)

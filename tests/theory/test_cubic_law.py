@@ -1,0 +1,124 @@
+"""The constant of the 3^L law: by hand for two tokens, and against profiles of small residuals."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rank_collapse as rc
+from rank_collapse import theory
+
+
+def test_measured_constant_is_the_sum_of_kappas(x64):
+    profile = np.array([0.5, -0.1, -1.0, -3.2, -9.5])
+    found = rc.measured_constant(profile)
+    kappa = profile[1:] - 3 * profile[:-1]
+    np.testing.assert_allclose(found.kappa, kappa, rtol=1e-5)
+    total = profile[0] + sum(k / 3 ** (l + 1) for l, k in enumerate(kappa))
+    np.testing.assert_allclose(found.log10_lambda, total, rtol=1e-5)
+    np.testing.assert_allclose(found.log10_c_eff, 2 * (total - 0.5), rtol=1e-5)
+    np.testing.assert_allclose(found.error, max(abs(kappa)) / (2 * 81), rtol=1e-5)
+    # layers that left float range are left out, in each profile its own
+    pair = np.stack([profile, [0.5, -0.1, -1.0, -np.inf, -np.inf]])
+    found = rc.measured_constant(pair)
+    np.testing.assert_allclose(found.log10_lambda, [total, -1 / 9], rtol=1e-5)
+    assert np.isnan(found.kappa[1, 2:]).all() and np.isfinite(found.kappa[1, :2]).all()
+    assert np.isinf(rc.measured_constant(profile[:1]).error)
+    assert np.isnan(rc.measured_constant(np.full(3, np.nan)).log10_lambda)
+
+
+def test_a_constant_kappa_lies_within_its_error():
+    """log R_{l+1} = 3 log R_l + κ has Λ = log R_0 + κ/2; L layers are off by κ/(2·3^L)."""
+    profile = [0.3]
+    for _ in range(4):
+        profile.append(3 * profile[-1] - 0.8)
+    found = rc.measured_constant(np.array(profile))
+    np.testing.assert_allclose(found.log10_lambda - (0.3 - 0.4), found.error, rtol=1e-4)
+
+
+def test_two_tokens_by_hand(x64):
+    """±r in one dimension: C = r², so that r' = w_q w_k w_v w_o r³ and c_eff is that product."""
+    config = rc.san(6, 1, 1, layer_map=(0,) * 6)
+    params = rc.init(jax.random.key(0), config)
+    one = jnp.ones((1, 1, 1, 1))
+    attention = params.layers.attention.replace(w_q=2.0 * one, w_k=one, w_v=0.3 * one, w_o=one)
+    params = params.replace(layers=params.layers.replace(attention=attention))
+    profile = theory.cubic_profile(params, jnp.array([[3.1], [2.9]]), config)
+    log10_r = [-1.0]
+    for _ in range(6):
+        log10_r.append(math.log10(0.6) + 3 * log10_r[-1])
+    np.testing.assert_allclose(profile, np.array(log10_r) + math.log10(2) / 2, rtol=1e-9)
+    # ‖R‖ = √2 r: c_eff = 0.6/2 in that norm, up to the layers left out
+    found = rc.closed_constant(params, jnp.array([[3.1], [2.9]]), config)
+    assert abs(float(found.log10_c_eff) - math.log10(0.3)) <= 2 * float(found.error) * (1 + 1e-9)
+
+
+FIELDS = (
+    {},
+    {"mlp": "gelu", "mlp_skip": True, "norm_placement": "post", "branch_gain": 0.7},
+    {"mlp": "swiglu", "norm_placement": "pre", "norm": "rms", "temperature": 1.4},
+)
+
+
+@pytest.mark.parametrize("fields", FIELDS)
+def test_small_residuals_fall_as_the_closed_recursion_has_it(fields, x64):
+    """With biases, padding and a mean token; corrections are of the order of the residual."""
+    config = rc.san(4, 2, 6, d_ff=5, **fields)
+    params = rc.init(jax.random.key(0), config, 1.0, 0.4)
+    keep = jnp.array([True, True, False, True, True])
+    x = 1e-5 * jax.random.normal(jax.random.key(1), (5, 6)) + jax.random.normal(
+        jax.random.key(2), (1, 6)
+    )
+    profile = rc.log_residual_profile(params, x, config, mask=keep)
+    cubic = theory.cubic_profile(params, x, config, mask=keep)
+    assert float(profile[-1]) < -300
+    np.testing.assert_allclose(cubic[0], profile[0], atol=1e-9)
+    np.testing.assert_allclose(jnp.diff(cubic)[0], jnp.diff(profile)[0], atol=1e-3)
+    measured = rc.measured_constant(profile)
+    closed = rc.closed_constant(params, x, config, mask=keep)
+    np.testing.assert_allclose(closed.log10_lambda, measured.log10_lambda, atol=2e-4)
+
+
+def test_float32_is_float64_in_deep_layers_and_the_mean_token_does_not_matter():
+    config = rc.san(14, 2, 8)
+    params = rc.init(jax.random.key(0), config)
+    x = jax.random.normal(jax.random.key(1), (6, 8))
+    single = rc.closed_constant(params, x, config)
+    with jax.enable_x64(True):
+        params, x = jax.tree.map(lambda a: jnp.asarray(np.asarray(a, np.float64)), (params, x))
+        double, shifted, scaled = jax.device_get(
+            [rc.closed_constant(params, tokens, config) for tokens in (x, x + 2.0, 10 * x)]
+        )
+    np.testing.assert_allclose(single.log10_lambda, double.log10_lambda, rtol=1e-5)
+    np.testing.assert_allclose(shifted.log10_lambda, double.log10_lambda, rtol=1e-9)
+    np.testing.assert_allclose(scaled.log10_lambda, double.log10_lambda + 1, rtol=1e-9)
+    np.testing.assert_allclose(scaled.log10_c_eff, double.log10_c_eff, rtol=1e-7, atol=1e-9)
+
+
+def test_the_theorems_constant_is_that_of_its_bound():
+    config = rc.san(3, 2, 8)
+    params = rc.init(jax.random.key(0), config, 0.3)
+    report = rc.bound_report(params, 0.3 * jax.random.normal(jax.random.key(1), (5, 8)), config)
+    c = theory.theorem_constant(report, config)
+    bound = c * (27 - 1) / 2 + 27 * report.log10_residual[0]
+    np.testing.assert_allclose(report.stack.log10_rhs, bound, rtol=1e-5)
+    assert bool(report.stack_admissible)
+    assert float(rc.measured_constant(report.log10_residual).log10_c_eff) < float(c)
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"mask": "causal"}, "rows see different keys"),
+        ({"attention_skip": True}, "attention_skip=True"),
+        ({"score": "additive"}, "score='additive'"),
+        ({"position": "rotary"}, "rows have different biases"),
+    ],
+)
+def test_networks_without_a_cubic_law_are_refused(fields, named):
+    config = rc.san(1, 2, 8, **fields)
+    params = rc.init(jax.random.key(0), config)
+    with pytest.raises(ValueError, match=named):
+        rc.closed_constant(params, jnp.ones((3, 8)), config)

@@ -1,0 +1,177 @@
+"""Bounds that need no condition: by hand for two tokens, written out, and on random networks."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rank_collapse as rc
+from rank_collapse.theory import mean_bounds
+
+SIDES = ("mean_head", "mean_layer", "diameter_layer", "diameter")
+
+
+def single(key, config):
+    """One network with weights, biases and tokens of random size, and its report."""
+    keys = jax.random.split(key, 5)
+    sizes = [10 ** jax.random.uniform(k, (), minval=-1.5, maxval=0.6) for k in keys[:2]]
+    params = rc.init(keys[2], config, sizes[0], 0.3)
+    x = sizes[1] * jax.random.normal(keys[3], (5, config.d_model))
+    x = x + jax.random.normal(keys[4], (1, config.d_model))
+    return params, x, rc.bound_report(params, x, config)
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    """300 networks of two layers with MLPs."""
+    with jax.enable_x64(True):
+        config = rc.san_mlp(2, 2, 6, mlp="tanh", d_ff=7)
+        keys = jax.random.split(jax.random.key(0), 300)
+        return config, jax.jit(jax.vmap(lambda k: single(k, config)))(keys)
+
+
+def test_two_tokens_by_hand(x64):
+    """±r in one dimension: P_1 − P_2 = tanh(a r²) (1, −1), and the diameter meets its bound."""
+    config = rc.san(1, 1, 1)
+    one = jnp.ones((1, 1, 1, 1))
+    params = rc.init(jax.random.key(0), config)
+    w_q, w_k, w_v, w_o = 2.0, -0.7, 1.3, 0.4
+    weights = {"w_q": w_q * one, "w_k": w_k * one, "w_v": w_v * one, "w_o": w_o * one}
+    attention = params.layers.attention.replace(**weights)
+    params = params.replace(layers=params.layers.replace(attention=attention))
+    r, x = 0.8, jnp.array([[0.8], [-0.8]])
+    report = rc.bound_report(params, x, config)
+    a, w = abs(w_q * w_k), w_v * w_o
+    diameter = 2 * r * w * math.tanh(a * r * r)
+    for sides in (report.diameter_layer, report.diameter):
+        np.testing.assert_allclose(sides.log10_lhs[-1], math.log10(diameter), rtol=1e-12)
+        np.testing.assert_allclose(sides.log10_rhs[-1], math.log10(diameter), rtol=1e-12)
+        np.testing.assert_allclose(
+            sides.log10_rhs_cubic[-1], math.log10(2 * r * w * a * r * r), rtol=1e-12
+        )
+    # D_ii = 2 a r², ‖R‖_{1,∞} = √2 r
+    bound = 2 * a * r * r * math.sqrt(2) * math.sqrt(2) * r * w / math.sqrt(2)
+    np.testing.assert_allclose(report.mean_head.log10_rhs[0, 0], math.log10(bound), rtol=1e-12)
+    np.testing.assert_allclose(report.mean_layer.log10_rhs[0], math.log10(bound), rtol=1e-12)
+
+
+def test_report_equals_the_written_out_formulas(drawn):
+    config, (params, x, report) = drawn
+    for seed in range(4):
+        p = jax.tree.map(lambda a, s=seed: np.asarray(a[s, 0]), params.layers.attention)
+        tokens = np.asarray(x[seed])
+        r = tokens - tokens.mean(0)
+        one = lambda a: np.abs(a).sum(0).max()  # noqa: E731
+        inf = lambda a: np.abs(a).sum(1).max()  # noqa: E731
+        delta = max(np.linalg.norm(a - b) for a in tokens for b in tokens)
+        columns = rows = tanh = cubic = 0.0
+        for h in range(config.num_heads):
+            w_qk, w = p.w_q[h] @ p.w_k[h].T / math.sqrt(config.qk_width), p.w_v[h] @ p.w_o[h]
+            e = r @ w_qk @ r.T
+            spread = e.max(1) - e.min(1)
+            columns += spread.sum() / 2 * one(w)
+            rows += (spread.max() + spread.mean()) / 2 * inf(w)
+            size_w = np.linalg.norm(w, 2)
+            u = np.linalg.norm(w_qk, 2) * delta**2 / 4
+            tanh, cubic = tanh + math.tanh(u) * size_w * delta, cubic + u * size_w * delta
+            head = math.sqrt(spread.sum() / 2 * one(w) * (spread.max() + spread.mean()) / 2)
+            head *= math.sqrt(inf(w) * one(r) * inf(r))
+            np.testing.assert_allclose(report.mean_head.log10_rhs[seed, 0, h], math.log10(head))
+        layer = math.sqrt(columns * rows * one(r) * inf(r))
+        np.testing.assert_allclose(report.mean_layer.log10_rhs[seed, 0], math.log10(layer))
+        found = report.diameter_layer
+        np.testing.assert_allclose(found.log10_rhs[seed, 0], math.log10(tanh))
+        np.testing.assert_allclose(found.log10_rhs_cubic[seed, 0], math.log10(cubic))
+        np.testing.assert_allclose(report.diameter.log10_lhs[seed, 0], math.log10(delta))
+        m = jax.tree.map(lambda a, s=seed: np.asarray(a[s, 0]), params.layers.mlp)
+        slope = np.linalg.norm(m.w_in, 2) * np.linalg.norm(m.w_out, 2)  # |tanh'| ≤ 1
+        np.testing.assert_allclose(
+            report.diameter.log10_rhs[seed, 1], math.log10(tanh * slope), rtol=1e-5
+        )
+
+
+def test_no_draw_is_above_any_of_them_inside_the_condition_or_not(drawn, x64):
+    _, (_, _, report) = drawn
+    assert 0.2 < float(jnp.mean(report.admissible)) < 0.9
+    for name in SIDES:
+        sides = getattr(report, name)
+        # the residual itself is NaN where tokens fell into clusters
+        assert np.isfinite(sides.tightness).mean() > 0.9
+        assert float(np.nanmin(sides.tightness)) > -1e-13, name
+    for sides in (report.diameter_layer, report.diameter):
+        assert float(np.nanmin(sides.tightness_cubic - sides.tightness)) > -1e-13
+    # 2√2 or more below the paper's
+    gain = report.head.log10_rhs - report.mean_head.log10_rhs
+    assert float(gain.min()) > math.log10(2 * math.sqrt(2)) - 1e-9
+
+
+def test_what_happens_is_that_of_the_forward_pass(drawn, x64):
+    config, (params, x, report) = drawn
+    trace = jax.vmap(lambda p, x: rc.apply(p, x, config))(params, x)
+
+    def diameter(a):
+        return np.sqrt(np.max(np.sum((a[..., :, None, :] - a[..., None, :, :]) ** 2, -1), (-1, -2)))
+
+    seen = slice(0, 40)  # of those that double precision shows
+    for tokens, log10_lhs in (
+        (trace.hidden, report.diameter.log10_lhs),
+        (trace.attention_branch, report.diameter_layer.log10_lhs),
+    ):
+        plain, log = diameter(np.asarray(tokens[seen])), np.asarray(log10_lhs[seen])
+        shown = log > -6
+        assert shown.mean() > 0.5
+        np.testing.assert_allclose(np.log10(plain[shown]), log[shown], atol=1e-6)
+
+
+def test_deep_layers_in_float32_are_those_of_float64():
+    config = rc.san(12, 2, 8)
+    params = rc.init(jax.random.key(0), config, 0.5)
+    x = 0.1 * jax.random.normal(jax.random.key(1), (5, 8)) + 1
+    report = rc.bound_report(params, x, config)
+    with jax.enable_x64(True):
+        double = jax.tree.map(lambda a: jnp.asarray(np.asarray(a, np.float64)), (params, x))
+        precise = jax.device_get(rc.bound_report(*double, config))
+        shifted = jax.device_get(rc.bound_report(double[0], double[1] + 5.0, config))
+    assert float(report.diameter.log10_lhs[-1]) < -1e5
+    for name in SIDES[:3]:
+        found, wanted = (getattr(r, name).tightness for r in (report, precise))
+        np.testing.assert_allclose(found, wanted, atol=2e-2, err_msg=name)
+        # the first layer's bound knows of R alone, not of the mean token
+        same = getattr(shifted, name).log10_rhs[0]
+        np.testing.assert_allclose(same, getattr(precise, name).log10_rhs[0], rtol=1e-9)
+    np.testing.assert_allclose(report.diameter.log10_rhs, precise.diameter.log10_rhs, rtol=1e-4)
+    # c^{(3^L − 1)/2} Δ^{3^L} wherever c is the same in all layers; here c of the last alone
+    before, after = precise.diameter.log10_rhs_cubic[-2:]
+    c = precise.diameter_layer.log10_rhs_cubic[-1] - 3 * precise.diameter.log10_lhs[-2]
+    np.testing.assert_allclose(after, c + 3 * before, rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("fields", "refused"),
+    [
+        ({"mask": "causal"}, SIDES),
+        ({"norm_placement": "post", "attention_skip": True}, ("diameter",)),
+        ({"mlp": "gelu", "attention_skip": True, "mlp_skip": True}, ()),
+    ],
+)
+def test_what_is_not_covered_is_refused(fields, refused):
+    config = rc.san(1, 2, 4, **fields)
+    report = rc.bound_report(rc.init(jax.random.key(0), config), jnp.eye(3, 4), config)
+    for name in SIDES:
+        sides = getattr(report, name)
+        assert np.isfinite(sides.log10_lhs).all()
+        assert bool(jnp.isnan(sides.log10_rhs).all()) == (name in refused), name
+        assert bool(jnp.isnan(sides.tightness).any()) == (name in refused), name
+
+
+def test_norms_of_products_without_the_product():
+    rng = np.random.default_rng(0)
+    for shape in ((7, 3), (3, 7), (5, 5)):
+        a, b = rng.standard_normal((2, *shape)).astype(np.float32)
+        found = mean_bounds.product_norm(jnp.asarray(a), jnp.asarray(b))
+        np.testing.assert_allclose(found, np.linalg.norm(a @ b.T, 2), rtol=1e-5)
+        tiny = mean_bounds.spectral_norm(jnp.asarray(a * np.float32(1e-30)))
+        np.testing.assert_allclose(tiny, 1e-30 * np.linalg.norm(a, 2), rtol=1e-5)
+    assert float(mean_bounds.spectral_norm(jnp.zeros((2, 3)))) == 0
