@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from rank_collapse.network import layers
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.entry import enter
+from rank_collapse.network.entry import enter, refuse_edit
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.paths.enumeration import check_length, check_paths
 from rank_collapse.paths.steps import SEMANTICS, check_semantics, make_steps
@@ -128,6 +128,7 @@ def path_state(
     check_paths(path, config)
     check_semantics(semantics, config)
     params, entry = enter(params, x, config, **inputs)
+    refuse_edit(entry, "path_state")
     return _single(params, entry, config, jnp.asarray(path), semantics, no_sub_path)
 
 
@@ -169,6 +170,7 @@ def path_set_states(
         raise ValueError(f"paths of shape {paths.shape} are not sets [..., p, L]")
     check_semantics(semantics, config)
     params, entry = enter(params, x, config, **inputs)
+    refuse_edit(entry, "path_set_states")
     return _sums(params, entry, config, paths, semantics, no_sub_path)
 
 
