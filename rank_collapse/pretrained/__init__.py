@@ -1,7 +1,7 @@
 """Pretrained architectures as configurations of the one network.
 
-`load(folder)` reads a checkpoint folder as Hugging Face saves it; `random_like` gives the same
-architecture at its own initialisation. One file per family maps its names and shapes; `families`
+`load` reads a checkpoint folder as Hugging Face saves it, or a model in memory;
+`random_like` gives the same architecture at its own initialisation. One file per family maps its names and shapes; `families`
 is the table of them.
 """
 
