@@ -13,22 +13,27 @@ from flax import nnx, traverse_util
 from jaxtyping import Array
 
 from rank_collapse.measures.profiles import profile
-from rank_collapse.network.attention import AttentionParams
+from rank_collapse.network.attention import AttentionParams, repeat_groups
 
 _OURS = {"query": ("w_q", "b_q"), "key": ("w_k", "b_k"), "value": ("w_v", "b_v")}
 _OURS["out"] = ("w_o", "b_o")
 
 
-def attention_from_linen(params: Mapping[str, Any]) -> AttentionParams:
+def attention_from_linen(
+    params: Mapping[str, Any], *, layer_axis: int | None = None
+) -> AttentionParams:
     """Our parameters from those of `flax.linen.MultiHeadDotProductAttention`.
 
     Their layouts agree: kernels [d, h, k] become [h, d, k], the output's [h, v, d] stays.
 
     Args:
         params: The module's own dictionary (query, key, value, out), or its {"params": ...}.
+        layer_axis: Where `nn.scan` (its `variable_axes`) and the like put the layers; None for one
+            layer.
 
     Returns:
-        Parameters for `rank_collapse.multi_head_attention`, zero biases where it has none.
+        Parameters for `rank_collapse.multi_head_attention`, zero biases where it has none; of
+        several layers with the layer axis first, as `BlockParams.attention` has it.
 
     Raises:
         ValueError: A dictionary that is not of this module, or one with normalised queries.
@@ -39,6 +44,9 @@ def attention_from_linen(params: Mapping[str, Any]) -> AttentionParams:
         raise ValueError(f"params with keys {sorted(params)} are not those of multi-head attention")
     if "query_ln" in params or "key_ln" in params:
         raise ValueError("attention with normalize_qk=True has no counterpart here")
+    if layer_axis is not None:
+        stack = jax.tree.map(lambda a: jnp.moveaxis(jnp.asarray(a), layer_axis, 0), dict(params))
+        return jax.vmap(attention_from_linen)(stack)
     fields = {}
     for theirs, (weight, bias) in _OURS.items():
         kernel = jnp.asarray(params[theirs]["kernel"])
@@ -64,20 +72,25 @@ def attention_to_linen(params: AttentionParams, use_bias: bool = True) -> dict[s
         raise ValueError(
             f"d_qk={params.w_q.shape[-1]} is not d_v={params.w_v.shape[-1]}, as the module wants"
         )
-    theirs = {}
+    params, theirs = repeat_groups(params), {}
     for name, (weight, bias) in _OURS.items():
         w, b = getattr(params, weight), getattr(params, bias)
         theirs[name] = {"kernel": w if name == "out" else w.transpose(1, 0, 2)}
         if use_bias:
-            theirs[name]["bias"] = b
-        elif jnp.any(b != 0):
+            shape = w.shape[2:] if name == "out" else (w.shape[0], w.shape[2])
+            theirs[name]["bias"] = jnp.zeros(shape, w.dtype) if b is None else b
+        elif b is not None and jnp.any(b != 0):
             raise ValueError(f"use_bias=False, but {bias} is not zero")
     return theirs
 
 
-def attention_from_nnx(module: Any) -> AttentionParams:
-    """Our parameters from an `nnx.MultiHeadAttention`; see `attention_from_linen`."""
-    return attention_from_linen(nnx.to_pure_dict(nnx.state(module, nnx.Param)))
+def attention_from_nnx(module: Any, *, layer_axis: int | None = None) -> AttentionParams:
+    """Our parameters from an `nnx.MultiHeadAttention`, or one that `nnx.vmap` has made of several.
+
+    See `attention_from_linen`.
+    """
+    params = nnx.to_pure_dict(nnx.state(module, nnx.Param))
+    return attention_from_linen(params, layer_axis=layer_axis)
 
 
 def attention_to_nnx(params: AttentionParams, module: Any) -> None:

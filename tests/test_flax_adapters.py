@@ -30,6 +30,11 @@ def test_linen_attention_there_and_back(use_bias):
     np.testing.assert_allclose(output, module.apply(variables, x), atol=2e-6)
     back = adapters.attention_to_linen(ours, use_bias=use_bias)
     assert jax.tree.all(jax.tree.map(jnp.array_equal, back, variables["params"]))
+    if not use_bias:
+        none = ours.replace(b_q=None, b_k=None, b_v=None, b_o=None)
+        for biases in (False, True):
+            mine, other = (adapters.attention_to_linen(p, use_bias=biases) for p in (none, ours))
+            assert jax.tree.all(jax.tree.map(jnp.array_equal, mine, other))
 
 
 def test_linen_cross_attention():
@@ -57,6 +62,51 @@ def test_nnx_attention_there_and_back(use_bias):
     np.testing.assert_allclose(output, module(x), atol=2e-6)
     adapters.attention_to_nnx(ours, other)
     np.testing.assert_array_equal(other(x), module(x))
+
+
+class Scanned(nn.Module):
+    """A layer as nn.scan wants it."""
+
+    @nn.compact
+    def __call__(self, x, _):
+        return x + nn.MultiHeadDotProductAttention(num_heads=H, name="attention")(x), None
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_parameters_of_scanned_blocks(axis):
+    stack = nn.scan(
+        Scanned, variable_axes={"params": axis}, split_rngs={"params": True}, length=3
+    )(name="blocks")  # fmt: skip
+    x = jax.random.normal(jax.random.key(0), (N, D))
+    variables = filled(stack.init(jax.random.key(1), x, None))
+    theirs = variables["params"]["attention"]
+    ours = adapters.attention_from_linen(theirs, layer_axis=axis)
+    config = rc.san_skip(3, H, D)
+    params = rc.TransformerParams(layers=rc.BlockParams(attention=ours))
+    np.testing.assert_allclose(
+        rc.apply(params, x, config).output, stack.apply(variables, x, None)[0], atol=1e-5
+    )
+    for l in range(3):
+        single = jax.tree.map(lambda a, l=l: jnp.take(a, l, axis), theirs)
+        want = adapters.attention_from_linen(single)
+        mine = rc.layer_params(params, config, l).attention
+        assert jax.tree.all(jax.tree.map(jnp.array_equal, mine, want))
+
+
+def test_parameters_of_nnx_blocks_made_together():
+    @nnx.vmap(axis_size=3)
+    def make(key):
+        return nnx.MultiHeadAttention(H, D, decode=False, rngs=nnx.Rngs(key))
+
+    modules = make(jax.random.split(jax.random.key(0), 3))
+    nnx.update(modules, filled(nnx.state(modules, nnx.Param)))
+    ours = adapters.attention_from_nnx(modules, layer_axis=0)
+    x = jax.random.normal(jax.random.key(1), (N, D))
+    definition, state = nnx.split(modules)
+    for l in range(3):
+        single = nnx.merge(definition, jax.tree.map(lambda a, l=l: a[l], state))
+        mine, _ = rc.multi_head_attention(jax.tree.map(lambda a, l=l: a[l], ours), x, x)
+        np.testing.assert_allclose(mine, single(x), atol=2e-6)
 
 
 def test_what_flax_cannot_hold_is_refused():
@@ -172,5 +222,5 @@ def test_axes_are_said_not_guessed():
     np.testing.assert_allclose(by_layer["layer/__call__#1.0"]["residual_ratio"], want, rtol=1e-5)
     assert any(v.shape == (3, N, D) for v in found.values())
     heads = {"attention": jax.random.normal(jax.random.key(2), (H, N, D))}
-    with pytest.raises(ValueError, match=r"no intermediate \[n, d\].* attention \[2, 5, "):
+    with pytest.raises(ValueError, match=r"no intermediate \[n, d\].* attention \[3, 5, 12\]"):
         adapters.intermediate_profile(heads)

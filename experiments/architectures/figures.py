@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from experiments.architectures.results import NAMES, Results
 from rank_collapse import pretrained
 from rank_collapse.network.surgery import VARIANTS, variants_of
-from rank_collapse.paths.chains import predicted_sizes, skip_share
+from rank_collapse.paths.chains import alpha_law
 from rank_collapse.report import figures
 from rank_collapse.theory.bounds import LEMMA_THRESHOLD
 
@@ -157,9 +157,8 @@ def chain_figure(results: Results) -> Figure:
         if measured is not None:
             k = np.arange(measured.shape[1])
             figures.band(axes[0, 2], k, measured, f"exact, {NAMES[kind]}", index)
-            law = alpha_law(
-                skip, branch, results.model.config.num_heads, 10.0 ** measured[:, 0].mean()
-            )
+            given = (skip, branch, results.get(kind, "chains/initial"), chain[:, 0])
+            law = alpha_law(*map(jnp.asarray, given), results.model.config.num_heads).by_layer
             axes[0, 2].plot(k, law, "--", color=figures.color(index), label="α's law")
     axes[0, 0].set(yscale="log", xlabel="path length", ylabel="residual ratio of P_path")
     axes[0, 1].set(xlabel="layer", ylabel="α, the share of the skip", ylim=(0, 1))
@@ -169,12 +168,6 @@ def chain_figure(results: Results) -> Figure:
         if ax.get_legend_handles_labels()[0]:
             ax.legend(fontsize=7)
     return fig
-
-
-def alpha_law(skip: np.ndarray, branch: np.ndarray, heads: int, initial: float) -> np.ndarray:
-    """log10 of the size of all paths of each length that the layers' α predict."""
-    alpha = skip_share(jnp.asarray(skip), jnp.asarray(branch))
-    return np.asarray(predicted_sizes(alpha, len(alpha), heads, initial=initial))
 
 
 @figures.styled
@@ -233,7 +226,7 @@ FIGURES = {
         chain_figure,
         "Chained attention: residual ratio of the product of attention matrices along random "
         "paths; the share α that each layer leaves to its skip; the size of all paths of a length "
-        "that α predicts (contraction c = 2) beside the exact one.",
+        "that α predicts (contraction from single attention matrices) beside the exact one.",
     ),
     "bounds": (
         "bounds",

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.path_chains.measure import SAMPLES
-from experiments.path_chains.results import CHAINS, predictions
+from experiments.path_chains.results import CHAINS, law_of
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.paths.enumeration import count_paths
 from rank_collapse.report import figures
@@ -44,15 +44,17 @@ def chain_figure(results: dict[str, Any]) -> Figure:
 @figures.styled
 def length_figure(results: dict[str, Any], config: TransformerConfig) -> Figure:
     """Exact contribution by length, counting beside size, and the error of sampling."""
-    told, k = predictions(results, config), np.arange(config.depth + 1)
+    law, k = law_of(results, config), np.arange(config.depth + 1)
     fig, axes = figures.figure(1, 3, width=3.9, height=3.3)
     ax = axes[0, 0]
     figures.band(ax, k, results["log10_norm"], r"$\|C_k\|$, measured", 0)
     figures.band(ax, k, results["log10_residual"], r"$\|\mathrm{res}(C_k)\|$, measured", 1)
-    for index, (name, label) in enumerate((("one", r"one $\alpha$"), ("by_layer", r"$\alpha_l$"))):
+    laws = ((law.one, r"one $\alpha$"), (law.by_layer, r"$\alpha_l$"))
+    for index, (predicted, label) in enumerate(laws):
+        predicted = np.asarray(predicted)
         style = {"color": "black", "linestyle": ("--", ":")[index], "marker": ""}
-        shown = told[name] > results["log10_residual"].min() - 6
-        ax.plot(k[shown], told[name][shown], label=f"predicted, {label}", **style)
+        shown = predicted > results["log10_residual"].min() - 6
+        ax.plot(k[shown], predicted[shown], label=f"predicted, {label}", **style)
     ax.set(ylabel=r"$\log_{10}\|\cdot\|_{1,\infty}$", title="all paths of one length")
     ax = axes[0, 1]
     counts = np.array([float(c) for c in count_paths(config.depth, config.num_heads)])

@@ -16,39 +16,26 @@ from rank_collapse.paths.enumeration import count_paths
 CHAINS = {"chain_mean": "against $1p^T$", "chain_rank_one": "against the best rank one"}
 
 
-def predictions(results: dict[str, Any], config: TransformerConfig) -> dict[str, Any]:
-    """α, the contraction, and predicted log10 sizes by length, from all seeds together.
-
-    The contraction c is that of single attention matrices: their mean log residual ratio is that
-    of R_0/c², the formula's value at length 1.
-    """
-    sizes = (jnp.asarray(results["skip_size"]), jnp.asarray(results["branch_size"]))
-    alpha = np.asarray(chains.skip_share(*sizes))
-    skip, branch = results["skip_size"].sum(), results["branch_size"].sum()
-    contraction = float(np.exp(-0.5 * np.log(results["chain_mean"][:, 0]).mean()))
-    common = (config.depth, config.num_heads, results["initial_residual"].mean(), contraction)
-    return {
-        "alpha": float(skip / (skip + branch)),
-        "alpha_by_layer": alpha,
-        "contraction": contraction,
-        "one": np.asarray(chains.predicted_sizes(skip / (skip + branch), *common)),
-        "by_layer": np.asarray(chains.predicted_sizes(alpha, *common)),
-    }
+def law_of(results: dict[str, Any], config: TransformerConfig) -> chains.AlphaLaw:
+    """What the layers' α predict, from all seeds together."""
+    names = ("skip_size", "branch_size", "initial_residual")
+    sizes = (jnp.asarray(results[name]) for name in names)
+    return chains.alpha_law(*sizes, jnp.asarray(results["chain_mean"][:, 0]), config.num_heads)
 
 
 def rows_of(results: dict[str, Any], config: TransformerConfig) -> list[dict[str, Any]]:
     """One row per seed and length."""
-    told = predictions(results, config)
+    law = law_of(results, config)
     counts = count_paths(config.depth, config.num_heads)
     rows = []
     for seed in range(len(results["log10_norm"])):
         for k in range(config.depth + 1):
             row = {"seed": seed, "length": k, "paths": counts[k]}
             row |= {n: float(results[n][seed, k]) for n in ("log10_norm", "log10_residual")}
-            row["predicted_log10_residual"] = float(told["by_layer"][k])
-            row["predicted_log10_residual_one_alpha"] = float(told["one"][k])
+            row["predicted_log10_residual"] = float(law.by_layer[k])
+            row["predicted_log10_residual_one_alpha"] = float(law.one[k])
             if k:
-                row["alpha_of_layer"] = float(told["alpha_by_layer"][k - 1])
+                row["alpha_of_layer"] = float(law.alpha_by_layer[k - 1])
                 for name in CHAINS:
                     row[f"{name}_median"] = float(np.median(results[name][seed, k - 1]))
                 for i, size in enumerate(SAMPLES):
@@ -60,25 +47,25 @@ def rows_of(results: dict[str, Any], config: TransformerConfig) -> list[dict[str
 
 def summary_of(results: dict[str, Any], config: TransformerConfig) -> dict[str, Any]:
     """The headline numbers."""
-    told = predictions(results, config)
+    law = law_of(results, config)
     counts = count_paths(config.depth, config.num_heads)
-    chains = {n: np.median(results[n], axis=(0, 2)) for n in CHAINS}
+    medians = {n: np.median(results[n], axis=(0, 2)) for n in CHAINS}
     rest, norm = results["log10_residual"].mean(axis=0), results["log10_norm"].mean(axis=0)
     errors = np.median(results["estimate_error"], axis=(0, 3))
     return {
         "depth": config.depth,
         "num_heads": config.num_heads,
-        "median_chain_residual": chains["chain_mean"].tolist(),
-        "median_chain_rank_one": chains["chain_rank_one"].tolist(),
+        "median_chain_residual": medians["chain_mean"].tolist(),
+        "median_chain_rank_one": medians["chain_rank_one"].tolist(),
         "most_common_length": int(np.argmax([float(c) for c in counts])),
         "length_of_largest_norm": int(norm.argmax()),
         "length_of_largest_residual": int(rest.argmax()),
         "log10_norm": norm.tolist(),
         "log10_residual": rest.tolist(),
-        "predicted_log10_residual": told["by_layer"].tolist(),
-        "alpha": told["alpha"],
-        "alpha_by_layer": told["alpha_by_layer"].tolist(),
-        "contraction": told["contraction"],
+        "predicted_log10_residual": np.asarray(law.by_layer).tolist(),
+        "alpha": float(law.alpha),
+        "alpha_by_layer": np.asarray(law.alpha_by_layer).tolist(),
+        "contraction": float(law.contraction),
         "error_of_sampled_paths": dict(zip(map(str, SAMPLES), errors.tolist(), strict=True)),
         "largest_sum_error": float(results["sum_error"].max()),
     }

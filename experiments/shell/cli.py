@@ -123,7 +123,7 @@ def execute(main: Callable, flag_values: flags.FlagValues, arguments: Sequence[s
             print(help_text(main, flag_values))
             return 0
         set_up_devices(options)
-        with several.one_voice():
+        with jax.default_matmul_precision("highest"), several.one_voice():
             return main(options) or 0
     except KeyboardInterrupt:
         print("\ninterrupted: the same command again resumes", file=sys.stderr)

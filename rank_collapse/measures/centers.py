@@ -7,9 +7,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 from jaxtyping import Array, Float
 
+from rank_collapse import struct
 from rank_collapse.measures.norms import as_tokens, in_own_precision, num_tokens
 
 CENTERS = ("mean", "median", "midrange", "composite")
@@ -80,8 +80,9 @@ def composite_center(x: Any, *, mask: Any = None, tolerance: Any = 1e-5) -> Comp
     median, in closed form. min G, a linear program, is bounded from below by its dual: for weights
     p on the tokens, Σ_ij p_i |X_ij − x_j| at the weighted medians x_j.
 
-    Works under jit and vmap. Cost: about 300 steps, each O(n d² + d³): for 1000 tokens of
-    width 64 as much as some hundred singular value decompositions, so not for every step's log. Bounds hold up to rounding.
+    Works under jit and vmap. Cost: about 300 steps, each O(n d² + d³); seconds of one core:
+    0.3 for 1000 tokens of width 64, 12 for 20000.
+    Not for every step's log. Bounds hold up to rounding.
 
     Args:
         x: Tokens [n, d].
@@ -127,7 +128,7 @@ def composite_center(x: Any, *, mask: Any = None, tolerance: Any = 1e-5) -> Comp
 _LOG_ODDS = (-3.0, 0.0, 3.0)  # of G's weight at the start of a descent
 _NUM_STEPS = 120
 _SHRINK = {True: 0.75, False: 0.9}  # of the smoothing, by each step; slower for the bound
-_PATIENCE = 12  # steps without gain that end a descent
+_PATIENCE = 16  # steps without gain that end a descent
 
 
 def _both_norms(x, keep, center):
@@ -251,7 +252,8 @@ def _descend(x, keep, start, log_odds, tolerance, *, follow):
             gained = gained | (raised - lower > 0.1 * tolerance * raised)
             lower = jnp.maximum(lower, raised)
         idle = jnp.where(gained | (sigma > tolerance), 0, idle + 1)
-        sigma = jnp.maximum(_SHRINK[follow] * sigma, 0.5 * tolerance)
+        smaller = jnp.maximum(_SHRINK[follow] * sigma, 0.5 * tolerance)
+        sigma = jnp.where(better, smaller, sigma) if follow else smaller
         best = jnp.where(exact < best_value, c, best)
         return k + 1, c, damping, sigma, best, jnp.minimum(exact, best_value), lower, idle
 

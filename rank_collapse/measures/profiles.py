@@ -17,6 +17,7 @@ from rank_collapse.measures.norms import as_array, in_own_precision
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.entry import as_mask
 from rank_collapse.network.parameters import TransformerParams
+from rank_collapse.network.precision import full_precision
 from rank_collapse.network.transformer import apply
 
 # name -> measure(x [n, d], mask=[n]) of the tokens of one layer
@@ -29,6 +30,7 @@ MEASURES: dict[str, Callable] = {
 }
 
 
+@full_precision
 def profile(
     hidden: Any, *, measures: str | Sequence[str] = ("residual_ratio",), mask: Any = None
 ) -> dict[str, Float[Array, "l *b"]]:
@@ -96,6 +98,7 @@ def residual_profile(
     return network_profile(params, x, config, **inputs)["residual_ratio"]
 
 
+@full_precision
 def network_profile(
     params: TransformerParams,
     x: Any,

@@ -9,9 +9,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
+from rank_collapse import struct
 from rank_collapse.network.dropout import dropout
 
 SCORES = ("dot", "additive")
@@ -36,17 +36,18 @@ class AttentionParams:
     """Parameters of multi-head attention, one head per leading index.
 
     P_h = softmax((x W_q + b_q)(y W_k + b_k)ᵀ / √k),  SA(x) = Σ_h P_h (y W_v + b_v) W_o + b_o.
-    A stack of layers carries one more leading axis.
+    A stack of layers carries one more leading axis. Biases may be None. Keys and values may be
+    grouped: g of them, where g divides h; head i reads group i // (h / g).
     """
 
     w_q: Any  # [h, d, k]
-    b_q: Any  # [h, k]
-    w_k: Any  # [h, d, k]
-    b_k: Any  # [h, k]
-    w_v: Any  # [h, d, v]
-    b_v: Any  # [h, v]
+    b_q: Any = struct.field(default=None, kw_only=True)  # [h, k]
+    w_k: Any  # [h or g, d, k]
+    b_k: Any = struct.field(default=None, kw_only=True)  # [h or g, k]
+    w_v: Any  # [h or g, d, v]
+    b_v: Any = struct.field(default=None, kw_only=True)  # [h or g, v]
     w_o: Any  # [h, v, d]
-    b_o: Any  # [d]
+    b_o: Any = struct.field(default=None, kw_only=True)  # [d]
     v_score: Any = None  # [h, k], additive attention only
     relative: Any = None  # RelativeParams, relative positions only
 
@@ -68,6 +69,23 @@ class AttentionContext:
     rotary: Any = None
     relative: Any = None
     segments: Any = None
+
+
+def repeat_groups(params: AttentionParams) -> AttentionParams:
+    """Grouped keys and values (Ainslie et al. 2023) copied for every head; others as they are."""
+    num_heads = params.w_q.shape[-3]
+
+    def repeated(a, axis):
+        if a is None or a.shape[axis] == num_heads:
+            return a
+        return jnp.repeat(a, num_heads // a.shape[axis], axis=axis, total_repeat_length=num_heads)
+
+    return params.replace(
+        w_k=repeated(params.w_k, -3),
+        b_k=repeated(params.b_k, -2),
+        w_v=repeated(params.w_v, -3),
+        b_v=repeated(params.b_v, -2),
+    )
 
 
 def causal_mask(num_tokens: int) -> Bool[Array, "n n"]:
@@ -287,6 +305,7 @@ def multi_head_attention(
             raise ValueError(
                 f"{name} of shape {jnp.shape(tokens)} is not [tokens, d]; use jax.vmap for a batch"
             )
+    params = repeat_groups(params)
     edit = (lambda _, value: value) if edit is None else edit
     scores = attention_scores(
         params, x, y, score=score, scale=scale, temperature=temperature, context=context

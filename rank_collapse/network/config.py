@@ -3,8 +3,8 @@
 from typing import Any
 
 import numpy as np
-from flax import struct
 
+from rank_collapse import struct
 from rank_collapse.network import attention, layers
 from rank_collapse.network.embedding import EmbeddingConfig
 

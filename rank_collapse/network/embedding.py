@@ -7,9 +7,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 from jaxtyping import Array, Float, Int
 
+from rank_collapse import struct
 from rank_collapse.network import layers
 
 POSITION_KINDS = ("none", "learned", "sinusoidal")

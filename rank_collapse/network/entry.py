@@ -9,14 +9,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
+from rank_collapse import struct
 from rank_collapse.network import attention as attn
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.edits import as_edit
 from rank_collapse.network.embedding import embed, sinusoidal_positions
-from rank_collapse.network.parameters import TransformerParams, check_params, fill_biases
+from rank_collapse.network.parameters import TransformerParams, completed
 
 
 @struct.dataclass
@@ -55,19 +55,18 @@ def enter(
 ) -> tuple[TransformerParams, Entry]:
     """(parameters, entry) of one example; arguments as in `rank_collapse.apply`.
 
-    The parameters are checked against the config, and biases that are None become zeros. x is
-    promoted to the dtype that it and the parameters share.
+    The parameters are checked against the config; biases that are None become zeros, and every
+    head gets its own keys and values. x is promoted to the dtype that it and the parameters share.
 
     Raises:
         ValueError: Parameters that contradict the config, inputs of the wrong shape or kind, a
             memory that is missing or of no use.
     """
-    check_params(params, config)
-    params = fill_biases(params, config)
     if config.cross_attention and memory is None:
         raise ValueError("cross_attention=True needs a memory [m, d]")
     if not config.cross_attention and (memory is not None or memory_mask is not None):
         raise ValueError("a memory is given, but the network has cross_attention=False")
+    params = completed(params, config)
     x = input_states(params, x, config, segments=segments, positions=positions)
     x = x.astype(jnp.result_type(x, *jax.tree.leaves(params.layers)))
     n = x.shape[0]

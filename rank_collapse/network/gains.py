@@ -9,9 +9,9 @@ Axis letters: l layers, d width.
 from typing import Any
 
 import jax.numpy as jnp
-from flax import struct
 from jaxtyping import Array
 
+from rank_collapse import struct
 from rank_collapse.network.config import TransformerConfig
 
 

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 from jaxtyping import Array, Float
+
+from rank_collapse import struct
 
 NORM_KINDS = ("layer", "rms")
 
@@ -24,12 +25,15 @@ class NormParams:
 
 @struct.dataclass
 class MLPParams:
-    """Two linear maps, and a gate of the same shape as the first for gated MLPs."""
+    """Two linear maps, and a gate of the same shape as the first for gated MLPs.
+
+    Biases may be None.
+    """
 
     w_in: Any  # [d, f]
-    b_in: Any  # [f]
+    b_in: Any = struct.field(default=None, kw_only=True)  # [f]
     w_out: Any  # [f, d]
-    b_out: Any  # [d]
+    b_out: Any = struct.field(default=None, kw_only=True)  # [d]
     w_gate: Any = None  # [d, f]
     b_gate: Any = None  # [f]
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 
+from rank_collapse import struct
 from rank_collapse.network import attention as attn
 from rank_collapse.network import layers
 from rank_collapse.network.config import TransformerConfig
@@ -170,13 +170,15 @@ def check_params(params: TransformerParams, config: TransformerConfig) -> None:
     """Refuses parameters that contradict the config, by their shapes alone.
 
     Parts that the config does not use (an MLP under mlp="none", norms under
-    norm_placement="none") may be there; biases may be None.
+    norm_placement="none") may be there; biases may be None, keys and values grouped.
 
     Raises:
         ValueError: A parameter that is missing, of another shape, or of another kind of MLP.
     """
     wanted = _shapes(_expected(config.replace(skip_gain=1.0, branch_gain=1.0, temperature=1.0)))
     found = _shapes(params)
+    for part in ("layers.attention", "layers.cross"):
+        wanted |= _grouped(wanted, found, part, config.num_heads)
     sizes = (
         f"depth={config.depth}, num_heads={config.num_heads}, d_model={config.d_model}, "
         f"d_qk={config.qk_width}, d_v={config.v_width}, d_ff={config.d_ff}, mlp={config.mlp!r}"
@@ -195,8 +197,22 @@ def check_params(params: TransformerParams, config: TransformerConfig) -> None:
         raise ValueError(f"params.{name} of shape {shape} has no place in the config ({sizes})")
 
 
-def fill_biases(params: TransformerParams, config: TransformerConfig) -> TransformerParams:
-    """The parameters with zeros for biases that are None; `check_params` has passed them."""
+def _grouped(wanted, found, part, num_heads):
+    """What the config implies where all keys and values of a part are in as many groups."""
+    names = [f"{part}.{name}" for name in ("w_k", "b_k", "w_v", "b_v")]
+    groups = {found[name][1] for name in names if len(found.get(name, ())) > 1}
+    if f"{part}.w_k" not in wanted or len(groups) != 1 or num_heads % (g := groups.pop() or 1):
+        return {}
+    return {name: (wanted[name][0], g, *wanted[name][2:]) for name in names}
+
+
+def completed(params: TransformerParams, config: TransformerConfig) -> TransformerParams:
+    """The parameters, checked, with zeros for biases that are None and each head's own keys.
+
+    Raises:
+        ValueError: As `check_params`.
+    """
+    check_params(params, config)
     wanted = _expected(config.replace(skip_gain=1.0, branch_gain=1.0, temperature=1.0)).layers
     layers = params.layers
 
@@ -209,7 +225,8 @@ def fill_biases(params: TransformerParams, config: TransformerConfig) -> Transfo
             for name in _OPTIONAL
             if getattr(part, name, 0) is None and getattr(like, name, None) is not None
         }
-        return part.replace(**missing)
+        part = part.replace(**missing)
+        return attn.repeat_groups(part) if isinstance(part, attn.AttentionParams) else part
 
     names = ("attention", "cross", "mlp")
     parts = {name: filled(getattr(layers, name), getattr(wanted, name)) for name in names}

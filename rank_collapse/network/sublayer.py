@@ -7,9 +7,9 @@ differ in what a state is, hence in how it is normalised and how states are adde
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from flax import struct
 from jaxtyping import Array, Float
 
+from rank_collapse import struct
 from rank_collapse.network import layers
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.gains import LayerGains, scaled

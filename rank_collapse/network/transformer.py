@@ -9,9 +9,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 from jaxtyping import Array, Float
 
+from rank_collapse import struct
 from rank_collapse.network import attention as attn
 from rank_collapse.network import edits, layers
 from rank_collapse.network.config import TransformerConfig

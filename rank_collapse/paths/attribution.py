@@ -6,10 +6,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from rank_collapse.network.precision import full_precision
 from rank_collapse.paths.contributions import PathContributions
 from rank_collapse.paths.direct import DirectContributions
 
 
+@full_precision
 def logit_attribution(
     contributions: Any, read_out: Any, *, classes: int | tuple[int, int] | None = None
 ) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import struct
 from jaxtyping import Array, Float, Int
 
 from rank_collapse.measures.norms import composite_norm
@@ -108,6 +109,55 @@ def predicted_sizes(
     decay = jnp.where(log_c == 0, 0.0, steps * jnp.where(log_c == 0, 1.0, log_c))
     total = shares + k * jnp.log(jnp.asarray(num_heads, alpha.dtype)) - decay
     return (total + jnp.log(jnp.asarray(initial, alpha.dtype))) / jnp.log(10.0).astype(alpha.dtype)
+
+
+@struct.dataclass
+class AlphaLaw:
+    """What the skips' share predicts of path sizes; see `predicted_sizes`.
+
+    Attributes:
+        alpha: One α of all layers.
+        alpha_by_layer: [L].
+        contraction: c, from single attention matrices.
+        one, by_layer: log10 of the predicted sizes [L + 1], with one α and with one per layer.
+    """
+
+    alpha: Any
+    alpha_by_layer: Any
+    contraction: Any
+    one: Any
+    by_layer: Any
+
+
+def alpha_law(
+    skip: Float[Array, "*s l"],
+    branch: Float[Array, "*s l"],
+    initial: Float[Array, "*s"],
+    single: Float[Array, "*s p"],
+    num_heads: int,
+) -> AlphaLaw:
+    """The law of α from measured sizes of all samples together.
+
+    R_0 is the mean residual of the inputs, before any layer. c is that of single attention
+    matrices: their mean log residual ratio is that of R_0/c², the formula's value at length 1.
+
+    Args:
+        skip, branch: From `branch_sizes`.
+        initial: ‖res(X^0)‖_{1,∞} of each sample.
+        single: Residual ratios of paths of length 1, from `chained_residual`.
+        num_heads: H.
+    """
+    by_layer = skip_share(skip, branch)
+    one = skip.sum() / (skip.sum() + branch.sum())
+    contraction = jnp.exp(-0.5 * jnp.log(single).mean())
+    common = (skip.shape[-1], num_heads, initial.mean(), contraction)
+    return AlphaLaw(
+        alpha=one,
+        alpha_by_layer=by_layer,
+        contraction=contraction,
+        one=predicted_sizes(one, *common),
+        by_layer=predicted_sizes(by_layer, *common),
+    )
 
 
 def measured_sizes(

@@ -10,9 +10,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 from jaxtyping import Array, Float
 
+from rank_collapse import struct
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.entry import Entry
 from rank_collapse.network.gains import LayerGains

@@ -12,14 +12,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 from jaxtyping import Array
 
+from rank_collapse import struct
 from rank_collapse.network import layers
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.entry import enter
 from rank_collapse.network.gains import layer_gains
 from rank_collapse.network.parameters import TransformerParams
+from rank_collapse.network.precision import full_precision
 from rank_collapse.network.transformer import block
 from rank_collapse.paths import frozen
 from rank_collapse.paths.channels import Layout, advance
@@ -76,6 +77,7 @@ class PathContributions:
         return self.total[None] - self.by_attention_length
 
 
+@full_precision
 def path_contributions(
     params: TransformerParams,
     x: Any,

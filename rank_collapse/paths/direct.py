@@ -8,14 +8,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 from jaxtyping import Array
 
+from rank_collapse import struct
 from rank_collapse.network import attention as attn
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.entry import enter
 from rank_collapse.network.gains import layer_gains
 from rank_collapse.network.parameters import TransformerParams
+from rank_collapse.network.precision import full_precision
 from rank_collapse.network.sublayer import sites_of, sublayer, token_norm
 from rank_collapse.network.transformer import scan_layers
 from rank_collapse.paths import frozen
@@ -47,6 +48,7 @@ class DirectContributions:
         return sum(layers, self.start + self.offset + self.heads.sum(axis=(0, 1)))
 
 
+@full_precision
 def direct_contributions(
     params: TransformerParams, x: Any, config: TransformerConfig, **inputs: Any
 ) -> DirectContributions:

@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from rank_collapse.measures.residuals import residual_ratio
+from rank_collapse.measures.norms import composite_norm
+from rank_collapse.measures.residuals import residual, residual_ratio
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.transformer import apply
@@ -104,6 +105,7 @@ def chain_effects(
     chain_residual  ‖P_path − 1pᵀ‖/‖P_path‖, P_path the product of the path's attention matrices
     chain_rank_one  the same against the best rank one
     skip, branch    N(x) and N(SA(x)) of every layer, from which α comes (`skip_share`)
+    initial         N(res X^0), with which its law begins (`chains.alpha_law`)
 
     Args:
         params, x, config: As in `rank_collapse.apply`.
@@ -113,7 +115,7 @@ def chain_effects(
         **inputs: Other arguments of `apply`.
 
     Returns:
-        chain_residual and chain_rank_one [L, p]; skip and branch [L].
+        chain_residual and chain_rank_one [L, p]; skip and branch [L]; initial a scalar.
 
     Source: chained attention and α in the published code of Dong et al. 2021.
     """
@@ -128,4 +130,11 @@ def chain_effects(
     )
     found, rank_one = (ratio.reshape(paths.shape[:2]) for ratio in ratios)
     skip, branch = branch_sizes(trace, mask=mask)
-    return {"chain_residual": found, "chain_rank_one": rank_one, "skip": skip, "branch": branch}
+    initial = composite_norm(residual(trace.hidden[0], mask=mask), mask=mask)
+    return {
+        "chain_residual": found,
+        "chain_rank_one": rank_one,
+        "skip": skip,
+        "branch": branch,
+        "initial": initial,
+    }

@@ -20,7 +20,8 @@ from jaxtyping import Array, Float, Int
 
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.gains import layer_gains, scaled
-from rank_collapse.network.parameters import TransformerParams, layer_params
+from rank_collapse.network.parameters import TransformerParams, completed, layer_params
+from rank_collapse.network.precision import full_precision
 
 ALL_HEADS = -1
 MAX_PATHS = 1_000_000
@@ -121,6 +122,7 @@ def check_paths(paths: Any, config: TransformerConfig) -> None:
         )
 
 
+@full_precision
 def path_attention(
     attention: Float[Array, "l h n n"], path: Int[Array, "l"] | np.ndarray
 ) -> Float[Array, "n n"]:
@@ -141,6 +143,7 @@ def path_attention(
     return product
 
 
+@full_precision
 def path_weight(
     params: TransformerParams, config: TransformerConfig, path: Int[Array, "l"] | np.ndarray
 ) -> Float[Array, "d d"]:
@@ -157,6 +160,7 @@ def path_weight(
     return product
 
 
+@full_precision
 def theorem_offset(params: TransformerParams, config: TransformerConfig) -> Float[Array, "d"]:
     """b of SAN(X) = Σ_path P_path X W_path + 1bᵀ: the biases of each layer, carried to the end.
 
@@ -167,6 +171,7 @@ def theorem_offset(params: TransformerParams, config: TransformerConfig) -> Floa
         ValueError: A network with norms, MLPs or cross-attention.
     """
     _require_san(config)
+    params = completed(params, config)
     weights = _layer_maps(params, config)
     gains = layer_gains(config, weights.dtype).branch.attention
     offset = jnp.zeros(config.d_model, weights.dtype)
@@ -177,6 +182,7 @@ def theorem_offset(params: TransformerParams, config: TransformerConfig) -> Floa
     return offset
 
 
+@full_precision
 def sum_over_paths(
     params: TransformerParams,
     x: Float[Array, "n d"],
@@ -216,6 +222,7 @@ def sum_over_paths(
 
 def _layer_maps(params, config):
     """γ W_h for every head, then λ I for the skip, or 0 without one: [L, H + 1, d, d]."""
+    params = completed(params, config)
     dtype = params.layers.attention.w_v.dtype
     gains = layer_gains(config, dtype)
     maps = []

@@ -10,9 +10,9 @@ import functools
 from typing import Any
 
 import jax.numpy as jnp
-from flax import struct
 from jaxtyping import Array, Float
 
+from rank_collapse import struct
 from rank_collapse.network import edits, layers
 from rank_collapse.network.attention import AttentionParams
 from rank_collapse.network.config import TransformerConfig

@@ -10,20 +10,22 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 from jaxtyping import Array, Float
 
+from rank_collapse import struct
 from rank_collapse.network import attention as attn
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.entry import Entry, enter
 from rank_collapse.network.gains import layer_gains, scaled
 from rank_collapse.network.parameters import TransformerParams
+from rank_collapse.network.precision import full_precision
 from rank_collapse.network.sublayer import sites_of, sublayer
 from rank_collapse.network.transformer import block, scan_layers
 from rank_collapse.paths import frozen
 from rank_collapse.paths.contributions import path_gains
 
 
+@full_precision
 def head_contributions(
     params: TransformerParams,
     x: Any,

@@ -17,6 +17,7 @@ from rank_collapse.network import layers
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.entry import enter, refuse_edit
 from rank_collapse.network.parameters import TransformerParams
+from rank_collapse.network.precision import full_precision
 from rank_collapse.paths.enumeration import check_length, check_paths
 from rank_collapse.paths.steps import SEMANTICS, check_semantics, make_steps
 
@@ -100,6 +101,7 @@ def sample_path_sets(
     return draw(jnp.asarray(lengths), jnp.arange(num_repeats), jnp.arange(num_paths))
 
 
+@full_precision
 def path_state(
     params: TransformerParams,
     x: Any,
@@ -141,6 +143,7 @@ def _single(params, entry, config, path, semantics, no_sub_path):
     return finish(x)
 
 
+@full_precision
 def path_set_states(
     params: TransformerParams,
     x: Any,
@@ -154,8 +157,8 @@ def path_set_states(
     """Sum over the paths of each set of their final states.
 
     Every beginning that several paths share is computed once, whatever set they are in. Vmap
-    over examples or seeds with the same paths keeps that; reverse-mode gradients need
-    `path_state`.
+    over examples or seeds with the same paths keeps that. Differentiable both ways; the reverse
+    holds O(p L²) states.
 
     Args:
         paths: Sets of paths, Int [*sets, p, L]; may be traced.
@@ -189,9 +192,11 @@ def _sums(params, entry, config, paths, semantics, no_sub_path):
         path, start, member = item
 
         def advance(l, stack):
-            return stack.at[l + 1].set(step(stack[l], l, path[l]))
+            further = functools.partial(step, stack[l], l, path[l])
+            return stack.at[l + 1].set(jax.lax.cond(l < start, lambda: stack[l + 1], further))
 
-        stack = jax.lax.fori_loop(start, depth, advance, stack)
+        # From the first layer, though those before `start` stay: reverse mode wants fixed ends.
+        stack = jax.lax.fori_loop(0, depth, advance, stack)
         return (stack, sums.at[member].add(stack[depth])), None
 
     stack = jnp.concatenate([x[None], jnp.zeros((depth, *x.shape), x.dtype)])
@@ -211,6 +216,7 @@ def visiting_order(paths: Int[Array, "p l"]) -> tuple[Int[Array, "p"], Int[Array
     return order, jnp.concatenate([jnp.zeros_like(same, shape=1), same])
 
 
+@full_precision
 def read_out(
     classifier: Any, state: Float[Array, "*s n d"], *, normalize: bool = True, eps: float = 1e-12
 ) -> Float[Array, "*s n c"]:
@@ -229,6 +235,7 @@ def read_out(
     return state @ w + b.reshape((1,) * (state.ndim - 1) + b.shape)
 
 
+@full_precision
 def path_set_logits(
     params: TransformerParams,
     classifier: Any,
@@ -254,6 +261,7 @@ def path_set_logits(
     return read_out(classifier, path_set_states(params, inputs, config, paths, **options))
 
 
+@full_precision
 def batch_path_set_logits(
     params: TransformerParams,
     classifier: Any,

@@ -35,7 +35,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import matplotlib as mpl
 import numpy as np
 
 from rank_collapse.runs import processes, provenance, states
@@ -284,6 +283,8 @@ class RunFolder:
 
     def save_figure(self, figure: Any, name: str) -> None:
         """Writes figures/<name>.png and .pdf of a matplotlib figure."""
+        import matplotlib as mpl  # here: reading trained models does without
+
         for suffix, options in ((".png", {"dpi": 150}), (".pdf", {"metadata": _NO_DATE})):
             stream = io.BytesIO()
             with mpl.rc_context({"pdf.fonttype": 42}):  # text stays text

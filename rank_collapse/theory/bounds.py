@@ -12,15 +12,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import struct
 from jaxtyping import Array, Float
 
+from rank_collapse import struct
 from rank_collapse.measures.residuals import composite_norm, norm_1, norm_inf
 from rank_collapse.network import layers
-from rank_collapse.network.attention import AttentionParams
+from rank_collapse.network.attention import AttentionParams, repeat_groups
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.gains import layer_gains
 from rank_collapse.network.layers import MLPParams
+from rank_collapse.network.precision import full_precision
 from rank_collapse.theory.logdomain import LogTrace, log_trace
 
 
@@ -94,10 +95,12 @@ class BoundReport:
     not_covered: tuple[str, ...] = struct.field(pytree_node=False, default=())
 
 
+@full_precision
 def head_weights(
     params: AttentionParams, temperature: Any = 1.0
 ) -> tuple[Float[Array, "h d d"], Float[Array, "h d d"]]:
     """(W_QK,h = W_Q W_Kᵀ/temperature, W_h = W_V W_O) of one layer."""
+    params = repeat_groups(params)
     w_qk = jnp.einsum("hdk,hek->hde", params.w_q, params.w_k) / temperature
     return w_qk, jnp.einsum("hdv,hve->hde", params.w_v, params.w_o)
 
@@ -133,6 +136,7 @@ def log10_theorem(
     return power * (log10_c / 2 + log10_input) - jnp.where(jnp.isinf(log10_c), 0, log10_c / 2)
 
 
+@full_precision
 def lipschitz_constants(params: MLPParams, kind: str) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """(λ_1, λ_∞): ‖MLP(X) − 1 MLP(x)ᵀ‖_p ≤ λ_p ‖X − 1xᵀ‖_p, so that λ = √(λ_1 λ_∞) in ‖.‖_{1,∞}.
 
@@ -176,6 +180,7 @@ def not_covered(
     return tuple(reasons)
 
 
+@full_precision
 def bound_report(
     params: Any, x: Any, config: TransformerConfig, *, mask: Any = None, bias: Any = None
 ) -> BoundReport:
@@ -236,9 +241,8 @@ def _report(params, trace, config, keep) -> BoundReport:
         allowed = keep[None, None, :] if trace.mask is None else trace.mask
         return layer_constants(layer, state, own, config, allowed, keep)
 
-    with jax.default_matmul_precision("highest"):
-        # Layer after layer: all layers' W_QK and W_h at once are larger than the network.
-        found = jax.lax.map(constants, (stack, trace.inputs, gains))
+    # Layer after layer: all layers' W_QK and W_h at once are larger than the network.
+    found = jax.lax.map(constants, (stack, trace.inputs, gains))
     admissible = jnp.max(found.log10_spread, axis=-1) <= math.log10(LEMMA_THRESHOLD)
     head, layer = layer_sides(found, trace, config)
     sides, stack_beta, shrinks = stack_sides(found, trace.profile, gains, config)

@@ -11,8 +11,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 
+from rank_collapse import struct
 from rank_collapse.network import attention as attn
 from rank_collapse.theory.log_operations import LogParts
 

@@ -12,8 +12,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import struct
 
+from rank_collapse import struct
 from rank_collapse.measures.residuals import composite_norm
 from rank_collapse.network import layers
 from rank_collapse.network.gains import scaled

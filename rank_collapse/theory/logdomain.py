@@ -12,12 +12,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 from jaxtyping import Array, Float
 
+from rank_collapse import struct
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.entry import enter, refuse_edit
 from rank_collapse.network.gains import layer_gains
+from rank_collapse.network.precision import full_precision
 from rank_collapse.network.sublayer import sites_of, sublayer
 from rank_collapse.network.transformer import scan_layers
 from rank_collapse.theory import log_operations as ops
@@ -85,6 +86,7 @@ def log_residual_profile(
     return log_trace(params, x, config, **inputs).profile
 
 
+@full_precision
 def log_trace(params: Any, x: Any, config: TransformerConfig, **inputs: Any) -> LogTrace:
     """The pass behind `log_residual_profile`, with each layer's attention input and branches.
 
@@ -108,17 +110,16 @@ def log_trace(params: Any, x: Any, config: TransformerConfig, **inputs: Any) -> 
 def _log_pass(params, entry, config) -> LogTrace:
     dtype = entry.x.dtype
     keep = jnp.ones(entry.x.shape[0], bool) if entry.exists is None else entry.exists
-    with jax.default_matmul_precision("highest"):
-        start = _begin(entry.x, keep)
+    start = _begin(entry.x, keep)
 
-        def body(state, step):
-            layer, gains = step
-            state, (seen, heads, branch) = _layer(layer, state, config, gains, entry, keep)
-            return state, (ops.log10_norm(state), seen, heads, branch)
+    def body(state, step):
+        layer, gains = step
+        state, (seen, heads, branch) = _layer(layer, state, config, gains, entry, keep)
+        return state, (ops.log10_norm(state), seen, heads, branch)
 
-        _, out = scan_layers(body, start, params, config, layer_gains(config, dtype))
-        profile, inputs_of_layers, heads, branches = out
-        profile = jnp.concatenate([ops.log10_norm(start)[None], profile])
+    _, out = scan_layers(body, start, params, config, layer_gains(config, dtype))
+    profile, inputs_of_layers, heads, branches = out
+    profile = jnp.concatenate([ops.log10_norm(start)[None], profile])
     return LogTrace(profile, inputs_of_layers, heads, branches, three_axes(entry.context.mask))
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from flax import struct
 from jaxtyping import Array, Bool, Float
 
+from rank_collapse import struct
 from rank_collapse.network import entry, parameters, transformer
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.dropout import dropout, dropout_branches

@@ -227,3 +227,21 @@ def test_vmap_jit_and_grad():
 def test_refusals_name_the_value(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize("shape", [(7, 5), (4, 9)])
+def test_ranks_from_the_gram_matrix(shape):
+    x = tokens(*shape)
+    for rank in (rc.effective_rank, rc.stable_rank):
+        np.testing.assert_allclose(rank(x, method="gram"), plain_ranks(x)[rank], rtol=1e-4)
+    keep = np.arange(len(x)) != 1
+    got = rc.effective_rank(x, mask=keep, method="gram")
+    np.testing.assert_allclose(got, rc.effective_rank(x[keep]), rtol=1e-4)
+    # What it loses: a direction below the square root of epsilon, in float32 3e-4.
+    small = np.array([[1, 1], [1, 1 + 2e-5]], np.float32)
+    assert abs(rs.singular_values(small)[1] - 1e-5) < 1e-6
+    assert rs.singular_values(small, method="gram")[1] < 1e-3
+    assert rs.singular_values(small * np.float32(1e30), method="gram")[0] > 1.9e30
+    assert np.isfinite(jax.grad(lambda a: rc.effective_rank(a, method="gram"))(x)).all()
+    with pytest.raises(ValueError, match="method='qr'"):
+        rc.effective_rank(x, method="qr")

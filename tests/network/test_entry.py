@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import rank_collapse as rc
+from rank_collapse.paths.enumeration import path_weight, theorem_offset
 
 N, D = 5, 8
 X = jax.random.normal(jax.random.key(0), (N, D))
@@ -49,12 +50,56 @@ def test_what_contradicts():
         (params, {"d_ff": 999}, "d_ff=999"),
         (without, {}, "mlp_norm.gain is missing"),
         (params.replace(layers=params.layers.replace(attention=grouped)), {}, r"w_k is of shape"),
+        (
+            stored_in_groups(rc.init(jax.random.key(1), rc.san(2, 4, D)), 2)[0],
+            {"mlp": "none", "num_heads": 3, "d_qk": 2, "d_v": 2},
+            "num_heads=3",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             rc.apply(changed, X, config.replace(**fields))
     # Ablations on the same weights leave parts unused.
     rc.apply(params, X, config.replace(mlp="none"))
     rc.apply(params, X, config.replace(norm_placement="none", attention_skip=False))
+
+
+def stored_in_groups(params, groups):
+    """(as a checkpoint stores it, without biases; the same network with every head's own keys)."""
+    a = params.layers.attention
+    w_k, w_v = a.w_k[:, :groups], a.w_v[:, :groups]
+    stored = a.replace(w_k=w_k, w_v=w_v, b_q=None, b_k=None, b_v=None, b_o=None)
+    group_of = np.arange(4) // (4 // groups)
+    full = a.replace(w_k=w_k[:, group_of], w_v=w_v[:, group_of])
+    return [params.replace(layers=params.layers.replace(attention=p)) for p in (stored, full)]
+
+
+@pytest.mark.parametrize("name", PASSES)
+def test_grouped_keys_and_values_are_read_as_they_are_stored(name):
+    config, params = san()
+    stored, full = stored_in_groups(params, 2)
+    found, want = (jax.tree.leaves(PASSES[name](p, X, config)) for p in (stored, full))
+    for mine, other in zip(found, want, strict=True):
+        np.testing.assert_allclose(mine, other, rtol=1e-6)
+
+
+def test_groups_of_one_layer_by_term_and_by_gradient():
+    config, params = san()
+    stored, full = stored_in_groups(params, 2)
+    mine, other = (rc.layer_params(p, config, 1).attention for p in (stored, full))
+    for a, b in zip(*(rc.multi_head_attention(p, X, X) for p in (mine, other)), strict=True):
+        np.testing.assert_array_equal(a, b)
+    path = jnp.array([1, 3])
+    for fn in (theorem_offset, lambda *a: path_weight(*a, path)):
+        np.testing.assert_array_equal(fn(stored, config), fn(full, config))
+
+    def loss(w_k, p):
+        attention = p.layers.attention.replace(w_k=w_k)
+        trace = rc.apply(p.replace(layers=p.layers.replace(attention=attention)), X, config)
+        return jnp.sum(trace.output**2)
+
+    slopes = [jax.grad(loss)(p.layers.attention.w_k, p) for p in (stored, full)]
+    summed = slopes[1].reshape(2, 2, 2, D, 2).sum(axis=2)
+    np.testing.assert_allclose(slopes[0], summed, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("name", ["apply", "path_contributions", "log_residual_profile"])

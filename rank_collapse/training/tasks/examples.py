@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from flax import struct
 from jaxtyping import Array, Bool, Float, Int
+
+from rank_collapse import struct
 
 
 @struct.dataclass
