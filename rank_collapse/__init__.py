@@ -56,11 +56,13 @@ from rank_collapse.paths.sets import (
 )
 from rank_collapse.theory.bounds import BoundReport, bound_report
 from rank_collapse.theory.logdomain import local_rate, log_residual_profile
+from rank_collapse.theory.pairs import CertifiedProfile, certified_profile, certified_profiles
 
 __all__ = [
     "AttentionParams",
     "BlockParams",
     "BoundReport",
+    "CertifiedProfile",
     "Classifier",
     "DirectContributions",
     "EmbeddingConfig",
@@ -77,6 +79,8 @@ __all__ = [
     "attention_entropy",
     "batch_path_set_logits",
     "bound_report",
+    "certified_profile",
+    "certified_profiles",
     "composite_norm",
     "count_paths",
     "direct_contributions",

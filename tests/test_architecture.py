@@ -9,15 +9,16 @@ from architecture_map import PACKAGES, REPOSITORY, files, mapped_files
 # From the ground up. Rooms on the ground do not know of each other; above, a room may use those
 # named before it on its floor.
 FLOORS = (
+    ("struct",),  # what everything is made of
     ("network", "text", "report", "runs"),
     ("measures",),
     ("theory", "paths", "flax_adapters"),
-    ("training", "pretrained"),
+    ("training", "pretrained", "model_file"),
 )
 FLOOR = {room: height for height, rooms in enumerate(FLOORS) for room in rooms}
 SOURCES = [p for package in PACKAGES for p in files(package) if p.suffix == ".py"]
 LIBRARY = [p for p in SOURCES if p.parts[0] == "rank_collapse" and len(p.parts) > 2]
-LIBRARY += [Path("rank_collapse/flax_adapters.py")]
+LIBRARY += [Path(f"rank_collapse/{name}.py") for name in ("flax_adapters", "model_file", "struct")]
 MODULES = {".".join(p.with_suffix("").parts).removesuffix(".__init__") for p in SOURCES}
 
 
@@ -40,7 +41,7 @@ def may_use(room, other):
     if room == other or FLOOR[other] < FLOOR[room]:
         return True
     rooms = FLOORS[FLOOR[room]]
-    above_ground = FLOOR[room] > 0
+    above_ground = FLOOR[room] > FLOOR["network"]
     return above_ground and FLOOR[other] == FLOOR[room] and rooms.index(other) < rooms.index(room)
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import struct
 from jaxtyping import Array, Float, Int
 
+from rank_collapse import struct
 from rank_collapse.measures.norms import composite_norm
 from rank_collapse.measures.residuals import rank_one_ratio, residual, residual_ratio
 from rank_collapse.network.transformer import Trace

@@ -154,7 +154,7 @@ def test_shift_and_scale():
                 continue  # its minimiser need not be unique
             want = rc.residual_ratio(x, center=center, norm=norm)
             for scale in (1e-30, 1e30):
-                got = rc.residual_ratio(x * np.float32(scale), center, norm)
+                got = rc.residual_ratio(x * np.float32(scale), center=center, norm=norm)
                 np.testing.assert_allclose(got, want, rtol=1e-3)
 
 
@@ -168,7 +168,7 @@ def test_edges():
     for rank in (rs.effective_rank, rs.stable_rank, rs.rank_at):
         np.testing.assert_allclose(rank(one), 1, rtol=1e-4)
         np.testing.assert_array_equal(rank(0 * one), 0)
-    np.testing.assert_array_equal(rs.rank_at(np.diag([1.0, 0.1, 1e-3]), 1e-2), 2)
+    np.testing.assert_array_equal(rs.rank_at(np.diag([1.0, 0.1, 1e-3]), tolerance=1e-2), 2)
     outer = np.outer([1, -2, 3], [1, 1, 2]).astype(np.float32)
     assert rs.rank_one_ratio(outer) < 1e-6 < 0.5 < rc.residual_ratio(outer)
     assert rc.residual(one[:1]).shape == (1, 3)
@@ -220,7 +220,7 @@ def test_vmap_jit_and_grad():
         (lambda: rc.residual_ratio(np.ones((2, 2)), norm="two"), "norm='two'"),
         (lambda: rc.residual(np.ones((2, 2)), mask=np.ones(3, bool)), r"\(3,\)"),
         (lambda: rc.residual(np.ones((2, 2)), mask=np.zeros(2, bool)), "leaves no token"),
-        (lambda: rc.residual(np.ones((2, 2)), mask=np.ones(2)), "not boolean"),
+        (lambda: rc.residual(np.ones((2, 2)), mask=np.ones(2)), "a mask is boolean"),
         (lambda: rc.token_cosine(np.ones((1, 2))), r"\(1, 2\)"),
     ],
 )

@@ -1,0 +1,1 @@
+"""What the checks compare: draws of networks, and proofs beside them."""

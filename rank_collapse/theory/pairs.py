@@ -1,0 +1,288 @@
+"""Residual profiles that are right or NaN at any weights, from every pairwise difference.
+
+One scale for all tokens (`logdomain`) is cheap and right while no two tokens come much closer than
+others. Large weights make clusters within clusters; then each difference needs its own logarithm
+(`pair_operations`, `pair_attention`), and a copy of the pass with other rounding tells whether the
+digits lasted.
+
+Axis letters: n tokens, d width, l layers.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.entry import enter
+from rank_collapse.network.gains import layer_gains
+from rank_collapse.network.precision import full_precision
+from rank_collapse.network.sublayer import sites_of, sublayer
+from rank_collapse.network.transformer import scan_layers
+from rank_collapse.theory import logdomain
+from rank_collapse.theory import pair_operations as ops
+from rank_collapse.theory.pair_attention import attention
+
+# Copies of the pass, and by how many units in the last place each operand of theirs is moved at
+# most. Moves of −2 .. 2 have five times the standard deviation of rounding (√2 and 1/√12 ulps), so
+# that a pass spoilt by rounding goes with copies that scatter five times as far: all three within
+# the tolerance are rare.
+REPLICAS, ULPS = 3, 2
+# Copies may differ by ABSOLUTE decades, or by RELATIVE of the logarithm where that is more:
+# the second digit of a residual, and what float32 keeps of a logarithm near 1e5.
+ABSOLUTE, RELATIVE = 1e-2, 1e-3
+# Differences of the tokens as ordinary numbers must agree with the table to 1 %, beyond rounding.
+# That is ε max|x| for each of the operations behind a token; a sum of m terms adds √m ε. 1e3 covers
+# sums of 1e4 terms ten times over, and a wrong table is off by all of the difference.
+AGREEMENT, ROUNDING = 1e-2, 1e3
+# Numbers in one table [n, n, d], of which a pass holds about 4 for each of its 4 copies:
+# 2 GB in float64 at this limit, which is n = 512 at d = 64.
+LARGEST_TABLE = 2**24
+
+
+class CertifiedProfile(NamedTuple):
+    """log10 residuals and which pass they come from.
+
+    Attributes:
+        profile: [L + 1]; NaN from the layer on where no pass is certain.
+        passed: Int: 0 for one scale, 1 for pairs, 2 for pairs in float64 (`certified_profiles`).
+    """
+
+    profile: Any
+    passed: Any
+
+
+@full_precision
+def pair_profile(
+    params: Any, x: Any, config: TransformerConfig, **inputs: Any
+) -> Float[Array, "l"]:
+    """log10 ‖res(X^l)‖_{1,∞}, l = 0..L, around the mean token, at any weights: right or NaN.
+
+    The state of the pass is the tokens and all differences x_i − x_k = e^{T_ik} U_ik. The profile
+    is computed four times, three of them with noise of 2 ulps on every operand, logarithms too.
+    It is NaN from the layer on where these differ by more than max(0.01, 0.001 |value|), or where
+    the tokens contradict the table. Differences beyond 3^80 or so, and those of equal tokens, have
+    logarithm −inf.
+
+    Costs O(h n³ + n² d²) a layer and n² d numbers a table; both times 4.
+
+    Args:
+        params: Parameters of the network.
+        x: Hidden states [n, d], or what `config.embedding` takes.
+        config: The network; gains and temperature may be traced.
+        inputs: mask, bias, segments, positions as for `rank_collapse.apply`. Tokens that a mask [n]
+            leaves out are left out of the residual; one that exists and sees no key gives NaN.
+
+    Returns:
+        [L + 1] decimal logarithms in the arithmetic of x and the parameters, at least float32;
+        jit at the outside, vmap over seeds.
+
+    Raises:
+        ValueError: Cross-attention, additive attention with rotary positions, inputs of the wrong
+            shape, or a table of more than 2^24 numbers.
+    """
+    if config.cross_attention:
+        raise ValueError("cross_attention=True has a second input: no residual profile in logs")
+    if config.score == "additive" and config.position == "rotary":
+        raise ValueError("score='additive' with position='rotary' has no residual profile in logs")
+    params, entry = enter(params, x, config, **inputs)
+    n, d = entry.x.shape
+    if n * n * d > LARGEST_TABLE:
+        raise ValueError(
+            f"{n} tokens of width {d} are {n * n * d} numbers of pairwise differences, "
+            f"more than {LARGEST_TABLE}"
+        )
+    dtype = jnp.promote_types(entry.x.dtype, jnp.float32)
+    for leaf in jax.tree.leaves(params.layers):
+        dtype = jnp.promote_types(dtype, leaf.dtype)
+    params = jax.tree.map(lambda a: a.astype(dtype), params)
+    x = entry.x.astype(dtype)
+    keep = jnp.ones(n, bool)
+    if entry.exists is not None:
+        keep = entry.exists
+        x = jnp.where(keep[:, None], x, x[jnp.argmax(keep)][None, :])  # any finite token
+    entry = entry.replace(x=x)
+
+    return _certain(*_copies(params, entry, config, keep))
+
+
+@jax.jit
+def _copies(params, entry, config, keep):
+    """Profiles [copies, L + 1], the first without noise, and where each agrees with itself."""
+
+    def copy(word, ulps):
+        return _pass(params, entry, config, keep, word, ulps)
+
+    words = jnp.arange(1 + REPLICAS, dtype=jnp.uint32)
+    return jax.vmap(copy)(words, jnp.where(words == 0, 0, ULPS).astype(jnp.uint32))
+
+
+def _certain(profiles, agree):
+    """The first profile, NaN from the layer on where the copies differ or contradict themselves."""
+    first = profiles[0]
+    nothing = jnp.all(profiles == -jnp.inf, axis=0)  # all tokens equal in every copy
+    spread = jnp.max(profiles, axis=0) - jnp.min(profiles, axis=0)
+    allowed = jnp.maximum(ABSOLUTE, RELATIVE * jnp.abs(first))
+    certain = (spread <= allowed) & jnp.all(jnp.isfinite(profiles), axis=0) | nothing
+    certain = jnp.cumsum(~(certain & jnp.all(agree, axis=0))) == 0
+    return jnp.where(certain, first, jnp.nan)
+
+
+def _pass(params, entry, config, keep, word, ulps):
+    """[L + 1] log10 residuals of one copy, and whether tokens and table agree."""
+    noise = ops.make_noise(word, ulps)
+    start = ops.differences(entry.x)
+
+    def body(state, step):
+        layer, (gains, index) = step
+        state = _layer(layer, state, config, gains, entry.context, noise.at(index))
+        return state, (ops.log10_residual(state, keep), _agree(state, keep))
+
+    swept = layer_gains(config, entry.x.dtype), jnp.arange(config.depth)
+    _, (profile, agree) = scan_layers(body, start, params, config, swept)
+    first = ops.log10_residual(start, keep)
+    return jnp.append(first, profile), jnp.append(True, agree)
+
+
+def _layer(params, state, config, gains, context, noise):
+    """One layer of the network on the table."""
+    sites = sites_of(params, config, gains)
+
+    def norm(site, state):
+        return ops.norm(site, state, noise)
+
+    def attend(seen):
+        part = attention(params.attention, seen, config, context, gains.temperature, noise)
+        return part, None
+
+    def mlp(seen):
+        return ops.mlp(params.mlp, seen, config.mlp, noise), None
+
+    state, _ = sublayer(sites.attention, state, attend, norm, ops.add)
+    if config.mlp != "none":
+        state, _ = sublayer(sites.mlp, state, mlp, norm, ops.add)
+    return state
+
+
+def _agree(state, keep):
+    """Whether the tokens' own differences are the table's, as far as tokens resolve any."""
+    seen = (keep[:, None] & keep[None, :])[..., None]
+    plain = state.tokens[:, None, :] - state.tokens[None, :, :]
+    error = jnp.abs(jnp.exp(state.log_scale)[..., None] * state.rest - plain)
+    largest = jnp.max(jnp.where(seen, jnp.abs(plain), 0))
+    size = jnp.max(jnp.where(keep[:, None], jnp.abs(state.tokens), 0))
+    rounding = ROUNDING * jnp.finfo(plain.dtype).eps * size
+    return jnp.max(jnp.where(seen, error, 0)) <= AGREEMENT * largest + rounding
+
+
+def certified_profile(
+    params: Any, x: Any, config: TransformerConfig, *, mask: Any = None, **inputs: Any
+) -> CertifiedProfile:
+    """The one-scale profile where it is safe, else that from pairs; traced, for one example.
+
+    Under vmap both passes are computed for every seed: `certified_profiles` selects on the host.
+
+    Args, Raises: See `pair_profile`.
+    """
+    trace = logdomain.log_trace(params, x, config, mask=mask, **inputs)
+    safe = one_scale_is_safe(trace, mask)
+
+    def pairs():
+        return pair_profile(params, x, config, mask=mask, **inputs)
+
+    profile = jax.lax.cond(safe, lambda: trace.profile, pairs)
+    return CertifiedProfile(profile, jnp.where(safe, 0, 1))
+
+
+def one_scale_is_safe(trace: logdomain.LogTrace, mask: Any = None) -> Any:
+    """Whether every layer's distances have digits in one scale: none below 1000 ε of the largest.
+
+    The mantissa R̂ is rounded to ε of its largest entry, so that a distance of ρ times the largest
+    has relative accuracy ε/ρ, here a thousandth: 4e-4 in log10, and as much again for each layer
+    that it is so, since an output's distance is made of its inputs' ones.
+
+    Args:
+        trace: From `logdomain.log_trace`.
+        mask: The mask given to it; Bool [n] leaves out tokens.
+    """
+    rest = trace.inputs.rest  # [L, n, d]
+    n = rest.shape[1]
+    pair = ~jnp.eye(n, dtype=bool)
+    if mask is not None and jnp.ndim(mask) == 1:
+        mask = jnp.asarray(mask)
+        pair = pair & mask[:, None] & mask[None, :]
+
+    def ratio(rest):
+        distances = jnp.max(jnp.abs(rest[:, None, :] - rest[None, :, :]), axis=-1)
+        return jnp.min(jnp.where(pair, distances, jnp.inf)) / jnp.max(jnp.where(pair, distances, 0))
+
+    ratios = jax.lax.map(ratio, rest)
+    finite = ~jnp.any(jnp.isnan(trace.profile) | (trace.profile == jnp.inf))
+    return finite & jnp.all(ratios >= 1e3 * jnp.finfo(rest.dtype).eps)
+
+
+def certified_profiles(
+    params: Any,
+    x: Any,
+    config: TransformerConfig,
+    *,
+    batch: int = 16,
+    float64: bool = True,
+    **inputs: Any,
+) -> CertifiedProfile:
+    """`certified_profile` of many seeds, each by the cheapest pass that is certain; on the host.
+
+    One scale for all; pairs for the seeds where that is not safe; pairs in float64 for those where
+    float32 is not certain. Of the last two, batches of `batch` seeds are compiled once.
+
+    Args:
+        params: Parameters with a leading seed axis.
+        x: Inputs with a leading seed axis.
+        config: The network, the same for all seeds.
+        batch: Seeds per call of the dearer passes.
+        float64: Whether the last pass is tried.
+        inputs: See `pair_profile`; the same for all seeds.
+
+    Returns:
+        Profiles [s, L + 1] and passes [s], as NumPy arrays.
+    """
+
+    @jax.jit
+    def cheap(params, x, config):
+        def single(p, x):
+            trace = logdomain.log_trace(p, x, config, **inputs)
+            return trace.profile, one_scale_is_safe(trace, inputs.get("mask"))
+
+        return jax.vmap(single)(params, x)
+
+    @jax.jit
+    def pairs(params, x, config):
+        return jax.vmap(lambda p, x: pair_profile(p, x, config, **inputs))(params, x)
+
+    profile, safe = (np.array(a) for a in cheap(params, x, config))
+    profile[~safe] = np.nan
+    passed = np.zeros(len(profile), int)
+    _again(pairs, params, x, config, np.flatnonzero(~safe), 1, batch, profile, passed)
+    left = np.flatnonzero(np.isnan(profile).any(axis=1))
+    if float64 and profile.dtype == np.float32 and left.size:
+        with jax.enable_x64(True):
+            wide = jax.tree.map(_wide, (params, x, config))
+            _again(pairs, *wide, left, 2, batch, profile, passed)
+    return CertifiedProfile(profile, passed)
+
+
+def _wide(a):
+    a = np.asarray(a)
+    return a.astype(np.float64) if np.issubdtype(a.dtype, np.floating) else a
+
+
+def _again(pairs, params, x, config, seeds, number, batch, profile, passed):
+    """Replaces the profiles of some seeds, a batch at a time, the last one filled with repeats."""
+    for start in range(0, len(seeds), batch):
+        chosen = seeds[start : start + batch]
+        filled = np.resize(chosen, batch)
+        some = jax.tree.map(lambda a, i=filled: a[i], (params, x))
+        out = pairs(*some, config)
+        profile[chosen], passed[chosen] = np.asarray(out)[: len(chosen)], number

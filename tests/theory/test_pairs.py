@@ -1,0 +1,238 @@
+"""Profiles from pairwise differences, against ball arithmetic, and when they must refuse."""
+
+import functools
+
+import ball_oracle
+import jax
+import jax.numpy as jnp
+import mpmath
+import numpy as np
+import pytest
+
+import rank_collapse as rc
+from rank_collapse.network import layers
+from rank_collapse.theory import pair_operations as ops
+from rank_collapse.theory import pairs
+
+N, D, H, DEPTH = 6, 16, 4, 5
+QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+SKIPS = {"attention_skip": True, "mlp_skip": True, "d_ff": 2 * D}
+EXISTS = np.array([1, 1, 0, 1, 1, 1], bool)
+ANY_MASK = np.tril(np.ones((N, N), bool)) | np.eye(N, k=2, dtype=bool)
+BIAS = np.random.default_rng(3).standard_normal((H, N, N)).astype(np.float32)
+SEGMENTS = np.array([0, 0, 1, 1, 0, 1])
+# fields, inputs, weight scales (one draw each), skip gains
+CASES = {
+    "SAN": ({}, {}, (0.4, 0.8, 1.4, 2, 2.5, 3, 3.5, 4), (0,)),
+    "post-LN, skips, GELU": (
+        {"norm_placement": "post", "mlp": "gelu"} | SKIPS, {}, (0.5, 1, 2, 3, 4),
+        (1, 0, 1e-30, 0.3),
+    ),
+    "pre-RMS, skips, GeGLU, local": (
+        {"norm_placement": "pre", "norm": "rms", "mlp": "geglu", "mask": "local", "window": 1}
+        | SKIPS, {}, (0.5, 1, 2, 3), (0.7,),
+    ),
+    "rotary, causal, skip": (
+        {"position": "rotary", "mask": "causal", "attention_skip": True}, {}, (0.5, 1, 2, 3),
+        (0, 1e-30, 1),
+    ),
+    "relative, segments, bias, a mask": (
+        {"position": "relative_key"}, {"segments": SEGMENTS, "bias": BIAS, "mask": ANY_MASK},
+        (0.5, 1, 2, 3), (0,),
+    ),
+    "additive, tanh MLP": (
+        {"score": "additive", "mlp": "tanh", "d_ff": D}, {}, (0.5, 1, 2), (0,),
+    ),
+}  # fmt: skip
+
+
+@functools.cache
+def drawn(case):
+    """Parameters, tokens and configs of a case, one draw per weight scale, and its inputs."""
+    fields, inputs, scales, gains = CASES[case]
+    config = rc.TransformerConfig(depth=DEPTH, num_heads=H, d_model=D, **fields)
+    keys = jax.random.split(jax.random.key(len(case)), len(scales))
+
+    def single(key, scale, gain):
+        x = jax.random.normal(jax.random.fold_in(key, 1), (N, D)) + 0.3
+        return rc.init(key, config, scale, 0.1), x, config.replace(skip_gain=gain)
+
+    scales = jnp.asarray(scales, jnp.float32)
+    gains = jnp.resize(jnp.asarray(gains, jnp.float32), len(scales))
+    compiled = jax.jit(jax.vmap(single), compiler_options=QUICK)
+    return *jax.tree.map(np.asarray, compiled(keys, scales, gains)), inputs
+
+
+@functools.cache
+def proofs(case):
+    params, x, config, inputs = drawn(case)
+    each = [jax.tree.map(lambda a, s=s: a[s], (params, x, config)) for s in range(len(x))]
+    return np.stack([ball_oracle.profile(*one, max_digits=1600, **inputs) for one in each])
+
+
+def profiles(params, x, config, **inputs):
+    fn = jax.vmap(lambda p, x, c: pairs.pair_profile(p, x, c, **inputs))
+    return np.asarray(jax.jit(fn, compiler_options=QUICK)(params, x, config))
+
+
+def right_or_refused(got, want):
+    """Asserts that no number is wrong; returns which layers are given and proved."""
+    seen = ~np.isnan(got) & ~np.isnan(want)
+    error = np.abs(np.where(seen, got - np.where(seen, want, 0), 0))
+    tolerance = np.maximum(pairs.ABSOLUTE, pairs.RELATIVE * np.abs(np.where(seen, want, 0)))
+    np.testing.assert_array_less(error, tolerance)
+    return seen
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_right_at_any_weights(case):
+    params, x, config, inputs = drawn(case)
+    got, want = profiles(params, x, config, **inputs), proofs(case)
+    assert got.dtype == np.float32
+    seen = right_or_refused(got, want)
+    assert seen.mean() > 0.9 and np.isnan(got).mean() < 0.05
+
+
+def test_float64_is_right_to_more_digits():
+    params, x, config, _ = drawn("SAN")
+    with jax.enable_x64(True):
+        wide = jax.tree.map(lambda a: a.astype(np.float64), (params, x, config))
+        got = profiles(*wide)
+    want = proofs("SAN")
+    assert not np.isnan(got).any()
+    seen = ~np.isnan(want)
+    np.testing.assert_allclose(got[seen], want[seen], rtol=2e-6, atol=2e-6)  # the oracle's width
+
+
+def test_the_choice_is_right_where_one_scale_is_not():
+    """The three passes, seed by seed: each taken somewhere, and the result as proved."""
+    params, x, config, _ = drawn("SAN")
+    same = jax.tree.map(lambda a: a[0], config)
+    got = pairs.certified_profiles(params, x, same, batch=4)
+    assert got.profile.shape == (len(x), DEPTH + 1) and not np.isnan(got.profile).any()
+    right_or_refused(got.profile, proofs("SAN"))
+    assert got.passed[0] == 0 and got.passed.max() >= 1
+    choose = jax.jit(pairs.certified_profile, compiler_options=QUICK)
+    for s in (0, int(np.flatnonzero(got.passed == 1)[0])):
+        one = choose(*jax.tree.map(lambda a, s=s: a[s], (params, x)), same)
+        assert int(one.passed) == got.passed[s]
+        np.testing.assert_allclose(one.profile, got.profile[s], rtol=1e-4, atol=1e-3)
+
+
+def test_a_distance_far_below_the_largest_is_not_left_to_one_scale():
+    rest = np.zeros((2, 3, 4), np.float32)
+    rest[:, 0, 0], rest[:, 1, 0], rest[:, 2, 1] = 1, 1 - 1e-3, -1
+    inputs = rc.theory.log_operations.LogState(None, jnp.asarray(rest), None)
+    trace = rc.theory.LogTrace(jnp.zeros(3), inputs, None, None, None)
+    assert bool(pairs.one_scale_is_safe(trace))
+    rest[1, 1, 0] = 1 - 1e-5
+    close = trace.replace(inputs=inputs.replace(rest=jnp.asarray(rest)))
+    assert not pairs.one_scale_is_safe(close)
+    assert bool(pairs.one_scale_is_safe(close, np.array([True, False, True])))
+    assert not pairs.one_scale_is_safe(trace.replace(profile=jnp.array([0.0, 1.0, jnp.nan])))
+
+
+def test_masked_tokens_are_as_if_removed():
+    config = rc.san(3, 2, D)
+    params = rc.init(jax.random.key(0), config, 2.0, 0.1)
+    x = jax.random.normal(jax.random.key(1), (N, D)).at[2].set(1e6)
+    padded = pairs.pair_profile(params, x, config, mask=EXISTS)
+    removed = pairs.pair_profile(params, x[EXISTS], config)
+    np.testing.assert_allclose(padded, removed, rtol=1e-4, atol=1e-4)
+
+
+def test_tokens_that_see_nothing_give_nan_and_equal_tokens_minus_infinity():
+    config = rc.san(2, 2, D)
+    params, x = rc.init(jax.random.key(0), config), jnp.ones((4, D))
+    np.testing.assert_array_equal(pairs.pair_profile(params, x, config), -np.inf)
+    x = jax.random.normal(jax.random.key(1), (4, D))
+    blind = np.ones((4, 4), bool)
+    blind[2] = False
+    got = np.asarray(pairs.pair_profile(params, x, config, mask=blind))
+    assert np.isfinite(got[0]) and np.isnan(got[1:]).all()
+
+
+def test_copies_that_differ_or_contradict_their_tokens_end_the_profile():
+    copies = np.tile(np.float32([1.0, -50.0, -3e4, -np.inf]), (4, 1))
+    agree = np.ones((4, 4), bool)
+    np.testing.assert_array_equal(pairs._certain(copies, agree), copies[0])
+    copies[1] += [0.009, 0.04, 29, 0]  # within 0.01 decades or a thousandth of the logarithm
+    np.testing.assert_array_equal(pairs._certain(copies, agree), copies[0])
+    copies[2, 1] -= 0.02
+    np.testing.assert_array_equal(np.isnan(pairs._certain(copies, agree)), [0, 1, 1, 1])
+    copies[2, 1] += 0.02
+    agree[3, 2] = False
+    np.testing.assert_array_equal(np.isnan(pairs._certain(copies, agree)), [0, 0, 1, 1])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_noise_moves_by_at_most_two_units_in_the_last_place(dtype):
+    with jax.enable_x64(dtype == np.float64):
+        a = jnp.asarray(np.random.default_rng(0).standard_normal(4000) * 1e3, dtype)
+        a = a.at[:4].set(jnp.array([0.0, -jnp.inf, jnp.inf, jnp.nan]))
+        noise = ops.make_noise(jnp.uint32(5), jnp.uint32(2))
+        moved, again = np.asarray(noise(a)), np.asarray(noise(a))
+        ulps = (moved[4:] - np.asarray(a)[4:]) / np.spacing(np.asarray(np.abs(a))[4:])
+        assert set(np.abs(ulps)) <= {0, 0.5, 1, 2, 3, 4}  # units change at powers of two
+        assert np.abs(ulps).max() >= 2 and abs(ulps.mean()) < 0.1 and (moved != again).mean() > 0.5
+        np.testing.assert_array_equal(moved[:4], a[:4])
+        still = ops.make_noise(jnp.uint32(5), jnp.uint32(0))
+        np.testing.assert_array_equal(still(a), a)
+
+
+def exact_activation(name):
+    mpf, exp = mpmath.mpf, mpmath.exp
+
+    def sigmoid(p):
+        return 1 / (1 + exp(-p))
+
+    def tanh_argument(z):
+        return 2 * mpmath.sqrt(2 / mpmath.pi) * (z + mpf(0.044715) * z**3)
+
+    return {
+        "identity": lambda z: z,
+        "relu": lambda z: max(z, mpf(0)),
+        "gelu": lambda z: z * mpmath.erfc(-z / mpmath.sqrt(2)) / 2,
+        "gelu_tanh": lambda z: z * sigmoid(tanh_argument(z)),
+        "quick_gelu": lambda z: z * sigmoid(mpf(1.702) * z),
+        "silu": lambda z: z * sigmoid(z),
+        "tanh": lambda z: 2 * sigmoid(2 * z),
+    }[name]
+
+
+@pytest.mark.parametrize("name", layers.ACTIVATIONS)
+def test_activation_differences_at_any_step(name, x64):
+    """Steps from 1e-200 to 100, in both tails: the logarithm to its digits, and the sign."""
+    rng = np.random.default_rng(1)
+    z = rng.normal(0, np.repeat([3.0, 12.0], 60))
+    step = rng.choice([-1, 1], 120) * 10 ** rng.uniform(-20, 2, 120)
+    step[:20] *= 1e-180
+    z[20], step[20] = 0.0, 2.0
+    given = ops.Signed(jnp.sign(step), jnp.log(jnp.abs(step)))
+    got = ops.activation_difference(name, jnp.asarray(z), jnp.asarray(z + step), given)
+    phi = exact_activation(name)
+    with mpmath.workdps(2500):
+        for a, s, sign, log in zip(z, step, *map(np.asarray, got), strict=True):
+            want = phi(mpmath.mpf(a) + mpmath.mpf(s)) - phi(mpmath.mpf(a))
+            if want == 0:
+                assert log == -np.inf or sign == 0
+                continue
+            assert sign == mpmath.sign(want)
+            exact = float(mpmath.log(abs(want)))
+            assert abs(log - exact) <= 1e-10 * max(1, abs(exact))
+
+
+@pytest.mark.parametrize(
+    ("fields", "shape", "message"),
+    [
+        ({"cross_attention": True}, (N, D), "cross_attention=True"),
+        ({"score": "additive", "position": "rotary"}, (N, D), "position='rotary'"),
+        ({}, (N, D + 1), r"\(6, 17\)"),
+        ({}, (1025, D), "1025 tokens of width 16"),
+    ],
+)
+def test_refusals_name_the_value(fields, shape, message):
+    config = rc.TransformerConfig(depth=1, num_heads=H, d_model=D, **fields)
+    params = rc.init(jax.random.key(0), config)
+    with pytest.raises(ValueError, match=message):
+        pairs.pair_profile(params, jnp.ones(shape), config)
