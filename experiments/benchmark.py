@@ -20,6 +20,7 @@ from experiments.shell import cli
 # Each is a function of the flags that gives a `timing.Report`.
 BENCHMARKS = {
     "exact_paths": paths.exact_paths,
+    "head_contributions": paths.head_contributions,
     "recomputed_paths": paths.recomputed_paths,
     "train_sort": training.train_sort,
     "train_convex_hull": training.train_convex_hull,

@@ -8,6 +8,7 @@ v per-head value width, l layers, s seeds, b batch, p paths, c classes.
 import importlib
 from typing import Any
 
+from rank_collapse.measures.attention_entropy import attention_entropy
 from rank_collapse.measures.norms import matrix_norm
 from rank_collapse.measures.profiles import profile
 from rank_collapse.measures.residuals import (
@@ -34,7 +35,9 @@ from rank_collapse.network.parameters import (
 )
 from rank_collapse.network.presets import san, san_mlp, san_skip, transformer
 from rank_collapse.network.transformer import LayerTrace, Trace, apply
+from rank_collapse.paths.attribution import logit_attribution
 from rank_collapse.paths.contributions import PathContributions, path_contributions
+from rank_collapse.paths.direct import DirectContributions, direct_contributions
 from rank_collapse.paths.enumeration import (
     count_paths,
     enumerate_paths,
@@ -63,6 +66,7 @@ __all__ = [
     "BoundReport",
     "CertifiedProfile",
     "Classifier",
+    "DirectContributions",
     "EmbeddingConfig",
     "EmbeddingParams",
     "Gains",
@@ -74,6 +78,7 @@ __all__ = [
     "TransformerConfig",
     "TransformerParams",
     "apply",
+    "attention_entropy",
     "batch_path_set_logits",
     "bound_report",
     "certified_profile",
@@ -81,6 +86,7 @@ __all__ = [
     "closed_constant",
     "composite_norm",
     "count_paths",
+    "direct_contributions",
     "effective_rank",
     "embed",
     "enumerate_paths",
@@ -89,6 +95,7 @@ __all__ = [
     "layer_params",
     "local_rate",
     "log_residual_profile",
+    "logit_attribution",
     "matrix_norm",
     "measured_constant",
     "multi_head_attention",

@@ -54,6 +54,28 @@ def exact_paths(
     return Report(timings, "forward pass", figures)
 
 
+def head_contributions(
+    options: Any, config: rc.TransformerConfig = BERT_BASE, num_tokens: int = 128
+) -> Report:
+    """Every head's contribution to the output at the size of BERT-base: 144 heads, 57 MB."""
+    params, x = jax.jit(
+        lambda key: (
+            rc.init(key, config, bias_scale=0.02),
+            jax.random.normal(jax.random.fold_in(key, 1), (num_tokens, config.d_model)),
+        )
+    )(jax.random.key(0))
+    jax.block_until_ready(params)
+    found = jax.jit(lambda p, x, c: rc.head_contributions(p, x, c))
+    timings = time_cases({"head contributions": (found, (params, x, config))}, options.rounds)
+    (timing,) = timings
+    beyond = (timing.temporary_bytes + timing.output_bytes) / 1e9
+    figures = {
+        "seconds": (timing.best, 20.0),
+        "GB beyond the weights, of the compiled program": (beyond, 1.0),
+    }
+    return Report(timings, "head contributions", figures)
+
+
 def recomputed_paths(options: Any, depth: int = 6, num_sequences: int = 200) -> Report:
     """Recomputed sets of the sort experiment, beside every path evaluated by itself.
 

@@ -1,5 +1,6 @@
 """How far tokens are from rank one: norms, residuals, ranks, profiles by layer."""
 
+from rank_collapse.measures.attention_entropy import attention_entropy
 from rank_collapse.measures.centers import CENTERS, CompositeCenter, center_token, composite_center
 from rank_collapse.measures.norms import NORMS, composite_norm, matrix_norm, singular_values
 from rank_collapse.measures.profiles import (
@@ -26,6 +27,7 @@ __all__ = [
     "MEASURES",
     "NORMS",
     "CompositeCenter",
+    "attention_entropy",
     "batch_profiles",
     "best_rank_one_residual",
     "center_token",

@@ -67,24 +67,28 @@ class CompositeCenter:
 
 
 @in_own_precision
-def composite_center(x: Any, *, mask: Any = None) -> CompositeCenter:
+def composite_center(x: Any, *, mask: Any = None, tolerance: Any = 1e-5) -> CompositeCenter:
     """argmin_x √(‖X − 1xᵀ‖_1 ‖X − 1xᵀ‖_∞), with a certificate.
 
-    F(x) = ‖X − 1xᵀ‖_1 and G(x) = ‖X − 1xᵀ‖_∞ are convex, their product is not. Its minimum lies on
-    the boundary of what (F, G) can be, whose corners minimise (1 − w) F/F_0 + w G/G_0 for some w: a
-    grid of w is solved, then a finer one around the best. Each problem is smoothed (|u| as
-    √(u² + μ²), max as log-sum-exp) and followed to small smoothing by damped Newton steps. What is
-    returned is evaluated without smoothing, so the value is right whether or not the steps
-    converged. min F is the columnwise median, in closed form. min G, a linear program, is bounded
-    from below by its dual: for weights p on the tokens, Σ_ij p_i |X_ij − x_j| at the weighted
-    medians x_j.
+    F(x) = ‖X − 1xᵀ‖_1 and G(x) = ‖X − 1xᵀ‖_∞ are convex, their product is not. Where it is F_k G_k,
+    the tangent of the logarithm gives log F + log G ≤ log F_k + log G_k + F/F_k + G/G_k − 2: steps
+    that lower the convex sum F/F_k + G/G_k, its weights following the iterate, lower the product.
+    Descents from several weights, begun at the better of mean and median, look for the least of its
+    local minima; one more minimises G. Each is smoothed (|u| as √(u² + μ²), max as log-sum-exp) and
+    followed to small smoothing by damped Newton steps. What is returned is evaluated without
+    smoothing, so the value is right whether or not the steps converged. min F is the columnwise
+    median, in closed form. min G, a linear program, is bounded from below by its dual: for weights
+    p on the tokens, Σ_ij p_i |X_ij − x_j| at the weighted medians x_j.
 
-    Works under jit and vmap, at the cost of a few thousand d×d factorisations. Bounds hold up to
-    rounding.
+    Works under jit and vmap. Cost: about 300 steps, each O(n d² + d³); seconds of one core:
+    0.3 for 1000 tokens of width 64, 12 for 20000.
+    Not for every step's log. Bounds hold up to rounding.
 
     Args:
         x: Tokens [n, d].
         mask: Bool [n], True for tokens that exist; None for all.
+        tolerance: Descents end where the smoothing is below it and the last steps gained less
+            relative to the value, and at 50 epsilons of the dtype at the latest; may be traced.
 
     Raises:
         ValueError: See `norms.composite_norm`.
@@ -97,23 +101,20 @@ def composite_center(x: Any, *, mask: Any = None) -> CompositeCenter:
     scale = jnp.max(jnp.sum(jnp.abs(shifted), axis=1))
     scale = jnp.where(scale == 0, 1, scale)
     shifted = shifted / scale
+    zero = jnp.zeros_like(start)
+    mean = (center_token(x, "mean", mask=mask) - start) / scale
+    product = [jnp.prod(jnp.stack(_both_norms(shifted, keep, c))) for c in (zero, mean)]
+    begin = jnp.where(product[1] < product[0], mean, zero)
+    tolerance = jnp.maximum(jnp.asarray(tolerance, x.dtype), 50 * jnp.finfo(x.dtype).eps)
 
-    # log of w / (1 − w); the last is w = 1, the minimiser of ‖.‖_∞
-    coarse = jnp.append(jnp.linspace(-6, 6, _NUM_WEIGHTS - 1, dtype=x.dtype), jnp.inf)
-    centers, lowers = jax.vmap(lambda t: _weighted_center(shifted, keep, t))(coarse)
-    values = jax.vmap(lambda c: _both_norms(shifted, keep, c))(centers)
-    best = jnp.argmin(values[0] * values[1])
-    near = jnp.clip(coarse[jnp.minimum(best, _NUM_WEIGHTS - 2)], -6, 6)
-    step = 12 / (_NUM_WEIGHTS - 2)
-    fine = near + jnp.linspace(-step, step, _NUM_WEIGHTS, dtype=x.dtype)
-    finer, _ = jax.vmap(lambda t: _weighted_center(shifted, keep, t))(fine)
-
-    zero = jnp.zeros_like(centers[:1])
-    mean = (center_token(x, "mean", mask=mask) - start)[None, :] / scale
-    every = jnp.concatenate([zero, mean, centers, finer])
+    least_inf, lower = _descend(shifted, keep, begin, jnp.inf, tolerance, follow=False)
+    weights = jnp.asarray(_LOG_ODDS, x.dtype)
+    found, _ = jax.vmap(lambda t: _descend(shifted, keep, begin, t, tolerance, follow=True))(
+        weights
+    )
+    every = jnp.concatenate([jnp.stack([zero, mean, least_inf]), found])
     norm_1, norm_inf = jax.vmap(lambda c: _both_norms(shifted, keep, c))(every)
     best = jnp.argmin(norm_1 * norm_inf)
-    lower = jnp.max(lowers)
     return CompositeCenter(
         center=start + scale * every[best],
         value=scale * jnp.sqrt(norm_1[best] * norm_inf[best]),
@@ -124,8 +125,10 @@ def composite_center(x: Any, *, mask: Any = None) -> CompositeCenter:
     )
 
 
-_NUM_WEIGHTS = 16
+_LOG_ODDS = (-3.0, 0.0, 3.0)  # of G's weight at the start of a descent
 _NUM_STEPS = 120
+_SHRINK = {True: 0.75, False: 0.9}  # of the smoothing, by each step; slower for the bound
+_PATIENCE = 16  # steps without gain that end a descent
 
 
 def _both_norms(x, keep, center):
@@ -135,25 +138,21 @@ def _both_norms(x, keep, center):
 
 @struct.dataclass
 class _Problem:
-    """(1 − w) F(c)/F(0) + w G(c)/G(0), F = ‖X − 1cᵀ‖_1 and G = ‖X − 1cᵀ‖_∞, to be minimised over c.
+    """a F(c) + b G(c), F = ‖X − 1cᵀ‖_1 and G = ‖X − 1cᵀ‖_∞, to be minimised over c.
 
     Attributes:
         x: [n, d] with columnwise medians at 0, where F is least.
         keep: Bool [n], tokens that exist.
-        w: Weight of G.
+        a, b: Weights.
         f0, g0: F(0) and G(0), 1 where they are 0.
     """
 
     x: Any
     keep: Any
-    w: Any
+    a: Any
+    b: Any
     f0: Any
     g0: Any
-
-    def exact(self, c):
-        """The value at c, without smoothing."""
-        f, g = _both_norms(self.x, self.keep, c)
-        return (1 - self.w) * f / self.f0 + self.w * g / self.g0
 
 
 @struct.dataclass
@@ -161,7 +160,7 @@ class _Smoothed:
     """One of the two norms with |u| as √(u² + μ²) and max as a log-sum-exp of width τ.
 
     Attributes:
-        value: weight · the smoothed norm / its size at 0.
+        value: weight · the smoothed norm.
         share: softmax of the column sums (F, [d]) or row sums (G, [n]).
         mu, tau, weight: Scalars.
         length: √(u² + μ²), [n, d].
@@ -180,14 +179,14 @@ def _smooth(problem: _Problem, c, sigma) -> tuple[Any, _Smoothed, _Smoothed]:
     n, d = problem.x.shape
     u = c[None, :] - problem.x
     parts = []
-    for axis, size, weight in ((0, problem.f0, 1 - problem.w), (1, problem.g0, problem.w)):
+    for axis, size, weight in ((0, problem.f0, problem.a), (1, problem.g0, problem.b)):
         mu = sigma * size / (n, d)[axis]
         tau = sigma * size / jnp.log((d, n)[axis] + 1.0)
         length = jnp.sqrt(jnp.square(u) + mu**2)
         sums = jnp.sum(jnp.where(problem.keep[:, None], length, 0), axis=axis)
         logits = sums / tau if axis == 0 else jnp.where(problem.keep, sums / tau, -jnp.inf)
-        value = weight / size * tau * jax.nn.logsumexp(logits)
-        parts.append(_Smoothed(value, jax.nn.softmax(logits), mu, tau, weight / size, length))
+        value = weight * tau * jax.nn.logsumexp(logits)
+        parts.append(_Smoothed(value, jax.nn.softmax(logits), mu, tau, weight, length))
     return u, *parts
 
 
@@ -215,39 +214,54 @@ def _dual(x, order, p):
     return jnp.sum(p[:, None] * jnp.abs(x - median)) / jnp.sum(p)
 
 
-def _weighted_center(x, keep, log_odds):
-    """Minimiser of a `_Problem` with w = sigmoid(log_odds), and a lower bound of min G.
+def _descend(x, keep, start, log_odds, tolerance, *, follow):
+    """A minimiser of F G with `follow`, else of the sum with weights fixed; a lower bound of min G.
 
-    Damped Newton steps on the smoothed sum, the smoothing reduced on the way.
+    Damped Newton steps, the smoothing reduced on the way. The weights are those of log odds w/(1−w)
+    for F/F(0) and G/G(0), and with `follow`, once the smoothing is small, 1/F and 1/G of the
+    iterate.
     """
     d = x.shape[1]
-    sizes = (jnp.where(size == 0, 1, size) for size in _both_norms(x, keep, jnp.zeros(d, x.dtype)))
-    problem = _Problem(x, keep, jax.nn.sigmoid(log_odds), *sizes)
+    f0, g0 = (jnp.where(s == 0, 1, s) for s in _both_norms(x, keep, jnp.zeros(d, x.dtype)))
+    w = jax.nn.sigmoid(jnp.asarray(log_odds, x.dtype))
     order = jnp.argsort(x, axis=0)
-    last = jnp.log(50 * jnp.finfo(x.dtype).eps)
 
-    def total(c, sigma):
-        _, f, g = _smooth(problem, c, sigma)
-        return f.value + g.value
-
-    def step(carry, k):
-        c, damping, best, best_value, lower = carry
-        sigma = jnp.exp(last * jnp.minimum(k / (0.9 * _NUM_STEPS), 1.0)).astype(x.dtype)
+    def step(carry):
+        k, c, damping, sigma, best, best_value, lower, idle = carry
+        a, b = (1 - w) / f0, w / g0
+        if follow:
+            f_here, g_here = (jnp.where(s == 0, 1, s) for s in _both_norms(x, keep, c))
+            late = sigma < 0.1
+            a, b = jnp.where(late, 0.5 / f_here, a), jnp.where(late, 0.5 / g_here, b)
+        problem = _Problem(x, keep, a, b, f0, g0)
         u, f, g = _smooth(problem, c, sigma)
         gradient, hessian = _derivatives(problem, u, f, g)
-        lower = jnp.maximum(lower, _dual(x, order, g.share))
         shift = damping * jnp.max(jnp.diagonal(hessian))
         factor = jax.scipy.linalg.cho_factor(hessian + shift * jnp.eye(d, dtype=x.dtype))
         trial = c - jax.scipy.linalg.cho_solve(factor, gradient)
-        better = total(trial, sigma) <= f.value + g.value  # False where the factorisation failed
+        _, f_trial, g_trial = _smooth(problem, trial, sigma)
+        # False where the factorisation failed
+        better = f_trial.value + g_trial.value <= f.value + g.value
         c = jnp.where(better, trial, c)
         damping = jnp.clip(jnp.where(better, damping / 4, damping * 8), 1e-7, 1e3)
-        exact = problem.exact(c)
+        f_exact, g_exact = _both_norms(x, keep, c)
+        exact = f_exact * g_exact if follow else (1 - w) * f_exact / f0 + w * g_exact / g0
+        gained = best_value - exact > 0.1 * tolerance * exact
+        if not follow:
+            raised = _dual(x, order, g.share)
+            gained = gained | (raised - lower > 0.1 * tolerance * raised)
+            lower = jnp.maximum(lower, raised)
+        idle = jnp.where(gained | (sigma > tolerance), 0, idle + 1)
+        smaller = jnp.maximum(_SHRINK[follow] * sigma, 0.5 * tolerance)
+        sigma = jnp.where(better, smaller, sigma) if follow else smaller
         best = jnp.where(exact < best_value, c, best)
-        return (c, damping, best, jnp.minimum(exact, best_value), lower), None
+        return k + 1, c, damping, sigma, best, jnp.minimum(exact, best_value), lower, idle
 
-    start = jnp.zeros(d, x.dtype)
-    one, none = jnp.ones((), x.dtype), jnp.zeros((), x.dtype)
-    carry = (start, 1e-3 * one, start, one * jnp.inf, none)
-    (_, _, best, _, lower), _ = jax.lax.scan(step, carry, jnp.arange(_NUM_STEPS, dtype=x.dtype))
+    def goes_on(carry):
+        k, *_, idle = carry
+        return (k < _NUM_STEPS) & (idle < _PATIENCE)
+
+    one = jnp.ones((), x.dtype)
+    carry = (0, start, 1e-3 * one, one, start, one * jnp.inf, 0 * one, jnp.zeros((), int))
+    _, _, _, _, best, _, lower, _ = jax.lax.while_loop(goes_on, step, carry)
     return best, lower

@@ -124,26 +124,28 @@ def rank_one_ratio(x: Any, *, norm: str = "composite", mask: Any = None) -> Floa
 
 
 @in_own_precision
-def stable_rank(x: Any, *, mask: Any = None) -> Float[Array, ""]:
+def stable_rank(x: Any, *, mask: Any = None, method: str = "svd") -> Float[Array, ""]:
     """‖X‖_F² / ‖X‖_2², at most the rank; 0 where X = 0 (Rudelson and Vershynin 2007).
 
     Args:
         x: Tokens [n, d].
         mask: Bool [n], True for tokens that exist; None for all.
+        method: "svd", or "gram" where speed counts more: see `singular_values`.
     """
-    s = singular_values(x, mask=mask)
+    s = singular_values(x, mask=mask, method=method)
     return jnp.sum(jnp.square(s / jnp.where(s[0] == 0, 1, s[0])))
 
 
 @in_own_precision
-def effective_rank(x: Any, *, mask: Any = None) -> Float[Array, ""]:
+def effective_rank(x: Any, *, mask: Any = None, method: str = "svd") -> Float[Array, ""]:
     """exp(−Σ_i p_i log p_i), p_i = σ_i / Σ_j σ_j; 0 where X = 0 (Roy and Vetterli 2007).
 
     Args:
         x: Tokens [n, d].
         mask: Bool [n], True for tokens that exist; None for all.
+        method: "svd", or "gram" where speed counts more: see `singular_values`.
     """
-    s = singular_values(x, mask=mask)
+    s = singular_values(x, mask=mask, method=method)
     total = jnp.sum(s)
     p = s / jnp.where(total == 0, 1, total)
     entropy = -jnp.sum(p * jnp.log(jnp.where(p == 0, 1, p)))

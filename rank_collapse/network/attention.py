@@ -4,6 +4,7 @@ Axis letters: n queries, m keys, d model width, h heads, k per-head query/key wi
 value width.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -259,6 +260,14 @@ def mix_values(
     return out if params.b_o is None else out + params.b_o[None, :]
 
 
+def head_outputs(
+    params: AttentionParams, weights: Float[Array, "h n m"], y: Float[Array, "m e"]
+) -> Float[Array, "h n d"]:
+    """P_h (y W_v + b_v) W_o of each head; their sum and b_o are `mix_values`."""
+    mixed = _product(weights, project(y, params.w_v, params.b_v))
+    return jnp.einsum("hnv,hvd->hnd", mixed, params.w_o)
+
+
 def multi_head_attention(
     params: AttentionParams,
     x: Float[Array, "n d"],
@@ -270,6 +279,7 @@ def multi_head_attention(
     context: AttentionContext | None = None,
     dropout_key: Any = None,
     dropout_rate: Any = 0.0,
+    edit: Callable[[str, Any], Any] | None = None,
 ) -> tuple[Float[Array, "n d"], Float[Array, "h n m"]]:
     """SA(x) = Σ_h P_h y W_h + 1bᵀ with W_h = W_v W_o (Dong et al. 2021, section 2).
 
@@ -282,6 +292,7 @@ def multi_head_attention(
         score, scale, temperature, context: See `attention_scores`; the context holds the mask.
         dropout_key: Key for dropout on the weights; None for none.
         dropout_rate: Probability that a weight is dropped.
+        edit: (name, value) -> value of the "scores" before mask and softmax, and of the "weights".
 
     Returns:
         The output [n, d] and the weights [h, n, m] before dropout.
@@ -295,9 +306,12 @@ def multi_head_attention(
                 f"{name} of shape {jnp.shape(tokens)} is not [tokens, d]; use jax.vmap for a batch"
             )
     params = repeat_groups(params)
-    weights = attention_weights(
+    edit = (lambda _, value: value) if edit is None else edit
+    scores = attention_scores(
         params, x, y, score=score, scale=scale, temperature=temperature, context=context
     )
+    mask = None if context is None else context.mask
+    weights = edit("weights", softmax(edit("scores", scores), mask))
     kept = weights if dropout_key is None else dropout(dropout_key, weights, dropout_rate)
     return mix_values(params, kept, y), weights
 

@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 from rank_collapse import struct
 from rank_collapse.network import attention as attn
 from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.edits import as_edit
 from rank_collapse.network.embedding import embed, sinusoidal_positions
 from rank_collapse.network.parameters import TransformerParams, completed
 
@@ -28,6 +29,7 @@ class Entry:
         memory: [m, d] of cross-attention; None without.
         memory_context: Its mask.
         exists: Bool [n], which tokens exist, where the mask said so; None for all.
+        edit: See `edits`; None for none.
     """
 
     x: Any
@@ -35,6 +37,7 @@ class Entry:
     memory: Any = None
     memory_context: attn.AttentionContext = attn.AttentionContext()
     exists: Any = None
+    edit: Any = None
 
 
 def enter(
@@ -48,6 +51,7 @@ def enter(
     memory_mask: Any = None,
     segments: Any = None,
     positions: Any = None,
+    edit: Any = None,
 ) -> tuple[TransformerParams, Entry]:
     """(parameters, entry) of one example; arguments as in `rank_collapse.apply`.
 
@@ -84,7 +88,21 @@ def enter(
         memory=memory,
         memory_context=memory_context,
         exists=mask if mask is not None and mask.ndim == 1 else None,
+        edit=as_edit(edit),
     )
+
+
+def refuse_edit(entry: Entry, what: str) -> None:
+    """Refuses an edit where it cannot hold.
+
+    Raises:
+        ValueError: There is one.
+    """
+    if entry.edit is not None:
+        raise ValueError(
+            f"{what} takes no edit: apply, path_contributions, head_contributions and "
+            "direct_contributions do"
+        )
 
 
 def input_states(

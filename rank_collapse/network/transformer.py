@@ -4,6 +4,7 @@ Every function takes one example [n, d]; vmap adds batch and seed axes. Axis let
 `rank_collapse`.
 """
 
+import functools
 from typing import Any
 
 import jax
@@ -12,9 +13,10 @@ from jaxtyping import Array, Float
 
 from rank_collapse import struct
 from rank_collapse.network import attention as attn
-from rank_collapse.network import layers
+from rank_collapse.network import edits, layers
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.dropout import dropout, dropout_branches
+from rank_collapse.network.edits import STATE_NAMES
 from rank_collapse.network.entry import Entry, enter
 from rank_collapse.network.gains import LayerGains, layer_gains
 from rank_collapse.network.parameters import BlockParams, TransformerParams
@@ -36,6 +38,8 @@ class LayerTrace:
     cross_branch: Any = None  # [n, d]
     after_cross: Any = None  # [n, d]
     mlp_branch: Any = None  # [n, d]
+    heads: Any = None  # [h, n, d]  P_h (x W_v + b_v) W_o, with keep_heads
+    unedited: Any = None  # inside a pass with an edit: its states by name before the edit
 
 
 @struct.dataclass
@@ -89,6 +93,8 @@ def block(
     *,
     dropout_key: Any = None,
     dropout_rate: Any = 0.0,
+    layer: Any = None,
+    keep_heads: bool = False,
 ) -> LayerTrace:
     """One layer: attention, cross-attention and MLP sublayers; see `TransformerConfig`.
 
@@ -99,6 +105,8 @@ def block(
         gains: Of the layer, from `layer_gains`.
         entry: Masks, positions and memory, from `enter`.
         dropout_key, dropout_rate: For dropout on attention weights and branches; None for none.
+        layer: Its index, for the entry's edit.
+        keep_heads: Whether to keep the heads' outputs.
     """
     drop_branch = drop_weights = [None] * 3
     if dropout_key is not None:
@@ -107,36 +115,56 @@ def block(
     sites = sites_of(params, config, gains)
     score = {"score": config.score, "scale": config.scale_scores}
     score["temperature"] = gains.temperature
+    unedited = {}
+
+    def edited(name, value):
+        if entry.edit is not None and name in STATE_NAMES:
+            unedited[name] = value
+        return edits.edited(entry.edit, layer, name, value)
 
     def kept(part, place):
         key = drop_branch[place]
         return part if key is None else dropout(key, part, dropout_rate)
 
-    def attention(p, context, place, memory=None):
+    def attention(p, context, place, name, memory=None):
+        weights_of = {"attention": "attention", "cross": "cross_attention"}
+        names = {"scores": f"{name}_scores", "weights": weights_of[name]}
+
         def branch(seen):
+            keys = seen if memory is None else memory
             part, weights = attn.multi_head_attention(
-                p, seen, seen if memory is None else memory, context=context, **score,
+                p, seen, keys, context=context, **score,
                 dropout_key=drop_weights[place], dropout_rate=dropout_rate,
+                edit=lambda which, value: edited(names[which], value),
             )  # fmt: skip
-            return kept(part, place), (weights, part)
+            part = edited(f"{name}_branch", part)
+            return kept(part, place), (weights, part, seen)
 
         return branch
 
     def mlp(seen):
-        part = layers.mlp(params.mlp, seen, config.mlp)
+        part = edited("mlp_branch", layers.mlp(params.mlp, seen, config.mlp))
         return kept(part, 2), part
 
     fields = {}
-    branch = attention(params.attention, entry.context, 0)
-    x, (weights, part) = sublayer(sites.attention, x, branch)
+    branch = attention(params.attention, entry.context, 0, "attention")
+    x, (weights, part, seen) = sublayer(sites.attention, x, branch)
+    x = edited("after_attention", x)
     fields.update(attention=weights, attention_branch=part, after_attention=x)
+    if keep_heads:
+        used = weights
+        if dropout_key is not None:
+            used = dropout(drop_weights[0], weights, dropout_rate)
+        fields["heads"] = attn.head_outputs(params.attention, used, seen)
     if config.cross_attention:
-        branch = attention(params.cross, entry.memory_context, 1, entry.memory)
-        x, (weights, part) = sublayer(sites.cross, x, branch)
+        branch = attention(params.cross, entry.memory_context, 1, "cross", entry.memory)
+        x, (weights, part, _) = sublayer(sites.cross, x, branch)
+        x = edited("after_cross", x)
         fields.update(cross_attention=weights, cross_branch=part, after_cross=x)
     if config.mlp != "none":
         x, fields["mlp_branch"] = sublayer(sites.mlp, x, mlp)
-    return LayerTrace(hidden=x, **fields)
+    x = edited("hidden", x)
+    return LayerTrace(hidden=x, unedited=unedited or None, **fields)
 
 
 def scan_layers(
@@ -169,6 +197,8 @@ def apply(
     positions: Any = None,
     dropout_key: Any = None,
     dropout_rate: Any = 0.0,
+    keep_heads: bool = False,
+    edit: Any = None,
 ) -> Trace:
     """The network on one example.
 
@@ -184,36 +214,47 @@ def apply(
         positions: Int [n], positions of tokens; 0..n-1 by default.
         dropout_key: Key for dropout on attention weights and branches; None for none.
         dropout_rate: Its rate; may be traced.
+        keep_heads: Whether `trace.layers.heads` [L, h, n, d] holds each head's output; static.
+        edit: edit(layer, name, value) -> value, a pure function that may change, in every layer,
+            "attention_scores" [h, n, n] (before the mask), "attention", "attention_branch",
+            "after_attention", "mlp_branch", "hidden" (as in `LayerTrace`, which holds the edited
+            values) and "cross_scores", "cross_attention", "cross_branch", "after_cross". `layer`
+            is traced: choose with jnp.where(layer == 3, changed, value); return `value` for other
+            names. Another function compiles anew; arrays of a `jax.tree_util.Partial(fn, *first)`,
+            called as fn(*first, layer, name, value), are traced.
 
     Returns:
         A `Trace`.
 
     Raises:
         ValueError: Inputs of the wrong shape or kind, a memory that is missing or of no use, or a
-            dropout rate without a key.
+            dropout rate without a key, or an edit that changes a shape.
     """
     if dropout_key is None and not isinstance(dropout_rate, jax.core.Tracer) and dropout_rate:
         raise ValueError(f"dropout_rate={dropout_rate} without a dropout_key drops nothing")
     params, entry = enter(
         params, x, config, mask=mask, bias=bias, memory=memory, memory_mask=memory_mask,
-        segments=segments, positions=positions,
+        segments=segments, positions=positions, edit=edit,
     )  # fmt: skip
-    return _forward(params, entry, config, dropout_key, dropout_rate)
+    return _forward(params, entry, config, dropout_key, dropout_rate, keep_heads)
 
 
-@jax.jit
-def _forward(params, entry, config, dropout_key, dropout_rate) -> Trace:
+@functools.partial(jax.jit, static_argnames="keep_heads")
+def _forward(params, entry, config, dropout_key, dropout_rate, keep_heads) -> Trace:
     # Compiled here, so that a call outside jit compiles once for a shape and not every time.
     keys = None
     if dropout_key is not None:
         keys = dropout_branches(dropout_key, config.depth)
 
     def body(x, step):
-        layer, (gains, key) = step
-        out = block(layer, x, config, gains, entry, dropout_key=key, dropout_rate=dropout_rate)
-        return out.hidden, out
+        layer, (index, gains, key) = step
+        out = block(
+            layer, x, config, gains, entry, dropout_key=key, dropout_rate=dropout_rate,
+            layer=index, keep_heads=keep_heads,
+        )  # fmt: skip
+        return out.hidden, out.replace(unedited=None)
 
-    swept = (layer_gains(config, entry.x.dtype), keys)
+    swept = (jnp.arange(config.depth), layer_gains(config, entry.x.dtype), keys)
     last, trace = scan_layers(body, entry.x, params, config, swept)
     output = last
     if config.final_norm:

@@ -1,6 +1,8 @@
 """Paths through a network: counted, sampled, evaluated one by one, and all summed by length."""
 
+from rank_collapse.paths.attribution import logit_attribution
 from rank_collapse.paths.contributions import PathContributions, path_contributions
+from rank_collapse.paths.direct import DirectContributions, direct_contributions
 from rank_collapse.paths.enumeration import (
     ALL_HEADS,
     count_paths,
@@ -26,11 +28,14 @@ from rank_collapse.paths.sets import (
 __all__ = [
     "ALL_HEADS",
     "Classifier",
+    "DirectContributions",
     "PathContributions",
     "batch_path_set_logits",
     "count_paths",
+    "direct_contributions",
     "enumerate_paths",
     "head_contributions",
+    "logit_attribution",
     "path_attention",
     "path_contributions",
     "path_length",

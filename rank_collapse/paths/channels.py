@@ -14,6 +14,7 @@ from jaxtyping import Array, Float
 
 from rank_collapse import struct
 from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.entry import Entry
 from rank_collapse.network.gains import LayerGains
 from rank_collapse.network.parameters import BlockParams
 from rank_collapse.network.sublayer import Site, sites_of, sublayer, token_sum
@@ -144,10 +145,11 @@ def advance(
     params: BlockParams,
     constants: frozen.FrozenLayer,
     channels: Channels,
-    memory: Any,
+    entry: Entry,
     layout: Layout,
     gains: LayerGains,
     head_gain: Any = None,
+    layer: Any = None,
 ) -> Channels:
     """Channels after one layer with its constants frozen.
 
@@ -155,10 +157,11 @@ def advance(
         params: Parameters of the layer.
         constants: From `frozen.freeze_layer`.
         channels: Before the layer.
-        memory: [m, d] or None.
+        entry: From `enter`, with the memory and the edit.
         layout: Which slots there are.
         gains: Of the layer, with what multiplies its branches beyond the network's own gains.
         head_gain: [h], multiplies the heads of self-attention; None for 1.
+        layer: Its index, for the edit.
     """
     config = layout.config
     sites = sites_of(params, config, gains)
@@ -179,19 +182,31 @@ def advance(
         cut = [None if i != axis else -1 for i in range(2)]
         return lambda seen: (seen.map(fn, *cut).shift(axis), None)
 
+    def edited(name, c, ones):
+        return frozen.carry_edit(constants, entry.edit, layer, name, c, ones)
+
     def attention(c, ones):
-        return frozen.frozen_attention(params.attention, weights, c, ones)
+        part = frozen.frozen_attention(params.attention, weights, c, ones)
+        return edited("attention_branch", part, ones)
 
     def cross(_):
         """Paths from the memory enter with length 1; biases join the offset."""
-        own = jnp.stack([memory, jnp.zeros_like(memory)])
-        ones = jnp.asarray([0, 1], memory.dtype)
-        entering, bias = frozen.frozen_attention(params.cross, constants.cross_weights, own, ones)
+        own = jnp.stack([entry.memory, jnp.zeros_like(entry.memory)])
+        ones = jnp.asarray([0, 1], own.dtype)
+        part = frozen.frozen_attention(params.cross, constants.cross_weights, own, ones)
+        entering, bias = edited("cross_branch", part, ones)
         empty = jnp.zeros_like(channels.memory)
         return Channels(empty, empty.at[1, 0].set(entering), bias), None
 
     def mlp(c, ones):
-        return frozen.frozen_mlp(params.mlp, constants.gate, c, ones)
+        part = frozen.frozen_mlp(params.mlp, constants.gate, c, ones)
+        return edited("mlp_branch", part, ones)
+
+    def passed(name, channels):
+        """The channels of a sublayer's output."""
+        if entry.edit is None:
+            return channels
+        return channels.map(lambda c, ones: edited(name, c, ones))
 
     length_axis = None if layout.one_length else 0
     count_axis = None if layout.one_count else 1
@@ -202,13 +217,15 @@ def advance(
         norm_by(constants.attention_scale),
         _add,
     )
+    channels = passed("after_attention", channels)
     if config.cross_attention:
         channels, _ = sublayer(sites.cross, channels, cross, norm_by(constants.cross_scale), _add)
+        channels = passed("after_cross", channels)
     if config.mlp != "none":
         channels, _ = sublayer(
             sites.mlp, channels, shifted(mlp, count_axis), norm_by(constants.mlp_scale), _add
         )
-    return channels
+    return passed("hidden", channels)
 
 
 def _add(site: Site, channels: Channels, part: Channels) -> Channels:

@@ -94,6 +94,7 @@ def path_contributions(
     attention_gain: Any = None,
     cross_gain: Any = None,
     mlp_gain: Any = None,
+    edit: Any = None,
 ) -> PathContributions:
     """Exact sums over all frozen paths of each length: Σ_k C_k + offset = output.
 
@@ -116,6 +117,9 @@ def path_contributions(
         attention_gain: [L] multiplies self-attention branches, output bias included.
         cross_gain: [L] multiplies cross-attention branches.
         mlp_gain: [L] multiplies MLP branches.
+        edit: As in `apply`. What it makes of scores and weights is frozen with them; of a state,
+            every length passes its derivative and what is left joins the offset: a branch set to
+            0 leaves all lengths, a constant put in its place belongs to the offset.
 
     Returns:
         `PathContributions`, of the state after the final norm where the config has one.
@@ -132,7 +136,7 @@ def path_contributions(
         )
     params, entry = enter(
         params, x, config, mask=mask, bias=bias, memory=memory, memory_mask=memory_mask,
-        segments=segments, positions=positions,
+        segments=segments, positions=positions, edit=edit,
     )  # fmt: skip
     gains = layer_gains(config, entry.x.dtype)
     factors = {"attention": attention_gain, "cross": cross_gain, "mlp": mlp_gain}
@@ -146,16 +150,16 @@ def _contributions(params, entry, config, gains, on_paths, head_gain, count_mlps
 
     def body(carry, step):
         state, channels = carry
-        layer, (own, path_own, heads) = step
-        trace = block(layer, state, config, own, entry)
+        layer, (index, own, path_own, heads) = step
+        trace = block(layer, state, config, own, entry, layer=index)
         constants = frozen.freeze_layer(layer, state, trace, config, own)
-        channels = advance(layer, constants, channels, entry.memory, layout, path_own, heads)
+        channels = advance(layer, constants, channels, entry, layout, path_own, heads, layer=index)
         return (trace.hidden, channels), None
 
     # Recomputing a layer in the backward pass keeps gradients in O(L² n d).
     body = jax.checkpoint(body, prevent_cse=False)
     state, channels = entry.x, layout.begin(entry.x)
-    swept = (gains, on_paths, head_gain)
+    swept = (jnp.arange(config.depth), gains, on_paths, head_gain)
     for first, last in layout.groups():
         rows = slice(first, last)
         steps = (layer_rows(params, config, rows), _slice(swept, rows))

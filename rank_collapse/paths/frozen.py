@@ -6,13 +6,14 @@ one by one. Channels are [g, n, d] with `ones` [g], the share of each bias a cha
 the channel of the offset, 0 for all others.
 """
 
+import functools
 from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from rank_collapse import struct
-from rank_collapse.network import layers
+from rank_collapse.network import edits, layers
 from rank_collapse.network.attention import AttentionParams
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.gains import LayerGains
@@ -31,6 +32,7 @@ class FrozenLayer:
     cross_scale: Any = None
     gate: Any = None  # [n, f]  φ(z)/z, or φ(gate) of a gated MLP
     mlp_scale: Any = None
+    unedited: Any = None  # {name: [n, d]}, states that an edit changes
 
 
 def freeze_layer(
@@ -51,6 +53,7 @@ def freeze_layer(
         return None if seen is None else frozen_scale(seen, config)
 
     fields = {
+        "unedited": trace.unedited,
         "weights": trace.attention,
         "attention_scale": scale(sites.attention, x, trace.attention_branch),
     }
@@ -64,6 +67,21 @@ def freeze_layer(
         fields["gate"] = mlp_gate(params.mlp, seen, config.mlp)
         fields["mlp_scale"] = scale(sites.mlp, x, trace.mlp_branch)
     return FrozenLayer(**fields)
+
+
+def carry_edit(
+    constants: FrozenLayer,
+    edit: Any,
+    layer: Any,
+    name: str,
+    c: Float[Array, "g n d"],
+    ones: Float[Array, "g"],
+) -> Float[Array, "g n d"]:
+    """Channels of a state after its edit, which is frozen into its linear part: `edits.carried`."""
+    if edit is None or name not in constants.unedited:
+        return c
+    here = functools.partial(edits.edited, edit, layer, name)
+    return edits.carried(here, constants.unedited[name], c, ones)
 
 
 def mlp_gate(params: layers.MLPParams, x: Float[Array, "n d"], kind: str) -> Float[Array, "n f"]:

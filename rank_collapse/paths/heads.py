@@ -12,16 +12,17 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from rank_collapse import struct
+from rank_collapse.network import attention as attn
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.entry import enter
+from rank_collapse.network.entry import Entry, enter
 from rank_collapse.network.gains import layer_gains, scaled
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.precision import full_precision
 from rank_collapse.network.sublayer import sites_of, sublayer
 from rank_collapse.network.transformer import block, scan_layers
 from rank_collapse.paths import frozen
-from rank_collapse.paths.channels import layer_groups
-from rank_collapse.paths.contributions import layer_rows, path_gains
+from rank_collapse.paths.contributions import path_gains
 
 
 @full_precision
@@ -46,7 +47,7 @@ def head_contributions(
         params, x, config: As in `apply`.
         attention_gain, cross_gain, mlp_gain: See `path_contributions`.
         chunk: Heads carried at once, which bounds the memory beside the result: chunk · n · d_ff.
-        **inputs: mask, bias, memory, memory_mask, segments and positions of `apply`.
+        **inputs: mask, bias, memory, memory_mask, segments, positions and edit of `apply`.
 
     Raises:
         ValueError: As `path_contributions`; a chunk below 1.
@@ -60,102 +61,133 @@ def head_contributions(
     return _carry_heads(params, entry, config, on_paths, min(chunk, config.num_heads))
 
 
-def _carried(params, constants, config, gains, states, ones, memory=None):
-    """States [g, n, d] at a layer's input after the layer; `ones` [g] as in `frozen`."""
-    sites = sites_of(params, config, gains)
+def freeze(params: TransformerParams, entry: Entry, config: TransformerConfig) -> tuple:
+    """(X^L, constants, traces) of one pass; the last two with a leading layer axis."""
 
-    def attention(c):
-        return frozen.frozen_attention(params.attention, constants.weights, c, ones), None
+    def body(x, step):
+        layer, (index, gains) = step
+        trace = block(layer, x, config, gains, entry, layer=index)
+        return trace.hidden, (frozen.freeze_layer(layer, x, trace, config, gains), trace)
 
-    norm = _norm_by(constants.attention_scale, config, ones)
-    states, _ = sublayer(sites.attention, states, attention, norm)
-    return _rest_of_layer(params, constants, config, sites, states, ones, memory)
-
-
-def _started(params, constants, config, gains, whole):
-    """Outputs [h, n, d] of a layer's own heads at the layer's end, from its input [1, n, d]."""
-    sites = sites_of(params, config, gains)
-    if sites.attention.placement == "pre":
-        norm = _norm_by(constants.attention_scale, config, jnp.ones(1, whole.dtype))
-        whole = norm(sites.attention, whole)
-    values = jnp.einsum("nd,hdv->hnv", whole[0], params.attention.w_v)
-    values = values + params.attention.b_v[:, None, :]
-    mixed = jnp.einsum("hnm,hmv->hnv", constants.weights, values)
-    own = jnp.einsum("hnv,hvd->hnd", mixed, params.attention.w_o)
-    own = scaled(sites.attention.branch_gain, own)
-    no_bias = jnp.zeros(own.shape[0], own.dtype)
-    if sites.attention.placement == "post":
-        own = _norm_by(constants.attention_scale, config, no_bias)(sites.attention, own)
-    return _rest_of_layer(params, constants, config, sites, own, no_bias)
+    gains = layer_gains(config, entry.x.dtype)
+    last, told = scan_layers(body, entry.x, params, config, (jnp.arange(config.depth), gains))
+    return last, *told
 
 
-def _rest_of_layer(params, constants, config, sites, states, ones, memory=None):
-    """Cross-attention, which heads' outputs (without a memory) pass by the skip, and the MLP."""
-
-    def cross(c):
-        if memory is None:
-            return jnp.zeros_like(c), None
-        weights = constants.cross_weights
-        return frozen.frozen_attention(params.cross, weights, memory[None], ones), None
-
-    def mlp(c):
-        return frozen.frozen_mlp(params.mlp, constants.gate, c, ones), None
-
-    if config.cross_attention:
-        norm = _norm_by(constants.cross_scale, config, ones)
-        states, _ = sublayer(sites.cross, states, cross, norm)
-    if config.mlp != "none":
-        norm = _norm_by(constants.mlp_scale, config, ones)
-        states, _ = sublayer(sites.mlp, states, mlp, norm)
-    return states
+def norm_by(scale: Any, config: TransformerConfig, one: float = 0.0) -> Any:
+    """The frozen norm of channels, as `sublayer` takes it; each takes `one` of the norm's bias."""
+    return lambda site, c: frozen.frozen_norm(
+        site.norm, scale, c, jnp.full(len(c), one, c.dtype), config
+    )
 
 
-def _norm_by(scale, config, ones):
-    return lambda site, c: frozen.frozen_norm(site.norm, scale, c, ones, config)
+@struct.dataclass
+class _Layer:
+    """One frozen layer as a map of channels [g, n, d], of which each takes the share `one` of
+    biases and of cross-attention."""
+
+    params: Any
+    constants: Any
+    gains: Any
+    index: Any
+    entry: Any
+    config: Any
+    one: float = struct.field(pytree_node=False, default=0.0)
+
+    @property
+    def sites(self):
+        return sites_of(self.params, self.config, self.gains)
+
+    def edited(self, name, c):
+        ones = jnp.full(len(c), self.one, c.dtype)
+        return frozen.carry_edit(self.constants, self.entry.edit, self.index, name, c, ones)
+
+    def norm(self, scale):
+        return norm_by(scale, self.config, self.one)
+
+    def attend(self, c):
+        """The attention sublayer."""
+
+        def branch(c):
+            ones = jnp.full(len(c), self.one, c.dtype)
+            part = frozen.frozen_attention(self.params.attention, self.constants.weights, c, ones)
+            return self.edited("attention_branch", part), None
+
+        norm = self.norm(self.constants.attention_scale)
+        return sublayer(self.sites.attention, c, branch, norm)[0]
+
+    def start(self, seen):
+        """The attention sublayer's output due to each of its own heads [h, n, d]."""
+        own = attn.head_outputs(self.params.attention, self.constants.weights, seen)
+        own = scaled(self.sites.attention.branch_gain, self.edited("attention_branch", own))
+        if self.sites.attention.placement != "post":
+            return own
+        return self.norm(self.constants.attention_scale)(self.sites.attention, own)
+
+    def rest(self, c):
+        """The sublayers after attention."""
+
+        def cross(c):
+            if not self.one:
+                return jnp.zeros_like(c), None
+            memory, ones = self.entry.memory[None], jnp.ones(1, c.dtype)
+            weights = self.constants.cross_weights
+            part = frozen.frozen_attention(self.params.cross, weights, memory, ones)
+            return self.edited("cross_branch", part), None
+
+        def mlp(c):
+            ones = jnp.full(len(c), self.one, c.dtype)
+            part = frozen.frozen_mlp(self.params.mlp, self.constants.gate, c, ones)
+            return self.edited("mlp_branch", part), None
+
+        c = self.edited("after_attention", c)
+        if self.config.cross_attention:
+            c, _ = sublayer(self.sites.cross, c, cross, self.norm(self.constants.cross_scale))
+            c = self.edited("after_cross", c)
+        if self.config.mlp != "none":
+            c, _ = sublayer(self.sites.mlp, c, mlp, self.norm(self.constants.mlp_scale))
+        return self.edited("hidden", c)
 
 
 @functools.partial(jax.jit, static_argnames="chunk")
 def _carry_heads(params, entry, config, on_paths, chunk):
     h, (n, d) = config.num_heads, entry.x.shape
-    gains = layer_gains(config, entry.x.dtype)
+    last, constants, _ = freeze(params, entry, config)
 
-    def freeze(x, step):
-        layer, own = step
-        trace = block(layer, x, config, own, entry)
-        return trace.hidden, frozen.freeze_layer(layer, x, trace, config, own)
-
-    last, constants = scan_layers(freeze, entry.x, params, config, gains)
+    def pieces(fn, c):
+        """fn of the heads, `chunk` at a time."""
+        if chunk >= h:
+            return fn(c)
+        return jax.lax.map(lambda one: fn(one[None])[0], c, batch_size=chunk)
 
     def body(carry, step):
-        outputs, whole = carry
-        layer, (index, own, gain) = step
+        whole, outputs = carry
+        layer, (index, own, gains) = step
+        here = _Layer(layer, own, gains, index, entry, config)
+        everything = here.replace(one=1.0)
+        seen = whole
+        if config.norm_placement == "pre":
+            seen = everything.norm(own.attention_scale)(here.sites.attention, whole)
 
-        def pieces(fn, a):
-            """fn of the heads, `chunk` at a time."""
-            if a.shape[0] <= chunk:
-                return fn(a)
-            return jax.lax.map(lambda c: fn(c[None])[0], a, batch_size=chunk)
+        def of_layer(item):
+            """The heads of one layer: carried on, started, or not there yet and left at 0."""
+            origin, c = item
+            branches = (
+                lambda c: pieces(lambda c: here.rest(here.attend(c)), c),
+                lambda c: pieces(here.rest, here.start(seen[0])),
+                lambda c: c,
+            )
+            return jax.lax.switch(jnp.sign(origin - index) + 1, branches, c)
 
-        def carried(c):
-            return _carried(layer, own, config, gain, c, jnp.zeros(c.shape[0], c.dtype))
+        outputs = jax.lax.map(of_layer, (jnp.arange(config.depth), outputs))
+        return (everything.rest(everything.attend(whole)), outputs), None
 
-        # Rows of layers still to come are 0 and stay 0.
-        outputs = pieces(carried, outputs)
-        started = _started(layer, own, config, gain, whole)
-        outputs = jax.lax.dynamic_update_slice(outputs, started, (index * h, 0, 0))
-        one = jnp.ones(1, whole.dtype)
-        return (outputs, _carried(layer, own, config, gain, whole, one, entry.memory)), None
-
-    # `whole`: the layers' input with the gains on paths, which is the network's own without them.
-    outputs, whole = jnp.zeros((0, n, d), entry.x.dtype), entry.x[None]
-    steps = (jnp.arange(config.depth), constants, on_paths)
-    for first, end in layer_groups(config.depth):
-        rows = slice(first, end)
-        outputs = jnp.pad(outputs, ((0, (end - first) * h), (0, 0), (0, 0)))
-        xs = (layer_rows(params, config, rows), jax.tree.map(lambda a, r=rows: a[r], steps))
-        (outputs, whole), _ = jax.lax.scan(body, (outputs, whole), xs)
+    swept = (jnp.arange(config.depth), constants, on_paths)
+    carry = (entry.x[None], jnp.zeros((config.depth, h, n, d), entry.x.dtype))
+    (_, outputs), _ = scan_layers(body, carry, params, config, swept)
     if config.final_norm:
         scale = frozen.frozen_scale(last, config)
-        no_bias = jnp.zeros(outputs.shape[0], outputs.dtype)
-        outputs = frozen.frozen_norm(params.final_norm, scale, outputs, no_bias, config)
-    return outputs.reshape(config.depth, h, n, d)
+        flat, none = outputs.reshape(-1, n, d), jnp.zeros(config.depth * h, outputs.dtype)
+        flat = frozen.frozen_norm(params.final_norm, scale, flat, none, config)
+        outputs = flat.reshape(outputs.shape)
+    return outputs

@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from rank_collapse.network import layers
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.entry import enter
+from rank_collapse.network.entry import enter, refuse_edit
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.precision import full_precision
 from rank_collapse.paths.enumeration import check_length, check_paths
@@ -130,6 +130,7 @@ def path_state(
     check_paths(path, config)
     check_semantics(semantics, config)
     params, entry = enter(params, x, config, **inputs)
+    refuse_edit(entry, "path_state")
     return _single(params, entry, config, jnp.asarray(path), semantics, no_sub_path)
 
 
@@ -156,8 +157,8 @@ def path_set_states(
     """Sum over the paths of each set of their final states.
 
     Every beginning that several paths share is computed once, whatever set they are in. Vmap
-    over examples or seeds with the same paths keeps that; reverse-mode gradients need
-    `path_state`.
+    over examples or seeds with the same paths keeps that. Differentiable both ways; the reverse
+    holds O(p L²) states.
 
     Args:
         paths: Sets of paths, Int [*sets, p, L]; may be traced.
@@ -172,6 +173,7 @@ def path_set_states(
         raise ValueError(f"paths of shape {paths.shape} are not sets [..., p, L]")
     check_semantics(semantics, config)
     params, entry = enter(params, x, config, **inputs)
+    refuse_edit(entry, "path_set_states")
     return _sums(params, entry, config, paths, semantics, no_sub_path)
 
 
@@ -190,9 +192,11 @@ def _sums(params, entry, config, paths, semantics, no_sub_path):
         path, start, member = item
 
         def advance(l, stack):
-            return stack.at[l + 1].set(step(stack[l], l, path[l]))
+            further = functools.partial(step, stack[l], l, path[l])
+            return stack.at[l + 1].set(jax.lax.cond(l < start, lambda: stack[l + 1], further))
 
-        stack = jax.lax.fori_loop(start, depth, advance, stack)
+        # From the first layer, though those before `start` stay: reverse mode wants fixed ends.
+        stack = jax.lax.fori_loop(0, depth, advance, stack)
         return (stack, sums.at[member].add(stack[depth])), None
 
     stack = jnp.concatenate([x[None], jnp.zeros((depth, *x.shape), x.dtype)])

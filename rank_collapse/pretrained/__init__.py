@@ -1,8 +1,8 @@
 """Pretrained architectures as configurations of the one network.
 
-`load(folder)` reads a checkpoint folder as Hugging Face saves it; `random_like` gives the same
-architecture at its own initialisation. One file per family maps its names and shapes; `families`
-is the table of them.
+`load` reads a checkpoint folder as Hugging Face saves it, or a model in memory; `random_like`
+gives the same architecture at its own initialisation. One file per family maps its names and
+shapes; `families` is the table of them.
 """
 
 from rank_collapse.pretrained.families import (

@@ -1,6 +1,5 @@
 """The table of families, and what is the same for all of them: settings, networks, weights."""
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.pretrained import albert, bert, distilbert, gpt2, llama, t5, vit, xlnet
 from rank_collapse.pretrained.checkpoint import Checkpoint, read_config
 from rank_collapse.pretrained.family import Family, Settings
+from rank_collapse.pretrained.live import LiveModel, is_model
 from rank_collapse.pretrained.published import PUBLISHED
 from rank_collapse.pretrained.weights import CheckpointWeights, RandomWeights
 
@@ -74,14 +74,15 @@ def config_of(source: Any, part: str | None = None) -> TransformerConfig:
 
 
 def load(
-    folder: str | os.PathLike, *, part: str | None = None, dtype: Any = jnp.float32
+    folder: Any, *, part: str | None = None, dtype: Any = jnp.float32
 ) -> tuple[TransformerConfig, TransformerParams]:
-    """The network of a checkpoint folder, with its weights.
+    """The network of a checkpoint folder, or of a model of `transformers`, with its weights.
 
     Heads and poolers are left aside. Weights are read once; the folder is only read.
 
     Args:
         folder: Holds config.json and model.safetensors, pytorch_model.bin, or shards of either.
+            Or a model in memory, with the `config` and `state_dict()` of `transformers`.
         part: "encoder" or "decoder" of a model that has both; its encoder by default.
         dtype: Dtype of the parameters.
 
@@ -93,10 +94,13 @@ def load(
         ValueError: A file cut short, a tensor missing or of another shape than the config
             implies, an unknown model type or an unsupported variant.
     """
-    settings = settings_of(Path(folder), part)  # never the name of a published model
+    live = is_model(folder)
+    # A path is never the name of a published model.
+    settings = settings_of(folder.config.to_dict() if live else Path(folder), part)
     family = family_of(settings["model_type"])
     config = family.config(settings)
-    weights = CheckpointWeights(Checkpoint(folder), family.anchors, dtype)
+    tensors = LiveModel(folder) if live else Checkpoint(folder)
+    weights = CheckpointWeights(tensors, family.anchors, dtype)
     return config, family.params(weights, settings, config)
 
 

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float
 
 from rank_collapse import struct
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.entry import enter
+from rank_collapse.network.entry import enter, refuse_edit
 from rank_collapse.network.gains import layer_gains
 from rank_collapse.network.precision import full_precision
 from rank_collapse.network.sublayer import sites_of, sublayer
@@ -103,6 +103,7 @@ def log_trace(params: Any, x: Any, config: TransformerConfig, **inputs: Any) -> 
     if config.score == "additive" and config.position == "rotary":
         raise ValueError("score='additive' with position='rotary' has no residual profile in logs")
     params, entry = enter(params, x, config, **inputs)
+    refuse_edit(entry, "a residual in logarithms")
     dtype = jnp.promote_types(entry.x.dtype, jnp.float32)
     for leaf in jax.tree.leaves(params.layers):
         dtype = jnp.promote_types(dtype, leaf.dtype)

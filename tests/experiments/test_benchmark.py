@@ -31,6 +31,9 @@ def test_path_benchmarks_compare_what_is_equal(options):
     assert [t.name for t in found.timings] == ["forward pass", "path contributions"]
     assert all(len(t.seconds) == 2 and t.compile_seconds > 0 for t in found.timings)
     assert 0 <= value(found, "Frobenius") < 1e-5
+    found = paths.head_contributions(options, config, num_tokens=4)
+    assert found.timings[0].output.shape == (2, 2, 4, 8)
+    assert value(found, "seconds") == found.timings[0].best
     found = paths.recomputed_paths(options, depth=2, num_sequences=3)
     assert value(found, "difference") < 1e-5
     assert value(found, "seconds for all sets") == found.timings[1].best

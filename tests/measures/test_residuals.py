@@ -154,7 +154,7 @@ def test_shift_and_scale():
                 continue  # its minimiser need not be unique
             want = rc.residual_ratio(x, center=center, norm=norm)
             for scale in (1e-30, 1e30):
-                got = rc.residual_ratio(x * np.float32(scale), center, norm)
+                got = rc.residual_ratio(x * np.float32(scale), center=center, norm=norm)
                 np.testing.assert_allclose(got, want, rtol=1e-3)
 
 
@@ -168,7 +168,7 @@ def test_edges():
     for rank in (rs.effective_rank, rs.stable_rank, rs.rank_at):
         np.testing.assert_allclose(rank(one), 1, rtol=1e-4)
         np.testing.assert_array_equal(rank(0 * one), 0)
-    np.testing.assert_array_equal(rs.rank_at(np.diag([1.0, 0.1, 1e-3]), 1e-2), 2)
+    np.testing.assert_array_equal(rs.rank_at(np.diag([1.0, 0.1, 1e-3]), tolerance=1e-2), 2)
     outer = np.outer([1, -2, 3], [1, 1, 2]).astype(np.float32)
     assert rs.rank_one_ratio(outer) < 1e-6 < 0.5 < rc.residual_ratio(outer)
     assert rc.residual(one[:1]).shape == (1, 3)
@@ -220,10 +220,28 @@ def test_vmap_jit_and_grad():
         (lambda: rc.residual_ratio(np.ones((2, 2)), norm="two"), "norm='two'"),
         (lambda: rc.residual(np.ones((2, 2)), mask=np.ones(3, bool)), r"\(3,\)"),
         (lambda: rc.residual(np.ones((2, 2)), mask=np.zeros(2, bool)), "leaves no token"),
-        (lambda: rc.residual(np.ones((2, 2)), mask=np.ones(2)), "not boolean"),
+        (lambda: rc.residual(np.ones((2, 2)), mask=np.ones(2)), "a mask is boolean"),
         (lambda: rc.token_cosine(np.ones((1, 2))), r"\(1, 2\)"),
     ],
 )
 def test_refusals_name_the_value(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize("shape", [(7, 5), (4, 9)])
+def test_ranks_from_the_gram_matrix(shape):
+    x = tokens(*shape)
+    for rank in (rc.effective_rank, rc.stable_rank):
+        np.testing.assert_allclose(rank(x, method="gram"), plain_ranks(x)[rank], rtol=1e-4)
+    keep = np.arange(len(x)) != 1
+    got = rc.effective_rank(x, mask=keep, method="gram")
+    np.testing.assert_allclose(got, rc.effective_rank(x[keep]), rtol=1e-4)
+    # What it loses: a direction below the square root of epsilon, in float32 3e-4.
+    small = np.array([[1, 1], [1, 1 + 2e-5]], np.float32)
+    assert abs(rs.singular_values(small)[1] - 1e-5) < 1e-6
+    assert rs.singular_values(small, method="gram")[1] < 1e-3
+    assert rs.singular_values(small * np.float32(1e30), method="gram")[0] > 1.9e30
+    assert np.isfinite(jax.grad(lambda a: rc.effective_rank(a, method="gram"))(x)).all()
+    with pytest.raises(ValueError, match="method='qr'"):
+        rc.effective_rank(x, method="qr")

@@ -254,3 +254,20 @@ def test_sums_estimated_from_sampled_paths_are_unbiased():
 def test_bad_input_is_named(call, message):
     with pytest.raises(ValueError, match=message):
         call(*network(mlp="none"))
+
+
+@pytest.mark.parametrize("semantics", ["frozen", "recomputed"])
+def test_reverse_gradients_are_those_of_single_paths(x64, semantics):
+    config, params, x = network()
+    paths = np.array([[0, 1, 2], [0, 0, 1], [0, 1, 1]])
+
+    def of_sets(x):
+        return rc.path_set_states(params, x, config, paths[None], semantics=semantics)[0]
+
+    def one_by_one(x):
+        return sum(rc.path_state(params, x, config, p, semantics=semantics) for p in paths)
+
+    found, want = (
+        jax.grad(lambda x, f=f: jnp.sum(jnp.sin(f(x))))(x) for f in (of_sets, one_by_one)
+    )
+    np.testing.assert_allclose(found, want, atol=1e-10)

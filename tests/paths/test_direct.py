@@ -1,0 +1,79 @@
+"""Direct contributions and the logits that they share out."""
+
+import draws
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from path_examples import config_of, example
+
+import rank_collapse as rc
+
+NETWORKS = {
+    "pre-RMS": {
+        "norm_placement": "pre", "norm": "rms", "mlp": "swiglu", "final_norm": True,
+        "attention_skip": True, "mlp_skip": True, "mask": "causal",
+    },
+    "decoder": {
+        "norm_placement": "post", "mlp": "gelu", "cross_attention": True, "attention_skip": True,
+        "mlp_skip": True, "skip_gain": 0.7, "branch_gain": np.array([1.0, 0.5, 2.0]),
+    },
+}  # fmt: skip
+
+
+def scaled_heads(layer, name, value):
+    """An edit that is neither linear nor the same everywhere."""
+    if name not in ("attention_branch", "hidden", "mlp_branch"):
+        return value
+    return jnp.where(layer == 1, value * value - 0.3, value)
+
+
+@pytest.mark.parametrize(("name", "edit"), [("pre-RMS", None), ("decoder", scaled_heads)])
+def test_parts_and_lengths_sum_to_the_logits(x64, name, edit):
+    config = config_of(**NETWORKS[name])
+    params, x, extra = example(config)
+    output = rc.apply(params, x, config, edit=edit, **extra).output
+    direct = rc.direct_contributions(params, x, config, edit=edit, **extra)
+    lengths = rc.path_contributions(params, x, config, edit=edit, **extra)
+    np.testing.assert_allclose(direct.total, output, atol=1e-10)
+    w, b = draws.tokens(config.d_model, 3, 5), jnp.array([0.5, -1.0, 2.0])
+    logits = output @ w + b[None]
+    for parts in (direct, lengths):
+        np.testing.assert_allclose(rc.logit_attribution(parts, (w, b)).total, logits, atol=1e-10)
+        found = rc.logit_attribution(parts, rc.Classifier(w, b), classes=(2, 0))
+        np.testing.assert_allclose(found.total[:, 0], logits[:, 2] - logits[:, 0], atol=1e-10)
+    found = rc.logit_attribution(direct.heads, w, classes=1)
+    np.testing.assert_allclose(found[..., 0], direct.heads @ w[:, 1], atol=1e-12)
+
+
+def test_without_norms_parts_are_what_the_trace_holds(x64):
+    config = config_of(mlp="relu", attention_skip=True, mlp_skip=True)
+    params, x, _ = example(config)
+    trace = rc.apply(params, x, config, keep_heads=True)
+    direct = rc.direct_contributions(params, x, config)
+    np.testing.assert_allclose(direct.heads, trace.layers.heads, atol=1e-12)
+    np.testing.assert_allclose(direct.mlps, trace.mlp_branch, atol=1e-12)
+    np.testing.assert_allclose(direct.start, x)
+    bias = params.layers.attention.b_o
+    np.testing.assert_allclose(
+        trace.attention_branch, trace.layers.heads.sum(axis=1) + bias[:, None], atol=1e-12
+    )
+    assert rc.apply(params, x, config).layers.heads is None
+
+
+def test_read_outs_that_do_not_fit():
+    parts = jnp.zeros((2, 3, 4))
+    with pytest.raises(ValueError, match=r"shape \(5, 2\) is not \[d, c\] .* d=\[4\]"):
+        rc.logit_attribution(parts, jnp.zeros((5, 2)))
+    with pytest.raises(ValueError, match=r"class 7 is not in 0\.\.1"):
+        rc.logit_attribution(parts, jnp.zeros((4, 2)), classes=(0, 7))
+
+
+def test_dropped_weights_are_those_of_the_heads():
+    config = config_of()
+    params, x, _ = example(config)
+    trace = rc.apply(
+        params, x, config, keep_heads=True, dropout_key=jax.random.key(0), dropout_rate=0.5
+    )
+    whole = trace.layers.heads.sum(axis=1) + params.layers.attention.b_o[:, None]
+    np.testing.assert_allclose(trace.attention_branch, whole, atol=1e-5)
