@@ -27,6 +27,8 @@ def compare(summary: dict[str, Any]) -> list[Comparison]:
             curve = bert[PUBLISHED_NAMES[variant]]
             published = curve[min(last, len(curve) - 1)]
             measured = numbers["ratio"][-1]
+            if measured is None:  # not known: a gap of the curve
+                continue
             rows.append(
                 Comparison(
                     f"{variant}, {where}: residual ratio after {last} layers",
@@ -117,7 +119,8 @@ def reading(summary: dict[str, Any]) -> str:
     for setting in summary["settings"]:
         if all(setting[k] == first[k] for k in ("weight_scale", "skip_gain")):
             for variant, numbers in setting["variants"].items():
-                ends.setdefault(variant, []).append(numbers["ratio"][-1])
+                if numbers["ratio"][-1] is not None:
+                    ends.setdefault(variant, []).append(numbers["ratio"][-1])
 
     def names(chosen):
         return " and ".join(chosen) if chosen else "none"

@@ -113,7 +113,8 @@ def log_residual_figure(
         for index, (label, values) in enumerate(group.items()):
             values = np.asarray(values, float)
             layers = np.arange(values.shape[1])
-            lowest, highest = min(lowest, values.min()), max(highest, values.max())
+            known = values[np.isfinite(values)]  # the others are gaps
+            lowest, highest = min([lowest, *known.ravel()]), max([highest, *known.ravel()])
             figures.band(ax, layers, values, label, index)
             options = {"linestyle": ":", "marker": "", "linewidth": 1.1}
             note = "the same, plain arithmetic" if index == 0 else None

@@ -49,7 +49,7 @@ def rows_of(results: Results) -> Iterator[dict[str, Any]]:
                 row |= {"variant": variant, "seed": seed, "layer": layer}
                 for measure in measures:
                     values = found.get(f"{variant}/{measure}")
-                    row[measure] = "" if values is None else f"{values[seed, layer]:.8g}"
+                    row[measure] = "" if values is None else _shown(values[seed, layer])
                 row["local_rate"] = f"{rate[seed, layer - 1]:.6g}" if layer else ""
                 yield row
 
@@ -62,8 +62,8 @@ def summary_of(results: Results) -> dict[str, Any]:
         for variant, profile in by_variant(found, "log10_residual").items():
             ratio, rate = found[f"{variant}/ratio"], rates(profile)
             numbers = {
-                "ratio": [float(v) for v in ratio.mean(axis=0)],
-                "ratio_std_last": float(ratio[:, -1].std()),
+                "ratio": [_number(v) for v in ratio.mean(axis=0)],
+                "ratio_std_last": _number(ratio[:, -1].std()),
                 "log10_residual_last": _number(profile[:, -1].mean()),
                 "plain_log10_residual_last": _number(
                     found[f"{variant}/plain_log10_residual"][:, -1].mean()
@@ -137,6 +137,11 @@ def law_numbers(profile: np.ndarray, cubic: np.ndarray, c: np.ndarray | None) ->
     difference = measured_constant(profile).log10_lambda - measured_constant(cubic).log10_lambda
     numbers["log10_lambda_difference_std"] = _number(np.std(difference))
     return numbers if c is None else numbers | {"log10_c_theorem": _number(c[:, -1].mean())}
+
+
+def _shown(value):
+    """A number of the table; a gap where it is not known."""
+    return "" if np.isnan(value) else f"{value:.8g}"
 
 
 def _number(value):
