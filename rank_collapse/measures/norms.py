@@ -137,7 +137,8 @@ def singular_values(x: Any, *, mask: Any = None, method: str = "svd") -> Float[A
         x: Tokens [n, d].
         mask: Bool [n], True for tokens that exist; None for all.
         method: "svd", or "gram" for the square roots of the eigenvalues of the smaller of XXᵀ and
-            XᵀX, which is faster and loses what lies below √ε σ_1 (3e-4 σ_1 in float32).
+            XᵀX, which loses what lies below √ε σ_1 (3e-4 σ_1 in float32). Of 24 matrices
+            [128, 256] on a CPU it took 2.5 s of CPU time, the SVD 1.8: time it where you are.
 
     Raises:
         ValueError: Unknown method; see also `composite_norm`.

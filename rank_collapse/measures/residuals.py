@@ -130,7 +130,7 @@ def stable_rank(x: Any, *, mask: Any = None, method: str = "svd") -> Float[Array
     Args:
         x: Tokens [n, d].
         mask: Bool [n], True for tokens that exist; None for all.
-        method: "svd", or "gram" where speed counts more: see `singular_values`.
+        method: "svd", or "gram": see `singular_values`.
     """
     s = singular_values(x, mask=mask, method=method)
     return jnp.sum(jnp.square(s / jnp.where(s[0] == 0, 1, s[0])))
@@ -143,7 +143,7 @@ def effective_rank(x: Any, *, mask: Any = None, method: str = "svd") -> Float[Ar
     Args:
         x: Tokens [n, d].
         mask: Bool [n], True for tokens that exist; None for all.
-        method: "svd", or "gram" where speed counts more: see `singular_values`.
+        method: "svd", or "gram": see `singular_values`.
     """
     s = singular_values(x, mask=mask, method=method)
     total = jnp.sum(s)
