@@ -1,6 +1,7 @@
 """run_collapse at tiny size: what it measures, resume, devices, compilations, bad input."""
 
 import csv
+import json
 
 import jax
 import numpy as np
@@ -142,11 +143,22 @@ def test_a_sweep_compiles_as_often_as_one_value(base, tmp_path):
     assert (tmp_path / "figures" / "sweep_skip_gain.png").exists()
 
 
-def test_weights_that_overflow_are_one_line(tmp_path, capsys):
-    arguments = [*SIZE, "--variants=san", "--inputs=gaussian", "--weight_scale=1e30"]
-    assert execute(tmp_path, *arguments) == 2
-    err = capsys.readouterr().err.splitlines()[-1]
-    assert err.startswith("error: san (norm=none, weight_scale=1e+30") and "seed 0" in err
+def test_what_is_not_known_is_a_gap_with_its_reason(tmp_path, capsys):
+    """Weights that overflow: empty cells and a line that says why, and the run ends well."""
+    arguments = [*SIZE, "--variants=san,san_skip", "--inputs=gaussian", "--weight_scale=1e30,1"]
+    assert execute(tmp_path, *arguments) == 0
+    err = capsys.readouterr().err
+    assert "san (norm=none, weight_scale=1e+30, skip_gain=1): no ratio in 3 of 3 seeds" in err
+    with (tmp_path / "results.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    by_scale = {1e30: [], 1: []}
+    for row in rows:
+        by_scale[float(row["weight_scale"])].append(row)
+    assert {r["ratio"] for r in by_scale[1e30] if r["layer"] != "0"} == {""}
+    assert all(r["ratio"] and r["log10_residual"] for r in by_scale[1])
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["settings"][0]["variants"]["san"]["ratio"][-1] is None
+    assert summary["settings"][1]["variants"]["san"]["ratio"][-1] is not None
 
 
 @pytest.mark.parametrize(
