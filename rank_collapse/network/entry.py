@@ -67,6 +67,10 @@ def enter(
     if not config.cross_attention and (memory is not None or memory_mask is not None):
         raise ValueError("a memory is given, but the network has cross_attention=False")
     params = completed(params, config)
+    # Arrays of numpy as JAX's: constants of an outer jit would keep another precision than it.
+    bias, segments, positions = (
+        None if a is None else jnp.asarray(a) for a in (bias, segments, positions)
+    )
     x = input_states(params, x, config, segments=segments, positions=positions)
     x = x.astype(jnp.result_type(x, *jax.tree.leaves(params.layers)))
     n = x.shape[0]
