@@ -23,6 +23,7 @@ from experiments import run_circle, run_convex_hull, run_memorization, run_sort
 from experiments.shell import cli
 from experiments.trained import training
 from experiments.trained.figures import figures_of
+from experiments.trained.measure import path_lengths
 from experiments.trained.results import rows_of, summary_of
 from rank_collapse.runs.seeds import seed_keys
 from rank_collapse.text import pairs as texts
@@ -53,7 +54,9 @@ def saved(folder):
     options = cli.parse(run_sort.FLAGS, [*MEASURED, f"--output_dir={folder}"])
     setup = run_sort.make_setup(options)
     with training.open_run(options, setup.name) as opened:
-        yield training.results_of(options, setup, opened, None), setup, options
+        constants = {"lengths": path_lengths(options)}
+        results = training.results_of(options, setup, opened, None, constants=constants)
+        yield results, setup, options
 
 
 def test_sort_writes_everything(folder):

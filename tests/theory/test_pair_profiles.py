@@ -123,7 +123,8 @@ def test_a_distance_far_below_the_largest_is_not_left_to_one_scale():
     rest = np.zeros((2, 3, 4), np.float32)
     rest[:, 0, 0], rest[:, 1, 0], rest[:, 2, 1] = 1, 1 - 1e-3, -1
     inputs = rc.theory.log_operations.LogState(None, jnp.asarray(rest), None)
-    trace = rc.theory.LogTrace(jnp.zeros(3), inputs, None, None, None)
+    unused = ("heads", "branches", "diameters", "input_diameters", "branch_diameters", "mask")
+    trace = rc.theory.LogTrace(profile=jnp.zeros(3), inputs=inputs, **dict.fromkeys(unused))
     assert bool(pairs.one_scale_is_safe(trace))
     rest[1, 1, 0] = 1 - 1e-5
     close = trace.replace(inputs=inputs.replace(rest=jnp.asarray(rest)))
