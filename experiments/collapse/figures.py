@@ -181,7 +181,13 @@ def law_figure(curves: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Figure:
         for index, (label, values) in enumerate(group["tightness"].items()):
             figures.band(above, np.arange(1, values.shape[1] + 1), values, label, index)
         for index, (label, values) in enumerate(group["constant"].items()):
-            figures.band(below, np.arange(values.shape[1]), values, label, index)
+            dashed = {"linestyle": "--", "marker": ""} if label == "closed form" else {}
+            figures.band(below, np.arange(values.shape[1]), values, label, index, **dashed)
+        if not group["tightness"]:
+            above.text(
+                0.5, 0.5, "the bounds do not\ncover norms or masks", ha="center", va="center",
+                transform=above.transAxes, fontsize=8, color="#555555",
+            )  # fmt: skip
         above.set(xlabel="layer", title=panel)
         below.set(xlabel="depth l")
         figures.integer_ticks(above, below)
