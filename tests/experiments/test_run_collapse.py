@@ -103,16 +103,16 @@ def test_rows_figures_and_summary_are_there(base):
 
 
 def test_interrupted_on_one_device_and_resumed_in_chunks_is_equal(base, tmp_path, monkeypatch):
-    check, calls = ensemble.check_finite, []
+    reasons, calls = ensemble.gaps, []
 
     def interrupt(*args):
         calls.append(args)
         if len(calls) == 2:
             raise KeyboardInterrupt
-        check(*args)
+        return reasons(*args)
 
     small = [*TWO, "--seed_chunk=1", "--num_devices=1"]
-    monkeypatch.setattr(ensemble, "check_finite", interrupt)
+    monkeypatch.setattr(ensemble, "gaps", interrupt)
     assert execute(tmp_path, *small) == 130
     assert not (tmp_path / "summary.json").exists()
     monkeypatch.undo()
