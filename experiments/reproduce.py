@@ -1,4 +1,4 @@
-"""Reproduce: runs every experiment and writes one report, measured beside published.
+"""Reproduce: runs every experiment and writes one report, with a verdict on each of the claims.
 
 Covers the figures of Dong, Cordonnier and Loukas, "Attention is not all you need: pure attention
 loses rank doubly exponentially with depth" (2021), each by the binary of its own.
@@ -6,7 +6,9 @@ loses rank doubly exponentially with depth" (2021), each by the binary of its ow
     python -m experiments.reproduce                   (quick sizes, minutes on two cores)
     python -m experiments.reproduce --preset=paper    (the paper's sizes)
 
-Writes results/reproduce/report.html, one self-contained page. What is done is not computed again;
+Writes results/reproduce/report.html, one self-contained page. Every claim of the paper is listed
+with the section it comes from, what was measured over how many seeds, the interval, and the verdict
+that follows from it: supported, contradicted or undecided. What is done is not computed again;
 the exit code is 1 if an experiment failed. Speed is apart: `python -m experiments.benchmark`.
 """
 
@@ -18,7 +20,7 @@ from pathlib import Path
 
 from absl import flags
 
-from experiments.shell import cli
+from experiments.shell import cli, paper
 from experiments.shell.entry import Entry
 from experiments.shell.process import run_process
 from rank_collapse import report, runs
@@ -58,10 +60,16 @@ def main(options: flags.FlagValues) -> int:
         print(f"[{i + 1}/{len(chosen)}] {name}", file=sys.stderr, flush=True)
         entry = importlib.import_module(f"experiments.{name}").ENTRY
         sections.append(run_entry(name, entry, options, folder / options.preset / name))
+    claims = [claim for section in sections for claim in section.claims]
+    for claim in claims:
+        print(f"{claim.verdict:12s} {claim.section}: {claim.statement} {report.span(claim)}")
+    for section, statement in untested(claims):
+        print(f"{'not tested':12s} {section}: {statement}")
     path = folder / "report.html"
     runs.make_folder(folder)
     runs.write_atomically(path, page(sections, options.preset, started).encode())
     failed = [s.name for s in sections if s.status != "done"]
+    print(report.count_line(claims))
     print(f"{len(sections) - len(failed)} of {len(sections)} experiments done: {path}")
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)
@@ -93,13 +101,20 @@ def run_entry(name: str, entry: Entry, options: flags.FlagValues, folder: Path) 
             ((folder / "figures" / f"{figure}.png").read_bytes(), caption)
             for figure, caption in entry.captions.items()
         ]
-        comparisons = list(entry.compare(summary))
+        claims, comparisons = list(entry.claims(summary)), list(entry.compare(summary))
         reading = entry.reading(summary)
     except Exception as error:  # one broken experiment must not take the others' report with it
         message = f"{type(error).__name__}: {error}\n{printed[-2000:]}"
         print(f"{name} failed: {error}", file=sys.stderr)
         return report.Section(**fields, status="failed", error=message)
-    return report.Section(**fields, figures=figures, comparisons=comparisons, reading=reading)
+    fields |= {"figures": figures, "claims": claims, "comparisons": comparisons}
+    return report.Section(**fields, reading=reading)
+
+
+def untested(claims: list[report.Claim]) -> list[paper.Statement]:
+    """What the paper says that none of the claims tests."""
+    tested = {claim.statement.split(" [")[0] for claim in claims}
+    return [statement for statement in paper.PAPER.values() if statement.text not in tested]
 
 
 def page(sections: list[report.Section], preset: str, started: float) -> str:
@@ -115,6 +130,7 @@ def page(sections: list[report.Section], preset: str, started: float) -> str:
         f"Made {made['started']} in {time.monotonic() - started:.0f} s on {made['device']} "
         f"({made['num_devices']} devices), Python {made['python']}, {versions}, "
         f"git {made['git'] or 'none'}.",
+        untested([claim for section in sections for claim in section.claims]),
     )
 
 

@@ -54,6 +54,8 @@ from rank_collapse.paths.sets import (
     sample_path,
     sample_path_sets,
 )
+from rank_collapse.paths.sharing import covariance_shares, shapley_values
+from rank_collapse.paths.truncation import truncated
 from rank_collapse.theory.cubic_law import closed_constant, measured_constant
 from rank_collapse.theory.logdomain import local_rate, log_residual_profile
 from rank_collapse.theory.pairs import CertifiedProfile, certified_profile, certified_profiles
@@ -86,6 +88,7 @@ __all__ = [
     "closed_constant",
     "composite_norm",
     "count_paths",
+    "covariance_shares",
     "direct_contributions",
     "effective_rank",
     "embed",
@@ -113,6 +116,7 @@ __all__ = [
     "san",
     "san_mlp",
     "san_skip",
+    "shapley_values",
     "stable_rank",
     "stack_layers",
     "sum_over_paths",
@@ -120,6 +124,7 @@ __all__ = [
     "token_cosine",
     "transformer",
     "transverse_exponents",
+    "truncated",
 ]
 
 __version__ = "0.1.0"
