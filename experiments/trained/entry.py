@@ -43,9 +43,9 @@ def claims(summary: dict[str, Any], task: str) -> Iterator[Claim]:
     depth, heads, seen = summary["depth"], summary["heads"], summary["by_seed"]
     mean_length = depth * heads / (1 + heads)
     yield of_mean(
-        seen["enough"], (-math.inf, mean_length),
-        statistic="least K at which the network without paths longer than K, attention recomputed, "
-        "is within one standard error of the whole model's accuracy",
+        seen["carried_length"], (-math.inf, mean_length),
+        statistic="mean length at which the accuracy comes, as longer paths are let in one length "
+        "after the other",
         null=f"{mean_length:.3g}, the mean length of a path, or more",
         **said("short suffice", f"{task}, self-consistent truncation"),
     )  # fmt: skip
@@ -123,8 +123,9 @@ def reading(summary: dict[str, Any]) -> str:
     )
     if enough:
         text += (
-            f"; length {np.mean(enough):.3g} is enough (mean over {len(enough)} seeds), where a "
-            f"path has {summary['depth'] * summary['heads'] / (1 + summary['heads']):.3g}"
+            f"; within one standard error of the whole from K = {np.mean(enough):.3g} on (mean "
+            f"over {len(enough)} seeds), where the mean length of a path is "
+            f"{summary['depth'] * summary['heads'] / (1 + summary['heads']):.3g}"
         )
     text += (
         f". In the whole model's attention (frozen) no path at all gives "

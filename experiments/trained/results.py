@@ -87,7 +87,8 @@ def summary_of(results: dict[str, Any], setup: Setup) -> dict[str, Any]:
         "by_seed": {
             "whole": results["whole"][metric][seeds],
             "baseline": np.max([v[seeds] for v in results["baselines"].values()], axis=0),
-            "enough": [_enough(results, metric, s) for s in seeds],
+            "carried_length": [carried_length(results, metric, s) for s in seeds],
+            "enough": [enough(results, metric, s) for s in seeds],
             "short_less_long": found["short_less_long"][seeds],
             "sets": {size: values[seeds] for size, values in sets.items()},
         },
@@ -101,15 +102,33 @@ def summary_of(results: dict[str, Any], setup: Setup) -> dict[str, Any]:
     return summary
 
 
-def _enough(results, metric, seed):
-    """The least K whose truncation is within one standard error of the whole model's accuracy.
+def learned(results: dict[str, Any], metric: str, seed: int) -> tuple[float, float, float]:
+    """(accuracy of the whole model, the best baseline's, standard error of the evaluation).
 
-    The standard error is that of the evaluation, √(a(1 − a)/tokens). None where the whole model
-    does not exceed the best baseline by two of them: then there is nothing to be carried.
+    The standard error is √(a(1 − a)/tokens).
     """
     whole = float(results["whole"][metric][seed])
-    error = np.sqrt(whole * (1 - whole) / float(results["tokens"][seed]))
     best = max(float(v[seed]) for v in results["baselines"].values())
+    return whole, best, float(np.sqrt(whole * (1 - whole) / float(results["tokens"][seed])))
+
+
+def carried_length(results: dict[str, Any], metric: str, seed: int) -> float | None:
+    """Σ_k k (a_k − a_{k−1})/(a_L − a_{−1}): the mean length at which a network has its accuracy.
+
+    a_k is the accuracy without paths longer than k (self-consistent), a_{−1} the best baseline's.
+    None where the whole model does not exceed the baseline by two standard errors: then there is
+    nothing to be carried.
+    """
+    whole, best, error = learned(results, metric, seed)
+    if whole <= best + 2 * error:
+        return None
+    kept = np.asarray(results["truncated"][metric][seed], float)
+    return float((kept[-1] - kept[:-1]).sum() / (kept[-1] - best))
+
+
+def enough(results: dict[str, Any], metric: str, seed: int) -> int | None:
+    """The least K whose truncation is within one standard error of the whole; None as above."""
+    whole, best, error = learned(results, metric, seed)
     if whole <= best + 2 * error:
         return None
     return int(np.argmax(results["truncated"][metric][seed] >= whole - error))

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from rank_collapse.network import attention as attn
 from rank_collapse.network.config import TransformerConfig
@@ -60,9 +61,10 @@ def truncated(
     if length.ndim > 1 or not jnp.issubdtype(length.dtype, jnp.integer):
         raise ValueError(f"length of shape {length.shape} and dtype {length.dtype} is no K or [k]")
     if not isinstance(length, jax.core.Tracer):
-        wrong = length[(length < 0) | (length > config.depth)]
+        given = np.atleast_1d(length)
+        wrong = given[(given < 0) | (given > config.depth)]
         if wrong.size:
-            raise ValueError(f"length={int(wrong.flat[0])} is not in 0..{config.depth}")
+            raise ValueError(f"length={wrong[0]} is not in 0..{config.depth}")
     params, entry = enter(
         params, x, config, mask=mask, bias=bias, segments=segments, positions=positions
     )

@@ -6,7 +6,7 @@ is, "undecided" otherwise and with fewer than `FEWEST_SEEDS` seeds.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,7 +67,7 @@ def few(seeds: int) -> str:
 
 
 def of_mean(
-    values: Sequence[float | None], claimed: Range = ABOVE_ZERO, *, why: str = "", **about: str
+    values: Iterable[Any], claimed: Range = ABOVE_ZERO, *, why: str = "", **about: str
 ) -> Claim:
     """A claim on the mean over seeds of a statistic, or of a paired difference: Student's interval.
 
@@ -77,6 +77,7 @@ def of_mean(
         why: Added to what the verdict says.
         **about: statement, section, statistic, null.
     """
+    values = list(values)
     known = [float(v) for v in values if v is not None and math.isfinite(v)]
     reasons = [few(len(known)), why]
     if len(known) < len(values):
@@ -150,7 +151,7 @@ def never(count: int, total: int, seeds: int, *, why: str = "", **about: str) ->
 
 
 def of_curve(
-    curve: Sequence[float], draws: Any, resolution: float = 0.0, *, why: str = "", **about: str
+    curve: Any, draws: Any, resolution: float = 0.0, *, why: str = "", **about: str
 ) -> Claim:
     """A claim that a curve is one more draw of an ensemble of curves, at all its points at once.
 

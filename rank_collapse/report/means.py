@@ -1,7 +1,7 @@
 """Means over seeds: how well a few seeds fix one (Student's interval)."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 
 def student_quantile(df: int, level: float = 0.95) -> float:
@@ -38,7 +38,7 @@ def _inside(theta, df):
     return 2 / math.pi * (theta + total) if odd else total
 
 
-def mean_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float]:
+def mean_interval(values: Iterable[float], level: float = 0.95) -> tuple[float, float]:
     """mean ± t s/√n: where the mean over all seeds lies, from n of them that are alike.
 
     Args:
