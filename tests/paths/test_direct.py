@@ -10,8 +10,8 @@ from path_examples import config_of, example
 import rank_collapse as rc
 
 NETWORKS = {
-    "pre-RMS": {
-        "norm_placement": "pre", "norm": "rms", "mlp": "swiglu", "final_norm": True,
+    "sandwich of RMSNorms": {
+        "norm_placement": "sandwich", "norm": "rms", "mlp": "swiglu", "final_norm": True,
         "attention_skip": True, "mlp_skip": True, "mask": "causal",
     },
     "decoder": {
