@@ -86,8 +86,8 @@ class Oracle:
 
         take = {"skip": "skip", "all": "both"}.get(head, "branch")
         return self.sublayer(
-            l, (p.attention_norm, p.attention_branch_norm), self.trace.hidden[l], t.attention_branch[l],
-            self.config.attention_skip, branch, c, bias, take,
+            l, (p.attention_norm, p.attention_branch_norm), self.trace.hidden[l],
+            t.attention_branch[l], self.config.attention_skip, branch, c, bias, take,
         )  # fmt: skip
 
     def cross(self, l, c, bias=False, take="skip", head=None):

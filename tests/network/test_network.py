@@ -313,3 +313,39 @@ def test_bad_inputs_name_the_shape():
         rc.apply(params, x, config, mask=jnp.ones(5, bool))
     with pytest.raises(ValueError, match="needs a memory"):
         rc.apply(params, x, config.replace(cross_attention=True))
+
+
+def test_passes_that_need_a_score_matrix_refuse_normalised_queries():
+    config = rc.san(2, 3, D, qk_norm="width")
+    params, x = rc.init(jax.random.key(0), config), jnp.ones((N, D))
+    paths = jnp.zeros((1, 2), int)
+    calls = {
+        "qk_norm='width' has no matrix W_QK": lambda: rc.bound_report(params, x, config),
+        "qk_norm='width' has no pass over pairs": lambda: rc.certified_profile(params, x, config),
+        "no cubic law: qk_norm='width'": lambda: rc.closed_constant(params, x, config),
+        "qk_norm='width' normalises all heads": lambda: rc.path_set_states(
+            params, x, config, paths, semantics="recomputed"
+        ),
+    }
+    for message, call in calls.items():
+        with pytest.raises(ValueError, match=message):
+            call()
+    with pytest.raises(ValueError, match="q_norm is missing"):
+        plain = params.layers.attention.replace(q_norm=None)
+        rc.apply(params.replace(layers=params.layers.replace(attention=plain)), x, config)
+
+
+def test_grouped_keys_are_normalised_as_if_each_head_had_its_own():
+    config = rc.san(2, 4, D, qk_norm="width")
+    params, x = rc.init(jax.random.key(0), config), jax.random.normal(jax.random.key(1), (N, D))
+    own = params.layers.attention
+    gain = 1 + jnp.arange(2 * 2 * 3.0).reshape(2, 2, 3)
+    grouped = own.replace(w_k=own.w_k[:, ::2], b_k=None, w_v=own.w_v[:, ::2], b_v=None, k_norm=gain)
+    own = own.replace(
+        **{n: jnp.repeat(getattr(grouped, n), 2, axis=1) for n in ("w_k", "w_v", "k_norm")}
+    )
+    outputs = [
+        rc.apply(params.replace(layers=params.layers.replace(attention=a)), x, config).output
+        for a in (grouped, own)
+    ]
+    np.testing.assert_allclose(*outputs, rtol=1e-6)

@@ -28,7 +28,9 @@ def scaled_heads(layer, name, value):
     return jnp.where(layer == 1, value * value - 0.3, value)
 
 
-@pytest.mark.parametrize(("name", "edit"), [("pre-RMS", None), ("decoder", scaled_heads)])
+@pytest.mark.parametrize(
+    ("name", "edit"), [("sandwich of RMSNorms", None), ("decoder", scaled_heads)]
+)
 def test_parts_and_lengths_sum_to_the_logits(x64, name, edit):
     config = config_of(**NETWORKS[name])
     params, x, extra = example(config)
