@@ -20,6 +20,7 @@ from rank_collapse.measures.residuals import (
     stable_rank,
     token_cosine,
 )
+from rank_collapse.measures.saturation import largest_weight, saturated_share
 from rank_collapse.network import surgery
 from rank_collapse.network.attention import AttentionParams, multi_head_attention
 from rank_collapse.network.config import TransformerConfig
@@ -92,6 +93,7 @@ __all__ = [
     "enumerate_paths",
     "head_contributions",
     "init",
+    "largest_weight",
     "layer_params",
     "local_rate",
     "log_residual_profile",
@@ -113,6 +115,7 @@ __all__ = [
     "san",
     "san_mlp",
     "san_skip",
+    "saturated_share",
     "stable_rank",
     "stack_layers",
     "sum_over_paths",

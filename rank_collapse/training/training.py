@@ -82,13 +82,16 @@ class Hyper:
     """What may differ between the runs of an ensemble, all traced scalars.
 
     `weight_decay` is added to the gradient (L2, as in Adam with decay), `init_scale` multiplies
-    the initial weights of the layers.
+    the initial weights of the layers. `network` holds floats of the configuration by name
+    ("skip_gain", "branch_gain", "temperature"), each as it may stand there, in place of the
+    recipe's; None for none.
     """
 
     learning_rate: Any = 1e-3
     weight_decay: Any = 0.0
     dropout: Any = 0.1
     init_scale: Any = 1.0
+    network: Any = None
 
 
 @struct.dataclass
@@ -106,6 +109,11 @@ class TrainState:
     model: Model
     optimizer: Any
     key: Any  # of dropout and of the order of the examples
+
+
+def config_of(recipe: Recipe, hyper: Hyper) -> TransformerConfig:
+    """The recipe's network with the floats of one run."""
+    return recipe.config.replace(**(hyper.network or {}))
 
 
 def num_batches(num_examples: int, batch_size: int) -> int:
@@ -221,7 +229,7 @@ def train_step(
     """
     key = jax.random.fold_in(jax.random.fold_in(state.key, 1), step)
     counts = weights[:, None] & token_mask(batch)
-    config = recipe.config.replace(unroll=recipe.unroll)
+    config = config_of(recipe, hyper).replace(unroll=recipe.unroll)
 
     def loss(model):
         logits = batch_forward(
