@@ -10,7 +10,7 @@ from experiments.attention_forms.forms import FORMS
 from experiments.trained.cells import results_of_cells
 from rank_collapse.runs.folder import RunFolder
 from rank_collapse.training import path_accuracy
-from rank_collapse.training.training import Hyper, config_of
+from rank_collapse.training.recipe import Hyper, config_of
 
 
 def train_widths(options: flags.FlagValues, run: RunFolder) -> dict[int, dict[str, dict[str, Any]]]:

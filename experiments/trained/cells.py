@@ -15,7 +15,7 @@ from experiments.shell.progress import Progress
 from rank_collapse.runs.folder import RunFolder
 from rank_collapse.runs.seeds import seed_keys
 from rank_collapse.training.ensemble import Ensemble
-from rank_collapse.training.training import Hyper, Recipe
+from rank_collapse.training.recipe import Hyper, Recipe
 
 
 def results_of_cells(

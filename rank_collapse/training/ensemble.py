@@ -15,7 +15,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from rank_collapse.runs import seeds
-from rank_collapse.training.training import Hyper, Recipe, TrainState, init_state, train_epoch
+from rank_collapse.training.recipe import Hyper, Recipe, check_hyper
+from rank_collapse.training.training import TrainState, init_state, train_epoch
 
 
 def seeds_at_once(mesh: Mesh) -> int | None:
@@ -145,8 +146,10 @@ class Ensemble:
             `Trained`.
 
         Raises:
-            ValueError: Values of `hyper` for another number of runs.
+            ValueError: Floats that mean nothing (see `recipe.check_hyper`), or values of `hyper` for
+                another number of runs.
         """
+        check_hyper(hyper, self.recipe)
         count = keys.shape[0]
         hyper = _per_run(hyper, count)
         laid_keys, hyper = self.lay_out((keys, hyper))
