@@ -146,8 +146,8 @@ class Ensemble:
             `Trained`.
 
         Raises:
-            ValueError: Floats that mean nothing (see `recipe.check_hyper`), or values of `hyper` for
-                another number of runs.
+            ValueError: Floats that mean nothing (see `recipe.check_hyper`), or values for another
+                number of runs.
         """
         check_hyper(hyper, self.recipe)
         count = keys.shape[0]
