@@ -20,10 +20,18 @@ from rank_collapse.measures.residuals import (
     stable_rank,
     token_cosine,
 )
-from rank_collapse.network import surgery
+from rank_collapse.measures.saturation import largest_weight, saturated_share
+from rank_collapse.network import encoder_decoder, surgery
 from rank_collapse.network.attention import AttentionParams, multi_head_attention
 from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.decoding import Decoded, greedy_decode
+from rank_collapse.network.designs import DESIGNS, design
 from rank_collapse.network.embedding import EmbeddingConfig, EmbeddingParams, embed
+from rank_collapse.network.encoder_decoder import (
+    EncoderDecoderConfig,
+    EncoderDecoderParams,
+    EncoderDecoderTrace,
+)
 from rank_collapse.network.gains import Gains
 from rank_collapse.network.layers import MLPParams, NormParams
 from rank_collapse.network.parameters import (
@@ -54,7 +62,7 @@ from rank_collapse.paths.sets import (
     sample_path,
     sample_path_sets,
 )
-from rank_collapse.paths.sharing import covariance_shares, shapley_values
+from rank_collapse.paths.sharing import coalition_values, covariance_shares, shapley_values
 from rank_collapse.paths.truncation import truncated
 from rank_collapse.theory.cubic_law import closed_constant, measured_constant
 from rank_collapse.theory.logdomain import local_rate, log_residual_profile
@@ -63,14 +71,19 @@ from rank_collapse.theory.reports import BoundReport, bound_report
 from rank_collapse.theory.transverse import transverse_exponents
 
 __all__ = [
+    "DESIGNS",
     "AttentionParams",
     "BlockParams",
     "BoundReport",
     "CertifiedProfile",
     "Classifier",
+    "Decoded",
     "DirectContributions",
     "EmbeddingConfig",
     "EmbeddingParams",
+    "EncoderDecoderConfig",
+    "EncoderDecoderParams",
+    "EncoderDecoderTrace",
     "Gains",
     "LayerTrace",
     "MLPParams",
@@ -86,15 +99,20 @@ __all__ = [
     "certified_profile",
     "certified_profiles",
     "closed_constant",
+    "coalition_values",
     "composite_norm",
     "count_paths",
     "covariance_shares",
+    "design",
     "direct_contributions",
     "effective_rank",
     "embed",
+    "encoder_decoder",
     "enumerate_paths",
+    "greedy_decode",
     "head_contributions",
     "init",
+    "largest_weight",
     "layer_params",
     "local_rate",
     "log_residual_profile",
@@ -116,6 +134,7 @@ __all__ = [
     "san",
     "san_mlp",
     "san_skip",
+    "saturated_share",
     "shapley_values",
     "stable_rank",
     "stack_layers",

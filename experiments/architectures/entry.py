@@ -113,7 +113,8 @@ ENTRY = Entry(
     "relative residual by layer; unseeded initialisations, other texts).",
     presets={
         "quick": ("--num_texts=8", "--max_tokens=64", "--parts=residuals"),
-        "paper": (f"--num_seeds={FEWEST_DRAWS}",),
+        # What differs between initialisations is far more than what differs between texts.
+        "paper": (f"--num_seeds={FEWEST_DRAWS}", "--num_texts=4", "--parts=residuals"),
     },
     claims=claims,
     compare=compare,

@@ -14,7 +14,7 @@ from rank_collapse.report.claims import (
     never,
     of_mean,
 )
-from rank_collapse.report.means import mean_interval
+from rank_collapse.report.intervals import mean_interval
 from rank_collapse.report.page import Comparison
 
 PUBLISHED_NAMES = {

@@ -22,9 +22,9 @@ def measure_of(options: flags.FlagValues, setup: Setup) -> Callable[[Any, Any, A
 
     Returns:
         A function (model, data, key) → {"whole": {metric: []}, "baselines": {name: []},
-        "sets": {size: {metric: [k, r]}}, what `length_sums` gives, "truncated": {metric: [L + 1]},
-        "tokens": [] evaluated}, and where asked for "ranks": {name: [L(+1)]}, "alpha": [L] and
-        "whole_train": {metric: []}; k path lengths, r repeats.
+        "sets": {size: {metric: [k, r]}}, what `length_sums` gives, "tokens": [] evaluated}, and
+        where asked for "ranks": {name: [L(+1)]}, "alpha": [L] and "whole_train": {metric: []};
+        k path lengths, r repeats.
     """
     config, metrics, size = setup.recipe.config, setup.metrics, setup.batch_size
 
@@ -37,7 +37,6 @@ def measure_of(options: flags.FlagValues, setup: Setup) -> Callable[[Any, Any, A
             "sets": _path_sets(options, setup, model, held_out, key_paths),
         }
         found |= path_accuracy.length_sums(model, held_out, config, metrics, size)
-        found["truncated"] = path_accuracy.truncations(model, held_out, config, metrics, size)
         found["tokens"] = token_mask(held_out).sum()
         if options.do_rank:
             found["ranks"] = path_accuracy.layer_ranks(model, held_out, config)

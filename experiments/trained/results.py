@@ -11,7 +11,7 @@ from absl import flags
 
 from experiments.trained.training import Setup, diverged, kept
 from rank_collapse.paths.enumeration import count_paths
-from rank_collapse.report.means import mean_interval
+from rank_collapse.report.intervals import mean_interval
 
 # Exact sums by length, see `path_accuracy.length_sums`.
 LENGTHS = ("exact", "up_to", "from", "all_but", "shapley", "alone")
@@ -139,7 +139,8 @@ def _moments(values):
     values = np.asarray(values, float)
     found = {"mean": values.mean(axis=0).tolist(), "std": values.std(axis=0).tolist()}
     if len(values) > 1 and np.isfinite(values).all():
-        found["interval"] = np.apply_along_axis(mean_interval, 0, values).tolist()
+        ends = [mean_interval(column.tolist()) for column in values.reshape(len(values), -1).T]
+        found["interval"] = np.reshape(np.transpose(ends), (2, *values.shape[1:])).tolist()
     return found
 
 

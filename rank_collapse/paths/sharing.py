@@ -15,38 +15,63 @@ from jaxtyping import Array, Float
 MAX_PARTS = 20  # 2^20 coalitions
 
 
-def shapley_values(value: Callable[[Float[Array, "p"]], Any], num_parts: int) -> Any:
-    """φ_k = Σ_{S ∌ k} |S|! (p − |S| − 1)!/p! (v(S ∪ k) − v(S)): exact, over all 2^p coalitions.
+def coalition_values(value: Callable[[Float[Array, "p"]], Any], num_parts: int) -> Any:
+    """v of all 2^p coalitions of p parts, one after the other, so that only values are held.
+
+    Args:
+        value: v, of the parts that are present [p] (1 or 0); any pytree of arrays.
+        num_parts: p.
+
+    Returns:
+        The pytree of `value` with a leading axis [2^p]: part k is in coalition i where bit k of i
+        is set, so that 0 is none of them, 2^k part k by itself and 2^p − 1 all.
+
+    Raises:
+        ValueError: p below 1 or above `MAX_PARTS`.
+    """
+    return jax.lax.map(value, jnp.asarray(_present(num_parts), jnp.result_type(float)))
+
+
+def _present(num_parts):
+    """[2^p, p], 1 where a part is in a coalition."""
+    if not 1 <= num_parts <= MAX_PARTS:
+        raise ValueError(f"num_parts={num_parts} is not in 1..{MAX_PARTS}: there are 2^p subsets")
+    return (np.arange(2**num_parts)[:, None] >> np.arange(num_parts)) & 1
+
+
+def shapley_values(values: Any, num_parts: int) -> Any:
+    """φ_k = Σ_{S ∌ k} |S|! (p − |S| − 1)!/p! (v(S ∪ k) − v(S)), exact.
 
     The mean, over all orders in which the parts may join, of what part k changes when it joins.
     Σ_k φ_k = v(all) − v(none).
 
     Args:
-        value: v, of the parts that are present [p] (1 or 0); any pytree of arrays. It is called for
-            one coalition after another, so that only its values are held.
+        values: v of all coalitions [2^p, ...], from `coalition_values`; any pytree.
         num_parts: p.
 
     Returns:
-        The pytree of `value` with a leading axis [p].
+        The pytree with [p] in the place of [2^p].
 
     Raises:
-        ValueError: p below 1 or above `MAX_PARTS`.
+        ValueError: As `coalition_values`, or values of another number of coalitions.
 
     Source: Shapley 1953, "A value for n-person games".
+
+    Example:
+        values = rc.coalition_values(lambda present: loss(present @ parts), num_parts=3)
+        rc.shapley_values(values, 3)  # what each of the three parts is worth
     """
-    p = num_parts
-    if not 1 <= p <= MAX_PARTS:
-        raise ValueError(f"num_parts={p} is not in 1..{MAX_PARTS}: there are 2^p coalitions")
-    index = np.arange(2**p)
-    present = (index[:, None] >> np.arange(p)) & 1  # [2^p, p]
+    p, present = num_parts, _present(num_parts)
+    wrong = [jnp.shape(v) for v in jax.tree.leaves(values) if jnp.shape(v)[:1] != (2**p,)]
+    if wrong:
+        raise ValueError(f"values of shape {wrong[0]} are not of the {2**p} subsets of {p} parts")
     size = present.sum(axis=1)
-    orders = np.array([math.factorial(s) * math.factorial(p - 1 - s) for s in range(p)], float)
-    orders = np.append(orders, 0.0) / math.factorial(p)
-    joined = np.append(0.0, orders[:-1])  # of coalitions that hold k: without it, one smaller
-    weights = np.where(present == 1, joined[size][:, None], -orders[size][:, None])
-    present = jnp.asarray(present, jnp.result_type(float))
-    values = jax.lax.map(value, present)
-    return jax.tree.map(lambda v: jnp.tensordot(weights.T.astype(v.dtype), v, 1), values)
+    orders = [math.factorial(s) * math.factorial(p - 1 - s) / math.factorial(p) for s in range(p)]
+    without, joined = np.array([*orders, 0.0]), np.array([0.0, *orders])
+    weights = np.where(present == 1, joined[size][:, None], -without[size][:, None])
+    return jax.tree.map(
+        lambda v: jnp.tensordot(jnp.asarray(weights.T, jnp.result_type(v, float)), v, 1), values
+    )
 
 
 def covariance_shares(

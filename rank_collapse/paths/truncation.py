@@ -76,7 +76,7 @@ def _truncated(params, entry, config, length):
     if length.ndim:
         return jax.vmap(functools.partial(_truncated, params, entry, config))(length)
     keep = (jnp.arange(config.depth + 1) <= length)[:, None, None, None]
-    score = {"score": config.score, "scale": config.scale_scores, "context": entry.context}
+    score = {"score": config.score, "scale": config.scale_scores, "norm_eps": config.norm_eps}
 
     def norm(site, state):
         scale = frozen.frozen_scale(_total(state), config)
@@ -89,7 +89,7 @@ def _truncated(params, entry, config, length):
         def attention(seen):
             x = _total(seen)
             weights = attn.attention_weights(
-                layer.attention, x, x, temperature=gains.temperature, **score
+                layer.attention, x, x, context=entry.context, temperature=gains.temperature, **score
             )
             part = seen.map(
                 lambda c, ones: frozen.frozen_attention(layer.attention, weights, c, ones), -1

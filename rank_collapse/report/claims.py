@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from rank_collapse.report.means import mean_interval
+from rank_collapse.report.intervals import mean_interval
 from rank_collapse.report.shares import fisher_exact, share_difference, wilson_interval
 
 SUPPORTED, CONTRADICTED, UNDECIDED = VERDICTS = ("supported", "contradicted", "undecided")
@@ -85,6 +85,20 @@ def of_mean(
     interval = mean_interval(known) if len(known) > 1 else None
     estimate = math.fsum(known) / len(known) if known else None
     return _claim(estimate, interval, claimed, len(known), reasons, about)
+
+
+def of_interval(
+    estimate: float, interval: Range | None, seeds: int, claimed: Range = ABOVE_ZERO,
+    *, why: str = "", **about: str,
+) -> Claim:  # fmt: skip
+    """A claim on a statistic whose interval over seeds is known already.
+
+    Args:
+        estimate, interval: The statistic and 95 % of it; None where one seed gives none.
+        seeds: How many it rests on.
+        claimed, why, **about: As of `of_mean`.
+    """
+    return _claim(estimate, interval, claimed, seeds, [few(seeds), why], about)
 
 
 def of_share(

@@ -15,7 +15,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from rank_collapse.runs import seeds
-from rank_collapse.training.training import Hyper, Recipe, TrainState, init_state, train_epoch
+from rank_collapse.training.recipe import Hyper, Recipe, check_hyper
+from rank_collapse.training.training import TrainState, init_state, train_epoch
 
 
 def seeds_at_once(mesh: Mesh) -> int | None:
@@ -134,7 +135,7 @@ class Ensemble:
 
         Args:
             keys: Keys [s], from `seeds.seed_keys`.
-            hyper: Floats, or arrays [s], one per run.
+            hyper: Floats, or arrays [s, ...], one per run.
             resume: Called with a pytree like what a snapshot is; returns (epochs done, saved
                 snapshot) or None.
             on_chunk: Called between chunks with (epochs done, snapshot, losses [s, epochs done]).
@@ -143,9 +144,14 @@ class Ensemble:
 
         Returns:
             `Trained`.
+
+        Raises:
+            ValueError: Floats that mean nothing (see `recipe.check_hyper`), or values for another
+                number of runs.
         """
+        check_hyper(hyper, self.recipe)
         count = keys.shape[0]
-        hyper = jax.tree.map(lambda a: jnp.broadcast_to(jnp.float32(a), (count,)), hyper)
+        hyper = _per_run(hyper, count)
         laid_keys, hyper = self.lay_out((keys, hyper))
         state, data = self.begin(laid_keys, hyper, None)
         losses = np.full((count, self.recipe.num_epochs), np.nan, np.float32)
@@ -166,6 +172,19 @@ class Ensemble:
             if on_chunk is not None:
                 on_chunk(epoch, snapshot, losses[:, :epoch])
         return Trained(state=state, data=data, losses=losses)
+
+
+def _per_run(hyper: Hyper, count: int) -> Hyper:
+    """Every value as float32 [s, ...]."""
+
+    def one(path, value):
+        value = jnp.asarray(value, jnp.float32)
+        if value.ndim and value.shape[0] != count:
+            name = jax.tree_util.keystr(path, simple=True, separator=".")
+            raise ValueError(f"hyper.{name} of shape {value.shape} is not of {count} runs")
+        return value if value.ndim else jnp.full(count, value)
+
+    return jax.tree_util.tree_map_with_path(one, hyper)
 
 
 __all__ = ["Ensemble", "TrainState", "Trained", "seeds_at_once"]

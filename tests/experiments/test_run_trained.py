@@ -169,7 +169,7 @@ def test_a_seed_that_diverged_is_kept_apart(saved):
     drawn = figures_of(results, setup)
     texts = [t.get_text() for t in drawn["loss"]().axes[0].get_legend().get_texts()]
     assert texts == ["1 seed", "diverged: 1"]
-    assert "1 seed" in drawn["paths"]().axes[0].get_title()
+    assert "1 seed" in drawn["paths"]().get_suptitle()
 
 
 def test_all_heads_is_one_path(tmp_path):

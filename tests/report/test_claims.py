@@ -7,27 +7,8 @@ import pytest
 from scipy import stats
 
 from rank_collapse.report import claims
-from rank_collapse.report.means import mean_interval, student_quantile
 
 ABOUT = {"statement": "it is so", "section": "Section 1", "statistic": "x", "null": "0"}
-
-
-@pytest.mark.parametrize("df", [1, 2, 3, 4, 7, 8, 19, 64])
-@pytest.mark.parametrize("level", [0.5, 0.95, 0.999])
-def test_student_quantile(df, level):
-    wanted = stats.t.ppf((1 + level) / 2, df)
-    assert student_quantile(df, level) == pytest.approx(wanted, rel=1e-9)
-
-
-def test_mean_interval():
-    values = np.random.default_rng(0).normal(3, 2, size=9)
-    wanted = stats.t.interval(0.95, 8, values.mean(), stats.sem(values))
-    assert mean_interval(values) == pytest.approx(wanted, rel=1e-9)
-    for bad in ([1.0], [1.0, math.nan]):
-        with pytest.raises(ValueError, match="two finite values"):
-            mean_interval(bad)
-    with pytest.raises(ValueError, match="df=0"):
-        student_quantile(0)
 
 
 @pytest.mark.parametrize(
@@ -53,6 +34,13 @@ def test_a_mean_in_a_range_and_seeds_without_a_number():
     assert claims.of_mean(near, (3.5, 4.5), **ABOUT).verdict == "contradicted"
     found = claims.of_mean([*near, None, math.nan], (2.5, 3.5), **ABOUT)
     assert found.seeds == 3 and "2 of 5 seeds have no number" in found.why
+
+
+def test_an_interval_that_is_known_already():
+    for interval, verdict in (((0.1, 0.2), "supported"), ((-0.2, 0.0), "contradicted")):
+        assert claims.of_interval(0.1, interval, 4, **ABOUT).verdict == verdict
+    for interval, seeds in (((0.1, 0.2), 2), (None, 9), ((-0.1, 0.2), 9)):
+        assert claims.of_interval(0.1, interval, seeds, **ABOUT).verdict == "undecided"
 
 
 def test_shares():

@@ -71,7 +71,7 @@ def test_sums_of_lengths_have_one_offset_and_one_read_out(data):
     labels = jax.random.randint(jax.random.key(4), (B, N), 0, 4)
     examples = Examples(examples.inputs, labels, examples.mask)
     metrics = {"accuracy": token_accuracy, "logits": lambda z, e: jnp.mean(jnp.sin(z))}
-    found = path_accuracy.length_sums(model, examples, CONFIG, metrics)
+    found = path_accuracy.length_sums(model, examples, CONFIG, metrics, batch_size=2)
     parts = jax.vmap(lambda x, m: rc.path_contributions(model.network, x, CONFIG, mask=m))(
         examples.inputs, examples.mask
     )
@@ -98,6 +98,6 @@ def test_sums_of_lengths_have_one_offset_and_one_read_out(data):
     wanted = sum(sizes) / np.linalg.norm(states.sum(axis=1))
     np.testing.assert_allclose(found["cancellation"], wanted, rtol=1e-9)
     whole = path_accuracy.whole_model(model, examples, CONFIG, metrics)
-    kept = path_accuracy.truncations(model, examples, CONFIG, metrics, batch_size=2)
-    np.testing.assert_allclose(kept["logits"][-1], whole["logits"], rtol=1e-9)
-    assert len(set(np.asarray(kept["logits"]).tolist())) == L + 1
+    kept = np.asarray(found["truncated"]["logits"])
+    np.testing.assert_allclose(kept[-1], whole["logits"], rtol=1e-9)
+    assert len(set(kept.tolist())) == L + 1
