@@ -155,8 +155,8 @@ def test_results_as_markdown_are_of_the_largest_preset_there_is(tmp_path):
     assert "Not run: run_collapse, " in text
     named = re.findall(r"\]\((.*?)\)", text)
     assert named == ["results/run_path_counts_0.png"]
-    drawn = Image.open(tmp_path / "docs" / named[0])
-    assert drawn.mode == "P" and drawn.size == (64, 64)
+    with Image.open(tmp_path / "docs" / named[0]) as drawn:
+        assert drawn.mode == "P" and drawn.size == (64, 64)
     shutil.rmtree(tmp_path / "run" / "paper")
     text = reproduce.write_markdown(tmp_path / "run", tmp_path / "docs").read_text()
     assert r"a\|b (H=2, L=3)" in text and "time not kept" in text and "Preset “quick”" in text
