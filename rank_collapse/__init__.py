@@ -21,10 +21,12 @@ from rank_collapse.measures.residuals import (
     token_cosine,
 )
 from rank_collapse.network import surgery
+from rank_collapse.network.admin import admin_profile
 from rank_collapse.network.attention import AttentionParams, multi_head_attention
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.designs import DESIGNS, design
 from rank_collapse.network.embedding import EmbeddingConfig, EmbeddingParams, embed
+from rank_collapse.network.fold import fold_gains
 from rank_collapse.network.gains import Gains
 from rank_collapse.network.layers import MLPParams, NormParams
 from rank_collapse.network.parameters import (
@@ -79,6 +81,7 @@ __all__ = [
     "Trace",
     "TransformerConfig",
     "TransformerParams",
+    "admin_profile",
     "apply",
     "attention_entropy",
     "batch_path_set_logits",
@@ -93,6 +96,7 @@ __all__ = [
     "effective_rank",
     "embed",
     "enumerate_paths",
+    "fold_gains",
     "head_contributions",
     "init",
     "layer_params",

@@ -12,6 +12,8 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from rank_collapse.network.config import TransformerConfig
 
 ROLES = ("alone", "encoder", "decoder")
@@ -49,7 +51,7 @@ class Design(NamedTuple):
 
 def count_branches(config: TransformerConfig) -> int:
     """N: the sublayers of all layers, each of which has a residual branch."""
-    return config.depth * (1 + config.cross_attention + (config.mlp != "none"))
+    return config.depth * len(config.kinds)
 
 
 def _plain(stack):
@@ -57,15 +59,25 @@ def _plain(stack):
     return {}
 
 
+def _admin(stack):
+    """x' = N(ω ∘ x + f(x)), ω from a batch: see `admin`, which takes the place of this NaN."""
+    return _learned_omega(math.nan)
+
+
 def _admin_log(stack):
-    """x' = N(λ x + f(x)), λ² = (N + 1)/ln(N + 1) − 1: the output changes by O(log N)."""
+    """x' = N(ω ∘ x + f(x)), ω² = (N + 1)/ln(N + 1) − 1: the output changes by O(log N)."""
     n = stack.branches + 1
-    return {"skip_gain": math.sqrt(n / math.log(n) - 1)}
+    return _learned_omega(math.sqrt(n / math.log(n) - 1))
 
 
 def _admin_const(stack):
-    """x' = N(λ x + f(x)), λ² = N: the output changes by O(1)."""
-    return {"skip_gain": math.sqrt(stack.branches)}
+    """x' = N(ω ∘ x + f(x)), ω² = N: the output changes by O(1)."""
+    return _learned_omega(math.sqrt(stack.branches))
+
+
+def _learned_omega(omega):
+    """ω times a parameter [d] that starts at 1 (in the paper ω itself is the parameter)."""
+    return {"skip_gain": omega, "learned_skip_gain": 1.0, "learned_per_feature": True}
 
 
 def _deepnorm(stack):
@@ -85,22 +97,53 @@ def _deepnorm(stack):
     return {"skip_gain": gains[0], "init_gain": gains[1], "init": "xavier"}
 
 
+def _rezero(stack):
+    """x' = x + α f(x), no norms; α is learned and starts at 0 (equation 1).
+
+    Each branch has its own α (in the paper's Transformer both branches of a layer share one).
+    """
+    return {"learned_branch_gain": 0.0}
+
+
+def _skipinit(stack):
+    """x' = x + α f(x), no norms; α is learned and starts at 1/√N (0: `rezero`)."""
+    return {"learned_branch_gain": 1 / math.sqrt(stack.branches)}
+
+
+def _layerscale(stack):
+    """x' = x + γ ∘ f(N(x)), γ [d] learned from 0.1 to 18 layers, 1e-5 to 24, else 1e-6."""
+    depth = stack.config.depth
+    start = 0.1 if depth <= 18 else 1e-5 if depth <= 24 else 1e-6
+    return {"learned_branch_gain": start, "learned_per_feature": True}
+
+
 def _depth_scaled(stack):
-    """x' = N(x + f(x)/√L) by the number of layers L (their equation 8 with α_1² = α_2² = 1/L)."""
+    """x' = N(x + f(x)/√L), L the number of layers."""
     return {"branch_gain": 1 / math.sqrt(stack.config.depth)}
+
+
+def _layernorm_scaling(stack):
+    """x' = x + f(N(x)/√l) in layer l = 1, ..., L."""
+    return {"norm_gain": 1 / np.sqrt(np.arange(1, stack.config.depth + 1))}
 
 
 DESIGNS: dict[str, Design] = {
     "post": Design(("post",), _plain, "Vaswani et al. 2017"),
     "pre": Design(("pre",), _plain, "Xiong et al. 2020"),
+    "admin": Design(("post",), _admin, "Liu et al. 2020"),
     "admin_log": Design(("post",), _admin_log, "Liu et al. 2020"),
     "admin_const": Design(("post",), _admin_const, "Liu et al. 2020"),
     "deepnorm": Design(("post",), _deepnorm, "Wang et al. 2022"),
+    "rezero": Design(("none", "pre", "post"), _rezero, "Bachlechner et al. 2020"),
+    "skipinit": Design(("none", "pre", "post"), _skipinit, "De and Smith 2020"),
+    "layerscale": Design(("pre", "post"), _layerscale, "Touvron et al. 2021"),
     "depth_scaled": Design(("post", "pre", "none"), _depth_scaled, "Noci et al. 2022"),
+    "layernorm_scaling": Design(("pre",), _layernorm_scaling, "Sun et al. 2025"),
 }
 
-# What every design decides: what it does not name is as in a plain residual network.
-_PLAIN = {"skip_gain": 1.0, "branch_gain": 1.0, "init_gain": 1.0}
+# Every design decides all of these: what it does not name is as in a plain residual network.
+_PLAIN = {"skip_gain": 1.0, "branch_gain": 1.0, "init_gain": 1.0, "norm_gain": None}
+_PLAIN |= {"learned_skip_gain": None, "learned_branch_gain": None, "learned_per_feature": False}
 
 
 def design(config: Any, name: str, *, norm_placement: str | None = None) -> Any:
