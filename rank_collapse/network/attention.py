@@ -50,6 +50,8 @@ class AttentionParams:
     b_o: Any = struct.field(default=None, kw_only=True)  # [d]
     v_score: Any = None  # [h, k], additive attention only
     relative: Any = None  # RelativeParams, relative positions only
+    q_norm: Any = None  # gain of the queries' RMSNorm: [k], of each head; [h, k], of all at once
+    k_norm: Any = None  # the same of the keys: [k] or [h or g, k]
 
 
 @struct.dataclass
@@ -71,6 +73,38 @@ class AttentionContext:
     segments: Any = None
 
 
+@struct.dataclass
+class KeysValues:
+    """What attention needs of the tokens it looks at; known beforehand, they are not computed anew.
+
+    `attention_scores`, `mix_values` and `multi_head_attention` take one in place of those tokens.
+    """
+
+    keys: Any  # [h, m, k]  y W_k + b_k, normalised and rotated where the network does
+    values: Any  # [h, m, v]  y W_v + b_v
+
+
+def keys_values(
+    params: AttentionParams,
+    y: Float[Array, "m e"],
+    context: AttentionContext | None = None,
+    norm_eps: float = 1e-12,
+) -> KeysValues:
+    """Keys and values of tokens at the context's positions; see `attention_scores`."""
+    return KeysValues(_keys(params, y, context, norm_eps), _values(params, y))
+
+
+def _keys(params, y, context, norm_eps):
+    if isinstance(y, KeysValues):
+        return y.keys
+    k = head_norm(params.k_norm, project(y, params.w_k, params.b_k), norm_eps)
+    return k if context is None or context.rotary is None else rotate(k, context.rotary)
+
+
+def _values(params, y):
+    return y.values if isinstance(y, KeysValues) else project(y, params.w_v, params.b_v)
+
+
 def repeat_groups(params: AttentionParams) -> AttentionParams:
     """Grouped keys and values (Ainslie et al. 2023) copied for every head; others as they are."""
     num_heads = params.w_q.shape[-3]
@@ -85,7 +119,13 @@ def repeat_groups(params: AttentionParams) -> AttentionParams:
         b_k=repeated(params.b_k, -2),
         w_v=repeated(params.w_v, -3),
         b_v=repeated(params.b_v, -2),
+        k_norm=params.k_norm if norm_of_heads(params) else repeated(params.k_norm, -2),
     )
+
+
+def norm_of_heads(params: AttentionParams) -> bool:
+    """Whether a norm of queries and keys, if there is one, is of each head alone."""
+    return params.k_norm is None or params.k_norm.ndim < params.w_k.ndim - 1
 
 
 def causal_mask(num_tokens: int) -> Bool[Array, "n n"]:
@@ -138,6 +178,22 @@ def project(
     return y if b is None else y + b[:, None, :]
 
 
+def head_norm(
+    gain: Float[Array, "k"] | Float[Array, "h k"] | None, x: Float[Array, "h n k"], eps: float
+) -> Float[Array, "h n k"]:
+    """RMSNorm of queries or keys: of each head (gain [k]) or over all heads ([h, k]); None: x.
+
+    Source: Henry et al. 2020 (QK-norm), with RMSNorm as in Qwen3, Gemma 3 and OLMo 2.
+    """
+    if gain is None:
+        return x
+    axes = (-1,) if gain.ndim == 1 else (0, -1)
+    square = jnp.mean(jnp.square(x), axis=axes, keepdims=True)
+    return (
+        x * jax.lax.rsqrt(square + jnp.asarray(eps, x.dtype)) * gain.reshape(-1, 1, gain.shape[-1])
+    )
+
+
 def rotate(x: Float[Array, "h n k"], rotary: tuple[Array, Array]) -> Float[Array, "h n k"]:
     """Rotary positions in the half-split layout (Su et al. 2021; as in Llama)."""
     cos, sin = (t[None].astype(x.dtype) for t in rotary)
@@ -148,10 +204,11 @@ def rotate(x: Float[Array, "h n k"], rotary: tuple[Array, Array]) -> Float[Array
 def attention_scores(
     params: AttentionParams,
     x: Float[Array, "n d"],
-    y: Float[Array, "m e"],
+    y: Float[Array, "m e"] | KeysValues,
     *,
     score: str = "dot",
     scale: bool = True,
+    norm_eps: float = 1e-12,
     temperature: Any = 1.0,
     context: AttentionContext | None = None,
 ) -> Float[Array, "h n m"]:
@@ -163,9 +220,10 @@ def attention_scores(
     Args:
         params: Attention parameters of one layer.
         x: Queries' tokens [n, d].
-        y: Keys' tokens [m, d]; the same array for self-attention.
+        y: Keys' tokens [m, d], the same array for self-attention; or their `KeysValues`.
         score: "dot" or "additive".
         scale: Whether dot products are divided by √k.
+        norm_eps: Of the norm of queries and keys, where the parameters have one.
         temperature: Further divisor of the scores.
         context: Bias and position terms.
 
@@ -177,16 +235,16 @@ def attention_scores(
         raise ValueError(f"score={score!r} is not one of {SCORES}")
     query_part = jnp.einsum("nd,hdk->hnk", x, params.w_q)
     q = query_part if params.b_q is None else query_part + params.b_q[:, None, :]
-    k = project(y, params.w_k, params.b_k)
+    q, k = head_norm(params.q_norm, q, norm_eps), _keys(params, y, context, norm_eps)
     if context.rotary is not None:
-        q, k = rotate(q, context.rotary), rotate(k, context.rotary)
+        q = rotate(q, context.rotary)
     if score == "additive":
         pairs = jnp.tanh(q[:, :, None, :] + k[:, None, :, :])
         scores = jnp.einsum("hnmk,hk->hnm", pairs, params.v_score)
     else:
         scores = _product(q, _transpose(k))
         if params.relative is not None and context.relative is not None:
-            scores = scores + relative_scores(params.relative, query_part, y.shape[0], context)
+            scores = scores + relative_scores(params.relative, query_part, k.shape[1], context)
         if scale:
             scores = scores / jnp.sqrt(q.shape[-1]).astype(scores.dtype)
     scores = scores / jnp.asarray(temperature, scores.dtype)
@@ -216,17 +274,19 @@ def relative_scores(
 def attention_weights(
     params: AttentionParams,
     x: Float[Array, "n d"],
-    y: Float[Array, "m e"],
+    y: Float[Array, "m e"] | KeysValues,
     *,
     score: str = "dot",
     scale: bool = True,
+    norm_eps: float = 1e-12,
     temperature: Any = 1.0,
     context: AttentionContext | None = None,
 ) -> Float[Array, "h n m"]:
     """P_h = softmax over allowed keys of `attention_scores`; every row sums to 1."""
     scores = attention_scores(
-        params, x, y, score=score, scale=scale, temperature=temperature, context=context
-    )
+        params, x, y, score=score, scale=scale, norm_eps=norm_eps, temperature=temperature,
+        context=context,
+    )  # fmt: skip
     return softmax(scores, None if context is None else context.mask)
 
 
@@ -252,29 +312,30 @@ def _product_jvp(primals, tangents):
 
 
 def mix_values(
-    params: AttentionParams, weights: Float[Array, "h n m"], y: Float[Array, "m e"]
+    params: AttentionParams, weights: Float[Array, "h n m"], y: Float[Array, "m e"] | KeysValues
 ) -> Float[Array, "n d"]:
     """Σ_h P_h (y W_v + b_v) W_o + b_o for given attention weights."""
-    mixed = _product(weights, project(y, params.w_v, params.b_v))
+    mixed = _product(weights, _values(params, y))
     out = jnp.einsum("hnv,hvd->nd", mixed, params.w_o)
     return out if params.b_o is None else out + params.b_o[None, :]
 
 
 def head_outputs(
-    params: AttentionParams, weights: Float[Array, "h n m"], y: Float[Array, "m e"]
+    params: AttentionParams, weights: Float[Array, "h n m"], y: Float[Array, "m e"] | KeysValues
 ) -> Float[Array, "h n d"]:
     """P_h (y W_v + b_v) W_o of each head; their sum and b_o are `mix_values`."""
-    mixed = _product(weights, project(y, params.w_v, params.b_v))
+    mixed = _product(weights, _values(params, y))
     return jnp.einsum("hnv,hvd->hnd", mixed, params.w_o)
 
 
 def multi_head_attention(
     params: AttentionParams,
     x: Float[Array, "n d"],
-    y: Float[Array, "m e"],
+    y: Float[Array, "m e"] | KeysValues,
     *,
     score: str = "dot",
     scale: bool = True,
+    norm_eps: float = 1e-12,
     temperature: Any = 1.0,
     context: AttentionContext | None = None,
     dropout_key: Any = None,
@@ -288,8 +349,9 @@ def multi_head_attention(
     Args:
         params: Attention parameters of one layer.
         x: Query tokens [n, d].
-        y: Key and value tokens [m, d].
-        score, scale, temperature, context: See `attention_scores`; the context holds the mask.
+        y: Key and value tokens [m, d], or their `KeysValues`.
+        score, scale, norm_eps, temperature, context: See `attention_scores`; the context holds
+            the mask.
         dropout_key: Key for dropout on the weights; None for none.
         dropout_rate: Probability that a weight is dropped.
         edit: (name, value) -> value of the "scores" before mask and softmax, and of the "weights".
@@ -301,15 +363,16 @@ def multi_head_attention(
         ValueError: More than one example.
     """
     for name, tokens in (("x", x), ("y", y)):
-        if jnp.ndim(tokens) != 2:
+        if not isinstance(tokens, KeysValues) and jnp.ndim(tokens) != 2:
             raise ValueError(
                 f"{name} of shape {jnp.shape(tokens)} is not [tokens, d]; use jax.vmap for a batch"
             )
     params = repeat_groups(params)
     edit = (lambda _, value: value) if edit is None else edit
     scores = attention_scores(
-        params, x, y, score=score, scale=scale, temperature=temperature, context=context
-    )
+        params, x, y, score=score, scale=scale, norm_eps=norm_eps, temperature=temperature,
+        context=context,
+    )  # fmt: skip
     mask = None if context is None else context.mask
     weights = edit("weights", softmax(edit("scores", scores), mask))
     kept = weights if dropout_key is None else dropout(dropout_key, weights, dropout_rate)

@@ -4,11 +4,13 @@
 
 Norm gains go into the norms and branch gains into the last map of each branch. Skip gains need
 Post-LN: with x̃_{i−1} = ω_i ∘ x_{i−1} in the place of x_{i−1}, sublayer i is N(x̃ + f(x̃/ω)). So ω_i
-goes into gain and bias of the norm before it, and 1/ω_i into the maps that read it.
+goes into gain and bias of the norm before it (ω_1 into the embedding), and 1/ω_i into the maps
+that read it.
 
 Axis letters: l layers, d width.
 """
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -37,20 +39,22 @@ def fold_gains(
 
     Raises:
         ValueError: Skip gains that are not positive, without Post-LN, or of the first sublayer
-            where nothing before it can take them up.
+            where no embedding comes before it.
 
     Source: Liu et al. 2020, section 4.2, for ω.
     """
     check_params(params, config)
     gains = layer_gains(config, jnp.result_type(*jax.tree.leaves(params.layers)), params)
     omega = _skip_gains(gains, config)
-    if omega is not None:
-        _check_embedding(omega[0, 0], config)
     plain = config.replace(
         skip_gain=1.0, branch_gain=1.0, norm_gain=None, learned_skip_gain=None,
         learned_branch_gain=None, learned_per_feature=False, layer_map=(),
     )  # fmt: skip
-    return _folded(params, gains, omega, config), plain
+    first = None if omega is None or _is_one(omega[0, 0]) else omega[0, 0]
+    params = _folded(params, gains, omega, config)
+    if first is not None:
+        params, plain = _times_embedding(params, first, plain)
+    return params, plain
 
 
 @jax.jit
@@ -61,17 +65,15 @@ def _folded(params, gains, omega, config):
     for kind in config.kinds:
         if gains.norm is not None:
             layers = _times_norm(layers, kind, getattr(gains.norm, kind), config)
-        layers = _times_branch(layers, kind, getattr(gains.branch, kind))
-    embedding = params.embedding
+        layers = _times_branch(layers, kind, getattr(gains.branch, kind), config)
     if omega is not None:
         flat = omega.reshape(-1, config.d_model)
         following = jnp.concatenate([flat[1:], jnp.ones_like(flat[:1])]).reshape(omega.shape)
         for place, kind in enumerate(config.kinds):
             layers = _divided_input(layers, kind, omega[:, place])
             layers = _times_norm(layers, kind, following[:, place], config)
-        embedding = _times_embedding(embedding, flat[0], config)
     layers = layers.replace(**{f"{kind}_gains": None for kind in config.kinds})
-    return params.replace(layers=layers, embedding=embedding)
+    return params.replace(layers=layers)
 
 
 def _skip_gains(gains, config) -> Float[Array, "l kinds d"] | None:
@@ -85,15 +87,14 @@ def _skip_gains(gains, config) -> Float[Array, "l kinds d"] | None:
         return jnp.broadcast_to(gain.reshape(config.depth, -1), shape)
 
     omega = jnp.stack([of(kind) for kind in config.kinds], axis=1)
-    known = not isinstance(omega, jax.core.Tracer)
-    if known and bool(jnp.all(omega == 1)):
+    if _is_one(omega):
         return None
     if config.norm_placement != "post":
         raise ValueError(
             f"skip gains cannot be folded under norm_placement={config.norm_placement!r}: "
             "no norm follows the sum"
         )
-    if known:
+    if not isinstance(omega, jax.core.Tracer):
         bad = np.argwhere(~(np.isfinite(omega) & (omega > 0)))
         if len(bad):
             layer, place, feature = bad[0]
@@ -114,15 +115,17 @@ def _scaled(w, gain, axis):
     return w * gain.reshape(shape).astype(w.dtype)
 
 
-def _times_norm(layers: BlockParams, kind: str, gain: Any, config) -> BlockParams:
-    if config.norm_placement == "none":
+def _times_norm(layers: BlockParams, kind: str, gain: Any, config, of="norm") -> BlockParams:
+    name = f"{kind}_{of}"
+    if getattr(layers, name) is None:
         return layers
-    name = f"{kind}_norm"
     norm = jax.vmap(lambda p, g: gained(p, g, config.d_model))(getattr(layers, name), gain)
     return layers.replace(**{name: norm})
 
 
-def _times_branch(layers: BlockParams, kind: str, gain: Any) -> BlockParams:
+def _times_branch(layers: BlockParams, kind: str, gain: Any, config) -> BlockParams:
+    if config.norm_placement in ("sandwich", "branch"):
+        return _times_norm(layers, kind, gain, config, of="branch_norm")
     part = getattr(layers, kind)
     if kind == "mlp":
         last = {"w_out": part.w_out, "b_out": part.b_out}
@@ -140,34 +143,26 @@ def _divided_input(layers: BlockParams, kind: str, omega: Any) -> BlockParams:
     return layers.replace(**{kind: part.replace(**read)})
 
 
-def _check_embedding(omega, config):
-    """Refuses a first ω other than 1 that nothing can take up."""
-    if not isinstance(omega, jax.core.Tracer) and bool(jnp.all(omega == 1)):
-        return
-    if _last_step(config) is None:
-        raise ValueError(
-            f"the first skip gain ({omega[0]:g}, ...) cannot be folded: the network's hidden "
-            "states come from no norm or projection of an embedding"
-        )
+def _is_one(a):
+    return not isinstance(a, jax.core.Tracer) and bool(jnp.all(a == 1))
 
 
-def _last_step(config):
-    """What makes the hidden states: "norm" or "projection" of the embedding; None for neither."""
-    embedding = config.embedding
+def _times_embedding(
+    params: TransformerParams, omega: Float[Array, "d"], config: TransformerConfig
+) -> tuple[TransformerParams, TransformerConfig]:
+    """The embedding's last step takes up the first ω: its norm, its projection, or a new one."""
+    embedding, own = config.embedding, params.embedding
     if embedding is None:
-        return None
-    if embedding.norm and embedding.projection != "after_norm":
-        return "norm"
-    return None if embedding.projection == "none" else "projection"
-
-
-def _times_embedding(params: Any, omega: Float[Array, "d"], config: TransformerConfig) -> Any:
-    """The embedding's last step takes up the first ω; without one it is 1."""
-    last = _last_step(config)
-    if last == "norm":
-        return params.replace(norm=gained(params.norm, omega, config.d_model))
-    if last == "projection":
-        return params.replace(
-            w_project=params.w_project * omega[None, :], b_project=params.b_project * omega
+        raise ValueError(
+            f"the first skip gain ({omega[0]}, ...) cannot be folded: there is no embedding "
+            "before it"
         )
-    return params
+    if embedding.norm and embedding.projection != "after_norm":
+        own = own.replace(norm=gained(own.norm, omega, config.d_model))
+    elif embedding.projection != "none":
+        w, b = own.w_project * omega[None, :], own.b_project * omega
+        own = own.replace(w_project=w, b_project=b)
+    else:
+        own = own.replace(w_project=jnp.diag(omega), b_project=jnp.zeros_like(omega))
+        config = config.replace(embedding=dataclasses.replace(embedding, projection="after_norm"))
+    return params.replace(embedding=own), config

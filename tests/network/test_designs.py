@@ -174,6 +174,11 @@ def written_out(params, x, config):
         out = p.b_o
         for h in range(H):
             q, k, v = (x @ getattr(p, f"w_{n}")[h] + getattr(p, f"b_{n}")[h] for n in "qkv")
+            if config.qk_norm == "head":
+                q, k = (
+                    g * a / np.sqrt((a**2).mean(-1, keepdims=True))
+                    for a, g in ((q, p.q_norm), (k, p.k_norm))
+                )
             weights = np.exp(q @ k.T / np.sqrt(q.shape[1]))
             out = out + weights / weights.sum(-1, keepdims=True) @ v @ p.w_o[h]
         return out
@@ -188,8 +193,11 @@ def written_out(params, x, config):
             p, learned = getattr(layer, f"{kind}_norm"), getattr(layer, f"{kind}_gains")
             own = [getattr(learned, n, None) for n in ("skip", "branch")]
             own = [1.0 if g is None else g for g in own]
-            seen = normed(p, x, norm[l]) if config.norm_placement == "pre" else x
-            x = skip[l] * own[0] * x + branch[l] * own[1] * f(getattr(layer, kind), seen)
+            seen = normed(p, x, norm[l]) if config.norm_placement in ("pre", "sandwich") else x
+            part = f(getattr(layer, kind), seen)
+            if config.norm_placement in ("sandwich", "branch"):
+                part = normed(getattr(layer, f"{kind}_branch_norm"), part)
+            x = skip[l] * own[0] * x + branch[l] * own[1] * part
             x = normed(p, x, norm[l]) if config.norm_placement == "post" else x
     return normed(params.final_norm, x) if config.final_norm else x
 

@@ -9,11 +9,16 @@ import pytest
 import rank_collapse as rc
 
 L, N, D = 3, 5, 8
-EMBEDDING = rc.EmbeddingConfig(vocab_size=7, d_embed=D, positions="learned", num_positions=N)
+EMBEDDINGS = {
+    "post": rc.EmbeddingConfig(vocab_size=7, d_embed=D),
+    "decoder": rc.EmbeddingConfig(vocab_size=7, d_embed=D, positions="sinusoidal", norm=False),
+    "pre": rc.EmbeddingConfig(vocab_size=7, d_embed=6, projection="after_norm"),
+}
 ALL_GAINS = {"learned_branch_gain": 1.0, "norm_gain": 0.7, "norm": "rms"}
 CASES = {
     "post": ("admin_log", ALL_GAINS),
     "decoder": ("admin_const", {"cross_attention": True, "mlp": "swiglu", "layer_map": (0, 1, 0)}),
+    "sandwich": ("sandwich", {"learned_branch_gain": 2.0}),
     "pre": ("layernorm_scaling", {"learned_branch_gain": 2.0}),
 }
 apply = jax.jit(rc.apply)
@@ -21,7 +26,9 @@ apply = jax.jit(rc.apply)
 
 def build(name):
     design, fields = CASES[name]
-    config = rc.transformer(L, 2, D, embedding=EMBEDDING, d_ff=7, norm_eps=1e-3)
+    config = rc.transformer(
+        L, 2, D, embedding=EMBEDDINGS.get(name, EMBEDDINGS["pre"]), d_ff=7, norm_eps=1e-3
+    )
     layout = {n: v for n, v in fields.items() if "gain" not in n}
     config = rc.design(config.replace(**layout), design)
     config = config.replace(**{n: v for n, v in fields.items() if "gain" in n})
@@ -34,6 +41,7 @@ def compare(name, tolerance):
     params, x, config, memory = build(name)
     folded, plain = rc.fold_gains(params, config)
     assert jax.tree.leaves(plain) == [1.0, 1.0, 1.0, config.init_gain]  # λ, γ, temperature
+    assert (plain.embedding != config.embedding) == (name == "decoder")  # a projection, from ω_1
     assert plain.layer_map == () and folded.layers.mlp_gains is None
     expected = apply(params, x, config, memory=memory).output
     found = apply(folded, x, plain, memory=memory).output
@@ -79,7 +87,6 @@ def test_seeds_fold_under_vmap():
 def test_what_cannot_be_folded_is_refused_in_one_line():
     params, _, config, _ = build("post")
     bare = params.replace(embedding=None), config.replace(embedding=None)
-    tokens = rc.EmbeddingConfig(vocab_size=7, d_embed=D, positions="sinusoidal", norm=False)
     pre = rc.design(rc.transformer(L, 2, D), "pre").replace(skip_gain=0.5)
     for case, message in (
         (
@@ -90,16 +97,47 @@ def test_what_cannot_be_folded_is_refused_in_one_line():
             (params, config.replace(skip_gain=rc.Gains(mlp=np.array([1.0, 0.0, 1.0])))),
             "skip gain 0 of the mlp sublayer of layer 1 is not positive",
         ),
-        (bare, r"the first skip gain \(.*\) cannot be folded: .* no norm or projection"),
-        (
-            (
-                params.replace(embedding=params.embedding.replace(norm=None, positions=None)),
-                config.replace(embedding=tokens),
-            ),
-            "no norm or projection of an embedding",
-        ),
+        (bare, r"the first skip gain \(.*\) cannot be folded: there is no embedding"),
         ((draws.parameters(pre), pre), "under norm_placement='pre'"),
     ):
         with pytest.raises(ValueError, match=message) as caught:
             rc.fold_gains(*case)
         assert "\n" not in str(caught.value)
+
+
+def test_encoder_decoders_profile_and_fold_half_by_half():
+    tokens = rc.EmbeddingConfig(vocab_size=7, d_embed=D, positions="sinusoidal", norm=False)
+    half = rc.transformer(2, 2, D, d_ff=7, embedding=tokens)
+    both = rc.EncoderDecoderConfig(
+        half, half.replace(mask="causal", cross_attention=True), shared_embedding=True
+    )
+    config = rc.design(both, "admin")
+    parts = [draws.parameters(c, gain_scale=0.2) for c in (config.encoder, config.decoder)]
+    parts[1] = parts[1].replace(embedding=parts[1].embedding.replace(tokens=None))
+    w = jnp.asarray(np.random.default_rng(3).standard_normal((D, 7)), float)
+    params = rc.EncoderDecoderParams(*parts, w_output=w)
+    ids = jnp.asarray(np.random.default_rng(4).integers(0, 7, (3, 5)))
+    mask = np.arange(5) < np.array([5, 3, 4])[:, None]
+    module = rc.encoder_decoder
+    config = module.admin_profile(params, ids, ids[:, :4], config, source_mask=mask)
+
+    alone = rc.admin_profile(params.encoder, ids, config.encoder, mask=mask)
+    for kind in ("attention", "mlp"):
+        found, expected = (getattr(c.skip_gain, kind) for c in (config.encoder, alone))
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+    run = jax.jit(lambda p, c: module.apply(p, ids[1], ids[1, :4], c, source_mask=mask[1]))
+    trace = run(params, config)
+    # ω_2 of the decoder's first layer, by definition, on one of the three examples' traces each.
+    traces = [
+        module.apply(params, ids[i], ids[i, :4], config, source_mask=mask[i]).decoder
+        for i in range(3)
+    ]
+    residual = np.stack([t.hidden[0] for t in traces]) * np.asarray(
+        params.decoder.layers.attention_gains.skip[0]
+    )
+    branch = np.stack([t.attention_branch[0] for t in traces])
+    second = np.sqrt(residual.var() + branch.var())
+    np.testing.assert_allclose(config.decoder.skip_gain.cross[0], second, rtol=1e-5)
+    folded, plain = module.fold_gains(params, config)
+    assert folded.decoder.embedding.tokens is None and plain.decoder.skip_gain == 1.0
+    np.testing.assert_allclose(run(folded, plain).logits, trace.logits, rtol=2e-5, atol=2e-5)
