@@ -125,18 +125,19 @@ def test_encoder_decoders_profile_and_fold_half_by_half():
     for kind in ("attention", "mlp"):
         found, expected = (getattr(c.skip_gain, kind) for c in (config.encoder, alone))
         np.testing.assert_allclose(found, expected, rtol=1e-6)
-    run = jax.jit(lambda p, c: module.apply(p, ids[1], ids[1, :4], c, source_mask=mask[1]))
+
+    @jax.jit
+    def run(params, config):
+        def one(x, mask):
+            return module.apply(params, x, x[:4], config, source_mask=mask)
+
+        return jax.vmap(one)(ids, mask)
+
+    # ω_2 of the decoder by definition: of its first branch, with ω_1 = 1 times what is learned.
     trace = run(params, config)
-    # ω_2 of the decoder's first layer, by definition, on one of the three examples' traces each.
-    traces = [
-        module.apply(params, ids[i], ids[i, :4], config, source_mask=mask[i]).decoder
-        for i in range(3)
-    ]
-    residual = np.stack([t.hidden[0] for t in traces]) * np.asarray(
-        params.decoder.layers.attention_gains.skip[0]
-    )
-    branch = np.stack([t.attention_branch[0] for t in traces])
-    second = np.sqrt(residual.var() + branch.var())
+    learned = params.decoder.layers.attention_gains.skip[0]
+    branch = trace.decoder.attention_branch[:, 0]
+    second = np.sqrt(np.var(trace.decoder.hidden[:, 0] * learned[None, None]) + np.var(branch))
     np.testing.assert_allclose(config.decoder.skip_gain.cross[0], second, rtol=1e-5)
     folded, plain = module.fold_gains(params, config)
     assert folded.decoder.embedding.tokens is None and plain.decoder.skip_gain == 1.0
