@@ -137,24 +137,28 @@ def attention(
     gain = weight_gain(params.w_v, params.w_v.shape[1]) * weight_gain(params.w_o, h * v)
     score = weight_gain(params.w_q, d) * weight_gain(params.w_k, params.w_k.shape[1])
     score = score * (1 if config.scale_scores else k) / jnp.square(temperature)
-    u, moved = keys.distance, keys.change
+    u, moved, asked = keys.distance, keys.change, queries.covariance
 
     def of_head(p):
         both = p @ u @ p.T
         own = jnp.diag(both)
         distance = both - 0.5 * (own[:, None] + own[None, :])
         spread, response = _centred(p, u, u), -_centred(p, moved, u)
-        return p @ keys.variance - own, distance, p @ moved @ p.T, spread, response
+        # Weights that are not equal respond more: P_ij P_kj = p_ij p_kj (1 + b K_ik K̃_jj).
+        same, squares = _same_key(p, u), score * asked[:, :, None] * p[:, None, :] * p[None, :, :]
+        more = 0.0 if measured else jnp.sum(-squares * same**3, axis=2)
+        less = 0.0 if measured else jnp.sum(squares * same**2 * _same_key(p, moved), axis=2)
+        told = spread, spread + more, response + less
+        return p @ keys.variance - own, distance, p @ moved @ p.T, *told
 
-    variance, distance, change, spread, response = jax.tree.map(
+    variance, distance, change, spread, tilted, response = jax.tree.map(
         lambda a: jnp.mean(a, axis=0), jax.vmap(of_head)(weights)
     )
-    asked = queries.covariance
     part = TokenKernel(variance, distance, change)
     if not measured:
         noise = from_covariance(score * asked * spread, jnp.zeros_like(change))
         part = jax.tree.map(jnp.add, part, noise)
-    scores = (queries.change + (sizes["w_q"] + sizes["w_k"]) * asked) * spread
+    scores = (queries.change + (sizes["w_q"] + sizes["w_k"]) * asked) * tilted
     scores = scores + (1 if measured else 2) * asked * response
     mixed = (sizes["w_v"] + sizes["w_o"]) * part.covariance
     part = part.replace(change=part.change + mixed + score * scores).scaled(gain)
@@ -166,6 +170,12 @@ def _centred(p, a, b):
     """T_ik(A, B) of `attention`, in O(n³)."""
     pa, pb, ap, bp = p @ a, p @ b, a @ p.T, b @ p.T
     return p @ (a * b) @ p.T - (pa * pb) @ p.T - p @ (ap * bp) + (pa @ p.T) * (pb @ p.T)
+
+
+def _same_key(p, a):
+    """Ã_jj of `attention` for each pair of rows, [n, n, m]."""
+    pa, ap = p @ a, (a @ p.T).T
+    return jnp.diag(a) - pa[:, None, :] - ap[None, :, :] + (pa @ p.T)[:, :, None]
 
 
 def mlp(
