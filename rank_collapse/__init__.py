@@ -23,6 +23,7 @@ from rank_collapse.measures.residuals import (
 from rank_collapse.network import surgery
 from rank_collapse.network.attention import AttentionParams, multi_head_attention
 from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.designs import DESIGNS, design
 from rank_collapse.network.embedding import EmbeddingConfig, EmbeddingParams, embed
 from rank_collapse.network.gains import Gains
 from rank_collapse.network.layers import MLPParams, NormParams
@@ -61,6 +62,7 @@ from rank_collapse.theory.reports import BoundReport, bound_report
 from rank_collapse.theory.transverse import transverse_exponents
 
 __all__ = [
+    "DESIGNS",
     "AttentionParams",
     "BlockParams",
     "BoundReport",
@@ -86,6 +88,7 @@ __all__ = [
     "closed_constant",
     "composite_norm",
     "count_paths",
+    "design",
     "direct_contributions",
     "effective_rank",
     "embed",

@@ -11,7 +11,7 @@ from rank_collapse.network.embedding import EmbeddingConfig
 NORM_PLACEMENTS = ("none", "pre", "post")
 MASKS = ("none", "causal", "local")
 POSITIONS = ("none", "rotary", "relative_bias", "relative_key")
-INITS = ("lecun", "bert", "reference")
+INITS = ("lecun", "xavier", "bert", "reference")
 
 
 class _FollowsWidth(int):
@@ -27,7 +27,7 @@ def static(default: Any) -> Any:
 class TransformerConfig:
     """One attention network; every architecture and ablation is a choice of these fields.
 
-    A pytree: the floats `skip_gain`, `branch_gain`, `temperature` are leaves, so that a config
+    A pytree: the floats `skip_gain`, `branch_gain`, `temperature`, ... are leaves, so that a config
     passed to a jitted function as an ordinary argument does not recompile when one of them
     changes, and can be vmapped over. Everything else is static and part of the treedef. All
     fields are hashable when the floats are Python numbers, so static arguments work too.
@@ -54,12 +54,13 @@ class TransformerConfig:
         cross_attention: Decoder layers that look at a memory.
         layer_map: Parameter row of each layer, () for one each; (0,)·depth shares one (ALBERT).
         embedding: How tokens or vectors become hidden states; None when inputs are [n, d].
-        init: "lecun" (variance 1/fan-in), "bert" (normal 0.02) or "reference" (normal 0.02, value
-            and output projection uniform(±1/√fan-in)).
+        init: "lecun" (variance 1/fan-in), "xavier" (2/(fan-in + fan-out)), "bert" (normal 0.02) or
+            "reference" (normal 0.02, value and output projection uniform(±1/√fan-in)).
         unroll: Layers unrolled in the scan over depth: compile time against run time.
         skip_gain, branch_gain: λ and γ of every sublayer, or `Gains` of each kind; a number, one
             per layer [L], or per layer and feature [L or 1, d].
         temperature: Divides the scores; scalar or [L].
+        init_gain: Multiplies the initial values of V, O and MLP; a number. Only `init` reads it.
     """
 
     depth: int = static(1)
@@ -94,6 +95,7 @@ class TransformerConfig:
     skip_gain: Any = 1.0
     branch_gain: Any = 1.0
     temperature: Any = 1.0
+    init_gain: Any = 1.0
 
     def __post_init__(self):
         for name in ("depth", "num_heads", "d_model", "window", "unroll"):

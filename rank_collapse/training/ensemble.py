@@ -15,7 +15,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from rank_collapse.runs import seeds
-from rank_collapse.training.training import Hyper, Recipe, TrainState, init_state, train_epoch
+from rank_collapse.training.recipe import Hyper, Recipe, check_hyper
+from rank_collapse.training.training import TrainState, init_state, train_epoch
 
 
 def seeds_at_once(mesh: Mesh) -> int | None:
@@ -143,7 +144,11 @@ class Ensemble:
 
         Returns:
             `Trained`.
+
+        Raises:
+            ValueError: Floats that mean nothing; see `recipe.check_hyper`.
         """
+        check_hyper(hyper, self.recipe)
         count = keys.shape[0]
         hyper = jax.tree.map(lambda a: jnp.broadcast_to(jnp.float32(a), (count,)), hyper)
         laid_keys, hyper = self.lay_out((keys, hyper))

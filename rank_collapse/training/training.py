@@ -6,12 +6,10 @@ rates or dropout rates are one more axis: see `rank_collapse.training.ensemble`.
 Axis letters: b examples, n tokens, i input width, c classes or outputs.
 """
 
-import dataclasses
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 from jaxtyping import Array, Bool, Float
 
 from rank_collapse import struct
@@ -19,6 +17,8 @@ from rank_collapse.network import entry, parameters, transformer
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.dropout import dropout, dropout_branches
 from rank_collapse.paths.sets import Classifier
+from rank_collapse.training.optimizers import make_optimizer, schedule_factor
+from rank_collapse.training.recipe import Hyper, Recipe
 from rank_collapse.training.tasks.examples import (
     LOSSES,
     Examples,
@@ -26,69 +26,6 @@ from rank_collapse.training.tasks.examples import (
     part_positions,
     token_mask,
 )
-
-SCHEDULES = ("constant", "milestones", "linear")
-
-
-@dataclasses.dataclass(frozen=True)
-class Recipe:
-    """What a training run compiles in.
-
-    Attributes:
-        config: The network, with an embedding.
-        num_outputs: Classes, or width of the targets.
-        batch_size, num_epochs: Examples per step, passes over the data.
-        loss: A name of `tasks.examples.LOSSES`.
-        shuffle: Whether each epoch draws a new order; if not, batches are as the data lie.
-        schedule: "constant"; "milestones": learning rate · decay^(milestones passed), by epoch;
-            "linear": to 0 at the last step.
-        milestones, decay: Of the milestones.
-        clip_norm: Largest global norm of a gradient; None for any.
-        output_dropout: Dropout of the network's output too, before the read-out.
-        unroll: Layers computed per step of the loop over the depth: more take longer to compile
-            and save the memory traffic of the loop's buffers. In place of `config.unroll`, which
-            the evaluation keeps. Does not change results.
-    """
-
-    config: TransformerConfig
-    num_outputs: int
-    batch_size: int
-    num_epochs: int
-    loss: str = "cross_entropy"
-    shuffle: bool = False
-    schedule: str = "constant"
-    milestones: tuple[int, ...] = (15, 30, 40, 50, 60)
-    decay: float = 0.91
-    clip_norm: float | None = None
-    output_dropout: bool = False
-    unroll: int = 6
-
-    def __post_init__(self):
-        for name in ("num_outputs", "batch_size", "unroll"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} is not a positive integer")
-        if self.num_epochs < 0:
-            raise ValueError(f"num_epochs={self.num_epochs} is negative")
-        if self.loss not in LOSSES:
-            raise ValueError(f"loss={self.loss!r} is not one of {tuple(LOSSES)}")
-        if self.schedule not in SCHEDULES:
-            raise ValueError(f"schedule={self.schedule!r} is not one of {SCHEDULES}")
-        if self.config.embedding is None:
-            raise ValueError("config.embedding=None: a trained network needs an embedding")
-
-
-@struct.dataclass
-class Hyper:
-    """What may differ between the runs of an ensemble, all traced scalars.
-
-    `weight_decay` is added to the gradient (L2, as in Adam with decay), `init_scale` multiplies
-    the initial weights of the layers.
-    """
-
-    learning_rate: Any = 1e-3
-    weight_decay: Any = 0.0
-    dropout: Any = 0.1
-    init_scale: Any = 1.0
 
 
 @struct.dataclass
@@ -126,7 +63,7 @@ def init_state(key: Any, hyper: Hyper, recipe: Recipe) -> TrainState:
     """The state before the first step."""
     key_model, key_train = jax.random.split(key)
     model = init_model(key_model, recipe, hyper.init_scale)
-    optimizer = _optimizer(hyper, recipe).init(model)
+    optimizer = make_optimizer(hyper, recipe).init(model)
     return TrainState(model=model, optimizer=optimizer, key=key_train)
 
 
@@ -228,10 +165,12 @@ def train_step(
             model, batch, config, dropout_key=key, dropout_rate=hyper.dropout,
             output_dropout=recipe.output_dropout,
         )  # fmt: skip
-        return LOSSES[recipe.loss](logits, batch.labels, counts)
+        return LOSSES[recipe.loss](logits, batch.labels, counts, hyper.label_smoothing)
 
     value, gradient = jax.value_and_grad(loss)(state.model)
-    updates, optimizer = _optimizer(hyper, recipe).update(gradient, state.optimizer, state.model)
+    updates, optimizer = make_optimizer(hyper, recipe).update(
+        gradient, state.optimizer, state.model
+    )
     rate = hyper.learning_rate * factor
     model = jax.tree.map(lambda p, u: p - rate.astype(p.dtype) * u, state.model, updates)
     return state.replace(model=model, optimizer=optimizer), value
@@ -265,25 +204,8 @@ def train_epoch(
         index, chosen, weights = item
         batch = jax.tree.map(lambda a: a[chosen], examples)
         step = epoch * steps + index
-        factor = schedule_factor(recipe, epoch, step, steps)
+        factor = schedule_factor(recipe, epoch, step, steps, hyper.warmup)
         return train_step(state, batch, weights, step, factor, hyper, recipe)
 
     state, losses = jax.lax.scan(body, state, (jnp.arange(steps), order, weights))
     return state, jnp.mean(losses)
-
-
-def schedule_factor(recipe: Recipe, epoch: Any, step: Any, steps_per_epoch: int) -> Any:
-    """What multiplies the learning rate at a step; see `Recipe.schedule`."""
-    if recipe.schedule == "milestones":
-        passed = sum(jnp.asarray(epoch >= m, jnp.float32) for m in recipe.milestones)
-        return jnp.asarray(recipe.decay, jnp.float32) ** passed
-    if recipe.schedule == "linear":
-        return 1.0 - step / max(recipe.num_epochs * steps_per_epoch, 1)
-    return jnp.ones(())
-
-
-def _optimizer(hyper, recipe):
-    """Everything of Adam but the learning rate."""
-    clip = [] if recipe.clip_norm is None else [optax.clip_by_global_norm(recipe.clip_norm)]
-    decay = optax.add_decayed_weights(hyper.weight_decay)
-    return optax.chain(*clip, decay, optax.scale_by_adam(b1=0.9, b2=0.999, eps=1e-8))

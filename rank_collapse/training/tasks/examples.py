@@ -100,14 +100,24 @@ def weighted_mean(values: Float[Array, "b n"], weights: Any) -> Float[Array, ""]
 
 
 def cross_entropy(
-    logits: Float[Array, "b n c"], labels: Int[Array, "b n"], weights: Any
+    logits: Float[Array, "b n c"], labels: Int[Array, "b n"], weights: Any, smoothing: Any = 0.0
 ) -> Float[Array, ""]:
-    """Mean over tokens of −log softmax(logits)[label]."""
-    return weighted_mean(optax.softmax_cross_entropy_with_integer_labels(logits, labels), weights)
+    """Mean over tokens of −Σ_k q_k log softmax(logits)_k, q = (1 − ε) onehot(label) + ε / c.
+
+    Args:
+        logits: One row per token.
+        labels: Classes.
+        weights: Of the tokens.
+        smoothing: ε (Szegedy et al. 2016, section 7); 0 for −log softmax(logits)[label].
+    """
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+    # −Σ q log p = −log p[label] + ε (logit of the label − mean logit)
+    of_label = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
+    return weighted_mean(losses + smoothing * (of_label - jnp.mean(logits, axis=-1)), weights)
 
 
 def squared_error(
-    outputs: Float[Array, "b n c"], targets: Float[Array, "b n c"], weights: Any
+    outputs: Float[Array, "b n c"], targets: Float[Array, "b n c"], weights: Any, _: Any = None
 ) -> Float[Array, ""]:
     """Σ ‖output − target‖² over tokens: a sum, not a mean, as in Dong et al. 2021's code."""
     errors = jnp.sum(jnp.square(outputs - targets), axis=-1)

@@ -1,0 +1,116 @@
+"""What a training run is: a `Recipe`, compiled in, and a `Hyper`, whose floats may be swept."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from rank_collapse import struct
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.training.tasks.examples import LOSSES
+
+SCHEDULES = ("constant", "milestones", "linear", "inverse_sqrt")
+OPTIMIZERS = ("adam", "radam")
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """What a training run compiles in.
+
+    Attributes:
+        config: The network, with an embedding.
+        num_outputs: Classes, or width of the targets.
+        batch_size, num_epochs: Examples per step, passes over the data.
+        loss: A name of `tasks.examples.LOSSES`.
+        shuffle: Whether each epoch draws a new order; if not, batches are as the data lie.
+        schedule: "constant"; "milestones": learning rate · decay^(milestones passed), by epoch;
+            "linear": to 0 at the last step; "inverse_sqrt": √(warmup / step) after the warm-up
+            (Vaswani et al. 2017, section 5.3). All begin with the warm-up of `Hyper`.
+        milestones, decay: Of the milestones.
+        clip_norm: Largest global norm of a gradient; None for any.
+        output_dropout: Dropout of the network's output too, before the read-out.
+        unroll: Layers computed per step of the loop over the depth: more take longer to compile
+            and save the memory traffic of the loop's buffers. In place of `config.unroll`, which
+            the evaluation keeps. Does not change results.
+        optimizer: "adam" (Kingma and Ba 2015) or "radam" (Liu et al. 2020: no adaptive step until
+            the variance of its scale is tractable).
+        b1, b2, eps: Of the optimizer: decay of the two moments, and what is added to the root.
+    """
+
+    config: TransformerConfig
+    num_outputs: int
+    batch_size: int
+    num_epochs: int
+    loss: str = "cross_entropy"
+    shuffle: bool = False
+    schedule: str = "constant"
+    milestones: tuple[int, ...] = (15, 30, 40, 50, 60)
+    decay: float = 0.91
+    clip_norm: float | None = None
+    output_dropout: bool = False
+    unroll: int = 6
+    optimizer: str = "adam"
+    b1: float = 0.9
+    b2: float = 0.999
+    eps: float = 1e-8
+
+    def __post_init__(self):
+        for name in ("num_outputs", "batch_size", "unroll"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} is not a positive integer")
+        if self.num_epochs < 0:
+            raise ValueError(f"num_epochs={self.num_epochs} is negative")
+        for name, allowed in (
+            ("loss", tuple(LOSSES)),
+            ("schedule", SCHEDULES),
+            ("optimizer", OPTIMIZERS),
+        ):
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name}={getattr(self, name)!r} is not one of {allowed}")
+        for name in ("b1", "b2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} is not in [0, 1)")
+        if not self.eps > 0:
+            raise ValueError(f"eps={self.eps} is not positive")
+        if self.config.embedding is None:
+            raise ValueError("config.embedding=None: a trained network needs an embedding")
+
+
+@struct.dataclass
+class Hyper:
+    """What may differ between the runs of an ensemble, all traced scalars.
+
+    `weight_decay` is added to the gradient (L2, as in Adam with decay), `init_scale` multiplies
+    the initial weights of the layers. The learning rate rises linearly over the first `warmup`
+    steps (0: at once); `label_smoothing` ε trains on labels (1 − ε) onehot + ε / c.
+    """
+
+    learning_rate: Any = 1e-3
+    weight_decay: Any = 0.0
+    dropout: Any = 0.1
+    init_scale: Any = 1.0
+    warmup: Any = 0.0
+    label_smoothing: Any = 0.0
+
+
+def check_hyper(hyper: Hyper, recipe: Recipe) -> None:
+    """Refuses floats, or arrays of them, that mean nothing; traced ones are let through.
+
+    Raises:
+        ValueError: A warm-up that is negative, a smoothing outside [0, 1) or of squared errors.
+    """
+    warmup, smoothing = np.asarray(hyper.warmup), np.asarray(hyper.label_smoothing)
+    if not np.all(warmup >= 0):
+        raise ValueError(f"warmup={_first(warmup, warmup >= 0)} is not 0 or a number of steps")
+    if not np.all((smoothing >= 0) & (smoothing < 1)):
+        wrong = _first(smoothing, (smoothing >= 0) & (smoothing < 1))
+        raise ValueError(f"label_smoothing={wrong} is not in [0, 1)")
+    if recipe.loss != "cross_entropy" and np.any(smoothing):
+        raise ValueError(
+            f"label_smoothing={_first(smoothing, smoothing == 0)} smooths classes, and "
+            f"loss={recipe.loss!r} has none"
+        )
+
+
+def _first(values, fine):
+    return float(values[~fine].flat[0])

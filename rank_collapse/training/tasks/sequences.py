@@ -1,0 +1,156 @@
+"""Sequence tasks: copy, reverse or sort letters; token by token, or from a source to a target.
+
+Token by token, for an encoder alone (`make_examples`), the label of position i is the letter there
+of the copied, reversed or sorted sequence. From source to target, for an encoder-decoder
+(`make_pairs`), the target is written out between a begin and an end mark, and lengths may differ.
+
+Axis letters: b examples, n target tokens, m source tokens.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int
+
+from rank_collapse import struct
+from rank_collapse.training.tasks.examples import Examples
+
+PAD, BEGIN, END = 0, 1, 2
+NUM_MARKS = 3  # a letter's token id is its number plus this
+TASKS = ("copy", "reverse", "sort")
+
+
+@struct.dataclass
+class SequencePairs:
+    """Pairs of sequences, padded; what a decoder reads and what it should answer are one apart."""
+
+    source: Any  # Int [b, m]
+    source_mask: Any  # Bool [b, m], which tokens exist
+    target: Any  # Int [b, n], from the begin to the end mark
+    target_mask: Any  # Bool [b, n]
+
+    def __len__(self) -> int:
+        return self.source.shape[0]
+
+    def first(self, count: int) -> "SequencePairs":
+        """The first `count` pairs."""
+        return jax.tree.map(lambda a: a[:count], self)
+
+    @property
+    def inputs(self) -> Any:
+        """What the decoder reads under teacher forcing [b, n − 1]: all but the last token."""
+        return self.target[:, :-1]
+
+    @property
+    def labels(self) -> Any:
+        """What it should answer [b, n − 1]: all but the begin mark."""
+        return self.target[:, 1:]
+
+    @property
+    def mask(self) -> Any:
+        """Bool [b, n − 1], which labels exist."""
+        return self.target_mask[:, 1:]
+
+
+def transformed(
+    task: str, letters: Int[Array, "b n"], mask: Bool[Array, "b n"]
+) -> Int[Array, "b n"]:
+    """The letters copied, reversed or sorted; padding stays behind them.
+
+    Raises:
+        ValueError: A task that is not one of `TASKS`.
+    """
+    if task == "copy":
+        return letters
+    if task == "reverse":
+        last = mask.sum(axis=1, keepdims=True) - 1
+        index = last - jnp.arange(letters.shape[1])[None, :]
+        return jnp.take_along_axis(letters, jnp.where(index < 0, 0, index), axis=1)
+    if task == "sort":
+        return jnp.sort(jnp.where(mask, letters, jnp.iinfo(letters.dtype).max), axis=1)
+    raise ValueError(f"task={task!r} is not one of {TASKS}")
+
+
+def make_examples(
+    key: Any, num_examples: int, seq_len: int, num_letters: int, task: str = "reverse"
+) -> Examples:
+    """Uniformly random letters, each position labelled with its letter of the transformed sequence.
+
+    Args:
+        key: Random key.
+        num_examples: Sequences.
+        seq_len: Letters in a sequence.
+        num_letters: Size of the alphabet.
+        task: "copy", "reverse" or "sort".
+    """
+    _check(seq_len=seq_len, num_letters=num_letters)
+    letters = jax.random.randint(key, (num_examples, seq_len), 0, num_letters)
+    labels = transformed(task, letters, jnp.ones(letters.shape, bool))
+    return Examples(inputs=letters, labels=labels)
+
+
+def make_pairs(
+    key: Any,
+    num_examples: int,
+    seq_len: int,
+    num_letters: int,
+    task: str = "reverse",
+    min_len: int | None = None,
+) -> SequencePairs:
+    """Random letters as sources, and the transformed letters between two marks as targets.
+
+    Token ids are 0 padding, 1 begin, 2 end, 3 .. num_letters + 2 letters, in both sequences.
+
+    Args:
+        key: Random key.
+        num_examples: Pairs.
+        seq_len: Letters of the longest source; targets have two tokens more.
+        num_letters: Size of the alphabet.
+        task: "copy", "reverse" or "sort".
+        min_len: Letters of the shortest source, lengths being uniform between the two; None for
+            all of seq_len.
+
+    Raises:
+        ValueError: An unknown task, or lengths that leave no letter between the marks.
+    """
+    min_len = seq_len if min_len is None else min_len
+    _check(seq_len=seq_len, num_letters=num_letters, min_len=min_len)
+    if min_len > seq_len:
+        raise ValueError(f"min_len={min_len} is larger than seq_len={seq_len}")
+    key_letters, key_lengths = jax.random.split(key)
+    letters = jax.random.randint(key_letters, (num_examples, seq_len), 0, num_letters)
+    lengths = jax.random.randint(key_lengths, (num_examples, 1), min_len, seq_len + 1)
+    mask = jnp.arange(seq_len)[None, :] < lengths
+    return between_marks(letters + NUM_MARKS, mask, transformed(task, letters, mask) + NUM_MARKS)
+
+
+def between_marks(
+    source: Int[Array, "b m"], mask: Bool[Array, "b m"], target: Int[Array, "b m"]
+) -> SequencePairs:
+    """Pairs of sequences of the same lengths, the target between a begin and an end mark.
+
+    Args:
+        source: Token ids.
+        mask: Which tokens exist, those of the target too; the others follow them.
+        target: Token ids.
+    """
+    count = len(source)
+    begin, one_more = jnp.full((count, 1), BEGIN), jnp.zeros((count, 1), bool)
+    behind = jnp.concatenate([mask, one_more], axis=1)
+    ended = jnp.where(behind, jnp.pad(target, ((0, 0), (0, 1))), PAD)
+    is_end = jnp.arange(behind.shape[1])[None, :] == mask.sum(axis=1, keepdims=True)
+    ended = jnp.where(is_end, END, ended)
+    return SequencePairs(
+        source=jnp.where(mask, source, PAD),
+        source_mask=mask,
+        target=jnp.concatenate([begin, ended], axis=1),
+        target_mask=jnp.concatenate([~one_more, behind | is_end], axis=1),
+    )
+
+
+def _check(**sizes):
+    for name, value in sizes.items():
+        if value < 1:
+            what = "letter in the alphabet" if name == "num_letters" else "token beside its marks"
+            raise ValueError(f"{name}={value} leaves no {what}")

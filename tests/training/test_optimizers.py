@@ -1,0 +1,138 @@
+"""Schedules, warm-up, optimisers and label smoothing against closed forms, torch and optax."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.embedding import EmbeddingConfig
+from rank_collapse.training import Ensemble
+from rank_collapse.training.optimizers import make_optimizer, schedule_factor
+from rank_collapse.training.recipe import Hyper, Recipe, check_hyper
+from rank_collapse.training.tasks import cross_entropy, sequences
+
+CONFIG = TransformerConfig(
+    d_model=8, embedding=EmbeddingConfig(vocab_size=5, d_embed=8, norm=False)
+)
+
+
+def recipe(**fields):
+    return Recipe(CONFIG, num_outputs=5, batch_size=4, num_epochs=2, **fields)
+
+
+def factors(made, warmup, steps=12):
+    return np.array([schedule_factor(made, s // 4, s, 4, warmup) for s in range(steps)])
+
+
+def test_inverse_sqrt_is_its_closed_form():
+    s = np.arange(1, 13)
+    found = factors(recipe(schedule="inverse_sqrt"), jnp.float32(4))
+    np.testing.assert_allclose(found, np.minimum(s / 4, np.sqrt(4 / s)), rtol=1e-6)
+    # Vaswani et al. 2017, equation 3, up to the factor d^-½ warmup^-½
+    np.testing.assert_allclose(found / 2, np.minimum(s**-0.5, s * 4**-1.5), rtol=1e-6)
+    without = factors(recipe(schedule="inverse_sqrt"), 0.0)
+    np.testing.assert_allclose(without, 1 / np.sqrt(s), rtol=1e-6)
+
+
+def test_warm_up_multiplies_every_schedule_and_none_is_none():
+    s = np.arange(1, 13)
+    for fields in ({}, {"schedule": "milestones", "milestones": (1, 2)}, {"schedule": "linear"}):
+        plain = factors(recipe(**fields), 0.0)
+        np.testing.assert_array_equal(plain, factors(recipe(**fields), jnp.float32(1)))
+        warmed = factors(recipe(**fields), jnp.float32(5))
+        np.testing.assert_allclose(warmed, plain * np.minimum(s / 5, 1), rtol=1e-6)
+    assert (factors(recipe(), jnp.float32(0)) == 1).all()
+
+
+def torch_steps(name, gradients, **options):
+    """Parameters after each step of torch's optimiser at learning rate 0.01, from 0."""
+    torch = pytest.importorskip("torch")
+    p = torch.zeros(gradients.shape[1], dtype=torch.float64, requires_grad=True)
+    optimizer = getattr(torch.optim, name)([p], lr=0.01, **options)
+    steps = []
+    for g in gradients:
+        p.grad = torch.tensor(g)
+        optimizer.step()
+        steps.append(p.detach().numpy().copy())
+    return np.array(steps)
+
+
+@pytest.mark.parametrize("name, b2", [("Adam", 0.999), ("RAdam", 0.999), ("RAdam", 0.9)])
+def test_optimizers_step_as_those_of_torch(name, b2):
+    gradients = np.random.default_rng(0).normal(size=(40, 6)) + 0.5
+    made = make_optimizer(Hyper(), recipe(optimizer=name.lower(), b2=b2))
+    params = jnp.zeros(6)
+    state, found = made.init(params), []
+    update = jax.jit(made.update)
+    for g in gradients:
+        change, state = update(jnp.asarray(g, jnp.float32), state, params)
+        params = params - 0.01 * change
+        found.append(params)
+    expected = torch_steps(name, gradients, betas=(0.9, b2))
+    np.testing.assert_allclose(found, expected, rtol=2e-3, atol=1e-5)
+
+
+def test_label_smoothing_is_the_cross_entropy_of_smoothed_labels():
+    rng = np.random.default_rng(1)
+    logits = jnp.asarray(rng.normal(size=(3, 4, 5)), jnp.float32)
+    labels = jnp.asarray(rng.integers(0, 5, (3, 4)))
+    weights = jnp.asarray(rng.integers(0, 2, (3, 4)), bool)
+    smooth = optax.smooth_labels(jax.nn.one_hot(labels, 5), 0.1)
+    expected = (optax.softmax_cross_entropy(logits, smooth) * weights).sum() / weights.sum()
+    found = cross_entropy(logits, labels, weights, jnp.float32(0.1))
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    torch = pytest.importorskip("torch")
+    ignored = np.where(weights, labels, -100).reshape(-1)
+    loss = torch.nn.CrossEntropyLoss(label_smoothing=0.1)
+    theirs = loss(
+        torch.tensor(np.array(logits)).reshape(-1, 5), torch.tensor(ignored.astype(np.int64))
+    )
+    np.testing.assert_allclose(found, float(theirs), rtol=1e-6)
+    none, zero = (cross_entropy(logits, labels, weights, s) for s in (0.0, jnp.float32(0)))
+    plain = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+    assert none == zero == jnp.sum(jnp.where(weights, plain, 0)) / weights.sum()
+
+
+def test_an_ensemble_sweeps_warm_up_and_smoothing():
+    batch = sequences.make_examples(jax.random.key(0), 4, 6, 5)
+    made = Ensemble(recipe(unroll=1), lambda _: {"train": batch}, epochs_per_chunk=2)
+    warmup, smoothing = np.array([0.0, 1.0, 1e9, 0.0]), np.array([0.0, 0.0, 0.0, 0.3])
+    swept = Hyper(learning_rate=0.1, dropout=0.0, warmup=warmup, label_smoothing=smoothing)
+    found = made.train(jnp.stack([jax.random.key(1)] * 4), swept).losses
+    np.testing.assert_array_equal(found[0], found[1])
+    assert abs(found[2, 1] - found[2, 0]) < 1e-5 < abs(found[0, 1] - found[0, 0])
+    assert abs(found[3, 0] - found[0, 0]) > 1e-5
+
+
+@pytest.mark.parametrize(
+    "values, fields, message",
+    [
+        ({"warmup": -1.0}, {}, "warmup=-1"),
+        ({"warmup": np.array([3.0, np.nan])}, {}, "warmup=nan"),
+        ({"label_smoothing": np.array([0.1, 1.0])}, {}, "label_smoothing=1.0 is not in"),
+        ({"label_smoothing": 0.1}, {"loss": "squared_error"}, "has none"),
+    ],
+)
+def test_floats_that_mean_nothing_are_named(values, fields, message):
+    with pytest.raises(ValueError, match=message):
+        check_hyper(Hyper(**values), recipe(**fields))
+    with pytest.raises(ValueError, match=message):
+        Ensemble(recipe(**fields), dict).train(jnp.zeros(1), Hyper(**values))
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        ({"optimizer": "sgd"}, "optimizer='sgd'"),
+        ({"b2": 1.0}, r"b2=1.0 is not in \[0, 1\)"),
+        ({"eps": 0.0}, "eps=0.0 is not positive"),
+    ],
+)
+def test_bad_optimizers_are_named(fields, message):
+    with pytest.raises(ValueError, match=message):
+        recipe(**fields)
+    assert dataclasses.replace(recipe(), optimizer="radam").optimizer == "radam"
