@@ -175,7 +175,7 @@ def _centred(p, a, b):
 def _same_key(p, a):
     """Ã_jj of `attention` for each pair of rows, [n, n, m]."""
     pa, ap = p @ a, (a @ p.T).T
-    return jnp.diag(a) - pa[:, None, :] - ap[None, :, :] + (pa @ p.T)[:, :, None]
+    return jnp.diag(a)[None, None, :] - pa[:, None, :] - ap[None, :, :] + (pa @ p.T)[:, :, None]
 
 
 def mlp(
