@@ -50,6 +50,8 @@ class AttentionParams:
     b_o: Any = struct.field(default=None, kw_only=True)  # [d]
     v_score: Any = None  # [h, k], additive attention only
     relative: Any = None  # RelativeParams, relative positions only
+    q_norm: Any = None  # gain of the queries' RMSNorm: [k], of each head; [h, k], of all at once
+    k_norm: Any = None  # the same of the keys: [k] or [h or g, k]
 
 
 @struct.dataclass
@@ -85,7 +87,13 @@ def repeat_groups(params: AttentionParams) -> AttentionParams:
         b_k=repeated(params.b_k, -2),
         w_v=repeated(params.w_v, -3),
         b_v=repeated(params.b_v, -2),
+        k_norm=params.k_norm if norm_of_heads(params) else repeated(params.k_norm, -2),
     )
+
+
+def norm_of_heads(params: AttentionParams) -> bool:
+    """Whether a norm of queries and keys, if there is one, is of each head alone."""
+    return params.k_norm is None or params.k_norm.ndim < params.w_k.ndim - 1
 
 
 def causal_mask(num_tokens: int) -> Bool[Array, "n n"]:
@@ -138,6 +146,22 @@ def project(
     return y if b is None else y + b[:, None, :]
 
 
+def head_norm(
+    gain: Float[Array, "k"] | Float[Array, "h k"] | None, x: Float[Array, "h n k"], eps: float
+) -> Float[Array, "h n k"]:
+    """RMSNorm of queries or keys: of each head (gain [k]) or over all heads ([h, k]); None: x.
+
+    Source: Henry et al. 2020 (QK-norm), with RMSNorm as in Qwen3, Gemma 3 and OLMo 2.
+    """
+    if gain is None:
+        return x
+    axes = (-1,) if gain.ndim == 1 else (0, -1)
+    square = jnp.mean(jnp.square(x), axis=axes, keepdims=True)
+    return (
+        x * jax.lax.rsqrt(square + jnp.asarray(eps, x.dtype)) * gain.reshape(-1, 1, gain.shape[-1])
+    )
+
+
 def rotate(x: Float[Array, "h n k"], rotary: tuple[Array, Array]) -> Float[Array, "h n k"]:
     """Rotary positions in the half-split layout (Su et al. 2021; as in Llama)."""
     cos, sin = (t[None].astype(x.dtype) for t in rotary)
@@ -152,6 +176,7 @@ def attention_scores(
     *,
     score: str = "dot",
     scale: bool = True,
+    norm_eps: float = 1e-12,
     temperature: Any = 1.0,
     context: AttentionContext | None = None,
 ) -> Float[Array, "h n m"]:
@@ -166,6 +191,7 @@ def attention_scores(
         y: Keys' tokens [m, d]; the same array for self-attention.
         score: "dot" or "additive".
         scale: Whether dot products are divided by √k.
+        norm_eps: Of the norm of queries and keys, where the parameters have one.
         temperature: Further divisor of the scores.
         context: Bias and position terms.
 
@@ -178,6 +204,7 @@ def attention_scores(
     query_part = jnp.einsum("nd,hdk->hnk", x, params.w_q)
     q = query_part if params.b_q is None else query_part + params.b_q[:, None, :]
     k = project(y, params.w_k, params.b_k)
+    q, k = head_norm(params.q_norm, q, norm_eps), head_norm(params.k_norm, k, norm_eps)
     if context.rotary is not None:
         q, k = rotate(q, context.rotary), rotate(k, context.rotary)
     if score == "additive":
@@ -220,13 +247,15 @@ def attention_weights(
     *,
     score: str = "dot",
     scale: bool = True,
+    norm_eps: float = 1e-12,
     temperature: Any = 1.0,
     context: AttentionContext | None = None,
 ) -> Float[Array, "h n m"]:
     """P_h = softmax over allowed keys of `attention_scores`; every row sums to 1."""
     scores = attention_scores(
-        params, x, y, score=score, scale=scale, temperature=temperature, context=context
-    )
+        params, x, y, score=score, scale=scale, norm_eps=norm_eps, temperature=temperature,
+        context=context,
+    )  # fmt: skip
     return softmax(scores, None if context is None else context.mask)
 
 
@@ -275,6 +304,7 @@ def multi_head_attention(
     *,
     score: str = "dot",
     scale: bool = True,
+    norm_eps: float = 1e-12,
     temperature: Any = 1.0,
     context: AttentionContext | None = None,
     dropout_key: Any = None,
@@ -289,7 +319,8 @@ def multi_head_attention(
         params: Attention parameters of one layer.
         x: Query tokens [n, d].
         y: Key and value tokens [m, d].
-        score, scale, temperature, context: See `attention_scores`; the context holds the mask.
+        score, scale, norm_eps, temperature, context: See `attention_scores`; the context holds
+            the mask.
         dropout_key: Key for dropout on the weights; None for none.
         dropout_rate: Probability that a weight is dropped.
         edit: (name, value) -> value of the "scores" before mask and softmax, and of the "weights".
@@ -308,8 +339,9 @@ def multi_head_attention(
     params = repeat_groups(params)
     edit = (lambda _, value: value) if edit is None else edit
     scores = attention_scores(
-        params, x, y, score=score, scale=scale, temperature=temperature, context=context
-    )
+        params, x, y, score=score, scale=scale, norm_eps=norm_eps, temperature=temperature,
+        context=context,
+    )  # fmt: skip
     mask = None if context is None else context.mask
     weights = edit("weights", softmax(edit("scores", scores), mask))
     kept = weights if dropout_key is None else dropout(dropout_key, weights, dropout_rate)

@@ -85,6 +85,11 @@ def _deepnorm(stack):
     return {"skip_gain": gains[0], "init_gain": gains[1], "init": "xavier"}
 
 
+def _qk_norm(stack):
+    """x' = x + f(N(x)), queries and keys of each head divided by their root mean square."""
+    return {"qk_norm": "head"}
+
+
 def _depth_scaled(stack):
     """x' = N(x + f(x)/√L) by the number of layers L (their equation 8 with α_1² = α_2² = 1/L)."""
     return {"branch_gain": 1 / math.sqrt(stack.config.depth)}
@@ -96,18 +101,22 @@ DESIGNS: dict[str, Design] = {
     "admin_log": Design(("post",), _admin_log, "Liu et al. 2020"),
     "admin_const": Design(("post",), _admin_const, "Liu et al. 2020"),
     "deepnorm": Design(("post",), _deepnorm, "Wang et al. 2022"),
+    "sandwich": Design(("sandwich",), _plain, "Ding et al. 2021; peri-LN, Kim et al. 2025"),
+    "branch_norm": Design(("branch",), _plain, "OLMo 2, 2025"),
+    "qk_norm": Design(("pre", "branch"), _qk_norm, "Henry et al. 2020; RMSNorm as in Qwen3"),
     "depth_scaled": Design(("post", "pre", "none"), _depth_scaled, "Noci et al. 2022"),
 }
 
 # What every design decides: what it does not name is as in a plain residual network.
-_PLAIN = {"skip_gain": 1.0, "branch_gain": 1.0, "init_gain": 1.0}
+_PLAIN = {"skip_gain": 1.0, "branch_gain": 1.0, "init_gain": 1.0, "qk_norm": "none"}
 
 
 def design(config: Any, name: str, *, norm_placement: str | None = None) -> Any:
     """The config of a residual design; draw the parameters with it: `init(key, design(...))`.
 
-    Sets skips, gains, `init_gain` and the norms (with pre-norm a final one too); `init` where the
-    paper names one. Everything else stays; gains of an earlier design do not.
+    Sets skips, gains, `init_gain`, `qk_norm` and the norms (a final one too, where the stream is
+    not normalised); `init` where the paper names one. Everything else stays; gains of an earlier
+    design do not.
 
     Args:
         config: The network, a `TransformerConfig` or an `EncoderDecoderConfig`.
@@ -147,5 +156,5 @@ def of_stack(stack: Stack, name: str, *, norm_placement: str | None = None) -> T
         )
     config = stack.config
     skips = {"attention_skip": True, "cross_skip": True, "mlp_skip": config.mlp != "none"}
-    norms = {"norm_placement": placement, "final_norm": placement == "pre"}
+    norms = {"norm_placement": placement, "final_norm": placement in ("pre", "sandwich", "branch")}
     return config.replace(**(_PLAIN | skips | norms | chosen.constants(stack)))

@@ -22,11 +22,14 @@ class BlockParams:
     """Parameters of one layer, or of a stack with a leading layer axis; None for absent parts."""
 
     attention: Any  # AttentionParams
-    attention_norm: Any = None  # NormParams
+    attention_norm: Any = None  # NormParams, before the branch or after the sum
+    attention_branch_norm: Any = None  # NormParams, of the branch's output
     cross: Any = None  # AttentionParams
     cross_norm: Any = None
+    cross_branch_norm: Any = None
     mlp: Any = None  # MLPParams
     mlp_norm: Any = None
+    mlp_branch_norm: Any = None
 
 
 @struct.dataclass
@@ -75,18 +78,18 @@ def init_block(
 ) -> BlockParams:
     """Parameters of one layer; see `init`."""
     key_attention, key_cross, key_mlp = jax.random.split(key, 3)
-    normed = config.norm_placement != "none"
-    fields = {
-        "attention": _init_attention(key_attention, config, weight_scale, bias_scale),
-        "attention_norm": _init_norm(config) if normed else None,
-    }
+    fields = {"attention": _init_attention(key_attention, config, weight_scale, bias_scale)}
     if config.cross_attention:
         fields["cross"] = _init_attention(key_cross, config, weight_scale, bias_scale)
-        fields["cross_norm"] = _init_norm(config) if normed else None
     if config.mlp != "none":
         fields["mlp"] = _init_mlp(key_mlp, config, weight_scale, bias_scale)
-        fields["mlp_norm"] = _init_norm(config) if normed else None
-    return BlockParams(**fields)
+    norms = {}
+    for kind in fields:
+        if config.norm_placement in ("pre", "post", "sandwich"):
+            norms[f"{kind}_norm"] = _init_norm(config)
+        if config.norm_placement in ("sandwich", "branch"):
+            norms[f"{kind}_branch_norm"] = _init_norm(config)
+    return BlockParams(**fields, **norms)
 
 
 def _init_norm(config):
@@ -118,7 +121,9 @@ def _init_attention(key, config, scale, bias_scale):
     def bias(key, *shape):
         return _biases(key, shape, bias_scale)
 
-    v_score = relative = None
+    v_score = relative = q_norm = k_norm = None
+    if config.qk_norm != "none":
+        q_norm = k_norm = jnp.ones((h, k) if config.qk_norm == "width" else k)
     if config.score == "additive":
         v_score = _weights(keys[8], (h, k), (k, 1), config, 1.0)
     if config.position == "relative_key":
@@ -139,6 +144,8 @@ def _init_attention(key, config, scale, bias_scale):
         b_o=bias(keys[7], d),
         v_score=v_score,
         relative=relative,
+        q_norm=q_norm,
+        k_norm=k_norm,
     )
 
 
@@ -201,6 +208,8 @@ def check_params(params: TransformerParams, config: TransformerConfig) -> None:
 def _grouped(wanted, found, part, num_heads):
     """What the config implies where all keys and values of a part are in as many groups."""
     names = [f"{part}.{name}" for name in ("w_k", "b_k", "w_v", "b_v")]
+    if len(wanted.get(f"{part}.k_norm", ())) == 3:
+        names.append(f"{part}.k_norm")
     groups = {found[name][1] for name in names if len(found.get(name, ())) > 1}
     if f"{part}.w_k" not in wanted or len(groups) != 1 or num_heads % (g := groups.pop() or 1):
         return {}

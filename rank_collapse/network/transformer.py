@@ -113,7 +113,7 @@ def block(
         places = dropout_branches(dropout_key, 6)
         drop_branch, drop_weights = places[:3], places[3:]
     sites = sites_of(params, config, gains)
-    score = {"score": config.score, "scale": config.scale_scores}
+    score = {"score": config.score, "scale": config.scale_scores, "norm_eps": config.norm_eps}
     score["temperature"] = gains.temperature
     unedited = {}
 
