@@ -12,11 +12,13 @@ from jaxtyping import Array, Float
 
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.gains import layer_gains, scaled
-from rank_collapse.network.transformer import Trace
+from rank_collapse.network.parameters import TransformerParams
+from rank_collapse.network.sublayer import sites_of, token_norm
+from rank_collapse.network.transformer import Trace, scan_layers
 
 
 def sublayer_names(config: TransformerConfig) -> tuple[str, ...]:
-    """"attention", "cross" and "mlp", those that a layer has, in the order passed."""
+    """ "attention", "cross" and "mlp", those that a layer has, in the order passed."""
     has = {"attention": True, "cross": config.cross_attention, "mlp": config.mlp != "none"}
     return tuple(name for name, there in has.items() if there)
 
@@ -26,35 +28,39 @@ def token_variance(x: Float[Array, "*s n d"]) -> Float[Array, "*s"]:
     return jnp.mean(jnp.var(x, axis=-1), axis=-1)
 
 
-def branch_shares(trace: Trace, config: TransformerConfig) -> Float[Array, "s"]:
+def branch_shares(
+    params: TransformerParams, trace: Trace, config: TransformerConfig
+) -> Float[Array, "s"]:
     """β_ii² = γ² Var f_i/(λ² Var x_{i−1} + γ² Var f_i) of each branch, from variances alone.
 
     As published: branch and stream are taken as uncorrelated; `paths.dependency.variance_shares`
     does without that.
 
     Args:
+        params: Of the network; only norms of branches are read.
         trace: From `apply`.
         config: The network, for its gains and skips.
 
     Source: Liu et al. 2020, section 4 and appendix A.
     """
-    gains = layer_gains(config, trace.hidden.dtype)
-    layers = trace.layers
-    stages = {
-        "attention": (trace.hidden[:-1], layers.attention_branch, config.attention_skip),
-        "cross": (layers.after_attention, layers.cross_branch, config.cross_skip),
-    }
-    entering = layers.after_cross if config.cross_attention else layers.after_attention
-    stages["mlp"] = (entering, layers.mlp_branch, config.mlp_skip)
+    names, gains = sublayer_names(config), layer_gains(config, trace.hidden.dtype)
 
-    def share(name):
-        x, part, skip = stages[name]
-        branch = token_variance(jax.vmap(scaled)(getattr(gains.branch, name), part))
-        kept = token_variance(jax.vmap(scaled)(getattr(gains.skip, name), x)) if skip else 0.0
-        total = kept + branch
-        return jnp.where(total == 0, 0, branch / jnp.where(total == 0, 1, total))
+    def body(x, step):
+        layer, (traced, own) = step
+        sites, shares = sites_of(layer, config, own), []
+        for name in names:
+            site, part = getattr(sites, name), getattr(traced, f"{name}_branch")
+            if site.norms_branch:
+                part = token_norm(site.at_branch, part)
+            branch = token_variance(scaled(site.branch_gain, part))
+            kept = token_variance(scaled(site.skip_gain, x)) if site.skip else 0.0
+            total = kept + branch
+            shares.append(jnp.where(total == 0, 0, branch / jnp.where(total == 0, 1, total)))
+            x = traced.hidden if name == names[-1] else getattr(traced, f"after_{name}")
+        return x, jnp.stack(shares)
 
-    return jnp.stack([share(name) for name in sublayer_names(config)], axis=1).reshape(-1)
+    _, shares = scan_layers(body, trace.hidden[0], params, config, (trace.layers, gains))
+    return shares.reshape(-1)
 
 
 def dependency(shares: Any) -> Float[Array, "s+1 s+1"]:

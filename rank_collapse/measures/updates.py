@@ -95,11 +95,16 @@ def gradient_norms(
 
     Source: Noci et al. 2022, "Signal propagation in Transformers", for those of W_Q and W_K.
     """
+    return norms_of(matrix_gradients(loss, params))
 
-    def size(g):
-        return jnp.sqrt(jnp.sum(jnp.square(g), axis=tuple(range(1, g.ndim))))
 
-    return jax.tree.map(size, matrix_gradients(loss, params))
+def norms_of(matrices: dict[str, dict[str, Array]]) -> dict[str, dict[str, Float[Array, "l"]]]:
+    """Frobenius norms of matrices as `matrices_of` gives them, by layer."""
+
+    def size(w):
+        return jnp.sqrt(jnp.sum(jnp.square(w), axis=tuple(range(1, w.ndim))))
+
+    return jax.tree.map(size, matrices)
 
 
 @full_precision

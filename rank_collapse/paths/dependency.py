@@ -56,8 +56,8 @@ def _shares(params, entry, config) -> Array:
     _, constants, trace = freeze(params, entry, config)
     ones = jnp.zeros(count, entry.x.dtype).at[-1].set(1)
 
-    def norm_by(scale):
-        return lambda site, c: frozen.frozen_norm(site.norm, scale, c, ones, config)
+    def norm_by(scales):
+        return lambda site, c: frozen.frozen_norm(site.norm, scales.at(site), c, ones, config)
 
     def shares(c):
         c = c - c.mean(axis=-1, keepdims=True)
@@ -74,8 +74,8 @@ def _shares(params, entry, config) -> Array:
             def written(seen, row=row, part=part):
                 return jnp.zeros_like(seen).at[row].set(part), None
 
-            scale = getattr(own, f"{name}_scale")
-            c, _ = sublayer(getattr(sites, name), c, written, norm_by(scale))
+            scales = getattr(own, f"{name}_scale")
+            c, _ = sublayer(getattr(sites, name), c, written, norm_by(scales))
             rows.append(shares(c))
         return c, jnp.stack(rows)
 

@@ -168,9 +168,7 @@ def _expected(params, entry, config, sizes, attention) -> ExpectedTrace:
 
         known = measured is not None
         weights = measured if known else own
-        branches = [
-            (sites.attention, attend(layer.attention, None, weights, known, "attention"))
-        ]
+        branches = [(sites.attention, attend(layer.attention, None, weights, known, "attention"))]
         if config.cross_attention:
             branches.append((sites.cross, attend(layer.cross, memory, cross, False, "cross")))
         if config.mlp != "none":
@@ -186,7 +184,10 @@ def _expected(params, entry, config, sizes, attention) -> ExpectedTrace:
     last, (hidden, shares) = scan_layers(body, start, params, config, (gains, sizes, attention))
     output = last
     if config.final_norm:
-        site = Site(params.final_norm, 1.0, 1.0, True, "pre", config.norm, config.norm_eps)
+        site = Site(
+            params.final_norm, None, 1.0, 1.0, skip=True, placement="post",
+            kind=config.norm, eps=config.norm_eps,
+        )  # fmt: skip
         output = token_kernel.norm(site, last)
     hidden = jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), start, hidden)
     return ExpectedTrace(hidden, output, shares.reshape(-1))
@@ -199,6 +200,8 @@ def _equal_weights(context, n, m):
 
 
 def _share(site, before, part):
+    if site.norms_branch:
+        part = token_kernel.norm(site.at_branch, part)
     branch = jnp.mean(jnp.square(site.branch_gain)) * jnp.mean(part.variance)
     if not site.skip:
         return jnp.ones_like(branch)

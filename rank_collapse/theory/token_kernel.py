@@ -135,8 +135,12 @@ def attention(
     d, k = params.w_q.shape[-2:]
     h, v = params.w_o.shape[:2]
     gain = weight_gain(params.w_v, params.w_v.shape[1]) * weight_gain(params.w_o, h * v)
-    score = weight_gain(params.w_q, d) * weight_gain(params.w_k, params.w_k.shape[1])
-    score = score * (1 if config.scale_scores else k) / jnp.square(temperature)
+    score = (1 if config.scale_scores else k) / jnp.square(temperature)
+    if params.q_norm is None:
+        score = score * weight_gain(params.w_q, d) * weight_gain(params.w_k, params.w_k.shape[1])
+    else:  # queries and keys of one length, whatever the weights and the tokens
+        score = score * jnp.mean(jnp.square(params.q_norm)) * jnp.mean(jnp.square(params.k_norm))
+        score = score / (jnp.mean(queries.variance) * jnp.mean(keys.variance))
     u, moved, asked = keys.distance, keys.change, queries.covariance
 
     def of_head(p):

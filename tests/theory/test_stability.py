@@ -111,38 +111,38 @@ def network_and_theory(name):
     config = rc.transformer(6, 2, 64, d_ff=128, temperature=1.5, **CASES[name])
     size = 1e-2
 
-    @jax.jit
-    def measured(key):
-        keys = jax.random.split(key, 4)
-        params, x = rc.init(keys[0], config), jax.random.normal(keys[1], (16, 64))
+    def draw(key):
+        """Weights, a direction (weights of another draw are Gaussian too), tokens and a target."""
+        keys = jax.random.split(key, 3)
+        x, target = jax.random.normal(keys[2], (2, 16, 64))
+        params, other = (rc.init(k, config) for k in keys[:2])
+        return params, updates.matrices_of(other), x, target
+
+    def compare(drawn):
+        params, direction, x, target = drawn
         hidden = rc.apply(params, x, config).hidden
-        target = jax.random.normal(keys[2], x.shape)
 
         def loss(params):
             return jnp.sum(target * rc.apply(params, x, config).output)
 
-        other = updates.random_update(keys[3], params, size)
+        other = updates.moved(params, direction, size)
+        found = stability.expected_pass(
+            params, x, config, sizes=stability.update_sizes(config, size)
+        )
         return {
             "log collapse": jnp.log(1 - jax.vmap(rc.token_cosine)(hidden)),
             "ratio": jax.vmap(lambda h: rc.residual_ratio(h, norm="frobenius"))(hidden),
             "change": updates.output_change(params, other, x, config),
             "gradients": updates.gradient_norms(loss, params),
-        }
-
-    @jax.jit
-    def expected(key):
-        keys = jax.random.split(key, 4)
-        params, x = rc.init(keys[0], config), jax.random.normal(keys[1], (16, 64))
-        sizes = stability.update_sizes(config, size)
-        found = stability.expected_pass(params, x, config, sizes=sizes)
-        return {
+        }, {
             "log collapse": found.log_one_minus_cosine,
             "ratio": found.residual_ratio,
             "change": found.output_change,
             "gradients": stability.expected_gradient_norms(params, x, config),
         }
 
-    return [jax.device_get(jax.lax.map(f, SEEDS)) for f in (measured, expected)]
+    drawn = jax.jit(jax.vmap(draw))(SEEDS)
+    return jax.device_get(jax.jit(lambda d: jax.lax.map(compare, d))(drawn))
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -7,6 +7,7 @@ import pytest
 
 import rank_collapse as rc
 from rank_collapse.network import layers
+from rank_collapse.network.sublayer import Site
 from rank_collapse.theory import token_kernel
 from rank_collapse.theory.token_kernel import TokenKernel
 
@@ -24,7 +25,9 @@ def test_the_kernel_of_tokens_and_back():
     np.testing.assert_allclose(state.covariance, x @ x.T / 8, atol=1e-5)
     back = token_kernel.from_covariance(state.covariance, state.change)
     np.testing.assert_allclose(back.distance, state.distance, atol=1e-5)
-    moved = token_kernel.norm(rc.network.sublayer.Site(None, 1, 1, True, "post", "rms", 0.3), state)
+    moved = token_kernel.norm(
+        Site(None, None, 1, 1, skip=True, placement="post", kind="rms", eps=0.3), state
+    )
     scale = 1 / jnp.sqrt(jnp.mean(x**2, axis=1) + 0.3)
     np.testing.assert_allclose(moved.covariance, (x @ x.T / 8) * jnp.outer(scale, scale), atol=1e-5)
 
@@ -50,9 +53,7 @@ def test_attention_of_given_weights_is_exact_at_any_width():
                            w_o=jnp.full_like(params.w_o, 0.3**0.5))  # fmt: skip
     no_values = exact.replace(b_v=jnp.zeros_like(exact.b_v))
     state = token_kernel.kernel_of(x)
-    out = token_kernel.attention(
-        no_values, state, state, weights, config, 1.0, NONE, measured=True
-    )
+    out = token_kernel.attention(no_values, state, state, weights, config, 1.0, NONE, measured=True)
     error = found.std(axis=0) / np.sqrt(len(found))
     assert np.all(np.abs(out.covariance - found.mean(axis=0)) < 5 * error + 1e-4)
 
@@ -106,25 +107,26 @@ def test_an_mlp_against_a_wide_one(kind):
 
 
 def test_an_update_moves_the_kernel_as_two_networks_differ():
-    """δ of all matrices of an MLP, size 1e-2 each: the mean of 200 draws within 5 errors."""
-    config = rc.TransformerConfig(1, 1, 64, d_ff=256, mlp="swiglu")
+    """δ of all matrices of an MLP, size 1e-2 each: the mean of 60 draws within 5 errors, and what
+    one network of 2000 hidden units stands for all with, 5 of 4 %."""
+    config = rc.TransformerConfig(1, 1, 64, d_ff=2000, mlp="gelu")
     params = jax.tree.map(lambda a: a[0], rc.init(jax.random.key(1), config).layers.mlp)
     x = jax.random.normal(jax.random.key(2), (3, 64))
-    names = ("w_in", "w_gate", "w_out")
+    names = ("w_in", "w_out")
 
     def drawn(key):
         new = {}
-        for name, k in zip(names, jax.random.split(key, 3), strict=True):
+        for name, k in zip(names, jax.random.split(key), strict=True):
             w = getattr(params, name)
             size = 1e-2 * jnp.sqrt(jnp.mean(w**2))
             new[name] = w + size * jax.random.normal(k, w.shape)
-        delta = layers.mlp(params.replace(**new), x, "swiglu") - layers.mlp(params, x, "swiglu")
+        delta = layers.mlp(params.replace(**new), x, "gelu") - layers.mlp(params, x, "gelu")
         return delta @ delta.T / 64
 
-    found = jax.vmap(drawn)(jax.random.split(jax.random.key(3), 200))
+    found = jax.vmap(drawn)(jax.random.split(jax.random.key(3), 60))
     sizes = dict.fromkeys(names, 1e-4)
-    out = token_kernel.mlp(params, token_kernel.kernel_of(x), "swiglu", sizes)
-    # one network of d = 64 stands for all: 1/√64 of it, beside the mean's own error
-    room = 5 * found.std(axis=0) / np.sqrt(200) + 0.125 * np.outer(*[np.sqrt(out.change.diagonal())] * 2)
+    out = token_kernel.mlp(params, token_kernel.kernel_of(x), "gelu", sizes)
+    length = np.sqrt(out.change.diagonal())
+    room = 5 * found.std(axis=0) / np.sqrt(60) + 0.2 * np.outer(length, length)
     assert np.all(np.abs(out.change - found.mean(axis=0)) < room)
     assert np.all(out.change.diagonal() > 2e-5)
