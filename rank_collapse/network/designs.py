@@ -155,7 +155,9 @@ _PLAIN |= {"qk_norm": "none"}
 _PLAIN |= {"learned_skip_gain": None, "learned_branch_gain": None, "learned_per_feature": False}
 
 
-def design(config: Any, name: str, *, norm_placement: str | None = None) -> Any:
+def design(
+    config: Any, name: str, *, norm_placement: str | None = None, learned: bool = True
+) -> Any:
     """The config of a residual design; draw the parameters with it: `init(key, design(...))`.
 
     Sets skips, gains, `init_gain`, `qk_norm` and the norms (a final one too, where the stream is
@@ -166,26 +168,29 @@ def design(config: Any, name: str, *, norm_placement: str | None = None) -> Any:
         config: The network, a `TransformerConfig` or an `EncoderDecoderConfig`.
         name: One of `DESIGNS`.
         norm_placement: Another placement than the paper's, where the design allows it.
+        learned: Whether gains that the paper trains are parameters; if not, they stay where they
+            start.
 
     Raises:
         ValueError: An unknown name, or a placement that the design is not made for.
     """
     if isinstance(config, TransformerConfig):
         stack = Stack(config, count_branches(config))
-        return of_stack(stack, name, norm_placement=norm_placement)
+        return of_stack(stack, name, norm_placement=norm_placement, learned=learned)
     parts = {"encoder": config.encoder, "decoder": config.decoder}
     counts = {role: count_branches(part) for role, part in parts.items()}
     others = {"encoder": counts["decoder"], "decoder": counts["encoder"]}
+    options = {"norm_placement": norm_placement, "learned": learned}
     designed = {
-        role: of_stack(
-            Stack(part, counts[role], role, others[role]), name, norm_placement=norm_placement
-        )
+        role: of_stack(Stack(part, counts[role], role, others[role]), name, **options)
         for role, part in parts.items()
     }
     return dataclasses.replace(config, **designed)
 
 
-def of_stack(stack: Stack, name: str, *, norm_placement: str | None = None) -> TransformerConfig:
+def of_stack(
+    stack: Stack, name: str, *, norm_placement: str | None = None, learned: bool = True
+) -> TransformerConfig:
     """`design` of one stack, alone or as a part of an encoder-decoder."""
     if name not in DESIGNS:
         raise ValueError(f"design {name!r} is not one of {tuple(DESIGNS)}")
@@ -201,4 +206,13 @@ def of_stack(stack: Stack, name: str, *, norm_placement: str | None = None) -> T
     config = stack.config
     skips = {"attention_skip": True, "cross_skip": True, "mlp_skip": config.mlp != "none"}
     norms = {"norm_placement": placement, "final_norm": placement in ("pre", "sandwich", "branch")}
-    return config.replace(**(_PLAIN | skips | norms | chosen.constants(stack)))
+    config = config.replace(**(_PLAIN | skips | norms | chosen.constants(stack)))
+    return config if learned else _held(config)
+
+
+def _held(config):
+    """Gains that are learned stay where they start: factors of the config's own."""
+    starts = {n: getattr(config, f"learned_{n}") for n in ("skip_gain", "branch_gain")}
+    held = {n: getattr(config, n) * start for n, start in starts.items() if start is not None}
+    none = {"learned_skip_gain": None, "learned_branch_gain": None, "learned_per_feature": False}
+    return config.replace(**(held | none))

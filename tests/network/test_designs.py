@@ -138,6 +138,13 @@ def test_gains_that_are_trained_start_as_published():
         np.testing.assert_allclose(learned.branch, np.full((depth, D), start), rtol=1e-6)
     config, learned = starts("admin_const")
     np.testing.assert_allclose(config.skip_gain * learned.skip, np.full((16, D), np.sqrt(32)))
+    for name, gain, value in (
+        ("admin_const", "skip_gain", np.sqrt(6)),
+        ("layerscale", "branch_gain", 0.1),
+        ("rezero", "branch_gain", 0.0),
+    ):
+        held = rc.design(network(), name, learned=False)
+        assert getattr(held, gain) == value and not init_gains(held)
     own = network(learned_skip_gain=rc.Gains(attention=2.0, mlp=3.0))
     starts = init_gains(own)
     np.testing.assert_array_equal(starts["attention_gains"].skip, [2, 2, 2])
