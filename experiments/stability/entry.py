@@ -1,40 +1,48 @@
 """run_stability's part of the report: laws, dependency and gradients beside what papers state."""
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 from experiments.shell.entry import Entry
 from experiments.stability.cases import CLAIMS
 from experiments.stability.results import UPDATES
+from rank_collapse.report.claims import Claim, of_interval
 from rank_collapse.report.page import Comparison
 
 
 def compare(summary: dict[str, Any]) -> list[Comparison]:
-    """Each published statement, judged by the interval of what was measured."""
-    laws, rows = summary["law_exponents"], []
-    for name, found in summary["designs"].items():
-        for update in UPDATES:
-            if found["claim"] is not None:
-                rows.append(_exponent(name, found, update, laws))
-        law = found["law"]
+    """What papers state of dependency and gradients, and the one law beside what was measured."""
+    designs = summary["designs"]
+    rows = [
+        Comparison(
+            f"{name}: 1 − token cosine after {found['law']['layers_seen']} layers",
+            found["law"]["one_minus_cosine_last"], found["law"]["expected_last"],
+            "beside it the one law's; largest ratio of the two over layers "
+            f"{found['law']['largest_ratio']:.3g}, at layer "
+            f"{found['law']['largest_ratio_below_layer']}",
+        )
+        for name, found in designs.items()
+    ]  # fmt: skip
+    if {"post", "pre"} <= designs.keys():
+        post, pre = designs["post"], designs["pre"]
         rows.append(
             Comparison(
-                f"{name}: 1 − token cosine after {law['layers_seen']} layers",
-                law["one_minus_cosine_last"],
-                law["expected_last"],
-                None,
-                "beside it the one law's; largest ratio of the two over layers "
-                f"{law['largest_ratio']:.3g}, at layer {law['largest_ratio_below_layer']}",
+                "last branch's share β_NN² of the output, post and pre",
+                f"{post['last_branch']:.3f}, {pre['last_branch']:.3f}",
+                "Post-LN leans on its last branches, Pre-LN spreads",
+                f"Liu et al. 2020, figure 7; {post['heat_depth']} layers; centre of mass "
+                f"{post['centre_of_mass']:.2f} and {pre['centre_of_mass']:.2f} of N; exact shares "
+                f"differ by {post['exact_minus_published']:.3f} and "
+                f"{pre['exact_minus_published']:.3f} at most",
             )
-        )
-    designs = summary["designs"]
-    rows += [_dependency(designs)] if {"post", "pre"} <= designs.keys() else []
+        )  # fmt: skip
     if "query_over_value_slope" in designs.get("post", {}):
         post = designs["post"]
-        slope = post["query_over_value_slope"]
         rows.append(
             Comparison(
                 "post: exponent of ‖∂W_Q‖/‖∂W_V‖ in 1 − token cosine, by layer",
-                slope, "1: they vanish with it", abs(slope - 1) < 0.1,
+                post["query_over_value_slope"], "1: they vanish with it",
                 f"Noci et al. 2022; the ratio falls from {post['query_over_value_first']:.2g} in "
                 f"the first layer to {post['query_over_value_last']:.2g} in the last",
             )
@@ -42,33 +50,35 @@ def compare(summary: dict[str, Any]) -> list[Comparison]:
     return rows
 
 
-def _exponent(name, found, update, laws):
-    law, source = CLAIMS[name]
-    interval, slope = found[f"interval_{update}"], found[f"exponent_{update}"]
-    nearest = min(laws, key=lambda other: abs(laws[other] - slope))
-    inside = None if interval is None else interval[0] <= laws[law] <= interval[1]
-    shown = "one seed" if interval is None else f"95 % over seeds {interval[0]:.3f}..{interval[1]:.3f}"
-    return Comparison(
-        f"{name}: exponent of the output change in N, {update} updates",
-        slope,
-        f"{laws[law]:.3f}, of {law}",
-        inside,
-        f"{source}; {shown}; of the three laws {nearest} is nearest; the one law expects "
-        f"{found['exponent_expected']:.3f} of random updates",
-    )
+def claims(summary: dict[str, Any]) -> list[Claim]:
+    """The exponent of the output change: in the range where the stated law is the nearest."""
+    laws = summary["law_exponents"]
+    found = []
+    for name, numbers in summary["designs"].items():
+        if numbers["claim"] is None:
+            continue
+        law, source = CLAIMS[name]
+        for update in UPDATES:
+            interval = numbers[f"interval_{update}"]
+            found.append(
+                of_interval(
+                    numbers[f"exponent_{update}"], interval and tuple(interval),
+                    summary["seeds"], nearest_range(laws[law], list(laws.values())),
+                    statement=f"An update changes the output by {law}. [{name}, {update} updates]",
+                    section=source, statistic="exponent of the output change in N",
+                    null="nearer to another of the three laws, "
+                    + ", ".join(f"{other}: {slope:.3f}" for other, slope in laws.items()),
+                    why=f"the one law expects {numbers['exponent_expected']:.3f} of random updates",
+                )
+            )  # fmt: skip
+    return found
 
 
-def _dependency(designs):
-    post, pre = designs["post"], designs["pre"]
-    return Comparison(
-        "last branch's share β_NN² of the output, post and pre",
-        f"{post['last_branch']:.3f}, {pre['last_branch']:.3f}",
-        "Post-LN leans on its last branches, Pre-LN spreads",
-        post["last_branch"] > 2 * pre["last_branch"],
-        f"Liu et al. 2020, figure 7; {post['heat_depth']} layers; centre of mass "
-        f"{post['centre_of_mass']:.2f} and {pre['centre_of_mass']:.2f} of N; exact shares differ by "
-        f"{post['exact_minus_published']:.3f} and {pre['exact_minus_published']:.3f} at most",
-    )
+def nearest_range(value: float, others: Sequence[float]) -> tuple[float, float]:
+    """The range of numbers to which `value` is the nearest of all."""
+    below = [(o + value) / 2 for o in others if o < value]
+    above = [(o + value) / 2 for o in others if o > value]
+    return max(below, default=-math.inf), min(above, default=math.inf)
 
 
 def reading(summary: dict[str, Any]) -> str:
@@ -99,6 +109,7 @@ ENTRY = Entry(
                   "--num_seeds=3", "--d_model=32", "--num_tokens=12"),
         "paper": (),
     },
+    claims=claims,
     compare=compare,
     reading=reading,
     captions={
