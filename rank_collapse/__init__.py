@@ -21,11 +21,17 @@ from rank_collapse.measures.residuals import (
     token_cosine,
 )
 from rank_collapse.measures.saturation import largest_weight, saturated_share
-from rank_collapse.network import surgery
+from rank_collapse.network import encoder_decoder, surgery
 from rank_collapse.network.attention import AttentionParams, multi_head_attention
 from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.decoding import Decoded, greedy_decode
 from rank_collapse.network.designs import DESIGNS, design
 from rank_collapse.network.embedding import EmbeddingConfig, EmbeddingParams, embed
+from rank_collapse.network.encoder_decoder import (
+    EncoderDecoderConfig,
+    EncoderDecoderParams,
+    EncoderDecoderTrace,
+)
 from rank_collapse.network.gains import Gains
 from rank_collapse.network.layers import MLPParams, NormParams
 from rank_collapse.network.parameters import (
@@ -69,9 +75,13 @@ __all__ = [
     "BoundReport",
     "CertifiedProfile",
     "Classifier",
+    "Decoded",
     "DirectContributions",
     "EmbeddingConfig",
     "EmbeddingParams",
+    "EncoderDecoderConfig",
+    "EncoderDecoderParams",
+    "EncoderDecoderTrace",
     "Gains",
     "LayerTrace",
     "MLPParams",
@@ -93,7 +103,9 @@ __all__ = [
     "direct_contributions",
     "effective_rank",
     "embed",
+    "encoder_decoder",
     "enumerate_paths",
+    "greedy_decode",
     "head_contributions",
     "init",
     "largest_weight",
