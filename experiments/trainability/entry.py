@@ -36,7 +36,8 @@ def _published(cell):
     # An interval on both sides of one half says neither.
     agrees = None if low <= 0.5 <= high else (low > 0.5) == (bleu is None)
     said = "failed" if bleu is None else f"trained, BLEU {bleu}"
-    return said, agrees, "Liu et al. 2020, table 1: translation, encoder and decoder, with warm-up"
+    note = "Liu et al. 2020, table 1: translation, encoder and decoder, with warm-up"
+    return said, agrees, note + ("; theirs profiled" if cell["design"] == "admin_log" else "")
 
 
 def reading(summary: dict[str, Any]) -> str:
