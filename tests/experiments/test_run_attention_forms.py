@@ -88,12 +88,17 @@ def test_queries_keys_and_goals_are_drawn_with_the_variances_said():
     assert abs(np.corrcoef(q.ravel(), k.ravel())[0, 1]) < 0.02
 
 
-def made_of(small, large):
-    """A summary whose additive networks are ahead by so much, seed by seed, at two widths."""
+def made_of(small, large, control=0.0):
+    """A summary whose additive networks are ahead by so much, seed by seed, at two widths.
+
+    At the larger one those with scores times √d_k are ahead by the control.
+    """
     base = np.full(len(small), 0.5)
     trained = {}
     for d_k, ahead in ((4, small), (256, large)):
         values = {"dot": base, "additive": base + ahead}
+        if d_k == 256:
+            values["additive_unscaled"] = base + control
         trained[d_k] = {
             f: {"accuracy": values.get(f, base), "losses": np.ones((len(small), 2))} for f in FORMS
         }
@@ -119,6 +124,13 @@ def test_verdicts_can_be_no(small, large, verdicts):
     names = [f"accuracy at d_k = {d}, additive less dot products" for d in (4, 256)]
     assert tuple(found[name] for name in names) == verdicts
     assert found["variance of dot products at d_k = 1024"] is True
+
+
+def test_the_reading_follows_the_numbers():
+    even = [0.01, -0.01, 0.0]
+    assert "more than the form" in entry.reading(made_of(even, [0.2, 0.3, 0.25], 0.02))
+    assert "the form is ahead" in entry.reading(made_of(even, [0.2, 0.3, 0.25], 0.22))
+    assert "is not ahead" in entry.reading(made_of(even, even))
 
 
 def test_mistakes_are_one_line(tmp_path, capsys):
