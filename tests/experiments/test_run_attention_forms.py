@@ -134,7 +134,7 @@ def test_the_reading_follows_the_numbers():
 
 
 def test_mistakes_are_one_line(tmp_path, capsys):
-    for mistake in ("d_k=0", "trained_d_k=x", "saturation=2", "num_tokens=1"):
+    for mistake in ("d_k=0", "trained_d_k=x", "saturation=2", "num_tokens=1", "keep_models"):
         assert run(run_attention_forms, [*ARGUMENTS, f"--{mistake}"], tmp_path / "run") == 2
         error = capsys.readouterr().err.strip()
         assert mistake.split("=")[0] in error and len(error.splitlines()) == 1
