@@ -154,7 +154,7 @@ def _log_pass(params, entry, config, noise) -> LogTrace:
         diameters = (ops.log10_diameter(a) for a in (state, seen, branch))
         return state, (ops.log10_norm(state), seen, heads, ops.log10_norm(branch), *diameters)
 
-    swept = layer_gains(config, dtype), jnp.arange(config.depth)
+    swept = layer_gains(config, dtype, params), jnp.arange(config.depth)
     _, out = scan_layers(body, start, params, config, swept)
     profile, seen, heads, branches, diameters, *others = out
     profile = jnp.concatenate([ops.log10_norm(start)[None], profile])

@@ -84,7 +84,8 @@ class Hyper:
     the initial weights of the layers. The learning rate rises linearly over the first `warmup`
     steps (0: at once); `label_smoothing` ε trains on labels (1 − ε) onehot + ε / c. `network` holds
     floats of the configuration by name ("skip_gain", "init_gain", "temperature", ...), each as it
-    may stand there, in place of the recipe's; None for none.
+    may stand there, in place of the recipe's; None for none. A `dropout` of None is compiled as
+    none at all, a tenth faster than a rate of 0.
     """
 
     learning_rate: Any = 1e-3
