@@ -110,7 +110,7 @@ def hard():
     """Five of 150 draws of one head: two easy ones, and the three that one scale without noisy
     copies gets wrong without noticing."""
     case = checks.CASES["SAN, 1 head, 6 tokens"]
-    keys = jax.random.split(jax.random.key(21), 150)[np.array([4, 8, 38, 82, 142])]
+    keys = jax.random.split(jax.random.key(21), 150)[np.array([16, 24, 38, 82, 142])]
     params, x, config, _ = checks.draw(case, keys)
     each = [jax.tree.map(lambda a, s=s: a[s], (params, x, config)) for s in range(len(x))]
     want = np.stack([ball_oracle.profile(*one, max_digits=400) for one in each])
