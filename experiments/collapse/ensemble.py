@@ -89,13 +89,16 @@ def from_pairs(
         config: The variant.
         gain: Of its skips.
     """
-    profile = measures["log10_residual"]
-    if x.shape[1] ** 2 * x.shape[2] > pairs.LARGEST_TABLE or config.qk_norm != "none":
+    profile = np.array(measures["log10_residual"])
+    overflow = ~np.isfinite(measures["ratio"]).all(axis=1)
+    lost = np.flatnonzero(~np.asarray(pairs.known(profile)) & ~overflow)
+    if not lost.size or x.shape[1] ** 2 * x.shape[2] > pairs.LARGEST_TABLE:
         return measures
-    found = pairs.certified_profiles(
-        part_of(params, config), x, config.replace(skip_gain=gain), profile=profile, batch=4
-    )
-    return measures | {"log10_residual": found.profile}
+    params, x = jax.tree.map(lambda a: a[lost], (part_of(params, config), x))
+    config = config.replace(skip_gain=gain)
+    found = pairs.certified_profiles(params, x, config, profile=profile[lost], batch=4)
+    profile[lost] = found.profile
+    return measures | {"log10_residual": profile}
 
 
 def measure_all(

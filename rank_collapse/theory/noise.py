@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 # By how many units in the last place each operand of a copy is moved at most. Moves of −2 .. 2 have
 # five times the standard deviation of rounding (√2 and 1/√12 ulps), so that a pass spoilt by
@@ -27,14 +27,12 @@ def copies(replicas: int) -> tuple[Array, Array]:
     return words, jnp.where(words == 0, 0, ULPS).astype(jnp.uint32)
 
 
-def certain(
-    profiles: Float[Array, "c l"], agree: Bool[Array, "c l"] | None = None, share: float = 1.0
-) -> Float[Array, "l"]:
+def certain(profiles: Any, agree: Any = None, share: float = 1.0) -> Float[Array, "l"]:
     """The first copy's logarithms, NaN from the layer on where the copies differ.
 
     Args:
-        profiles: Of the pass without noise and of the noisy ones.
-        agree: What else must hold in each copy and layer.
+        profiles: Of the pass without noise and of the noisy ones, [copies, L + 1].
+        agree: Bool of the same shape: what else must hold in each copy and layer.
         share: Of the tolerance that copies may use, below 1 where not every operand is moved.
     """
     first = profiles[0]
