@@ -24,6 +24,7 @@ from rank_collapse.network import encoder_decoder, surgery
 from rank_collapse.network.attention import AttentionParams, multi_head_attention
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.decoding import Decoded, greedy_decode
+from rank_collapse.network.designs import DESIGNS, design
 from rank_collapse.network.embedding import EmbeddingConfig, EmbeddingParams, embed
 from rank_collapse.network.encoder_decoder import (
     EncoderDecoderConfig,
@@ -67,6 +68,7 @@ from rank_collapse.theory.reports import BoundReport, bound_report
 from rank_collapse.theory.transverse import transverse_exponents
 
 __all__ = [
+    "DESIGNS",
     "AttentionParams",
     "BlockParams",
     "BoundReport",
@@ -96,6 +98,7 @@ __all__ = [
     "closed_constant",
     "composite_norm",
     "count_paths",
+    "design",
     "direct_contributions",
     "effective_rank",
     "embed",

@@ -61,12 +61,16 @@ def _profile(rows, x, config, context, gains, keep):
     out = [log10_residual(state, keep)]
     for l, p in enumerate(rows):
         own = jax.tree.map(lambda a, l=l: a[l], gains)
-        seen = norm(p.attention_norm, state, config, "pre")
+        seen = norm(p.attention_norm, state, config, "pre", "sandwich")
         branch = attention(p.attention, seen, config, context, exact(own.temperature))
+        branch = norm(p.attention_branch_norm, branch, config, "sandwich", "branch")
         sides = own.skip.attention, own.branch.attention
         state = close(p.attention_norm, state, branch, config, sides, config.attention_skip)
         if config.mlp != "none":
-            branch = mlp(p.mlp, norm(p.mlp_norm, state, config, "pre"), config.mlp)
+            seen = norm(p.mlp_norm, state, config, "pre", "sandwich")
+            branch = norm(
+                p.mlp_branch_norm, mlp(p.mlp, seen, config.mlp), config, "sandwich", "branch"
+            )
             sides = own.skip.mlp, own.branch.mlp
             state = close(p.mlp_norm, state, branch, config, sides, config.mlp_skip)
         out.append(log10_residual(state, keep))
@@ -116,8 +120,8 @@ def close(p, state, branch, config, gains, skip):
     return norm(p, out, config, "post")
 
 
-def norm(p, state, config, placement):
-    if config.norm_placement != placement:
+def norm(p, state, config, *placements):
+    if config.norm_placement not in placements:
         return state
     out = []
     gain = exact(p.gain)

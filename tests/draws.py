@@ -18,7 +18,7 @@ def parameters(config, seed=0, weight_scale=1.0, bias_scale=0.3, gain_scale=0.1)
 
     def draw(path, like):
         z, name = rng.standard_normal(like.shape), path[-1].name
-        if name == "gain":
+        if name in ("gain", "q_norm", "k_norm"):
             z = 1 + gain_scale * z
         elif name == "bias" or name.startswith("b_"):
             z = bias_scale * z

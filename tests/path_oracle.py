@@ -53,13 +53,17 @@ class Oracle:
         out = c / sigma * norm.gain
         return out + norm.bias if with_bias and norm.bias is not None else out
 
-    def sublayer(self, l, norm, state, branch_value, skip, branch, c, bias, take):
+    def sublayer(self, l, norms, state, branch_value, skip, branch, c, bias, take):
         """take: "branch", "skip" or "both". state: what the forward pass had."""
         placement, lam, gamma = self.config.norm_placement, self.gains[0][l], self.gains[1][l]
+        norm, branch_norm = norms
         out = np.zeros_like(c)
         if take in ("branch", "both"):
-            y = self.norm(norm, state, c, bias) if placement == "pre" else c
-            out = out + gamma * branch(y, bias)
+            y = self.norm(norm, state, c, bias) if placement in ("pre", "sandwich") else c
+            y = branch(y, bias)
+            if placement in ("sandwich", "branch"):
+                y = self.norm(branch_norm, branch_value, y, bias)
+            out = out + gamma * y
         if skip and take in ("skip", "both"):
             out = out + lam * c
         if placement == "post":
@@ -82,8 +86,8 @@ class Oracle:
 
         take = {"skip": "skip", "all": "both"}.get(head, "branch")
         return self.sublayer(
-            l, p.attention_norm, self.trace.hidden[l], t.attention_branch[l],
-            self.config.attention_skip, branch, c, bias, take,
+            l, (p.attention_norm, p.attention_branch_norm), self.trace.hidden[l],
+            t.attention_branch[l], self.config.attention_skip, branch, c, bias, take,
         )  # fmt: skip
 
     def cross(self, l, c, bias=False, take="skip", head=None):
@@ -103,7 +107,10 @@ class Oracle:
         lam, gamma = self.gains[0][l], self.gains[1][l]
         out = np.zeros((self.trace.hidden.shape[1], self.config.d_model))
         if take == "branch" or bias:
-            out = out + gamma * branch(None, bias)
+            y = branch(None, bias)
+            if placement in ("sandwich", "branch"):
+                y = self.norm(p.cross_branch_norm, t.cross_branch[l], y, bias)
+            out = out + gamma * y
         if take == "skip" and self.config.cross_skip:
             out = out + lam * c
         if placement == "post":
@@ -116,7 +123,7 @@ class Oracle:
         p, t = self.layer(l), self.trace.layers
         state = t.after_cross[l] if self.config.cross_attention else t.after_attention[l]
         seen = state
-        if self.config.norm_placement == "pre":
+        if self.config.norm_placement in ("pre", "sandwich"):
             seen = self.norm(p.mlp_norm, state, state, True)
         kind, m = self.config.mlp, p.mlp
         if kind in GATED:
@@ -130,8 +137,9 @@ class Oracle:
             return (gate * z) @ m.w_out + (m.b_out if bias else 0)
 
         return self.sublayer(
-            l, p.mlp_norm, state, t.mlp_branch[l], self.config.mlp_skip, branch, c, bias, take
-        )
+            l, (p.mlp_norm, p.mlp_branch_norm), state, t.mlp_branch[l], self.config.mlp_skip,
+            branch, c, bias, take,
+        )  # fmt: skip
 
     def final(self, c, bias=False):
         if not self.config.final_norm:

@@ -20,7 +20,7 @@ def make_draw(options: flags.FlagValues, ids: np.ndarray | None):
     Apart from the measures, since they do not depend on the variant or the norm, and random
     numbers take longest to compile.
     """
-    chosen = configs_of(options, "post", options.variants)
+    chosen = configs_of(options, "sandwich", options.variants)
     whole = next((c for c in chosen.values() if c.mlp != "none"), next(iter(chosen.values())))
 
     def draw(key, weight_scale):
@@ -33,9 +33,11 @@ def make_draw(options: flags.FlagValues, ids: np.ndarray | None):
 
 def part_of(params: rc.TransformerParams, config: rc.TransformerConfig) -> rc.TransformerParams:
     """The parameters of a whole Transformer that a variant has: what `init` draws for it."""
-    absent = {} if config.mlp != "none" else {"mlp": None, "mlp_norm": None}
-    if config.norm_placement == "none":
+    absent = {} if config.mlp != "none" else dict.fromkeys(("mlp", "mlp_norm", "mlp_branch_norm"))
+    if config.norm_placement in ("none", "branch"):
         absent |= {"attention_norm": None, "mlp_norm": None}
+    if config.norm_placement not in ("sandwich", "branch"):
+        absent |= {"attention_branch_norm": None, "mlp_branch_norm": None}
     return params.replace(layers=params.layers.replace(**absent))
 
 

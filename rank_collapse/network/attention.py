@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
 from rank_collapse import struct
 from rank_collapse.network.dropout import dropout
@@ -50,6 +50,8 @@ class AttentionParams:
     b_o: Any = struct.field(default=None, kw_only=True)  # [d]
     v_score: Any = None  # [h, k], additive attention only
     relative: Any = None  # RelativeParams, relative positions only
+    q_norm: Any = None  # gain of the queries' RMSNorm: [k], of each head; [h, k], of all at once
+    k_norm: Any = None  # the same of the keys: [k] or [h or g, k]
 
 
 @struct.dataclass
@@ -78,21 +80,24 @@ class KeysValues:
     `attention_scores`, `mix_values` and `multi_head_attention` take one in place of those tokens.
     """
 
-    keys: Any  # [h, m, k]  y W_k + b_k, rotated where positions are rotary
+    keys: Any  # [h, m, k]  y W_k + b_k, normalised and rotated where the network does so
     values: Any  # [h, m, v]  y W_v + b_v
 
 
 def keys_values(
-    params: AttentionParams, y: Float[Array, "m e"], context: AttentionContext | None = None
+    params: AttentionParams,
+    y: Float[Array, "m e"],
+    context: AttentionContext | None = None,
+    norm_eps: float = 1e-12,
 ) -> KeysValues:
     """Keys and values of tokens at the context's positions."""
-    return KeysValues(_keys(params, y, context), _values(params, y))
+    return KeysValues(_keys(params, y, context, norm_eps), _values(params, y))
 
 
-def _keys(params, y, context):
+def _keys(params, y, context, norm_eps):
     if isinstance(y, KeysValues):
         return y.keys
-    k = project(y, params.w_k, params.b_k)
+    k = head_norm(params.k_norm, project(y, params.w_k, params.b_k), norm_eps)
     return k if context is None or context.rotary is None else rotate(k, context.rotary)
 
 
@@ -114,7 +119,13 @@ def repeat_groups(params: AttentionParams) -> AttentionParams:
         b_k=repeated(params.b_k, -2),
         w_v=repeated(params.w_v, -3),
         b_v=repeated(params.b_v, -2),
+        k_norm=params.k_norm if norm_of_heads(params) else repeated(params.k_norm, -2),
     )
+
+
+def norm_of_heads(params: AttentionParams) -> bool:
+    """Whether a norm of queries and keys, if there is one, is of each head alone."""
+    return params.k_norm is None or params.k_norm.ndim < params.w_k.ndim - 1
 
 
 def causal_mask(num_tokens: int) -> Bool[Array, "n n"]:
@@ -167,6 +178,22 @@ def project(
     return y if b is None else y + b[:, None, :]
 
 
+def head_norm(
+    gain: Float[Array, "k"] | Float[Array, "h k"] | None, x: Float[Array, "h n k"], eps: float
+) -> Float[Array, "h n k"]:
+    """RMSNorm of queries or keys: of each head (gain [k]) or over all heads ([h, k]); None: x.
+
+    Source: Henry et al. 2020 (QK-norm), with RMSNorm as in Qwen3, Gemma 3 and OLMo 2.
+    """
+    if gain is None:
+        return x
+    axes = (-1,) if gain.ndim == 1 else (0, -1)
+    square = jnp.mean(jnp.square(x), axis=axes, keepdims=True)
+    return (
+        x * jax.lax.rsqrt(square + jnp.asarray(eps, x.dtype)) * gain.reshape(-1, 1, gain.shape[-1])
+    )
+
+
 def rotate(x: Float[Array, "h n k"], rotary: tuple[Array, Array]) -> Float[Array, "h n k"]:
     """Rotary positions in the half-split layout (Su et al. 2021; as in Llama)."""
     cos, sin = (t[None].astype(x.dtype) for t in rotary)
@@ -181,6 +208,7 @@ def attention_scores(
     *,
     score: str = "dot",
     scale: bool = True,
+    norm_eps: float = 1e-12,
     temperature: Any = 1.0,
     context: AttentionContext | None = None,
 ) -> Float[Array, "h n m"]:
@@ -195,6 +223,7 @@ def attention_scores(
         y: Keys' tokens [m, d], the same array for self-attention; or their `KeysValues`.
         score: "dot" or "additive".
         scale: Whether dot products are divided by √k.
+        norm_eps: Of the norm of queries and keys, where the parameters have one.
         temperature: Further divisor of the scores.
         context: Bias and position terms.
 
@@ -206,7 +235,7 @@ def attention_scores(
         raise ValueError(f"score={score!r} is not one of {SCORES}")
     query_part = jnp.einsum("nd,hdk->hnk", x, params.w_q)
     q = query_part if params.b_q is None else query_part + params.b_q[:, None, :]
-    k = _keys(params, y, context)
+    q, k = head_norm(params.q_norm, q, norm_eps), _keys(params, y, context, norm_eps)
     if context.rotary is not None:
         q = rotate(q, context.rotary)
     if score == "additive":
@@ -249,13 +278,15 @@ def attention_weights(
     *,
     score: str = "dot",
     scale: bool = True,
+    norm_eps: float = 1e-12,
     temperature: Any = 1.0,
     context: AttentionContext | None = None,
 ) -> Float[Array, "h n m"]:
     """P_h = softmax over allowed keys of `attention_scores`; every row sums to 1."""
     scores = attention_scores(
-        params, x, y, score=score, scale=scale, temperature=temperature, context=context
-    )
+        params, x, y, score=score, scale=scale, norm_eps=norm_eps, temperature=temperature,
+        context=context,
+    )  # fmt: skip
     return softmax(scores, None if context is None else context.mask)
 
 
@@ -304,6 +335,7 @@ def multi_head_attention(
     *,
     score: str = "dot",
     scale: bool = True,
+    norm_eps: float = 1e-12,
     temperature: Any = 1.0,
     context: AttentionContext | None = None,
     dropout_key: Any = None,
@@ -318,7 +350,8 @@ def multi_head_attention(
         params: Attention parameters of one layer.
         x: Query tokens [n, d].
         y: Key and value tokens [m, d], or their `KeysValues`.
-        score, scale, temperature, context: See `attention_scores`; the context holds the mask.
+        score, scale, norm_eps, temperature, context: See `attention_scores`; the context holds
+            the mask.
         dropout_key: Key for dropout on the weights; None for none.
         dropout_rate: Probability that a weight is dropped.
         edit: (name, value) -> value of the "scores" before mask and softmax, and of the "weights".
@@ -337,53 +370,10 @@ def multi_head_attention(
     params = repeat_groups(params)
     edit = (lambda _, value: value) if edit is None else edit
     scores = attention_scores(
-        params, x, y, score=score, scale=scale, temperature=temperature, context=context
-    )
+        params, x, y, score=score, scale=scale, norm_eps=norm_eps, temperature=temperature,
+        context=context,
+    )  # fmt: skip
     mask = None if context is None else context.mask
     weights = edit("weights", softmax(edit("scores", scores), mask))
     kept = weights if dropout_key is None else dropout(dropout_key, weights, dropout_rate)
     return mix_values(params, kept, y), weights
-
-
-def rotary_angles(
-    positions: Int[Array, "n"], width: int, theta: Any = 10000.0, scaling: tuple[float, ...] = ()
-) -> tuple[Float[Array, "n k"], Float[Array, "n k"]]:
-    """(cos, sin) of the rotary angles position · theta^(-2i/k), repeated for both halves.
-
-    Args:
-        positions: Positions of the tokens [n].
-        width: Per-head width k.
-        theta: Base of the frequencies.
-        scaling: () for none, (factor,) to divide every frequency, or (factor, low, high, length)
-            as in Llama 3.1: waves longer than length/low are divided, those shorter than
-            length/high kept, and between the two the share changes linearly.
-    """
-    frequencies = theta ** (-jnp.arange(0, width, 2) / width)
-    if len(scaling) == 1:
-        frequencies = frequencies / scaling[0]
-    elif scaling:
-        factor, low, high, length = scaling
-        turns = length * frequencies / (2 * jnp.pi)
-        kept = jnp.clip((turns - low) / (high - low), 0.0, 1.0)
-        frequencies = frequencies * (kept + (1 - kept) / factor)
-    angles = positions[:, None] * frequencies[None, :]
-    angles = jnp.concatenate([angles, angles], axis=-1)
-    return jnp.cos(angles), jnp.sin(angles)
-
-
-def relative_buckets(
-    num_queries: int, num_keys: int, num_buckets: int, max_distance: int, bidirectional: bool
-) -> Int[Array, "n m"]:
-    """Bucket of each (query, key) distance for T5's position bias (Raffel et al. 2020, 2.1)."""
-    distance = jnp.arange(num_keys)[None, :] - jnp.arange(num_queries)[:, None]
-    offset = jnp.zeros_like(distance)
-    if bidirectional:
-        num_buckets //= 2
-        offset = jnp.where(distance > 0, num_buckets, 0)
-        distance = jnp.abs(distance)
-    else:
-        distance = jnp.maximum(-distance, 0)
-    exact = num_buckets // 2
-    ratio = jnp.log(jnp.maximum(distance, 1) / exact) / jnp.log(max_distance / exact)
-    coarse = exact + (ratio * (num_buckets - exact)).astype(distance.dtype)
-    return offset + jnp.where(distance < exact, distance, jnp.minimum(coarse, num_buckets - 1))

@@ -22,10 +22,14 @@ class Past:
     position: Any  # t
 
     def extended(
-        self, params: attn.AttentionParams, x: Float[Array, "1 d"], context: attn.AttentionContext
+        self,
+        params: attn.AttentionParams,
+        x: Float[Array, "1 d"],
+        context: attn.AttentionContext,
+        norm_eps: float,
     ) -> attn.KeysValues:
         """The keys and values of tokens 0 .. t, x being token t."""
-        new = attn.keys_values(params, x, context)
+        new = attn.keys_values(params, x, context, norm_eps)
 
         def written(old, row):
             return jax.lax.dynamic_update_slice_in_dim(old, row, self.position, axis=1)

@@ -8,10 +8,11 @@ from rank_collapse import struct
 from rank_collapse.network import attention, layers
 from rank_collapse.network.embedding import EmbeddingConfig
 
-NORM_PLACEMENTS = ("none", "pre", "post")
+NORM_PLACEMENTS = ("none", "pre", "post", "sandwich", "branch")
+QK_NORMS = ("none", "head", "width")
 MASKS = ("none", "causal", "local")
 POSITIONS = ("none", "rotary", "relative_bias", "relative_key")
-INITS = ("lecun", "bert", "reference")
+INITS = ("lecun", "xavier", "bert", "reference")
 
 
 class _FollowsWidth(int):
@@ -27,15 +28,17 @@ def static(default: Any) -> Any:
 class TransformerConfig:
     """One attention network; every architecture and ablation is a choice of these fields.
 
-    A pytree: the floats `skip_gain`, `branch_gain`, `temperature` are leaves, so that a config
+    A pytree: the floats `skip_gain`, `branch_gain`, `temperature`, ... are leaves, so that a config
     passed to a jitted function as an ordinary argument does not recompile when one of them
     changes, and can be vmapped over. Everything else is static and part of the treedef. All
     fields are hashable when the floats are Python numbers, so static arguments work too.
 
     Layer l, with gains λ = skip_gain and γ = branch_gain, norm_placement "post" or "none":
         a = N(λ x·[attention_skip] + γ SA(x)),   x' = N(λ a·[mlp_skip] + γ MLP(a)),
-    and "pre": a = λ x·[attention_skip] + γ SA(N(x)), the same for the MLP. With
-    cross_attention a third sublayer, placed between the two, looks at `memory`.
+    "pre": a = λ x·[attention_skip] + γ SA(N(x)), "sandwich": λ x·[attention_skip] + γ N'(SA(N(x)))
+    (Ding et al. 2021; peri-LN, Gemma 2) and "branch": λ x·[attention_skip] + γ N'(SA(x)) (OLMo 2),
+    the same for the MLP. With cross_attention a third sublayer, placed between the two, looks at
+    `memory`.
 
     Attributes:
         depth, num_heads, d_model: L, H and d.
@@ -43,23 +46,27 @@ class TransformerConfig:
         d_ff: Width f of the MLP; None for 4 d.
         mlp: "none" or a kind of `layers.MLP_KINDS`.
         attention_skip, mlp_skip, cross_skip: Which sublayers have a skip.
-        norm_placement, norm, norm_eps: "none", "pre", "post"; "layer", "rms"; added to variances.
+        norm_placement: Where norms are, see above: "none", "pre", "post", "sandwich", "branch".
+        norm, norm_eps: "layer" or "rms"; what is added to variances.
         final_norm: A norm after the last layer; the trace's `output`, not its hidden states.
         mask, window: "none", "causal", "local" with |i − j| ≤ window.
         score, scale_scores: "dot" or "additive"; dot products divided by √d_qk.
+        qk_norm: RMSNorm with a gain on queries and keys before positions: "none", of each "head"
+            (Qwen3, Gemma 3), or over the "width" of all heads (OLMo 2); with norm_eps.
         position: "none", "rotary", "relative_bias" (T5), "relative_key" (XLNet).
-        rotary_theta, rotary_scaling: See `attention.rotary_angles`.
+        rotary_theta, rotary_scaling: See `positions.rotary_angles`.
         num_buckets, max_distance: Of the position bias of "relative_bias".
         clamp_distance: Distances of "relative_key" are cut to ± this; 0 for not.
         cross_attention: Decoder layers that look at a memory.
         layer_map: Parameter row of each layer, () for one each; (0,)·depth shares one (ALBERT).
         embedding: How tokens or vectors become hidden states; None when inputs are [n, d].
-        init: "lecun" (variance 1/fan-in), "bert" (normal 0.02) or "reference" (normal 0.02, value
-            and output projection uniform(±1/√fan-in)).
+        init: "lecun" (variance 1/fan-in), "xavier" (2/(fan-in + fan-out)), "bert" (normal 0.02) or
+            "reference" (normal 0.02, value and output projection uniform(±1/√fan-in)).
         unroll: Layers unrolled in the scan over depth: compile time against run time.
         skip_gain, branch_gain: λ and γ of every sublayer, or `Gains` of each kind; a number, one
             per layer [L], or per layer and feature [L or 1, d].
         temperature: Divides the scores; scalar or [L].
+        init_gain: Multiplies the initial values of V, O and MLP; a number. Only `init` reads it.
     """
 
     depth: int = static(1)
@@ -80,6 +87,7 @@ class TransformerConfig:
     window: int = static(2)
     score: str = static("dot")
     scale_scores: bool = static(True)
+    qk_norm: str = static("none")
     position: str = static("none")
     rotary_theta: float = static(10000.0)
     rotary_scaling: tuple[float, ...] = static(())
@@ -94,6 +102,7 @@ class TransformerConfig:
     skip_gain: Any = 1.0
     branch_gain: Any = 1.0
     temperature: Any = 1.0
+    init_gain: Any = 1.0
 
     def __post_init__(self):
         for name in ("depth", "num_heads", "d_model", "window", "unroll"):
@@ -119,6 +128,7 @@ class TransformerConfig:
             ("norm", layers.NORM_KINDS),
             ("mask", MASKS),
             ("score", attention.SCORES),
+            ("qk_norm", QK_NORMS),
             ("position", POSITIONS),
             ("init", INITS),
         ):

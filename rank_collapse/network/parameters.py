@@ -22,11 +22,14 @@ class BlockParams:
     """Parameters of one layer, or of a stack with a leading layer axis; None for absent parts."""
 
     attention: Any  # AttentionParams
-    attention_norm: Any = None  # NormParams
+    attention_norm: Any = None  # NormParams, before the branch or after the sum
+    attention_branch_norm: Any = None  # NormParams, of the branch's output
     cross: Any = None  # AttentionParams
     cross_norm: Any = None
+    cross_branch_norm: Any = None
     mlp: Any = None  # MLPParams
     mlp_norm: Any = None
+    mlp_branch_norm: Any = None
 
 
 @struct.dataclass
@@ -75,18 +78,18 @@ def init_block(
 ) -> BlockParams:
     """Parameters of one layer; see `init`."""
     key_attention, key_cross, key_mlp = jax.random.split(key, 3)
-    normed = config.norm_placement != "none"
-    fields = {
-        "attention": _init_attention(key_attention, config, weight_scale, bias_scale),
-        "attention_norm": _init_norm(config) if normed else None,
-    }
+    fields = {"attention": _init_attention(key_attention, config, weight_scale, bias_scale)}
     if config.cross_attention:
         fields["cross"] = _init_attention(key_cross, config, weight_scale, bias_scale)
-        fields["cross_norm"] = _init_norm(config) if normed else None
     if config.mlp != "none":
         fields["mlp"] = _init_mlp(key_mlp, config, weight_scale, bias_scale)
-        fields["mlp_norm"] = _init_norm(config) if normed else None
-    return BlockParams(**fields)
+    norms = {}
+    for kind in fields:
+        if config.norm_placement in ("pre", "post", "sandwich"):
+            norms[f"{kind}_norm"] = _init_norm(config)
+        if config.norm_placement in ("sandwich", "branch"):
+            norms[f"{kind}_branch_norm"] = _init_norm(config)
+    return BlockParams(**fields, **norms)
 
 
 def _init_norm(config):
@@ -94,12 +97,13 @@ def _init_norm(config):
     return layers.NormParams(gain=jnp.ones(config.d_model), bias=bias)
 
 
-def _weights(key, shape, fan_in, config, scale, uniform=False):
+def _weights(key, shape, fans, config, scale, uniform=False):
+    fan_in, fan_out = fans
     if config.init == "reference" and uniform:
         w = jax.random.uniform(key, shape, minval=-1.0, maxval=1.0) / jnp.sqrt(fan_in)
     else:
-        std = 1 / jnp.sqrt(fan_in) if config.init == "lecun" else 0.02
-        w = std * jax.random.normal(key, shape)
+        stds = {"lecun": 1 / jnp.sqrt(fan_in), "xavier": jnp.sqrt(2 / (fan_in + fan_out))}
+        w = stds.get(config.init, 0.02) * jax.random.normal(key, shape)
     return scale * w
 
 
@@ -112,46 +116,50 @@ def _biases(key, shape, scale):
 
 def _init_attention(key, config, scale, bias_scale):
     h, d, k, v = config.num_heads, config.d_model, config.qk_width, config.v_width
-    keys = jax.random.split(key, 13)
+    keys, gain = jax.random.split(key, 13), config.init_gain
 
     def bias(key, *shape):
         return _biases(key, shape, bias_scale)
 
-    v_score = relative = None
+    v_score = relative = q_norm = k_norm = None
+    if config.qk_norm != "none":
+        q_norm = k_norm = jnp.ones((h, k) if config.qk_norm == "width" else k)
     if config.score == "additive":
-        v_score = _weights(keys[8], (h, k), k, config, 1.0)
+        v_score = _weights(keys[8], (h, k), (k, 1), config, 1.0)
     if config.position == "relative_key":
         relative = attn.RelativeParams(
-            w_r=_weights(keys[9], (h, d, k), d, config, scale),
+            w_r=_weights(keys[9], (h, d, k), (d, h * k), config, scale),
             b_r=bias(keys[10], h, k),
             b_s=bias(keys[11], h, k),
-            segment=_weights(keys[12], (2, h, k), k, config, scale),
+            segment=_weights(keys[12], (2, h, k), (k, k), config, scale),
         )
     return attn.AttentionParams(
-        w_q=_weights(keys[0], (h, d, k), d, config, scale),
+        w_q=_weights(keys[0], (h, d, k), (d, h * k), config, scale),
         b_q=bias(keys[1], h, k),
-        w_k=_weights(keys[2], (h, d, k), d, config, scale),
+        w_k=_weights(keys[2], (h, d, k), (d, h * k), config, scale),
         b_k=bias(keys[3], h, k),
-        w_v=_weights(keys[4], (h, d, v), d, config, scale, uniform=True),
+        w_v=_weights(keys[4], (h, d, v), (d, h * v), config, scale * gain, uniform=True),
         b_v=bias(keys[5], h, v),
-        w_o=_weights(keys[6], (h, v, d), h * v, config, scale, uniform=True),
+        w_o=_weights(keys[6], (h, v, d), (h * v, d), config, scale * gain, uniform=True),
         b_o=bias(keys[7], d),
         v_score=v_score,
         relative=relative,
+        q_norm=q_norm,
+        k_norm=k_norm,
     )
 
 
 def _init_mlp(key, config, scale, bias_scale):
-    d, f = config.d_model, config.d_ff
+    d, f, scale = config.d_model, config.d_ff, scale * config.init_gain
     keys = jax.random.split(key, 6)
     gate = {}
     if config.mlp in layers.GATED:
-        gate["w_gate"] = _weights(keys[4], (d, f), d, config, scale)
+        gate["w_gate"] = _weights(keys[4], (d, f), (d, f), config, scale)
         gate["b_gate"] = _biases(keys[5], (f,), bias_scale)
     return layers.MLPParams(
-        w_in=_weights(keys[0], (d, f), d, config, scale),
+        w_in=_weights(keys[0], (d, f), (d, f), config, scale),
         b_in=_biases(keys[1], (f,), bias_scale),
-        w_out=_weights(keys[2], (f, d), f, config, scale),
+        w_out=_weights(keys[2], (f, d), (f, d), config, scale),
         b_out=_biases(keys[3], (d,), bias_scale),
         **gate,
     )
@@ -175,7 +183,7 @@ def check_params(params: TransformerParams, config: TransformerConfig) -> None:
     Raises:
         ValueError: A parameter that is missing, of another shape, or of another kind of MLP.
     """
-    wanted = _shapes(_expected(config.replace(skip_gain=1.0, branch_gain=1.0, temperature=1.0)))
+    wanted = _shapes(_expected(_hashable(config)))
     found = _shapes(params)
     for part in ("layers.attention", "layers.cross"):
         wanted |= _grouped(wanted, found, part, config.num_heads)
@@ -200,6 +208,8 @@ def check_params(params: TransformerParams, config: TransformerConfig) -> None:
 def _grouped(wanted, found, part, num_heads):
     """What the config implies where all keys and values of a part are in as many groups."""
     names = [f"{part}.{name}" for name in ("w_k", "b_k", "w_v", "b_v")]
+    if len(wanted.get(f"{part}.k_norm", ())) == 3:
+        names.append(f"{part}.k_norm")
     groups = {found[name][1] for name in names if len(found.get(name, ())) > 1}
     if f"{part}.w_k" not in wanted or len(groups) != 1 or num_heads % (g := groups.pop() or 1):
         return {}
@@ -213,7 +223,7 @@ def completed(params: TransformerParams, config: TransformerConfig) -> Transform
         ValueError: As `check_params`.
     """
     check_params(params, config)
-    wanted = _expected(config.replace(skip_gain=1.0, branch_gain=1.0, temperature=1.0)).layers
+    wanted = _expected(_hashable(config)).layers
     layers = params.layers
 
     def filled(part, like):
@@ -253,6 +263,11 @@ def stack_layers(layers: Sequence[BlockParams]) -> BlockParams:
                     f"layer {l} has {name} of shape {other.get(name)}, layer 0 of {first.get(name)}"
                 )
     return jax.tree.map(lambda *leaves: jnp.stack([jnp.asarray(a) for a in leaves]), *layers)
+
+
+def _hashable(config):
+    """The config with numbers for all that may be swept: shapes do not depend on it."""
+    return config.replace(skip_gain=1.0, branch_gain=1.0, temperature=1.0, init_gain=1.0)
 
 
 @functools.lru_cache(maxsize=256)

@@ -1,4 +1,4 @@
-"""The residual sublayer N(λ x + γ branch(N(x))), written once for every kind of state.
+"""The residual sublayer N(λ x + γ N'(branch(N(x)))), written once for every kind of state.
 
 The forward pass, paths, sums of paths and residuals in logarithms all go through `sublayer`; they
 differ in what a state is, hence in how it is normalised and how states are added.
@@ -22,19 +22,39 @@ class Site:
 
     Attributes:
         norm: NormParams; None for a norm without gain and bias.
+        branch_norm: NormParams of N', the norm of what the branch puts out.
         skip_gain, branch_gain: λ and γ, scalars or [d].
         skip: Whether there is a skip.
-        placement: "none", "pre" (before the branch) or "post" (after the sum).
-        kind, eps: Of the norm.
+        placement: "none", "pre" (before the branch), "post" (after the sum), "sandwich" (before
+            and after the branch) or "branch" (after the branch).
+        kind, eps: Of the norms.
+        after_branch: Whether this is the place of N' itself, see `at_branch`.
     """
 
     norm: Any
+    branch_norm: Any
     skip_gain: Any
     branch_gain: Any
     skip: bool = struct.field(pytree_node=False)
     placement: str = struct.field(pytree_node=False)
     kind: str = struct.field(pytree_node=False)
     eps: float = struct.field(pytree_node=False)
+    after_branch: bool = struct.field(pytree_node=False, default=False)
+
+    @property
+    def norms_input(self) -> bool:
+        """Whether the branch looks at normalised tokens."""
+        return self.placement in ("pre", "sandwich")
+
+    @property
+    def norms_branch(self) -> bool:
+        """Whether what the branch puts out is normalised before it joins the sum."""
+        return self.placement in ("sandwich", "branch")
+
+    @property
+    def at_branch(self) -> "Site":
+        """The place of N' as a site, for the functions that normalise at one."""
+        return self.replace(norm=self.branch_norm, after_branch=True)
 
 
 class Sites(NamedTuple):
@@ -55,12 +75,14 @@ def sites_of(params: BlockParams, config: TransformerConfig, gains: LayerGains) 
     """
     norm = {"placement": config.norm_placement, "kind": config.norm, "eps": config.norm_eps}
     skip, branch = gains.skip, gains.branch
+    norms = {
+        name: (getattr(params, f"{name}_norm"), getattr(params, f"{name}_branch_norm"))
+        for name in Sites._fields
+    }
     return Sites(
-        Site(
-            params.attention_norm, skip.attention, branch.attention, config.attention_skip, **norm
-        ),
-        Site(params.cross_norm, skip.cross, branch.cross, config.cross_skip, **norm),
-        Site(params.mlp_norm, skip.mlp, branch.mlp, config.mlp_skip, **norm),
+        Site(*norms["attention"], skip.attention, branch.attention, config.attention_skip, **norm),
+        Site(*norms["cross"], skip.cross, branch.cross, config.cross_skip, **norm),
+        Site(*norms["mlp"], skip.mlp, branch.mlp, config.mlp_skip, **norm),
     )
 
 
@@ -84,19 +106,23 @@ def sublayer(
     norm: Callable[[Site, Any], Any] = token_norm,
     add: Callable[[Site, Any, Any], Any] = token_sum,
 ) -> tuple[Any, Any]:
-    """One sublayer: post-norm N(λ x + γ branch(x)), pre-norm λ x + γ branch(N(x)).
+    """One sublayer: post-norm N(λ x + γ branch(x)), pre-norm λ x + γ branch(N(x)), sandwich
+    λ x + γ N'(branch(N(x))).
 
     Args:
         site: Norm, skip and gains.
         x: The state that comes in: tokens [n, d], or whatever `norm` and `add` take.
         branch: Of what it looks at; returns (its part of the sum, what else it has to tell).
-        norm: (site, state) → state normalised.
+        norm: (site, state) → state normalised; for N' the site is `Site.at_branch` and the state
+            the branch's part.
         add: (site, x, part) → γ part + λ x·[skip].
 
     Returns:
         The state that goes out, and what else the branch told.
     """
-    part, told = branch(norm(site, x) if site.placement == "pre" else x)
+    part, told = branch(norm(site, x) if site.norms_input else x)
+    if site.norms_branch:
+        part = norm(site.at_branch, part)
     total = add(site, x, part)
     return (norm(site, total) if site.placement == "post" else total), told
 
@@ -104,7 +130,9 @@ def sublayer(
 def norm_input(
     site: Site, x: Float[Array, "n d"], part: Float[Array, "n d"]
 ) -> Float[Array, "n d"] | None:
-    """What the site's norm is applied to; None without one."""
-    if site.placement == "none":
+    """What the site's norm is applied to, N' where the site is `at_branch`; None without one."""
+    if site.after_branch:
+        return part if site.norms_branch else None
+    if site.placement in ("none", "branch"):
         return None
-    return x if site.placement == "pre" else token_sum(site, x, part)
+    return x if site.norms_input else token_sum(site, x, part)

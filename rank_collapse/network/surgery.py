@@ -71,7 +71,7 @@ def variant(
         return config.replace(mlp_skip=reading == "published"), params
     if reading == "published" and family == "albert":
         return identity_maps(config, params)
-    layers = params.layers.replace(mlp=None, mlp_norm=None)
+    layers = params.layers.replace(mlp=None, mlp_norm=None, mlp_branch_norm=None)
     return config.replace(mlp="none", mlp_skip=False), params.replace(layers=layers)
 
 

@@ -114,7 +114,7 @@ def block(
         places = dropout_branches(dropout_key, 6)
         drop_branch, drop_weights = places[:3], places[3:]
     sites = sites_of(params, config, gains)
-    score = {"score": config.score, "scale": config.scale_scores}
+    score = {"score": config.score, "scale": config.scale_scores, "norm_eps": config.norm_eps}
     score["temperature"] = gains.temperature
     unedited = {}
 
@@ -134,7 +134,7 @@ def block(
         def branch(seen):
             keys = seen if memory is None else memory
             if memory is None and entry.past is not None:
-                keys = entry.past.extended(p, seen, context)
+                keys = entry.past.extended(p, seen, context, config.norm_eps)
             part, weights = attn.multi_head_attention(
                 p, seen, keys, context=context, **score,
                 dropout_key=drop_weights[place], dropout_rate=dropout_rate,

@@ -169,10 +169,10 @@ def advance(
     if head_gain is not None:
         weights = weights * head_gain[:, None, None]
 
-    def norm_by(scale):
+    def norm_by(scales):
         def norm(site, channels):
             return channels.map(
-                lambda c, ones: frozen.frozen_norm(site.norm, scale, c, ones, config)
+                lambda c, ones: frozen.frozen_norm(site.norm, scales.at(site), c, ones, config)
             )
 
         return norm

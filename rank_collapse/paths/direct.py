@@ -79,8 +79,8 @@ def _direct(params, entry, config) -> DirectContributions:
     mlp_row, cross_row, num_rows = 1 + l * h, 1 + l * h + l, 2 + l * h + 2 * l
     ones = jnp.zeros(num_rows, entry.x.dtype).at[-1].set(1)
 
-    def norm_by(scale):
-        return lambda site, c: frozen.frozen_norm(site.norm, scale, c, ones, config)
+    def norm_by(scales):
+        return lambda site, c: frozen.frozen_norm(site.norm, scales.at(site), c, ones, config)
 
     def body(c, step):
         layer, (index, own, computed, x, gains) = step
@@ -93,7 +93,7 @@ def _direct(params, entry, config) -> DirectContributions:
             return lambda seen: (jnp.zeros_like(seen).at[row].set(part), None)
 
         def heads(seen):
-            looks_at = token_norm(sites.attention, x) if sites.attention.placement == "pre" else x
+            looks_at = token_norm(sites.attention, x) if sites.attention.norms_input else x
             parts = attn.head_outputs(layer.attention, own.weights, looks_at)
             bias = jnp.broadcast_to(layer.attention.b_o, (1, n, d))
             shares = jnp.zeros(h + 1, c.dtype).at[-1].set(1)

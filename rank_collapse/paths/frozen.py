@@ -18,8 +18,20 @@ from rank_collapse.network.attention import AttentionParams
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.gains import LayerGains
 from rank_collapse.network.parameters import BlockParams
-from rank_collapse.network.sublayer import norm_input, sites_of, token_norm
+from rank_collapse.network.sublayer import Site, norm_input, sites_of, token_norm
 from rank_collapse.network.transformer import LayerTrace
+
+
+@struct.dataclass
+class Scales:
+    """1/σ [n, 1] of the norms of one sublayer; None for absent ones."""
+
+    outer: Any = None  # before the branch or after the sum
+    branch: Any = None  # of what the branch puts out
+
+    def at(self, site: Site) -> Any:
+        """Of the norm at a site."""
+        return self.branch if site.after_branch else self.outer
 
 
 @struct.dataclass
@@ -27,7 +39,7 @@ class FrozenLayer:
     """What one layer's affine map takes from the forward pass; None for absent parts."""
 
     weights: Any  # [h, n, n]  P_h
-    attention_scale: Any = None  # [n, 1]  1/σ of the attention sublayer's norm
+    attention_scale: Any = None  # Scales of the attention sublayer's norms
     cross_weights: Any = None  # [h, n, m]
     cross_scale: Any = None
     gate: Any = None  # [n, f]  φ(z)/z, or φ(gate) of a gated MLP
@@ -49,8 +61,8 @@ def freeze_layer(
     sites = sites_of(params, config, gains)
 
     def scale(site, x, part):
-        seen = norm_input(site, x, part)
-        return None if seen is None else frozen_scale(seen, config)
+        seen = (norm_input(s, x, part) for s in (site, site.at_branch))
+        return Scales(*(None if a is None else frozen_scale(a, config) for a in seen))
 
     fields = {
         "unedited": trace.unedited,
@@ -63,7 +75,7 @@ def freeze_layer(
         fields["cross_scale"] = scale(sites.cross, x, trace.cross_branch)
         x = trace.after_cross
     if config.mlp != "none":
-        seen = token_norm(sites.mlp, x) if sites.mlp.placement == "pre" else x
+        seen = token_norm(sites.mlp, x) if sites.mlp.norms_input else x
         fields["gate"] = mlp_gate(params.mlp, seen, config.mlp)
         fields["mlp_scale"] = scale(sites.mlp, x, trace.mlp_branch)
     return FrozenLayer(**fields)

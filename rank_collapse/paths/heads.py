@@ -74,10 +74,10 @@ def freeze(params: TransformerParams, entry: Entry, config: TransformerConfig) -
     return last, *told
 
 
-def norm_by(scale: Any, config: TransformerConfig, one: float = 0.0) -> Any:
+def norm_by(scales: Any, config: TransformerConfig, one: float = 0.0) -> Any:
     """The frozen norm of channels, as `sublayer` takes it; each takes `one` of the norm's bias."""
     return lambda site, c: frozen.frozen_norm(
-        site.norm, scale, c, jnp.full(len(c), one, c.dtype), config
+        site.norm, scales.at(site), c, jnp.full(len(c), one, c.dtype), config
     )
 
 
@@ -102,8 +102,8 @@ class _Layer:
         ones = jnp.full(len(c), self.one, c.dtype)
         return frozen.carry_edit(self.constants, self.entry.edit, self.index, name, c, ones)
 
-    def norm(self, scale):
-        return norm_by(scale, self.config, self.one)
+    def norm(self, scales):
+        return norm_by(scales, self.config, self.one)
 
     def attend(self, c):
         """The attention sublayer."""
@@ -118,11 +118,13 @@ class _Layer:
 
     def start(self, seen):
         """The attention sublayer's output due to each of its own heads [h, n, d]."""
+        site, norm = self.sites.attention, self.norm(self.constants.attention_scale)
         own = attn.head_outputs(self.params.attention, self.constants.weights, seen)
-        own = scaled(self.sites.attention.branch_gain, self.edited("attention_branch", own))
-        if self.sites.attention.placement != "post":
-            return own
-        return self.norm(self.constants.attention_scale)(self.sites.attention, own)
+        own = self.edited("attention_branch", own)
+        if site.norms_branch:
+            own = norm(site.at_branch, own)
+        own = scaled(site.branch_gain, own)
+        return norm(site, own) if site.placement == "post" else own
 
     def rest(self, c):
         """The sublayers after attention."""
@@ -166,7 +168,7 @@ def _carry_heads(params, entry, config, on_paths, chunk):
         here = _Layer(layer, own, gains, index, entry, config)
         everything = here.replace(one=1.0)
         seen = whole
-        if config.norm_placement == "pre":
+        if here.sites.attention.norms_input:
             seen = everything.norm(own.attention_scale)(here.sites.attention, whole)
 
         def of_layer(item):

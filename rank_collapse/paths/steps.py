@@ -31,6 +31,11 @@ def check_semantics(semantics: str, config: TransformerConfig) -> None:
     """
     if semantics not in SEMANTICS:
         raise ValueError(f"semantics={semantics!r} is not one of {SEMANTICS}")
+    if semantics == "recomputed" and config.qk_norm == "width":
+        raise ValueError(
+            "qk_norm='width' normalises all heads' queries together: a path of one head has no "
+            "such norm; semantics='frozen' does"
+        )
     if config.cross_attention:
         raise ValueError("path sets do not cover cross_attention=True; see path_contributions")
 
@@ -124,14 +129,15 @@ def _frozen_steps(params, config, gains, entry):
 
     last, constants = scan_layers(freeze, entry.x, params, config, gains)
 
-    def norm_by(scale):
-        return lambda site, c: frozen.frozen_norm(site.norm, scale, c, no_bias, config)
+    def norm_by(scales):
+        return lambda site, c: frozen.frozen_norm(site.norm, scales.at(site), c, no_bias, config)
 
     def step(state, l, choice):
         layer = layer_params(params, config, l)
         own, own_gains = jax.tree.map(lambda a: a[l], (constants, gains))
         sites = sites_of(layer, config, own_gains)
         stack = jax.tree.map(lambda a: a[None], layer.attention)
+        site, norm = sites.attention, norm_by(own.attention_scale)
         c = state[None]
 
         def chosen(seen):
@@ -139,23 +145,24 @@ def _frozen_steps(params, config, gains, entry):
 
             def heads(attention, weights):
                 part = frozen.frozen_attention(attention, weights, seen, no_bias)
-                return scaled(sites.attention.branch_gain, part)
+                part = norm(site.at_branch, part) if site.norms_branch else part
+                return scaled(site.branch_gain, part)
 
             return jax.lax.switch(
                 _kind(choice, config),
                 (
                     lambda: heads(layer.attention, own.weights),
                     lambda: heads(_one_head(stack, 0, choice), own.weights[choice][None]),
-                    lambda: scaled(sites.attention.skip_gain, c) * config.attention_skip,
+                    lambda: scaled(site.skip_gain, c) * config.attention_skip,
                 ),
             ), None
 
         def mlp(seen):
             return frozen.frozen_mlp(layer.mlp, own.gate, seen, no_bias), None
 
-        c, _ = sublayer(
-            sites.attention, c, chosen, norm_by(own.attention_scale), lambda site, x, part: part
-        )
+        # `chosen` makes the term whole, gains and branch norm included.
+        around = {"sandwich": "pre", "branch": "none"}.get(site.placement, site.placement)
+        c, _ = sublayer(site.replace(placement=around), c, chosen, norm, lambda site, x, part: part)
         if config.mlp != "none":
             c, _ = sublayer(sites.mlp, c, mlp, norm_by(own.mlp_scale))
         return c[0]
@@ -196,6 +203,8 @@ def _one_head(stack: AttentionParams, row: Any, head: Any) -> AttentionParams:
         b_o=stack.b_o[row],
         v_score=pick(stack.v_score),
         relative=relative,
+        q_norm=None if stack.q_norm is None else stack.q_norm[row],
+        k_norm=None if stack.k_norm is None else stack.k_norm[row],
     )
 
 

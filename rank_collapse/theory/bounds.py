@@ -63,6 +63,22 @@ def head_weights(
     return w_qk, jnp.einsum("hdv,hve->hde", params.w_v, params.w_o)
 
 
+def require_w_qk(config: TransformerConfig) -> None:
+    """Refuses networks whose scores are not x_i W_QK x_jᵀ and constants.
+
+    Raises:
+        ValueError: One.
+    """
+    for name, bad in (
+        ("score", ("additive",)),
+        ("position", ("rotary", "relative_key")),
+        ("qk_norm", ("head", "width")),
+    ):
+        if getattr(config, name) in bad:
+            value = getattr(config, name)
+            raise ValueError(f"{name}={value!r} has no matrix W_QK that the bounds could use")
+
+
 def beta(params: AttentionParams, temperature: Any = 1.0) -> Float[Array, "h"]:
     """‖W_QK,h‖_1 ‖W_h‖_{1,∞} of every head (theorem 2.2).
 

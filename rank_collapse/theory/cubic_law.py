@@ -117,6 +117,8 @@ def not_cubic(config: TransformerConfig, *, mask: Any = None, bias: Any = None) 
         reasons.append("attention_skip=True: the residual is multiplied by the skip's gain")
     if config.score != "dot":
         reasons.append(f"score={config.score!r} has no matrix W_QK")
+    if config.qk_norm != "none":
+        reasons.append(f"qk_norm={config.qk_norm!r} has no matrix W_QK")
     if config.cross_attention:
         reasons.append("cross_attention=True has a second input")
     return tuple(reasons)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from rank_collapse import struct
 from rank_collapse.network import attention as attn
-from rank_collapse.theory.log_operations import LogParts
+from rank_collapse.theory.log_operations import LogParts, normalised
 
 
 @struct.dataclass
@@ -114,7 +114,7 @@ def scores_of(params, state, eps, config, context, temperature, keep) -> Scores:
     else:
         if config.scale_scores:
             factor = factor / jnp.sqrt(params.w_q.shape[-1]).astype(eps.dtype)
-        base, delta, change = _dot_scores(params, state, eps, context, factor)
+        base, delta, change = _dot_scores(params, state, eps, context, factor, config.norm_eps)
     if context.bias is not None:
         base = base + context.bias.astype(base.dtype)
     mask = three_axes(context.mask)
@@ -214,7 +214,18 @@ def _log_softmax(scores, mask):
     return jax.nn.log_softmax(scores, axis=-1)
 
 
-def _dot_scores(params, state, eps, context, factor):
+def _normalised_heads(gain, mean, rest, eps, norm_eps):
+    """Mean [h, k] and rest [h, n, k] of `attention.head_norm` of mean + ε rest."""
+    heads, _, width = rest.shape
+    if gain.ndim == 2:  # over all heads together
+        mean, rest = mean.reshape(1, -1), rest.swapaxes(0, 1).reshape(1, rest.shape[1], -1)
+    out, more = jax.vmap(lambda u, r: normalised(u, r, eps, norm_eps))(mean, rest)
+    if gain.ndim == 2:
+        out, more = out.reshape(heads, width), more.reshape(-1, heads, width).swapaxes(0, 1)
+    return out * gain.reshape(-1, width), more * gain.reshape(-1, 1, width)
+
+
+def _dot_scores(params, state, eps, context, factor, norm_eps):
     """Scores as base + ε² delta without what is constant along a row; and ε² delta itself.
 
     base is [h, 1, m] where all rows share it, else [h, n, m]; delta is [h, n, m]. Every factor is
@@ -226,6 +237,12 @@ def _dot_scores(params, state, eps, context, factor):
     key = jnp.einsum("nd,hdk->hnk", state.rest, params.w_k)
     mean_part = factor * jnp.einsum("d,hdk->hk", state.mean, params.w_q)[:, None, :]
     mean_query = mean_part + factor * params.b_q[:, None, :]
+    mean_key = jnp.einsum("d,hdk->hk", state.mean, params.w_k) + params.b_k
+    if params.q_norm is not None:
+        whole = (mean_query[:, 0] / factor, query / factor)
+        center, query = _normalised_heads(params.q_norm, *whole, eps, norm_eps)
+        mean_query, query = factor * center[:, None, :], factor * query
+        mean_key, key = _normalised_heads(params.k_norm, mean_key, key, eps, norm_eps)
     relative = None
     if params.relative is not None and context.relative is not None:
         terms = params.relative.replace(
@@ -235,7 +252,6 @@ def _dot_scores(params, state, eps, context, factor):
     if context.rotary is None:
         base = jnp.einsum("hnk,hmk->hnm", mean_query, eps * key)
     else:
-        mean_key = jnp.einsum("d,hdk->hk", state.mean, params.w_k) + params.b_k
         query, key = attn.rotate(query, context.rotary), attn.rotate(key, context.rotary)
         shape = (params.w_q.shape[0], n, params.w_q.shape[2])
         mean_query = attn.rotate(jnp.broadcast_to(mean_query, shape), context.rotary)

@@ -106,23 +106,37 @@ def add(site, state, part, keep) -> LogState:
 
 def norm(site, state, keep):
     """The norm of a `Site`: x_i − N(x̄) from the change of σ, not from a difference of outputs."""
-    eps, d = jnp.exp(state.log_scale), state.mean.shape[0]
     u, r = state.mean, state.rest
     if site.kind == "layer":
         u, r = u - jnp.mean(u), r - jnp.mean(r, axis=1, keepdims=True)
-    twice = (2 * r @ u + eps * jnp.sum(jnp.square(r), axis=1)) / d  # (σ_i² − σ_0²)/ε
-    sigma_0 = jnp.sqrt(jnp.mean(jnp.square(u)) + site.eps)
-    sigma = jnp.sqrt(
-        jnp.mean(jnp.square(u[None, :] + eps * r), axis=1) + site.eps
-    )  # positive where σ_0² + ε·twice could round below 0
-    change = twice / (sigma * sigma_0 * (sigma + sigma_0))
-    rest = r / sigma[:, None] - change[:, None] * u[None, :]
-    mean = u / sigma_0
+    mean, rest = normalised(u, r, jnp.exp(state.log_scale), site.eps)
     if site.norm is not None:
         mean, rest = mean * site.norm.gain, rest * site.norm.gain[None, :]
         if site.norm.bias is not None:
             mean = mean + site.norm.bias
     return settle(mean, rest[None], state.log_scale[None], keep)
+
+
+def normalised(u, r, eps, norm_eps):
+    """v/σ(v) of v = u, and of v = u + ε r_i what it has more, over ε; σ² = mean v² + norm_eps.
+
+    (v_i/σ_i − u/σ_0)/ε = r_i/σ_i − u (σ_i² − σ_0²)/(ε σ_i σ_0 (σ_i + σ_0)).
+    """
+    twice = (2 * r @ u + eps * jnp.sum(jnp.square(r), axis=1)) / u.shape[0]  # (σ_i² − σ_0²)/ε
+    sigma_0 = jnp.sqrt(jnp.mean(jnp.square(u)) + norm_eps)
+    sigma = jnp.sqrt(
+        jnp.mean(jnp.square(u[None, :] + eps * r), axis=1) + norm_eps
+    )  # positive where σ_0² + ε·twice could round below 0
+    change = twice / (sigma * sigma_0 * (sigma + sigma_0))
+    return u / sigma_0, r / sigma[:, None] - change[:, None] * u[None, :]
+
+
+def norm_of_branch(site, part, keep) -> LogParts:
+    """The norm of what a branch adds; NaN where a tenth of it is noise."""
+    state = settle(part.mean, part.parts, part.scales, keep)
+    lost = (part.noise > -jnp.inf) & (part.noise > state.log_scale - jnp.log(10.0))
+    state = norm(site, state.replace(log_scale=jnp.where(lost, jnp.nan, state.log_scale)), keep)
+    return LogParts(state.mean, state.rest[None], state.log_scale[None])
 
 
 def mlp(params, state, kind) -> LogParts:

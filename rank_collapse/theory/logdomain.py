@@ -84,8 +84,8 @@ def log_residual_profile(
         [L + 1] decimal logarithms; jit at the outside, vmap over seeds.
 
     Raises:
-        ValueError: Cross-attention, additive attention with rotary positions, or inputs of the
-            wrong shape.
+        ValueError: Cross-attention, additive attention with rotary positions or normalised
+            queries, or inputs of the wrong shape.
 
     Source: the rate is that of Dong et al. 2021, theorems 2.2 and 2.3.
     """
@@ -102,6 +102,10 @@ def log_trace(params: Any, x: Any, config: TransformerConfig, **inputs: Any) -> 
         raise ValueError("cross_attention=True has a second input: no residual profile in logs")
     if config.score == "additive" and config.position == "rotary":
         raise ValueError("score='additive' with position='rotary' has no residual profile in logs")
+    if config.score == "additive" and config.qk_norm != "none":
+        raise ValueError(
+            f"score='additive' with qk_norm={config.qk_norm!r} has no residual profile in logs"
+        )
     params, entry = enter(params, x, config, **inputs)
     refuse_edit(entry, "a residual in logarithms")
     dtype = jnp.promote_types(entry.x.dtype, jnp.float32)
@@ -156,7 +160,8 @@ def _layer(params, state, config, gains, entry, keep):
     sites = sites_of(params, config, gains)
 
     def norm(site, state):
-        return ops.norm(site, state, keep)
+        of = ops.norm_of_branch if site.after_branch else ops.norm
+        return of(site, state, keep)
 
     def add(site, state, part):
         return ops.add(site, state, part, keep)

@@ -80,13 +80,15 @@ def pair_profile(
         jit at the outside, vmap over seeds.
 
     Raises:
-        ValueError: Cross-attention, additive attention with rotary positions, inputs of the wrong
-            shape, or a table of more than 2^24 numbers.
+        ValueError: Cross-attention, additive attention with rotary positions, normalised queries,
+            inputs of the wrong shape, or a table of more than 2^24 numbers.
     """
     if config.cross_attention:
         raise ValueError("cross_attention=True has a second input: no residual profile in logs")
     if config.score == "additive" and config.position == "rotary":
         raise ValueError("score='additive' with position='rotary' has no residual profile in logs")
+    if config.qk_norm != "none":
+        raise ValueError(f"qk_norm={config.qk_norm!r} has no pass over pairs: log_residual_profile")
     params, entry = enter(params, x, config, **inputs)
     n, d = entry.x.shape
     if n * n * d > LARGEST_TABLE:

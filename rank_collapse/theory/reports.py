@@ -105,15 +105,13 @@ def bound_report(
         A `BoundReport`; works under jit, and vmap over seeds and inputs.
 
     Raises:
-        ValueError: Additive scores, rotary or relative-key positions, cross-attention: there is no
-            W_QK; or inputs of the wrong shape.
+        ValueError: Additive scores, rotary or relative-key positions, normalised queries,
+            cross-attention: there is no W_QK; or inputs of the wrong shape.
 
     Source: Dong et al. 2021, theorems 2.2 and 2.3, corollary 3.2, and the technical lemma of the
     appendix; γ* is the least value for which the lemma's last step holds.
     """
-    for name, bad in (("score", "additive"), ("position", "rotary"), ("position", "relative_key")):
-        if getattr(config, name) == bad:
-            raise ValueError(f"{name}={bad!r} has no matrix W_QK that the bounds could use")
+    bounds.require_w_qk(config)
     trace = log_trace(params, x, config, mask=mask, bias=bias)
     keep = jnp.ones(trace.inputs.rest.shape[1], bool)
     if mask is not None and jnp.ndim(mask) == 1:

@@ -146,6 +146,7 @@ def linear_attention(params, state, config, temperature, entry, rows_differ):
         tokens,
         score=config.score,
         scale=config.scale_scores,
+        norm_eps=config.norm_eps,
         temperature=temperature,
         context=entry.context,
     )

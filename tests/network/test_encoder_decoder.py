@@ -113,7 +113,8 @@ KINDS = {
     "tied": {"shared_embedding": True, "tied_output": True},
     "pre-norm, additive, rotary": {
         "shared": {"norm_placement": "pre", "final_norm": True, "norm": "rms"},
-        "decoder": {"score": "additive", "position": "rotary", "branch_gain": 0.3},
+        "decoder": {"score": "additive", "position": "rotary", "branch_gain": 0.3,
+                    "qk_norm": "head"},
     },
     "T5's positions, learned ones, gains, one row of parameters": {
         "decoder": {"layer_map": (0, 0), "position": "relative_bias", "num_buckets": 8,

@@ -26,6 +26,13 @@ VARIANTS = {
     "transformer local": (rc.transformer, {"mask": "local", "window": 1, "temperature": 0.5}),
     "shared layers": (rc.transformer, {"layer_map": (0, 1, 0)}),
     "decoder": (rc.transformer, {"cross_attention": True, "mask": "causal"}),
+    "sandwich": (rc.transformer, {"norm_placement": "sandwich", "branch_gain": 0.8}),
+    "norms of branches": (rc.transformer, {"norm_placement": "branch", "norm": "rms"}),
+    "decoder sandwich": (
+        rc.transformer,
+        {"cross_attention": True, "norm_placement": "sandwich", "qk_norm": "head"},
+    ),
+    "normalised together": (rc.san_skip, {"qk_norm": "width", "norm_eps": 0.1}),
     "decoder pre-LN": (rc.transformer, {"cross_attention": True, "norm_placement": "pre"}),
 }
 
@@ -37,12 +44,12 @@ def build(name, **extra):
     # Gains and biases of norms away from 1 and 0, so that a forgotten one shows.
     keys = iter(jax.random.split(jax.random.key(2), 20))
 
-    def move(p):
-        if not isinstance(p, rc.NormParams):
-            return p
-        return jax.tree.map(lambda a: a + 0.2 * jax.random.normal(next(keys), a.shape), p)
+    def move(path, a):
+        if "norm" not in jax.tree_util.keystr(path):
+            return a
+        return a + 0.2 * jax.random.normal(next(keys), a.shape)
 
-    params = jax.tree.map(move, params, is_leaf=lambda p: isinstance(p, rc.NormParams))
+    params = jax.tree.map_with_path(move, params)
     x = jax.random.normal(jax.random.key(3), (N, D))
     memory = jax.random.normal(jax.random.key(4), (4, D)) if config.cross_attention else None
     return config, params, x, memory
@@ -62,10 +69,20 @@ def numpy_forward(params, x, config, memory=None):
         y = (x - mean) / np.sqrt(((x - mean) ** 2).mean(1, keepdims=True) + config.norm_eps)
         return y * p.gain + (0 if p.bias is None else p.bias)
 
+    def normed_heads(gain, heads, h):
+        if gain is None:
+            return heads[h]
+        over = heads[h] if gain.ndim == 1 else np.concatenate(heads, axis=1)
+        size = np.sqrt((over**2).mean(1, keepdims=True) + config.norm_eps)
+        return heads[h] / size * (gain if gain.ndim == 1 else gain[h])
+
     def attention(p, x, y, allowed):
         out = np.tile(p.b_o, (len(x), 1))
         for h in range(config.num_heads):
-            q, k = x @ p.w_q[h] + p.b_q[h], y @ p.w_k[h] + p.b_k[h]
+            q, k = (
+                normed_heads(gain, [z @ u + b for u, b in zip(w, bias, strict=True)], h)
+                for z, w, bias, gain in ((x, p.w_q, p.b_q, p.q_norm), (y, p.w_k, p.b_k, p.k_norm))
+            )
             s = q @ k.T / config.temperature
             s = s / np.sqrt(q.shape[1]) if config.scale_scores else s
             e = np.where(allowed, np.exp(s - s.max(1, keepdims=True)), 0)
@@ -79,24 +96,30 @@ def numpy_forward(params, x, config, memory=None):
             return (g * special.expit(g) * z) @ p.w_out + p.b_out
         return (z * special.ndtr(z)) @ p.w_out + p.b_out
 
-    def sublayer(norm_params, x, branch, skip):
-        pre, post = config.norm_placement == "pre", config.norm_placement == "post"
-        y = config.branch_gain * branch(norm(norm_params, x) if pre else x)
+    def sublayer(norm_params, branch_norm, x, branch, skip):
+        post = config.norm_placement == "post"
+        y = branch(norm(norm_params, x) if config.norm_placement in ("pre", "sandwich") else x)
+        if config.norm_placement in ("sandwich", "branch"):
+            y = norm(branch_norm, y)
+        y = config.branch_gain * y
         y = y + config.skip_gain * x if skip else y
         return norm(norm_params, y) if post else y
 
     def layer(p, x):
         x = sublayer(
             p.attention_norm,
+            p.attention_branch_norm,
             x,
             lambda h: attention(p.attention, h, h, allowed),
             config.attention_skip,
         )
         if memory is not None:
             every = np.ones((n, len(memory)), bool)
-            x = sublayer(p.cross_norm, x, lambda h: attention(p.cross, h, memory, every), True)
+            look = lambda h: attention(p.cross, h, memory, every)  # noqa: E731
+            x = sublayer(p.cross_norm, p.cross_branch_norm, x, look, True)
         if config.mlp != "none":
-            x = sublayer(p.mlp_norm, x, lambda h: mlp(p.mlp, h), config.mlp_skip)
+            feed = lambda h: mlp(p.mlp, h)  # noqa: E731
+            x = sublayer(p.mlp_norm, p.mlp_branch_norm, x, feed, config.mlp_skip)
         return x
 
     states = [x]
@@ -290,3 +313,39 @@ def test_bad_inputs_name_the_shape():
         rc.apply(params, x, config, mask=jnp.ones(5, bool))
     with pytest.raises(ValueError, match="needs a memory"):
         rc.apply(params, x, config.replace(cross_attention=True))
+
+
+def test_passes_that_need_a_score_matrix_refuse_normalised_queries():
+    config = rc.san(2, 3, D, qk_norm="width")
+    params, x = rc.init(jax.random.key(0), config), jnp.ones((N, D))
+    paths = jnp.zeros((1, 2), int)
+    calls = {
+        "qk_norm='width' has no matrix W_QK": lambda: rc.bound_report(params, x, config),
+        "qk_norm='width' has no pass over pairs": lambda: rc.certified_profile(params, x, config),
+        "no cubic law: qk_norm='width'": lambda: rc.closed_constant(params, x, config),
+        "qk_norm='width' normalises all heads": lambda: rc.path_set_states(
+            params, x, config, paths, semantics="recomputed"
+        ),
+    }
+    for message, call in calls.items():
+        with pytest.raises(ValueError, match=message):
+            call()
+    with pytest.raises(ValueError, match="q_norm is missing"):
+        plain = params.layers.attention.replace(q_norm=None)
+        rc.apply(params.replace(layers=params.layers.replace(attention=plain)), x, config)
+
+
+def test_grouped_keys_are_normalised_as_if_each_head_had_its_own():
+    config = rc.san(2, 4, D, qk_norm="width")
+    params, x = rc.init(jax.random.key(0), config), jax.random.normal(jax.random.key(1), (N, D))
+    own = params.layers.attention
+    gain = 1 + jnp.arange(2 * 2 * 3.0).reshape(2, 2, 3)
+    grouped = own.replace(w_k=own.w_k[:, ::2], b_k=None, w_v=own.w_v[:, ::2], b_v=None, k_norm=gain)
+    own = own.replace(
+        **{n: jnp.repeat(getattr(grouped, n), 2, axis=1) for n in ("w_k", "w_v", "k_norm")}
+    )
+    outputs = [
+        rc.apply(params.replace(layers=params.layers.replace(attention=a)), x, config).output
+        for a in (grouped, own)
+    ]
+    np.testing.assert_allclose(*outputs, rtol=1e-6)

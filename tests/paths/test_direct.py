@@ -10,8 +10,8 @@ from path_examples import config_of, example
 import rank_collapse as rc
 
 NETWORKS = {
-    "pre-RMS": {
-        "norm_placement": "pre", "norm": "rms", "mlp": "swiglu", "final_norm": True,
+    "sandwich of RMSNorms": {
+        "norm_placement": "sandwich", "norm": "rms", "mlp": "swiglu", "final_norm": True,
         "attention_skip": True, "mlp_skip": True, "mask": "causal",
     },
     "decoder": {
@@ -28,7 +28,9 @@ def scaled_heads(layer, name, value):
     return jnp.where(layer == 1, value * value - 0.3, value)
 
 
-@pytest.mark.parametrize(("name", "edit"), [("pre-RMS", None), ("decoder", scaled_heads)])
+@pytest.mark.parametrize(
+    ("name", "edit"), [("sandwich of RMSNorms", None), ("decoder", scaled_heads)]
+)
 def test_parts_and_lengths_sum_to_the_logits(x64, name, edit):
     config = config_of(**NETWORKS[name])
     params, x, extra = example(config)

@@ -10,8 +10,8 @@ import rank_collapse as rc
 L, H, N, D = 5, 3, 4, 6
 NETWORKS = {
     "post-LN": {},
-    "pre-RMS gated, norm at the end": {
-        "norm_placement": "pre", "norm": "rms", "mlp": "swiglu", "final_norm": True,
+    "sandwich of RMSNorms, gated, norm at the end": {
+        "norm_placement": "sandwich", "norm": "rms", "mlp": "swiglu", "final_norm": True,
     },
     "decoder": {"cross_attention": True, "mask": "causal"},
     "no skips, no norms": {"attention_skip": False, "mlp": "none", "norm_placement": "none"},

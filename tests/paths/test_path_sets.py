@@ -31,7 +31,7 @@ def network(**fields):
 
 NETWORKS = {
     "post-norm with MLP": {},
-    "pre-norm, final norm": {"norm_placement": "pre", "final_norm": True, "mlp": "swiglu"},
+    "sandwich, final norm": {"norm_placement": "sandwich", "final_norm": True, "mlp": "swiglu"},
     "shared layers, relative positions": {
         "layer_map": (0, 1, 0),
         "position": "relative_key",

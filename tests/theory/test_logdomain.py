@@ -198,6 +198,20 @@ FLOAT64_CASES = {
         )
         for place, kind, mlp in (("pre", "layer", "gelu"), ("post", "rms", "swiglu"))
     },
+    "sandwich, skips, gelu": (
+        {"norm_placement": "sandwich", "mlp": "gelu", "attention_skip": True, "mlp_skip": True},
+        {},
+    ),
+    "norms of branches, skip": (
+        {"norm_placement": "branch", "norm": "rms", "mlp": "swiglu", "attention_skip": True},
+        {},
+    ),
+    "queries normalised": ({"qk_norm": "head"}, {}),
+    "queries normalised together": ({"qk_norm": "width", "scale_scores": False}, {}),
+    "queries normalised, rotary, causal": (
+        {"qk_norm": "head", "position": "rotary", "mask": "causal"},
+        {},
+    ),
     "gains": ({"attention_skip": True, "skip_gain": 0.3, "branch_gain": 0.5}, {}),
     "skip gain 0": ({"attention_skip": True, "skip_gain": 0.0}, {}),
     "branch gain 0": ({"attention_skip": True, "branch_gain": 0.0}, {}),

@@ -1,0 +1,160 @@
+"""Residual designs by name: where the norms are, gains of skips and branches, initialisation.
+
+    config = rc.design(rc.transformer(depth=18, num_heads=4, d_model=64), "deepnorm")
+    params = rc.init(key, config)
+
+N is the number of residual branches (attention, cross-attention and MLP of every layer), counted
+from the config; λ multiplies skips, γ branches, β the initial V, O and MLP.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from rank_collapse.network.config import TransformerConfig
+
+ROLES = ("alone", "encoder", "decoder")
+
+
+class Stack(NamedTuple):
+    """What the constants of a design may depend on.
+
+    Attributes:
+        config: Of the stack.
+        branches: N, its residual branches.
+        role: "alone", or the part of an encoder-decoder that it is.
+        other: Residual branches of the other part; 0 alone.
+    """
+
+    config: TransformerConfig
+    branches: int
+    role: str = "alone"
+    other: int = 0
+
+
+class Design(NamedTuple):
+    """A residual design.
+
+    Attributes:
+        placements: Values of `norm_placement` that it is made for, its own first.
+        constants: Stack → fields of the config that differ from those of a plain residual network.
+        source: The paper.
+    """
+
+    placements: tuple[str, ...]
+    constants: Callable[[Stack], dict[str, Any]]
+    source: str
+
+
+def count_branches(config: TransformerConfig) -> int:
+    """N: the sublayers of all layers, each of which has a residual branch."""
+    return config.depth * (1 + config.cross_attention + (config.mlp != "none"))
+
+
+def _plain(stack):
+    """x' = N(x + f(x)), or pre-norm x' = x + f(N(x))."""
+    return {}
+
+
+def _admin_log(stack):
+    """x' = N(λ x + f(x)), λ² = (N + 1)/ln(N + 1) − 1: the output changes by O(log N)."""
+    n = stack.branches + 1
+    return {"skip_gain": math.sqrt(n / math.log(n) - 1)}
+
+
+def _admin_const(stack):
+    """x' = N(λ x + f(x)), λ² = N: the output changes by O(1)."""
+    return {"skip_gain": math.sqrt(stack.branches)}
+
+
+def _deepnorm(stack):
+    """x' = N(α x + f(x)), V, O and MLP drawn by Xavier's rule times β (table of figure 2).
+
+    With N layers of an encoder (2 branches each) and M of a decoder (3; alone 2):
+        alone:    α = (2N)^(1/4),            β = (8N)^(−1/4),
+        encoder:  α = 0.81 (N⁴ M)^(1/16),    β = 0.87 (N⁴ M)^(−1/16),
+        decoder:  α = (3M)^(1/4),            β = (12M)^(−1/4).
+    Layers of other kinds count by their branches: N = branches/2, M = branches/3.
+    """
+    if stack.role == "encoder":
+        size = (stack.branches / 2) ** 4 * stack.other / 3
+        gains = 0.81 * size ** (1 / 16), 0.87 * size ** (-1 / 16)
+    else:
+        gains = stack.branches ** (1 / 4), (4 * stack.branches) ** (-1 / 4)
+    return {"skip_gain": gains[0], "init_gain": gains[1], "init": "xavier"}
+
+
+def _qk_norm(stack):
+    """x' = x + f(N(x)), queries and keys of each head divided by their root mean square."""
+    return {"qk_norm": "head"}
+
+
+def _depth_scaled(stack):
+    """x' = N(x + f(x)/√L) by the number of layers L (their equation 8 with α_1² = α_2² = 1/L)."""
+    return {"branch_gain": 1 / math.sqrt(stack.config.depth)}
+
+
+DESIGNS: dict[str, Design] = {
+    "post": Design(("post",), _plain, "Vaswani et al. 2017"),
+    "pre": Design(("pre",), _plain, "Xiong et al. 2020"),
+    "admin_log": Design(("post",), _admin_log, "Liu et al. 2020"),
+    "admin_const": Design(("post",), _admin_const, "Liu et al. 2020"),
+    "deepnorm": Design(("post",), _deepnorm, "Wang et al. 2022"),
+    "sandwich": Design(("sandwich",), _plain, "Ding et al. 2021; peri-LN, Kim et al. 2025"),
+    "branch_norm": Design(("branch",), _plain, "OLMo 2, 2025"),
+    "qk_norm": Design(("pre", "branch"), _qk_norm, "Henry et al. 2020; RMSNorm as in Qwen3"),
+    "depth_scaled": Design(("post", "pre", "none"), _depth_scaled, "Noci et al. 2022"),
+}
+
+# What every design decides: what it does not name is as in a plain residual network.
+_PLAIN = {"skip_gain": 1.0, "branch_gain": 1.0, "init_gain": 1.0, "qk_norm": "none"}
+
+
+def design(config: Any, name: str, *, norm_placement: str | None = None) -> Any:
+    """The config of a residual design; draw the parameters with it: `init(key, design(...))`.
+
+    Sets skips, gains, `init_gain`, `qk_norm` and the norms (a final one too, where the stream is
+    not normalised); `init` where the paper names one. Everything else stays; gains of an earlier
+    design do not.
+
+    Args:
+        config: The network, a `TransformerConfig` or an `EncoderDecoderConfig`.
+        name: One of `DESIGNS`.
+        norm_placement: Another placement than the paper's, where the design allows it.
+
+    Raises:
+        ValueError: An unknown name, or a placement that the design is not made for.
+    """
+    if isinstance(config, TransformerConfig):
+        stack = Stack(config, count_branches(config))
+        return of_stack(stack, name, norm_placement=norm_placement)
+    parts = {"encoder": config.encoder, "decoder": config.decoder}
+    counts = {role: count_branches(part) for role, part in parts.items()}
+    others = {"encoder": counts["decoder"], "decoder": counts["encoder"]}
+    designed = {
+        role: of_stack(
+            Stack(part, counts[role], role, others[role]), name, norm_placement=norm_placement
+        )
+        for role, part in parts.items()
+    }
+    return dataclasses.replace(config, **designed)
+
+
+def of_stack(stack: Stack, name: str, *, norm_placement: str | None = None) -> TransformerConfig:
+    """`design` of one stack, alone or as a part of an encoder-decoder."""
+    if name not in DESIGNS:
+        raise ValueError(f"design {name!r} is not one of {tuple(DESIGNS)}")
+    if stack.role not in ROLES:
+        raise ValueError(f"role={stack.role!r} is not one of {ROLES}")
+    chosen = DESIGNS[name]
+    placement = chosen.placements[0] if norm_placement is None else norm_placement
+    if placement not in chosen.placements:
+        raise ValueError(
+            f"design {name!r} does not fit norm_placement={placement!r}, "
+            f"but {' or '.join(map(repr, chosen.placements))} ({chosen.source})"
+        )
+    config = stack.config
+    skips = {"attention_skip": True, "cross_skip": True, "mlp_skip": config.mlp != "none"}
+    norms = {"norm_placement": placement, "final_norm": placement in ("pre", "sandwich", "branch")}
+    return config.replace(**(_PLAIN | skips | norms | chosen.constants(stack)))
