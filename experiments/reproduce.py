@@ -35,6 +35,7 @@ EXPERIMENTS = (
     "run_memorization",
     "run_circle",
     "run_width",
+    "run_transformer",
     "check_bounds",
 )
 PRESETS = ("quick", "paper")
