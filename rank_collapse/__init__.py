@@ -20,6 +20,7 @@ from rank_collapse.measures.residuals import (
     stable_rank,
     token_cosine,
 )
+from rank_collapse.measures.saturation import largest_weight, saturated_share
 from rank_collapse.network import encoder_decoder, surgery
 from rank_collapse.network.attention import AttentionParams, multi_head_attention
 from rank_collapse.network.config import TransformerConfig
@@ -107,6 +108,7 @@ __all__ = [
     "greedy_decode",
     "head_contributions",
     "init",
+    "largest_weight",
     "layer_params",
     "local_rate",
     "log_residual_profile",
@@ -128,6 +130,7 @@ __all__ = [
     "san",
     "san_mlp",
     "san_skip",
+    "saturated_share",
     "stable_rank",
     "stack_layers",
     "sum_over_paths",

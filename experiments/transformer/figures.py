@@ -32,7 +32,7 @@ def curve_figure(results: dict[str, Any], setup: Setup) -> Figure:
     fig, axes = figures.figure(1, 2)
     seeds, curves = kept(results), results["curves"]
     epochs = np.arange(1, results["losses"].shape[1] + 1)
-    losses = (("training, as trained", results["losses"]), ("held out", curves["loss"]))
+    losses = (("training", results["losses"]), ("held out", curves["loss"]))
     for index, (label, values) in enumerate(losses):
         figures.band(axes[0, 0], epochs, values[seeds], label=label, index=index, marker="")
     axes[0, 0].set(xlabel="epoch", ylabel="loss per token (nats)", yscale="log")
@@ -63,7 +63,7 @@ def attention_figure(results: dict[str, Any], setup: Setup) -> Figure:
     depth = len(maps["encoder"])
     count = min(depth, MAX_LAYERS)
     layers = np.unique(np.linspace(depth - 1, 0, count).round().astype(int))
-    fig, axes = figures.figure(len(layers), len(KINDS), width=3.1, height=3.0)
+    fig, axes = figures.figure(len(layers), len(KINDS), width=3.1, height=3.3)
     for row, layer in enumerate(layers):
         for ax, (kind, (title, queries, keys)) in zip(axes[row], KINDS.items(), strict=True):
             picture = ax.imshow(maps[kind][layer], vmin=0, vmax=1, cmap="Blues")
@@ -90,7 +90,7 @@ def residual_figure(results: dict[str, Any], setup: Setup) -> Figure:
         layers = np.arange(values.shape[1])
         figures.band(axes[0, 0], layers, values[seeds], label=half, index=index)
     axes[0, 0].set(
-        xlabel="layer (0: input)", ylabel="‖res(X)‖ / ‖X‖, trained", ylim=(0, None),
+        xlabel="layer (0: input)", ylabel="‖res(X)‖ / ‖X‖, trained", ylim=(0, 1.03),
         title=setup.title,
     )  # fmt: skip
     axes[0, 0].legend()

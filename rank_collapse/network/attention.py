@@ -80,7 +80,7 @@ class KeysValues:
     `attention_scores`, `mix_values` and `multi_head_attention` take one in place of those tokens.
     """
 
-    keys: Any  # [h, m, k]  y W_k + b_k, normalised and rotated where the network does so
+    keys: Any  # [h, m, k]  y W_k + b_k, normalised and rotated where the network does
     values: Any  # [h, m, v]  y W_v + b_v
 
 
@@ -90,7 +90,7 @@ def keys_values(
     context: AttentionContext | None = None,
     norm_eps: float = 1e-12,
 ) -> KeysValues:
-    """Keys and values of tokens at the context's positions."""
+    """Keys and values of tokens at the context's positions; see `attention_scores`."""
     return KeysValues(_keys(params, y, context, norm_eps), _values(params, y))
 
 

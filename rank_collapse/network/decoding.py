@@ -114,11 +114,13 @@ def _cached_steps(params, memory, source_mask, tokens, config):
     )
     dtype, index = entry.x.dtype, jnp.arange(own.depth)
     gains = layer_gains(own, dtype)
-
-    def look(_, step):
-        return None, attn.keys_values(step[0].cross, memory, norm_eps=own.norm_eps)
-
-    _, of_memory = transformer.scan_layers(look, None, decoder, own, index)
+    _, of_memory = transformer.scan_layers(
+        lambda _, step: (None, attn.keys_values(step[0].cross, memory, None, own.norm_eps)),
+        None,
+        decoder,
+        own,
+        index,
+    )
 
     def next_logits(known, token, t):
         x = input_states(decoder, token[None], own, positions=t[None]).astype(dtype)

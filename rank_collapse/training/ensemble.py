@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 
 from rank_collapse.runs import seeds
 from rank_collapse.training.path_accuracy import Metrics, whole_model
-from rank_collapse.training.recipe import Hyper, Recipe, check_hyper
+from rank_collapse.training.recipe import Hyper, Recipe, check_hyper, config_of
 from rank_collapse.training.training import TrainState, init_state, train_epoch
 
 
@@ -88,20 +88,20 @@ class Ensemble:
         self.recipe = recipe
         self.mesh = seeds.seed_mesh() if mesh is None else mesh
         self.epochs_per_chunk = epochs_per_chunk
+        self.held_out = held_out or {}
         self.at_once = seeds_at_once(self.mesh) if at_once is None else at_once
 
         def begin(key, hyper, _):
             key_data, key_state = jax.random.split(key)
             return init_state(key_state, hyper, recipe), make_data(key_data)
 
-        self.held_out = held_out or {}
-
         def chunk(state, data, hyper, first_epoch):
             def trained(state, epoch):
                 state, loss = train_epoch(state, data["train"], epoch, hyper, recipe)
                 if not self.held_out:
                     return state, {"loss": loss}
-                found = whole_model(state.model, data["eval"], recipe.config, self.held_out)
+                config = config_of(recipe, hyper)
+                found = whole_model(state.model, data["eval"], config, self.held_out)
                 return state, {f"held_out/{n}": v for n, v in found.items()} | {"loss": loss}
 
             def one(state, epoch):
@@ -152,7 +152,7 @@ class Ensemble:
 
         Args:
             keys: Keys [s], from `seeds.seed_keys`.
-            hyper: Floats, or arrays [s], one per run.
+            hyper: Floats, or arrays [s, ...], one per run.
             resume: Called with a pytree like what a snapshot is; returns (epochs done, saved
                 snapshot) or None.
             on_chunk: Called between chunks with (epochs done, snapshot, losses [s, epochs done]).
@@ -163,11 +163,12 @@ class Ensemble:
             `Trained`.
 
         Raises:
-            ValueError: Floats that mean nothing; see `recipe.check_hyper`.
+            ValueError: Floats that mean nothing (see `recipe.check_hyper`), or values for another
+                number of runs.
         """
         check_hyper(hyper, self.recipe)
         count = keys.shape[0]
-        hyper = jax.tree.map(lambda a: jnp.broadcast_to(jnp.float32(a), (count,)), hyper)
+        hyper = _per_run(hyper, count)
         laid_keys, hyper = self.lay_out((keys, hyper))
         state, data = self.begin(laid_keys, hyper, None)
         losses, *curves = (
@@ -197,6 +198,19 @@ class Ensemble:
             if on_chunk is not None:
                 on_chunk(epoch, snapshot, losses[:, :epoch])
         return Trained(state=state, data=data, losses=losses, curves=curves)
+
+
+def _per_run(hyper: Hyper, count: int) -> Hyper:
+    """Every value as float32 [s, ...]."""
+
+    def one(path, value):
+        value = jnp.asarray(value, jnp.float32)
+        if value.ndim and value.shape[0] != count:
+            name = jax.tree_util.keystr(path, simple=True, separator=".")
+            raise ValueError(f"hyper.{name} of shape {value.shape} is not of {count} runs")
+        return value if value.ndim else jnp.full(count, value)
+
+    return jax.tree_util.tree_map_with_path(one, hyper)
 
 
 __all__ = ["Ensemble", "TrainState", "Trained", "seeds_at_once"]

@@ -97,7 +97,10 @@ class Hyper:
 
     `weight_decay` is added to the gradient (L2, as in Adam with decay), `init_scale` multiplies
     the initial weights of the layers. The learning rate rises linearly over the first `warmup`
-    steps (0: at once); `label_smoothing` ε trains on labels (1 − ε) onehot + ε / c.
+    steps (0: at once); `label_smoothing` ε trains on labels (1 − ε) onehot + ε / c. `network` holds
+    floats of the configuration by name ("skip_gain", "init_gain", "temperature", ...), each as it
+    may stand there, in place of the recipe's; None for none. Of an encoder-decoder, those of each
+    half: {"encoder": {"skip_gain": ...}, "decoder": {...}}.
     """
 
     learning_rate: Any = 1e-3
@@ -106,6 +109,15 @@ class Hyper:
     init_scale: Any = 1.0
     warmup: Any = 0.0
     label_smoothing: Any = 0.0
+    network: Any = None
+
+
+def config_of(recipe: Recipe, hyper: Hyper) -> TransformerConfig | EncoderDecoderConfig:
+    """The recipe's network with the floats of one run."""
+    config, floats = recipe.config, hyper.network or {}
+    if isinstance(config, EncoderDecoderConfig):
+        floats = {half: getattr(config, half).replace(**own) for half, own in floats.items()}
+    return config.replace(**floats)
 
 
 def check_hyper(hyper: Hyper, recipe: Recipe) -> None:

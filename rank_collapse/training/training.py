@@ -7,6 +7,7 @@ a network with a read-out or an encoder-decoder, and how it makes logits is in `
 Axis letters: b examples.
 """
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -16,7 +17,7 @@ from jaxtyping import Array, Bool, Float
 from rank_collapse import struct
 from rank_collapse.training.models import Model, batch_forward, forward, init_model, unrolled
 from rank_collapse.training.optimizers import make_optimizer, schedule_factor
-from rank_collapse.training.recipe import Hyper, Recipe
+from rank_collapse.training.recipe import Hyper, Recipe, config_of
 from rank_collapse.training.tasks.examples import LOSSES, token_mask
 
 
@@ -37,7 +38,8 @@ def num_batches(num_examples: int, batch_size: int) -> int:
 def init_state(key: Any, hyper: Hyper, recipe: Recipe) -> TrainState:
     """The state before the first step."""
     key_model, key_train = jax.random.split(key)
-    model = init_model(key_model, recipe, hyper.init_scale)
+    own = dataclasses.replace(recipe, config=config_of(recipe, hyper))
+    model = init_model(key_model, own, hyper.init_scale)
     optimizer = make_optimizer(hyper, recipe).init(model)
     return TrainState(model=model, optimizer=optimizer, key=key_train)
 
@@ -66,7 +68,7 @@ def train_step(
     """
     key = jax.random.fold_in(jax.random.fold_in(state.key, 1), step)
     counts = weights[:, None] & token_mask(batch)
-    config = unrolled(recipe.config, recipe.unroll)
+    config = unrolled(config_of(recipe, hyper), recipe.unroll)
 
     def loss(model):
         logits = batch_forward(

@@ -119,8 +119,10 @@ KINDS = {
     "post-norm, shared": {"decoder": {"branch_gain": 0.3}, "shared_embedding": True},
     "pre-norm, additive, rotary": {
         "shared": {"norm_placement": "pre", "final_norm": True, "norm": "rms"},
-        "decoder": {"score": "additive", "position": "rotary", "branch_gain": 0.3,
-                    "qk_norm": "head"},
+        "decoder": {
+            "score": "additive", "position": "rotary", "branch_gain": 0.3, "qk_norm": "head",
+            "norm_eps": 0.1,
+        },
     },
     "T5's positions, learned ones, gains, one row of parameters, tied": {
         "shared_embedding": True, "tied_output": True,
