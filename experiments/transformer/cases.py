@@ -22,7 +22,16 @@ METRICS = {
 
 
 def make_setup(options: flags.FlagValues) -> Setup:
-    """The experiment of the flags."""
+    """The experiment of the flags.
+
+    Raises:
+        ValueError: Sizes of letter sequences given to a translation.
+    """
+    for name in ("seq_len", "num_labels", "min_len"):
+        if options.task == "translation" and options[name].present:
+            raise ValueError(
+                f"--{name}={options[name].value}: a translation's sentences are as its grammar says"
+            )
     task, vocab_size = options.task, vocabulary(options)
     title = f"{task.capitalize()} {options.seq_len} of {options.num_labels} letters"
     return Setup(
@@ -36,6 +45,7 @@ def make_setup(options: flags.FlagValues) -> Setup:
             shuffle=True,
             schedule=options.schedule,
             optimizer=options.optimizer,
+            unroll=1,
         ),
         make_data=lambda key: make_data(options, key),
         metrics=METRICS,

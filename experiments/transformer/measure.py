@@ -18,48 +18,38 @@ def measure(setup: Setup, model: Any, data: Any, _: Any) -> dict[str, Any]:
 
     Returns:
         "whole": {metric: []} under teacher forcing, "exact": share of the held-out sequences that
-        are written exactly, decoded greedily, "residual": {half: [L + 1]}, "attention":
-        {kind: [L, h, n, m]} and "shown": {what: [tokens]} of the first pair.
+        are written exactly, decoded greedily, "residual": {half: [L + 1]}, the mean over pairs of
+        ‖res(X^l)‖ / ‖X^l‖ of the tokens that exist, and of the first pair "attention":
+        {kind: [L, h, n, m]} and "shown": {what: [tokens]}.
     """
     held_out, config = data["eval"], setup.recipe.config
     written = decoded.decode_pairs(model, held_out, config)
-    first = jax.tree.map(lambda a: a[0], held_out)
-    trace = encoder_decoder.apply(
-        model, first.source, held_out.inputs[0], config, source_mask=first.source_mask
-    )
+
+    def profile(item):
+        source, source_mask, read, read_mask = item
+        trace = encoder_decoder.apply(
+            model, source, read, config, source_mask=source_mask, target_mask=read_mask
+        )
+        halves = {"encoder": (trace.encoder, source_mask), "decoder": (trace.decoder, read_mask)}
+        residual = {
+            name: jax.vmap(lambda x, m=mask: residual_ratio(x, mask=m))(half.hidden)
+            for name, (half, mask) in halves.items()
+        }
+        attention = {name: half.attention for name, (half, _) in halves.items()}
+        return residual, attention | {"cross": trace.decoder.cross_attention}
+
+    pairs = held_out.first(NUM_PROFILED)
+    items = (pairs.source, pairs.source_mask, pairs.inputs, pairs.target_mask[:, :-1])
+    residual, attention = jax.vmap(profile)(items)
     return {
         "whole": path_accuracy.whole_model(model, held_out, config, setup.metrics),
         "exact": decoded.exact_share(written, held_out),
-        "residual": residuals(model, held_out.first(NUM_PROFILED), config),
-        "attention": {
-            "encoder": trace.encoder.attention,
-            "decoder": trace.decoder.attention,
-            "cross": trace.decoder.cross_attention,
-        },
+        "residual": jax.tree.map(lambda a: jnp.mean(a, axis=0), residual),
+        "attention": jax.tree.map(lambda a: a[0], attention),
         "shown": {
-            "source": first.source,
+            "source": held_out.source[0],
             "inputs": held_out.inputs[0],
             "labels": held_out.labels[0],
             "written": written.tokens[0],
         },
     }
-
-
-def residuals(model: Any, pairs: Any, config: Any) -> dict[str, Any]:
-    """‖res(X^l)‖ / ‖X^l‖ of the tokens that exist, mean over pairs, by layer of each half."""
-
-    def single(item):
-        source, source_mask, read, read_mask = item
-        trace = encoder_decoder.apply(
-            model, source, read, config, source_mask=source_mask, target_mask=read_mask
-        )
-        return {
-            name: jax.vmap(lambda x, m=mask: residual_ratio(x, mask=m))(half.hidden)
-            for name, half, mask in (
-                ("encoder", trace.encoder, source_mask),
-                ("decoder", trace.decoder, read_mask),
-            )
-        }
-
-    items = (pairs.source, pairs.source_mask, pairs.inputs, pairs.target_mask[:, :-1])
-    return jax.tree.map(lambda a: jnp.mean(a, axis=0), jax.vmap(single)(items))

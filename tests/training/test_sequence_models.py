@@ -53,7 +53,7 @@ def trained(ensemble):
 
 
 def one(tree, seed=0):
-    return jax.tree.map(lambda a: np.asarray(a)[seed], tree)
+    return jax.tree.map(lambda a: jnp.asarray(np.asarray(a)[seed]), tree)
 
 
 def test_losses_fall_and_curves_are_the_metrics_of_the_held_out_pairs(trained):
