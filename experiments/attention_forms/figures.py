@@ -29,8 +29,8 @@ def random_figure(random: dict[str, Any], num_tokens: int, saturation: float) ->
         "entropy": "entropy of a row, nats",
         "largest_weight": "largest weight of a row",
         "saturated": f"share of rows with a weight > {saturation:g}",
-        "query_gradient": r"$\|\partial/\partial q_i\|$",
-        "score_gradient": r"$\|\partial/\partial s_i\|$, scores of a row",
+        "query_gradient": "gradient to a query, norm",
+        "score_gradient": "gradient to the scores of a row",
     }
     for ax, (name, label) in zip(axes.flat, panels.items(), strict=True):
         for index, (form, found) in enumerate(random.items()):
@@ -46,6 +46,8 @@ def random_figure(random: dict[str, Any], num_tokens: int, saturation: float) ->
         ax.set_xscale("log", base=2)
         if name == "variance" or name.endswith("gradient"):
             ax.set_yscale("log")
+        if name == "saturated":
+            ax.set_ylim(-0.02, 1.02)
         if name.endswith("gradient"):
             ax.set_title("root mean square; dashed: median row", fontsize=8)
     axes[0, 0].set_title("dotted: closed form", fontsize=8)

@@ -7,7 +7,8 @@ from absl import flags
 
 from experiments import run_sort
 from experiments.attention_forms.forms import FORMS
-from experiments.trained.cells import results_of_cells
+from experiments.shell import cli
+from experiments.trained.cells import Program, results_of_cells
 from rank_collapse.runs.folder import RunFolder
 from rank_collapse.training import path_accuracy
 from rank_collapse.training.recipe import Hyper, config_of
@@ -33,11 +34,12 @@ def train_widths(options: flags.FlagValues, run: RunFolder) -> dict[int, dict[st
                 if form.score == score
             }
 
-            def measure(model, data, hyper, key, recipe=recipe):
+            def measure(model, data, hyper, recipe=recipe):
                 config = config_of(recipe, hyper)
                 return path_accuracy.whole_model(model, data["eval"], config, setup.metrics)
 
-            results = results_of_cells(options, run, recipe, setup.make_data, cells, measure)
+            program = Program(recipe, setup.make_data, measure, mesh=cli.mesh(options))
+            results = results_of_cells(options, run, program, cells, together=len(cells))
             found[d_k] |= {name.split(",")[0].split()[1]: r for name, r in results.items()}
     return {d_k: {form: by_form[form] for form in FORMS} for d_k, by_form in found.items()}
 

@@ -66,13 +66,16 @@ def train_step(
     Returns:
         The state after the step and the loss before it.
     """
-    key = jax.random.fold_in(jax.random.fold_in(state.key, 1), step)
+    key, rate = None, 0.0
+    if hyper.dropout is not None:
+        key = jax.random.fold_in(jax.random.fold_in(state.key, 1), step)
+        rate = hyper.dropout
     counts = weights[:, None] & token_mask(batch)
     config = unrolled(config_of(recipe, hyper), recipe.unroll)
 
     def loss(model):
         logits = batch_forward(
-            model, batch, config, dropout_key=key, dropout_rate=hyper.dropout,
+            model, batch, config, dropout_key=key, dropout_rate=rate,
             output_dropout=recipe.output_dropout,
         )  # fmt: skip
         return LOSSES[recipe.loss](logits, batch.labels, counts, hyper.label_smoothing)
@@ -81,8 +84,8 @@ def train_step(
     updates, optimizer = make_optimizer(hyper, recipe).update(
         gradient, state.optimizer, state.model
     )
-    rate = hyper.learning_rate * factor
-    model = jax.tree.map(lambda p, u: p - rate.astype(p.dtype) * u, state.model, updates)
+    step_size = hyper.learning_rate * factor
+    model = jax.tree.map(lambda p, u: p - step_size.astype(p.dtype) * u, state.model, updates)
     return state.replace(model=model, optimizer=optimizer), value
 
 

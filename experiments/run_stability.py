@@ -1,0 +1,63 @@
+"""Residual designs against depth: what an update does to the output, and how tokens collapse.
+
+Reproduces the dependency heat maps and the laws of output change of Liu, Liu, Gao, Chen and Han,
+"Understanding the difficulty of training Transformers" (2020), figures 4 and 7 and theorem 2, for
+every residual design of `rc.DESIGNS`, at initialisation. On the same networks: residual, token
+cosine and gradients by layer, and the one law that predicts all of them from the gains.
+
+    python -m experiments.run_stability
+    python -m experiments.run_stability --designs=post,admin_log,deepnorm --mlp=none --depths=6,24,96
+    python -m experiments.run_stability --mask=causal --mlp=swiglu
+
+EXPECTED
+"""
+
+from functools import partial
+
+from absl import flags
+
+from experiments.shell import cli
+from experiments.stability.cases import CLAIMS, depths_of, groups_of
+from experiments.stability.entry import ENTRY
+from experiments.stability.figures import figures_of
+from experiments.stability.measure import measure_all
+from experiments.stability.results import rows_of, summary_of
+from rank_collapse.network.config import MASKS
+from rank_collapse.network.designs import DESIGNS
+from rank_collapse.network.layers import MLP_KINDS
+
+FLAGS = cli.make_flags("stability", num_seeds=8)
+define = cli.definer(FLAGS)
+define("list", "designs", list(CLAIMS), f"Residual designs, out of {', '.join(DESIGNS)}.")
+define("list", "depths", ["6", "12", "25", "50", "100"], "Layers of the networks.")
+define("list", "layer_depths", ["6", "100"], "Those of them that are measured by layer too.")
+define("integer", "num_heads", 4, "Heads.", lower_bound=1)
+define("integer", "d_model", 64, "Width of the tokens.", lower_bound=1)
+define("integer", "d_ff", None, "Width of the MLP (default 4 d_model).", lower_bound=1)
+define("integer", "num_tokens", 16, "Tokens, Gaussian and normalised.", lower_bound=2)
+define("enum", "mlp", "gelu", "MLP of every layer, or none.", MLP_KINDS)
+define("enum", "mask", "none", "Attention mask.", MASKS)
+define("float", "update_size", 0.01, "‖W* − W‖/‖W‖ of every matrix.", lower_bound=0.0)
+
+
+def main(options: flags.FlagValues) -> None:
+    depths, layered = depths_of(options, "depths"), depths_of(options, "layer_depths")
+    parts = {"layers": groups_of(options, layered)}
+    if others := [depth for depth in depths if depth not in layered]:
+        parts["depths"] = groups_of(options, others)
+    cases = [case for groups in parts.values() for group in groups for case in group.cases]
+    mesh = cli.mesh(options)
+    with cli.open_run(options, "stability") as run:
+        results = measure_all(options, parts, mesh, run)
+        run.publish(
+            rows=partial(rows_of, results, cases),
+            figures=figures_of(results, cases),
+            summary=partial(summary_of, results, cases),
+        )
+        print(f"written to {run.path}")
+
+
+__all__ = ["ENTRY", "FLAGS", "main"]
+
+if __name__ == "__main__":
+    cli.run(main, FLAGS)

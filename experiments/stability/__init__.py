@@ -1,0 +1,1 @@
+"""Residual designs against depth: dependency, output change, collapse and gradients: run_stability."""

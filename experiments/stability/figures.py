@@ -1,0 +1,202 @@
+"""The figures of run_stability: dependency, output change, gradients, profiles, and the one law."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from experiments.stability.cases import Case
+from experiments.stability.results import (
+    UPDATES,
+    VISIBLE,
+    branches_of,
+    by_design,
+    curve,
+    exponents,
+    interval,
+    law_exponents,
+    law_values,
+    of_case,
+)
+from rank_collapse.measures.dependency import dependency
+from rank_collapse.report import figures
+
+DASHES = {"O(N)": ":", "O(log N)": "--", "O(1)": "-."}
+
+
+def figures_of(results: Mapping[str, Any], cases: list[Case]) -> dict[str, Callable[[], Figure]]:
+    """What draws each figure, by name."""
+    layered = [case for case in cases if "exact_shares" in of_case(results, case)]
+    return {
+        "one_law": partial(one_law_figure, results, cases, layered),
+        "dependency": partial(dependency_figure, results, layered),
+        "output_change": partial(change_figure, results, cases),
+        "gradients": partial(gradient_figure, results, layered),
+        "by_layer": partial(layer_figure, results, layered),
+    }
+
+
+def deepest(cases: list[Case]) -> dict[str, Case]:
+    """The deepest network of each design."""
+    return {name: own[-1] for name, own in by_design(cases).items()}
+
+
+@figures.styled
+def one_law_figure(results: Mapping[str, Any], cases: list[Case], layered: list[Case]) -> Figure:
+    """Token cosines, output change and gradients of queries, measured against expected."""
+    fig, axes = figures.figure(1, 3, width=4.1, height=3.5)
+    collapse, change, query = axes[0]
+    for index, (name, case) in enumerate(deepest(cases).items()):
+        found, color = of_case(results, case), figures.color(index)
+        apart = np.where(found["apart"] > VISIBLE, found["apart"], np.nan)
+        layers = np.arange(case.depth + 1)
+        every = max(1, case.depth // 12)
+        figures.band(
+            collapse, layers, apart, name, index, linestyle="", markevery=(index % every, every)
+        )
+        expected = np.exp(found["expected_log_apart"].astype(float)).mean(axis=0)
+        collapse.plot(layers, expected, color=color, lw=1.0)
+        own = by_design(cases)[name]
+        measured, there = (curve(results, own, n).mean(axis=0)
+                           for n in ("change.random", "expected_change"))  # fmt: skip
+        style = {"color": color, "marker": figures.MARKERS[index % 8], "linestyle": ""}
+        change.plot(there, measured, **style)
+    for index, (name, case) in enumerate(deepest(layered).items()):
+        found = of_case(results, case)
+        style = {"color": figures.color(index), "marker": figures.MARKERS[index % 8]}
+        q, there = (found[f"{n}.attention.w_q"].mean(axis=0)
+                    for n in ("gradients", "expected_gradients"))  # fmt: skip
+        query.plot(there, q, linestyle="", label=name, **style)
+    collapse.set(yscale="log", xlabel="layer", ylabel=r"1 $-$ token cosine",
+                 title="tokens: networks, and the law (lines)")  # fmt: skip
+    collapse.set_ylim(max(collapse.get_ylim()[0], VISIBLE / 10), 2)
+    change.set(title=r"output change, every depth", ylabel=r"measured $E|\delta \hat x|^2/d$")
+    query.set(title=r"gradient of $W_Q$, every layer", ylabel=r"measured $\|\partial W_Q\|_F$")
+    for ax in (change, query):
+        ax.set(xscale="log", yscale="log", xlabel="expected from the law")
+        low, high = ax.get_xlim()
+        ax.plot([low, high], [low, high], color="#555555", lw=0.9, ls="--")
+    collapse.legend(fontsize=7, loc="lower left")
+    return fig
+
+
+@figures.styled
+def dependency_figure(results: Mapping[str, Any], layered: list[Case]) -> Figure:
+    """β_ij of the shallowest networks as published, and their exact shares of variance."""
+    shallow = {name: own[0] for name, own in by_design(layered).items()}
+    fig, axes = figures.figure(2, len(shallow), width=2.3, height=2.3, sharex=True, sharey=True)
+    for column, (name, case) in enumerate(shallow.items()):
+        found = of_case(results, case)
+        published = np.mean([np.sqrt(dependency(s)) for s in found["shares"]], axis=0)
+        exact = found["exact_shares"][:, :, :-1].mean(axis=0)
+        for row, values in enumerate((published, exact)):
+            ax = axes[row, column]
+            hidden = np.triu(np.ones(values.shape, bool), 1)
+            image = ax.imshow(np.ma.masked_array(values, hidden), vmin=0, vmax=1, cmap="viridis")
+            ax.grid(visible=False)
+        axes[0, column].set_title(f"{name}, {case.depth} layers", fontsize=8)
+        axes[1, column].set_xlabel("branch j (0: input)")
+    axes[0, 0].set_ylabel(r"$\beta_{ij}$ as published" + "\nafter branch i")
+    axes[1, 0].set_ylabel("exact share of variance\nafter branch i")
+    fig.colorbar(image, ax=axes, shrink=0.7)
+    return fig
+
+
+@figures.styled
+def change_figure(results: Mapping[str, Any], cases: list[Case]) -> Figure:
+    """Output change against the number of branches, and the exponents of both kinds of update."""
+    fig, axes = figures.figure(1, 3, width=4.0, height=3.5)
+    designs = by_design(cases)
+    for ax, update in zip(axes[0], UPDATES, strict=False):
+        for index, (name, own) in enumerate(designs.items()):
+            values = curve(results, own, f"change.{update}")
+            start = values[:, :1].mean()
+            figures.band(ax, branches_of(own), values / start, name, index)
+            if update == "random":
+                expected = curve(results, own, "expected_change").mean(axis=0)
+                ax.plot(branches_of(own), expected / expected[0], color=figures.color(index),
+                        lw=0.8, ls=(0, (1, 1)))  # fmt: skip
+        branches = branches_of(next(iter(designs.values())))
+        for law, values in law_values(branches).items():
+            ax.plot(branches, values / values[0], color="black", lw=0.9, ls=DASHES[law], label=law)
+        ax.set(xscale="log", yscale="log", xlabel="residual branches N",
+               ylabel=r"$E|\delta \hat x|^2$ over that at the smallest N",
+               title=f"{update} update of equal relative size")  # fmt: skip
+    axes[0, 0].legend(fontsize=7)
+    ax = axes[0, 2]
+    for row, (name, own) in enumerate(designs.items()):
+        for index, update in enumerate(UPDATES):
+            slopes = exponents(branches_of(own), curve(results, own, f"change.{update}"))
+            low, high = interval(slopes) or (slopes[0], slopes[0])
+            height = row + 0.2 * (index - 0.5)
+            style = {"color": figures.color(row), "marker": figures.MARKERS[index]}
+            ax.plot([low, high], [height, height], color=style["color"], lw=2)
+            ax.plot(slopes.mean(), height, **style)
+        ax.annotate(name, (0.02, row + 0.22), xycoords=("axes fraction", "data"), fontsize=7)
+    for law, slope in law_exponents(branches_of(next(iter(designs.values())))).items():
+        ax.axvline(slope, color="black", lw=0.9, ls=DASHES[law])
+    ax.set(xlabel="exponent of N (95 % over seeds)", yticks=[], ylim=(-0.5, len(designs)),
+           title="circles: random, squares: gradient")  # fmt: skip
+    return fig
+
+
+@figures.styled
+def gradient_figure(results: Mapping[str, Any], layered: list[Case]) -> Figure:
+    """Gradient norms by layer, with what the law expects, and queries beside values."""
+    found = {name: of_case(results, case) for name, case in deepest(layered).items()}
+    first = next(iter(found.values()))
+    panels = {"attention.w_q": "$W_Q$", "attention.w_k": "$W_K$", "attention.w_v": "$W_V$",
+              "attention.w_o": "$W_O$", "mlp.w_in": "MLP"}  # fmt: skip
+    panels = {name: title for name, title in panels.items() if f"gradients.{name}" in first}
+    fig, axes = figures.figure(2, 3, width=3.9, height=2.9)
+    for ax, (name, title) in zip(axes.flat, panels.items(), strict=False):
+        for index, (design, values) in enumerate(found.items()):
+            norms = values[f"gradients.{name}"]
+            layers = 1 + np.arange(norms.shape[1])
+            figures.band(ax, layers, norms, design, index, marker="")
+            expected = values[f"expected_gradients.{name}"].mean(axis=0)
+            ax.plot(layers, expected, color=figures.color(index), ls=":", lw=1.2)
+        ax.set(yscale="log", xlabel="layer", ylabel=r"$\|\partial\|_F$", title=title)
+    axes.flat[0].legend(fontsize=7)
+    last = axes.flat[5]
+    for index, (design, values) in enumerate(found.items()):
+        ratio = values["gradients.attention.w_q"] / values["gradients.attention.w_v"]
+        apart = values["apart"][:, :-1]
+        last.plot(apart.ravel(), ratio.ravel(), linestyle="", color=figures.color(index),
+                  marker=figures.MARKERS[index % 8], markersize=1.5, label=design)  # fmt: skip
+    line = np.geomspace(1e-6, 1, 20)
+    last.plot(line, line, color="#555555", lw=0.9, ls="--", label=r"$\propto 1 - \rho$")
+    last.set(xscale="log", yscale="log", xlabel=r"1 $-$ token cosine of the layer's input",
+             ylabel=r"$\|\partial W_Q\|/\|\partial W_V\|$", title="queries beside values",
+             xlim=(VISIBLE, 2))  # fmt: skip
+    for ax in axes.flat[len(panels) : 5]:
+        ax.set_axis_off()
+    return fig
+
+
+@figures.styled
+def layer_figure(results: Mapping[str, Any], layered: list[Case]) -> Figure:
+    """Residual ratio, token cosine and residual in logarithms, by layer of the same networks."""
+    fig, axes = figures.figure(1, 3, width=3.9, height=3.2)
+    for index, (name, case) in enumerate(deepest(layered).items()):
+        found = of_case(results, case)
+        layers = np.arange(case.depth + 1)
+        style = {"marker": ""}
+        figures.band(axes[0, 0], layers, found["ratio"], name, index, **style)
+        figures.band(axes[0, 1], layers, 1 - found["apart"], name, index, **style)
+        figures.band(axes[0, 2], layers, found["log10_residual"], name, index, **style)
+        expected = found["expected_frobenius"].mean(axis=0)
+        axes[0, 0].plot(layers, expected, color=figures.color(index), ls=":", lw=1.2)
+        expected = 1 - np.exp(found["expected_log_apart"].astype(float)).mean(axis=0)
+        axes[0, 1].plot(layers, expected, color=figures.color(index), ls=":", lw=1.2)
+    axes[0, 0].set(ylabel=r"$\|\mathrm{res}(X)\|/\|X\|$ in $\|\cdot\|_{1,\infty}$",
+                   title="residual ratio (dotted: law, Frobenius)")  # fmt: skip
+    axes[0, 1].set(ylabel="mean cosine of two tokens", title="token cosine (dotted: law)")
+    axes[0, 2].set(ylabel=r"$\log_{10}\|\mathrm{res}(X)\|_{1,\infty}$", title="residual")
+    for ax in axes[0]:
+        ax.set_xlabel("layer")
+        figures.integer_ticks(ax)
+    axes[0, 1].legend(fontsize=7)
+    return fig

@@ -1,0 +1,176 @@
+"""What run_stability measures on one seed of one network, and what the one law expects of it."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import flags
+from jax.sharding import Mesh
+
+import rank_collapse as rc
+from experiments.shell.progress import Progress
+from experiments.stability.cases import Group, with_gains
+from rank_collapse.measures import dependency, updates
+from rank_collapse.network import layers
+from rank_collapse.paths.dependency import variance_shares
+from rank_collapse.runs import seeds
+from rank_collapse.runs.folder import RunFolder
+from rank_collapse.theory import stability
+from rank_collapse.theory.logdomain import log_residual_profile
+
+GAINED = {"attention": ("w_v", "w_o"), "mlp": ("w_in", "w_gate", "w_out")}  # by a design's β
+
+
+def make_draw(group: Group, options: flags.FlagValues) -> Callable:
+    """draw(key, None) → parameters, tokens, a target, and a direction to move the weights in."""
+
+    def draw(key, _):
+        key_params, key_tokens, key_target, key_direction = jax.random.split(key, 4)
+        shape = (options.num_tokens, options.d_model)
+        tokens = layers.norm(None, jax.random.normal(key_tokens, shape))
+        return {
+            "params": rc.init(key_params, group.config),
+            "x": tokens,
+            "target": jax.random.normal(key_target, shape),
+            # Gaussian weights of their own; only directions count.
+            "direction": updates.matrices_of(rc.init(key_direction, group.config)),
+        }
+
+    return draw
+
+
+def scaled(params: rc.TransformerParams, gain: Any) -> rc.TransformerParams:
+    """The parameters with V, O and MLP times a gain, as `init` draws them with `init_gain`."""
+    found = updates.matrices_of(params)
+    factors = {
+        part: {n: (gain if n in GAINED[part] else 1.0) * w for n, w in matrices.items()}
+        for part, matrices in found.items()
+    }
+    return updates.with_matrices(params, factors)
+
+
+def make_measure(group: Group, options: flags.FlagValues, *, by_layer: bool) -> Callable:
+    """measure(drawn, gains of all cases) of one seed: {measure: [case, ...]}.
+
+    Args:
+        group: Of one compiled program.
+        options: The flags.
+        by_layer: Whether to measure what costs most: exact shares, residuals in logarithms, and
+            expected gradients.
+    """
+    size = options.update_size
+
+    def of_case(drawn, gains):
+        config = with_gains(group.config, gains)
+        params = scaled(drawn["params"], gains["init"])
+        x, target = drawn["x"], drawn["target"]
+
+        def loss(params):
+            out = rc.apply(params, x, config).output
+            return jnp.sum(target * out)
+
+        trace = rc.apply(params, x, config)
+        gradients = updates.matrix_gradients(loss, params)
+        downhill = jax.tree.map(jnp.negative, gradients)
+        change = {
+            name: updates.output_change(params, updates.moved(params, d, size), x, config)[-1]
+            for name, d in (("random", drawn["direction"]), ("gradient", downhill))
+        }
+        sizes = stability.update_sizes(config, size)
+        expected = stability.expected_pass(params, x, config, sizes=sizes)
+        out = {
+            "change": change,
+            "expected_change": expected.output_change[-1],
+            "shares": dependency.branch_shares(params, trace, config),
+            "expected_shares": expected.shares,
+            "apart": jax.vmap(one_minus_cosine)(trace.hidden),
+            "expected_log_apart": expected.log_one_minus_cosine,
+        }
+        if not by_layer:
+            return out
+        return out | {
+            "ratio": jax.vmap(rc.residual_ratio)(trace.hidden),
+            "frobenius": jax.vmap(lambda h: rc.residual_ratio(h, norm="frobenius"))(trace.hidden),
+            "expected_frobenius": expected.residual_ratio,
+            "log10_residual": log_residual_profile(params, x, config),
+            "exact_shares": variance_shares(params, x, config),
+            "gradients": updates.norms_of(gradients),
+            "expected_gradients": stability.expected_gradient_norms(params, x, config),
+        }
+
+    def measure(drawn, gains):
+        return jax.lax.map(lambda own: of_case(drawn, own), gains)
+
+    return measure
+
+
+def one_minus_cosine(x: jax.Array) -> jax.Array:
+    """1 − the mean cosine of two tokens, as Σ_i |x̂_i − mean|²/(n − 1): float32 knows it to 1e-13."""
+    unit = x / jnp.linalg.norm(x, axis=1, keepdims=True)
+    return jnp.sum(jnp.square(unit - unit.mean(axis=0, keepdims=True))) / (len(x) - 1)
+
+
+def measure_all(
+    options: flags.FlagValues, parts: Mapping[str, list[Group]], mesh: Mesh, run: RunFolder
+) -> dict[str, dict[str, np.ndarray]]:
+    """{"design/depth": {measure: [s, ...]}}, resuming from the run group by group.
+
+    Args:
+        options: The flags.
+        parts: Groups by part: "layers", measured by layer too, and "depths".
+        mesh: Of the devices that share the seeds.
+        run: Holds what was measured before.
+
+    Raises:
+        ValueError: A network whose output is no number.
+    """
+    total = sum(len(group.cases) for groups in parts.values() for group in groups)
+    keys = seeds.seed_keys(options.seed, options.num_seeds)
+    results = {}
+    with Progress(total, "stability", log=run.log) as progress:
+        for part, groups in parts.items():
+            for index, group in enumerate(groups):
+                found = run.cached(
+                    f"{part}/{index}", lambda g=group, p=part: _of_group(g, p, options, keys, mesh)
+                )
+                results |= _by_case(group, found)
+                progress.advance(len(group.cases))
+    return results
+
+
+def _of_group(group, part, options, keys, mesh):
+    keys = seeds.lay_out(keys, mesh)
+    drawn = seeds.spread(make_draw(group, options), mesh)(keys, None)
+    measure = make_measure(group, options, by_layer=part == "layers")
+    out = seeds.spread(measure, mesh, at_once=1)(drawn, group.gains)
+    found = {
+        jax.tree_util.keystr(path, simple=True, separator="."): value
+        for path, value in jax.tree_util.tree_leaves_with_path(
+            seeds.to_host(out, options.num_seeds)
+        )
+    }
+    for index, case in enumerate(group.cases):
+        if not np.isfinite(found["change.random"][:, index]).all():
+            raise ValueError(f"{case.design} at depth {case.depth}: NaN or overflow in the network")
+    return found
+
+
+def _by_case(group, found):
+    """What belongs to the layers past a network's own is cut away."""
+    out = {}
+    for index, case in enumerate(group.cases):
+        cut = {}
+        for name, values in found.items():
+            values = values[:, index]
+            if name == "exact_shares":
+                rows = case.branches + 1
+                values = np.concatenate([values[:, :rows, :rows], values[:, :rows, -1:]], axis=2)
+            elif name in ("shares", "expected_shares"):
+                values = values[:, : case.branches]
+            elif values.ndim > 1:  # [s, L] or [s, L + 1]
+                values = values[:, : case.depth + values.shape[1] - group.config.depth]
+            cut[name] = values
+        out[f"{case.design}/{case.depth}"] = cut
+    return out

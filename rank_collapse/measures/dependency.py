@@ -1,0 +1,98 @@
+"""How much each residual branch weighs in the stream after it: the dependency of Liu et al. 2020.
+
+Axis letters: n tokens, d width, l layers, s sublayers (branches) in the order passed.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.gains import layer_gains, scaled
+from rank_collapse.network.parameters import TransformerParams
+from rank_collapse.network.sublayer import sites_of, token_norm
+from rank_collapse.network.transformer import Trace, scan_layers
+
+
+def sublayer_names(config: TransformerConfig) -> tuple[str, ...]:
+    """ "attention", "cross" and "mlp", those that a layer has, in the order passed."""
+    has = {"attention": True, "cross": config.cross_attention, "mlp": config.mlp != "none"}
+    return tuple(name for name, there in has.items() if there)
+
+
+def token_variance(x: Float[Array, "*s n d"]) -> Float[Array, "*s"]:
+    """Variance over the features, as LayerNorm takes it, averaged over tokens."""
+    return jnp.mean(jnp.var(x, axis=-1), axis=-1)
+
+
+def branch_shares(
+    params: TransformerParams, trace: Trace, config: TransformerConfig
+) -> Float[Array, "s"]:
+    """β_ii² = γ² Var f_i/(λ² Var x_{i−1} + γ² Var f_i) of each branch, from variances alone.
+
+    As published: branch and stream are taken as uncorrelated; `paths.dependency.variance_shares`
+    does without that.
+
+    Args:
+        params: Of the network; only norms of branches are read.
+        trace: From `apply`.
+        config: The network, for its gains and skips.
+
+    Source: Liu et al. 2020, section 4 and appendix A.
+    """
+    names, gains = sublayer_names(config), layer_gains(config, trace.hidden.dtype)
+
+    def body(x, step):
+        layer, (traced, own) = step
+        sites, shares = sites_of(layer, config, own), []
+        for name in names:
+            site, part = getattr(sites, name), getattr(traced, f"{name}_branch")
+            if site.norms_branch:
+                part = token_norm(site.at_branch, part)
+            branch = token_variance(scaled(site.branch_gain, part))
+            kept = token_variance(scaled(site.skip_gain, x)) if site.skip else 0.0
+            total = kept + branch
+            shares.append(jnp.where(total == 0, 0, branch / jnp.where(total == 0, 1, total)))
+            x = traced.hidden if name == names[-1] else getattr(traced, f"after_{name}")
+        return x, jnp.stack(shares)
+
+    _, shares = scan_layers(body, trace.hidden[0], params, config, (trace.layers, gains))
+    return shares.reshape(-1)
+
+
+def dependency(shares: Any) -> Float[Array, "s+1 s+1"]:
+    """β_ij² of x̂_i = Σ_j β_ij â_j, the stream after i branches in normalised branches of variance 1.
+
+        β_ii² = the share of branch i in its sum, β_ij² = (1 − β_ii²) β_{i−1,j}²,
+    for post- and pre-norm alike: a norm scales all parts by one factor, which normalising x_i takes
+    out again. Every row sums to 1.
+
+    Args:
+        shares: β_ii² [N], from `branch_shares` or predicted (`ExpectedTrace.shares`).
+
+    Returns:
+        [N + 1, N + 1]; row and column 0 are the input. The published heat map is its square root.
+
+    Source: Liu et al. 2020, equation 2 and figure 7.
+    """
+    shares = jnp.asarray(shares)
+    size = shares.shape[0] + 1
+
+    def after(row, step):
+        index, share = step
+        row = ((1 - share) * row).at[index].set(share)
+        return row, row
+
+    first = jnp.zeros(size, shares.dtype).at[0].set(1)
+    _, rows = jax.lax.scan(after, first, (jnp.arange(1, size), shares))
+    return jnp.concatenate([first[None], rows])
+
+
+def centre_of_mass(squares: Any) -> Float[Array, ""]:
+    """Σ_j j β_Nj²/N of the last row: 1 where the output is its last branch, 0 its input."""
+    last = jnp.asarray(squares)[-1]
+    count = last.shape[0] - 1
+    return jnp.sum(last * jnp.asarray(np.arange(count + 1), last.dtype)) / count

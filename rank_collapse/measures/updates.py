@@ -1,0 +1,135 @@
+"""What updates of the weights do: to the output, layer by layer, and gradients of each matrix.
+
+Axis letters: n tokens, d width, l layers.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.layers import norm
+from rank_collapse.network.parameters import TransformerParams
+from rank_collapse.network.precision import full_precision
+from rank_collapse.network.transformer import apply
+
+MATRICES = {
+    "attention": ("w_q", "w_k", "w_v", "w_o"),
+    "cross": ("w_q", "w_k", "w_v", "w_o"),
+    "mlp": ("w_in", "w_gate", "w_out"),
+}
+
+
+def matrices_of(params: TransformerParams) -> dict[str, dict[str, Array]]:
+    """The weight matrices of the layers by part and name, each [L, ...]; heads are one matrix."""
+    parts = {part: getattr(params.layers, part) for part in MATRICES}
+    return {
+        part: {n: w for n in MATRICES[part] if (w := getattr(found, n)) is not None}
+        for part, found in parts.items()
+        if found is not None
+    }
+
+
+def with_matrices(params: TransformerParams, matrices: Any) -> TransformerParams:
+    """The parameters with these matrices in the place of their own."""
+    layers = params.layers
+    new = {part: getattr(layers, part).replace(**found) for part, found in matrices.items()}
+    return params.replace(layers=layers.replace(**new))
+
+
+def moved(params: TransformerParams, direction: Any, size: Any) -> TransformerParams:
+    """W* = W + size ‖W‖_F U/‖U‖_F for every matrix of every layer: updates of equal relative size.
+
+    Args:
+        params: The weights.
+        direction: U, a tree as `matrices_of` gives; where U = 0 nothing moves.
+        size: ‖W* − W‖_F/‖W‖_F.
+    """
+
+    def step(w, u):
+        axes = tuple(range(1, w.ndim))
+        length = [jnp.sqrt(jnp.sum(jnp.square(a), axis=axes, keepdims=True)) for a in (w, u)]
+        unit = u / jnp.where(length[1] == 0, 1, length[1])
+        return w + jnp.asarray(size, w.dtype) * length[0] * unit
+
+    return with_matrices(params, jax.tree.map(step, matrices_of(params), direction))
+
+
+def random_update(key: Any, params: TransformerParams, size: Any) -> TransformerParams:
+    """`moved` in a random direction, Gaussian and independent for every matrix."""
+    leaves, tree = jax.tree.flatten(matrices_of(params))
+    keys = jax.random.split(key, len(leaves))
+    drawn = [jax.random.normal(k, w.shape, w.dtype) for k, w in zip(keys, leaves, strict=True)]
+    return moved(params, jax.tree.unflatten(tree, drawn), size)
+
+
+def gradient_update(
+    loss: Callable[[TransformerParams], Array], params: TransformerParams, size: Any
+) -> TransformerParams:
+    """`moved` against the gradient of a loss: one step of normalised gradient descent."""
+    return moved(params, jax.tree.map(jnp.negative, matrix_gradients(loss, params)), size)
+
+
+def matrix_gradients(
+    loss: Callable[[TransformerParams], Array], params: TransformerParams
+) -> dict[str, dict[str, Array]]:
+    """∂loss/∂W of every matrix, as `matrices_of`."""
+    return jax.grad(lambda m: loss(with_matrices(params, m)))(matrices_of(params))
+
+
+def gradient_norms(
+    loss: Callable[[TransformerParams], Array], params: TransformerParams
+) -> dict[str, dict[str, Float[Array, "l"]]]:
+    """‖∂loss/∂W‖_F of W_Q, W_K, W_V, W_O and the MLP's matrices, by layer, all heads together.
+
+    Args:
+        loss: Scalar function of the parameters, such as
+            lambda p: jnp.sum(target * rc.apply(p, x, config).output).
+        params: The weights.
+
+    Returns:
+        {part: {matrix: [L]}}; the rows of shared parameters where layers share them.
+
+    Source: Noci et al. 2022, "Signal propagation in Transformers", for those of W_Q and W_K.
+    """
+    return norms_of(matrix_gradients(loss, params))
+
+
+def norms_of(matrices: dict[str, dict[str, Array]]) -> dict[str, dict[str, Float[Array, "l"]]]:
+    """Frobenius norms of matrices as `matrices_of` gives them, by layer."""
+
+    def size(w):
+        return jnp.sqrt(jnp.sum(jnp.square(w), axis=tuple(range(1, w.ndim))))
+
+    return jax.tree.map(size, matrices)
+
+
+@full_precision
+def output_change(
+    params: TransformerParams,
+    other: TransformerParams,
+    x: Any,
+    config: TransformerConfig,
+    **inputs: Any,
+) -> Float[Array, "l"]:
+    """|x̂_l − x̂*_l|²/d, averaged over tokens, after every layer of two sets of weights.
+
+    States are normalised before they are compared, as by the norm that reads a pre-norm stream; the
+    first l layers are the network of l layers where the gains do not depend on the depth.
+
+    Args:
+        params, other: The weights, before and after an update.
+        x, config, **inputs: As in `apply`.
+
+    Returns:
+        [L + 1], 2 for unrelated outputs. At L it is |F(x, W) − F(x, W*)|² of Liu et al. 2020.
+    """
+
+    def states(weights):
+        hidden = apply(weights, x, config, **inputs).hidden
+        return jax.vmap(lambda h: norm(None, h, config.norm, config.norm_eps))(hidden)
+
+    return jnp.mean(jnp.square(states(params) - states(other)), axis=(1, 2))

@@ -1,0 +1,333 @@
+"""Rank collapse and instability as one law: tokens, updates and gradients by layer, at any gains.
+
+`expected_pass` is `apply` in expectation over the weights (`token_kernel`): of a network it takes
+the gains, the mean squares of its matrices, the masks, and the kernel of its input. `collapse_law`
+is its closed form for attention alone.
+
+Axis letters: n tokens, m keys, d width, l layers, s sublayers (branches) in the order passed.
+"""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from rank_collapse import struct
+from rank_collapse.network import attention as attn
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.entry import enter, refuse_edit
+from rank_collapse.network.gains import layer_gains
+from rank_collapse.network.layers import GATED
+from rank_collapse.network.precision import full_precision
+from rank_collapse.network.sublayer import Site, sites_of, sublayer
+from rank_collapse.network.transformer import scan_layers
+from rank_collapse.theory import token_kernel
+from rank_collapse.theory.token_kernel import TokenKernel
+
+
+@struct.dataclass
+class ExpectedTrace:
+    """What is expected of a network's tokens, layer by layer.
+
+    Attributes:
+        hidden: `TokenKernel` of X^0 .. X^L, leaves [L + 1, ...].
+        output: `TokenKernel` after the final norm, where there is one.
+        shares: [s], γ² Var f/(λ² Var x + γ² Var f), each branch's share in the sum it joins: β_ii².
+    """
+
+    hidden: Any
+    output: Any
+    shares: Any
+
+    @property
+    def log_one_minus_cosine(self) -> Float[Array, "l"]:
+        """ln(1 − ρ_l), ρ the mean cosine of two different tokens; float32 holds it down to −87."""
+        v, u = self.hidden.variance, self.hidden.distance
+        s = jnp.sqrt(v)
+        pair = s[:, :, None] * s[:, None, :]
+        lengths = 0.5 * jnp.square(s[:, :, None] - s[:, None, :])
+        apart = jnp.maximum(u - lengths, 0) / pair
+        n = v.shape[1]
+        return jnp.log(jnp.sum(apart, axis=(1, 2)) / (n * (n - 1)))
+
+    @property
+    def residual_ratio(self) -> Float[Array, "l"]:
+        """‖res(X^l)‖_F/‖X^l‖_F by layer: Σ_i |x_i − x̄|² = Σ_ij |x_i − x_j|²/2n.
+
+        Of ‖.‖_{1,∞} the kernel says nothing: it takes the largest rows and columns.
+        """
+        u, v = self.hidden.distance, self.hidden.variance
+        return jnp.sqrt(jnp.mean(u, axis=(1, 2)) / jnp.mean(v, axis=1))
+
+    @property
+    def output_change(self) -> Float[Array, "l"]:
+        """E|δx̂_l|²/d of the normalised tokens, where the updates were given sizes."""
+        changed = jnp.diagonal(self.hidden.change, axis1=1, axis2=2)
+        return jnp.mean(changed / self.hidden.variance, axis=1)
+
+
+def update_sizes(config: TransformerConfig, size: Any = 1.0) -> dict[str, dict[str, Any]]:
+    """The same squared relative size for the update of every matrix: {part: {matrix: [L]}}.
+
+    Args:
+        config: The network.
+        size: ‖W* − W‖_F/‖W‖_F of each matrix of each layer.
+    """
+    of_layer = jnp.broadcast_to(jnp.square(jnp.asarray(size, jnp.float32)), (config.depth,))
+    matrices = dict.fromkeys(("w_q", "w_k", "w_v", "w_o"), of_layer)
+    sizes = {"attention": matrices}
+    if config.cross_attention:
+        sizes["cross"] = matrices
+    if config.mlp != "none":
+        gate = ("w_gate",) if config.mlp in GATED else ()
+        sizes["mlp"] = dict.fromkeys(("w_in", *gate, "w_out"), of_layer)
+    return sizes
+
+
+@full_precision
+def expected_pass(
+    params: Any,
+    x: Any,
+    config: TransformerConfig,
+    *,
+    sizes: Any = None,
+    attention: Any = None,
+    **inputs: Any,
+) -> ExpectedTrace:
+    """The tokens of a network in expectation over its weights, sublayer by sublayer.
+
+    With K = E⟨x_i, x_j⟩/d of the stream and K_f of a branch, a sublayer is
+        K' = N(λ² K + γ² K_f(K))     (post-norm; pre-norm λ² K + γ² K_f(N(K))),
+    N(K)_ij = K_ij/√(K_ii K_jj), K_f of attention and MLPs as in `token_kernel`. For attention with
+    uniform weights over all tokens, of cosine ρ each, K_f is m = ρ + (1 − ρ)/n for every pair, and
+    the recursion is the law 1 − ρ' = (1 − ρ) ω²/(ω² + σ² m) of `collapse_law`; with a causal mask
+    each token has an m of its own. Updates W* = W + δW of random direction, squared relative size e
+    each, move the tokens by δx with D = E⟨δx_i, δx_j⟩/d to first order in e, D' = J(D) + e (...):
+    the same recursion, linear in D.
+
+    Derived here: distances instead of cosines, the scores' part to second order, and D. Assumed:
+    weights independent, of mean 0 and of no influence but their mean squares, in the limit of large
+    d at n, H and L fixed; scores of variance below about 1; biases of scores, relative-position
+    terms and rotary positions as at equal tokens. It fails for shared layers (branches of the same
+    weights are not independent), for trained weights as far as they are correlated, where
+    n L/d is not small (fluctuations between draws add up over the layers), for scores of large
+    variance (unscaled or sharp: give measured `attention`), and in pure attention without skip,
+    whose residual is of third order (see `cubic_law`).
+
+    Args:
+        params, x, config: As in `apply`. Of the parameters it reads mean squares per layer, so that
+            any initialisation and any gains are covered; of x the kernel.
+        sizes: Squared relative sizes of updates, as of `update_sizes`; None for none.
+        attention: [L, h, n, n], measured weights in place of those of equal tokens.
+        **inputs: mask, bias, memory, memory_mask, segments and positions of `apply`. Tokens that
+            do not exist are not looked at, but are counted in the trace's means.
+
+    Raises:
+        ValueError: Additive scores without measured weights; an edit; see also `apply`.
+
+    Source: Noci et al. 2022, "Signal propagation in Transformers", for K of uniform attention;
+    Cho and Saul 2009 for ReLU; Liu et al. 2020 for the output change that D predicts.
+    """
+    if config.score != "dot" and attention is None:
+        raise ValueError(f"score={config.score!r} has no Gaussian scores: give measured attention")
+    params, entry = enter(params, x, config, **inputs)
+    refuse_edit(entry, "expected_pass")
+    sizes = update_sizes(config, 0.0) if sizes is None else sizes
+    return _expected(params, entry, config, sizes, attention)
+
+
+@jax.jit
+def _expected(params, entry, config, sizes, attention) -> ExpectedTrace:
+    n = entry.x.shape[0]
+    own = _equal_weights(entry.context, n, n)
+    start = token_kernel.kernel_of(entry.x)
+    memory = cross = None
+    if config.cross_attention:
+        memory = token_kernel.kernel_of(entry.memory)
+        cross = _equal_weights(entry.memory_context, n, entry.memory.shape[0])
+
+    def body(state, step):
+        layer, (gains, size, measured) = step
+        sites = sites_of(layer, config, gains)
+
+        def attend(part, keys, weights, known, name):
+            def branch(seen):
+                out = token_kernel.attention(
+                    part, seen, seen if keys is None else keys, weights, config,
+                    gains.temperature, size[name], measured=known,
+                )  # fmt: skip
+                return out, out
+
+            return branch
+
+        def mlp(seen):
+            out = token_kernel.mlp(layer.mlp, seen, config.mlp, size["mlp"])
+            return out, out
+
+        known = measured is not None
+        weights = measured if known else own
+        branches = [(sites.attention, attend(layer.attention, None, weights, known, "attention"))]
+        if config.cross_attention:
+            branches.append((sites.cross, attend(layer.cross, memory, cross, False, "cross")))
+        if config.mlp != "none":
+            branches.append((sites.mlp, mlp))
+        shares = []
+        for site, branch in branches:
+            before = state
+            state, part = sublayer(site, state, branch, token_kernel.norm, token_kernel.add)
+            shares.append(_share(site, before, part))
+        return state, (state, jnp.stack(shares))
+
+    gains = layer_gains(config, entry.x.dtype)
+    last, (hidden, shares) = scan_layers(body, start, params, config, (gains, sizes, attention))
+    output = last
+    if config.final_norm:
+        site = Site(
+            params.final_norm, None, 1.0, 1.0, skip=True, placement="post",
+            kind=config.norm, eps=config.norm_eps,
+        )  # fmt: skip
+        output = token_kernel.norm(site, last)
+    hidden = jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), start, hidden)
+    return ExpectedTrace(hidden, output, shares.reshape(-1))
+
+
+def _equal_weights(context, n, m):
+    """Attention weights of equal tokens: uniform over what may be seen, or softmax of the bias."""
+    scores = jnp.zeros((1, n, m)) if context.bias is None else context.bias
+    return attn.softmax(scores, context.mask)
+
+
+def _share(site, before, part):
+    if site.norms_branch:
+        part = token_kernel.norm(site.at_branch, part)
+    branch = jnp.mean(jnp.square(site.branch_gain)) * jnp.mean(part.variance)
+    if not site.skip:
+        return jnp.ones_like(branch)
+    skip = jnp.mean(jnp.square(site.skip_gain)) * jnp.mean(before.variance)
+    return branch / (skip + branch)
+
+
+@full_precision
+def expected_gradient_norms(
+    params: Any,
+    x: Any,
+    config: TransformerConfig,
+    *,
+    cotangent: Any = None,
+    attention: Any = None,
+    **inputs: Any,
+) -> dict[str, dict[str, Float[Array, "l"]]]:
+    """√E‖∂loss/∂W‖_F² of every matrix by layer, from the recursion of `expected_pass`.
+
+    A random update of squared relative size e moves the loss by E(δloss)² = e · mean(W²) ‖∂loss‖_F²;
+    the recursion gives the same as d Σ_ik C_ik D_ik, C the covariance of the loss's derivative over
+    tokens. So the norms are derivatives of the predicted output change: gradients and instability
+    are one quantity. Those of W_Q and W_K vanish with the tokens' differences, as (1 − ρ) where
+    those of W_V and W_O stay (Noci et al. 2022, section 3).
+
+    Args:
+        params, x, config, attention, **inputs: As in `expected_pass`.
+        cotangent: C [n, n], E⟨u_i, u_k⟩/d for loss = Σ_i u_i·output_i with u independent of the
+            weights; None for the identity (every entry of u independent, of variance 1).
+
+    Returns:
+        {part: {matrix: [L]}}, as `update_sizes`.
+
+    Raises:
+        ValueError: As `expected_pass`.
+    """
+    width = config.d_model
+
+    def moved(sizes):
+        out = expected_pass(params, x, config, sizes=sizes, attention=attention, **inputs).output
+        seen = jnp.trace(out.change) if cotangent is None else jnp.sum(cotangent * out.change)
+        return width * seen
+
+    found = jax.grad(moved)(update_sizes(config, 0.0))
+    rows = jnp.asarray(config.layer_map) if config.layer_map else slice(None)
+
+    def size(part, name):
+        w = getattr(getattr(params.layers, part), name)[rows]
+        square = jnp.mean(jnp.square(w), axis=tuple(range(1, w.ndim)))
+        return jnp.sqrt(jnp.maximum(found[part][name], 0) / square)
+
+    return {part: {name: size(part, name) for name in names} for part, names in found.items()}
+
+
+def collapse_law(
+    cosine: Any,
+    num_tokens: int,
+    skip_gain: Float[Array, "s"],
+    branch_gain: Float[Array, "s"],
+    *,
+    norm_placement: str = "post",
+) -> tuple[Float[Array, "s+1"], Float[Array, "s"]]:
+    """ln(1 − ρ) after 0 .. N attention sublayers, and each branch's share β_ii² of its sum.
+
+    With uniform attention every token gets the same branch, of variance σ² m, m = ρ + (1 − ρ)/n the
+    squared length of the mean token, while the skip keeps ω² of the tokens' differences:
+        1 − ρ' = (1 − ρ) ω²/(ω² + σ² m) = (1 − ρ)(1 − β_ii²).
+    Post-norm tokens have variance 1. A pre-norm stream is not normalised, V' = λ² V + γ² m, which
+    makes ω² = λ² V and the share fall like 1/l. Hence
+        ln(1 − ρ_N) = ln(1 − ρ_0) + Σ_i ln(1 − β_ii²) ≤ ln(1 − ρ_0) − Σ_i β_ii²,
+    and Σ_i β_ii² is what the output change after an update is proportional to (Liu et al. 2020,
+    theorem 2): O(N) makes tokens equal like 2^−N (after an onset of log₂ n layers, in which m grows
+    from 1/n), O(log N) like a power of 1/N, O(1) leaves a constant.
+
+    Args:
+        cosine: ρ_0, the mean cosine of two tokens.
+        num_tokens: n.
+        skip_gain, branch_gain: λ or ω, and γ or σ, of each of the N sublayers.
+        norm_placement: "post" or "pre".
+
+    Raises:
+        ValueError: Another placement.
+    """
+    if norm_placement not in ("post", "pre"):
+        raise ValueError(f"norm_placement={norm_placement!r} is not 'post' or 'pre'")
+
+    def step(carry, gains):
+        log_apart, stream = carry
+        skip, branch = jnp.square(gains[0]), jnp.square(gains[1])
+        apart = jnp.exp(log_apart)
+        m = 1 - apart * (1 - 1 / num_tokens)
+        total = skip * stream + branch * m
+        share = branch * m / total
+        # log1p(−share) for a share near 1 as exact as the skip's
+        log_apart = log_apart + jnp.log(skip * stream / total)
+        return (log_apart, total if norm_placement == "pre" else stream), (log_apart, share)
+
+    gains = jnp.stack([jnp.asarray(g, jnp.float32) for g in (skip_gain, branch_gain)], axis=1)
+    start = jnp.log1p(-jnp.asarray(cosine, jnp.float32))
+    _, (rest, shares) = jax.lax.scan(step, (start, jnp.ones_like(start)), gains)
+    return jnp.concatenate([start[None], rest]), shares
+
+
+def output_change_law(shares: Any) -> dict[str, Any]:
+    """Σ_i β_ii², the constant C apart, and what it is in closed form: N/2, ln N, and 1.
+
+    Post-LN with equal branches has β_ii² = ½: N/2. Pre-LN and Admin's ω² = i have 1/(i + 1):
+    H_{N+1} − 1 ~ ln N. ω² = N has 1/(N + 1) each: N/(N + 1).
+
+    Args:
+        shares: β_ii² [N].
+    """
+    count = len(shares)
+    return {
+        "sum": jnp.sum(jnp.asarray(shares)),
+        "O(N)": count / 2,
+        "O(log N)": math.fsum(1 / (i + 1) for i in range(1, count + 1)),
+        "O(1)": count / (count + 1),
+    }
+
+
+__all__ = [
+    "ExpectedTrace",
+    "collapse_law",
+    "expected_gradient_norms",
+    "expected_pass",
+    "output_change_law",
+    "update_sizes",
+]

@@ -1,0 +1,286 @@
+"""The kernel of tokens ⟨x_i, x_j⟩/d under random weights: attention, norms, MLPs, and updates of W.
+
+Over independent weights of mean 0 the kernel of a layer's output is a function of that of its
+input (Poole et al. 2016; for attention Noci et al. 2022), exactly so as d grows. Kept as variances
+and distances of tokens, so that 1 − cosine is known down to 1e-38, and beside them how far tokens
+move when the weights do.
+
+Axis letters: n tokens (queries), m keys, d width, h heads.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from rank_collapse import struct
+from rank_collapse.network import layers
+from rank_collapse.network.attention import AttentionParams
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.sublayer import Site
+
+NODES, DEGREE = 64, 40  # of Gauss-Hermite quadrature, and of the expansion in Hermite polynomials
+
+
+@struct.dataclass
+class TokenKernel:
+    """What is expected of tokens over the weights, to leading order in 1/d.
+
+    Attributes:
+        variance: [n], v_i = E|x_i|²/d.
+        distance: [n, n], u_ij = E|x_i − x_j|²/2d.
+        change: [n, n], E⟨δx_i, δx_j⟩/d of the change δx that updates of the weights make.
+    """
+
+    variance: Any
+    distance: Any
+    change: Any
+
+    @property
+    def covariance(self) -> Float[Array, "n n"]:
+        """E⟨x_i, x_j⟩/d."""
+        v = self.variance
+        return 0.5 * (v[:, None] + v[None, :]) - self.distance
+
+    def plus(self, common: Any) -> "TokenKernel":
+        """With one vector of mean square `common` added to all tokens."""
+        return self.replace(variance=self.variance + common)
+
+    def scaled(self, gain: Any) -> "TokenKernel":
+        """Each part multiplied by `gain`."""
+        return jax.tree.map(lambda a: gain * a, self)
+
+
+def kernel_of(x: Float[Array, "n d"]) -> TokenKernel:
+    """The kernel of given tokens, which do not move."""
+    square = jnp.mean(jnp.square(x), axis=1)
+    unit = x - jnp.mean(x, axis=0, keepdims=True)  # distances do not see the mean token
+    own = jnp.mean(jnp.square(unit), axis=1)
+    product = jnp.einsum("nd,md->nm", unit, unit) / x.shape[1]
+    distance = jnp.maximum(0.5 * (own[:, None] + own[None, :]) - product, 0)
+    distance = jnp.where(jnp.eye(len(x), dtype=bool), 0, distance)
+    return TokenKernel(square, distance, jnp.zeros_like(distance))
+
+
+def from_covariance(k: Float[Array, "n n"], change: Float[Array, "n n"]) -> TokenKernel:
+    """A kernel written as E⟨x_i, x_j⟩/d."""
+    v = jnp.diag(k)
+    return TokenKernel(v, 0.5 * (v[:, None] + v[None, :]) - k, change)
+
+
+def weight_gain(w: Float[Array, "..."], fan_in: int) -> Array:
+    """fan-in · mean square of a matrix: what it multiplies the kernel by."""
+    return fan_in * jnp.mean(jnp.square(w))
+
+
+def norm(site: Site, state: TokenKernel) -> TokenKernel:
+    """x_i/√v_i: distances fall by what tokens differ in length.
+
+    u' = u/(s_i s_j) + ½ (1/s_i − 1/s_j)(v_i/s_i − v_j/s_j), s² = v + eps. The mean over features,
+    which LayerNorm takes away, and a change along x_i itself are 1/d of the whole and left out.
+    """
+    s = jnp.sqrt(state.variance + site.eps)
+    pair = s[:, None] * s[None, :]
+    inverse, length = 1 / s, state.variance / s
+    lengths = (inverse[:, None] - inverse[None, :]) * (length[:, None] - length[None, :])
+    out = TokenKernel(
+        state.variance / jnp.square(s), state.distance / pair + 0.5 * lengths, state.change / pair
+    )
+    if site.norm is None:
+        return out
+    out = out.scaled(jnp.mean(jnp.square(site.norm.gain)))
+    return out if site.norm.bias is None else out.plus(jnp.mean(jnp.square(site.norm.bias)))
+
+
+def add(site: Site, state: TokenKernel, part: TokenKernel) -> TokenKernel:
+    """γ² part + λ² state·[skip]: a branch is independent of the stream, its last matrix being so."""
+    total = part.scaled(jnp.mean(jnp.square(site.branch_gain)))
+    if not site.skip:
+        return total
+    skip = state.scaled(jnp.mean(jnp.square(site.skip_gain)))
+    return jax.tree.map(jnp.add, skip, total)
+
+
+def attention(
+    params: AttentionParams,
+    queries: TokenKernel,
+    keys: TokenKernel,
+    weights: Float[Array, "h n m"],
+    config: TransformerConfig,
+    temperature: Any,
+    sizes: dict[str, Any],
+    *,
+    measured: bool,
+) -> TokenKernel:
+    """The kernel of Σ_h P_h y W_V W_O.
+
+    Given P it is g · mean_h P_h K P_hᵀ, g the gains of W_V and W_O. Scores are Gaussian with
+    Cov(s_ij, s_km) = b K_ik K_jm, b the gains of W_Q and W_K; to second order around the weights p
+    of equal tokens, P = p (1 + s − p·s), they add b K_ik T_ik(K, K), where
+        T_ik(A, B) = Σ_jm p_ij p_km Ã_jm B_jm,  Ã centred by p_i along j and by p_k along m.
+    An update changes scores by Cov = b ((D_ik + (e_Q + e_K) K_ik) K_jm + K_ik D_jm), D the change
+    of the tokens and e the squared relative sizes of updates, and with them the output: the part of
+    W_Q and W_K falls with T ~ (1 − ρ)² where that of W_V and W_O does not.
+
+    Args:
+        params: Of the layer; only mean squares of matrices are read.
+        queries, keys: Kernels of the tokens that ask and that are looked at.
+        weights: P_h, of equal tokens or measured.
+        config, temperature: For the scale of scores.
+        sizes: Squared relative sizes of updates of "w_q", "w_k", "w_v", "w_o".
+        measured: Whether the weights are those of the network, which hold the scores already.
+    """
+    d, k = params.w_q.shape[-2:]
+    h, v = params.w_o.shape[:2]
+    gain = weight_gain(params.w_v, params.w_v.shape[1]) * weight_gain(params.w_o, h * v)
+    score = (1 if config.scale_scores else k) / jnp.square(temperature)
+    if params.q_norm is None:
+        score = score * weight_gain(params.w_q, d) * weight_gain(params.w_k, params.w_k.shape[1])
+    else:  # queries and keys of one length, whatever the weights and the tokens
+        score = score * jnp.mean(jnp.square(params.q_norm)) * jnp.mean(jnp.square(params.k_norm))
+        score = score / (jnp.mean(queries.variance) * jnp.mean(keys.variance))
+    u, moved, asked = keys.distance, keys.change, queries.covariance
+
+    def of_head(p):
+        both = p @ u @ p.T
+        own = jnp.diag(both)
+        distance = both - 0.5 * (own[:, None] + own[None, :])
+        spread, response = _centred(p, u, u), -_centred(p, moved, u)
+        # Weights that are not equal respond more: P_ij P_kj = p_ij p_kj (1 + b K_ik K̃_jj).
+        same, squares = _same_key(p, u), score * asked[:, :, None] * p[:, None, :] * p[None, :, :]
+        more = 0.0 if measured else jnp.sum(-squares * same**3, axis=2)
+        less = 0.0 if measured else jnp.sum(squares * same**2 * _same_key(p, moved), axis=2)
+        told = spread, spread + more, response + less
+        return p @ keys.variance - own, distance, p @ moved @ p.T, *told
+
+    variance, distance, change, spread, tilted, response = jax.tree.map(
+        lambda a: jnp.mean(a, axis=0), jax.vmap(of_head)(weights)
+    )
+    part = TokenKernel(variance, distance, change)
+    if not measured:
+        noise = from_covariance(score * asked * spread, jnp.zeros_like(change))
+        part = jax.tree.map(jnp.add, part, noise)
+    scores = (queries.change + (sizes["w_q"] + sizes["w_k"]) * asked) * tilted
+    scores = scores + (1 if measured else 2) * asked * response
+    mixed = (sizes["w_v"] + sizes["w_o"]) * part.covariance
+    part = part.replace(change=part.change + mixed + score * scores).scaled(gain)
+    bias = jnp.einsum("hv,hvd->d", params.b_v, params.w_o) + params.b_o
+    return part.plus(jnp.mean(jnp.square(bias)))
+
+
+def _centred(p, a, b):
+    """T_ik(A, B) of `attention`, in O(n³)."""
+    pa, pb, ap, bp = p @ a, p @ b, a @ p.T, b @ p.T
+    return p @ (a * b) @ p.T - (pa * pb) @ p.T - p @ (ap * bp) + (pa @ p.T) * (pb @ p.T)
+
+
+def _same_key(p, a):
+    """Ã_jj of `attention` for each pair of rows, [n, n, m]."""
+    pa, ap = p @ a, (a @ p.T).T
+    return jnp.diag(a)[None, None, :] - pa[:, None, :] - ap[None, :, :] + (pa @ p.T)[:, :, None]
+
+
+def mlp(
+    params: layers.MLPParams, seen: TokenKernel, kind: str, sizes: dict[str, Any]
+) -> TokenKernel:
+    """The kernel of φ(x W_in) W_out, and of φ(x W_gate) ∘ (x W_in) W_out where it is gated.
+
+    z = x W_in is Gaussian; E φ(z_i)φ(z_j) for ReLU is the arc-cosine kernel of degree 1 (Cho and
+    Saul 2009), else Σ_k a_k(v_i) a_k(v_j) ρ^k with Hermite coefficients a_k by Gauss-Hermite
+    quadrature (Mehler). An update moves z by D + e_in K, and the output by
+    E φ'(z_i)φ'(z_j) times that, and by e_out.
+
+    Args:
+        params: Of the layer; only mean squares of matrices are read.
+        seen: Kernel of what the MLP looks at.
+        kind: Of `layers.MLP_KINDS`.
+        sizes: Squared relative sizes of updates of "w_in", "w_out", and "w_gate".
+    """
+    d, f = params.w_in.shape
+    gated = kind in layers.GATED
+    act = layers.GATED.get(kind, kind)
+
+    def hidden(name):
+        w, b = getattr(params, f"w_{name}"), getattr(params, f"b_{name}")
+        z = seen.replace(change=seen.change + sizes[f"w_{name}"] * seen.covariance)
+        return z.scaled(weight_gain(w, d)).plus(jnp.mean(jnp.square(b)))
+
+    z = hidden("gate" if gated else "in")
+    out, slope = activated(act, z)
+    out = out.replace(change=slope * z.change)
+    if gated:
+        out = _product(out, hidden("in"))
+    out = out.replace(change=out.change + sizes["w_out"] * out.covariance)
+    out = out.scaled(weight_gain(params.w_out, f))
+    return out.plus(jnp.mean(jnp.square(params.b_out)))
+
+
+def _product(a: TokenKernel, b: TokenKernel) -> TokenKernel:
+    """Of the product of independent features: kernels multiply, changes one at a time."""
+    middle = [0.5 * (s.variance[:, None] + s.variance[None, :]) for s in (a, b)]
+    apart = [s.variance[:, None] - s.variance[None, :] for s in (a, b)]
+    distance = 0.25 * apart[0] * apart[1] + middle[0] * b.distance
+    distance = distance + (middle[1] - b.distance) * a.distance
+    change = a.change * b.covariance + a.covariance * b.change
+    return TokenKernel(a.variance * b.variance, distance, change)
+
+
+def activated(kind: str, z: TokenKernel) -> tuple[TokenKernel, Float[Array, "n n"]]:
+    """(kernel of φ(z), E φ'(z_i)φ'(z_j)) of Gaussian z; the kernel's change is left at 0.
+
+    Args:
+        kind: Of `layers.ACTIVATIONS`.
+        z: Kernel of z.
+    """
+    s = jnp.sqrt(jnp.maximum(z.variance, jnp.finfo(z.variance.dtype).tiny))
+    pair = s[:, None] * s[None, :]
+    # 1 − ρ_ij of z, from distances and lengths.
+    apart = (z.distance - 0.5 * jnp.square(s[:, None] - s[None, :])) / pair
+    apart = jnp.clip(apart, 0, 2)
+    if kind == "relu":
+        return _relu(z, s, pair, apart)
+    u, w, h = (jnp.asarray(a, s.dtype) for a in _hermite())
+    points = s[:, None] * u[None, :]
+    phi = layers.ACTIVATIONS[kind].fn
+    a = (phi(points) * w[None, :]) @ h.T  # [n, k]
+    degree = jnp.arange(DEGREE, dtype=s.dtype)[:, None, None]
+    # 1 − ρ^k without cancellation where ρ is near 1; the general ρ may be negative.
+    rho = 1 - apart
+    near = -jnp.expm1(degree * jnp.log1p(-jnp.minimum(apart, 0.5))[None])
+    power = _powers(rho)
+    lost = jnp.where(apart[None] < 0.5, near, 1 - power)
+    both = a.T[:, :, None] * a.T[:, None, :]  # [k, n, n]
+    unequal = 0.5 * jnp.sum(jnp.square(a.T[:, :, None] - a.T[:, None, :]), axis=0)
+    distance = unequal + jnp.sum(both * lost, axis=0)
+    slope = jnp.sum((degree * both)[1:] * power[:-1], axis=0) / pair
+    kernel = TokenKernel(jnp.sum(jnp.square(a), axis=1), distance, jnp.zeros_like(distance))
+    return kernel, slope
+
+
+def _relu(z, s, pair, apart):
+    theta = 2 * jnp.arcsin(jnp.sqrt(0.5 * apart))
+    # sin θ − θ cos θ cancels for small θ: its series there.
+    square = jnp.square(theta)
+    series = theta * square * (1 / 3 - square * (1 / 30 - square / 840))
+    rest = jnp.where(theta < 0.3, series, jnp.sin(theta) - theta * jnp.cos(theta))
+    lost = 0.5 * (apart - rest / np.pi)  # half of 1 − κ_1(ρ)
+    distance = 0.25 * jnp.square(s[:, None] - s[None, :]) + pair * lost
+    kernel = TokenKernel(0.5 * z.variance, distance, jnp.zeros_like(distance))
+    return kernel, 0.5 * (1 - theta / np.pi)
+
+
+def _powers(rho):
+    """ρ^k for k = 0 .. DEGREE − 1, of any sign."""
+    steps = jnp.broadcast_to(rho[None], (DEGREE - 1, *rho.shape))
+    return jnp.concatenate([jnp.ones_like(rho)[None], jnp.cumprod(steps, axis=0)])
+
+
+def _hermite():
+    """Nodes, weights and normalised Hermite polynomials [k, nodes] for the standard normal."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(NODES)
+    table = [np.ones_like(nodes), nodes]
+    for k in range(2, DEGREE):
+        table.append((nodes * table[-1] - np.sqrt(k - 1) * table[-2]) / np.sqrt(k))
+    return nodes, weights / weights.sum(), np.stack(table)
