@@ -92,7 +92,7 @@ def test_the_network_by_hand_is_the_plain_one():
 
 
 def test_the_encoder_decoder_is_its_halves():
-    scope = named("encoder-decoder")
+    scope = named("encoder decoder")
     trace, lengths = scope["trace"], scope["lengths"]
     assert trace.logits.shape == (5, 13) and trace.decoder.cross_attention.shape == (2, 4, 5, 4)
     assert scope["target"].tolist() == [1, 5, 4, 8, 3] and scope["written"].shape == (5,)
