@@ -40,7 +40,7 @@ ENTRY = Entry(
     presets={
         "quick": (
             "--task=reverse", "--num_seeds=2", "--seq_len=5", "--n_train_data=1000",
-            "--n_epochs=20", "--batch_sz=32", "--n_eval_data=100",
+            "--n_epochs=10", "--batch_sz=32", "--n_eval_data=100",
         ),
         "paper": ("--task=translation", "--num_seeds=8", "--n_epochs=60"),
     },
