@@ -40,6 +40,7 @@ EXPERIMENTS = (
     "run_memorization",
     "run_circle",
     "run_width",
+    "run_transformer",
     "run_attention_forms",
     "run_trainability",
     "check_bounds",
