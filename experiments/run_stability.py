@@ -6,7 +6,7 @@ every residual design of `rc.DESIGNS`, at initialisation. On the same networks: 
 cosine and gradients by layer, and the one law that predicts all of them from the gains.
 
     python -m experiments.run_stability
-    python -m experiments.run_stability --designs=post,admin_log,deepnorm --mlp=none --depths=6,24,96
+    python -m experiments.run_stability --designs=post,admin_log --mlp=none
     python -m experiments.run_stability --mask=causal --mlp=swiglu
 
 EXPECTED
@@ -37,7 +37,8 @@ define("integer", "d_ff", None, "Width of the MLP (default 4 d_model).", lower_b
 define("integer", "num_tokens", 16, "Tokens, Gaussian and normalised.", lower_bound=2)
 define("enum", "mlp", "gelu", "MLP of every layer, or none.", MLP_KINDS)
 define("enum", "mask", "none", "Attention mask.", MASKS)
-define("float", "update_size", 0.01, "‖W* − W‖/‖W‖ of every matrix.", lower_bound=0.0)
+define("boolean", "log_residual", True, "Residuals in logarithms, by a pass of their own.")
+define("float", "update_size", 1e-4, "‖W* − W‖/‖W‖ of every matrix.", lower_bound=0.0)
 
 
 def main(options: flags.FlagValues) -> None:

@@ -117,5 +117,3 @@ def with_gains(config: rc.TransformerConfig, gains: Mapping[str, Any]) -> rc.Tra
 
 def _stack(trees):
     return jax.tree.map(lambda *a: np.stack(a), *trees)
-
-
