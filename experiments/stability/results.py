@@ -61,7 +61,7 @@ def law_exponents(branches: np.ndarray) -> dict[str, float]:
 
 def interval(values: np.ndarray) -> list[float] | None:
     """95 % of the mean over seeds; None of one seed."""
-    return list(mean_interval(values)) if len(values) > 1 else None
+    return list(mean_interval(values.tolist())) if len(values) > 1 else None
 
 
 def rows_of(results: Mapping[str, Any], cases: list[Case]) -> Iterator[dict[str, Any]]:
