@@ -1,7 +1,8 @@
 """Reproduce: runs every experiment and writes one report, measured beside published.
 
 Covers the figures of Dong, Cordonnier and Loukas, "Attention is not all you need: pure attention
-loses rank doubly exponentially with depth" (2021), each by the binary of its own.
+loses rank doubly exponentially with depth" (2021), and of the note on attention functions (Vaswani
+et al. 2017, section 3.2.1), each by the binary of its own.
 
     python -m experiments.reproduce                   (quick sizes, minutes on two cores)
     python -m experiments.reproduce --preset=paper    (the paper's sizes)
@@ -35,6 +36,7 @@ EXPERIMENTS = (
     "run_memorization",
     "run_circle",
     "run_width",
+    "run_attention_forms",
     "check_bounds",
 )
 PRESETS = ("quick", "paper")

@@ -20,11 +20,20 @@ from rank_collapse.measures.residuals import (
     stable_rank,
     token_cosine,
 )
-from rank_collapse.network import surgery
+from rank_collapse.measures.saturation import largest_weight, saturated_share
+from rank_collapse.network import encoder_decoder, surgery
+from rank_collapse.network.admin import admin_profile
 from rank_collapse.network.attention import AttentionParams, multi_head_attention
 from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.decoding import Decoded, greedy_decode
 from rank_collapse.network.designs import DESIGNS, design
 from rank_collapse.network.embedding import EmbeddingConfig, EmbeddingParams, embed
+from rank_collapse.network.encoder_decoder import (
+    EncoderDecoderConfig,
+    EncoderDecoderParams,
+    EncoderDecoderTrace,
+)
+from rank_collapse.network.fold import fold_gains
 from rank_collapse.network.gains import Gains
 from rank_collapse.network.layers import MLPParams, NormParams
 from rank_collapse.network.parameters import (
@@ -68,9 +77,13 @@ __all__ = [
     "BoundReport",
     "CertifiedProfile",
     "Classifier",
+    "Decoded",
     "DirectContributions",
     "EmbeddingConfig",
     "EmbeddingParams",
+    "EncoderDecoderConfig",
+    "EncoderDecoderParams",
+    "EncoderDecoderTrace",
     "Gains",
     "LayerTrace",
     "MLPParams",
@@ -79,6 +92,7 @@ __all__ = [
     "Trace",
     "TransformerConfig",
     "TransformerParams",
+    "admin_profile",
     "apply",
     "attention_entropy",
     "batch_path_set_logits",
@@ -92,9 +106,13 @@ __all__ = [
     "direct_contributions",
     "effective_rank",
     "embed",
+    "encoder_decoder",
     "enumerate_paths",
+    "fold_gains",
+    "greedy_decode",
     "head_contributions",
     "init",
+    "largest_weight",
     "layer_params",
     "local_rate",
     "log_residual_profile",
@@ -116,6 +134,7 @@ __all__ = [
     "san",
     "san_mlp",
     "san_skip",
+    "saturated_share",
     "stable_rank",
     "stack_layers",
     "sum_over_paths",

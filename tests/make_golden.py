@@ -1,9 +1,10 @@
-"""Writes tests/golden: small random checkpoints and what `transformers` computes on them.
+"""Writes tests/golden: small random networks, and what `transformers` or torch computes on them.
 
     python tests/make_golden.py
 
-Run it again when a case of `architectures.GOLDEN` changes, with torch and transformers installed
-(the versions used are in tests/golden/versions.json). Every run draws the same weights.
+Run it again when a case of `architectures.GOLDEN` or `torch_transformer` changes, with torch and
+transformers installed (the versions used are in tests/golden/versions.json). Every run draws the
+same weights.
 """
 
 import json
@@ -13,6 +14,7 @@ from pathlib import Path
 import architectures
 import numpy as np
 import torch
+import torch_transformer
 import transformers
 
 FOLDER = Path(__file__).resolve().parent / "golden"
@@ -34,6 +36,9 @@ def main() -> None:
             **{f"out/{k}": v for k, v in architectures.run(model, arguments).items()},
         )
         (folder / "generation_config.json").unlink(missing_ok=True)
+    for placement in torch_transformer.PLACEMENTS:
+        path = FOLDER / torch_transformer.golden_name(placement)
+        np.savez_compressed(path, **torch_transformer.run(placement))
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}
     (FOLDER / "versions.json").write_text(json.dumps(versions, indent=1) + "\n")
 

@@ -21,6 +21,7 @@ from rank_collapse.measures.residuals import (
     stable_rank,
     token_cosine,
 )
+from rank_collapse.measures.saturation import largest_weight, saturated_share
 
 __all__ = [
     "CENTERS",
@@ -34,6 +35,7 @@ __all__ = [
     "composite_center",
     "composite_norm",
     "effective_rank",
+    "largest_weight",
     "matrix_norm",
     "measure_batch",
     "network_profile",
@@ -43,6 +45,7 @@ __all__ = [
     "residual",
     "residual_profile",
     "residual_ratio",
+    "saturated_share",
     "singular_values",
     "stable_rank",
     "token_cosine",

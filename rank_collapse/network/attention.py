@@ -73,6 +73,38 @@ class AttentionContext:
     segments: Any = None
 
 
+@struct.dataclass
+class KeysValues:
+    """What attention needs of the tokens it looks at; known beforehand, they are not computed anew.
+
+    `attention_scores`, `mix_values` and `multi_head_attention` take one in place of those tokens.
+    """
+
+    keys: Any  # [h, m, k]  y W_k + b_k, normalised and rotated where the network does
+    values: Any  # [h, m, v]  y W_v + b_v
+
+
+def keys_values(
+    params: AttentionParams,
+    y: Float[Array, "m e"],
+    context: AttentionContext | None = None,
+    norm_eps: float = 1e-12,
+) -> KeysValues:
+    """Keys and values of tokens at the context's positions; see `attention_scores`."""
+    return KeysValues(_keys(params, y, context, norm_eps), _values(params, y))
+
+
+def _keys(params, y, context, norm_eps):
+    if isinstance(y, KeysValues):
+        return y.keys
+    k = head_norm(params.k_norm, project(y, params.w_k, params.b_k), norm_eps)
+    return k if context is None or context.rotary is None else rotate(k, context.rotary)
+
+
+def _values(params, y):
+    return y.values if isinstance(y, KeysValues) else project(y, params.w_v, params.b_v)
+
+
 def repeat_groups(params: AttentionParams) -> AttentionParams:
     """Grouped keys and values (Ainslie et al. 2023) copied for every head; others as they are."""
     num_heads = params.w_q.shape[-3]
@@ -172,7 +204,7 @@ def rotate(x: Float[Array, "h n k"], rotary: tuple[Array, Array]) -> Float[Array
 def attention_scores(
     params: AttentionParams,
     x: Float[Array, "n d"],
-    y: Float[Array, "m e"],
+    y: Float[Array, "m e"] | KeysValues,
     *,
     score: str = "dot",
     scale: bool = True,
@@ -188,7 +220,7 @@ def attention_scores(
     Args:
         params: Attention parameters of one layer.
         x: Queries' tokens [n, d].
-        y: Keys' tokens [m, d]; the same array for self-attention.
+        y: Keys' tokens [m, d], the same array for self-attention; or their `KeysValues`.
         score: "dot" or "additive".
         scale: Whether dot products are divided by √k.
         norm_eps: Of the norm of queries and keys, where the parameters have one.
@@ -203,17 +235,16 @@ def attention_scores(
         raise ValueError(f"score={score!r} is not one of {SCORES}")
     query_part = jnp.einsum("nd,hdk->hnk", x, params.w_q)
     q = query_part if params.b_q is None else query_part + params.b_q[:, None, :]
-    k = project(y, params.w_k, params.b_k)
-    q, k = head_norm(params.q_norm, q, norm_eps), head_norm(params.k_norm, k, norm_eps)
+    q, k = head_norm(params.q_norm, q, norm_eps), _keys(params, y, context, norm_eps)
     if context.rotary is not None:
-        q, k = rotate(q, context.rotary), rotate(k, context.rotary)
+        q = rotate(q, context.rotary)
     if score == "additive":
         pairs = jnp.tanh(q[:, :, None, :] + k[:, None, :, :])
         scores = jnp.einsum("hnmk,hk->hnm", pairs, params.v_score)
     else:
         scores = _product(q, _transpose(k))
         if params.relative is not None and context.relative is not None:
-            scores = scores + relative_scores(params.relative, query_part, y.shape[0], context)
+            scores = scores + relative_scores(params.relative, query_part, k.shape[1], context)
         if scale:
             scores = scores / jnp.sqrt(q.shape[-1]).astype(scores.dtype)
     scores = scores / jnp.asarray(temperature, scores.dtype)
@@ -243,7 +274,7 @@ def relative_scores(
 def attention_weights(
     params: AttentionParams,
     x: Float[Array, "n d"],
-    y: Float[Array, "m e"],
+    y: Float[Array, "m e"] | KeysValues,
     *,
     score: str = "dot",
     scale: bool = True,
@@ -281,26 +312,26 @@ def _product_jvp(primals, tangents):
 
 
 def mix_values(
-    params: AttentionParams, weights: Float[Array, "h n m"], y: Float[Array, "m e"]
+    params: AttentionParams, weights: Float[Array, "h n m"], y: Float[Array, "m e"] | KeysValues
 ) -> Float[Array, "n d"]:
     """Σ_h P_h (y W_v + b_v) W_o + b_o for given attention weights."""
-    mixed = _product(weights, project(y, params.w_v, params.b_v))
+    mixed = _product(weights, _values(params, y))
     out = jnp.einsum("hnv,hvd->nd", mixed, params.w_o)
     return out if params.b_o is None else out + params.b_o[None, :]
 
 
 def head_outputs(
-    params: AttentionParams, weights: Float[Array, "h n m"], y: Float[Array, "m e"]
+    params: AttentionParams, weights: Float[Array, "h n m"], y: Float[Array, "m e"] | KeysValues
 ) -> Float[Array, "h n d"]:
     """P_h (y W_v + b_v) W_o of each head; their sum and b_o are `mix_values`."""
-    mixed = _product(weights, project(y, params.w_v, params.b_v))
+    mixed = _product(weights, _values(params, y))
     return jnp.einsum("hnv,hvd->hnd", mixed, params.w_o)
 
 
 def multi_head_attention(
     params: AttentionParams,
     x: Float[Array, "n d"],
-    y: Float[Array, "m e"],
+    y: Float[Array, "m e"] | KeysValues,
     *,
     score: str = "dot",
     scale: bool = True,
@@ -318,7 +349,7 @@ def multi_head_attention(
     Args:
         params: Attention parameters of one layer.
         x: Query tokens [n, d].
-        y: Key and value tokens [m, d].
+        y: Key and value tokens [m, d], or their `KeysValues`.
         score, scale, norm_eps, temperature, context: See `attention_scores`; the context holds
             the mask.
         dropout_key: Key for dropout on the weights; None for none.
@@ -332,7 +363,7 @@ def multi_head_attention(
         ValueError: More than one example.
     """
     for name, tokens in (("x", x), ("y", y)):
-        if jnp.ndim(tokens) != 2:
+        if not isinstance(tokens, KeysValues) and jnp.ndim(tokens) != 2:
             raise ValueError(
                 f"{name} of shape {jnp.shape(tokens)} is not [tokens, d]; use jax.vmap for a batch"
             )

@@ -26,10 +26,11 @@ class Entry:
     Attributes:
         x: X^0 [n, d].
         context: Masks, biases and positions of self-attention, the same for every layer.
-        memory: [m, d] of cross-attention; None without.
+        memory: [m, d] of cross-attention, or its `KeysValues` in one layer; None without.
         memory_context: Its mask.
         exists: Bool [n], which tokens exist, where the mask said so; None for all.
         edit: See `edits`; None for none.
+        past: Keys and values of the tokens before, a `cache.Past` of one layer; None for none.
     """
 
     x: Any
@@ -38,6 +39,7 @@ class Entry:
     memory_context: attn.AttentionContext = attn.AttentionContext()
     exists: Any = None
     edit: Any = None
+    past: Any = None
 
 
 def enter(

@@ -39,6 +39,7 @@ class LayerTrace:
     after_cross: Any = None  # [n, d]
     mlp_branch: Any = None  # [n, d]
     heads: Any = None  # [h, n, d]  P_h (x W_v + b_v) W_o, with keep_heads
+    keys_values: Any = None  # in a pass with a past: those of all tokens so far
     unedited: Any = None  # inside a pass with an edit: its states by name before the edit
 
 
@@ -132,13 +133,15 @@ def block(
 
         def branch(seen):
             keys = seen if memory is None else memory
+            if memory is None and entry.past is not None:
+                keys = entry.past.extended(p, seen, context, config.norm_eps)
             part, weights = attn.multi_head_attention(
                 p, seen, keys, context=context, **score,
                 dropout_key=drop_weights[place], dropout_rate=dropout_rate,
                 edit=lambda which, value: edited(names[which], value),
             )  # fmt: skip
             part = edited(f"{name}_branch", part)
-            return kept(part, place), (weights, part, seen)
+            return kept(part, place), (weights, part, keys)
 
         return branch
 
@@ -148,14 +151,16 @@ def block(
 
     fields = {}
     branch = attention(params.attention, entry.context, 0, "attention")
-    x, (weights, part, seen) = sublayer(sites.attention, x, branch)
+    x, (weights, part, keys) = sublayer(sites.attention, x, branch)
     x = edited("after_attention", x)
     fields.update(attention=weights, attention_branch=part, after_attention=x)
     if keep_heads:
         used = weights
         if dropout_key is not None:
             used = dropout(drop_weights[0], weights, dropout_rate)
-        fields["heads"] = attn.head_outputs(params.attention, used, seen)
+        fields["heads"] = attn.head_outputs(params.attention, used, keys)
+    if entry.past is not None:
+        fields["keys_values"] = keys
     if config.cross_attention:
         branch = attention(params.cross, entry.memory_context, 1, "cross", entry.memory)
         x, (weights, part, _) = sublayer(sites.cross, x, branch)
@@ -254,7 +259,7 @@ def _forward(params, entry, config, dropout_key, dropout_rate, keep_heads) -> Tr
         )  # fmt: skip
         return out.hidden, out.replace(unedited=None)
 
-    swept = (jnp.arange(config.depth), layer_gains(config, entry.x.dtype), keys)
+    swept = (jnp.arange(config.depth), layer_gains(config, entry.x.dtype, params), keys)
     last, trace = scan_layers(body, entry.x, params, config, swept)
     output = last
     if config.final_norm:

@@ -9,12 +9,14 @@ from rank_collapse.theory.cubic_law import (
 )
 from rank_collapse.theory.logdomain import LogTrace, local_rate, log_residual_profile, log_trace
 from rank_collapse.theory.reports import BoundReport, bound_report
+from rank_collapse.theory.score_variance import ScoreVariance, score_variance
 from rank_collapse.theory.transverse import transverse_exponents, transverse_growth
 
 __all__ = [
     "BoundReport",
     "LogTrace",
     "RateConstant",
+    "ScoreVariance",
     "bound_report",
     "closed_constant",
     "cubic_profile",
@@ -22,6 +24,7 @@ __all__ = [
     "log_residual_profile",
     "log_trace",
     "measured_constant",
+    "score_variance",
     "theorem_constant",
     "transverse_exponents",
     "transverse_growth",

@@ -135,7 +135,7 @@ class Ensemble:
 
         Args:
             keys: Keys [s], from `seeds.seed_keys`.
-            hyper: Floats, or arrays [s], one per run.
+            hyper: Floats, or arrays [s, ...], one per run.
             resume: Called with a pytree like what a snapshot is; returns (epochs done, saved
                 snapshot) or None.
             on_chunk: Called between chunks with (epochs done, snapshot, losses [s, epochs done]).
@@ -146,11 +146,12 @@ class Ensemble:
             `Trained`.
 
         Raises:
-            ValueError: Floats that mean nothing; see `recipe.check_hyper`.
+            ValueError: Floats that mean nothing (see `recipe.check_hyper`), or values for another
+                number of runs.
         """
         check_hyper(hyper, self.recipe)
         count = keys.shape[0]
-        hyper = jax.tree.map(lambda a: jnp.broadcast_to(jnp.float32(a), (count,)), hyper)
+        hyper = _per_run(hyper, count)
         laid_keys, hyper = self.lay_out((keys, hyper))
         state, data = self.begin(laid_keys, hyper, None)
         losses = np.full((count, self.recipe.num_epochs), np.nan, np.float32)
@@ -171,6 +172,19 @@ class Ensemble:
             if on_chunk is not None:
                 on_chunk(epoch, snapshot, losses[:, :epoch])
         return Trained(state=state, data=data, losses=losses)
+
+
+def _per_run(hyper: Hyper, count: int) -> Hyper:
+    """Every value as float32 [s, ...]."""
+
+    def one(path, value):
+        value = jnp.asarray(value, jnp.float32)
+        if value.ndim and value.shape[0] != count:
+            name = jax.tree_util.keystr(path, simple=True, separator=".")
+            raise ValueError(f"hyper.{name} of shape {value.shape} is not of {count} runs")
+        return value if value.ndim else jnp.full(count, value)
+
+    return jax.tree_util.tree_map_with_path(one, hyper)
 
 
 __all__ = ["Ensemble", "TrainState", "Trained", "seeds_at_once"]

@@ -18,8 +18,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.config import SWEPT, TransformerConfig
 from rank_collapse.network.embedding import EmbeddingConfig
+from rank_collapse.network.gains import Gains
 from rank_collapse.runs.states import flatten, unflatten
 from rank_collapse.training.training import Model, Recipe, init_model
 
@@ -30,7 +31,7 @@ def dump_models(config: TransformerConfig, models: Model) -> bytes:
     """The .npz file of an ensemble of one network.
 
     Args:
-        config: The network, with an embedding; gains and temperature as numbers or one per layer.
+        config: The network, with an embedding.
         models: Weights with a leading seed axis [s, ...].
     """
     text = json.dumps(dataclasses.asdict(config), default=lambda a: np.asarray(a).tolist())
@@ -61,9 +62,10 @@ def load_models(path: str | os.PathLike) -> tuple[TransformerConfig, Model]:
 
 def _config(fields: dict[str, Any]) -> TransformerConfig:
     def restored(name, value):
+        if isinstance(value, dict):
+            return Gains(**{kind: restored(name, gain) for kind, gain in value.items()})
         if isinstance(value, list):
-            gain = name in ("skip_gain", "branch_gain", "temperature")
-            return jnp.asarray(value) if gain else tuple(value)
+            return jnp.asarray(value) if name in SWEPT else tuple(value)
         return value
 
     embedding = fields.pop("embedding")

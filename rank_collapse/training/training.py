@@ -6,6 +6,7 @@ rates or dropout rates are one more axis: see `rank_collapse.training.ensemble`.
 Axis letters: b examples, n tokens, i input width, c classes or outputs.
 """
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -18,7 +19,7 @@ from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.dropout import dropout, dropout_branches
 from rank_collapse.paths.sets import Classifier
 from rank_collapse.training.optimizers import make_optimizer, schedule_factor
-from rank_collapse.training.recipe import Hyper, Recipe
+from rank_collapse.training.recipe import Hyper, Recipe, config_of
 from rank_collapse.training.tasks.examples import (
     LOSSES,
     Examples,
@@ -62,7 +63,8 @@ def init_model(key: Any, recipe: Recipe, init_scale: Any = 1.0) -> Model:
 def init_state(key: Any, hyper: Hyper, recipe: Recipe) -> TrainState:
     """The state before the first step."""
     key_model, key_train = jax.random.split(key)
-    model = init_model(key_model, recipe, hyper.init_scale)
+    own = dataclasses.replace(recipe, config=config_of(recipe, hyper))
+    model = init_model(key_model, own, hyper.init_scale)
     optimizer = make_optimizer(hyper, recipe).init(model)
     return TrainState(model=model, optimizer=optimizer, key=key_train)
 
@@ -156,13 +158,16 @@ def train_step(
     Returns:
         The state after the step and the loss before it.
     """
-    key = jax.random.fold_in(jax.random.fold_in(state.key, 1), step)
+    key, rate = None, 0.0
+    if hyper.dropout is not None:
+        key = jax.random.fold_in(jax.random.fold_in(state.key, 1), step)
+        rate = hyper.dropout
     counts = weights[:, None] & token_mask(batch)
-    config = recipe.config.replace(unroll=recipe.unroll)
+    config = config_of(recipe, hyper).replace(unroll=recipe.unroll)
 
     def loss(model):
         logits = batch_forward(
-            model, batch, config, dropout_key=key, dropout_rate=hyper.dropout,
+            model, batch, config, dropout_key=key, dropout_rate=rate,
             output_dropout=recipe.output_dropout,
         )  # fmt: skip
         return LOSSES[recipe.loss](logits, batch.labels, counts, hyper.label_smoothing)
@@ -171,8 +176,8 @@ def train_step(
     updates, optimizer = make_optimizer(hyper, recipe).update(
         gradient, state.optimizer, state.model
     )
-    rate = hyper.learning_rate * factor
-    model = jax.tree.map(lambda p, u: p - rate.astype(p.dtype) * u, state.model, updates)
+    step_size = hyper.learning_rate * factor
+    model = jax.tree.map(lambda p, u: p - step_size.astype(p.dtype) * u, state.model, updates)
     return state.replace(model=model, optimizer=optimizer), value
 
 

@@ -5,7 +5,7 @@ import pytest
 
 import rank_collapse as rc
 from experiments import benchmark
-from experiments.benchmarks import paths, training
+from experiments.benchmarks import attention, paths, training
 from experiments.benchmarks.timing import Report, Timing, median_ratio, time_cases
 from experiments.shell import cli
 from rank_collapse.training.training import init_model
@@ -37,6 +37,21 @@ def test_path_benchmarks_compare_what_is_equal(options):
     found = paths.recomputed_paths(options, depth=2, num_sequences=3)
     assert value(found, "difference") < 1e-5
     assert value(found, "seconds for all sets") == found.timings[1].best
+
+
+def test_attention_forms_are_timed_at_every_length(options):
+    found = attention.attention_forms(options, num_heads=2, d_k=4, tokens=(4, 64))
+    assert [t.name for t in found.timings] == [
+        "dot, n = 4", "additive, n = 4", "dot, n = 64", "additive, n = 64"
+    ]  # fmt: skip
+    assert [t.output.shape for t in found.timings] == [(4, 8), (4, 8), (64, 8), (64, 8)]
+    dot, additive = found.timings[2:]
+    assert value(found, "seconds of additive attention over dot products, n = 64") == (
+        additive.best / dot.best
+    )
+    assert value(found, "temporary memory of the same, n = 64") == (
+        additive.temporary_bytes / dot.temporary_bytes
+    )
 
 
 @pytest.mark.parametrize("name", list(training.CASES))

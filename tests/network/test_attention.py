@@ -86,6 +86,38 @@ def test_additive_attention_matches_loops():
         np.testing.assert_allclose(weights[h], softmax_rows(s / 0.7), rtol=2e-5)
 
 
+@pytest.mark.parametrize("score, scale", [("additive", True), ("dot", True), ("dot", False)])
+def test_attention_written_out_number_by_number(score, scale):
+    """Every sum of the definition as a loop over one index, with padding and biases."""
+    _, p = one_layer(3, score=score)
+    x, y, mask = tokens(3), tokens(4, seed=9), [True, False, True, True]
+    context = attn.AttentionContext(mask=attn.combine_masks(jnp.asarray(mask)))
+    options = {"score": score, "scale": scale, "temperature": 1.7, "context": context}
+    out, weights = attn.multi_head_attention(p, x, y, **options)
+    q, k, v = (
+        np.asarray(attn.project(*a), float)
+        for a in ((x, p.w_q, p.b_q), (y, p.w_k, p.b_k), (y, p.w_v, p.b_v))
+    )
+    expected = np.tile(np.asarray(p.b_o, float), (3, 1))
+    for h in range(3):
+        for i in range(3):
+            row = []
+            for j in range(4):
+                s = 0.0
+                for a in range(5):
+                    if score == "additive":
+                        s += float(p.v_score[h, a]) * np.tanh(q[h, i, a] + k[h, j, a])
+                    else:
+                        s += q[h, i, a] * k[h, j, a] / (np.sqrt(5) if scale else 1)
+                row.append(np.exp(s / 1.7) if mask[j] else 0.0)
+            row = [e / sum(row) for e in row]
+            np.testing.assert_allclose(weights[h, i], row, rtol=2e-5, atol=1e-7)
+            for j in range(4):
+                for a in range(3):
+                    expected[i] += row[j] * v[h, j, a] * np.asarray(p.w_o, float)[h, a]
+    np.testing.assert_allclose(out, expected, rtol=2e-5, atol=2e-5)
+
+
 def test_unknown_score():
     _, p = one_layer()
     with pytest.raises(ValueError, match="score='cosine'"):

@@ -1,5 +1,7 @@
 """Ensembles: seeds, devices and chunks that do not change results, divergence, resume."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -127,6 +129,26 @@ def test_a_sweep_compiles_once_and_a_diverged_run_is_kept_apart(
     still = jax.tree.leaves(swept.state.model)
     for x, y in zip(still, jax.tree.leaves(begun.model), strict=True):
         np.testing.assert_allclose(np.asarray(x)[3], np.asarray(y)[3])  # learning rate 0
+
+
+def test_floats_of_the_network_differ_between_runs_of_one_program(two_devices, uninterrupted):
+    """Gains by layer and temperatures by run are those of a recipe that has them."""
+    keys, rate = seed_keys(2, 1), 0.01
+    floats = {"skip_gain": np.array([[1.0], [0.5]]), "temperature": np.array([1.0, 3.0])}
+    swept = two_devices.train(
+        jnp.concatenate([keys, keys]), Hyper(learning_rate=rate, network=floats)
+    )
+    np.testing.assert_allclose(swept.losses[0], uninterrupted.losses[0], rtol=1e-4)
+    config = CONFIG.replace(skip_gain=0.5, temperature=3.0)
+    recipe = dataclasses.replace(RECIPE, config=config)
+    own = Ensemble(recipe, make_data, epochs_per_chunk=4).train(keys, Hyper(learning_rate=rate))
+    np.testing.assert_allclose(swept.losses[1], own.losses[0], rtol=1e-4)
+    assert abs(swept.losses[1] - swept.losses[0]).max() > 0.001
+
+
+def test_values_for_another_number_of_runs_are_named(two_devices):
+    with pytest.raises(ValueError, match=r"hyper.network.skip_gain of shape \(2, 1\) .* 3 runs"):
+        two_devices.train(seed_keys(0, 3), Hyper(network={"skip_gain": np.ones((2, 1))}))
 
 
 def test_epochs_per_chunk_must_be_positive():

@@ -46,7 +46,7 @@ def data(count=10):
 
 def hyper(**values):
     fields = dataclasses.asdict(Hyper()) | values
-    return Hyper(**{name: jnp.float32(v) for name, v in fields.items()})
+    return Hyper(**{name: v if v is None else jnp.float32(v) for name, v in fields.items()})
 
 
 class NumpyAdam:
@@ -140,6 +140,18 @@ def test_the_network_that_trains_is_the_one_network():
     w, b = state.model.classifier
     expected = output @ w + b[None, :]
     np.testing.assert_allclose(forward(state.model, x, chosen.config), expected, rtol=1e-6)
+
+
+def test_no_dropout_is_a_dropout_of_nothing():
+    losses = {}
+    for rate in (None, 0.0, 0.5):
+        run = hyper(learning_rate=0.01, dropout=rate)
+        state = init_state(jax.random.key(1), run, recipe())
+        epoch = jax.jit(lambda s, h: train_epoch(s, data(), 0, h, recipe()))
+        state, first = epoch(state, run)
+        losses[rate] = [float(first), float(epoch(state, run)[1])]
+    assert losses[None] == pytest.approx(losses[0.0], rel=1e-5)
+    assert abs(losses[0.5][0] - losses[None][0]) > 1e-3
 
 
 def test_dropout_of_the_output_falls_on_what_the_read_out_reads():

@@ -1,0 +1,53 @@
+"""Trainability: which residual designs train at which depth, and why deep Post-LN does not."""
+
+from absl import flags
+
+from experiments.shell import cli
+from experiments.trainability.cells import PARTS, train_cells
+from rank_collapse.training.tasks.sequences import TASKS
+
+FLAGS = cli.make_flags("trainability", num_seeds=8)
+define = cli.definer(FLAGS)
+define("list", "parts", list(PARTS), f"What is trained, out of {', '.join(PARTS)}.")
+define(
+    "multi_integer", "depths", [6, 12, 18, 36], "Layers; may be given several times, as may all "
+    "lists of numbers below.", lower_bound=1,
+)  # fmt: skip
+define("list", "designs", ["post", "pre", "admin_log", "deepnorm"], "Names of residual designs.")
+define("multi_integer", "warmup", [0, 100], "Steps of the warm-up.", lower_bound=0)
+define("float", "learning_rate", 1e-3, "Adam's, after the warm-up.", lower_bound=0.0)
+define("integer", "n_steps", 300, "Training steps.", lower_bound=1)
+define("integer", "batch_sz", 32, "Examples per step.", lower_bound=1)
+define("enum", "task", "reverse", "What is learned, token by token.", TASKS)
+define("integer", "seq_len", 16, "Tokens.", lower_bound=1)
+define("integer", "num_labels", 10, "Letters of the alphabet.", lower_bound=2)
+define("integer", "hidden_dim", 48, "Width of the tokens.", lower_bound=1)
+define("integer", "width", 4, "Heads of each layer.", lower_bound=1)
+define("integer", "d_ff", 96, "Width of the MLPs.", lower_bound=1)
+define("integer", "n_eval_data", 64, "Examples of the evaluation.", lower_bound=8)
+define("integer", "grid_seeds", 4, "Seeds of each cell of border and batch.", lower_bound=1)
+define("multi_integer", "border_depths", [6, 12, 18], "Depths of the border.", lower_bound=1)
+define(
+    "multi_float", "border_gains", [1.0, 1.5, 2.0, 3.0], "Skip gains of Post-LN there.",
+    lower_bound=0.0,
+)  # fmt: skip
+define("multi_float", "border_rates", [3e-4, 1e-3, 3e-3], "Learning rates.", lower_bound=0.0)
+define("multi_integer", "batch_sizes", [8, 64], "Batch sizes compared.", lower_bound=1)
+define("integer", "batch_depth", 18, "Layers of the networks compared by it.", lower_bound=1)
+
+
+def main(options: flags.FlagValues) -> None:
+    with cli.open_run(options, "trainability") as run:
+        results = train_cells(options, run)
+        for cell, r in results.items():
+            print(
+                cell.name,
+                r["accuracy"][:, -1].round(2),
+                r["losses"][:, -1].round(2),
+                r["token_cosine"][:, 0, -1].round(3),
+                float(r["seconds"]),
+            )
+
+
+if __name__ == "__main__":
+    cli.run(main, FLAGS)

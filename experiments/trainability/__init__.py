@@ -1,0 +1,1 @@
+"""Which residual designs train at which depth, and why: run_trainability."""

@@ -1,0 +1,140 @@
+"""Greedy decoding of an encoder-decoder, with a cache of keys and values or without.
+
+Axis letters: m source tokens, n target tokens, c target vocabulary, l layers.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rank_collapse import struct
+from rank_collapse.network import attention as attn
+from rank_collapse.network import layers, transformer
+from rank_collapse.network.cache import Past, context_of_token, empty_cache
+from rank_collapse.network.encoder_decoder import (
+    EncoderDecoderConfig,
+    EncoderDecoderParams,
+    decoder_params,
+    encode,
+    logits_of,
+)
+from rank_collapse.network.entry import enter, input_states
+from rank_collapse.network.gains import layer_gains
+
+
+@struct.dataclass
+class Decoded:
+    """A sequence that a decoder wrote.
+
+    Attributes:
+        tokens: Int [n], without the begin mark; the end mark from where it was first chosen.
+        exists: Bool [n], the tokens up to the first end mark, with it.
+        logits: [n, c], from which each token was chosen; those after the end mean nothing.
+    """
+
+    tokens: Any
+    exists: Any
+    logits: Any
+
+
+def greedy_decode(
+    params: EncoderDecoderParams,
+    source: Any,
+    config: EncoderDecoderConfig,
+    *,
+    begin: Any,
+    end: Any,
+    max_len: int,
+    source_mask: Any = None,
+    cached: bool = True,
+) -> Decoded:
+    """Writes a target token by token, each the one with the largest logit.
+
+    The keys and values of the source are computed once, and those of the target as its tokens
+    come, so that a token costs one row of attention; without the cache every token costs a pass
+    over all of them. Both give the same numbers to rounding.
+
+    Args:
+        params: From `init`.
+        source: What the encoder reads, as in `apply`; one example.
+        config: The network.
+        begin, end: Token ids of the marks; may be traced.
+        max_len: Tokens written, the end mark included; static.
+        source_mask: Bool [m], which source tokens exist; None for all.
+        cached: Whether keys and values are kept; static.
+
+    Raises:
+        ValueError: A length that leaves no token, or more tokens than positions.
+    """
+    if max_len < 1:
+        raise ValueError(f"max_len={max_len} leaves no token beside the begin mark")
+    memory = encode(params, source, config, source_mask)
+    marks = jnp.asarray(begin, jnp.int32), jnp.asarray(end, jnp.int32)
+    return _write(params, memory, source_mask, marks, config, max_len, cached)
+
+
+@functools.partial(jax.jit, static_argnames=("max_len", "cached"))
+def _write(params, memory, source_mask, marks, config, max_len, cached):
+    begin, end = marks
+    begins = jnp.broadcast_to(begin, (max_len,))
+    steps = _cached_steps if cached else _whole_passes
+    state, next_logits = steps(params, memory, source_mask, begins, config)
+
+    def step(carry, t):
+        token, ended, state = carry
+        logits, state = next_logits(state, token, t)
+        chosen = jnp.where(ended, end, jnp.argmax(logits).astype(end.dtype))
+        return (chosen, ended | (chosen == end), state), (chosen, ~ended, logits)
+
+    start = (begin, jnp.zeros((), bool), state)
+    return Decoded(*jax.lax.scan(step, start, jnp.arange(max_len))[1])
+
+
+def _whole_passes(params, memory, source_mask, tokens, config):
+    """(tokens, function of (tokens, token t, t) → logits and tokens): a whole pass per token."""
+    decoder = decoder_params(params, config)
+
+    def next_logits(tokens, token, t):
+        tokens = tokens.at[t].set(token)
+        output = transformer.apply(
+            decoder, tokens, config.decoder, memory=memory, memory_mask=source_mask
+        ).output
+        return logits_of(params, output, config)[t], tokens
+
+    return tokens, next_logits
+
+
+def _cached_steps(params, memory, source_mask, tokens, config):
+    """(empty cache, function of (cache, token t, t) → logits and cache): one row per token."""
+    own, shared = config.decoder, config
+    decoder, entry = enter(
+        decoder_params(params, shared), tokens, own, memory=memory, memory_mask=source_mask
+    )
+    dtype, index = entry.x.dtype, jnp.arange(own.depth)
+    gains = layer_gains(own, dtype, decoder)
+    _, of_memory = transformer.scan_layers(
+        lambda _, step: (None, attn.keys_values(step[0].cross, memory, None, own.norm_eps)),
+        None,
+        decoder,
+        own,
+        index,
+    )
+
+    def next_logits(known, token, t):
+        x = input_states(decoder, token[None], own, positions=t[None]).astype(dtype)
+        here = entry.replace(context=context_of_token(entry.context, t))
+
+        def body(x, step):
+            layer, (index, gains, known, memory) = step
+            seen = here.replace(memory=memory, past=Past(known, t))
+            out = transformer.block(layer, x, own, gains, seen, layer=index)
+            return out.hidden, out.keys_values
+
+        x, known = transformer.scan_layers(body, x, decoder, own, (index, gains, known, of_memory))
+        if own.final_norm:
+            x = layers.norm(decoder.final_norm, x, own.norm, own.norm_eps)
+        return logits_of(params, x, shared)[0], known
+
+    return empty_cache(own, tokens.shape[0], dtype), next_logits

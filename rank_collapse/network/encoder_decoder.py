@@ -1,0 +1,293 @@
+"""Encoder and decoder from the one network: apply(params, source, target, config) and its parts.
+
+The encoder reads the source; the decoder, causal, reads the target so far and looks at the
+encoder's output (Vaswani et al. 2017, figure 1). Each half is a network as `rank_collapse.apply`
+computes it, with everything its config can say. Greedy decoding is in `decoding`.
+
+Axis letters: m source tokens, n target tokens, d model width, c target vocabulary.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from rank_collapse import struct
+from rank_collapse.network import admin, fold, transformer
+from rank_collapse.network.config import TransformerConfig, static
+from rank_collapse.network.dropout import dropout, dropout_branches
+from rank_collapse.network.entry import as_mask, input_states
+from rank_collapse.network.parameters import TransformerParams
+from rank_collapse.network.parameters import init as init_network
+from rank_collapse.network.transformer import Trace
+
+
+@struct.dataclass
+class EncoderDecoderConfig:
+    """The two halves of an encoder-decoder and the weights that they share.
+
+    A pytree, as its halves are: gains and temperatures may be swept. The decoder has
+    cross_attention=True, mask="causal" and token ids as inputs; the encoder is any network of the
+    same width.
+
+    Attributes:
+        encoder, decoder: The halves.
+        shared_embedding: One table of token embeddings for source and target.
+        tied_output: Logits are output · tableᵀ, with the decoder's table (Press and Wolf 2017);
+            otherwise output · W + b.
+    """
+
+    encoder: TransformerConfig
+    decoder: TransformerConfig
+    shared_embedding: bool = static(False)
+    tied_output: bool = static(False)
+
+    def __post_init__(self):
+        encoder, decoder = self.encoder, self.decoder
+        if not isinstance(encoder, TransformerConfig) or not isinstance(decoder, TransformerConfig):
+            return  # a transformation of the pytree put something else there
+        if encoder.cross_attention:
+            raise ValueError("encoder.cross_attention=True: an encoder has no memory to look at")
+        if not decoder.cross_attention:
+            raise ValueError(
+                "decoder.cross_attention=False: the decoder would not look at the encoder's output"
+            )
+        if decoder.mask != "causal":
+            raise ValueError(
+                f"decoder.mask={decoder.mask!r}: a decoder is causal, or it would read what it "
+                "should answer"
+            )
+        if encoder.d_model != decoder.d_model:
+            raise ValueError(
+                f"encoder.d_model={encoder.d_model} is not decoder.d_model={decoder.d_model}, "
+                "which looks at its output"
+            )
+        of_source, of_target = encoder.embedding, decoder.embedding
+        if of_target is None or not of_target.vocab_size:
+            raise ValueError("decoder.embedding must have a vocab_size: the decoder reads tokens")
+        if of_target.class_token:
+            raise ValueError("decoder.embedding.class_token=True moves every token by one place")
+        size = (of_target.vocab_size, of_target.d_embed)
+        if self.shared_embedding and (
+            of_source is None or (of_source.vocab_size, of_source.d_embed) != size
+        ):
+            found = of_source and (of_source.vocab_size, of_source.d_embed)
+            raise ValueError(
+                f"shared_embedding=True, but (vocab_size, d_embed) of the encoder is {found}, of "
+                f"the decoder {size}"
+            )
+        if self.tied_output and of_target.d_embed != decoder.d_model:
+            raise ValueError(
+                f"tied_output=True, but decoder.embedding.d_embed={of_target.d_embed} is not "
+                f"d_model={decoder.d_model}"
+            )
+
+
+@struct.dataclass
+class EncoderDecoderParams:
+    """Parameters of both halves and of the output; what is shared is there once.
+
+    Attributes:
+        encoder, decoder: Of the halves; with a shared embedding the decoder's token table is None.
+            `decoder_params` gives the decoder's with everything in its place.
+        w_output: [d, c]; None where the output is tied.
+        b_output: [c]; None for none, as where the output is tied.
+    """
+
+    encoder: TransformerParams
+    decoder: TransformerParams
+    w_output: Any = None
+    b_output: Any = None
+
+
+@struct.dataclass
+class EncoderDecoderTrace:
+    """What both halves computed, and the logits.
+
+    Attributes:
+        encoder, decoder: Traces of the halves; `decoder.cross_attention` [L, h, n, m].
+        logits: [n, c]; row t is about target token t + 1.
+    """
+
+    encoder: Trace
+    decoder: Trace
+    logits: Any
+
+
+def init(
+    key: Any, config: EncoderDecoderConfig, weight_scale: Any = 1.0, bias_scale: Any = 0.0
+) -> EncoderDecoderParams:
+    """Parameters drawn as each half's `init` says; the output normal(0, 0.02) without bias.
+
+    Args:
+        key: Random key.
+        config: The network.
+        weight_scale, bias_scale: As in `rank_collapse.init`, of both halves' layers.
+    """
+    key_encoder, key_decoder, key_output = jax.random.split(key, 3)
+    encoder = init_network(key_encoder, config.encoder, weight_scale, bias_scale)
+    decoder = init_network(key_decoder, config.decoder, weight_scale, bias_scale)
+    if config.shared_embedding:
+        decoder = decoder.replace(embedding=decoder.embedding.replace(tokens=None))
+    w = b = None
+    if not config.tied_output:
+        shape = (config.decoder.d_model, config.decoder.embedding.vocab_size)
+        w, b = 0.02 * jax.random.normal(key_output, shape), jnp.zeros(shape[1])
+    return EncoderDecoderParams(encoder=encoder, decoder=decoder, w_output=w, b_output=b)
+
+
+def decoder_params(params: EncoderDecoderParams, config: EncoderDecoderConfig) -> TransformerParams:
+    """The decoder's parameters with the shared table, as `apply` and path measures take them.
+
+    `rc.path_contributions(decoder_params(params, config), target, config.decoder,
+    memory=trace.encoder.output)` splits the decoder's output by path length, for example.
+    """
+    if not config.shared_embedding:
+        return params.decoder
+    tokens = params.encoder.embedding.tokens
+    return params.decoder.replace(embedding=params.decoder.embedding.replace(tokens=tokens))
+
+
+def logits_of(
+    params: EncoderDecoderParams, output: Float[Array, "n d"], config: EncoderDecoderConfig
+) -> Float[Array, "n c"]:
+    """Logits of the decoder's output.
+
+    Raises:
+        ValueError: An output matrix that is missing, or there beside a tied one.
+    """
+    if (params.w_output is None) != config.tied_output:
+        raise ValueError(
+            f"params.w_output is {'missing' if params.w_output is None else 'there'}, "
+            f"tied_output={config.tied_output}"
+        )
+    w = params.w_output
+    if w is None:
+        w = decoder_params(params, config).embedding.tokens.T
+    logits = output @ w
+    return logits if params.b_output is None else logits + params.b_output[None, :]
+
+
+def shifted(target: Int[Array, "n"], begin: Any) -> Int[Array, "n"]:
+    """The begin mark and all but the last token: what a decoder reads to answer `target`."""
+    begin = jnp.asarray(begin, target.dtype)[None]
+    return jnp.concatenate([begin, target[:-1]])
+
+
+def apply(
+    params: EncoderDecoderParams,
+    source: Any,
+    target: Any,
+    config: EncoderDecoderConfig,
+    *,
+    source_mask: Any = None,
+    target_mask: Any = None,
+    dropout_key: Any = None,
+    dropout_rate: Any = 0.0,
+) -> EncoderDecoderTrace:
+    """Encoder and decoder on one pair of sequences, under teacher forcing.
+
+    Args:
+        params: From `init`.
+        source: What the encoder reads: token ids Int [m], or whatever its embedding takes.
+        target: Int [n], what the decoder reads, the begin mark first: see `shifted`.
+        config: The network.
+        source_mask: Bool [m], which source tokens exist, for both halves; None for all.
+        target_mask: Bool [n], which target tokens exist, or [n, n], which may be looked at.
+        dropout_key, dropout_rate: Dropout on embeddings, attention weights and branches; None for
+            none.
+
+    Returns:
+        An `EncoderDecoderTrace`.
+
+    Raises:
+        ValueError: As `rank_collapse.apply`; a source mask that is not [m].
+    """
+    of_source = of_target = None
+    if dropout_key is not None:
+        of_source, of_target = dropout_branches(dropout_key, 2)
+    source_mask = _padding(source_mask)
+    encoder = _half(
+        params.encoder, source, config.encoder, of_source, dropout_rate, mask=source_mask
+    )
+    decoder = _half(
+        decoder_params(params, config), target, config.decoder, of_target, dropout_rate,
+        mask=target_mask, memory=encoder.output, memory_mask=source_mask,
+    )  # fmt: skip
+    return EncoderDecoderTrace(encoder, decoder, logits_of(params, decoder.output, config))
+
+
+def encode(
+    params: EncoderDecoderParams, source: Any, config: EncoderDecoderConfig, source_mask: Any = None
+) -> Float[Array, "m d"]:
+    """The memory that the decoder looks at: the encoder's output."""
+    mask = _padding(source_mask)
+    return transformer.apply(params.encoder, source, config.encoder, mask=mask).output
+
+
+def admin_profile(
+    params: EncoderDecoderParams,
+    source: Any,
+    target: Any,
+    config: EncoderDecoderConfig,
+    *,
+    source_mask: Any = None,
+    target_mask: Any = None,
+) -> EncoderDecoderConfig:
+    """The config with Admin's ω in both halves, profiled on one batch: the encoder's first.
+
+    Args:
+        params: As they are before training.
+        source, target: Batches [b, m] and [b, n] of what `apply` takes.
+        config: Both halves Post-LN.
+        source_mask, target_mask: Bool [b, m] and [b, n], which tokens exist.
+
+    Raises:
+        ValueError: As `rank_collapse.admin_profile`.
+    """
+    encoder = admin.admin_profile(params.encoder, source, config.encoder, mask=source_mask)
+    config = dataclasses.replace(config, encoder=encoder)
+    memory = jax.vmap(lambda x, mask: encode(params, x, config, mask))(source, source_mask)
+    decoder = admin.admin_profile(
+        decoder_params(params, config), target, config.decoder,
+        mask=target_mask, memory=memory, memory_mask=source_mask,
+    )  # fmt: skip
+    return dataclasses.replace(config, decoder=decoder)
+
+
+def fold_gains(
+    params: EncoderDecoderParams, config: EncoderDecoderConfig
+) -> tuple[EncoderDecoderParams, EncoderDecoderConfig]:
+    """(parameters, config) without gains and with the same logits: see `rank_collapse.fold_gains`.
+
+    Raises:
+        ValueError: As there.
+    """
+    encoder, encoder_config = fold.fold_gains(params.encoder, config.encoder)
+    decoder, decoder_config = fold.fold_gains(decoder_params(params, config), config.decoder)
+    if config.shared_embedding:
+        decoder = decoder.replace(embedding=decoder.embedding.replace(tokens=None))
+    folded = dataclasses.replace(config, encoder=encoder_config, decoder=decoder_config)
+    return params.replace(encoder=encoder, decoder=decoder), folded
+
+
+def _half(params, x, config, key, rate, **options):
+    if key is None:
+        return transformer.apply(params, x, config, dropout_rate=rate, **options)
+    key, key_embedding = dropout_branches(key, 2)
+    states = dropout(key_embedding, input_states(params, x, config), rate)
+    config = config.replace(embedding=None)
+    return transformer.apply(
+        params, states, config, dropout_key=key, dropout_rate=rate, **options
+    )  # fmt: skip
+
+
+def _padding(mask):
+    if mask is None:
+        return None
+    mask = as_mask(mask, "source_mask")
+    if mask.ndim != 1:
+        raise ValueError(f"source_mask of shape {mask.shape} is not [m]; use jax.vmap for a batch")
+    return mask

@@ -1,0 +1,128 @@
+"""run_attention_forms at tiny size: what is measured, trained, compared and written."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from trained_runs import check_that_deleted_files_come_back, figures, rows, run, summary
+
+from experiments import run_attention_forms
+from experiments.attention_forms import entry, measure, results
+from experiments.attention_forms.forms import FORMS
+from rank_collapse.report.intervals import mean_interval
+
+ARGUMENTS = (
+    "--num_seeds=2", "--d_k=2", "--d_k=6", "--trained_d_k=3", "--num_tokens=8", "--depth=1",
+    "--width=1", "--hidden_dim=6", "--num_labels=3", "--seq_len=3", "--n_train_data=8",
+    "--n_eval_data=6", "--n_epochs=1", "--batch_sz=4",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """One finished run, never written to again."""
+    path = tmp_path_factory.mktemp("forms")
+    assert run(run_attention_forms, ARGUMENTS, path) == 0
+    return path
+
+
+def test_table_and_summary_are_of_every_form_width_and_seed(folder):
+    table = rows(folder)
+    random = [r for r in table if r["part"] == "random"]
+    trained = [r for r in table if r["part"] == "trained"]
+    assert len(random) == len(FORMS) * 2 * 2 and len(trained) == len(FORMS) * 2
+    found = summary(folder)
+    for form in FORMS:
+        values = [float(r["accuracy"]) for r in trained if r["form"] == form]
+        mean, low, high = found["trained"]["3"]["accuracy"][form]
+        assert mean == pytest.approx(np.mean(values))
+        assert (low, high) == pytest.approx(mean_interval(values))
+        at_six = [float(r["entropy"]) for r in random if (r["form"], r["d_k"]) == (form, "6")]
+        assert found["random"][form]["entropy"][1][0] == pytest.approx(np.mean(at_six))
+    assert {p.stem for p in figures(folder)} == set(entry.ENTRY.captions)
+    assert len(entry.compare(found)) == 5 and "d_k = 3" in entry.reading(found)
+
+
+def test_a_second_run_trains_nothing(folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(measure, "make_measure", None)
+    check_that_deleted_files_come_back(
+        run_attention_forms, ARGUMENTS, folder, tmp_path, monkeypatch, capsys
+    )
+
+
+def test_gradients_are_those_of_the_definition_written_out(x64):
+    """∂L/∂s = P ∘ (A − Σ_j P A), A = G Vᵀ, and ∂L/∂q by the chain rule of each score."""
+    key = jax.random.key(1)
+    measured = jax.jit(measure.make_measure(5, 4, 0.5))(key, None)
+    q, k, goal, params = measure.draw(key, 5, 4)
+    q, k, goal, v = (np.asarray(a, float) for a in (q, k, goal, params.v_score[0]))
+    pairs = np.tanh(q[:, None] + k[None])
+    a = goal @ (k @ np.asarray(params.w_v[0], float)).T
+    for name, form in FORMS.items():
+        found, factor = measured[name], np.sqrt(5) ** form.power
+        additive = form.score == "additive"
+        scores = factor * (pairs @ v if additive else q @ k.T)
+        e = np.exp(scores)
+        p = e / e.sum(axis=1, keepdims=True)
+        of_scores = p * (a - (p * a).sum(axis=1, keepdims=True))
+        each = (1 - pairs**2) * v if additive else np.broadcast_to(k[None], pairs.shape)
+        of_queries = factor * np.einsum("ij,ija->ia", of_scores, each)
+        for of, gradient in (("score_gradient", of_scores), ("query_gradient", of_queries)):
+            norms = np.linalg.norm(gradient, axis=1)
+            assert float(found[of]) == pytest.approx(np.sqrt((norms**2).mean()), rel=1e-4)
+            assert float(found[f"median_{of}"]) == pytest.approx(np.median(norms), rel=1e-4)
+        within = scores.var(axis=1).mean()
+        assert float(found["variance"]) == pytest.approx(scores.var(), rel=1e-4)
+        assert float(found["variance_within_rows"]) == pytest.approx(within, rel=1e-4)
+        assert float(found["saturated"]) == np.mean(p.max(axis=1) > 0.5)
+
+
+def test_queries_keys_and_goals_are_drawn_with_the_variances_said():
+    q, k, goal, params = measure.draw(jax.random.key(0), 200, 300)
+    for drawn, variance in (
+        (q, 1), (k, 1), (goal, 1 / 200), (params.w_v, 1 / 200), (params.v_score, 1 / 200),
+        (k @ params.w_v[0], 1),
+    ):  # fmt: skip
+        tolerance = 5 * np.sqrt(2 / min(drawn.size, 40000))
+        assert float(jnp.var(drawn)) == pytest.approx(variance, rel=tolerance)
+    assert abs(np.corrcoef(q.ravel(), k.ravel())[0, 1]) < 0.02
+
+
+def made_of(small, large):
+    """A summary whose additive networks are ahead by so much, seed by seed, at two widths."""
+    base = np.full(len(small), 0.5)
+    trained = {}
+    for d_k, ahead in ((4, small), (256, large)):
+        values = {"dot": base, "additive": base + ahead}
+        trained[d_k] = {
+            f: {"accuracy": values.get(f, base), "losses": np.ones((len(small), 2))} for f in FORMS
+        }
+    random = {
+        form: {"d_k": np.array([4, 1024])}
+        | {n: np.tile([4.0, 1024.0], (2, 1)) for n in measure.MEASURES}
+        for form in FORMS
+    }
+    options = type("", (), {"num_seeds": len(small), "num_tokens": 8, "saturation": 0.9})
+    return results.summary_of({"random": random, "trained": trained}, options)
+
+
+@pytest.mark.parametrize(
+    "small, large, verdicts",
+    [
+        ([0.01, -0.01, 0.0], [0.2, 0.3, 0.25], (True, True)),
+        ([0.1, 0.12, 0.11], [0.2, -0.3, 0.1], (False, False)),
+        ([0.1], [0.2], (None, None)),
+    ],
+)
+def test_verdicts_can_be_no(small, large, verdicts):
+    found = {c.quantity: c.agrees for c in entry.compare(made_of(small, large))}
+    names = [f"accuracy at d_k = {d}, additive less dot products" for d in (4, 256)]
+    assert tuple(found[name] for name in names) == verdicts
+    assert found["variance of dot products at d_k = 1024"] is True
+
+
+def test_mistakes_are_one_line(tmp_path, capsys):
+    for mistake in ("d_k=0", "trained_d_k=x", "saturation=2", "num_tokens=1"):
+        assert run(run_attention_forms, [*ARGUMENTS, f"--{mistake}"], tmp_path / "run") == 2
+        error = capsys.readouterr().err.strip()
+        assert mistake.split("=")[0] in error and len(error.splitlines()) == 1

@@ -1,0 +1,263 @@
+"""The encoder-decoder: torch's numbers, causality, padding, tied weights, decoding, path sums."""
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch_transformer
+from torch_transformer import SOURCE, TARGET
+
+import rank_collapse as rc
+from rank_collapse import encoder_decoder
+from rank_collapse.network.embedding import EmbeddingConfig
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+BEGIN, END = 1, 2
+
+
+def config(encoder=(), decoder=(), *, shared=(), embedding=(), **fields):
+    """A small encoder-decoder of 9 token ids."""
+    table = {"vocab_size": 9, "d_embed": 16, "positions": "sinusoidal", "norm": False}
+    half = {
+        "depth": 2, "num_heads": 2, "d_model": 16, "d_ff": 20, "mlp": "relu", "mlp_skip": True,
+        "attention_skip": True, "norm_placement": "post",
+        "embedding": EmbeddingConfig(**(table | dict(embedding))),
+    } | dict(shared)  # fmt: skip
+    looking = {"cross_attention": True, "mask": "causal"}
+    return rc.EncoderDecoderConfig(
+        rc.TransformerConfig(**(half | dict(encoder))),
+        rc.TransformerConfig(**(half | looking | dict(decoder))),
+        **fields,
+    )
+
+
+def drawn(made, seed=0):
+    """Parameters by numpy, which compiles nothing, large enough that tokens matter."""
+    shapes = jax.eval_shape(lambda: encoder_decoder.init(jax.random.key(0), made))
+    rng = np.random.default_rng(seed)
+
+    def leaf(path, like):
+        centre = 1.0 if jax.tree_util.keystr(path).endswith("gain") else 0.0
+        return jnp.asarray(centre + 0.3 * rng.normal(size=like.shape), jnp.float32)
+
+    return jax.tree_util.tree_map_with_path(leaf, shapes)
+
+
+apply = jax.jit(encoder_decoder.apply)
+SOURCES = jnp.array([3, 4, 5, 6, 7, 0, 0])
+EXISTS = SOURCES > 0
+TARGETS = jnp.array([BEGIN, 7, 6, 5, 4, 3])
+
+
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor:UserWarning")
+@pytest.mark.parametrize("stored", [True, False], ids=["golden", "live"])
+@pytest.mark.parametrize("placement", torch_transformer.PLACEMENTS)
+def test_equal_to_torchs_transformer_with_the_same_weights(placement, stored):
+    if stored:
+        expected = dict(np.load(GOLDEN / torch_transformer.golden_name(placement)))
+    else:
+        pytest.importorskip("torch")
+        expected = torch_transformer.run(placement)
+    params, made = torch_transformer.ours(expected), torch_transformer.config(placement)
+
+    def ours(source, target):
+        return apply(params, source, target, made, source_mask=source > 0, target_mask=target > 0)
+
+    trace = jax.jit(jax.vmap(ours))(SOURCE, TARGET)
+    for found, name, exists in (
+        (trace.encoder.output, "memory", SOURCE > 0),
+        (trace.decoder.output, "output", TARGET > 0),
+        (trace.logits, "logits", TARGET > 0),
+    ):
+        np.testing.assert_allclose(found[exists], expected[name][exists], atol=1e-5)
+
+
+def test_no_logit_depends_on_a_later_target_token():
+    made = config(decoder={"norm_placement": "pre", "final_norm": True})
+    params = drawn(made)
+
+    def logits(states):  # vectors of the model's width are taken as they are
+        return apply(params, SOURCES, states, made, source_mask=EXISTS).logits
+
+    states = jax.random.normal(jax.random.key(5), (6, 16))
+    gradient = jax.jit(jax.jacobian(logits))(states)
+    size = np.abs(gradient).sum(axis=(1, 3))  # [logits of t, token s]
+    later = np.triu(np.ones_like(size, bool), 1)
+    assert (size[later] == 0).all() and (size[~later] > 0).all()
+
+
+def test_padding_changes_nothing_elsewhere():
+    made = config()
+    params = drawn(made)
+
+    def outputs(source, target):
+        trace = apply(
+            params, source, target, made, source_mask=EXISTS, target_mask=jnp.arange(6) < 4
+        )
+        return trace.encoder.output[:5], trace.logits[:4]
+
+    one = outputs(SOURCES, TARGETS)
+    other = outputs(SOURCES.at[5:].set(8), TARGETS.at[4:].set(8))
+    short = apply(params, SOURCES[:5], TARGETS[:4], made)
+    for a, b, c in zip(one, other, (short.encoder.output, short.logits), strict=True):
+        np.testing.assert_array_equal(a, b)
+        np.testing.assert_allclose(a, c, atol=1e-5)
+    unmasked = apply(params, SOURCES, TARGETS, made).logits[:4]
+    assert np.abs(unmasked - one[1]).max() > 1e-3
+
+
+KINDS = {
+    "post-norm, shared": {"decoder": {"branch_gain": 0.3}, "shared_embedding": True},
+    "tied": {"shared_embedding": True, "tied_output": True},
+    "pre-norm, additive, rotary": {
+        "shared": {"norm_placement": "pre", "final_norm": True, "norm": "rms"},
+        "decoder": {
+            "score": "additive", "position": "rotary", "branch_gain": 0.3, "qk_norm": "head",
+            "norm_eps": 0.1,
+        },
+    },
+    "T5's positions, learned ones, gains, one row of parameters": {
+        "decoder": {"layer_map": (0, 0), "position": "relative_bias", "num_buckets": 8,
+                    "skip_gain": 1.5, "branch_gain": 0.4, "temperature": 0.8},
+        "embedding": {"positions": "learned", "num_positions": 9},
+    },
+    "XLNet's positions": {"decoder": {"position": "relative_key", "branch_gain": 0.3}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_cached_decoding_is_uncached_decoding_and_teacher_forcing_agrees(kind):
+    made = config(**KINDS[kind])
+
+    @jax.jit
+    @jax.vmap
+    def three(params):
+        options = {"begin": BEGIN, "end": END, "max_len": 6, "source_mask": EXISTS}
+        one, other = (
+            rc.greedy_decode(params, SOURCES, made, cached=c, **options) for c in (True, False)
+        )
+        read = encoder_decoder.shifted(one.tokens, BEGIN)
+        trace = apply(params, SOURCES, read, made, source_mask=EXISTS)
+        return one, other, trace.logits
+
+    networks = [drawn(made, seed) for seed in range(8)]
+    one, other, forced = three(jax.tree.map(lambda *a: jnp.stack(a), *networks))
+    np.testing.assert_array_equal(one.tokens, other.tokens)
+    np.testing.assert_allclose(one.logits, other.logits, atol=1e-5)
+    np.testing.assert_allclose(one.logits, forced, atol=1e-5)
+    # Equal tokens alone would not show a place that is off by one; a tied output repeats itself.
+    assert made.tied_output or max(len(set(tokens)) for tokens in one.tokens.tolist()) > 2
+
+
+def test_decoding_ends_with_the_first_end_mark():
+    made = config()
+    params = drawn(made)
+    free = rc.greedy_decode(params, SOURCES, made, begin=BEGIN, end=-1, max_len=6).tokens
+    end = int(free[2])
+    first = free.tolist().index(end)
+    ended = rc.greedy_decode(params, SOURCES, made, begin=BEGIN, end=end, max_len=6)
+    assert ended.tokens.tolist() == free[: first + 1].tolist() + [end] * (5 - first)
+    assert ended.exists.tolist() == [True] * (first + 1) + [False] * (5 - first)
+    several = jax.vmap(
+        lambda s: rc.greedy_decode(params, s, made, begin=BEGIN, end=end, max_len=6).tokens
+    )(jnp.stack([SOURCES, SOURCES[::-1]]))
+    np.testing.assert_array_equal(several[0], ended.tokens)
+
+
+def test_tied_weights_are_one_array_that_all_uses_train():
+    made = config(shared_embedding=True, tied_output=True)
+    params = drawn(made)
+    assert params.w_output is None and params.decoder.embedding.tokens is None
+    table = params.encoder.embedding.tokens
+    trace = apply(params, SOURCES, TARGETS, made)
+    np.testing.assert_allclose(trace.logits, trace.decoder.output @ table.T, atol=1e-5)
+    rows = [
+        rc.embed(rc.EmbeddingParams(tokens=table), ids, half.embedding)
+        for ids, half in ((SOURCES, made.encoder), (TARGETS, made.decoder))
+    ]
+    np.testing.assert_array_equal(trace.encoder.hidden[0], rows[0])
+    np.testing.assert_array_equal(trace.decoder.hidden[0], rows[1])
+    # With three tables of their own, the same values: the gradient is the sum of all three.
+    apart = config()
+    own = params.replace(decoder=encoder_decoder.decoder_params(params, made), w_output=table.T)
+
+    def loss(p, c):
+        logits = apply(p, SOURCES, TARGETS, c).logits
+        return jnp.sum(jax.nn.log_softmax(logits) * jnp.arange(9.0)[None, :])
+
+    gradient = jax.jit(jax.grad(loss))
+    tied, split = gradient(params, made), gradient(own, apart)
+    parts = split.encoder.embedding.tokens, split.decoder.embedding.tokens, split.w_output.T
+    assert all(np.abs(part).max() > 1e-3 for part in parts)
+    np.testing.assert_allclose(tied.encoder.embedding.tokens, sum(parts), rtol=1e-4, atol=1e-4)
+
+
+def test_dropout_falls_on_both_halves_and_is_none_without_a_key():
+    made = config()
+    params, key = drawn(made), jax.random.key(3)
+    plain, zero, some = (
+        apply(params, SOURCES, TARGETS, made, **options)
+        for options in (
+            {}, {"dropout_key": key, "dropout_rate": 0.0}, {"dropout_key": key, "dropout_rate": 0.5}
+        )
+    )  # fmt: skip
+    np.testing.assert_allclose(zero.logits, plain.logits, atol=1e-5)
+    for half in ("encoder", "decoder"):
+        kept, whole = getattr(some, half).hidden[0], getattr(plain, half).hidden[0]
+        share = np.mean(np.asarray(kept) == 0)
+        assert 0.2 < share < 0.8
+        np.testing.assert_allclose(kept[kept != 0], 2 * whole[kept != 0], rtol=1e-5)
+
+
+def test_path_sums_of_the_decoder_are_its_output():
+    made = config(shared_embedding=True)
+    params = drawn(made)
+    trace = apply(params, SOURCES, TARGETS, made, source_mask=EXISTS)
+    of_decoder = encoder_decoder.decoder_params(params, made)
+    parts = rc.path_contributions(
+        of_decoder, TARGETS, made.decoder, memory=trace.encoder.output, memory_mask=EXISTS
+    )
+    by_length, offset = parts
+    total = by_length.sum(axis=0) + offset
+    np.testing.assert_allclose(total, trace.decoder.output, rtol=1e-4, atol=1e-5)
+    assert np.abs(parts.from_memory).max() > 1e-2
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"decoder": {"cross_attention": False}}, "decoder.cross_attention=False"),
+        ({"encoder": {"cross_attention": True}}, "encoder.cross_attention=True"),
+        ({"decoder": {"mask": "local"}}, "decoder.mask='local'"),
+        ({"encoder": {"d_model": 8}}, "encoder.d_model=8 is not decoder.d_model=16"),
+        ({"decoder": {"embedding": None}}, "decoder.embedding must have a vocab_size"),
+        ({"embedding": {"class_token": True}}, "class_token=True moves every token"),
+        ({"encoder": {"embedding": None}, "shared_embedding": True}, "of the encoder is None"),
+        ({"embedding": {"d_embed": 8, "projection": "before_norm"}, "tied_output": True},
+         "d_embed=8 is not d_model=16"),
+    ],
+)  # fmt: skip
+def test_halves_that_do_not_fit_are_named(change, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        config(**change)
+    assert "\n" not in str(caught.value)
+
+
+def test_bad_inputs_are_named():
+    made = config(embedding={"positions": "learned", "num_positions": 8})
+    params = drawn(made)
+    with pytest.raises(ValueError, match="needs a memory"):
+        rc.apply(params.decoder, TARGETS, made.decoder)
+    with pytest.raises(ValueError, match=r"source_mask of shape \(7, 7\) is not \[m\]"):
+        encoder_decoder.apply(params, SOURCES, TARGETS, made, source_mask=jnp.ones((7, 7), bool))
+    with pytest.raises(ValueError, match="max_len=0 leaves no token"):
+        rc.greedy_decode(params, SOURCES, made, begin=BEGIN, end=END, max_len=0)
+    with pytest.raises(ValueError, match="9 tokens are more than num_positions=8"):
+        rc.greedy_decode(params, SOURCES, made, begin=BEGIN, end=END, max_len=9)
+    tied = config(tied_output=True, embedding={"positions": "learned", "num_positions": 8})
+    with pytest.raises(ValueError, match=r"params\.w_output is there, tied_output=True"):
+        encoder_decoder.apply(params, SOURCES, TARGETS, tied)
+    with pytest.raises(ValueError, match=r"x of shape \(2, 7\) is more than one example"):
+        encoder_decoder.apply(params, jnp.stack([SOURCES] * 2), TARGETS, made)
