@@ -10,7 +10,7 @@ import numpy as np
 
 from experiments.stability.cases import CLAIMS, Case
 from rank_collapse.measures.dependency import centre_of_mass, dependency
-from rank_collapse.report.means import mean_interval
+from rank_collapse.report.intervals import mean_interval
 from rank_collapse.theory.stability import output_change_law
 
 UPDATES = ("random", "gradient")

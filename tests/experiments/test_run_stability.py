@@ -68,6 +68,7 @@ def test_exponents_of_the_laws():
     [
         ("--designs=nowhere", "design 'nowhere' is not one of"),
         ("--designs=", "--designs is empty"),
+        ("--designs=admin", "--designs=admin has gains that a batch decides"),
         ("--depths=6", "--depths=6 is fewer than two depths"),
         ("--layer_depths=6,x", "--layer_depths=x is not a positive integer"),
         ("--num_heads=3", "num_heads=3 does not divide d_model=8"),
