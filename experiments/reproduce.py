@@ -37,6 +37,7 @@ EXPERIMENTS = (
     "run_circle",
     "run_width",
     "run_attention_forms",
+    "run_stability",
     "check_bounds",
 )
 PRESETS = ("quick", "paper")
