@@ -42,6 +42,7 @@ EXPERIMENTS = (
     "run_width",
     "run_transformer",
     "run_attention_forms",
+    "run_stability",
     "run_trainability",
     "check_bounds",
 )
