@@ -47,7 +47,9 @@ def _exponent(name, found, update, laws):
     interval, slope = found[f"interval_{update}"], found[f"exponent_{update}"]
     nearest = min(laws, key=lambda other: abs(laws[other] - slope))
     inside = None if interval is None else interval[0] <= laws[law] <= interval[1]
-    shown = "one seed" if interval is None else f"95 % over seeds {interval[0]:.3f}..{interval[1]:.3f}"
+    shown = (
+        "one seed" if interval is None else f"95 % over seeds {interval[0]:.3f}..{interval[1]:.3f}"
+    )
     return Comparison(
         f"{name}: exponent of the output change in N, {update} updates",
         slope,

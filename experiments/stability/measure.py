@@ -147,7 +147,9 @@ def _of_group(group, part, options, keys, mesh):
     out = seeds.spread(measure, mesh, at_once=1)(drawn, group.gains)
     found = {
         jax.tree_util.keystr(path, simple=True, separator="."): value
-        for path, value in jax.tree_util.tree_leaves_with_path(seeds.to_host(out, options.num_seeds))
+        for path, value in jax.tree_util.tree_leaves_with_path(
+            seeds.to_host(out, options.num_seeds)
+        )
     }
     for index, case in enumerate(group.cases):
         if not np.isfinite(found["change.random"][:, index]).all():

@@ -24,7 +24,6 @@ from rank_collapse.network.precision import full_precision
 from rank_collapse.network.sublayer import Site, sites_of, sublayer
 from rank_collapse.network.transformer import scan_layers
 from rank_collapse.theory import token_kernel
-from rank_collapse.theory.token_kernel import TokenKernel
 
 
 @struct.dataclass
