@@ -40,7 +40,10 @@ EXPERIMENTS = (
     "run_memorization",
     "run_circle",
     "run_width",
+    "run_transformer",
     "run_attention_forms",
+    "run_stability",
+    "run_trainability",
     "check_bounds",
 )
 PRESETS = ("quick", "paper")

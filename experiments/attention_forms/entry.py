@@ -87,19 +87,25 @@ def reading(summary: dict[str, Any]) -> str:
     width = max(summary["trained"], key=int)
     ahead = summary["trained"][width]["ahead"]
     accuracy = {form: mean[0] for form, mean in summary["trained"][width]["accuracy"].items()}
-    dot = summary["random"]["dot"]
-    low = ahead["additive - dot"][1]
-    won = low is not None and low > 0
-    return (
+    won, control = ahead["additive - dot"], ahead["additive_unscaled - dot"]
+    said = (
         f"At d_k = {width} a network sorts {accuracy['additive']:.2f} of the letters with additive "
-        f"attention and {accuracy['dot']:.2f} with dot products that are not scaled"
-        f"{'' if won else ', no difference that these seeds show'}; scaled ones reach "
-        f"{accuracy['scaled_dot']:.2f}, additive scores times √d_k "
-        f"{accuracy['additive_unscaled']:.2f}: what counts is the size of the scores, which the "
-        "usual small v keeps down, more than the form. At initialisation the softmax gradient of "
-        f"a typical row of dot products is {dot['median_score_gradient'][-1][0]:.1g} at d_k = "
-        f"{dot['d_k'][-1]}, but its root mean square over rows is "
-        f"{dot['score_gradient'][-1][0]:.2g}: few rows, at a tie, carry nearly all of it."
+        f"attention, {accuracy['dot']:.2f} with dot products that are not scaled, "
+        f"{accuracy['scaled_dot']:.2f} with scaled ones, and {accuracy['additive_unscaled']:.2f} "
+        "with additive scores times √d_k"
+    )
+    if won[1] is None or won[1] <= 0:
+        said += ": additive attention is not ahead of dot products, as far as these seeds show."
+    elif control[0] < won[0] / 2:
+        said += ": it is the size of the scores, which a small v keeps down, more than the form."
+    else:
+        said += ": the form is ahead, whatever the size of its scores."
+    dot = summary["random"]["dot"]
+    typical, overall = dot["median_score_gradient"][-1][0], dot["score_gradient"][-1][0]
+    return said + (
+        f" Before training the softmax gradient of a typical row of dot products is {typical:.1g} "
+        f"at d_k = {dot['d_k'][-1]}, its root mean square over rows {overall:.2g}"
+        f"{': few rows, near a tie, carry nearly all of it' if typical < overall / 10 else ''}."
     )
 
 

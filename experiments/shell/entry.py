@@ -27,7 +27,7 @@ class Entry:
     title: str
     claim: str
     presets: Mapping[str, Sequence[str]]
-    claims: Callable[[dict[str, Any]], Sequence[Claim]]
     reading: Callable[[dict[str, Any]], str]
+    claims: Callable[[dict[str, Any]], Sequence[Claim]] = lambda summary: ()
     compare: Callable[[dict[str, Any]], Sequence[Comparison]] = lambda summary: ()
     captions: Mapping[str, str] = field(default_factory=dict)

@@ -37,8 +37,8 @@ def compare(summary: dict[str, Any]) -> list[Comparison]:
                 f"{pre['exact_minus_published']:.3f} at most",
             )
         )  # fmt: skip
-    if "query_over_value_slope" in designs.get("post", {}):
-        post = designs["post"]
+    post = designs.get("post", {})
+    if post.get("query_over_value_slope") is not None:
         rows.append(
             Comparison(
                 "post: exponent of ‖∂W_Q‖/‖∂W_V‖ in 1 − token cosine, by layer",

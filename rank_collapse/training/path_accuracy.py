@@ -21,20 +21,20 @@ from rank_collapse.paths.contributions import path_contributions
 from rank_collapse.paths.sets import batch_path_set_logits, read_out
 from rank_collapse.paths.sharing import coalition_values, covariance_shares, shapley_values
 from rank_collapse.paths.truncation import truncated
+from rank_collapse.training.models import Model, batch_forward
 from rank_collapse.training.tasks.examples import Examples
-from rank_collapse.training.training import Model, batch_forward
 
-Metrics = Mapping[str, Callable[[Float[Array, "b n c"], Examples], Float[Array, ""]]]
+Metrics = Mapping[str, Callable[[Float[Array, "b n c"], Any], Float[Array, ""]]]
 
 
 def whole_model(
-    model: Model, examples: Examples, config: TransformerConfig, metrics: Metrics,
+    model: Any, examples: Any, config: Any, metrics: Metrics,
     batch_size: int | None = None,
 ) -> dict[str, Float[Array, ""]]:  # fmt: skip
     """Metrics of the model as it is, without dropout.
 
     Args:
-        model: Trained weights.
+        model: Trained weights, of a network with a read-out or of an encoder-decoder.
         examples: Evaluation data.
         config: The network.
         metrics: Functions of (logits, examples) by name.

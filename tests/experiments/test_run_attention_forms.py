@@ -88,12 +88,17 @@ def test_queries_keys_and_goals_are_drawn_with_the_variances_said():
     assert abs(np.corrcoef(q.ravel(), k.ravel())[0, 1]) < 0.02
 
 
-def made_of(small, large):
-    """A summary whose additive networks are ahead by so much, seed by seed, at two widths."""
+def made_of(small, large, control=0.0):
+    """A summary whose additive networks are ahead by so much, seed by seed, at two widths.
+
+    At the larger one those with scores times √d_k are ahead by the control.
+    """
     base = np.full(len(small), 0.5)
     trained = {}
     for d_k, ahead in ((4, small), (256, large)):
         values = {"dot": base, "additive": base + ahead}
+        if d_k == 256:
+            values["additive_unscaled"] = base + control
         trained[d_k] = {
             f: {"accuracy": values.get(f, base), "losses": np.ones((len(small), 2))} for f in FORMS
         }
@@ -126,8 +131,15 @@ def test_verdicts_can_be_any(large, verdict):
     assert rows["accuracy at d_k = 4, additive less dot products"].published == "alike"
 
 
+def test_the_reading_follows_the_numbers():
+    even = [0.01, -0.01, 0.0]
+    assert "more than the form" in entry.reading(made_of(even, [0.2, 0.3, 0.25], 0.02))
+    assert "the form is ahead" in entry.reading(made_of(even, [0.2, 0.3, 0.25], 0.22))
+    assert "is not ahead" in entry.reading(made_of(even, even))
+
+
 def test_mistakes_are_one_line(tmp_path, capsys):
-    for mistake in ("d_k=0", "trained_d_k=x", "saturation=2", "num_tokens=1"):
+    for mistake in ("d_k=0", "trained_d_k=x", "saturation=2", "num_tokens=1", "keep_models"):
         assert run(run_attention_forms, [*ARGUMENTS, f"--{mistake}"], tmp_path / "run") == 2
         error = capsys.readouterr().err.strip()
         assert mistake.split("=")[0] in error and len(error.splitlines()) == 1
