@@ -10,7 +10,7 @@ from experiments.architectures.results import NAMES
 from experiments.shell.entry import Entry
 from experiments.shell.paper import said
 from rank_collapse import pretrained
-from rank_collapse.network.surgery import VARIANTS
+from rank_collapse.network.surgery import VARIANTS, variants_of
 from rank_collapse.report.claims import ABOVE_ZERO, Claim, of_curve, of_mean
 from rank_collapse.report.page import Comparison
 
@@ -24,12 +24,16 @@ def compare(summary: Mapping[str, Any]) -> list[Comparison]:
     for label, model in summary.items():
         for kind, means in model["means"].items():
             published = model["published"].get(kind)
-            for variant in VARIANTS:
-                ours = means.get(f"residuals/{variant}/published/residual_ratio")
+            for variant, surgery in variants_of(model["family"]):
+                ours = means.get(f"residuals/{variant}/{surgery}/residual_ratio")
+                spread = model["ranges"][kind].get(f"{variant}/{surgery}")
+                text = ", as the text says" if surgery == "text" else ""
                 for layer in () if ours is None else (1, len(ours) - 1):
-                    what = f"{label}, {NAMES[kind]}, {variant}: residual ratio, layer {layer}"
+                    what = f"{label}, {NAMES[kind]}, {variant}{text}: residual ratio, layer {layer}"
                     theirs = published[variant][layer] if published else None
-                    rows.append(Comparison(what, ours[layer], theirs))
+                    low, high = spread[0][layer], spread[1][layer]
+                    note = f"{low:.4g} to {high:.4g} over seeds" if low < high else ""
+                    rows.append(Comparison(what, ours[layer], theirs, note))
             if "lengths/size" in means:
                 rows.append(
                     Comparison(

@@ -8,7 +8,7 @@ import numpy as np
 
 from experiments.architectures.models import Model
 from rank_collapse import pretrained
-from rank_collapse.network.surgery import VARIANTS
+from rank_collapse.network.surgery import variants_of
 
 KINDS = ("pretrained", "init")
 NAMES = {"pretrained": "pretrained", "init": "random initialisation"}
@@ -97,6 +97,7 @@ def model_summary(results: Results, batch: Mapping[str, Any]) -> dict[str, Any]:
         }
         for kind in results.kinds
     }
+    by_kind = {kind: _curves(results, kind) for kind in results.kinds}
     x, mask = batch["x"], batch["mask"]
     tokens = x.shape[1] if mask is None else float(mask.sum(axis=1).mean())
     return {
@@ -107,14 +108,23 @@ def model_summary(results: Results, batch: Mapping[str, Any]) -> dict[str, Any]:
         "mean_tokens": tokens,
         "published": pretrained.published_curves(model.settings, config.depth),
         "means": means,
-        "curves": {kind: _curves(results, kind) for kind in results.kinds},
+        "curves": {
+            kind: {name: c.tolist() for (name, surgery), c in curves.items() if surgery != "text"}
+            for kind, curves in by_kind.items()
+        },
+        "ranges": {
+            kind: {
+                f"{name}/{surgery}": [c.min(axis=0).tolist(), c.max(axis=0).tolist()]
+                for (name, surgery), c in curves.items()
+            }
+            for kind, curves in by_kind.items()
+        },
     }
 
 
 def _curves(results, kind):
-    """{variant: residual ratio of each seed by layer}, in the published reading."""
-    found = {
-        variant: results.by_seed(kind, f"residuals/{variant}/published/residual_ratio")
-        for variant in VARIANTS
-    }
-    return {variant: curves.tolist() for variant, curves in found.items() if curves is not None}
+    """{(variant, reading): residual ratio of each seed by layer [s, l]}."""
+    pairs = variants_of(results.model.family)
+    names = {pair: "residuals/{}/{}/residual_ratio".format(*pair) for pair in pairs}
+    found = {pair: results.by_seed(kind, name) for pair, name in names.items()}
+    return {pair: curves for pair, curves in found.items() if curves is not None}

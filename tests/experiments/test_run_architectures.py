@@ -103,3 +103,22 @@ def test_bad_input(tmp_path, ids, capsys):
     arguments = (f"--token_ids={ids}", f"--output_dir={tmp_path / 'other'}")
     assert execute(f"--checkpoints={damaged}", *arguments) == 2
     assert "cut short" in capsys.readouterr().err
+
+
+def test_the_published_curve_can_be_one_more_initialisation_or_none():
+    def verdicts(published, seeds=20):
+        rng = np.random.default_rng(0)
+        san = 1e-7 + 1e-8 * rng.random((seeds, 5))
+        skip = np.linspace(0.6, 0.4, 5) + 0.02 * rng.normal(size=(seeds, 1))
+        curves = {"SAN": san.tolist(), "SAN+skip": skip.tolist()}
+        model = {
+            "curves": {"init": curves},
+            "published": {"init": {"SAN": [0.0] * 5, "SAN+skip": published}},
+        }
+        return [c.verdict for c in run_architectures.ENTRY.claims({"bert": model})]
+
+    near, far = np.linspace(0.61, 0.41, 5).tolist(), [0.6, 0.55, 0.5, 0.45, 0.1]
+    # the two curves, skips against none, and that skips stop the fall, which goes on here
+    assert verdicts(near) == ["supported", "supported", "supported", "contradicted"]
+    assert verdicts(far)[1] == "contradicted"
+    assert verdicts(far, seeds=8)[:2] == ["undecided"] * 2
