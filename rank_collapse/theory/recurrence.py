@@ -161,7 +161,7 @@ def log_roll_out(
             f"cross_attention={config.cross_attention}: tokens are not treated alike"
         )
     (params, entry), keep = enter(params, start, config), jnp.ones(2, bool)
-    site = Site(params.embedding.norm, 1.0, 1.0, False, "post", "layer", made.norm_eps)
+    site = Site(params.embedding.norm, None, 1.0, 1.0, False, "post", "layer", made.norm_eps)
 
     def linear(state, w, b):
         return ops.settle(state.mean @ w + b, (state.rest @ w)[None], state.log_scale[None], keep)
