@@ -22,6 +22,7 @@ from rank_collapse.measures.residuals import (
 )
 from rank_collapse.measures.saturation import largest_weight, saturated_share
 from rank_collapse.network import encoder_decoder, surgery
+from rank_collapse.network.admin import admin_profile
 from rank_collapse.network.attention import AttentionParams, multi_head_attention
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.decoding import Decoded, greedy_decode
@@ -32,6 +33,7 @@ from rank_collapse.network.encoder_decoder import (
     EncoderDecoderParams,
     EncoderDecoderTrace,
 )
+from rank_collapse.network.fold import fold_gains
 from rank_collapse.network.gains import Gains
 from rank_collapse.network.layers import MLPParams, NormParams
 from rank_collapse.network.parameters import (
@@ -90,6 +92,7 @@ __all__ = [
     "Trace",
     "TransformerConfig",
     "TransformerParams",
+    "admin_profile",
     "apply",
     "attention_entropy",
     "batch_path_set_logits",
@@ -105,6 +108,7 @@ __all__ = [
     "embed",
     "encoder_decoder",
     "enumerate_paths",
+    "fold_gains",
     "greedy_decode",
     "head_contributions",
     "init",

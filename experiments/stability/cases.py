@@ -84,7 +84,7 @@ def groups_of(options: flags.FlagValues, depths: list[int]) -> list[Group]:
     groups = {}
     for name in options.designs:
         for depth in depths:
-            config = rc.design(base_config(options, depth), name)
+            config = rc.design(base_config(options, depth), name, learned=False)
             # Compared alike: one rule for the initial weights, whose gains are the design's own.
             config = config.replace(init="lecun")
             plain = {"skip_gain": 1.0, "branch_gain": 1.0, "init_gain": 1.0}

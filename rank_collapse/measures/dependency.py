@@ -37,13 +37,13 @@ def branch_shares(
     does without that.
 
     Args:
-        params: Of the network; only norms of branches are read.
+        params: Of the network; norms of branches and learned gains are read.
         trace: From `apply`.
         config: The network, for its gains and skips.
 
     Source: Liu et al. 2020, section 4 and appendix A.
     """
-    names, gains = sublayer_names(config), layer_gains(config, trace.hidden.dtype)
+    names, gains = sublayer_names(config), layer_gains(config, trace.hidden.dtype, params)
 
     def body(x, step):
         layer, (traced, own) = step

@@ -1,5 +1,6 @@
 """The configuration of the one network."""
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -65,6 +66,10 @@ class TransformerConfig:
         unroll: Layers unrolled in the scan over depth: compile time against run time.
         skip_gain, branch_gain: λ and γ of every sublayer, or `Gains` of each kind; a number, one
             per layer [L], or per layer and feature [L or 1, d].
+        norm_gain: The same for what the norm of a sublayer puts out; None for none.
+        learned_skip_gain, learned_branch_gain: Where gains start that are trained: parameters,
+            which multiply λ and γ. The same shapes; None for none.
+        learned_per_feature: Whether they are [d] in each layer or one number.
         temperature: Divides the scores; scalar or [L].
         init_gain: Multiplies the initial values of V, O and MLP; a number. Only `init` reads it.
     """
@@ -94,6 +99,7 @@ class TransformerConfig:
     num_buckets: int = static(32)
     max_distance: int = static(128)
     clamp_distance: int = static(0)
+    learned_per_feature: bool = static(False)
     cross_attention: bool = static(False)
     layer_map: tuple[int, ...] = static(())
     embedding: EmbeddingConfig | None = static(None)
@@ -101,6 +107,9 @@ class TransformerConfig:
     unroll: int = static(1)
     skip_gain: Any = 1.0
     branch_gain: Any = 1.0
+    norm_gain: Any = None
+    learned_skip_gain: Any = None
+    learned_branch_gain: Any = None
     temperature: Any = 1.0
     init_gain: Any = 1.0
 
@@ -160,6 +169,18 @@ class TransformerConfig:
         return self.d_v if self.d_v is not None else self.d_model // self.num_heads
 
     @property
+    def kinds(self) -> tuple[str, ...]:
+        """The sublayers of a layer, in the order in which they are passed."""
+        there = {"attention": True, "cross": self.cross_attention, "mlp": self.mlp != "none"}
+        return tuple(kind for kind, is_there in there.items() if is_there)
+
+    @property
     def num_rows(self) -> int:
         """Distinct layers: the length of the parameters' layer axis."""
         return max(self.layer_map) + 1 if self.layer_map else self.depth
+
+
+# What may be swept and saved as numbers or arrays; everything else is static.
+SWEPT = tuple(
+    f.name for f in dataclasses.fields(TransformerConfig) if f.metadata.get("pytree_node", True)
+)

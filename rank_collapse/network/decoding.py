@@ -113,7 +113,7 @@ def _cached_steps(params, memory, source_mask, tokens, config):
         decoder_params(params, shared), tokens, own, memory=memory, memory_mask=source_mask
     )
     dtype, index = entry.x.dtype, jnp.arange(own.depth)
-    gains = layer_gains(own, dtype)
+    gains = layer_gains(own, dtype, decoder)
     _, of_memory = transformer.scan_layers(
         lambda _, step: (None, attn.keys_values(step[0].cross, memory, None, own.norm_eps)),
         None,

@@ -12,6 +12,8 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from rank_collapse.network.config import TransformerConfig
 
 ROLES = ("alone", "encoder", "decoder")
@@ -49,7 +51,7 @@ class Design(NamedTuple):
 
 def count_branches(config: TransformerConfig) -> int:
     """N: the sublayers of all layers, each of which has a residual branch."""
-    return config.depth * (1 + config.cross_attention + (config.mlp != "none"))
+    return config.depth * len(config.kinds)
 
 
 def _plain(stack):
@@ -57,15 +59,25 @@ def _plain(stack):
     return {}
 
 
+def _admin(stack):
+    """x' = N(ω ∘ x + f(x)), ω from a batch: see `admin`, which takes the place of this NaN."""
+    return _learned_omega(math.nan)
+
+
 def _admin_log(stack):
-    """x' = N(λ x + f(x)), λ² = (N + 1)/ln(N + 1) − 1: the output changes by O(log N)."""
+    """x' = N(ω ∘ x + f(x)), ω² = (N + 1)/ln(N + 1) − 1: the output changes by O(log N)."""
     n = stack.branches + 1
-    return {"skip_gain": math.sqrt(n / math.log(n) - 1)}
+    return _learned_omega(math.sqrt(n / math.log(n) - 1))
 
 
 def _admin_const(stack):
-    """x' = N(λ x + f(x)), λ² = N: the output changes by O(1)."""
-    return {"skip_gain": math.sqrt(stack.branches)}
+    """x' = N(ω ∘ x + f(x)), ω² = N: the output changes by O(1)."""
+    return _learned_omega(math.sqrt(stack.branches))
+
+
+def _learned_omega(omega):
+    """ω times a parameter [d] that starts at 1 (in the paper ω itself is the parameter)."""
+    return {"skip_gain": omega, "learned_skip_gain": 1.0, "learned_per_feature": True}
 
 
 def _deepnorm(stack):
@@ -85,33 +97,67 @@ def _deepnorm(stack):
     return {"skip_gain": gains[0], "init_gain": gains[1], "init": "xavier"}
 
 
+def _rezero(stack):
+    """x' = x + α f(x), no norms; α is learned and starts at 0 (equation 1).
+
+    Each branch has its own α (in the paper's Transformer both branches of a layer share one).
+    """
+    return {"learned_branch_gain": 0.0}
+
+
+def _skipinit(stack):
+    """x' = x + α f(x), no norms; α is learned and starts at 1/√N (0: `rezero`)."""
+    return {"learned_branch_gain": 1 / math.sqrt(stack.branches)}
+
+
+def _layerscale(stack):
+    """x' = x + γ ∘ f(N(x)), γ [d] learned from 0.1 to 18 layers, 1e-5 to 24, else 1e-6."""
+    depth = stack.config.depth
+    start = 0.1 if depth <= 18 else 1e-5 if depth <= 24 else 1e-6
+    return {"learned_branch_gain": start, "learned_per_feature": True}
+
+
 def _qk_norm(stack):
     """x' = x + f(N(x)), queries and keys of each head divided by their root mean square."""
     return {"qk_norm": "head"}
 
 
 def _depth_scaled(stack):
-    """x' = N(x + f(x)/√L) by the number of layers L (their equation 8 with α_1² = α_2² = 1/L)."""
+    """x' = N(x + f(x)/√L), L the number of layers."""
     return {"branch_gain": 1 / math.sqrt(stack.config.depth)}
+
+
+def _layernorm_scaling(stack):
+    """x' = x + f(N(x)/√l) in layer l = 1, ..., L."""
+    return {"norm_gain": 1 / np.sqrt(np.arange(1, stack.config.depth + 1))}
 
 
 DESIGNS: dict[str, Design] = {
     "post": Design(("post",), _plain, "Vaswani et al. 2017"),
     "pre": Design(("pre",), _plain, "Xiong et al. 2020"),
+    "admin": Design(("post",), _admin, "Liu et al. 2020"),
     "admin_log": Design(("post",), _admin_log, "Liu et al. 2020"),
     "admin_const": Design(("post",), _admin_const, "Liu et al. 2020"),
     "deepnorm": Design(("post",), _deepnorm, "Wang et al. 2022"),
+    "rezero": Design(("none", "pre", "post"), _rezero, "Bachlechner et al. 2020"),
+    "skipinit": Design(("none", "pre", "post"), _skipinit, "De and Smith 2020"),
+    "layerscale": Design(("pre", "post"), _layerscale, "Touvron et al. 2021"),
     "sandwich": Design(("sandwich",), _plain, "Ding et al. 2021; peri-LN, Kim et al. 2025"),
     "branch_norm": Design(("branch",), _plain, "OLMo 2, 2025"),
     "qk_norm": Design(("pre", "branch"), _qk_norm, "Henry et al. 2020; RMSNorm as in Qwen3"),
     "depth_scaled": Design(("post", "pre", "none"), _depth_scaled, "Noci et al. 2022"),
+    "layernorm_scaling": Design(("pre",), _layernorm_scaling, "Sun et al. 2025"),
 }
 
-# What every design decides: what it does not name is as in a plain residual network.
-_PLAIN = {"skip_gain": 1.0, "branch_gain": 1.0, "init_gain": 1.0, "qk_norm": "none"}
+# Every design decides all of these: what it does not name is as in a plain residual network.
+_PLAIN = {"skip_gain": 1.0, "branch_gain": 1.0, "init_gain": 1.0, "norm_gain": None}
+_PLAIN |= {"qk_norm": "none"}
+_PLAIN |= {"learned_skip_gain": None, "learned_branch_gain": None, "learned_per_feature": False}
 
 
-def design(config: Any, name: str, *, norm_placement: str | None = None) -> Any:
+def design(
+    config: Any, name: str, *, norm_placement: str | None = None, learned: bool = True
+) -> Any:
     """The config of a residual design; draw the parameters with it: `init(key, design(...))`.
 
     Sets skips, gains, `init_gain`, `qk_norm` and the norms (a final one too, where the stream is
@@ -122,26 +168,29 @@ def design(config: Any, name: str, *, norm_placement: str | None = None) -> Any:
         config: The network, a `TransformerConfig` or an `EncoderDecoderConfig`.
         name: One of `DESIGNS`.
         norm_placement: Another placement than the paper's, where the design allows it.
+        learned: Whether gains that the paper trains are parameters; if not, they stay where they
+            start.
 
     Raises:
         ValueError: An unknown name, or a placement that the design is not made for.
     """
     if isinstance(config, TransformerConfig):
         stack = Stack(config, count_branches(config))
-        return of_stack(stack, name, norm_placement=norm_placement)
+        return of_stack(stack, name, norm_placement=norm_placement, learned=learned)
     parts = {"encoder": config.encoder, "decoder": config.decoder}
     counts = {role: count_branches(part) for role, part in parts.items()}
     others = {"encoder": counts["decoder"], "decoder": counts["encoder"]}
+    options = {"norm_placement": norm_placement, "learned": learned}
     designed = {
-        role: of_stack(
-            Stack(part, counts[role], role, others[role]), name, norm_placement=norm_placement
-        )
+        role: of_stack(Stack(part, counts[role], role, others[role]), name, **options)
         for role, part in parts.items()
     }
     return dataclasses.replace(config, **designed)
 
 
-def of_stack(stack: Stack, name: str, *, norm_placement: str | None = None) -> TransformerConfig:
+def of_stack(
+    stack: Stack, name: str, *, norm_placement: str | None = None, learned: bool = True
+) -> TransformerConfig:
     """`design` of one stack, alone or as a part of an encoder-decoder."""
     if name not in DESIGNS:
         raise ValueError(f"design {name!r} is not one of {tuple(DESIGNS)}")
@@ -157,4 +206,13 @@ def of_stack(stack: Stack, name: str, *, norm_placement: str | None = None) -> T
     config = stack.config
     skips = {"attention_skip": True, "cross_skip": True, "mlp_skip": config.mlp != "none"}
     norms = {"norm_placement": placement, "final_norm": placement in ("pre", "sandwich", "branch")}
-    return config.replace(**(_PLAIN | skips | norms | chosen.constants(stack)))
+    config = config.replace(**(_PLAIN | skips | norms | chosen.constants(stack)))
+    return config if learned else _held(config)
+
+
+def _held(config):
+    """Gains that are learned stay where they start: factors of the config's own."""
+    starts = {n: getattr(config, f"learned_{n}") for n in ("skip_gain", "branch_gain")}
+    held = {n: getattr(config, n) * start for n, start in starts.items() if start is not None}
+    none = {"learned_skip_gain": None, "learned_branch_gain": None, "learned_per_feature": False}
+    return config.replace(**(held | none))

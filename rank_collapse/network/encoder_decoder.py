@@ -7,6 +7,7 @@ computes it, with everything its config can say. Greedy decoding is in `decoding
 Axis letters: m source tokens, n target tokens, d model width, c target vocabulary.
 """
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -14,7 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from rank_collapse import struct
-from rank_collapse.network import transformer
+from rank_collapse.network import admin, fold, transformer
 from rank_collapse.network.config import TransformerConfig, static
 from rank_collapse.network.dropout import dropout, dropout_branches
 from rank_collapse.network.entry import as_mask, input_states
@@ -224,6 +225,52 @@ def encode(
     """The memory that the decoder looks at: the encoder's output."""
     mask = _padding(source_mask)
     return transformer.apply(params.encoder, source, config.encoder, mask=mask).output
+
+
+def admin_profile(
+    params: EncoderDecoderParams,
+    source: Any,
+    target: Any,
+    config: EncoderDecoderConfig,
+    *,
+    source_mask: Any = None,
+    target_mask: Any = None,
+) -> EncoderDecoderConfig:
+    """The config with Admin's ω in both halves, profiled on one batch: the encoder's first.
+
+    Args:
+        params: As they are before training.
+        source, target: Batches [b, m] and [b, n] of what `apply` takes.
+        config: Both halves Post-LN.
+        source_mask, target_mask: Bool [b, m] and [b, n], which tokens exist.
+
+    Raises:
+        ValueError: As `rank_collapse.admin_profile`.
+    """
+    encoder = admin.admin_profile(params.encoder, source, config.encoder, mask=source_mask)
+    config = dataclasses.replace(config, encoder=encoder)
+    memory = jax.vmap(lambda x, mask: encode(params, x, config, mask))(source, source_mask)
+    decoder = admin.admin_profile(
+        decoder_params(params, config), target, config.decoder,
+        mask=target_mask, memory=memory, memory_mask=source_mask,
+    )  # fmt: skip
+    return dataclasses.replace(config, decoder=decoder)
+
+
+def fold_gains(
+    params: EncoderDecoderParams, config: EncoderDecoderConfig
+) -> tuple[EncoderDecoderParams, EncoderDecoderConfig]:
+    """(parameters, config) without gains and with the same logits: see `rank_collapse.fold_gains`.
+
+    Raises:
+        ValueError: As there.
+    """
+    encoder, encoder_config = fold.fold_gains(params.encoder, config.encoder)
+    decoder, decoder_config = fold.fold_gains(decoder_params(params, config), config.decoder)
+    if config.shared_embedding:
+        decoder = decoder.replace(embedding=decoder.embedding.replace(tokens=None))
+    folded = dataclasses.replace(config, encoder=encoder_config, decoder=decoder_config)
+    return params.replace(encoder=encoder, decoder=decoder), folded
 
 
 def _half(params, x, config, key, rate, **options):

@@ -1,7 +1,7 @@
 """Gains of skips and branches: one value for all sublayers, or their own for each kind and layer.
 
 Post-norm with gains reads N(λ x + γ branch(x)). Admin's ω (λ = ω), DeepNet's α (λ = α), LayerScale
-(γ [L, d]), ReZero (γ = 0 at first) and 1/√L (γ) are values of these, not code.
+(γ [L, d]), ReZero (γ = 0 at first) and 1/√L (γ) are values of these, not code: see `designs`.
 
 Axis letters: l layers, d width.
 """
@@ -29,42 +29,102 @@ class Gains:
 
 
 @struct.dataclass
+class LearnedGains:
+    """Gains of one kind of sublayer that are parameters: [L] or [L, d] in a stack; or None."""
+
+    skip: Any = None
+    branch: Any = None
+
+
+@struct.dataclass
 class LayerGains:
     """Everything of a layer that may be swept; with a leading layer axis for a stack."""
 
     skip: Gains  # λ
     branch: Gains  # γ
     temperature: Any
+    norm: Any = None  # Gains of what the norms put out; None for none
 
 
-def layer_gains(config: TransformerConfig, dtype: Any) -> LayerGains:
-    """The gains and the temperature of a config, one entry per layer.
+def layer_gains(config: TransformerConfig, dtype: Any, params: Any = None) -> LayerGains:
+    """The gains, times those that are learned, and the temperature: one entry per layer.
 
     Args:
         config: The network.
         dtype: Of the arithmetic.
+        params: The network's `TransformerParams`, which hold the learned gains.
 
     Returns:
         Leaves [L], or [L, d] where a gain is given per feature.
 
     Raises:
-        ValueError: A gain of another shape.
+        ValueError: A gain of another shape, or learned gains without the parameters.
     """
-
-    def each(name: str, gain: Any) -> Gains:
-        kinds = gain if isinstance(gain, Gains) else Gains(gain, gain, gain)
-        return Gains(
-            *(
-                _by_layer(name, value, config, dtype)
-                for value in (kinds.attention, kinds.cross, kinds.mlp)
-            )
-        )
-
+    norm = None if config.norm_gain is None else _each(config, "norm_gain", dtype)
     return LayerGains(
-        skip=each("skip_gain", config.skip_gain),
-        branch=each("branch_gain", config.branch_gain),
+        skip=_times_learned("skip", config, dtype, params),
+        branch=_times_learned("branch", config, dtype, params),
         temperature=_by_layer("temperature", config.temperature, config, dtype),
+        norm=norm,
     )
+
+
+def init_gains(config: TransformerConfig) -> dict[str, LearnedGains]:
+    """The gains that are trained, where the config starts them: fields of `BlockParams`, stacked.
+
+    Raises:
+        ValueError: A start of another shape, or per feature without `learned_per_feature`.
+    """
+    dtype, rows = jnp.result_type(float), config.layer_map or range(config.depth)
+    first = jnp.asarray([rows.index(row) for row in range(config.num_rows)])
+
+    def start(name):
+        if getattr(config, name) is None:
+            return dict.fromkeys(config.kinds)
+        each = _each(config, name, dtype)
+        return {kind: per_row(name, getattr(each, kind)) for kind in config.kinds}
+
+    def per_row(name, gain):
+        if config.learned_per_feature:
+            gain = gain if gain.ndim == 2 else jnp.tile(gain[:, None], config.d_model)
+        elif gain.ndim == 2:
+            raise ValueError(f"{name} is given per feature, but learned_per_feature=False")
+        return gain[first]
+
+    skip, branch = start("learned_skip_gain"), start("learned_branch_gain")
+    return {
+        f"{kind}_gains": LearnedGains(skip=skip[kind], branch=branch[kind])
+        for kind in config.kinds
+        if skip[kind] is not None or branch[kind] is not None
+    }
+
+
+def _each(config, name, dtype):
+    gain = getattr(config, name)
+    kinds = gain if isinstance(gain, Gains) else Gains(gain, gain, gain)
+    return Gains(
+        *(
+            _by_layer(name, value, config, dtype)
+            for value in (kinds.attention, kinds.cross, kinds.mlp)
+        )
+    )
+
+
+def _times_learned(which, config, dtype, params):
+    gains = _each(config, f"{which}_gain", dtype)
+    if getattr(config, f"learned_{which}_gain") is None:
+        return gains
+    if params is None:
+        raise ValueError(f"learned_{which}_gain is set: its gains are in the network's parameters")
+    for kind in config.kinds:
+        own = getattr(gains, kind)
+        learned = getattr(getattr(params.layers, f"{kind}_gains"), which).astype(dtype)
+        if config.layer_map:
+            learned = learned[jnp.asarray(config.layer_map)]
+        if own.ndim != learned.ndim:
+            own, learned = (a if a.ndim == 2 else a[:, None] for a in (own, learned))
+        gains = gains.replace(**{kind: own * learned})
+    return gains
 
 
 def _by_layer(name: str, value: Any, config: TransformerConfig, dtype: Any) -> Array:

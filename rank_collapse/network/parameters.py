@@ -13,8 +13,9 @@ import jax.numpy as jnp
 from rank_collapse import struct
 from rank_collapse.network import attention as attn
 from rank_collapse.network import layers
-from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.config import SWEPT, TransformerConfig
 from rank_collapse.network.embedding import init_embedding
+from rank_collapse.network.gains import init_gains
 
 
 @struct.dataclass
@@ -24,12 +25,15 @@ class BlockParams:
     attention: Any  # AttentionParams
     attention_norm: Any = None  # NormParams, before the branch or after the sum
     attention_branch_norm: Any = None  # NormParams, of the branch's output
+    attention_gains: Any = None  # LearnedGains
     cross: Any = None  # AttentionParams
     cross_norm: Any = None
     cross_branch_norm: Any = None
+    cross_gains: Any = None
     mlp: Any = None  # MLPParams
     mlp_norm: Any = None
     mlp_branch_norm: Any = None
+    mlp_gains: Any = None
 
 
 @struct.dataclass
@@ -61,6 +65,7 @@ def init(
     key_layers, key_embedding, key_position = jax.random.split(key, 3)
     keys = jax.vmap(lambda l: jax.random.fold_in(key_layers, l))(jnp.arange(config.num_rows))
     stack = jax.vmap(lambda k: init_block(k, config, weight_scale, bias_scale))(keys)
+    stack = stack.replace(**init_gains(config))
     norm = _init_norm(config) if config.final_norm else None
     embedding = position_bias = None
     if config.embedding is not None:
@@ -76,7 +81,7 @@ def init(
 def init_block(
     key: Any, config: TransformerConfig, weight_scale: Any = 1.0, bias_scale: Any = 0.0
 ) -> BlockParams:
-    """Parameters of one layer; see `init`."""
+    """Parameters of one layer but for learned gains; see `init`."""
     key_attention, key_cross, key_mlp = jax.random.split(key, 3)
     fields = {"attention": _init_attention(key_attention, config, weight_scale, bias_scale)}
     if config.cross_attention:
@@ -178,7 +183,8 @@ def check_params(params: TransformerParams, config: TransformerConfig) -> None:
     """Refuses parameters that contradict the config, by their shapes alone.
 
     Parts that the config does not use (an MLP under mlp="none", norms under
-    norm_placement="none") may be there; biases may be None, keys and values grouped.
+    norm_placement="none") may be there, but no learned gains that it does not know; biases may be
+    None, keys and values grouped.
 
     Raises:
         ValueError: A parameter that is missing, of another shape, or of another kind of MLP.
@@ -199,7 +205,7 @@ def check_params(params: TransformerParams, config: TransformerConfig) -> None:
             raise ValueError(f"params.{name} is {there}; the config implies {shape} ({sizes})")
     used = {name.split(".")[1] for name in wanted if name.startswith("layers.")}
     for name, shape in found.items():
-        part = name.split(".")[1] if name.startswith("layers.") else None
+        part = name.split(".")[1].removesuffix("_gains") if name.startswith("layers.") else None
         if name in wanted or part is None or part not in used or name.endswith(".bias"):
             continue
         raise ValueError(f"params.{name} of shape {shape} has no place in the config ({sizes})")
@@ -266,8 +272,8 @@ def stack_layers(layers: Sequence[BlockParams]) -> BlockParams:
 
 
 def _hashable(config):
-    """The config with numbers for all that may be swept: shapes do not depend on it."""
-    return config.replace(skip_gain=1.0, branch_gain=1.0, temperature=1.0, init_gain=1.0)
+    """The config with 1 for all that may be swept, of which shapes do not depend; None stays."""
+    return config.replace(**{n: 1.0 for n in SWEPT if getattr(config, n) is not None})
 
 
 @functools.lru_cache(maxsize=256)

@@ -7,6 +7,7 @@ differ in what a state is, hence in how it is normalised and how states are adde
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from rank_collapse import struct
@@ -73,17 +74,25 @@ def sites_of(params: BlockParams, config: TransformerConfig, gains: LayerGains) 
         config: The network.
         gains: Of the layer, from `layer_gains`.
     """
-    norm = {"placement": config.norm_placement, "kind": config.norm, "eps": config.norm_eps}
-    skip, branch = gains.skip, gains.branch
-    norms = {
-        name: (getattr(params, f"{name}_norm"), getattr(params, f"{name}_branch_norm"))
-        for name in Sites._fields
-    }
-    return Sites(
-        Site(*norms["attention"], skip.attention, branch.attention, config.attention_skip, **norm),
-        Site(*norms["cross"], skip.cross, branch.cross, config.cross_skip, **norm),
-        Site(*norms["mlp"], skip.mlp, branch.mlp, config.mlp_skip, **norm),
-    )
+    norms = {"placement": config.norm_placement, "kind": config.norm, "eps": config.norm_eps}
+    skips = {"attention": config.attention_skip, "cross": config.cross_skip, "mlp": config.mlp_skip}
+
+    def site(kind):
+        norm, branch_norm = getattr(params, f"{kind}_norm"), getattr(params, f"{kind}_branch_norm")
+        if gains.norm is not None:
+            norm = gained(norm, getattr(gains.norm, kind), config.d_model)
+        skip, branch = getattr(gains.skip, kind), getattr(gains.branch, kind)
+        return Site(norm, branch_norm, skip, branch, skips[kind], **norms)
+
+    return Sites(*map(site, Sites._fields))
+
+
+def gained(norm: layers.NormParams | None, gain: Any, width: int) -> layers.NormParams:
+    """gain · N: a norm with its output multiplied by a scalar or [d]."""
+    if norm is None:
+        return layers.NormParams(gain=jnp.broadcast_to(gain, (width,)))
+    bias = None if norm.bias is None else gain * norm.bias
+    return layers.NormParams(gain=gain * norm.gain, bias=bias)
 
 
 def token_norm(site: Site, x: Float[Array, "n d"]) -> Float[Array, "n d"]:

@@ -71,7 +71,8 @@ def variant(
         return config.replace(mlp_skip=reading == "published"), params
     if reading == "published" and family == "albert":
         return identity_maps(config, params)
-    layers = params.layers.replace(mlp=None, mlp_norm=None, mlp_branch_norm=None)
+    gone = dict.fromkeys(("mlp", "mlp_norm", "mlp_branch_norm", "mlp_gains"))
+    layers = params.layers.replace(**gone)
     return config.replace(mlp="none", mlp_skip=False), params.replace(layers=layers)
 
 

@@ -259,7 +259,7 @@ def _forward(params, entry, config, dropout_key, dropout_rate, keep_heads) -> Tr
         )  # fmt: skip
         return out.hidden, out.replace(unedited=None)
 
-    swept = (jnp.arange(config.depth), layer_gains(config, entry.x.dtype), keys)
+    swept = (jnp.arange(config.depth), layer_gains(config, entry.x.dtype, params), keys)
     last, trace = scan_layers(body, entry.x, params, config, swept)
     output = last
     if config.final_norm:

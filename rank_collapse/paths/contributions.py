@@ -138,7 +138,7 @@ def path_contributions(
         params, x, config, mask=mask, bias=bias, memory=memory, memory_mask=memory_mask,
         segments=segments, positions=positions, edit=edit,
     )  # fmt: skip
-    gains = layer_gains(config, entry.x.dtype)
+    gains = layer_gains(config, entry.x.dtype, params)
     factors = {"attention": attention_gain, "cross": cross_gain, "mlp": mlp_gain}
     head_gain, on_paths = path_gains(config, gains, head_gain, factors)
     return _contributions(params, entry, config, gains, on_paths, head_gain, count_mlps)

@@ -79,7 +79,7 @@ def _shares(params, entry, config) -> Array:
             rows.append(shares(c))
         return c, jnp.stack(rows)
 
-    gains = layer_gains(config, entry.x.dtype)
+    gains = layer_gains(config, entry.x.dtype, params)
     swept = (jnp.arange(config.depth), constants, trace, gains)
     c = jnp.zeros((count, *entry.x.shape), entry.x.dtype).at[0].set(entry.x)
     _, rows = scan_layers(body, c, params, config, swept)

@@ -113,7 +113,7 @@ def _direct(params, entry, config) -> DirectContributions:
         return passed("hidden", c), None
 
     inputs = jnp.concatenate([entry.x[None], trace.hidden[:-1]])
-    gains = layer_gains(config, entry.x.dtype)
+    gains = layer_gains(config, entry.x.dtype, params)
     swept = (jnp.arange(l), constants, trace, inputs, gains)
     c = jnp.zeros((num_rows, n, d), entry.x.dtype).at[0].set(entry.x)
     c, _ = scan_layers(body, c, params, config, swept)

@@ -173,7 +173,7 @@ def theorem_offset(params: TransformerParams, config: TransformerConfig) -> Floa
     _require_san(config)
     params = completed(params, config)
     weights = _layer_maps(params, config)
-    gains = layer_gains(config, weights.dtype).branch.attention
+    gains = layer_gains(config, weights.dtype, params).branch.attention
     offset = jnp.zeros(config.d_model, weights.dtype)
     for l in range(config.depth):
         p = layer_params(params, config, l).attention
@@ -224,7 +224,7 @@ def _layer_maps(params, config):
     """γ W_h for every head, then λ I for the skip, or 0 without one: [L, H + 1, d, d]."""
     params = completed(params, config)
     dtype = params.layers.attention.w_v.dtype
-    gains = layer_gains(config, dtype)
+    gains = layer_gains(config, dtype, params)
     maps = []
     for l in range(config.depth):
         p = layer_params(params, config, l).attention

@@ -55,7 +55,7 @@ def head_contributions(
     if chunk < 1:
         raise ValueError(f"chunk={chunk} is below 1")
     params, entry = enter(params, x, config, **inputs)
-    gains = layer_gains(config, entry.x.dtype)
+    gains = layer_gains(config, entry.x.dtype, params)
     factors = {"attention": attention_gain, "cross": cross_gain, "mlp": mlp_gain}
     _, on_paths = path_gains(config, gains, None, factors)
     return _carry_heads(params, entry, config, on_paths, min(chunk, config.num_heads))
@@ -69,7 +69,7 @@ def freeze(params: TransformerParams, entry: Entry, config: TransformerConfig) -
         trace = block(layer, x, config, gains, entry, layer=index)
         return trace.hidden, (frozen.freeze_layer(layer, x, trace, config, gains), trace)
 
-    gains = layer_gains(config, entry.x.dtype)
+    gains = layer_gains(config, entry.x.dtype, params)
     last, told = scan_layers(body, entry.x, params, config, (jnp.arange(config.depth), gains))
     return last, *told
 

@@ -55,7 +55,7 @@ def make_steps(
         semantics: "frozen" or "recomputed".
         no_sub_path: See `recomputed_step`.
     """
-    gains = layer_gains(config, entry.x.dtype)
+    gains = layer_gains(config, entry.x.dtype, params)
     if semantics == "frozen":
         return _frozen_steps(params, config, gains, entry)
 

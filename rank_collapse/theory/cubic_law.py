@@ -138,7 +138,7 @@ def _cubic_pass(params, entry, config):
         state = tangent.layer(sites_of(layer, config, gains), layer, state, config, attend, entry)
         return state, tangent.log10_norm(state)
 
-    gains = layer_gains(config, entry.x.dtype)
+    gains = layer_gains(config, entry.x.dtype, params)
     _, profile = scan_layers(body, start, params, config, gains)
     return jnp.concatenate([tangent.log10_norm(start)[None], profile])
 

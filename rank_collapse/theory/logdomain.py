@@ -128,7 +128,7 @@ def _log_pass(params, entry, config) -> LogTrace:
         diameters = (ops.log10_diameter(a) for a in (state, seen, branch))
         return state, (ops.log10_norm(state), seen, heads, ops.log10_norm(branch), *diameters)
 
-    _, out = scan_layers(body, start, params, config, layer_gains(config, dtype))
+    _, out = scan_layers(body, start, params, config, layer_gains(config, dtype, params))
     profile, seen, heads, branches, diameters, *others = out
     profile = jnp.concatenate([ops.log10_norm(start)[None], profile])
     diameters = jnp.concatenate([ops.log10_diameter(start)[None], diameters])

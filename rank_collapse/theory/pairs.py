@@ -142,7 +142,7 @@ def _pass(params, entry, config, keep, word, ulps):
         state = _layer(layer, state, config, gains, entry.context, noise.at(index))
         return state, (ops.log10_residual(state, keep), _agree(state, keep))
 
-    swept = layer_gains(config, entry.x.dtype), jnp.arange(config.depth)
+    swept = layer_gains(config, entry.x.dtype, params), jnp.arange(config.depth)
     _, (profile, agree) = scan_layers(body, start, params, config, swept)
     first = ops.log10_residual(start, keep)
     return jnp.append(first, profile), jnp.append(True, agree)

@@ -169,7 +169,7 @@ def log_roll_out(
     def network(state):
         state = linear(state, params.embedding.w_in, params.embedding.b_in)
         state = ops.norm(site, state, keep)
-        gains = layer_gains(config, state.mean.dtype)
+        gains = layer_gains(config, state.mean.dtype, params)
 
         def body(state, step):
             return _layer(*step, state, config, entry, keep), None

@@ -132,7 +132,7 @@ def _report(params, trace, config, keep) -> BoundReport:
     stack = jax.tree.map(lambda a: a.astype(dtype), params.layers)
     if config.layer_map:
         stack = jax.tree.map(lambda a: a[jnp.asarray(config.layer_map)], stack)
-    gains = layer_gains(config, dtype)
+    gains = layer_gains(config, dtype, params)
 
     def constants(step):
         layer, state, own = step

@@ -180,7 +180,7 @@ def _expected(params, entry, config, sizes, attention) -> ExpectedTrace:
             shares.append(_share(site, before, part))
         return state, (state, jnp.stack(shares))
 
-    gains = layer_gains(config, entry.x.dtype)
+    gains = layer_gains(config, entry.x.dtype, params)
     last, (hidden, shares) = scan_layers(body, start, params, config, (gains, sizes, attention))
     output = last
     if config.final_norm:

@@ -118,7 +118,7 @@ def _growth(params, entry, config, count, rows_differ):
         rest, stretch = orthonormal(after.rest)
         return (after.mean[0], rest), jnp.log10(stretch) + after.log_scale / np.log(10.0)
 
-    gains = layer_gains(config, entry.x.dtype)
+    gains = layer_gains(config, entry.x.dtype, params)
     _, growth = scan_layers(body, (start.mean, rest), params, config, gains)
     return growth
 

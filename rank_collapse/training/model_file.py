@@ -18,9 +18,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.config import SWEPT, TransformerConfig
 from rank_collapse.network.embedding import EmbeddingConfig
 from rank_collapse.network.encoder_decoder import EncoderDecoderConfig
+from rank_collapse.network.gains import Gains
 from rank_collapse.runs.states import flatten, unflatten
 from rank_collapse.training.models import init_model
 from rank_collapse.training.recipe import Recipe
@@ -32,7 +33,7 @@ def dump_models(config: TransformerConfig | EncoderDecoderConfig, models: Any) -
     """The .npz file of an ensemble of one network.
 
     Args:
-        config: The network, with an embedding; gains and temperature as numbers or one per layer.
+        config: The network, with an embedding.
         models: Weights with a leading seed axis [s, ...].
     """
     text = json.dumps(dataclasses.asdict(config), default=lambda a: np.asarray(a).tolist())
@@ -71,9 +72,10 @@ def _config(fields: dict[str, Any]) -> TransformerConfig | EncoderDecoderConfig:
         return EncoderDecoderConfig(**halves, **fields)
 
     def restored(name, value):
+        if isinstance(value, dict):
+            return Gains(**{kind: restored(name, gain) for kind, gain in value.items()})
         if isinstance(value, list):
-            gain = name in ("skip_gain", "branch_gain", "temperature")
-            return jnp.asarray(value) if gain else tuple(value)
+            return jnp.asarray(value) if name in SWEPT else tuple(value)
         return value
 
     embedding = fields.pop("embedding")

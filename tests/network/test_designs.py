@@ -2,12 +2,16 @@
 
 import dataclasses
 
+import draws
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import rank_collapse as rc
 from rank_collapse.network.designs import count_branches
+from rank_collapse.network.gains import init_gains, layer_gains
+from rank_collapse.network.sublayer import gained
 
 L, H, N, D = 3, 2, 5, 8
 
@@ -97,32 +101,205 @@ def test_what_does_not_fit_is_refused_in_one_line():
 
 
 def test_the_initial_gain_is_that_of_values_outputs_and_mlps():
-    for fields in ({}, {"mlp": "swiglu", "cross_attention": True}):
-        config = network(**fields)
-        plain = rc.init(jax.random.key(0), config, 1.3).layers
-        gained = jax.jit(lambda c: rc.init(jax.random.key(0), c, 1.3))(
-            config.replace(init_gain=0.25)
-        ).layers
-        names = ["attention"] + ["cross"] * config.cross_attention
-        for name in names:
-            one, other = getattr(plain, name), getattr(gained, name)
-            for w in ("w_q", "w_k", "w_v", "w_o"):
-                factor = 0.25 if w in ("w_v", "w_o") else 1.0
-                np.testing.assert_allclose(getattr(other, w), factor * getattr(one, w), rtol=1e-6)
-        for w in ("w_in", "w_out") + ("w_gate",) * (config.mlp == "swiglu"):
-            scaled = 0.25 * getattr(plain.mlp, w)
-            np.testing.assert_allclose(getattr(gained.mlp, w), scaled, rtol=1e-6)
+    # Xavier's variance 2/(fan-in + fan-out), over enough entries: five standard deviations of
+    # the mean of their squares. One compilation for both gains.
+    config = rc.transformer(30, 2, 24, d_qk=6, d_v=10, d_ff=96, mlp="swiglu", init="xavier")
+    draw = jax.jit(lambda c: rc.init(jax.random.key(0), c, 1.3).layers)
+    plain, gained = draw(config), draw(config.replace(init_gain=0.25))
+    fans = {"w_q": (24, 12), "w_k": (24, 12), "w_v": (24, 20), "w_o": (20, 24)}
+    fans |= {"w_in": (24, 96), "w_gate": (24, 96), "w_out": (96, 24)}
+    for part in (plain.attention, plain.mlp):
+        for name in fans:
+            w = getattr(part, name, np.zeros(0))
+            if w.size:
+                variance = 1.3**2 * 2 / sum(fans[name])
+                assert abs(np.var(w) / variance - 1) < 5 * np.sqrt(2 / w.size)
+    for name in ("attention", "mlp"):
+        ratios = jax.tree.map(lambda a, b: b / a, getattr(plain, name), getattr(gained, name))
+        kept = {n: getattr(ratios, n) for n in ("w_q", "w_k") if name != "mlp"}
+        named = ("w_in", "w_gate", "w_out") if name == "mlp" else ("w_v", "w_o")
+        for ratio, expected in [(r, 1.0) for r in kept.values()] + [
+            (getattr(ratios, n), 0.25) for n in named
+        ]:
+            np.testing.assert_allclose(ratio, expected, rtol=1e-6)
 
 
-def test_xavier_has_the_variance_of_both_widths():
-    config = rc.transformer(40, 2, 24, d_qk=6, d_v=10, d_ff=96, init="xavier")
-    layers = rc.init(jax.random.key(0), config).layers
-    for w, fans in (
-        (layers.attention.w_q, (24, 12)),
-        (layers.attention.w_v, (24, 20)),
-        (layers.attention.w_o, (20, 24)),
-        (layers.mlp.w_in, (24, 96)),
-        (layers.mlp.w_out, (96, 24)),
+def test_gains_that_are_trained_start_as_published():
+    def starts(name, depth=16):
+        config = rc.design(network(depth), name)
+        return config, init_gains(config)["mlp_gains"]
+
+    config, learned = starts("rezero")
+    np.testing.assert_array_equal(learned.branch, np.zeros(16))
+    assert config.norm_placement == "none" and learned.skip is None
+    np.testing.assert_allclose(starts("skipinit")[1].branch, np.full(16, 1 / np.sqrt(32)))
+    for depth, start in ((18, 0.1), (19, 1e-5), (24, 1e-5), (25, 1e-6)):
+        learned = starts("layerscale", depth)[1]
+        np.testing.assert_allclose(learned.branch, np.full((depth, D), start), rtol=1e-6)
+    config, learned = starts("admin_const")
+    np.testing.assert_allclose(config.skip_gain * learned.skip, np.full((16, D), np.sqrt(32)))
+    for name, gain, value in (
+        ("admin_const", "skip_gain", np.sqrt(6)),
+        ("layerscale", "branch_gain", 0.1),
+        ("rezero", "branch_gain", 0.0),
     ):
-        # The mean of w.size squares of variance 2 σ⁴: five of its standard deviations.
-        assert abs(np.var(w) * sum(fans) / 2 - 1) < 5 * np.sqrt(2 / w.size)
+        held = rc.design(network(), name, learned=False)
+        assert getattr(held, gain) == value and not init_gains(held)
+    own = network(learned_skip_gain=rc.Gains(attention=2.0, mlp=3.0))
+    starts = init_gains(own)
+    np.testing.assert_array_equal(starts["attention_gains"].skip, [2, 2, 2])
+    np.testing.assert_array_equal(starts["mlp_gains"].skip, [3, 3, 3])
+
+
+def test_layer_norms_are_scaled_by_their_layer():
+    config = rc.design(network(4), "layernorm_scaling")
+    np.testing.assert_allclose(config.norm_gain, 1 / np.sqrt([1, 2, 3, 4]))
+    assert config.norm_placement == "pre" and config.final_norm
+    norm = gained(None, jnp.float32(0.5), 3)
+    np.testing.assert_array_equal(norm.gain, [0.5, 0.5, 0.5])
+    assert norm.bias is None
+
+
+def draw(config):
+    """Parameters away from where they start, and tokens."""
+    return draws.parameters(config, gain_scale=0.3), draws.tokens(N, D)
+
+
+def written_out(params, x, config):
+    """The output by the equations, sublayer by sublayer in float64."""
+    skip, branch, norm = (
+        np.broadcast_to(np.asarray(1.0 if g is None else g, float), (L,))
+        for g in (config.skip_gain, config.branch_gain, config.norm_gain)
+    )
+    params = jax.tree.map(lambda a: np.asarray(a, np.float64), params)
+
+    def normed(p, x, gain=1.0):
+        y = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + config.norm_eps)
+        return gain * (y * p.gain + p.bias)
+
+    def attention(p, x):
+        out = p.b_o
+        for h in range(H):
+            q, k, v = (x @ getattr(p, f"w_{n}")[h] + getattr(p, f"b_{n}")[h] for n in "qkv")
+            if config.qk_norm == "head":
+                q, k = (
+                    g * a / np.sqrt((a**2).mean(-1, keepdims=True))
+                    for a, g in ((q, p.q_norm), (k, p.k_norm))
+                )
+            weights = np.exp(q @ k.T / np.sqrt(q.shape[1]))
+            out = out + weights / weights.sum(-1, keepdims=True) @ v @ p.w_o[h]
+        return out
+
+    def mlp(p, x):
+        return np.tanh(x @ p.w_in + p.b_in) @ p.w_out + p.b_out
+
+    x = np.asarray(x, np.float64)
+    for l in range(L):
+        layer = jax.tree.map(lambda a, l=l: a[l], params.layers)
+        for kind, f in (("attention", attention), ("mlp", mlp)):
+            p, learned = getattr(layer, f"{kind}_norm"), getattr(layer, f"{kind}_gains")
+            own = [getattr(learned, n, None) for n in ("skip", "branch")]
+            own = [1.0 if g is None else g for g in own]
+            seen = normed(p, x, norm[l]) if config.norm_placement in ("pre", "sandwich") else x
+            part = f(getattr(layer, kind), seen)
+            if config.norm_placement in ("sandwich", "branch"):
+                part = normed(getattr(layer, f"{kind}_branch_norm"), part)
+            x = skip[l] * own[0] * x + branch[l] * own[1] * part
+            x = normed(p, x, norm[l]) if config.norm_placement == "post" else x
+    return normed(params.final_norm, x) if config.final_norm else x
+
+
+@pytest.mark.parametrize("name", rc.DESIGNS)
+def test_a_design_is_its_equations(name):
+    config = rc.design(network(), name)
+    if name == "admin":
+        config = config.replace(skip_gain=1.7)  # as after profiling
+    params, x = draw(config)
+    expected = written_out(params, x, config)
+    assert np.abs(expected).max() < 50
+    found = jax.jit(rc.apply)(params, x, config).output
+    np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-5)
+
+
+def test_every_pass_is_that_of_the_equations():
+    config = rc.design(network(), "layernorm_scaling").replace(
+        learned_skip_gain=1.0, learned_branch_gain=1.0, learned_per_feature=True
+    )
+    params, x = draw(config)
+    expected = written_out(params, x, config)
+
+    @jax.jit
+    def passes(params, x, config):
+        hidden = rc.apply(params, x, config).hidden[-1]
+        total = rc.path_contributions(params, x, config).total
+        state = rc.path_state(params, x, config, jnp.full(L, -1), semantics="recomputed")
+        return total, state, hidden, rc.log_residual_profile(params, x, config)[-1]
+
+    total, state, hidden, log = passes(params, x, config)
+    np.testing.assert_allclose(total, expected, rtol=2e-5, atol=2e-5)
+    np.testing.assert_allclose(state, hidden, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(log, np.log10(rc.composite_norm(rc.residual(hidden))), atol=1e-5)
+
+
+def test_theorem_2_1_has_learned_gains_term_by_term():
+    config = rc.design(network(mlp="none"), "skipinit").replace(depth=2)
+    params, x = draw(config)
+    attention = jax.jit(rc.apply)(params, x, config).attention
+    summed = jax.jit(rc.sum_over_paths)(params, x, attention, config)
+    offset = jax.jit(rc.apply)(params, x, config).output - summed
+    np.testing.assert_allclose(offset, np.broadcast_to(offset[0], (N, D)), atol=1e-5)  # biases
+
+
+def test_layers_that_share_parameters_share_learned_gains():
+    shared = network(layer_map=(0, 1, 0), learned_branch_gain=np.array([3.0, 5.0, 7.0]))
+    start = init_gains(shared)["mlp_gains"].branch
+    np.testing.assert_array_equal(start, [3, 5])
+    params, _ = draw(shared)
+    gains = layer_gains(shared, jnp.float32, params).branch
+    learned = params.layers.mlp_gains.branch
+    np.testing.assert_array_equal(gains.mlp, learned[np.array([0, 1, 0])])
+
+
+def test_learned_gains_are_checked_at_the_door():
+    plain = network()
+    learned = plain.replace(learned_branch_gain=0.5)
+    params, x = draw(learned)
+    for config, message in (
+        (plain, r"layers.\w+_gains.branch of shape \(3,\) has no place in the config"),
+        (learned.replace(learned_per_feature=True), r"gains.branch is of shape \(3,\); .*\(3, 8\)"),
+        (learned.replace(learned_skip_gain=1.0), r"layers.\w+_gains.skip is missing"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            rc.apply(params, x, config)
+    with pytest.raises(ValueError, match=r"learned_branch_gain is set: .* parameters"):
+        layer_gains(learned, jnp.float32)
+    with pytest.raises(ValueError, match="per feature, but learned_per_feature=False"):
+        init_gains(plain.replace(learned_skip_gain=np.ones((1, D))))
+    # An MLP that is cut away takes its gains with it.
+    config, params = rc.surgery.variant(learned, params, "SAN+skip")
+    assert params.layers.mlp_gains is None and rc.apply(params, x, config)
+
+
+def test_swept_gains_do_not_compile_anew():
+    traced = []
+    config = rc.design(network(), "layernorm_scaling").replace(
+        learned_skip_gain=1.0, learned_branch_gain=1.0
+    )
+    params, x = draw(config)
+
+    @jax.jit
+    def output(config):
+        traced.append(1)
+        started = params.replace(layers=params.layers.replace(**init_gains(config)))
+        return rc.apply(started, x, config).output
+
+    swept = ("skip_gain", "branch_gain", "learned_skip_gain", "learned_branch_gain")
+    seen = [output(config)] + [output(config.replace(**{name: 0.4})) for name in swept]
+    seen.append(output(config.replace(norm_gain=config.norm_gain / 3)))
+    assert len(traced) == 1
+    # 0.4 times a gain is the same whether it is learned or not; all else differs.
+    np.testing.assert_allclose(seen[1:3], seen[3:5], rtol=1e-5, atol=1e-5)
+    different = [np.asarray(seen[k]) for k in (0, 1, 2, 5)]
+    for i in range(4):
+        for j in range(i):
+            assert np.abs(different[i] - different[j]).max() > 0.05

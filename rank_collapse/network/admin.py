@@ -1,0 +1,146 @@
+"""Admin: gains ω of the skips that make every residual branch weigh alike (Liu et al. 2020).
+
+    config = rc.admin_profile(params, x, config, mask=mask)  # of a Post-LN network, on one batch
+    trace = rc.apply(params, x[0], config)
+
+Sublayer i of a Post-LN network becomes x_i = N(ω_i ∘ x_{i−1} + f_i(x_{i−1})). Without a batch:
+`rc.design(config, "admin_log")` and `"admin_const"`. After training: `rc.fold_gains`.
+
+Axis letters: b examples, n tokens, m keys, d width, l layers.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.entry import Entry, as_mask, check_ids, enter
+from rank_collapse.network.gains import Gains, layer_gains, scaled
+from rank_collapse.network.parameters import TransformerParams, completed
+from rank_collapse.network.sublayer import sites_of
+from rank_collapse.network.transformer import block, scan_layers
+
+_NAMES = {"attention": "attention", "cross": "cross-attention", "mlp": "MLP"}
+
+
+def admin_profile(
+    params: TransformerParams,
+    x: Any,
+    config: TransformerConfig,
+    *,
+    mask: Any = None,
+    bias: Any = None,
+    memory: Any = None,
+    memory_mask: Any = None,
+    segments: Any = None,
+    positions: Any = None,
+) -> TransformerConfig:
+    """The config with Admin's ω as its skip gains, profiled on one batch.
+
+    In the order in which the sublayers (attention, cross-attention, MLP) are passed,
+        r_1 = 1,   ω_i = r_i,   r_{i+1} = √(Var(ω_i ∘ x_{i−1}) + Var(f_i(x_{i−1}))),
+    Var over all entries of all tokens that exist in the batch, x_i the states with these ω. A gain
+    that is learned multiplies ω as it is; the config's own skip gains are replaced.
+
+    Args:
+        params: The network's parameters, as they are before training.
+        x: Token ids [b, n], or states [b, n, d], as `apply` takes one example of.
+        config: A Post-LN network, with a skip around every sublayer.
+        mask, bias, memory, memory_mask, segments, positions: As in `apply`, each with the leading
+            axis b; with a mask [b, n] other tokens count in no variance.
+
+    Returns:
+        The config with `skip_gain` a `Gains` of ω [l].
+
+    Raises:
+        ValueError: Another placement of norms, a sublayer without a skip, inputs that are not a
+            batch, or a batch that gives an activation that is not finite or an ω of 0.
+
+    Source: Liu et al. 2020, section 4.2.
+    """
+    _check_design(config)
+    inputs = {"mask": mask, "bias": bias, "memory": memory, "memory_mask": memory_mask}
+    inputs |= {"segments": segments, "positions": positions}
+    x, inputs = _checked_batch(x, inputs, config)
+    params = completed(params, config)
+    config = config.replace(skip_gain=1.0)
+    entries = jax.vmap(lambda x, inputs: enter(params, x, config, **inputs)[1])(x, inputs)
+    omegas, after = _profile(params, entries, config)
+    if not isinstance(after, jax.core.Tracer):
+        _check_sizes(np.asarray(after), config)
+    return config.replace(skip_gain=Gains(**omegas))
+
+
+@jax.jit
+def _profile(params, entries: Entry, config):
+    """ω by kind [l] and r after every sublayer [l, kinds]."""
+    exists = entries.exists
+    if exists is None:
+        exists = jnp.ones(entries.x.shape[:2], bool)
+
+    def variance(a):
+        return jnp.var(a, where=jnp.broadcast_to(exists[..., None], a.shape))
+
+    def body(carry, step):
+        x, r = carry
+        layer, gains = step
+        omegas, after = {}, []
+        for kind in config.kinds:
+            omegas[kind] = r
+            own = r * getattr(gains.skip, kind)
+            gains = gains.replace(skip=gains.skip.replace(**{kind: own}))
+            # What does not depend on this ω is the same each time, and compiled once.
+            out = jax.vmap(lambda x, entry, g=gains: block(layer, x, config, g, entry))(x, entries)
+            seen = {"attention": x, "cross": out.after_attention}
+            seen["mlp"] = out.after_attention if out.after_cross is None else out.after_cross
+            part = out.cross_branch if kind == "cross" else getattr(out, f"{kind}_branch")
+            site = getattr(sites_of(layer, config, gains), kind)
+            summands = scaled(site.skip_gain, seen[kind]), scaled(site.branch_gain, part)
+            r = jnp.sqrt(sum(map(variance, summands)))
+            after.append(r)
+        return (out.hidden, r), (omegas, jnp.stack(after))
+
+    start = (entries.x, jnp.ones((), entries.x.dtype))
+    gains = layer_gains(config, entries.x.dtype, params)
+    return scan_layers(body, start, params, config, gains)[1]
+
+
+def _check_design(config):
+    if config.norm_placement != "post":
+        raise ValueError(
+            f"Admin does not fit norm_placement={config.norm_placement!r}, but 'post': "
+            'rc.design(config, "admin")'
+        )
+    for kind in config.kinds:
+        if not getattr(config, f"{kind}_skip"):
+            raise ValueError(f"Admin's ω multiplies skips, but {kind}_skip=False")
+
+
+def _checked_batch(x, inputs, config):
+    x = jnp.asarray(x)
+    is_ids = jnp.issubdtype(x.dtype, jnp.integer)
+    if x.ndim != (2 if is_ids else 3):
+        raise ValueError(f"x of shape {x.shape} is no batch: token ids [b, n] or states [b, n, d]")
+    if is_ids and config.embedding is not None and not isinstance(x, jax.core.Tracer):
+        check_ids(x, config.embedding.vocab_size)
+    inputs = {name: a for name, a in inputs.items() if a is not None}
+    for name in inputs:
+        value = as_mask(inputs[name], name) if "mask" in name else jnp.asarray(inputs[name])
+        if value.shape[:1] != x.shape[:1]:
+            raise ValueError(f"{name} of shape {value.shape} is not of {x.shape[0]} examples")
+        inputs[name] = value
+    return x, inputs
+
+
+def _check_sizes(after, config):
+    """Refuses r [l, kinds] that is no gain, and names the first sublayer that made it."""
+    bad = np.argwhere(~(np.isfinite(after) & (after > 0)))
+    if not len(bad):
+        return
+    layer, place = bad[0]
+    name = f"the {_NAMES[config.kinds[place]]} sublayer of layer {layer}"
+    if not np.isfinite(after[layer, place]):
+        raise ValueError(f"profiling: an activation that is not finite in {name}")
+    raise ValueError(f"profiling: ω = 0 is not positive: nothing varies in {name}")
