@@ -63,7 +63,7 @@ ENTRY = Entry(
     "English-German, Pre-LN and Admin train. Noci et al. 2022: tokens that have collapsed to rank "
     "one take the gradients from queries and keys.",
     presets={
-        "quick": ("--parts=designs", "--depths=18", "--designs=post,admin_log", "--warmup=0",
+        "quick": ("--parts=designs", "--depths=18", "--designs=post,depth_scaled", "--warmup=0",
                   "--num_seeds=4", "--n_steps=100", "--seq_len=8", "--num_labels=5",
                   "--hidden_dim=24", "--width=2", "--d_ff=48", "--batch_sz=16"),
         "paper": (),

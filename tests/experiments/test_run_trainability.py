@@ -22,7 +22,7 @@ SIZES = (
     "--num_labels=3", "--hidden_dim=8", "--width=2", "--d_ff=8", "--n_eval_data=8",
 )  # fmt: skip
 ARGUMENTS = (
-    *SIZES, "--depths=2", "--designs=post,admin_log", "--warmup=0", "--warmup=5",
+    *SIZES, "--depths=2", "--designs=post,depth_scaled", "--warmup=0", "--warmup=5",
     "--border_depths=2", "--border_gains=1", "--border_gains=3", "--border_rates=0.01",
     "--batch_depth=2", "--batch_sizes=4",
 )  # fmt: skip
@@ -67,7 +67,7 @@ def test_a_cell_is_the_same_among_others_and_floats_reach_it(folder):
     )
     for name in (
         "designs depth=2 post rate=0.001 warmup=5",
-        "designs depth=2 admin_log rate=0.001 warmup=0",
+        "designs depth=2 depth_scaled rate=0.001 warmup=0",
         "border depth=2 post gain=1 rate=0.01 warmup=0",
         "border depth=2 post gain=3 rate=0.01 warmup=0",
     ):
@@ -84,7 +84,7 @@ def test_a_second_run_trains_nothing(folder, tmp_path, monkeypatch, capsys):
 def test_measured_before_training_as_by_hand(folder, x64):
     """The gradient's norm is the slope of the loss along it; the loss, numpy's cross-entropy."""
     options = parsed(*ARGUMENTS)
-    cell = next(c for c in cells.cells_of(options) if c.design == "admin_log")
+    cell = next(c for c in cells.cells_of(options) if c.design == "depth_scaled")
     config, floats = cells.split(cells.config_of(options, cell))
     recipe = Recipe(config=config, num_outputs=3, batch_size=4, num_epochs=2, shuffle=True)
     hyper = Hyper(dropout=None, network=floats)
@@ -93,7 +93,7 @@ def test_measured_before_training_as_by_hand(folder, x64):
         model = init_state(key_state, hyper, recipe).model
         data = cells.data_of(options, 4, key_data)
     model = jax.tree.map(lambda a: jnp.asarray(a, jnp.float64), model)
-    assert floats["skip_gain"] > 1
+    assert floats["branch_gain"] < 1
 
     @jax.jit
     def loss(model):
