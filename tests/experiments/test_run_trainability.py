@@ -7,6 +7,7 @@ import pytest
 from scipy import stats
 from trained_runs import check_that_deleted_files_come_back, figures, rows, run, summary
 
+import rank_collapse as rc
 from experiments import run_trainability
 from experiments.shell import cli
 from experiments.trainability import cells, entry, measure, results
@@ -121,6 +122,35 @@ def test_measured_before_training_as_by_hand(folder, x64):
                 slope = (moved(1e-4) - moved(-1e-4)) / 2e-4
                 found = stored["gradients"][measure.GRADIENTS.index(name), layer]
                 assert found == pytest.approx(float(slope), rel=1e-3)
+
+
+def test_admin_trains_with_gains_of_each_seeds_own_network(tmp_path):
+    """ω of the MLP after the first attention is √(Var x + Var f) of the first batch; without a
+    profile it is not a number, and neither would the losses be."""
+    arguments = [*SIZES, "--parts=designs", "--designs=admin", "--depths=1", "--warmup=0"]
+    assert run(run_trainability, arguments, tmp_path) == 0
+    with np.load(tmp_path / "arrays.npz") as arrays:
+        name = "designs depth=1 admin rate=0.001 warmup=0 batch=4"
+        assert np.isfinite(arrays[f"{name}/losses"]).all()
+    options = parsed(*arguments)
+    config, floats = cells.split(cells.config_of(options, cells.cells_of(options)[0]))
+    assert np.isnan(floats["skip_gain"])
+    recipe = Recipe(config=config, num_outputs=3, batch_size=4, num_epochs=2)
+    hyper = Hyper(dropout=None, network=floats | {"branch_gain": 2.0})
+    omegas = []
+    for seed in range(2):
+        model = init_state(jax.random.key(seed), hyper, recipe).model
+        data = cells.data_of(options, 4, jax.random.key(seed))
+        found = cells.admin_gains(recipe, model, data, hyper).network
+        assert found["branch_gain"] == 2.0 and float(found["skip_gain"].attention[0]) == 1
+        own = config.replace(branch_gain=2.0, skip_gain=1.0)
+        traces = jax.vmap(lambda x, m=model, c=own: rc.apply(m.network, x, c))(
+            data["train"].inputs[:4]
+        )
+        variance = np.var(traces.hidden[:, 0]) + np.var(2.0 * traces.attention_branch)
+        omegas.append(float(found["skip_gain"].mlp[0]))
+        assert omegas[-1] == pytest.approx(np.sqrt(variance), rel=1e-5)
+    assert omegas[0] != omegas[1]
 
 
 def test_a_guess_stays_below_the_limit():
