@@ -170,7 +170,8 @@ def cell_of(design, depth, count):
     made = cells.Cell("designs", depth, design, None, 1e-3, 0, 32)
     return vars(made) | {
         "failed": count, "seeds": 8, "interval": wilson_interval(count, 8), "accuracy": 0.5,
-        "residual_ratio_before": 0.1, "query_over_value_gradient_before": 0.2,
+        "residual_ratio_before": 0.1, "residual_ratio_after": 0.2,
+        "query_over_value_gradient_before": 0.2,
     }  # fmt: skip
 
 
