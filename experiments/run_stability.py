@@ -6,7 +6,7 @@ every residual design of `rc.DESIGNS`, at initialisation. On the same networks: 
 cosine and gradients by layer, and the one law that predicts all of them from the gains.
 
     python -m experiments.run_stability
-    python -m experiments.run_stability --designs=post,admin_log,deepnorm --mlp=none --depths=6,24,96
+    python -m experiments.run_stability --designs=post,admin_log --mlp=none
     python -m experiments.run_stability --mask=causal --mlp=swiglu
 
 EXPECTED
@@ -30,14 +30,15 @@ FLAGS = cli.make_flags("stability", num_seeds=8)
 define = cli.definer(FLAGS)
 define("list", "designs", list(CLAIMS), f"Residual designs, out of {', '.join(DESIGNS)}.")
 define("list", "depths", ["6", "12", "25", "50", "100"], "Layers of the networks.")
-define("list", "layer_depths", ["6", "100"], "Those of them that are measured by layer too.")
+define("list", "layer_depths", ["6", "50"], "Those of them that are measured by layer too.")
 define("integer", "num_heads", 4, "Heads.", lower_bound=1)
 define("integer", "d_model", 64, "Width of the tokens.", lower_bound=1)
 define("integer", "d_ff", None, "Width of the MLP (default 4 d_model).", lower_bound=1)
 define("integer", "num_tokens", 16, "Tokens, Gaussian and normalised.", lower_bound=2)
 define("enum", "mlp", "gelu", "MLP of every layer, or none.", MLP_KINDS)
 define("enum", "mask", "none", "Attention mask.", MASKS)
-define("float", "update_size", 0.01, "‖W* − W‖/‖W‖ of every matrix.", lower_bound=0.0)
+define("boolean", "log_residual", True, "Residuals in logarithms, by a pass of their own.")
+define("float", "update_size", 1e-4, "‖W* − W‖/‖W‖ of every matrix.", lower_bound=0.0)
 
 
 def main(options: flags.FlagValues) -> None:

@@ -1,1 +1,1 @@
-"""Residual designs against depth: dependency, output change, collapse and gradients: run_stability."""
+"""Residual designs against depth, dependency, updates and collapse: run_stability."""

@@ -14,7 +14,7 @@ from absl import flags
 
 import rank_collapse as rc
 from rank_collapse.network.designs import count_branches
-from rank_collapse.network.gains import layer_gains
+from rank_collapse.network.gains import Gains, layer_gains
 
 # What designs are said to do to the change of the output after an update: C Σ β_ii².
 CLAIMS = {
@@ -24,6 +24,7 @@ CLAIMS = {
     "admin_const": ("O(1)", "Liu et al. 2020, appendix"),
     "deepnorm": ("O(1)", "Wang et al. 2022, theorem 1"),
     "depth_scaled": ("O(1)", "Noci et al. 2022, section 3.2"),
+    "layernorm_scaling": (None, "Sun et al. 2025, who state no law of it"),
 }
 
 
@@ -41,7 +42,7 @@ class Group(NamedTuple):
     Attributes:
         config: The deepest network, without its gains.
         cases: In the order of the gains' leading axis.
-        gains: {"skip", "branch": Gains of [case, L], "init": [case]}.
+        gains: {"skip", "branch", "norm": Gains of [case, L], "init": [case]}.
     """
 
     config: rc.TransformerConfig
@@ -77,7 +78,7 @@ def groups_of(options: flags.FlagValues, depths: list[int]) -> list[Group]:
     """All designs at all depths, in groups of one compiled program each.
 
     Raises:
-        ValueError: An unknown design, none, or one that is not a choice of gains and norms.
+        ValueError: An unknown design, none, or one whose gains the config does not decide.
     """
     if not options.designs:
         raise ValueError("--designs is empty")
@@ -87,10 +88,13 @@ def groups_of(options: flags.FlagValues, depths: list[int]) -> list[Group]:
             config = rc.design(base_config(options, depth), name, learned=False)
             # Compared alike: one rule for the initial weights, whose gains are the design's own.
             config = config.replace(init="lecun")
-            plain = {"skip_gain": 1.0, "branch_gain": 1.0, "init_gain": 1.0}
+            gains = gains_at(config, depths[-1])
+            if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gains)):
+                raise ValueError(f"--designs={name} has gains that a batch decides, not the config")
+            plain = dict.fromkeys(("skip_gain", "branch_gain", "norm_gain", "init_gain"), 1.0)
             static = config.replace(depth=depths[-1], **plain)
             case = Case(name, depth, count_branches(config))
-            groups.setdefault(static, []).append((case, gains_at(config, depths[-1])))
+            groups.setdefault(static, []).append((case, gains))
     return [
         Group(config, tuple(case for case, _ in found), _stack([gains for _, gains in found]))
         for config, found in groups.items()
@@ -106,13 +110,16 @@ def gains_at(config: rc.TransformerConfig, size: int) -> dict[str, Any]:
             lambda a: np.pad(a, (0, size - config.depth), constant_values=rest), gains
         )
 
+    ones = np.ones(config.depth, np.float32)
+    norm = Gains(ones, ones, ones) if own.norm is None else own.norm
     gains = {"skip": padded(own.skip, 1.0), "branch": padded(own.branch, 0.0)}
-    return gains | {"init": np.float32(config.init_gain)}
+    return gains | {"norm": padded(norm, 1.0), "init": np.float32(config.init_gain)}
 
 
 def with_gains(config: rc.TransformerConfig, gains: Mapping[str, Any]) -> rc.TransformerConfig:
     """The network of one case; its parameters are scaled by `gains["init"]`, see `measure`."""
-    return config.replace(skip_gain=gains["skip"], branch_gain=gains["branch"])
+    names = ("skip", "branch", "norm")
+    return config.replace(**{f"{name}_gain": gains[name] for name in names})
 
 
 def _stack(trees):

@@ -28,9 +28,9 @@ def compare(summary: dict[str, Any]) -> list[Comparison]:
         )
     designs = summary["designs"]
     rows += [_dependency(designs)] if {"post", "pre"} <= designs.keys() else []
-    if "query_over_value_slope" in designs.get("post", {}):
-        post = designs["post"]
-        slope = post["query_over_value_slope"]
+    post = designs.get("post", {})
+    slope = post.get("query_over_value_slope")
+    if slope is not None:
         rows.append(
             Comparison(
                 "post: exponent of ‖∂W_Q‖/‖∂W_V‖ in 1 − token cosine, by layer",
@@ -47,7 +47,9 @@ def _exponent(name, found, update, laws):
     interval, slope = found[f"interval_{update}"], found[f"exponent_{update}"]
     nearest = min(laws, key=lambda other: abs(laws[other] - slope))
     inside = None if interval is None else interval[0] <= laws[law] <= interval[1]
-    shown = "one seed" if interval is None else f"95 % over seeds {interval[0]:.3f}..{interval[1]:.3f}"
+    shown = (
+        "one seed" if interval is None else f"95 % over seeds {interval[0]:.3f}..{interval[1]:.3f}"
+    )
     return Comparison(
         f"{name}: exponent of the output change in N, {update} updates",
         slope,
@@ -66,8 +68,8 @@ def _dependency(designs):
         "Post-LN leans on its last branches, Pre-LN spreads",
         post["last_branch"] > 2 * pre["last_branch"],
         f"Liu et al. 2020, figure 7; {post['heat_depth']} layers; centre of mass "
-        f"{post['centre_of_mass']:.2f} and {pre['centre_of_mass']:.2f} of N; exact shares differ by "
-        f"{post['exact_minus_published']:.3f} and {pre['exact_minus_published']:.3f} at most",
+        f"{post['centre_of_mass']:.2f} and {pre['centre_of_mass']:.2f} of N; exact shares differ "
+        f"by {post['exact_minus_published']:.3f} and {pre['exact_minus_published']:.3f} at most",
     )
 
 
@@ -95,8 +97,8 @@ ENTRY = Entry(
     "by O(log N), and Admin by O(log N) or O(1) (Liu et al. 2020, figure 7 and theorem 2); in "
     "Post-LN tokens become equal and gradients of queries and keys vanish (Noci et al. 2022).",
     presets={
-        "quick": ("--designs=post,pre,admin_const", "--depths=3,6,12", "--layer_depths=3,6,12",
-                  "--num_seeds=3", "--d_model=32", "--num_tokens=12"),
+        "quick": ("--designs=post,admin_log,admin_const", "--depths=3,6,12", "--nolog_residual",
+                  "--layer_depths=3,6,12", "--num_seeds=4", "--d_model=32"),
         "paper": (),
     },
     compare=compare,

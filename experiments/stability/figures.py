@@ -44,9 +44,7 @@ def deepest(cases: list[Case]) -> dict[str, Case]:
 
 
 @figures.styled
-def one_law_figure(
-    results: Mapping[str, Any], cases: list[Case], layered: list[Case]
-) -> Figure:
+def one_law_figure(results: Mapping[str, Any], cases: list[Case], layered: list[Case]) -> Figure:
     """Token cosines, output change and gradients of queries, measured against expected."""
     fig, axes = figures.figure(1, 3, width=4.1, height=3.5)
     collapse, change, query = axes[0]

@@ -10,7 +10,7 @@ import numpy as np
 
 from experiments.stability.cases import CLAIMS, Case
 from rank_collapse.measures.dependency import centre_of_mass, dependency
-from rank_collapse.report.means import mean_interval
+from rank_collapse.report.intervals import mean_interval
 from rank_collapse.theory.stability import output_change_law
 
 UPDATES = ("random", "gradient")
@@ -61,7 +61,7 @@ def law_exponents(branches: np.ndarray) -> dict[str, float]:
 
 def interval(values: np.ndarray) -> list[float] | None:
     """95 % of the mean over seeds; None of one seed."""
-    return list(mean_interval(values)) if len(values) > 1 else None
+    return list(mean_interval(values.tolist())) if len(values) > 1 else None
 
 
 def rows_of(results: Mapping[str, Any], cases: list[Case]) -> Iterator[dict[str, Any]]:
@@ -151,12 +151,18 @@ def _by_layer(results, own):
         ),
         "query_over_value_first": float((q / v)[:, 0].mean()),
         "query_over_value_last": float((q / v)[:, -1].mean()),
-        "query_over_value_slope": float(np.nanmean(slopes)),
+        "query_over_value_slope": _mean(slopes),
         "query_gradient_over_expected": _ratios(q, deep["expected_gradients.attention.w_q"]),
         "value_gradient_over_expected": _ratios(v, deep["expected_gradients.attention.w_v"]),
         "log10_residual_last": float(deep["log10_residual"][:, -1].mean()),
         "ratio_last": float(deep["ratio"][:, -1].mean()),
     }
+
+
+def _mean(values):
+    """Of those that are known; None where none is."""
+    known = [v for v in values if np.isfinite(v)]
+    return float(np.mean(known)) if known else None
 
 
 def _slope(x, y):

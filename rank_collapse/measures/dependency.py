@@ -63,8 +63,8 @@ def branch_shares(
     return shares.reshape(-1)
 
 
-def dependency(shares: Any) -> Float[Array, "s+1 s+1"]:
-    """β_ij² of x̂_i = Σ_j β_ij â_j, the stream after i branches in normalised branches of variance 1.
+def dependency(shares: Any) -> Float[Array, "i i"]:
+    """β_ij² of x̂_i = Σ_j β_ij â_j: the stream after i branches, in branches of variance 1.
 
         β_ii² = the share of branch i in its sum, β_ij² = (1 − β_ii²) β_{i−1,j}²,
     for post- and pre-norm alike: a norm scales all parts by one factor, which normalising x_i takes

@@ -24,7 +24,7 @@ from rank_collapse.paths.heads import freeze
 @full_precision
 def variance_shares(
     params: TransformerParams, x: Any, config: TransformerConfig, **inputs: Any
-) -> Float[Array, "s+1 s+2"]:
+) -> Float[Array, "i j"]:
     """Cov(part_j, x_i)/Var x_i after every sublayer i, of the input, every branch j and the biases.
 
     With norm statistics frozen, as in `direct_contributions`, x_i is the sum of what its input, the

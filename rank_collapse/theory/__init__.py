@@ -10,6 +10,12 @@ from rank_collapse.theory.cubic_law import (
 from rank_collapse.theory.logdomain import LogTrace, local_rate, log_residual_profile, log_trace
 from rank_collapse.theory.reports import BoundReport, bound_report
 from rank_collapse.theory.score_variance import ScoreVariance, score_variance
+from rank_collapse.theory.stability import (
+    collapse_law,
+    expected_gradient_norms,
+    expected_pass,
+    update_sizes,
+)
 from rank_collapse.theory.transverse import transverse_exponents, transverse_growth
 
 __all__ = [
@@ -19,7 +25,10 @@ __all__ = [
     "ScoreVariance",
     "bound_report",
     "closed_constant",
+    "collapse_law",
     "cubic_profile",
+    "expected_gradient_norms",
+    "expected_pass",
     "local_rate",
     "log_residual_profile",
     "log_trace",
@@ -28,4 +37,5 @@ __all__ = [
     "theorem_constant",
     "transverse_exponents",
     "transverse_growth",
+    "update_sizes",
 ]

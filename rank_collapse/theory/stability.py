@@ -24,7 +24,6 @@ from rank_collapse.network.precision import full_precision
 from rank_collapse.network.sublayer import Site, sites_of, sublayer
 from rank_collapse.network.transformer import scan_layers
 from rank_collapse.theory import token_kernel
-from rank_collapse.theory.token_kernel import TokenKernel
 
 
 @struct.dataclass
@@ -216,36 +215,40 @@ def expected_gradient_norms(
     config: TransformerConfig,
     *,
     cotangent: Any = None,
+    sizes: Any = None,
     attention: Any = None,
     **inputs: Any,
-) -> dict[str, dict[str, Float[Array, "l"]]]:
-    """√E‖∂loss/∂W‖_F² of every matrix by layer, from the recursion of `expected_pass`.
+) -> tuple[dict[str, dict[str, Float[Array, "l"]]], ExpectedTrace]:
+    """√E‖∂loss/∂W‖_F² of every matrix by layer, and the pass of `expected_pass` they come from.
 
-    A random update of squared relative size e moves the loss by E(δloss)² = e · mean(W²) ‖∂loss‖_F²;
+    A random update of squared relative size e moves the loss by E(δloss)² = e mean(W²) ‖∂loss‖_F²;
     the recursion gives the same as d Σ_ik C_ik D_ik, C the covariance of the loss's derivative over
     tokens. So the norms are derivatives of the predicted output change: gradients and instability
     are one quantity. Those of W_Q and W_K vanish with the tokens' differences, as (1 − ρ) where
     those of W_V and W_O stay (Noci et al. 2022, section 3).
 
     Args:
-        params, x, config, attention, **inputs: As in `expected_pass`.
+        params, x, config, sizes, attention, **inputs: As in `expected_pass`.
         cotangent: C [n, n], E⟨u_i, u_k⟩/d for loss = Σ_i u_i·output_i with u independent of the
             weights; None for the identity (every entry of u independent, of variance 1).
 
     Returns:
-        {part: {matrix: [L]}}, as `update_sizes`.
+        ({part: {matrix: [L]}} as `update_sizes`, the trace).
 
     Raises:
         ValueError: As `expected_pass`.
     """
-    width = config.d_model
+    given = {"attention": attention} | inputs
 
     def moved(sizes):
-        out = expected_pass(params, x, config, sizes=sizes, attention=attention, **inputs).output
-        seen = jnp.trace(out.change) if cotangent is None else jnp.sum(cotangent * out.change)
-        return width * seen
+        trace = expected_pass(params, x, config, sizes=sizes, **given)
+        change = trace.output.change
+        seen = jnp.trace(change) if cotangent is None else jnp.sum(cotangent * change)
+        return config.d_model * seen, trace
 
-    found = jax.grad(moved)(update_sizes(config, 0.0))
+    # D is linear in the sizes: its derivative is the same at all of them.
+    sizes = update_sizes(config, 0.0) if sizes is None else sizes
+    found, trace = jax.grad(moved, has_aux=True)(sizes)
     rows = jnp.asarray(config.layer_map) if config.layer_map else slice(None)
 
     def size(part, name):
@@ -253,7 +256,8 @@ def expected_gradient_norms(
         square = jnp.mean(jnp.square(w), axis=tuple(range(1, w.ndim)))
         return jnp.sqrt(jnp.maximum(found[part][name], 0) / square)
 
-    return {part: {name: size(part, name) for name in names} for part, names in found.items()}
+    norms = {part: {name: size(part, name) for name in names} for part, names in found.items()}
+    return norms, trace
 
 
 def collapse_law(

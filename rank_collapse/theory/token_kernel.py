@@ -95,7 +95,7 @@ def norm(site: Site, state: TokenKernel) -> TokenKernel:
 
 
 def add(site: Site, state: TokenKernel, part: TokenKernel) -> TokenKernel:
-    """γ² part + λ² state·[skip]: a branch is independent of the stream, its last matrix being so."""
+    """γ² part + λ² state·[skip]: the last matrix of a branch makes it independent of the stream."""
     total = part.scaled(jnp.mean(jnp.square(site.branch_gain)))
     if not site.skip:
         return total
