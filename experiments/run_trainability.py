@@ -32,7 +32,7 @@ define(
     "multi_integer", "depths", [6, 12, 18, 36], "Layers; may be given several times, as may all "
     "lists of numbers below.", lower_bound=1,
 )  # fmt: skip
-define("list", "designs", ["post", "pre", "admin_log", "deepnorm"], "Names of residual designs.")
+define("list", "designs", ["post", "pre", "admin", "deepnorm"], "Names of residual designs.")
 define("multi_integer", "warmup", [0, 100], "Steps of the warm-up.", lower_bound=0)
 define("float", "learning_rate", 1e-3, "Adam's, after the warm-up.", lower_bound=0.0)
 define("integer", "n_steps", 300, "Training steps.", lower_bound=1)

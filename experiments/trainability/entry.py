@@ -65,9 +65,9 @@ def reading(summary: dict[str, Any]) -> str:
     deepest = max(c["depth"] for c in cells)
     at = [c for c in cells if (c["depth"], c["warmup"]) == (deepest, warmup)]
     said = "; ".join(
-        f"{c['design']} fails in {c['failed']} of {c['seeds']} seeds (residual ratio before "
-        f"training {c['residual_ratio_before']:.1g}, gradient of W_Q "
-        f"{c['query_over_value_gradient_before']:.1g} of W_V's)"
+        f"{c['design']} fails in {c['failed']} of {c['seeds']} seeds (last residual ratio "
+        f"{c['residual_ratio_before']:.1g} before training and {c['residual_ratio_after']:.1g} "
+        f"after it; gradient of W_Q before it {c['query_over_value_gradient_before']:.1g} of W_V's)"
         for c in at
     )
     return f"With {deepest} layers and {warmup or 'no'} steps of warm-up: {said}."
@@ -79,7 +79,7 @@ ENTRY = Entry(
     "English-German, Pre-LN and Admin train. Noci et al. 2022: tokens that have collapsed to rank "
     "one take the gradients from queries and keys.",
     presets={
-        "quick": ("--parts=designs", "--depths=18", "--designs=post,admin_log", "--warmup=0",
+        "quick": ("--parts=designs", "--depths=18", "--designs=post,depth_scaled", "--warmup=0",
                   "--num_seeds=4", "--n_steps=100", "--seq_len=8", "--num_labels=5",
                   "--hidden_dim=24", "--width=2", "--d_ff=48", "--batch_sz=16"),
         "paper": (),
@@ -92,7 +92,8 @@ ENTRY = Entry(
         "training, with 95 % intervals (Wilson).",
         "losses": "Training loss, mean and standard deviation over seeds.",
         "why": "Residual ratio of the hidden states and gradient norms by layer, before training "
-        "(solid, with bands over seeds) and after it (dashed, medians), of the same networks.",
+        "(solid, with bands over seeds) and after it (dashed, medians), of the same networks. A "
+        "network that has learned has small gradients too, but tokens that differ.",
         "during": "The last layer's residual ratio and the root mean square over layers of the "
         "gradient to W_Q, while the same networks train.",
     },

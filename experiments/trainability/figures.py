@@ -92,50 +92,58 @@ def loss_figure(cells: dict[Cell, Any]) -> Figure:
 @figures.styled
 def why_figure(cells: dict[Cell, Any]) -> Figure:
     """By layer, before (solid) and after training (dashed): residual, gradients of W_Q and W_V."""
-    warmup = min(_values(cells, "warmup"))
-    cells = {c: r for c, r in cells.items() if c.warmup == warmup}
-    depths, designs = sorted(_values(cells, "depth")), _values(cells, "design")
-    fig, axes = figures.figure(3, len(depths), width=3.0, height=2.5, sharey="row")
+    cells, depths, designs = _least_warmed(cells)
+    fig, axes = figures.figure(len(depths), 3, width=3.4, height=2.6, sharey="col")
+    labels = ("residual ratio", r"gradient to $W_Q$", r"gradient to $W_V$")
     for cell, found in cells.items():
-        column, index = axes[:, depths.index(cell.depth)], designs.index(cell.design)
+        row, index = axes[depths.index(cell.depth)], designs.index(cell.design)
         layers = np.arange(1, cell.depth + 1)
         curves = (found["residual_ratio"][..., 1:], gradient(found, "w_q"), gradient(found, "w_v"))
-        for ax, values in zip(column, curves, strict=True):
+        for ax, label, values in zip(row, labels, curves, strict=True):
+            values = _log10(values)
             figures.band(ax, layers, values[:, 0], cell.design, index, marker="")
-            after = np.nanmedian(values[:, -1], axis=0)
+            after = np.median(values[:, -1], axis=0)
             ax.plot(layers, after, color=figures.color(index), ls="--", lw=1)
-            ax.set_yscale("log")
+            ax.set_ylabel(rf"$\log_{{10}}$ {label}")
             figures.integer_ticks(ax)
-        column[0].set_title(f"{cell.depth} layers, warm-up {cell.warmup}")
-        column[-1].set_xlabel("layer")
-    labels = ("residual ratio", r"gradient to $W_Q$, norm", r"gradient to $W_V$, norm")
-    for ax, label in zip(axes[:, 0], labels, strict=True):
-        ax.set_ylabel(label)
+        row[1].set_title(f"{cell.depth} layers, warm-up {cell.warmup}; dashed: after training")
+    for ax in axes[-1]:
+        ax.set_xlabel("layer")
     axes[0, 0].legend()
     return fig
 
 
 @figures.styled
 def during_figure(cells: dict[Cell, Any]) -> Figure:
-    """Against the share of training that is done: residual of the last layer, gradient to W_Q."""
-    warmup = min(_values(cells, "warmup"))
-    cells = {c: r for c, r in cells.items() if c.warmup == warmup}
-    depths, designs = sorted(_values(cells, "depth")), _values(cells, "design")
-    fig, axes = figures.figure(2, len(depths), width=3.0, height=2.5, sharey="row")
+    """Against the step: residual ratio of the last layer, and gradient to W_Q over all layers."""
+    cells, depths, designs = _least_warmed(cells)
+    fig, axes = figures.figure(len(depths), 2, width=3.6, height=2.6, sharex=True, sharey="col")
     for cell, found in cells.items():
-        column, index = axes[:, depths.index(cell.depth)], designs.index(cell.design)
+        row, index = axes[depths.index(cell.depth)], designs.index(cell.design)
         looks = found["accuracy"].shape[1]
         steps = STEPS_PER_EPOCH * found["losses"].shape[1] * np.arange(looks) / (looks - 1)
         size = np.sqrt(np.mean(gradient(found, "w_q") ** 2, axis=-1))
-        for ax, values in zip(column, (found["residual_ratio"][..., -1], size), strict=True):
-            figures.band(ax, steps, values, cell.design, index)
-            ax.set_yscale("log")
-        column[0].set_title(f"{cell.depth} layers, warm-up {cell.warmup}")
-        column[-1].set_xlabel("step")
-    axes[0, 0].set_ylabel("residual ratio of the last layer")
-    axes[1, 0].set_ylabel(r"gradient to $W_Q$, all layers")
+        for ax, values in zip(row, (found["residual_ratio"][..., -1], size), strict=True):
+            figures.band(ax, steps, _log10(values), cell.design, index)
+            ax.set_title(f"{cell.depth} layers, warm-up {cell.warmup}")
+        row[0].set_ylabel(r"$\log_{10}$ residual ratio, last layer")
+        row[1].set_ylabel(r"$\log_{10}$ gradient to $W_Q$, all layers")
+    for ax in axes[-1]:
+        ax.set_xlabel("step")
     axes[0, 0].legend()
     return fig
+
+
+def _least_warmed(cells):
+    """The cells of the shortest warm-up, their depths and their designs."""
+    warmup = min(_values(cells, "warmup"))
+    kept = {c: r for c, r in cells.items() if c.warmup == warmup}
+    return kept, sorted(_values(kept, "depth")), _values(kept, "design")
+
+
+def _log10(values):
+    with np.errstate(divide="ignore"):
+        return np.log10(values)
 
 
 @figures.styled

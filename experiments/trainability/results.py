@@ -81,6 +81,7 @@ def summary_of(results: dict[Cell, Any], options: flags.FlagValues) -> dict[str,
                 "accuracy": float(np.mean(found["accuracy"][:, -1])),
                 "training_loss": float(np.nanmean(found["losses"][:, -1])),
                 "residual_ratio_before": float(found["residual_ratio"][:, 0, -1].mean()),
+                "residual_ratio_after": float(np.nanmean(found["residual_ratio"][:, -1, -1])),
                 "token_cosine_before": float(found["token_cosine"][:, 0, -1].mean()),
                 "query_over_value_gradient_before": float(
                     np.median(gradient(found, "w_q")[:, 0] / gradient(found, "w_v")[:, 0])
@@ -114,7 +115,8 @@ def show(summary: dict[str, Any]) -> None:
         low, high = cell["interval"]
         print(
             f"{title_of(cell):>58s}: failed {cell['failed']} of {cell['seeds']} "
-            f"({low:.2f} to {high:.2f}), accuracy {cell['accuracy']:.3f}; before training residual "
-            f"ratio {cell['residual_ratio_before']:.2g}, gradient of W_Q over that of W_V "
+            f"({low:.2f} to {high:.2f}), accuracy {cell['accuracy']:.3f}; residual ratio before "
+            f"training {cell['residual_ratio_before']:.2g}, after it "
+            f"{cell['residual_ratio_after']:.2g}; gradient of W_Q over that of W_V before it "
             f"{cell['query_over_value_gradient_before']:.2g}"
         )

@@ -108,7 +108,7 @@ def _truncated(params, entry, config, length):
     zeros = jnp.zeros_like(entry.x)
     start = jnp.concatenate([entry.x[None], jnp.broadcast_to(zeros, (config.depth, *zeros.shape))])
     state = Channels(start=start[:, None], memory=None, offset=zeros)
-    gains = layer_gains(config, entry.x.dtype)
+    gains = layer_gains(config, entry.x.dtype, params)
     state, _ = scan_layers(body, state, params, config, gains)
     if config.final_norm:
         scale, last = frozen.frozen_scale(_total(state), config), params.final_norm

@@ -7,6 +7,7 @@ import pytest
 from scipy import stats
 from trained_runs import check_that_deleted_files_come_back, figures, rows, run, summary
 
+import rank_collapse as rc
 from experiments import run_trainability
 from experiments.shell import cli
 from experiments.trainability import cells, entry, measure, results
@@ -22,7 +23,7 @@ SIZES = (
     "--num_labels=3", "--hidden_dim=8", "--width=2", "--d_ff=8", "--n_eval_data=8",
 )  # fmt: skip
 ARGUMENTS = (
-    *SIZES, "--depths=2", "--designs=post,admin_log", "--warmup=0", "--warmup=5",
+    *SIZES, "--depths=2", "--designs=post,depth_scaled", "--warmup=0", "--warmup=5",
     "--border_depths=2", "--border_gains=1", "--border_gains=3", "--border_rates=0.01",
     "--batch_depth=2", "--batch_sizes=4",
 )  # fmt: skip
@@ -67,7 +68,7 @@ def test_a_cell_is_the_same_among_others_and_floats_reach_it(folder):
     )
     for name in (
         "designs depth=2 post rate=0.001 warmup=5",
-        "designs depth=2 admin_log rate=0.001 warmup=0",
+        "designs depth=2 depth_scaled rate=0.001 warmup=0",
         "border depth=2 post gain=1 rate=0.01 warmup=0",
         "border depth=2 post gain=3 rate=0.01 warmup=0",
     ):
@@ -84,7 +85,7 @@ def test_a_second_run_trains_nothing(folder, tmp_path, monkeypatch, capsys):
 def test_measured_before_training_as_by_hand(folder, x64):
     """The gradient's norm is the slope of the loss along it; the loss, numpy's cross-entropy."""
     options = parsed(*ARGUMENTS)
-    cell = next(c for c in cells.cells_of(options) if c.design == "admin_log")
+    cell = next(c for c in cells.cells_of(options) if c.design == "depth_scaled")
     config, floats = cells.split(cells.config_of(options, cell))
     recipe = Recipe(config=config, num_outputs=3, batch_size=4, num_epochs=2, shuffle=True)
     hyper = Hyper(dropout=None, network=floats)
@@ -93,7 +94,7 @@ def test_measured_before_training_as_by_hand(folder, x64):
         model = init_state(key_state, hyper, recipe).model
         data = cells.data_of(options, 4, key_data)
     model = jax.tree.map(lambda a: jnp.asarray(a, jnp.float64), model)
-    assert floats["skip_gain"] > 1
+    assert floats["branch_gain"] < 1
 
     @jax.jit
     def loss(model):
@@ -123,6 +124,35 @@ def test_measured_before_training_as_by_hand(folder, x64):
                 assert found == pytest.approx(float(slope), rel=1e-3)
 
 
+def test_admin_trains_with_gains_of_each_seeds_own_network(tmp_path):
+    """ω of the MLP after the first attention is √(Var x + Var f) of the first batch; without a
+    profile it is not a number, and neither would the losses be."""
+    arguments = [*SIZES, "--parts=designs", "--designs=admin", "--depths=1", "--warmup=0"]
+    assert run(run_trainability, arguments, tmp_path) == 0
+    with np.load(tmp_path / "arrays.npz") as arrays:
+        name = "designs depth=1 admin rate=0.001 warmup=0 batch=4"
+        assert np.isfinite(arrays[f"{name}/losses"]).all()
+    options = parsed(*arguments)
+    config, floats = cells.split(cells.config_of(options, cells.cells_of(options)[0]))
+    assert np.isnan(floats["skip_gain"])
+    recipe = Recipe(config=config, num_outputs=3, batch_size=4, num_epochs=2)
+    hyper = Hyper(dropout=None, network=floats | {"branch_gain": 2.0})
+    omegas = []
+    for seed in range(2):
+        model = init_state(jax.random.key(seed), hyper, recipe).model
+        data = cells.data_of(options, 4, jax.random.key(seed))
+        found = cells.admin_gains(recipe, model, data, hyper).network
+        assert found["branch_gain"] == 2.0 and float(found["skip_gain"].attention[0]) == 1
+        own = config.replace(branch_gain=2.0, skip_gain=1.0)
+        traces = jax.vmap(lambda x, m=model, c=own: rc.apply(m.network, x, c))(
+            data["train"].inputs[:4]
+        )
+        variance = np.var(traces.hidden[:, 0]) + np.var(2.0 * traces.attention_branch)
+        omegas.append(float(found["skip_gain"].mlp[0]))
+        assert omegas[-1] == pytest.approx(np.sqrt(variance), rel=1e-5)
+    assert omegas[0] != omegas[1]
+
+
 def test_a_guess_stays_below_the_limit():
     limit = results.guess_limit(1024, 10)
     assert 0.002 < stats.binom.sf(limit * 1024, 1024, 0.1) < 0.008
@@ -140,7 +170,8 @@ def cell_of(design, depth, count):
     made = cells.Cell("designs", depth, design, None, 1e-3, 0, 32)
     return vars(made) | {
         "failed": count, "seeds": 8, "interval": wilson_interval(count, 8), "accuracy": 0.5,
-        "residual_ratio_before": 0.1, "query_over_value_gradient_before": 0.2,
+        "residual_ratio_before": 0.1, "residual_ratio_after": 0.2,
+        "query_over_value_gradient_before": 0.2,
     }  # fmt: skip
 
 
