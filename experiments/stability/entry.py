@@ -3,7 +3,7 @@
 from typing import Any
 
 from experiments.shell.entry import Entry
-from experiments.stability.cases import CLAIMS
+from experiments.stability.cases import AT_MOST, CLAIMS
 from experiments.stability.results import UPDATES
 from rank_collapse.report.page import Comparison
 
@@ -46,14 +46,17 @@ def _exponent(name, found, update, laws):
     law, source = CLAIMS[name]
     interval, slope = found[f"interval_{update}"], found[f"exponent_{update}"]
     nearest = min(laws, key=lambda other: abs(laws[other] - slope))
-    inside = None if interval is None else interval[0] <= laws[law] <= interval[1]
+    if interval is None:
+        inside = None
+    else:  # a bound of DeepNorm's holds below it too
+        inside = interval[0] <= laws[law] and (name in AT_MOST or laws[law] <= interval[1])
     shown = (
         "one seed" if interval is None else f"95 % over seeds {interval[0]:.3f}..{interval[1]:.3f}"
     )
     return Comparison(
         f"{name}: exponent of the output change in N, {update} updates",
         slope,
-        f"{laws[law]:.3f}, of {law}",
+        f"{'at most ' if name in AT_MOST else ''}{laws[law]:.3f}, of {law}",
         inside,
         f"{source}; {shown}; of the three laws {nearest} is nearest; the one law expects "
         f"{found['exponent_expected']:.3f} of random updates",
@@ -67,7 +70,7 @@ def _dependency(designs):
         f"{post['last_branch']:.3f}, {pre['last_branch']:.3f}",
         "Post-LN leans on its last branches, Pre-LN spreads",
         post["last_branch"] > 2 * pre["last_branch"],
-        f"Liu et al. 2020, figure 7; {post['heat_depth']} layers; centre of mass "
+        f"Liu et al. 2020; {post['heat_depth']} layers; centre of mass "
         f"{post['centre_of_mass']:.2f} and {pre['centre_of_mass']:.2f} of N; exact shares differ "
         f"by {post['exact_minus_published']:.3f} and {pre['exact_minus_published']:.3f} at most",
     )
@@ -82,7 +85,11 @@ def reading(summary: dict[str, Any]) -> str:
         for update in UPDATES
         if found["claim"] is not None and found[f"interval_{update}"] is not None
     ]
-    held = [f"{n} ({u})" for n, u, (low, high), law in judged if low <= law <= high]
+    held = [
+        f"{name} ({update})"
+        for name, update, (low, high), law in judged
+        if low <= law and (name in AT_MOST or law <= high)
+    ]
     worst = max(designs, key=lambda name: designs[name]["law"]["largest_ratio"])
     return (
         f"The interval of the exponent holds the paper's law in {len(held)} of {len(judged)} cases"
@@ -94,7 +101,7 @@ def reading(summary: dict[str, Any]) -> str:
 ENTRY = Entry(
     title="Residual designs and depth: stability and rank collapse as one law",
     claim="Post-LN leans on its last branches, so that updates change its output by O(N), Pre-LN's "
-    "by O(log N), and Admin by O(log N) or O(1) (Liu et al. 2020, figure 7 and theorem 2); in "
+    "by O(log N), and Admin by O(log N) or O(1) (Liu et al. 2020, theorem 2); in "
     "Post-LN tokens become equal and gradients of queries and keys vanish (Noci et al. 2022).",
     presets={
         "quick": ("--designs=post,admin_log,admin_const", "--depths=3,6,12", "--nolog_residual",
@@ -106,7 +113,9 @@ ENTRY = Entry(
     captions={
         "one_law": "Left: 1 − mean token cosine by layer of the deepest networks (markers, bands "
         "over seeds) and the law that predicts it from the gains alone (lines). Middle and right: "
-        "output change and gradients of W_Q, measured against expected from the same recursion.",
+        "output change and gradients of W_Q, measured against expected from the same recursion, "
+        "geometric means over seeds (gradients where 1 − cosine is above 1e-5: below it float32 "
+        "rounds them).",
         "dependency": "Dependency of the stream after branch i on branch j: β_ij from variances, "
         "as published, and the exact share of variance.",
         "output_change": "Change of the output after an update of every matrix by the same "
