@@ -9,7 +9,7 @@ cosine and gradients by layer, and the one law that predicts all of them from th
     python -m experiments.run_stability --designs=post,admin_log --mlp=none
     python -m experiments.run_stability --mask=causal --mlp=swiglu
 
-Three minutes of CPU time at the defaults, a fifth of it compiling. Expect 1 − cosine of Post-LN's
+Three minutes of CPU time at the defaults, a quarter of it compiling. Expect 1 − cosine of Post-LN's
 tokens to halve with every layer, updates in random directions to change its output by more than N,
 and the other designs to lie within a third of the law after 100 layers.
 """
