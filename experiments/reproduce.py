@@ -1,4 +1,4 @@
-"""Reproduce: runs every experiment and writes one report, measured beside published.
+"""Reproduce: runs every experiment and writes one report, with a verdict on each of the claims.
 
 Covers the figures of Dong, Cordonnier and Loukas, "Attention is not all you need: pure attention
 loses rank doubly exponentially with depth" (2021), and of the note on attention functions (Vaswani
@@ -7,11 +7,14 @@ et al. 2017, section 3.2.1), each by the binary of its own.
     python -m experiments.reproduce                   (quick sizes, minutes on two cores)
     python -m experiments.reproduce --preset=paper    (the paper's sizes)
 
-Writes results/reproduce/report.html, one self-contained page. What is done is not computed again;
+Writes results/reproduce/report.html, one self-contained page. Every claim of the paper is listed
+with the section it comes from, what was measured over how many seeds, the interval, and the verdict
+that follows from it: supported, contradicted or undecided. What is done is not computed again;
 the exit code is 1 if an experiment failed. Speed is apart: `python -m experiments.benchmark`.
 """
 
 import importlib
+import json
 import shlex
 import sys
 import time
@@ -19,10 +22,11 @@ from pathlib import Path
 
 from absl import flags
 
-from experiments.shell import cli
+from experiments.shell import cli, paper
 from experiments.shell.entry import Entry
 from experiments.shell.process import run_process
 from rank_collapse import report, runs
+from rank_collapse.report.markdown import markdown
 from rank_collapse.runs import provenance
 
 # Modules of experiments/ with an ENTRY, in the order of the report.
@@ -36,8 +40,10 @@ EXPERIMENTS = (
     "run_memorization",
     "run_circle",
     "run_width",
+    "run_transformer",
     "run_attention_forms",
     "run_stability",
+    "run_trainability",
     "check_bounds",
 )
 PRESETS = ("quick", "paper")
@@ -45,6 +51,9 @@ PRESETS = ("quick", "paper")
 FLAGS = cli.make_flags("reproduce")
 define = cli.definer(FLAGS)
 define("enum", "preset", "quick", "Sizes of the experiments.", PRESETS)
+define("boolean", "markdown", False, "Also write results.md and its figures to --docs, from all "
+       "run folders there are: those of the preset “paper” where they are complete.")  # fmt: skip
+define("string", "docs", "docs", "Folder of results.md.")
 define("list", "only", [], f"Experiments to run, out of {', '.join(EXPERIMENTS)} (default: all).")
 
 
@@ -59,50 +68,140 @@ def main(options: flags.FlagValues) -> int:
     started, sections = time.monotonic(), []
     for i, name in enumerate(chosen):
         print(f"[{i + 1}/{len(chosen)}] {name}", file=sys.stderr, flush=True)
-        entry = importlib.import_module(f"experiments.{name}").ENTRY
-        sections.append(run_entry(name, entry, options, folder / options.preset / name))
+        sections.append(run_entry(name, options, folder / options.preset))
+    claims = [claim for section in sections for claim in section.claims]
+    for claim in claims:
+        print(f"{claim.verdict:12s} {claim.section}: {claim.statement} {report.span(claim)}")
+    for section, statement in untested(claims):
+        print(f"{'not tested':12s} {section}: {statement}")
     path = folder / "report.html"
     runs.make_folder(folder)
     runs.write_atomically(path, page(sections, options.preset, started).encode())
     failed = [s.name for s in sections if s.status != "done"]
+    print(report.count_line(claims))
     print(f"{len(sections) - len(failed)} of {len(sections)} experiments done: {path}")
+    if options.markdown:
+        print(f"written to {write_markdown(folder, Path(options.docs))}")
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0
 
 
-def run_entry(name: str, entry: Entry, options: flags.FlagValues, folder: Path) -> report.Section:
-    """Runs one experiment as a process of its own and reads its folder into a section."""
-    arguments = [*entry.presets[options.preset], f"--output_dir={folder}"]
-    shown = f"python -m experiments.{name} {shlex.join(arguments)}"
+def entry_of(name: str) -> Entry:
+    """An experiment's part of the report."""
+    return importlib.import_module(f"experiments.{name}").ENTRY
+
+
+def run_entry(name: str, options: flags.FlagValues, parent: Path) -> report.Section:
+    """Runs one experiment as a process of its own, in a folder of its name, and reads it."""
+    folder = parent / name
+    arguments = [*entry_of(name).presets[options.preset], f"--output_dir={folder}"]
     if options.overwrite:
         arguments.append("--overwrite")
     if options.num_devices:
         arguments.append(f"--num_devices={options.num_devices}")
+    whole = options.overwrite or not folder.exists()  # not what an earlier run left over
     start = time.monotonic()
     code, printed = run_process([sys.executable, "-m", f"experiments.{name}", *arguments])
+    seconds = time.monotonic() - start
+    if whole and not code:
+        keep_seconds(parent, name, seconds)
+    details = f"{seconds:.1f} s this time; all numbers: {folder}/results.csv"
+    return section_of(name, options.preset, folder, details, code, printed)
+
+
+def section_of(
+    name: str, preset: str, folder: Path, details: str, code: int = 0, printed: str = ""
+) -> report.Section:
+    """What a run folder holds, as a section of the report.
+
+    Args:
+        name, preset, folder: The experiment, at which sizes, and where it is.
+        details: Small print.
+        code, printed: Of the process that made it: a failed one is shown as such.
+    """
+    entry = entry_of(name)
+    arguments = [*entry.presets[preset], f"--output_dir={folder}"]
     fields = {
         "name": name,
         "title": entry.title,
         "claim": entry.claim,
-        "command": shown,
-        "details": f"{time.monotonic() - start:.1f} s this time; all numbers: {folder}/results.csv",
+        "command": f"python -m experiments.{name} {shlex.join(arguments)}",
+        "details": details,
     }
     try:
         if code:
             raise runs.RunError(f"exit code {code}")
         summary = runs.read_summary(folder)
-        figures = [
+        fields["figures"] = [
             ((folder / "figures" / f"{figure}.png").read_bytes(), caption)
             for figure, caption in entry.captions.items()
         ]
-        comparisons = list(entry.compare(summary))
-        reading = entry.reading(summary)
+        fields["claims"] = list(entry.claims(summary))
+        fields["comparisons"] = list(entry.compare(summary))
+        fields["reading"] = entry.reading(summary)
     except Exception as error:  # one broken experiment must not take the others' report with it
         message = f"{type(error).__name__}: {error}\n{printed[-2000:]}"
         print(f"{name} failed: {error}", file=sys.stderr)
         return report.Section(**fields, status="failed", error=message)
-    return report.Section(**fields, figures=figures, comparisons=comparisons, reading=reading)
+    return report.Section(**fields)
+
+
+def keep_seconds(parent: Path, name: str, seconds: float) -> None:
+    """Keeps how long an experiment took that was computed from its beginning in one go."""
+    known = seconds_of(parent) | {name: round(seconds, 1)}
+    runs.write_atomically(parent / "seconds.json", json.dumps(known, indent=2).encode())
+
+
+def seconds_of(parent: Path) -> dict[str, float]:
+    """{experiment: seconds} of those known."""
+    path = parent / "seconds.json"
+    return json.loads(path.read_text("utf-8")) if path.exists() else {}
+
+
+def write_markdown(folder: Path, docs: Path) -> Path:
+    """docs/results.md and its figures, of every experiment at the largest preset that is done."""
+    sections, missing = [], []
+    for name in EXPERIMENTS:
+        found = [p for p in reversed(PRESETS) if (folder / p / name / "summary.json").exists()]
+        if not found:
+            missing.append(name)
+            continue
+        preset, where = found[0], folder / found[0] / name
+        sections.append(section_of(name, preset, where, made_with(folder / preset, name, preset)))
+    claims = [claim for section in sections for claim in section.claims]
+    left = f" Not run: {', '.join(missing)}." if missing else ""
+    text, figures = markdown(
+        "Results",
+        "Every claim of Dong, Cordonnier and Loukas (2021) that is tested here, and every number "
+        "with the command, the machine and the time that made it. Written by `python -m "
+        "experiments.reproduce --preset=paper --markdown` from the run folders; the preset “paper” "
+        "has the published sizes, “quick” is a smaller run where that one was not done." + left,
+        sections, untested=untested(claims),
+    )  # fmt: skip
+    for path, png in figures.items():
+        runs.make_folder((docs / path).parent)
+        runs.write_atomically(docs / path, png)
+    runs.write_atomically(docs / "results.md", text.encode())
+    return docs / "results.md"
+
+
+def made_with(parent: Path, name: str, preset: str) -> str:
+    """A run's preset, machine, versions and time."""
+    made = json.loads((parent / name / "config.json").read_text("utf-8"))["environment"]
+    took = seconds_of(parent).get(name)
+    time_of = "time not kept" if took is None else f"{took:.0f} s, compilation included"
+    machine = made["device"] if made["backend"] != "cpu" else made.get("processor", "CPU")
+    return (
+        f"Preset “{preset}”, {time_of}, on {made['num_devices']} × {machine}; "
+        f"JAX {made['versions']['jax']}, {made['started'][:10]}, git {(made['git'] or '')[:10]}."
+    )
+
+
+def untested(claims: list[report.Claim]) -> list[paper.Statement]:
+    """What the paper says that none of the claims tests."""
+    tested = {claim.statement.split(" [")[0] for claim in claims}
+    return [statement for statement in paper.PAPER.values() if statement.text not in tested]
 
 
 def page(sections: list[report.Section], preset: str, started: float) -> str:
@@ -118,6 +217,7 @@ def page(sections: list[report.Section], preset: str, started: float) -> str:
         f"Made {made['started']} in {time.monotonic() - started:.0f} s on {made['device']} "
         f"({made['num_devices']} devices), Python {made['python']}, {versions}, "
         f"git {made['git'] or 'none'}.",
+        untested([claim for section in sections for claim in section.claims]),
     )
 
 

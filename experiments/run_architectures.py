@@ -73,6 +73,13 @@ define(
 define("list", "parts", list(PARTS), f"What to measure, out of {', '.join(PARTS)}.")
 define("integer", "num_path_texts", 8, "Texts for path sums, bounds and chains.", lower_bound=1)
 define(
+    "integer",
+    "num_path_seeds",
+    4,
+    "Initialisations on which more than the residuals is measured.",
+    lower_bound=1,
+)
+define(
     "boolean", "initialisation", True, "Also measure each checkpoint's own random initialisation."
 )
 define("integer", "chunk", 8, "Texts at once: memory.", lower_bound=1)

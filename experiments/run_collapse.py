@@ -22,7 +22,7 @@ from experiments.collapse.ensemble import measure_all
 from experiments.collapse.entry import ENTRY
 from experiments.collapse.figures import figures_of
 from experiments.collapse.results import rows_of, summary_of
-from experiments.collapse.settings import VARIANTS, configs_of, sweep_of
+from experiments.collapse.settings import VARIANTS, configs_of, gains_of, sweep_of
 from experiments.shell import cli, inputs
 from rank_collapse.network.config import INITS, MASKS, NORM_PLACEMENTS
 from rank_collapse.network.layers import MLP_KINDS, NORM_KINDS
@@ -43,6 +43,10 @@ define("integer", "window", 2, "Reach of --mask=local.")
 define("enum", "init", "lecun", "Initialisation.", INITS)
 define("list", "weight_scale", ["1"], "Multiplies every weight; a list is a sweep.")
 define("list", "skip_gain", ["1"], "Multiplies the skips; a list is a sweep.")
+define(
+    "list", "mlp_gain", [], "Gains of the MLPs at which san_mlp is measured too, without norms "
+    "as it is, post-norm with the MLPs' own skip: where they begin to slow the collapse.",
+)  # fmt: skip
 define("float", "bias_scale", 0.0, "Standard deviation of the biases.")
 inputs.define_flags(define)
 define("enum", "dtype", "float32", "Arithmetic of the forward pass.", list(inputs.DTYPES))
@@ -52,6 +56,7 @@ define("integer", "seed_chunk", 16, "Seeds in memory; does not change results.",
 def main(options: flags.FlagValues) -> None:
     ids, source = inputs.read_tokens(options)
     sweep = sweep_of(options)
+    gains_of(options)  # refused before a folder is made
     networks = {norm: configs_of(options, norm, options.variants) for norm in options.norm}
     mesh = cli.mesh(options)
     with cli.open_run(options, "collapse", extra=source, execution=("seed_chunk",)) as run:

@@ -85,6 +85,7 @@ def make_data(options: flags.FlagValues, key) -> dict:
 
 ENTRY = entry.make_entry(
     title="Paths: convex hull",
+    task="convex hull",
     quick=(
         "--n_train_data=2000", "--n_epochs=5", "--n_eval_data=100", "--n_repeat=3", "--no_sub_path",
     ),

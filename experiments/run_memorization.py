@@ -86,6 +86,7 @@ def make_setup(options: flags.FlagValues) -> experiment.Setup:
 
 ENTRY = entry.make_entry(
     title="Paths: memorization",
+    task="memorization",
     quick=(
         "--task_name=shipped", "--depth=4", "--hidden_dim=64", "--n_epochs=60", "--n_paths=5",
         "--learning_rate=1e-3", "--n_repeat=3", "--no_sub_path",

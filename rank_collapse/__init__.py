@@ -64,6 +64,8 @@ from rank_collapse.paths.sets import (
     sample_path,
     sample_path_sets,
 )
+from rank_collapse.paths.sharing import coalition_values, covariance_shares, shapley_values
+from rank_collapse.paths.truncation import truncated
 from rank_collapse.theory.cubic_law import closed_constant, measured_constant
 from rank_collapse.theory.logdomain import local_rate, log_residual_profile
 from rank_collapse.theory.pairs import CertifiedProfile, certified_profile, certified_profiles
@@ -100,8 +102,10 @@ __all__ = [
     "certified_profile",
     "certified_profiles",
     "closed_constant",
+    "coalition_values",
     "composite_norm",
     "count_paths",
+    "covariance_shares",
     "design",
     "direct_contributions",
     "effective_rank",
@@ -135,6 +139,7 @@ __all__ = [
     "san_mlp",
     "san_skip",
     "saturated_share",
+    "shapley_values",
     "stable_rank",
     "stack_layers",
     "sum_over_paths",
@@ -142,6 +147,7 @@ __all__ = [
     "token_cosine",
     "transformer",
     "transverse_exponents",
+    "truncated",
 ]
 
 __version__ = "0.1.0"

@@ -99,6 +99,14 @@ def test_the_network_by_hand_is_the_plain_one():
     np.testing.assert_allclose(scope["trace"].output, output, atol=2e-4)
 
 
+def test_the_encoder_decoder_is_its_halves():
+    scope = named("encoder decoder")
+    trace, lengths = scope["trace"], scope["lengths"]
+    assert trace.logits.shape == (5, 13) and trace.decoder.cross_attention.shape == (2, 4, 5, 4)
+    assert scope["target"].tolist() == [1, 5, 4, 8, 3] and scope["written"].shape == (5,)
+    np.testing.assert_allclose(lengths.total, trace.decoder.output, rtol=1e-4, atol=1e-5)
+
+
 def test_links_and_commands_exist():
     assert len(BLOCKS) >= 2
     for target in re.findall(r"\]\(([^)]+)\)", TEXT):

@@ -36,7 +36,7 @@ def measure_all(
             missing = {
                 name: compute
                 for part, measures in MEASURED.items()
-                if part in options.parts
+                if part in options.parts and (part == "residuals" or seed < options.num_path_seeds)
                 for name, compute in measures(weights, options).items()
                 if run.part(f"{weights.name}/{name}") is None
             }

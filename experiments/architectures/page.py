@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments.architectures.entry import compare, reading
+from experiments.architectures.entry import claims, compare, reading
 from experiments.architectures.figures import captions_of, slug
 from experiments.architectures.results import Results
 from rank_collapse import report
@@ -27,6 +27,7 @@ def page(results: list[Results], summary: Mapping[str, Any], folder: Path, comma
                     ((folder / f"{name}.png").read_bytes(), caption)
                     for name, caption in captions_of(found).items()
                 ],
+                claims=claims(alone),
                 comparisons=compare(alone),
                 reading=reading(alone),
                 details="all numbers: results.csv and arrays.npz",

@@ -8,6 +8,7 @@ import numpy as np
 
 from experiments.architectures.models import Model
 from rank_collapse import pretrained
+from rank_collapse.network.surgery import VARIANTS
 
 KINDS = ("pretrained", "init")
 NAMES = {"pretrained": "pretrained", "init": "random initialisation"}
@@ -33,6 +34,11 @@ class Results:
         """[seeds · texts, ...] of one measure, or None where it was not asked for."""
         parts = self.found.get((kind, name))
         return None if parts is None else np.concatenate(parts)
+
+    def by_seed(self, kind: str, name: str) -> np.ndarray | None:
+        """[seeds, ...], means over the texts of each set of weights; None as of `get`."""
+        parts = self.found.get((kind, name))
+        return None if parts is None else np.stack([p.mean(axis=0, dtype=float) for p in parts])
 
     @property
     def kinds(self) -> list[str]:
@@ -101,4 +107,14 @@ def model_summary(results: Results, batch: Mapping[str, Any]) -> dict[str, Any]:
         "mean_tokens": tokens,
         "published": pretrained.published_curves(model.settings, config.depth),
         "means": means,
+        "curves": {kind: _curves(results, kind) for kind in results.kinds},
     }
+
+
+def _curves(results, kind):
+    """{variant: residual ratio of each seed by layer}, in the published reading."""
+    found = {
+        variant: results.by_seed(kind, f"residuals/{variant}/published/residual_ratio")
+        for variant in VARIANTS
+    }
+    return {variant: curves.tolist() for variant, curves in found.items() if curves is not None}

@@ -1,63 +1,85 @@
 """How run_attention_forms stands in the report."""
 
+import math
 from typing import Any
 
 from experiments.attention_forms.results import between
 from experiments.shell.entry import Entry
+from rank_collapse.report.claims import ABOVE_ZERO, Claim, of_interval
 from rank_collapse.report.page import Comparison
 
 SOURCE = "Vaswani et al. 2017, section 3.2.1"
 
 
 def compare(summary: dict[str, Any]) -> list[Comparison]:
-    """The law of the variance, what saturates, and who is ahead after training."""
-    random, threshold = summary["random"], summary["saturation"]
-    dot, scaled = random["dot"], random["scaled_dot"]
+    """The law of the variance, the gradients' two averages, and accuracies at every width."""
+    dot, scaled = (summary["random"][form] for form in ("dot", "scaled_dot"))
     d_k = dot["d_k"][-1]
-    variance, share = dot["variance"][-1][0], dot["saturated"][-1][0]
-    typical = [f["median_score_gradient"][-1][0] for f in (dot, scaled)]
     overall = [f["score_gradient"][-1][0] for f in (dot, scaled)]
     rows = [
         Comparison(
-            f"variance of dot products at d_k = {d_k}", variance, d_k,
-            abs(variance / d_k - 1) < 0.05, f"{SOURCE}, footnote 4; agrees within 5 %",
+            f"variance of dot products at d_k = {d_k}", between(dot["variance"][-1], 1), d_k,
+            f"{SOURCE}, footnote 4",
         ),
         Comparison(
-            f"share of rows with a weight > {threshold:g} at d_k = {d_k}, unscaled and scaled",
-            f"{share:.2f}, {scaled['saturated'][-1][0]:.2f}", "saturated, not",
-            share > scaled["saturated"][-1][0], SOURCE,
-        ),
-        Comparison(
-            f"softmax gradient of a typical row at d_k = {d_k}, unscaled and scaled",
-            f"{typical[0]:.2g}, {typical[1]:.2g}", "extremely small, not",
-            typical[0] < 0.1 * typical[1],
-            f"agrees below a tenth; root mean square over rows {overall[0]:.2g}, {overall[1]:.2g}",
+            f"softmax gradient at d_k = {d_k}, root mean square over rows, unscaled and scaled",
+            f"{overall[0]:.2g}, {overall[1]:.2g}",
         ),
     ]  # fmt: skip
-    return rows + [c for width in summary["trained"] for c in _ahead(summary, int(width))]
+    for width, found in summary["trained"].items():
+        ahead, control = found["ahead"]["additive - dot"], found["ahead"]["additive_unscaled - dot"]
+        name = f"accuracy at d_k = {width}"
+        alike = "alike" if int(width) == min(map(int, summary["trained"])) else None
+        rows += [
+            Comparison(
+                f"{name}, additive less dot products", between(ahead), alike, "paired by seed"
+            ),
+            Comparison(
+                f"{name}, additive times √d_k less dot products", between(control),
+                note="is it the tanh, or the size of v?",
+            ),
+        ]  # fmt: skip
+    return rows
 
 
-def _ahead(summary, d_k):
-    """Additive attention against dot products at one width, and the control."""
-    found = summary["trained"][str(d_k)]["ahead"]
-    widths = [int(w) for w in summary["trained"]]
-    ahead, control = found["additive - dot"], found["additive_unscaled - dot"]
-    claim, agrees = None, None
-    if ahead[1] is not None and len(widths) > 1 and d_k == min(widths):
-        claim, agrees = "alike", ahead[1] <= 0 <= ahead[2]
-    elif ahead[1] is not None and d_k == max(widths):
-        claim, agrees = "additive ahead", ahead[1] > 0
-    name = f"accuracy at d_k = {d_k}"
+def claims(summary: dict[str, Any]) -> list[Claim]:
+    """What saturates, whose gradients are small, and who is ahead after training."""
+    dot, scaled = (summary["random"][form] for form in ("dot", "scaled_dot"))
+    d_k, threshold = dot["d_k"][-1], summary["saturation"]
+    widest = max(summary["trained"], key=int)
+    share, typical = (
+        [f[name][-1] for f in (dot, scaled)] for name in ("saturated", "median_score_gradient")
+    )
+    found = [
+        (
+            share[0], (_end(share[1], 2), math.inf), "pushes the softmax into saturation",
+            f"share of rows with a weight > {threshold:g} at d_k = {d_k}, unscaled",
+            f"no more than scaled, {between(share[1])}",
+        ),
+        (
+            typical[0], (-math.inf, _end(typical[1], 1)), "makes its gradients extremely small",
+            f"softmax gradient of the median row at d_k = {d_k}, unscaled",
+            f"no less than scaled, {between(typical[1])}",
+        ),
+        (
+            summary["trained"][widest]["ahead"]["additive - dot"], ABOVE_ZERO,
+            "lets additive attention outperform them",
+            f"accuracy at d_k = {widest}, additive less unscaled dot products, paired by seed", "0",
+        ),
+    ]  # fmt: skip
     return [
-        Comparison(
-            f"{name}, additive less dot products", between(ahead), claim, agrees,
-            "paired by seed, 95 % interval",
-        ),
-        Comparison(
-            f"{name}, additive times √d_k less dot products", between(control), None, None,
-            "no claim: is it the tanh, or the size of v?",
-        ),
+        of_interval(
+            mean[0], None if mean[1] is None else (mean[1], mean[2]), summary["seeds"], claimed,
+            statement=f"The variance d_k of unscaled dot products {what}.", section=SOURCE,
+            statistic=statistic, null=null,
+        )
+        for mean, claimed, what, statistic, null in found
     ]  # fmt: skip
+
+
+def _end(mean, index):
+    """An end of an interval, or the mean where there is none."""
+    return mean[0] if mean[index] is None else mean[index]
 
 
 def reading(summary: dict[str, Any]) -> str:
@@ -65,19 +87,25 @@ def reading(summary: dict[str, Any]) -> str:
     width = max(summary["trained"], key=int)
     ahead = summary["trained"][width]["ahead"]
     accuracy = {form: mean[0] for form, mean in summary["trained"][width]["accuracy"].items()}
-    dot = summary["random"]["dot"]
-    low = ahead["additive - dot"][1]
-    won = low is not None and low > 0
-    return (
+    won, control = ahead["additive - dot"], ahead["additive_unscaled - dot"]
+    said = (
         f"At d_k = {width} a network sorts {accuracy['additive']:.2f} of the letters with additive "
-        f"attention and {accuracy['dot']:.2f} with dot products that are not scaled"
-        f"{'' if won else ', no difference that these seeds show'}; scaled ones reach "
-        f"{accuracy['scaled_dot']:.2f}, additive scores times √d_k "
-        f"{accuracy['additive_unscaled']:.2f}: what counts is the size of the scores, which the "
-        "usual small v keeps down, more than the form. At initialisation the softmax gradient of "
-        f"a typical row of dot products is {dot['median_score_gradient'][-1][0]:.1g} at d_k = "
-        f"{dot['d_k'][-1]}, but its root mean square over rows is "
-        f"{dot['score_gradient'][-1][0]:.2g}: few rows, at a tie, carry nearly all of it."
+        f"attention, {accuracy['dot']:.2f} with dot products that are not scaled, "
+        f"{accuracy['scaled_dot']:.2f} with scaled ones, and {accuracy['additive_unscaled']:.2f} "
+        "with additive scores times √d_k"
+    )
+    if won[1] is None or won[1] <= 0:
+        said += ": additive attention is not ahead of dot products, as far as these seeds show."
+    elif control[0] < won[0] / 2:
+        said += ": it is the size of the scores, which a small v keeps down, more than the form."
+    else:
+        said += ": the form is ahead, whatever the size of its scores."
+    dot = summary["random"]["dot"]
+    typical, overall = dot["median_score_gradient"][-1][0], dot["score_gradient"][-1][0]
+    return said + (
+        f" Before training the softmax gradient of a typical row of dot products is {typical:.1g} "
+        f"at d_k = {dot['d_k'][-1]}, its root mean square over rows {overall:.2g}"
+        f"{': few rows, near a tie, carry nearly all of it' if typical < overall / 10 else ''}."
     )
 
 
@@ -91,6 +119,7 @@ ENTRY = Entry(
                   "--n_epochs=12", "--n_train_data=600"),
         "paper": (),
     },
+    claims=claims,
     compare=compare,
     reading=reading,
     captions={

@@ -10,14 +10,14 @@ import numpy as np
 
 import rank_collapse as rc
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.theory import logdomain, pairs
+from rank_collapse.theory import noise, pairs
 from tests import ball_oracle
 
 D, DEPTH, BIASES, OFFSET = 16, 6, 0.1, 0.3
 SCALES = 0.3, 6.0
 # A few hundred draws of a small network: compiling costs more than running.
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-METHODS = ("one_scale", "pairs32", "pairs64", "certified")
+METHODS = ("one_scale", "replicas", "pairs32", "pairs64", "certified")
 VERDICTS = ("right", "unproved", "refused", "wrong")
 
 
@@ -80,13 +80,17 @@ def draw(case: Case, keys: Any) -> tuple[Any, Any, TransformerConfig, Any]:
 def compare(case: Case, keys: Any, *, max_digits: int, workers: int) -> dict[str, np.ndarray]:
     """Profiles [s, L + 1] of every method and of the oracle, scales and gains [s]."""
     params, x, config, scale = draw(case, keys)
-    one_scale, safe = _run(_cheap, params, x, config)
-    out = {"one_scale": one_scale, "pairs32": _run(_pairs, params, x, config)}
+    out = {
+        "one_scale": _run(_one_scale, params, x, config),
+        "replicas": _run(rc.log_residual_profile, params, x, config),
+        "pairs32": _run(_pairs, params, x, config),
+    }
     wide = jax.tree.map(lambda a: a.astype(np.float64), (params, x, config))
     with jax.enable_x64(True):
         out["pairs64"] = _run(_pairs, *wide)
     # what `pairs.certified_profiles` does, seed by seed
-    certified = np.where(safe[:, None], one_scale, out["pairs32"])
+    safe = np.asarray(pairs.known(out["replicas"]))
+    certified = np.where(safe[:, None], out["replicas"], out["pairs32"])
     lost = np.isnan(certified).any(axis=1)
     out["certified"] = np.where(lost[:, None], out["pairs64"], certified)
     out["passed"] = np.where(lost, 2, np.where(safe, 0, 1))
@@ -103,9 +107,8 @@ def _run(fn, params, x, config):
     return jax.tree.map(np.asarray, compiled(params, x, config))
 
 
-def _cheap(params, x, config):
-    trace = logdomain.log_trace(params, x, config)
-    return trace.profile, pairs.one_scale_is_safe(trace)
+def _one_scale(params, x, config):
+    return rc.log_residual_profile(params, x, config, replicas=0)
 
 
 def _pairs(params, x, config):
@@ -138,7 +141,7 @@ def verdicts(profile: np.ndarray, proved: np.ndarray) -> np.ndarray:
     """
     known = ~np.isnan(profile) & ~np.isnan(proved) & (profile != proved)
     error = np.abs(np.where(known, profile, 0) - np.where(known, proved, 0))
-    tolerance = np.maximum(pairs.ABSOLUTE, pairs.RELATIVE * np.abs(np.where(known, proved, 0)))
+    tolerance = np.maximum(noise.ABSOLUTE, noise.RELATIVE * np.abs(np.where(known, proved, 0)))
     wrong = (error > tolerance).any(axis=1)
     refused, unproved = (np.isnan(a).any(axis=1) for a in (profile, proved))
     return np.where(wrong, 3, np.where(refused, 2, np.where(unproved, 1, 0)))

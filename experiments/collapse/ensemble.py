@@ -10,14 +10,16 @@ import numpy as np
 from absl import flags
 from jax.sharding import Mesh
 
-from experiments.collapse.measure import make_draw, make_measure
+from experiments.collapse.measure import make_draw, make_measure, part_of
 from experiments.collapse.results import Results
 from experiments.shell import inputs
 from experiments.shell.progress import Progress
 from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.runs import seeds
 from rank_collapse.runs.files import RunError
 from rank_collapse.runs.folder import RunFolder
+from rank_collapse.theory import pairs
 
 
 class Programs:
@@ -28,6 +30,7 @@ class Programs:
 
     def __init__(self, options, networks, ids, mesh, progress):
         self.options, self.mesh, self.progress = options, mesh, progress
+        self.networks = networks
         self.draw = seeds.spread(make_draw(options, ids), mesh)
         self.measures = {
             norm: seeds.spread(make_measure(configs, options), mesh)
@@ -58,8 +61,44 @@ class Programs:
         keys = seeds.lay_out(seeds.seed_keys(self.options.seed, count, first), self.mesh, size)
         if not self.compiled:
             self.compile(keys)
-        out = self.measures[norm](self.draw(keys, jnp.asarray(scale)), jnp.asarray(gain))
-        return seeds.to_host(out, count)
+        drawn = self.draw(keys, jnp.asarray(scale))
+        out = seeds.to_host(self.measures[norm](drawn, jnp.asarray(gain)), count)
+        if all(pairs.known(measures["log10_residual"]).all() for measures in out.values()):
+            return out
+        x, params = seeds.to_host(drawn, count)
+        with self.progress.aside("residuals from pairs of tokens"):
+            return {
+                variant: from_pairs(measures, params, x, self.networks[norm][variant], gain)
+                for variant, measures in out.items()
+            }
+
+
+def from_pairs(
+    measures: dict[str, np.ndarray],
+    params: TransformerParams,
+    x: np.ndarray,
+    config: TransformerConfig,
+    gain: float,
+) -> dict[str, np.ndarray]:
+    """The measures of one variant; residuals that one scale could not hold, from pairs of tokens.
+
+    Args:
+        measures: {measure: [s, L + 1]}.
+        params: Of a whole Transformer, with a leading seed axis.
+        x: Its inputs [s, n, d].
+        config: The variant.
+        gain: Of its skips.
+    """
+    profile = np.array(measures["log10_residual"])
+    overflow = ~np.isfinite(measures["ratio"]).all(axis=1)
+    lost = np.flatnonzero(~np.asarray(pairs.known(profile)) & ~overflow)
+    if not lost.size or x.shape[1] ** 2 * x.shape[2] > pairs.LARGEST_TABLE:
+        return measures
+    params, x = jax.tree.map(lambda a: a[lost], (part_of(params, config), x))
+    config = config.replace(skip_gain=gain)
+    found = pairs.certified_profiles(params, x, config, profile=profile[lost], batch=4)
+    profile[lost] = found.profile
+    return measures | {"log10_residual": profile}
 
 
 def measure_all(
@@ -145,8 +184,7 @@ def gaps(new: dict[str, np.ndarray], setting: str, first: int) -> Iterator[str]:
     """
     reasons = {
         "ratio": "the hidden states overflow",
-        "log10_residual": "tokens fall into clusters whose distances one scale cannot hold "
-        "(rc.certified_profile knows more of them), or overflow",
+        "log10_residual": "no pass is certain of it beside its noisy copies, or states overflow",
     }
     for name, values in new.items():
         variant, measure = name.split("/")

@@ -1,145 +1,216 @@
-"""run_collapse's part of the report: measured beside BERT's published curves."""
+"""run_collapse's part of the report: rate, bounds, skips, MLPs and norms at initialisation."""
 
+import math
 from typing import Any
 
 from experiments.shell.entry import Entry
+from experiments.shell.paper import said
 from rank_collapse.pretrained.published import PUBLISHED, published_curves
+from rank_collapse.report.claims import (
+    ABOVE_ZERO,
+    CONTRADICTED,
+    SUPPORTED,
+    Claim,
+    never,
+    of_mean,
+)
+from rank_collapse.report.intervals import mean_interval
 from rank_collapse.report.page import Comparison
 
-SLOWER = "MLPs slow it"
 PUBLISHED_NAMES = {
     "san": "SAN", "san_mlp": "SAN+MLP", "san_skip": "SAN+skip", "transformer": "Transformer",
 }  # fmt: skip
-COLLAPSED = 0.01  # a ratio below it counts as collapsed
+GAINS = "--mlp_gain=0.25,0.5,1,2,4,8,16"
+CUBIC = (2.5, 3.5)  # nearer to 3 than to the rate of any other power law
 
 
 def compare(summary: dict[str, Any]) -> list[Comparison]:
-    """Each of the paper's claims on each norm placement, beside BERT's published curve."""
+    """Residual ratios beside BERT's published curve, and what only the logarithms show."""
     bert = published_curves(PUBLISHED["bert-base-cased"], 12)["init"]
-    first = summary["settings"][0]
     rows = []
-    for setting in summary["settings"]:
-        if any(setting[k] != first[k] for k in ("weight_scale", "skip_gain")):
-            continue
+    for setting in first_settings(summary):
         where = f"norm {setting['norm']}"
         for variant, numbers in setting["variants"].items():
             last = len(numbers["ratio"]) - 1
             curve = bert[PUBLISHED_NAMES[variant]]
-            published = curve[min(last, len(curve) - 1)]
-            measured = numbers["ratio"][-1]
-            if measured is None:  # not known: a gap of the curve
-                continue
-            rows.append(
-                Comparison(
-                    f"{variant}, {where}: residual ratio after {last} layers",
-                    measured,
-                    published,
-                    (measured < COLLAPSED) == (published < COLLAPSED),
-                    "published: BERT at initialisation (768 wide, 12 heads, post-norm); agrees if "
-                    f"both or neither are below {COLLAPSED}",
-                )
-            )
-        rows += _deep(setting, where)
+            if numbers["ratio"][-1] is not None:  # else a gap of the curve
+                rows.append(
+                    Comparison(
+                        f"{variant}, {where}: residual ratio after {last} layers",
+                        numbers["ratio"][-1], curve[min(last, len(curve) - 1)],
+                        "published: BERT at initialisation (768 wide, 12 heads, post-norm)",
+                    )
+                )  # fmt: skip
+            rows += _logarithms(f"{variant}, {where}", numbers)
     return rows
+
+
+def first_settings(summary: dict[str, Any]) -> list[dict[str, Any]]:
+    """The settings of every norm at the first of the swept values."""
+    first = summary["settings"][0]
+    swept = ("weight_scale", "skip_gain")
+    return [s for s in summary["settings"] if all(s[k] == first[k] for k in swept)]
 
 
 def _shown(value):
     return "nothing" if value is None else f"{value:.4g}"
 
 
-def _deep(setting, where):
+def _logarithms(what, numbers):
     """What only the logarithms show."""
-    rows, variants = [], setting["variants"]
-    for variant, numbers in variants.items():
-        rate = numbers["local_rate_last"]
-        if variant == "san" and rate is not None:
-            note = (
-                f"log10 of the residual is {_shown(numbers['log10_residual_last'])} there; "
-                f"plain arithmetic shows {_shown(numbers['plain_log10_residual_last'])}"
-            )
-            rows.append(
-                Comparison(
-                    f"{variant}, {where}: local rate at the last layer",
-                    rate, 3, abs(rate - 3) < 0.05, note,
-                )
-            )  # fmt: skip
-        if "layers" in numbers:
-            theorem = "Theorem 2.3" if variant == "san" else "Corollary 3.2"
-            above = numbers["layers_above_their_bound"] + numbers["prefixes_above_the_stack_bound"]
-            rows.append(
-                Comparison(
-                    f"{variant}, {where}: residuals above the bound of {theorem}",
-                    above, 0, above == 0,
-                    f"the lemma's condition held in {numbers['layers_admissible']} of "
-                    f"{numbers['layers']} layers; at the last one log10 of the residual is "
-                    f"{_shown(numbers['log10_residual_last'])}, the layer's bound "
-                    f"{_shown(numbers['log10_layer_bound_last'])}, the stack's "
-                    f"{_shown(numbers['log10_bound_last'])}",
-                )
-            )  # fmt: skip
-        if "free_bounds" in numbers:
-            rows.append(
-                Comparison(
-                    f"{variant}, {where}: layers above a bound that needs no condition",
-                    numbers["free_violations"], 0, numbers["free_violations"] == 0,
-                    f"of {numbers['free_bounds']}, around the mean token and of the diameter; "
-                    "powers of ten above what is bounded, medians: around the mean "
-                    f"{_shown(numbers['tightness_mean_median'])}, the paper's with γ* "
-                    f"{_shown(numbers['tightness_paper_median'])}",
-                )
-            )  # fmt: skip
-        if numbers.get("log10_c_theorem") is not None and numbers["log10_c_eff"] is not None:
-            rows.append(
-                Comparison(
-                    f"{variant}, {where}: log10 c_eff of the 3^L law, at most the theorem's",
-                    numbers["log10_c_eff"], numbers["log10_c_theorem"],
-                    numbers["log10_c_eff"] <= numbers["log10_c_theorem"],
-                    f"in closed form {_shown(numbers['log10_c_eff_closed'])}; log10 Λ measured "
-                    f"{_shown(numbers['log10_lambda'])}, in closed form "
-                    f"{_shown(numbers['log10_lambda_closed'])}",
-                )
-            )  # fmt: skip
-    deep = {v: variants.get(v, {}).get("log10_residual_last") for v in ("san", "san_mlp")}
-    if None not in deep.values():
+    rows = [
+        Comparison(
+            f"{what}: log10 of the residual at the last layer",
+            _shown(numbers["log10_residual_last"]),
+            note=f"plain arithmetic shows {_shown(numbers['plain_log10_residual_last'])}",
+        )
+    ]
+    if "free_bounds" in numbers:
         rows.append(
             Comparison(
-                f"{where}: log10 residual at the end, san_mlp beside san",
-                f"{deep['san_mlp']:.4g} and {deep['san']:.4g}",
-                SLOWER,
-                deep["san_mlp"] > deep["san"],
+                f"{what}: layers above a bound that needs no condition (derived here)",
+                numbers["free_violations"], 0,
+                f"of {numbers['free_bounds']}; powers of ten above what is bounded, medians: "
+                f"{_shown(numbers['tightness_mean_median'])} around the mean, "
+                f"{_shown(numbers['tightness_paper_median'])} the paper's with γ*",
             )
-        )
+        )  # fmt: skip
+    if numbers.get("log10_c_theorem") is not None and numbers["log10_c_eff"] is not None:
+        rows.append(
+            Comparison(
+                f"{what}: log10 c_eff of the 3^L law, beside the theorem's",
+                numbers["log10_c_eff"], numbers["log10_c_theorem"],
+                f"in closed form {_shown(numbers['log10_c_eff_closed'])}; log10 Λ measured "
+                f"{_shown(numbers['log10_lambda'])}, in closed form "
+                f"{_shown(numbers['log10_lambda_closed'])}",
+            )
+        )  # fmt: skip
     return rows
 
 
+def claims(summary: dict[str, Any]) -> list[Claim]:
+    """Rate, bounds, skips, MLPs and norms, on each norm placement at the first swept values."""
+    found = []
+    for setting in first_settings(summary):
+        norm, variants = setting["norm"], setting["variants"]
+        where = "no norm" if norm == "none" else f"{norm}-norm"
+        found += _rates(variants, norm, where)
+        found += _bounds(variants, where)
+        found += _skips(variants, where)
+        found += _mlps(setting, norm, where)
+    return found
+
+
+def _rates(variants, norm, where):
+    if "san" in variants:
+        yield of_mean(
+            variants["san"]["by_seed"]["local_rate"], CUBIC,
+            statistic="local rate log‖res_L‖/log‖res_{L−1}‖ of san at the last layer",
+            null="1 if it fell exponentially, 2 if quadratically",
+            **said("rate" if norm == "none" else "norm", where),
+        )  # fmt: skip
+
+
+def _bounds(variants, where):
+    for variant, name in (("san", "bound"), ("san_mlp", "mlp bound")):
+        numbers = variants.get(variant, {})
+        if "layers" in numbers:
+            yield never(
+                numbers["layers_above_their_bound"] + numbers["prefixes_above_the_stack_bound"],
+                numbers["layers_admissible"] + numbers["prefixes_admissible"],
+                numbers["seeds"],
+                statistic=f"layers and depths of {variant} above their bound, where the lemma's "
+                "condition holds",
+                why=f"it holds in {numbers['layers_admissible']} of {numbers['layers']} layers",
+                **said(name, where),
+            )
+
+
+def _skips(variants, where):
+    if "san" in variants and "san_skip" in variants:
+        yield of_mean(
+            _differences(variants, "san_skip", "san"), ABOVE_ZERO,
+            statistic="log10‖res‖ at the last layer, san_skip less san of the same weights",
+            null="0", **said("skips", where),
+        )  # fmt: skip
+    if "san_skip" in variants:
+        yield _no_fall(variants, "san_skip", said("skips stop", where))
+
+
+def _no_fall(variants, variant, about):
+    return of_mean(
+        variants[variant]["by_seed"]["fall"], (-1e-12, math.inf),
+        statistic=f"change of log10 of {variant}'s residual ratio in a layer, over the second half",
+        null="below 0: it goes on falling", **about,
+    )  # fmt: skip
+
+
+def _mlps(setting, norm, where):
+    variants, swept = setting["variants"], setting.get("mlp_gain")
+    if "san_mlp" in variants:
+        yield _no_fall(variants, "san_mlp", said("mlps stop", where))
+    if "san" in variants and "san_mlp" in variants:
+        yield of_mean(
+            _differences(variants, "san_mlp", "san"), ABOVE_ZERO,
+            statistic="log10‖res‖ at the last layer, san_mlp less san of the same weights",
+            null="0, or less if they speed it up",
+            why=crossing_text(swept) if swept and norm == "none" else "",
+            **said("mlps slow", f"{where}, no skip at all"),
+        )  # fmt: skip
+    if swept and norm != "none" and 1.0 in swept["gains"]:
+        position = swept["gains"].index(1.0)
+        yield of_mean(
+            [row[position] for row in swept["raised"]], ABOVE_ZERO,
+            statistic="Λ = log10‖res‖/3^L of attention and MLPs with a skip of their own, less "
+            "that of san", null="0, or less if they speed it up", why=crossing_text(swept),
+            **said("mlps slow", f"{where}, MLPs with their own skip, as published"),
+        )  # fmt: skip
+
+
+def crossing_text(swept: dict[str, Any]) -> str:
+    """From which gain of the MLPs on they slow the collapse, over seeds."""
+    gains, columns = swept["gains"], zip(*swept["raised"], strict=True)
+    said_of = [of_mean(list(c), statistic="", null="", section="", statement="").verdict
+               for c in columns]  # fmt: skip
+    parts = []
+    for verdict, word in ((SUPPORTED, "slower"), (CONTRADICTED, "faster")):
+        where = [f"{g:g}" for g, v in zip(gains, said_of, strict=True) if v == verdict]
+        if where:
+            parts.append(f"{word} at gains {', '.join(where)}")
+    known = [c for c in swept["crossing"] if c is not None]
+    if known and len(known) == len(swept["crossing"]):
+        at = f"{sum(known) / len(known):.3g}"
+        if len(known) > 1:
+            at += " ({:.3g} to {:.3g})".format(*mean_interval(known))
+        parts.append(f"crossing at gain {at}")
+    else:
+        parts.append(f"{len(known)} of {len(swept['crossing'])} seeds cross from faster to slower")
+    return "; ".join(parts)
+
+
+def _differences(variants, one, other):
+    """log10‖res‖ at the last layer of two networks, seed by seed."""
+    pairs = zip(*(variants[v]["by_seed"]["log10_residual"] for v in (one, other)), strict=True)
+    return [None if None in pair else pair[0] - pair[1] for pair in pairs]
+
+
 def reading(summary: dict[str, Any]) -> str:
-    """One or two sentences against the paper, from the numbers."""
-    first = summary["settings"][0]
-    ends: dict[str, list[float]] = {}
-    for setting in summary["settings"]:
-        if all(setting[k] == first[k] for k in ("weight_scale", "skip_gain")):
-            for variant, numbers in setting["variants"].items():
-                if numbers["ratio"][-1] is not None:
-                    ends.setdefault(variant, []).append(numbers["ratio"][-1])
-
-    def names(chosen):
-        return " and ".join(chosen) if chosen else "none"
-
-    down = [v for v, e in ends.items() if max(e) < COLLAPSED]
-    up = [v for v, e in ends.items() if min(e) >= COLLAPSED]
-    norms = ", ".join(dict.fromkeys(s["norm"] for s in summary["settings"]))
-    text = f"With norm {norms}: collapsed at the last layer: {names(down)}; not: {names(up)}"
-    mixed = [v for v in ends if v not in down + up]
-    text += f"; depends on the norm: {names(mixed)}." if mixed else "."
-    rate = first["variants"].get("san", {}).get("local_rate_last")
+    """Two or three sentences against the paper, from the numbers."""
+    settings = first_settings(summary)
+    norms = ", ".join(s["norm"] for s in settings)
+    ends = {}
+    for setting in settings:
+        for variant, numbers in setting["variants"].items():
+            if numbers["ratio"][-1] is not None:
+                ends.setdefault(variant, []).append(numbers["ratio"][-1])
+    shown = ", ".join(f"{v} {min(e):.2g} to {max(e):.2g}" for v, e in ends.items())
+    text = f"Residual ratio at the last layer, with norm {norms}: {shown}."
+    rate = settings[0]["variants"].get("san", {}).get("local_rate_last")
     if rate is not None:
         text += f" Pure attention's local rate is {rate:.3f}; the theorems' bound has 3."
-    slower = [c.agrees for c in compare(summary) if c.published == SLOWER]
-    if slower:
-        text += (
-            f" MLPs slow the collapse in {sum(slower)} of {len(slower)} of these placements: the "
-            "corollary allows it, and small slopes do the opposite."
-        )
+    swept = [f"{s['norm']}: {crossing_text(s['mlp_gain'])}" for s in settings if s.get("mlp_gain")]
+    if swept:
+        text += f" MLPs by their gain, with norm {' | '.join(swept)}."
     return text
 
 
@@ -150,7 +221,7 @@ ENTRY = Entry(
     "figures of BERT, ALBERT and XLNet).",
     # BERT draws its weights with deviation 0.02 at a width of 768: 0.55 of 1/√fan-in.
     presets={
-        "quick": ("--norm=none,post,pre", "--weight_scale=0.55,1", "--num_seeds=8"),
+        "quick": ("--norm=none,post,pre", "--weight_scale=0.55,1", "--num_seeds=8", GAINS),
         "paper": (
             "--norm=none,post,pre",
             "--weight_scale=0.55,1",
@@ -159,8 +230,10 @@ ENTRY = Entry(
             "--num_heads=12",
             "--num_tokens=128",
             "--seed_chunk=2",
+            GAINS,
         ),
     },
+    claims=claims,
     compare=compare,
     reading=reading,
     captions={
@@ -173,6 +246,8 @@ ENTRY = Entry(
         "what they bound (all but the paper's need no condition). Below: the constant of the 3^l "
         "law as each depth shows it, measured, from the closed recursion of the covariance, and as "
         "the theorem has it.",
+        "mlp_gain": "By how much MLPs raise the constant Λ above pure attention's, against "
+        "their gain: above 0 they slow the collapse (post-norm: with a skip of their own).",
         "sweep_weight_scale": "Relative residual at BERT's weight scale (0.55) and at 1/√fan-in.",
     },
 )

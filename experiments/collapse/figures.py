@@ -7,7 +7,15 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.collapse.results import TIGHTNESS, Results, by_variant, constants, rates
+from experiments.collapse.results import (
+    TIGHTNESS,
+    Results,
+    by_variant,
+    constants,
+    gain_curves,
+    rates,
+    slowed,
+)
 from rank_collapse.report import figures
 
 RATIO = r"$\|\mathrm{res}(X^l)\|_{1,\infty} \,/\, \|X^l\|_{1,\infty}$"
@@ -38,6 +46,13 @@ def figures_of(results: Results) -> dict[str, Callable[[], Figure]]:
     }
     if law:
         drawn["bounds_and_constant"] = partial(law_figure, law)
+    gains = {
+        panel: (list(gain_curves(found)), slowed(gain_curves(found), found))
+        for panel, found in panels.items()
+        if gain_curves(found) and "san/log10_residual" in found
+    }
+    if gains:
+        drawn["mlp_gain"] = partial(gain_figure, gains)
     for position, name in ((1, "weight_scale"), (2, "skip_gain")):
         swept = sweep_curves(results, position, first)
         if len(next(iter(swept.values()))) > 1:
@@ -221,6 +236,26 @@ def sweep_figure(curves: Mapping[str, Mapping[str, Any]], swept: str) -> Figure:
         figures.integer_ticks(ax)
     axes[0, 0].set_ylabel(RATIO)
     axes[0, -1].legend(title=swept, loc="best")
+    return fig
+
+
+@figures.styled
+def gain_figure(curves: Mapping[str, tuple[Any, Any]]) -> Figure:
+    """By how much MLPs raise Λ above pure attention's, against their gain.
+
+    Args:
+        curves: {panel: (gains [g], values [s, g])}.
+    """
+    fig, axes = figures.figure(1, len(curves), width=3.4, height=2.8, sharey=True)
+    for ax, (panel, (gains, values)) in zip(axes[0], curves.items(), strict=True):
+        ax.axhline(0, color="#555555", lw=0.9, ls="--")
+        figures.band(ax, np.asarray(gains), values, f"{len(values)} seeds", 0)
+        ax.set_xscale("log", base=2)
+        ax.set(xlabel="gain of the MLPs", title=panel)
+        for place, text in ((0.97, "above 0: slower"), (0.06, "below 0: faster")):
+            ax.text(0.03, place, text, transform=ax.transAxes, fontsize=7, color="#555555",
+                    va="top" if place > 0.5 else "bottom")  # fmt: skip
+    axes[0, 0].set_ylabel(r"$\Lambda$ with MLPs $-$ $\Lambda$ of pure attention")
     return fig
 
 

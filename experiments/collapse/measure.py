@@ -8,7 +8,7 @@ import numpy as np
 from absl import flags
 
 import rank_collapse as rc
-from experiments.collapse.settings import configs_of
+from experiments.collapse.settings import configs_of, gain_name, gains_of
 from experiments.shell import inputs
 from rank_collapse.measures import residuals
 from rank_collapse.theory import bounds, cubic_law, logdomain
@@ -44,15 +44,46 @@ def part_of(params: rc.TransformerParams, config: rc.TransformerConfig) -> rc.Tr
 def make_measure(configs: dict[str, rc.TransformerConfig], options: flags.FlagValues):
     """measure((tokens, parameters), skip_gain) of one seed: every variant on the same draw."""
     dtype = inputs.DTYPES[options.dtype]
+    gains = gains_of(options)
+    swept = sweep_config(configs) if gains else None
 
     def measure(drawn, skip_gain):
         x, params = drawn
-        return {
+        found = {
             variant: measure_one(part_of(params, c), x, c.replace(skip_gain=skip_gain), dtype)
             for variant, c in configs.items()
         }
+        if swept is not None:
+            curves = gain_curves(part_of(params, swept), x, swept, jnp.asarray(gains))
+            found["mlp_gain"] = {gain_name(g): c for g, c in zip(gains, curves, strict=True)}
+        return found
 
     return measure
+
+
+def sweep_config(configs: dict[str, rc.TransformerConfig]) -> rc.TransformerConfig | None:
+    """The attention with MLPs whose gain is swept; None where no sweep says anything new.
+
+    Without norms it is san_mlp as it is. Post-norm undoes the gain of an MLP without a skip of its
+    own; there the MLPs keep theirs, as in the published curves. Pre-norm is left out.
+    """
+    config = configs.get("san_mlp")
+    if config is None or config.norm_placement == "pre":
+        return None
+    return config if config.norm_placement == "none" else config.replace(mlp_skip=True)
+
+
+def gain_curves(
+    params: rc.TransformerParams, x: jax.Array, config: rc.TransformerConfig, gains: jax.Array
+) -> jax.Array:
+    """log10 of the residual by layer, [g, L + 1], as the MLPs' gain is swept."""
+
+    def curve(gain):
+        return logdomain.log_residual_profile(
+            params, x, config.replace(branch_gain=rc.Gains(mlp=gain))
+        )
+
+    return jax.vmap(curve)(gains)
 
 
 def measure_one(
@@ -66,6 +97,7 @@ def measure_one(
     out = {
         "ratio": jax.vmap(residuals.residual_ratio)(hidden),
         "plain_log10_residual": jnp.log10(size),
+        "log10_size": jnp.log10(jax.vmap(residuals.composite_norm)(hidden)),
     }
     if not cubic_law.not_cubic(config):
         out["log10_cubic"] = cubic_law.cubic_profile(params, x, config)

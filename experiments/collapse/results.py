@@ -62,6 +62,7 @@ def summary_of(results: Results) -> dict[str, Any]:
         for variant, profile in by_variant(found, "log10_residual").items():
             ratio, rate = found[f"{variant}/ratio"], rates(profile)
             numbers = {
+                "seeds": len(profile),
                 "ratio": [_number(v) for v in ratio.mean(axis=0)],
                 "ratio_std_last": _number(ratio[:, -1].std()),
                 "log10_residual_last": _number(profile[:, -1].mean()),
@@ -69,6 +70,10 @@ def summary_of(results: Results) -> dict[str, Any]:
                     found[f"{variant}/plain_log10_residual"][:, -1].mean()
                 ),
                 "local_rate_last": _number(rate[:, -1].mean()),
+            }
+            numbers["by_seed"] = {
+                name: [_number(v) for v in values]
+                for name, values in last_by_seed(found, variant).items()
             }
             if f"{variant}/log10_bound" in found:
                 numbers |= bound_numbers(profile, *(found[f"{variant}/{b}"] for b in BOUNDS))
@@ -79,7 +84,68 @@ def summary_of(results: Results) -> dict[str, Any]:
         settings.append(
             {"norm": norm, "weight_scale": scale, "skip_gain": gain, "variants": variants}
         )
+        curves = gain_curves(found)
+        if curves:
+            settings[-1]["mlp_gain"] = gain_numbers(curves, found)
     return {"settings": settings}
+
+
+def last_by_seed(found: dict[str, np.ndarray], variant: str) -> dict[str, np.ndarray]:
+    """What the last layers say of each seed, [s] each.
+
+    "log10_residual"; "local_rate" at the last layer; "fall", how much log10 of the residual ratio
+    changes in a layer, over the second half of the layers.
+    """
+    profile = found[f"{variant}/log10_residual"]
+    relative = profile - found[f"{variant}/log10_size"]
+    depth = profile.shape[1] - 1
+    half = depth // 2
+    return {
+        "log10_residual": profile[:, -1],
+        "local_rate": rates(profile)[:, -1],
+        "fall": (relative[:, -1] - relative[:, half]) / (depth - half),
+    }
+
+
+def gain_curves(found: dict[str, np.ndarray]) -> dict[float, np.ndarray]:
+    """{gain of the MLPs: log10 of the residual [s, L + 1]}, ascending; empty without a sweep."""
+    prefix = "mlp_gain/log10_residual_at_"
+    curves = {float(k.removeprefix(prefix)): v for k, v in found.items() if k.startswith(prefix)}
+    return dict(sorted(curves.items()))
+
+
+def slowed(curves: dict[float, np.ndarray], found: dict[str, np.ndarray]) -> np.ndarray:
+    """By how much MLPs of each gain raise Λ = log10‖R_L‖/3^L above pure attention's, [s, g]."""
+    san = found["san/log10_residual"][:, -1]
+    raised = np.stack([curve[:, -1] - san for curve in curves.values()], axis=1)
+    return raised / 3.0 ** (found["san/log10_residual"].shape[1] - 1)
+
+
+def crossings(gains: np.ndarray, raised: np.ndarray) -> np.ndarray:
+    """The least gain of each seed from which on MLPs slow the collapse [s]; NaN for none.
+
+    Between the gains that were swept the change is taken as linear in the gain's logarithm.
+    """
+    found = np.full(len(raised), np.nan)
+    for seed, values in enumerate(raised):
+        up = np.flatnonzero((values[:-1] < 0) & (values[1:] >= 0))
+        if np.isfinite(values).all() and len(up):
+            g, (a, b) = np.log(gains[up[-1] : up[-1] + 2]), values[up[-1] : up[-1] + 2]
+            found[seed] = np.exp(g[0] - a * (g[1] - g[0]) / (b - a))
+    return found
+
+
+def gain_numbers(curves: dict[float, np.ndarray], found: dict[str, np.ndarray]) -> dict[str, Any]:
+    """How the MLPs' gain changes Λ, seed by seed, and where it crosses 0."""
+    gains = np.array(list(curves))
+    if "san/log10_residual" not in found:
+        return {}
+    raised = slowed(curves, found)
+    return {
+        "gains": gains.tolist(),
+        "raised": [[_number(v) for v in row] for row in raised],
+        "crossing": [_number(v) for v in crossings(gains, raised)],
+    }
 
 
 def bound_numbers(

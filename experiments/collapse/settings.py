@@ -56,3 +56,25 @@ def configs_of(
             options.depth, options.num_heads, options.d_model, **fields, **own
         )
     return configs
+
+
+def gains_of(options: flags.FlagValues) -> list[float]:
+    """The gains of the MLPs that are swept, ascending; none by default.
+
+    Raises:
+        ValueError: One that is not finite or not above 0, or a sweep without san_mlp.
+    """
+    try:
+        values = sorted({float(v) for v in options.mlp_gain})
+    except ValueError as error:
+        raise ValueError(f"--mlp_gain={','.join(options.mlp_gain)}: {error}") from error
+    if any(not np.isfinite(v) or v <= 0 for v in values):
+        raise ValueError(f"--mlp_gain needs finite numbers above 0, not {options.mlp_gain}")
+    if values and "san_mlp" not in options.variants:
+        raise ValueError(f"--mlp_gain={','.join(options.mlp_gain)} needs san_mlp in --variants")
+    return values
+
+
+def gain_name(gain: float) -> str:
+    """The name that a gain's curve is kept under."""
+    return f"log10_residual_at_{gain:g}"

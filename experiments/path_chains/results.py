@@ -67,5 +67,20 @@ def summary_of(results: dict[str, Any], config: TransformerConfig) -> dict[str, 
         "alpha_by_layer": np.asarray(law.alpha_by_layer).tolist(),
         "contraction": float(law.contraction),
         "error_of_sampled_paths": dict(zip(map(str, SAMPLES), errors.tolist(), strict=True)),
-        "largest_sum_error": float(results["sum_error"].max()),
+        "sum_error": results["sum_error"].tolist(),
+        "chain_slope": chain_slope(results["chain_mean"]).tolist(),
+        "length_of_largest_residual_by_seed": results["log10_residual"].argmax(axis=1).tolist(),
+        "float_eps": float(np.finfo(results["sum_error"].dtype).eps),
+        "d_model": config.d_model,
     }
+
+
+def chain_slope(ratios: np.ndarray) -> np.ndarray:
+    """Least-squares slope over lengths of log10 of each seed's median ratio, [s]; ratios [s, L, p].
+
+    NaN where there is one length only, or a product is of rank one to the last digit.
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        medians = np.log10(np.median(ratios, axis=2))
+        away = np.arange(medians.shape[1]) - (medians.shape[1] - 1) / 2
+        return (medians @ away) / (away @ away)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rank_collapse.report.claims import Claim
 from rank_collapse.report.page import Comparison
 
 
@@ -15,8 +16,9 @@ class Entry:
         title: Heading of its section.
         claim: What the paper says, in a sentence or two, with the figure or table it stands in.
         presets: Arguments of the binary by preset: "quick" (seconds on two cores) and "paper".
-        compare: Table of measured beside published values, from the run's summary (what the
-            binary gave to `RunFolder.publish`).
+        claims: Tests of what the paper says (`experiments.shell.paper`), from the run's summary
+            (what the binary gave to `RunFolder.publish`).
+        compare: Measured beside published values, without verdicts, from the same summary.
         reading: What the numbers say against the paper, in a sentence, from the same summary.
         captions: Caption by figure name, in the order of the report; a figure not named here
             is not shown, one that is not there is an error of the run.
@@ -25,6 +27,7 @@ class Entry:
     title: str
     claim: str
     presets: Mapping[str, Sequence[str]]
-    compare: Callable[[dict[str, Any]], Sequence[Comparison]]
     reading: Callable[[dict[str, Any]], str]
+    claims: Callable[[dict[str, Any]], Sequence[Claim]] = lambda summary: ()
+    compare: Callable[[dict[str, Any]], Sequence[Comparison]] = lambda summary: ()
     captions: Mapping[str, str] = field(default_factory=dict)

@@ -85,37 +85,47 @@ def train_cells(options: flags.FlagValues, run: RunFolder) -> dict[Cell, dict[st
     mesh, cells = cli.mesh(options), cells_of(options)
 
     @functools.cache  # cells that differ in floats alone share a program
-    def program_of(config, batch_size):
+    def program_of(config, batch_size, profiled):
         recipe = Recipe(
             config=config, num_outputs=options.num_labels, batch_size=batch_size,
             num_epochs=max(1, options.n_steps // STEPS_PER_EPOCH), shuffle=True,
         )  # fmt: skip
         make_data = functools.partial(data_of, options, batch_size)
         return Program(
-            recipe, make_data, make_measure(recipe), mesh=mesh, looks=LOOKS, along=True
+            recipe, make_data, make_measure(recipe), mesh=mesh, looks=LOOKS, along=True,
+            prepare=functools.partial(admin_gains, recipe) if profiled else None,
         )  # fmt: skip
 
     groups: dict[Any, dict[str, Hyper]] = {}
     for cell in cells:
         config, floats = split(config_of(options, cell))
         hyper = Hyper(cell.learning_rate, dropout=None, warmup=cell.warmup, network=floats)
-        groups.setdefault((config, cell.batch_size, cell.part), {})[cell.name] = hyper
+        key = config, cell.batch_size, cell.design == "admin", cell.part
+        groups.setdefault(key, {})[cell.name] = hyper
     # In the order of the cells, although a program serves several.
     found = {}
     for cell in cells:
         if cell.name in found:
             continue
         key = next(k for k, group in groups.items() if cell.name in group)
-        config, batch_size, part = key
+        *program, part = key
         seeds = options.num_seeds if part == "designs" else options.grid_seeds
         together = max(1, options.num_seeds // seeds)
         names = list(groups[key])
         first = names.index(cell.name)
         few = {name: groups[key][name] for name in names[first : first + together]}
         found |= results_of_cells(
-            options, run, program_of(config, batch_size), few, num_seeds=seeds, together=together
+            options, run, program_of(*program), few, num_seeds=seeds, together=together
         )
     return {cell: found[cell.name] for cell in cells}
+
+
+def admin_gains(recipe: Recipe, model: Any, data: Any, hyper: Hyper) -> Hyper:
+    """Admin's ω, profiled on the first batch of each seed's own initial network."""
+    config = recipe.config.replace(**hyper.network | {"skip_gain": 1.0})
+    batch = data["train"].inputs[: recipe.batch_size]
+    gains = rc.admin_profile(model.network, batch, config).skip_gain
+    return hyper.replace(network=hyper.network | {"skip_gain": gains})
 
 
 def config_of(options: flags.FlagValues, cell: Cell) -> rc.TransformerConfig:

@@ -1,5 +1,6 @@
 """Flags of the trained experiments: the published code's names and meanings, and our own."""
 
+import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
@@ -148,13 +149,9 @@ def network_config(options: flags.FlagValues, embedding: EmbeddingConfig) -> Tra
 
 
 def hyper(options: flags.FlagValues) -> Hyper:
-    """The traced values of a run, the same for every seed."""
-    return Hyper(
-        learning_rate=jnp.float32(options.learning_rate),
-        weight_decay=jnp.float32(options.weight_decay),
-        dropout=jnp.float32(options.dropout),
-        init_scale=jnp.float32(options.init_scale),
-    )
+    """The traced values of a run, the same for every seed; those without a flag as by default."""
+    names = [field.name for field in dataclasses.fields(Hyper) if field.name in options]
+    return Hyper(**{name: jnp.float32(options[name].value) for name in names})
 
 
 def epochs_per_chunk(options: flags.FlagValues) -> int:

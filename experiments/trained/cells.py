@@ -24,6 +24,8 @@ class Program:
     Args:
         recipe, make_data, mesh: See `Ensemble`.
         measure: (model, data, hyper) of one run → nested dictionary of arrays.
+        prepare: (model, data, hyper) of one run before training → its hyper, such as gains that
+            depend on the initial weights.
         looks: Chunks that training is cut into.
         along: Whether every run is also measured before training and after each chunk.
     """
@@ -35,14 +37,20 @@ class Program:
         measure: Callable[[Any, Any, Hyper], Any],
         *,
         mesh: Mesh,
+        prepare: Callable[[Any, Any, Hyper], Hyper] | None = None,
         looks: int = 20,
         along: bool = False,
     ):
         chunk = max(1, -(-recipe.num_epochs // looks))
         self.ensemble = Ensemble(recipe, make_data, mesh=mesh, epochs_per_chunk=chunk)
         self.along = along
-        self._measure = seeds.spread(
-            lambda state, data, hyper, _: measure(state.model, data, hyper),
+        self._measure = self._spread(measure, mesh)
+        self._prepare = None if prepare is None else self._spread(prepare, mesh)
+
+    def _spread(self, fn, mesh):
+        """fn(model, data, hyper) of all runs."""
+        return seeds.spread(
+            lambda state, data, hyper, _: fn(state.model, data, hyper),
             mesh, at_once=self.ensemble.at_once,
         )  # fmt: skip
 
@@ -56,6 +64,10 @@ class Program:
         """
         ensemble, looks = self.ensemble, []
         laid_keys, laid_hyper = ensemble.lay_out((keys, hyper))
+        if self._prepare is not None:
+            state, data = ensemble.begin(laid_keys, laid_hyper, None)
+            laid_hyper = self._prepare(state, data, laid_hyper, None)
+            hyper = seeds.to_host(laid_hyper, len(keys))
 
         def look(state, data):
             looks.append(seeds.to_host(self._measure(state, data, laid_hyper, None), len(keys)))

@@ -28,7 +28,7 @@ def run_experiment(options: flags.FlagValues, setup: Setup) -> dict[str, Any]:
         results = results_of(options, setup, run, measure, constants=constants)
         summary = run.publish(
             rows=lambda: rows_of(results, options),
-            figures=figures_of(results, setup),
+            figures=figures_of(results, setup, options.semantics),
             summary=lambda: summary_of(results, setup),
         )
     show(setup.title, summary)

@@ -11,47 +11,92 @@ from experiments.trained.training import Setup, diverged, kept
 from rank_collapse.report import figures
 
 
-def figures_of(results: dict[str, Any], setup: Setup) -> dict[str, Callable[[], Figure]]:
-    """What draws each figure, by name: ranks and α where they were measured."""
-    draw = {"paths": path_figure, "loss": loss_figure, "ranks": rank_figure, "alpha": alpha_figure}
+def figures_of(
+    results: dict[str, Any], setup: Setup, sampled: str = "recomputed"
+) -> dict[str, Callable[[], Figure]]:
+    """What draws each figure, by name: ranks and α where they were measured.
+
+    Args:
+        results, setup: What is shown.
+        sampled: Semantics of the sampled sets of paths.
+    """
+    draw = {"paths": functools.partial(path_figure, sampled=sampled), "shares": share_figure}
+    draw |= {"loss": loss_figure, "ranks": rank_figure, "alpha": alpha_figure}
     return {
         name: functools.partial(function, results, setup)
         for name, function in draw.items()
-        if name in ("paths", "loss") or name in results
+        if name in ("paths", "shares", "loss") or name in results
     }
 
 
 @figures.styled
-def path_figure(results: dict[str, Any], setup: Setup) -> Figure:
-    """The published figure: accuracy against path length, with what it left out."""
-    fig, axes = figures.figure(1, 1, width=5.6, height=3.8)
-    ax, seeds = axes[0, 0], kept(results)
+def path_figure(results: dict[str, Any], setup: Setup, sampled: str = "recomputed") -> Figure:
+    """Accuracy against path length: one length alone, as published, and lengths together.
+
+    Error bars and bands are the standard deviation over seeds, repeats averaged in each; `sampled`
+    is the semantics of the sampled sets.
+    """
+    fig, axes = figures.figure(1, 2, width=4.0, height=4.2, sharey=True)
+    (one, together), seeds = axes[0], kept(results)
     metric = next(iter(setup.metrics))
-    sets = sorted(results["sets"].items(), key=lambda item: int(item[0]))
-    for index, (size, values) in enumerate(sets):
-        v = values[metric][seeds]  # [s, k, r]
-        spread = v.transpose(0, 2, 1).reshape(-1, v.shape[1])
-        ax.errorbar(
-            results["lengths"] + 0.08 * (index - 0.5), spread.mean(axis=0), spread.std(axis=0),
-            label=f"{size} sampled path{'s' * (int(size) > 1)}", color=figures.color(index),
-            capsize=2, marker=figures.MARKERS[index], linewidth=1.0,
+    for index, (size, values) in enumerate(sorted(results["sets"].items(), key=_size)):
+        v = values[metric][seeds].mean(axis=2)
+        one.errorbar(
+            results["lengths"] + 0.08 * (index - 0.5), v.mean(axis=0), v.std(axis=0),
+            label=f"{size} sampled path{'s' * (int(size) > 1)}, {sampled}", capsize=2,
+            color=figures.color(index), marker=figures.MARKERS[index], linewidth=1.0,
         )  # fmt: skip
-    everything = np.arange(results["exact"][metric].shape[1])
-    for index, (name, label) in enumerate(
-        (("exact", "all paths of the length"), ("up_to", "all paths up to the length")), len(sets)
-    ):
-        figures.band(ax, everything, results[name][metric][seeds], label=label, index=index)
+    index = len(results["sets"])
+    found = {n: results[n][metric][seeds] for n in ("exact", "up_to", "from", "truncated")}
+    _band(one, found["exact"], "all paths of length k + offset, frozen", index)
+    _band(together, found["truncated"], "paths up to k, self-consistent", index + 1)
+    _band(together, found["up_to"], "lengths 0..k + offset, frozen", index + 2)
+    _band(together, found["from"][:, ::-1], "lengths L−k..L + offset, frozen", index + 3)
     whole = results["whole"][metric][seeds].mean()
-    _level(ax, whole, f"whole model, measured ({whole:.2f})", "black", "-")
     means = {n: float(v[seeds].mean()) for n, v in results["baselines"].items()}
     best = max(means, key=means.get)
-    _level(ax, means[best], f"{best} baseline, measured ({means[best]:.2f})", "dimgray", "--")
+    nothing = results["offset"][metric][seeds].mean()
+    for ax in (one, together):
+        _level(ax, whole, f"whole model ({whole:.2f})", "black", "-")
+        _level(ax, means[best], f"{best} baseline ({means[best]:.2f})", "dimgray", "--")
+        _level(ax, nothing, f"no path: the offset, frozen ({nothing:.2f})", "firebrick", "-.")
+        every = np.arange(found["exact"].shape[1])
+        ax.set(xlabel="path length k", xticks=every, ylim=(0, 1.02))
     for key, label in (("whole", "whole model"), ("baseline", "baseline")):
         value = setup.published[key]
-        _level(ax, value, f"{label}, published ({value:g})", "tab:gray", ":")
-    ax.set(xlabel="path length", ylabel="token accuracy", xticks=everything, ylim=(0, 1.02))
-    ax.set_title(f"{setup.title}, {_seeds(seeds)}")
-    ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=7)
+        _level(one, value, f"{label}, published ({value:g})", "tab:gray", ":")
+    for ax in (one, together):
+        ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), fontsize=7)
+    one.set(ylabel="token accuracy", title="one length")
+    together.set(title="several lengths together")
+    fig.suptitle(f"{setup.title}, {_seeds(seeds)}")
+    return fig
+
+
+@figures.styled
+def share_figure(results: dict[str, Any], setup: Setup) -> Figure:
+    """What each length is worth: Shapley values of the accuracy, covariance shares of the logits.
+
+    Both of frozen sums; a covariance share outside 0..1 (dashed) says that lengths cancel.
+    """
+    fig, axes = figures.figure(1, 2, width=3.4, height=2.8)
+    seeds, metric = kept(results), next(iter(setup.metrics))
+    shapley, covariance = results["shapley"][metric][seeds], results["covariance"][seeds]
+    for ax, values, label in (
+        (axes[0, 0], shapley, "Shapley value of the accuracy"),
+        (axes[0, 1], covariance, "covariance share of the logits"),
+    ):
+        lengths = np.arange(values.shape[1])
+        ax.bar(lengths, values.mean(axis=0), yerr=values.std(axis=0), capsize=2,
+               color=figures.color(0), alpha=0.8)  # fmt: skip
+        ax.axhline(0, color="black", lw=0.8)
+        ax.set(xlabel="path length k, frozen", ylabel=label, xticks=lengths)
+    axes[0, 1].axhline(1, color="dimgray", lw=0.9, ls="--")
+    ratio = results["cancellation"][seeds].mean()
+    axes[0, 1].set_title(rf"$\Sigma\,\|C_k\| \,/\, \|Y\|$ = {ratio:.2f}")
+    total = shapley.sum(axis=1).mean()
+    axes[0, 0].set_title(f"sum {total:.2f}: whole model less offset")
+    fig.suptitle(f"{setup.title}, {_seeds(seeds)}")
     return fig
 
 
@@ -101,6 +146,14 @@ def alpha_figure(results: dict[str, Any], setup: Setup) -> Figure:
     figures.band(axes[0, 0], 1 + np.arange(values.shape[1]), values)
     axes[0, 0].set(xlabel="layer", ylabel="α, weight of the skip", title=setup.title, ylim=(0, 1))
     return fig
+
+
+def _band(ax, values, label, index):
+    figures.band(ax, np.arange(values.shape[1]), values, label=label, index=index)
+
+
+def _size(item):
+    return int(item[0])
 
 
 def _level(ax, value, label, color, style):

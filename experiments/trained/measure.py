@@ -12,7 +12,7 @@ from experiments.trained.training import Setup
 from rank_collapse.paths.enumeration import ALL_HEADS
 from rank_collapse.paths.sets import sample_path_sets
 from rank_collapse.training import path_accuracy
-from rank_collapse.training.tasks.examples import majority_baseline, random_baseline
+from rank_collapse.training.tasks.examples import majority_baseline, random_baseline, token_mask
 
 SET_SIZES = (5, 20)  # of the published figures
 
@@ -22,7 +22,7 @@ def measure_of(options: flags.FlagValues, setup: Setup) -> Callable[[Any, Any, A
 
     Returns:
         A function (model, data, key) → {"whole": {metric: []}, "baselines": {name: []},
-        "sets": {size: {metric: [k, r]}}, "exact", "up_to", "all_but": {metric: [L + 1]}}, and
+        "sets": {size: {metric: [k, r]}}, what `length_sums` gives, "tokens": [] evaluated}, and
         where asked for "ranks": {name: [L(+1)]}, "alpha": [L] and "whole_train": {metric: []};
         k path lengths, r repeats.
     """
@@ -36,7 +36,8 @@ def measure_of(options: flags.FlagValues, setup: Setup) -> Callable[[Any, Any, A
             "baselines": _baselines(data, key_guess, setup.recipe.num_outputs),
             "sets": _path_sets(options, setup, model, held_out, key_paths),
         }
-        found |= path_accuracy.exact_sums(model, held_out, config, metrics, size)
+        found |= path_accuracy.length_sums(model, held_out, config, metrics, size)
+        found["tokens"] = token_mask(held_out).sum()
         if options.do_rank:
             found["ranks"] = path_accuracy.layer_ranks(model, held_out, config)
         if options.compute_alpha:

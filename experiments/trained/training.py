@@ -38,6 +38,7 @@ class Setup:
         published: {"whole": accuracy, "baseline": accuracy} as the published code plots them.
         batch_size: Examples evaluated at a time; None for all.
         extra: What else determines the results, for config.json.
+        curves: Metrics that are also measured on the evaluation data after each epoch.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Setup:
     published: Mapping[str, float]
     batch_size: int | None = None
     extra: Mapping[str, Any] | None = None
+    curves: tuple[str, ...] = ()
 
 
 def open_run(options: flags.FlagValues, name: str, extra: Any = None) -> RunFolder:
@@ -93,7 +95,8 @@ def results_of(
 
     Returns:
         What `measure` returns with a leading seed axis, the constants, "losses" [s, epochs],
-        "diverged_at" [s] (the first epoch whose loss is not finite, −1 for none) and
+        "curves" {metric: [s, epochs]} where the setup has any, "diverged_at" [s] (the first epoch
+        whose loss is not finite, −1 for none) and
         "seconds": {"train", "all"}.
     """
     missing = options.keep_models and not (run.path / models).exists()
@@ -116,6 +119,7 @@ def results_of(
         seconds["all"] = time.monotonic() - begun
         diverged_at = [found.diverged.get(s, -1) for s in range(options.num_seeds)]
         results = {"losses": found.losses, "diverged_at": diverged_at, "seconds": seconds}
+        results |= {"curves": found.curves} if found.curves else {}
         return traverse_util.flatten_dict(measured | results | dict(constants or {}), sep="/")
 
     if missing and run.part(part) is not None:
@@ -180,6 +184,7 @@ def train(
         mesh=cli.mesh(options),
         epochs_per_chunk=arguments.epochs_per_chunk(options),
         at_once=options.seeds_at_once or None,
+        held_out={name: setup.metrics[name] for name in setup.curves},
     )
     total = setup.recipe.num_epochs
     known = set()

@@ -3,7 +3,9 @@
 from typing import Any
 
 from experiments.shell.entry import Entry
+from experiments.shell.paper import said
 from experiments.width.results import by_depth
+from rank_collapse.report.claims import BELOW_ZERO, Claim, of_mean
 from rank_collapse.report.page import Comparison
 
 
@@ -18,6 +20,19 @@ def compare(summary: dict[str, Any]) -> list[Comparison]:
         )
         for case in by_depth(summary)
     ]
+
+
+def claims(summary: dict[str, Any]) -> list[Claim]:
+    """The deepest network against the shallowest, on the same data seed by seed."""
+    cases = by_depth(summary)
+    shallow, deep = cases[0]["accuracy_by_seed"], cases[-1]["accuracy_by_seed"]
+    return [
+        of_mean(
+            [deep[seed] - shallow[seed] for seed in deep if seed in shallow], BELOW_ZERO,
+            statistic=f"token accuracy at depth {cases[-1]['depth']} less that at depth "
+            f"{cases[0]['depth']}", null="above 0: depth helps", **said("width", "sorting"),
+        )
+    ]  # fmt: skip
 
 
 def reading(summary: dict[str, Any]) -> str:
@@ -40,6 +55,7 @@ ENTRY = Entry(
         "quick": ("--depths=1", "--depths=6", "--n_epochs=15", "--n_eval_data=100"),
         "paper": ("--num_seeds=5",),
     },
+    claims=claims,
     compare=compare,
     reading=reading,
     captions={

@@ -39,6 +39,7 @@ def summary_of(results: Mapping[str, Any], cases: Mapping[str, Setup]) -> dict[s
             "seeds": len(seeds),
             "diverged": list(diverged(found)),
             "accuracy": float(np.mean(accuracy, dtype=float)),
+            "accuracy_by_seed": {str(s): float(a) for s, a in zip(seeds, accuracy, strict=True)},
             "accuracy_std": float(np.std(accuracy, dtype=float)),
             "loss": float(losses[:, -1].mean()) if losses.size else None,
         }

@@ -42,7 +42,8 @@ def admin_profile(
     In the order in which the sublayers (attention, cross-attention, MLP) are passed,
         r_1 = 1,   ω_i = r_i,   r_{i+1} = √(Var(ω_i ∘ x_{i−1}) + Var(f_i(x_{i−1}))),
     Var over all entries of all tokens that exist in the batch, x_i the states with these ω. A gain
-    that is learned multiplies ω as it is; the config's own skip gains are replaced.
+    that is learned multiplies ω as it is; the config's own skip gains are replaced. (The published
+    code counts padding too, and profiles with dropout.)
 
     Args:
         params: The network's parameters, as they are before training.
@@ -58,7 +59,7 @@ def admin_profile(
         ValueError: Another placement of norms, a sublayer without a skip, inputs that are not a
             batch, or a batch that gives an activation that is not finite or an ω of 0.
 
-    Source: Liu et al. 2020, section 4.2.
+    Source: Liu et al. 2020, "Admin: adaptive model initialization".
     """
     _check_design(config)
     inputs = {"mask": mask, "bias": bias, "memory": memory, "memory_mask": memory_mask}

@@ -55,7 +55,7 @@ class TransformerConfig:
         qk_norm: RMSNorm with a gain on queries and keys before positions: "none", of each "head"
             (Qwen3, Gemma 3), or over the "width" of all heads (OLMo 2); with norm_eps.
         position: "none", "rotary", "relative_bias" (T5), "relative_key" (XLNet).
-        rotary_theta, rotary_scaling: See `attention.rotary_angles`.
+        rotary_theta, rotary_scaling: See `positions.rotary_angles`.
         num_buckets, max_distance: Of the position bias of "relative_bias".
         clamp_distance: Distances of "relative_key" are cut to ± this; 0 for not.
         cross_attention: Decoder layers that look at a memory.

@@ -17,6 +17,7 @@ from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.edits import as_edit
 from rank_collapse.network.embedding import embed, sinusoidal_positions
 from rank_collapse.network.parameters import TransformerParams, completed
+from rank_collapse.network.positions import relative_buckets, rotary_angles
 
 
 @struct.dataclass
@@ -222,12 +223,10 @@ def make_context(
     rotary = relative = None
     if config.position == "rotary":
         index = jnp.arange(n) if positions is None else positions
-        rotary = attn.rotary_angles(
-            index, config.qk_width, config.rotary_theta, config.rotary_scaling
-        )
+        rotary = rotary_angles(index, config.qk_width, config.rotary_theta, config.rotary_scaling)
     elif config.position == "relative_bias":
         args = (n, n, config.num_buckets, config.max_distance, config.mask != "causal")
-        learned = params.position_bias[attn.relative_buckets(*args)].transpose(2, 0, 1)
+        learned = params.position_bias[relative_buckets(*args)].transpose(2, 0, 1)
         bias = learned if bias is None else learned + bias
     elif config.position == "relative_key":
         distances = jnp.arange(n - 1.0, -n, -1.0)

@@ -41,7 +41,7 @@ def fold_gains(
         ValueError: Skip gains that are not positive, without Post-LN, or of the first sublayer
             where no embedding comes before it.
 
-    Source: Liu et al. 2020, section 4.2, for ω.
+    Source: Liu et al. 2020, for ω.
     """
     check_params(params, config)
     gains = layer_gains(config, jnp.result_type(*jax.tree.leaves(params.layers)), params)

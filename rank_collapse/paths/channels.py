@@ -215,19 +215,21 @@ def advance(
         channels,
         shifted(attention, length_axis),
         norm_by(constants.attention_scale),
-        _add,
+        channel_sum,
     )
     channels = passed("after_attention", channels)
     if config.cross_attention:
-        channels, _ = sublayer(sites.cross, channels, cross, norm_by(constants.cross_scale), _add)
+        channels, _ = sublayer(
+            sites.cross, channels, cross, norm_by(constants.cross_scale), channel_sum
+        )
         channels = passed("after_cross", channels)
     if config.mlp != "none":
         channels, _ = sublayer(
-            sites.mlp, channels, shifted(mlp, count_axis), norm_by(constants.mlp_scale), _add
+            sites.mlp, channels, shifted(mlp, count_axis), norm_by(constants.mlp_scale), channel_sum
         )
     return passed("hidden", channels)
 
 
-def _add(site: Site, channels: Channels, part: Channels) -> Channels:
+def channel_sum(site: Site, channels: Channels, part: Channels) -> Channels:
     """γ part + λ channels·[skip], slot by slot."""
     return jax.tree.map(lambda c, p: token_sum(site, c, p), channels, part)

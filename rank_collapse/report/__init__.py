@@ -1,10 +1,14 @@
-"""Figures from plain arrays, and the self-contained HTML page that shows them."""
+"""Claims and their verdicts, figures from plain arrays, and the page that shows them."""
 
-from rank_collapse.report.page import Comparison, Section, number, render
+from rank_collapse.report.claims import Claim
+from rank_collapse.report.page import Comparison, Section, count_line, number, render, span
 
 __all__ = [
+    "Claim",
     "Comparison",
     "Section",
+    "count_line",
     "number",
     "render",
+    "span",
 ]

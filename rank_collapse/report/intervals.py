@@ -1,10 +1,10 @@
 """Means of seeds: how well a few of them fix one."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 
-def mean_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float]:
+def mean_interval(values: Iterable[float], level: float = 0.95) -> tuple[float, float]:
     """Student's interval of a mean: x̄ ± t s/√n, t the quantile of n − 1 degrees of freedom.
 
     Of paired differences it tells whether one of two treatments of the same seeds is ahead: where
@@ -24,6 +24,7 @@ def mean_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, 
     """
     if not 0 < level < 1:
         raise ValueError(f"level={level} is not between 0 and 1")
+    values = [float(v) for v in values]
     n = len(values)
     if n < 2:
         return -math.inf, math.inf

@@ -6,23 +6,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rank_collapse.report.claims import VERDICTS, Claim, counted
+
 
 @dataclass(frozen=True)
 class Comparison:
-    """One line of a section's table.
+    """Two numbers side by side, without a verdict: see `Claim` for those.
 
     Attributes:
         quantity: What is compared, with its unit.
         measured: Our value.
-        published: The paper's value or claim; None where it has none.
-        agrees: Whether the two agree; None where that is not a question.
+        published: The paper's value; None where it has none.
         note: Where the published value stands, or why the two differ.
     """
 
     quantity: str
     measured: Any
     published: Any = None
-    agrees: bool | None = None
     note: str = ""
 
 
@@ -37,7 +37,8 @@ class Section:
         command: How the numbers were made.
         status: "done", "failed" or "missing".
         figures: (PNG bytes, caption) pairs.
-        comparisons: The table.
+        claims: What of the paper was tested, and how it came out.
+        comparisons: Numbers beside published ones.
         reading: What the numbers say against the paper.
         details: Small print: the folder, the time.
         error: What a failed run printed.
@@ -49,6 +50,7 @@ class Section:
     command: str
     status: str = "done"
     figures: Sequence[tuple[bytes, str]] = field(default=())
+    claims: Sequence[Claim] = field(default=())
     comparisons: Sequence[Comparison] = field(default=())
     reading: str = ""
     details: str = ""
@@ -67,13 +69,28 @@ pre { background: #f5f5f3; padding: .7em 1em; white-space: pre-wrap; overflow-wr
       font-size: 13px }
 figure { margin: 1em 0 } figure img { max-width: 100% }
 figcaption { color: #555; font-size: 13.5px }
-.yes { color: #00664b } .no { color: #a33b00; font-weight: 600 }
+.supported { color: #00664b } .contradicted { color: #a33b00; font-weight: 600 }
+.undecided { color: #666 }
 .failed { color: #a33b00 } .small { color: #666; font-size: 13px }
 """
 
 
-def render(title: str, intro: str, sections: Sequence[Section], footer: str = "") -> str:
-    """The page as HTML; everything it needs is in it."""
+def render(
+    title: str,
+    intro: str,
+    sections: Sequence[Section],
+    footer: str = "",
+    untested: Sequence[tuple[str, str]] = (),
+) -> str:
+    """The page as HTML; everything it needs is in it.
+
+    Args:
+        title, intro: Its head.
+        sections: The experiments.
+        footer: Small print at the end.
+        untested: (section, statement) of the paper that no experiment of the page tests.
+    """
+    claims = [claim for s in sections for claim in s.claims]
     overview = "".join(
         f'<tr><td><a href="#{_text(s.name)}">{_text(s.title)}</a></td>'
         f"<td>{_status(s)}</td><td>{_text(s.reading)}</td></tr>"
@@ -86,6 +103,7 @@ def render(title: str, intro: str, sections: Sequence[Section], footer: str = ""
         f"<h1>{_text(title)}</h1><p>{_text(intro)}</p>\n"
         "<table><tr><th>experiment</th><th>run</th><th>against the paper</th></tr>"
         f"{overview}</table>\n"
+        + (claim_table(claims, untested) if claims else "")
         + "\n".join(_section(s) for s in sections)
         + f'\n<p class="small">{_text(footer)}</p></body></html>\n'
     )
@@ -100,15 +118,54 @@ def number(value: Any) -> str:
     return str(value)
 
 
+def count_line(claims: Sequence[Claim]) -> str:
+    """ "12 claims tested: 9 supported, 2 contradicted, 1 undecided"."""
+    counts = ", ".join(f"{n} {verdict}" for verdict, n in counted(claims).items())
+    return f"{len(claims)} claim{'s' * (len(claims) != 1)} tested: {counts}"
+
+
+def span(claim: Claim) -> str:
+    """The statistic and its interval, "2.9 (2.8 to 3.1)"."""
+    if claim.estimate is None:
+        return "—"
+    if claim.interval is None:
+        return number(claim.estimate)
+    low, high = map(number, claim.interval)
+    return f"{number(claim.estimate)} ({low} to {high})"
+
+
+def claim_table(claims: Sequence[Claim], untested: Sequence[tuple[str, str]] = ()) -> str:
+    """All claims with their intervals and verdicts, and what was not tested."""
+    rows = "".join(
+        f"<tr><td>{_text(c.section)}</td><td>{_text(c.statement)}</td>"
+        f"<td>{_text(c.statistic)}; else {_text(c.null)}</td>"
+        f'<td class="number">{_text(span(c))}</td><td>{c.seeds}</td>'
+        f'<td class="{c.verdict}">{c.verdict}</td><td>{_text(c.why)}</td></tr>'
+        for c in claims
+    )
+    rows += "".join(
+        f"<tr><td>{_text(section)}</td><td>{_text(statement)}</td><td>not tested by these "
+        "experiments</td><td></td><td></td><td></td><td></td></tr>"
+        for section, statement in untested
+    )
+    return (
+        f'<p class="verdicts"><b>{_text(count_line(claims))}.</b> The interval holds 95 % over '
+        f"seeds; {VERDICTS[0]}: all of it is where the claim has it, {VERDICTS[1]}: none of it, "
+        f"{VERDICTS[2]}: part of it, or too few seeds.</p>"
+        "<table><tr><th>of the paper</th><th>claim</th><th>statistic</th>"
+        "<th>mean and interval</th><th>seeds</th><th>verdict</th><th></th></tr>"
+        f"{rows}</table>"
+    )
+
+
 def _text(value):
     return html.escape(str(value))
 
 
 def _status(section):
-    compared = [c.agrees for c in section.comparisons if c.agrees is not None]
     if section.status != "done":
         return f'<span class="failed">{_text(section.status)}</span>'
-    return f"done, {sum(compared)} of {len(compared)} agree" if compared else "done"
+    return f"done; {count_line(section.claims)}" if section.claims else "done"
 
 
 def _section(section):
@@ -127,11 +184,13 @@ def _section(section):
             f'<figure><img alt="{_text(caption)}" src="data:image/png;base64,{data}">'
             f"<figcaption>{_text(caption)}</figcaption></figure>"
         )
+    if section.claims:
+        parts.append(claim_table(section.claims))
     if section.comparisons:
         rows = "".join(_row(c) for c in section.comparisons)
         parts.append(
-            "<table><tr><th>quantity</th><th>measured</th><th>published</th><th>agrees</th>"
-            f"<th></th></tr>{rows}</table>"
+            "<table><tr><th>quantity</th><th>measured</th><th>published</th><th></th></tr>"
+            f"{rows}</table>"
         )
     if section.reading:
         parts.append(f"<p><b>Against the paper:</b> {_text(section.reading)}</p>")
@@ -141,9 +200,7 @@ def _section(section):
 
 
 def _row(c):
-    agrees = {True: '<span class="yes">yes</span>', False: '<span class="no">no</span>', None: ""}
     return (
         f'<tr><td>{_text(c.quantity)}</td><td class="number">{_text(number(c.measured))}</td>'
-        f'<td class="number">{_text(number(c.published))}</td><td>{agrees[c.agrees]}</td>'
-        f"<td>{_text(c.note)}</td></tr>"
+        f'<td class="number">{_text(number(c.published))}</td><td>{_text(c.note)}</td></tr>'
     )

@@ -47,3 +47,29 @@ def fisher_exact(count: int, total: int, other_count: int, other_total: int) -> 
 
     tables = [ways(k) for k in range(max(0, hits - other_total), min(total, hits) + 1)]
     return sum(w for w in tables if w <= ways(count)) / sum(tables)
+
+
+def share_difference(
+    count: int, total: int, other_count: int, other_total: int, z: float = 1.96
+) -> tuple[float, float]:
+    """Interval of count/total − other_count/other_total, 95 % at z = 1.96.
+
+    With p, q the shares and (l, u), (l', u') their score intervals:
+    p − q − √((p − l)² + (u' − q)²) to p − q + √((u − p)² + (q − l')²).
+
+    Args:
+        count, total: One sample.
+        other_count, other_total: The other.
+        z: Quantile of the normal distribution.
+
+    Raises:
+        ValueError: One of them is no share.
+
+    Source: Newcombe 1998, "Interval estimation for the difference between independent
+    proportions", method 10.
+    """
+    (l, u), (l2, u2) = (
+        wilson_interval(k, n, z) for k, n in ((count, total), (other_count, other_total))
+    )
+    p, q = count / total, other_count / other_total
+    return p - q - math.hypot(p - l, u2 - q), p - q + math.hypot(u - p, q - l2)

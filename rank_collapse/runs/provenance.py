@@ -1,5 +1,6 @@
 """What a result was made with: versions, machine, devices, git revision."""
 
+import os
 import platform
 import subprocess
 import time
@@ -21,11 +22,22 @@ def environment() -> dict[str, Any]:
         "versions": {name: metadata.version(name) for name in PACKAGES},
         "backend": jax.default_backend(),
         "device": devices[0].device_kind,
+        "processor": processor(),
         "num_devices": len(devices),
         "num_processes": jax.process_count(),
         "git": git_revision(),
         "started": time.strftime("%Y-%m-%d %H:%M:%S"),
     }
+
+
+def processor() -> str:
+    """The processor's name and number of cores, as far as the system tells."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0] if names else platform.machine()}, {os.cpu_count()} cores"
 
 
 def git_revision() -> str | None:

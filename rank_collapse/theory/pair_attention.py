@@ -48,7 +48,7 @@ def attention(params, state: PairState, config, context, temperature, noise) -> 
         config: The network.
         context: Mask, bias and positions.
         temperature: Divides the scores.
-        noise: See `pair_operations.make_noise`.
+        noise: See `noise.make_noise`.
     """
     n = state.tokens.shape[0]
     tokens = noise(state.tokens)

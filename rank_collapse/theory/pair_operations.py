@@ -11,7 +11,6 @@ Numbers that may lie beyond float range are pairs (sign, log|.|), `Signed`.
 Axis letters: i, k tokens (n of each), d width, f MLP width; the table's rows are written [i, k].
 """
 
-import itertools
 import math
 from typing import Any, NamedTuple
 
@@ -131,41 +130,6 @@ def log_sinh(a: Signed) -> Signed:
 def log_cosh(x):
     x = jnp.abs(x)
     return x + jnp.log1p(jnp.exp(-2 * x)) - math.log(2.0)
-
-
-def make_noise(word, ulps):
-    """noise(a): a moved by −ulps .. ulps units in the last place, anew in every call and entry.
-
-    An integer hash of (word, call, entry) is added to the bits: threefry would cost more than the
-    arithmetic that it disturbs, and a product would be fused with the sums that follow, which then
-    round differently where they are computed twice. `noise.at(index)` is for the body of a loop.
-
-    Args:
-        word: Uint32 of the replica; may be traced.
-        ulps: Uint32; with 0 every operand stays as it is.
-    """
-    calls = itertools.count(1)
-
-    def noise(a):
-        counter = jax.lax.iota(jnp.uint32, math.prod(a.shape)).reshape(a.shape)
-        random = _hash(counter * jnp.uint32(0x9E3779B9) + _hash(word + jnp.uint32(next(calls))))
-        steps = ((random >> 16) * (2 * ulps + 1)) >> 16  # 0 .. 2 ulps
-        bits = jax.lax.bitcast_convert_type(a, f"uint{8 * a.dtype.itemsize}")
-        moved = bits + steps.astype(bits.dtype) - ulps.astype(bits.dtype)
-        moved = jax.lax.bitcast_convert_type(moved, a.dtype)
-        return jnp.where((a != 0) & jnp.isfinite(a), moved, a)
-
-    def at(index):
-        return make_noise(_hash(word + jnp.uint32(next(calls))) + index.astype(jnp.uint32), ulps)
-
-    noise.at = at
-    return noise
-
-
-def _hash(h):
-    h = (h ^ (h >> 16)) * jnp.uint32(0x21F0AAAD)
-    h = (h ^ (h >> 15)) * jnp.uint32(0x735A2D97)
-    return h ^ (h >> 15)
 
 
 def differences(x) -> PairState:

@@ -59,7 +59,7 @@ def scores_of(params, tokens, state, config, context, temperature, noise) -> Sco
         config: The network.
         context: Mask, bias and positions.
         temperature: Divides the scores.
-        noise: See `pair_operations.make_noise`.
+        noise: See `noise.make_noise`.
     """
     factor = jnp.ones((), tokens.dtype) / temperature
     if config.score == "additive":

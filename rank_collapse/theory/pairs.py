@@ -2,12 +2,13 @@
 
 One scale for all tokens (`logdomain`) is cheap and right while no two tokens come much closer than
 others. Large weights make clusters within clusters; then each difference needs its own logarithm
-(`pair_operations`, `pair_attention`), and a copy of the pass with other rounding tells whether the
-digits lasted.
+(`pair_operations`, `pair_attention`); noisy copies of the pass (`noise`) tell whether the digits
+lasted.
 
 Axis letters: n tokens, d width, l layers.
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -23,16 +24,11 @@ from rank_collapse.network.sublayer import sites_of, sublayer
 from rank_collapse.network.transformer import scan_layers
 from rank_collapse.theory import logdomain
 from rank_collapse.theory import pair_operations as ops
+from rank_collapse.theory.noise import certain, copies, make_noise
 from rank_collapse.theory.pair_attention import attention
 
-# Copies of the pass, and by how many units in the last place each operand of theirs is moved at
-# most. Moves of −2 .. 2 have five times the standard deviation of rounding (√2 and 1/√12 ulps), so
-# that a pass spoilt by rounding goes with copies that scatter five times as far: all three within
-# the tolerance are rare.
-REPLICAS, ULPS = 3, 2
-# Copies may differ by ABSOLUTE decades, or by RELATIVE of the logarithm where that is more:
-# the second digit of a residual, and what float32 keeps of a logarithm near 1e5.
-ABSOLUTE, RELATIVE = 1e-2, 1e-3
+# Noisy copies of the pass.
+REPLICAS = 3
 # Differences of the tokens as ordinary numbers must agree with the table to 1 %, beyond rounding.
 # That is ε max|x| for each of the operations behind a token; a sum of m terms adds √m ε. 1e3 covers
 # sums of 1e4 terms ten times over, and a wrong table is off by all of the difference.
@@ -107,7 +103,7 @@ def pair_profile(
         x = jnp.where(keep[:, None], x, x[jnp.argmax(keep)][None, :])  # any finite token
     entry = entry.replace(x=x)
 
-    return _certain(*_copies(params, entry, config, keep))
+    return certain(*_copies(params, entry, config, keep))
 
 
 @jax.jit
@@ -117,24 +113,12 @@ def _copies(params, entry, config, keep):
     def copy(word, ulps):
         return _pass(params, entry, config, keep, word, ulps)
 
-    words = jnp.arange(1 + REPLICAS, dtype=jnp.uint32)
-    return jax.vmap(copy)(words, jnp.where(words == 0, 0, ULPS).astype(jnp.uint32))
-
-
-def _certain(profiles, agree):
-    """The first profile, NaN from the layer on where the copies differ or contradict themselves."""
-    first = profiles[0]
-    nothing = jnp.all(profiles == -jnp.inf, axis=0)  # all tokens equal in every copy
-    spread = jnp.max(profiles, axis=0) - jnp.min(profiles, axis=0)
-    allowed = jnp.maximum(ABSOLUTE, RELATIVE * jnp.abs(first))
-    certain = (spread <= allowed) & jnp.all(jnp.isfinite(profiles), axis=0) | nothing
-    certain = jnp.cumsum(~(certain & jnp.all(agree, axis=0))) == 0
-    return jnp.where(certain, first, jnp.nan)
+    return jax.vmap(copy)(*copies(REPLICAS))
 
 
 def _pass(params, entry, config, keep, word, ulps):
     """[L + 1] log10 residuals of one copy, and whether tokens and table agree."""
-    noise = ops.make_noise(word, ulps)
+    noise = make_noise(word, ulps)
     start = ops.differences(entry.x)
 
     def body(state, step):
@@ -188,41 +172,19 @@ def certified_profile(
 
     Args, Raises: See `pair_profile`.
     """
-    trace = logdomain.log_trace(params, x, config, mask=mask, **inputs)
-    safe = one_scale_is_safe(trace, mask)
+    profile = logdomain.log_residual_profile(params, x, config, mask=mask, **inputs)
 
     def pairs():
         return pair_profile(params, x, config, mask=mask, **inputs)
 
-    profile = jax.lax.cond(safe, lambda: trace.profile, pairs)
-    return CertifiedProfile(profile, jnp.where(safe, 0, 1))
+    safe = known(profile)
+    return CertifiedProfile(jax.lax.cond(safe, lambda: profile, pairs), jnp.where(safe, 0, 1))
 
 
-def one_scale_is_safe(trace: logdomain.LogTrace, mask: Any = None) -> Any:
-    """Whether every layer's distances have digits in one scale: none below 1000 ε of the largest.
-
-    The mantissa R̂ is rounded to ε of its largest entry, so that a distance of ρ times the largest
-    has relative accuracy ε/ρ, here a thousandth: 4e-4 in log10, and as much again for each layer
-    that it is so, since an output's distance is made of its inputs' ones.
-
-    Args:
-        trace: From `logdomain.log_trace`.
-        mask: The mask given to it; Bool [n] leaves out tokens.
-    """
-    rest = trace.inputs.rest  # [L, n, d]
-    n = rest.shape[1]
-    pair = ~jnp.eye(n, dtype=bool)
-    if mask is not None and jnp.ndim(mask) == 1:
-        mask = jnp.asarray(mask)
-        pair = pair & mask[:, None] & mask[None, :]
-
-    def ratio(rest):
-        distances = jnp.max(jnp.abs(rest[:, None, :] - rest[None, :, :]), axis=-1)
-        return jnp.min(jnp.where(pair, distances, jnp.inf)) / jnp.max(jnp.where(pair, distances, 0))
-
-    ratios = jax.lax.map(ratio, rest)
-    finite = ~jnp.any(jnp.isnan(trace.profile) | (trace.profile == jnp.inf))
-    return finite & jnp.all(ratios >= 1e3 * jnp.finfo(rest.dtype).eps)
+def known(profile: Any) -> Any:
+    """Whether profiles [..., L + 1] have a value in every layer, −inf among them."""
+    profile = jnp.asarray(profile)
+    return ~jnp.any(jnp.isnan(profile) | (profile == jnp.inf), axis=-1)
 
 
 def certified_profiles(
@@ -230,6 +192,7 @@ def certified_profiles(
     x: Any,
     config: TransformerConfig,
     *,
+    profile: Any = None,
     batch: int = 16,
     float64: bool = True,
     **inputs: Any,
@@ -243,6 +206,7 @@ def certified_profiles(
         params: Parameters with a leading seed axis.
         x: Inputs with a leading seed axis.
         config: The network, the same for all seeds.
+        profile: `log_residual_profile` of every seed [s, L + 1], where it is known already.
         batch: Seeds per call of the dearer passes.
         float64: Whether the last pass is tried.
         inputs: See `pair_profile`; the same for all seeds.
@@ -251,27 +215,18 @@ def certified_profiles(
         Profiles [s, L + 1] and passes [s], as NumPy arrays.
     """
 
-    @jax.jit
-    def cheap(params, x, config):
-        def single(p, x):
-            trace = logdomain.log_trace(p, x, config, **inputs)
-            return trace.profile, one_scale_is_safe(trace, inputs.get("mask"))
-
-        return jax.vmap(single)(params, x)
-
-    @jax.jit
-    def pairs(params, x, config):
-        return jax.vmap(lambda p, x: pair_profile(p, x, config, **inputs))(params, x)
-
-    profile, safe = (np.array(a) for a in cheap(params, x, config))
+    if profile is None:
+        profile = _of_seeds(logdomain.log_residual_profile, params, x, config, inputs)
+    profile = np.array(profile)
+    safe = np.asarray(known(profile))
     profile[~safe] = np.nan
     passed = np.zeros(len(profile), int)
-    _again(pairs, params, x, config, np.flatnonzero(~safe), 1, batch, profile, passed)
+    _again((params, x, config, inputs), np.flatnonzero(~safe), 1, batch, profile, passed)
     left = np.flatnonzero(np.isnan(profile).any(axis=1))
     if float64 and profile.dtype == np.float32 and left.size:
         with jax.enable_x64(True):
-            wide = jax.tree.map(_wide, (params, x, config))
-            _again(pairs, *wide, left, 2, batch, profile, passed)
+            wide = jax.tree.map(_wide, (params, x, config, inputs))
+            _again(wide, left, 2, batch, profile, passed)
     return CertifiedProfile(profile, passed)
 
 
@@ -280,11 +235,17 @@ def _wide(a):
     return a.astype(np.float64) if np.issubdtype(a.dtype, np.floating) else a
 
 
-def _again(pairs, params, x, config, seeds, number, batch, profile, passed):
+@functools.partial(jax.jit, static_argnums=0)
+def _of_seeds(profile_of, params, x, config, inputs):
+    return jax.vmap(lambda p, x: profile_of(p, x, config, **inputs))(params, x)
+
+
+def _again(network, seeds, number, batch, profile, passed):
     """Replaces the profiles of some seeds, a batch at a time, the last one filled with repeats."""
+    params, x, config, inputs = network
     for start in range(0, len(seeds), batch):
         chosen = seeds[start : start + batch]
         filled = np.resize(chosen, batch)
         some = jax.tree.map(lambda a, i=filled: a[i], (params, x))
-        out = pairs(*some, config)
+        out = _of_seeds(pair_profile, *some, config, inputs)
         profile[chosen], passed[chosen] = np.asarray(out)[: len(chosen)], number

@@ -15,7 +15,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from rank_collapse.runs import seeds
-from rank_collapse.training.recipe import Hyper, Recipe, check_hyper
+from rank_collapse.training.path_accuracy import Metrics, whole_model
+from rank_collapse.training.recipe import Hyper, Recipe, check_hyper, config_of
 from rank_collapse.training.training import TrainState, init_state, train_epoch
 
 
@@ -32,11 +33,13 @@ class Trained:
         state: TrainState with a leading seed axis, padded to the mesh.
         data: What `make_data` made, with a leading seed axis, padded to the mesh.
         losses: [s, epochs] mean training loss; NaN from where a seed diverged.
+        curves: {name: [s, epochs]} metrics of the held-out data after each epoch.
     """
 
     state: Any
     data: Any
     losses: np.ndarray
+    curves: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
     @property
     def diverged(self) -> dict[int, int]:
@@ -61,10 +64,13 @@ class Ensemble:
         epochs_per_chunk: Epochs in one jitted call; progress, checkpoints and the check for
             divergence come between calls. Does not change results.
         at_once: Seeds a device vmaps over; None for `seeds_at_once`.
+        held_out: Metrics by name, functions of (logits, examples), that are computed of the data's
+            "eval" entry after each epoch; None for none.
 
     Attributes:
         begin: (keys, hyper, None) → (states, data) of all seeds, laid out over the mesh.
-        chunk: (states, data, hyper, first epoch) → (states, losses); reuses the states' memory.
+        chunk: (states, data, hyper, first epoch) → (states, {"loss", ...} [s, epochs]); reuses the
+            states' memory.
     """
 
     def __init__(
@@ -75,12 +81,14 @@ class Ensemble:
         mesh: Mesh | None = None,
         epochs_per_chunk: int = 5,
         at_once: int | None = None,
+        held_out: Metrics | None = None,
     ):
         if epochs_per_chunk < 1:
             raise ValueError(f"epochs_per_chunk={epochs_per_chunk} is not a positive integer")
         self.recipe = recipe
         self.mesh = seeds.seed_mesh() if mesh is None else mesh
         self.epochs_per_chunk = epochs_per_chunk
+        self.held_out = held_out or {}
         self.at_once = seeds_at_once(self.mesh) if at_once is None else at_once
 
         def begin(key, hyper, _):
@@ -88,11 +96,20 @@ class Ensemble:
             return init_state(key_state, hyper, recipe), make_data(key_data)
 
         def chunk(state, data, hyper, first_epoch):
+            def trained(state, epoch):
+                state, loss = train_epoch(state, data["train"], epoch, hyper, recipe)
+                if not self.held_out:
+                    return state, {"loss": loss}
+                config = config_of(recipe, hyper)
+                found = whole_model(state.model, data["eval"], config, self.held_out)
+                return state, {f"held_out/{n}": v for n, v in found.items()} | {"loss": loss}
+
             def one(state, epoch):
+                names = ("loss", *(f"held_out/{n}" for n in self.held_out))
                 return jax.lax.cond(
                     epoch < recipe.num_epochs,
-                    lambda s: train_epoch(s, data["train"], epoch, hyper, recipe),
-                    lambda s: (s, jnp.zeros(())),
+                    lambda s: trained(s, epoch),
+                    lambda s: (s, dict.fromkeys(names, jnp.zeros(()))),
                     state,
                 )
 
@@ -154,24 +171,33 @@ class Ensemble:
         hyper = _per_run(hyper, count)
         laid_keys, hyper = self.lay_out((keys, hyper))
         state, data = self.begin(laid_keys, hyper, None)
-        losses = np.full((count, self.recipe.num_epochs), np.nan, np.float32)
+        losses, *curves = (
+            np.full((count, self.recipe.num_epochs), np.nan, np.float32)
+            for _ in range(1 + len(self.held_out))
+        )
+        curves = dict(zip(self.held_out, curves, strict=True))
 
         def snapshot():
-            return {"state": seeds.to_host(state, count), "losses": losses.copy()}
+            saved = {"state": seeds.to_host(state, count), "losses": losses.copy()}
+            return saved | ({"curves": jax.tree.map(np.copy, curves)} if curves else {})
 
         epoch = 0
         found = None if resume is None else resume(snapshot())
         if found is not None:
             epoch, saved = found
             state, losses = self.lay_out(saved["state"]), np.array(saved["losses"])
+            curves = {name: np.array(saved["curves"][name]) for name in curves}
         while epoch < self.recipe.num_epochs:
             state, new = self.chunk(state, data, hyper, jnp.int32(epoch))
             done = min(epoch + self.epochs_per_chunk, self.recipe.num_epochs)
-            losses[:, epoch:done] = seeds.to_host(new, count)[:, : done - epoch]
+            new = seeds.to_host(new, count)
+            losses[:, epoch:done] = new["loss"][:, : done - epoch]
+            for name, curve in curves.items():
+                curve[:, epoch:done] = new[f"held_out/{name}"][:, : done - epoch]
             epoch = done
             if on_chunk is not None:
                 on_chunk(epoch, snapshot, losses[:, :epoch])
-        return Trained(state=state, data=data, losses=losses)
+        return Trained(state=state, data=data, losses=losses, curves=curves)
 
 
 def _per_run(hyper: Hyper, count: int) -> Hyper:

@@ -20,14 +20,16 @@ import numpy as np
 
 from rank_collapse.network.config import SWEPT, TransformerConfig
 from rank_collapse.network.embedding import EmbeddingConfig
+from rank_collapse.network.encoder_decoder import EncoderDecoderConfig
 from rank_collapse.network.gains import Gains
 from rank_collapse.runs.states import flatten, unflatten
-from rank_collapse.training.training import Model, Recipe, init_model
+from rank_collapse.training.models import init_model
+from rank_collapse.training.recipe import Recipe
 
 _CONFIG = "config"
 
 
-def dump_models(config: TransformerConfig, models: Model) -> bytes:
+def dump_models(config: TransformerConfig | EncoderDecoderConfig, models: Any) -> bytes:
     """The .npz file of an ensemble of one network.
 
     Args:
@@ -40,8 +42,8 @@ def dump_models(config: TransformerConfig, models: Model) -> bytes:
     return stream.getvalue()
 
 
-def load_models(path: str | os.PathLike) -> tuple[TransformerConfig, Model]:
-    """(config, models [s, ...]) of a file of `dump_models`.
+def load_models(path: str | os.PathLike) -> tuple[Any, Any]:
+    """(config, models [s, ...]) of a file of `dump_models`: what it was given.
 
     Raises:
         ValueError: Not such a file, or weights that do not fit the config.
@@ -51,8 +53,12 @@ def load_models(path: str | os.PathLike) -> tuple[TransformerConfig, Model]:
         with np.load(path) as file:
             saved = {name: file[name] for name in file.files}
         config = _config(json.loads(str(saved.pop(_CONFIG))))
-        num_seeds, num_outputs = saved["classifier.b"].shape
-    except (KeyError, TypeError, ValueError, zipfile.BadZipFile) as error:
+        num_seeds = len(next(iter(saved.values())))
+        if isinstance(config, EncoderDecoderConfig):
+            num_outputs = config.decoder.embedding.vocab_size
+        else:
+            num_outputs = saved["classifier.b"].shape[1]
+    except (KeyError, StopIteration, TypeError, ValueError, zipfile.BadZipFile) as error:
         raise ValueError(f"{path} is not a file of trained models: {error}") from error
     recipe = Recipe(config, num_outputs, batch_size=1, num_epochs=0)
     keys = jax.random.split(jax.random.key(0), num_seeds)
@@ -60,7 +66,11 @@ def load_models(path: str | os.PathLike) -> tuple[TransformerConfig, Model]:
     return config, unflatten(saved, like, str(path))
 
 
-def _config(fields: dict[str, Any]) -> TransformerConfig:
+def _config(fields: dict[str, Any]) -> TransformerConfig | EncoderDecoderConfig:
+    if "encoder" in fields:
+        halves = {name: _config(fields.pop(name)) for name in ("encoder", "decoder")}
+        return EncoderDecoderConfig(**halves, **fields)
+
     def restored(name, value):
         if isinstance(value, dict):
             return Gains(**{kind: restored(name, gain) for kind, gain in value.items()})

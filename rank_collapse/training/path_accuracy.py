@@ -4,32 +4,37 @@ Axis letters: b examples, n tokens, c classes, k path lengths, r repeats, p path
 """
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 from rank_collapse.measures.norms import singular_values
 from rank_collapse.measures.residuals import effective_rank, residual_ratio
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.transformer import apply
+from rank_collapse.paths.attribution import logit_attribution
 from rank_collapse.paths.chains import branch_sizes, skip_share
 from rank_collapse.paths.contributions import path_contributions
 from rank_collapse.paths.sets import batch_path_set_logits, read_out
+from rank_collapse.paths.sharing import coalition_values, covariance_shares, shapley_values
+from rank_collapse.paths.truncation import truncated
+from rank_collapse.training.models import Model, batch_forward
 from rank_collapse.training.tasks.examples import Examples
-from rank_collapse.training.training import Model, batch_forward
 
-Metrics = Mapping[str, Callable[[Float[Array, "b n c"], Examples], Float[Array, ""]]]
+Metrics = Mapping[str, Callable[[Float[Array, "b n c"], Any], Float[Array, ""]]]
 
 
 def whole_model(
-    model: Model, examples: Examples, config: TransformerConfig, metrics: Metrics,
+    model: Any, examples: Any, config: Any, metrics: Metrics,
     batch_size: int | None = None,
 ) -> dict[str, Float[Array, ""]]:  # fmt: skip
     """Metrics of the model as it is, without dropout.
 
     Args:
-        model: Trained weights.
+        model: Trained weights, of a network with a read-out or of an encoder-decoder.
         examples: Evaluation data.
         config: The network.
         metrics: Functions of (logits, examples) by name.
@@ -53,31 +58,69 @@ def path_sets(
     return _each(metrics, logits.reshape(-1, *logits.shape[2:]), examples, paths.shape[:2])
 
 
-def exact_sums(
+def length_sums(
     model: Model, examples: Examples, config: TransformerConfig, metrics: Metrics,
     batch_size: int | None = None,
-) -> dict[str, dict[str, Float[Array, "k"]]]:  # fmt: skip
-    """Metrics of the exact sum over all frozen paths of each length 0..L, and of lengths up to k.
+) -> dict[str, Any]:  # fmt: skip
+    """Metrics of exact sums over all paths, by length 0..L, and what each length is worth.
 
-    "exact": the terms C_k of one length, normalised without gain and bias before the classifier,
-    as sampled sets are. "up_to": Σ_{j≤k} C_j and the offset, read as the whole model is: its last
-    entry is the whole model. "all_but": the output without C_k, read in the same way.
+    Frozen, in the attention of the whole model. All but "alone" have the same offset and the same
+    read-out, the whole model's, so that they differ in the lengths alone. The offset holds the
+    biases, through the frozen 1/σ of the whole network: a network without any path already guesses.
+        "offset"    []   no path
+        "exact"     [k]  C_k + offset
+        "up_to"     [k]  Σ_{j≤k} C_j + offset; the last is the whole model
+        "from"      [k]  Σ_{j≥k} C_j + offset; the first is the whole model
+        "all_but"   [k]  the output without C_k
+        "shapley"   [k]  each metric's Shapley value of the lengths, from "offset" to the whole
+        "alone"     [k]  C_k without the offset, normalised as sampled sets of paths are
+    "truncated" [k], self-consistent: the network without paths longer than k, see `truncated`.
+    "covariance" [k]: Cov(z_k, z)/Var z of the logits, whose shares sum to 1 with the offset's;
+    "cancellation" []: Σ_k ‖C_k‖/‖Y‖ of the states, the offset's among them.
+
+    Raises:
+        ValueError: More than `MAX_PARTS` lengths: see `shapley_values`.
     """
+    size = config.depth + 1
 
     def single(item):
         inputs, mask = item
         parts = path_contributions(model.network, inputs, config, mask=mask)
+        kept = truncated(model.network, inputs, config, jnp.arange(size), mask=mask).output
+        states = jnp.concatenate([parts.by_attention_length, parts.offset[None]])
+        keep = jnp.ones(states.shape[1], bool) if mask is None else mask
+        states = jnp.where(keep[None, :, None], states, 0)
+        states = jnp.concatenate([states, states.sum(axis=0, keepdims=True)])
+        alone = read_out(model.classifier, parts.by_attention_length)
         return {
-            "exact": read_out(model.classifier, parts.by_attention_length),
-            "up_to": read_out(model.classifier, parts.up_to(), normalize=False),
-            "all_but": read_out(model.classifier, parts.all_but(), normalize=False),
+            "parts": logit_attribution(parts.by_attention_length, model.classifier),
+            "offset": read_out(model.classifier, parts.offset, normalize=False),
+            "others": jnp.stack([alone, read_out(model.classifier, kept, normalize=False)]),
+            "squares": jnp.sum(jnp.square(states), axis=(1, 2)),
         }
 
-    size = min(batch_size or len(examples), len(examples))
-    logits = jax.lax.map(single, (examples.inputs, examples.mask), batch_size=size)
+    at_once = min(batch_size or len(examples), len(examples))
+    found = jax.lax.map(single, (examples.inputs, examples.mask), batch_size=at_once)
+    offset, parts = found["offset"], jnp.moveaxis(found["parts"], 0, 1)  # [b, n, c], [k, b, n, c]
+    others = jnp.moveaxis(found["others"], 0, 2)  # [2, k, b, n, c]
+    others = _each(metrics, others.reshape(-1, *offset.shape), examples, (2, size))
+
+    def value(present):
+        logits = offset + jnp.tensordot(present.astype(parts.dtype), parts, 1)
+        return {name: fn(logits, examples) for name, fn in metrics.items()}
+
+    values = coalition_values(value, size)
+    bits, everything = 2 ** np.arange(size), 2**size - 1
+    sets = {"offset": 0, "exact": bits, "up_to": 2 * bits - 1, "from": everything - bits + 1}
+    sets["all_but"] = everything - bits
+    norms = jnp.sqrt(jnp.sum(found["squares"], axis=0))
     return {
-        name: _each(metrics, jnp.moveaxis(values, 0, 1), examples, (config.depth + 1,))
-        for name, values in logits.items()
+        **{name: {m: v[index] for m, v in values.items()} for name, index in sets.items()},
+        "shapley": shapley_values(values, size),
+        "alone": {name: v[0] for name, v in others.items()},
+        "truncated": {name: v[1] for name, v in others.items()},
+        "covariance": covariance_shares(parts, offset + parts.sum(axis=0), examples.mask),
+        "cancellation": jnp.sum(norms[:-1]) / norms[-1],
     }
 
 
@@ -133,5 +176,5 @@ def _each(metrics, logits, examples, shape):
 
 
 __all__ = [
-    "exact_sums", "layer_alpha", "layer_ranks", "path_sets", "whole_model",
+    "layer_alpha", "layer_ranks", "length_sums", "path_sets", "whole_model",
 ]  # fmt: skip

@@ -7,6 +7,7 @@ import numpy as np
 
 from rank_collapse import struct
 from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.encoder_decoder import EncoderDecoderConfig
 from rank_collapse.training.tasks.examples import LOSSES
 
 SCHEDULES = ("constant", "milestones", "linear", "inverse_sqrt")
@@ -18,8 +19,9 @@ class Recipe:
     """What a training run compiles in.
 
     Attributes:
-        config: The network, with an embedding.
-        num_outputs: Classes, or width of the targets.
+        config: The network, with an embedding; or an `EncoderDecoderConfig`, whose decoder is then
+            trained to continue targets that are forced on it.
+        num_outputs: Classes, or width of the targets; of an encoder-decoder the vocabulary.
         batch_size, num_epochs: Examples per step, passes over the data.
         loss: A name of `tasks.examples.LOSSES`.
         shuffle: Whether each epoch draws a new order; if not, batches are as the data lie.
@@ -37,7 +39,7 @@ class Recipe:
         b1, b2, eps: Of the optimizer: decay of the two moments, and what is added to the root.
     """
 
-    config: TransformerConfig
+    config: TransformerConfig | EncoderDecoderConfig
     num_outputs: int
     batch_size: int
     num_epochs: int
@@ -72,8 +74,21 @@ class Recipe:
                 raise ValueError(f"{name}={getattr(self, name)} is not in [0, 1)")
         if not self.eps > 0:
             raise ValueError(f"eps={self.eps} is not positive")
-        if self.config.embedding is None:
+        if isinstance(self.config, EncoderDecoderConfig):
+            self._check_encoder_decoder()
+        elif self.config.embedding is None:
             raise ValueError("config.embedding=None: a trained network needs an embedding")
+
+    def _check_encoder_decoder(self):
+        vocab_size = self.config.decoder.embedding.vocab_size
+        if self.config.encoder.embedding is None:
+            raise ValueError("encoder.embedding=None: a trained network needs an embedding")
+        if self.num_outputs != vocab_size:
+            raise ValueError(
+                f"num_outputs={self.num_outputs} is not the decoder's vocab_size={vocab_size}"
+            )
+        if self.output_dropout:
+            raise ValueError("output_dropout=True: an encoder-decoder has none")
 
 
 @struct.dataclass
@@ -84,8 +99,9 @@ class Hyper:
     the initial weights of the layers. The learning rate rises linearly over the first `warmup`
     steps (0: at once); `label_smoothing` ε trains on labels (1 − ε) onehot + ε / c. `network` holds
     floats of the configuration by name ("skip_gain", "init_gain", "temperature", ...), each as it
-    may stand there, in place of the recipe's; None for none. A `dropout` of None is compiled as
-    none at all, a tenth faster than a rate of 0.
+    may stand there, in place of the recipe's; None for none. Of an encoder-decoder, those of each
+    half: {"encoder": {"skip_gain": ...}, "decoder": {...}}.
+    A `dropout` of None is compiled as none at all, a tenth faster than a rate of 0.
     """
 
     learning_rate: Any = 1e-3
@@ -97,9 +113,12 @@ class Hyper:
     network: Any = None
 
 
-def config_of(recipe: Recipe, hyper: Hyper) -> TransformerConfig:
+def config_of(recipe: Recipe, hyper: Hyper) -> TransformerConfig | EncoderDecoderConfig:
     """The recipe's network with the floats of one run."""
-    return recipe.config.replace(**(hyper.network or {}))
+    config, floats = recipe.config, hyper.network or {}
+    if isinstance(config, EncoderDecoderConfig):
+        floats = {half: getattr(config, half).replace(**own) for half, own in floats.items()}
+    return config.replace(**floats)
 
 
 def check_hyper(hyper: Hyper, recipe: Recipe) -> None:

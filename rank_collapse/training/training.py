@@ -1,9 +1,10 @@
-"""Training a network with a linear read-out on a token-wise task: one seed, as pure functions.
+"""Training a network on a task of tokens: one seed, as pure functions.
 
 What is static is a `Recipe`; what may be swept is a `Hyper` and is traced. Several seeds, learning
-rates or dropout rates are one more axis: see `rank_collapse.training.ensemble`.
+rates or dropout rates are one more axis: see `rank_collapse.training.ensemble`. What is trained,
+a network with a read-out or an encoder-decoder, and how it makes logits is in `models`.
 
-Axis letters: b examples, n tokens, i input width, c classes or outputs.
+Axis letters: b examples.
 """
 
 import dataclasses
@@ -14,34 +15,17 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from rank_collapse import struct
-from rank_collapse.network import entry, parameters, transformer
-from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.dropout import dropout, dropout_branches
-from rank_collapse.paths.sets import Classifier
+from rank_collapse.training.models import Model, batch_forward, forward, init_model, unrolled
 from rank_collapse.training.optimizers import make_optimizer, schedule_factor
 from rank_collapse.training.recipe import Hyper, Recipe, config_of
-from rank_collapse.training.tasks.examples import (
-    LOSSES,
-    Examples,
-    part_mask,
-    part_positions,
-    token_mask,
-)
-
-
-@struct.dataclass
-class Model:
-    """A network and the classifier that reads each token of its output."""
-
-    network: Any  # parameters.TransformerParams
-    classifier: Any  # path_sets.Classifier
+from rank_collapse.training.tasks.examples import LOSSES, token_mask
 
 
 @struct.dataclass
 class TrainState:
     """Everything the next epoch needs apart from the data."""
 
-    model: Model
+    model: Any  # Model or EncoderDecoderParams
     optimizer: Any
     key: Any  # of dropout and of the order of the examples
 
@@ -49,15 +33,6 @@ class TrainState:
 def num_batches(num_examples: int, batch_size: int) -> int:
     """Steps in an epoch; the last one may have fewer examples."""
     return -(-num_examples // batch_size)
-
-
-def init_model(key: Any, recipe: Recipe, init_scale: Any = 1.0) -> Model:
-    """Initial weights: the network as its config says, the read-out normal(0, 0.02), bias 0."""
-    key_network, key_classifier = jax.random.split(key)
-    params = parameters.init(key_network, recipe.config, weight_scale=init_scale)
-    shape = (recipe.config.d_model, recipe.num_outputs)
-    w = 0.02 * jax.random.normal(key_classifier, shape)
-    return Model(network=params, classifier=Classifier(w, jnp.zeros(recipe.num_outputs)))
 
 
 def init_state(key: Any, hyper: Hyper, recipe: Recipe) -> TrainState:
@@ -69,76 +44,9 @@ def init_state(key: Any, hyper: Hyper, recipe: Recipe) -> TrainState:
     return TrainState(model=model, optimizer=optimizer, key=key_train)
 
 
-def forward(
-    model: Model,
-    inputs: Any,
-    config: TransformerConfig,
-    *,
-    mask: Any = None,
-    positions: Any = None,
-    dropout_key: Any = None,
-    dropout_rate: Any = 0.0,
-    output_dropout: bool = False,
-) -> Float[Array, "n c"]:
-    """Logits of one example; with a key, dropout on embedding, attention weights and branches.
-
-    Args:
-        model: Weights.
-        inputs: Token ids [n] or vectors [n, i].
-        config: The network.
-        mask: Bool [n], which tokens exist, or [n, n], which tokens a token may look at.
-        positions: Int [n], positions of the tokens; 0..n-1 by default.
-        dropout_key, dropout_rate: None for none.
-        output_dropout: With a key, dropout on the network's output too.
-    """
-    states = entry.input_states(model.network, inputs, config, positions=positions)
-    if dropout_key is not None:
-        dropout_key, key_embedding, key_output = dropout_branches(dropout_key, 3)
-        states = dropout(key_embedding, states, dropout_rate)
-    output = transformer.apply(
-        model.network, states, config, mask=mask, positions=positions,
-        dropout_key=dropout_key, dropout_rate=dropout_rate,
-    ).output  # fmt: skip
-    if dropout_key is not None and output_dropout:
-        output = dropout(key_output, output, dropout_rate)
-    w, b = model.classifier
-    return output @ w + b[None, :]
-
-
-def batch_forward(
-    model: Model,
-    examples: Examples,
-    config: TransformerConfig,
-    *,
-    dropout_key: Any = None,
-    dropout_rate: Any = 0.0,
-    output_dropout: bool = False,
-    batch_size: int | None = None,
-) -> Float[Array, "b n c"]:
-    """`forward` of every example; `batch_size` at a time where that is given."""
-    keys = None
-    if dropout_key is not None:
-        keys = dropout_branches(dropout_key, len(examples))
-
-    def single(item):
-        inputs, mask, parts, key = item
-        positions = None
-        if parts is not None:
-            mask, positions = part_mask(parts), part_positions(parts)
-        return forward(
-            model, inputs, config, mask=mask, positions=positions,
-            dropout_key=key, dropout_rate=dropout_rate, output_dropout=output_dropout,
-        )  # fmt: skip
-
-    items = (examples.inputs, examples.mask, examples.parts, keys)
-    if batch_size is None or batch_size >= len(examples):
-        return jax.vmap(single)(items)
-    return jax.lax.map(single, items, batch_size=batch_size)
-
-
 def train_step(
     state: TrainState,
-    batch: Examples,
+    batch: Any,
     weights: Bool[Array, "b"],
     step: Any,
     factor: Any,
@@ -149,7 +57,7 @@ def train_step(
 
     Args:
         state: State before.
-        batch: Examples.
+        batch: Examples, or SequencePairs of an encoder-decoder.
         weights: Which of them count: the last batch of an epoch may be short.
         step: Number of the step since the start, which picks the dropout.
         factor: Of the schedule, multiplies the learning rate.
@@ -163,7 +71,7 @@ def train_step(
         key = jax.random.fold_in(jax.random.fold_in(state.key, 1), step)
         rate = hyper.dropout
     counts = weights[:, None] & token_mask(batch)
-    config = config_of(recipe, hyper).replace(unroll=recipe.unroll)
+    config = unrolled(config_of(recipe, hyper), recipe.unroll)
 
     def loss(model):
         logits = batch_forward(
@@ -182,7 +90,7 @@ def train_step(
 
 
 def train_epoch(
-    state: TrainState, examples: Examples, epoch: Any, hyper: Hyper, recipe: Recipe
+    state: TrainState, examples: Any, epoch: Any, hyper: Hyper, recipe: Recipe
 ) -> tuple[TrainState, Float[Array, ""]]:
     """One pass over the data.
 
@@ -214,3 +122,9 @@ def train_epoch(
 
     state, losses = jax.lax.scan(body, state, (jnp.arange(steps), order, weights))
     return state, jnp.mean(losses)
+
+
+__all__ = [
+    "Hyper", "Model", "Recipe", "TrainState", "batch_forward", "forward", "init_model",
+    "init_state", "num_batches", "schedule_factor", "train_epoch", "train_step",
+]  # fmt: skip

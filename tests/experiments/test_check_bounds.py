@@ -40,10 +40,11 @@ def test_lemma_and_bounds_hold_wherever_the_condition_does(tmp_path, monkeypatch
     assert found["mean_head_tightness_min"] > 0
     medians = [found[f"{w}_tightness_median_admissible"] for w in ("mean_head", "head")]
     assert medians[0] < medians[1]
-    broken = found | {"diameter_layer_violations": 1}
-    assert not all(c.agrees for c in check_bounds.ENTRY.compare(broken))
-    assert all(c.agrees for c in check_bounds.ENTRY.compare(found))
-    assert not all(c.agrees for c in check_bounds.ENTRY.compare(found | {"head_violations": 1}))
+    broken = found | {"diameter_layer_violations": 1, "head_violations": 1}
+    assert [c.measured for c in check_bounds.ENTRY.compare(broken)] == [0, 0, 1, 0, 0]
+    assert all(c.verdict == "supported" for c in check_bounds.ENTRY.claims(found))
+    verdicts = [c.verdict for c in check_bounds.ENTRY.claims(broken)]
+    assert verdicts == ["supported", "contradicted", "supported", "supported"]
     assert "0 violations" in check_bounds.ENTRY.reading(found)
     with open(tmp_path / "results.csv", newline="") as file:
         rows = list(csv.DictReader(file))

@@ -1,18 +1,25 @@
 """The main job: every entry, the report, a failing experiment."""
 
 import dataclasses
+import io
+import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 
+import jax
 import pytest
+from PIL import Image
 
 from experiments import reproduce, run_architectures
-from experiments.shell import cli
+from experiments.shell import cli, paper
 from experiments.shell.entry import Entry
 from rank_collapse import report
+from rank_collapse.report.claims import of_mean
+from rank_collapse.runs import provenance
 
 PNG = b"\x89PNG not really"
 
@@ -23,17 +30,29 @@ def section(**fields):
     )
 
 
+def claim(values, statement="stops & stays"):
+    return of_mean(values, statement=statement, section="Section <3>", statistic="x", null="0")
+
+
 def test_the_page_is_self_contained_and_escapes_text():
-    rows = [
-        report.Comparison("x < y", 0.123456, 0.5, False, "why"),
-        report.Comparison("n", 3, None),
-        report.Comparison("claim", True, "stops & stays", True),
-    ]
-    page = report.render("T", "intro", [section(figures=[(PNG, "cap")], comparisons=rows)], "made")
+    rows = [report.Comparison("x < y", 0.123456, 0.5, "why"), report.Comparison("n", 3)]
+    tested = [claim([1.0, 2.0, 1.5]), claim([-1.0, -2.0, -1.5]), claim([1.0])]
+    made = section(figures=[(PNG, "cap")], comparisons=rows, claims=tested)
+    page = report.render("T", "intro", [made], "made", [("Section 9", "nobody looked")])
     assert "A &lt;b&gt;" in page and "x &lt; y" in page and "stops &amp; stays" in page
     assert "0.1235" in page and "data:image/png;base64,iVBORyBub3QgcmVhbGx5" in page
-    assert "done, 1 of 2 agree" in page
+    assert "3 claims tested: 1 supported, 1 contradicted, 1 undecided" in page
+    assert "1.5 (0.2579 to 2.742)" in page and "Section &lt;3&gt;" in page
+    assert "1 seed, fewer than 3" in page and "nobody looked" in page and "not tested" in page
     assert "http" not in page and "src=" in page
+
+
+def test_what_no_experiment_tests_is_listed():
+    said = paper.said("skips", "no norm")
+    found = of_mean([1.0, 1.1, 0.9], statistic="x", null="0", **said)
+    left = reproduce.untested([found])
+    assert paper.PAPER["skips"] not in left and paper.PAPER["rate"] in left
+    assert len(left) == len(paper.PAPER) - 1
 
 
 def test_a_failed_section_says_so():
@@ -70,7 +89,13 @@ def test_a_second_run_in_new_processes_makes_nothing_again(tmp_path, monkeypatch
     assert cli.execute(reproduce.main, reproduce.FLAGS, arguments) == 0
     page = (tmp_path / "results/reproduce/report.html").read_text()
     assert "python -m experiments.run_path_counts" in page and page.count("base64,") == 2
-    assert "9 of 9 agree" in page and str(tmp_path) not in page
+    assert str(tmp_path) not in page
+    printed = capfd.readouterr().out
+    assert re.search(r"supported +Section 3.1: With skips the lengths of paths are bin", printed)
+    assert re.search(r"undecided +Section 4.1: The residual by layer of BERT", printed)
+    assert re.search(r"not tested +Theorem 2.1", printed)
+    counts = "8 claims tested: 2 supported, 0 contradicted, 6 undecided"
+    assert counts in printed and counts in page
     folder = tmp_path / "results/reproduce/quick"
     made = {p: p.stat().st_mtime_ns for p in folder.rglob("*") if p.suffix in (".csv", ".npz")}
     assert len(made) == 3
@@ -102,6 +127,39 @@ def test_a_failing_experiment_is_shown_and_the_exit_code_is_1(tmp_path, monkeypa
     page = (tmp_path / "report.html").read_text()
     assert "exit code 2" in page and "error: no luck" in page and "half way" in page
     assert "failed: run_path_counts" in capfd.readouterr().err
+
+
+def test_results_as_markdown_are_of_the_largest_preset_there_is(tmp_path):
+    image = io.BytesIO()
+    Image.effect_noise((64, 64), 90).convert("RGB").save(image, "png")
+
+    def made(preset, name, summary, figures):
+        folder = tmp_path / "run" / preset / name
+        (folder / "figures").mkdir(parents=True)
+        config = {"environment": provenance.environment()}
+        (folder / "config.json").write_text(json.dumps(config))
+        (folder / "summary.json").write_text(json.dumps(summary))
+        for figure in figures:
+            (folder / "figures" / f"{figure}.png").write_bytes(image.getvalue())
+
+    found = {"heads": 2, "layers": 3, "log10_paths": 1.4, "mean_length": 2.0}
+    found |= {"share_at_most_half_depth": 0.26, "largest_difference_from_binomial": 1e-17}
+    for preset, name in (("quick", "a|b"), ("paper", "BERT")):
+        made(preset, "run_path_counts", {name: found}, ["path_counts"])
+    reproduce.keep_seconds(tmp_path / "run" / "paper", "run_path_counts", 12.34)
+    path = reproduce.write_markdown(tmp_path / "run", tmp_path / "docs")
+    text = path.read_text()
+    assert "BERT (H=2, L=3)" in text and "a|b" not in text
+    assert "Preset “paper”, 12 s" in text and "cores" in text and f"JAX {jax.__version__}" in text
+    assert "2 claims tested" in text and "not tested" in text
+    assert "Not run: run_collapse, " in text
+    named = re.findall(r"\]\((.*?)\)", text)
+    assert named == ["results/run_path_counts_0.png"]
+    with Image.open(tmp_path / "docs" / named[0]) as drawn:
+        assert drawn.mode == "P" and drawn.size == (64, 64)
+    shutil.rmtree(tmp_path / "run" / "paper")
+    text = reproduce.write_markdown(tmp_path / "run", tmp_path / "docs").read_text()
+    assert r"a\|b (H=2, L=3)" in text and "time not kept" in text and "Preset “quick”" in text
 
 
 def test_an_unknown_experiment_is_refused(capsys):

@@ -16,7 +16,7 @@ from trained_runs import (
 
 from experiments import run_circle
 from experiments.circle import cases, entry, results
-from experiments.shell import cli
+from experiments.shell import cli, paper
 from rank_collapse import apply
 from rank_collapse.network.entry import input_states
 from rank_collapse.training import load_models
@@ -169,7 +169,11 @@ def made_of(counts, seeds=64):
 
 
 def verdicts(found):
-    return {c.quantity: c.agrees for c in entry.compare(found)}
+    return {c.statement: c.verdict for c in entry.claims(found)}
+
+
+def notes(found):
+    return {c.quantity: c.note for c in entry.compare(found)}
 
 
 def test_speed_and_law_of_those_that_fell():
@@ -184,30 +188,30 @@ def test_speed_and_law_of_those_that_fell():
 
 def test_counts_unlike_the_published_code_are_said_to_be():
     name = "base, d=32: seeds that fell together"
-    assert verdicts(made_of({"base, d=32": 10}))[name] is True
-    assert verdicts(made_of({"base, d=32": 60}))[name] is False
-    assert verdicts(made_of({"base, d=32": 1}, 2))[name] is None  # two seeds say nothing
+    assert notes(made_of({"base, d=32": 10}))[name].endswith("are one: 1")
+    assert notes(made_of({"base, d=32": 60}))[name].endswith("are one: 1.7e-06")
     reading = entry.reading(made_of({"base, d=32": 60, "mlp, d=32": 10}))
     assert "base, d=32: 60 of 64" in reading and "seed 2" in reading
     assert "Of 2 cells run here 1 differ" in reading
 
 
 def test_claims_of_the_paper_can_be_contradicted():
-    falls = "d=32: falls together without circle_skip and MLP"
-    keeps = "d=32: mlp keeps apart what falls without it"
+    falls, keeps = (f"{paper.PAPER[n].text} [d=32]" for n in ("circle", "circle mlp"))
 
     def found(base, mlp):
         seen = verdicts(made_of({"base, d=32": base, "mlp, d=32": mlp}))
         return seen[falls], seen[keeps]
 
-    assert found(60, 2) == (True, True)
-    assert found(5, 40) == (False, False)
-    assert found(32, 30) == (None, None)
+    assert found(60, 2) == ("supported", "supported")
+    assert found(5, 40) == ("contradicted", "contradicted")
+    assert found(32, 30) == ("undecided", "undecided")
+    two = verdicts(made_of({"base, d=32": 2}, 2))
+    assert two[falls] == "undecided"  # two seeds say nothing
 
 
 def test_an_order_other_than_the_theorys_is_said_to_be():
-    quantity = "attention, d=32: order p of d' ~ d^p"
-    assert verdicts(made_of({"attention, d=32": 5}, 5))[quantity] is False  # it has halved
+    rate = f"{paper.PAPER['rate'].text} [recurrent attention without skips, d=32]"
+    assert verdicts(made_of({"attention, d=32": 5}, 5))[rate] == "contradicted"  # it has halved
     cubed = np.tile(-(3.0 ** np.arange(60)), (3, 1))
     cubic = case(10.0 ** np.maximum(cubed, -30), np.where(cubed > -1e30, cubed, -np.inf))
-    assert verdicts(results.summary_of({"attention, d=32": cubic}))[quantity] is True
+    assert verdicts(results.summary_of({"attention, d=32": cubic}))[rate] == "supported"

@@ -10,9 +10,10 @@ from second_run import check_second_run
 
 import rank_collapse as rc
 from experiments.collapse import ensemble, settings
-from experiments.collapse.results import bound_numbers, rates
+from experiments.collapse.entry import crossing_text
+from experiments.collapse.results import bound_numbers, crossings, gain_numbers, rates
 from experiments.run_collapse import ENTRY, FLAGS, main
-from experiments.shell import cli, inputs
+from experiments.shell import cli, inputs, paper
 from rank_collapse import runs
 from rank_collapse.measures import residuals
 from rank_collapse.theory import logdomain
@@ -81,7 +82,7 @@ def test_rows_figures_and_summary_are_there(base):
     assert len(rows) == 2 * 3 * 4  # variants, seeds, layers
     assert {r["variant"] for r in rows} == {"san", "san_skip"}
     assert all((r["log10_bound"] != "") == (r["variant"] == "san") for r in rows)
-    for name in (n for n in ENTRY.captions if not n.startswith("sweep_")):
+    for name in (n for n in ENTRY.captions if n != "mlp_gain" and n[:6] != "sweep_"):
         assert (folder / "figures" / f"{name}.png").exists()
         assert (folder / "figures" / f"{name}.pdf").exists()
     assert all((r["tightness_mean"] != "") == (r["variant"] == "san") for r in rows)
@@ -97,7 +98,13 @@ def test_rows_figures_and_summary_are_there(base):
     assert "log10_lambda" not in summary["settings"][0]["variants"]["san_skip"]
     quantities = [c.quantity for c in ENTRY.compare(summary)]
     assert any("san, norm none: residual ratio" in q for q in quantities)
-    assert any("Theorem 2.3" in q for q in quantities)
+    found = {c.statement: c for c in ENTRY.claims(summary)}
+    rate, bound, skips = (
+        found[f"{paper.PAPER[name].text} [no norm]"] for name in ("rate", "bound", "skips")
+    )
+    assert rate.section == "Theorems 2.2, 2.3" and rate.seeds == 3
+    assert bound.estimate == 0 and "cases against it" in bound.why
+    assert skips.verdict == "supported" and skips.estimate > 1
     assert any("no condition" in q for q in quantities) and any("c_eff" in q for q in quantities)
     assert "norm none" in ENTRY.reading(summary)
 
@@ -179,6 +186,8 @@ def test_what_is_not_known_is_a_gap_with_its_reason(tmp_path, capsys):
         (["--weight_scale=1,x"], "could not convert string to float: 'x'"),
         (["--skip_gain="], "skip_gain"),
         (["--seed_chunk=0"], "seed_chunk=0"),
+        (["--mlp_gain=0"], "mlp_gain"),
+        (["--mlp_gain=1", "--variants=san"], "needs san_mlp"),
         (["--num_devices=9"], "num_devices=9, but there are 2"),
     ],
 )
@@ -225,14 +234,80 @@ def test_a_violated_bound_is_counted_only_under_the_lemmas_condition():
     assert (found["prefixes_admissible"], found["prefixes_above_the_stack_bound"]) == (2, 1)
 
 
+def numbers_of(log10_residual, rate=3.0, fall=0.0, **more):
+    """The summary of one variant, of as many seeds as there are residuals."""
+    seeds = len(log10_residual)
+    last = {"log10_residual": log10_residual, "local_rate": [rate] * seeds, "fall": [fall] * seeds}
+    plain = {"log10_residual_last": None, "plain_log10_residual_last": None}
+    return {"seeds": seeds, "ratio": [0.9, 0.3], "by_seed": last} | plain | more
+
+
+def setting_of(norm="none", **variants):
+    return {"norm": norm, "weight_scale": 1.0, "skip_gain": 1.0, "variants": variants}
+
+
+def verdicts(*settings):
+    return {c.statement: c.verdict for c in ENTRY.claims({"settings": list(settings)})}
+
+
 def test_every_variant_has_a_published_curve_to_stand_beside():
-    numbers = {"ratio": [0.9, 0.3], "local_rate_last": None, "log10_residual_last": None}
-    variants = {v: dict(numbers) for v in settings.VARIANTS}
-    setting = {"norm": "post", "weight_scale": 1.0, "skip_gain": 1.0, "variants": variants}
+    setting = setting_of("post", **{v: numbers_of([0.0]) for v in settings.VARIANTS})
     rows = ENTRY.compare({"settings": [setting, setting | {"weight_scale": 2.0}]})
-    assert [c.published for c in rows] == [0.0176, 0.0174, 0.5649, 0.5629]
-    assert all(c.agrees for c in rows[2:])
-    numbers["ratio"] = [0.9, 0.001]
-    variants["san_skip"] = numbers
-    assert not ENTRY.compare({"settings": [setting]})[2].agrees
-    assert "not: san and san_mlp and transformer" in ENTRY.reading({"settings": [setting]})
+    assert [c.published for c in rows if "ratio" in c.quantity] == [0.0176, 0.0174, 0.5649, 0.5629]
+
+
+@pytest.mark.parametrize(
+    ("rate", "skip", "fall", "expected"),
+    [
+        (3.0, -1.0, 0.0, ["supported", "supported", "supported"]),
+        (1.0, -9000.0, -0.1, ["contradicted", "contradicted", "contradicted"]),
+    ],
+)
+def test_claims_of_the_paper_can_come_out_otherwise(rate, skip, fall, expected):
+    san = numbers_of([-800.0, -810.0, -790.0], rate)
+    skips = numbers_of([skip, skip - 1, skip + 1], fall=fall)
+    names = ("rate", "skips", "skips stop")
+    found = verdicts(setting_of(san=san, san_skip=skips))
+    assert [found[f"{paper.PAPER[n].text} [no norm]"] for n in names] == expected
+    found = verdicts(setting_of("post", san=san))
+    assert found[f"{paper.PAPER['norm'].text} [post-norm]"] == expected[0]
+
+
+def test_a_violated_bound_contradicts_and_two_seeds_decide_nothing():
+    bounded = {"layers": 36, "layers_admissible": 30, "prefixes_admissible": 9}
+    bounded |= {"layers_above_their_bound": 0, "prefixes_above_the_stack_bound": 0}
+    bound = f"{paper.PAPER['bound'].text} [no norm]"
+    for seeds, broken, verdict in (
+        (3, 0, "supported"),
+        (3, 1, "contradicted"),
+        (2, 1, "undecided"),
+    ):
+        more = bounded | {"layers_above_their_bound": broken}
+        assert verdicts(setting_of(san=numbers_of([-8.0] * seeds, **more)))[bound] == verdict
+
+
+def test_where_mlps_begin_to_slow_the_collapse():
+    gains = np.array([0.5, 1.0, 2.0, 4.0])
+    raised = np.array([[-0.2, -0.1, 0.1, 0.2], [-0.2, 0.1, 0.2, 0.3], [0.1, 0.2, 0.3, 0.4]])
+    found = crossings(gains, raised)
+    np.testing.assert_allclose(found[:2], [2**0.5, 2 ** (-1 / 3)])
+    assert np.isnan(found[2])
+    curves = {g: np.full((3, 2), -3.0 + g) for g in gains}
+    arrays_of = {"san/log10_residual": np.full((3, 2), -1.5)}
+    numbers = gain_numbers(curves, arrays_of)
+    np.testing.assert_allclose(numbers["raised"], [[-1 / 3, -1 / 6, 1 / 6, 5 / 6]] * 3)
+    assert "slower at gains 2, 4; faster at gains 0.5, 1" in crossing_text(numbers)
+    assert "crossing at gain 1.41 (1.41 to 1.41)" in crossing_text(numbers)
+
+
+def test_the_gain_of_mlps_is_swept_in_one_program(tmp_path):
+    arguments = [*SIZE, "--variants=san,san_mlp", "--mlp_gain=1,8", "--norm=none,post"]
+    assert execute(tmp_path, *arguments) == 0
+    saved, part = arrays(tmp_path), "{}/weight_scale=1.0/skip_gain=1.0/{}"
+    plain = saved[part.format("none", "san_mlp/log10_residual")]
+    swept = saved[part.format("none", "mlp_gain/log10_residual_at_1")]
+    np.testing.assert_allclose(swept, plain, rtol=1e-4, atol=1e-4)  # the same network
+    more = saved[part.format("none", "mlp_gain/log10_residual_at_8")]
+    assert (more[:, -1] > swept[:, -1] + 1).all()
+    assert (tmp_path / "figures" / "mlp_gain.png").exists()
+    assert runs.read_summary(tmp_path)["settings"][1]["mlp_gain"]["gains"] == [1.0, 8.0]

@@ -21,7 +21,7 @@ def test_writes_rows_figures_and_a_summary(tmp_path, monkeypatch, capsys):
     folder = tmp_path / "run"
     assert execute(*TINY, f"--output_dir={folder}") == 0
     summary = json.loads((folder / "summary.json").read_text())
-    assert summary["largest_sum_error"] < 1e-12
+    assert max(summary["sum_error"]) < 1e-12
     assert 0 < summary["alpha"] < 1
     assert summary["median_chain_residual"][1] < summary["median_chain_residual"][0]
     with open(folder / "results.csv", newline="") as file:
@@ -31,7 +31,12 @@ def test_writes_rows_figures_and_a_summary(tmp_path, monkeypatch, capsys):
     ]
     for name in run_path_chains.ENTRY.captions:
         assert (folder / "figures" / f"{name}.png").stat().st_size > 10_000
-    assert len(run_path_chains.ENTRY.compare(summary)) == 4
+    assert len(run_path_chains.ENTRY.compare(summary)) == 2
+    claims = run_path_chains.ENTRY.claims(summary)
+    assert [c.seeds for c in claims] == [len(summary["sum_error"])] * 3
+    away = summary | {"sum_error": [0.1, 0.1, 0.1], "chain_slope": [0.1, 0.11, 0.12]}
+    away |= {"length_of_largest_residual_by_seed": [9, 9, 9]}
+    assert {c.verdict for c in run_path_chains.ENTRY.claims(away)} == {"contradicted"}
     assert "per layer" in run_path_chains.ENTRY.reading(summary)
     monkeypatch.setattr(run_path_chains, "measure_all", lambda *a: pytest.fail("computed again"))
     check_second_run(lambda: execute(*TINY, f"--output_dir={folder}"), folder, capsys)

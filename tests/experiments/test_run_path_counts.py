@@ -24,10 +24,11 @@ def test_the_binary_writes_exact_counts(tmp_path, capsys):
     assert (tmp_path / "figures" / "path_counts.pdf").stat().st_size > 1000
     summary = read_summary(tmp_path)
     assert summary["DistilBERT"]["mean_length"] == pytest.approx(6 * 12 / 13, rel=1e-12)
-    comparisons = ENTRY.compare(summary)
-    assert len(comparisons) == 9 and all(c.agrees for c in comparisons)
-    summary["DeiT-T"]["mean_length"] += 0.01
-    assert not all(c.agrees for c in ENTRY.compare(summary))
+    assert len(ENTRY.compare(summary)) == 9
+    assert [c.verdict for c in ENTRY.claims(summary)] == ["supported", "supported"]
+    summary["DeiT-T"]["largest_difference_from_binomial"] = 1e-3
+    summary["GPT-3"]["share_at_most_half_depth"] = 0.6
+    assert [c.verdict for c in ENTRY.claims(summary)] == ["contradicted", "contradicted"]
     assert "%" in ENTRY.reading(summary)
     again = lambda: cli.execute(main, FLAGS, [f"--output_dir={tmp_path}"])  # noqa: E731
     check_second_run(again, tmp_path, capsys)

@@ -38,8 +38,12 @@ def test_writes_rows_figures_and_a_summary(tmp_path, monkeypatch, capsys):
     )
     for name in run_stability.ENTRY.captions:
         assert (folder / "figures" / f"{name}.png").stat().st_size > 10_000
-    compared = run_stability.ENTRY.compare(summary)
-    assert [c.agrees is not None for c in compared[:2]] == [True, True]
+    claims = run_stability.ENTRY.claims(summary)
+    assert len(claims) >= 2 and all(c.interval and c.seeds == 2 for c in claims)
+    assert {c.verdict for c in claims} == {"undecided"}  # two seeds
+    more = [c.verdict for c in run_stability.ENTRY.claims(summary | {"seeds": 9})]
+    assert len(more) == len(claims)
+    assert run_stability.ENTRY.compare(summary)
     assert "exponent" in run_stability.ENTRY.reading(summary)
     monkeypatch.setattr(measure, "_of_group", lambda *a: pytest.fail("computed again"))
     check_second_run(lambda: execute(*TINY, f"--output_dir={folder}"), folder, capsys)

@@ -37,7 +37,7 @@ SORT = (
     "--learning_rate=1e-2", "--n_eval_data=20",
 )  # fmt: skip
 MEASURED = (*SORT, "--no_sub_path", "--do_rank", "--compute_alpha", "--path_len", "0")
-FIGURES = ("alpha", "loss", "paths", "ranks")
+FIGURES = ("alpha", "loss", "paths", "ranks", "shares")
 
 
 @pytest.fixture(scope="module")
@@ -63,12 +63,19 @@ def test_sort_writes_everything(folder):
     found = summary(folder)
     assert found["lengths"] == [0, 1, 2] and set(found["sets"]) == {"2", "5", "20"}
     # All paths up to the depth are the whole model.
-    assert found["up_to"]["mean"][-1] == pytest.approx(found["whole"]["accuracy"]["mean"])
+    whole = found["whole"]["accuracy"]["mean"]
+    for name, at in (("up_to", -1), ("from", 0), ("truncated", -1)):
+        assert found[name]["mean"][at] == pytest.approx(whole)
+    assert sum(found["shapley"]["mean"]) == pytest.approx(whole - found["offset"]["mean"])
+    assert len(found["covariance"]["interval"]) == 2 and found["paths_there_are"] == [1, 4, 4]
     assert len(found["alpha"]["mean"]) == 2 and len(found["ranks"]["rank"]["mean"]) == 3
     drawn = [f"{name}.{suffix}" for name in FIGURES for suffix in ("pdf", "png")]
     assert [p.name for p in figures(folder)] == drawn
-    # Per seed: whole, whole_train, 2 baselines, 3 sizes x 3 lengths x 2 repeats, 3 exact x 3.
-    assert len(rows(folder)) == 2 * (4 + 18 + 9)
+    # Per seed: whole, whole_train, 2 baselines, offset, 3 sizes x 3 lengths x 2 repeats, 7 x 3.
+    assert len(rows(folder)) == 2 * (5 + 18 + 21)
+    semantics = {r["evaluation"]: r["semantics"] for r in rows(folder)}
+    assert semantics["sampled"] == "recomputed" and semantics["truncated"] == "self-consistent"
+    assert semantics["exact"] == semantics["offset"] == "frozen"
     assert not (folder / "checkpoints").exists()
 
 
@@ -154,15 +161,15 @@ def test_a_seed_that_diverged_is_kept_apart(saved):
     assert found["seeds"] == 1 and found["diverged"] == {1: 3}
     for metric, values in results["whole"].items():
         assert found["whole"][metric] == {"mean": pytest.approx(float(values[0])), "std": 0.0}
-    of_length_0 = results["sets"]["20"]["accuracy"][0, 0]
-    assert found["sets"]["20"]["mean"][0] == pytest.approx(of_length_0.mean())
-    assert found["sets"]["20"]["std"][0] == pytest.approx(of_length_0.std())
+    of_length_1 = results["sets"]["20"]["accuracy"][0, 1]
+    assert found["sets"]["20"]["mean"][1] == pytest.approx(of_length_1.mean())
+    assert found["sets"]["20"]["std"][1] == 0.0  # repeats of one seed are not seeds
     table = rows_of(results, options)
     assert {(r["seed"], r["diverged"]) for r in table} == {(0, 0), (1, 1)}
     drawn = figures_of(results, setup)
     texts = [t.get_text() for t in drawn["loss"]().axes[0].get_legend().get_texts()]
     assert texts == ["1 seed", "diverged: 1"]
-    assert "1 seed" in drawn["paths"]().axes[0].get_title()
+    assert "1 seed" in drawn["paths"]().get_suptitle()
 
 
 def test_all_heads_is_one_path(tmp_path):
@@ -172,7 +179,7 @@ def test_all_heads_is_one_path(tmp_path):
     sampled = [r for r in rows(tmp_path) if r["evaluation"] == "all heads"]
     assert [r["path_length"] for r in sampled] == ["2", "2"]
     # Through every head of every layer: the attention of the whole model, without its skips.
-    exact = [r for r in rows(tmp_path) if (r["evaluation"], r["path_length"]) == ("exact", "2")]
+    exact = [r for r in rows(tmp_path) if (r["evaluation"], r["path_length"]) == ("alone", "2")]
     for one, other in zip(sampled, exact, strict=True):
         assert float(one["loss"]) == pytest.approx(float(other["loss"]), rel=1e-5)
 

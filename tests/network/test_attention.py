@@ -7,6 +7,7 @@ import pytest
 
 import rank_collapse as rc
 from rank_collapse.network import attention as attn
+from rank_collapse.network import positions
 from rank_collapse.network.embedding import sinusoidal_positions
 
 
@@ -155,7 +156,7 @@ def test_rotary_scores_depend_on_distance_alone(x64):
     p = p.replace(b_q=p.b_q * 0, b_k=p.b_k * 0)
     x = jnp.tile(tokens(1), (7, 1))
     for start in (0, 11):
-        rotary = attn.rotary_angles(jnp.arange(start, start + 7), 6)
+        rotary = positions.rotary_angles(jnp.arange(start, start + 7), 6)
         context = attn.AttentionContext(rotary=rotary)
         scores = np.asarray(attn.attention_scores(p, x, x, context=context))
         for i, j in ((0, 0), (2, 1), (1, 4)):
@@ -184,7 +185,7 @@ def published_bucket(distance, num_buckets, max_distance, bidirectional):
 
 @pytest.mark.parametrize("bidirectional", [True, False])
 def test_relative_buckets(bidirectional):
-    got = np.asarray(attn.relative_buckets(70, 90, 32, 61, bidirectional))
+    got = np.asarray(positions.relative_buckets(70, 90, 32, 61, bidirectional))
     for i in range(0, 70, 3):
         for j in range(0, 90, 3):
             assert got[i, j] == published_bucket(j - i, 32, 61, bidirectional)

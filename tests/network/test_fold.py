@@ -133,12 +133,15 @@ def test_encoder_decoders_profile_and_fold_half_by_half():
 
         return jax.vmap(one)(ids, mask)
 
-    # ω_2 of the decoder by definition: of its first branch, with ω_1 = 1 times what is learned.
+    # ω_2 and ω_3 of the decoder by definition, with ω_1 = 1; all multiply what is learned.
     trace = run(params, config)
-    learned = params.decoder.layers.attention_gains.skip[0]
-    branch = trace.decoder.attention_branch[:, 0]
-    second = np.sqrt(np.var(trace.decoder.hidden[:, 0] * learned[None, None]) + np.var(branch))
+    first, own = jax.tree.map(lambda a: a[:, 0], trace.decoder.layers), params.decoder.layers
+    kept = np.var(trace.decoder.hidden[:, 0] * own.attention_gains.skip[0][None, None])
+    second = np.sqrt(kept + np.var(first.attention_branch))
     np.testing.assert_allclose(config.decoder.skip_gain.cross[0], second, rtol=1e-5)
+    kept = np.var(second * first.after_attention * own.cross_gains.skip[0][None, None])
+    third = np.sqrt(kept + np.var(first.cross_branch))
+    np.testing.assert_allclose(config.decoder.skip_gain.mlp[0], third, rtol=1e-5)
     folded, plain = module.fold_gains(params, config)
     assert folded.decoder.embedding.tokens is None and plain.decoder.skip_gain == 1.0
     np.testing.assert_allclose(run(folded, plain).logits, trace.logits, rtol=2e-5, atol=2e-5)

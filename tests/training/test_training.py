@@ -142,6 +142,16 @@ def test_the_network_that_trains_is_the_one_network():
     np.testing.assert_allclose(forward(state.model, x, chosen.config), expected, rtol=1e-6)
 
 
+def test_floats_of_the_network_reach_its_initial_weights():
+    key, floats = jax.random.key(0), {"init_gain": jnp.float32(0.5)}
+    plain, scaled = (
+        init_state(key, h, recipe()).model.network.layers.attention
+        for h in (hyper(), hyper().replace(network=floats))
+    )
+    np.testing.assert_allclose(scaled.w_v, 0.5 * plain.w_v, rtol=1e-6)
+    np.testing.assert_array_equal(scaled.w_q, plain.w_q)
+
+
 def test_no_dropout_is_a_dropout_of_nothing():
     losses = {}
     for rate in (None, 0.0, 0.5):

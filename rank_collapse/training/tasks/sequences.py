@@ -122,30 +122,32 @@ def make_pairs(
     letters = jax.random.randint(key_letters, (num_examples, seq_len), 0, num_letters)
     lengths = jax.random.randint(key_lengths, (num_examples, 1), min_len, seq_len + 1)
     mask = jnp.arange(seq_len)[None, :] < lengths
-    return between_marks(letters + NUM_MARKS, mask, transformed(task, letters, mask) + NUM_MARKS)
+    answer = jnp.where(mask, transformed(task, letters, mask), 0)
+    return between_marks(letters + NUM_MARKS, mask, answer + NUM_MARKS, mask)
 
 
 def between_marks(
-    source: Int[Array, "b m"], mask: Bool[Array, "b m"], target: Int[Array, "b m"]
+    source: Int[Array, "b m"],
+    source_mask: Bool[Array, "b m"],
+    target: Int[Array, "b k"],
+    target_mask: Bool[Array, "b k"],
 ) -> SequencePairs:
-    """Pairs of sequences of the same lengths, the target between a begin and an end mark.
+    """Sources as they are, targets between a begin and an end mark.
 
     Args:
-        source: Token ids.
-        mask: Which tokens exist, those of the target too; the others follow them.
-        target: Token ids.
+        source, target: Token ids.
+        source_mask, target_mask: Which of them exist; the others follow them.
     """
-    count = len(source)
-    begin, one_more = jnp.full((count, 1), BEGIN), jnp.zeros((count, 1), bool)
-    behind = jnp.concatenate([mask, one_more], axis=1)
-    ended = jnp.where(behind, jnp.pad(target, ((0, 0), (0, 1))), PAD)
-    is_end = jnp.arange(behind.shape[1])[None, :] == mask.sum(axis=1, keepdims=True)
-    ended = jnp.where(is_end, END, ended)
+    count, one_more = len(target), ((0, 0), (0, 1))
+    begin = jnp.full((count, 1), BEGIN)
+    is_end = jnp.arange(target.shape[1] + 1)[None, :] == target_mask.sum(axis=1, keepdims=True)
+    answer = jnp.pad(jnp.where(target_mask, target, PAD), one_more)
+    exists = jnp.pad(target_mask, one_more) | is_end
     return SequencePairs(
-        source=jnp.where(mask, source, PAD),
-        source_mask=mask,
-        target=jnp.concatenate([begin, ended], axis=1),
-        target_mask=jnp.concatenate([~one_more, behind | is_end], axis=1),
+        source=jnp.where(source_mask, source, PAD),
+        source_mask=source_mask,
+        target=jnp.concatenate([begin, jnp.where(is_end, END, answer)], axis=1),
+        target_mask=jnp.concatenate([jnp.ones((count, 1), bool), exists], axis=1),
     )
 
 

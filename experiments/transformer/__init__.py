@@ -1,0 +1,1 @@
+"""What run_transformer trains, measures and shows."""

@@ -1,0 +1,53 @@
+"""Positions inside attention: the angles of rotary ones, the buckets of T5's bias.
+
+Axis letters: n queries, m keys, k per-head query/key width.
+"""
+
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+
+def rotary_angles(
+    positions: Int[Array, "n"], width: int, theta: Any = 10000.0, scaling: tuple[float, ...] = ()
+) -> tuple[Float[Array, "n k"], Float[Array, "n k"]]:
+    """(cos, sin) of the rotary angles position · theta^(-2i/k), repeated for both halves.
+
+    Args:
+        positions: Positions of the tokens [n].
+        width: Per-head width k.
+        theta: Base of the frequencies.
+        scaling: () for none, (factor,) to divide every frequency, or (factor, low, high, length)
+            as in Llama 3.1: waves longer than length/low are divided, those shorter than
+            length/high kept, and between the two the share changes linearly.
+    """
+    frequencies = theta ** (-jnp.arange(0, width, 2) / width)
+    if len(scaling) == 1:
+        frequencies = frequencies / scaling[0]
+    elif scaling:
+        factor, low, high, length = scaling
+        turns = length * frequencies / (2 * jnp.pi)
+        kept = jnp.clip((turns - low) / (high - low), 0.0, 1.0)
+        frequencies = frequencies * (kept + (1 - kept) / factor)
+    angles = positions[:, None] * frequencies[None, :]
+    angles = jnp.concatenate([angles, angles], axis=-1)
+    return jnp.cos(angles), jnp.sin(angles)
+
+
+def relative_buckets(
+    num_queries: int, num_keys: int, num_buckets: int, max_distance: int, bidirectional: bool
+) -> Int[Array, "n m"]:
+    """Bucket of each (query, key) distance for T5's position bias (Raffel et al. 2020, 2.1)."""
+    distance = jnp.arange(num_keys)[None, :] - jnp.arange(num_queries)[:, None]
+    offset = jnp.zeros_like(distance)
+    if bidirectional:
+        num_buckets //= 2
+        offset = jnp.where(distance > 0, num_buckets, 0)
+        distance = jnp.abs(distance)
+    else:
+        distance = jnp.maximum(-distance, 0)
+    exact = num_buckets // 2
+    ratio = jnp.log(jnp.maximum(distance, 1) / exact) / jnp.log(max_distance / exact)
+    coarse = exact + (ratio * (num_buckets - exact)).astype(distance.dtype)
+    return offset + jnp.where(distance < exact, distance, jnp.minimum(coarse, num_buckets - 1))

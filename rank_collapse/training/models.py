@@ -1,0 +1,138 @@
+"""What is trained: a network with a linear read-out of each token, or an encoder-decoder.
+
+Axis letters: b examples, n tokens, i input width, c classes or outputs.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from rank_collapse import struct
+from rank_collapse.network import encoder_decoder, entry, parameters, transformer
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.dropout import dropout, dropout_branches
+from rank_collapse.network.encoder_decoder import EncoderDecoderConfig
+from rank_collapse.paths.sets import Classifier
+from rank_collapse.training.recipe import Recipe
+from rank_collapse.training.tasks.examples import part_mask, part_positions
+
+
+@struct.dataclass
+class Model:
+    """A network and the classifier that reads each token of its output."""
+
+    network: Any  # parameters.TransformerParams
+    classifier: Any  # path_sets.Classifier
+
+
+def init_model(key: Any, recipe: Recipe, init_scale: Any = 1.0) -> Any:
+    """Initial weights: the network as its config says, the read-out normal(0, 0.02), bias 0.
+
+    Returns:
+        A `Model`; `EncoderDecoderParams` where the config is of an encoder-decoder.
+    """
+    if isinstance(recipe.config, EncoderDecoderConfig):
+        return encoder_decoder.init(key, recipe.config, init_scale)
+    key_network, key_classifier = jax.random.split(key)
+    params = parameters.init(key_network, recipe.config, weight_scale=init_scale)
+    shape = (recipe.config.d_model, recipe.num_outputs)
+    w = 0.02 * jax.random.normal(key_classifier, shape)
+    return Model(network=params, classifier=Classifier(w, jnp.zeros(recipe.num_outputs)))
+
+
+def forward(
+    model: Model,
+    inputs: Any,
+    config: TransformerConfig,
+    *,
+    mask: Any = None,
+    positions: Any = None,
+    dropout_key: Any = None,
+    dropout_rate: Any = 0.0,
+    output_dropout: bool = False,
+) -> Float[Array, "n c"]:
+    """Logits of one example; with a key, dropout on embedding, attention weights and branches.
+
+    Args:
+        model: Weights.
+        inputs: Token ids [n] or vectors [n, i].
+        config: The network.
+        mask: Bool [n], which tokens exist, or [n, n], which tokens a token may look at.
+        positions: Int [n], positions of the tokens; 0..n-1 by default.
+        dropout_key, dropout_rate: None for none.
+        output_dropout: With a key, dropout on the network's output too.
+    """
+    states = entry.input_states(model.network, inputs, config, positions=positions)
+    if dropout_key is not None:
+        dropout_key, key_embedding, key_output = dropout_branches(dropout_key, 3)
+        states = dropout(key_embedding, states, dropout_rate)
+    output = transformer.apply(
+        model.network, states, config, mask=mask, positions=positions,
+        dropout_key=dropout_key, dropout_rate=dropout_rate,
+    ).output  # fmt: skip
+    if dropout_key is not None and output_dropout:
+        output = dropout(key_output, output, dropout_rate)
+    w, b = model.classifier
+    return output @ w + b[None, :]
+
+
+def batch_forward(
+    model: Any,
+    examples: Any,
+    config: Any,
+    *,
+    dropout_key: Any = None,
+    dropout_rate: Any = 0.0,
+    output_dropout: bool = False,
+    batch_size: int | None = None,
+) -> Float[Array, "b n c"]:
+    """Logits of every example; `batch_size` at a time where that is given.
+
+    Args:
+        model: A `Model` with Examples; EncoderDecoderParams with SequencePairs, whose targets are
+            then forced on the decoder.
+        examples, config: What goes with it.
+        dropout_key, dropout_rate, output_dropout: As in `forward`.
+        batch_size: Examples at a time; None for all.
+    """
+    keys = None
+    if dropout_key is not None:
+        keys = dropout_branches(dropout_key, len(examples))
+
+    def single_pair(item):
+        source, source_mask, target, target_mask, key = item
+        return encoder_decoder.apply(
+            model, source, target, config, source_mask=source_mask, target_mask=target_mask,
+            dropout_key=key, dropout_rate=0.0 if key is None else dropout_rate,
+        ).logits  # fmt: skip
+
+    def single(item):
+        inputs, mask, parts, key = item
+        positions = None
+        if parts is not None:
+            mask, positions = part_mask(parts), part_positions(parts)
+        return forward(
+            model, inputs, config, mask=mask, positions=positions,
+            dropout_key=key, dropout_rate=dropout_rate, output_dropout=output_dropout,
+        )  # fmt: skip
+
+    if isinstance(config, EncoderDecoderConfig):
+        read = (examples.inputs, examples.target_mask[:, :-1], keys)
+        single, items = single_pair, (examples.source, examples.source_mask, *read)
+    else:
+        items = (examples.inputs, examples.mask, examples.parts, keys)
+    if batch_size is None or batch_size >= len(examples):
+        return jax.vmap(single)(items)
+    return jax.lax.map(single, items, batch_size=batch_size)
+
+
+def unrolled(config: Any, unroll: int) -> Any:
+    """The same network with as many layers per step of its loop over the depth."""
+    if isinstance(config, EncoderDecoderConfig):
+        return config.replace(
+            encoder=config.encoder.replace(unroll=unroll),
+            decoder=config.decoder.replace(unroll=unroll),
+        )
+    return config.replace(unroll=unroll)

@@ -1,0 +1,121 @@
+"""Translation between two made-up languages: another word order, agreement, and a lexicon.
+
+The source language says subject, verb, object; an adjective stands before its noun, and a word of
+its own behind a noun makes it plural. The target language says verb, subject, object; an adjective
+stands behind its noun; number is in the form of the noun, a verb agrees with its subject's number,
+an adjective with its noun's gender, which only the lexicon knows.
+
+    source:  adjective₁ noun₁ PLURAL verb noun₂
+    target:  BEGIN verb-pl noun₁-pl adjective₁-gender(noun₁) noun₂-sg END
+
+A target word is chosen by one source word, its form by another one: to translate is to look at
+several places at once.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int
+
+from rank_collapse import struct
+from rank_collapse.training.tasks.sequences import NUM_MARKS, SequencePairs, between_marks
+
+PLURAL = NUM_MARKS
+FIRST_WORD = PLURAL + 1
+SOURCE_LENGTH, TARGET_LENGTH = 7, 7  # the longest; targets with both marks
+
+
+@struct.dataclass
+class Lexicon:
+    """Which word of the target language each word of the source language is.
+
+    Attributes:
+        nouns, verbs, adjectives: Permutations [words of the kind]: the target's word by the
+            source's.
+        genders: 0 or 1 of each noun of the source [nouns].
+    """
+
+    nouns: Any
+    verbs: Any
+    adjectives: Any
+    genders: Any
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Nouns, verbs and adjectives."""
+        return self.nouns.shape[0], self.verbs.shape[0], self.adjectives.shape[0]
+
+
+def make_lexicon(
+    key: Any, num_nouns: int = 12, num_verbs: int = 6, num_adjectives: int = 6
+) -> Lexicon:
+    """A random lexicon; half of the nouns, to one, have gender 1.
+
+    Raises:
+        ValueError: No word of a kind.
+    """
+    sizes = {"num_nouns": num_nouns, "num_verbs": num_verbs, "num_adjectives": num_adjectives}
+    for name, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"{name}={size} leaves a language without words of the kind")
+    keys = jax.random.split(key, 4)
+    permutations = (
+        jax.random.permutation(k, n) for k, n in zip(keys[:3], sizes.values(), strict=True)
+    )
+    return Lexicon(*permutations, genders=jax.random.permutation(keys[3], num_nouns) % 2)
+
+
+def vocab_size(num_nouns: int = 12, num_verbs: int = 6, num_adjectives: int = 6) -> int:
+    """Token ids of the target language, which has more: two forms of each word, and the marks."""
+    return FIRST_WORD + 2 * (num_nouns + num_verbs + num_adjectives)
+
+
+def make_pairs(key: Any, num_examples: int, lexicon: Lexicon) -> SequencePairs:
+    """Uniformly random sentences of the source language with their translations.
+
+    Token ids: the marks of `sequences`, `PLURAL`, then nouns, verbs and adjectives from
+    `FIRST_WORD` on; in the target two forms of each, 2w and 2w + 1. Half of the nouns have an
+    adjective, half are plural.
+
+    Args:
+        key: Random key.
+        num_examples: Sentences.
+        lexicon: Of the two languages.
+    """
+    nouns, verbs, adjectives = lexicon.sizes
+    keys = jax.random.split(key, 5)
+    two = (num_examples, 2)  # of the subject and of the object
+    noun = jax.random.randint(keys[0], two, 0, nouns)
+    verb = jax.random.randint(keys[1], (num_examples,), 0, verbs)
+    adjective = jax.random.randint(keys[2], two, 0, adjectives)
+    plural, described = (jax.random.bernoulli(k, 0.5, two) for k in keys[3:])
+    always = jnp.ones(num_examples, bool)
+
+    def of_phrase(i):
+        words = (
+            adjective[:, i] + nouns + verbs,
+            noun[:, i],
+            jnp.full_like(verb, PLURAL - FIRST_WORD),
+        )
+        return zip(words, (described[:, i], always, plural[:, i]), strict=True)
+
+    source = [*of_phrase(0), (verb + nouns, always), *of_phrase(1)]
+
+    def translated_phrase(i):
+        form = 2 * lexicon.nouns[noun[:, i]] + plural[:, i]
+        gender = lexicon.genders[noun[:, i]]
+        of_adjective = 2 * (nouns + verbs + lexicon.adjectives[adjective[:, i]]) + gender
+        return (form, always), (of_adjective, described[:, i])
+
+    form = 2 * (nouns + lexicon.verbs[verb]) + plural[:, 0]
+    target = [(form, always), *translated_phrase(0), *translated_phrase(1)]
+    return between_marks(*_sentence(source), *_sentence(target))
+
+
+def _sentence(words) -> tuple[Int[Array, "b n"], Bool[Array, "b n"]]:
+    """Token ids and which exist, from (word, whether it is said) by place; no gaps between."""
+    ids, said = (jnp.stack(a, axis=1) for a in zip(*words, strict=True))
+    order = jnp.argsort(~said, axis=1, stable=True)
+    ids, said = (jnp.take_along_axis(a, order, axis=1) for a in (ids, said))
+    return ids + FIRST_WORD, said

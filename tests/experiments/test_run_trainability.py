@@ -1,0 +1,207 @@
+"""run_trainability at tiny size: cells, what is measured of them, who fails, what is written."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+from trained_runs import check_that_deleted_files_come_back, figures, rows, run, summary
+
+import rank_collapse as rc
+from experiments import run_trainability
+from experiments.shell import cli
+from experiments.trainability import cells, entry, measure, results
+from experiments.trained.cells import Program
+from rank_collapse.report.shares import wilson_interval
+from rank_collapse.runs.seeds import seed_keys
+from rank_collapse.training.recipe import Hyper, Recipe, config_of
+from rank_collapse.training.tasks.examples import Examples
+from rank_collapse.training.training import batch_forward, init_state
+
+SIZES = (
+    "--num_seeds=2", "--grid_seeds=2", "--n_steps=50", "--batch_sz=4", "--seq_len=4",
+    "--num_labels=3", "--hidden_dim=8", "--width=2", "--d_ff=8", "--n_eval_data=8",
+)  # fmt: skip
+ARGUMENTS = (
+    *SIZES, "--depths=2", "--designs=post,depth_scaled", "--warmup=0", "--warmup=5",
+    "--border_depths=2", "--border_gains=1", "--border_gains=3", "--border_rates=0.01",
+    "--batch_depth=2", "--batch_sizes=4",
+)  # fmt: skip
+
+
+def parsed(*arguments):
+    return cli.parse(run_trainability.FLAGS, list(arguments))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """One finished run of all parts, never written to again."""
+    path = tmp_path_factory.mktemp("trainability")
+    assert run(run_trainability, ARGUMENTS, path) == 0
+    return path
+
+
+def test_every_cell_and_seed_is_in_the_table(folder):
+    wanted = cells.cells_of(parsed(*ARGUMENTS))
+    assert [c.part for c in wanted] == 4 * ["designs"] + 4 * ["border"] + 2 * ["batch"]
+    table, found = rows(folder), summary(folder)
+    assert len(table) == 2 * len(wanted) and len(found["cells"]) == len(wanted)
+    for i, cell in enumerate(found["cells"]):
+        seeds = table[2 * i : 2 * i + 2]
+        assert {row["design"] for row in seeds} == {cell["design"]}
+        accuracies = [float(row["accuracy"]) for row in seeds]
+        assert cell["accuracy"] == pytest.approx(np.mean(accuracies))
+        assert cell["failed"] == sum(a <= found["guess_limit"] for a in accuracies)
+        assert cell["interval"] == pytest.approx(list(wilson_interval(cell["failed"], 2)))
+    assert {p.stem for p in figures(folder)} == {*entry.ENTRY.captions, "border", "batch"}
+    assert "2 layers" in entry.reading(found)
+    assert len(entry.compare(found)) == len(wanted)
+
+
+def test_a_cell_is_the_same_among_others_and_floats_reach_it(folder):
+    """Post-LN is the border's gain 1 at its rate; another gain and a warm-up are not."""
+    with np.load(folder / "arrays.npz") as arrays:
+        losses = {k.removesuffix("/losses"): v for k, v in arrays.items() if k.endswith("/losses")}
+    plain = losses["designs depth=2 post rate=0.001 warmup=0 batch=4"]
+    np.testing.assert_allclose(
+        losses["batch depth=2 post rate=0.001 warmup=0 batch=4"], plain, rtol=1e-5
+    )
+    for name in (
+        "designs depth=2 post rate=0.001 warmup=5",
+        "designs depth=2 depth_scaled rate=0.001 warmup=0",
+        "border depth=2 post gain=1 rate=0.01 warmup=0",
+        "border depth=2 post gain=3 rate=0.01 warmup=0",
+    ):
+        assert abs(losses[f"{name} batch=4"] - plain).max() > 1e-3, name
+
+
+def test_a_second_run_trains_nothing(folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(Program, "train", None)
+    check_that_deleted_files_come_back(
+        run_trainability, ARGUMENTS, folder, tmp_path, monkeypatch, capsys
+    )
+
+
+def test_measured_before_training_as_by_hand(folder, x64):
+    """The gradient's norm is the slope of the loss along it; the loss, numpy's cross-entropy."""
+    options = parsed(*ARGUMENTS)
+    cell = next(c for c in cells.cells_of(options) if c.design == "depth_scaled")
+    config, floats = cells.split(cells.config_of(options, cell))
+    recipe = Recipe(config=config, num_outputs=3, batch_size=4, num_epochs=2, shuffle=True)
+    hyper = Hyper(dropout=None, network=floats)
+    key_data, key_state = jax.random.split(seed_keys(0, 2)[1])
+    with jax.enable_x64(False):
+        model = init_state(key_state, hyper, recipe).model
+        data = cells.data_of(options, 4, key_data)
+    model = jax.tree.map(lambda a: jnp.asarray(a, jnp.float64), model)
+    assert floats["branch_gain"] < 1
+
+    @jax.jit
+    def loss(model):
+        logits = batch_forward(model, data["eval"], config_of(recipe, hyper))
+        picked = jnp.take_along_axis(logits, data["eval"].labels[..., None], axis=-1)[..., 0]
+        return jnp.mean(jnp.log(jnp.sum(jnp.exp(logits), axis=-1)) - picked)
+
+    gradient = jax.jit(jax.grad(loss))(model)
+    with np.load(folder / "arrays.npz") as arrays:
+        stored = {k: arrays[f"{cell.name}/{k}"][1, 0] for k in ("loss", "gradients")}
+    assert stored["loss"] == pytest.approx(float(loss(model)), rel=1e-4)
+    parts = {"attention": measure.GRADIENTS[:4], "mlp": measure.GRADIENTS[4:]}
+    for part, names in parts.items():
+        for name in names:
+            for layer in range(2):
+                g = getattr(getattr(gradient.network.layers, part), name)
+                along = jnp.zeros_like(g).at[layer].set(g[layer] / jnp.linalg.norm(g[layer]))
+
+                def moved(step, part=part, name=name, along=along):
+                    block = getattr(model.network.layers, part)
+                    block = block.replace(**{name: getattr(block, name) + step * along})
+                    layers = model.network.layers.replace(**{part: block})
+                    return loss(model.replace(network=model.network.replace(layers=layers)))
+
+                slope = (moved(1e-4) - moved(-1e-4)) / 2e-4
+                found = stored["gradients"][measure.GRADIENTS.index(name), layer]
+                assert found == pytest.approx(float(slope), rel=1e-3)
+
+
+def test_admin_trains_with_gains_of_each_seeds_own_network(tmp_path):
+    """ω of the MLP after the first attention is √(Var x + Var f) of the first batch; without a
+    profile it is not a number, and neither would the losses be."""
+    arguments = [*SIZES, "--parts=designs", "--designs=admin", "--depths=1", "--warmup=0"]
+    assert run(run_trainability, arguments, tmp_path) == 0
+    with np.load(tmp_path / "arrays.npz") as arrays:
+        name = "designs depth=1 admin rate=0.001 warmup=0 batch=4"
+        assert np.isfinite(arrays[f"{name}/losses"]).all()
+    options = parsed(*arguments)
+    config, floats = cells.split(cells.config_of(options, cells.cells_of(options)[0]))
+    assert np.isnan(floats["skip_gain"])
+    recipe = Recipe(config=config, num_outputs=3, batch_size=4, num_epochs=2)
+    hyper = Hyper(dropout=None, network=floats | {"branch_gain": 2.0})
+    omegas = []
+    for seed in range(2):
+        model = init_state(jax.random.key(seed), hyper, recipe).model
+        data = cells.data_of(options, 4, jax.random.key(seed))
+        found = cells.admin_gains(recipe, model, data, hyper).network
+        assert found["branch_gain"] == 2.0 and float(found["skip_gain"].attention[0]) == 1
+        own = config.replace(branch_gain=2.0, skip_gain=1.0)
+        traces = jax.vmap(lambda x, m=model, c=own: rc.apply(m.network, x, c))(
+            data["train"].inputs[:4]
+        )
+        variance = np.var(traces.hidden[:, 0]) + np.var(2.0 * traces.attention_branch)
+        omegas.append(float(found["skip_gain"].mlp[0]))
+        assert omegas[-1] == pytest.approx(np.sqrt(variance), rel=1e-5)
+    assert omegas[0] != omegas[1]
+
+
+def test_a_guess_stays_below_the_limit():
+    limit = results.guess_limit(1024, 10)
+    assert 0.002 < stats.binom.sf(limit * 1024, 1024, 0.1) < 0.008
+
+
+def test_who_fails():
+    found = {
+        "losses": np.array([[2.0, np.nan], [2.0, 2.0], [2.0, 0.1], [2.0, 1.0]]),
+        "accuracy": np.array([[0.1, 0.9], [0.9, 0.12], [0.1, 0.13], [0.1, np.nan]]),
+    }
+    np.testing.assert_array_equal(results.failed(found, 0.12), [True, True, False, True])
+
+
+def cell_of(design, depth, count):
+    made = cells.Cell("designs", depth, design, None, 1e-3, 0, 32)
+    return vars(made) | {
+        "failed": count, "seeds": 8, "interval": wilson_interval(count, 8), "accuracy": 0.5,
+        "residual_ratio_before": 0.1, "residual_ratio_after": 0.2,
+        "query_over_value_gradient_before": 0.2,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "design, depth, count, verdict",
+    [
+        ("post", 18, 8, "supported"),
+        ("post", 18, 0, "contradicted"),
+        ("post", 18, 4, "undecided"),
+        ("post", 6, 0, "supported"),
+        ("post", 6, 8, "contradicted"),
+        ("admin_log", 12, 0, "supported"),
+        ("pre", 36, 0, None),
+        ("deepnorm", 18, 0, None),
+    ],
+)
+def test_verdicts_against_the_published_table(design, depth, count, verdict):
+    found = {"cells": [cell_of(design, depth, count)]}
+    assert [c.verdict for c in entry.claims(found)] == ([] if verdict is None else [verdict])
+    assert len(entry.compare(found)) == 1
+
+
+def test_reverse_is_what_is_learned():
+    data = cells.data_of(parsed(*ARGUMENTS), 4, jax.random.key(0))
+    assert isinstance(data["train"], Examples) and data["train"].inputs.shape == (100, 4)
+    np.testing.assert_array_equal(data["train"].labels, data["train"].inputs[:, ::-1])
+
+
+def test_mistakes_are_one_line(tmp_path, capsys):
+    for mistake in ("parts=all", "designs=best", "depths=0", "warmup=-1", "task=sum"):
+        assert run(run_trainability, [*SIZES, f"--{mistake}"], tmp_path / "run") == 2
+        error = capsys.readouterr().err.strip()
+        assert mistake.split("=")[1] in error and len(error.splitlines()) == 1, error

@@ -1,0 +1,89 @@
+"""run_transformer at tiny size: what it writes, shows again and refuses."""
+
+import jax
+import numpy as np
+import pytest
+from trained_runs import (
+    SMALL,
+    check_that_deleted_files_come_back,
+    figures,
+    rows,
+    run,
+    seed_of,
+    summary,
+)  # fmt: skip
+
+from experiments import run_transformer
+from experiments.shell import cli
+from experiments.transformer import cases, entry
+from rank_collapse.runs.seeds import seed_keys
+from rank_collapse.training import load_models
+from rank_collapse.training.decoded import decode_pairs, exactly_written
+
+SIZES = [a for a in SMALL if "n_repeat" not in a and "n_paths" not in a and "depth" not in a]
+ARGUMENTS = (
+    *SIZES, "--depth=1", "--task=translation", "--n_train_data=12", "--n_epochs=2", "--batch_sz=4",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """One finished run, never written to again."""
+    path = tmp_path_factory.mktemp("transformer")
+    assert run(run_transformer, [*ARGUMENTS, "--keep_models"], path) == 0
+    return path
+
+
+def test_rows_and_summary_are_of_the_kept_weights(folder):
+    config, models = load_models(folder / "models.npz")
+    options = cli.parse(run_transformer.FLAGS, list(ARGUMENTS))
+    keys = seed_keys(0, 2)
+    decode = jax.jit(lambda m, p: exactly_written(decode_pairs(m, p, config), p).mean())
+    for seed, row in enumerate(rows(folder)):
+        held_out = cases.make_data(options, jax.random.split(keys[seed])[0])["eval"]
+        np.testing.assert_allclose(float(row["exact"]), decode(seed_of(models, seed), held_out))
+        assert 0 <= float(row["accuracy"]) <= 1 and row["diverged"] == "0"
+    found = summary(folder)
+    assert found["task"] == "translation" and len(found["curves"]["accuracy"]["mean"]) == 2
+    assert found["curves"]["accuracy"]["mean"][-1] == found["whole"]["accuracy"]["mean"]
+    assert len(found["residual"]["encoder"]["mean"]) == 2
+    assert len(entry.compare(found)) == 2 and "teacher forcing" in entry.reading(found)
+    names = {f"{name}.{kind}" for name in entry.ENTRY.captions for kind in ("pdf", "png")}
+    assert {path.name for path in figures(folder)} == names
+
+
+def test_a_second_run_shows_what_is_there(folder, tmp_path, monkeypatch, capsys):
+    check_that_deleted_files_come_back(
+        run_transformer, ARGUMENTS, folder, tmp_path, monkeypatch, capsys
+    )
+
+
+def test_attention_maps_are_distributions_over_what_exists(folder):
+    with np.load(folder / "arrays.npz") as arrays:
+        found = {name.split("/")[-1]: a for name, a in arrays.items() if "/attention/" in name}
+        source = next(a for name, a in arrays.items() if name.endswith("shown/source"))
+    assert set(found) == {"encoder", "decoder", "cross"}
+    for name, maps in found.items():
+        np.testing.assert_allclose(maps.sum(axis=-1), 1, rtol=1e-5)
+        if name == "decoder":
+            assert (np.triu(maps, 1) == 0).all()
+        else:
+            for seed, tokens in enumerate(source):
+                assert (maps[seed][..., tokens == 0] == 0).all()
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--task=copy", "--seq_len=4", "--min_len=0"], "min_len=0 leaves no token"),
+        (["--task=copy", "--seq_len=4", "--min_len=5"], "min_len=5 is larger than seq_len=4"),
+        (["--seq_len=4"], "--seq_len=4: a translation's sentences are as its grammar says"),
+        (["--warmup=-1"], "warmup=-1"),
+        (["--label_smoothing=1"], "label_smoothing=1"),
+        (["--width=3"], "num_heads=3 does not divide d_model=8"),
+    ],
+)
+def test_bad_flags_are_one_line(arguments, message, tmp_path, capsys):
+    assert run(run_transformer, [*ARGUMENTS, *arguments], tmp_path / "run") == 2
+    printed = capsys.readouterr().err.strip()
+    assert message in printed and "\n" not in printed

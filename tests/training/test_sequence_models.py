@@ -1,0 +1,125 @@
+"""Encoder-decoders in the trainer: loss, curves, an interrupted ensemble, what is kept of it."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from rank_collapse.network import encoder_decoder
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.decoding import Decoded
+from rank_collapse.network.embedding import EmbeddingConfig
+from rank_collapse.network.encoder_decoder import EncoderDecoderConfig
+from rank_collapse.runs.seeds import seed_keys, seed_mesh
+from rank_collapse.training import Ensemble, Hyper, Recipe, dump_models, load_models
+from rank_collapse.training.decoded import decode_pairs, exact_share
+from rank_collapse.training.tasks import examples, sequences
+from rank_collapse.training.training import batch_forward
+
+EMBEDDING = EmbeddingConfig(vocab_size=6, d_embed=8, positions="learned", num_positions=5)
+HALF = TransformerConfig(
+    depth=1, num_heads=2, d_model=8, mlp="relu", d_ff=16, attention_skip=True, mlp_skip=True,
+    norm_placement="post", norm_eps=1e-5, embedding=EMBEDDING,
+)  # fmt: skip
+CONFIG = EncoderDecoderConfig(
+    HALF, HALF.replace(cross_attention=True, mask="causal"), shared_embedding=True, tied_output=True
+)
+RECIPE = Recipe(CONFIG, 6, batch_size=10, num_epochs=4, schedule="inverse_sqrt", unroll=1)
+HYPER = Hyper(learning_rate=0.01, warmup=5.0, dropout=0.0)
+
+
+def make_data(key):
+    keys = jax.random.split(key)
+    return {
+        name: sequences.make_pairs(k, count, 3, 3, "reverse", min_len=1)
+        for name, k, count in zip(("train", "eval"), keys, (40, 12), strict=True)
+    }
+
+
+@pytest.fixture(scope="module")
+def ensemble():
+    metrics = {"accuracy": examples.token_accuracy, "loss": examples.loss_metric}
+    return Ensemble(
+        RECIPE, make_data, mesh=seed_mesh(jax.devices()[:1]), epochs_per_chunk=2, held_out=metrics
+    )
+
+
+@pytest.fixture(scope="module")
+def trained(ensemble):
+    return ensemble.train(seed_keys(0, 2), HYPER)
+
+
+def one(tree, seed=0):
+    return jax.tree.map(lambda a: jnp.asarray(np.asarray(a)[seed]), tree)
+
+
+def test_losses_fall_and_curves_are_the_metrics_of_the_held_out_pairs(trained):
+    assert (trained.losses[:, -1] < trained.losses[:, 0] - 0.2).all()
+    model, held_out = one(trained.state.model), one(trained.data)["eval"]
+    held_out = jax.tree.map(jnp.asarray, held_out)
+    logits = np.array(jax.jit(lambda m: batch_forward(m, held_out, CONFIG))(model), float)
+    labels, mask = np.asarray(held_out.labels), np.asarray(held_out.mask)
+    right = (logits.argmax(-1) == labels)[mask].mean()
+    np.testing.assert_allclose(trained.curves["accuracy"][0, -1], right, rtol=1e-5)
+    losses = optax.softmax_cross_entropy_with_integer_labels(jnp.asarray(logits), labels)
+    np.testing.assert_allclose(
+        trained.curves["loss"][0, -1], np.asarray(losses)[mask].mean(), rtol=1e-4
+    )
+    source, exists, target = held_out.source[5], held_out.source_mask[5], held_out.inputs[5]
+    alone = encoder_decoder.apply(model, source, target, CONFIG, source_mask=exists)
+    np.testing.assert_allclose(logits[5][mask[5]], alone.logits[mask[5]], atol=1e-5)
+
+
+def test_an_interrupted_ensemble_goes_on_with_its_curves(ensemble, trained):
+    kept = []
+    ensemble.train(
+        seed_keys(0, 2), HYPER, on_chunk=lambda epoch, snapshot, _: kept.append((epoch, snapshot()))
+    )
+    assert kept[0][0] == 2
+    resumed = ensemble.train(seed_keys(0, 2), HYPER, resume=lambda like: kept[0])
+    np.testing.assert_array_equal(resumed.losses, trained.losses)
+    for name, curve in trained.curves.items():
+        np.testing.assert_array_equal(resumed.curves[name], curve)
+        assert np.isfinite(curve).all()
+
+
+def test_exact_sequences_count_the_end_mark_and_no_padding():
+    pairs = sequences.make_pairs(jax.random.key(0), 3, 4, 5, "copy", min_len=2)
+    labels, mask = np.asarray(pairs.labels), np.asarray(pairs.mask)
+    padded = ~mask[:, -1]
+    assert padded.any()
+    written = np.where(mask, labels, sequences.END)
+    assert exact_share(Decoded(jnp.asarray(written), mask, None), pairs) == 1
+    for i in range(3):
+        wrong = written.copy()
+        wrong[i, mask[i].sum() - 1] = sequences.NUM_MARKS  # in place of the end mark
+        share = exact_share(Decoded(jnp.asarray(wrong), mask, None), pairs)
+        np.testing.assert_allclose(share, 2 / 3, rtol=1e-6)
+
+
+def test_weights_are_read_back_with_their_config_and_write_the_same(trained, tmp_path):
+    (tmp_path / "models.npz").write_bytes(dump_models(CONFIG, trained.state.model))
+    config, models = load_models(tmp_path / "models.npz")
+    assert config == CONFIG
+    pairs = one(trained.data)["eval"]
+    decode = jax.jit(lambda m: decode_pairs(m, pairs, CONFIG).tokens)
+    np.testing.assert_array_equal(decode(one(models)), decode(one(trained.state.model)))
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        ({"num_outputs": 5}, "num_outputs=5 is not the decoder's vocab_size=6"),
+        ({"output_dropout": True}, "output_dropout=True"),
+        (
+            {"config": EncoderDecoderConfig(HALF.replace(embedding=None), CONFIG.decoder)},
+            "encoder.embedding=None",
+        ),
+    ],
+)
+def test_recipes_that_do_not_fit_are_named(fields, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(RECIPE, **fields)
