@@ -66,7 +66,8 @@ def claims(summary: dict[str, Any]) -> list[Claim]:
                 of_interval(
                     numbers[f"exponent_{update}"], interval and tuple(interval),
                     summary["seeds"], (least, most),
-                    statement=f"An update changes the output by {bound}{law}. [{name}, {update} updates]",
+                    statement=f"An update changes the output by {bound}{law}. "
+                    f"[{name}, {update} updates]",
                     section=source, statistic="exponent of the output change in N",
                     null="nearer to another of the three laws, "
                     + ", ".join(f"{other}: {slope:.3f}" for other, slope in laws.items()),
@@ -77,10 +78,11 @@ def claims(summary: dict[str, Any]) -> list[Claim]:
 
 
 def nearest_range(value: float, others: Sequence[float]) -> tuple[float, float]:
-    """The range of numbers to which `value` is the nearest of all."""
+    """The range of numbers to which `value` is the nearest of all; as far up as down, at most."""
     below = [(o + value) / 2 for o in others if o < value]
     above = [(o + value) / 2 for o in others if o > value]
-    return max(below, default=-math.inf), min(above, default=math.inf)
+    least = max(below, default=-math.inf)
+    return least, min(above, default=2 * value - least)
 
 
 def reading(summary: dict[str, Any]) -> str:
@@ -93,7 +95,8 @@ def reading(summary: dict[str, Any]) -> str:
     worst = max(designs, key=lambda name: designs[name]["law"]["largest_ratio"])
     return (
         "Exponents of the output change in N, of random updates and of steps along the gradient: "
-        f"{', '.join(slopes)}. The one law of token cosines is furthest off in {worst}, by a factor of {designs[worst]['law']['largest_ratio']:.3g}."
+        f"{', '.join(slopes)}. The one law of token cosines is furthest off in "
+        f"{worst}, by a factor of {designs[worst]['law']['largest_ratio']:.3g}."
     )
 
 
