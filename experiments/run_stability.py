@@ -1,15 +1,17 @@
 """Residual designs against depth: what an update does to the output, and how tokens collapse.
 
 Reproduces the dependency heat maps and the laws of output change of Liu, Liu, Gao, Chen and Han,
-"Understanding the difficulty of training Transformers" (2020), figures 4 and 7 and theorem 2, for
-every residual design of `rc.DESIGNS`, at initialisation. On the same networks: residual, token
+"Understanding the difficulty of training Transformers" (2020), for the residual designs of
+`rc.DESIGNS` at initialisation. On the same networks: residual, token
 cosine and gradients by layer, and the one law that predicts all of them from the gains.
 
     python -m experiments.run_stability
     python -m experiments.run_stability --designs=post,admin_log --mlp=none
     python -m experiments.run_stability --mask=causal --mlp=swiglu
 
-EXPECTED
+Three minutes of CPU time at the defaults, a quarter of it compiling. Expect 1 − cosine of Post-LN's
+tokens to halve with every layer, updates in random directions to change its output by more than N,
+and the other designs to lie within a third of the law after 100 layers.
 """
 
 from functools import partial

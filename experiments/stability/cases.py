@@ -20,12 +20,15 @@ from rank_collapse.network.gains import Gains, layer_gains
 CLAIMS = {
     "post": ("O(N)", "Liu et al. 2020, theorem 2"),
     "pre": ("O(log N)", "Liu et al. 2020, theorem 2"),
-    "admin_log": ("O(log N)", "Liu et al. 2020, section 4.2"),
-    "admin_const": ("O(1)", "Liu et al. 2020, appendix"),
-    "deepnorm": ("O(1)", "Wang et al. 2022, theorem 1"),
-    "depth_scaled": ("O(1)", "Noci et al. 2022, section 3.2"),
+    "admin_log": ("O(log N)", "Liu et al. 2020, without profiling"),
+    "admin_const": ("O(1)", "Liu et al. 2020, without profiling"),
+    "deepnorm": ("O(1)", "Wang et al. 2022"),
+    "depth_scaled": ("O(1)", "Σ β_ii² of Liu et al. 2020 at branches of 1/√L"),
     "layernorm_scaling": (None, "Sun et al. 2025, who state no law of it"),
 }
+
+
+AT_MOST = ("deepnorm",)  # whose law is a bound
 
 
 class Case(NamedTuple):

@@ -5,10 +5,12 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.stability.cases import Case
 from experiments.stability.results import (
+    GRADIENT_VISIBLE,
     UPDATES,
     VISIBLE,
     branches_of,
@@ -38,6 +40,23 @@ def figures_of(results: Mapping[str, Any], cases: list[Case]) -> dict[str, Calla
     }
 
 
+def log_band(ax: Axes, x: Any, values: Any, label: str | None, index: int, **options: Any) -> None:
+    """Geometric mean over seeds as a line, a standard deviation of the logarithm as a band."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        logs = np.log(np.where(values > 0, values, np.nan))
+    mean, deviation = logs.mean(axis=0), logs.std(axis=0)
+    style = {"color": figures.color(index), "marker": figures.MARKERS[index % 8]} | options
+    ax.plot(x, np.exp(mean), label=label, **style)
+    low, high = np.exp(mean - deviation), np.exp(mean + deviation)
+    ax.fill_between(x, low, high, color=style["color"], alpha=0.2, linewidth=0)
+
+
+def mean_log(values: np.ndarray) -> np.ndarray:
+    """Geometric mean over seeds; NaN where a seed has none."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.exp(np.log(np.where(values > 0, values, np.nan)).mean(axis=0))
+
+
 def deepest(cases: list[Case]) -> dict[str, Case]:
     """The deepest network of each design."""
     return {name: own[-1] for name, own in by_design(cases).items()}
@@ -53,22 +72,24 @@ def one_law_figure(results: Mapping[str, Any], cases: list[Case], layered: list[
         apart = np.where(found["apart"] > VISIBLE, found["apart"], np.nan)
         layers = np.arange(case.depth + 1)
         every = max(1, case.depth // 12)
-        figures.band(
-            collapse, layers, apart, name, index, linestyle="", markevery=(index % every, every)
-        )
+        marks = (index % every, every)
+        log_band(collapse, layers, apart, name, index, linestyle="", markevery=marks)
         expected = np.exp(found["expected_log_apart"].astype(float)).mean(axis=0)
         collapse.plot(layers, expected, color=color, lw=1.0)
         own = by_design(cases)[name]
-        measured, there = (curve(results, own, n).mean(axis=0)
-                           for n in ("change.random", "expected_change"))  # fmt: skip
+        measured, there = (
+            mean_log(curve(results, own, n)) for n in ("change.random", "expected_change")
+        )
         style = {"color": color, "marker": figures.MARKERS[index % 8], "linestyle": ""}
         change.plot(there, measured, **style)
     for index, (name, case) in enumerate(deepest(layered).items()):
         found = of_case(results, case)
         style = {"color": figures.color(index), "marker": figures.MARKERS[index % 8]}
-        q, there = (found[f"{n}.attention.w_q"].mean(axis=0)
-                    for n in ("gradients", "expected_gradients"))  # fmt: skip
-        query.plot(there, q, linestyle="", label=name, **style)
+        q, there = (
+            np.where(found["apart"][:, :-1] > GRADIENT_VISIBLE, found[f"{n}.attention.w_q"], np.nan)
+            for n in ("gradients", "expected_gradients")
+        )
+        query.plot(mean_log(there), mean_log(q), linestyle="", label=name, **style)
     collapse.set(yscale="log", xlabel="layer", ylabel=r"1 $-$ token cosine",
                  title="tokens: networks, and the law (lines)")  # fmt: skip
     collapse.set_ylim(max(collapse.get_ylim()[0], VISIBLE / 10), 2)
@@ -98,6 +119,9 @@ def dependency_figure(results: Mapping[str, Any], layered: list[Case]) -> Figure
             ax.grid(visible=False)
         axes[0, column].set_title(f"{name}, {case.depth} layers", fontsize=8)
         axes[1, column].set_xlabel("branch j (0: input)")
+        for ax in axes[:, column]:
+            figures.integer_ticks(ax)
+            ax.yaxis.get_major_locator().set_params(integer=True)
     axes[0, 0].set_ylabel(r"$\beta_{ij}$ as published" + "\nafter branch i")
     axes[1, 0].set_ylabel("exact share of variance\nafter branch i")
     fig.colorbar(image, ax=axes, shrink=0.7)
@@ -112,8 +136,7 @@ def change_figure(results: Mapping[str, Any], cases: list[Case]) -> Figure:
     for ax, update in zip(axes[0], UPDATES, strict=False):
         for index, (name, own) in enumerate(designs.items()):
             values = curve(results, own, f"change.{update}")
-            start = values[:, :1].mean()
-            figures.band(ax, branches_of(own), values / start, name, index)
+            log_band(ax, branches_of(own), values / mean_log(values)[0], name, index)
             if update == "random":
                 expected = curve(results, own, "expected_change").mean(axis=0)
                 ax.plot(branches_of(own), expected / expected[0], color=figures.color(index),
@@ -124,6 +147,8 @@ def change_figure(results: Mapping[str, Any], cases: list[Case]) -> Figure:
         ax.set(xscale="log", yscale="log", xlabel="residual branches N",
                ylabel=r"$E|\delta \hat x|^2$ over that at the smallest N",
                title=f"{update} update of equal relative size")  # fmt: skip
+        ax.set_xticks(branches, labels=[str(n) for n in branches])
+        ax.set_xticks([], minor=True)
     axes[0, 0].legend(fontsize=7)
     ax = axes[0, 2]
     for row, (name, own) in enumerate(designs.items()):
@@ -155,7 +180,7 @@ def gradient_figure(results: Mapping[str, Any], layered: list[Case]) -> Figure:
         for index, (design, values) in enumerate(found.items()):
             norms = values[f"gradients.{name}"]
             layers = 1 + np.arange(norms.shape[1])
-            figures.band(ax, layers, norms, design, index, marker="")
+            log_band(ax, layers, norms, design, index, marker="")
             expected = values[f"expected_gradients.{name}"].mean(axis=0)
             ax.plot(layers, expected, color=figures.color(index), ls=":", lw=1.2)
         ax.set(yscale="log", xlabel="layer", ylabel=r"$\|\partial\|_F$", title=title)

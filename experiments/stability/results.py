@@ -16,6 +16,7 @@ from rank_collapse.theory.stability import output_change_law
 UPDATES = ("random", "gradient")
 LAWS = ("O(N)", "O(log N)", "O(1)")
 VISIBLE = 1e-11  # 1 − cosine below it is rounding of float32 states
+GRADIENT_VISIBLE = 1e-5  # and there gradients of queries are: they fall to 1e-7 of the values'
 
 
 def by_design(cases: list[Case]) -> dict[str, list[Case]]:
@@ -152,7 +153,9 @@ def _by_layer(results, own):
         "query_over_value_first": float((q / v)[:, 0].mean()),
         "query_over_value_last": float((q / v)[:, -1].mean()),
         "query_over_value_slope": _mean(slopes),
-        "query_gradient_over_expected": _ratios(q, deep["expected_gradients.attention.w_q"]),
+        "query_gradient_over_expected": _ratios(
+            np.where(apart > GRADIENT_VISIBLE, q, np.nan), deep["expected_gradients.attention.w_q"]
+        ),
         "value_gradient_over_expected": _ratios(v, deep["expected_gradients.attention.w_v"]),
         "log10_residual_last": float(deep["log10_residual"][:, -1].mean()),
         "ratio_last": float(deep["ratio"][:, -1].mean()),
@@ -167,7 +170,7 @@ def _mean(values):
 
 def _slope(x, y):
     """Of y against x where both are known; NaN where x hardly moves."""
-    seen = np.isfinite(x) & np.isfinite(y) & (x > np.log(VISIBLE))
+    seen = np.isfinite(x) & np.isfinite(y) & (x > np.log(GRADIENT_VISIBLE))
     x, y = x[seen], y[seen]
     if len(x) < 2 or np.ptp(x) < 0.5:
         return np.nan

@@ -76,7 +76,7 @@ def dependency(shares: Any) -> Float[Array, "i i"]:
     Returns:
         [N + 1, N + 1]; row and column 0 are the input. The published heat map is its square root.
 
-    Source: Liu et al. 2020, equation 2 and figure 7.
+    Source: Liu et al. 2020, section 4, and its heat maps.
     """
     shares = jnp.asarray(shares)
     size = shares.shape[0] + 1

@@ -225,7 +225,7 @@ def expected_gradient_norms(
     the recursion gives the same as d Σ_ik C_ik D_ik, C the covariance of the loss's derivative over
     tokens. So the norms are derivatives of the predicted output change: gradients and instability
     are one quantity. Those of W_Q and W_K vanish with the tokens' differences, as (1 − ρ) where
-    those of W_V and W_O stay (Noci et al. 2022, section 3).
+    those of W_V and W_O stay (Noci et al. 2022).
 
     Args:
         params, x, config, sizes, attention, **inputs: As in `expected_pass`.

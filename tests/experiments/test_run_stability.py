@@ -44,7 +44,7 @@ def test_writes_rows_figures_and_a_summary(tmp_path, monkeypatch, capsys):
     more = [c.verdict for c in run_stability.ENTRY.claims(summary | {"seeds": 9})]
     assert len(more) == len(claims)
     assert run_stability.ENTRY.compare(summary)
-    assert "exponent" in run_stability.ENTRY.reading(summary)
+    assert "Exponents" in run_stability.ENTRY.reading(summary)
     monkeypatch.setattr(measure, "_of_group", lambda *a: pytest.fail("computed again"))
     check_second_run(lambda: execute(*TINY, f"--output_dir={folder}"), folder, capsys)
 

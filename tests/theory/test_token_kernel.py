@@ -91,6 +91,16 @@ def test_distances_of_nearly_equal_tokens_keep_their_digits(kind):
     np.testing.assert_allclose(found.distance[0, 1] / 1e-25, slope[0, 1], rtol=2e-4)
 
 
+@pytest.mark.parametrize("theta", [0.02, 0.2, 0.29, 0.31, 2.5])
+def test_relu_by_its_closed_form(theta):
+    """E φ(z_1)φ(z_2) = (sin θ + (π − θ) cos θ)/2π at ρ = cos θ (Cho and Saul 2009), in float64."""
+    far = 1 - np.cos(theta)
+    z = TokenKernel(jnp.ones(2), jnp.array([[0, far], [far, 0]], jnp.float32), jnp.zeros((2, 2)))
+    found, _ = token_kernel.activated("relu", z)
+    closed = 0.5 - (np.sin(theta) + (np.pi - theta) * np.cos(theta)) / (2 * np.pi)
+    np.testing.assert_allclose(found.distance[0, 1], closed, rtol=2e-5)
+
+
 @pytest.mark.parametrize("kind", ["gelu", "geglu"])
 def test_an_mlp_against_a_wide_one(kind):
     """f = 2000 hidden units and d = 200: the kernel of the output within 5 errors of 1/√d."""
