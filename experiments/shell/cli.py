@@ -37,7 +37,7 @@ import jax
 from absl import flags
 from jax.sharding import Mesh
 
-from experiments.shell import process, several, signals
+from experiments.shell import compilation, process, several, signals
 from rank_collapse.runs.files import RunError
 from rank_collapse.runs.folder import RunFolder
 from rank_collapse.runs.seeds import seed_mesh
@@ -218,6 +218,7 @@ def set_up_devices(options: flags.FlagValues) -> None:
     Raises:
         ValueError: JAX does not start.
     """
+    compilation.keep_programs()
     if "distributed" in options and options.distributed:
         several.join()
     if "host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):

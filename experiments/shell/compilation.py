@@ -1,0 +1,35 @@
+"""Compiled programs that outlive a process: JAX's persistent cache, on by default."""
+
+import contextlib
+import hashlib
+import os
+import platform
+from pathlib import Path
+
+import jax
+
+
+def cache_folder() -> Path:
+    """Of this user and this kind of processor: code compiled for one may not run on another."""
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    features = platform.machine()
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+        features += next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    name = hashlib.sha256(features.encode()).hexdigest()[:12]
+    return Path(root) / "rank_collapse" / f"{platform.machine()}-{name}"
+
+
+def keep_programs() -> None:
+    """Programs that take a second or more to compile are compiled once, for all runs of this user.
+
+    JAX's own settings win: JAX_COMPILATION_CACHE_DIR names another folder, and
+    JAX_ENABLE_COMPILATION_CACHE=0 does without. Where the folder cannot be written nothing is kept.
+    """
+    if jax.config.jax_compilation_cache_dir is not None:
+        return
+    with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: there is no home
+        folder = cache_folder()
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK):
+            jax.config.update("jax_compilation_cache_dir", str(folder))
