@@ -2,6 +2,7 @@
 
 from rank_collapse.measures.attention_entropy import attention_entropy
 from rank_collapse.measures.centers import CENTERS, CompositeCenter, center_token, composite_center
+from rank_collapse.measures.monitor import monitor, participation_ratio
 from rank_collapse.measures.norms import NORMS, composite_norm, matrix_norm, singular_values
 from rank_collapse.measures.profiles import (
     MEASURES,
@@ -38,7 +39,9 @@ __all__ = [
     "largest_weight",
     "matrix_norm",
     "measure_batch",
+    "monitor",
     "network_profile",
+    "participation_ratio",
     "profile",
     "rank_at",
     "rank_one_ratio",

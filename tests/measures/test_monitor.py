@@ -1,0 +1,110 @@
+"""The scalars for training loops: closed forms, the full measures, and every transformation."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rank_collapse as rc
+
+N, D, H = 6, 10, 3
+
+
+def random(*shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def weights(*leading, seed=1):
+    return np.asarray(jax.nn.softmax(2 * random(*leading, H, N, N, seed=seed), axis=-1))
+
+
+def test_closed_forms():
+    one = {k: float(v) for k, v in rc.monitor(np.tile(random(1, D), (N, 1))).items()}
+    assert one["residual_ratio"] < 1e-6
+    for name in ("token_cosine", "participation_ratio", "stable_rank"):
+        assert one[name] == pytest.approx(1, abs=1e-5)
+    orthogonal = rc.monitor(3 * np.eye(N, D, dtype=np.float32))
+    assert float(orthogonal["participation_ratio"]) == pytest.approx(N, rel=1e-5)
+    assert float(orthogonal["stable_rank"]) == pytest.approx(N, rel=1e-5)
+    uniform = rc.monitor(random(N, D), np.full((H, N, N), 1 / N, np.float32))
+    assert float(uniform["attention_entropy"]) == pytest.approx(np.log(N), rel=1e-5)
+    assert float(uniform["sink_rate"]) == 0 and float(uniform["largest_column"]) < 0.2
+    assert float(rc.monitor(random(N, D), np.full((H, N, N), 1 / N), sink=0.1)["sink_rate"]) == 1
+    sunk = np.zeros((H, N, N), np.float32)
+    sunk[:2, :, 0], sunk[2] = 1, np.eye(N)
+    found = rc.monitor(random(N, D), sunk)
+    assert float(found["sink_rate"]) == pytest.approx(2 / 3)
+    assert float(found["attention_entropy"]) == 0 and float(found["largest_weight"]) == 1
+    assert float(found["largest_column"]) == pytest.approx((1 + 1 + 1 / N) / 3)
+
+
+def test_agrees_with_the_full_measures():
+    x, p = random(N, D), weights()
+    found = rc.monitor(x, p)
+    singular = np.linalg.svd(x, compute_uv=False).astype(np.float64)
+    expected = {
+        "residual_ratio": rc.residual_ratio(x),
+        "token_cosine": rc.token_cosine(x),
+        "participation_ratio": (singular**2).sum() ** 2 / (singular**4).sum(),
+        "attention_entropy": rc.attention_entropy(p).mean(),
+        "largest_weight": p.max(-1).mean(),
+        "largest_column": p.mean(-2).max(-1).mean(),
+    }
+    for name, value in expected.items():
+        assert float(found[name]) == pytest.approx(float(value), rel=1e-5), name
+    # power steps approach σ_1 from below
+    assert 1 <= float(found["stable_rank"] / rc.stable_rank(x)) < 1.05
+
+
+def test_a_mask_is_as_if_tokens_were_not_there():
+    keep = np.array([0, 1, 1, 0, 1, 1], bool)
+    x, p = random(N, D), weights() * keep
+    p = p / p.sum(-1, keepdims=True)
+    x[~keep] = 1e9
+    masked = rc.monitor(x, p, mask=keep)
+    removed = rc.monitor(x[keep], p[:, keep][:, :, keep])
+    for name, value in removed.items():
+        np.testing.assert_allclose(masked[name], value, rtol=1e-4, err_msg=name)
+
+
+def test_batches_are_means_of_examples_under_any_transformation():
+    x, p = random(2, 4, N, D), weights(2, 4)
+    mask = np.arange(N) < np.array([3, 6, 5, 4, 6, 2, 6, 6]).reshape(2, 4, 1)
+    found = rc.monitor(x, p, mask=mask)
+    singles = [rc.monitor(x[i, j], p[i, j], mask=mask[i, j]) for i in range(2) for j in range(4)]
+    each = jax.vmap(lambda x, p, m: rc.monitor(x, p, mask=m))(x[0], p[0], mask[0])
+
+    @jax.jit
+    def scanned(x):
+        body = jax.checkpoint(lambda carry, x: (carry, rc.monitor(x)))
+        return jax.lax.scan(body, 0.0, x)[1]
+
+    layers = scanned(x[1])
+    for name, value in found.items():
+        np.testing.assert_allclose(value, np.mean([s[name] for s in singles]), rtol=1e-5)
+        np.testing.assert_allclose(each[name], [s[name] for s in singles[:4]], rtol=1e-5)
+    np.testing.assert_allclose(layers["token_cosine"][2], rc.token_cosine(x[1, 2]), rtol=1e-5)
+
+
+def test_low_precision_is_measured_in_float32_and_what_is_not_finite_is_nan():
+    low = jnp.asarray(random(N, D), jnp.bfloat16)
+    for name, value in rc.monitor(low).items():
+        assert value.dtype == jnp.float32
+        np.testing.assert_allclose(value, rc.monitor(low.astype(jnp.float32))[name], rtol=1e-6)
+    assert np.isnan(float(rc.monitor(low.at[0, 0].set(jnp.nan))["token_cosine"]))
+    assert all(np.isfinite(float(v)) for v in rc.monitor(jnp.zeros((N, D))).values())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        ((np.ones(3),), {}, r"x of shape \(3,\)"),
+        ((np.ones((1, 3)),), {}, "two tokens or more"),
+        ((np.ones((2, 4, 3)),), {"mask": np.ones(3, bool)}, r"mask of shape \(3,\)"),
+        ((np.ones((2, 4, 3)), np.ones((4, 4))), {}, r"attention of shape \(4, 4\)"),
+        ((np.ones((4, 3)), np.ones((1, 5, 4))), {}, "has not 4 queries"),
+    ],
+)
+def test_shapes_that_do_not_fit_are_refused(arguments, options, message):
+    with pytest.raises(ValueError, match=message):
+        rc.monitor(*arguments, **options)
