@@ -124,6 +124,7 @@ def test_measured_before_training_as_by_hand(folder, x64):
                 assert found == pytest.approx(float(slope), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_admin_trains_with_gains_of_each_seeds_own_network(tmp_path):
     """ω of the MLP after the first attention is √(Var x + Var f) of the first batch; without a
     profile it is not a number, and neither would the losses be."""

@@ -60,6 +60,7 @@ def both_succeed(module, *arguments):
     return out
 
 
+@pytest.mark.slow
 def test_collapse(tmp_path):
     arguments = [*COLLAPSE, f"--output_dir={tmp_path / 'one'}"]
     assert cli.execute(run_collapse.main, run_collapse.FLAGS, arguments) == 0
@@ -73,6 +74,7 @@ def test_collapse(tmp_path):
         assert code == 2 and "depth is 2 there, 3 here" in err and "Traceback" not in err
 
 
+@pytest.mark.slow
 def test_sort_interrupted_and_resumed(tmp_path):
     arguments = [*SORT, f"--output_dir={tmp_path / 'one'}"]
     assert cli.execute(run_sort.main, run_sort.FLAGS, arguments) == 0

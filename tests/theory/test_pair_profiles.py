@@ -47,6 +47,11 @@ CASES = {
 }  # fmt: skip
 
 
+# Each has its own program and its own proofs: a quarter of a minute.
+SLOW = ("relative, segments, bias, a mask", "post-LN, skips, GELU")
+USUAL = [pytest.param(c, marks=pytest.mark.slow) if c in SLOW else c for c in CASES]
+
+
 @functools.cache
 def drawn(case):
     """Parameters, tokens and configs of a case, one draw per weight scale, and its inputs."""
@@ -85,7 +90,7 @@ def right_or_refused(got, want):
     return seen
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", USUAL)
 def test_right_at_any_weights(case):
     params, x, config, inputs = drawn(case)
     got, want = profiles(params, x, config, **inputs), proofs(case)

@@ -31,6 +31,7 @@ def gains_of_the_table(depth=64):
     return jnp.asarray(skips, jnp.float32), jnp.asarray(branches, jnp.float32)
 
 
+@pytest.mark.slow
 def test_the_table_of_the_law(optimized):
     config = rc.san_skip(64, 4, 128, norm_placement="post", temperature=1e6)
     skip, branch = gains_of_the_table()
@@ -105,6 +106,9 @@ CASES = {
 }
 
 
+NAMES = ["post", pytest.param("causal", marks=pytest.mark.slow)]
+
+
 @functools.cache
 def network_and_theory(name):
     """({quantity: [seed, ...]} measured, the same expected) at L = 6, n = 16, d = 64."""
@@ -144,7 +148,7 @@ def network_and_theory(name):
     return jax.device_get(jax.jit(lambda d: jax.lax.map(compare, d))(drawn))
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", NAMES)
 def test_collapse_and_output_change_of_networks(name):
     """Means over 8 seeds; what the limit leaves out is of the order L n/d = 1 of fluctuations that
     are themselves 1/√(n d), and of the scores' third order, together some percent."""
@@ -161,7 +165,7 @@ def test_collapse_and_output_change_of_networks(name):
     assert measured["change"].mean(axis=0)[-1] > 2 * measured["change"].mean(axis=0)[1] > 1e-4
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", NAMES)
 def test_gradient_norms_of_networks(name):
     measured, expected = (found["gradients"] for found in network_and_theory(name))
     assert measured.keys() == expected.keys() == {"attention", "mlp"}
