@@ -11,7 +11,12 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[1]
 PYPROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))
 MODULES = sorted((REPOSITORY / "rank_collapse").rglob("*.py"))
-IMPORTED_AS = {"absl-py": "absl", "orbax-checkpoint": "orbax", "ml-dtypes": "ml_dtypes"}
+IMPORTED_AS = {
+    "absl-py": "absl",
+    "orbax-checkpoint": "orbax",
+    "ml-dtypes": "ml_dtypes",
+    "pillow": "PIL",
+}
 
 
 def imports(path):

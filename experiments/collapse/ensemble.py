@@ -63,13 +63,14 @@ class Programs:
             self.compile(keys)
         drawn = self.draw(keys, jnp.asarray(scale))
         out = seeds.to_host(self.measures[norm](drawn, jnp.asarray(gain)), count)
-        if all(pairs.known(measures["log10_residual"]).all() for measures in out.values()):
+        networks = self.networks[norm]
+        if all(pairs.known(out[variant]["log10_residual"]).all() for variant in networks):
             return out
         x, params = seeds.to_host(drawn, count)
         with self.progress.aside("residuals from pairs of tokens"):
-            return {
-                variant: from_pairs(measures, params, x, self.networks[norm][variant], gain)
-                for variant, measures in out.items()
+            return out | {
+                variant: from_pairs(out[variant], params, x, config, gain)
+                for variant, config in networks.items()
             }
 
 

@@ -3,7 +3,7 @@
 import io
 from collections.abc import Sequence
 
-from PIL import Image  # comes with matplotlib
+from PIL import Image
 
 from rank_collapse.report.claims import Claim
 from rank_collapse.report.page import Section, count_line, number, span

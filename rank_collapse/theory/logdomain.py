@@ -24,11 +24,12 @@ from rank_collapse.network.sublayer import sites_of, sublayer
 from rank_collapse.network.transformer import scan_layers
 from rank_collapse.theory import log_operations as ops
 from rank_collapse.theory.log_attention import attention, three_axes
-from rank_collapse.theory.noise import certain, copies, make_noise
+from rank_collapse.theory.noise import ABSOLUTE, RELATIVE, certain, copies, make_noise
 
 # Noisy copies of the pass, which tell where rounding has spoilt it. Only the states that branches
 # look at are moved, not what branches compute on the way, so that copies must agree more closely.
-REPLICAS, SHARE = 2, 0.1
+REPLICAS = 2
+AGREEMENT = {"absolute": ABSOLUTE / 10, "relative": RELATIVE / 2}
 
 
 @struct.dataclass
@@ -139,7 +140,7 @@ def _log_copies(params, entry, config, replicas):
 
     traces = jax.vmap(copy)(*copies(replicas))
     first = jax.tree.map(lambda a: a[0], traces)
-    return first.replace(profile=certain(traces.profile, share=SHARE))
+    return first.replace(profile=certain(traces.profile, **AGREEMENT))
 
 
 def _log_pass(params, entry, config, noise) -> LogTrace:

@@ -27,18 +27,20 @@ def copies(replicas: int) -> tuple[Array, Array]:
     return words, jnp.where(words == 0, 0, ULPS).astype(jnp.uint32)
 
 
-def certain(profiles: Any, agree: Any = None, share: float = 1.0) -> Float[Array, "l"]:
+def certain(
+    profiles: Any, agree: Any = None, *, absolute: float = ABSOLUTE, relative: float = RELATIVE
+) -> Float[Array, "l"]:
     """The first copy's logarithms, NaN from the layer on where the copies differ.
 
     Args:
         profiles: Of the pass without noise and of the noisy ones, [copies, L + 1].
         agree: Bool of the same shape: what else must hold in each copy and layer.
-        share: Of the tolerance that copies may use, below 1 where not every operand is moved.
+        absolute, relative: How far copies may differ; less where not every operand is moved.
     """
     first = profiles[0]
     nothing = jnp.all(profiles == -jnp.inf, axis=0)  # all tokens equal in every copy
     spread = jnp.max(profiles, axis=0) - jnp.min(profiles, axis=0)
-    allowed = share * jnp.maximum(ABSOLUTE, RELATIVE * jnp.abs(first))
+    allowed = jnp.maximum(absolute, relative * jnp.abs(first))
     sure = (spread <= allowed) & jnp.all(jnp.isfinite(profiles), axis=0) | nothing
     if agree is not None:
         sure = sure & jnp.all(agree, axis=0)

@@ -113,7 +113,7 @@ def test_the_published_curve_can_be_one_more_initialisation_or_none():
         curves = {"SAN": san.tolist(), "SAN+skip": skip.tolist()}
         model = {
             "curves": {"init": curves},
-            "published": {"init": {"SAN": [0.0] * 5, "SAN+skip": published}},
+            "published": {"init": {"SAN": [1.05e-7] * 5, "SAN+skip": published}},
         }
         return [c.verdict for c in run_architectures.ENTRY.claims({"bert": model})]
 

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from marks import slow_but
 
 import rank_collapse as rc
 from rank_collapse.network.gains import layer_gains
@@ -52,7 +53,7 @@ def by_hand(params, x, config, skip, branch):
 
 
 @pytest.mark.parametrize("placement", ["post", "pre"])
-@pytest.mark.parametrize("kind", ["number", "layers", "features", "kinds"])
+@pytest.mark.parametrize("kind", slow_but(["number", "layers", "features", "kinds"], "kinds"))
 def test_gains_are_as_written_out(x64, placement, kind):
     values = {
         "number": (0.7, lambda kind, l: 0.7),

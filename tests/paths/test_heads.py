@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from marks import slow_if
 
 import rank_collapse as rc
 
@@ -22,7 +23,7 @@ NETWORKS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", slow_if(NETWORKS, "shared layers, gains", "no skips, no norms"))
 def test_a_head_s_contribution_is_the_derivative_of_its_gain(x64, name):
     config = rc.transformer(L, H, D, **NETWORKS[name])
     params = rc.init(jax.random.key(0), config, 1.0, 0.3)

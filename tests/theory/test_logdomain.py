@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import mpmath
 import numpy as np
 import pytest
+from marks import slow_if
 
 import rank_collapse as rc
 from rank_collapse.measures import residuals
@@ -89,9 +90,11 @@ def network(config, weight_scale=1.0, bias_scale=0.1, n=N, seed=0):
 
 
 def jitted(config, **inputs):
-    # compiled to slower code: these tests compile a hundred small programs
+    # compiled to slower code, and without noisy copies (test_pair_profiles.py has those): these
+    # tests compile a hundred small programs
     return jax.jit(
-        lambda p, x, c: rc.log_residual_profile(p, x, c, **inputs), compiler_options=QUICK
+        lambda p, x, c: rc.log_residual_profile(p, x, c, replicas=0, **inputs),
+        compiler_options=QUICK,
     )
 
 
@@ -248,7 +251,12 @@ def ordinary(config, **inputs):
     return jax.jit(profile, compiler_options=QUICK)
 
 
-@pytest.mark.parametrize("case", FLOAT64_CASES)
+SLOW = [f"{k} MLP" for k in layers.MLP_KINDS if k not in ("none", "relu", "gelu", "swiglu")]
+SLOW += ["gains", "branch gain 0", "unscaled", "mask that leaves out nothing", "padding, MLP"]
+SLOW += ["queries normalised together", "pre-rms", "post-layer"]
+
+
+@pytest.mark.parametrize("case", slow_if(FLOAT64_CASES, *SLOW))
 def test_equals_the_ordinary_pass_where_float64_still_sees_it(case):
     """Float32 at the usual scale; float64 also where attention is saturated (larger weights)."""
     fields, inputs = FLOAT64_CASES[case]

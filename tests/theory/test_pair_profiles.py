@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import mpmath
 import numpy as np
 import pytest
+from marks import slow_but
 
 import rank_collapse as rc
 from experiments.checks import profiles as checks
@@ -45,11 +46,6 @@ CASES = {
         {"score": "additive", "mlp": "tanh", "d_ff": D}, {}, (0.5, 1, 2), (0,),
     ),
 }  # fmt: skip
-
-
-# Each has its own program and its own proofs: a quarter of a minute.
-SLOW = ("relative, segments, bias, a mask", "post-LN, skips, GELU")
-USUAL = [pytest.param(c, marks=pytest.mark.slow) if c in SLOW else c for c in CASES]
 
 
 @functools.cache
@@ -90,7 +86,11 @@ def right_or_refused(got, want):
     return seen
 
 
-@pytest.mark.parametrize("case", USUAL)
+# Each has its own program and its own proofs: a quarter of a minute.
+USUAL = "SAN", "pre-RMS, skips, GeGLU, local", "rotary, causal, skip"
+
+
+@pytest.mark.parametrize("case", slow_but(CASES, *USUAL))
 def test_right_at_any_weights(case):
     params, x, config, inputs = drawn(case)
     got, want = profiles(params, x, config, **inputs), proofs(case)
@@ -151,6 +151,7 @@ def test_the_choice_is_right_where_one_scale_is_not():
         np.testing.assert_allclose(one.profile, got.profile[s], rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_masked_tokens_are_as_if_removed():
     config = rc.san(3, 2, D)
     params = rc.init(jax.random.key(0), config, 2.0, 0.1)
@@ -219,7 +220,7 @@ def exact_activation(name):
     }[name]
 
 
-@pytest.mark.parametrize("name", layers.ACTIVATIONS)
+@pytest.mark.parametrize("name", slow_but(layers.ACTIVATIONS, "relu", "gelu"))
 def test_activation_differences_at_any_step(name, x64):
     """Steps from 1e-200 to 100, in both tails: the logarithm to its digits, and the sign."""
     rng = np.random.default_rng(1)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from marks import slow_but
 
 import rank_collapse as rc
 from rank_collapse.measures import updates
@@ -106,7 +107,7 @@ CASES = {
 }
 
 
-NAMES = ["post", pytest.param("causal", marks=pytest.mark.slow)]
+NAMES = slow_but(CASES, "post")
 
 
 @functools.cache
