@@ -48,6 +48,8 @@ define(
     "as it is, post-norm with the MLPs' own skip: where they begin to slow the collapse.",
 )  # fmt: skip
 define("float", "bias_scale", 0.0, "Standard deviation of the biases.")
+text = "Residuals that rounding decides again from every pair of tokens: minutes to compile."
+define("boolean", "certify", False, text)
 inputs.define_flags(define)
 define("enum", "dtype", "float32", "Arithmetic of the forward pass.", list(inputs.DTYPES))
 define("integer", "seed_chunk", 16, "Seeds in memory; does not change results.", lower_bound=1)
