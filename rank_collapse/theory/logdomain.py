@@ -29,7 +29,7 @@ from rank_collapse.theory.noise import ABSOLUTE, RELATIVE, certain, copies, make
 # Noisy copies of the pass, which tell where rounding has spoilt it. Only the states that branches
 # look at are moved, not what branches compute on the way, so that copies must agree more closely.
 REPLICAS = 2
-AGREEMENT = {"absolute": ABSOLUTE / 10, "relative": RELATIVE / 2}
+AGREEMENT = {"absolute": ABSOLUTE / 2, "relative": RELATIVE / 2}
 
 
 @struct.dataclass
