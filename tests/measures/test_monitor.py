@@ -52,8 +52,21 @@ def test_agrees_with_the_full_measures():
     }
     for name, value in expected.items():
         assert float(found[name]) == pytest.approx(float(value), rel=1e-5), name
-    # power steps approach σ_1 from below
-    assert 1 <= float(found["stable_rank"] / rc.stable_rank(x)) < 1.05
+
+
+def test_the_stable_rank_is_that_of_twenty_power_steps():
+    """As written out in float64; and the true one where the second singular value is far below."""
+    x = random(N, D)
+    v = np.asarray(jax.random.normal(jax.random.key(0), (N,)), np.float64)
+    gram = x.astype(np.float64) @ x.T.astype(np.float64)
+    for _ in range(20):
+        v = gram @ v / np.linalg.norm(gram @ v)
+    found = float(rc.monitor(x)["stable_rank"])
+    assert found == pytest.approx(np.trace(gram) / (v @ gram @ v), rel=1e-5)
+    assert found > float(rc.stable_rank(x))  # σ_1 is approached from below
+    gap = x + 3 * random(1, D, seed=4)
+    assert np.divide(*np.linalg.svd(gap, compute_uv=False)[:2]) > 2  # 4^-20 is left of the second
+    assert float(rc.monitor(gap)["stable_rank"]) == pytest.approx(float(rc.stable_rank(gap)), 1e-5)
 
 
 def test_a_mask_is_as_if_tokens_were_not_there():
