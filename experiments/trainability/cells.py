@@ -19,6 +19,11 @@ from rank_collapse.training.recipe import Hyper, Recipe
 from rank_collapse.training.tasks import sequences
 
 PARTS = ("designs", "border", "batch")
+# Flags that say which cells are asked for; what a cell gives does not depend on the others.
+ASKED = (
+    "parts", "depths", "designs", "warmup", "learning_rate", "batch_sz", "border_depths",
+    "border_gains", "border_rates", "batch_sizes", "batch_depth",
+)  # fmt: skip
 STEPS_PER_EPOCH = 25  # of which the training loss is the mean
 LOOKS = 4  # at the networks while they train, besides the one before
 

@@ -14,8 +14,8 @@ import pytest
 from matplotlib.figure import Figure
 
 from rank_collapse.runs import provenance
-from rank_collapse.runs.files import RunError, make_folder
-from rank_collapse.runs.folder import RunFolder, difference, read_summary
+from rank_collapse.runs.files import RunError, difference, make_folder
+from rank_collapse.runs.folder import RunFolder, read_summary
 
 CONFIG = {"depth": 3, "scales": (0.5, 1.0), "name": "a"}
 
