@@ -85,8 +85,16 @@ def cells_of(options: flags.FlagValues) -> list[Cell]:
     return list(dict.fromkeys(cells))
 
 
-def train_cells(options: flags.FlagValues, run: RunFolder) -> dict[Cell, dict[str, Any]]:
-    """{cell: its results} of all cells; see `measure.make_measure` and `results_of_cells`."""
+def train_cells(
+    options: flags.FlagValues, run: RunFolder, *, make_measure: Callable = make_measure
+) -> dict[Cell, dict[str, Any]]:
+    """{cell: its results} of all cells; see `results_of_cells`.
+
+    Args:
+        options: The flags.
+        run: The run folder.
+        make_measure: recipe → what is measured of each run, as `measure.make_measure`.
+    """
     mesh, cells = cli.mesh(options), cells_of(options)
 
     @functools.cache  # cells that differ in floats alone share a program
