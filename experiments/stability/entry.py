@@ -153,6 +153,7 @@ ENTRY = Entry(
         "encoder_decoder_output_change": "Change of the decoder's output after an update of every "
         "matrix of both halves, against the branches of both.",
         "encoder_decoder_gradients": "Gradient norms of the decoder's three kinds of branches.",
+        "encoder_decoder_by_layer": "Residual ratio, token cosine and residual of the decoders.",
         "encoder_decoder_omega": "Gains of the skips of encoder and decoder.",
         "training": "The same measurements on the networks of run_trainability while they train, "
         "by step; dotted what the law expects of the weights there are.",

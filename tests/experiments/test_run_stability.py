@@ -16,7 +16,7 @@ from experiments.stability.cases import groups_of, with_gains
 from rank_collapse.measures import updates
 
 TINY = ["--designs=post,admin", "--depths=1,2,4", "--layer_depths=1,4", "--num_seeds=2"]
-TINY += ["--pair_depths=1,2", "--pair_layer_depths=1,2"]
+TINY += ["--parts=encoders", "--pair_depths=1,2", "--pair_layer_depths=1,2"]
 TINY += ["--d_model=8", "--num_heads=2", "--num_tokens=6", "--mlp=none", "--nolog_residual"]
 TINY += ["--num_devices=1"]
 
@@ -35,6 +35,33 @@ def test_writes_rows_figures_and_a_summary(tmp_path, monkeypatch, capsys):
     assert post["last_branch"] > admin["last_branch"] - 1e-6 > 0
     assert len(post["query_gradient_over_expected"]) == 4
     assert admin["omega"]["attention"][0] == 1 < admin["omega"]["attention"][1]
+    with open(folder / "results.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 2 * 2 * (2 + 3 + 5)
+    last = [r for r in rows if r["design"] == "post" and r["layer"] == r["depth"] == "4"]
+    np.testing.assert_allclose(
+        np.mean([float(r["change.random"]) for r in last]), post["change_random"][-1], rtol=1e-5
+    )
+    drawn = {path.stem for path in (folder / "figures").glob("*.png")}
+    assert drawn == {n for n in run_stability.ENTRY.captions if not n.startswith(("enc", "train"))}
+    for name in drawn:
+        assert (folder / "figures" / f"{name}.png").stat().st_size > 10_000
+    claims = run_stability.ENTRY.claims(summary)
+    assert len(claims) == 4 and all(c.interval and c.seeds == 2 for c in claims)
+    assert {c.verdict for c in claims} == {"undecided"}  # two seeds
+    more = [c.verdict for c in run_stability.ENTRY.claims(summary | {"seeds": 9})]
+    assert len(more) == len(claims)
+    assert run_stability.ENTRY.compare(summary)
+    assert "Exponents" in run_stability.ENTRY.reading(summary)
+    monkeypatch.setattr(measure, "_of_group", lambda *a: pytest.fail("computed again"))
+    check_second_run(lambda: execute(*TINY, f"--output_dir={folder}"), folder, capsys)
+
+
+@pytest.mark.slow
+def test_encoder_decoders(tmp_path):
+    assert execute(*TINY, "--parts=encoder_decoders", f"--output_dir={tmp_path}") == 0
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary.keys() == {"encoder_decoder", "seeds"}
     both = summary["encoder_decoder"]["designs"]
     assert both["post"]["branches"] == [3, 6]  # one in the encoder, two in the decoder, by layer
     assert both["post"]["gradients"].keys() == {
@@ -46,25 +73,12 @@ def test_writes_rows_figures_and_a_summary(tmp_path, monkeypatch, capsys):
     assert omega["encoder.attention"][0] == omega["attention"][0] == 1
     # the second branch of a decoder, to the memory, weighs the first one too
     assert 1 < omega["cross"][0] < omega["attention"][1] < omega["cross"][1]
-    with open(folder / "results.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert len(rows) == 2 * (2 * (2 + 3 + 5) + 2 * (2 + 3))
-    encoders = [r for r in rows if r["kind"] == "encoder"]
-    last = [r for r in encoders if r["design"] == "post" and r["layer"] == r["depth"] == "4"]
-    np.testing.assert_allclose(
-        np.mean([float(r["change.random"]) for r in last]), post["change_random"][-1], rtol=1e-5
-    )
-    for name in run_stability.ENTRY.captions.keys() - {"training"}:
-        assert (folder / "figures" / f"{name}.png").stat().st_size > 10_000
+    drawn = {path.stem for path in (tmp_path / "figures").glob("*.png")}
+    assert drawn == {n for n in run_stability.ENTRY.captions if n.startswith("encoder_decoder_")}
     claims = run_stability.ENTRY.claims(summary)
-    assert len(claims) == 8 and all(c.interval and c.seeds == 2 for c in claims)
-    assert {c.verdict for c in claims} == {"undecided"}  # two seeds
-    more = [c.verdict for c in run_stability.ENTRY.claims(summary | {"seeds": 9})]
-    assert len(more) == len(claims)
+    assert len(claims) == 4 and "post, encoder-decoder" in claims[0].statement
     assert run_stability.ENTRY.compare(summary)
     assert "post, encoder-decoder" in run_stability.ENTRY.reading(summary)
-    monkeypatch.setattr(measure, "_of_group", lambda *a: pytest.fail("computed again"))
-    check_second_run(lambda: execute(*TINY, f"--output_dir={folder}"), folder, capsys)
 
 
 def parsed(*arguments):
