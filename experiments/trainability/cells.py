@@ -101,7 +101,7 @@ def train_cells(
     def program_of(config, batch_size, profiled):
         recipe = Recipe(
             config=config, num_outputs=options.num_labels, batch_size=batch_size,
-            num_epochs=max(1, options.n_steps // STEPS_PER_EPOCH), shuffle=True,
+            num_epochs=max(1, options.n_steps // STEPS_PER_EPOCH), shuffle=True, unroll=1,
         )  # fmt: skip
         make_data = functools.partial(data_of, options, batch_size)
         return Program(
