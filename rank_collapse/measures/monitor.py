@@ -99,6 +99,53 @@ def _single(x, p, mask, sink):
     }
 
 
+# How libraries name the weights of queries, keys and values; a part of a leaf's path is compared.
+PARTS = {
+    "query": frozenset(("w_q", "wq", "q", "query", "q_proj", "q_lin", "to_q", "query_proj")),
+    "key": frozenset(("w_k", "wk", "k", "key", "k_proj", "k_lin", "to_k", "key_proj")),
+    "value": frozenset(("w_v", "wv", "v", "value", "v_proj", "v_lin", "to_v", "value_proj")),
+}
+
+
+@full_precision
+def monitor_gradients(
+    gradients: Any, *, layer_axis: int | None = None
+) -> dict[str, Float[Array, ""] | Float[Array, "l"]]:
+    """Norms of the gradients of queries', keys' and values' weights, of any tree of a network.
+
+    "query_gradient", "key_gradient", "value_gradient": √(Σ g²) over all leaves whose path has a
+    name of `PARTS` in it, biases too. At rank collapse the first two vanish (Noci et al. 2022).
+
+    Args:
+        gradients: Of a pytree of parameters: ours, Flax's, Equinox's, or a dictionary by names
+            such as "layers.0.attention.q_proj.weight".
+        layer_axis: Of every such leaf, where layers are stacked: then norms are by layer, [l].
+
+    Returns:
+        Norms by name; a part that no leaf is named after is left out.
+
+    Raises:
+        ValueError: No leaf is named after queries, keys or values, as where one matrix holds them.
+    """
+    squares: dict[str, Any] = {}
+    leaves = jax.tree_util.tree_leaves_with_path(gradients)
+    for path, leaf in leaves:
+        names = set(jax.tree_util.keystr(path, simple=True, separator=".").split("."))
+        for part in (p for p, known in PARTS.items() if names & known):
+            leaf = _at_least_float32(leaf)
+            axes = range(leaf.ndim) if layer_axis is None else _without(layer_axis, leaf.ndim)
+            square = jnp.sum(jnp.square(leaf), axis=tuple(axes))
+            squares[part] = squares.get(part, 0) + square
+    if not squares:
+        seen = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in leaves[:3]]
+        raise ValueError(f"no leaf is named after queries, keys or values: {', '.join(seen)}, ...")
+    return {f"{part}_gradient": jnp.sqrt(squares[part]) for part in PARTS if part in squares}
+
+
+def _without(axis, ndim):
+    return (i for i in range(ndim) if i != axis % ndim)
+
+
 def participation_ratio(x: Float[Array, "n d"]) -> Float[Array, ""]:
     """tr(G)²/‖G‖_F² of G = XXᵀ or XᵀX, Σ σ_i² squared over Σ σ_i⁴; 0 where X = 0."""
     return _participation(_gram(x))

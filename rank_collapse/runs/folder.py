@@ -5,13 +5,15 @@
              arrays.npz     named arrays, also the cache from which an interrupted run resumes
              checkpoints/   states of an unfinished computation, by step (orbax)
              figures/       *.png and *.pdf
-             models.npz     trained weights, where asked for (`rank_collapse.training.model_file`);
+             models.safetensors
+                            trained weights, where asked for (`rank_collapse.training.model_file`);
              models/        the same of a run of several networks, a file for each
              summary.json   the run's headline numbers; its presence means the run is complete
+             metrics.jsonl  scalars of a watched training, a line for each step (see `metrics`)
              log.txt
 
-Every file is written to a temporary name and renamed, so a file that exists is whole; what is read
-back as numbers (arrays.npz, checkpoints) has a checksum (see `files`).
+Every file but the last two is written to a temporary name and renamed, so a file that exists is
+whole; what is read back as numbers (arrays.npz, checkpoints) has a checksum (see `files`).
 
     with RunFolder("results/sort/a", {"depth": 6, "seed": 0}) as run:
         curves = run.cached("curves", lambda: {"loss": train()})   # computed once, then read
@@ -35,7 +37,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from rank_collapse.runs import processes, provenance, states
+from rank_collapse.runs import metrics, processes, provenance, states
 from rank_collapse.runs.files import (
     RunError,
     dump_arrays,
@@ -48,8 +50,8 @@ from rank_collapse.runs.files import (
 )
 
 CONTENTS = (
-    "config.json", "results.csv", "arrays.npz", "summary.json", "log.txt", "models.npz",
-    "report.html",
+    "config.json", "results.csv", "arrays.npz", "summary.json", "log.txt", "models.safetensors",
+    "models.npz", "report.html", metrics.NAME,
 )  # fmt: skip
 FOLDERS = ("checkpoints", "figures", "models")
 
@@ -124,6 +126,13 @@ class RunFolder:
         if self.primary:
             with writing(self.path / "log.txt"), open(self.path / "log.txt", "a") as file:
                 file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {message}\n")
+
+    def append_metrics(
+        self, step: int, values: Mapping[str, Any], *, seed: int | None = None
+    ) -> None:
+        """Appends a line to metrics.jsonl; see `metrics.append`."""
+        if self.primary:
+            metrics.append(self.path / metrics.NAME, step, values, seed=seed)
 
     def write_rows(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Writes results.csv, whole: one column per key, in order of first appearance."""

@@ -88,7 +88,7 @@ def test_sort_learns(folder):
 
 
 def test_kept_models_give_the_accuracies_of_the_table(folder):
-    config, models = load_models(folder / "models.npz")
+    config, models = load_models(folder / "models.safetensors")
     options = cli.parse(run_sort.FLAGS, list(SORT))
     setup = run_sort.make_setup(options)
     table = {(r["evaluation"], r["seed"]): float(r["accuracy"]) for r in rows(folder)}
@@ -129,15 +129,14 @@ def test_weights_asked_for_later_are_trained_again_and_nothing_else_changes(
 ):
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)
-    (copy / "models.npz").unlink()
+    (copy / "models.safetensors").unlink()
     before, arrays = contents(copy), (copy / "arrays.npz").read_bytes()
     assert run(run_sort, [*MEASURED, "--keep_models", "--checkpoint_seconds=0"], copy) == 0
-    assert "training again for models.npz" in capsys.readouterr().out
+    assert "training again for models.safetensors" in capsys.readouterr().out
     assert contents(copy) == before and (copy / "arrays.npz").read_bytes() == arrays
     assert not (copy / "checkpoints").exists()
-    with np.load(copy / "models.npz") as again, np.load(folder / "models.npz") as first:
-        assert set(again.files) == set(first.files)
-        assert all(np.array_equal(again[name], first[name]) for name in first.files)
+    again, first = ((f / "models.safetensors").read_bytes() for f in (copy, folder))
+    assert again == first
 
 
 def test_overwrite_deletes_the_weights_of_the_run_before(folder, tmp_path, monkeypatch):
