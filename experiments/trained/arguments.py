@@ -67,8 +67,8 @@ def make_flags(experiment: str, **defaults: Any) -> flags.FlagValues:
     boolean("do_train", "Train even where the folder holds the finished run of the same flags.")
     boolean(
         "keep_models",
-        "Write the trained weights of all seeds to the run folder: models.safetensors, or a file for each "
-        "network in models/; rank_collapse.training.load_models reads them.",
+        "Write the trained weights of all seeds to the run folder: models.safetensors, or a file "
+        "for each network in models/; rank_collapse.training.load_models reads them.",
     )
     boolean(
         "monitor",

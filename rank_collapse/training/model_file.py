@@ -79,9 +79,8 @@ def _read(path):
             saved = {name: file[name] for name in file.files}
         return str(saved.pop(_CONFIG)), saved
     with safetensors.safe_open(path, framework="numpy") as file:
-        return (file.metadata() or {})[_CONFIG], {
-            name: file.get_tensor(name) for name in file.keys()
-        }
+        names = file.keys()
+        return (file.metadata() or {})[_CONFIG], {name: file.get_tensor(name) for name in names}
 
 
 def _config(fields: dict[str, Any]) -> TransformerConfig | EncoderDecoderConfig:
