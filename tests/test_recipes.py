@@ -1,5 +1,6 @@
-"""Every block of docs/monitoring.md runs as it stands, in a folder of its own."""
+"""Every block of docs/monitoring.md runs as it stands, in a folder of its own; the notebook too."""
 
+import json
 import re
 
 import jax
@@ -73,3 +74,13 @@ def test_a_callback_of_the_trainer(run):
     run("trainer")
     (row,) = metrics.read("metrics.jsonl")
     assert row["step"] == 10 and row["residual_ratio"].shape == (3,)
+
+
+def test_the_notebook_runs():
+    cells = json.loads((REPOSITORY / "docs" / "measure_your_model.ipynb").read_bytes())["cells"]
+    scope = {}
+    for cell in (c for c in cells if c["cell_type"] == "code"):
+        exec(compile("".join(cell["source"]), "measure_your_model.ipynb", "exec"), scope)
+    with_skips, without = (scope["profiles"][skip]["residual_ratio"] for skip in (1.0, 0.0))
+    assert without[-1] < 1e-3 < with_skips[-1]
+    assert scope["sizes"].shape == (13,)
