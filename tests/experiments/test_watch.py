@@ -6,14 +6,9 @@ import sys
 import pytest
 from conftest import REPOSITORY
 
-from experiments import run_sort, watch
+from experiments import watch
 from experiments.shell import cli
 from rank_collapse.runs import metrics
-
-TINY = (
-    "--depth=2", "--width=2", "--hidden_dim=8", "--seq_len=4", "--num_labels=5", "--n_epochs=3",
-    "--n_train_data=20", "--n_eval_data=10", "--n_repeat=1", "--num_seeds=2", "--n_paths=2",
-)  # fmt: skip
 
 
 def watched(*arguments):
@@ -55,21 +50,6 @@ def test_mistakes_are_named_in_a_line(arguments, message, capsys, tmp_path, monk
     assert watched(*arguments) == 2
     err = capsys.readouterr().err
     assert message in err and err.count("\n") == 1
-
-
-def test_a_trained_experiment_writes_it_and_its_results_stay(tmp_path):
-    def run(name, *more):
-        arguments = (*TINY, f"--output_dir={tmp_path}", f"--run_name={name}", *more)
-        assert cli.execute(run_sort.main, run_sort.FLAGS, arguments) == 0
-        return (tmp_path / name / "results.csv").read_text()
-
-    assert run("watched", "--monitor") == run("plain")
-    rows = metrics.read(tmp_path / "watched" / metrics.NAME)
-    assert [(row["seed"], row["step"]) for row in rows] == [
-        (s, e) for s in (0, 1) for e in (1, 2, 3)
-    ]
-    assert all(row["residual_ratio"].shape == (2,) for row in rows)
-    assert watched(str(tmp_path / "watched"), "--below=residual_ratio=0") in (0, watch.PASSED)
 
 
 def test_it_follows_a_file_that_grows(tmp_path):
