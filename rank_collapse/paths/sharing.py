@@ -12,6 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from rank_collapse.network.precision import full_precision
+
 MAX_PARTS = 20  # 2^20 coalitions
 
 
@@ -39,6 +41,7 @@ def _present(num_parts):
     return (np.arange(2**num_parts)[:, None] >> np.arange(num_parts)) & 1
 
 
+@full_precision
 def shapley_values(values: Any, num_parts: int) -> Any:
     """φ_k = Σ_{S ∌ k} |S|! (p − |S| − 1)!/p! (v(S ∪ k) − v(S)), exact.
 
@@ -74,6 +77,7 @@ def shapley_values(values: Any, num_parts: int) -> Any:
     )
 
 
+@full_precision
 def covariance_shares(
     parts: Float[Array, "p *s c"], total: Float[Array, "*s c"], mask: Any = None
 ) -> Float[Array, "p"]:
