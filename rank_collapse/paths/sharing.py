@@ -20,6 +20,8 @@ MAX_PARTS = 20  # 2^20 coalitions
 def coalition_values(value: Callable[[Float[Array, "p"]], Any], num_parts: int) -> Any:
     """v of all 2^p coalitions of p parts, one after the other, so that only values are held.
 
+    Call it under jit where it is called more than once: outside, every call compiles.
+
     Args:
         value: v, of the parts that are present [p] (1 or 0); any pytree of arrays.
         num_parts: p.
