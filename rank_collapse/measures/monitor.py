@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from rank_collapse.measures.attention_entropy import attention_entropy
-from rank_collapse.measures.norms import as_array
+from rank_collapse.measures.norms import as_array, as_floats
 from rank_collapse.measures.residuals import residual_ratio, token_cosine
 from rank_collapse.measures.saturation import largest_weight
 from rank_collapse.network.entry import as_mask
@@ -50,7 +50,7 @@ def monitor(
     Raises:
         ValueError: Shapes that do not fit each other, or fewer than two tokens.
     """
-    x = _at_least_float32(x)
+    x = as_floats(x)
     if x.ndim < 2 or x.shape[-2] < 2:
         raise ValueError(f"x of shape {x.shape} is not [..., n, d] with two tokens or more")
     *leading, n, d = x.shape
@@ -60,7 +60,7 @@ def monitor(
             raise ValueError(f"mask of shape {mask.shape} is not {(n,)} or {(*leading, n)}")
         mask = jnp.broadcast_to(mask, (*leading, n)).reshape(-1, n)
     if attention is not None:
-        attention = _at_least_float32(attention)
+        attention = as_floats(attention)
         if attention.shape[:-3] != tuple(leading) or attention.ndim < 3:
             raise ValueError(
                 f"attention of shape {attention.shape} is not [..., h, n, m] beside x of {x.shape}"
@@ -146,6 +146,7 @@ def _without(axis, ndim):
     return (i for i in range(ndim) if i != axis % ndim)
 
 
+@full_precision
 def participation_ratio(x: Float[Array, "n d"]) -> Float[Array, ""]:
     """tr(G)²/‖G‖_F² of G = XXᵀ or XᵀX, Σ σ_i² squared over Σ σ_i⁴; 0 where X = 0."""
     return _participation(_gram(x))
@@ -184,8 +185,3 @@ def column_means(p: Float[Array, "h n m"], mask: Bool[Array, "n"] | None) -> Flo
     if mask is None:
         return jnp.mean(p, axis=-2)
     return jnp.sum(jnp.where(mask[None, :, None], p, 0), axis=-2) / jnp.sum(mask)
-
-
-def _at_least_float32(a):
-    a = as_array(a)
-    return a.astype(jnp.promote_types(a.dtype, jnp.float32))
