@@ -40,6 +40,7 @@ import numpy as np
 from rank_collapse.runs import metrics, processes, provenance, states
 from rank_collapse.runs.files import (
     RunError,
+    difference,
     dump_arrays,
     load_arrays,
     lock,
@@ -94,7 +95,7 @@ class RunFolder:
             self._lock = lock(self.path)
         try:
             if overwrite:
-                self._clear()
+                self._delete(*CONTENTS, *FOLDERS)
             self._clear_unfinished()
             self.resumed = self._check(config)
             if not self.resumed:
@@ -168,6 +169,7 @@ class RunFolder:
         figures: Mapping[str, Callable[[], Any]] | None = None,
         files: Mapping[str, Callable[[], bytes]] | None = None,
         summary: Callable[[], Mapping[str, Any]],
+        shown: Any = None,
     ) -> dict[str, Any]:
         """Makes what a person sees of a finished run, where it is missing; returns the summary.
 
@@ -179,7 +181,12 @@ class RunFolder:
             figures: Draws each figure, by name.
             files: Makes the bytes of other files out of `CONTENTS`, by name; the figures are there.
             summary: Makes the headline numbers.
+            shown: Which of its parts the run was asked for, where one folder may be asked for more
+                or fewer: kept in the summary; if the files there show others, all are made anew.
         """
+        if shown is not None and (self.summary or {}).get("shown") != _normalised(shown):
+            self._summary = None
+            self._delete("summary.json", "results.csv", "figures", *(files or {}))
         if self.primary:
             if rows is not None and not (self.path / "results.csv").exists():
                 self.write_rows(rows())
@@ -191,7 +198,7 @@ class RunFolder:
                     self.write_file(name, make())
         found = self.summary
         if found is None:
-            found = _normalised(summary())
+            found = _normalised(dict(summary()) | ({} if shown is None else {"shown": shown}))
             self.finish(found)
         return found
 
@@ -316,12 +323,12 @@ class RunFolder:
 
     # How it is done.
 
-    def _clear(self):
-        """Deletes what a run leaves, and nothing else that may lie in the folder."""
+    def _delete(self, *names):
+        """Deletes some of what a run leaves, and nothing else that may lie in the folder."""
         if not self.primary:
             return
         with writing(self.path):
-            for name in CONTENTS + FOLDERS:
+            for name in names:
                 path = self.path / name
                 if path.is_dir() and not path.is_symlink():
                     shutil.rmtree(path, ignore_errors=True)
@@ -386,17 +393,6 @@ def read_summary(path: str | os.PathLike) -> dict[str, Any]:
         return read_object(Path(path) / "summary.json")
     except RunError as error:
         raise RunError(f"{path} has no summary: the run is not complete ({error})") from error
-
-
-def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    """The fields in which two configs differ, as "name: old there, new here; ..."."""
-    absent = "absent"
-    parts = [
-        f"{name} is {old.get(name, absent)!r} there, {new.get(name, absent)!r} here"
-        for name in sorted(old.keys() | new.keys())
-        if json.dumps(old.get(name, absent)) != json.dumps(new.get(name, absent))
-    ]
-    return "; ".join(parts)
 
 
 _NO_DATE = {"CreationDate": None}

@@ -92,6 +92,7 @@ def expected_pass(
     *,
     sizes: Any = None,
     attention: Any = None,
+    memory_kernel: Any = None,
     **inputs: Any,
 ) -> ExpectedTrace:
     """The tokens of a network in expectation over its weights, sublayer by sublayer.
@@ -119,6 +120,8 @@ def expected_pass(
             any initialisation and any gains are covered; of x the kernel.
         sizes: Squared relative sizes of updates, as of `update_sizes`; None for none.
         attention: [L, h, n, n], measured weights in place of those of equal tokens.
+        memory_kernel: What is expected of the memory, in place of the kernel of `memory`: a
+            `TokenKernel`, such as the `output` of the encoder's own pass, with its change.
         **inputs: mask, bias, memory, memory_mask, segments and positions of `apply`. Tokens that
             do not exist are not looked at, but are counted in the trace's means.
 
@@ -133,17 +136,17 @@ def expected_pass(
     params, entry = enter(params, x, config, **inputs)
     refuse_edit(entry, "expected_pass")
     sizes = update_sizes(config, 0.0) if sizes is None else sizes
-    return _expected(params, entry, config, sizes, attention)
+    return _expected(params, entry, config, sizes, attention, memory_kernel)
 
 
 @jax.jit
-def _expected(params, entry, config, sizes, attention) -> ExpectedTrace:
+def _expected(params, entry, config, sizes, attention, memory) -> ExpectedTrace:
     n = entry.x.shape[0]
     own = _equal_weights(entry.context, n, n)
     start = token_kernel.kernel_of(entry.x)
-    memory = cross = None
+    cross = None
     if config.cross_attention:
-        memory = token_kernel.kernel_of(entry.memory)
+        memory = token_kernel.kernel_of(entry.memory) if memory is None else memory
         cross = _equal_weights(entry.memory_context, n, entry.memory.shape[0])
 
     def body(state, step):
@@ -248,15 +251,25 @@ def expected_gradient_norms(
     # D is linear in the sizes: its derivative is the same at all of them.
     sizes = update_sizes(config, 0.0) if sizes is None else sizes
     found, trace = jax.grad(moved, has_aux=True)(sizes)
+    return norms_of_derivatives(found, params, config), trace
+
+
+def norms_of_derivatives(
+    derivatives: dict[str, dict[str, Any]], params: Any, config: TransformerConfig
+) -> dict[str, dict[str, Float[Array, "l"]]]:
+    """√(∂/∂e / mean(W²)) of every matrix by layer: √E‖∂loss/∂W‖_F² from the derivatives of
+    E(δloss)² by the squared relative sizes e of updates, as `update_sizes` gives them."""
     rows = jnp.asarray(config.layer_map) if config.layer_map else slice(None)
 
-    def size(part, name):
+    def size(part, name, derivative):
         w = getattr(getattr(params.layers, part), name)[rows]
         square = jnp.mean(jnp.square(w), axis=tuple(range(1, w.ndim)))
-        return jnp.sqrt(jnp.maximum(found[part][name], 0) / square)
+        return jnp.sqrt(jnp.maximum(derivative, 0) / square)
 
-    norms = {part: {name: size(part, name) for name in names} for part, names in found.items()}
-    return norms, trace
+    return {
+        part: {name: size(part, name, value) for name, value in found.items()}
+        for part, found in derivatives.items()
+    }
 
 
 def collapse_law(
@@ -337,6 +350,7 @@ __all__ = [
     "collapse_law",
     "expected_gradient_norms",
     "expected_pass",
+    "norms_of_derivatives",
     "output_change_law",
     "update_sizes",
 ]
