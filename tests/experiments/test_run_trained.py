@@ -201,6 +201,7 @@ def test_all_heads_is_one_path(tmp_path):
         assert float(one["loss"]) == pytest.approx(float(other["loss"]), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_the_hull_is_learned_better_than_by_guessing(tmp_path):
     arguments = [*SMALL, "--seq_len=8", "--ffn2", "--do_mlp", "--n_train_data=1000", "--all_heads"]
     arguments += ["--n_epochs=20", "--batch_sz=10", "--learning_rate=3e-3", "--n_eval_data=40"]

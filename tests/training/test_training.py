@@ -213,7 +213,13 @@ def test_padding_changes_nothing():
     np.testing.assert_allclose(first[:3], second[:3], rtol=1e-5)
 
 
-@pytest.mark.parametrize("fields", [{}, {"mask": "causal"}, {"position": "relative_bias"}])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"position": "relative_bias"},
+        *(pytest.param(f, marks=pytest.mark.slow) for f in ({}, {"mask": "causal"})),
+    ],
+)
 def test_packed_sequences_train_as_padded_ones(fields):
     lengths = np.array([4, 1, 3, 2, 2])
     rng = np.random.default_rng(0)
@@ -254,6 +260,7 @@ def test_unrolling_changes_nothing():
     np.testing.assert_allclose(runs, runs[0], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_compact_vocabulary_trains_as_the_full_one():
     tokens = jnp.asarray(np.random.default_rng(0).choice([2, 7, 11, 19], (6, 4)))
     mask = jnp.ones(tokens.shape, bool)
