@@ -5,13 +5,15 @@
              arrays.npz     named arrays, also the cache from which an interrupted run resumes
              checkpoints/   states of an unfinished computation, by step (orbax)
              figures/       *.png and *.pdf
-             models.npz     trained weights, where asked for (`rank_collapse.training.model_file`);
+             models.safetensors
+                            trained weights, where asked for (`rank_collapse.training.model_file`);
              models/        the same of a run of several networks, a file for each
              summary.json   the run's headline numbers; its presence means the run is complete
+             metrics.jsonl  scalars of a watched training, a line for each step (see `metrics`)
              log.txt
 
-Every file is written to a temporary name and renamed, so a file that exists is whole; what is read
-back as numbers (arrays.npz, checkpoints) has a checksum (see `files`).
+Every file but the last two is written to a temporary name and renamed, so a file that exists is
+whole; what is read back as numbers (arrays.npz, checkpoints) has a checksum (see `files`).
 
     with RunFolder("results/sort/a", {"depth": 6, "seed": 0}) as run:
         curves = run.cached("curves", lambda: {"loss": train()})   # computed once, then read
@@ -35,7 +37,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from rank_collapse.runs import processes, provenance, states
+from rank_collapse.runs import metrics, processes, provenance, states
 from rank_collapse.runs.files import (
     RunError,
     difference,
@@ -49,8 +51,8 @@ from rank_collapse.runs.files import (
 )
 
 CONTENTS = (
-    "config.json", "results.csv", "arrays.npz", "summary.json", "log.txt", "models.npz",
-    "report.html",
+    "config.json", "results.csv", "arrays.npz", "summary.json", "log.txt", "models.safetensors",
+    "models.npz", "report.html", metrics.NAME,
 )  # fmt: skip
 FOLDERS = ("checkpoints", "figures", "models")
 
@@ -125,6 +127,13 @@ class RunFolder:
         if self.primary:
             with writing(self.path / "log.txt"), open(self.path / "log.txt", "a") as file:
                 file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {message}\n")
+
+    def append_metrics(
+        self, step: int, values: Mapping[str, Any], *, seed: int | None = None
+    ) -> None:
+        """Appends a line to metrics.jsonl; see `metrics.append`."""
+        if self.primary:
+            metrics.append(self.path / metrics.NAME, step, values, seed=seed)
 
     def write_rows(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Writes results.csv, whole: one column per key, in order of first appearance."""
@@ -298,10 +307,14 @@ class RunFolder:
         """Writes figures/<name>.png and .pdf of a matplotlib figure."""
         import matplotlib as mpl  # here: reading trained models does without
 
+        # Laying out is half of the time of saving: once for both files.
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")
+        box = figure.get_tightbbox().padded(_MARGIN)
         for suffix, options in ((".png", {"dpi": 150}), (".pdf", {"metadata": _NO_DATE})):
             stream = io.BytesIO()
             with mpl.rc_context({"pdf.fonttype": 42}):  # text stays text
-                figure.savefig(stream, format=suffix[1:], bbox_inches="tight", **options)
+                figure.savefig(stream, format=suffix[1:], bbox_inches=box, **options)
             self._write(f"figures/{name}{suffix}", stream.getvalue())
 
     def has_figure(self, name: str) -> bool:
@@ -383,6 +396,7 @@ def read_summary(path: str | os.PathLike) -> dict[str, Any]:
 
 
 _NO_DATE = {"CreationDate": None}
+_MARGIN = 0.1  # inches around a figure
 
 
 def _normalised(value):

@@ -7,6 +7,7 @@ is its closed form for attention alone.
 Axis letters: n tokens, m keys, d width, l layers, s sublayers (branches) in the order passed.
 """
 
+import functools
 import math
 from typing import Any
 
@@ -15,6 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from rank_collapse import struct
+from rank_collapse.measures.updates import MATRICES
 from rank_collapse.network import attention as attn
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.entry import enter, refuse_edit
@@ -75,14 +77,11 @@ def update_sizes(config: TransformerConfig, size: Any = 1.0) -> dict[str, dict[s
         size: ‖W* − W‖_F/‖W‖_F of each matrix of each layer.
     """
     of_layer = jnp.broadcast_to(jnp.square(jnp.asarray(size, jnp.float32)), (config.depth,))
-    matrices = dict.fromkeys(("w_q", "w_k", "w_v", "w_o"), of_layer)
-    sizes = {"attention": matrices}
-    if config.cross_attention:
-        sizes["cross"] = matrices
-    if config.mlp != "none":
-        gate = ("w_gate",) if config.mlp in GATED else ()
-        sizes["mlp"] = dict.fromkeys(("w_in", *gate, "w_out"), of_layer)
-    return sizes
+    absent = () if config.mlp in GATED else ("w_gate",)
+    return {
+        part: dict.fromkeys((name for name in MATRICES[part] if name not in absent), of_layer)
+        for part in config.kinds
+    }
 
 
 @full_precision
@@ -304,22 +303,28 @@ def collapse_law(
     """
     if norm_placement not in ("post", "pre"):
         raise ValueError(f"norm_placement={norm_placement!r} is not 'post' or 'pre'")
+    gains = jnp.stack([jnp.asarray(g, jnp.float32) for g in (skip_gain, branch_gain)], axis=1)
+    start = jnp.log1p(-jnp.asarray(cosine, jnp.float32))
+    rest, shares = _collapse(start, gains, 1 - 1 / num_tokens, norm_placement)
+    return jnp.concatenate([start[None], rest]), shares
+
+
+@functools.partial(jax.jit, static_argnames="norm_placement")
+def _collapse(start, gains, others, norm_placement):
+    """ln(1 − ρ) and β_ii² after every sublayer; `others` is 1 − 1/n."""
 
     def step(carry, gains):
         log_apart, stream = carry
         skip, branch = jnp.square(gains[0]), jnp.square(gains[1])
         apart = jnp.exp(log_apart)
-        m = 1 - apart * (1 - 1 / num_tokens)
+        m = 1 - apart * others
         total = skip * stream + branch * m
         share = branch * m / total
         # log1p(−share) for a share near 1 as exact as the skip's
         log_apart = log_apart + jnp.log(skip * stream / total)
         return (log_apart, total if norm_placement == "pre" else stream), (log_apart, share)
 
-    gains = jnp.stack([jnp.asarray(g, jnp.float32) for g in (skip_gain, branch_gain)], axis=1)
-    start = jnp.log1p(-jnp.asarray(cosine, jnp.float32))
-    _, (rest, shares) = jax.lax.scan(step, (start, jnp.ones_like(start)), gains)
-    return jnp.concatenate([start[None], rest]), shares
+    return jax.lax.scan(step, (start, jnp.ones_like(start)), gains)[1]
 
 
 def output_change_law(shares: Any) -> dict[str, Any]:
