@@ -30,7 +30,10 @@ from experiments.shell import cli
 from experiments.trained import arguments, training
 
 FLAGS = arguments.make_flags(
-    "attention_forms", **(run_sort.DEFAULTS | {"depth": 1, "hidden_dim": 32, "n_epochs": 30})
+    "attention_forms",
+    shows="accuracy,part=trained",
+    joined=False,
+    **(run_sort.DEFAULTS | {"depth": 1, "hidden_dim": 32, "n_epochs": 30}),
 )
 define = cli.definer(FLAGS)
 define(

@@ -27,7 +27,10 @@ from experiments.shell import cli, inputs
 from rank_collapse.network.config import INITS, MASKS, NORM_PLACEMENTS
 from rank_collapse.network.layers import MLP_KINDS, NORM_KINDS
 
-FLAGS = cli.make_flags("collapse", num_seeds=8)
+FLAGS = cli.make_flags(
+    "collapse", num_seeds=8, shows="ratio,variant=last,layer=last",
+    traced=("weight_scale", "skip_gain"), execution=("seed_chunk",),
+)  # fmt: skip
 define = cli.definer(FLAGS)
 define("list", "variants", list(VARIANTS), f"Networks, out of {', '.join(VARIANTS)}.")
 define("list", "norm", ["none"], f"Norm placements, out of {', '.join(NORM_PLACEMENTS)}.")

@@ -128,7 +128,10 @@ def measure_all(
     total = len(networks) * len(sweep) * options.num_seeds
     progress = Progress(total, "collapse", log=run.log)
     with progress, inputs.precision(options):
-        programs = Programs(options, networks, ids, mesh, progress)
+        programs = options.program(
+            "measures", lambda: Programs(options, networks, ids, mesh, progress)
+        )
+        programs.progress = progress
         size = seeds.padded_size(min(options.seed_chunk, options.num_seeds), mesh)
         return {
             (norm, *swept): measure_setting(programs, norm, *swept, size, run)

@@ -8,9 +8,11 @@ import jax.numpy as jnp
 from absl import flags
 
 from experiments.shell import cli
+from experiments.shell.flag_values import Flags
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.embedding import EmbeddingConfig
 from rank_collapse.paths.sets import SEMANTICS
+from rank_collapse.runs.seeds import seed_keys
 from rank_collapse.training.training import Hyper
 
 # How the work is divided: no influence on results.
@@ -20,15 +22,27 @@ EXECUTION = (
 )  # fmt: skip
 
 
-def make_flags(experiment: str, **defaults: Any) -> flags.FlagValues:
+def make_flags(
+    experiment: str,
+    *,
+    shows: str = "accuracy,evaluation=whole",
+    joined: bool = True,
+    **defaults: Any,
+) -> Flags:
     """The flags that all trained experiments share.
 
     Args:
         experiment: Name of the folder under results/.
+        shows: What the figure of a sweep shows.
+        joined: Whether cells of a sweep that differ in the floats of `Hyper` alone are trained as
+            one ensemble (`training.results_of` does).
         **defaults: Of width, depth, hidden_dim, seq_len, num_labels, n_train_data, n_eval_data,
             n_epochs, batch_sz, learning_rate, weight_decay.
     """
-    values = cli.make_flags(experiment, num_seeds=2)
+    values = cli.make_flags(
+        experiment, num_seeds=2, shows=shows, joined=joined, execution=EXECUTION,
+        traced=[field.name for field in dataclasses.fields(Hyper)],
+    )  # fmt: skip
 
     def integer(name, text, low=1):
         flags.DEFINE_integer(name, defaults[name], text, lower_bound=low, flag_values=values)
@@ -148,10 +162,30 @@ def network_config(options: flags.FlagValues, embedding: EmbeddingConfig) -> Tra
     )
 
 
-def hyper(options: flags.FlagValues) -> Hyper:
-    """The traced values of a run, the same for every seed; those without a flag as by default."""
+def hyper(options: Flags) -> Hyper:
+    """The traced values of a run, the same for every seed; those without a flag as by default.
+
+    In an ensemble of several cells of a sweep those of each run.
+    """
     names = [field.name for field in dataclasses.fields(Hyper) if field.name in options]
-    return Hyper(**{name: jnp.float32(options[name].value) for name in names})
+    if not options.cells:
+        return Hyper(**{name: jnp.float32(options[name].value) for name in names})
+    return Hyper(
+        **{
+            name: jnp.repeat(
+                jnp.float32([cell[name].value for cell in options.cells]),
+                options.num_seeds // len(options.cells),
+            )
+            for name in names
+        }
+    )
+
+
+def run_keys(options: Flags) -> Any:
+    """Keys of the seeds; in an ensemble of several cells each cell has the same."""
+    cells = len(options.cells) or 1
+    keys = seed_keys(options.seed, options.num_seeds // cells)
+    return jnp.concatenate([keys] * cells)
 
 
 def epochs_per_chunk(options: flags.FlagValues) -> int:

@@ -13,12 +13,13 @@ from absl import flags
 from flax import traverse_util
 
 from experiments.shell import cli, signals
+from experiments.shell.flag_values import Flags
 from experiments.shell.progress import Progress
-from experiments.trained import arguments
+from experiments.trained import arguments, together
 from rank_collapse.runs import processes
 from rank_collapse.runs.files import RunError
 from rank_collapse.runs.folder import RunFolder
-from rank_collapse.runs.seeds import seed_keys, to_host
+from rank_collapse.runs.seeds import to_host
 from rank_collapse.training import model_file
 from rank_collapse.training.ensemble import Ensemble, Trained
 from rank_collapse.training.training import Recipe
@@ -70,7 +71,7 @@ def open_run(options: flags.FlagValues, name: str, extra: Any = None) -> RunFold
 
 
 def results_of(
-    options: flags.FlagValues,
+    options: Flags,
     setup: Setup,
     run: RunFolder,
     measure: Callable[[Any, Any, Any], Any],
@@ -100,21 +101,35 @@ def results_of(
         "seconds": {"train", "all"}.
     """
     missing = options.keep_models and not (run.path / models).exists()
+    aside = {"seconds", *(constants or {})}
 
     def trained():
-        ensemble, found = train(options, setup, run, resumable)
+        ensemble, found = train(options, setup, run, resumable, part)
         if missing:
             weights = to_host(found.state.model, options.num_seeds)
             run.write_file(models, model_file.dump_models(setup.recipe.config, weights))
         return ensemble, found
 
+    def compute_together(options, run):
+        return results_of(
+            options, setup, run, measure, part=part, resumable=resumable, constants=constants
+        )
+
     def compute():
+        if options.unit is not None and not options.keep_models:
+            found = together.results_of_cell(options, compute_together, aside)
+            refuse_if_all_diverged(found["losses"], options, run)
+            return found
         begun = time.monotonic()
         ensemble, found = trained()
         seconds = {"train": time.monotonic() - begun}
-        measured = ensemble.map(
-            lambda state, data, key, _: measure(state.model, data, key),
-            found.state, found.data, ensemble.lay_out(_keys(options)), num_seeds=options.num_seeds,
+        mapped = options.program(
+            f"measure {part}",
+            lambda: ensemble.mapped(lambda state, data, key, _: measure(state.model, data, key)),
+        )
+        measured = mapped(
+            found.state, found.data, ensemble.lay_out(arguments.run_keys(options)),
+            num_seeds=options.num_seeds,
         )  # fmt: skip
         seconds["all"] = time.monotonic() - begun
         diverged_at = [found.diverged.get(s, -1) for s in range(options.num_seeds)]
@@ -128,7 +143,6 @@ def results_of(
         run.drop_checkpoints()
     results = run.cached(part, compute)
     epochs = (options.num_seeds, setup.recipe.num_epochs)
-    aside = {"seconds", *(constants or {})}
     for name, values in results.items():
         whole = values.shape[:1] == epochs[:1] if name != "losses" else values.shape == epochs
         if not whole and name.split("/")[0] not in aside:
@@ -171,20 +185,25 @@ def diverged(results: Mapping[str, Any]) -> dict[int, int]:
 
 
 def train(
-    options: flags.FlagValues, setup: Setup, run: RunFolder, resumable: bool = True
+    options: Flags, setup: Setup, run: RunFolder, resumable: bool = True, part: str = "results"
 ) -> tuple[Ensemble, Trained]:
     """Trains all seeds; where it is resumable, from the last checkpoint, if there is one.
+
+    `part` names the network among those of a run.
 
     Raises:
         ValueError: Every seed diverged.
     """
-    ensemble = Ensemble(
-        setup.recipe,
-        setup.make_data,
-        mesh=cli.mesh(options),
-        epochs_per_chunk=arguments.epochs_per_chunk(options),
-        at_once=options.seeds_at_once or None,
-        held_out={name: setup.metrics[name] for name in setup.curves},
+    ensemble = options.program(
+        f"train {part}",
+        lambda: Ensemble(
+            setup.recipe,
+            setup.make_data,
+            mesh=cli.mesh(options),
+            epochs_per_chunk=arguments.epochs_per_chunk(options),
+            at_once=options.seeds_at_once or None,
+            held_out={name: setup.metrics[name] for name in setup.curves},
+        ),
     )
     total = setup.recipe.num_epochs
     known = set()
@@ -206,7 +225,10 @@ def train(
             for seed in np.flatnonzero(~finite):
                 if seed not in known:
                     known.add(int(seed))
-                    progress.say(f"seed {seed} diverged by epoch {epoch}; it is kept apart")
+                    progress.say(
+                        f"{together.name_of(options, seed)} diverged by epoch {epoch}; it is kept "
+                        "apart"
+                    )
             now, wait = time.monotonic(), options.checkpoint_seconds
             due = now - saved > wait or (epoch == total and now - begun > wait) or signals.asked()
             if resumable and processes.from_primary(np.asarray(due)):
@@ -216,17 +238,19 @@ def train(
             progress.update(epoch, loss=loss)
 
         found = ensemble.train(
-            _keys(options),
+            arguments.run_keys(options),
             arguments.hyper(options),
             resume=resume if resumable else None,
             on_chunk=on_chunk,
         )
-    if not found.kept.size:
-        raise ValueError(
-            f"every seed diverged at learning_rate={options.learning_rate}; see {run.path}/log.txt"
-        )
+    if not options.cells:
+        refuse_if_all_diverged(found.losses, options, run)
     return ensemble, found
 
 
-def _keys(options):
-    return seed_keys(options.seed, options.num_seeds)
+def refuse_if_all_diverged(losses: np.ndarray, options: Flags, run: RunFolder) -> None:
+    """Raises ValueError where no run has finite losses [s, epochs] to the end."""
+    if not np.isfinite(losses).all(axis=1).any():
+        raise ValueError(
+            f"every seed diverged at learning_rate={options.learning_rate}; see {run.path}/log.txt"
+        )

@@ -91,8 +91,8 @@ class RunFolder:
             make_folder(self.path)
             self._lock = lock(self.path)
         try:
-            if overwrite:
-                self._clear()
+            if overwrite and primary:
+                clear(self.path)
             self._clear_unfinished()
             self.resumed = self._check(config)
             if not self.resumed:
@@ -303,18 +303,6 @@ class RunFolder:
 
     # How it is done.
 
-    def _clear(self):
-        """Deletes what a run leaves, and nothing else that may lie in the folder."""
-        if not self.primary:
-            return
-        with writing(self.path):
-            for name in CONTENTS + FOLDERS:
-                path = self.path / name
-                if path.is_dir() and not path.is_symlink():
-                    shutil.rmtree(path, ignore_errors=True)
-                else:
-                    path.unlink(missing_ok=True)
-
     def _clear_unfinished(self):
         """Deletes what a process that was killed while it wrote has left of a file."""
         if self.primary:
@@ -361,6 +349,17 @@ class RunFolder:
             with writing(path.parent):
                 path.parent.mkdir(exist_ok=True)
             write_atomically(path, data)
+
+
+def clear(path: str | os.PathLike) -> None:
+    """Deletes what a run leaves, and nothing else that may lie in the folder."""
+    with writing(path):
+        for name in CONTENTS + FOLDERS:
+            found = Path(path) / name
+            if found.is_dir() and not found.is_symlink():
+                shutil.rmtree(found, ignore_errors=True)
+            else:
+                found.unlink(missing_ok=True)
 
 
 def read_summary(path: str | os.PathLike) -> dict[str, Any]:
