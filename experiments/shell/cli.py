@@ -47,7 +47,7 @@ from rank_collapse.runs.seeds import seed_mesh
 # not compared on resume.
 EXECUTION = {
     "help", "output_dir", "run_name", "overwrite", "num_devices", "distributed", "debug",
-    "sweep", "sweep_shows", "slice", "workers",
+    "sweep", "sweep_shows", "slice", "workers", "memory_gb",
 }  # fmt: skip
 
 
@@ -318,9 +318,7 @@ def open_run(
         | {"command": command_line()},
         "overwrite": options.overwrite if overwrite is None else overwrite,
     }
-    if several.running():
-        return several.open_together(path, fields)
-    return RunFolder(path, **fields)
+    return several.open_folder(path, fields)
 
 
 def config_of(

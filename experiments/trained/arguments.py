@@ -77,6 +77,10 @@ def make_flags(
         "init_scale", 1.0, "Multiplies the initial weights of the layers.", lower_bound=0.0,
         flag_values=values,
     )  # fmt: skip
+    flags.DEFINE_float(
+        "memory_gb", None, "Memory for the seeds, in 10⁹ bytes; more of them are trained chunk by "
+        "chunk (default: most of what is free).", lower_bound=0.0, flag_values=values,
+    )  # fmt: skip
     boolean("do_mlp", "An MLP sublayer (gelu, own skip) in each layer.")
     boolean("do_train", "Train even where the folder holds the finished run of the same flags.")
     boolean(
@@ -170,22 +174,24 @@ def hyper(options: Flags) -> Hyper:
     names = [field.name for field in dataclasses.fields(Hyper) if field.name in options]
     if not options.cells:
         return Hyper(**{name: jnp.float32(options[name].value) for name in names})
-    return Hyper(
-        **{
-            name: jnp.repeat(
-                jnp.float32([cell[name].value for cell in options.cells]),
-                options.num_seeds // len(options.cells),
-            )
-            for name in names
-        }
-    )
+
+    def by_run(name):
+        values = jnp.float32([cell[name].value for cell in options.cells])
+        return jnp.repeat(values, options.num_seeds // len(values))[options.window]
+
+    return Hyper(**{name: by_run(name) for name in names})
+
+
+def run_count(options: Flags) -> int:
+    """Runs of an ensemble: its seeds, or the chunk of them that is computed at a time."""
+    return len(range(*options.window.indices(options.num_seeds)))
 
 
 def run_keys(options: Flags) -> Any:
     """Keys of the seeds; in an ensemble of several cells each cell has the same."""
     cells = len(options.cells) or 1
     keys = seed_keys(options.seed, options.num_seeds // cells)
-    return jnp.concatenate([keys] * cells)
+    return jnp.concatenate([keys] * cells)[options.window]
 
 
 def epochs_per_chunk(options: flags.FlagValues) -> int:

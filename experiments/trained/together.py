@@ -46,6 +46,7 @@ def _part(name, values, own, aside, count):
 
 def name_of(options: Flags, run: int) -> str:
     """What one run of an ensemble is called: its seed, and of several cells its cell."""
+    run += options.window.start or 0
     if not options.cells:
         return f"seed {run}"
     cell, seed = divmod(run, options.num_seeds // len(options.cells))

@@ -15,7 +15,7 @@ from flax import traverse_util
 from experiments.shell import cli, signals
 from experiments.shell.flag_values import Flags
 from experiments.shell.progress import Progress
-from experiments.trained import arguments, together
+from experiments.trained import arguments, chunks, together
 from rank_collapse.runs import processes
 from rank_collapse.runs.files import RunError
 from rank_collapse.runs.folder import RunFolder
@@ -102,26 +102,35 @@ def results_of(
     """
     missing = options.keep_models and not (run.path / models).exists()
     aside = {"seconds", *(constants or {})}
+    count = arguments.run_count(options)
 
-    def trained():
-        ensemble, found = train(options, setup, run, resumable, part)
-        if missing:
-            weights = to_host(found.state.model, options.num_seeds)
-            run.write_file(models, model_file.dump_models(setup.recipe.config, weights))
-        return ensemble, found
-
-    def compute_together(options, run):
+    def elsewhere(options, run):
         return results_of(
-            options, setup, run, measure, part=part, resumable=resumable, constants=constants
-        )
+            options, setup, run, measure,
+            part=part, models=models, resumable=resumable, constants=constants,
+        )  # fmt: skip
 
     def compute():
         if options.unit is not None and not options.keep_models:
-            found = together.results_of_cell(options, compute_together, aside)
-            refuse_if_all_diverged(found["losses"], options, run)
-            return found
+            found = together.results_of_cell(options, elsewhere, aside)
+        else:
+            found = compute_here(programs_of(options))
+        refuse_if_all_diverged(found["losses"], options, run)
+        return found
+
+    def compute_here(options):
+        ensemble = ensemble_of(options, setup, part)
+        size = chunks.seeds_at_a_time(options, ensemble, run.log)
+        if size < count:
+            return chunks.results_in_chunks(
+                options, run, size, elsewhere, part=part, models=models, aside=aside
+            )
         begun = time.monotonic()
-        ensemble, found = trained()
+        found = train(options, ensemble, setup, run, resumable)
+        refuse_if_all_diverged(found.losses, options, run)
+        if missing:
+            weights = to_host(found.state.model, count)
+            run.write_file(models, model_file.dump_models(setup.recipe.config, weights))
         seconds = {"train": time.monotonic() - begun}
         mapped = options.program(
             f"measure {part}",
@@ -129,20 +138,21 @@ def results_of(
         )
         measured = mapped(
             found.state, found.data, ensemble.lay_out(arguments.run_keys(options)),
-            num_seeds=options.num_seeds,
+            num_seeds=count,
         )  # fmt: skip
+        chunks.report(ensemble, run.log)
         seconds["all"] = time.monotonic() - begun
-        diverged_at = [found.diverged.get(s, -1) for s in range(options.num_seeds)]
+        diverged_at = [found.diverged.get(s, -1) for s in range(count)]
         results = {"losses": found.losses, "diverged_at": diverged_at, "seconds": seconds}
         results |= {"curves": found.curves} if found.curves else {}
         return traverse_util.flatten_dict(measured | results | dict(constants or {}), sep="/")
 
     if missing and run.part(part) is not None:
         print(f"the weights of a finished run were not kept: training again for {models}")
-        trained()
+        compute()
         run.drop_checkpoints()
     results = run.cached(part, compute)
-    epochs = (options.num_seeds, setup.recipe.num_epochs)
+    epochs = (count, setup.recipe.num_epochs)
     for name, values in results.items():
         whole = values.shape[:1] == epochs[:1] if name != "losses" else values.shape == epochs
         if not whole and name.split("/")[0] not in aside:
@@ -184,17 +194,18 @@ def diverged(results: Mapping[str, Any]) -> dict[int, int]:
     return {s: int(epoch) for s, epoch in enumerate(results["diverged_at"]) if epoch >= 0}
 
 
-def train(
-    options: Flags, setup: Setup, run: RunFolder, resumable: bool = True, part: str = "results"
-) -> tuple[Ensemble, Trained]:
-    """Trains all seeds; where it is resumable, from the last checkpoint, if there is one.
+def programs_of(options: Flags) -> Flags:
+    """The flags with programs that chunks of seeds share, as cells of a sweep do."""
+    if options.programs is not None:
+        return options
+    own = options.copied()
+    own.belong_to(cells=options.cells, window=options.window, programs={})
+    return own
 
-    `part` names the network among those of a run.
 
-    Raises:
-        ValueError: Every seed diverged.
-    """
-    ensemble = options.program(
+def ensemble_of(options: Flags, setup: Setup, part: str) -> Ensemble:
+    """What trains the part of a run."""
+    return options.program(
         f"train {part}",
         lambda: Ensemble(
             setup.recipe,
@@ -205,6 +216,12 @@ def train(
             held_out={name: setup.metrics[name] for name in setup.curves},
         ),
     )
+
+
+def train(
+    options: Flags, ensemble: Ensemble, setup: Setup, run: RunFolder, resumable: bool = True
+) -> Trained:
+    """Trains all runs; where it is resumable, from the last checkpoint, if there is one."""
     total = setup.recipe.num_epochs
     known = set()
 
@@ -243,14 +260,13 @@ def train(
             resume=resume if resumable else None,
             on_chunk=on_chunk,
         )
-    if not options.cells:
-        refuse_if_all_diverged(found.losses, options, run)
-    return ensemble, found
+    return found
 
 
 def refuse_if_all_diverged(losses: np.ndarray, options: Flags, run: RunFolder) -> None:
-    """Raises ValueError where no run has finite losses [s, epochs] to the end."""
-    if not np.isfinite(losses).all(axis=1).any():
+    """Raises ValueError where no seed of a run has finite losses [s, epochs] to the end."""
+    whole = not options.cells and options.window == slice(None)
+    if whole and not np.isfinite(losses).all(axis=1).any():
         raise ValueError(
             f"every seed diverged at learning_rate={options.learning_rate}; see {run.path}/log.txt"
         )
