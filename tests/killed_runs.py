@@ -18,16 +18,13 @@ from pathlib import Path
 
 import numpy as np
 import orbax.checkpoint  # noqa: F401 (once for all forks)
+import quick_training
 
-from experiments import run_sort
 from experiments.shell import cli
 
-# Large enough that the moments do not all fall into reading programs from the cache.
-SORT = (
-    "--depth=1", "--width=2", "--hidden_dim=8", "--n_epochs=40", "--n_repeat=1", "--n_paths=2",
-    "--n_train_data=300", "--n_eval_data=20", "--batch_sz=4", "--num_seeds=2", "--num_labels=4",
-    "--seq_len=3", "--epochs_per_chunk=1", "--checkpoint_seconds=0", "--keep_models",
-)  # fmt: skip
+# Many epochs, so that the moments do not all fall into reading programs from the cache.
+RUN = (*quick_training.SMALL, "--n_epochs=60", "--epochs_per_chunk=1", "--checkpoint_seconds=0",
+       "--keep_models")  # fmt: skip
 GRID = "--sweep=rate=0.5,1,2;depth=1,2,3"
 
 FLAGS = cli.make_flags("stub", num_seeds=3, shows="value")
@@ -111,10 +108,10 @@ def check_whole(folder, expected):
 
 
 def kill_runs(folder, times, draw):
-    """Runs of the sorting experiment, each killed up to three times."""
-    binary = run_sort.main, run_sort.FLAGS
-    finish(*binary, *SORT, f"--output_dir={folder / 'compiled'}")  # what it compiles is kept
-    takes = finish(*binary, *SORT, f"--output_dir={folder / 'whole'}")
+    """Runs of a training, each killed up to three times."""
+    binary = quick_training.main, quick_training.FLAGS
+    finish(*binary, *RUN, f"--output_dir={folder / 'compiled'}")  # what it compiles is kept
+    takes = finish(*binary, *RUN, f"--output_dir={folder / 'whole'}")
     expected, done, hit, run = content(folder / "whole"), 0, 0, 0
     check_whole(folder / "compiled", expected)
     while done < times:
@@ -122,8 +119,8 @@ def kill_runs(folder, times, draw):
         again = f"--output_dir={folder / str(run)}"
         for _ in range(min(3, times - done)):
             done += 1
-            hit += killed(start(*binary, *SORT, again), draw.uniform(0, takes))
-        finish(*binary, *SORT, again)
+            hit += killed(start(*binary, *RUN, again), draw.uniform(0, takes))
+        finish(*binary, *RUN, again)
         check_whole(folder / str(run), expected)
     return hit
 

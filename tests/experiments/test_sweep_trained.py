@@ -2,25 +2,19 @@
 
 import json
 
-import jax
 import numpy as np
 import pytest
+import quick_training
+from quick_training import SMALL
 from trained_runs import run
 
 from experiments import run_collapse, run_sort
 from experiments.collapse.ensemble import Programs
 from experiments.shell import cli
-from rank_collapse.training import ensemble
+from rank_collapse.training.ensemble import Ensemble
 
-SORT = (
-    "--depth=1", "--width=2", "--hidden_dim=8", "--n_epochs=3", "--n_repeat=1", "--n_paths=2",
-    "--n_train_data=9", "--n_eval_data=5", "--batch_sz=4", "--num_seeds=2", "--num_labels=4",
-    "--seq_len=3", "--epochs_per_chunk=2",
-)  # fmt: skip
-COLLAPSE = (
-    "--num_heads=2", "--d_model=8", "--num_tokens=5", "--num_seeds=2", "--variants=san,san_skip",
-    "--inputs=gaussian", "--depth=2",
-)  # fmt: skip
+GRID = "--sweep=learning_rate,init_scale=1e-3:1,3e-3:0.5;weight_decay=0,0.1"
+CELL = "cells/learning_rate=3e-3,init_scale=0.5,weight_decay=0.1"
 
 
 def check_same(folder, alone):
@@ -35,49 +29,98 @@ def check_same(folder, alone):
     assert configs[0] == configs[1]
 
 
-def test_learning_rates_are_one_ensemble(tmp_path, monkeypatch, capsys):
-    made = []
-    begin = ensemble.Ensemble.train
+@pytest.fixture
+def ensembles(monkeypatch):
+    """(which, how many runs) of each call of `Ensemble.train`."""
+    calls, train = [], Ensemble.train
 
-    def train(self, keys, *arguments, **options):
-        made.append((id(self), len(keys)))
-        return begin(self, keys, *arguments, **options)
+    def counted(self, keys, *arguments, **options):
+        calls.append((id(self), len(keys)))
+        return train(self, keys, *arguments, **options)
 
-    monkeypatch.setattr(ensemble.Ensemble, "train", train)
-    folder = tmp_path / "sweep"
-    grid = "--sweep=learning_rate,init_scale=1e-3:1,3e-3:0.5;weight_decay=0,0.1"
-    # Two processes expected: units of one cell each, which share their programs all the same.
-    assert run(run_sort, [*SORT, grid, "--slice=0/2"], folder) == 0
-    assert len(made) == 2 and {runs for _, runs in made} == {2} and len(dict(made)) == 1
-    assert run(run_sort, [*SORT, grid, "--slice=1/2"], folder) == 0
-    made.clear()
-    assert run(run_sort, [*SORT, grid], tmp_path / "one") == 0
-    assert [runs for _, runs in made] == [8]
-    assert not list((tmp_path / "one" / "units").iterdir())
-    alone = [*SORT, "--learning_rate=3e-3", "--init_scale=0.5", "--weight_decay=0.1"]
-    assert run(run_sort, alone, tmp_path / "alone") == 0
-    cell = "cells/learning_rate=3e-3,init_scale=0.5,weight_decay=0.1"
-    check_same(folder / cell, tmp_path / "alone")
-    check_same(tmp_path / "one" / cell, tmp_path / "alone")
-    summary = json.loads((folder / "summary.json").read_text())
+    monkeypatch.setattr(Ensemble, "train", counted)
+    return calls
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """The run of one cell without a sweep."""
+    folder = tmp_path_factory.mktemp("alone")
+    flags = ["--learning_rate=3e-3", "--init_scale=0.5", "--weight_decay=0.1"]
+    assert run(quick_training, [*SMALL, *flags], folder) == 0
+    return folder
+
+
+def test_floats_are_one_ensemble(alone, ensembles, tmp_path):
+    assert run(quick_training, [*SMALL, GRID], tmp_path) == 0
+    assert [runs for _, runs in ensembles] == [8]
+    assert not list((tmp_path / "units").iterdir())
+    check_same(tmp_path / CELL, alone)
+    summary = json.loads((tmp_path / "summary.json").read_text())
     assert len(summary["mean"]) == 4 and all(m["seeds"] == 2 for m in summary["mean"].values())
 
 
+def test_cells_apart_share_their_programs(alone, ensembles, tmp_path):
+    """Where two processes are expected, each cell is by itself."""
+    assert run(quick_training, [*SMALL, GRID, "--slice=1/2"], tmp_path) == 0
+    assert [runs for _, runs in ensembles] == [2, 2] and len(dict(ensembles)) == 1
+    check_same(tmp_path / CELL, alone)
+
+
 def test_a_cell_all_of_whose_seeds_diverge_fails_alone(tmp_path, capsys):
-    grid = "--sweep=learning_rate=1e-3,1e30"
-    assert run(run_sort, [*SORT, grid], tmp_path) == 1
+    grid = "--sweep=learning_rate,init_scale,weight_decay=1e-3:1:0,1e-3:1:0.1,1e-3:1:0.2,1e30:9:0"
+    assert run(quick_training, [*SMALL, grid], tmp_path) == 1
     out, err = capsys.readouterr()
-    assert "failed: learning_rate=1e30: every seed diverged at learning_rate=1e+30" in err
-    assert "seed 0 of cell 2 diverged" in err and "1 of 2 cells are done" in out
+    assert "failed: learning_rate=1e30,init_scale=9" in err and "every seed diverged at" in err
+    assert "seed 0 of cell 4 diverged" in err and "3 of 4 cells are done" in out
 
 
+def test_chunks_of_seeds_that_fit_into_memory_change_nothing(alone, ensembles, tmp_path):
+    arguments = [*SMALL, "--num_seeds=5", "--keep_models"]
+    assert run(quick_training, arguments, tmp_path / "whole") == 0
+    ensembles.clear()
+    assert run(quick_training, [*arguments, "--memory_gb=1e-9"], tmp_path / "chunks") == 0
+    assert [runs for _, runs in ensembles] == [2, 2, 1] and len(dict(ensembles)) == 1
+    check_same(tmp_path / "chunks", tmp_path / "whole")
+    weights = [np.load(tmp_path / name / "models.npz") for name in ("whole", "chunks")]
+    for name in weights[0].files:
+        np.testing.assert_array_equal(weights[0][name], weights[1][name])
+    log = (tmp_path / "chunks" / "log.txt").read_text()
+    assert "for 2 of 5 seeds at a time" in log
+    assert not (tmp_path / "chunks" / "checkpoints").exists()
+
+
+def test_an_interrupted_run_keeps_its_chunks_whatever_their_size(ensembles, tmp_path, monkeypatch):
+    arguments = [*SMALL, "--num_seeds=5"]
+    assert run(quick_training, arguments, tmp_path / "whole") == 0
+    train, folder = Ensemble.train, tmp_path / "chunks"
+
+    def interrupted(self, keys, *arguments, **options):
+        if len(keys) == 1:
+            raise KeyboardInterrupt
+        return train(self, keys, *arguments, **options)
+
+    monkeypatch.setattr(Ensemble, "train", interrupted)
+    assert run(quick_training, [*arguments, "--memory_gb=1e-9"], folder) == 130
+    monkeypatch.setattr(Ensemble, "train", train)
+    ensembles.clear()
+    # A larger size, of which only what is left is computed; the first two chunks are read.
+    assert run(quick_training, [*arguments, "--memory_gb=1e-9", "--num_devices=1"], folder) == 0
+    assert [runs for _, runs in ensembles] == [1]
+    check_same(folder, tmp_path / "whole")
+
+
+@pytest.mark.slow
 def test_scales_and_gains_share_their_programs(tmp_path, monkeypatch):
+    small = (
+        "--num_heads=2", "--d_model=8", "--num_tokens=5", "--num_seeds=2", "--variants=san",
+        "--inputs=gaussian", "--depth=2",
+    )  # fmt: skip
     grid = "--sweep=weight_scale=0.5,1;skip_gain=0.5,1"
-    assert run(run_collapse, [*COLLAPSE, "--weight_scale=0.5"], tmp_path / "alone") == 0
-    compiled = []
-    before = Programs.compile
-    monkeypatch.setattr(Programs, "compile", lambda *a: (compiled.append(1), before(*a)))
-    assert run(run_collapse, [*COLLAPSE, grid], tmp_path / "sweep") == 0
+    assert run(run_collapse, [*small, "--weight_scale=0.5"], tmp_path / "alone") == 0
+    compiled, compile_ = [], Programs.compile
+    monkeypatch.setattr(Programs, "compile", lambda *a: (compiled.append(1), compile_(*a)))
+    assert run(run_collapse, [*small, grid], tmp_path / "sweep") == 0
     assert len(compiled) == 1
     check_same(tmp_path / "sweep" / "cells" / "weight_scale=0.5,skip_gain=1", tmp_path / "alone")
 
@@ -89,4 +132,4 @@ def test_only_floats_are_shared(module):
         if name in module.FLAGS:
             value = module.FLAGS[name].default
             assert isinstance(value, float) or [float(v) for v in value], name
-    assert module.FLAGS.aside >= cli.EXECUTION and jax.devices()
+    assert module.FLAGS.aside >= cli.EXECUTION
