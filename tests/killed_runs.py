@@ -22,9 +22,7 @@ import quick_training
 
 from experiments.shell import cli
 
-# Many epochs, so that the moments do not all fall into reading programs from the cache.
-RUN = (*quick_training.SMALL, "--n_epochs=60", "--epochs_per_chunk=1", "--checkpoint_seconds=0",
-       "--keep_models")  # fmt: skip
+RUN = (*quick_training.SMALL, "--checkpoint_seconds=0", "--keep_models")
 GRID = "--sweep=rate=0.5,1,2;depth=1,2,3"
 
 FLAGS = cli.make_flags("stub", num_seeds=3, shows="value")

@@ -3,12 +3,19 @@
 import contextlib
 import os
 import resource
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
 
 SHARE = 0.8  # of what is free, where no budget is given
+
+
+def define_flag(define: Callable) -> None:
+    """--memory_gb; `define` is from `cli.definer`."""
+    text = "Memory for the seeds, in 10⁹ bytes; more of them are computed chunk by chunk (default: "
+    define("float", "memory_gb", None, text + "most of what is free).", lower_bound=0.0)
 
 
 def budget(gigabytes: float | None, devices: list[Any]) -> int:
@@ -50,6 +57,15 @@ def peak(devices: list[Any] | None = None) -> int:
         return sum(s["peak_bytes_in_use"] for s in stats)
     largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return largest if os.uname().sysname == "Darwin" else 1024 * largest
+
+
+def program_bytes(compiled: Any) -> int:
+    """What a compiled program takes on one device, as XLA says: arguments, results, the rest."""
+    found = compiled.memory_analysis()
+    if found is None:
+        return 0
+    parts = found.argument_size_in_bytes + found.output_size_in_bytes + found.temp_size_in_bytes
+    return parts - found.alias_size_in_bytes
 
 
 def size_of(tree: Any) -> int:

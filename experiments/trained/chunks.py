@@ -16,9 +16,10 @@ from experiments.shell.flag_values import Flags
 from experiments.trained import arguments
 from rank_collapse.runs import processes
 from rank_collapse.runs.folder import RunFolder
-from rank_collapse.runs.seeds import padded_size
+from rank_collapse.runs.seeds import padded_size, seed_sharding
 from rank_collapse.training import model_file
 from rank_collapse.training.ensemble import Ensemble
+from rank_collapse.training.recipe import Hyper
 
 GB = 1e9
 
@@ -26,19 +27,17 @@ GB = 1e9
 def seeds_at_a_time(options: Flags, ensemble: Ensemble, log: Callable[[str], None]) -> int:
     """How many runs of an ensemble are trained at a time: as many as --memory_gb has room for.
 
-    A run needs its data, its state, and a copy of the state on the way to a checkpoint. What a step
-    needs beside them XLA says of the compiled program, see `report`.
+    A run needs its data, its state, and a copy of the state on the way to a checkpoint.
     """
     count = arguments.run_count(options)
     if options.window != slice(None):
         return count
     size = padded_size(count, ensemble.mesh)
-    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), size))
-    float_ = jax.ShapeDtypeStruct((size,), jnp.float32)
-    hyper = jax.tree.map(lambda _: float_, arguments.hyper(options))
-    state, data = jax.eval_shape(ensemble.begin, keys, hyper, None)
+    state, data, _ = shapes_of(options, ensemble, size)
     each = (2 * memory.size_of(state) + memory.size_of(data)) // size
     own = own_devices(ensemble)
+    if not ensemble.on_cpu:  # a device vmaps over its seeds: what a step needs grows with them
+        each += step_bytes(options, ensemble)
     limit, share = memory.budget(options.memory_gb, own), size * len(own) // ensemble.mesh.size
     fits = memory.seeds_within(limit, each, share, len(own))
     fits = count if fits == share else fits * jax.process_count()
@@ -49,6 +48,23 @@ def seeds_at_a_time(options: Flags, ensemble: Ensemble, log: Callable[[str], Non
         f"{before / GB:.3g} GB; room for {limit / GB:.3g} GB in each process"
     )
     return fits
+
+
+def shapes_of(options: Flags, ensemble: Ensemble, size: int) -> tuple[Any, Any, Hyper]:
+    """Shapes of the states, the data and the traced values of so many runs."""
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), size))
+    one = jax.ShapeDtypeStruct((size,), jnp.float32)
+    hyper = jax.tree.map(lambda _: one, arguments.hyper(options))
+    return *jax.eval_shape(ensemble.begin, keys, hyper, None), hyper
+
+
+def step_bytes(options: Flags, ensemble: Ensemble) -> int:
+    """What one run takes in a step beside its arguments, as XLA says of one run a device."""
+    sharding = seed_sharding(ensemble.mesh)
+    shapes = shapes_of(options, ensemble, ensemble.mesh.size)
+    laid = jax.tree.map(lambda a: a.update(sharding=sharding), shapes)
+    analysis = ensemble.chunk.lower(*laid, jnp.int32(0)).compile().memory_analysis()
+    return 0 if analysis is None else analysis.temp_size_in_bytes
 
 
 def own_devices(ensemble: Ensemble) -> list[jax.Device]:
@@ -84,12 +100,11 @@ def results_in_chunks(
         models: Where --keep_models writes the weights.
         aside: Names of arrays without a seed axis; "seconds" are summed.
     """
-    folder = run.path / "checkpoints"  # goes when the run is complete
-    name, count = re.sub("[^A-Za-z0-9=+]+", "-", part), arguments.run_count(options)
+    stem, count = stem_of(run, part), arguments.run_count(options)
     found, weights, first = [], [], 0
     while first < count:
-        path = folder / f"{name}-{first}-{min(first + size, count)}"
-        path = folder / processes.text_from_primary(chunk_at(path).name if run.primary else "")
+        path = stem.with_name(f"{stem.name}-{first}-{min(first + size, count)}")
+        path = stem.parent / processes.text_from_primary(chunk_at(path).name if run.primary else "")
         end = int(path.name.rpartition("-")[2])
         own = options.copied()
         own.belong_to(cells=options.cells, programs=options.programs, window=slice(first, end))
@@ -105,6 +120,18 @@ def results_in_chunks(
         joined = jax.tree.map(lambda *a: np.concatenate(a), *(w for _, w in weights))
         run.write_file(models, model_file.dump_models(weights[0][0], joined))
     return {name: _joined(name, [one[name] for one in found], aside) for name in found[0]}
+
+
+def stem_of(run: RunFolder, part: str) -> Path:
+    """What the folders of chunks begin with; they go when the run is complete."""
+    return run.path / "checkpoints" / re.sub("[^A-Za-z0-9=+]+", "-", part)
+
+
+def begun(run: RunFolder, part: str) -> bool:
+    """Whether an interrupted run has left chunks."""
+    stem = stem_of(run, part)
+    left = run.primary and any(stem.parent.glob(f"{stem.name}-*-*"))
+    return bool(processes.from_primary(np.asarray(left)))
 
 
 def chunk_at(wanted: Path) -> Path:

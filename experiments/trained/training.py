@@ -121,7 +121,7 @@ def results_of(
     def compute_here(options):
         ensemble = ensemble_of(options, setup, part)
         size = chunks.seeds_at_a_time(options, ensemble, run.log)
-        if size < count:
+        if size < count or chunks.begun(run, part):
             return chunks.results_in_chunks(
                 options, run, size, elsewhere, part=part, models=models, aside=aside
             )

@@ -83,7 +83,7 @@ class Claims:
         Raises:
             RunError: The folder cannot be written to.
         """
-        latest = self._latest(name)
+        latest = self._numbers().get(name, -1)
         if latest >= 0 and self._lives(self._path(name, latest)):
             return None
         path = self._path(name, latest + 1)
@@ -104,22 +104,29 @@ class Claims:
 
     def holder(self, name: str) -> str | None:
         """Who has a part, as "pid 12 on host"; None where nobody has."""
-        latest = self._latest(name)
-        if latest < 0 or not self._lives(self._path(name, latest)):
-            return None
-        found = _read(self._path(name, latest))
-        return f"pid {found.get('pid', '?')} on {found.get('host', '?')}"
+        return self.holders().get(name)
 
-    def names(self) -> set[str]:
-        """All parts that were ever claimed."""
-        return {p.name.rpartition(".")[0] for p in self.folder.iterdir() if _number(p) >= 0}
+    def holders(self) -> dict[str, str]:
+        """{part: who has it} of all parts that somebody has."""
+        found = {}
+        for name, number in self._numbers().items():
+            path = self._path(name, number)
+            if self._lives(path):
+                who = _read(path)
+                found[name] = f"pid {who.get('pid', '?')} on {who.get('host', '?')}"
+        return found
 
     def _path(self, name, number):
         return self.folder / f"{name}.{number}"
 
-    def _latest(self, name):
-        numbers = (_number(p) for p in self.folder.iterdir() if p.name.rpartition(".")[0] == name)
-        return max(numbers, default=-1)
+    def _numbers(self):
+        """The number of the last file of each part."""
+        found = {}
+        for entry in os.scandir(self.folder):
+            name, _, number = entry.name.rpartition(".")
+            if number.isdecimal():
+                found[name] = max(found.get(name, -1), int(number))
+        return found
 
     def _lives(self, path):
         touched = path.stat().st_mtime
@@ -138,11 +145,6 @@ class Claims:
             now = path.stat().st_mtime
             path.unlink()
         return now
-
-
-def _number(path):
-    number = path.name.rpartition(".")[2]
-    return int(number) if number.isdecimal() else -1
 
 
 def _read(path):

@@ -51,7 +51,8 @@ def test_a_slurm_array(tmp_path):
 def test_submitit(tmp_path, monkeypatch):
     pytest.importorskip("submitit")
     script = example("python", "submitit", tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    path = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
+    monkeypatch.setenv("PYTHONPATH", path)
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=120
     )

@@ -75,39 +75,32 @@ def test_a_cell_all_of_whose_seeds_diverge_fails_alone(tmp_path, capsys):
     assert "seed 0 of cell 4 diverged" in err and "3 of 4 cells are done" in out
 
 
-def test_chunks_of_seeds_that_fit_into_memory_change_nothing(alone, ensembles, tmp_path):
-    arguments = [*SMALL, "--num_seeds=5", "--keep_models"]
+def test_chunks_of_seeds_that_fit_into_memory_change_nothing(ensembles, tmp_path, monkeypatch):
+    arguments, folder = [*SMALL, "--num_seeds=8", "--keep_models"], tmp_path / "chunks"
     assert run(quick_training, arguments, tmp_path / "whole") == 0
+    assert [runs for _, runs in ensembles] == [8]
     ensembles.clear()
-    assert run(quick_training, [*arguments, "--memory_gb=1e-9"], tmp_path / "chunks") == 0
-    assert [runs for _, runs in ensembles] == [2, 2, 1] and len(dict(ensembles)) == 1
-    check_same(tmp_path / "chunks", tmp_path / "whole")
-    weights = [np.load(tmp_path / name / "models.npz") for name in ("whole", "chunks")]
-    for name in weights[0].files:
-        np.testing.assert_array_equal(weights[0][name], weights[1][name])
-    log = (tmp_path / "chunks" / "log.txt").read_text()
-    assert "for 2 of 5 seeds at a time" in log
-    assert not (tmp_path / "chunks" / "checkpoints").exists()
 
+    train = Ensemble.train
 
-def test_an_interrupted_run_keeps_its_chunks_whatever_their_size(ensembles, tmp_path, monkeypatch):
-    arguments = [*SMALL, "--num_seeds=5"]
-    assert run(quick_training, arguments, tmp_path / "whole") == 0
-    train, folder = Ensemble.train, tmp_path / "chunks"
-
-    def interrupted(self, keys, *arguments, **options):
-        if len(keys) == 1:
+    def interrupted(self, *arguments, **options):
+        if len(ensembles) == 2:
             raise KeyboardInterrupt
-        return train(self, keys, *arguments, **options)
+        return train(self, *arguments, **options)
 
     monkeypatch.setattr(Ensemble, "train", interrupted)
     assert run(quick_training, [*arguments, "--memory_gb=1e-9"], folder) == 130
+    assert [runs for _, runs in ensembles] == [2, 2] and len(dict(ensembles)) == 1
     monkeypatch.setattr(Ensemble, "train", train)
-    ensembles.clear()
-    # A larger size, of which only what is left is computed; the first two chunks are read.
-    assert run(quick_training, [*arguments, "--memory_gb=1e-9", "--num_devices=1"], folder) == 0
-    assert [runs for _, runs in ensembles] == [1]
+    # Chunks that are done are read, also where there is room for all.
+    assert run(quick_training, arguments, folder) == 0
+    assert [runs for _, runs in ensembles] == [2, 2, 4]
     check_same(folder, tmp_path / "whole")
+    weights = [np.load(tmp_path / name / "models.npz") for name in ("whole", "chunks")]
+    for name in weights[0].files:
+        np.testing.assert_array_equal(weights[0][name], weights[1][name])
+    assert "for 2 of 8 seeds at a time" in (folder / "log.txt").read_text()
+    assert not (folder / "checkpoints").exists()
 
 
 @pytest.mark.slow
@@ -119,7 +112,7 @@ def test_scales_and_gains_share_their_programs(tmp_path, monkeypatch):
     grid = "--sweep=weight_scale=0.5,1;skip_gain=0.5,1"
     assert run(run_collapse, [*small, "--weight_scale=0.5"], tmp_path / "alone") == 0
     compiled, compile_ = [], Programs.compile
-    monkeypatch.setattr(Programs, "compile", lambda *a: (compiled.append(1), compile_(*a)))
+    monkeypatch.setattr(Programs, "compile", lambda *a: compiled.append(1) or compile_(*a))
     assert run(run_collapse, [*small, grid], tmp_path / "sweep") == 0
     assert len(compiled) == 1
     check_same(tmp_path / "sweep" / "cells" / "weight_scale=0.5,skip_gain=1", tmp_path / "alone")

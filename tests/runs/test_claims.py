@@ -25,7 +25,8 @@ def test_a_part_has_one_holder_until_it_is_given_back(tmp_path):
     assert others.holder("a.5") is None
     with others.take("a.5"):
         assert claims.take("a.5") is None
-    assert claims.names() == {"a", "a.5"}
+        assert claims.holders().keys() == {"a.5"}
+    assert claims.holders() == {}
 
 
 def test_of_many_at_once_one_succeeds(tmp_path):

@@ -65,9 +65,8 @@ class SweepFolder:
         plan = self.path / "sweep.json"
         if plan.exists():
             claims = Claims(self.path / "claims")
-            for name in sorted(claims.names()):
-                if holder := claims.holder(name):
-                    raise RunError(f"{self.path} is in use by another process ({holder})")
+            for holder in claims.holders().values():
+                raise RunError(f"{self.path} is in use by another process ({holder})")
             for name in ("cells", "units", "claims"):
                 shutil.rmtree(self.path / name, ignore_errors=True)
             plan.unlink()
@@ -172,12 +171,12 @@ class SweepFolder:
             since: When it began: cells that have failed since are left alone.
             last: The group of its last cell.
         """
-        open_ = []
+        open_, holders = [], self.claims.holders()
         for i, unit in enumerate(mine):
             left = self.left(unit)
             failed = [f for name in left if (f := self.failure(name)) and f["time"] >= since]
             if left and not failed:
-                open_.append((i, unit, self.claims.holder(_claim(unit))))
+                open_.append((i, unit, holders.get(_claim(unit))))
         taken = {self.groups[unit[0]] for _, unit, holder in open_ if holder}
         free = [(i, unit) for i, unit, holder in open_ if holder is None]
 

@@ -34,7 +34,7 @@ def run(sweep: SweepFolder, arguments: Sequence[str]) -> None:
         started = [all_.start(command, log) for log in logs]
         known = progress.done
         while any(child.poll() is None for child in started):
-            time.sleep(0.2)
+            time.sleep(0.5)
             done = total - len(sweep.left())
             if done != known:
                 known = done
