@@ -14,6 +14,7 @@ from experiments.collapse.entry import crossing_text
 from experiments.collapse.results import bound_numbers, crossings, gain_numbers, rates
 from experiments.run_collapse import ENTRY, FLAGS, main
 from experiments.shell import cli, inputs, paper
+from experiments.shell.progress import Progress
 from rank_collapse import runs
 from rank_collapse.measures import residuals
 from rank_collapse.theory import logdomain
