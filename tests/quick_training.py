@@ -3,6 +3,7 @@
 import functools
 
 from experiments import run_sort
+from experiments.shell import cli
 from experiments.trained import training
 from experiments.width.cases import whole_model
 
@@ -27,3 +28,7 @@ def main(options):
             ],
             summary=lambda: {"accuracy": float(accuracy.mean())},
         )
+
+
+if __name__ == "__main__":
+    cli.run(main, FLAGS)
