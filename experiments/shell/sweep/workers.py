@@ -6,7 +6,6 @@ import time
 from collections.abc import Sequence
 
 from experiments.shell.process import Children
-from experiments.shell.progress import Progress
 from experiments.shell.sweep.folder import SweepFolder
 from experiments.shell.sweep.grid import without
 
@@ -29,19 +28,20 @@ def run(sweep: SweepFolder, arguments: Sequence[str]) -> None:
     ]  # fmt: skip
     command = [*program(), *own]
     logs = [sweep.path / f"worker-{i}.log" for i in range(count)]
-    total = len(sweep.cells)
-    with Progress(total, "sweep", done=total - len(sweep.left())) as progress, Children() as all_:
-        started = [all_.start(command, log) for log in logs]
-        known = progress.done
+    total, known = len(sweep.cells), -1
+    # No Progress: it would start JAX, which on a GPU takes the memory that the workers need.
+    with Children() as children:
+        started = [children.start(command, log) for log in logs]
         while any(child.poll() is None for child in started):
             time.sleep(0.5)
             done = total - len(sweep.left())
             if done != known:
                 known = done
-                progress.update(done)
-        for child, log in zip(started, logs, strict=True):
-            if child.returncode not in (0, 1):
-                progress.say(f"a worker ended with exit code {child.returncode}, see {log}")
+                print(f"sweep: {done} of {total} cells", file=sys.stderr, flush=True)
+    for child, log in zip(started, logs, strict=True):
+        if child.returncode not in (0, 1):
+            code = child.returncode
+            print(f"sweep: a worker ended with exit code {code}, see {log}", file=sys.stderr)
 
 
 def program() -> list[str]:
