@@ -13,7 +13,7 @@ import os
 import jax
 from absl import flags
 
-from experiments.benchmarks import attention, paths, training
+from experiments.benchmarks import attention, monitoring, paths, training
 from experiments.benchmarks.timing import show
 from experiments.shell import cli
 
@@ -23,6 +23,7 @@ BENCHMARKS = {
     "head_contributions": paths.head_contributions,
     "recomputed_paths": paths.recomputed_paths,
     "attention_forms": attention.attention_forms,
+    "monitor": monitoring.monitor,
     "train_sort": training.train_sort,
     "train_convex_hull": training.train_convex_hull,
     "train_memorization": training.train_memorization,

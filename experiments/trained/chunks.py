@@ -14,7 +14,7 @@ from flax import traverse_util
 from experiments.shell import cli, memory, several
 from experiments.shell.flag_values import Flags
 from experiments.trained import arguments
-from rank_collapse.runs import processes
+from rank_collapse.runs import metrics, processes
 from rank_collapse.runs.folder import RunFolder
 from rank_collapse.runs.seeds import padded_size, seed_sharding
 from rank_collapse.training import model_file
@@ -101,7 +101,7 @@ def results_in_chunks(
         aside: Names of arrays without a seed axis; "seconds" are summed.
     """
     stem, count = stem_of(run, part), arguments.run_count(options)
-    found, weights, first = [], [], 0
+    found, weights, paths, first = [], [], [], 0
     while first < count:
         path = stem.with_name(f"{stem.name}-{first}-{min(first + size, count)}")
         path = stem.parent / processes.text_from_primary(chunk_at(path).name if run.primary else "")
@@ -115,7 +115,11 @@ def results_in_chunks(
             chunk.drop_checkpoints()
             if options.keep_models and run.primary:
                 weights.append(model_file.load_models(chunk.path / models))
+        paths.append(path)
         first = end
+    if options.monitor and run.primary:
+        lines = [(path / metrics.NAME).read_bytes() for path in paths]
+        run.write_file(metrics.NAME, b"".join(lines))
     if weights:
         joined = jax.tree.map(lambda *a: np.concatenate(a), *(w for _, w in weights))
         run.write_file(models, model_file.dump_models(weights[0][0], joined))

@@ -23,6 +23,7 @@ from rank_collapse.runs.seeds import to_host
 from rank_collapse.training import model_file
 from rank_collapse.training.ensemble import Ensemble, Trained
 from rank_collapse.training.training import Recipe
+from rank_collapse.training.watched import layer_scalars
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def results_of(
     measure: Callable[[Any, Any, Any], Any],
     *,
     part: str = "results",
-    models: str = "models.npz",
+    models: str = "models.safetensors",
     resumable: bool = True,
     constants: Mapping[str, np.ndarray] | None = None,
 ) -> dict[str, Any]:
@@ -111,7 +112,7 @@ def results_of(
         )  # fmt: skip
 
     def compute():
-        if options.unit is not None and not options.keep_models:
+        if options.unit is not None and not (options.keep_models or options.monitor):
             found = together.results_of_cell(options, elsewhere, aside)
         else:
             found = compute_here(programs_of(options))
@@ -169,7 +170,7 @@ def results_by_case(
     run: RunFolder,
     measure: Callable[[Setup, Any, Any, Any], Any],
 ) -> dict[str, dict[str, Any]]:
-    """`results_of` each of several networks, by case; their weights are in models/<case>.npz.
+    """`results_of` each of several networks, by case; weights in models/<case>.safetensors.
 
     Args:
         options, cases, run: Flags, what is trained by case, the run folder.
@@ -178,7 +179,8 @@ def results_by_case(
     return {
         name: results_of(
             options, setup, run, functools.partial(measure, setup),
-            part=name, models=f"models/{re.sub('[^A-Za-z0-9=+]+', '-', name)}.npz", resumable=False,
+            part=name, models=f"models/{re.sub('[^A-Za-z0-9=+]+', '-', name)}.safetensors",
+            resumable=False,
         )
         for name, setup in cases.items()
     }  # fmt: skip
@@ -214,6 +216,7 @@ def ensemble_of(options: Flags, setup: Setup, part: str) -> Ensemble:
             epochs_per_chunk=arguments.epochs_per_chunk(options),
             at_once=options.seeds_at_once or None,
             held_out={name: setup.metrics[name] for name in setup.curves},
+            watch=layer_scalars if options.monitor else None,
         ),
     )
 
@@ -254,11 +257,17 @@ def train(
             loss = float(losses[finite, -1].mean()) if finite.any() else float("nan")
             progress.update(epoch, loss=loss)
 
+        def on_watched(epoch, values):
+            first = options.window.start or 0
+            for i in range(arguments.run_count(options)):
+                run.append_metrics(epoch, {n: v[i] for n, v in values.items()}, seed=first + i)
+
         found = ensemble.train(
             arguments.run_keys(options),
             arguments.hyper(options),
             resume=resume if resumable else None,
             on_chunk=on_chunk,
+            on_watched=on_watched if options.monitor else None,
         )
     return found
 

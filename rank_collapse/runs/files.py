@@ -7,7 +7,8 @@ import io
 import json
 import os
 import platform
-from collections.abc import Mapping
+import shutil
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -63,6 +64,21 @@ def write_atomically(path: str | os.PathLike, data: bytes) -> None:
     with writing(path):
         temporary.write_bytes(data)
         os.replace(temporary, path)
+
+
+def delete(folder: str | os.PathLike, names: Iterable[str]) -> None:
+    """Deletes files and folders of a folder, those that are there; of links the link alone.
+
+    Raises:
+        RunError: One cannot be deleted.
+    """
+    with writing(folder):
+        for name in names:
+            path = Path(folder) / name
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
 
 
 def lock(path: Path) -> TextIO:
@@ -136,3 +152,14 @@ def read_object(path: str | os.PathLike) -> dict[str, Any]:
 def _unreadable(path, error):
     reason = " ".join(str(error).split())[:200] or type(error).__name__
     return RunError(f"{path} cannot be read ({reason}); use --overwrite")
+
+
+def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """The fields in which two configs differ, as "name: old there, new here; ..."."""
+    absent = "absent"
+    parts = [
+        f"{name} is {old.get(name, absent)!r} there, {new.get(name, absent)!r} here"
+        for name in sorted(old.keys() | new.keys())
+        if json.dumps(old.get(name, absent)) != json.dumps(new.get(name, absent))
+    ]
+    return "; ".join(parts)

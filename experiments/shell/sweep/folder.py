@@ -20,8 +20,8 @@ from experiments.shell.flag_values import Flags
 from experiments.shell.sweep.grid import Axis, Cell, units_of
 from rank_collapse.runs import RunError, difference, make_folder, write_atomically
 from rank_collapse.runs.claims import Claim, Claims
-from rank_collapse.runs.files import read_object
-from rank_collapse.runs.folder import RunFolder, clear
+from rank_collapse.runs.files import delete, read_object
+from rank_collapse.runs.folder import CONTENTS, FOLDERS, RunFolder
 
 RESULTS = ("results.csv", "summary.json", "arrays.npz")
 
@@ -67,10 +67,8 @@ class SweepFolder:
             claims = Claims(self.path / "claims")
             for holder in claims.holders().values():
                 raise RunError(f"{self.path} is in use by another process ({holder})")
-            for name in ("cells", "units", "claims"):
-                shutil.rmtree(self.path / name, ignore_errors=True)
-            plan.unlink()
-        clear(self.path)
+            delete(self.path, ("cells", "units", "claims", plan.name))
+        delete(self.path, (*CONTENTS, *FOLDERS))
 
     def open(self, processes: int) -> None:
         """Makes the folder, or joins those that are at it.
