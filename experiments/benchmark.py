@@ -29,7 +29,7 @@ BENCHMARKS = {
     "train_memorization": training.train_memorization,
 }
 
-FLAGS = cli.make_flags("benchmark")
+FLAGS = cli.make_flags("benchmark", sweeps=False)
 define = cli.definer(FLAGS)
 define("list", "benchmark", list(BENCHMARKS), f"Which, out of {', '.join(BENCHMARKS)}.")
 define("enum", "baseline", "none", "Time PyTorch beside the training.", ("none", "torch"))
