@@ -109,11 +109,11 @@ def parts_of(options: flags.FlagValues) -> dict[str, list[Group]]:
             raise ValueError(f"--parts={name} is not one of {', '.join(PARTS)}")
     parts = {}
     for kind, flag in zip(KINDS, ("", "pair_"), strict=True):
+        layered, depths = (depths_of(options, f"{flag}{n}") for n in ("layer_depths", "depths"))
         if f"{kind}s" not in options.parts:
             continue
-        layered = depths_of(options, f"{flag}layer_depths")
         parts[f"{flag}layers"] = groups_of(options, layered, kind)
-        if others := [d for d in depths_of(options, f"{flag}depths") if d not in layered]:
+        if others := [depth for depth in depths if depth not in layered]:
             parts[f"{flag}depths"] = groups_of(options, others, kind)
     if not parts:
         raise ValueError(f"--parts={','.join(options.parts)} measures no network at initialisation")
