@@ -53,6 +53,10 @@ CASES = {
     "causal, skip": Case(16, 4, {"mask": "causal"} | SKIP, skips=True),
     "local": Case(8, 2, {"mask": "local", "window": 1}),
     "rotary, causal": Case(6, 2, {"mask": "causal", "position": "rotary"}),
+    "post-LN, skips, ReGLU": Case(6, 2, {"norm_placement": "post", "mlp": "reglu"} | SKIP | MLP),
+    "skips, SiLU": Case(6, 2, {"mlp": "silu"} | SKIP | MLP, skips=True),
+    "tanh-form GELU": Case(6, 2, {"mlp": "gelu_tanh", "d_ff": D}),
+    "QK-norm, skip": Case(6, 2, {"qk_norm": "head"} | SKIP, skips=True),
 }  # fmt: skip
 
 

@@ -24,7 +24,7 @@ from rank_collapse.network.sublayer import sites_of, sublayer
 from rank_collapse.network.transformer import scan_layers
 from rank_collapse.theory import logdomain
 from rank_collapse.theory import pair_operations as ops
-from rank_collapse.theory.noise import certain, copies, make_noise
+from rank_collapse.theory.noise import Noise, certain, copies
 from rank_collapse.theory.pair_attention import attention
 
 # Noisy copies of the pass.
@@ -76,15 +76,17 @@ def pair_profile(
         jit at the outside, vmap over seeds.
 
     Raises:
-        ValueError: Cross-attention, additive attention with rotary positions, normalised queries,
-            inputs of the wrong shape, or a table of more than 2^24 numbers.
+        ValueError: Cross-attention, additive attention with rotary positions or normalised
+            queries, inputs of the wrong shape, or a table of more than 2^24 numbers.
     """
     if config.cross_attention:
         raise ValueError("cross_attention=True has a second input: no residual profile in logs")
     if config.score == "additive" and config.position == "rotary":
         raise ValueError("score='additive' with position='rotary' has no residual profile in logs")
-    if config.qk_norm != "none":
-        raise ValueError(f"qk_norm={config.qk_norm!r} has no pass over pairs: log_residual_profile")
+    if config.score == "additive" and config.qk_norm != "none":
+        raise ValueError(
+            f"score='additive' with qk_norm={config.qk_norm!r} has no residual profile in logs"
+        )
     params, entry = enter(params, x, config, **inputs)
     n, d = entry.x.shape
     if n * n * d > LARGEST_TABLE:
@@ -118,7 +120,7 @@ def _copies(params, entry, config, keep):
 
 def _pass(params, entry, config, keep, word, ulps):
     """[L + 1] log10 residuals of one copy, and whether tokens and table agree."""
-    noise = make_noise(word, ulps)
+    noise = Noise(word, ulps)
     start = ops.differences(entry.x)
 
     def body(state, step):

@@ -42,6 +42,12 @@ CASES = {
         {"position": "relative_key"}, {"segments": SEGMENTS, "bias": BIAS, "mask": ANY_MASK},
         (0.5, 1, 2, 3), (0,),
     ),
+    "normalised queries, rotary": (
+        {"qk_norm": "head", "position": "rotary"}, {}, (0.5, 1, 2, 3), (0,),
+    ),
+    "queries normalised together, causal": (
+        {"qk_norm": "width", "mask": "causal"}, {}, (0.5, 1, 2, 3), (0,),
+    ),
     "additive, tanh MLP": (
         {"score": "additive", "mlp": "tanh", "d_ff": D}, {}, (0.5, 1, 2), (0,),
     ),
@@ -190,14 +196,14 @@ def test_noise_moves_by_at_most_two_units_in_the_last_place(dtype):
     with jax.enable_x64(dtype == np.float64):
         a = jnp.asarray(np.random.default_rng(0).standard_normal(4000) * 1e3, dtype)
         a = a.at[:4].set(jnp.array([0.0, -jnp.inf, jnp.inf, jnp.nan]))
-        move = noise.make_noise(jnp.uint32(5), jnp.uint32(2))
+        move = noise.Noise(jnp.uint32(5), jnp.uint32(2))
         moved, again = np.asarray(move(a)), np.asarray(move(a))
         ulps = (moved[4:] - np.asarray(a)[4:]) / np.spacing(np.asarray(np.abs(a))[4:])
         assert set(np.abs(ulps)) <= {0, 0.5, 1, 2, 3, 4}  # units change at powers of two
         assert np.abs(ulps).max() >= 2 and abs(ulps.mean()) < 0.1 and (moved != again).mean() > 0.5
         np.testing.assert_array_equal(moved[:4], a[:4])
-        still = noise.make_noise(jnp.uint32(5), jnp.uint32(0))
-        np.testing.assert_array_equal(still(a), a)
+        for still in (noise.Noise(jnp.uint32(5), jnp.uint32(0)), noise.Silence()):
+            np.testing.assert_array_equal(still.at(jnp.uint32(3))(a), a)
 
 
 def exact_activation(name):
