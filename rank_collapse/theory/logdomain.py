@@ -195,7 +195,9 @@ def _layer(params, state, config, gains, entry, keep, noise):
         return ops.add(site, state, part, keep)
 
     def moved(state):
-        return state.replace(mean=noise(state.mean), rest=noise(state.rest))
+        return state.replace(
+            mean=noise(state.mean), rest=noise(state.rest), log_scale=noise(state.log_scale)
+        )
 
     def attend(seen):
         seen = moved(seen)
