@@ -17,7 +17,7 @@ D, DEPTH, BIASES, OFFSET = 16, 6, 0.1, 0.3
 SCALES = 0.3, 6.0
 # A few hundred draws of a small network: compiling costs more than running.
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-METHODS = ("one_scale", "replicas", "pairs32", "pairs64", "certified")
+METHODS = ("one_scale", "replicas", "replicas64", "pairs32", "pairs64", "certified")
 VERDICTS = ("right", "unproved", "refused", "wrong")
 
 
@@ -91,13 +91,13 @@ def compare(case: Case, keys: Any, *, max_digits: int, workers: int) -> dict[str
     }
     wide = jax.tree.map(lambda a: a.astype(np.float64), (params, x, config))
     with jax.enable_x64(True):
+        out["replicas64"] = _run(rc.log_residual_profile, *wide)
         out["pairs64"] = _run(_pairs, *wide)
     # what `pairs.certified_profiles` does, seed by seed
-    safe = np.asarray(pairs.known(out["replicas"]))
-    certified = np.where(safe[:, None], out["replicas"], out["pairs32"])
-    lost = np.isnan(certified).any(axis=1)
-    out["certified"] = np.where(lost[:, None], out["pairs64"], certified)
-    out["passed"] = np.where(lost, 2, np.where(safe, 0, 1))
+    out["certified"], out["passed"] = np.array(out["replicas"]), np.zeros(len(x), int)
+    for number, name in enumerate(("replicas64", "pairs32", "pairs64"), start=1):
+        left = ~np.asarray(pairs.known(out["certified"]))
+        out["certified"][left], out["passed"][left] = out[name][left], number
     seen = np.where(np.isfinite(out["pairs64"]), out["pairs64"], 0)
     digits = np.clip(60 - 1.3 * seen.min(axis=1), 200, max_digits).astype(int)
     out["proved"] = _proofs(params, x, config, digits, max_digits, workers)
@@ -156,7 +156,7 @@ def rows_of(parts: Mapping[str, Mapping[str, np.ndarray]]) -> list[dict[str, Any
     rows = []
     for name, part in parts.items():
         for method in METHODS:
-            own = "proved64" if method == "pairs64" and "proved64" in part else "proved"
+            own = "proved64" if method.endswith("64") and "proved64" in part else "proved"
             verdict = verdicts(part[method], part[own])
             for label, chosen in (
                 ("up to 3", part["scale"] <= 3),
@@ -179,4 +179,6 @@ def summary_of(parts: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, float
         drawn = sum(row[verdict] for row in low for verdict in VERDICTS)
         out[f"{method}/refused_share_up_to_3"] = sum(row["refused"] for row in low) / max(drawn, 1)
     passed = np.concatenate([part["passed"] for part in parts.values()])
-    return out | {f"certified/by_pass_{p}": int((passed == p).sum()) for p in range(3)}
+    return out | {
+        f"certified/by_pass_{p}": int((passed == p).sum()) for p in range(len(pairs.PASSES))
+    }

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 # By how many units in the last place each operand of a copy is moved at most. Moves of −2 .. 2 have
-# five times the standard deviation of rounding (√2 and 1/√12 ulps), so that a pass spoilt by
-# rounding goes with copies that scatter five times as far: all within the tolerance are rare.
+# five times the standard deviation of one rounding (√2 and 1/√12 ulps): where every operand is
+# moved, a pass spoilt by rounding goes with copies that scatter farther.
 ULPS = 2
 # Copies may differ by ABSOLUTE decades, or by RELATIVE of the logarithm where that is more:
 # the second digit of a residual, and what float32 keeps of a logarithm near 1e5.
