@@ -13,6 +13,7 @@ that follows from it: supported, contradicted or undecided. What is done is not 
 the exit code is 1 if an experiment failed. Speed is apart: `python -m experiments.benchmark`.
 """
 
+import dataclasses
 import importlib
 import importlib.metadata
 import importlib.util
@@ -204,7 +205,8 @@ def write_markdown(folder: Path, docs: Path) -> Path:
             missing.append(name)
             continue
         preset, where = found[0], folder / found[0] / name
-        sections.append(section_of(name, preset, where, made_with(folder / preset, name, preset)))
+        section = section_of(name, preset, where, made_with(folder / preset, name, preset))
+        sections.append(dataclasses.replace(section, command=command_of(where, section.command)))
     claims = [claim for section in sections for claim in section.claims]
     left = f" Not run: {', '.join(missing)}." if missing else ""
     text, figures = markdown(
@@ -222,6 +224,12 @@ def write_markdown(folder: Path, docs: Path) -> Path:
     return docs / "results.md"
 
 
+def command_of(folder: Path, otherwise: str) -> str:
+    """The command that made a run, which may have had more seeds than its preset."""
+    made = json.loads((folder / "config.json").read_text("utf-8"))
+    return made.get("execution", {}).get("command", otherwise)
+
+
 def made_with(parent: Path, name: str, preset: str) -> str:
     """A run's preset, machine, versions and time."""
     made = json.loads((parent / name / "config.json").read_text("utf-8"))["environment"]
@@ -232,7 +240,7 @@ def made_with(parent: Path, name: str, preset: str) -> str:
         time_of = f"{took['seconds']:.0f} s, compilation included{beside}"
     machine = made["device"] if made["backend"] != "cpu" else made.get("processor", "CPU")
     return (
-        f"Preset “{preset}”, {time_of}, on {made['num_devices']} × {machine}; "
+        f"Sizes of the preset “{preset}”, {time_of}, on {made['num_devices']} × {machine}; "
         f"JAX {made['versions']['jax']}, {made['started'][:10]}, git {(made['git'] or '')[:10]}."
     )
 

@@ -89,7 +89,7 @@ ENTRY = entry.make_entry(
     quick=(
         "--n_train_data=2000", "--n_epochs=5", "--n_eval_data=100", "--n_repeat=3", "--no_sub_path",
     ),
-    paper=("--num_seeds=5", "--no_sub_path"),
+    paper=("--num_seeds=8", "--no_sub_path"),
 )  # fmt: skip
 
 

@@ -101,7 +101,7 @@ ENTRY = entry.make_entry(
     title="Paths: sorting",
     task="sorting",
     quick=("--n_epochs=15", "--n_eval_data=100", "--n_repeat=3", "--no_sub_path"),
-    paper=("--num_seeds=5", "--no_sub_path"),
+    paper=("--num_seeds=8", "--no_sub_path"),
 )  # fmt: skip
 
 

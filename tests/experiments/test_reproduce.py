@@ -199,7 +199,7 @@ def test_results_as_markdown_are_of_the_largest_preset_there_is(tmp_path):
     path = reproduce.write_markdown(tmp_path / "run", tmp_path / "docs")
     text = path.read_text()
     assert "BERT (H=2, L=3)" in text and "a|b" not in text
-    assert "Preset “paper”, 12 s" in text and "cores" in text and f"JAX {jax.__version__}" in text
+    assert "preset “paper”, 12 s" in text and "cores" in text and f"JAX {jax.__version__}" in text
     assert "2 claims tested" in text and "not tested" in text
     assert "Not run: run_collapse, " in text
     named = re.findall(r"\]\((.*?)\)", text)
@@ -208,7 +208,7 @@ def test_results_as_markdown_are_of_the_largest_preset_there_is(tmp_path):
         assert drawn.mode == "P" and drawn.size == (64, 64)
     shutil.rmtree(tmp_path / "run" / "paper")
     text = reproduce.write_markdown(tmp_path / "run", tmp_path / "docs").read_text()
-    assert r"a\|b (H=2, L=3)" in text and "time not kept" in text and "Preset “quick”" in text
+    assert r"a\|b (H=2, L=3)" in text and "time not kept" in text and "preset “quick”" in text
 
 
 def test_an_unknown_experiment_is_refused(capsys):
