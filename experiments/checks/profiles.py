@@ -9,14 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 
 import rank_collapse as rc
+from experiments.shell.compilation import QUICK
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.theory import noise, pairs
 from tests import ball_oracle
 
 D, DEPTH, BIASES, OFFSET = 16, 6, 0.1, 0.3
 SCALES = 0.3, 6.0
-# A few hundred draws of a small network: compiling costs more than running.
-QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 METHODS = ("one_scale", "replicas", "replicas64", "pairs32", "pairs64", "certified")
 VERDICTS = ("right", "unproved", "refused", "wrong")
 
