@@ -83,6 +83,7 @@ def run_processes(
 
 
 def _start(name, command, printed):
+    started = time.monotonic()
     process = subprocess.Popen(
         command,
         env=os.environ | {_VARIABLE: "1"},
@@ -101,7 +102,7 @@ def _start(name, command, printed):
         printed.put((name, None))
 
     threading.Thread(target=read, daemon=True).start()
-    return _Child(process, [], time.monotonic())
+    return _Child(process, [], started)
 
 
 def end_with_parent() -> None:
