@@ -66,6 +66,9 @@ def test_reading_and_table_say_what_no_path_gives():
     assert best.measured == 1 and "6 different paths" in best.note
     found["covariance"]["mean"], found["cancellation"]["mean"] = [-0.4, 1.2, 0.1, 0.1], 9.0
     assert len(warnings_of(found)) == 2 and "9.0 times" in ENTRY.reading(found)
+    # a share that may as well be 0 or 1 is no sign of cancelling
+    found["covariance"]["interval"] = [[-0.9, 0.9, 0, 0], [0.1, 1.5, 0.2, 0.2]]
+    assert len(warnings_of(found)) == 1
 
 
 def test_the_length_at_which_the_accuracy_comes():
