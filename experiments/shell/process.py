@@ -68,6 +68,7 @@ def run_processes(
                     continue
                 code = running[name].process.wait()
                 child = running.pop(name)
+                child.process.stdin.close()
                 seconds = time.monotonic() - child.started
                 ended(name, Ended(code, "".join(child.lines), seconds))
         except (KeyboardInterrupt, signals.Stopped) as asked:
