@@ -13,7 +13,7 @@ import os
 import jax
 from absl import flags
 
-from experiments.benchmarks import attention, paths, training
+from experiments.benchmarks import attention, monitoring, paths, training
 from experiments.benchmarks.timing import show
 from experiments.shell import cli
 
@@ -23,12 +23,13 @@ BENCHMARKS = {
     "head_contributions": paths.head_contributions,
     "recomputed_paths": paths.recomputed_paths,
     "attention_forms": attention.attention_forms,
+    "monitor": monitoring.monitor,
     "train_sort": training.train_sort,
     "train_convex_hull": training.train_convex_hull,
     "train_memorization": training.train_memorization,
 }
 
-FLAGS = cli.make_flags("benchmark")
+FLAGS = cli.make_flags("benchmark", sweeps=False)
 define = cli.definer(FLAGS)
 define("list", "benchmark", list(BENCHMARKS), f"Which, out of {', '.join(BENCHMARKS)}.")
 define("enum", "baseline", "none", "Time PyTorch beside the training.", ("none", "torch"))

@@ -38,27 +38,41 @@ from absl import flags
 from jax.sharding import Mesh
 
 from experiments.shell import compilation, process, several, signals
+from experiments.shell.flag_values import Flags
 from rank_collapse.runs.files import RunError
 from rank_collapse.runs.folder import RunFolder
 from rank_collapse.runs.seeds import seed_mesh
 
 # Flags that do not change results, or their rounding alone (num_devices): recorded in config.json,
 # not compared on resume.
-EXECUTION = {"help", "output_dir", "run_name", "overwrite", "num_devices", "distributed", "debug"}
+EXECUTION = {
+    "help", "output_dir", "run_name", "overwrite", "num_devices", "distributed", "debug",
+    "sweep", "sweep_shows", "slice", "workers", "memory_gb",
+}  # fmt: skip
 
 
-def make_flags(experiment: str, *, num_seeds: int | None = None) -> flags.FlagValues:
+def make_flags(
+    experiment: str,
+    *,
+    num_seeds: int | None = None,
+    sweeps: bool = True,
+    execution: Sequence[str] = (),
+    **about: Any,
+) -> Flags:
     """The flags all binaries share, to which a binary adds its own with `flag_values=`.
 
     Args:
         experiment: Name of the folder under results/.
         num_seeds: Default of --num_seeds; None for a binary without seeds (no --seed and no
             --distributed either).
+        sweeps: Whether --sweep makes sense: a run leaves a folder with a table.
+        execution: Names of further flags that change no result beyond rounding (a chunk size).
+        **about: Further arguments of `Flags`.
     """
-    values = flags.FlagValues()
+    values = bare_flags(Flags(experiment, aside=EXECUTION | set(execution), **about))
 
-    def boolean(name, text, short=None):
-        flags.DEFINE_boolean(name, False, text, short_name=short, flag_values=values)
+    def boolean(name, text):
+        flags.DEFINE_boolean(name, False, text, flag_values=values)
 
     def integer(name, default, text, lower_bound):
         flags.DEFINE_integer(name, default, text, lower_bound=lower_bound, flag_values=values)
@@ -80,9 +94,41 @@ def make_flags(experiment: str, *, num_seeds: int | None = None) -> flags.FlagVa
         "Devices of a process, which share the seeds (0: all; on a CPU one per core).",
         0,
     )
-    boolean("debug", "Show the traceback of an error.")
-    boolean("help", "Show this and exit.", "h")
+    if sweeps:
+        _sweep_flags(values)
     return values
+
+
+def bare_flags(values: flags.FlagValues | None = None) -> flags.FlagValues:
+    """The flags of a command that computes nothing: --debug and --help; added to those given."""
+    values = flags.FlagValues() if values is None else values
+    for name, text, short in (
+        ("debug", "Show the traceback of an error.", None),
+        ("help", "Show this and exit.", "h"),
+    ):
+        flags.DEFINE_boolean(name, False, text, short_name=short, flag_values=values)
+    return values
+
+
+def _sweep_flags(values):
+    def string(name, text):
+        flags.DEFINE_string(name, None, text, flag_values=values)
+
+    string(
+        "sweep",
+        "Run a grid: products a=1,2;b=3,4 and values that change together a,b=1:3,2:4. Each cell "
+        "is a run in <folder>/cells/; the folder holds one table and one figure of all.",
+    )
+    string(
+        "sweep_shows",
+        "What its figure shows: a column of results.csv, then conditions such as layer=2 or "
+        f"layer=last (default {values.shows or 'the first column of fractions'}).",
+    )
+    string("slice", "i/n: the i-th of n parts of the sweep, from 0 (default: of a Slurm array).")
+    flags.DEFINE_integer(
+        "workers", 1, "Processes that share the sweep; more may be started by hand or killed.",
+        lower_bound=1, flag_values=values,
+    )  # fmt: skip
 
 
 def definer(flag_values: flags.FlagValues) -> Callable[..., None]:
@@ -95,12 +141,14 @@ def definer(flag_values: flags.FlagValues) -> Callable[..., None]:
     return define
 
 
-def run(main: Callable, flag_values: flags.FlagValues) -> NoReturn:
+def run(
+    main: Callable, flag_values: flags.FlagValues, *, positional: str | None = None
+) -> NoReturn:
     """Runs a binary on the command line's arguments and exits; see `execute`."""
     print_anything()
     process.end_with_parent()
     try:
-        code = execute(main, flag_values, sys.argv[1:])
+        code = execute(main, flag_values, sys.argv[1:], positional=positional)
     except Exception:
         if not several.running():
             raise
@@ -121,24 +169,37 @@ def print_anything() -> None:
             stream.reconfigure(errors="replace")
 
 
-def execute(main: Callable, flag_values: flags.FlagValues, arguments: Sequence[str]) -> int:
+def execute(
+    main: Callable,
+    flag_values: flags.FlagValues,
+    arguments: Sequence[str],
+    *,
+    positional: str | None = None,
+) -> int:
     """Parses arguments, runs main(options), and returns the exit code.
 
     Args:
         main: Called with the parsed flags, whose values are attributes; may return an exit code.
         flag_values: From `make_flags`; values of an earlier call are forgotten.
         arguments: Command-line arguments without the program's name.
+        positional: Name of the flag whose value may stand alone.
     """
     show_traceback = "--debug" in arguments
     try:
-        options = parse(flag_values, arguments)
+        options = parse(flag_values, arguments, positional)
         if options.help:
             print(help_text(main, flag_values))
             return 0
-        with signals.stopping():
-            set_up_devices(options)
-            with jax.default_matmul_precision("highest"), several.one_voice():
-                code = main(options) or 0
+        with signals.stopping(), jax.default_matmul_precision("highest"):
+            if "sweep" in options and options.sweep is not None:
+                from experiments.shell.sweep import work  # which is made of what is here
+
+                code = work.run(main, options, list(arguments))
+            else:
+                if "num_devices" in options:
+                    set_up_devices(options)
+                with several.one_voice():
+                    code = main(options) or 0
             signals.check()
         return code
     except (KeyboardInterrupt, signals.Stopped) as asked:
@@ -166,8 +227,10 @@ def _report(message, show_traceback, code=2):
     return code
 
 
-def parse(flag_values: flags.FlagValues, arguments: Sequence[str]) -> flags.FlagValues:
-    """The flags with the given arguments' values.
+def parse(
+    flag_values: flags.FlagValues, arguments: Sequence[str], positional: str | None = None
+) -> flags.FlagValues:
+    """The flags with the given arguments' values; `positional` is a flag that may stand alone.
 
     Raises:
         flags.Error, ValueError: An unknown flag, a bad value, or an argument that is no flag.
@@ -176,12 +239,16 @@ def parse(flag_values: flags.FlagValues, arguments: Sequence[str]) -> flags.Flag
         flag_values[name].unparse()
     flag_values.unparse_flags()
     rest = flag_values(["binary", *arguments])[1:]
+    if positional and rest and not flag_values[positional].present:
+        flag_values[positional].parse(rest.pop(0))
     if rest:
         raise ValueError(f"unexpected argument {rest[0]!r}; flags are written --name=value")
     for name in flag_values:
         value = flag_values[name].value
         if isinstance(value, float) and not math.isfinite(value):
             raise ValueError(f"--{name}={value} is not a finite number")
+    if "output_dir" not in flag_values:
+        return flag_values
     folder, name = flag_values.output_dir, flag_values.run_name
     if folder is not None and not folder.strip():
         raise ValueError("--output_dir= is empty: an unset variable? The current folder is '.'")
@@ -269,23 +336,30 @@ def open_run(
         RunError: See `rank_collapse.runs.folder.RunFolder`.
     """
     aside = EXECUTION | set(execution)
-    config = {
-        n: options[n].value for n in sorted(options) if options[n].name == n and n not in aside
-    }
-    name = options.run_name
-    if options.output_dir is None:
-        path = Path("results") / experiment / (name or default_run_name(options, aside))
-    else:
-        path = Path(options.output_dir) / name if name else Path(options.output_dir)
+    path = folder_of(options, experiment, aside)
     fields = {
-        "config": {"experiment": experiment} | config | dict(extra or {}),
+        "config": config_of(options, experiment, aside) | dict(extra or {}),
         "execution": {n: options[n].value for n in sorted(aside) if n in options and n != "help"}
         | {"command": command_line()},
         "overwrite": options.overwrite if overwrite is None else overwrite,
     }
-    if several.running():
-        return several.open_together(path, fields)
-    return RunFolder(path, **fields)
+    return several.open_folder(path, fields)
+
+
+def config_of(
+    options: flags.FlagValues, experiment: str, aside: set[str] = EXECUTION
+) -> dict[str, Any]:
+    """What of the flags determines the results."""
+    named = (n for n in sorted(options) if options[n].name == n and n not in aside)
+    return {"experiment": experiment} | {n: options[n].value for n in named}
+
+
+def folder_of(options: flags.FlagValues, experiment: str, aside: set[str] = EXECUTION) -> Path:
+    """Where a run with these flags leaves what it finds; that of a sweep is named after it too."""
+    name = options.run_name
+    if options.output_dir is None:
+        return Path("results") / experiment / (name or default_run_name(options, aside))
+    return Path(options.output_dir) / name if name else Path(options.output_dir)
 
 
 def default_run_name(options: flags.FlagValues, aside: set[str] = EXECUTION) -> str:
