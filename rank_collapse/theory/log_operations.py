@@ -159,8 +159,8 @@ def mlp(params, state, kind) -> LogParts:
     mean = value @ params.w_out + params.b_out
     noise = -jnp.inf
     if layers.GATED.get(kind, kind) not in ("identity", "relu"):  # features may underflow
-        lost = jnp.finfo(u.dtype).tiny * jnp.max(jnp.abs(params.w_out))
-        noise = state.log_scale + jnp.log(lost * jnp.maximum(1, jnp.max(jnp.abs(u))))
+        lost = np.log(jnp.finfo(u.dtype).tiny) + jnp.log(jnp.max(jnp.abs(params.w_out)))
+        noise = state.log_scale + lost + jnp.log(jnp.maximum(1, jnp.max(jnp.abs(u))))
     return LogParts(mean, (difference @ params.w_out)[None], state.log_scale[None], noise)
 
 

@@ -151,7 +151,8 @@ def test_the_choice_is_right_where_one_scale_is_not():
     for found, number in ((wide, 1), (got, pairs.PASSES.index("pairs"))):
         assert found.profile.shape == want.shape and not np.isnan(found.profile).any()
         right_or_refused(found.profile, want)
-        assert set(found.passed[:2]) == {0} and set(found.passed[2:]) == {0, number}
+        assert set(found.passed[:2]) == {0} and number in found.passed
+        assert set(found.passed[2:]) <= {0, number}
     choose = jax.jit(pairs.certified_profile, compiler_options=QUICK)
     for s in (0, int(np.flatnonzero(got.passed)[0])):
         one = choose(*jax.tree.map(lambda a, s=s: a[s], (params, x)), config)
