@@ -91,13 +91,14 @@ class Layout:
     @property
     def one_length(self) -> bool:
         """Without skips all paths are of length l: one slot, whose meaning moves with the layer."""
-        return not self.config.attention_skip and not self.config.cross_attention
+        moving = not self.config.attention_skip and not self.config.cross_attention
+        return moving and not self.config.parallel
 
     @property
     def one_count(self) -> bool:
         """Nothing is counted, or without skips all paths pass all MLPs."""
         moving = not self.config.mlp_skip and not self.config.cross_attention
-        return not self.counted or moving
+        return not self.counted or (moving and not self.config.parallel)
 
     def slots(self, num_layers: int) -> tuple[int, int]:
         """Size of the two slot axes after that many layers."""
@@ -208,6 +209,7 @@ def advance(
             return channels
         return channels.map(lambda c, ones: edited(name, c, ones))
 
+    start = channels
     length_axis = None if layout.one_length else 0
     count_axis = None if layout.one_count else 1
     channels, _ = sublayer(
@@ -225,8 +227,9 @@ def advance(
         channels = passed("after_cross", channels)
     if config.mlp != "none":
         channels, _ = sublayer(
-            sites.mlp, channels, shifted(mlp, count_axis), norm_by(constants.mlp_scale), channel_sum
-        )
+            sites.mlp, channels, shifted(mlp, count_axis), norm_by(constants.mlp_scale),
+            channel_sum, start,
+        )  # fmt: skip
     return passed("hidden", channels)
 
 

@@ -66,7 +66,7 @@ def _shares(params, entry, config) -> Array:
 
     def body(c, step):
         layer, (index, own, computed, gains) = step
-        sites, rows = sites_of(layer, config, gains), []
+        sites, rows, start = sites_of(layer, config, gains), [], c
         for place, name in enumerate(names):
             part = getattr(computed, f"{name}_branch")
             row = 1 + index * len(names) + place
@@ -75,7 +75,7 @@ def _shares(params, entry, config) -> Array:
                 return jnp.zeros_like(seen).at[row].set(part), None
 
             scales = getattr(own, f"{name}_scale")
-            c, _ = sublayer(getattr(sites, name), c, written, norm_by(scales))
+            c, _ = sublayer(getattr(sites, name), c, written, norm_by(scales), start=start)
             rows.append(shares(c))
         return c, jnp.stack(rows)
 

@@ -7,13 +7,17 @@ from jaxtyping import Array, Bool, Float
 
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.parameters import TransformerParams
+from rank_collapse.theory.bounds import require_w_qk
 from rank_collapse.theory.reports import bound_report
 
 
 def has_bounds(config: TransformerConfig) -> bool:
     """Whether there is a matrix W_QK that the bounds can use; see `reports.bound_report`."""
-    positional = config.position in ("rotary", "relative_key")
-    return config.score == "dot" and not positional and not config.cross_attention
+    try:
+        require_w_qk(config)
+    except ValueError:
+        return False
+    return not config.cross_attention
 
 
 def bound_effects(

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float
 
 from rank_collapse import struct
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.entry import enter, refuse_edit
+from rank_collapse.network.entry import enter, refuse_edit, refuse_fields
 from rank_collapse.network.gains import layer_gains
 from rank_collapse.network.precision import full_precision
 from rank_collapse.network.sublayer import sites_of, sublayer
@@ -96,7 +96,7 @@ def log_residual_profile(
 
     Raises:
         ValueError: Cross-attention, additive attention with rotary positions or normalised
-            queries, or inputs of the wrong shape.
+            queries, capped scores, a mixture of experts, or inputs of the wrong shape.
 
     Source: the rate is that of Dong et al. 2021, theorems 2.2 and 2.3.
     """
@@ -119,6 +119,7 @@ def log_trace(
         raise ValueError(
             f"score='additive' with qk_norm={config.qk_norm!r} has no residual profile in logs"
         )
+    refuse_fields(config, "a residual in logarithms", "score_cap", "num_experts")
     params, entry = enter(params, x, config, **inputs)
     refuse_edit(entry, "a residual in logarithms")
     dtype = jnp.promote_types(entry.x.dtype, jnp.float32)
@@ -185,7 +186,8 @@ def _begin(x, keep):
 
 def _layer(params, state, config, gains, entry, keep, noise):
     """One layer's state; its attention's input, residuals of heads and the branch over e^{3s}."""
-    sites = sites_of(params, config, gains)
+    sites, start = sites_of(params, config, gains), state
+    context = entry.context.of_layer(gains.window)
 
     def norm(site, state):
         of = ops.norm_of_branch if site.after_branch else ops.norm
@@ -199,9 +201,7 @@ def _layer(params, state, config, gains, entry, keep, noise):
 
     def attend(seen):
         seen = moved(seen)
-        part, heads = attention(
-            params.attention, seen, config, entry.context, gains.temperature, keep
-        )
+        part, heads = attention(params.attention, seen, config, context, gains.temperature, keep)
         nothing = jnp.zeros_like(part.mean)
         scales = heads.scales_over_cube(seen.log_scale)
 
@@ -216,5 +216,5 @@ def _layer(params, state, config, gains, entry, keep, noise):
 
     state, told = sublayer(sites.attention, state, attend, norm, add)
     if config.mlp != "none":
-        state, _ = sublayer(sites.mlp, state, mlp, norm, add)
+        state, _ = sublayer(sites.mlp, state, mlp, norm, add, start)
     return state, told
