@@ -14,6 +14,9 @@ def traces(config, params, arguments, part="encoder", memory=None):
         size = round((config.embedding.d_input / arguments["pixel_values"].shape[1]) ** 0.5)
         x = jax.vmap(lambda image: patches(image, size))(arguments["pixel_values"])
         return jax.jit(jax.vmap(lambda x: rc.apply(params, x, config)))(x)
+    if "input_features" in arguments:
+        frames = arguments["input_features"].transpose(0, 2, 1)
+        return jax.jit(jax.vmap(lambda x: rc.apply(params, x, config)))(frames)
     prefix = "decoder_" if part == "decoder" else ""
     ids = arguments[f"{prefix}input_ids"]
     mask = arguments[f"{prefix}attention_mask"].astype(bool)
@@ -27,7 +30,7 @@ def traces(config, params, arguments, part="encoder", memory=None):
 def hidden_states(trace, config):
     """Hidden states as `transformers` reports them: the last one behind the final norm."""
     hidden = np.array(trace.hidden)
-    if config.final_norm and config.embedding.d_input == 0:
+    if config.final_norm and (config.embedding.d_input == 0 or config.embedding.convolutions):
         hidden[:, -1] = trace.output
     return hidden
 

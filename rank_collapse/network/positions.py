@@ -23,10 +23,10 @@ def rotary_angles(
         width: Per-head width k.
         theta: Base of the frequencies.
         scaling: () for none, (factor,) to divide every frequency, (factor, length) for a base
-            that grows with the tokens n beyond length, theta (factor n/length − factor + 1)^(k/(k−2))
-            ("dynamic NTK"), or (factor, low, high, length) as in Llama 3.1: waves longer than
-            length/low are divided, those shorter than length/high kept, and between the two the
-            share changes linearly.
+            that grows with the n tokens beyond length, theta (factor n/length − factor + 1)^p with
+            p = k/(k − 2) ("dynamic NTK"), or (factor, low, high, length) as in Llama 3.1: waves
+            longer than length/low are divided, those shorter than length/high kept, and between the
+            two the share changes linearly.
         tables: Frequencies in place of all that, each with the most tokens it is for, the smallest
             first (LongRoPE, YaRN); the last serves for more.
     """

@@ -1,9 +1,9 @@
 """A network with attention weights, norm statistics and MLP gates held fixed: an affine map.
 
 At a given input, P_h, 1/σ of each norm, φ(z)/z of each MLP and the shares that a router gives are
-constants; with them frozen every sublayer is linear plus a bias, so that its input may be split into channels that pass it
-one by one. Channels are [g, n, d] with `ones` [g], the share of each bias a channel takes: 1 for
-the channel of the offset, 0 for all others.
+constants; with them frozen every sublayer is linear plus a bias, so that its input may be split
+into channels that pass it one by one. Channels are [g, n, d] with `ones` [g], the share of each
+bias a channel takes: 1 for the channel of the offset, 0 for all others.
 """
 
 import functools

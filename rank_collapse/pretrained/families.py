@@ -7,7 +7,25 @@ import jax.numpy as jnp
 
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.parameters import TransformerParams
-from rank_collapse.pretrained import albert, bert, distilbert, gpt2, llama, t5, vit, xlnet
+from rank_collapse.pretrained import (
+    albert,
+    bert,
+    dinov2,
+    distilbert,
+    experts,
+    gemma,
+    gpt2,
+    gpt_neox,
+    llama,
+    modernbert,
+    olmo2,
+    phi3,
+    qwen,
+    t5,
+    vit,
+    whisper,
+    xlnet,
+)
 from rank_collapse.pretrained.checkpoint import Checkpoint, read_config
 from rank_collapse.pretrained.family import Family, Settings
 from rank_collapse.pretrained.live import LiveModel, is_model
@@ -30,7 +48,21 @@ FAMILIES: dict[str, Family] = {
         vit.VIT,
         llama.LLAMA,
         llama.MISTRAL,
-        llama.QWEN2,
+        qwen.QWEN2,
+        qwen.QWEN3,
+        phi3.PHI3,
+        gpt_neox.GPT_NEOX,
+        olmo2.OLMO2,
+        gemma.GEMMA2,
+        gemma.GEMMA3,
+        experts.MIXTRAL,
+        experts.QWEN2_MOE,
+        experts.QWEN3_MOE,
+        modernbert.MODERNBERT,
+        vit.DEIT,
+        dinov2.DINOV2,
+        dinov2.DINOV2_REGISTERS,
+        whisper.WHISPER,
     )
 }
 

@@ -35,6 +35,7 @@ class Family:
         draw: (tensor name, settings) -> how the tensor is drawn at initialisation.
         parts: The networks of one checkpoint, where there are several; the first is the default.
         kinds: The types of entries whose default does not tell, such as one that is None.
+        nullable: Entries for which null is a value of its own rather than the default.
     """
 
     model_type: str
@@ -45,6 +46,7 @@ class Family:
     draw: Callable[[str, Settings], Draw]
     parts: tuple[str, ...] = ()
     kinds: Mapping[str, tuple[type, ...]] = dataclasses.field(default_factory=dict)
+    nullable: tuple[str, ...] = ()
 
     def settings(self, given: Mapping[str, Any], part: str | None = None) -> Settings:
         """The entries of a config.json, completed by the defaults and, of several parts, the part.
@@ -58,8 +60,11 @@ class Family:
                 f"part={part!r} of a {self.model_type} model is not one of {self.parts}"
             )
         # An entry that is null in the file means the default, as it does where it was written.
-        given = {k: v for k, v in given.items() if v is not None or k not in self.defaults}
+        usual = self.defaults.keys() - set(self.nullable)
+        given = {k: v for k, v in given.items() if v is not None or k not in usual}
         for name in given.keys() & self.defaults.keys():
+            if given[name] is None:
+                continue
             kinds = self.kinds.get(name, (type(self.defaults[name]),))
             check_entry(name, given[name], kinds)
             given[name] = float(given[name]) if kinds == (float,) else given[name]
