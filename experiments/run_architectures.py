@@ -11,8 +11,9 @@ layer and head; chained attention; the size of paths that alpha predicts.
 
 Without --checkpoints: the three published models at random initialisation, about 2 minutes on two
 cores. Otherwise folders as Hugging Face saves them (BERT, RoBERTa, ALBERT, XLNet, DistilBERT, T5,
-GPT-2, ViT, Llama, Mistral, Qwen2); nothing is downloaded. To get one on a machine with internet:
-`hf download bert-base-cased --local-dir bert-base-cased`. A 110M model on 32 texts
+GPT-2, GPT-NeoX, ViT, DeiT, DINOv2, Llama, Mistral, Mixtral, Qwen2, Qwen3, Phi-3, OLMo 2, Gemma 2
+and 3, ModernBERT). To get one on a machine with internet: `hf download bert-base-cased --local-dir
+bert-base-cased`, or --checkpoints=hf:bert-base-cased with huggingface_hub. A 110M model on 32 texts
 of 128 tokens takes about 20 seconds for the residuals and a minute for the rest, in memory of less
 than three times the checkpoint. Expect SAN to collapse within 3 to 6 layers, and skips to stop it.
 """
@@ -36,7 +37,13 @@ KNOWN = ", ".join(PUBLISHED)
 FLAGS = cli.make_flags("architectures", num_seeds=1)
 FLAGS["num_devices"].default = 1  # one device whose matrix products use all cores
 define = cli.definer(FLAGS)
-define("list", "checkpoints", [], "Checkpoint folders; none for random initialisations.")
+define(
+    "list",
+    "checkpoints",
+    [],
+    "Checkpoint folders, or hf:NAME or hf:NAME@REVISION of the Hugging Face hub; none for random "
+    "initialisations.",
+)
 define(
     "list",
     "models",

@@ -102,8 +102,8 @@ THREE = LLAMA | {"num_attention_heads": 3, "num_key_value_heads": 3}  # heads of
 IMAGES = {k: v for k, v in SIZES.items() if k not in ("vocab_size", "max_position_embeddings")}
 IMAGES |= {"image_size": 8, "patch_size": 4, "num_channels": 2}
 DINO = {k: v for k, v in IMAGES.items() if k != "intermediate_size"} | {"mlp_ratio": 2}
-EXPERTS = LLAMA | {"num_key_value_heads": 2, "intermediate_size": 10}
-QWEN_EXPERTS = EXPERTS | {"moe_intermediate_size": 6, "num_experts": 4, "num_experts_per_tok": 2}
+EXPERTS = LLAMA | {"num_key_value_heads": 2, "intermediate_size": 12}
+QWEN_EXPERTS = EXPERTS | {"moe_intermediate_size": 8, "num_experts": 4, "num_experts_per_tok": 2}
 MODERN = SIZES | {"local_attention": 4, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 MODERN |= {"cls_token_id": 1, "sep_token_id": 2}
 WHISPER = {"d_model": 24, "encoder_layers": 2, "encoder_attention_heads": 3, "encoder_ffn_dim": 28}

@@ -10,6 +10,7 @@ from absl import flags
 import rank_collapse as rc
 from rank_collapse import pretrained
 from rank_collapse.measures import profiles
+from rank_collapse.pretrained.hub import PREFIX, hub_folder, is_hub_name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +49,8 @@ def models_of(options: flags.FlagValues) -> list[Model]:
     for source in sources:
         has_weights = bool(options.checkpoints)
         label = Path(source).resolve().name if has_weights else source
+        if has_weights and is_hub_name(source):
+            label, source = source.rsplit("/", 1)[-1].removeprefix(PREFIX), str(hub_folder(source))
         while label in labels:
             label += "+"
         labels.add(label)

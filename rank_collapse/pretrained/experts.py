@@ -31,8 +31,9 @@ QWEN_DEFAULTS = qwen.DEFAULTS | {
     "norm_topk_prob": False,
     "decoder_sparse_step": 1,
     "mlp_only_layers": None,
+    "num_local_experts": None,
 }
-KINDS = decoder.KINDS | {"mlp_only_layers": (list,), "num_experts": (int,)}
+KINDS = decoder.KINDS | {"mlp_only_layers": (list,), "num_local_experts": (int,)}
 # Gate, up and down of one expert: in Mixtral's files and in others.
 _MIXTRAL, _OTHERS = ("w1", "w3", "w2"), ("gate_proj", "up_proj", "down_proj")
 
@@ -57,7 +58,9 @@ def _qwen_config(settings):
     """Qwen's; the network has the same kind of MLP in every layer."""
     decoder.only(settings, "decoder_sparse_step", 1)
     decoder.only(settings, "mlp_only_layers", None, [])
-    count, shared = settings["num_experts"], settings.get("shared_expert_intermediate_size", 0)
+    # Qwen3's entry is called so in files that transformers >= 5 has written.
+    count = settings["num_local_experts"] or settings["num_experts"]
+    shared = settings.get("shared_expert_intermediate_size", 0)
     qwen2 = settings["model_type"] == "qwen2_moe"
     return decoder.decoder_config(
         settings,

@@ -27,7 +27,8 @@ from rank_collapse.pretrained import (
     xlnet,
 )
 from rank_collapse.pretrained.checkpoint import Checkpoint, read_config
-from rank_collapse.pretrained.family import Family, Settings
+from rank_collapse.pretrained.family import Family, Settings, check_entry
+from rank_collapse.pretrained.hub import hub_folder, is_hub_name
 from rank_collapse.pretrained.live import LiveModel, is_model
 from rank_collapse.pretrained.published import PUBLISHED
 from rank_collapse.pretrained.weights import CheckpointWeights, RandomWeights
@@ -67,6 +68,10 @@ FAMILIES: dict[str, Family] = {
 }
 
 
+# Models of images and text, of which the language model is read.
+TEXT_PARTS = {"gemma3": "gemma3_text"}
+
+
 def family_of(model_type: Any) -> Family:
     """The family of a `model_type`.
 
@@ -83,19 +88,30 @@ def settings_of(source: Any, part: str | None = None) -> Settings:
 
     Args:
         source: The name of one of `PUBLISHED`, a checkpoint folder (a `Path` where it has such a
-            name), or a dictionary with the entries of a config.json, `model_type` among them.
+            name), "hf:" and a name on the hub (see `hub`), or a dictionary with the entries of a
+            config.json, `model_type` among them.
         part: "encoder" or "decoder" of a model that has both (T5); its encoder by default.
 
     Raises:
         FileNotFoundError: No such folder, or no config.json in it.
-        ValueError: An unknown model type, or a part that the model does not have.
+        ValueError: An unknown model type, a part that the model does not have, quantised weights.
     """
+    if is_hub_name(source):
+        source = hub_folder(source)
     if isinstance(source, dict):
         given = source
     elif source in PUBLISHED:
         given = PUBLISHED[source]
     else:
         given = read_config(source)
+    if given.get("model_type") in TEXT_PARTS:
+        check_entry("text_config", given.get("text_config"), (dict,))
+        given = given["text_config"] | {"model_type": TEXT_PARTS[given["model_type"]]}
+    if given.get("quantization_config"):
+        raise ValueError(
+            f"quantization_config of a {given.get('model_type')} model: quantised weights are not "
+            "supported"
+        )
     return family_of(given.get("model_type")).settings(given, part)
 
 
@@ -114,7 +130,8 @@ def load(
 
     Args:
         folder: Holds config.json and model.safetensors, pytorch_model.bin, or shards of either.
-            Or a model in memory, with the `config` and `state_dict()` of `transformers`.
+            Or "hf:" and a name on the hub, or a model in memory, with the `config` and
+            `state_dict()` of `transformers`.
         part: "encoder" or "decoder" of a model that has both; its encoder by default.
         dtype: Dtype of the parameters.
 
@@ -127,6 +144,8 @@ def load(
             implies, an unknown model type or an unsupported variant.
     """
     live = is_model(folder)
+    if is_hub_name(folder):
+        folder = hub_folder(folder)
     # A path is never the name of a published model.
     settings = settings_of(folder.config.to_dict() if live else Path(folder), part)
     family = family_of(settings["model_type"])

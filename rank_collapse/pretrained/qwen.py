@@ -15,14 +15,13 @@ DEFAULTS = decoder.DEFAULTS | {
     "num_key_value_heads": 32,
     "max_position_embeddings": 32768,
     "use_sliding_window": False,
-    "sliding_window": 4096,
     "max_window_layers": 28,
 }
 
 
 def windows(settings: dict[str, Any]) -> tuple[int, ...]:
     """The last layers look at a window, where the model uses one."""
-    limit = settings["sliding_window"] if settings["use_sliding_window"] else None
+    limit = (settings["sliding_window"] or 4096) if settings["use_sliding_window"] else None
     local = [i >= settings["max_window_layers"] for i in range(settings["num_hidden_layers"])]
     return decoder.windows_of(settings, local, limit and limit - 1)
 

@@ -12,6 +12,9 @@ CASES = {
     "post": {"norm_placement": "post", "mlp": "gelu", "attention_skip": True, "mlp_skip": True},
     "pre": {"norm_placement": "pre", "norm": "rms", "mlp": "swiglu", "final_norm": True}
     | {"attention_skip": True, "mlp_skip": True, "mask": "causal", "layer_map": (0, 1, 0)},
+    "parallel experts": {"norm_placement": "pre", "mlp": "gelu", "parallel": True, "d_ff": 8}
+    | {"num_experts": 4, "experts_per_token": 2, "windows": (1, 0, 2), "score_cap": 0.5}
+    | {"attention_skip": True, "first_norm": False},
     "plain": {"attention_skip": True, "skip_gain": 0.7, "temperature": 0.8},
 }
 
