@@ -54,7 +54,8 @@ def test_sliding_windows():
     """Entries of `windows` are distances, one less than what the models count; 0 for none."""
 
     def windows(name, **entries):
-        given = {"model_type": name, "num_hidden_layers": 4, "sliding_window": 7} | SMALL | entries
+        given = {"model_type": name, "num_hidden_layers": 4, "num_key_value_heads": 3} | SMALL
+        given |= {"sliding_window": 7} | entries
         return pretrained.config_of(given).windows
 
     assert windows("mistral") == (6,) * 4 and windows("mistral", sliding_window=None) == ()
@@ -62,10 +63,10 @@ def test_sliding_windows():
     used = {"use_sliding_window": True, "max_window_layers": 3}
     assert windows("qwen2", **used) == (0, 0, 0, 6)
     assert windows("qwen3", **used, sliding_window=None) == (0, 0, 0, 4095)
-    assert windows("gemma2", head_dim=8, num_key_value_heads=3) == (6, 0, 6, 0)
+    assert windows("gemma2") == (6, 0, 6, 0)
     kinds = ["full_attention", "sliding_attention"] * 2
-    assert windows("gemma2", num_key_value_heads=3, layer_types=kinds) == (0, 6, 0, 6)
-    assert windows("gemma3_text", num_key_value_heads=3, num_hidden_layers=6) == (6,) * 5 + (0,)
+    assert windows("gemma2", layer_types=kinds) == (0, 6, 0, 6)
+    assert windows("gemma3_text", num_hidden_layers=6) == (6,) * 5 + (0,)
     assert windows("modernbert", local_attention=10) == (0, 5, 5, 0)
 
 
@@ -95,7 +96,7 @@ REFUSED = {
         {"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}},
         "rope_parameters.sliding_attention.rope_type='linear' of a gemma3_text model",
     ),
-    "mixtral": ({"num_experts_per_tok": 9}, "experts_per_token=9 of num_experts=8"),
+    "mixtral": ({"num_experts_per_tok": 9, "num_key_value_heads": 3}, "experts_per_token=9 of num_experts=8"),
     "qwen2_moe": ({"decoder_sparse_step": 2}, "decoder_sparse_step=2 of a qwen2_moe model"),
     "qwen3_moe": ({"mlp_only_layers": [0]}, r"mlp_only_layers=\[0\] of a qwen3_moe model"),
     "modernbert": ({"hidden_activation": "tanh"}, "hidden_activation='tanh' of a modernbert"),
