@@ -15,7 +15,8 @@ GPT-2, GPT-NeoX, ViT, DeiT, DINOv2, Llama, Mistral, Mixtral, Qwen2, Qwen3, Phi-3
 and 3, ModernBERT). To get one on a machine with internet: `hf download bert-base-cased --local-dir
 bert-base-cased`, or --checkpoints=hf:bert-base-cased with huggingface_hub. A 110M model on 32 texts
 of 128 tokens takes about 20 seconds for the residuals and a minute for the rest, in memory of less
-than three times the checkpoint. Expect SAN to collapse within 3 to 6 layers, and skips to stop it.
+than three times the checkpoint. Folders of one model by step (step1000, checkpoint-500) also give
+curves over its training. Expect SAN to collapse within 3 to 6 layers, and skips to stop it.
 """
 
 from functools import partial
@@ -29,6 +30,7 @@ from experiments.architectures.measure import PARTS, measure_all
 from experiments.architectures.models import models_of
 from experiments.architectures.page import page
 from experiments.architectures.results import Results, rows_of, summary_of
+from experiments.architectures.training import training_figures
 from experiments.shell import cli
 from rank_collapse.pretrained import PUBLISHED
 
@@ -63,7 +65,13 @@ define(
     "string",
     "images",
     None,
-    "Inputs of a ViT: .npy of normalised images [b, channels, height, width].",
+    "Inputs of a ViT, DeiT or DINOv2: .npy of normalised images [b, channels, height, width].",
+)
+define(
+    "string",
+    "features",
+    None,
+    "Inputs of Whisper's encoder: .npy of log-mel spectrograms [b, mel bins, frames].",
 )
 define("integer", "num_texts", 32, "Texts.", lower_bound=1)
 define("integer", "max_tokens", 128, "Tokens kept of each.", lower_bound=2)
@@ -105,7 +113,7 @@ def main(options: flags.FlagValues) -> None:
         summary = partial(summary_of, results, batches)
         numbers = run.publish(
             rows=partial(rows_of, results),
-            figures=figures_of(results),
+            figures=figures_of(results) | training_figures(results),
             files={
                 "report.html": lambda: page(
                     results, summary(), run.path / "figures", cli.command_line()

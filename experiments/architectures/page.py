@@ -7,6 +7,7 @@ from typing import Any
 from experiments.architectures.entry import claims, compare, reading
 from experiments.architectures.figures import captions_of, slug
 from experiments.architectures.results import Results
+from experiments.architectures.training import CAPTION, training_figures
 from rank_collapse import report
 
 
@@ -31,6 +32,20 @@ def page(results: list[Results], summary: Mapping[str, Any], folder: Path, comma
                 comparisons=compare(alone),
                 reading=reading(alone),
                 details="all numbers: results.csv and arrays.npz",
+            )
+        )
+    if trainings := training_figures(results):
+        sections.append(
+            report.Section(
+                name="training",
+                title="Over training",
+                claim="How near to collapse a model is, and how long its paths, while it trains.",
+                command=command,
+                figures=[((folder / f"{name}.png").read_bytes(), CAPTION) for name in trainings],
+                claims=[],
+                comparisons=[],
+                reading="",
+                details="all numbers: results.csv, one model a step",
             )
         )
     return report.render(

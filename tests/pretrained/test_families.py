@@ -96,7 +96,10 @@ REFUSED = {
         {"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}},
         "rope_parameters.sliding_attention.rope_type='linear' of a gemma3_text model",
     ),
-    "mixtral": ({"num_experts_per_tok": 9, "num_key_value_heads": 3}, "experts_per_token=9 of num_experts=8"),
+    "mixtral": (
+        {"num_experts_per_tok": 9, "num_key_value_heads": 3},
+        "experts_per_token=9 of num_experts=8",
+    ),
     "qwen2_moe": ({"decoder_sparse_step": 2}, "decoder_sparse_step=2 of a qwen2_moe model"),
     "qwen3_moe": ({"mlp_only_layers": [0]}, r"mlp_only_layers=\[0\] of a qwen3_moe model"),
     "modernbert": ({"hidden_activation": "tanh"}, "hidden_activation='tanh' of a modernbert"),
