@@ -27,13 +27,14 @@ DEFAULTS = decoder.DEFAULTS | {
     "sliding_window": 4096,
     "attn_logit_softcapping": 50.0,
     "attention_bias": False,
-    "use_bidirectional_attention": False,
+    "use_bidirectional_attention": None,
     "pad_token_id": 0,
 }
 DEFAULTS.pop("hidden_act")
 # Null for these means that the model does without, not that it is as published.
 NULLABLE = ("attn_logit_softcapping", "sliding_window")
 KINDS = decoder.KINDS | {"query_pre_attn_scalar": (int, float)}
+KINDS |= {"use_bidirectional_attention": (bool,)}
 
 
 def config(settings: dict[str, Any]) -> TransformerConfig:
@@ -64,7 +65,7 @@ def _gemma3_config(settings):
 
 
 def _config(settings, every, **fields):
-    decoder.only(settings, "use_bidirectional_attention", False)
+    decoder.only(settings, "use_bidirectional_attention", None, False)
     limit = settings["sliding_window"]
     local = [(i + 1) % every != 0 for i in range(settings["num_hidden_layers"])]
     plain = decoder.decoder_config(

@@ -29,21 +29,22 @@ def normed(norm, x):
     return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-12) * norm.gain
 
 
-def turned(x, theta):
-    """The first four features of each token rotated by its position, and 1.2 times as long."""
+def turned(x, theta, factor):
+    """The first four features of each token rotated by its position, and `factor` times as long."""
     out = x.copy()
     for i, j in np.ndindex(len(x), 2):
         angle = i * theta ** (-2 * j / 4)
         a, b = x[i, j], x[i, j + 2]
-        out[i, j] = 1.2 * (a * np.cos(angle) - b * np.sin(angle))
-        out[i, j + 2] = 1.2 * (b * np.cos(angle) + a * np.sin(angle))
+        out[i, j] = factor * (a * np.cos(angle) - b * np.sin(angle))
+        out[i, j + 2] = factor * (b * np.cos(angle) + a * np.sin(angle))
     return out
 
 
-def weights_of(p, x, window, theta, head):
+def weights_of(p, x, window, head):
     """Attention weights of one head, one pair of tokens at a time."""
-    q = turned(x @ p.w_q[head] + p.b_q[head], theta)
-    k = turned(x @ p.w_k[head] + p.b_k[head], theta)
+    how = (3.0, 1.0) if window else (50.0, 1.2)
+    q = turned(x @ p.w_q[head] + p.b_q[head], *how)
+    k = turned(x @ p.w_k[head] + p.b_k[head], *how)
     scores = np.full((N, N), -np.inf)
     for i, j in np.ndindex(N, N):
         if j <= i and (not window or i - j <= window):
@@ -67,17 +68,15 @@ def experts_of(m, x):
 def test_the_forward_pass_is_its_formulas(x64):
     config = rc.TransformerConfig(**FORM)
     params, x = draws.parameters(config), draws.tokens(N, D)
-    with jax.disable_jit():
-        trace = rc.apply(params, x, config)
+    trace = rc.apply(params, x, config)
     params = jax.tree.map(np.asarray, params)
     x = np.asarray(x)
     for l in range(DEPTH):
         p = jax.tree.map(lambda a, l=l: a[l], params.layers)
         seen = normed(p.attention_norm, x) if l else x
-        theta = 3.0 if FORM["windows"][l] else 50.0
         part = p.attention.b_o.copy()
         for h in range(H):
-            weights = weights_of(p.attention, seen, FORM["windows"][l], theta, h)
+            weights = weights_of(p.attention, seen, FORM["windows"][l], h)
             np.testing.assert_allclose(trace.attention[l, h], weights, atol=1e-12)
             part = (
                 part
@@ -93,7 +92,7 @@ def test_shared_units_have_a_gate_of_their_own(x64):
     rng = np.random.default_rng(0)
     x, router, shared = (rng.standard_normal(s) for s in ((4, 5), (5, 2), (5, 1)))
     params = layers.MLPParams(w_in=np.zeros((5, 7)), w_out=None, w_router=router, w_shared=shared)
-    found = np.asarray(layers.unit_shares(params, jnp.asarray(x), routing))
+    found = np.asarray(jax.jit(lambda x: layers.unit_shares(params, x, routing))(x))
     p = softmax(x @ router, axis=-1)
     for i in range(4):
         best = int(p[i].argmax())

@@ -27,7 +27,10 @@ NETWORKS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", slow_if(NETWORKS, "shared layers, gains", "no skips, no norms"))
+@pytest.mark.parametrize(
+    "name",
+    slow_if(NETWORKS, "shared layers, gains", "no skips, no norms", "parallel experts, windows"),
+)
 def test_a_head_s_contribution_is_the_derivative_of_its_gain(x64, name):
     config = rc.transformer(L, H, D, **NETWORKS[name])
     params = rc.init(jax.random.key(0), config, 1.0, 0.3)

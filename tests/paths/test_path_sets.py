@@ -104,7 +104,7 @@ def test_shared_beginnings_are_visited_once():
     assert sorted(np.asarray(order)) == list(range(40))
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", slow_if(NETWORKS, "parallel experts, windows, capped"))
 def test_frozen_paths_sum_to_the_exact_contributions(name, x64):
     config, params, x = network(**NETWORKS[name])
     assert x.dtype == jnp.float64

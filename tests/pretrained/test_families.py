@@ -90,7 +90,7 @@ REFUSED = {
     "olmo2": ({"rope_scaling": {"type": "linear"}}, "factor=None is not a number"),
     "gemma2": (
         {"use_bidirectional_attention": True},
-        "use_bidirectional_attention=True of a gemma2 model is not supported, only False",
+        "use_bidirectional_attention=True of a gemma2 model is not supported, only None",
     ),
     "gemma3_text": (
         {"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}},
