@@ -33,7 +33,12 @@ def scaled_heads(layer, name, value):
 
 
 @pytest.mark.parametrize(
-    ("name", "edit"), [("sandwich of RMSNorms", None), ("decoder", scaled_heads)]
+    ("name", "edit"),
+    [
+        ("sandwich of RMSNorms", None),
+        ("decoder", scaled_heads),
+        pytest.param("parallel experts", None, marks=pytest.mark.slow),
+    ],
 )
 def test_parts_and_lengths_sum_to_the_logits(x64, name, edit):
     config = config_of(**NETWORKS[name])

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from marks import slow_if
 from path_examples import DEPTH, N, config_of, example, relative
 
 import rank_collapse as rc
