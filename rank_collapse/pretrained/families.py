@@ -11,6 +11,7 @@ from rank_collapse.pretrained import albert, bert, distilbert, gpt2, llama, t5, 
 from rank_collapse.pretrained.checkpoint import Checkpoint, read_config
 from rank_collapse.pretrained.family import Family, Settings
 from rank_collapse.pretrained.live import LiveModel, is_model
+from rank_collapse.pretrained.opened import OpenCheckpoint
 from rank_collapse.pretrained.published import PUBLISHED
 from rank_collapse.pretrained.weights import CheckpointWeights, RandomWeights
 
@@ -102,6 +103,43 @@ def load(
     tensors = LiveModel(folder) if live else Checkpoint(folder)
     weights = CheckpointWeights(tensors, family.anchors, dtype)
     return config, family.params(weights, settings, config)
+
+
+def open_checkpoint(
+    folder: Any, *, part: str | None = None, dtype: Any = jnp.float32
+) -> OpenCheckpoint:
+    """A checkpoint whose layers are read one by one, for models larger than memory.
+
+    Every tensor's name and shape is checked here; values are read when `stream`, or
+    `OpenCheckpoint.layer`, asks for them.
+
+    Args:
+        folder, part, dtype: As in `load`.
+
+    Raises:
+        FileNotFoundError, ValueError: As `load`, of any layer, before one is read.
+    """
+    live = is_model(folder)
+    settings = settings_of(folder.config.to_dict() if live else Path(folder), part)
+    family = family_of(settings["model_type"])
+    tensors = LiveModel(folder) if live else Checkpoint(folder)
+    return OpenCheckpoint(
+        CheckpointWeights(tensors, family.anchors, dtype, lazy=True), family, settings
+    )
+
+
+def open_random(
+    source: Any, key: Any, *, part: str | None = None, dtype: Any = jnp.float32
+) -> OpenCheckpoint:
+    """`random_like` whose layers are drawn one by one, with the same values.
+
+    Args:
+        source, key, part, dtype: As in `random_like`.
+    """
+    settings = settings_of(source, part)
+    family = family_of(settings["model_type"])
+    weights = RandomWeights(key, lambda name: family.draw(name, settings), dtype, lazy=True)
+    return OpenCheckpoint(weights, family, settings)
 
 
 def random_like(

@@ -1,12 +1,11 @@
 """Llama (Touvron et al. 2023), Mistral, Qwen2: causal, pre-RMSNorm, rotary, gated, grouped heads.
 
-Heads that share keys and values get copies of them, so that each head stands alone in a path.
+Heads that share keys and values are groups here; `enter` gives each head its own, so that it stands
+alone in a path.
 """
 
 import dataclasses
 from typing import Any
-
-import numpy as np
 
 from rank_collapse.network.attention import AttentionParams
 from rank_collapse.network.config import TransformerConfig
@@ -14,6 +13,7 @@ from rank_collapse.network.embedding import EmbeddingConfig, EmbeddingParams
 from rank_collapse.network.layers import MLPParams
 from rank_collapse.network.parameters import BlockParams, TransformerParams
 from rank_collapse.pretrained.family import Family, check_entry
+from rank_collapse.pretrained.read_out import ReadOut
 from rank_collapse.pretrained.weights import Draw, Weights
 
 ANCHORS = ("embed_tokens.weight",)
@@ -37,6 +37,7 @@ DEFAULTS = {
     "sliding_window": None,
     "use_sliding_window": None,
     "pad_token_id": None,
+    "tie_word_embeddings": False,
 }
 KINDS = dict.fromkeys(("num_key_value_heads", "head_dim", "sliding_window"), (int,))
 KINDS |= {"rope_theta": (float,), "rope_scaling": (dict,), "rope_parameters": (dict,)}
@@ -131,10 +132,6 @@ def _params(weights, settings, config, *, into, out):
     groups = settings["num_key_value_heads"] or h
     weights.check_depth("layers.{}", config.depth)
 
-    def shared(name):
-        w, b = weights.heads_in(name, d, groups, k, into)
-        return np.repeat(w, h // groups, axis=0), np.repeat(b, h // groups, axis=0)
-
     def mlp(name):
         maps = [weights.linear(f"{name}.{p}_proj", d, f, settings["mlp_bias"]) for p in _IN]
         w_out, b_out = weights.linear(f"{name}.down_proj", f, d, settings["mlp_bias"])
@@ -146,8 +143,8 @@ def _params(weights, settings, config, *, into, out):
     def layer(i):
         name = f"layers.{i}"
         w_q, b_q = weights.heads_in(f"{name}.self_attn.q_proj", d, h, k, into)
-        w_k, b_k = shared(f"{name}.self_attn.k_proj")
-        w_v, b_v = shared(f"{name}.self_attn.v_proj")
+        w_k, b_k = weights.heads_in(f"{name}.self_attn.k_proj", d, groups, k, into)
+        w_v, b_v = weights.heads_in(f"{name}.self_attn.v_proj", d, groups, k, into)
         w_o, b_o = weights.heads_out(f"{name}.self_attn.o_proj", d, h, k, out)
         return BlockParams(
             attention=AttentionParams(
@@ -158,7 +155,7 @@ def _params(weights, settings, config, *, into, out):
             mlp_norm=weights.norm(f"{name}.post_attention_layernorm", d, bias=False),
         )
 
-    tokens = weights.take("embed_tokens.weight", config.embedding.vocab_size, d)
+    tokens = weights.table("embed_tokens.weight", config.embedding.vocab_size, d)
     return TransformerParams(
         layers=weights.stack(range(config.depth), layer),
         final_norm=weights.to_device(weights.norm("norm", d, bias=False)),
@@ -167,6 +164,14 @@ def _params(weights, settings, config, *, into, out):
 
 
 _IN = ("gate", "up")
+
+
+def read_out(weights: Weights, settings: dict[str, Any], config: TransformerConfig) -> ReadOut:
+    """The language-model head: a table of its own, or that of the tokens."""
+    name = weights.first("lm_head.weight", "embed_tokens.weight")
+    if settings["tie_word_embeddings"]:
+        name = "embed_tokens.weight"
+    return ReadOut(weights.table(name, config.embedding.vocab_size, config.d_model))
 
 
 def draw(name: str, settings: dict[str, Any]) -> Draw:
@@ -179,7 +184,7 @@ def draw(name: str, settings: dict[str, Any]) -> Draw:
     return Draw(std=settings["initializer_range"], zero_row=zero_row)
 
 
-LLAMA = Family("llama", DEFAULTS, ANCHORS, config, params, draw, kinds=KINDS)
+LLAMA = Family("llama", DEFAULTS, ANCHORS, config, params, draw, read_out=read_out, kinds=KINDS)
 MISTRAL = dataclasses.replace(
     LLAMA,
     model_type="mistral",
