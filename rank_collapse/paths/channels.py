@@ -40,16 +40,16 @@ class Channels:
         start: [a, m, n, d], paths from the input.
         memory: [a, m, n, d], paths from the memory; None without cross-attention.
         offset: [n, d], what biases contributed.
-        filled: Number of lengths that exist, where there is room for more; may be traced, and must
-            not be vmapped over. None: all. Empty slots then cost nothing, one program serves all
-            layers, and lengths are moved one after the other.
+        live: Bool [a], which lengths exist; traced, and not to be vmapped over. Others then cost
+            nothing, one program serves all layers, and lengths are moved one after the other. None
+            for all of them at once.
         biased: Whether there are biases; False: the offset stays 0 and costs nothing. Static.
     """
 
     start: Any
     memory: Any
     offset: Any
-    filled: Any = None
+    live: Any = None
     biased: bool = struct.field(pytree_node=False, default=True)
 
     def map(self, fn: Any, lengths: int | None = None, counts: int | None = None) -> "Channels":
@@ -57,8 +57,8 @@ class Channels:
         groups = [g for g in (self.start, self.memory) if g is not None]
         groups = [g[:lengths, :counts] for g in groups]
         n, d = self.offset.shape
-        if self.filled is not None:
-            return self._map_filled(fn, groups)
+        if self.live is not None:
+            return self._map_live(fn, groups)
         flat = jnp.concatenate([*(g.reshape(-1, n, d) for g in groups), self.offset[None]])
         ones = jnp.zeros(len(flat), flat.dtype).at[-1].set(1)
         out = fn(flat, ones)
@@ -66,21 +66,19 @@ class Channels:
         memory = None if self.memory is None else half[1]
         return self.replace(start=half[0], memory=memory, offset=out[-1])
 
-    def _map_filled(self, fn, groups):
+    def _map_live(self, fn, groups):
         """`map`, length by length, of those that exist."""
         lengths, _, n, d = groups[0].shape
         slots = jnp.stack(groups, axis=1)  # [a, groups, m, n, d]
 
         def one(_, step):
-            index, c = step
+            live, c = step
             flat = c.reshape(-1, n, d)
             zeros = jnp.zeros(len(flat), flat.dtype)
-            moved = jax.lax.cond(
-                index < self.filled, lambda c: fn(c, zeros), lambda c: jnp.zeros_like(c), flat
-            )
+            moved = jax.lax.cond(live, lambda c: fn(c, zeros), lambda c: jnp.zeros_like(c), flat)
             return None, moved.reshape(c.shape)
 
-        _, out = jax.lax.scan(one, None, (jnp.arange(lengths), slots))
+        _, out = jax.lax.scan(one, None, (self.live[:lengths], slots))
         offset = self.offset
         if self.biased:
             offset = fn(offset[None], jnp.ones(1, offset.dtype))[0]
@@ -91,9 +89,11 @@ class Channels:
         """One empty slot put in front of a slot axis; None for no axis."""
         if axis is None:
             return self
-        filled = self.filled if axis or self.filled is None else self.filled + 1
+        live = self.live
+        if axis == 0 and live is not None:
+            live = live.at[1:].max(live[:-1])
         start, memory = _padded(self.start, axis), _padded(self.memory, axis)
-        return self.replace(start=start, memory=memory, filled=filled)
+        return self.replace(start=start, memory=memory, live=live)
 
 
 def _padded(group, axis):

@@ -243,9 +243,9 @@ class LengthPass:
         """The channels behind the layer."""
         layout = Layout(config=config, count_mlps=False)
         if not layout.one_length:
-            carry = carry.replace(filled=layer.index + 1)
+            carry = carry.replace(live=jnp.arange(config.depth + 1) <= layer.index)
         channels = moved(layer, carry, entry, layout, layer.gains)
-        return channels.replace(filled=None), None
+        return channels.replace(live=None), None
 
     def finish(
         self,

@@ -66,10 +66,9 @@ class OpenCheckpoint:
         """
         return values(self.layers.get(self.row(index)))
 
-    def stored_layer(self, index: int) -> Any:
-        """`layer` as a tree of `lazy.Stored`; the next layer is read meanwhile."""
-        following = self.row(index + 1) if index + 1 < self.config.depth else None
-        return self.layers.get(self.row(index), following)
+    def stored_layer(self, index: int, coming: int | None = None) -> Any:
+        """`layer` as a tree of `lazy.Stored`; the layer `coming` is read from now on."""
+        return self.layers.get(self.row(index), None if coming is None else self.row(coming))
 
     def entered(
         self, inputs: Mapping[str, Any]
