@@ -11,11 +11,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from rank_collapse.network import layers
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.entry import Entry, enter
 from rank_collapse.network.parameters import TransformerParams
-from rank_collapse.network.passes import Layer, run
+from rank_collapse.network.passes import Layer, output_of, run
 from rank_collapse.network.precision import full_precision
 from rank_collapse.network.transformer import block
 
@@ -54,6 +53,7 @@ def layer_removal(
              later layers l > s lean on layer s (Csordás et al. 2025); 0 for l ≤ s
     cosine   [L], mean over tokens of cos(Y_i, Y_i without s), Y the output
     error    [L], ‖Y − Y without s‖_F/‖Y‖_F
+    output   [n, d], Y
     outputs  [L, n, d], Y without s, for a read-out (ShortGPT's removal: loss without the layer)
 
     Cost: L/2 forward passes.
@@ -102,7 +102,7 @@ class InfluencePass:
 
         def to_all(u):
             """Kahan's angle: arccos loses half the digits where directions are nearly equal."""
-            apart, together = (jnp.linalg.norm(unit + s * u, axis=-1) for s in (-1, 1))
+            apart, together = (jnp.linalg.norm(unit + s * u[None], axis=-1) for s in (-1, 1))
             return 2 * jnp.arctan2(apart, together)
 
         chord = jnp.linalg.norm(unit[1:] - unit[:-1], axis=-1)
@@ -150,34 +150,33 @@ class RemovalPass:
         self, params: Any, last: Any, carry: Any, told: Any, entry: Entry, config: TransformerConfig
     ) -> dict[str, Float[Array, "..."]]:
         """The measures by name."""
-
-        def output(x):
-            if not config.final_norm:
-                return x
-            return layers.norm(params.final_norm, x, config.norm, config.norm_eps)
-
-        whole, without = output(last), jax.vmap(output)(carry)
+        whole = output_of(params, last, config)
+        without = jax.vmap(lambda x: output_of(params, x, config))(carry)
         shown, rest = _shown(whole, entry), _shown(without, entry)
-        dots = jnp.sum(rest * shown, axis=-1)
-        lengths = jnp.linalg.norm(rest, axis=-1) * jnp.linalg.norm(shown, axis=-1)
+        dots = jnp.sum(rest * shown[None], axis=-1)
+        lengths = jnp.linalg.norm(rest, axis=-1) * jnp.linalg.norm(shown, axis=-1)[None]
         return {
             "later": told.T,
             "cosine": _mean(dots / jnp.where(lengths == 0, 1, lengths), entry),
-            "error": jnp.linalg.norm(rest - shown, axis=(-2, -1)) / jnp.linalg.norm(shown),
+            "error": jnp.linalg.norm(rest - shown[None], axis=(-2, -1)) / jnp.linalg.norm(shown),
+            "output": whole,
             "outputs": without,
         }
 
 
 def _shown(a, entry):
     """Tokens that do not exist as zeros."""
-    return a if entry.exists is None else jnp.where(entry.exists[:, None], a, 0)
+    if entry.exists is None:
+        return a
+    return jnp.where(entry.exists.reshape((1,) * (a.ndim - 2) + (-1, 1)), a, 0)
 
 
 def _mean(values, entry):
     """Mean over the last axis, the tokens that exist."""
     if entry.exists is None:
         return jnp.mean(values, axis=-1)
-    return jnp.sum(jnp.where(entry.exists, values, 0), axis=-1) / jnp.sum(entry.exists)
+    exists = entry.exists.reshape((1,) * (values.ndim - 1) + (-1,))
+    return jnp.sum(jnp.where(exists, values, 0), axis=-1) / jnp.sum(exists)
 
 
 def _mean_ratio(part, stream, entry):

@@ -7,13 +7,15 @@ same functions with one layer's weights after the other, so that a model may be 
 Axis letters: n tokens, d width, l layers.
 """
 
+import dataclasses
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from rank_collapse.network import layers
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.entry import Entry
 from rank_collapse.network.gains import LayerGains, layer_gains
@@ -123,6 +125,38 @@ def run(
     start = entry.x, (layer_pass.begin(entry, config),)
     (last, (carry,)), told = scan_layers(body, start, params, config, swept)
     return layer_pass.finish(params, last, carry, told, entry, config)
+
+
+def output_of(
+    params: TransformerParams, last: Float[Array, "n d"], config: TransformerConfig
+) -> Float[Array, "n d"]:
+    """X^L behind the final norm where there is one."""
+    if not config.final_norm:
+        return last
+    return layers.norm(params.final_norm, last, config.norm, config.norm_eps)
+
+
+@dataclasses.dataclass(frozen=True)
+class OutputPass:
+    """The output of the network: a `LayerPass`."""
+
+    forward: ClassVar[bool] = True
+
+    def begin(self, entry: Entry, config: TransformerConfig) -> tuple[()]:
+        """Nothing."""
+        return ()
+
+    def step(
+        self, layer: Layer, carry: Any, entry: Entry, config: TransformerConfig
+    ) -> tuple[Any, tuple[()]]:
+        """Nothing."""
+        return carry, ()
+
+    def finish(
+        self, params: Any, last: Any, carry: Any, told: Any, entry: Entry, config: TransformerConfig
+    ) -> Float[Array, "n d"]:
+        """The output."""
+        return output_of(params, last, config)
 
 
 def one_row(config: TransformerConfig) -> TransformerConfig:

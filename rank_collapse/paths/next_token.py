@@ -92,11 +92,11 @@ def add_words(
     """
     logits = jnp.einsum("sp,pnv->snv", sums, jnp.einsum("pnd,vd->pnv", parts, words))
     if bias is not None:
-        logits = logits + bias
+        logits = logits + bias[None, None]
     if softcap is not None:
         logits = softcap * jnp.tanh(logits / softcap)
     if exists is not None:
-        logits = jnp.where(exists, logits, -jnp.inf)
+        logits = jnp.where(exists[None, None], logits, -jnp.inf)
     best = jnp.argmax(logits, axis=-1)
     top = jnp.max(logits, axis=-1)
     largest = jnp.maximum(known.largest, top)
@@ -123,7 +123,7 @@ def agreement(known: NextToken, keep: Any) -> tuple[Float[Array, "s"], Float[Arr
     count = jnp.sum(keep)
 
     def mean(values):
-        return jnp.sum(jnp.where(keep, values, 0), axis=-1) / count
+        return jnp.sum(jnp.where(keep[None], values, 0), axis=-1) / count
 
     return mean(known.loss), mean((known.token == known.token[:1]).astype(known.loss.dtype))
 

@@ -19,7 +19,8 @@ from rank_collapse.pretrained.family import Family
 from rank_collapse.pretrained.opened import OpenCheckpoint
 from rank_collapse.pretrained.published import PUBLISHED, published_curves
 from rank_collapse.pretrained.read_out import ReadOut
-from rank_collapse.pretrained.stream import Job, State, stream
+from rank_collapse.pretrained.stream import Job, State, state_like, stream
+from rank_collapse.pretrained.stream_back import stream_gradients
 
 __all__ = [
     "FAMILIES",
@@ -36,5 +37,7 @@ __all__ = [
     "published_curves",
     "random_like",
     "settings_of",
+    "state_like",
     "stream",
+    "stream_gradients",
 ]

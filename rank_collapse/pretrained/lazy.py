@@ -104,6 +104,17 @@ class LazyLayers:
                 if found != first:
                     raise ValueError(f"layer {row} has other shapes or dtypes than the first")
 
+    def like(self) -> Any:
+        """The shapes of `get`'s result."""
+        with self.weights.shapes_only():
+            first = self.layer(self.rows[0])
+
+        def stored(a):
+            axes = tuple(range(a.ndim))
+            return Stored(jax.ShapeDtypeStruct(a.shape, self.weights.dtype), axes)
+
+        return jax.tree.map(stored, first)
+
     def get(self, index: int, coming: int | None = None) -> Any:
         """One row's parameters on the device, in the weights' dtype, as a tree of `Stored`.
 

@@ -108,12 +108,13 @@ def loss_gradient(
 
 @functools.partial(jax.jit, donate_argnames="gradient")
 def _pull(gradient, words, first, output, log_total, targets, share, bias, softcap, exists):
-    logits = output @ words.T + bias
+    logits = output @ words.T + bias[None, None]
     slope = 1.0
     if softcap is not None:
         capped = jnp.tanh(logits / softcap)
         logits, slope = softcap * capped, 1 - jnp.square(capped)
     place = targets - first
-    right = place[..., None] == jnp.arange(len(words))
-    change = jnp.where(exists, jnp.exp(logits - log_total[..., None]), 0) - right
+    right = place[..., None] == jnp.arange(len(words))[None, None]
+    share_of = jnp.where(exists[None, None], jnp.exp(logits - log_total[..., None]), 0)
+    change = share_of - right
     return gradient + (slope * change * share[..., None]) @ words

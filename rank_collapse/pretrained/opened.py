@@ -37,6 +37,11 @@ class OpenCheckpoint:
         weights.unchecked()
 
     @property
+    def speaks(self) -> bool:
+        """Whether it is a causal language model, with a head for the next token."""
+        return self.family.read_out is not None
+
+    @property
     def read_out(self) -> ReadOut | None:
         """The language-model head, a `lazy.Table`; None where the family has none."""
         of = self.family.read_out

@@ -15,14 +15,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
 
-from rank_collapse.network.entry import enter
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.entry import Entry, enter
 from rank_collapse.network.gains import layer_gains
+from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.passes import LayerPass, one_row, row_of, through
 from rank_collapse.network.precision import full_precision
 from rank_collapse.network.surgery import variant
-from rank_collapse.paths.gradients import at_output, pulled_back, require_lengths
 from rank_collapse.pretrained.lazy import values
 from rank_collapse.pretrained.opened import OpenCheckpoint
 
@@ -59,6 +59,19 @@ class State:
     carries: list[Any]
     told: list[list[Any]]
 
+    def arrays(self) -> Any:
+        """All of it but the number of layers, as a pytree to save."""
+        return {"hidden": self.hidden, "carries": self.carries, "told": self.told}
+
+    def with_arrays(self, arrays: Any) -> "State":
+        """The same number of layers with other arrays."""
+        return State(self.layers, **arrays)
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is at the border of a layer."""
+        return all(len(told) == self.layers for told in self.told)
+
 
 @full_precision
 def stream(
@@ -91,20 +104,16 @@ def stream(
     """
     config, outside, given = source.entered(inputs)
     total = len(given["x"])
-    parts = [(name, job, rows) for name, job in jobs.items() for rows in _chunks(job, total, chunk)]
+    parts = _parts(source, jobs, total, chunk)
     if state is None:
         count = len(parts)
         state = State(0, [None] * count, [None] * count, [[] for _ in range(count)])
-    family = source.family.model_type
     last = None
     try:
         for index in range(state.layers, config.depth):
             layer = source.stored_layer(index, min(index + 1, config.depth - 1))
-            for i, (_, job, rows) in enumerate(parts):
+            for i, (_, _, rows, static) in enumerate(parts):
                 examples = {k: v[rows] for k, v in given.items()}
-                passes = tuple(p for _, p in job.passes)
-                cut = (job.variant, job.reading, family)
-                static = {"passes": passes, "cut": cut}
                 if not index:
                     state.hidden[i], state.carries[i] = _begin(
                         layer, outside, examples, config, **static
@@ -122,14 +131,13 @@ def stream(
         if last is None:
             last = source.stored_layer(config.depth - 1)
         found: dict[str, dict[str, list]] = {}
-        for i, (name, job, rows) in enumerate(parts):
+        for i, (name, job, rows, static) in enumerate(parts):
             told = jax.tree.map(lambda *a: np.stack(a, axis=1), *state.told[i])
             results = _finish(
                 last, outside, state.hidden[i], state.carries[i], told,
-                {k: v[rows] for k, v in given.items()}, config,
-                passes=tuple(p for _, p in job.passes), cut=(job.variant, job.reading, family),
+                {k: v[rows] for k, v in given.items()}, config, **static,
             )  # fmt: skip
-            state.carries[i] = None
+            state.carries[i], state.told[i] = None, []
             kept = _count(rows, job, total)
             for (what, _), result in zip(job.passes, results, strict=True):
                 own = jax.tree.map(lambda a, kept=kept: np.asarray(a)[:kept], result)
@@ -145,67 +153,42 @@ def stream(
     }
 
 
-@full_precision
-def stream_gradients(
+def state_like(
     source: OpenCheckpoint,
     inputs: Mapping[str, Any],
-    states: Float[Array, "b l n d"],
-    cotangents: Float[Array, "b n d"],
+    jobs: Mapping[str, Job],
+    layers: int,
     *,
-    done: Callable[[int], None] | None = None,
-) -> Float[Array, "b k n d"]:
-    """`length_gradients` of every example, in one pass over the weights from the last to the first.
+    chunk: int = 8,
+) -> State:
+    """The shapes of the state that `stream` has behind a number of layers.
 
     Args:
-        source: From `rank_collapse.pretrained.open_checkpoint`.
-        inputs: As in `stream`.
-        states: X^0 .. X^L, from a `StatePass`.
-        cotangents: Gradients of the outputs.
-        done: Called behind each layer with the number of layers done.
+        source, inputs, jobs, chunk: As of `stream`.
+        layers: How many.
     """
-    require_lengths(source.config)
     config, outside, given = source.entered(inputs)
-    states, gradients = np.asarray(states), None
-    depth = config.depth
-    try:
-        for index in reversed(range(depth)):
-            layer = source.stored_layer(index, max(index - 1, 0))
-            if gradients is None:
-                gradients = _last_gradients(
-                    layer, outside, states[:, -1], cotangents, given, config
-                )
-            gradients = _pull_back(
-                layer, jnp.asarray(index), outside, states[:, index], gradients, given, config
-            )
-            jax.block_until_ready(gradients)
-            layer = None
-            if done is not None:
-                done(depth - index)
-    finally:
-        source.layers.drop()
-    return gradients[:, ::-1]
+    layer, found = source.layers.like(), State(layers, [], [], [])
+    for _, _, rows, static in _parts(source, jobs, len(given["x"]), chunk):
+        examples = {k: v[rows] for k, v in given.items()}
+        begin, step = (functools.partial(fn, **static) for fn in (_begin, _step))
+        hidden, carries = jax.eval_shape(begin, layer, outside, examples, config)
+        index = jax.ShapeDtypeStruct((), jnp.int32)
+        *_, told = jax.eval_shape(step, layer, index, outside, hidden, carries, examples, config)
+        found.hidden.append(hidden)
+        found.carries.append(carries)
+        found.told.append([told] * layers)
+    return found
 
 
-_WHOLE = ("Transformer", "published", "bert")
-
-
-@jax.jit
-def _last_gradients(layer, outside, last, cotangents, examples, config):
-    def one(last, cotangent, example):
-        params, _, own = _entered(layer, outside, example, config, _WHOLE)
-        return at_output(params, last, cotangent, own)
-
-    return jax.vmap(one)(last, cotangents, examples)
-
-
-@functools.partial(jax.jit, donate_argnames="gradients")
-def _pull_back(layer, index, outside, x, gradients, examples, config):
-    def one(x, gradients, example):
-        params, entry, own = _entered(layer, outside, example, config, _WHOLE)
-        gains = jax.tree.map(lambda a: a[index], layer_gains(own, entry.x.dtype, params))
-        return pulled_back(row_of(params), gains, index, x, gradients, entry, own)
-
-    return jax.vmap(one)(x, gradients, examples)
+def _parts(source, jobs, total, chunk):
+    """(name, job, rows of its examples, what is compiled in) of every chunk of every job."""
+    found = []
+    for name, job in jobs.items():
+        passes = tuple(layer_pass for _, layer_pass in job.passes)
+        static = {"passes": passes, "cut": (job.variant, job.reading, source.family.model_type)}
+        found += [(name, job, rows, static) for rows in _chunks(job, total, chunk)]
+    return found
 
 
 def _chunks(job, total, chunk):
@@ -223,8 +206,22 @@ def _count(rows, job, total):
     return min(len(rows), last - int(rows[0]))
 
 
-def _entered(layer, outside, example, config, cut):
-    """(parameters with the one layer as their stack, entry, config) of a variant."""
+def entered_layer(
+    layer: Any,
+    outside: TransformerParams,
+    example: Mapping[str, Any],
+    config: TransformerConfig,
+    cut: tuple[str, str, str],
+) -> tuple[TransformerParams, Entry, TransformerConfig]:
+    """(parameters with the one layer as their stack, entry, config) of a variant and one example.
+
+    Args:
+        layer: A tree of `lazy.Stored`.
+        outside: What stands outside of the layers.
+        example: Its arguments of `rank_collapse.apply`.
+        config: The network.
+        cut: (variant, reading, family) as of `surgery.variant`.
+    """
     config = one_row(config)
     stack = jax.tree.map(lambda a: a[None], values(layer))
     config, params = variant(config, outside.replace(layers=stack), *cut)
@@ -236,7 +233,7 @@ def _entered(layer, outside, example, config, cut):
 @functools.partial(jax.jit, static_argnames=("passes", "cut"))
 def _begin(layer, outside, examples, config, *, passes, cut):
     def one(example):
-        _, entry, own = _entered(layer, outside, example, config, cut)
+        _, entry, own = entered_layer(layer, outside, example, config, cut)
         return entry.x, tuple(p.begin(entry, own) for p in passes)
 
     return jax.vmap(one)(examples)
@@ -247,7 +244,7 @@ def _begin(layer, outside, examples, config, *, passes, cut):
 )
 def _step(layer, index, outside, hidden, carries, examples, config, *, passes, cut):
     def one(x, carry, example):
-        params, entry, own = _entered(layer, outside, example, config, cut)
+        params, entry, own = entered_layer(layer, outside, example, config, cut)
         gains = jax.tree.map(lambda a: a[index], layer_gains(own, entry.x.dtype, params))
         return through(passes, (row_of(params), gains, index), x, carry, entry, own)
 
@@ -257,7 +254,7 @@ def _step(layer, index, outside, hidden, carries, examples, config, *, passes, c
 @functools.partial(jax.jit, static_argnames=("passes", "cut"))
 def _finish(layer, outside, hidden, carries, told, examples, config, *, passes, cut):
     def one(x, carry, told, example):
-        params, entry, own = _entered(layer, outside, example, config, cut)
+        params, entry, own = entered_layer(layer, outside, example, config, cut)
         return tuple(
             p.finish(params, x, c, t, entry, own)
             for p, c, t in zip(passes, carry, told, strict=True)
