@@ -1,4 +1,4 @@
-"""Gradients by path length: closed form of two layers, and ⟨G_k, X⟩ = ⟨v, C_k⟩ of whole networks."""
+"""Gradients by path length: two layers in closed form, ⟨G_k, X⟩ = ⟨v, C_k⟩ of whole networks."""
 
 import jax
 import jax.numpy as jnp
