@@ -6,7 +6,7 @@ from typing import Any
 from experiments.shell import signals
 from experiments.shell.progress import Progress
 from rank_collapse import pretrained
-from rank_collapse.pretrained.stream import State
+from rank_collapse.pretrained.streaming import State
 from rank_collapse.runs.folder import RunFolder
 
 EVERY = 60.0  # seconds between states that are saved while all goes well

@@ -11,7 +11,7 @@ from rank_collapse.paths.contributions import PathContributions
 from rank_collapse.paths.gradients import gradient_effects
 from rank_collapse.pretrained import OpenCheckpoint
 from rank_collapse.pretrained.next_token import loss_gradient, next_tokens, targets_of
-from rank_collapse.pretrained.stream_back import stream_gradients
+from rank_collapse.pretrained.streaming_gradients import stream_gradients
 
 
 def by_length(

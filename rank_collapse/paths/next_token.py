@@ -128,7 +128,7 @@ def agreement(known: NextToken, keep: Any) -> tuple[Float[Array, "s"], Float[Arr
     return mean(known.loss), mean((known.token == known.token[:1]).astype(known.loss.dtype))
 
 
-def effective_depth(enough: Any) -> Int[Array, ""]:
+def effective_depth(enough: Any) -> Int[Array, "*s"]:
     """The least k such that `enough` holds for k and all that follow: Bool [k] or [..., k].
 
     With lengths up to k, `enough` may be "the same next token on 99 % of positions" or "a loss
@@ -141,7 +141,7 @@ def effective_depth(enough: Any) -> Int[Array, ""]:
 @jax.jit
 def next_token_effects(
     found: PathContributions, read_out: Float[Array, "v d"], targets: Int[Array, "n"], keep: Any
-) -> dict[str, Float[Array, "k"]]:
+) -> dict[str, Float[Array, "*k"]]:
     """Next-token loss and agreement by path length, from a read-out that is in memory.
 
     loss           of the whole network, a scalar, in nats per token
@@ -163,7 +163,7 @@ def next_token_effects(
     return by_length(add_words(known, read_out, 0, parts, sums, targets), keep)
 
 
-def by_length(known: NextToken, keep: Any) -> dict[str, Float[Array, "k"]]:
+def by_length(known: NextToken, keep: Any) -> dict[str, Float[Array, "*k"]]:
     """The measures of `next_token_effects` from what is known of its sums."""
     loss, same = agreement(known, keep)
     k = (len(loss) - 1) // 2

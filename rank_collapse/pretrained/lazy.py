@@ -61,7 +61,7 @@ class Table:
     def __init__(self, read: Callable[[int, int], np.ndarray], shape: tuple[int, int]):
         self.read, self.shape = read, shape
 
-    def rows(self, indices: Iterable[int]) -> np.ndarray:
+    def rows(self, indices: Any) -> np.ndarray:
         """Some of the rows, each read by itself."""
         return np.concatenate([self.read(int(i), int(i) + 1) for i in indices])
 

@@ -20,9 +20,15 @@ WORDS = 2048  # of the vocabulary at once: bounds the memory of the logits of al
 
 
 def targets_of(
-    ids: Int[np.ndarray, "b n"], mask: Any = None
+    ids: Any, mask: Any = None
 ) -> tuple[Int[np.ndarray, "b n"], Bool[np.ndarray, "b n"]]:
-    """(the token after each, whether there is one): the last token of each text has none."""
+    """(the token after each, whether there is one): the last token of each text has none.
+
+    Args:
+        ids: Token ids [b, n].
+        mask: Bool [b, n], the tokens that exist; None for all.
+    """
+    ids = np.asarray(ids)
     targets = np.roll(ids, -1, axis=1)
     keep = np.ones(ids.shape, bool) if mask is None else np.asarray(mask, bool)
     return targets, keep & np.concatenate([keep[:, 1:], np.zeros((len(ids), 1), bool)], axis=1)
@@ -48,17 +54,17 @@ def pieces(read_out: ReadOut, dtype: Any, size: int = WORDS) -> Any:
 @full_precision
 def next_tokens(
     read_out: ReadOut,
-    parts: Float[Array, "b p n d"],
+    parts: Any,
     sums: Float[Array, "s p"],
-    targets: Int[Array, "b n"],
+    targets: Any,
 ) -> NextToken:
     """What sums of parts of the output say of the next token, [b, s, n].
 
     Args:
         read_out: The head; its table is read once.
-        parts: Of the output of each example, the final norm in them.
+        parts: Of the output of each example [b, p, n, d], the final norm in them.
         sums: Weight of each part in each sum.
-        targets: From `targets_of`.
+        targets: From `targets_of`, [b, n].
     """
     parts = jnp.asarray(parts)
     known = jax.vmap(lambda _: no_words(len(sums), parts.shape[2], parts.dtype))(targets)
@@ -81,18 +87,18 @@ def _add(known, words, first, parts, sums, targets, bias, softcap, exists):
 @full_precision
 def loss_gradient(
     read_out: ReadOut,
-    output: Float[Array, "b n d"],
+    output: Any,
     known: NextToken,
-    targets: Int[Array, "b n"],
-    keep: Bool[Array, "b n"],
+    targets: Any,
+    keep: Any,
 ) -> Float[Array, "b n d"]:
     """The gradient of each example's mean next-token loss with respect to the output.
 
     Args:
         read_out: The head; its table is read once.
-        output: Y.
+        output: Y [b, n, d].
         known: From `next_tokens`, whose first sum is Y.
-        targets, keep: From `targets_of`.
+        targets, keep: From `targets_of`, [b, n].
     """
     output = jnp.asarray(output)
     gradient = jnp.zeros_like(output)

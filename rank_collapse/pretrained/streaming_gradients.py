@@ -17,15 +17,15 @@ from rank_collapse.network.passes import row_of
 from rank_collapse.network.precision import full_precision
 from rank_collapse.paths.gradients import at_output, pulled_back, require_lengths
 from rank_collapse.pretrained.opened import OpenCheckpoint
-from rank_collapse.pretrained.stream import entered_layer
+from rank_collapse.pretrained.streaming import entered_layer
 
 
 @full_precision
 def stream_gradients(
     source: OpenCheckpoint,
     inputs: Mapping[str, Any],
-    states: Float[Array, "b l n d"],
-    cotangents: Float[Array, "b n d"],
+    states: Any,
+    cotangents: Any,
     *,
     done: Callable[[int], None] | None = None,
 ) -> Float[Array, "b k n d"]:
@@ -34,8 +34,8 @@ def stream_gradients(
     Args:
         source: From `rank_collapse.pretrained.open_checkpoint`.
         inputs: As in `stream`.
-        states: X^0 .. X^L, from a `StatePass`.
-        cotangents: Gradients of the outputs.
+        states: X^0 .. X^L [b, l, n, d], from a `StatePass`.
+        cotangents: Gradients of the outputs [b, n, d].
         done: Called behind each layer with the number of layers done.
     """
     require_lengths(source.config)
