@@ -110,8 +110,9 @@ class Weights:
         return batch
 
     def _open(self, part):
+        dtype = self.options.dtype
         if self.kind == "pretrained":
-            return pretrained.open_checkpoint(self.model.source, part=part)
+            return pretrained.open_checkpoint(self.model.source, part=part, dtype=dtype)
         key = jax.random.fold_in(jax.random.key(self.options.seed), self.seed)
         settings = {k: v for k, v in self.model.settings.items() if k != "part"}
-        return pretrained.open_random(settings, key, part=part)
+        return pretrained.open_random(settings, key, part=part, dtype=dtype)

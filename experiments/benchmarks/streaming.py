@@ -95,10 +95,9 @@ def measure(folder: str, texts: int, tokens: int) -> dict[str, float]:
     def done(state):
         gone = time.perf_counter() - start
         left = gone / state.layers * (source.config.depth - state.layers)
-        peak = peak_memory() / 1e9
-        print(
-            f"layer {state.layers}: {gone:.1f} s, {left:.0f} s left, {peak:.2f} GB", file=sys.stderr
-        )
+        used = f"{time.process_time():.0f} s of CPU, {peak_memory() / 1e9:.2f} GB"
+        text = f"layer {state.layers}: {gone:.1f} s, {left:.0f} s left; {used}"
+        print(text, file=sys.stderr, flush=True)
 
     found = pretrained.stream(source, {"x": ids}, jobs, done=done)
     error = jax.vmap(sizes_of)(found["whole"]["lengths"])["error"].max()
