@@ -27,19 +27,18 @@ LIMITS = {("1.1b", 1): (60.0, 1.5), ("7b", 4): (480.0, 4.0)}
 def operations(size: str, texts: int, tokens: int) -> tuple[float, float]:
     """Floating-point operations of (forward passes of the variants, path sums): their floor.
 
-    A layer moves l lengths through values and output projection and l + 1 through two maps of the
-    MLP, l = 1 .. L; no scheme with fewer exact products is known, for the sums of different lengths
-    are different vectors. Attention itself and norms are left out: below 1 % at 64 tokens.
+    Five readings of the variants: all five pass attention, three the MLP. Layer l = 1 .. L moves l
+    lengths through values and output projection, and l + 1 through two maps of the MLP; the sums of
+    different lengths are different vectors, and no exact scheme with fewer products is known.
+    Attention itself and norms are left out: below 1 % at 64 tokens.
     """
     depth, d, f, h, groups, _ = SIZES[size]
-    heads, shared = 4 * d * d, 4 * d * d * groups // h  # q and o; k and v
-    mlp = 6 * d * f
     rows = texts * tokens
-    forward = depth * rows * (4 * (heads + shared) + 3 * mlp - mlp * 0)  # five variants, see below
-    without = depth * rows * (heads + shared)
-    each = (shared + heads) / 2, 4 * d * f
-    lengths = sum(l * each[0] + (l + 1) * each[1] for l in range(1, depth + 1)) * rows
-    return forward + without, lengths
+    projections = 4 * d * d + 4 * d * d * groups / h  # queries and output; keys and values
+    forward = depth * rows * (5 * projections + 3 * 6 * d * f)
+    attention, mlp = 4 * d * d, 4 * d * f  # every head has values of its own in a path
+    lengths = rows * sum(l * attention + (l + 1) * mlp for l in range(1, depth + 1))
+    return forward, lengths
 
 
 def streaming(options: Any) -> Report:

@@ -57,7 +57,7 @@ def test_every_part_on_a_checkpoint(tmp_path, ids, capsys, monkeypatch):
 
 
 def test_a_language_model_whose_disk_goes_away(tmp_path, ids, capsys):
-    """The second layer is not there any more: one line, and the next run goes on behind the first."""
+    """The second layer is gone: one line, and the next run goes on behind the first layer."""
     folder = Path(shutil.copytree(GOLDEN / "llama-grouped", tmp_path / "llama"))
     shard = folder / "model-00002-of-00003.safetensors"
     parts = "--parts=residuals,lengths,next_token,gradients,removal"
