@@ -10,8 +10,8 @@ from rank_collapse.paths import next_token
 from rank_collapse.paths.contributions import PathContributions
 from rank_collapse.paths.gradients import gradient_effects
 from rank_collapse.pretrained import OpenCheckpoint
+from rank_collapse.pretrained.gradients import stream_gradients
 from rank_collapse.pretrained.next_token import loss_gradient, next_tokens, targets_of
-from rank_collapse.pretrained.streaming_gradients import stream_gradients
 
 
 def by_length(

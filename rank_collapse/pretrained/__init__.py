@@ -16,11 +16,11 @@ from rank_collapse.pretrained.families import (
     settings_of,
 )
 from rank_collapse.pretrained.family import Family
+from rank_collapse.pretrained.gradients import stream_gradients
 from rank_collapse.pretrained.opened import OpenCheckpoint
 from rank_collapse.pretrained.published import PUBLISHED, published_curves
 from rank_collapse.pretrained.read_out import ReadOut
 from rank_collapse.pretrained.streaming import Job, State, state_like, stream
-from rank_collapse.pretrained.streaming_gradients import stream_gradients
 
 __all__ = [
     "FAMILIES",
