@@ -8,6 +8,7 @@ from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.embedding import EmbeddingConfig, EmbeddingParams
 from rank_collapse.network.layers import MLPParams
 from rank_collapse.network.parameters import BlockParams, TransformerParams
+from rank_collapse.pretrained.read_out import ReadOut
 from rank_collapse.pretrained.rotary import num_positions, rotary_entry, rotary_fields
 from rank_collapse.pretrained.weights import Draw, Weights
 
@@ -30,6 +31,7 @@ DEFAULTS = {
     "sliding_window": None,
     "layer_types": None,
     "pad_token_id": None,
+    "tie_word_embeddings": False,
 }
 KINDS = dict.fromkeys(("num_key_value_heads", "head_dim", "sliding_window"), (int,))
 KINDS |= {"rope_theta": (float,), "rope_scaling": (dict,), "rope_parameters": (dict,)}
@@ -210,11 +212,22 @@ def decoder_params(
         norm: name → NormParams.
     """
     weights.check_depth("layers.{}", config.depth)
-    tokens = weights.take("embed_tokens.weight", config.embedding.vocab_size, config.d_model)
+    tokens = weights.table("embed_tokens.weight", config.embedding.vocab_size, config.d_model)
     return TransformerParams(
         layers=weights.stack(range(config.depth), lambda i: layer(f"layers.{i}")),
         final_norm=weights.to_device(norm("norm")),
         embedding=weights.to_device(EmbeddingParams(tokens=tokens)),
+    )
+
+
+def read_out(weights: Weights, settings: dict[str, Any], config: TransformerConfig) -> ReadOut:
+    """The language-model head: a table of its own, or that of the tokens."""
+    name = weights.first("lm_head.weight", "embed_tokens.weight")
+    if settings["tie_word_embeddings"]:
+        name = "embed_tokens.weight"
+    cap = settings.get("final_logit_softcapping")
+    return ReadOut(
+        weights.table(name, config.embedding.vocab_size, config.d_model), softcap=cap or None
     )
 
 

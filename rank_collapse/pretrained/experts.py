@@ -123,22 +123,36 @@ def experts(weights: Weights, name: str, config: TransformerConfig) -> MLPParams
         names = _MIXTRAL if stem == old else _OTHERS
         each = [f"{stem}.experts.{e}" for e in range(count)]
         maps = [
-            np.concatenate([weights.take(f"{e}.{part}.weight", f, d) for e in each])
+            _in_a_row([weights.take(f"{e}.{part}.weight", f, d) for e in each])
             for part in names[:2]
         ]
-        maps.append(np.concatenate([weights.take(f"{e}.{names[2]}.weight", d, f).T for e in each]))
+        maps.append(_in_a_row([weights.take(f"{e}.{names[2]}.weight", d, f).T for e in each]))
     router, shared = weights.take(f"{stem}.gate.weight", count, d).T, None
     if config.d_shared:
         own = decoder.mlp(weights, f"{stem}.shared_expert", d, config.d_shared)
         own = (own.w_gate.T, own.w_in.T, own.w_out)
-        maps = [np.concatenate(pair) for pair in zip(maps, own, strict=True)]
+        maps = [_in_a_row(pair) for pair in zip(maps, own, strict=True)]
         shared = weights.take(f"{stem}.shared_expert_gate.weight", 1, d).T
     w_gate, w_in, w_out = maps
     return MLPParams(w_in=w_in.T, w_out=w_out, w_gate=w_gate.T, w_router=router, w_shared=shared)
 
 
+def _in_a_row(matrices):
+    """The matrices one below another; where only their shapes are asked for, the shape."""
+    if any(m.strides != (0, 0) for m in matrices):
+        return np.concatenate(matrices)
+    return np.broadcast_to(matrices[0][:1, :1], (sum(map(len, matrices)), matrices[0].shape[1]))
+
+
 MIXTRAL = Family(
-    "mixtral", MIXTRAL_DEFAULTS, decoder.ANCHORS, config, params, decoder.draw, kinds=KINDS
+    "mixtral",
+    MIXTRAL_DEFAULTS,
+    decoder.ANCHORS,
+    config,
+    params,
+    decoder.draw,
+    decoder.read_out,
+    kinds=KINDS,
 )
 QWEN2_MOE = Family(
     "qwen2_moe",
@@ -156,6 +170,7 @@ QWEN2_MOE = Family(
     _qwen_config,
     _qwen_params,
     decoder.draw,
+    decoder.read_out,
     kinds=KINDS,
 )
 QWEN3_MOE = dataclasses.replace(

@@ -30,6 +30,7 @@ from rank_collapse.pretrained.checkpoint import Checkpoint, read_config
 from rank_collapse.pretrained.family import Family, Settings, check_entry
 from rank_collapse.pretrained.hub import hub_folder, is_hub_name
 from rank_collapse.pretrained.live import LiveModel, is_model
+from rank_collapse.pretrained.opened import OpenCheckpoint
 from rank_collapse.pretrained.published import PUBLISHED
 from rank_collapse.pretrained.weights import CheckpointWeights, RandomWeights
 
@@ -94,7 +95,7 @@ def settings_of(source: Any, part: str | None = None) -> Settings:
 
     Raises:
         FileNotFoundError: No such folder, or no config.json in it.
-        ValueError: An unknown model type, a part that the model does not have, quantised weights.
+        ValueError: An unknown model type, or a part that the model does not have.
     """
     if is_hub_name(source):
         source = hub_folder(source)
@@ -107,11 +108,6 @@ def settings_of(source: Any, part: str | None = None) -> Settings:
     if given.get("model_type") in TEXT_PARTS:
         check_entry("text_config", given.get("text_config"), (dict,))
         given = given["text_config"] | {"model_type": TEXT_PARTS[given["model_type"]]}
-    if given.get("quantization_config"):
-        raise ValueError(
-            f"quantization_config of a {given.get('model_type')} model: quantised weights are not "
-            "supported"
-        )
     return family_of(given.get("model_type")).settings(given, part)
 
 
@@ -143,9 +139,8 @@ def load(
         ValueError: A file cut short, a tensor missing or of another shape than the config
             implies, an unknown model type or an unsupported variant.
     """
+    folder = hub_folder(folder) if is_hub_name(folder) else folder
     live = is_model(folder)
-    if is_hub_name(folder):
-        folder = hub_folder(folder)
     # A path is never the name of a published model.
     settings = settings_of(folder.config.to_dict() if live else Path(folder), part)
     family = family_of(settings["model_type"])
@@ -153,6 +148,44 @@ def load(
     tensors = LiveModel(folder) if live else Checkpoint(folder)
     weights = CheckpointWeights(tensors, family.anchors, dtype)
     return config, family.params(weights, settings, config)
+
+
+def open_checkpoint(
+    folder: Any, *, part: str | None = None, dtype: Any = jnp.float32
+) -> OpenCheckpoint:
+    """A checkpoint whose layers are read one by one, for models larger than memory.
+
+    Every tensor's name and shape is checked here; values are read when `stream`, or
+    `OpenCheckpoint.layer`, asks for them.
+
+    Args:
+        folder, part, dtype: As in `load`.
+
+    Raises:
+        FileNotFoundError, ValueError: As `load`, of any layer, before one is read.
+    """
+    folder = hub_folder(folder) if is_hub_name(folder) else folder
+    live = is_model(folder)
+    settings = settings_of(folder.config.to_dict() if live else Path(folder), part)
+    family = family_of(settings["model_type"])
+    tensors = LiveModel(folder) if live else Checkpoint(folder)
+    return OpenCheckpoint(
+        CheckpointWeights(tensors, family.anchors, dtype, lazy=True), family, settings
+    )
+
+
+def open_random(
+    source: Any, key: Any, *, part: str | None = None, dtype: Any = jnp.float32
+) -> OpenCheckpoint:
+    """`random_like` whose layers are drawn one by one, with the same values.
+
+    Args:
+        source, key, part, dtype: As in `random_like`.
+    """
+    settings = settings_of(source, part)
+    family = family_of(settings["model_type"])
+    weights = RandomWeights(key, lambda name: family.draw(name, settings), dtype, lazy=True)
+    return OpenCheckpoint(weights, family, settings)
 
 
 def random_like(

@@ -5,6 +5,8 @@ import dataclasses
 import math
 from typing import Any
 
+import numpy as np
+
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.layers import NormParams
 from rank_collapse.network.parameters import BlockParams, TransformerParams
@@ -26,13 +28,15 @@ DEFAULTS = decoder.DEFAULTS | {
     "query_pre_attn_scalar": 256,
     "sliding_window": 4096,
     "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+    "tie_word_embeddings": True,
     "attention_bias": False,
     "use_bidirectional_attention": None,
     "pad_token_id": 0,
 }
 DEFAULTS.pop("hidden_act")
 # Null for these means that the model does without, not that it is as published.
-NULLABLE = ("attn_logit_softcapping", "sliding_window")
+NULLABLE = ("attn_logit_softcapping", "final_logit_softcapping", "sliding_window")
 KINDS = decoder.KINDS | {"query_pre_attn_scalar": (int, float)}
 KINDS |= {"use_bidirectional_attention": (bool,)}
 
@@ -88,7 +92,7 @@ def params(
     d, groups, bias = config.d_model, decoder.groups_of(settings), settings["attention_bias"]
 
     def gain(name, width):
-        return 1 + weights.take(f"{name}.weight", width)
+        return 1 + np.asarray(weights.take(f"{name}.weight", width), weights.dtype)
 
     def norm(name):
         return NormParams(gain=gain(name, d))
@@ -115,7 +119,15 @@ def draw(name: str, settings: dict[str, Any]) -> Draw:
 
 
 GEMMA2 = Family(
-    "gemma2", DEFAULTS, decoder.ANCHORS, config, params, draw, kinds=KINDS, nullable=NULLABLE
+    "gemma2",
+    DEFAULTS,
+    decoder.ANCHORS,
+    config,
+    params,
+    draw,
+    decoder.read_out,
+    kinds=KINDS,
+    nullable=NULLABLE,
 )
 GEMMA3 = dataclasses.replace(
     GEMMA2,
@@ -125,9 +137,10 @@ GEMMA3 = dataclasses.replace(
         "vocab_size": 262208,
         "max_position_embeddings": 131072,
         "attn_logit_softcapping": None,
+        "final_logit_softcapping": None,
         "sliding_window_pattern": 6,
         "rope_local_base_freq": 10000.0,
     },
     config=_gemma3_config,
-    kinds=KINDS | {"attn_logit_softcapping": (float,)},
+    kinds=KINDS | dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"), (float,)),
 )

@@ -7,6 +7,7 @@ from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.embedding import EmbeddingConfig, EmbeddingParams
 from rank_collapse.network.parameters import BlockParams, TransformerParams
 from rank_collapse.pretrained.family import Family
+from rank_collapse.pretrained.read_out import ReadOut
 from rank_collapse.pretrained.rotary import num_positions, rotary_entry, rotary_fields
 from rank_collapse.pretrained.weights import Draw, Weights, activation
 
@@ -23,6 +24,7 @@ DEFAULTS = {
     "layer_norm_eps": 1e-5,
     "use_parallel_residual": True,
     "attention_bias": True,
+    "tie_word_embeddings": False,
     "rope_parameters": None,
     "rope_scaling": None,
     "rope_theta": None,
@@ -94,12 +96,20 @@ def params(
             mlp_norm=weights.norm(f"{name}.post_attention_layernorm", d),
         )
 
-    tokens = weights.take("embed_in.weight", config.embedding.vocab_size, d)
+    tokens = weights.table("embed_in.weight", config.embedding.vocab_size, d)
     return TransformerParams(
         layers=weights.stack(range(config.depth), layer),
         final_norm=weights.to_device(weights.norm("final_layer_norm", d)),
         embedding=weights.to_device(EmbeddingParams(tokens=tokens)),
     )
+
+
+def read_out(weights: Weights, settings: dict[str, Any], config: TransformerConfig) -> ReadOut:
+    """The language-model head: a table of its own, or that of the tokens."""
+    name = weights.first("embed_out.weight", "embed_in.weight")
+    if settings["tie_word_embeddings"]:
+        name = "embed_in.weight"
+    return ReadOut(weights.table(name, config.embedding.vocab_size, config.d_model))
 
 
 def draw(name: str, settings: dict[str, Any]) -> Draw:
@@ -111,4 +121,4 @@ def draw(name: str, settings: dict[str, Any]) -> Draw:
     return Draw(std=settings["initializer_range"])
 
 
-GPT_NEOX = Family("gpt_neox", DEFAULTS, ANCHORS, config, params, draw, kinds=KINDS)
+GPT_NEOX = Family("gpt_neox", DEFAULTS, ANCHORS, config, params, draw, read_out, kinds=KINDS)

@@ -44,7 +44,14 @@ def params(
 
 
 LLAMA = Family(
-    "llama", DEFAULTS, decoder.ANCHORS, config, params, decoder.draw, kinds=decoder.KINDS
+    "llama",
+    DEFAULTS,
+    decoder.ANCHORS,
+    config,
+    params,
+    decoder.draw,
+    decoder.read_out,
+    kinds=decoder.KINDS,
 )
 MISTRAL = dataclasses.replace(
     LLAMA,

@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import jax
 import numpy as np
 
 from rank_collapse.network.attention import AttentionParams
@@ -95,7 +96,9 @@ def params(
     weights.check_depth("layers.{}", config.depth)
 
     def norm(name):
-        return weights.norm(name, d, bias=settings["norm_bias"])
+        own = weights.norm(name, d, bias=settings["norm_bias"])
+        # Of one dtype with those of the first layer, which no file has.
+        return jax.tree.map(lambda a: np.asarray(a, weights.dtype), own)
 
     def attention(name):
         w = weights.take(f"{name}.Wqkv.weight", 3 * d, d).reshape(3, h, k, d)
@@ -130,7 +133,7 @@ def params(
             mlp_norm=norm(f"{name}.mlp_norm"),
         )
 
-    tokens = weights.take(ANCHORS[0], config.embedding.vocab_size, d)
+    tokens = weights.table(ANCHORS[0], config.embedding.vocab_size, d)
     return TransformerParams(
         layers=weights.stack(range(config.depth), layer),
         final_norm=weights.to_device(norm("final_norm")),

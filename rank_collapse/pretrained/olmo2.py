@@ -49,5 +49,12 @@ def params(
 
 
 OLMO2 = Family(
-    "olmo2", DEFAULTS, decoder.ANCHORS, config, params, decoder.draw, kinds=decoder.KINDS
+    "olmo2",
+    DEFAULTS,
+    decoder.ANCHORS,
+    config,
+    params,
+    decoder.draw,
+    decoder.read_out,
+    kinds=decoder.KINDS,
 )

@@ -68,4 +68,13 @@ def params(
     return decoder.decoder_params(weights, config, layer, norm)
 
 
-PHI3 = Family("phi3", DEFAULTS, decoder.ANCHORS, config, params, decoder.draw, kinds=decoder.KINDS)
+PHI3 = Family(
+    "phi3",
+    DEFAULTS,
+    decoder.ANCHORS,
+    config,
+    params,
+    decoder.draw,
+    decoder.read_out,
+    kinds=decoder.KINDS,
+)

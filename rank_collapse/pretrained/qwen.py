@@ -75,7 +75,14 @@ def attention(
 
 
 QWEN2 = Family(
-    "qwen2", DEFAULTS, decoder.ANCHORS, config, params, decoder.draw, kinds=decoder.KINDS
+    "qwen2",
+    DEFAULTS,
+    decoder.ANCHORS,
+    config,
+    params,
+    decoder.draw,
+    decoder.read_out,
+    kinds=decoder.KINDS,
 )
 QWEN3 = dataclasses.replace(
     QWEN2,

@@ -8,7 +8,8 @@ from jaxtyping import Array, Bool, Float
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.theory.bounds import require_w_qk
-from rank_collapse.theory.reports import bound_report
+from rank_collapse.theory.logdomain import require_log_pass
+from rank_collapse.theory.reports import BoundReport, bound_report
 
 
 def has_bounds(config: TransformerConfig) -> bool:
@@ -18,6 +19,15 @@ def has_bounds(config: TransformerConfig) -> bool:
     except ValueError:
         return False
     return not config.cross_attention
+
+
+def has_log_profile(config: TransformerConfig) -> bool:
+    """Whether there is a residual in logarithms; see `logdomain.log_residual_profile`."""
+    try:
+        require_log_pass(config)
+    except ValueError:
+        return False
+    return True
 
 
 def bound_effects(
@@ -35,7 +45,11 @@ def bound_effects(
     Raises:
         ValueError: Rotary or relative positions, or cross-attention: see `reports.bound_report`.
     """
-    found = bound_report(params, x, config, mask=mask)
+    return effects_of(bound_report(params, x, config, mask=mask))
+
+
+def effects_of(found: BoundReport) -> dict[str, Float[Array, "..."] | Bool[Array, "..."]]:
+    """The fields of a report that `bound_effects` names."""
     names = ("beta", "gamma", "admissible", "log10_input")
     return {name: getattr(found, name) for name in names} | {
         "log10_spread": jnp.max(found.log10_spread, axis=-1),
