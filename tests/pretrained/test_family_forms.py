@@ -121,3 +121,20 @@ def test_older_entries_of_rotary_positions():
         new = architectures.build(case).config.to_dict()
         old = {k: v for k, v in new.items() if k not in ("rope_parameters", "layer_types")} | gone
         assert pretrained.config_of(json.loads(json.dumps(old))) == pretrained.config_of(new), name
+
+
+@pytest.mark.parametrize("name", slow_but(architectures.FORMS, "gemma2", "mixtral", "modernbert"))
+def test_layers_one_by_one_are_those_of_the_stack(name, tmp_path):
+    """As `stream` reads them, from a file in bfloat16 too: vectors that are changed in float32."""
+    model = architectures.build(architectures.FORMS[name]).to(torch.bfloat16)
+    model.save_pretrained(tmp_path)
+    _, params = pretrained.load(tmp_path)
+    opened = pretrained.open_checkpoint(tmp_path)
+    for index in range(opened.config.depth):
+        row = jax.tree.map(lambda a, i=index: a[i], params.layers)
+        jax.tree.map(np.testing.assert_array_equal, opened.layer(index), row)
+    if architectures.FORMS[name].model.endswith("CausalLM"):
+        head = np.concatenate([rows for _, rows in opened.read_out.table.chunks(16)])
+        own = model.get_output_embeddings().weight.detach().float().numpy()
+        np.testing.assert_array_equal(head.astype(np.float32), own)
+        assert opened.read_out.softcap == getattr(model.config, "final_logit_softcapping", None)
