@@ -2,6 +2,7 @@
 
 import jax
 import pytest
+from marks import slow_but
 
 import rank_collapse as rc
 from experiments import benchmark
@@ -54,7 +55,7 @@ def test_attention_forms_are_timed_at_every_length(options):
     )
 
 
-@pytest.mark.parametrize("name", list(training.CASES))
+@pytest.mark.parametrize("name", slow_but(training.CASES, "convex_hull"))
 def test_training_benchmarks_take_the_published_commands(options, name):
     found = training.time_training(name, options, 2, TINY)
     (ours,) = found.timings

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from comparison import hidden_states, largest_difference, traces
+from marks import slow_but
 from scipy import special
 
 import rank_collapse as rc
@@ -139,7 +140,7 @@ def decoder_by_hand(params, x, memory, name, variant, reading):
     return np.stack(states)
 
 
-@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize("name", slow_but(DECODERS, "llama", "t5"))
 def test_decoders_by_hand(name, x64):
     part = "decoder" if name == "t5" else None
     key = jax.random.key(0)

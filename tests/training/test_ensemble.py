@@ -72,7 +72,7 @@ def test_a_seed_alone_is_the_same_seed_among_others(two_devices, uninterrupted):
     same(alone.state, uninterrupted.state, (0,), (3,))
 
 
-@pytest.mark.parametrize("options", [{"devices": 1, "epochs_per_chunk": 3}, {"at_once": 3}])
+@pytest.mark.parametrize("options", [{"devices": 1, "epochs_per_chunk": 3, "at_once": 3}])
 def test_devices_chunks_and_vectorisation_change_nothing(options, uninterrupted):
     other = ensemble(**options).train(seed_keys(2, 5), Hyper(learning_rate=0.01))
     np.testing.assert_allclose(other.losses, uninterrupted.losses, rtol=1e-4)

@@ -142,6 +142,16 @@ def test_the_network_that_trains_is_the_one_network():
     np.testing.assert_allclose(forward(state.model, x, chosen.config), expected, rtol=1e-6)
 
 
+def test_vectors_as_wide_as_the_network_are_embedded_once():
+    chosen = recipe(config=config(embedding=EmbeddingConfig(d_input=8, d_embed=8)))
+    model = init_state(jax.random.key(0), hyper(), chosen).model
+    x = jax.random.normal(jax.random.key(1), (4, 8))
+    output = transformer.apply(model.network, x, chosen.config).output
+    w, b = model.classifier
+    found = forward(model, x, chosen.config)
+    np.testing.assert_allclose(found, output @ w + b[None, :], rtol=1e-5, atol=1e-6)
+
+
 def test_floats_of_the_network_reach_its_initial_weights():
     key, floats = jax.random.key(0), {"init_gain": jnp.float32(0.5)}
     plain, scaled = (
@@ -203,7 +213,13 @@ def test_padding_changes_nothing():
     np.testing.assert_allclose(first[:3], second[:3], rtol=1e-5)
 
 
-@pytest.mark.parametrize("fields", [{}, {"mask": "causal"}, {"position": "relative_bias"}])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"position": "relative_bias"},
+        *(pytest.param(f, marks=pytest.mark.slow) for f in ({}, {"mask": "causal"})),
+    ],
+)
 def test_packed_sequences_train_as_padded_ones(fields):
     lengths = np.array([4, 1, 3, 2, 2])
     rng = np.random.default_rng(0)
@@ -244,6 +260,7 @@ def test_unrolling_changes_nothing():
     np.testing.assert_allclose(runs, runs[0], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_compact_vocabulary_trains_as_the_full_one():
     tokens = jnp.asarray(np.random.default_rng(0).choice([2, 7, 11, 19], (6, 4)))
     mask = jnp.ones(tokens.shape, bool)
