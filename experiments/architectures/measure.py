@@ -127,7 +127,7 @@ def measure(run: RunFolder, number: int, weights: Weights, wanted: list[Part], l
             rest = (("residuals", passes["residuals"]),)
             jobs["/".join((*cut, "rest"))] = pretrained.Job(rest, *cut, first=few)
     depth = weights.config.depth
-    with Progress(depth, f"{label}: layers", log=run.log, interval=0.0) as progress:
+    with Progress(depth, f"{label}: layers", log=run.log, interval=1.0) as progress:
         found = resumed(run, number, weights.source, inputs, jobs, options.chunk, progress)
     few_inputs = {k: v if v is None else v[:few] for k, v in inputs.items()}
     for part in wanted:

@@ -35,6 +35,7 @@ def resumed(
     state = restored(run, number, source, inputs, jobs, chunk)
     if state is not None:
         progress.skip(state.layers)
+        progress.say(f"goes on behind layer {state.layers}")
     saved, now = time.monotonic(), state
 
     def done(state: State) -> None:

@@ -83,7 +83,7 @@ def test_a_language_model_whose_disk_goes_away(tmp_path, ids, capsys):
     shard.write_bytes(kept)
     assert execute(*arguments, broken, "--num_path_texts=1") == 0
     lines = (tmp_path / "broken" / "log.txt").read_text()
-    assert "llama: layers: 1/2" in lines and lines.count("layers: 2/2") == 1
+    assert lines.count("goes on behind layer 1") == 1 and lines.count("layers: 2/2") == 1
     summaries = [
         json.loads((tmp_path / n / "summary.json").read_text()) for n in ("whole", "broken")
     ]
