@@ -13,7 +13,7 @@ import os
 import jax
 from absl import flags
 
-from experiments.benchmarks import attention, paths, streaming, training
+from experiments.benchmarks import attention, monitoring, paths, streaming, training
 from experiments.benchmarks.random_llama import SIZES
 from experiments.benchmarks.timing import show
 from experiments.shell import cli
@@ -25,6 +25,7 @@ BENCHMARKS = {
     "recomputed_paths": paths.recomputed_paths,
     "streaming": streaming.streaming,
     "attention_forms": attention.attention_forms,
+    "monitor": monitoring.monitor,
     "train_sort": training.train_sort,
     "train_convex_hull": training.train_convex_hull,
     "train_memorization": training.train_memorization,

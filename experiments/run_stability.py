@@ -6,8 +6,8 @@ Reproduces the dependency heat maps and the laws of output change of Liu, Liu, G
 cosine and gradients by layer, and the one law that predicts all of them from the gains.
 
     python -m experiments.run_stability
-    python -m experiments.run_stability --designs=post,admin_log --mlp=none
-    python -m experiments.run_stability --mask=causal --mlp=swiglu
+    python -m experiments.run_stability --parts=encoders --designs=post,admin_log --mlp=none
+    python -m experiments.run_stability --parts=encoders,training --mask=causal --mlp=swiglu
 
 Three minutes of CPU time at the defaults, a quarter of it compiling. Expect 1 − cosine of Post-LN's
 tokens to halve with every layer, updates in random directions to change its output by more than N,
@@ -19,7 +19,8 @@ from functools import partial
 from absl import flags
 
 from experiments.shell import cli
-from experiments.stability.cases import CLAIMS, depths_of, groups_of
+from experiments.stability import training
+from experiments.stability.cases import CLAIMS, PARTS, parts_of
 from experiments.stability.entry import ENTRY
 from experiments.stability.figures import figures_of
 from experiments.stability.measure import measure_all
@@ -30,9 +31,12 @@ from rank_collapse.network.layers import MLP_KINDS
 
 FLAGS = cli.make_flags("stability", num_seeds=8)
 define = cli.definer(FLAGS)
+define("list", "parts", ["encoders", "encoder_decoders"], f"Out of {', '.join(PARTS)}.")
 define("list", "designs", list(CLAIMS), f"Residual designs, out of {', '.join(DESIGNS)}.")
 define("list", "depths", ["6", "12", "25", "50", "100"], "Layers of the networks.")
 define("list", "layer_depths", ["6", "50"], "Those of them that are measured by layer too.")
+define("list", "pair_depths", ["3", "6", "12", "25"], "Layers of either half of encoder-decoders.")
+define("list", "pair_layer_depths", ["6", "25"], "Those that are measured by layer too.")
 define("integer", "num_heads", 4, "Heads.", lower_bound=1)
 define("integer", "d_model", 64, "Width of the tokens.", lower_bound=1)
 define("integer", "d_ff", None, "Width of the MLP (default 4 d_model).", lower_bound=1)
@@ -42,20 +46,22 @@ define("enum", "mask", "none", "Attention mask.", MASKS)
 define("boolean", "log_residual", True, "Residuals in logarithms, by a pass of their own.")
 define("float", "update_size", 1e-4, "‖W* − W‖/‖W‖ of every matrix.", lower_bound=0.0)
 
+define("list", "train_designs", ["post", "pre", "admin", "deepnorm"], "Designs that are trained.")
+define("integer", "train_depth", 12, "Layers of what is trained.", lower_bound=1)
+define("integer", "train_steps", 300, "Steps.", lower_bound=1)
+
 
 def main(options: flags.FlagValues) -> None:
-    depths, layered = depths_of(options, "depths"), depths_of(options, "layer_depths")
-    parts = {"layers": groups_of(options, layered)}
-    if others := [depth for depth in depths if depth not in layered]:
-        parts["depths"] = groups_of(options, others)
+    parts = parts_of(options)
     cases = [case for groups in parts.values() for group in groups for case in group.cases]
     mesh = cli.mesh(options)
     with cli.open_run(options, "stability") as run:
         results = measure_all(options, parts, mesh, run)
+        trained = training.trained(options, run) if "training" in options.parts else {}
         run.publish(
             rows=partial(rows_of, results, cases),
-            figures=figures_of(results, cases),
-            summary=partial(summary_of, results, cases),
+            figures=figures_of(results, cases) | training.figures_of(trained),
+            summary=lambda: summary_of(results, cases) | training.summary_of(trained, options),
         )
         print(f"written to {run.path}")
 

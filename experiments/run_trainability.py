@@ -12,7 +12,8 @@ and the gradients to its matrices, of the very seeds whose failures are counted.
 
 A seed fails if its loss is not finite or its accuracy at the end is what a guess reaches. Expected
 with 18 layers and no warm-up: Post-LN fails in 8 of 8 seeds, Pre-LN, Admin and DeepNorm in none.
-The run goes on after the last finished cell when it is started again.
+The run goes on after the last finished cell when it is started again; asked for other cells of the
+same sizes, it trains those that its folder lacks and shows those that are asked for.
 """
 
 from functools import partial
@@ -20,7 +21,7 @@ from functools import partial
 from absl import flags
 
 from experiments.shell import cli
-from experiments.trainability.cells import PARTS, train_cells
+from experiments.trainability.cells import ASKED, PARTS, train_cells
 from experiments.trainability.entry import ENTRY
 from experiments.trainability.figures import figures_of
 from experiments.trainability.results import rows_of, show, summary_of
@@ -57,12 +58,13 @@ define("integer", "batch_depth", 18, "Layers of the networks compared by it.", l
 
 
 def main(options: flags.FlagValues) -> None:
-    with cli.open_run(options, "trainability") as run:
+    with cli.open_run(options, "trainability", execution=ASKED) as run:
         results = train_cells(options, run)
         summary = run.publish(
             rows=partial(rows_of, results, options),
             figures=figures_of(results, options),
             summary=partial(summary_of, results, options),
+            shown=[cell.name for cell in results],
         )
     show(summary)
     print(f"written to {run.path}")

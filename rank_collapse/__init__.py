@@ -9,7 +9,7 @@ import importlib
 from typing import Any
 
 from rank_collapse.measures.attention_entropy import attention_entropy
-from rank_collapse.measures.monitor import monitor
+from rank_collapse.measures.monitor import monitor, monitor_gradients
 from rank_collapse.measures.norms import matrix_norm
 from rank_collapse.measures.profiles import profile
 from rank_collapse.measures.residuals import (
@@ -125,6 +125,7 @@ __all__ = [
     "matrix_norm",
     "measured_constant",
     "monitor",
+    "monitor_gradients",
     "multi_head_attention",
     "path_attention",
     "path_contributions",

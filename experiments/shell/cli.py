@@ -55,10 +55,10 @@ def make_flags(experiment: str, *, num_seeds: int | None = None) -> flags.FlagVa
         num_seeds: Default of --num_seeds; None for a binary without seeds (no --seed and no
             --distributed either).
     """
-    values = flags.FlagValues()
+    values = bare_flags()
 
-    def boolean(name, text, short=None):
-        flags.DEFINE_boolean(name, False, text, short_name=short, flag_values=values)
+    def boolean(name, text):
+        flags.DEFINE_boolean(name, False, text, flag_values=values)
 
     def integer(name, default, text, lower_bound):
         flags.DEFINE_integer(name, default, text, lower_bound=lower_bound, flag_values=values)
@@ -80,8 +80,17 @@ def make_flags(experiment: str, *, num_seeds: int | None = None) -> flags.FlagVa
         "Devices of a process, which share the seeds (0: all; on a CPU one per core).",
         0,
     )
-    boolean("debug", "Show the traceback of an error.")
-    boolean("help", "Show this and exit.", "h")
+    return values
+
+
+def bare_flags() -> flags.FlagValues:
+    """The flags of a command that computes nothing: --debug and --help."""
+    values = flags.FlagValues()
+    for name, text, short in (
+        ("debug", "Show the traceback of an error.", None),
+        ("help", "Show this and exit.", "h"),
+    ):
+        flags.DEFINE_boolean(name, False, text, short_name=short, flag_values=values)
     return values
 
 
@@ -95,12 +104,14 @@ def definer(flag_values: flags.FlagValues) -> Callable[..., None]:
     return define
 
 
-def run(main: Callable, flag_values: flags.FlagValues) -> NoReturn:
+def run(
+    main: Callable, flag_values: flags.FlagValues, *, positional: str | None = None
+) -> NoReturn:
     """Runs a binary on the command line's arguments and exits; see `execute`."""
     print_anything()
     process.end_with_parent()
     try:
-        code = execute(main, flag_values, sys.argv[1:])
+        code = execute(main, flag_values, sys.argv[1:], positional=positional)
     except Exception:
         if not several.running():
             raise
@@ -121,22 +132,30 @@ def print_anything() -> None:
             stream.reconfigure(errors="replace")
 
 
-def execute(main: Callable, flag_values: flags.FlagValues, arguments: Sequence[str]) -> int:
+def execute(
+    main: Callable,
+    flag_values: flags.FlagValues,
+    arguments: Sequence[str],
+    *,
+    positional: str | None = None,
+) -> int:
     """Parses arguments, runs main(options), and returns the exit code.
 
     Args:
         main: Called with the parsed flags, whose values are attributes; may return an exit code.
         flag_values: From `make_flags`; values of an earlier call are forgotten.
         arguments: Command-line arguments without the program's name.
+        positional: Name of the flag whose value may stand alone.
     """
     show_traceback = "--debug" in arguments
     try:
-        options = parse(flag_values, arguments)
+        options = parse(flag_values, arguments, positional)
         if options.help:
             print(help_text(main, flag_values))
             return 0
         with signals.stopping():
-            set_up_devices(options)
+            if "num_devices" in options:
+                set_up_devices(options)
             with jax.default_matmul_precision("highest"), several.one_voice():
                 code = main(options) or 0
             signals.check()
@@ -166,8 +185,10 @@ def _report(message, show_traceback, code=2):
     return code
 
 
-def parse(flag_values: flags.FlagValues, arguments: Sequence[str]) -> flags.FlagValues:
-    """The flags with the given arguments' values.
+def parse(
+    flag_values: flags.FlagValues, arguments: Sequence[str], positional: str | None = None
+) -> flags.FlagValues:
+    """The flags with the given arguments' values; `positional` is a flag that may stand alone.
 
     Raises:
         flags.Error, ValueError: An unknown flag, a bad value, or an argument that is no flag.
@@ -176,12 +197,16 @@ def parse(flag_values: flags.FlagValues, arguments: Sequence[str]) -> flags.Flag
         flag_values[name].unparse()
     flag_values.unparse_flags()
     rest = flag_values(["binary", *arguments])[1:]
+    if positional and rest and not flag_values[positional].present:
+        flag_values[positional].parse(rest.pop(0))
     if rest:
         raise ValueError(f"unexpected argument {rest[0]!r}; flags are written --name=value")
     for name in flag_values:
         value = flag_values[name].value
         if isinstance(value, float) and not math.isfinite(value):
             raise ValueError(f"--{name}={value} is not a finite number")
+    if "output_dir" not in flag_values:
+        return flag_values
     folder, name = flag_values.output_dir, flag_values.run_name
     if folder is not None and not folder.strip():
         raise ValueError("--output_dir= is empty: an unset variable? The current folder is '.'")

@@ -1,5 +1,7 @@
 """The networks of run_stability: designs and depths, as gains of the deepest network.
 
+Encoders, and encoder-decoders whose halves are as deep as each other.
+
 A network of l layers is the deepest one whose layers after l have skips of 1 and branches of 0:
 they change nothing, and one compiled program serves every depth and every design of its norms.
 """
@@ -13,27 +15,39 @@ import numpy as np
 from absl import flags
 
 import rank_collapse as rc
+from experiments.stability.networks import halves, mapped
 from rank_collapse.network.designs import count_branches
+from rank_collapse.network.embedding import EmbeddingConfig
+from rank_collapse.network.encoder_decoder import EncoderDecoderConfig
 from rank_collapse.network.gains import Gains, layer_gains
 
 # What designs are said to do to the change of the output after an update: C Σ β_ii².
 CLAIMS = {
     "post": ("O(N)", "Liu et al. 2020, theorem 2"),
     "pre": ("O(log N)", "Liu et al. 2020, theorem 2"),
+    "admin": ("O(log N)", "Liu et al. 2020, theorem 2"),
     "admin_log": ("O(log N)", "Liu et al. 2020, without profiling"),
     "admin_const": ("O(1)", "Liu et al. 2020, without profiling"),
     "deepnorm": ("O(1)", "Wang et al. 2022"),
     "depth_scaled": ("O(1)", "Σ β_ii² of Liu et al. 2020 at branches of 1/√L"),
     "layernorm_scaling": (None, "Sun et al. 2025, who state no law of it"),
 }
-
-
 AT_MOST = ("deepnorm",)  # whose law is a bound
+KINDS = ("encoder", "encoder_decoder")
+PARTS = ("encoders", "encoder_decoders", "training")
 
 
 class Case(NamedTuple):
-    """One network: a design at a depth."""
+    """One network: a design at a depth.
 
+    Attributes:
+        kind: Of `KINDS`.
+        design: A name of `rc.DESIGNS`.
+        depth: Layers, of each half.
+        branches: N of all of it.
+    """
+
+    kind: str
     design: str
     depth: int
     branches: int
@@ -45,20 +59,27 @@ class Group(NamedTuple):
     Attributes:
         config: The deepest network, without its gains.
         cases: In the order of the gains' leading axis.
-        gains: {"skip", "branch", "norm": Gains of [case, L], "init": [case]}.
+        gains: {half: {"skip", "branch", "norm": Gains of [case, L], "init": [case]}}; skips that a
+            batch decides are NaN.
     """
 
-    config: rc.TransformerConfig
+    config: Any
     cases: tuple[Case, ...]
     gains: Mapping[str, Any]
 
 
-def base_config(options: flags.FlagValues, depth: int) -> rc.TransformerConfig:
+def base_config(options: flags.FlagValues, depth: int, kind: str) -> Any:
     """The network that designs are applied to."""
     fields = {"mlp": options.mlp, "mask": options.mask, "d_ff": options.d_ff}
     if options.mlp == "none":
         fields["mlp_skip"] = False
-    return rc.transformer(depth, options.num_heads, options.d_model, **fields)
+    encoder = rc.transformer(depth, options.num_heads, options.d_model, **fields)
+    if kind == "encoder":
+        return encoder
+    # Both halves are given states: the decoder's vocabulary is there because it must have one.
+    embedding = EmbeddingConfig(vocab_size=1, d_embed=options.d_model)
+    decoder = encoder.replace(cross_attention=True, mask="causal", embedding=embedding)
+    return EncoderDecoderConfig(encoder, decoder)
 
 
 def depths_of(options: flags.FlagValues, flag: str) -> list[int]:
@@ -77,26 +98,48 @@ def depths_of(options: flags.FlagValues, flag: str) -> list[int]:
     return depths
 
 
-def groups_of(options: flags.FlagValues, depths: list[int]) -> list[Group]:
+def parts_of(options: flags.FlagValues) -> dict[str, list[Group]]:
+    """The networks at initialisation that the flags ask for, by part; see `measure.measure_all`.
+
+    Raises:
+        ValueError: A part that there is not, and as `depths_of` and `groups_of`.
+    """
+    for name in options.parts:
+        if name not in PARTS:
+            raise ValueError(f"--parts={name} is not one of {', '.join(PARTS)}")
+    parts = {}
+    for kind, flag in zip(KINDS, ("", "pair_"), strict=True):
+        if f"{kind}s" not in options.parts:
+            continue
+        layered = depths_of(options, f"{flag}layer_depths")
+        parts[f"{flag}layers"] = groups_of(options, layered, kind)
+        if others := [d for d in depths_of(options, f"{flag}depths") if d not in layered]:
+            parts[f"{flag}depths"] = groups_of(options, others, kind)
+    if not parts:
+        raise ValueError(f"--parts={','.join(options.parts)} measures no network at initialisation")
+    return parts
+
+
+def groups_of(options: flags.FlagValues, depths: list[int], kind: str = "encoder") -> list[Group]:
     """All designs at all depths, in groups of one compiled program each.
 
     Raises:
-        ValueError: An unknown design, none, or one whose gains the config does not decide.
+        ValueError: An unknown design, or none.
     """
     if not options.designs:
         raise ValueError("--designs is empty")
+    plain = dict.fromkeys(("skip_gain", "branch_gain", "norm_gain", "init_gain"), 1.0)
+    plain |= {"depth": depths[-1]}
     groups = {}
     for name in options.designs:
         for depth in depths:
-            config = rc.design(base_config(options, depth), name, learned=False)
+            config = rc.design(base_config(options, depth, kind), name, learned=False)
             # Compared alike: one rule for the initial weights, whose gains are the design's own.
-            config = config.replace(init="lecun")
-            gains = gains_at(config, depths[-1])
-            if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gains)):
-                raise ValueError(f"--designs={name} has gains that a batch decides, not the config")
-            plain = dict.fromkeys(("skip_gain", "branch_gain", "norm_gain", "init_gain"), 1.0)
-            static = config.replace(depth=depths[-1], **plain)
-            case = Case(name, depth, count_branches(config))
+            config = mapped(lambda stack: stack.replace(init="lecun"), config)
+            stacks = halves(config)
+            gains = {half: gains_at(stack, depths[-1]) for half, stack in stacks.items()}
+            static = mapped(lambda stack: stack.replace(**plain), config)
+            case = Case(kind, name, depth, sum(map(count_branches, stacks.values())))
             groups.setdefault(static, []).append((case, gains))
     return [
         Group(config, tuple(case for case, _ in found), _stack([gains for _, gains in found]))
@@ -105,7 +148,7 @@ def groups_of(options: flags.FlagValues, depths: list[int]) -> list[Group]:
 
 
 def gains_at(config: rc.TransformerConfig, size: int) -> dict[str, Any]:
-    """The gains of a network, with `size` layers of which those past its own change nothing."""
+    """The gains of a stack, with `size` layers of which those past its own change nothing."""
     own = layer_gains(config, jnp.float32)
 
     def padded(gains, rest):
@@ -119,10 +162,13 @@ def gains_at(config: rc.TransformerConfig, size: int) -> dict[str, Any]:
     return gains | {"norm": padded(norm, 1.0), "init": np.float32(config.init_gain)}
 
 
-def with_gains(config: rc.TransformerConfig, gains: Mapping[str, Any]) -> rc.TransformerConfig:
+def with_gains(config: Any, gains: Mapping[str, Any]) -> Any:
     """The network of one case; its parameters are scaled by `gains["init"]`, see `measure`."""
     names = ("skip", "branch", "norm")
-    return config.replace(**{f"{name}_gain": gains[name] for name in names})
+    return mapped(
+        lambda stack, own: stack.replace(**{f"{name}_gain": own[name] for name in names}),
+        config, gains,
+    )  # fmt: skip
 
 
 def _stack(trees):

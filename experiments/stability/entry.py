@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from experiments.shell.entry import Entry
-from experiments.stability.cases import AT_MOST, CLAIMS
+from experiments.stability.cases import AT_MOST, CLAIMS, KINDS
 from experiments.stability.results import UPDATES
 from rank_collapse.report.claims import Claim, of_interval
 from rank_collapse.report.page import Comparison
@@ -13,22 +13,36 @@ from rank_collapse.report.page import Comparison
 
 def compare(summary: dict[str, Any]) -> list[Comparison]:
     """What papers state of dependency and gradients, and the one law beside what was measured."""
-    designs = summary["designs"]
+    return [row for kind, found in kinds_of(summary).items() for row in _rows(kind, found)]
+
+
+def kinds_of(summary: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """What was found of encoders and of encoder-decoders, those that were measured."""
+    return {kind: summary[kind] for kind in KINDS if kind in summary}
+
+
+def named(kind: str, design: str) -> str:
+    """A design, of an encoder-decoder where it is one."""
+    return design if kind == "encoder" else f"{design}, encoder-decoder"
+
+
+def _rows(kind, found):
+    designs = found["designs"]
     rows = [
         Comparison(
-            f"{name}: 1 − token cosine after {found['law']['layers_seen']} layers",
-            found["law"]["one_minus_cosine_last"], found["law"]["expected_last"],
+            f"{named(kind, name)}: 1 − token cosine after {own['law']['layers_seen']} layers",
+            own["law"]["one_minus_cosine_last"], own["law"]["expected_last"],
             "beside it the one law's; largest ratio of the two over layers "
-            f"{found['law']['largest_ratio']:.3g}, at layer "
-            f"{found['law']['largest_ratio_below_layer']}",
+            f"{own['law']['largest_ratio']:.3g}, at layer "
+            f"{own['law']['largest_ratio_below_layer']}",
         )
-        for name, found in designs.items()
+        for name, own in designs.items()
     ]  # fmt: skip
     if {"post", "pre"} <= designs.keys():
         post, pre = designs["post"], designs["pre"]
         rows.append(
             Comparison(
-                "last branch's share β_NN² of the output, post and pre",
+                f"last branch's share β_NN² of the output, {named(kind, 'post and pre')}",
                 f"{post['last_branch']:.3f}, {pre['last_branch']:.3f}",
                 "Post-LN leans on its last branches, Pre-LN spreads",
                 f"Liu et al. 2020; {post['heat_depth']} layers; centre of mass "
@@ -41,7 +55,7 @@ def compare(summary: dict[str, Any]) -> list[Comparison]:
     if post.get("query_over_value_slope") is not None:
         rows.append(
             Comparison(
-                "post: exponent of ‖∂W_Q‖/‖∂W_V‖ in 1 − token cosine, by layer",
+                f"{named(kind, 'post')}: exponent of ‖∂W_Q‖/‖∂W_V‖ in 1 − token cosine, by layer",
                 post["query_over_value_slope"], "1: they vanish with it",
                 f"Noci et al. 2022; the ratio falls from {post['query_over_value_first']:.2g} in "
                 f"the first layer to {post['query_over_value_last']:.2g} in the last",
@@ -52,29 +66,30 @@ def compare(summary: dict[str, Any]) -> list[Comparison]:
 
 def claims(summary: dict[str, Any]) -> list[Claim]:
     """The exponent of the output change: in the range where the stated law is the nearest."""
-    laws = summary["law_exponents"]
-    found = []
-    for name, numbers in summary["designs"].items():
-        if numbers["claim"] is None:
-            continue
-        law, source = CLAIMS[name]
-        least, most = nearest_range(laws[law], list(laws.values()))
-        least, bound = (-math.inf, "at most ") if name in AT_MOST else (least, "")
-        for update in UPDATES:
-            interval = numbers[f"interval_{update}"]
-            found.append(
-                of_interval(
-                    numbers[f"exponent_{update}"], interval and tuple(interval),
-                    summary["seeds"], (least, most),
-                    statement=f"An update changes the output by {bound}{law}. "
-                    f"[{name}, {update} updates]",
-                    section=source, statistic="exponent of the output change in N",
-                    null="nearer to another of the three laws, "
-                    + ", ".join(f"{other}: {slope:.3f}" for other, slope in laws.items()),
-                    why=f"the one law expects {numbers['exponent_expected']:.3f} of random updates",
-                )
-            )  # fmt: skip
-    return found
+    return [
+        claim
+        for kind, found in kinds_of(summary).items()
+        for name, numbers in found["designs"].items()
+        if numbers["claim"] is not None
+        for claim in _claims(kind, name, numbers, found["law_exponents"], summary["seeds"])
+    ]
+
+
+def _claims(kind, name, numbers, laws, seeds):
+    law, source = CLAIMS[name]
+    least, most = nearest_range(laws[law], list(laws.values()))
+    least, bound = (-math.inf, "at most ") if name in AT_MOST else (least, "")
+    for update in UPDATES:
+        interval = numbers[f"interval_{update}"]
+        yield of_interval(
+            numbers[f"exponent_{update}"], interval and tuple(interval), seeds, (least, most),
+            statement=f"An update changes the output by {bound}{law}. "
+            f"[{named(kind, name)}, {update} updates]",
+            section=source, statistic="exponent of the output change in N",
+            null="nearer to another of the three laws, "
+            + ", ".join(f"{other}: {slope:.3f}" for other, slope in laws.items()),
+            why=f"the one law expects {numbers['exponent_expected']:.3f} of random updates",
+        )  # fmt: skip
 
 
 def nearest_range(value: float, others: Sequence[float]) -> tuple[float, float]:
@@ -87,16 +102,20 @@ def nearest_range(value: float, others: Sequence[float]) -> tuple[float, float]:
 
 def reading(summary: dict[str, Any]) -> str:
     """Against the papers, in a few sentences."""
-    designs = summary["designs"]
+    found = {
+        named(kind, name): own
+        for kind, of_kind in kinds_of(summary).items()
+        for name, own in of_kind["designs"].items()
+    }
     slopes = [
-        f"{name} {found['exponent_random']:.2f} and {found['exponent_gradient']:.2f}"
-        for name, found in designs.items()
+        f"{name} {own['exponent_random']:.2f} and {own['exponent_gradient']:.2f}"
+        for name, own in found.items()
     ]
-    worst = max(designs, key=lambda name: designs[name]["law"]["largest_ratio"])
+    worst = max(found, key=lambda name: found[name]["law"]["largest_ratio"])
     return (
         "Exponents of the output change in N, of random updates and of steps along the gradient: "
-        f"{', '.join(slopes)}. The one law of token cosines is furthest off in "
-        f"{worst}, by a factor of {designs[worst]['law']['largest_ratio']:.3g}."
+        f"{'; '.join(slopes)}. The one law of token cosines is furthest off in "
+        f"{worst}, by a factor of {found[worst]['law']['largest_ratio']:.3g}."
     )
 
 
@@ -106,9 +125,9 @@ ENTRY = Entry(
     "by O(log N), and Admin by O(log N) or O(1) (Liu et al. 2020, theorem 2); in "
     "Post-LN tokens become equal and gradients of queries and keys vanish (Noci et al. 2022).",
     presets={
-        "quick": ("--designs=post,admin_log,admin_const", "--depths=3,6,12", "--nolog_residual",
-                  "--layer_depths=3,6,12", "--num_seeds=4", "--d_model=32"),
-        "paper": (),
+        "quick": ("--parts=encoders", "--designs=post,admin_log,admin_const", "--depths=3,6,12",
+                  "--nolog_residual", "--layer_depths=3,6,12", "--num_seeds=4", "--d_model=32"),
+        "paper": ("--parts=encoders,encoder_decoders,training",),
     },
     claims=claims,
     compare=compare,
@@ -127,5 +146,16 @@ ENTRY = Entry(
         "gradients": "Gradient norms by layer of the deepest networks, dotted what the law "
         "expects; last: those of queries over those of values against 1 − token cosine.",
         "by_layer": "Residual ratio, token cosine and residual by layer of the same networks.",
+        "omega": "Gains of the skips by sublayer; of Admin profiled on a batch of each seed's own.",
+        "encoder_decoder_one_law": "The same law of decoders that look at an encoder as deep.",
+        "encoder_decoder_dependency": "Dependency in decoders: a layer has three branches, "
+        "attention to itself, to the memory, and the MLP.",
+        "encoder_decoder_output_change": "Change of the decoder's output after an update of every "
+        "matrix of both halves, against the branches of both.",
+        "encoder_decoder_gradients": "Gradient norms of the decoder's three kinds of branches.",
+        "encoder_decoder_by_layer": "Residual ratio, token cosine and residual of the decoders.",
+        "encoder_decoder_omega": "Gains of the skips of encoder and decoder.",
+        "training": "The same measurements on the networks of run_trainability while they train, "
+        "by step; dotted what the law expects of the weights there are.",
     },
 )  # fmt: skip

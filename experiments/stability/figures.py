@@ -15,12 +15,12 @@ from experiments.stability.results import (
     VISIBLE,
     branches_of,
     by_design,
+    by_kind,
     curve,
     exponents,
     interval,
     law_exponents,
     law_values,
-    of_case,
 )
 from rank_collapse.measures.dependency import dependency
 from rank_collapse.report import figures
@@ -28,16 +28,21 @@ from rank_collapse.report import figures
 DASHES = {"O(N)": ":", "O(log N)": "--", "O(1)": "-."}
 
 
-def figures_of(results: Mapping[str, Any], cases: list[Case]) -> dict[str, Callable[[], Figure]]:
-    """What draws each figure, by name."""
-    layered = [case for case in cases if "exact_shares" in of_case(results, case)]
-    return {
-        "one_law": partial(one_law_figure, results, cases, layered),
-        "dependency": partial(dependency_figure, results, layered),
-        "output_change": partial(change_figure, results, cases),
-        "gradients": partial(gradient_figure, results, layered),
-        "by_layer": partial(layer_figure, results, layered),
-    }
+def figures_of(results: Mapping[Case, Any], cases: list[Case]) -> dict[str, Callable[[], Figure]]:
+    """What draws each figure, by name; those of encoder-decoders show the decoder."""
+    draws = {}
+    for kind, own in by_kind(cases).items():
+        layered = [case for case in own if "exact_shares" in results[case]]
+        prefix = "" if kind == "encoder" else f"{kind}_"
+        draws |= {
+            f"{prefix}one_law": partial(one_law_figure, results, own, layered),
+            f"{prefix}dependency": partial(dependency_figure, results, layered),
+            f"{prefix}output_change": partial(change_figure, results, own),
+            f"{prefix}gradients": partial(gradient_figure, results, layered),
+            f"{prefix}by_layer": partial(layer_figure, results, layered),
+            f"{prefix}omega": partial(omega_figure, results, layered),
+        }
+    return draws
 
 
 def log_band(ax: Axes, x: Any, values: Any, label: str | None, index: int, **options: Any) -> None:
@@ -63,12 +68,12 @@ def deepest(cases: list[Case]) -> dict[str, Case]:
 
 
 @figures.styled
-def one_law_figure(results: Mapping[str, Any], cases: list[Case], layered: list[Case]) -> Figure:
+def one_law_figure(results: Mapping[Case, Any], cases: list[Case], layered: list[Case]) -> Figure:
     """Token cosines, output change and gradients of queries, measured against expected."""
     fig, axes = figures.figure(1, 3, width=4.1, height=3.5)
     collapse, change, query = axes[0]
     for index, (name, case) in enumerate(deepest(cases).items()):
-        found, color = of_case(results, case), figures.color(index)
+        found, color = results[case], figures.color(index)
         apart = np.where(found["apart"] > VISIBLE, found["apart"], np.nan)
         layers = np.arange(case.depth + 1)
         every = max(1, case.depth // 12)
@@ -83,7 +88,7 @@ def one_law_figure(results: Mapping[str, Any], cases: list[Case], layered: list[
         style = {"color": color, "marker": figures.MARKERS[index % 8], "linestyle": ""}
         change.plot(there, measured, **style)
     for index, (name, case) in enumerate(deepest(layered).items()):
-        found = of_case(results, case)
+        found = results[case]
         style = {"color": figures.color(index), "marker": figures.MARKERS[index % 8]}
         q, there = (
             np.where(found["apart"][:, :-1] > GRADIENT_VISIBLE, found[f"{n}.attention.w_q"], np.nan)
@@ -104,12 +109,12 @@ def one_law_figure(results: Mapping[str, Any], cases: list[Case], layered: list[
 
 
 @figures.styled
-def dependency_figure(results: Mapping[str, Any], layered: list[Case]) -> Figure:
+def dependency_figure(results: Mapping[Case, Any], layered: list[Case]) -> Figure:
     """β_ij of the shallowest networks as published, and their exact shares of variance."""
     shallow = {name: own[0] for name, own in by_design(layered).items()}
     fig, axes = figures.figure(2, len(shallow), width=2.3, height=2.3, sharex=True, sharey=True)
     for column, (name, case) in enumerate(shallow.items()):
-        found = of_case(results, case)
+        found = results[case]
         published = np.mean([np.sqrt(dependency(s)) for s in found["shares"]], axis=0)
         exact = found["exact_shares"][:, :, :-1].mean(axis=0)
         for row, values in enumerate((published, exact)):
@@ -129,7 +134,7 @@ def dependency_figure(results: Mapping[str, Any], layered: list[Case]) -> Figure
 
 
 @figures.styled
-def change_figure(results: Mapping[str, Any], cases: list[Case]) -> Figure:
+def change_figure(results: Mapping[Case, Any], cases: list[Case]) -> Figure:
     """Output change against the number of branches, and the exponents of both kinds of update."""
     fig, axes = figures.figure(1, 3, width=4.0, height=3.5)
     designs = by_design(cases)
@@ -168,14 +173,16 @@ def change_figure(results: Mapping[str, Any], cases: list[Case]) -> Figure:
 
 
 @figures.styled
-def gradient_figure(results: Mapping[str, Any], layered: list[Case]) -> Figure:
+def gradient_figure(results: Mapping[Case, Any], layered: list[Case]) -> Figure:
     """Gradient norms by layer, with what the law expects, and queries beside values."""
-    found = {name: of_case(results, case) for name, case in deepest(layered).items()}
+    found = {name: results[case] for name, case in deepest(layered).items()}
     first = next(iter(found.values()))
     panels = {"attention.w_q": "$W_Q$", "attention.w_k": "$W_K$", "attention.w_v": "$W_V$",
-              "attention.w_o": "$W_O$", "mlp.w_in": "MLP"}  # fmt: skip
+              "attention.w_o": "$W_O$", "cross.w_q": "$W_Q$ to the memory",
+              "cross.w_k": "$W_K$ of the memory", "cross.w_v": "$W_V$ of the memory",
+              "cross.w_o": "$W_O$ from the memory", "mlp.w_in": "MLP"}  # fmt: skip
     panels = {name: title for name, title in panels.items() if f"gradients.{name}" in first}
-    fig, axes = figures.figure(2, 3, width=3.9, height=2.9)
+    fig, axes = figures.figure(2, -(-(len(panels) + 1) // 2), width=3.9, height=2.9)
     for ax, (name, title) in zip(axes.flat, panels.items(), strict=False):
         for index, (design, values) in enumerate(found.items()):
             norms = values[f"gradients.{name}"]
@@ -185,7 +192,7 @@ def gradient_figure(results: Mapping[str, Any], layered: list[Case]) -> Figure:
             ax.plot(layers, expected, color=figures.color(index), ls=":", lw=1.2)
         ax.set(yscale="log", xlabel="layer", ylabel=r"$\|\partial\|_F$", title=title)
     axes.flat[0].legend(fontsize=7)
-    last = axes.flat[5]
+    last = axes.flat[-1]
     for index, (design, values) in enumerate(found.items()):
         ratio = values["gradients.attention.w_q"] / values["gradients.attention.w_v"]
         apart = values["apart"][:, :-1]
@@ -196,17 +203,17 @@ def gradient_figure(results: Mapping[str, Any], layered: list[Case]) -> Figure:
     last.set(xscale="log", yscale="log", xlabel=r"1 $-$ token cosine of the layer's input",
              ylabel=r"$\|\partial W_Q\|/\|\partial W_V\|$", title="queries beside values",
              xlim=(VISIBLE, 2))  # fmt: skip
-    for ax in axes.flat[len(panels) : 5]:
+    for ax in axes.flat[len(panels) : -1]:
         ax.set_axis_off()
     return fig
 
 
 @figures.styled
-def layer_figure(results: Mapping[str, Any], layered: list[Case]) -> Figure:
+def layer_figure(results: Mapping[Case, Any], layered: list[Case]) -> Figure:
     """Residual ratio, token cosine and residual in logarithms, by layer of the same networks."""
     fig, axes = figures.figure(1, 3, width=3.9, height=3.2)
     for index, (name, case) in enumerate(deepest(layered).items()):
-        found = of_case(results, case)
+        found = results[case]
         layers = np.arange(case.depth + 1)
         style = {"marker": ""}
         figures.band(axes[0, 0], layers, found["ratio"], name, index, **style)
@@ -224,4 +231,24 @@ def layer_figure(results: Mapping[str, Any], layered: list[Case]) -> Figure:
         ax.set_xlabel("layer")
         figures.integer_ticks(ax)
     axes[0, 1].legend(fontsize=7)
+    return fig
+
+
+@figures.styled
+def omega_figure(results: Mapping[Case, Any], layered: list[Case]) -> Figure:
+    """Gains of the skips by sublayer, in the order passed: of the encoder and of the decoder."""
+    found = {name: results[case] for name, case in deepest(layered).items()}
+    first = next(iter(found.values()))
+    two = "encoder.apart" in first
+    parts = [("encoder.", "encoder"), ("", "decoder")] if two else [("", "encoder")]
+    fig, axes = figures.figure(1, len(parts), width=4.0, height=3.2, sharey=True)
+    for ax, (half, title) in zip(axes[0], parts, strict=True):
+        for index, (design, values) in enumerate(found.items()):
+            kinds = [name for name in values if name.startswith(f"{half}omega.")]
+            gains = np.stack([values[name] for name in kinds], axis=2)
+            gains = gains.reshape(len(gains), -1)
+            figures.band(ax, 1 + np.arange(gains.shape[1]), gains, design, index, marker="")
+        ax.set(xlabel="branch, in the order passed", title=title)
+    axes[0, 0].set_ylabel(r"gain of the skip, $\omega$")
+    axes[0, 0].legend(fontsize=7)
     return fig

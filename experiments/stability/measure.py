@@ -11,44 +11,59 @@ from jax.sharding import Mesh
 
 import rank_collapse as rc
 from experiments.shell.progress import Progress
-from experiments.stability.cases import Group, with_gains
+from experiments.stability import networks
+from experiments.stability.cases import Case, Group, with_gains
+from experiments.stability.networks import ALONE, halves, last, mapped
 from rank_collapse.measures import dependency, updates
 from rank_collapse.network import layers
 from rank_collapse.paths.dependency import variance_shares
 from rank_collapse.runs import seeds
 from rank_collapse.runs.folder import RunFolder
-from rank_collapse.theory import stability
 from rank_collapse.theory.logdomain import log_residual_profile
 
-GAINED = {"attention": ("w_v", "w_o"), "mlp": ("w_in", "w_gate", "w_out")}  # by a design's β
+GAINED = {"attention": ("w_v", "w_o"), "cross": ("w_v", "w_o"), "mlp": ("w_in", "w_gate", "w_out")}
+PROFILED = 8  # examples of the batch that Admin's gains are profiled on
 
 
-def make_draw(config: rc.TransformerConfig, options: flags.FlagValues) -> Callable:
-    """draw(key, None) → weights, tokens, a target, and a direction to move the weights in.
+def make_draw(config: Any, options: flags.FlagValues) -> Callable:
+    """draw(key, None) → weights, tokens, a batch, a target, and a direction to move the weights in.
 
     The weights are those of every group: norms, which are not drawn, are added by `with_norms`.
     """
-    plain = config.replace(norm_placement="none", final_norm=False, qk_norm="none")
+    without = {"norm_placement": "none", "final_norm": False, "qk_norm": "none"}
+    plain = mapped(lambda stack: stack.replace(**without), config)
+    shape = (options.num_tokens, options.d_model)
+
+    def tokens(key):
+        return layers.norm(None, jax.random.normal(key, shape))
+
+    def batch(key):
+        return jax.vmap(tokens)(jax.random.split(jax.random.fold_in(key, 1), PROFILED))
 
     def draw(key, _):
         key_params, key_tokens, key_target, key_direction = jax.random.split(key, 4)
-        shape = (options.num_tokens, options.d_model)
         # Gaussian weights of their own as the direction; only directions count.
-        drawn = jax.vmap(lambda k: rc.init(k, plain))(jnp.stack([key_params, key_direction]))
+        both = jnp.stack([key_params, key_direction])
+        drawn = jax.vmap(lambda k: networks.init(k, plain))(both)
         params, other = (jax.tree.map(lambda a, i=i: a[i], drawn) for i in (0, 1))
+        # The decoder's tokens are drawn as those of a stack alone.
+        keys = dict.fromkeys(halves(plain), key_tokens)
+        if "encoder" in keys:
+            keys["encoder"] = jax.random.fold_in(key_tokens, 0)
         return {
             "params": params,
-            "x": layers.norm(None, jax.random.normal(key_tokens, shape)),
+            "inputs": {half: tokens(k) for half, k in keys.items()},
+            "batch": {half: batch(k) for half, k in keys.items()},
             "target": jax.random.normal(key_target, shape),
-            "direction": updates.matrices_of(other),
+            "direction": {h: updates.matrices_of(part) for h, part in halves(other).items()},
         }
 
     return draw
 
 
-def with_norms(params: rc.TransformerParams, config: rc.TransformerConfig) -> rc.TransformerParams:
+def with_norms(params: Any, config: Any) -> Any:
     """The parameters with the norms that a config has, as `init` makes them: gains 1, biases 0."""
-    shapes = jax.eval_shape(lambda: rc.init(jax.random.key(0), config))
+    shapes = jax.eval_shape(lambda: networks.init(jax.random.key(0), config))
     found = {jax.tree_util.keystr(p): a for p, a in jax.tree_util.tree_leaves_with_path(params)}
 
     def filled(path, like):
@@ -69,8 +84,23 @@ def scaled(params: rc.TransformerParams, gain: Any) -> rc.TransformerParams:
     return updates.with_matrices(params, factors)
 
 
+def with_omega(params: Any, batch: Any, config: Any) -> Any:
+    """The network, with Admin's ω profiled on the batch where its skips are NaN."""
+    if any(stack.norm_placement != "post" for stack in halves(config).values()):
+        return config
+    given = networks.skip_gains(config)
+    gains = jax.lax.cond(
+        jnp.isnan(last(given).attention[0]),
+        lambda: networks.admin_gains(params, batch, config),
+        lambda: given,
+    )
+    return mapped(lambda stack, own: stack.replace(skip_gain=own), config, gains)
+
+
 def make_measure(group: Group, options: flags.FlagValues, *, by_layer: bool) -> Callable:
     """measure(drawn, gains of all cases) of one seed: {measure: [case, ...]}.
+
+    What is measured of the encoder of an encoder-decoder is under "encoder".
 
     Args:
         group: Of one compiled program.
@@ -81,58 +111,85 @@ def make_measure(group: Group, options: flags.FlagValues, *, by_layer: bool) -> 
     size = options.update_size
 
     def of_case(drawn, gains):
-        config = with_gains(group.config, gains)
-        params = scaled(with_norms(drawn["params"], config), gains["init"])
-        x, target = drawn["x"], drawn["target"]
+        config, inputs = with_gains(group.config, gains), drawn["inputs"]
+        params = mapped(
+            lambda part, own: scaled(part, own["init"]), with_norms(drawn["params"], config), gains
+        )
+        config = with_omega(params, drawn["batch"], config)
 
         def loss(params):
-            out = rc.apply(params, x, config).output
-            return jnp.sum(target * out)
+            return jnp.sum(drawn["target"] * last(networks.traces(params, inputs, config)).output)
 
-        trace = rc.apply(params, x, config)
-        gradients = updates.matrix_gradients(loss, params)
-        downhill = jax.tree.map(jnp.negative, gradients)
-        directions = jax.tree.map(lambda *a: jnp.stack(a), drawn["direction"], downhill)
-        change = jax.lax.map(
-            lambda d: updates.output_change(params, updates.moved(params, d, size), x, config)[-1],
-            directions,
+        gradients = networks.gradients(loss, params)
+        expected, expected_gradients = networks.expected(
+            params, inputs, config, size, gradients=by_layer
         )
-        sizes = stability.update_sizes(config, size)
-        if by_layer:
-            expected_gradients, expected = stability.expected_gradient_norms(
-                params, x, config, sizes=sizes
-            )
-        else:
-            expected = stability.expected_pass(params, x, config, sizes=sizes)
-        out = {
-            "change": {"random": change[0], "gradient": change[1]},
-            "expected_change": expected.output_change[-1],
-            "shares": dependency.branch_shares(params, trace, config),
-            "expected_shares": expected.shares,
-            "apart": jax.vmap(one_minus_cosine)(trace.hidden),
-            "expected_log_apart": expected.log_one_minus_cosine,
-        }
+        found = of_network(params, inputs, config, expected, gradients, drawn["direction"], size)
         if not by_layer:
-            return out
-        if options.log_residual:
-            log10_residual = log_residual_profile(params, x, config)
-        else:
-            size_of = jax.vmap(lambda h: rc.composite_norm(rc.residual(h)))
-            log10_residual = jnp.log10(size_of(trace.hidden))
-        return out | {
-            "ratio": jax.vmap(rc.residual_ratio)(trace.hidden),
-            "frobenius": jax.vmap(lambda h: rc.residual_ratio(h, norm="frobenius"))(trace.hidden),
-            "expected_frobenius": expected.residual_ratio,
-            "log10_residual": log10_residual,
-            "exact_shares": variance_shares(params, x, config),
-            "gradients": updates.norms_of(gradients),
-            "expected_gradients": expected_gradients,
-        }
+            return found
+        traces, omegas = networks.traces(params, inputs, config), networks.skip_gains(config)
+        for half, stack in halves(config).items():
+            seen, own = inputs[half], found["encoder"] if half == "encoder" else found
+            memory = {"memory": traces["encoder"].output} if stack.cross_attention else {}
+            part, hidden = halves(params)[half], traces[half].hidden
+            if options.log_residual and half == ALONE:
+                log10_residual = log_residual_profile(part, seen, stack)
+            else:
+                log10_residual = jnp.log10(jax.vmap(_residual_size)(hidden))
+            own |= {
+                "ratio": jax.vmap(rc.residual_ratio)(hidden),
+                "frobenius": jax.vmap(_frobenius_ratio)(hidden),
+                "expected_frobenius": expected[half].residual_ratio,
+                "log10_residual": log10_residual,
+                "exact_shares": variance_shares(part, seen, stack, **memory),
+                "gradients": updates.norms_of(gradients[half]),
+                "expected_gradients": expected_gradients[half],
+                "omega": {kind: getattr(omegas[half], kind) for kind in stack.kinds},
+            }
+        return found
 
     def measure(drawn, gains):
         return jax.lax.map(lambda own: of_case(drawn, own), gains)
 
     return measure
+
+
+def of_network(
+    params: Any, inputs: Any, config: Any, expected: Any, gradients: Any, direction: Any, size: Any
+) -> dict[str, Any]:
+    """Output change, dependency and token cosines, measured and expected.
+
+    Args:
+        params, inputs, config: As `networks.traces` takes them.
+        expected: The traces of `networks.expected`.
+        gradients: Of a loss, by half.
+        direction: A random one, as the gradients.
+        size: ‖W* − W‖/‖W‖ of the updates whose effect is measured.
+    """
+    downhill = jax.tree.map(jnp.negative, gradients)
+    directions = {"random": direction, "gradient": downhill}
+    found = {
+        "change": networks.changes(params, inputs, config, directions, size),
+        "expected_change": last(expected).output_change[-1],
+    }
+    traces = networks.traces(params, inputs, config)
+    for half, stack in halves(config).items():
+        own = {
+            "shares": dependency.branch_shares(halves(params)[half], traces[half], stack),
+            "expected_shares": expected[half].shares,
+            "apart": jax.vmap(one_minus_cosine)(traces[half].hidden),
+            "expected_log_apart": expected[half].log_one_minus_cosine,
+        }
+        found |= {"encoder": own} if half == "encoder" else own
+    return found
+
+
+def _residual_size(x):
+    return rc.composite_norm(rc.residual(x))
+
+
+def _frobenius_ratio(x):
+    return rc.residual_ratio(x, norm="frobenius")
 
 
 def one_minus_cosine(x: jax.Array) -> jax.Array:
@@ -143,12 +200,12 @@ def one_minus_cosine(x: jax.Array) -> jax.Array:
 
 def measure_all(
     options: flags.FlagValues, parts: Mapping[str, list[Group]], mesh: Mesh, run: RunFolder
-) -> dict[str, dict[str, np.ndarray]]:
-    """{"design/depth": {measure: [s, ...]}}, resuming from the run group by group.
+) -> dict[Case, dict[str, np.ndarray]]:
+    """{case: {measure: [s, ...]}}, resuming from the run group by group.
 
     Args:
         options: The flags.
-        parts: Groups by part: "layers", measured by layer too, and "depths".
+        parts: Groups by part; of those whose name ends in "layers" each layer is measured too.
         mesh: Of the devices that share the seeds.
         run: Holds what was measured before.
 
@@ -180,7 +237,7 @@ def measure_all(
 
 
 def _of_group(group, part, drawn, options, mesh):
-    measure = make_measure(group, options, by_layer=part == "layers")
+    measure = make_measure(group, options, by_layer=part.endswith("layers"))
     out = seeds.spread(measure, mesh, at_once=1)(drawn, group.gains)
     found = {
         jax.tree_util.keystr(path, simple=True, separator="."): value
@@ -196,18 +253,19 @@ def _of_group(group, part, drawn, options, mesh):
 
 def _by_case(group, found):
     """What belongs to the layers past a network's own is cut away."""
+    size = last(halves(group.config)).depth
     out = {}
     for index, case in enumerate(group.cases):
         cut = {}
         for name, values in found.items():
             values = values[:, index]
-            if name == "exact_shares":
-                rows = case.branches + 1
+            if name.endswith("exact_shares"):  # [s, N + 1, N + 2]
+                rows = 1 + (values.shape[1] - 1) // size * case.depth
                 values = np.concatenate([values[:, :rows, :rows], values[:, :rows, -1:]], axis=2)
-            elif name in ("shares", "expected_shares"):
-                values = values[:, : case.branches]
+            elif name.endswith("shares"):  # [s, N]
+                values = values[:, : values.shape[1] // size * case.depth]
             elif values.ndim > 1:  # [s, L] or [s, L + 1]
-                values = values[:, : case.depth + values.shape[1] - group.config.depth]
+                values = values[:, : case.depth + values.shape[1] - size]
             cut[name] = values
-        out[f"{case.design}/{case.depth}"] = cut
+        out[case] = cut
     return out

@@ -1,6 +1,6 @@
 """What run_stability makes of its measurements: exponents with intervals, rows, and a summary.
 
-`results` is {"design/depth": {measure: [s, ...]}}, as `measure.measure_all` gives it.
+`results` is {case: {measure: [s, ...]}}, as `measure.measure_all` gives it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.stability.cases import CLAIMS, Case
+from experiments.stability.cases import CLAIMS, KINDS, Case
 from rank_collapse.measures.dependency import centre_of_mass, dependency
 from rank_collapse.report.intervals import mean_interval
 from rank_collapse.theory.stability import output_change_law
@@ -27,14 +27,15 @@ def by_design(cases: list[Case]) -> dict[str, list[Case]]:
     return found
 
 
-def of_case(results: Mapping[str, Any], case: Case) -> Mapping[str, np.ndarray]:
-    """What was measured of a network."""
-    return results[f"{case.design}/{case.depth}"]
+def by_kind(cases: list[Case]) -> dict[str, list[Case]]:
+    """The encoders, and the encoder-decoders, those that there are."""
+    found = {kind: [case for case in cases if case.kind == kind] for kind in KINDS}
+    return {kind: own for kind, own in found.items() if own}
 
 
-def curve(results: Mapping[str, Any], cases: list[Case], name: str) -> np.ndarray:
+def curve(results: Mapping[Case, Any], cases: list[Case], name: str) -> np.ndarray:
     """[s, depths] of a number measured at every depth."""
-    return np.stack([of_case(results, case)[name] for case in cases], axis=1)
+    return np.stack([results[case][name] for case in cases], axis=1)
 
 
 def branches_of(cases: list[Case]) -> np.ndarray:
@@ -65,24 +66,34 @@ def interval(values: np.ndarray) -> list[float] | None:
     return list(mean_interval(values.tolist())) if len(values) > 1 else None
 
 
-def rows_of(results: Mapping[str, Any], cases: list[Case]) -> Iterator[dict[str, Any]]:
+def rows_of(results: Mapping[Case, Any], cases: list[Case]) -> Iterator[dict[str, Any]]:
     """One row per network, seed and layer; what is measured of the whole network on the last."""
     for case in cases:
-        found = of_case(results, case)
+        found = results[case]
         for seed, layer in np.ndindex(*found["apart"].shape):
-            row = {"design": case.design, "depth": case.depth, "branches": case.branches}
-            row |= {"seed": seed, "layer": layer}
+            row = case._asdict() | {"seed": seed, "layer": layer}
             for name, values in found.items():
                 if values.ndim == 2 and values.shape[1] == case.depth + 1:
                     row[name] = f"{values[seed, layer]:.8g}"
-                elif "gradients." in name:  # of the layer that ends here
+                elif (
+                    values.ndim == 2 and values.shape[1] == case.depth
+                ):  # of the layer that ends here
                     row[name] = f"{values[seed, layer - 1]:.8g}" if layer else ""
                 elif values.ndim == 1:
                     row[name] = f"{values[seed]:.8g}" if layer == case.depth else ""
             yield row
 
 
-def summary_of(results: Mapping[str, Any], cases: list[Case]) -> dict[str, Any]:
+def summary_of(results: Mapping[Case, Any], cases: list[Case]) -> dict[str, Any]:
+    """{kind: {"designs", "law_exponents"}} and "seeds": see `_designs`."""
+    kinds = {}
+    for kind, own in by_kind(cases).items():
+        branches = branches_of(next(iter(by_design(own).values())))
+        kinds[kind] = {"designs": _designs(results, own), "law_exponents": law_exponents(branches)}
+    return kinds | {"seeds": len(results[cases[0]]["apart"])}
+
+
+def _designs(results, cases):
     """Exponents with intervals, how far the law is from networks, and where outputs depend."""
     designs = {}
     for name, own in by_design(cases).items():
@@ -99,9 +110,7 @@ def summary_of(results: Mapping[str, Any], cases: list[Case]) -> dict[str, Any]:
         numbers["law"] = _law(results, own[-1])
         numbers |= _by_layer(results, own)
         designs[name] = numbers
-    branches = branches_of(next(iter(by_design(cases).values())))
-    return {"designs": designs, "law_exponents": law_exponents(branches),
-            "seeds": len(of_case(results, cases[0])["apart"])}  # fmt: skip
+    return designs
 
 
 def _ratios(measured, expected):
@@ -113,7 +122,7 @@ def _ratios(measured, expected):
 
 def _law(results, case):
     """1 − cosine of the deepest network, measured over expected, where float32 sees it."""
-    found = of_case(results, case)
+    found = results[case]
     measured, expected = found["apart"], np.exp(found["expected_log_apart"].astype(float))
     seen = (measured > VISIBLE).all(axis=0)
     ratio = np.exp(np.log(measured[:, seen]).mean(axis=0) - np.log(expected[:, seen]).mean(axis=0))
@@ -130,10 +139,10 @@ def _law(results, case):
 
 def _by_layer(results, own):
     """What only networks that were measured by layer have."""
-    own = [case for case in own if "exact_shares" in of_case(results, case)]
+    own = [case for case in own if "exact_shares" in results[case]]
     if not own:
         return {}
-    shallow, deep = (of_case(results, own[i]) for i in (0, -1))
+    shallow, deep = (results[own[i]] for i in (0, -1))
     published = np.stack([dependency(s) for s in shallow["shares"]])
     rows = shallow["exact_shares"].sum(axis=2)
     q, v = (deep[f"gradients.attention.{name}"] for name in ("w_q", "w_v"))
@@ -159,7 +168,26 @@ def _by_layer(results, own):
         "value_gradient_over_expected": _ratios(v, deep["expected_gradients.attention.w_v"]),
         "log10_residual_last": float(deep["log10_residual"][:, -1].mean()),
         "ratio_last": float(deep["ratio"][:, -1].mean()),
+        "depends_on": _by_part(shallow, published[:, -1]),
+        "gradients": {
+            name.replace("gradients.", ""): float(np.exp(np.log(values).mean()))
+            for name, values in deep.items()
+            if "gradients." in name and "expected" not in name
+        },
+        "omega": {
+            name.replace("omega.", ""): [float(values[:, i].mean()) for i in (0, -1)]
+            for name, values in deep.items()
+            if "omega." in name
+        },
     }
+
+
+def _by_part(found, last_row):
+    """{part: Σ β_Nj² over its branches}: what the output depends on, mean over seeds."""
+    parts = [n.removeprefix("omega.") for n in found if n.startswith("omega.")]
+    mean = last_row.mean(axis=0)
+    shares = {part: float(mean[1 + i :: len(parts)].sum()) for i, part in enumerate(parts)}
+    return {"input": float(mean[0])} | shares
 
 
 def _mean(values):

@@ -19,6 +19,11 @@ from rank_collapse.training.recipe import Hyper, Recipe
 from rank_collapse.training.tasks import sequences
 
 PARTS = ("designs", "border", "batch")
+# Flags that say which cells are asked for; what a cell gives does not depend on the others.
+ASKED = (
+    "parts", "depths", "designs", "warmup", "learning_rate", "batch_sz", "border_depths",
+    "border_gains", "border_rates", "batch_sizes", "batch_depth",
+)  # fmt: skip
 STEPS_PER_EPOCH = 25  # of which the training loss is the mean
 LOOKS = 4  # at the networks while they train, besides the one before
 
@@ -80,15 +85,23 @@ def cells_of(options: flags.FlagValues) -> list[Cell]:
     return list(dict.fromkeys(cells))
 
 
-def train_cells(options: flags.FlagValues, run: RunFolder) -> dict[Cell, dict[str, Any]]:
-    """{cell: its results} of all cells; see `measure.make_measure` and `results_of_cells`."""
+def train_cells(
+    options: flags.FlagValues, run: RunFolder, *, make_measure: Callable = make_measure
+) -> dict[Cell, dict[str, Any]]:
+    """{cell: its results} of all cells; see `results_of_cells`.
+
+    Args:
+        options: The flags.
+        run: The run folder.
+        make_measure: recipe → what is measured of each run, as `measure.make_measure`.
+    """
     mesh, cells = cli.mesh(options), cells_of(options)
 
     @functools.cache  # cells that differ in floats alone share a program
     def program_of(config, batch_size, profiled):
         recipe = Recipe(
             config=config, num_outputs=options.num_labels, batch_size=batch_size,
-            num_epochs=max(1, options.n_steps // STEPS_PER_EPOCH), shuffle=True,
+            num_epochs=max(1, options.n_steps // STEPS_PER_EPOCH), shuffle=True, unroll=1,
         )  # fmt: skip
         make_data = functools.partial(data_of, options, batch_size)
         return Program(

@@ -16,7 +16,7 @@ from rank_collapse.training.training import Hyper
 # How the work is divided: no influence on results.
 EXECUTION = (
     "epochs_per_chunk", "seeds_at_once", "checkpoint_seconds", "do_train", "overwrite_output_dir",
-    "keep_models",
+    "keep_models", "monitor",
 )  # fmt: skip
 
 
@@ -67,8 +67,13 @@ def make_flags(experiment: str, **defaults: Any) -> flags.FlagValues:
     boolean("do_train", "Train even where the folder holds the finished run of the same flags.")
     boolean(
         "keep_models",
-        "Write the trained weights of all seeds to the run folder: models.npz, or a file for each "
-        "network in models/; rank_collapse.training.load_models reads them.",
+        "Write the trained weights of all seeds to the run folder: models.safetensors, or a file "
+        "for each network in models/; rank_collapse.training.load_models reads them.",
+    )
+    boolean(
+        "monitor",
+        "Write rc.monitor of every layer, and the loss, to metrics.jsonl after each epoch; draw it "
+        "with python -m experiments.watch FOLDER.",
     )
     boolean("train_as_eval", "Evaluate on the first n_eval_data training examples.")
     for name, default, text in (

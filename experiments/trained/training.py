@@ -22,6 +22,7 @@ from rank_collapse.runs.seeds import seed_keys, to_host
 from rank_collapse.training import model_file
 from rank_collapse.training.ensemble import Ensemble, Trained
 from rank_collapse.training.training import Recipe
+from rank_collapse.training.watched import layer_scalars
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def results_of(
     measure: Callable[[Any, Any, Any], Any],
     *,
     part: str = "results",
-    models: str = "models.npz",
+    models: str = "models.safetensors",
     resumable: bool = True,
     constants: Mapping[str, np.ndarray] | None = None,
 ) -> dict[str, Any]:
@@ -145,7 +146,7 @@ def results_by_case(
     run: RunFolder,
     measure: Callable[[Setup, Any, Any, Any], Any],
 ) -> dict[str, dict[str, Any]]:
-    """`results_of` each of several networks, by case; their weights are in models/<case>.npz.
+    """`results_of` each of several networks, by case; weights in models/<case>.safetensors.
 
     Args:
         options, cases, run: Flags, what is trained by case, the run folder.
@@ -154,7 +155,8 @@ def results_by_case(
     return {
         name: results_of(
             options, setup, run, functools.partial(measure, setup),
-            part=name, models=f"models/{re.sub('[^A-Za-z0-9=+]+', '-', name)}.npz", resumable=False,
+            part=name, models=f"models/{re.sub('[^A-Za-z0-9=+]+', '-', name)}.safetensors",
+            resumable=False,
         )
         for name, setup in cases.items()
     }  # fmt: skip
@@ -185,6 +187,7 @@ def train(
         epochs_per_chunk=arguments.epochs_per_chunk(options),
         at_once=options.seeds_at_once or None,
         held_out={name: setup.metrics[name] for name in setup.curves},
+        watch=layer_scalars if options.monitor else None,
     )
     total = setup.recipe.num_epochs
     known = set()
@@ -215,11 +218,16 @@ def train(
             loss = float(losses[finite, -1].mean()) if finite.any() else float("nan")
             progress.update(epoch, loss=loss)
 
+        def on_watched(epoch, values):
+            for seed in range(options.num_seeds):
+                run.append_metrics(epoch, {n: v[seed] for n, v in values.items()}, seed=seed)
+
         found = ensemble.train(
             _keys(options),
             arguments.hyper(options),
             resume=resume if resumable else None,
             on_chunk=on_chunk,
+            on_watched=on_watched if options.monitor else None,
         )
     if not found.kept.size:
         raise ValueError(

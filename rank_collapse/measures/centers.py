@@ -94,7 +94,11 @@ def composite_center(x: Any, *, mask: Any = None, tolerance: Any = 1e-5) -> Comp
         ValueError: See `norms.composite_norm`.
     """
     x, mask = as_tokens(x, mask)
-    x = jax.lax.stop_gradient(x)
+    return _certified_center(jax.lax.stop_gradient(x), mask, tolerance)
+
+
+@jax.jit
+def _certified_center(x, mask, tolerance):
     keep = jnp.ones(x.shape[0], bool) if mask is None else mask
     start = center_token(x, "median", mask=mask)
     shifted = jnp.where(keep[:, None], x - start[None, :], 0)

@@ -17,17 +17,12 @@ from rank_collapse.network.sublayer import sites_of, token_norm
 from rank_collapse.network.transformer import Trace, scan_layers
 
 
-def sublayer_names(config: TransformerConfig) -> tuple[str, ...]:
-    """ "attention", "cross" and "mlp", those that a layer has, in the order passed."""
-    has = {"attention": True, "cross": config.cross_attention, "mlp": config.mlp != "none"}
-    return tuple(name for name, there in has.items() if there)
-
-
 def token_variance(x: Float[Array, "*s n d"]) -> Float[Array, "*s"]:
     """Variance over the features, as LayerNorm takes it, averaged over tokens."""
     return jnp.mean(jnp.var(x, axis=-1), axis=-1)
 
 
+@jax.jit
 def branch_shares(
     params: TransformerParams, trace: Trace, config: TransformerConfig
 ) -> Float[Array, "s"]:
@@ -41,9 +36,12 @@ def branch_shares(
         trace: From `apply`.
         config: The network, for its gains and skips.
 
+    Returns:
+        [s], branch after branch and layer after layer; 0 where a sum does not vary at all.
+
     Source: Liu et al. 2020, section 4 and appendix A.
     """
-    names, gains = sublayer_names(config), layer_gains(config, trace.hidden.dtype, params)
+    names, gains = config.kinds, layer_gains(config, trace.hidden.dtype, params)
 
     def body(x, step):
         layer, (traced, own) = step
@@ -80,15 +78,16 @@ def dependency(shares: Any) -> Float[Array, "i i"]:
     """
     shares = jnp.asarray(shares)
     size = shares.shape[0] + 1
-
-    def after(row, step):
-        index, share = step
-        row = ((1 - share) * row).at[index].set(share)
-        return row, row
-
     first = jnp.zeros(size, shares.dtype).at[0].set(1)
-    _, rows = jax.lax.scan(after, first, (jnp.arange(1, size), shares))
+    _, rows = jax.lax.scan(_after_branch, first, (jnp.arange(1, size), shares))
     return jnp.concatenate([first[None], rows])
+
+
+def _after_branch(row, step):
+    """A function of the module: a local one would compile the loop anew in every call."""
+    index, share = step
+    row = ((1 - share) * row).at[index].set(share)
+    return row, row
 
 
 def centre_of_mass(squares: Any) -> Float[Array, ""]:

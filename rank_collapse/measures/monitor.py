@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from rank_collapse.measures.attention_entropy import attention_entropy
-from rank_collapse.measures.norms import as_array
+from rank_collapse.measures.norms import as_array, as_floats
 from rank_collapse.measures.residuals import residual_ratio, token_cosine
 from rank_collapse.measures.saturation import largest_weight
 from rank_collapse.network.entry import as_mask
@@ -50,7 +50,7 @@ def monitor(
     Raises:
         ValueError: Shapes that do not fit each other, or fewer than two tokens.
     """
-    x = _at_least_float32(x)
+    x = as_floats(x)
     if x.ndim < 2 or x.shape[-2] < 2:
         raise ValueError(f"x of shape {x.shape} is not [..., n, d] with two tokens or more")
     *leading, n, d = x.shape
@@ -60,7 +60,7 @@ def monitor(
             raise ValueError(f"mask of shape {mask.shape} is not {(n,)} or {(*leading, n)}")
         mask = jnp.broadcast_to(mask, (*leading, n)).reshape(-1, n)
     if attention is not None:
-        attention = _at_least_float32(attention)
+        attention = as_floats(attention)
         if attention.shape[:-3] != tuple(leading) or attention.ndim < 3:
             raise ValueError(
                 f"attention of shape {attention.shape} is not [..., h, n, m] beside x of {x.shape}"
@@ -99,6 +99,54 @@ def _single(x, p, mask, sink):
     }
 
 
+# How libraries name the weights of queries, keys and values; a part of a leaf's path is compared.
+PARTS = {
+    "query": frozenset(("w_q", "wq", "q", "query", "q_proj", "q_lin", "to_q", "query_proj")),
+    "key": frozenset(("w_k", "wk", "k", "key", "k_proj", "k_lin", "to_k", "key_proj")),
+    "value": frozenset(("w_v", "wv", "v", "value", "v_proj", "v_lin", "to_v", "value_proj")),
+}
+
+
+@full_precision
+def monitor_gradients(
+    gradients: Any, *, layer_axis: int | None = None
+) -> dict[str, Float[Array, ""] | Float[Array, "l"]]:
+    """Norms of the gradients of queries', keys' and values' weights, of any tree of a network.
+
+    "query_gradient", "key_gradient", "value_gradient": √(Σ g²) over all leaves whose path has a
+    name of `PARTS` in it, biases too. At rank collapse the first two vanish (Noci et al. 2022).
+
+    Args:
+        gradients: Of a pytree of parameters: ours, Flax's, Equinox's, or a dictionary by names
+            such as "layers.0.attention.q_proj.weight".
+        layer_axis: Of every such leaf, where layers are stacked: then norms are by layer, [l].
+
+    Returns:
+        Norms by name; a part that no leaf is named after is left out.
+
+    Raises:
+        ValueError: No leaf is named after queries, keys or values, as where one matrix holds them.
+    """
+    squares: dict[str, Any] = {}
+    leaves = jax.tree_util.tree_leaves_with_path(gradients)
+    for path, leaf in leaves:
+        names = set(jax.tree_util.keystr(path, simple=True, separator=".").split("."))
+        for part in (p for p, known in PARTS.items() if names & known):
+            leaf = _at_least_float32(leaf)
+            axes = range(leaf.ndim) if layer_axis is None else _without(layer_axis, leaf.ndim)
+            square = jnp.sum(jnp.square(leaf), axis=tuple(axes))
+            squares[part] = squares.get(part, 0) + square
+    if not squares:
+        seen = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in leaves[:3]]
+        raise ValueError(f"no leaf is named after queries, keys or values: {', '.join(seen)}, ...")
+    return {f"{part}_gradient": jnp.sqrt(squares[part]) for part in PARTS if part in squares}
+
+
+def _without(axis, ndim):
+    return (i for i in range(ndim) if i != axis % ndim)
+
+
+@full_precision
 def participation_ratio(x: Float[Array, "n d"]) -> Float[Array, ""]:
     """tr(G)²/‖G‖_F² of G = XXᵀ or XᵀX, Σ σ_i² squared over Σ σ_i⁴; 0 where X = 0."""
     return _participation(_gram(x))
@@ -137,8 +185,3 @@ def column_means(p: Float[Array, "h n m"], mask: Bool[Array, "n"] | None) -> Flo
     if mask is None:
         return jnp.mean(p, axis=-2)
     return jnp.sum(jnp.where(mask[None, :, None], p, 0), axis=-2) / jnp.sum(mask)
-
-
-def _at_least_float32(a):
-    a = as_array(a)
-    return a.astype(jnp.promote_types(a.dtype, jnp.float32))

@@ -82,6 +82,12 @@ def as_array(x: Any) -> Array:
     return jnp.asarray(x)
 
 
+def as_floats(x: Any) -> Array:
+    """`as_array` in float32 at least."""
+    x = as_array(x)
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
 def num_tokens(x: Float[Array, "n d"], mask: Any = None) -> Float[Array, ""]:
     """Number of tokens that exist, as a float (traced where the mask is)."""
     count = x.shape[0] if mask is None else jnp.sum(mask)

@@ -9,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from rank_collapse.measures.norms import as_array, in_own_precision
+from rank_collapse.measures.norms import as_array, as_floats, in_own_precision
 from rank_collapse.network.entry import as_mask
 
 
@@ -57,10 +57,10 @@ def matrices(attention: Any) -> Float[Array, "*s n m"]:
     Raises:
         ValueError: Not matrices.
     """
-    p = as_array(attention)
+    p = as_floats(attention)
     if p.ndim < 2:
         raise ValueError(f"attention of shape {p.shape} is not [..., n, m]")
-    return p.astype(jnp.promote_types(p.dtype, jnp.float32))
+    return p
 
 
 def mean_over_queries(rows: Float[Array, "*s n"], mask: Any) -> Float[Array, "*s"]:

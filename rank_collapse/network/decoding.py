@@ -108,9 +108,9 @@ def _whole_passes(params, memory, source_mask, tokens, config):
 
 def _cached_steps(params, memory, source_mask, tokens, config):
     """(empty cache, function of (cache, token t, t) → logits and cache): one row per token."""
-    own, shared = config.decoder, config
+    own = config.decoder
     decoder, entry = enter(
-        decoder_params(params, shared), tokens, own, memory=memory, memory_mask=source_mask
+        decoder_params(params, config), tokens, own, memory=memory, memory_mask=source_mask
     )
     dtype, index = entry.x.dtype, jnp.arange(own.depth)
     gains = layer_gains(own, dtype, decoder)
@@ -135,6 +135,6 @@ def _cached_steps(params, memory, source_mask, tokens, config):
         x, known = transformer.scan_layers(body, x, decoder, own, (index, gains, known, of_memory))
         if own.final_norm:
             x = layers.norm(decoder.final_norm, x, own.norm, own.norm_eps)
-        return logits_of(params, x, shared)[0], known
+        return logits_of(params, x, config)[0], known
 
     return empty_cache(own, tokens.shape[0], dtype), next_logits

@@ -12,8 +12,6 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from rank_collapse.network.config import TransformerConfig
 
 ROLES = ("alone", "encoder", "decoder")
@@ -129,7 +127,7 @@ def _depth_scaled(stack):
 
 def _layernorm_scaling(stack):
     """x' = x + f(N(x)/√l) in layer l = 1, ..., L."""
-    return {"norm_gain": 1 / np.sqrt(np.arange(1, stack.config.depth + 1))}
+    return {"norm_gain": tuple(1 / math.sqrt(l) for l in range(1, stack.config.depth + 1))}
 
 
 DESIGNS: dict[str, Design] = {

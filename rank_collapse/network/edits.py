@@ -61,7 +61,7 @@ def carried(
     edit: Callable[[Any], Any],
     value: Float[Array, "n d"],
     c: Float[Array, "g n d"],
-    ones: Float[Array, "g"],
+    ones: Float[Array, "#g"],
 ) -> Float[Array, "g n d"]:
     """J c + ones·(edit(v) − J v) for channels c that sum to v, J the derivative of edit at v.
 

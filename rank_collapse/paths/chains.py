@@ -76,12 +76,13 @@ def log_elementary_shares(alpha: Float[Array, "l"]) -> Float[Array, "k"]:
     """
     alpha = jnp.asarray(alpha)
     start = jnp.full(alpha.shape[0] + 1, -jnp.inf, alpha.dtype).at[0].set(0.0)
+    return jax.lax.scan(_add_layer, start, alpha)[0]
 
-    def add_layer(log_sums, a):
-        longer = jnp.concatenate([jnp.full(1, -jnp.inf, log_sums.dtype), log_sums[:-1]])
-        return jnp.logaddexp(log_sums + jnp.log(a), longer + jnp.log1p(-a)), None
 
-    return jax.lax.scan(add_layer, start, alpha)[0]
+def _add_layer(log_sums, a):
+    """A function of the module: a local one would compile the loop anew in every call."""
+    longer = jnp.concatenate([jnp.full(1, -jnp.inf, log_sums.dtype), log_sums[:-1]])
+    return jnp.logaddexp(log_sums + jnp.log(a), longer + jnp.log1p(-a)), None
 
 
 def predicted_sizes(

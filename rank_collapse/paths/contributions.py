@@ -278,13 +278,12 @@ def path_gains(config, gains, head_gain, factors):
         ValueError: A factor of the wrong shape, or of a branch the network does not have.
     """
     dtype = gains.temperature.dtype
-    present = {"cross": config.cross_attention, "mlp": config.mlp != "none"}
 
     def checked(name, value, shape):
         value = jnp.asarray(value, dtype)
         if value.shape != shape:
             raise ValueError(f"{name}_gain of shape {value.shape} is not {shape}")
-        if not present.get(name, True):
+        if name not in ("head", *config.kinds):
             raise ValueError(f"{name}_gain is given but the network has no such branch")
         return value
 

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from rank_collapse.measures.dependency import sublayer_names
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.entry import enter, refuse_edit
 from rank_collapse.network.gains import layer_gains
@@ -18,7 +17,6 @@ from rank_collapse.network.precision import full_precision
 from rank_collapse.network.sublayer import sites_of, sublayer
 from rank_collapse.network.transformer import scan_layers
 from rank_collapse.paths import frozen
-from rank_collapse.paths.heads import freeze
 
 
 @full_precision
@@ -51,13 +49,10 @@ def variance_shares(
 
 @jax.jit
 def _shares(params, entry, config) -> Array:
-    names = sublayer_names(config)
+    names = config.kinds
     count = config.depth * len(names) + 2
-    _, constants, trace = freeze(params, entry, config)
+    _, constants, trace = frozen.freeze(params, entry, config)
     ones = jnp.zeros(count, entry.x.dtype).at[-1].set(1)
-
-    def norm_by(scales):
-        return lambda site, c: frozen.frozen_norm(site.norm, scales.at(site), c, ones, config)
 
     def shares(c):
         c = c - c.mean(axis=-1, keepdims=True)
@@ -74,8 +69,8 @@ def _shares(params, entry, config) -> Array:
             def written(seen, row=row, part=part):
                 return jnp.zeros_like(seen).at[row].set(part), None
 
-            scales = getattr(own, f"{name}_scale")
-            c, _ = sublayer(getattr(sites, name), c, written, norm_by(scales))
+            norm = frozen.norm_at(getattr(own, f"{name}_scale"), ones, config)
+            c, _ = sublayer(getattr(sites, name), c, written, norm)
             rows.append(shares(c))
         return c, jnp.stack(rows)
 

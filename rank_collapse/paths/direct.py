@@ -20,7 +20,6 @@ from rank_collapse.network.precision import full_precision
 from rank_collapse.network.sublayer import sites_of, sublayer, token_norm
 from rank_collapse.network.transformer import scan_layers
 from rank_collapse.paths import frozen
-from rank_collapse.paths.heads import freeze
 
 
 @struct.dataclass
@@ -74,13 +73,13 @@ def direct_contributions(
 @jax.jit
 def _direct(params, entry, config) -> DirectContributions:
     l, h, (n, d) = config.depth, config.num_heads, entry.x.shape
-    last, constants, trace = freeze(params, entry, config)
+    last, constants, trace = frozen.freeze(params, entry, config)
     # Rows: the input, the heads, each layer's MLP, each layer's cross-attention, the offset.
     mlp_row, cross_row, num_rows = 1 + l * h, 1 + l * h + l, 2 + l * h + 2 * l
     ones = jnp.zeros(num_rows, entry.x.dtype).at[-1].set(1)
 
     def norm_by(scales):
-        return lambda site, c: frozen.frozen_norm(site.norm, scales.at(site), c, ones, config)
+        return frozen.norm_at(scales, ones, config)
 
     def body(c, step):
         layer, (index, own, computed, x, gains) = step

@@ -3,10 +3,11 @@
 At a given input, P_h, 1/σ of each norm and φ(z)/z of each MLP are constants; with them frozen
 every sublayer is linear plus a bias, so that its input may be split into channels that pass it
 one by one. Channels are [g, n, d] with `ones` [g], the share of each bias a channel takes: 1 for
-the channel of the offset, 0 for all others.
+the channel of the offset, 0 for all others; [1] where all take the same.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -16,10 +17,11 @@ from rank_collapse import struct
 from rank_collapse.network import edits, layers
 from rank_collapse.network.attention import AttentionParams
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.gains import LayerGains
-from rank_collapse.network.parameters import BlockParams
+from rank_collapse.network.entry import Entry
+from rank_collapse.network.gains import LayerGains, layer_gains
+from rank_collapse.network.parameters import BlockParams, TransformerParams
 from rank_collapse.network.sublayer import Site, norm_input, sites_of, token_norm
-from rank_collapse.network.transformer import LayerTrace
+from rank_collapse.network.transformer import LayerTrace, block, scan_layers
 
 
 @struct.dataclass
@@ -81,13 +83,28 @@ def freeze_layer(
     return FrozenLayer(**fields)
 
 
+def freeze(
+    params: TransformerParams, entry: Entry, config: TransformerConfig
+) -> tuple[Float[Array, "n d"], FrozenLayer, LayerTrace]:
+    """(X^L, constants, traces) of one pass; the last two with a leading layer axis."""
+
+    def body(x, step):
+        layer, (index, gains) = step
+        trace = block(layer, x, config, gains, entry, layer=index)
+        return trace.hidden, (freeze_layer(layer, x, trace, config, gains), trace)
+
+    gains = layer_gains(config, entry.x.dtype, params)
+    last, told = scan_layers(body, entry.x, params, config, (jnp.arange(config.depth), gains))
+    return last, *told
+
+
 def carry_edit(
     constants: FrozenLayer,
     edit: Any,
     layer: Any,
     name: str,
     c: Float[Array, "g n d"],
-    ones: Float[Array, "g"],
+    ones: Float[Array, "#g"],
 ) -> Float[Array, "g n d"]:
     """Channels of a state after its edit, which is frozen into its linear part: `edits.carried`."""
     if edit is None or name not in constants.unedited:
@@ -113,7 +130,7 @@ def frozen_norm(
     params: layers.NormParams,
     scale: Float[Array, "n 1"],
     c: Float[Array, "g n d"],
-    ones: Float[Array, "g"],
+    ones: Float[Array, "#g"],
     config: TransformerConfig,
 ) -> Float[Array, "g n d"]:
     """(c − mean c)/σ · gain + ones · bias with σ frozen; RMSNorm without mean and bias."""
@@ -123,11 +140,24 @@ def frozen_norm(
     return c if params.bias is None else c + _bias(params.bias, ones)
 
 
+def norm_at(
+    scales: Scales, ones: Float[Array, "#g"], config: TransformerConfig
+) -> Callable[[Site, Array], Array]:
+    """`frozen_norm` as `sublayer` takes it: (site, channels) → channels.
+
+    Args:
+        scales: 1/σ of the sublayer's norms.
+        ones: The share of a bias that each channel takes.
+        config: The network.
+    """
+    return lambda site, c: frozen_norm(site.norm, scales.at(site), c, ones, config)
+
+
 def frozen_attention(
     params: AttentionParams,
     weights: Float[Array, "h n m"],
     c: Float[Array, "g m e"],
-    ones: Float[Array, "g"],
+    ones: Float[Array, "#g"],
 ) -> Float[Array, "g n d"]:
     """Σ_h P_h (c W_V + ones·b_V) W_O + ones·b_O with P_h frozen.
 
@@ -146,7 +176,7 @@ def frozen_mlp(
     params: layers.MLPParams,
     gate: Float[Array, "n f"],
     c: Float[Array, "g n d"],
-    ones: Float[Array, "g"],
+    ones: Float[Array, "#g"],
 ) -> Float[Array, "g n d"]:
     """(gate ∘ (c W_in + ones·b_in)) W_out + ones·b_out with the gate frozen."""
     z = c @ params.w_in + _bias(params.b_in, ones)

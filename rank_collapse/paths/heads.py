@@ -15,12 +15,12 @@ from jaxtyping import Array, Float
 from rank_collapse import struct
 from rank_collapse.network import attention as attn
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.entry import Entry, enter
+from rank_collapse.network.entry import enter
 from rank_collapse.network.gains import layer_gains, scaled
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.precision import full_precision
 from rank_collapse.network.sublayer import sites_of, sublayer
-from rank_collapse.network.transformer import block, scan_layers
+from rank_collapse.network.transformer import scan_layers
 from rank_collapse.paths import frozen
 from rank_collapse.paths.contributions import path_gains
 
@@ -61,26 +61,6 @@ def head_contributions(
     return _carry_heads(params, entry, config, on_paths, min(chunk, config.num_heads))
 
 
-def freeze(params: TransformerParams, entry: Entry, config: TransformerConfig) -> tuple:
-    """(X^L, constants, traces) of one pass; the last two with a leading layer axis."""
-
-    def body(x, step):
-        layer, (index, gains) = step
-        trace = block(layer, x, config, gains, entry, layer=index)
-        return trace.hidden, (frozen.freeze_layer(layer, x, trace, config, gains), trace)
-
-    gains = layer_gains(config, entry.x.dtype, params)
-    last, told = scan_layers(body, entry.x, params, config, (jnp.arange(config.depth), gains))
-    return last, *told
-
-
-def norm_by(scales: Any, config: TransformerConfig, one: float = 0.0) -> Any:
-    """The frozen norm of channels, as `sublayer` takes it; each takes `one` of the norm's bias."""
-    return lambda site, c: frozen.frozen_norm(
-        site.norm, scales.at(site), c, jnp.full(len(c), one, c.dtype), config
-    )
-
-
 @struct.dataclass
 class _Layer:
     """One frozen layer as a map of channels [g, n, d], of which each takes the share `one` of
@@ -98,19 +78,23 @@ class _Layer:
     def sites(self):
         return sites_of(self.params, self.config, self.gains)
 
+    @property
+    def ones(self):
+        """[1], the share of biases that all channels take."""
+        return jnp.full(1, self.one, self.entry.x.dtype)
+
     def edited(self, name, c):
-        ones = jnp.full(len(c), self.one, c.dtype)
-        return frozen.carry_edit(self.constants, self.entry.edit, self.index, name, c, ones)
+        return frozen.carry_edit(self.constants, self.entry.edit, self.index, name, c, self.ones)
 
     def norm(self, scales):
-        return norm_by(scales, self.config, self.one)
+        return frozen.norm_at(scales, self.ones, self.config)
 
     def attend(self, c):
         """The attention sublayer."""
 
         def branch(c):
-            ones = jnp.full(len(c), self.one, c.dtype)
-            part = frozen.frozen_attention(self.params.attention, self.constants.weights, c, ones)
+            weights = self.constants.weights
+            part = frozen.frozen_attention(self.params.attention, weights, c, self.ones)
             return self.edited("attention_branch", part), None
 
         norm = self.norm(self.constants.attention_scale)
@@ -132,14 +116,12 @@ class _Layer:
         def cross(c):
             if not self.one:
                 return jnp.zeros_like(c), None
-            memory, ones = self.entry.memory[None], jnp.ones(1, c.dtype)
-            weights = self.constants.cross_weights
-            part = frozen.frozen_attention(self.params.cross, weights, memory, ones)
+            memory, weights = self.entry.memory[None], self.constants.cross_weights
+            part = frozen.frozen_attention(self.params.cross, weights, memory, self.ones)
             return self.edited("cross_branch", part), None
 
         def mlp(c):
-            ones = jnp.full(len(c), self.one, c.dtype)
-            part = frozen.frozen_mlp(self.params.mlp, self.constants.gate, c, ones)
+            part = frozen.frozen_mlp(self.params.mlp, self.constants.gate, c, self.ones)
             return self.edited("mlp_branch", part), None
 
         c = self.edited("after_attention", c)
@@ -154,7 +136,7 @@ class _Layer:
 @functools.partial(jax.jit, static_argnames="chunk")
 def _carry_heads(params, entry, config, on_paths, chunk):
     h, (n, d) = config.num_heads, entry.x.shape
-    last, constants, _ = freeze(params, entry, config)
+    last, constants, _ = frozen.freeze(params, entry, config)
 
     def pieces(fn, c):
         """fn of the heads, `chunk` at a time."""

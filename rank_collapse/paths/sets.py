@@ -283,14 +283,20 @@ def batch_path_set_logits(
         batch_size: Examples at a time, to bound the memory: states of sets · batch_size · n · d
             numbers are held. None for all at once.
     """
+    check_paths(paths, config)
+    at_once = None if batch_size is None or batch_size >= inputs.shape[0] else batch_size
+    given = (params, classifier, inputs, config, jnp.asarray(paths), mask)
+    return _batch_logits(*given, semantics, no_sub_path, at_once)
 
+
+@functools.partial(jax.jit, static_argnums=(6, 7, 8))
+def _batch_logits(params, classifier, inputs, config, paths, mask, semantics, no_sub_path, at_once):
     def single(item):
         return path_set_logits(
             params, classifier, item[0], config, paths,
             semantics=semantics, no_sub_path=no_sub_path, mask=item[1],
         )  # fmt: skip
 
-    size = inputs.shape[0] if batch_size is None else batch_size
-    if size >= inputs.shape[0]:
+    if at_once is None:
         return jax.vmap(single)((inputs, mask))
-    return jax.lax.map(single, (inputs, mask), batch_size=size)
+    return jax.lax.map(single, (inputs, mask), batch_size=at_once)

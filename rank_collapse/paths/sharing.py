@@ -12,11 +12,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from rank_collapse.network.precision import full_precision
+
 MAX_PARTS = 20  # 2^20 coalitions
 
 
 def coalition_values(value: Callable[[Float[Array, "p"]], Any], num_parts: int) -> Any:
     """v of all 2^p coalitions of p parts, one after the other, so that only values are held.
+
+    Call it under jit where it is called more than once: outside, every call compiles.
 
     Args:
         value: v, of the parts that are present [p] (1 or 0); any pytree of arrays.
@@ -39,6 +43,7 @@ def _present(num_parts):
     return (np.arange(2**num_parts)[:, None] >> np.arange(num_parts)) & 1
 
 
+@full_precision
 def shapley_values(values: Any, num_parts: int) -> Any:
     """φ_k = Σ_{S ∌ k} |S|! (p − |S| − 1)!/p! (v(S ∪ k) − v(S)), exact.
 
@@ -74,6 +79,7 @@ def shapley_values(values: Any, num_parts: int) -> Any:
     )
 
 
+@full_precision
 def covariance_shares(
     parts: Float[Array, "p *s c"], total: Float[Array, "*s c"], mask: Any = None
 ) -> Float[Array, "p"]:

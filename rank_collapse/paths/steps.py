@@ -16,7 +16,7 @@ from rank_collapse.network.entry import Entry
 from rank_collapse.network.gains import LayerGains, layer_gains, scaled
 from rank_collapse.network.parameters import TransformerParams, layer_params
 from rank_collapse.network.sublayer import sites_of, sublayer
-from rank_collapse.network.transformer import block, scan_layers
+from rank_collapse.network.transformer import block
 from rank_collapse.paths import frozen
 from rank_collapse.paths.enumeration import ALL_HEADS
 
@@ -122,15 +122,10 @@ def _frozen_steps(params, config, gains, entry):
     """step(state, layer, choice) and finish(state) with the constants of the forward pass."""
     no_bias = jnp.zeros(1, entry.x.dtype)
 
-    def freeze(x, step):
-        layer, gains = step
-        trace = block(layer, x, config, gains, entry)
-        return trace.hidden, frozen.freeze_layer(layer, x, trace, config, gains)
-
-    last, constants = scan_layers(freeze, entry.x, params, config, gains)
+    last, constants, _ = frozen.freeze(params, entry, config)
 
     def norm_by(scales):
-        return lambda site, c: frozen.frozen_norm(site.norm, scales.at(site), c, no_bias, config)
+        return frozen.norm_at(scales, no_bias, config)
 
     def step(state, l, choice):
         layer = layer_params(params, config, l)

@@ -1,7 +1,7 @@
 """Run folders: what one run of an experiment leaves on disk, its seeds and saved states."""
 
-from rank_collapse.runs.files import RunError, make_folder, write_atomically
-from rank_collapse.runs.folder import RunFolder, difference, read_summary
+from rank_collapse.runs.files import RunError, difference, make_folder, write_atomically
+from rank_collapse.runs.folder import RunFolder, read_summary
 
 __all__ = [
     "RunError",

@@ -129,3 +129,14 @@ def read_object(path: str | os.PathLike) -> dict[str, Any]:
 def _unreadable(path, error):
     reason = " ".join(str(error).split())[:200] or type(error).__name__
     return RunError(f"{path} cannot be read ({reason}); use --overwrite")
+
+
+def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """The fields in which two configs differ, as "name: old there, new here; ..."."""
+    absent = "absent"
+    parts = [
+        f"{name} is {old.get(name, absent)!r} there, {new.get(name, absent)!r} here"
+        for name in sorted(old.keys() | new.keys())
+        if json.dumps(old.get(name, absent)) != json.dumps(new.get(name, absent))
+    ]
+    return "; ".join(parts)

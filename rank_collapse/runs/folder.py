@@ -5,13 +5,15 @@
              arrays.npz     named arrays, also the cache from which an interrupted run resumes
              checkpoints/   states of an unfinished computation, by step (orbax)
              figures/       *.png and *.pdf
-             models.npz     trained weights, where asked for (`rank_collapse.training.model_file`);
+             models.safetensors
+                            trained weights, where asked for (`rank_collapse.training.model_file`);
              models/        the same of a run of several networks, a file for each
              summary.json   the run's headline numbers; its presence means the run is complete
+             metrics.jsonl  scalars of a watched training, a line for each step (see `metrics`)
              log.txt
 
-Every file is written to a temporary name and renamed, so a file that exists is whole; what is read
-back as numbers (arrays.npz, checkpoints) has a checksum (see `files`).
+Every file but the last two is written to a temporary name and renamed, so a file that exists is
+whole; what is read back as numbers (arrays.npz, checkpoints) has a checksum (see `files`).
 
     with RunFolder("results/sort/a", {"depth": 6, "seed": 0}) as run:
         curves = run.cached("curves", lambda: {"loss": train()})   # computed once, then read
@@ -35,9 +37,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from rank_collapse.runs import processes, provenance, states
+from rank_collapse.runs import metrics, processes, provenance, states
 from rank_collapse.runs.files import (
     RunError,
+    difference,
     dump_arrays,
     load_arrays,
     lock,
@@ -48,8 +51,8 @@ from rank_collapse.runs.files import (
 )
 
 CONTENTS = (
-    "config.json", "results.csv", "arrays.npz", "summary.json", "log.txt", "models.npz",
-    "report.html",
+    "config.json", "results.csv", "arrays.npz", "summary.json", "log.txt", "models.safetensors",
+    "models.npz", "report.html", metrics.NAME,
 )  # fmt: skip
 FOLDERS = ("checkpoints", "figures", "models")
 
@@ -92,7 +95,7 @@ class RunFolder:
             self._lock = lock(self.path)
         try:
             if overwrite:
-                self._clear()
+                self._delete(*CONTENTS, *FOLDERS)
             self._clear_unfinished()
             self.resumed = self._check(config)
             if not self.resumed:
@@ -124,6 +127,13 @@ class RunFolder:
         if self.primary:
             with writing(self.path / "log.txt"), open(self.path / "log.txt", "a") as file:
                 file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {message}\n")
+
+    def append_metrics(
+        self, step: int, values: Mapping[str, Any], *, seed: int | None = None
+    ) -> None:
+        """Appends a line to metrics.jsonl; see `metrics.append`."""
+        if self.primary:
+            metrics.append(self.path / metrics.NAME, step, values, seed=seed)
 
     def write_rows(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Writes results.csv, whole: one column per key, in order of first appearance."""
@@ -159,6 +169,7 @@ class RunFolder:
         figures: Mapping[str, Callable[[], Any]] | None = None,
         files: Mapping[str, Callable[[], bytes]] | None = None,
         summary: Callable[[], Mapping[str, Any]],
+        shown: Any = None,
     ) -> dict[str, Any]:
         """Makes what a person sees of a finished run, where it is missing; returns the summary.
 
@@ -170,7 +181,12 @@ class RunFolder:
             figures: Draws each figure, by name.
             files: Makes the bytes of other files out of `CONTENTS`, by name; the figures are there.
             summary: Makes the headline numbers.
+            shown: Which of its parts the run was asked for, where one folder may be asked for more
+                or fewer: kept in the summary; if the files there show others, all are made anew.
         """
+        if shown is not None and (self.summary or {}).get("shown") != _normalised(shown):
+            self._summary = None
+            self._delete("summary.json", "results.csv", "figures", *(files or {}))
         if self.primary:
             if rows is not None and not (self.path / "results.csv").exists():
                 self.write_rows(rows())
@@ -182,7 +198,7 @@ class RunFolder:
                     self.write_file(name, make())
         found = self.summary
         if found is None:
-            found = _normalised(summary())
+            found = _normalised(dict(summary()) | ({} if shown is None else {"shown": shown}))
             self.finish(found)
         return found
 
@@ -298,10 +314,14 @@ class RunFolder:
         """Writes figures/<name>.png and .pdf of a matplotlib figure."""
         import matplotlib as mpl  # here: reading trained models does without
 
+        # Laying out is half of the time of saving: once for both files.
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")
+        box = figure.get_tightbbox().padded(_MARGIN)
         for suffix, options in ((".png", {"dpi": 150}), (".pdf", {"metadata": _NO_DATE})):
             stream = io.BytesIO()
             with mpl.rc_context({"pdf.fonttype": 42}):  # text stays text
-                figure.savefig(stream, format=suffix[1:], bbox_inches="tight", **options)
+                figure.savefig(stream, format=suffix[1:], bbox_inches=box, **options)
             self._write(f"figures/{name}{suffix}", stream.getvalue())
 
     def has_figure(self, name: str) -> bool:
@@ -310,12 +330,12 @@ class RunFolder:
 
     # How it is done.
 
-    def _clear(self):
-        """Deletes what a run leaves, and nothing else that may lie in the folder."""
+    def _delete(self, *names):
+        """Deletes some of what a run leaves, and nothing else that may lie in the folder."""
         if not self.primary:
             return
         with writing(self.path):
-            for name in CONTENTS + FOLDERS:
+            for name in names:
                 path = self.path / name
                 if path.is_dir() and not path.is_symlink():
                     shutil.rmtree(path, ignore_errors=True)
@@ -382,18 +402,8 @@ def read_summary(path: str | os.PathLike) -> dict[str, Any]:
         raise RunError(f"{path} has no summary: the run is not complete ({error})") from error
 
 
-def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    """The fields in which two configs differ, as "name: old there, new here; ..."."""
-    absent = "absent"
-    parts = [
-        f"{name} is {old.get(name, absent)!r} there, {new.get(name, absent)!r} here"
-        for name in sorted(old.keys() | new.keys())
-        if json.dumps(old.get(name, absent)) != json.dumps(new.get(name, absent))
-    ]
-    return "; ".join(parts)
-
-
 _NO_DATE = {"CreationDate": None}
+_MARGIN = 0.1  # inches around a figure
 
 
 def _normalised(value):

@@ -98,10 +98,14 @@ def add(site, state, part, keep) -> LogState:
         mean = mean + scaled(site.skip_gain, state.mean)
         parts = jnp.concatenate([parts, scaled(site.skip_gain, state.rest)[None]])
         scales = jnp.append(scales, state.log_scale)
-    out = settle(mean, parts, scales, keep)
     noise = part.noise + jnp.log(jnp.max(jnp.abs(site.branch_gain)))
-    lost = (noise > -jnp.inf) & (noise > out.log_scale - jnp.log(10.0))
-    return out.replace(log_scale=jnp.where(lost, jnp.nan, out.log_scale))
+    return _unless_lost(settle(mean, parts, scales, keep), noise)
+
+
+def _unless_lost(state, noise):
+    """The state, NaN where a tenth of it is noise, whose logarithm is given."""
+    lost = (noise > -jnp.inf) & (noise > state.log_scale - jnp.log(10.0))
+    return state.replace(log_scale=jnp.where(lost, jnp.nan, state.log_scale))
 
 
 def norm(site, state, keep):
@@ -133,9 +137,8 @@ def normalised(u, r, eps, norm_eps):
 
 def norm_of_branch(site, part, keep) -> LogParts:
     """The norm of what a branch adds; NaN where a tenth of it is noise."""
-    state = settle(part.mean, part.parts, part.scales, keep)
-    lost = (part.noise > -jnp.inf) & (part.noise > state.log_scale - jnp.log(10.0))
-    state = norm(site, state.replace(log_scale=jnp.where(lost, jnp.nan, state.log_scale)), keep)
+    state = _unless_lost(settle(part.mean, part.parts, part.scales, keep), part.noise)
+    state = norm(site, state, keep)
     return LogParts(state.mean, state.rest[None], state.log_scale[None])
 
 

@@ -79,6 +79,11 @@ def pair_profile(
         ValueError: Cross-attention, additive attention with rotary positions, normalised queries,
             inputs of the wrong shape, or a table of more than 2^24 numbers.
     """
+    return certain(*_copies(*_entered(params, x, config, inputs)))
+
+
+def _entered(params, x, config, inputs):
+    """What `_copies` takes, checked."""
     if config.cross_attention:
         raise ValueError("cross_attention=True has a second input: no residual profile in logs")
     if config.score == "additive" and config.position == "rotary":
@@ -101,9 +106,7 @@ def pair_profile(
     if entry.exists is not None:
         keep = entry.exists
         x = jnp.where(keep[:, None], x, x[jnp.argmax(keep)][None, :])  # any finite token
-    entry = entry.replace(x=x)
-
-    return certain(*_copies(params, entry, config, keep))
+    return params, entry.replace(x=x), config, keep
 
 
 @jax.jit
@@ -163,6 +166,7 @@ def _agree(state, keep):
     return jnp.max(jnp.where(seen, error, 0)) <= AGREEMENT * largest + rounding
 
 
+@full_precision
 def certified_profile(
     params: Any, x: Any, config: TransformerConfig, *, mask: Any = None, **inputs: Any
 ) -> CertifiedProfile:
@@ -173,12 +177,15 @@ def certified_profile(
     Args, Raises: See `pair_profile`.
     """
     profile = logdomain.log_residual_profile(params, x, config, mask=mask, **inputs)
+    return _chosen(profile, *_entered(params, x, config, {"mask": mask} | inputs))
 
-    def pairs():
-        return pair_profile(params, x, config, mask=mask, **inputs)
 
+@jax.jit
+def _chosen(profile, *entered):
+    # Compiled here: a choice made outside jit would compile the pass over pairs in every call.
     safe = known(profile)
-    return CertifiedProfile(jax.lax.cond(safe, lambda: profile, pairs), jnp.where(safe, 0, 1))
+    profile = jax.lax.cond(safe, lambda: profile, lambda: certain(*_copies(*entered)))
+    return CertifiedProfile(profile, jnp.where(safe, 0, 1))
 
 
 def known(profile: Any) -> Any:

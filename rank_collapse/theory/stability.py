@@ -7,6 +7,7 @@ is its closed form for attention alone.
 Axis letters: n tokens, m keys, d width, l layers, s sublayers (branches) in the order passed.
 """
 
+import functools
 import math
 from typing import Any
 
@@ -15,6 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from rank_collapse import struct
+from rank_collapse.measures.updates import MATRICES
 from rank_collapse.network import attention as attn
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.entry import enter, refuse_edit
@@ -75,14 +77,11 @@ def update_sizes(config: TransformerConfig, size: Any = 1.0) -> dict[str, dict[s
         size: ‖W* − W‖_F/‖W‖_F of each matrix of each layer.
     """
     of_layer = jnp.broadcast_to(jnp.square(jnp.asarray(size, jnp.float32)), (config.depth,))
-    matrices = dict.fromkeys(("w_q", "w_k", "w_v", "w_o"), of_layer)
-    sizes = {"attention": matrices}
-    if config.cross_attention:
-        sizes["cross"] = matrices
-    if config.mlp != "none":
-        gate = ("w_gate",) if config.mlp in GATED else ()
-        sizes["mlp"] = dict.fromkeys(("w_in", *gate, "w_out"), of_layer)
-    return sizes
+    absent = () if config.mlp in GATED else ("w_gate",)
+    return {
+        part: dict.fromkeys((name for name in MATRICES[part] if name not in absent), of_layer)
+        for part in config.kinds
+    }
 
 
 @full_precision
@@ -93,6 +92,7 @@ def expected_pass(
     *,
     sizes: Any = None,
     attention: Any = None,
+    memory_kernel: Any = None,
     **inputs: Any,
 ) -> ExpectedTrace:
     """The tokens of a network in expectation over its weights, sublayer by sublayer.
@@ -120,6 +120,8 @@ def expected_pass(
             any initialisation and any gains are covered; of x the kernel.
         sizes: Squared relative sizes of updates, as of `update_sizes`; None for none.
         attention: [L, h, n, n], measured weights in place of those of equal tokens.
+        memory_kernel: What is expected of the memory, in place of the kernel of `memory`: a
+            `TokenKernel`, such as the `output` of the encoder's own pass, with its change.
         **inputs: mask, bias, memory, memory_mask, segments and positions of `apply`. Tokens that
             do not exist are not looked at, but are counted in the trace's means.
 
@@ -134,17 +136,17 @@ def expected_pass(
     params, entry = enter(params, x, config, **inputs)
     refuse_edit(entry, "expected_pass")
     sizes = update_sizes(config, 0.0) if sizes is None else sizes
-    return _expected(params, entry, config, sizes, attention)
+    return _expected(params, entry, config, sizes, attention, memory_kernel)
 
 
 @jax.jit
-def _expected(params, entry, config, sizes, attention) -> ExpectedTrace:
+def _expected(params, entry, config, sizes, attention, memory) -> ExpectedTrace:
     n = entry.x.shape[0]
     own = _equal_weights(entry.context, n, n)
     start = token_kernel.kernel_of(entry.x)
-    memory = cross = None
+    cross = None
     if config.cross_attention:
-        memory = token_kernel.kernel_of(entry.memory)
+        memory = token_kernel.kernel_of(entry.memory) if memory is None else memory
         cross = _equal_weights(entry.memory_context, n, entry.memory.shape[0])
 
     def body(state, step):
@@ -249,15 +251,25 @@ def expected_gradient_norms(
     # D is linear in the sizes: its derivative is the same at all of them.
     sizes = update_sizes(config, 0.0) if sizes is None else sizes
     found, trace = jax.grad(moved, has_aux=True)(sizes)
+    return norms_of_derivatives(found, params, config), trace
+
+
+def norms_of_derivatives(
+    derivatives: dict[str, dict[str, Any]], params: Any, config: TransformerConfig
+) -> dict[str, dict[str, Float[Array, "l"]]]:
+    """√(∂/∂e / mean(W²)) of every matrix by layer: √E‖∂loss/∂W‖_F² from the derivatives of
+    E(δloss)² by the squared relative sizes e of updates, as `update_sizes` gives them."""
     rows = jnp.asarray(config.layer_map) if config.layer_map else slice(None)
 
-    def size(part, name):
+    def size(part, name, derivative):
         w = getattr(getattr(params.layers, part), name)[rows]
         square = jnp.mean(jnp.square(w), axis=tuple(range(1, w.ndim)))
-        return jnp.sqrt(jnp.maximum(found[part][name], 0) / square)
+        return jnp.sqrt(jnp.maximum(derivative, 0) / square)
 
-    norms = {part: {name: size(part, name) for name in names} for part, names in found.items()}
-    return norms, trace
+    return {
+        part: {name: size(part, name, value) for name, value in found.items()}
+        for part, found in derivatives.items()
+    }
 
 
 def collapse_law(
@@ -291,22 +303,28 @@ def collapse_law(
     """
     if norm_placement not in ("post", "pre"):
         raise ValueError(f"norm_placement={norm_placement!r} is not 'post' or 'pre'")
+    gains = jnp.stack([jnp.asarray(g, jnp.float32) for g in (skip_gain, branch_gain)], axis=1)
+    start = jnp.log1p(-jnp.asarray(cosine, jnp.float32))
+    rest, shares = _collapse(start, gains, 1 - 1 / num_tokens, norm_placement)
+    return jnp.concatenate([start[None], rest]), shares
+
+
+@functools.partial(jax.jit, static_argnames="norm_placement")
+def _collapse(start, gains, others, norm_placement):
+    """ln(1 − ρ) and β_ii² after every sublayer; `others` is 1 − 1/n."""
 
     def step(carry, gains):
         log_apart, stream = carry
         skip, branch = jnp.square(gains[0]), jnp.square(gains[1])
         apart = jnp.exp(log_apart)
-        m = 1 - apart * (1 - 1 / num_tokens)
+        m = 1 - apart * others
         total = skip * stream + branch * m
         share = branch * m / total
         # log1p(−share) for a share near 1 as exact as the skip's
         log_apart = log_apart + jnp.log(skip * stream / total)
         return (log_apart, total if norm_placement == "pre" else stream), (log_apart, share)
 
-    gains = jnp.stack([jnp.asarray(g, jnp.float32) for g in (skip_gain, branch_gain)], axis=1)
-    start = jnp.log1p(-jnp.asarray(cosine, jnp.float32))
-    _, (rest, shares) = jax.lax.scan(step, (start, jnp.ones_like(start)), gains)
-    return jnp.concatenate([start[None], rest]), shares
+    return jax.lax.scan(step, (start, jnp.ones_like(start)), gains)[1]
 
 
 def output_change_law(shares: Any) -> dict[str, Any]:
@@ -332,6 +350,7 @@ __all__ = [
     "collapse_law",
     "expected_gradient_norms",
     "expected_pass",
+    "norms_of_derivatives",
     "output_change_law",
     "update_sizes",
 ]

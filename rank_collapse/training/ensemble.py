@@ -66,6 +66,8 @@ class Ensemble:
         at_once: Seeds a device vmaps over; None for `seeds_at_once`.
         held_out: Metrics by name, functions of (logits, examples), that are computed of the data's
             "eval" entry after each epoch; None for none.
+        watch: (model, data, config) → scalars or arrays by name, computed after each epoch and
+            given to `train`'s on_watched; None for nothing.
 
     Attributes:
         begin: (keys, hyper, None) → (states, data) of all seeds, laid out over the mesh.
@@ -82,6 +84,7 @@ class Ensemble:
         epochs_per_chunk: int = 5,
         at_once: int | None = None,
         held_out: Metrics | None = None,
+        watch: Callable[[Any, Any, Any], dict[str, Any]] | None = None,
     ):
         if epochs_per_chunk < 1:
             raise ValueError(f"epochs_per_chunk={epochs_per_chunk} is not a positive integer")
@@ -98,18 +101,22 @@ class Ensemble:
         def chunk(state, data, hyper, first_epoch):
             def trained(state, epoch):
                 state, loss = train_epoch(state, data["train"], epoch, hyper, recipe)
-                if not self.held_out:
-                    return state, {"loss": loss}
-                config = config_of(recipe, hyper)
-                found = whole_model(state.model, data["eval"], config, self.held_out)
-                return state, {f"held_out/{n}": v for n, v in found.items()} | {"loss": loss}
+                config, told = config_of(recipe, hyper), {"loss": loss}
+                if self.held_out:
+                    found = whole_model(state.model, data["eval"], config, self.held_out)
+                    told |= {f"held_out/{n}": v for n, v in found.items()}
+                if watch is not None:
+                    found = watch(state.model, data, config)
+                    told |= {f"watched/{n}": v for n, v in found.items()}
+                return state, told
 
             def one(state, epoch):
-                names = ("loss", *(f"held_out/{n}" for n in self.held_out))
+                _, told = jax.eval_shape(trained, state, epoch)
+                nothing = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), told)
                 return jax.lax.cond(
                     epoch < recipe.num_epochs,
                     lambda s: trained(s, epoch),
-                    lambda s: (s, dict.fromkeys(names, jnp.zeros(()))),
+                    lambda s: (s, nothing),
                     state,
                 )
 
@@ -147,6 +154,7 @@ class Ensemble:
         *,
         resume: Callable[[Any], tuple[int, Any] | None] | None = None,
         on_chunk: Callable[[int, Callable[[], Any], np.ndarray], None] | None = None,
+        on_watched: Callable[[int, dict[str, np.ndarray]], None] | None = None,
     ) -> Trained:
         """Trains one run per key.
 
@@ -158,6 +166,8 @@ class Ensemble:
             on_chunk: Called between chunks with (epochs done, snapshot, losses [s, epochs done]).
                 snapshot() gives {"state", "losses"} of all seeds on the host, from which training
                 goes on over any mesh; where there are several processes, all must call it or none.
+            on_watched: Called between chunks with (epoch, {name: [s, ...]}) of each of its epochs,
+                counted from 1: the training loss, and what `watch` gives.
 
         Returns:
             `Trained`.
@@ -194,6 +204,11 @@ class Ensemble:
             losses[:, epoch:done] = new["loss"][:, : done - epoch]
             for name, curve in curves.items():
                 curve[:, epoch:done] = new[f"held_out/{name}"][:, : done - epoch]
+            if on_watched is not None:
+                watched = {n[8:]: v for n, v in new.items() if n.startswith("watched/")}
+                for i in range(done - epoch):
+                    values = {"loss": new["loss"]} | watched
+                    on_watched(epoch + i + 1, {name: v[:, i] for name, v in values.items()})
             epoch = done
             if on_chunk is not None:
                 on_chunk(epoch, snapshot, losses[:, :epoch])

@@ -1,6 +1,6 @@
-"""Trained networks in one .npz file: the weights by name, and the config as JSON.
+"""Trained networks in one safetensors file: the weights by name, and the config as JSON.
 
-    config, models = load_models("results/sort/a-run/models.npz")
+    config, models = load_models("results/sort/a-run/models.safetensors")
     third = jax.tree.map(lambda a: a[2], models)
     trace = rc.apply(third.network, tokens, config)
 
@@ -8,7 +8,6 @@ Axis letters: s seeds.
 """
 
 import dataclasses
-import io
 import json
 import os
 import zipfile
@@ -17,6 +16,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import safetensors
+import safetensors.numpy
 
 from rank_collapse.network.config import SWEPT, TransformerConfig
 from rank_collapse.network.embedding import EmbeddingConfig
@@ -26,44 +27,60 @@ from rank_collapse.runs.states import flatten, unflatten
 from rank_collapse.training.models import init_model
 from rank_collapse.training.recipe import Recipe
 
-_CONFIG = "config"
+_CONFIG = "config"  # of the metadata
 
 
 def dump_models(config: TransformerConfig | EncoderDecoderConfig, models: Any) -> bytes:
-    """The .npz file of an ensemble of one network.
+    """The file of an ensemble of one network, which other frameworks read as well.
+
+    Its tensors are named by their path, as "network.layers.attention.w_q"; the config is the
+    metadata's "config".
 
     Args:
         config: The network, with an embedding.
         models: Weights with a leading seed axis [s, ...].
     """
     text = json.dumps(dataclasses.asdict(config), default=lambda a: np.asarray(a).tolist())
-    stream = io.BytesIO()
-    np.savez(stream, **flatten(models), **{_CONFIG: np.array(text)})
-    return stream.getvalue()
+    return safetensors.numpy.save(flatten(models), metadata={_CONFIG: text})
 
 
 def load_models(path: str | os.PathLike) -> tuple[Any, Any]:
     """(config, models [s, ...]) of a file of `dump_models`: what it was given.
+
+    Files of versions before 0.2, models.npz, are read too.
 
     Raises:
         ValueError: Not such a file, or weights that do not fit the config.
         OSError: The file cannot be read.
     """
     try:
-        with np.load(path) as file:
-            saved = {name: file[name] for name in file.files}
-        config = _config(json.loads(str(saved.pop(_CONFIG))))
+        text, saved = _read(path)
+        config = _config(json.loads(text))
         num_seeds = len(next(iter(saved.values())))
         if isinstance(config, EncoderDecoderConfig):
             num_outputs = config.decoder.embedding.vocab_size
         else:
             num_outputs = saved["classifier.b"].shape[1]
-    except (KeyError, StopIteration, TypeError, ValueError, zipfile.BadZipFile) as error:
+    except (*_OTHER_FILES, KeyError, StopIteration, TypeError, ValueError) as error:
         raise ValueError(f"{path} is not a file of trained models: {error}") from error
     recipe = Recipe(config, num_outputs, batch_size=1, num_epochs=0)
     keys = jax.random.split(jax.random.key(0), num_seeds)
     like = jax.eval_shape(jax.vmap(lambda k: init_model(k, recipe)), keys)
     return config, unflatten(saved, like, str(path))
+
+
+_OTHER_FILES = (safetensors.SafetensorError, zipfile.BadZipFile)
+
+
+def _read(path):
+    """(config, {name: array}) of either kind of file."""
+    if zipfile.is_zipfile(path):
+        with np.load(path) as file:
+            saved = {name: file[name] for name in file.files}
+        return str(saved.pop(_CONFIG)), saved
+    with safetensors.safe_open(path, framework="numpy") as file:
+        names = file.keys()
+        return (file.metadata() or {})[_CONFIG], {name: file.get_tensor(name) for name in names}
 
 
 def _config(fields: dict[str, Any]) -> TransformerConfig | EncoderDecoderConfig:

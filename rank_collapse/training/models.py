@@ -24,7 +24,7 @@ class Model:
     """A network and the classifier that reads each token of its output."""
 
     network: Any  # parameters.TransformerParams
-    classifier: Any  # path_sets.Classifier
+    classifier: Any  # paths.sets.Classifier
 
 
 def init_model(key: Any, recipe: Recipe, init_scale: Any = 1.0) -> Any:
@@ -68,8 +68,9 @@ def forward(
     if dropout_key is not None:
         dropout_key, key_embedding, key_output = dropout_branches(dropout_key, 3)
         states = dropout(key_embedding, states, dropout_rate)
+    # What is embedded already is not embedded again, even if it is as wide as the inputs.
     output = transformer.apply(
-        model.network, states, config, mask=mask, positions=positions,
+        model.network, states, config.replace(embedding=None), mask=mask, positions=positions,
         dropout_key=dropout_key, dropout_rate=dropout_rate,
     ).output  # fmt: skip
     if dropout_key is not None and output_dropout:

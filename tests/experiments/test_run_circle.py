@@ -56,7 +56,7 @@ def test_a_row_for_every_seed(folder):
 def test_kept_models_continue_as_the_arrays_say(folder):
     """With a skip around the recurrence: inputs are sums of outputs, and outputs are drawn."""
     (path,) = (folder / "models").iterdir()
-    assert path.name == "circle-skip+mlp-d=8.npz"
+    assert path.name == "circle-skip+mlp-d=8.safetensors"
     config, models = load_models(path)
     assert config.attention_skip and config.mlp == "gelu"
     walk, errors = circle.make_examples(40), []

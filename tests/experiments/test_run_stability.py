@@ -3,15 +3,20 @@
 import csv
 import json
 
+import jax
 import numpy as np
 import pytest
 from second_run import check_second_run
 
+import rank_collapse as rc
 from experiments import run_stability
 from experiments.shell import cli
-from experiments.stability import measure, results
+from experiments.stability import measure, networks, results
+from experiments.stability.cases import groups_of, with_gains
+from rank_collapse.measures import updates
 
-TINY = ["--designs=post,admin_const", "--depths=1,2,4", "--layer_depths=1,4", "--num_seeds=2"]
+TINY = ["--designs=post,admin", "--depths=1,2,4", "--layer_depths=1,4", "--num_seeds=2"]
+TINY += ["--parts=encoders", "--pair_depths=1,2", "--pair_layer_depths=1,2"]
 TINY += ["--d_model=8", "--num_heads=2", "--num_tokens=6", "--mlp=none", "--nolog_residual"]
 TINY += ["--num_devices=1"]
 
@@ -24,11 +29,12 @@ def test_writes_rows_figures_and_a_summary(tmp_path, monkeypatch, capsys):
     folder = tmp_path / "run"
     assert execute(*TINY, f"--output_dir={folder}") == 0
     summary = json.loads((folder / "summary.json").read_text())
-    post, admin = (summary["designs"][name] for name in ("post", "admin_const"))
+    post, admin = (summary["encoder"]["designs"][name] for name in ("post", "admin"))
     assert post["branches"] == [1, 2, 4] and summary["seeds"] == 2
     assert post["largest_row_error"] < 1e-5
     assert post["last_branch"] > admin["last_branch"] - 1e-6 > 0
     assert len(post["query_gradient_over_expected"]) == 4
+    assert admin["omega"]["attention"][0] == 1 < admin["omega"]["attention"][1]
     with open(folder / "results.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 2 * 2 * (2 + 3 + 5)
@@ -36,10 +42,12 @@ def test_writes_rows_figures_and_a_summary(tmp_path, monkeypatch, capsys):
     np.testing.assert_allclose(
         np.mean([float(r["change.random"]) for r in last]), post["change_random"][-1], rtol=1e-5
     )
-    for name in run_stability.ENTRY.captions:
+    drawn = {path.stem for path in (folder / "figures").glob("*.png")}
+    assert drawn == {n for n in run_stability.ENTRY.captions if not n.startswith(("enc", "train"))}
+    for name in drawn:
         assert (folder / "figures" / f"{name}.png").stat().st_size > 10_000
     claims = run_stability.ENTRY.claims(summary)
-    assert len(claims) >= 2 and all(c.interval and c.seeds == 2 for c in claims)
+    assert len(claims) == 4 and all(c.interval and c.seeds == 2 for c in claims)
     assert {c.verdict for c in claims} == {"undecided"}  # two seeds
     more = [c.verdict for c in run_stability.ENTRY.claims(summary | {"seeds": 9})]
     assert len(more) == len(claims)
@@ -49,15 +57,98 @@ def test_writes_rows_figures_and_a_summary(tmp_path, monkeypatch, capsys):
     check_second_run(lambda: execute(*TINY, f"--output_dir={folder}"), folder, capsys)
 
 
-def test_layers_past_a_networks_own_change_nothing():
+@pytest.mark.slow
+def test_encoder_decoders(tmp_path):
+    assert execute(*TINY, "--parts=encoder_decoders", f"--output_dir={tmp_path}") == 0
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary.keys() == {"encoder_decoder", "seeds"}
+    both = summary["encoder_decoder"]["designs"]
+    assert both["post"]["branches"] == [3, 6]  # one in the encoder, two in the decoder, by layer
+    assert both["post"]["gradients"].keys() == {
+        f"{part}.w_{m}" for part in ("encoder.attention", "attention", "cross") for m in "qkvo"
+    }
+    assert both["post"]["depends_on"].keys() == {"input", "attention", "cross"}
+    assert sum(both["post"]["depends_on"].values()) == pytest.approx(1, abs=1e-5)
+    omega = both["admin"]["omega"]
+    assert omega["encoder.attention"][0] == omega["attention"][0] == 1
+    # the second branch of a decoder, to the memory, weighs the first one too
+    assert 1 < omega["cross"][0] < omega["attention"][1] < omega["cross"][1]
+    drawn = {path.stem for path in (tmp_path / "figures").glob("*.png")}
+    assert drawn == {n for n in run_stability.ENTRY.captions if n.startswith("encoder_decoder_")}
+    claims = run_stability.ENTRY.claims(summary)
+    assert len(claims) == 4 and "post, encoder-decoder" in claims[0].statement
+    assert run_stability.ENTRY.compare(summary)
+    assert "post, encoder-decoder" in run_stability.ENTRY.reading(summary)
+
+
+def parsed(*arguments):
+    return cli.parse(run_stability.FLAGS, [*TINY, *arguments])
+
+
+@pytest.mark.parametrize("kind, branches", [("encoder", 2), ("encoder_decoder", 5)])
+def test_layers_past_a_networks_own_change_nothing(kind, branches):
     """A network of 2 layers inside one of 4 is the one of 2: gains, and what is cut away."""
-    options = cli.parse(run_stability.FLAGS, [*TINY, "--designs=pre,depth_scaled", "--mlp=relu"])
-    for group in run_stability.groups_of(options, [2, 4]):
+    for group in groups_of(parsed("--designs=pre,depth_scaled", "--mlp=relu"), [2, 4], kind):
         short, long = group.cases
-        assert (short.depth, long.depth, short.branches, long.branches) == (2, 4, 4, 8)
-        skip, branch = (group.gains[name].mlp for name in ("skip", "branch"))
-        np.testing.assert_array_equal(skip[0], [1, 1, 1, 1])
-        assert np.all(branch[0, :2] > 0) and not branch[0, 2:].any() and branch[1].all()
+        assert (short.depth, long.depth) == (2, 4)
+        assert (short.branches, long.branches) == (2 * branches, 4 * branches)
+        for gains in group.gains.values():
+            skip, branch = (gains[name].mlp for name in ("skip", "branch"))
+            np.testing.assert_array_equal(skip[0], [1, 1, 1, 1])
+            assert np.all(branch[0, :2] > 0) and not branch[0, 2:].any() and branch[1].all()
+
+
+def test_omega_is_profiled_on_the_seeds_own_batch():
+    """That of 2 layers inside a network of 4 is that of the 2; given gains stay as they are."""
+    options = parsed("--designs=admin,admin_const", "--mlp=relu")
+    (group,) = groups_of(options, [2, 4])
+    drawn = measure.make_draw(group.config, options)(jax.random.key(0), None)
+    profiled = jax.jit(measure.with_omega)
+    params = measure.with_norms(drawn["params"], group.config)
+    found = [
+        profiled(params, drawn["batch"], with_gains(group.config, jax.tree.map(
+            lambda a, i=i: a[i], group.gains
+        ))).skip_gain for i in range(4)
+    ]  # fmt: skip
+    assert drawn["batch"][""].shape == (measure.PROFILED, 6, 8)
+    own = rc.design(group.config.replace(depth=2, branch_gain=1.0), "admin", learned=False)
+    short = params.replace(layers=jax.tree.map(lambda a: a[:2], params.layers))
+    wanted = rc.admin_profile(short, drawn["batch"][""], own).skip_gain
+    np.testing.assert_allclose(found[0].mlp[:2], wanted.mlp, rtol=1e-5)
+    np.testing.assert_allclose(found[0].attention[:2], wanted.attention, rtol=1e-5)
+    np.testing.assert_allclose(found[2].attention, [2, 2, 1, 1])  # ω² = N = 4, then none
+    np.testing.assert_allclose(found[3].mlp, np.full(4, np.sqrt(8)), rtol=1e-6)
+
+
+def test_the_change_of_an_update_is_the_librarys():
+    config = rc.transformer(2, 2, 8, mlp="relu", d_ff=8)
+    params, other = (rc.init(jax.random.key(i), config) for i in (0, 1))
+    x, direction = jax.random.normal(jax.random.key(2), (5, 8)), updates.matrices_of(other)
+    found = networks.changes(params, {"": x}, config, {"there": {"": direction}}, 1e-2)["there"]
+    moved = updates.moved(params, direction, 1e-2)
+    np.testing.assert_allclose(
+        found, updates.output_change(params, moved, x, config)[-1], rtol=1e-4
+    )
+
+
+@pytest.mark.slow
+def test_curves_during_training(tmp_path):
+    """Before training they are those of the network that run_trainability begins with."""
+    arguments = ["--parts=encoders,training", "--train_designs=post,admin", "--train_depth=1"]
+    arguments += ["--train_steps=50", f"--output_dir={tmp_path}"]
+    assert execute(*TINY, *arguments) == 0
+    found = json.loads((tmp_path / "summary.json").read_text())["training"]
+    assert found["steps"] == [0, 25, 50] and found["designs"].keys() == {"post", "admin"}
+    assert (tmp_path / "figures" / "training.png").stat().st_size > 10_000
+    with np.load(tmp_path / "arrays.npz") as arrays:
+        name = "designs depth=1 post rate=0.001 warmup=0 batch=32"
+        cosine, apart = (arrays[f"{name}/{n}"] for n in ("token_cosine", "stability/apart"))
+        change = arrays[f"{name}/stability/change/random"]
+    np.testing.assert_allclose(1 - cosine, apart, rtol=1e-3, atol=1e-5)
+    assert change.shape == (2, 3) and np.all(change > 0)
+    np.testing.assert_allclose(
+        np.exp(np.log(change[:, 0]).mean()), found["designs"]["post"]["change_random"][0], rtol=1e-5
+    )
 
 
 def test_exponents_of_the_laws():
@@ -72,7 +163,9 @@ def test_exponents_of_the_laws():
     [
         ("--designs=nowhere", "design 'nowhere' is not one of"),
         ("--designs=", "--designs is empty"),
-        ("--designs=admin", "--designs=admin has gains that a batch decides"),
+        ("--parts=decoders", "--parts=decoders is not one of encoders, encoder_decoders, training"),
+        ("--parts=training", "--parts=training measures no network at initialisation"),
+        ("--pair_depths=2", "--pair_depths=2 is fewer than two depths"),
         ("--depths=6", "--depths=6 is fewer than two depths"),
         ("--layer_depths=6,x", "--layer_depths=x is not a positive integer"),
         ("--num_heads=3", "num_heads=3 does not divide d_model=8"),

@@ -1,5 +1,7 @@
 """run_trainability at tiny size: cells, what is measured of them, who fails, what is written."""
 
+import shutil
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -80,6 +82,20 @@ def test_a_second_run_trains_nothing(folder, tmp_path, monkeypatch, capsys):
     check_that_deleted_files_come_back(
         run_trainability, ARGUMENTS, folder, tmp_path, monkeypatch, capsys
     )
+
+
+def test_a_folder_grows_by_what_it_lacks(folder, tmp_path, monkeypatch):
+    """Fewer cells are read and shown alone, other ones are trained."""
+    path = tmp_path / "copy"
+    shutil.copytree(folder, path)
+    monkeypatch.setattr(Program, "train", None)
+    fewer = [*SIZES, "--parts=designs", "--depths=2", "--designs=depth_scaled", "--warmup=5"]
+    assert run(run_trainability, fewer, path) == 0
+    assert [(c["design"], c["warmup"]) for c in summary(path)["cells"]] == [("depth_scaled", 5)]
+    assert len(rows(path)) == 2 and "border" not in {p.stem for p in figures(path)}
+    with pytest.raises(TypeError):  # what would have been trained
+        run(run_trainability, [*fewer, "--designs=pre"], path)
+    assert run(run_trainability, [*fewer, "--n_steps=25"], path) == 2  # other sizes
 
 
 def test_measured_before_training_as_by_hand(folder, x64):

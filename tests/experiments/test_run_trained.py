@@ -25,11 +25,13 @@ from experiments.trained import training
 from experiments.trained.figures import figures_of
 from experiments.trained.measure import path_lengths
 from experiments.trained.results import rows_of, summary_of
+from rank_collapse.runs import metrics
 from rank_collapse.runs.seeds import seed_keys
 from rank_collapse.text import pairs as texts
 from rank_collapse.training import Ensemble, load_models
 from rank_collapse.training.tasks import examples
 from rank_collapse.training.training import batch_forward
+from rank_collapse.training.watched import layer_scalars
 
 # Enough to learn to sort three letters out of four.
 SORT = (
@@ -44,7 +46,7 @@ FIGURES = ("alpha", "loss", "paths", "ranks", "shares")
 def folder(tmp_path_factory):
     """One finished run, never written to again."""
     path = tmp_path_factory.mktemp("sort")
-    assert run(run_sort, [*MEASURED, "--keep_models"], path) == 0
+    assert run(run_sort, [*MEASURED, "--keep_models", "--monitor"], path) == 0
     return path
 
 
@@ -88,7 +90,7 @@ def test_sort_learns(folder):
 
 
 def test_kept_models_give_the_accuracies_of_the_table(folder):
-    config, models = load_models(folder / "models.npz")
+    config, models = load_models(folder / "models.safetensors")
     options = cli.parse(run_sort.FLAGS, list(SORT))
     setup = run_sort.make_setup(options)
     table = {(r["evaluation"], r["seed"]): float(r["accuracy"]) for r in rows(folder)}
@@ -103,6 +105,22 @@ def test_kept_models_give_the_accuracies_of_the_table(folder):
         found = accuracies(seed_of(models, seed), key)
         assert table["whole", str(seed)] == pytest.approx(float(found["eval"]))
         assert table["whole_train", str(seed)] == pytest.approx(float(found["train"]))
+
+
+def test_what_is_watched_has_a_line_for_every_seed_and_epoch(folder):
+    lines = metrics.read(folder / metrics.NAME)
+    steps = [(line["seed"], line["step"]) for line in lines]
+    assert steps == [(seed, epoch) for seed in (0, 1) for epoch in range(1, 13)]
+    with np.load(folder / "arrays.npz") as arrays:
+        losses = arrays["results/losses"].ravel()
+    np.testing.assert_array_equal([line["loss"] for line in lines], losses)
+    config, models = load_models(folder / "models.safetensors")
+    options = cli.parse(run_sort.FLAGS, list(SORT))
+    key_data, _ = jax.random.split(seed_keys(options.seed, 2)[1])
+    data = run_sort.make_setup(options).make_data(key_data)
+    now = layer_scalars(seed_of(models, 1), data, config)
+    for name, by_layer in now.items():
+        np.testing.assert_allclose(lines[-1][name], by_layer, rtol=1e-4)
 
 
 def test_deleted_files_come_back_and_nothing_is_trained(folder, tmp_path, monkeypatch, capsys):
@@ -129,15 +147,14 @@ def test_weights_asked_for_later_are_trained_again_and_nothing_else_changes(
 ):
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)
-    (copy / "models.npz").unlink()
+    (copy / "models.safetensors").unlink()
     before, arrays = contents(copy), (copy / "arrays.npz").read_bytes()
     assert run(run_sort, [*MEASURED, "--keep_models", "--checkpoint_seconds=0"], copy) == 0
-    assert "training again for models.npz" in capsys.readouterr().out
+    assert "training again for models.safetensors" in capsys.readouterr().out
     assert contents(copy) == before and (copy / "arrays.npz").read_bytes() == arrays
     assert not (copy / "checkpoints").exists()
-    with np.load(copy / "models.npz") as again, np.load(folder / "models.npz") as first:
-        assert set(again.files) == set(first.files)
-        assert all(np.array_equal(again[name], first[name]) for name in first.files)
+    again, first = ((f / "models.safetensors").read_bytes() for f in (copy, folder))
+    assert again == first
 
 
 def test_overwrite_deletes_the_weights_of_the_run_before(folder, tmp_path, monkeypatch):

@@ -35,7 +35,7 @@ def folder(tmp_path_factory):
 
 
 def test_rows_and_summary_are_of_the_kept_weights(folder):
-    config, models = load_models(folder / "models.npz")
+    config, models = load_models(folder / "models.safetensors")
     options = cli.parse(run_transformer.FLAGS, list(ARGUMENTS))
     keys = seed_keys(0, 2)
     decode = jax.jit(lambda m, p: exactly_written(decode_pairs(m, p, config), p).mean())

@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+import safetensors.numpy
 from trained_runs import (
     SMALL,
     check_that_deleted_files_come_back,
@@ -56,9 +57,8 @@ def test_every_depth_has_the_width_nearest_in_parameters(folder):
         widths = range(2, 40, 2)  # a multiple of the heads; at depth 4 the next above is nearest
         best = min(widths, key=lambda w, d=depth: abs(parameters(d, w) - target))
         assert (found["hidden_dim"], found["parameters"]) == (best, parameters(depth, best))
-        with np.load(folder / "models" / f"depth-{depth}.npz") as models:
-            numbers = sum(models[name][0].size for name in models.files if name != "config")
-        assert numbers == found["parameters"]
+        models = safetensors.numpy.load_file(folder / "models" / f"depth-{depth}.safetensors")
+        assert sum(stacked[0].size for stacked in models.values()) == found["parameters"]
 
 
 def test_kept_models_give_the_accuracies_of_the_table(folder):
@@ -67,7 +67,7 @@ def test_kept_models_give_the_accuracies_of_the_table(folder):
     table = rows(folder)
     assert len(table) == 4 and {r["diverged"] for r in table} == {"0"}
     for row in table:
-        config, models = load_models(folder / "models" / f"depth-{row['depth']}.npz")
+        config, models = load_models(folder / "models" / f"depth-{row['depth']}.safetensors")
         assert str(config.depth) == row["depth"] and str(config.d_model) == row["hidden_dim"]
         key = seed_keys(options.seed, 2)[int(row["seed"])]
         evaluate = jax.jit(lambda m, k, c=config: accuracy_of(setup, m, k, c))

@@ -160,6 +160,14 @@ def test_layer_norms_are_scaled_by_their_layer():
     assert norm.bias is None
 
 
+@pytest.mark.parametrize("name", rc.DESIGNS)
+def test_designs_are_static_arguments(name):
+    """Decided by the config alone, they are hashable, so that jit may take them as static."""
+    config = rc.design(network(4), name)
+    depth_of = jax.jit(lambda x, config: x + config.depth, static_argnums=1)
+    assert int(depth_of(jnp.int32(0), config)) == 4
+
+
 def draw(config):
     """Parameters away from where they start, and tokens."""
     return draws.parameters(config, gain_scale=0.3), draws.tokens(N, D)
@@ -295,7 +303,7 @@ def test_swept_gains_do_not_compile_anew():
 
     swept = ("skip_gain", "branch_gain", "learned_skip_gain", "learned_branch_gain")
     seen = [output(config)] + [output(config.replace(**{name: 0.4})) for name in swept]
-    seen.append(output(config.replace(norm_gain=config.norm_gain / 3)))
+    seen.append(output(config.replace(norm_gain=tuple(g / 3 for g in config.norm_gain))))
     assert len(traced) == 1
     # 0.4 times a gain is the same whether it is learned or not; all else differs.
     np.testing.assert_allclose(seen[1:3], seen[3:5], rtol=1e-5, atol=1e-5)

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import rank_collapse as rc
+from rank_collapse.theory.stability import expected_pass
 
 N, D = 5, 8
 CONFIG = rc.transformer(2, 2, D, d_ff=9)
@@ -21,6 +22,12 @@ MEASURES = {
     "bound_report": lambda p, x: (
         rc.bound_report(p.replace(layers=p.layers.replace(mlp=None)), x, SAN).layer.tightness
     ),
+    "truncated": lambda p, x: rc.truncated(p, x, CONFIG, 1).output,
+    "monitor": lambda _, x: rc.monitor(x),
+    "participation_ratio": lambda _, x: rc.measures.participation_ratio(x),
+    "shapley_values": lambda _, x: rc.shapley_values(x[:4], 2),
+    "covariance_shares": lambda _, x: rc.covariance_shares(x[None], x),
+    "expected_pass": lambda p, x: expected_pass(p, x, CONFIG).shares,
     "network_profile": lambda p, x: rc.measures.network_profile(p, x, CONFIG)["residual_ratio"],
 }
 

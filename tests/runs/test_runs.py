@@ -14,8 +14,8 @@ import pytest
 from matplotlib.figure import Figure
 
 from rank_collapse.runs import provenance
-from rank_collapse.runs.files import RunError, make_folder
-from rank_collapse.runs.folder import RunFolder, difference, read_summary
+from rank_collapse.runs.files import RunError, difference, make_folder
+from rank_collapse.runs.folder import RunFolder, read_summary
 
 CONFIG = {"depth": 3, "scales": (0.5, 1.0), "name": "a"}
 
@@ -48,6 +48,30 @@ def test_a_run_leaves_everything_and_its_second_opening_finds_it(tmp_path):
         assert second["extra"] == "x,y"
     assert read_summary(folder)["loss"] == 0.5
     assert "begun" in (folder / "log.txt").read_text()
+
+
+def test_what_is_shown_follows_what_is_asked_for(tmp_path):
+    """Made anew where other parts are asked for, and not otherwise; a deleted figure comes back."""
+    made = []
+
+    def publish(*parts):
+        def figure():
+            made.append(parts)
+            return Figure()
+
+        with RunFolder(tmp_path, CONFIG) as run:
+            return run.publish(
+                rows=lambda: [{"part": part} for part in parts], figures={"f": figure},
+                summary=lambda: {"count": len(parts)}, shown=parts,
+            )  # fmt: skip
+
+    assert publish("a") == publish("a") == {"count": 1, "shown": ["a"]}
+    assert publish("a", "b")["count"] == 2 and publish("a", "b")["count"] == 2
+    assert (tmp_path / "results.csv").read_text() == "part\na\nb\n"
+    assert made == [("a",), ("a", "b")]
+    (tmp_path / "figures" / "f.png").unlink()
+    publish("a", "b")
+    assert made == [("a",), ("a", "b"), ("a", "b")]
 
 
 def test_a_part_is_computed_once(tmp_path):

@@ -44,8 +44,8 @@ def test_a_step_moves_them_and_files_hold_them(tmp_path):
     config = chosen.config.replace(
         skip_gain=rc.Gains(attention=np.array([1.5, 2.5]), mlp=0.5), norm_gain=np.full((2, 6), 0.75)
     )
-    (tmp_path / "models.npz").write_bytes(dump_models(config, after.model))
-    read_config, read = load_models(tmp_path / "models.npz")
+    (tmp_path / "models.safetensors").write_bytes(dump_models(config, after.model))
+    read_config, read = load_models(tmp_path / "models.safetensors")
     for own, other in ((after.model, read), (config, read_config)):
         assert jax.tree.structure(own) == jax.tree.structure(other)
         for a, b in zip(jax.tree.leaves(own), jax.tree.leaves(other), strict=True):

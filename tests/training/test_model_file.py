@@ -1,11 +1,15 @@
 """Files of trained models: written, read, and refused where they do not fit."""
 
+import dataclasses
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import rank_collapse as rc
+from rank_collapse.runs.states import flatten
 from rank_collapse.training.model_file import dump_models, load_models
 from rank_collapse.training.training import Recipe, forward, init_model
 
@@ -26,8 +30,8 @@ def models(chosen, seeds=3):
 def test_what_is_read_is_what_was_written(fields, tmp_path):
     chosen = recipe(**fields)
     own = models(chosen)
-    (tmp_path / "models.npz").write_bytes(dump_models(chosen.config, own))
-    config, read = load_models(tmp_path / "models.npz")
+    (tmp_path / "models.safetensors").write_bytes(dump_models(chosen.config, own))
+    config, read = load_models(tmp_path / "models.safetensors")
     assert jax.tree.structure(read) == jax.tree.structure(own)
     for a, b in zip(jax.tree.leaves(own), jax.tree.leaves(read), strict=True):
         np.testing.assert_array_equal(a, b)
@@ -35,6 +39,27 @@ def test_what_is_read_is_what_was_written(fields, tmp_path):
     x = jnp.array([0, 3, 1])
     expected = forward(jax.tree.map(lambda a: a[1], own), x, chosen.config)
     np.testing.assert_allclose(forward(second, x, config), expected, rtol=1e-6)
+
+
+def test_a_file_of_an_earlier_version_is_read(tmp_path):
+    chosen = recipe()
+    own = models(chosen)
+    text = json.dumps(dataclasses.asdict(chosen.config))
+    np.savez(tmp_path / "models.npz", **flatten(own), config=np.array(text))
+    config, read = load_models(tmp_path / "models.npz")
+    assert config == chosen.config
+    jax.tree.map(np.testing.assert_array_equal, read, own)
+
+
+def test_torch_reads_the_weights_by_name(tmp_path):
+    load_file = pytest.importorskip("safetensors.torch").load_file
+    own = models(recipe())
+    path = tmp_path / "models.safetensors"
+    path.write_bytes(dump_models(recipe().config, own))
+    tensors = load_file(path)
+    assert set(tensors) == set(flatten(own))
+    theirs = tensors["network.layers.attention.w_q"].numpy()
+    np.testing.assert_array_equal(theirs, own.network.layers.attention.w_q)
 
 
 def test_other_files_are_refused_in_one_line(tmp_path):

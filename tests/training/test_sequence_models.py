@@ -101,8 +101,8 @@ def test_exact_sequences_count_the_end_mark_and_no_padding():
 
 
 def test_weights_are_read_back_with_their_config_and_write_the_same(trained, tmp_path):
-    (tmp_path / "models.npz").write_bytes(dump_models(CONFIG, trained.state.model))
-    config, models = load_models(tmp_path / "models.npz")
+    (tmp_path / "models.safetensors").write_bytes(dump_models(CONFIG, trained.state.model))
+    config, models = load_models(tmp_path / "models.safetensors")
     assert config == CONFIG
     pairs = one(trained.data)["eval"]
     decode = jax.jit(lambda m: decode_pairs(m, pairs, CONFIG).tokens)

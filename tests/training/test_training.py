@@ -142,6 +142,16 @@ def test_the_network_that_trains_is_the_one_network():
     np.testing.assert_allclose(forward(state.model, x, chosen.config), expected, rtol=1e-6)
 
 
+def test_vectors_as_wide_as_the_network_are_embedded_once():
+    chosen = recipe(config=config(embedding=EmbeddingConfig(d_input=8, d_embed=8)))
+    model = init_state(jax.random.key(0), hyper(), chosen).model
+    x = jax.random.normal(jax.random.key(1), (4, 8))
+    output = transformer.apply(model.network, x, chosen.config).output
+    w, b = model.classifier
+    found = forward(model, x, chosen.config)
+    np.testing.assert_allclose(found, output @ w + b[None, :], rtol=1e-5, atol=1e-6)
+
+
 def test_floats_of_the_network_reach_its_initial_weights():
     key, floats = jax.random.key(0), {"init_gain": jnp.float32(0.5)}
     plain, scaled = (

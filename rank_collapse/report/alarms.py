@@ -1,0 +1,82 @@
+"""Thresholds on metrics of a run that say in one line that it collapses."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class Threshold(NamedTuple):
+    """A bound that a metric should not pass.
+
+    Attributes:
+        name: The metric.
+        value: The bound.
+        above: Whether passing means above it; below otherwise.
+        meaning: Named in the alarm.
+    """
+
+    name: str
+    value: float
+    above: bool = False
+    meaning: str = ""
+
+
+# Where a look at the run is worth its time, not where theory draws a line: tokens that differ by a
+# hundredth of their size, or by an angle of 8 degrees; rows of attention on a single key; a loss
+# that is no number.
+COLLAPSE = (
+    Threshold("residual_ratio", 0.01, meaning="rank collapse"),
+    Threshold("token_cosine", 0.99, above=True, meaning="rank collapse"),
+    Threshold("attention_entropy", 0.05, meaning="entropy collapse"),
+)
+
+
+class Alarm(NamedTuple):
+    """The first step at which a metric passed a threshold, and its worst layer there.
+
+    Attributes:
+        threshold: Which.
+        step, value: When, and what it was.
+        layer: From 0; None for a metric without layers.
+        seed: Of an ensemble; None without.
+    """
+
+    threshold: Threshold
+    step: int
+    value: float
+    layer: int | None
+    seed: int | None
+
+    def __str__(self) -> str:
+        name, bound, above, meaning = self.threshold
+        where = "" if self.layer is None else f" at layer {self.layer}"
+        where += "" if self.seed is None else f" of seed {self.seed}"
+        side = "above" if above else "below"
+        text = f"step {self.step}: {name} {self.value:.3g} {side} {bound:g}{where}"
+        return f"{text} ({meaning})" if meaning else text
+
+
+def alarms(
+    rows: Iterable[Mapping[str, Any]], thresholds: Sequence[Threshold] = COLLAPSE
+) -> list[Alarm]:
+    """The first alarm of every threshold and seed, in order of steps.
+
+    Args:
+        rows: From `runs.metrics.read`; NaN passes no threshold.
+        thresholds: What to look for; metrics that are not there are not looked for.
+    """
+    found: dict[Any, Alarm] = {}
+    for row in sorted(rows, key=lambda row: row["step"]):
+        for threshold in thresholds:
+            key = threshold, row.get("seed")
+            values = np.asarray(row.get(threshold.name, np.nan), float)
+            if key in found or not np.isfinite(values).any():
+                continue
+            sign = 1 if threshold.above else -1
+            worst = int(np.nanargmax(sign * np.atleast_1d(values)))
+            value = float(np.atleast_1d(values)[worst])
+            if sign * (value - threshold.value) > 0:
+                layer = worst if values.ndim else None
+                found[key] = Alarm(threshold, row["step"], value, layer, row.get("seed"))
+    return list(found.values())

@@ -1,0 +1,67 @@
+"""The picture of a run's metrics: one panel each, by step, layers from dark to light."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from rank_collapse.report import figures
+from rank_collapse.report.alarms import Threshold
+
+COLUMNS = 3
+MOST_LAYERS = 8  # lines of a panel: the first, the last, and some between
+
+
+@figures.styled
+def metrics_figure(
+    rows: Sequence[Mapping[str, Any]], thresholds: Sequence[Threshold] = ()
+) -> Figure:
+    """A panel for each metric: the mean over seeds as lines, all seeds' range as bands.
+
+    Args:
+        rows: From `runs.metrics.read`; at least one.
+        thresholds: Drawn dashed in their metric's panel.
+    """
+    names = list(dict.fromkeys(n for row in rows for n in row if n not in ("step", "seed")))
+    columns = min(COLUMNS, len(names))
+    fig, axes = figures.figure(-(-len(names) // columns), columns, width=3.4, height=2.5)
+    for ax in axes.flat[len(names) :]:
+        ax.set_visible(False)
+    for name, ax in zip(names, axes.flat, strict=False):
+        steps, values = by_step(rows, name)
+        layers = values.shape[-1]
+        chosen = np.unique(np.linspace(0, layers - 1, min(layers, MOST_LAYERS)).round().astype(int))
+        for layer, shade in zip(chosen, figures.shades(len(chosen)), strict=True):
+            own = np.ma.masked_invalid(values[..., layer])
+            label = f"layer {layer}" if layers > 1 else None
+            ax.plot(steps, own.mean(axis=0).filled(np.nan), color=shade, label=label)
+            if len(own) > 1:
+                low, high = own.min(axis=0).filled(np.nan), own.max(axis=0).filled(np.nan)
+                ax.fill_between(steps, low, high, color=shade, alpha=0.15, linewidth=0)
+        for threshold in thresholds:
+            if threshold.name == name:
+                ax.axhline(threshold.value, color="#555555", linestyle="--", linewidth=0.9)
+        finite = values[np.isfinite(values)]
+        if finite.size and finite.min() > 0 and finite.max() > 100 * finite.min():
+            ax.set_yscale("log")
+        ax.set_xlabel("step")
+        ax.set_title(name.replace("_", " "))
+    for ax in axes.flat[: len(names)]:
+        if len(ax.get_legend_handles_labels()[1]) > 1:
+            ax.legend(fontsize=6, ncols=2)
+            break
+    return fig
+
+
+def by_step(rows: Sequence[Mapping[str, Any]], name: str) -> tuple[np.ndarray, np.ndarray]:
+    """(steps [k], values [s, k, l]) of one metric, NaN where a seed has none at a step."""
+    steps = sorted({row["step"] for row in rows if name in row})
+    seeds = sorted({row.get("seed", 0) for row in rows if name in row})
+    width = max(np.size(row[name]) for row in rows if name in row)
+    values = np.full((len(seeds), len(steps), width), np.nan)
+    for row in rows:
+        if name in row:
+            own = np.atleast_1d(row[name])
+            values[seeds.index(row.get("seed", 0)), steps.index(row["step"]), : own.size] = own
+    return np.array(steps), values

@@ -1,0 +1,48 @@
+"""Which thresholds a run passes, and its picture."""
+
+import numpy as np
+import pytest
+
+from rank_collapse.report.alarms import Threshold, alarms
+from rank_collapse.report.metrics import by_step, metrics_figure
+
+ROWS = [
+    {"step": 2, "seed": 1, "loss": 1.0, "residual_ratio": np.array([0.5, 0.001, 0.3])},
+    {"step": 1, "seed": 1, "loss": 2.0, "residual_ratio": np.array([0.5, 0.2, 0.3])},
+    {"step": 3, "seed": 1, "loss": np.nan, "residual_ratio": np.array([0.1, 1e-5, 1e-9])},
+    {"step": 3, "seed": 0, "loss": 0.1, "token_cosine": np.nan},
+]
+
+
+def test_the_first_step_and_the_worst_layer_are_named():
+    (alarm,) = alarms(ROWS)
+    assert (alarm.step, alarm.layer, alarm.seed, alarm.value) == (2, 1, 1, 0.001)
+    text = "step 2: residual_ratio 0.001 below 0.01 at layer 1 of seed 1 (rank collapse)"
+    assert str(alarm) == text
+
+
+@pytest.mark.parametrize("bound, expected", [(1.5, [(1, 2.0)]), (2.0, [])])
+def test_above_is_strict_and_takes_plain_numbers(bound, expected):
+    found = alarms(ROWS, [Threshold("loss", bound, above=True)])
+    assert [(a.step, a.value) for a in found] == expected
+    assert all(a.layer is None and f"above {bound:g}" in str(a) for a in found)
+
+
+def test_nothing_there_passes_nothing():
+    assert alarms([], [Threshold("loss", 1.0)]) == []
+    assert alarms([{"step": 1, "loss": np.nan}], [Threshold("loss", 1.0)]) == []
+
+
+def test_by_step_leaves_gaps_where_a_seed_has_none():
+    steps, values = by_step(ROWS, "residual_ratio")
+    assert steps.tolist() == [1, 2, 3] and values.shape == (1, 3, 3)
+    steps, values = by_step(ROWS, "loss")
+    np.testing.assert_array_equal(values[..., 0], [[np.nan, np.nan, 0.1], [2.0, 1.0, np.nan]])
+
+
+def test_the_figure_has_a_panel_each_with_its_threshold():
+    fig = metrics_figure(ROWS, [Threshold("residual_ratio", 0.01)])
+    shown = [ax for ax in fig.axes if ax.get_visible()]
+    assert [ax.get_title() for ax in shown] == ["loss", "residual ratio", "token cosine"]
+    ratio = shown[1]
+    assert ratio.get_yscale() == "log" and len(ratio.lines) == 3 + 1

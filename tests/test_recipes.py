@@ -1,0 +1,86 @@
+"""Every block of docs/monitoring.md runs as it stands, in a folder of its own; the notebook too."""
+
+import json
+import re
+
+import jax
+import numpy as np
+import pytest
+from conftest import REPOSITORY
+
+from rank_collapse.runs import metrics
+
+TEXT = (REPOSITORY / "docs" / "monitoring.md").read_text("utf-8")
+RECIPES = dict(re.findall(r"<!-- test: (\w+) -->\n```python\n(.*?)```", TEXT, re.DOTALL))
+NEEDS = {"equinox": ["equinox"], "torch": ["torch"], "trainer": ["torch", "transformers"]}
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """run(recipe) → the names it defines."""
+    monkeypatch.chdir(tmp_path)
+
+    def ran(name):
+        for package in NEEDS.get(name, []):
+            pytest.importorskip(package)
+        scope = {}
+        exec(compile(RECIPES[name], f"docs/monitoring.md: {name}", "exec"), scope)
+        return scope
+
+    return ran
+
+
+def test_every_block_of_python_is_run():
+    assert TEXT.count("```python") == len(RECIPES) == 8
+
+
+def test_a_file_is_read_back(run):
+    run("file")
+    rows = metrics.read("metrics.jsonl")
+    assert [row["step"] for row in rows] == [0, 1, 2] and rows[2]["loss"] == 2.3 / 3
+    np.testing.assert_array_equal(rows[0]["residual_ratio"], [0.9, 0.8])
+
+
+def test_a_scan_gives_scalars_and_gradients_by_layer(run):
+    scalars = run("optax")["scalars"]
+    assert {a.shape for a in scalars.values()} == {(3,)}
+    assert len(scalars) == 11 and all(np.isfinite(a).all() for a in scalars.values())
+
+
+@pytest.mark.parametrize("name", ["linen", "nnx"])
+def test_flax_blocks_sow_scalars(run, name):
+    told = run(name)["told"]
+    told = told["metrics"]["layers_1"] if name == "linen" else told["layers"][1]
+    assert told["scalars"]["residual_ratio"].shape == ()
+
+
+def test_stacked_activations_are_reduced_by_layer(run):
+    scope = run("maxtext")
+    assert scope["activations"].shape == (3, 4, 8, 16)
+    assert scope["by_layer"]["residual_ratio"].shape == (3,)
+
+
+def test_equinox(run):
+    scope = run("equinox")
+    assert len(scope["scalars"]) == 3
+    assert jax.tree.leaves(scope["gradient"])
+
+
+def test_hooks_of_torch(run):
+    assert set(run("torch")["scalars"]) == {0, 1, 2}
+
+
+def test_a_callback_of_the_trainer(run):
+    run("trainer")
+    (row,) = metrics.read("metrics.jsonl")
+    assert row["step"] == 10 and row["residual_ratio"].shape == (3,)
+
+
+def test_the_notebook_runs():
+    cells = json.loads((REPOSITORY / "docs" / "measure_your_model.ipynb").read_bytes())["cells"]
+    scope = {}
+    for cell in (c for c in cells if c["cell_type"] == "code"):
+        exec(compile("".join(cell["source"]), "measure_your_model.ipynb", "exec"), scope)
+    with_skips, without = (scope["profiles"][skip]["residual_ratio"] for skip in (1.0, 0.0))
+    assert without[-1] < 1e-3 < with_skips[-1]
+    assert scope["sizes"].shape == (13,)
