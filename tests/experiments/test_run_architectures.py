@@ -33,7 +33,7 @@ def test_every_part_on_a_checkpoint(tmp_path, ids, capsys, monkeypatch):
     out = tmp_path / "run"
     arguments = (
         f"--checkpoints={GOLDEN / 'bert'}", f"--token_ids={ids}", f"--output_dir={out}",
-        "--num_path_texts=1",
+        "--num_path_texts=2",
     )  # fmt: skip
     assert execute(*arguments) == 0
     summary = json.loads((out / "summary.json").read_text())["bert"]
