@@ -166,11 +166,13 @@ def _params(weights, settings, config, *, into, out):
 _IN = ("gate", "up")
 
 
-def read_out(weights: Weights, settings: dict[str, Any], config: TransformerConfig) -> ReadOut:
-    """The language-model head: a table of its own, or that of the tokens."""
-    name = weights.first("lm_head.weight", "embed_tokens.weight")
-    if settings["tie_word_embeddings"]:
-        name = "embed_tokens.weight"
+def read_out(
+    weights: Weights, settings: dict[str, Any], config: TransformerConfig
+) -> ReadOut | None:
+    """The language-model head: a table of its own, or that of the tokens; None without one."""
+    name = "embed_tokens.weight" if settings["tie_word_embeddings"] else "lm_head.weight"
+    if not weights.has(name):
+        return None
     return ReadOut(weights.table(name, config.embedding.vocab_size, config.d_model))
 
 
