@@ -138,6 +138,7 @@ def measure(run: RunFolder, number: int, weights: Weights, wanted: list[Part], l
             result = {"residuals": jax.tree.map(lambda *a: np.concatenate(a), *both)}
         arrays = ARRAYS[part.name](weights, result, few_inputs)
         run.save_arrays({f"{weights.name}/{part.stored}/{k}": v for k, v in arrays.items()})
+    run.drop_checkpoints()
 
 
 def lengths(weights: Weights, found: dict[str, Any], inputs: dict[str, Any]) -> dict[str, Any]:
