@@ -61,8 +61,9 @@ def resumed(
 
 def keep(run: RunFolder, number: int, state: State) -> None:
     """Saves a state at the border of a layer; not one from within a layer."""
-    if state.whole:
-        run.save_checkpoint(number * SETS + state.layers, state.arrays())
+    step = number * SETS + state.layers
+    if state.whole and run.newest_checkpoint != step:
+        run.save_checkpoint(step, state.arrays())
 
 
 def restored(
