@@ -132,7 +132,7 @@ def measure(run: RunFolder, number: int, weights: Weights, wanted: list[Part], l
             rest = (("residuals", passes["residuals"]),)
             jobs["/".join((*cut, "rest"))] = pretrained.Job(rest, *cut, first=few)
     depth = weights.config.depth
-    with Progress(depth, f"{label}: layers", log=run.log, interval=0.0) as progress:
+    with Progress(depth, f"{label}: layers", log=run.log, interval=1.0) as progress:
         found = resumed(run, number, weights.source, inputs, jobs, options.chunk, progress)
     few_inputs = {k: v if v is None else v[:few] for k, v in inputs.items()}
     for part in wanted:
@@ -143,6 +143,7 @@ def measure(run: RunFolder, number: int, weights: Weights, wanted: list[Part], l
             result = {"residuals": jax.tree.map(lambda *a: np.concatenate(a), *both)}
         arrays = ARRAYS[part.name](weights, result, few_inputs)
         run.save_arrays({f"{weights.name}/{part.stored}/{k}": v for k, v in arrays.items()})
+    run.drop_checkpoints()
 
 
 def lengths(weights: Weights, found: dict[str, Any], inputs: dict[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from experiments.shell import signals
 from experiments.shell.progress import Progress
 from rank_collapse import pretrained
 from rank_collapse.pretrained.streaming import State
+from rank_collapse.runs.files import RunError
 from rank_collapse.runs.folder import RunFolder
 
 EVERY = 60.0  # seconds between states that are saved while all goes well
@@ -24,7 +25,8 @@ def resumed(
 ) -> dict[str, dict[str, Any]]:
     """`pretrained.stream`, from the state that an interrupted run has left.
 
-    A state is saved every minute, and when reading or measuring fails.
+    A state is saved every minute, behind the last layer, and when reading or measuring fails; it is
+    the caller's to drop when the results are stored.
 
     Args:
         run: Where states are kept.
@@ -35,31 +37,33 @@ def resumed(
     state = restored(run, number, source, inputs, jobs, chunk)
     if state is not None:
         progress.skip(state.layers)
-    saved, now = time.monotonic(), state
+        progress.say(f"goes on behind layer {state.layers}")
+    started = saved = time.monotonic()
+    now = state
 
     def done(state: State) -> None:
         nonlocal saved, now
-        now = state
-        if time.monotonic() - saved > EVERY:
+        now, time_now = state, time.monotonic()
+        last = state.layers == source.config.depth and time_now - started > EVERY
+        if last or time_now - saved > EVERY:
             keep(run, number, state)
-            saved = time.monotonic()
+            saved = time_now
         progress.update(state.layers)
 
     try:
         with signals.deferred():  # to the border of a layer
-            found = pretrained.stream(source, inputs, jobs, chunk=chunk, state=state, done=done)
+            return pretrained.stream(source, inputs, jobs, chunk=chunk, state=state, done=done)
     except BaseException:
         if now is not None:
             keep(run, number, now)
         raise
-    run.drop_checkpoints()
-    return found
 
 
 def keep(run: RunFolder, number: int, state: State) -> None:
     """Saves a state at the border of a layer; not one from within a layer."""
-    if state.whole:
-        run.save_checkpoint(number * SETS + state.layers, state.arrays())
+    step = number * SETS + state.layers
+    if state.whole and run.newest_checkpoint != step:
+        run.save_checkpoint(step, state.arrays())
 
 
 def restored(
@@ -75,4 +79,7 @@ def restored(
     if step is None or step // SETS != number:
         return None
     like = pretrained.state_like(source, inputs, jobs, step % SETS, chunk=chunk)
-    return like.with_arrays(run.restore_checkpoint(like.arrays(), step)[1])
+    try:
+        return like.with_arrays(run.restore_checkpoint(like.arrays(), step)[1])
+    except RunError:  # of jobs some of whose results are stored by now
+        return None

@@ -220,15 +220,20 @@ def decoder_params(
     )
 
 
-def read_out(weights: Weights, settings: dict[str, Any], config: TransformerConfig) -> ReadOut:
-    """The language-model head: a table of its own, or that of the tokens."""
-    name = weights.first("lm_head.weight", "embed_tokens.weight")
-    if settings["tie_word_embeddings"]:
-        name = "embed_tokens.weight"
-    cap = settings.get("final_logit_softcapping")
-    return ReadOut(
-        weights.table(name, config.embedding.vocab_size, config.d_model), softcap=cap or None
-    )
+def read_out(
+    weights: Weights,
+    settings: dict[str, Any],
+    config: TransformerConfig,
+    *,
+    own: str = "lm_head.weight",
+    tokens: str = ANCHORS[0],
+) -> ReadOut | None:
+    """The language-model head: a table of its own, or that of the tokens; None without one."""
+    name = tokens if settings["tie_word_embeddings"] else own
+    if not weights.has(name):
+        return None
+    table = weights.table(name, config.embedding.vocab_size, config.d_model)
+    return ReadOut(table, softcap=settings.get("final_logit_softcapping") or None)
 
 
 def draw(name: str, settings: dict[str, Any]) -> Draw:

@@ -122,9 +122,13 @@ def draw(name: str, settings: dict[str, Any]) -> Draw:
     return Draw(std=std)
 
 
-def read_out(weights: Weights, settings: dict[str, Any], config: TransformerConfig) -> ReadOut:
-    """The language-model head: the table of tokens, or its own where it is not tied to it."""
+def read_out(
+    weights: Weights, settings: dict[str, Any], config: TransformerConfig
+) -> ReadOut | None:
+    """The language-model head: the table of tokens, or its own; None without one."""
     name = "wte.weight" if settings["tie_word_embeddings"] else "lm_head.weight"
+    if not weights.has(name):
+        return None
     return ReadOut(weights.table(name, config.embedding.vocab_size, config.d_model))
 
 

@@ -6,6 +6,7 @@ from rank_collapse.network.attention import AttentionParams
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.embedding import EmbeddingConfig, EmbeddingParams
 from rank_collapse.network.parameters import BlockParams, TransformerParams
+from rank_collapse.pretrained import decoder
 from rank_collapse.pretrained.family import Family
 from rank_collapse.pretrained.read_out import ReadOut
 from rank_collapse.pretrained.rotary import num_positions, rotary_entry, rotary_fields
@@ -104,12 +105,11 @@ def params(
     )
 
 
-def read_out(weights: Weights, settings: dict[str, Any], config: TransformerConfig) -> ReadOut:
-    """The language-model head: a table of its own, or that of the tokens."""
-    name = weights.first("embed_out.weight", "embed_in.weight")
-    if settings["tie_word_embeddings"]:
-        name = "embed_in.weight"
-    return ReadOut(weights.table(name, config.embedding.vocab_size, config.d_model))
+def read_out(
+    weights: Weights, settings: dict[str, Any], config: TransformerConfig
+) -> ReadOut | None:
+    """The language-model head: a table of its own, or that of the tokens; None without one."""
+    return decoder.read_out(weights, settings, config, own="embed_out.weight", tokens=ANCHORS[0])
 
 
 def draw(name: str, settings: dict[str, Any]) -> Draw:

@@ -39,7 +39,7 @@ class OpenCheckpoint:
     @property
     def speaks(self) -> bool:
         """Whether it is a causal language model, with a head for the next token."""
-        return self.family.read_out is not None
+        return self.read_out is not None
 
     @property
     def read_out(self) -> ReadOut | None:

@@ -84,6 +84,25 @@ def test_streamed_is_what_the_network_in_memory_gives(name):
     assert max(gaps.values()) < TOLERANCE, gaps
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["bert-untied", "t5-gated"])
+def test_logarithms_and_bounds_are_those_of_the_network_in_memory(name):
+    config, params = pretrained.load(GOLDEN / name)
+    inputs, source = batch(config), pretrained.open_checkpoint(GOLDEN / name)
+    passes = (("log", LogPass()), ("bounds", BoundPass()))
+    found = pretrained.stream(source, inputs, {"SAN": Job(passes, "SAN")}, chunk=3)["SAN"]
+    config, params = surgery.variant(config, params, "SAN")
+    log = profiles.measure_batch(log_residual_profile, params, config, inputs, chunk=3)
+    np.testing.assert_allclose(found["log"].profile, log, rtol=1e-4, atol=1e-3)
+    expected = profiles.measure_batch(bound_effects, params, config, inputs, chunk=3)
+    gaps = {
+        what: worst(np.asarray(values, float), np.asarray(expected[what], float))
+        for what, values in effects_of(found["bounds"]).items()
+    }
+    print(name, gaps)
+    assert max(gaps.values()) < 1e-3, gaps
+
+
 def test_next_tokens_and_gradients_of_a_language_model():
     folder = GOLDEN / "llama-grouped"
     config, params = pretrained.load(folder)
