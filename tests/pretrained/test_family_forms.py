@@ -138,3 +138,15 @@ def test_layers_one_by_one_are_those_of_the_stack(name, tmp_path):
         own = model.get_output_embeddings().weight.detach().float().numpy()
         np.testing.assert_array_equal(head.astype(np.float32), own)
         assert opened.read_out.softcap == getattr(model.config, "final_logit_softcapping", None)
+
+
+def test_the_language_model_beside_an_image_tower(tmp_path):
+    """Gemma 3 as published: its entries under text_config, its names behind a prefix."""
+    model = architectures.build(architectures.FORMS["gemma3_text"])
+    text = model.config.to_dict()
+    config = {"model_type": "gemma3", "text_config": text, "vision_config": {"hidden_size": 8}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    state = {f"language_model.{name}": value for name, value in model.state_dict().items()}
+    state["vision_tower.vision_model.post_layernorm.weight"] = torch.ones(8)
+    torch.save(state, tmp_path / "pytorch_model.bin")
+    jax.tree.map(np.testing.assert_array_equal, pretrained.load(model), pretrained.load(tmp_path))
