@@ -21,7 +21,7 @@ from experiments.bounds.measure import CASES, draw_case
 from experiments.bounds.results import rows_of, summary_of
 from experiments.shell import cli
 
-FLAGS = cli.make_flags("check_bounds")
+FLAGS = cli.make_flags("check_bounds", shows="tightness_max")
 define = cli.definer(FLAGS)
 define("integer", "num_draws", 5000, "Networks drawn.", lower_bound=1)
 define("integer", "seed", 0, "Base seed.", lower_bound=0)

@@ -20,7 +20,7 @@ from experiments.checks import profiles
 from experiments.shell import cli
 from rank_collapse.runs.seeds import seed_keys
 
-FLAGS = cli.make_flags("check_profiles")
+FLAGS = cli.make_flags("check_profiles", sweeps=False)
 flags.DEFINE_integer("num_draws", 2000, "Networks drawn.", lower_bound=1, flag_values=FLAGS)
 flags.DEFINE_integer("seed", 0, "Base seed.", lower_bound=0, flag_values=FLAGS)
 flags.DEFINE_integer("max_digits", 4000, "Of a proof.", lower_bound=50, flag_values=FLAGS)

@@ -48,7 +48,7 @@ EXPERIMENTS = (
 )
 PRESETS = ("quick", "paper")
 
-FLAGS = cli.make_flags("reproduce")
+FLAGS = cli.make_flags("reproduce", sweeps=False)
 define = cli.definer(FLAGS)
 define("enum", "preset", "quick", "Sizes of the experiments.", PRESETS)
 define("boolean", "markdown", False, "Also write results.md and its figures to --docs, from all "

@@ -40,7 +40,7 @@ from rank_collapse.pretrained import PUBLISHED
 
 KNOWN = ", ".join(PUBLISHED)
 
-FLAGS = cli.make_flags("architectures", num_seeds=1)
+FLAGS = cli.make_flags("architectures", num_seeds=1, shows="mean,measure=last")
 FLAGS["num_devices"].default = 1  # one device whose matrix products use all cores
 define = cli.definer(FLAGS)
 define(

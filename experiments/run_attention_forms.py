@@ -30,7 +30,10 @@ from experiments.shell import cli
 from experiments.trained import arguments, training
 
 FLAGS = arguments.make_flags(
-    "attention_forms", **(run_sort.DEFAULTS | {"depth": 1, "hidden_dim": 32, "n_epochs": 30})
+    "attention_forms",
+    shows="accuracy,part=trained",
+    joined=False,
+    **(run_sort.DEFAULTS | {"depth": 1, "hidden_dim": 32, "n_epochs": 30}),
 )
 define = cli.definer(FLAGS)
 define(
@@ -47,7 +50,9 @@ define(
     lower_bound=0.0, upper_bound=1.0,
 )  # fmt: skip
 define("boolean", "no_repeat", False, "No letter twice in a sequence.")
-for unused in ("keep_models", "seeds_at_once", "epochs_per_chunk", "checkpoint_seconds"):
+for unused in (
+    "keep_models", "seeds_at_once", "epochs_per_chunk", "checkpoint_seconds", "memory_gb",
+):  # fmt: skip
     delattr(FLAGS, unused)
 FLAGS.set_default("num_seeds", 8)
 FLAGS.set_default("dropout", 0.0)

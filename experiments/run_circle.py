@@ -37,6 +37,7 @@ from experiments.trained import arguments, training
 
 FLAGS = arguments.make_flags(
     "circle",
+    shows="distance_at_end",
     width=2,
     depth=1,
     hidden_dim=32,

@@ -23,11 +23,14 @@ from experiments.collapse.entry import ENTRY
 from experiments.collapse.figures import figures_of
 from experiments.collapse.results import rows_of, summary_of
 from experiments.collapse.settings import VARIANTS, configs_of, gains_of, sweep_of
-from experiments.shell import cli, inputs
+from experiments.shell import cli, inputs, memory
 from rank_collapse.network.config import INITS, MASKS, NORM_PLACEMENTS
 from rank_collapse.network.layers import MLP_KINDS, NORM_KINDS
 
-FLAGS = cli.make_flags("collapse", num_seeds=8)
+FLAGS = cli.make_flags(
+    "collapse", num_seeds=8, shows="ratio,variant=last,layer=last",
+    traced=("weight_scale", "skip_gain"), execution=("seed_chunk",),
+)  # fmt: skip
 define = cli.definer(FLAGS)
 define("list", "variants", list(VARIANTS), f"Networks, out of {', '.join(VARIANTS)}.")
 define("list", "norm", ["none"], f"Norm placements, out of {', '.join(NORM_PLACEMENTS)}.")
@@ -52,7 +55,8 @@ text = "Residuals that rounding decides again from every pair of tokens: minutes
 define("boolean", "certify", False, text)
 inputs.define_flags(define)
 define("enum", "dtype", "float32", "Arithmetic of the forward pass.", list(inputs.DTYPES))
-define("integer", "seed_chunk", 16, "Seeds in memory; does not change results.", lower_bound=1)
+define("integer", "seed_chunk", 16, "Seeds in memory at the most.", lower_bound=1)
+memory.define_flag(define)
 
 
 def main(options: flags.FlagValues) -> None:

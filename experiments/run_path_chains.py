@@ -25,7 +25,7 @@ from experiments.shell.progress import Progress
 from rank_collapse.network.config import INITS, MASKS, NORM_PLACEMENTS
 from rank_collapse.network.layers import MLP_KINDS, NORM_KINDS
 
-FLAGS = cli.make_flags("path_chains", num_seeds=4)
+FLAGS = cli.make_flags("path_chains", num_seeds=4, shows="log10_residual,length=last")
 define = cli.definer(FLAGS)
 define("integer", "depth", 8, "Layers.")
 define("integer", "num_heads", 4, "Heads.")

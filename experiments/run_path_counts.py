@@ -35,7 +35,7 @@ ARCHITECTURES = {
 }
 MAX_DEPTH = 100_000
 
-FLAGS = cli.make_flags("path_counts")
+FLAGS = cli.make_flags("path_counts", shows="log10_paths,length=last")
 define = cli.definer(FLAGS)
 define("list", "heads", [], "Heads of architectures of your own, in pairs with --layers.")
 define("list", "layers", [], "Layers of the same architectures.")

@@ -29,7 +29,7 @@ from rank_collapse.network.config import MASKS
 from rank_collapse.network.designs import DESIGNS
 from rank_collapse.network.layers import MLP_KINDS
 
-FLAGS = cli.make_flags("stability", num_seeds=8)
+FLAGS = cli.make_flags("stability", num_seeds=8, shows="apart,layer=last")
 define = cli.definer(FLAGS)
 define("list", "parts", ["encoders", "encoder_decoders"], f"Out of {', '.join(PARTS)}.")
 define("list", "designs", list(CLAIMS), f"Residual designs, out of {', '.join(DESIGNS)}.")

@@ -27,7 +27,7 @@ from experiments.trainability.figures import figures_of
 from experiments.trainability.results import rows_of, show, summary_of
 from rank_collapse.training.tasks.sequences import TASKS
 
-FLAGS = cli.make_flags("trainability", num_seeds=8)
+FLAGS = cli.make_flags("trainability", num_seeds=8, shows="failed")
 define = cli.definer(FLAGS)
 define("list", "parts", list(PARTS), f"What is trained, out of {', '.join(PARTS)}.")
 define(

@@ -34,7 +34,7 @@ DEFAULTS = {
     "learning_rate": 3e-3,
     "weight_decay": 0.0,
 }
-FLAGS = arguments.make_flags("transformer", **DEFAULTS)
+FLAGS = arguments.make_flags("transformer", shows="exact", **DEFAULTS)
 FLAGS.set_default("do_mlp", True)
 FLAGS.set_default("dropout", 0.0)
 define = cli.definer(FLAGS)

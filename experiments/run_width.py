@@ -20,7 +20,7 @@ from experiments.width.entry import ENTRY
 from experiments.width.figures import figures_of
 from experiments.width.results import rows_of, show, summary_of
 
-FLAGS = arguments.make_flags("width", **run_sort.DEFAULTS)
+FLAGS = arguments.make_flags("width", shows="accuracy", **run_sort.DEFAULTS)
 flags.DEFINE_boolean("no_repeat", False, "No letter twice in a sequence.", flag_values=FLAGS)
 flags.DEFINE_multi_integer(
     "depths", (1, 2, 4, 6, 12), "Depths compared; the parameters are those of --depth and "

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 
 import rank_collapse as rc
-from experiments.benchmarks.timing import Report, median_ratio, peak_memory, time_cases
+from experiments.benchmarks.timing import Report, median_ratio, time_cases
+from experiments.shell import memory
 from rank_collapse.network.embedding import EmbeddingConfig
 from rank_collapse.paths.sets import read_out
 
@@ -47,7 +48,7 @@ def exact_paths(
         "relative error of the sum (largest entry)": (float(entry), 1e-5),
         "GB beyond the weights, of the compiled program": (beyond, 1.0),
         "GB at the process's peak, weights of 0.34 GB and their making included": (
-            peak_memory() / 1e9,
+            memory.peak() / 1e9,
             None,
         ),
     }

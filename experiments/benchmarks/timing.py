@@ -1,7 +1,5 @@
 """Timing of cases side by side, and what a benchmark reports."""
 
-import os
-import resource
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -85,12 +83,6 @@ def time_cases(cases: Mapping[str, tuple[Callable, tuple]], rounds: int) -> list
 def median_ratio(timing: Timing, baseline: Timing) -> float:
     """Median over rounds of the ratio of two cases timed in the same round."""
     return float(np.median(np.array(timing.seconds) / np.array(baseline.seconds)))
-
-
-def peak_memory() -> int:
-    """Largest resident size of this process so far, in bytes."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if os.uname().sysname == "Darwin" else 1024 * peak
 
 
 def show(found: Report) -> list[str]:

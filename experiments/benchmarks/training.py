@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments import run_convex_hull, run_memorization, run_sort
-from experiments.benchmarks.timing import Report, Timing, peak_memory
-from experiments.shell import cli
+from experiments.benchmarks.timing import Report, Timing
+from experiments.shell import cli, memory
 from rank_collapse.runs.seeds import seed_keys
 from rank_collapse.training.ensemble import Ensemble
 from rank_collapse.training.training import Hyper, num_batches
@@ -84,7 +84,7 @@ def time_training(name: str, options: Any, num_seeds: int, arguments: Sequence[s
             baseline.seconds.append(torch_steps())
     figures = {
         "ms per seed and step, ours": (1e3 * ours.best, None),
-        "peak memory of the process, GB": (peak_memory() / 1e9, None),
+        "peak memory of the process, GB": (memory.peak() / 1e9, None),
     }
     if torch_steps is not None:
         ratio = float(np.median(np.array(baseline.seconds) / np.array(ours.seconds)))

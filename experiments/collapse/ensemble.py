@@ -12,11 +12,11 @@ from jax.sharding import Mesh
 
 from experiments.collapse.measure import make_draw, make_measure, part_of
 from experiments.collapse.results import Results
-from experiments.shell import inputs
+from experiments.shell import inputs, memory
 from experiments.shell.progress import Progress
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.parameters import TransformerParams
-from rank_collapse.runs import seeds
+from rank_collapse.runs import processes, seeds
 from rank_collapse.runs.files import RunError
 from rank_collapse.runs.folder import RunFolder
 from rank_collapse.theory import pairs
@@ -36,10 +36,30 @@ class Programs:
             norm: seeds.spread(make_measure(configs, options), mesh)
             for norm, configs in networks.items()
         }
-        self.compiled = False
+        self.size = 0  # seeds they are compiled for
 
-    def compile(self, keys: jax.Array) -> None:
-        """Compiles all, for this many seeds; swept values are traced."""
+    def compiled_for(self, size: int) -> int:
+        """Seeds that are computed at a time, `size` or as many as --memory_gb has room for."""
+        limit = memory.budget(self.options.memory_gb, list(self.mesh.local_devices))
+        limit = int(processes.from_primary(np.asarray(limit))) * jax.process_count()
+        jitted = self.draw, self.measures
+        while not self.size:
+            self.draw, self.measures = jitted
+            needed = self.compile(size)
+            if needed <= limit or size == self.mesh.size:
+                self.size = size
+                self.progress.say(f"{needed / 1e9:.3g} GB expected for {size} seeds at a time")
+            fits = seeds.padded_size(max(size * limit // max(needed, 1), 1), self.mesh)
+            size = max(min(fits, size - self.mesh.size), self.mesh.size)
+        return self.size
+
+    def compile(self, size: int) -> int:
+        """Compiles all, for this many seeds; swept values are traced.
+
+        Returns:
+            Bytes that the largest program takes, on all devices.
+        """
+        keys = seeds.lay_out(seeds.seed_keys(0, size), self.mesh)
         one = jnp.asarray(1.0)
         drawn = jax.eval_shape(self.draw, keys, one)
         sharding = seeds.seed_sharding(self.mesh)
@@ -54,13 +74,12 @@ class Programs:
                 self.measures = {norm: future.result() for norm, future in measures.items()}
         finally:
             pool.shutdown(wait=False, cancel_futures=True)  # Ctrl-C does not wait for XLA
-        self.compiled = True
+        needed = [memory.program_bytes(call) for call in (self.draw, *self.measures.values())]
+        return max(needed) * self.mesh.size
 
-    def __call__(self, norm: str, scale: float, gain: float, first: int, count: int, size: int):
+    def __call__(self, norm: str, scale: float, gain: float, first: int, count: int):
         """Measures of seeds first .. first + count − 1 as numpy arrays; `size` are computed."""
-        keys = seeds.lay_out(seeds.seed_keys(self.options.seed, count, first), self.mesh, size)
-        if not self.compiled:
-            self.compile(keys)
+        keys = seeds.lay_out(seeds.seed_keys(self.options.seed, count, first), self.mesh, self.size)
         drawn = self.draw(keys, jnp.asarray(scale))
         out = seeds.to_host(self.measures[norm](drawn, jnp.asarray(gain)), count)
         networks = self.networks[norm]
@@ -128,26 +147,31 @@ def measure_all(
     total = len(networks) * len(sweep) * options.num_seeds
     progress = Progress(total, "collapse", log=run.log)
     with progress, inputs.precision(options):
-        programs = Programs(options, networks, ids, mesh, progress)
+        programs = options.program(
+            "measures", lambda: Programs(options, networks, ids, mesh, progress)
+        )
+        programs.progress = progress
         size = seeds.padded_size(min(options.seed_chunk, options.num_seeds), mesh)
-        return {
+        found = {
             (norm, *swept): measure_setting(programs, norm, *swept, size, run)
             for norm, swept in itertools.product(networks, sweep)
         }
+        run.log(f"memory: at most {memory.peak(list(mesh.local_devices)) / 1e9:.3g} GB in use")
+        return found
 
 
 def measure_setting(
     programs: Programs, norm: str, scale: float, gain: float, size: int, run: RunFolder
 ) -> dict[str, np.ndarray]:
-    """All seeds of one setting, `size` at a time: {"variant/measure": [s, L + 1]}."""
+    """All seeds of one setting, `size` at a time if they fit: {"variant/measure": [s, L + 1]}."""
     num_seeds, progress = programs.options.num_seeds, programs.progress
     part = f"{norm}/weight_scale={scale!r}/skip_gain={gain!r}"
     found = run.part(part) or {}
     done = seeds_done(found, part, programs.options, run)
     progress.skip(done)
     while done < num_seeds:
-        count = min(size, num_seeds - done)
-        out = programs(norm, scale, gain, done, count, size)
+        count = min(programs.compiled_for(size), num_seeds - done)
+        out = programs(norm, scale, gain, done, count)
         new = {f"{v}/{m}": values for v, group in out.items() for m, values in group.items()}
         setting = f"norm={norm}, weight_scale={scale:g}, skip_gain={gain:g}"
         for line in gaps(new, setting, done):

@@ -38,24 +38,38 @@ from absl import flags
 from jax.sharding import Mesh
 
 from experiments.shell import compilation, process, several, signals
+from experiments.shell.flag_values import Flags
 from rank_collapse.runs.files import RunError
 from rank_collapse.runs.folder import RunFolder
 from rank_collapse.runs.seeds import seed_mesh
 
 # Flags that do not change results, or their rounding alone (num_devices): recorded in config.json,
 # not compared on resume.
-EXECUTION = {"help", "output_dir", "run_name", "overwrite", "num_devices", "distributed", "debug"}
+EXECUTION = {
+    "help", "output_dir", "run_name", "overwrite", "num_devices", "distributed", "debug",
+    "sweep", "sweep_shows", "slice", "workers", "memory_gb",
+}  # fmt: skip
 
 
-def make_flags(experiment: str, *, num_seeds: int | None = None) -> flags.FlagValues:
+def make_flags(
+    experiment: str,
+    *,
+    num_seeds: int | None = None,
+    sweeps: bool = True,
+    execution: Sequence[str] = (),
+    **about: Any,
+) -> Flags:
     """The flags all binaries share, to which a binary adds its own with `flag_values=`.
 
     Args:
         experiment: Name of the folder under results/.
         num_seeds: Default of --num_seeds; None for a binary without seeds (no --seed and no
             --distributed either).
+        sweeps: Whether --sweep makes sense: a run leaves a folder with a table.
+        execution: Names of further flags that change no result beyond rounding (a chunk size).
+        **about: Further arguments of `Flags`.
     """
-    values = bare_flags()
+    values = bare_flags(Flags(experiment, aside=EXECUTION | set(execution), **about))
 
     def boolean(name, text):
         flags.DEFINE_boolean(name, False, text, flag_values=values)
@@ -80,18 +94,41 @@ def make_flags(experiment: str, *, num_seeds: int | None = None) -> flags.FlagVa
         "Devices of a process, which share the seeds (0: all; on a CPU one per core).",
         0,
     )
+    if sweeps:
+        _sweep_flags(values)
     return values
 
 
-def bare_flags() -> flags.FlagValues:
-    """The flags of a command that computes nothing: --debug and --help."""
-    values = flags.FlagValues()
+def bare_flags(values: flags.FlagValues | None = None) -> flags.FlagValues:
+    """The flags of a command that computes nothing: --debug and --help; added to those given."""
+    values = flags.FlagValues() if values is None else values
     for name, text, short in (
         ("debug", "Show the traceback of an error.", None),
         ("help", "Show this and exit.", "h"),
     ):
         flags.DEFINE_boolean(name, False, text, short_name=short, flag_values=values)
     return values
+
+
+def _sweep_flags(values):
+    def string(name, text):
+        flags.DEFINE_string(name, None, text, flag_values=values)
+
+    string(
+        "sweep",
+        "Run a grid: products a=1,2;b=3,4 and values that change together a,b=1:3,2:4. Each cell "
+        "is a run in <folder>/cells/; the folder holds one table and one figure of all.",
+    )
+    string(
+        "sweep_shows",
+        "What its figure shows: a column of results.csv, then conditions such as layer=2 or "
+        f"layer=last (default {values.shows or 'the first column of fractions'}).",
+    )
+    string("slice", "i/n: the i-th of n parts of the sweep, from 0 (default: of a Slurm array).")
+    flags.DEFINE_integer(
+        "workers", 1, "Processes that share the sweep; more may be started by hand or killed.",
+        lower_bound=1, flag_values=values,
+    )  # fmt: skip
 
 
 def definer(flag_values: flags.FlagValues) -> Callable[..., None]:
@@ -153,11 +190,16 @@ def execute(
         if options.help:
             print(help_text(main, flag_values))
             return 0
-        with signals.stopping():
-            if "num_devices" in options:
-                set_up_devices(options)
-            with jax.default_matmul_precision("highest"), several.one_voice():
-                code = main(options) or 0
+        with signals.stopping(), jax.default_matmul_precision("highest"):
+            if "sweep" in options and options.sweep is not None:
+                from experiments.shell.sweep import work  # which is made of what is here
+
+                code = work.run(main, options, list(arguments))
+            else:
+                if "num_devices" in options:
+                    set_up_devices(options)
+                with several.one_voice():
+                    code = main(options) or 0
             signals.check()
         return code
     except (KeyboardInterrupt, signals.Stopped) as asked:
@@ -294,23 +336,30 @@ def open_run(
         RunError: See `rank_collapse.runs.folder.RunFolder`.
     """
     aside = EXECUTION | set(execution)
-    config = {
-        n: options[n].value for n in sorted(options) if options[n].name == n and n not in aside
-    }
-    name = options.run_name
-    if options.output_dir is None:
-        path = Path("results") / experiment / (name or default_run_name(options, aside))
-    else:
-        path = Path(options.output_dir) / name if name else Path(options.output_dir)
+    path = folder_of(options, experiment, aside)
     fields = {
-        "config": {"experiment": experiment} | config | dict(extra or {}),
+        "config": config_of(options, experiment, aside) | dict(extra or {}),
         "execution": {n: options[n].value for n in sorted(aside) if n in options and n != "help"}
         | {"command": command_line()},
         "overwrite": options.overwrite if overwrite is None else overwrite,
     }
-    if several.running():
-        return several.open_together(path, fields)
-    return RunFolder(path, **fields)
+    return several.open_folder(path, fields)
+
+
+def config_of(
+    options: flags.FlagValues, experiment: str, aside: set[str] = EXECUTION
+) -> dict[str, Any]:
+    """What of the flags determines the results."""
+    named = (n for n in sorted(options) if options[n].name == n and n not in aside)
+    return {"experiment": experiment} | {n: options[n].value for n in named}
+
+
+def folder_of(options: flags.FlagValues, experiment: str, aside: set[str] = EXECUTION) -> Path:
+    """Where a run with these flags leaves what it finds; that of a sweep is named after it too."""
+    name = options.run_name
+    if options.output_dir is None:
+        return Path("results") / experiment / (name or default_run_name(options, aside))
+    return Path(options.output_dir) / name if name else Path(options.output_dir)
 
 
 def default_run_name(options: flags.FlagValues, aside: set[str] = EXECUTION) -> str:

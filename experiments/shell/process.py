@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from experiments.shell.signals import Stopped, stopping
 
@@ -47,6 +48,43 @@ def run_process(command: Sequence[str]) -> tuple[int, str]:
                 os.killpg(process.pid, getattr(asked, "number", signal.SIGINT))
             process.wait()
             raise
+
+
+class Children:
+    """Processes that run beside each other; a signal to this one reaches each. A context manager.
+
+    At its end all have ended.
+    """
+
+    def __init__(self):
+        self.started: list[subprocess.Popen] = []
+
+    def __enter__(self) -> "Children":
+        return self
+
+    def start(self, command: Sequence[str], log: str | os.PathLike) -> subprocess.Popen:
+        """Starts a command, whose output is appended to a file."""
+        with open(log, "a") as file:
+            process = subprocess.Popen(
+                command,
+                env=os.environ | {_VARIABLE: "1"},
+                stdin=subprocess.PIPE,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self.started.append(process)
+        return process
+
+    def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> None:
+        if error is not None:
+            number = getattr(error, "number", signal.SIGINT)
+            for process in self.started:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, number)
+        for process in self.started:
+            process.wait()
+            process.stdin.close()
 
 
 def end_with_parent() -> None:

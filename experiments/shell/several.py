@@ -58,6 +58,11 @@ def join() -> None:
         ) from error
 
 
+def open_folder(path: Path, fields: dict[str, Any]) -> RunFolder:
+    """A run folder, in every process if there are several: see `open_together`."""
+    return open_together(path, fields) if running() else RunFolder(path, **fields)
+
+
 def open_together(path: Path, fields: dict[str, Any]) -> RunFolder:
     """A run folder in every process: the primary opens and locks it, then the others read it.
 

@@ -7,10 +7,12 @@ from typing import Any
 import jax.numpy as jnp
 from absl import flags
 
-from experiments.shell import cli
+from experiments.shell import cli, memory
+from experiments.shell.flag_values import Flags
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.embedding import EmbeddingConfig
 from rank_collapse.paths.sets import SEMANTICS
+from rank_collapse.runs.seeds import seed_keys
 from rank_collapse.training.training import Hyper
 
 # How the work is divided: no influence on results.
@@ -20,15 +22,27 @@ EXECUTION = (
 )  # fmt: skip
 
 
-def make_flags(experiment: str, **defaults: Any) -> flags.FlagValues:
+def make_flags(
+    experiment: str,
+    *,
+    shows: str = "accuracy,evaluation=whole",
+    joined: bool = True,
+    **defaults: Any,
+) -> Flags:
     """The flags that all trained experiments share.
 
     Args:
         experiment: Name of the folder under results/.
+        shows: What the figure of a sweep shows.
+        joined: Whether cells of a sweep that differ in the floats of `Hyper` alone are trained as
+            one ensemble (`training.results_of` does).
         **defaults: Of width, depth, hidden_dim, seq_len, num_labels, n_train_data, n_eval_data,
             n_epochs, batch_sz, learning_rate, weight_decay.
     """
-    values = cli.make_flags(experiment, num_seeds=2)
+    values = cli.make_flags(
+        experiment, num_seeds=2, shows=shows, joined=joined, execution=EXECUTION,
+        traced=[field.name for field in dataclasses.fields(Hyper)],
+    )  # fmt: skip
 
     def integer(name, text, low=1):
         flags.DEFINE_integer(name, defaults[name], text, lower_bound=low, flag_values=values)
@@ -63,6 +77,7 @@ def make_flags(experiment: str, **defaults: Any) -> flags.FlagValues:
         "init_scale", 1.0, "Multiplies the initial weights of the layers.", lower_bound=0.0,
         flag_values=values,
     )  # fmt: skip
+    memory.define_flag(cli.definer(values))
     boolean("do_mlp", "An MLP sublayer (gelu, own skip) in each layer.")
     boolean("do_train", "Train even where the folder holds the finished run of the same flags.")
     boolean(
@@ -153,10 +168,32 @@ def network_config(options: flags.FlagValues, embedding: EmbeddingConfig) -> Tra
     )
 
 
-def hyper(options: flags.FlagValues) -> Hyper:
-    """The traced values of a run, the same for every seed; those without a flag as by default."""
+def hyper(options: Flags) -> Hyper:
+    """The traced values of a run, the same for every seed; those without a flag as by default.
+
+    In an ensemble of several cells of a sweep those of each run.
+    """
     names = [field.name for field in dataclasses.fields(Hyper) if field.name in options]
-    return Hyper(**{name: jnp.float32(options[name].value) for name in names})
+    if not options.cells:
+        return Hyper(**{name: jnp.float32(options[name].value) for name in names})
+
+    def by_run(name):
+        values = jnp.float32([cell[name].value for cell in options.cells])
+        return jnp.repeat(values, options.num_seeds // len(values))[options.window]
+
+    return Hyper(**{name: by_run(name) for name in names})
+
+
+def run_count(options: Flags) -> int:
+    """Runs of an ensemble: its seeds, or the chunk of them that is computed at a time."""
+    return len(range(*options.window.indices(options.num_seeds)))
+
+
+def run_keys(options: Flags) -> Any:
+    """Keys of the seeds; in an ensemble of several cells each cell has the same."""
+    cells = len(options.cells) or 1
+    keys = seed_keys(options.seed, options.num_seeds // cells)
+    return jnp.concatenate([keys] * cells)[options.window]
 
 
 def epochs_per_chunk(options: flags.FlagValues) -> int:

@@ -13,12 +13,13 @@ from absl import flags
 from flax import traverse_util
 
 from experiments.shell import cli, signals
+from experiments.shell.flag_values import Flags
 from experiments.shell.progress import Progress
-from experiments.trained import arguments
+from experiments.trained import arguments, chunks, together
 from rank_collapse.runs import processes
 from rank_collapse.runs.files import RunError
 from rank_collapse.runs.folder import RunFolder
-from rank_collapse.runs.seeds import seed_keys, to_host
+from rank_collapse.runs.seeds import to_host
 from rank_collapse.training import model_file
 from rank_collapse.training.ensemble import Ensemble, Trained
 from rank_collapse.training.training import Recipe
@@ -71,7 +72,7 @@ def open_run(options: flags.FlagValues, name: str, extra: Any = None) -> RunFold
 
 
 def results_of(
-    options: flags.FlagValues,
+    options: Flags,
     setup: Setup,
     run: RunFolder,
     measure: Callable[[Any, Any, Any], Any],
@@ -101,35 +102,58 @@ def results_of(
         "seconds": {"train", "all"}.
     """
     missing = options.keep_models and not (run.path / models).exists()
+    aside = {"seconds", *(constants or {})}
+    count = arguments.run_count(options)
 
-    def trained():
-        ensemble, found = train(options, setup, run, resumable)
-        if missing:
-            weights = to_host(found.state.model, options.num_seeds)
-            run.write_file(models, model_file.dump_models(setup.recipe.config, weights))
-        return ensemble, found
+    def elsewhere(options, run):
+        return results_of(
+            options, setup, run, measure,
+            part=part, models=models, resumable=resumable, constants=constants,
+        )  # fmt: skip
 
     def compute():
+        if options.unit is not None and not (options.keep_models or options.monitor):
+            found = together.results_of_cell(options, elsewhere, aside)
+        else:
+            found = compute_here(programs_of(options))
+        refuse_if_all_diverged(found["losses"], options, run)
+        return found
+
+    def compute_here(options):
+        ensemble = ensemble_of(options, setup, part)
+        size = chunks.seeds_at_a_time(options, ensemble, run.log)
+        if size < count or chunks.begun(run, part):
+            return chunks.results_in_chunks(
+                options, run, size, elsewhere, part=part, models=models, aside=aside
+            )
         begun = time.monotonic()
-        ensemble, found = trained()
+        found = train(options, ensemble, setup, run, resumable)
+        refuse_if_all_diverged(found.losses, options, run)
+        if missing:
+            weights = to_host(found.state.model, count)
+            run.write_file(models, model_file.dump_models(setup.recipe.config, weights))
         seconds = {"train": time.monotonic() - begun}
-        measured = ensemble.map(
-            lambda state, data, key, _: measure(state.model, data, key),
-            found.state, found.data, ensemble.lay_out(_keys(options)), num_seeds=options.num_seeds,
+        mapped = options.program(
+            f"measure {part}",
+            lambda: ensemble.mapped(lambda state, data, key, _: measure(state.model, data, key)),
+        )
+        measured = mapped(
+            found.state, found.data, ensemble.lay_out(arguments.run_keys(options)),
+            num_seeds=count,
         )  # fmt: skip
+        chunks.report(ensemble, run.log)
         seconds["all"] = time.monotonic() - begun
-        diverged_at = [found.diverged.get(s, -1) for s in range(options.num_seeds)]
+        diverged_at = [found.diverged.get(s, -1) for s in range(count)]
         results = {"losses": found.losses, "diverged_at": diverged_at, "seconds": seconds}
         results |= {"curves": found.curves} if found.curves else {}
         return traverse_util.flatten_dict(measured | results | dict(constants or {}), sep="/")
 
     if missing and run.part(part) is not None:
         print(f"the weights of a finished run were not kept: training again for {models}")
-        trained()
+        compute()
         run.drop_checkpoints()
     results = run.cached(part, compute)
-    epochs = (options.num_seeds, setup.recipe.num_epochs)
-    aside = {"seconds", *(constants or {})}
+    epochs = (count, setup.recipe.num_epochs)
     for name, values in results.items():
         whole = values.shape[:1] == epochs[:1] if name != "losses" else values.shape == epochs
         if not whole and name.split("/")[0] not in aside:
@@ -172,23 +196,35 @@ def diverged(results: Mapping[str, Any]) -> dict[int, int]:
     return {s: int(epoch) for s, epoch in enumerate(results["diverged_at"]) if epoch >= 0}
 
 
-def train(
-    options: flags.FlagValues, setup: Setup, run: RunFolder, resumable: bool = True
-) -> tuple[Ensemble, Trained]:
-    """Trains all seeds; where it is resumable, from the last checkpoint, if there is one.
+def programs_of(options: Flags) -> Flags:
+    """The flags with programs that chunks of seeds share, as cells of a sweep do."""
+    if options.programs is not None:
+        return options
+    own = options.copied()
+    own.belong_to(cells=options.cells, window=options.window, programs={})
+    return own
 
-    Raises:
-        ValueError: Every seed diverged.
-    """
-    ensemble = Ensemble(
-        setup.recipe,
-        setup.make_data,
-        mesh=cli.mesh(options),
-        epochs_per_chunk=arguments.epochs_per_chunk(options),
-        at_once=options.seeds_at_once or None,
-        held_out={name: setup.metrics[name] for name in setup.curves},
-        watch=layer_scalars if options.monitor else None,
+
+def ensemble_of(options: Flags, setup: Setup, part: str) -> Ensemble:
+    """What trains the part of a run."""
+    return options.program(
+        f"train {part}",
+        lambda: Ensemble(
+            setup.recipe,
+            setup.make_data,
+            mesh=cli.mesh(options),
+            epochs_per_chunk=arguments.epochs_per_chunk(options),
+            at_once=options.seeds_at_once or None,
+            held_out={name: setup.metrics[name] for name in setup.curves},
+            watch=layer_scalars if options.monitor else None,
+        ),
     )
+
+
+def train(
+    options: Flags, ensemble: Ensemble, setup: Setup, run: RunFolder, resumable: bool = True
+) -> Trained:
+    """Trains all runs; where it is resumable, from the last checkpoint, if there is one."""
     total = setup.recipe.num_epochs
     known = set()
 
@@ -209,7 +245,10 @@ def train(
             for seed in np.flatnonzero(~finite):
                 if seed not in known:
                     known.add(int(seed))
-                    progress.say(f"seed {seed} diverged by epoch {epoch}; it is kept apart")
+                    progress.say(
+                        f"{together.name_of(options, seed)} diverged by epoch {epoch}; it is kept "
+                        "apart"
+                    )
             now, wait = time.monotonic(), options.checkpoint_seconds
             due = now - saved > wait or (epoch == total and now - begun > wait) or signals.asked()
             if resumable and processes.from_primary(np.asarray(due)):
@@ -219,22 +258,24 @@ def train(
             progress.update(epoch, loss=loss)
 
         def on_watched(epoch, values):
-            for seed in range(options.num_seeds):
-                run.append_metrics(epoch, {n: v[seed] for n, v in values.items()}, seed=seed)
+            first = options.window.start or 0
+            for i in range(arguments.run_count(options)):
+                run.append_metrics(epoch, {n: v[i] for n, v in values.items()}, seed=first + i)
 
         found = ensemble.train(
-            _keys(options),
+            arguments.run_keys(options),
             arguments.hyper(options),
             resume=resume if resumable else None,
             on_chunk=on_chunk,
             on_watched=on_watched if options.monitor else None,
         )
-    if not found.kept.size:
+    return found
+
+
+def refuse_if_all_diverged(losses: np.ndarray, options: Flags, run: RunFolder) -> None:
+    """Raises ValueError where no seed of a run has finite losses [s, epochs] to the end."""
+    whole = not options.cells and options.window == slice(None)
+    if whole and not np.isfinite(losses).all(axis=1).any():
         raise ValueError(
             f"every seed diverged at learning_rate={options.learning_rate}; see {run.path}/log.txt"
         )
-    return ensemble, found
-
-
-def _keys(options):
-    return seed_keys(options.seed, options.num_seeds)

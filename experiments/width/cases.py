@@ -38,10 +38,14 @@ def sized(recipe: Recipe, depth: int, target: int) -> Recipe:
         fields = {"depth": depth, "d_model": width, "d_ff": width, "embedding": embedding}
         return dataclasses.replace(recipe, config=recipe.config.replace(**fields))
 
-    width = step = recipe.config.num_heads
-    while num_parameters(at(width + step)) <= target:
-        width += step
-    return min((at(width), at(width + step)), key=lambda r: abs(num_parameters(r) - target))
+    step = recipe.config.num_heads
+    low, high = 1, 2  # in steps: the width is sought between them, and there may be millions
+    while num_parameters(at(high * step)) <= target:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if num_parameters(at(middle * step)) <= target else (low, middle)
+    return min((at(low * step), at(high * step)), key=lambda r: abs(num_parameters(r) - target))
 
 
 def whole_model(setup: Setup, model: Any, data: Any, key: Any) -> dict[str, Any]:

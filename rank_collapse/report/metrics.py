@@ -45,6 +45,7 @@ def metrics_figure(
         finite = values[np.isfinite(values)]
         if finite.size and finite.min() > 0 and finite.max() > 100 * finite.min():
             ax.set_yscale("log")
+        figures.integer_ticks(ax)
         ax.set_xlabel("step")
         ax.set_title(name.replace("_", " "))
     for ax in axes.flat[: len(names)]:

@@ -1,16 +1,20 @@
 """Files of a run: written whole, sealed with a checksum, and locked; every error is one line."""
 
+import errno
 import fcntl
 import hashlib
 import io
 import json
 import os
 import platform
-from collections.abc import Mapping
+import shutil
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
+
+_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 
 # A zip file ends in two bytes, the length of a comment, and the comment: here the checksum.
 _SEAL = b"sha256:"
@@ -62,8 +66,25 @@ def write_atomically(path: str | os.PathLike, data: bytes) -> None:
         os.replace(temporary, path)
 
 
+def delete(folder: str | os.PathLike, names: Iterable[str]) -> None:
+    """Deletes files and folders of a folder, those that are there; of links the link alone.
+
+    Raises:
+        RunError: One cannot be deleted.
+    """
+    with writing(folder):
+        for name in names:
+            path = Path(folder) / name
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+
+
 def lock(path: Path) -> TextIO:
     """An exclusive lock on a folder, held until the file is closed or the process ends.
+
+    Where the file system has no locks there is none; sweeps do not rely on it (see `claims`).
 
     Raises:
         RunError: Another process holds it, or the folder cannot be written to.
@@ -73,6 +94,8 @@ def lock(path: Path) -> TextIO:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
+        if error.errno in _NO_LOCKS:
+            return file
         file.seek(0)
         holder = file.read().strip() or "unknown"
         file.close()

@@ -40,6 +40,7 @@ import numpy as np
 from rank_collapse.runs import metrics, processes, provenance, states
 from rank_collapse.runs.files import (
     RunError,
+    delete,
     difference,
     dump_arrays,
     load_arrays,
@@ -332,15 +333,8 @@ class RunFolder:
 
     def _delete(self, *names):
         """Deletes some of what a run leaves, and nothing else that may lie in the folder."""
-        if not self.primary:
-            return
-        with writing(self.path):
-            for name in names:
-                path = self.path / name
-                if path.is_dir() and not path.is_symlink():
-                    shutil.rmtree(path, ignore_errors=True)
-                else:
-                    path.unlink(missing_ok=True)
+        if self.primary:
+            delete(self.path, names)
 
     def _clear_unfinished(self):
         """Deletes what a process that was killed while it wrote has left of a file."""

@@ -145,7 +145,16 @@ class Ensemble:
 
     def map(self, fn: Callable, *per_seed: Any, shared: Any = None, num_seeds: int) -> Any:
         """fn(*one seed's, shared) for all seeds, on the devices; host arrays [num_seeds, ...]."""
-        return seeds.to_host(self._spread(fn)(*per_seed, shared), num_seeds)
+        return self.mapped(fn)(*per_seed, shared=shared, num_seeds=num_seeds)
+
+    def mapped(self, fn: Callable) -> Callable:
+        """`map` by one function, which is compiled at the first call."""
+        spread = self._spread(fn)
+
+        def call(*per_seed, shared=None, num_seeds):
+            return seeds.to_host(spread(*per_seed, shared), num_seeds)
+
+        return call
 
     def train(
         self,

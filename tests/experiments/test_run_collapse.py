@@ -14,6 +14,7 @@ from experiments.collapse.entry import crossing_text
 from experiments.collapse.results import bound_numbers, crossings, gain_numbers, rates
 from experiments.run_collapse import ENTRY, FLAGS, main
 from experiments.shell import cli, inputs, paper
+from experiments.shell.progress import Progress
 from rank_collapse import runs
 from rank_collapse.measures import residuals
 from rank_collapse.theory import logdomain
@@ -311,3 +312,31 @@ def test_the_gain_of_mlps_is_swept_in_one_program(tmp_path):
     assert (more[:, -1] > swept[:, -1] + 1).all()
     assert (tmp_path / "figures" / "mlp_gain.png").exists()
     assert runs.read_summary(tmp_path)["settings"][0]["mlp_gain"]["gains"] == [1.0, 8.0]
+
+
+def test_as_many_seeds_at_a_time_as_fit_into_memory(monkeypatch):
+    options = cli.parse(FLAGS, [*TWO, "--memory_gb=1"])
+    tried = []
+
+    class Stub(ensemble.Programs):
+        def __init__(self, each):
+            self.options, self.mesh, self.size = options, cli.mesh(options), 0
+            self.draw = self.measures = None
+            self.progress, self.each = Progress(1, "stub"), each
+
+        def compile(self, size):
+            tried.append(size)
+            return size * self.each
+
+    # Two devices: bytes of a seed, seeds asked for, sizes that are compiled, what remains.
+    for each, asked, sizes in (
+        (10**7, 16, [16]),
+        (10**8, 16, [16, 10]),
+        (10**9, 4, [4, 2]),  # one each at the least, whatever it takes
+        (249_999_999, 6, [6, 4]),
+        (250_000_001, 4, [4, 2]),  # rounding up to the devices would try 4 again
+    ):
+        tried.clear()
+        programs = Stub(each)
+        assert programs.compiled_for(asked) == sizes[-1] and tried == sizes
+        assert programs.compiled_for(asked) == sizes[-1] and tried == sizes

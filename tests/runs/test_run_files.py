@@ -1,5 +1,6 @@
 """Damaged files of a run: one line that names the file, never other numbers."""
 
+import errno
 import json
 import random
 import resource
@@ -8,7 +9,7 @@ import shutil
 import numpy as np
 import pytest
 
-from rank_collapse.runs import states
+from rank_collapse.runs import files, states
 from rank_collapse.runs.files import RunError, dump_arrays, load_arrays
 from rank_collapse.runs.folder import RunFolder, read_summary
 
@@ -146,3 +147,13 @@ def test_a_folder_that_is_a_file_is_one_error(tmp_path):
         with pytest.raises(RunError, match=r"cannot write to .*figures: .*exists"):
             run.write_file("figures/a.png", b"")
     RunFolder(tmp_path, CONFIG, overwrite=True).close()
+
+
+def test_a_file_system_without_locks_is_used_without(tmp_path, monkeypatch):
+    def flock(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(files.fcntl, "flock", flock)
+    with RunFolder(tmp_path, {}) as run:
+        run.save_arrays({"a": np.ones(2)})
+    assert (tmp_path / "arrays.npz").exists()

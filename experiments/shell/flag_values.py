@@ -1,0 +1,69 @@
+"""The flags of one binary, with what a sweep has to know of it."""
+
+import copy
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from absl import flags
+
+_ALONE = {"unit": None, "cells": (), "programs": None, "window": slice(None)}
+
+
+class Flags(flags.FlagValues):
+    """absl's flag values, and beside them what no flag says.
+
+    Args:
+        experiment: Name of the folder under results/.
+        shows: Default of --sweep_shows; None for a binary that has no sweeps.
+        traced: Flags whose values compiled programs take as arguments: runs that differ in them
+            alone share their programs.
+        joined: Whether such runs are computed as one ensemble.
+        aside: Flags that change no result beyond rounding.
+
+    Attributes:
+        unit: In a cell of a sweep, what it is computed with (`sweep.folder.Unit`); else None.
+        cells: In the flags of an ensemble of several cells, those of each cell; else empty.
+        window: The seeds that are computed at a time, out of --num_seeds; all.
+    """
+
+    def __init__(
+        self,
+        experiment: str = "",
+        *,
+        shows: str | None = None,
+        traced: Sequence[str] = (),
+        joined: bool = False,
+        aside: Iterable[str] = (),
+    ):
+        super().__init__()
+        # absl takes attributes for flags.
+        vars(self).update(
+            experiment=experiment, shows=shows, traced=tuple(traced), joined=joined,
+            aside=frozenset(aside), **_ALONE,
+        )  # fmt: skip
+
+    def belong_to(self, **known: Any) -> None:
+        """Sets `unit`, `cells`, `programs` or `window`."""
+        vars(self).update(known)
+
+    def copied(self) -> "Flags":
+        """The same values, of no sweep."""
+        held = {name: vars(self)[name] for name in _ALONE}
+        vars(self).update(_ALONE)
+        try:
+            return copy.deepcopy(self)
+        finally:
+            vars(self).update(held)
+
+    def program(self, name: str, make: Callable[[], Any]) -> Any:
+        """make(), once for all cells of a sweep that share their programs.
+
+        Args:
+            name: Of the program within a run.
+            make: Makes what holds the compiled functions; may depend on no flag in `traced`.
+        """
+        if self.programs is None:
+            return make()
+        if name not in self.programs:
+            self.programs[name] = make()
+        return self.programs[name]

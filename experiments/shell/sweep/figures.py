@@ -1,0 +1,121 @@
+"""The figure of a sweep: a curve over one axis, a heat map over two, panels over more."""
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from experiments.shell.sweep.grid import Axis, Cell
+from rank_collapse.report import figures
+from rank_collapse.report.intervals import mean_interval
+
+COLUMNS = 3
+SPREAD = 8  # between the ends of an axis that is drawn in logarithms
+
+
+@figures.styled
+def grid_figure(
+    axes: Sequence[Axis],
+    cells: Mapping[str, Cell],
+    values: Mapping[str, Mapping[str, float]],
+    shown: str,
+) -> Figure:
+    """Means over seeds and their 95 % intervals by cell; cells that failed are left empty.
+
+    Args:
+        axes, cells: The grid.
+        values: {cell: {seed: value}} of those that are done.
+        shown: What the values are.
+    """
+    column, *conditions = (part.strip() for part in shown.split(","))
+    label = column + (f" ({', '.join(conditions)})" if conditions else "")
+    axes = [axis for axis in axes if len(axis.values) > 1] or list(axes[:1])
+    found = {
+        tuple(tuple(cell.values[n] for n in axis.names) for axis in axes): list(
+            values.get(name, {}).values()
+        )
+        for name, cell in cells.items()
+    }
+    if len(axes) == 1:
+        fig, panels = figures.figure()
+        curve(panels[0, 0], axes[0], [found[value,] for value in axes[0].values], label)
+        return fig
+    *outer, rows, columns = axes
+    points = list(itertools.product(*(axis.values for axis in outer)))
+    width = min(COLUMNS, len(points))
+    size = {"width": max(4.2, len(columns.values)), "height": max(3.1, 0.6 * len(rows.values))}
+    fig, panels = figures.figure(-(-len(points) // width), width, **size)
+    means = [np.mean(own) for own in found.values() if own]
+    limits = min(means, default=0.0), max(means, default=1.0)
+    for panel in panels.flat[len(points) :]:
+        panel.set_axis_off()
+    for panel, point in zip(panels.flat, points, strict=False):
+        own = {key[-2:]: v for key, v in found.items() if key[:-2] == point}
+        image = heat_map(panel, rows, columns, own, limits)
+        panel.set_title(
+            ", ".join(f"{a.label} = {':'.join(v)}" for a, v in zip(outer, point, strict=True))
+        )
+    fig.colorbar(image, ax=panels, label=label)
+    return fig
+
+
+def curve(ax: Axes, axis: Axis, values: Sequence[Sequence[float]], label: str) -> None:
+    """Means over one axis with their intervals, and the seeds as points behind."""
+    numbers = numbers_of(axis)
+    x = np.arange(len(axis.values)) if numbers is None else np.asarray(numbers)
+    order = np.argsort(x)
+    for at, own in zip(x, values, strict=True):
+        ax.plot([at] * len(own), own, ".", color=figures.color(7), alpha=0.5)
+    mean = np.array([np.mean(own) if own else np.nan for own in values])
+    ends = np.array([mean_interval(own) if len(own) > 1 else (np.nan, np.nan) for own in values])
+    ax.plot(x[order], mean[order], color=figures.color(0), marker="o")
+    ax.fill_between(x[order], *ends[order].T, color=figures.color(0), alpha=0.2, linewidth=0)
+    if numbers is None:
+        ax.set_xticks(x, [":".join(value) for value in axis.values])
+    elif min(numbers) > 0 and max(numbers) / min(numbers) >= SPREAD:
+        ax.set_xscale("log")
+    ax.set(xlabel=axis.label, ylabel=label)
+
+
+def heat_map(
+    ax: Axes, rows: Axis, columns: Axis, found: Mapping, limits: tuple[float, float]
+) -> object:
+    """Means over two axes as colours, with their intervals written in; returns the image."""
+    table = np.array(
+        [
+            [np.mean(found[row, c]) if found[row, c] else np.nan for c in columns.values]
+            for row in rows.values
+        ]
+    )
+    image = ax.imshow(table, aspect="auto", vmin=limits[0], vmax=limits[1], cmap="viridis")
+    for (i, row), (j, column) in itertools.product(
+        enumerate(rows.values), enumerate(columns.values)
+    ):
+        own = found[row, column]
+        if not own:
+            ax.text(j, i, "failed", ha="center", va="center")
+            continue
+        low, high = mean_interval(own)
+        text = f"{np.mean(own):.3g}"
+        if math.isfinite(high):
+            text += f"\n± {(high - low) / 2:.2g}"
+        middle = (limits[0] + limits[1]) / 2
+        color = "white" if table[i, j] < middle else "black"
+        ax.text(j, i, text, ha="center", va="center", color=color, fontsize=8)
+    ax.set_xticks(range(len(columns.values)), [":".join(v) for v in columns.values])
+    ax.set_yticks(range(len(rows.values)), [":".join(v) for v in rows.values])
+    ax.grid(False)
+    ax.set(xlabel=columns.label, ylabel=rows.label)
+    return image
+
+
+def numbers_of(axis: Axis) -> list[float] | None:
+    """The values of an axis as numbers; None of a zip, or where one is none."""
+    try:
+        numbers = [float(value) for (value,) in axis.values]
+    except ValueError:
+        return None
+    return numbers if all(map(math.isfinite, numbers)) else None

@@ -1,0 +1,164 @@
+"""The grid that --sweep asks for: "learning_rate=1e-4,3e-4;depth,num_heads=2:2,4:8"."""
+
+import itertools
+import json
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from experiments.shell import cli
+from experiments.shell.flag_values import Flags
+
+# Of the sweep itself, or of where it is: a cell has its own.
+SWEEPS_OWN = ("sweep", "sweep_shows", "slice", "workers", "output_dir", "run_name", "overwrite")
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis of the grid.
+
+    Attributes:
+        names: The flags that change together; one of them if it is no zip.
+        values: What they are, [values][names], as they were written.
+    """
+
+    names: tuple[str, ...]
+    values: tuple[tuple[str, ...], ...]
+
+    @property
+    def label(self) -> str:
+        """Of the figure's axis."""
+        return ", ".join(self.names)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One point of the grid, which is one run of the binary.
+
+    Attributes:
+        name: Of its folder.
+        values: What is swept, as it was written, by flag.
+        options: The flags of its run.
+        group: What cells have in common that share their compiled programs.
+    """
+
+    name: str
+    values: dict[str, str] = field(hash=False)
+    options: Flags = field(hash=False, compare=False)
+    group: str = ""
+
+
+def axes_of(text: str) -> list[Axis]:
+    """The axes of a sweep: products of "a=1,2" with each other, and zips "a,b=1:2,3:4".
+
+    Raises:
+        ValueError: It is not written so, or names a flag or a value twice.
+    """
+    axes, seen = [], set()
+    for part in text.split(";"):
+        left, equals, right = part.partition("=")
+        names = tuple(name.strip().removeprefix("--") for name in left.split(","))
+        values = tuple(tuple(v.strip() for v in value.split(":")) for value in right.split(","))
+        if len(names) == 1:
+            values = tuple((value.strip(),) for value in right.split(","))
+        if not equals or not all(names) or not all(all(value) for value in values):
+            raise ValueError(
+                f"--sweep: {part!r} is not written name=value,value or name,name=value:value,..."
+            )
+        for value in values:
+            if len(value) != len(names):
+                raise ValueError(
+                    f"--sweep: {':'.join(value)!r} in {part!r} is not {len(names)} values"
+                )
+        for name in names:
+            if name in seen:
+                raise ValueError(f"--sweep: {name!r} is swept twice")
+            seen.add(name)
+        axes.append(Axis(names, values))
+    return axes
+
+
+def cells_of(flag_values: Flags, axes: Sequence[Axis], arguments: Sequence[str]) -> list[Cell]:
+    """All cells of the grid, those that share compiled programs side by side.
+
+    Args:
+        flag_values: Of the binary.
+        axes: From `axes_of`.
+        arguments: Of the command line.
+
+    Raises:
+        flags.Error, ValueError: A flag that there is not, that changes no result or is given
+            beside the sweep, a value that it does not take, or two cells that are the same.
+    """
+    for name in (name for axis in axes for name in axis.names):
+        if name not in flag_values:
+            raise ValueError(f"--sweep: there is no flag {name!r}")
+        if flag_values[name].name in flag_values.aside:
+            raise ValueError(f"--sweep: {name} changes no result")
+        if without(arguments, [name]) != list(arguments):
+            raise ValueError(f"--sweep: {name} is swept and given as --{name}")
+    base, cells, known = without(arguments, SWEEPS_OWN), [], {}
+    for point in itertools.product(*(axis.values for axis in axes)):
+        values = {
+            name: value
+            for axis, of_axis in zip(axes, point, strict=True)
+            for name, value in zip(axis.names, of_axis, strict=True)
+        }
+        options = flag_values.copied()
+        cli.parse(options, [*base, *(f"--{name}={value}" for name, value in values.items())])
+        config = cli.config_of(options, options.experiment, options.aside)
+        name = name_of(values)
+        same = known.setdefault(json.dumps(config, default=str), name)
+        if same != name or any(cell.name == name for cell in cells):
+            raise ValueError(f"--sweep: {name} is the same as {same}")
+        static = {n: v for n, v in config.items() if n not in flag_values.traced}
+        cells.append(Cell(name, values, options, json.dumps(static, default=str)))
+    groups = list(dict.fromkeys(cell.group for cell in cells))
+    return sorted(cells, key=lambda cell: groups.index(cell.group))
+
+
+def name_of(values: dict[str, str]) -> str:
+    """The name of a cell's folder: what is swept, shortened where it is long."""
+    text = ",".join(f"{name}={value}" for name, value in values.items())
+    short = re.sub(r"[^A-Za-z0-9=.,+_-]+", "-", text)
+    if short == text and len(text) <= 100:
+        return text
+    return f"{short[:80].rstrip(',-=.')},{cli.content_hash(text.encode())[:6]}"
+
+
+def without(arguments: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Command-line arguments without these flags and their values."""
+    kept, rest = [], list(arguments)
+    while rest:
+        argument = rest.pop(0)
+        found = re.fullmatch(r"--?(\w+)(=.*)?", argument, re.DOTALL)
+        if found is None or not {found[1], found[1].removeprefix("no")} & set(names):
+            kept.append(argument)
+        elif found[2] is None and found[1] in names and found[1] != "overwrite" and rest:
+            rest.pop(0)  # its value stands apart
+    return kept
+
+
+def units_of(cells: Sequence[Cell], together: bool, processes: int) -> list[list[str]]:
+    """The names of cells that are claimed as one.
+
+    Args:
+        cells: Of the grid.
+        together: Whether cells of a group are computed as one ensemble. Such a group is cut into
+            equal parts, so that its programs have one shape; otherwise each cell is by itself.
+        processes: That share the work: for more than one there are two units for each, if there
+            are so many cells.
+    """
+    groups: dict[str, list[str]] = {}
+    for cell in cells:
+        groups.setdefault(cell.group, []).append(cell.name)
+    if not together:
+        return [[cell.name] for cell in cells]
+    wanted = 1 if processes == 1 else math.ceil(2 * processes / len(groups))
+    units = []
+    for names in groups.values():
+        parts = [n for n in range(1, len(names) + 1) if len(names) % n == 0]
+        size = len(names) // next((n for n in parts if n >= wanted), len(names))
+        units += [names[i : i + size] for i in range(0, len(names), size)]
+    return units

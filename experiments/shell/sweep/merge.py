@@ -1,0 +1,143 @@
+"""What is shown of a sweep: one table, one figure, and the means by cell."""
+
+import csv
+import math
+import sys
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from experiments.shell.sweep.figures import grid_figure
+from experiments.shell.sweep.folder import SweepFolder
+from rank_collapse.report.intervals import mean_interval
+from rank_collapse.runs.files import RunError, read_object
+
+
+def show(sweep: SweepFolder) -> int:
+    """Merges the cells as soon as each is finished or has failed; prints how far the sweep is.
+
+    Returns:
+        0, or 1 where a cell failed.
+
+    Raises:
+        ValueError: What is to be shown is not in the tables of the cells.
+    """
+    failures = {name: found["error"] for name in sweep.cells if (found := sweep.failure(name))}
+    left = sweep.left()
+    for name, reason in failures.items():
+        print(f"failed: {name}: {reason}", file=sys.stderr)
+    if set(left) <= failures.keys() and len(left) < len(sweep.cells):
+        with sweep.claims.wait("folder"):
+            summary = publish(sweep, failures)
+        for line in lines_of(summary):
+            print(line)
+    done = len(sweep.cells) - len(left)
+    print(f"{done} of {len(sweep.cells)} cells are done: {sweep.path}")
+    return 1 if failures else 0
+
+
+def publish(sweep: SweepFolder, failures: dict[str, str]) -> dict[str, Any]:
+    """Writes what is missing, or of fewer cells, of results.csv, figures/ and summary.json."""
+    names = [name for name in sweep.cells if sweep.done(name)]
+    shown = sweep.shown or default_shown(sweep, names[0])
+    current = {"shows": shown, "cells": names, "failed": failures}
+    path = sweep.path / "summary.json"
+    old = read_object(path) if path.exists() else {}
+    values = {name: shown_of(sweep, name, shown) for name in names}
+    if any(old.get(key) != value for key, value in current.items()):
+        for file in ("summary.json", "results.csv", "figures/grid.png", "figures/grid.pdf"):
+            (sweep.path / file).unlink(missing_ok=True)
+    with sweep.run_folder() as run:
+        return run.publish(
+            rows=partial(rows_of, sweep, names),
+            figures={"grid": partial(grid_figure, sweep.axes, sweep.cells, values, shown)},
+            summary=lambda: current | {"values": values, "mean": means_of(values)},
+        )
+
+
+def rows_of(sweep: SweepFolder, names: list[str]) -> Iterator[dict[str, Any]]:
+    """The rows of all cells, with what is swept before them."""
+    for name in names:
+        for row in table_of(sweep, name):
+            yield sweep.cells[name].values | row
+
+
+def table_of(sweep: SweepFolder, name: str) -> list[dict[str, str]]:
+    """The rows of one cell's results.csv."""
+    path = sweep.folder_of(name) / "results.csv"
+    try:
+        with open(path, newline="", encoding="utf-8") as file:
+            return list(csv.DictReader(file))
+    except (OSError, ValueError, csv.Error) as error:
+        raise RunError(f"{path} cannot be read ({error}); delete its folder") from error
+
+
+def shown_of(sweep: SweepFolder, name: str, shown: str) -> dict[str, float]:
+    """{seed: mean over the rows that fulfil the conditions} of one cell.
+
+    Args:
+        sweep, name: The cell.
+        shown: "column,condition=value,...", where the value "last" is that of the last row.
+
+    Raises:
+        ValueError: A column that there is not, or no row or no number left.
+    """
+    column, *conditions = (part.strip() for part in shown.split(","))
+    rows = table_of(sweep, name)
+    for condition in conditions:
+        key, _, wanted = condition.partition("=")
+        if rows and key not in rows[0]:
+            raise ValueError(_no_column(shown, key, rows[0]))
+        last = rows[-1][key] if rows and wanted == "last" else wanted
+        rows = [row for row in rows if row[key] == last]
+    if rows and column not in rows[0]:
+        raise ValueError(_no_column(shown, column, rows[0]))
+    by_seed: dict[str, list[float]] = {}
+    for row in rows:
+        number = _number(row[column])
+        if number is not None:
+            by_seed.setdefault(row.get("seed", ""), []).append(number)
+    if not by_seed:
+        raise ValueError(f"--sweep_shows={shown}: {name} has no row of that")
+    return {seed: math.fsum(values) / len(values) for seed, values in by_seed.items()}
+
+
+def default_shown(sweep: SweepFolder, name: str) -> str:
+    """The first column of numbers that are not all whole, of a binary that names none."""
+    rows = table_of(sweep, name)
+    for column in rows[0] if rows else ():
+        values = [_number(row[column]) for row in rows]
+        if all(v is not None for v in values) and any(v != int(v) for v in values):
+            return column
+    raise ValueError("--sweep_shows is needed: the table has no column of numbers")
+
+
+def means_of(values: dict[str, dict[str, float]]) -> dict[str, dict[str, Any]]:
+    """{cell: mean over its seeds, 95 % interval (None of one seed), number of seeds}."""
+    found = {}
+    for name, by_seed in values.items():
+        own = list(by_seed.values())
+        ends = [end if math.isfinite(end) else None for end in mean_interval(own)]
+        found[name] = {"mean": math.fsum(own) / len(own), "interval": ends, "seeds": len(own)}
+    return found
+
+
+def lines_of(summary: dict[str, Any]) -> Iterator[str]:
+    """The means by cell, as they are printed."""
+    yield f"{summary['shows']}, mean over seeds:"
+    for name, found in summary["mean"].items():
+        low, high = found["interval"]
+        ends = "" if low is None or high is None else f"  (95 %: {low:.4g} to {high:.4g})"
+        yield f"  {name:40s} {found['mean']:10.4g}{ends}  {found['seeds']} seed(s)"
+
+
+def _no_column(shown, column, row):
+    return f"--sweep_shows={shown}: {column!r} is not one of {', '.join(row)}"
+
+
+def _number(text) -> float | None:
+    try:
+        number = float(text)
+    except (TypeError, ValueError):
+        return None
+    return number if math.isfinite(number) else None

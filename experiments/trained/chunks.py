@@ -1,0 +1,158 @@
+"""Ensembles larger than memory: trained and measured chunk by chunk of seeds."""
+
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import traverse_util
+
+from experiments.shell import cli, memory, several
+from experiments.shell.flag_values import Flags
+from experiments.trained import arguments
+from rank_collapse.runs import metrics, processes
+from rank_collapse.runs.folder import RunFolder
+from rank_collapse.runs.seeds import padded_size, seed_sharding
+from rank_collapse.training import model_file
+from rank_collapse.training.ensemble import Ensemble
+from rank_collapse.training.recipe import Hyper
+
+GB = 1e9
+
+
+def seeds_at_a_time(options: Flags, ensemble: Ensemble, log: Callable[[str], None]) -> int:
+    """How many runs of an ensemble are trained at a time: as many as --memory_gb has room for.
+
+    A run needs its data, its state, and a copy of the state on the way to a checkpoint.
+    """
+    count = arguments.run_count(options)
+    if options.window != slice(None):
+        return count
+    size = padded_size(count, ensemble.mesh)
+    state, data, _ = shapes_of(options, ensemble, size)
+    each = (2 * memory.size_of(state) + memory.size_of(data)) // size
+    own = own_devices(ensemble)
+    if not ensemble.on_cpu:  # a device vmaps over its seeds: what a step needs grows with them
+        each += step_bytes(options, ensemble)
+    limit, share = memory.budget(options.memory_gb, own), size * len(own) // ensemble.mesh.size
+    fits = memory.seeds_within(limit, each, share, len(own))
+    fits = count if fits == share else fits * jax.process_count()
+    fits = int(processes.from_primary(np.asarray(fits)))  # the same in all
+    before = memory.peak(own)
+    log(
+        f"memory: {each * fits / GB:.3g} GB expected for {fits} of {count} seeds at a time, beside "
+        f"{before / GB:.3g} GB; room for {limit / GB:.3g} GB in each process"
+    )
+    return fits
+
+
+def shapes_of(options: Flags, ensemble: Ensemble, size: int) -> tuple[Any, Any, Hyper]:
+    """Shapes of the states, the data and the traced values of so many runs."""
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), size))
+    one = jax.ShapeDtypeStruct((size,), jnp.float32)
+    hyper = jax.tree.map(lambda _: one, arguments.hyper(options))
+    return *jax.eval_shape(ensemble.begin, keys, hyper, None), hyper
+
+
+def step_bytes(options: Flags, ensemble: Ensemble) -> int:
+    """What one run takes in a step beside its arguments, as XLA says of one run a device."""
+    sharding = seed_sharding(ensemble.mesh)
+    shapes = shapes_of(options, ensemble, ensemble.mesh.size)
+    laid = jax.tree.map(lambda a: a.update(sharding=sharding), shapes)
+    analysis = ensemble.chunk.lower(*laid, jnp.int32(0)).compile().memory_analysis()
+    return 0 if analysis is None else analysis.temp_size_in_bytes
+
+
+def own_devices(ensemble: Ensemble) -> list[jax.Device]:
+    """The ensemble's devices that belong to this process."""
+    return [d for d in ensemble.mesh.devices.flat if d.process_index == jax.process_index()]
+
+
+def report(ensemble: Ensemble, log: Callable[[str], None]) -> None:
+    """Says how much memory there was in use at the most."""
+    log(f"memory: at most {memory.peak(own_devices(ensemble)) / GB:.3g} GB in use")
+
+
+def results_in_chunks(
+    options: Flags,
+    run: RunFolder,
+    size: int,
+    compute: Callable[[Flags, RunFolder], Any],
+    *,
+    part: str,
+    models: str,
+    aside: set[str],
+) -> dict[str, np.ndarray]:
+    """The arrays of all seeds, each chunk in a run folder of its own until all are there.
+
+    Chunks that an interrupted run has finished are kept, whatever their size was.
+
+    Args:
+        options: Of all seeds.
+        run: Their run folder.
+        size: Seeds at a time.
+        compute: (flags of a chunk, its run folder) → nested dictionary of arrays.
+        part: Of the run's arrays.
+        models: Where --keep_models writes the weights.
+        aside: Names of arrays without a seed axis; "seconds" are summed.
+    """
+    stem, count = stem_of(run, part), arguments.run_count(options)
+    found, weights, paths, first = [], [], [], 0
+    while first < count:
+        path = stem.with_name(f"{stem.name}-{first}-{min(first + size, count)}")
+        path = stem.parent / processes.text_from_primary(chunk_at(path).name if run.primary else "")
+        end = int(path.name.rpartition("-")[2])
+        own = options.copied()
+        own.belong_to(cells=options.cells, programs=options.programs, window=slice(first, end))
+        config = cli.config_of(own, own.experiment, own.aside) | {"seeds": [first, end]}
+        with several.open_folder(path, {"config": config}) as chunk:
+            chunk.log(f"seeds {first} to {end - 1} of {count}")
+            found.append(traverse_util.flatten_dict(compute(own, chunk), sep="/"))
+            chunk.drop_checkpoints()
+            if options.keep_models and run.primary:
+                weights.append(model_file.load_models(chunk.path / models))
+        paths.append(path)
+        first = end
+    if options.monitor and run.primary:
+        lines = [(path / metrics.NAME).read_bytes() for path in paths]
+        run.write_file(metrics.NAME, b"".join(lines))
+    if weights:
+        joined = jax.tree.map(lambda *a: np.concatenate(a), *(w for _, w in weights))
+        run.write_file(models, model_file.dump_models(weights[0][0], joined))
+    return {name: _joined(name, [one[name] for one in found], aside) for name in found[0]}
+
+
+def stem_of(run: RunFolder, part: str) -> Path:
+    """What the folders of chunks begin with; they go when the run is complete."""
+    return run.path / "checkpoints" / re.sub("[^A-Za-z0-9=+]+", "-", part)
+
+
+def begun(run: RunFolder, part: str) -> bool:
+    """Whether an interrupted run has left chunks."""
+    stem = stem_of(run, part)
+    left = run.primary and any(stem.parent.glob(f"{stem.name}-*-*"))
+    return bool(processes.from_primary(np.asarray(left)))
+
+
+def chunk_at(wanted: Path) -> Path:
+    """The finished chunk that an earlier run has left at a chunk's first seed, or the chunk itself.
+
+    Unfinished ones of another size are deleted.
+    """
+    for path in sorted(wanted.parent.glob(f"{wanted.name.rpartition('-')[0]}-*")):
+        if (path / "arrays.npz").exists():
+            return path
+        if path != wanted:
+            shutil.rmtree(path, ignore_errors=True)
+    return wanted
+
+
+def _joined(name, parts, aside):
+    first = name.split("/")[0]
+    if first == "seconds":
+        return np.sum(parts, axis=0)
+    return parts[0] if first in aside else np.concatenate(parts)

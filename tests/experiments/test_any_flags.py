@@ -1,0 +1,145 @@
+"""Any flags of any binary: done, or one line and exit 2, and never a traceback.
+
+    RANK_COLLAPSE_CASES=1000 python -m pytest -n 0 -s -m "" tests/experiments/test_any_flags.py
+
+draws as many cases for each binary (a few by default) and prints how many there were. In the usual
+run a case ends where it would open its folder, when flags, networks, data and sweeps have been
+looked at; the slow test computes what the flags ask for, at small sizes.
+"""
+
+import importlib
+import os
+import signal
+import tempfile
+
+import jax
+import pytest
+from absl import flags
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+
+from experiments import benchmark, reproduce
+from experiments.shell import cli
+
+CASES = int(os.environ.get("RANK_COLLAPSE_CASES", "0"))
+LIMIT = 60  # seconds for what comes before the computation
+BINARIES = [*reproduce.EXPERIMENTS, "reproduce", "benchmark", "check_profiles"]
+# They start processes, wait for others, or show tracebacks on purpose.
+LEFT_ALONE = {"output_dir", "distributed", "debug", "workers", "docs"}
+ODD = ("", " ", "-", "a", "é", "0", "-1", "1e400", "nan", "None", "[1]", "1:2", "/nonexistent",
+       "/dev/null", "../x", "x\0y", "x" * 300, "a,b", ",", "=", ";")  # fmt: skip
+WHOLE = (-(10**20), -1, 0, 1, 2, 3, 7, 64, 10**6, 10**20)
+SMALL = (0, 1, 2, 3)
+FRACTIONS = (-1.0, 0.0, 1e-320, 1e-30, 0.3, 1.0, 2.0, 1e30, 1e308)
+SIZES = {
+    "depth": 2, "num_heads": 2, "width": 2, "hidden_dim": 4, "d_model": 4, "d_ff": 4, "seq_len": 3,
+    "num_tokens": 4, "num_labels": 4, "n_train_data": 6, "n_eval_data": 4, "n_epochs": 1,
+    "batch_sz": 3, "num_seeds": 2, "n_paths": 2, "n_repeat": 1, "num_paths": 2, "num_repeats": 1,
+    "depths": 2, "border_depths": 2, "batch_depth": 2, "n_steps": 2, "grid_seeds": 1,
+    "trained_d_k": 2, "d_k": 2, "layer_depths": 2, "num_draws": 20, "widths": 4, "warmup": 1,
+    "batch_sizes": 2, "designs": "post,pre", "max_seq_length": 8, "models": "none",
+}  # fmt: skip
+
+
+class Reached(Exception):
+    """Where the computation would begin."""
+
+
+def value_of(flag, whole):
+    """What one value of a flag may be, and what it may not."""
+    parser, odd = flag.parser, st.sampled_from(ODD)
+    choices = getattr(parser, "enum_values", None)
+    if choices:
+        return st.sampled_from(choices) | odd
+    if isinstance(parser, flags.BooleanParser):
+        return st.sampled_from(["true", "false"]) | odd
+    if parser.__class__.__name__ == "IntegerParser":
+        return st.sampled_from(whole).map(str) | odd
+    if parser.__class__.__name__ == "FloatParser":
+        return st.sampled_from(FRACTIONS).map(str) | odd
+    known = [str(v) for v in flag.default] if isinstance(flag.default, list) else []
+    one = st.sampled_from([*known, *map(str, whole[:4]), "1e-3"]) | odd
+    return st.lists(one, max_size=3).map(",".join)
+
+
+@st.composite
+def arguments(draw, values, whole):
+    """Some flags of a binary with values, one of them perhaps swept."""
+    names = [n for n in values if values[n].name == n and n not in LEFT_ALONE]
+    chosen = draw(st.lists(st.sampled_from(sorted(names)), max_size=4, unique=True))
+    given_ = [f"--{name}={draw(value_of(values[name], whole))}" for name in chosen]
+    if "sweep" in values and draw(st.integers(0, 3)) == 0:
+        name = draw(st.sampled_from(sorted(names)))
+        points = draw(st.lists(value_of(values[name], whole), min_size=1, max_size=2))
+        given_.append(f"--sweep={name}={','.join(points)}")
+    return given_
+
+
+def check(module, given_):
+    """Runs a binary; what came of it."""
+
+    def too_long(*_):
+        raise AssertionError(f"more than {LIMIT} s: {given_}")
+
+    before = signal.signal(signal.SIGALRM, too_long)
+    signal.alarm(LIMIT)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            code = cli.execute(module.main, module.FLAGS, [f"--output_dir={folder}/run", *given_])
+        assert code in (0, 1, 2)
+        return f"exit {code}"
+    except Reached:
+        return "computes"
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def try_many(name, cases, whole, first=()):
+    """Draws the cases of one binary; how many there were, by what came of them."""
+    module, counts = importlib.import_module(f"experiments.{name}"), {}
+
+    @settings(
+        max_examples=cases, deadline=None, database=None,
+        suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+    @given(arguments(module.FLAGS, whole))
+    def one(given_):
+        found = check(module, [*first, *given_])
+        counts[found] = counts.get(found, 0) + 1
+        event(found)
+
+    one()
+    print(f"{name}: {sum(counts.values())} cases, {counts}")
+    return counts
+
+
+@pytest.mark.parametrize("name", BINARIES)
+def test_no_traceback_before_the_computation(name, monkeypatch, capsys):
+    def reached(*_, **__):
+        raise Reached
+
+    monkeypatch.setattr(cli, "open_run", reached)
+    monkeypatch.setattr(reproduce, "run_entry", reached)
+    monkeypatch.setattr(benchmark, "BENCHMARKS", dict.fromkeys(benchmark.BENCHMARKS, reached))
+    counts = try_many(name, CASES or 12, WHOLE)
+    printed = capsys.readouterr()
+    assert "Traceback" not in printed.err
+    assert counts.keys() <= {"computes", "exit 2", "exit 0", "exit 1"}
+    with capsys.disabled():
+        if CASES:
+            print(printed.out.splitlines()[-1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [n for n in reproduce.EXPERIMENTS if n != "run_architectures"])
+def test_no_traceback_from_the_computation(name, capsys):
+    values = importlib.import_module(f"experiments.{name}").FLAGS
+    first = [f"--{n}={size}" for n, size in SIZES.items() if n in values]
+    try_many(name, CASES or 3, SMALL, first)
+    printed = capsys.readouterr()
+    assert "Traceback" not in printed.err
+    jax.clear_caches()
+    with capsys.disabled():
+        if CASES:
+            print(printed.out.splitlines()[-1])

@@ -1,0 +1,31 @@
+"""Runs and sweeps killed at random moments, and run again: bit for bit as if left alone."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from two_processes import REPOSITORY
+
+
+def killed(what, times, seed, folder):
+    """How many of the processes were at work when they were killed."""
+    command = [sys.executable, "tests/killed_runs.py", what, str(times), str(seed), str(folder)]
+    environment = {"PYTHONPATH": str(REPOSITORY)}
+
+    done = subprocess.run(
+        command, cwd=REPOSITORY, env=os.environ | environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr[-3000:]
+    return int(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("what", ["run", "sweep"])
+def test_what_is_killed_at_a_random_moment_goes_on(what, tmp_path):
+    assert killed(what, 2, 1, tmp_path) >= 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["run", "sweep"])
+def test_what_is_killed_at_twenty_random_moments_goes_on(what, tmp_path):
+    assert killed(what, 20, 2, tmp_path) >= 15

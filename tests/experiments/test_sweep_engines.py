@@ -1,0 +1,81 @@
+"""The examples of BUILD.md that start sweeps on clusters, as they stand there but for the work."""
+
+import csv
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from two_processes import REPOSITORY
+
+BUILD = (REPOSITORY / "BUILD.md").read_text("utf-8")
+
+
+def example(language, word, folder):
+    """The block of BUILD.md that holds a word, with path counts in the place of training."""
+    blocks = re.findall(rf"```{language}\n(.*?)```", BUILD, re.DOTALL)
+    (found,) = [block for block in blocks if word in block]
+    for pattern, other in (
+        (r"learning_rate=[\w.,-]+;depth=[\d,]+(;width=[\d,]+)?", "heads,layers=2:2,2:3,3:2,3:3"),
+        (r"run_sort", "run_path_counts"),
+        (r"--num_seeds=8", "--num_devices=1"),
+        (r"results/(sort/grid|jobs)", rf"{folder}/\1"),
+        (r'"slurm"', '"local"'),
+    ):
+        found, count = re.subn(pattern, other, found)
+        assert count or pattern == r'"slurm"', pattern
+    return found
+
+
+def rows(folder):
+    return len(list(csv.DictReader((folder / "sort/grid/results.csv").read_text().splitlines())))
+
+
+def test_a_slurm_array(tmp_path):
+    script = example("bash", "#SBATCH", tmp_path)
+    (size,) = re.findall(r"--array=0-(\d+)", script)
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    for task in ("1", "0"):  # as of an array of two; the script's has more than there are cells
+        environment = {"SLURM_ARRAY_TASK_ID": task, "SLURM_ARRAY_TASK_COUNT": "2", "PATH": path}
+        done = subprocess.run(
+            ["bash", "-c", script], cwd=REPOSITORY, env=os.environ | environment,
+            capture_output=True, text=True,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-2000:]
+    assert int(size) > 1 and "2 of 4" not in done.stdout and "4 of 4 cells are done" in done.stdout
+    assert rows(tmp_path) == 2 * (3 + 4)
+
+
+def test_submitit(tmp_path, monkeypatch):
+    pytest.importorskip("submitit")
+    script = example("python", "submitit", tmp_path)
+    path = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
+    monkeypatch.setenv("PYTHONPATH", path)
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert rows(tmp_path) == 2 * (3 + 4)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc").exists(), reason="children are found in /proc")
+def test_a_worker_that_is_killed_is_replaced(tmp_path):
+    command = [
+        sys.executable, "-m", "experiments.run_path_counts", "--workers=2",
+        "--sweep=heads=2,3,4;layers=2,3", f"--output_dir={tmp_path}",
+    ]  # fmt: skip
+    with subprocess.Popen(
+        command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        while process.poll() is None and len(children.read_text().split()) < 2:
+            time.sleep(0.01)
+        os.kill(int(children.read_text().split()[0]), signal.SIGKILL)
+        out, err = process.communicate(timeout=120)
+    assert process.returncode == 0 and "6 of 6 cells are done" in out
+    assert "a worker ended with exit code -9" in err and "Traceback" not in err

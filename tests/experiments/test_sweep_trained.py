@@ -1,0 +1,129 @@
+"""Cells of a sweep that differ in floats alone: one ensemble, or one program, and equal results."""
+
+import json
+
+import numpy as np
+import pytest
+import quick_training
+from quick_training import SMALL
+from trained_runs import run
+
+from experiments import run_collapse, run_sort
+from experiments.collapse.ensemble import Programs
+from experiments.shell import cli
+from rank_collapse.training.ensemble import Ensemble
+
+GRID = "--sweep=learning_rate,init_scale=1e-3:1,3e-3:0.5"
+CELL = "cells/learning_rate=3e-3,init_scale=0.5"
+
+
+def check_same(folder, alone):
+    """A cell left what the binary leaves without a sweep, bit for bit but for times."""
+    with np.load(folder / "arrays.npz") as ours, np.load(alone / "arrays.npz") as theirs:
+        assert set(ours.files) == set(theirs.files) and ours.files
+        for name in ours.files:
+            if "seconds" not in name:
+                np.testing.assert_array_equal(ours[name], theirs[name], err_msg=name)
+    assert (folder / "results.csv").read_bytes() == (alone / "results.csv").read_bytes()
+    configs = [json.loads((f / "config.json").read_text())["config"] for f in (folder, alone)]
+    assert configs[0] == configs[1]
+
+
+@pytest.fixture
+def ensembles(monkeypatch):
+    """(which, how many runs) of each call of `Ensemble.train`."""
+    calls, train = [], Ensemble.train
+
+    def counted(self, keys, *arguments, **options):
+        calls.append((id(self), len(keys)))
+        return train(self, keys, *arguments, **options)
+
+    monkeypatch.setattr(Ensemble, "train", counted)
+    return calls
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """The run of one cell without a sweep."""
+    folder = tmp_path_factory.mktemp("alone")
+    flags = ["--learning_rate=3e-3", "--init_scale=0.5"]
+    assert run(quick_training, [*SMALL, *flags], folder) == 0
+    return folder
+
+
+def test_floats_are_one_ensemble(alone, ensembles, tmp_path):
+    assert run(quick_training, [*SMALL, GRID], tmp_path) == 0
+    assert [runs for _, runs in ensembles] == [4]
+    assert not list((tmp_path / "units").iterdir())
+    check_same(tmp_path / CELL, alone)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert len(summary["mean"]) == 2 and all(m["seeds"] == 2 for m in summary["mean"].values())
+
+
+def test_cells_apart_share_their_programs(alone, ensembles, tmp_path):
+    """Where two processes are expected, each cell is by itself."""
+    grid = f"{GRID};weight_decay=0,0.1"
+    assert run(quick_training, [*SMALL, grid, "--slice=1/2"], tmp_path) == 0
+    assert [runs for _, runs in ensembles] == [2, 2] and len(dict(ensembles)) == 1
+    check_same(tmp_path / f"{CELL},weight_decay=0", alone)
+
+
+def test_a_cell_all_of_whose_seeds_diverge_fails_alone(tmp_path, capsys):
+    grid = "--sweep=learning_rate,init_scale=1e-3:1,1e30:9"
+    assert run(quick_training, [*SMALL, grid], tmp_path) == 1
+    out, err = capsys.readouterr()
+    assert "failed: learning_rate=1e30,init_scale=9" in err and "every seed diverged at" in err
+    assert "seed 0 of cell 2 diverged" in err and "1 of 2 cells are done" in out
+
+
+def test_chunks_of_seeds_that_fit_into_memory_change_nothing(ensembles, tmp_path, monkeypatch):
+    arguments, folder = [*SMALL, "--num_seeds=4", "--keep_models"], tmp_path / "chunks"
+    assert run(quick_training, arguments, tmp_path / "whole") == 0
+    assert [runs for _, runs in ensembles] == [4]
+    ensembles.clear()
+
+    train = Ensemble.train
+
+    def interrupted(self, *arguments, **options):
+        if len(ensembles) == 1:
+            raise KeyboardInterrupt
+        return train(self, *arguments, **options)
+
+    monkeypatch.setattr(Ensemble, "train", interrupted)
+    assert run(quick_training, [*arguments, "--memory_gb=1e-9"], folder) == 130
+    assert [runs for _, runs in ensembles] == [2]
+    monkeypatch.setattr(Ensemble, "train", train)
+    # Chunks that are done are read, also where there is room for all.
+    assert run(quick_training, arguments, folder) == 0
+    assert [runs for _, runs in ensembles] == [2, 2]
+    check_same(folder, tmp_path / "whole")
+    weights = [np.load(tmp_path / name / "models.npz") for name in ("whole", "chunks")]
+    for name in weights[0].files:
+        np.testing.assert_array_equal(weights[0][name], weights[1][name])
+    assert "for 2 of 4 seeds at a time" in (folder / "log.txt").read_text()
+    assert not (folder / "checkpoints").exists()
+
+
+@pytest.mark.slow
+def test_scales_and_gains_share_their_programs(tmp_path, monkeypatch):
+    small = (
+        "--num_heads=2", "--d_model=8", "--num_tokens=5", "--num_seeds=2", "--variants=san",
+        "--inputs=gaussian", "--depth=2",
+    )  # fmt: skip
+    grid = "--sweep=weight_scale=0.5,1;skip_gain=0.5,1"
+    assert run(run_collapse, [*small, "--weight_scale=0.5"], tmp_path / "alone") == 0
+    compiled, compile_ = [], Programs.compile
+    monkeypatch.setattr(Programs, "compile", lambda *a: compiled.append(1) or compile_(*a))
+    assert run(run_collapse, [*small, grid], tmp_path / "sweep") == 0
+    assert len(compiled) == 1
+    check_same(tmp_path / "sweep" / "cells" / "weight_scale=0.5,skip_gain=1", tmp_path / "alone")
+
+
+@pytest.mark.parametrize("module", [run_sort, run_collapse])
+def test_only_floats_are_shared(module):
+    """What a binary calls traced are floats, and none of them decides a shape."""
+    for name in module.FLAGS.traced:
+        if name in module.FLAGS:
+            value = module.FLAGS[name].default
+            assert isinstance(value, float) or [float(v) for v in value], name
+    assert module.FLAGS.aside >= cli.EXECUTION

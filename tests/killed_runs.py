@@ -1,0 +1,149 @@
+"""Binaries run in forks of one process and killed at random moments: what their tests are made of.
+
+    python tests/killed_runs.py run 20 1 FOLDER      (times, seed of the moments)
+    python tests/killed_runs.py sweep 20 1 FOLDER
+
+Forks, so that the imports are paid for once; the moments are drawn from the time that an
+undisturbed run takes, so that they fall into compiling, training, evaluating and writing alike.
+Prints how many processes were still at work when they were killed.
+"""
+
+import contextlib
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import orbax.checkpoint  # noqa: F401 (once for all forks)
+import quick_training
+
+from experiments.shell import cli
+
+RUN = (*quick_training.SMALL, "--checkpoint_seconds=0", "--keep_models")
+GRID = "--sweep=rate=0.5,1,2;depth=1,2,3"
+
+FLAGS = cli.make_flags("stub", num_seeds=3, shows="value")
+define = cli.definer(FLAGS)
+define("float", "rate", 1.0, "A factor.")
+define("integer", "depth", 1, "A number.")
+
+
+def stub(options):
+    """A cell without a network: a state that goes on from its checkpoints, then what is shown."""
+    with cli.open_run(options, "stub") as run:
+
+        def measure():
+            done, state = run.restore_checkpoint({"w": np.zeros(3)}) or (0, {"w": np.ones(3)})
+            for step in range(done + 1, 4):
+                state = {"w": np.sin(options.rate * state["w"] + step * options.depth)}
+                run.save_checkpoint(step, state)
+            return state
+
+        found = run.cached("results", measure)
+        run.publish(
+            rows=lambda: [{"seed": s, "value": float(v)} for s, v in enumerate(found["w"])],
+            summary=lambda: {"mean": float(found["w"].mean())},
+        )
+
+
+def start(main, flags, *arguments):
+    """The number of a process that runs a binary."""
+    number = os.fork()
+    if not number:
+        code = 99
+        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+            try:
+                code = cli.execute(main, flags, arguments)
+            finally:
+                sys.stderr.flush()
+                os._exit(code)
+    return number
+
+
+def ended(number):
+    """The exit code of a process, once it has one."""
+    return os.waitstatus_to_exitcode(os.waitpid(number, 0)[1])
+
+
+def finish(main, flags, *arguments):
+    """Runs a binary to its end; the seconds that it took."""
+    begun = time.monotonic()
+    assert ended(start(main, flags, *arguments)) == 0, arguments
+    return time.monotonic() - begun
+
+
+def killed(number, after):
+    """Whether a process was at work when it was killed, as by kill -9."""
+    time.sleep(after)
+    os.kill(number, signal.SIGKILL)
+    return ended(number) == -signal.SIGKILL
+
+
+def content(folder):
+    """{name: bytes} of all results of a run or a sweep but times."""
+    found = {}
+    for path in sorted(folder.rglob("*.*")):
+        name = path.relative_to(folder).as_posix()
+        if path.suffix == ".npz":
+            with np.load(path) as saved:
+                found[name] = {n: saved[n].tobytes() for n in saved.files if "seconds" not in n}
+        elif path.suffix == ".csv" or (
+            path.name == "summary.json" and "seconds" not in path.read_text()
+        ):
+            found[name] = path.read_bytes()
+    assert found, folder
+    return found
+
+
+def check_whole(folder, expected):
+    """A run's results are the expected, and no file is half-written."""
+    assert content(folder) == expected, folder
+    left = [p for p in folder.rglob("*") if p.name.endswith(".tmp") or p.name.startswith("tmp-")]
+    assert not left and not list(folder.rglob("checkpoints/*")), left
+
+
+def kill_runs(folder, times, draw):
+    """Runs of a training, each killed up to three times."""
+    binary = quick_training.main, quick_training.FLAGS
+    finish(*binary, *RUN, f"--output_dir={folder / 'compiled'}")  # what it compiles is kept
+    takes = finish(*binary, *RUN, f"--output_dir={folder / 'whole'}")
+    expected, done, hit, run = content(folder / "whole"), 0, 0, 0
+    check_whole(folder / "compiled", expected)
+    while done < times:
+        run += 1
+        again = f"--output_dir={folder / str(run)}"
+        for _ in range(min(3, times - done)):
+            done += 1
+            hit += killed(start(*binary, *RUN, again), draw.uniform(0, takes))
+        finish(*binary, *RUN, again)
+        check_whole(folder / str(run), expected)
+    return hit
+
+
+def kill_workers(folder, times, draw):
+    """Two processes at one sweep, one of which is killed; the other ends, and a third looks."""
+    finish(stub, FLAGS, GRID, f"--output_dir={folder / 'whole'}")
+    expected, hit = content(folder / "whole"), 0
+    assert len(expected) == 2 + 3 * 9
+    begun = time.monotonic()
+    both = [start(stub, FLAGS, GRID, f"--output_dir={folder / 'two'}") for _ in range(2)]
+    assert [ended(number) for number in both] == [0, 0]
+    takes = time.monotonic() - begun
+    check_whole(folder / "two", expected)
+    for run in range(times):
+        again = f"--output_dir={folder / str(run)}"
+        one, other = (start(stub, FLAGS, GRID, again) for _ in range(2))
+        hit += killed(one, draw.uniform(0, takes))
+        assert ended(other) == 0
+        finish(stub, FLAGS, GRID, again)
+        check_whole(folder / str(run), expected)
+    return hit
+
+
+if __name__ == "__main__":
+    what, times, seed, folder = sys.argv[1:]
+    kill = {"run": kill_runs, "sweep": kill_workers}[what]
+    print(kill(Path(folder), int(times), random.Random(int(seed))))

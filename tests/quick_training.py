@@ -1,0 +1,34 @@
+"""The sorting experiment with accuracies alone: quick to compile, for tests of training runs."""
+
+import functools
+
+from experiments import run_sort
+from experiments.shell import cli
+from experiments.trained import training
+from experiments.width.cases import whole_model
+
+FLAGS = run_sort.FLAGS
+SMALL = (
+    "--depth=1", "--width=1", "--hidden_dim=4", "--n_epochs=30", "--n_train_data=6",
+    "--n_eval_data=4", "--batch_sz=3", "--num_seeds=2", "--num_labels=3", "--seq_len=2",
+    "--epochs_per_chunk=1",
+)  # fmt: skip
+
+
+def main(options):
+    """Trains and measures; a row for each seed."""
+    setup = run_sort.make_setup(options)
+    with training.open_run(options, "sort") as run:
+        results = training.results_of(options, setup, run, functools.partial(whole_model, setup))
+        accuracy = results["whole"]["accuracy"]
+        run.publish(
+            rows=lambda: [
+                {"evaluation": "whole", "seed": s, "accuracy": float(a)}
+                for s, a in enumerate(accuracy)
+            ],
+            summary=lambda: {"accuracy": float(accuracy.mean())},
+        )
+
+
+if __name__ == "__main__":
+    cli.run(main, FLAGS)
