@@ -18,7 +18,13 @@ from rank_collapse.network import surgery
 from rank_collapse.paths import next_token
 from rank_collapse.paths.contributions import LengthPass, path_contributions
 from rank_collapse.paths.effects import ChainPass, chain_effects
+from rank_collapse.paths.gradients import StatePass, length_gradients
 from rank_collapse.pretrained import Job, streaming
+from rank_collapse.pretrained.checkpoint import Checkpoint
+from rank_collapse.pretrained.next_token import loss_gradient, next_tokens, targets_of
+from rank_collapse.theory.effects import bound_effects, effects_of
+from rank_collapse.theory.logdomain import LogPass, log_residual_profile
+from rank_collapse.theory.reports import BoundPass
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 FAMILIES = ("albert-groups", "t5-gated", "gpt2-head", "bert-untied")
@@ -98,7 +104,7 @@ def test_logarithms_and_bounds_are_those_of_the_network_in_memory(name):
     expected = profiles.measure_batch(bound_effects, params, config, inputs, chunk=3)
     gaps = {
         what: worst(np.asarray(values, float), np.asarray(expected[what], float))
-        for what, values in effects_of(found["bounds"]).items()
+        for what, values in jax.vmap(effects_of)(found["bounds"]).items()
     }
     print(name, gaps)
     assert max(gaps.values()) < 1e-3, gaps
