@@ -127,6 +127,8 @@ def measure(run: RunFolder, number: int, weights: Weights, wanted: list[Part], l
         passes: dict[str, LayerPass] = {}
         for part in wanted:
             passes |= passes_of(part, weights) if part.cut == cut else {}
+        if "bounds" in passes:  # which go through the same logarithms
+            passes.pop("log", None)
         jobs["/".join(cut)] = pretrained.Job(tuple(passes.items()), *cut, last=few)
         if "residuals" in passes and few < len(inputs["x"]):
             rest = (("residuals", passes["residuals"]),)
@@ -152,6 +154,12 @@ def lengths(weights: Weights, found: dict[str, Any], inputs: dict[str, Any]) -> 
     return jax.vmap(lambda sums, keep: sizes_of(sums, mask=keep))(found["sums"], mask)
 
 
+def logarithms(weights: Weights, found: dict[str, Any], inputs: dict[str, Any]) -> dict[str, Any]:
+    """The residual's logarithm by layer."""
+    known = found["log"].profile if "log" in found else found["bounds"].log10_residual
+    return {"log10_residual": known}
+
+
 def removal(weights: Weights, found: dict[str, Any], inputs: dict[str, Any]) -> dict[str, Any]:
     """What is lost without each layer, the loss of a language model too."""
     measures = dict(found["removal"])
@@ -164,8 +172,8 @@ def removal(weights: Weights, found: dict[str, Any], inputs: dict[str, Any]) -> 
 # part: (weights, {pass: its result}, inputs) -> arrays [texts, ...] by name
 ARRAYS: dict[str, Callable[..., dict[str, Any]]] = {
     "residuals": lambda weights, found, inputs: found["residuals"],
-    "log": lambda weights, found, inputs: {"log10_residual": found["log"].profile},
-    "bounds": lambda weights, found, inputs: effects_of(found["bounds"]),
+    "log": logarithms,
+    "bounds": lambda weights, found, inputs: jax.vmap(effects_of)(found["bounds"]),
     "chains": lambda weights, found, inputs: found["chains"],
     "attention": lambda weights, found, inputs: found["attention"],
     "layers": lambda weights, found, inputs: found["layers"],

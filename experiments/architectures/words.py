@@ -19,6 +19,7 @@ def by_length(
 ) -> dict[str, Any]:
     """Loss and next token of lengths up to k, and of all lengths but k."""
     targets, keep = targets_of(np.asarray(inputs["x"]), inputs["mask"])
+    sums = jax.tree.map(jnp.asarray, sums)
     parts = jax.vmap(lambda found: next_token.sums_by_length(found)[0])(sums)
     _, chosen = next_token.sums_by_length(jax.tree.map(lambda a: a[0], sums))
     known = next_tokens(source.read_out, parts, chosen, targets)

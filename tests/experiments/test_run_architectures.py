@@ -56,6 +56,7 @@ def test_every_part_on_a_checkpoint(tmp_path, ids, capsys, monkeypatch):
     check_second_run(lambda: execute(*arguments), out, capsys)
 
 
+@pytest.mark.slow
 def test_a_language_model_whose_disk_goes_away(tmp_path, ids, capsys):
     """The second layer is gone: one line, and the next run goes on behind the first layer."""
     folder = Path(shutil.copytree(GOLDEN / "llama-grouped", tmp_path / "llama"))
