@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.entry import enter
+from rank_collapse.network.entry import enter, refuse_fields
 from rank_collapse.network.gains import layer_gains
 from rank_collapse.network.precision import full_precision
 from rank_collapse.network.sublayer import sites_of, sublayer
@@ -97,6 +97,7 @@ def _entered(params, x, config, inputs):
         raise ValueError(
             f"score='additive' with qk_norm={config.qk_norm!r} has no residual profile in logs"
         )
+    refuse_fields(config, "a pass over pairs", "score_cap", "num_experts")
     params, entry = enter(params, x, config, **inputs)
     n, d = entry.x.shape
     if n * n * d > LARGEST_TABLE:
@@ -144,7 +145,8 @@ def _pass(params, entry, config, keep, word, ulps):
 
 def _layer(params, state, config, gains, context, noise):
     """One layer of the network on the table."""
-    sites = sites_of(params, config, gains)
+    sites, start = sites_of(params, config, gains), state
+    context = context.of_layer(gains.window)
 
     def norm(site, state):
         return ops.norm(site, state, noise)
@@ -158,7 +160,7 @@ def _layer(params, state, config, gains, context, noise):
 
     state, _ = sublayer(sites.attention, state, attend, norm, ops.add)
     if config.mlp != "none":
-        state, _ = sublayer(sites.mlp, state, mlp, norm, ops.add)
+        state, _ = sublayer(sites.mlp, state, mlp, norm, ops.add, start)
     return state
 
 
