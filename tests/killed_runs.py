@@ -90,7 +90,7 @@ def content(folder):
         if path.suffix == ".npz":
             with np.load(path) as saved:
                 found[name] = {n: saved[n].tobytes() for n in saved.files if "seconds" not in n}
-        elif path.suffix == ".csv" or (
+        elif path.suffix in (".csv", ".safetensors") or (
             path.name == "summary.json" and "seconds" not in path.read_text()
         ):
             found[name] = path.read_bytes()
