@@ -89,7 +89,10 @@ def layer(sites: Any, params: Any, state: Tangent, config: Any, attend: Any, ent
     """
     start = state
     state, _ = sublayer(sites.attention, state, lambda s: (attend(s), None), norm, add)
-    state = settled(state.mean, state.rest, state.log_scale, exists(entry))
+    if (
+        not config.parallel or config.mlp == "none"
+    ):  # a parallel MLP's part has the scale of the layer's input
+        state = settled(state.mean, state.rest, state.log_scale, exists(entry))
     if config.mlp != "none":
 
         def branch(s):

@@ -216,7 +216,7 @@ def test_a_shard_that_is_missing_or_cut_short(tmp_path, change, words):
         ({"intermediate_size": 12}, r"mlp.*has shape \(\d+, \d+\), but config.json implies"),
         ({"model_type": "bart"}, "model_type='bart' is not one of"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantised by 'gptq'"),
-        ({"hidden_act": "relu"}, "hidden_act='relu' is not supported"),
+        ({"hidden_act": "tanh"}, "hidden_act='tanh' of a llama model is not supported"),
         ({"num_hidden_layers": 9}, "implies 9 layers"),
     ],
 )
