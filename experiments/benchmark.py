@@ -13,7 +13,8 @@ import os
 import jax
 from absl import flags
 
-from experiments.benchmarks import attention, monitoring, paths, training
+from experiments.benchmarks import attention, monitoring, paths, streaming, training
+from experiments.benchmarks.random_llama import SIZES
 from experiments.benchmarks.timing import show
 from experiments.shell import cli
 
@@ -22,6 +23,7 @@ BENCHMARKS = {
     "exact_paths": paths.exact_paths,
     "head_contributions": paths.head_contributions,
     "recomputed_paths": paths.recomputed_paths,
+    "streaming": streaming.streaming,
     "attention_forms": attention.attention_forms,
     "monitor": monitoring.monitor,
     "train_sort": training.train_sort,
@@ -29,11 +31,17 @@ BENCHMARKS = {
     "train_memorization": training.train_memorization,
 }
 
+# The one that writes gigabytes is asked for by name.
+USUAL = [name for name in BENCHMARKS if name != "streaming"]
 FLAGS = cli.make_flags("benchmark", sweeps=False)
 define = cli.definer(FLAGS)
-define("list", "benchmark", list(BENCHMARKS), f"Which, out of {', '.join(BENCHMARKS)}.")
+define("list", "benchmark", USUAL, f"Which, out of {', '.join(BENCHMARKS)}.")
 define("enum", "baseline", "none", "Time PyTorch beside the training.", ("none", "torch"))
 define("integer", "rounds", 5, "Timed rounds.", lower_bound=1)
+define("enum", "stream_size", "1.1b", "Random Llama that `streaming` makes.", tuple(SIZES))
+define("integer", "stream_texts", 1, "Its texts.", lower_bound=1)
+define("integer", "stream_tokens", 64, "Tokens of each.", lower_bound=2)
+define("string", "stream_folder", "results/benchmark", "Where it is made, and stays.")
 
 
 def main(options: flags.FlagValues) -> int:

@@ -13,18 +13,23 @@ that follows from it: supported, contradicted or undecided. What is done is not 
 the exit code is 1 if an experiment failed. Speed is apart: `python -m experiments.benchmark`.
 """
 
+import dataclasses
 import importlib
+import importlib.metadata
+import importlib.util
 import json
+import os
 import shlex
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from absl import flags
 
 from experiments.shell import cli, paper
 from experiments.shell.entry import Entry
-from experiments.shell.process import run_process
+from experiments.shell.process import Ended, run_processes
 from rank_collapse import report, runs
 from rank_collapse.report.markdown import markdown
 from rank_collapse.runs import provenance
@@ -53,6 +58,8 @@ define = cli.definer(FLAGS)
 define("enum", "preset", "quick", "Sizes of the experiments.", PRESETS)
 define("boolean", "markdown", False, "Also write results.md and its figures to --docs, from all "
        "run folders there are: those of the preset “paper” where they are complete.")  # fmt: skip
+define("integer", "jobs", 0, "Experiments that run side by side (0: two at the sizes of “quick” on "
+       "two cores or more without an accelerator, else one).", lower_bound=0)  # fmt: skip
 define("string", "docs", "docs", "Folder of results.md.")
 define("list", "only", [], f"Experiments to run, out of {', '.join(EXPERIMENTS)} (default: all).")
 
@@ -65,10 +72,8 @@ def main(options: flags.FlagValues) -> int:
     if options.run_name:
         folder = folder / options.run_name
     chosen = [name for name in EXPERIMENTS if not options.only or name in options.only]
-    started, sections = time.monotonic(), []
-    for i, name in enumerate(chosen):
-        print(f"[{i + 1}/{len(chosen)}] {name}", file=sys.stderr, flush=True)
-        sections.append(run_entry(name, options, folder / options.preset))
+    started = time.monotonic()
+    sections = run_entries(chosen, options, folder / options.preset)
     claims = [claim for section in sections for claim in section.claims]
     for claim in claims:
         print(f"{claim.verdict:12s} {claim.section}: {claim.statement} {report.span(claim)}")
@@ -92,22 +97,47 @@ def entry_of(name: str) -> Entry:
     return importlib.import_module(f"experiments.{name}").ENTRY
 
 
-def run_entry(name: str, options: flags.FlagValues, parent: Path) -> report.Section:
-    """Runs one experiment as a process of its own, in a folder of its name, and reads it."""
-    folder = parent / name
-    arguments = [*entry_of(name).presets[options.preset], f"--output_dir={folder}"]
-    if options.overwrite:
-        arguments.append("--overwrite")
-    if options.num_devices:
-        arguments.append(f"--num_devices={options.num_devices}")
-    whole = options.overwrite or not folder.exists()  # not what an earlier run left over
-    start = time.monotonic()
-    code, printed = run_process([sys.executable, "-m", f"experiments.{name}", *arguments])
-    seconds = time.monotonic() - start
-    if whole and not code:
-        keep_seconds(parent, name, seconds)
-    details = f"{seconds:.1f} s this time; all numbers: {folder}/results.csv"
-    return section_of(name, options.preset, folder, details, code, printed)
+def run_entries(
+    names: Sequence[str], options: flags.FlagValues, parent: Path
+) -> list[report.Section]:
+    """Runs each experiment as a process of its own, in a folder of its name, and reads them."""
+    commands, whole, sections = {}, set(), {}
+    for name in names:
+        folder = parent / name
+        arguments = [*entry_of(name).presets[options.preset], f"--output_dir={folder}"]
+        if options.overwrite:
+            arguments.append("--overwrite")
+        if options.num_devices:
+            arguments.append(f"--num_devices={options.num_devices}")
+        if options.overwrite or not folder.exists():  # not what an earlier run left over
+            whole.add(name)
+        commands[name] = [sys.executable, "-m", f"experiments.{name}", *arguments]
+    jobs = options.jobs or default_jobs(options.preset)
+
+    def ended(name: str, how: Ended) -> None:
+        if name in whole and not how.code:
+            keep_time(parent, name, how.seconds, min(jobs, len(names)))
+        folder = parent / name
+        details = f"{how.seconds:.1f} s this time; all numbers: {folder}/results.csv"
+        sections[name] = section_of(name, options.preset, folder, details, how.code, how.printed)
+
+    run_processes(commands, jobs, ended)
+    return [sections[name] for name in names]
+
+
+def default_jobs(preset: str) -> int:
+    """Two where compiling, which takes one core, is most of the time; else one at a time.
+
+    At the paper's sizes an experiment uses all cores and much of the memory, and its time is kept
+    as a result; on an accelerator the first process takes its memory. Starting JAX to ask for one
+    would do that here, so that plugins of JAX that are installed count as accelerators.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    plugins = importlib.metadata.entry_points(group="jax_plugins")
+    accelerated = bool(plugins) or importlib.util.find_spec("libtpu") is not None
+    if os.environ.get("JAX_PLATFORMS") == "cpu":
+        accelerated = False
+    return 2 if preset == "quick" and (cores or 1) > 1 and not accelerated else 1
 
 
 def section_of(
@@ -147,15 +177,22 @@ def section_of(
     return report.Section(**fields)
 
 
-def keep_seconds(parent: Path, name: str, seconds: float) -> None:
-    """Keeps how long an experiment took that was computed from its beginning in one go."""
-    known = seconds_of(parent) | {name: round(seconds, 1)}
-    runs.write_atomically(parent / "seconds.json", json.dumps(known, indent=2).encode())
+def keep_time(parent: Path, name: str, seconds: float, jobs: int) -> None:
+    """Keeps how long an experiment took that was computed from its beginning in one go.
+
+    Args:
+        parent: Of the run folders.
+        name: The experiment.
+        seconds: It took.
+        jobs: How many ran side by side.
+    """
+    known = times_of(parent) | {name: {"seconds": round(seconds, 1), "jobs": jobs}}
+    runs.write_atomically(parent / "times.json", json.dumps(known, indent=2).encode())
 
 
-def seconds_of(parent: Path) -> dict[str, float]:
-    """{experiment: seconds} of those known."""
-    path = parent / "seconds.json"
+def times_of(parent: Path) -> dict[str, dict[str, float]]:
+    """{experiment: its seconds, and how many ran side by side} of those known."""
+    path = parent / "times.json"
     return json.loads(path.read_text("utf-8")) if path.exists() else {}
 
 
@@ -168,7 +205,8 @@ def write_markdown(folder: Path, docs: Path) -> Path:
             missing.append(name)
             continue
         preset, where = found[0], folder / found[0] / name
-        sections.append(section_of(name, preset, where, made_with(folder / preset, name, preset)))
+        section = section_of(name, preset, where, made_with(folder / preset, name, preset))
+        sections.append(dataclasses.replace(section, command=command_of(where, section.command)))
     claims = [claim for section in sections for claim in section.claims]
     left = f" Not run: {', '.join(missing)}." if missing else ""
     text, figures = markdown(
@@ -186,14 +224,23 @@ def write_markdown(folder: Path, docs: Path) -> Path:
     return docs / "results.md"
 
 
+def command_of(folder: Path, otherwise: str) -> str:
+    """The command that made a run, which may have had more seeds than its preset."""
+    made = json.loads((folder / "config.json").read_text("utf-8"))
+    return made.get("execution", {}).get("command", otherwise)
+
+
 def made_with(parent: Path, name: str, preset: str) -> str:
     """A run's preset, machine, versions and time."""
     made = json.loads((parent / name / "config.json").read_text("utf-8"))["environment"]
-    took = seconds_of(parent).get(name)
-    time_of = "time not kept" if took is None else f"{took:.0f} s, compilation included"
+    took = times_of(parent).get(name)
+    time_of = "time not kept"
+    if took is not None:
+        beside = ", another experiment beside it" if took["jobs"] > 1 else ""
+        time_of = f"{took['seconds']:.0f} s, compilation included{beside}"
     machine = made["device"] if made["backend"] != "cpu" else made.get("processor", "CPU")
     return (
-        f"Preset “{preset}”, {time_of}, on {made['num_devices']} × {machine}; "
+        f"Sizes of the preset “{preset}”, {time_of}, on {made['num_devices']} × {machine}; "
         f"JAX {made['versions']['jax']}, {made['started'][:10]}, git {(made['git'] or '')[:10]}."
     )
 

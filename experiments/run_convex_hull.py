@@ -87,9 +87,10 @@ ENTRY = entry.make_entry(
     title="Paths: convex hull",
     task="convex hull",
     quick=(
-        "--n_train_data=2000", "--n_epochs=5", "--n_eval_data=100", "--n_repeat=3", "--no_sub_path",
+        "--num_seeds=4", "--n_train_data=2000", "--n_epochs=5", "--n_eval_data=100",
+        "--n_repeat=3", "--no_sub_path",
     ),
-    paper=("--num_seeds=5", "--no_sub_path"),
+    paper=("--num_seeds=8", "--no_sub_path"),
 )  # fmt: skip
 
 

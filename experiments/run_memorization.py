@@ -88,10 +88,11 @@ ENTRY = entry.make_entry(
     title="Paths: memorization",
     task="memorization",
     quick=(
-        "--task_name=shipped", "--depth=4", "--hidden_dim=64", "--n_epochs=60", "--n_paths=5",
+        "--num_seeds=4", "--task_name=shipped", "--depth=4", "--hidden_dim=64", "--n_epochs=60",
+        "--n_paths=5",
         "--learning_rate=1e-3", "--n_repeat=3", "--no_sub_path",
     ),
-    paper=("--num_seeds=5", "--no_sub_path"),
+    paper=("--num_seeds=8", "--no_sub_path"),
 )  # fmt: skip
 
 

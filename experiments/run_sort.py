@@ -100,8 +100,8 @@ def misordered(repeats: bool, logits, held_out):
 ENTRY = entry.make_entry(
     title="Paths: sorting",
     task="sorting",
-    quick=("--n_epochs=15", "--n_eval_data=100", "--n_repeat=3", "--no_sub_path"),
-    paper=("--num_seeds=5", "--no_sub_path"),
+    quick=("--num_seeds=4", "--n_epochs=15", "--n_eval_data=100", "--n_repeat=3", "--no_sub_path"),
+    paper=("--num_seeds=8", "--no_sub_path"),
 )  # fmt: skip
 
 

@@ -9,9 +9,10 @@ cosine and gradients by layer, and the one law that predicts all of them from th
     python -m experiments.run_stability --parts=encoders --designs=post,admin_log --mlp=none
     python -m experiments.run_stability --parts=encoders,training --mask=causal --mlp=swiglu
 
-Three minutes of CPU time at the defaults, a quarter of it compiling. Expect 1 − cosine of Post-LN's
-tokens to halve with every layer, updates in random directions to change its output by more than N,
-and the other designs to lie within a third of the law after 100 layers.
+Five and a half minutes of CPU time at the defaults on a busy machine, half of it for the encoders.
+Expect 1 − cosine of Post-LN's tokens to halve with every layer (in a decoder, with two attentions
+in a layer, to fall to a third), updates in random directions to change its output by about N or
+more, and the other designs to lie within a third of the law after 100 layers.
 """
 
 from functools import partial

@@ -97,6 +97,114 @@ CASES = {
     "qwen2": Case("Qwen2ForCausalLM", LLAMA | {"num_key_value_heads": 3}),
     "mistral": Case("MistralModel", LLAMA | {"num_key_value_heads": 2}),
 }
+WINDOW = {"sliding_window": 4}
+THREE = LLAMA | {"num_attention_heads": 3, "num_key_value_heads": 3}  # heads of width 8
+IMAGES = {k: v for k, v in SIZES.items() if k not in ("vocab_size", "max_position_embeddings")}
+IMAGES |= {"image_size": 8, "patch_size": 4, "num_channels": 2}
+DINO = {k: v for k, v in IMAGES.items() if k != "intermediate_size"} | {"mlp_ratio": 2}
+EXPERTS = LLAMA | {"num_key_value_heads": 2, "intermediate_size": 12}
+QWEN_EXPERTS = EXPERTS | {"moe_intermediate_size": 8, "num_experts": 4, "num_experts_per_tok": 2}
+MODERN = SIZES | {"local_attention": 4, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+MODERN |= {"cls_token_id": 1, "sep_token_id": 2}
+WHISPER = {"d_model": 24, "encoder_layers": 2, "encoder_attention_heads": 3, "encoder_ffn_dim": 28}
+WHISPER |= {"decoder_layers": 1, "decoder_attention_heads": 3, "decoder_ffn_dim": 28}
+WHISPER |= {"num_mel_bins": 5, "max_source_positions": 6, "vocab_size": VOCAB}
+WHISPER |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0}
+YARN |= {"original_max_position_embeddings": 16, "beta_fast": 2.0, "beta_slow": 0.5}
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 500.0, "factor": 3.0}
+LONG = {"rope_type": "longrope", "rope_theta": 100.0, "partial_rotary_factor": 0.5}
+LONG |= {"short_factor": [1.0, 1.5], "long_factor": [2.0, 5.0]}
+
+# One of each kind of network beyond the plain ones: the first of a name is in the usual run.
+FORMS = {
+    "qwen3": Case("Qwen3ForCausalLM", LLAMA | {"num_key_value_heads": 2, "head_dim": 6}, "sharded"),
+    "qwen3-windows, dynamic": Case(
+        "Qwen3Model",
+        LLAMA
+        | {"num_key_value_heads": 3, "head_dim": 8, "attention_bias": True}
+        | {"use_sliding_window": True, "max_window_layers": 1, "rope_parameters": DYNAMIC}
+        | WINDOW
+        | {"max_position_embeddings": 6},
+    ),
+    "qwen2-yarn": Case("Qwen2ForCausalLM", THREE | {"rope_parameters": YARN}),
+    "mistral-window": Case("MistralForCausalLM", LLAMA | {"num_key_value_heads": 2} | WINDOW),
+    "phi3": Case(
+        "Phi3ForCausalLM",
+        THREE
+        | {"rope_parameters": LONG, "num_key_value_heads": 1}
+        | {"original_max_position_embeddings": 6},
+        "sharded",
+    ),
+    "phi3-short": Case(
+        "Phi3Model",
+        THREE | {"rope_parameters": LONG, "original_max_position_embeddings": 12} | WINDOW,
+        "bin",
+    ),
+    "gpt_neox": Case("GPTNeoXForCausalLM", SIZES),
+    "gpt_neox-serial": Case(
+        "GPTNeoXModel",
+        SIZES
+        | {"use_parallel_residual": False, "hidden_act": "gelu_new", "attention_bias": False}
+        | {"rope_parameters": {"rope_theta": 100.0, "partial_rotary_factor": 0.5}},
+        "bin",
+    ),
+    "olmo2": Case("Olmo2ForCausalLM", LLAMA | {"num_key_value_heads": 2}, "sharded"),
+    "olmo2-biased": Case("Olmo2Model", LLAMA | {"attention_bias": True, "rope_parameters": LLAMA3}),
+    "gemma2": Case(
+        "Gemma2ForCausalLM",
+        LLAMA
+        | {"num_key_value_heads": 2, "head_dim": 6, "query_pre_attn_scalar": 10}
+        | {"attn_logit_softcapping": 0.5, "final_logit_softcapping": 0.3}
+        | WINDOW,
+    ),
+    "gemma2-uncapped": Case(
+        "Gemma2Model",
+        LLAMA
+        | {"num_key_value_heads": 3, "head_dim": 4, "attn_logit_softcapping": None}
+        | {"num_hidden_layers": 3, "layer_types": ["full_attention"] * 3, "attention_bias": True},
+        "sharded",
+    ),
+    "gemma3_text": Case(
+        "Gemma3ForCausalLM",
+        LLAMA
+        | {"num_key_value_heads": 2, "head_dim": 6, "query_pre_attn_scalar": 10}
+        | {"layer_types": ["sliding_attention", "full_attention"]}
+        | {
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 20.0},
+            }
+        }
+        | WINDOW,
+        "sharded",
+    ),
+    "gemma3_text-plain": Case(
+        "Gemma3TextModel",
+        LLAMA | {"num_hidden_layers": 7, "head_dim": 4, "num_key_value_heads": 6} | WINDOW,
+    ),
+    "mixtral": Case("MixtralForCausalLM", EXPERTS | {"num_local_experts": 4}, "sharded"),
+    "mixtral-one": Case(
+        "MixtralModel", EXPERTS | {"num_local_experts": 3, "num_experts_per_tok": 1} | WINDOW
+    ),
+    "qwen2_moe": Case("Qwen2MoeForCausalLM", QWEN_EXPERTS | {"shared_expert_intermediate_size": 8}),
+    "qwen3_moe": Case("Qwen3MoeForCausalLM", QWEN_EXPERTS | {"norm_topk_prob": True}),
+    "modernbert": Case("ModernBertModel", MODERN, "sharded"),
+    "modernbert-biased": Case(
+        "ModernBertForMaskedLM",
+        MODERN
+        | {"norm_bias": True, "attention_bias": True, "mlp_bias": True, "num_hidden_layers": 4}
+        | {"global_attn_every_n_layers": 2},
+    ),
+    "deit": Case("DeiTForImageClassification", IMAGES),
+    "deit-bare": Case("DeiTModel", IMAGES | {"qkv_bias": False, "image_size": [4, 8]}),
+    "dinov2": Case("Dinov2ForImageClassification", DINO | {"use_swiglu_ffn": True}),
+    "dinov2_with_registers": Case(
+        "Dinov2WithRegistersModel", DINO | {"num_register_tokens": 3, "layerscale_value": 0.5}
+    ),
+    "whisper": Case("WhisperForConditionalGeneration", WHISPER),
+    "whisper-bare": Case("WhisperModel", WHISPER, "sharded"),
+}
 # What a run without torch reads back: one of each family and of each file format.
 GOLDEN = ("bert", "bert-untied", "bert-legacy", "roberta", "albert-groups", "xlnet", "distilbert")
 GOLDEN += ("t5-gated", "gpt2-head", "vit-wide", "llama-grouped", "qwen2")
@@ -139,7 +247,10 @@ def inputs(model: Any, seed: int = 1, n: int = 9) -> dict[str, np.ndarray]:
     """Two texts (or images), one of them padded, as the model's keyword arguments."""
     rng = np.random.default_rng(seed)
     config = model.config
-    if config.model_type == "vit":
+    if config.model_type == "whisper":
+        shape = (2, config.num_mel_bins, 2 * config.max_source_positions)
+        return {"input_features": rng.standard_normal(shape).astype(np.float32)}
+    if hasattr(config, "image_size"):
         size = config.image_size
         height, width = (size, size) if isinstance(size, int) else size
         shape = (2, config.num_channels, height, width)
@@ -161,8 +272,9 @@ def inputs(model: Any, seed: int = 1, n: int = 9) -> dict[str, np.ndarray]:
 
 
 def base(model: Any) -> Any:
-    """The model without its head."""
-    return model.base_model
+    """The model without its head; of Whisper the encoder."""
+    whisper = model.config.model_type == "whisper"
+    return model.get_encoder() if whisper else model.base_model
 
 
 def has_decoder_part(model: Any) -> bool:

@@ -138,10 +138,16 @@ def attention(p, state, config, context, temperature):
     out = [exact(p.b_o) for _ in state]
     n = len(state)
     mask = np.ones((1, n, n), bool)
+    queries = normalised(
+        p.q_norm, [affine(state, *wb) for wb in zip(p.w_q, p.b_q, strict=True)], config
+    )
+    keys = normalised(
+        p.k_norm, [affine(state, *wb) for wb in zip(p.w_k, p.b_k, strict=True)], config
+    )
     if context.mask is not None:
         mask = context.mask.reshape((1,) * (3 - context.mask.ndim) + context.mask.shape)
     for h in range(config.num_heads):
-        scores = head_scores(p, h, state, config, context, temperature)
+        scores = head_scores(p, h, state, queries[h], keys[h], config, context, temperature)
         allowed = np.broadcast_to(mask[h if len(mask) > 1 else 0], (n, n))
         weights = [softmax(row, seen) for row, seen in zip(scores, allowed, strict=True)]
         values = affine(state, p.w_v[h], p.b_v[h])
@@ -158,11 +164,30 @@ def softmax(row, allowed):
     return [v / z for v in e]
 
 
-def head_scores(p, h, state, config, context, temperature):
+def normalised(gain, heads, config):
+    """RMSNorm of queries or keys, a list of tokens for each head; no gain, no norm."""
+    if gain is None:
+        return heads
+    size, together = len(heads[0][0]), gain.ndim == 2
+    sigmas = []
+    for token in zip(*heads, strict=True):
+        squares = [total([v * v for v in part]) for part in token]
+        if together:
+            squares = [total(squares) / len(heads)] * len(heads)
+        sigmas.append([(s / size + arb(config.norm_eps)).sqrt() for s in squares])
+    gains = exact(np.broadcast_to(gain, (len(heads), size)))
+    return [
+        [
+            [v / sigma[h] * g for v, g in zip(row, gains[h], strict=True)]
+            for row, sigma in zip(rows, sigmas, strict=True)
+        ]
+        for h, rows in enumerate(heads)
+    ]
+
+
+def head_scores(p, h, state, query, key, config, context, temperature):
     width = p.w_q.shape[-1]
     content = matmul(state, exact(p.w_q[h]))
-    query = affine(state, p.w_q[h], p.b_q[h])
-    key = affine(state, p.w_k[h], p.b_k[h])
     if context.rotary is not None:
         query, key = rotate(query, context.rotary), rotate(key, context.rotary)
     if config.score == "additive":

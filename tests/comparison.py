@@ -8,11 +8,20 @@ from rank_collapse import pretrained
 from rank_collapse.pretrained.vit import patches
 
 
+def example_inputs(config, arguments):
+    """(inputs, mask or None) of a batch as `rank_collapse.apply` takes them, one example a row."""
+    if "pixel_values" in arguments:
+        size = round((config.embedding.d_input / arguments["pixel_values"].shape[1]) ** 0.5)
+        return jax.vmap(lambda image: patches(image, size))(arguments["pixel_values"]), None
+    if "input_features" in arguments:
+        return arguments["input_features"].transpose(0, 2, 1), None
+    return arguments["input_ids"], arguments["attention_mask"].astype(bool)
+
+
 def traces(config, params, arguments, part="encoder", memory=None):
     """The batch's traces, vmapped, for the arguments that `transformers` takes."""
     if "pixel_values" in arguments:
-        size = round((config.embedding.d_input / arguments["pixel_values"].shape[1]) ** 0.5)
-        x = jax.vmap(lambda image: patches(image, size))(arguments["pixel_values"])
+        x, _ = example_inputs(config, arguments)
         return jax.jit(jax.vmap(lambda x: rc.apply(params, x, config)))(x)
     prefix = "decoder_" if part == "decoder" else ""
     ids = arguments[f"{prefix}input_ids"]
@@ -27,7 +36,7 @@ def traces(config, params, arguments, part="encoder", memory=None):
 def hidden_states(trace, config):
     """Hidden states as `transformers` reports them: the last one behind the final norm."""
     hidden = np.array(trace.hidden)
-    if config.final_norm and config.embedding.d_input == 0:
+    if config.final_norm and (config.embedding.d_input == 0 or config.embedding.convolutions):
         hidden[:, -1] = trace.output
     return hidden
 

@@ -53,13 +53,20 @@ class Oracle:
         out = c / sigma * norm.gain
         return out + norm.bias if with_bias and norm.bias is not None else out
 
-    def sublayer(self, l, norms, state, branch_value, skip, branch, c, bias, take):
-        """take: "branch", "skip" or "both". state: what the forward pass had."""
+    def sublayer(
+        self, l, norms, state, branch_value, skip, branch, c, bias, take, start=None, bare=False
+    ):
+        """take: "branch", "skip" or "both". state: what the forward pass had where it looks.
+
+        start: what the branch looks at, where it is not c. bare: it is not normed.
+        """
         placement, lam, gamma = self.config.norm_placement, self.gains[0][l], self.gains[1][l]
         norm, branch_norm = norms
         out = np.zeros_like(c)
         if take in ("branch", "both"):
-            y = self.norm(norm, state, c, bias) if placement in ("pre", "sandwich") else c
+            y = c if start is None else start
+            if placement in ("pre", "sandwich") and not bare:
+                y = self.norm(norm, state, y, bias)
             y = branch(y, bias)
             if placement in ("sandwich", "branch"):
                 y = self.norm(branch_norm, branch_value, y, bias)
@@ -88,6 +95,7 @@ class Oracle:
         return self.sublayer(
             l, (p.attention_norm, p.attention_branch_norm), self.trace.hidden[l],
             t.attention_branch[l], self.config.attention_skip, branch, c, bias, take,
+            bare=l == 0 and not self.config.first_norm,
         )  # fmt: skip
 
     def cross(self, l, c, bias=False, take="skip", head=None):
@@ -119,9 +127,28 @@ class Oracle:
             out = self.norm(p.cross_norm, total, out, bias)
         return out
 
-    def mlp(self, l, c, take, bias=False):
+    def unit_shares(self, m, seen):
+        """What each hidden unit of a mixture of experts is multiplied by, token by token."""
+        config = self.config
+        width = (config.d_ff - config.d_shared) // config.num_experts
+        out = np.zeros((len(seen), config.d_ff))
+        for i, token in enumerate(seen):
+            p = np.exp(token @ m.w_router)
+            p = p / p.sum()
+            best = sorted(range(config.num_experts), key=lambda e, p=p: -p[e])
+            best = best[: config.experts_per_token]
+            total = sum(p[e] for e in best) if config.router == "chosen" else 1.0
+            for e in best:
+                out[i, e * width : (e + 1) * width] = p[e] / total
+            if config.d_shared:
+                out[i, -config.d_shared :] = expit(token @ m.w_shared[:, 0])
+        return out
+
+    def mlp(self, l, c, take, bias=False, start=None):
         p, t = self.layer(l), self.trace.layers
         state = t.after_cross[l] if self.config.cross_attention else t.after_attention[l]
+        if self.config.parallel:
+            state = self.trace.hidden[l]
         seen = state
         if self.config.norm_placement in ("pre", "sandwich"):
             seen = self.norm(p.mlp_norm, state, state, True)
@@ -131,14 +158,16 @@ class Oracle:
             gate = z * _gate(GATED[kind], z)
         else:
             gate = _gate(kind, seen @ m.w_in + m.b_in)
+        if self.config.num_experts:
+            gate = gate * self.unit_shares(m, seen)
 
         def branch(y, bias):
             z = y @ m.w_in + (m.b_in if bias else 0)
             return (gate * z) @ m.w_out + (m.b_out if bias else 0)
 
         return self.sublayer(
-            l, (p.mlp_norm, p.mlp_branch_norm), state, t.mlp_branch[l], self.config.mlp_skip,
-            branch, c, bias, take,
+            l, (p.mlp_norm, p.mlp_branch_norm), state, t.mlp_branch[l],
+            self.config.mlp_skip or self.config.parallel, branch, c, bias, take, start,
         )  # fmt: skip
 
     def final(self, c, bias=False):
@@ -149,18 +178,22 @@ class Oracle:
     def walk(self, c, first, heads, mlps, entered=False):
         """A state from layer `first` on; entered: it begins after that layer's cross-attention."""
         for l in range(first, self.config.depth):
+            # What a head writes a parallel MLP does not see: its branch is on the skip's path.
+            seen = c if heads[l] == "skip" else np.zeros_like(c)
             if not (entered and l == first):
                 c = self.attention(l, c, heads[l])
                 if self.config.cross_attention:
                     c = self.cross(l, c)
             if self.config.mlp != "none":
-                c = self.mlp(l, c, mlps[l])
+                c = self.mlp(l, c, mlps[l], start=seen if self.config.parallel else None)
         return self.final(c)
 
     def terms(self):
         depth, has_mlp = self.config.depth, self.config.mlp != "none"
-        heads = [*range(self.config.num_heads), *(["skip"] * self.config.attention_skip)]
-        mlp_choices = ["branch", *(["skip"] * self.config.mlp_skip)] if has_mlp else [None]
+        parallel = self.config.parallel
+        skips = (self.config.attention_skip or parallel, self.config.mlp_skip or parallel)
+        heads = [*range(self.config.num_heads), *(["skip"] * skips[0])]
+        mlp_choices = ["branch", *(["skip"] * skips[1])] if has_mlp else [None]
         choices = list(product(product(heads, repeat=depth), product(mlp_choices, repeat=depth)))
         for path, mlps in choices:
             length = sum(h != "skip" for h in path)
@@ -194,9 +227,10 @@ class Oracle:
             grid[int(from_memory), length, count] += state
         c = np.zeros((n, d))
         for l in range(depth):
+            start = c if self.config.parallel else None
             c = self.attention(l, c, "all", bias=True)
             if self.config.cross_attention:
                 c = self.cross(l, c, bias=True)
             if self.config.mlp != "none":
-                c = self.mlp(l, c, "both", bias=True)
+                c = self.mlp(l, c, "both", bias=True, start=start)
         return grid.sum(axis=0), grid[1], self.final(c, bias=True)

@@ -52,21 +52,21 @@ def test_its_data_are_installed_with_it():
     assert [d for d in data if not any(fnmatch(d, x) for x in patterns)] == []
 
 
-# The rooms of the library that need an extra, and which.
-EXTRA_OF = {
-    "flax_adapters": "flax",
-    "training": "training",
-    "pretrained": "pretrained",
-    "text": "pretrained",
-    "report": "experiments",
-    "runs": "experiments",
+# The rooms of the library that need extras, and which.
+EXTRAS_OF = {
+    "flax_adapters": ("flax",),
+    "training": ("training",),
+    "pretrained": ("pretrained", "hub"),
+    "text": ("pretrained",),
+    "report": ("experiments",),
+    "runs": ("experiments",),
 }
 CORE = names(PYPROJECT["project"]["dependencies"])
 EXTRAS = {
     extra: names(r for r in requirements if not r.startswith("rank-collapse"))
     for extra, requirements in PYPROJECT["project"]["optional-dependencies"].items()
 }
-ALL_EXTRAS = set().union(*(EXTRAS[extra] for extra in EXTRA_OF.values()))
+ALL_EXTRAS = set().union(*(EXTRAS[extra] for extras in EXTRAS_OF.values() for extra in extras))
 
 
 def room(path):
@@ -82,8 +82,8 @@ def test_what_it_imports_is_what_it_requires():
     # absl is what the binaries add.
     assert found == (CORE | ALL_EXTRAS) - {"absl"}
     for path in MODULES:
-        extra = EXTRAS.get(EXTRA_OF.get(room(path)), set())
-        assert foreign(imports(path)) <= CORE | extra, path
+        extras = set().union(*(EXTRAS[extra] for extra in EXTRAS_OF.get(room(path), ())))
+        assert foreign(imports(path)) <= CORE | extras, path
     experiments = [n for p in (REPOSITORY / "experiments").rglob("*.py") for n in imports(p)]
     # PyTorch is asked for by a flag of the benchmark, the oracle of check_profiles by that alone.
     assert foreign(experiments) - {"experiments", "torch", "tests"} <= CORE | ALL_EXTRAS

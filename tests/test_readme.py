@@ -42,6 +42,13 @@ def test_examples_for_checkpoints_flax_models_and_plain_jax():
     assert np.all(np.diff(plain["by_layer"]) < 0)
 
 
+def test_a_model_layer_by_layer():
+    found = named("streaming")["found"]
+    assert found["whole"]["sums"].by_length.shape == (1, 4, 5, 32)
+    ratio = found["SAN"]["profile"]["residual_ratio"]
+    assert ratio.shape == (1, 4) and np.all(np.diff(ratio[0]) < 0)
+
+
 def named(name):
     (block,) = (block for mark, block in MARKED if mark == name)
     return ran(block)

@@ -106,6 +106,12 @@ def reading(summary: Mapping[str, Any]) -> str:
                     f"; paths of length up to {enough} give the output to a cosine of "
                     f"{close[enough]:.3f}"
                 )
+            depths = model.get("depths", {}).get(kind, {})
+            if "same loss" in depths:
+                text += (
+                    f", up to {depths['same next token']} the same next token and up to "
+                    f"{depths['same loss']} the same loss"
+                )
             said.append(text)
     return ". ".join(said) + "."
 

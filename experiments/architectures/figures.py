@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from matplotlib.figure import Figure
 
+from experiments.architectures.layer_figures import LAYER_FIGURES
 from experiments.architectures.results import NAMES, Results
 from rank_collapse import pretrained
 from rank_collapse.network.surgery import VARIANTS, variants_of
@@ -234,4 +235,5 @@ FIGURES = {
         "Per layer and head: the largest spread of scores, which the theory wants below 1.256; γ* "
         "and β; and how many powers of ten the layer's bound lies above what happens.",
     ),
+    **LAYER_FIGURES,
 }

@@ -1,4 +1,4 @@
-"""What the models of run_architectures are measured on: texts as their tokens, or images."""
+"""What the models of run_architectures are measured on: texts as tokens, images, spectrograms."""
 
 import json
 from pathlib import Path
@@ -20,6 +20,8 @@ def inputs_of(model: Model, options: flags.FlagValues) -> dict[str, Any]:
         FileNotFoundError, ValueError: A file that is missing, empty or does not suit the model.
     """
     config = model.config
+    if config.embedding.convolutions:
+        return {"x": features_of(model, options), "mask": None}
     if config.embedding.d_input:
         return {"x": images_of(model, options), "mask": None}
     limits = {"num_positions": config.embedding.num_positions}
@@ -63,11 +65,28 @@ def tokens_of(model: Model, options: flags.FlagValues, limits: dict[str, int]) -
 def images_of(model: Model, options: flags.FlagValues) -> np.ndarray:
     """Images as rows of patches [b, n, d_input]."""
     if options.images is None:
-        raise ValueError(f"{model.label} is a vit: give --images=FILE.npy")
-    if not Path(options.images).is_file():
-        raise FileNotFoundError(f"--images={options.images} does not exist")
-    images = np.load(options.images, allow_pickle=False)[: options.num_texts]
+        raise ValueError(f"{model.label} is a {model.family}: give --images=FILE.npy")
+    images = _array("images", options)
     return pretrained.vit.image_patches(np.asarray(images, np.float32), model.settings)
+
+
+def features_of(model: Model, options: flags.FlagValues) -> np.ndarray:
+    """Spectrograms as frames [b, frames, mel bins], from [b, mel bins, frames]."""
+    if options.features is None:
+        raise ValueError(f"{model.label} is a {model.family}: give --features=FILE.npy")
+    features, bins = _array("features", options), model.config.embedding.d_input
+    frames = 2 * model.config.embedding.num_positions
+    if features.ndim != 3 or features.shape[1:] != (bins, frames) or not len(features):
+        raise ValueError(f"features of shape {features.shape} are not [b, {bins}, {frames}]")
+    return np.asarray(features, np.float32).transpose(0, 2, 1)
+
+
+def _array(name, options):
+    """The first --num_texts of a flag's .npy file."""
+    path = getattr(options, name)
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"--{name}={path} does not exist")
+    return np.load(path, allow_pickle=False)[: options.num_texts]
 
 
 def identity(models: list[Model], batches: dict[str, dict[str, Any]]) -> dict[str, str]:

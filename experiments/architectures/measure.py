@@ -1,25 +1,52 @@
-"""What run_architectures measures on one set of weights, part by part.
+"""What run_architectures measures on one set of weights, in one pass over its layers.
 
-Each part is a function of (weights, flags) that names its measures, {"part/...": what computes its
-arrays}; to add one, write the function and its line in `MEASURED`.
+A part of the results needs passes over some variants of the network (`passes_of`), and makes named
+arrays of what they found (`ARRAYS`); to add one, write both.
 """
 
 from collections.abc import Callable
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
+import numpy as np
 from absl import flags
 
+from experiments.architectures import words
 from experiments.architectures.models import Model, Weights, weights_of
+from experiments.architectures.resume import resumed
 from experiments.shell.progress import Progress
-from rank_collapse.measures import profiles
+from rank_collapse import pretrained
+from rank_collapse.measures.attention_profile import AttentionPass
+from rank_collapse.measures.influence import InfluencePass, RemovalPass
+from rank_collapse.measures.profiles import ProfilePass
 from rank_collapse.network import surgery
-from rank_collapse.paths import effects
+from rank_collapse.network.passes import LayerPass
+from rank_collapse.paths.contributions import LengthPass
+from rank_collapse.paths.effects import ChainPass, sizes_of
+from rank_collapse.paths.gradients import StatePass
 from rank_collapse.runs.folder import RunFolder
-from rank_collapse.theory.effects import bound_effects, has_bounds
-from rank_collapse.theory.logdomain import log_residual_profile
+from rank_collapse.theory.effects import effects_of, has_bounds, has_log_profile
+from rank_collapse.theory.logdomain import LogPass
+from rank_collapse.theory.reports import BoundPass
 
-Measures = dict[str, Callable[[], dict[str, Any]]]
+BY_VARIANT = ("residuals", "log", "bounds")
+PARTS = (
+    "residuals", "ranks", "log", "lengths", "chains", "bounds", "attention", "layers", "removal",
+    "next_token", "gradients",
+)  # fmt: skip
+WHOLE = ("Transformer", "published")
+
+
+class Part(NamedTuple):
+    """One part of the results: of which variant, and by what name the run keeps it."""
+
+    name: str
+    cut: tuple[str, str]
+
+    @property
+    def stored(self) -> str:
+        """Where its arrays are among those of a set of weights."""
+        return "/".join((self.name, *self.cut)) if self.name in BY_VARIANT else self.name
 
 
 def measure_all(
@@ -33,113 +60,127 @@ def measure_all(
     with Progress(len(jobs), "architectures", log=run.log) as progress:
         for i, (model, kind, seed) in enumerate(jobs):
             weights = Weights(model, kind, seed, options, batches[model.label])
-            missing = {
-                name: compute
-                for part, measures in MEASURED.items()
-                if part in options.parts and (part == "residuals" or seed < options.num_path_seeds)
-                for name, compute in measures(weights, options).items()
-                if run.part(f"{weights.name}/{name}") is None
-            }
-            if missing:
-                progress.say(f"{model.label}, {kind} {seed}".replace(" pretrained 0", ""))
-            for name, compute in missing.items():
-                run.cached(f"{weights.name}/{name}", compute)
+            wanted = [
+                part
+                for part in parts_of(weights)
+                if run.part(f"{weights.name}/{part.stored}") is None
+            ]
+            if wanted:
+                label = f"{model.label}, {kind} {seed}".replace(" pretrained 0", "")
+                progress.say(label)
+                measure(run, i, weights, wanted, label)
             progress.update(i + 1)
 
 
-def on_texts(
-    weights: Weights,
-    measure: Callable,
-    variant: str = "Transformer",
-    reading: str = "published",
-    *,
-    texts: int | None = None,
-    chunk: int = 2,
-    **static: Any,
-) -> dict[str, Any]:
-    """A measure of one example on one variant of a network, [texts, ...].
-
-    Args:
-        weights: The network's.
-        measure: See `profiles.measure_batch`.
-        variant, reading: See `surgery.variant`.
-        texts: How many of the first texts; all by default.
-        chunk: Texts at once.
-        **static: Further arguments of `measure`.
-    """
-    cut = surgery.variant(weights.config, weights.params, variant, reading, weights.family)
-    config, params = cut
-    inputs = weights.inputs(texts)
-    return profiles.measure_batch(measure, params, config, inputs, chunk=chunk, **static)
+def parts_of(weights: Weights) -> list[Part]:
+    """What is asked for and suits the network; of later seeds the residuals alone."""
+    options, config = weights.options, weights.config
+    asked = set(options.parts) if weights.seed < options.num_path_seeds else {"residuals"}
+    found = []
+    for cut in surgery.variants_of(weights.family):
+        fits = {
+            "residuals": True,
+            # With skips it stays in floating point.
+            "log": cut[0] in ("SAN", "SAN+MLP") and has_log_profile(_cut(config, cut[0])),
+            "bounds": cut in (WHOLE, ("SAN", "published")) and has_bounds(config),
+        }
+        if cut == WHOLE:
+            fits |= dict.fromkeys(("lengths", "chains", "attention", "layers", "removal"), True)
+            fits |= dict.fromkeys(("next_token", "gradients"), weights.source.speaks)
+        found += [Part(name, cut) for name, fit in fits.items() if fit and name in asked]
+    return found
 
 
-def residuals(weights: Weights, options: flags.FlagValues) -> Measures:
-    """Residual ratio and cosine of all variants by layer; with "ranks" effective and stable rank.
+def _cut(config, variant):
+    """The network without the experts that SAN is without."""
+    return config.replace(num_experts=0, d_shared=0) if variant == "SAN" else config
 
-    Ranks take a singular value decomposition of every layer: a part of its own to leave out.
-    """
+
+def passes_of(part: Part, weights: Weights) -> dict[str, LayerPass]:
+    """The passes that a part is made from; parts that share one share its result."""
     measures = ("residual_ratio", "token_cosine")
-    if "ranks" in options.parts:
+    if "ranks" in weights.options.parts:
         measures += ("effective_rank", "stable_rank")
-    given = {"chunk": options.chunk, "measures": measures}
+    sums = {"sums": LengthPass(weights.source.biased)}
     return {
-        f"residuals/{variant}/{reading}": partial(
-            on_texts, weights, profiles.network_profile, variant, reading, **given
-        )
-        for variant, reading in surgery.variants_of(weights.family)
-    }
+        "residuals": {"residuals": ProfilePass(measures)},
+        "log": {"log": LogPass()},
+        "bounds": {"bounds": BoundPass()},
+        "chains": {"chains": ChainPass()},
+        "attention": {"attention": AttentionPass()},
+        "layers": {"layers": InfluencePass()},
+        "removal": {"removal": RemovalPass()},
+        "lengths": sums,
+        "next_token": sums,
+        "gradients": sums | {"states": StatePass()},
+    }[part.name]
 
 
-def logarithms(weights: Weights, options: flags.FlagValues) -> Measures:
-    """The residual's logarithm by layer, of the variants whose residual leaves floating point.
+def measure(run: RunFolder, number: int, weights: Weights, wanted: list[Part], label: str) -> None:
+    """The wanted parts of one set of weights, into the run's arrays.
 
-    With skips it does not; a decoder's cross-attention has no logarithmic pass.
+    Residuals are of all texts, all else is of the first few.
     """
-    given = {"texts": options.num_path_texts, "chunk": options.chunk}
-    return {
-        f"log/{variant}/{reading}": partial(
-            on_texts, weights, log_profile, variant, reading, **given
-        )
-        for variant, reading in surgery.variants_of(weights.family)
-        if variant in ("SAN", "SAN+MLP") and not weights.config.cross_attention
-    }
+    options, inputs = weights.options, weights.inputs()
+    few, jobs = min(options.num_path_texts, len(inputs["x"])), {}
+    for cut in dict.fromkeys(part.cut for part in wanted):
+        passes: dict[str, LayerPass] = {}
+        for part in wanted:
+            passes |= passes_of(part, weights) if part.cut == cut else {}
+        if "bounds" in passes:  # which go through the same logarithms
+            passes.pop("log", None)
+        jobs["/".join(cut)] = pretrained.Job(tuple(passes.items()), *cut, last=few)
+        if "residuals" in passes and few < len(inputs["x"]):
+            rest = (("residuals", passes["residuals"]),)
+            jobs["/".join((*cut, "rest"))] = pretrained.Job(rest, *cut, first=few)
+    depth = weights.config.depth
+    with Progress(depth, f"{label}: layers", log=run.log, interval=1.0) as progress:
+        found = resumed(run, number, weights.source, inputs, jobs, options.chunk, progress)
+    few_inputs = {k: v if v is None else v[:few] for k, v in inputs.items()}
+    for part in wanted:
+        result = found["/".join(part.cut)]
+        rest = found.get("/".join((*part.cut, "rest")))
+        if part.name == "residuals" and rest is not None:
+            both = result["residuals"], rest["residuals"]
+            result = {"residuals": jax.tree.map(lambda *a: np.concatenate(a), *both)}
+        arrays = ARRAYS[part.name](weights, result, few_inputs)
+        run.save_arrays({f"{weights.name}/{part.stored}/{k}": v for k, v in arrays.items()})
+    run.drop_checkpoints()
 
 
-def log_profile(params: Any, x: Any, config: Any, **inputs: Any) -> dict[str, Any]:
-    """`log_residual_profile` under the name it is stored by."""
-    return {"log10_residual": log_residual_profile(params, x, config, **inputs)}
-
-
-def lengths(weights: Weights, options: flags.FlagValues) -> Measures:
+def lengths(weights: Weights, found: dict[str, Any], inputs: dict[str, Any]) -> dict[str, Any]:
     """What the paths of each length add to the output, exactly."""
-    texts = options.num_path_texts
-    return {"lengths": partial(on_texts, weights, effects.length_effects, texts=texts)}
+    mask = inputs["mask"]
+    return jax.vmap(lambda sums, keep: sizes_of(sums, mask=keep))(found["sums"], mask)
 
 
-def chains(weights: Weights, options: flags.FlagValues) -> Measures:
-    """Chained attention of random paths, sizes of skips and branches."""
-    texts = options.num_path_texts
-    return {"chains": partial(on_texts, weights, effects.chain_effects, texts=texts)}
+def logarithms(weights: Weights, found: dict[str, Any], inputs: dict[str, Any]) -> dict[str, Any]:
+    """The residual's logarithm by layer."""
+    known = found["log"].profile if "log" in found else found["bounds"].log10_residual
+    return {"log10_residual": known}
 
 
-def bounds(weights: Weights, options: flags.FlagValues) -> Measures:
-    """The theory's constants, its condition and bounds, of the whole network and of SAN."""
-    if not has_bounds(weights.config):
-        return {}
-    texts = options.num_path_texts
-    return {
-        f"bounds/{variant}/published": partial(
-            on_texts, weights, bound_effects, variant, texts=texts
-        )
-        for variant in ("Transformer", "SAN")
-    }
+def removal(weights: Weights, found: dict[str, Any], inputs: dict[str, Any]) -> dict[str, Any]:
+    """What is lost without each layer, the loss of a language model too."""
+    measures = dict(found["removal"])
+    output, outputs = (measures.pop(name) for name in ("output", "outputs"))
+    if weights.source.speaks:
+        measures |= words.without_layers(weights.source, outputs, output, inputs)
+    return measures
 
 
-MEASURED = {
-    "residuals": residuals,
+# part: (weights, {pass: its result}, inputs) -> arrays [texts, ...] by name
+ARRAYS: dict[str, Callable[..., dict[str, Any]]] = {
+    "residuals": lambda weights, found, inputs: found["residuals"],
     "log": logarithms,
+    "bounds": lambda weights, found, inputs: jax.vmap(effects_of)(found["bounds"]),
+    "chains": lambda weights, found, inputs: found["chains"],
+    "attention": lambda weights, found, inputs: found["attention"],
+    "layers": lambda weights, found, inputs: found["layers"],
+    "removal": removal,
     "lengths": lengths,
-    "chains": chains,
-    "bounds": bounds,
+    "next_token": lambda weights, found, inputs: words.by_length(
+        weights.source, found["sums"], inputs
+    ),
+    "gradients": lambda weights, found, inputs: words.gradients(weights.source, found, inputs),
 }
-PARTS = ("residuals", "ranks", "log", "lengths", "chains", "bounds")  # "ranks" adds to residuals

@@ -9,7 +9,8 @@ from absl import flags
 
 import rank_collapse as rc
 from rank_collapse import pretrained
-from rank_collapse.measures import profiles
+from rank_collapse.network.passes import OutputPass
+from rank_collapse.pretrained.hub import PREFIX, hub_folder, is_hub_name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +49,8 @@ def models_of(options: flags.FlagValues) -> list[Model]:
     for source in sources:
         has_weights = bool(options.checkpoints)
         label = Path(source).resolve().name if has_weights else source
+        if has_weights and is_hub_name(source):
+            label, source = source.rsplit("/", 1)[-1].removeprefix(PREFIX), str(hub_folder(source))
         while label in labels:
             label += "+"
         labels.add(label)
@@ -67,7 +70,7 @@ def weights_of(model: Model, options: flags.FlagValues) -> list[tuple[str, int]]
 
 
 class Weights:
-    """One set of weights of a model, read when first asked for: a run may hold all it measures.
+    """One set of weights of a model, opened when first asked for.
 
     Args:
         model: The architecture.
@@ -82,7 +85,7 @@ class Weights:
     ):
         self.model, self.kind, self.seed, self.options = model, kind, seed, options
         self.config, self.family = model.config, model.family
-        self._batch, self._params, self._memory = batch, None, None
+        self._batch, self._source, self._memory = batch, None, None
 
     @property
     def name(self) -> str:
@@ -90,34 +93,29 @@ class Weights:
         return f"{self.model.label}/{self.kind}{self.seed}"
 
     @property
-    def params(self) -> rc.TransformerParams:
-        """The parameters."""
-        if self._params is None:
-            self._params = self._read(self.model.settings.get("part"))
-        return self._params
+    def source(self) -> pretrained.OpenCheckpoint:
+        """The weights, layer by layer."""
+        if self._source is None:
+            self._source = self._open(self.model.settings.get("part"))
+        return self._source
 
-    def inputs(self, count: int | None = None) -> dict[str, Any]:
-        """The batch, or its first texts; with the encoder's output for a decoder."""
+    def inputs(self) -> dict[str, Any]:
+        """The batch, with the encoder's output for a decoder."""
         batch = dict(self._batch)
         if self.config.cross_attention:
             if self._memory is None:
-                self._memory = self._encoded()
+                job = pretrained.Job((("output", OutputPass()),))
+                found = pretrained.stream(
+                    self._open("encoder"), batch, {"encoder": job}, chunk=self.options.chunk
+                )
+                self._memory = found["encoder"]["output"]
             batch |= {"memory": self._memory, "memory_mask": batch["mask"]}
-        return {k: v if v is None else v[:count] for k, v in batch.items()}
+        return batch
 
-    def _read(self, part):
+    def _open(self, part):
+        dtype = self.options.dtype
         if self.kind == "pretrained":
-            return pretrained.load(self.model.source, part=part)[1]
+            return pretrained.open_checkpoint(self.model.source, part=part, dtype=dtype)
         key = jax.random.fold_in(jax.random.key(self.options.seed), self.seed)
         settings = {k: v for k, v in self.model.settings.items() if k != "part"}
-        return pretrained.random_like(settings, key, part=part)[1]
-
-    def _encoded(self):
-        config = pretrained.config_of(self.model.settings, "encoder")
-        params, chunk = self._read("encoder"), self.options.chunk
-        return profiles.measure_batch(_output, params, config, self._batch, chunk=chunk)
-
-
-def _output(params, x, config, mask=None):
-    """What a decoder looks at."""
-    return rc.apply(params, x, config, mask=mask).output
+        return pretrained.open_random(settings, key, part=part, dtype=dtype)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from experiments.architectures.depths import depths_of
 from experiments.architectures.models import Model
 from rank_collapse import pretrained
 from rank_collapse.network.surgery import variants_of
@@ -101,6 +102,7 @@ def model_summary(results: Results, batch: Mapping[str, Any]) -> dict[str, Any]:
     x, mask = batch["x"], batch["mask"]
     tokens = x.shape[1] if mask is None else float(mask.sum(axis=1).mean())
     return {
+        "depths": {kind: depths_of(results, kind) for kind in results.kinds},
         "family": model.family,
         "depth": config.depth,
         "heads": config.num_heads,

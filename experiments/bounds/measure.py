@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import rank_collapse as rc
+from experiments.shell.compilation import QUICK
 from rank_collapse.network import attention
 from rank_collapse.theory import bounds
 
@@ -54,7 +55,7 @@ def draw_case(
     """`single_draw` of the index-th case, [draws, ...], in float64."""
     with jax.enable_x64(True):
         key = jax.random.split(jax.random.key(seed), len(cases))[index]
-        batch = jax.jit(jax.vmap(lambda k: single_draw(k, cases[index])))
+        batch = jax.jit(jax.vmap(lambda k: single_draw(k, cases[index])), compiler_options=QUICK)
         return jax.device_get(batch(jax.random.split(key, num_draws)))
 
 

@@ -9,15 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 
 import rank_collapse as rc
+from experiments.shell.compilation import QUICK
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.theory import noise, pairs
 from tests import ball_oracle
 
 D, DEPTH, BIASES, OFFSET = 16, 6, 0.1, 0.3
 SCALES = 0.3, 6.0
-# A few hundred draws of a small network: compiling costs more than running.
-QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-METHODS = ("one_scale", "replicas", "pairs32", "pairs64", "certified")
+METHODS = ("one_scale", "replicas", "replicas64", "pairs32", "pairs64", "certified")
 VERDICTS = ("right", "unproved", "refused", "wrong")
 
 
@@ -53,6 +52,10 @@ CASES = {
     "causal, skip": Case(16, 4, {"mask": "causal"} | SKIP, skips=True),
     "local": Case(8, 2, {"mask": "local", "window": 1}),
     "rotary, causal": Case(6, 2, {"mask": "causal", "position": "rotary"}),
+    "post-LN, skips, ReGLU": Case(6, 2, {"norm_placement": "post", "mlp": "reglu"} | SKIP | MLP),
+    "skips, SiLU": Case(6, 2, {"mlp": "silu"} | SKIP | MLP, skips=True),
+    "tanh-form GELU": Case(6, 2, {"mlp": "gelu_tanh", "d_ff": D}),
+    "QK-norm, skip": Case(6, 2, {"qk_norm": "head"} | SKIP, skips=True),
 }  # fmt: skip
 
 
@@ -87,13 +90,13 @@ def compare(case: Case, keys: Any, *, max_digits: int, workers: int) -> dict[str
     }
     wide = jax.tree.map(lambda a: a.astype(np.float64), (params, x, config))
     with jax.enable_x64(True):
+        out["replicas64"] = _run(rc.log_residual_profile, *wide)
         out["pairs64"] = _run(_pairs, *wide)
     # what `pairs.certified_profiles` does, seed by seed
-    safe = np.asarray(pairs.known(out["replicas"]))
-    certified = np.where(safe[:, None], out["replicas"], out["pairs32"])
-    lost = np.isnan(certified).any(axis=1)
-    out["certified"] = np.where(lost[:, None], out["pairs64"], certified)
-    out["passed"] = np.where(lost, 2, np.where(safe, 0, 1))
+    out["certified"], out["passed"] = np.array(out["replicas"]), np.zeros(len(x), int)
+    for number, name in enumerate(("replicas64", "pairs32", "pairs64"), start=1):
+        left = ~np.asarray(pairs.known(out["certified"]))
+        out["certified"][left], out["passed"][left] = out[name][left], number
     seen = np.where(np.isfinite(out["pairs64"]), out["pairs64"], 0)
     digits = np.clip(60 - 1.3 * seen.min(axis=1), 200, max_digits).astype(int)
     out["proved"] = _proofs(params, x, config, digits, max_digits, workers)
@@ -152,7 +155,7 @@ def rows_of(parts: Mapping[str, Mapping[str, np.ndarray]]) -> list[dict[str, Any
     rows = []
     for name, part in parts.items():
         for method in METHODS:
-            own = "proved64" if method == "pairs64" and "proved64" in part else "proved"
+            own = "proved64" if method.endswith("64") and "proved64" in part else "proved"
             verdict = verdicts(part[method], part[own])
             for label, chosen in (
                 ("up to 3", part["scale"] <= 3),
@@ -175,4 +178,6 @@ def summary_of(parts: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, float
         drawn = sum(row[verdict] for row in low for verdict in VERDICTS)
         out[f"{method}/refused_share_up_to_3"] = sum(row["refused"] for row in low) / max(drawn, 1)
     passed = np.concatenate([part["passed"] for part in parts.values()])
-    return out | {f"certified/by_pass_{p}": int((passed == p).sum()) for p in range(3)}
+    return out | {
+        f"certified/by_pass_{p}": int((passed == p).sum()) for p in range(len(pairs.PASSES))
+    }

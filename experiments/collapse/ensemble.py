@@ -83,26 +83,27 @@ class Programs:
         drawn = self.draw(keys, jnp.asarray(scale))
         out = seeds.to_host(self.measures[norm](drawn, jnp.asarray(gain)), count)
         networks = self.networks[norm]
-        if not self.options.certify or all(
-            pairs.known(out[variant]["log10_residual"]).all() for variant in networks
-        ):
+        if all(pairs.known(out[variant]["log10_residual"]).all() for variant in networks):
             return out
         x, params = seeds.to_host(drawn, count)
-        with self.progress.aside("residuals from pairs of tokens"):
+        certify = self.options.certify
+        what = "float64 and from pairs of tokens" if certify else "float64"
+        with self.progress.aside(f"residuals in {what}"):
             return out | {
-                variant: from_pairs(out[variant], params, x, config, gain)
+                variant: once_more(out[variant], params, x, config, gain, certify)
                 for variant, config in networks.items()
             }
 
 
-def from_pairs(
+def once_more(
     measures: dict[str, np.ndarray],
     params: TransformerParams,
     x: np.ndarray,
     config: TransformerConfig,
     gain: float,
+    certify: bool,
 ) -> dict[str, np.ndarray]:
-    """The measures of one variant; residuals that one scale could not hold, from pairs of tokens.
+    """The measures of one variant; residuals that rounding decides in float32, by dearer passes.
 
     Args:
         measures: {measure: [s, L + 1]}.
@@ -110,15 +111,19 @@ def from_pairs(
         x: Its inputs [s, n, d].
         config: The variant.
         gain: Of its skips.
+        certify: Whether also from pairs of tokens.
     """
     profile = np.array(measures["log10_residual"])
     overflow = ~np.isfinite(measures["ratio"]).all(axis=1)
     lost = np.flatnonzero(~np.asarray(pairs.known(profile)) & ~overflow)
-    if not lost.size or x.shape[1] ** 2 * x.shape[2] > pairs.LARGEST_TABLE:
+    if not lost.size:
         return measures
+    fits = x.shape[1] ** 2 * x.shape[2] <= pairs.LARGEST_TABLE
     params, x = jax.tree.map(lambda a: a[lost], (part_of(params, config), x))
     config = config.replace(skip_gain=gain)
-    found = pairs.certified_profiles(params, x, config, profile=profile[lost], batch=4)
+    found = pairs.certified_profiles(
+        params, x, config, profile=profile[lost], batch=4, pairs=certify and fits
+    )
     profile[lost] = found.profile
     return measures | {"log10_residual": profile}
 

@@ -221,7 +221,7 @@ ENTRY = Entry(
     "figures of BERT, ALBERT and XLNet).",
     # BERT draws its weights with deviation 0.02 at a width of 768: 0.55 of 1/√fan-in.
     presets={
-        "quick": ("--norm=none,post,pre", "--weight_scale=0.55,1", "--num_seeds=8", GAINS),
+        "quick": ("--norm=none,post", "--weight_scale=0.55,1", "--num_seeds=8", GAINS),
         "paper": (
             "--norm=none,post,pre",
             "--weight_scale=0.55,1",

@@ -48,7 +48,7 @@ PAPER = {
     ),
     "short suffice": Statement("Section 4.2", "Short paths carry a trained network."),
     "one short": Statement(
-        "Section 4.2", "A few short paths alone do what the network was trained for."
+        "Section 4.2", "A few short paths alone do most of what the network was trained for."
     ),
     "falls": Statement("Section 4.2", "The accuracy of a path falls with its length."),
     "circle": Statement(

@@ -1,53 +1,109 @@
-"""A child process that ends with this one, however this one ends."""
+"""Child processes that end with this one, however this one ends."""
 
 import contextlib
 import os
+import queue
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from experiments.shell.signals import Stopped, stopping
+from experiments.shell import signals
 
-# Set in a child of `run_process`: its standard input ends when its parent does.
+# Set in a child of `run_processes`: its standard input ends when its parent does.
 _VARIABLE = "RANK_COLLAPSE_ENDS_WITH_STDIN"
 _GRACE = 30  # seconds to save what is finished
 
 
-def run_process(command: Sequence[str]) -> tuple[int, str]:
-    """Runs a command, passing on what it prints as it comes; (exit code, all it printed).
+class Ended(NamedTuple):
+    """How a process ended: its exit code, all it printed, and the seconds it took."""
 
-    Ctrl-C, SIGTERM and SIGHUP are passed on to the command and all it has started; it has ended
-    when they are raised here. Where this process is killed, a binary of ours stops too, see
-    `end_with_parent`.
+    code: int
+    printed: str
+    seconds: float
+
+
+class _Child(NamedTuple):
+    process: subprocess.Popen
+    lines: list[str]
+    started: float
+
+
+def run_processes(
+    commands: Mapping[str, Sequence[str]], at_once: int, ended: Callable[[str, Ended], None]
+) -> None:
+    """Runs commands in their order, some at a time, passing on what they print as it comes.
+
+    Ctrl-C, SIGTERM and SIGHUP are passed on to the commands that run and to all these have started;
+    they have ended when the signal is raised here. Where this process is killed, a binary of ours
+    stops too, see `end_with_parent`.
+
+    Args:
+        commands: By name, which heads what a command prints.
+        at_once: How many run side by side.
+        ended: Called with the name of each that has ended, as it ends.
     """
-    lines = []
-    with (
-        stopping(),
-        subprocess.Popen(
-            command,
-            env=os.environ | {_VARIABLE: "1"},
-            stdin=subprocess.PIPE,  # nothing is written: no other process holds its other end
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            start_new_session=True,  # Ctrl-C reaches it once, from here
-        ) as process,
-    ):
+    waiting, running = list(commands), {}
+    # (name, line), and (name, None) at the end: a thread a child, since one may print while
+    # another is silent. Only this thread starts children and waits for them.
+    printed: queue.SimpleQueue[tuple[str, str | None]] = queue.SimpleQueue()
+    with signals.stopping():
         try:
-            for line in process.stdout:
-                lines.append(line)
-                print(f"    {line}", end="", file=sys.stderr, flush=True)
-            return process.wait(), "".join(lines)
-        except (KeyboardInterrupt, Stopped) as asked:
-            with contextlib.suppress(ProcessLookupError):  # it has just ended
-                os.killpg(process.pid, getattr(asked, "number", signal.SIGINT))
-            process.wait()
+            while waiting or running:
+                while waiting and len(running) < at_once:
+                    name = waiting.pop(0)
+                    number = len(commands) - len(waiting)
+                    print(f"[{number}/{len(commands)}] {name}", file=sys.stderr, flush=True)
+                    with signals.deferred():  # a child that no list holds could not be ended
+                        running[name] = _start(name, commands[name], printed)
+                signals.check()
+                name, line = printed.get()
+                if line is not None:
+                    running[name].lines.append(line)
+                    head = f"{name}: " if at_once > 1 else ""
+                    print(f"    {head}{line}", end="", file=sys.stderr, flush=True)
+                    continue
+                code = running[name].process.wait()
+                child = running.pop(name)
+                child.process.stdin.close()
+                seconds = time.monotonic() - child.started
+                ended(name, Ended(code, "".join(child.lines), seconds))
+        except (KeyboardInterrupt, signals.Stopped) as asked:
+            for child in running.values():
+                with contextlib.suppress(ProcessLookupError):  # it has just ended
+                    os.killpg(child.process.pid, getattr(asked, "number", signal.SIGINT))
+            for child in running.values():
+                child.process.wait()
             raise
+        finally:
+            for child in running.values():
+                child.process.stdin.close()
+
+
+def _start(name, command, printed):
+    started = time.monotonic()
+    process = subprocess.Popen(
+        command,
+        env=os.environ | {_VARIABLE: "1"},
+        stdin=subprocess.PIPE,  # nothing is written: no other process holds its other end
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,  # Ctrl-C reaches it once, from here
+    )
+
+    def read():
+        with process.stdout:
+            for line in process.stdout:
+                printed.put((name, line))
+        printed.put((name, None))
+
+    threading.Thread(target=read, daemon=True).start()
+    return _Child(process, [], started)
 
 
 class Children:
@@ -88,7 +144,7 @@ class Children:
 
 
 def end_with_parent() -> None:
-    """In a child of `run_process`: sends this process SIGTERM when its parent has ended.
+    """In a child of `run_processes`: sends this process SIGTERM when its parent has ended.
 
     Also where the parent was killed by a signal that it cannot handle. On any system.
     """

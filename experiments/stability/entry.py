@@ -13,7 +13,8 @@ from rank_collapse.report.page import Comparison
 
 def compare(summary: dict[str, Any]) -> list[Comparison]:
     """What papers state of dependency and gradients, and the one law beside what was measured."""
-    return [row for kind, found in kinds_of(summary).items() for row in _rows(kind, found)]
+    rows = [row for kind, found in kinds_of(summary).items() for row in _rows(kind, found)]
+    return rows + (_rows_of_training(summary["training"]) if "training" in summary else [])
 
 
 def kinds_of(summary: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -62,6 +63,25 @@ def _rows(kind, found):
             )
         )  # fmt: skip
     return rows
+
+
+def _rows_of_training(found):
+    steps = found["steps"]
+    return [
+        Comparison(
+            f"{name}, {found['depth']} layers trained: 1 − token cosine of the last at steps "
+            f"{steps[0]:g}, {steps[1]:g}, {steps[-1]:g}",
+            _numbers(own["apart"]), _numbers(own["expected_apart"]),
+            "beside it the law's, of the weights at that step; output change by a random update "
+            f"{_numbers(own['change_random'])}, the law's {_numbers(own['expected_change'])}; "
+            f"{own['failed']} seeds fail",
+        )
+        for name, own in found["designs"].items()
+    ]  # fmt: skip
+
+
+def _numbers(curve):
+    return ", ".join("-" if curve[i] is None else f"{curve[i]:.2g}" for i in (0, 1, -1))
 
 
 def claims(summary: dict[str, Any]) -> list[Claim]:

@@ -191,7 +191,6 @@ def gradient_figure(results: Mapping[Case, Any], layered: list[Case]) -> Figure:
             expected = values[f"expected_gradients.{name}"].mean(axis=0)
             ax.plot(layers, expected, color=figures.color(index), ls=":", lw=1.2)
         ax.set(yscale="log", xlabel="layer", ylabel=r"$\|\partial\|_F$", title=title)
-    axes.flat[0].legend(fontsize=7)
     last = axes.flat[-1]
     for index, (design, values) in enumerate(found.items()):
         ratio = values["gradients.attention.w_q"] / values["gradients.attention.w_v"]
@@ -203,6 +202,7 @@ def gradient_figure(results: Mapping[Case, Any], layered: list[Case]) -> Figure:
     last.set(xscale="log", yscale="log", xlabel=r"1 $-$ token cosine of the layer's input",
              ylabel=r"$\|\partial W_Q\|/\|\partial W_V\|$", title="queries beside values",
              xlim=(VISIBLE, 2))  # fmt: skip
+    last.legend(fontsize=6, loc="lower right", markerscale=3)
     for ax in axes.flat[len(panels) : -1]:
         ax.set_axis_off()
     return fig
@@ -239,6 +239,8 @@ def omega_figure(results: Mapping[Case, Any], layered: list[Case]) -> Figure:
     """Gains of the skips by sublayer, in the order passed: of the encoder and of the decoder."""
     found = {name: results[case] for name, case in deepest(layered).items()}
     first = next(iter(found.values()))
+    kept = [n for n, v in found.items() if any(np.any(v[k] != 1) for k in v if "omega." in k)]
+    found = {name: found[name] for name in kept or found}  # those with gains, if there are any
     two = "encoder.apart" in first
     parts = [("encoder.", "encoder"), ("", "decoder")] if two else [("", "encoder")]
     fig, axes = figures.figure(1, len(parts), width=4.0, height=3.2, sharey=True)
@@ -250,5 +252,6 @@ def omega_figure(results: Mapping[Case, Any], layered: list[Case]) -> Figure:
             figures.band(ax, 1 + np.arange(gains.shape[1]), gains, design, index, marker="")
         ax.set(xlabel="branch, in the order passed", title=title)
     axes[0, 0].set_ylabel(r"gain of the skip, $\omega$")
-    axes[0, 0].legend(fontsize=7)
+    axes[0, 0].set_ylim(0, 1.35 * axes[0, 0].get_ylim()[1])
+    axes[0, 0].legend(fontsize=7, ncols=2, loc="upper left")
     return fig

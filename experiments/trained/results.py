@@ -180,8 +180,9 @@ def show(title: str, summary: dict[str, Any]) -> None:
 def warnings_of(summary: dict[str, Any]) -> list[str]:
     """Where frozen lengths cancel, so that their shares are no shares of a whole."""
     shares, ratio = summary["covariance"]["mean"], summary["cancellation"]["mean"]
+    low, high = summary["covariance"].get("interval", (shares, shares))
     lines = []
-    if min(shares) < 0 or max(shares) > 1:
+    if min(high) < 0 or max(low) > 1:  # beyond what seeds leave open
         lines.append(
             f"lengths cancel: covariance shares from {min(shares):.2f} to {max(shares):.2f} are no "
             "shares of a whole"

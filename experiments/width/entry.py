@@ -52,7 +52,13 @@ ENTRY = Entry(
     "one of about as many parameters, on sorting; it gives no number. If short paths carry a "
     "trained network, as section 4.2 says, depth should buy little at equal parameters.",
     presets={
-        "quick": ("--depths=1", "--depths=6", "--n_epochs=15", "--n_eval_data=100"),
+        "quick": (
+            "--depths=1",
+            "--depths=3",
+            "--num_seeds=4",
+            "--n_epochs=15",
+            "--n_eval_data=100",
+        ),
         "paper": ("--num_seeds=5",),
     },
     claims=claims,

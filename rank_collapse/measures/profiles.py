@@ -3,9 +3,10 @@
 Axis letters: b examples, l layers (0 is the embedding), n tokens, d width.
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +16,10 @@ from jaxtyping import Array, Float
 from rank_collapse.measures import residuals
 from rank_collapse.measures.norms import as_array, in_own_precision
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.entry import as_mask
+from rank_collapse.network.entry import Entry, as_mask, enter
 from rank_collapse.network.parameters import TransformerParams
+from rank_collapse.network.passes import Layer, run
 from rank_collapse.network.precision import full_precision
-from rank_collapse.network.transformer import apply
 
 # name -> measure(x [n, d], mask=[n]) of the tokens of one layer
 MEASURES: dict[str, Callable] = {
@@ -50,16 +51,26 @@ def profile(
 
     Source: Dong et al. 2021, figure 2 for the residual ratio.
     """
-    names = (measures,) if isinstance(measures, str) else tuple(measures)
-    unknown = [m for m in names if m not in MEASURES]
-    if unknown:
-        raise ValueError(f"measure {unknown[0]!r} is not one of {tuple(MEASURES)}")
+    names = named(measures)
     if isinstance(hidden, list | tuple):
         shapes = {tuple(np.shape(h)) for h in hidden}
         if len(shapes) != 1:
             raise ValueError(f"hidden states have different shapes, or there are none: {shapes}")
         return _stacked_profile(hidden[0], hidden, names, mask)
     return _stacked_profile(hidden, None, names, mask)
+
+
+def named(measures: str | Sequence[str]) -> tuple[str, ...]:
+    """One name out of `MEASURES`, or several, as a tuple.
+
+    Raises:
+        ValueError: An unknown one.
+    """
+    names = (measures,) if isinstance(measures, str) else tuple(measures)
+    unknown = [m for m in names if m not in MEASURES]
+    if unknown:
+        raise ValueError(f"measure {unknown[0]!r} is not one of {tuple(MEASURES)}")
+    return names
 
 
 @in_own_precision
@@ -116,8 +127,44 @@ def network_profile(
         measures: Names out of `MEASURES`.
         **inputs: Other arguments of `apply`.
     """
-    trace = apply(params, x, config, mask=mask, **inputs)
-    return profile(trace.hidden, mask=mask, measures=measures)
+    params, entry = enter(params, x, config, mask=mask, **inputs)
+    return _network_profile(params, entry, config, named(measures))
+
+
+@partial(jax.jit, static_argnames="names")
+def _network_profile(params, entry, config, names):
+    return run(ProfilePass(names), params, entry, config)
+
+
+@dataclasses.dataclass(frozen=True)
+class ProfilePass:
+    """`network_profile` layer by layer: a `LayerPass`.
+
+    Attributes:
+        measures: Names out of `MEASURES`.
+    """
+
+    measures: tuple[str, ...]
+    forward: ClassVar[bool] = True
+
+    def begin(self, entry: Entry, config: TransformerConfig) -> dict[str, Float[Array, ""]]:
+        """The measures of X^0."""
+        return self._of(entry.x, entry)
+
+    def step(
+        self, layer: Layer, carry: Any, entry: Entry, config: TransformerConfig
+    ) -> tuple[Any, dict[str, Float[Array, ""]]]:
+        """The measures behind the layer."""
+        return carry, self._of(layer.trace.hidden, entry)
+
+    def finish(
+        self, params: Any, last: Any, carry: Any, told: Any, entry: Entry, config: TransformerConfig
+    ) -> dict[str, Float[Array, "l"]]:
+        """{measure: [L + 1]}."""
+        return jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), carry, told)
+
+    def _of(self, x, entry):
+        return {name: MEASURES[name](x, mask=entry.exists) for name in self.measures}
 
 
 @lru_cache(maxsize=64)

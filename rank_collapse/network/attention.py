@@ -15,6 +15,7 @@ from rank_collapse import struct
 from rank_collapse.network.dropout import dropout
 
 SCORES = ("dot", "additive")
+ANY_DISTANCE = 2**30  # the window of a layer that has none
 
 
 @struct.dataclass
@@ -56,7 +57,7 @@ class AttentionParams:
 
 @struct.dataclass
 class AttentionContext:
-    """What every layer of a stack shares: mask, additive bias and positions.
+    """What every layer of a stack shares: mask, additive bias, positions and the cap of scores.
 
     Attributes:
         mask: Bool [n, m] or [h, n, m], True where a query may look at a key; None for all.
@@ -64,6 +65,9 @@ class AttentionContext:
         rotary: Pair (cos, sin), each [n, k], of rotary positions; None for none.
         relative: Float [n + m - 1, d] encodings of the distances n-1 .. -(m-1); None for none.
         segments: Int [n] segment of each token, for the segment term; None for none.
+        cap: c of c·tanh(scores/c); None for none.
+        distance: Int [n, m] |i − j|, where layers look different distances; None elsewhere.
+        local_rotary: The rotary positions of layers with a window; None for the same.
     """
 
     mask: Any = None
@@ -71,6 +75,25 @@ class AttentionContext:
     rotary: Any = None
     relative: Any = None
     segments: Any = None
+    cap: Any = None
+    distance: Any = None
+    local_rotary: Any = None
+
+    def of_layer(self, window: Any) -> "AttentionContext":
+        """The context as a layer sees it that looks up to `window` tokens away.
+
+        Args:
+            window: Int, `ANY_DISTANCE` for any; traced. None where no layer has one.
+        """
+        if window is None:
+            return self
+        rotary = self.rotary
+        if self.local_rotary is not None:
+            is_local = window < ANY_DISTANCE
+            pairs = zip(self.local_rotary, rotary, strict=True)
+            rotary = tuple(jnp.where(is_local, local, other) for local, other in pairs)
+        mask = combine_masks(self.mask, self.distance <= window)
+        return self.replace(mask=mask, rotary=rotary)
 
 
 @struct.dataclass
@@ -195,8 +218,14 @@ def head_norm(
 
 
 def rotate(x: Float[Array, "h n k"], rotary: tuple[Array, Array]) -> Float[Array, "h n k"]:
-    """Rotary positions in the half-split layout (Su et al. 2021; as in Llama)."""
+    """Rotary positions in the half-split layout (Su et al. 2021; as in Llama).
+
+    Angles for fewer than k features leave those behind them as they are (GPT-NeoX).
+    """
     cos, sin = (t[None].astype(x.dtype) for t in rotary)
+    if (width := cos.shape[-1]) < x.shape[-1]:
+        turned = rotate(x[..., :width], rotary)
+        return jnp.concatenate([turned, x[..., width:]], axis=-1)
     a, b = jnp.split(x, 2, axis=-1)
     return x * cos + jnp.concatenate([-b, a], axis=-1) * sin
 
@@ -216,6 +245,7 @@ def attention_scores(
 
     Dot product: (x W_q + b_q)(y W_k + b_k)ᵀ / (√k · temperature), without √k when `scale` is
     False. Additive (Bahdanau et al. 2015): v·tanh(x W_q + b_q + y W_k + b_k) / temperature.
+    Where the context has a cap c, c·tanh(scores/c) takes their place, before biases.
 
     Args:
         params: Attention parameters of one layer.
@@ -225,7 +255,7 @@ def attention_scores(
         scale: Whether dot products are divided by √k.
         norm_eps: Of the norm of queries and keys, where the parameters have one.
         temperature: Further divisor of the scores.
-        context: Bias and position terms.
+        context: Bias, cap and position terms.
 
     Raises:
         ValueError: On an unknown score.
@@ -248,6 +278,9 @@ def attention_scores(
         if scale:
             scores = scores / jnp.sqrt(q.shape[-1]).astype(scores.dtype)
     scores = scores / jnp.asarray(temperature, scores.dtype)
+    if context.cap is not None:
+        cap = jnp.asarray(context.cap, scores.dtype)
+        scores = cap * jnp.tanh(scores / cap)
     return scores if context.bias is None else scores + context.bias.astype(scores.dtype)
 
 

@@ -62,9 +62,15 @@ def context_of_token(
     if relative is not None:  # row p is distance n − 1 − p; here row j is to be distance t − j
         n = (relative.shape[0] + 1) // 2
         relative = jax.lax.dynamic_slice_in_dim(relative, n - 1 - position, n, 0)
+
+    def turned(pair):
+        return None if pair is None else tuple(row(a, 0) for a in pair)
+
     return context.replace(
         mask=row(context.mask, -2),
         bias=row(context.bias, -2),
-        rotary=None if context.rotary is None else tuple(row(a, 0) for a in context.rotary),
+        rotary=turned(context.rotary),
         relative=relative,
+        distance=row(context.distance, -2),
+        local_rotary=turned(context.local_rotary),
     )

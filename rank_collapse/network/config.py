@@ -14,6 +14,7 @@ QK_NORMS = ("none", "head", "width")
 MASKS = ("none", "causal", "local")
 POSITIONS = ("none", "rotary", "relative_bias", "relative_key")
 INITS = ("lecun", "xavier", "bert", "reference")
+ROUTERS = ("chosen", "all")
 
 
 class _FollowsWidth(int):
@@ -55,10 +56,27 @@ class TransformerConfig:
         qk_norm: RMSNorm with a gain on queries and keys before positions: "none", of each "head"
             (Qwen3, Gemma 3), or over the "width" of all heads (OLMo 2); with norm_eps.
         position: "none", "rotary", "relative_bias" (T5), "relative_key" (XLNet).
-        rotary_theta, rotary_scaling: See `positions.rotary_angles`.
+        score_cap: c of c·tanh(scores/c) before biases and mask (Gemma 2); 0 for none.
+        rotary_theta, rotary_scaling, rotary_tables: See `positions.rotary_angles`.
+        rotary_width: Features of queries and keys that are rotated, the first; None for all.
+        rotary_factor: Multiplies the rotated features of queries and keys (YaRN, LongRoPE).
+        windows: How far each layer looks, |i − j| ≤ its entry, on top of the mask; an entry of 0
+            for any distance, () for all layers so (Gemma, ModernBERT).
+        local_theta: Base of the unscaled rotary frequencies in layers with a window; 0 for the same
+            positions in all layers.
         num_buckets, max_distance: Of the position bias of "relative_bias".
         clamp_distance: Distances of "relative_key" are cut to ± this; 0 for not.
         cross_attention: Decoder layers that look at a memory.
+        parallel: The MLP looks at what the layer's attention looks at, and one skip carries both:
+            x' = λ (λ x·[attention_skip] + γ SA(N(x))) + γ MLP(N(x)) (GPT-NeoX).
+        first_norm: Whether attention of the first layer looks at normed tokens, as others do under
+            "pre" and "sandwich"; False where the embedding's norm stands in (ModernBERT).
+        num_experts: Equal groups of the MLP's hidden units, of which a router takes
+            `experts_per_token` for each token; 0 for all units always. All are computed.
+        experts_per_token, router: How many, and whether their shares are the softmax over those
+            "chosen" (Mixtral) or over "all" experts.
+        d_shared: Hidden units behind those of the experts that every token uses, times a sigmoid
+            gate of their own (Qwen2-MoE).
         layer_map: Parameter row of each layer, () for one each; (0,)·depth shares one (ALBERT).
         embedding: How tokens or vectors become hidden states; None when inputs are [n, d].
         init: "lecun" (variance 1/fan-in), "xavier" (2/(fan-in + fan-out)), "bert" (normal 0.02) or
@@ -93,14 +111,26 @@ class TransformerConfig:
     score: str = static("dot")
     scale_scores: bool = static(True)
     qk_norm: str = static("none")
+    score_cap: float = static(0.0)
     position: str = static("none")
     rotary_theta: float = static(10000.0)
     rotary_scaling: tuple[float, ...] = static(())
+    rotary_tables: tuple[tuple[int, tuple[float, ...]], ...] = static(())
+    rotary_width: int | None = static(None)
+    rotary_factor: float = static(1.0)
+    windows: tuple[int, ...] = static(())
+    local_theta: float = static(0.0)
     num_buckets: int = static(32)
     max_distance: int = static(128)
     clamp_distance: int = static(0)
     learned_per_feature: bool = static(False)
     cross_attention: bool = static(False)
+    parallel: bool = static(False)
+    first_norm: bool = static(True)
+    num_experts: int = static(0)
+    experts_per_token: int = static(1)
+    router: str = static("chosen")
+    d_shared: int = static(0)
     layer_map: tuple[int, ...] = static(())
     embedding: EmbeddingConfig | None = static(None)
     init: str = static("lecun")
@@ -140,17 +170,48 @@ class TransformerConfig:
             ("qk_norm", QK_NORMS),
             ("position", POSITIONS),
             ("init", INITS),
+            ("router", ROUTERS),
         ):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name}={getattr(self, name)!r} is not one of {allowed}")
-        if self.position == "rotary" and self.qk_width % 2:
-            raise ValueError(f"rotary positions need an even d_qk, not {self.qk_width}")
-        if len(self.rotary_scaling) not in (0, 1, 4):
-            raise ValueError(f"rotary_scaling={self.rotary_scaling} has not 0, 1 or 4 entries")
+        if self.position == "rotary":
+            self._check_rotary()
+        if self.parallel and self.norm_placement == "post":
+            raise ValueError("parallel=True has no place for norm_placement='post'")
+        if self.windows and (len(self.windows) != self.depth or min(self.windows) < 0):
+            raise ValueError(f"windows={self.windows} are not {self.depth} distances")
+        if self.num_experts:
+            self._check_experts()
         if self.layer_map and len(self.layer_map) != self.depth:
             raise ValueError(f"layer_map has {len(self.layer_map)} entries for depth={self.depth}")
         if self.layer_map and set(self.layer_map) != set(range(max(self.layer_map) + 1)):
             raise ValueError(f"layer_map={self.layer_map} leaves out a row of the parameters")
+
+    def _check_rotary(self):
+        width = self.rotated_width
+        if self.qk_width % 2:
+            raise ValueError(f"rotary positions need an even d_qk, not {self.qk_width}")
+        if width % 2 or not 0 < width <= self.qk_width:
+            raise ValueError(f"rotary_width={width} is not even and between 2 and {self.qk_width}")
+        if len(self.rotary_scaling) not in (0, 1, 2, 4):
+            raise ValueError(f"rotary_scaling={self.rotary_scaling} has not 0, 1, 2 or 4 entries")
+        for _, frequencies in self.rotary_tables:
+            if len(frequencies) != width // 2:
+                raise ValueError(
+                    f"rotary_tables has {len(frequencies)} frequencies for {width // 2} pairs"
+                )
+
+    def _check_experts(self):
+        units = self.d_ff - self.d_shared
+        if self.mlp == "none" or units < 1 or units % self.num_experts:
+            raise ValueError(
+                f"num_experts={self.num_experts} do not divide the {units} units of "
+                f"d_ff={self.d_ff} − d_shared={self.d_shared} of mlp={self.mlp!r}"
+            )
+        if not 1 <= self.experts_per_token <= self.num_experts:
+            raise ValueError(
+                f"experts_per_token={self.experts_per_token} of num_experts={self.num_experts}"
+            )
 
     def _coerce(self, name):
         """Integers of numpy and the like as Python's, which are hashable and static."""
@@ -162,6 +223,18 @@ class TransformerConfig:
     def qk_width(self) -> int:
         """Per-head width of queries and keys."""
         return self.d_qk if self.d_qk is not None else self.d_model // self.num_heads
+
+    @property
+    def rotated_width(self) -> int:
+        """Features of each head's queries and keys that rotary positions rotate."""
+        return self.rotary_width if self.rotary_width is not None else self.qk_width
+
+    @property
+    def routing(self) -> layers.Routing | None:
+        """How the MLP's units are chosen token by token; None where all are used."""
+        if not self.num_experts:
+            return None
+        return layers.Routing(self.num_experts, self.experts_per_token, self.router, self.d_shared)
 
     @property
     def v_width(self) -> int:

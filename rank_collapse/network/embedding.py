@@ -20,7 +20,7 @@ PROJECTIONS = ("none", "before_norm", "after_norm")
 class EmbeddingConfig:
     """Static description of an embedding.
 
-    Order: lookup (or the linear map of vectors) · scale, the class token, + positions, + segments,
+    Order: lookup (or the map of vectors) · scale, the class token, + positions, + segments,
     projection if "before_norm", norm, projection if "after_norm".
 
     Attributes:
@@ -28,9 +28,13 @@ class EmbeddingConfig:
         d_input: Width of input vectors; 0 where inputs are tokens.
         d_embed: Width e before the projection (the model's width when there is none).
         hidden_layer: Vectors pass linear-gelu-linear instead of one linear map.
+        convolutions: Vectors are frames in time, which pass two convolutions over three of them,
+            zeros beyond the ends, a gelu after each, the second at every other frame (Whisper).
         positions, num_positions: "none", "learned" (rows of the table) or "sinusoidal".
         num_segments: Rows of the segment table, 0 for none.
         class_token: A learned vector put in front of the sequence (ViT).
+        num_registers, place_registers: Learned vectors behind the class token, put there before
+            positions are added, which counts them (DeiT's distillation token), or after (DINOv2).
         projection: Dense map to the model's width: "none", "before_norm", "after_norm" (ALBERT).
         norm, norm_eps: Whether a LayerNorm is applied, and its eps.
         scale: Multiplies the looked-up embeddings.
@@ -40,10 +44,13 @@ class EmbeddingConfig:
     d_input: int = struct.field(default=0, pytree_node=False)
     d_embed: int = struct.field(default=64, pytree_node=False)
     hidden_layer: bool = struct.field(default=False, pytree_node=False)
+    convolutions: bool = struct.field(default=False, pytree_node=False)
     positions: str = struct.field(default="none", pytree_node=False)
     num_positions: int = struct.field(default=0, pytree_node=False)
     num_segments: int = struct.field(default=0, pytree_node=False)
     class_token: bool = struct.field(default=False, pytree_node=False)
+    num_registers: int = struct.field(default=0, pytree_node=False)
+    place_registers: bool = struct.field(default=False, pytree_node=False)
     projection: str = struct.field(default="none", pytree_node=False)
     norm: bool = struct.field(default=True, pytree_node=False)
     norm_eps: float = struct.field(default=1e-12, pytree_node=False)
@@ -65,13 +72,14 @@ class EmbeddingParams:
     """Tables and maps of an embedding; None for what the config leaves out."""
 
     tokens: Any = None  # [vocab, e]
-    w_in: Any = None  # [i, e]
+    w_in: Any = None  # [i, e]; [3, i, e] of a convolution
     b_in: Any = None  # [e]
-    w_hidden: Any = None  # [e, e]: second map of linear-gelu-linear
+    w_hidden: Any = None  # [e, e]: second map of linear-gelu-linear; [3, e, e] of a convolution
     b_hidden: Any = None  # [e]
     positions: Any = None  # [positions, e]
     segments: Any = None  # [segments, e]
     class_token: Any = None  # [e]
+    registers: Any = None  # [registers, e]
     norm: Any = None  # NormParams [e] or [d]
     w_project: Any = None  # [e, d]
     b_project: Any = None  # [d]
@@ -99,15 +107,18 @@ def init_embedding(
     if config.vocab_size:
         fields["tokens"] = table(keys[0], config.vocab_size, e)
     else:
-        fields.update(w_in=table(keys[0], config.d_input, e), b_in=jnp.zeros(e))
-        if config.hidden_layer:
-            fields.update(w_hidden=table(keys[1], e, e), b_hidden=jnp.zeros(e))
+        steps = (3,) if config.convolutions else ()
+        fields.update(w_in=table(keys[0], *steps, config.d_input, e), b_in=jnp.zeros(e))
+        if config.hidden_layer or config.convolutions:
+            fields.update(w_hidden=table(keys[1], *steps, e, e), b_hidden=jnp.zeros(e))
     if config.positions == "learned":
         fields["positions"] = table(keys[2], config.num_positions, e)
     if config.num_segments:
         fields["segments"] = table(keys[3], config.num_segments, e)
     if config.class_token:
         fields["class_token"] = table(keys[4], e)
+    if config.num_registers:
+        fields["registers"] = table(jax.random.fold_in(keys[4], 0), config.num_registers, e)
     if config.projection != "none":
         fields.update(w_project=table(keys[5], e, d_model), b_project=jnp.zeros(d_model))
     if config.norm:
@@ -143,6 +154,9 @@ def embed(
         )
     if config.vocab_size:
         x = params.tokens[inputs]
+    elif config.convolutions:
+        x = _convolved(inputs, params.w_in, params.b_in, 1)
+        x = _convolved(x, params.w_hidden, params.b_hidden, 2)
     else:
         x = inputs @ params.w_in + params.b_in[None, :]
         if config.hidden_layer:
@@ -151,6 +165,8 @@ def embed(
         x = x * config.scale
     if config.class_token:
         x = jnp.concatenate([params.class_token[None, :].astype(x.dtype), x])
+    if config.place_registers:
+        x = _with_registers(params, x, config)
     n = x.shape[0]
     if config.positions == "learned":
         if n > config.num_positions:
@@ -159,8 +175,10 @@ def embed(
     elif config.positions == "sinusoidal":
         index = jnp.arange(n) if positions is None else positions
         x = x + sinusoidal_positions(index.astype(x.dtype), x.shape[-1])
+    if not config.place_registers:
+        x = _with_registers(params, x, config)
     if config.num_segments:
-        index = jnp.zeros(n, jnp.int32) if segments is None else segments
+        index = jnp.zeros(len(x), jnp.int32) if segments is None else segments
         x = x + params.segments[index]
     if config.projection == "before_norm":
         x = x @ params.w_project + params.b_project[None, :]
@@ -169,3 +187,18 @@ def embed(
     if config.projection == "after_norm":
         x = x @ params.w_project + params.b_project[None, :]
     return x
+
+
+def _with_registers(params, x, config):
+    """The registers behind the class token."""
+    if not config.num_registers:
+        return x
+    first = int(config.class_token)
+    return jnp.concatenate([x[:first], params.registers.astype(x.dtype), x[first:]])
+
+
+def _convolved(x, w, b, stride):
+    """gelu of Σ_j x_{s t + j − 1} w_j + b, zeros beyond the ends; w [3, in, out]."""
+    padded = jnp.pad(x, ((1, 1), (0, 0)))
+    steps = sum(padded[j : j + len(x) : stride] @ w[j] for j in range(3))
+    return jax.nn.gelu(steps + b[None, :], approximate=False)

@@ -26,7 +26,8 @@ class Entry:
 
     Attributes:
         x: X^0 [n, d].
-        context: Masks, biases and positions of self-attention, the same for every layer.
+        context: Masks, biases and positions of self-attention, from which each layer takes its own
+            by `of_layer`.
         memory: [m, d] of cross-attention, or its `KeysValues` in one layer; None without.
         memory_context: Its mask.
         exists: Bool [n], which tokens exist, where the mask said so; None for all.
@@ -110,6 +111,18 @@ def refuse_edit(entry: Entry, what: str) -> None:
             f"{what} takes no edit: apply, path_contributions, head_contributions and "
             "direct_contributions do"
         )
+
+
+def refuse_fields(config: TransformerConfig, what: str, *names: str) -> None:
+    """Refuses networks that set fields which a pass does not cover.
+
+    Raises:
+        ValueError: One is not as in `TransformerConfig()`.
+    """
+    for name in names:
+        value = getattr(config, name)
+        if value != getattr(TransformerConfig, name):
+            raise ValueError(f"{what} does not cover {name}={value!r}")
 
 
 def input_states(
@@ -206,7 +219,7 @@ def make_context(
     segments: Any = None,
     positions: Any = None,
 ) -> attn.AttentionContext:
-    """Masks, biases and positions of self-attention, the same for every layer.
+    """Masks, biases and positions of self-attention, of all layers.
 
     Args:
         params: Parameters (for a learned position bias).
@@ -220,10 +233,16 @@ def make_context(
     n = num_tokens
     own = {"none": lambda: None, "causal": lambda: attn.causal_mask(n)}
     own["local"] = lambda: attn.local_mask(n, config.window)
-    rotary = relative = None
+    rotary = local_rotary = relative = None
     if config.position == "rotary":
-        index = jnp.arange(n) if positions is None else positions
-        rotary = rotary_angles(index, config.qk_width, config.rotary_theta, config.rotary_scaling)
+        index, width = jnp.arange(n) if positions is None else positions, config.rotated_width
+        rotary = rotary_angles(
+            index, width, config.rotary_theta, config.rotary_scaling, config.rotary_tables
+        )
+        if config.rotary_factor != 1.0:
+            rotary = tuple(config.rotary_factor * a for a in rotary)
+        if config.local_theta and config.windows:
+            local_rotary = rotary_angles(index, width, config.local_theta)
     elif config.position == "relative_bias":
         args = (n, n, config.num_buckets, config.max_distance, config.mask != "causal")
         learned = params.position_bias[relative_buckets(*args)].transpose(2, 0, 1)
@@ -239,4 +258,9 @@ def make_context(
         rotary=rotary,
         relative=relative,
         segments=segments,
+        cap=config.score_cap or None,
+        distance=jnp.abs(jnp.arange(n)[:, None] - jnp.arange(n)[None, :])
+        if config.windows
+        else None,
+        local_rotary=local_rotary,
     )

@@ -138,7 +138,11 @@ def _times_branch(layers: BlockParams, kind: str, gain: Any, config) -> BlockPar
 def _divided_input(layers: BlockParams, kind: str, omega: Any) -> BlockParams:
     """The maps that read the stream; keys and values of cross-attention read the memory."""
     part = getattr(layers, kind)
-    names = {"attention": ("w_q", "w_k", "w_v"), "cross": ("w_q",), "mlp": ("w_in", "w_gate")}
+    names = {
+        "attention": ("w_q", "w_k", "w_v"),
+        "cross": ("w_q",),
+        "mlp": ("w_in", "w_gate", "w_router", "w_shared"),
+    }
     read = {name: _scaled(getattr(part, name), 1 / omega, -2) for name in names[kind]}
     return layers.replace(**{kind: part.replace(**read)})
 

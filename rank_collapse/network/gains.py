@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from rank_collapse import struct
+from rank_collapse.network.attention import ANY_DISTANCE
 from rank_collapse.network.config import TransformerConfig
 
 
@@ -38,12 +39,17 @@ class LearnedGains:
 
 @struct.dataclass
 class LayerGains:
-    """Everything of a layer that may be swept; with a leading layer axis for a stack."""
+    """Everything of a layer that may be swept, and what tells it from the others.
+
+    With a leading layer axis for a stack.
+    """
 
     skip: Gains  # λ
     branch: Gains  # γ
     temperature: Any
     norm: Any = None  # Gains of what the norms put out; None for none
+    window: Any = None  # How far the layer looks; None where all look at any distance
+    bare: Any = None  # Whether its attention looks at tokens without a norm; None where none does
 
 
 def layer_gains(config: TransformerConfig, dtype: Any, params: Any = None) -> LayerGains:
@@ -61,11 +67,14 @@ def layer_gains(config: TransformerConfig, dtype: Any, params: Any = None) -> La
         ValueError: A gain of another shape, or learned gains without the parameters.
     """
     norm = None if config.norm_gain is None else _each(config, "norm_gain", dtype)
+    far = [w or ANY_DISTANCE for w in config.windows]
     return LayerGains(
         skip=_times_learned("skip", config, dtype, params),
         branch=_times_learned("branch", config, dtype, params),
         temperature=_by_layer("temperature", config.temperature, config, dtype),
         norm=norm,
+        window=jnp.asarray(far) if far else None,
+        bare=None if config.first_norm else jnp.arange(config.depth) == 0,
     )
 
 

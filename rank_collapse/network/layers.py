@@ -36,6 +36,17 @@ class MLPParams:
     b_out: Any = struct.field(default=None, kw_only=True)  # [d]
     w_gate: Any = None  # [d, f]
     b_gate: Any = None  # [f]
+    w_router: Any = None  # [d, experts]
+    w_shared: Any = None  # [d, 1]: gate of the units that every token uses
+
+
+class Routing(NamedTuple):
+    """Which hidden units a token uses: see `TransformerConfig.num_experts` and `unit_shares`."""
+
+    num_experts: int
+    per_token: int
+    kind: str
+    d_shared: int
 
 
 class Activation(NamedTuple):
@@ -118,13 +129,16 @@ def norm(
     return y
 
 
-def mlp(params: MLPParams, x: Float[Array, "n d"], kind: str) -> Float[Array, "n d"]:
+def mlp(
+    params: MLPParams, x: Float[Array, "n d"], kind: str, routing: Routing | None = None
+) -> Float[Array, "n d"]:
     """φ(x W_in + b_in) W_out + b_out; gated: φ(x W_gate + b_gate) ∘ (x W_in + b_in) as φ.
 
     Args:
         params: Parameters; `w_gate` and `b_gate` for gated kinds only.
         x: Tokens [n, d].
         kind: One of `MLP_KINDS` but "none".
+        routing: Of a mixture of experts, whose hidden units are multiplied by `unit_shares`.
     """
     phi = activation_of(kind).fn
     z = _affine(x, params.w_in, params.b_in)
@@ -132,7 +146,31 @@ def mlp(params: MLPParams, x: Float[Array, "n d"], kind: str) -> Float[Array, "n
         z = phi(_affine(x, params.w_gate, params.b_gate)) * z
     else:
         z = phi(z)
+    if routing is not None:
+        z = z * unit_shares(params, x, routing)
     return _affine(z, params.w_out, params.b_out)
+
+
+def unit_shares(params: MLPParams, x: Float[Array, "n d"], routing: Routing) -> Float[Array, "n f"]:
+    """What a mixture of experts multiplies each hidden unit by: Σ_e p_e MLP_e(x) is one wide MLP.
+
+    p is the softmax of x W_router over the experts, 0 but for the `per_token` largest, and divided
+    by their sum where the kind is "chosen". Shared units come last, with σ(x w_shared).
+
+    Source: Shazeer et al. 2017; Jiang et al. 2024 (Mixtral), section 2.1.
+    """
+    logits = x @ params.w_router
+    p = jax.nn.softmax(logits.astype(jnp.promote_types(x.dtype, jnp.float32)), axis=-1)
+    highest, index = jax.lax.top_k(p, routing.per_token)
+    if routing.kind == "chosen":
+        highest = highest / highest.sum(axis=-1, keepdims=True)
+    shares = jnp.put_along_axis(jnp.zeros_like(p), index, highest, axis=-1, inplace=False)
+    width = (params.w_in.shape[-1] - routing.d_shared) // routing.num_experts
+    shares = jnp.repeat(shares.astype(x.dtype), width, axis=-1)
+    if not routing.d_shared:
+        return shares
+    shared = jnp.repeat(jax.nn.sigmoid(x @ params.w_shared), routing.d_shared, axis=-1)
+    return jnp.concatenate([shares, shared], axis=-1)
 
 
 def _affine(x, w, b):

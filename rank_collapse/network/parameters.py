@@ -161,6 +161,11 @@ def _init_mlp(key, config, scale, bias_scale):
     if config.mlp in layers.GATED:
         gate["w_gate"] = _weights(keys[4], (d, f), (d, f), config, scale)
         gate["b_gate"] = _biases(keys[5], (f,), bias_scale)
+    if config.num_experts:  # keys of their own: those of other networks stay what they are
+        shapes = {"w_router": (d, config.num_experts)}
+        shapes |= {"w_shared": (d, 1)} if config.d_shared else {}
+        for i, (name, shape) in enumerate(shapes.items()):
+            gate[name] = _weights(jax.random.fold_in(key, i), shape, shape, config, scale)
     return layers.MLPParams(
         w_in=_weights(keys[0], (d, f), (d, f), config, scale),
         b_in=_biases(keys[1], (f,), bias_scale),

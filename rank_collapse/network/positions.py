@@ -10,7 +10,11 @@ from jaxtyping import Array, Float, Int
 
 
 def rotary_angles(
-    positions: Int[Array, "n"], width: int, theta: Any = 10000.0, scaling: tuple[float, ...] = ()
+    positions: Int[Array, "n"],
+    width: int,
+    theta: Any = 10000.0,
+    scaling: tuple[float, ...] = (),
+    tables: tuple[tuple[int, tuple[float, ...]], ...] = (),
 ) -> tuple[Float[Array, "n k"], Float[Array, "n k"]]:
     """(cos, sin) of the rotary angles position · theta^(-2i/k), repeated for both halves.
 
@@ -18,14 +22,25 @@ def rotary_angles(
         positions: Positions of the tokens [n].
         width: Per-head width k.
         theta: Base of the frequencies.
-        scaling: () for none, (factor,) to divide every frequency, or (factor, low, high, length)
-            as in Llama 3.1: waves longer than length/low are divided, those shorter than
-            length/high kept, and between the two the share changes linearly.
+        scaling: () for none, (factor,) to divide every frequency, (factor, length) for a base
+            that grows with the n tokens beyond length, theta (factor n/length − factor + 1)^p with
+            p = k/(k − 2) ("dynamic NTK"), or (factor, low, high, length) as in Llama 3.1: waves
+            longer than length/low are divided, those shorter than length/high kept, and between the
+            two the share changes linearly.
+        tables: Frequencies in place of all that, each with the most tokens it is for, the smallest
+            first (LongRoPE, YaRN); the last serves for more.
     """
+    if len(scaling) == 2:
+        factor, length = scaling
+        grown = factor * max(len(positions), length) / length - (factor - 1)
+        theta = theta * grown ** (width / (width - 2))
     frequencies = theta ** (-jnp.arange(0, width, 2) / width)
-    if len(scaling) == 1:
+    if tables:
+        fitting = [table for most, table in tables if len(positions) <= most] or [tables[-1][1]]
+        frequencies = jnp.asarray(fitting[0], frequencies.dtype)
+    elif len(scaling) == 1:
         frequencies = frequencies / scaling[0]
-    elif scaling:
+    elif len(scaling) == 4:
         factor, low, high, length = scaling
         turns = length * frequencies / (2 * jnp.pi)
         kept = jnp.clip((turns - low) / (high - low), 0.0, 1.0)

@@ -7,6 +7,7 @@ differ in what a state is, hence in how it is normalised and how states are adde
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -29,6 +30,9 @@ class Site:
         placement: "none", "pre" (before the branch), "post" (after the sum), "sandwich" (before
             and after the branch) or "branch" (after the branch).
         kind, eps: Of the norms.
+        parallel: Whether the branch looks at the state at the layer's start.
+        bare: Whether the branch looks at tokens without a norm where others look at normed ones, a
+            traced Bool; None for no.
         after_branch: Whether this is the place of N' itself, see `at_branch`.
     """
 
@@ -40,7 +44,9 @@ class Site:
     placement: str = struct.field(pytree_node=False)
     kind: str = struct.field(pytree_node=False)
     eps: float = struct.field(pytree_node=False)
+    parallel: bool = struct.field(pytree_node=False, default=False)
     after_branch: bool = struct.field(pytree_node=False, default=False)
+    bare: Any = None
 
     @property
     def norms_input(self) -> bool:
@@ -82,7 +88,12 @@ def sites_of(params: BlockParams, config: TransformerConfig, gains: LayerGains) 
         if gains.norm is not None:
             norm = gained(norm, getattr(gains.norm, kind), config.d_model)
         skip, branch = getattr(gains.skip, kind), getattr(gains.branch, kind)
-        return Site(norm, branch_norm, skip, branch, skips[kind], **norms)
+        parallel = config.parallel and kind == "mlp"
+        # The one skip of a parallel layer is around its attention: the MLP's carries the sum on.
+        return Site(
+            norm, branch_norm, skip, branch, skips[kind] or parallel, parallel=parallel,
+            bare=gains.bare if kind == "attention" else None, **norms,
+        )  # fmt: skip
 
     return Sites(*map(site, Sites._fields))
 
@@ -114,9 +125,10 @@ def sublayer(
     branch: Callable[[Any], tuple[Any, Any]],
     norm: Callable[[Site, Any], Any] = token_norm,
     add: Callable[[Site, Any, Any], Any] = token_sum,
+    start: Any = None,
 ) -> tuple[Any, Any]:
     """One sublayer: post-norm N(λ x + γ branch(x)), pre-norm λ x + γ branch(N(x)), sandwich
-    λ x + γ N'(branch(N(x))).
+    λ x + γ N'(branch(N(x))); parallel ones with branch(N(start)).
 
     Args:
         site: Norm, skip and gains.
@@ -125,15 +137,31 @@ def sublayer(
         norm: (site, state) → state normalised; for N' the site is `Site.at_branch` and the state
             the branch's part.
         add: (site, x, part) → γ part + λ x·[skip].
+        start: The state at the layer's start, which the branch of a parallel sublayer looks at.
 
     Returns:
         The state that goes out, and what else the branch told.
+
+    Raises:
+        ValueError: A parallel sublayer in a pass that gives no start.
     """
-    part, told = branch(norm(site, x) if site.norms_input else x)
+    if site.parallel and start is None:
+        raise ValueError("this pass does not cover parallel=True")
+    part, told = branch(looked_at(site, start if site.parallel else x, norm))
     if site.norms_branch:
         part = norm(site.at_branch, part)
     total = add(site, x, part)
     return (norm(site, total) if site.placement == "post" else total), told
+
+
+def looked_at(site: Site, x: Any, norm: Callable[[Site, Any], Any] = token_norm) -> Any:
+    """What the branch sees of a state: it normalised, or itself."""
+    if not site.norms_input:
+        return x
+    normed = norm(site, x)
+    if site.bare is None:
+        return normed
+    return jax.tree.map(lambda own, a: jnp.where(site.bare, own, a), x, normed)
 
 
 def norm_input(

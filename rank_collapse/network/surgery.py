@@ -73,7 +73,8 @@ def variant(
         return identity_maps(config, params)
     gone = dict.fromkeys(("mlp", "mlp_norm", "mlp_branch_norm", "mlp_gains"))
     layers = params.layers.replace(**gone)
-    return config.replace(mlp="none", mlp_skip=False), params.replace(layers=layers)
+    config = config.replace(mlp="none", mlp_skip=False, num_experts=0, d_shared=0)
+    return config, params.replace(layers=layers)
 
 
 def identity_maps(

@@ -51,7 +51,7 @@ class Trace:
         hidden: [L + 1, n, d], X^0 (the input) to X^L.
         layers: LayerTrace with a leading layer axis.
         output: [n, d], X^L after the final norm where there is one.
-        context: The masks, biases and positions that all layers shared.
+        context: Masks, biases and positions of all layers; of one by `AttentionContext.of_layer`.
     """
 
     hidden: Any
@@ -116,7 +116,8 @@ def block(
     sites = sites_of(params, config, gains)
     score = {"score": config.score, "scale": config.scale_scores, "norm_eps": config.norm_eps}
     score["temperature"] = gains.temperature
-    unedited = {}
+    unedited, start = {}, x
+    context = entry.context.of_layer(gains.window)
 
     def edited(name, value):
         if entry.edit is not None and name in STATE_NAMES:
@@ -146,11 +147,11 @@ def block(
         return branch
 
     def mlp(seen):
-        part = edited("mlp_branch", layers.mlp(params.mlp, seen, config.mlp))
+        part = edited("mlp_branch", layers.mlp(params.mlp, seen, config.mlp, config.routing))
         return kept(part, 2), part
 
     fields = {}
-    branch = attention(params.attention, entry.context, 0, "attention")
+    branch = attention(params.attention, context, 0, "attention")
     x, (weights, part, keys) = sublayer(sites.attention, x, branch)
     x = edited("after_attention", x)
     fields.update(attention=weights, attention_branch=part, after_attention=x)
@@ -167,7 +168,7 @@ def block(
         x = edited("after_cross", x)
         fields.update(cross_attention=weights, cross_branch=part, after_cross=x)
     if config.mlp != "none":
-        x, fields["mlp_branch"] = sublayer(sites.mlp, x, mlp)
+        x, fields["mlp_branch"] = sublayer(sites.mlp, x, mlp, start=start)
     x = edited("hidden", x)
     return LayerTrace(hidden=x, unedited=unedited or None, **fields)
 

@@ -36,7 +36,13 @@ def chained_residual(
     Source: chained attention in the notebook of Dong et al. 2021; the product is that of Theorem
     2.1, the last layer leftmost.
     """
-    product = path_attention(attention, path)
+    return ratios(path_attention(attention, path), norm, mask=mask)
+
+
+def ratios(
+    product: Float[Array, "n n"], norm: str = "composite", *, mask: Any = None
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """What `chained_residual` says of a product that is already made."""
     options = {"norm": norm, "mask": mask}
     return residual_ratio(product, **options), rank_one_ratio(product, **options)
 

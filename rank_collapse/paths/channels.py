@@ -40,29 +40,60 @@ class Channels:
         start: [a, m, n, d], paths from the input.
         memory: [a, m, n, d], paths from the memory; None without cross-attention.
         offset: [n, d], what biases contributed.
+        live: Bool [a], which lengths exist; traced, and not to be vmapped over. Others then cost
+            nothing, one program serves all layers, and lengths are moved one after the other. None
+            for all of them at once.
+        biased: Whether there are biases; False: the offset stays 0 and costs nothing. Static.
     """
 
     start: Any
     memory: Any
     offset: Any
+    live: Any = None
+    biased: bool = struct.field(pytree_node=False, default=True)
 
     def map(self, fn: Any, lengths: int | None = None, counts: int | None = None) -> "Channels":
         """fn(c [g, n, d], ones [g]) of all channels at once, or of the first slots of each axis."""
         groups = [g for g in (self.start, self.memory) if g is not None]
         groups = [g[:lengths, :counts] for g in groups]
         n, d = self.offset.shape
+        if self.live is not None:
+            return self._map_live(fn, groups)
         flat = jnp.concatenate([*(g.reshape(-1, n, d) for g in groups), self.offset[None]])
         ones = jnp.zeros(len(flat), flat.dtype).at[-1].set(1)
         out = fn(flat, ones)
         half = out[:-1].reshape(len(groups), *groups[0].shape)
         memory = None if self.memory is None else half[1]
-        return Channels(start=half[0], memory=memory, offset=out[-1])
+        return self.replace(start=half[0], memory=memory, offset=out[-1])
+
+    def _map_live(self, fn, groups):
+        """`map`, length by length, of those that exist."""
+        lengths, _, n, d = groups[0].shape
+        slots = jnp.stack(groups, axis=1)  # [a, groups, m, n, d]
+
+        def one(_, step):
+            live, c = step
+            flat = c.reshape(-1, n, d)
+            zeros = jnp.zeros(len(flat), flat.dtype)
+            moved = jax.lax.cond(live, lambda c: fn(c, zeros), lambda c: jnp.zeros_like(c), flat)
+            return None, moved.reshape(c.shape)
+
+        _, out = jax.lax.scan(one, None, (self.live[:lengths], slots))
+        offset = self.offset
+        if self.biased:
+            offset = fn(offset[None], jnp.ones(1, offset.dtype))[0]
+        memory = None if self.memory is None else out[:, 1]
+        return self.replace(start=out[:, 0], memory=memory, offset=offset)
 
     def shift(self, axis: int | None) -> "Channels":
         """One empty slot put in front of a slot axis; None for no axis."""
         if axis is None:
             return self
-        return self.replace(start=_padded(self.start, axis), memory=_padded(self.memory, axis))
+        live = self.live
+        if axis == 0 and live is not None:
+            live = live.at[1:].max(live[:-1])
+        start, memory = _padded(self.start, axis), _padded(self.memory, axis)
+        return self.replace(start=start, memory=memory, live=live)
 
 
 def _padded(group, axis):
@@ -91,13 +122,14 @@ class Layout:
     @property
     def one_length(self) -> bool:
         """Without skips all paths are of length l: one slot, whose meaning moves with the layer."""
-        return not self.config.attention_skip and not self.config.cross_attention
+        moving = not self.config.attention_skip and not self.config.cross_attention
+        return moving and not self.config.parallel
 
     @property
     def one_count(self) -> bool:
         """Nothing is counted, or without skips all paths pass all MLPs."""
         moving = not self.config.mlp_skip and not self.config.cross_attention
-        return not self.counted or moving
+        return not self.counted or (moving and not self.config.parallel)
 
     def slots(self, num_layers: int) -> tuple[int, int]:
         """Size of the two slot axes after that many layers."""
@@ -196,7 +228,8 @@ def advance(
         part = frozen.frozen_attention(params.cross, constants.cross_weights, own, ones)
         entering, bias = edited("cross_branch", part, ones)
         empty = jnp.zeros_like(channels.memory)
-        return Channels(empty, empty.at[1, 0].set(entering), bias), None
+        part = channels.replace(start=empty, memory=empty.at[1, 0].set(entering), offset=bias)
+        return part, None
 
     def mlp(c, ones):
         part = frozen.frozen_mlp(params.mlp, constants.gate, c, ones)
@@ -208,6 +241,7 @@ def advance(
             return channels
         return channels.map(lambda c, ones: edited(name, c, ones))
 
+    start = channels
     length_axis = None if layout.one_length else 0
     count_axis = None if layout.one_count else 1
     channels, _ = sublayer(
@@ -225,11 +259,20 @@ def advance(
         channels = passed("after_cross", channels)
     if config.mlp != "none":
         channels, _ = sublayer(
-            sites.mlp, channels, shifted(mlp, count_axis), norm_by(constants.mlp_scale), channel_sum
-        )
+            sites.mlp, channels, shifted(mlp, count_axis), norm_by(constants.mlp_scale),
+            channel_sum, start,
+        )  # fmt: skip
     return passed("hidden", channels)
 
 
 def channel_sum(site: Site, channels: Channels, part: Channels) -> Channels:
     """γ part + λ channels·[skip], slot by slot."""
-    return jax.tree.map(lambda c, p: token_sum(site, c, p), channels, part)
+
+    def total(c, p):
+        return None if c is None else token_sum(site, c, p)
+
+    return part.replace(
+        start=total(channels.start, part.start),
+        memory=total(channels.memory, part.memory),
+        offset=total(channels.offset, part.offset),
+    )

@@ -7,8 +7,9 @@ norms and MLPs applied channel by channel, biases in a channel of their own. The
 the output. Cost: about L/2 + 1 uses of the value, output and MLP matrices, not (1+H)^L.
 """
 
+import dataclasses
 import functools
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -17,13 +18,14 @@ from jaxtyping import Array
 from rank_collapse import struct
 from rank_collapse.network import layers
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.entry import enter
-from rank_collapse.network.gains import layer_gains
+from rank_collapse.network.entry import Entry, enter
+from rank_collapse.network.gains import LayerGains, layer_gains
 from rank_collapse.network.parameters import TransformerParams
+from rank_collapse.network.passes import Layer
 from rank_collapse.network.precision import full_precision
 from rank_collapse.network.transformer import block
 from rank_collapse.paths import frozen
-from rank_collapse.paths.channels import Layout, advance
+from rank_collapse.paths.channels import Channels, Layout, advance
 
 
 @struct.dataclass
@@ -152,9 +154,8 @@ def _contributions(params, entry, config, gains, on_paths, head_gain, count_mlps
         state, channels = carry
         layer, (index, own, path_own, heads) = step
         trace = block(layer, state, config, own, entry, layer=index)
-        constants = frozen.freeze_layer(layer, state, trace, config, own)
-        channels = advance(layer, constants, channels, entry, layout, path_own, heads, layer=index)
-        return (trace.hidden, channels), None
+        seen = Layer(layer, own, index, state, trace)
+        return (trace.hidden, moved(seen, channels, entry, layout, path_own, heads)), None
 
     # Recomputing a layer in the backward pass keeps gradients in O(L² n d).
     body = jax.checkpoint(body, prevent_cse=False)
@@ -165,17 +166,98 @@ def _contributions(params, entry, config, gains, on_paths, head_gain, count_mlps
         steps = (layer_rows(params, config, rows), _slice(swept, rows))
         carry = (state, layout.grow(channels, last))
         (state, channels), _ = jax.lax.scan(body, carry, steps)
-    output = state
+    return collected(params, state, channels, layout)
+
+
+def moved(
+    layer: Layer,
+    channels: Channels,
+    entry: Entry,
+    layout: Layout,
+    gains: LayerGains,
+    head_gain: Any = None,
+) -> Channels:
+    """Channels after one layer, whose constants are those of its own computation.
+
+    Args:
+        layer: With what it computed.
+        channels: Before it.
+        entry: From `enter`.
+        layout: Which slots there are.
+        gains, head_gain: As in `advance`.
+    """
+    constants = frozen.freeze_layer(layer.params, layer.x, layer.trace, layout.config, layer.gains)
+    return advance(
+        layer.params, constants, channels, entry, layout, gains, head_gain, layer=layer.index
+    )
+
+
+def collected(
+    params: TransformerParams, last: Array, channels: Channels, layout: Layout
+) -> PathContributions:
+    """The sums by length behind the last layer, the final norm frozen where there is one.
+
+    Args:
+        params: The final norm is read of them.
+        last: The last hidden states [n, d].
+        channels: Behind the last layer.
+        layout: Which slots there are.
+    """
+    config, output = layout.config, last
     if config.final_norm:
-        scale, norm = frozen.frozen_scale(state, config), params.final_norm
+        scale, norm = frozen.frozen_scale(last, config), params.final_norm
         channels = channels.map(lambda c, ones: frozen.frozen_norm(norm, scale, c, ones, config))
-        output = layers.norm(norm, state, config.norm, config.norm_eps)
+        output = layers.norm(norm, last, config.norm, config.norm_eps)
     by_length, from_memory = layout.finish(channels.start), layout.finish(channels.memory)
     if from_memory is not None:
         by_length = by_length + from_memory
     return PathContributions(
         by_length=by_length, offset=channels.offset, from_memory=from_memory, output=output
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class LengthPass:
+    """`path_contributions` layer by layer: a `LayerPass` whose result are `PathContributions`.
+
+    All L + 1 lengths have their room from the start, and the lengths that exist are moved one
+    after the other: one program for all layers, Σ_l (l + 1) uses of the value, output and MLP
+    matrices, and no more memory than the channels and one branch of one length.
+
+    Attributes:
+        biased: Whether the network has biases; False: no offset is carried.
+    """
+
+    biased: bool = True
+    forward: ClassVar[bool] = True
+
+    def begin(self, entry: Entry, config: TransformerConfig) -> Channels:
+        """X^0 in the slot of length 0, and room for the others."""
+        layout = Layout(config=config, count_mlps=False)
+        channels = layout.grow(layout.begin(entry.x), config.depth)
+        return channels.replace(biased=self.biased)
+
+    def step(
+        self, layer: Layer, carry: Channels, entry: Entry, config: TransformerConfig
+    ) -> tuple[Channels, None]:
+        """The channels behind the layer."""
+        layout = Layout(config=config, count_mlps=False)
+        if not layout.one_length:
+            carry = carry.replace(live=jnp.arange(config.depth + 1) <= layer.index)
+        channels = moved(layer, carry, entry, layout, layer.gains)
+        return channels.replace(live=None), None
+
+    def finish(
+        self,
+        params: TransformerParams,
+        last: Array,
+        carry: Channels,
+        told: None,
+        entry: Entry,
+        config: TransformerConfig,
+    ) -> PathContributions:
+        """The sums by length."""
+        return collected(params, last, carry, Layout(config=config, count_mlps=False))
 
 
 def _slice(tree, rows):

@@ -61,7 +61,7 @@ def _shares(params, entry, config) -> Array:
 
     def body(c, step):
         layer, (index, own, computed, gains) = step
-        sites, rows = sites_of(layer, config, gains), []
+        sites, rows, start = sites_of(layer, config, gains), [], c
         for place, name in enumerate(names):
             part = getattr(computed, f"{name}_branch")
             row = 1 + index * len(names) + place
@@ -70,7 +70,7 @@ def _shares(params, entry, config) -> Array:
                 return jnp.zeros_like(seen).at[row].set(part), None
 
             norm = frozen.norm_at(getattr(own, f"{name}_scale"), ones, config)
-            c, _ = sublayer(getattr(sites, name), c, written, norm)
+            c, _ = sublayer(getattr(sites, name), c, written, norm, start=start)
             rows.append(shares(c))
         return c, jnp.stack(rows)
 

@@ -17,7 +17,7 @@ from rank_collapse.network.entry import enter
 from rank_collapse.network.gains import layer_gains
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.precision import full_precision
-from rank_collapse.network.sublayer import sites_of, sublayer, token_norm
+from rank_collapse.network.sublayer import looked_at, sites_of, sublayer
 from rank_collapse.network.transformer import scan_layers
 from rank_collapse.paths import frozen
 
@@ -92,14 +92,14 @@ def _direct(params, entry, config) -> DirectContributions:
             return lambda seen: (jnp.zeros_like(seen).at[row].set(part), None)
 
         def heads(seen):
-            looks_at = token_norm(sites.attention, x) if sites.attention.norms_input else x
-            parts = attn.head_outputs(layer.attention, own.weights, looks_at)
+            parts = attn.head_outputs(layer.attention, own.weights, looked_at(sites.attention, x))
             bias = jnp.broadcast_to(layer.attention.b_o, (1, n, d))
             shares = jnp.zeros(h + 1, c.dtype).at[-1].set(1)
             parts = passed("attention_branch", jnp.concatenate([parts, bias]), shares)
             empty = jnp.zeros_like(seen).at[-1].set(parts[-1])
             return jax.lax.dynamic_update_slice(empty, parts[:-1], (1 + index * h, 0, 0)), None
 
+        start = c
         c, _ = sublayer(sites.attention, c, heads, norm_by(own.attention_scale))
         c = passed("after_attention", c)
         if config.cross_attention:
@@ -108,7 +108,7 @@ def _direct(params, entry, config) -> DirectContributions:
             c = passed("after_cross", c)
         if config.mlp != "none":
             mlp = written(mlp_row + index, computed.mlp_branch)
-            c, _ = sublayer(sites.mlp, c, mlp, norm_by(own.mlp_scale))
+            c, _ = sublayer(sites.mlp, c, mlp, norm_by(own.mlp_scale), start=start)
         return passed("hidden", c), None
 
     inputs = jnp.concatenate([entry.x[None], trace.hidden[:-1]])

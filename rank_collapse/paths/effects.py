@@ -4,7 +4,9 @@ Functions of one example, for `profiles.measure_batch`. Axis letters: n tokens, 
 k is a path length, 0 .. L.
 """
 
-from typing import Any
+import dataclasses
+import functools
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -13,10 +15,13 @@ from jaxtyping import Array, Float
 from rank_collapse.measures.norms import composite_norm
 from rank_collapse.measures.residuals import residual, residual_ratio
 from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.entry import Entry, enter
 from rank_collapse.network.parameters import TransformerParams
-from rank_collapse.network.transformer import apply
-from rank_collapse.paths.chains import branch_sizes, chained_residual, measured_sizes
-from rank_collapse.paths.contributions import path_contributions
+from rank_collapse.network.passes import Layer, run
+from rank_collapse.paths import chains
+from rank_collapse.paths.chains import measured_sizes
+from rank_collapse.paths.contributions import PathContributions, path_contributions
+from rank_collapse.paths.enumeration import extended
 from rank_collapse.paths.sets import sample_path_sets
 
 
@@ -52,7 +57,16 @@ def length_effects(
 
     Source: the path decomposition of Dong et al. 2021 (Theorem 2.1), with every path summed.
     """
-    found = path_contributions(params, x, config, mask=mask, **inputs)
+    return sizes_of(path_contributions(params, x, config, mask=mask, **inputs), mask=mask)
+
+
+def sizes_of(found: PathContributions, *, mask: Any = None) -> dict[str, Float[Array, "..."]]:
+    """The measures of `length_effects` from the sums themselves.
+
+    Args:
+        found: From `path_contributions`.
+        mask: Bool [n], the tokens that exist; others count nowhere.
+    """
     n = found.output.shape[0]
     keep = jnp.ones(n, bool) if mask is None else mask
 
@@ -119,22 +133,60 @@ def chain_effects(
 
     Source: chained attention and α in the published code of Dong et al. 2021.
     """
-    trace = apply(params, x, config, mask=mask, **inputs)
-    lengths = jnp.arange(1, config.depth + 1)
-    key = jax.random.key(seed)
-    paths = sample_path_sets(key, lengths, 1, num_paths, config.depth, config.num_heads)[:, 0]
-    # One product after another: all together would hold L·p matrices [n, n] for every text.
-    ratios = jax.lax.map(
-        lambda path: chained_residual(trace.attention, path, mask=mask),
-        paths.reshape(-1, config.depth),
-    )
-    found, rank_one = (ratio.reshape(paths.shape[:2]) for ratio in ratios)
-    skip, branch = branch_sizes(trace, mask=mask)
-    initial = composite_norm(residual(trace.hidden[0], mask=mask), mask=mask)
-    return {
-        "chain_residual": found,
-        "chain_rank_one": rank_one,
-        "skip": skip,
-        "branch": branch,
-        "initial": initial,
-    }
+    params, entry = enter(params, x, config, mask=mask, **inputs)
+    return _chain_effects(params, entry, config, num_paths, seed)
+
+
+@functools.partial(jax.jit, static_argnames=("num_paths", "seed"))
+def _chain_effects(params, entry, config, num_paths, seed):
+    return run(ChainPass(num_paths, seed), params, entry, config)
+
+
+@dataclasses.dataclass(frozen=True)
+class ChainPass:
+    """`chain_effects` layer by layer: a `LayerPass`, which carries every path's product.
+
+    Attributes:
+        num_paths: Paths of each length.
+        seed: Of the paths.
+    """
+
+    num_paths: int = 5
+    seed: int = 0
+    forward: ClassVar[bool] = True
+
+    def begin(self, entry: Entry, config: TransformerConfig) -> tuple[Array, Array]:
+        """The paths, and the empty product of each."""
+        lengths = jnp.arange(1, config.depth + 1)
+        drawn = (lengths, 1, self.num_paths, config.depth, config.num_heads)
+        paths = sample_path_sets(jax.random.key(self.seed), *drawn).reshape(-1, config.depth)
+        n = entry.x.shape[0]
+        return paths, jnp.broadcast_to(jnp.eye(n, dtype=entry.x.dtype), (len(paths), n, n))
+
+    def step(
+        self, layer: Layer, carry: Any, entry: Entry, config: TransformerConfig
+    ) -> tuple[Any, Any]:
+        """The products with the heads that the paths take here; N(x) and N(SA(x))."""
+        paths, products = carry
+        products = jax.lax.map(
+            lambda a: extended(layer.trace.attention, *a), (paths[:, layer.index], products)
+        )
+        sizes = (layer.x, layer.trace.attention_branch)
+        return (paths, products), tuple(composite_norm(a, mask=entry.exists) for a in sizes)
+
+    def finish(
+        self, params: Any, last: Any, carry: Any, told: Any, entry: Entry, config: TransformerConfig
+    ) -> dict[str, Float[Array, "..."]]:
+        """The measures by name."""
+        mask, (skip, branch) = entry.exists, told
+        # One product after another: singular values of all together would hold them twice.
+        ratios = jax.lax.map(lambda product: chains.ratios(product, mask=mask), carry[1])
+        found, rank_one = (ratio.reshape(config.depth, self.num_paths) for ratio in ratios)
+        initial = composite_norm(residual(entry.x, mask=mask), mask=mask)
+        return {
+            "chain_residual": found,
+            "chain_rank_one": rank_one,
+            "skip": skip,
+            "branch": branch,
+            "initial": initial,
+        }

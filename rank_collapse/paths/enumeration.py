@@ -134,13 +134,24 @@ def path_attention(
         attention: Attention weights of every layer and head, `Trace.attention`.
         path: Heads 0..H−1, or H for a skip.
     """
-    n = attention.shape[2]
-    eye = jnp.eye(n, dtype=attention.dtype)
-    with_skip = jnp.concatenate([attention, jnp.broadcast_to(eye, attention[:, :1].shape)], axis=1)
-    product = eye
+    product = jnp.eye(attention.shape[2], dtype=attention.dtype)
     for l in range(attention.shape[0]):
-        product = with_skip[l, path[l]] @ product
+        product = extended(attention[l], path[l], product)
     return product
+
+
+def extended(
+    attention: Float[Array, "h n n"], choice: Any, product: Float[Array, "n n"]
+) -> Float[Array, "n n"]:
+    """P_h of one layer times the product so far; a skip leaves it as it is.
+
+    Args:
+        attention: Attention weights of one layer.
+        choice: Head 0..H−1, or H for a skip; may be traced.
+        product: P_path of the layers before.
+    """
+    head = attention[jnp.minimum(choice, attention.shape[0] - 1)]
+    return jnp.where(choice == attention.shape[0], product, head @ product)
 
 
 @full_precision

@@ -1,9 +1,10 @@
 """A network with attention weights, norm statistics and MLP gates held fixed: an affine map.
 
-At a given input, P_h, 1/σ of each norm and φ(z)/z of each MLP are constants; with them frozen
-every sublayer is linear plus a bias, so that its input may be split into channels that pass it
-one by one. Channels are [g, n, d] with `ones` [g], the share of each bias a channel takes: 1 for
-the channel of the offset, 0 for all others; [1] where all take the same.
+At a given input, P_h, 1/σ of each norm, φ(z)/z of each MLP and the shares that a router gives are
+constants; with them frozen every sublayer is linear plus a bias, so that its input may be split
+into channels that pass it one by one. Channels are [g, n, d] with `ones` [g], the share of each
+bias a channel takes: 1 for the channel of the offset, 0 for all others; [1] where all take the
+same.
 """
 
 import functools
@@ -20,7 +21,7 @@ from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.entry import Entry
 from rank_collapse.network.gains import LayerGains, layer_gains
 from rank_collapse.network.parameters import BlockParams, TransformerParams
-from rank_collapse.network.sublayer import Site, norm_input, sites_of, token_norm
+from rank_collapse.network.sublayer import Site, looked_at, norm_input, sites_of
 from rank_collapse.network.transformer import LayerTrace, block, scan_layers
 
 
@@ -71,14 +72,14 @@ def freeze_layer(
         "weights": trace.attention,
         "attention_scale": scale(sites.attention, x, trace.attention_branch),
     }
-    x = trace.after_attention
+    start, x = x, trace.after_attention
     if config.cross_attention:
         fields["cross_weights"] = trace.cross_attention
         fields["cross_scale"] = scale(sites.cross, x, trace.cross_branch)
         x = trace.after_cross
     if config.mlp != "none":
-        seen = token_norm(sites.mlp, x) if sites.mlp.norms_input else x
-        fields["gate"] = mlp_gate(params.mlp, seen, config.mlp)
+        x = start if sites.mlp.parallel else x
+        fields["gate"] = mlp_gate(params.mlp, looked_at(sites.mlp, x), config.mlp, config.routing)
         fields["mlp_scale"] = scale(sites.mlp, x, trace.mlp_branch)
     return FrozenLayer(**fields)
 
@@ -113,12 +114,22 @@ def carry_edit(
     return edits.carried(here, constants.unedited[name], c, ones)
 
 
-def mlp_gate(params: layers.MLPParams, x: Float[Array, "n d"], kind: str) -> Float[Array, "n f"]:
-    """g with MLP(x) = (g ∘ (x W_in + b_in)) W_out + b_out: φ(z)/z, or φ of a gated MLP's gate."""
+def mlp_gate(
+    params: layers.MLPParams,
+    x: Float[Array, "n d"],
+    kind: str,
+    routing: layers.Routing | None = None,
+) -> Float[Array, "n f"]:
+    """g with MLP(x) = (g ∘ (x W_in + b_in)) W_out + b_out: φ(z)/z, or φ of a gated MLP's gate.
+
+    Times the router's shares of a mixture of experts.
+    """
     activation = layers.activation_of(kind)
     if kind in layers.GATED:
-        return activation.fn(x @ params.w_gate + params.b_gate[None, :])
-    return activation.gate(x @ params.w_in + params.b_in[None, :])
+        gate = activation.fn(x @ params.w_gate + params.b_gate[None, :])
+    else:
+        gate = activation.gate(x @ params.w_in + params.b_in[None, :])
+    return gate if routing is None else gate * layers.unit_shares(params, x, routing)
 
 
 def frozen_scale(x: Float[Array, "n d"], config: TransformerConfig) -> Float[Array, "n 1"]:

@@ -19,7 +19,7 @@ from rank_collapse.network.entry import enter
 from rank_collapse.network.gains import layer_gains, scaled
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.precision import full_precision
-from rank_collapse.network.sublayer import sites_of, sublayer
+from rank_collapse.network.sublayer import looked_at, sites_of, sublayer
 from rank_collapse.network.transformer import scan_layers
 from rank_collapse.paths import frozen
 from rank_collapse.paths.contributions import path_gains
@@ -110,8 +110,8 @@ class _Layer:
         own = scaled(site.branch_gain, own)
         return norm(site, own) if site.placement == "post" else own
 
-    def rest(self, c):
-        """The sublayers after attention."""
+    def rest(self, c, start):
+        """The sublayers after attention; `start` is the layer's input, for a parallel MLP."""
 
         def cross(c):
             if not self.one:
@@ -129,7 +129,8 @@ class _Layer:
             c, _ = sublayer(self.sites.cross, c, cross, self.norm(self.constants.cross_scale))
             c = self.edited("after_cross", c)
         if self.config.mlp != "none":
-            c, _ = sublayer(self.sites.mlp, c, mlp, self.norm(self.constants.mlp_scale))
+            norm = self.norm(self.constants.mlp_scale)
+            c, _ = sublayer(self.sites.mlp, c, mlp, norm, start=start)
         return self.edited("hidden", c)
 
 
@@ -149,22 +150,22 @@ def _carry_heads(params, entry, config, on_paths, chunk):
         layer, (index, own, gains) = step
         here = _Layer(layer, own, gains, index, entry, config)
         everything = here.replace(one=1.0)
-        seen = whole
-        if here.sites.attention.norms_input:
-            seen = everything.norm(own.attention_scale)(here.sites.attention, whole)
+        norm = everything.norm(own.attention_scale)
+        seen = looked_at(here.sites.attention, whole, norm)
 
         def of_layer(item):
             """The heads of one layer: carried on, started, or not there yet and left at 0."""
             origin, c = item
             branches = (
-                lambda c: pieces(lambda c: here.rest(here.attend(c)), c),
-                lambda c: pieces(here.rest, here.start(seen[0])),
+                lambda c: pieces(lambda c: here.rest(here.attend(c), c), c),
+                # What a head writes, an MLP beside it does not see.
+                lambda c: pieces(lambda c: here.rest(c, jnp.zeros_like(c)), here.start(seen[0])),
                 lambda c: c,
             )
             return jax.lax.switch(jnp.sign(origin - index) + 1, branches, c)
 
         outputs = jax.lax.map(of_layer, (jnp.arange(config.depth), outputs))
-        return (everything.rest(everything.attend(whole)), outputs), None
+        return (everything.rest(everything.attend(whole), whole), outputs), None
 
     swept = (jnp.arange(config.depth), constants, on_paths)
     carry = (entry.x[None], jnp.zeros((config.depth, h, n, d), entry.x.dtype))

@@ -159,7 +159,9 @@ def _frozen_steps(params, config, gains, entry):
         around = {"sandwich": "pre", "branch": "none"}.get(site.placement, site.placement)
         c, _ = sublayer(site.replace(placement=around), c, chosen, norm, lambda site, x, part: part)
         if config.mlp != "none":
-            c, _ = sublayer(sites.mlp, c, mlp, norm_by(own.mlp_scale))
+            # A parallel MLP looks past the layer's heads: its branch is on the path of the skip.
+            start = jnp.where(_kind(choice, config) == 2, state[None], 0)
+            c, _ = sublayer(sites.mlp, c, mlp, norm_by(own.mlp_scale), start=start)
         return c[0]
 
     def finish(state):

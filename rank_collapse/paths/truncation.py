@@ -84,12 +84,13 @@ def _truncated(params, entry, config, length):
 
     def body(state, step):
         layer, gains = step
-        sites = sites_of(layer, config, gains)
+        sites, start = sites_of(layer, config, gains), state
+        context = entry.context.of_layer(gains.window)
 
         def attention(seen):
             x = _total(seen)
             weights = attn.attention_weights(
-                layer.attention, x, x, context=entry.context, temperature=gains.temperature, **score
+                layer.attention, x, x, context=context, temperature=gains.temperature, **score
             )
             part = seen.map(
                 lambda c, ones: frozen.frozen_attention(layer.attention, weights, c, ones), -1
@@ -97,12 +98,12 @@ def _truncated(params, entry, config, length):
             return part.replace(start=jnp.where(keep, part.start, 0)), None
 
         def mlp(seen):
-            gate = frozen.mlp_gate(layer.mlp, _total(seen), config.mlp)
+            gate = frozen.mlp_gate(layer.mlp, _total(seen), config.mlp, config.routing)
             return seen.map(lambda c, ones: frozen.frozen_mlp(layer.mlp, gate, c, ones)), None
 
         state, _ = sublayer(sites.attention, state, attention, norm, channel_sum)
         if config.mlp != "none":
-            state, _ = sublayer(sites.mlp, state, mlp, norm, channel_sum)
+            state, _ = sublayer(sites.mlp, state, mlp, norm, channel_sum, start)
         return state, None
 
     zeros = jnp.zeros_like(entry.x)

@@ -1,27 +1,43 @@
 """Pretrained architectures as configurations of the one network.
 
 `load` reads a checkpoint folder as Hugging Face saves it, or a model in memory; `random_like`
-gives the same architecture at its own initialisation. One file per family maps its names and
-shapes; `families` is the table of them.
+gives the same architecture at its own initialisation. `open_checkpoint` leaves the layers in the
+file until `stream` measures them, one by one. One file per family maps its names and shapes;
+`families` is the table of them.
 """
 
 from rank_collapse.pretrained.families import (
     FAMILIES,
     config_of,
     load,
+    open_checkpoint,
+    open_random,
     random_like,
     settings_of,
 )
 from rank_collapse.pretrained.family import Family
+from rank_collapse.pretrained.gradients import stream_gradients
+from rank_collapse.pretrained.opened import OpenCheckpoint
 from rank_collapse.pretrained.published import PUBLISHED, published_curves
+from rank_collapse.pretrained.read_out import ReadOut
+from rank_collapse.pretrained.streaming import Job, State, state_like, stream
 
 __all__ = [
     "FAMILIES",
     "PUBLISHED",
     "Family",
+    "Job",
+    "OpenCheckpoint",
+    "ReadOut",
+    "State",
     "config_of",
     "load",
+    "open_checkpoint",
+    "open_random",
     "published_curves",
     "random_like",
     "settings_of",
+    "state_like",
+    "stream",
+    "stream_gradients",
 ]

@@ -115,7 +115,7 @@ def embedding(
         segments = weights.take(name, config.num_segments, e)
     return weights.to_device(
         EmbeddingParams(
-            tokens=weights.take("embeddings.word_embeddings.weight", config.vocab_size, e),
+            tokens=weights.table("embeddings.word_embeddings.weight", config.vocab_size, e),
             positions=positions[rows - config.num_positions :],
             segments=segments,
             norm=weights.norm("embeddings.LayerNorm", e),

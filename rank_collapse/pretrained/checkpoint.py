@@ -100,14 +100,41 @@ class Checkpoint:
         """Size of all tensors on disk."""
         return sum(np.dtype(e.dtype).itemsize * math.prod(e.shape) for e in self.entries.values())
 
-    def read(self, name: str) -> np.ndarray:
-        """One tensor, in the file's dtype.
+    def dtype(self, name: str) -> Any:
+        """The dtype of one tensor."""
+        return self.entries[name].dtype
+
+    def read_rows(self, name: str, first: int, last: int) -> np.ndarray:
+        """Rows first .. last − 1 of a matrix, in the file's dtype.
 
         Raises:
-            ValueError: A tensor with values that are not finite, or one that repeats its values
-                (a stride of 0), which a few bytes could make as large as they like.
+            ValueError: As `read`.
         """
         entry = self.entries[name]
+        if entry.strides is not None:
+            return self.read(name)[first:last]
+        rows, width = entry.shape
+        item = np.dtype(entry.dtype).itemsize
+        part = entry._replace(
+            offset=entry.offset + first * width * item, shape=(min(last, rows) - first, width)
+        )
+        return self._read(part, name, True)
+
+    def read(self, name: str, *, finite: bool = True) -> np.ndarray:
+        """One tensor, in the file's dtype.
+
+        Args:
+            name: Which.
+            finite: Whether to refuse values that are not finite.
+
+        Raises:
+            ValueError: A tensor with values that are not finite, a file cut short, or a tensor
+                that repeats its values (a stride of 0), which a few bytes could make as large as
+                they like.
+        """
+        return self._read(self.entries[name], name, finite)
+
+    def _read(self, entry, name, finite):
         if math.prod(entry.shape) == 0:
             return np.zeros(entry.shape, entry.dtype)
         count = math.prod(entry.shape)
@@ -128,7 +155,7 @@ class Checkpoint:
         else:
             strides = tuple(s * item for s in entry.strides)
             array = np.lib.stride_tricks.as_strided(array, entry.shape, strides)
-        if array.dtype.kind in "fV" and not np.isfinite(array).all():
+        if finite and array.dtype.kind in "fV" and not np.isfinite(array).all():
             raise ValueError(f"{entry.path}: tensor {name!r} holds values that are not finite")
         return array
 
@@ -158,7 +185,8 @@ def safetensors_entries(path: Path) -> dict[str, Entry]:
     entries, last = {}, 0
     for name, (kind, shape, begin, end) in sorted(spans.items(), key=lambda item: item[1][2:]):
         if kind not in _SAFE_DTYPES:
-            raise ValueError(f"{path}: tensor {name!r} has the unsupported dtype {kind}")
+            quantised = ": a quantised checkpoint" if kind.startswith(("F8", "F6", "F4")) else ""
+            raise ValueError(f"{path}: tensor {name!r} has the unsupported dtype {kind}{quantised}")
         dtype = _SAFE_DTYPES[kind]
         if end - begin != math.prod(shape) * np.dtype(dtype).itemsize:
             raise ValueError(f"{path}: tensor {name!r} of shape {shape} has {end - begin} bytes")

@@ -74,7 +74,7 @@ def params(
         layers=weights.stack(range(config.depth), layer),
         embedding=weights.to_device(
             EmbeddingParams(
-                tokens=weights.take("embeddings.word_embeddings.weight", tables.vocab_size, d),
+                tokens=weights.table("embeddings.word_embeddings.weight", tables.vocab_size, d),
                 positions=positions,
                 norm=weights.norm("embeddings.LayerNorm", d),
             )

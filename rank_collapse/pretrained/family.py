@@ -7,6 +7,7 @@ from typing import Any
 
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.parameters import TransformerParams
+from rank_collapse.pretrained.read_out import ReadOut
 from rank_collapse.pretrained.weights import Draw, Weights
 
 Settings = dict[str, Any]
@@ -33,8 +34,11 @@ class Family:
         config: settings -> the network.
         params: (weights, settings, config) -> its parameters.
         draw: (tensor name, settings) -> how the tensor is drawn at initialisation.
+        read_out: (weights, settings, config) -> the `ReadOut` of a causal language model; None
+            where there is none, or one that is not linear.
         parts: The networks of one checkpoint, where there are several; the first is the default.
         kinds: The types of entries whose default does not tell, such as one that is None.
+        nullable: Entries for which null is a value of its own rather than the default.
     """
 
     model_type: str
@@ -43,23 +47,36 @@ class Family:
     config: Callable[[Settings], TransformerConfig]
     params: Callable[[Weights, Settings, TransformerConfig], TransformerParams]
     draw: Callable[[str, Settings], Draw]
+    read_out: Callable[[Weights, Settings, TransformerConfig], ReadOut] | None = None
     parts: tuple[str, ...] = ()
     kinds: Mapping[str, tuple[type, ...]] = dataclasses.field(default_factory=dict)
+    nullable: tuple[str, ...] = ()
 
     def settings(self, given: Mapping[str, Any], part: str | None = None) -> Settings:
         """The entries of a config.json, completed by the defaults and, of several parts, the part.
 
         Raises:
-            ValueError: A part that the family does not have, an entry of another type than its
-                default's, a number that is not finite, or layers beyond `MAX_LAYERS`.
+            ValueError: A quantised checkpoint, a part that the family does not have, an entry of
+                another type than its default's, a number that is not finite, or layers beyond
+                `MAX_LAYERS`.
         """
         if part is not None and part not in self.parts:
             raise ValueError(
                 f"part={part!r} of a {self.model_type} model is not one of {self.parts}"
             )
+        quantised = given.get("quantization_config")
+        if quantised:
+            method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
+            raise ValueError(
+                f"a checkpoint quantised by {method!r} is not supported: save it in bfloat16 or "
+                "float32"
+            )
         # An entry that is null in the file means the default, as it does where it was written.
-        given = {k: v for k, v in given.items() if v is not None or k not in self.defaults}
+        usual = self.defaults.keys() - set(self.nullable)
+        given = {k: v for k, v in given.items() if v is not None or k not in usual}
         for name in given.keys() & self.defaults.keys():
+            if given[name] is None:
+                continue
             kinds = self.kinds.get(name, (type(self.defaults[name]),))
             check_entry(name, given[name], kinds)
             given[name] = float(given[name]) if kinds == (float,) else given[name]

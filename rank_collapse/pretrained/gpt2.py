@@ -12,6 +12,7 @@ from rank_collapse.network.embedding import EmbeddingConfig, EmbeddingParams
 from rank_collapse.network.layers import MLPParams
 from rank_collapse.network.parameters import BlockParams, TransformerParams
 from rank_collapse.pretrained.family import Family
+from rank_collapse.pretrained.read_out import ReadOut
 from rank_collapse.pretrained.weights import Draw, Weights, activation
 
 ANCHORS = ("wte.weight",)
@@ -28,6 +29,7 @@ DEFAULTS = {
     "scale_attn_weights": True,
     "scale_attn_by_inverse_layer_idx": False,
     "add_cross_attention": False,
+    "tie_word_embeddings": True,
 }
 
 
@@ -101,7 +103,7 @@ def params(
         final_norm=weights.to_device(weights.norm("ln_f", d)),
         embedding=weights.to_device(
             EmbeddingParams(
-                tokens=weights.take("wte.weight", tables.vocab_size, d),
+                tokens=weights.table("wte.weight", tables.vocab_size, d),
                 positions=weights.take("wpe.weight", tables.num_positions, d),
             )
         ),
@@ -120,4 +122,16 @@ def draw(name: str, settings: dict[str, Any]) -> Draw:
     return Draw(std=std)
 
 
-GPT2 = Family("gpt2", DEFAULTS, ANCHORS, config, params, draw, kinds={"n_inner": (int,)})
+def read_out(
+    weights: Weights, settings: dict[str, Any], config: TransformerConfig
+) -> ReadOut | None:
+    """The language-model head: the table of tokens, or its own; None without one."""
+    name = "wte.weight" if settings["tie_word_embeddings"] else "lm_head.weight"
+    if not weights.has(name):
+        return None
+    return ReadOut(weights.table(name, config.embedding.vocab_size, config.d_model))
+
+
+GPT2 = Family(
+    "gpt2", DEFAULTS, ANCHORS, config, params, draw, read_out=read_out, kinds={"n_inner": (int,)}
+)

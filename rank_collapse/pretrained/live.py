@@ -34,8 +34,21 @@ class LiveModel:
         """Size of all tensors."""
         return sum(t.element_size() * math.prod(t.shape) for t in self.tensors.values())
 
-    def read(self, name: str) -> np.ndarray:
+    def dtype(self, name: str) -> np.dtype:
+        """The dtype of one tensor as `read` gives it."""
+        kind = str(self.tensors[name].dtype).removeprefix("torch.")
+        return np.dtype("float32" if kind == "bfloat16" else kind)
+
+    def read_rows(self, name: str, first: int, last: int) -> np.ndarray:
+        """Rows first .. last − 1 of a matrix."""
+        return self.read(name)[first:last]
+
+    def read(self, name: str, *, finite: bool = True) -> np.ndarray:
         """One tensor; bfloat16, which numpy lacks, as float32.
+
+        Args:
+            name: Which.
+            finite: Whether to refuse values that are not finite.
 
         Raises:
             ValueError: A tensor with values that are not finite, or without values (on torch's
@@ -47,6 +60,6 @@ class LiveModel:
         if str(tensor.dtype) == "torch.bfloat16":
             tensor = tensor.float()
         array = tensor.cpu().numpy()
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
+        if finite and array.dtype.kind == "f" and not np.isfinite(array).all():
             raise ValueError(f"{self.folder}: tensor {name!r} holds values that are not finite")
         return array

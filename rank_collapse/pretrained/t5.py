@@ -119,7 +119,7 @@ def params(
         layers=weights.stack(range(config.depth), layer),
         final_norm=weights.to_device(weights.norm(f"{part}.final_layer_norm", d, bias=False)),
         embedding=weights.to_device(
-            EmbeddingParams(tokens=weights.take(tokens, config.embedding.vocab_size, d))
+            EmbeddingParams(tokens=weights.table(tokens, config.embedding.vocab_size, d))
         ),
         position_bias=weights.to_device(weights.take(bias, config.num_buckets, config.num_heads)),
     )

@@ -1,8 +1,10 @@
-"""ViT (Dosovitskiy et al. 2021): image patches, a class token, pre-norm.
+"""ViT (Dosovitskiy et al. 2021): image patches, a class token, pre-norm. DeiT (Touvron et al.
+2021): the same with a distillation token.
 
 The network's input is `patches(image, size)`, one flattened patch a row.
 """
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -82,12 +84,30 @@ def config(settings: dict[str, Any]) -> TransformerConfig:
     Raises:
         ValueError: Patches that do not tile the image, or are not square.
     """
+    return _config(settings, place_registers=False, num_registers=0)
+
+
+def _deit_config(settings):
+    """The distillation token stands behind the class token, and has a position."""
+    return _config(settings, place_registers=True, num_registers=1)
+
+
+def num_patches(settings: dict[str, Any]) -> tuple[int, int]:
+    """(patches of an image, side of each).
+
+    Raises:
+        ValueError: Patches that do not tile the image, or are not square.
+    """
     (height, width), (size, other) = _pair(settings["image_size"]), _pair(settings["patch_size"])
     if size != other or height % size or width % size:
         raise ValueError(
             f"patch_size={settings['patch_size']} does not tile image_size={settings['image_size']}"
         )
-    d = settings["hidden_size"]
+    return (height // size) * (width // size), size
+
+
+def _config(settings, num_registers, place_registers):
+    d, (count, size) = settings["hidden_size"], num_patches(settings)
     return TransformerConfig(
         depth=settings["num_hidden_layers"],
         num_heads=settings["num_attention_heads"],
@@ -104,8 +124,10 @@ def config(settings: dict[str, Any]) -> TransformerConfig:
             d_input=settings["num_channels"] * size * size,
             d_embed=d,
             positions="learned",
-            num_positions=(height // size) * (width // size) + 1,
+            num_positions=count + 1 + num_registers,
             class_token=True,
+            num_registers=num_registers,
+            place_registers=place_registers,
             norm=False,
         ),
     )
@@ -138,22 +160,32 @@ def params(
             mlp_norm=weights.norm(f"{name}.layernorm_after", d),
         )
 
-    size, _ = _pair(settings["patch_size"])
-    kernel = "embeddings.patch_embeddings.projection"
-    w_in = weights.take(f"{kernel}.weight", d, settings["num_channels"], size, size)
+    registers = None
+    if tables.num_registers:
+        registers = weights.take("embeddings.distillation_token", 1, 1, d)[0]
     return TransformerParams(
         layers=weights.stack(range(config.depth), layer),
         final_norm=weights.to_device(weights.norm("layernorm", d)),
-        embedding=weights.to_device(
-            EmbeddingParams(
-                w_in=w_in.reshape(d, -1).T,
-                b_in=weights.take(f"{kernel}.bias", d),
-                positions=weights.take(
-                    "embeddings.position_embeddings", 1, tables.num_positions, d
-                )[0],
-                class_token=weights.take("embeddings.cls_token", 1, 1, d)[0, 0],
-            )
-        ),
+        embedding=patch_embedding(weights, settings, tables, registers),
+    )
+
+
+def patch_embedding(
+    weights: Weights, settings: dict[str, Any], config: EmbeddingConfig, registers: Any = None
+) -> EmbeddingParams:
+    """The map of patches, the class token and the positions, with what else stands behind it."""
+    d, (_, size) = config.d_embed, num_patches(settings)
+    kernel = "embeddings.patch_embeddings.projection"
+    w_in = weights.take(f"{kernel}.weight", d, settings["num_channels"], size, size)
+    rows = weights.take("embeddings.position_embeddings", 1, config.num_positions, d)
+    return weights.to_device(
+        EmbeddingParams(
+            w_in=w_in.reshape(d, -1).T,
+            b_in=weights.take(f"{kernel}.bias", d),
+            positions=rows[0],
+            class_token=weights.take("embeddings.cls_token", 1, 1, d)[0, 0],
+            registers=registers,
+        )
     )
 
 
@@ -167,5 +199,13 @@ def draw(name: str, settings: dict[str, Any]) -> Draw:
     return Draw(std=std, truncate=name.endswith(("cls_token", "position_embeddings")))
 
 
+def _deit_draw(name, settings):
+    """DeiT's tokens and positions begin at zero."""
+    if name.endswith(("_token", "position_embeddings")):
+        return Draw(value=0.0)
+    return draw(name, settings)
+
+
 KINDS = dict.fromkeys(("image_size", "patch_size"), (int, list))
 VIT = Family("vit", DEFAULTS, ANCHORS, config, params, draw, kinds=KINDS)
+DEIT = dataclasses.replace(VIT, model_type="deit", config=_deit_config, draw=_deit_draw)

@@ -4,8 +4,10 @@ A mapping asks for tensors by name and shape. They come from a checkpoint, or ar
 architecture initialises them; the mapping does not know which.
 """
 
+import contextlib
+import functools
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -14,6 +16,7 @@ import numpy as np
 
 from rank_collapse.network import layers
 from rank_collapse.network.attention import AttentionParams
+from rank_collapse.pretrained.lazy import LazyLayers, Table
 
 ACTIVATIONS = {
     "gelu": "gelu",
@@ -56,13 +59,17 @@ class Draw(NamedTuple):
 class Weights:
     """The tensors of one model, checked against the shapes its config implies.
 
-    `drawn`: whether they are drawn rather than read.
+    Attributes:
+        drawn: Whether they are drawn rather than read.
+        lazy: Whether layers and tables are left where they are until they are asked for: `stack`
+            then gives `LazyLayers` and `table` a `Table`.
     """
 
     drawn = False
 
-    def __init__(self, dtype: Any = jnp.float32):
-        self.dtype = np.dtype(dtype)
+    def __init__(self, dtype: Any = jnp.float32, *, lazy: bool = False):
+        self.dtype, self.lazy = np.dtype(dtype), lazy
+        self._checks, self._only_shapes = True, False
         if jax.dtypes.canonicalize_dtype(self.dtype) != self.dtype:
             raise ValueError(f"dtype={self.dtype} needs jax_enable_x64")
 
@@ -74,18 +81,52 @@ class Weights:
         """One tensor of the given shape."""
         raise NotImplementedError
 
+    def table(self, name: str, rows: int, width: int) -> Any:
+        """A table of tokens: as `take` gives it, or a `Table` where layers are `lazy`."""
+        return self._table(name, rows, width) if self.lazy else self.take(name, rows, width)
+
+    def _table(self, name, rows, width):
+        whole = self.take(name, rows, width)
+        return Table(lambda first, last: whole[first:last], (rows, width))
+
+    @contextlib.contextmanager
+    def shapes_only(self) -> Iterator[None]:
+        """Inside, `take` checks names and shapes and gives a zero of that shape."""
+        self._only_shapes = True
+        try:
+            yield
+        finally:
+            self._only_shapes = False
+
+    @contextlib.contextmanager
+    def checking(self) -> Iterator[None]:
+        """Inside, `take` refuses values that are not finite, as it does where nothing is lazy."""
+        before, self._checks = self._checks, True
+        try:
+            yield
+        finally:
+            self._checks = before
+
+    def unchecked(self) -> None:
+        """From now on `take` leaves it to its caller to look for values that are not finite."""
+        self._checks = False
+
+    def first(self, *names: str) -> str:
+        """The first of the names that the model has; the last where it has none of them."""
+        return next((name for name in names if self.has(name)), names[-1])
+
     def linear(self, name: str, d_in: int, d_out: int, bias: bool = True):
-        """(w [d_in, d_out], b [d_out]) of a torch Linear; zeros where it has no bias."""
+        """(w [d_in, d_out], b [d_out] or None) of a torch Linear."""
         w = self.take(f"{name}.weight", d_out, d_in).T
-        return w, self.take(f"{name}.bias", d_out) if bias else np.zeros(d_out, self.dtype)
+        return w, self.take(f"{name}.bias", d_out) if bias else None
 
     def heads_in(self, name: str, d: int, h: int, k: int, bias: bool = True):
-        """(w [h, d, k], b [h, k]) of a torch Linear from tokens to heads."""
+        """(w [h, d, k], b [h, k] or None) of a torch Linear from tokens to heads."""
         w, b = self.linear(name, d, h * k, bias)
-        return w.reshape(d, h, k).transpose(1, 0, 2), b.reshape(h, k)
+        return w.reshape(d, h, k).transpose(1, 0, 2), None if b is None else b.reshape(h, k)
 
     def heads_out(self, name: str, d: int, h: int, v: int, bias: bool = True):
-        """(w [h, v, d], b [d]) of a torch Linear from heads to tokens."""
+        """(w [h, v, d], b [d] or None) of a torch Linear from heads to tokens."""
         w, b = self.linear(name, h * v, d, bias)
         return w.reshape(h, v, d), b
 
@@ -114,7 +155,12 @@ class Weights:
         return layers.MLPParams(w_in=w_in, b_in=b_in, w_out=w_out, b_out=b_out)
 
     def stack(self, rows: Iterable[Any], layer: Callable[[Any], Any]) -> Any:
-        """layer(row) for every row, stacked: one leading layer axis, no second copy in memory."""
+        """layer(row) for every row, stacked: one leading layer axis, no second copy in memory.
+
+        Where layers are `lazy`, `LazyLayers` in their place.
+        """
+        if self.lazy:
+            return LazyLayers(self, rows, layer)
         stacked, treedef, rows = [], None, list(rows)
         for i, row in enumerate(rows):
             leaves, treedef = jax.tree.flatten(layer(row))
@@ -130,6 +176,8 @@ class Weights:
         """The leaves of a tree that is not stacked, as JAX arrays of the weights' dtype."""
 
         def move(a):
+            if isinstance(a, Table):
+                return a
             own = _aligned(a.shape, self.dtype)
             own[...] = a
             return _on_device(own)
@@ -140,13 +188,20 @@ class Weights:
 class CheckpointWeights(Weights):
     """Tensors of a checkpoint, whatever prefix its model class put before their names."""
 
-    def __init__(self, checkpoint: Any, anchors: Iterable[str], dtype: Any = jnp.float32):
+    def __init__(
+        self,
+        checkpoint: Any,
+        anchors: Iterable[str],
+        dtype: Any = jnp.float32,
+        *,
+        lazy: bool = False,
+    ):
         """Finds the prefix: what stands before one of the `anchors`.
 
         Raises:
             ValueError: None of the anchors is in the checkpoint.
         """
-        super().__init__(dtype)
+        super().__init__(dtype, lazy=lazy)
         self.checkpoint = checkpoint
         self.names = set(checkpoint.names)
         anchors = tuple(anchors)
@@ -164,6 +219,8 @@ class CheckpointWeights(Weights):
     def _stored(self, name):
         """The name in the file; old files call a norm's weight and bias gamma and beta."""
         full = self.prefix + name
+        if full not in self.names and name in self.names:
+            return name  # what stands outside of the model proper, such as a head
         for new, old in (("weight", "gamma"), ("bias", "beta")):
             if full not in self.names and full.endswith("." + new):
                 candidate = full[: -len(new)] + old
@@ -181,8 +238,19 @@ class CheckpointWeights(Weights):
         """One tensor.
 
         Raises:
-            ValueError: Missing, or of another shape than the config implies.
+            ValueError: Missing, of another shape than the config implies, or of whole numbers.
         """
+        stored = self._checked(name, shape)
+        if self._only_shapes:
+            return np.broadcast_to(np.zeros((), self.checkpoint.dtype(stored)), shape)
+        return self.checkpoint.read(stored, finite=self._checks)
+
+    def _table(self, name, rows, width):
+        stored = self._checked(name, (rows, width))
+        return Table(functools.partial(self.checkpoint.read_rows, stored), (rows, width))
+
+    def _checked(self, name, shape):
+        """The name in the file of a tensor that is there in this shape."""
         stored = self._stored(name)
         where = self.checkpoint.folder / self.checkpoint.file
         if stored not in self.names:
@@ -193,7 +261,13 @@ class CheckpointWeights(Weights):
                 f"{where}: tensor {stored!r} has shape {tuple(found)}, but config.json "
                 f"implies {shape}"
             )
-        return self.checkpoint.read(stored)
+        dtype = np.dtype(self.checkpoint.dtype(stored))
+        if dtype.kind not in "fV":
+            raise ValueError(
+                f"{where}: tensor {stored!r} is of {dtype}: a quantised checkpoint is not "
+                "supported; save it in bfloat16 or float32"
+            )
+        return stored
 
     def check_depth(self, layer: str, depth: int) -> None:
         """Refuses more or fewer layers in the file than in the config; `layer` is a name with {}.
@@ -221,8 +295,15 @@ class RandomWeights(Weights):
 
     drawn = True
 
-    def __init__(self, key: Any, draw: Callable[[str], Draw], dtype: Any = jnp.float32):
-        super().__init__(dtype)
+    def __init__(
+        self,
+        key: Any,
+        draw: Callable[[str], Draw],
+        dtype: Any = jnp.float32,
+        *,
+        lazy: bool = False,
+    ):
+        super().__init__(dtype, lazy=lazy)
         self.seed = [int(word) for word in np.ravel(jax.random.key_data(key))]
         self.draw = draw
 
@@ -236,6 +317,8 @@ class RandomWeights(Weights):
     def take(self, name: str, *shape: int) -> np.ndarray:
         """One tensor, drawn."""
         how = self.draw(name)
+        if self._only_shapes:
+            return np.broadcast_to(np.zeros((), np.float32), shape)
         if how.std is None:
             return np.full(shape, how.value, self.dtype)
         # numpy draws a hundred million normals several times faster than jax.random on a CPU.

@@ -92,7 +92,7 @@ def params(
             mlp_norm=weights.norm(f"{name}.ff.layer_norm", d),
         )  # fmt: skip
 
-    tokens = weights.take("word_embedding.weight", config.embedding.vocab_size, d)
+    tokens = weights.table("word_embedding.weight", config.embedding.vocab_size, d)
     return TransformerParams(
         layers=weights.stack(range(config.depth), layer),
         embedding=weights.to_device(EmbeddingParams(tokens=tokens)),

@@ -174,7 +174,9 @@ def of_curve(
     figure). If it is one more draw, its place among the n draws' own is any of 1 .. n + 1 alike, so
     that p = (number of draws at least as far + 1)/(n + 1): an exact test for all points together.
     The interval is what the draws reach, 0 to the largest of theirs; p below 0.05 contradicts,
-    which takes 20 draws. With fewer the verdict is undecided.
+    which takes 20 draws. Supported is a curve that lies within the draws' range at every point
+    too; one that leaves it somewhere, but no farther than draws leave each other's, is undecided,
+    as is every curve beside fewer draws.
 
     Args:
         curve: The curve [l].
@@ -197,7 +199,8 @@ def of_curve(
         | (curve > draws.max(axis=0, initial=-np.inf) + resolution)
     )
     needed = 1 / (n + 1) < 0.05
-    verdict = UNDECIDED if not needed else CONTRADICTED if p < 0.05 else SUPPORTED
+    verdict = UNDECIDED if not needed or len(outside) else SUPPORTED
+    verdict = CONTRADICTED if needed and p < 0.05 else verdict
     reasons = [
         "" if needed else f"{n} draws: no p below {1 / (n + 1):.2g} is possible",
         f"p = {p:.2g}" if n else "",

@@ -2,7 +2,7 @@
 
 import base64
 import html
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,6 +39,7 @@ class Section:
         figures: (PNG bytes, caption) pairs.
         claims: What of the paper was tested, and how it came out.
         comparisons: Numbers beside published ones.
+        table: Rows of numbers by column.
         reading: What the numbers say against the paper.
         details: Small print: the folder, the time.
         error: What a failed run printed.
@@ -52,6 +53,7 @@ class Section:
     figures: Sequence[tuple[bytes, str]] = field(default=())
     claims: Sequence[Claim] = field(default=())
     comparisons: Sequence[Comparison] = field(default=())
+    table: Sequence[Mapping[str, Any]] = field(default=())
     reading: str = ""
     details: str = ""
     error: str = ""
@@ -158,6 +160,19 @@ def claim_table(claims: Sequence[Claim], untested: Sequence[tuple[str, str]] = (
     )
 
 
+def table_of(rows: Sequence[Mapping[str, Any]]) -> str:
+    """A table of all columns that a row has."""
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    head = "".join(f"<th>{_text(name)}</th>" for name in columns)
+    body = "".join(
+        "<tr>"
+        + "".join(f'<td class="number">{_text(number(row.get(c)))}</td>' for c in columns)
+        + "</tr>"
+        for row in rows
+    )
+    return f"<table><tr>{head}</tr>{body}</table>"
+
+
 def _text(value):
     return html.escape(str(value))
 
@@ -192,6 +207,8 @@ def _section(section):
             "<table><tr><th>quantity</th><th>measured</th><th>published</th><th></th></tr>"
             f"{rows}</table>"
         )
+    if section.table:
+        parts.append(table_of(section.table))
     if section.reading:
         parts.append(f"<p><b>Against the paper:</b> {_text(section.reading)}</p>")
     if section.details:

@@ -297,6 +297,13 @@ class RunFolder:
         found = int(processes.from_primary(np.asarray(found, np.int64)))
         return None if found < 0 else (found, processes.from_primary(state))
 
+    @property
+    def newest_checkpoint(self) -> int | None:
+        """The step of the newest saved state; None where there is none."""
+        steps = states.steps(self.path / "checkpoints") if self.primary else []
+        newest = int(processes.from_primary(np.asarray(steps[-1] if steps else -1, np.int64)))
+        return None if newest < 0 else newest
+
     def drop_checkpoints(self) -> None:
         """Deletes the saved states."""
         if self.primary:

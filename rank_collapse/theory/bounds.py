@@ -19,6 +19,7 @@ from rank_collapse.measures.norms import composite_norm, norm_1, norm_inf
 from rank_collapse.network import layers
 from rank_collapse.network.attention import AttentionParams, repeat_groups
 from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.entry import refuse_fields
 from rank_collapse.network.layers import MLPParams
 from rank_collapse.network.precision import full_precision
 from rank_collapse.theory.logdomain import LogTrace
@@ -77,6 +78,7 @@ def require_w_qk(config: TransformerConfig) -> None:
         if getattr(config, name) in bad:
             value = getattr(config, name)
             raise ValueError(f"{name}={value!r} has no matrix W_QK that the bounds could use")
+    refuse_fields(config, "the bounds", "score_cap", "num_experts", "parallel", "windows")
 
 
 def beta(params: AttentionParams, temperature: Any = 1.0) -> Float[Array, "h"]:
@@ -145,7 +147,7 @@ def not_covered(
     Reasons that begin with "rows" concern the bound of a layer, the others only that of the stack.
     """
     reasons = []
-    if config.mask != "none" or (mask is not None and jnp.ndim(mask) > 1):
+    if config.mask != "none" or config.windows or (mask is not None and jnp.ndim(mask) > 1):
         reasons.append("rows see different keys: P̃ has not equal rows")
     if config.position != "none" or bias is not None:
         reasons.append("rows have different biases: P̃ has not equal rows")

@@ -119,6 +119,10 @@ def not_cubic(config: TransformerConfig, *, mask: Any = None, bias: Any = None) 
         reasons.append(f"score={config.score!r} has no matrix W_QK")
     if config.qk_norm != "none":
         reasons.append(f"qk_norm={config.qk_norm!r} has no matrix W_QK")
+    if config.score_cap:
+        reasons.append(f"score_cap={config.score_cap!r} bends the scores")
+    if config.parallel:
+        reasons.append("parallel=True: the MLP passes the residual by")
     if config.cross_attention:
         reasons.append("cross_attention=True has a second input")
     return tuple(reasons)

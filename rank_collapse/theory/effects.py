@@ -7,13 +7,27 @@ from jaxtyping import Array, Bool, Float
 
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.parameters import TransformerParams
-from rank_collapse.theory.reports import bound_report
+from rank_collapse.theory.bounds import require_w_qk
+from rank_collapse.theory.logdomain import require_log_pass
+from rank_collapse.theory.reports import BoundReport, bound_report
 
 
 def has_bounds(config: TransformerConfig) -> bool:
     """Whether there is a matrix W_QK that the bounds can use; see `reports.bound_report`."""
-    positional = config.position in ("rotary", "relative_key")
-    return config.score == "dot" and not positional and not config.cross_attention
+    try:
+        require_w_qk(config)
+    except ValueError:
+        return False
+    return not config.cross_attention
+
+
+def has_log_profile(config: TransformerConfig) -> bool:
+    """Whether there is a residual in logarithms; see `logdomain.log_residual_profile`."""
+    try:
+        require_log_pass(config)
+    except ValueError:
+        return False
+    return True
 
 
 def bound_effects(
@@ -31,7 +45,11 @@ def bound_effects(
     Raises:
         ValueError: Rotary or relative positions, or cross-attention: see `reports.bound_report`.
     """
-    found = bound_report(params, x, config, mask=mask)
+    return effects_of(bound_report(params, x, config, mask=mask))
+
+
+def effects_of(found: BoundReport) -> dict[str, Float[Array, "..."] | Bool[Array, "..."]]:
+    """The fields of a report that `bound_effects` names."""
     names = ("beta", "gamma", "admissible", "log10_input")
     return {name: getattr(found, name) for name in names} | {
         "log10_spread": jnp.max(found.log10_spread, axis=-1),

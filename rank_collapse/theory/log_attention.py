@@ -238,6 +238,7 @@ def _dot_scores(params, state, eps, context, factor, norm_eps):
     mean_part = factor * jnp.einsum("d,hdk->hk", state.mean, params.w_q)[:, None, :]
     mean_query = mean_part + factor * params.b_q[:, None, :]
     mean_key = jnp.einsum("d,hdk->hk", state.mean, params.w_k) + params.b_k
+    meets_positions = mean_part + eps * query
     if params.q_norm is not None:
         whole = (mean_query[:, 0] / factor, query / factor)
         center, query = _normalised_heads(params.q_norm, *whole, eps, norm_eps)
@@ -248,7 +249,7 @@ def _dot_scores(params, state, eps, context, factor, norm_eps):
         terms = params.relative.replace(
             b_r=factor * params.relative.b_r, b_s=factor * params.relative.b_s
         )
-        relative = attn.relative_scores(terms, mean_part + eps * query, n, context)
+        relative = attn.relative_scores(terms, meets_positions, n, context)
     if context.rotary is None:
         base = jnp.einsum("hnk,hmk->hnm", mean_query, eps * key)
     else:

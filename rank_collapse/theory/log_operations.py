@@ -157,7 +157,11 @@ def mlp(params, state, kind) -> LogParts:
         difference = _divided_difference(kind, z, u, eps)
         value = layers.activation_of(kind).fn(z)
     mean = value @ params.w_out + params.b_out
-    return LogParts(mean, (difference @ params.w_out)[None], state.log_scale[None])
+    noise = -jnp.inf
+    if layers.GATED.get(kind, kind) not in ("identity", "relu"):  # features may underflow
+        lost = np.log(jnp.finfo(u.dtype).tiny) + jnp.log(jnp.max(jnp.abs(params.w_out)))
+        noise = state.log_scale + lost + jnp.log(jnp.maximum(1, jnp.max(jnp.abs(u))))
+    return LogParts(mean, (difference @ params.w_out)[None], state.log_scale[None], noise)
 
 
 # Gauss-Legendre nodes and weights on [0, 1]
@@ -166,8 +170,12 @@ _NODES, _WEIGHTS = (_NODES + 1) / 2, _WEIGHTS / 2
 
 
 def _divided_difference(kind, z, u, eps):
-    """(φ(z + εu) − φ(z))/ε, right where ε is 0."""
-    name, phi = layers.GATED.get(kind, kind), layers.activation_of(kind).fn
+    """(φ(z + εu) − φ(z))/ε, right where ε is 0, and to its own digits where φ saturates.
+
+    tanh: sinh(εu)/(ε cosh(z + εu) cosh z). Others are φ(z) = z g(z): over long steps
+    u g(z + εu) + z (g(z + εu) − g(z))/ε, over short ones u times a mean of φ'.
+    """
+    name = layers.GATED.get(kind, kind)
     z = z[None, :]
     if name == "identity":
         return u
@@ -178,10 +186,33 @@ def _divided_difference(kind, z, u, eps):
         return jnp.where(jnp.abs(ratio) > jnp.abs(u), jnp.where(z > 0, u, 0), jax.nn.relu(
             near + u) - jax.nn.relu(near))  # fmt: skip
     step = eps * u
+    if name == "tanh":
+        return _tanh_difference(z, u, step)
     large = jnp.abs(step) > 1
+
+    def gate(z):
+        if name == "gelu_tanh":  # (1 + tanh y)/2 without its cancellation
+            return jax.nn.sigmoid(2 * np.sqrt(2 / np.pi).astype(z.dtype) * (z + 0.044715 * z**3))
+        return layers.activation_of(kind).gate(z)
+
+    def phi(z):
+        return z * gate(z)
+
     slope = 0.0
     for node, weight in zip(_NODES, _WEIGHTS, strict=True):
         at = z + jnp.where(large, 0, step) * jnp.asarray(node, u.dtype)
         slope += jnp.asarray(weight, u.dtype) * jax.jvp(phi, (at,), (jnp.ones_like(at),))[1]
-    direct = (phi(z + step) - phi(z)) / jnp.where(eps == 0, 1, eps)
-    return jnp.where(large, direct, u * slope)
+    of_gate = z * (gate(z + step) - gate(z)) / jnp.where(eps == 0, 1, eps)
+    return jnp.where(large, u * gate(z + step) + of_gate, u * slope)
+
+
+def _tanh_difference(z, u, step):
+    """u sinh(s)/(s cosh(z + s) cosh z) for s = step: e^{|s| − log cosh ...} does not overflow."""
+
+    def log_cosh(x):
+        return jnp.abs(x) + jnp.log1p(jnp.exp(-2 * jnp.abs(x))) - np.log(2.0).astype(x.dtype)
+
+    twice = 2 * jnp.abs(step)
+    tiny = twice < 1e-6  # (1 − e^{−t})/t is 1 − t/2
+    ratio = jnp.where(tiny, 1 - twice / 2, -jnp.expm1(-twice) / jnp.where(tiny, 1, twice))
+    return u * ratio * jnp.exp(jnp.abs(step) - log_cosh(z) - log_cosh(z + step))

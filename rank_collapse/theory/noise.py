@@ -13,8 +13,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 # By how many units in the last place each operand of a copy is moved at most. Moves of −2 .. 2 have
-# five times the standard deviation of rounding (√2 and 1/√12 ulps), so that a pass spoilt by
-# rounding goes with copies that scatter five times as far: all within the tolerance are rare.
+# five times the standard deviation of one rounding (√2 and 1/√12 ulps): where every operand is
+# moved, a pass spoilt by rounding goes with copies that scatter farther.
 ULPS = 2
 # Copies may differ by ABSOLUTE decades, or by RELATIVE of the logarithm where that is more:
 # the second digit of a residual, and what float32 keeps of a logarithm near 1e5.
@@ -22,7 +22,7 @@ ABSOLUTE, RELATIVE = 1e-2, 1e-3
 
 
 def copies(replicas: int) -> tuple[Array, Array]:
-    """(word, ulps) of one pass without noise and of its noisy copies, for `make_noise`."""
+    """(word, ulps) of one pass without noise and of its noisy copies, for `Noise`."""
     words = jnp.arange(1 + replicas, dtype=jnp.uint32)
     return words, jnp.where(words == 0, 0, ULPS).astype(jnp.uint32)
 
@@ -47,33 +47,47 @@ def certain(
     return jnp.where(jnp.cumsum(~sure) == 0, first, jnp.nan)
 
 
-def make_noise(word: Any, ulps: Any) -> Any:
+class Noise:
     """noise(a): a moved by −ulps .. ulps units in the last place, anew in every call and entry.
 
     An integer hash of (word, call, entry) is added to the bits: threefry would cost more than the
     arithmetic that it disturbs, and a product would be fused with the sums that follow, which then
-    round differently where they are computed twice. `noise.at(index)` is for the body of a loop.
+    round differently where they are computed twice.
 
     Args:
         word: Uint32 of the replica; may be traced.
         ulps: Uint32; with 0 every operand stays as it is.
     """
-    calls = itertools.count(1)
 
-    def noise(a):
+    def __init__(self, word: Any, ulps: Any):
+        self._word, self._ulps, self._calls = word, ulps, itertools.count(1)
+
+    def __call__(self, a: Any) -> Any:
+        ulps = self._ulps
         counter = jax.lax.iota(jnp.uint32, math.prod(a.shape)).reshape(a.shape)
-        random = _hash(counter * jnp.uint32(0x9E3779B9) + _hash(word + jnp.uint32(next(calls))))
+        random = _hash(counter * jnp.uint32(0x9E3779B9) + _hash(self._next()))
         steps = ((random >> 16) * (2 * ulps + 1)) >> 16  # 0 .. 2 ulps
         bits = jax.lax.bitcast_convert_type(a, f"uint{8 * a.dtype.itemsize}")
         moved = bits + steps.astype(bits.dtype) - ulps.astype(bits.dtype)
         moved = jax.lax.bitcast_convert_type(moved, a.dtype)
         return jnp.where((a != 0) & jnp.isfinite(a), moved, a)
 
-    def at(index):
-        return make_noise(_hash(word + jnp.uint32(next(calls))) + index.astype(jnp.uint32), ulps)
+    def at(self, index: Any) -> "Noise":
+        """Noise of its own for one turn of a loop, whose body is traced once."""
+        return Noise(_hash(self._next()) + index.astype(jnp.uint32), self._ulps)
 
-    noise.at = at
-    return noise
+    def _next(self):
+        return self._word + jnp.uint32(next(self._calls))
+
+
+class Silence:
+    """Noise that moves nothing and costs nothing."""
+
+    def __call__(self, a: Any) -> Any:
+        return a
+
+    def at(self, index: Any) -> "Silence":
+        return self
 
 
 def _hash(h):

@@ -48,7 +48,7 @@ def attention(params, state: PairState, config, context, temperature, noise) -> 
         config: The network.
         context: Mask, bias and positions.
         temperature: Divides the scores.
-        noise: See `noise.make_noise`.
+        noise: See `noise.Noise`.
     """
     n = state.tokens.shape[0]
     tokens = noise(state.tokens)
@@ -56,7 +56,7 @@ def attention(params, state: PairState, config, context, temperature, noise) -> 
     scores = scores_of(params, tokens, state, config, context, temperature, noise)
     plain = attn.attention_scores(
         params, tokens, tokens, score=config.score, scale=config.scale_scores,
-        temperature=temperature, context=context,
+        temperature=temperature, norm_eps=config.norm_eps, context=context,
     )  # fmt: skip
 
     def heaviest(scores, k):

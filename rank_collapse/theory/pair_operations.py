@@ -193,26 +193,33 @@ def log10_residual(state: PairState, keep):
 def norm(site, state: PairState, noise) -> PairState:
     """The norm of a `Site`, from the change of σ rather than from a difference of outputs.
 
-    N(x_i) − N(x_k) = r/σ_i − c_k (σ_i² − σ_k²)/(σ_i σ_k (σ_i + σ_k)) with
-    σ_i² − σ_k² = r·(c_i + c_k)/d, c the centred tokens (RMSNorm: not centred),
-    r = c_i − c_k from the table.
+    c are the centred tokens (RMSNorm: not centred), r = c_i − c_k from the table; `normalised`.
     """
     center, rest = noise(state.tokens), noise(state.rest)
     if site.kind == "layer":
         center = center - jnp.mean(center, axis=-1, keepdims=True)
         rest = rest - jnp.mean(rest, axis=-1, keepdims=True)
-    variance = jnp.mean(jnp.square(center), axis=-1)
-    sigma = noise(jnp.sqrt(variance + jnp.asarray(site.eps, center.dtype)))
-    rows, columns = sigma[:, None], sigma[None, :]
-    change = jnp.einsum("ikd,ikd->ik", rest, center[:, None, :] + center[None, :, :])
-    change = change / center.shape[1] / rows / columns / (rows + columns)
-    rest = rest / rows[..., None] - noise(change)[..., None] * center[None, :, :]
-    tokens = center / sigma[:, None]
+    tokens, rest = normalised(center, rest, site.eps, noise)
     if site.norm is not None:
         tokens, rest = scaled(site.norm.gain, tokens), scaled(site.norm.gain, rest)
         if site.norm.bias is not None:
             tokens = tokens + site.norm.bias[None, :]
     return PairState(tokens, *antisymmetric(*normalise(noise(rest), state.log_scale)))
+
+
+def normalised(center, rest, norm_eps, noise):
+    """c_i/σ_i, and c_i/σ_i − c_k/σ_k from r = c_i − c_k, both over the scale of r.
+
+    The difference is r/σ_i − c_k (σ_i² − σ_k²)/(σ_i σ_k (σ_i + σ_k)) with σ_i² − σ_k² =
+    r·(c_i + c_k)/d.
+    """
+    variance = jnp.mean(jnp.square(center), axis=-1)
+    sigma = noise(jnp.sqrt(variance + jnp.asarray(norm_eps, center.dtype)))
+    rows, columns = sigma[:, None], sigma[None, :]
+    change = jnp.einsum("ikd,ikd->ik", rest, center[:, None, :] + center[None, :, :])
+    change = change / center.shape[1] / rows / columns / (rows + columns)
+    rest = rest / rows[..., None] - noise(change)[..., None] * center[None, :, :]
+    return center / sigma[:, None], rest
 
 
 def mlp(params, state: PairState, kind: str, noise) -> PairState:

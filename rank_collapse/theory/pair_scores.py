@@ -13,11 +13,15 @@ vectors F_ij, with q_i·F_ij in the score, give
 (q_i − q_k)·(F_ij − F_ir) + q_k·(F_ij − F_kj − F_ir + F_kr).
 All are formed from the positions' own differences, which are exactly 0 where positions agree.
 
+**Normalised queries and keys** (QK-norm) have tables of their own, head by head, made from those of
+the tokens as a norm's are.
+
 Axis letters: h heads, i, k queries, j keys, r reference keys [h], c per-head query/key width.
 """
 
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from rank_collapse.network import attention as attn
@@ -59,14 +63,14 @@ def scores_of(params, tokens, state, config, context, temperature, noise) -> Sco
         config: The network.
         context: Mask, bias and positions.
         temperature: Divides the scores.
-        noise: See `noise.make_noise`.
+        noise: See `noise.Noise`.
     """
     factor = jnp.ones((), tokens.dtype) / temperature
     if config.score == "additive":
         return _additive_scores(params, tokens, state, context, factor, noise)
     if config.scale_scores:
         factor = factor / jnp.sqrt(params.w_q.shape[-1]).astype(tokens.dtype)
-    return _dot_scores(params, tokens, state, context, factor, noise)
+    return _dot_scores(params, tokens, state, config, context, factor, noise)
 
 
 def from_reference(state, reference, noise):
@@ -81,12 +85,57 @@ def _minus(a, reference):
     return a - jnp.take_along_axis(a, index, axis=-1)
 
 
-def _dot_scores(params, tokens, state, context, factor, noise):
+class Normalised(NamedTuple):
+    """Normalised queries or keys and their table: mantissas and natural logarithms."""
+
+    values: Any  # [h, n, c]
+    rest: Any  # [h, n, n, c]
+    log_scale: Any  # [h, n, n]
+
+    def differences(self, base, noise):
+        """Less that at base, an index or one per head: [h, n, c] and [h, n]."""
+        heads = jnp.arange(len(self.values))
+        return noise(self.rest[heads, :, base]), noise(self.log_scale[heads, :, base])
+
+
+def _normalised(gain, w, b, tokens, state, norm_eps, noise):
+    """RMSNorm of x W + b, of each head (gain [c]) or over all heads ([h, c])."""
+    values = noise(attn.project(tokens, w, b))
+    rest = jnp.einsum("ikd,hdc->hikc", noise(state.rest), w)
+    heads, n, _, width = rest.shape
+    if gain.ndim == 2:
+        values = jnp.moveaxis(values, 0, 1).reshape(1, n, heads * width)
+        rest = jnp.moveaxis(rest, 0, 2).reshape(1, n, n, heads * width)
+
+    def single(head, values, rest):
+        return ops.normalised(values, rest, norm_eps, noise.at(head))
+
+    values, rest = jax.vmap(single)(jnp.arange(len(values)), values, rest)
+    if gain.ndim == 2:
+        values = jnp.moveaxis(values.reshape(n, heads, width), 1, 0)
+        rest = jnp.moveaxis(rest.reshape(n, n, heads, width), 2, 0)
+    log_scale = jnp.broadcast_to(state.log_scale, rest.shape[:3])
+    rest = rest * gain.reshape(-1, 1, 1, width)
+    return Normalised(noise(values * gain.reshape(-1, 1, width)), *ops.normalise(rest, log_scale))
+
+
+def _dot_scores(params, tokens, state, config, context, factor, noise):
     """`Scores` of dot products, with rotary or relative positions and biases."""
     content = noise(factor * jnp.einsum("nd,hdc->hnc", tokens, params.w_q))
     query = content + factor * params.b_q[:, None, :]
-    key = None
-    if context.rotary is not None:
+    key = of_queries = of_keys = None
+    if params.q_norm is not None:
+        of_queries, of_keys = (
+            _normalised(gain, w, b, tokens, state, config.norm_eps, noise)
+            for gain, w, b in (
+                (params.q_norm, params.w_q, params.b_q),
+                (params.k_norm, params.w_k, params.b_k),
+            )
+        )
+        query = factor * of_queries.values
+    if context.rotary is not None and of_keys is not None:
+        key = of_keys.values
+    elif context.rotary is not None:
         key = noise(attn.project(tokens, params.w_k, params.b_k))
     constant = _bias(context, tokens.dtype)
     vectors = None
@@ -96,8 +145,11 @@ def _dot_scores(params, tokens, state, context, factor, noise):
     rotated = query if key is None else attn.rotate(query, context.rotary)
 
     def keys_of(reference, noise):
-        rest, log_scale = from_reference(state, reference, noise)
-        keys = jnp.einsum("hjd,hdc->hjc", rest, params.w_k)
+        if of_keys is None:
+            rest, log_scale = from_reference(state, reference, noise)
+            keys = jnp.einsum("hjd,hdc->hjc", rest, params.w_k)
+        else:
+            keys, log_scale = of_keys.differences(reference, noise)
         if key is None:
             return keys, log_scale
         center = jnp.take_along_axis(key, reference[:, None, None], axis=1)[:, 0]
@@ -119,8 +171,11 @@ def _dot_scores(params, tokens, state, context, factor, noise):
         from_k = factor * jnp.einsum("id,hdc->hic", noise(state.rest[:, k]), params.w_q)
         log_scale = jnp.broadcast_to(noise(state.log_scale[:, k])[None, :], from_k.shape[:2])
         queries, query_scale = from_k, log_scale
+        if of_queries is not None:
+            queries, query_scale = of_queries.differences(k, noise)
+            queries = factor * queries
         if key is not None:
-            queries, query_scale = _rotated(from_k, log_scale, query[:, k], k, context.rotary)
+            queries, query_scale = _rotated(queries, query_scale, query[:, k], k, context.rotary)
         out = ops.signed(jnp.einsum("hic,hjc->hij", queries, keys))
         out = Scaled(out, query_scale[..., None], key_scale[:, None, :])
         if vectors is None and constant is None:

@@ -8,6 +8,7 @@ lasted.
 Axis letters: n tokens, d width, l layers.
 """
 
+import contextlib
 import functools
 from typing import Any, NamedTuple
 
@@ -17,14 +18,14 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.entry import enter
+from rank_collapse.network.entry import enter, refuse_fields
 from rank_collapse.network.gains import layer_gains
 from rank_collapse.network.precision import full_precision
 from rank_collapse.network.sublayer import sites_of, sublayer
 from rank_collapse.network.transformer import scan_layers
 from rank_collapse.theory import logdomain
 from rank_collapse.theory import pair_operations as ops
-from rank_collapse.theory.noise import certain, copies, make_noise
+from rank_collapse.theory.noise import Noise, certain, copies
 from rank_collapse.theory.pair_attention import attention
 
 # Noisy copies of the pass.
@@ -38,12 +39,16 @@ AGREEMENT, ROUNDING = 1e-2, 1e3
 LARGEST_TABLE = 2**24
 
 
+# From the cheapest to the dearest; the two in float64 are `certified_profiles`' alone.
+PASSES = ("one scale", "one scale in float64", "pairs", "pairs in float64")
+
+
 class CertifiedProfile(NamedTuple):
     """log10 residuals and which pass they come from.
 
     Attributes:
         profile: [L + 1]; NaN from the layer on where no pass is certain.
-        passed: Int: 0 for one scale, 1 for pairs, 2 for pairs in float64 (`certified_profiles`).
+        passed: Int, the index of the pass in `PASSES`.
     """
 
     profile: Any
@@ -76,8 +81,8 @@ def pair_profile(
         jit at the outside, vmap over seeds.
 
     Raises:
-        ValueError: Cross-attention, additive attention with rotary positions, normalised queries,
-            inputs of the wrong shape, or a table of more than 2^24 numbers.
+        ValueError: Cross-attention, additive attention with rotary positions or normalised
+            queries, inputs of the wrong shape, or a table of more than 2^24 numbers.
     """
     return certain(*_copies(*_entered(params, x, config, inputs)))
 
@@ -88,8 +93,11 @@ def _entered(params, x, config, inputs):
         raise ValueError("cross_attention=True has a second input: no residual profile in logs")
     if config.score == "additive" and config.position == "rotary":
         raise ValueError("score='additive' with position='rotary' has no residual profile in logs")
-    if config.qk_norm != "none":
-        raise ValueError(f"qk_norm={config.qk_norm!r} has no pass over pairs: log_residual_profile")
+    if config.score == "additive" and config.qk_norm != "none":
+        raise ValueError(
+            f"score='additive' with qk_norm={config.qk_norm!r} has no residual profile in logs"
+        )
+    refuse_fields(config, "a pass over pairs", "score_cap", "num_experts")
     params, entry = enter(params, x, config, **inputs)
     n, d = entry.x.shape
     if n * n * d > LARGEST_TABLE:
@@ -121,7 +129,7 @@ def _copies(params, entry, config, keep):
 
 def _pass(params, entry, config, keep, word, ulps):
     """[L + 1] log10 residuals of one copy, and whether tokens and table agree."""
-    noise = make_noise(word, ulps)
+    noise = Noise(word, ulps)
     start = ops.differences(entry.x)
 
     def body(state, step):
@@ -137,7 +145,8 @@ def _pass(params, entry, config, keep, word, ulps):
 
 def _layer(params, state, config, gains, context, noise):
     """One layer of the network on the table."""
-    sites = sites_of(params, config, gains)
+    sites, start = sites_of(params, config, gains), state
+    context = context.of_layer(gains.window)
 
     def norm(site, state):
         return ops.norm(site, state, noise)
@@ -151,7 +160,7 @@ def _layer(params, state, config, gains, context, noise):
 
     state, _ = sublayer(sites.attention, state, attend, norm, ops.add)
     if config.mlp != "none":
-        state, _ = sublayer(sites.mlp, state, mlp, norm, ops.add)
+        state, _ = sublayer(sites.mlp, state, mlp, norm, ops.add, start)
     return state
 
 
@@ -185,7 +194,7 @@ def _chosen(profile, *entered):
     # Compiled here: a choice made outside jit would compile the pass over pairs in every call.
     safe = known(profile)
     profile = jax.lax.cond(safe, lambda: profile, lambda: certain(*_copies(*entered)))
-    return CertifiedProfile(profile, jnp.where(safe, 0, 1))
+    return CertifiedProfile(profile, jnp.where(safe, 0, PASSES.index("pairs")))
 
 
 def known(profile: Any) -> Any:
@@ -202,12 +211,13 @@ def certified_profiles(
     profile: Any = None,
     batch: int = 16,
     float64: bool = True,
+    pairs: bool = True,
     **inputs: Any,
 ) -> CertifiedProfile:
     """`certified_profile` of many seeds, each by the cheapest pass that is certain; on the host.
 
-    One scale for all; pairs for the seeds where that is not safe; pairs in float64 for those where
-    float32 is not certain. Of the last two, batches of `batch` seeds are compiled once.
+    The passes of `PASSES` in turn, each for the seeds where those before are not certain. All but
+    the first in batches of `batch` seeds, which are compiled once.
 
     Args:
         params: Parameters with a leading seed axis.
@@ -215,7 +225,8 @@ def certified_profiles(
         config: The network, the same for all seeds.
         profile: `log_residual_profile` of every seed [s, L + 1], where it is known already.
         batch: Seeds per call of the dearer passes.
-        float64: Whether the last pass is tried.
+        float64: Whether the passes in float64 are tried.
+        pairs: Whether those over pairs are, which take minutes to compile.
         inputs: See `pair_profile`; the same for all seeds.
 
     Returns:
@@ -225,15 +236,16 @@ def certified_profiles(
     if profile is None:
         profile = _of_seeds(logdomain.log_residual_profile, params, x, config, inputs)
     profile = np.array(profile)
-    safe = np.asarray(known(profile))
-    profile[~safe] = np.nan
+    profile[profile == np.inf] = np.nan
     passed = np.zeros(len(profile), int)
-    _again((params, x, config, inputs), np.flatnonzero(~safe), 1, batch, profile, passed)
-    left = np.flatnonzero(np.isnan(profile).any(axis=1))
-    if float64 and profile.dtype == np.float32 and left.size:
-        with jax.enable_x64(True):
-            wide = jax.tree.map(_wide, (params, x, config, inputs))
-            _again(wide, left, 2, batch, profile, passed)
+    network = (params, x, config, inputs)
+    wide = float64 and profile.dtype == np.float32
+    if wide:
+        _again(logdomain.log_residual_profile, network, True, 1, batch, profile, passed)
+    if pairs:
+        _again(pair_profile, network, False, 2, batch, profile, passed)
+    if pairs and wide:
+        _again(pair_profile, network, True, 3, batch, profile, passed)
     return CertifiedProfile(profile, passed)
 
 
@@ -247,12 +259,18 @@ def _of_seeds(profile_of, params, x, config, inputs):
     return jax.vmap(lambda p, x: profile_of(p, x, config, **inputs))(params, x)
 
 
-def _again(network, seeds, number, batch, profile, passed):
-    """Replaces the profiles of some seeds, a batch at a time, the last one filled with repeats."""
-    params, x, config, inputs = network
-    for start in range(0, len(seeds), batch):
-        chosen = seeds[start : start + batch]
+def _again(profile_of, network, wide, number, batch, profile, passed):
+    """A pass for the seeds that are not known to the end; kept where it knows as many layers.
+
+    A batch at a time, the last one filled with repeats.
+    """
+    left = np.flatnonzero(~np.asarray(known(profile)))
+    for start in range(0, len(left), batch):
+        chosen = left[start : start + batch]
         filled = np.resize(chosen, batch)
-        some = jax.tree.map(lambda a, i=filled: a[i], (params, x))
-        out = _of_seeds(pair_profile, *some, config, inputs)
-        profile[chosen], passed[chosen] = np.asarray(out)[: len(chosen)], number
+        with jax.enable_x64(True) if wide else contextlib.nullcontext():
+            params, x, config, inputs = jax.tree.map(_wide, network) if wide else network
+            some = jax.tree.map(lambda a, i=filled: a[i], (params, x))
+            found = np.asarray(_of_seeds(profile_of, *some, config, inputs))[: len(chosen)]
+        more = np.isnan(found).sum(axis=1) <= np.isnan(profile[chosen]).sum(axis=1)
+        profile[chosen[more]], passed[chosen[more]] = found[more], number

@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.entry import enter
+from rank_collapse.network.entry import enter, refuse_fields
 from rank_collapse.network.gains import layer_gains
 from rank_collapse.network.sublayer import Site, sites_of, sublayer
 from rank_collapse.network.transformer import scan_layers
@@ -160,6 +160,7 @@ def log_roll_out(
             f"mask={config.mask!r}, position={config.position!r}, "
             f"cross_attention={config.cross_attention}: tokens are not treated alike"
         )
+    refuse_fields(config, "a recurrence", "score_cap", "num_experts", "parallel", "windows")
     (params, entry), keep = enter(params, start, config), jnp.ones(2, bool)
     site = Site(params.embedding.norm, None, 1.0, 1.0, False, "post", "layer", made.norm_eps)
 

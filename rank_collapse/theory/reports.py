@@ -3,19 +3,23 @@
 Axis letters: n tokens (queries), m keys, d width, h heads, l layers.
 """
 
+import dataclasses
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from rank_collapse import struct
 from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.entry import Entry
 from rank_collapse.network.gains import layer_gains
+from rank_collapse.network.passes import Layer
 from rank_collapse.network.precision import full_precision
 from rank_collapse.theory import bounds, mean_bounds
 from rank_collapse.theory.bounds import Sides
-from rank_collapse.theory.logdomain import log_trace
+from rank_collapse.theory.log_attention import three_axes
+from rank_collapse.theory.logdomain import REPLICAS, LogPass, LogTrace, log_trace
 from rank_collapse.theory.mean_bounds import DiameterSides, MeanSides
 
 
@@ -117,6 +121,13 @@ def bound_report(
     if mask is not None and jnp.ndim(mask) == 1:
         keep = jnp.asarray(mask).astype(bool)
     report = _report(params, trace, config, keep)
+    return refused_where(report, config, mask, bias)
+
+
+def refused_where(
+    report: BoundReport, config: TransformerConfig, mask: Any = None, bias: Any = None
+) -> BoundReport:
+    """The report, with NaN in the bounds that do not hold for such a network and the reasons."""
     reasons = bounds.not_covered(config, mask=mask, bias=bias)
     if any(reason.startswith("rows") for reason in reasons):
         refuse = ("mean_head", "mean_layer", "diameter_layer", "diameter")
@@ -135,17 +146,43 @@ def _report(params, trace, config, keep) -> BoundReport:
     gains = layer_gains(config, dtype, params)
 
     def constants(step):
-        layer, state, own = step
-        allowed = keep[None, None, :] if trace.mask is None else trace.mask
-        w_qk, _ = bounds.head_weights(layer.attention, own.temperature)
-        spread = bounds.score_spread(w_qk, state, config, allowed, keep)
-        return (
-            bounds.layer_constants(layer, state, own, config, spread),
-            mean_bounds.mean_constants(layer, state, own, config, spread, keep),
-        )
+        return constants_of(*step, config, trace.mask, keep)
 
     # Layer after layer: all layers' W_QK and W_h at once are larger than the network.
     found, around_mean = jax.lax.map(constants, (stack, trace.inputs, gains))
+    return assembled(trace, found, around_mean, gains, config)
+
+
+def constants_of(
+    params: Any, state: Any, gains: Any, config: TransformerConfig, mask: Any, keep: Any
+) -> tuple[bounds.LayerConstants, mean_bounds.MeanConstants]:
+    """What all bounds take from one layer.
+
+    Args:
+        params: Parameters of the layer.
+        state: LogState of what its attention looks at.
+        gains: Of the layer.
+        config: The network.
+        mask: Bool [h or 1, n or 1, m] of the scores, or None.
+        keep: Bool [n], which tokens exist.
+    """
+    allowed = keep[None, None, :] if mask is None else mask
+    w_qk, _ = bounds.head_weights(params.attention, gains.temperature)
+    spread = bounds.score_spread(w_qk, state, config, allowed, keep)
+    return (
+        bounds.layer_constants(params, state, gains, config, spread),
+        mean_bounds.mean_constants(params, state, gains, config, spread, keep),
+    )
+
+
+def assembled(
+    trace: LogTrace,
+    found: bounds.LayerConstants,
+    around_mean: mean_bounds.MeanConstants,
+    gains: Any,
+    config: TransformerConfig,
+) -> BoundReport:
+    """The report of a pass in logarithms and the constants [L, ...] of all layers."""
     admissible = jnp.max(found.log10_spread, axis=-1) <= math.log10(bounds.LEMMA_THRESHOLD)
     head, layer = bounds.layer_sides(found, trace, config)
     sides, stack_beta, shrinks = bounds.stack_sides(found, trace.profile, gains, config)
@@ -171,3 +208,39 @@ def _report(params, trace, config, keep) -> BoundReport:
         shrinks=shrinks,
         stack_admissible=jnp.all(admissible),
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class BoundPass:
+    """`bound_report` layer by layer: a `LayerPass` with its own state."""
+
+    replicas: int = REPLICAS
+    forward: ClassVar[bool] = False
+
+    @property
+    def log(self) -> LogPass:
+        """The pass in logarithms."""
+        return LogPass(self.replicas)
+
+    def begin(self, entry: Entry, config: TransformerConfig) -> Any:
+        """As the pass in logarithms."""
+        bounds.require_w_qk(config)
+        return self.log.begin(entry, config)
+
+    def step(
+        self, layer: Layer, carry: Any, entry: Entry, config: TransformerConfig
+    ) -> tuple[Any, Any]:
+        """What that pass tells, and the layer's constants and gains."""
+        carry, told = self.log.step(layer, carry, entry, config)
+        state, mask = told[1][0], three_axes(entry.context.mask)
+        keep = jnp.ones(entry.x.shape[0], bool) if entry.exists is None else entry.exists
+        found = constants_of(layer.params, state, layer.gains, config, mask, keep)
+        return carry, (told, found, layer.gains)
+
+    def finish(
+        self, params: Any, last: Any, carry: Any, told: Any, entry: Entry, config: TransformerConfig
+    ) -> BoundReport:
+        """The report."""
+        log, found, gains = told
+        trace = self.log.finish(params, last, carry, log, entry, config)
+        return refused_where(assembled(trace, *found, gains, config), config)

@@ -19,7 +19,7 @@ from rank_collapse import struct
 from rank_collapse.measures.updates import MATRICES
 from rank_collapse.network import attention as attn
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.entry import enter, refuse_edit
+from rank_collapse.network.entry import enter, refuse_edit, refuse_fields
 from rank_collapse.network.gains import layer_gains
 from rank_collapse.network.layers import GATED
 from rank_collapse.network.precision import full_precision
@@ -131,6 +131,9 @@ def expected_pass(
     Source: Noci et al. 2022, "Signal propagation in Transformers", for K of uniform attention;
     Cho and Saul 2009 for ReLU; Liu et al. 2020 for the output change that D predicts.
     """
+    refuse_fields(config, "expected_pass", "num_experts", "parallel", "score_cap")
+    if config.windows and attention is None:
+        raise ValueError(f"expected_pass does not cover windows={config.windows!r}")
     if config.score != "dot" and attention is None:
         raise ValueError(f"score={config.score!r} has no Gaussian scores: give measured attention")
     params, entry = enter(params, x, config, **inputs)

@@ -62,9 +62,9 @@ def norm(site: Site, state: Tangent) -> Tangent:
     return _pushed(lambda x: token_norm(site, x[None])[0], state)
 
 
-def mlp(params: Any, state: Tangent, kind: str) -> Tangent:
+def mlp(params: Any, state: Tangent, kind: str, routing: Any = None) -> Tangent:
     """An MLP: its value and its Jacobian at x̄."""
-    return _pushed(lambda x: layers.mlp(params, x[None], kind)[0], state)
+    return _pushed(lambda x: layers.mlp(params, x[None], kind, routing)[0], state)
 
 
 def add(site: Site, state: Tangent, part: Tangent) -> Tangent:
@@ -87,12 +87,15 @@ def layer(sites: Any, params: Any, state: Tangent, config: Any, attend: Any, ent
         attend: Tangent → Tangent.
         entry: From `enter`.
     """
+    start = state
     state, _ = sublayer(sites.attention, state, lambda s: (attend(s), None), norm, add)
     state = settled(state.mean, state.rest, state.log_scale, exists(entry))
     if config.mlp != "none":
-        state, _ = sublayer(
-            sites.mlp, state, lambda s: (mlp(params.mlp, s, config.mlp), None), norm, add
-        )
+
+        def branch(s):
+            return mlp(params.mlp, s, config.mlp, config.routing), None
+
+        state, _ = sublayer(sites.mlp, state, branch, norm, add, start)
         state = settled(state.mean, state.rest, state.log_scale, exists(entry))
     return state
 

@@ -105,9 +105,7 @@ def _growth(params, entry, config, count, rows_differ):
         zero = jnp.zeros((), mean.dtype)
 
         def attend(seen):
-            return linear_attention(
-                layer.attention, seen, config, gains.temperature, entry, rows_differ
-            )
+            return linear_attention(layer.attention, seen, config, gains, entry, rows_differ)
 
         def push(r):
             return tangent.layer(
@@ -136,7 +134,7 @@ def orthonormal(directions: Float[Array, "p n d"]) -> tuple[Array, Float[Array, 
     return jnp.stack(done), jnp.stack(stretch)
 
 
-def linear_attention(params, state, config, temperature, entry, rows_differ):
+def linear_attention(params, state, config, gains, entry, rows_differ):
     """SA(1x̄ᵀ) and Σ_h Q_h R W_h; 0 where all rows of Q_h are the same, but for their mean."""
     n = state.rest.shape[0]
     tokens = jnp.broadcast_to(state.mean[None, :], (n, state.mean.shape[0]))
@@ -147,8 +145,8 @@ def linear_attention(params, state, config, temperature, entry, rows_differ):
         score=config.score,
         scale=config.scale_scores,
         norm_eps=config.norm_eps,
-        temperature=temperature,
-        context=entry.context,
+        temperature=gains.temperature,
+        context=entry.context.of_layer(gains.window),
     )
     mean = out[jnp.argmax(tangent.exists(entry))]
     if not rows_differ:

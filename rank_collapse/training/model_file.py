@@ -92,7 +92,7 @@ def _config(fields: dict[str, Any]) -> TransformerConfig | EncoderDecoderConfig:
         if isinstance(value, dict):
             return Gains(**{kind: restored(name, gain) for kind, gain in value.items()})
         if isinstance(value, list):
-            return jnp.asarray(value) if name in SWEPT else tuple(value)
+            return jnp.asarray(value) if name in SWEPT else _tuples(value)
         return value
 
     embedding = fields.pop("embedding")
@@ -100,3 +100,8 @@ def _config(fields: dict[str, Any]) -> TransformerConfig | EncoderDecoderConfig:
     return TransformerConfig(
         **fields, embedding=None if embedding is None else EmbeddingConfig(**embedding)
     )
+
+
+def _tuples(value):
+    """Lists of JSON as the tuples that they were, at every depth."""
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value

@@ -6,9 +6,10 @@ from marks import slow_but
 
 import rank_collapse as rc
 from experiments import benchmark
-from experiments.benchmarks import attention, paths, training
+from experiments.benchmarks import attention, paths, random_llama, streaming, training
 from experiments.benchmarks.timing import Report, Timing, median_ratio, time_cases
 from experiments.shell import cli
+from rank_collapse import pretrained
 from rank_collapse.training.training import init_model
 
 TINY = (
@@ -99,3 +100,31 @@ def test_cases_take_turns():
     assert "".join(order) == "ab" + 3 * "ab"
     timings[0].seconds, timings[1].seconds = [2.0, 9.0, 4.0], [1.0, 3.0, 1.0]
     assert median_ratio(*timings) == 3.0 and timings[0].best == 2.0
+
+
+def test_a_random_llama_is_a_checkpoint_and_its_operations_are_counted(tmp_path):
+    random_llama.make(tmp_path, "tiny")
+    source = pretrained.open_checkpoint(tmp_path)
+    assert source.config.depth == 4 and not source.biased
+    assert source.read_out.table.shape == (128, 64)
+    weights = source.layer(1).mlp.w_in
+    assert weights.dtype == "float32" and 0.019 < float(weights.std()) < 0.021
+    assert not (weights == source.layer(2).mlp.w_in).all()
+    forward, lengths = streaming.operations("tiny", 3, 5)
+    layer = source.layer(0)
+    # Two for each weight and row; keys and values are grouped, and a path has each head's own.
+    sizes = [a.size for a in (layer.attention.w_q, layer.attention.w_o)]
+    shared = [a.size for a in (layer.attention.w_k, layer.attention.w_v)]
+    mlp = 3 * layer.mlp.w_in.size
+    assert forward == 2 * 15 * 4 * (5 * sum(sizes + shared) + 3 * mlp)
+    each = [l * sum(sizes) + (l + 1) * 2 * layer.mlp.w_in.size for l in range(1, 5)]
+    assert lengths == 2 * 15 * sum(each)
+
+
+@pytest.mark.slow
+def test_streaming_in_a_process_of_its_own(tmp_path):
+    given = ["--stream_size=tiny", "--stream_texts=2", "--stream_tokens=8"]
+    found = streaming.streaming(cli.parse(benchmark.FLAGS, [*given, f"--stream_folder={tmp_path}"]))
+    assert value(found, "error of the sum") < 1e-5
+    assert value(found, "GB of the checkpoint") == pytest.approx(402560 / 1e9)
+    assert value(found, "peak") > value(found, "before the first layer") > 0

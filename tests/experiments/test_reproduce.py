@@ -1,6 +1,8 @@
 """The main job: every entry, the report, a failing experiment."""
 
 import dataclasses
+import importlib.metadata
+import importlib.util
 import io
 import json
 import os
@@ -9,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 
 import jax
 import pytest
@@ -17,6 +20,7 @@ from PIL import Image
 from experiments import reproduce, run_architectures
 from experiments.shell import cli, paper
 from experiments.shell.entry import Entry
+from experiments.shell.process import run_processes
 from rank_collapse import report
 from rank_collapse.report.claims import of_mean
 from rank_collapse.runs import provenance
@@ -106,22 +110,67 @@ def test_a_second_run_in_new_processes_makes_nothing_again(tmp_path, monkeypatch
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_the_experiment_too(number):
     child = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
-    code = "import sys; from experiments.shell.process import run_process; "
-    code += f"run_process([sys.executable, '-c', {child!r}])"
-    with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE) as parent:
-        experiment = int(parent.stderr.readline())
+    code = "import sys; from experiments.shell.process import run_processes; "
+    code += f"c = [sys.executable, '-c', {child!r}]; "
+    code += "run_processes({'a': c, 'b': c, 'c': c}, 2, print)"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as parent:
+        lines = [parent.stderr.readline() for _ in range(4)]
+        started = [int(line.split(": ")[1]) for line in lines if ": " in line]
+        assert len(started) == 2 and lines[:2] == ["[1/3] a\n", "[2/3] b\n"]
         parent.send_signal(number)
         assert parent.wait(timeout=30) == 128 + number
-    with pytest.raises(ProcessLookupError):
-        os.kill(experiment, 0)
+        assert parent.stdout.read() == ""  # the third was not begun, none ended by itself
+    for experiment in started:
+        with pytest.raises(ProcessLookupError):
+            os.kill(experiment, 0)
+
+
+def test_processes_side_by_side_start_in_order_and_are_told_apart(capfd):
+    """Each waits for what the other does: one alone would wait for ever."""
+    there = "import os, sys, time, pathlib; mine, other = sys.argv[1:]; "
+    there += "pathlib.Path(mine).touch(); print(mine)\n"
+    there += "while not os.path.exists(other): time.sleep(0.01)\n"
+    there += "sys.exit(3 if mine.endswith('b') else 0)"
+    with tempfile.TemporaryDirectory() as folder:
+        a, b = f"{folder}/a", f"{folder}/b"
+        pair = {"first": (a, b), "second": (b, a), "third": (a, b)}
+        commands = {n: [sys.executable, "-c", there, *names] for n, names in pair.items()}
+        found = {}
+        run_processes(commands, 2, lambda name, how: found.update({name: how}))
+        printed = {name: (how.code, how.printed) for name, how in found.items()}
+        assert printed == {
+            "first": (0, f"{a}\n"), "second": (3, f"{b}\n"), "third": (0, f"{a}\n"),
+        }  # fmt: skip
+        assert list(found)[2] == "third" and all(how.seconds > 0 for how in found.values())
+        err = capfd.readouterr().err
+        assert f"    first: {a}\n" in err and f"    second: {b}\n" in err
+        assert err.startswith("[1/3] first\n[2/3] second\n") and "[3/3] third\n" in err
+
+
+def test_how_many_run_side_by_side(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [])
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    assert reproduce.default_jobs("quick") == 2 and reproduce.default_jobs("paper") == 1
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: ["xla_cuda13"])
+    assert reproduce.default_jobs("quick") == 1
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    assert reproduce.default_jobs("quick") == 2
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0}, raising=False)
+    assert reproduce.default_jobs("quick") == 1
 
 
 def test_a_failing_experiment_is_shown_and_the_exit_code_is_1(tmp_path, monkeypatch, capfd):
     code = "import sys; print('half way'); print('error: no luck', file=sys.stderr); sys.exit(2)"
-    real = reproduce.run_process
-    monkeypatch.setattr(
-        reproduce, "run_process", lambda command: real([sys.executable, "-c", code])
-    )
+    real = reproduce.run_processes
+
+    def failing(commands, at_once, ended):
+        real({name: [sys.executable, "-c", code] for name in commands}, at_once, ended)
+
+    monkeypatch.setattr(reproduce, "run_processes", failing)
     arguments = ["--only=run_path_counts", f"--output_dir={tmp_path}"]
     assert cli.execute(reproduce.main, reproduce.FLAGS, arguments) == 1
     page = (tmp_path / "report.html").read_text()
@@ -146,11 +195,11 @@ def test_results_as_markdown_are_of_the_largest_preset_there_is(tmp_path):
     found |= {"share_at_most_half_depth": 0.26, "largest_difference_from_binomial": 1e-17}
     for preset, name in (("quick", "a|b"), ("paper", "BERT")):
         made(preset, "run_path_counts", {name: found}, ["path_counts"])
-    reproduce.keep_seconds(tmp_path / "run" / "paper", "run_path_counts", 12.34)
+    reproduce.keep_time(tmp_path / "run" / "paper", "run_path_counts", 12.34, 1)
     path = reproduce.write_markdown(tmp_path / "run", tmp_path / "docs")
     text = path.read_text()
     assert "BERT (H=2, L=3)" in text and "a|b" not in text
-    assert "Preset “paper”, 12 s" in text and "cores" in text and f"JAX {jax.__version__}" in text
+    assert "preset “paper”, 12 s" in text and "cores" in text and f"JAX {jax.__version__}" in text
     assert "2 claims tested" in text and "not tested" in text
     assert "Not run: run_collapse, " in text
     named = re.findall(r"\]\((.*?)\)", text)
@@ -159,7 +208,7 @@ def test_results_as_markdown_are_of_the_largest_preset_there_is(tmp_path):
         assert drawn.mode == "P" and drawn.size == (64, 64)
     shutil.rmtree(tmp_path / "run" / "paper")
     text = reproduce.write_markdown(tmp_path / "run", tmp_path / "docs").read_text()
-    assert r"a\|b (H=2, L=3)" in text and "time not kept" in text and "Preset “quick”" in text
+    assert r"a\|b (H=2, L=3)" in text and "time not kept" in text and "preset “quick”" in text
 
 
 def test_an_unknown_experiment_is_refused(capsys):

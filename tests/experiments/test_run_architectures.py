@@ -10,8 +10,9 @@ import pytest
 from second_run import check_second_run
 
 from experiments import run_architectures
-from experiments.architectures import measure
+from experiments.architectures import measure, resume
 from experiments.shell import cli
+from rank_collapse.pretrained.lazy import LazyLayers
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 FLAGS = run_architectures.FLAGS
@@ -32,7 +33,7 @@ def test_every_part_on_a_checkpoint(tmp_path, ids, capsys, monkeypatch):
     out = tmp_path / "run"
     arguments = (
         f"--checkpoints={GOLDEN / 'bert'}", f"--token_ids={ids}", f"--output_dir={out}",
-        "--num_path_texts=1",
+        "--num_path_texts=2",
     )  # fmt: skip
     assert execute(*arguments) == 0
     summary = json.loads((out / "summary.json").read_text())["bert"]
@@ -41,16 +42,62 @@ def test_every_part_on_a_checkpoint(tmp_path, ids, capsys, monkeypatch):
     assert len(means["residuals/SAN/published/residual_ratio"]) == 3
     assert max(means["lengths/error"] for means in summary["means"].values()) < 1e-5
     figures = {"residuals", "tokens", "lengths", "chains", "bounds"}
+    figures |= {"layers", "removal", "attention"}
     assert {f.name for f in (out / "figures").glob("*.png")} == {f"{n}_bert.png" for n in figures}
     page = (out / "report.html").read_text()
     assert page.count("data:image/png") == len(figures)
     rows = list(csv.DictReader((out / "results.csv").read_text().splitlines()))
-    assert {r["part"] for r in rows} == {"residuals", "log", "lengths", "chains", "bounds"}
+    parts = figures - {"tokens"} | {"log"}
+    assert {r["part"] for r in rows} == parts
     heads = [r for r in rows if r["measure"] == "gamma" and r["variant"] == "SAN"]
     assert len(heads) == 2 * 2 * 3  # weights, layers, heads
     assert "SAN falls below 0.01" in capsys.readouterr().out
-    monkeypatch.setattr(measure, "on_texts", lambda *a, **k: pytest.fail("computed again"))
+    monkeypatch.setattr(measure, "measure", lambda *a, **k: pytest.fail("computed again"))
     check_second_run(lambda: execute(*arguments), out, capsys)
+
+
+@pytest.mark.slow
+def test_a_language_model_whose_disk_goes_away(tmp_path, ids, capsys):
+    """The second layer is gone: one line, and the next run goes on behind the first layer."""
+    folder = Path(shutil.copytree(GOLDEN / "llama-grouped", tmp_path / "llama"))
+    shard = folder / "model-00002-of-00003.safetensors"
+    parts = "--parts=residuals,lengths,next_token,gradients,removal"
+    arguments = (f"--checkpoints={folder}", f"--token_ids={ids}", "--initialisation=false", parts)
+    whole, broken = (f"--output_dir={tmp_path / name}" for name in ("whole", "broken"))
+    assert execute(*arguments, whole, "--num_path_texts=1") == 0
+    kept = shard.read_bytes()
+    asked = resume.pretrained.stream
+
+    def stream(*a, done, **k):
+        def gone(state):
+            shard.unlink(missing_ok=True)
+            done(state)
+
+        return asked(*a, done=gone, **k)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(resume.pretrained, "stream", stream)
+        nothing = property(lambda self: {}, lambda self, _: None)  # is read beforehand
+        patched.setattr(LazyLayers, "_coming", nothing, raising=False)
+        assert execute(*arguments, broken, "--num_path_texts=1") == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("error: ") and "00002-of-00003" in error
+    shard.write_bytes(kept)
+    assert execute(*arguments, broken, "--num_path_texts=1") == 0
+    lines = (tmp_path / "broken" / "log.txt").read_text()
+    assert lines.count("goes on behind layer 1") == 1 and lines.count("layers: 2/2") == 1
+    summaries = [
+        json.loads((tmp_path / n / "summary.json").read_text()) for n in ("whole", "broken")
+    ]
+    assert summaries[0] == summaries[1]
+    depths = summaries[0]["llama"]["depths"]["pretrained"]
+    assert depths["layers"] == 2 and {"same loss", "same next token"} <= depths.keys()
+    means = summaries[0]["llama"]["means"]["pretrained"]
+    assert means["next_token/loss_up_to"][-1] == pytest.approx(means["next_token/loss"], rel=1e-5)
+    assert means["removal/loss"] == pytest.approx(means["next_token/loss"], rel=1e-5)
+    assert sum(means["gradients/gradient_share"]) == pytest.approx(1, rel=1e-5)
+    page = (tmp_path / "whole" / "report.html").read_text()
+    assert "same next token" in page
 
 
 def test_decoder_and_images(tmp_path, ids):

@@ -314,6 +314,23 @@ def test_the_gain_of_mlps_is_swept_in_one_program(tmp_path):
     assert runs.read_summary(tmp_path)["settings"][0]["mlp_gain"]["gains"] == [1.0, 8.0]
 
 
+def test_what_float32_cannot_decide_comes_from_float64():
+    """Of the seeds that are not known, but for those whose states overflow."""
+    config = rc.san(2, 2, 8)
+    keys = jax.random.split(jax.random.key(0), 3)
+    params = jax.vmap(lambda key: rc.init(key, config))(keys)
+    x = jax.vmap(lambda key: jax.random.normal(key, (4, 8)))(keys)
+    profile = np.array([[1.0, 2.0, 3.0], [1.0, np.nan, np.nan], [1.0, np.nan, np.nan]], np.float32)
+    ratio = np.array([[1, 1, 1], [1, 1, 1], [1, np.inf, np.nan]])
+    measures = {"log10_residual": profile, "ratio": ratio}
+    found = ensemble.once_more(measures, params, np.asarray(x), config, 1.0, False)
+    own = jax.tree.map(lambda a: a[1], (params, x))
+    want = rc.log_residual_profile(*own, config, replicas=0)
+    np.testing.assert_allclose(found["log10_residual"][1], want, atol=1e-4)
+    np.testing.assert_array_equal(found["log10_residual"][[0, 2]], profile[[0, 2]])
+    assert np.isnan(profile[1, 1])  # what was given stays as it was
+
+
 def test_as_many_seeds_at_a_time_as_fit_into_memory(monkeypatch):
     options = cli.parse(FLAGS, [*TWO, "--memory_gb=1"])
     tried = []

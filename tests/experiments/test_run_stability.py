@@ -137,7 +137,9 @@ def test_curves_during_training(tmp_path):
     arguments = ["--parts=encoders,training", "--train_designs=post,admin", "--train_depth=1"]
     arguments += ["--train_steps=50", f"--output_dir={tmp_path}"]
     assert execute(*TINY, *arguments) == 0
-    found = json.loads((tmp_path / "summary.json").read_text())["training"]
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    found = summary["training"]
+    assert "post, 1 layers trained" in run_stability.ENTRY.compare(summary)[-2].quantity
     assert found["steps"] == [0, 25, 50] and found["designs"].keys() == {"post", "admin"}
     assert (tmp_path / "figures" / "training.png").stat().st_size > 10_000
     with np.load(tmp_path / "arrays.npz") as arrays:

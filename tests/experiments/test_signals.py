@@ -111,9 +111,10 @@ def test_a_child_ends_with_a_parent_that_is_killed():
         "print(os.getpid(), flush=True)\n"
         "with signals.stopping(): time.sleep(60)\n"
     )
-    code = "import sys; from experiments.shell.process import run_process; "
-    code += f"run_process([sys.executable, '-c', {child!r}])"
+    code = "import sys; from experiments.shell.process import run_processes; "
+    code += f"run_processes({{'a': [sys.executable, '-c', {child!r}]}}, 1, print)"
     with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE) as parent:
+        parent.stderr.readline()  # the name
         number = int(parent.stderr.readline())
         parent.kill()
     wait_for_the_end_of(number)

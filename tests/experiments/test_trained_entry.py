@@ -25,7 +25,8 @@ def summary(carried=1.0, short_less_long=0.5, sets=(0.3, 0.9, 0.4, 0.2), seeds=S
         "by_seed": {
             "carried_length": (carried + wobble).tolist(), "enough": [2] * seeds,
             "short_less_long": [[short_less_long + w] * 4 for w in wobble],
-            "baseline": [0.6] * seeds, "sets": {"20": [[a + w for a in sets] for w in wobble]},
+            "whole": [0.95] * seeds, "baseline": [0.6] * seeds,
+            "sets": {"20": [[a + w for a in sets] for w in wobble]},
         },
     }  # fmt: skip
 
@@ -40,8 +41,12 @@ def verdicts(found):
     [
         ({}, ["supported"] * 4),
         ({"carried": 2.5, "short_less_long": -0.5}, ["contradicted"] * 2 + ["supported"] * 2),
-        ({"sets": (0.3, 0.55, 0.56, 0.58)}, ["supported"] * 2 + ["contradicted"] * 2),
-        ({"carried": 1.99, "short_less_long": -0.015}, ["undecided"] * 2 + ["supported"] * 2),
+        ({"sets": (0.3, 0.65, 0.7, 0.8)}, ["supported"] * 2 + ["contradicted"] * 2),
+        # falling, but no better than a guess: nothing is there that could fall
+        ({"sets": (0.3, 0.5, 0.4, 0.3)}, ["supported"] * 2 + ["contradicted", "undecided"]),
+        ({"carried": 1.99, "short_less_long": 0.16}, ["undecided"] * 2 + ["supported"] * 2),
+        # more than the longest lengths, but little of what has been learned
+        ({"short_less_long": 0.03}, ["supported", "contradicted"] + ["supported"] * 2),
         ({"seeds": 2}, ["undecided"] * 4),
     ],
 )
@@ -61,6 +66,9 @@ def test_reading_and_table_say_what_no_path_gives():
     assert best.measured == 1 and "6 different paths" in best.note
     found["covariance"]["mean"], found["cancellation"]["mean"] = [-0.4, 1.2, 0.1, 0.1], 9.0
     assert len(warnings_of(found)) == 2 and "9.0 times" in ENTRY.reading(found)
+    # a share that may as well be 0 or 1 is no sign of cancelling
+    found["covariance"]["interval"] = [[-0.9, 0.9, 0, 0], [0.1, 1.5, 0.2, 0.2]]
+    assert len(warnings_of(found)) == 1
 
 
 def test_the_length_at_which_the_accuracy_comes():

@@ -49,6 +49,19 @@ SPECIAL = {
     ),
     "unequal widths": config_of(attention_skip=True, num_heads=3, d_qk=2, d_v=5),
     "no cross skip": config_of(cross_attention=True, cross_skip=False, attention_skip=True),
+    "parallel, windows, capped, part rotated": config_of(
+        attention_skip=True, mlp="gelu", norm_placement="pre", parallel=True, skip_gain=0.7,
+        branch_gain=1.3, final_norm=True, first_norm=False, score_cap=0.5, position="rotary",
+        rotary_width=2, windows=(1, 0, 2), local_theta=3.0,
+    ),
+    "parallel experts, no skip": config_of(
+        mlp="swiglu", norm_placement="sandwich", parallel=True, num_experts=4,
+        experts_per_token=2, d_ff=14, d_shared=2, router="all",
+    ),
+    "experts without gate": config_of(
+        attention_skip=True, mlp="gelu", mlp_skip=True, norm_placement="post",
+        num_experts=3, experts_per_token=2, d_ff=9,
+    ),
     "one layer": config_of(depth=1, attention_skip=True, mlp="gelu", norm_placement="post"),
     "deep": config_of(
         depth=15, attention_skip=True, mlp_skip=True, mlp="gelu", norm_placement="pre"

@@ -14,6 +14,10 @@ NETWORKS = {
         "norm_placement": "sandwich", "norm": "rms", "mlp": "swiglu", "final_norm": True,
         "attention_skip": True, "mlp_skip": True, "mask": "causal",
     },
+    "parallel experts": {
+        "norm_placement": "pre", "mlp": "swiglu", "parallel": True, "d_ff": 8, "num_experts": 2,
+        "windows": (1, 0, 2), "first_norm": False, "attention_skip": True, "final_norm": True,
+    },
     "decoder": {
         "norm_placement": "post", "mlp": "gelu", "cross_attention": True, "attention_skip": True,
         "mlp_skip": True, "skip_gain": 0.7, "branch_gain": np.array([1.0, 0.5, 2.0]),
@@ -29,7 +33,12 @@ def scaled_heads(layer, name, value):
 
 
 @pytest.mark.parametrize(
-    ("name", "edit"), [("sandwich of RMSNorms", None), ("decoder", scaled_heads)]
+    ("name", "edit"),
+    [
+        ("sandwich of RMSNorms", None),
+        ("decoder", scaled_heads),
+        pytest.param("parallel experts", None, marks=pytest.mark.slow),
+    ],
 )
 def test_parts_and_lengths_sum_to_the_logits(x64, name, edit):
     config = config_of(**NETWORKS[name])

@@ -14,6 +14,10 @@ NETWORKS = {
     "sandwich of RMSNorms, gated, norm at the end": {
         "norm_placement": "sandwich", "norm": "rms", "mlp": "swiglu", "final_norm": True,
     },
+    "parallel experts, windows": {
+        "norm_placement": "pre", "mlp": "swiglu", "parallel": True, "d_ff": 8, "num_experts": 2,
+        "windows": (1, 0, 0, 2, 0), "score_cap": 0.5, "first_norm": False, "final_norm": True,
+    },
     "decoder": {"cross_attention": True, "mask": "causal"},
     "no skips, no norms": {"attention_skip": False, "mlp": "none", "norm_placement": "none"},
     "shared layers, gains": {
@@ -23,7 +27,10 @@ NETWORKS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", slow_if(NETWORKS, "shared layers, gains", "no skips, no norms"))
+@pytest.mark.parametrize(
+    "name",
+    slow_if(NETWORKS, "shared layers, gains", "no skips, no norms", "parallel experts, windows"),
+)
 def test_a_head_s_contribution_is_the_derivative_of_its_gain(x64, name):
     config = rc.transformer(L, H, D, **NETWORKS[name])
     params = rc.init(jax.random.key(0), config, 1.0, 0.3)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from marks import slow_but
+from marks import slow_but, slow_if
 from path_oracle import Oracle
 
 import rank_collapse as rc
@@ -33,6 +33,21 @@ def network(**fields):
 NETWORKS = {
     "post-norm with MLP": {},
     "sandwich, final norm": {"norm_placement": "sandwich", "final_norm": True, "mlp": "swiglu"},
+    "parallel experts, windows, capped": {
+        "norm_placement": "pre",
+        "final_norm": True,
+        "parallel": True,
+        "d_ff": 8,
+        "num_experts": 4,
+        "experts_per_token": 2,
+        "windows": (1, 0, 1),
+        "score_cap": 0.5,
+        "first_norm": False,
+        "position": "rotary",
+        "d_qk": 4,
+        "rotary_width": 2,
+        "local_theta": 5.0,
+    },
     "shared layers, relative positions": {
         "layer_map": (0, 1, 0),
         "position": "relative_key",
@@ -63,7 +78,7 @@ def test_sampled_paths_have_their_length_and_are_uniform():
     np.testing.assert_array_equal(again[0, 0], paths[2, 0])
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", slow_if(NETWORKS, "parallel experts, windows, capped"))
 def test_sets_equal_one_path_at_a_time(name):
     """Shared beginnings, sorted visits: the same sums, in the order the sets were given."""
     config, params, x = network(**NETWORKS[name])
@@ -89,7 +104,7 @@ def test_shared_beginnings_are_visited_once():
     assert sorted(np.asarray(order)) == list(range(40))
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", slow_if(NETWORKS, "parallel experts, windows, capped"))
 def test_frozen_paths_sum_to_the_exact_contributions(name, x64):
     config, params, x = network(**NETWORKS[name])
     assert x.dtype == jnp.float64

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from marks import slow_if
 from path_examples import DEPTH, N, config_of, example, relative
 
 import rank_collapse as rc
@@ -12,11 +13,14 @@ CASES = {
     "post": {"norm_placement": "post", "mlp": "gelu", "attention_skip": True, "mlp_skip": True},
     "pre": {"norm_placement": "pre", "norm": "rms", "mlp": "swiglu", "final_norm": True}
     | {"attention_skip": True, "mlp_skip": True, "mask": "causal", "layer_map": (0, 1, 0)},
+    "parallel experts": {"norm_placement": "pre", "mlp": "gelu", "parallel": True, "d_ff": 8}
+    | {"num_experts": 4, "experts_per_token": 2, "windows": (1, 0, 2), "score_cap": 0.5}
+    | {"attention_skip": True, "first_norm": False},
     "plain": {"attention_skip": True, "skip_gain": 0.7, "temperature": 0.8},
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", slow_if(CASES, "parallel experts"))
 def test_all_lengths_are_the_whole_network(case, x64):
     config = config_of(**CASES[case])
     params, x, _ = example(config)
@@ -30,8 +34,9 @@ def test_all_lengths_are_the_whole_network(case, x64):
         assert not every.by_length[k, k + 1 :].any() and every.by_length[k, k].any()
         # Without norms and MLPs length 0 asks for no attention, and the last layer's attention
         # comes from all the paths there are so far.
-        frozen = case == "plain" and k in (0, DEPTH - 1)
-        assert (relative(every.output[k], whole.up_to()[k]) < 1e-12) == frozen
+        # So it does where the last MLP looks at what the last attention looks at.
+        frozen = {"plain": (0, DEPTH - 1), "parallel experts": (DEPTH - 1,)}.get(case, ())
+        assert (relative(every.output[k], whole.up_to()[k]) < 1e-12) == (k in frozen)
     one = rc.truncated(params, x, config, 1, mask=mask)
     assert relative(one.output, every.output[1]) < 1e-12
 

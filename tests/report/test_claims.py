@@ -73,6 +73,10 @@ def test_a_curve_among_draws():
     apart = draws.mean(axis=0) + np.array([0, 0, 0, 30, 0])
     found = claims.of_curve(apart, draws, **ABOUT)
     assert found.verdict == "contradicted" and "at 3" in found.why and "p = 0.048" in found.why
+    beside = draws.mean(axis=0)
+    beside[3] = draws[:, 3].max() + 0.01  # outside, but nearer than other draws are elsewhere
+    found = claims.of_curve(beside, draws, **ABOUT)
+    assert found.verdict == "undecided" and "outside the draws' range at 3" in found.why
     few = claims.of_curve(apart, draws[:19], **ABOUT)
     assert few.verdict == "undecided" and "19 draws" in few.why
     assert claims.of_curve(apart, draws[:0], **ABOUT).verdict == "undecided"

@@ -228,6 +228,12 @@ FLOAT64_CASES = {
     "padding, causal, norm": ({"mask": "causal", "norm_placement": "post"}, {"mask": KEEP}),
     "padding, MLP": ({"mlp": "gelu", "mlp_skip": True}, {"mask": KEEP}),
     "rotary": ({"position": "rotary"}, {}),
+    "parallel, windows, part rotated, first layer bare": (
+        {"norm_placement": "pre", "mlp": "gelu", "parallel": True, "attention_skip": True}
+        | {"windows": (1, 0, 2), "first_norm": False, "position": "rotary", "d_qk": 4, "d_v": 4}
+        | {"rotary_width": 2, "local_theta": 3.0},
+        {},
+    ),
     "relative bias": ({"position": "relative_bias"}, {}),
     "relative key": ({"position": "relative_key"}, {"segments": np.array([0, 0, 0, 1, 1, 1])}),
     "score bias": ({}, {"bias": BIAS}),

@@ -21,6 +21,9 @@ CASES = (
      "norm_placement": "post"},
     {"attention_skip": True, "skip_gain": 0.8, "norm_placement": "pre", "norm": "rms"},
     {"position": "relative_bias", "branch_gain": 0.6},
+    {"windows": (1, 0, 2), "norm_placement": "pre", "first_norm": False, "attention_skip": True,
+     "mlp": "swiglu", "d_ff": 8, "num_experts": 4, "experts_per_token": 2, "parallel": True,
+     "score_cap": 0.5},
 )  # fmt: skip
 
 

@@ -25,7 +25,13 @@ def models(chosen, seeds=3):
 
 @pytest.mark.parametrize(
     "fields",
-    [{}, {"layer_map": (0, 0)}, {"skip_gain": jnp.array([0.5, 2.0])}, {"mlp": "swiglu"}],
+    [
+        {},
+        {"layer_map": (0, 0)},
+        {"skip_gain": jnp.array([0.5, 2.0])},
+        {"mlp": "swiglu", "position": "rotary", "d_qk": 4, "d_v": 3, "windows": (1, 0)}
+        | {"rotary_tables": ((9, (1.0, 0.5)),)},
+    ],
 )
 def test_what_is_read_is_what_was_written(fields, tmp_path):
     chosen = recipe(**fields)

@@ -1,0 +1,156 @@
+"""Figures of run_architectures on layers and next tokens: who is needed, and how deep it goes."""
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from experiments.architectures.depths import SAME, WITHIN
+from experiments.architectures.results import NAMES, Results
+from rank_collapse.report import figures
+
+
+@figures.styled
+def next_token_figure(results: Results) -> Figure:
+    """Loss and next token from some path lengths alone."""
+    fig, axes = figures.figure(1, 3, width=3.6, height=2.8)
+    for index, kind in enumerate(results.kinds):
+        loss = results.get(kind, "next_token/loss")
+        if loss is None:
+            continue
+        k = np.arange(results.get(kind, "next_token/loss_up_to").shape[1])
+        for which, dash, text in (("up_to", "-", "lengths up to k"), ("without", ":", "all but k")):
+            label = f"{text}, {NAMES[kind]}"
+            change = results.get(kind, f"next_token/loss_{which}") / loss[:, None]
+            figures.band(axes[0, 0], k, change, label, index, linestyle=dash)
+            same = results.get(kind, f"next_token/same_{which}")
+            figures.band(axes[0, 1], k, same, label, index, linestyle=dash)
+        share = results.get(kind, "gradients/gradient_share")
+        if share is not None:
+            figures.band(axes[0, 2], k, share, f"gradient, {NAMES[kind]}", index)
+        size = results.get(kind, "lengths/size")
+        if size is not None:
+            size = size / size.sum(axis=1, keepdims=True)
+            label = f"output, {NAMES[kind]}"
+            figures.band(axes[0, 2], k, size, label, index, linestyle="--")
+    axes[0, 0].axhspan(1 - WITHIN, 1 + WITHIN, color="#BBBBBB", alpha=0.5)
+    axes[0, 1].axhline(SAME, color="#9A9A9A", lw=1)
+    axes[0, 0].set(yscale="log")
+    labels = (
+        "loss over the whole network's",
+        "share of same next tokens",
+        "share of the norms",
+    )
+    for ax, label in zip(axes[0], labels, strict=True):
+        ax.set(xlabel="path length k (attention layers passed)", ylabel=label)
+        figures.integer_ticks(ax)
+        ax.legend(fontsize=7)
+    return fig
+
+
+@figures.styled
+def layer_figure(results: Results) -> Figure:
+    """Angles between layers, influence of each, branches beside the stream."""
+    kinds = [k for k in results.kinds if results.get(k, "layers/angle") is not None]
+    fig, axes = figures.figure(len(kinds), 3, width=3.4, height=2.7)
+    for row, kind in enumerate(kinds):
+        angle = results.get(kind, "layers/angle").mean(axis=0)
+        ax = axes[row, 0]
+        fig.colorbar(ax.imshow(angle, origin="lower", vmin=0, vmax=max(0.5, angle.max())), ax=ax)
+        ax.set(xlabel="layer", ylabel=f"layer ({NAMES[kind]})", title="angle / π")
+        ax.grid(False)
+        layers = np.arange(1, angle.shape[0])
+        influence = results.get(kind, "layers/block_influence")
+        figures.band(axes[row, 1], layers, influence, "1 − cos to the layer before", 0)
+        lost = results.get(kind, "removal/cosine")
+        if lost is not None:
+            figures.band(axes[row, 1], layers, 1 - lost, "1 − cos of the output without it", 1)
+        axes[row, 1].set(xlabel="layer", yscale="log", ylabel="influence")
+        for index, name in enumerate(("attention", "mlp")):
+            ratio = results.get(kind, f"layers/{name}_ratio")
+            if ratio is not None:
+                figures.band(axes[row, 2], layers, ratio, name, index)
+        axes[row, 2].set(xlabel="layer", yscale="log", ylabel="‖branch‖ / ‖stream‖")
+        for ax in axes[row, 1:]:
+            figures.integer_ticks(ax)
+            ax.legend(fontsize=7)
+    return fig
+
+
+@figures.styled
+def removal_figure(results: Results) -> Figure:
+    """What later layers do without an earlier one, and what the loss becomes."""
+    kinds = [k for k in results.kinds if results.get(k, "removal/later") is not None]
+    fig, axes = figures.figure(len(kinds), 2, width=3.8, height=2.9)
+    for row, kind in enumerate(kinds):
+        later = results.get(kind, "removal/later").mean(axis=0)
+        shown = np.ma.masked_where(np.tril(np.ones_like(later)) > 0, later)
+        ax = axes[row, 0]
+        depth = len(later)
+        span = (0.5, depth + 0.5, 0.5, depth + 0.5)
+        image = ax.imshow(shown, origin="lower", vmin=0, vmax=min(1, shown.max()), extent=span)
+        fig.colorbar(image, ax=ax)
+        ax.set(xlabel="later layer", ylabel=f"layer left out ({NAMES[kind]})")
+        ax.set_title("relative change of what it adds")
+        ax.grid(False)
+        layers = np.arange(1, depth + 1)
+        loss = results.get(kind, "removal/loss_without")
+        if loss is None:
+            figures.band(axes[row, 1], layers, results.get(kind, "removal/error"), NAMES[kind], row)
+            axes[row, 1].set(ylabel="‖Y − Y without‖ / ‖Y‖")
+        else:
+            change = loss - results.get(kind, "removal/loss")[:, None]
+            figures.band(axes[row, 1], layers, change, NAMES[kind], row)
+            axes[row, 1].set(ylabel="loss without the layer − loss, nats")
+        axes[row, 1].set(xlabel="layer left out")
+        figures.integer_ticks(axes[row, 1])
+    return fig
+
+
+@figures.styled
+def attention_figure(results: Results) -> Figure:
+    """Entropy, largest weight and sink of every head."""
+    kinds = [k for k in results.kinds if results.get(k, "attention/entropy") is not None]
+    fig, axes = figures.figure(len(kinds), 3, width=3.3, height=2.6)
+    panels = (("entropy", "entropy, nats", None), ("largest_weight", "largest weight", 1.0))
+    panels += (("first_column", "mean weight of the first token", 1.0),)
+    for row, kind in enumerate(kinds):
+        for ax, (name, title, top) in zip(axes[row], panels, strict=True):
+            values = results.get(kind, f"attention/{name}").mean(axis=0)
+            span = (0.5, values.shape[1] + 0.5, 0.5, len(values) + 0.5)
+            image = ax.imshow(values, aspect="auto", origin="lower", vmin=0, vmax=top, extent=span)
+            fig.colorbar(image, ax=ax)
+            ax.set(title=title, xlabel="head", ylabel=f"layer ({NAMES[kind]})")
+            ax.grid(False)
+            figures.integer_ticks(ax)
+    return fig
+
+
+# Name: (part it shows, what draws it, caption).
+LAYER_FIGURES = {
+    "next_token": (
+        "next_token",
+        next_token_figure,
+        "Next tokens from some of the paths alone, read out by the language-model head: loss and "
+        "share of positions with the whole network's next token, of lengths up to k and of all but "
+        "k (grey: within 1 % of the loss, 99 % of positions); the output and the loss's "
+        "gradient at the input, split by path length (‖C_k‖ and ‖G_k‖ over their sums).",
+    ),
+    "layers": (
+        "layers",
+        layer_figure,
+        "Angle between the tokens of any two layers (0: the same direction, 0.5: at right "
+        "angles); how far each layer turns them, and the output without it; each branch beside the "
+        "stream that it joins.",
+    ),
+    "removal": (
+        "removal",
+        removal_figure,
+        "One layer left out: how much what later layers add changes (‖Δ' − Δ‖/‖Δ‖), and the loss, "
+        "or the output where there is no language-model head.",
+    ),
+    "attention": (
+        "attention",
+        attention_figure,
+        "Every head: entropy of its rows, its largest weight, and the mean weight of the first "
+        "token (an attention sink where it is large).",
+    ),
+}

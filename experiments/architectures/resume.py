@@ -1,0 +1,85 @@
+"""A pass over a checkpoint's layers inside a run folder: interrupted, it goes on where it was."""
+
+import time
+from typing import Any
+
+from experiments.shell import signals
+from experiments.shell.progress import Progress
+from rank_collapse import pretrained
+from rank_collapse.pretrained.streaming import State
+from rank_collapse.runs.files import RunError
+from rank_collapse.runs.folder import RunFolder
+
+EVERY = 60.0  # seconds between states that are saved while all goes well
+SETS = 100_000  # more than a model has layers: tells the states of several sets of weights apart
+
+
+def resumed(
+    run: RunFolder,
+    number: int,
+    source: pretrained.OpenCheckpoint,
+    inputs: dict[str, Any],
+    jobs: dict[str, pretrained.Job],
+    chunk: int,
+    progress: Progress,
+) -> dict[str, dict[str, Any]]:
+    """`pretrained.stream`, from the state that an interrupted run has left.
+
+    A state is saved every minute, behind the last layer, and when reading or measuring fails; it is
+    the caller's to drop when the results are stored.
+
+    Args:
+        run: Where states are kept.
+        number: Of the set of weights.
+        source, inputs, jobs, chunk: As of `stream`.
+        progress: Of the layers.
+    """
+    state = restored(run, number, source, inputs, jobs, chunk)
+    if state is not None:
+        progress.skip(state.layers)
+        progress.say(f"goes on behind layer {state.layers}")
+    started = saved = time.monotonic()
+    now = state
+
+    def done(state: State) -> None:
+        nonlocal saved, now
+        now, time_now = state, time.monotonic()
+        last = state.layers == source.config.depth and time_now - started > EVERY
+        if last or time_now - saved > EVERY:
+            keep(run, number, state)
+            saved = time_now
+        progress.update(state.layers)
+
+    try:
+        with signals.deferred():  # to the border of a layer
+            return pretrained.stream(source, inputs, jobs, chunk=chunk, state=state, done=done)
+    except BaseException:
+        if now is not None:
+            keep(run, number, now)
+        raise
+
+
+def keep(run: RunFolder, number: int, state: State) -> None:
+    """Saves a state at the border of a layer; not one from within a layer."""
+    step = number * SETS + state.layers
+    if state.whole and run.newest_checkpoint != step:
+        run.save_checkpoint(step, state.arrays())
+
+
+def restored(
+    run: RunFolder,
+    number: int,
+    source: pretrained.OpenCheckpoint,
+    inputs: dict[str, Any],
+    jobs: dict[str, pretrained.Job],
+    chunk: int,
+) -> State | None:
+    """The state of this set of weights that an interrupted run has left; None without one."""
+    step = run.newest_checkpoint
+    if step is None or step // SETS != number:
+        return None
+    like = pretrained.state_like(source, inputs, jobs, step % SETS, chunk=chunk)
+    try:
+        return like.with_arrays(run.restore_checkpoint(like.arrays(), step)[1])
+    except RunError:  # of jobs some of whose results are stored by now
+        return None

@@ -1,0 +1,77 @@
+"""What attention looks at, head by head and layer by layer.
+
+Axis letters: l layers, h heads, n queries, m keys.
+"""
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from rank_collapse.measures.attention_entropy import attention_entropy
+from rank_collapse.measures.monitor import column_means
+from rank_collapse.measures.saturation import largest_weight
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.entry import Entry, enter
+from rank_collapse.network.parameters import TransformerParams
+from rank_collapse.network.passes import Layer, run
+from rank_collapse.network.precision import full_precision
+
+
+@full_precision
+def attention_profile(
+    params: TransformerParams, x: Any, config: TransformerConfig, *, mask: Any = None, **inputs: Any
+) -> dict[str, Float[Array, "l h"]]:
+    """Measures of every head's attention weights, means over the queries that exist.
+
+    entropy          −Σ_j P_ij log P_ij in nats
+    largest_weight   max_j P_ij
+    largest_column   max_j mean_i P_ij, the most looked at key
+    first_column     mean_i P_i1, the attention sink (Xiao et al. 2024); of the first token that
+                     exists
+
+    Args:
+        params, x, config: As in `rank_collapse.apply`.
+        mask: Bool [n], the tokens that exist.
+        **inputs: Other arguments of `apply`.
+    """
+    params, entry = enter(params, x, config, mask=mask, **inputs)
+    return _attention_profile(params, entry, config)
+
+
+@jax.jit
+def _attention_profile(params, entry, config):
+    return run(AttentionPass(), params, entry, config)
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionPass:
+    """`attention_profile` layer by layer: a `LayerPass`."""
+
+    forward: ClassVar[bool] = True
+
+    def begin(self, entry: Entry, config: TransformerConfig) -> tuple[()]:
+        """Nothing."""
+        return ()
+
+    def step(
+        self, layer: Layer, carry: Any, entry: Entry, config: TransformerConfig
+    ) -> tuple[Any, dict[str, Float[Array, "h"]]]:
+        """The measures of the layer's heads."""
+        weights, mask = layer.trace.attention, entry.exists
+        columns = column_means(weights, mask)
+        first = 0 if mask is None else jnp.argmax(mask)
+        return carry, {
+            "entropy": attention_entropy(weights, mask=mask),
+            "largest_weight": largest_weight(weights, mask=mask),
+            "largest_column": jnp.max(columns, axis=-1),
+            "first_column": columns[:, first],
+        }
+
+    def finish(
+        self, params: Any, last: Any, carry: Any, told: Any, entry: Entry, config: TransformerConfig
+    ) -> dict[str, Float[Array, "l h"]]:
+        """{measure: [L, h]}."""
+        return told

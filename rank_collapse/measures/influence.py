@@ -1,0 +1,184 @@
+"""How much each layer changes what passes it: angles, ratios, and what is lost without the layer.
+
+Axis letters: n tokens, d width, l layers, s layers that are skipped.
+"""
+
+import dataclasses
+import functools
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.entry import Entry, enter
+from rank_collapse.network.parameters import TransformerParams
+from rank_collapse.network.passes import Layer, output_of, run
+from rank_collapse.network.precision import full_precision
+from rank_collapse.network.transformer import block
+
+
+@full_precision
+def layer_influence(
+    params: TransformerParams, x: Any, config: TransformerConfig, *, mask: Any = None, **inputs: Any
+) -> dict[str, Float[Array, "..."]]:
+    """What each layer does to the stream, means over the tokens i that exist.
+
+    block_influence   1 − cos(X^l_i, X^{l+1}_i), [L] (Men et al. 2024, ShortGPT, equation 1)
+    angle             arccos(cos(X^l_i, X^m_i))/π of every two layers, [L + 1, L + 1]: 0 the same
+                      direction, 1/2 at right angles (Gromov et al. 2024, equation 5; the figure of
+                      Sun et al. 2025, The Curse of Depth)
+    attention_ratio   ‖SA(X)_i‖/‖X^l_i‖, [L], branch over the stream that it joins
+    mlp_ratio         ‖MLP_i‖/‖stream_i‖, [L], the stream behind attention; without MLP absent
+                      (both: Csordás et al. 2025, relative norms of the contributions)
+    stream            ‖X^l_i‖, [L + 1]
+
+    Args:
+        params, x, config: As in `rank_collapse.apply`.
+        mask: Bool [n], the tokens that exist.
+        **inputs: Other arguments of `apply`.
+    """
+    params, entry = enter(params, x, config, mask=mask, **inputs)
+    return _run(InfluencePass(), params, entry, config)
+
+
+@full_precision
+def layer_removal(
+    params: TransformerParams, x: Any, config: TransformerConfig, *, mask: Any = None, **inputs: Any
+) -> dict[str, Float[Array, "..."]]:
+    """What is lost without each layer: the network is run again with layer s passed over.
+
+    later    [L, L], row s: ‖Δ_l(without s) − Δ_l‖_F/‖Δ_l‖_F with Δ_l = X^{l+1} − X^l, how much
+             later layers l > s lean on layer s (Csordás et al. 2025); 0 for l ≤ s
+    cosine   [L], mean over tokens of cos(Y_i, Y_i without s), Y the output
+    error    [L], ‖Y − Y without s‖_F/‖Y‖_F
+    output   [n, d], Y
+    outputs  [L, n, d], Y without s, for a read-out (ShortGPT's removal: loss without the layer)
+
+    Cost: L/2 forward passes.
+
+    Args:
+        params, x, config: As in `rank_collapse.apply`.
+        mask: Bool [n], the tokens that exist.
+        **inputs: Other arguments of `apply`.
+    """
+    params, entry = enter(params, x, config, mask=mask, **inputs)
+    return _run(RemovalPass(), params, entry, config)
+
+
+@functools.partial(jax.jit, static_argnames="layer_pass")
+def _run(layer_pass, params, entry, config):
+    return run(layer_pass, params, entry, config)
+
+
+@dataclasses.dataclass(frozen=True)
+class InfluencePass:
+    """`layer_influence` layer by layer: a `LayerPass`, which keeps the states of all layers."""
+
+    forward: ClassVar[bool] = True
+
+    def begin(self, entry: Entry, config: TransformerConfig) -> Float[Array, "l n d"]:
+        """X^0 and room for the others."""
+        return jnp.zeros((config.depth + 1, *entry.x.shape), entry.x.dtype).at[0].set(entry.x)
+
+    def step(
+        self, layer: Layer, carry: Any, entry: Entry, config: TransformerConfig
+    ) -> tuple[Any, dict[str, Float[Array, ""]]]:
+        """The layer's ratios."""
+        trace = layer.trace
+        told = {"attention_ratio": _mean_ratio(trace.attention_branch, layer.x, entry)}
+        if config.mlp != "none":
+            stream = trace.after_cross if config.cross_attention else trace.after_attention
+            told["mlp_ratio"] = _mean_ratio(trace.mlp_branch, stream, entry)
+        return carry.at[layer.index + 1].set(trace.hidden), told
+
+    def finish(
+        self, params: Any, last: Any, carry: Any, told: Any, entry: Entry, config: TransformerConfig
+    ) -> dict[str, Float[Array, "..."]]:
+        """The measures by name."""
+        length = jnp.linalg.norm(carry, axis=-1, keepdims=True)
+        unit = carry / jnp.where(length == 0, 1, length)
+
+        def to_all(u):
+            """Kahan's angle: arccos loses half the digits where directions are nearly equal."""
+            apart, together = (jnp.linalg.norm(unit + s * u[None], axis=-1) for s in (-1, 1))
+            return 2 * jnp.arctan2(apart, together)
+
+        chord = jnp.linalg.norm(unit[1:] - unit[:-1], axis=-1)
+        return told | {
+            "block_influence": _mean(jnp.square(chord) / 2, entry),
+            "angle": _mean(jax.lax.map(to_all, unit), entry) / jnp.pi,
+            "stream": _mean(length[..., 0], entry),
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class RemovalPass:
+    """`layer_removal` layer by layer: a `LayerPass`, which carries the states of L networks.
+
+    Slot s is the network without layer s; it exists from layer s on, and empty slots cost nothing.
+    """
+
+    forward: ClassVar[bool] = True
+
+    def begin(self, entry: Entry, config: TransformerConfig) -> Float[Array, "s n d"]:
+        """Room for the states."""
+        return jnp.zeros((config.depth, *entry.x.shape), entry.x.dtype)
+
+    def step(
+        self, layer: Layer, carry: Any, entry: Entry, config: TransformerConfig
+    ) -> tuple[Any, Float[Array, "s"]]:
+        """The layer in every network that has it; how its change differs."""
+        change = _shown(layer.trace.hidden - layer.x, entry)
+        size = jnp.linalg.norm(change)
+
+        def applied(x):
+            after = block(layer.params, x, config, layer.gains, entry, layer=layer.index).hidden
+            return after, jnp.linalg.norm(_shown(after - x, entry) - change) / size
+
+        def one(_, step):
+            s, x = step
+            past, here = layer.index > s, layer.index == s
+            moved, told = jax.lax.cond(past, applied, lambda x: (x, jnp.zeros((), x.dtype)), x)
+            return None, (jnp.where(here, layer.x, moved), told)
+
+        _, (carry, told) = jax.lax.scan(one, None, (jnp.arange(config.depth), carry))
+        return carry, told
+
+    def finish(
+        self, params: Any, last: Any, carry: Any, told: Any, entry: Entry, config: TransformerConfig
+    ) -> dict[str, Float[Array, "..."]]:
+        """The measures by name."""
+        whole = output_of(params, last, config)
+        without = jax.vmap(lambda x: output_of(params, x, config))(carry)
+        shown, rest = _shown(whole, entry), _shown(without, entry)
+        dots = jnp.sum(rest * shown[None], axis=-1)
+        lengths = jnp.linalg.norm(rest, axis=-1) * jnp.linalg.norm(shown, axis=-1)[None]
+        return {
+            "later": told.T,
+            "cosine": _mean(dots / jnp.where(lengths == 0, 1, lengths), entry),
+            "error": jnp.linalg.norm(rest - shown[None], axis=(-2, -1)) / jnp.linalg.norm(shown),
+            "output": whole,
+            "outputs": without,
+        }
+
+
+def _shown(a, entry):
+    """Tokens that do not exist as zeros."""
+    if entry.exists is None:
+        return a
+    return jnp.where(entry.exists.reshape((1,) * (a.ndim - 2) + (-1, 1)), a, 0)
+
+
+def _mean(values, entry):
+    """Mean over the last axis, the tokens that exist."""
+    if entry.exists is None:
+        return jnp.mean(values, axis=-1)
+    exists = entry.exists.reshape((1,) * (values.ndim - 1) + (-1,))
+    return jnp.sum(jnp.where(exists, values, 0), axis=-1) / jnp.sum(exists)
+
+
+def _mean_ratio(part, stream, entry):
+    length = jnp.linalg.norm(stream, axis=-1)
+    return _mean(jnp.linalg.norm(part, axis=-1) / jnp.where(length == 0, 1, length), entry)

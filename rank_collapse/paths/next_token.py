@@ -1,0 +1,176 @@
+"""What parts of an output do to the next token: loss and token from some of the paths alone.
+
+Logits are linear in the output of a network, hence a sum over its parts; their softmax is not.
+Vocabularies are read in pieces, so that no table of logits [n, vocab] is ever whole.
+
+Axis letters: p parts, s sums of parts, n tokens, d width, v words of a piece of the vocabulary.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from rank_collapse import struct
+from rank_collapse.network.precision import full_precision
+from rank_collapse.paths.contributions import PathContributions
+
+
+@struct.dataclass
+class NextToken:
+    """What is known of the next token from the words so far.
+
+    Attributes:
+        largest: [s, n], the largest logit.
+        total: [s, n], Σ exp(logit − largest).
+        token: [s, n], the word with the largest logit.
+        right: [s, n], the logit of the true next token; −inf before it came.
+    """
+
+    largest: Any
+    total: Any
+    token: Any
+    right: Any
+
+    @property
+    def loss(self) -> Float[Array, "s n"]:
+        """−log softmax(logits)[true token], in nats."""
+        return self.largest + jnp.log(self.total) - self.right
+
+
+def no_words(num_sums: int, num_tokens: int, dtype: Any = jnp.float32) -> NextToken:
+    """Before the first piece of the vocabulary."""
+    nothing = jnp.full((num_sums, num_tokens), -jnp.inf, dtype)
+    return NextToken(
+        largest=nothing,
+        total=jnp.zeros_like(nothing),
+        token=jnp.zeros(nothing.shape, jnp.int32),
+        right=nothing,
+    )
+
+
+def sums_by_length(
+    found: PathContributions,
+) -> tuple[Float[Array, "p n d"], Float[Array, "s p"]]:
+    """(parts, which of them each sum has): the whole output, lengths up to k, all but length k.
+
+    Parts are C_0 .. C_L and the offset, which is in every sum. Sums: the whole; up to 0 .. L;
+    without 0 .. L: s = 2L + 3.
+    """
+    parts = jnp.concatenate([found.by_attention_length, found.offset[None]])
+    k = len(parts) - 1
+    chosen = jnp.concatenate([jnp.ones((1, k)), jnp.tril(jnp.ones((k, k))), 1 - jnp.eye(k)])
+    return parts, jnp.concatenate([chosen, jnp.ones((len(chosen), 1))], axis=1).astype(parts.dtype)
+
+
+@full_precision
+def add_words(
+    known: NextToken,
+    words: Float[Array, "v d"],
+    first: Any,
+    parts: Float[Array, "p n d"],
+    sums: Float[Array, "s p"],
+    targets: Int[Array, "n"],
+    *,
+    bias: Any = None,
+    softcap: Any = None,
+    exists: Any = None,
+) -> NextToken:
+    """What is known when a further piece of the vocabulary is counted in.
+
+    Args:
+        known: Before; `no_words` at first.
+        words: Rows of the read-out W for words first, first + 1, ...
+        first: Index of the first of them; may be traced.
+        parts: Parts of the output, the final norm frozen in them.
+        sums: Weight of each part in each sum; from `sums_by_length`, or the identity.
+        targets: The true next token of each token.
+        bias: [v], of these words; None for none.
+        softcap: c of c tanh(logit/c); None for none.
+        exists: Bool [v], words that exist, where a piece is filled up; None for all.
+    """
+    logits = jnp.einsum("sp,pnv->snv", sums, jnp.einsum("pnd,vd->pnv", parts, words))
+    if bias is not None:
+        logits = logits + bias[None, None]
+    if softcap is not None:
+        logits = softcap * jnp.tanh(logits / softcap)
+    if exists is not None:
+        logits = jnp.where(exists[None, None], logits, -jnp.inf)
+    best = jnp.argmax(logits, axis=-1)
+    top = jnp.max(logits, axis=-1)
+    largest = jnp.maximum(known.largest, top)
+    total = known.total * jnp.exp(known.largest - largest)
+    place = targets - first
+    here = (place >= 0) & (place < logits.shape[-1])
+    index = jnp.clip(place, 0, logits.shape[-1] - 1)[None, :, None]
+    right = jnp.take_along_axis(logits, index, axis=-1)[..., 0]
+    return NextToken(
+        largest=largest,
+        total=total + jnp.sum(jnp.exp(logits - largest[..., None]), axis=-1),
+        token=jnp.where(top > known.largest, first + best, known.token).astype(jnp.int32),
+        right=jnp.where(here[None], right, known.right),
+    )
+
+
+def agreement(known: NextToken, keep: Any) -> tuple[Float[Array, "s"], Float[Array, "s"]]:
+    """(mean loss, share of positions with the first sum's next token) of every sum.
+
+    Args:
+        known: Of the whole vocabulary, the first sum the whole output.
+        keep: Bool [n], positions that have a next token.
+    """
+    count = jnp.sum(keep)
+
+    def mean(values):
+        return jnp.sum(jnp.where(keep[None], values, 0), axis=-1) / count
+
+    return mean(known.loss), mean((known.token == known.token[:1]).astype(known.loss.dtype))
+
+
+def effective_depth(enough: Any) -> Int[Array, "*s"]:
+    """The least k such that `enough` holds for k and all that follow: Bool [k] or [..., k].
+
+    With lengths up to k, `enough` may be "the same next token on 99 % of positions" or "a loss
+    within 1 %"; the last entry, the whole network, is enough by itself.
+    """
+    enough = jnp.asarray(enough).at[..., -1].set(True)
+    return jnp.sum(jnp.cumprod(enough[..., ::-1], axis=-1)[..., ::-1] == 0, axis=-1)
+
+
+@jax.jit
+def next_token_effects(
+    found: PathContributions, read_out: Float[Array, "v d"], targets: Int[Array, "n"], keep: Any
+) -> dict[str, Float[Array, "*k"]]:
+    """Next-token loss and agreement by path length, from a read-out that is in memory.
+
+    loss           of the whole network, a scalar, in nats per token
+    loss_up_to     of lengths 0 .. k, [L + 1]
+    loss_without   of all lengths but k, [L + 1]
+    same_up_to     share of positions with the whole network's next token, [L + 1]
+    same_without   the same of all lengths but k, [L + 1]
+
+    The sums are frozen: attention, norms (the final one too) and gates are the whole network's.
+
+    Args:
+        found: From `path_contributions`.
+        read_out: W [vocab, d].
+        targets: The true next token of each token [n].
+        keep: Bool [n], positions that have one.
+    """
+    parts, sums = sums_by_length(found)
+    known = no_words(len(sums), parts.shape[1], parts.dtype)
+    return by_length(add_words(known, read_out, 0, parts, sums, targets), keep)
+
+
+def by_length(known: NextToken, keep: Any) -> dict[str, Float[Array, "*k"]]:
+    """The measures of `next_token_effects` from what is known of its sums."""
+    loss, same = agreement(known, keep)
+    k = (len(loss) - 1) // 2
+    return {
+        "loss": loss[0],
+        "loss_up_to": loss[1 : 1 + k],
+        "loss_without": loss[1 + k :],
+        "same_up_to": same[1 : 1 + k],
+        "same_without": same[1 + k :],
+    }

@@ -1,0 +1,57 @@
+"""Checkpoints by their name on the Hugging Face hub: the local folder of one, fetched when absent.
+
+Needs the package huggingface_hub (`pip install 'rank-collapse[hub]'`); everything else in this
+package reads folders.
+"""
+
+from pathlib import Path
+
+from rank_collapse.pretrained.checkpoint import WEIGHT_FILES
+
+PREFIX = "hf:"
+# What a model and its tokenizer are read from; weights in the safer format where there are both.
+_BESIDE = ["config.json", "tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json"]
+_BESIDE += ["spiece.model", "sentencepiece*"]
+_WEIGHTS = (["model*.safetensors", "*.safetensors.index.json"], ["pytorch_model*.bin*"])
+
+
+def is_hub_name(source: object) -> bool:
+    """Whether a source is "hf:owner/name" or "hf:owner/name@revision" rather than a folder."""
+    return isinstance(source, str) and source.startswith(PREFIX)
+
+
+def hub_folder(source: str) -> Path:
+    """The folder of a model of the hub, from the local cache or downloaded.
+
+    Args:
+        source: "hf:gpt2", "hf:EleutherAI/pythia-70m@step1000" with a branch, tag or commit.
+
+    Raises:
+        FileNotFoundError: No such model, no internet, no weights, or no huggingface_hub; the
+            message says how to get a folder.
+    """
+    name, _, revision = source.removeprefix(PREFIX).partition("@")
+    at = f" --revision {revision}" if revision else ""
+    instead = (
+        "give a folder instead: on a machine with internet, "
+        f"hf download {name}{at} --local-dir {name.rsplit('/', 1)[-1]}"
+    )
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError:
+        raise FileNotFoundError(
+            f"{source}: huggingface_hub is not installed (pip install 'rank-collapse[hub]'); "
+            f"{instead}"
+        ) from None
+    for weights in _WEIGHTS:
+        try:
+            folder = snapshot_download(
+                name, revision=revision or None, allow_patterns=_BESIDE + weights
+            )
+        except Exception as error:  # of several HTTP libraries; none is ours to handle
+            reason = " ".join(str(error).split())[:120] or type(error).__name__
+            raise FileNotFoundError(f"{source}: {reason}; {instead}") from None
+        folder = Path(folder)
+        if any((folder / file).is_file() for file in WEIGHT_FILES):
+            return folder
+    raise FileNotFoundError(f"{source}: there are none of {', '.join(WEIGHT_FILES)}")

@@ -1,0 +1,158 @@
+"""Weights that are read when they are needed: layers one by one, tables by rows.
+
+A layer is kept as it lies in the file: its dtype, and its axes in the file's order. It becomes the
+parameters of the network on the device, where the conversion costs least.
+"""
+
+import concurrent.futures
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rank_collapse import struct
+
+
+@struct.dataclass
+class Stored:
+    """A tensor in the order of the file.
+
+    Attributes:
+        data: The values.
+        axes: Where each axis of the tensor is in `data`; static.
+    """
+
+    data: Any
+    axes: tuple[int, ...] = struct.field(pytree_node=False)
+
+    @property
+    def value(self) -> jax.Array:
+        """The tensor; inside a program the transposition becomes part of the next product."""
+        return jnp.transpose(self.data, self.axes)
+
+
+def as_stored(view: np.ndarray) -> Stored:
+    """A view of what was read, as its memory in one piece and the order of the view's axes."""
+    order = sorted(range(view.ndim), key=lambda i: -abs(view.strides[i]))
+    data = np.ascontiguousarray(view.transpose(order))
+    return Stored(data, tuple(order.index(i) for i in range(view.ndim)))
+
+
+def values(tree: Any) -> Any:
+    """The tensors of a tree of `Stored`."""
+    return jax.tree.map(lambda s: s.value, tree, is_leaf=lambda s: isinstance(s, Stored))
+
+
+@jax.jit
+def _finite(tree):
+    return jnp.stack([jnp.all(jnp.isfinite(a)) for a in jax.tree.leaves(tree)]).all()
+
+
+class Table:
+    """A table of which some rows are read: the tokens' embedding, or a language-model head.
+
+    Args:
+        read: (first row, last row) -> the rows in the file's dtype.
+        shape: Of the whole table.
+    """
+
+    def __init__(self, read: Callable[[int, int], np.ndarray], shape: tuple[int, int]):
+        self.read, self.shape = read, shape
+
+    def rows(self, indices: Any) -> np.ndarray:
+        """Some of the rows, each read by itself."""
+        return np.concatenate([self.read(int(i), int(i) + 1) for i in indices])
+
+    def chunks(self, size: int) -> Iterable[tuple[int, np.ndarray]]:
+        """(first row, rows) of the whole table, `size` at a time."""
+        for first in range(0, self.shape[0], size):
+            yield first, self.read(first, min(first + size, self.shape[0]))
+
+
+class LazyLayers:
+    """The rows of a stack, each read when it is asked for; the next one meanwhile.
+
+    Args:
+        weights: Where they come from.
+        rows: What `layer` is called with, row by row.
+        layer: row -> its parameters, as views of what was read.
+    """
+
+    def __init__(self, weights: Any, rows: Sequence[Any], layer: Callable[[Any], Any]):
+        self.weights, self.rows, self.layer = weights, list(rows), layer
+        self._reader = concurrent.futures.ThreadPoolExecutor(1, "weights")
+        self._coming: dict[int, concurrent.futures.Future] = {}
+        self._here: tuple[int, Any] | None = None
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def check(self) -> None:
+        """Asks for every tensor of every row by name and shape, and reads none.
+
+        Raises:
+            ValueError: One that is missing or of another shape; rows that differ in shape.
+        """
+        first = None
+        with self.weights.shapes_only():
+            for row in self.rows:
+                leaves, treedef = jax.tree.flatten(self.layer(row))
+                found = treedef, [(a.shape, a.dtype) for a in leaves]
+                first = found if first is None else first
+                if found != first:
+                    raise ValueError(f"layer {row} has other shapes or dtypes than the first")
+
+    def like(self) -> Any:
+        """The shapes of `get`'s result."""
+        with self.weights.shapes_only():
+            first = self.layer(self.rows[0])
+
+        def stored(a):
+            axes = tuple(range(a.ndim))
+            return Stored(jax.ShapeDtypeStruct(a.shape, self.weights.dtype), axes)
+
+        return jax.tree.map(stored, first)
+
+    def get(self, index: int, coming: int | None = None) -> Any:
+        """One row's parameters on the device, in the weights' dtype, as a tree of `Stored`.
+
+        Args:
+            index: The row.
+            coming: The row that is read by a thread from now on; None for none.
+
+        Raises:
+            ValueError, OSError: Values that are not finite, or a file that cannot be read.
+        """
+        if self._here is None or self._here[0] != index:
+            self._here = None  # its memory, before the next one's
+            pending = self._coming.pop(index, None)
+            stored = self._read(index) if pending is None else pending.result()
+            pending = None
+            self._here = index, self._placed(index, stored)
+        if coming is not None and coming != index and coming not in self._coming:
+            self._coming = {coming: self._reader.submit(self._read, coming)}
+        return self._here[1]
+
+    def drop(self) -> None:
+        """Forgets what is held."""
+        for pending in self._coming.values():
+            pending.cancel()
+        self._coming, self._here = {}, None
+
+    def _read(self, index):
+        return jax.tree.map(as_stored, self.layer(self.rows[index]))
+
+    def _placed(self, index, stored):
+        # One tensor after another, so that the file's copy of each goes before the next one's.
+        leaves, treedef = jax.tree.flatten(stored)
+        del stored
+        for i in range(len(leaves)):
+            leaves[i] = jnp.asarray(leaves[i]).astype(self.weights.dtype)
+        placed = jax.tree.unflatten(treedef, leaves)
+        if not _finite(placed):
+            with self.weights.checking():
+                self.layer(self.rows[index])  # names the tensor
+            raise ValueError(f"layer {self.rows[index]}: values that are not finite")
+        return placed

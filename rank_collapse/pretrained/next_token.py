@@ -1,0 +1,126 @@
+"""The next token of a checkpoint's language-model head, whose table is read in pieces.
+
+Axis letters: b examples, p parts, s sums, n tokens, d width, v words.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from rank_collapse.network.precision import full_precision
+from rank_collapse.paths.next_token import NextToken, add_words, no_words
+from rank_collapse.pretrained.lazy import Table
+from rank_collapse.pretrained.read_out import ReadOut
+
+WORDS = 2048  # of the vocabulary at once: bounds the memory of the logits of all sums
+
+
+def targets_of(
+    ids: Any, mask: Any = None
+) -> tuple[Int[np.ndarray, "b n"], Bool[np.ndarray, "b n"]]:
+    """(the token after each, whether there is one): the last token of each text has none.
+
+    Args:
+        ids: Token ids [b, n].
+        mask: Bool [b, n], the tokens that exist; None for all.
+    """
+    ids = np.asarray(ids)
+    targets = np.roll(ids, -1, axis=1)
+    keep = np.ones(ids.shape, bool) if mask is None else np.asarray(mask, bool)
+    return targets, keep & np.concatenate([keep[:, 1:], np.zeros((len(ids), 1), bool)], axis=1)
+
+
+def pieces(read_out: ReadOut, dtype: Any, size: int = WORDS) -> Any:
+    """(first word, words [v, d], bias [v], Bool [v] which of them exist), piece by piece."""
+    table = read_out.table
+    if not isinstance(table, Table):
+        whole = np.asarray(table)
+        table = Table(lambda first, last: whole[first:last], whole.shape)
+    vocab, d = table.shape
+    size = min(size, vocab)
+    for first, words in table.chunks(size):
+        count = len(words)
+        filled = jnp.zeros((size, d), dtype).at[:count].set(jnp.asarray(words).astype(dtype))
+        bias = np.zeros(size, dtype)
+        if read_out.bias is not None:
+            bias[:count] = np.asarray(read_out.bias)[first : first + count]
+        yield jnp.asarray(first), filled, jnp.asarray(bias), jnp.arange(size) < count
+
+
+@full_precision
+def next_tokens(
+    read_out: ReadOut,
+    parts: Any,
+    sums: Float[Array, "s p"],
+    targets: Any,
+) -> NextToken:
+    """What sums of parts of the output say of the next token, [b, s, n].
+
+    Args:
+        read_out: The head; its table is read once.
+        parts: Of the output of each example [b, p, n, d], the final norm in them.
+        sums: Weight of each part in each sum.
+        targets: From `targets_of`, [b, n].
+    """
+    parts = jnp.asarray(parts)
+    known = jax.vmap(lambda _: no_words(len(sums), parts.shape[2], parts.dtype))(targets)
+    for first, words, bias, exists in pieces(read_out, parts.dtype):
+        known = _add(known, words, first, parts, sums, targets, bias, read_out.softcap, exists)
+    return known
+
+
+@functools.partial(jax.jit, donate_argnames="known")
+def _add(known, words, first, parts, sums, targets, bias, softcap, exists):
+    def one(known, parts, targets):
+        return add_words(
+            known, words, first, parts, sums, targets, bias=bias, softcap=softcap, exists=exists
+        )
+
+    # One example after the other: the logits of all sums of all of them would be much memory.
+    return jax.lax.map(lambda a: one(*a), (known, parts, targets))
+
+
+@full_precision
+def loss_gradient(
+    read_out: ReadOut,
+    output: Any,
+    known: NextToken,
+    targets: Any,
+    keep: Any,
+) -> Float[Array, "b n d"]:
+    """The gradient of each example's mean next-token loss with respect to the output.
+
+    Args:
+        read_out: The head; its table is read once.
+        output: Y [b, n, d].
+        known: From `next_tokens`, whose first sum is Y.
+        targets, keep: From `targets_of`, [b, n].
+    """
+    output = jnp.asarray(output)
+    gradient = jnp.zeros_like(output)
+    log_total = known.largest[:, 0] + jnp.log(known.total[:, 0])
+    share = keep / keep.sum(axis=1, keepdims=True)
+    for first, words, bias, exists in pieces(read_out, output.dtype):
+        gradient = _pull(
+            gradient, words, first, output, log_total, targets, share, bias, read_out.softcap,
+            exists,
+        )  # fmt: skip
+    return gradient
+
+
+@functools.partial(jax.jit, donate_argnames="gradient")
+def _pull(gradient, words, first, output, log_total, targets, share, bias, softcap, exists):
+    logits = output @ words.T + bias[None, None]
+    slope = 1.0
+    if softcap is not None:
+        capped = jnp.tanh(logits / softcap)
+        logits, slope = softcap * capped, 1 - jnp.square(capped)
+    place = targets - first
+    right = place[..., None] == jnp.arange(len(words))[None, None]
+    share_of = jnp.where(exists[None, None], jnp.exp(logits - log_total[..., None]), 0)
+    change = share_of - right
+    return gradient + (slope * change * share[..., None]) @ words

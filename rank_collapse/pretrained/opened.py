@@ -1,0 +1,109 @@
+"""An open checkpoint: the network that it is, and its layers, which are read one by one."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.parameters import BlockParams, TransformerParams
+from rank_collapse.pretrained.family import Family, Settings
+from rank_collapse.pretrained.lazy import Table, values
+from rank_collapse.pretrained.read_out import ReadOut
+from rank_collapse.pretrained.weights import Weights
+
+_BIASES = ("b_v", "b_o", "b_in", "b_out", "bias")
+
+
+class OpenCheckpoint:
+    """A model whose weights stay where they are until a layer is asked for.
+
+    Attributes:
+        config: The network.
+        family: What it is one of.
+        settings: The entries of its config.json.
+        layers: Its rows of parameters, `LazyLayers`.
+        outside: `TransformerParams` without layers; its table of tokens is a `lazy.Table`.
+    """
+
+    def __init__(self, weights: Weights, family: Family, settings: Settings):
+        """Reads what stands outside of the layers, and checks names and shapes of all others."""
+        self.weights, self.family, self.settings = weights, family, settings
+        self.config: TransformerConfig = family.config(settings)
+        found = family.params(weights, settings, self.config)
+        self.layers, self.outside = found.layers, found.replace(layers=None)
+        self.layers.check()
+        weights.unchecked()
+
+    @property
+    def speaks(self) -> bool:
+        """Whether it is a causal language model, with a head for the next token."""
+        return self.read_out is not None
+
+    @property
+    def read_out(self) -> ReadOut | None:
+        """The language-model head, a `lazy.Table`; None where the family has none."""
+        of = self.family.read_out
+        return None if of is None else of(self.weights, self.settings, self.config)
+
+    @property
+    def biased(self) -> bool:
+        """Whether paths meet a bias on their way."""
+        with self.weights.shapes_only():
+            layer = self.layers.layer(self.layers.rows[0])
+        parts = (getattr(layer, name) for name in vars(layer))
+        return any(
+            getattr(part, name, None) is not None
+            for part in (*parts, self.outside.final_norm)
+            for name in _BIASES
+        )
+
+    def row(self, layer: int) -> int:
+        """The row of parameters that a layer has."""
+        return self.config.layer_map[layer] if self.config.layer_map else layer
+
+    def layer(self, index: int) -> BlockParams:
+        """The parameters of one layer.
+
+        Raises:
+            ValueError, OSError: Values that are not finite, or a file that cannot be read.
+        """
+        return values(self.layers.get(self.row(index)))
+
+    def stored_layer(self, index: int, coming: int | None = None) -> Any:
+        """`layer` as a tree of `lazy.Stored`; the layer `coming` is read from now on."""
+        return self.layers.get(self.row(index), None if coming is None else self.row(coming))
+
+    def entered(
+        self, inputs: Mapping[str, Any]
+    ) -> tuple[TransformerConfig, TransformerParams, dict[str, np.ndarray]]:
+        """(config, what stands outside of the layers, inputs) with the rows of used tokens alone.
+
+        Args:
+            inputs: Arrays [b, ...] by argument name of `rank_collapse.apply`; None for absent ones.
+
+        Raises:
+            ValueError: A token outside of the vocabulary, or more tokens than positions.
+        """
+        given = {k: np.asarray(v) for k, v in inputs.items() if v is not None}
+        config, outside, tables = self.config, self.outside, self.config.embedding
+        x = given["x"]
+        positions = 0 if tables is None else tables.num_positions
+        if positions and x.ndim == 2 and x.shape[1] > positions:
+            raise ValueError(f"{x.shape[1]} tokens are more than the {positions} positions")
+        embedding = outside.embedding
+        if embedding is not None and isinstance(embedding.tokens, Table):
+            used = np.zeros(1, np.int64)
+            if np.issubdtype(x.dtype, np.integer):
+                wrong = x[(x < 0) | (x >= tables.vocab_size)]
+                if wrong.size:
+                    raise ValueError(
+                        f"token id {wrong.flat[0]} is not below vocab_size={tables.vocab_size}"
+                    )
+                used, places = np.unique(x, return_inverse=True)
+                given["x"] = places.reshape(x.shape).astype(np.int32)
+            rows = jnp.asarray(embedding.tokens.rows(used)).astype(self.weights.dtype)
+            outside = outside.replace(embedding=embedding.replace(tokens=rows))
+            config = config.replace(embedding=tables.replace(vocab_size=len(used)))
+        return config, outside, given

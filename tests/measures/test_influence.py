@@ -1,0 +1,94 @@
+"""Layers' influence and removal, and heads' attention, against the same from whole traces."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rank_collapse as rc
+from rank_collapse.measures.attention_profile import attention_profile
+from rank_collapse.measures.influence import layer_influence, layer_removal
+
+L, N, D = 4, 6, 8
+CONFIG = rc.TransformerConfig(
+    depth=L, num_heads=2, d_model=D, d_ff=11, mlp="gelu", attention_skip=True, mlp_skip=True,
+    norm_placement="pre", final_norm=True,
+)  # fmt: skip
+MASK = jnp.arange(N) < N - 2
+
+
+@pytest.fixture(scope="module")
+def network():
+    params = rc.init(jax.random.key(0), CONFIG, weight_scale=2.0, bias_scale=0.1)
+    x = jax.random.normal(jax.random.key(1), (N, D))
+    return params, x, rc.apply(params, x, CONFIG, mask=MASK)
+
+
+def without(params, config, s):
+    kept = np.delete(np.arange(L), s)
+    fewer = params.replace(layers=jax.tree.map(lambda a: a[kept], params.layers))
+    return fewer, config.replace(depth=L - 1)
+
+
+def test_influence_against_the_trace(network):
+    params, x, trace = network
+    found = layer_influence(params, x, CONFIG, mask=MASK)
+    hidden = np.asarray(trace.hidden, float)[:, np.asarray(MASK)]
+    unit = hidden / np.linalg.norm(hidden, axis=-1, keepdims=True)
+    cosine = np.clip(np.einsum("lnd,mnd->lmn", unit, unit), -1, 1)
+    np.testing.assert_allclose(found["angle"], np.arccos(cosine).mean(-1) / np.pi, atol=1e-4)
+    steps = cosine[np.arange(L), np.arange(1, L + 1)].mean(-1)
+    np.testing.assert_allclose(found["block_influence"], 1 - steps, atol=1e-6)
+    assert np.all(np.diag(found["angle"]) == 0)
+
+    def ratio(part, stream):
+        sizes = (
+            np.linalg.norm(np.asarray(a)[:, np.asarray(MASK)], axis=-1) for a in (part, stream)
+        )
+        return np.divide(*sizes).mean(-1)
+
+    branch = ratio(trace.attention_branch, trace.hidden[:-1])
+    np.testing.assert_allclose(found["attention_ratio"], branch, rtol=1e-5)
+    branch = ratio(trace.mlp_branch, trace.layers.after_attention)
+    np.testing.assert_allclose(found["mlp_ratio"], branch, rtol=1e-5)
+    np.testing.assert_allclose(found["stream"], np.linalg.norm(hidden, axis=-1).mean(-1), rtol=1e-5)
+
+
+def test_removal_against_networks_without_the_layer(network):
+    params, x, trace = network
+    found = layer_removal(params, x, CONFIG, mask=MASK)
+    keep = np.asarray(MASK)
+    change = np.diff(np.asarray(trace.hidden), axis=0)[:, keep]
+    later = np.zeros((L, L))
+    for s in range(L):
+        own = rc.apply(*(lambda p, c: (p, x, c))(*without(params, CONFIG, s)), mask=MASK)
+        np.testing.assert_allclose(found["outputs"][s], own.output, atol=2e-6)
+        moved = np.diff(np.asarray(own.hidden), axis=0)[:, keep]
+        gap = np.linalg.norm(moved[s:] - change[s + 1 :], axis=(1, 2))
+        later[s, s + 1 :] = gap / np.linalg.norm(change[s + 1 :], axis=(1, 2))
+        whole, rest = np.asarray(trace.output)[keep], np.asarray(own.output)[keep]
+        dots = (
+            (whole * rest).sum(-1) / np.linalg.norm(whole, axis=-1) / np.linalg.norm(rest, axis=-1)
+        )
+        np.testing.assert_allclose(found["cosine"][s], dots.mean(), atol=1e-6)
+        error = np.linalg.norm(whole - rest) / np.linalg.norm(whole)
+        np.testing.assert_allclose(found["error"][s], error, rtol=1e-5)
+    np.testing.assert_allclose(found["later"], later, atol=1e-5)
+    assert later[0, 1] > 0.01
+
+
+def test_attention_that_is_uniform_and_attention_that_is_not(network):
+    params, x, trace = network
+    blind = params.layers.attention
+    blind = blind.replace(w_q=jnp.zeros_like(blind.w_q), b_q=jnp.zeros_like(blind.b_q))
+    found = attention_profile(
+        params.replace(layers=params.layers.replace(attention=blind)), x, CONFIG, mask=MASK
+    )
+    m = int(MASK.sum())
+    np.testing.assert_allclose(found["entropy"], np.log(m), rtol=1e-5)
+    for name in ("largest_weight", "largest_column", "first_column"):
+        np.testing.assert_allclose(found[name], 1 / m, rtol=1e-5)
+    found = attention_profile(params, x, CONFIG, mask=MASK)
+    weights = np.asarray(trace.attention)[:, :, np.asarray(MASK)]
+    np.testing.assert_allclose(found["first_column"], weights[..., 0].mean(-1), rtol=1e-5)
+    np.testing.assert_allclose(found["largest_column"], weights.mean(-2).max(-1), rtol=1e-5)

@@ -1,0 +1,159 @@
+"""Windows by layer, capped scores, part rotation, parallel branches, experts: against plain numpy.
+
+What the frozen passes make of them is in tests/paths, what models are made of them in
+tests/pretrained/test_family_forms.py.
+"""
+
+import draws
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.special import erf, softmax
+
+import rank_collapse as rc
+from rank_collapse.network import layers, positions
+
+N, D, DEPTH, H, K = 6, 8, 3, 2, 6
+FORM = {
+    "depth": DEPTH, "num_heads": H, "d_model": D, "d_qk": K, "d_v": 3, "d_ff": 12, "mlp": "gelu",
+    "attention_skip": True, "mlp_skip": True, "norm_placement": "pre", "norm": "rms",
+    "mask": "causal", "windows": (1, 0, 2), "score_cap": 0.7, "position": "rotary",
+    "rotary_width": 4, "rotary_theta": 50.0, "local_theta": 3.0, "rotary_factor": 1.2,
+    "parallel": True, "first_norm": False, "num_experts": 4, "experts_per_token": 2,
+    "final_norm": True,
+}  # fmt: skip
+
+
+def normed(norm, x):
+    return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-12) * norm.gain
+
+
+def turned(x, theta, factor):
+    """The first four features of each token rotated by its position, and `factor` times as long."""
+    out = x.copy()
+    for i, j in np.ndindex(len(x), 2):
+        angle = i * theta ** (-2 * j / 4)
+        a, b = x[i, j], x[i, j + 2]
+        out[i, j] = factor * (a * np.cos(angle) - b * np.sin(angle))
+        out[i, j + 2] = factor * (b * np.cos(angle) + a * np.sin(angle))
+    return out
+
+
+def weights_of(p, x, window, head):
+    """Attention weights of one head, one pair of tokens at a time."""
+    how = (3.0, 1.0) if window else (50.0, 1.2)
+    q = turned(x @ p.w_q[head] + p.b_q[head], *how)
+    k = turned(x @ p.w_k[head] + p.b_k[head], *how)
+    scores = np.full((N, N), -np.inf)
+    for i, j in np.ndindex(N, N):
+        if j <= i and (not window or i - j <= window):
+            scores[i, j] = 0.7 * np.tanh(q[i] @ k[j] / np.sqrt(K) / 0.7)
+    return softmax(scores, axis=-1)
+
+
+def experts_of(m, x):
+    """Each token's two likeliest experts, by their shares of the two, one after another."""
+    out = np.zeros_like(x)
+    for i, token in enumerate(x):
+        logits = token @ m.w_router
+        best = np.argsort(-logits)[:2]
+        for e, share in zip(best, softmax(logits[best]), strict=True):
+            own = slice(3 * e, 3 * e + 3)
+            z = token @ m.w_in[:, own] + m.b_in[own]
+            out[i] += share * (0.5 * z * (1 + erf(z / np.sqrt(2)))) @ m.w_out[own]
+    return out + m.b_out
+
+
+def test_the_forward_pass_is_its_formulas(x64):
+    config = rc.TransformerConfig(**FORM)
+    params, x = draws.parameters(config), draws.tokens(N, D)
+    trace = rc.apply(params, x, config)
+    params = jax.tree.map(np.asarray, params)
+    x = np.asarray(x)
+    for l in range(DEPTH):
+        p = jax.tree.map(lambda a, l=l: a[l], params.layers)
+        seen = normed(p.attention_norm, x) if l else x
+        part = p.attention.b_o.copy()
+        for h in range(H):
+            weights = weights_of(p.attention, seen, FORM["windows"][l], h)
+            np.testing.assert_allclose(trace.attention[l, h], weights, atol=1e-12)
+            part = (
+                part
+                + weights @ (seen @ p.attention.w_v[h] + p.attention.b_v[h]) @ (p.attention.w_o[h])
+            )
+        x = x + part + experts_of(p.mlp, normed(p.mlp_norm, x))
+        np.testing.assert_allclose(trace.hidden[l + 1], x, atol=1e-12)
+    np.testing.assert_allclose(trace.output, normed(params.final_norm, x), atol=1e-12)
+
+
+def test_shared_units_have_a_gate_of_their_own(x64):
+    routing = layers.Routing(num_experts=2, per_token=1, kind="all", d_shared=3)
+    rng = np.random.default_rng(0)
+    x, router, shared = (rng.standard_normal(s) for s in ((4, 5), (5, 2), (5, 1)))
+    params = layers.MLPParams(w_in=np.zeros((5, 7)), w_out=None, w_router=router, w_shared=shared)
+    found = np.asarray(jax.jit(lambda x: layers.unit_shares(params, x, routing))(x))
+    p = softmax(x @ router, axis=-1)
+    for i in range(4):
+        best = int(p[i].argmax())
+        want = np.zeros(7)
+        want[2 * best : 2 * best + 2] = p[i, best]
+        want[4:] = 1 / (1 + np.exp(-(x[i] @ shared)))
+        np.testing.assert_allclose(found[i], want, atol=1e-12)
+
+
+def test_rotary_frequencies():
+    index = jnp.arange(7)
+    plain = positions.rotary_angles(index, 6, 50.0)
+    same = positions.rotary_angles(index, 6, 50.0, (4.0, 8.0))  # dynamic: 7 of 8 tokens
+    np.testing.assert_array_equal(plain, same)
+    grown = positions.rotary_angles(index, 6, 50.0, (4.0, 5.0))
+    base = 50.0 * (4 * 7 / 5 - 3) ** (6 / 4)
+    np.testing.assert_allclose(grown, positions.rotary_angles(index, 6, base), rtol=1e-5)
+    tables = ((6, (3.0, 2.0, 1.0)), (7, (0.3, 0.2, 0.1)), (9, (0.0, 0.0, 0.0)))
+    cos, _ = positions.rotary_angles(index, 6, tables=tables)
+    np.testing.assert_allclose(cos[3, :3], np.cos([0.9, 0.6, 0.3]), rtol=1e-6)
+    longer, _ = positions.rotary_angles(jnp.arange(12), 6, tables=tables)
+    np.testing.assert_array_equal(longer, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"windows": (1, 2)}, r"windows=\(1, 2\) are not 3 distances"),
+        ({"windows": (1, -2, 0)}, "are not 3 distances"),
+        ({"norm_placement": "post"}, "parallel=True has no place for norm_placement='post'"),
+        ({"rotary_width": 3}, "rotary_width=3 is not even and between 2 and 6"),
+        ({"rotary_width": 8}, "rotary_width=8 is not even"),
+        ({"rotary_tables": ((9, (1.0,)),)}, "rotary_tables has 1 frequencies for 2 pairs"),
+        ({"num_experts": 5}, "num_experts=5 do not divide the 12 units of d_ff=12"),
+        ({"d_shared": 3}, "num_experts=4 do not divide the 9 units"),
+        ({"mlp": "none"}, "of mlp='none'"),
+        ({"experts_per_token": 5}, "experts_per_token=5 of num_experts=4"),
+        ({"router": "best"}, "router='best' is not one of"),
+    ],
+)
+def test_bad_forms_name_the_value(fields, message):
+    with pytest.raises(ValueError, match=message):
+        rc.TransformerConfig(**(FORM | fields))
+
+
+PASSES = {
+    "log_residual_profile": ("score_cap", "num_experts"),
+    "certified_profile": ("score_cap", "num_experts"),
+    "bound_report": ("score_cap", "num_experts", "parallel", "windows"),
+    "expected_pass": ("score_cap", "num_experts", "parallel", "windows"),
+}
+SET = {"score_cap": 0.5, "num_experts": 2, "parallel": True, "windows": (1, 0, 0)}
+
+
+@pytest.mark.parametrize("name", PASSES)
+def test_passes_that_do_not_cover_a_form_name_it(name):
+    from rank_collapse import theory
+
+    for field in PASSES[name]:
+        plain = {"depth": 3, "num_heads": 2, "d_model": 8, "mlp": "relu", "norm_placement": "pre"}
+        config = rc.TransformerConfig(**plain, **{field: SET[field]})
+        call = getattr(rc, name, None) or getattr(theory, name)
+        with pytest.raises(ValueError, match=f"does not cover {field}="):
+            call(draws.parameters(config), draws.tokens(N, 8), config)

@@ -1,0 +1,65 @@
+"""Gradients by path length: two layers in closed form, ⟨G_k, X⟩ = ⟨v, C_k⟩ of whole networks."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from path_examples import DEPTH, N, config_of, example, relative
+
+import rank_collapse as rc
+from rank_collapse.paths.gradients import gradient_effects, length_gradients
+
+CASES = {
+    "post": {"norm_placement": "post", "mlp": "gelu", "attention_skip": True, "mlp_skip": True},
+    "pre": {"norm_placement": "pre", "norm": "rms", "mlp": "swiglu", "final_norm": True}
+    | {"attention_skip": True, "mlp_skip": True, "mask": "causal", "layer_map": (0, 1, 0)},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_length_is_the_transpose_of_its_sum(case, x64):
+    """For tokens of a network whose frozen maps are known only through what they do."""
+    config = config_of(**CASES[case])
+    params, x, _ = example(config)
+    mask = jnp.arange(N) < N - 1
+    found = rc.path_contributions(params, x, config, mask=mask)
+    for seed in range(2):
+        v = jax.random.normal(jax.random.key(seed), x.shape)
+        gradients = length_gradients(params, x, config, v, mask=mask)
+        assert gradients.shape == (DEPTH + 1, *x.shape)
+        ours = jnp.einsum("knd,nd->k", gradients, x)
+        assert relative(ours, jnp.einsum("knd,nd->k", found.by_length, v)) < 1e-11
+
+
+def test_two_layers_of_attention_in_closed_form(x64):
+    config = config_of(depth=2, attention_skip=True, mlp="none", skip_gain=0.7)
+    params, x, _ = example(config)
+    v = jax.random.normal(jax.random.key(1), x.shape)
+    attention = np.asarray(rc.apply(params, x, config).attention)
+    maps = np.asarray(
+        jnp.einsum(
+            "lhdv,lhve->lhde", *(getattr(params.layers.attention, n) for n in ("w_v", "w_o"))
+        )
+    )
+
+    def back(l, g):
+        return sum(attention[l, h].T @ g @ maps[l, h].T for h in range(config.num_heads))
+
+    v, s = np.asarray(v), 0.7
+    expected = [s * s * v, s * (back(0, v) + back(1, v)), back(0, back(1, v))]
+    gradients = length_gradients(params, x, config, jnp.asarray(v))
+    assert relative(gradients, np.stack(expected)) < 1e-12
+    effects = gradient_effects(gradients)
+    sizes = np.array([np.linalg.norm(g) for g in expected])
+    assert relative(effects["gradient_share"], sizes / sizes.sum()) < 1e-12
+    assert relative(effects["gradient_size"], sizes / np.linalg.norm(sum(expected))) < 1e-12
+
+
+def test_refusals():
+    config = config_of(attention_skip=False, mlp="none")
+    params, x, _ = example(config)
+    with pytest.raises(ValueError, match="attention_skip=False"):
+        length_gradients(params, x, config, x)
+    config = config_of(attention_skip=True, mlp="none")
+    with pytest.raises(ValueError, match=r"cotangent of shape \(2, 8\) is not \(5, 8\)"):
+        length_gradients(params, x, config, x[:2])

@@ -1,0 +1,152 @@
+"""Families beyond the plain ones against `transformers`: states, attentions, logits, path sums.
+
+Skips where torch or transformers is not installed.
+"""
+
+import json
+import warnings
+
+import jax
+import numpy as np
+import pytest
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    import architectures
+
+from comparison import example_inputs, hidden_states, largest_difference
+from marks import slow_but, slow_if
+
+import rank_collapse as rc
+from rank_collapse import pretrained
+
+TOLERANCE = 1e-5
+SLOW = [name for name in architectures.FORMS if "-" in name] + ["qwen3_moe"]
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+
+
+@pytest.mark.parametrize("name", slow_if(architectures.FORMS, *SLOW))
+def test_states_attentions_and_logits(name, tmp_path):
+    case = architectures.FORMS[name]
+    model = architectures.build(case)
+    architectures.save(model, tmp_path, case.saved)
+    if case.saved == "sharded":
+        assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    arguments = architectures.inputs(model)
+    config, params = pretrained.load(tmp_path)
+    x, mask = example_inputs(config, arguments)
+    trace = jax.jit(jax.vmap(lambda x, m: rc.apply(params, x, config, mask=m)))(x, mask)
+    found = {"hidden": hidden_states(trace, config), "attention": np.asarray(trace.attention)}
+    expected = architectures.run(model, arguments)
+    if case.model.endswith("CausalLM"):
+        tensors = {k: torch.from_numpy(v) for k, v in arguments.items()}
+        with torch.no_grad():
+            logits = model(**tensors).logits.numpy()
+        found["logits"] = logits_of(model, trace)[:, None]
+        expected["logits"] = logits[:, None]
+    worst = largest_difference(found, expected, arguments)
+    assert max(worst.values()) < TOLERANCE, worst
+
+
+@pytest.mark.parametrize("name", slow_but(architectures.FORMS, "gpt_neox", "gemma2", "mixtral"))
+def test_all_paths_sum_to_the_output(name, tmp_path):
+    model = architectures.build(architectures.FORMS[name])
+    config, params = pretrained.load(model)
+    x, mask = example_inputs(config, architectures.inputs(model))
+    mask = None if mask is None else mask[1]
+    paths = rc.path_contributions(params, x[1], config, mask=mask)
+    sums, output = np.asarray(paths.by_length.sum(axis=0) + paths.offset), np.asarray(paths.output)
+    assert np.max(np.abs(sums - output)) < TOLERANCE * np.max(np.abs(output))
+
+
+def logits_of(model, trace):
+    """Next-token logits of our output, through the model's own head."""
+    head = model.get_output_embeddings().weight.detach().numpy()
+    logits = np.asarray(trace.output) @ head.T
+    cap = getattr(model.config, "final_logit_softcapping", None)
+    return cap * np.tanh(logits / cap) if cap else logits
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen2_moe", "dinov2", "modernbert", "whisper"])
+def test_a_model_in_memory_is_its_folder(name, tmp_path):
+    """The tensors of a model in memory have other names than its files."""
+    model = architectures.build(architectures.FORMS[name])
+    model.save_pretrained(tmp_path)
+    jax.tree.map(np.testing.assert_array_equal, pretrained.load(model), pretrained.load(tmp_path))
+
+
+def renamed(state, *pairs):
+    """A state_dict with parts of names replaced."""
+    out = {}
+    for name, value in state.items():
+        for new, old in pairs:
+            name = name.replace(new, old)
+        out[name] = value
+    return out
+
+
+def test_older_names_of_dinov2(tmp_path):
+    """As the published files have them: BERT's names, gate and up in one map."""
+    model = architectures.build(architectures.FORMS["dinov2"])
+    model.config.save_pretrained(tmp_path)
+    letters = zip("qkv", ("query", "key", "value"), strict=True)
+    pairs = [(f"attention.{a}_proj", f"attention.attention.{b}") for a, b in letters]
+    pairs += [("attention.o_proj", "attention.output.dense"), ("down_proj", "weights_out")]
+    state = renamed(model.state_dict(), *pairs)
+    for name in [n for n in state if "gate_proj" in n]:
+        joint = torch.cat([state.pop(name), state.pop(name.replace("gate", "up"))])
+        state[name.replace("gate_proj", "weights_in")] = joint
+    torch.save(state, tmp_path / "pytorch_model.bin")
+    jax.tree.map(np.testing.assert_array_equal, pretrained.load(model), pretrained.load(tmp_path))
+
+
+def test_older_entries_of_rotary_positions():
+    """Files from before `rope_parameters` say the same under other names."""
+    for name, gone in {
+        "gpt_neox": {"rotary_pct": 0.25, "rotary_emb_base": 10000.0},
+        "gemma3_text": {
+            "rope_theta": 500.0, "rope_local_base_freq": 20.0, "sliding_window_pattern": 2,
+            "rope_scaling": {"rope_type": "linear", "factor": 4.0},
+        },
+        "phi3": {
+            "rope_theta": 100.0, "partial_rotary_factor": 0.5,
+            "rope_scaling": {k: architectures.LONG[k] for k in ("short_factor", "long_factor")}
+            | {"type": "su"},
+        },
+        "modernbert": {"global_rope_theta": 160000.0, "local_rope_theta": 10000.0},
+    }.items():  # fmt: skip
+        case = architectures.FORMS[name]
+        new = architectures.build(case).config.to_dict()
+        old = {k: v for k, v in new.items() if k not in ("rope_parameters", "layer_types")} | gone
+        assert pretrained.config_of(json.loads(json.dumps(old))) == pretrained.config_of(new), name
+
+
+@pytest.mark.parametrize("name", slow_but(architectures.FORMS, "gemma2", "mixtral", "modernbert"))
+def test_layers_one_by_one_are_those_of_the_stack(name, tmp_path):
+    """As `stream` reads them, from a file in bfloat16 too: vectors that are changed in float32."""
+    model = architectures.build(architectures.FORMS[name]).to(torch.bfloat16)
+    model.save_pretrained(tmp_path)
+    _, params = pretrained.load(tmp_path)
+    opened = pretrained.open_checkpoint(tmp_path)
+    for index in range(opened.config.depth):
+        row = jax.tree.map(lambda a, i=index: a[i], params.layers)
+        jax.tree.map(np.testing.assert_array_equal, opened.layer(index), row)
+    if architectures.FORMS[name].model.endswith("CausalLM"):
+        head = np.concatenate([rows for _, rows in opened.read_out.table.chunks(16)])
+        own = model.get_output_embeddings().weight.detach().float().numpy()
+        np.testing.assert_array_equal(head.astype(np.float32), own)
+        assert opened.read_out.softcap == getattr(model.config, "final_logit_softcapping", None)
+
+
+def test_the_language_model_beside_an_image_tower(tmp_path):
+    """Gemma 3 as published: its entries under text_config, its names behind a prefix."""
+    model = architectures.build(architectures.FORMS["gemma3_text"])
+    text = model.config.to_dict()
+    config = {"model_type": "gemma3", "text_config": text, "vision_config": {"hidden_size": 8}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    state = {f"language_model.{name}": value for name, value in model.state_dict().items()}
+    state["vision_tower.vision_model.post_layernorm.weight"] = torch.ones(8)
+    torch.save(state, tmp_path / "pytorch_model.bin")
+    jax.tree.map(np.testing.assert_array_equal, pretrained.load(model), pretrained.load(tmp_path))

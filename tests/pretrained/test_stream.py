@@ -1,0 +1,262 @@
+"""Measurements layer by layer against the same measurements of the network in memory."""
+
+import json
+import shutil
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rank_collapse import pretrained
+from rank_collapse.measures import attention_profile, influence, profiles
+from rank_collapse.measures.attention_profile import AttentionPass
+from rank_collapse.measures.influence import InfluencePass
+from rank_collapse.measures.profiles import ProfilePass
+from rank_collapse.network import surgery
+from rank_collapse.paths import next_token
+from rank_collapse.paths.contributions import LengthPass, path_contributions
+from rank_collapse.paths.effects import ChainPass, chain_effects
+from rank_collapse.paths.gradients import StatePass, length_gradients
+from rank_collapse.pretrained import Job, streaming
+from rank_collapse.pretrained.checkpoint import Checkpoint
+from rank_collapse.pretrained.next_token import loss_gradient, next_tokens, targets_of
+from rank_collapse.theory.effects import bound_effects, effects_of
+from rank_collapse.theory.logdomain import LogPass, log_residual_profile
+from rank_collapse.theory.reports import BoundPass
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+FAMILIES = ("albert-groups", "t5-gated", "gpt2-head", "bert-untied")
+FAMILIES = ("llama-grouped", *(pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES))
+MEASURES = ("residual_ratio", "token_cosine")
+TOLERANCE = 2e-5
+
+
+def batch(config, n=7):
+    rng = np.random.default_rng(0)
+    ids = rng.integers(3, config.embedding.vocab_size, (3, n))
+    mask = np.arange(n)[None] < np.array([n, n - 2, n - 1])[:, None]
+    return {"x": ids, "mask": mask}
+
+
+def worst(found, expected):
+    """Largest difference of two trees beside the largest entry of each array."""
+    jax.tree.map(lambda a, b: None, found, expected)
+
+    def gap(a, b):
+        a, b = (np.asarray(c, np.float64) for c in (a, b))
+        assert a.shape == b.shape
+        same = (a == b) | (np.isnan(a) & np.isnan(b))
+        return np.max(np.where(same, 0, np.abs(a - b))) / np.max(
+            np.abs(b[np.isfinite(b)]), initial=1e-30
+        )
+
+    return max(jax.tree.leaves(jax.tree.map(gap, found, expected)), default=0.0)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_streamed_is_what_the_network_in_memory_gives(name):
+    config, params = pretrained.load(GOLDEN / name)
+    inputs = batch(config)
+    source = pretrained.open_checkpoint(GOLDEN / name)
+    family = source.family.model_type
+    every = (
+        ("profile", ProfilePass(MEASURES)), ("lengths", LengthPass(source.biased)),
+        ("chains", ChainPass(2)), ("attention", AttentionPass()), ("influence", InfluencePass()),
+    )  # fmt: skip
+    jobs = {
+        "whole": Job(every),
+        "SAN": Job((("profile", ProfilePass(MEASURES)),), "SAN", last=1),
+    }
+    found = pretrained.stream(source, inputs, jobs, chunk=2)
+
+    def measured(measure, cut="Transformer", count=None, **static):
+        own = surgery.variant(config, params, cut, "published", family)
+        given = {k: v[:count] for k, v in inputs.items()}
+        return profiles.measure_batch(measure, own[1], own[0], given, chunk=2, **static)
+
+    expected = {
+        "profile": measured(profiles.network_profile, measures=MEASURES),
+        "lengths": measured(path_contributions),
+        "chains": measured(chain_effects, num_paths=2),
+        "attention": measured(attention_profile.attention_profile),
+        "influence": measured(influence.layer_influence),
+    }
+    gaps = {what: worst(found["whole"][what], expected[what]) for what in expected}
+    gaps["SAN"] = worst(
+        found["SAN"]["profile"], measured(profiles.network_profile, "SAN", 1, measures=MEASURES)
+    )
+    print(name, gaps)
+    assert max(gaps.values()) < TOLERANCE, gaps
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["bert-untied", "t5-gated"])
+def test_logarithms_and_bounds_are_those_of_the_network_in_memory(name):
+    config, params = pretrained.load(GOLDEN / name)
+    inputs, source = batch(config), pretrained.open_checkpoint(GOLDEN / name)
+    passes = (("log", LogPass()), ("bounds", BoundPass()))
+    found = pretrained.stream(source, inputs, {"SAN": Job(passes, "SAN")}, chunk=3)["SAN"]
+    config, params = surgery.variant(config, params, "SAN")
+    log = profiles.measure_batch(log_residual_profile, params, config, inputs, chunk=3)
+    np.testing.assert_allclose(found["log"].profile, log, rtol=1e-4, atol=1e-3)
+    expected = profiles.measure_batch(bound_effects, params, config, inputs, chunk=3)
+    gaps = {
+        what: worst(np.asarray(values, float), np.asarray(expected[what], float))
+        for what, values in jax.vmap(effects_of)(found["bounds"]).items()
+    }
+    print(name, gaps)
+    assert max(gaps.values()) < 1e-3, gaps
+
+
+def test_next_tokens_and_gradients_of_a_language_model():
+    folder = GOLDEN / "llama-grouped"
+    config, params = pretrained.load(folder)
+    source, inputs = pretrained.open_checkpoint(folder), batch(config)
+    passes = ("sums", LengthPass(source.biased)), ("states", StatePass())
+    found = pretrained.stream(source, inputs, {"all": Job(passes)})["all"]
+    targets, keep = targets_of(inputs["x"], inputs["mask"])
+    assert not keep[:, -1].any() and keep[0, :-1].all() and keep[1].sum() == 4
+    whole = source.read_out.table.read(0, config.embedding.vocab_size)
+
+    def loss(output, i):
+        logits = output @ jnp.asarray(whole).T
+        each = jax.nn.logsumexp(logits, axis=-1) - logits[jnp.arange(7), targets[i]]
+        return jnp.sum(jnp.where(keep[i], each, 0)) / keep[i].sum()
+
+    output = jnp.asarray(found["sums"].output)
+    known = next_tokens(source.read_out, output[:, None], jnp.eye(1), targets)
+    ours, _ = jax.vmap(next_token.agreement)(known, jnp.asarray(keep))
+    expected = [loss(output[i], i) for i in range(3)]
+    np.testing.assert_allclose(ours[:, 0], expected, rtol=1e-5)
+    pull = loss_gradient(source.read_out, output, known, targets, keep)
+    expected = [jax.grad(loss)(output[i], i) for i in range(3)]
+    np.testing.assert_allclose(pull, np.stack(expected), atol=1e-7)
+    split = pretrained.stream_gradients(source, inputs, found["states"], pull)
+    for i in range(3):
+        own = length_gradients(params, inputs["x"][i], config, pull[i], mask=inputs["mask"][i])
+        assert worst(split[i], own) < TOLERANCE
+
+
+def some_jobs(source):
+    """The same passes wherever they will do: they compile once."""
+    return {"all": Job((("lengths", LengthPass(source.biased)), ("chains", ChainPass(2))))}
+
+
+def copied(tmp_path, name="llama-grouped"):
+    return Path(shutil.copytree(GOLDEN / name, tmp_path / name))
+
+
+def rewritten(folder, name, change):
+    """The one tensor's bytes changed in place."""
+    entry = Checkpoint(folder).entries[name]
+    array = Checkpoint(folder).read(name).copy()
+    raw = bytearray(entry.path.read_bytes())
+    data = change(array).tobytes()
+    raw[entry.offset : entry.offset + len(data)] = data
+    entry.path.write_bytes(bytes(raw))
+
+
+def test_values_that_are_not_finite_are_named_when_their_layer_comes(tmp_path):
+    folder, done = copied(tmp_path), []
+
+    def spoil(a):
+        a[1, 2] = np.nan
+        return a
+
+    rewritten(folder, "model.layers.1.mlp.up_proj.weight", spoil)
+    source = pretrained.open_checkpoint(folder)
+    jobs = some_jobs(source)
+    with pytest.raises(ValueError, match=r"layers\.1\.mlp\.up_proj\.weight.*not finite"):
+        pretrained.stream(
+            source, batch(source.config), jobs, chunk=2, done=lambda s: done.append(s.layers)
+        )
+    assert done == [1]
+
+
+def test_a_disk_that_goes_away_leaves_a_state_to_go_on_from(tmp_path):
+    folder, kept = copied(tmp_path), []
+    source = pretrained.open_checkpoint(folder)
+    inputs = batch(source.config)
+    jobs = some_jobs(source)
+    whole = pretrained.stream(source, inputs, jobs, chunk=2)
+
+    def gone(state):
+        kept.append(jax.tree.map(np.array, state.arrays()))
+        source.layers.drop()
+        folder.rename(tmp_path / "elsewhere")
+
+    with pytest.raises(FileNotFoundError, match="llama-grouped"):
+        pretrained.stream(source, inputs, jobs, chunk=2, done=gone)
+    (tmp_path / "elsewhere").rename(folder)
+    like = pretrained.state_like(source, inputs, jobs, 1, chunk=2)
+    assert jax.tree.map(np.shape, kept[0]) == jax.tree.map(lambda a: a.shape, like.arrays())
+    again = pretrained.stream(source, inputs, jobs, chunk=2, state=like.with_arrays(kept[0]))
+    jax.tree.map(np.testing.assert_array_equal, again, whole)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda f: f.unlink(), "00002-of-00003.*is missing"),
+        (lambda f: f.write_bytes(f.read_bytes()[:-4]), "cut short"),
+    ],
+)
+def test_a_shard_that_is_missing_or_cut_short(tmp_path, change, words):
+    folder = copied(tmp_path)
+    change(folder / "model-00002-of-00003.safetensors")
+    with pytest.raises((ValueError, FileNotFoundError), match=words):
+        pretrained.open_checkpoint(folder)
+
+
+@pytest.mark.parametrize(
+    ("entries", "words"),
+    [
+        ({"intermediate_size": 12}, r"mlp.*has shape \(\d+, \d+\), but config.json implies"),
+        ({"model_type": "bart"}, "model_type='bart' is not one of"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantised by 'gptq'"),
+        ({"hidden_act": "relu"}, "hidden_act='relu' is not supported"),
+        ({"num_hidden_layers": 9}, "implies 9 layers"),
+    ],
+)
+def test_what_does_not_fit_is_said_before_a_layer_is_read(tmp_path, entries, words):
+    folder = copied(tmp_path)
+    settings = json.loads((folder / "config.json").read_text()) | entries
+    (folder / "config.json").write_text(json.dumps(settings))
+    with pytest.raises(ValueError, match=words) as error:
+        pretrained.open_checkpoint(folder)
+    assert "\n" not in str(error.value)
+
+
+def test_tokens_beyond_the_positions_or_the_vocabulary():
+    source = pretrained.open_checkpoint(GOLDEN / "gpt2-head")
+    jobs = {"all": Job((("profile", ProfilePass(MEASURES)),))}
+    with pytest.raises(ValueError, match="21 tokens are more than the 20 positions"):
+        pretrained.stream(source, {"x": np.ones((1, 21), int)}, jobs)
+    with pytest.raises(ValueError, match="token id 40 is not below vocab_size=40"):
+        pretrained.stream(source, {"x": np.full((1, 4), 40)}, jobs)
+
+
+def test_weights_of_whole_numbers_are_said_to_be_quantised(tmp_path):
+    folder = copied(tmp_path, "bert")
+    path = folder / "model.safetensors"
+    raw = path.read_bytes()
+    length = int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8 : 8 + length])
+    name = next(n for n in header if n.endswith("layer.1.output.dense.weight"))
+    header[name]["dtype"] = "I32"
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + raw[8 + length :])
+    with pytest.raises(ValueError, match=r"is of int32: a quantised checkpoint"):
+        pretrained.open_checkpoint(folder)
+
+
+def test_one_program_serves_all_layers():
+    source, counts = pretrained.open_checkpoint(GOLDEN / "llama-grouped"), []
+
+    def done(_):
+        counts.append(streaming._step._cache_size())
+
+    pretrained.stream(source, batch(source.config), some_jobs(source), chunk=2, done=done)
+    assert len(counts) == source.config.depth > 1 and len(set(counts)) == 1
