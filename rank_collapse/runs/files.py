@@ -25,6 +25,10 @@ class RunError(Exception):
     """A run folder cannot be used; the message is one line for the user."""
 
 
+class InUseError(RunError):
+    """Another process has the folder."""
+
+
 class writing:
     """Turns an OSError into a RunError that names the path."""
 
@@ -87,7 +91,8 @@ def lock(path: Path) -> TextIO:
     Where the file system has no locks there is none; sweeps do not rely on it (see `claims`).
 
     Raises:
-        RunError: Another process holds it, or the folder cannot be written to.
+        InUseError: Another process holds it.
+        RunError: The folder cannot be written to.
     """
     with writing(path):
         file = open(path / ".lock", "a+")  # noqa: SIM115 (held open on purpose)
@@ -99,7 +104,7 @@ def lock(path: Path) -> TextIO:
         file.seek(0)
         holder = file.read().strip() or "unknown"
         file.close()
-        raise RunError(f"{path} is in use by another process ({holder})") from error
+        raise InUseError(f"{path} is in use by another process ({holder})") from error
     file.truncate(0)
     file.write(f"pid {os.getpid()} on {platform.node()}")
     file.flush()

