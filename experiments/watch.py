@@ -11,7 +11,6 @@ says so. Ends with the run, or after --patience minutes without a new line.
 Exit code: 0 no threshold was passed, 3 one was, 2 a mistake in the command.
 """
 
-import io
 import time
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from experiments.shell import cli, signals
 from rank_collapse.report.alarms import COLLAPSE, Threshold, alarms
 from rank_collapse.report.metrics import metrics_figure
 from rank_collapse.runs import metrics
+from rank_collapse.runs.drawn import drawn
 from rank_collapse.runs.files import RunError, make_folder, write_atomically
 
 PASSED = 3
@@ -92,10 +92,9 @@ def draw(rows, thresholds, folder: Path) -> None:
     """Writes figures/metrics.png; nothing where there is nothing yet."""
     if not rows:
         return
-    stream = io.BytesIO()
-    metrics_figure(rows, thresholds).savefig(stream, format="png", dpi=150, bbox_inches="tight")
     make_folder(folder / "figures")
-    write_atomically(folder / "figures" / "metrics.png", stream.getvalue())
+    png = drawn(metrics_figure(rows, thresholds))[".png"]
+    write_atomically(folder / "figures" / "metrics.png", png)
 
 
 def pause(seconds: float) -> None:

@@ -38,6 +38,7 @@ import jax
 import numpy as np
 
 from rank_collapse.runs import metrics, processes, provenance, states
+from rank_collapse.runs.drawn import OPTIONS, drawn
 from rank_collapse.runs.files import (
     RunError,
     delete,
@@ -313,21 +314,12 @@ class RunFolder:
 
     def save_figure(self, figure: Any, name: str) -> None:
         """Writes figures/<name>.png and .pdf of a matplotlib figure."""
-        import matplotlib as mpl  # here: reading trained models does without
-
-        # Laying out is half of the time of saving: once for both files.
-        figure.draw_without_rendering()
-        figure.set_layout_engine("none")
-        box = figure.get_tightbbox().padded(_MARGIN)
-        for suffix, options in ((".png", {"dpi": 150}), (".pdf", {"metadata": _NO_DATE})):
-            stream = io.BytesIO()
-            with mpl.rc_context({"pdf.fonttype": 42}):  # text stays text
-                figure.savefig(stream, format=suffix[1:], bbox_inches=box, **options)
-            self._write(f"figures/{name}{suffix}", stream.getvalue())
+        for suffix, data in drawn(figure).items():
+            self._write(f"figures/{name}{suffix}", data)
 
     def has_figure(self, name: str) -> bool:
         """Whether both files of a figure exist."""
-        return all((self.path / "figures" / f"{name}{s}").exists() for s in (".png", ".pdf"))
+        return all((self.path / "figures" / f"{name}{s}").exists() for s in OPTIONS)
 
     # How it is done.
 
@@ -394,10 +386,6 @@ def read_summary(path: str | os.PathLike) -> dict[str, Any]:
         return read_object(Path(path) / "summary.json")
     except RunError as error:
         raise RunError(f"{path} has no summary: the run is not complete ({error})") from error
-
-
-_NO_DATE = {"CreationDate": None}
-_MARGIN = 0.1  # inches around a figure
 
 
 def _normalised(value):
