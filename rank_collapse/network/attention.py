@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from rank_collapse import struct
 from rank_collapse.network.dropout import dropout
@@ -149,35 +149,6 @@ def repeat_groups(params: AttentionParams) -> AttentionParams:
 def norm_of_heads(params: AttentionParams) -> bool:
     """Whether a norm of queries and keys, if there is one, is of each head alone."""
     return params.k_norm is None or params.k_norm.ndim < params.w_k.ndim - 1
-
-
-def causal_mask(num_tokens: int) -> Bool[Array, "n n"]:
-    """Each token looks at itself and at earlier tokens."""
-    i = jnp.arange(num_tokens)
-    return i[:, None] >= i[None, :]
-
-
-def local_mask(num_tokens: int, window: int) -> Bool[Array, "n n"]:
-    """Each token looks at tokens at most `window` places away, on both sides."""
-    i = jnp.arange(num_tokens)
-    return jnp.abs(i[:, None] - i[None, :]) <= window
-
-
-def combine_masks(*masks: Any) -> Any:
-    """Logical and of the masks that are not None, or None.
-
-    Masks are Bool [m] (padding: which keys exist), [n, m], or [h, n, m]; the result has the
-    rank of the largest, at least 2.
-    """
-    masks = [m[None, :] if m.ndim == 1 else m for m in masks if m is not None]
-    if not masks:
-        return None
-    rank = max(m.ndim for m in masks)
-    combined = None
-    for m in masks:
-        m = m.reshape((1,) * (rank - m.ndim) + m.shape)
-        combined = m if combined is None else combined & m
-    return combined
 
 
 def softmax(scores: Float[Array, "*s m"], mask: Any = None) -> Float[Array, "*s m"]:

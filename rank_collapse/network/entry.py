@@ -16,6 +16,7 @@ from rank_collapse.network import attention as attn
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.edits import as_edit
 from rank_collapse.network.embedding import embed, sinusoidal_positions
+from rank_collapse.network.masks import causal_mask, combine_masks, local_mask
 from rank_collapse.network.parameters import TransformerParams, completed
 from rank_collapse.network.positions import relative_buckets, rotary_angles
 
@@ -87,7 +88,7 @@ def enter(
                 f"memory of shape {memory.shape} is not [m, d]; use jax.vmap for a batch"
             )
         memory_mask = checked_mask(memory_mask, n, memory.shape[0], "memory_mask")
-        memory_context = attn.AttentionContext(mask=attn.combine_masks(memory_mask))
+        memory_context = attn.AttentionContext(mask=combine_masks(memory_mask))
     return params, Entry(
         x=x,
         context=make_context(
@@ -231,8 +232,8 @@ def make_context(
         positions: Int [n], for rotary positions; 0..n-1 by default.
     """
     n = num_tokens
-    own = {"none": lambda: None, "causal": lambda: attn.causal_mask(n)}
-    own["local"] = lambda: attn.local_mask(n, config.window)
+    own = {"none": lambda: None, "causal": lambda: causal_mask(n)}
+    own["local"] = lambda: local_mask(n, config.window)
     rotary = local_rotary = relative = None
     if config.position == "rotary":
         index, width = jnp.arange(n) if positions is None else positions, config.rotated_width
@@ -253,7 +254,7 @@ def make_context(
             distances = jnp.clip(distances, -config.clamp_distance, config.clamp_distance)
         relative = sinusoidal_positions(distances, config.d_model)
     return attn.AttentionContext(
-        mask=attn.combine_masks(own[config.mask](), mask),
+        mask=combine_masks(own[config.mask](), mask),
         bias=bias,
         rotary=rotary,
         relative=relative,

@@ -7,7 +7,7 @@ import pytest
 
 import rank_collapse as rc
 from rank_collapse.network import attention as attn
-from rank_collapse.network import positions
+from rank_collapse.network import masks, positions
 from rank_collapse.network.embedding import sinusoidal_positions
 
 
@@ -55,7 +55,7 @@ def test_cross_attention_with_mask_matches_loops():
     _, p = one_layer()
     x, y = tokens(4), tokens(6, seed=8)
     mask = np.array([1, 1, 0, 1, 1, 0], bool)
-    context = attn.AttentionContext(mask=attn.combine_masks(jnp.asarray(mask)))
+    context = attn.AttentionContext(mask=masks.combine_masks(jnp.asarray(mask)))
     out, weights = attn.multi_head_attention(p, x, y, context=context)
     expected, expected_weights = numpy_attention(p, x, y, mask=mask[None])
     np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-5)
@@ -92,7 +92,7 @@ def test_attention_written_out_number_by_number(score, scale):
     """Every sum of the definition as a loop over one index, with padding and biases."""
     _, p = one_layer(3, score=score)
     x, y, mask = tokens(3), tokens(4, seed=9), [True, False, True, True]
-    context = attn.AttentionContext(mask=attn.combine_masks(jnp.asarray(mask)))
+    context = attn.AttentionContext(mask=masks.combine_masks(jnp.asarray(mask)))
     options = {"score": score, "scale": scale, "temperature": 1.7, "context": context}
     out, weights = attn.multi_head_attention(p, x, y, **options)
     q, k, v = (
@@ -126,14 +126,14 @@ def test_unknown_score():
 
 
 def test_masks():
-    np.testing.assert_array_equal(attn.causal_mask(4), np.tril(np.ones((4, 4), bool)))
-    local = np.asarray(attn.local_mask(5, 1))
+    np.testing.assert_array_equal(masks.causal_mask(4), np.tril(np.ones((4, 4), bool)))
+    local = np.asarray(masks.local_mask(5, 1))
     assert local.sum() == 13 and local[0, 1] and not local[0, 2]
     per_head = jnp.ones((3, 4, 4), bool)
-    joined = attn.combine_masks(attn.causal_mask(4), None, jnp.array([True, True, False, True]))
+    joined = masks.combine_masks(masks.causal_mask(4), None, jnp.array([True, True, False, True]))
     np.testing.assert_array_equal(joined, np.tril(np.ones((4, 4), bool)) & [1, 1, 0, 1])
-    assert attn.combine_masks(per_head, attn.causal_mask(4)).shape == (3, 4, 4)
-    assert attn.combine_masks(None, None) is None
+    assert masks.combine_masks(per_head, masks.causal_mask(4)).shape == (3, 4, 4)
+    assert masks.combine_masks(None, None) is None
 
 
 def test_a_row_without_keys_is_uniform_and_finite():
