@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 
 from experiments.benchmarks.random_llama import SIZES, make, settings_of
-from experiments.benchmarks.timing import Report, Timing, peak_memory
+from experiments.benchmarks.timing import Report, Timing
+from experiments.shell import memory
 
 # seconds and gigabytes that were asked for, of (size, texts) with 64 tokens on two cores
 LIMITS = {("1.1b", 1): (60.0, 1.5), ("7b", 4): (480.0, 4.0)}
@@ -89,19 +90,19 @@ def measure(folder: str, texts: int, tokens: int) -> dict[str, float]:
         if variant != "Transformer"
     }
     jobs["whole"] = pretrained.Job((profile, ("lengths", LengthPass(source.biased))))
-    before, start = peak_memory(), time.perf_counter()
+    before, start = memory.peak(), time.perf_counter()
 
     def done(state):
         gone = time.perf_counter() - start
         left = gone / state.layers * (source.config.depth - state.layers)
-        used = f"{time.process_time():.0f} s of CPU, {peak_memory() / 1e9:.2f} GB"
+        used = f"{time.process_time():.0f} s of CPU, {memory.peak() / 1e9:.2f} GB"
         text = f"layer {state.layers}: {gone:.1f} s, {left:.0f} s left; {used}"
         print(text, file=sys.stderr, flush=True)
 
     found = pretrained.stream(source, {"x": ids}, jobs, done=done)
     error = jax.vmap(sizes_of)(found["whole"]["lengths"])["error"].max()
     return {
-        "peak": peak_memory(),
+        "peak": memory.peak(),
         "before": before,
         "bytes": source.weights.checkpoint.num_bytes(),
         "error": float(error),

@@ -132,7 +132,7 @@ def monitor_gradients(
     for path, leaf in leaves:
         names = set(jax.tree_util.keystr(path, simple=True, separator=".").split("."))
         for part in (p for p, known in PARTS.items() if names & known):
-            leaf = _at_least_float32(leaf)
+            leaf = as_floats(leaf)
             axes = range(leaf.ndim) if layer_axis is None else _without(layer_axis, leaf.ndim)
             square = jnp.sum(jnp.square(leaf), axis=tuple(axes))
             squares[part] = squares.get(part, 0) + square

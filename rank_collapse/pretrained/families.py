@@ -105,9 +105,10 @@ def settings_of(source: Any, part: str | None = None) -> Settings:
         given = PUBLISHED[source]
     else:
         given = read_config(source)
-    if given.get("model_type") in TEXT_PARTS:
+    model_type = given.get("model_type")
+    if isinstance(model_type, str) and model_type in TEXT_PARTS:
         check_entry("text_config", given.get("text_config"), (dict,))
-        given = given["text_config"] | {"model_type": TEXT_PARTS[given["model_type"]]}
+        given = given["text_config"] | {"model_type": TEXT_PARTS[model_type]}
     return family_of(given.get("model_type")).settings(given, part)
 
 

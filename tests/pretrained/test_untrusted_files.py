@@ -243,6 +243,8 @@ def test_a_depth_beyond_the_files_builds_nothing(tmp_path, model_type, monkeypat
     refused = {10**9: f"{name}=1000000000 is not between 1 and 10000"}
     if model_type != "albert":  # which runs through the layers that it has
         refused |= {10_000: "but config.json implies 10000 layers"}
+    if "layer_types" in config:  # one for each layer, compared first
+        refused[10_000] = f"layer_types has 2 entries for {name}=10000"
     for depth, message in refused.items():
         (folder / "config.json").write_text(json.dumps(config | {name: depth}))
         assert message in str(one_line(lambda: pretrained.load(folder)))

@@ -129,15 +129,29 @@ def test_equals_thousands_of_digits(case):
 
 
 def test_saturated_attention_is_below_float_range_and_right():
-    """All weight on one key: the residual is e^(-score gap), which no softmax output holds."""
+    """All weight on one key: the residual is e^(-score gap), which no softmax output holds.
+
+    A gap of 1200 nats is a difference of sums of float32 numbers: the result is as good as those
+    allow, that is, within what other roundings of the same weights give.
+    """
     config = rc.TransformerConfig(depth=4, num_heads=2, d_model=D)
     params, x = network(config, weight_scale=2.5, seed=2)
     want = mp_profile(params, x, config, 1500)
     assert want[-1] < want[-2] - 500  # in one layer
     ours = jitted(config)
-    np.testing.assert_allclose(ours(params, x, config), want, rtol=3e-4)  # the scores' error
+    found = ours(params, x, config)
     with jax.enable_x64(True):
         np.testing.assert_allclose(ours(*wide(params, x), config), want, rtol=1e-10)
+        others = [ours(*wide(rounded(params, seed), x), config) for seed in range(8)]
+    spread = np.abs(np.asarray(others) - want).max(axis=0)
+    assert spread[-1] < 1e-3 * -want[-1]
+    np.testing.assert_array_less(np.abs(found - want), 3 * spread + 1e-5)
+
+
+def rounded(params, seed):
+    """The parameters moved by about half a unit in the last place of float32."""
+    rng, half = np.random.default_rng(seed), 2.0**-24
+    return jax.tree.map(lambda a: np.float64(a) * (1 + half * rng.standard_normal(a.shape)), params)
 
 
 def test_distances_lost_within_clusters_give_nan_not_a_wrong_number():
