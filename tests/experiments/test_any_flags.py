@@ -120,7 +120,7 @@ def test_no_traceback_before_the_computation(name, monkeypatch, capsys):
         raise Reached
 
     monkeypatch.setattr(cli, "open_run", reached)
-    monkeypatch.setattr(reproduce, "run_entry", reached)
+    monkeypatch.setattr(reproduce, "run_entries", reached)
     monkeypatch.setattr(benchmark, "BENCHMARKS", dict.fromkeys(benchmark.BENCHMARKS, reached))
     counts = try_many(name, CASES or 12, WHOLE)
     printed = capsys.readouterr()

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from marks import slow_but
 from two_processes import REPOSITORY
 
 
@@ -20,7 +21,7 @@ def killed(what, times, seed, folder):
     return int(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("what", ["run", "sweep"])
+@pytest.mark.parametrize("what", slow_but(["run", "sweep"], "sweep"))
 def test_what_is_killed_at_a_random_moment_goes_on(what, tmp_path):
     assert killed(what, 2, 1, tmp_path) >= 1
 

@@ -29,6 +29,7 @@ def ids(tmp_path):
     return path
 
 
+@pytest.mark.slow
 def test_every_part_on_a_checkpoint(tmp_path, ids, capsys, monkeypatch):
     out = tmp_path / "run"
     arguments = (

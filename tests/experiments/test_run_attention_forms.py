@@ -43,6 +43,7 @@ def test_table_and_summary_are_of_every_form_width_and_seed(folder):
     assert len(entry.compare(found)) == 4 and "d_k = 3" in entry.reading(found)
 
 
+@pytest.mark.slow
 def test_a_second_run_trains_nothing(folder, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(measure, "make_measure", None)
     check_that_deleted_files_come_back(

@@ -77,6 +77,7 @@ def test_a_cell_is_the_same_among_others_and_floats_reach_it(folder):
         assert abs(losses[f"{name} batch=4"] - plain).max() > 1e-3, name
 
 
+@pytest.mark.slow
 def test_a_second_run_trains_nothing(folder, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(Program, "train", None)
     check_that_deleted_files_come_back(

@@ -210,6 +210,7 @@ def test_the_hull_is_learned_better_than_by_guessing(tmp_path):
     assert (tmp_path / "figures" / "paths.pdf").exists()
 
 
+@pytest.mark.slow
 def test_labels_of_the_shipped_texts_are_memorized(tmp_path):
     arguments = [*SMALL, "--task_name=shipped", "--max_seq_length=20", "--n_train_data=4"]
     arguments += ["--n_paths=5", "--n_repeat=1"]

@@ -52,6 +52,7 @@ def test_rows_and_summary_are_of_the_kept_weights(folder):
     assert {path.name for path in figures(folder)} == names
 
 
+@pytest.mark.slow
 def test_a_second_run_shows_what_is_there(folder, tmp_path, monkeypatch, capsys):
     check_that_deleted_files_come_back(
         run_transformer, ARGUMENTS, folder, tmp_path, monkeypatch, capsys

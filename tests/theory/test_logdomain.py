@@ -118,7 +118,7 @@ MP_CASES = {
 }
 
 
-@pytest.mark.parametrize("case", MP_CASES)
+@pytest.mark.parametrize("case", slow_if(MP_CASES, "one head", "causal"))
 def test_equals_thousands_of_digits(case):
     fields, scales, digits = MP_CASES[case]
     config = rc.TransformerConfig(**({"depth": 5, "d_model": 8} | fields))
@@ -273,7 +273,14 @@ def ordinary(config, **inputs):
 
 SLOW = [f"{k} MLP" for k in layers.MLP_KINDS if k not in ("none", "relu", "gelu", "swiglu")]
 SLOW += ["gains", "branch gain 0", "unscaled", "mask that leaves out nothing", "padding, MLP"]
-SLOW += ["queries normalised together", "pre-rms", "post-layer"]
+SLOW += [
+    "queries normalised together",
+    "pre-rms",
+    "post-layer",
+    "padding",
+    "other widths",
+    "relative key",
+]
 
 
 @pytest.mark.parametrize("case", slow_if(FLOAT64_CASES, *SLOW))

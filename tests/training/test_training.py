@@ -162,6 +162,7 @@ def test_floats_of_the_network_reach_its_initial_weights():
     np.testing.assert_array_equal(scaled.w_q, plain.w_q)
 
 
+@pytest.mark.slow
 def test_no_dropout_is_a_dropout_of_nothing():
     losses = {}
     for rate in (None, 0.0, 0.5):
