@@ -13,6 +13,7 @@ from jaxtyping import Array, Float
 
 from rank_collapse import struct
 from rank_collapse.network.dropout import dropout
+from rank_collapse.network.masks import combine_masks
 
 SCORES = ("dot", "additive")
 ANY_DISTANCE = 2**30  # the window of a layer that has none

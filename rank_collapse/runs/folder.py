@@ -212,9 +212,9 @@ class RunFolder:
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Writes summary.json, which marks the run as complete, and drops the checkpoints."""
         summary = _normalised(summary)
+        self.drop_checkpoints()  # first: what is complete is not looked at again
         self._write_json("summary.json", summary)
         self._summary = summary
-        self.drop_checkpoints()
 
     @property
     def summary(self) -> dict[str, Any] | None:
