@@ -163,9 +163,11 @@ def section_of(
         if code:
             raise runs.RunError(f"exit code {code}")
         summary = runs.read_summary(folder)
+        drawn = {path.stem: path for path in (folder / "figures").glob("*.png")}
         fields["figures"] = [
-            ((folder / "figures" / f"{figure}.png").read_bytes(), caption)
+            (drawn[figure].read_bytes(), caption)
             for figure, caption in entry.captions.items()
+            if figure in drawn  # parts of an experiment that a preset leaves out have none
         ]
         fields["claims"] = list(entry.claims(summary))
         fields["comparisons"] = list(entry.compare(summary))
