@@ -51,8 +51,7 @@ def measure_all(
     with inputs.precision(options):
         measure = make_measure(options, config, ids)
         keys = seeds.seed_keys(options.seed, options.num_seeds)
-        # One seed at a time on a device: several at once wait for each other on two CPU devices.
-        results = seeds.map_seeds(measure, keys, mesh=mesh, at_once=1)
+        results = seeds.map_seeds(measure, keys, mesh=mesh)
     bad = np.flatnonzero(~np.isfinite(results["sum_error"]))
     if len(bad):
         raise ValueError(

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from rank_collapse.measures import decompositions
 from rank_collapse.network.entry import as_mask
 
 NORMS = ("composite", "one", "inf", "frobenius", "spectral", "max")
@@ -154,10 +155,10 @@ def singular_values(x: Any, *, mask: Any = None, method: str = "svd") -> Float[A
     x, _ = as_tokens(x, mask)
     scaled, scale = _unit_scale(x)
     if method == "svd":
-        return scale * jnp.linalg.svd(scaled, compute_uv=False)
+        return scale * decompositions.svdvals(scaled)
     short = scaled if scaled.shape[0] <= scaled.shape[1] else scaled.T
     gram = jnp.matmul(short, short.T, precision="highest")
-    return scale * root(jnp.maximum(jnp.linalg.eigvalsh(gram)[::-1], 0))
+    return scale * root(jnp.maximum(decompositions.eigvalsh(gram)[::-1], 0))
 
 
 @in_own_precision

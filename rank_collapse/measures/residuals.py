@@ -11,6 +11,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from rank_collapse.measures import decompositions
 from rank_collapse.measures.centers import CENTERS, CompositeCenter, center_token, composite_center
 from rank_collapse.measures.norms import (
     NORMS,
@@ -106,7 +107,7 @@ def best_rank_one_residual(x: Any, *, mask: Any = None) -> Float[Array, "n d"]:
     x, _ = as_tokens(x, mask)
     scale = jnp.max(jnp.abs(x))
     scale = jnp.where(scale == 0, 1, scale)
-    u, s, vt = jnp.linalg.svd(x / scale, full_matrices=False)
+    u, s, vt = decompositions.svd(x / scale)
     return x - scale * s[0] * u[:, :1] * vt[:1, :]
 
 
