@@ -8,6 +8,7 @@ from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.embedding import EmbeddingConfig, EmbeddingParams
 from rank_collapse.network.layers import MLPParams
 from rank_collapse.network.parameters import BlockParams, TransformerParams
+from rank_collapse.pretrained.family import Family
 from rank_collapse.pretrained.read_out import ReadOut
 from rank_collapse.pretrained.rotary import num_positions, rotary_entry, rotary_fields
 from rank_collapse.pretrained.weights import Draw, Weights
@@ -160,7 +161,7 @@ def attention(
     *,
     into: bool = False,
     out: bool = False,
-    norms: Callable[[str, int], Any] | None = None,
+    gain: Callable[[str, int], Any] | None = None,
 ) -> AttentionParams:
     """Attention from `q_proj`, `k_proj`, `v_proj` and `o_proj`, keys and values in groups.
 
@@ -170,20 +171,21 @@ def attention(
         config: The network.
         groups: Of keys and values.
         into, out: Whether the first three and the last have biases.
-        norms: (name, width) → gain of `q_norm` and `k_norm`; None for none. [k] of each head or
-            [h, k] over all, as `config.qk_norm` says.
+        gain: (name, width) → gain of `q_norm` and `k_norm`, where `config.qk_norm` has them: [k]
+            of each head or [h k] over all. None for what is stored.
     """
     d, h, k = config.d_model, config.num_heads, config.qk_width
     w_q, b_q = weights.heads_in(f"{name}.q_proj", d, h, k, into)
     w_k, b_k = weights.heads_in(f"{name}.k_proj", d, groups, k, into)
     w_v, b_v = weights.heads_in(f"{name}.v_proj", d, groups, k, into)
     w_o, b_o = weights.heads_out(f"{name}.o_proj", d, h, k, out)
+    gain = gain or (lambda part, width: weights.take(f"{part}.weight", width))
     gains = {}
-    if norms is not None:
+    if config.qk_norm != "none":
         wide = config.qk_norm == "width"
         for part, count in (("q_norm", h), ("k_norm", groups)):
-            gain = norms(f"{name}.{part}", count * k if wide else k)
-            gains[part] = gain.reshape(count, k) if wide else gain
+            own = gain(f"{name}.{part}", count * k if wide else k)
+            gains[part] = own.reshape(count, k) if wide else own
     return AttentionParams(
         w_q=w_q, b_q=b_q, w_k=w_k, b_k=b_k, w_v=w_v, b_v=b_v, w_o=w_o, b_o=b_o, **gains
     )
@@ -195,6 +197,34 @@ def mlp(weights: Weights, name: str, d: int, f: int, bias: bool = False) -> MLPP
     w_in, b_in = weights.linear(f"{name}.up_proj", d, f, bias)
     w_out, b_out = weights.linear(f"{name}.down_proj", f, d, bias)
     return MLPParams(w_in=w_in, b_in=b_in, w_out=w_out, b_out=b_out, w_gate=w_gate, b_gate=b_gate)
+
+
+def pre_norm_params(
+    weights: Weights,
+    config: TransformerConfig,
+    attention: Callable[[str], AttentionParams],
+    mlp: Callable[[str], MLPParams],
+) -> TransformerParams:
+    """`decoder_params` of layers with a norm before attention and one before the MLP.
+
+    Args:
+        weights: Of the model.
+        config: The network.
+        attention, mlp: (what stands before the names of a layer) → their parameters.
+    """
+
+    def norm(name):
+        return weights.norm(name, config.d_model, bias=False)
+
+    def layer(name):
+        return BlockParams(
+            attention=attention(name),
+            attention_norm=norm(f"{name}.input_layernorm"),
+            mlp=mlp(name),
+            mlp_norm=norm(f"{name}.post_attention_layernorm"),
+        )
+
+    return decoder_params(weights, config, layer, norm)
 
 
 def decoder_params(
@@ -244,3 +274,15 @@ def draw(name: str, settings: dict[str, Any]) -> Draw:
         return Draw(value=1.0)
     zero_row = settings["pad_token_id"] if name == "embed_tokens.weight" else None
     return Draw(std=settings["initializer_range"], zero_row=zero_row)
+
+
+def family(
+    model_type: str,
+    defaults: dict[str, Any],
+    config: Callable[..., TransformerConfig],
+    params: Callable[..., TransformerParams],
+    **others: Any,
+) -> Family:
+    """A `Family` with Llama's names, drawing and read-out; `others` are fields in their place."""
+    usual = {"anchors": ANCHORS, "draw": draw, "read_out": read_out, "kinds": KINDS}
+    return Family(model_type, defaults, config=config, params=params, **usual | others)

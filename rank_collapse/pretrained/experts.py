@@ -10,9 +10,8 @@ import numpy as np
 
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.layers import MLPParams
-from rank_collapse.network.parameters import BlockParams, TransformerParams
+from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.pretrained import decoder, qwen
-from rank_collapse.pretrained.family import Family
 from rank_collapse.pretrained.weights import Weights
 
 MIXTRAL_DEFAULTS = decoder.DEFAULTS | {
@@ -93,20 +92,13 @@ def _qwen_params(weights, settings, config):
 
 
 def _params(weights, settings, config, attention):
-    d, groups = config.d_model, decoder.groups_of(settings)
-
-    def norm(name):
-        return weights.norm(name, d, bias=False)
-
-    def layer(name):
-        return BlockParams(
-            attention=attention(f"{name}.self_attn", groups),
-            attention_norm=norm(f"{name}.input_layernorm"),
-            mlp=experts(weights, name, config),
-            mlp_norm=norm(f"{name}.post_attention_layernorm"),
-        )
-
-    return decoder.decoder_params(weights, config, layer, norm)
+    groups = decoder.groups_of(settings)
+    return decoder.pre_norm_params(
+        weights,
+        config,
+        lambda name: attention(f"{name}.self_attn", groups),
+        lambda name: experts(weights, name, config),
+    )
 
 
 def experts(weights: Weights, name: str, config: TransformerConfig) -> MLPParams:
@@ -144,17 +136,8 @@ def _in_a_row(matrices):
     return np.broadcast_to(matrices[0][:1, :1], (sum(map(len, matrices)), matrices[0].shape[1]))
 
 
-MIXTRAL = Family(
-    "mixtral",
-    MIXTRAL_DEFAULTS,
-    decoder.ANCHORS,
-    config,
-    params,
-    decoder.draw,
-    decoder.read_out,
-    kinds=KINDS,
-)
-QWEN2_MOE = Family(
+MIXTRAL = decoder.family("mixtral", MIXTRAL_DEFAULTS, config, params, kinds=KINDS)
+QWEN2_MOE = decoder.family(
     "qwen2_moe",
     QWEN_DEFAULTS
     | {
@@ -166,11 +149,8 @@ QWEN2_MOE = Family(
         "num_experts": 60,
         "qkv_bias": True,
     },
-    decoder.ANCHORS,
     _qwen_config,
     _qwen_params,
-    decoder.draw,
-    decoder.read_out,
     kinds=KINDS,
 )
 QWEN3_MOE = dataclasses.replace(

@@ -11,7 +11,6 @@ from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.layers import NormParams
 from rank_collapse.network.parameters import BlockParams, TransformerParams
 from rank_collapse.pretrained import decoder
-from rank_collapse.pretrained.family import Family
 from rank_collapse.pretrained.rotary import rotary_entry, rotary_fields
 from rank_collapse.pretrained.weights import Draw, Weights
 
@@ -100,15 +99,14 @@ def params(
     def layer(name):
         return BlockParams(
             attention=decoder.attention(
-                weights, f"{name}.self_attn", config, groups, into=bias, out=bias,
-                norms=None if config.qk_norm == "none" else gain,
+                weights, f"{name}.self_attn", config, groups, into=bias, out=bias, gain=gain
             ),
             attention_norm=norm(f"{name}.input_layernorm"),
             attention_branch_norm=norm(f"{name}.post_attention_layernorm"),
             mlp=decoder.mlp(weights, f"{name}.mlp", d, config.d_ff),
             mlp_norm=norm(f"{name}.pre_feedforward_layernorm"),
             mlp_branch_norm=norm(f"{name}.post_feedforward_layernorm"),
-        )  # fmt: skip
+        )
 
     return decoder.decoder_params(weights, config, layer, norm)
 
@@ -118,16 +116,8 @@ def draw(name: str, settings: dict[str, Any]) -> Draw:
     return Draw(value=0.0) if "norm" in name else decoder.draw(name, settings)
 
 
-GEMMA2 = Family(
-    "gemma2",
-    DEFAULTS,
-    decoder.ANCHORS,
-    config,
-    params,
-    draw,
-    decoder.read_out,
-    kinds=KINDS,
-    nullable=NULLABLE,
+GEMMA2 = decoder.family(
+    "gemma2", DEFAULTS, config, params, draw=draw, kinds=KINDS, nullable=NULLABLE
 )
 GEMMA3 = dataclasses.replace(
     GEMMA2,

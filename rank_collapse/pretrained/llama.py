@@ -4,9 +4,8 @@ import dataclasses
 from typing import Any
 
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.parameters import BlockParams, TransformerParams
+from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.pretrained import decoder
-from rank_collapse.pretrained.family import Family
 from rank_collapse.pretrained.weights import Weights
 
 DEFAULTS = decoder.DEFAULTS | {"attention_bias": False, "mlp_bias": False}
@@ -25,34 +24,19 @@ def params(
     weights: Weights, settings: dict[str, Any], config: TransformerConfig
 ) -> TransformerParams:
     """The network's parameters from the model's tensors."""
-    d, groups = config.d_model, decoder.groups_of(settings)
-    bias = settings["attention_bias"]
+    groups, bias = decoder.groups_of(settings), settings["attention_bias"]
 
-    def norm(name):
-        return weights.norm(name, d, bias=False)
+    def attention(name):
+        return decoder.attention(weights, f"{name}.self_attn", config, groups, into=bias, out=bias)
 
-    def layer(name):
-        attention = f"{name}.self_attn"
-        return BlockParams(
-            attention=decoder.attention(weights, attention, config, groups, into=bias, out=bias),
-            attention_norm=norm(f"{name}.input_layernorm"),
-            mlp=decoder.mlp(weights, f"{name}.mlp", d, config.d_ff, settings["mlp_bias"]),
-            mlp_norm=norm(f"{name}.post_attention_layernorm"),
-        )
+    def mlp(name):
+        d, f = config.d_model, config.d_ff
+        return decoder.mlp(weights, f"{name}.mlp", d, f, settings["mlp_bias"])
 
-    return decoder.decoder_params(weights, config, layer, norm)
+    return decoder.pre_norm_params(weights, config, attention, mlp)
 
 
-LLAMA = Family(
-    "llama",
-    DEFAULTS,
-    decoder.ANCHORS,
-    config,
-    params,
-    decoder.draw,
-    decoder.read_out,
-    kinds=decoder.KINDS,
-)
+LLAMA = decoder.family("llama", DEFAULTS, config, params)
 MISTRAL = dataclasses.replace(
     LLAMA,
     model_type="mistral",

@@ -5,7 +5,6 @@ from typing import Any
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.parameters import BlockParams, TransformerParams
 from rank_collapse.pretrained import decoder
-from rank_collapse.pretrained.family import Family
 from rank_collapse.pretrained.weights import Weights
 
 DEFAULTS = decoder.DEFAULTS | {
@@ -37,24 +36,14 @@ def params(
     def layer(name):
         return BlockParams(
             attention=decoder.attention(
-                weights, f"{name}.self_attn", config, groups, into=bias, out=bias,
-                norms=lambda part, width: weights.take(f"{part}.weight", width),
+                weights, f"{name}.self_attn", config, groups, into=bias, out=bias
             ),
             attention_branch_norm=norm(f"{name}.post_attention_layernorm"),
             mlp=decoder.mlp(weights, f"{name}.mlp", d, config.d_ff),
             mlp_branch_norm=norm(f"{name}.post_feedforward_layernorm"),
-        )  # fmt: skip
+        )
 
     return decoder.decoder_params(weights, config, layer, norm)
 
 
-OLMO2 = Family(
-    "olmo2",
-    DEFAULTS,
-    decoder.ANCHORS,
-    config,
-    params,
-    decoder.draw,
-    decoder.read_out,
-    kinds=decoder.KINDS,
-)
+OLMO2 = decoder.family("olmo2", DEFAULTS, config, params)

@@ -5,9 +5,8 @@ from typing import Any
 from rank_collapse.network.attention import AttentionParams
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.layers import MLPParams
-from rank_collapse.network.parameters import BlockParams, TransformerParams
+from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.pretrained import decoder
-from rank_collapse.pretrained.family import Family
 from rank_collapse.pretrained.rotary import rotary_entry, rotary_fields
 from rank_collapse.pretrained.weights import Weights
 
@@ -44,37 +43,20 @@ def params(
     d, f, h, k = config.d_model, config.d_ff, config.num_heads, config.qk_width
     groups = decoder.groups_of(settings)
 
-    def norm(name):
-        return weights.norm(name, d, bias=False)
-
     def attention(name):
-        joint = weights.take(f"{name}.qkv_proj.weight", (h + 2 * groups) * k, d)
+        joint = weights.take(f"{name}.self_attn.qkv_proj.weight", (h + 2 * groups) * k, d)
         joint = joint.reshape(h + 2 * groups, k, d).transpose(0, 2, 1)
-        w_o, b_o = weights.heads_out(f"{name}.o_proj", d, h, k, False)
+        w_o, b_o = weights.heads_out(f"{name}.self_attn.o_proj", d, h, k, False)
         return AttentionParams(
             w_q=joint[:h], w_k=joint[h : h + groups], w_v=joint[h + groups :], w_o=w_o, b_o=b_o
         )
 
-    def layer(name):
+    def mlp(name):
         joint = weights.take(f"{name}.mlp.gate_up_proj.weight", 2 * f, d).T
         w_out, b_out = weights.linear(f"{name}.mlp.down_proj", f, d, False)
-        return BlockParams(
-            attention=attention(f"{name}.self_attn"),
-            attention_norm=norm(f"{name}.input_layernorm"),
-            mlp=MLPParams(w_in=joint[:, f:], w_out=w_out, b_out=b_out, w_gate=joint[:, :f]),
-            mlp_norm=norm(f"{name}.post_attention_layernorm"),
-        )
+        return MLPParams(w_in=joint[:, f:], w_out=w_out, b_out=b_out, w_gate=joint[:, :f])
 
-    return decoder.decoder_params(weights, config, layer, norm)
+    return decoder.pre_norm_params(weights, config, attention, mlp)
 
 
-PHI3 = Family(
-    "phi3",
-    DEFAULTS,
-    decoder.ANCHORS,
-    config,
-    params,
-    decoder.draw,
-    decoder.read_out,
-    kinds=decoder.KINDS,
-)
+PHI3 = decoder.family("phi3", DEFAULTS, config, params)

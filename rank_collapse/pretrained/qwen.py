@@ -4,9 +4,8 @@ import dataclasses
 from typing import Any
 
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.parameters import BlockParams, TransformerParams
+from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.pretrained import decoder
-from rank_collapse.pretrained.family import Family
 from rank_collapse.pretrained.weights import Weights
 
 DEFAULTS = decoder.DEFAULTS | {
@@ -44,20 +43,13 @@ def params(
     weights: Weights, settings: dict[str, Any], config: TransformerConfig
 ) -> TransformerParams:
     """Qwen2 has biases on queries, keys and values and none behind them; its config is silent."""
-    d, groups = config.d_model, decoder.groups_of(settings)
-
-    def norm(name):
-        return weights.norm(name, d, bias=False)
-
-    def layer(name):
-        return BlockParams(
-            attention=attention(weights, f"{name}.self_attn", settings, config, groups),
-            attention_norm=norm(f"{name}.input_layernorm"),
-            mlp=decoder.mlp(weights, f"{name}.mlp", d, config.d_ff),
-            mlp_norm=norm(f"{name}.post_attention_layernorm"),
-        )
-
-    return decoder.decoder_params(weights, config, layer, norm)
+    groups = decoder.groups_of(settings)
+    return decoder.pre_norm_params(
+        weights,
+        config,
+        lambda name: attention(weights, f"{name}.self_attn", settings, config, groups),
+        lambda name: decoder.mlp(weights, f"{name}.mlp", config.d_model, config.d_ff),
+    )
 
 
 def attention(
@@ -68,22 +60,10 @@ def attention(
         bias = settings.get("qkv_bias", True)
         return decoder.attention(weights, name, config, groups, into=bias)
     bias = settings["attention_bias"]
-    return decoder.attention(
-        weights, name, config, groups, into=bias, out=bias,
-        norms=lambda part, width: weights.take(f"{part}.weight", width),
-    )  # fmt: skip
+    return decoder.attention(weights, name, config, groups, into=bias, out=bias)
 
 
-QWEN2 = Family(
-    "qwen2",
-    DEFAULTS,
-    decoder.ANCHORS,
-    config,
-    params,
-    decoder.draw,
-    decoder.read_out,
-    kinds=decoder.KINDS,
-)
+QWEN2 = decoder.family("qwen2", DEFAULTS, config, params)
 QWEN3 = dataclasses.replace(
     QWEN2,
     model_type="qwen3",
