@@ -9,7 +9,7 @@ import importlib
 from typing import Any
 
 from rank_collapse.measures.attention_entropy import attention_entropy
-from rank_collapse.measures.monitor import monitor, monitor_gradients
+from rank_collapse.measures.monitor import monitor, monitor_gradients, participation_ratio
 from rank_collapse.measures.norms import matrix_norm
 from rank_collapse.measures.profiles import profile
 from rank_collapse.measures.residuals import (
@@ -22,6 +22,7 @@ from rank_collapse.measures.residuals import (
     token_cosine,
 )
 from rank_collapse.measures.saturation import largest_weight, saturated_share
+from rank_collapse.measures.sinks import largest_column, sink_rate
 from rank_collapse.network import encoder_decoder, surgery
 from rank_collapse.network.admin import admin_profile
 from rank_collapse.network.attention import AttentionParams, multi_head_attention
@@ -117,6 +118,7 @@ __all__ = [
     "greedy_decode",
     "head_contributions",
     "init",
+    "largest_column",
     "largest_weight",
     "layer_params",
     "local_rate",
@@ -127,6 +129,7 @@ __all__ = [
     "monitor",
     "monitor_gradients",
     "multi_head_attention",
+    "participation_ratio",
     "path_attention",
     "path_contributions",
     "path_set_logits",
@@ -143,6 +146,7 @@ __all__ = [
     "san_skip",
     "saturated_share",
     "shapley_values",
+    "sink_rate",
     "stable_rank",
     "stack_layers",
     "sum_over_paths",

@@ -71,7 +71,10 @@ ENTRY = Entry(
     title="The lemma and the bounds on random draws",
     claim="The technical lemma and Theorems 2.2 and 2.3 hold wherever max D_ii ≤ 1.256 (appendix; "
     "there is no such table in the paper).",
-    presets={"quick": ("--num_draws=2000",), "paper": ("--num_draws=50000",)},
+    presets={
+        "quick": ("--num_draws=1000", "--cases=8x16x4,16x8x2,8x16x2-causal"),
+        "paper": ("--num_draws=50000",),
+    },
     claims=claims,
     compare=compare,
     reading=reading,

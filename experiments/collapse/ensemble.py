@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 from experiments.collapse.measure import make_draw, make_measure, part_of
 from experiments.collapse.results import Results
 from experiments.shell import inputs, memory
+from experiments.shell.compilation import QUICK
 from experiments.shell.progress import Progress
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.parameters import TransformerParams
@@ -31,7 +32,8 @@ class Programs:
     def __init__(self, options, networks, ids, mesh, progress):
         self.options, self.mesh, self.progress = options, mesh, progress
         self.networks = networks
-        self.draw = seeds.spread(make_draw(options, ids), mesh)
+        # Random numbers are slow to optimise, and drawn once.
+        self.draw = seeds.spread(make_draw(options, ids), mesh, compiler_options=QUICK)
         self.measures = {
             norm: seeds.spread(make_measure(configs, options), mesh)
             for norm, configs in networks.items()

@@ -23,6 +23,7 @@ from rank_collapse.measures.residuals import (
     token_cosine,
 )
 from rank_collapse.measures.saturation import largest_weight, saturated_share
+from rank_collapse.measures.sinks import column_means, first_column, largest_column, sink_rate
 
 __all__ = [
     "CENTERS",
@@ -33,9 +34,12 @@ __all__ = [
     "batch_profiles",
     "best_rank_one_residual",
     "center_token",
+    "column_means",
     "composite_center",
     "composite_norm",
     "effective_rank",
+    "first_column",
+    "largest_column",
     "largest_weight",
     "matrix_norm",
     "measure_batch",
@@ -50,6 +54,7 @@ __all__ = [
     "residual_ratio",
     "saturated_share",
     "singular_values",
+    "sink_rate",
     "stable_rank",
     "token_cosine",
 ]

@@ -7,12 +7,11 @@ import dataclasses
 from typing import Any, ClassVar
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from rank_collapse.measures.attention_entropy import attention_entropy
-from rank_collapse.measures.monitor import column_means
 from rank_collapse.measures.saturation import largest_weight
+from rank_collapse.measures.sinks import first_column, largest_column
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.entry import Entry, enter
 from rank_collapse.network.parameters import TransformerParams
@@ -61,13 +60,11 @@ class AttentionPass:
     ) -> tuple[Any, dict[str, Float[Array, "h"]]]:
         """The measures of the layer's heads."""
         weights, mask = layer.trace.attention, entry.exists
-        columns = column_means(weights, mask)
-        first = 0 if mask is None else jnp.argmax(mask)
         return carry, {
             "entropy": attention_entropy(weights, mask=mask),
             "largest_weight": largest_weight(weights, mask=mask),
-            "largest_column": jnp.max(columns, axis=-1),
-            "first_column": columns[:, first],
+            "largest_column": largest_column(weights, mask=mask),
+            "first_column": first_column(weights, mask=mask),
         }
 
     def finish(

@@ -7,12 +7,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from rank_collapse.measures.attention_entropy import attention_entropy
-from rank_collapse.measures.norms import as_array, as_floats
+from rank_collapse.measures.norms import as_array, as_floats, as_tokens, in_own_precision
 from rank_collapse.measures.residuals import residual_ratio, token_cosine
 from rank_collapse.measures.saturation import largest_weight
+from rank_collapse.measures.sinks import largest_column, sink_rate
 from rank_collapse.network.entry import as_mask
 from rank_collapse.network.precision import full_precision
 
@@ -89,13 +90,11 @@ def _single(x, p, mask, sink):
     }
     if p is None:
         return out
-    first = 0 if mask is None or p.shape[-1] != len(mask) else jnp.argmax(mask)
-    columns = column_means(p, mask)
     return out | {
         "attention_entropy": jnp.mean(attention_entropy(p, mask=mask)),
         "largest_weight": jnp.mean(largest_weight(p, mask=mask)),
-        "largest_column": jnp.mean(jnp.max(columns, axis=-1)),
-        "sink_rate": jnp.mean((columns[:, first] > sink).astype(p.dtype)),
+        "largest_column": jnp.mean(largest_column(p, mask=mask)),
+        "sink_rate": sink_rate(p, sink=sink, mask=mask),
     }
 
 
@@ -146,9 +145,21 @@ def _without(axis, ndim):
     return (i for i in range(ndim) if i != axis % ndim)
 
 
+@in_own_precision
 @full_precision
-def participation_ratio(x: Float[Array, "n d"]) -> Float[Array, ""]:
-    """tr(G)²/‖G‖_F² of G = XXᵀ or XᵀX, Σ σ_i² squared over Σ σ_i⁴; 0 where X = 0."""
+def participation_ratio(x: Any, *, mask: Any = None) -> Float[Array, ""]:
+    """tr(G)²/‖G‖_F² of G = XXᵀ, (Σ σ_i²)² / Σ σ_i⁴: how many directions carry the squares.
+
+    1 for rank one, min(n, d) where all singular values are equal, 0 where X = 0.
+
+    Args:
+        x: Tokens [n, d].
+        mask: Bool [n], True for tokens that exist; None for all.
+
+    Raises:
+        ValueError: As `composite_norm`.
+    """
+    x, _ = as_tokens(x, mask)
     return _participation(_gram(x))
 
 
@@ -178,10 +189,3 @@ def _power_stable_rank(gram):
     v, _ = jax.lax.scan(step, normalised(start), None, length=POWER_STEPS)
     largest = v @ gram @ v
     return jnp.trace(gram) / jnp.where(largest == 0, 1, largest)
-
-
-def column_means(p: Float[Array, "h n m"], mask: Bool[Array, "n"] | None) -> Float[Array, "h m"]:
-    """How much each key is looked at, mean over the queries that exist."""
-    if mask is None:
-        return jnp.mean(p, axis=-2)
-    return jnp.sum(jnp.where(mask[None, :, None], p, 0), axis=-2) / jnp.sum(mask)

@@ -16,7 +16,14 @@ CASES = (Case(8, 12, 3), Case(3, 4, 1, mask="causal"))
 
 
 def execute(folder, *arguments):
-    arguments = ["--num_draws=400", "--seed=1", f"--output_dir={folder}", *arguments]
+    names = ",".join(case.name for case in CASES)
+    arguments = [
+        "--num_draws=400",
+        "--seed=1",
+        f"--cases={names}",
+        f"--output_dir={folder}",
+        *arguments,
+    ]
     return cli.execute(check_bounds.main, check_bounds.FLAGS, arguments)
 
 
@@ -84,3 +91,9 @@ def test_counts_are_of_what_the_condition_covers():
     assert found["diameter_layer_tightness_min"] is None
     assert found["mean_head_tightness_median_admissible"] == 0
     assert counts({name: np.array(values) for name, values in flat.items()}) == found
+
+
+def test_another_case_is_one_line(tmp_path, capsys):
+    assert execute(tmp_path, "--cases=9x9x9") == 2
+    error = capsys.readouterr().err
+    assert "--cases=9x9x9 is not one of 8x16x1" in error and error.count("\n") == 1

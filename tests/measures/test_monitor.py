@@ -46,6 +46,7 @@ def test_agrees_with_the_full_measures():
         "residual_ratio": rc.residual_ratio(x),
         "token_cosine": rc.token_cosine(x),
         "participation_ratio": (singular**2).sum() ** 2 / (singular**4).sum(),
+        "sink_rate": rc.sink_rate(p),
         "attention_entropy": rc.attention_entropy(p).mean(),
         "largest_weight": p.max(-1).mean(),
         "largest_column": p.mean(-2).max(-1).mean(),

@@ -245,3 +245,15 @@ def test_ranks_from_the_gram_matrix(shape):
     assert np.isfinite(jax.grad(lambda a: rc.effective_rank(a, method="gram"))(x)).all()
     with pytest.raises(ValueError, match="method='qr'"):
         rc.effective_rank(x, method="qr")
+
+
+def test_participation_ratio():
+    x = np.random.default_rng(0).standard_normal((7, 4))
+    squares = np.linalg.svd(x, compute_uv=False) ** 2
+    expected = squares.sum() ** 2 / (squares**2).sum()
+    np.testing.assert_allclose(rc.participation_ratio(x), expected, rtol=1e-12)
+    padded = np.concatenate([x, np.full((2, 4), 9.0)])
+    found = rc.participation_ratio(padded, mask=np.arange(9) < 7)
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    assert float(rc.participation_ratio(np.eye(3, 5))) == pytest.approx(3)
+    assert float(rc.participation_ratio(np.zeros((3, 5)))) == 0
