@@ -13,7 +13,7 @@
              log.txt
 
 Every file but the last two is written to a temporary name and renamed, so a file that exists is
-whole; what is read back as numbers (arrays.npz, checkpoints) has a checksum (see `files`).
+whole; what is read back as numbers (arrays.npz, checkpoints) has a checksum (`files`, `states`).
 
     with RunFolder("results/sort/a", {"depth": 6, "seed": 0}) as run:
         curves = run.cached("curves", lambda: {"loss": train()})   # computed once, then read
