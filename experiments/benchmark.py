@@ -8,15 +8,18 @@ alike, and states ratios to its baseline from the same rounds. Compilation is to
 running; the figure of a case is its fastest round.
 """
 
+import json
 import os
+import time
 
 import jax
 from absl import flags
 
 from experiments.benchmarks import attention, monitoring, paths, streaming, training
 from experiments.benchmarks.random_llama import SIZES
-from experiments.benchmarks.timing import show
+from experiments.benchmarks.timing import as_json, show
 from experiments.shell import cli
+from rank_collapse.runs import files
 
 # Each is a function of the flags that gives a `timing.Report`.
 BENCHMARKS = {
@@ -29,6 +32,7 @@ BENCHMARKS = {
     "train_sort": training.train_sort,
     "train_convex_hull": training.train_convex_hull,
     "train_memorization": training.train_memorization,
+    "train_translation": training.train_translation,
 }
 
 # The one that writes gigabytes is asked for by name.
@@ -36,7 +40,9 @@ USUAL = [name for name in BENCHMARKS if name != "streaming"]
 FLAGS = cli.make_flags("benchmark", sweeps=False)
 define = cli.definer(FLAGS)
 define("list", "benchmark", USUAL, f"Which, out of {', '.join(BENCHMARKS)}.")
-define("enum", "baseline", "none", "Time PyTorch beside the training.", ("none", "torch"))
+define("enum", "baseline", "none", "Time PyTorch beside the training: as it is written, or also "
+       "compiled and vmapped.", training.BASELINES)  # fmt: skip
+define("string", "json", None, "File that the figures are written to as well.")
 define("integer", "rounds", 5, "Timed rounds.", lower_bound=1)
 define("enum", "stream_size", "1.1b", "Random Llama that `streaming` makes.", tuple(SIZES))
 define("integer", "stream_texts", 1, "Its texts.", lower_bound=1)
@@ -49,14 +55,23 @@ def main(options: flags.FlagValues) -> int:
     if unknown or not options.benchmark:
         raise ValueError(f"--benchmark={''.join(unknown[:1])} is not one of {list(BENCHMARKS)}")
     device = jax.devices()[0]
-    load = f", load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
-    print(f"device: {device.platform} {device.device_kind} x {jax.device_count()}, "
-          f"{os.cpu_count()} cores{load}, jax {jax.__version__}")  # fmt: skip
-    failures = []
+    machine = {
+        "date": time.strftime("%Y-%m-%d"),
+        "device": f"{device.platform} {device.device_kind} x {jax.device_count()}",
+        "cores": os.cpu_count(),
+        "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+        "jax": jax.__version__,
+    }
+    print(", ".join(f"{name} {value}" for name, value in machine.items()))
+    failures, told = [], {}
     for name in options.benchmark:
         found = BENCHMARKS[name](options)
         print(f"\n{name}")
         failures += [f"{name}: {text}" for text in show(found)]
+        told[name] = as_json(found)
+        if options.json:
+            text = json.dumps(machine | {"benchmarks": told}, indent=1)
+            files.write_atomically(options.json, text.encode())
     for failure in failures:
         print(f"over the limit: {failure}")
     return 1 if failures else 0

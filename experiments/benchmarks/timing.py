@@ -103,3 +103,22 @@ def show(found: Report) -> list[str]:
         if limit is not None and not value <= limit:
             over.append(f"{name} = {value:.4g}, limit {limit:g}")
     return over
+
+
+def as_json(found: Report) -> dict[str, Any]:
+    """A benchmark as plain values: seconds of every round, and the figures with their limits."""
+    return {
+        "baseline": found.baseline,
+        "cases": {
+            t.name: {
+                "seconds": t.seconds,
+                "compile_seconds": t.compile_seconds,
+                "temporary_bytes": t.temporary_bytes,
+            }
+            for t in found.timings
+        },
+        "figures": {
+            name: {"value": float(value), "limit": limit}
+            for name, (value, limit) in found.figures.items()
+        },
+    }

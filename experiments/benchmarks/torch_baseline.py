@@ -1,4 +1,7 @@
-"""The trained experiments' model in idiomatic PyTorch, one seed at a time: a baseline for speed.
+"""The trained experiments' model in idiomatic PyTorch: baselines for speed.
+
+One seed at a time as it is written, the same through `torch.compile`, and several seeds at once by
+`torch.func.vmap`.
 
 Imported only by the benchmark with --baseline=torch; PyTorch is no dependency of the package.
 """
@@ -104,49 +107,124 @@ class Network(nn.Module):
         return self.classifier(x)
 
 
-def step_times(
-    recipe: Any, examples: Any, hyper: Any, num_steps: int, warm_up: int = 3, seed: int = 0
-) -> tuple[float, float]:
-    """Seconds per training step, and the loss of the last one.
+class Training:
+    """Training of a recipe's network, timed a few steps at a time.
 
     Args:
         recipe: `rank_collapse.training.training.Recipe`.
         examples: `rank_collapse.training.tasks.Examples`.
         hyper: `rank_collapse.training.training.Hyper` of Python floats.
-        num_steps: Steps timed, after `warm_up` more.
+        compiled: Whether through `torch.compile`, which needs a C++ compiler.
         seed: Of PyTorch's generator.
     """
-    torch.manual_seed(seed)
-    network = Network(recipe.config, recipe.num_outputs, hyper.dropout)
-    optimizer = torch.optim.Adam(
-        network.parameters(), lr=hyper.learning_rate, weight_decay=hyper.weight_decay
-    )
+
+    warm_up = 3
+
+    def __init__(
+        self, recipe: Any, examples: Any, hyper: Any, *, compiled: bool = False, seed: int = 0
+    ):
+        torch.manual_seed(seed)
+        self.recipe = recipe
+        self.network = Network(recipe.config, recipe.num_outputs, hyper.dropout).train()
+        self.called = torch.compile(self.network) if compiled else self.network
+        self.optimizer = torch.optim.Adam(
+            self.network.parameters(), lr=hyper.learning_rate, weight_decay=hyper.weight_decay
+        )
+        self.loader = torch.utils.data.DataLoader(
+            torch.utils.data.TensorDataset(*tensors(recipe, examples)),
+            batch_size=recipe.batch_size, shuffle=recipe.shuffle,
+        )  # fmt: skip
+        self.seconds_per_step(1)  # compiles
+
+    def seconds_per_step(self, num_steps: int) -> float:
+        """Of `num_steps` steps, after a warm-up."""
+        done, started = 0, time.perf_counter()
+        while done < num_steps + self.warm_up:
+            for batch in self.loader:
+                if done == self.warm_up:
+                    started = time.perf_counter()
+                self.loss = loss_of(self.called, self.recipe, *batch)
+                self.optimizer.zero_grad()
+                self.loss.backward()
+                if self.recipe.clip_norm is not None:
+                    nn.utils.clip_grad_norm_(self.network.parameters(), self.recipe.clip_norm)
+                self.optimizer.step()
+                done += 1
+                if done == num_steps + self.warm_up:
+                    break
+        return (time.perf_counter() - started) / num_steps
+
+
+class VmappedTraining:
+    """`Training` of several seeds as one, by `torch.func`; Adam's moments are stacked too.
+
+    Args:
+        recipe, examples, hyper, seed: As `Training` takes them.
+        num_seeds: Trained together.
+    """
+
+    warm_up = 3
+
+    def __init__(self, recipe: Any, examples: Any, hyper: Any, num_seeds: int, *, seed: int = 0):
+        torch.manual_seed(seed)
+        networks = [
+            Network(recipe.config, recipe.num_outputs, hyper.dropout).train()
+            for _ in range(num_seeds)
+        ]
+        self.params, buffers = torch.func.stack_module_state(networks)
+        self.moments = [{k: torch.zeros_like(v) for k, v in self.params.items()} for _ in "12"]
+        self.data, self.recipe, self.hyper, self.steps = tensors(recipe, examples), recipe, hyper, 0
+        self.num_seeds = num_seeds
+
+        def loss(params, buffers, *batch):
+            def called(*inputs):
+                return torch.func.functional_call(networks[0], (params, buffers), inputs)
+
+            return loss_of(called, recipe, *batch)
+
+        self.gradient = torch.func.vmap(torch.func.grad_and_value(loss), randomness="different")
+        self.buffers = buffers
+
+    def seconds_per_step(self, num_steps: int) -> float:
+        """Of a step of all seeds, over their number."""
+        count, size = len(self.data[0]), self.recipe.batch_size
+        for i in range(num_steps + self.warm_up):
+            if i == self.warm_up:
+                started = time.perf_counter()
+            chosen = torch.stack([torch.randperm(count)[:size] for _ in range(self.num_seeds)])
+            self._step([a[chosen] for a in self.data])
+        return (time.perf_counter() - started) / num_steps / self.num_seeds
+
+    @torch.no_grad()
+    def _step(self, batch):
+        # torch.func has no rule for the fused attention: it would loop over the seeds.
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+            gradients, self.loss = self.gradient(self.params, self.buffers, *batch)
+        if self.recipe.clip_norm is not None:
+            squares = sum(g.flatten(1).square().sum(1) for g in gradients.values())
+            factor = (self.recipe.clip_norm / squares.sqrt().add(1e-6)).clamp(max=1)
+            for g in gradients.values():
+                g.mul_(factor.view(-1, *[1] * (g.ndim - 1)))
+        self.steps += 1
+        first, second = (1 - beta**self.steps for beta in (0.9, 0.999))
+        for name, g in gradients.items():
+            m, v = (moment[name] for moment in self.moments)
+            m.lerp_(g, 0.1)
+            v.mul_(0.999).addcmul_(g, g, value=0.001)
+            size = (v / second).sqrt_().add_(1e-8)
+            self.params[name].addcdiv_(m, size, value=-self.hyper.learning_rate / first)
+
+
+def tensors(recipe: Any, examples: Any) -> list[Any]:
+    """Inputs, labels and, where there is one, the mask of a data set."""
     inputs, labels = (torch.from_numpy(np.array(a)) for a in (examples.inputs, examples.labels))
     labels = labels.long() if recipe.loss == "cross_entropy" else labels
     mask = None if examples.mask is None else torch.from_numpy(np.array(examples.mask))
-    data = [inputs, labels] + ([] if mask is None else [mask])
-    loader = torch.utils.data.DataLoader(
-        torch.utils.data.TensorDataset(*data), batch_size=recipe.batch_size, shuffle=recipe.shuffle
-    )
-    network.train()
-    done, started, loss = 0, time.perf_counter(), None
-    while done < num_steps + warm_up:
-        for batch in loader:
-            if done == warm_up:
-                started = time.perf_counter()
-            loss = _loss(network, recipe, *batch)
-            optimizer.zero_grad()
-            loss.backward()
-            if recipe.clip_norm is not None:
-                nn.utils.clip_grad_norm_(network.parameters(), recipe.clip_norm)
-            optimizer.step()
-            done += 1
-            if done == num_steps + warm_up:
-                break
-    return (time.perf_counter() - started) / num_steps, float(loss.detach())
+    return [inputs, labels] + ([] if mask is None else [mask])
 
 
-def _loss(network, recipe, inputs, labels, mask=None):
+def loss_of(network: Any, recipe: Any, inputs: Any, labels: Any, mask: Any = None) -> Any:
+    """The recipe's loss of a batch."""
     logits = network(inputs, mask)
     if recipe.loss == "squared_error":
         return F.mse_loss(logits, labels, reduction="sum")

@@ -1,21 +1,24 @@
 """Benchmarks of training: whole ensembles, beside PyTorch with --baseline=torch.
 
 The figure is seconds per seed and training step, the seeds sharing all cores; PyTorch trains one
-seed with all its threads, as its users do. Both run in turns, round after round.
+seed with all its threads, as its users do, or, with --baseline=torch_all, also through
+`torch.compile` and several seeds at once by `torch.func.vmap`. All run in turns, round after round.
 """
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments import run_convex_hull, run_memorization, run_sort
-from experiments.benchmarks.timing import Report, Timing
+from experiments import run_convex_hull, run_memorization, run_sort, run_transformer
+from experiments.benchmarks.timing import Report, Timing, median_ratio
 from experiments.shell import cli, memory
+from experiments.transformer import cases
+from rank_collapse.runs import seeds
 from rank_collapse.runs.seeds import seed_keys
 from rank_collapse.training.ensemble import Ensemble
 from rank_collapse.training.training import Hyper, num_batches
@@ -25,7 +28,11 @@ CASES = {
     "sort": (run_sort, (), 8.0),
     "convex_hull": (run_convex_hull, ("--n_train_data=1000",), 3.5),
     "memorization": (run_memorization, ("--n_train_data=80",), 2.0),
+    # An encoder-decoder; PyTorch's baselines are of a single stack.
+    "translation": (run_transformer, ("--task=translation", "--n_train_data=1000"), None),
 }
+BASELINES = ("none", "torch", "torch_all")
+VMAPPED = 4  # seeds of torch.func's baseline
 
 
 def train_sort(options: Any) -> Report:
@@ -41,6 +48,11 @@ def train_convex_hull(options: Any) -> Report:
 def train_memorization(options: Any) -> Report:
     """Memorization's training steps, 4 seeds; random token ids of RTE's lengths and size."""
     return time_training("memorization", options, 4)
+
+
+def train_translation(options: Any) -> Report:
+    """The training steps of an encoder-decoder that translates, 8 seeds."""
+    return time_training("translation", options, 8)
 
 
 def time_training(name: str, options: Any, num_seeds: int, arguments: Sequence[str] = ()) -> Report:
@@ -67,36 +79,101 @@ def time_training(name: str, options: Any, num_seeds: int, arguments: Sequence[s
     example_data = make_data(jax.random.key(0))
     examples = example_data.get("texts", example_data["train"])
     steps = num_batches(len(examples), batch_size)
-    timings, baseline = [ours], ours
-    torch_steps = None
-    if options.baseline == "torch":
-        from experiments.benchmarks import torch_baseline
-
-        baseline = Timing("PyTorch, one seed", 0.0)
-        timings.append(baseline)
-        padded = dataclasses.replace(recipe, batch_size=batch_size)
-        torch_steps = lambda: torch_baseline.step_times(padded, examples, values, steps)[0]  # noqa: E731
+    padded = dataclasses.replace(recipe, batch_size=batch_size)
+    others = _baselines(options.baseline if asked else "none", padded, examples, values)
+    timings = [ours, *(Timing(what, 0.0) for what in others)]
+    width = stacks_of(recipe.config)[-1].d_model
+    product = product_rate(ensemble.mesh, recipe.batch_size * examples.inputs.shape[1], width)
+    rates = []
     for r in range(options.rounds):
         begun = time.perf_counter()
         state, _ = jax.block_until_ready(ensemble.chunk(state, data, hyper, jnp.int32(r)))
         ours.seconds.append((time.perf_counter() - begun) / steps / num_seeds)
-        if torch_steps is not None:
-            baseline.seconds.append(torch_steps())
+        for timing, run in zip(timings[1:], others.values(), strict=True):
+            timing.seconds.append(run.seconds_per_step(steps))
+        rates.append(product())
+    flops = operations(recipe.config, batch_size, examples.inputs.shape[1])
     figures = {
         "ms per seed and step, ours": (1e3 * ours.best, None),
+        "GFLOP of a seed's step": (flops / 1e9, None),
+        "GFLOP/s, ours": (flops / ours.best / 1e9, None),
+        "GFLOP/s of products of those sizes alone": (max(rates) / 1e9, None),
         "peak memory of the process, GB": (memory.peak() / 1e9, None),
     }
-    if torch_steps is not None:
-        ratio = float(np.median(np.array(baseline.seconds) / np.array(ours.seconds)))
-        figures["ms per step, PyTorch"] = (1e3 * baseline.best, None)
+    baseline = ours
+    if others:
+        baseline = min(timings[1:], key=lambda t: t.best)
+        ratio = 1 / median_ratio(ours, timings[1])
+        figures["ms per step, PyTorch"] = (1e3 * timings[1].best, None)
         figures[f"times faster than PyTorch (asked {asked:g})"] = (ratio, None)
         figures["ours as a share of PyTorch"] = (1 / ratio, 1 / asked)
+    if len(others) > 1:
+        figures[f"times faster than the strongest, {baseline.name}"] = (
+            1 / median_ratio(ours, baseline), None,
+        )  # fmt: skip
     return Report(timings, baseline.name, figures)
+
+
+def _baselines(which, recipe, examples, values):
+    """{name: what has seconds_per_step}."""
+    if which == "none":
+        return {}
+    from experiments.benchmarks import torch_baseline as torch
+
+    found = {"PyTorch, one seed": torch.Training(recipe, examples, values)}
+    if which == "torch_all":
+        found["torch.compile, one seed"] = torch.Training(recipe, examples, values, compiled=True)
+        vmapped = torch.VmappedTraining(recipe, examples, values, VMAPPED)
+        found[f"torch.func.vmap, {VMAPPED} seeds"] = vmapped
+    return found
+
+
+def stacks_of(config: Any) -> list[Any]:
+    """The one stack of a network, or encoder and decoder."""
+    return [config.encoder, config.decoder] if hasattr(config, "decoder") else [config]
+
+
+def operations(config: Any, batch_size: int, tokens: int) -> float:
+    """Floating-point operations of a training step's matrix products, three times the forward's.
+
+    Source and target count as equally long; embedding and read-out are left out.
+    """
+    total = 0
+    for stack in stacks_of(config):
+        d, inner = stack.d_model, stack.num_heads * stack.qk_width
+        attentions = 1 + stack.cross_attention
+        mlp = 0 if stack.mlp == "none" else 4 * d * stack.d_ff
+        total += stack.depth * (attentions * (8 * d * inner + 4 * tokens * inner) + mlp)
+    return 3.0 * batch_size * tokens * total
+
+
+def product_rate(mesh: Any, rows: int, width: int, count: int = 200) -> Callable[[], float]:
+    """() -> operations a second of [rows, width] [width, width], on all devices at once."""
+
+    def products(key, _):
+        x, w = (jax.random.normal(k, (n, width)) for k, n in zip(
+            jax.random.split(key), (rows, width), strict=True
+        ))  # fmt: skip
+        w = w / jnp.sqrt(width)
+        return jax.lax.fori_loop(0, count, lambda _, y: y @ w, x)
+
+    call, keys = seeds.spread(products, mesh), seeds.lay_out(seed_keys(0, mesh.size), mesh)
+    jax.block_until_ready(call(keys, None))
+
+    def rate():
+        begun = time.perf_counter()
+        jax.block_until_ready(call(keys, None))
+        return mesh.size * count * 2 * rows * width**2 / (time.perf_counter() - begun)
+
+    return rate
 
 
 def _setup(name, module, arguments):
     """(recipe, make_data, examples in a batch) of a published command, without files."""
     flags = cli.parse(module.FLAGS, list(arguments))
+    if name == "translation":
+        setup = cases.make_setup(flags)
+        return setup.recipe, setup.make_data, flags.batch_sz
     if name != "memorization":
         setup = module.make_setup(flags)
         return setup.recipe, setup.make_data, flags.batch_sz
