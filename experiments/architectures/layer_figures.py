@@ -57,6 +57,7 @@ def layer_figure(results: Results) -> Figure:
         fig.colorbar(ax.imshow(angle, origin="lower", vmin=0, vmax=max(0.5, angle.max())), ax=ax)
         ax.set(xlabel="layer", ylabel=f"layer ({NAMES[kind]})", title="angle / π")
         ax.grid(False)
+        figures.integer_ticks(ax)
         layers = np.arange(1, angle.shape[0])
         influence = results.get(kind, "layers/block_influence")
         figures.band(axes[row, 1], layers, influence, "1 − cos to the layer before", 0)
@@ -91,6 +92,7 @@ def removal_figure(results: Results) -> Figure:
         ax.set(xlabel="later layer", ylabel=f"layer left out ({NAMES[kind]})")
         ax.set_title("relative change of what it adds")
         ax.grid(False)
+        figures.integer_ticks(ax)
         layers = np.arange(1, depth + 1)
         loss = results.get(kind, "removal/loss_without")
         if loss is None:

@@ -66,7 +66,7 @@ def measure_all(
                 if run.part(f"{weights.name}/{part.stored}") is None
             ]
             if wanted:
-                label = f"{model.label}, {kind} {seed}".replace(" pretrained 0", "")
+                label = model.label if kind == "pretrained" else f"{model.label}, {kind} {seed}"
                 progress.say(label)
                 measure(run, i, weights, wanted, label)
             progress.update(i + 1)
