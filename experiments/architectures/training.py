@@ -7,15 +7,17 @@ from functools import partial
 import numpy as np
 from matplotlib.figure import Figure
 
+from experiments.architectures.depths import depths_of
 from experiments.architectures.results import Results
 from rank_collapse.network.surgery import VARIANTS
 from rank_collapse.report import figures
 
 _STEP = re.compile(r"(.*?)[-_@]*(?:step|checkpoint)[-_]?(\d+)")
 CAPTION = (
-    "One model while it trained, at its checkpoints; bands over texts. Left: residual ratio of the "
-    "last layer in four variants. Middle: token cosine of the whole network. Right: mean length of "
-    "a path, lengths weighted by the size of what their paths add to the output."
+    "One model while it trained, at its checkpoints; bands over texts. Of what was measured: "
+    "residual ratio of the last layer in four variants; token cosine of the whole network; mean "
+    "length of a path, lengths weighted by the size of what their paths add to the output; "
+    "effective depth, the least k such that paths of lengths up to k do the same."
 )
 
 Steps = list[tuple[int, Results]]
@@ -47,25 +49,34 @@ def training_figures(results: list[Results]) -> dict[str, Callable[[], Figure]]:
 
 @figures.styled
 def training_figure(name: str, steps: Steps) -> Figure:
-    """Residuals, cosines and path lengths over the steps of training."""
-    fig, axes = figures.figure(1, 3, width=3.6, height=2.8)
+    """Residuals, cosines, path lengths and effective depths over the steps of training."""
+    residuals = {v: _at_end(steps, f"residuals/{v}/published/residual_ratio") for v in VARIANTS}
+    cosine = _at_end(steps, "residuals/Transformer/published/token_cosine")
+    depths = [depths_of(result, "pretrained") for _, result in steps]
+    effective = {
+        k: np.array([[d[k] for d in depths]]) if all(k in d for d in depths) else None
+        for k in ("same direction", "same next token", "same loss")
+    }
+    panels = {
+        "residual ratio, last layer": residuals,
+        "mean token cosine, last layer": {name: cosine},
+        "mean path length": {name: _mean_length(steps)},
+        "effective depth": effective,
+    }
+    measured = {
+        label: curves
+        for label, lines in panels.items()
+        if (curves := {text: a for text, a in lines.items() if a is not None})
+    }
+    fig, axes = figures.figure(1, max(len(measured), 1), width=3.6, height=2.8)
     x = [step for step, _ in steps]
-    for index, variant in enumerate(VARIANTS):
-        values = _at_end(steps, f"residuals/{variant}/published/residual_ratio")
-        if values is not None:
-            figures.band(axes[0, 0], x, values, variant, index)
-    for ax, values in (
-        (axes[0, 1], _at_end(steps, "residuals/Transformer/published/token_cosine")),
-        (axes[0, 2], _mean_length(steps)),
-    ):
-        if values is not None:
-            figures.band(ax, x, values, name)
-    axes[0, 0].legend(fontsize=7)
-    labels = ("residual ratio, last layer", "mean token cosine, last layer", "mean path length")
-    for ax, label in zip(axes[0], labels, strict=True):
+    for ax, (label, curves) in zip(axes[0], measured.items(), strict=False):
+        for index, (text, values) in enumerate(curves.items()):
+            figures.band(ax, x, values, text, index)
         ax.set(xlabel="training step", ylabel=label)
         ax.set_xscale("symlog", linthresh=max(1, min(s for s in x if s) if any(x) else 1))
-        ax.set_visible(ax.has_data())
+        if len(curves) > 1:
+            ax.legend(fontsize=7)
     return fig
 
 

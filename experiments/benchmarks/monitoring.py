@@ -17,7 +17,8 @@ def monitor(
     """A step of gradient descent of a network of BERT-base's size, with and without it.
 
     Pre-norm, gelu, one example of 512 tokens in float32. The scalars are of the states and the
-    attention of all layers; "states" leaves the attention out.
+    attention of all layers, one after another as where a block calls it; "states" leaves the
+    attention out.
     """
     config = rc.transformer(depth, num_heads, d_model, norm_placement="pre", mlp="gelu")
     params = rc.init(jax.random.key(0), config)
@@ -29,9 +30,8 @@ def monitor(
             scalars = {}
             if watched:
                 attention = trace.attention if watched == "all" else None
-                scalars = jax.vmap(rc.monitor)(
-                    *jax.lax.stop_gradient((trace.hidden[1:], attention))
-                )
+                seen = jax.lax.stop_gradient((trace.hidden[1:], attention))
+                scalars = jax.lax.map(lambda layer: rc.monitor(*layer), seen)
             return jnp.mean((trace.output - target) ** 2), scalars
 
         (value, scalars), gradient = jax.value_and_grad(loss, has_aux=True)(params)

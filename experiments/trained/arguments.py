@@ -87,8 +87,8 @@ def make_flags(
     )
     boolean(
         "monitor",
-        "Write rc.monitor of every layer, and the loss, to metrics.jsonl after each epoch; draw it "
-        "with python -m experiments.watch FOLDER.",
+        "Write rc.monitor of every layer, and the loss, to metrics.jsonl before training and after "
+        "each epoch; draw it with python -m experiments.watch FOLDER.",
     )
     boolean("train_as_eval", "Evaluate on the first n_eval_data training examples.")
     for name, default, text in (

@@ -23,7 +23,9 @@ def metrics_figure(
         rows: From `runs.metrics.read`; at least one.
         thresholds: Drawn dashed in their metric's panel.
     """
-    names = list(dict.fromkeys(n for row in rows for n in row if n not in ("step", "seed")))
+    # The last row's first: one from before training has no loss.
+    found = dict.fromkeys(name for row in (rows[-1], *rows) for name in row)
+    names = [name for name in found if name not in ("step", "seed")]
     columns = min(COLUMNS, len(names))
     fig, axes = figures.figure(-(-len(names) // columns), columns, width=3.4, height=2.5)
     for ax in axes.flat[len(names) :]:

@@ -66,8 +66,8 @@ class Ensemble:
         at_once: Seeds a device vmaps over; None for `seeds_at_once`.
         held_out: Metrics by name, functions of (logits, examples), that are computed of the data's
             "eval" entry after each epoch; None for none.
-        watch: (model, data, config) → scalars or arrays by name, computed after each epoch and
-            given to `train`'s on_watched; None for nothing.
+        watch: (model, data, config) → scalars or arrays by name, computed before training and
+            after each epoch and given to `train`'s on_watched; None for nothing.
 
     Attributes:
         begin: (keys, hyper, None) → (states, data) of all seeds, laid out over the mesh.
@@ -126,6 +126,10 @@ class Ensemble:
         # to optimise.)
         self.begin = self._spread(begin, level=0)
         self.chunk = self._spread(chunk, donate=(0,))
+        self._watch_first = watch and self.mapped(
+            lambda state, data, hyper, _: watch(state.model, data, config_of(recipe, hyper)),
+            level=0,
+        )
 
     def _spread(self, fn, level=1, donate=()):
         """Level 1 on a CPU compiles in two thirds of the time of the default and runs as fast."""
@@ -147,9 +151,9 @@ class Ensemble:
         """fn(*one seed's, shared) for all seeds, on the devices; host arrays [num_seeds, ...]."""
         return self.mapped(fn)(*per_seed, shared=shared, num_seeds=num_seeds)
 
-    def mapped(self, fn: Callable) -> Callable:
-        """`map` by one function, which is compiled at the first call."""
-        spread = self._spread(fn)
+    def mapped(self, fn: Callable, level: int = 1) -> Callable:
+        """`map` by one function, which is compiled at the first call, at a level of `_spread`."""
+        spread = self._spread(fn, level)
 
         def call(*per_seed, shared=None, num_seeds):
             return seeds.to_host(spread(*per_seed, shared), num_seeds)
@@ -176,7 +180,8 @@ class Ensemble:
                 snapshot() gives {"state", "losses"} of all seeds on the host, from which training
                 goes on over any mesh; where there are several processes, all must call it or none.
             on_watched: Called between chunks with (epoch, {name: [s, ...]}) of each of its epochs,
-                counted from 1: the training loss, and what `watch` gives.
+                counted from 1: the training loss, and what `watch` gives; at first with epoch 0,
+                before training, without a loss.
 
         Returns:
             `Trained`.
@@ -206,6 +211,8 @@ class Ensemble:
             epoch, saved = found
             state, losses = self.lay_out(saved["state"]), np.array(saved["losses"])
             curves = {name: np.array(saved["curves"][name]) for name in curves}
+        if epoch == 0 and on_watched is not None and self._watch_first:
+            on_watched(0, self._watch_first(state, data, hyper, num_seeds=count))
         while epoch < self.recipe.num_epochs:
             state, new = self.chunk(state, data, hyper, jnp.int32(epoch))
             done = min(epoch + self.epochs_per_chunk, self.recipe.num_epochs)

@@ -21,14 +21,14 @@ from trained_runs import (
 
 from experiments import run_circle, run_convex_hull, run_memorization, run_sort
 from experiments.shell import cli
-from experiments.trained import training
+from experiments.trained import arguments, training
 from experiments.trained.figures import figures_of
 from experiments.trained.measure import path_lengths
 from experiments.trained.results import rows_of, summary_of
 from rank_collapse.runs import metrics
 from rank_collapse.runs.seeds import seed_keys
 from rank_collapse.text import pairs as texts
-from rank_collapse.training import Ensemble, load_models
+from rank_collapse.training import Ensemble, init_state, load_models
 from rank_collapse.training.tasks import examples
 from rank_collapse.training.training import batch_forward
 from rank_collapse.training.watched import layer_scalars
@@ -110,17 +110,21 @@ def test_kept_models_give_the_accuracies_of_the_table(folder):
 def test_what_is_watched_has_a_line_for_every_seed_and_epoch(folder):
     lines = metrics.read(folder / metrics.NAME)
     steps = [(line["seed"], line["step"]) for line in lines]
-    assert steps == [(seed, epoch) for seed in (0, 1) for epoch in range(1, 13)]
+    assert steps == [(seed, epoch) for seed in (0, 1) for epoch in range(13)]
     with np.load(folder / "arrays.npz") as arrays:
         losses = arrays["results/losses"].ravel()
-    np.testing.assert_array_equal([line["loss"] for line in lines], losses)
+    told = [line["loss"] for line in lines if line["step"] > 0]
+    np.testing.assert_array_equal(told, losses)
     config, models = load_models(folder / "models.safetensors")
     options = cli.parse(run_sort.FLAGS, list(SORT))
-    key_data, _ = jax.random.split(seed_keys(options.seed, 2)[1])
-    data = run_sort.make_setup(options).make_data(key_data)
-    now = layer_scalars(seed_of(models, 1), data, config)
-    for name, by_layer in now.items():
-        np.testing.assert_allclose(lines[-1][name], by_layer, rtol=1e-4)
+    key_data, key_state = jax.random.split(seed_keys(options.seed, 2)[1])
+    setup = run_sort.make_setup(options)
+    data = setup.make_data(key_data)
+    untrained = init_state(key_state, arguments.hyper(options), setup.recipe).model
+    (first,) = (line for line in lines if line["seed"] == 1 and line["step"] == 0)
+    for line, model in ((first, untrained), (lines[-1], seed_of(models, 1))):
+        for name, by_layer in layer_scalars(model, data, config).items():
+            np.testing.assert_allclose(line[name], by_layer, rtol=1e-4)
 
 
 def test_deleted_files_come_back_and_nothing_is_trained(folder, tmp_path, monkeypatch, capsys):
