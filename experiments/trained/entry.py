@@ -9,11 +9,10 @@ import numpy as np
 from experiments.shell.entry import Entry
 from experiments.shell.paper import said
 from experiments.trained.results import warnings_of
-from rank_collapse.report.claims import BELOW_ZERO, Claim, of_mean
+from rank_collapse.report.claims import BELOW_ZERO, MOST, Claim, of_mean
 from rank_collapse.report.page import Comparison
 
 PUBLISHED_SIZE = "20"  # paths in the larger of the published sets
-MOST = (0.5, math.inf)
 
 
 def make_entry(title: str, task: str, quick: Sequence[str], paper: Sequence[str]) -> Entry:

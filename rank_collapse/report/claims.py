@@ -18,6 +18,7 @@ from rank_collapse.report.shares import fisher_exact, share_difference, wilson_i
 SUPPORTED, CONTRADICTED, UNDECIDED = VERDICTS = ("supported", "contradicted", "undecided")
 FEWEST_SEEDS = 3
 ABOVE_ZERO, BELOW_ZERO = (0.0, math.inf), (-math.inf, 0.0)
+MOST = (0.5, math.inf)  # of a whole
 Range = tuple[float, float]
 
 
