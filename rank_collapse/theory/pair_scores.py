@@ -59,7 +59,7 @@ def scores_of(params, tokens, state, config, context, temperature, noise) -> Sco
     Args:
         params: `AttentionParams` of the layer.
         tokens: What the layer looks at [n, d], with noise.
-        state: Its table, a `PairState`.
+        state: Its differences, see `pair_attention.attention`.
         config: The network.
         context: Mask, bias and positions.
         temperature: Divides the scores.
@@ -71,12 +71,6 @@ def scores_of(params, tokens, state, config, context, temperature, noise) -> Sco
     if config.scale_scores:
         factor = factor / jnp.sqrt(params.w_q.shape[-1]).astype(tokens.dtype)
     return _dot_scores(params, tokens, state, config, context, factor, noise)
-
-
-def from_reference(state, reference, noise):
-    """x_j − x_r for each head's reference: mantissas [h, j, d] and logarithms [h, j]."""
-    rest = jnp.swapaxes(state.rest[:, reference], 0, 1)
-    return noise(rest), noise(state.log_scale[:, reference].T)
 
 
 def _minus(a, reference):
@@ -146,7 +140,7 @@ def _dot_scores(params, tokens, state, config, context, factor, noise):
 
     def keys_of(reference, noise):
         if of_keys is None:
-            rest, log_scale = from_reference(state, reference, noise)
+            rest, log_scale = state.columns(reference, noise)
             keys = jnp.einsum("hjd,hdc->hjc", rest, params.w_k)
         else:
             keys, log_scale = of_keys.differences(reference, noise)
@@ -168,8 +162,9 @@ def _dot_scores(params, tokens, state, config, context, factor, noise):
 
     def pairs(k, reference, noise):
         keys, key_scale = keys_of(reference, noise)
-        from_k = factor * jnp.einsum("id,hdc->hic", noise(state.rest[:, k]), params.w_q)
-        log_scale = jnp.broadcast_to(noise(state.log_scale[:, k])[None, :], from_k.shape[:2])
+        rest, log_scale = state.column(k, noise)
+        from_k = factor * jnp.einsum("id,hdc->hic", rest, params.w_q)
+        log_scale = jnp.broadcast_to(log_scale[None, :], from_k.shape[:2])
         queries, query_scale = from_k, log_scale
         if of_queries is not None:
             queries, query_scale = of_queries.differences(k, noise)
@@ -257,7 +252,7 @@ def _additive_scores(params, tokens, state, context, factor, noise):
 
     def parts(k, reference, noise):
         """c_j − c_r as sinh γ, and z_k + c_r, z_k + c_j."""
-        rest, log_scale = from_reference(state, reference, noise)
+        rest, log_scale = state.columns(reference, noise)
         gamma = ops.signed(jnp.einsum("hjd,hdc->hjc", rest, params.w_k))
         rise = ops.log_sinh(Signed(gamma.sign, gamma.log + log_scale[..., None]))
         at_r = jnp.take_along_axis(key, reference[:, None, None], axis=1)[:, 0]
@@ -274,10 +269,9 @@ def _additive_scores(params, tokens, state, context, factor, noise):
 
     def pairs(k, reference, noise):
         features, at_r, w = parts(k, reference, noise)
-        delta = ops.signed(jnp.einsum("id,hdc->hic", noise(state.rest[:, k]), params.w_q))
-        rise = ops.log_sinh(
-            Signed(delta.sign, delta.log + noise(state.log_scale[:, k])[None, :, None])
-        )
+        rest, log_scale = state.column(k, noise)
+        delta = ops.signed(jnp.einsum("id,hdc->hic", rest, params.w_q))
+        rise = ops.log_sinh(Signed(delta.sign, delta.log + log_scale[None, :, None]))
         both = query[:, :, None, :] + key[:, None, :, :]  # w + δ + γ
         turn = ops.log_sinh(ops.signed(both + w[:, None, None, :]))
         sign = -features.sign[:, None] * rise.sign[:, :, None] * turn.sign
