@@ -40,7 +40,7 @@ from rank_collapse.theory.pair_scores import scores_of
 
 
 def attention(params, state, config, context, temperature, noise):
-    """SA(X) and its differences, of a table or a tree; the docstring of the module has the formulas.
+    """SA(X) and its differences, a table's or a tree's; the module's docstring has the formulas.
 
     Args:
         params: `AttentionParams` of one layer.

@@ -13,20 +13,19 @@ vectors F_ij, with q_i·F_ij in the score, give
 (q_i − q_k)·(F_ij − F_ir) + q_k·(F_ij − F_kj − F_ir + F_kr).
 All are formed from the positions' own differences, which are exactly 0 where positions agree.
 
-**Normalised queries and keys** (QK-norm) have tables of their own, head by head, made from those of
-the tokens as a norm's are.
+**Normalised queries and keys** (QK-norm) have differences of their own: `pair_queries`.
 
 Axis letters: h heads, i, k queries, j keys, r reference keys [h], c per-head query/key width.
 """
 
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 from rank_collapse.network import attention as attn
 from rank_collapse.theory import pair_operations as ops
 from rank_collapse.theory.pair_operations import Signed
+from rank_collapse.theory.pair_queries import normalised_projection
 
 
 class Scores(NamedTuple):
@@ -79,40 +78,6 @@ def _minus(a, reference):
     return a - jnp.take_along_axis(a, index, axis=-1)
 
 
-class Normalised(NamedTuple):
-    """Normalised queries or keys and their table: mantissas and natural logarithms."""
-
-    values: Any  # [h, n, c]
-    rest: Any  # [h, n, n, c]
-    log_scale: Any  # [h, n, n]
-
-    def differences(self, base, noise):
-        """Less that at base, an index or one per head: [h, n, c] and [h, n]."""
-        heads = jnp.arange(len(self.values))
-        return noise(self.rest[heads, :, base]), noise(self.log_scale[heads, :, base])
-
-
-def _normalised(gain, w, b, tokens, state, norm_eps, noise):
-    """RMSNorm of x W + b, of each head (gain [c]) or over all heads ([h, c])."""
-    values = noise(attn.project(tokens, w, b))
-    rest = jnp.einsum("ikd,hdc->hikc", noise(state.rest), w)
-    heads, n, _, width = rest.shape
-    if gain.ndim == 2:
-        values = jnp.moveaxis(values, 0, 1).reshape(1, n, heads * width)
-        rest = jnp.moveaxis(rest, 0, 2).reshape(1, n, n, heads * width)
-
-    def single(head, values, rest):
-        return ops.normalised(values, rest, norm_eps, noise.at(head))
-
-    values, rest = jax.vmap(single)(jnp.arange(len(values)), values, rest)
-    if gain.ndim == 2:
-        values = jnp.moveaxis(values.reshape(n, heads, width), 1, 0)
-        rest = jnp.moveaxis(rest.reshape(n, n, heads, width), 2, 0)
-    log_scale = jnp.broadcast_to(state.log_scale, rest.shape[:3])
-    rest = rest * gain.reshape(-1, 1, 1, width)
-    return Normalised(noise(values * gain.reshape(-1, 1, width)), *ops.normalise(rest, log_scale))
-
-
 def _dot_scores(params, tokens, state, config, context, factor, noise):
     """`Scores` of dot products, with rotary or relative positions and biases."""
     content = noise(factor * jnp.einsum("nd,hdc->hnc", tokens, params.w_q))
@@ -120,7 +85,7 @@ def _dot_scores(params, tokens, state, config, context, factor, noise):
     key = of_queries = of_keys = None
     if params.q_norm is not None:
         of_queries, of_keys = (
-            _normalised(gain, w, b, tokens, state, config.norm_eps, noise)
+            normalised_projection(gain, w, b, tokens, state, config.norm_eps, noise)
             for gain, w, b in (
                 (params.q_norm, params.w_q, params.b_q),
                 (params.k_norm, params.w_k, params.b_k),

@@ -23,7 +23,7 @@ from rank_collapse.network.gains import layer_gains
 from rank_collapse.network.precision import full_precision
 from rank_collapse.network.sublayer import sites_of, sublayer
 from rank_collapse.network.transformer import scan_layers
-from rank_collapse.theory import logdomain
+from rank_collapse.theory import logdomain, spanning_tree
 from rank_collapse.theory import pair_operations as ops
 from rank_collapse.theory.noise import Noise, certain, copies
 from rank_collapse.theory.pair_attention import attention
@@ -37,6 +37,10 @@ AGREEMENT, ROUNDING = 1e-2, 1e3
 # Numbers in one table [n, n, d], of which a pass holds about 4 for each of its 4 copies:
 # 2 GB in float64 at this limit, which is n = 512 at d = 64.
 LARGEST_TABLE = 2**24
+# Numbers in one of attention's arrays [h, n, n] ([h, n, n, c] where scores are sums over features)
+# in a pass along a spanning tree, which computes some 30 of them for each of n tokens and 4 copies:
+# TODO.
+LARGEST_ATTENTION = 2**22
 
 
 # From the cheapest to the dearest; the two in float64 are `certified_profiles`' alone.
@@ -55,24 +59,51 @@ class CertifiedProfile(NamedTuple):
     passed: Any
 
 
+class Form(NamedTuple):
+    """How a pass holds the differences, as functions.
+
+    Attributes:
+        start: The state of given tokens [n, d].
+        norm, add: (site, state, noise) and (site, state, part), for `sublayer`.
+        held: (state, noise) → the state to go on with after a sublayer.
+        told: (state, keep) → log10 of its residual, and whether tokens and differences agree.
+        of_copies: (function, arguments of all copies) → its results for all copies.
+    """
+
+    start: Any
+    norm: Any
+    add: Any
+    held: Any
+    told: Any
+    of_copies: Any
+
+
 @full_precision
 def pair_profile(
-    params: Any, x: Any, config: TransformerConfig, **inputs: Any
+    params: Any,
+    x: Any,
+    config: TransformerConfig,
+    *,
+    largest_table: int = LARGEST_TABLE,
+    **inputs: Any,
 ) -> Float[Array, "l"]:
     """log10 ‖res(X^l)‖_{1,∞}, l = 0..L, around the mean token, at any weights: right or NaN.
 
-    The state of the pass is the tokens and all differences x_i − x_k = e^{T_ik} U_ik. The profile
-    is computed four times, three of them with noise of 2 ulps on every operand, logarithms too.
-    It is NaN from the layer on where these differ by more than max(0.01, 0.001 |value|), or where
-    the tokens contradict the table. Differences beyond 3^80 or so, and those of equal tokens, have
-    logarithm −inf.
+    The state of the pass is the tokens and all differences x_i − x_k = e^{T_ik} U_ik; where a table
+    of them is too large, the n − 1 along a spanning tree, from which all others follow
+    (`spanning_tree`). The profile is computed four times, three of them with noise of 2 ulps on
+    every operand, logarithms too. It is NaN from the layer on where these differ by more than
+    max(0.01, 0.001 |value|), or where the tokens contradict the differences. Differences beyond
+    3^80 or so, and those of equal tokens, have logarithm −inf.
 
-    Costs O(h n³ + n² d²) a layer and n² d numbers a table; both times 4.
+    Costs O(h n³ + n² d²) a layer, times 4; by table n² d numbers, times 4, by tree n d + h n²,
+    copy after copy.
 
     Args:
         params: Parameters of the network.
         x: Hidden states [n, d], or what `config.embedding` takes.
         config: The network; gains and temperature may be traced.
+        largest_table: The numbers n² d up to which the table is taken; 0 for the tree at any size.
         inputs: mask, bias, segments, positions as for `rank_collapse.apply`. Tokens that a mask [n]
             leaves out are left out of the residual; one that exists and sees no key gives NaN.
 
@@ -82,12 +113,13 @@ def pair_profile(
 
     Raises:
         ValueError: Cross-attention, additive attention with rotary positions or normalised
-            queries, inputs of the wrong shape, or a table of more than 2^24 numbers.
+            queries, inputs of the wrong shape, or too many tokens: n² d > `largest_table` and
+            h n² > 2^22 (h n² c for additive scores and relative positions, c the heads' width).
     """
-    return certain(*_copies(*_entered(params, x, config, inputs)))
+    return certain(*_copies(*_entered(params, x, config, inputs, largest_table)))
 
 
-def _entered(params, x, config, inputs):
+def _entered(params, x, config, inputs, largest_table=LARGEST_TABLE):
     """What `_copies` takes, checked."""
     if config.cross_attention:
         raise ValueError("cross_attention=True has a second input: no residual profile in logs")
@@ -100,10 +132,14 @@ def _entered(params, x, config, inputs):
     refuse_fields(config, "a pass over pairs", "score_cap", "num_experts")
     params, entry = enter(params, x, config, **inputs)
     n, d = entry.x.shape
-    if n * n * d > LARGEST_TABLE:
+    form = TABLE if n * n * d <= largest_table else TREE
+    by_feature = config.score == "additive" or params.layers.attention.relative is not None
+    weights = config.num_heads * n * n * (config.qk_width if by_feature else 1)
+    if form is TREE and weights > LARGEST_ATTENTION:
         raise ValueError(
-            f"{n} tokens of width {d} are {n * n * d} numbers of pairwise differences, "
-            f"more than {LARGEST_TABLE}"
+            f"{n} tokens of width {d} are {n * n * d} numbers of pairwise differences, more than "
+            f"{largest_table}, and {weights} in an array of attention, more than "
+            f"{LARGEST_ATTENTION}"
         )
     dtype = jnp.promote_types(entry.x.dtype, jnp.float32)
     for leaf in jax.tree.leaves(params.layers):
@@ -114,42 +150,41 @@ def _entered(params, x, config, inputs):
     if entry.exists is not None:
         keep = entry.exists
         x = jnp.where(keep[:, None], x, x[jnp.argmax(keep)][None, :])  # any finite token
-    return params, entry.replace(x=x), config, keep
+    return params, entry.replace(x=x), config, keep, form
 
 
-@jax.jit
-def _copies(params, entry, config, keep):
+@functools.partial(jax.jit, static_argnames="form")
+def _copies(params, entry, config, keep, form):
     """Profiles [copies, L + 1], the first without noise, and where each agrees with itself."""
 
     def copy(word, ulps):
-        return _pass(params, entry, config, keep, word, ulps)
+        return _pass(params, entry, config, keep, form, Noise(word, ulps))
 
-    return jax.vmap(copy)(*copies(REPLICAS))
+    return form.of_copies(copy, copies(REPLICAS))
 
 
-def _pass(params, entry, config, keep, word, ulps):
-    """[L + 1] log10 residuals of one copy, and whether tokens and table agree."""
-    noise = Noise(word, ulps)
-    start = ops.differences(entry.x)
+def _pass(params, entry, config, keep, form, noise):
+    """[L + 1] log10 residuals of one copy, and whether tokens and differences agree."""
+    start = form.start(entry.x)
 
     def body(state, step):
         layer, (gains, index) = step
-        state = _layer(layer, state, config, gains, entry.context, noise.at(index))
-        return state, (ops.log10_residual(state, keep), _agree(state, keep))
+        state = _layer(layer, state, config, gains, entry.context, form, noise.at(index))
+        return state, form.told(state, keep)
 
     swept = layer_gains(config, entry.x.dtype, params), jnp.arange(config.depth)
     _, (profile, agree) = scan_layers(body, start, params, config, swept)
-    first = ops.log10_residual(start, keep)
+    first, _ = form.told(start, keep)
     return jnp.append(first, profile), jnp.append(True, agree)
 
 
-def _layer(params, state, config, gains, context, noise):
-    """One layer of the network on the table."""
+def _layer(params, state, config, gains, context, form, noise):
+    """One layer of the network on the differences."""
     sites, start = sites_of(params, config, gains), state
     context = context.of_layer(gains.window)
 
     def norm(site, state):
-        return ops.norm(site, state, noise)
+        return form.norm(site, state, noise)
 
     def attend(seen):
         part = attention(params.attention, seen, config, context, gains.temperature, noise)
@@ -158,21 +193,48 @@ def _layer(params, state, config, gains, context, noise):
     def mlp(seen):
         return ops.mlp(params.mlp, seen, config.mlp, noise), None
 
-    state, _ = sublayer(sites.attention, state, attend, norm, ops.add)
+    state, _ = sublayer(sites.attention, state, attend, norm, form.add)
+    state = form.held(state, noise)
     if config.mlp != "none":
-        state, _ = sublayer(sites.mlp, state, mlp, norm, ops.add, start)
+        state, _ = sublayer(sites.mlp, state, mlp, norm, form.add, start)
+        state = form.held(state, noise)
     return state
 
 
-def _agree(state, keep):
-    """Whether the tokens' own differences are the table's, as far as tokens resolve any."""
+def _of_table(state, keep):
+    """What a table tells: see `Form.told`."""
     seen = (keep[:, None] & keep[None, :])[..., None]
     plain = state.tokens[:, None, :] - state.tokens[None, :, :]
     error = jnp.abs(jnp.exp(state.log_scale)[..., None] * state.rest - plain)
     largest = jnp.max(jnp.where(seen, jnp.abs(plain), 0))
+    error = jnp.max(jnp.where(seen, error, 0))
+    return ops.log10_residual(state, keep), _agree(state, keep, error, largest)
+
+
+def _of_tree(state, keep):
+    """What a tree tells."""
+    residual, error, largest = spanning_tree.told(state, keep)
+    return residual, _agree(state, keep, error, largest)
+
+
+def _agree(state, keep, error, largest):
+    """Whether the tokens' own differences are those held, as far as tokens resolve any."""
     size = jnp.max(jnp.where(keep[:, None], jnp.abs(state.tokens), 0))
-    rounding = ROUNDING * jnp.finfo(plain.dtype).eps * size
-    return jnp.max(jnp.where(seen, error, 0)) <= AGREEMENT * largest + rounding
+    rounding = ROUNDING * jnp.finfo(size.dtype).eps * size
+    return error <= AGREEMENT * largest + rounding
+
+
+TABLE = Form(
+    ops.differences, ops.norm, ops.add,
+    held=lambda state, noise: state,
+    told=_of_table,
+    of_copies=lambda copy, arguments: jax.vmap(copy)(*arguments),
+)  # fmt: skip
+TREE = Form(
+    spanning_tree.start, spanning_tree.norm, spanning_tree.add, spanning_tree.grown,
+    told=_of_tree,
+    of_copies=lambda copy, arguments: jax.lax.map(lambda one: copy(*one), arguments),
+)  # fmt: skip
 
 
 @full_precision
@@ -189,9 +251,10 @@ def certified_profile(
     return _chosen(profile, *_entered(params, x, config, {"mask": mask} | inputs))
 
 
-@jax.jit
-def _chosen(profile, *entered):
+@functools.partial(jax.jit, static_argnames="form")
+def _chosen(profile, params, entry, config, keep, form):
     # Compiled here: a choice made outside jit would compile the pass over pairs in every call.
+    entered = params, entry, config, keep, form
     safe = known(profile)
     profile = jax.lax.cond(safe, lambda: profile, lambda: certain(*_copies(*entered)))
     return CertifiedProfile(profile, jnp.where(safe, 0, PASSES.index("pairs")))
