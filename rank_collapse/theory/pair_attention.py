@@ -1,4 +1,4 @@
-"""Self-attention on the table of pairwise differences: every pair of outputs to its own digits.
+"""Self-attention on pairwise differences: every pair of outputs to its own digits.
 
 The outputs of queries i and k differ by o_i − o_k = Σ_h Σ_j (P_ij − P_kj)(x_j − x_r) W_V W_O: rows
 of P sum to 1, so that one key's value may be taken from all. r is the heaviest key of row k, whose

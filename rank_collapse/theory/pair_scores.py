@@ -1,4 +1,4 @@
-"""Differences of attention scores on the table of pairwise differences, for `pair_attention`.
+"""Differences of attention scores on pairwise differences, for `pair_attention`.
 
 For dot products a_j = (x_i − x_k)W_Q · (x_j − x_r)W_K/√k, a product of two differences of the
 table: its logarithm is known far below float range. Additive scores have tanh's second difference,
