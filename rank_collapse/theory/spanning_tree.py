@@ -7,11 +7,11 @@ order y_0, y_1, .. and the n − 1 differences of neighbours, e_t = y_t − y_{t
 
     y_q − y_p = e_{p+1} + .. + e_q.
 
-**No digits are lost in these sums**, at any scales: the path between y_p and y_q in a minimum
+**What these sums lose does not depend on the scales.** The path between y_p and y_q in a minimum
 spanning tree has no edge longer than the two are apart, and its longest is max(w_{p+1} .. w_q); the
 path from y_{t−1} to y_t is of edges ≤ w_t. So each term, and each partial sum, is at most n − 1
-times the whole, and mostly near it. `noise` moves every term anew in every sum, and so sees what
-the sums lose.
+times the whole: near it in round clusters; many times it where the tree grows along a ring from two
+ends by turns. `noise` moves every term anew in every sum, and so sees what the sums lose.
 
 Operations map columns, the differences of all tokens to a token k, to columns. They are composed
 (`Columns`) and asked once for each token, in Prim's order, when the next tree grows (`grown`): one

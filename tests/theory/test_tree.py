@@ -16,6 +16,9 @@ from rank_collapse.theory.pair_operations import PairState
 # Natural logarithms of three sizes of clusters; float32 ends at e^-103.
 SIZES = 2.0, -40.0, -150.0
 WIDTH = 5
+AS_USERS_COMPILE = {
+    "xla_backend_optimization_level": 3, "xla_llvm_disable_expensive_passes": False,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +70,20 @@ def test_a_tree_keeps_every_difference_of_clusters_within_clusters(clusters):
     # in size by the rounding of logarithms up to 150, in direction by that of a few additions
     np.testing.assert_allclose(got[1][others], log_scale[others], rtol=0, atol=300 * eps)
     np.testing.assert_allclose(got[0], rest, rtol=0, atol=300 * eps)
+
+
+def test_a_ring_loses_what_the_number_of_tokens_allows():
+    """The worst shape: Prim's order leaps from end to end of the arc that it has reached."""
+    n, eps = 64, np.finfo(np.float32).eps
+    angle = 2 * np.pi * np.random.default_rng(1).permutation(n) / n
+    x = np.stack([np.cos(angle), np.sin(angle)], axis=1)
+    rest, log_scale = columns_of(spanning_tree.start(jnp.asarray(x, jnp.float32)))
+    given = np.float32(x).astype(float)
+    exact = given[:, None] - given[None, :]
+    size = np.max(np.abs(exact), axis=2)
+    error = np.max(np.abs(np.exp(log_scale)[..., None] * rest - exact), axis=2)
+    others = ~np.eye(n, dtype=bool)
+    assert n * eps / 64 < np.max(error[others] / size[others]) < n * eps
 
 
 def test_tokens_at_unknown_distances_spoil_no_difference_of_others(clusters):
@@ -184,7 +201,10 @@ def test_beyond_the_largest_table():
     assert n * n * d > pairs.LARGEST_TABLE
     config = rc.TransformerConfig(depth=2, num_heads=1, d_model=d, attention_skip=True)
     params, x = parameters(config, weight_scale=1.5), tokens(n, d)
-    got = jax.jit(lambda p, x: pairs.pair_profile(p, x, config))(params, x)
+    compiled = jax.jit(
+        lambda p, x: pairs.pair_profile(p, x, config), compiler_options=AS_USERS_COMPILE
+    )
+    got = compiled(params, x)
     with jax.enable_x64(True):
         wide = jax.tree.map(lambda a: np.asarray(a, np.float64), (params, x))
         want = rc.log_residual_profile(*wide, config)
