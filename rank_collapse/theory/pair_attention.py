@@ -1,4 +1,4 @@
-"""Self-attention on the table of pairwise differences: every pair of outputs to its own digits.
+"""Self-attention on pairwise differences: every pair of outputs to its own digits.
 
 The outputs of queries i and k differ by o_i − o_k = Σ_h Σ_j (P_ij − P_kj)(x_j − x_r) W_V W_O: rows
 of P sum to 1, so that one key's value may be taken from all. r is the heaviest key of row k, whose
@@ -35,16 +35,16 @@ import jax.numpy as jnp
 
 from rank_collapse.network import attention as attn
 from rank_collapse.theory import pair_operations as ops
-from rank_collapse.theory.pair_operations import PairState, Signed
-from rank_collapse.theory.pair_scores import from_reference, scores_of
+from rank_collapse.theory.pair_operations import Signed
+from rank_collapse.theory.pair_scores import scores_of
 
 
-def attention(params, state: PairState, config, context, temperature, noise) -> PairState:
-    """SA(X) and its table; the docstring of the module has the formulas.
+def attention(params, state, config, context, temperature, noise):
+    """SA(X) and its differences, a table's or a tree's; the module's docstring has the formulas.
 
     Args:
         params: `AttentionParams` of one layer.
-        state: What the layer looks at.
+        state: What the layer looks at: a `PairState`, or `Columns` of a `spanning_tree`.
         config: The network.
         context: Mask, bias and positions.
         temperature: Divides the scores.
@@ -76,8 +76,7 @@ def attention(params, state: PairState, config, context, temperature, noise) -> 
         scores_k = jnp.where(mask, scores_k, -jnp.inf)
     log_p = noise(jax.nn.log_softmax(scores_k, axis=-1))
 
-    def column(k):
-        own = noise.at(k)
+    def column(k, own):
         reference = references[k]
         a = scores.pairs(k, reference, own)
         a = a._replace(mantissa=Signed(a.mantissa.sign, own(a.mantissa.log)))
@@ -87,15 +86,13 @@ def attention(params, state: PairState, config, context, temperature, noise) -> 
             row_k = scores.row(k, reference, own)
             against = _counted(row_k, a.number(), log_q, mask, k, reference)
         difference = _weight_difference(a, log_p, log_q, against)
-        return _outputs(params, state, reference, difference, own)
+        rest, log_scale = _outputs(params, state, reference, difference, own)
+        if sees_none is not None:
+            log_scale = jnp.where(sees_none | sees_none[k], jnp.nan, log_scale)
+        return rest, log_scale
 
-    rest, log_scale = jax.lax.map(column, jnp.arange(n))  # [k, i, d], [k, i]
-    out = attn.mix_values(params, noise(jnp.exp(log_p)), tokens)
-    log_scale = log_scale.T
-    if sees_none is not None:
-        lost = sees_none[:, None] | sees_none[None, :]
-        log_scale = jnp.where(lost, jnp.nan, log_scale)
-    return PairState(out, *ops.antisymmetric(jnp.swapaxes(rest, 0, 1), log_scale))
+    out = state.of_columns(column, noise)
+    return out.replace(tokens=attn.mix_values(params, noise(jnp.exp(log_p)), tokens))
 
 
 def _allowed(mask, n):
@@ -218,7 +215,7 @@ def _counted(row, a, log_q, mask, k, reference) -> Counted:
 
 def _outputs(params, state, reference, difference, noise):
     """Σ_h Σ_j (P_ij − P_kj)(x_j − x_r) W_V W_O as mantissas [i, d] and logarithms [i]."""
-    rest, scales = from_reference(state, reference, noise)  # [h, j, d], [h, j]
+    rest, scales = state.columns(reference, noise)  # [h, j, d], [h, j]
     values = jnp.einsum("hjd,hdv->hjv", rest, params.w_v)
     base, first, second = difference
     (of_first, of_second), larger = ops.two_shares(first.log, second.log)

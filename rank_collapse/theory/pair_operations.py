@@ -38,6 +38,22 @@ class PairState:
     rest: Any
     log_scale: Any
 
+    def column(self, k, noise):
+        """x_i − x_k of all tokens i: mantissas [n, d] and logarithms [n]."""
+        return noise(self.rest[:, k]), noise(self.log_scale[:, k])
+
+    def columns(self, reference, noise):
+        """x_i − x_r for each head's reference [h]: mantissas [h, n, d] and logarithms [h, n]."""
+        rest = jnp.swapaxes(self.rest[:, reference], 0, 1)
+        return noise(rest), noise(self.log_scale[:, reference].T)
+
+    def of_columns(self, column, noise) -> "PairState":
+        """The table of what an operation gives as columns (k, noise); its tokens are to be set."""
+        rest, log_scale = jax.lax.map(
+            lambda k: column(k, noise.at(k)), jnp.arange(self.tokens.shape[0])
+        )  # [k, i, d], [k, i]
+        return PairState(None, *antisymmetric(jnp.swapaxes(rest, 0, 1), log_scale.T))
+
 
 class Signed(NamedTuple):
     """sign · e^log, elementwise: sign −1, 0 or 1, log −inf where the number is 0."""
@@ -173,11 +189,15 @@ def add(site, state: PairState, part: PairState) -> PairState:
 
 
 def _scale(gain, state):
+    table = times(gain, state.rest, state.log_scale)
+    return PairState(scaled(gain, state.tokens), *table)
+
+
+def times(gain, rest, log_scale):
     """gain · x, a scalar or [d]: its size goes to the logarithms, however small it is."""
     size = jnp.max(jnp.abs(gain))
-    rest = scaled(gain / jnp.where(size == 0, 1, size), state.rest)
-    table = normalise(rest, state.log_scale + jnp.log(size))
-    return PairState(scaled(gain, state.tokens), *table)
+    rest = scaled(gain / jnp.where(size == 0, 1, size), rest)
+    return normalise(rest, log_scale + jnp.log(size))
 
 
 def log10_residual(state: PairState, keep):
@@ -195,35 +215,58 @@ def norm(site, state: PairState, noise) -> PairState:
 
     c are the centred tokens (RMSNorm: not centred), r = c_i − c_k from the table; `normalised`.
     """
-    center, rest = noise(state.tokens), noise(state.rest)
-    if site.kind == "layer":
-        center = center - jnp.mean(center, axis=-1, keepdims=True)
-        rest = rest - jnp.mean(rest, axis=-1, keepdims=True)
+    center, rest = centered(site, noise(state.tokens)), centered(site, noise(state.rest))
     tokens, rest = normalised(center, rest, site.eps, noise)
-    if site.norm is not None:
-        tokens, rest = scaled(site.norm.gain, tokens), scaled(site.norm.gain, rest)
-        if site.norm.bias is not None:
-            tokens = tokens + site.norm.bias[None, :]
-    return PairState(tokens, *antisymmetric(*normalise(noise(rest), state.log_scale)))
+    rest = rest if site.norm is None else scaled(site.norm.gain, rest)
+    table = antisymmetric(*normalise(noise(rest), state.log_scale))
+    return PairState(with_gain(site, tokens), *table)
+
+
+def centered(site, a):
+    """Less the mean over the features, where the site's norm takes it off."""
+    return a - jnp.mean(a, axis=-1, keepdims=True) if site.kind == "layer" else a
+
+
+def with_gain(site, tokens):
+    """Normalised tokens with the gain and the bias of the site's norm."""
+    if site.norm is None:
+        return tokens
+    tokens = scaled(site.norm.gain, tokens)
+    return tokens if site.norm.bias is None else tokens + site.norm.bias[None, :]
 
 
 def normalised(center, rest, norm_eps, noise):
-    """c_i/σ_i, and c_i/σ_i − c_k/σ_k from r = c_i − c_k, both over the scale of r.
+    """c_i/σ_i, and all c_i/σ_i − c_k/σ_k from r = c_i − c_k [n, n, d], over the scale of r."""
+    sigma = deviation(center, norm_eps, noise)
+    at_i, at_k = (sigma[:, None], center[:, None, :]), (sigma[None, :], center[None, :, :])
+    return center / sigma[:, None], normalised_difference(rest, at_i, at_k, noise)
+
+
+def deviation(center, norm_eps, noise):
+    """σ of centred tokens [n, d]."""
+    variance = jnp.mean(jnp.square(center), axis=-1)
+    return noise(jnp.sqrt(variance + jnp.asarray(norm_eps, center.dtype)))
+
+
+def normalised_difference(rest, at_i, at_k, noise):
+    """c_i/σ_i − c_k/σ_k from r = c_i − c_k [..., d], both over the scale of r.
 
     The difference is r/σ_i − c_k (σ_i² − σ_k²)/(σ_i σ_k (σ_i + σ_k)) with σ_i² − σ_k² =
     r·(c_i + c_k)/d.
+
+    Args:
+        rest: r.
+        at_i, at_k: (σ, c) of the two, of the ranks of r.
+        noise: See `noise.Noise`.
     """
-    variance = jnp.mean(jnp.square(center), axis=-1)
-    sigma = noise(jnp.sqrt(variance + jnp.asarray(norm_eps, center.dtype)))
-    rows, columns = sigma[:, None], sigma[None, :]
-    change = jnp.einsum("ikd,ikd->ik", rest, center[:, None, :] + center[None, :, :])
-    change = change / center.shape[1] / rows / columns / (rows + columns)
-    rest = rest / rows[..., None] - noise(change)[..., None] * center[None, :, :]
-    return center / sigma[:, None], rest
+    (sigma_i, c_i), (sigma_k, c_k) = at_i, at_k
+    change = jnp.einsum("...d,...d->...", rest, c_i + c_k)
+    change = change / rest.shape[-1] / sigma_i / sigma_k / (sigma_i + sigma_k)
+    return rest / sigma_i[..., None] - noise(change)[..., None] * c_k
 
 
-def mlp(params, state: PairState, kind: str, noise) -> PairState:
-    """The MLP's table: feature by feature φ(z_i) − φ(z_k) in a sign and a logarithm.
+def mlp(params, state, kind: str, noise):
+    """The MLP of a state, table or tree: by features, φ(z_i) − φ(z_k) in a sign and a logarithm.
 
     Gated: φ(g_i) y_i − φ(g_k) y_k = φ(g_i)(y_i − y_k) + y_k (φ(g_i) − φ(g_k)). Saturated features,
     whose difference lies below float range, count where no other does.
@@ -235,13 +278,12 @@ def mlp(params, state: PairState, kind: str, noise) -> PairState:
     if kind in layers.GATED:
         gate = noise(tokens @ params.w_gate + params.b_gate[None, :])
 
-    def column(k):
-        own = noise.at(k)
-        rest, log_scale = own(state.rest[:, k]), own(state.log_scale[:, k])[:, None]
+    def column(k, own):
+        rest, log_scale = state.column(k, own)
 
         def step(w):
             sign, log = signed(own(rest @ w))
-            return Signed(sign, log + log_scale)
+            return Signed(sign, log + log_scale[:, None])
 
         if gate is None:
             change = activation_difference(name, z[k][None, :], z, step(params.w_in))
@@ -254,9 +296,7 @@ def mlp(params, state: PairState, kind: str, noise) -> PairState:
         sizes, top = shares(change.log)
         return normalise((change.sign * sizes) @ params.w_out, top[:, 0])
 
-    rest, log_scale = jax.lax.map(column, jnp.arange(z.shape[0]))  # [k, i, d]
-    table = antisymmetric(jnp.swapaxes(rest, 0, 1), log_scale.T)
-    return PairState(layers.mlp(params, tokens, kind), *table)
+    return state.of_columns(column, noise).replace(tokens=layers.mlp(params, tokens, kind))
 
 
 def log_gate(name: str, z):

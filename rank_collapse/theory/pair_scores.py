@@ -1,4 +1,4 @@
-"""Differences of attention scores on the table of pairwise differences, for `pair_attention`.
+"""Differences of attention scores on pairwise differences, for `pair_attention`.
 
 For dot products a_j = (x_i − x_k)W_Q · (x_j − x_r)W_K/√k, a product of two differences of the
 table: its logarithm is known far below float range. Additive scores have tanh's second difference,
@@ -13,20 +13,19 @@ vectors F_ij, with q_i·F_ij in the score, give
 (q_i − q_k)·(F_ij − F_ir) + q_k·(F_ij − F_kj − F_ir + F_kr).
 All are formed from the positions' own differences, which are exactly 0 where positions agree.
 
-**Normalised queries and keys** (QK-norm) have tables of their own, head by head, made from those of
-the tokens as a norm's are.
+**Normalised queries and keys** (QK-norm) have differences of their own: `pair_queries`.
 
 Axis letters: h heads, i, k queries, j keys, r reference keys [h], c per-head query/key width.
 """
 
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 from rank_collapse.network import attention as attn
 from rank_collapse.theory import pair_operations as ops
 from rank_collapse.theory.pair_operations import Signed
+from rank_collapse.theory.pair_queries import normalised_projection
 
 
 class Scores(NamedTuple):
@@ -59,7 +58,7 @@ def scores_of(params, tokens, state, config, context, temperature, noise) -> Sco
     Args:
         params: `AttentionParams` of the layer.
         tokens: What the layer looks at [n, d], with noise.
-        state: Its table, a `PairState`.
+        state: Its differences, see `pair_attention.attention`.
         config: The network.
         context: Mask, bias and positions.
         temperature: Divides the scores.
@@ -73,50 +72,10 @@ def scores_of(params, tokens, state, config, context, temperature, noise) -> Sco
     return _dot_scores(params, tokens, state, config, context, factor, noise)
 
 
-def from_reference(state, reference, noise):
-    """x_j − x_r for each head's reference: mantissas [h, j, d] and logarithms [h, j]."""
-    rest = jnp.swapaxes(state.rest[:, reference], 0, 1)
-    return noise(rest), noise(state.log_scale[:, reference].T)
-
-
 def _minus(a, reference):
     """a_j − a_r along the last axis, for ordinary numbers [h, ..., j]."""
     index = reference.reshape((-1,) + (1,) * (a.ndim - 1))
     return a - jnp.take_along_axis(a, index, axis=-1)
-
-
-class Normalised(NamedTuple):
-    """Normalised queries or keys and their table: mantissas and natural logarithms."""
-
-    values: Any  # [h, n, c]
-    rest: Any  # [h, n, n, c]
-    log_scale: Any  # [h, n, n]
-
-    def differences(self, base, noise):
-        """Less that at base, an index or one per head: [h, n, c] and [h, n]."""
-        heads = jnp.arange(len(self.values))
-        return noise(self.rest[heads, :, base]), noise(self.log_scale[heads, :, base])
-
-
-def _normalised(gain, w, b, tokens, state, norm_eps, noise):
-    """RMSNorm of x W + b, of each head (gain [c]) or over all heads ([h, c])."""
-    values = noise(attn.project(tokens, w, b))
-    rest = jnp.einsum("ikd,hdc->hikc", noise(state.rest), w)
-    heads, n, _, width = rest.shape
-    if gain.ndim == 2:
-        values = jnp.moveaxis(values, 0, 1).reshape(1, n, heads * width)
-        rest = jnp.moveaxis(rest, 0, 2).reshape(1, n, n, heads * width)
-
-    def single(head, values, rest):
-        return ops.normalised(values, rest, norm_eps, noise.at(head))
-
-    values, rest = jax.vmap(single)(jnp.arange(len(values)), values, rest)
-    if gain.ndim == 2:
-        values = jnp.moveaxis(values.reshape(n, heads, width), 1, 0)
-        rest = jnp.moveaxis(rest.reshape(n, n, heads, width), 2, 0)
-    log_scale = jnp.broadcast_to(state.log_scale, rest.shape[:3])
-    rest = rest * gain.reshape(-1, 1, 1, width)
-    return Normalised(noise(values * gain.reshape(-1, 1, width)), *ops.normalise(rest, log_scale))
 
 
 def _dot_scores(params, tokens, state, config, context, factor, noise):
@@ -126,7 +85,7 @@ def _dot_scores(params, tokens, state, config, context, factor, noise):
     key = of_queries = of_keys = None
     if params.q_norm is not None:
         of_queries, of_keys = (
-            _normalised(gain, w, b, tokens, state, config.norm_eps, noise)
+            normalised_projection(gain, w, b, tokens, state, config.norm_eps, noise)
             for gain, w, b in (
                 (params.q_norm, params.w_q, params.b_q),
                 (params.k_norm, params.w_k, params.b_k),
@@ -146,7 +105,7 @@ def _dot_scores(params, tokens, state, config, context, factor, noise):
 
     def keys_of(reference, noise):
         if of_keys is None:
-            rest, log_scale = from_reference(state, reference, noise)
+            rest, log_scale = state.columns(reference, noise)
             keys = jnp.einsum("hjd,hdc->hjc", rest, params.w_k)
         else:
             keys, log_scale = of_keys.differences(reference, noise)
@@ -168,8 +127,9 @@ def _dot_scores(params, tokens, state, config, context, factor, noise):
 
     def pairs(k, reference, noise):
         keys, key_scale = keys_of(reference, noise)
-        from_k = factor * jnp.einsum("id,hdc->hic", noise(state.rest[:, k]), params.w_q)
-        log_scale = jnp.broadcast_to(noise(state.log_scale[:, k])[None, :], from_k.shape[:2])
+        rest, log_scale = state.column(k, noise)
+        from_k = factor * jnp.einsum("id,hdc->hic", rest, params.w_q)
+        log_scale = jnp.broadcast_to(log_scale[None, :], from_k.shape[:2])
         queries, query_scale = from_k, log_scale
         if of_queries is not None:
             queries, query_scale = of_queries.differences(k, noise)
@@ -257,7 +217,7 @@ def _additive_scores(params, tokens, state, context, factor, noise):
 
     def parts(k, reference, noise):
         """c_j − c_r as sinh γ, and z_k + c_r, z_k + c_j."""
-        rest, log_scale = from_reference(state, reference, noise)
+        rest, log_scale = state.columns(reference, noise)
         gamma = ops.signed(jnp.einsum("hjd,hdc->hjc", rest, params.w_k))
         rise = ops.log_sinh(Signed(gamma.sign, gamma.log + log_scale[..., None]))
         at_r = jnp.take_along_axis(key, reference[:, None, None], axis=1)[:, 0]
@@ -274,10 +234,9 @@ def _additive_scores(params, tokens, state, context, factor, noise):
 
     def pairs(k, reference, noise):
         features, at_r, w = parts(k, reference, noise)
-        delta = ops.signed(jnp.einsum("id,hdc->hic", noise(state.rest[:, k]), params.w_q))
-        rise = ops.log_sinh(
-            Signed(delta.sign, delta.log + noise(state.log_scale[:, k])[None, :, None])
-        )
+        rest, log_scale = state.column(k, noise)
+        delta = ops.signed(jnp.einsum("id,hdc->hic", rest, params.w_q))
+        rise = ops.log_sinh(Signed(delta.sign, delta.log + log_scale[None, :, None]))
         both = query[:, :, None, :] + key[:, None, :, :]  # w + δ + γ
         turn = ops.log_sinh(ops.signed(both + w[:, None, None, :]))
         sign = -features.sign[:, None] * rise.sign[:, :, None] * turn.sign

@@ -2,8 +2,8 @@
 
 One scale for all tokens (`logdomain`) is cheap and right while no two tokens come much closer than
 others. Large weights make clusters within clusters; then each difference needs its own logarithm
-(`pair_operations`, `pair_attention`); noisy copies of the pass (`noise`) tell whether the digits
-lasted.
+(`pair_pass`), in a table or along a spanning tree; noisy copies of the pass (`noise`) tell whether
+the digits lasted.
 
 Axis letters: n tokens, d width, l layers.
 """
@@ -19,24 +19,18 @@ from jaxtyping import Array, Float
 
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.entry import enter, refuse_fields
-from rank_collapse.network.gains import layer_gains
 from rank_collapse.network.precision import full_precision
-from rank_collapse.network.sublayer import sites_of, sublayer
-from rank_collapse.network.transformer import scan_layers
 from rank_collapse.theory import logdomain
-from rank_collapse.theory import pair_operations as ops
-from rank_collapse.theory.noise import Noise, certain, copies
-from rank_collapse.theory.pair_attention import attention
+from rank_collapse.theory.noise import certain
+from rank_collapse.theory.pair_pass import TABLE, TREE, noisy_profiles
 
-# Noisy copies of the pass.
-REPLICAS = 3
-# Differences of the tokens as ordinary numbers must agree with the table to 1 %, beyond rounding.
-# That is ε max|x| for each of the operations behind a token; a sum of m terms adds √m ε. 1e3 covers
-# sums of 1e4 terms ten times over, and a wrong table is off by all of the difference.
-AGREEMENT, ROUNDING = 1e-2, 1e3
 # Numbers in one table [n, n, d], of which a pass holds about 4 for each of its 4 copies:
 # 2 GB in float64 at this limit, which is n = 512 at d = 64.
 LARGEST_TABLE = 2**24
+# Numbers in one of attention's arrays [h, n, n] ([h, n, n, c] where scores are sums over features)
+# in a pass along a spanning tree. Time is the limit: each is computed anew for n tokens and 4
+# copies, at 50 ns a number on two cores; n = 1024 with 4 heads takes a quarter of an hour a layer.
+LARGEST_ATTENTION = 2**22
 
 
 # From the cheapest to the dearest; the two in float64 are `certified_profiles`' alone.
@@ -57,22 +51,30 @@ class CertifiedProfile(NamedTuple):
 
 @full_precision
 def pair_profile(
-    params: Any, x: Any, config: TransformerConfig, **inputs: Any
+    params: Any,
+    x: Any,
+    config: TransformerConfig,
+    *,
+    largest_table: int = LARGEST_TABLE,
+    **inputs: Any,
 ) -> Float[Array, "l"]:
     """log10 ‖res(X^l)‖_{1,∞}, l = 0..L, around the mean token, at any weights: right or NaN.
 
-    The state of the pass is the tokens and all differences x_i − x_k = e^{T_ik} U_ik. The profile
-    is computed four times, three of them with noise of 2 ulps on every operand, logarithms too.
-    It is NaN from the layer on where these differ by more than max(0.01, 0.001 |value|), or where
-    the tokens contradict the table. Differences beyond 3^80 or so, and those of equal tokens, have
-    logarithm −inf.
+    The state of the pass is the tokens and all differences x_i − x_k = e^{T_ik} U_ik; where a table
+    of them is too large, the n − 1 along a spanning tree, from which all others follow
+    (`spanning_tree`). The profile is computed four times, three of them with noise of 2 ulps on
+    every operand, logarithms too. It is NaN from the layer on where these differ by more than
+    max(0.01, 0.001 |value|), or where the tokens contradict the differences. Differences beyond
+    3^80 or so, and those of equal tokens, have logarithm −inf.
 
-    Costs O(h n³ + n² d²) a layer and n² d numbers a table; both times 4.
+    Costs O(h n³ + n² d²) a layer, times 4; by table n² d numbers, times 4, by tree n d + h n²,
+    copy after copy.
 
     Args:
         params: Parameters of the network.
         x: Hidden states [n, d], or what `config.embedding` takes.
         config: The network; gains and temperature may be traced.
+        largest_table: The numbers n² d up to which the table is taken; 0 for the tree at any size.
         inputs: mask, bias, segments, positions as for `rank_collapse.apply`. Tokens that a mask [n]
             leaves out are left out of the residual; one that exists and sees no key gives NaN.
 
@@ -82,13 +84,14 @@ def pair_profile(
 
     Raises:
         ValueError: Cross-attention, additive attention with rotary positions or normalised
-            queries, inputs of the wrong shape, or a table of more than 2^24 numbers.
+            queries, inputs of the wrong shape, or too many tokens: n² d > `largest_table` and
+            h n² > 2^22 (h n² c for additive scores and relative positions, c the heads' width).
     """
-    return certain(*_copies(*_entered(params, x, config, inputs)))
+    return certain(*noisy_profiles(*_entered(params, x, config, inputs, largest_table)))
 
 
-def _entered(params, x, config, inputs):
-    """What `_copies` takes, checked."""
+def _entered(params, x, config, inputs, largest_table=LARGEST_TABLE):
+    """What `noisy_profiles` takes, checked."""
     if config.cross_attention:
         raise ValueError("cross_attention=True has a second input: no residual profile in logs")
     if config.score == "additive" and config.position == "rotary":
@@ -100,10 +103,14 @@ def _entered(params, x, config, inputs):
     refuse_fields(config, "a pass over pairs", "score_cap", "num_experts")
     params, entry = enter(params, x, config, **inputs)
     n, d = entry.x.shape
-    if n * n * d > LARGEST_TABLE:
+    form = TABLE if n * n * d <= largest_table else TREE
+    by_feature = config.score == "additive" or params.layers.attention.relative is not None
+    weights = config.num_heads * n * n * (config.qk_width if by_feature else 1)
+    if form is TREE and weights > LARGEST_ATTENTION:
         raise ValueError(
-            f"{n} tokens of width {d} are {n * n * d} numbers of pairwise differences, "
-            f"more than {LARGEST_TABLE}"
+            f"{n} tokens of width {d} are {n * n * d} numbers of pairwise differences, more than "
+            f"{largest_table}, and {weights} in an array of attention, more than "
+            f"{LARGEST_ATTENTION}"
         )
     dtype = jnp.promote_types(entry.x.dtype, jnp.float32)
     for leaf in jax.tree.leaves(params.layers):
@@ -114,65 +121,7 @@ def _entered(params, x, config, inputs):
     if entry.exists is not None:
         keep = entry.exists
         x = jnp.where(keep[:, None], x, x[jnp.argmax(keep)][None, :])  # any finite token
-    return params, entry.replace(x=x), config, keep
-
-
-@jax.jit
-def _copies(params, entry, config, keep):
-    """Profiles [copies, L + 1], the first without noise, and where each agrees with itself."""
-
-    def copy(word, ulps):
-        return _pass(params, entry, config, keep, word, ulps)
-
-    return jax.vmap(copy)(*copies(REPLICAS))
-
-
-def _pass(params, entry, config, keep, word, ulps):
-    """[L + 1] log10 residuals of one copy, and whether tokens and table agree."""
-    noise = Noise(word, ulps)
-    start = ops.differences(entry.x)
-
-    def body(state, step):
-        layer, (gains, index) = step
-        state = _layer(layer, state, config, gains, entry.context, noise.at(index))
-        return state, (ops.log10_residual(state, keep), _agree(state, keep))
-
-    swept = layer_gains(config, entry.x.dtype, params), jnp.arange(config.depth)
-    _, (profile, agree) = scan_layers(body, start, params, config, swept)
-    first = ops.log10_residual(start, keep)
-    return jnp.append(first, profile), jnp.append(True, agree)
-
-
-def _layer(params, state, config, gains, context, noise):
-    """One layer of the network on the table."""
-    sites, start = sites_of(params, config, gains), state
-    context = context.of_layer(gains.window)
-
-    def norm(site, state):
-        return ops.norm(site, state, noise)
-
-    def attend(seen):
-        part = attention(params.attention, seen, config, context, gains.temperature, noise)
-        return part, None
-
-    def mlp(seen):
-        return ops.mlp(params.mlp, seen, config.mlp, noise), None
-
-    state, _ = sublayer(sites.attention, state, attend, norm, ops.add)
-    if config.mlp != "none":
-        state, _ = sublayer(sites.mlp, state, mlp, norm, ops.add, start)
-    return state
-
-
-def _agree(state, keep):
-    """Whether the tokens' own differences are the table's, as far as tokens resolve any."""
-    seen = (keep[:, None] & keep[None, :])[..., None]
-    plain = state.tokens[:, None, :] - state.tokens[None, :, :]
-    error = jnp.abs(jnp.exp(state.log_scale)[..., None] * state.rest - plain)
-    largest = jnp.max(jnp.where(seen, jnp.abs(plain), 0))
-    size = jnp.max(jnp.where(keep[:, None], jnp.abs(state.tokens), 0))
-    rounding = ROUNDING * jnp.finfo(plain.dtype).eps * size
-    return jnp.max(jnp.where(seen, error, 0)) <= AGREEMENT * largest + rounding
+    return params, entry.replace(x=x), config, keep, form
 
 
 @full_precision
@@ -189,11 +138,12 @@ def certified_profile(
     return _chosen(profile, *_entered(params, x, config, {"mask": mask} | inputs))
 
 
-@jax.jit
-def _chosen(profile, *entered):
+@functools.partial(jax.jit, static_argnames="form")
+def _chosen(profile, params, entry, config, keep, form):
     # Compiled here: a choice made outside jit would compile the pass over pairs in every call.
+    entered = params, entry, config, keep, form
     safe = known(profile)
-    profile = jax.lax.cond(safe, lambda: profile, lambda: certain(*_copies(*entered)))
+    profile = jax.lax.cond(safe, lambda: profile, lambda: certain(*noisy_profiles(*entered)))
     return CertifiedProfile(profile, jnp.where(safe, 0, PASSES.index("pairs")))
 
 
