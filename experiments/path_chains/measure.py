@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 import rank_collapse as rc
 from experiments.shell import inputs
-from experiments.shell.room import Compiled, Room
+from experiments.shell.room import Room
 from rank_collapse.measures import residuals
 from rank_collapse.paths import chains
 from rank_collapse.runs import seeds
@@ -52,16 +52,7 @@ def measure_all(
     """
     with inputs.precision(options):
         call = seeds.spread(make_measure(options, config, ids), mesh, at_once=seeds_at_once(mesh))
-        program = Compiled(call, mesh)
-
-        def keys(first, count, size):
-            return seeds.lay_out(seeds.seed_keys(options.seed, count, first), mesh, size)
-
-        results = room.chunks(
-            lambda size: program.needed(keys(0, 1, size)),
-            lambda first, count, size: seeds.to_host(program(keys(first, count, size)), count),
-            options.num_seeds,
-        )
+        results = room.map(call, seeds.seed_keys(options.seed, options.num_seeds))
     bad = np.flatnonzero(~np.isfinite(results["sum_error"]))
     if len(bad):
         raise ValueError(

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from experiments.shell import memory
 from experiments.shell.progress import Progress
 from rank_collapse.runs import processes
-from rank_collapse.runs.seeds import padded_size, seed_sharding
+from rank_collapse.runs.seeds import lay_out, padded_size, seed_sharding, to_host
 
 GB = 1e9
 BYTE = 1e-9  # of a GB: the smallest budget
@@ -92,6 +92,24 @@ class Room:
         size = self.fit(needed, count)
         parts = [compute(first, min(size, count - first), size) for first in range(0, count, size)]
         return jax.tree.map(lambda *a: np.concatenate(a), *parts)
+
+    def map(self, call: Callable, keys: Any) -> Any:
+        """call(keys, None) of all keys on the host, as many at a time as there is room for.
+
+        Args:
+            call: From `runs.seeds.spread`, over the room's mesh.
+            keys: Of the seeds [s].
+        """
+        program = Compiled(call, self.mesh)
+
+        def laid(first, count, size):
+            return lay_out(keys[first : first + count], self.mesh, size)
+
+        return self.chunks(
+            lambda size: program.needed(laid(0, 1, size)),
+            lambda first, count, size: to_host(program(laid(first, count, size)), count),
+            len(keys),
+        )
 
 
 class Compiled:

@@ -84,3 +84,9 @@ def test_chunks_are_those_of_a_compiled_program():
     np.testing.assert_array_equal(found["y"], 2 * x)
     arrays = [4 * 2 * 3 * size + 2 * 4 for size in (6, 2)]
     assert len(needed) == 2 and all(n >= a for n, a in zip(needed, arrays, strict=True))
+
+
+def test_a_function_of_keys_is_mapped_in_their_order():
+    room, keys = room_of(1e-9), seeds.seed_keys(0, 5)
+    found = room.map(seeds.spread(lambda key, _: jax.random.normal(key), room.mesh), keys)
+    np.testing.assert_array_equal(found, [jax.random.normal(key) for key in keys])
