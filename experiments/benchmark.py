@@ -64,14 +64,19 @@ def main(options: flags.FlagValues) -> int:
     }
     print(", ".join(f"{name} {value}" for name, value in machine.items()))
     failures, told = [], {}
+
+    def keep():
+        if options.json:
+            text = json.dumps(machine | {"benchmarks": told}, indent=1)
+            files.write_atomically(options.json, text.encode())
+
+    keep()  # a file that cannot be written is refused before anything is timed
     for name in options.benchmark:
         found = BENCHMARKS[name](options)
         print(f"\n{name}")
         failures += [f"{name}: {text}" for text in show(found)]
         told[name] = as_json(found)
-        if options.json:
-            text = json.dumps(machine | {"benchmarks": told}, indent=1)
-            files.write_atomically(options.json, text.encode())
+        keep()
     for failure in failures:
         print(f"over the limit: {failure}")
     return 1 if failures else 0

@@ -72,6 +72,9 @@ def main(options: flags.FlagValues) -> int:
     if options.run_name:
         folder = folder / options.run_name
     chosen = [name for name in EXPERIMENTS if not options.only or name in options.only]
+    runs.make_folder(folder)  # refused before anything is computed
+    if options.markdown:
+        runs.make_folder(options.docs)
     started = time.monotonic()
     sections = run_entries(chosen, options, folder / options.preset)
     claims = [claim for section in sections for claim in section.claims]
@@ -80,7 +83,6 @@ def main(options: flags.FlagValues) -> int:
     for section, statement in untested(claims):
         print(f"{'not tested':12s} {section}: {statement}")
     path = folder / "report.html"
-    runs.make_folder(folder)
     runs.write_atomically(path, page(sections, options.preset, started).encode())
     failed = [s.name for s in sections if s.status != "done"]
     print(report.count_line(claims))

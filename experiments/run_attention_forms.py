@@ -50,9 +50,7 @@ define(
     lower_bound=0.0, upper_bound=1.0,
 )  # fmt: skip
 define("boolean", "no_repeat", False, "No letter twice in a sequence.")
-for unused in (
-    "keep_models", "seeds_at_once", "epochs_per_chunk", "checkpoint_seconds", "memory_gb",
-):  # fmt: skip
+for unused in ("keep_models", "seeds_at_once", "epochs_per_chunk", "checkpoint_seconds"):
     delattr(FLAGS, unused)
 FLAGS.set_default("num_seeds", 8)
 FLAGS.set_default("dropout", 0.0)

@@ -23,7 +23,7 @@ from experiments.collapse.entry import ENTRY
 from experiments.collapse.figures import figures_of
 from experiments.collapse.results import rows_of, summary_of
 from experiments.collapse.settings import VARIANTS, configs_of, gains_of, sweep_of
-from experiments.shell import cli, inputs, memory
+from experiments.shell import cli, inputs, room
 from rank_collapse.network.config import INITS, MASKS, NORM_PLACEMENTS
 from rank_collapse.network.layers import MLP_KINDS, NORM_KINDS
 
@@ -58,7 +58,7 @@ define("boolean", "certify", False, text)
 inputs.define_flags(define)
 define("enum", "dtype", "float32", "Arithmetic of the forward pass.", list(inputs.DTYPES))
 define("integer", "seed_chunk", 16, "Seeds in memory at the most.", lower_bound=1)
-memory.define_flag(define)
+room.define_flag(define)
 
 
 def main(options: flags.FlagValues) -> None:

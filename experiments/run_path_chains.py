@@ -20,8 +20,9 @@ from experiments.path_chains.entry import ENTRY
 from experiments.path_chains.figures import figures_of
 from experiments.path_chains.measure import config_of, measure_all
 from experiments.path_chains.results import rows_of, summary_of
-from experiments.shell import cli, inputs
+from experiments.shell import cli, inputs, room
 from experiments.shell.progress import Progress
+from experiments.shell.room import Room
 from rank_collapse.network.config import INITS, MASKS, NORM_PLACEMENTS
 from rank_collapse.network.layers import MLP_KINDS, NORM_KINDS
 
@@ -43,6 +44,7 @@ define("integer", "num_paths", 100, "Random paths per length and seed.")
 define("integer", "num_repeats", 5, "Sampled sets per length and seed whose error is measured.")
 inputs.define_flags(define)
 define("enum", "dtype", "float64", "Arithmetic.", ("float32", "float64"))
+room.define_flag(define)
 
 
 def main(options: flags.FlagValues) -> None:
@@ -51,7 +53,9 @@ def main(options: flags.FlagValues) -> None:
     mesh = cli.mesh(options)
     with cli.open_run(options, "path_chains", extra=source) as run:
         with Progress(1, "path chains", log=run.log) as progress:
-            results = run.cached("seeds", lambda: measure_all(options, config, ids, mesh))
+            with Room(options, mesh, run.log) as space:
+                measure = partial(measure_all, options, config, ids, mesh, space)
+                results = run.cached("seeds", measure)
             progress.advance()
         run.publish(
             rows=partial(rows_of, results, config),

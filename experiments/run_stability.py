@@ -19,7 +19,7 @@ from functools import partial
 
 from absl import flags
 
-from experiments.shell import cli
+from experiments.shell import cli, room
 from experiments.stability import training
 from experiments.stability.cases import CLAIMS, PARTS, parts_of
 from experiments.stability.entry import ENTRY
@@ -50,6 +50,7 @@ define("float", "update_size", 1e-4, "‖W* − W‖/‖W‖ of every matrix.", 
 define("list", "train_designs", ["post", "pre", "admin", "deepnorm"], "Designs that are trained.")
 define("integer", "train_depth", 12, "Layers of what is trained.", lower_bound=1)
 define("integer", "train_steps", 300, "Steps.", lower_bound=1)
+room.define_flag(define)
 
 
 def main(options: flags.FlagValues) -> None:

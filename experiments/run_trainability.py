@@ -20,7 +20,7 @@ from functools import partial
 
 from absl import flags
 
-from experiments.shell import cli
+from experiments.shell import cli, room
 from experiments.trainability.cells import ASKED, PARTS, train_cells
 from experiments.trainability.entry import ENTRY
 from experiments.trainability.figures import figures_of
@@ -55,6 +55,7 @@ define(
 define("multi_float", "border_rates", [3e-4, 1e-3, 3e-3], "Learning rates.", lower_bound=0.0)
 define("multi_integer", "batch_sizes", [8, 64], "Batch sizes compared.", lower_bound=1)
 define("integer", "batch_depth", 18, "Layers of the networks compared by it.", lower_bound=1)
+room.define_flag(define)
 
 
 def main(options: flags.FlagValues) -> None:

@@ -1,5 +1,6 @@
 """A pass over a checkpoint's layers inside a run folder: interrupted, it goes on where it was."""
 
+import contextlib
 import time
 from typing import Any
 
@@ -39,10 +40,13 @@ def resumed(
         progress.skip(state.layers)
         progress.say(f"goes on behind layer {state.layers}")
     started = saved = time.monotonic()
-    now = state
+    now, begun = state, False
 
     def done(state: State) -> None:
-        nonlocal saved, now
+        nonlocal saved, now, begun
+        if not begun:
+            waits.enter_context(signals.deferred())  # from now on to the border of a layer
+        begun = True
         now, time_now = state, time.monotonic()
         last = state.layers == source.config.depth and time_now - started > EVERY
         if last or time_now - saved > EVERY:
@@ -51,7 +55,8 @@ def resumed(
         progress.update(state.layers)
 
     try:
-        with signals.deferred():  # to the border of a layer
+        # Until the first layer is done there is nothing to save, and compiling takes a minute.
+        with contextlib.ExitStack() as waits:
             return pretrained.stream(source, inputs, jobs, chunk=chunk, state=state, done=done)
     except BaseException:
         if now is not None:

@@ -8,6 +8,7 @@ from absl import flags
 from experiments import run_sort
 from experiments.attention_forms.forms import FORMS
 from experiments.shell import cli
+from experiments.shell.room import Room
 from experiments.trained.cells import Program, results_of_cells
 from rank_collapse.runs.folder import RunFolder
 from rank_collapse.training import path_accuracy
@@ -22,25 +23,30 @@ def train_widths(options: flags.FlagValues, run: RunFolder) -> dict[int, dict[st
     """
     setup = run_sort.make_setup(options)
     base = setup.recipe.config.replace(init="lecun", d_v=options.hidden_dim // options.width)
-    found = {}
-    for d_k in options.trained_d_k:
-        found[d_k] = {}
-        for score in dict.fromkeys(form.score for form in FORMS.values()):
-            config = base.replace(d_qk=d_k, score=score, scale_scores=False)
-            recipe = dataclasses.replace(setup.recipe, config=config)
-            cells = {
-                f"trained {name}, d_k={d_k}": hyper_of(options, form.options(d_k)["temperature"])
-                for name, form in FORMS.items()
-                if form.score == score
-            }
+    found, mesh = {}, cli.mesh(options)
+    with Room(options, mesh, run.log) as room:
+        for d_k in options.trained_d_k:
+            found[d_k] = {}
+            for score in dict.fromkeys(form.score for form in FORMS.values()):
+                config = base.replace(d_qk=d_k, score=score, scale_scores=False)
+                recipe = dataclasses.replace(setup.recipe, config=config)
+                cells = {
+                    f"trained {name}, d_k={d_k}": hyper_of(
+                        options, form.options(d_k)["temperature"]
+                    )
+                    for name, form in FORMS.items()
+                    if form.score == score
+                }
 
-            def measure(model, data, hyper, recipe=recipe):
-                config = config_of(recipe, hyper)
-                return path_accuracy.whole_model(model, data["eval"], config, setup.metrics)
+                def measure(model, data, hyper, recipe=recipe):
+                    config = config_of(recipe, hyper)
+                    return path_accuracy.whole_model(model, data["eval"], config, setup.metrics)
 
-            program = Program(recipe, setup.make_data, measure, mesh=cli.mesh(options))
-            results = results_of_cells(options, run, program, cells, together=len(cells))
-            found[d_k] |= {name.split(",")[0].split()[1]: r for name, r in results.items()}
+                program = Program(recipe, setup.make_data, measure, mesh=mesh)
+                results = results_of_cells(
+                    options, run, program, cells, room=room, together=len(cells)
+                )
+                found[d_k] |= {name.split(",")[0].split()[1]: r for name, r in results.items()}
     return {d_k: {form: by_form[form] for form in FORMS} for d_k, by_form in found.items()}
 
 

@@ -15,12 +15,14 @@ from experiments.collapse.results import Results
 from experiments.shell import inputs, memory
 from experiments.shell.compilation import QUICK
 from experiments.shell.progress import Progress
+from experiments.shell.room import Room
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.parameters import TransformerParams
-from rank_collapse.runs import processes, seeds
+from rank_collapse.runs import seeds
 from rank_collapse.runs.files import RunError
 from rank_collapse.runs.folder import RunFolder
 from rank_collapse.theory import pairs
+from rank_collapse.training.ensemble import seeds_at_once
 
 
 class Programs:
@@ -32,27 +34,27 @@ class Programs:
     def __init__(self, options, networks, ids, mesh, progress):
         self.options, self.mesh, self.progress = options, mesh, progress
         self.networks = networks
+        at_once = seeds_at_once(mesh)  # so that chunks of any size round alike on a CPU
         # Random numbers are slow to optimise, and drawn once.
-        self.draw = seeds.spread(make_draw(options, ids), mesh, compiler_options=QUICK)
+        self.draw = seeds.spread(
+            make_draw(options, ids), mesh, at_once=at_once, compiler_options=QUICK
+        )
         self.measures = {
-            norm: seeds.spread(make_measure(configs, options), mesh)
+            norm: seeds.spread(make_measure(configs, options), mesh, at_once=at_once)
             for norm, configs in networks.items()
         }
         self.size = 0  # seeds they are compiled for
 
-    def compiled_for(self, size: int) -> int:
-        """Seeds that are computed at a time, `size` or as many as --memory_gb has room for."""
-        limit = memory.budget(self.options.memory_gb, list(self.mesh.local_devices))
-        limit = int(processes.from_primary(np.asarray(limit))) * jax.process_count()
-        jitted = self.draw, self.measures
-        while not self.size:
-            self.draw, self.measures = jitted
-            needed = self.compile(size)
-            if needed <= limit or size == self.mesh.size:
-                self.size = size
-                self.progress.say(f"{needed / 1e9:.3g} GB expected for {size} seeds at a time")
-            fits = seeds.padded_size(max(size * limit // max(needed, 1), 1), self.mesh)
-            size = max(min(fits, size - self.mesh.size), self.mesh.size)
+    def compiled_for(self, size: int, room: Room) -> int:
+        """Seeds that are computed at a time, `size` or as many as there is room for."""
+        if not self.size:
+            jitted = self.draw, self.measures
+
+            def needed(size):
+                self.draw, self.measures = jitted
+                return self.compile(size)
+
+            self.size = room.fit(needed, self.options.num_seeds, size)
         return self.size
 
     def compile(self, size: int) -> int:
@@ -153,22 +155,26 @@ def measure_all(
     """
     total = len(networks) * len(sweep) * options.num_seeds
     progress = Progress(total, "collapse", log=run.log)
-    with progress, inputs.precision(options):
+    with progress, inputs.precision(options), Room(options, mesh, run.log) as room:
         programs = options.program(
             "measures", lambda: Programs(options, networks, ids, mesh, progress)
         )
         programs.progress = progress
         size = seeds.padded_size(min(options.seed_chunk, options.num_seeds), mesh)
-        found = {
-            (norm, *swept): measure_setting(programs, norm, *swept, size, run)
+        return {
+            (norm, *swept): measure_setting(programs, norm, *swept, size, room, run)
             for norm, swept in itertools.product(networks, sweep)
         }
-        run.log(f"memory: at most {memory.peak(list(mesh.local_devices)) / 1e9:.3g} GB in use")
-        return found
 
 
 def measure_setting(
-    programs: Programs, norm: str, scale: float, gain: float, size: int, run: RunFolder
+    programs: Programs,
+    norm: str,
+    scale: float,
+    gain: float,
+    size: int,
+    room: Room,
+    run: RunFolder,
 ) -> dict[str, np.ndarray]:
     """All seeds of one setting, `size` at a time if they fit: {"variant/measure": [s, L + 1]}."""
     num_seeds, progress = programs.options.num_seeds, programs.progress
@@ -177,7 +183,7 @@ def measure_setting(
     done = seeds_done(found, part, programs.options, run)
     progress.skip(done)
     while done < num_seeds:
-        count = min(programs.compiled_for(size), num_seeds - done)
+        count = min(programs.compiled_for(size, room), num_seeds - done)
         out = programs(norm, scale, gain, done, count)
         new = {f"{v}/{m}": values for v, group in out.items() for m, values in group.items()}
         setting = f"norm={norm}, weight_scale={scale:g}, skip_gain={gain:g}"

@@ -11,9 +11,11 @@ from jax.sharding import Mesh
 
 import rank_collapse as rc
 from experiments.shell import inputs
+from experiments.shell.room import Room
 from rank_collapse.measures import residuals
 from rank_collapse.paths import chains
 from rank_collapse.runs import seeds
+from rank_collapse.training.ensemble import seeds_at_once
 
 SAMPLES = (5, 20)
 
@@ -41,7 +43,7 @@ def config_of(options: flags.FlagValues) -> rc.TransformerConfig:
 
 
 def measure_all(
-    options: flags.FlagValues, config: rc.TransformerConfig, ids: Any, mesh: Mesh
+    options: flags.FlagValues, config: rc.TransformerConfig, ids: Any, mesh: Mesh, room: Room
 ) -> dict[str, np.ndarray]:
     """Every measure of every seed, [s, ...].
 
@@ -49,9 +51,8 @@ def measure_all(
         ValueError: A network whose output is no number.
     """
     with inputs.precision(options):
-        measure = make_measure(options, config, ids)
-        keys = seeds.seed_keys(options.seed, options.num_seeds)
-        results = seeds.map_seeds(measure, keys, mesh=mesh)
+        call = seeds.spread(make_measure(options, config, ids), mesh, at_once=seeds_at_once(mesh))
+        results = room.map(call, seeds.seed_keys(options.seed, options.num_seeds))
     bad = np.flatnonzero(~np.isfinite(results["sum_error"]))
     if len(bad):
         raise ValueError(

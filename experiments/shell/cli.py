@@ -203,7 +203,8 @@ def execute(
             signals.check()
         return code
     except (KeyboardInterrupt, signals.Stopped) as asked:
-        print("\ninterrupted: the same command again resumes", file=sys.stderr)
+        resumes = ": the same command again resumes" if "output_dir" in flag_values else ""
+        print(f"\ninterrupted{resumes}", file=sys.stderr)
         return asked.code if isinstance(asked, signals.Stopped) else 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,21 +1,14 @@
-"""Memory: what a run may take, what its seeds will need, and what they took."""
+"""Memory: what a run may take, what programs and arrays need, and what was in use."""
 
 import contextlib
 import os
 import resource
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
 
 SHARE = 0.8  # of what is free, where no budget is given
-
-
-def define_flag(define: Callable) -> None:
-    """--memory_gb; `define` is from `cli.definer`."""
-    text = "Memory for the seeds, in 10⁹ bytes; more of them are computed chunk by chunk (default: "
-    define("float", "memory_gb", None, text + "most of what is free).", lower_bound=0.0)
 
 
 def budget(gigabytes: float | None, devices: list[Any]) -> int:
@@ -25,7 +18,7 @@ def budget(gigabytes: float | None, devices: list[Any]) -> int:
         gigabytes: What is asked for (10⁹ bytes); None for most of what is free.
         devices: Of the run.
     """
-    if gigabytes:
+    if gigabytes is not None:
         return int(gigabytes * 1e9)
     own = [d for d in devices if d.process_index == jax.process_index()]
     stats = [device.memory_stats() or {} for device in own]
@@ -81,17 +74,3 @@ def _size(leaf):
     if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         leaf = jax.eval_shape(jax.random.key_data, leaf)
     return leaf.size * leaf.dtype.itemsize
-
-
-def seeds_within(limit: int, per_seed: int, seeds: int, devices: int) -> int:
-    """How many seeds are computed at a time: all, or as many as fit on each of the devices.
-
-    Args:
-        limit: Bytes, on all devices together.
-        per_seed: Bytes of one seed.
-        seeds: That there are.
-        devices: That share them; each computes one at least, whatever it takes.
-    """
-    if seeds * per_seed <= limit:
-        return seeds
-    return max(limit // max(per_seed, 1) // devices, 1) * devices

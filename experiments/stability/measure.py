@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 
 import rank_collapse as rc
 from experiments.shell.progress import Progress
+from experiments.shell.room import Compiled, Room
 from experiments.stability import networks
 from experiments.stability.cases import Case, Group, with_gains
 from experiments.stability.networks import ALONE, halves, last, mapped
@@ -213,37 +214,68 @@ def measure_all(
         ValueError: A network whose output is no number.
     """
     total = sum(len(group.cases) for groups in parts.values() for group in groups)
-    keys = seeds.seed_keys(options.seed, options.num_seeds)
-    results, drawn = {}, {}
-
-    def draw(part):
-        """The weights of a part, drawn once for all of its groups."""
-        if part not in drawn:
-            drawn.clear()
-            call = seeds.spread(make_draw(parts[part][0].config, options), mesh)
-            drawn[part] = call(seeds.lay_out(keys, mesh), None)
-        return drawn[part]
-
-    with Progress(total, "stability", log=run.log) as progress:
+    results = {}
+    with (
+        Progress(total, "stability", log=run.log) as progress,
+        Room(options, mesh, run.log) as room,
+    ):
         for part, groups in parts.items():
+            draws = Draws(groups[0].config, options, mesh)
             for index, group in enumerate(groups):
                 found = run.cached(
                     f"{part}/{index}",
-                    lambda g=group, p=part: _of_group(g, p, draw(p), options, mesh),
+                    lambda g=group, p=part, d=draws: _of_group(g, p, d, options, room),
                 )
                 results |= _by_case(group, found)
                 progress.advance(len(group.cases))
     return results
 
 
-def _of_group(group, part, drawn, options, mesh):
+class Draws:
+    """The weights and tokens of a part's seeds, which are drawn once for all of its groups.
+
+    Where the seeds do not fit into memory together, once for each group and chunk of them.
+
+    Args:
+        config: A network of the part.
+        options: The flags.
+        mesh: Of the devices that share the seeds.
+    """
+
+    def __init__(self, config: Any, options: flags.FlagValues, mesh: Mesh):
+        self._call = seeds.spread(make_draw(config, options), mesh, at_once=1)
+        self._seed, self._mesh = options.seed, mesh
+        self._which, self._drawn = None, None
+
+    def shapes(self, size: int) -> Any:
+        """Of so many seeds."""
+        return jax.eval_shape(self._call, self._keys(0, 1, size), None)
+
+    def __call__(self, first: int, count: int, size: int) -> Any:
+        """Those of seeds first .. first + count − 1, padded to `size`, over the mesh."""
+        if self._which != (first, count, size):
+            self._drawn = None  # before the next ones take as much
+            self._drawn = self._call(self._keys(first, count, size), None)
+            self._which = first, count, size
+        return self._drawn
+
+    def _keys(self, first, count, size):
+        return seeds.lay_out(seeds.seed_keys(self._seed, count, first), self._mesh, size)
+
+
+def _of_group(group, part, draws, options, room):
     measure = make_measure(group, options, by_layer=part.endswith("layers"))
-    out = seeds.spread(measure, mesh, at_once=1)(drawn, group.gains)
+    program = Compiled(seeds.spread(measure, room.mesh, at_once=1), room.mesh)
+
+    def compute(first, count, size):
+        return seeds.to_host(program(draws(first, count, size), group.gains), count)
+
+    out = room.chunks(
+        lambda size: program.needed(draws.shapes(size), group.gains), compute, options.num_seeds
+    )
     found = {
         jax.tree_util.keystr(path, simple=True, separator="."): value
-        for path, value in jax.tree_util.tree_leaves_with_path(
-            seeds.to_host(out, options.num_seeds)
-        )
+        for path, value in jax.tree_util.tree_leaves_with_path(out)
     }
     for index, case in enumerate(group.cases):
         if not np.isfinite(found["change.random"][:, index]).all():

@@ -42,6 +42,8 @@ def training_options(options: flags.FlagValues) -> flags.FlagValues:
     given = {"designs": ",".join(options.train_designs), "depths": options.train_depth}
     given |= {"n_steps": options.train_steps, "seed": options.seed, "warmup": 0}
     given |= {"num_seeds": options.num_seeds, "num_devices": options.num_devices}
+    if options.memory_gb is not None:
+        given["memory_gb"] = options.memory_gb
     arguments = ["--parts=designs", *(f"--{name}={value}" for name, value in given.items())]
     return cli.parse(run_trainability.FLAGS, arguments)
 

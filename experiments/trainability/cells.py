@@ -11,6 +11,7 @@ from absl import flags
 
 import rank_collapse as rc
 from experiments.shell import cli
+from experiments.shell.room import Room
 from experiments.trainability.measure import make_measure
 from experiments.trained.cells import Program, results_of_cells
 from rank_collapse.network.embedding import EmbeddingConfig
@@ -115,21 +116,22 @@ def train_cells(
         hyper = Hyper(cell.learning_rate, dropout=None, warmup=cell.warmup, network=floats)
         key = config, cell.batch_size, cell.design == "admin", cell.part
         groups.setdefault(key, {})[cell.name] = hyper
-    # In the order of the cells, although a program serves several.
     found = {}
-    for cell in cells:
-        if cell.name in found:
-            continue
-        key = next(k for k, group in groups.items() if cell.name in group)
-        *program, part = key
-        seeds = options.num_seeds if part == "designs" else options.grid_seeds
-        together = max(1, options.num_seeds // seeds)
-        names = list(groups[key])
-        first = names.index(cell.name)
-        few = {name: groups[key][name] for name in names[first : first + together]}
-        found |= results_of_cells(
-            options, run, program_of(*program), few, num_seeds=seeds, together=together
-        )
+    with Room(options, mesh, run.log) as room:
+        for cell in cells:  # in their order, although a program serves several
+            if cell.name in found:
+                continue
+            key = next(k for k, group in groups.items() if cell.name in group)
+            *program, part = key
+            seeds = options.num_seeds if part == "designs" else options.grid_seeds
+            together = max(1, options.num_seeds // seeds)
+            names = list(groups[key])
+            first = names.index(cell.name)
+            few = {name: groups[key][name] for name in names[first : first + together]}
+            found |= results_of_cells(
+                options, run, program_of(*program), few,
+                room=room, num_seeds=seeds, together=together,
+            )  # fmt: skip
     return {cell: found[cell.name] for cell in cells}
 
 

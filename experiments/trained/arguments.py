@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 from absl import flags
 
-from experiments.shell import cli, memory
+from experiments.shell import cli, room
 from experiments.shell.flag_values import Flags
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.embedding import EmbeddingConfig
@@ -77,7 +77,7 @@ def make_flags(
         "init_scale", 1.0, "Multiplies the initial weights of the layers.", lower_bound=0.0,
         flag_values=values,
     )  # fmt: skip
-    memory.define_flag(cli.definer(values))
+    room.define_flag(cli.definer(values))
     boolean("do_mlp", "An MLP sublayer (gelu, own skip) in each layer.")
     boolean("do_train", "Train even where the folder holds the finished run of the same flags.")
     boolean(

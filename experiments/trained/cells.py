@@ -12,6 +12,8 @@ from flax import traverse_util
 from jax.sharding import Mesh
 
 from experiments.shell.progress import Progress
+from experiments.shell.room import Room
+from experiments.trained.chunks import runs_at_a_time
 from rank_collapse.runs import seeds
 from rank_collapse.runs.folder import RunFolder
 from rank_collapse.training.ensemble import Ensemble
@@ -95,6 +97,7 @@ def results_of_cells(
     program: Program,
     cells: Mapping[str, Hyper],
     *,
+    room: Room,
     num_seeds: int | None = None,
     together: int = 1,
 ) -> dict[str, dict[str, Any]]:
@@ -107,6 +110,7 @@ def results_of_cells(
         run: The run folder; each cell is a part of its arrays.
         program: What trains them.
         cells: Floats of each cell.
+        room: For the runs, which are trained chunk by chunk where they do not fit into it.
         num_seeds: Seeds of each cell.
         together: Cells trained in one call and saved after it; where fewer are left, one of them
             is trained several times, so that nothing is compiled anew.
@@ -120,19 +124,14 @@ def results_of_cells(
     for first in range(0, len(missing), together):
         group = missing[first : first + together]
         padded = group + group[-1:] * (together - len(group))
-        begun, total = time.monotonic(), program.ensemble.recipe.num_epochs
+        begun = time.monotonic()
         hyper = jax.tree.map(
             lambda *values: jnp.repeat(jnp.stack([jnp.float32(v) for v in values]), count, axis=0),
             *(cells[name] for name in padded),
         )
         label = group[0] if len(group) == 1 else f"{group[0]} and {len(group) - 1} more"
-        with Progress(total, f"training {label}", log=run.log) as progress:
-
-            def on_chunk(epoch, losses, progress=progress):
-                last = losses[np.isfinite(losses).all(axis=1), -1]
-                progress.update(epoch, loss=float(last.mean()) if last.size else float("nan"))
-
-            found = program.train(jnp.concatenate([own_keys] * together), hyper, on_chunk)
+        keys = jnp.concatenate([own_keys] * together)
+        found = train_in_chunks(program, keys, hyper, room, label)
         seconds = np.asarray((time.monotonic() - begun) / len(group))
         saved = {f"{name}/seconds": seconds for name in group}
         for i, name in enumerate(group):
@@ -140,3 +139,35 @@ def results_of_cells(
             saved |= {f"{name}/{k}": np.asarray(v)[part] for k, v in found.items()}
         run.save_arrays(saved)
     return {name: traverse_util.unflatten_dict(run.part(name), sep="/") for name in cells}
+
+
+def train_in_chunks(
+    program: Program, keys: Any, hyper: Hyper, room: Room, label: str
+) -> dict[str, np.ndarray]:
+    """`Program.train` of all runs, as many at a time as there is room for.
+
+    Args:
+        program: What trains them.
+        keys: Of the runs [s].
+        hyper: Arrays [s, ...].
+        room: For them.
+        label: What is trained.
+    """
+    runs, epochs = len(keys), program.ensemble.recipe.num_epochs
+    size = runs_at_a_time(program.ensemble, hyper, runs, room)
+    parts = []
+    with Progress(epochs * -(-runs // size), f"training {label}", log=room.log) as progress:
+        for first in range(0, runs, size):
+            before = epochs * len(parts)
+
+            def on_chunk(epoch, losses, before=before):
+                last = losses[np.isfinite(losses).all(axis=1), -1]
+                mean = float(last.mean()) if last.size else float("nan")
+                progress.update(before + epoch, loss=mean)
+
+            count = min(size, runs - first)
+            own = jax.tree.map(lambda a, i=first: a[i : i + size], (keys, hyper))
+            # Padded, so that nothing is compiled anew for the last runs.
+            trained = program.train(*seeds.pad_seeds(own, min(size, runs)), on_chunk)
+            parts.append({name: values[:count] for name, values in trained.items()})
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}

@@ -13,6 +13,7 @@ from flax import traverse_util
 
 from experiments.shell import cli, memory, several
 from experiments.shell.flag_values import Flags
+from experiments.shell.room import Room
 from experiments.trained import arguments
 from rank_collapse.runs import metrics, processes
 from rank_collapse.runs.folder import RunFolder
@@ -21,60 +22,41 @@ from rank_collapse.training import model_file
 from rank_collapse.training.ensemble import Ensemble
 from rank_collapse.training.recipe import Hyper
 
-GB = 1e9
 
-
-def seeds_at_a_time(options: Flags, ensemble: Ensemble, log: Callable[[str], None]) -> int:
-    """How many runs of an ensemble are trained at a time: as many as --memory_gb has room for.
+def runs_at_a_time(ensemble: Ensemble, hyper: Hyper, count: int, room: Room) -> int:
+    """How many runs of an ensemble are trained at a time: as many as there is room for.
 
     A run needs its data, its state, and a copy of the state on the way to a checkpoint.
+
+    Args:
+        ensemble: What trains them.
+        hyper: Floats, or arrays [s]; their names count.
+        count: Runs that there are.
+        room: Of the ensemble's mesh.
     """
-    count = arguments.run_count(options)
-    if options.window != slice(None):
-        return count
     size = padded_size(count, ensemble.mesh)
-    state, data, _ = shapes_of(options, ensemble, size)
+    state, data, _ = shapes_of(ensemble, hyper, size)
     each = (2 * memory.size_of(state) + memory.size_of(data)) // size
-    own = own_devices(ensemble)
     if not ensemble.on_cpu:  # a device vmaps over its seeds: what a step needs grows with them
-        each += step_bytes(options, ensemble)
-    limit, share = memory.budget(options.memory_gb, own), size * len(own) // ensemble.mesh.size
-    fits = memory.seeds_within(limit, each, share, len(own))
-    fits = count if fits == share else fits * jax.process_count()
-    fits = int(processes.from_primary(np.asarray(fits)))  # the same in all
-    before = memory.peak(own)
-    log(
-        f"memory: {each * fits / GB:.3g} GB expected for {fits} of {count} seeds at a time, beside "
-        f"{before / GB:.3g} GB; room for {limit / GB:.3g} GB in each process"
-    )
-    return fits
+        each += step_bytes(ensemble, hyper)
+    return room.fit(lambda runs: each * runs, count)
 
 
-def shapes_of(options: Flags, ensemble: Ensemble, size: int) -> tuple[Any, Any, Hyper]:
+def shapes_of(ensemble: Ensemble, hyper: Hyper, size: int) -> tuple[Any, Any, Hyper]:
     """Shapes of the states, the data and the traced values of so many runs."""
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), size))
     one = jax.ShapeDtypeStruct((size,), jnp.float32)
-    hyper = jax.tree.map(lambda _: one, arguments.hyper(options))
+    hyper = jax.tree.map(lambda _: one, hyper)
     return *jax.eval_shape(ensemble.begin, keys, hyper, None), hyper
 
 
-def step_bytes(options: Flags, ensemble: Ensemble) -> int:
+def step_bytes(ensemble: Ensemble, hyper: Hyper) -> int:
     """What one run takes in a step beside its arguments, as XLA says of one run a device."""
     sharding = seed_sharding(ensemble.mesh)
-    shapes = shapes_of(options, ensemble, ensemble.mesh.size)
+    shapes = shapes_of(ensemble, hyper, ensemble.mesh.size)
     laid = jax.tree.map(lambda a: a.update(sharding=sharding), shapes)
     analysis = ensemble.chunk.lower(*laid, jnp.int32(0)).compile().memory_analysis()
     return 0 if analysis is None else analysis.temp_size_in_bytes
-
-
-def own_devices(ensemble: Ensemble) -> list[jax.Device]:
-    """The ensemble's devices that belong to this process."""
-    return [d for d in ensemble.mesh.devices.flat if d.process_index == jax.process_index()]
-
-
-def report(ensemble: Ensemble, log: Callable[[str], None]) -> None:
-    """Says how much memory there was in use at the most."""
-    log(f"memory: at most {memory.peak(own_devices(ensemble)) / GB:.3g} GB in use")
 
 
 def results_in_chunks(

@@ -15,6 +15,7 @@ from flax import traverse_util
 from experiments.shell import cli, signals
 from experiments.shell.flag_values import Flags
 from experiments.shell.progress import Progress
+from experiments.shell.room import Room
 from experiments.trained import arguments, chunks, together
 from rank_collapse.runs import processes
 from rank_collapse.runs.files import RunError
@@ -121,11 +122,17 @@ def results_of(
 
     def compute_here(options):
         ensemble = ensemble_of(options, setup, part)
-        size = chunks.seeds_at_a_time(options, ensemble, run.log)
-        if size < count or chunks.begun(run, part):
-            return chunks.results_in_chunks(
-                options, run, size, elsewhere, part=part, models=models, aside=aside
-            )
+        if options.window != slice(None):
+            return train_and_measure(options, ensemble)
+        with Room(options, ensemble.mesh, run.log) as room:
+            size = chunks.runs_at_a_time(ensemble, arguments.hyper(options), count, room)
+            if size < count or chunks.begun(run, part):
+                return chunks.results_in_chunks(
+                    options, run, size, elsewhere, part=part, models=models, aside=aside
+                )
+            return train_and_measure(options, ensemble)
+
+    def train_and_measure(options, ensemble):
         begun = time.monotonic()
         found = train(options, ensemble, setup, run, resumable)
         refuse_if_all_diverged(found.losses, options, run)
@@ -141,7 +148,6 @@ def results_of(
             found.state, found.data, ensemble.lay_out(arguments.run_keys(options)),
             num_seeds=count,
         )  # fmt: skip
-        chunks.report(ensemble, run.log)
         seconds["all"] = time.monotonic() - begun
         diverged_at = [found.diverged.get(s, -1) for s in range(count)]
         results = {"losses": found.losses, "diverged_at": diverged_at, "seconds": seconds}

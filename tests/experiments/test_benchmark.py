@@ -155,6 +155,15 @@ def test_a_figure_above_its_limit_is_exit_1(tmp_path, monkeypatch, capsys):
     assert "middle is not one of" in capsys.readouterr().err
 
 
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_timed(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(benchmark, "BENCHMARKS", {"a": lambda options: pytest.fail("timed")})
+    given = ["--benchmark=a", f"--json={tmp_path}"]
+    assert cli.execute(benchmark.main, benchmark.FLAGS, given) == 2
+    assert capsys.readouterr().err == f"error: cannot write to {tmp_path}: Is a directory\n"
+
+
 def test_cases_take_turns():
     order = []
     timings = time_cases({n: (order.append, (n,)) for n in "ab"}, rounds=3)

@@ -91,7 +91,10 @@ def test_ctrl_c_is_one_line_and_exit_130(capsys):
         raise KeyboardInterrupt
 
     assert run(interrupted) == 130
-    assert "interrupted" in capsys.readouterr().err
+    assert capsys.readouterr().err == "\ninterrupted: the same command again resumes\n"
+    # A command that keeps nothing promises nothing.
+    assert cli.execute(interrupted, cli.bare_flags(), []) == 130
+    assert capsys.readouterr().err == "\ninterrupted\n"
 
 
 def test_more_devices_than_there_are_is_refused(capsys):

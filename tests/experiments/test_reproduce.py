@@ -211,6 +211,17 @@ def test_results_as_markdown_are_of_the_largest_preset_there_is(tmp_path):
     assert r"a\|b (H=2, L=3)" in text and "time not kept" in text and "preset “quick”" in text
 
 
+@pytest.mark.parametrize("where", [("--output_dir={}",), ("--markdown", "--docs={}")])
+def test_a_folder_that_is_a_file_is_refused_before_anything_runs(
+    where, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(reproduce, "run_processes", lambda *a: pytest.fail("started"))
+    (tmp_path / "file").write_text("")
+    given = [f"--output_dir={tmp_path}/out", *(a.format(tmp_path / "file") for a in where)]
+    assert cli.execute(reproduce.main, reproduce.FLAGS, given) == 2
+    assert capsys.readouterr().err == f"error: cannot write to {tmp_path}/file: File exists\n"
+
+
 def test_an_unknown_experiment_is_refused(capsys):
     assert cli.execute(reproduce.main, reproduce.FLAGS, ["--only=run_x"]) == 2
     assert "--only=run_x is not one of run_collapse" in capsys.readouterr().err

@@ -3,7 +3,9 @@
 import csv
 import json
 import shutil
+import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,8 +13,10 @@ from second_run import check_second_run
 
 from experiments import run_architectures
 from experiments.architectures import measure, resume
-from experiments.shell import cli
+from experiments.shell import cli, signals
+from experiments.shell.progress import Progress
 from rank_collapse.pretrained.lazy import LazyLayers
+from rank_collapse.runs.folder import RunFolder
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 FLAGS = run_architectures.FLAGS
@@ -55,6 +59,30 @@ def test_every_part_on_a_checkpoint(tmp_path, ids, capsys, monkeypatch):
     assert "SAN falls below 0.01" in capsys.readouterr().out
     monkeypatch.setattr(measure, "measure", lambda *a, **k: pytest.fail("computed again"))
     check_second_run(lambda: execute(*arguments), out, capsys)
+
+
+@pytest.mark.parametrize("layers", [0, 1])
+def test_ctrl_c_waits_for_the_border_of_a_layer_but_not_of_the_first(layers, tmp_path, monkeypatch):
+    """Before it there is nothing to save, and the programs compile for a minute."""
+    waited = []
+
+    def stream(*_, done, **__):
+        for index in range(layers):
+            done(SimpleNamespace(layers=index + 1, whole=False))
+        signal.raise_signal(signal.SIGINT)
+        waited.append(True)
+        done(SimpleNamespace(layers=layers + 1, whole=False))
+
+    monkeypatch.setattr(resume.pretrained, "stream", stream)
+    source = SimpleNamespace(config=SimpleNamespace(depth=3))
+    with (
+        RunFolder(tmp_path, {}) as run,
+        Progress(3, "layers") as progress,
+        signals.stopping(),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        resume.resumed(run, 0, source, {}, {}, 8, progress)
+    assert waited == [True] * layers
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from chunked_runs import check_budgets, check_chunks
 from trained_runs import check_that_deleted_files_come_back, figures, rows, run, summary
 
 from experiments import run_attention_forms
@@ -41,6 +42,12 @@ def test_table_and_summary_are_of_every_form_width_and_seed(folder):
         assert found["random"][form]["entropy"][1][0] == pytest.approx(np.mean(at_six))
     assert {p.stem for p in figures(folder)} == set(entry.ENTRY.captions)
     assert len(entry.compare(found)) == 4 and "d_k = 3" in entry.reading(found)
+
+
+def test_chunks_of_seeds_that_fit_into_memory_change_nothing(folder, tmp_path, capsys):
+    """Of runs: two seeds, by each function that shares a program."""
+    check_chunks(run_attention_forms, ARGUMENTS, tmp_path, capsys, whole=folder)
+    check_budgets(run_attention_forms, ARGUMENTS, tmp_path, capsys)
 
 
 @pytest.mark.slow

@@ -6,15 +6,16 @@ import json
 import jax
 import numpy as np
 import pytest
+from chunked_runs import check_budgets, check_chunks
 from second_run import check_second_run
 
 import rank_collapse as rc
+from experiments import run_collapse
 from experiments.collapse import ensemble, settings
 from experiments.collapse.entry import crossing_text
 from experiments.collapse.results import bound_numbers, crossings, gain_numbers, rates
 from experiments.run_collapse import ENTRY, FLAGS, main
 from experiments.shell import cli, inputs, paper
-from experiments.shell.progress import Progress
 from rank_collapse import runs
 from rank_collapse.measures import residuals
 from rank_collapse.theory import logdomain
@@ -128,7 +129,7 @@ def test_interrupted_on_one_device_and_resumed_in_chunks_is_equal(base, tmp_path
     expected, found = arrays(base[0]), arrays(tmp_path)
     assert expected.keys() == found.keys()
     for name, values in expected.items():
-        np.testing.assert_allclose(found[name], values, rtol=2e-4, atol=2e-6, err_msg=name)
+        np.testing.assert_array_equal(found[name], values, err_msg=name)
 
 
 def test_a_finished_run_computes_nothing_again_and_is_redrawn(base, monkeypatch, capsys):
@@ -331,29 +332,6 @@ def test_what_float32_cannot_decide_comes_from_float64():
     assert np.isnan(profile[1, 1])  # what was given stays as it was
 
 
-def test_as_many_seeds_at_a_time_as_fit_into_memory(monkeypatch):
-    options = cli.parse(FLAGS, [*TWO, "--memory_gb=1"])
-    tried = []
-
-    class Stub(ensemble.Programs):
-        def __init__(self, each):
-            self.options, self.mesh, self.size = options, cli.mesh(options), 0
-            self.draw = self.measures = None
-            self.progress, self.each = Progress(1, "stub"), each
-
-        def compile(self, size):
-            tried.append(size)
-            return size * self.each
-
-    # Two devices: bytes of a seed, seeds asked for, sizes that are compiled, what remains.
-    for each, asked, sizes in (
-        (10**7, 16, [16]),
-        (10**8, 16, [16, 10]),
-        (10**9, 4, [4, 2]),  # one each at the least, whatever it takes
-        (249_999_999, 6, [6, 4]),
-        (250_000_001, 4, [4, 2]),  # rounding up to the devices would try 4 again
-    ):
-        tried.clear()
-        programs = Stub(each)
-        assert programs.compiled_for(asked) == sizes[-1] and tried == sizes
-        assert programs.compiled_for(asked) == sizes[-1] and tried == sizes
+def test_chunks_of_seeds_that_fit_into_memory_change_nothing(base, tmp_path, capsys):
+    check_chunks(run_collapse, TWO, tmp_path, capsys, whole=base[0])
+    check_budgets(run_collapse, TWO, tmp_path, capsys)

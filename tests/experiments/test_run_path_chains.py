@@ -4,6 +4,7 @@ import csv
 import json
 
 import pytest
+from chunked_runs import check_budgets, check_chunks
 from second_run import check_second_run
 
 from experiments import run_path_chains
@@ -40,6 +41,11 @@ def test_writes_rows_figures_and_a_summary(tmp_path, monkeypatch, capsys):
     assert "per layer" in run_path_chains.ENTRY.reading(summary)
     monkeypatch.setattr(run_path_chains, "measure_all", lambda *a: pytest.fail("computed again"))
     check_second_run(lambda: execute(*TINY, f"--output_dir={folder}"), folder, capsys)
+
+
+def test_chunks_of_seeds_that_fit_into_memory_change_nothing(tmp_path, capsys):
+    check_chunks(run_path_chains, [*TINY, "--num_seeds=3"], tmp_path, capsys)
+    check_budgets(run_path_chains, TINY, tmp_path, capsys)
 
 
 @pytest.mark.parametrize(

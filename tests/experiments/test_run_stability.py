@@ -6,6 +6,7 @@ import json
 import jax
 import numpy as np
 import pytest
+from chunked_runs import check_budgets, same_arrays
 from second_run import check_second_run
 
 import rank_collapse as rc
@@ -56,6 +57,21 @@ def test_writes_rows_figures_and_a_summary(tmp_path, monkeypatch, capsys):
     assert "Exponents" in run_stability.ENTRY.reading(summary)
     monkeypatch.setattr(measure, "_of_group", lambda *a: pytest.fail("computed again"))
     check_second_run(lambda: execute(*TINY, f"--output_dir={folder}"), folder, capsys)
+
+
+def test_budgets_of_memory_that_are_none(tmp_path, capsys):
+    check_budgets(run_stability, TINY, tmp_path, capsys)
+
+
+@pytest.mark.slow
+def test_chunks_of_seeds_that_fit_into_memory_change_nothing(tmp_path, capsys):
+    """In two parts of several groups each, and of networks that are trained."""
+    small = [*TINY, "--parts=encoders,training", "--train_designs=post,admin", "--train_depth=1"]
+    both = [tmp_path / name for name in ("whole", "chunks")]
+    for folder, budget in zip(both, ([], ["--memory_gb=1e-9"]), strict=True):
+        assert execute(*small, "--train_steps=50", *budget, f"--output_dir={folder}") == 0
+        assert capsys.readouterr().err.count("GB in use") == 2
+    same_arrays(*both)
 
 
 def profiled_omega(options):

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from chunked_runs import check_budgets, check_chunks
 from scipy import stats
 from trained_runs import check_that_deleted_files_come_back, figures, rows, run, summary
 
@@ -75,6 +76,14 @@ def test_a_cell_is_the_same_among_others_and_floats_reach_it(folder):
         "border depth=2 post gain=3 rate=0.01 warmup=0",
     ):
         assert abs(losses[f"{name} batch=4"] - plain).max() > 1e-3, name
+
+
+def test_chunks_of_seeds_that_fit_into_memory_change_nothing(tmp_path, capsys):
+    """Of runs too, where several cells are trained together: the border's, of fewer seeds."""
+    arguments = [*SIZES, "--parts=border", "--num_seeds=4", "--warmup=0", "--border_depths=1"]
+    arguments += ["--border_gains=1", "--border_gains=2", "--border_rates=0.01"]
+    check_chunks(run_trainability, arguments, tmp_path, capsys)
+    check_budgets(run_trainability, SIZES, tmp_path, capsys)
 
 
 @pytest.mark.slow

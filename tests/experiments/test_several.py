@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 
+import interrupted_sort
 import numpy as np
 import pytest
 from two_processes import REPOSITORY, run_both
@@ -12,31 +13,11 @@ from two_processes import REPOSITORY, run_both
 from experiments import run_collapse, run_sort
 from experiments.shell import cli, several
 
-SORT = (
-    "--depth=1", "--width=2", "--hidden_dim=8", "--n_epochs=4", "--n_repeat=1", "--n_paths=2",
-    "--n_train_data=9", "--n_eval_data=5", "--batch_sz=4", "--num_seeds=3", "--num_labels=4",
-    "--seq_len=3", "--epochs_per_chunk=1", "--checkpoint_seconds=0", "--keep_models",
-)  # fmt: skip
 COLLAPSE = (
     "--depth=2", "--num_heads=2", "--d_model=8", "--num_tokens=5", "--num_seeds=3",
     "--variants=san,san_skip", "--seed_chunk=2", "--skip_gain=1,0.5",
 )  # fmt: skip
 TOGETHER = ("--distributed", "--num_devices=1")
-
-# Both processes are interrupted after the second checkpoint.
-INTERRUPTED = """
-import sys
-from experiments import run_sort
-from experiments.shell import cli
-from rank_collapse.runs.folder import RunFolder
-save = RunFolder.save_checkpoint
-def interrupt(run, step, state):
-    save(run, step, state)
-    if step == 2:
-        raise KeyboardInterrupt
-RunFolder.save_checkpoint = interrupt
-cli.run(run_sort.main, run_sort.FLAGS)
-"""
 
 
 def same_results(folder, expected, *files):
@@ -76,11 +57,11 @@ def test_collapse(tmp_path):
 
 @pytest.mark.slow
 def test_sort_interrupted_and_resumed(tmp_path):
-    arguments = [*SORT, f"--output_dir={tmp_path / 'one'}"]
+    arguments = [*interrupted_sort.SMALL, f"--output_dir={tmp_path / 'one'}"]
     assert cli.execute(run_sort.main, run_sort.FLAGS, arguments) == 0
     folder = tmp_path / "two"
-    arguments = [*SORT, f"--output_dir={folder}"]
-    for code, _, err in run_both("-c", INTERRUPTED, *arguments, *TOGETHER):
+    arguments = [*interrupted_sort.SMALL, f"--output_dir={folder}"]
+    for code, _, err in run_both("tests/interrupted_sort.py", *arguments, *TOGETHER):
         assert code == 130, err[-2000:]
     assert [p.name for p in (folder / "checkpoints").iterdir()] == ["2"]
     both_succeed("experiments.run_sort", *arguments)

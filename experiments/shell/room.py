@@ -1,0 +1,135 @@
+"""Room for seeds: how many are computed at a time, and what they were expected to take and took."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from absl import flags
+from jax.sharding import Mesh
+
+from experiments.shell import memory
+from experiments.shell.progress import Progress
+from rank_collapse.runs import processes
+from rank_collapse.runs.seeds import lay_out, padded_size, seed_sharding, to_host
+
+GB = 1e9
+BYTE = 1e-9  # of a GB: the smallest budget
+
+
+def define_flag(define: Callable) -> None:
+    """--memory_gb; `define` is from `cli.definer`."""
+    text = "Memory for the seeds, in 10⁹ bytes; more of them are computed chunk by chunk (default: "
+    define("float", "memory_gb", None, text + "most of what is free).", lower_bound=BYTE)
+
+
+class Room:
+    """The room that --memory_gb leaves for seeds. A context manager.
+
+    At its end it says in one line what the seeds that took most were expected to take, and how much
+    was in use at the most.
+
+    Args:
+        options: The flags; --memory_gb is read.
+        mesh: Of the devices that share the seeds.
+        log: Called with each line, such as `RunFolder.log`.
+    """
+
+    def __init__(self, options: flags.FlagValues, mesh: Mesh, log: Callable[[str], None]):
+        self.mesh, self.log = mesh, log
+        self._devices = list(mesh.local_devices)
+        limit = memory.budget(options.memory_gb, self._devices)
+        self._limit = int(processes.from_primary(np.asarray(limit)))  # the same in all
+        self._before = memory.peak(self._devices)
+        self._largest = (-1, "")
+
+    def __enter__(self) -> "Room":
+        return self
+
+    def __exit__(self, kind: Any, *_: Any) -> None:
+        expected, text = self._largest
+        if kind is None and expected >= 0:
+            Progress(0, "memory", log=self.log).say(
+                f"{text} beside {self._before / GB:.3g} GB, room for {self._limit / GB:.3g} GB; "
+                f"at most {memory.peak(self._devices) / GB:.3g} GB in use"
+            )
+
+    def fit(self, needed: Callable[[int], int], count: int, most: int | None = None) -> int:
+        """How many seeds are computed at a time: a multiple of the devices, one each at the least.
+
+        Args:
+            needed: Number of seeds → bytes that they take, on all devices together; called with
+                what is returned last.
+            count: Seeds that there are.
+            most: Computed at a time, whatever there is room for; all by default.
+        """
+        size = padded_size(min(most or count, count), self.mesh)
+        while True:
+            expected = needed(size) // jax.process_count()
+            if expected <= self._limit or size == self.mesh.size:
+                break
+            fits = padded_size(max(size * self._limit // expected, 1), self.mesh)
+            size = max(min(fits, size - self.mesh.size), self.mesh.size)
+        text = f"{expected / GB:.3g} GB expected for {min(size, count)} of {count} seeds at a time"
+        self.log(f"memory: {text}")
+        self._largest = max(self._largest, (expected, text))
+        return size
+
+    def chunks(
+        self, needed: Callable[[int], int], compute: Callable[[int, int, int], Any], count: int
+    ) -> Any:
+        """What is computed of all seeds, as many at a time as there is room for.
+
+        Args:
+            needed: As in `fit`.
+            compute: (first seed, number of seeds, what they are padded to) → pytree of arrays on
+                the host, whose leading axis is that of the seeds.
+            count: Seeds that there are.
+
+        Returns:
+            The pytree, its leaves [count, ...].
+        """
+        size = self.fit(needed, count)
+        parts = [compute(first, min(size, count - first), size) for first in range(0, count, size)]
+        return jax.tree.map(lambda *a: np.concatenate(a), *parts)
+
+    def map(self, call: Callable, keys: Any) -> Any:
+        """call(keys, None) of all keys on the host, as many at a time as there is room for.
+
+        Args:
+            call: From `runs.seeds.spread`, over the room's mesh.
+            keys: Of the seeds [s].
+        """
+        program = Compiled(call, self.mesh)
+
+        def laid(first, count, size):
+            return lay_out(keys[first : first + count], self.mesh, size)
+
+        return self.chunks(
+            lambda size: program.needed(laid(0, 1, size)),
+            lambda first, count, size: to_host(program(laid(first, count, size)), count),
+            len(keys),
+        )
+
+
+class Compiled:
+    """A function from `runs.seeds.spread`, compiled for a number of seeds to see what it takes.
+
+    Args:
+        call: The function of (arrays of the seeds, what all of them see).
+        mesh: Its mesh.
+    """
+
+    def __init__(self, call: Any, mesh: Mesh):
+        self._call, self._mesh, self._program = call, mesh, None
+
+    def needed(self, own: Any, shared: Any = None) -> int:
+        """Compiles it for arrays, or shapes, [s, ...]; bytes that it takes on all devices."""
+        sharding = seed_sharding(self._mesh)
+        own = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding), own)
+        self._program = self._call.lower(own, shared).compile()
+        return memory.program_bytes(self._program) * self._mesh.size
+
+    def __call__(self, own: Any, shared: Any = None) -> Any:
+        """Results of as many seeds as it was compiled for, laid out over the mesh."""
+        return self._program(own, shared)

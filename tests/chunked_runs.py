@@ -1,0 +1,63 @@
+"""A run with room for few seeds at a time leaves what it leaves with room for all."""
+
+import re
+
+import numpy as np
+
+from experiments.shell import cli
+
+LINE = (
+    r"memory: \S+ GB expected for (\d+) of (\d+) seeds at a time beside \S+ GB, room for \S+ GB; "
+    r"at most (\S+) GB in use"
+)
+
+
+def check_chunks(module, arguments, folder, capsys, whole=None):
+    """Runs a binary without and with a budget of one byte, and compares bit for bit.
+
+    Args:
+        module: The binary's.
+        arguments: Of its command, with more seeds than devices.
+        folder: An empty one.
+        capsys: pytest's.
+        whole: A finished run of the same arguments, where there is one.
+    """
+    if whole is None:
+        whole = folder / "whole"
+        assert execute(module, arguments, whole) == 0
+        check_line(capsys.readouterr().err, all_at_once=True)
+    assert execute(module, [*arguments, "--memory_gb=1e-9"], folder / "chunks") == 0
+    check_line(capsys.readouterr().err, all_at_once=False)
+    assert re.search(LINE, (folder / "chunks" / "log.txt").read_text())
+    same_arrays(whole, folder / "chunks")
+
+
+def same_arrays(folder, other):
+    """Two runs found the same, bit for bit but for times."""
+    with np.load(folder / "arrays.npz") as wanted, np.load(other / "arrays.npz") as found:
+        assert set(wanted.files) == set(found.files) and wanted.files
+        for name in wanted.files:
+            if "seconds" not in name:
+                np.testing.assert_array_equal(found[name], wanted[name], err_msg=name)
+                assert found[name].dtype == wanted[name].dtype, name
+
+
+def check_line(printed, *, all_at_once):
+    """What was expected and what was used are in one line, the second no less than a process."""
+    size, count, peak = re.search(LINE, printed).groups()
+    assert printed.count("GB in use") == 1
+    assert (int(size) == int(count)) is all_at_once
+    assert 0.1 < float(peak) < 1000
+
+
+def check_budgets(module, arguments, folder, capsys):
+    """Budgets that are none are one line and exit 2."""
+    for budget in ("0", "-1", "nan", "much"):
+        assert execute(module, [*arguments, f"--memory_gb={budget}"], folder / "refused") == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1 and "memory_gb" in error, error
+    assert not (folder / "refused").exists()
+
+
+def execute(module, arguments, folder):
+    return cli.execute(module.main, module.FLAGS, [*arguments, f"--output_dir={folder}"])

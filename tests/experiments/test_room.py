@@ -1,0 +1,92 @@
+"""How many seeds are computed at a time, and what is said of it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments import run_path_chains
+from experiments.shell import cli
+from experiments.shell.room import Compiled, Room
+from rank_collapse.runs import seeds
+
+
+def room_of(gigabytes, said=None):
+    """Of two devices; its lines are put into `said`."""
+    said = [] if said is None else said
+    options = cli.parse(run_path_chains.FLAGS, [f"--memory_gb={gigabytes}"])
+    return Room(options, seeds.seed_mesh(jax.devices()[:2]), said.append)
+
+
+@pytest.mark.parametrize(
+    ("each", "asked", "tried"),
+    [
+        (10**7, 16, [16]),
+        (10**8, 16, [16, 10]),
+        (10**9, 4, [4, 2]),  # one a device at the least, whatever it takes
+        (249_999_999, 6, [6, 4]),
+        (250_000_001, 4, [4, 2]),  # rounding up to the devices would try 4 again
+        (0, 3, [4]),  # padded to the devices
+    ],
+)
+def test_as_many_seeds_at_a_time_as_fit(each, asked, tried):
+    sizes = []
+
+    def needed(size):
+        sizes.append(size)
+        return size * each
+
+    assert room_of(1).fit(needed, asked) == tried[-1] and sizes == tried
+
+
+def test_no_more_seeds_than_asked_for_at_a_time():
+    assert room_of(1).fit(lambda size: size, count=16, most=5) == 6  # padded to the devices
+
+
+def test_the_dearest_seeds_are_told_once(capsys):
+    lines = []
+    with room_of(1, lines) as room:
+        for each in (10**7, 10**9, 10**8):
+            room.fit(lambda size, each=each: each * size, 3)
+    assert [line.split(" expected ")[0] for line in lines[:3]] == [
+        "memory: 0.04 GB", "memory: 2 GB", "memory: 0.4 GB",
+    ]  # fmt: skip
+    assert capsys.readouterr().err == lines[3] + "\n" and len(lines) == 4
+    assert lines[3].startswith("memory: 2 GB expected for 2 of 3 seeds at a time beside ")
+
+
+def test_nothing_is_told_where_nothing_was_computed_or_all_failed(capsys):
+    with room_of(1):
+        pass
+    with pytest.raises(ValueError), room_of(1) as room:
+        room.fit(lambda size: size, 2)
+        raise ValueError
+    assert capsys.readouterr().err == ""
+
+
+def test_chunks_are_those_of_a_compiled_program():
+    """Its bytes are those of its arrays and more; what it gives is in the order of the seeds."""
+    room = room_of(1e-9)
+    program = Compiled(seeds.spread(lambda x, factor: {"y": factor * x}, room.mesh), room.mesh)
+    x = jnp.arange(15.0).reshape(5, 3)
+
+    def compute(first, count, size):
+        own = seeds.lay_out(x[first : first + count], room.mesh, size)
+        return seeds.to_host(program(own, jnp.float32(2)), count)
+
+    needed = []
+
+    def bytes_of(size):
+        needed.append(program.needed(jnp.zeros((size, 3)), jnp.float32(2)))
+        return needed[-1]
+
+    found = room.chunks(bytes_of, compute, 5)
+    np.testing.assert_array_equal(found["y"], 2 * x)
+    arrays = [4 * 2 * 3 * size + 2 * 4 for size in (6, 2)]
+    assert len(needed) == 2 and all(n >= a for n, a in zip(needed, arrays, strict=True))
+
+
+def test_a_function_of_keys_is_mapped_in_their_order():
+    room, keys = room_of(1e-9), seeds.seed_keys(0, 5)
+    found = room.map(seeds.spread(lambda key, _: jax.random.normal(key), room.mesh), keys)
+    np.testing.assert_array_equal(found, [jax.random.normal(key) for key in keys])
