@@ -2,7 +2,8 @@
 
 A signal raises at once, save inside `deferred`, which waits for the next `check`. It is remembered
 too: Python ignores what is raised inside a callback of the garbage collector, as JAX has one, and
-then `check` raises it again. The second signal ends the process as it is.
+then `check` raises it again. The second signal ends the process as it is, also where Python itself
+waits for a computation of minutes, as a thread sees it.
 """
 
 import contextlib
@@ -90,8 +91,36 @@ def stopping() -> Iterator[None]:
     for number in earlier:
         signal.signal(number, _handle)
     try:
-        yield
+        with _second_ends(earlier):
+            yield
     finally:
         for number, handler in earlier.items():
             signal.signal(number, handler)
         _Process.listening, _Process.asked = False, None
+
+
+@contextlib.contextmanager
+def _second_ends(numbers):
+    """A thread that ends the process at the second of these signals.
+
+    The main thread runs no handler before it is back in Python; Python writes a signal's number to
+    the wake-up file at once.
+    """
+    ours, written = os.pipe()
+    os.set_blocking(written, False)
+    before = signal.set_wakeup_fd(written, warn_on_full_buffer=False)
+
+    def listen():
+        seen = 0
+        while found := os.read(ours, 1):
+            seen += found[0] in numbers
+            if seen == 2:
+                os._exit(128 + found[0])
+        os.close(ours)
+
+    threading.Thread(target=listen, daemon=True, name="signals").start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(written)

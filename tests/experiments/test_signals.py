@@ -138,3 +138,22 @@ def wait_for_the_end_of(number):
         time.sleep(0.05)
     os.kill(number, signal.SIGKILL)
     pytest.fail(f"process {number} goes on")
+
+
+def test_the_second_signal_ends_a_computation_that_never_returns_to_python():
+    code = (
+        "import jax\n"
+        "from experiments.shell import signals\n"
+        "forever = lambda i: jax.lax.while_loop(lambda i: i >= 0, lambda i: (i + 1) % 9, i)\n"
+        "compiled = jax.jit(forever).lower(0).compile()\n"
+        "with signals.stopping():\n"
+        "    print('ready', flush=True)\n"
+        "    jax.block_until_ready(compiled(0))\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout.readline() == "ready\n"
+        for _ in range(2):
+            time.sleep(0.5)
+            assert run.poll() is None  # the first does not
+            run.send_signal(signal.SIGINT)
+        assert run.wait(timeout=20) == 130
