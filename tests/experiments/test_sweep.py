@@ -225,3 +225,11 @@ def test_overwrite_leaves_a_sweep_alone_that_is_worked_at(tmp_path, capsys):
     with Claims(tmp_path / "claims").take("unit-rate=1"):
         assert sweep(tmp_path, "rate=1,2", "--overwrite") == 2
     assert "in use by another process (pid " in capsys.readouterr().err
+
+
+def test_overwrite_leaves_a_run_alone_that_is_no_sweep_and_is_worked_at(tmp_path, capsys):
+    with cli.open_run(cli.parse(FLAGS, [f"--output_dir={tmp_path}"]), "stub") as run:
+        run.save_arrays({"a": 1})
+        assert sweep(tmp_path, "rate=1,2", "--overwrite") == 2
+        assert "in use by another process (pid " in capsys.readouterr().err
+        assert {"arrays.npz", "config.json"} <= {path.name for path in tmp_path.iterdir()}
