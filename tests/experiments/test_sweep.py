@@ -100,8 +100,8 @@ def test_a_grid_is_products_and_zips(text, points):
         (["--sweep=rate=1,2", "--workers=0"], "workers"),
         (["--sweep=rate=1,2", "--sweep_shows=height"], "'height' is not one of seed, layer"),
         (["--sweep=rate=1,2", "--sweep_shows=value,size=1"], "'size' is not one of seed, layer"),
-        (["--sweep=rate=1,2", "--sweep_shows=value,layer=9"], "no cell has a row of that with a number"),
-        (["--sweep=rate=1,2", "--sweep_shows=name"], "no cell has a row of that with a number"),
+        (["--sweep=rate=1,2", "--sweep_shows=value,layer=9"], "no cell has a row of that"),
+        (["--sweep=rate=1,2", "--sweep_shows=name"], "no cell has a row of that"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_2(arguments, message, tmp_path, capsys):

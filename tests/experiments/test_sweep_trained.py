@@ -1,6 +1,7 @@
 """Cells of a sweep that differ in floats alone: one ensemble, or one program, and equal results."""
 
 import json
+import subprocess
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ from trained_runs import run
 
 from experiments import run_collapse, run_sort
 from experiments.collapse.ensemble import Programs
-from experiments.shell import cli
+from experiments.shell import cli, memory
+from experiments.shell.sweep import work, workers
 from rank_collapse.training.ensemble import Ensemble
 
 GRID = "--sweep=learning_rate,init_scale=1e-3:1,3e-3:0.5"
@@ -126,3 +128,23 @@ def test_only_floats_are_shared(module):
             value = module.FLAGS[name].default
             assert isinstance(value, float) or [float(v) for v in value], name
     assert module.FLAGS.aside >= cli.EXECUTION
+
+
+@pytest.mark.parametrize("given", [["--memory_gb=3"], []])
+def test_workers_share_memory_as_they_share_cores(given, tmp_path, monkeypatch):
+    """Each of them would otherwise plan for all there is."""
+    started = []
+
+    def start(_, command, log):
+        started.append(command)
+        return subprocess.Popen(["true"])
+
+    monkeypatch.setattr(workers.Children, "start", start)
+    monkeypatch.setattr(work, "compute", lambda *_: None)
+    arguments = [*SMALL, GRID, "--workers=3", "--num_devices=1", *given]
+    assert run(quick_training, arguments, tmp_path) == 0
+    assert len(started) == 3
+    for command in started:
+        (memory_gb,) = [float(a.split("=")[1]) for a in command if a.startswith("--memory_gb=")]
+        whole = 3 if given else memory.SHARE * memory.free() / 1e9
+        assert memory_gb == pytest.approx(whole / 3, rel=1e-9 if given else 0.5)
