@@ -113,7 +113,7 @@ def results_of(
 
     def compute():
         if options.unit is not None and not (options.keep_models or options.monitor):
-            found = together.results_of_cell(options, elsewhere, aside)
+            found = together.results_of_cell(options, setup.recipe, elsewhere, aside)
         else:
             found = compute_here(programs_of(options))
         refuse_if_all_diverged(found["losses"], options, run)

@@ -9,7 +9,7 @@ import quick_training
 from quick_training import SMALL
 from trained_runs import run
 
-from experiments import run_collapse, run_sort
+from experiments import run_collapse, run_sort, run_transformer
 from experiments.collapse.ensemble import Programs
 from experiments.shell import cli, memory
 from experiments.shell.sweep import work, workers
@@ -76,6 +76,18 @@ def test_a_cell_all_of_whose_seeds_diverge_fails_alone(tmp_path, capsys):
     out, err = capsys.readouterr()
     assert "failed: learning_rate=1e30,init_scale=9" in err and "every seed diverged at" in err
     assert "seed 0 of cell 2 diverged" in err and "1 of 2 cells are done" in out
+
+
+def test_a_cell_whose_values_mean_nothing_fails_alone(ensembles, tmp_path, capsys):
+    """As label_smoothing=1.5 of run_transformer; --warmup and --label_smoothing are its own."""
+    values = [a for a in SMALL if "width" not in a and "seq_len" not in a]
+    grid = "--sweep=label_smoothing=1.5,0,0.1"
+    arguments = [*values, "--width=1", "--seq_len=2", "--n_epochs=1", "--task=copy", grid]
+    assert run(run_transformer, arguments, tmp_path) == 1
+    out, err = capsys.readouterr()
+    (failed,) = [line for line in err.splitlines() if line.startswith("failed: ")]
+    assert failed == "failed: label_smoothing=1.5: label_smoothing=1.5 is not in [0, 1)"
+    assert "2 of 3 cells are done" in out and [runs for _, runs in ensembles] == [4]
 
 
 def test_chunks_of_seeds_that_fit_into_memory_change_nothing(ensembles, tmp_path, monkeypatch):
