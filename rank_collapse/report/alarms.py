@@ -14,12 +14,14 @@ class Threshold(NamedTuple):
         value: The bound.
         above: Whether passing means above it; below otherwise.
         meaning: Named in the alarm.
+        finite: Whether the metric has to be finite: NaN or infinity (null in a file) passes too.
     """
 
     name: str
     value: float
     above: bool = False
     meaning: str = ""
+    finite: bool = False
 
 
 # Where a look at the run is worth its time, not where theory draws a line: tokens that differ by a
@@ -29,6 +31,7 @@ COLLAPSE = (
     Threshold("residual_ratio", 0.01, meaning="rank collapse"),
     Threshold("token_cosine", 0.99, above=True, meaning="rank collapse"),
     Threshold("attention_entropy", 0.05, meaning="entropy collapse"),
+    Threshold("loss", np.inf, above=True, meaning="divergence", finite=True),
 )
 
 
@@ -49,11 +52,13 @@ class Alarm(NamedTuple):
     seed: int | None
 
     def __str__(self) -> str:
-        name, bound, above, meaning = self.threshold
+        name, bound, above, meaning, _ = self.threshold
         where = "" if self.layer is None else f" at layer {self.layer}"
         where += "" if self.seed is None else f" of seed {self.seed}"
-        side = "above" if above else "below"
-        text = f"step {self.step}: {name} {self.value:.3g} {side} {bound:g}{where}"
+        side = f"{'above' if above else 'below'} {bound:g}"
+        if not np.isfinite(self.value):
+            side = "is not finite"
+        text = f"step {self.step}: {name} {self.value:.3g} {side}{where}"
         return f"{text} ({meaning})" if meaning else text
 
 
@@ -63,20 +68,30 @@ def alarms(
     """The first alarm of every threshold and seed, in order of steps.
 
     Args:
-        rows: From `runs.metrics.read`; NaN passes no threshold.
+        rows: From `runs.metrics.read`; NaN passes no threshold but one that is `finite`.
         thresholds: What to look for; metrics that are not there are not looked for.
     """
     found: dict[Any, Alarm] = {}
     for row in sorted(rows, key=lambda row: row["step"]):
         for threshold in thresholds:
             key = threshold, row.get("seed")
-            values = np.asarray(row.get(threshold.name, np.nan), float)
-            if key in found or not np.isfinite(values).any():
+            if key in found or threshold.name not in row:
                 continue
-            sign = 1 if threshold.above else -1
-            worst = int(np.nanargmax(sign * np.atleast_1d(values)))
-            value = float(np.atleast_1d(values)[worst])
-            if sign * (value - threshold.value) > 0:
-                layer = worst if values.ndim else None
+            values = np.asarray(row[threshold.name], float)
+            worst = _passed(np.atleast_1d(values), threshold)
+            if worst is not None:
+                layer, value = worst if values.ndim else None, float(np.atleast_1d(values)[worst])
                 found[key] = Alarm(threshold, row["step"], value, layer, row.get("seed"))
     return list(found.values())
+
+
+def _passed(values, threshold):
+    """The index of the worst of the values [l] that pass a threshold; None where none does."""
+    bad = np.flatnonzero(~np.isfinite(values))
+    if threshold.finite and bad.size:
+        return int(bad[0])
+    if bad.size == values.size:
+        return None
+    sign = 1 if threshold.above else -1
+    worst = int(np.nanargmax(sign * values))
+    return worst if sign * (values[worst] - threshold.value) > 0 else None
