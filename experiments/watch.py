@@ -56,8 +56,9 @@ def main(options: flags.FlagValues) -> int:
             if draw(rows, thresholds, picture) and picture not in pictures:
                 pictures.append(picture)
             for alarm in alarms(rows, thresholds):
-                if (network, alarm) not in said:
-                    said.append((network, alarm))
+                which = network, alarm.metric, alarm.threshold, alarm.seed
+                if which not in said:
+                    said.append(which)
                     print(f"{network}: {alarm}" if network else alarm, flush=True)
         sizes = now
         waited = (time.monotonic() - grown) / 60

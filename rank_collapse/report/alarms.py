@@ -10,7 +10,7 @@ class Threshold(NamedTuple):
     """A bound that a metric should not pass.
 
     Attributes:
-        name: The metric.
+        name: The metric, also of a part of a network: "loss", and "decoder.loss".
         value: The bound.
         above: Whether passing means above it; below otherwise.
         meaning: Named in the alarm.
@@ -39,12 +39,14 @@ class Alarm(NamedTuple):
     """The first step at which a metric passed a threshold, and its worst layer there.
 
     Attributes:
-        threshold: Which.
+        metric: Which metric.
+        threshold: Which threshold.
         step, value: When, and what it was.
         layer: From 0; None for a metric without layers.
         seed: Of an ensemble; None without.
     """
 
+    metric: str
     threshold: Threshold
     step: int
     value: float
@@ -52,20 +54,20 @@ class Alarm(NamedTuple):
     seed: int | None
 
     def __str__(self) -> str:
-        name, bound, above, meaning, _ = self.threshold
+        _, bound, above, meaning, _ = self.threshold
         where = "" if self.layer is None else f" at layer {self.layer}"
         where += "" if self.seed is None else f" of seed {self.seed}"
         side = f"{'above' if above else 'below'} {bound:g}"
         if not np.isfinite(self.value):
             side = "is not finite"
-        text = f"step {self.step}: {name} {self.value:.3g} {side}{where}"
+        text = f"step {self.step}: {self.metric} {self.value:.3g} {side}{where}"
         return f"{text} ({meaning})" if meaning else text
 
 
 def alarms(
     rows: Iterable[Mapping[str, Any]], thresholds: Sequence[Threshold] = COLLAPSE
 ) -> list[Alarm]:
-    """The first alarm of every threshold and seed, in order of steps.
+    """The first alarm of every metric, threshold and seed, in order of steps.
 
     Args:
         rows: From `runs.metrics.read`; NaN passes no threshold but one that is `finite`.
@@ -73,16 +75,22 @@ def alarms(
     """
     found: dict[Any, Alarm] = {}
     for row in sorted(rows, key=lambda row: row["step"]):
-        for threshold in thresholds:
-            key = threshold, row.get("seed")
-            if key in found or threshold.name not in row:
-                continue
-            values = np.asarray(row[threshold.name], float)
+        seed = row.get("seed")
+        for name, threshold in ((n, t) for n in row for t in of_metric(n, thresholds)):
+            values = np.asarray(row[name], float)
             worst = _passed(np.atleast_1d(values), threshold)
-            if worst is not None:
+            if worst is not None and (name, threshold, seed) not in found:
                 layer, value = worst if values.ndim else None, float(np.atleast_1d(values)[worst])
-                found[key] = Alarm(threshold, row["step"], value, layer, row.get("seed"))
+                found[name, threshold, seed] = Alarm(
+                    name, threshold, row["step"], value, layer, seed
+                )
     return list(found.values())
+
+
+def of_metric(name: str, thresholds: Sequence[Threshold]) -> list[Threshold]:
+    """The thresholds of a metric: those of its own name, else of the name without its part."""
+    own = [threshold for threshold in thresholds if threshold.name == name]
+    return own or [t for t in thresholds if t.name == name.rpartition(".")[2]]
 
 
 def _passed(values, threshold):

@@ -13,6 +13,7 @@ from experiments import run_collapse, run_sort, run_transformer
 from experiments.collapse.ensemble import Programs
 from experiments.shell import cli, memory
 from experiments.shell.sweep import work, workers
+from rank_collapse.runs import metrics
 from rank_collapse.training.ensemble import Ensemble
 
 GRID = "--sweep=learning_rate,init_scale=1e-3:1,3e-3:0.5"
@@ -115,6 +116,29 @@ def test_chunks_of_seeds_that_fit_into_memory_change_nothing(ensembles, tmp_path
     assert saved[0].read_bytes() == saved[1].read_bytes()
     assert "for 2 of 4 seeds at a time" in (folder / "log.txt").read_text()
     assert not (folder / "checkpoints").exists()
+
+
+def test_chunks_done_before_the_monitor_was_asked_for(tmp_path, monkeypatch, capsys):
+    """One is trained again; one that has only to be measured is left out and named."""
+    arguments = [*SMALL, "--num_seeds=4", "--memory_gb=1e-9", "--n_epochs=2"]
+    arguments += ["--checkpoint_seconds=0"]
+    train, trained = Ensemble.train, []
+
+    def interrupted(self, *arguments, **options):
+        trained.append(train(self, *arguments, **options))
+        if len(trained) == 2:
+            raise KeyboardInterrupt
+        return trained[-1]
+
+    monkeypatch.setattr(Ensemble, "train", interrupted)
+    assert run(quick_training, arguments, tmp_path) == 130
+    monkeypatch.setattr(Ensemble, "train", train)
+    capsys.readouterr()
+    assert run(quick_training, [*arguments, "--monitor"], tmp_path) == 0
+    out, err = capsys.readouterr()
+    assert "training again for metrics.jsonl" in out
+    assert "results-2-4 was trained before --monitor was given" in err
+    assert {row["seed"] for row in metrics.read(tmp_path / metrics.NAME)} == {0, 1}
 
 
 @pytest.mark.slow

@@ -29,11 +29,20 @@ def test_a_threshold_that_is_passed_is_said_once_and_exits_with_3(tmp_path, caps
     assert watched(str(tmp_path / metrics.NAME), "--once", "--below=residual_ratio=1e-5") == 0
 
 
-def test_a_loss_that_is_no_number_is_an_alarm_whatever_else_is_looked_for(tmp_path, capsys):
-    metrics.append(tmp_path / metrics.NAME, 4, {"loss": float("nan")}, seed=1)
-    assert watched(str(tmp_path), "--once", "--above=loss=5") == watch.PASSED
+def test_a_loss_that_is_no_number_is_said_once_whatever_else_is_looked_for(
+    tmp_path, capsys, monkeypatch
+):
+    lost = {"loss": float("nan")}
+
+    def go_on(_):
+        metrics.append(tmp_path / metrics.NAME, 5, lost, seed=1)
+        (tmp_path / "summary.json").write_text("{}")
+
+    monkeypatch.setattr(watch, "pause", go_on)
+    metrics.append(tmp_path / metrics.NAME, 4, lost, seed=1)
+    assert watched(str(tmp_path), "--above=loss=5") == watch.PASSED
     out = capsys.readouterr().out
-    assert out.startswith("step 4: loss nan is not finite of seed 1 (divergence)\n")
+    assert out.startswith("step 4: loss nan is not finite of seed 1 (divergence)\n1 thresholds")
 
 
 def test_each_network_of_several_has_its_picture_and_its_alarms(tmp_path, capsys):

@@ -35,6 +35,14 @@ def test_nothing_there_passes_nothing():
     assert alarms([{"step": 1, "residual_ratio": np.array([0.5])}]) == []  # there is no loss
 
 
+def test_a_part_of_a_network_has_the_thresholds_of_the_whole_or_its_own():
+    rows = [{"step": 1, "encoder.residual_ratio": 1e-3, "decoder.residual_ratio": 1e-3}]
+    assert [a.metric for a in alarms(rows)] == ["encoder.residual_ratio", "decoder.residual_ratio"]
+    assert str(alarms(rows)[1]).startswith("step 1: decoder.residual_ratio 0.001 below 0.01")
+    own = [Threshold("residual_ratio", 0.01), Threshold("encoder.residual_ratio", 1e-5)]
+    assert [a.metric for a in alarms(rows, own)] == ["decoder.residual_ratio"]
+
+
 def test_by_step_leaves_gaps_where_a_seed_has_none():
     steps, values = by_step(ROWS, "residual_ratio")
     assert steps.tolist() == [1, 2, 3] and values.shape == (1, 3, 3)
