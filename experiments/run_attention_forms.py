@@ -33,6 +33,7 @@ FLAGS = arguments.make_flags(
     "attention_forms",
     shows="accuracy,part=trained",
     joined=False,
+    monitor=False,
     **(run_sort.DEFAULTS | {"depth": 1, "hidden_dim": 32, "n_epochs": 30}),
 )
 define = cli.definer(FLAGS)

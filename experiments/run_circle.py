@@ -38,6 +38,7 @@ from experiments.trained import arguments, training
 FLAGS = arguments.make_flags(
     "circle",
     shows="distance_at_end",
+    monitor=False,
     width=2,
     depth=1,
     hidden_dim=32,

@@ -39,13 +39,14 @@ define("list", "layer_depths", ["6", "50"], "Those of them that are measured by 
 define("list", "pair_depths", ["3", "6", "12", "25"], "Layers of either half of encoder-decoders.")
 define("list", "pair_layer_depths", ["6", "25"], "Those that are measured by layer too.")
 define("integer", "num_heads", 4, "Heads.", lower_bound=1)
-define("integer", "d_model", 64, "Width of the tokens.", lower_bound=1)
+# Normalised tokens of two numbers are (1, -1) or (-1, 1): equal or opposite, whatever the network.
+define("integer", "d_model", 64, "Width of the tokens.", lower_bound=3)
 define("integer", "d_ff", None, "Width of the MLP (default 4 d_model).", lower_bound=1)
 define("integer", "num_tokens", 16, "Tokens, Gaussian and normalised.", lower_bound=2)
 define("enum", "mlp", "gelu", "MLP of every layer, or none.", MLP_KINDS)
 define("enum", "mask", "none", "Attention mask.", MASKS)
 define("boolean", "log_residual", True, "Residuals in logarithms, by a pass of their own.")
-define("float", "update_size", 1e-4, "‖W* − W‖/‖W‖ of every matrix.", lower_bound=0.0)
+define("float", "update_size", 1e-4, "‖W* − W‖/‖W‖ of every matrix, above 0.", lower_bound=0.0)
 
 define("list", "train_designs", ["post", "pre", "admin", "deepnorm"], "Designs that are trained.")
 define("integer", "train_depth", 12, "Layers of what is trained.", lower_bound=1)

@@ -5,8 +5,10 @@
 
 A line of the file is a JSON object: "step", perhaps "seed", and numbers, or lists of them with one
 for each layer, such as those of `rc.monitor`; any program can write it (rank_collapse.runs.metrics
-does). The picture is figures/metrics.png in the run's folder. When a threshold is passed, one line
-says so. Ends with the run, or after --patience minutes without a new line.
+does). The picture is figures/metrics.png in the run's folder. A run of several networks has a file
+for each, metrics/<network>.jsonl, and a picture, figures/metrics-<network>.png. When a threshold is
+passed, one line says so; a loss that is no number passes one. Ends with the run, or after
+--patience minutes without a new line.
 
 Exit code: 0 no threshold was passed, 3 one was, 2 a mistake in the command.
 """
@@ -41,20 +43,24 @@ def main(options: flags.FlagValues) -> int:
     if not options.run:
         raise ValueError("which run? python -m experiments.watch FOLDER")
     path = Path(options.run)
-    folder, path = (path, path / metrics.NAME) if path.is_dir() else (path.parent, path)
     thresholds = thresholds_of(options)
-    said, size, grown = [], -1, time.monotonic()
+    said, sizes, pictures, grown = [], {}, [], time.monotonic()
     while True:
-        complete = (folder / "summary.json").exists()  # before the file, which has all lines then
-        now = path.stat().st_size if path.exists() else -1
-        if now != size:
-            size, grown = now, time.monotonic()
-            rows = metrics.read(path)
-            draw(rows, thresholds, folder)
+        folder = folder_of(path)  # at each look: the run may only be about to make it
+        complete = (folder / "summary.json").exists()  # before the files: they have all lines then
+        now = {file: file.stat().st_size for file in files_of(path)}
+        for file in (file for file, size in now.items() if size != sizes.get(file)):
+            grown, network = time.monotonic(), network_of(file)
+            rows = metrics.read(file)
+            picture = folder / "figures" / f"metrics{network and f'-{network}'}.png"
+            if draw(rows, thresholds, picture) and picture not in pictures:
+                pictures.append(picture)
             for alarm in alarms(rows, thresholds):
-                if alarm not in said:
-                    said.append(alarm)
-                    print(alarm, flush=True)
+                which = network, alarm.metric, alarm.threshold, alarm.seed
+                if which not in said:
+                    said.append(which)
+                    print(f"{network}: {alarm}" if network else alarm, flush=True)
+        sizes = now
         waited = (time.monotonic() - grown) / 60
         if complete or options.once or (options.stop and said):
             break
@@ -62,10 +68,32 @@ def main(options: flags.FlagValues) -> int:
             print(f"nothing new for {waited:.3g} minutes")
             break
         pause(options.every)
-    if size < 0:
-        raise RunError(f"{path} is not there; --monitor makes a trained experiment write it")
-    print(f"{len(said)} thresholds passed; drawn in {folder / 'figures' / 'metrics.png'}")
+    if not sizes:
+        missing = path / metrics.NAME if path.is_dir() else path
+        raise RunError(f"{missing} is not there; --monitor makes a trained experiment write it")
+    where = ", ".join(map(str, pictures))
+    print(f"{len(said)} thresholds passed; " + (f"drawn in {where}" if where else "no metric yet"))
     return PASSED if said else 0
+
+
+def folder_of(path: Path) -> Path:
+    """The run's folder, of which a file may have been named."""
+    if not path.is_file():
+        return path
+    return path.parent.parent if network_of(path) else path.parent
+
+
+def files_of(path: Path) -> list[Path]:
+    """The files that are there: the one that was named, or those of a folder, see `metrics`."""
+    if path.is_file():
+        return [path]
+    several = sorted((path / metrics.FOLDER).glob("*.jsonl"))
+    return [file for file in (path / metrics.NAME, *several) if file.is_file()]
+
+
+def network_of(file: Path) -> str:
+    """Which network of a run of several a file is of; "" where there is one."""
+    return file.stem if file.parent.name == metrics.FOLDER else ""
 
 
 def thresholds_of(options: flags.FlagValues) -> list[Threshold]:
@@ -85,16 +113,16 @@ def thresholds_of(options: flags.FlagValues) -> list[Threshold]:
             if not name:
                 raise ValueError(f"--{flag}={text} is not name=value")
     named = {threshold.name for threshold in own}
-    return own + [threshold for threshold in COLLAPSE if threshold.name not in named]
+    return own + [usual for usual in COLLAPSE if usual.finite or usual.name not in named]
 
 
-def draw(rows, thresholds, folder: Path) -> None:
-    """Writes figures/metrics.png; nothing where there is nothing yet."""
-    if not rows:
-        return
-    make_folder(folder / "figures")
-    png = drawn(metrics_figure(rows, thresholds))[".png"]
-    write_atomically(folder / "figures" / "metrics.png", png)
+def draw(rows, thresholds, picture: Path) -> bool:
+    """Writes the picture; False where there is no metric yet."""
+    if not any(row.keys() - {"step", "seed"} for row in rows):
+        return False
+    make_folder(picture.parent)
+    write_atomically(picture, drawn(metrics_figure(rows, thresholds))[".png"])
+    return True
 
 
 def pause(seconds: float) -> None:

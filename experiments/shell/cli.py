@@ -37,7 +37,7 @@ import jax
 from absl import flags
 from jax.sharding import Mesh
 
-from experiments.shell import compilation, process, several, signals
+from experiments.shell import compilation, exhausted, process, several, signals
 from experiments.shell.flag_values import Flags
 from rank_collapse.runs.files import RunError
 from rank_collapse.runs.folder import RunFolder
@@ -216,9 +216,9 @@ def execute(
     except jax.errors.JaxRuntimeError as error:
         if several.lost(error):
             return _report(f"another process of this run has stopped: {error}", show_traceback, 1)
-        if "RESOURCE_EXHAUSTED" not in str(error) and "out of memory" not in str(error).lower():
+        if not exhausted.out_of_memory(error):
             raise
-        return _report(f"out of memory: {error}"[:300], show_traceback)
+        return _report(exhausted.one_line(error), show_traceback)
 
 
 def _report(message, show_traceback, code=2):

@@ -67,3 +67,14 @@ class Flags(flags.FlagValues):
         if name not in self.programs:
             self.programs[name] = make()
         return self.programs[name]
+
+
+def check_names(options: flags.FlagValues, flag: str, known: Iterable[str]) -> None:
+    """Refuses a list of names that holds another than the known ones.
+
+    Raises:
+        ValueError: It names the flag and the first unknown name.
+    """
+    for name in options[flag].value:
+        if name not in known:
+            raise ValueError(f"--{flag}={name} is not one of {', '.join(known)}")

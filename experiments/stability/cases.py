@@ -15,6 +15,7 @@ import numpy as np
 from absl import flags
 
 import rank_collapse as rc
+from experiments.shell.flag_values import check_names
 from experiments.stability.networks import halves, mapped
 from rank_collapse.network.designs import count_branches
 from rank_collapse.network.embedding import EmbeddingConfig
@@ -102,11 +103,17 @@ def parts_of(options: flags.FlagValues) -> dict[str, list[Group]]:
     """The networks at initialisation that the flags ask for, by part; see `measure.measure_all`.
 
     Raises:
-        ValueError: A part that there is not, and as `depths_of` and `groups_of`.
+        ValueError: A part or a design that there is not, an update of nothing, and as `depths_of`
+            and `groups_of`.
     """
-    for name in options.parts:
-        if name not in PARTS:
-            raise ValueError(f"--parts={name} is not one of {', '.join(PARTS)}")
+    check_names(options, "parts", PARTS)
+    check_names(options, "designs", rc.DESIGNS)
+    if "training" in options.parts:  # before the networks of other parts are measured
+        check_names(options, "train_designs", rc.DESIGNS)
+        if not options.train_designs:
+            raise ValueError("--train_designs is empty")
+    if not options.update_size > 0:
+        raise ValueError(f"--update_size={options.update_size} is no update of the weights")
     parts = {}
     for kind, flag in zip(KINDS, ("", "pair_"), strict=True):
         layered, depths = (depths_of(options, f"{flag}{n}") for n in ("layer_depths", "depths"))

@@ -11,6 +11,7 @@ from absl import flags
 
 import rank_collapse as rc
 from experiments.shell import cli
+from experiments.shell.flag_values import check_names
 from experiments.shell.room import Room
 from experiments.trainability.measure import make_measure
 from experiments.trained.cells import Program, results_of_cells
@@ -65,10 +66,8 @@ def cells_of(options: flags.FlagValues) -> list[Cell]:
     Raises:
         ValueError: A part or a design that there is not.
     """
-    for flag, known in (("parts", PARTS), ("designs", tuple(rc.DESIGNS))):
-        for name in options[flag].value:
-            if name not in known:
-                raise ValueError(f"--{flag}={name} is not one of {', '.join(known)}")
+    check_names(options, "parts", PARTS)
+    check_names(options, "designs", rc.DESIGNS)
     rate, batch = options.learning_rate, options.batch_sz
     product, cells = itertools.product, []
     if "designs" in options.parts:

@@ -27,6 +27,7 @@ def make_flags(
     *,
     shows: str = "accuracy,evaluation=whole",
     joined: bool = True,
+    monitor: bool = True,
     **defaults: Any,
 ) -> Flags:
     """The flags that all trained experiments share.
@@ -36,6 +37,8 @@ def make_flags(
         shows: What the figure of a sweep shows.
         joined: Whether cells of a sweep that differ in the floats of `Hyper` alone are trained as
             one ensemble (`training.results_of` does).
+        monitor: Whether there is --monitor: `training.results_of` trains, and the data have the
+            held-out examples that `watched.layer_scalars` looks at.
         **defaults: Of width, depth, hidden_dim, seq_len, num_labels, n_train_data, n_eval_data,
             n_epochs, batch_sz, learning_rate, weight_decay.
     """
@@ -85,11 +88,13 @@ def make_flags(
         "Write the trained weights of all seeds to the run folder: models.safetensors, or a file "
         "for each network in models/; rank_collapse.training.load_models reads them.",
     )
-    boolean(
-        "monitor",
-        "Write rc.monitor of every layer, and the loss, to metrics.jsonl before training and after "
-        "each epoch; draw it with python -m experiments.watch FOLDER.",
-    )
+    if monitor:
+        boolean(
+            "monitor",
+            "Write rc.monitor of every layer, and the loss, to metrics.jsonl (of several networks "
+            "to a file for each in metrics/) before training and after each epoch; draw it with "
+            "python -m experiments.watch FOLDER.",
+        )
     boolean("train_as_eval", "Evaluate on the first n_eval_data training examples.")
     for name, default, text in (
         ("epochs_per_chunk", 0, "Epochs per jitted call (0: about a twentieth of the run)."),
@@ -194,6 +199,11 @@ def run_keys(options: Flags) -> Any:
     cells = len(options.cells) or 1
     keys = seed_keys(options.seed, options.num_seeds // cells)
     return jnp.concatenate([keys] * cells)[options.window]
+
+
+def monitored(options: flags.FlagValues) -> bool:
+    """Whether --monitor is there and given."""
+    return "monitor" in options and options.monitor
 
 
 def epochs_per_chunk(options: flags.FlagValues) -> int:

@@ -13,9 +13,10 @@ from flax import traverse_util
 
 from experiments.shell import cli, memory, several
 from experiments.shell.flag_values import Flags
+from experiments.shell.progress import Progress
 from experiments.shell.room import Room
 from experiments.trained import arguments
-from rank_collapse.runs import metrics, processes
+from rank_collapse.runs import processes
 from rank_collapse.runs.folder import RunFolder
 from rank_collapse.runs.seeds import padded_size, seed_sharding
 from rank_collapse.training import model_file
@@ -67,6 +68,7 @@ def results_in_chunks(
     *,
     part: str,
     models: str,
+    lines: str,
     aside: set[str],
 ) -> dict[str, np.ndarray]:
     """The arrays of all seeds, each chunk in a run folder of its own until all are there.
@@ -80,6 +82,7 @@ def results_in_chunks(
         compute: (flags of a chunk, its run folder) → nested dictionary of arrays.
         part: Of the run's arrays.
         models: Where --keep_models writes the weights.
+        lines: Where --monitor writes its lines.
         aside: Names of arrays without a seed axis; "seconds" are summed.
     """
     stem, count = stem_of(run, part), arguments.run_count(options)
@@ -99,9 +102,8 @@ def results_in_chunks(
                 weights.append(model_file.load_models(chunk.path / models))
         paths.append(path)
         first = end
-    if options.monitor and run.primary:
-        lines = [(path / metrics.NAME).read_bytes() for path in paths]
-        run.write_file(metrics.NAME, b"".join(lines))
+    if arguments.monitored(options) and run.primary:
+        _join_lines(run, paths, lines)
     if weights:
         joined = jax.tree.map(lambda *a: np.concatenate(a), *(w for _, w in weights))
         run.write_file(models, model_file.dump_models(weights[0][0], joined))
@@ -131,6 +133,19 @@ def chunk_at(wanted: Path) -> Path:
         if path != wanted:
             shutil.rmtree(path, ignore_errors=True)
     return wanted
+
+
+def _join_lines(run, paths, name):
+    """One file of what --monitor wrote of each chunk; of one that was all trained before, nothing.
+
+    Such a chunk was interrupted after its last epoch and before it was measured.
+    """
+    there = [path / name for path in paths if (path / name).exists()]
+    for path in paths:
+        if path / name not in there:
+            text = f"{path.name} was trained before --monitor was given: nothing of it in {name}"
+            Progress(0, "monitor", log=run.log).say(text)
+    run.write_file(name, b"".join(path.read_bytes() for path in there))
 
 
 def _joined(name, parts, aside):

@@ -50,11 +50,15 @@ def claims(summary: dict[str, Any], task: str) -> Iterator[Claim]:
         **said("short suffice", f"{task}, self-consistent truncation"),
     )  # fmt: skip
     whole, baseline = (np.asarray(seen[name]) for name in ("whole", "baseline"))
-    gain = np.where(whole > baseline, whole - baseline, np.nan)  # what the network has learned
+    learned = whole > baseline
+    gain = (whole - baseline)[learned]
+    apart = int((~learned).sum())
+    why = f"{apart} of {len(learned)} seeds, no better than the best baseline, are left out"
+    why = why if apart else ""
     half = depth // 2 - 1
-    less_long = np.asarray(seen["short_less_long"])[:, half] / gain
+    less_long = np.asarray(seen["short_less_long"])[learned, half] / gain
     yield of_mean(
-        less_long.tolist(), MOST, null="half or less",
+        less_long.tolist(), MOST, null="half or less", why=why,
         statistic=f"accuracy of the {half + 1} shortest lengths together less that of the "
         f"{half + 1} longest, same offset, as a share of what the whole model has above the best "
         "baseline", **said("short suffice", f"{task}, frozen sums"),
@@ -65,7 +69,7 @@ def claims(summary: dict[str, Any], task: str) -> Iterator[Claim]:
         above = np.asarray(sets, float)[:, lengths.index(1) :] - baseline[:, None]
         where = f"{task}, {PUBLISHED_SIZE} sampled paths, recomputed"
         yield of_mean(
-            (above[:, 0] / gain).tolist(), MOST, null="half or less",
+            (above[learned, 0] / gain).tolist(), MOST, null="half or less", why=why,
             statistic="accuracy of sets of length 1 above the best baseline, as a share of what "
             "the whole model has above it", **said("one short", where),
         )  # fmt: skip

@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from experiments.shell.flag_values import Flags
 from experiments.shell.progress import Progress
 from experiments.shell.room import Room
 from experiments.trained import arguments, chunks, together
-from rank_collapse.runs import processes
+from rank_collapse.runs import metrics, processes
 from rank_collapse.runs.files import RunError
 from rank_collapse.runs.folder import RunFolder
 from rank_collapse.runs.seeds import to_host
@@ -80,6 +81,7 @@ def results_of(
     *,
     part: str = "results",
     models: str = "models.safetensors",
+    lines: str = metrics.NAME,
     resumable: bool = True,
     constants: Mapping[str, np.ndarray] | None = None,
 ) -> dict[str, Any]:
@@ -93,6 +95,7 @@ def results_of(
         part: Of the run's arrays, with "/" between the levels of the dictionary.
         models: Where --keep_models writes the weights. They are not kept otherwise, so that a run
             asked for them later trains again.
+        lines: Where --monitor writes its lines; of a run asked for them later as of the weights.
         resumable: Whether checkpoints are of this network alone.
         constants: Arrays without a seed axis that are saved beside what is measured.
 
@@ -102,19 +105,22 @@ def results_of(
         whose loss is not finite, −1 for none) and
         "seconds": {"train", "all"}.
     """
-    missing = options.keep_models and not (run.path / models).exists()
     aside = {"seconds", *(constants or {})}
     count = arguments.run_count(options)
+    monitored = arguments.monitored(options)
+    missing = [models] if options.keep_models and not (run.path / models).exists() else []
+    if monitored and not watched_to_the_end(run.path / lines, options, setup.recipe.num_epochs):
+        missing.append(lines)
 
     def elsewhere(options, run):
         return results_of(
             options, setup, run, measure,
-            part=part, models=models, resumable=resumable, constants=constants,
+            part=part, models=models, lines=lines, resumable=resumable, constants=constants,
         )  # fmt: skip
 
     def compute():
-        if options.unit is not None and not (options.keep_models or options.monitor):
-            found = together.results_of_cell(options, elsewhere, aside)
+        if options.unit is not None and not (options.keep_models or monitored):
+            found = together.results_of_cell(options, setup.recipe, elsewhere, aside)
         else:
             found = compute_here(programs_of(options))
         refuse_if_all_diverged(found["losses"], options, run)
@@ -128,15 +134,16 @@ def results_of(
             size = chunks.runs_at_a_time(ensemble, arguments.hyper(options), count, room)
             if size < count or chunks.begun(run, part):
                 return chunks.results_in_chunks(
-                    options, run, size, elsewhere, part=part, models=models, aside=aside
-                )
+                    options, run, size, elsewhere,
+                    part=part, models=models, lines=lines, aside=aside,
+                )  # fmt: skip
             return train_and_measure(options, ensemble)
 
     def train_and_measure(options, ensemble):
         begun = time.monotonic()
-        found = train(options, ensemble, setup, run, resumable)
+        found = train(options, ensemble, setup, run, resumable, lines)
         refuse_if_all_diverged(found.losses, options, run)
-        if missing:
+        if models in missing:
             weights = to_host(found.state.model, count)
             run.write_file(models, model_file.dump_models(setup.recipe.config, weights))
         seconds = {"train": time.monotonic() - begun}
@@ -155,7 +162,7 @@ def results_of(
         return traverse_util.flatten_dict(measured | results | dict(constants or {}), sep="/")
 
     if missing and run.part(part) is not None:
-        print(f"the weights of a finished run were not kept: training again for {models}")
+        print(f"a finished run has not kept all: training again for {' and '.join(missing)}")
         compute()
         run.drop_checkpoints()
     results = run.cached(part, compute)
@@ -176,20 +183,29 @@ def results_by_case(
     run: RunFolder,
     measure: Callable[[Setup, Any, Any, Any], Any],
 ) -> dict[str, dict[str, Any]]:
-    """`results_of` each of several networks, by case; weights in models/<case>.safetensors.
+    """`results_of` each of several networks, by case, with files of its own in models/, metrics/.
 
     Args:
         options, cases, run: Flags, what is trained by case, the run folder.
         measure: (setup, model, data, key) of one seed → nested dictionary of arrays.
     """
-    return {
-        name: results_of(
+    found = {}
+    for name, setup in cases.items():
+        file = re.sub("[^A-Za-z0-9=+]+", "-", name)
+        found[name] = results_of(
             options, setup, run, functools.partial(measure, setup),
-            part=name, models=f"models/{re.sub('[^A-Za-z0-9=+]+', '-', name)}.safetensors",
+            part=name, models=f"models/{file}.safetensors", lines=f"{metrics.FOLDER}/{file}.jsonl",
             resumable=False,
-        )
-        for name, setup in cases.items()
-    }  # fmt: skip
+        )  # fmt: skip
+    return found
+
+
+def watched_to_the_end(path: Path, options: Flags, num_epochs: int) -> bool:
+    """Whether a file has the lines of the last epoch of all seeds that are asked for."""
+    if not path.exists():
+        return False
+    there = {row.get("seed") for row in metrics.read(path) if row["step"] == num_epochs}
+    return there >= set(range(options.num_seeds)[options.window])
 
 
 def kept(results: Mapping[str, Any]) -> np.ndarray:
@@ -222,13 +238,18 @@ def ensemble_of(options: Flags, setup: Setup, part: str) -> Ensemble:
             epochs_per_chunk=arguments.epochs_per_chunk(options),
             at_once=options.seeds_at_once or None,
             held_out={name: setup.metrics[name] for name in setup.curves},
-            watch=layer_scalars if options.monitor else None,
+            watch=layer_scalars if arguments.monitored(options) else None,
         ),
     )
 
 
 def train(
-    options: Flags, ensemble: Ensemble, setup: Setup, run: RunFolder, resumable: bool = True
+    options: Flags,
+    ensemble: Ensemble,
+    setup: Setup,
+    run: RunFolder,
+    resumable: bool = True,
+    lines: str = metrics.NAME,
 ) -> Trained:
     """Trains all runs; where it is resumable, from the last checkpoint, if there is one."""
     total = setup.recipe.num_epochs
@@ -266,14 +287,15 @@ def train(
         def on_watched(epoch, values):
             first = options.window.start or 0
             for i in range(arguments.run_count(options)):
-                run.append_metrics(epoch, {n: v[i] for n, v in values.items()}, seed=first + i)
+                own = {name: value[i] for name, value in values.items()}
+                run.append_metrics(epoch, own, seed=first + i, file=lines)
 
         found = ensemble.train(
             arguments.run_keys(options),
             arguments.hyper(options),
             resume=resume if resumable else None,
             on_chunk=on_chunk,
-            on_watched=on_watched if options.monitor else None,
+            on_watched=on_watched if arguments.monitored(options) else None,
         )
     return found
 

@@ -10,16 +10,18 @@ class Threshold(NamedTuple):
     """A bound that a metric should not pass.
 
     Attributes:
-        name: The metric.
+        name: The metric, also of a part of a network: "loss", and "decoder.loss".
         value: The bound.
         above: Whether passing means above it; below otherwise.
         meaning: Named in the alarm.
+        finite: Whether the metric has to be finite: NaN or infinity (null in a file) passes too.
     """
 
     name: str
     value: float
     above: bool = False
     meaning: str = ""
+    finite: bool = False
 
 
 # Where a look at the run is worth its time, not where theory draws a line: tokens that differ by a
@@ -29,6 +31,7 @@ COLLAPSE = (
     Threshold("residual_ratio", 0.01, meaning="rank collapse"),
     Threshold("token_cosine", 0.99, above=True, meaning="rank collapse"),
     Threshold("attention_entropy", 0.05, meaning="entropy collapse"),
+    Threshold("loss", np.inf, above=True, meaning="divergence", finite=True),
 )
 
 
@@ -36,12 +39,14 @@ class Alarm(NamedTuple):
     """The first step at which a metric passed a threshold, and its worst layer there.
 
     Attributes:
-        threshold: Which.
+        metric: Which metric.
+        threshold: Which threshold.
         step, value: When, and what it was.
         layer: From 0; None for a metric without layers.
         seed: Of an ensemble; None without.
     """
 
+    metric: str
     threshold: Threshold
     step: int
     value: float
@@ -49,34 +54,52 @@ class Alarm(NamedTuple):
     seed: int | None
 
     def __str__(self) -> str:
-        name, bound, above, meaning = self.threshold
+        _, bound, above, meaning, _ = self.threshold
         where = "" if self.layer is None else f" at layer {self.layer}"
         where += "" if self.seed is None else f" of seed {self.seed}"
-        side = "above" if above else "below"
-        text = f"step {self.step}: {name} {self.value:.3g} {side} {bound:g}{where}"
+        side = f"{'above' if above else 'below'} {bound:g}"
+        if not np.isfinite(self.value):
+            side = "is not finite"
+        text = f"step {self.step}: {self.metric} {self.value:.3g} {side}{where}"
         return f"{text} ({meaning})" if meaning else text
 
 
 def alarms(
     rows: Iterable[Mapping[str, Any]], thresholds: Sequence[Threshold] = COLLAPSE
 ) -> list[Alarm]:
-    """The first alarm of every threshold and seed, in order of steps.
+    """The first alarm of every metric, threshold and seed, in order of steps.
 
     Args:
-        rows: From `runs.metrics.read`; NaN passes no threshold.
+        rows: From `runs.metrics.read`; NaN passes no threshold but one that is `finite`.
         thresholds: What to look for; metrics that are not there are not looked for.
     """
     found: dict[Any, Alarm] = {}
     for row in sorted(rows, key=lambda row: row["step"]):
-        for threshold in thresholds:
-            key = threshold, row.get("seed")
-            values = np.asarray(row.get(threshold.name, np.nan), float)
-            if key in found or not np.isfinite(values).any():
-                continue
-            sign = 1 if threshold.above else -1
-            worst = int(np.nanargmax(sign * np.atleast_1d(values)))
-            value = float(np.atleast_1d(values)[worst])
-            if sign * (value - threshold.value) > 0:
-                layer = worst if values.ndim else None
-                found[key] = Alarm(threshold, row["step"], value, layer, row.get("seed"))
+        seed = row.get("seed")
+        for name, threshold in ((n, t) for n in row for t in of_metric(n, thresholds)):
+            values = np.asarray(row[name], float)
+            worst = _passed(np.atleast_1d(values), threshold)
+            if worst is not None and (name, threshold, seed) not in found:
+                layer, value = worst if values.ndim else None, float(np.atleast_1d(values)[worst])
+                found[name, threshold, seed] = Alarm(
+                    name, threshold, row["step"], value, layer, seed
+                )
     return list(found.values())
+
+
+def of_metric(name: str, thresholds: Sequence[Threshold]) -> list[Threshold]:
+    """The thresholds of a metric: those of its own name, else of the name without its part."""
+    own = [threshold for threshold in thresholds if threshold.name == name]
+    return own or [t for t in thresholds if t.name == name.rpartition(".")[2]]
+
+
+def _passed(values, threshold):
+    """The index of the worst of the values [l] that pass a threshold; None where none does."""
+    bad = np.flatnonzero(~np.isfinite(values))
+    if threshold.finite and bad.size:
+        return int(bad[0])
+    if bad.size == values.size:
+        return None
+    sign = 1 if threshold.above else -1
+    worst = int(np.nanargmax(sign * values))
+    return worst if sign * (values[worst] - threshold.value) > 0 else None

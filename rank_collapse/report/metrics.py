@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from rank_collapse.report import figures
-from rank_collapse.report.alarms import Threshold
+from rank_collapse.report.alarms import Threshold, of_metric
 
 COLUMNS = 3
 MOST_LAYERS = 8  # lines of a panel: the first, the last, and some between
@@ -20,7 +20,7 @@ def metrics_figure(
     """A panel for each metric: the mean over seeds as lines, all seeds' range as bands.
 
     Args:
-        rows: From `runs.metrics.read`; at least one.
+        rows: From `runs.metrics.read`; at least one of them with a metric.
         thresholds: Drawn dashed in their metric's panel.
     """
     # The last row's first: one from before training has no loss.
@@ -41,8 +41,8 @@ def metrics_figure(
             if len(own) > 1:
                 low, high = own.min(axis=0).filled(np.nan), own.max(axis=0).filled(np.nan)
                 ax.fill_between(steps, low, high, color=shade, alpha=0.15, linewidth=0)
-        for threshold in thresholds:
-            if threshold.name == name:
+        for threshold in of_metric(name, thresholds):
+            if np.isfinite(threshold.value):
                 ax.axhline(threshold.value, color="#555555", linestyle="--", linewidth=0.9)
         finite = values[np.isfinite(values)]
         if finite.size and finite.min() > 0 and finite.max() > 100 * finite.min():

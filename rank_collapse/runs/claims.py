@@ -134,7 +134,7 @@ class Claims:
             return False
         found, me = _read(path), _me()
         if found and all(found.get(key) == me[key] for key in ("host", "namespace")):
-            return found.get("pid") == me["pid"] or _start(found["pid"]) == found["start"]
+            return _start(found["pid"]) == found["start"]  # also of this process's own number
         return self._now() - touched < self.patience
 
     def _now(self):

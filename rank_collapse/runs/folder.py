@@ -6,14 +6,14 @@
              checkpoints/   states of an unfinished computation, by step (orbax)
              figures/       *.png and *.pdf
              models.safetensors
-                            trained weights, where asked for (`rank_collapse.training.model_file`);
-             models/        the same of a run of several networks, a file for each
+                            trained weights, where asked for (`rank_collapse.training.model_file`)
              summary.json   the run's headline numbers; its presence means the run is complete
              metrics.jsonl  scalars of a watched training, a line for each step (see `metrics`)
+             models/, metrics/   the same two of a run of several networks, a file for each
              log.txt
 
-Every file but the last two is written to a temporary name and renamed, so a file that exists is
-whole; what is read back as numbers (arrays.npz, checkpoints) has a checksum (`files`, `states`).
+Every file but metrics and log.txt is written to a temporary name and renamed, so that one that is
+there is whole; what is read as numbers (arrays.npz, checkpoints) has a checksum: `files`, `states`.
 
     with RunFolder("results/sort/a", {"depth": 6, "seed": 0}) as run:
         curves = run.cached("curves", lambda: {"loss": train()})   # computed once, then read
@@ -56,7 +56,7 @@ CONTENTS = (
     "config.json", "results.csv", "arrays.npz", "summary.json", "log.txt", "models.safetensors",
     "models.npz", "report.html", metrics.NAME,
 )  # fmt: skip
-FOLDERS = ("checkpoints", "figures", "models")
+FOLDERS = ("checkpoints", "figures", "models", metrics.FOLDER)
 
 
 class RunFolder:
@@ -131,11 +131,11 @@ class RunFolder:
                 file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {message}\n")
 
     def append_metrics(
-        self, step: int, values: Mapping[str, Any], *, seed: int | None = None
+        self, step: int, values: Mapping[str, Any], *, seed: int, file: str = metrics.NAME
     ) -> None:
-        """Appends a line to metrics.jsonl; see `metrics.append`."""
+        """Appends a line to metrics.jsonl, or to a file in metrics/; see `metrics.append`."""
         if self.primary:
-            metrics.append(self.path / metrics.NAME, step, values, seed=seed)
+            metrics.append(self.path / file, step, values, seed=seed)
 
     def write_rows(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Writes results.csv, whole: one column per key, in order of first appearance."""

@@ -16,9 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from rank_collapse.runs.files import RunError, writing
+from rank_collapse.runs.files import RunError, make_folder, writing
 
 NAME = "metrics.jsonl"
+FOLDER = "metrics"  # of a run of several networks: a file for each, metrics/<network>.jsonl
 
 
 def append(
@@ -27,7 +28,8 @@ def append(
     """Appends the line of one step.
 
     Args:
-        path: The file; made if absent. A line that an interrupted run left unfinished is ended.
+        path: The file; made if absent, with its folder. A line that an interrupted run left
+            unfinished is ended.
         step: Of training: steps, epochs, tokens, as the run counts.
         values: Numbers by name, or arrays [l] with one for each layer. What is not finite is
             written as null, since JSON has no other word for it.
@@ -43,6 +45,7 @@ def append(
         if value.ndim > 1 or name in ("step", "seed"):
             raise ValueError(f"{name!r} of shape {value.shape} is no metric: a number, or [l]")
         line[name] = [_number(v) for v in value] if value.ndim else _number(value)
+    make_folder(Path(path).parent)
     with writing(path), open(path, "ab+") as file:
         ended = file.tell() == 0 or _last_byte(file) == b"\n"
         file.write((b"" if ended else b"\n") + json.dumps(line).encode() + b"\n")
@@ -64,7 +67,7 @@ def read(path: str | os.PathLike) -> list[dict[str, Any]]:
     process that was killed while it wrote, are left out. null is read as NaN.
 
     Raises:
-        RunError: The file cannot be read, or holds a line that is no metric's.
+        RunError: The file cannot be read, or holds a line or a value that is no metric's.
     """
     try:
         content = Path(path).read_bytes()
@@ -76,16 +79,28 @@ def read(path: str | os.PathLike) -> list[dict[str, Any]]:
             row = json.loads(text)
         except (ValueError, RecursionError):
             continue
-        if not isinstance(row, dict) or not isinstance(row.get("step"), int):
-            raise RunError(f"{path}, line {number}: no JSON object with a whole number 'step'")
-        rows[row.get("seed", 0), row["step"]] = row
+        where = f"{path}, line {number}"
+        if not isinstance(row, dict) or type(row.get("step")) is not int:
+            raise RunError(f"{where}: no JSON object with a whole number 'step'")
+        if type(row.get("seed", 0)) is not int:
+            raise RunError(f"{where}: 'seed' is no whole number")
+        rows[row.get("seed", 0), row["step"]] = {n: _restored(n, v, where) for n, v in row.items()}
+    return [rows[key] for key in sorted(rows)]
+
+
+def _restored(name, value, where):
+    if name in ("step", "seed"):
+        return value
     try:
-        return [{n: _restored(v) for n, v in rows[key].items()} for key in sorted(rows)]
-    except (TypeError, ValueError) as error:
-        raise RunError(f"{path}: a value that is neither a number nor a list of them") from error
+        return np.array([_float(v) for v in value]) if isinstance(value, list) else _float(value)
+    except (TypeError, OverflowError) as error:
+        raise RunError(f"{where}: {name!r} is neither a number nor a list of them") from error
 
 
-def _restored(value):
-    if isinstance(value, list):
-        return np.array([np.nan if v is None else float(v) for v in value])
-    return math.nan if value is None else value
+def _float(value):
+    """A number of JSON; what is a bool, a text or an object there is a TypeError."""
+    if value is None:
+        return math.nan
+    if type(value) not in (int, float):
+        raise TypeError
+    return float(value)

@@ -199,7 +199,7 @@ def test_exponents_of_the_laws():
 @pytest.mark.parametrize(
     ("flag", "message"),
     [
-        ("--designs=nowhere", "design 'nowhere' is not one of"),
+        ("--designs=nowhere", "--designs=nowhere is not one of"),
         ("--designs=", "--designs is empty"),
         ("--parts=decoders", "--parts=decoders is not one of encoders, encoder_decoders, training"),
         ("--parts=training", "--parts=training measures no network at initialisation"),
@@ -207,9 +207,14 @@ def test_exponents_of_the_laws():
         ("--depths=6", "--depths=6 is fewer than two depths"),
         ("--layer_depths=6,x", "--layer_depths=x is not a positive integer"),
         ("--num_heads=3", "num_heads=3 does not divide d_model=8"),
+        ("--update_size=0", "--update_size=0.0 is no update of the weights"),
+        ("--d_model=2", "d_model=2"),
+        ("--parts=encoders,training --train_designs=foo", "--train_designs=foo is not one of"),
+        ("--parts=encoders,training --train_designs=", "--train_designs is empty"),
     ],
 )
-def test_bad_flags_are_one_line(tmp_path, capsys, flag, message):
-    assert execute(*TINY, flag, f"--output_dir={tmp_path / 'x'}") == 2
+def test_bad_flags_are_one_line(tmp_path, capsys, monkeypatch, flag, message):
+    monkeypatch.setattr(run_stability, "measure_all", lambda *a: pytest.fail("measured before"))
+    assert execute(*TINY, *flag.split(), f"--output_dir={tmp_path / 'x'}") == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1

@@ -19,7 +19,7 @@ from trained_runs import (
     summary,
 )  # fmt: skip
 
-from experiments import run_circle, run_convex_hull, run_memorization, run_sort
+from experiments import run_attention_forms, run_circle, run_convex_hull, run_memorization, run_sort
 from experiments.shell import cli
 from experiments.trained import arguments, training
 from experiments.trained.figures import figures_of
@@ -159,6 +159,32 @@ def test_weights_asked_for_later_are_trained_again_and_nothing_else_changes(
     assert not (copy / "checkpoints").exists()
     again, first = ((f / "models.safetensors").read_bytes() for f in (copy, folder))
     assert again == first
+
+
+def test_metrics_asked_for_later_are_trained_again_and_nothing_else_changes(
+    folder, tmp_path, capsys
+):
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    path, before = copy / metrics.NAME, contents(copy)
+    whole = path.read_bytes()
+    arguments = [*MEASURED, "--monitor", "--checkpoint_seconds=0"]
+    for left in (b"", b"".join(whole.splitlines(keepends=True)[:5])):  # as of an interrupted run
+        path.unlink() if not left else path.write_bytes(left)
+        assert run(run_sort, arguments, copy) == 0
+        assert "training again for metrics.jsonl" in capsys.readouterr().out
+        assert [str(row) for row in metrics.read(path)] == [
+            str(row) for row in metrics.read(folder / metrics.NAME)
+        ]
+    assert contents(copy) == before and not (copy / "checkpoints").exists()
+    assert run(run_sort, arguments, copy) == 0
+    assert "training again" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("module", [run_circle, run_attention_forms])
+def test_there_is_no_monitor_where_it_would_write_nothing(module, tmp_path, capsys):
+    assert run(module, ["--monitor"], tmp_path) == 2
+    assert "monitor" in capsys.readouterr().err
 
 
 def test_overwrite_deletes_the_weights_of_the_run_before(folder, tmp_path, monkeypatch):

@@ -13,9 +13,11 @@ from trained_runs import (
     summary,
 )  # fmt: skip
 
+import rank_collapse as rc
 from experiments import run_transformer
 from experiments.shell import cli
 from experiments.transformer import cases, entry
+from rank_collapse.runs import metrics
 from rank_collapse.runs.seeds import seed_keys
 from rank_collapse.training import load_models
 from rank_collapse.training.decoded import decode_pairs, exactly_written
@@ -30,7 +32,7 @@ ARGUMENTS = (
 def folder(tmp_path_factory):
     """One finished run, never written to again."""
     path = tmp_path_factory.mktemp("transformer")
-    assert run(run_transformer, [*ARGUMENTS, "--keep_models"], path) == 0
+    assert run(run_transformer, [*ARGUMENTS, "--keep_models", "--monitor"], path) == 0
     return path
 
 
@@ -50,6 +52,26 @@ def test_rows_and_summary_are_of_the_kept_weights(folder):
     assert len(entry.compare(found)) == 2 and "teacher forcing" in entry.reading(found)
     names = {f"{name}.{kind}" for name in entry.ENTRY.captions for kind in ("pdf", "png")}
     assert {path.name for path in figures(folder)} == names
+
+
+def test_what_is_watched_is_of_both_halves(folder):
+    lines = metrics.read(folder / metrics.NAME)
+    assert [(x["seed"], x["step"]) for x in lines] == [(s, e) for s in (0, 1) for e in range(3)]
+    config, models = load_models(folder / "models.safetensors")
+    options = cli.parse(run_transformer.FLAGS, list(ARGUMENTS))
+    pairs = cases.make_data(options, jax.random.split(seed_keys(0, 2)[1])[0])["eval"]
+    model, ratios = seed_of(models, 1), {"encoder": [], "decoder": []}
+    for pair in (jax.tree.map(lambda a, i=i: a[i], pairs) for i in range(len(pairs))):
+        mask = pair.target_mask[:-1]
+        trace = rc.encoder_decoder.apply(
+            model, pair.source, pair.target[:-1], config,
+            source_mask=pair.source_mask, target_mask=mask,
+        )  # fmt: skip
+        ratios["encoder"].append(rc.residual_ratio(trace.encoder.output, mask=pair.source_mask))
+        ratios["decoder"].append(rc.residual_ratio(trace.decoder.output, mask=mask))
+    for half, values in ratios.items():
+        told = lines[-1][f"{half}.residual_ratio"]
+        np.testing.assert_allclose(told, [np.mean(values)], rtol=1e-4)
 
 
 @pytest.mark.slow

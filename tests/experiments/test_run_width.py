@@ -17,6 +17,7 @@ from trained_runs import (
 from experiments import run_width
 from experiments.shell import cli
 from experiments.width import cases, entry
+from rank_collapse.runs import metrics
 from rank_collapse.runs.seeds import seed_keys
 from rank_collapse.training import load_models
 from rank_collapse.training.tasks import examples
@@ -33,7 +34,7 @@ ARGUMENTS = (
 def folder(tmp_path_factory):
     """One finished run, never written to again."""
     path = tmp_path_factory.mktemp("width")
-    assert run(run_width, [*ARGUMENTS, "--keep_models"], path) == 0
+    assert run(run_width, [*ARGUMENTS, "--keep_models", "--monitor"], path) == 0
     return path
 
 
@@ -77,6 +78,17 @@ def test_kept_models_give_the_accuracies_of_the_table(folder):
         values = [float(r["accuracy"]) for r in table if r["depth"] == depth]
         assert case["accuracy"] == pytest.approx(np.mean(values))
         assert case["accuracy_std"] == pytest.approx(np.std(values))
+
+
+def test_what_is_watched_has_a_file_for_each_depth(folder):
+    found = {path.name: metrics.read(path) for path in (folder / metrics.FOLDER).iterdir()}
+    assert found.keys() == {"depth-1.jsonl", "depth-4.jsonl"}
+    for name, lines in found.items():
+        steps = [(line["seed"], line["step"]) for line in lines]
+        assert steps == [(seed, epoch) for seed in (0, 1) for epoch in range(3)]
+        depth = int(name[6:7])
+        assert all(len(line["residual_ratio"]) == depth for line in lines)
+    assert not (folder / metrics.NAME).exists()
 
 
 def test_the_report_has_a_line_per_depth(folder):

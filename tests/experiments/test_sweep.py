@@ -3,6 +3,7 @@
 import csv
 import json
 
+import jax
 import numpy as np
 import pytest
 from absl import flags
@@ -99,8 +100,8 @@ def test_a_grid_is_products_and_zips(text, points):
         (["--sweep=rate=1,2", "--workers=0"], "workers"),
         (["--sweep=rate=1,2", "--sweep_shows=height"], "'height' is not one of seed, layer"),
         (["--sweep=rate=1,2", "--sweep_shows=value,size=1"], "'size' is not one of seed, layer"),
-        (["--sweep=rate=1,2", "--sweep_shows=value,layer=9"], "rate=1 has no row of that"),
-        (["--sweep=rate=1,2", "--sweep_shows=name"], "rate=1 has no row of that"),
+        (["--sweep=rate=1,2", "--sweep_shows=value,layer=9"], "no cell has a row of that"),
+        (["--sweep=rate=1,2", "--sweep_shows=name"], "no cell has a row of that"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_2(arguments, message, tmp_path, capsys):
@@ -153,6 +154,36 @@ def test_cells_are_runs_and_the_whole_has_one_table_and_figure(tmp_path, capsys)
     assert "holds a run that is no sweep" in capsys.readouterr().err
     assert sweep(folder, "rate=0.5,2", "--overwrite") == 0
     assert len(RAN) == 2
+
+
+def test_a_cell_without_a_number_is_an_empty_place(tmp_path, capsys):
+    """rate=1e308 overflows: value is inf at the last layer, as of weights that are too large."""
+    text = "rate=1,1e308;depth=2,3"
+    assert sweep(tmp_path, text) == 0
+    out, _ = capsys.readouterr()
+    assert out.count("no number") == 2 and "4 of 4 cells are done" in out
+    assert len(rows(tmp_path)) == 2 * 3 * (3 + 4) and (tmp_path / "figures/grid.png").exists()
+    found = json.loads((tmp_path / "summary.json").read_text())["mean"]
+    empty = {"mean": None, "interval": [None, None], "seeds": 0}
+    assert found["rate=1e308,depth=3"] == empty and found["rate=1,depth=3"]["mean"] == 4
+    assert sweep(tmp_path / "curve", "rate=1,1e308") == 0
+
+
+def test_memory_that_runs_out_fails_its_cell_alone(tmp_path, capsys):
+    def too_large(options):
+        if options.rate == 2:
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes")
+        if options.rate == 3:
+            raise jax.errors.JaxRuntimeError("INTERNAL: a mistake")
+        main(options)
+
+    arguments = ["--sweep=rate=1,2,4", f"--output_dir={tmp_path / 'a'}"]
+    assert cli.execute(too_large, FLAGS, arguments) == 1
+    out, err = capsys.readouterr()
+    assert "failed: rate=2: out of memory: RESOURCE_EXHAUSTED" in err and "Traceback" not in err
+    assert "2 of 3 cells are done" in out
+    with pytest.raises(jax.errors.JaxRuntimeError, match="a mistake"):
+        cli.execute(too_large, FLAGS, ["--sweep=rate=1,3", f"--output_dir={tmp_path / 'b'}"])
 
 
 def test_a_cell_that_fails_leaves_the_others_and_is_tried_again(tmp_path, capsys):
@@ -225,3 +256,11 @@ def test_overwrite_leaves_a_sweep_alone_that_is_worked_at(tmp_path, capsys):
     with Claims(tmp_path / "claims").take("unit-rate=1"):
         assert sweep(tmp_path, "rate=1,2", "--overwrite") == 2
     assert "in use by another process (pid " in capsys.readouterr().err
+
+
+def test_overwrite_leaves_a_run_alone_that_is_no_sweep_and_is_worked_at(tmp_path, capsys):
+    with cli.open_run(cli.parse(FLAGS, [f"--output_dir={tmp_path}"]), "stub") as run:
+        run.save_arrays({"a": 1})
+        assert sweep(tmp_path, "rate=1,2", "--overwrite") == 2
+        assert "in use by another process (pid " in capsys.readouterr().err
+        assert {"arrays.npz", "config.json"} <= {path.name for path in tmp_path.iterdir()}

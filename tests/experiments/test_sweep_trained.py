@@ -1,6 +1,7 @@
 """Cells of a sweep that differ in floats alone: one ensemble, or one program, and equal results."""
 
 import json
+import subprocess
 
 import numpy as np
 import pytest
@@ -8,9 +9,11 @@ import quick_training
 from quick_training import SMALL
 from trained_runs import run
 
-from experiments import run_collapse, run_sort
+from experiments import run_collapse, run_sort, run_transformer
 from experiments.collapse.ensemble import Programs
-from experiments.shell import cli
+from experiments.shell import cli, memory
+from experiments.shell.sweep import work, workers
+from rank_collapse.runs import metrics
 from rank_collapse.training.ensemble import Ensemble
 
 GRID = "--sweep=learning_rate,init_scale=1e-3:1,3e-3:0.5"
@@ -76,6 +79,18 @@ def test_a_cell_all_of_whose_seeds_diverge_fails_alone(tmp_path, capsys):
     assert "seed 0 of cell 2 diverged" in err and "1 of 2 cells are done" in out
 
 
+def test_a_cell_whose_values_mean_nothing_fails_alone(ensembles, tmp_path, capsys):
+    """As label_smoothing=1.5 of run_transformer; --warmup and --label_smoothing are its own."""
+    values = [a for a in SMALL if "width" not in a and "seq_len" not in a]
+    grid = "--sweep=label_smoothing=1.5,0,0.1"
+    arguments = [*values, "--width=1", "--seq_len=2", "--n_epochs=1", "--task=copy", grid]
+    assert run(run_transformer, arguments, tmp_path) == 1
+    out, err = capsys.readouterr()
+    (failed,) = [line for line in err.splitlines() if line.startswith("failed: ")]
+    assert failed == "failed: label_smoothing=1.5: label_smoothing=1.5 is not in [0, 1)"
+    assert "2 of 3 cells are done" in out and [runs for _, runs in ensembles] == [4]
+
+
 def test_chunks_of_seeds_that_fit_into_memory_change_nothing(ensembles, tmp_path, monkeypatch):
     arguments, folder = [*SMALL, "--num_seeds=4", "--keep_models"], tmp_path / "chunks"
     assert run(quick_training, arguments, tmp_path / "whole") == 0
@@ -103,6 +118,29 @@ def test_chunks_of_seeds_that_fit_into_memory_change_nothing(ensembles, tmp_path
     assert not (folder / "checkpoints").exists()
 
 
+def test_chunks_done_before_the_monitor_was_asked_for(tmp_path, monkeypatch, capsys):
+    """One is trained again; one that has only to be measured is left out and named."""
+    arguments = [*SMALL, "--num_seeds=4", "--memory_gb=1e-9", "--n_epochs=2"]
+    arguments += ["--checkpoint_seconds=0"]
+    train, trained = Ensemble.train, []
+
+    def interrupted(self, *arguments, **options):
+        trained.append(train(self, *arguments, **options))
+        if len(trained) == 2:
+            raise KeyboardInterrupt
+        return trained[-1]
+
+    monkeypatch.setattr(Ensemble, "train", interrupted)
+    assert run(quick_training, arguments, tmp_path) == 130
+    monkeypatch.setattr(Ensemble, "train", train)
+    capsys.readouterr()
+    assert run(quick_training, [*arguments, "--monitor"], tmp_path) == 0
+    out, err = capsys.readouterr()
+    assert "training again for metrics.jsonl" in out
+    assert "results-2-4 was trained before --monitor was given" in err
+    assert {row["seed"] for row in metrics.read(tmp_path / metrics.NAME)} == {0, 1}
+
+
 @pytest.mark.slow
 def test_scales_and_gains_share_their_programs(tmp_path, monkeypatch):
     small = (
@@ -126,3 +164,23 @@ def test_only_floats_are_shared(module):
             value = module.FLAGS[name].default
             assert isinstance(value, float) or [float(v) for v in value], name
     assert module.FLAGS.aside >= cli.EXECUTION
+
+
+@pytest.mark.parametrize("given", [["--memory_gb=3"], []])
+def test_workers_share_memory_as_they_share_cores(given, tmp_path, monkeypatch):
+    """Each of them would otherwise plan for all there is."""
+    started = []
+
+    def start(_, command, log):
+        started.append(command)
+        return subprocess.Popen(["true"])
+
+    monkeypatch.setattr(workers.Children, "start", start)
+    monkeypatch.setattr(work, "compute", lambda *_: None)
+    arguments = [*SMALL, GRID, "--workers=3", "--num_devices=1", *given]
+    assert run(quick_training, arguments, tmp_path) == 0
+    assert len(started) == 3
+    for command in started:
+        (memory_gb,) = [float(a.split("=")[1]) for a in command if a.startswith("--memory_gb=")]
+        whole = 3 if given else memory.SHARE * memory.free() / 1e9
+        assert memory_gb == pytest.approx(whole / 3, rel=1e-9 if given else 0.5)

@@ -56,6 +56,17 @@ def test_verdicts(fields, expected):
     assert [n for n, _ in found] == ["short suffice", "short suffice", "one short", "falls"]
 
 
+def test_seeds_that_learned_nothing_are_left_out_and_counted():
+    found = summary(seeds=5)
+    found["by_seed"]["whole"][1] = found["by_seed"]["baseline"][1]
+    shares = [c for c in ENTRY.claims(found) if "as a share of what the whole" in c.statistic]
+    assert [c.seeds for c in shares] == [4, 4]
+    assert {c.why for c in shares} == {
+        "1 of 5 seeds, no better than the best baseline, are left out"
+    }
+    assert not any("left out" in c.why for c in ENTRY.claims(summary()))
+
+
 def test_reading_and_table_say_what_no_path_gives():
     found = summary()
     assert "no path at all gives 0.700" in ENTRY.reading(found)

@@ -29,6 +29,54 @@ def test_a_threshold_that_is_passed_is_said_once_and_exits_with_3(tmp_path, caps
     assert watched(str(tmp_path / metrics.NAME), "--once", "--below=residual_ratio=1e-5") == 0
 
 
+def test_a_loss_that_is_no_number_is_said_once_whatever_else_is_looked_for(
+    tmp_path, capsys, monkeypatch
+):
+    lost = {"loss": float("nan")}
+
+    def go_on(_):
+        metrics.append(tmp_path / metrics.NAME, 5, lost, seed=1)
+        (tmp_path / "summary.json").write_text("{}")
+
+    monkeypatch.setattr(watch, "pause", go_on)
+    metrics.append(tmp_path / metrics.NAME, 4, lost, seed=1)
+    assert watched(str(tmp_path), "--above=loss=5") == watch.PASSED
+    out = capsys.readouterr().out
+    assert out.startswith("step 4: loss nan is not finite of seed 1 (divergence)\n1 thresholds")
+
+
+def test_each_network_of_several_has_its_picture_and_its_alarms(tmp_path, capsys):
+    for network, ratio in (("deep", 1e-5), ("flat", 0.5)):
+        path = tmp_path / metrics.FOLDER / f"{network}.jsonl"
+        metrics.append(path, 3, {"residual_ratio": [0.9, ratio]}, seed=0)
+    assert watched(str(tmp_path), "--once") == watch.PASSED
+    out = capsys.readouterr().out
+    assert out.startswith("deep: step 3: residual_ratio 1e-05") and "1 thresholds" in out
+    drawn = {path.name for path in (tmp_path / "figures").iterdir()}
+    assert drawn == {"metrics-deep.png", "metrics-flat.png"}
+    assert watched(str(path), "--once") == 0  # the file alone, in the same run
+    assert str(tmp_path / "figures" / "metrics-flat.png") in capsys.readouterr().out
+
+
+def test_the_folder_may_come_later(tmp_path, monkeypatch):
+    """As where the run and this are started together."""
+    folder = tmp_path / "run"
+
+    def begin(_):
+        folder.mkdir()
+        write(folder, 0.5)
+        (folder / "summary.json").write_text("{}")
+
+    monkeypatch.setattr(watch, "pause", begin)
+    assert watched(str(folder)) == 0 and (folder / "figures" / "metrics.png").exists()
+
+
+def test_steps_alone_are_no_metric(tmp_path, capsys):
+    (tmp_path / metrics.NAME).write_text('{"step": 1}\n')
+    assert watched(str(tmp_path), "--once") == 0
+    assert "no metric yet" in capsys.readouterr().out
+
+
 def test_it_ends_with_the_run(tmp_path):
     write(tmp_path, 0.5)
     (tmp_path / "summary.json").write_text("{}")

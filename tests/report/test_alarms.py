@@ -15,10 +15,11 @@ ROWS = [
 
 
 def test_the_first_step_and_the_worst_layer_are_named():
-    (alarm,) = alarms(ROWS)
+    alarm, lost = alarms(ROWS)
     assert (alarm.step, alarm.layer, alarm.seed, alarm.value) == (2, 1, 1, 0.001)
     text = "step 2: residual_ratio 0.001 below 0.01 at layer 1 of seed 1 (rank collapse)"
     assert str(alarm) == text
+    assert str(lost) == "step 3: loss nan is not finite of seed 1 (divergence)"
 
 
 @pytest.mark.parametrize("bound, expected", [(1.5, [(1, 2.0)]), (2.0, [])])
@@ -31,6 +32,15 @@ def test_above_is_strict_and_takes_plain_numbers(bound, expected):
 def test_nothing_there_passes_nothing():
     assert alarms([], [Threshold("loss", 1.0)]) == []
     assert alarms([{"step": 1, "loss": np.nan}], [Threshold("loss", 1.0)]) == []
+    assert alarms([{"step": 1, "residual_ratio": np.array([0.5])}]) == []  # there is no loss
+
+
+def test_a_part_of_a_network_has_the_thresholds_of_the_whole_or_its_own():
+    rows = [{"step": 1, "encoder.residual_ratio": 1e-3, "decoder.residual_ratio": 1e-3}]
+    assert [a.metric for a in alarms(rows)] == ["encoder.residual_ratio", "decoder.residual_ratio"]
+    assert str(alarms(rows)[1]).startswith("step 1: decoder.residual_ratio 0.001 below 0.01")
+    own = [Threshold("residual_ratio", 0.01), Threshold("encoder.residual_ratio", 1e-5)]
+    assert [a.metric for a in alarms(rows, own)] == ["decoder.residual_ratio"]
 
 
 def test_by_step_leaves_gaps_where_a_seed_has_none():
@@ -43,6 +53,6 @@ def test_by_step_leaves_gaps_where_a_seed_has_none():
 def test_the_figure_has_a_panel_each_with_its_threshold():
     fig = metrics_figure(ROWS, [Threshold("residual_ratio", 0.01)])
     shown = [ax for ax in fig.axes if ax.get_visible()]
-    assert [ax.get_title() for ax in shown] == ["loss", "residual ratio", "token cosine"]
-    ratio = shown[1]
+    assert [ax.get_title() for ax in shown] == ["loss", "token cosine", "residual ratio"]
+    ratio = shown[2]  # the last row's metrics come first
     assert ratio.get_yscale() == "log" and len(ratio.lines) == 3 + 1

@@ -41,7 +41,18 @@ def test_a_line_cut_off_by_a_kill_is_left_out_and_does_not_spoil_the_next(tmp_pa
 
 @pytest.mark.parametrize(
     "content, message",
-    [("[1]", "no JSON object"), ('{"loss": 1}', "'step'"), ('{"step": 1, "a": [{}]}', "neither")],
+    [
+        ("[1]", "no JSON object"),
+        ('{"loss": 1}', "'step'"),
+        ('{"step": true}', "'step'"),
+        ('{"step": 1, "seed": [1]}', "line 1: 'seed' is no whole number"),
+        ('{"step": 1, "a": [{}]}', "line 1: 'a' is neither"),
+        ('{"step": 1, "a": {"b": 1}}', "'a' is neither"),
+        ('{"step": 1, "note": "begun"}', "'note' is neither"),
+        ('{"step": 1, "a": ["2"]}', "'a' is neither"),
+        ('{"step": 1, "a": true}', "'a' is neither"),
+        ('{"step": 1, "a": 1' + 400 * "0" + "}", "'a' is neither"),
+    ],
 )
 def test_other_files_are_refused_in_a_line(tmp_path, content, message):
     path = tmp_path / "m.jsonl"

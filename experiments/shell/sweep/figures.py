@@ -23,25 +23,25 @@ def grid_figure(
     values: Mapping[str, Mapping[str, float]],
     shown: str,
 ) -> Figure:
-    """Means over seeds and their 95 % intervals by cell; cells that failed are left empty.
+    """Means over seeds and their 95 % intervals by cell; cells without a number are left empty.
 
     Args:
         axes, cells: The grid.
-        values: {cell: {seed: value}} of those that are done.
+        values: {cell: {seed: value}} of those that are done: of the seeds that have a number.
         shown: What the values are.
     """
     column, *conditions = (part.strip() for part in shown.split(","))
     label = column + (f" ({', '.join(conditions)})" if conditions else "")
     axes = [axis for axis in axes if len(axis.values) > 1] or list(axes[:1])
     found = {
-        tuple(tuple(cell.values[n] for n in axis.names) for axis in axes): list(
-            values.get(name, {}).values()
+        tuple(tuple(cell.values[n] for n in axis.names) for axis in axes): (
+            list(values[name].values()) if name in values else None
         )
         for name, cell in cells.items()
     }
     if len(axes) == 1:
         fig, panels = figures.figure()
-        curve(panels[0, 0], axes[0], [found[value,] for value in axes[0].values], label)
+        curve(panels[0, 0], axes[0], [found[value,] or [] for value in axes[0].values], label)
         return fig
     *outer, rows, columns = axes
     points = list(itertools.product(*(axis.values for axis in outer)))
@@ -83,7 +83,14 @@ def curve(ax: Axes, axis: Axis, values: Sequence[Sequence[float]], label: str) -
 def heat_map(
     ax: Axes, rows: Axis, columns: Axis, found: Mapping, limits: tuple[float, float]
 ) -> object:
-    """Means over two axes as colours, with their intervals written in; returns the image."""
+    """Means over two axes as colours, with their intervals written in; returns the image.
+
+    Args:
+        ax: The panel.
+        rows, columns: The axes.
+        found: {(row, column): values of the seeds}; None of a cell that failed.
+        limits: Of the colours.
+    """
     table = np.array(
         [
             [np.mean(found[row, c]) if found[row, c] else np.nan for c in columns.values]
@@ -95,8 +102,9 @@ def heat_map(
         enumerate(rows.values), enumerate(columns.values)
     ):
         own = found[row, column]
-        if not own:
+        if own is None:
             ax.text(j, i, "failed", ha="center", va="center")
+        if not own:
             continue
         low, high = mean_interval(own)
         text = f"{np.mean(own):.3g}"

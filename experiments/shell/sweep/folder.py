@@ -20,7 +20,7 @@ from experiments.shell.flag_values import Flags
 from experiments.shell.sweep.grid import Axis, Cell, units_of
 from rank_collapse.runs import RunError, difference, make_folder, write_atomically
 from rank_collapse.runs.claims import Claim, Claims
-from rank_collapse.runs.files import delete, read_object
+from rank_collapse.runs.files import delete, lock, read_object
 from rank_collapse.runs.folder import CONTENTS, FOLDERS, RunFolder
 
 RESULTS = ("results.csv", "summary.json", "arrays.npz")
@@ -60,15 +60,17 @@ class SweepFolder:
         """Deletes what an earlier sweep left.
 
         Raises:
-            RunError: A process is at it.
+            RunError: A process is at it, or at a run that is no sweep.
         """
-        plan = self.path / "sweep.json"
-        if plan.exists():
-            claims = Claims(self.path / "claims")
-            for holder in claims.holders().values():
-                raise RunError(f"{self.path} is in use by another process ({holder})")
-            delete(self.path, ("cells", "units", "claims", plan.name))
-        delete(self.path, (*CONTENTS, *FOLDERS))
+        make_folder(self.path)
+        with lock(self.path):  # a run in this folder holds it
+            plan = self.path / "sweep.json"
+            if plan.exists():
+                claims = Claims(self.path / "claims")
+                for holder in claims.holders().values():
+                    raise RunError(f"{self.path} is in use by another process ({holder})")
+                delete(self.path, ("cells", "units", "claims", plan.name))
+            delete(self.path, (*CONTENTS, *FOLDERS))
 
     def open(self, processes: int) -> None:
         """Makes the folder, or joins those that are at it.

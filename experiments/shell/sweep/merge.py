@@ -39,11 +39,13 @@ def show(sweep: SweepFolder) -> int:
 def publish(sweep: SweepFolder, failures: dict[str, str]) -> dict[str, Any]:
     """Writes what is missing, or of fewer cells, of results.csv, figures/ and summary.json."""
     names = [name for name in sweep.cells if sweep.done(name)]
-    shown = sweep.shown or default_shown(sweep, names[0])
+    shown = sweep.shown or default_shown(sweep, names)
     current = {"shows": shown, "cells": names, "failed": failures}
     path = sweep.path / "summary.json"
     old = read_object(path) if path.exists() else {}
     values = {name: shown_of(sweep, name, shown) for name in names}
+    if not any(values.values()):
+        raise ValueError(f"--sweep_shows={shown}: no cell has a row of that with a number")
     if any(old.get(key) != value for key, value in current.items()):
         for file in ("summary.json", "results.csv", "figures/grid.png", "figures/grid.pdf"):
             (sweep.path / file).unlink(missing_ok=True)
@@ -73,14 +75,14 @@ def table_of(sweep: SweepFolder, name: str) -> list[dict[str, str]]:
 
 
 def shown_of(sweep: SweepFolder, name: str, shown: str) -> dict[str, float]:
-    """{seed: mean over the rows that fulfil the conditions} of one cell.
+    """{seed: mean over the rows that fulfil the conditions} of one cell; seeds with a number only.
 
     Args:
         sweep, name: The cell.
         shown: "column,condition=value,...", where the value "last" is that of the last row.
 
     Raises:
-        ValueError: A column that there is not, or no row or no number left.
+        ValueError: A column that there is not.
     """
     column, *conditions = (part.strip() for part in shown.split(","))
     rows = table_of(sweep, name)
@@ -97,28 +99,34 @@ def shown_of(sweep: SweepFolder, name: str, shown: str) -> dict[str, float]:
         number = _number(row[column])
         if number is not None:
             by_seed.setdefault(row.get("seed", ""), []).append(number)
-    if not by_seed:
-        raise ValueError(f"--sweep_shows={shown}: {name} has no row of that")
     return {seed: math.fsum(values) / len(values) for seed, values in by_seed.items()}
 
 
-def default_shown(sweep: SweepFolder, name: str) -> str:
-    """The first column of numbers that are not all whole, of a binary that names none."""
-    rows = table_of(sweep, name)
-    for column in rows[0] if rows else ():
-        values = [_number(row[column]) for row in rows]
-        if all(v is not None for v in values) and any(v != int(v) for v in values):
-            return column
+def default_shown(sweep: SweepFolder, names: list[str]) -> str:
+    """The first column of numbers that are not all whole in a cell, of a binary that names none."""
+    for name in names:
+        rows = table_of(sweep, name)
+        for column in rows[0] if rows else ():
+            values = [_number(row[column]) for row in rows]
+            if all(v is not None for v in values) and any(v != int(v) for v in values):
+                return column
     raise ValueError("--sweep_shows is needed: the table has no column of numbers")
 
 
 def means_of(values: dict[str, dict[str, float]]) -> dict[str, dict[str, Any]]:
-    """{cell: mean over its seeds, 95 % interval (None of one seed), number of seeds}."""
+    """{cell: mean over its seeds, 95 % interval (None of one seed), number of seeds}.
+
+    The mean is None where no seed has a number.
+    """
     found = {}
     for name, by_seed in values.items():
         own = list(by_seed.values())
-        ends = [end if math.isfinite(end) else None for end in mean_interval(own)]
-        found[name] = {"mean": math.fsum(own) / len(own), "interval": ends, "seeds": len(own)}
+        ends = mean_interval(own) if own else (math.nan, math.nan)
+        found[name] = {
+            "mean": math.fsum(own) / len(own) if own else None,
+            "interval": [end if math.isfinite(end) else None for end in ends],
+            "seeds": len(own),
+        }
     return found
 
 
@@ -126,6 +134,9 @@ def lines_of(summary: dict[str, Any]) -> Iterator[str]:
     """The means by cell, as they are printed."""
     yield f"{summary['shows']}, mean over seeds:"
     for name, found in summary["mean"].items():
+        if found["mean"] is None:
+            yield f"  {name:40s} no number"
+            continue
         low, high = found["interval"]
         ends = "" if low is None or high is None else f"  (95 %: {low:.4g} to {high:.4g})"
         yield f"  {name:40s} {found['mean']:10.4g}{ends}  {found['seeds']} seed(s)"

@@ -11,7 +11,7 @@ from functools import partial
 
 import jax
 
-from experiments.shell import cli, signals
+from experiments.shell import cli, exhausted, signals
 from experiments.shell.flag_values import Flags
 from experiments.shell.sweep import merge, workers
 from experiments.shell.sweep.folder import SweepFolder
@@ -132,6 +132,13 @@ def compute_cell(main: Callable, sweep: SweepFolder, name: str) -> None:
         if not sweep.done(name):
             raise RunError("it left no summary.json")
     except (ValueError, RunError, OSError, MemoryError) as error:
-        reason = " ".join((str(error) or type(error).__name__).split())
-        print(f"{name}: {reason}", file=sys.stderr, flush=True)
-        sweep.fail(name, reason)
+        _failed(sweep, name, " ".join((str(error) or type(error).__name__).split()))
+    except jax.errors.JaxRuntimeError as error:
+        if not exhausted.out_of_memory(error):
+            raise
+        _failed(sweep, name, exhausted.one_line(error))
+
+
+def _failed(sweep, name, reason):
+    print(f"{name}: {reason}", file=sys.stderr, flush=True)
+    sweep.fail(name, reason)
