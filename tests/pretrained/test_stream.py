@@ -13,8 +13,9 @@ from rank_collapse import pretrained
 from rank_collapse.measures import attention_profile, influence, profiles
 from rank_collapse.measures.attention_profile import AttentionPass
 from rank_collapse.measures.influence import InfluencePass
+from rank_collapse.measures.norms import composite_norm
 from rank_collapse.measures.profiles import ProfilePass
-from rank_collapse.network import surgery
+from rank_collapse.network import apply, surgery
 from rank_collapse.paths import next_token
 from rank_collapse.paths.contributions import LengthPass, path_contributions
 from rank_collapse.paths.effects import ChainPass, chain_effects
@@ -89,6 +90,34 @@ def test_streamed_is_what_the_network_in_memory_gives(name):
     )
     print(name, gaps)
     assert max(gaps.values()) < TOLERANCE, gaps
+
+
+def test_streamed_ratios_are_of_what_a_branch_with_its_own_norm_adds():
+    """A sandwich (Gemma 2), whose branches are normalised before they join: the states' gain."""
+    settings = {
+        "model_type": "gemma2", "vocab_size": 40, "hidden_size": 12, "num_hidden_layers": 2,
+        "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 4,
+        "intermediate_size": 16, "query_pre_attn_scalar": 4,
+    }  # fmt: skip
+    config, params = pretrained.random_like(settings, jax.random.key(0))
+    source = pretrained.open_random(settings, jax.random.key(0))
+    inputs = {"x": np.random.default_rng(0).integers(1, 40, (2, 6))}
+    passes = (("influence", InfluencePass()), ("chains", ChainPass(2)))
+    found = pretrained.stream(source, inputs, {"all": Job(passes)})["all"]
+    trace = jax.vmap(lambda x: apply(params, x, config))(inputs["x"])
+    streams = {"attention": trace.hidden[:, :-1], "mlp": trace.layers.after_attention}
+    states = {"attention": trace.layers.after_attention, "mlp": trace.hidden[:, 1:]}
+    for name, stream in streams.items():
+        expected = length(states[name] - stream) / length(stream)
+        ratio = found["influence"][f"{name}_ratio"]
+        np.testing.assert_allclose(ratio, expected.mean(-1), rtol=1e-4)
+    added = states["attention"] - streams["attention"]
+    expected = jax.vmap(jax.vmap(composite_norm))(added)
+    np.testing.assert_allclose(found["chains"]["branch"], expected, rtol=1e-4)
+
+
+def length(a):
+    return np.linalg.norm(a, axis=-1)
 
 
 @pytest.mark.slow
