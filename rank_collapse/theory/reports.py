@@ -243,4 +243,7 @@ class BoundPass:
         """The report."""
         log, found, gains = told
         trace = self.log.finish(params, last, carry, log, entry, config)
-        return refused_where(assembled(trace, *found, gains, config), config)
+        # A mask of tokens stands in the context with an axis of rows, as others do.
+        mask = entry.context.mask if entry.exists is None else entry.exists
+        report = assembled(trace, *found, gains, config)
+        return refused_where(report, config, mask, entry.context.bias)

@@ -25,7 +25,7 @@ from rank_collapse.pretrained.checkpoint import Checkpoint
 from rank_collapse.pretrained.next_token import loss_gradient, next_tokens, targets_of
 from rank_collapse.theory.effects import bound_effects, effects_of
 from rank_collapse.theory.logdomain import LogPass, log_residual_profile
-from rank_collapse.theory.reports import BoundPass
+from rank_collapse.theory.reports import BoundPass, bound_report
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 FAMILIES = ("albert-groups", "t5-gated", "gpt2-head", "bert-untied")
@@ -139,6 +139,26 @@ def test_logarithms_and_bounds_are_those_of_the_network_in_memory(name):
     assert max(gaps.values()) < 1e-3, gaps
 
 
+@pytest.mark.parametrize("kind", ["mask", "bias"])
+def test_bounds_are_refused_where_rows_differ_as_in_memory(kind):
+    """Each text has its own [n, n] mask or bias, of which the config says nothing."""
+    config, params = pretrained.load(GOLDEN / "bert")
+    source, n = pretrained.open_checkpoint(GOLDEN / "bert"), 5
+    given = np.tril(np.ones((n, n), bool)) if kind == "mask" else np.ones((1, n, n), np.float32)
+    inputs = {"x": batch(config, n)["x"][:1], kind: given[None]}
+    job = {"SAN": Job((("bounds", BoundPass()),), "SAN")}
+    found = pretrained.stream(source, inputs, job)["SAN"]["bounds"]
+    config, params = surgery.variant(config, params, "SAN")
+    expected = bound_report(params, inputs["x"][0], config, **{kind: given})
+    assert found.not_covered == expected.not_covered and "rows" in found.not_covered[0]
+    for name in ("mean_head", "mean_layer", "diameter_layer", "diameter"):
+        assert np.isnan(getattr(found, name).log10_rhs).all(), name
+    padded = {"x": inputs["x"], "mask": np.arange(n)[None] < n - 1}
+    covered = pretrained.stream(source, padded, job)["SAN"]["bounds"]
+    assert not any(why.startswith("rows") for why in covered.not_covered)
+    assert np.isfinite(covered.mean_layer.log10_rhs).all()
+
+
 def test_next_tokens_and_gradients_of_a_language_model():
     folder = GOLDEN / "llama-grouped"
     config, params = pretrained.load(folder)
@@ -185,6 +205,21 @@ def rewritten(folder, name, change):
     data = change(array).tobytes()
     raw[entry.offset : entry.offset + len(data)] = data
     entry.path.write_bytes(bytes(raw))
+
+
+def test_shapes_are_known_without_asking_weights_that_a_thread_may_be_reading(monkeypatch):
+    """`biased` and `state_like` behind a layer, while the next one is read."""
+    source = pretrained.open_checkpoint(GOLDEN / "llama-grouped")
+    inputs, jobs = batch(source.config), some_jobs(source)
+
+    def asked(name, *shape):
+        raise AssertionError(f"{name} was asked for")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(source.weights, "take", asked)
+        assert source.biased is False
+        like = pretrained.state_like(source, inputs, jobs, 1, chunk=2)
+    assert like.layers == 1 and len(like.hidden) == 2
 
 
 def test_values_that_are_not_finite_are_named_when_their_layer_comes(tmp_path):
