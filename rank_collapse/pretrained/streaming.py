@@ -23,7 +23,7 @@ from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.passes import LayerPass, one_row, row_of, through
 from rank_collapse.network.precision import full_precision
 from rank_collapse.network.surgery import variant
-from rank_collapse.pretrained.lazy import values
+from rank_collapse.pretrained.lazy import Stored, values
 from rank_collapse.pretrained.opened import OpenCheckpoint
 
 
@@ -168,7 +168,8 @@ def state_like(
         layers: How many.
     """
     config, outside, given = source.entered(inputs)
-    layer, found = source.layers.like(), State(layers, [], [], [])
+    layer = jax.tree.map(lambda a: Stored(a, tuple(range(a.ndim))), source.row_like)
+    found = State(layers, [], [], [])
     for _, _, rows, static in _parts(source, jobs, len(given["x"]), chunk):
         examples = {k: v[rows] for k, v in given.items()}
         begin, step = (functools.partial(fn, **static) for fn in (_begin, _step))
