@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.entry import as_batch
 from rank_collapse.network.parameters import BlockParams, TransformerParams
 from rank_collapse.pretrained.family import Family, Settings
 from rank_collapse.pretrained.lazy import Table, values
@@ -84,9 +85,10 @@ class OpenCheckpoint:
             inputs: Arrays [b, ...] by argument name of `rank_collapse.apply`; None for absent ones.
 
         Raises:
-            ValueError: A token outside of the vocabulary, or more tokens than positions.
+            ValueError: Arrays of different lengths, a token outside of the vocabulary, or more
+                tokens than positions.
         """
-        given = {k: np.asarray(v) for k, v in inputs.items() if v is not None}
+        given, _ = as_batch(inputs)
         config, outside, tables = self.config, self.outside, self.config.embedding
         x = given["x"]
         positions = 0 if tables is None else tables.num_positions

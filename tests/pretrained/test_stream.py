@@ -302,6 +302,25 @@ def test_tokens_beyond_the_positions_or_the_vocabulary():
         pretrained.stream(source, {"x": np.full((1, 4), 40)}, jobs)
 
 
+def test_inputs_and_jobs_that_do_not_fit():
+    source = pretrained.open_checkpoint(GOLDEN / "gpt2-head")
+    passes = (("profile", ProfilePass(MEASURES)),)
+
+    def refused(words, rows=3, *, chunk=8, **job):
+        inputs = {"x": np.full((3, 4), 5), "mask": np.ones((rows, 4), bool)}
+        jobs = {"all": Job(passes), "some": Job(passes, **job)}
+        for asked in (pretrained.stream, lambda *a, **k: pretrained.state_like(*a, 1, **k)):
+            with pytest.raises(ValueError, match=words) as error:
+                asked(source, inputs, jobs, chunk=chunk)
+            assert "\n" not in str(error.value)
+
+    refused("different lengths.*'x': 3, 'mask': 4", rows=4)
+    refused("different lengths.*'x': 3, 'mask': 2", rows=2)
+    refused("chunk=0 is not 1 or more", chunk=0)
+    refused("job 'some' has none of 3 examples: first=3, last=None", first=3)
+    refused("job 'some' has none of 3 examples: first=2, last=2", first=2, last=2)
+
+
 def test_weights_of_whole_numbers_are_said_to_be_quantised(tmp_path):
     folder = copied(tmp_path, "bert")
     path = folder / "model.safetensors"
