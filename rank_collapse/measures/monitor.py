@@ -35,8 +35,8 @@ def monitor(
     head; "sink_rate": share of heads whose first key has mean_i P_i1 > sink (Gu et al. 2025).
 
     Computed in float32 whatever comes in (float64 stays), without singular values; pure, so it goes
-    inside jit, scan, remat and vmap. What is not finite gives NaN, no error. Cost: 2 n min(n, d)
-    max(n, d) operations for G, and h n m per head for the attention.
+    inside jit, scan, remat and vmap. What is not finite gives NaN, no error. Cost: 2 n d min(n, d)
+    operations for G, and n m per head for the attention.
 
     Args:
         x: Tokens [..., n, d] of any framework.
