@@ -2,7 +2,9 @@
 
 import csv
 import json
+import os
 import shutil
+import time
 from pathlib import Path
 
 import numpy as np
@@ -66,12 +68,13 @@ def test_a_language_model_whose_disk_goes_away(tmp_path, ids, capsys):
     arguments = (f"--checkpoints={folder}", f"--token_ids={ids}", "--initialisation=false", parts)
     whole, broken = (f"--output_dir={tmp_path / name}" for name in ("whole", "broken"))
     assert execute(*arguments, whole, "--num_path_texts=1") == 0
-    kept = shard.read_bytes()
+    kept = tmp_path / "kept"
     asked = resume.pretrained.stream
 
     def stream(*a, done, **k):
         def gone(state):
-            shard.unlink(missing_ok=True)
+            if shard.exists():
+                shard.rename(kept)
             done(state)
 
         return asked(*a, done=gone, **k)
@@ -83,7 +86,7 @@ def test_a_language_model_whose_disk_goes_away(tmp_path, ids, capsys):
         assert execute(*arguments, broken, "--num_path_texts=1") == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("error: ") and "00002-of-00003" in error
-    shard.write_bytes(kept)
+    kept.rename(shard)
     assert execute(*arguments, broken, "--num_path_texts=1") == 0
     lines = (tmp_path / "broken" / "log.txt").read_text()
     assert lines.count("goes on behind layer 1") == 1 and lines.count("layers: 2/2") == 1
@@ -99,6 +102,27 @@ def test_a_language_model_whose_disk_goes_away(tmp_path, ids, capsys):
     assert sum(means["gradients/gradient_share"]) == pytest.approx(1, rel=1e-5)
     page = (tmp_path / "whole" / "report.html").read_text()
     assert "same next token" in page
+
+
+def test_other_weights_in_the_same_folder_are_refused(tmp_path, ids, capsys):
+    """As long as the run holds the old ones' numbers; a folder that is moved is the same."""
+    folder = Path(shutil.copytree(GOLDEN / "bert", tmp_path / "bert"))
+    common = (f"--checkpoints={folder}", f"--token_ids={ids}", f"--output_dir={tmp_path / 'run'}")
+    arguments = (*common, "--parts=residuals", "--initialisation=false")
+    assert execute(*arguments) == 0
+    folder.rename(tmp_path / "away").rename(folder)
+    assert execute(*arguments) == 0
+    file, later = folder / "model.safetensors", time.time_ns() + 1
+    raw = bytearray(file.read_bytes())
+    raw[-8:] = bytes(8)  # the same size
+    file.write_bytes(raw)
+    os.utime(file, ns=(later, later))
+    capsys.readouterr()
+    assert execute(*arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1
+    assert "weights" in error and "--overwrite" in error
+    assert execute(*arguments, "--overwrite") == 0
 
 
 def test_decoder_and_images(tmp_path, ids):
