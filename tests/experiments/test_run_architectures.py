@@ -138,6 +138,14 @@ def test_decoder_and_images(tmp_path, ids):
     assert summary["mean_tokens"] == 8  # patches
 
 
+def test_ranks_alone_are_of_the_states_whose_residuals_are_measured(tmp_path, ids):
+    out = tmp_path / "run"
+    common = (f"--checkpoints={GOLDEN / 'bert'}", f"--token_ids={ids}", "--initialisation=false")
+    assert execute(*common, "--parts=ranks", f"--output_dir={out}") == 0
+    means = json.loads((out / "summary.json").read_text())["bert"]["means"]["pretrained"]
+    assert {"effective_rank", "residual_ratio"} <= {name.split("/")[-1] for name in means}
+
+
 def test_bad_input(tmp_path, ids, capsys):
     def refused(*arguments, folder=GOLDEN / "bert", words=()):
         start = [f"--output_dir={tmp_path / 'none'}"]
@@ -154,6 +162,10 @@ def test_bad_input(tmp_path, ids, capsys):
     refused(folder=tmp_path / "nowhere", words=("nowhere", "does not exist"))
     refused("--models=gpt5", folder=None, words=("gpt5", "bert-base-cased"))
     refused("--parts=rank", words=("rank", "residuals"))
+    own = (f"--token_ids={ids}", "--initialisation=false")
+    refused(*own, "--parts=next_token", words=("--parts=next_token", "bert"))
+    refused(*own, "--parts=residuals,gradients,next_token", words=("--parts=gradients,next_token",))
+    refused(*own, "--parts=bounds", folder=GOLDEN / "llama-grouped", words=("--parts=bounds",))
     refused(f"--token_ids={tmp_path / 'x'}", words=("does not exist",))
     long = tmp_path / "long.txt"
     long.write_text(" ".join(["3"] * 30))
@@ -168,6 +180,9 @@ def test_bad_input(tmp_path, ids, capsys):
     np.save(tmp_path / "no" / "images.npy", np.zeros((2, 3, 3, 3)))
     bad = f"--images={tmp_path / 'no' / 'images.npy'}"
     refused(bad, folder=GOLDEN / "vit-wide", words=("(2, 3, 3, 3)",))
+    np.savez(tmp_path / "no" / "images.npz", a=np.zeros((2, 3, 3, 3)))
+    bad = f"--images={tmp_path / 'no' / 'images.npz'}"
+    refused(bad, folder=GOLDEN / "vit-wide", words=("images.npz", "not a .npy file"))
     damaged = Path(shutil.copytree(GOLDEN / "bert", tmp_path / "damaged"))
     raw = (damaged / "model.safetensors").read_bytes()
     (damaged / "model.safetensors").write_bytes(raw[:-9])
