@@ -196,16 +196,17 @@ def test_the_published_curve_can_be_one_more_initialisation_or_none():
     def verdicts(published, seeds=20):
         rng = np.random.default_rng(0)
         san = 1e-7 + 1e-8 * rng.random((seeds, 5))
+        san[:, 0] = 0.6 + 0.01 * rng.random(seeds)  # nearly all of which is lost
         skip = np.linspace(0.6, 0.4, 5) + 0.02 * rng.normal(size=(seeds, 1))
         curves = {"SAN": san.tolist(), "SAN+skip": skip.tolist()}
         model = {
             "curves": {"init": curves},
-            "published": {"init": {"SAN": [1.05e-7] * 5, "SAN+skip": published}},
+            "published": {"init": {"SAN": [0.605] + [1.05e-7] * 4, "SAN+skip": published}},
         }
         return [c.verdict for c in run_architectures.ENTRY.claims({"bert": model})]
 
     near, far = np.linspace(0.61, 0.41, 5).tolist(), [0.6, 0.55, 0.5, 0.45, 0.1]
-    # the two curves, skips against none, and that skips stop the fall, which goes on here
-    assert verdicts(near) == ["supported", "supported", "supported", "contradicted"]
+    # the two curves, collapse, skips against none, and that skips stop the fall, which goes on here
+    assert verdicts(near) == ["supported"] * 4 + ["contradicted"]
     assert verdicts(far)[1] == "contradicted"
     assert verdicts(far, seeds=8)[:2] == ["undecided"] * 2
