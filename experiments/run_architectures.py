@@ -29,7 +29,7 @@ from absl import flags
 from experiments.architectures.entry import ENTRY, reading
 from experiments.architectures.figures import figures_of
 from experiments.architectures.inputs import identity, inputs_of
-from experiments.architectures.measure import PARTS, measure_all
+from experiments.architectures.measure import PARTS, measure_all, require_parts
 from experiments.architectures.models import models_of
 from experiments.architectures.page import page
 from experiments.architectures.results import Results, rows_of, summary_of
@@ -123,6 +123,7 @@ def measured(options: flags.FlagValues) -> None:
     """The run, in its precision."""
     models = models_of(options)
     batches = {model.label: inputs_of(model, options) for model in models}
+    require_parts(models, batches, options)
     extra = identity(models, batches)
     with cli.open_run(options, "architectures", extra=extra, execution=("chunk",)) as run:
         measure_all(run, models, batches, options)

@@ -11,7 +11,7 @@ from marks import slow_if
 
 import rank_collapse as rc
 from rank_collapse.measures import composite_center, dependency
-from rank_collapse.paths.chains import predicted_sizes
+from rank_collapse.paths.chains import branch_sizes, predicted_sizes
 from rank_collapse.theory.stability import collapse_law
 
 SAN = rc.san_skip(2, 2, 4)
@@ -25,6 +25,12 @@ def branch_shares(seed):
     return dependency.branch_shares(params, trace, config)
 
 
+def sizes_behind_alpha(seed):
+    params, config = draws.parameters(SAN, seed), SAN.replace(skip_gain=1.0 + seed)
+    trace = rc.apply(params, draws.tokens(3, 4, seed), config)
+    return branch_sizes(params, trace, config)
+
+
 def batch_logits(seed):
     x = np.stack([draws.tokens(3, 4, seed)] * 4)
     paths = (PATHS + seed) % 3
@@ -34,6 +40,7 @@ def batch_logits(seed):
 
 CALLS = {
     "branch_shares": branch_shares,
+    "branch_sizes": sizes_behind_alpha,
     "dependency": lambda seed: dependency.dependency(np.array([0.5, 0.1 * seed], np.float32)),
     "predicted_sizes": lambda seed: predicted_sizes(0.3 + 0.1 * seed, 3, 2),
     "collapse_law": lambda seed: collapse_law(0.1 * seed, 4, jnp.ones(3) + seed, jnp.ones(3)),

@@ -11,6 +11,7 @@ from experiments.architectures.models import Model
 from experiments.shell import cli
 from rank_collapse import pretrained
 from rank_collapse import text as texts_of
+from rank_collapse.pretrained.checkpoint import Checkpoint
 
 
 def inputs_of(model: Model, options: flags.FlagValues) -> dict[str, Any]:
@@ -86,11 +87,35 @@ def _array(name, options):
     path = getattr(options, name)
     if not Path(path).is_file():
         raise FileNotFoundError(f"--{name}={path} does not exist")
-    return np.load(path, allow_pickle=False)[: options.num_texts]
+    try:
+        found = np.load(path, allow_pickle=False)
+    except (OSError, EOFError, ValueError):
+        found = None
+    if not isinstance(found, np.ndarray) or found.ndim == 0 or found.dtype.kind not in "fiu":
+        raise ValueError(f"--{name}={path} is not a .npy file of an array of numbers")
+    return found[: options.num_texts]
 
 
 def identity(models: list[Model], batches: dict[str, dict[str, Any]]) -> dict[str, str]:
     """What identifies inputs and models, for the run's config."""
     digest = b"".join(v.tobytes() for b in batches.values() for v in b.values() if v is not None)
     settings = json.dumps([m.settings for m in models], sort_keys=True, default=str).encode()
-    return {"inputs": cli.content_hash(digest), "settings": cli.content_hash(settings)}
+    found = {"inputs": cli.content_hash(digest), "settings": cli.content_hash(settings)}
+    weights = [weights_identity(Path(m.source)) for m in models if m.has_weights]
+    if weights:
+        found["weights"] = cli.content_hash(json.dumps(weights).encode())
+    return found
+
+
+def weights_identity(folder: Path) -> list[Any]:
+    """Commit (of a model of the hub) and name, size and time of change in ns of all weight files.
+
+    They are not read through: a large model's would take as long as measuring it. A copy that
+    keeps times, or a folder that is moved, is the same.
+
+    Raises:
+        FileNotFoundError, ValueError: See `Checkpoint`.
+    """
+    commit = folder.name if folder.parent.name == "snapshots" else ""
+    files = [(path.name, path.stat()) for path in Checkpoint(folder).paths]
+    return [commit, *((name, stat.st_size, stat.st_mtime_ns) for name, stat in files)]

@@ -72,10 +72,36 @@ def measure_all(
             progress.update(i + 1)
 
 
+def require_parts(
+    models: list[Model], batches: dict[str, dict[str, Any]], options: flags.FlagValues
+) -> None:
+    """Refuses a part that is asked for by name and suits none of the models.
+
+    Raises:
+        ValueError: One.
+    """
+    if options["parts"].using_default_value:  # all, of which each model takes what suits it
+        return
+    kinds = {
+        (model.label, kind): model for model in models for kind, _ in weights_of(model, options)
+    }
+    taken = {"ranks"}  # goes with residuals, which suit all
+    for (label, kind), model in kinds.items():
+        weights = Weights(model, kind, 0, options, batches[label])
+        taken |= {part.name for part in parts_of(weights)}
+    missing = [name for name in options.parts if name not in taken]
+    if missing:
+        labels = ", ".join(model.label for model in models)
+        raise ValueError(f"--parts={','.join(missing)} cannot be measured on {labels}")
+
+
 def parts_of(weights: Weights) -> list[Part]:
     """What is asked for and suits the network; of later seeds the residuals alone."""
     options, config = weights.options, weights.config
     asked = set(options.parts) if weights.seed < options.num_path_seeds else {"residuals"}
+    if "ranks" in asked:  # more measures of the same states
+        asked.add("residuals")
+    speaks = bool(asked & {"next_token", "gradients"}) and weights.source.speaks
     found = []
     for cut in surgery.variants_of(weights.family):
         fits = {
@@ -86,7 +112,7 @@ def parts_of(weights: Weights) -> list[Part]:
         }
         if cut == WHOLE:
             fits |= dict.fromkeys(("lengths", "chains", "attention", "layers", "removal"), True)
-            fits |= dict.fromkeys(("next_token", "gradients"), weights.source.speaks)
+            fits |= dict.fromkeys(("next_token", "gradients"), speaks)
         found += [Part(name, cut) for name, fit in fits.items() if fit and name in asked]
     return found
 

@@ -95,7 +95,7 @@ def make_measure(options: flags.FlagValues, config: rc.TransformerConfig, ids: A
         )
         contributions = rc.path_contributions(params, x, config)
         norm, rest = chains.measured_sizes(contributions.by_length)
-        skip, branch = chains.branch_sizes(trace)
+        skip, branch = chains.branch_sizes(params, trace, config)
         return {
             "chain_mean": to_mean.reshape(depth, -1),
             "chain_rank_one": to_rank_one.reshape(depth, -1),

@@ -64,7 +64,7 @@ class AttentionPass:
             "entropy": attention_entropy(weights, mask=mask),
             "largest_weight": largest_weight(weights, mask=mask),
             "largest_column": largest_column(weights, mask=mask),
-            "first_column": first_column(weights, mask=mask),
+            "first_column": first_column(weights, mask=mask, key_mask=mask),
         }
 
     def finish(

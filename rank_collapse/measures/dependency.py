@@ -11,9 +11,9 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.gains import layer_gains, scaled
+from rank_collapse.network.gains import layer_gains
 from rank_collapse.network.parameters import TransformerParams
-from rank_collapse.network.sublayer import sites_of, token_norm
+from rank_collapse.network.sublayer import sites_of, summands
 from rank_collapse.network.transformer import Trace, scan_layers
 
 
@@ -48,10 +48,9 @@ def branch_shares(
         sites, shares = sites_of(layer, config, own), []
         for name in names:
             site, part = getattr(sites, name), getattr(traced, f"{name}_branch")
-            if site.norms_branch:
-                part = token_norm(site.at_branch, part)
-            branch = token_variance(scaled(site.branch_gain, part))
-            kept = token_variance(scaled(site.skip_gain, x)) if site.skip else 0.0
+            stream, part = summands(site, x, part)
+            branch = token_variance(part)
+            kept = token_variance(stream) if site.skip else 0.0
             total = kept + branch
             shares.append(jnp.where(total == 0, 0, branch / jnp.where(total == 0, 1, total)))
             x = traced.hidden if name == names[-1] else getattr(traced, f"after_{name}")

@@ -16,6 +16,7 @@ from rank_collapse.network.entry import Entry, enter
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.passes import Layer, output_of, run
 from rank_collapse.network.precision import full_precision
+from rank_collapse.network.sublayer import sites_of, summands
 from rank_collapse.network.transformer import block
 
 
@@ -29,8 +30,10 @@ def layer_influence(
     angle             arccos(cos(X^l_i, X^m_i))/π of every two layers, [L + 1, L + 1]: 0 the same
                       direction, 1/2 at right angles (Gromov et al. 2024, equation 5; the figure of
                       Sun et al. 2025, The Curse of Depth)
-    attention_ratio   ‖SA(X)_i‖/‖X^l_i‖, [L], branch over the stream that it joins
-    mlp_ratio         ‖MLP_i‖/‖stream_i‖, [L], the stream behind attention; without MLP absent
+    attention_ratio   ‖γ N'(SA)_i‖/‖λ X^l_i‖, [L], what the branch adds over the stream it joins:
+                      with gains, LayerScale and the branch's norm, before the norm of the sum;
+                      over X^l itself where there is no skip
+    mlp_ratio         the same of the MLP, [L], the stream behind attention; without MLP absent
                       (both: Csordás et al. 2025, relative norms of the contributions)
     stream            ‖X^l_i‖, [L + 1]
 
@@ -86,11 +89,15 @@ class InfluencePass:
         self, layer: Layer, carry: Any, entry: Entry, config: TransformerConfig
     ) -> tuple[Any, dict[str, Float[Array, ""]]]:
         """The layer's ratios."""
-        trace = layer.trace
-        told = {"attention_ratio": _mean_ratio(trace.attention_branch, layer.x, entry)}
+        trace, sites = layer.trace, sites_of(layer.params, config, layer.gains)
+
+        def ratio(site, stream, part):
+            return _mean_ratio(*summands(site, stream, part), entry)
+
+        told = {"attention_ratio": ratio(sites.attention, layer.x, trace.attention_branch)}
         if config.mlp != "none":
             stream = trace.after_cross if config.cross_attention else trace.after_attention
-            told["mlp_ratio"] = _mean_ratio(trace.mlp_branch, stream, entry)
+            told["mlp_ratio"] = ratio(sites.mlp, stream, trace.mlp_branch)
         return carry.at[layer.index + 1].set(trace.hidden), told
 
     def finish(
@@ -179,6 +186,6 @@ def _mean(values, entry):
     return jnp.sum(jnp.where(exists, values, 0), axis=-1) / jnp.sum(exists)
 
 
-def _mean_ratio(part, stream, entry):
+def _mean_ratio(stream, part, entry):
     length = jnp.linalg.norm(stream, axis=-1)
     return _mean(jnp.linalg.norm(part, axis=-1) / jnp.where(length == 0, 1, length), entry)

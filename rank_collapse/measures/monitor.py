@@ -35,14 +35,14 @@ def monitor(
     head; "sink_rate": share of heads whose first key has mean_i P_i1 > sink (Gu et al. 2025).
 
     Computed in float32 whatever comes in (float64 stays), without singular values; pure, so it goes
-    inside jit, scan, remat and vmap. What is not finite gives NaN, no error. Cost: 2 n min(n, d)
-    max(n, d) operations for G, and h n m per head for the attention.
+    inside jit, scan, remat and vmap. What is not finite gives NaN, no error. Cost: 2 n d min(n, d)
+    operations for G, and n m per head for the attention.
 
     Args:
         x: Tokens [..., n, d] of any framework.
         attention: Weights [..., h, n, m] with the same leading axes; None for none.
-        mask: Bool [n] or [..., n], the tokens that exist; None for all. In self-attention the first
-            key is the first token that exists.
+        mask: Bool [n] or [..., n], the tokens that exist; None for all. Where m = n they are the
+            keys too, and the first key is the first that exists; elsewhere it is key 0.
         sink: See "sink_rate".
 
     Returns:
@@ -90,11 +90,12 @@ def _single(x, p, mask, sink):
     }
     if p is None:
         return out
+    own = mask if p.shape[-1] == x.shape[0] else None
     return out | {
         "attention_entropy": jnp.mean(attention_entropy(p, mask=mask)),
         "largest_weight": jnp.mean(largest_weight(p, mask=mask)),
         "largest_column": jnp.mean(largest_column(p, mask=mask)),
-        "sink_rate": sink_rate(p, sink=sink, mask=mask),
+        "sink_rate": sink_rate(p, sink=sink, mask=mask, key_mask=own),
     }
 
 

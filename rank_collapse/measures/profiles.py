@@ -16,7 +16,7 @@ from jaxtyping import Array, Float
 from rank_collapse.measures import residuals
 from rank_collapse.measures.norms import as_array, in_own_precision
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.entry import Entry, as_mask, enter
+from rank_collapse.network.entry import Entry, as_batch, as_mask, enter
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.passes import Layer, run
 from rank_collapse.network.precision import full_precision
@@ -208,11 +208,7 @@ def measure_batch(
     Raises:
         ValueError: Inputs of different lengths.
     """
-    given = {k: np.asarray(v) for k, v in inputs.items() if v is not None}
-    lengths = {k: len(v) for k, v in given.items()}
-    if len(set(lengths.values())) != 1 or not lengths["x"]:
-        raise ValueError(f"inputs have different lengths, or none: {lengths}")
-    total = lengths["x"]
+    given, total = as_batch(inputs)
     chunk = min(chunk, total)
     run = _compiled(measure, tuple(sorted(static.items())))
     parts = []

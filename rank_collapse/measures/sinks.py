@@ -49,38 +49,50 @@ def largest_column(attention: Any, *, mask: Any = None) -> Float[Array, "*s"]:
 
 
 @in_own_precision
-def first_column(attention: Any, *, mask: Any = None) -> Float[Array, "*s"]:
-    """mean_i P_i1, the share of attention that the first key gets.
+def first_column(attention: Any, *, mask: Any = None, key_mask: Any = None) -> Float[Array, "*s"]:
+    """mean_i P_ij of the first key j that exists: the share of attention that it gets.
 
     Args:
         attention: Weights [..., n, m].
-        mask: Bool [n], the queries that exist; None for all. In self-attention the first key is the
-            first token that exists.
+        mask: Bool [n], the queries that exist; None for all.
+        key_mask: Bool [m], the keys that exist; None for all, the first key is then key 0. In
+            self-attention of padded texts give the tokens that exist as both.
 
     Returns:
         One value per matrix, [...].
+
+    Raises:
+        ValueError: As `column_means`, or a key_mask of another length.
     """
     columns = column_means(attention, mask=mask)
-    own = mask is not None and columns.shape[-1] == len(mask)
-    return columns[..., jnp.argmax(as_mask(as_array(mask))) if own else 0]
+    if key_mask is None:
+        return columns[..., 0]
+    key_mask = as_mask(as_array(key_mask), "key_mask")
+    if key_mask.shape != columns.shape[-1:]:
+        raise ValueError(
+            f"key_mask of shape {key_mask.shape} does not fit {columns.shape[-1]} keys"
+        )
+    return columns[..., jnp.argmax(key_mask)]
 
 
 @in_own_precision
-def sink_rate(attention: Any, *, sink: Any = 0.3, mask: Any = None) -> Float[Array, "*s"]:
+def sink_rate(
+    attention: Any, *, sink: Any = 0.3, mask: Any = None, key_mask: Any = None
+) -> Float[Array, "*s"]:
     """Share of heads whose `first_column` is above `sink` (Gu et al. 2025, section 3).
 
     Args:
         attention: Weights [..., h, n, m].
         sink: The threshold ε.
-        mask: As `first_column` takes it.
+        mask, key_mask: As `first_column` takes them.
 
     Returns:
         One value per layer, [...].
 
     Raises:
-        ValueError: No axis of heads, or as `column_means`.
+        ValueError: No axis of heads, or as `first_column`.
     """
     if jnp.ndim(attention) < 3:
         raise ValueError(f"attention of shape {jnp.shape(attention)} is not [..., h, n, m]")
-    first = first_column(attention, mask=mask)
+    first = first_column(attention, mask=mask, key_mask=key_mask)
     return jnp.mean((first > sink).astype(first.dtype), axis=-1)

@@ -4,6 +4,7 @@ Every pass over a network (`apply`, sums of paths, residuals in logarithms, sing
 with `enter`.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -99,6 +100,22 @@ def enter(
         exists=mask if mask is not None and mask.ndim == 1 else None,
         edit=as_edit(edit),
     )
+
+
+def as_batch(inputs: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], int]:
+    """(arrays [b, ...] by argument name of `apply` without those that are absent, b).
+
+    Args:
+        inputs: x among them; None for one that is absent.
+
+    Raises:
+        ValueError: Arrays of different lengths, of none, or without x.
+    """
+    given = {k: np.asarray(v) for k, v in inputs.items() if v is not None}
+    lengths = {k: len(v) if v.ndim else None for k, v in given.items()}
+    if len(set(lengths.values())) != 1 or not lengths.get("x"):
+        raise ValueError(f"inputs have different lengths, or none: {lengths}")
+    return given, lengths["x"]
 
 
 def refuse_edit(entry: Entry, what: str) -> None:

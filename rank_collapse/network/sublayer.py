@@ -119,6 +119,21 @@ def token_sum(
     return total + scaled(site.skip_gain, x) if site.skip else total
 
 
+def summands(
+    site: Site, x: Float[Array, "n d"], part: Float[Array, "n d"]
+) -> tuple[Float[Array, "n d"], Float[Array, "n d"]]:
+    """(λ x, γ N'(part)): the two sides of the sum in which a branch joins the stream.
+
+    Args:
+        site: Of the sublayer.
+        x: The stream that comes in; it comes back as it is where there is no skip.
+        part: What the branch puts out, as a trace keeps it.
+    """
+    if site.norms_branch:
+        part = token_norm(site.at_branch, part)
+    return scaled(site.skip_gain, x) if site.skip else x, scaled(site.branch_gain, part)
+
+
 def sublayer(
     site: Site,
     x: Any,

@@ -14,7 +14,11 @@ from jaxtyping import Array, Float, Int
 from rank_collapse import struct
 from rank_collapse.measures.norms import composite_norm
 from rank_collapse.measures.residuals import rank_one_ratio, residual, residual_ratio
-from rank_collapse.network.transformer import Trace
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.gains import layer_gains
+from rank_collapse.network.parameters import TransformerParams
+from rank_collapse.network.sublayer import Site, sites_of, summands
+from rank_collapse.network.transformer import Trace, scan_layers
 from rank_collapse.paths.enumeration import path_attention
 
 
@@ -47,19 +51,47 @@ def ratios(
     return residual_ratio(product, **options), rank_one_ratio(product, **options)
 
 
-def branch_sizes(trace: Trace, *, mask: Any = None) -> tuple[Float[Array, "l"], Float[Array, "l"]]:
-    """N(x) and N(SA(x)) of every layer, N = ‖.‖_{1,∞}, before skip, gains and norm.
+@jax.jit
+def branch_sizes(
+    params: TransformerParams, trace: Trace, config: TransformerConfig, *, mask: Any = None
+) -> tuple[Float[Array, "l"], Float[Array, "l"]]:
+    """N(λ x) and N(γ N'(SA(x))) of every layer, N = ‖.‖_{1,∞}: what its attention sublayer adds up.
+
+    Before a norm of the sum. Without gains and a norm N' of the branch, N(x) and N(SA(x)) as
+    published; N(x) where there is no skip.
 
     Args:
-        trace: Of one example.
+        params: Of the network; norms of branches and learned gains are read.
+        trace: From `apply`, of one example.
+        config: The network, for its gains and skips.
         mask: Bool [n], tokens that exist.
     """
-    size = jax.vmap(lambda x: composite_norm(x, mask=mask))
-    return size(trace.hidden[:-1]), size(trace.attention_branch)
+
+    def body(_, step):
+        layer, (x, part, gains) = step
+        return None, sides_of(sites_of(layer, config, gains).attention, x, part, mask=mask)
+
+    gains = layer_gains(config, trace.hidden.dtype, params)
+    steps = (trace.hidden[:-1], trace.attention_branch, gains)
+    return scan_layers(body, None, params, config, steps)[1]
+
+
+def sides_of(
+    site: Site, x: Float[Array, "n d"], part: Float[Array, "n d"], *, mask: Any = None
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """`branch_sizes` of one sublayer, from the stream that comes in and what its branch puts out.
+
+    Args:
+        site: Of the sublayer.
+        x, part: Stream and branch, as a trace keeps them.
+        mask: Bool [n], tokens that exist.
+    """
+    stream, branch = summands(site, x, part)
+    return composite_norm(stream, mask=mask), composite_norm(branch, mask=mask)
 
 
 def skip_share(skip: Float[Array, "*s l"], branch: Float[Array, "*s l"]) -> Float[Array, "l"]:
-    """α_l = Σ N(x) / (Σ N(x) + Σ N(SA(x))), sums over samples.
+    """α_l = Σ N(x) / (Σ N(x) + Σ N(SA(x))), sums over samples, of what is added: `branch_sizes`.
 
     Args:
         skip, branch: From `branch_sizes`, with or without axes of samples.

@@ -18,6 +18,7 @@ from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.entry import Entry, enter
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.passes import Layer, run
+from rank_collapse.network.sublayer import sites_of
 from rank_collapse.paths import chains
 from rank_collapse.paths.chains import measured_sizes
 from rank_collapse.paths.contributions import PathContributions, path_contributions
@@ -118,7 +119,8 @@ def chain_effects(
 
     chain_residual  ‖P_path − 1pᵀ‖/‖P_path‖, P_path the product of the path's attention matrices
     chain_rank_one  the same against the best rank one
-    skip, branch    N(x) and N(SA(x)) of every layer, from which α comes (`skip_share`)
+    skip, branch    N(x) and N(SA(x)) of every layer as they are added, from which α comes
+                    (`chains.branch_sizes`, `skip_share`)
     initial         N(res X^0), with which its law begins (`chains.alpha_law`)
 
     Args:
@@ -171,8 +173,9 @@ class ChainPass:
         products = jax.lax.map(
             lambda a: extended(layer.trace.attention, *a), (paths[:, layer.index], products)
         )
-        sizes = (layer.x, layer.trace.attention_branch)
-        return (paths, products), tuple(composite_norm(a, mask=entry.exists) for a in sizes)
+        site = sites_of(layer.params, config, layer.gains).attention
+        sizes = chains.sides_of(site, layer.x, layer.trace.attention_branch, mask=entry.exists)
+        return (paths, products), sizes
 
     def finish(
         self, params: Any, last: Any, carry: Any, told: Any, entry: Entry, config: TransformerConfig

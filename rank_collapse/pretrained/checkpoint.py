@@ -92,6 +92,11 @@ class Checkpoint:
         """The names of all tensors."""
         return list(self.entries)
 
+    @property
+    def paths(self) -> list[Path]:
+        """The files that hold them."""
+        return sorted({entry.path for entry in self.entries.values()})
+
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of one tensor."""
         return self.entries[name].shape

@@ -89,31 +89,24 @@ class LazyLayers:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def check(self) -> None:
-        """Asks for every tensor of every row by name and shape, and reads none.
+    def row_like(self) -> Any:
+        """The shapes of one row's parameters in the weights' dtype, of weights of `only_shapes`.
+
+        Every tensor of every row is asked for by name and shape, and none is read.
 
         Raises:
             ValueError: One that is missing or of another shape; rows that differ in shape.
         """
         first = None
-        with self.weights.shapes_only():
-            for row in self.rows:
-                leaves, treedef = jax.tree.flatten(self.layer(row))
-                found = treedef, [(a.shape, a.dtype) for a in leaves]
-                first = found if first is None else first
-                if found != first:
-                    raise ValueError(f"layer {row} has other shapes or dtypes than the first")
-
-    def like(self) -> Any:
-        """The shapes of `get`'s result."""
-        with self.weights.shapes_only():
-            first = self.layer(self.rows[0])
-
-        def stored(a):
-            axes = tuple(range(a.ndim))
-            return Stored(jax.ShapeDtypeStruct(a.shape, self.weights.dtype), axes)
-
-        return jax.tree.map(stored, first)
+        for row in self.rows:
+            leaves, treedef = jax.tree.flatten(self.layer(row))
+            found = treedef, [(a.shape, a.dtype) for a in leaves]
+            first = found if first is None else first
+            if found != first:
+                raise ValueError(f"layer {row} has other shapes or dtypes than the first")
+        treedef, leaves = first
+        like = [jax.ShapeDtypeStruct(shape, self.weights.dtype) for shape, _ in leaves]
+        return jax.tree.unflatten(treedef, like)
 
     def get(self, index: int, coming: int | None = None) -> Any:
         """One row's parameters on the device, in the weights' dtype, as a tree of `Stored`.

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.entry import as_batch
 from rank_collapse.network.parameters import BlockParams, TransformerParams
 from rank_collapse.pretrained.family import Family, Settings
 from rank_collapse.pretrained.lazy import Table, values
@@ -24,16 +25,18 @@ class OpenCheckpoint:
         family: What it is one of.
         settings: The entries of its config.json.
         layers: Its rows of parameters, `LazyLayers`.
+        row_like: The shapes of one row's parameters, `BlockParams`.
         outside: `TransformerParams` without layers; its table of tokens is a `lazy.Table`.
     """
 
     def __init__(self, weights: Weights, family: Family, settings: Settings):
-        """Reads what stands outside of the layers, and checks names and shapes of all others."""
+        """Checks names and shapes of all tensors, and reads what stands outside of the layers."""
         self.weights, self.family, self.settings = weights, family, settings
         self.config: TransformerConfig = family.config(settings)
+        shapes = family.params(weights.shapes(), settings, self.config)
+        self.row_like: BlockParams = shapes.layers.row_like()
         found = family.params(weights, settings, self.config)
         self.layers, self.outside = found.layers, found.replace(layers=None)
-        self.layers.check()
         weights.unchecked()
 
     @property
@@ -50,9 +53,7 @@ class OpenCheckpoint:
     @property
     def biased(self) -> bool:
         """Whether paths meet a bias on their way."""
-        with self.weights.shapes_only():
-            layer = self.layers.layer(self.layers.rows[0])
-        parts = (getattr(layer, name) for name in vars(layer))
+        parts = vars(self.row_like).values()
         return any(
             getattr(part, name, None) is not None
             for part in (*parts, self.outside.final_norm)
@@ -84,9 +85,10 @@ class OpenCheckpoint:
             inputs: Arrays [b, ...] by argument name of `rank_collapse.apply`; None for absent ones.
 
         Raises:
-            ValueError: A token outside of the vocabulary, or more tokens than positions.
+            ValueError: Arrays of different lengths, a token outside of the vocabulary, or more
+                tokens than positions.
         """
-        given = {k: np.asarray(v) for k, v in inputs.items() if v is not None}
+        given, _ = as_batch(inputs)
         config, outside, tables = self.config, self.outside, self.config.embedding
         x = given["x"]
         positions = 0 if tables is None else tables.num_positions

@@ -23,7 +23,7 @@ from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.passes import LayerPass, one_row, row_of, through
 from rank_collapse.network.precision import full_precision
 from rank_collapse.network.surgery import variant
-from rank_collapse.pretrained.lazy import values
+from rank_collapse.pretrained.lazy import Stored, values
 from rank_collapse.pretrained.opened import OpenCheckpoint
 
 
@@ -99,7 +99,8 @@ def stream(
         {job: {pass: its result}}, arrays [b, ...].
 
     Raises:
-        ValueError: Tokens outside of the vocabulary or positions; weights that are not finite.
+        ValueError: Inputs of different lengths, chunk below 1, a job of no example; tokens outside
+            of the vocabulary or positions; weights that are not finite.
         OSError: A file that cannot be read any more. `done` has been given what was known before.
     """
     config, outside, given = source.entered(inputs)
@@ -168,7 +169,8 @@ def state_like(
         layers: How many.
     """
     config, outside, given = source.entered(inputs)
-    layer, found = source.layers.like(), State(layers, [], [], [])
+    layer = jax.tree.map(lambda a: Stored(a, tuple(range(a.ndim))), source.row_like)
+    found = State(layers, [], [], [])
     for _, _, rows, static in _parts(source, jobs, len(given["x"]), chunk):
         examples = {k: v[rows] for k, v in given.items()}
         begin, step = (functools.partial(fn, **static) for fn in (_begin, _step))
@@ -182,9 +184,18 @@ def state_like(
 
 
 def _parts(source, jobs, total, chunk):
-    """(name, job, rows of its examples, what is compiled in) of every chunk of every job."""
+    """(name, job, rows of its examples, what is compiled in) of every chunk of every job.
+
+    Raises:
+        ValueError: A chunk of no example, or a job of none.
+    """
+    if chunk < 1:
+        raise ValueError(f"chunk={chunk} is not 1 or more examples")
     found = []
     for name, job in jobs.items():
+        if not 0 <= job.first < _last(job, total):
+            where = f"first={job.first}, last={job.last}"
+            raise ValueError(f"job {name!r} has none of {total} examples: {where}")
         passes = tuple(layer_pass for _, layer_pass in job.passes)
         static = {"passes": passes, "cut": (job.variant, job.reading, source.family.model_type)}
         found += [(name, job, rows, static) for rows in _chunks(job, total, chunk)]
@@ -193,17 +204,20 @@ def _parts(source, jobs, total, chunk):
 
 def _chunks(job, total, chunk):
     """Rows of the job's examples, `chunk` at a time; the last chunk repeats the last example."""
-    last = total if job.last is None else min(job.last, total)
+    last = _last(job, total)
     size = min(chunk, last - job.first)
     return [
         np.minimum(np.arange(start, start + size), last - 1)
-        for start in range(job.first, last, max(size, 1))
+        for start in range(job.first, last, size)
     ]
 
 
 def _count(rows, job, total):
-    last = total if job.last is None else min(job.last, total)
-    return min(len(rows), last - int(rows[0]))
+    return min(len(rows), _last(job, total) - int(rows[0]))
+
+
+def _last(job, total):
+    return total if job.last is None else min(job.last, total)
 
 
 def entered_layer(

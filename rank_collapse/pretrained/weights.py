@@ -5,6 +5,7 @@ architecture initialises them; the mapping does not know which.
 """
 
 import contextlib
+import copy
 import functools
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -63,13 +64,15 @@ class Weights:
         drawn: Whether they are drawn rather than read.
         lazy: Whether layers and tables are left where they are until they are asked for: `stack`
             then gives `LazyLayers` and `table` a `Table`.
+        only_shapes: Whether `take` checks names and shapes and gives a zero of that shape; see
+            `shapes`.
     """
 
     drawn = False
 
     def __init__(self, dtype: Any = jnp.float32, *, lazy: bool = False):
         self.dtype, self.lazy = np.dtype(dtype), lazy
-        self._checks, self._only_shapes = True, False
+        self._checks, self.only_shapes = True, False
         if jax.dtypes.canonicalize_dtype(self.dtype) != self.dtype:
             raise ValueError(f"dtype={self.dtype} needs jax_enable_x64")
 
@@ -89,14 +92,11 @@ class Weights:
         whole = self.take(name, rows, width)
         return Table(lambda first, last: whole[first:last], (rows, width))
 
-    @contextlib.contextmanager
-    def shapes_only(self) -> Iterator[None]:
-        """Inside, `take` checks names and shapes and gives a zero of that shape."""
-        self._only_shapes = True
-        try:
-            yield
-        finally:
-            self._only_shapes = False
+    def shapes(self) -> "Weights":
+        """The same model with `only_shapes`: another object, for a thread may be reading this."""
+        found = copy.copy(self)
+        found.only_shapes = True
+        return found
 
     @contextlib.contextmanager
     def checking(self) -> Iterator[None]:
@@ -241,7 +241,7 @@ class CheckpointWeights(Weights):
             ValueError: Missing, of another shape than the config implies, or of whole numbers.
         """
         stored = self._checked(name, shape)
-        if self._only_shapes:
+        if self.only_shapes:
             return np.broadcast_to(np.zeros((), self.checkpoint.dtype(stored)), shape)
         return self.checkpoint.read(stored, finite=self._checks)
 
@@ -317,7 +317,7 @@ class RandomWeights(Weights):
     def take(self, name: str, *shape: int) -> np.ndarray:
         """One tensor, drawn."""
         how = self.draw(name)
-        if self._only_shapes:
+        if self.only_shapes:
             return np.broadcast_to(np.zeros((), np.float32), shape)
         if how.std is None:
             return np.full(shape, how.value, self.dtype)

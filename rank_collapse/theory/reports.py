@@ -109,8 +109,9 @@ def bound_report(
         A `BoundReport`; works under jit, and vmap over seeds and inputs.
 
     Raises:
-        ValueError: Additive scores, rotary or relative-key positions, normalised queries,
-            cross-attention: there is no W_QK; or inputs of the wrong shape.
+        ValueError: Additive scores, rotary or relative-key positions, normalised queries and keys,
+            cross-attention: there is no W_QK; capped scores, windows, parallel layers, experts; or
+            inputs of the wrong shape.
 
     Source: Dong et al. 2021, theorems 2.2 and 2.3, corollary 3.2, and the technical lemma of the
     appendix; γ* is the least value for which the lemma's last step holds.
@@ -243,4 +244,7 @@ class BoundPass:
         """The report."""
         log, found, gains = told
         trace = self.log.finish(params, last, carry, log, entry, config)
-        return refused_where(assembled(trace, *found, gains, config), config)
+        # A mask of tokens stands in the context with an axis of rows, as others do.
+        mask = entry.context.mask if entry.exists is None else entry.exists
+        report = assembled(trace, *found, gains, config)
+        return refused_where(report, config, mask, entry.context.bias)

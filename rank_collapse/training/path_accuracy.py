@@ -162,7 +162,8 @@ def layer_alpha(model: Model, examples: Examples, config: TransformerConfig) -> 
 
     def single(item):
         inputs, mask = item
-        return branch_sizes(apply(model.network, inputs, config, mask=mask), mask=mask)
+        trace = apply(model.network, inputs, config, mask=mask)
+        return branch_sizes(model.network, trace, config, mask=mask)
 
     return skip_share(*jax.lax.map(single, (examples.inputs, examples.mask)))
 

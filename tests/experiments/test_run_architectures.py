@@ -2,8 +2,10 @@
 
 import csv
 import json
+import os
 import shutil
 import signal
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -94,12 +96,13 @@ def test_a_language_model_whose_disk_goes_away(tmp_path, ids, capsys):
     arguments = (f"--checkpoints={folder}", f"--token_ids={ids}", "--initialisation=false", parts)
     whole, broken = (f"--output_dir={tmp_path / name}" for name in ("whole", "broken"))
     assert execute(*arguments, whole, "--num_path_texts=1") == 0
-    kept = shard.read_bytes()
+    kept = tmp_path / "kept"
     asked = resume.pretrained.stream
 
     def stream(*a, done, **k):
         def gone(state):
-            shard.unlink(missing_ok=True)
+            if shard.exists():
+                shard.rename(kept)
             done(state)
 
         return asked(*a, done=gone, **k)
@@ -111,7 +114,7 @@ def test_a_language_model_whose_disk_goes_away(tmp_path, ids, capsys):
         assert execute(*arguments, broken, "--num_path_texts=1") == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("error: ") and "00002-of-00003" in error
-    shard.write_bytes(kept)
+    kept.rename(shard)
     assert execute(*arguments, broken, "--num_path_texts=1") == 0
     lines = (tmp_path / "broken" / "log.txt").read_text()
     assert lines.count("goes on behind layer 1") == 1 and lines.count("layers: 2/2") == 1
@@ -129,6 +132,27 @@ def test_a_language_model_whose_disk_goes_away(tmp_path, ids, capsys):
     assert "same next token" in page
 
 
+def test_other_weights_in_the_same_folder_are_refused(tmp_path, ids, capsys):
+    """As long as the run holds the old ones' numbers; a folder that is moved is the same."""
+    folder = Path(shutil.copytree(GOLDEN / "bert", tmp_path / "bert"))
+    common = (f"--checkpoints={folder}", f"--token_ids={ids}", f"--output_dir={tmp_path / 'run'}")
+    arguments = (*common, "--parts=residuals", "--initialisation=false")
+    assert execute(*arguments) == 0
+    folder.rename(tmp_path / "away").rename(folder)
+    assert execute(*arguments) == 0
+    file, later = folder / "model.safetensors", time.time_ns() + 1
+    raw = bytearray(file.read_bytes())
+    raw[-8:] = bytes(8)  # the same size
+    file.write_bytes(raw)
+    os.utime(file, ns=(later, later))
+    capsys.readouterr()
+    assert execute(*arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1
+    assert "weights" in error and "--overwrite" in error
+    assert execute(*arguments, "--overwrite") == 0
+
+
 def test_decoder_and_images(tmp_path, ids):
     out = tmp_path / "t5"
     common = ("--parts=residuals", "--initialisation=false")
@@ -140,6 +164,14 @@ def test_decoder_and_images(tmp_path, ids):
     assert execute(*vit, *common, f"--output_dir={tmp_path / 'vit'}") == 0
     summary = json.loads((tmp_path / "vit" / "summary.json").read_text())["vit-wide"]
     assert summary["mean_tokens"] == 8  # patches
+
+
+def test_ranks_alone_are_of_the_states_whose_residuals_are_measured(tmp_path, ids):
+    out = tmp_path / "run"
+    common = (f"--checkpoints={GOLDEN / 'bert'}", f"--token_ids={ids}", "--initialisation=false")
+    assert execute(*common, "--parts=ranks", f"--output_dir={out}") == 0
+    means = json.loads((out / "summary.json").read_text())["bert"]["means"]["pretrained"]
+    assert {"effective_rank", "residual_ratio"} <= {name.split("/")[-1] for name in means}
 
 
 def test_bad_input(tmp_path, ids, capsys):
@@ -158,6 +190,10 @@ def test_bad_input(tmp_path, ids, capsys):
     refused(folder=tmp_path / "nowhere", words=("nowhere", "does not exist"))
     refused("--models=gpt5", folder=None, words=("gpt5", "bert-base-cased"))
     refused("--parts=rank", words=("rank", "residuals"))
+    own = (f"--token_ids={ids}", "--initialisation=false")
+    refused(*own, "--parts=next_token", words=("--parts=next_token", "bert"))
+    refused(*own, "--parts=residuals,gradients,next_token", words=("--parts=gradients,next_token",))
+    refused(*own, "--parts=bounds", folder=GOLDEN / "llama-grouped", words=("--parts=bounds",))
     refused(f"--token_ids={tmp_path / 'x'}", words=("does not exist",))
     long = tmp_path / "long.txt"
     long.write_text(" ".join(["3"] * 30))
@@ -172,6 +208,9 @@ def test_bad_input(tmp_path, ids, capsys):
     np.save(tmp_path / "no" / "images.npy", np.zeros((2, 3, 3, 3)))
     bad = f"--images={tmp_path / 'no' / 'images.npy'}"
     refused(bad, folder=GOLDEN / "vit-wide", words=("(2, 3, 3, 3)",))
+    np.savez(tmp_path / "no" / "images.npz", a=np.zeros((2, 3, 3, 3)))
+    bad = f"--images={tmp_path / 'no' / 'images.npz'}"
+    refused(bad, folder=GOLDEN / "vit-wide", words=("images.npz", "not a .npy file"))
     damaged = Path(shutil.copytree(GOLDEN / "bert", tmp_path / "damaged"))
     raw = (damaged / "model.safetensors").read_bytes()
     (damaged / "model.safetensors").write_bytes(raw[:-9])
@@ -185,16 +224,17 @@ def test_the_published_curve_can_be_one_more_initialisation_or_none():
     def verdicts(published, seeds=20):
         rng = np.random.default_rng(0)
         san = 1e-7 + 1e-8 * rng.random((seeds, 5))
+        san[:, 0] = 0.6 + 0.01 * rng.random(seeds)  # nearly all of which is lost
         skip = np.linspace(0.6, 0.4, 5) + 0.02 * rng.normal(size=(seeds, 1))
         curves = {"SAN": san.tolist(), "SAN+skip": skip.tolist()}
         model = {
             "curves": {"init": curves},
-            "published": {"init": {"SAN": [1.05e-7] * 5, "SAN+skip": published}},
+            "published": {"init": {"SAN": [0.605] + [1.05e-7] * 4, "SAN+skip": published}},
         }
         return [c.verdict for c in run_architectures.ENTRY.claims({"bert": model})]
 
     near, far = np.linspace(0.61, 0.41, 5).tolist(), [0.6, 0.55, 0.5, 0.45, 0.1]
-    # the two curves, skips against none, and that skips stop the fall, which goes on here
-    assert verdicts(near) == ["supported", "supported", "supported", "contradicted"]
+    # the two curves, collapse, skips against none, and that skips stop the fall, which goes on here
+    assert verdicts(near) == ["supported"] * 4 + ["contradicted"]
     assert verdicts(far)[1] == "contradicted"
     assert verdicts(far, seeds=8)[:2] == ["undecided"] * 2

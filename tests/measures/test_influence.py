@@ -8,6 +8,8 @@ import pytest
 import rank_collapse as rc
 from rank_collapse.measures.attention_profile import attention_profile
 from rank_collapse.measures.influence import layer_influence, layer_removal
+from rank_collapse.paths.chains import branch_sizes
+from rank_collapse.paths.effects import chain_effects
 
 L, N, D = 4, 6, 8
 CONFIG = rc.TransformerConfig(
@@ -47,11 +49,51 @@ def test_influence_against_the_trace(network):
         )
         return np.divide(*sizes).mean(-1)
 
-    branch = ratio(trace.attention_branch, trace.hidden[:-1])
-    np.testing.assert_allclose(found["attention_ratio"], branch, rtol=1e-5)
-    branch = ratio(trace.mlp_branch, trace.layers.after_attention)
-    np.testing.assert_allclose(found["mlp_ratio"], branch, rtol=1e-5)
+    after = trace.layers.after_attention
+    added = after - trace.hidden[:-1], trace.hidden[1:] - after
+    np.testing.assert_allclose(
+        found["attention_ratio"], ratio(added[0], trace.hidden[:-1]), rtol=1e-4
+    )
+    np.testing.assert_allclose(found["mlp_ratio"], ratio(added[1], after), rtol=1e-4)
     np.testing.assert_allclose(found["stream"], np.linalg.norm(hidden, axis=-1).mean(-1), rtol=1e-5)
+
+
+GAINS = {
+    "sandwich": {"norm_placement": "sandwich"},
+    "branch": {"norm_placement": "branch"},
+    "gains": {"branch_gain": 0.1, "skip_gain": rc.Gains(attention=1.5, mlp=0.7)},
+    "layer scale": {"learned_branch_gain": 0.3, "learned_per_feature": True},
+    "parallel": {"parallel": True, "branch_gain": 0.1},
+}
+
+
+@pytest.mark.parametrize("kind", GAINS)
+def test_ratios_and_sizes_are_of_what_the_states_gain(kind):
+    """The difference of the actual states, of a sandwich, gains, LayerScale: what is added."""
+    config = CONFIG.replace(**GAINS[kind])
+    params = rc.init(jax.random.key(0), config, weight_scale=2.0, bias_scale=0.1)
+    noise = np.random.default_rng(0)
+    params = params.replace(
+        layers=jax.tree.map(lambda a: a * noise.uniform(0.5, 1.5, a.shape), params.layers)
+    )
+    x = jax.random.normal(jax.random.key(1), (N, D))
+    trace = rc.apply(params, x, config, mask=MASK)
+    keep, after = np.asarray(MASK), trace.layers.after_attention
+    streams = {"attention": trace.hidden[:-1], "mlp": after}
+    if kind == "gains":
+        streams = {"attention": 1.5 * trace.hidden[:-1], "mlp": 0.7 * after}
+    states = {"attention": after, "mlp": trace.hidden[1:]}
+    added = {name: np.asarray(states[name] - streams[name])[:, keep] for name in states}
+    streams = {name: np.asarray(a)[:, keep] for name, a in streams.items()}
+    found = layer_influence(params, x, config, mask=MASK)
+    for name in added:
+        expected = np.linalg.norm(added[name], axis=-1) / np.linalg.norm(streams[name], axis=-1)
+        np.testing.assert_allclose(found[f"{name}_ratio"], expected.mean(-1), rtol=1e-4)
+    # α is made of the same two sides, whole matrices of them
+    expected = [jax.vmap(rc.composite_norm)(a["attention"]) for a in (streams, added)]
+    np.testing.assert_allclose(branch_sizes(params, trace, config, mask=MASK), expected, rtol=1e-4)
+    sizes = chain_effects(params, x, config, mask=MASK)
+    np.testing.assert_allclose((sizes["skip"], sizes["branch"]), expected, rtol=1e-4)
 
 
 def test_removal_against_networks_without_the_layer(network):

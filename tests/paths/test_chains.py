@@ -10,6 +10,7 @@ import pytest
 
 import rank_collapse as rc
 from rank_collapse.paths import chains as pp
+from rank_collapse.paths.effects import chain_effects, length_effects
 
 
 def test_elementary_shares_are_sums_over_subsets():
@@ -51,7 +52,7 @@ def test_skip_share_from_the_branches():
         params = rc.init(jax.random.key(0), config)
         xs = jax.random.normal(jax.random.key(1), (3, 5, 4))
         traces = jax.vmap(lambda x: rc.apply(params, x, config))(xs)
-        return traces, jax.vmap(pp.branch_sizes)(traces)
+        return traces, jax.vmap(lambda t: pp.branch_sizes(params, t, config))(traces)
 
     traces, (skip, branch) = sizes()
 
@@ -61,6 +62,20 @@ def test_skip_share_from_the_branches():
 
     n_x, n_sa = norm(traces.hidden[:, :-1]).sum(axis=0), norm(traces.attention_branch).sum(axis=0)
     np.testing.assert_allclose(pp.skip_share(skip, branch), n_x / (n_x + n_sa), rtol=1e-5)
+
+
+def test_a_small_gain_leaves_nearly_all_to_the_skip():
+    """α beside the sizes of paths by length, which fall by about γ with every layer."""
+    config = rc.san_skip(2, 2, 4).replace(branch_gain=0.01)
+    params = rc.init(jax.random.key(0), config)
+    x = jax.random.normal(jax.random.key(1), (5, 4))
+    found = chain_effects(params, x, config)
+    alpha = pp.skip_share(found["skip"], found["branch"])
+    sizes = length_effects(params, x, config)["size"]
+    assert np.all(alpha > 0.98) and sizes[1] < 0.02 * config.depth
+    plain = rc.apply(params, x, config.replace(branch_gain=1.0))
+    skip, branch = pp.branch_sizes(params, plain, config.replace(branch_gain=1.0))
+    assert pp.skip_share(skip, branch)[0] < 0.9
 
 
 def test_chains_of_uniform_attention_are_rank_one_and_skips_are_not():

@@ -13,8 +13,9 @@ from rank_collapse import pretrained
 from rank_collapse.measures import attention_profile, influence, profiles
 from rank_collapse.measures.attention_profile import AttentionPass
 from rank_collapse.measures.influence import InfluencePass
+from rank_collapse.measures.norms import composite_norm
 from rank_collapse.measures.profiles import ProfilePass
-from rank_collapse.network import surgery
+from rank_collapse.network import apply, surgery
 from rank_collapse.paths import next_token
 from rank_collapse.paths.contributions import LengthPass, path_contributions
 from rank_collapse.paths.effects import ChainPass, chain_effects
@@ -24,7 +25,7 @@ from rank_collapse.pretrained.checkpoint import Checkpoint
 from rank_collapse.pretrained.next_token import loss_gradient, next_tokens, targets_of
 from rank_collapse.theory.effects import bound_effects, effects_of
 from rank_collapse.theory.logdomain import LogPass, log_residual_profile
-from rank_collapse.theory.reports import BoundPass
+from rank_collapse.theory.reports import BoundPass, bound_report
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 FAMILIES = ("albert-groups", "t5-gated", "gpt2-head", "bert-untied")
@@ -91,6 +92,34 @@ def test_streamed_is_what_the_network_in_memory_gives(name):
     assert max(gaps.values()) < TOLERANCE, gaps
 
 
+def test_streamed_ratios_are_of_what_a_branch_with_its_own_norm_adds():
+    """A sandwich (Gemma 2), whose branches are normalised before they join: the states' gain."""
+    settings = {
+        "model_type": "gemma2", "vocab_size": 40, "hidden_size": 12, "num_hidden_layers": 2,
+        "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 4,
+        "intermediate_size": 16, "query_pre_attn_scalar": 4,
+    }  # fmt: skip
+    config, params = pretrained.random_like(settings, jax.random.key(0))
+    source = pretrained.open_random(settings, jax.random.key(0))
+    inputs = {"x": np.random.default_rng(0).integers(1, 40, (2, 6))}
+    passes = (("influence", InfluencePass()), ("chains", ChainPass(2)))
+    found = pretrained.stream(source, inputs, {"all": Job(passes)})["all"]
+    trace = jax.vmap(lambda x: apply(params, x, config))(inputs["x"])
+    streams = {"attention": trace.hidden[:, :-1], "mlp": trace.layers.after_attention}
+    states = {"attention": trace.layers.after_attention, "mlp": trace.hidden[:, 1:]}
+    for name, stream in streams.items():
+        expected = length(states[name] - stream) / length(stream)
+        ratio = found["influence"][f"{name}_ratio"]
+        np.testing.assert_allclose(ratio, expected.mean(-1), rtol=1e-4)
+    added = states["attention"] - streams["attention"]
+    expected = jax.vmap(jax.vmap(composite_norm))(added)
+    np.testing.assert_allclose(found["chains"]["branch"], expected, rtol=1e-4)
+
+
+def length(a):
+    return np.linalg.norm(a, axis=-1)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["bert-untied", "t5-gated"])
 def test_logarithms_and_bounds_are_those_of_the_network_in_memory(name):
@@ -108,6 +137,26 @@ def test_logarithms_and_bounds_are_those_of_the_network_in_memory(name):
     }
     print(name, gaps)
     assert max(gaps.values()) < 1e-3, gaps
+
+
+@pytest.mark.parametrize("kind", ["mask", "bias"])
+def test_bounds_are_refused_where_rows_differ_as_in_memory(kind):
+    """Each text has its own [n, n] mask or bias, of which the config says nothing."""
+    config, params = pretrained.load(GOLDEN / "bert")
+    source, n = pretrained.open_checkpoint(GOLDEN / "bert"), 5
+    given = np.tril(np.ones((n, n), bool)) if kind == "mask" else np.ones((1, n, n), np.float32)
+    inputs = {"x": batch(config, n)["x"][:1], kind: given[None]}
+    job = {"SAN": Job((("bounds", BoundPass()),), "SAN")}
+    found = pretrained.stream(source, inputs, job)["SAN"]["bounds"]
+    config, params = surgery.variant(config, params, "SAN")
+    expected = bound_report(params, inputs["x"][0], config, **{kind: given})
+    assert found.not_covered == expected.not_covered and "rows" in found.not_covered[0]
+    for name in ("mean_head", "mean_layer", "diameter_layer", "diameter"):
+        assert np.isnan(getattr(found, name).log10_rhs).all(), name
+    padded = {"x": inputs["x"], "mask": np.arange(n)[None] < n - 1}
+    covered = pretrained.stream(source, padded, job)["SAN"]["bounds"]
+    assert not any(why.startswith("rows") for why in covered.not_covered)
+    assert np.isfinite(covered.mean_layer.log10_rhs).all()
 
 
 def test_next_tokens_and_gradients_of_a_language_model():
@@ -156,6 +205,21 @@ def rewritten(folder, name, change):
     data = change(array).tobytes()
     raw[entry.offset : entry.offset + len(data)] = data
     entry.path.write_bytes(bytes(raw))
+
+
+def test_shapes_are_known_without_asking_weights_that_a_thread_may_be_reading(monkeypatch):
+    """`biased` and `state_like` behind a layer, while the next one is read."""
+    source = pretrained.open_checkpoint(GOLDEN / "llama-grouped")
+    inputs, jobs = batch(source.config), some_jobs(source)
+
+    def asked(name, *shape):
+        raise AssertionError(f"{name} was asked for")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(source.weights, "take", asked)
+        assert source.biased is False
+        like = pretrained.state_like(source, inputs, jobs, 1, chunk=2)
+    assert like.layers == 1 and len(like.hidden) == 2
 
 
 def test_values_that_are_not_finite_are_named_when_their_layer_comes(tmp_path):
@@ -236,6 +300,25 @@ def test_tokens_beyond_the_positions_or_the_vocabulary():
         pretrained.stream(source, {"x": np.ones((1, 21), int)}, jobs)
     with pytest.raises(ValueError, match="token id 40 is not below vocab_size=40"):
         pretrained.stream(source, {"x": np.full((1, 4), 40)}, jobs)
+
+
+def test_inputs_and_jobs_that_do_not_fit():
+    source = pretrained.open_checkpoint(GOLDEN / "gpt2-head")
+    passes = (("profile", ProfilePass(MEASURES)),)
+
+    def refused(words, rows=3, *, chunk=8, **job):
+        inputs = {"x": np.full((3, 4), 5), "mask": np.ones((rows, 4), bool)}
+        jobs = {"all": Job(passes), "some": Job(passes, **job)}
+        for asked in (pretrained.stream, lambda *a, **k: pretrained.state_like(*a, 1, **k)):
+            with pytest.raises(ValueError, match=words) as error:
+                asked(source, inputs, jobs, chunk=chunk)
+            assert "\n" not in str(error.value)
+
+    refused("different lengths.*'x': 3, 'mask': 4", rows=4)
+    refused("different lengths.*'x': 3, 'mask': 2", rows=2)
+    refused("chunk=0 is not 1 or more", chunk=0)
+    refused("job 'some' has none of 3 examples: first=3, last=None", first=3)
+    refused("job 'some' has none of 3 examples: first=2, last=2", first=2, last=2)
 
 
 def test_weights_of_whole_numbers_are_said_to_be_quantised(tmp_path):
