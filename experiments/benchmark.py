@@ -15,7 +15,7 @@ import time
 import jax
 from absl import flags
 
-from experiments.benchmarks import attention, monitoring, paths, streaming, training
+from experiments.benchmarks import attention, monitoring, paths, profiles, streaming, training
 from experiments.benchmarks.random_llama import SIZES
 from experiments.benchmarks.timing import as_json, show
 from experiments.shell import cli
@@ -23,6 +23,8 @@ from rank_collapse.runs import files
 
 # Each is a function of the flags that gives a `timing.Report`.
 BENCHMARKS = {
+    "collapse_sweep": profiles.collapse_sweep,
+    "log_profile": profiles.log_profile,
     "exact_paths": paths.exact_paths,
     "head_contributions": paths.head_contributions,
     "recomputed_paths": paths.recomputed_paths,

@@ -4,12 +4,20 @@ import json
 import math
 
 import jax
+import numpy as np
 import pytest
 from marks import slow_but
 
 import rank_collapse as rc
 from experiments import benchmark
-from experiments.benchmarks import attention, paths, random_llama, streaming, training
+from experiments.benchmarks import (
+    attention,
+    paths,
+    profiles,
+    random_llama,
+    streaming,
+    training,
+)
 from experiments.benchmarks.timing import Report, Timing, median_ratio, time_cases
 from experiments.shell import cli
 from rank_collapse import pretrained
@@ -42,6 +50,18 @@ def test_path_benchmarks_compare_what_is_equal(options):
     found = paths.recomputed_paths(options, depth=2, num_sequences=3)
     assert value(found, "difference") < 1e-5
     assert value(found, "seconds for all sets") == found.timings[1].best
+
+
+def test_profile_benchmarks_compare_what_is_equal(options):
+    found = profiles.collapse_sweep(options, num_seeds=3, depth=2, num_tokens=4, d_model=8)
+    assert value(found, "difference") < 1e-5
+    single, vmapped, _ = found.timings
+    assert vmapped.output[1].shape == (3, 3)
+    for one, of_all in zip(single.output[2], vmapped.output, strict=True):
+        np.testing.assert_allclose(one, of_all[2], atol=1e-5)
+    found = profiles.log_profile(options, depth=2, num_tokens=4, d_model=8)
+    assert value(found, "difference") < 1e-2
+    assert value(found, "seconds for pairs") == found.timings[2].best
 
 
 def test_attention_forms_are_timed_at_every_length(options):

@@ -1,0 +1,78 @@
+"""Benchmarks of residual profiles: many seeds in one call, and logarithms beside a forward pass."""
+
+from typing import Any
+
+import jax
+import numpy as np
+
+import rank_collapse as rc
+from experiments.benchmarks.timing import Report, median_ratio, time_cases
+from rank_collapse.runs.seeds import seed_keys
+from rank_collapse.theory.pairs import pair_profile
+
+
+def collapse_sweep(
+    options: Any, num_seeds: int = 16, depth: int = 32, num_tokens: int = 64, d_model: int = 64
+) -> Report:
+    """Residual ratio and logarithm by layer of pure attention, weights drawn in the same call.
+
+    All seeds as one program, vmapped or one after another, beside a call for each seed.
+    """
+    config = rc.san(depth, 4, d_model)
+
+    def profile(key):
+        x = jax.random.normal(jax.random.fold_in(key, 1), (num_tokens, d_model))
+        params = rc.init(key, config)
+        hidden = rc.apply(params, x, config).hidden
+        return (
+            jax.vmap(rc.residual_ratio)(hidden),
+            rc.log_residual_profile(params, x, config),
+        )
+
+    keys = seed_keys(0, num_seeds)
+    each = jax.jit(profile).lower(keys[0]).compile()
+    cases = {
+        "a call for each seed": (lambda keys: [each(key) for key in keys], (keys,)),
+        "one call, vmapped": (jax.jit(jax.vmap(profile)), (keys,)),
+        "one call, one after another": (jax.jit(lambda keys: jax.lax.map(profile, keys)), (keys,)),
+    }
+    timings = time_cases(cases, options.rounds)
+    single, vmapped, mapped = timings
+    difference = max(
+        float(np.abs(np.asarray(a) - np.asarray(b)).max())
+        for a, b in zip(vmapped.output, mapped.output, strict=True)
+    )
+    figures = {
+        "ms per seed, one call": (1e3 * min(vmapped.best, mapped.best) / num_seeds, None),
+        "largest difference between vmapped and one after another": (difference, None),
+    }
+    return Report(timings, single.name, figures)
+
+
+def log_profile(
+    options: Any, depth: int = 12, num_tokens: int = 64, d_model: int = 64, num_heads: int = 4
+) -> Report:
+    """Residuals in logarithms, certified: one scale, and every pair of tokens.
+
+    Beside the residual ratios of an ordinary forward pass.
+    """
+    config = rc.san(depth, num_heads, d_model)
+    params = rc.init(jax.random.key(0), config)
+    x = jax.random.normal(jax.random.key(1), (num_tokens, d_model))
+    cases = {
+        "forward pass with residual ratios": (
+            jax.jit(lambda p, x: jax.vmap(rc.residual_ratio)(rc.apply(p, x, config).hidden)),
+            (params, x),
+        ),
+        "one scale": (jax.jit(lambda p, x: rc.log_residual_profile(p, x, config)), (params, x)),
+        "pairs": (jax.jit(lambda p, x: pair_profile(p, x, config)), (params, x)),
+    }
+    timings = time_cases(cases, options.rounds)
+    forward, one_scale, pairs = timings
+    difference = np.abs(np.asarray(one_scale.output) - np.asarray(pairs.output))
+    figures = {
+        "seconds for pairs with their copies": (pairs.best, 2.0),
+        "forward passes for one scale": (median_ratio(one_scale, forward), None),
+        "largest difference of the logarithms": (float(difference.max()), None),
+    }
+    return Report(timings, forward.name, figures)
