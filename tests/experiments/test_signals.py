@@ -151,9 +151,12 @@ def test_the_second_signal_ends_a_computation_that_never_returns_to_python():
         "    jax.block_until_ready(compiled(0))\n"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as run:
-        assert run.stdout.readline() == "ready\n"
-        for _ in range(2):
-            time.sleep(0.5)
-            assert run.poll() is None  # the first does not
-            run.send_signal(signal.SIGINT)
-        assert run.wait(timeout=20) == 130
+        try:
+            assert run.stdout.readline() == "ready\n"
+            for _ in range(2):
+                time.sleep(0.5)
+                assert run.poll() is None  # the first does not
+                run.send_signal(signal.SIGTERM)
+            assert run.wait(timeout=20) == 143
+        finally:
+            run.kill()
