@@ -34,6 +34,20 @@ install_import_hook("rank_collapse", "beartype.beartype")
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
+MOST_MAPS = 30_000
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fewer_maps():
+    """Compiled programs take maps of memory, of which Linux lets a process have 65530: one more,
+    and the compiler crashes. What is needed again comes from the cache on disk.
+    """
+    yield
+    maps = Path("/proc/self/maps")
+    if maps.exists() and maps.read_bytes().count(b"\n") > MOST_MAPS:
+        jax.clear_caches()
+
+
 @pytest.fixture(scope="module")
 def optimized():
     """Programs compiled as users compile them, for the tests of one module."""
