@@ -99,5 +99,7 @@ ENTRY = Entry(
         "network that has learned has small gradients too, but tokens that differ.",
         "during": "The last layer's residual ratio and the root mean square over layers of the "
         "gradient to W_Q, while the same networks train.",
+        "batch": "The same share by batch size.",
+        "border": "Post-LN with another gain of all skips: who fails, by gain, learning rate and warm-up.",
     },
 )  # fmt: skip

@@ -56,7 +56,7 @@ def test_every_cell_and_seed_is_in_the_table(folder):
         assert cell["accuracy"] == pytest.approx(np.mean(accuracies))
         assert cell["failed"] == sum(a <= found["guess_limit"] for a in accuracies)
         assert cell["interval"] == pytest.approx(list(wilson_interval(cell["failed"], 2)))
-    assert {p.stem for p in figures(folder)} == {*entry.ENTRY.captions, "border", "batch"}
+    assert {p.stem for p in figures(folder)} == set(entry.ENTRY.captions)
     assert "2 layers" in entry.reading(found)
     assert len(entry.compare(found)) == len(wanted)
 
