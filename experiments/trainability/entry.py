@@ -100,6 +100,6 @@ ENTRY = Entry(
         "during": "The last layer's residual ratio and the root mean square over layers of the "
         "gradient to W_Q, while the same networks train.",
         "batch": "The same share by batch size.",
-        "border": "Post-LN with another gain of all skips: who fails, by gain, learning rate and warm-up.",
+        "border": "Accuracy of Post-LN by gain of all skips, learning rate and warm-up.",
     },
 )  # fmt: skip
