@@ -59,6 +59,10 @@ def test_profile_benchmarks_compare_what_is_equal(options):
     assert vmapped.output[1].shape == (3, 3)
     for one, of_all in zip(single.output[2], vmapped.output, strict=True):
         np.testing.assert_allclose(one, of_all[2], atol=1e-5)
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_logarithms_compares_what_is_equal(options):
     found = profiles.log_profile(options, depth=2, num_tokens=4, d_model=8)
     assert value(found, "difference") < 1e-2
     assert value(found, "seconds for pairs") == found.timings[2].best

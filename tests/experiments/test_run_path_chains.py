@@ -43,6 +43,7 @@ def test_writes_rows_figures_and_a_summary(tmp_path, monkeypatch, capsys):
     check_second_run(lambda: execute(*TINY, f"--output_dir={folder}"), folder, capsys)
 
 
+@pytest.mark.slow
 def test_chunks_of_seeds_that_fit_into_memory_change_nothing(tmp_path, capsys):
     check_chunks(run_path_chains, [*TINY, "--num_seeds=3"], tmp_path, capsys)
     check_budgets(run_path_chains, TINY, tmp_path, capsys)

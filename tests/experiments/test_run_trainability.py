@@ -78,6 +78,7 @@ def test_a_cell_is_the_same_among_others_and_floats_reach_it(folder):
         assert abs(losses[f"{name} batch=4"] - plain).max() > 1e-3, name
 
 
+@pytest.mark.slow
 def test_chunks_of_seeds_that_fit_into_memory_change_nothing(tmp_path, capsys):
     """Of runs too, where several cells are trained together: the border's, of fewer seeds."""
     arguments = [*SIZES, "--parts=border", "--num_seeds=4", "--warmup=0", "--border_depths=1"]

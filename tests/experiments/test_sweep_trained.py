@@ -79,6 +79,7 @@ def test_a_cell_all_of_whose_seeds_diverge_fails_alone(tmp_path, capsys):
     assert "seed 0 of cell 2 diverged" in err and "1 of 2 cells are done" in out
 
 
+@pytest.mark.slow
 def test_a_cell_whose_values_mean_nothing_fails_alone(ensembles, tmp_path, capsys):
     """As label_smoothing=1.5 of run_transformer; --warmup and --label_smoothing are its own."""
     values = [a for a in SMALL if "width" not in a and "seq_len" not in a]
@@ -118,6 +119,7 @@ def test_chunks_of_seeds_that_fit_into_memory_change_nothing(ensembles, tmp_path
     assert not (folder / "checkpoints").exists()
 
 
+@pytest.mark.slow
 def test_chunks_done_before_the_monitor_was_asked_for(tmp_path, monkeypatch, capsys):
     """One is trained again; one that has only to be measured is left out and named."""
     arguments = [*SMALL, "--num_seeds=4", "--memory_gb=1e-9", "--n_epochs=2"]

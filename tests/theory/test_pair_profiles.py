@@ -68,6 +68,7 @@ def test_one_scale_refuses_what_its_noisy_copies_contradict():
     assert not np.isnan(got[:2]).any() and not np.isnan(got[:, :3]).any()
 
 
+@pytest.mark.slow
 def test_the_choice_is_right_where_one_scale_is_not():
     """The passes, seed by seed: each taken somewhere, and the result as proved."""
     params, x, config, want = hard()
