@@ -35,18 +35,17 @@ def resumed(
         source, inputs, jobs, chunk: As of `stream`.
         progress: Of the layers.
     """
-    state = restored(run, number, source, inputs, jobs, chunk)
-    if state is not None:
-        progress.skip(state.layers)
-        progress.say(f"goes on behind layer {state.layers}")
+    kept = restored(run, number, source, inputs, jobs, chunk)
+    if kept is not None:
+        progress.skip(kept.layers)
+        progress.say(f"goes on behind layer {kept.layers}")
     started = saved = time.monotonic()
-    now, begun = state, False
+    now = kept
 
     def done(state: State) -> None:
-        nonlocal saved, now, begun
-        if not begun:
-            waits.enter_context(signals.deferred())  # from now on to the border of a layer
-        begun = True
+        nonlocal saved, now
+        if now is kept:  # the first layer is done: from now on to the border of one
+            waits.enter_context(signals.deferred())
         now, time_now = state, time.monotonic()
         last = state.layers == source.config.depth and time_now - started > EVERY
         if last or time_now - saved > EVERY:
@@ -57,7 +56,7 @@ def resumed(
     try:
         # Until the first layer is done there is nothing to save, and compiling takes a minute.
         with contextlib.ExitStack() as waits:
-            return pretrained.stream(source, inputs, jobs, chunk=chunk, state=state, done=done)
+            return pretrained.stream(source, inputs, jobs, chunk=chunk, state=kept, done=done)
     except BaseException:
         if now is not None:
             keep(run, number, now)

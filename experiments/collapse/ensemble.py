@@ -22,7 +22,6 @@ from rank_collapse.runs import seeds
 from rank_collapse.runs.files import RunError
 from rank_collapse.runs.folder import RunFolder
 from rank_collapse.theory import pairs
-from rank_collapse.training.ensemble import seeds_at_once
 
 
 class Programs:
@@ -34,7 +33,7 @@ class Programs:
     def __init__(self, options, networks, ids, mesh, progress):
         self.options, self.mesh, self.progress = options, mesh, progress
         self.networks = networks
-        at_once = seeds_at_once(mesh)  # so that chunks of any size round alike on a CPU
+        at_once = seeds.seeds_at_once(mesh)
         # Random numbers are slow to optimise, and drawn once.
         self.draw = seeds.spread(
             make_draw(options, ids), mesh, at_once=at_once, compiler_options=QUICK

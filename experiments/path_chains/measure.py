@@ -15,7 +15,6 @@ from experiments.shell.room import Room
 from rank_collapse.measures import residuals
 from rank_collapse.paths import chains
 from rank_collapse.runs import seeds
-from rank_collapse.training.ensemble import seeds_at_once
 
 SAMPLES = (5, 20)
 
@@ -51,7 +50,8 @@ def measure_all(
         ValueError: A network whose output is no number.
     """
     with inputs.precision(options):
-        call = seeds.spread(make_measure(options, config, ids), mesh, at_once=seeds_at_once(mesh))
+        at_once = seeds.seeds_at_once(mesh)
+        call = seeds.spread(make_measure(options, config, ids), mesh, at_once=at_once)
         results = room.map(call, seeds.seed_keys(options.seed, options.num_seeds))
     bad = np.flatnonzero(~np.isfinite(results["sum_error"]))
     if len(bad):

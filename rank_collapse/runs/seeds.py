@@ -101,6 +101,14 @@ def to_host(tree: Any, num_seeds: int | None = None) -> Any:
     return jax.tree.map(trimmed, processes.gather(tree), tree)
 
 
+def seeds_at_once(mesh: Mesh) -> int | None:
+    """How many seeds a device vmaps over: one on a CPU, all (None) elsewhere.
+
+    One is about as fast there, and any chunk of seeds then rounds alike.
+    """
+    return 1 if mesh.devices.flat[0].platform == "cpu" else None
+
+
 def spread(
     fn: Callable,
     mesh: Mesh,

@@ -20,11 +20,6 @@ from rank_collapse.training.recipe import Hyper, Recipe, check_hyper, config_of
 from rank_collapse.training.training import TrainState, init_state, train_epoch
 
 
-def seeds_at_once(mesh: Mesh) -> int | None:
-    """How many seeds a device vmaps over by default: one on a CPU, all (None) elsewhere."""
-    return 1 if mesh.devices.flat[0].platform == "cpu" else None
-
-
 @dataclasses.dataclass
 class Trained:
     """What training left: the states and losses of all seeds.
@@ -63,7 +58,7 @@ class Ensemble:
         mesh: Devices; all by default.
         epochs_per_chunk: Epochs in one jitted call; progress, checkpoints and the check for
             divergence come between calls. Does not change results.
-        at_once: Seeds a device vmaps over; None for `seeds_at_once`.
+        at_once: Seeds a device vmaps over; None for `seeds.seeds_at_once`.
         held_out: Metrics by name, functions of (logits, examples), that are computed of the data's
             "eval" entry after each epoch; None for none.
         watch: (model, data, config) → scalars or arrays by name, computed before training and
@@ -92,7 +87,7 @@ class Ensemble:
         self.mesh = seeds.seed_mesh() if mesh is None else mesh
         self.epochs_per_chunk = epochs_per_chunk
         self.held_out = held_out or {}
-        self.at_once = seeds_at_once(self.mesh) if at_once is None else at_once
+        self.at_once = seeds.seeds_at_once(self.mesh) if at_once is None else at_once
 
         def begin(key, hyper, _):
             key_data, key_state = jax.random.split(key)
@@ -244,4 +239,4 @@ def _per_run(hyper: Hyper, count: int) -> Hyper:
     return jax.tree_util.tree_map_with_path(one, hyper)
 
 
-__all__ = ["Ensemble", "TrainState", "Trained", "seeds_at_once"]
+__all__ = ["Ensemble", "TrainState", "Trained"]
