@@ -10,6 +10,7 @@ from typing import Any
 
 from rank_collapse.measures.attention_entropy import attention_entropy
 from rank_collapse.measures.monitor import monitor, monitor_gradients, participation_ratio
+from rank_collapse.measures.monitored import monitored
 from rank_collapse.measures.norms import matrix_norm
 from rank_collapse.measures.profiles import profile
 from rank_collapse.measures.residuals import (
@@ -128,6 +129,7 @@ __all__ = [
     "measured_constant",
     "monitor",
     "monitor_gradients",
+    "monitored",
     "multi_head_attention",
     "participation_ratio",
     "path_attention",

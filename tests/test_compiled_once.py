@@ -46,6 +46,9 @@ CALLS = {
     "collapse_law": lambda seed: collapse_law(0.1 * seed, 4, jnp.ones(3) + seed, jnp.ones(3)),
     "composite_center": lambda seed: composite_center(draws.tokens(3, 4, seed)),
     "batch_path_set_logits": batch_logits,
+    "monitored": lambda seed: rc.monitored(
+        draws.parameters(SAN, seed), draws.tokens(3, 4, seed), SAN
+    ),
     "certified_profile": lambda seed: rc.certified_profile(
         draws.parameters(SAN, seed), draws.tokens(3, 4, seed), SAN
     ),

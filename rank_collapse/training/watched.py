@@ -1,12 +1,12 @@
-"""What is watched of a network while it trains: `rc.monitor` of every layer, on a few examples."""
+"""What is watched of a network while it trains: `monitored` scalars, on a few examples."""
 
 from typing import Any
 
 import jax
 from jaxtyping import Array, Float
 
-from rank_collapse.measures.monitor import monitor
-from rank_collapse.network import encoder_decoder, entry, transformer
+from rank_collapse.measures.monitored import monitored
+from rank_collapse.network import encoder_decoder, entry
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.encoder_decoder import EncoderDecoderConfig, EncoderDecoderParams
 from rank_collapse.training.models import Model
@@ -39,23 +39,16 @@ def layer_scalars(
 
 def _of_example(model, example, config):
     states = entry.input_states(model.network, example.inputs, config)
-    trace = transformer.apply(model.network, states, config, mask=example.mask)
-    return _of_layers(trace, example.mask)
+    return monitored(model.network, states, config, mask=example.mask)[1]
 
 
 def _of_pair(model, pair, config):
-    read, read_mask = pair.target[:-1], pair.target_mask[:-1]
-    trace = encoder_decoder.apply(
-        model, pair.source, read, config, source_mask=pair.source_mask, target_mask=read_mask
-    )
-    halves = {"encoder": (trace.encoder, pair.source_mask), "decoder": (trace.decoder, read_mask)}
+    memory, of_source = monitored(model.encoder, pair.source, config.encoder, mask=pair.source_mask)
+    _, of_target = monitored(
+        encoder_decoder.decoder_params(model, config), pair.target[:-1], config.decoder,
+        mask=pair.target_mask[:-1], memory=memory, memory_mask=pair.source_mask,
+    )  # fmt: skip
+    halves = {"encoder": of_source, "decoder": of_target}
     return {
-        f"{half}.{name}": value
-        for half, (own, mask) in halves.items()
-        for name, value in _of_layers(own, mask).items()
+        f"{half}.{name}": value for half, found in halves.items() for name, value in found.items()
     }
-
-
-def _of_layers(trace, mask):
-    scalars = jax.vmap(lambda x, p: monitor(x, p, mask=mask))
-    return scalars(trace.hidden[1:], trace.attention)

@@ -109,6 +109,38 @@ def test_low_precision_is_measured_in_float32_and_what_is_not_finite_is_nan():
     assert all(np.isfinite(float(v)) for v in rc.monitor(jnp.zeros((N, D))).values())
 
 
+@pytest.mark.parametrize("keep", [None, np.arange(N) < 4])
+def test_inside_the_layers_as_on_a_trace(keep):
+    config = rc.transformer(3, 2, D, norm_placement="pre", final_norm=True, mlp="gelu")
+    params, x = rc.init(jax.random.key(0), config), random(N, D)
+    trace = rc.apply(params, x, config, mask=keep)
+    output, scalars = rc.monitored(params, x, config, mask=keep)
+    np.testing.assert_allclose(output, trace.output, rtol=1e-6, atol=1e-6)
+    by_layer = [
+        rc.monitor(*of, mask=keep) for of in zip(trace.hidden[1:], trace.attention, strict=True)
+    ]
+    assert scalars.keys() == by_layer[0].keys()
+    for name, values in scalars.items():
+        np.testing.assert_allclose(values, [s[name] for s in by_layer], rtol=1e-5, err_msg=name)
+    states = rc.monitored(params, x, config, attention=False, mask=keep)[1]
+    assert states.keys() == rc.monitor(x).keys()
+
+
+def test_what_is_monitored_does_not_change_the_gradient():
+    config = rc.transformer(2, 2, D, mlp="relu")
+    params, x = rc.init(jax.random.key(0), config), random(N, D)
+    square = lambda output: jnp.sum(jnp.square(output))  # noqa: E731
+
+    def loss(params):
+        output, scalars = rc.monitored(params, x, config)
+        return square(output) + sum(jnp.sum(v) for v in scalars.values()), scalars
+
+    found, scalars = jax.grad(loss, has_aux=True)(params)
+    plain = jax.grad(lambda p: square(rc.apply(p, x, config).output))(params)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), found, plain)
+    assert {v.shape for v in scalars.values()} == {(2,)}
+
+
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [

@@ -1,0 +1,80 @@
+"""A network's output with `monitor` of every layer, computed where the layer is.
+
+Axis letters: l layers, n tokens, d width.
+"""
+
+import dataclasses
+import functools
+from typing import Any, ClassVar
+
+import jax
+from jaxtyping import Array, Float
+
+from rank_collapse.measures.monitor import monitor
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.entry import Entry, enter
+from rank_collapse.network.parameters import TransformerParams
+from rank_collapse.network.passes import Layer, output_of, run
+
+Scalars = dict[str, Float[Array, "l"]]
+
+
+def monitored(
+    params: TransformerParams,
+    x: Any,
+    config: TransformerConfig,
+    *,
+    attention: bool = True,
+    mask: Any = None,
+    **inputs: Any,
+) -> tuple[Float[Array, "n d"], Scalars]:
+    """(output, scalars): the forward pass, and `monitor` of each layer's states and attention.
+
+    The scalars are computed inside the scan over the layers, so that no layer's attention weights
+    are kept for them, and carry no gradient. Their dictionary is what `jax.value_and_grad(...,
+    has_aux=True)` takes.
+
+    Args:
+        params, x, config: As in `rank_collapse.apply`.
+        attention: Whether to measure the attention weights too.
+        mask: Bool [n], the tokens that exist, which alone are measured; or another mask of `apply`.
+        **inputs: `bias`, `memory`, `memory_mask`, `segments`, `positions`, `edit` of `apply`.
+
+    Returns:
+        The output [n, d], and scalars [L] by name.
+
+    Raises:
+        ValueError: As `apply`, or fewer than two tokens.
+    """
+    params, entry = enter(params, x, config, mask=mask, **inputs)
+    return _monitored(params, entry, config, attention)
+
+
+@functools.partial(jax.jit, static_argnames="attention")
+def _monitored(params, entry, config, attention):
+    return run(MonitorPass(attention), params, entry, config)
+
+
+@dataclasses.dataclass(frozen=True)
+class MonitorPass:
+    """`monitored` layer by layer: a `LayerPass`."""
+
+    attention: bool = True
+    forward: ClassVar[bool] = True
+
+    def begin(self, entry: Entry, config: TransformerConfig) -> tuple[()]:
+        """Nothing."""
+        return ()
+
+    def step(
+        self, layer: Layer, carry: Any, entry: Entry, config: TransformerConfig
+    ) -> tuple[Any, dict[str, Float[Array, ""]]]:
+        """The layer's scalars."""
+        x, weights = jax.lax.stop_gradient((layer.trace.hidden, layer.trace.attention))
+        return carry, monitor(x, weights if self.attention else None, mask=entry.exists)
+
+    def finish(
+        self, params: Any, last: Any, carry: Any, told: Any, entry: Entry, config: TransformerConfig
+    ) -> tuple[Float[Array, "n d"], Scalars]:
+        """(output, scalars)."""
+        return output_of(params, last, config), told
