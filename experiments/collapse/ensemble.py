@@ -13,7 +13,6 @@ from jax.sharding import Mesh
 from experiments.collapse.measure import make_draw, make_measure, part_of
 from experiments.collapse.results import Results
 from experiments.shell import inputs, memory
-from experiments.shell.compilation import QUICK
 from experiments.shell.progress import Progress
 from experiments.shell.room import Room
 from rank_collapse.network.config import TransformerConfig
@@ -35,9 +34,7 @@ class Programs:
         self.networks = networks
         at_once = seeds.seeds_at_once(mesh)
         # Random numbers are slow to optimise, and drawn once.
-        self.draw = seeds.spread(
-            make_draw(options, ids), mesh, at_once=at_once, compiler_options=QUICK
-        )
+        self.draw = seeds.spread(make_draw(options, ids), mesh, at_once=at_once, level=0)
         self.measures = {
             norm: seeds.spread(make_measure(configs, options), mesh, at_once=at_once)
             for norm, configs in networks.items()

@@ -18,7 +18,7 @@ from experiments.shell.room import Room
 from experiments.trained import arguments
 from rank_collapse.runs import processes
 from rank_collapse.runs.folder import RunFolder
-from rank_collapse.runs.seeds import padded_size, seed_sharding
+from rank_collapse.runs.seeds import on_cpu, padded_size, seed_sharding
 from rank_collapse.training import model_file
 from rank_collapse.training.ensemble import Ensemble
 from rank_collapse.training.recipe import Hyper
@@ -38,7 +38,7 @@ def runs_at_a_time(ensemble: Ensemble, hyper: Hyper, count: int, room: Room) -> 
     size = padded_size(count, ensemble.mesh)
     state, data, _ = shapes_of(ensemble, hyper, size)
     each = (2 * memory.size_of(state) + memory.size_of(data)) // size
-    if not ensemble.on_cpu:  # a device vmaps over its seeds: what a step needs grows with them
+    if not on_cpu(ensemble.mesh):  # there a device vmaps over its seeds, and a step needs as much
         each += step_bytes(ensemble, hyper)
     return room.fit(lambda runs: each * runs, count)
 
