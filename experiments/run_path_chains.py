@@ -21,8 +21,6 @@ from experiments.path_chains.figures import figures_of
 from experiments.path_chains.measure import config_of, measure_all
 from experiments.path_chains.results import rows_of, summary_of
 from experiments.shell import cli, inputs, room
-from experiments.shell.progress import Progress
-from experiments.shell.room import Room
 from rank_collapse.network.config import INITS, MASKS, NORM_PLACEMENTS
 from rank_collapse.network.layers import MLP_KINDS, NORM_KINDS
 
@@ -52,11 +50,7 @@ def main(options: flags.FlagValues) -> None:
     config = config_of(options)
     mesh = cli.mesh(options)
     with cli.open_run(options, "path_chains", extra=source) as run:
-        with Progress(1, "path chains", log=run.log) as progress:
-            with Room(options, mesh, run.log) as space:
-                measure = partial(measure_all, options, config, ids, mesh, space)
-                results = run.cached("seeds", measure)
-            progress.advance()
+        results = measure_all(options, config, ids, mesh, run)
         run.publish(
             rows=partial(rows_of, results, config),
             figures=figures_of(results, config),

@@ -11,12 +11,16 @@ from jax.sharding import Mesh
 
 import rank_collapse as rc
 from experiments.shell import inputs
+from experiments.shell.progress import Progress
 from experiments.shell.room import Room
 from rank_collapse.measures import residuals
 from rank_collapse.paths import chains
 from rank_collapse.runs import seeds
+from rank_collapse.runs.files import RunError
+from rank_collapse.runs.folder import RunFolder
 
 SAMPLES = (5, 20)
+PART = "seeds"  # the name of what a run keeps
 
 
 def config_of(options: flags.FlagValues) -> rc.TransformerConfig:
@@ -42,24 +46,66 @@ def config_of(options: flags.FlagValues) -> rc.TransformerConfig:
 
 
 def measure_all(
-    options: flags.FlagValues, config: rc.TransformerConfig, ids: Any, mesh: Mesh, room: Room
+    options: flags.FlagValues,
+    config: rc.TransformerConfig,
+    ids: Any,
+    mesh: Mesh,
+    run: RunFolder,
 ) -> dict[str, np.ndarray]:
-    """Every measure of every seed, [s, ...].
+    """Every measure of every seed, [s, ...], chunk by chunk of seeds into the run's arrays.
 
     Raises:
         ValueError: A network whose output is no number.
+        RunError: The run holds measures of another number of seeds.
     """
-    with inputs.precision(options):
-        at_once = seeds.seeds_at_once(mesh)
-        call = seeds.spread(make_measure(options, config, ids), mesh, at_once=at_once)
-        results = room.map(call, seeds.seed_keys(options.seed, options.num_seeds))
-    bad = np.flatnonzero(~np.isfinite(results["sum_error"]))
+    total, at_once = options.num_seeds, seeds.seeds_at_once(mesh)
+    found = run.part(PART)
+    done = seeds_done(found, total, run)
+    if done == total:
+        return found
+    with inputs.precision(options), Progress(total, "path chains", log=run.log) as progress:
+
+        def keep(known):
+            refuse_overflow(known)
+            run.save_arrays({f"{PART}/{name}": values for name, values in known.items()})
+            progress.update(len(known["sum_error"]))
+
+        progress.skip(done)
+        with Room(options, mesh, run.log) as room:
+            call = seeds.spread(make_measure(options, config, ids), mesh, at_once=at_once)
+            keys = seeds.seed_keys(options.seed, total)
+            # Where a device takes its seeds one by one they are saved as they come.
+            most = None if at_once is None else at_once * mesh.size
+            return room.map(call, keys, most=most, found=found, keep=keep)
+
+
+def seeds_done(found: dict[str, np.ndarray] | None, total: int, run: RunFolder) -> int:
+    """Seeds that the saved arrays hold.
+
+    Raises:
+        RunError: Not as many of each, or more than the run has.
+    """
+    counts = {values.shape[0] if values.ndim else 0 for values in (found or {}).values()} or {0}
+    count = counts.pop()
+    if counts or count > total:
+        raise RunError(
+            f"{run.path}/arrays.npz: {PART} is not of {total} seeds at most; use --overwrite"
+        )
+    return count
+
+
+def refuse_overflow(measures: dict[str, np.ndarray]) -> None:
+    """Refuses measures of a network whose output is no number.
+
+    Raises:
+        ValueError: It is not.
+    """
+    bad = np.flatnonzero(~np.isfinite(measures["sum_error"]))
     if len(bad):
         raise ValueError(
             f"seed {bad[0]}: NaN or overflow in the network; a smaller --weight_scale or "
             "--norm_placement=post may hold it"
         )
-    return results
 
 
 def make_measure(options: flags.FlagValues, config: rc.TransformerConfig, ids: Any) -> Callable:

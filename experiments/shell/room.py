@@ -76,29 +76,46 @@ class Room:
         return size
 
     def chunks(
-        self, needed: Callable[[int], int], compute: Callable[[int, int, int], Any], count: int
+        self,
+        needed: Callable[[int], int],
+        compute: Callable[[int, int, int], Any],
+        count: int,
+        *,
+        most: int | None = None,
+        found: Any = None,
+        keep: Callable[[Any], None] | None = None,
     ) -> Any:
         """What is computed of all seeds, as many at a time as there is room for.
 
         Args:
-            needed: As in `fit`.
+            needed, most: As in `fit`.
             compute: (first seed, number of seeds, what they are padded to) → pytree of arrays on
                 the host, whose leading axis is that of the seeds.
             count: Seeds that there are.
+            found: What is known of the first of them; None for nothing.
+            keep: Called with what is known, after each chunk.
 
         Returns:
             The pytree, its leaves [count, ...].
         """
-        size = self.fit(needed, count)
-        parts = [compute(first, min(size, count - first), size) for first in range(0, count, size)]
-        return jax.tree.map(lambda *a: np.concatenate(a), *parts)
+        parts = [] if found is None else [found]
+        done = 0 if found is None else len(jax.tree.leaves(found)[0])
+        size = self.fit(needed, count, most) if done < count else 0
+        while done < count:
+            parts.append(compute(done, min(size, count - done), size))
+            done = min(done + size, count)
+            if keep is not None:
+                parts = [_joined(parts)]
+                keep(parts[0])
+        return _joined(parts)
 
-    def map(self, call: Callable, keys: Any) -> Any:
+    def map(self, call: Callable, keys: Any, **options: Any) -> Any:
         """call(keys, None) of all keys on the host, as many at a time as there is room for.
 
         Args:
             call: From `runs.seeds.spread`, over the room's mesh.
             keys: Of the seeds [s].
+            **options: `most`, `found` and `keep` of `chunks`.
         """
         program = Compiled(call, self.mesh)
 
@@ -109,7 +126,12 @@ class Room:
             lambda size: program.needed(laid(0, 1, size)),
             lambda first, count, size: to_host(program(laid(first, count, size)), count),
             len(keys),
+            **options,
         )
+
+
+def _joined(parts):
+    return jax.tree.map(lambda *a: np.concatenate(a), *parts)
 
 
 class Compiled:

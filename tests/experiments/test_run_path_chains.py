@@ -3,12 +3,16 @@
 import csv
 import json
 
+import numpy as np
 import pytest
-from chunked_runs import check_budgets, check_chunks
+from chunked_runs import check_budgets, same_arrays
 from second_run import check_second_run
 
 from experiments import run_path_chains
+from experiments.path_chains import measure
 from experiments.shell import cli
+from rank_collapse.runs.files import RunError
+from rank_collapse.runs.folder import RunFolder
 
 TINY = ["--depth=2", "--num_heads=2", "--d_model=8", "--num_tokens=6", "--num_seeds=2"]
 TINY += ["--num_paths=5", "--num_repeats=2", "--num_devices=1"]
@@ -39,13 +43,41 @@ def test_writes_rows_figures_and_a_summary(tmp_path, monkeypatch, capsys):
     away |= {"length_of_largest_residual_by_seed": [9, 9, 9]}
     assert {c.verdict for c in run_path_chains.ENTRY.claims(away)} == {"contradicted"}
     assert "per layer" in run_path_chains.ENTRY.reading(summary)
-    monkeypatch.setattr(run_path_chains, "measure_all", lambda *a: pytest.fail("computed again"))
+    monkeypatch.setattr(measure, "make_measure", lambda *a: pytest.fail("computed again"))
     check_second_run(lambda: execute(*TINY, f"--output_dir={folder}"), folder, capsys)
 
 
+def test_an_interrupted_run_goes_on_behind_its_last_seed(tmp_path, monkeypatch, capsys):
+    arguments, save, saved = [*TINY, "--num_seeds=3"], RunFolder.save_arrays, []
+
+    def interrupted(run, arrays):
+        save(run, arrays)
+        saved.append(len(arrays["seeds/sum_error"]))
+        if saved == [1, 2]:
+            raise KeyboardInterrupt
+
+    assert execute(*arguments, f"--output_dir={tmp_path / 'whole'}") == 0
+    monkeypatch.setattr(RunFolder, "save_arrays", interrupted)
+    assert execute(*arguments, f"--output_dir={tmp_path / 'run'}") != 0
+    assert execute(*arguments, f"--output_dir={tmp_path / 'run'}") == 0
+    assert saved == [1, 2, 3]
+    same_arrays(tmp_path / "whole", tmp_path / "run")
+
+
+def test_a_part_of_another_number_of_seeds_is_refused(tmp_path):
+    folder = RunFolder.__new__(RunFolder)
+    folder.path = tmp_path
+    part = {"sum_error": np.zeros(2), "chain_mean": np.zeros((2, 3))}
+    assert measure.seeds_done(part, 2, folder) == 2 and measure.seeds_done(None, 2, folder) == 0
+    for cut in (part | {"sum_error": np.zeros(1)}, part | {"sum_error": np.array(0.0)}):
+        with pytest.raises(RunError, match="not of 2 seeds"):
+            measure.seeds_done(cut, 2, folder)
+    with pytest.raises(RunError, match="1 seeds at most"):
+        measure.seeds_done(part, 1, folder)
+
+
 @pytest.mark.slow
-def test_chunks_of_seeds_that_fit_into_memory_change_nothing(tmp_path, capsys):
-    check_chunks(run_path_chains, [*TINY, "--num_seeds=3"], tmp_path, capsys)
+def test_budgets_of_memory(tmp_path, capsys):
     check_budgets(run_path_chains, TINY, tmp_path, capsys)
 
 
