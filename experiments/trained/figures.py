@@ -66,7 +66,7 @@ def path_figure(results: dict[str, Any], setup: Setup, sampled: str = "recompute
         value = setup.published[key]
         _level(one, value, f"{label}, published ({value:g})", "tab:gray", ":")
     for ax in (one, together):
-        ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), fontsize=7)
+        ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), fontsize=7)
     one.set(ylabel="token accuracy", title="one length")
     together.set(title="several lengths together")
     fig.suptitle(f"{setup.title}, {_seeds(seeds)}")
