@@ -70,7 +70,7 @@ def share_figure(results: dict[str, dict[str, Any]]) -> Figure:
 def steps_figure(results: dict[str, dict[str, Any]]) -> Figure:
     """Steps from a distance of 1e-2 to 1e-6 against ln(1e-4)/ln μ, a point per seed that fell."""
     variants, widths, cases = _grid(results)
-    fig, axes = figures.figure(1, 1, width=4.6, height=3.8)
+    fig, axes = figures.figure(1, 1, width=6.6, height=3.8)
     ax, shown = axes[0, 0], []
     for (variant, width), case in cases.items():
         found = measures_of(case)
@@ -90,7 +90,7 @@ def steps_figure(results: dict[str, dict[str, Any]]) -> Figure:
     ax.set(xscale="log", yscale="log", xlim=ends, ylim=ends, ylabel="steps measured")
     ax.set_xlabel("steps predicted, ln(1e-4) / ln μ")
     ax.set_title("From a distance of 1e-2 to 1e-6")
-    ax.legend()
+    fig.legend(*ax.get_legend_handles_labels(), loc="outside right upper")
     return fig
 
 
