@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import rank_collapse as rc
-from experiments.shell.compilation import QUICK
 from rank_collapse.network import attention
+from rank_collapse.runs.seeds import QUICK
 from rank_collapse.theory import bounds
 
 

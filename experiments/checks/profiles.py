@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import rank_collapse as rc
-from experiments.shell.compilation import QUICK
 from rank_collapse.network.config import TransformerConfig
+from rank_collapse.runs.seeds import QUICK
 from rank_collapse.theory import noise, pairs
 from tests import ball_oracle
 

@@ -14,11 +14,10 @@ from experiments.collapse.measure import make_draw, make_measure, part_of
 from experiments.collapse.results import Results
 from experiments.shell import inputs, memory
 from experiments.shell.progress import Progress
-from experiments.shell.room import Room
+from experiments.shell.room import Room, seeds_done
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.runs import seeds
-from rank_collapse.runs.files import RunError
 from rank_collapse.runs.folder import RunFolder
 from rank_collapse.theory import pairs
 
@@ -176,7 +175,7 @@ def measure_setting(
     num_seeds, progress = programs.options.num_seeds, programs.progress
     part = f"{norm}/weight_scale={scale!r}/skip_gain={gain!r}"
     found = run.part(part) or {}
-    done = seeds_done(found, part, programs.options, run)
+    done = seeds_done(found, num_seeds, run.path, part, (programs.options.depth + 1,))
     progress.skip(done)
     while done < num_seeds:
         count = min(programs.compiled_for(size, room), num_seeds - done)
@@ -190,24 +189,6 @@ def measure_setting(
         done += count
         progress.advance(count)
     return found
-
-
-def seeds_done(
-    found: dict[str, np.ndarray], part: str, options: flags.FlagValues, run: RunFolder
-) -> int:
-    """Seeds that the saved arrays of a setting hold.
-
-    Raises:
-        RunError: They are not all [seeds, L + 1], with no more seeds than the run has.
-    """
-    shapes = {np.shape(values) for values in found.values()} or {(0, options.depth + 1)}
-    count, *layers = shapes.pop()
-    if shapes or layers != [options.depth + 1] or count > options.num_seeds:
-        raise RunError(
-            f"{run.path}/arrays.npz: {part} is not of {options.num_seeds} seeds and "
-            f"{options.depth} layers; use --overwrite"
-        )
-    return count
 
 
 def gaps(new: dict[str, np.ndarray], setting: str, first: int) -> Iterator[str]:

@@ -12,11 +12,10 @@ from jax.sharding import Mesh
 import rank_collapse as rc
 from experiments.shell import inputs
 from experiments.shell.progress import Progress
-from experiments.shell.room import Room
+from experiments.shell.room import Room, seeds_done
 from rank_collapse.measures import residuals
 from rank_collapse.paths import chains
 from rank_collapse.runs import seeds
-from rank_collapse.runs.files import RunError
 from rank_collapse.runs.folder import RunFolder
 
 SAMPLES = (5, 20)
@@ -60,7 +59,7 @@ def measure_all(
     """
     total, at_once = options.num_seeds, seeds.seeds_at_once(mesh)
     found = run.part(PART)
-    done = seeds_done(found, total, run)
+    done = seeds_done(found, total, run.path, PART)
     if done == total:
         return found
     with inputs.precision(options), Progress(total, "path chains", log=run.log) as progress:
@@ -76,22 +75,7 @@ def measure_all(
             keys = seeds.seed_keys(options.seed, total)
             # Where a device takes its seeds one by one they are saved as they come.
             most = None if at_once is None else at_once * mesh.size
-            return room.map(call, keys, most=most, found=found, keep=keep)
-
-
-def seeds_done(found: dict[str, np.ndarray] | None, total: int, run: RunFolder) -> int:
-    """Seeds that the saved arrays hold.
-
-    Raises:
-        RunError: Not as many of each, or more than the run has.
-    """
-    counts = {values.shape[0] if values.ndim else 0 for values in (found or {}).values()} or {0}
-    count = counts.pop()
-    if counts or count > total:
-        raise RunError(
-            f"{run.path}/arrays.npz: {PART} is not of {total} seeds at most; use --overwrite"
-        )
-    return count
+            return room.map(call, keys, progress=progress, most=most, found=found, keep=keep)
 
 
 def refuse_overflow(measures: dict[str, np.ndarray]) -> None:

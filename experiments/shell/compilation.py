@@ -8,9 +8,6 @@ from pathlib import Path
 
 import jax
 
-# Options of `jax.jit` for programs that run for less time than they take to compile.
-QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-
 
 def cache_folder() -> Path:
     """Of this user and this kind of processor: code compiled for one may not run on another."""

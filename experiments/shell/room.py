@@ -1,6 +1,8 @@
 """Room for seeds: how many are computed at a time, and what they were expected to take and took."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,6 +13,7 @@ from jax.sharding import Mesh
 from experiments.shell import memory
 from experiments.shell.progress import Progress
 from rank_collapse.runs import processes
+from rank_collapse.runs.files import RunError
 from rank_collapse.runs.seeds import lay_out, padded_size, seed_sharding, to_host
 
 GB = 1e9
@@ -109,25 +112,62 @@ class Room:
                 keep(parts[0])
         return _joined(parts)
 
-    def map(self, call: Callable, keys: Any, **options: Any) -> Any:
+    def map(
+        self, call: Callable, keys: Any, *, progress: Progress | None = None, **options: Any
+    ) -> Any:
         """call(keys, None) of all keys on the host, as many at a time as there is room for.
 
         Args:
             call: From `runs.seeds.spread`, over the room's mesh.
             keys: Of the seeds [s].
+            progress: Is told how long compiling took; None for nobody.
             **options: `most`, `found` and `keep` of `chunks`.
         """
         program = Compiled(call, self.mesh)
+
+        def needed(size):
+            with progress.aside("compiling") if progress else contextlib.nullcontext():
+                return program.needed(laid(0, 1, size))
 
         def laid(first, count, size):
             return lay_out(keys[first : first + count], self.mesh, size)
 
         return self.chunks(
-            lambda size: program.needed(laid(0, 1, size)),
+            needed,
             lambda first, count, size: to_host(program(laid(first, count, size)), count),
             len(keys),
             **options,
         )
+
+
+def seeds_done(
+    found: Mapping[str, np.ndarray] | None,
+    total: int,
+    run: Path,
+    part: str,
+    shape: tuple[int, ...] | None = None,
+) -> int:
+    """Seeds that the saved arrays of a part hold.
+
+    Args:
+        found: The arrays; None or none where nothing was saved.
+        total: Seeds of the run.
+        run: Its folder.
+        part: The name of the arrays.
+        shape: Of one seed's, where all are alike.
+
+    Raises:
+        RunError: Not as many of each array, more than the run has, or of another shape.
+    """
+    shapes = {np.shape(values) for values in (found or {}).values()}
+    counts = {s[0] if s else -1 for s in shapes} or {0}
+    others = shape is not None and {s[1:] for s in shapes} - {shape}
+    if len(counts) > 1 or not 0 <= max(counts) <= total or others:
+        raise RunError(
+            f"{run}/arrays.npz: {part} is not of {total} seeds"
+            + (f" of shape {list(shape)}" if shape else "") + "; use --overwrite"
+        )  # fmt: skip
+    return counts.pop()
 
 
 def _joined(parts):

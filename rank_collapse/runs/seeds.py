@@ -23,6 +23,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from rank_collapse.runs import processes
 
 AXIS = "seeds"
+# Options of `jax.jit` on a CPU for programs that run for less time than they take to compile.
+QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
 def seed_keys(base_seed: int, num_seeds: int, first: int = 0) -> Any:
@@ -163,8 +165,7 @@ def spread(
 
     options = None
     if on_cpu(mesh):
-        options = {"xla_backend_optimization_level": level}
-        options["xla_llvm_disable_expensive_passes"] = level == 0
+        options = {"xla_backend_optimization_level": level} if level else QUICK
     return jax.jit(call, donate_argnums=donate, compiler_options=options)
 
 

@@ -1,5 +1,7 @@
 """How many seeds are computed at a time, and what is said of it."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,8 +9,9 @@ import pytest
 
 from experiments import run_path_chains
 from experiments.shell import cli
-from experiments.shell.room import Compiled, Room
+from experiments.shell.room import Compiled, Room, seeds_done
 from rank_collapse.runs import seeds
+from rank_collapse.runs.files import RunError
 
 
 def room_of(gigabytes, said=None):
@@ -88,5 +91,19 @@ def test_chunks_are_those_of_a_compiled_program():
 
 def test_a_function_of_keys_is_mapped_in_their_order():
     room, keys = room_of(1e-9), seeds.seed_keys(0, 5)
-    found = room.map(seeds.spread(lambda key, _: jax.random.normal(key), room.mesh), keys)
-    np.testing.assert_allclose(found, [jax.random.normal(key) for key in keys], rtol=1e-6)
+    found = room.map(seeds.spread(lambda key, _: jax.random.bits(key), room.mesh), keys)
+    np.testing.assert_array_equal(found, [jax.random.bits(key) for key in keys])
+
+
+def test_saved_seeds_are_counted_and_cut_arrays_refused(tmp_path):
+    part = {"a": np.zeros((2, 3)), "b": np.zeros((2, 3))}
+    done = partial(seeds_done, run=tmp_path, part="x")
+    assert done(part, 2, shape=(3,)) == 2 and done(None, 2) == 0
+    assert done(part | {"b": np.zeros(2)}, 4) == 2
+    for cut in (np.zeros((1, 3)), np.array(0.0)):
+        with pytest.raises(RunError, match="x is not of 2 seeds"):
+            done(part | {"b": cut}, 2)
+    with pytest.raises(RunError, match="x is not of 1 seeds"):
+        done(part, 1)
+    with pytest.raises(RunError, match=r"2 seeds of shape \[4\]"):
+        done(part, 2, shape=(4,))
