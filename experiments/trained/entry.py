@@ -49,6 +49,13 @@ def claims(summary: dict[str, Any], task: str) -> Iterator[Claim]:
         null=f"{mean_length:.3g}, the mean length of a path, or more",
         **said("short suffice", f"{task}, self-consistent truncation"),
     )  # fmt: skip
+    yield of_mean(
+        seen["enough"], (-math.inf, mean_length),
+        statistic="length up to which all paths are needed to come within one standard error of "
+        "the whole model",
+        null=f"{mean_length:.3g}, the mean length of a path, or more",
+        **said("short suffice", f"{task}, self-consistent truncation, all of its accuracy"),
+    )  # fmt: skip
     whole, baseline = (np.asarray(seen[name]) for name in ("whole", "baseline"))
     learned = whole > baseline
     gain = (whole - baseline)[learned]
