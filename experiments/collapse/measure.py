@@ -99,7 +99,7 @@ def measure_one(
         "plain_log10_residual": jnp.log10(size),
         "log10_size": jnp.log10(jax.vmap(residuals.composite_norm)(hidden)),
     }
-    if not cubic_law.not_cubic(config):
+    if cubic_law.COVERS.refusal(config) is None:
         out["log10_cubic"] = cubic_law.cubic_profile(params, x, config)
     if bounds.not_covered(config):
         return out | {"log10_residual": logdomain.log_residual_profile(params, x, config)}

@@ -3,8 +3,7 @@
 Axis letters: l layers, h heads, n queries, m keys.
 """
 
-import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 from jaxtyping import Array, Float
@@ -13,10 +12,12 @@ from rank_collapse.measures.attention_entropy import attention_entropy
 from rank_collapse.measures.saturation import largest_weight
 from rank_collapse.measures.sinks import first_column, largest_column
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.entry import Entry, enter
+from rank_collapse.network.entry import enter
 from rank_collapse.network.parameters import TransformerParams
-from rank_collapse.network.passes import Layer, run
+from rank_collapse.network.passes import Each, run
 from rank_collapse.network.precision import full_precision
+from rank_collapse.network.transformer import Forward
+from rank_collapse.network.walk import Layer
 
 
 @full_precision
@@ -42,33 +43,15 @@ def attention_profile(
 
 @jax.jit
 def _attention_profile(params, entry, config):
-    return run(AttentionPass(), params, entry, config)
+    return run(Each(attention_measures), params, entry, config)
 
 
-@dataclasses.dataclass(frozen=True)
-class AttentionPass:
-    """`attention_profile` layer by layer: a `LayerPass`."""
-
-    forward: ClassVar[bool] = True
-
-    def begin(self, entry: Entry, config: TransformerConfig) -> tuple[()]:
-        """Nothing."""
-        return ()
-
-    def step(
-        self, layer: Layer, carry: Any, entry: Entry, config: TransformerConfig
-    ) -> tuple[Any, dict[str, Float[Array, "h"]]]:
-        """The measures of the layer's heads."""
-        weights, mask = layer.trace.attention, entry.exists
-        return carry, {
-            "entropy": attention_entropy(weights, mask=mask),
-            "largest_weight": largest_weight(weights, mask=mask),
-            "largest_column": largest_column(weights, mask=mask),
-            "first_column": first_column(weights, mask=mask, key_mask=mask),
-        }
-
-    def finish(
-        self, params: Any, last: Any, carry: Any, told: Any, entry: Entry, config: TransformerConfig
-    ) -> dict[str, Float[Array, "l h"]]:
-        """{measure: [L, h]}."""
-        return told
+def attention_measures(layer: Layer, x: Any, seen: Forward) -> dict[str, Float[Array, "h"]]:
+    """The measures of one layer's heads: a measure of `passes.Each`."""
+    weights, mask = seen.trace.attention, layer.inputs.token_mask
+    return {
+        "entropy": attention_entropy(weights, mask=mask),
+        "largest_weight": largest_weight(weights, mask=mask),
+        "largest_column": largest_column(weights, mask=mask),
+        "first_column": first_column(weights, mask=mask, key_mask=mask),
+    }

@@ -11,10 +11,9 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.gains import layer_gains
 from rank_collapse.network.parameters import TransformerParams
-from rank_collapse.network.sublayer import sites_of, summands
-from rank_collapse.network.transformer import Trace, scan_layers
+from rank_collapse.network.residual import summands
+from rank_collapse.network.transformer import Trace, replay
 
 
 def token_variance(x: Float[Array, "*s n d"]) -> Float[Array, "*s"]:
@@ -28,7 +27,7 @@ def branch_shares(
 ) -> Float[Array, "s"]:
     """β_ii² = γ² Var f_i/(λ² Var x_{i−1} + γ² Var f_i) of each branch, from variances alone.
 
-    As published: branch and stream are taken as uncorrelated; `paths.dependency.variance_shares`
+    As published: branch and stream are taken as uncorrelated; `paths.direct.variance_shares`
     does without that.
 
     Args:
@@ -41,23 +40,18 @@ def branch_shares(
 
     Source: Liu et al. 2020, section 4 and appendix A.
     """
-    names, gains = config.kinds, layer_gains(config, trace.hidden.dtype, params)
 
-    def body(x, step):
-        layer, (traced, own) = step
-        sites, shares = sites_of(layer, config, own), []
-        for name in names:
-            site, part = getattr(sites, name), getattr(traced, f"{name}_branch")
-            stream, part = summands(site, x, part)
-            branch = token_variance(part)
-            kept = token_variance(stream) if site.skip else 0.0
-            total = kept + branch
-            shares.append(jnp.where(total == 0, 0, branch / jnp.where(total == 0, 1, total)))
-            x = traced.hidden if name == names[-1] else getattr(traced, f"after_{name}")
-        return x, jnp.stack(shares)
+    def shares(passages):
+        return jnp.stack([_share(passage) for passage in passages.values()])
 
-    _, shares = scan_layers(body, trace.hidden[0], params, config, (trace.layers, gains))
-    return shares.reshape(-1)
+    return replay(shares, params, trace, config).reshape(-1)
+
+
+def _share(passage):
+    stream, part = summands(passage.spec, passage.state, passage.part)
+    branch = token_variance(part)
+    total = branch + (token_variance(stream) if passage.spec.skip else 0.0)
+    return jnp.where(total == 0, 0, branch / jnp.where(total == 0, 1, total))
 
 
 def dependency(shares: Any) -> Float[Array, "i i"]:

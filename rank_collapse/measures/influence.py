@@ -5,7 +5,7 @@ Axis letters: n tokens, d width, l layers, s layers that are skipped.
 
 import dataclasses
 import functools
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +14,11 @@ from jaxtyping import Array, Float
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.entry import Entry, enter
 from rank_collapse.network.parameters import TransformerParams
-from rank_collapse.network.passes import Layer, output_of, run
+from rank_collapse.network.passes import LayerPass, States, output_of, run
 from rank_collapse.network.precision import full_precision
-from rank_collapse.network.sublayer import sites_of, summands
-from rank_collapse.network.transformer import block
+from rank_collapse.network.residual import summands
+from rank_collapse.network.transformer import forward
+from rank_collapse.network.walk import Layer
 
 
 @full_precision
@@ -76,36 +77,28 @@ def _run(layer_pass, params, entry, config):
 
 
 @dataclasses.dataclass(frozen=True)
-class InfluencePass:
-    """`layer_influence` layer by layer: a `LayerPass`, which keeps the states of all layers."""
+class InfluencePass(States):
+    """`layer_influence` layer by layer, which keeps the states of all layers."""
 
-    forward: ClassVar[bool] = True
-
-    def begin(self, entry: Entry, config: TransformerConfig) -> Float[Array, "l n d"]:
-        """X^0 and room for the others."""
-        return jnp.zeros((config.depth + 1, *entry.x.shape), entry.x.dtype).at[0].set(entry.x)
-
-    def step(
-        self, layer: Layer, carry: Any, entry: Entry, config: TransformerConfig
-    ) -> tuple[Any, dict[str, Float[Array, ""]]]:
-        """The layer's ratios."""
-        trace, sites = layer.trace, sites_of(layer.params, config, layer.gains)
-
-        def ratio(site, stream, part):
-            return _mean_ratio(*summands(site, stream, part), entry)
-
-        told = {"attention_ratio": ratio(sites.attention, layer.x, trace.attention_branch)}
-        if config.mlp != "none":
-            stream = trace.after_cross if config.cross_attention else trace.after_attention
-            told["mlp_ratio"] = ratio(sites.mlp, stream, trace.mlp_branch)
-        return carry.at[layer.index + 1].set(trace.hidden), told
+    def step(self, layer: Layer, x: Any, seen: Any, carry: Any) -> tuple[Any, Any]:
+        """The state behind the layer, and its ratios."""
+        ratios = {
+            f"{kind}_ratio": _mean_ratio(
+                *summands(passage.spec, passage.state, passage.part), layer.inputs
+            )
+            for kind, passage in seen.passages.items()
+            if kind != "cross"
+        }
+        return carry, (seen.trace.hidden, ratios)
 
     def finish(
-        self, params: Any, last: Any, carry: Any, told: Any, entry: Entry, config: TransformerConfig
+        self, params: Any, last: Any, carry: Any, found: Any, entry: Entry, config: Any
     ) -> dict[str, Float[Array, "..."]]:
         """The measures by name."""
-        length = jnp.linalg.norm(carry, axis=-1, keepdims=True)
-        unit = carry / jnp.where(length == 0, 1, length)
+        states, ratios = found
+        states = super().finish(params, last, carry, states, entry, config)
+        length = jnp.linalg.norm(states, axis=-1, keepdims=True)
+        unit = states / jnp.where(length == 0, 1, length)
 
         def to_all(u):
             """Kahan's angle: arccos loses half the digits where directions are nearly equal."""
@@ -113,7 +106,7 @@ class InfluencePass:
             return 2 * jnp.arctan2(apart, together)
 
         chord = jnp.linalg.norm(unit[1:] - unit[:-1], axis=-1)
-        return told | {
+        return ratios | {
             "block_influence": _mean(jnp.square(chord) / 2, entry),
             "angle": _mean(jax.lax.map(to_all, unit), entry) / jnp.pi,
             "stream": _mean(length[..., 0], entry),
@@ -121,49 +114,46 @@ class InfluencePass:
 
 
 @dataclasses.dataclass(frozen=True)
-class RemovalPass:
-    """`layer_removal` layer by layer: a `LayerPass`, which carries the states of L networks.
+class RemovalPass(LayerPass):
+    """`layer_removal` layer by layer, which carries the states of L networks.
 
     Slot s is the network without layer s; it exists from layer s on, and empty slots cost nothing.
     """
 
-    forward: ClassVar[bool] = True
-
     def begin(self, entry: Entry, config: TransformerConfig) -> Float[Array, "s n d"]:
-        """Room for the states."""
+        """Slots for the states."""
         return jnp.zeros((config.depth, *entry.x.shape), entry.x.dtype)
 
-    def step(
-        self, layer: Layer, carry: Any, entry: Entry, config: TransformerConfig
-    ) -> tuple[Any, Float[Array, "s"]]:
+    def step(self, layer: Layer, x: Any, seen: Any, carry: Any) -> tuple[Any, Float[Array, "s"]]:
         """The layer in every network that has it; how its change differs."""
-        change = _shown(layer.trace.hidden - layer.x, entry)
+        change = _shown(seen.trace.hidden - x, layer.inputs)
         size = jnp.linalg.norm(change)
 
         def applied(x):
-            after = block(layer.params, x, config, layer.gains, entry, layer=layer.index).hidden
-            return after, jnp.linalg.norm(_shown(after - x, entry) - change) / size
+            after = forward(layer, x).trace.hidden
+            return after, jnp.linalg.norm(_shown(after - x, layer.inputs) - change) / size
 
-        def one(_, step):
-            s, x = step
+        def one(_, item):
+            s, other = item
             past, here = layer.index > s, layer.index == s
-            moved, told = jax.lax.cond(past, applied, lambda x: (x, jnp.zeros((), x.dtype)), x)
-            return None, (jnp.where(here, layer.x, moved), told)
+            stays = (other, jnp.zeros((), other.dtype))
+            moved, differs = jax.lax.cond(past, applied, lambda _: stays, other)
+            return None, (jnp.where(here, x, moved), differs)
 
-        _, (carry, told) = jax.lax.scan(one, None, (jnp.arange(config.depth), carry))
-        return carry, told
+        _, (carry, found) = jax.lax.scan(one, None, (jnp.arange(layer.config.depth), carry))
+        return carry, found
 
     def finish(
-        self, params: Any, last: Any, carry: Any, told: Any, entry: Entry, config: TransformerConfig
+        self, params: Any, last: Any, carry: Any, found: Any, entry: Entry, config: Any
     ) -> dict[str, Float[Array, "..."]]:
         """The measures by name."""
-        whole = output_of(params, last, config)
-        without = jax.vmap(lambda x: output_of(params, x, config))(carry)
+        whole = output_of(params, last, entry, config)
+        without = jax.vmap(lambda x: output_of(params, x, entry, config))(carry)
         shown, rest = _shown(whole, entry), _shown(without, entry)
         dots = jnp.sum(rest * shown[None], axis=-1)
         lengths = jnp.linalg.norm(rest, axis=-1) * jnp.linalg.norm(shown, axis=-1)[None]
         return {
-            "later": told.T,
+            "later": found.T,
             "cosine": _mean(dots / jnp.where(lengths == 0, 1, lengths), entry),
             "error": jnp.linalg.norm(rest - shown[None], axis=(-2, -1)) / jnp.linalg.norm(shown),
             "output": whole,
@@ -173,17 +163,17 @@ class RemovalPass:
 
 def _shown(a, entry):
     """Tokens that do not exist as zeros."""
-    if entry.exists is None:
+    if entry.token_mask is None:
         return a
-    return jnp.where(entry.exists.reshape((1,) * (a.ndim - 2) + (-1, 1)), a, 0)
+    return jnp.where(entry.token_mask.reshape((1,) * (a.ndim - 2) + (-1, 1)), a, 0)
 
 
 def _mean(values, entry):
     """Mean over the last axis, the tokens that exist."""
-    if entry.exists is None:
+    if entry.token_mask is None:
         return jnp.mean(values, axis=-1)
-    exists = entry.exists.reshape((1,) * (values.ndim - 1) + (-1,))
-    return jnp.sum(jnp.where(exists, values, 0), axis=-1) / jnp.sum(exists)
+    mask = entry.token_mask.reshape((1,) * (values.ndim - 1) + (-1,))
+    return jnp.sum(jnp.where(mask, values, 0), axis=-1) / jnp.sum(mask)
 
 
 def _mean_ratio(stream, part, entry):

@@ -5,16 +5,17 @@ Axis letters: l layers, n tokens, d width.
 
 import dataclasses
 import functools
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 from jaxtyping import Array, Float
 
 from rank_collapse.measures.monitor import monitor
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.entry import Entry, enter
+from rank_collapse.network.entry import enter
 from rank_collapse.network.parameters import TransformerParams
-from rank_collapse.network.passes import Layer, output_of, run
+from rank_collapse.network.passes import Output, run
+from rank_collapse.network.walk import Layer
 
 Scalars = dict[str, Float[Array, "l"]]
 
@@ -56,25 +57,20 @@ def _monitored(params, entry, config, attention):
 
 
 @dataclasses.dataclass(frozen=True)
-class MonitorPass:
-    """`monitored` layer by layer: a `LayerPass`."""
+class MonitorPass(Output):
+    """`monitored` layer by layer."""
 
     attention: bool = True
-    forward: ClassVar[bool] = True
 
-    def begin(self, entry: Entry, config: TransformerConfig) -> tuple[()]:
-        """Nothing."""
-        return ()
-
-    def step(
-        self, layer: Layer, carry: Any, entry: Entry, config: TransformerConfig
-    ) -> tuple[Any, dict[str, Float[Array, ""]]]:
+    def step(self, layer: Layer, x: Any, seen: Any, carry: Any) -> tuple[Any, Any]:
         """The layer's scalars."""
-        x, weights = jax.lax.stop_gradient((layer.trace.hidden, layer.trace.attention))
-        return carry, monitor(x, weights if self.attention else None, mask=entry.exists)
+        trace = seen.trace
+        hidden, weights = jax.lax.stop_gradient((trace.hidden, trace.attention))
+        weights = weights if self.attention else None
+        return carry, monitor(hidden, weights, mask=layer.inputs.token_mask)
 
     def finish(
-        self, params: Any, last: Any, carry: Any, told: Any, entry: Entry, config: TransformerConfig
+        self, params: Any, last: Any, carry: Any, found: Any, entry: Any, config: Any
     ) -> tuple[Float[Array, "n d"], Scalars]:
         """(output, scalars)."""
-        return output_of(params, last, config), told
+        return super().finish(params, last, carry, found, entry, config), found

@@ -6,7 +6,7 @@ Axis letters: b examples, l layers (0 is the embedding), n tokens, d width.
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,9 +16,9 @@ from jaxtyping import Array, Float
 from rank_collapse.measures import residuals
 from rank_collapse.measures.norms import as_array, in_own_precision
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.entry import Entry, as_batch, as_mask, enter
+from rank_collapse.network.entry import as_batch, as_mask, enter
 from rank_collapse.network.parameters import TransformerParams
-from rank_collapse.network.passes import Layer, run
+from rank_collapse.network.passes import States, run
 from rank_collapse.network.precision import full_precision
 
 # name -> measure(x [n, d], mask=[n]) of the tokens of one layer
@@ -137,34 +137,18 @@ def _network_profile(params, entry, config, names):
 
 
 @dataclasses.dataclass(frozen=True)
-class ProfilePass:
-    """`network_profile` layer by layer: a `LayerPass`.
+class ProfilePass(States):
+    """`network_profile` layer by layer.
 
     Attributes:
         measures: Names out of `MEASURES`.
     """
 
-    measures: tuple[str, ...]
-    forward: ClassVar[bool] = True
+    measures: tuple[str, ...] = ("residual_ratio",)
 
-    def begin(self, entry: Entry, config: TransformerConfig) -> dict[str, Float[Array, ""]]:
-        """The measures of X^0."""
-        return self._of(entry.x, entry)
-
-    def step(
-        self, layer: Layer, carry: Any, entry: Entry, config: TransformerConfig
-    ) -> tuple[Any, dict[str, Float[Array, ""]]]:
-        """The measures behind the layer."""
-        return carry, self._of(layer.trace.hidden, entry)
-
-    def finish(
-        self, params: Any, last: Any, carry: Any, told: Any, entry: Entry, config: TransformerConfig
-    ) -> dict[str, Float[Array, "l"]]:
-        """{measure: [L + 1]}."""
-        return jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), carry, told)
-
-    def _of(self, x, entry):
-        return {name: MEASURES[name](x, mask=entry.exists) for name in self.measures}
+    def measure(self, x: Float[Array, "n d"], mask: Any = None) -> dict[str, Float[Array, ""]]:
+        """Of one layer's states."""
+        return {name: MEASURES[name](x, mask=mask) for name in self.measures}
 
 
 @lru_cache(maxsize=64)

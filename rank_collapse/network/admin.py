@@ -17,10 +17,11 @@ import numpy as np
 
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.entry import Entry, as_mask, check_ids, enter
-from rank_collapse.network.gains import Gains, layer_gains, scaled
+from rank_collapse.network.gains import Gains, scaled
 from rank_collapse.network.parameters import TransformerParams, completed
-from rank_collapse.network.sublayer import sites_of
-from rank_collapse.network.transformer import block, scan_layers
+from rank_collapse.network.residual import token_norm
+from rank_collapse.network.transformer import Tokens
+from rank_collapse.network.walk import Algebra, walk, walk_layer
 
 _NAMES = {"attention": "attention", "cross": "cross-attention", "mlp": "MLP"}
 
@@ -74,38 +75,55 @@ def admin_profile(
     return config.replace(skip_gain=Gains(**omegas))
 
 
+class Profiling(Algebra):
+    """A batch of tokens [b, n, d] and r; sublayer i has ω_i = r."""
+
+    def __init__(self, exists: Any):
+        self.exists = exists
+
+    def norm(self, layer, spec, state):
+        x, r = state
+        return jax.vmap(lambda x: token_norm(spec, x))(x), r
+
+    def add(self, layer, spec, state, part):
+        x, r = state
+        summands = r * scaled(spec.skip_gain, x), scaled(spec.branch_gain, part)
+        return sum(summands), jnp.sqrt(sum(map(self._variance, summands)))
+
+    def attention(self, layer, seen):
+        return self._branch("attention", layer, seen)
+
+    def cross(self, layer, seen):
+        return self._branch("cross", layer, seen)
+
+    def mlp(self, layer, seen):
+        return self._branch("mlp", layer, seen)
+
+    def _branch(self, kind, layer, seen):
+        def one(x, inputs):
+            return getattr(Tokens(), kind)(layer.replace(inputs=inputs), x)[0]
+
+        return jax.vmap(one)(seen[0], layer.inputs), None
+
+    def _variance(self, a):
+        return jnp.var(a, where=jnp.broadcast_to(self.exists[..., None], a.shape))
+
+
 @jax.jit
 def _profile(params, entries: Entry, config):
     """ω by kind [l] and r after every sublayer [l, kinds]."""
-    exists = entries.exists
+    exists = entries.token_mask
     if exists is None:
         exists = jnp.ones(entries.x.shape[:2], bool)
+    algebra = Profiling(exists)
 
-    def variance(a):
-        return jnp.var(a, where=jnp.broadcast_to(exists[..., None], a.shape))
-
-    def body(carry, step):
-        x, r = carry
-        layer, gains = step
-        omegas, after = {}, []
-        for kind in config.kinds:
-            omegas[kind] = r
-            own = r * getattr(gains.skip, kind)
-            gains = gains.replace(skip=gains.skip.replace(**{kind: own}))
-            # What does not depend on this ω is the same each time, and compiled once.
-            out = jax.vmap(lambda x, entry, g=gains: block(layer, x, config, g, entry))(x, entries)
-            seen = {"attention": x, "cross": out.after_attention}
-            seen["mlp"] = out.after_attention if out.after_cross is None else out.after_cross
-            part = out.cross_branch if kind == "cross" else getattr(out, f"{kind}_branch")
-            site = getattr(sites_of(layer, config, gains), kind)
-            summands = scaled(site.skip_gain, seen[kind]), scaled(site.branch_gain, part)
-            r = jnp.sqrt(sum(map(variance, summands)))
-            after.append(r)
-        return (out.hidden, r), (omegas, jnp.stack(after))
+    def step(layer, state):
+        state, passages = walk_layer(algebra, layer, state)
+        omegas = {kind: passage.state[1] for kind, passage in passages.items()}
+        return state, (omegas, jnp.stack([passage.after[1] for passage in passages.values()]))
 
     start = (entries.x, jnp.ones((), entries.x.dtype))
-    gains = layer_gains(config, entries.x.dtype, params)
-    return scan_layers(body, start, params, config, gains)[1]
+    return walk(step, start, params, entries, config)[1]
 
 
 def _check_design(config):

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from rank_collapse import struct
 from rank_collapse.network import attention as attn
-from rank_collapse.network import layers, transformer
+from rank_collapse.network import transformer
 from rank_collapse.network.cache import Past, context_of_token, empty_cache
 from rank_collapse.network.encoder_decoder import (
     EncoderDecoderConfig,
@@ -21,7 +21,8 @@ from rank_collapse.network.encoder_decoder import (
     logits_of,
 )
 from rank_collapse.network.entry import enter, input_states
-from rank_collapse.network.gains import layer_gains
+from rank_collapse.network.passes import output_of
+from rank_collapse.network.walk import walk
 
 
 @struct.dataclass
@@ -112,29 +113,25 @@ def _cached_steps(params, memory, source_mask, tokens, config):
     decoder, entry = enter(
         decoder_params(params, config), tokens, own, memory=memory, memory_mask=source_mask
     )
-    dtype, index = entry.x.dtype, jnp.arange(own.depth)
-    gains = layer_gains(own, dtype, decoder)
-    _, of_memory = transformer.scan_layers(
-        lambda _, step: (None, attn.keys_values(step[0].cross, memory, None, own.norm_eps)),
-        None,
-        decoder,
-        own,
-        index,
-    )
+    dtype = entry.x.dtype
+
+    def of_layer(layer, none):
+        return none, attn.keys_values(layer.params.cross, memory, None, own.norm_eps)
+
+    _, of_memory = walk(of_layer, None, decoder, entry, own)
 
     def next_logits(known, token, t):
         x = input_states(decoder, token[None], own, positions=t[None]).astype(dtype)
         here = entry.replace(context=context_of_token(entry.context, t))
 
-        def body(x, step):
-            layer, (index, gains, known, memory) = step
-            seen = here.replace(memory=memory, past=Past(known, t))
-            out = transformer.block(layer, x, own, gains, seen, layer=index)
-            return out.hidden, out.keys_values
+        def step(layer, x):
+            known, memory = layer.extra
+            inputs = layer.inputs.replace(memory=memory, past=Past(known, t))
+            trace = transformer.forward(layer.replace(inputs=inputs), x).trace
+            return trace.hidden, trace.keys_values
 
-        x, known = transformer.scan_layers(body, x, decoder, own, (index, gains, known, of_memory))
-        if own.final_norm:
-            x = layers.norm(decoder.final_norm, x, own.norm, own.norm_eps)
+        x, known = walk(step, x, decoder, here, own, extra=(known, of_memory))
+        x = output_of(decoder, x, here, own)
         return logits_of(params, x, config)[0], known
 
     return empty_cache(own, tokens.shape[0], dtype), next_logits

@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 from rank_collapse import struct
 from rank_collapse.network import attention as attn
 from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.covers import Covers
 from rank_collapse.network.edits import as_edit
 from rank_collapse.network.embedding import embed, sinusoidal_positions
 from rank_collapse.network.masks import causal_mask, combine_masks, local_mask
@@ -32,7 +33,7 @@ class Entry:
             by `of_layer`.
         memory: [m, d] of cross-attention, or its `KeysValues` in one layer; None without.
         memory_context: Its mask.
-        exists: Bool [n], which tokens exist, where the mask said so; None for all.
+        token_mask: Bool [n], which tokens exist, where the mask said so; None for all.
         edit: See `edits`; None for none.
         past: Keys and values of the tokens before, a `cache.Past` of one layer; None for none.
     """
@@ -41,9 +42,21 @@ class Entry:
     context: attn.AttentionContext
     memory: Any = None
     memory_context: attn.AttentionContext = attn.AttentionContext()
-    exists: Any = None
+    token_mask: Any = None
     edit: Any = None
     past: Any = None
+
+    @property
+    def keep(self) -> Bool[Array, "n"]:
+        """Which tokens exist."""
+        return jnp.ones(self.x.shape[0], bool) if self.token_mask is None else self.token_mask
+
+
+def at_least_float32(params: TransformerParams, entry: Entry) -> tuple[TransformerParams, Entry]:
+    """Parameters and entry in the dtype they share, no lower than float32."""
+    dtype = jnp.promote_types(entry.x.dtype, jnp.float32)
+    params = jax.tree.map(lambda a: a.astype(dtype), params)
+    return params, entry.replace(x=entry.x.astype(dtype))
 
 
 def enter(
@@ -58,6 +71,7 @@ def enter(
     segments: Any = None,
     positions: Any = None,
     edit: Any = None,
+    covers: Covers | None = None,
 ) -> tuple[TransformerParams, Entry]:
     """(parameters, entry) of one example; arguments as in `rank_collapse.apply`.
 
@@ -65,9 +79,12 @@ def enter(
     head gets its own keys and values. x is promoted to the dtype that it and the parameters share.
 
     Raises:
-        ValueError: Parameters that contradict the config, inputs of the wrong shape or kind, a
-            memory that is missing or of no use.
+        ValueError: A network or an edit that the pass with these `covers` does not cover;
+            parameters that contradict the config, inputs of the wrong shape or kind, a memory that
+            is missing or of no use.
     """
+    if covers is not None:
+        covers.check(config, edit)
     if config.cross_attention and memory is None:
         raise ValueError("cross_attention=True needs a memory [m, d]")
     if not config.cross_attention and (memory is not None or memory_mask is not None):
@@ -97,7 +114,7 @@ def enter(
         ),
         memory=memory,
         memory_context=memory_context,
-        exists=mask if mask is not None and mask.ndim == 1 else None,
+        token_mask=mask if mask is not None and mask.ndim == 1 else None,
         edit=as_edit(edit),
     )
 
@@ -116,31 +133,6 @@ def as_batch(inputs: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], int]:
     if len(set(lengths.values())) != 1 or not lengths.get("x"):
         raise ValueError(f"inputs have different lengths, or none: {lengths}")
     return given, lengths["x"]
-
-
-def refuse_edit(entry: Entry, what: str) -> None:
-    """Refuses an edit where it cannot hold.
-
-    Raises:
-        ValueError: There is one.
-    """
-    if entry.edit is not None:
-        raise ValueError(
-            f"{what} takes no edit: apply, path_contributions, head_contributions and "
-            "direct_contributions do"
-        )
-
-
-def refuse_fields(config: TransformerConfig, what: str, *names: str) -> None:
-    """Refuses networks that set fields which a pass does not cover.
-
-    Raises:
-        ValueError: One is not as in `TransformerConfig()`.
-    """
-    for name in names:
-        value = getattr(config, name)
-        if value != getattr(TransformerConfig, name):
-            raise ValueError(f"{what} does not cover {name}={value!r}")
 
 
 def input_states(

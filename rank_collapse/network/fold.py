@@ -21,7 +21,7 @@ from jaxtyping import Array, Float
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.gains import layer_gains
 from rank_collapse.network.parameters import BlockParams, TransformerParams, check_params
-from rank_collapse.network.sublayer import gained
+from rank_collapse.network.residual import gained
 
 
 def fold_gains(

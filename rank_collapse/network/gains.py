@@ -49,7 +49,7 @@ class LayerGains:
     temperature: Any
     norm: Any = None  # Gains of what the norms put out; None for none
     window: Any = None  # How far the layer looks; None where all look at any distance
-    bare: Any = None  # Whether its attention looks at tokens without a norm; None where none does
+    unnormed: Any = None  # Whether its attention reads tokens without a norm; None where none does
 
 
 def layer_gains(config: TransformerConfig, dtype: Any, params: Any = None) -> LayerGains:
@@ -74,7 +74,7 @@ def layer_gains(config: TransformerConfig, dtype: Any, params: Any = None) -> La
         temperature=_by_layer("temperature", config.temperature, config, dtype),
         norm=norm,
         window=jnp.asarray(far) if far else None,
-        bare=None if config.first_norm else jnp.arange(config.depth) == 0,
+        unnormed=None if config.first_norm else jnp.arange(config.depth) == 0,
     )
 
 

@@ -1,6 +1,6 @@
-"""Measurements that go through a network once, cut at the borders of its layers.
+"""Measurements that go through a network once, one layer after the other.
 
-A pass sees one layer at a time: what came in, what the layer computed, and what the pass itself
+A pass sees one layer at a time: its input, what the layer computed, and what the pass itself
 carries along. `run` scans it over a network in memory; `rank_collapse.pretrained.stream` calls the
 same functions with one layer's weights after the other, so that a model may be larger than memory.
 
@@ -8,98 +8,137 @@ Axis letters: n tokens, d width, l layers.
 """
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from rank_collapse.network import layers
 from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.covers import EVERYTHING, Covers
 from rank_collapse.network.entry import Entry
-from rank_collapse.network.gains import LayerGains, layer_gains
 from rank_collapse.network.parameters import BlockParams, TransformerParams
-from rank_collapse.network.transformer import LayerTrace, block, scan_layers
+from rank_collapse.network.transformer import Forward, Tokens, forward
+from rank_collapse.network.walk import Layer, final_norm, walk
 
 
-class Layer(NamedTuple):
-    """One layer as a pass sees it.
-
-    Attributes:
-        params: Its parameters.
-        gains: Its gains.
-        index: Its index, traced: one program serves all layers.
-        x: [n, d], what comes in; of passes with a state of their own X^0, in every layer.
-        trace: What the layer computed from it; None for such passes.
-    """
-
-    params: BlockParams
-    gains: LayerGains
-    index: Any
-    x: Float[Array, "n d"]
-    trace: LayerTrace | None
-
-
-@runtime_checkable
-class LayerPass(Protocol):
-    """Three pure functions of one example; hashable, since programs are compiled for it.
+class LayerPass:
+    """A measurement of one example; hashable, since programs are compiled for it.
 
     Attributes:
-        forward: Whether it looks at the forward pass. False for passes with a state of their own.
+        forward: Whether it reads the forward pass. False for passes with a state of their own.
+        covers: The networks that it covers.
     """
 
-    forward: bool
+    forward: ClassVar[bool] = True
+    covers: ClassVar[Covers] = EVERYTHING
 
     def begin(self, entry: Entry, config: TransformerConfig) -> Any:
         """What is carried into the first layer: a pytree whose shapes no layer changes."""
+        return ()
 
     def step(
-        self, layer: Layer, carry: Any, entry: Entry, config: TransformerConfig
+        self, layer: Layer, x: Float[Array, "n d"], seen: Forward | None, carry: Any
     ) -> tuple[Any, Any]:
-        """(what is carried on, what this layer has to tell); what nobody reads is not computed."""
+        """(what is carried on, what this layer adds); what nobody reads is not computed.
+
+        Args:
+            layer: The layer.
+            x: Its input; of passes with a state of their own X^0, in every layer.
+            seen: What it computed from it; None for such passes.
+            carry: From the layer before.
+        """
+        raise NotImplementedError
 
     def finish(
         self,
         params: TransformerParams,
         last: Float[Array, "n d"],
         carry: Any,
-        told: Any,
+        found: Any,
         entry: Entry,
         config: TransformerConfig,
     ) -> Any:
-        """The result, from the last hidden states, the carry, and all layers' words stacked [l].
+        """The result, from the last hidden states, the carry, and what all layers added [l, ...].
 
         Of `params` only what stands outside of the layers may be read.
         """
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Each(LayerPass):
+    """A measure of one layer, of every layer.
+
+    Attributes:
+        measure: (layer, x, forward) → arrays; a function of a module.
+        options: Further arguments by name, hashable.
+    """
+
+    measure: Callable[..., Any]
+    options: tuple[tuple[str, Any], ...] = ()
+
+    def step(self, layer: Layer, x: Any, seen: Any, carry: Any) -> tuple[Any, Any]:
+        """The measure."""
+        return carry, self.measure(layer, x, seen, **dict(self.options))
+
+
+@dataclasses.dataclass(frozen=True)
+class States(LayerPass):
+    """The hidden states X^0 .. X^L, or a measure of each, [L + 1, ...]."""
+
+    def measure(self, x: Float[Array, "n d"], mask: Any = None) -> Any:
+        """Of the states of one layer, of which the mask [n] says which tokens exist."""
+        return x
+
+    def begin(self, entry: Entry, config: TransformerConfig) -> Any:
+        """The measure of X^0."""
+        return self.measure(entry.x, entry.token_mask)
+
+    def step(self, layer: Layer, x: Any, seen: Any, carry: Any) -> tuple[Any, Any]:
+        """The measure behind the layer."""
+        return carry, self.measure(seen.trace.hidden, layer.inputs.token_mask)
+
+    def finish(
+        self, params: Any, last: Any, carry: Any, found: Any, entry: Entry, config: Any
+    ) -> Any:
+        """All of them."""
+        return jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), carry, found)
+
+
+@dataclasses.dataclass(frozen=True)
+class Output(LayerPass):
+    """The output of the network, [n, d]."""
+
+    def step(self, layer: Layer, x: Any, seen: Any, carry: Any) -> tuple[Any, tuple[()]]:
+        """Nothing."""
+        return carry, ()
+
+    def finish(
+        self, params: Any, last: Any, carry: Any, found: Any, entry: Entry, config: Any
+    ) -> Float[Array, "n d"]:
+        """The output."""
+        return output_of(params, last, entry, config)
 
 
 def through(
-    passes: Sequence[LayerPass],
-    layer: tuple[BlockParams, LayerGains, Any],
-    x: Float[Array, "n d"],
-    carries: tuple,
-    entry: Entry,
-    config: TransformerConfig,
+    passes: Sequence[LayerPass], layer: Layer, x: Float[Array, "n d"], carries: tuple
 ) -> tuple[Float[Array, "n d"], tuple, tuple]:
-    """One layer of all passes: (its hidden states, carries, what each pass was told).
+    """One layer of all passes: (its hidden states, carries, what each pass adds).
 
     Args:
         passes: They share the layer's own computation.
-        layer: (parameters, gains, index).
-        x: The layer's input.
+        layer: The layer.
+        x: Its input.
         carries: Of each pass.
-        entry: From `enter`.
-        config: The network.
     """
-    params, gains, index = layer
-    trace, hidden = None, x
+    seen, hidden = None, x
     if any(p.forward for p in passes):
-        trace = block(params, x, config, gains, entry, layer=index)
-        hidden = trace.hidden
-    seen = Layer(params, gains, index, x, trace)
-    done = [p.step(seen, c, entry, config) for p, c in zip(passes, carries, strict=True)]
-    return hidden, tuple(carry for carry, _ in done), tuple(told for _, told in done)
+        seen = forward(layer, x)
+        hidden = seen.trace.hidden
+    done = [p.step(layer, x, seen, c) for p, c in zip(passes, carries, strict=True)]
+    return hidden, tuple(carry for carry, _ in done), tuple(found for _, found in done)
 
 
 def run(
@@ -113,50 +152,23 @@ def run(
         config: The network.
     """
 
-    def body(state, step):
-        x, carries = state
-        layer, (gains, index) = step
-        x, carries, (told,) = through(
-            (layer_pass,), (layer, gains, index), x, carries, entry, config
-        )
-        return (x, carries), told
+    layer_pass.covers.check(config, entry.edit)
 
-    swept = layer_gains(config, entry.x.dtype, params), jnp.arange(config.depth)
+    def step(layer, state):
+        x, carries = state
+        x, carries, (found,) = through((layer_pass,), layer, x, carries)
+        return (x, carries), found
+
     start = entry.x, (layer_pass.begin(entry, config),)
-    (last, (carry,)), told = scan_layers(body, start, params, config, swept)
-    return layer_pass.finish(params, last, carry, told, entry, config)
+    (last, (carry,)), found = walk(step, start, params, entry, config)
+    return layer_pass.finish(params, last, carry, found, entry, config)
 
 
 def output_of(
-    params: TransformerParams, last: Float[Array, "n d"], config: TransformerConfig
+    params: TransformerParams, last: Float[Array, "n d"], entry: Entry, config: TransformerConfig
 ) -> Float[Array, "n d"]:
     """X^L behind the final norm where there is one."""
-    if not config.final_norm:
-        return last
-    return layers.norm(params.final_norm, last, config.norm, config.norm_eps)
-
-
-@dataclasses.dataclass(frozen=True)
-class OutputPass:
-    """The output of the network: a `LayerPass`."""
-
-    forward: ClassVar[bool] = True
-
-    def begin(self, entry: Entry, config: TransformerConfig) -> tuple[()]:
-        """Nothing."""
-        return ()
-
-    def step(
-        self, layer: Layer, carry: Any, entry: Entry, config: TransformerConfig
-    ) -> tuple[Any, tuple[()]]:
-        """Nothing."""
-        return carry, ()
-
-    def finish(
-        self, params: Any, last: Any, carry: Any, told: Any, entry: Entry, config: TransformerConfig
-    ) -> Float[Array, "n d"]:
-        """The output."""
-        return output_of(params, last, config)
+    return final_norm(Tokens(), last, params, entry, config)
 
 
 def one_row(config: TransformerConfig) -> TransformerConfig:

@@ -58,13 +58,13 @@ def variant(
         raise ValueError(f"variant {name!r} is not one of {VARIANTS}")
     if reading not in READINGS:
         raise ValueError(f"reading {reading!r} is not one of {READINGS}")
+    if name == "Transformer":
+        return config, params
     if config.mlp == "none" or not (config.attention_skip and config.mlp_skip):
         raise ValueError(
             f"surgery needs a network with MLP and skips, not mlp={config.mlp!r}, "
             f"attention_skip={config.attention_skip}, mlp_skip={config.mlp_skip}"
         )
-    if name == "Transformer":
-        return config, params
     if name in ("SAN", "SAN+MLP"):
         config = config.replace(attention_skip=False, cross_skip=False)
     if name == "SAN+MLP":

@@ -1,11 +1,12 @@
-"""The one network: `apply`, which returns a Trace, and the pieces it is made of.
+"""The one network: `apply`, which returns a Trace, and its algebra of ordinary tokens.
 
 Every function takes one example [n, d]; vmap adds batch and seed axes. Axis letters as in
 `rank_collapse`.
 """
 
 import functools
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,11 +17,10 @@ from rank_collapse.network import attention as attn
 from rank_collapse.network import edits, layers
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.dropout import dropout, dropout_branches
-from rank_collapse.network.edits import STATE_NAMES
 from rank_collapse.network.entry import Entry, enter
-from rank_collapse.network.gains import LayerGains, layer_gains
-from rank_collapse.network.parameters import BlockParams, TransformerParams
-from rank_collapse.network.sublayer import sites_of, sublayer
+from rank_collapse.network.parameters import TransformerParams
+from rank_collapse.network.residual import token_norm, token_sum
+from rank_collapse.network.walk import Algebra, Layer, Passage, final_norm, walk, walk_layer
 
 
 @struct.dataclass
@@ -85,109 +85,130 @@ class Trace:
         return self.layers.mlp_branch
 
 
-def block(
-    params: BlockParams,
+class BranchAux(NamedTuple):
+    """What a branch computed beside its part of the sum; None for absent parts."""
+
+    unedited: Any  # [n, d], its output before the edit
+    output: Any  # [n, d], after it, before dropout
+    weights: Any = None  # [h, n, m]
+    keys: Any = None  # [m, d], or `KeysValues`: what attention reads
+
+
+class Tokens(Algebra):
+    """Ordinary tokens [n, d].
+
+    Args:
+        dropout_key: Of the layer, for dropout on attention weights and branches; None for none.
+        dropout_rate: Its rate.
+    """
+
+    def __init__(self, dropout_key: Any = None, dropout_rate: Any = 0.0):
+        self.dropout_rate = dropout_rate
+        self.keys = [None] * 6 if dropout_key is None else dropout_branches(dropout_key, 6)
+
+    def norm(self, layer, spec, x):
+        return token_norm(spec, x)
+
+    def add(self, layer, spec, x, part):
+        return token_sum(spec, x, part)
+
+    def attention(self, layer, seen):
+        keys, past, config = seen, layer.inputs.past, layer.config
+        if past is not None:
+            keys = past.extended(layer.params.attention, seen, layer.context, config.norm_eps)
+        return self._attend(layer, "attention", seen, keys, layer.context)
+
+    def cross(self, layer, seen):
+        inputs = layer.inputs
+        return self._attend(layer, "cross", seen, inputs.memory, inputs.memory_context)
+
+    def mlp(self, layer, seen):
+        config = layer.config
+        part = layers.mlp(layer.params.mlp, seen, config.mlp, config.routing)
+        out = self._edited(layer, "mlp_branch", part)
+        return self._dropped("mlp", out), BranchAux(part, out)
+
+    def after(self, layer, name, x):
+        return self._edited(layer, name, x)
+
+    def weights_key(self, kind):
+        """The key for dropout on attention weights."""
+        return self.keys[_PLACE[kind] + 3]
+
+    def _attend(self, layer, kind, seen, keys, context):
+        names = {"scores": f"{kind}_scores", "weights": EDITED_WEIGHTS[kind]}
+        part, weights = attn.multi_head_attention(
+            getattr(layer.params, kind),
+            seen,
+            keys,
+            context=context,
+            **layer.score_options,
+            dropout_key=self.weights_key(kind),
+            dropout_rate=self.dropout_rate,
+            edit=lambda which, value: self._edited(layer, names[which], value),
+        )
+        out = self._edited(layer, f"{kind}_branch", part)
+        return self._dropped(kind, out), BranchAux(part, out, weights, keys)
+
+    def _edited(self, layer, name, value):
+        return edits.edited(layer.inputs.edit, layer.index, name, value)
+
+    def _dropped(self, kind, part):
+        key = self.keys[_PLACE[kind]]
+        return part if key is None else dropout(key, part, self.dropout_rate)
+
+
+_PLACE = {"attention": 0, "cross": 1, "mlp": 2}
+EDITED_WEIGHTS = {"attention": "attention", "cross": "cross_attention"}
+
+
+class Forward(NamedTuple):
+    """One layer of a forward pass: its trace, and the passages of its sublayers."""
+
+    trace: LayerTrace
+    passages: dict[str, Passage]
+
+
+def forward(
+    layer: Layer,
     x: Float[Array, "n d"],
-    config: TransformerConfig,
-    gains: LayerGains,
-    entry: Entry,
     *,
     dropout_key: Any = None,
     dropout_rate: Any = 0.0,
-    layer: Any = None,
     keep_heads: bool = False,
-) -> LayerTrace:
-    """One layer: attention, cross-attention and MLP sublayers; see `TransformerConfig`.
+) -> Forward:
+    """One layer on tokens; see `TransformerConfig`.
 
     Args:
-        params: Parameters of the layer.
+        layer: The layer.
         x: Its input.
-        config: The network.
-        gains: Of the layer, from `layer_gains`.
-        entry: Masks, positions and memory, from `enter`.
         dropout_key, dropout_rate: For dropout on attention weights and branches; None for none.
-        layer: Its index, for the entry's edit.
         keep_heads: Whether to keep the heads' outputs.
     """
-    drop_branch = drop_weights = [None] * 3
-    if dropout_key is not None:
-        places = dropout_branches(dropout_key, 6)
-        drop_branch, drop_weights = places[:3], places[3:]
-    sites = sites_of(params, config, gains)
-    score = {"score": config.score, "scale": config.scale_scores, "norm_eps": config.norm_eps}
-    score["temperature"] = gains.temperature
-    unedited, start = {}, x
-    context = entry.context.of_layer(gains.window)
-
-    def edited(name, value):
-        if entry.edit is not None and name in STATE_NAMES:
-            unedited[name] = value
-        return edits.edited(entry.edit, layer, name, value)
-
-    def kept(part, place):
-        key = drop_branch[place]
-        return part if key is None else dropout(key, part, dropout_rate)
-
-    def attention(p, context, place, name, memory=None):
-        weights_of = {"attention": "attention", "cross": "cross_attention"}
-        names = {"scores": f"{name}_scores", "weights": weights_of[name]}
-
-        def branch(seen):
-            keys = seen if memory is None else memory
-            if memory is None and entry.past is not None:
-                keys = entry.past.extended(p, seen, context, config.norm_eps)
-            part, weights = attn.multi_head_attention(
-                p, seen, keys, context=context, **score,
-                dropout_key=drop_weights[place], dropout_rate=dropout_rate,
-                edit=lambda which, value: edited(names[which], value),
-            )  # fmt: skip
-            part = edited(f"{name}_branch", part)
-            return kept(part, place), (weights, part, keys)
-
-        return branch
-
-    def mlp(seen):
-        part = edited("mlp_branch", layers.mlp(params.mlp, seen, config.mlp, config.routing))
-        return kept(part, 2), part
-
-    fields = {}
-    branch = attention(params.attention, context, 0, "attention")
-    x, (weights, part, keys) = sublayer(sites.attention, x, branch)
-    x = edited("after_attention", x)
-    fields.update(attention=weights, attention_branch=part, after_attention=x)
+    algebra = Tokens(dropout_key, dropout_rate)
+    hidden, passages = walk_layer(algebra, layer, x)
+    attention, params = passages["attention"].aux, layer.params.attention
+    fields, unedited = {"attention": attention.weights}, {}
+    for kind, passage in passages.items():
+        fields[f"{kind}_branch"] = passage.aux.output
+        unedited[f"{kind}_branch"] = passage.aux.unedited
+        if kind != "mlp":
+            unedited[f"after_{kind}"] = passage.after
+            fields[f"after_{kind}"] = algebra.after(layer, f"after_{kind}", passage.after)
+    last = passages.get("mlp")
+    unedited["hidden"] = [*fields.values()][-1] if last is None else last.after
+    if "cross" in passages:
+        fields["cross_attention"] = passages["cross"].aux.weights
     if keep_heads:
-        used = weights
-        if dropout_key is not None:
-            used = dropout(drop_weights[0], weights, dropout_rate)
-        fields["heads"] = attn.head_outputs(params.attention, used, keys)
-    if entry.past is not None:
-        fields["keys_values"] = keys
-    if config.cross_attention:
-        branch = attention(params.cross, entry.memory_context, 1, "cross", entry.memory)
-        x, (weights, part, _) = sublayer(sites.cross, x, branch)
-        x = edited("after_cross", x)
-        fields.update(cross_attention=weights, cross_branch=part, after_cross=x)
-    if config.mlp != "none":
-        x, fields["mlp_branch"] = sublayer(sites.mlp, x, mlp, start=start)
-    x = edited("hidden", x)
-    return LayerTrace(hidden=x, unedited=unedited or None, **fields)
-
-
-def scan_layers(
-    body: Any, carry: Any, params: TransformerParams, config: TransformerConfig, xs: Any
-):
-    """lax.scan of body(carry, (layer parameters, xs of the layer)) over the depth.
-
-    With `config.layer_map` the parameters of each layer are gathered, never copied as a stack.
-    """
-    if not config.layer_map:
-        return jax.lax.scan(body, carry, (params.layers, xs), unroll=config.unroll)
-
-    def gathered(carry, step):
-        row, x = step
-        return body(carry, (jax.tree.map(lambda a: a[row], params.layers), x))
-
-    return jax.lax.scan(gathered, carry, (jnp.asarray(config.layer_map), xs), unroll=config.unroll)
+        key = algebra.weights_key("attention")
+        used = attention.weights
+        used = used if key is None else dropout(key, used, dropout_rate)
+        fields["heads"] = attn.head_outputs(params, used, attention.keys)
+    if layer.inputs.past is not None:
+        fields["keys_values"] = attention.keys
+    if layer.inputs.edit is not None:
+        fields["unedited"] = unedited
+    return Forward(LayerTrace(hidden=hidden, **fields), passages)
 
 
 def apply(
@@ -242,28 +263,61 @@ def apply(
         params, x, config, mask=mask, bias=bias, memory=memory, memory_mask=memory_mask,
         segments=segments, positions=positions, edit=edit,
     )  # fmt: skip
-    return _forward(params, entry, config, dropout_key, dropout_rate, keep_heads)
+    return _apply(params, entry, config, dropout_key, dropout_rate, keep_heads)
 
 
 @functools.partial(jax.jit, static_argnames="keep_heads")
-def _forward(params, entry, config, dropout_key, dropout_rate, keep_heads) -> Trace:
+def _apply(params, entry, config, dropout_key, dropout_rate, keep_heads) -> Trace:
     # Compiled here, so that a call outside jit compiles once for a shape and not every time.
-    keys = None
-    if dropout_key is not None:
-        keys = dropout_branches(dropout_key, config.depth)
+    keys = None if dropout_key is None else dropout_branches(dropout_key, config.depth)
 
-    def body(x, step):
-        layer, (index, gains, key) = step
-        out = block(
-            layer, x, config, gains, entry, dropout_key=key, dropout_rate=dropout_rate,
-            layer=index, keep_heads=keep_heads,
-        )  # fmt: skip
-        return out.hidden, out.replace(unedited=None)
+    def step(layer, x):
+        trace = forward(
+            layer, x, dropout_key=layer.extra, dropout_rate=dropout_rate, keep_heads=keep_heads
+        ).trace
+        return trace.hidden, trace.replace(unedited=None)
 
-    swept = (jnp.arange(config.depth), layer_gains(config, entry.x.dtype, params), keys)
-    last, trace = scan_layers(body, entry.x, params, config, swept)
-    output = last
-    if config.final_norm:
-        output = layers.norm(params.final_norm, last, config.norm, config.norm_eps)
+    last, trace = walk(step, entry.x, params, entry, config, extra=keys)
+    output = final_norm(Tokens(), last, params, entry, config)
     hidden = jnp.concatenate([entry.x[None], trace.hidden])
     return Trace(hidden=hidden, layers=trace, output=output, context=entry.context)
+
+
+class _Recorded(Tokens):
+    """Tokens as a trace has them: `Layer.extra` is the layer's `LayerTrace`."""
+
+    def attention(self, layer, seen):
+        return layer.extra.attention_branch, None
+
+    def cross(self, layer, seen):
+        return layer.extra.cross_branch, None
+
+    def mlp(self, layer, seen):
+        return layer.extra.mlp_branch, None
+
+    def after(self, layer, name, x):
+        return getattr(layer.extra, name)
+
+
+def replay(
+    measure: Callable[[dict[str, Passage]], Any],
+    params: TransformerParams,
+    trace: Trace,
+    config: TransformerConfig,
+) -> Any:
+    """A measure of every layer's sublayers, [L, ...], from a trace: no branch is computed.
+
+    Args:
+        measure: {kind: `Passage`} of a layer → arrays.
+        params: Of the network; norms and learned gains are read.
+        trace: From `apply`, of one example.
+        config: The network.
+    """
+
+    def step(layer, x):
+        x, passages = walk_layer(_Recorded(), layer, x)
+        return x, measure(passages)
+
+    x = trace.hidden[0]
+    inputs = Entry(x=x, context=trace.context)
+    return walk(step, x, params, inputs, config, extra=trace.layers)[1]

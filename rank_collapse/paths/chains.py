@@ -15,10 +15,10 @@ from rank_collapse import struct
 from rank_collapse.measures.norms import composite_norm
 from rank_collapse.measures.residuals import rank_one_ratio, residual, residual_ratio
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.gains import layer_gains
 from rank_collapse.network.parameters import TransformerParams
-from rank_collapse.network.sublayer import Site, sites_of, summands
-from rank_collapse.network.transformer import Trace, scan_layers
+from rank_collapse.network.residual import summands
+from rank_collapse.network.transformer import Trace, replay
+from rank_collapse.network.walk import Passage
 from rank_collapse.paths.enumeration import path_attention
 
 
@@ -67,26 +67,17 @@ def branch_sizes(
         mask: Bool [n], tokens that exist.
     """
 
-    def body(_, step):
-        layer, (x, part, gains) = step
-        return None, sides_of(sites_of(layer, config, gains).attention, x, part, mask=mask)
+    def sizes(passages):
+        return sizes_of_sum(passages["attention"], mask=mask)
 
-    gains = layer_gains(config, trace.hidden.dtype, params)
-    steps = (trace.hidden[:-1], trace.attention_branch, gains)
-    return scan_layers(body, None, params, config, steps)[1]
+    return replay(sizes, params, trace, config)
 
 
-def sides_of(
-    site: Site, x: Float[Array, "n d"], part: Float[Array, "n d"], *, mask: Any = None
+def sizes_of_sum(
+    passage: Passage, *, mask: Any = None
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """`branch_sizes` of one sublayer, from the stream that comes in and what its branch puts out.
-
-    Args:
-        site: Of the sublayer.
-        x, part: Stream and branch, as a trace keeps them.
-        mask: Bool [n], tokens that exist.
-    """
-    stream, branch = summands(site, x, part)
+    """`branch_sizes` of one sublayer; the mask [n] says which tokens exist."""
+    stream, branch = summands(passage.spec, passage.state, passage.part)
     return composite_norm(stream, mask=mask), composite_norm(branch, mask=mask)
 
 

@@ -1,10 +1,11 @@
-"""Channels of paths, by attention length and number of MLPs, and how one frozen layer moves them.
+"""Sums of paths by attention length and number of MLPs, and their algebra in frozen layers.
 
 The paths that start at the input, and those that start at the memory of cross-attention, are
 sums [a, m, n, d]; biases travel in an offset [n, d]. Slots that must be empty are not stored:
 after l layers there are l + 1 lengths with skips, one without.
 """
 
+import dataclasses
 from itertools import pairwise
 from typing import Any
 
@@ -14,11 +15,10 @@ from jaxtyping import Array, Float
 
 from rank_collapse import struct
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.entry import Entry
-from rank_collapse.network.gains import LayerGains
-from rank_collapse.network.parameters import BlockParams
-from rank_collapse.network.sublayer import Site, sites_of, sublayer, token_sum
-from rank_collapse.paths import frozen
+from rank_collapse.network.covers import EVERYTHING
+from rank_collapse.network.residual import ResidualSpec, token_sum
+from rank_collapse.network.walk import Algebra, Layer
+from rank_collapse.paths.frozen import carry_edit, frozen_attention, frozen_mlp, frozen_norm
 
 # Layers are compiled in at most this many groups of two or more, each with the slots its last layer
 # needs. More groups compute fewer empty slots, fewer compile faster: for BERT-base, groups of one
@@ -131,6 +131,11 @@ class Layout:
         moving = not self.config.mlp_skip and not self.config.cross_attention
         return not self.counted or (moving and not self.config.parallel)
 
+    @property
+    def axes(self) -> tuple[int | None, int | None]:
+        """The slot axes along which a head and an MLP branch move a path."""
+        return None if self.one_length else 0, None if self.one_count else 1
+
     def slots(self, num_layers: int) -> tuple[int, int]:
         """Size of the two slot axes after that many layers."""
         return (
@@ -173,106 +178,82 @@ class Layout:
         return group if self.count_mlps else group[:, 0]
 
 
-def advance(
-    params: BlockParams,
-    constants: frozen.FrozenLayer,
-    channels: Channels,
-    entry: Entry,
-    layout: Layout,
-    gains: LayerGains,
-    head_gain: Any = None,
-    layer: Any = None,
-) -> Channels:
-    """Channels after one layer with its constants frozen.
+class ByLength(Algebra):
+    """Channels of paths through frozen layers, whose constants are `Layer.extra`.
 
     Args:
-        params: Parameters of the layer.
-        constants: From `frozen.freeze_layer`.
-        channels: Before the layer.
-        entry: From `enter`, with the memory and the edit.
-        layout: Which slots there are.
-        gains: Of the layer, with what multiplies its branches beyond the network's own gains.
-        head_gain: [h], multiplies the heads of self-attention; None for 1.
-        layer: Its index, for the edit.
+        length_axis, count_axis: The slot axis along which a head and an MLP branch move a path;
+            None where all paths move alike. `Layout.axes`.
     """
-    config = layout.config
-    sites = sites_of(params, config, gains)
-    weights = constants.weights
-    if head_gain is not None:
-        weights = weights * head_gain[:, None, None]
 
-    def norm_by(scales):
-        def norm(site, channels):
-            return channels.map(
-                lambda c, ones: frozen.frozen_norm(site.norm, scales.at(site), c, ones, config)
-            )
+    covers = dataclasses.replace(EVERYTHING, name="a sum of paths by length")
 
-        return norm
+    def __init__(self, length_axis: int | None, count_axis: int | None):
+        self.length_axis, self.count_axis = length_axis, count_axis
 
-    def shifted(fn, axis):
-        """A branch whose paths are one further along a slot axis; the last slot is empty."""
-        cut = [None if i != axis else -1 for i in range(2)]
-        return lambda seen: (seen.map(fn, *cut).shift(axis), None)
+    def weights(self, layer: Layer, seen: Channels) -> Any:
+        """P_h [h, n, n] of the branch input `seen`."""
+        return layer.extra.weights
 
-    def edited(name, c, ones):
-        return frozen.carry_edit(constants, entry.edit, layer, name, c, ones)
+    def gate(self, layer: Layer, seen: Channels) -> Any:
+        """The MLP's gate [n, f] at the branch input `seen`."""
+        return layer.extra.gate
 
-    def attention(c, ones):
-        part = frozen.frozen_attention(params.attention, weights, c, ones)
-        return edited("attention_branch", part, ones)
+    def scale(self, layer: Layer, spec: ResidualSpec, channels: Channels) -> Any:
+        """1/σ [n, 1] of what the spec's norm is applied to."""
+        return layer.extra.scales[spec.kind].at(spec)
 
-    def cross(_):
+    def norm(self, layer, spec, channels):
+        scale = self.scale(layer, spec, channels)
+        return channels.map(lambda c, ones: frozen_norm(spec.norm, scale, c, ones, spec))
+
+    def add(self, layer, spec, channels, part):
+        """Slot by slot."""
+
+        def total(c, p):
+            return None if c is None else token_sum(spec, c, p)
+
+        return part.replace(
+            start=total(channels.start, part.start),
+            memory=total(channels.memory, part.memory),
+            offset=total(channels.offset, part.offset),
+        )
+
+    def attention(self, layer, seen):
+        weights = self.weights(layer, seen)
+
+        def branch(c, ones):
+            part = frozen_attention(layer.params.attention, weights, c, ones)
+            return carry_edit(layer, "attention_branch", part, ones)
+
+        return self._further(seen, branch, self.length_axis), None
+
+    def cross(self, layer, seen):
         """Paths from the memory enter with length 1; biases join the offset."""
-        own = jnp.stack([entry.memory, jnp.zeros_like(entry.memory)])
+        memory = layer.inputs.memory
+        own = jnp.stack([memory, jnp.zeros_like(memory)])
         ones = jnp.asarray([0, 1], own.dtype)
-        part = frozen.frozen_attention(params.cross, constants.cross_weights, own, ones)
-        entering, bias = edited("cross_branch", part, ones)
-        empty = jnp.zeros_like(channels.memory)
-        part = channels.replace(start=empty, memory=empty.at[1, 0].set(entering), offset=bias)
+        part = frozen_attention(layer.params.cross, layer.extra.cross_weights, own, ones)
+        entering, bias = carry_edit(layer, "cross_branch", part, ones)
+        empty = jnp.zeros_like(seen.memory)
+        part = seen.replace(start=empty, memory=empty.at[1, 0].set(entering), offset=bias)
         return part, None
 
-    def mlp(c, ones):
-        part = frozen.frozen_mlp(params.mlp, constants.gate, c, ones)
-        return edited("mlp_branch", part, ones)
+    def mlp(self, layer, seen):
+        gate = self.gate(layer, seen)
 
-    def passed(name, channels):
-        """The channels of a sublayer's output."""
-        if entry.edit is None:
+        def branch(c, ones):
+            part = frozen_mlp(layer.params.mlp, gate, c, ones)
+            return carry_edit(layer, "mlp_branch", part, ones)
+
+        return self._further(seen, branch, self.count_axis), None
+
+    def after(self, layer, name, channels):
+        if layer.inputs.edit is None:
             return channels
-        return channels.map(lambda c, ones: edited(name, c, ones))
+        return channels.map(lambda c, ones: carry_edit(layer, name, c, ones))
 
-    start = channels
-    length_axis = None if layout.one_length else 0
-    count_axis = None if layout.one_count else 1
-    channels, _ = sublayer(
-        sites.attention,
-        channels,
-        shifted(attention, length_axis),
-        norm_by(constants.attention_scale),
-        channel_sum,
-    )
-    channels = passed("after_attention", channels)
-    if config.cross_attention:
-        channels, _ = sublayer(
-            sites.cross, channels, cross, norm_by(constants.cross_scale), channel_sum
-        )
-        channels = passed("after_cross", channels)
-    if config.mlp != "none":
-        channels, _ = sublayer(
-            sites.mlp, channels, shifted(mlp, count_axis), norm_by(constants.mlp_scale),
-            channel_sum, start,
-        )  # fmt: skip
-    return passed("hidden", channels)
-
-
-def channel_sum(site: Site, channels: Channels, part: Channels) -> Channels:
-    """γ part + λ channels·[skip], slot by slot."""
-
-    def total(c, p):
-        return None if c is None else token_sum(site, c, p)
-
-    return part.replace(
-        start=total(channels.start, part.start),
-        memory=total(channels.memory, part.memory),
-        offset=total(channels.offset, part.offset),
-    )
+    def _further(self, seen, branch, axis):
+        """A branch whose paths are one further along a slot axis; the last slot is empty."""
+        cut = [None if i != axis else -1 for i in range(2)]
+        return seen.map(branch, *cut).shift(axis)

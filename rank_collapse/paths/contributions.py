@@ -9,23 +9,23 @@ the output. Cost: about L/2 + 1 uses of the value, output and MLP matrices, not 
 
 import dataclasses
 import functools
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
 from rank_collapse import struct
-from rank_collapse.network import layers
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.entry import Entry, enter
-from rank_collapse.network.gains import LayerGains, layer_gains
+from rank_collapse.network.gains import layer_gains
 from rank_collapse.network.parameters import TransformerParams
-from rank_collapse.network.passes import Layer
+from rank_collapse.network.passes import LayerPass, output_of
 from rank_collapse.network.precision import full_precision
-from rank_collapse.network.transformer import block
-from rank_collapse.paths import frozen
-from rank_collapse.paths.channels import Channels, Layout, advance
+from rank_collapse.network.transformer import Forward, forward
+from rank_collapse.network.walk import Layer, final_norm, walk, walk_layer
+from rank_collapse.paths.channels import ByLength, Channels, Layout
+from rank_collapse.paths.frozen import freeze_final, freeze_layer
 
 
 @struct.dataclass
@@ -150,50 +150,51 @@ def path_contributions(
 def _contributions(params, entry, config, gains, on_paths, head_gain, count_mlps):
     layout = Layout(config=config, count_mlps=count_mlps)
 
-    def body(carry, step):
+    def step(layer, carry):
         state, channels = carry
-        layer, (index, own, path_own, heads) = step
-        trace = block(layer, state, config, own, entry, layer=index)
-        seen = Layer(layer, own, index, state, trace)
-        return (trace.hidden, moved(seen, channels, entry, layout, path_own, heads)), None
+        path_gains, head_gain = layer.extra
+        seen = forward(layer, state)
+        channels = moved(layer, seen, channels, layout, path_gains, head_gain)
+        return (seen.trace.hidden, channels), None
 
     # Recomputing a layer in the backward pass keeps gradients in O(L² n d).
-    body = jax.checkpoint(body, prevent_cse=False)
+    step = jax.checkpoint(step, prevent_cse=False)
     state, channels = entry.x, layout.begin(entry.x)
-    swept = (jnp.arange(config.depth), gains, on_paths, head_gain)
     for first, last in layout.groups():
-        rows = slice(first, last)
-        steps = (layer_rows(params, config, rows), _slice(swept, rows))
-        carry = (state, layout.grow(channels, last))
-        (state, channels), _ = jax.lax.scan(body, carry, steps)
-    return collected(params, state, channels, layout)
+        (state, channels), _ = walk(
+            step, (state, layout.grow(channels, last)), params, entry, config,
+            extra=(on_paths, head_gain), gains=gains, rows=(first, last),
+        )  # fmt: skip
+    return collected(params, state, channels, entry, layout)
 
 
 def moved(
     layer: Layer,
+    seen: Forward,
     channels: Channels,
-    entry: Entry,
     layout: Layout,
-    gains: LayerGains,
+    gains: Any = None,
     head_gain: Any = None,
 ) -> Channels:
     """Channels after one layer, whose constants are those of its own computation.
 
     Args:
-        layer: With what it computed.
+        layer: The layer.
+        seen: What it computed.
         channels: Before it.
-        entry: From `enter`.
         layout: Which slots there are.
-        gains, head_gain: As in `advance`.
+        gains: Of the layer, with what multiplies its branches beyond the network's own gains.
+        head_gain: [h], multiplies the heads of self-attention; None for 1.
     """
-    constants = frozen.freeze_layer(layer.params, layer.x, layer.trace, layout.config, layer.gains)
-    return advance(
-        layer.params, constants, channels, entry, layout, gains, head_gain, layer=layer.index
-    )
+    constants = freeze_layer(layer, seen)
+    if head_gain is not None:
+        constants = constants.replace(weights=constants.weights * head_gain[:, None, None])
+    layer = layer.replace(gains=layer.gains if gains is None else gains, extra=constants)
+    return walk_layer(ByLength(*layout.axes), layer, channels)[0]
 
 
 def collected(
-    params: TransformerParams, last: Array, channels: Channels, layout: Layout
+    params: TransformerParams, last: Array, channels: Channels, entry: Entry, layout: Layout
 ) -> PathContributions:
     """The sums by length behind the last layer, the final norm frozen where there is one.
 
@@ -201,74 +202,53 @@ def collected(
         params: The final norm is read of them.
         last: The last hidden states [n, d].
         channels: Behind the last layer.
+        entry: From `enter`.
         layout: Which slots there are.
     """
-    config, output = layout.config, last
-    if config.final_norm:
-        scale, norm = frozen.frozen_scale(last, config), params.final_norm
-        channels = channels.map(lambda c, ones: frozen.frozen_norm(norm, scale, c, ones, config))
-        output = layers.norm(norm, last, config.norm, config.norm_eps)
+    config = layout.config
+    extra = freeze_final(last, config)
+    channels = final_norm(ByLength(*layout.axes), channels, params, entry, config, extra)
     by_length, from_memory = layout.finish(channels.start), layout.finish(channels.memory)
     if from_memory is not None:
         by_length = by_length + from_memory
+    output = output_of(params, last, entry, config)
     return PathContributions(
         by_length=by_length, offset=channels.offset, from_memory=from_memory, output=output
     )
 
 
 @dataclasses.dataclass(frozen=True)
-class LengthPass:
-    """`path_contributions` layer by layer: a `LayerPass` whose result are `PathContributions`.
+class LengthPass(LayerPass):
+    """`path_contributions` layer by layer, in one program for all layers.
 
-    All L + 1 lengths have their room from the start, and the lengths that exist are moved one
-    after the other: one program for all layers, Σ_l (l + 1) uses of the value, output and MLP
-    matrices, and no more memory than the channels and one branch of one length.
+    All L + 1 lengths have their slots from the start, and the lengths that exist are moved one
+    after the other: Σ_l (l + 1) uses of the value, output and MLP matrices, and no more memory
+    than the channels and one branch of one length.
 
     Attributes:
         biased: Whether the network has biases; False: no offset is carried.
     """
 
     biased: bool = True
-    forward: ClassVar[bool] = True
 
     def begin(self, entry: Entry, config: TransformerConfig) -> Channels:
-        """X^0 in the slot of length 0, and room for the others."""
+        """X^0 in the slot of length 0, and slots for the others."""
         layout = Layout(config=config, count_mlps=False)
         channels = layout.grow(layout.begin(entry.x), config.depth)
         return channels.replace(biased=self.biased)
 
-    def step(
-        self, layer: Layer, carry: Channels, entry: Entry, config: TransformerConfig
-    ) -> tuple[Channels, None]:
+    def step(self, layer: Layer, x: Any, seen: Any, carry: Channels) -> tuple[Channels, None]:
         """The channels behind the layer."""
-        layout = Layout(config=config, count_mlps=False)
+        layout = Layout(config=layer.config, count_mlps=False)
         if not layout.one_length:
-            carry = carry.replace(live=jnp.arange(config.depth + 1) <= layer.index)
-        channels = moved(layer, carry, entry, layout, layer.gains)
-        return channels.replace(live=None), None
+            carry = carry.replace(live=jnp.arange(layer.config.depth + 1) <= layer.index)
+        return moved(layer, seen, carry, layout).replace(live=None), None
 
     def finish(
-        self,
-        params: TransformerParams,
-        last: Array,
-        carry: Channels,
-        told: None,
-        entry: Entry,
-        config: TransformerConfig,
+        self, params: Any, last: Any, carry: Channels, found: None, entry: Entry, config: Any
     ) -> PathContributions:
         """The sums by length."""
-        return collected(params, last, carry, Layout(config=config, count_mlps=False))
-
-
-def _slice(tree, rows):
-    return jax.tree.map(lambda a: a[rows], tree)
-
-
-def layer_rows(params, config, rows):
-    """Parameters of some layers, stacked."""
-    if config.layer_map:
-        rows = jnp.asarray(config.layer_map[rows])
-    return _slice(params.layers, rows)
+        return collected(params, last, carry, entry, Layout(config=config, count_mlps=False))
 
 
 def path_gains(config, gains, head_gain, factors):

@@ -4,22 +4,22 @@ Unlike paths, which pass what comes after them, a part here reaches the output b
 norms alone: direct logit attribution reads these.
 """
 
+import dataclasses
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
 from rank_collapse import struct
-from rank_collapse.network import attention as attn
 from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.covers import EVERYTHING
 from rank_collapse.network.entry import enter
-from rank_collapse.network.gains import layer_gains
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.precision import full_precision
-from rank_collapse.network.sublayer import looked_at, sites_of, sublayer
-from rank_collapse.network.transformer import scan_layers
-from rank_collapse.paths import frozen
+from rank_collapse.network.walk import final_norm, walk, walk_layer
+from rank_collapse.paths.frozen import Frozen, carry_edit, freeze
 
 
 @struct.dataclass
@@ -67,63 +67,111 @@ def direct_contributions(
     circuits.
     """
     params, entry = enter(params, x, config, **inputs)
-    return _direct(params, entry, config)
-
-
-@jax.jit
-def _direct(params, entry, config) -> DirectContributions:
-    l, h, (n, d) = config.depth, config.num_heads, entry.x.shape
-    last, constants, trace = frozen.freeze(params, entry, config)
-    # Rows: the input, the heads, each layer's MLP, each layer's cross-attention, the offset.
-    mlp_row, cross_row, num_rows = 1 + l * h, 1 + l * h + l, 2 + l * h + 2 * l
-    ones = jnp.zeros(num_rows, entry.x.dtype).at[-1].set(1)
-
-    def norm_by(scales):
-        return frozen.norm_at(scales, ones, config)
-
-    def body(c, step):
-        layer, (index, own, computed, x, gains) = step
-        sites = sites_of(layer, config, gains)
-
-        def passed(name, c, ones=ones):
-            return frozen.carry_edit(own, entry.edit, index, name, c, ones)
-
-        def written(row, part):
-            return lambda seen: (jnp.zeros_like(seen).at[row].set(part), None)
-
-        def heads(seen):
-            parts = attn.head_outputs(layer.attention, own.weights, looked_at(sites.attention, x))
-            bias = jnp.broadcast_to(layer.attention.b_o, (1, n, d))
-            shares = jnp.zeros(h + 1, c.dtype).at[-1].set(1)
-            parts = passed("attention_branch", jnp.concatenate([parts, bias]), shares)
-            empty = jnp.zeros_like(seen).at[-1].set(parts[-1])
-            return jax.lax.dynamic_update_slice(empty, parts[:-1], (1 + index * h, 0, 0)), None
-
-        start = c
-        c, _ = sublayer(sites.attention, c, heads, norm_by(own.attention_scale))
-        c = passed("after_attention", c)
-        if config.cross_attention:
-            cross = written(cross_row + index, computed.cross_branch)
-            c, _ = sublayer(sites.cross, c, cross, norm_by(own.cross_scale))
-            c = passed("after_cross", c)
-        if config.mlp != "none":
-            mlp = written(mlp_row + index, computed.mlp_branch)
-            c, _ = sublayer(sites.mlp, c, mlp, norm_by(own.mlp_scale), start=start)
-        return passed("hidden", c), None
-
-    inputs = jnp.concatenate([entry.x[None], trace.hidden[:-1]])
-    gains = layer_gains(config, entry.x.dtype, params)
-    swept = (jnp.arange(l), constants, trace, inputs, gains)
-    c = jnp.zeros((num_rows, n, d), entry.x.dtype).at[0].set(entry.x)
-    c, _ = scan_layers(body, c, params, config, swept)
-    if config.final_norm:
-        c = frozen.frozen_norm(
-            params.final_norm, frozen.frozen_scale(last, config), c, ones, config
-        )
+    c, _ = _rows(params, entry, config, True)
+    l, h = config.depth, config.num_heads
+    mlp_row = 1 + l * h + l * config.cross_attention
     return DirectContributions(
         start=c[0],
-        heads=c[1:mlp_row].reshape(l, h, n, d),
-        mlps=c[mlp_row:cross_row] if config.mlp != "none" else None,
-        cross=c[cross_row:-1] if config.cross_attention else None,
+        heads=c[1 : 1 + l * h].reshape(l, h, *c.shape[1:]),
+        mlps=c[mlp_row:-1] if config.mlp != "none" else None,
+        cross=c[1 + l * h : mlp_row] if config.cross_attention else None,
         offset=c[-1],
     )
+
+
+class _Written(Frozen):
+    """Rows [rows, n, d]: the input, what each attention, cross-attention and MLP wrote, the offset.
+
+    Attention has one row a head, its output bias in the offset; or one row with everything.
+    """
+
+    def __init__(self, rows: int, config: TransformerConfig, by_head: bool, dtype: Any):
+        super().__init__(jnp.zeros(rows, dtype).at[-1].set(1))
+        self.by_head = by_head
+        self.width = config.num_heads if by_head else 1
+        self.first = {"attention": 1, "cross": 1 + config.depth * self.width}
+        self.first["mlp"] = self.first["cross"] + config.depth * config.cross_attention
+
+    def attention(self, layer, seen):
+        if not self.by_head:
+            return self._written(layer, "attention", seen), None
+        trace, params = layer.extra.trace, layer.params.attention
+        bias = jnp.broadcast_to(params.b_o, (1, *seen.shape[1:]))
+        parts = jnp.concatenate([trace.heads, bias])
+        shares = jnp.zeros(len(parts), seen.dtype).at[-1].set(1)
+        parts = carry_edit(layer, "attention_branch", parts, shares)
+        empty = jnp.zeros_like(seen).at[-1].set(parts[-1])
+        return self._placed(layer, "attention", empty, parts[:-1]), None
+
+    def cross(self, layer, seen):
+        return self._written(layer, "cross", seen), None
+
+    def mlp(self, layer, seen):
+        return self._written(layer, "mlp", seen), None
+
+    def _written(self, layer, kind, seen):
+        part = getattr(layer.extra.trace, f"{kind}_branch")
+        return self._placed(layer, kind, jnp.zeros_like(seen), part[None])
+
+    def _placed(self, layer, kind, rows, parts):
+        row = self.first[kind] + layer.index * len(parts)
+        return jax.lax.dynamic_update_slice(rows, parts, (row, 0, 0))
+
+
+@functools.partial(jax.jit, static_argnames="by_head")
+def _rows(params, entry, config, by_head):
+    """(rows at the output, the shares of rows in the stream after every sublayer)."""
+    constants, of_final = freeze(params, entry, config, keep_heads=by_head)
+    per_layer = len(config.kinds) - 1 + (config.num_heads if by_head else 1)
+    count = 2 + config.depth * per_layer
+    algebra = _Written(count, config, by_head, entry.x.dtype)
+
+    def step(layer, c):
+        c, passages = walk_layer(algebra, layer, c)
+        return c, jnp.stack([_shares(passage.after) for passage in passages.values()])
+
+    c = jnp.zeros((count, *entry.x.shape), entry.x.dtype).at[0].set(entry.x)
+    first = _shares(c)
+    c, shares = walk(step, c, params, entry, config, extra=constants)
+    c = final_norm(algebra, c, params, entry, config, of_final)
+    return c, jnp.concatenate([first[None], shares.reshape(-1, count)])
+
+
+def _shares(c):
+    c = c - c.mean(axis=-1, keepdims=True)
+    whole = c.sum(axis=0)
+    return jnp.einsum("snd,nd->s", c, whole) / jnp.sum(jnp.square(whole))
+
+
+@full_precision
+def variance_shares(
+    params: TransformerParams, x: Any, config: TransformerConfig, **inputs: Any
+) -> Float[Array, "i j"]:
+    """Cov(part_j, x_i)/Var x_i after every sublayer i, of the input, every branch j and the biases.
+
+    With norm statistics frozen, as in `direct_contributions`, x_i is the sum of what its input, the
+    branches 1 .. i and the biases of norms wrote, so that every row sums to 1 exactly; variances
+    and covariances are over the features, as LayerNorm takes them, and averaged over tokens.
+    `measures.dependency` gives the published β_ij², which are these where branches are uncorrelated
+    and never negative; a share is negative where a branch takes away what others wrote.
+
+    Args:
+        params, x, config: As in `apply`.
+        **inputs: mask, bias, memory, memory_mask, segments and positions of `apply`.
+
+    Returns:
+        [N + 1, N + 2]: row i the stream after i branches, columns the input, branches 1 .. N and
+        the biases of the norms.
+
+    Raises:
+        ValueError: An edit; see also `apply`.
+    """
+    params, entry = enter(params, x, config, covers=_SHARES_COVER, **inputs)
+    _, shares = _rows(params, entry, config, False)
+    l, kinds = config.depth, len(config.kinds)
+    # From one block of rows for each kind of branch to the order in which branches are passed.
+    order = jnp.arange(l * kinds).reshape(kinds, l).T.reshape(-1)
+    return shares[:, jnp.concatenate([jnp.zeros(1, int), 1 + order, jnp.full(1, 1 + l * kinds)])]
+
+
+_SHARES_COVER = dataclasses.replace(EVERYTHING, name="variance_shares", edits=False)

@@ -6,7 +6,7 @@ k is a path length, 0 .. L.
 
 import dataclasses
 import functools
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +17,8 @@ from rank_collapse.measures.residuals import residual, residual_ratio
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.entry import Entry, enter
 from rank_collapse.network.parameters import TransformerParams
-from rank_collapse.network.passes import Layer, run
-from rank_collapse.network.sublayer import sites_of
+from rank_collapse.network.passes import LayerPass, run
+from rank_collapse.network.walk import Layer
 from rank_collapse.paths import chains
 from rank_collapse.paths.chains import measured_sizes
 from rank_collapse.paths.contributions import PathContributions, path_contributions
@@ -145,8 +145,8 @@ def _chain_effects(params, entry, config, num_paths, seed):
 
 
 @dataclasses.dataclass(frozen=True)
-class ChainPass:
-    """`chain_effects` layer by layer: a `LayerPass`, which carries every path's product.
+class ChainPass(LayerPass):
+    """`chain_effects` layer by layer, which carries every path's product.
 
     Attributes:
         num_paths: Paths of each length.
@@ -155,7 +155,6 @@ class ChainPass:
 
     num_paths: int = 5
     seed: int = 0
-    forward: ClassVar[bool] = True
 
     def begin(self, entry: Entry, config: TransformerConfig) -> tuple[Array, Array]:
         """The paths, and the empty product of each."""
@@ -165,29 +164,25 @@ class ChainPass:
         n = entry.x.shape[0]
         return paths, jnp.broadcast_to(jnp.eye(n, dtype=entry.x.dtype), (len(paths), n, n))
 
-    def step(
-        self, layer: Layer, carry: Any, entry: Entry, config: TransformerConfig
-    ) -> tuple[Any, Any]:
+    def step(self, layer: Layer, x: Any, seen: Any, carry: Any) -> tuple[Any, Any]:
         """The products with the heads that the paths take here; N(x) and N(SA(x))."""
         paths, products = carry
-        products = jax.lax.map(
-            lambda a: extended(layer.trace.attention, *a), (paths[:, layer.index], products)
-        )
-        site = sites_of(layer.params, config, layer.gains).attention
-        sizes = chains.sides_of(site, layer.x, layer.trace.attention_branch, mask=entry.exists)
-        return (paths, products), sizes
+        weights = seen.trace.attention
+        products = jax.lax.map(lambda a: extended(weights, *a), (paths[:, layer.index], products))
+        mask = layer.inputs.token_mask
+        return (paths, products), chains.sizes_of_sum(seen.passages["attention"], mask=mask)
 
     def finish(
-        self, params: Any, last: Any, carry: Any, told: Any, entry: Entry, config: TransformerConfig
+        self, params: Any, last: Any, carry: Any, found: Any, entry: Entry, config: Any
     ) -> dict[str, Float[Array, "..."]]:
         """The measures by name."""
-        mask, (skip, branch) = entry.exists, told
+        mask, (skip, branch) = entry.token_mask, found
         # One product after another: singular values of all together would hold them twice.
         ratios = jax.lax.map(lambda product: chains.ratios(product, mask=mask), carry[1])
-        found, rank_one = (ratio.reshape(config.depth, self.num_paths) for ratio in ratios)
+        residuals, rank_one = (ratio.reshape(config.depth, self.num_paths) for ratio in ratios)
         initial = composite_norm(residual(entry.x, mask=mask), mask=mask)
         return {
-            "chain_residual": found,
+            "chain_residual": residuals,
             "chain_rank_one": rank_one,
             "skip": skip,
             "branch": branch,

@@ -3,12 +3,10 @@
 At a given input, P_h, 1/σ of each norm, φ(z)/z of each MLP and the shares that a router gives are
 constants; with them frozen every sublayer is linear plus a bias, so that its input may be split
 into channels that pass it one by one. Channels are [g, n, d] with `ones` [g], the share of each
-bias a channel takes: 1 for the channel of the offset, 0 for all others; [1] where all take the
-same.
+constant (biases, and the memory of cross-attention) a channel takes: 1 for the channel of the
+offset, 0 for all others; [1] where all take the same.
 """
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -19,10 +17,10 @@ from rank_collapse.network import edits, layers
 from rank_collapse.network.attention import AttentionParams
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.entry import Entry
-from rank_collapse.network.gains import LayerGains, layer_gains
-from rank_collapse.network.parameters import BlockParams, TransformerParams
-from rank_collapse.network.sublayer import Site, looked_at, norm_input, sites_of
-from rank_collapse.network.transformer import LayerTrace, block, scan_layers
+from rank_collapse.network.parameters import TransformerParams
+from rank_collapse.network.residual import ResidualSpec, token_sum
+from rank_collapse.network.transformer import Forward, forward
+from rank_collapse.network.walk import Algebra, Layer, walk
 
 
 @struct.dataclass
@@ -30,88 +28,112 @@ class Scales:
     """1/σ [n, 1] of the norms of one sublayer; None for absent ones."""
 
     outer: Any = None  # before the branch or after the sum
-    branch: Any = None  # of what the branch puts out
+    branch: Any = None  # of the branch's output
 
-    def at(self, site: Site) -> Any:
-        """Of the norm at a site."""
-        return self.branch if site.after_branch else self.outer
+    def at(self, spec: ResidualSpec) -> Any:
+        """Of the spec's norm."""
+        return self.branch if spec.after_branch else self.outer
 
 
 @struct.dataclass
 class FrozenLayer:
     """What one layer's affine map takes from the forward pass; None for absent parts."""
 
-    weights: Any  # [h, n, n]  P_h
-    attention_scale: Any = None  # Scales of the attention sublayer's norms
+    scales: Any  # {kind: Scales}; "final" for the norm behind the last layer
+    weights: Any = None  # [h, n, n]  P_h
     cross_weights: Any = None  # [h, n, m]
-    cross_scale: Any = None
     gate: Any = None  # [n, f]  φ(z)/z, or φ(gate) of a gated MLP
-    mlp_scale: Any = None
     unedited: Any = None  # {name: [n, d]}, states that an edit changes
+    trace: Any = None  # LayerTrace, all that the layer computed
 
 
-def freeze_layer(
-    params: BlockParams,
-    x: Float[Array, "n d"],
-    trace: LayerTrace,
-    config: TransformerConfig,
-    gains: LayerGains,
-) -> FrozenLayer:
-    """The constants of one layer from its input and what `transformer.block` computed.
-
-    Matrix products here repeat the block's own; under jit the compiler computes them once.
-    """
-    sites = sites_of(params, config, gains)
-
-    def scale(site, x, part):
-        seen = (norm_input(s, x, part) for s in (site, site.at_branch))
-        return Scales(*(None if a is None else frozen_scale(a, config) for a in seen))
-
-    fields = {
-        "unedited": trace.unedited,
-        "weights": trace.attention,
-        "attention_scale": scale(sites.attention, x, trace.attention_branch),
-    }
-    start, x = x, trace.after_attention
-    if config.cross_attention:
-        fields["cross_weights"] = trace.cross_attention
-        fields["cross_scale"] = scale(sites.cross, x, trace.cross_branch)
-        x = trace.after_cross
-    if config.mlp != "none":
-        x = start if sites.mlp.parallel else x
-        fields["gate"] = mlp_gate(params.mlp, looked_at(sites.mlp, x), config.mlp, config.routing)
-        fields["mlp_scale"] = scale(sites.mlp, x, trace.mlp_branch)
-    return FrozenLayer(**fields)
+def freeze_layer(layer: Layer, seen: Forward) -> FrozenLayer:
+    """The constants of one layer from what it computed."""
+    config, gate = layer.config, None
+    if "mlp" in seen.passages:
+        read = seen.passages["mlp"].branch_input
+        gate = mlp_gate(layer.params.mlp, read, config.mlp, config.routing)
+    return FrozenLayer(
+        scales={
+            kind: Scales(
+                frozen_scale(passage.normed, config),
+                frozen_scale(passage.part if passage.spec.norms_branch else None, config),
+            )
+            for kind, passage in seen.passages.items()
+        },
+        weights=seen.trace.attention,
+        cross_weights=seen.trace.cross_attention,
+        gate=gate,
+        unedited=seen.trace.unedited,
+        trace=seen.trace,
+    )
 
 
 def freeze(
-    params: TransformerParams, entry: Entry, config: TransformerConfig
-) -> tuple[Float[Array, "n d"], FrozenLayer, LayerTrace]:
-    """(X^L, constants, traces) of one pass; the last two with a leading layer axis."""
+    params: TransformerParams, entry: Entry, config: TransformerConfig, *, keep_heads: bool = False
+) -> tuple[FrozenLayer, FrozenLayer]:
+    """(constants of all layers, with a leading axis; those of the final norm) of one pass."""
 
-    def body(x, step):
-        layer, (index, gains) = step
-        trace = block(layer, x, config, gains, entry, layer=index)
-        return trace.hidden, (freeze_layer(layer, x, trace, config, gains), trace)
+    def step(layer, x):
+        seen = forward(layer, x, keep_heads=keep_heads)
+        return seen.trace.hidden, freeze_layer(layer, seen)
 
-    gains = layer_gains(config, entry.x.dtype, params)
-    last, told = scan_layers(body, entry.x, params, config, (jnp.arange(config.depth), gains))
-    return last, *told
+    last, constants = walk(step, entry.x, params, entry, config)
+    return constants, freeze_final(last, config)
+
+
+def freeze_final(last: Float[Array, "n d"], config: TransformerConfig) -> FrozenLayer:
+    """The constants of the norm behind the last layer."""
+    return FrozenLayer({"final": Scales(frozen_scale(last, config))})
+
+
+class Frozen(Algebra):
+    """Channels [g, n, d] in frozen layers, whose constants are `Layer.extra`.
+
+    Args:
+        ones: The share of constants that each channel takes, [g] or [1].
+    """
+
+    def __init__(self, ones: Any):
+        self.ones = ones
+
+    def norm(self, layer, spec, c):
+        return frozen_norm(spec.norm, layer.extra.scales[spec.kind].at(spec), c, self.ones, spec)
+
+    def add(self, layer, spec, c, part):
+        return token_sum(spec, c, part)
+
+    def attention(self, layer, seen):
+        part = frozen_attention(layer.params.attention, layer.extra.weights, seen, self.ones)
+        return carry_edit(layer, "attention_branch", part, self.ones), None
+
+    def cross(self, layer, seen):
+        params, memory = layer.params.cross, layer.inputs.memory[None]
+        one = jnp.ones(1, memory.dtype)
+        part = frozen_attention(params, layer.extra.cross_weights, memory, one)
+        part = jnp.broadcast_to(self.ones[:, None, None] * part, seen.shape)
+        return carry_edit(layer, "cross_branch", part, self.ones), None
+
+    def mlp(self, layer, seen):
+        part = frozen_mlp(layer.params.mlp, layer.extra.gate, seen, self.ones)
+        return carry_edit(layer, "mlp_branch", part, self.ones), None
+
+    def after(self, layer, name, c):
+        return carry_edit(layer, name, c, self.ones)
 
 
 def carry_edit(
-    constants: FrozenLayer,
-    edit: Any,
-    layer: Any,
-    name: str,
-    c: Float[Array, "g n d"],
-    ones: Float[Array, "#g"],
+    layer: Layer, name: str, c: Float[Array, "g n d"], ones: Float[Array, "#g"]
 ) -> Float[Array, "g n d"]:
     """Channels of a state after its edit, which is frozen into its linear part: `edits.carried`."""
-    if edit is None or name not in constants.unedited:
+    edit, unedited = layer.inputs.edit, layer.extra.unedited
+    if edit is None or unedited is None or name not in unedited:
         return c
-    here = functools.partial(edits.edited, edit, layer, name)
-    return edits.carried(here, constants.unedited[name], c, ones)
+
+    def changed(value):
+        return edits.edited(edit, layer.index, name, value)
+
+    return edits.carried(changed, unedited[name], c, ones)
 
 
 def mlp_gate(
@@ -132,8 +154,10 @@ def mlp_gate(
     return gate if routing is None else gate * layers.unit_shares(params, x, routing)
 
 
-def frozen_scale(x: Float[Array, "n d"], config: TransformerConfig) -> Float[Array, "n 1"]:
-    """1/σ of each token of the state that a norm sees."""
+def frozen_scale(x: Any, config: TransformerConfig) -> Any:
+    """1/σ [n, 1] of each token that a norm is applied to; None for None."""
+    if x is None:
+        return None
     return layers.norm_statistics(x, config.norm, config.norm_eps)[1].astype(x.dtype)
 
 
@@ -142,26 +166,13 @@ def frozen_norm(
     scale: Float[Array, "n 1"],
     c: Float[Array, "g n d"],
     ones: Float[Array, "#g"],
-    config: TransformerConfig,
+    spec: ResidualSpec,
 ) -> Float[Array, "g n d"]:
     """(c − mean c)/σ · gain + ones · bias with σ frozen; RMSNorm without mean and bias."""
-    if config.norm == "layer":
+    if spec.norm_kind == "layer":
         c = c - c.mean(axis=-1, keepdims=True)
     c = c * (scale * params.gain[None, :])[None]
     return c if params.bias is None else c + _bias(params.bias, ones)
-
-
-def norm_at(
-    scales: Scales, ones: Float[Array, "#g"], config: TransformerConfig
-) -> Callable[[Site, Array], Array]:
-    """`frozen_norm` as `sublayer` takes it: (site, channels) → channels.
-
-    Args:
-        scales: 1/σ of the sublayer's norms.
-        ones: The share of a bias that each channel takes.
-        config: The network.
-    """
-    return lambda site, c: frozen_norm(site.norm, scales.at(site), c, ones, config)
 
 
 def frozen_attention(

@@ -12,17 +12,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from rank_collapse import struct
 from rank_collapse.network import attention as attn
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.entry import enter
-from rank_collapse.network.gains import layer_gains, scaled
+from rank_collapse.network.gains import layer_gains
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.precision import full_precision
-from rank_collapse.network.sublayer import looked_at, sites_of, sublayer
-from rank_collapse.network.transformer import scan_layers
-from rank_collapse.paths import frozen
+from rank_collapse.network.walk import final_norm, walk, walk_layer
 from rank_collapse.paths.contributions import path_gains
+from rank_collapse.paths.frozen import Frozen, carry_edit, freeze
 
 
 @full_precision
@@ -61,83 +59,23 @@ def head_contributions(
     return _carry_heads(params, entry, config, on_paths, min(chunk, config.num_heads))
 
 
-@struct.dataclass
-class _Layer:
-    """One frozen layer as a map of channels [g, n, d], of which each takes the share `one` of
-    biases and of cross-attention."""
+class _Started(Frozen):
+    """Channels that begin at this layer, as the output of its own heads [h, n, d]."""
 
-    params: Any
-    constants: Any
-    gains: Any
-    index: Any
-    entry: Any
-    config: Any
-    one: float = struct.field(pytree_node=False, default=0.0)
+    def __init__(self, ones, own):
+        super().__init__(ones)
+        self.own = own
 
-    @property
-    def sites(self):
-        return sites_of(self.params, self.config, self.gains)
-
-    @property
-    def ones(self):
-        """[1], the share of biases that all channels take."""
-        return jnp.full(1, self.one, self.entry.x.dtype)
-
-    def edited(self, name, c):
-        return frozen.carry_edit(self.constants, self.entry.edit, self.index, name, c, self.ones)
-
-    def norm(self, scales):
-        return frozen.norm_at(scales, self.ones, self.config)
-
-    def attend(self, c):
-        """The attention sublayer."""
-
-        def branch(c):
-            weights = self.constants.weights
-            part = frozen.frozen_attention(self.params.attention, weights, c, self.ones)
-            return self.edited("attention_branch", part), None
-
-        norm = self.norm(self.constants.attention_scale)
-        return sublayer(self.sites.attention, c, branch, norm)[0]
-
-    def start(self, seen):
-        """The attention sublayer's output due to each of its own heads [h, n, d]."""
-        site, norm = self.sites.attention, self.norm(self.constants.attention_scale)
-        own = attn.head_outputs(self.params.attention, self.constants.weights, seen)
-        own = self.edited("attention_branch", own)
-        if site.norms_branch:
-            own = norm(site.at_branch, own)
-        own = scaled(site.branch_gain, own)
-        return norm(site, own) if site.placement == "post" else own
-
-    def rest(self, c, start):
-        """The sublayers after attention; `start` is the layer's input, for a parallel MLP."""
-
-        def cross(c):
-            if not self.one:
-                return jnp.zeros_like(c), None
-            memory, weights = self.entry.memory[None], self.constants.cross_weights
-            part = frozen.frozen_attention(self.params.cross, weights, memory, self.ones)
-            return self.edited("cross_branch", part), None
-
-        def mlp(c):
-            part = frozen.frozen_mlp(self.params.mlp, self.constants.gate, c, self.ones)
-            return self.edited("mlp_branch", part), None
-
-        c = self.edited("after_attention", c)
-        if self.config.cross_attention:
-            c, _ = sublayer(self.sites.cross, c, cross, self.norm(self.constants.cross_scale))
-            c = self.edited("after_cross", c)
-        if self.config.mlp != "none":
-            norm = self.norm(self.constants.mlp_scale)
-            c, _ = sublayer(self.sites.mlp, c, mlp, norm, start=start)
-        return self.edited("hidden", c)
+    def attention(self, layer, seen):
+        return carry_edit(layer, "attention_branch", self.own, self.ones), None
 
 
 @functools.partial(jax.jit, static_argnames="chunk")
 def _carry_heads(params, entry, config, on_paths, chunk):
     h, (n, d) = config.num_heads, entry.x.shape
-    last, constants, _ = frozen.freeze(params, entry, config)
+    one = jnp.ones(1, entry.x.dtype)
+    none, everything = 0 * one, Frozen(one)
+    constants, of_final = freeze(params, entry, config)
 
     def pieces(fn, c):
         """fn of the heads, `chunk` at a time."""
@@ -145,34 +83,33 @@ def _carry_heads(params, entry, config, on_paths, chunk):
             return fn(c)
         return jax.lax.map(lambda one: fn(one[None])[0], c, batch_size=chunk)
 
-    def body(carry, step):
+    def step(layer, carry):
         whole, outputs = carry
-        layer, (index, own, gains) = step
-        here = _Layer(layer, own, gains, index, entry, config)
-        everything = here.replace(one=1.0)
-        norm = everything.norm(own.attention_scale)
-        seen = looked_at(here.sites.attention, whole, norm)
+        whole, passages = walk_layer(everything, layer, whole)
+        seen = passages["attention"].branch_input[0]
+        own = attn.head_outputs(layer.params.attention, layer.extra.weights, seen)
+
+        def carried(c):
+            return walk_layer(Frozen(none), layer, c)[0]
+
+        def started(own):
+            # The stream is 0: what a head writes, an MLP beside it does not read.
+            return walk_layer(_Started(none, own), layer, jnp.zeros_like(own))[0]
 
         def of_layer(item):
             """The heads of one layer: carried on, started, or not there yet and left at 0."""
             origin, c = item
             branches = (
-                lambda c: pieces(lambda c: here.rest(here.attend(c), c), c),
-                # What a head writes, an MLP beside it does not see.
-                lambda c: pieces(lambda c: here.rest(c, jnp.zeros_like(c)), here.start(seen[0])),
+                lambda c: pieces(carried, c),
+                lambda c: pieces(started, own),
                 lambda c: c,
             )
-            return jax.lax.switch(jnp.sign(origin - index) + 1, branches, c)
+            return jax.lax.switch(jnp.sign(origin - layer.index) + 1, branches, c)
 
         outputs = jax.lax.map(of_layer, (jnp.arange(config.depth), outputs))
-        return (everything.rest(everything.attend(whole), whole), outputs), None
+        return (whole, outputs), None
 
-    swept = (jnp.arange(config.depth), constants, on_paths)
     carry = (entry.x[None], jnp.zeros((config.depth, h, n, d), entry.x.dtype))
-    (_, outputs), _ = scan_layers(body, carry, params, config, swept)
-    if config.final_norm:
-        scale = frozen.frozen_scale(last, config)
-        flat, none = outputs.reshape(-1, n, d), jnp.zeros(config.depth * h, outputs.dtype)
-        flat = frozen.frozen_norm(params.final_norm, scale, flat, none, config)
-        outputs = flat.reshape(outputs.shape)
-    return outputs
+    (_, outputs), _ = walk(step, carry, params, entry, config, extra=constants, gains=on_paths)
+    flat = outputs.reshape(-1, n, d)
+    return final_norm(Frozen(none), flat, params, entry, config, of_final).reshape(outputs.shape)

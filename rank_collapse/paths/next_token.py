@@ -8,7 +8,6 @@ Axis letters: p parts, s sums of parts, n tokens, d width, v words of a piece of
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
@@ -138,11 +137,8 @@ def effective_depth(enough: Any) -> Int[Array, "*s"]:
     return jnp.sum(jnp.cumprod(enough[..., ::-1], axis=-1)[..., ::-1] == 0, axis=-1)
 
 
-@jax.jit
-def next_token_effects(
-    found: PathContributions, read_out: Float[Array, "v d"], targets: Int[Array, "n"], keep: Any
-) -> dict[str, Float[Array, "*k"]]:
-    """Next-token loss and agreement by path length, from a read-out that is in memory.
+def by_length(known: NextToken, keep: Any) -> dict[str, Float[Array, "*k"]]:
+    """Next-token loss and agreement by path length.
 
     loss           of the whole network, a scalar, in nats per token
     loss_up_to     of lengths 0 .. k, [L + 1]
@@ -153,18 +149,9 @@ def next_token_effects(
     The sums are frozen: attention, norms (the final one too) and gates are the whole network's.
 
     Args:
-        found: From `path_contributions`.
-        read_out: W [vocab, d].
-        targets: The true next token of each token [n].
-        keep: Bool [n], positions that have one.
+        known: What is known of `sums_by_length` after the whole vocabulary.
+        keep: Bool [n], positions that have a next token.
     """
-    parts, sums = sums_by_length(found)
-    known = no_words(len(sums), parts.shape[1], parts.dtype)
-    return by_length(add_words(known, read_out, 0, parts, sums, targets), keep)
-
-
-def by_length(known: NextToken, keep: Any) -> dict[str, Float[Array, "*k"]]:
-    """The measures of `next_token_effects` from what is known of its sums."""
     loss, same = agreement(known, keep)
     k = (len(loss) - 1) // 2
     return {

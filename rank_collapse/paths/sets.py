@@ -15,11 +15,11 @@ from jaxtyping import Array, Bool, Float, Int
 
 from rank_collapse.network import layers
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.entry import enter, refuse_edit
+from rank_collapse.network.entry import enter
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.precision import full_precision
 from rank_collapse.paths.enumeration import check_length, check_paths
-from rank_collapse.paths.steps import SEMANTICS, check_semantics, make_steps
+from rank_collapse.paths.steps import COVERS, SEMANTICS, check_semantics, make_steps
 
 __all__ = [
     "SEMANTICS",
@@ -128,9 +128,8 @@ def path_state(
         ValueError: A path that does not fit, unknown semantics, or cross-attention.
     """
     check_paths(path, config)
-    check_semantics(semantics, config)
-    params, entry = enter(params, x, config, **inputs)
-    refuse_edit(entry, "path_state")
+    check_semantics(semantics)
+    params, entry = enter(params, x, config, covers=COVERS[semantics], **inputs)
     return _single(params, entry, config, jnp.asarray(path), semantics, no_sub_path)
 
 
@@ -171,9 +170,8 @@ def path_set_states(
     paths = jnp.asarray(paths)
     if paths.ndim < 2:
         raise ValueError(f"paths of shape {paths.shape} are not sets [..., p, L]")
-    check_semantics(semantics, config)
-    params, entry = enter(params, x, config, **inputs)
-    refuse_edit(entry, "path_set_states")
+    check_semantics(semantics)
+    params, entry = enter(params, x, config, covers=COVERS[semantics], **inputs)
     return _sums(params, entry, config, paths, semantics, no_sub_path)
 
 

@@ -10,34 +10,36 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from rank_collapse.network import covers
 from rank_collapse.network.attention import AttentionContext, AttentionParams
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.entry import Entry
 from rank_collapse.network.gains import LayerGains, layer_gains, scaled
 from rank_collapse.network.parameters import TransformerParams, layer_params
-from rank_collapse.network.sublayer import sites_of, sublayer
-from rank_collapse.network.transformer import block
-from rank_collapse.paths import frozen
+from rank_collapse.network.transformer import forward
+from rank_collapse.network.walk import Layer, final_norm, walk_layer
 from rank_collapse.paths.enumeration import ALL_HEADS
+from rank_collapse.paths.frozen import Frozen, freeze, frozen_attention
 
 SEMANTICS = ("frozen", "recomputed")
+_FIELDS = {k: v for k, v in covers.EVERYTHING.fields.items() if k not in covers.CROSS}
+COVERS = {
+    "frozen": covers.Covers("a set of frozen paths", _FIELDS),
+    # A norm over the queries of all heads together is none of a path of one head.
+    "recomputed": covers.Covers(
+        "a set of recomputed paths", _FIELDS | {"qk_norm": ("none", "head")}
+    ),
+}
 
 
-def check_semantics(semantics: str, config: TransformerConfig) -> None:
-    """Refuses what single paths do not cover.
+def check_semantics(semantics: str) -> None:
+    """Refuses unknown semantics.
 
     Raises:
-        ValueError: Unknown semantics, or cross-attention.
+        ValueError: Unknown ones.
     """
     if semantics not in SEMANTICS:
         raise ValueError(f"semantics={semantics!r} is not one of {SEMANTICS}")
-    if semantics == "recomputed" and config.qk_norm == "width":
-        raise ValueError(
-            "qk_norm='width' normalises all heads' queries together: a path of one head has no "
-            "such norm; semantics='frozen' does"
-        )
-    if config.cross_attention:
-        raise ValueError("path sets do not cover cross_attention=True; see path_contributions")
 
 
 def make_steps(
@@ -106,7 +108,8 @@ def recomputed_step(
         rest = rest.replace(attention=attention)
         if no_sub_path and config.norm_placement == "post":
             rest = rest.replace(attention_norm=None)
-        return block(rest, x, config, own_gains, entry.replace(context=context)).hidden
+        inputs = entry.replace(context=context)
+        return forward(Layer(rest, own_gains, layer, config, inputs), x).trace.hidden
 
     return jax.lax.switch(
         _kind(choice, config),
@@ -118,57 +121,61 @@ def recomputed_step(
     )
 
 
+class OnePath(Frozen):
+    """The state [1, n, d] of one frozen path, without biases.
+
+    Args:
+        choice: What it takes at this layer: a head, all heads or the skip.
+    """
+
+    def __init__(self, choice: Any, dtype: Any):
+        super().__init__(jnp.zeros(1, dtype))
+        self.choice = choice
+
+    def attention(self, layer, seen):
+        params, weights = layer.params.attention, layer.extra.weights
+
+        def one_head():
+            stack = jax.tree.map(lambda a: a[None], params)
+            head = _one_head(stack, 0, self.choice)
+            return frozen_attention(head, weights[self.choice][None], seen, self.ones)
+
+        branches = (
+            lambda: frozen_attention(params, weights, seen, self.ones),
+            one_head,
+            lambda: jnp.zeros_like(seen),
+        )
+        return jax.lax.switch(_kind(self.choice, layer.config), branches), None
+
+    def add(self, layer, spec, c, part):
+        """Of attention the one term that the path takes: the branch or the skip."""
+        if spec.kind != "attention":
+            return super().add(layer, spec, c, part)
+        skip = scaled(spec.skip_gain, c) * layer.config.attention_skip
+        return jnp.where(self._skips(layer), skip, scaled(spec.branch_gain, part))
+
+    def mlp(self, layer, seen):
+        if layer.config.parallel:
+            # A parallel MLP reads past the layer's heads: its branch is on the path of the skip.
+            seen = jnp.where(self._skips(layer), seen, 0)
+        return super().mlp(layer, seen)
+
+    def _skips(self, layer):
+        return _kind(self.choice, layer.config) == 2
+
+
 def _frozen_steps(params, config, gains, entry):
     """step(state, layer, choice) and finish(state) with the constants of the forward pass."""
-    no_bias = jnp.zeros(1, entry.x.dtype)
-
-    last, constants, _ = frozen.freeze(params, entry, config)
-
-    def norm_by(scales):
-        return frozen.norm_at(scales, no_bias, config)
+    constants, of_final = freeze(params, entry, config)
 
     def step(state, l, choice):
-        layer = layer_params(params, config, l)
-        own, own_gains = jax.tree.map(lambda a: a[l], (constants, gains))
-        sites = sites_of(layer, config, own_gains)
-        stack = jax.tree.map(lambda a: a[None], layer.attention)
-        site, norm = sites.attention, norm_by(own.attention_scale)
-        c = state[None]
-
-        def chosen(seen):
-            """The one term of the sum that the path takes: a branch or the skip."""
-
-            def heads(attention, weights):
-                part = frozen.frozen_attention(attention, weights, seen, no_bias)
-                part = norm(site.at_branch, part) if site.norms_branch else part
-                return scaled(site.branch_gain, part)
-
-            return jax.lax.switch(
-                _kind(choice, config),
-                (
-                    lambda: heads(layer.attention, own.weights),
-                    lambda: heads(_one_head(stack, 0, choice), own.weights[choice][None]),
-                    lambda: scaled(site.skip_gain, c) * config.attention_skip,
-                ),
-            ), None
-
-        def mlp(seen):
-            return frozen.frozen_mlp(layer.mlp, own.gate, seen, no_bias), None
-
-        # `chosen` makes the term whole, gains and branch norm included.
-        around = {"sandwich": "pre", "branch": "none"}.get(site.placement, site.placement)
-        c, _ = sublayer(site.replace(placement=around), c, chosen, norm, lambda site, x, part: part)
-        if config.mlp != "none":
-            # A parallel MLP looks past the layer's heads: its branch is on the path of the skip.
-            start = jnp.where(_kind(choice, config) == 2, state[None], 0)
-            c, _ = sublayer(sites.mlp, c, mlp, norm_by(own.mlp_scale), start=start)
-        return c[0]
+        own_gains, own = jax.tree.map(lambda a: a[l], (gains, constants))
+        layer = Layer(layer_params(params, config, l), own_gains, l, config, entry, own)
+        return walk_layer(OnePath(choice, state.dtype), layer, state[None])[0][0]
 
     def finish(state):
-        if not config.final_norm:
-            return state
-        scale = frozen.frozen_scale(last, config)
-        return frozen.frozen_norm(params.final_norm, scale, state[None], no_bias, config)[0]
+        algebra = OnePath(ALL_HEADS, state.dtype)
+        return final_norm(algebra, state[None], params, entry, config, of_final)[0]
 
     return step, finish
 

@@ -5,6 +5,7 @@ included. Here every sublayer takes them from the state that paths of length at 
 nothing of the longer ones is left.
 """
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -13,16 +14,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from rank_collapse.network import attention as attn
+from rank_collapse.network import covers
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.entry import enter
-from rank_collapse.network.gains import layer_gains
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.precision import full_precision
-from rank_collapse.network.sublayer import sites_of, sublayer
-from rank_collapse.network.transformer import scan_layers
-from rank_collapse.paths import frozen
-from rank_collapse.paths.channels import Channels, channel_sum
+from rank_collapse.network.walk import final_norm, walk, walk_layer
+from rank_collapse.paths.channels import ByLength, Channels
 from rank_collapse.paths.contributions import PathContributions
+from rank_collapse.paths.frozen import frozen_scale, mlp_gate
 
 
 @full_precision
@@ -56,8 +56,6 @@ def truncated(
         ValueError: As `apply`; a length outside 0..L; cross-attention.
     """
     length = jnp.asarray(length)
-    if config.cross_attention:
-        raise ValueError("truncated does not cover cross_attention=True; see path_contributions")
     if length.ndim > 1 or not jnp.issubdtype(length.dtype, jnp.integer):
         raise ValueError(f"length of shape {length.shape} and dtype {length.dtype} is no K or [k]")
     if not isinstance(length, jax.core.Tracer):
@@ -66,57 +64,62 @@ def truncated(
         if wrong.size:
             raise ValueError(f"length={wrong[0]} is not in 0..{config.depth}")
     params, entry = enter(
-        params, x, config, mask=mask, bias=bias, segments=segments, positions=positions
-    )
+        params, x, config, mask=mask, bias=bias, segments=segments, positions=positions,
+        covers=Truncated.covers,
+    )  # fmt: skip
     return _truncated(params, entry, config, length)
+
+
+class Truncated(ByLength):
+    """Channels whose constants come from the state that they make themselves.
+
+    Args:
+        keep: Bool [L + 1], the lengths that exist.
+    """
+
+    covers = dataclasses.replace(
+        covers.EVERYTHING,
+        name="truncated",
+        fields={k: v for k, v in covers.EVERYTHING.fields.items() if k not in covers.CROSS},
+        edits=False,
+    )
+
+    def __init__(self, keep: Any):
+        super().__init__(0, None)
+        self.keep = keep[:, None, None, None]
+
+    def weights(self, layer, seen):
+        x, params = total(seen), layer.params.attention
+        return attn.attention_weights(params, x, x, context=layer.context, **layer.score_options)
+
+    def gate(self, layer, seen):
+        config = layer.config
+        return mlp_gate(layer.params.mlp, total(seen), config.mlp, config.routing)
+
+    def scale(self, layer, spec, channels):
+        return frozen_scale(total(channels), layer.config)
+
+    def attention(self, layer, seen):
+        part, aux = super().attention(layer, seen)
+        return part.replace(start=jnp.where(self.keep, part.start, 0)), aux
 
 
 @jax.jit
 def _truncated(params, entry, config, length):
     if length.ndim:
         return jax.vmap(functools.partial(_truncated, params, entry, config))(length)
-    keep = (jnp.arange(config.depth + 1) <= length)[:, None, None, None]
-    score = {"score": config.score, "scale": config.scale_scores, "norm_eps": config.norm_eps}
-
-    def norm(site, state):
-        scale = frozen.frozen_scale(_total(state), config)
-        return state.map(lambda c, ones: frozen.frozen_norm(site.norm, scale, c, ones, config))
-
-    def body(state, step):
-        layer, gains = step
-        sites, start = sites_of(layer, config, gains), state
-        context = entry.context.of_layer(gains.window)
-
-        def attention(seen):
-            x = _total(seen)
-            weights = attn.attention_weights(
-                layer.attention, x, x, context=context, temperature=gains.temperature, **score
-            )
-            part = seen.map(
-                lambda c, ones: frozen.frozen_attention(layer.attention, weights, c, ones), -1
-            ).shift(0)
-            return part.replace(start=jnp.where(keep, part.start, 0)), None
-
-        def mlp(seen):
-            gate = frozen.mlp_gate(layer.mlp, _total(seen), config.mlp, config.routing)
-            return seen.map(lambda c, ones: frozen.frozen_mlp(layer.mlp, gate, c, ones)), None
-
-        state, _ = sublayer(sites.attention, state, attention, norm, channel_sum)
-        if config.mlp != "none":
-            state, _ = sublayer(sites.mlp, state, mlp, norm, channel_sum, start)
-        return state, None
-
+    algebra = Truncated(jnp.arange(config.depth + 1) <= length)
     zeros = jnp.zeros_like(entry.x)
     start = jnp.concatenate([entry.x[None], jnp.broadcast_to(zeros, (config.depth, *zeros.shape))])
     state = Channels(start=start[:, None], memory=None, offset=zeros)
-    gains = layer_gains(config, entry.x.dtype, params)
-    state, _ = scan_layers(body, state, params, config, gains)
-    if config.final_norm:
-        scale, last = frozen.frozen_scale(_total(state), config), params.final_norm
-        state = state.map(lambda c, ones: frozen.frozen_norm(last, scale, c, ones, config))
-    return PathContributions(by_length=state.start[:, 0], offset=state.offset, output=_total(state))
+    state, _ = walk(
+        lambda layer, state: (walk_layer(algebra, layer, state)[0], None),
+        state, params, entry, config,
+    )  # fmt: skip
+    state = final_norm(algebra, state, params, entry, config)
+    return PathContributions(by_length=state.start[:, 0], offset=state.offset, output=total(state))
 
 
-def _total(state):
-    """The tokens that the channels sum to."""
+def total(state: Channels) -> Any:
+    """The tokens [n, d] that the channels sum to."""
     return state.start.sum(axis=(0, 1)) + state.offset

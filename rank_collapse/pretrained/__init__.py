@@ -17,16 +17,18 @@ from rank_collapse.pretrained.families import (
 )
 from rank_collapse.pretrained.family import Family
 from rank_collapse.pretrained.gradients import stream_gradients
-from rank_collapse.pretrained.opened import OpenCheckpoint
+from rank_collapse.pretrained.opened import InMemory, OpenCheckpoint
 from rank_collapse.pretrained.published import PUBLISHED, published_curves
 from rank_collapse.pretrained.read_out import ReadOut
-from rank_collapse.pretrained.streaming import Job, State, state_like, stream
+from rank_collapse.pretrained.streaming import AblationSpec, Group, State, state_like, stream
 
 __all__ = [
     "FAMILIES",
     "PUBLISHED",
+    "AblationSpec",
     "Family",
-    "Job",
+    "Group",
+    "InMemory",
     "OpenCheckpoint",
     "ReadOut",
     "State",

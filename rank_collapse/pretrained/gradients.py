@@ -12,33 +12,34 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from rank_collapse.network.gains import layer_gains
-from rank_collapse.network.passes import row_of
 from rank_collapse.network.precision import full_precision
-from rank_collapse.paths.gradients import at_output, pulled_back, require_lengths
-from rank_collapse.pretrained.opened import OpenCheckpoint
-from rank_collapse.pretrained.streaming import entered_layer
+from rank_collapse.paths.gradients import COVERS, at_output, pulled_back
+from rank_collapse.pretrained.opened import Source
+from rank_collapse.pretrained.streaming import layer_of
 
 
 @full_precision
 def stream_gradients(
-    source: OpenCheckpoint,
+    source: Source,
     inputs: Mapping[str, Any],
     states: Any,
     cotangents: Any,
     *,
     done: Callable[[int], None] | None = None,
 ) -> Float[Array, "b k n d"]:
-    """`length_gradients` of every example, in one pass over the weights from the last to the first.
+    """What reaches the input of a gradient of the output along paths of each length.
+
+    Of every example, in one pass over the weights from the last to the first; see
+    `paths.gradients.pulled_back`.
 
     Args:
-        source: From `rank_collapse.pretrained.open_checkpoint`.
+        source: From `rank_collapse.pretrained.open_checkpoint`, or `InMemory`.
         inputs: As in `stream`.
-        states: X^0 .. X^L [b, l, n, d], from a `StatePass`.
+        states: X^0 .. X^L [b, l, n, d], from the pass `States`.
         cotangents: Gradients of the outputs [b, n, d].
         done: Called behind each layer with the number of layers done.
     """
-    require_lengths(source.config)
+    COVERS.check(source.config)
     config, outside, given = source.entered(inputs)
     states, gradients = np.asarray(states), None
     depth = config.depth
@@ -61,23 +62,19 @@ def stream_gradients(
     return gradients[:, ::-1]
 
 
-_WHOLE = ("Transformer", "published", "bert")
-
-
 @jax.jit
-def _last_gradients(layer, outside, last, cotangents, examples, config):
+def _last_gradients(stored, outside, last, cotangents, examples, config):
     def one(last, cotangent, example):
-        params, _, own = entered_layer(layer, outside, example, config, _WHOLE)
-        return at_output(params, last, cotangent, own)
+        layer, params = layer_of(stored, outside, example, config, 0)
+        return at_output(params, last, cotangent, layer.inputs, layer.config)
 
     return jax.vmap(one)(last, cotangents, examples)
 
 
 @functools.partial(jax.jit, donate_argnames="gradients")
-def _pull_back(layer, index, outside, x, gradients, examples, config):
+def _pull_back(stored, index, outside, x, gradients, examples, config):
     def one(x, gradients, example):
-        params, entry, own = entered_layer(layer, outside, example, config, _WHOLE)
-        gains = jax.tree.map(lambda a: a[index], layer_gains(own, entry.x.dtype, params))
-        return pulled_back(row_of(params), gains, index, x, gradients, entry, own)
+        layer, _ = layer_of(stored, outside, example, config, index)
+        return pulled_back(layer, x, gradients)
 
     return jax.vmap(one)(x, gradients, examples)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -10,7 +11,7 @@ from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.entry import as_batch
 from rank_collapse.network.parameters import BlockParams, TransformerParams
 from rank_collapse.pretrained.family import Family, Settings
-from rank_collapse.pretrained.lazy import Table, values
+from rank_collapse.pretrained.lazy import Stored, Table, values
 from rank_collapse.pretrained.read_out import ReadOut
 from rank_collapse.pretrained.weights import Weights
 
@@ -60,21 +61,18 @@ class OpenCheckpoint:
             for name in _BIASES
         )
 
-    def row(self, layer: int) -> int:
-        """The row of parameters that a layer has."""
-        return self.config.layer_map[layer] if self.config.layer_map else layer
-
     def layer(self, index: int) -> BlockParams:
         """The parameters of one layer.
 
         Raises:
             ValueError, OSError: Values that are not finite, or a file that cannot be read.
         """
-        return values(self.layers.get(self.row(index)))
+        return values(self.layers.get(row_index(self.config, index)))
 
     def stored_layer(self, index: int, coming: int | None = None) -> Any:
         """`layer` as a tree of `lazy.Stored`; the layer `coming` is read from now on."""
-        return self.layers.get(self.row(index), None if coming is None else self.row(coming))
+        coming = None if coming is None else row_index(self.config, coming)
+        return self.layers.get(row_index(self.config, index), coming)
 
     def entered(
         self, inputs: Mapping[str, Any]
@@ -109,3 +107,48 @@ class OpenCheckpoint:
             outside = outside.replace(embedding=embedding.replace(tokens=rows))
             config = config.replace(embedding=tables.replace(vocab_size=len(used)))
         return config, outside, given
+
+
+class InMemory:
+    """A network in memory as `stream` takes it: the same passes, layer by layer.
+
+    Args:
+        params, config: As of `rank_collapse.apply`.
+    """
+
+    def __init__(self, params: TransformerParams, config: TransformerConfig):
+        self.config, self.outside = config, params.replace(layers=None)
+        self.layers = _HeldLayers(params.layers)
+        self.row_like = jax.eval_shape(lambda a: jax.tree.map(lambda a: a[0], a), params.layers)
+
+    def stored_layer(self, index: int, coming: int | None = None) -> Any:
+        """One layer's parameters as a tree of `lazy.Stored`."""
+        return self.layers.get(row_index(self.config, index))
+
+    def entered(
+        self, inputs: Mapping[str, Any]
+    ) -> tuple[TransformerConfig, TransformerParams, dict[str, np.ndarray]]:
+        """(config, what stands outside of the layers, inputs)."""
+        return self.config, self.outside, as_batch(inputs)[0]
+
+
+class _HeldLayers:
+    """The rows of a stack in memory."""
+
+    def __init__(self, stack: BlockParams):
+        self.stack = stack
+
+    def get(self, row: int) -> Any:
+        """One row as a tree of `Stored`."""
+        return jax.tree.map(lambda a: Stored(a[row], tuple(range(a.ndim - 1))), self.stack)
+
+    def drop(self) -> None:
+        """Nothing: the stack is the caller's."""
+
+
+Source = OpenCheckpoint | InMemory
+
+
+def row_index(config: TransformerConfig, layer: int) -> int:
+    """The row of parameters that a layer has."""
+    return config.layer_map[layer] if config.layer_map else layer

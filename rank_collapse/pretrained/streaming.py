@@ -9,37 +9,46 @@ Axis letters: b examples, l layers, n tokens, d width.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.entry import Entry, enter
+from rank_collapse.network.entry import enter
 from rank_collapse.network.gains import layer_gains
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.passes import LayerPass, one_row, row_of, through
 from rank_collapse.network.precision import full_precision
 from rank_collapse.network.surgery import variant
+from rank_collapse.network.walk import Layer
 from rank_collapse.pretrained.lazy import Stored, values
-from rank_collapse.pretrained.opened import OpenCheckpoint
+from rank_collapse.pretrained.opened import Source
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
+class AblationSpec:
+    """What is cut out of a network: see `surgery.variant`, whose arguments these are."""
+
+    variant: str = "Transformer"
+    reading: str = "published"
+    family: str = "bert"
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
     """Passes that share a forward pass.
 
     Attributes:
         passes: By name.
-        variant, reading: Of the network; see `surgery.variant`.
+        ablation: Of the network they measure.
         first, last: The examples; None for all behind the first.
     """
 
     passes: tuple[tuple[str, LayerPass], ...]
-    variant: str = "Transformer"
-    reading: str = "published"
+    ablation: AblationSpec = AblationSpec()
     first: int = 0
     last: int | None = None
 
@@ -50,18 +59,18 @@ class State:
 
     Attributes:
         layers: How many.
-        hidden, carries: Of each part of each job (jobs in order, each in chunks of examples).
-        told: What each layer told of it, layer by layer.
+        hidden, carries: Of each part of each group (groups in order, each in chunks of examples).
+        found: What each layer added to it, layer by layer.
     """
 
     layers: int
     hidden: list[Any]
     carries: list[Any]
-    told: list[list[Any]]
+    found: list[list[Any]]
 
     def arrays(self) -> Any:
         """All of it but the number of layers, as a pytree to save."""
-        return {"hidden": self.hidden, "carries": self.carries, "told": self.told}
+        return {"hidden": self.hidden, "carries": self.carries, "found": self.found}
 
     def with_arrays(self, arrays: Any) -> "State":
         """The same number of layers with other arrays."""
@@ -70,14 +79,14 @@ class State:
     @property
     def whole(self) -> bool:
         """Whether it is at the border of a layer."""
-        return all(len(told) == self.layers for told in self.told)
+        return all(len(found) == self.layers for found in self.found)
 
 
 @full_precision
 def stream(
-    source: OpenCheckpoint,
+    source: Source,
     inputs: Mapping[str, Any],
-    jobs: Mapping[str, Job],
+    groups: Mapping[str, Group],
     *,
     chunk: int = 8,
     state: State | None = None,
@@ -86,26 +95,27 @@ def stream(
     """Everything asked for in one pass over the weights.
 
     Args:
-        source: From `rank_collapse.pretrained.open_checkpoint`.
+        source: From `rank_collapse.pretrained.open_checkpoint`, or `InMemory`.
         inputs: Arrays [b, ...] by argument name of `rank_collapse.apply`, x among them; None for
             one that is absent.
-        jobs: What to measure.
+        groups: What to measure.
         chunk: Examples at once: bounds the memory of what a layer computes. All examples go
             through a layer while it is there.
-        state: Where an interrupted stream of the same jobs goes on.
+        state: Where an interrupted stream of the same groups goes on.
         done: Called behind each layer with the state, of which it may keep what it copies.
 
     Returns:
-        {job: {pass: its result}}, arrays [b, ...].
+        {group: {pass: its result}}, arrays [b, ...].
 
     Raises:
-        ValueError: Inputs of different lengths, chunk below 1, a job of no example; tokens outside
-            of the vocabulary or positions; weights that are not finite.
+        ValueError: Inputs of different lengths, chunk below 1, a group of no example; tokens
+            outside of the vocabulary or positions; weights that are not finite; a network that a
+            pass does not cover.
         OSError: A file that cannot be read any more. `done` has been given what was known before.
     """
     config, outside, given = source.entered(inputs)
     total = len(given["x"])
-    parts = _parts(source, jobs, total, chunk)
+    parts = _parts(groups, total, chunk)
     if state is None:
         count = len(parts)
         state = State(0, [None] * count, [None] * count, [[] for _ in range(count)])
@@ -113,17 +123,16 @@ def stream(
     try:
         for index in range(state.layers, config.depth):
             layer = source.stored_layer(index, min(index + 1, config.depth - 1))
-            for i, (_, _, rows, static) in enumerate(parts):
-                examples = {k: v[rows] for k, v in given.items()}
+            for i, part in enumerate(parts):
+                examples = {k: v[part.rows] for k, v in given.items()}
+                known = (layer, outside, examples, config)
                 if not index:
-                    state.hidden[i], state.carries[i] = _begin(
-                        layer, outside, examples, config, **static
-                    )
-                state.hidden[i], state.carries[i], told = _step(
-                    layer, jnp.asarray(index), outside, state.hidden[i], state.carries[i],
-                    examples, config, **static,
+                    state.hidden[i], state.carries[i] = _begin(*known, part.passes, part.ablation)
+                state.hidden[i], state.carries[i], found = _step(
+                    *known, part.passes, part.ablation, jnp.asarray(index), state.hidden[i],
+                    state.carries[i],
                 )  # fmt: skip
-                state.told[i].append(jax.tree.map(np.asarray, told))
+                state.found[i].append(jax.tree.map(np.asarray, found))
             jax.block_until_ready(state.hidden)
             state.layers = index + 1
             if done is not None:
@@ -131,33 +140,33 @@ def stream(
             last, layer = layer if index + 1 == config.depth else None, None
         if last is None:
             last = source.stored_layer(config.depth - 1)
-        found: dict[str, dict[str, list]] = {}
-        for i, (name, job, rows, static) in enumerate(parts):
-            told = jax.tree.map(lambda *a: np.stack(a, axis=1), *state.told[i])
-            results = _finish(
-                last, outside, state.hidden[i], state.carries[i], told,
-                {k: v[rows] for k, v in given.items()}, config, **static,
+        results: dict[str, dict[str, list]] = {}
+        for i, part in enumerate(parts):
+            found = jax.tree.map(lambda *a: np.stack(a, axis=1), *state.found[i])
+            examples = {k: v[part.rows] for k, v in given.items()}
+            done_here = _finish(
+                last, outside, examples, config, part.passes, part.ablation, state.hidden[i],
+                state.carries[i], found,
             )  # fmt: skip
-            state.carries[i], state.told[i] = None, []
-            kept = _count(rows, job, total)
-            for (what, _), result in zip(job.passes, results, strict=True):
-                own = jax.tree.map(lambda a, kept=kept: np.asarray(a)[:kept], result)
-                found.setdefault(name, {}).setdefault(what, []).append(own)
+            state.carries[i], state.found[i] = None, []
+            for name, result in zip(part.names, done_here, strict=True):
+                own = jax.tree.map(lambda a, n=part.count: np.asarray(a)[:n], result)
+                results.setdefault(part.group, {}).setdefault(name, []).append(own)
     finally:
         source.layers.drop()
     return {
-        name: {
-            what: jax.tree.map(lambda *a: np.concatenate(a), *chunks)
-            for what, chunks in results.items()
+        group: {
+            name: jax.tree.map(lambda *a: np.concatenate(a), *chunks)
+            for name, chunks in by_name.items()
         }
-        for name, results in found.items()
+        for group, by_name in results.items()
     }
 
 
 def state_like(
-    source: OpenCheckpoint,
+    source: Source,
     inputs: Mapping[str, Any],
-    jobs: Mapping[str, Job],
+    groups: Mapping[str, Group],
     layers: int,
     *,
     chunk: int = 8,
@@ -165,113 +174,122 @@ def state_like(
     """The shapes of the state that `stream` has behind a number of layers.
 
     Args:
-        source, inputs, jobs, chunk: As of `stream`.
+        source, inputs, groups, chunk: As of `stream`.
         layers: How many.
     """
     config, outside, given = source.entered(inputs)
     layer = jax.tree.map(lambda a: Stored(a, tuple(range(a.ndim))), source.row_like)
-    found = State(layers, [], [], [])
-    for _, _, rows, static in _parts(source, jobs, len(given["x"]), chunk):
-        examples = {k: v[rows] for k, v in given.items()}
-        begin, step = (functools.partial(fn, **static) for fn in (_begin, _step))
-        hidden, carries = jax.eval_shape(begin, layer, outside, examples, config)
+    state = State(layers, [], [], [])
+    for part in _parts(groups, len(given["x"]), chunk):
+        examples = {k: v[part.rows] for k, v in given.items()}
+
+        def begin(layer, outside, examples, config, part=part):
+            return _begin(layer, outside, examples, config, part.passes, part.ablation)
+
+        def step(layer, outside, examples, config, *more, part=part):
+            return _step(layer, outside, examples, config, part.passes, part.ablation, *more)
+
+        known = (layer, outside, examples, config)
+        hidden, carries = jax.eval_shape(begin, *known)
         index = jax.ShapeDtypeStruct((), jnp.int32)
-        *_, told = jax.eval_shape(step, layer, index, outside, hidden, carries, examples, config)
-        found.hidden.append(hidden)
-        found.carries.append(carries)
-        found.told.append([told] * layers)
-    return found
+        *_, found = jax.eval_shape(step, *known, index, hidden, carries)
+        state.hidden.append(hidden)
+        state.carries.append(carries)
+        state.found.append([found] * layers)
+    return state
 
 
-def _parts(source, jobs, total, chunk):
-    """(name, job, rows of its examples, what is compiled in) of every chunk of every job.
+class _Part(NamedTuple):
+    """One chunk of examples of one group."""
+
+    group: str
+    names: tuple[str, ...]
+    passes: tuple[LayerPass, ...]
+    ablation: AblationSpec
+    rows: np.ndarray  # of its examples; the last chunk repeats the last example
+    count: int  # of them that are not repeats
+
+
+def _parts(groups, total, chunk):
+    """The chunks of every group.
 
     Raises:
-        ValueError: A chunk of no example, or a job of none.
+        ValueError: A chunk of no example, or a group of none.
     """
     if chunk < 1:
         raise ValueError(f"chunk={chunk} is not 1 or more examples")
-    found = []
-    for name, job in jobs.items():
-        if not 0 <= job.first < _last(job, total):
-            where = f"first={job.first}, last={job.last}"
-            raise ValueError(f"job {name!r} has none of {total} examples: {where}")
-        passes = tuple(layer_pass for _, layer_pass in job.passes)
-        static = {"passes": passes, "cut": (job.variant, job.reading, source.family.model_type)}
-        found += [(name, job, rows, static) for rows in _chunks(job, total, chunk)]
-    return found
+    parts = []
+    for name, group in groups.items():
+        last = total if group.last is None else min(group.last, total)
+        if not 0 <= group.first < last:
+            where = f"first={group.first}, last={group.last}"
+            raise ValueError(f"group {name!r} has none of {total} examples: {where}")
+        size = min(chunk, last - group.first)
+        names, passes = zip(*group.passes, strict=True)
+        for start in range(group.first, last, size):
+            rows = np.minimum(np.arange(start, start + size), last - 1)
+            count = min(size, last - start)
+            parts.append(_Part(name, names, passes, group.ablation, rows, count))
+    return parts
 
 
-def _chunks(job, total, chunk):
-    """Rows of the job's examples, `chunk` at a time; the last chunk repeats the last example."""
-    last = _last(job, total)
-    size = min(chunk, last - job.first)
-    return [
-        np.minimum(np.arange(start, start + size), last - 1)
-        for start in range(job.first, last, size)
-    ]
-
-
-def _count(rows, job, total):
-    return min(len(rows), _last(job, total) - int(rows[0]))
-
-
-def _last(job, total):
-    return total if job.last is None else min(job.last, total)
-
-
-def entered_layer(
-    layer: Any,
+def layer_of(
+    stored: Any,
     outside: TransformerParams,
     example: Mapping[str, Any],
     config: TransformerConfig,
-    cut: tuple[str, str, str],
-) -> tuple[TransformerParams, Entry, TransformerConfig]:
-    """(parameters with the one layer as their stack, entry, config) of a variant and one example.
+    index: Any,
+    ablation: AblationSpec = AblationSpec(),
+    passes: Sequence[LayerPass] = (),
+) -> tuple[Layer, TransformerParams]:
+    """(one layer on one example, parameters outside of the layers) of a network on disk.
 
     Args:
-        layer: A tree of `lazy.Stored`.
+        stored: A tree of `lazy.Stored`.
         outside: What stands outside of the layers.
         example: Its arguments of `rank_collapse.apply`.
         config: The network.
-        cut: (variant, reading, family) as of `surgery.variant`.
+        index: Of the layer; may be traced.
+        ablation: What is cut out.
+        passes: Which must cover the network.
     """
     config = one_row(config)
-    stack = jax.tree.map(lambda a: a[None], values(layer))
-    config, params = variant(config, outside.replace(layers=stack), *cut)
+    stack = jax.tree.map(lambda a: a[None], values(stored))
+    ablation = dataclasses.astuple(ablation)
+    config, params = variant(config, outside.replace(layers=stack), *ablation)
+    for layer_pass in passes:
+        layer_pass.covers.check(config)
     example = dict(example)
     params, entry = enter(params, example.pop("x"), config, **example)
-    return params, entry, config
+    gains = jax.tree.map(lambda a: a[index], layer_gains(config, entry.x.dtype, params))
+    return Layer(row_of(params), gains, index, config, entry), params
 
 
-@functools.partial(jax.jit, static_argnames=("passes", "cut"))
-def _begin(layer, outside, examples, config, *, passes, cut):
+@functools.partial(jax.jit, static_argnums=(4, 5))
+def _begin(stored, outside, examples, config, passes, ablation):
     def one(example):
-        _, entry, own = entered_layer(layer, outside, example, config, cut)
-        return entry.x, tuple(p.begin(entry, own) for p in passes)
+        layer, _ = layer_of(stored, outside, example, config, 0, ablation, passes)
+        return layer.inputs.x, tuple(p.begin(layer.inputs, layer.config) for p in passes)
 
     return jax.vmap(one)(examples)
 
 
-@functools.partial(
-    jax.jit, static_argnames=("passes", "cut"), donate_argnames=("hidden", "carries")
-)
-def _step(layer, index, outside, hidden, carries, examples, config, *, passes, cut):
+@functools.partial(jax.jit, static_argnums=(4, 5), donate_argnums=(7, 8))
+def _step(stored, outside, examples, config, passes, ablation, index, hidden, carries):
     def one(x, carry, example):
-        params, entry, own = entered_layer(layer, outside, example, config, cut)
-        gains = jax.tree.map(lambda a: a[index], layer_gains(own, entry.x.dtype, params))
-        return through(passes, (row_of(params), gains, index), x, carry, entry, own)
+        layer, _ = layer_of(stored, outside, example, config, index, ablation)
+        return through(passes, layer, x, carry)
 
     return jax.vmap(one)(hidden, carries, examples)
 
 
-@functools.partial(jax.jit, static_argnames=("passes", "cut"))
-def _finish(layer, outside, hidden, carries, told, examples, config, *, passes, cut):
-    def one(x, carry, told, example):
-        params, entry, own = entered_layer(layer, outside, example, config, cut)
+@functools.partial(jax.jit, static_argnums=(4, 5))
+def _finish(stored, outside, examples, config, passes, ablation, hidden, carries, found):
+    def one(x, carry, found, example):
+        layer, params = layer_of(stored, outside, example, config, 0, ablation)
         return tuple(
-            p.finish(params, x, c, t, entry, own)
-            for p, c, t in zip(passes, carry, told, strict=True)
+            p.finish(params, x, c, f, layer.inputs, layer.config)
+            for p, c, f in zip(passes, carry, found, strict=True)
         )
 
-    return jax.vmap(one)(hidden, carries, told, examples)
+    return jax.vmap(one)(hidden, carries, found, examples)

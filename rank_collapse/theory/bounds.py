@@ -16,10 +16,9 @@ from jaxtyping import Array, Float
 
 from rank_collapse import struct
 from rank_collapse.measures.norms import composite_norm, norm_1, norm_inf
-from rank_collapse.network import layers
+from rank_collapse.network import covers, layers
 from rank_collapse.network.attention import AttentionParams, repeat_groups
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.entry import refuse_fields
 from rank_collapse.network.layers import MLPParams
 from rank_collapse.network.precision import full_precision
 from rank_collapse.theory.logdomain import LogTrace
@@ -64,21 +63,16 @@ def head_weights(
     return w_qk, jnp.einsum("hdv,hve->hde", params.w_v, params.w_o)
 
 
-def require_w_qk(config: TransformerConfig) -> None:
-    """Refuses networks whose scores are not x_i W_QK x_jᵀ and constants.
-
-    Raises:
-        ValueError: One.
-    """
-    for name, bad in (
-        ("score", ("additive",)),
-        ("position", ("rotary", "relative_key")),
-        ("qk_norm", ("head", "width")),
-    ):
-        if getattr(config, name) in bad:
-            value = getattr(config, name)
-            raise ValueError(f"{name}={value!r} has no matrix W_QK that the bounds could use")
-    refuse_fields(config, "the bounds", "score_cap", "num_experts", "parallel", "windows")
+# Scores x_i W_QK x_jᵀ plus what is constant along a row or given.
+COVERS = covers.Covers(
+    "a bound with W_QK",
+    covers.SIZES
+    | covers.STREAM
+    | covers.MLPS
+    | covers.anything("mask", "window", "scale_scores", "temperature", "num_buckets")
+    | covers.anything("max_distance")
+    | {"position": ("none", "relative_bias")},
+)
 
 
 def beta(params: AttentionParams, temperature: Any = 1.0) -> Float[Array, "h"]:

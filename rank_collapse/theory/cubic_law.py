@@ -11,14 +11,24 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from rank_collapse import struct
+from rank_collapse.network import covers
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.entry import enter
-from rank_collapse.network.gains import layer_gains
+from rank_collapse.network.entry import at_least_float32, enter
 from rank_collapse.network.precision import full_precision
-from rank_collapse.network.sublayer import sites_of
-from rank_collapse.network.transformer import scan_layers
+from rank_collapse.network.walk import walk, walk_layer
 from rank_collapse.theory import tangent
 from rank_collapse.theory.bounds import not_covered, score_width
+
+# Dot-product attention without skip, all rows sharing keys and biases.
+COVERS = covers.Covers(
+    "the cubic law",
+    covers.SIZES
+    | covers.STREAM
+    | covers.MLPS
+    | covers.EXPERTS
+    | covers.anything("scale_scores", "temperature")
+    | {"attention_skip": (False,)},
+)
 
 
 @struct.dataclass
@@ -102,59 +112,39 @@ def cubic_profile(
 
     Source: the leading order of theorem 2.3's inequality (Dong et al. 2021), as an equation.
     """
-    reasons = not_cubic(config, mask=inputs.get("mask"), bias=inputs.get("bias"))
-    if reasons:
-        raise ValueError(f"no cubic law: {'; '.join(reasons)}")
-    params, entry = tangent.at_least_float32(*enter(params, x, config, **inputs))
+    reasons = not_covered(config, mask=inputs.get("mask"), bias=inputs.get("bias"))
+    params, entry = at_least_float32(*enter(params, x, config, covers=COVERS, **inputs))
+    rows = [reason for reason in reasons if reason.startswith("rows")]
+    if rows:
+        raise ValueError(f"{COVERS.name} does not cover this input: {rows[0]}")
     return _cubic_pass(params, entry, config)
-
-
-def not_cubic(config: TransformerConfig, *, mask: Any = None, bias: Any = None) -> tuple[str, ...]:
-    """Why a network's residual does not fall by the cubic law; () where it does."""
-    found = not_covered(config, mask=mask, bias=bias)
-    reasons = [reason for reason in found if reason.startswith("rows")]
-    if config.attention_skip:
-        reasons.append("attention_skip=True: the residual is multiplied by the skip's gain")
-    if config.score != "dot":
-        reasons.append(f"score={config.score!r} has no matrix W_QK")
-    if config.qk_norm != "none":
-        reasons.append(f"qk_norm={config.qk_norm!r} has no matrix W_QK")
-    if config.score_cap:
-        reasons.append(f"score_cap={config.score_cap!r} bends the scores")
-    if config.parallel:
-        reasons.append("parallel=True: the MLP passes the residual by")
-    if config.cross_attention:
-        reasons.append("cross_attention=True has a second input")
-    return tuple(reasons)
 
 
 @jax.jit
 def _cubic_pass(params, entry, config):
-    keep = tangent.exists(entry)
+    keep = entry.keep
     start = tangent.around_mean(entry.x, keep)
 
-    def body(state, step):
-        layer, gains = step
-
-        def attend(seen):
-            return cubic_attention(layer.attention, seen, config, gains.temperature, keep)
-
-        state = tangent.layer(sites_of(layer, config, gains), layer, state, config, attend, entry)
+    def step(layer, state):
+        state, _ = walk_layer(CubicAttention(), layer, state)
         return state, tangent.log10_norm(state)
 
-    gains = layer_gains(config, entry.x.dtype, params)
-    _, profile = scan_layers(body, start, params, config, gains)
+    _, profile = walk(step, start, params, entry, config)
     return jnp.concatenate([tangent.log10_norm(start)[None], profile])
 
 
-def cubic_attention(params, state, config, temperature, keep):
+class CubicAttention(tangent.Tangents):
     """x̄ Σ_h W_h + b and R Σ_h W_QK,h C W_h/√k, formed per head as R W_Q ((R W_K)ᵀ R W_V/n) W_O."""
-    values = jnp.einsum("d,hdv->hv", state.mean, params.w_v) + params.b_v
-    mean = jnp.einsum("hv,hvd->d", values, params.w_o) + params.b_o
-    query, key, value = (
-        jnp.einsum("nd,hdk->hnk", state.rest, w) for w in (params.w_q, params.w_k, params.w_v)
-    )
-    factor = temperature * np.sqrt(score_width(config)) * jnp.sum(keep)
-    covariance = jnp.einsum("hnk,hnv->hkv", key, value) / factor
-    rest = jnp.einsum("hnk,hkv,hvd->nd", query, covariance, params.w_o)
-    return tangent.Tangent(mean, rest, 3 * state.log_scale)
+
+    def attention(self, layer, seen):
+        params, keep = layer.params.attention, layer.inputs.keep
+        values = jnp.einsum("d,hdv->hv", seen.mean, params.w_v) + params.b_v
+        mean = jnp.einsum("hv,hvd->d", values, params.w_o) + params.b_o
+        query, key, value = (
+            jnp.einsum("nd,hdk->hnk", seen.rest, w) for w in (params.w_q, params.w_k, params.w_v)
+        )
+        width = np.sqrt(score_width(layer.config))
+        factor = layer.gains.temperature * width * jnp.sum(keep)
+        covariance = jnp.einsum("hnk,hnv->hkv", key, value) / factor
+        rest = jnp.einsum("hnk,hkv,hvd->nd", query, covariance, params.w_o)
+        return tangent.Tangent(mean, rest, 3 * seen.log_scale), None

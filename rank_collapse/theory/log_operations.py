@@ -90,15 +90,15 @@ def settle(mean, parts, scales, keep) -> LogState:
     return LogState(mean, rest / safe, jnp.where(size == 0, -jnp.inf, top + jnp.log(safe)))
 
 
-def add(site, state, part, keep) -> LogState:
-    """γ part + λ state·[skip] of a `Site`; NaN where a tenth of it is noise."""
-    mean, parts = scaled(site.branch_gain, part.mean), scaled(site.branch_gain, part.parts)
+def add(spec, state, part, keep) -> LogState:
+    """γ part + λ state·[skip] of a `ResidualSpec`; NaN where a tenth of it is noise."""
+    mean, parts = scaled(spec.branch_gain, part.mean), scaled(spec.branch_gain, part.parts)
     scales = part.scales
-    if site.skip:
-        mean = mean + scaled(site.skip_gain, state.mean)
-        parts = jnp.concatenate([parts, scaled(site.skip_gain, state.rest)[None]])
+    if spec.skip:
+        mean = mean + scaled(spec.skip_gain, state.mean)
+        parts = jnp.concatenate([parts, scaled(spec.skip_gain, state.rest)[None]])
         scales = jnp.append(scales, state.log_scale)
-    noise = part.noise + jnp.log(jnp.max(jnp.abs(site.branch_gain)))
+    noise = part.noise + jnp.log(jnp.max(jnp.abs(spec.branch_gain)))
     return _unless_lost(settle(mean, parts, scales, keep), noise)
 
 
@@ -108,16 +108,16 @@ def _unless_lost(state, noise):
     return state.replace(log_scale=jnp.where(lost, jnp.nan, state.log_scale))
 
 
-def norm(site, state, keep):
-    """The norm of a `Site`: x_i − N(x̄) from the change of σ, not from a difference of outputs."""
+def norm(spec, state, keep):
+    """The spec's norm: x_i − N(x̄) from the change of σ, not from a difference of outputs."""
     u, r = state.mean, state.rest
-    if site.kind == "layer":
+    if spec.norm_kind == "layer":
         u, r = u - jnp.mean(u), r - jnp.mean(r, axis=1, keepdims=True)
-    mean, rest = normalised(u, r, jnp.exp(state.log_scale), site.eps)
-    if site.norm is not None:
-        mean, rest = mean * site.norm.gain, rest * site.norm.gain[None, :]
-        if site.norm.bias is not None:
-            mean = mean + site.norm.bias
+    mean, rest = normalised(u, r, jnp.exp(state.log_scale), spec.eps)
+    if spec.norm is not None:
+        mean, rest = mean * spec.norm.gain, rest * spec.norm.gain[None, :]
+        if spec.norm.bias is not None:
+            mean = mean + spec.norm.bias
     return settle(mean, rest[None], state.log_scale[None], keep)
 
 
@@ -135,10 +135,10 @@ def normalised(u, r, eps, norm_eps):
     return u / sigma_0, r / sigma[:, None] - change[:, None] * u[None, :]
 
 
-def norm_of_branch(site, part, keep) -> LogParts:
+def norm_of_branch(spec, part, keep) -> LogParts:
     """The norm of what a branch adds; NaN where a tenth of it is noise."""
     state = _unless_lost(settle(part.mean, part.parts, part.scales, keep), part.noise)
-    state = norm(site, state, keep)
+    state = norm(spec, state, keep)
     return LogParts(state.mean, state.rest[None], state.log_scale[None])
 
 

@@ -17,11 +17,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from rank_collapse import struct
+from rank_collapse.network import covers
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.entry import Entry, enter, refuse_edit, refuse_fields
-from rank_collapse.network.passes import Layer, run
+from rank_collapse.network.entry import Entry, at_least_float32, enter
+from rank_collapse.network.passes import LayerPass, run
 from rank_collapse.network.precision import full_precision
-from rank_collapse.network.sublayer import sites_of, sublayer
+from rank_collapse.network.walk import Algebra, Layer, walk_layer
 from rank_collapse.theory import log_operations as ops
 from rank_collapse.theory.log_attention import attention, three_axes
 from rank_collapse.theory.noise import ABSOLUTE, RELATIVE, Noise, Silence, certain, copies
@@ -115,32 +116,65 @@ def log_trace(
 
     Args, Raises: See `log_residual_profile`.
     """
-    require_log_pass(config)
-    params, entry = enter(params, x, config, **inputs)
-    refuse_edit(entry, "a residual in logarithms")
-    dtype = jnp.promote_types(entry.x.dtype, jnp.float32)
-    for leaf in jax.tree.leaves(params.layers):
-        dtype = jnp.promote_types(dtype, leaf.dtype)
-    params = jax.tree.map(lambda a: a.astype(dtype), params)
-    entry = entry.replace(x=entry.x.astype(dtype))
+    params, entry = enter(params, x, config, covers=LogScaled.covers, **inputs)
+    params, entry = at_least_float32(params, entry)
     return _log_copies(params, entry, config, replicas)
 
 
-def require_log_pass(config: TransformerConfig) -> None:
-    """Refuses networks that have no residual profile in logarithms.
-
-    Raises:
-        ValueError: One.
-    """
-    if config.cross_attention:
-        raise ValueError("cross_attention=True has a second input: no residual profile in logs")
+def _not_covered(config):
+    """A score that has no base and difference, or none in this form."""
     if config.score == "additive" and config.position == "rotary":
-        raise ValueError("score='additive' with position='rotary' has no residual profile in logs")
+        return "score='additive' with position='rotary'"
     if config.score == "additive" and config.qk_norm != "none":
-        raise ValueError(
-            f"score='additive' with qk_norm={config.qk_norm!r} has no residual profile in logs"
+        return f"score='additive' with qk_norm={config.qk_norm!r}"
+    return None
+
+
+class LogScaled(Algebra):
+    """Tokens as 1x̄ᵀ + e^s R̂: states are `LogState`, branches `LogParts`.
+
+    Args:
+        keep: Bool [n], which tokens exist.
+        noise: What moves the states that branches read in their last digits.
+    """
+
+    covers = covers.Covers(
+        "a residual in logarithms",
+        covers.SIZES
+        | covers.STREAM
+        | covers.PARALLEL
+        | covers.MASKS
+        | covers.POSITIONS
+        | covers.SCORES
+        | covers.MLPS,
+        also=_not_covered,
+    )
+
+    def __init__(self, keep: Any, noise: Any = None):
+        self.keep, self.noise = keep, Silence() if noise is None else noise
+
+    def norm(self, layer, spec, state):
+        of = ops.norm_of_branch if spec.after_branch else ops.norm
+        return of(spec, state, self.keep)
+
+    def add(self, layer, spec, state, part):
+        return ops.add(spec, state, part, self.keep)
+
+    def attention(self, layer, seen):
+        seen, temperature = self._moved(seen), layer.gains.temperature
+        part, heads = attention(
+            layer.params.attention, seen, layer.config, layer.context, temperature, self.keep
         )
-    refuse_fields(config, "a residual in logarithms", "score_cap", "num_experts")
+        return part, (seen, heads)
+
+    def mlp(self, layer, seen):
+        return ops.mlp(layer.params.mlp, self._moved(seen), layer.config.mlp), None
+
+    def _moved(self, state):
+        noise = self.noise
+        return state.replace(
+            mean=noise(state.mean), rest=noise(state.rest), log_scale=noise(state.log_scale)
+        )
 
 
 @functools.partial(jax.jit, static_argnames="replicas")
@@ -149,10 +183,8 @@ def _log_copies(params, entry, config, replicas):
 
 
 @dataclasses.dataclass(frozen=True)
-class LogPass:
-    """`log_trace` layer by layer: a `LayerPass` with its own state, whose result is a `LogTrace`.
-
-    Its profile is NaN where that of a noisy copy is another.
+class LogPass(LayerPass):
+    """`log_trace` layer by layer; its profile is NaN where that of a noisy copy is another.
 
     Attributes:
         replicas: Noisy copies beside the pass itself.
@@ -160,48 +192,42 @@ class LogPass:
 
     replicas: int = REPLICAS
     forward: ClassVar[bool] = False
+    covers: ClassVar = LogScaled.covers
 
     def begin(self, entry: Entry, config: TransformerConfig) -> tuple[Any, Any]:
         """(X^0, the state of every copy [c, ...])."""
-        require_log_pass(config)
-        start = _begin(entry.x, _existing(entry))
+        start = _begin(entry.x, entry.keep)
         states = jax.tree.map(lambda a: jnp.stack([a] * (1 + self.replicas)), start)
         return start, states
 
-    def step(
-        self, layer: Layer, carry: Any, entry: Entry, config: TransformerConfig
-    ) -> tuple[Any, Any]:
+    def step(self, layer: Layer, x: Any, seen: Any, carry: Any) -> tuple[Any, Any]:
         """The states behind the layer; its fields of a `LogTrace`, the profile of every copy."""
         start, states = carry
+        keep = layer.inputs.keep
 
         def copy(word, ulps, state):
-            noise = Noise(word, ulps).at(layer.index) if self.replicas else Silence()
-            state, (seen, heads, branch) = _layer(
-                layer.params, state, config, layer.gains, entry, _existing(entry), noise
-            )
+            noise = Noise(word, ulps).at(layer.index) if self.replicas else None
+            state, passages = walk_layer(LogScaled(keep, noise), layer, state)
+            seen, heads, branch = _of_attention(passages["attention"], keep)
             diameters = (ops.log10_diameter(a) for a in (state, seen, branch))
             return state, (
                 ops.log10_norm(state), (seen, heads, ops.log10_norm(branch), *diameters)
             )  # fmt: skip
 
-        states, (profiles, told) = jax.vmap(copy)(*copies(self.replicas), states)
-        return (start, states), (profiles, jax.tree.map(lambda a: a[0], told))
+        states, (profiles, found) = jax.vmap(copy)(*copies(self.replicas), states)
+        return (start, states), (profiles, jax.tree.map(lambda a: a[0], found))
 
     def finish(
-        self, params: Any, last: Any, carry: Any, told: Any, entry: Entry, config: TransformerConfig
+        self, params: Any, last: Any, carry: Any, found: Any, entry: Entry, config: Any
     ) -> LogTrace:
         """The first copy's trace; its profile where the others agree."""
-        start, (profiles, (seen, heads, branches, diameters, *others)) = carry[0], told
+        start, (profiles, (seen, heads, branches, diameters, *others)) = carry[0], found
         first = jnp.broadcast_to(ops.log10_norm(start), profiles[:1].shape)
         profile = jnp.concatenate([first, profiles]).T
         profile = certain(profile, **AGREEMENT) if self.replicas else profile[0]
         diameters = jnp.concatenate([ops.log10_diameter(start)[None], diameters])
         mask = three_axes(entry.context.mask)
         return LogTrace(profile, seen, heads, branches, diameters, *others, mask)
-
-
-def _existing(entry):
-    return jnp.ones(entry.x.shape[0], bool) if entry.exists is None else entry.exists
 
 
 def local_rate(profile: Any) -> Float[Array, "*s k"]:
@@ -223,39 +249,14 @@ def _begin(x, keep):
     return ops.settle(center, (x - center[None, :])[None], jnp.zeros(1, x.dtype), keep)
 
 
-def _layer(params, state, config, gains, entry, keep, noise):
-    """One layer's state; its attention's input, residuals of heads and the branch over e^{3s}."""
-    sites, start = sites_of(params, config, gains), state
-    context = entry.context.of_layer(gains.window)
+def _of_attention(passage, keep):
+    """(its input, residuals of heads over e^{3s}, the branch's state over e^{3s})."""
+    part, (seen, heads) = passage.part, passage.aux
+    nothing = jnp.zeros_like(part.mean)
+    scales = heads.scales_over_cube(seen.log_scale)
 
-    def norm(site, state):
-        of = ops.norm_of_branch if site.after_branch else ops.norm
-        return of(site, state, keep)
+    def settled(parts, scales):
+        return ops.settle(nothing, parts, scales, keep)
 
-    def add(site, state, part):
-        return ops.add(site, state, part, keep)
-
-    def moved(state):
-        return state.replace(
-            mean=noise(state.mean), rest=noise(state.rest), log_scale=noise(state.log_scale)
-        )
-
-    def attend(seen):
-        seen = moved(seen)
-        part, heads = attention(params.attention, seen, config, context, gains.temperature, keep)
-        nothing = jnp.zeros_like(part.mean)
-        scales = heads.scales_over_cube(seen.log_scale)
-
-        def settled(parts, scales):
-            return ops.settle(nothing, parts, scales, keep)
-
-        by_head = jax.vmap(lambda *h: ops.log10_norm(settled(*h)), in_axes=1)(heads.parts, scales)
-        return part, (seen, by_head, settled(part.parts, scales.reshape(-1)))
-
-    def mlp(seen):
-        return ops.mlp(params.mlp, moved(seen), config.mlp), None
-
-    state, told = sublayer(sites.attention, state, attend, norm, add)
-    if config.mlp != "none":
-        state, _ = sublayer(sites.mlp, state, mlp, norm, add, start)
-    return state, told
+    by_head = jax.vmap(lambda *h: ops.log10_norm(settled(*h)), in_axes=1)(heads.parts, scales)
+    return seen, by_head, settled(part.parts, scales.reshape(-1))

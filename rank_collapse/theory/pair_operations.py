@@ -224,7 +224,7 @@ def norm(site, state: PairState, noise) -> PairState:
 
 def centered(site, a):
     """Less the mean over the features, where the site's norm takes it off."""
-    return a - jnp.mean(a, axis=-1, keepdims=True) if site.kind == "layer" else a
+    return a - jnp.mean(a, axis=-1, keepdims=True) if site.norm_kind == "layer" else a
 
 
 def with_gain(site, tokens):

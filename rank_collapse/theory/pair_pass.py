@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from rank_collapse.network.gains import layer_gains
-from rank_collapse.network.sublayer import sites_of, sublayer
-from rank_collapse.network.transformer import scan_layers
+from rank_collapse.network.residual import residual_specs as sites_of
+from rank_collapse.network.walk import _branch_input, walk
 from rank_collapse.theory import pair_operations as ops
 from rank_collapse.theory import spanning_tree
 from rank_collapse.theory.noise import Noise, copies
@@ -25,6 +24,18 @@ REPLICAS = 3
 # That is ε max|x| for each of the operations behind a token; a sum of m terms adds √m ε. 1e3 covers
 # sums of 1e4 terms ten times over, and a wrong state is off by all of the difference.
 AGREEMENT, ROUNDING = 1e-2, 1e3
+
+
+def sublayer(site, x, branch, norm, add, start=None):
+    class A:
+        def norm(self, layer, spec, state):
+            return norm(spec, state)
+
+    part, told = branch(_branch_input(A(), None, site, start if site.parallel else x))
+    if site.norms_branch:
+        part = norm(site.at_branch, part)
+    total = add(site, x, part)
+    return (norm(site, total) if site.placement == "post" else total), told
 
 
 class Form(NamedTuple):
@@ -60,13 +71,11 @@ def _pass(params, entry, config, keep, form, noise):
     """[L + 1] log10 residuals of one copy, and whether tokens and differences agree."""
     start = form.start(entry.x)
 
-    def body(state, step):
-        layer, (gains, index) = step
-        state = _layer(layer, state, config, gains, entry.context, form, noise.at(index))
+    def body(l, state):
+        state = _layer(l.params, state, config, l.gains, entry.context, form, noise.at(l.index))
         return state, form.told(state, keep)
 
-    swept = layer_gains(config, entry.x.dtype, params), jnp.arange(config.depth)
-    _, (profile, agree) = scan_layers(body, start, params, config, swept)
+    _, (profile, agree) = walk(body, start, params, entry, config)
     first, _ = form.told(start, keep)
     return jnp.append(first, profile), jnp.append(True, agree)
 

@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.entry import enter, refuse_fields
+from rank_collapse.network.entry import enter
 from rank_collapse.network.precision import full_precision
 from rank_collapse.theory import logdomain
 from rank_collapse.theory.noise import certain
@@ -100,7 +100,6 @@ def _entered(params, x, config, inputs, largest_table=LARGEST_TABLE):
         raise ValueError(
             f"score='additive' with qk_norm={config.qk_norm!r} has no residual profile in logs"
         )
-    refuse_fields(config, "a pass over pairs", "score_cap", "num_experts")
     params, entry = enter(params, x, config, **inputs)
     n, d = entry.x.shape
     form = TABLE if n * n * d <= largest_table else TREE
@@ -118,8 +117,8 @@ def _entered(params, x, config, inputs, largest_table=LARGEST_TABLE):
     params = jax.tree.map(lambda a: a.astype(dtype), params)
     x = entry.x.astype(dtype)
     keep = jnp.ones(n, bool)
-    if entry.exists is not None:
-        keep = entry.exists
+    if entry.token_mask is not None:
+        keep = entry.token_mask
         x = jnp.where(keep[:, None], x, x[jnp.argmax(keep)][None, :])  # any finite token
     return params, entry.replace(x=x), config, keep, form
 

@@ -17,15 +17,22 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from rank_collapse.network import covers
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.entry import enter, refuse_fields
-from rank_collapse.network.gains import layer_gains
-from rank_collapse.network.sublayer import Site, sites_of, sublayer
-from rank_collapse.network.transformer import scan_layers
+from rank_collapse.network.entry import enter
+from rank_collapse.network.residual import lone_norm
+from rank_collapse.network.walk import final_norm, walk, walk_layer
 from rank_collapse.theory import log_operations as ops
-from rank_collapse.theory.log_attention import attention
+from rank_collapse.theory.logdomain import LogScaled
 
 Step = Callable[[Any], Any]  # [n, i] → [n, i]
+
+# Networks that treat tokens alike.
+COVERS = covers.Covers(
+    "a recurrence",
+    covers.SIZES | covers.STREAM | covers.PARALLEL | covers.SCORES | covers.MLPS,
+    also=LogScaled.covers.also,
+)
 
 
 def transverse_jacobian(
@@ -149,36 +156,28 @@ def log_roll_out(
             give the next input; distances are those of outputs.
 
     Raises:
-        ValueError: An embedding, mask or position of another kind.
+        ValueError: An embedding of another kind, or a network that tells tokens apart: with a mask,
+            windows or positions.
     """
     made = config.embedding
     plain = made is not None and made.d_input and made.norm and made.positions == "none"
     if not plain or made.hidden_layer or made.class_token or made.projection != "none":
         raise ValueError(f"embedding={made} is not a linear map of vectors with a norm")
-    if config.mask != "none" or config.position != "none" or config.cross_attention:
-        raise ValueError(
-            f"mask={config.mask!r}, position={config.position!r}, "
-            f"cross_attention={config.cross_attention}: tokens are not treated alike"
-        )
-    refuse_fields(config, "a recurrence", "score_cap", "num_experts", "parallel", "windows")
-    (params, entry), keep = enter(params, start, config), jnp.ones(2, bool)
-    site = Site(params.embedding.norm, None, 1.0, 1.0, False, "post", "layer", made.norm_eps)
+    (params, entry), keep = enter(params, start, config, covers=COVERS), jnp.ones(2, bool)
+    algebra = LogScaled(keep)
+    first_norm = lone_norm(params.embedding.norm, "layer", made.norm_eps)
 
     def linear(state, w, b):
         return ops.settle(state.mean @ w + b, (state.rest @ w)[None], state.log_scale[None], keep)
 
     def network(state):
         state = linear(state, params.embedding.w_in, params.embedding.b_in)
-        state = ops.norm(site, state, keep)
-        gains = layer_gains(config, state.mean.dtype, params)
-
-        def body(state, step):
-            return _layer(*step, state, config, entry, keep), None
-
-        state, _ = scan_layers(body, state, params, config, gains)
-        if config.final_norm:
-            last = site.replace(norm=params.final_norm, kind=config.norm, eps=config.norm_eps)
-            state = ops.norm(last, state, keep)
+        state = ops.norm(first_norm, state, keep)
+        state, _ = walk(
+            lambda layer, state: (walk_layer(algebra, layer, state)[0], None),
+            state, params, entry, config,
+        )  # fmt: skip
+        state = final_norm(algebra, state, params, entry, config)
         return linear(state, *read_out)
 
     def advance(state, _):
@@ -200,23 +199,3 @@ def log_roll_out(
 def _log10_distance(state):
     apart = jnp.linalg.norm(state.rest[0] - state.rest[1])
     return (state.log_scale + jnp.log(apart)) / np.log(10.0)
-
-
-def _layer(params, gains, state, config, entry, keep):
-    sites = sites_of(params, config, gains)
-
-    def norm(site, state):
-        return ops.norm(site, state, keep)
-
-    def add(site, state, part):
-        return ops.add(site, state, part, keep)
-
-    def attend(seen):
-        return attention(params.attention, seen, config, entry.context, gains.temperature, keep)
-
-    state, _ = sublayer(sites.attention, state, attend, norm, add)
-    if config.mlp != "none":
-        state, _ = sublayer(
-            sites.mlp, state, lambda seen: (ops.mlp(params.mlp, seen, config.mlp), None), norm, add
-        )
-    return state

@@ -12,14 +12,15 @@ import jax.numpy as jnp
 
 from rank_collapse import struct
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.entry import Entry
-from rank_collapse.network.gains import layer_gains
-from rank_collapse.network.passes import Layer
+from rank_collapse.network.covers import Covers
+from rank_collapse.network.entry import Entry, at_least_float32, enter
+from rank_collapse.network.passes import run
 from rank_collapse.network.precision import full_precision
+from rank_collapse.network.walk import Layer
 from rank_collapse.theory import bounds, mean_bounds
 from rank_collapse.theory.bounds import Sides
 from rank_collapse.theory.log_attention import three_axes
-from rank_collapse.theory.logdomain import REPLICAS, LogPass, LogTrace, log_trace
+from rank_collapse.theory.logdomain import LogPass, LogTrace
 from rank_collapse.theory.mean_bounds import DiameterSides, MeanSides
 
 
@@ -116,13 +117,13 @@ def bound_report(
     Source: Dong et al. 2021, theorems 2.2 and 2.3, corollary 3.2, and the technical lemma of the
     appendix; γ* is the least value for which the lemma's last step holds.
     """
-    bounds.require_w_qk(config)
-    trace = log_trace(params, x, config, mask=mask, bias=bias)
-    keep = jnp.ones(trace.inputs.rest.shape[1], bool)
-    if mask is not None and jnp.ndim(mask) == 1:
-        keep = jnp.asarray(mask).astype(bool)
-    report = _report(params, trace, config, keep)
-    return refused_where(report, config, mask, bias)
+    params, entry = enter(params, x, config, mask=mask, bias=bias, covers=bounds.COVERS)
+    return _report(*at_least_float32(params, entry), config)
+
+
+@jax.jit
+def _report(params, entry, config):
+    return run(BoundPass(), params, entry, config)
 
 
 def refused_where(
@@ -136,22 +137,6 @@ def refused_where(
         refuse = ("diameter",) if mean_bounds.stack_not_covered(config) else ()
     refused = {name: mean_bounds.refused(getattr(report, name)) for name in refuse}
     return report.replace(not_covered=reasons, **refused)
-
-
-@jax.jit
-def _report(params, trace, config, keep) -> BoundReport:
-    dtype = trace.profile.dtype
-    stack = jax.tree.map(lambda a: a.astype(dtype), params.layers)
-    if config.layer_map:
-        stack = jax.tree.map(lambda a: a[jnp.asarray(config.layer_map)], stack)
-    gains = layer_gains(config, dtype, params)
-
-    def constants(step):
-        return constants_of(*step, config, trace.mask, keep)
-
-    # Layer after layer: all layers' W_QK and W_h at once are larger than the network.
-    found, around_mean = jax.lax.map(constants, (stack, trace.inputs, gains))
-    return assembled(trace, found, around_mean, gains, config)
 
 
 def constants_of(
@@ -212,39 +197,26 @@ def assembled(
 
 
 @dataclasses.dataclass(frozen=True)
-class BoundPass:
-    """`bound_report` layer by layer: a `LayerPass` with its own state."""
+class BoundPass(LogPass):
+    """`bound_report` layer by layer."""
 
-    replicas: int = REPLICAS
-    forward: ClassVar[bool] = False
+    covers: ClassVar[Covers] = bounds.COVERS
 
-    @property
-    def log(self) -> LogPass:
-        """The pass in logarithms."""
-        return LogPass(self.replicas)
-
-    def begin(self, entry: Entry, config: TransformerConfig) -> Any:
-        """As the pass in logarithms."""
-        bounds.require_w_qk(config)
-        return self.log.begin(entry, config)
-
-    def step(
-        self, layer: Layer, carry: Any, entry: Entry, config: TransformerConfig
-    ) -> tuple[Any, Any]:
-        """What that pass tells, and the layer's constants and gains."""
-        carry, told = self.log.step(layer, carry, entry, config)
-        state, mask = told[1][0], three_axes(entry.context.mask)
-        keep = jnp.ones(entry.x.shape[0], bool) if entry.exists is None else entry.exists
-        found = constants_of(layer.params, state, layer.gains, config, mask, keep)
-        return carry, (told, found, layer.gains)
+    def step(self, layer: Layer, x: Any, seen: Any, carry: Any) -> tuple[Any, Any]:
+        """What the pass in logarithms adds, and the layer's constants and gains."""
+        carry, log = super().step(layer, x, seen, carry)
+        state, mask = log[1][0], three_axes(layer.inputs.context.mask)
+        keep = layer.inputs.keep
+        found = constants_of(layer.params, state, layer.gains, layer.config, mask, keep)
+        return carry, (log, found, layer.gains)
 
     def finish(
-        self, params: Any, last: Any, carry: Any, told: Any, entry: Entry, config: TransformerConfig
+        self, params: Any, last: Any, carry: Any, found: Any, entry: Entry, config: Any
     ) -> BoundReport:
         """The report."""
-        log, found, gains = told
-        trace = self.log.finish(params, last, carry, log, entry, config)
+        log, constants, gains = found
+        trace = super().finish(params, last, carry, log, entry, config)
         # A mask of tokens stands in the context with an axis of rows, as others do.
-        mask = entry.context.mask if entry.exists is None else entry.exists
-        report = assembled(trace, *found, gains, config)
+        mask = entry.context.mask if entry.token_mask is None else entry.token_mask
+        report = assembled(trace, *constants, gains, config)
         return refused_where(report, config, mask, entry.context.bias)

@@ -18,14 +18,21 @@ from jaxtyping import Array, Float
 from rank_collapse import struct
 from rank_collapse.measures.updates import MATRICES
 from rank_collapse.network import attention as attn
+from rank_collapse.network import covers
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.entry import enter, refuse_edit, refuse_fields
-from rank_collapse.network.gains import layer_gains
+from rank_collapse.network.entry import enter
 from rank_collapse.network.layers import GATED
 from rank_collapse.network.precision import full_precision
-from rank_collapse.network.sublayer import Site, sites_of, sublayer
-from rank_collapse.network.transformer import scan_layers
+from rank_collapse.network.walk import Algebra, final_norm, walk, walk_layer
 from rank_collapse.theory import token_kernel
+
+_COVERED = (
+    covers.SIZES | covers.STREAM | covers.POSITIONS | covers.MLPS | covers.CROSS
+    | covers.anything("mask", "window", "scale_scores", "temperature")
+)  # fmt: skip
+COVERS = covers.Covers("expected_pass", _COVERED)
+# Measured weights stand for any scores and windows.
+COVERS_MEASURED = covers.Covers("expected_pass", _COVERED | covers.MASKS | covers.SCORES)
 
 
 @struct.dataclass
@@ -131,68 +138,65 @@ def expected_pass(
     Source: Noci et al. 2022, "Signal propagation in Transformers", for K of uniform attention;
     Cho and Saul 2009 for ReLU; Liu et al. 2020 for the output change that D predicts.
     """
-    refuse_fields(config, "expected_pass", "num_experts", "parallel", "score_cap")
-    if config.windows and attention is None:
-        raise ValueError(f"expected_pass does not cover windows={config.windows!r}")
-    if config.score != "dot" and attention is None:
-        raise ValueError(f"score={config.score!r} has no Gaussian scores: give measured attention")
-    params, entry = enter(params, x, config, **inputs)
-    refuse_edit(entry, "expected_pass")
+    covered = COVERS if attention is None else COVERS_MEASURED
+    params, entry = enter(params, x, config, covers=covered, **inputs)
     sizes = update_sizes(config, 0.0) if sizes is None else sizes
     return _expected(params, entry, config, sizes, attention, memory_kernel)
 
 
+class Expected(Algebra):
+    """Kernels of tokens under random weights; `Layer.extra` is (sizes of updates, weights or None).
+
+    Args:
+        own: Weights of equal tokens [h, n, n], where none are measured.
+        cross: Those of cross-attention [h, n, m].
+        memory: The memory's kernel.
+    """
+
+    def __init__(self, own: Any, cross: Any = None, memory: Any = None):
+        self.own, self.cross_weights, self.memory = own, cross, memory
+
+    def norm(self, layer, spec, state):
+        return token_kernel.norm(spec, state)
+
+    def add(self, layer, spec, state, part):
+        return token_kernel.add(spec, state, part)
+
+    def attention(self, layer, seen):
+        measured = layer.extra[1]
+        weights = self.own if measured is None else measured
+        return self._attend(layer, "attention", seen, seen, weights, measured is not None)
+
+    def cross(self, layer, seen):
+        return self._attend(layer, "cross", seen, self.memory, self.cross_weights, False)
+
+    def mlp(self, layer, seen):
+        sizes = layer.extra[0]["mlp"]
+        return token_kernel.mlp(layer.params.mlp, seen, layer.config.mlp, sizes), None
+
+    def _attend(self, layer, kind, seen, keys, weights, measured):
+        out = token_kernel.attention(
+            getattr(layer.params, kind), seen, keys, weights, layer.config,
+            layer.gains.temperature, layer.extra[0][kind], measured=measured,
+        )  # fmt: skip
+        return out, None
+
+
 @jax.jit
 def _expected(params, entry, config, sizes, attention, memory) -> ExpectedTrace:
-    n = entry.x.shape[0]
-    own = _equal_weights(entry.context, n, n)
-    start = token_kernel.kernel_of(entry.x)
-    cross = None
+    n, cross = entry.x.shape[0], None
     if config.cross_attention:
         memory = token_kernel.kernel_of(entry.memory) if memory is None else memory
         cross = _equal_weights(entry.memory_context, n, entry.memory.shape[0])
+    algebra = Expected(_equal_weights(entry.context, n, n), cross, memory)
+    start = token_kernel.kernel_of(entry.x)
 
-    def body(state, step):
-        layer, (gains, size, measured) = step
-        sites = sites_of(layer, config, gains)
+    def step(layer, state):
+        state, passages = walk_layer(algebra, layer, state)
+        return state, (state, jnp.stack([_share(p) for p in passages.values()]))
 
-        def attend(part, keys, weights, known, name):
-            def branch(seen):
-                out = token_kernel.attention(
-                    part, seen, seen if keys is None else keys, weights, config,
-                    gains.temperature, size[name], measured=known,
-                )  # fmt: skip
-                return out, out
-
-            return branch
-
-        def mlp(seen):
-            out = token_kernel.mlp(layer.mlp, seen, config.mlp, size["mlp"])
-            return out, out
-
-        known = measured is not None
-        weights = measured if known else own
-        branches = [(sites.attention, attend(layer.attention, None, weights, known, "attention"))]
-        if config.cross_attention:
-            branches.append((sites.cross, attend(layer.cross, memory, cross, False, "cross")))
-        if config.mlp != "none":
-            branches.append((sites.mlp, mlp))
-        shares = []
-        for site, branch in branches:
-            before = state
-            state, part = sublayer(site, state, branch, token_kernel.norm, token_kernel.add)
-            shares.append(_share(site, before, part))
-        return state, (state, jnp.stack(shares))
-
-    gains = layer_gains(config, entry.x.dtype, params)
-    last, (hidden, shares) = scan_layers(body, start, params, config, (gains, sizes, attention))
-    output = last
-    if config.final_norm:
-        site = Site(
-            params.final_norm, None, 1.0, 1.0, skip=True, placement="post",
-            kind=config.norm, eps=config.norm_eps,
-        )  # fmt: skip
-        output = token_kernel.norm(site, last)
+    last, (hidden, shares) = walk(step, start, params, entry, config, extra=(sizes, attention))
+    output = final_norm(algebra, last, params, entry, config)
     hidden = jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), start, hidden)
     return ExpectedTrace(hidden, output, shares.reshape(-1))
 
@@ -203,13 +207,14 @@ def _equal_weights(context, n, m):
     return attn.softmax(scores, context.mask)
 
 
-def _share(site, before, part):
-    if site.norms_branch:
-        part = token_kernel.norm(site.at_branch, part)
-    branch = jnp.mean(jnp.square(site.branch_gain)) * jnp.mean(part.variance)
-    if not site.skip:
+def _share(passage):
+    spec, part = passage.spec, passage.part
+    if spec.norms_branch:
+        part = token_kernel.norm(spec.at_branch, part)
+    branch = jnp.mean(jnp.square(spec.branch_gain)) * jnp.mean(part.variance)
+    if not spec.skip:
         return jnp.ones_like(branch)
-    skip = jnp.mean(jnp.square(site.skip_gain)) * jnp.mean(before.variance)
+    skip = jnp.mean(jnp.square(spec.skip_gain)) * jnp.mean(passage.state.variance)
     return branch / (skip + branch)
 
 

@@ -16,9 +16,9 @@ from jaxtyping import Array, Bool, Float
 from rank_collapse import struct
 from rank_collapse.measures.norms import composite_norm
 from rank_collapse.network import layers
-from rank_collapse.network.entry import Entry
 from rank_collapse.network.gains import scaled
-from rank_collapse.network.sublayer import Site, sublayer, token_norm
+from rank_collapse.network.residual import token_norm
+from rank_collapse.network.walk import Algebra
 
 
 @struct.dataclass
@@ -57,62 +57,37 @@ def log10_norm(state: Tangent) -> Float[Array, ""]:
     return (state.log_scale + jnp.log(composite_norm(state.rest))) / np.log(10.0)
 
 
-def norm(site: Site, state: Tangent) -> Tangent:
-    """The site's norm: its value and its Jacobian at x̄."""
-    return _pushed(lambda x: token_norm(site, x[None])[0], state)
+class Tangents(Algebra):
+    """States are `Tangent`; attention is left to those who know which of its orders matters."""
 
+    def norm(self, layer, spec, state):
+        """The value and the Jacobian at x̄."""
+        return _pushed(lambda x: token_norm(spec, x[None])[0], state)
 
-def mlp(params: Any, state: Tangent, kind: str, routing: Any = None) -> Tangent:
-    """An MLP: its value and its Jacobian at x̄."""
-    return _pushed(lambda x: layers.mlp(params, x[None], kind, routing)[0], state)
+    def add(self, layer, spec, state, part):
+        """γ part + λ state·[skip]; with a skip the two have one scale."""
+        mean, rest = scaled(spec.branch_gain, part.mean), scaled(spec.branch_gain, part.rest)
+        if spec.skip:
+            mean = mean + scaled(spec.skip_gain, state.mean)
+            rest = rest + scaled(spec.skip_gain, state.rest)
+        return Tangent(mean, rest, part.log_scale)
 
+    def mlp(self, layer, seen):
+        """The value and the Jacobian at x̄."""
+        params, config = layer.params.mlp, layer.config
 
-def add(site: Site, state: Tangent, part: Tangent) -> Tangent:
-    """γ part + λ state·[skip]; with a skip the two have one scale."""
-    mean, rest = scaled(site.branch_gain, part.mean), scaled(site.branch_gain, part.rest)
-    if site.skip:
-        mean = mean + scaled(site.skip_gain, state.mean)
-        rest = rest + scaled(site.skip_gain, state.rest)
-    return Tangent(mean, rest, part.log_scale)
+        def of_token(x):
+            return layers.mlp(params, x[None], config.mlp, config.routing)[0]
 
+        return _pushed(of_token, seen), None
 
-def layer(sites: Any, params: Any, state: Tangent, config: Any, attend: Any, entry: Entry):
-    """One layer; attend(state) is the attention branch.
-
-    Args:
-        sites: From `sites_of`.
-        params: Parameters of the layer.
-        state: What comes in.
-        config: The network.
-        attend: Tangent → Tangent.
-        entry: From `enter`.
-    """
-    start = state
-    state, _ = sublayer(sites.attention, state, lambda s: (attend(s), None), norm, add)
-    if (
-        not config.parallel or config.mlp == "none"
-    ):  # a parallel MLP's part has the scale of the layer's input
-        state = settled(state.mean, state.rest, state.log_scale, exists(entry))
-    if config.mlp != "none":
-
-        def branch(s):
-            return mlp(params.mlp, s, config.mlp, config.routing), None
-
-        state, _ = sublayer(sites.mlp, state, branch, norm, add, start)
-        state = settled(state.mean, state.rest, state.log_scale, exists(entry))
-    return state
-
-
-def exists(entry: Entry) -> Bool[Array, "n"]:
-    """Which tokens exist."""
-    return jnp.ones(entry.x.shape[0], bool) if entry.exists is None else entry.exists
-
-
-def at_least_float32(params: Any, entry: Entry) -> tuple[Any, Entry]:
-    """Parameters and entry in the dtype they share, no lower than float32."""
-    dtype = jnp.promote_types(entry.x.dtype, jnp.float32)
-    params = jax.tree.map(lambda a: a.astype(dtype), params)
-    return params, entry.replace(x=entry.x.astype(dtype))
+    def after(self, layer, name, state):
+        config = layer.config
+        if name == "hidden" and config.mlp == "none":
+            return state
+        if name == "after_attention" and config.parallel and config.mlp != "none":
+            return state  # a parallel MLP's part has the scale of the layer's input
+        return settled(state.mean, state.rest, state.log_scale, layer.inputs.keep)
 
 
 def _pushed(function, state):

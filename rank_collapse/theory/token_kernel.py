@@ -19,7 +19,7 @@ from rank_collapse import struct
 from rank_collapse.network import layers
 from rank_collapse.network.attention import AttentionParams
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.sublayer import Site
+from rank_collapse.network.residual import ResidualSpec
 
 NODES, DEGREE = 64, 40  # of Gauss-Hermite quadrature, and of the expansion in Hermite polynomials
 
@@ -75,31 +75,31 @@ def weight_gain(w: Float[Array, "..."], fan_in: int) -> Array:
     return fan_in * jnp.mean(jnp.square(w))
 
 
-def norm(site: Site, state: TokenKernel) -> TokenKernel:
+def norm(spec: ResidualSpec, state: TokenKernel) -> TokenKernel:
     """x_i/√v_i: distances fall by what tokens differ in length.
 
     u' = u/(s_i s_j) + ½ (1/s_i − 1/s_j)(v_i/s_i − v_j/s_j), s² = v + eps. The mean over features,
     which LayerNorm takes away, and a change along x_i itself are 1/d of the whole and left out.
     """
-    s = jnp.sqrt(state.variance + site.eps)
+    s = jnp.sqrt(state.variance + spec.eps)
     pair = s[:, None] * s[None, :]
     inverse, length = 1 / s, state.variance / s
     lengths = (inverse[:, None] - inverse[None, :]) * (length[:, None] - length[None, :])
     out = TokenKernel(
         state.variance / jnp.square(s), state.distance / pair + 0.5 * lengths, state.change / pair
     )
-    if site.norm is None:
+    if spec.norm is None:
         return out
-    out = out.scaled(jnp.mean(jnp.square(site.norm.gain)))
-    return out if site.norm.bias is None else out.plus(jnp.mean(jnp.square(site.norm.bias)))
+    out = out.scaled(jnp.mean(jnp.square(spec.norm.gain)))
+    return out if spec.norm.bias is None else out.plus(jnp.mean(jnp.square(spec.norm.bias)))
 
 
-def add(site: Site, state: TokenKernel, part: TokenKernel) -> TokenKernel:
+def add(spec: ResidualSpec, state: TokenKernel, part: TokenKernel) -> TokenKernel:
     """γ² part + λ² state·[skip]: the last matrix of a branch makes it independent of the stream."""
-    total = part.scaled(jnp.mean(jnp.square(site.branch_gain)))
-    if not site.skip:
+    total = part.scaled(jnp.mean(jnp.square(spec.branch_gain)))
+    if not spec.skip:
         return total
-    skip = state.scaled(jnp.mean(jnp.square(site.skip_gain)))
+    skip = state.scaled(jnp.mean(jnp.square(spec.skip_gain)))
     return jax.tree.map(jnp.add, skip, total)
 
 

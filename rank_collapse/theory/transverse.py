@@ -16,12 +16,11 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from rank_collapse.network import attention as attn
+from rank_collapse.network import covers
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.entry import enter
-from rank_collapse.network.gains import layer_gains
+from rank_collapse.network.entry import at_least_float32, enter
 from rank_collapse.network.precision import full_precision
-from rank_collapse.network.sublayer import sites_of
-from rank_collapse.network.transformer import scan_layers
+from rank_collapse.network.walk import walk, walk_layer
 from rank_collapse.theory import tangent
 from rank_collapse.theory.bounds import not_covered
 
@@ -78,9 +77,8 @@ def transverse_growth(
     Raises:
         ValueError: Cross-attention; count not between 1 and (n − 1) d; inputs of the wrong shape.
     """
-    if config.cross_attention:
-        raise ValueError("cross_attention=True has a second input: no diagonal of equal tokens")
-    params, entry = tangent.at_least_float32(*enter(params, x, config, **inputs))
+    entered = enter(params, x, config, covers=LinearAttention.covers, **inputs)
+    params, entry = at_least_float32(*entered)
     n, d = entry.x.shape
     if not 1 <= count <= (n - 1) * d:
         raise ValueError(f"count={count} is not between 1 and (n − 1) d = {(n - 1) * d}")
@@ -91,34 +89,27 @@ def transverse_growth(
 
 @functools.partial(jax.jit, static_argnames=("count", "rows_differ"))
 def _growth(params, entry, config, count, rows_differ):
-    keep = tangent.exists(entry)
+    keep = entry.keep
     start = tangent.around_mean(entry.x, keep)
     others = jax.random.normal(jax.random.key(0), (count - 1, *entry.x.shape))
     rest = jnp.concatenate([start.rest[None], others.astype(entry.x.dtype)])
     rest = jax.vmap(lambda r: tangent.settled(start.mean, r, 0.0, keep).rest)(rest)
     rest, _ = orthonormal(rest)
 
-    def body(carry, step):
+    algebra = LinearAttention(rows_differ)
+
+    def step(layer, carry):
         mean, rest = carry
-        layer, gains = step
-        sites = sites_of(layer, config, gains)
         zero = jnp.zeros((), mean.dtype)
 
-        def attend(seen):
-            return linear_attention(layer.attention, seen, config, gains, entry, rows_differ)
-
         def push(r):
-            return tangent.layer(
-                sites, layer, tangent.Tangent(mean, r, zero), config, attend, entry
-            )
+            return walk_layer(algebra, layer, tangent.Tangent(mean, r, zero))[0]
 
         after = jax.vmap(push)(rest)
         rest, stretch = orthonormal(after.rest)
         return (after.mean[0], rest), jnp.log10(stretch) + after.log_scale / np.log(10.0)
 
-    gains = layer_gains(config, entry.x.dtype, params)
-    _, growth = scan_layers(body, (start.mean, rest), params, config, gains)
-    return growth
+    return walk(step, (start.mean, rest), params, entry, config)[1]
 
 
 def orthonormal(directions: Float[Array, "p n d"]) -> tuple[Array, Float[Array, "p"]]:
@@ -134,23 +125,30 @@ def orthonormal(directions: Float[Array, "p n d"]) -> tuple[Array, Float[Array, 
     return jnp.stack(done), jnp.stack(stretch)
 
 
-def linear_attention(params, state, config, gains, entry, rows_differ):
-    """SA(1x̄ᵀ) and Σ_h Q_h R W_h; 0 where all rows of Q_h are the same, but for their mean."""
-    n = state.rest.shape[0]
-    tokens = jnp.broadcast_to(state.mean[None, :], (n, state.mean.shape[0]))
-    out, weights = attn.multi_head_attention(
-        params,
-        tokens,
-        tokens,
-        score=config.score,
-        scale=config.scale_scores,
-        norm_eps=config.norm_eps,
-        temperature=gains.temperature,
-        context=entry.context.of_layer(gains.window),
+class LinearAttention(tangent.Tangents):
+    """SA(1x̄ᵀ) and Σ_h Q_h R W_h; 0 where all rows of Q_h are the same, but for their mean.
+
+    Args:
+        rows_differ: Whether some rows of Q_h differ.
+    """
+
+    covers = covers.Covers(
+        "a transverse exponent",
+        {k: v for k, v in covers.EVERYTHING.fields.items() if k not in covers.CROSS},
     )
-    mean = out[jnp.argmax(tangent.exists(entry))]
-    if not rows_differ:
-        return tangent.Tangent(mean, jnp.zeros_like(state.rest), state.log_scale)
-    values = jnp.einsum("md,hdv->hmv", state.rest, params.w_v)
-    rest = jnp.einsum("hnm,hmv,hvd->nd", weights, values, params.w_o)
-    return tangent.Tangent(mean, rest, state.log_scale)
+
+    def __init__(self, rows_differ: bool):
+        self.rows_differ = rows_differ
+
+    def attention(self, layer, seen):
+        params, n = layer.params.attention, seen.rest.shape[0]
+        tokens = jnp.broadcast_to(seen.mean[None, :], (n, seen.mean.shape[0]))
+        out, weights = attn.multi_head_attention(
+            params, tokens, tokens, context=layer.context, **layer.score_options
+        )
+        mean = out[jnp.argmax(layer.inputs.keep)]
+        if not self.rows_differ:
+            return tangent.Tangent(mean, jnp.zeros_like(seen.rest), seen.log_scale), None
+        values = jnp.einsum("md,hdv->hmv", seen.rest, params.w_v)
+        rest = jnp.einsum("hnm,hmv,hvd->nd", weights, values, params.w_o)
+        return tangent.Tangent(mean, rest, seen.log_scale), None

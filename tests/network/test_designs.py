@@ -11,7 +11,7 @@ import pytest
 import rank_collapse as rc
 from rank_collapse.network.designs import count_branches
 from rank_collapse.network.gains import init_gains, layer_gains
-from rank_collapse.network.sublayer import gained
+from rank_collapse.network.residual import gained
 
 L, H, N, D = 3, 2, 5, 8
 

@@ -7,7 +7,6 @@ import pytest
 
 import rank_collapse as rc
 from rank_collapse.network import layers
-from rank_collapse.network.sublayer import Site
 from rank_collapse.theory import token_kernel
 from rank_collapse.theory.token_kernel import TokenKernel
 
@@ -25,9 +24,7 @@ def test_the_kernel_of_tokens_and_back():
     np.testing.assert_allclose(state.covariance, x @ x.T / 8, atol=1e-5)
     back = token_kernel.from_covariance(state.covariance, state.change)
     np.testing.assert_allclose(back.distance, state.distance, atol=1e-5)
-    moved = token_kernel.norm(
-        Site(None, None, 1, 1, skip=True, placement="post", kind="rms", eps=0.3), state
-    )
+    moved = token_kernel.norm(lone_norm(None, "rms", 0.3), state)
     scale = 1 / jnp.sqrt(jnp.mean(x**2, axis=1) + 0.3)
     np.testing.assert_allclose(moved.covariance, (x @ x.T / 8) * jnp.outer(scale, scale), atol=1e-5)
 

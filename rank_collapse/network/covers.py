@@ -1,0 +1,93 @@
+"""Which networks a pass covers: lists of what is allowed; everything else is refused by name.
+
+A field that no list names is covered only at its default value. So a field that is new is refused
+by every pass until somebody has thought about it.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rank_collapse.network.config import SWEPT, TransformerConfig
+
+ANY = "any value"
+
+
+def anything(*names: str) -> dict[str, Any]:
+    """These fields, at any value."""
+    return dict.fromkeys(names, ANY)
+
+
+# Shapes, initial values, and what `enter` and the scan over layers take care of.
+SIZES = anything(
+    "depth", "num_heads", "d_model", "d_qk", "d_v", "d_ff", "layer_map", "embedding", "init",
+    "init_gain", "unroll", "norm_eps",
+)  # fmt: skip
+STREAM = anything(
+    "attention_skip", "mlp_skip", "norm_placement", "norm", "final_norm", "first_norm", "skip_gain",
+    "branch_gain", "norm_gain", "learned_skip_gain", "learned_branch_gain", "learned_per_feature",
+)  # fmt: skip
+PARALLEL = anything("parallel")
+MASKS = anything("mask", "window", "windows", "local_theta")
+POSITIONS = anything(
+    "position", "rotary_theta", "rotary_scaling", "rotary_tables", "rotary_width", "rotary_factor",
+    "num_buckets", "max_distance", "clamp_distance",
+)  # fmt: skip
+SCORES = anything("score", "scale_scores", "temperature", "qk_norm")
+CAP = anything("score_cap")
+MLPS = anything("mlp")
+EXPERTS = anything("num_experts", "experts_per_token", "router", "d_shared")
+CROSS = anything("cross_attention", "cross_skip")
+ATTENTION = MASKS | POSITIONS | SCORES | CAP
+
+
+@dataclasses.dataclass(frozen=True)
+class Covers:
+    """What a pass covers.
+
+    Attributes:
+        name: Of the pass, as errors call it.
+        fields: {field of `TransformerConfig`: its allowed values, or `ANY`}.
+        edits: Whether the caller's edits are carried.
+        also: config → why a combination of allowed values is not covered; None where it is.
+    """
+
+    name: str
+    fields: Mapping[str, Any]
+    edits: bool = False
+    also: Callable[[TransformerConfig], str | None] = lambda config: None
+
+    def refusal(self, config: TransformerConfig) -> str | None:
+        """Why a network is not covered; None where it is."""
+        for field in dataclasses.fields(config):
+            value = getattr(config, field.name)
+            allowed = self.fields.get(field.name, (field.default,))
+            if allowed == ANY:
+                continue
+            # A swept value may be traced: it is its default or it is not covered.
+            same = value is field.default if field.name in SWEPT else value in allowed
+            if not same:
+                return f"{field.name}={value!r}"
+        return self.also(config)
+
+    def check(self, config: TransformerConfig, edit: Any = None) -> None:
+        """Refuses what is not covered.
+
+        Raises:
+            ValueError: A field's value, or an edit.
+        """
+        found = self.refusal(config)
+        if found:
+            raise ValueError(f"{self.name} does not cover {found}")
+        if edit is not None and not self.edits:
+            raise ValueError(
+                f"{self.name} takes no edit: apply, path_contributions, head_contributions and "
+                "direct_contributions do"
+            )
+
+
+EVERYTHING = Covers(
+    "a forward pass",
+    SIZES | STREAM | PARALLEL | ATTENTION | MLPS | EXPERTS | CROSS,
+    edits=True,
+)

@@ -1,0 +1,202 @@
+"""The walk through a network: the order of its sublayers, written once for every kind of state.
+
+A layer passes attention, cross-attention and MLP in turn, each as N(λ x + γ N'(branch(N(x)))).
+What a state is differs: tokens, sums of paths by length, a mean with a logarithmic residual, a
+kernel of tokens under random weights. An `Algebra` says how its kind of state is normalised, added,
+attended and sent through an MLP, and which networks that covers.
+
+Axis letters: l layers.
+"""
+
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from rank_collapse import struct
+from rank_collapse.network.attention import AttentionContext
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.covers import EVERYTHING, Covers
+from rank_collapse.network.entry import Entry
+from rank_collapse.network.gains import LayerGains, layer_gains
+from rank_collapse.network.parameters import TransformerParams
+from rank_collapse.network.residual import ResidualSpec, final_spec, residual_specs
+
+
+@struct.dataclass
+class Layer:
+    """One layer of a network on one example.
+
+    Attributes:
+        params: Its parameters.
+        gains: Its gains.
+        index: Its index, traced: one program serves all layers.
+        config: The network.
+        inputs: What the network starts from.
+        extra: What else an algebra needs at this layer, such as frozen attention weights.
+    """
+
+    params: Any
+    gains: Any
+    index: Any
+    config: Any
+    inputs: Any
+    extra: Any = None
+
+    @property
+    def context(self) -> AttentionContext:
+        """Masks, biases and positions of this layer's self-attention."""
+        return self.inputs.context.of_layer(self.gains.window)
+
+    @property
+    def score_options(self) -> dict[str, Any]:
+        """How scores are made: arguments of `attention.multi_head_attention`."""
+        config = self.config
+        return {
+            "score": config.score,
+            "scale": config.scale_scores,
+            "norm_eps": config.norm_eps,
+            "temperature": self.gains.temperature,
+        }
+
+
+class Passage(NamedTuple):
+    """What happened in one sublayer; what nobody reads is not computed under jit.
+
+    Attributes:
+        spec: Norms, skip and gains.
+        state: Before the sublayer.
+        branch_input: What the branch read.
+        part: The branch's output, before N'.
+        aux: What else the branch returned.
+        normed: What N was applied to; None where there is no N.
+        after: The state after the sublayer, before `Algebra.after`.
+    """
+
+    spec: ResidualSpec
+    state: Any
+    branch_input: Any
+    part: Any
+    aux: Any
+    normed: Any
+    after: Any
+
+
+class Algebra:
+    """How one kind of state passes the operations of a layer.
+
+    Attributes:
+        covers: The networks that it covers; `rank_collapse.network.covers`.
+    """
+
+    covers: ClassVar[Covers] = EVERYTHING
+
+    def norm(self, layer: Layer, spec: ResidualSpec, state: Any) -> Any:
+        """The spec's norm of a state; of a branch's output where `spec.after_branch`."""
+        raise NotImplementedError
+
+    def add(self, layer: Layer, spec: ResidualSpec, state: Any, part: Any) -> Any:
+        """γ part + λ state·[skip]."""
+        raise NotImplementedError
+
+    def attention(self, layer: Layer, branch_input: Any) -> tuple[Any, Any]:
+        """(output, aux) of self-attention."""
+        raise NotImplementedError
+
+    def cross(self, layer: Layer, branch_input: Any) -> tuple[Any, Any]:
+        """(output, aux) of the attention to the memory."""
+        raise NotImplementedError
+
+    def mlp(self, layer: Layer, branch_input: Any) -> tuple[Any, Any]:
+        """(output, aux) of the MLP."""
+        raise NotImplementedError
+
+    def after(self, layer: Layer, name: str, state: Any) -> Any:
+        """The state to go on with at "after_attention", "after_cross" and "hidden"."""
+        return state
+
+
+def walk_layer(algebra: Algebra, layer: Layer, state: Any) -> tuple[Any, dict[str, Passage]]:
+    """One layer: (the state behind it, the passage of each of its sublayers by kind)."""
+    specs = residual_specs(layer.params, layer.config, layer.gains)
+    start, passages = state, {}
+    for kind in layer.config.kinds:
+        spec = getattr(specs, kind)
+        source = start if spec.parallel else state
+        branch_input = _branch_input(algebra, layer, spec, source)
+        part, aux = getattr(algebra, kind)(layer, branch_input)
+        joined = algebra.norm(layer, spec.at_branch, part) if spec.norms_branch else part
+        total = algebra.add(layer, spec, state, joined)
+        after = algebra.norm(layer, spec, total) if spec.placement == "post" else total
+        normed = {"post": total, "pre": source, "sandwich": source}.get(spec.placement)
+        passages[kind] = Passage(spec, state, branch_input, part, aux, normed, after)
+        state = after if kind == "mlp" else algebra.after(layer, f"after_{kind}", after)
+    return algebra.after(layer, "hidden", state), passages
+
+
+def _branch_input(algebra, layer, spec, state):
+    """What the branch reads of a state: it normalised, or itself."""
+    if not spec.norms_input:
+        return state
+    normed = algebra.norm(layer, spec, state)
+    if spec.unnormed is None:
+        return normed
+    return jax.tree.map(lambda own, a: jnp.where(spec.unnormed, own, a), state, normed)
+
+
+def walk(
+    step: Callable[[Layer, Any], tuple[Any, Any]],
+    state: Any,
+    params: TransformerParams,
+    inputs: Entry,
+    config: TransformerConfig,
+    *,
+    extra: Any = None,
+    gains: LayerGains | None = None,
+    rows: tuple[int, int] | None = None,
+) -> tuple[Any, Any]:
+    """A scan over the layers: (the state behind the last, what each step adds [l, ...]).
+
+    Args:
+        step: (layer, state) → (state, what it adds), such as a call of `walk_layer`.
+        state: Before the first layer.
+        params, inputs: From `enter`.
+        config: The network.
+        extra: `Layer.extra` of all layers, leaves [L, ...].
+        gains: Of all layers; `layer_gains` by default.
+        rows: First layer and the one behind the last; all by default.
+    """
+    gains = layer_gains(config, inputs.x.dtype, params) if gains is None else gains
+    swept = (jnp.arange(config.depth), gains, extra)
+    first, last = (0, config.depth) if rows is None else rows
+    if rows is not None:
+        swept = jax.tree.map(lambda a: a[first:last], swept)
+    stack = params.layers
+    if config.layer_map:  # parameters are gathered layer by layer, never copied as a stack
+        stack = jnp.asarray(config.layer_map[first:last])
+    elif rows is not None:
+        stack = jax.tree.map(lambda a: a[first:last], stack)
+
+    def body(state, scanned):
+        own, (index, own_gains, more) = scanned
+        if config.layer_map:
+            own = jax.tree.map(lambda a: a[own], params.layers)
+        return step(Layer(own, own_gains, index, config, inputs, more), state)
+
+    return jax.lax.scan(body, state, (stack, swept), unroll=config.unroll)
+
+
+def final_norm(
+    algebra: Algebra,
+    state: Any,
+    params: TransformerParams,
+    inputs: Entry,
+    config: TransformerConfig,
+    extra: Any = None,
+) -> Any:
+    """The state behind the norm after the last layer, where there is one."""
+    if not config.final_norm:
+        return state
+    layer = Layer(None, None, config.depth, config, inputs, extra)
+    return algebra.norm(layer, final_spec(params, config), state)
