@@ -16,18 +16,16 @@ from experiments.architectures.models import Model, Weights, weights_of
 from experiments.architectures.resume import resumed
 from experiments.shell.progress import Progress
 from rank_collapse import pretrained
-from rank_collapse.measures.attention_profile import AttentionPass
+from rank_collapse.measures.attention_profile import attention_measures
 from rank_collapse.measures.influence import InfluencePass, RemovalPass
 from rank_collapse.measures.profiles import ProfilePass
 from rank_collapse.network import surgery
-from rank_collapse.network.passes import LayerPass
+from rank_collapse.network.passes import Each, LayerPass, States
 from rank_collapse.paths.contributions import LengthPass
 from rank_collapse.paths.effects import ChainPass, sizes_of
-from rank_collapse.paths.gradients import StatePass
 from rank_collapse.runs.folder import RunFolder
-from rank_collapse.theory.effects import effects_of, has_bounds, has_log_profile
 from rank_collapse.theory.logdomain import LogPass
-from rank_collapse.theory.reports import BoundPass
+from rank_collapse.theory.reports import BoundPass, effects_of
 
 BY_VARIANT = ("residuals", "log", "bounds")
 PARTS = (
@@ -41,12 +39,12 @@ class Part(NamedTuple):
     """One part of the results: of which variant, and by what name the run keeps it."""
 
     name: str
-    cut: tuple[str, str]
+    ablation: tuple[str, str]  # variant and reading
 
     @property
     def stored(self) -> str:
         """Where its arrays are among those of a set of weights."""
-        return "/".join((self.name, *self.cut)) if self.name in BY_VARIANT else self.name
+        return "/".join((self.name, *self.ablation)) if self.name in BY_VARIANT else self.name
 
 
 def measure_all(
@@ -103,21 +101,28 @@ def parts_of(weights: Weights) -> list[Part]:
         asked.add("residuals")
     speaks = bool(asked & {"next_token", "gradients"}) and weights.source.speaks
     found = []
-    for cut in surgery.variants_of(weights.family):
+    for ablation in surgery.variants_of(weights.family):
+        whole = ablation == WHOLE
         fits = {
             "residuals": True,
             # With skips it stays in floating point.
-            "log": cut[0] in ("SAN", "SAN+MLP") and has_log_profile(_cut(config, cut[0])),
-            "bounds": cut in (WHOLE, ("SAN", "published")) and has_bounds(config),
+            "log": ablation[0] in ("SAN", "SAN+MLP")
+            and covers(LogPass, _ablated(config, ablation[0])),
+            "bounds": (whole or ablation == ("SAN", "published")) and covers(BoundPass, config),
         }
-        if cut == WHOLE:
+        if whole:
             fits |= dict.fromkeys(("lengths", "chains", "attention", "layers", "removal"), True)
             fits |= dict.fromkeys(("next_token", "gradients"), speaks)
-        found += [Part(name, cut) for name, fit in fits.items() if fit and name in asked]
+        found += [Part(name, ablation) for name, fit in fits.items() if fit and name in asked]
     return found
 
 
-def _cut(config, variant):
+def covers(layer_pass: type[LayerPass], config: Any) -> bool:
+    """Whether a pass covers a network."""
+    return layer_pass.covers.refusal(config) is None
+
+
+def _ablated(config, variant):
     """The network without the experts that SAN is without."""
     return config.replace(num_experts=0, d_shared=0) if variant == "SAN" else config
 
@@ -133,12 +138,12 @@ def passes_of(part: Part, weights: Weights) -> dict[str, LayerPass]:
         "log": {"log": LogPass()},
         "bounds": {"bounds": BoundPass()},
         "chains": {"chains": ChainPass()},
-        "attention": {"attention": AttentionPass()},
+        "attention": {"attention": Each(attention_measures)},
         "layers": {"layers": InfluencePass()},
         "removal": {"removal": RemovalPass()},
         "lengths": sums,
         "next_token": sums,
-        "gradients": sums | {"states": StatePass()},
+        "gradients": sums | {"states": States()},
     }[part.name]
 
 
@@ -148,24 +153,25 @@ def measure(run: RunFolder, number: int, weights: Weights, wanted: list[Part], l
     Residuals are of all texts, all else is of the first few.
     """
     options, inputs = weights.options, weights.inputs()
-    few, jobs = min(options.num_path_texts, len(inputs["x"])), {}
-    for cut in dict.fromkeys(part.cut for part in wanted):
+    few, groups = min(options.num_path_texts, len(inputs["x"])), {}
+    for ablation in dict.fromkeys(part.ablation for part in wanted):
+        spec = pretrained.AblationSpec(*ablation, weights.family)
         passes: dict[str, LayerPass] = {}
         for part in wanted:
-            passes |= passes_of(part, weights) if part.cut == cut else {}
+            passes |= passes_of(part, weights) if part.ablation == ablation else {}
         if "bounds" in passes:  # which go through the same logarithms
             passes.pop("log", None)
-        jobs["/".join(cut)] = pretrained.Job(tuple(passes.items()), *cut, last=few)
+        groups["/".join(ablation)] = pretrained.Group(tuple(passes.items()), spec, last=few)
         if "residuals" in passes and few < len(inputs["x"]):
             rest = (("residuals", passes["residuals"]),)
-            jobs["/".join((*cut, "rest"))] = pretrained.Job(rest, *cut, first=few)
+            groups["/".join((*ablation, "rest"))] = pretrained.Group(rest, spec, first=few)
     depth = weights.config.depth
     with Progress(depth, f"{label}: layers", log=run.log, interval=1.0) as progress:
-        found = resumed(run, number, weights.source, inputs, jobs, options.chunk, progress)
+        found = resumed(run, number, weights.source, inputs, groups, options.chunk, progress)
     few_inputs = {k: v if v is None else v[:few] for k, v in inputs.items()}
     for part in wanted:
-        result = found["/".join(part.cut)]
-        rest = found.get("/".join((*part.cut, "rest")))
+        result = found["/".join(part.ablation)]
+        rest = found.get("/".join((*part.ablation, "rest")))
         if part.name == "residuals" and rest is not None:
             both = result["residuals"], rest["residuals"]
             result = {"residuals": jax.tree.map(lambda *a: np.concatenate(a), *both)}

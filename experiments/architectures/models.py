@@ -9,7 +9,7 @@ from absl import flags
 
 import rank_collapse as rc
 from rank_collapse import pretrained
-from rank_collapse.network.passes import OutputPass
+from rank_collapse.network.passes import Output
 from rank_collapse.pretrained.hub import PREFIX, hub_folder, is_hub_name
 
 
@@ -104,9 +104,9 @@ class Weights:
         batch = dict(self._batch)
         if self.config.cross_attention:
             if self._memory is None:
-                job = pretrained.Job((("output", OutputPass()),))
+                group = pretrained.Group((("output", Output()),))
                 found = pretrained.stream(
-                    self._open("encoder"), batch, {"encoder": job}, chunk=self.options.chunk
+                    self._open("encoder"), batch, {"encoder": group}, chunk=self.options.chunk
                 )
                 self._memory = found["encoder"]["output"]
             batch |= {"memory": self._memory, "memory_mask": batch["mask"]}

@@ -20,7 +20,7 @@ def resumed(
     number: int,
     source: pretrained.OpenCheckpoint,
     inputs: dict[str, Any],
-    jobs: dict[str, pretrained.Job],
+    groups: dict[str, pretrained.Group],
     chunk: int,
     progress: Progress,
 ) -> dict[str, dict[str, Any]]:
@@ -32,10 +32,10 @@ def resumed(
     Args:
         run: Where states are kept.
         number: Of the set of weights.
-        source, inputs, jobs, chunk: As of `stream`.
+        source, inputs, groups, chunk: As of `stream`.
         progress: Of the layers.
     """
-    kept = restored(run, number, source, inputs, jobs, chunk)
+    kept = restored(run, number, source, inputs, groups, chunk)
     if kept is not None:
         progress.skip(kept.layers)
         progress.say(f"goes on behind layer {kept.layers}")
@@ -56,7 +56,7 @@ def resumed(
     try:
         # Until the first layer is done there is nothing to save, and compiling takes a minute.
         with contextlib.ExitStack() as waits:
-            return pretrained.stream(source, inputs, jobs, chunk=chunk, state=kept, done=done)
+            return pretrained.stream(source, inputs, groups, chunk=chunk, state=kept, done=done)
     except BaseException:
         if now is not None:
             keep(run, number, now)
@@ -75,15 +75,15 @@ def restored(
     number: int,
     source: pretrained.OpenCheckpoint,
     inputs: dict[str, Any],
-    jobs: dict[str, pretrained.Job],
+    groups: dict[str, pretrained.Group],
     chunk: int,
 ) -> State | None:
     """The state of this set of weights that an interrupted run has left; None without one."""
     step = run.newest_checkpoint
     if step is None or step // SETS != number:
         return None
-    like = pretrained.state_like(source, inputs, jobs, step % SETS, chunk=chunk)
+    like = pretrained.state_like(source, inputs, groups, step % SETS, chunk=chunk)
     try:
         return like.with_arrays(run.restore_checkpoint(like.arrays(), step)[1])
-    except RunError:  # of jobs some of whose results are stored by now
+    except RunError:  # of groups some of whose results are stored by now
         return None

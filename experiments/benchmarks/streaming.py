@@ -84,12 +84,14 @@ def measure(folder: str, texts: int, tokens: int) -> dict[str, float]:
     rng = np.random.default_rng(0)
     ids = rng.integers(0, source.config.embedding.vocab_size, (texts, tokens))
     profile = ("profile", ProfilePass(("residual_ratio", "token_cosine")))
-    jobs = {
-        f"{variant}/{reading}": pretrained.Job((profile,), variant, reading)
+    groups = {
+        f"{variant}/{reading}": pretrained.Group(
+            (profile,), pretrained.AblationSpec(variant, reading)
+        )
         for variant, reading in variants_of("llama")
         if variant != "Transformer"
     }
-    jobs["whole"] = pretrained.Job((profile, ("lengths", LengthPass(source.biased))))
+    groups["whole"] = pretrained.Group((profile, ("lengths", LengthPass(source.biased))))
     before, start = memory.peak(), time.perf_counter()
 
     def done(state):
@@ -99,7 +101,7 @@ def measure(folder: str, texts: int, tokens: int) -> dict[str, float]:
         text = f"layer {state.layers}: {gone:.1f} s, {left:.0f} s left; {used}"
         print(text, file=sys.stderr, flush=True)
 
-    found = pretrained.stream(source, {"x": ids}, jobs, done=done)
+    found = pretrained.stream(source, {"x": ids}, groups, done=done)
     error = jax.vmap(sizes_of)(found["whole"]["lengths"])["error"].max()
     return {
         "peak": memory.peak(),

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 from jax.sharding import Mesh
-from rank_collapse.paths.dependency import variance_shares
 
 import rank_collapse as rc
 from experiments.shell.progress import Progress
@@ -18,6 +17,7 @@ from experiments.stability.cases import Case, Group, with_gains
 from experiments.stability.networks import ALONE, halves, last, mapped
 from rank_collapse.measures import dependency, updates
 from rank_collapse.network import layers
+from rank_collapse.paths.direct import variance_shares
 from rank_collapse.runs import seeds
 from rank_collapse.runs.folder import RunFolder
 from rank_collapse.theory.logdomain import log_residual_profile

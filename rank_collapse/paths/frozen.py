@@ -126,14 +126,14 @@ def carry_edit(
     layer: Layer, name: str, c: Float[Array, "g n d"], ones: Float[Array, "#g"]
 ) -> Float[Array, "g n d"]:
     """Channels of a state after its edit, which is frozen into its linear part: `edits.carried`."""
-    edit, unedited = layer.inputs.edit, layer.extra.unedited
-    if edit is None or unedited is None or name not in unedited:
+    edit = layer.inputs.edit
+    if edit is None or name not in layer.extra.unedited:
         return c
 
     def changed(value):
         return edits.edited(edit, layer.index, name, value)
 
-    return edits.carried(changed, unedited[name], c, ones)
+    return edits.carried(changed, layer.extra.unedited[name], c, ones)
 
 
 def mlp_gate(

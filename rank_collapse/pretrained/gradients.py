@@ -42,6 +42,9 @@ def stream_gradients(
     COVERS.check(source.config)
     config, outside, given = source.entered(inputs)
     states, gradients = np.asarray(states), None
+    wanted = states[:, 0].shape
+    if np.shape(cotangents) != wanted:
+        raise ValueError(f"cotangents of shape {np.shape(cotangents)} is not {wanted}")
     depth = config.depth
     try:
         for index in reversed(range(depth)):

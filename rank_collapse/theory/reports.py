@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
 
 from rank_collapse import struct
 from rank_collapse.network.config import TransformerConfig
@@ -119,6 +120,20 @@ def bound_report(
     """
     params, entry = enter(params, x, config, mask=mask, bias=bias, covers=bounds.COVERS)
     return _report(*at_least_float32(params, entry), config)
+
+
+def effects_of(found: BoundReport) -> dict[str, Float[Array, "..."] | Bool[Array, "..."]]:
+    """Fields of a report as plain arrays by name, log10_spread as its maximum over tokens."""
+    names = ("beta", "gamma", "admissible", "log10_input")
+    return {name: getattr(found, name) for name in names} | {
+        "log10_spread": jnp.max(found.log10_spread, axis=-1),
+        "head_tightness": found.head.tightness,
+        "layer_tightness": found.layer.tightness,
+        "layer_log10_lhs": found.layer.log10_lhs,
+        "layer_log10_rhs": found.layer.log10_rhs,
+        "stack_log10_lhs": found.stack.log10_lhs,
+        "stack_log10_rhs": found.stack.log10_rhs,
+    }
 
 
 @jax.jit

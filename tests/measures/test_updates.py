@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from rank_collapse.paths.dependency import variance_shares
 
 import rank_collapse as rc
 from rank_collapse.measures import dependency, updates
+from rank_collapse.paths.direct import variance_shares
 
 FIELDS = (
     {"norm_placement": "post", "skip_gain": 1.4, "branch_gain": 0.6},

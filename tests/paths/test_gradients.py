@@ -7,13 +7,24 @@ import pytest
 from path_examples import DEPTH, N, config_of, example, relative
 
 import rank_collapse as rc
-from rank_collapse.paths.gradients import gradient_effects, length_gradients
+from rank_collapse import pretrained
+from rank_collapse.network.passes import States
+from rank_collapse.paths.gradients import gradient_effects
 
 CASES = {
     "post": {"norm_placement": "post", "mlp": "gelu", "attention_skip": True, "mlp_skip": True},
     "pre": {"norm_placement": "pre", "norm": "rms", "mlp": "swiglu", "final_norm": True}
     | {"attention_skip": True, "mlp_skip": True, "mask": "causal", "layer_map": (0, 1, 0)},
 }
+
+
+def length_gradients(params, x, config, cotangent, mask=None):
+    """Of one example of a network in memory."""
+    source = pretrained.InMemory(params, config)
+    inputs = {"x": x[None], "mask": None if mask is None else mask[None]}
+    groups = {"": pretrained.Group((("states", States()),))}
+    states = pretrained.stream(source, inputs, groups)[""]["states"]
+    return pretrained.stream_gradients(source, inputs, states, cotangent[None])[0]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -61,5 +72,5 @@ def test_refusals():
     with pytest.raises(ValueError, match="attention_skip=False"):
         length_gradients(params, x, config, x)
     config = config_of(attention_skip=True, mlp="none")
-    with pytest.raises(ValueError, match=r"cotangent of shape \(2, 8\) is not \(5, 8\)"):
+    with pytest.raises(ValueError, match=r"cotangents of shape \(1, 2, 8\) is not \(1, 5, 8\)"):
         length_gradients(params, x, config, x[:2])

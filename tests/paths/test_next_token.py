@@ -38,7 +38,10 @@ def by_hand(found, words, targets, keep, bias=0.0, cap=None):
 def test_by_length_against_softmax_in_numpy():
     found, words, targets = draws()
     keep = np.arange(TOKENS) < TOKENS - 1
-    effects = next_token.next_token_effects(found, words, targets, jnp.asarray(keep))
+    sums = next_token.sums_by_length(found)
+    known = next_token.no_words(len(sums[1]), TOKENS)
+    known = next_token.add_words(known, words, 0, *sums, targets)
+    effects = next_token.by_length(known, jnp.asarray(keep))
     loss, same = by_hand(found, words, targets, keep)
     ours = [effects["loss"][None], effects["loss_up_to"], effects["loss_without"]]
     assert relative(jnp.concatenate(ours), loss) < 1e-5

@@ -11,27 +11,27 @@ import pytest
 
 from rank_collapse import pretrained
 from rank_collapse.measures import attention_profile, influence, profiles
-from rank_collapse.measures.attention_profile import AttentionPass
+from rank_collapse.measures.attention_profile import attention_measures
 from rank_collapse.measures.influence import InfluencePass
 from rank_collapse.measures.norms import composite_norm
 from rank_collapse.measures.profiles import ProfilePass
 from rank_collapse.network import apply, surgery
+from rank_collapse.network.passes import Each, States
 from rank_collapse.paths import next_token
 from rank_collapse.paths.contributions import LengthPass, path_contributions
 from rank_collapse.paths.effects import ChainPass, chain_effects
-from rank_collapse.paths.gradients import StatePass, length_gradients
-from rank_collapse.pretrained import Job, streaming
+from rank_collapse.pretrained import AblationSpec, Group, InMemory, streaming
 from rank_collapse.pretrained.checkpoint import Checkpoint
 from rank_collapse.pretrained.next_token import loss_gradient, next_tokens, targets_of
-from rank_collapse.theory.effects import bound_effects, effects_of
 from rank_collapse.theory.logdomain import LogPass, log_residual_profile
-from rank_collapse.theory.reports import BoundPass, bound_report
+from rank_collapse.theory.reports import BoundPass, bound_report, effects_of
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 FAMILIES = ("albert-groups", "t5-gated", "gpt2-head", "bert-untied")
 FAMILIES = ("llama-grouped", *(pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES))
 MEASURES = ("residual_ratio", "token_cosine")
 TOLERANCE = 2e-5
+SAN = AblationSpec("SAN")
 
 
 def batch(config, n=7):
@@ -64,13 +64,13 @@ def test_streamed_is_what_the_network_in_memory_gives(name):
     family = source.family.model_type
     every = (
         ("profile", ProfilePass(MEASURES)), ("lengths", LengthPass(source.biased)),
-        ("chains", ChainPass(2)), ("attention", AttentionPass()), ("influence", InfluencePass()),
+        ("chains", ChainPass(2)), ("attention", Each(attention_measures)), ("influence", InfluencePass()),
     )  # fmt: skip
-    jobs = {
-        "whole": Job(every),
-        "SAN": Job((("profile", ProfilePass(MEASURES)),), "SAN", last=1),
+    groups = {
+        "whole": Group(every),
+        "SAN": Group((("profile", ProfilePass(MEASURES)),), SAN, last=1),
     }
-    found = pretrained.stream(source, inputs, jobs, chunk=2)
+    found = pretrained.stream(source, inputs, groups, chunk=2)
 
     def measured(measure, cut="Transformer", count=None, **static):
         own = surgery.variant(config, params, cut, "published", family)
@@ -103,7 +103,7 @@ def test_streamed_ratios_are_of_what_a_branch_with_its_own_norm_adds():
     source = pretrained.open_random(settings, jax.random.key(0))
     inputs = {"x": np.random.default_rng(0).integers(1, 40, (2, 6))}
     passes = (("influence", InfluencePass()), ("chains", ChainPass(2)))
-    found = pretrained.stream(source, inputs, {"all": Job(passes)})["all"]
+    found = pretrained.stream(source, inputs, {"all": Group(passes)})["all"]
     trace = jax.vmap(lambda x: apply(params, x, config))(inputs["x"])
     streams = {"attention": trace.hidden[:, :-1], "mlp": trace.layers.after_attention}
     states = {"attention": trace.layers.after_attention, "mlp": trace.hidden[:, 1:]}
@@ -116,6 +116,10 @@ def test_streamed_ratios_are_of_what_a_branch_with_its_own_norm_adds():
     np.testing.assert_allclose(found["chains"]["branch"], expected, rtol=1e-4)
 
 
+def bounds_of(params, x, config, mask):
+    return effects_of(bound_report(params, x, config, mask=mask))
+
+
 def length(a):
     return np.linalg.norm(a, axis=-1)
 
@@ -126,11 +130,11 @@ def test_logarithms_and_bounds_are_those_of_the_network_in_memory(name):
     config, params = pretrained.load(GOLDEN / name)
     inputs, source = batch(config), pretrained.open_checkpoint(GOLDEN / name)
     passes = (("log", LogPass()), ("bounds", BoundPass()))
-    found = pretrained.stream(source, inputs, {"SAN": Job(passes, "SAN")}, chunk=3)["SAN"]
+    found = pretrained.stream(source, inputs, {"SAN": Group(passes, SAN)}, chunk=3)["SAN"]
     config, params = surgery.variant(config, params, "SAN")
     log = profiles.measure_batch(log_residual_profile, params, config, inputs, chunk=3)
     np.testing.assert_allclose(found["log"].profile, log, rtol=1e-4, atol=1e-3)
-    expected = profiles.measure_batch(bound_effects, params, config, inputs, chunk=3)
+    expected = profiles.measure_batch(bounds_of, params, config, inputs, chunk=3)
     gaps = {
         what: worst(np.asarray(values, float), np.asarray(expected[what], float))
         for what, values in jax.vmap(effects_of)(found["bounds"]).items()
@@ -146,15 +150,15 @@ def test_bounds_are_refused_where_rows_differ_as_in_memory(kind):
     source, n = pretrained.open_checkpoint(GOLDEN / "bert"), 5
     given = np.tril(np.ones((n, n), bool)) if kind == "mask" else np.ones((1, n, n), np.float32)
     inputs = {"x": batch(config, n)["x"][:1], kind: given[None]}
-    job = {"SAN": Job((("bounds", BoundPass()),), "SAN")}
-    found = pretrained.stream(source, inputs, job)["SAN"]["bounds"]
+    group = {"SAN": Group((("bounds", BoundPass()),), SAN)}
+    found = pretrained.stream(source, inputs, group)["SAN"]["bounds"]
     config, params = surgery.variant(config, params, "SAN")
     expected = bound_report(params, inputs["x"][0], config, **{kind: given})
     assert found.not_covered == expected.not_covered and "rows" in found.not_covered[0]
     for name in ("mean_head", "mean_layer", "diameter_layer", "diameter"):
         assert np.isnan(getattr(found, name).log10_rhs).all(), name
     padded = {"x": inputs["x"], "mask": np.arange(n)[None] < n - 1}
-    covered = pretrained.stream(source, padded, job)["SAN"]["bounds"]
+    covered = pretrained.stream(source, padded, group)["SAN"]["bounds"]
     assert not any(why.startswith("rows") for why in covered.not_covered)
     assert np.isfinite(covered.mean_layer.log10_rhs).all()
 
@@ -163,8 +167,8 @@ def test_next_tokens_and_gradients_of_a_language_model():
     folder = GOLDEN / "llama-grouped"
     config, params = pretrained.load(folder)
     source, inputs = pretrained.open_checkpoint(folder), batch(config)
-    passes = ("sums", LengthPass(source.biased)), ("states", StatePass())
-    found = pretrained.stream(source, inputs, {"all": Job(passes)})["all"]
+    passes = ("sums", LengthPass(source.biased)), ("states", States())
+    found = pretrained.stream(source, inputs, {"all": Group(passes)})["all"]
     targets, keep = targets_of(inputs["x"], inputs["mask"])
     assert not keep[:, -1].any() and keep[0, :-1].all() and keep[1].sum() == 4
     whole = source.read_out.table.read(0, config.embedding.vocab_size)
@@ -183,14 +187,14 @@ def test_next_tokens_and_gradients_of_a_language_model():
     expected = [jax.grad(loss)(output[i], i) for i in range(3)]
     np.testing.assert_allclose(pull, np.stack(expected), atol=1e-7)
     split = pretrained.stream_gradients(source, inputs, found["states"], pull)
-    for i in range(3):
-        own = length_gradients(params, inputs["x"][i], config, pull[i], mask=inputs["mask"][i])
-        assert worst(split[i], own) < TOLERANCE
+    memory = InMemory(params, config)
+    own = pretrained.stream_gradients(memory, inputs, found["states"], pull)
+    assert worst(split, own) < TOLERANCE
 
 
-def some_jobs(source):
+def some_groups(source):
     """The same passes wherever they will do: they compile once."""
-    return {"all": Job((("lengths", LengthPass(source.biased)), ("chains", ChainPass(2))))}
+    return {"all": Group((("lengths", LengthPass(source.biased)), ("chains", ChainPass(2))))}
 
 
 def copied(tmp_path, name="llama-grouped"):
@@ -210,7 +214,7 @@ def rewritten(folder, name, change):
 def test_shapes_are_known_without_asking_weights_that_a_thread_may_be_reading(monkeypatch):
     """`biased` and `state_like` behind a layer, while the next one is read."""
     source = pretrained.open_checkpoint(GOLDEN / "llama-grouped")
-    inputs, jobs = batch(source.config), some_jobs(source)
+    inputs, groups = batch(source.config), some_groups(source)
 
     def asked(name, *shape):
         raise AssertionError(f"{name} was asked for")
@@ -218,7 +222,7 @@ def test_shapes_are_known_without_asking_weights_that_a_thread_may_be_reading(mo
     with monkeypatch.context() as patched:
         patched.setattr(source.weights, "take", asked)
         assert source.biased is False
-        like = pretrained.state_like(source, inputs, jobs, 1, chunk=2)
+        like = pretrained.state_like(source, inputs, groups, 1, chunk=2)
     assert like.layers == 1 and len(like.hidden) == 2
 
 
@@ -231,10 +235,10 @@ def test_values_that_are_not_finite_are_named_when_their_layer_comes(tmp_path):
 
     rewritten(folder, "model.layers.1.mlp.up_proj.weight", spoil)
     source = pretrained.open_checkpoint(folder)
-    jobs = some_jobs(source)
+    groups = some_groups(source)
     with pytest.raises(ValueError, match=r"layers\.1\.mlp\.up_proj\.weight.*not finite"):
         pretrained.stream(
-            source, batch(source.config), jobs, chunk=2, done=lambda s: done.append(s.layers)
+            source, batch(source.config), groups, chunk=2, done=lambda s: done.append(s.layers)
         )
     assert done == [1]
 
@@ -243,8 +247,8 @@ def test_a_disk_that_goes_away_leaves_a_state_to_go_on_from(tmp_path):
     folder, kept = copied(tmp_path), []
     source = pretrained.open_checkpoint(folder)
     inputs = batch(source.config)
-    jobs = some_jobs(source)
-    whole = pretrained.stream(source, inputs, jobs, chunk=2)
+    groups = some_groups(source)
+    whole = pretrained.stream(source, inputs, groups, chunk=2)
 
     def gone(state):
         kept.append(jax.tree.map(np.array, state.arrays()))
@@ -252,11 +256,11 @@ def test_a_disk_that_goes_away_leaves_a_state_to_go_on_from(tmp_path):
         folder.rename(tmp_path / "elsewhere")
 
     with pytest.raises(FileNotFoundError, match="llama-grouped"):
-        pretrained.stream(source, inputs, jobs, chunk=2, done=gone)
+        pretrained.stream(source, inputs, groups, chunk=2, done=gone)
     (tmp_path / "elsewhere").rename(folder)
-    like = pretrained.state_like(source, inputs, jobs, 1, chunk=2)
+    like = pretrained.state_like(source, inputs, groups, 1, chunk=2)
     assert jax.tree.map(np.shape, kept[0]) == jax.tree.map(lambda a: a.shape, like.arrays())
-    again = pretrained.stream(source, inputs, jobs, chunk=2, state=like.with_arrays(kept[0]))
+    again = pretrained.stream(source, inputs, groups, chunk=2, state=like.with_arrays(kept[0]))
     jax.tree.map(np.testing.assert_array_equal, again, whole)
 
 
@@ -295,23 +299,23 @@ def test_what_does_not_fit_is_said_before_a_layer_is_read(tmp_path, entries, wor
 
 def test_tokens_beyond_the_positions_or_the_vocabulary():
     source = pretrained.open_checkpoint(GOLDEN / "gpt2-head")
-    jobs = {"all": Job((("profile", ProfilePass(MEASURES)),))}
+    groups = {"all": Group((("profile", ProfilePass(MEASURES)),))}
     with pytest.raises(ValueError, match="21 tokens are more than the 20 positions"):
-        pretrained.stream(source, {"x": np.ones((1, 21), int)}, jobs)
+        pretrained.stream(source, {"x": np.ones((1, 21), int)}, groups)
     with pytest.raises(ValueError, match="token id 40 is not below vocab_size=40"):
-        pretrained.stream(source, {"x": np.full((1, 4), 40)}, jobs)
+        pretrained.stream(source, {"x": np.full((1, 4), 40)}, groups)
 
 
-def test_inputs_and_jobs_that_do_not_fit():
+def test_inputs_and_groups_that_do_not_fit():
     source = pretrained.open_checkpoint(GOLDEN / "gpt2-head")
     passes = (("profile", ProfilePass(MEASURES)),)
 
     def refused(words, rows=3, *, chunk=8, **job):
         inputs = {"x": np.full((3, 4), 5), "mask": np.ones((rows, 4), bool)}
-        jobs = {"all": Job(passes), "some": Job(passes, **job)}
+        groups = {"all": Group(passes), "some": Group(passes, **job)}
         for asked in (pretrained.stream, lambda *a, **k: pretrained.state_like(*a, 1, **k)):
             with pytest.raises(ValueError, match=words) as error:
-                asked(source, inputs, jobs, chunk=chunk)
+                asked(source, inputs, groups, chunk=chunk)
             assert "\n" not in str(error.value)
 
     refused("different lengths.*'x': 3, 'mask': 4", rows=4)
@@ -341,5 +345,5 @@ def test_one_program_serves_all_layers():
     def done(_):
         counts.append(streaming._step._cache_size())
 
-    pretrained.stream(source, batch(source.config), some_jobs(source), chunk=2, done=done)
+    pretrained.stream(source, batch(source.config), some_groups(source), chunk=2, done=done)
     assert len(counts) == source.config.depth > 1 and len(set(counts)) == 1

@@ -9,10 +9,14 @@ import numpy as np
 import pytest
 
 import rank_collapse as rc
-from rank_collapse.theory.effects import bound_effects
+from rank_collapse.theory.reports import effects_of
 
 L, H, D, K = 2, 3, 6, 4
 TEMPERATURE = 1.7
+
+
+def bound_effects(params, x, config, **inputs):
+    return effects_of(rc.bound_report(params, x, config, **inputs))
 
 
 def composite(a):
