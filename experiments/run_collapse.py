@@ -24,8 +24,9 @@ from experiments.collapse.figures import figures_of
 from experiments.collapse.results import rows_of, summary_of
 from experiments.collapse.settings import VARIANTS, configs_of, gains_of, sweep_of
 from experiments.shell import cli, inputs, room
-from rank_collapse.network.config import INITS, MASKS, NORM_PLACEMENTS
-from rank_collapse.network.layers import MLP_KINDS, NORM_KINDS
+from rank_collapse.network.attention import MASKS
+from rank_collapse.network.config import INITS
+from rank_collapse.network.layers import MLP_KINDS, NORM_KINDS, NORM_PLACEMENTS
 
 FLAGS = cli.make_flags(
     "collapse", num_seeds=8, shows="ratio,variant=last,layer=last",

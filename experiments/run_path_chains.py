@@ -21,8 +21,9 @@ from experiments.path_chains.figures import figures_of
 from experiments.path_chains.measure import config_of, measure_all
 from experiments.path_chains.results import rows_of, summary_of
 from experiments.shell import cli, inputs, room
-from rank_collapse.network.config import INITS, MASKS, NORM_PLACEMENTS
-from rank_collapse.network.layers import MLP_KINDS, NORM_KINDS
+from rank_collapse.network.attention import MASKS
+from rank_collapse.network.config import INITS
+from rank_collapse.network.layers import MLP_KINDS, NORM_KINDS, NORM_PLACEMENTS
 
 FLAGS = cli.make_flags("path_chains", num_seeds=4, shows="log10_residual,length=last")
 define = cli.definer(FLAGS)

@@ -26,7 +26,7 @@ from experiments.stability.entry import ENTRY
 from experiments.stability.figures import figures_of
 from experiments.stability.measure import measure_all
 from experiments.stability.results import rows_of, summary_of
-from rank_collapse.network.config import MASKS
+from rank_collapse.network.attention import MASKS
 from rank_collapse.network.designs import DESIGNS
 from rank_collapse.network.layers import MLP_KINDS
 

@@ -26,7 +26,7 @@ from rank_collapse.measures.saturation import largest_weight, saturated_share
 from rank_collapse.measures.sinks import largest_column, sink_rate
 from rank_collapse.network import encoder_decoder, surgery
 from rank_collapse.network.admin import admin_profile
-from rank_collapse.network.attention import AttentionParams, multi_head_attention
+from rank_collapse.network.attention import AttentionParams, Mixing, multi_head_attention
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.decoding import Decoded, greedy_decode
 from rank_collapse.network.designs import DESIGNS, design
@@ -92,6 +92,7 @@ __all__ = [
     "Gains",
     "LayerTrace",
     "MLPParams",
+    "Mixing",
     "NormParams",
     "PathContributions",
     "Trace",

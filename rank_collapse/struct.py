@@ -7,6 +7,7 @@ import dataclasses
 from typing import Any, TypeVar, dataclass_transform
 
 import jax
+import numpy as np
 
 T = TypeVar("T")
 
@@ -21,13 +22,43 @@ def field(*, pytree_node: bool = True, **options: Any) -> Any:
     return dataclasses.field(metadata={"pytree_node": pytree_node}, **options)
 
 
+def static(default: Any) -> Any:
+    """A field with a default that is part of the compiled program rather than a traced value."""
+    return field(default=default, pytree_node=False)
+
+
+def one_of(config: Any, **allowed: tuple[Any, ...]) -> None:
+    """Refuses values of fields that are not among those allowed.
+
+    Raises:
+        ValueError: One.
+    """
+    for name, values in allowed.items():
+        if getattr(config, name) not in values:
+            raise ValueError(f"{name}={getattr(config, name)!r} is not one of {values}")
+
+
+def integers(config: Any, **least: int) -> None:
+    """Makes fields Python integers, which are hashable; None stays.
+
+    Raises:
+        ValueError: One that is no integer, or below its least value.
+    """
+    for name, smallest in least.items():
+        value = getattr(config, name)
+        if isinstance(value, np.integer):
+            object.__setattr__(config, name, value := int(value))
+        if value is not None and (not isinstance(value, int) or value < smallest):
+            raise ValueError(f"{name}={value!r} is not a positive integer")
+
+
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def dataclass(cls: type[T]) -> type[T]:
     """A frozen dataclass, registered as a pytree whose leaves have the fields' names as their path.
 
     It has the method `replace(**changes)`, which gives a changed copy.
     """
-    cls = dataclasses.dataclass(frozen=True)(cls)
+    cls = dataclasses.dataclass(frozen=True, init="__init__" not in vars(cls))(cls)
     cls.replace = dataclasses.replace
     static = {f.name: not f.metadata.get("pytree_node", True) for f in dataclasses.fields(cls)}
     return jax.tree_util.register_dataclass(

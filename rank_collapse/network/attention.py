@@ -16,7 +16,55 @@ from rank_collapse.network.dropout import dropout
 from rank_collapse.network.masks import combine_masks
 
 SCORES = ("dot", "additive")
+QK_NORMS = ("none", "head", "width")
+MASKS = ("none", "causal", "local")
 ANY_DISTANCE = 2**30  # the window of a layer that has none
+
+
+@struct.dataclass
+class AttentionConfig:
+    """How tokens attend: masks, scores, and what becomes of the weights.
+
+    Attributes:
+        mask, window: "none", "causal", "local" with |i − j| ≤ window.
+        windows: How far each layer attends, |i − j| ≤ its entry, on top of the mask; an entry of 0
+            for any distance, () for all layers so (Gemma, ModernBERT).
+        score, scale_scores: "dot" or "additive"; dot products divided by √d_qk.
+        qk_norm: RMSNorm with a gain on queries and keys before positions: "none", of each "head"
+            (Qwen3, Gemma 3), or over the "width" of all heads (OLMo 2); with norm_eps.
+        score_cap: c of c·tanh(scores/c) before biases and mask (Gemma 2); 0 for none.
+        temperature: Divides the scores; scalar or [L].
+        mixing: `Mixing` of the weights with the identity and the mean; None for the weights alone.
+    """
+
+    mask: str = struct.static("none")
+    window: int = struct.static(2)
+    windows: tuple[int, ...] = struct.static(())
+    score: str = struct.static("dot")
+    scale_scores: bool = struct.static(True)
+    qk_norm: str = struct.static("none")
+    score_cap: float = struct.static(0.0)
+    temperature: Any = 1.0
+    mixing: Any = None
+
+    def __post_init__(self):
+        struct.one_of(self, mask=MASKS, score=SCORES, qk_norm=QK_NORMS)
+        struct.integers(self, window=0)
+
+
+@struct.dataclass
+class Mixing:
+    """M = α I + β P + γ C in the place of P, C the weights of equal scores.
+
+    Each a number, [L] or [L, H]. C is 11ᵀ/n without a mask, row i is 1/i on the prefix under a
+    causal one. (1, β, 0) is Value-SkipInit (He et al. 2023), (α, β, −γ) shaped attention (Noci et
+    al. 2023), (0, 1 + λ, −λ) AttnScale (Wang et al. 2022), (0, 1, −1) centred attention (Ali et al.
+    2023).
+    """
+
+    identity: Any = 0.0  # α
+    weights: Any = 1.0  # β
+    uniform: Any = 0.0  # γ
 
 
 @struct.dataclass
@@ -163,6 +211,27 @@ def softmax(scores: Float[Array, "*s m"], mask: Any = None) -> Float[Array, "*s 
         mask = mask.reshape((1,) * (scores.ndim - mask.ndim) + mask.shape)
         scores = jnp.where(mask, scores, jnp.finfo(scores.dtype).min)
     return jax.nn.softmax(scores, axis=-1).astype(dtype)
+
+
+def mixing_matrix(
+    weights: Float[Array, "h n m"], mixing: Mixing | None, mask: Any = None
+) -> Float[Array, "h n m"]:
+    """M = α I + β P + γ C, `Mixing` with leaves [h]; P itself where it is None.
+
+    Raises:
+        ValueError: Queries and keys that are not the same tokens.
+    """
+    if mixing is None:
+        return weights
+    h, n, m = weights.shape
+    if n != m:
+        raise ValueError(f"mixing needs as many keys as queries, not weights of {weights.shape}")
+    uniform = softmax(jnp.zeros((1, n, m), weights.dtype), mask)
+    alpha, beta, gamma = (
+        jnp.broadcast_to(jnp.asarray(a, weights.dtype), (h,))[:, None, None]
+        for a in (mixing.identity, mixing.weights, mixing.uniform)
+    )
+    return alpha * jnp.eye(n, dtype=weights.dtype)[None] + beta * weights + gamma * uniform
 
 
 def project(
@@ -343,6 +412,7 @@ def multi_head_attention(
     norm_eps: float = 1e-12,
     temperature: Any = 1.0,
     context: AttentionContext | None = None,
+    mixing: Mixing | None = None,
     dropout_key: Any = None,
     dropout_rate: Any = 0.0,
     edit: Callable[[str, Any], Any] | None = None,
@@ -357,12 +427,13 @@ def multi_head_attention(
         y: Key and value tokens [m, d], or their `KeysValues`.
         score, scale, norm_eps, temperature, context: See `attention_scores`; the context holds
             the mask.
+        mixing: What takes the place of the weights: `mixing_matrix`.
         dropout_key: Key for dropout on the weights; None for none.
         dropout_rate: Probability that a weight is dropped.
         edit: (name, value) -> value of the "scores" before mask and softmax, and of the "weights".
 
     Returns:
-        The output [n, d] and the weights [h, n, m] before dropout.
+        The output [n, d] and what mixes the values [h, n, m], before dropout: the weights P, or M.
 
     Raises:
         ValueError: More than one example.
@@ -379,6 +450,7 @@ def multi_head_attention(
         context=context,
     )  # fmt: skip
     mask = None if context is None else context.mask
-    weights = edit("weights", softmax(edit("scores", scores), mask))
+    weights = mixing_matrix(softmax(edit("scores", scores), mask), mixing, mask)
+    weights = edit("weights", weights)
     kept = weights if dropout_key is None else dropout(dropout_key, weights, dropout_rate)
     return mix_values(params, kept, y), weights

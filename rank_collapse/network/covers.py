@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rank_collapse.network.config import SWEPT, TransformerConfig
+from rank_collapse.network.config import DEFAULTS, SWEPT, TransformerConfig, flat
 
 ANY = "any value"
 
@@ -35,10 +35,11 @@ POSITIONS = anything(
 )  # fmt: skip
 SCORES = anything("score", "scale_scores", "temperature", "qk_norm")
 CAP = anything("score_cap")
+MIXING = anything("mixing")
 MLPS = anything("mlp")
 EXPERTS = anything("num_experts", "experts_per_token", "router", "d_shared")
 CROSS = anything("cross_attention", "cross_skip")
-ATTENTION = MASKS | POSITIONS | SCORES | CAP
+ATTENTION = MASKS | POSITIONS | SCORES | CAP | MIXING
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,15 +60,14 @@ class Covers:
 
     def refusal(self, config: TransformerConfig) -> str | None:
         """Why a network is not covered; None where it is."""
-        for field in dataclasses.fields(config):
-            value = getattr(config, field.name)
-            allowed = self.fields.get(field.name, (field.default,))
+        for name, value in flat(config).items():
+            allowed = self.fields.get(name, (DEFAULTS[name],))
             if allowed == ANY:
                 continue
             # A swept value may be traced: it is its default or it is not covered.
-            same = value is field.default if field.name in SWEPT else value in allowed
+            same = value is DEFAULTS[name] if name in SWEPT else value in allowed
             if not same:
-                return f"{field.name}={value!r}"
+                return f"{name}={value!r}"
         return self.also(config)
 
     def check(self, config: TransformerConfig, edit: Any = None) -> None:

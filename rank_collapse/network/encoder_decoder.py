@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int
 
 from rank_collapse import struct
 from rank_collapse.network import admin, fold, transformer
-from rank_collapse.network.config import TransformerConfig, static
+from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.dropout import dropout, dropout_branches
 from rank_collapse.network.entry import as_mask, input_states
 from rank_collapse.network.parameters import TransformerParams
@@ -41,8 +41,8 @@ class EncoderDecoderConfig:
 
     encoder: TransformerConfig
     decoder: TransformerConfig
-    shared_embedding: bool = static(False)
-    tied_output: bool = static(False)
+    shared_embedding: bool = struct.static(False)
+    tied_output: bool = struct.static(False)
 
     def __post_init__(self):
         encoder, decoder = self.encoder, self.decoder

@@ -8,6 +8,7 @@ Axis letters: l layers, d width.
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
@@ -47,6 +48,7 @@ class LayerGains:
     skip: Gains  # λ
     branch: Gains  # γ
     temperature: Any
+    mixing: Any = None  # `attention.Mixing` with leaves [h]; None for none
     norm: Any = None  # Gains of what the norms put out; None for none
     window: Any = None  # How far the layer looks; None where all look at any distance
     unnormed: Any = None  # Whether its attention reads tokens without a norm; None where none does
@@ -72,6 +74,7 @@ def layer_gains(config: TransformerConfig, dtype: Any, params: Any = None) -> La
         skip=_times_learned("skip", config, dtype, params),
         branch=_times_learned("branch", config, dtype, params),
         temperature=_by_layer("temperature", config.temperature, config, dtype),
+        mixing=jax.tree.map(lambda a: _by_head(a, config, dtype), config.mixing),
         norm=norm,
         window=jnp.asarray(far) if far else None,
         unnormed=None if config.first_norm else jnp.arange(config.depth) == 0,
@@ -149,6 +152,14 @@ def _by_layer(name: str, value: Any, config: TransformerConfig, dtype: Any) -> A
         f"{name} of shape {value.shape} is not {allowed} for depth={depth}, d_model={d}; "
         "use jax.vmap to sweep it"
     )
+
+
+def _by_head(value, config, dtype):
+    """[L, H] of a number, [L] or [L, H]."""
+    value, shape = jnp.asarray(value, dtype), (config.depth, config.num_heads)
+    if value.shape not in ((), shape[:1], shape):
+        raise ValueError(f"mixing of shape {value.shape} is not (), {shape[:1]} or {shape}")
+    return jnp.broadcast_to(value[:, None] if value.ndim == 1 else value, shape)
 
 
 def scaled(gain: Any, x: Array) -> Array:

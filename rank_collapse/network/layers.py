@@ -15,6 +15,104 @@ from rank_collapse import struct
 NORM_KINDS = ("layer", "rms")
 
 
+NORM_PLACEMENTS = ("none", "pre", "post", "sandwich", "branch")
+ROUTERS = ("chosen", "all")
+
+
+@struct.dataclass
+class ResidualConfig:
+    """How branches join the residual stream: skips, norms and gains.
+
+    Layer l, with gains λ = skip_gain and γ = branch_gain, norm_placement "post" or "none":
+        a = N(λ x·[attention_skip] + γ SA(x)),   x' = N(λ a·[mlp_skip] + γ MLP(a)),
+    "pre": a = λ x·[attention_skip] + γ SA(N(x)), "sandwich": λ x·[attention_skip] + γ N'(SA(N(x)))
+    (Ding et al. 2021; peri-LN, Gemma 2) and "branch": λ x·[attention_skip] + γ N'(SA(x)) (OLMo 2),
+    the same for the MLP. With cross_attention a third sublayer, placed between the two, attends to
+    `memory`.
+
+    Attributes:
+        attention_skip, mlp_skip, cross_skip: Which sublayers have a skip.
+        norm_placement: Where norms are, see above: "none", "pre", "post", "sandwich", "branch".
+        norm, norm_eps: "layer" or "rms"; what is added to variances.
+        final_norm: A norm after the last layer; the trace's `output`, not its hidden states.
+        first_norm: Whether attention of the first layer reads normed tokens, as others do under
+            "pre" and "sandwich"; False where the embedding's norm stands in (ModernBERT).
+        parallel: The MLP reads what the layer's attention reads, and one skip carries both:
+            x' = λ (λ x·[attention_skip] + γ SA(N(x))) + γ MLP(N(x)) (GPT-NeoX).
+        skip_gain, branch_gain: λ and γ of every sublayer, or `Gains` of each kind; a number, one
+            per layer [L], or per layer and feature [L or 1, d].
+        norm_gain: The same for the output of a sublayer's norm; None for none.
+        learned_skip_gain, learned_branch_gain: Where gains start that are trained: parameters,
+            which multiply λ and γ. The same shapes; None for none.
+        learned_per_feature: Whether they are [d] in each layer or one number.
+    """
+
+    attention_skip: bool = struct.static(False)
+    mlp_skip: bool = struct.static(False)
+    cross_skip: bool = struct.static(True)
+    norm_placement: str = struct.static("none")
+    norm: str = struct.static("layer")
+    norm_eps: float = struct.static(1e-12)
+    final_norm: bool = struct.static(False)
+    first_norm: bool = struct.static(True)
+    parallel: bool = struct.static(False)
+    learned_per_feature: bool = struct.static(False)
+    skip_gain: Any = 1.0
+    branch_gain: Any = 1.0
+    norm_gain: Any = None
+    learned_skip_gain: Any = None
+    learned_branch_gain: Any = None
+
+    def __post_init__(self):
+        struct.one_of(self, norm_placement=NORM_PLACEMENTS, norm=NORM_KINDS)
+        if self.parallel and self.norm_placement == "post":
+            raise ValueError("parallel=True has no place for norm_placement='post'")
+
+
+@struct.dataclass
+class MLPConfig:
+    """The MLP of each layer.
+
+    Attributes:
+        mlp: "none" or a kind of `MLP_KINDS`.
+        d_ff: Width f; None for 4 d.
+        num_experts: Equal groups of the hidden units, of which a router takes `experts_per_token`
+            for each token; 0 for all units always. All are computed.
+        experts_per_token, router: How many, and whether their shares are the softmax over those
+            "chosen" (Mixtral) or over "all" experts.
+        d_shared: Hidden units behind those of the experts that every token uses, times a sigmoid
+            gate of their own (Qwen2-MoE).
+    """
+
+    mlp: str = struct.static("none")
+    d_ff: int | None = struct.static(None)
+    num_experts: int = struct.static(0)
+    experts_per_token: int = struct.static(1)
+    router: str = struct.static("chosen")
+    d_shared: int = struct.static(0)
+
+    def __post_init__(self):
+        struct.one_of(self, mlp=MLP_KINDS, router=ROUTERS)
+        struct.integers(self, d_ff=1)
+
+    def check_experts(self, d_ff: int) -> None:
+        """Refuses experts that do not divide the hidden units.
+
+        Raises:
+            ValueError: They do not, or there are fewer than a token uses.
+        """
+        units = d_ff - self.d_shared
+        if self.mlp == "none" or units < 1 or units % self.num_experts:
+            raise ValueError(
+                f"num_experts={self.num_experts} do not divide the {units} units of "
+                f"d_ff={d_ff} − d_shared={self.d_shared} of mlp={self.mlp!r}"
+            )
+        if not 1 <= self.experts_per_token <= self.num_experts:
+            raise ValueError(
+                f"experts_per_token={self.experts_per_token} of num_experts={self.num_experts}"
+            )
+
+
 @struct.dataclass
 class NormParams:
     """Gain and offset of a norm; RMSNorm has bias None."""

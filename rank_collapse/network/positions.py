@@ -8,6 +8,59 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from rank_collapse import struct
+
+POSITIONS = ("none", "rotary", "relative_bias", "relative_key")
+
+
+@struct.dataclass
+class PositionConfig:
+    """Positions inside attention.
+
+    Attributes:
+        position: "none", "rotary", "relative_bias" (T5), "relative_key" (XLNet).
+        rotary_theta, rotary_scaling, rotary_tables: See `rotary_angles`.
+        rotary_width: Features of queries and keys that are rotated, the first; None for all.
+        rotary_factor: Multiplies the rotated features of queries and keys (YaRN, LongRoPE).
+        local_theta: Base of the unscaled rotary frequencies in layers with a window; 0 for the same
+            positions in all layers.
+        num_buckets, max_distance: Of the position bias of "relative_bias".
+        clamp_distance: Distances of "relative_key" are cut to ± this; 0 for not.
+    """
+
+    position: str = struct.static("none")
+    rotary_theta: float = struct.static(10000.0)
+    rotary_scaling: tuple[float, ...] = struct.static(())
+    rotary_tables: tuple[tuple[int, tuple[float, ...]], ...] = struct.static(())
+    rotary_width: int | None = struct.static(None)
+    rotary_factor: float = struct.static(1.0)
+    local_theta: float = struct.static(0.0)
+    num_buckets: int = struct.static(32)
+    max_distance: int = struct.static(128)
+    clamp_distance: int = struct.static(0)
+
+    def __post_init__(self):
+        struct.one_of(self, position=POSITIONS)
+
+    def check_rotary(self, qk_width: int) -> None:
+        """Refuses rotary positions that do not fit the width of queries and keys.
+
+        Raises:
+            ValueError: They do not.
+        """
+        width = qk_width if self.rotary_width is None else self.rotary_width
+        if qk_width % 2:
+            raise ValueError(f"rotary positions need an even d_qk, not {qk_width}")
+        if width % 2 or not 0 < width <= qk_width:
+            raise ValueError(f"rotary_width={width} is not even and between 2 and {qk_width}")
+        if len(self.rotary_scaling) not in (0, 1, 2, 4):
+            raise ValueError(f"rotary_scaling={self.rotary_scaling} has not 0, 1, 2 or 4 entries")
+        for _, frequencies in self.rotary_tables:
+            if len(frequencies) != width // 2:
+                raise ValueError(
+                    f"rotary_tables has {len(frequencies)} frequencies for {width // 2} pairs"
+                )
+
 
 def rotary_angles(
     positions: Int[Array, "n"],

@@ -30,7 +30,7 @@ class LayerTrace:
     The sums before a post-norm are λ·input·[skip] + γ·branch and are not stored.
     """
 
-    attention: Any  # [h, n, n]  P_h
+    attention: Any  # [h, n, n]  P_h, or M_h where the config mixes
     attention_branch: Any  # [n, d]  SA(x), before γ
     after_attention: Any  # [n, d]  output of the attention sublayer
     hidden: Any  # [n, d]  output of the layer
@@ -143,6 +143,7 @@ class Tokens(Algebra):
             keys,
             context=context,
             **layer.score_options,
+            mixing=layer.gains.mixing if kind == "attention" else None,
             dropout_key=self.weights_key(kind),
             dropout_rate=self.dropout_rate,
             edit=lambda which, value: self._edited(layer, names[which], value),

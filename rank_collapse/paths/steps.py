@@ -103,7 +103,7 @@ def recomputed_step(
     if no_sub_path:
         config = config.replace(attention_skip=False)
 
-    def run(attention, context):
+    def run(attention, context, own_gains=own_gains):
         rest = jax.tree.map(lambda a: a[row], params.layers.replace(attention=None))
         rest = rest.replace(attention=attention)
         if no_sub_path and config.norm_placement == "post":
@@ -115,7 +115,11 @@ def recomputed_step(
         _kind(choice, config),
         (
             lambda: run(jax.tree.map(lambda a: a[row], stack), entry.context),
-            lambda: run(_one_head(stack, row, choice), _head_context(entry.context, choice)),
+            lambda: run(
+                _one_head(stack, row, choice),
+                _head_context(entry.context, choice),
+                own_gains.replace(mixing=jax.tree.map(lambda a: a[choice][None], own_gains.mixing)),
+            ),
             lambda: x,
         ),
     )

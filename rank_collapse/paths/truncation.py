@@ -90,7 +90,9 @@ class Truncated(ByLength):
 
     def weights(self, layer, seen):
         x, params = total(seen), layer.params.attention
-        return attn.attention_weights(params, x, x, context=layer.context, **layer.score_options)
+        context = layer.context
+        weights = attn.attention_weights(params, x, x, context=context, **layer.score_options)
+        return attn.mixing_matrix(weights, layer.gains.mixing, context.mask)
 
     def gate(self, layer, seen):
         config = layer.config

@@ -143,6 +143,8 @@ def not_covered(
     reasons = []
     if config.mask != "none" or config.windows or (mask is not None and jnp.ndim(mask) > 1):
         reasons.append("rows see different keys: P̃ has not equal rows")
+    if config.mixing is not None:
+        reasons.append("rows are mixed with the identity: they differ")
     if config.position != "none" or bias is not None:
         reasons.append("rows have different biases: P̃ has not equal rows")
     if config.attention_skip or (config.mlp != "none" and config.mlp_skip):

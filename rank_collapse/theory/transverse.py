@@ -144,8 +144,9 @@ class LinearAttention(tangent.Tangents):
         params, n = layer.params.attention, seen.rest.shape[0]
         tokens = jnp.broadcast_to(seen.mean[None, :], (n, seen.mean.shape[0]))
         out, weights = attn.multi_head_attention(
-            params, tokens, tokens, context=layer.context, **layer.score_options
-        )
+            params, tokens, tokens, context=layer.context, mixing=layer.gains.mixing,
+            **layer.score_options,
+        )  # fmt: skip
         mean = out[jnp.argmax(layer.inputs.keep)]
         if not self.rows_differ:
             return tangent.Tangent(mean, jnp.zeros_like(seen.rest), seen.log_scale), None

@@ -19,7 +19,8 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from rank_collapse.network.config import SWEPT, TransformerConfig
+from rank_collapse.network.attention import Mixing
+from rank_collapse.network.config import SWEPT, TransformerConfig, flat
 from rank_collapse.network.embedding import EmbeddingConfig
 from rank_collapse.network.encoder_decoder import EncoderDecoderConfig
 from rank_collapse.network.gains import Gains
@@ -40,7 +41,7 @@ def dump_models(config: TransformerConfig | EncoderDecoderConfig, models: Any) -
         config: The network, with an embedding.
         models: Weights with a leading seed axis [s, ...].
     """
-    text = json.dumps(dataclasses.asdict(config), default=lambda a: np.asarray(a).tolist())
+    text = json.dumps(_fields(config), default=lambda a: np.asarray(a).tolist())
     return safetensors.numpy.save(flatten(models), metadata={_CONFIG: text})
 
 
@@ -83,6 +84,15 @@ def _read(path):
         return (file.metadata() or {})[_CONFIG], {name: file.get_tensor(name) for name in names}
 
 
+def _fields(config: Any) -> Any:
+    """A config and its parts as dictionaries, the parts of a network in one."""
+    if isinstance(config, TransformerConfig):
+        return {name: _fields(value) for name, value in flat(config).items()}
+    if dataclasses.is_dataclass(config):
+        return {f.name: _fields(getattr(config, f.name)) for f in dataclasses.fields(config)}
+    return config
+
+
 def _config(fields: dict[str, Any]) -> TransformerConfig | EncoderDecoderConfig:
     if "encoder" in fields:
         halves = {name: _config(fields.pop(name)) for name in ("encoder", "decoder")}
@@ -90,7 +100,8 @@ def _config(fields: dict[str, Any]) -> TransformerConfig | EncoderDecoderConfig:
 
     def restored(name, value):
         if isinstance(value, dict):
-            return Gains(**{kind: restored(name, gain) for kind, gain in value.items()})
+            kind = Mixing if name == "mixing" else Gains
+            return kind(**{part: restored(name, gain) for part, gain in value.items()})
         if isinstance(value, list):
             return jnp.asarray(value) if name in SWEPT else _tuples(value)
         return value

@@ -64,7 +64,8 @@ def test_streamed_is_what_the_network_in_memory_gives(name):
     family = source.family.model_type
     every = (
         ("profile", ProfilePass(MEASURES)), ("lengths", LengthPass(source.biased)),
-        ("chains", ChainPass(2)), ("attention", Each(attention_measures)), ("influence", InfluencePass()),
+        ("chains", ChainPass(2)), ("attention", Each(attention_measures)),
+        ("influence", InfluencePass()),
     )  # fmt: skip
     groups = {
         "whole": Group(every),
