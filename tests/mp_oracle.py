@@ -146,7 +146,7 @@ def head_norm(gain, heads, eps):
     if gain.ndim == 1:
         return [scaled(gain, unit_norm(a, "rms", eps)) for a in heads]
     k = len(heads[0][0])
-    together = [sum(parts, []) for parts in zip(*heads, strict=True)]
+    together = [[v for part in parts for v in part] for parts in zip(*heads, strict=True)]
     together = scaled(gain.ravel(), unit_norm(together, "rms", eps))
     return [[row[h * k : h * k + k] for row in together] for h in range(len(heads))]
 

@@ -15,6 +15,7 @@ IMPORTED_AS = {
     "absl-py": "absl",
     "orbax-checkpoint": "orbax",
     "ml-dtypes": "ml_dtypes",
+    "python-flint": "flint",
     "pillow": "PIL",
 }
 
@@ -58,6 +59,7 @@ EXTRAS_OF = {
     "training": ("training",),
     "pretrained": ("pretrained", "hub"),
     "text": ("pretrained",),
+    "theory": ("exact",),
     "report": ("experiments",),
     "runs": ("experiments",),
 }
@@ -85,8 +87,8 @@ def test_what_it_imports_is_what_it_requires():
         extras = set().union(*(EXTRAS[extra] for extra in EXTRAS_OF.get(room(path), ())))
         assert foreign(imports(path)) <= CORE | extras, path
     experiments = [n for p in (REPOSITORY / "experiments").rglob("*.py") for n in imports(p)]
-    # PyTorch is asked for by a flag of the benchmark, the oracle of check_profiles by that alone.
-    assert foreign(experiments) - {"experiments", "torch", "tests"} <= CORE | ALL_EXTRAS
+    # PyTorch is asked for by a flag of the benchmark.
+    assert foreign(experiments) - {"experiments", "torch"} <= CORE | ALL_EXTRAS
 
 
 def test_the_requirements_have_every_extra():

@@ -24,7 +24,7 @@ from rank_collapse.network.precision import full_precision
 from rank_collapse.network.sublayer import sites_of, sublayer
 from rank_collapse.theory import log_operations as ops
 from rank_collapse.theory.log_attention import attention, three_axes
-from rank_collapse.theory.noise import ABSOLUTE, RELATIVE, Noise, Silence, certain, copies
+from rank_collapse.theory.noise import Noise, certain, copies
 
 # Noisy copies of the pass, which tell where rounding has spoilt it. Only the states that branches
 # look at are moved, not what branches compute on the way: copies scatter about twice as far as
@@ -33,7 +33,6 @@ from rank_collapse.theory.noise import ABSOLUTE, RELATIVE, Noise, Silence, certa
 # got through there: 1.3 of 64 with two copies, 0.25 with three, none with four; larger moves or a
 # narrower tolerance do less.
 REPLICAS = 4
-AGREEMENT = {"absolute": ABSOLUTE / 2, "relative": RELATIVE / 2}
 
 
 @struct.dataclass
@@ -84,7 +83,7 @@ def log_residual_profile(
     are kept relative to those between clusters only. NaN from the layer on whose residual hangs on
     such distances: the pass is computed with noisy copies (`noise`), whose mean tokens and
     mantissas are moved in their last digits before every branch, and must agree with them. Of such
-    networks `certified_profile` knows more.
+    networks `exact_profile` knows more.
 
     Args:
         params: Parameters of the network.
@@ -175,7 +174,7 @@ class LogPass:
         start, states = carry
 
         def copy(word, ulps, state):
-            noise = Noise(word, ulps).at(layer.index) if self.replicas else Silence()
+            noise = Noise(word, ulps).at(layer.index) if self.replicas else lambda a: a
             state, (seen, heads, branch) = _layer(
                 layer.params, state, config, layer.gains, entry, _existing(entry), noise
             )
@@ -194,7 +193,7 @@ class LogPass:
         start, (profiles, (seen, heads, branches, diameters, *others)) = carry[0], told
         first = jnp.broadcast_to(ops.log10_norm(start), profiles[:1].shape)
         profile = jnp.concatenate([first, profiles]).T
-        profile = certain(profile, **AGREEMENT) if self.replicas else profile[0]
+        profile = certain(profile) if self.replicas else profile[0]
         diameters = jnp.concatenate([ops.log10_diameter(start)[None], diameters])
         mask = three_axes(entry.context.mask)
         return LogTrace(profile, seen, heads, branches, diameters, *others, mask)

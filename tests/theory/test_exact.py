@@ -25,7 +25,10 @@ ANY_MASK = np.tril(np.ones((N, N), bool)) | np.eye(N, k=2, dtype=bool)
 BIAS = np.random.default_rng(3).standard_normal((H, N, N)).astype(np.float32)
 SEGMENTS = np.array([0, 0, 1, 0])
 EXPERTS = {"mlp": "swiglu", "d_ff": 9, "num_experts": 3, "experts_per_token": 2, "d_shared": 3}
-EACH = {"attention": np.float32([2, 1, 0.5]), "mlp": np.linspace(0.25, 2, 6, dtype=np.float32)[None]}
+EACH = {
+    "attention": np.float32([2, 1, 0.5]),
+    "mlp": np.linspace(0.25, 2, 6, dtype=np.float32)[None],
+}
 
 # fields, inputs: every field that is covered stands in one of them, away from its default
 CASES = {
