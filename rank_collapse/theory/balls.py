@@ -1,16 +1,16 @@
-"""Tokens in ball arithmetic as one token and what the others differ from it by.
+"""Tokens in ball arithmetic, kept by what they differ from each other by.
 
 Each number is a ball of python-flint's `arb`, a midpoint and a radius that holds what rounding can
-have done. A state is a token x_r and the differences δ_i = x_i − x_r, and every operation f maps it
-to f(x_r) and f(x_r + δ_i) − f(x_r), in a form that subtracts no nearly equal numbers. Exponents of
-balls have no limit, so that the size of a difference takes no digits: they are needed for what
-cancels by chance, and for tokens far nearer to each other than to x_r.
+have done. A `Split` is a token x and the differences δ_i of others from it; every operation f maps
+it to f(x) and f(x + δ_i) − f(x), in a form that subtracts no nearly equal numbers. Exponents of
+balls have no limit, so that the size of a difference takes no digits. Tokens far nearer to each
+other than to x are groups of their own, around one of them: `Tokens` is a tree of such groups.
 
 Axis letters: n tokens (queries), m keys, d width. Rows are lists of balls.
 """
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -28,7 +28,7 @@ class Undecided(ArithmeticError):
 
 
 class Split(NamedTuple):
-    """Tokens x_i = first + rest_i, each [d]; rest_r is exactly 0 for the token r that `first` is."""
+    """Tokens first + rest_i, each [d]."""
 
     first: Row
     rest: list[Row]
@@ -36,6 +36,111 @@ class Split(NamedTuple):
     def columns(self, start: int, stop: int) -> "Split":
         """Some of the features, of a head for instance."""
         return Split(self.first[start:stop], [row[start:stop] for row in self.rest])
+
+    def tokens(self) -> list[Row]:
+        """first + rest_i."""
+        return [plus(self.first, row) for row in self.rest]
+
+
+class Tokens(NamedTuple):
+    """All tokens x_0 .. x_{n−1} as groups around one of their own.
+
+    Attributes:
+        first: The token that is the first group's center.
+        steps: {i: x_i less the center of its group}, for all others.
+        groups: (center, members) each; every center but the first is a member of a group before.
+    """
+
+    first: Row
+    steps: dict[int, Row]
+    groups: tuple[tuple[int, tuple[int, ...]], ...]
+
+    def differences(self, k: int) -> list[Row]:
+        """x_j − x_k for all j, as sums of the steps between them."""
+        near: dict[int, list] = {}
+        for center, members in self.groups:
+            for i in members:
+                near.setdefault(center, []).append((i, self.steps[i]))
+                near.setdefault(i, []).append((center, [-v for v in self.steps[i]]))
+        out, reached = {k: [arb(0)] * len(self.first)}, [k]
+        for a in reached:
+            for b, step in near.get(a, ()):
+                if b not in out:
+                    out[b] = plus(out[a], step)
+                    reached.append(b)
+        return [out[j] for j in sorted(out)]
+
+    def values(self) -> list[Row]:
+        """x_0 .. x_{n−1}."""
+        return Split(self.first, self.differences(self.groups[0][0])).tokens()
+
+    def seen_from(self, k: int) -> Split:
+        """x_k, and what all tokens differ from it by."""
+        return Split(self.values()[k], self.differences(k))
+
+    def each(self, fn: Callable[[Split], Split]) -> "Tokens":
+        """An operation on every token by itself."""
+        values, firsts, steps = self.values(), [], {}
+        for center, members in self.groups:
+            out = fn(Split(values[center], [self.steps[i] for i in members]))
+            firsts.append(out.first)
+            steps |= zip(members, out.rest, strict=True)
+        return Tokens(firsts[0], steps, self.groups)
+
+    def regrouped(self, groups: tuple) -> "Tokens":
+        """The same tokens in other groups, the first around the same token."""
+        if groups == self.groups:
+            return self
+        steps = {}
+        for center, members in groups:
+            away = self.differences(center)
+            steps |= {i: away[i] for i in members}
+        return Tokens(self.first, steps, groups)
+
+
+def one_group(x: Any, center: int) -> Tokens:
+    """Floats [n, d] as one group."""
+    rows = exact(x)
+    others = [i for i in range(len(rows)) if i != center]
+    steps = {i: minus(rows[i], rows[center]) for i in others}
+    return Tokens(rows[center], steps, ((center, tuple(others)),))
+
+
+def grown(outputs: Callable[[int, list[int]], Split], num_tokens: int, first: int) -> Tokens:
+    """Tokens in groups such that differences within and between them have half of the digits.
+
+    Args:
+        outputs: (k, members) -> x_k and x_i − x_k of the members, each to its own digits.
+        num_tokens: n.
+        first: The first group's center.
+    """
+    firsts, steps, groups = [], {}, []
+
+    def grow(center, members):
+        found = outputs(center, members)
+        firsts.append(found.first)
+        left, own, inner = dict(zip(members, found.rest, strict=True)), [], []
+        while left:
+            i = next(iter(left))
+            steps[i] = left.pop(i)
+            own.append(i)
+            if near := [k for k, step in left.items() if _alike(steps[i], step)]:
+                inner.append((i, near))
+                for k in near:
+                    del left[k]
+        groups.append((center, tuple(own)))
+        for group in inner:
+            grow(*group)
+
+    grow(first, [i for i in range(num_tokens) if i != first])
+    return Tokens(firsts[0], steps, tuple(groups))
+
+
+def _alike(a, b):
+    """Whether a − b has lost half of the digits, but for two rows that are both exactly 0."""
+    size = max(abs(v.mid()) for v in a)
+    allowed = size * arb(2) ** (-flint.ctx.prec // 2)
+    return size != 0 and not any(abs((v - w).mid()) > allowed for v, w in zip(a, b, strict=True))
 
 
 def exact(a: Any) -> Any:
@@ -85,12 +190,6 @@ def times_columns(a: list[Row], b: list[Row]) -> list[Row]:
     return (arb_mat(a) * arb_mat(b).transpose()).tolist()
 
 
-def split(x: Any, reference: int) -> Split:
-    """Floats [n, d] as a state whose first token is `reference`."""
-    rows = exact(x)
-    return Split(rows[reference], [minus(row, rows[reference]) for row in rows])
-
-
 def affine(state: Split, w: Any, b: Any = None) -> Split:
     """x W + b for floats W [d, e] and b [e] or None."""
     first, *rest = product([state.first, *state.rest], matrix(w))
@@ -104,15 +203,11 @@ def scaled(gain: Any, state: Split) -> Split:
     return Split(first, rest)
 
 
-def added(a: Split, b: Split) -> Split:
-    """a + b."""
-    return Split(plus(a.first, b.first), list(map(plus, a.rest, b.rest)))
-
-
 def joined(states: Sequence[Split]) -> Split:
     """Features of several states side by side."""
+    first = [v for state in states for v in state.first]
     rows = zip(*(state.rest for state in states), strict=True)
-    return Split(sum((s.first for s in states), []), [sum(row, []) for row in rows])
+    return Split(first, [[v for part in row for v in part] for row in rows])
 
 
 def times(a: Split, b: Split) -> Split:
@@ -150,7 +245,10 @@ def centered(state: Split) -> Split:
 
 
 def rotated(state: Split, cos: Any, sin: Any, reference: int) -> Split:
-    """Rotary positions of floats cos, sin [n, k]; features behind the k-th stay as they are."""
+    """Rotary positions of floats cos, sin [n, k]; features behind the k-th stay as they are.
+
+    R_i x_i − R_r x_r = R_i δ_i + (R_i − R_r) x_r, where all tokens are seen from the token r.
+    """
     cos, sin = exact(cos), exact(sin)
     width = len(cos[0])
 
@@ -160,7 +258,7 @@ def rotated(state: Split, cos: Any, sin: Any, reference: int) -> Split:
         pairs = zip(row, c, across, s, strict=False)
         return [v * a + w * b for v, a, w, b in pairs] + row[width:]
 
-    def difference(row, c, s):  # R_i δ_i + (R_i − R_r) x_r
+    def difference(row, c, s):
         moved = turned(state.first, minus(c, cos[reference]), minus(s, sin[reference]))
         return plus(turned(row, c, s), moved[:width] + [arb(0)] * (len(row) - width))
 
@@ -181,33 +279,31 @@ def softmax(scores: Row, allowed: np.ndarray) -> Row:
 
 
 def softmax_differences(
-    scores: Row, more: list[Row], allowed: np.ndarray, reference: int
+    scores: Row, more: list[Row], allowed: np.ndarray, allowed_of: np.ndarray
 ) -> tuple[Row, list[Row]]:
     """(p, p_i − p) for p = softmax(scores), p_i = softmax(scores + more_i).
 
-    With u = expm1(more_i) and m = Σ_j p_j u_j, p_i − p = p (u − m)/(1 + m) where more_i is small.
+    With u = expm1(more_i) and m = Σ_j p_j u_j, p_i − p = p (u − m)/(1 + m). Where more_i is 0 at a
+    key of large p, 1 + m cannot cancel.
 
     Args:
-        scores: Of the reference row.
-        more: What each row's are larger by, [n][m]; 0 in that of the reference.
-        allowed: Bool [n, m].
-        reference: The row that the others are compared with.
+        scores: [m].
+        more: What those of other rows are larger by, [n][m].
+        allowed: Bool [m], of the first row.
+        allowed_of: Bool [n, m], of the others.
     """
-    p = softmax(scores, allowed[reference])
+    p = softmax(scores, allowed)
 
     def difference(t, seen):
-        if not (seen == allowed[reference]).all():
+        if not (seen == allowed).all():
             return minus(softmax(plus(scores, t), seen), p)
         if not seen.any():
             return [arb(0)] * len(t)
-        t = [v if s else arb(0) for v, s in zip(t, seen, strict=True)]
-        if not all(v.abs_upper() < 0.5 for v in t):
-            return minus(softmax(plus(scores, t), seen), p)
-        u = [v.expm1() for v in t]
+        u = [v.expm1() if s else arb(0) for v, s in zip(t, seen, strict=True)]
         m = dot(p, u)
         return [w * (v - m) / (1 + m) for v, w in zip(u, p, strict=True)]
 
-    return p, list(map(difference, more, allowed))
+    return p, list(map(difference, more, allowed_of))
 
 
 def tanh_change(z: arb, u: arb) -> arb:
@@ -320,31 +416,33 @@ ACTIVATIONS = {
 assert ACTIVATIONS.keys() == layers.ACTIVATIONS.keys()
 
 
-def unit_shares(params: layers.MLPParams, state: Split, routing: layers.Routing, r: int) -> Split:
+def unit_shares(params: layers.MLPParams, state: Split, routing: layers.Routing) -> Split:
     """Shares of a mixture's hidden units, as `layers.unit_shares` has them.
 
     Args:
         params: Of the MLP.
         state: Its input.
         routing: Of the mixture.
-        r: The token that `state.first` is.
 
     Raises:
         Undecided: Balls that overlap.
     """
     logits = affine(state, params.w_router)
-    tokens = [plus(logits.first, row) for row in logits.rest]
-    chosen = np.array([_largest(row, routing.per_token) for row in tokens])
-    allowed = chosen if routing.kind == "chosen" else np.ones_like(chosen)
-    p, more = softmax_differences(logits.first, logits.rest, allowed, r)
+    chosen, *of_rest = (
+        _largest(row, routing.per_token) for row in [logits.first, *logits.tokens()]
+    )
+    of_rest = np.array(of_rest, bool).reshape(-1, len(chosen))
+    every = of_rest if routing.kind == "chosen" else np.ones_like(of_rest)
+    own = chosen if routing.kind == "chosen" else np.ones_like(chosen)
+    p, more = softmax_differences(logits.first, logits.rest, own, every)
     if routing.kind == "all":
 
-        def difference(own, row):
-            entries = zip(p, row, own, chosen[r], strict=True)
+        def difference(taken, row):
+            entries = zip(p, row, taken, chosen, strict=True)
             return [v * (int(a) - int(b)) + dv if a else -v * int(b) for v, dv, a, b in entries]
 
-        more = list(map(difference, chosen, more))
-        p = [v * int(taken) for v, taken in zip(p, chosen[r], strict=True)]
+        more = list(map(difference, of_rest, more))
+        p = [v * int(taken) for v, taken in zip(p, chosen, strict=True)]
     units = (np.shape(params.w_in)[-1] - routing.d_shared) // routing.num_experts
 
     def repeated(row):
@@ -365,4 +463,4 @@ def _largest(row, count):
     inside, outside = order[:count], order[count:]
     if not all(row[a] > row[b] for a in inside for b in outside):
         raise Undecided
-    return [j in inside for j in range(len(row))]
+    return np.isin(np.arange(len(row)), inside)

@@ -8,6 +8,7 @@ Axis letters: n tokens (queries), m keys, d width, h heads, k per-head query/key
 
 import dataclasses
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import flint
@@ -22,7 +23,8 @@ from rank_collapse.network.gains import LayerGains, layer_gains
 from rank_collapse.network.parameters import BlockParams
 from rank_collapse.network.sublayer import Site, sites_of
 from rank_collapse.theory import balls
-from rank_collapse.theory.balls import Split, affine, dot, minus, plus, total
+from rank_collapse.theory.ball_attention import BallAttention
+from rank_collapse.theory.balls import Split, Tokens, affine, minus, plus, total
 
 NARROW = 1e-12  # the largest radius of a proved logarithm, relative where it is above 1
 
@@ -197,8 +199,8 @@ def _profile(network: list[_Layer]) -> Iterator[tuple[float, float]]:
     """(logarithm, radius) layer by layer, up to the first one that is not proved."""
     x, exists = network[0].inputs.x, network[0].inputs.exists
     exists = np.ones(len(x), bool) if exists is None else exists
-    algebra = Balls(reference=int(np.argmax(exists)))
-    state = balls.split(np.where(exists[:, None], x, x[algebra.reference]), algebra.reference)
+    first, algebra = int(np.argmax(exists)), Balls()
+    state = balls.one_group(np.where(exists[:, None], x, x[first]), first)
     found = _log10_residual(state, exists)
     for layer in network:
         if found is None:
@@ -213,7 +215,7 @@ def _profile(network: list[_Layer]) -> Iterator[tuple[float, float]]:
         yield found
 
 
-def _walk_layer(algebra: "Balls", layer: _Layer, state: Split) -> Split:
+def _walk_layer(algebra: "Balls", layer: _Layer, state: Tokens) -> Tokens:
     sites, start = sites_of(layer.params, layer.config, layer.gains), state
     for kind in layer.config.kinds:
         site = getattr(sites, kind)
@@ -229,217 +231,64 @@ def _walk_layer(algebra: "Balls", layer: _Layer, state: Split) -> Split:
     return state
 
 
-@dataclasses.dataclass(frozen=True)
 class Balls:
-    """Norms, sums, attention and MLPs of a `Split` state.
+    """Norms, sums, attention and MLPs of `balls.Tokens`: the algebra of a walk."""
 
-    Attributes:
-        reference: The token that `Split.first` is.
-    """
-
-    reference: int
-
-    def normalise(self, layer: _Layer, site: Site, state: Split) -> Split:
+    def normalise(self, layer: _Layer, site: Site, state: Tokens) -> Tokens:
         """The norm of a site."""
-        if site.kind == "layer":
-            state = balls.centered(state)
-        state = balls.normalised(state, site.eps)
-        if site.norm is None:
-            return state
-        state = balls.scaled(site.norm.gain, state)
-        bias = balls.row_of(site.norm.bias, len(state.first))
-        return Split(plus(state.first, bias), state.rest)
 
-    def add(self, layer: _Layer, site: Site, state: Split, part: Split) -> Split:
-        """γ part + λ state·[skip]."""
-        part = balls.scaled(site.branch_gain, part)
-        return balls.added(balls.scaled(site.skip_gain, state), part) if site.skip else part
+        def norm(x):
+            x = balls.normalised(balls.centered(x) if site.kind == "layer" else x, site.eps)
+            if site.norm is None:
+                return x
+            x, bias = balls.scaled(site.norm.gain, x), site.norm.bias
+            return x if bias is None else Split(plus(x.first, balls.exact(bias)), x.rest)
 
-    def mlp(self, layer: _Layer, branch_input: Split) -> tuple[Split, None]:
+        return state.each(norm)
+
+    def add(self, layer: _Layer, site: Site, state: Tokens, part: Tokens) -> Tokens:
+        """γ part + λ state·[skip], in the groups of the one that has more."""
+        part = part.each(partial(balls.scaled, site.branch_gain))
+        if not site.skip:
+            return part
+        state = state.each(partial(balls.scaled, site.skip_gain))
+        groups = max(part.groups, state.groups, key=len)
+        part, state = part.regrouped(groups), state.regrouped(groups)
+        steps = {i: plus(step, state.steps[i]) for i, step in part.steps.items()}
+        return Tokens(plus(part.first, state.first), steps, groups)
+
+    def attention(self, layer: _Layer, branch_input: Tokens) -> tuple[Tokens, None]:
+        """Σ_h P_h X W_h + b_o, in new groups."""
+        context = layer.inputs.context.of_layer(layer.gains.window)
+        found = BallAttention(
+            layer.params.attention, branch_input, layer.config,
+            jax.tree.map(np.asarray, context), layer.gains.temperature,
+        )  # fmt: skip
+        first = branch_input.groups[0][0]
+        return balls.grown(found.outputs, len(branch_input.steps) + 1, first), None
+
+    def mlp(self, layer: _Layer, branch_input: Tokens) -> tuple[Tokens, None]:
         """φ(x W_in + b_in) W_out + b_out, gated or with experts."""
         p, kind, routing = layer.params.mlp, layer.config.mlp, layer.config.routing
-        hidden = affine(branch_input, p.w_in, p.b_in)
-        if kind in layers.GATED:
-            gate = affine(branch_input, p.w_gate, p.b_gate)
-            hidden = balls.times(balls.activated(layers.GATED[kind], gate), hidden)
-        else:
-            hidden = balls.activated(kind, hidden)
-        if routing is not None:
-            shares = balls.unit_shares(p, branch_input, routing, self.reference)
-            hidden = balls.times(hidden, shares)
-        return affine(hidden, p.w_out, p.b_out), None
 
-    def attention(self, layer: _Layer, branch_input: Split) -> tuple[Split, None]:
-        """Σ_h P_h X W_h + b_o."""
-        p, config = layer.params.attention, layer.config
-        context = jax.tree.map(np.asarray, layer.inputs.context.of_layer(layer.gains.window))
-        h, d, k = p.w_q.shape
-        v, n = p.w_v.shape[-1], len(branch_input.rest)
-        content = affine(branch_input, _side_by_side(p.w_q))
-        queries = Split(plus(content.first, balls.exact(p.b_q.ravel())), content.rest)
-        keys = affine(branch_input, _side_by_side(p.w_k), p.b_k.ravel())
-        values = affine(branch_input, _side_by_side(p.w_v), p.b_v.ravel())
-        if p.q_norm is not None:
-            queries = self._head_norm(p.q_norm, queries, h, config.norm_eps)
-            keys = self._head_norm(p.k_norm, keys, h, config.norm_eps)
-        mask = True if context.mask is None else context.mask
-        mask = np.broadcast_to(mask, (h, n, n))
-        mixed = []
-        for head in range(h):
-            parts = (a.columns(head * k, head * k + k) for a in (content, queries, keys))
-            scores = _Scores(p, head, config, context, layer.gains.temperature, self.reference)
-            value = values.columns(head * v, head * v + v)
-            mixed.append(self._mixed(scores, *parts, value, mask[head]))
-        return affine(balls.joined(mixed), p.w_o.reshape(h * v, d), p.b_o), None
+        def of(x):
+            hidden = affine(x, p.w_in, p.b_in)
+            if kind in layers.GATED:
+                gate = affine(x, p.w_gate, p.b_gate)
+                hidden = balls.times(balls.activated(layers.GATED[kind], gate), hidden)
+            else:
+                hidden = balls.activated(kind, hidden)
+            if routing is not None:
+                hidden = balls.times(hidden, balls.unit_shares(p, x, routing))
+            return affine(hidden, p.w_out, p.b_out)
 
-    def _head_norm(self, gain, state, heads, eps):
-        """RMSNorm of queries or keys: of each head (gain [k]) or over all heads ([h, k])."""
-        k = len(state.first) // heads
-        if gain.ndim == 2:
-            return balls.scaled(gain.ravel(), balls.normalised(state, eps))
-        each = (state.columns(i * k, i * k + k) for i in range(heads))
-        return balls.joined([balls.scaled(gain, balls.normalised(a, eps)) for a in each])
-
-    def _mixed(self, scores, content, query, key, value, allowed):
-        """P (values) of a head: Σ_j p_j v_j and, as rows of P_i − p sum to 0, what they give of the
-        values less that of the heaviest key, whose weight near 1 would cancel."""
-        row, second = scores.of(content, query, key, allowed[self.reference])
-        p, more = balls.softmax_differences(row, second, allowed, self.reference)
-        heaviest = _heaviest(row, allowed[self.reference])
-        others = [minus(v, value.rest[heaviest]) for v in value.rest]
-        (first,) = balls.product([p], value.rest)
-        return Split(plus(value.first, first), balls.product(more, others))
+        return branch_input.each(of), None
 
 
-class _Scores(NamedTuple):
-    """The scores of one head."""
-
-    params: Any
-    head: int
-    config: TransformerConfig
-    context: Any
-    temperature: Any
-    reference: int
-
-    def of(self, content: Split, query: Split, key: Split, allowed: Any) -> tuple[list, list]:
-        """(scores s_rj of the reference row [m], second differences against the heaviest key j*,
-        s_ij − s_rj − s_ij* + s_rj*, [n][m]).
-
-        Args:
-            content: x W_q, which meets relative positions.
-            query, key: With biases, normalised.
-            allowed: Bool [m], the keys of the reference row.
-        """
-        r, context = self.reference, self.context
-        if context.rotary is not None:
-            query = balls.rotated(query, *context.rotary, r)
-            key = balls.rotated(key, *context.rotary, r)
-        factor = 1 / arb(float(self.temperature))
-        if self.config.score == "dot" and self.config.scale_scores:
-            factor /= arb(len(query.first)).sqrt()
-        extra = self._relative(content)
-        keys = [plus(key.first, c) for c in key.rest]
-        row = [self._score(query.first, k) for k in keys]
-        if extra is not None:
-            row = plus(row, extra[r])
-        row = [factor * s for s in row]
-        bias = None if context.bias is None else balls.exact(context.bias[self.head])
-        cap = None if context.cap is None else arb(float(context.cap))
-        top = _heaviest(self._capped(row, cap, bias), allowed)
-        shifts = [minus(c, key.rest[top]) for c in key.rest]
-        across, down, second = self._differences(query, keys[top], shifts)
-        if extra is not None:
-            own = minus(extra[r], [extra[r][top]] * len(row))
-            across = plus(across, own)
-            down = [a + e[top] - extra[r][top] for a, e in zip(down, extra, strict=True)]
-            second = [
-                [s + e - e_top - o for s, e, o in zip(row_i, e_i, own, strict=True)]
-                for row_i, e_i in zip(second, extra, strict=True) for e_top in (e_i[top],)
-            ]  # fmt: skip
-        second = [[factor * s for s in row_i] for row_i in second]
-        if cap is not None:
-            z, c = row[top] / cap, [factor * s / cap for s in across]
-            second = [
-                [
-                    cap * (balls.tanh_second_difference(z, a, b)
-                           + balls.tanh_change(z + a + b, t / cap))
-                    for b, t in zip(c, row_i, strict=True)
-                ]
-                for row_i, s in zip(second, down, strict=True) for a in (factor * s / cap,)
-            ]  # fmt: skip
-        if bias is not None:
-            own = minus(bias[r], [bias[r][top]] * len(row))
-            second = [
-                plus(row_i, minus(minus(b_i, [b_i[top]] * len(row)), own))
-                for row_i, b_i in zip(second, bias, strict=True)
-            ]
-        return self._capped(row, cap, bias), second
-
-    def _capped(self, row, cap, bias):
-        row = row if cap is None else [cap * (s / cap).tanh() for s in row]
-        return row if bias is None else plus(row, bias[self.reference])
-
-    def _score(self, q, k):
-        if self.config.score == "dot":
-            return dot(q, k)
-        v = balls.exact(self.params.v_score[self.head])
-        return total(w * (a + b).tanh() for w, a, b in zip(v, q, k, strict=True))
-
-    def _differences(self, query, key, shifts):
-        """Of the scores: along the reference row from key j* on [m], along the column of j* from
-        the reference on [n], and of both [n][m]; `shifts` are keys less that of j*."""
-        if self.config.score == "dot":
-            across = [dot(query.first, c) for c in shifts]
-            down = [dot(a, key) for a in query.rest]
-            return across, down, balls.times_columns(query.rest, shifts)
-        v = balls.exact(self.params.v_score[self.head])
-        z = plus(query.first, key)
-
-        def change(u):
-            return total(w * balls.tanh_change(a, b) for w, a, b in zip(v, z, u, strict=True))
-
-        def both(a, c):
-            terms = zip(v, z, a, c, strict=True)
-            return total(w * balls.tanh_second_difference(*own) for w, *own in terms)
-
-        second = [[both(a, c) for c in shifts] for a in query.rest]
-        return list(map(change, shifts)), list(map(change, query.rest)), second
-
-    def _relative(self, content):
-        """Position and segment terms of the scores [n][n], see `attention.relative_scores`."""
-        p, context, h = self.params.relative, self.context, self.head
-        if p is None or context.relative is None:
-            return None
-        tokens = [plus(content.first, row) for row in content.rest]
-        n = len(tokens)
-        keys = balls.product(balls.exact(context.relative), balls.matrix(p.w_r[h]))
-        b_r, b_s, kinds = (balls.exact(a) for a in (p.b_r[h], p.b_s[h], p.segment[:, h]))
-        by_distance = balls.times_columns([plus(q, b_r) for q in tokens], keys)
-        out = [[by_distance[i][n - 1 - (i - j)] for j in range(n)] for i in range(n)]
-        if context.segments is None:
-            return out
-        differ = context.segments[:, None] != context.segments[None, :]
-        by_kind = balls.times_columns([plus(q, b_s) for q in tokens], kinds)
-        return [
-            [s + by_kind[i][int(differ[i, j])] for j, s in enumerate(row)]
-            for i, row in enumerate(out)
-        ]
-
-
-def _heaviest(row, allowed):
-    """The allowed key of the largest score; the first where none is allowed."""
-    keys = np.flatnonzero(allowed)
-    return max(keys.tolist(), key=lambda j: row[j].mid()) if keys.size else 0
-
-
-def _side_by_side(w):
-    """[h, d, k] as [d, h k]."""
-    return w.transpose(1, 0, 2).reshape(w.shape[1], -1)
-
-
-def _log10_residual(state: Split, exists: np.ndarray) -> tuple[float, float] | None:
+def _log10_residual(state: Tokens, exists: np.ndarray) -> tuple[float, float] | None:
     """(log10 ‖res‖_{1,∞}, its radius) of the tokens that exist; None where the ball is wide."""
-    rows = [row for row, there in zip(state.rest, exists, strict=True) if there]
+    away = state.differences(state.groups[0][0])
+    rows = [row for row, there in zip(away, exists, strict=True) if there]
     mean = [total(column) / len(rows) for column in zip(*rows, strict=True)]
     rest = [[abs(v) for v in minus(row, mean)] for row in rows]
     sums = (map(total, rest), map(total, zip(*rest, strict=True)))

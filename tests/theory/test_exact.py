@@ -1,6 +1,5 @@
 """Profiles in ball arithmetic, against the plain network in mpmath, float64 and the log pass."""
 
-import dataclasses
 
 import draws
 import jax
