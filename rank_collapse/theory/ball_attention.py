@@ -1,9 +1,10 @@
 """Self-attention on `balls.Tokens`: the output of one token and what those of others differ by.
 
 Rows i of the weights P less the row of a token c, P_i − P_c, come from the second differences
-s_ij − s_cj − s_ij* + s_cj* of the scores, j* the heaviest key of row c; such rows sum to 0, so that
-the value of j*, whose weight near 1 would cancel, may be taken from all values:
-out_i − out_c = Σ_j (P_ij − P_cj) (v_j − v_j*) W_O. Queries are seen from c, keys and values from j*.
+s_ij − s_cj − s_ij* + s_cj* of the scores, j* the heaviest key of row c. Such rows sum to 0, so that
+the value of j*, whose weight near 1 would cancel, may be taken from all values,
+out_i − out_c = Σ_j (P_ij − P_cj) (v_j − v_j*) W_O. Queries are seen from c, keys and values from
+j*, each difference to its own digits.
 
 Axis letters: n tokens (queries), m keys, d width, h heads, k per-head query/key width.
 """

@@ -141,14 +141,16 @@ def estimated_seconds(config: TransformerConfig, num_tokens: int, digits: int) -
 
 
 # Fields of a configuration that the balls follow, at any value; others only at their default.
-COVERED = frozenset(
-    "depth num_heads d_model d_qk d_v d_ff mlp attention_skip mlp_skip cross_skip norm_placement "
-    "norm norm_eps final_norm mask window score scale_scores qk_norm score_cap position "
-    "rotary_theta rotary_scaling rotary_tables rotary_width rotary_factor windows local_theta "
-    "num_buckets max_distance clamp_distance learned_per_feature parallel first_norm num_experts "
-    "experts_per_token router d_shared layer_map embedding init unroll skip_gain branch_gain "
-    "norm_gain learned_skip_gain learned_branch_gain temperature init_gain".split()
-)
+COVERED = frozenset({
+    "depth", "num_heads", "d_model", "d_qk", "d_v", "d_ff", "mlp", "attention_skip", "mlp_skip",
+    "norm_placement", "norm", "norm_eps", "final_norm", "mask", "window", "score", "scale_scores",
+    "qk_norm", "score_cap", "position", "rotary_theta", "rotary_scaling", "rotary_tables",
+    "rotary_width", "rotary_factor", "windows", "local_theta", "num_buckets", "max_distance",
+    "clamp_distance", "learned_per_feature", "parallel", "first_norm", "num_experts",
+    "experts_per_token", "router", "d_shared", "layer_map", "embedding", "init", "unroll",
+    "skip_gain", "branch_gain", "norm_gain", "learned_skip_gain", "learned_branch_gain",
+    "temperature", "init_gain",
+})  # fmt: skip
 
 
 def _refuse_uncovered(config):

@@ -15,9 +15,9 @@ from jaxtyping import Array, Float
 # By how many units in the last place each operand of a copy is moved at most. Moves of −2 .. 2 have
 # five times the standard deviation of one rounding (√2 and 1/√12 ulps).
 ULPS = 2
-# A logarithm is off by at most ABSOLUTE decades, or by RELATIVE of it where that is more: the second
-# digit of a residual, and what float32 keeps of a logarithm near 1e5. Copies may differ by half of
-# that, since not every operand is moved.
+# A logarithm is off by at most ABSOLUTE decades, or by RELATIVE of it where that is more: the
+# second digit of a residual, and what float32 keeps of a logarithm near 1e5. Copies may differ by
+# half of that, since not every operand is moved.
 ABSOLUTE, RELATIVE = 1e-2, 1e-3
 
 
