@@ -52,9 +52,7 @@ define(
     "as it is, post-norm with the MLPs' own skip: where they begin to slow the collapse.",
 )  # fmt: skip
 define("float", "bias_scale", 0.0, "Standard deviation of the biases.")
-text = (
-    "Residuals that rounding decides in float64 too from every pair of tokens: minutes to compile."
-)
+text = "Prove residuals that rounding decides in float64 too: ball arithmetic, a minute a seed."
 define("boolean", "certify", False, text)
 inputs.define_flags(define)
 define("enum", "dtype", "float32", "Arithmetic of the forward pass.", list(inputs.DTYPES))

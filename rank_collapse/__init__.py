@@ -71,7 +71,6 @@ from rank_collapse.paths.sharing import coalition_values, covariance_shares, sha
 from rank_collapse.paths.truncation import truncated
 from rank_collapse.theory.cubic_law import closed_constant, measured_constant
 from rank_collapse.theory.logdomain import local_rate, log_residual_profile
-from rank_collapse.theory.pairs import CertifiedProfile, certified_profile, certified_profiles
 from rank_collapse.theory.reports import BoundReport, bound_report
 from rank_collapse.theory.transverse import transverse_exponents
 
@@ -80,7 +79,6 @@ __all__ = [
     "AttentionParams",
     "BlockParams",
     "BoundReport",
-    "CertifiedProfile",
     "Classifier",
     "Decoded",
     "DirectContributions",
@@ -103,8 +101,6 @@ __all__ = [
     "attention_entropy",
     "batch_path_set_logits",
     "bound_report",
-    "certified_profile",
-    "certified_profiles",
     "closed_constant",
     "coalition_values",
     "composite_norm",
@@ -162,15 +158,20 @@ __all__ = [
 
 __version__ = "0.1.0"
 
-# Found as rc.pretrained and so on; imported when first asked for, since they take their time.
-_LATER = ("flax_adapters", "pretrained", "training")
-_EXTRAS = {"flax_adapters": "flax", "training": "training"}
+# Found as rc.pretrained and so on; imported when first asked for, since they take their time or
+# need an extra.
+_LATER = {
+    "exact_profile": "theory.exact", "flax_adapters": "flax_adapters", "pretrained": "pretrained",
+    "training": "training",
+}  # fmt: skip
+_EXTRAS = {"exact_profile": "exact", "flax_adapters": "flax", "training": "training"}
 
 
 def __getattr__(name: str) -> Any:
     if name in _LATER:
         try:
-            return importlib.import_module(f"rank_collapse.{name}")
+            module = importlib.import_module(f"rank_collapse.{_LATER[name]}")
+            return module.exact_profile if name == "exact_profile" else module
         except ModuleNotFoundError as error:
             hint = f"{error}; pip install 'rank-collapse[{_EXTRAS.get(name, name)}]'"
             raise ModuleNotFoundError(hint, name=error.name) from error

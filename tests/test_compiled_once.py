@@ -49,13 +49,10 @@ CALLS = {
     "monitored": lambda seed: rc.monitored(
         draws.parameters(SAN, seed), draws.tokens(3, 4, seed), SAN
     ),
-    "certified_profile": lambda seed: rc.certified_profile(
-        draws.parameters(SAN, seed), draws.tokens(3, 4, seed), SAN
-    ),
 }
 
 
-@pytest.mark.parametrize("name", slow_if(CALLS, "composite_center", "certified_profile"))
+@pytest.mark.parametrize("name", slow_if(CALLS, "composite_center"))
 def test_a_second_call_compiles_nothing(name, caplog):
     jax.block_until_ready(CALLS[name](0))
     with jax.log_compiles(), caplog.at_level(logging.WARNING):

@@ -15,6 +15,7 @@ IMPORTED_AS = {
     "absl-py": "absl",
     "orbax-checkpoint": "orbax",
     "ml-dtypes": "ml_dtypes",
+    "python-flint": "flint",
     "pillow": "PIL",
 }
 
@@ -58,6 +59,7 @@ EXTRAS_OF = {
     "training": ("training",),
     "pretrained": ("pretrained", "hub"),
     "text": ("pretrained",),
+    "theory": ("exact",),
     "report": ("experiments",),
     "runs": ("experiments",),
 }
@@ -85,8 +87,8 @@ def test_what_it_imports_is_what_it_requires():
         extras = set().union(*(EXTRAS[extra] for extra in EXTRAS_OF.get(room(path), ())))
         assert foreign(imports(path)) <= CORE | extras, path
     experiments = [n for p in (REPOSITORY / "experiments").rglob("*.py") for n in imports(p)]
-    # PyTorch is asked for by a flag of the benchmark, the oracle of check_profiles by that alone.
-    assert foreign(experiments) - {"experiments", "torch", "tests"} <= CORE | ALL_EXTRAS
+    # PyTorch is asked for by a flag of the benchmark.
+    assert foreign(experiments) - {"experiments", "torch"} <= CORE | ALL_EXTRAS
 
 
 def test_the_requirements_have_every_extra():
@@ -107,7 +109,7 @@ sys.meta_path.insert(0, Absent())
 import rank_collapse as rc
 rc.pretrained, rc.surgery
 from rank_collapse.pretrained import random_like
-for name in ("flax_adapters", "training"):
+for name in ("exact_profile", "flax_adapters", "training"):
     try:
         getattr(rc, name)
     except ModuleNotFoundError as error:
@@ -122,7 +124,8 @@ def test_the_core_does_without_the_extras():
     command = [sys.executable, "-c", CHILD, ",".join(sorted(ALL_EXTRAS))]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    flax, optax, loaded = done.stdout.splitlines()
+    flint, flax, optax, loaded = done.stdout.splitlines()
+    assert flint == "No module named 'flint'; pip install 'rank-collapse[exact]'"
     assert flax == "No module named 'flax'; pip install 'rank-collapse[flax]'"
     assert optax == "No module named 'optax'; pip install 'rank-collapse[training]'"
     assert loaded == "[]"

@@ -10,6 +10,7 @@ import numpy as np
 from absl import flags
 from jax.sharding import Mesh
 
+import rank_collapse as rc
 from experiments.collapse.measure import make_draw, make_measure, part_of
 from experiments.collapse.results import Results
 from experiments.shell import inputs, memory
@@ -19,7 +20,7 @@ from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.runs import seeds
 from rank_collapse.runs.folder import RunFolder
-from rank_collapse.theory import pairs
+from rank_collapse.theory.logdomain import log_residual_profile
 
 
 class Programs:
@@ -82,49 +83,102 @@ class Programs:
         drawn = self.draw(keys, jnp.asarray(scale))
         out = seeds.to_host(self.measures[norm](drawn, jnp.asarray(gain)), count)
         networks = self.networks[norm]
-        if all(pairs.known(out[variant]["log10_residual"]).all() for variant in networks):
+        if not any(undecided(out[variant]).size for variant in networks):
             return out
         x, params = seeds.to_host(drawn, count)
-        certify = self.options.certify
-        what = "float64 and from pairs of tokens" if certify else "float64"
-        with self.progress.aside(f"residuals in {what}"):
-            return out | {
-                variant: once_more(out[variant], params, x, config, gain, certify)
-                for variant, config in networks.items()
-            }
+        for variant, config in networks.items():
+            own = part_of(params, config), x, config.replace(skip_gain=gain)
+            with self.progress.aside("residuals in float64"):
+                out[variant] = recompute_in_float64(out[variant], *own)
+            if self.options.certify:
+                with self.progress.aside("residuals in ball arithmetic"):
+                    out[variant], lines = prove(out[variant], *own)
+                for seed, line in lines.items():
+                    self.progress.say(f"{variant} (norm={norm}), seed {first + seed}: {line}")
+        return out
 
 
-def once_more(
+def undecided(measures: dict[str, np.ndarray]) -> np.ndarray:
+    """Seeds whose residuals rounding decides in some layer, but for those whose states overflow.
+
+    Args:
+        measures: {measure: [s, L + 1]}.
+    """
+    profile = measures["log10_residual"]
+    lost = np.isnan(profile) | (profile == np.inf)
+    return np.flatnonzero(lost.any(axis=1) & np.isfinite(measures["ratio"]).all(axis=1))
+
+
+@jax.jit
+def _log_profiles(params, x, config):
+    return jax.vmap(lambda p, x: log_residual_profile(p, x, config))(params, x)
+
+
+def recompute_in_float64(
     measures: dict[str, np.ndarray],
     params: TransformerParams,
     x: np.ndarray,
     config: TransformerConfig,
-    gain: float,
-    certify: bool,
+    batch: int = 4,
 ) -> dict[str, np.ndarray]:
-    """The measures of one variant; residuals that rounding decides in float32, by dearer passes.
+    """The measures of one variant; residuals that rounding decides in float32 from float64.
 
     Args:
         measures: {measure: [s, L + 1]}.
-        params: Of a whole Transformer, with a leading seed axis.
+        params: Of the variant, with a leading seed axis.
         x: Its inputs [s, n, d].
         config: The variant.
-        gain: Of its skips.
-        certify: Whether also from pairs of tokens.
-    """
-    profile = np.array(measures["log10_residual"])
-    overflow = ~np.isfinite(measures["ratio"]).all(axis=1)
-    lost = np.flatnonzero(~np.asarray(pairs.known(profile)) & ~overflow)
-    if not lost.size:
+        batch: Seeds at a time, for which the pass is compiled once.
+    """  # fmt: skip
+    profile, lost = np.array(measures["log10_residual"]), undecided(measures)
+    if profile.dtype == np.float64 or not lost.size:
         return measures
-    fits = x.shape[1] ** 2 * x.shape[2] <= pairs.LARGEST_TABLE
-    params, x = jax.tree.map(lambda a: a[lost], (part_of(params, config), x))
-    config = config.replace(skip_gain=gain)
-    found = pairs.certified_profiles(
-        params, x, config, profile=profile[lost], batch=4, pairs=certify and fits
-    )
-    profile[lost] = found.profile
+    profile[profile == np.inf] = np.nan
+
+    def wide(a):
+        return np.asarray(a, np.float64) if np.issubdtype(np.asarray(a).dtype, np.floating) else a
+
+    for start in range(0, len(lost), batch):
+        chosen = lost[start : start + batch]
+        filled = np.resize(chosen, batch)  # the last batch with repeats
+        some = jax.tree.map(lambda a, i=filled: wide(a[i]), (params, x))
+        with jax.enable_x64(True):
+            found = np.asarray(_log_profiles(*some, jax.tree.map(wide, config)))[: len(chosen)]
+        better = np.isnan(found).sum(axis=1) <= np.isnan(profile[chosen]).sum(axis=1)
+        profile[chosen[better]] = found[better]
     return measures | {"log10_residual": profile}
+
+
+def prove(
+    measures: dict[str, np.ndarray],
+    params: TransformerParams,
+    x: np.ndarray,
+    config: TransformerConfig,
+    max_seconds: float = 60.0,
+) -> tuple[dict[str, np.ndarray], dict[int, str]]:
+    """The measures of one variant, undecided residuals by `rank_collapse.exact_profile`.
+
+    Args:
+        measures, params, x, config: As for `recompute_in_float64`.
+        max_seconds: No attempt is begun whose estimate for a seed is above.
+
+    Returns:
+        The measures, and what became of each seed that was undecided.
+    """  # fmt: skip
+    profile, lines = np.array(measures["log10_residual"]), {}
+    for seed in undecided(measures).tolist():
+        own = jax.tree.map(lambda a, seed=seed: a[seed], (params, x))
+        try:
+            found = rc.exact_profile(*own, config, max_seconds=max_seconds)
+        except ValueError as error:
+            lines[seed] = f"not proved: {error}"
+            continue
+        proved = ~np.isnan(found.profile)
+        profile[seed, proved] = found.profile[proved]
+        lines[seed] = f"proved to layer {proved.sum() - 1} with {found.digits} digits"
+        if not proved.all():
+            lines[seed] += f"; twice as many would take about {found.more_seconds:.2g} s"
+    return measures | {"log10_residual": profile}, lines
 
 
 def measure_all(
@@ -201,7 +255,7 @@ def gaps(new: dict[str, np.ndarray], setting: str, first: int) -> Iterator[str]:
     """
     reasons = {
         "ratio": "the hidden states overflow",
-        "log10_residual": "rounding decides it (--certify knows more), or states overflow",
+        "log10_residual": "rounding decides it (--certify proves more), or states overflow",
     }
     for name, values in new.items():
         variant, measure = name.split("/")

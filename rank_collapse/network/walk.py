@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from rank_collapse import struct
 from rank_collapse.network.attention import AttentionContext
@@ -142,6 +143,8 @@ def _branch_input(algebra, layer, spec, state):
     normed = algebra.norm(layer, spec, state)
     if spec.unnormed is None:
         return normed
+    if isinstance(spec.unnormed, np.bool_ | np.ndarray):  # on the host
+        return state if spec.unnormed else normed
     return jax.tree.map(lambda own, a: jnp.where(spec.unnormed, own, a), state, normed)
 
 

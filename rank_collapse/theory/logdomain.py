@@ -25,7 +25,7 @@ from rank_collapse.network.precision import full_precision
 from rank_collapse.network.walk import Algebra, Layer, walk_layer
 from rank_collapse.theory import log_operations as ops
 from rank_collapse.theory.log_attention import attention, three_axes
-from rank_collapse.theory.noise import ABSOLUTE, RELATIVE, Noise, Silence, certain, copies
+from rank_collapse.theory.noise import Noise, certain, copies
 
 # Noisy copies of the pass, which tell where rounding has spoilt it. Only the states that branches
 # look at are moved, not what branches compute on the way: copies scatter about twice as far as
@@ -34,7 +34,6 @@ from rank_collapse.theory.noise import ABSOLUTE, RELATIVE, Noise, Silence, certa
 # got through there: 1.3 of 64 with two copies, 0.25 with three, none with four; larger moves or a
 # narrower tolerance do less.
 REPLICAS = 4
-AGREEMENT = {"absolute": ABSOLUTE / 2, "relative": RELATIVE / 2}
 
 
 @struct.dataclass
@@ -85,7 +84,7 @@ def log_residual_profile(
     are kept relative to those between clusters only. NaN from the layer on whose residual hangs on
     such distances: the pass is computed with noisy copies (`noise`), whose mean tokens and
     mantissas are moved in their last digits before every branch, and must agree with them. Of such
-    networks `certified_profile` knows more.
+    networks `exact_profile` knows more.
 
     Args:
         params: Parameters of the network.
@@ -151,7 +150,7 @@ class LogScaled(Algebra):
     )
 
     def __init__(self, keep: Any, noise: Any = None):
-        self.keep, self.noise = keep, Silence() if noise is None else noise
+        self.keep, self.noise = keep, (lambda a: a) if noise is None else noise
 
     def norm(self, layer, spec, state):
         of = ops.norm_of_branch if spec.after_branch else ops.norm
@@ -224,7 +223,7 @@ class LogPass(LayerPass):
         start, (profiles, (seen, heads, branches, diameters, *others)) = carry[0], found
         first = jnp.broadcast_to(ops.log10_norm(start), profiles[:1].shape)
         profile = jnp.concatenate([first, profiles]).T
-        profile = certain(profile, **AGREEMENT) if self.replicas else profile[0]
+        profile = certain(profile) if self.replicas else profile[0]
         diameters = jnp.concatenate([ops.log10_diameter(start)[None], diameters])
         mask = three_axes(entry.context.mask)
         return LogTrace(profile, seen, heads, branches, diameters, *others, mask)

@@ -1,7 +1,7 @@
 """Rounding made visible: copies of a computation whose operands are moved in their last digits.
 
-What survives in all copies did not hang on rounding. The passes over a network in logarithms
-(`logdomain`, `pairs`) run beside such copies and say NaN where these disagree.
+What survives in all copies did not hang on rounding. The pass over a network in logarithms
+(`logdomain`) runs beside such copies and says NaN where these disagree.
 """
 
 import itertools
@@ -13,11 +13,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 # By how many units in the last place each operand of a copy is moved at most. Moves of −2 .. 2 have
-# five times the standard deviation of one rounding (√2 and 1/√12 ulps): where every operand is
-# moved, a pass spoilt by rounding goes with copies that scatter farther.
+# five times the standard deviation of one rounding (√2 and 1/√12 ulps).
 ULPS = 2
-# Copies may differ by ABSOLUTE decades, or by RELATIVE of the logarithm where that is more:
-# the second digit of a residual, and what float32 keeps of a logarithm near 1e5.
+# A logarithm is off by at most ABSOLUTE decades, or by RELATIVE of it where that is more: the
+# second digit of a residual, and what float32 keeps of a logarithm near 1e5. Copies may differ by
+# half of that, since not every operand is moved.
 ABSOLUTE, RELATIVE = 1e-2, 1e-3
 
 
@@ -27,23 +27,17 @@ def copies(replicas: int) -> tuple[Array, Array]:
     return words, jnp.where(words == 0, 0, ULPS).astype(jnp.uint32)
 
 
-def certain(
-    profiles: Any, agree: Any = None, *, absolute: float = ABSOLUTE, relative: float = RELATIVE
-) -> Float[Array, "l"]:
+def certain(profiles: Any) -> Float[Array, "l"]:
     """The first copy's logarithms, NaN from the layer on where the copies differ.
 
     Args:
         profiles: Of the pass without noise and of the noisy ones, [copies, L + 1].
-        agree: Bool of the same shape: what else must hold in each copy and layer.
-        absolute, relative: How far copies may differ; less where not every operand is moved.
     """
     first = profiles[0]
     nothing = jnp.all(profiles == -jnp.inf, axis=0)  # all tokens equal in every copy
     spread = jnp.max(profiles, axis=0) - jnp.min(profiles, axis=0)
-    allowed = jnp.maximum(absolute, relative * jnp.abs(first))
+    allowed = jnp.maximum(ABSOLUTE / 2, RELATIVE / 2 * jnp.abs(first))
     sure = (spread <= allowed) & jnp.all(jnp.isfinite(profiles), axis=0) | nothing
-    if agree is not None:
-        sure = sure & jnp.all(agree, axis=0)
     return jnp.where(jnp.cumsum(~sure) == 0, first, jnp.nan)
 
 
@@ -78,16 +72,6 @@ class Noise:
 
     def _next(self):
         return self._word + jnp.uint32(next(self._calls))
-
-
-class Silence:
-    """Noise that moves nothing and costs nothing."""
-
-    def __call__(self, a: Any) -> Any:
-        return a
-
-    def at(self, index: Any) -> "Silence":
-        return self
 
 
 def _hash(h):

@@ -23,7 +23,7 @@ from experiments.shell import cli
 
 CASES = int(os.environ.get("RANK_COLLAPSE_CASES", "0"))
 LIMIT = 60  # seconds for what comes before the computation
-BINARIES = [*reproduce.EXPERIMENTS, "reproduce", "benchmark", "check_profiles"]
+BINARIES = [*reproduce.EXPERIMENTS, "reproduce", "benchmark"]
 # They start processes, wait for others, or show tracebacks on purpose.
 LEFT_ALONE = {"output_dir", "distributed", "debug", "workers", "docs"}
 ODD = ("", " ", "-", "a", "é", "0", "-1", "1e400", "nan", "None", "[1]", "1:2", "/nonexistent",

@@ -140,7 +140,6 @@ def test_bad_forms_name_the_value(fields, message):
 
 PASSES = {
     "log_residual_profile": ("score_cap", "num_experts"),
-    "certified_profile": ("score_cap", "num_experts"),
     "bound_report": ("score_cap", "num_experts", "parallel", "windows"),
     "expected_pass": ("score_cap", "num_experts", "parallel", "windows"),
 }

@@ -321,7 +321,7 @@ def test_passes_that_need_a_score_matrix_refuse_normalised_queries():
     paths = jnp.zeros((1, 2), int)
     calls = {
         "qk_norm='width' has no matrix W_QK": lambda: rc.bound_report(params, x, config),
-        "score='additive' with qk_norm='width'": lambda: rc.certified_profile(
+        "score='additive' with qk_norm='width'": lambda: rc.log_residual_profile(
             params, x, config.replace(score="additive")
         ),
         "no cubic law: qk_norm='width'": lambda: rc.closed_constant(params, x, config),

@@ -1,1 +1,0 @@
-"""What the checks compare: draws of networks, and proofs beside them."""

@@ -1,0 +1,316 @@
+"""Profiles in ball arithmetic, against the plain network in mpmath, float64 and the log pass."""
+
+import dataclasses
+
+import draws
+import flint
+import jax
+import jax.numpy as jnp
+import mp_oracle
+import mpmath
+import numpy as np
+import pytest
+from marks import slow_but
+
+import rank_collapse as rc
+from rank_collapse.network import layers
+from rank_collapse.theory import balls, exact
+
+N, D, H, L = 4, 6, 2, 3
+SKIPS = {"attention_skip": True, "mlp_skip": True}
+MLP = {"mlp": "gelu", "d_ff": 5}
+KEEP = np.array([0, 1, 1, 1, 0], bool)
+BLIND = np.ones((N, N), bool)
+BLIND[2] = False
+ANY_MASK = np.tril(np.ones((N, N), bool)) | np.eye(N, k=2, dtype=bool)
+BIAS = np.random.default_rng(3).standard_normal((H, N, N)).astype(np.float32)
+SEGMENTS = np.array([0, 0, 1, 0])
+EXPERTS = {"mlp": "swiglu", "d_ff": 9, "num_experts": 3, "experts_per_token": 2, "d_shared": 3}
+EACH = {
+    "attention": np.float32([2, 1, 0.5]),
+    "mlp": np.linspace(0.25, 2, 6, dtype=np.float32)[None],
+}
+
+# fields, inputs: every field that is covered stands in one of them, away from its default
+CASES = {
+    "attention alone": ({}, {}),
+    "one layer of other widths": ({"depth": 1, "d_qk": 3, "d_v": 5, "scale_scores": False}, {}),
+    **{f"{kind} MLP": ({"mlp": kind, "d_ff": 5}, {}) for kind in layers.MLP_KINDS[1:]},
+    "pre-LN, skips": ({"norm_placement": "pre", "final_norm": True} | SKIPS | MLP, {}),
+    "post-RMS, skips": (
+        {"norm_placement": "post", "norm": "rms", "norm_eps": 0.01} | SKIPS | MLP, {},
+    ),
+    "sandwich, bare first layer": (
+        {"norm_placement": "sandwich", "first_norm": False, "norm_gain": 0.5} | SKIPS | MLP, {},
+    ),
+    "norms of branches": ({"norm_placement": "branch", "norm": "rms"} | SKIPS | MLP, {}),
+    "parallel": ({"norm_placement": "pre", "parallel": True, "attention_skip": True} | MLP, {}),
+    "gains": (
+        {"skip_gain": rc.Gains(**EACH), "branch_gain": 0.5, "temperature": np.float32([3, 1, 0.5]),
+         "init_gain": 2.0} | SKIPS | MLP, {},
+    ),
+    "learned gains": (
+        {"learned_skip_gain": 1.0, "learned_branch_gain": 1.0, "learned_per_feature": True}
+        | SKIPS | MLP, {},
+    ),
+    "skip gain 0, shared layers": (
+        {"attention_skip": True, "skip_gain": 0.0, "layer_map": (0, 1, 0)}, {},
+    ),
+    "branch gain 0": ({"attention_skip": True, "branch_gain": 0.0}, {}),
+    "causal": ({"mask": "causal"}, {}),
+    "local": ({"mask": "local", "window": 1}, {}),
+    "a mask of tokens": (MLP, {"mask": KEEP}),
+    "a mask of tokens, causal, rotary": (
+        {"mask": "causal", "position": "rotary", "d_qk": 4}, {"mask": KEEP},
+    ),
+    "any mask": ({}, {"mask": ANY_MASK}),
+    "a mask for each head": ({}, {"mask": np.stack([ANY_MASK, np.ones((N, N), bool)])}),
+    "a token that sees nothing": ({}, {"mask": BLIND}),
+    "windows, part rotated": (
+        {"position": "rotary", "d_qk": 4, "windows": (1, 0, 2), "rotary_width": 2}
+        | {"local_theta": 3.0, "rotary_theta": 50.0, "rotary_factor": 1.5}
+        | {"rotary_scaling": (2.0,)},
+        {"positions": np.array([3, 1, 0, 7])},
+    ),
+    "rotary tables": ({"position": "rotary", "d_qk": 4, "rotary_tables": ((9, (0.5, 0.1)),)}, {}),
+    "relative bias": ({"position": "relative_bias", "num_buckets": 4, "max_distance": 3}, {}),
+    "relative key": ({"position": "relative_key", "clamp_distance": 2}, {"segments": SEGMENTS}),
+    "score bias": ({}, {"bias": BIAS}),
+    "normalised queries": ({"qk_norm": "head"}, {}),
+    "normalised together, rotary": ({"qk_norm": "width", "position": "rotary", "d_qk": 4}, {}),
+    "additive": ({"score": "additive"}, {}),
+    "additive, rotary, normalised, capped": (
+        {"score": "additive", "position": "rotary", "qk_norm": "head", "d_qk": 2}
+        | {"score_cap": 0.5}, {},
+    ),
+    "capped": ({"score_cap": 0.5}, {"bias": BIAS}),
+    "relative key, capped, causal": (
+        {"position": "relative_key", "score_cap": 2.0, "mask": "causal"}, {},
+    ),
+    "experts chosen": (EXPERTS, {}),
+    "experts of all": (EXPERTS | {"router": "all", "d_shared": 0}, {}),
+    "embedding": ({"embedding": rc.EmbeddingConfig(vocab_size=7, d_embed=D)}, {}),
+}  # fmt: skip
+
+
+def network(case, scale=1.0):
+    fields, inputs = CASES[case]
+    config = rc.TransformerConfig(**({"depth": L, "num_heads": H, "d_model": D} | fields))
+    params = draws.parameters(config, len(case), scale)
+    x = draws.tokens(5 if inputs.get("mask") is KEEP else N, D)
+    if config.embedding is not None:
+        x = jnp.array([2, 0, 6, 2])
+    return params, x, config, inputs
+
+
+def check_inside(found, want):
+    """Numbers of many digits inside the balls, all of which are narrow."""
+    assert not np.isnan(found.profile).any()
+    for value, radius, true in zip(found.profile, found.radius, want, strict=True):
+        if value == -np.inf or true == -mpmath.inf:
+            assert value == float(true)
+        else:
+            assert radius <= exact.NARROW * max(1, abs(value))
+            assert abs(mpmath.mpf(value) - true) <= radius
+
+
+def ordinary(params, x, config, **inputs):
+    """log10 of the residuals of `rc.apply` in float64, NaN where these are rounding."""
+    mask = inputs.get("mask")
+    mask = mask if mask is not None and mask.ndim == 1 else None
+    with jax.enable_x64(True):
+        wide = jax.tree.map(
+            lambda a: np.asarray(a, np.float64) if jnp.issubdtype(a.dtype, jnp.floating) else a,
+            (params, x),
+        )
+        hidden = np.asarray(rc.apply(*wide, config, **inputs).hidden)
+    rows = hidden if mask is None else hidden[:, mask]
+    rest = np.abs(rows - rows.mean(axis=1, keepdims=True))
+    size = np.sqrt(rest.sum(axis=1).max(axis=1) * rest.sum(axis=2).max(axis=1))
+    return np.where(size > 1e-8 * np.abs(rows).max(axis=(1, 2)), np.log10(size), np.nan)
+
+
+@pytest.mark.parametrize("scale", [1.0, pytest.param(3.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("case", CASES)
+def test_the_plain_network_in_many_digits_lies_inside_the_balls(case, scale):
+    params, x, config, inputs = network(case, scale)
+    found = exact.exact_profile(params, x, config, **inputs)
+    with mpmath.workdps(700):
+        check_inside(found, mp_oracle.profile(params, x, config, 700, **inputs))
+
+
+def test_every_field_is_compared_or_refused_by_name():
+    covered = {
+        name
+        for fields, _ in CASES.values()
+        for name, value in fields.items()
+        if value != getattr(rc.TransformerConfig, name)
+    }
+    # of no effect on the function; sizes that every case sets
+    covered |= {"unroll", "init", "depth", "num_heads", "d_model"}
+    assert covered == exact.COVERED
+    others = {"cross_attention": True, "cross_skip": False}
+    fields = {f.name for f in dataclasses.fields(rc.TransformerConfig)}
+    assert fields == exact.COVERED | others.keys()
+    for name, value in others.items():
+        config = rc.san(2, 2, 4, **{name: value})
+        with pytest.raises(ValueError, match=f"exact_profile does not cover {name}={value}"):
+            exact.exact_profile(draws.parameters(config), draws.tokens(3, 4), config)
+
+
+TWINS = "post-RMS, skips", "experts chosen"
+
+
+@pytest.mark.parametrize("case", slow_but(CASES, *TWINS))
+def test_equals_the_ordinary_pass_where_float64_still_sees_it(case):
+    params, x, config, inputs = network(case)
+    with jax.enable_x64(True):
+        wide = jax.tree.map(
+            lambda a: np.asarray(a, np.float64) if jnp.issubdtype(a.dtype, jnp.floating) else a,
+            (params, x),
+        )
+        found = exact.exact_profile(*wide, config, **inputs).profile
+        want = ordinary(*wide, config, **inputs)
+    seen = ~np.isnan(want)
+    assert seen.sum() >= 2
+    np.testing.assert_allclose(found[seen], want[seen], atol=1e-6)
+
+
+@pytest.mark.parametrize("case", slow_but(CASES, "causal"))
+def test_equals_the_pass_in_logarithms(case):
+    params, x, config, inputs = network(case)
+    try:
+        want = np.asarray(rc.log_residual_profile(params, x, config, replicas=0, **inputs))
+    except ValueError as error:  # what that pass does not cover
+        assert any(word in str(error) for word in ("score_cap", "num_experts", "additive"))
+        return
+    found = exact.exact_profile(params, x, config, **inputs).profile
+    finite = np.isfinite(found)
+    np.testing.assert_array_equal(found[~finite], want[~finite])
+    np.testing.assert_allclose(found[finite], want[finite], rtol=1e-5, atol=1e-3)
+
+
+KINDS = (
+    {},
+    {"attention_skip": True},
+    {"norm_placement": "post", "mlp": "gelu", "d_ff": 32} | SKIPS,
+)
+SHAPES = {"6 tokens": (6, 1), "10 tokens": (10, 2), "16 tokens": (16, 4)}
+
+
+def at_scales_from_1_5_to_3(shape):
+    """16 of 48 draws: sizes by networks by four scales."""
+    first, (n, heads) = 16 * list(SHAPES).index(shape), SHAPES[shape]
+    for s in range(first, first + 16):
+        kind, scale = KINDS[s // 4 % 3], (1.5, 2.0, 2.5, 3.0)[s % 4]
+        config = rc.TransformerConfig(depth=6, num_heads=heads, d_model=16, **kind)
+        key = jax.random.key(s)
+        x = jax.random.normal(jax.random.fold_in(key, 1), (n, 16)) + 0.3
+        yield rc.init(key, config, scale, 0.1), x, config
+
+
+@pytest.mark.parametrize("shape", slow_but(SHAPES, "6 tokens"))
+def test_large_weights_are_proved_with_a_hundred_digits(shape):
+    """Saturated attention, and clusters in clusters that one center for all would lose."""
+    smallest = 0.0
+    for params, x, config in at_scales_from_1_5_to_3(shape):
+        found = exact.exact_profile(params, x, config, max_digits=100)
+        assert not np.isnan(found.profile).any()
+        smallest = min(smallest, found.profile.min())
+        again = exact.exact_profile(params, x, config, digits=150)
+        assert (np.abs(found.profile - again.profile) <= found.radius + again.radius).all()
+        if config.mlp == "none" and found.profile.min() > -150:
+            with mpmath.workdps(400):
+                check_inside(found, mp_oracle.profile(params, x, config, 400))
+    assert smallest < {"6 tokens": -1e5, "10 tokens": -1e7, "16 tokens": 0}[shape]
+
+
+def test_digits_are_doubled_until_the_balls_are_narrow():
+    params, x, config, _ = network("attention alone")
+    few = exact.exact_profile(params, x, config, digits=10, max_digits=10)
+    assert few.digits == 10 and np.isnan(few.profile[-1]) and few.more_seconds > 0
+    assert np.isnan(few.radius[np.isnan(few.profile)]).all()
+    more = exact.exact_profile(params, x, config, digits=10)
+    assert more.digits in (20, 40) and more.more_seconds == 0
+    known = ~np.isnan(few.profile)
+    assert (np.abs(more.profile - few.profile) <= more.radius + few.radius)[known].all()
+    at_most = exact.exact_profile(params, x, config, digits=10, max_seconds=few.more_seconds / 1.01)
+    assert at_most.digits == 10 and at_most.more_seconds == few.more_seconds
+
+
+def test_equal_tokens_have_no_residual_and_masked_ones_no_part_in_it():
+    config = rc.transformer(2, H, D)
+    params = draws.parameters(config)
+    found = exact.exact_profile(params, jnp.ones((4, D)), config)
+    np.testing.assert_array_equal(found.profile, -np.inf)
+    x = draws.tokens(5, D).at[jnp.array([0, 4])].set(1e6)
+    padded = exact.exact_profile(params, x, config, mask=KEEP)
+    removed = exact.exact_profile(params, x[KEEP], config)
+    assert (np.abs(padded.profile - removed.profile) <= padded.radius + removed.radius).all()
+
+
+def test_depth_takes_no_digits():
+    config = rc.san(12, 2, 8)
+    found = exact.exact_profile(draws.parameters(config), draws.tokens(5, 8), config)
+    assert found.digits <= 100 and found.profile[-1] < -1e4
+    np.testing.assert_allclose(rc.local_rate(found.profile)[-1], 3, atol=1e-3)
+
+
+SAN = rc.san(2, 2, 4)
+
+
+def call(x=None, config=SAN, **options):
+    x = draws.tokens(3, 4) if x is None else x
+    return rc.exact_profile(draws.parameters(SAN), x, config, **options)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda: jax.jit(lambda x: call(x=x).profile)(jnp.ones((3, 4))), "outside of jit and vmap"),
+        (lambda: call(x=np.float32([[1, 2, 3, np.inf]] * 3)), "x has values that are not finite"),
+        (lambda: call(bias=np.full((2, 3, 3), -np.inf)), "bias has values that are not finite"),
+        (lambda: call(config=SAN.replace(skip_gain=np.nan)), "config has values that are not"),
+        (lambda: call(x=jnp.ones((3, 5))), r"\(3, 5\)"),
+        (lambda: call(mask=np.zeros(3, bool)), r"mask of shape \(3,\) leaves out every token"),
+        (lambda: call(digits=5), "digits=5 is not between 10 and max_digits=6400"),
+        (lambda: call(max_digits=40), "digits=50 is not between 10 and max_digits=40"),
+        (
+            lambda: call(digits=6000, max_seconds=1e-3),
+            "3 tokens of width 4 in 2 layers at 6000 digits take about .* s, more than "
+            "max_seconds=0.001",
+        ),
+    ],
+)
+def test_refusals_name_the_value(wrong, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        wrong()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", layers.ACTIVATIONS)
+def test_activation_differences_at_any_step(name):
+    """Steps from 1e-200 to 100, in both tails: inside a ball that is narrow."""
+    rng = np.random.default_rng(1)
+    z = rng.normal(0, np.repeat([3.0, 12.0], 30))
+    step = rng.choice([-1, 1], 60) * 10 ** rng.uniform(-20, 2, 60)
+    step[:10] *= 1e-180
+    z[20], step[20] = 0.0, 2.0
+    phi = mp_oracle.activation(name)
+    for a, s in zip(z.tolist(), step.tolist(), strict=True):
+        with flint.ctx.workdps(50), mpmath.workdps(2500):
+            found = balls.ACTIVATIONS[name][1](flint.arb(a), flint.arb(s))
+            want = phi(mpmath.mpf(a) + mpmath.mpf(s)) - phi(mpmath.mpf(a))
+            if want == 0:
+                assert found == 0
+                continue
+            middle, radius = (
+                mpmath.mpf(int(v[0])) * mpmath.mpf(2) ** int(v[1])
+                for v in (found.mid().man_exp(), found.rad().man_exp())
+            )
+            assert abs(middle - want) <= radius <= 1e-30 * abs(want)
+
+
+def test_overlapping_experts_take_more_digits():
+    with flint.ctx.workdps(30), pytest.raises(balls.Undecided):
+        balls._largest([flint.arb(1, 0.1), flint.arb(1.05), flint.arb(3)], 2)
