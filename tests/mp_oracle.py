@@ -20,7 +20,7 @@ def profile(params, x, config, digits, **inputs):
     params, entry = enter(params, x, config, **inputs)
     gains = layer_gains(config, entry.x.dtype, params)
     entry, gains, stack = jax.tree.map(np.asarray, (entry, gains, params.layers))
-    keep = np.ones(len(entry.x), bool) if entry.exists is None else entry.exists
+    keep = np.ones(len(entry.x), bool) if entry.token_mask is None else entry.token_mask
     with mpmath.workdps(digits):
         state = exact(entry.x)
         out = [log10_residual(state, keep)]
