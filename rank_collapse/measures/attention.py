@@ -22,6 +22,7 @@ from jaxtyping import Array, Float
 from rank_collapse.measures.norms import (
     as_bools,
     as_floats,
+    as_jax,
     divide,
     in_own_precision,
     namespace,
@@ -52,7 +53,7 @@ def attention_entropy(attention: Any, *, mask: Any = None) -> Float[Array, "*s"]
     xp = namespace(p)
     # Where p is 0 so is the product; a select in its place takes three times as long on a CPU.
     log = xp.log(xp.maximum(p, jnp.finfo(p.dtype).tiny))
-    return jnp.asarray(_mean(-xp.sum(p * log, axis=-1), mask))
+    return as_jax(_mean(-xp.sum(p * log, axis=-1), mask))
 
 
 @in_own_precision
@@ -66,7 +67,7 @@ def largest_weight(attention: Any, *, mask: Any = None) -> Float[Array, "*s"]:
         One value per matrix, [...].
     """
     p, mask = _weights(attention, mask)
-    return jnp.asarray(_mean(namespace(p).max(p, axis=-1), mask))
+    return as_jax(_mean(namespace(p).max(p, axis=-1), mask))
 
 
 @in_own_precision
@@ -83,7 +84,7 @@ def saturated_share(
         One value per matrix, [...].
     """
     p, mask = _weights(attention, mask)
-    return jnp.asarray(_mean(_above(namespace(p).max(p, axis=-1), threshold), mask))
+    return as_jax(_mean(_above(namespace(p).max(p, axis=-1), threshold), mask))
 
 
 @in_own_precision
@@ -96,7 +97,7 @@ def column_means(attention: Any, *, mask: Any = None) -> Float[Array, "*s m"]:
     Returns:
         One value per key, [..., m].
     """
-    return jnp.asarray(_columns(*_weights(attention, mask)))
+    return as_jax(_columns(*_weights(attention, mask)))
 
 
 @in_own_precision
@@ -112,7 +113,7 @@ def largest_column(attention: Any, *, mask: Any = None) -> Float[Array, "*s"]:
         One value per matrix, [...].
     """
     columns = _columns(*_weights(attention, mask))
-    return jnp.asarray(namespace(columns).max(columns, axis=-1))
+    return as_jax(namespace(columns).max(columns, axis=-1))
 
 
 @in_own_precision
@@ -131,7 +132,7 @@ def first_column(attention: Any, *, mask: Any = None, key_mask: Any = None) -> F
     Raises:
         ValueError: As `attention_entropy`, or a key_mask of another length.
     """
-    return jnp.asarray(_first(*_weights(attention, mask), key_mask))
+    return as_jax(_first(*_weights(attention, mask), key_mask))
 
 
 @in_own_precision
@@ -154,7 +155,7 @@ def sink_rate(
     p, mask = _weights(attention, mask)
     if p.ndim < 3:
         raise ValueError(f"attention of shape {p.shape} is not [..., h, n, m]")
-    return jnp.asarray(_above(_first(p, mask, key_mask), sink).mean(axis=-1))
+    return as_jax(_above(_first(p, mask, key_mask), sink).mean(axis=-1))
 
 
 def _weights(attention, mask):

@@ -12,6 +12,7 @@ from jaxtyping import Array, Float
 
 from rank_collapse import struct
 from rank_collapse.measures.norms import (
+    as_jax,
     as_tokens,
     divide,
     in_own_precision,
@@ -34,7 +35,7 @@ def center_token(x: Any, center: str = "mean", *, mask: Any = None) -> Float[Arr
     Raises:
         ValueError: Unknown center; see also `norms.composite_norm`.
     """
-    return jnp.asarray(center_of(*as_tokens(x, mask), center))
+    return as_jax(center_of(*as_tokens(x, mask), center))
 
 
 def center_of(x: Any, mask: Any, center: str) -> Any:
@@ -111,7 +112,7 @@ def composite_center(x: Any, *, mask: Any = None, tolerance: Any = 1e-5) -> Comp
         more = -n % max(8, 1 << max(n.bit_length() - 3, 0))
         mask = np.pad(np.ones(n, bool) if mask is None else mask, (0, more))
         x = np.pad(x, ((0, more), (0, 0)))
-    return _certified_center(jax.lax.stop_gradient(jnp.asarray(x)), mask, tolerance)
+    return _certified_center(jax.lax.stop_gradient(as_jax(x)), mask, tolerance)
 
 
 @jax.jit

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float
 from rank_collapse.measures.norms import (
     as_bools,
     as_floats,
+    as_jax,
     divide,
     in_own_precision,
     namespace,
@@ -81,7 +82,7 @@ def monitor(
     rows = [{name: a[i] for name, a in given.items()} for i in range(len(given["x"]))]
     found = [_single(row, sink) for row in rows]
     found = {name: np.array([one[name] for one in found]) for name in found[0]}
-    return {name: jnp.asarray(value) for name, value in _mean(found, mask).items()}
+    return {name: as_jax(value) for name, value in _mean(found, mask).items()}
 
 
 @jax.jit

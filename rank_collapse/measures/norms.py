@@ -123,13 +123,18 @@ def as_bools(mask: Any, name: str = "mask") -> Any:
         ValueError: Other values: see `entry.as_mask`.
     """
     mask = as_array(mask)
-    if namespace(mask) is np and mask.dtype.kind in "iu" and np.isin(mask, (0, 1)).all():
+    if namespace(mask) is np and mask.dtype.kind in "biu" and np.isin(mask, (0, 1)).all():
         return mask.astype(bool)  # `as_mask` would compile its look at the values
     return as_array(as_mask(mask, name))
 
 
 def _on_host(x):
     return x.is_fully_addressable and all(d.platform == "cpu" for d in x.devices())
+
+
+def as_jax(x: Any) -> Array:
+    """What was computed by NumPy as JAX's array; unlike `jnp.asarray` this compiles nothing."""
+    return x if isinstance(x, jax.Array) else jax.device_put(x)
 
 
 def as_floats(x: Any) -> Any:
@@ -152,7 +157,7 @@ def norm_1(x: Any, *, mask: Any = None) -> Float[Array, ""]:
         x: Tokens [n, d].
         mask: Bool [n], True for tokens that exist; None for all.
     """
-    return jnp.asarray(norm_of(as_tokens(x, mask)[0], "one"))
+    return as_jax(norm_of(as_tokens(x, mask)[0], "one"))
 
 
 @in_own_precision
@@ -163,7 +168,7 @@ def norm_inf(x: Any, *, mask: Any = None) -> Float[Array, ""]:
         x: Tokens [n, d].
         mask: Bool [n], True for tokens that exist; None for all.
     """
-    return jnp.asarray(norm_of(as_tokens(x, mask)[0], "inf"))
+    return as_jax(norm_of(as_tokens(x, mask)[0], "inf"))
 
 
 @in_own_precision
@@ -179,7 +184,7 @@ def composite_norm(x: Any, *, mask: Any = None) -> Float[Array, ""]:
     Raises:
         ValueError: Not a matrix, no token, not finite (where x is not traced), or a wrong mask.
     """
-    return jnp.asarray(norm_of(as_tokens(x, mask)[0], "composite"))
+    return as_jax(norm_of(as_tokens(x, mask)[0], "composite"))
 
 
 @in_own_precision
@@ -197,7 +202,7 @@ def singular_values(x: Any, *, mask: Any = None, method: str | None = None) -> F
     Raises:
         ValueError: Unknown method; see also `composite_norm`.
     """
-    return jnp.asarray(singular_values_of(as_tokens(x, mask)[0], method))
+    return as_jax(singular_values_of(as_tokens(x, mask)[0], method))
 
 
 @in_own_precision
@@ -213,7 +218,7 @@ def matrix_norm(x: Any, norm: str = "composite", *, mask: Any = None) -> Float[A
     Raises:
         ValueError: Unknown norm; see also `composite_norm`.
     """
-    return jnp.asarray(norm_of(as_tokens(x, mask)[0], norm))
+    return as_jax(norm_of(as_tokens(x, mask)[0], norm))
 
 
 def norm_of(x: Any, norm: str) -> Any:

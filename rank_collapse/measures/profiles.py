@@ -17,6 +17,7 @@ from rank_collapse.measures.norms import (
     as_array,
     as_bools,
     as_floats,
+    as_jax,
     in_own_precision,
     namespace,
     together,
@@ -72,7 +73,7 @@ def profile(
     for at in np.ndindex(hidden.shape[:-2]):
         for name, value in of_known(names, hidden[at], None if mask is None else mask[at[1:]]):
             found[name][at] = value
-    return {name: jnp.asarray(values) for name, values in found.items()}
+    return {name: as_jax(values) for name, values in found.items()}
 
 
 def of_known(

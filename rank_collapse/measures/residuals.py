@@ -25,6 +25,7 @@ from rank_collapse.measures.centers import (
 )
 from rank_collapse.measures.norms import (
     NORMS,
+    as_jax,
     as_tokens,
     composite_norm,
     divide,
@@ -88,7 +89,7 @@ def residual(x: Any, *, center: str = "mean", mask: Any = None) -> Float[Array, 
 
     Source: Dong et al. 2021, section 2.
     """
-    return jnp.asarray(_residual(*as_tokens(x, mask), center))
+    return as_jax(_residual(*as_tokens(x, mask), center))
 
 
 def _residual(x, mask, center):
@@ -187,7 +188,7 @@ def rank_at(x: Any, *, tolerance: Any = None, mask: Any = None) -> Array:
     s = singular_values_of(x)
     if tolerance is None:
         tolerance = namespace(x).maximum(num_tokens(x, mask), x.shape[1]) * jnp.finfo(x.dtype).eps
-    return jnp.asarray((s > tolerance * s[0]).sum())
+    return as_jax((s > tolerance * s[0]).sum())
 
 
 @in_own_precision
@@ -210,7 +211,7 @@ def token_cosine(x: Any, *, mask: Any = None) -> Float[Array, ""]:
     count = num_tokens(x, mask)
     # over pairs: |Σ x̂_i|² counts i = j too, with |x̂_i|² each
     total = xp.sum(xp.square(xp.sum(unit, axis=0))) - xp.sum(xp.square(unit))
-    return jnp.asarray(divide(total, count * xp.maximum(count - 1, 0)))
+    return as_jax(divide(total, count * xp.maximum(count - 1, 0)))
 
 
 @in_own_precision
@@ -272,7 +273,7 @@ def _gram(x):
 
 def _of_some(value, mask):
     """NaN where no token exists."""
-    return jnp.asarray(value if mask is None else namespace(value).where(mask.any(), value, np.nan))
+    return as_jax(value if mask is None else namespace(value).where(mask.any(), value, np.nan))
 
 
 def _ratio(part, whole, mask):

@@ -3,8 +3,9 @@
 `profile`, `monitor`, passes over a network's layers and the thresholds of alarms read it.
 """
 
+import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -12,7 +13,8 @@ from rank_collapse.measures import attention, residuals
 from rank_collapse.report.alarms import Threshold
 
 
-class Measure(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Measure:
     """One measure; called as its function is.
 
     Attributes:
@@ -50,7 +52,7 @@ MEASURES: dict[str, Measure] = {
     ),
     "token_cosine": Measure(
         residuals.token_cosine, "tokens", "n d",
-        "mean cosine of two tokens, 1 when all point one way", "Ethayarajh 2019",
+        "mean cosine of two tokens, 1 when all point one way", "Gong et al. 2021",
         Threshold("token_cosine", 0.99, above=True, meaning="rank collapse"),
     ),
     "effective_rank": Measure(
