@@ -72,8 +72,8 @@ def test_precision_is_that_of_the_widest():
     found = rc.monitor(x)["residual_ratio"]
     assert found.dtype == np.float64 and float(found) == pytest.approx(want, rel=1e-6)
     for hidden in ([X[0], x], [x, X[0]], (x, X[0])):
-        found = rc.profile(hidden)["residual_ratio"]
-        assert found.dtype == np.float64 and np.asarray(found).min() == pytest.approx(want, rel=1e-6)
+        found = np.asarray(rc.profile(hidden)["residual_ratio"])
+        assert found.dtype == np.float64 and found.min() == pytest.approx(want, rel=1e-6)
 
 
 def test_another_number_of_tokens_compiles_nothing(caplog):
