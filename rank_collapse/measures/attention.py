@@ -27,6 +27,7 @@ from rank_collapse.measures.norms import (
     in_own_precision,
     namespace,
     together,
+    total,
 )
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.entry import Entry, enter
@@ -187,9 +188,8 @@ def _weights(attention, mask):
 def _mean(rows, mask):
     """Mean of one value per query [..., n] over those that exist."""
     if mask is None:
-        return rows.mean(axis=-1)
-    total = namespace(rows).where(mask, rows, 0).astype(rows.dtype).sum(axis=-1)
-    return divide(total, mask.sum())
+        return total(rows, -1) / rows.shape[-1]
+    return divide(total(namespace(rows).where(mask, rows, 0).astype(rows.dtype), -1), mask.sum())
 
 
 def _columns(p, mask):

@@ -18,6 +18,7 @@ from rank_collapse.measures.norms import (
     in_own_precision,
     namespace,
     num_tokens,
+    total,
 )
 
 CENTERS = ("mean", "median", "midrange", "composite")
@@ -46,7 +47,7 @@ def center_of(x: Any, mask: Any, center: str) -> Any:
     if center == "composite":
         return xp.asarray(composite_center(x, mask=mask).center)
     if center == "mean":
-        return divide(xp.sum(x, axis=0), num_tokens(x, mask))
+        return divide(total(x, 0), num_tokens(x, mask))
     if mask is None:
         mask = xp.ones(x.shape[0], bool)
     if center == "midrange":

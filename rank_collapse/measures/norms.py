@@ -48,8 +48,9 @@ def as_tokens(x: Any, mask: Any = None, *, empty: bool = False) -> tuple[Any, An
             raise ValueError(f"mask of shape {mask.shape} leaves no token")
         x = namespace(x).where(mask[:, None], x, namespace(x).zeros((), x.dtype))
     if not isinstance(x, jax.core.Tracer):
-        bad = int((~namespace(x).isfinite(x)).sum())
-        if bad:
+        finite = namespace(x).isfinite(x)
+        if not finite.all():
+            bad = x.size - int(finite.sum())
             raise ValueError(f"x of shape {x.shape} holds {bad} values that are not finite")
     return x, mask
 
@@ -94,7 +95,15 @@ def root(x: Any) -> Any:
 def divide(part: Any, whole: Any, otherwise: Any = np.nan) -> Any:
     """part/whole, and `otherwise` where whole is 0; derivatives are finite there."""
     xp = namespace(part, whole)
-    return xp.where(whole == 0, otherwise, part / xp.where(whole == 0, 1, whole)).astype(part.dtype)
+    found = xp.where(whole == 0, otherwise, part / xp.where(whole == 0, 1, whole))
+    return found.astype(part.dtype, copy=False)
+
+
+def total(x: Any, axis: int) -> Any:
+    """Σ along an axis; NumPy, which adds rows one after the other, does it in float64."""
+    if namespace(x) is np:
+        return x.sum(axis=axis, dtype=np.float64).astype(x.dtype)
+    return jnp.sum(x, axis=axis)
 
 
 def as_array(x: Any) -> Any:
@@ -140,7 +149,7 @@ def as_jax(x: Any) -> Array:
 def as_floats(x: Any) -> Any:
     """`as_array` in float32 at least."""
     x = as_array(x)
-    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32), copy=False)
 
 
 def num_tokens(x: Any, mask: Any = None) -> Any:
@@ -229,7 +238,7 @@ def norm_of(x: Any, norm: str) -> Any:
         return root(norm_of(x, "one")) * root(norm_of(x, "inf"))
     xp = namespace(x)
     if norm in ("one", "inf"):
-        return xp.max(xp.sum(xp.abs(x), axis=("one", "inf").index(norm)))
+        return xp.max(total(xp.abs(x), ("one", "inf").index(norm)))
     if norm == "spectral":
         return singular_values_of(x)[0]
     if norm == "max":

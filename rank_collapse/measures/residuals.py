@@ -39,6 +39,7 @@ from rank_collapse.measures.norms import (
     root,
     singular_values,
     singular_values_of,
+    total,
     unit_scale,
 )
 from rank_collapse.network.precision import full_precision
@@ -168,10 +169,10 @@ def effective_rank(x: Any, *, mask: Any = None, method: str | None = None) -> Fl
     """
     x, mask = as_tokens(x, mask, empty=True)
     s = singular_values_of(x, method)
-    xp, total = namespace(s), namespace(s).sum(s)
-    p = divide(s, total, 0)
+    xp, whole = namespace(s), namespace(s).sum(s)
+    p = divide(s, whole, 0)
     entropy = -xp.sum(p * xp.log(xp.where(p == 0, 1, p)))
-    return _of_some(xp.where(total == 0, 0, xp.exp(entropy)).astype(x.dtype), mask)
+    return _of_some(xp.where(whole == 0, 0, xp.exp(entropy)).astype(x.dtype), mask)
 
 
 @in_own_precision
@@ -206,12 +207,15 @@ def token_cosine(x: Any, *, mask: Any = None) -> Float[Array, ""]:
     if x.shape[0] < 2:
         raise ValueError(f"x of shape {x.shape} has no pair of tokens")
     xp = namespace(x)
-    x = divide(x, xp.max(xp.abs(x), axis=1, keepdims=True), 0)  # small squares would underflow
-    unit = divide(x, root(xp.sum(xp.square(x), axis=1, keepdims=True)), 0)
+    scale = xp.maximum(xp.max(x, axis=1), -xp.min(x, axis=1))
+    x = x / xp.where(scale == 0, 1, scale)[:, None]  # squares of small tokens would underflow
+    squares = xp.sum(xp.square(x), axis=1)
+    inverse = divide(xp.ones_like(squares), root(squares), 0)
     count = num_tokens(x, mask)
     # over pairs: |Σ x̂_i|² counts i = j too, with |x̂_i|² each
-    total = xp.sum(xp.square(xp.sum(unit, axis=0))) - xp.sum(xp.square(unit))
-    return as_jax(divide(total, count * xp.maximum(count - 1, 0)))
+    pairs = xp.sum(xp.square(total(inverse[:, None] * x, 0)))
+    pairs = pairs - xp.sum(squares * xp.square(inverse))
+    return as_jax(divide(pairs, count * xp.maximum(count - 1, 0)))
 
 
 @in_own_precision
