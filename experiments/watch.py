@@ -19,7 +19,8 @@ from pathlib import Path
 from absl import flags
 
 from experiments.shell import cli, signals
-from rank_collapse.report.alarms import COLLAPSE, Threshold, alarms
+from rank_collapse.measures import COLLAPSE
+from rank_collapse.report.alarms import Threshold, alarms
 from rank_collapse.report.metrics import metrics_figure
 from rank_collapse.runs import metrics
 from rank_collapse.runs.drawn import drawn

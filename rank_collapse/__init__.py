@@ -8,22 +8,35 @@ v per-head value width, l layers, s seeds, b batch, p paths, c classes.
 import importlib
 from typing import Any
 
-from rank_collapse.measures.attention_entropy import attention_entropy
-from rank_collapse.measures.monitor import monitor, monitor_gradients, participation_ratio
+from rank_collapse.measures.attention import (
+    attention_entropy,
+    attention_profile,
+    column_means,
+    first_column,
+    largest_column,
+    largest_weight,
+    saturated_share,
+    sink_rate,
+)
+from rank_collapse.measures.influence import layer_influence, layer_removal
+from rank_collapse.measures.monitor import monitor, monitor_gradients
 from rank_collapse.measures.monitored import monitored
 from rank_collapse.measures.norms import matrix_norm
-from rank_collapse.measures.profiles import profile
+from rank_collapse.measures.profiles import measure_batch, network_profile, profile
 from rank_collapse.measures.residuals import (
     composite_norm,
     effective_rank,
+    participation_ratio,
+    rank_at,
     rank_one_ratio,
     residual,
     residual_ratio,
     stable_rank,
+    stable_rank_bound,
     token_cosine,
 )
-from rank_collapse.measures.saturation import largest_weight, saturated_share
-from rank_collapse.measures.sinks import largest_column, sink_rate
+from rank_collapse.measures.table import MEASURES, Measure
+from rank_collapse.measures.updates import gradient_norms, output_change
 from rank_collapse.network import encoder_decoder, surgery
 from rank_collapse.network.admin import admin_profile
 from rank_collapse.network.attention import AttentionParams, Mixing, multi_head_attention
@@ -56,7 +69,9 @@ from rank_collapse.paths.enumeration import (
     enumerate_paths,
     path_attention,
     sum_over_paths,
+    theorem_offset,
 )
+from rank_collapse.paths.gradients import length_gradients
 from rank_collapse.paths.heads import head_contributions
 from rank_collapse.paths.sets import (
     Classifier,
@@ -69,13 +84,15 @@ from rank_collapse.paths.sets import (
 )
 from rank_collapse.paths.sharing import coalition_values, covariance_shares, shapley_values
 from rank_collapse.paths.truncation import truncated
-from rank_collapse.theory.cubic_law import closed_constant, measured_constant
+from rank_collapse.theory.cubic_law import closed_constant, measured_constant, theorem_constant
 from rank_collapse.theory.logdomain import local_rate, log_residual_profile
 from rank_collapse.theory.reports import BoundReport, bound_report
+from rank_collapse.theory.stability import collapse_law
 from rank_collapse.theory.transverse import transverse_exponents
 
 __all__ = [
     "DESIGNS",
+    "MEASURES",
     "AttentionParams",
     "BlockParams",
     "BoundReport",
@@ -90,6 +107,7 @@ __all__ = [
     "Gains",
     "LayerTrace",
     "MLPParams",
+    "Measure",
     "Mixing",
     "NormParams",
     "PathContributions",
@@ -99,10 +117,13 @@ __all__ = [
     "admin_profile",
     "apply",
     "attention_entropy",
+    "attention_profile",
     "batch_path_set_logits",
     "bound_report",
     "closed_constant",
     "coalition_values",
+    "collapse_law",
+    "column_means",
     "composite_norm",
     "count_paths",
     "covariance_shares",
@@ -112,22 +133,30 @@ __all__ = [
     "embed",
     "encoder_decoder",
     "enumerate_paths",
+    "first_column",
     "fold_gains",
+    "gradient_norms",
     "greedy_decode",
     "head_contributions",
     "init",
     "largest_column",
     "largest_weight",
+    "layer_influence",
     "layer_params",
+    "layer_removal",
+    "length_gradients",
     "local_rate",
     "log_residual_profile",
     "logit_attribution",
     "matrix_norm",
+    "measure_batch",
     "measured_constant",
     "monitor",
     "monitor_gradients",
     "monitored",
     "multi_head_attention",
+    "network_profile",
+    "output_change",
     "participation_ratio",
     "path_attention",
     "path_contributions",
@@ -135,6 +164,7 @@ __all__ = [
     "path_set_states",
     "path_state",
     "profile",
+    "rank_at",
     "rank_one_ratio",
     "residual",
     "residual_ratio",
@@ -147,9 +177,12 @@ __all__ = [
     "shapley_values",
     "sink_rate",
     "stable_rank",
+    "stable_rank_bound",
     "stack_layers",
     "sum_over_paths",
     "surgery",
+    "theorem_constant",
+    "theorem_offset",
     "token_cosine",
     "transformer",
     "transverse_exponents",

@@ -120,8 +120,11 @@ print(sorted(absent & {name.partition(".")[0] for name in sys.modules}))
 
 
 def test_the_core_does_without_the_extras():
-    """As in an environment with the wheel's own dependencies only, whose others are hidden here."""
-    command = [sys.executable, "-c", CHILD, ",".join(sorted(ALL_EXTRAS))]
+    """As in an environment with the wheel's own dependencies only, whose others are hidden here.
+
+    But scipy, without which JAX does not start.
+    """
+    command = [sys.executable, "-c", CHILD, ",".join(sorted(ALL_EXTRAS - {"scipy"}))]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     flint, flax, optax, loaded = done.stdout.splitlines()

@@ -11,7 +11,7 @@ from experiments.shell.entry import Entry
 from experiments.shell.paper import said
 from rank_collapse import pretrained
 from rank_collapse.network.surgery import VARIANTS, variants_of
-from rank_collapse.report.claims import ABOVE_ZERO, MOST, Claim, of_curve, of_mean
+from rank_collapse.report.claims import ABOVE_ZERO, MOST, Claim, of_curve, test_mean
 from rank_collapse.report.page import Comparison
 
 READ_OFF = 1e-3  # to which the published curves could be read off the figures
@@ -70,17 +70,17 @@ def claims(summary: Mapping[str, Any]) -> list[Claim]:
             fall = np.log10(skip[:, -1] / skip[:, half]) / (skip.shape[1] - 1 - half)
             where = f"{label} at initialisation"
             found += [
-                of_mean(
+                test_mean(
                     (1 - san[:, -1] / san[:, 0]).tolist(), MOST, null="half or less",
                     statistic="share of the input's residual ratio that SAN has lost after the "
                     "last layer", **said("collapse", where),
                 ),
-                of_mean(
+                test_mean(
                     (skip[:, -1] - san[:, -1]).tolist(), ABOVE_ZERO, null="0",
                     statistic="residual ratio after the last layer, SAN+skip less SAN",
                     **said("skips", where),
                 ),
-                of_mean(
+                test_mean(
                     fall.tolist(), (-1e-12, math.inf), null="below 0: it goes on falling",
                     statistic="change of log10 of SAN+skip's residual ratio in a layer, over the "
                     "second half", **said("skips stop", where),

@@ -16,7 +16,7 @@ from experiments.architectures.models import Model, Weights, weights_of
 from experiments.architectures.resume import resumed
 from experiments.shell.progress import Progress
 from rank_collapse import pretrained
-from rank_collapse.measures.attention_profile import attention_measures
+from rank_collapse.measures.attention import attention_measures
 from rank_collapse.measures.influence import InfluencePass, RemovalPass
 from rank_collapse.measures.profiles import ProfilePass
 from rank_collapse.network import surgery

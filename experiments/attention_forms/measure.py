@@ -16,7 +16,7 @@ import rank_collapse as rc
 from experiments.attention_forms.forms import FORMS
 from experiments.shell import cli
 from experiments.shell.progress import Progress
-from rank_collapse.measures.saturation import largest_weight, saturated_share
+from rank_collapse.measures.attention import largest_weight, saturated_share
 from rank_collapse.network.attention import attention_scores, multi_head_attention
 from rank_collapse.runs import seeds
 from rank_collapse.runs.folder import RunFolder

@@ -4,7 +4,7 @@ from typing import Any
 
 from experiments.shell.entry import Entry
 from experiments.shell.paper import said
-from rank_collapse.report.claims import Claim, never
+from rank_collapse.report.claims import Claim, test_never
 from rank_collapse.report.page import Comparison
 
 # {count: (claim, what it is of, where its condition holds, one of them)}
@@ -38,7 +38,7 @@ def compare(summary: dict[str, Any]) -> list[Comparison]:
 def claims(summary: dict[str, Any]) -> list[Claim]:
     """The lemma and the bounds, wherever the lemma's condition holds."""
     return [
-        never(
+        test_never(
             summary[name], summary[among], summary["draws"],
             statistic=f"{unit} above it, of those where max D_ii ≤ 1.256",
             **said(claim, f"{what}, random networks"),

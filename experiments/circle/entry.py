@@ -8,7 +8,7 @@ from experiments.circle.cases import PUBLISHED, parts_of
 from experiments.circle.results import law_text
 from experiments.shell.entry import Entry
 from experiments.shell.paper import said
-from rank_collapse.report.claims import BELOW_ZERO, MOST, Claim, of_mean, of_share, of_shares
+from rank_collapse.report.claims import BELOW_ZERO, MOST, Claim, of_share, of_shares, test_mean
 from rank_collapse.report.page import Comparison
 from rank_collapse.report.shares import fisher_exact
 
@@ -49,7 +49,7 @@ def _falls(cases):
 def _orders(cases):
     for (variant, width), case in cases.items():
         if variant in ("attention", "attention+mlp"):
-            yield of_mean(
+            yield test_mean(
                 case["orders"], CUBIC, null="1 if they fall exponentially",
                 statistic="order p of d' ~ d^p, of the seeds that fell",
                 **said("rate", f"recurrent {variant} without skips, d={width}"),

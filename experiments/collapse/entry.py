@@ -11,8 +11,8 @@ from rank_collapse.report.claims import (
     CONTRADICTED,
     SUPPORTED,
     Claim,
-    never,
-    of_mean,
+    test_mean,
+    test_never,
 )
 from rank_collapse.report.intervals import mean_interval
 from rank_collapse.report.page import Comparison
@@ -103,7 +103,7 @@ def claims(summary: dict[str, Any]) -> list[Claim]:
 
 def _rates(variants, norm, where):
     if "san" in variants:
-        yield of_mean(
+        yield test_mean(
             variants["san"]["by_seed"]["local_rate"], CUBIC,
             statistic="local rate log‖res_L‖/log‖res_{L−1}‖ of san at the last layer",
             null="1 if it fell exponentially, 2 if quadratically",
@@ -115,7 +115,7 @@ def _bounds(variants, where):
     for variant, name in (("san", "bound"), ("san_mlp", "mlp bound")):
         numbers = variants.get(variant, {})
         if "layers" in numbers:
-            yield never(
+            yield test_never(
                 numbers["layers_above_their_bound"] + numbers["prefixes_above_the_stack_bound"],
                 numbers["layers_admissible"] + numbers["prefixes_admissible"],
                 numbers["seeds"],
@@ -128,7 +128,7 @@ def _bounds(variants, where):
 
 def _skips(variants, where):
     if "san" in variants and "san_skip" in variants:
-        yield of_mean(
+        yield test_mean(
             _differences(variants, "san_skip", "san"), ABOVE_ZERO,
             statistic="log10‖res‖ at the last layer, san_skip less san of the same weights",
             null="0", **said("skips", where),
@@ -138,7 +138,7 @@ def _skips(variants, where):
 
 
 def _no_fall(variants, variant, about):
-    return of_mean(
+    return test_mean(
         variants[variant]["by_seed"]["fall"], (-1e-12, math.inf),
         statistic=f"change of log10 of {variant}'s residual ratio in a layer, over the second half",
         null="below 0: it goes on falling", **about,
@@ -150,7 +150,7 @@ def _mlps(setting, norm, where):
     if "san_mlp" in variants:
         yield _no_fall(variants, "san_mlp", said("mlps stop", where))
     if "san" in variants and "san_mlp" in variants:
-        yield of_mean(
+        yield test_mean(
             _differences(variants, "san_mlp", "san"), ABOVE_ZERO,
             statistic="log10‖res‖ at the last layer, san_mlp less san of the same weights",
             null="0, or less if they speed it up",
@@ -159,7 +159,7 @@ def _mlps(setting, norm, where):
         )  # fmt: skip
     if swept and norm != "none" and 1.0 in swept["gains"]:
         position = swept["gains"].index(1.0)
-        yield of_mean(
+        yield test_mean(
             [row[position] for row in swept["raised"]], ABOVE_ZERO,
             statistic="Λ = log10‖res‖/3^L of attention and MLPs with a skip of their own, less "
             "that of san", null="0, or less if they speed it up", why=crossing_text(swept),
@@ -170,7 +170,7 @@ def _mlps(setting, norm, where):
 def crossing_text(swept: dict[str, Any]) -> str:
     """From which gain of the MLPs on they slow the collapse, over seeds."""
     gains, columns = swept["gains"], zip(*swept["raised"], strict=True)
-    said_of = [of_mean(list(c), statistic="", null="", section="", statement="").verdict
+    said_of = [test_mean(list(c), statistic="", null="", section="", statement="").verdict
                for c in columns]  # fmt: skip
     parts = []
     for verdict, word in ((SUPPORTED, "slower"), (CONTRADICTED, "faster")):

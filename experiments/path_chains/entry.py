@@ -5,7 +5,7 @@ from typing import Any
 
 from experiments.shell.entry import Entry
 from experiments.shell.paper import said
-from rank_collapse.report.claims import BELOW_ZERO, Claim, of_mean
+from rank_collapse.report.claims import BELOW_ZERO, Claim, test_mean
 from rank_collapse.report.page import Comparison
 
 
@@ -31,16 +31,16 @@ def claims(summary: dict[str, Any]) -> list[Claim]:
     most, where = summary["most_common_length"], "at initialisation"
     rounding = summary["float_eps"] * summary["depth"] * summary["d_model"]
     return [
-        of_mean(
+        test_mean(
             summary["chain_slope"], BELOW_ZERO, **said("chains", where), null="0",
             statistic="slope over lengths of log10 of the median residual ratio of P_path",
         ),
-        of_mean(
+        test_mean(
             [k - most for k in summary["length_of_largest_residual_by_seed"]], BELOW_ZERO,
             statistic=f"length whose paths together have the largest residual, less {most}, the "
             "length that most paths have", null="0", **said("short at first", where),
         ),
-        of_mean(
+        test_mean(
             summary["sum_error"], (-math.inf, rounding), **said("decomposition", where),
             statistic="‖Σ_k C_k + offset − output‖/‖output‖, claimed to be within rounding, "
             f"L d eps = {rounding:.1g}", null="the share of a length left out",

@@ -4,7 +4,7 @@ from typing import Any
 
 from experiments.shell.entry import Entry
 from experiments.shell.paper import said
-from rank_collapse.report.claims import Claim, never
+from rank_collapse.report.claims import Claim, test_never
 from rank_collapse.report.page import Comparison
 
 ROUNDING = 1e-12  # of shares in float64
@@ -29,11 +29,11 @@ def claims(summary: dict[str, Any]) -> list[Claim]:
     few = [n for n in summary.values() if n["share_at_most_half_depth"] >= 0.5]
     cases = {"total": len(summary), "seeds": len(summary), **said("lengths")}
     return [
-        never(
+        test_never(
             len(off), statistic="architectures whose exact counts are not Binomial(L, H/(1+H))",
             **cases,
         ),
-        never(
+        test_never(
             len(few), statistic="architectures with half of their paths no longer than L/2", **cases
         ),
     ]  # fmt: skip

@@ -9,7 +9,7 @@ import numpy as np
 from experiments.shell.entry import Entry
 from experiments.shell.paper import said
 from experiments.trained.results import warnings_of
-from rank_collapse.report.claims import BELOW_ZERO, MOST, Claim, of_mean
+from rank_collapse.report.claims import BELOW_ZERO, MOST, Claim, test_mean
 from rank_collapse.report.page import Comparison
 
 PUBLISHED_SIZE = "20"  # paths in the larger of the published sets
@@ -42,14 +42,14 @@ def claims(summary: dict[str, Any], task: str) -> Iterator[Claim]:
     """Whether short paths suffice, beat long ones, do the task alone, and lengths fall."""
     depth, heads, seen = summary["depth"], summary["heads"], summary["by_seed"]
     mean_length = depth * heads / (1 + heads)
-    yield of_mean(
+    yield test_mean(
         seen["carried_length"], (-math.inf, mean_length),
         statistic="mean length at which the accuracy comes, as longer paths are let in one length "
         "after the other",
         null=f"{mean_length:.3g}, the mean length of a path, or more",
         **said("short suffice", f"{task}, self-consistent truncation"),
     )  # fmt: skip
-    yield of_mean(
+    yield test_mean(
         seen["enough"], (-math.inf, mean_length),
         statistic="length up to which all paths are needed to come within one standard error of "
         "the whole model",
@@ -64,7 +64,7 @@ def claims(summary: dict[str, Any], task: str) -> Iterator[Claim]:
     why = why if apart else ""
     half = depth // 2 - 1
     less_long = np.asarray(seen["short_less_long"])[learned, half] / gain
-    yield of_mean(
+    yield test_mean(
         less_long.tolist(), MOST, null="half or less", why=why,
         statistic=f"accuracy of the {half + 1} shortest lengths together less that of the "
         f"{half + 1} longest, same offset, as a share of what the whole model has above the best "
@@ -75,14 +75,14 @@ def claims(summary: dict[str, Any], task: str) -> Iterator[Claim]:
     if sets and 1 in lengths and len(lengths) > 2:
         above = np.asarray(sets, float)[:, lengths.index(1) :] - baseline[:, None]
         where = f"{task}, {PUBLISHED_SIZE} sampled paths, recomputed"
-        yield of_mean(
+        yield test_mean(
             (above[learned, 0] / gain).tolist(), MOST, null="half or less", why=why,
             statistic="accuracy of sets of length 1 above the best baseline, as a share of what "
             "the whole model has above it", **said("one short", where),
         )  # fmt: skip
         away = np.arange(above.shape[1]) - (above.shape[1] - 1) / 2
         slope = np.maximum(above, 0) @ away / (away @ away)
-        yield of_mean(
+        yield test_mean(
             np.where((above > 0).any(axis=1), slope, np.nan).tolist(), BELOW_ZERO, null="0",
             statistic="slope of the accuracy above the best baseline over lengths 1 .. L, of seeds "
             "where some length is above it", **said("falls", where),

@@ -5,7 +5,7 @@ from typing import Any
 from experiments.shell.entry import Entry
 from experiments.shell.paper import said
 from experiments.width.results import by_depth
-from rank_collapse.report.claims import BELOW_ZERO, Claim, of_mean
+from rank_collapse.report.claims import BELOW_ZERO, Claim, test_mean
 from rank_collapse.report.page import Comparison
 
 
@@ -27,7 +27,7 @@ def claims(summary: dict[str, Any]) -> list[Claim]:
     cases = by_depth(summary)
     shallow, deep = cases[0]["accuracy_by_seed"], cases[-1]["accuracy_by_seed"]
     return [
-        of_mean(
+        test_mean(
             [deep[seed] - shallow[seed] for seed in deep if seed in shallow], BELOW_ZERO,
             statistic=f"token accuracy at depth {cases[-1]['depth']} less that at depth "
             f"{cases[0]['depth']}", null="above 0: depth helps", **said("width", "sorting"),

@@ -1,38 +1,43 @@
 """How far tokens are from rank one: norms, residuals, ranks, profiles by layer."""
 
-from rank_collapse.measures.attention_entropy import attention_entropy
+from rank_collapse.measures.attention import (
+    attention_entropy,
+    column_means,
+    first_column,
+    largest_column,
+    largest_weight,
+    saturated_share,
+    sink_rate,
+)
 from rank_collapse.measures.centers import CENTERS, CompositeCenter, center_token, composite_center
-from rank_collapse.measures.monitor import monitor, participation_ratio
+from rank_collapse.measures.monitor import monitor
 from rank_collapse.measures.norms import NORMS, composite_norm, matrix_norm, singular_values
 from rank_collapse.measures.profiles import (
-    MEASURES,
-    batch_profiles,
     measure_batch,
     network_profile,
     profile,
-    residual_profile,
 )
 from rank_collapse.measures.residuals import (
-    best_rank_one_residual,
     effective_rank,
+    participation_ratio,
     rank_at,
     rank_one_ratio,
     residual,
     residual_ratio,
     stable_rank,
+    stable_rank_bound,
     token_cosine,
 )
-from rank_collapse.measures.saturation import largest_weight, saturated_share
-from rank_collapse.measures.sinks import column_means, first_column, largest_column, sink_rate
+from rank_collapse.measures.table import COLLAPSE, MEASURES, Measure
 
 __all__ = [
     "CENTERS",
+    "COLLAPSE",
     "MEASURES",
     "NORMS",
     "CompositeCenter",
+    "Measure",
     "attention_entropy",
-    "batch_profiles",
-    "best_rank_one_residual",
     "center_token",
     "column_means",
     "composite_center",
@@ -50,11 +55,11 @@ __all__ = [
     "rank_at",
     "rank_one_ratio",
     "residual",
-    "residual_profile",
     "residual_ratio",
     "saturated_share",
     "singular_values",
     "sink_rate",
     "stable_rank",
+    "stable_rank_bound",
     "token_cosine",
 ]

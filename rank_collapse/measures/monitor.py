@@ -7,43 +7,48 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
-from rank_collapse.measures.attention_entropy import attention_entropy
-from rank_collapse.measures.norms import as_array, as_floats, as_tokens, in_own_precision
-from rank_collapse.measures.residuals import residual_ratio, token_cosine
-from rank_collapse.measures.saturation import largest_weight
-from rank_collapse.measures.sinks import largest_column, sink_rate
-from rank_collapse.network.entry import as_mask
+from rank_collapse.measures.norms import (
+    as_bools,
+    as_floats,
+    as_jax,
+    divide,
+    in_own_precision,
+    namespace,
+    together,
+)
+from rank_collapse.measures.profiles import of_known
+from rank_collapse.measures.table import MEASURES
 from rank_collapse.network.precision import full_precision
 
-# Steps of the power iteration behind `stable_rank`; each is one product with G.
-POWER_STEPS = 20
+TOKENS = ("residual_ratio", "token_cosine", "participation_ratio", "stable_rank_bound")
+ATTENTION = ("attention_entropy", "largest_weight", "largest_column", "sink_rate")
 
 
+@in_own_precision
 @full_precision
 def monitor(
     x: Any, attention: Any = None, *, mask: Any = None, sink: float = 0.3
 ) -> dict[str, Float[Array, ""]]:
     """Scalars of one layer's tokens and attention weights, means over leading axes and heads.
 
-    "residual_ratio": ‖res(X)‖/‖X‖, 0 when all tokens are equal (Dong et al. 2021); "token_cosine":
-    1 when all point one way; "participation_ratio": tr(G)²/‖G‖_F², G = XXᵀ, how many directions
-    carry the squares, 1 to min(n, d); "stable_rank": ‖X‖_F²/σ_1², σ_1 by 20 power steps and so at
-    most the true one. With attention: "attention_entropy" in nats and "largest_weight" of a row,
-    log m and 1/m when uniform; "largest_column": max_j mean_i P_ij, the most looked at key of a
-    head; "sink_rate": share of heads whose first key has mean_i P_i1 > sink (Gu et al. 2025).
+    Of `MEASURES`, where what they mean is said: "residual_ratio", "token_cosine",
+    "participation_ratio" and "stable_rank_bound"; with attention also "attention_entropy",
+    "largest_weight", "largest_column" and "sink_rate".
 
     Computed in float32 whatever comes in (float64 stays), without singular values; pure, so it goes
-    inside jit, scan, remat and vmap. What is not finite gives NaN, no error. Cost: 2 n d min(n, d)
-    operations for G, and n m per head for the attention.
+    inside jit, scan, remat and vmap. What is not finite gives NaN, no error. Examples without a
+    token, and for the cosine those of one token, are left out of the means; NaN where all are.
+    Cost: 2 n d min(n, d) operations for G, and n m per head for the attention.
 
     Args:
         x: Tokens [..., n, d] of any framework.
         attention: Weights [..., h, n, m] with the same leading axes; None for none.
         mask: Bool [n] or [..., n], the tokens that exist; None for all. Where m = n they are the
             keys too, and the first key is the first that exists; elsewhere it is key 0.
-        sink: See "sink_rate".
+        sink: Weight of the first key above which a head counts as a sink.
 
     Returns:
         Scalars by name.
@@ -56,10 +61,10 @@ def monitor(
         raise ValueError(f"x of shape {x.shape} is not [..., n, d] with two tokens or more")
     *leading, n, d = x.shape
     if mask is not None:
-        mask = as_mask(as_array(mask))
+        mask = as_bools(mask)
         if mask.shape not in ((n,), (*leading, n)):
             raise ValueError(f"mask of shape {mask.shape} is not {(n,)} or {(*leading, n)}")
-        mask = jnp.broadcast_to(mask, (*leading, n)).reshape(-1, n)
+        mask = namespace(mask).broadcast_to(mask, (*leading, n)).reshape(-1, n)
     if attention is not None:
         attention = as_floats(attention)
         if attention.shape[:-3] != tuple(leading) or attention.ndim < 3:
@@ -69,34 +74,48 @@ def monitor(
         if attention.shape[-2] != n:
             raise ValueError(f"attention of shape {attention.shape} has not {n} queries")
         attention = attention.reshape(-1, *attention.shape[-3:])
-    return _means(x.reshape(-1, n, d), attention, mask, sink)
+    given = {"x": x.reshape(-1, n, d), "p": attention, "mask": mask}
+    given = {name: a for name, a in given.items() if a is not None}
+    given = dict(zip(given, together(*given.values()), strict=True))
+    if namespace(given["x"]) is jnp:
+        return _means(given, sink)
+    rows = [{name: a[i] for name, a in given.items()} for i in range(len(given["x"]))]
+    found = [_single(row, sink) for row in rows]
+    found = {name: np.array([one[name] for one in found]) for name in found[0]}
+    return {name: as_jax(value) for name, value in _mean(found, mask).items()}
 
 
 @jax.jit
-def _means(x, attention, mask, sink):
-    found = jax.vmap(lambda x, p, mask: _single(x, p, mask, sink))(x, attention, mask)
-    return jax.tree.map(jnp.mean, found)
+def _means(given, sink):
+    return _mean(jax.vmap(lambda one: _single(one, sink))(given), given.get("mask"))
 
 
-def _single(x, p, mask, sink):
-    if mask is not None:
-        x = jnp.where(mask[:, None], x, 0)
-    gram = _gram(x)
-    out = {
-        "residual_ratio": residual_ratio(x, mask=mask),
-        "token_cosine": token_cosine(x, mask=mask),
-        "participation_ratio": _participation(gram),
-        "stable_rank": _power_stable_rank(gram),
-    }
+def _mean(found, mask):
+    """Means over examples [b], of those that have enough tokens."""
+    if mask is None:
+        return {name: values.mean() for name, values in found.items()}
+    xp, counts = namespace(mask), mask.sum(axis=1)
+    means = {}
+    for name, values in found.items():
+        enough = counts >= (2 if name == "token_cosine" else 1)
+        means[name] = divide(xp.where(enough, values, 0).sum(), enough.sum())
+    return means
+
+
+def _single(given, sink):
+    """Of one example {"x", "p", "mask"}, where the last two may be absent."""
+    x, p, mask = (given.get(name) for name in ("x", "p", "mask"))
+    if namespace(x) is np:
+        out = dict(of_known(TOKENS, x, mask))
+    else:
+        out = {name: MEASURES[name](x, mask=mask) for name in TOKENS}
     if p is None:
         return out
-    own = mask if p.shape[-1] == x.shape[0] else None
-    return out | {
-        "attention_entropy": jnp.mean(attention_entropy(p, mask=mask)),
-        "largest_weight": jnp.mean(largest_weight(p, mask=mask)),
-        "largest_column": jnp.mean(largest_column(p, mask=mask)),
-        "sink_rate": sink_rate(p, sink=sink, mask=mask, key_mask=own),
-    }
+    own = {"sink": sink, "key_mask": mask if p.shape[-1] == x.shape[0] else None}
+    for name in ATTENTION:
+        found = MEASURES[name](p, mask=mask, **(own if name == "sink_rate" else {}))
+        out[name] = found.mean()
+    return out
 
 
 # How libraries name the weights of queries, keys and values; a part of a leaf's path is compared.
@@ -144,49 +163,3 @@ def monitor_gradients(
 
 def _without(axis, ndim):
     return (i for i in range(ndim) if i != axis % ndim)
-
-
-@in_own_precision
-@full_precision
-def participation_ratio(x: Any, *, mask: Any = None) -> Float[Array, ""]:
-    """tr(G)²/‖G‖_F² of G = XXᵀ, (Σ σ_i²)² / Σ σ_i⁴: how many directions carry the squares.
-
-    1 for rank one, min(n, d) where all singular values are equal, 0 where X = 0.
-
-    Args:
-        x: Tokens [n, d].
-        mask: Bool [n], True for tokens that exist; None for all.
-
-    Raises:
-        ValueError: As `composite_norm`.
-    """
-    x, _ = as_tokens(x, mask)
-    return _participation(_gram(x))
-
-
-def _gram(x):
-    """The smaller of XXᵀ and XᵀX, of X over its largest entry."""
-    scale = jnp.max(jnp.abs(x))
-    x = x / jnp.where(scale == 0, 1, scale)
-    return x @ x.T if x.shape[0] <= x.shape[1] else x.T @ x
-
-
-def _participation(gram):
-    square = jnp.sum(jnp.square(gram))
-    return jnp.square(jnp.trace(gram)) / jnp.where(square == 0, 1, square)
-
-
-def _power_stable_rank(gram):
-    """tr(G)/λ_1 by power steps from a random direction."""
-    start = jax.random.normal(jax.random.key(0), gram.shape[:1], gram.dtype)
-
-    def normalised(v):
-        length = jnp.sqrt(jnp.sum(jnp.square(v)))
-        return v / jnp.where(length == 0, 1, length)
-
-    def step(v, _):
-        return normalised(gram @ v), None
-
-    v, _ = jax.lax.scan(step, normalised(start), None, length=POWER_STEPS)
-    largest = v @ gram @ v
-    return jnp.trace(gram) / jnp.where(largest == 0, 1, largest)

@@ -4,7 +4,7 @@ Axis letters: b examples, l layers (0 is the embedding), n tokens, d width.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
@@ -13,24 +13,24 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from rank_collapse.measures import residuals
-from rank_collapse.measures.norms import as_array, in_own_precision
+from rank_collapse.measures.norms import (
+    as_array,
+    as_bools,
+    as_floats,
+    as_jax,
+    in_own_precision,
+    namespace,
+    together,
+)
+from rank_collapse.measures.table import MEASURES, named
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.entry import as_batch, as_mask, enter
+from rank_collapse.network.entry import as_batch, enter
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.passes import States, run
 from rank_collapse.network.precision import full_precision
 
-# name -> measure(x [n, d], mask=[n]) of the tokens of one layer
-MEASURES: dict[str, Callable] = {
-    "residual_ratio": residuals.residual_ratio,
-    "rank_one_ratio": residuals.rank_one_ratio,
-    "token_cosine": residuals.token_cosine,
-    "effective_rank": residuals.effective_rank,
-    "stable_rank": residuals.stable_rank,
-}
 
-
+@in_own_precision
 @full_precision
 def profile(
     hidden: Any, *, measures: str | Sequence[str] = ("residual_ratio",), mask: Any = None
@@ -40,11 +40,11 @@ def profile(
     Args:
         hidden: [l, n, d] or [l, b, n, d]; or a list or tuple of layers [n, d] or [b, n, d], such
             as `hidden_states` of a transformers model.
-        measures: One name out of `MEASURES`, or several.
+        measures: One name out of `MEASURES`, or several, of those that are of tokens.
         mask: Bool [n], or [b, n] with a batch: the tokens that exist.
 
     Returns:
-        {measure: [l] or [l, b]}.
+        {measure: [l] or [l, b]}; NaN where tokens are not finite, or where none exists.
 
     Raises:
         ValueError: An unknown measure, layers of different shapes, or a mask that does not fit.
@@ -53,38 +53,36 @@ def profile(
     """
     names = named(measures)
     if isinstance(hidden, list | tuple):
-        shapes = {tuple(np.shape(h)) for h in hidden}
+        layers = [as_array(h) for h in hidden]
+        shapes = {h.shape for h in layers}
         if len(shapes) != 1:
             raise ValueError(f"hidden states have different shapes, or there are none: {shapes}")
-        return _stacked_profile(hidden[0], hidden, names, mask)
-    return _stacked_profile(hidden, None, names, mask)
-
-
-def named(measures: str | Sequence[str]) -> tuple[str, ...]:
-    """One name out of `MEASURES`, or several, as a tuple.
-
-    Raises:
-        ValueError: An unknown one.
-    """
-    names = (measures,) if isinstance(measures, str) else tuple(measures)
-    unknown = [m for m in names if m not in MEASURES]
-    if unknown:
-        raise ValueError(f"measure {unknown[0]!r} is not one of {tuple(MEASURES)}")
-    return names
-
-
-@in_own_precision
-def _stacked_profile(first, layers, names, mask):
-    """`first` is the array whose precision counts."""
-    hidden = as_array(first) if layers is None else jnp.stack([as_array(h) for h in layers])
+        hidden = namespace(*layers).stack(layers)
+    hidden = as_floats(hidden)
     if hidden.ndim not in (3, 4):
         raise ValueError(f"hidden states of shape {hidden.shape} are not [l, n, d] or [l, b, n, d]")
     if mask is not None:
-        mask = as_mask(as_array(mask))
+        mask = as_bools(mask)
         if mask.shape not in ((hidden.shape[-2],), hidden.shape[1:-1]):
             raise ValueError(f"mask of shape {mask.shape} does not fit {hidden.shape}")
-        mask = jnp.broadcast_to(mask, hidden.shape[1:-1])
-    return _profile(hidden, mask, names)
+        hidden, mask = together(hidden, mask)
+        mask = namespace(mask).broadcast_to(mask, hidden.shape[1:-1])
+    if namespace(hidden) is jnp:
+        return _profile(hidden, mask, names)
+    found = {name: np.empty(hidden.shape[:-2], hidden.dtype) for name in names}
+    for at in np.ndindex(hidden.shape[:-2]):
+        for name, value in of_known(names, hidden[at], None if mask is None else mask[at[1:]]):
+            found[name][at] = value
+    return {name: as_jax(values) for name, values in found.items()}
+
+
+def of_known(
+    names: Sequence[str], x: np.ndarray, mask: np.ndarray | None
+) -> Iterator[tuple[str, Any]]:
+    """(name, measure) of tokens [n, d] in NumPy; NaN where they are not finite."""
+    finite = np.isfinite(x if mask is None else x[mask]).all()
+    for name in names:
+        yield name, MEASURES[name](x, mask=mask) if finite else np.nan
 
 
 @partial(jax.jit, static_argnames="names")
@@ -95,18 +93,6 @@ def _profile(hidden, mask, names):
     if hidden.ndim == 4:
         one = jax.vmap(one, (0, None if mask is None else 0))
     return jax.vmap(one, (0, None))(hidden, mask)
-
-
-def residual_profile(
-    params: TransformerParams, x: Any, config: TransformerConfig, **inputs: Any
-) -> Float[Array, "l"]:
-    """‖res(X^l)‖ / ‖X^l‖ in ‖·‖_{1,∞}, l = 0 .. L, of one example.
-
-    Args:
-        params, x, config: As in `apply`.
-        **inputs: `mask` (Bool [n]: the tokens that exist) and the other arguments of `apply`.
-    """
-    return network_profile(params, x, config, **inputs)["residual_ratio"]
 
 
 @full_precision
@@ -201,22 +187,3 @@ def measure_batch(
         found = run(params, config, {k: v[rows] for k, v in given.items()})
         parts.append(jax.tree.map(lambda a, n=total - start: np.asarray(a)[:n], found))
     return jax.tree.map(lambda *a: np.concatenate(a), *parts)
-
-
-def batch_profiles(
-    params: TransformerParams,
-    config: TransformerConfig,
-    inputs: Mapping[str, Any],
-    *,
-    measures: tuple[str, ...] = ("residual_ratio",),
-    chunk: int = 8,
-) -> dict[str, Float[np.ndarray, "b l"]]:
-    """`network_profile` of every example of a batch.
-
-    Args:
-        params, config: The network.
-        inputs: x [b, ...] and, where there is padding, mask [b, n]; other arguments of `apply`.
-        measures: Names out of `MEASURES`.
-        chunk: Examples at once: bounds the memory.
-    """
-    return measure_batch(network_profile, params, config, inputs, chunk=chunk, measures=measures)

@@ -58,21 +58,6 @@ def moved(params: TransformerParams, direction: Any, size: Any) -> TransformerPa
     return with_matrices(params, jax.tree.map(step, matrices_of(params), direction))
 
 
-def random_update(key: Any, params: TransformerParams, size: Any) -> TransformerParams:
-    """`moved` in a random direction, Gaussian and independent for every matrix."""
-    leaves, tree = jax.tree.flatten(matrices_of(params))
-    keys = jax.random.split(key, len(leaves))
-    drawn = [jax.random.normal(k, w.shape, w.dtype) for k, w in zip(keys, leaves, strict=True)]
-    return moved(params, jax.tree.unflatten(tree, drawn), size)
-
-
-def gradient_update(
-    loss: Callable[[TransformerParams], Array], params: TransformerParams, size: Any
-) -> TransformerParams:
-    """`moved` against the gradient of a loss: one step of normalised gradient descent."""
-    return moved(params, jax.tree.map(jnp.negative, matrix_gradients(loss, params)), size)
-
-
 def matrix_gradients(
     loss: Callable[[TransformerParams], Array], params: TransformerParams
 ) -> dict[str, dict[str, Array]]:

@@ -24,17 +24,6 @@ class Threshold(NamedTuple):
     finite: bool = False
 
 
-# Where a look at the run is worth its time, not where theory draws a line: tokens that differ by a
-# hundredth of their size, or by an angle of 8 degrees; rows of attention on a single key; a loss
-# that is no number.
-COLLAPSE = (
-    Threshold("residual_ratio", 0.01, meaning="rank collapse"),
-    Threshold("token_cosine", 0.99, above=True, meaning="rank collapse"),
-    Threshold("attention_entropy", 0.05, meaning="entropy collapse"),
-    Threshold("loss", np.inf, above=True, meaning="divergence", finite=True),
-)
-
-
 class Alarm(NamedTuple):
     """The first step at which a metric passed a threshold, and its worst layer there.
 
@@ -64,14 +53,13 @@ class Alarm(NamedTuple):
         return f"{text} ({meaning})" if meaning else text
 
 
-def alarms(
-    rows: Iterable[Mapping[str, Any]], thresholds: Sequence[Threshold] = COLLAPSE
-) -> list[Alarm]:
+def alarms(rows: Iterable[Mapping[str, Any]], thresholds: Sequence[Threshold]) -> list[Alarm]:
     """The first alarm of every metric, threshold and seed, in order of steps.
 
     Args:
         rows: From `runs.metrics.read`; NaN passes no threshold but one that is `finite`.
-        thresholds: What to look for; metrics that are not there are not looked for.
+        thresholds: What to look for, such as `measures.COLLAPSE`; metrics that are not there are
+            not looked for.
     """
     found: dict[Any, Alarm] = {}
     for row in sorted(rows, key=lambda row: row["step"]):

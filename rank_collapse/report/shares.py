@@ -3,25 +3,25 @@
 import math
 
 
-def wilson_interval(count: int, total: int, z: float = 1.96) -> tuple[float, float]:
-    """Score interval of a share from `count` of `total`, 95 % at z = 1.96.
+def wilson_interval(count: int, total: int, level: float = 0.95) -> tuple[float, float]:
+    """Score interval of a share from `count` of `total`.
 
-    (k + z²/2 ± z √(k(n − k)/n + z²/4)) / (n + z²).
+    (k + z²/2 ± z √(k(n − k)/n + z²/4)) / (n + z²), z the normal quantile of (1 + level)/2.
 
     Args:
         count, total: k and n.
-        z: Quantile of the normal distribution.
+        level: Share of such intervals that hold the true share.
 
     Raises:
         ValueError: Not 0 ≤ k ≤ n, or n = 0.
 
     Source: Wilson 1927, "Probable inference, the law of succession, and statistical inference".
     """
-    if not 0 <= count <= total or total == 0:
-        raise ValueError(f"count={count} of total={total} is no share")
-    half = z * math.sqrt(count * (total - count) / total + z**2 / 4)
-    low, high = ((count + z**2 / 2 + s * half) / (total + z**2) for s in (-1, 1))
-    return max(low, 0.0), min(high, 1.0)
+    from scipy import stats
+
+    _check(count, total, least=1)
+    found = stats.binomtest(int(count), int(total)).proportion_ci(level, method="wilson")
+    return float(found.low), float(found.high)
 
 
 def fisher_exact(count: int, total: int, other_count: int, other_total: int) -> float:
@@ -37,22 +37,18 @@ def fisher_exact(count: int, total: int, other_count: int, other_total: int) -> 
     Raises:
         ValueError: Not 0 ≤ count ≤ total in one of them.
     """
-    for k, n in ((count, total), (other_count, other_total)):
-        if not 0 <= k <= n:
-            raise ValueError(f"count={k} of total={n} is no share")
-    hits = count + other_count
+    from scipy import stats
 
-    def ways(k):
-        return math.comb(total, k) * math.comb(other_total, hits - k)
-
-    tables = [ways(k) for k in range(max(0, hits - other_total), min(total, hits) + 1)]
-    return sum(w for w in tables if w <= ways(count)) / sum(tables)
+    samples = (count, total), (other_count, other_total)
+    for k, n in samples:
+        _check(k, n)
+    return float(stats.fisher_exact([[k, n - k] for k, n in samples]).pvalue)
 
 
 def share_difference(
-    count: int, total: int, other_count: int, other_total: int, z: float = 1.96
+    count: int, total: int, other_count: int, other_total: int, level: float = 0.95
 ) -> tuple[float, float]:
-    """Interval of count/total − other_count/other_total, 95 % at z = 1.96.
+    """Interval of count/total − other_count/other_total.
 
     With p, q the shares and (l, u), (l', u') their score intervals:
     p − q − √((p − l)² + (u' − q)²) to p − q + √((u − p)² + (q − l')²).
@@ -60,16 +56,21 @@ def share_difference(
     Args:
         count, total: One sample.
         other_count, other_total: The other.
-        z: Quantile of the normal distribution.
+        level: Share of such intervals that hold the true difference.
 
     Raises:
         ValueError: One of them is no share.
 
     Source: Newcombe 1998, "Interval estimation for the difference between independent
-    proportions", method 10.
+    proportions", method 10; scipy has none.
     """
     (l, u), (l2, u2) = (
-        wilson_interval(k, n, z) for k, n in ((count, total), (other_count, other_total))
+        wilson_interval(k, n, level) for k, n in ((count, total), (other_count, other_total))
     )
     p, q = count / total, other_count / other_total
     return p - q - math.hypot(p - l, u2 - q), p - q + math.hypot(u - p, q - l2)
+
+
+def _check(count, total, least=0):
+    if not 0 <= count <= total or total < least:
+        raise ValueError(f"count={count} of total={total} is no share")

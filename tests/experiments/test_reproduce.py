@@ -22,7 +22,7 @@ from experiments.shell import cli, paper
 from experiments.shell.entry import Entry
 from experiments.shell.process import run_processes
 from rank_collapse import report
-from rank_collapse.report.claims import of_mean
+from rank_collapse.report import claims
 from rank_collapse.runs import provenance
 
 PNG = b"\x89PNG not really"
@@ -35,7 +35,9 @@ def section(**fields):
 
 
 def claim(values, statement="stops & stays"):
-    return of_mean(values, statement=statement, section="Section <3>", statistic="x", null="0")
+    return claims.test_mean(
+        values, statement=statement, section="Section <3>", statistic="x", null="0"
+    )
 
 
 def test_the_page_is_self_contained_and_escapes_text():
@@ -53,7 +55,7 @@ def test_the_page_is_self_contained_and_escapes_text():
 
 def test_what_no_experiment_tests_is_listed():
     said = paper.said("skips", "no norm")
-    found = of_mean([1.0, 1.1, 0.9], statistic="x", null="0", **said)
+    found = claims.test_mean([1.0, 1.1, 0.9], statistic="x", null="0", **said)
     left = reproduce.untested([found])
     assert paper.PAPER["skips"] not in left and paper.PAPER["rate"] in left
     assert len(left) == len(paper.PAPER) - 1

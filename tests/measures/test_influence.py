@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import rank_collapse as rc
-from rank_collapse.measures.attention_profile import attention_profile
+from rank_collapse.measures.attention import attention_profile
 from rank_collapse.measures.influence import layer_influence, layer_removal
 from rank_collapse.paths.chains import branch_sizes
 from rank_collapse.paths.effects import chain_effects

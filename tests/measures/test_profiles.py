@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 import rank_collapse as rc
-from rank_collapse.measures import profiles
 from rank_collapse.measures.residuals import effective_rank, residual_ratio, token_cosine
 from rank_collapse.paths import effects
 
@@ -24,7 +23,9 @@ def batch():
 def test_profiles_of_padded_texts_are_those_of_the_texts_alone(batch, chunk):
     params, inputs = batch
     measures = ("residual_ratio", "token_cosine", "effective_rank")
-    found = profiles.batch_profiles(params, CONFIG, inputs, measures=measures, chunk=chunk)
+    found = rc.measure_batch(
+        rc.network_profile, params, CONFIG, inputs, measures=measures, chunk=chunk
+    )
     for i, n in enumerate(LENGTHS):
         hidden = rc.apply(params, inputs["x"][i, :n], CONFIG).hidden
         for measure, value in zip(
@@ -32,7 +33,7 @@ def test_profiles_of_padded_texts_are_those_of_the_texts_alone(batch, chunk):
         ):
             expected = [float(value(h)) for h in hidden]
             np.testing.assert_allclose(found[measure][i], expected, rtol=2e-5)
-    alone = profiles.residual_profile(params, inputs["x"][0], CONFIG)
+    alone = rc.network_profile(params, inputs["x"][0], CONFIG)["residual_ratio"]
     np.testing.assert_allclose(found["residual_ratio"][0], alone, rtol=1e-5)
 
 
@@ -45,23 +46,23 @@ def test_other_weights_do_not_compile_again(batch):
         count += 1
         return rc.apply(params, x, config, mask=mask).output
 
-    first = profiles.measure_batch(measure, params, CONFIG, inputs, chunk=2)
+    first = rc.measure_batch(measure, params, CONFIG, inputs, chunk=2)
     other = jax.tree.map(lambda a: 2 * a, params)
-    second = profiles.measure_batch(measure, other, CONFIG.replace(skip_gain=0.5), inputs, chunk=2)
+    second = rc.measure_batch(measure, other, CONFIG.replace(skip_gain=0.5), inputs, chunk=2)
     assert count == 1 and not np.allclose(first, second)
 
 
 def test_refusals(batch):
     params, inputs = batch
     with pytest.raises(ValueError, match="'colour' is not one of"):
-        profiles.batch_profiles(params, CONFIG, inputs, measures=("colour",))
+        rc.network_profile(params, inputs["x"][0], CONFIG, measures=("colour",))
     with pytest.raises(ValueError, match="different lengths"):
-        profiles.batch_profiles(params, CONFIG, inputs | {"mask": inputs["mask"][:2]})
+        rc.measure_batch(rc.network_profile, params, CONFIG, inputs | {"mask": inputs["mask"][:2]})
 
 
 def test_length_effects_leave_padding_out(batch):
     params, inputs = batch
-    found = profiles.measure_batch(effects.length_effects, params, CONFIG, inputs, chunk=3)
+    found = rc.measure_batch(effects.length_effects, params, CONFIG, inputs, chunk=3)
     assert np.all(found["error"] < 1e-5)
     np.testing.assert_allclose(found["cosine_up_to"][:, -1], 1.0, atol=1e-5)
     n = LENGTHS[1]
@@ -76,9 +77,7 @@ def plain_composite(a):
 
 def test_chain_effects(batch):
     params, inputs = batch
-    found = profiles.measure_batch(
-        effects.chain_effects, params, CONFIG, inputs, chunk=3, num_paths=4
-    )
+    found = rc.measure_batch(effects.chain_effects, params, CONFIG, inputs, chunk=3, num_paths=4)
     assert found["chain_residual"].shape == (3, 3, 4)
     n = LENGTHS[1]
     alone = effects.chain_effects(params, inputs["x"][1, :n], CONFIG, num_paths=4)

@@ -68,7 +68,9 @@ def test_updates_have_the_asked_size_and_gradients_their_norms():
     assert {part: set(m) for part, m in found.items()} == {
         "attention": {"w_q", "w_k", "w_v", "w_o"}, "mlp": {"w_in", "w_gate", "w_out"}
     }  # fmt: skip
-    new = updates.gradient_update(loss, params, 1e-4)
+    new = updates.moved(
+        params, jax.tree.map(jnp.negative, updates.matrix_gradients(loss, params)), 1e-4
+    )
     moved = jax.tree.map(jnp.subtract, updates.matrices_of(new), found)
     size, length = updates.norms_of(moved), updates.norms_of(found)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, 1e-4 * b, rtol=0.01), size, length)
@@ -86,7 +88,9 @@ def test_updates_have_the_asked_size_and_gradients_their_norms():
 
 def test_output_change_is_between_normalised_states():
     params, x, config = network(FIELDS[1])
-    other = updates.random_update(jax.random.key(3), params, 0.1)
+    other = updates.moved(
+        params, jax.tree.map(lambda w: jnp.cos(40 * w), updates.matrices_of(params)), 0.1
+    )
     found = updates.output_change(params, other, x, config)
     a, b = (rc.apply(p, x, config).hidden for p in (params, other))
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from rank_collapse import pretrained
-from rank_collapse.measures import attention_profile, influence, profiles
-from rank_collapse.measures.attention_profile import attention_measures
+from rank_collapse.measures import attention, influence, profiles
+from rank_collapse.measures.attention import attention_measures
 from rank_collapse.measures.influence import InfluencePass
 from rank_collapse.measures.norms import composite_norm
 from rank_collapse.measures.profiles import ProfilePass
@@ -82,7 +82,7 @@ def test_streamed_is_what_the_network_in_memory_gives(name):
         "profile": measured(profiles.network_profile, measures=MEASURES),
         "lengths": measured(path_contributions),
         "chains": measured(chain_effects, num_paths=2),
-        "attention": measured(attention_profile.attention_profile),
+        "attention": measured(attention.attention_profile),
         "influence": measured(influence.layer_influence),
     }
     gaps = {what: worst(found["whole"][what], expected[what]) for what in expected}

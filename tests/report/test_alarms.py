@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from rank_collapse.measures import COLLAPSE
 from rank_collapse.report.alarms import Threshold, alarms
 from rank_collapse.report.metrics import by_step, metrics_figure
 
@@ -15,7 +16,7 @@ ROWS = [
 
 
 def test_the_first_step_and_the_worst_layer_are_named():
-    alarm, lost = alarms(ROWS)
+    alarm, lost = alarms(ROWS, COLLAPSE)
     assert (alarm.step, alarm.layer, alarm.seed, alarm.value) == (2, 1, 1, 0.001)
     text = "step 2: residual_ratio 0.001 below 0.01 at layer 1 of seed 1 (rank collapse)"
     assert str(alarm) == text
@@ -32,13 +33,16 @@ def test_above_is_strict_and_takes_plain_numbers(bound, expected):
 def test_nothing_there_passes_nothing():
     assert alarms([], [Threshold("loss", 1.0)]) == []
     assert alarms([{"step": 1, "loss": np.nan}], [Threshold("loss", 1.0)]) == []
-    assert alarms([{"step": 1, "residual_ratio": np.array([0.5])}]) == []  # there is no loss
+    assert (
+        alarms([{"step": 1, "residual_ratio": np.array([0.5])}], COLLAPSE) == []
+    )  # there is no loss
 
 
 def test_a_part_of_a_network_has_the_thresholds_of_the_whole_or_its_own():
     rows = [{"step": 1, "encoder.residual_ratio": 1e-3, "decoder.residual_ratio": 1e-3}]
-    assert [a.metric for a in alarms(rows)] == ["encoder.residual_ratio", "decoder.residual_ratio"]
-    assert str(alarms(rows)[1]).startswith("step 1: decoder.residual_ratio 0.001 below 0.01")
+    found = alarms(rows, COLLAPSE)
+    assert [a.metric for a in found] == ["encoder.residual_ratio", "decoder.residual_ratio"]
+    assert str(found[1]).startswith("step 1: decoder.residual_ratio 0.001 below 0.01")
     own = [Threshold("residual_ratio", 0.01), Threshold("encoder.residual_ratio", 1e-5)]
     assert [a.metric for a in alarms(rows, own)] == ["decoder.residual_ratio"]
 

@@ -23,16 +23,16 @@ ABOUT = {"statement": "it is so", "section": "Section 1", "statistic": "x", "nul
     ],
 )
 def test_a_mean_above_zero(values, verdict):
-    found = claims.of_mean(values, **ABOUT)
+    found = claims.test_mean(values, **ABOUT)
     assert found.verdict == verdict and found.seeds == len(values)
     assert ("fewer than 3" in found.why) == (len(values) < 3)
 
 
 def test_a_mean_in_a_range_and_seeds_without_a_number():
     near = [2.99, 3.0, 3.02]
-    assert claims.of_mean(near, (2.5, 3.5), **ABOUT).verdict == "supported"
-    assert claims.of_mean(near, (3.5, 4.5), **ABOUT).verdict == "contradicted"
-    found = claims.of_mean([*near, None, math.nan], (2.5, 3.5), **ABOUT)
+    assert claims.test_mean(near, (2.5, 3.5), **ABOUT).verdict == "supported"
+    assert claims.test_mean(near, (3.5, 4.5), **ABOUT).verdict == "contradicted"
+    found = claims.test_mean([*near, None, math.nan], (2.5, 3.5), **ABOUT)
     assert found.seeds == 3 and "2 of 5 seeds have no number" in found.why
 
 
@@ -59,10 +59,10 @@ def test_shares():
 
 def test_one_case_against_it_contradicts_a_theorem():
     about = {k: v for k, v in ABOUT.items() if k != "null"}
-    assert claims.never(0, 1000, 8, **about).verdict == "supported"
-    assert claims.never(1, 1000, 8, **about).verdict == "contradicted"
-    assert claims.never(0, 1000, 2, **about).verdict == "undecided"
-    nowhere = claims.never(0, 0, 8, **about)
+    assert claims.test_never(0, 1000, 8, **about).verdict == "supported"
+    assert claims.test_never(1, 1000, 8, **about).verdict == "contradicted"
+    assert claims.test_never(0, 1000, 2, **about).verdict == "undecided"
+    nowhere = claims.test_never(0, 0, 8, **about)
     assert nowhere.verdict == "undecided" and "no case" in nowhere.why
 
 
@@ -96,5 +96,5 @@ def test_a_curve_of_the_same_law_is_refused_as_often_as_it_says():
 
 
 def test_counts():
-    found = [claims.of_mean(v, **ABOUT) for v in ([1, 1, 1.1], [-1, -1, -1.1], [], [])]
+    found = [claims.test_mean(v, **ABOUT) for v in ([1, 1, 1.1], [-1, -1, -1.1], [], [])]
     assert claims.counted(found) == {"supported": 1, "contradicted": 1, "undecided": 2}

@@ -1,0 +1,258 @@
+"""What attention looks at: entropy, largest weights, saturated rows, sinks.
+
+Where one weight p of a row is near 1 the softmax's Jacobian diag(P) − PPᵀ, whose entries are at
+most 1 − p off that weight and p(1 − p) on it, is near 0, and so is what flows back to the scores.
+
+Every measure takes weights [..., n, m] of any framework, each row a distribution, and an optional
+Bool [n] mask of the queries that exist, of which means are taken; NaN where there is none. Rows of
+them that are negative or do not sum to 1, as logits, are refused where the values are known (not
+inside jit and vmap); NaN stays NaN. Keys that may not be looked at have weight 0 and add nothing.
+
+Axis letters: l layers, h heads, n queries, m keys.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from rank_collapse.measures.norms import (
+    as_bools,
+    as_floats,
+    as_jax,
+    divide,
+    in_own_precision,
+    namespace,
+    together,
+    total,
+)
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.entry import enter
+from rank_collapse.network.parameters import TransformerParams
+from rank_collapse.network.passes import Each, run
+from rank_collapse.network.precision import full_precision
+from rank_collapse.network.transformer import Forward
+from rank_collapse.network.walk import Layer
+
+
+@in_own_precision
+def attention_entropy(attention: Any, *, mask: Any = None) -> Float[Array, "*s"]:
+    """−Σ_j P_ij log P_ij in nats, its mean over the queries i: log m if uniform, 0 if one-hot.
+
+    Args:
+        attention: Weights [..., n, m]; `trace.attention` is [L, h, n, n].
+        mask: Bool [n], the queries that exist; None for all.
+
+    Returns:
+        One value per matrix, [...].
+
+    Raises:
+        ValueError: Not matrices of weights, or a mask of another length.
+    """
+    p, mask = _weights(attention, mask)
+    xp = namespace(p)
+    # Where p is 0 so is the product; a select in its place takes three times as long on a CPU.
+    log = xp.log(xp.maximum(p, jnp.finfo(p.dtype).tiny))
+    return as_jax(_mean(-xp.sum(p * log, axis=-1), mask))
+
+
+@in_own_precision
+def largest_weight(attention: Any, *, mask: Any = None) -> Float[Array, "*s"]:
+    """max_j P_ij, its mean over the queries i: 1/m if uniform, 1 if one-hot.
+
+    Args:
+        attention, mask: As `attention_entropy` takes them.
+
+    Returns:
+        One value per matrix, [...].
+    """
+    p, mask = _weights(attention, mask)
+    return as_jax(_mean(namespace(p).max(p, axis=-1), mask))
+
+
+@in_own_precision
+def saturated_share(
+    attention: Any, threshold: Any = 0.99, *, mask: Any = None
+) -> Float[Array, "*s"]:
+    """Share of the queries i with max_j P_ij > threshold.
+
+    Args:
+        attention, mask: As `attention_entropy` takes them.
+        threshold: Largest weight from which a row counts as saturated.
+
+    Returns:
+        One value per matrix, [...].
+    """
+    p, mask = _weights(attention, mask)
+    return as_jax(_mean(_above(namespace(p).max(p, axis=-1), threshold), mask))
+
+
+@in_own_precision
+def column_means(attention: Any, *, mask: Any = None) -> Float[Array, "*s m"]:
+    """mean_i P_ij, how much each key is looked at; sums to 1 over the keys.
+
+    Args:
+        attention, mask: As `attention_entropy` takes them.
+
+    Returns:
+        One value per key, [..., m].
+    """
+    return as_jax(_columns(*_weights(attention, mask)))
+
+
+@in_own_precision
+def largest_column(attention: Any, *, mask: Any = None) -> Float[Array, "*s"]:
+    """max_j mean_i P_ij, the share of attention that the most looked at key gets.
+
+    1/m if attention is uniform, 1/n if each query looks at itself, 1 if all look at one key.
+
+    Args:
+        attention, mask: As `attention_entropy` takes them.
+
+    Returns:
+        One value per matrix, [...].
+    """
+    columns = _columns(*_weights(attention, mask))
+    return as_jax(namespace(columns).max(columns, axis=-1))
+
+
+@in_own_precision
+def first_column(attention: Any, *, mask: Any = None, key_mask: Any = None) -> Float[Array, "*s"]:
+    """mean_i P_ij of the first key j that exists: the share of attention that it gets.
+
+    Args:
+        attention, mask: As `attention_entropy` takes them.
+        key_mask: Bool [m], the keys that exist. None for all, but for padding on the left: where
+            there are as many keys as queries, and no query looks at a key before the first query
+            that exists, that query's key is the first.
+
+    Returns:
+        One value per matrix, [...].
+
+    Raises:
+        ValueError: As `attention_entropy`, or a key_mask of another length.
+    """
+    return as_jax(_first(*_weights(attention, mask), key_mask))
+
+
+@in_own_precision
+def sink_rate(
+    attention: Any, *, sink: Any = 0.3, mask: Any = None, key_mask: Any = None
+) -> Float[Array, "*s"]:
+    """Share of heads whose `first_column` is above `sink` (Gu et al. 2025, section 3).
+
+    Args:
+        attention: Weights [..., h, n, m].
+        sink: The threshold ε.
+        mask, key_mask: As `first_column` takes them.
+
+    Returns:
+        One value per layer, [...].
+
+    Raises:
+        ValueError: No axis of heads, or as `first_column`.
+    """
+    p, mask = _weights(attention, mask)
+    if p.ndim < 3:
+        raise ValueError(f"attention of shape {p.shape} is not [..., h, n, m]")
+    return as_jax(_above(_first(p, mask, key_mask), sink).mean(axis=-1))
+
+
+def _weights(attention, mask):
+    """Attention of any framework in float32 at least, and its mask."""
+    p = as_floats(attention)
+    if p.ndim < 2:
+        raise ValueError(f"attention of shape {p.shape} is not [..., n, m]")
+    if mask is not None:
+        mask = as_bools(mask)
+        if mask.shape != p.shape[-2:-1]:
+            raise ValueError(f"mask of shape {mask.shape} does not fit {p.shape[-2]} queries")
+        p, mask = together(p, mask)
+    if namespace(p) is np:
+        rows = p if mask is None else p[..., mask, :]
+        least, sums = rows.min(initial=0), rows.sum(axis=-1)
+        # of bfloat16, whose weights are rounded to 2⁻⁹, among them
+        off = np.abs(sums - 1).max(initial=0, where=~np.isnan(sums))
+        if least < 0 or off > 0.02:
+            wrong = (
+                f"the weight {least:.3g}" if least < 0 else f"a row whose sum is {off:.3g} off 1"
+            )
+            raise ValueError(
+                f"attention of shape {p.shape} has {wrong}: weights are asked for, behind the "
+                "softmax; leave rows that do not exist out by mask="
+            )
+    return p, mask
+
+
+def _mean(rows, mask):
+    """Mean of one value per query [..., n] over those that exist."""
+    if mask is None:
+        return total(rows, -1) / rows.shape[-1]
+    return divide(total(namespace(rows).where(mask, rows, 0).astype(rows.dtype), -1), mask.sum())
+
+
+def _columns(p, mask):
+    return _mean(namespace(p).moveaxis(p, -2, -1), mask)
+
+
+def _first(p, mask, key_mask):
+    columns = _columns(p, mask)
+    if key_mask is not None:
+        key_mask = as_bools(key_mask, "key_mask")
+        if key_mask.shape != columns.shape[-1:]:
+            raise ValueError(
+                f"key_mask of shape {key_mask.shape} does not fit {columns.shape[-1]} keys"
+            )
+        columns, key_mask = together(columns, key_mask)
+        return columns[..., key_mask.argmax()]
+    if mask is None or mask.shape != columns.shape[-1:]:
+        return columns[..., 0]
+    xp, first = namespace(columns), mask.argmax()
+    before = xp.where(xp.arange(mask.shape[0]) < first, columns, 0).sum(axis=-1)
+    return xp.where(before == 0, columns[..., first], columns[..., 0])
+
+
+def _above(values, threshold):
+    """1 above the threshold, 0 below it, NaN where the value is."""
+    values = values if isinstance(threshold, int | float) else jnp.asarray(values)
+    xp = namespace(values)
+    return xp.where(xp.isnan(values), values, values > threshold).astype(values.dtype)
+
+
+@full_precision
+def attention_profile(
+    params: TransformerParams, x: Any, config: TransformerConfig, *, mask: Any = None, **inputs: Any
+) -> dict[str, Float[Array, "l h"]]:
+    """Measures of every head's attention weights, means over the queries that exist.
+
+    entropy          −Σ_j P_ij log P_ij in nats
+    largest_weight   max_j P_ij
+    largest_column   max_j mean_i P_ij, the most looked at key
+    first_column     mean_i P_i1, the attention sink (Xiao et al. 2024); of the first token that
+                     exists
+
+    Args:
+        params, x, config: As in `rank_collapse.apply`.
+        mask: Bool [n], the tokens that exist.
+        **inputs: Other arguments of `apply`.
+    """
+    params, entry = enter(params, x, config, mask=mask, **inputs)
+    return _attention_profile(params, entry, config)
+
+
+@jax.jit
+def _attention_profile(params, entry, config):
+    return run(Each(attention_measures), params, entry, config)
+
+
+def attention_measures(layer: Layer, x: Any, seen: Forward) -> dict[str, Float[Array, "h"]]:
+    """The measures of one layer's heads: a measure of `passes.Each`."""
+    weights, mask = seen.trace.attention, layer.inputs.token_mask
+    return {
+        "entropy": attention_entropy(weights, mask=mask),
+        "largest_weight": largest_weight(weights, mask=mask),
+        "largest_column": largest_column(weights, mask=mask),
+        "first_column": first_column(weights, mask=mask, key_mask=mask),
+    }

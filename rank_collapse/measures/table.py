@@ -1,0 +1,120 @@
+"""The one table of measures: by name what each is computed of, at which cost, and who gives it.
+
+`profile`, `monitor`, passes over a network's layers and the thresholds of alarms read it.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from rank_collapse.measures import attention, residuals
+from rank_collapse.report.alarms import Threshold
+
+
+@dataclasses.dataclass(frozen=True)
+class Measure:
+    """One measure; called as its function is.
+
+    Attributes:
+        of: measure(x, mask=...), pure, of one array.
+        needs: "tokens", x [n, d]; or "attention", weights x [..., n, m].
+        cost: Operations, up to a factor; h heads.
+        meaning: One line.
+        source: Paper.
+        alarm: From where on a look at the run is worth its time; None for no such place.
+    """
+
+    of: Callable[..., Any]
+    needs: str
+    cost: str
+    meaning: str
+    source: str
+    alarm: Threshold | None = None
+
+    def __call__(self, x: Any, **options: Any) -> Any:
+        return self.of(x, **options)
+
+
+# Thresholds are where a look at the run is worth its time, not where theory draws a line: tokens
+# that differ by a hundredth of their size, or by an angle of 8 degrees; rows of attention on a
+# single key.
+MEASURES: dict[str, Measure] = {
+    "residual_ratio": Measure(
+        residuals.residual_ratio, "tokens", "n d",
+        "‖res(X)‖/‖X‖ in ‖·‖_{1,∞}, 0 when all tokens are equal", "Dong et al. 2021",
+        Threshold("residual_ratio", 0.01, meaning="rank collapse"),
+    ),
+    "rank_one_ratio": Measure(
+        residuals.rank_one_ratio, "tokens", "n d min(n, d), by an SVD",
+        "‖X − σ_1 u_1 v_1ᵀ‖/‖X‖, 0 for rank one", "Eckart and Young 1936",
+    ),
+    "token_cosine": Measure(
+        residuals.token_cosine, "tokens", "n d",
+        "mean cosine of two tokens, 1 when all point one way", "Gong et al. 2021",
+        Threshold("token_cosine", 0.99, above=True, meaning="rank collapse"),
+    ),
+    "effective_rank": Measure(
+        residuals.effective_rank, "tokens", "n d min(n, d), by singular values",
+        "exp of the entropy of σ_i/Σ_j σ_j", "Roy and Vetterli 2007",
+    ),
+    "stable_rank": Measure(
+        residuals.stable_rank, "tokens", "n d min(n, d), by singular values",
+        "‖X‖_F²/σ_1², at most the rank", "Rudelson and Vershynin 2007",
+    ),
+    "stable_rank_bound": Measure(
+        residuals.stable_rank_bound, "tokens", "n d min(n, d), one product",
+        "‖X‖_F²/σ², σ ≤ σ_1 by 20 power steps: at least stable_rank",
+        "Rudelson and Vershynin 2007",
+    ),
+    "participation_ratio": Measure(
+        residuals.participation_ratio, "tokens", "n d min(n, d), one product",
+        "tr(G)²/‖G‖_F² of G = XXᵀ: how many directions carry the squares", "Gao et al. 2017",
+    ),
+    "attention_entropy": Measure(
+        attention.attention_entropy, "attention", "h n m",
+        "mean over queries of −Σ_j P_ij log P_ij in nats, log m when uniform", "Zhai et al. 2023",
+        Threshold("attention_entropy", 0.05, meaning="entropy collapse"),
+    ),
+    "largest_weight": Measure(
+        attention.largest_weight, "attention", "h n m",
+        "mean over queries of max_j P_ij, 1/m when uniform", "",
+    ),
+    "saturated_share": Measure(
+        attention.saturated_share, "attention", "h n m",
+        "share of queries with max_j P_ij > 0.99", "",
+    ),
+    "largest_column": Measure(
+        attention.largest_column, "attention", "h n m",
+        "max_j mean_i P_ij, what the most looked at key gets", "Gu et al. 2025",
+    ),
+    "first_column": Measure(
+        attention.first_column, "attention", "h n m",
+        "mean_i P_ij of the first key that exists", "Xiao et al. 2024",
+    ),
+    "sink_rate": Measure(
+        attention.sink_rate, "attention", "h n m",
+        "share of heads whose first_column is above 0.3", "Gu et al. 2025",
+    ),
+}  # fmt: skip
+
+# What a run is watched for.
+COLLAPSE = (
+    *(measure.alarm for measure in MEASURES.values() if measure.alarm),
+    Threshold("loss", np.inf, above=True, meaning="divergence", finite=True),
+)
+
+
+def named(measures: Any, needs: str = "tokens") -> tuple[str, ...]:
+    """One name out of `MEASURES`, or several, as a tuple.
+
+    Raises:
+        ValueError: An unknown one, or one that needs something else.
+    """
+    names = (measures,) if isinstance(measures, str) else tuple(measures)
+    known = tuple(name for name, measure in MEASURES.items() if measure.needs == needs)
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise ValueError(f"measure {unknown[0]!r} is not one of {known}, which are of {needs}")
+    return names

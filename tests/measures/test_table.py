@@ -1,0 +1,104 @@
+"""The table of measures: each alone, in a profile, in monitor, and of padding alone."""
+
+import logging
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rank_collapse as rc
+from rank_collapse.measures import COLLAPSE
+from rank_collapse.measures.monitor import ATTENTION, TOKENS
+
+OF_TOKENS = [name for name, measure in rc.MEASURES.items() if measure.needs == "tokens"]
+N, D = 6, 4
+X = np.random.default_rng(0).standard_normal((3, N, D)).astype(np.float32) + 0.3
+ROWS = np.arange(N) < np.array([[4], [1], [0]])  # four tokens, one, none
+
+
+def test_every_row_says_what_it_is():
+    for name, measure in rc.MEASURES.items():
+        assert measure.of is getattr(rc, name) and measure.needs in ("tokens", "attention")
+        assert measure.meaning and measure.cost
+        assert measure.alarm is None or measure.alarm.name == name
+    assert {*TOKENS, *ATTENTION} <= rc.MEASURES.keys()
+    assert {t.name for t in COLLAPSE} - {"loss"} <= {*TOKENS, *ATTENTION}
+    with pytest.raises(ValueError, match=r"'sink_rate' is not one of .* which are of tokens"):
+        rc.profile(X, measures="sink_rate")
+
+
+@pytest.mark.parametrize("name", OF_TOKENS)
+def test_by_numpy_as_by_jax_and_nan_where_there_is_nothing(name):
+    """Alone, in jit, in a profile of concrete and of traced states."""
+    measure = rc.MEASURES[name]
+    alone = float(measure(X[0, :4]))
+    of_one = np.nan if name == "token_cosine" else float(measure(X[1, :1]))
+    expected = [alone, of_one, np.nan]
+    for fn in (measure, jax.jit(measure)):
+        found = [float(fn(x, mask=row)) for x, row in zip(X, ROWS, strict=True)]
+        np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-6)
+    traced = jax.jit(lambda h, m: rc.profile(h, measures=name, mask=m))
+    for fn in (lambda h, m: rc.profile(h, measures=name, mask=m), traced):
+        np.testing.assert_allclose(fn(X[None], ROWS)[name][0], expected, rtol=2e-5, atol=1e-6)
+        broken = X[None].copy()
+        broken[0, 0, 1, 2] = np.nan
+        assert np.isnan(fn(broken, ROWS)[name][0, 0])
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_monitor_leaves_out_what_is_not_there(traced):
+    attention = np.asarray(jax.nn.softmax(jnp.asarray(X @ X.swapaxes(-1, -2)))[:, None])
+    fn = lambda x, p, m: rc.monitor(x, p, mask=m)  # noqa: E731
+    fn = jax.jit(fn) if traced else fn
+    found = fn(X, attention, ROWS)
+    both = [rc.monitor(X[i], attention[i], mask=ROWS[i]) for i in range(2)]
+    for name, value in found.items():
+        own = both[:1] if name == "token_cosine" else both
+        np.testing.assert_allclose(value, np.mean([b[name] for b in own]), rtol=2e-5, err_msg=name)
+    assert np.isnan(both[1]["token_cosine"])
+    none = fn(X, attention, 0 * ROWS)
+    assert all(np.isnan(value) for value in none.values())
+    broken = fn(np.where(X[0, 0, 0] == X, np.nan, X), attention, ROWS)
+    assert all(np.isnan(broken[name]) for name in TOKENS)
+    assert all(np.isfinite(broken[name]) for name in ATTENTION)
+
+
+def test_precision_is_that_of_the_widest():
+    """Tokens of size 1000 that differ by 1e-6, which float32 does not hold."""
+    x = 1000 + 1e-6 * np.random.default_rng(1).standard_normal((N, D))
+    want = float(rc.residual_ratio(x))
+    assert 0 < want < 1e-8
+    found = rc.monitor(x)["residual_ratio"]
+    assert found.dtype == np.float64 and float(found) == pytest.approx(want, rel=1e-6)
+    for hidden in ([X[0], x], [x, X[0]], (x, X[0])):
+        found = np.asarray(rc.profile(hidden)["residual_ratio"])
+        assert found.dtype == np.float64 and found.min() == pytest.approx(want, rel=1e-6)
+
+
+def test_another_number_of_tokens_compiles_nothing(caplog):
+    p = np.full((2, 9, 9), 1 / 9, np.float32)
+
+    def measured(n):
+        x = X[0, :1].repeat(n, 0) + np.arange(n, dtype=np.float32)[:, None]
+        for given in (x, jax.device_put(x)):
+            rc.monitor(given, p[:, :n, :n] * 9 / n, mask=np.ones(n, int))
+            rc.profile([given, given], measures=OF_TOKENS, mask=np.ones(n, bool))
+            for center in ("median", "midrange"):
+                rc.residual_ratio(given, center=center, norm="spectral")
+
+    measured(5)
+    with jax.log_compiles(), caplog.at_level(logging.WARNING):
+        measured(7)
+        assert not [m for m in caplog.messages if m.startswith("Compiling")]
+        jax.jit(lambda a: a + 7)(0.0)
+    assert any(m.startswith("Compiling") for m in caplog.messages)
+
+
+@pytest.mark.parametrize("name", ["residual_ratio", "token_cosine"])
+def test_many_tokens_are_added_up_without_losing_digits(name):
+    """Added one by one in float32 the mean of 50,000 tokens would be off by more than they are."""
+    x = 1 + 1e-5 * np.random.default_rng(2).standard_normal((50_000, 3))
+    low, measure = x.astype(np.float32), rc.MEASURES[name]
+    # the mean itself is rounded by up to 6e-8, the tokens differ from it by 1e-5
+    np.testing.assert_allclose(measure(low), measure(low.astype(np.float64)), rtol=1e-3)
