@@ -100,7 +100,7 @@ def measure_one(
         "log10_size": jnp.log10(jax.vmap(residuals.composite_norm)(hidden)),
     }
     if not cubic_law.not_cubic(config):
-        out["log10_cubic"] = cubic_law.cubic_profile(params, x, config)
+        out["log10_cubic"] = cubic_law.closed_profile(params, x, config)[0]
     if bounds.not_covered(config):
         return out | {"log10_residual": logdomain.log_residual_profile(params, x, config)}
     return out | bound_profiles(rc.bound_report(params, x, config))

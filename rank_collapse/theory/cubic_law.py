@@ -16,9 +16,11 @@ from rank_collapse.network.entry import enter
 from rank_collapse.network.gains import layer_gains
 from rank_collapse.network.precision import full_precision
 from rank_collapse.network.sublayer import sites_of
-from rank_collapse.network.transformer import scan_layers
+from rank_collapse.network.transformer import apply, scan_layers
 from rank_collapse.theory import tangent
 from rank_collapse.theory.bounds import not_covered, score_width
+from rank_collapse.theory.cubic_regime import log10_growth
+from rank_collapse.theory.logdomain import log_trace
 
 
 @struct.dataclass
@@ -59,23 +61,81 @@ def measured_constant(profile: Any) -> RateConstant:
     return RateConstant(kappa, value, error, 2 * (value - profile[..., 0]))
 
 
-def theorem_constant(report: Any, config: TransformerConfig) -> Float[Array, "..."]:
-    """log10 c of theorems 2.2 and 2.3, c = 4γ*βH/√k, beside `RateConstant.log10_c_eff`.
+def theorem_constant(report: Any) -> Float[Array, "..."]:
+    """log10 of the largest c_l of the stack's bound, beside `RateConstant.log10_c_eff`.
 
     Args:
         report: From `bound_report`.
-        config: The network.
     """
-    c = 4 * report.stack_gamma * report.stack_beta * config.num_heads
-    return jnp.log10(c / np.sqrt(score_width(config)))
+    return jnp.max(report.log10_c, axis=-1)
 
 
-def closed_constant(params: Any, x: Any, config: TransformerConfig, **inputs: Any) -> RateConstant:
-    """Λ and c_eff from the closed recursion, `measured_constant` of `cubic_profile`.
+@struct.dataclass
+class ClosedConstant(RateConstant):
+    """`RateConstant` of a closed profile: NaN where no layer is certified.
 
-    Args, Raises: See `cubic_profile`.
+    Attributes:
+        start: The layer that the closed form starts at; L where none is certified.
+        log10_growth: [L], from `cubic_regime.log10_growth`: negative from the layers that are
+            certified; NaN where the measured residual is not known.
     """
-    return measured_constant(cubic_profile(params, x, config, **inputs))
+
+    start: Any
+    log10_growth: Any
+
+    @property
+    def reason(self) -> str:
+        """Why there is no constant; "" where there is one. Of one network, outside of jit."""
+        if int(self.start) < np.shape(self.log10_growth)[-1]:
+            return ""
+        known = np.asarray(self.log10_growth)[np.isfinite(self.log10_growth)]
+        least = f": it grows by 10^{known.min():.3g} in some layer, wherever it starts"
+        return f"no layer is certified by the diameter bound{least if known.size else ''}"
+
+
+def closed_constant(
+    params: Any, x: Any, config: TransformerConfig, **inputs: Any
+) -> ClosedConstant:
+    """Λ and c_eff from the closed recursion, `measured_constant` of `closed_profile`.
+
+    Args, Raises: See `closed_profile`.
+    """
+    profile, start, growth = closed_profile(params, x, config, **inputs)
+    return ClosedConstant(**vars(measured_constant(profile)), start=start, log10_growth=growth)
+
+
+@full_precision
+def closed_profile(
+    params: Any, x: Any, config: TransformerConfig, **inputs: Any
+) -> tuple[Float[Array, "p"], Array, Float[Array, "l"]]:
+    """(log10‖R_l‖_{1,∞} for l = 0..L, the layer s that the closed form starts at, log10 growth).
+
+    Up to R_s it is the measured residual; from layer s on the recursion of `cubic_profile`, started
+    at what the attention of layer s looks at in the measured pass. s is the first layer from which
+    the diameter bound, extended through norms, falls in every layer (`cubic_regime.log10_growth`).
+    Where it falls, the leading order of attention does, so that the constant has the right sign; a
+    closed form that starts where residuals are not small need not. NaN in all layers, and s = L,
+    where no layer is certified.
+
+    Args, Raises: See `cubic_profile`; also a network that has no residual in logarithms.
+    """
+    _require_cubic(config, inputs)
+    log = log_trace(params, x, config, **inputs)
+    trace = apply(params, x, config, **inputs)
+    params, entry = tangent.at_least_float32(*enter(params, x, config, **inputs))
+    return _closed_pass(params, entry, config, log, trace)
+
+
+@jax.jit
+def _closed_pass(params, entry, config, log, trace):
+    keep = tangent.exists(entry)
+    growth = log10_growth(params, trace, log.input_diameters, config, keep)
+    growth = jnp.where(jnp.isfinite(log.profile[:-1]), growth, jnp.nan)
+    certified = growth < 0
+    start = jnp.where(jnp.any(certified), jnp.argmax(certified), config.depth)
+    profile = _cubic_pass(params, entry, config, (start, log.inputs))
+    profile = jnp.where(jnp.arange(config.depth + 1) <= start, log.profile, profile)
+    return jnp.where(start < config.depth, profile, jnp.nan), start, growth
 
 
 @full_precision
@@ -88,7 +148,8 @@ def cubic_profile(
 
     Tokens enter through their covariance C alone: attention weights tend to uniform ones, for any
     biases, which move the mean token. Norms and MLPs multiply by their Jacobian at the mean token,
-    branch gains and the temperature as usual. In logarithms, to any depth up to 3^80.
+    branch gains and the temperature as usual. In logarithms, to any depth up to 3^80. It holds
+    where the residual is small from the first layer on: elsewhere `closed_profile` does.
 
     Args:
         params: Parameters of the network.
@@ -102,11 +163,15 @@ def cubic_profile(
 
     Source: the leading order of theorem 2.3's inequality (Dong et al. 2021), as an equation.
     """
+    _require_cubic(config, inputs)
+    params, entry = tangent.at_least_float32(*enter(params, x, config, **inputs))
+    return _cubic_pass(params, entry, config)
+
+
+def _require_cubic(config, inputs):
     reasons = not_cubic(config, mask=inputs.get("mask"), bias=inputs.get("bias"))
     if reasons:
         raise ValueError(f"no cubic law: {'; '.join(reasons)}")
-    params, entry = tangent.at_least_float32(*enter(params, x, config, **inputs))
-    return _cubic_pass(params, entry, config)
 
 
 def not_cubic(config: TransformerConfig, *, mask: Any = None, bias: Any = None) -> tuple[str, ...]:
@@ -129,21 +194,27 @@ def not_cubic(config: TransformerConfig, *, mask: Any = None, bias: Any = None) 
 
 
 @jax.jit
-def _cubic_pass(params, entry, config):
+def _cubic_pass(params, entry, config, measured=None):
+    """The profile; with `measured` (s, LogStates [L]) attention looks at those up to layer s."""
     keep = tangent.exists(entry)
     start = tangent.around_mean(entry.x, keep)
 
     def body(state, step):
-        layer, gains = step
+        layer, (gains, index, given) = step
 
         def attend(seen):
+            if measured is not None:
+                given_state = tangent.Tangent(given.mean, given.rest, given.log_scale)
+                use = index <= measured[0]
+                seen = jax.tree.map(lambda a, b: jnp.where(use, a, b), given_state, seen)
             return cubic_attention(layer.attention, seen, config, gains.temperature, keep)
 
         state = tangent.layer(sites_of(layer, config, gains), layer, state, config, attend, entry)
         return state, tangent.log10_norm(state)
 
     gains = layer_gains(config, entry.x.dtype, params)
-    _, profile = scan_layers(body, start, params, config, gains)
+    steps = gains, jnp.arange(config.depth), None if measured is None else measured[1]
+    _, profile = scan_layers(body, start, params, config, steps)
     return jnp.concatenate([tangent.log10_norm(start)[None], profile])
 
 
