@@ -71,7 +71,6 @@ from rank_collapse.paths.enumeration import (
     sum_over_paths,
     theorem_offset,
 )
-from rank_collapse.paths.gradients import length_gradients
 from rank_collapse.paths.heads import head_contributions
 from rank_collapse.paths.sets import (
     Classifier,
@@ -144,7 +143,6 @@ __all__ = [
     "layer_influence",
     "layer_params",
     "layer_removal",
-    "length_gradients",
     "local_rate",
     "log_residual_profile",
     "logit_attribution",

@@ -1,17 +1,24 @@
-"""The figure of check_bounds: how far the bounds lie above what happens, and γ*."""
+"""The figures of check_bounds: how far the bounds lie above what happens, γ*, the construction."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
+import numpy as np
 from matplotlib.figure import Figure
 
+from experiments.bounds.construction import predicted
 from experiments.bounds.results import FREE, ROUNDING, WHAT, Draws, given, held, pooled
 from rank_collapse.report import figures
 
 
-def figures_of(draws: Draws) -> dict[str, Callable[[], Figure]]:
-    """What draws the figure."""
-    return {"tightness": partial(tightness_figure, draws)}
+def figures_of(
+    draws: Draws, sizes: Sequence[int], built: dict[str, np.ndarray]
+) -> dict[str, Callable[[], Figure]]:
+    """What draws each figure."""
+    return {
+        "tightness": partial(tightness_figure, draws),
+        "construction": partial(construction_figure, sizes, built),
+    }
 
 
 @figures.styled
@@ -23,7 +30,7 @@ def tightness_figure(draws: Draws) -> Figure:
     for index, what in enumerate(WHAT):
         values = held(flat, what)
         if values.size:
-            label = f"{what}s: {values.size}, {(values < 0).sum()} violations"
+            label = f"{what.replace('_', ' ')}s: {values.size}, {(values < 0).sum()} violations"
             left.ecdf(values, color=figures.color(index), label=label)
     for index, what in enumerate(FREE):
         values, name = given(flat, what), what.replace("_", " ")
@@ -35,4 +42,25 @@ def tightness_figure(draws: Draws) -> Figure:
     left.legend(loc="best", fontsize=6)
     right.hist(flat["gamma"][flat["head_ok"]], 60, color=figures.color(5))
     right.set(xlabel="γ*, the least factor that the lemma needs", ylabel="heads")
+    return fig
+
+
+@figures.styled
+def construction_figure(sizes: Sequence[int], built: dict[str, np.ndarray]) -> Figure:
+    """Residual over bound against n = d, with what is predicted; above 1 a bound is violated."""
+    fig, axes = figures.figure(1, 1)
+    ax, order = axes[0, 0], np.argsort(sizes)
+    sizes = np.asarray(sizes)[order]
+    for index, (name, label, line) in enumerate((
+        ("mean_over_published", "around the mean / published", "o-"),
+        ("least_over_published", "minimal residual, at least / published", "x--"),
+        ("mean_over_bound", "around the mean / sums over heads", "s-"),
+    )):  # fmt: skip
+        ax.plot(
+            sizes, np.asarray(built[name])[order], line, color=figures.color(index), label=label
+        )
+    ax.plot(sizes, predicted(sizes), ":", color="#333333", label="½(q + 1/q)/√32, q = (nd/2)^¼")
+    ax.axhline(1, color="#555555", lw=0.9, ls="--")
+    ax.set(xlabel="n = d", ylabel="residual / bound", xscale="log", yscale="log")
+    ax.legend(loc="best", fontsize=7)
     return fig

@@ -41,6 +41,8 @@ CASES = (
 )
 # Not of the lemma's condition: {name of its tightness: (field of the report, tightness)}
 FREE = {
+    "layer": ("layer", "tightness"),
+    "stack": ("stack", "tightness"),
     "mean_head": ("mean_head", "tightness"),
     "mean_layer": ("mean_layer", "tightness"),
     "diameter_layer": ("diameter_layer", "tightness"),
@@ -85,15 +87,19 @@ def single_draw(key, case):
     rows_alike = not any(reason.startswith("rows") for reason in report.not_covered)
     free = {f"{name}_tightness": getattr(getattr(report, field), tightness)
             for name, (field, tightness) in FREE.items()}  # fmt: skip
+    covered = {"layer": rows_alike, "stack": not report.not_covered}
+    for name, holds in covered.items():  # whose formula is evaluated elsewhere too
+        free[f"{name}_tightness"] = jnp.where(holds, free[f"{name}_tightness"], jnp.nan)
+    free["stack_tightness"] = free["stack_tightness"][None]
     free["diameter_tightness"] = free["diameter_tightness"][1:]  # of X^0 it is what happens
     return free | {
         "head_ok": report.admissible & rows_alike,
-        "layer_ok": report.admissible.all(1) & rows_alike,
-        "stack_ok": (report.stack_admissible & (not report.not_covered))[None],
+        "published_layer_ok": report.admissible.all(1) & rows_alike,
+        "published_stack_ok": (report.stack_admissible & (not report.not_covered))[None],
         "lemma_excess": jnp.stack([excess, nothing]),
         "head_tightness": report.head.tightness,
-        "layer_tightness": report.layer.tightness,
-        "stack_tightness": report.stack.tightness[None],
+        "published_layer_tightness": report.published_layer.tightness,
+        "published_stack_tightness": report.published_stack.tightness[None],
         "gamma": report.gamma,
     }
 

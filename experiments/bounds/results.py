@@ -3,7 +3,7 @@
 `draws` is {case: {measure: [draws, ...]}}, as `measure.draw_case` gives it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from experiments.bounds.measure import FREE, Case
 
 Draws = dict[Case, dict[str, np.ndarray]]
 ROUNDING = 1e-13  # decimal logarithms in float64: two tokens of width 1 meet the diameter's bound
-WHAT = ("head", "layer", "stack")  # each has "{what}_ok" and "{what}_tightness"
+WHAT = ("head", "published_layer", "published_stack")  # each has "{what}_ok" and "{what}_tightness"
 
 
 def pooled(draws: Draws) -> dict[str, np.ndarray]:
@@ -28,7 +28,7 @@ def given(flat: dict[str, np.ndarray], what: str) -> np.ndarray:
 
 
 def held(flat: dict[str, np.ndarray], what: str) -> np.ndarray:
-    """Tightness of heads, layers or stacks where the lemma's condition holds."""
+    """Tightness of one of `WHAT` where the lemma's condition holds."""
     return flat[f"{what}_tightness"][flat[f"{what}_ok"]]
 
 
@@ -36,23 +36,20 @@ def counts(flat: dict[str, np.ndarray]) -> dict[str, float]:
     """Violations and ranges; a range is None where the condition held nowhere."""
     ok = flat["head_ok"]
     found = {
-        "draws": int(flat["stack_ok"].size),
+        "draws": int(flat["published_stack_ok"].size),
         "heads": int(ok.size),
         "admissible": int(ok.sum()),
         "lemma_violations": int((flat["lemma_excess"][ok] > 0).sum()),
         "lemma_violations_elsewhere": int((flat["lemma_excess"][~ok] > 0).sum()),
-        "head_violations": int((held(flat, "head") < 0).sum()),
-        "layers_admissible": int(flat["layer_ok"].sum()),
-        "layer_violations": int((held(flat, "layer") < 0).sum()),
-        "stacks_admissible": int(flat["stack_ok"].sum()),
-        "stack_violations": int((held(flat, "stack") < 0).sum()),
-    }
+    } | {f"{what}_violations": int((held(flat, what) < 0).sum()) for what in WHAT}
+    for what in WHAT[1:]:
+        found[f"{what}s_admissible"] = int(flat[f"{what}_ok"].sum())
     for what in FREE:
         found[f"{what}s"] = int(given(flat, what).size)
         found[f"{what}_violations"] = int((given(flat, what) < -ROUNDING).sum())
         found[f"{what}s_refused"] = int(np.isnan(flat[f"{what}_tightness"]).sum())
     ranges = {"gamma": flat["gamma"][ok], "tightness": held(flat, "head")}
-    ranges["layer_tightness"] = held(flat, "layer")
+    ranges["published_layer_tightness"] = held(flat, "published_layer")
     ranges |= {f"{what}_tightness": given(flat, what) for what in FREE}
     # side by side: where the paper's condition holds, and elsewhere
     for name, chosen in (("admissible", flat["head_ok"]), ("elsewhere", ~flat["head_ok"])):
@@ -74,9 +71,28 @@ def rows_of(draws: Draws) -> Iterator[dict[str, Any]]:
         yield shape | counts({name: values.reshape(-1) for name, values in found.items()})
 
 
-def summary_of(draws: Draws) -> dict[str, float]:
-    """The counts of all shapes together."""
-    return counts(pooled(draws))
+def summary_of(
+    draws: Draws, sizes: Sequence[int], built: dict[str, np.ndarray], climbed: dict[str, np.ndarray]
+) -> dict[str, Any]:
+    """The counts of all shapes together, the construction's, and what ascent reached.
+
+    Args:
+        draws: Of the random networks.
+        sizes: n = d of the construction, with `built` from `construction.measure`.
+        built: See there.
+        climbed: From `ascent.climb`.
+    """
+    admissible = np.asarray(built["admissible"], bool)
+    over = built["least_over_published"]
+    against = [n for n, r, a in zip(sizes, over, admissible, strict=True) if a and r > 1]
+    found = counts(pooled(draws)) | {
+        "constructions": int(admissible.sum()),
+        "constructions_against_published": len(against),
+        "constructions_against_bound": int((built["mean_over_bound"] > 1).sum()),
+        "smallest_against_published": min(against, default=None),
+        "largest_over_published": float(over[admissible].max(initial=0)),
+    }
+    return found | {f"ascent_least_{name}": float(least.min()) for name, least in climbed.items()}
 
 
 def _or_none(statistic, values):

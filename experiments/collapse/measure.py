@@ -100,26 +100,23 @@ def measure_one(
         "log10_size": jnp.log10(jax.vmap(residuals.composite_norm)(hidden)),
     }
     if cubic_law.COVERS.refusal(config) is None:
-        out["log10_cubic"] = cubic_law.cubic_profile(params, x, config)
+        out["log10_cubic"] = cubic_law.closed_profile(params, x, config)[0]
     if bounds.not_covered(config):
         return out | {"log10_residual": logdomain.log_residual_profile(params, x, config)}
-    return out | bound_profiles(rc.bound_report(params, x, config), config.qk_width)
+    return out | bound_profiles(rc.bound_report(params, x, config))
 
 
-def bound_profiles(report: rc.BoundReport, width: int) -> dict[str, jax.Array]:
+def bound_profiles(report: rc.BoundReport) -> dict[str, jax.Array]:
     """Bounds by layer: of the stack so far, from the input; and from the measured layer before.
 
     `admissible` is 1 where the technical lemma's condition holds: the theorems' bound of layer l
     needs it in all layers up to l. `tightness_...` is how far each bound of one layer's attention
-    lies above what it bounds, `log10_c` the theorem's c of the layers so far.
+    lies above what it bounds, `log10_c` the c of the stack's bound of the layers so far.
     """
-    num_heads = report.beta.shape[-1]
     depth = jnp.arange(report.log10_residual.shape[0])
-    worst = jnp.max(report.beta, axis=1) * report.lipschitz
-    prefix = [jax.lax.cummax(jnp.append(a[:1], a)) for a in (worst, jnp.max(report.gamma, axis=1))]
-    stack = bounds.log10_theorem(report.log10_residual[0], *prefix, num_heads, width, depth)
-    layer = report.layer.log10_rhs + jnp.log10(report.lipschitz)
-    c = jnp.log10(4 * prefix[0] * prefix[1] * num_heads / np.sqrt(width))
+    c = jax.lax.cummax(jnp.append(report.log10_c[:1], report.log10_c))
+    stack = bounds.log10_power_law(report.log10_residual[0], c, depth)
+    layer = report.log10_c + 3 * report.log10_input
     tightness = {
         "paper": report.layer.tightness,
         "mean": report.mean_layer.tightness,

@@ -41,7 +41,7 @@ def branch_shares(
     Source: Liu et al. 2020, section 4 and appendix A.
     """
 
-    def shares(passages):
+    def shares(_, passages):
         return jnp.stack([_share(passage) for passage in passages.values()])
 
     return replay(shares, params, trace, config).reshape(-1)

@@ -8,9 +8,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.entry import as_mask
 from rank_collapse.network.layers import norm
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.precision import full_precision
@@ -100,14 +102,14 @@ def output_change(
     config: TransformerConfig,
     **inputs: Any,
 ) -> Float[Array, "l"]:
-    """|x̂_l − x̂*_l|²/d, averaged over tokens, after every layer of two sets of weights.
+    """|x̂_l − x̂*_l|²/d, averaged over tokens that exist, after every layer of two sets of weights.
 
     States are normalised before they are compared, as by the norm that reads a pre-norm stream; the
     first l layers are the network of l layers where the gains do not depend on the depth.
 
     Args:
         params, other: The weights, before and after an update.
-        x, config, **inputs: As in `apply`.
+        x, config, **inputs: As in `apply`; padded tokens (mask Bool [n]) are left out.
 
     Returns:
         [L + 1], 2 for unrelated outputs. At L it is |F(x, W) − F(x, W*)|² of Liu et al. 2020.
@@ -117,4 +119,7 @@ def output_change(
         hidden = apply(weights, x, config, **inputs).hidden
         return jax.vmap(lambda h: norm(None, h, config.norm, config.norm_eps))(hidden)
 
-    return jnp.mean(jnp.square(states(params) - states(other)), axis=(1, 2))
+    by_token = jnp.mean(jnp.square(states(params) - states(other)), axis=2)
+    mask = inputs.get("mask")
+    exists = None if mask is None or np.ndim(mask) > 1 else as_mask(mask)
+    return jnp.mean(by_token, axis=1, where=exists)

@@ -104,8 +104,12 @@ def _rezero(stack):
 
 
 def _skipinit(stack):
-    """x' = x + α f(x), no norms; α is learned and starts at 1/√N (0: `rezero`)."""
-    return {"learned_branch_gain": 1 / math.sqrt(stack.branches)}
+    """x' = x + α f(x), no norms; α of each branch is learned and starts at 0.
+
+    The paper (arXiv 2002.10444) allows any small start, 0 or up to 1/√N: for another one set
+    `config.replace(learned_branch_gain=α)`. Started at 0 it is `rezero`, published independently.
+    """
+    return {"learned_branch_gain": 0.0}
 
 
 def _layerscale(stack):

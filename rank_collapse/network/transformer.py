@@ -301,7 +301,7 @@ class _Recorded(Tokens):
 
 
 def replay(
-    measure: Callable[[dict[str, Passage]], Any],
+    measure: Callable[[Layer, dict[str, Passage]], Any],
     params: TransformerParams,
     trace: Trace,
     config: TransformerConfig,
@@ -309,7 +309,7 @@ def replay(
     """A measure of every layer's sublayers, [L, ...], from a trace: no branch is computed.
 
     Args:
-        measure: {kind: `Passage`} of a layer → arrays.
+        measure: (layer, {kind: `Passage`}) → arrays.
         params: Of the network; norms and learned gains are read.
         trace: From `apply`, of one example.
         config: The network.
@@ -317,7 +317,7 @@ def replay(
 
     def step(layer, x):
         x, passages = walk_layer(_Recorded(), layer, x)
-        return x, measure(passages)
+        return x, measure(layer, passages)
 
     x = trace.hidden[0]
     inputs = Entry(x=x, context=trace.context)

@@ -67,7 +67,7 @@ def branch_sizes(
         mask: Bool [n], tokens that exist.
     """
 
-    def sizes(passages):
+    def sizes(_, passages):
         return sizes_of_sum(passages["attention"], mask=mask)
 
     return replay(sizes, params, trace, config)

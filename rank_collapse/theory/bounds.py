@@ -40,11 +40,25 @@ class Sides:
     """The two sides of a bound, as decimal logarithms of ‖.‖_{1,∞}.
 
     Attributes:
-        log10_lhs: What happens: the residual.
-        log10_rhs: The bound with γ*.
-        log10_rhs_first: The bound with γ = 1, as in the first version of the paper.
-        tightness: log10_rhs − log10_lhs: how many powers of ten the bound is above what happens;
+        log10_lhs: The residual around the mean token.
+        log10_rhs: The bound; NaN where it does not cover the network.
+        tightness: log10_rhs − log10_lhs: how many powers of ten the bound lies above the residual;
             negative where it is violated, NaN where both sides are 0.
+    """
+
+    log10_lhs: Any
+    log10_rhs: Any
+    tightness: Any
+
+
+@struct.dataclass
+class PublishedSides:
+    """The two sides of a bound in the form of theorems 2.2 and 2.3, as `Sides`.
+
+    Attributes:
+        log10_lhs, tightness: As of `Sides`.
+        log10_rhs: The bound with γ*, the least γ that its lemma admits.
+        log10_rhs_first: The bound with γ = 1, as in the first version of the paper.
     """
 
     log10_lhs: Any
@@ -101,7 +115,19 @@ def log10_theorem(
         width: k = d_qk; 1 where scores are not divided by √d_qk.
         depth: L; 1 gives the bound of one layer.
     """
-    log10_c = jnp.log10(4 * gamma * beta * num_heads / jnp.sqrt(width))
+    return log10_power_law(
+        log10_input, jnp.log10(4 * gamma * beta * num_heads / jnp.sqrt(width)), depth
+    )
+
+
+def log10_power_law(log10_input: Any, log10_c: Any, depth: Any) -> Any:
+    """log10 of c^{(3^L − 1)/2} r^{3^L}: r ↦ c r³ iterated L times.
+
+    Args:
+        log10_input: log10 r.
+        log10_c: log10 c.
+        depth: L.
+    """
     power = jnp.asarray(3.0, log10_c.dtype) ** depth  # ±inf beyond depth 80 in float32, never NaN
     return power * (log10_c / 2 + log10_input) - jnp.where(jnp.isinf(log10_c), 0, log10_c / 2)
 
@@ -159,10 +185,11 @@ def not_covered(
 @struct.dataclass
 class LayerConstants:
     """What the bounds take from a layer; see `BoundReport`. The input's residual is
-    10^(log10_mantissa + log10_scale)."""
+    10^(log10_mantissa + log10_scale); log10_c is that of the attention alone."""
 
     beta: Any
     gamma: Any
+    log10_c: Any
     lipschitz: Any
     log10_spread: Any
     log10_mantissa: Any
@@ -191,7 +218,7 @@ def score_spread(
 def layer_constants(
     params: Any, state: Any, gains: Any, config: TransformerConfig, spread: Any
 ) -> LayerConstants:
-    """β, γ*, D and λ of one layer.
+    """β, γ*, c, D and λ of one layer.
 
     Args:
         params: Parameters of the layer.
@@ -206,10 +233,14 @@ def layer_constants(
     size_r = composite_norm(state.rest)
     top = jnp.sqrt(jnp.sum(spread, axis=-1)) * jnp.sqrt(jnp.max(spread, axis=-1))
     bottom = 2 * size_qk * size_r**2
+    columns = jnp.sum(jnp.sum(spread, axis=-1) * jax.vmap(norm_1)(w))
+    rows = jnp.sum(jnp.max(spread, axis=-1) * jax.vmap(norm_inf)(w))
+    log10_c = np.log10(2.0) + (jnp.log10(columns) + jnp.log10(rows)) / 2
     log10_e = state.log_scale / np.log(10.0)
     return LayerConstants(
         beta=size_qk * jax.vmap(composite_norm)(w),
         gamma=np.sqrt(width) * top / jnp.where(bottom == 0, 1, bottom),
+        log10_c=log10_c - 2 * jnp.log10(jnp.where(size_r == 0, 1, size_r)),
         lipschitz=_sublayer_lipschitz(params, gains, config, state.rest.dtype),
         log10_spread=jnp.log10(spread) + 2 * log10_e,
         log10_mantissa=jnp.log10(size_r),
@@ -219,52 +250,90 @@ def layer_constants(
 
 def layer_sides(
     found: LayerConstants, trace: LogTrace, config: TransformerConfig
-) -> tuple[Sides, Sides]:
-    """The sides of every head's bound [L, h] and every layer's [L].
+) -> tuple[PublishedSides, Sides, PublishedSides]:
+    """The sides of every head's bound [L, h], every layer's [L], and its published form [L].
 
-    Both sides hold the cube of the input's scale: tightness does without it.
+        ‖res(P_h X W_h)‖ ≤ 2 √(ΣD_h · max D_h) ‖W_h‖ ‖R‖ = (4γ*β_h/√k) ‖R‖³,
+        ‖res(SA(X))‖ ≤ 2 √(Σ_h ΣD_h‖W_h‖_1 · Σ_h max D_h ‖W_h‖_∞) ‖R‖,
+        published: ‖res(SA(X))‖ ≤ (4 max_h(γ*β_h) H/√k) ‖R‖³,
+
+    in ‖.‖_{1,∞}. The lemma gives |P_h − 1q_hᵀ| ≤ 2D_h 1q_hᵀ entry by entry, hence the norms
+    2ΣD_h and 2 max D_h of each head's part; norms of sums are at most sums of norms in ‖.‖_1 and in
+    ‖.‖_∞ each, but not in their geometric mean: the published form adds the heads in ‖.‖_{1,∞},
+    where the triangle inequality fails, and is contradicted inside its own condition by
+    `experiments.check_bounds`. Both sides hold the cube of the input's scale: tightness does
+    without it.
+
+    Args:
+        found: Of all layers, stacked.
+        trace: Of the pass.
+        config: The network.
+
+    Source: Dong et al. 2021, theorems 2.2 and 2.3; the layer's form is derived here from the
+    technical lemma of their appendix.
     """
     width, heads = score_width(config), config.num_heads
     cube, mantissa = 3 * found.log10_scale, found.log10_mantissa
 
-    def sides(lhs, rhs, rhs_first, cube):
-        return Sides(cube + lhs, cube + rhs, cube + rhs_first, rhs - lhs)
+    def published(lhs, beta, gamma, heads, cube, mantissa):
+        rhs, first = (log10_theorem(mantissa, *b, heads, width, 1) for b in (gamma, beta))
+        return PublishedSides(cube + lhs, cube + rhs, cube + first, rhs - lhs)
 
-    def theorem(mantissa, beta, gamma, heads):
-        return log10_theorem(mantissa, beta, gamma, heads, width, 1)
+    head = published(
+        trace.heads, (found.beta, 1.0), (found.beta, found.gamma), 1,
+        cube[:, None], mantissa[:, None],
+    )  # fmt: skip
+    lhs, rhs = trace.branches, found.log10_c + 3 * mantissa
+    layer = Sides(cube + lhs, cube + rhs, rhs - lhs)
+    largest = jnp.max(found.beta, axis=1), jnp.max(found.beta * found.gamma, axis=1)
+    published_layer = published(lhs, (largest[0], 1.0), (largest[1], 1.0), heads, cube, mantissa)
+    return head, layer, published_layer
 
-    by_head = mantissa[:, None]
-    head = sides(
-        trace.heads,
-        theorem(by_head, found.beta, found.gamma, 1),
-        theorem(by_head, found.beta, 1.0, 1),
-        cube[:, None],
-    )
-    layer = sides(
-        trace.branches,
-        theorem(mantissa, jnp.max(found.beta * found.gamma, axis=1), 1.0, heads),
-        theorem(mantissa, jnp.max(found.beta, axis=1), 1.0, heads),
-        cube,
-    )
-    return head, layer
+
+@struct.dataclass
+class StackBound:
+    """The bounds of a whole stack and their constants; see `BoundReport` for the fields."""
+
+    log10_c: Any
+    stack: Sides
+    published_stack: PublishedSides
+    stack_beta: Any
+    shrinks: Any
 
 
 def stack_sides(
     found: LayerConstants, profile: Any, gains: Any, config: TransformerConfig
-) -> tuple[Sides, Array, Array]:
-    """(sides of the stack's bound, its β, whether it falls with depth)."""
+) -> StackBound:
+    """The bound of a layer iterated, and the published form.
+
+        ‖res(X^L)‖ ≤ c^{(3^L − 1)/2} ‖res(X)‖^{3^L},
+        c = max_l λ_l |γ_l| · 2 √(Σ_h ΣD_h‖W_h‖_1 · Σ_h max D_h ‖W_h‖_∞)/‖R_l‖²;
+        published: c = (4 max γ* · max β λ |branch gain| · H/√k).
+
+    Args:
+        found: Of all layers, stacked.
+        profile: log10 ‖res(X^l)‖, [L + 1].
+        gains: Of all layers.
+        config: The network.
+    """
     width, heads = score_width(config), config.num_heads
-    worst = jnp.max(found.beta, axis=1)
-    beta = jnp.max(worst * found.lipschitz * gain_size(gains.branch.attention))
-    gamma = jnp.max(found.gamma)
+    outer = found.lipschitz * gain_size(gains.branch.attention)
+    log10_c = found.log10_c + jnp.log10(outer)
+    beta = jnp.max(jnp.max(found.beta, axis=1) * outer)
     start, end = profile[0], profile[-1]
 
     def theorem(gamma):
         return log10_theorem(start, beta, gamma, heads, width, config.depth)
 
-    root = jnp.log10(4 * gamma * beta * heads / np.sqrt(width)) / 2
-    rhs = theorem(gamma)
-    return Sides(end, rhs, theorem(1.0), rhs - end), beta, root + start < 0
+    largest = jnp.max(log10_c)
+    rhs, published = log10_power_law(start, largest, config.depth), theorem(jnp.max(found.gamma))
+    return StackBound(
+        log10_c=log10_c,
+        stack=Sides(end, rhs, rhs - end),
+        published_stack=PublishedSides(end, published, theorem(1.0), published - end),
+        stack_beta=beta,
+        shrinks=largest / 2 + start < 0,
+    )
 
 
 def score_width(config):

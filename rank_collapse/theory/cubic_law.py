@@ -15,9 +15,12 @@ from rank_collapse.network import covers
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.entry import at_least_float32, enter
 from rank_collapse.network.precision import full_precision
+from rank_collapse.network.transformer import apply
 from rank_collapse.network.walk import walk, walk_layer
 from rank_collapse.theory import tangent
 from rank_collapse.theory.bounds import not_covered, score_width
+from rank_collapse.theory.cubic_regime import log10_growth
+from rank_collapse.theory.logdomain import log_trace
 
 # Dot-product attention without skip, all rows sharing keys and biases.
 COVERS = covers.Covers(
@@ -69,23 +72,79 @@ def measured_constant(profile: Any) -> RateConstant:
     return RateConstant(kappa, value, error, 2 * (value - profile[..., 0]))
 
 
-def theorem_constant(report: Any, config: TransformerConfig) -> Float[Array, "..."]:
-    """log10 c of theorems 2.2 and 2.3, c = 4γ*βH/√k, beside `RateConstant.log10_c_eff`.
+def theorem_constant(report: Any) -> Float[Array, "..."]:
+    """log10 of the largest c_l of the stack's bound, beside `RateConstant.log10_c_eff`.
 
     Args:
         report: From `bound_report`.
-        config: The network.
     """
-    c = 4 * report.stack_gamma * report.stack_beta * config.num_heads
-    return jnp.log10(c / np.sqrt(score_width(config)))
+    return jnp.max(report.log10_c, axis=-1)
 
 
-def closed_constant(params: Any, x: Any, config: TransformerConfig, **inputs: Any) -> RateConstant:
-    """Λ and c_eff from the closed recursion, `measured_constant` of `cubic_profile`.
+@struct.dataclass
+class ClosedConstant(RateConstant):
+    """`RateConstant` of a closed profile: NaN where no layer is certified.
 
-    Args, Raises: See `cubic_profile`.
+    Attributes:
+        start: The layer that the closed form starts at; L where none is certified.
+        log10_growth: [L], from `cubic_regime.log10_growth`: negative from the layers that are
+            certified; NaN where the measured residual is not known.
     """
-    return measured_constant(cubic_profile(params, x, config, **inputs))
+
+    start: Any
+    log10_growth: Any
+
+    @property
+    def reason(self) -> str:
+        """Why there is no constant; "" where there is one. Of one network, outside of jit."""
+        if int(self.start) < np.shape(self.log10_growth)[-1]:
+            return ""
+        known = np.asarray(self.log10_growth)[np.isfinite(self.log10_growth)]
+        least = f": it grows by 10^{known.min():.3g} in some layer, wherever it starts"
+        return f"no layer is certified by the diameter bound{least if known.size else ''}"
+
+
+def closed_constant(
+    params: Any, x: Any, config: TransformerConfig, **inputs: Any
+) -> ClosedConstant:
+    """Λ and c_eff from the closed recursion, `measured_constant` of `closed_profile`.
+
+    Args, Raises: See `closed_profile`.
+    """
+    profile, start, growth = closed_profile(params, x, config, **inputs)
+    return ClosedConstant(**vars(measured_constant(profile)), start=start, log10_growth=growth)
+
+
+@full_precision
+def closed_profile(
+    params: Any, x: Any, config: TransformerConfig, **inputs: Any
+) -> tuple[Float[Array, "p"], Array, Float[Array, "l"]]:
+    """(log10‖R_l‖_{1,∞} for l = 0..L, the layer s that the closed form starts at, log10 growth).
+
+    Up to R_s it is the measured residual; from layer s on the recursion of `cubic_profile`, started
+    at what the attention of layer s looks at in the measured pass. s is the first layer from which
+    the diameter bound, extended through norms, falls in every layer (`cubic_regime.log10_growth`).
+    Where it falls, the leading order of attention does, so that the constant has the right sign; a
+    closed form that starts where residuals are not small need not. NaN in all layers, and s = L,
+    where no layer is certified.
+
+    Args, Raises: See `cubic_profile`; also a network that has no residual in logarithms.
+    """
+    params, entry = _prepared(params, x, config, inputs)
+    log = log_trace(params, x, config, **inputs)
+    trace = apply(params, x, config, **inputs)
+    return _closed_pass(params, entry, config, log, trace)
+
+
+@jax.jit
+def _closed_pass(params, entry, config, log, trace):
+    growth = log10_growth(params, trace, log.input_diameters, config, entry.keep)
+    growth = jnp.where(jnp.isfinite(log.profile[:-1]), growth, jnp.nan)
+    certified = growth < 0
+    start = jnp.where(jnp.any(certified), jnp.argmax(certified), config.depth)
+    profile = _cubic_pass(params, entry, config, (start, log.inputs))
+    profile = jnp.where(jnp.arange(config.depth + 1) <= start, log.profile, profile)
+    return jnp.where(start < config.depth, profile, jnp.nan), start, growth
 
 
 @full_precision
@@ -98,7 +157,8 @@ def cubic_profile(
 
     Tokens enter through their covariance C alone: attention weights tend to uniform ones, for any
     biases, which move the mean token. Norms and MLPs multiply by their Jacobian at the mean token,
-    branch gains and the temperature as usual. In logarithms, to any depth up to 3^80.
+    branch gains and the temperature as usual. In logarithms, to any depth up to 3^80. It holds
+    where the residual is small from the first layer on: elsewhere `closed_profile` does.
 
     Args:
         params: Parameters of the network.
@@ -112,32 +172,49 @@ def cubic_profile(
 
     Source: the leading order of theorem 2.3's inequality (Dong et al. 2021), as an equation.
     """
+    params, entry = _prepared(params, x, config, inputs)
+    return _cubic_pass(params, entry, config)
+
+
+def _prepared(params, x, config, inputs):
     reasons = not_covered(config, mask=inputs.get("mask"), bias=inputs.get("bias"))
     params, entry = at_least_float32(*enter(params, x, config, covers=COVERS, **inputs))
     rows = [reason for reason in reasons if reason.startswith("rows")]
     if rows:
         raise ValueError(f"{COVERS.name} does not cover this input: {rows[0]}")
-    return _cubic_pass(params, entry, config)
+    return params, entry
 
 
 @jax.jit
-def _cubic_pass(params, entry, config):
-    keep = entry.keep
-    start = tangent.around_mean(entry.x, keep)
+def _cubic_pass(params, entry, config, measured=None):
+    """The profile; with `measured` (s, LogStates [L]) attention reads those up to layer s."""
+    start = tangent.around_mean(entry.x, entry.keep)
+    first, states = (None, None) if measured is None else measured
 
     def step(layer, state):
-        state, _ = walk_layer(CubicAttention(), layer, state)
+        state, _ = walk_layer(CubicAttention(first), layer, state)
         return state, tangent.log10_norm(state)
 
-    _, profile = walk(step, start, params, entry, config)
+    _, profile = walk(step, start, params, entry, config, extra=states)
     return jnp.concatenate([tangent.log10_norm(start)[None], profile])
 
 
 class CubicAttention(tangent.Tangents):
-    """x̄ Σ_h W_h + b and R Σ_h W_QK,h C W_h/√k, formed per head as R W_Q ((R W_K)ᵀ R W_V/n) W_O."""
+    """x̄ Σ_h W_h + b and R Σ_h W_QK,h C W_h/√k, formed per head as R W_Q ((R W_K)ᵀ R W_V/n) W_O.
+
+    Args:
+        first: Up to this layer the branch input is the `LogState` of `Layer.extra`; None for none.
+    """
+
+    def __init__(self, first: Any = None):
+        self.first = first
 
     def attention(self, layer, seen):
-        params, keep = layer.params.attention, layer.inputs.keep
+        params, keep, given = layer.params.attention, layer.inputs.keep, layer.extra
+        if given is not None:
+            given = tangent.Tangent(given.mean, given.rest, given.log_scale)
+            use = layer.index <= self.first
+            seen = jax.tree.map(lambda a, b: jnp.where(use, a, b), given, seen)
         values = jnp.einsum("d,hdv->hv", seen.mean, params.w_v) + params.b_v
         mean = jnp.einsum("hv,hvd->d", values, params.w_o) + params.b_o
         query, key, value = (

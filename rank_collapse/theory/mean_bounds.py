@@ -16,28 +16,19 @@ from jaxtyping import Array, Float
 
 from rank_collapse import struct
 from rank_collapse.measures.norms import composite_norm, norm_1, norm_inf
-from rank_collapse.network.attention import repeat_groups
+from rank_collapse.network.attention import AttentionParams, repeat_groups
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.layers import GATED
-from rank_collapse.theory.bounds import gain_size, head_weights, largest_slope, score_width
+from rank_collapse.theory.bounds import (
+    Sides,
+    gain_size,
+    head_weights,
+    largest_slope,
+    score_width,
+)
 from rank_collapse.theory.logdomain import LogTrace
 
 LOG_10 = np.log(10.0)
-
-
-@struct.dataclass
-class MeanSides:
-    """A bound of the residual around the mean token, as decimal logarithms of ‖.‖_{1,∞}.
-
-    Attributes:
-        log10_lhs: The residual.
-        log10_rhs: The bound; NaN where it does not cover the network.
-        tightness: log10_rhs − log10_lhs, never negative; NaN where both sides are 0 too.
-    """
-
-    log10_lhs: Any
-    log10_rhs: Any
-    tightness: Any
 
 
 @struct.dataclass
@@ -91,20 +82,29 @@ def mean_constants(
         spread: D_ii e^{−2s} [h, n], from `bounds.score_spread`.
         keep: Bool [n], which tokens exist.
     """
-    attention = repeat_groups(params.attention)
-    _, w = head_weights(attention)
+    _, w = head_weights(params.attention)
+    scores, values = attention_norms(params.attention, gains.temperature, config)
     by_columns, by_rows = attention_deviation(spread, keep)
     one, inf = jax.vmap(norm_1)(w), jax.vmap(norm_inf)(w)
     size = jnp.log(composite_norm(state.rest))
-    w_o = jnp.swapaxes(attention.w_o, 1, 2)
-    score = jnp.abs(4 * np.sqrt(score_width(config)) * gains.temperature)
     return MeanConstants(
         head=(_log(by_columns) + _log(by_rows) + _log(one) + _log(inf)) / 2 + size,
         layer=(_log(jnp.sum(by_columns * one)) + _log(jnp.sum(by_rows * inf))) / 2 + size,
-        scores=_log(jax.vmap(product_norm)(attention.w_q, attention.w_k)) - jnp.log(score),
-        values=_log(jax.vmap(product_norm)(attention.w_v, w_o)),
+        scores=scores,
+        values=values,
         mlp=_log(_mlp_lipschitz(params, gains, config, state.rest.dtype)),
     )
+
+
+def attention_norms(
+    params: AttentionParams, temperature: Any, config: TransformerConfig
+) -> tuple[Float[Array, "h"], Float[Array, "h"]]:
+    """(log ‖W_QK,h‖₂/(4√k), log ‖W_h‖₂) of every head; the temperature divides scores."""
+    params = repeat_groups(params)
+    w_o = jnp.swapaxes(params.w_o, 1, 2)
+    score = jnp.abs(4 * np.sqrt(score_width(config)) * temperature)
+    scores = _log(jax.vmap(product_norm)(params.w_q, params.w_k)) - jnp.log(score)
+    return scores, _log(jax.vmap(product_norm)(params.w_v, w_o))
 
 
 def attention_deviation(
@@ -151,14 +151,15 @@ def spectral_radius(m: Float[Array, "k k"]) -> Float[Array, ""]:
 
 def mean_sides(
     found: MeanConstants, trace: LogTrace, log_scale: Float[Array, "l"]
-) -> tuple[MeanSides, MeanSides]:
+) -> tuple[Sides, Sides]:
     """The sides of every head's bound [L, h] and every layer's [L].
 
         ‖res(P_h X W_h)‖ ≤ √(½ΣD · ½(max D + mean D)) ‖R‖ ‖W_h‖   in ‖.‖_{1,∞},
         ‖res(SA(X))‖ ≤ √(Σ_h ½ΣD_h‖W_h‖_1 · Σ_h ½(max D_h + mean D_h)‖W_h‖_∞) ‖R‖,
 
     R the residual that a layer's attention looks at. ‖.‖_{1,∞} has no triangle inequality, so that
-    the second does not follow from the first.
+    the second does not follow from the first. Both lie 2√2 or more below those of
+    `bounds.layer_sides`, which therefore hold around the mean token and for all weights too.
 
     Args:
         found: Of all layers, stacked.
@@ -168,7 +169,7 @@ def mean_sides(
     cube = 3 * log_scale / LOG_10
 
     def sides(lhs, rhs, cube):
-        return MeanSides(cube + lhs, cube + rhs, rhs - lhs)
+        return Sides(cube + lhs, cube + rhs, rhs - lhs)
 
     head = sides(trace.heads, found.head / LOG_10, cube[:, None])
     return head, sides(trace.branches, found.layer / LOG_10, cube)

@@ -19,21 +19,25 @@ from rank_collapse.network.passes import run
 from rank_collapse.network.precision import full_precision
 from rank_collapse.network.walk import Layer
 from rank_collapse.theory import bounds, mean_bounds
-from rank_collapse.theory.bounds import Sides
+from rank_collapse.theory.bounds import PublishedSides, Sides
 from rank_collapse.theory.log_attention import three_axes
 from rank_collapse.theory.logdomain import LogPass, LogTrace
-from rank_collapse.theory.mean_bounds import DiameterSides, MeanSides
+from rank_collapse.theory.mean_bounds import DiameterSides
 
 
 @struct.dataclass
 class BoundReport:
     """The bounds on one input; logarithms are decimal, residuals ‖.‖_{1,∞} around the mean token.
 
-    The paper's bounds (`head`, `layer`, `stack`) are theorems only where `admissible` holds for
-    their layers, and of the minimal residual, which is at most that around the mean. The others
-    hold for all weights wherever all rows share keys and biases: `mean_head` and `mean_layer` of
-    the residual around the mean token, `diameter_layer` and `diameter` of the largest ℓ2 distance
-    of two tokens. Elsewhere these are refused: NaN, and `not_covered` says why.
+    All but two of the bounds hold for all weights wherever all rows share keys and biases.
+    `head`, `layer` and `stack` are what the paper's lemma gives; its condition `admissible` is not
+    needed, since `mean_head` and `mean_layer`, of the residual around the mean token too, lie
+    2√2 or more below them. `diameter_layer` and `diameter` bound the largest ℓ2 distance of two
+    tokens. `published_layer` and `published_stack` are the form of theorem 2.3, H max_h in the
+    place of two sums over heads, with the least γ of each head that its lemma admits: they are
+    contradicted inside `admissible` (see `bounds.layer_sides`), and equal to the former for one
+    head. Where rows differ, bounds around the mean and of the diameter are refused: NaN, and
+    `not_covered` says why.
 
     Attributes:
         beta: ‖W_QK,h‖_1 ‖W_h‖_{1,∞}, [L, h].
@@ -43,17 +47,20 @@ class BoundReport:
         admissible: max_i D_ii ≤ 1.2564312, the condition of the technical lemma, Bool [L, h].
         log10_residual: Of X^0 .. X^L, [L + 1].
         log10_input: Of what each layer's attention looks at, [L].
-        head: `Sides` of P_h X W_h, each [L, h].
+        log10_c: log10 of c_l, with which a layer's residual is at most c_l ‖R_l‖³, MLP and branch
+            gain included, [L]; the stack's bound takes the largest.
+        head: `PublishedSides` of P_h X W_h, each [L, h].
         layer: `Sides` of SA(X), each [L].
         stack: `Sides` of X^L, scalars.
-        mean_head: `MeanSides` of P_h X W_h, each [L, h].
-        mean_layer: `MeanSides` of SA(X), each [L].
+        published_layer, published_stack: `PublishedSides` of the same.
+        mean_head: `Sides` of P_h X W_h, each [L, h].
+        mean_layer: `Sides` of SA(X), each [L].
         diameter_layer: `DiameterSides` of SA(X), each [L].
         diameter: `DiameterSides` of X^0 .. X^L from the diameter of X^0, each [L + 1]; skips are
             covered, norms and gated MLPs are not.
-        stack_beta: max β λ |branch gain| over layers and heads.
-        stack_gamma: max γ*.
-        shrinks: Whether √c ‖res(X)‖ < 1, c = 4γ*βH/√k: below it the stack's bound falls with L.
+        stack_beta: max β λ |branch gain| over layers and heads, of the published form.
+        stack_gamma: max γ*, of the published form.
+        shrinks: Whether √c ‖res(X)‖ < 1, c = max c_l: below it the stack's bound falls with L.
         stack_admissible: All of `admissible`.
         not_covered: Why the theorems do not speak of this network; () where they do.
     """
@@ -65,11 +72,14 @@ class BoundReport:
     admissible: Any
     log10_residual: Any
     log10_input: Any
-    head: Sides
+    log10_c: Any
+    head: PublishedSides
     layer: Sides
     stack: Sides
-    mean_head: MeanSides
-    mean_layer: MeanSides
+    published_layer: PublishedSides
+    published_stack: PublishedSides
+    mean_head: Sides
+    mean_layer: Sides
     diameter_layer: DiameterSides
     diameter: DiameterSides
     stack_beta: Any
@@ -88,11 +98,10 @@ def bound_report(
     With R = res(X) of a layer's attention input and E = R W_QK Rᵀ/√k, the attention weights are
     those of E plus one vector g common to all rows plus a constant along each row, which cancels;
     biases only enter g, hence P̃ = 1 softmax(g)ᵀ and not E. Then
-        γ* = √k √(Σ_i D_ii · max_i D_ii) / (2 ‖W_QK‖_1 ‖R‖²_{1,∞}),
-        ‖res(P_h X W_h)‖ ≤ (4γ*β_h/√k) ‖R‖³  and  ‖res(SA(X))‖ ≤ (4 max_h(γ*β_h) H/√k) ‖R‖³,
-    and over the stack `log10_theorem` with max β λ, max γ*. The temperature is taken into W_QK,
-    the branch gain into the stack's β. Where scores are not divided by √k, √k is 1. The bounds
-    without a condition are those of `mean_bounds.mean_sides` and `mean_bounds.diameter_sides`.
+        γ* = √k √(Σ_i D_ii · max_i D_ii) / (2 ‖W_QK‖_1 ‖R‖²_{1,∞}).
+    The bounds are those of `bounds.layer_sides` and `bounds.stack_sides`, `mean_bounds.mean_sides`
+    and `mean_bounds.diameter_sides`. The temperature is taken into W_QK, the branch gain into
+    the stack's β and c. Where scores are not divided by √k, √k is 1.
 
     The theory covers attention whose rows all see the same keys: no mask, or padding (mask Bool
     [n]: the padded rows are left out everywhere). With causal, local or other masks, and position
@@ -185,8 +194,8 @@ def assembled(
 ) -> BoundReport:
     """The report of a pass in logarithms and the constants [L, ...] of all layers."""
     admissible = jnp.max(found.log10_spread, axis=-1) <= math.log10(bounds.LEMMA_THRESHOLD)
-    head, layer = bounds.layer_sides(found, trace, config)
-    sides, stack_beta, shrinks = bounds.stack_sides(found, trace.profile, gains, config)
+    head, layer, published_layer = bounds.layer_sides(found, trace, config)
+    whole = bounds.stack_sides(found, trace.profile, gains, config)
     log_scale = trace.inputs.log_scale
     mean_head, mean_layer = mean_bounds.mean_sides(around_mean, trace, log_scale)
     return BoundReport(
@@ -197,16 +206,19 @@ def assembled(
         admissible=admissible,
         log10_residual=trace.profile,
         log10_input=found.log10_mantissa + found.log10_scale,
+        log10_c=whole.log10_c,
         head=head,
         layer=layer,
-        stack=sides,
+        stack=whole.stack,
+        published_layer=published_layer,
+        published_stack=whole.published_stack,
         mean_head=mean_head,
         mean_layer=mean_layer,
         diameter_layer=mean_bounds.diameter_layer_sides(around_mean, trace, log_scale),
         diameter=mean_bounds.diameter_sides(around_mean, trace.diameters, gains, config),
-        stack_beta=stack_beta,
+        stack_beta=whole.stack_beta,
         stack_gamma=jnp.max(found.gamma),
-        shrinks=shrinks,
+        shrinks=whole.shrinks,
         stack_admissible=jnp.all(admissible),
     )
 

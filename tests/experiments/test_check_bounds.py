@@ -8,6 +8,7 @@ import pytest
 from second_run import check_second_run
 
 from experiments import check_bounds
+from experiments.bounds import construction
 from experiments.bounds.measure import FREE, Case
 from experiments.bounds.results import counts, summary_of
 from experiments.shell import cli
@@ -21,6 +22,8 @@ def execute(folder, *arguments):
         "--num_draws=400",
         "--seed=1",
         f"--cases={names}",
+        "--sizes=8,180",
+        "--ascent_steps=5",
         f"--output_dir={folder}",
         *arguments,
     ]
@@ -35,12 +38,15 @@ def test_lemma_and_bounds_hold_wherever_the_condition_does(tmp_path, monkeypatch
     assert (found["draws"], found["heads"]) == (400, 2 * 200 * (3 + 1))
     assert 100 < found["admissible"] < found["heads"]
     assert found["lemma_violations"] == 0 and found["head_violations"] == 0
-    assert found["layer_violations"] == 0 and found["stack_violations"] == 0
+    assert found["published_layer_violations"] == found["published_stack_violations"] == 0
     assert 0 < found["gamma_min"] < found["gamma_max"] and found["tightness_min"] > 0
     # the check can fail: without the condition the lemma does not hold
     assert found["lemma_violations_elsewhere"] > 0
     # bounds without a condition: given on every draw of the first case, refused under the mask
-    for name, size in (("mean_heads", 2 * 200 * 3), ("mean_layers", 400), ("diameters", 400)):
+    for name, size in (
+        ("mean_heads", 2 * 200 * 3), ("mean_layers", 400), ("diameters", 400),
+        ("layers", 400), ("stacks", 200),
+    ):  # fmt: skip
         assert found[name] == size
     assert found["mean_heads_refused"] == 2 * 200 and found["diameters_refused"] == 400
     assert all(found[f"{name}_violations"] == 0 for name in FREE)
@@ -48,18 +54,34 @@ def test_lemma_and_bounds_hold_wherever_the_condition_does(tmp_path, monkeypatch
     medians = [found[f"{w}_tightness_median_admissible"] for w in ("mean_head", "head")]
     assert medians[0] < medians[1]
     broken = found | {"diameter_layer_violations": 1, "head_violations": 1}
-    assert [c.measured for c in check_bounds.ENTRY.compare(broken)] == [0, 0, 1, 0, 0]
-    assert all(c.verdict == "supported" for c in check_bounds.ENTRY.claims(found))
+    assert [c.measured for c in check_bounds.ENTRY.compare(broken)] == [0, 0, 0, 0, 1, 0, 0]
+    # the construction of two heads, n = d = 180, is below the published bound's claim; 8 is not
+    assert found["constructions"] == 2 and found["constructions_against_published"] == 1
+    assert found["smallest_against_published"] == 180 and found["constructions_against_bound"] == 0
+    assert 1.003 < found["largest_over_published"] < 1.006
+    verdicts = [c.verdict for c in check_bounds.ENTRY.claims(found)]
+    assert verdicts == ["supported", "supported", "contradicted", "contradicted"]
     verdicts = [c.verdict for c in check_bounds.ENTRY.claims(broken)]
-    assert verdicts == ["supported", "contradicted", "supported", "supported"]
-    assert "0 violations" in check_bounds.ENTRY.reading(found)
+    assert verdicts == ["supported", "contradicted", "contradicted", "contradicted"]
+    without = found | {"constructions_against_published": 0, "smallest_against_published": None}
+    assert all(c.verdict == "supported" for c in check_bounds.ENTRY.claims(without))
+    reading = check_bounds.ENTRY.reading(found)
+    assert "0 violations" in reading and "from n = d = 180 on" in reading
+    # ascent falls, but not below 2√2 · 2 and 2: what the lemma and the mean lose
+    least = {name: found[f"ascent_least_{name}"] for name in ("layer", "mean_layer", "stack")}
+    assert 0.75 < least["layer"] < 1.2 and 0.3 < least["mean_layer"] < 0.8 < least["stack"]
     with open(tmp_path / "results.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [r["mask"] for r in rows] == ["none", "causal"]
     assert [tuple(int(r[n]) for n in ("tokens", "width", "heads_each")) for r in rows] == [
         case[:3] for case in CASES
     ]
-    for name in ("heads", "admissible", "lemma_violations_elsewhere", "stacks_admissible"):
+    for name in (
+        "heads",
+        "admissible",
+        "lemma_violations_elsewhere",
+        "published_stacks_admissible",
+    ):
         assert sum(int(r[name]) for r in rows) == found[name]
     assert {f.stem for f in (tmp_path / "figures").iterdir()} == set(check_bounds.ENTRY.captions)
     monkeypatch.setattr(check_bounds, "draw_case", lambda *a: pytest.fail("computed again"))
@@ -72,28 +94,43 @@ def test_counts_are_of_what_the_condition_covers():
     flat = {
         "head_ok": [True, True, False], "head_tightness": [1.0, -1.0, -2.0],
         "lemma_excess": [-1.0, 2.0, 3.0], "gamma": [0.5, 0.25, 9.0],
-        "layer_ok": [False], "layer_tightness": [-1.0],
-        "stack_ok": [True], "stack_tightness": [-0.5],
+        "published_layer_ok": [False], "published_layer_tightness": [-1.0],
+        "published_stack_ok": [True], "published_stack_tightness": [-0.5],
+        "layer_tightness": [0.5, np.nan], "stack_tightness": [-0.25],
         "mean_head_tightness": [0.5, -0.5, np.nan], "mean_layer_tightness": [0.25],
         "diameter_layer_tightness": [np.nan], "cubic_diameter_layer_tightness": [1.0],
         "diameter_tightness": [-1e-15],
     }  # fmt: skip
     draws = {Case(2, 2, 1): {name: np.array(values)[None] for name, values in flat.items()}}
-    found = summary_of(draws)
+    built = {
+        "admissible": np.array([True, True, False]), "mean_over_bound": np.array([0.2, 0.2, 1.5]),
+        "least_over_published": np.array([0.5, 1.5, 3.0]),
+    }  # fmt: skip
+    found = summary_of(draws, (8, 32, 64), built, {"layer": np.array([[0.5], [0.25]])})
+    assert (found["constructions"], found["constructions_against_published"]) == (2, 1)
+    assert (found["smallest_against_published"], found["constructions_against_bound"]) == (32, 1)
+    assert found["ascent_least_layer"] == 0.25
+    assert (found["layers"], found["layers_refused"], found["layer_violations"]) == (1, 1, 0)
+    assert (found["stacks"], found["stack_violations"]) == (1, 1)
     assert (found["heads"], found["admissible"], found["head_violations"]) == (3, 2, 1)
     assert (found["lemma_violations"], found["lemma_violations_elsewhere"]) == (1, 1)
-    assert (found["layers_admissible"], found["layer_violations"]) == (0, 0)
-    assert (found["stacks_admissible"], found["stack_violations"]) == (1, 1)
+    assert found["published_layers_admissible"] == found["published_layer_violations"] == 0
+    assert found["published_stacks_admissible"] == found["published_stack_violations"] == 1
     assert (found["gamma_min"], found["gamma_max"], found["tightness_min"]) == (0.25, 0.5, -1)
-    assert found["layer_tightness_min"] is None
+    assert found["published_layer_tightness_min"] is None
     assert (found["mean_heads"], found["mean_heads_refused"]) == (2, 1)
     assert (found["mean_head_violations"], found["diameter_violations"]) == (1, 0)
     assert found["diameter_layer_tightness_min"] is None
     assert found["mean_head_tightness_median_admissible"] == 0
-    assert counts({name: np.array(values) for name, values in flat.items()}) == found
+    flat_counts = counts({name: np.array(values) for name, values in flat.items()})
+    assert found.items() >= flat_counts.items()
 
 
 def test_another_case_is_one_line(tmp_path, capsys):
     assert execute(tmp_path, "--cases=9x9x9") == 2
     error = capsys.readouterr().err
     assert "--cases=9x9x9 is not one of 8x16x1" in error and error.count("\n") == 1
+    assert execute(tmp_path, "--sizes=181") == 2
+    assert "--sizes=181 is not an even number" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="num_tokens=5, width=9"):
+        construction.two_heads(5, 9)

@@ -100,3 +100,15 @@ def test_output_change_is_between_normalised_states():
 
     np.testing.assert_allclose(found, ((unit(a) - unit(b)) ** 2).mean(axis=(1, 2)), rtol=1e-3)
     assert found[0] == 0 and np.all(found[1:] > 1e-4)
+
+
+def test_padded_tokens_do_not_count_in_the_output_change():
+    """With padding it is the change of the network on the tokens that exist alone."""
+    params, x, config = network(FIELDS[0])
+    other = updates.random_update(jax.random.key(3), params, 0.1)
+    keep = np.array([True, True, False, True, False])
+    found = updates.output_change(params, other, x, config, mask=keep)
+    alone = updates.output_change(params, other, x[keep], config)
+    np.testing.assert_allclose(found, alone, rtol=1e-4)
+    every_token = updates.output_change(params, other, x, config, mask=np.tile(keep, (5, 1)))
+    assert abs(every_token[-1] / alone[-1] - 1) > 0.01  # a mask of pairs removes no token

@@ -132,7 +132,7 @@ def test_gains_that_are_trained_start_as_published():
     config, learned = starts("rezero")
     np.testing.assert_array_equal(learned.branch, np.zeros(16))
     assert config.norm_placement == "none" and learned.skip is None
-    np.testing.assert_allclose(starts("skipinit")[1].branch, np.full(16, 1 / np.sqrt(32)))
+    np.testing.assert_array_equal(starts("skipinit")[1].branch, np.zeros(16))
     for depth, start in ((18, 0.1), (19, 1e-5), (24, 1e-5), (25, 1e-6)):
         learned = starts("layerscale", depth)[1]
         np.testing.assert_allclose(learned.branch, np.full((depth, D), start), rtol=1e-6)

@@ -37,7 +37,12 @@ def plain_head(params, x, config, h):
     beta = one(w_qk) * composite(w)
     right = math.log10(4 * gamma * beta / math.sqrt(k)) + 3 * math.log10(composite(r))
     left = math.log10(composite(out - out.mean(0)))
-    return {"gamma": gamma, "beta": beta, "spread": spread, "left": left, "right": right}
+    columns = spread.sum() * one(w) * composite(r)
+    rows = spread.max() * np.abs(w).sum(1).max() * composite(r)
+    return {
+        "gamma": gamma, "beta": beta, "spread": spread, "left": left, "right": right,
+        "columns": columns, "rows": rows,
+    }  # fmt: skip
 
 
 def test_threshold_is_the_root():
@@ -66,6 +71,12 @@ def test_report_equals_the_written_out_formulas(x64):
     np.testing.assert_allclose(
         report.head.tightness, report.head.log10_rhs - report.head.log10_lhs, rtol=1e-9
     )
+    columns, rows = (sum(p[name] for p in plain) for name in ("columns", "rows"))
+    layer = math.log10(2 * math.sqrt(columns * rows))
+    np.testing.assert_allclose(report.layer.log10_rhs[0], layer, rtol=1e-9)
+    np.testing.assert_allclose(
+        report.published_layer.log10_rhs[0], math.log10(3) + max(p["right"] for p in plain)
+    )
     # γ enters linearly
     np.testing.assert_allclose(
         report.head.log10_rhs - report.head.log10_rhs_first, np.log10(report.gamma)
@@ -78,6 +89,26 @@ def test_theorem_is_the_layer_bound_iterated():
         log_r = math.log10(c) + 3 * log_r
     got = bounds.log10_theorem(-0.4, 0.8, 0.3, 2, 9, 4)
     np.testing.assert_allclose(got, log_r, rtol=1e-5)
+
+
+def test_of_one_head_both_forms_are_the_heads_bound_and_of_several_2_sqrt_2_above_the_means(x64):
+    for heads in (1, 3):
+        config = rc.san(3, heads, 6, d_qk=4, d_v=2)
+        params = rc.init(jax.random.key(0), config, 0.7, 0.5)
+        x = 0.2 * jax.random.normal(jax.random.key(1), (5, 6))
+        report = reported(params, x, config)
+        if heads == 1:
+            for sides in (report.layer, report.published_layer):
+                np.testing.assert_allclose(sides.log10_rhs, report.head.log10_rhs[:, 0], rtol=1e-9)
+        gain = report.layer.log10_rhs - report.mean_layer.log10_rhs
+        assert np.all(gain >= math.log10(2 * math.sqrt(2)) - 1e-12)
+        # the stack's bound is that of the largest c, a layer's that of its own
+        c = report.layer.log10_rhs - 3 * report.log10_input
+        np.testing.assert_allclose(report.log10_c, c, rtol=1e-9)
+        start = report.log10_residual[0]
+        for _ in range(3):
+            start = jnp.max(c) + 3 * start
+        np.testing.assert_allclose(report.stack.log10_rhs, start, rtol=1e-9)
 
 
 def test_biases_change_neither_spread_nor_gamma(x64):
@@ -124,7 +155,14 @@ def test_corollary_multiplies_beta_by_the_lipschitz_constant():
     want = bounds.log10_theorem(
         report.log10_residual[0], worst, jnp.max(report.gamma), 2, config.qk_width, 3
     )
-    np.testing.assert_allclose(report.stack.log10_rhs, want, rtol=1e-5)
+    np.testing.assert_allclose(report.published_stack.log10_rhs, want, rtol=1e-5)
+    # λ and a branch gain multiply the c of each layer too
+    c = report.layer.log10_rhs - 3 * report.log10_input + jnp.log10(report.lipschitz)
+    np.testing.assert_allclose(report.log10_c, c, rtol=1e-5)
+    tripled = reported(params, x, config.replace(branch_gain=3.0))
+    gain = tripled.log10_c[0] - report.log10_c[0]
+    ratio = jnp.log10(3 * tripled.lipschitz[0] / report.lipschitz[0])
+    np.testing.assert_allclose(gain, ratio, rtol=1e-4)
     assert report.not_covered == () and bool(report.stack_admissible)
     assert float(report.stack.tightness) > 0
     gated = config.replace(mlp="swiglu")

@@ -6,9 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rank_collapse.network.sublayer import Site, token_norm
 
 import rank_collapse as rc
 from rank_collapse import theory
+from rank_collapse.network.gains import layer_gains
+from rank_collapse.theory import cubic_regime
 
 
 def test_measured_constant_is_the_sum_of_kappas(x64):
@@ -81,16 +84,23 @@ def test_small_residuals_fall_as_the_closed_recursion_has_it(fields, x64):
     np.testing.assert_allclose(closed.log10_lambda, measured.log10_lambda, atol=2e-4)
 
 
+def from_the_start(params, x, config):
+    return rc.measured_constant(theory.cubic_profile(params, x, config))
+
+
 def test_float32_is_float64_in_deep_layers_and_the_mean_token_does_not_matter():
     config = rc.san(14, 2, 8)
     params = rc.init(jax.random.key(0), config)
     x = jax.random.normal(jax.random.key(1), (6, 8))
-    single = rc.closed_constant(params, x, config)
+    single, certified = from_the_start(params, x, config), rc.closed_constant(params, x, config)
     with jax.enable_x64(True):
         params, x = jax.tree.map(lambda a: jnp.asarray(np.asarray(a, np.float64)), (params, x))
         double, shifted, scaled = jax.device_get(
-            [rc.closed_constant(params, tokens, config) for tokens in (x, x + 2.0, 10 * x)]
+            [from_the_start(params, tokens, config) for tokens in (x, x + 2.0, 10 * x)]
         )
+        wanted = jax.device_get(rc.closed_constant(params, x, config))
+    np.testing.assert_allclose(certified.log10_lambda, wanted.log10_lambda, rtol=1e-4)
+    assert 0 < certified.start == wanted.start and certified.reason == ""
     np.testing.assert_allclose(single.log10_lambda, double.log10_lambda, rtol=1e-5)
     np.testing.assert_allclose(shifted.log10_lambda, double.log10_lambda, rtol=1e-9)
     np.testing.assert_allclose(scaled.log10_lambda, double.log10_lambda + 1, rtol=1e-9)
@@ -101,7 +111,7 @@ def test_the_theorems_constant_is_that_of_its_bound():
     config = rc.san(3, 2, 8)
     params = rc.init(jax.random.key(0), config, 0.3)
     report = rc.bound_report(params, 0.3 * jax.random.normal(jax.random.key(1), (5, 8)), config)
-    c = theory.theorem_constant(report, config)
+    c = theory.theorem_constant(report)
     bound = c * (27 - 1) / 2 + 27 * report.log10_residual[0]
     np.testing.assert_allclose(report.stack.log10_rhs, bound, rtol=1e-5)
     assert bool(report.stack_admissible)
@@ -122,3 +132,60 @@ def test_networks_without_a_cubic_law_are_refused(fields, named):
     params = rc.init(jax.random.key(0), config)
     with pytest.raises(ValueError, match=named):
         rc.closed_constant(params, jnp.ones((3, 8)), config)
+
+
+def test_the_closed_form_starts_where_the_diameter_bound_certifies_it(x64):
+    """Pre-norm at scale 1: from layer 0 on its sign is wrong in every seed, as it once was here."""
+    config = rc.san(8, 4, 64, norm_placement="pre")
+    params = rc.init(jax.random.key(3), config)
+    x = jax.random.normal(jax.random.key(7), (32, 64))
+    profile = rc.log_residual_profile(params, x, config)
+    found = rc.closed_constant(params, x, config)
+    assert float(rc.measured_constant(profile).log10_lambda) < -0.05
+    assert float(from_the_start(params, x, config).log10_lambda) > 0.1
+    np.testing.assert_allclose(found.log10_lambda, profile[-1] / 3**8, rtol=1e-3)
+    start = int(found.start)
+    assert 0 < start < 8 and found.reason == ""
+    np.testing.assert_array_equal(found.log10_growth < 0, np.arange(8) >= start)
+    # no layer of large scores: tokens stay apart, and there is nothing that could be certified
+    sharp = jax.tree.map(lambda a: 4 * a, params)
+    none = rc.closed_constant(sharp, x, config)
+    assert np.isnan(none.log10_lambda) and np.isnan(none.kappa).all() and none.start == 8
+    assert "no layer is certified by the diameter bound: it grows by 10^" in none.reason
+
+
+@pytest.mark.parametrize("placement", ["none", "pre", "post", "sandwich", "branch"])
+@pytest.mark.parametrize("kind", ["gelu", "swiglu"])
+def test_no_layer_grows_more_than_its_bound(placement, kind, x64):
+    """Tokens of very different lengths; the largest distance behind the layer over the bound."""
+    config = rc.san_mlp(
+        1, 2, 6, mlp=kind, d_ff=7, norm_placement=placement, mlp_skip=True, branch_gain=0.7
+    )
+
+    def single(key):
+        keys = jax.random.split(key, 4)
+        params = rc.init(keys[0], config, 10 ** jax.random.uniform(keys[1], minval=-1), 0.3)
+        x = jax.random.normal(keys[2], (4, 6)) * jnp.exp(jax.random.normal(keys[3], (4, 1)))
+        trace = rc.apply(params, x, config)
+        gains = layer_gains(config, x.dtype, params)
+        layer, own, told = jax.tree.map(lambda a: a[0], (params.layers, gains, trace.layers))
+        bound = cubic_regime.layer_growth(layer, own, x, told, config, jnp.ones(4, bool))
+        before, after = (log_diameter(a) for a in (x, trace.hidden[-1]))
+        return bound.cubic + bound.after + 3 * (bound.before + before) - after
+
+    def log_diameter(a):
+        return jnp.log(jnp.max(jnp.sum((a[:, None] - a[None]) ** 2, axis=-1))) / 2
+
+    room = jax.jit(jax.vmap(single))(jax.random.split(jax.random.key(0), 400))
+    assert np.isfinite(room).all() and float(room.min()) > -1e-12
+
+
+def test_norms_bring_tokens_no_closer_than_their_bound_has_it(x64):
+    """|LN x − LN y| √(σ_x σ_y) ≤ |x − y|, met by tokens that point opposite ways."""
+    site = Site(None, None, 1, 1, skip=True, placement="post", kind="layer", eps=0.01)
+    x = jnp.exp(jnp.array([[0.0], [1.0]])) * jnp.array([[1.0, -1, 0], [-1, 1, 0]])
+    one, two = (jnp.array([index == 0 for index in order]) for order in ((0, 1), (1, 0)))
+    factor = [cubic_regime._norm_factor(site, x, keep) for keep in (one, two)]
+    normed = token_norm(site, x)
+    ratio = jnp.linalg.norm(normed[0] - normed[1]) / jnp.linalg.norm(x[0] - x[1])
+    assert 0.98 < float(ratio / jnp.exp((factor[0] + factor[1]) / 2)) <= 1
