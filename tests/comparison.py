@@ -5,7 +5,7 @@ import numpy as np
 
 import rank_collapse as rc
 from rank_collapse import pretrained
-from rank_collapse.pretrained.vit import patches
+from rank_collapse.pretrained.patches import patches
 
 
 def example_inputs(config, arguments):

@@ -13,12 +13,12 @@ FLOORS = (
     ("network", "text", "report", "runs"),
     ("measures",),
     ("theory", "paths", "flax_adapters"),
-    ("training", "pretrained", "model_file"),
+    ("training", "pretrained"),
 )
 FLOOR = {room: height for height, rooms in enumerate(FLOORS) for room in rooms}
 SOURCES = [p for package in PACKAGES for p in files(package) if p.suffix == ".py"]
 LIBRARY = [p for p in SOURCES if p.parts[0] == "rank_collapse" and len(p.parts) > 2]
-LIBRARY += [Path(f"rank_collapse/{name}.py") for name in ("flax_adapters", "model_file", "struct")]
+LIBRARY += [Path(f"rank_collapse/{name}.py") for name in ("flax_adapters", "struct")]
 MODULES = {".".join(p.with_suffix("").parts).removesuffix(".__init__") for p in SOURCES}
 
 

@@ -68,7 +68,7 @@ def images_of(model: Model, options: flags.FlagValues) -> np.ndarray:
     if options.images is None:
         raise ValueError(f"{model.label} is a {model.family}: give --images=FILE.npy")
     images = _array("images", options)
-    return pretrained.vit.image_patches(np.asarray(images, np.float32), model.settings)
+    return pretrained.image_patches(np.asarray(images, np.float32), model.settings)
 
 
 def features_of(model: Model, options: flags.FlagValues) -> np.ndarray:

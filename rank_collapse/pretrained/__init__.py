@@ -2,12 +2,14 @@
 
 `load` reads a checkpoint folder as Hugging Face saves it, or a model in memory; `random_like`
 gives the same architecture at its own initialisation. `open_checkpoint` leaves the layers in the
-file until `stream` measures them, one by one. One file per family maps its names and shapes;
-`families` is the table of them.
+file until `stream` measures them, one by one. A family is a table of entries and names, in
+`families`.
 """
 
-from rank_collapse.pretrained.families import (
-    FAMILIES,
+from rank_collapse.pretrained.families import FAMILIES
+from rank_collapse.pretrained.family import Family
+from rank_collapse.pretrained.gradients import stream_gradients
+from rank_collapse.pretrained.loading import (
     config_of,
     load,
     open_checkpoint,
@@ -15,12 +17,11 @@ from rank_collapse.pretrained.families import (
     random_like,
     settings_of,
 )
-from rank_collapse.pretrained.family import Family
-from rank_collapse.pretrained.gradients import stream_gradients
 from rank_collapse.pretrained.opened import InMemory, OpenCheckpoint
+from rank_collapse.pretrained.patches import image_patches
 from rank_collapse.pretrained.published import PUBLISHED, published_curves
-from rank_collapse.pretrained.read_out import ReadOut
 from rank_collapse.pretrained.streaming import AblationSpec, Group, State, state_like, stream
+from rank_collapse.pretrained.unembedding import Unembedding
 
 __all__ = [
     "FAMILIES",
@@ -30,9 +31,10 @@ __all__ = [
     "Group",
     "InMemory",
     "OpenCheckpoint",
-    "ReadOut",
     "State",
+    "Unembedding",
     "config_of",
+    "image_patches",
     "load",
     "open_checkpoint",
     "open_random",

@@ -1,22 +1,21 @@
 """A checkpoint folder as Hugging Face saves it: its config and its tensors, read one at a time.
 
 Formats: model.safetensors, its sharded form with an index, pytorch_model.bin and its sharded form.
-The folder is only read, and no pickled code is executed (see `torch_file`).
+The folder is only read, and no pickled code is executed.
 """
 
-import json
 import math
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
 
-from rank_collapse.pretrained.torch_file import Entry, extent, torch_entries
+from rank_collapse.pretrained import torch_tensors
 from rank_collapse.text.files import read_json
 
-_SAFE_DTYPES = {
+_DTYPES = {
     "F64": np.float64,
     "F32": np.float32,
     "F16": np.float16,
@@ -34,6 +33,15 @@ WEIGHT_FILES = (
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 )
+
+
+class Stored(NamedTuple):
+    """A tensor in a file; `tensor` is that of torch, None in a safetensors file."""
+
+    path: Path
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    tensor: Any = None
 
 
 def read_config(folder: str | os.PathLike) -> dict[str, Any]:
@@ -57,7 +65,7 @@ class Checkpoint:
 
         Raises:
             FileNotFoundError: No weight file, or a shard missing.
-            ValueError: A file that is cut short or damaged.
+            ValueError: A file that is cut short or damaged, or whose package is not installed.
         """
         self.folder = Path(folder)
         found = [f for f in WEIGHT_FILES if (self.folder / f).is_file()]
@@ -65,7 +73,7 @@ class Checkpoint:
             names = ", ".join(WEIGHT_FILES)
             raise FileNotFoundError(f"{self.folder} holds none of {names}")
         first = self.folder / found[0]
-        self.entries = self._sharded(first) if first.suffix == ".json" else _entries(first)
+        self.entries = self._sharded(first) if first.suffix == ".json" else _stored(first)
         self.file = first.name
 
     def _sharded(self, index):
@@ -75,17 +83,17 @@ class Checkpoint:
         for name, shard in weight_map.items():
             if not isinstance(shard, str):
                 raise ValueError(f"{index} names no file for tensor {name!r}: {shard!r}")
-        entries = {}
+        shards = {}
         for shard in sorted(set(weight_map.values())):
             if Path(shard).name != shard:
                 raise ValueError(f"{index} names a file outside its folder: {shard!r}")
             if not (self.folder / shard).is_file():
                 raise FileNotFoundError(f"{self.folder / shard}, named by {index.name}, is missing")
-            entries.update(_entries(self.folder / shard))
-        absent = sorted(set(weight_map) - set(entries))
-        if absent:
-            raise ValueError(f"tensor {absent[0]!r} of {index} is not in {weight_map[absent[0]]}")
-        return entries
+            shards[shard] = _stored(self.folder / shard)
+        for name, shard in sorted(weight_map.items()):
+            if name not in shards[shard]:
+                raise ValueError(f"tensor {name!r} of {index} is not in {shard}")
+        return {name: shards[shard][name] for name, shard in weight_map.items()}
 
     @property
     def names(self) -> list[str]:
@@ -101,13 +109,13 @@ class Checkpoint:
         """The shape of one tensor."""
         return self.entries[name].shape
 
-    def num_bytes(self) -> int:
-        """Size of all tensors on disk."""
-        return sum(np.dtype(e.dtype).itemsize * math.prod(e.shape) for e in self.entries.values())
-
-    def dtype(self, name: str) -> Any:
+    def dtype(self, name: str) -> np.dtype:
         """The dtype of one tensor."""
         return self.entries[name].dtype
+
+    def num_bytes(self) -> int:
+        """Size of all tensors on disk."""
+        return sum(e.dtype.itemsize * math.prod(e.shape) for e in self.entries.values())
 
     def read_rows(self, name: str, first: int, last: int) -> np.ndarray:
         """Rows first .. last − 1 of a matrix, in the file's dtype.
@@ -115,15 +123,7 @@ class Checkpoint:
         Raises:
             ValueError: As `read`.
         """
-        entry = self.entries[name]
-        if entry.strides is not None:
-            return self.read(name)[first:last]
-        rows, width = entry.shape
-        item = np.dtype(entry.dtype).itemsize
-        part = entry._replace(
-            offset=entry.offset + first * width * item, shape=(min(last, rows) - first, width)
-        )
-        return self._read(part, name, True)
+        return self._read(name, slice(first, last), True)
 
     def read(self, name: str, *, finite: bool = True) -> np.ndarray:
         """One tensor, in the file's dtype.
@@ -133,82 +133,67 @@ class Checkpoint:
             finite: Whether to refuse values that are not finite.
 
         Raises:
-            ValueError: A tensor with values that are not finite, a file cut short, or a tensor
-                that repeats its values (a stride of 0), which a few bytes could make as large as
-                they like.
+            FileNotFoundError: A file that is gone.
+            ValueError: A tensor with values that are not finite, or a file that is cut short.
         """
-        return self._read(self.entries[name], name, finite)
+        return self._read(name, None, finite)
 
-    def _read(self, entry, name, finite):
-        if math.prod(entry.shape) == 0:
-            return np.zeros(entry.shape, entry.dtype)
-        count = math.prod(entry.shape)
-        if entry.strides is not None:
-            count = extent(entry.shape, entry.strides)
-            if math.prod(entry.shape) > count:
-                raise ValueError(
-                    f"{entry.path}: tensor {name!r} of shape {entry.shape} has only {count} values"
-                )
-        # numpy reads registered dtypes only; bfloat16 travels as two bytes.
-        item = np.dtype(entry.dtype).itemsize
-        raw = np.fromfile(entry.path, np.uint8, count * item, offset=entry.offset)
-        if raw.size != count * item:
-            raise ValueError(f"{entry.path}: cut short within tensor {name!r}")
-        array = raw.view(entry.dtype)
-        if entry.strides is None:
-            array = array.reshape(entry.shape)
+    def _read(self, name, rows, finite):
+        path, _, _, tensor = self.entries[name]
+        if tensor is None:
+            array = _safetensors(path, lambda file: _values(file, name, rows))
         else:
-            strides = tuple(s * item for s in entry.strides)
-            array = np.lib.stride_tricks.as_strided(array, entry.shape, strides)
+            path.stat()
+            # A copy: the file's own pages would be gone with the file.
+            array = np.array(torch_tensors.as_array(tensor if rows is None else tensor[rows]))
         if finite and array.dtype.kind in "fV" and not np.isfinite(array).all():
-            raise ValueError(f"{entry.path}: tensor {name!r} holds values that are not finite")
+            raise ValueError(f"{path}: tensor {name!r} holds values that are not finite")
         return array
 
 
-def _entries(path):
-    return torch_entries(path) if path.suffix == ".bin" else safetensors_entries(path)
+def _stored(path):
+    """The tensors of one file, by name."""
+    if path.suffix != ".bin":
+        return _safetensors(path, lambda file: _headers(path, file))
+    tensors = torch_tensors.torch_tensors(path)
+    return {
+        name: Stored(path, torch_tensors.dtype_of(tensor), tuple(tensor.shape), tensor)
+        for name, tensor in tensors.items()
+    }
 
 
-def safetensors_entries(path: Path) -> dict[str, Entry]:
-    """The tensors of a safetensors file: eight bytes of length, a JSON header, the data.
+def _safetensors(path, read):
+    """read(the open file): it is opened each time, for threads and for files that change.
 
     Raises:
-        ValueError: A file that is cut short or damaged, tensors that overlap, or a dtype without a
-            numpy twin.
+        FileNotFoundError: A file that is gone.
+        ValueError: What the library refuses, in one line.
     """
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        start = file.read(8)
-        length = int.from_bytes(start, "little")
-        if len(start) < 8 or length > size - 8:
-            raise ValueError(f"{path}: cut short within its header")
-        try:
-            header = json.loads(file.read(length).decode("utf-8"))
-            spans = {k: _span(v) for k, v in header.items() if k != "__metadata__"}
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            raise ValueError(f"{path}: its header is not that of a safetensors file") from None
-    entries, last = {}, 0
-    for name, (kind, shape, begin, end) in sorted(spans.items(), key=lambda item: item[1][2:]):
-        if kind not in _SAFE_DTYPES:
+    try:
+        from safetensors import SafetensorError, safe_open
+    except ImportError:
+        raise ValueError(
+            f"{path}: safetensors is not installed (pip install 'rank-collapse[pretrained]')"
+        ) from None
+    try:
+        with safe_open(path, "numpy") as file:
+            return read(file)
+    except SafetensorError as error:
+        reason = " ".join(str(error).split())[:300]
+        raise ValueError(f"{path}: cut short, or no safetensors file: {reason}") from None
+
+
+def _headers(path, file):
+    found = {}
+    for name in file.offset_keys():
+        part = file.get_slice(name)
+        kind, shape = part.get_dtype(), tuple(part.get_shape())
+        if kind not in _DTYPES:
             quantised = ": a quantised checkpoint" if kind.startswith(("F8", "F6", "F4")) else ""
             raise ValueError(f"{path}: tensor {name!r} has the unsupported dtype {kind}{quantised}")
-        dtype = _SAFE_DTYPES[kind]
-        if end - begin != math.prod(shape) * np.dtype(dtype).itemsize:
-            raise ValueError(f"{path}: tensor {name!r} of shape {shape} has {end - begin} bytes")
-        if 8 + length + end > size:
-            raise ValueError(
-                f"{path}: cut short: tensor {name!r} ends at byte {8 + length + end} of {size}"
-            )
-        if begin < last:
-            raise ValueError(f"{path}: tensor {name!r} begins within the tensor before it")
-        last = end
-        entries[name] = Entry(path, 8 + length + begin, dtype, shape)
-    return {name: entries[name] for name in spans}
+        found[name] = Stored(path, np.dtype(_DTYPES[kind]), shape)
+    return found
 
 
-def _span(fields):
-    """(dtype, shape, begin, end) of a tensor in a header, each of its type and none negative."""
-    kind, shape, (begin, end) = fields["dtype"], tuple(fields["shape"]), fields["data_offsets"]
-    if type(kind) is not str or any(type(n) is not int or n < 0 for n in (*shape, begin, end)):
-        raise ValueError
-    return kind, shape, begin, end
+def _values(file, name, rows):
+    return file.get_tensor(name) if rows is None else file.get_slice(name)[rows]

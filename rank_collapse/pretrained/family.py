@@ -1,64 +1,123 @@
-"""A family of models: what turns the entries of a config.json into a network and its weights."""
+"""A family of models as a table: the entries of its config.json, and where its tensors lie."""
 
 import dataclasses
-import math
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.embedding import EmbeddingConfig
 from rank_collapse.network.parameters import TransformerParams
-from rank_collapse.pretrained.read_out import ReadOut
-from rank_collapse.pretrained.weights import Draw, Weights
+from rank_collapse.pretrained.drawn import Draw, Initialisation
+from rank_collapse.pretrained.entries import (
+    MAX_LAYERS,
+    Entry,
+    Settings,
+    as_entry,
+    check_entry,
+    only,
+)
+from rank_collapse.pretrained.mapping import Names, Reader
+from rank_collapse.pretrained.unembedding import Unembedding
+from rank_collapse.pretrained.weights import Weights
 
-Settings = dict[str, Any]
-
-# No published model has a tenth of it; what is built per layer would fill the memory beyond.
-MAX_LAYERS = 10_000
-_LAYERS = {
-    "num_hidden_layers", "num_layers", "num_decoder_layers", "n_layer", "n_layers",
-    "num_hidden_groups", "inner_group_num",
-}  # fmt: skip
-_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
-_NAMES |= {list: "a list", dict: "an object"}
+ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_accurate": "gelu_tanh",
+    "quick_gelu": "quick_gelu",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+    "tanh": "tanh",
+    "linear": "identity",
+}
+GATES = {"silu": "swiglu", "swish": "swiglu", "gelu": "geglu", "relu": "reglu"}
+GATES |= dict.fromkeys(("gelu_new", "gelu_pytorch_tanh", "gelu_fast"), "geglu_tanh")
+_NORMAL = Initialisation()
+_USUAL = {"attention_skip": True, "mlp_skip": True, "init": "bert"}
+_OF_EMBEDDING = {f.name for f in dataclasses.fields(EmbeddingConfig)}
+_OF_EMBEDDING -= {f.name for f in dataclasses.fields(TransformerConfig)}
 
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """One `model_type`, as its file in this package describes it.
+    """One `model_type`.
 
     Attributes:
         model_type: As in config.json.
-        defaults: The entries of config.json that are read, and what each is where it is absent.
+        entries: The entries of config.json that are read: their defaults, or `Entry`s.
+        reads: {field of `TransformerConfig` or, if it has none of that name, of
+            `EmbeddingConfig`: the entry it is}; "depth", "num_heads" and "d_model" among them.
+        names: Where tensors lie; a function of (weights, settings) where that differs.
         anchors: Ends of tensor names, one of which is in every checkpoint: what stands before it
             is the prefix of all names.
-        config: settings -> the network.
-        params: (weights, settings, config) -> its parameters.
-        draw: (tensor name, settings) -> how the tensor is drawn at initialisation.
-        read_out: (weights, settings, config) -> the `ReadOut` of a causal language model; None
-            where there is none, or one that is not linear.
+        fields, embedding: Of `TransformerConfig` and `EmbeddingConfig`, the same in all models.
+        computed: settings → fields that follow from several entries, "embedding" a dictionary.
+        allowed: {entry: its values for which there is a network}.
+        gated: Whether the MLP has a gate, whose activation the entry of `reads["mlp"]` names.
+        biases: {kind of map, as in `mapping`: whether it has a bias, or the entry that says it};
+            "" for all others. Of norms by default those of a LayerNorm.
+        gain_offset: What is added to the stored gains of norms.
+        init: (tensor name, settings, layers) → how the tensor is drawn at initialisation.
+        head: The table of a causal language model where it is not that of the tokens; None where
+            there is no such head, or one that is not linear.
+        sizes: settings → sizes of axes of its own.
+        rows: settings → what stands in the stem's braces, row by row; None for 0 .. depth − 1.
+        counted: {stem: the entry that counts it}, where this is not the depth.
         parts: The networks of one checkpoint, where there are several; the first is the default.
-        kinds: The types of entries whose default does not tell, such as one that is None.
-        nullable: Entries for which null is a value of its own rather than the default.
     """
 
     model_type: str
-    defaults: Mapping[str, Any]
+    entries: Mapping[str, Any]
+    reads: Mapping[str, str]
+    names: Names | Callable[[Weights, Settings], Names]
     anchors: tuple[str, ...]
-    config: Callable[[Settings], TransformerConfig]
-    params: Callable[[Weights, Settings, TransformerConfig], TransformerParams]
-    draw: Callable[[str, Settings], Draw]
-    read_out: Callable[[Weights, Settings, TransformerConfig], ReadOut] | None = None
+    fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    embedding: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    computed: Callable[[Settings], dict[str, Any]] = lambda settings: {}
+    allowed: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
+    gated: bool = False
+    biases: Mapping[str, bool | str] = dataclasses.field(default_factory=dict)
+    gain_offset: float = 0.0
+    init: Callable[[str, Settings, int], Draw] = _NORMAL
+    head: str | None = None
+    sizes: Callable[[Settings], dict[str, int]] = lambda settings: {}
+    rows: Callable[[Settings], Sequence[tuple[int, ...]]] | None = None
+    counted: Mapping[str, str] = dataclasses.field(default_factory=dict)
     parts: tuple[str, ...] = ()
-    kinds: Mapping[str, tuple[type, ...]] = dataclasses.field(default_factory=dict)
-    nullable: tuple[str, ...] = ()
+
+    def but(self, model_type: str, **changes: Any) -> "Family":
+        """Another family: a dictionary adds to this one's (None takes away), others replace."""
+        for name, change in changes.items():
+            if isinstance(before := getattr(self, name), dict):
+                joined = before | change
+                changes[name] = {key: value for key, value in joined.items() if value is not None}
+        return dataclasses.replace(self, model_type=model_type, **changes)
+
+    @functools.cached_property
+    def schema(self) -> dict[str, Entry]:
+        """The entries; those that count layers, heads or features are at least 1."""
+        found = {name: as_entry(given) for name, given in self.entries.items()}
+        for field in ("num_heads", "d_model"):
+            found[self.reads[field]] = found[self.reads[field]]._replace(least=1)
+        for name in (self.reads["depth"], *self.counted.values()):
+            found[name] = found[name]._replace(least=1, most=MAX_LAYERS)
+        return found
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """What each entry is where it is absent."""
+        return {name: entry.default for name, entry in self.schema.items()}
 
     def settings(self, given: Mapping[str, Any], part: str | None = None) -> Settings:
         """The entries of a config.json, completed by the defaults and, of several parts, the part.
 
         Raises:
             ValueError: A quantised checkpoint, a part that the family does not have, an entry of
-                another type than its default's, a number that is not finite, or layers beyond
-                `MAX_LAYERS`.
+                another type than its own or beyond its limits.
         """
         if part is not None and part not in self.parts:
             raise ValueError(
@@ -71,30 +130,110 @@ class Family:
                 f"a checkpoint quantised by {method!r} is not supported: save it in bfloat16 or "
                 "float32"
             )
-        # An entry that is null in the file means the default, as it does where it was written.
-        usual = self.defaults.keys() - set(self.nullable)
-        given = {k: v for k, v in given.items() if v is not None or k not in usual}
-        for name in given.keys() & self.defaults.keys():
-            if given[name] is None:
-                continue
-            kinds = self.kinds.get(name, (type(self.defaults[name]),))
-            check_entry(name, given[name], kinds)
-            given[name] = float(given[name]) if kinds == (float,) else given[name]
-        return {**self.defaults, **given, **({"part": part or self.parts[0]} if self.parts else {})}
+        found = {**self.defaults, **given}
+        for name, entry in self.schema.items():
+            if found[name] is None:  # as it does where it was written, null means the default
+                found[name] = None if entry.nullable else entry.default
+            if found[name] is not None:
+                check_entry(name, found[name], entry)
+                found[name] = float(found[name]) if entry.kinds == (float,) else found[name]
+        return found | ({"part": part or self.parts[0]} if self.parts else {})
+
+    def config(self, settings: Settings) -> TransformerConfig:
+        """The network that the entries describe.
+
+        Raises:
+            ValueError: A variant that is not supported.
+        """
+        for name, values in self.allowed.items():
+            only(settings, name, values)
+        read = {field: settings[name] for field, name in self.reads.items()}
+        if "mlp" in read:
+            read["mlp"] = self._activation(settings, self.reads["mlp"])
+        tables = {name: read.pop(name) for name in _OF_EMBEDDING & read.keys()}
+        fields = {**_USUAL, **self.fields, **read, **self.computed(settings)}
+        tables = {"d_embed": read["d_model"], **self.embedding, **tables}
+        tables |= fields.pop("embedding", {})
+        if tables.get("norm", True):
+            tables["norm_eps"] = fields["norm_eps"]
+        groups_of(settings, fields["num_heads"])
+        if fields["depth"] > MAX_LAYERS:
+            raise ValueError(f"{fields['depth']} layers are more than {MAX_LAYERS}")
+        return TransformerConfig(embedding=EmbeddingConfig(**tables), **fields)
+
+    def params(
+        self, weights: Weights, settings: Settings, config: TransformerConfig
+    ) -> TransformerParams:
+        """The network's parameters from the model's tensors; heads and poolers are left aside.
+
+        Raises:
+            ValueError: A tensor that is missing or of another shape than the config implies, or
+                more layers in the file than in the config.
+        """
+        names, sizes = self._names(weights, settings), self.sizes(settings)
+        for stem, name in self.counted.items():
+            weights.check_depth(stem, settings[name])
+        if not self.counted:
+            weights.check_depth(names.stem, config.depth)
+        sizes = {"g": groups_of(settings, config.num_heads), **sizes}
+        biased = functools.partial(self._biased, settings, config)
+        reader = Reader(weights, config, sizes, biased, self.gain_offset)
+        rows = [(i,) for i in range(config.depth)] if self.rows is None else self.rows(settings)
+        layers = weights.stack(rows, functools.partial(reader.layer, names))
+        return TransformerParams(layers=layers, **reader.outside(names))
+
+    def unembedding(
+        self, weights: Weights, settings: Settings, config: TransformerConfig
+    ) -> Unembedding | None:
+        """A causal language model's: a table of its own, or that of the tokens; None without."""
+        if self.head is None:
+            return None
+        tokens = self._names(weights, settings).outside["embedding.tokens"]
+        name = tokens if settings["tie_word_embeddings"] else self.head
+        if not weights.has(name):
+            return None
+        table = weights.table(name, config.embedding.vocab_size, config.d_model)
+        return Unembedding(table, softcap=settings.get("final_logit_softcapping") or None)
+
+    def draw(self, name: str, settings: Settings) -> Draw:
+        """How a tensor is drawn at initialisation."""
+        return self.init(name, settings, settings[self.reads["depth"]])
+
+    def _names(self, weights, settings):
+        return self.names(weights, settings) if callable(self.names) else self.names
+
+    def _activation(self, settings, name):
+        if self.gated:
+            only(settings, name, tuple(GATES))
+            return GATES[settings[name]]
+        return activation(settings[name])
+
+    def _biased(self, settings, config, kind):
+        usual = config.norm == "layer" if kind == "norm" else self.biases.get("", True)
+        found = self.biases.get(kind, usual)
+        return settings[found] if isinstance(found, str) else found
 
 
-def check_entry(name: str, value: Any, kinds: tuple[type, ...]) -> None:
-    """Refuses an entry of a config.json that is of none of these types.
+def activation(name: str) -> str:
+    """Our name of an activation.
 
     Raises:
-        ValueError: Another type, a number that is not finite, or layers beyond `MAX_LAYERS`.
+        ValueError: On one that is not known.
     """
-    if type(value) not in kinds and not (float in kinds and type(value) is int):
-        expected = " or ".join(_NAMES[kind] for kind in kinds)
-        raise ValueError(f"{name}={value!r}"[:100] + f" is not {expected}")
-    if type(value) is float and not math.isfinite(value):
-        raise ValueError(f"{name}={value!r} is not finite")
-    if type(value) is int and abs(value) >= 2**63:
-        raise ValueError(f"{name} has {len(str(value))} digits")
-    if name in _LAYERS and not 1 <= value <= MAX_LAYERS:
-        raise ValueError(f"{name}={value!r} is not between 1 and {MAX_LAYERS}")
+    if name not in ACTIVATIONS:
+        raise ValueError(f"activation {name!r} is not one of {tuple(ACTIVATIONS)}")
+    return ACTIVATIONS[name]
+
+
+def groups_of(settings: Settings, heads: int) -> int:
+    """Groups of heads that share keys and values: `num_key_value_heads`, or as many as heads.
+
+    Raises:
+        ValueError: A number that does not divide that of the heads.
+    """
+    groups = settings.get("num_key_value_heads") or heads
+    if heads % groups:
+        raise ValueError(
+            f"num_key_value_heads={groups} does not divide num_attention_heads={heads}"
+        )
+    return groups

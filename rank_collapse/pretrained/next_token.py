@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 from rank_collapse.network.precision import full_precision
 from rank_collapse.paths.next_token import NextToken, add_words, no_words
 from rank_collapse.pretrained.lazy import Table
-from rank_collapse.pretrained.read_out import ReadOut
+from rank_collapse.pretrained.unembedding import Unembedding
 
 WORDS = 2048  # of the vocabulary at once: bounds the memory of the logits of all sums
 
@@ -34,7 +34,7 @@ def targets_of(
     return targets, keep & np.concatenate([keep[:, 1:], np.zeros((len(ids), 1), bool)], axis=1)
 
 
-def pieces(read_out: ReadOut, dtype: Any, size: int = WORDS) -> Any:
+def pieces(read_out: Unembedding, dtype: Any, size: int = WORDS) -> Any:
     """(first word, words [v, d], bias [v], Bool [v] which of them exist), piece by piece."""
     table = read_out.table
     if not isinstance(table, Table):
@@ -53,7 +53,7 @@ def pieces(read_out: ReadOut, dtype: Any, size: int = WORDS) -> Any:
 
 @full_precision
 def next_tokens(
-    read_out: ReadOut,
+    read_out: Unembedding,
     parts: Any,
     sums: Float[Array, "s p"],
     targets: Any,
@@ -86,7 +86,7 @@ def _add(known, words, first, parts, sums, targets, bias, softcap, exists):
 
 @full_precision
 def loss_gradient(
-    read_out: ReadOut,
+    read_out: Unembedding,
     output: Any,
     known: NextToken,
     targets: Any,

@@ -10,9 +10,10 @@ import numpy as np
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.entry import as_batch
 from rank_collapse.network.parameters import BlockParams, TransformerParams
-from rank_collapse.pretrained.family import Family, Settings
+from rank_collapse.pretrained.entries import Settings
+from rank_collapse.pretrained.family import Family
 from rank_collapse.pretrained.lazy import Stored, Table, values
-from rank_collapse.pretrained.read_out import ReadOut
+from rank_collapse.pretrained.unembedding import Unembedding
 from rank_collapse.pretrained.weights import Weights
 
 _BIASES = ("b_v", "b_o", "b_in", "b_out", "bias")
@@ -46,9 +47,9 @@ class OpenCheckpoint:
         return self.read_out is not None
 
     @property
-    def read_out(self) -> ReadOut | None:
+    def read_out(self) -> Unembedding | None:
         """The language-model head, a `lazy.Table`; None where the family has none."""
-        of = self.family.read_out
+        of = self.family.unembedding
         return None if of is None else of(self.weights, self.settings, self.config)
 
     @property

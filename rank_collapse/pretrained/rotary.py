@@ -1,12 +1,13 @@
 """Rotary positions as a config.json describes them, in the fields of `TransformerConfig`."""
 
+import functools
 import math
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from rank_collapse.pretrained.family import check_entry
+from rank_collapse.pretrained.entries import Entry, check_entry
 
 KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 # Beyond what a text can have: the frequencies of every length.
@@ -25,13 +26,13 @@ def rotary_entry(settings: Mapping[str, Any], kind: str | None = None) -> dict[s
     """
     given = settings["rope_parameters"] or {}
     if kind is not None and kind in given:
-        check_entry(f"rope_parameters.{kind}", given[kind], (dict,))
+        check_entry(f"rope_parameters.{kind}", given[kind], Entry(None, (dict,)))
         given = given[kind]
     return (settings["rope_scaling"] or {}) | given
 
 
 def rotary_fields(
-    entry: Mapping[str, Any], settings: Mapping[str, Any], width: int, *, share: float = 1.0
+    entry: Mapping[str, Any], settings: Mapping[str, Any], width: int, share: float = 1.0
 ) -> dict[str, Any]:
     """Fields of `TransformerConfig` for rotary positions.
 
@@ -49,14 +50,7 @@ def rotary_fields(
     al. 2024 (LongRoPE), Dubey et al. 2024 (Llama 3.1).
     """
 
-    def number(name, default=None):
-        value = entry.get(name)
-        value = default if value is None else value
-        check_entry(name, value, (float,))
-        if value <= 0:
-            raise ValueError(f"{name}={value!r} of the rotary positions is not positive")
-        return float(value)
-
+    number = functools.partial(_number, entry)
     theta = number("rope_theta", settings["rope_theta"] or 10000.0)
     rotated = int(width * number("partial_rotary_factor", share))
     fields = {"position": "rotary", "rotary_theta": theta}
@@ -76,6 +70,8 @@ def rotary_fields(
     if kind == "llama3":
         names = ("factor", "low_freq_factor", "high_freq_factor")
         return fields | {"rotary_scaling": (*(number(n) for n in names), float(original))}
+    if theta == 1 or original == 1:
+        raise ValueError(f"rope_type={kind!r} with rope_theta={theta} and {original} positions")
     powers = theta ** (np.arange(0, rotated, 2) / rotated)
     if kind == "yarn":
         return fields | _yarn(entry, number, powers, theta, original, positions)
@@ -119,11 +115,20 @@ def _longrope(entry, number, powers, original, positions):
     tables = []
     for name, most in (("short_factor", int(original)), ("long_factor", _ANY_LENGTH)):
         divisors = entry.get(name)
-        check_entry(name, divisors, (list,))
+        check_entry(name, divisors, Entry(None, (list,)))
         if len(divisors) != len(powers) or any(type(a) not in (int, float) for a in divisors):
             raise ValueError(f"{name} is not a list of {len(powers)} numbers, one for each wave")
         tables.append((most, _numbers(1 / (np.asarray(divisors, float) * powers))))
     return {"rotary_tables": tuple(tables), "rotary_factor": number("attention_factor", usual)}
+
+
+def _number(entry, name, default=None):
+    """A number of an entry on rotary positions, which must be positive."""
+    value = default if entry.get(name) is None else entry[name]
+    check_entry(name, value, Entry(None, (float,)))
+    if value <= 0:
+        raise ValueError(f"{name}={value!r} of the rotary positions is not positive")
+    return float(value)
 
 
 def _numbers(values):
@@ -132,10 +137,11 @@ def _numbers(values):
 
 def num_positions(entry: Mapping[str, Any], settings: Mapping[str, Any]) -> int:
     """Positions that the model is made for: more where the scaling reaches further."""
-    positions, factor = settings["max_position_embeddings"], entry.get("factor")
-    kind = entry.get("rope_type", entry.get("type", "default"))
-    if kind == "dynamic" and factor:
+    positions, kind = settings["max_position_embeddings"], entry.get("rope_type", entry.get("type"))
+    if kind not in ("dynamic", "yarn") or not entry.get("factor"):
+        return positions
+    factor = min(_number(entry, "factor"), _ANY_LENGTH)
+    if kind == "dynamic":
         return int(factor * positions)
-    if kind == "yarn" and factor:
-        return max(positions, int(factor * entry.get("original_max_position_embeddings", 0)))
-    return positions
+    original = _number(entry, "original_max_position_embeddings", 1e-9)
+    return max(positions, int(factor * original))

@@ -7,54 +7,14 @@ architecture initialises them; the mapping does not know which.
 import contextlib
 import copy
 import functools
-import zlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rank_collapse.network import layers
-from rank_collapse.network.attention import AttentionParams
 from rank_collapse.pretrained.lazy import LazyLayers, Table
-
-ACTIVATIONS = {
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu_accurate": "gelu_tanh",
-    "quick_gelu": "quick_gelu",
-    "relu": "relu",
-    "silu": "silu",
-    "swish": "silu",
-    "tanh": "tanh",
-    "linear": "identity",
-}
-
-
-def activation(name: Any) -> str:
-    """Our name of an activation.
-
-    Raises:
-        ValueError: On one that is not known.
-    """
-    if not isinstance(name, str) or name not in ACTIVATIONS:
-        raise ValueError(f"activation {name!r} is not one of {tuple(ACTIVATIONS)}")
-    return ACTIVATIONS[name]
-
-
-class Draw(NamedTuple):
-    """How a tensor is drawn at initialisation: normal(0, std), else filled with `value`.
-
-    `zero_row`: a row set to zero (the padding token); `truncate`: normal cut at two units.
-    """
-
-    std: float | None = None
-    value: float = 0.0
-    zero_row: int | None = None
-    truncate: bool = False
 
 
 class Weights:
@@ -110,49 +70,6 @@ class Weights:
     def unchecked(self) -> None:
         """From now on `take` leaves it to its caller to look for values that are not finite."""
         self._checks = False
-
-    def first(self, *names: str) -> str:
-        """The first of the names that the model has; the last where it has none of them."""
-        return next((name for name in names if self.has(name)), names[-1])
-
-    def linear(self, name: str, d_in: int, d_out: int, bias: bool = True):
-        """(w [d_in, d_out], b [d_out] or None) of a torch Linear."""
-        w = self.take(f"{name}.weight", d_out, d_in).T
-        return w, self.take(f"{name}.bias", d_out) if bias else None
-
-    def heads_in(self, name: str, d: int, h: int, k: int, bias: bool = True):
-        """(w [h, d, k], b [h, k] or None) of a torch Linear from tokens to heads."""
-        w, b = self.linear(name, d, h * k, bias)
-        return w.reshape(d, h, k).transpose(1, 0, 2), None if b is None else b.reshape(h, k)
-
-    def heads_out(self, name: str, d: int, h: int, v: int, bias: bool = True):
-        """(w [h, v, d], b [d] or None) of a torch Linear from heads to tokens."""
-        w, b = self.linear(name, h * v, d, bias)
-        return w.reshape(h, v, d), b
-
-    def norm(self, name: str, d: int, bias: bool = True) -> layers.NormParams:
-        """Gain and bias of a norm."""
-        gain = self.take(f"{name}.weight", d)
-        return layers.NormParams(gain=gain, bias=self.take(f"{name}.bias", d) if bias else None)
-
-    def attention(
-        self, names: tuple[str, str, str, str], config: Any, bias: bool = True
-    ) -> AttentionParams:
-        """Attention from four torch Linears: query, key, value, output."""
-        d, h, k, v = config.d_model, config.num_heads, config.qk_width, config.v_width
-        w_q, b_q = self.heads_in(names[0], d, h, k, bias)
-        w_k, b_k = self.heads_in(names[1], d, h, k, bias)
-        w_v, b_v = self.heads_in(names[2], d, h, v, bias)
-        w_o, b_o = self.heads_out(names[3], d, h, v, bias)
-        return AttentionParams(
-            w_q=w_q, b_q=b_q, w_k=w_k, b_k=b_k, w_v=w_v, b_v=b_v, w_o=w_o, b_o=b_o
-        )
-
-    def mlp(self, name_in: str, name_out: str, d: int, f: int) -> layers.MLPParams:
-        """An MLP from two torch Linears."""
-        w_in, b_in = self.linear(name_in, d, f)
-        w_out, b_out = self.linear(name_out, f, d)
-        return layers.MLPParams(w_in=w_in, b_in=b_in, w_out=w_out, b_out=b_out)
 
     def stack(self, rows: Iterable[Any], layer: Callable[[Any], Any]) -> Any:
         """layer(row) for every row, stacked: one leading layer axis, no second copy in memory.
@@ -288,48 +205,6 @@ class CheckpointWeights(Weights):
                 f"{where}: tensors {self.prefix + beyond}* exist, but config.json implies "
                 f"{depth} layers"
             )
-
-
-class RandomWeights(Weights):
-    """Tensors drawn as a family initialises them; each depends on the key and its name only."""
-
-    drawn = True
-
-    def __init__(
-        self,
-        key: Any,
-        draw: Callable[[str], Draw],
-        dtype: Any = jnp.float32,
-        *,
-        lazy: bool = False,
-    ):
-        super().__init__(dtype, lazy=lazy)
-        self.seed = [int(word) for word in np.ravel(jax.random.key_data(key))]
-        self.draw = draw
-
-    def has(self, name: str) -> bool:
-        """True: what the config asks for, the model has."""
-        return not name.endswith(".")
-
-    def check_depth(self, layer: str, depth: int) -> None:
-        """Nothing to check."""
-
-    def take(self, name: str, *shape: int) -> np.ndarray:
-        """One tensor, drawn."""
-        how = self.draw(name)
-        if self.only_shapes:
-            return np.broadcast_to(np.zeros((), np.float32), shape)
-        if how.std is None:
-            return np.full(shape, how.value, self.dtype)
-        # numpy draws a hundred million normals several times faster than jax.random on a CPU.
-        generator = np.random.Generator(np.random.Philox([*self.seed, zlib.crc32(name.encode())]))
-        drawn = generator.standard_normal(shape, np.float32)
-        while how.truncate and (far := np.abs(drawn) > 2).any():
-            drawn[far] = generator.standard_normal(int(far.sum()), np.float32)
-        drawn *= np.float32(how.std)
-        if how.zero_row is not None and how.zero_row < shape[0]:
-            drawn[how.zero_row] = 0.0
-        return drawn
 
 
 def _aligned(shape, dtype):

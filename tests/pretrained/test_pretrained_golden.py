@@ -19,6 +19,8 @@ def test_golden_folders_exist():
 
 @pytest.mark.parametrize("name", FOLDERS)
 def test_hidden_states_and_attentions(name):
+    if list((GOLDEN / name).glob("*.bin")):
+        pytest.importorskip("torch")
     stored = np.load(GOLDEN / name / "expected.npz")
     arguments = {k[3:]: v for k, v in stored.items() if k.startswith("in/")}
     expected = {k[4:]: v for k, v in stored.items() if k.startswith("out/")}

@@ -1,9 +1,9 @@
-"""The read-out of a causal language model: from the output of its network to logits."""
+"""The unembedding of a causal language model: from the output of its network to logits."""
 
 from typing import Any, NamedTuple
 
 
-class ReadOut(NamedTuple):
+class Unembedding(NamedTuple):
     """Logits z = Y Wᵀ + b of the output Y [n, d]; with a cap c, c tanh(z/c).
 
     Attributes:

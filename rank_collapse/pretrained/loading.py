@@ -1,4 +1,4 @@
-"""The table of families, and what is the same for all of them: settings, networks, weights."""
+"""Networks and their weights from folders, models in memory, published names and configs."""
 
 from pathlib import Path
 from typing import Any
@@ -7,81 +7,18 @@ import jax.numpy as jnp
 
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.parameters import TransformerParams
-from rank_collapse.pretrained import (
-    albert,
-    bert,
-    dinov2,
-    distilbert,
-    experts,
-    gemma,
-    gpt2,
-    gpt_neox,
-    llama,
-    modernbert,
-    olmo2,
-    phi3,
-    qwen,
-    t5,
-    vit,
-    whisper,
-    xlnet,
-)
 from rank_collapse.pretrained.checkpoint import Checkpoint, read_config
-from rank_collapse.pretrained.family import Family, Settings, check_entry
+from rank_collapse.pretrained.drawn import RandomWeights
+from rank_collapse.pretrained.entries import Entry, Settings, check_entry
+from rank_collapse.pretrained.families import family_of
 from rank_collapse.pretrained.hub import hub_folder, is_hub_name
-from rank_collapse.pretrained.live import LiveModel, is_model
 from rank_collapse.pretrained.opened import OpenCheckpoint
 from rank_collapse.pretrained.published import PUBLISHED
-from rank_collapse.pretrained.weights import CheckpointWeights, RandomWeights
-
-FAMILIES: dict[str, Family] = {
-    family.model_type: family
-    for family in (
-        bert.BERT,
-        bert.ROBERTA,
-        bert.XLM_ROBERTA,
-        bert.CAMEMBERT,
-        albert.ALBERT,
-        distilbert.DISTILBERT,
-        xlnet.XLNET,
-        t5.T5,
-        t5.MT5,
-        gpt2.GPT2,
-        vit.VIT,
-        llama.LLAMA,
-        llama.MISTRAL,
-        qwen.QWEN2,
-        qwen.QWEN3,
-        phi3.PHI3,
-        gpt_neox.GPT_NEOX,
-        olmo2.OLMO2,
-        gemma.GEMMA2,
-        gemma.GEMMA3,
-        experts.MIXTRAL,
-        experts.QWEN2_MOE,
-        experts.QWEN3_MOE,
-        modernbert.MODERNBERT,
-        vit.DEIT,
-        dinov2.DINOV2,
-        dinov2.DINOV2_REGISTERS,
-        whisper.WHISPER,
-    )
-}
-
+from rank_collapse.pretrained.torch_tensors import LiveModel, is_model
+from rank_collapse.pretrained.weights import CheckpointWeights
 
 # Models of images and text, of which the language model is read.
 TEXT_PARTS = {"gemma3": "gemma3_text"}
-
-
-def family_of(model_type: Any) -> Family:
-    """The family of a `model_type`.
-
-    Raises:
-        ValueError: Not one of `FAMILIES`.
-    """
-    if not isinstance(model_type, str) or model_type not in FAMILIES:
-        raise ValueError(f"model_type={model_type!r} is not one of {tuple(sorted(FAMILIES))}")
-    return FAMILIES[model_type]
 
 
 def settings_of(source: Any, part: str | None = None) -> Settings:
@@ -107,7 +44,7 @@ def settings_of(source: Any, part: str | None = None) -> Settings:
         given = read_config(source)
     model_type = given.get("model_type")
     if isinstance(model_type, str) and model_type in TEXT_PARTS:
-        check_entry("text_config", given.get("text_config"), (dict,))
+        check_entry("text_config", given.get("text_config"), Entry(None, (dict,)))
         given = given["text_config"] | {"model_type": TEXT_PARTS[model_type]}
     return family_of(given.get("model_type")).settings(given, part)
 
@@ -140,14 +77,8 @@ def load(
         ValueError: A file cut short, a tensor missing or of another shape than the config
             implies, an unknown model type or an unsupported variant.
     """
-    folder = hub_folder(folder) if is_hub_name(folder) else folder
-    live = is_model(folder)
-    # A path is never the name of a published model.
-    settings = settings_of(folder.config.to_dict() if live else Path(folder), part)
-    family = family_of(settings["model_type"])
+    weights, family, settings = _read(folder, part, dtype, lazy=False)
     config = family.config(settings)
-    tensors = LiveModel(folder) if live else Checkpoint(folder)
-    weights = CheckpointWeights(tensors, family.anchors, dtype)
     return config, family.params(weights, settings, config)
 
 
@@ -165,14 +96,7 @@ def open_checkpoint(
     Raises:
         FileNotFoundError, ValueError: As `load`, of any layer, before one is read.
     """
-    folder = hub_folder(folder) if is_hub_name(folder) else folder
-    live = is_model(folder)
-    settings = settings_of(folder.config.to_dict() if live else Path(folder), part)
-    family = family_of(settings["model_type"])
-    tensors = LiveModel(folder) if live else Checkpoint(folder)
-    return OpenCheckpoint(
-        CheckpointWeights(tensors, family.anchors, dtype, lazy=True), family, settings
-    )
+    return OpenCheckpoint(*_read(folder, part, dtype, lazy=True))
 
 
 def open_random(
@@ -183,10 +107,7 @@ def open_random(
     Args:
         source, key, part, dtype: As in `random_like`.
     """
-    settings = settings_of(source, part)
-    family = family_of(settings["model_type"])
-    weights = RandomWeights(key, lambda name: family.draw(name, settings), dtype, lazy=True)
-    return OpenCheckpoint(weights, family, settings)
+    return OpenCheckpoint(*_drawn(source, key, part, dtype, lazy=True))
 
 
 def random_like(
@@ -203,8 +124,29 @@ def random_like(
     Returns:
         (config, params).
     """
+    weights, family, settings = _drawn(source, key, part, dtype, lazy=False)
+    config = family.config(settings)
+    return config, family.params(weights, settings, config)
+
+
+def _read(folder, part, dtype, *, lazy):
+    """(weights, family, settings) of a folder, a name on the hub or a model in memory."""
+    if is_model(folder):
+        given, tensors = folder.config.to_dict(), LiveModel(folder)
+    else:
+        given = Path(hub_folder(folder) if is_hub_name(folder) else folder)
+    # A path is never the name of a published model.
+    settings = settings_of(given, part)
+    family = family_of(settings["model_type"])
+    family.config(settings)  # what it does not support is said before weights are looked for
+    if not is_model(folder):
+        tensors = Checkpoint(given)
+    return CheckpointWeights(tensors, family.anchors, dtype, lazy=lazy), family, settings
+
+
+def _drawn(source, key, part, dtype, *, lazy):
+    """(weights, family, settings) of an architecture at its own initialisation."""
     settings = settings_of(source, part)
     family = family_of(settings["model_type"])
-    config = family.config(settings)
-    weights = RandomWeights(key, lambda name: family.draw(name, settings), dtype)
-    return config, family.params(weights, settings, config)
+    weights = RandomWeights(key, lambda name: family.draw(name, settings), dtype, lazy=lazy)
+    return weights, family, settings

@@ -1,0 +1,104 @@
+"""Weights as an architecture draws them at its initialisation, in place of a file's."""
+
+import dataclasses
+import math
+import zlib
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rank_collapse.pretrained.entries import Settings
+from rank_collapse.pretrained.weights import Weights
+
+
+class Draw(NamedTuple):
+    """How a tensor is drawn: normal(0, std), else filled with `value` (a function: of its shape).
+
+    `zero_row`: a row set to zero (the padding token); `truncate`: normal cut at two units.
+    """
+
+    std: float | None = None
+    value: Any = 0.0
+    zero_row: int | None = None
+    truncate: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Initialisation:
+    """Normal(0, std), biases of zero and unit gains, but for names with these ends.
+
+    Attributes:
+        std: The entry of config.json that is the standard deviation.
+        gain: Of norms, whose names have "norm" or "ln_" in them.
+        values: {end of a name: the number it is filled with, or the entry that is this number}.
+        padded: Tables whose row of `pad_token_id` is zero.
+        truncated: Cut at two standard deviations.
+        residual: Ends of branches, divided by √(2 layers).
+    """
+
+    std: str = "initializer_range"
+    gain: float = 1.0
+    values: Mapping[str, float | str] = dataclasses.field(default_factory=dict)
+    padded: tuple[str, ...] = ()
+    truncated: tuple[str, ...] = ()
+    residual: tuple[str, ...] = ()
+
+    def __call__(self, name: str, settings: Settings, depth: int) -> Draw:
+        """How one tensor of a model with so many layers is drawn."""
+        for end, value in {".bias": 0.0, **self.values}.items():
+            if name.endswith(end):
+                return Draw(value=settings[value] if isinstance(value, str) else value)
+        if "norm" in name.lower() or "ln_" in name:
+            return Draw(value=self.gain)
+        std = settings[self.std]
+        if name.endswith(self.residual):
+            std = std / math.sqrt(2 * depth)
+        zero_row = settings["pad_token_id"] if name.endswith(self.padded) else None
+        return Draw(std, zero_row=zero_row, truncate=name.endswith(self.truncated))
+
+
+class RandomWeights(Weights):
+    """Tensors drawn as a family initialises them; each depends on the key and its name only."""
+
+    drawn = True
+
+    def __init__(
+        self,
+        key: Any,
+        draw: Callable[[str], Draw],
+        dtype: Any = jnp.float32,
+        *,
+        lazy: bool = False,
+    ):
+        super().__init__(dtype, lazy=lazy)
+        self.seed = [int(word) for word in np.ravel(jax.random.key_data(key))]
+        self.draw = draw
+
+    def has(self, name: str) -> bool:
+        """True: what the config asks for, the model has."""
+        return not name.endswith(".")
+
+    def check_depth(self, layer: str, depth: int) -> None:
+        """Nothing to check."""
+
+    def take(self, name: str, *shape: int) -> np.ndarray:
+        """One tensor, drawn."""
+        how = self.draw(name)
+        if self.only_shapes:
+            return np.broadcast_to(np.zeros((), np.float32), shape)
+        if callable(how.value):
+            return how.value(*shape)
+        if how.std is None:
+            return np.full(shape, how.value, self.dtype)
+        # numpy draws a hundred million normals several times faster than jax.random on a CPU.
+        generator = np.random.Generator(np.random.Philox([*self.seed, zlib.crc32(name.encode())]))
+        drawn = generator.standard_normal(shape, np.float32)
+        while how.truncate and (far := np.abs(drawn) > 2).any():
+            drawn[far] = generator.standard_normal(int(far.sum()), np.float32)
+        drawn *= np.float32(how.std)
+        if how.zero_row is not None and how.zero_row < shape[0]:
+            drawn[how.zero_row] = 0.0
+        return drawn

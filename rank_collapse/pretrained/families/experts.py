@@ -1,0 +1,145 @@
+"""Mixtral (Jiang et al. 2024), Qwen2-MoE and Qwen3-MoE: mixtures of experts, shared ones too.
+
+All experts of a layer are one wide MLP whose units a router weighs (`layers.unit_shares`).
+"""
+
+import numpy as np
+
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.layers import MLPParams
+from rank_collapse.pretrained.entries import count
+from rank_collapse.pretrained.families.decoders import (
+    ATTENTION_BIAS,
+    DECODER,
+    NAMES,
+    QK_NORMS,
+    QWEN2,
+    decoder_fields,
+    qwen_fields,
+)
+from rank_collapse.pretrained.weights import Weights
+
+# Gate, up and down of one expert: in Mixtral's files and in others.
+_MIXTRAL, _OTHERS = ("w1", "w3", "w2"), ("gate_proj", "up_proj", "down_proj")
+
+
+def _mixtral_fields(settings):
+    number = settings["num_local_experts"]
+    return decoder_fields(settings) | {
+        "d_ff": number * settings["intermediate_size"],
+        "num_experts": number,
+    }
+
+
+def _qwen_fields(settings):
+    # Qwen3's entry is called so in files that transformers >= 5 has written.
+    number = settings["num_local_experts"] or settings["num_experts"]
+    shared = settings.get("shared_expert_intermediate_size", 0)
+    return qwen_fields(settings) | {
+        "d_ff": number * settings["moe_intermediate_size"] + shared,
+        "num_experts": number,
+        "router": "chosen" if settings["norm_topk_prob"] else "all",
+        "d_shared": shared,
+    }
+
+
+def experts(weights: Weights, name: str, config: TransformerConfig) -> MLPParams:
+    """The experts of a layer, one after another, then the shared one.
+
+    Args:
+        weights: Of the model.
+        name: What stands before the names of the layer.
+        config: The network.
+    """
+    d, number = config.d_model, config.num_experts
+    f = (config.d_ff - config.d_shared) // number
+    old = f"{name}block_sparse_moe"
+    stem = old if weights.has(f"{old}.gate.weight") else f"{name}mlp"
+    if weights.has(f"{stem}.experts.gate_up_proj"):  # a model in memory
+        joint = weights.take(f"{stem}.experts.gate_up_proj", number, 2 * f, d)
+        down = weights.take(f"{stem}.experts.down_proj", number, d, f).transpose(0, 2, 1)
+        maps = [joint[:, :f].reshape(-1, d), joint[:, f:].reshape(-1, d), down.reshape(-1, d)]
+    else:
+        gate, up, down = _MIXTRAL if stem == old else _OTHERS
+        each = [f"{stem}.experts.{e}" for e in range(number)]
+        maps = [
+            _in_a_row([weights.take(f"{e}.{up_}.weight", f, d) for e in each]) for up_ in (gate, up)
+        ]
+        maps.append(_in_a_row([weights.take(f"{e}.{down}.weight", d, f).T for e in each]))
+    router, shared = weights.take(f"{stem}.gate.weight", number, d).T, None
+    if wide := config.d_shared:
+        own = [weights.take(f"{stem}.shared_expert.{part}.weight", wide, d) for part in _OTHERS[:2]]
+        own.append(weights.take(f"{stem}.shared_expert.{_OTHERS[2]}.weight", d, wide).T)
+        maps = [_in_a_row(pair) for pair in zip(maps, own, strict=True)]
+        shared = weights.take(f"{stem}.shared_expert_gate.weight", 1, d).T
+    w_gate, w_in, w_out = maps
+    return MLPParams(w_in=w_in.T, w_out=w_out, w_gate=w_gate.T, w_router=router, w_shared=shared)
+
+
+def _in_a_row(matrices):
+    """The matrices one below another; where only their shapes are asked for, the shape."""
+    if any(m.strides != (0, 0) for m in matrices):
+        return np.concatenate(matrices)
+    return np.broadcast_to(matrices[0][:1, :1], (sum(map(len, matrices)), matrices[0].shape[1]))
+
+
+_LAYER = {place: name for place, name in NAMES.layer.items() if not place.startswith("mlp.")}
+_LAYER |= {"mlp": experts}
+
+MIXTRAL = DECODER.but(
+    "mixtral",
+    entries={
+        "intermediate_size": 14336,
+        "num_key_value_heads": count(8),
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1e6,
+        "num_experts_per_tok": count(2),
+        "num_local_experts": count(8),
+    },
+    reads={"experts_per_token": "num_experts_per_tok"},
+    names=NAMES._replace(layer=_LAYER),
+    fields={"router": "chosen"},
+    computed=_mixtral_fields,
+)
+QWEN2_MOE = QWEN2.but(
+    "qwen2_moe",
+    entries={
+        "hidden_size": 2048,
+        "intermediate_size": 5632,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "num_key_value_heads": count(16),
+        "moe_intermediate_size": count(1408),
+        "shared_expert_intermediate_size": 5632,
+        "num_experts": count(60),
+        "num_local_experts": count(),
+        "num_experts_per_tok": count(4),
+        "norm_topk_prob": False,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": list,
+        "qkv_bias": True,
+    },
+    reads={"experts_per_token": "num_experts_per_tok"},
+    names=NAMES._replace(layer=_LAYER),
+    computed=_qwen_fields,
+    biases=dict.fromkeys("qkv", "qkv_bias"),
+    allowed={"decoder_sparse_step": (1,), "mlp_only_layers": (None, [])},  # one kind of MLP
+)
+QWEN3_MOE = QWEN2_MOE.but(
+    "qwen3_moe",
+    entries={
+        "intermediate_size": 6144,
+        "num_attention_heads": 32,
+        "num_key_value_heads": count(4),
+        "attention_bias": False,
+        "moe_intermediate_size": count(768),
+        "shared_expert_intermediate_size": None,
+        "qkv_bias": None,
+        "num_experts_per_tok": count(8),
+        "num_experts": count(128),
+    },
+    names=NAMES._replace(layer=_LAYER | QK_NORMS["head"]),
+    fields={"qk_norm": "head"},
+    biases=ATTENTION_BIAS,
+)

@@ -1,0 +1,132 @@
+"""GPT-2 (Radford et al. 2019); GPT-NeoX (Black et al. 2022), Pythia: causal, LayerNorm, pre-norm.
+
+GPT-2 stores its maps [in, out], the three of attention in one. GPT-NeoX has parallel residuals, a
+quarter of each head rotated, and the three maps of head after head in one.
+"""
+
+import jax.numpy as jnp
+
+from rank_collapse.pretrained.drawn import Initialisation
+from rank_collapse.pretrained.entries import count
+from rank_collapse.pretrained.family import Family
+from rank_collapse.pretrained.mapping import Leaf, Map, Names
+from rank_collapse.pretrained.rotary import num_positions, rotary_entry, rotary_fields
+
+
+def _gpt2_fields(settings):
+    depth, fields = settings["n_layer"], {}
+    if settings["scale_attn_by_inverse_layer_idx"]:
+        fields["temperature"] = jnp.arange(1.0, depth + 1)
+    return fields | {"d_ff": settings["n_inner"] or 4 * settings["n_embd"]}
+
+
+def _gpt_neox_fields(settings):
+    entry = {"rope_theta": settings["rotary_emb_base"]} | rotary_entry(settings)
+    width = settings["hidden_size"] // settings["num_attention_heads"]
+    fields = rotary_fields(entry, settings, width, settings["rotary_pct"])
+    return fields | {"embedding": {"num_positions": num_positions(entry, settings)}}
+
+
+GPT2 = Family(
+    "gpt2",
+    entries={
+        "vocab_size": 50257,
+        "n_positions": 1024,
+        "n_embd": 768,
+        "n_layer": 12,
+        "n_head": 12,
+        "n_inner": int,
+        "activation_function": "gelu_new",
+        "layer_norm_epsilon": 1e-5,
+        "initializer_range": 0.02,
+        "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": False,
+        "add_cross_attention": False,
+        "tie_word_embeddings": True,
+    },
+    reads={
+        "depth": "n_layer",
+        "num_heads": "n_head",
+        "d_model": "n_embd",
+        "mlp": "activation_function",
+        "norm_eps": "layer_norm_epsilon",
+        "scale_scores": "scale_attn_weights",
+        "vocab_size": "vocab_size",
+        "num_positions": "n_positions",
+    },
+    names=Names(
+        "h.{}",
+        {
+            "attention.qkv": Map("attn.c_attn", "d (3 h k) -> 3 h d k", "(3 h k) -> 3 h k"),
+            "attention.o": Map("attn.c_proj", "(h v) d -> h v d", "d"),
+            "attention_norm": "ln_1",
+            "mlp.in": Map("mlp.c_fc", "d f", "f"),
+            "mlp.out": Map("mlp.c_proj", "f d", "d"),
+            "mlp_norm": "ln_2",
+        },
+        {
+            "embedding.tokens": "wte.weight",
+            "embedding.positions": Leaf("wpe.weight", "p d"),
+            "final_norm": "ln_f",
+        },
+    ),
+    anchors=("wte.weight",),
+    fields={"norm_placement": "pre", "final_norm": True, "mask": "causal"},
+    embedding={"positions": "learned", "norm": False},
+    computed=_gpt2_fields,
+    allowed={"add_cross_attention": (False,)},
+    init=Initialisation(residual=("c_proj.weight",)),
+    head="lm_head.weight",
+)
+GPT_NEOX = Family(
+    "gpt_neox",
+    entries={
+        "vocab_size": 50432,
+        "hidden_size": 6144,
+        "num_hidden_layers": 44,
+        "num_attention_heads": 64,
+        "intermediate_size": 24576,
+        "hidden_act": "gelu",
+        "max_position_embeddings": count(2048),
+        "initializer_range": 0.02,
+        "layer_norm_eps": 1e-5,
+        "use_parallel_residual": True,
+        "attention_bias": True,
+        "tie_word_embeddings": False,
+        "rope_parameters": dict,
+        "rope_scaling": dict,
+        "rope_theta": float,
+        "rotary_emb_base": 10000.0,
+        "rotary_pct": 0.25,
+    },
+    reads={
+        "depth": "num_hidden_layers",
+        "num_heads": "num_attention_heads",
+        "d_model": "hidden_size",
+        "d_ff": "intermediate_size",
+        "mlp": "hidden_act",
+        "norm_eps": "layer_norm_eps",
+        "parallel": "use_parallel_residual",
+        "vocab_size": "vocab_size",
+    },
+    names=Names(
+        "layers.{}",
+        {
+            "attention.qkv": Map(
+                "attention.query_key_value", "(h 3 k) d -> 3 h d k", "(h 3 k) -> 3 h k"
+            ),
+            "attention.o": "attention.dense",
+            "attention_norm": "input_layernorm",
+            "mlp.in": "mlp.dense_h_to_4h",
+            "mlp.out": "mlp.dense_4h_to_h",
+            "mlp_norm": "post_attention_layernorm",
+        },
+        {"embedding.tokens": "embed_in.weight", "final_norm": "final_layer_norm"},
+    ),
+    anchors=("embed_in.weight",),
+    fields={"norm_placement": "pre", "final_norm": True, "mask": "causal"},
+    embedding={"norm": False},
+    computed=_gpt_neox_fields,
+    biases=dict.fromkeys(("qkv", "o"), "attention_bias"),
+    head="embed_out.weight",
+)

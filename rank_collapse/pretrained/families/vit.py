@@ -1,0 +1,155 @@
+"""ViT (Dosovitskiy et al. 2021), DeiT (Touvron et al. 2021) with a distillation token, DINOv2
+(Oquab et al. 2024) with LayerScale and registers (Darcet et al. 2024): patches, pre-norm.
+
+The network's input is `patches.patches(image, size)`. The gains of LayerScale (Touvron et al.
+2021) are the network's learned branch gains.
+"""
+
+from rank_collapse.pretrained.drawn import Initialisation
+from rank_collapse.pretrained.entries import Entry, count
+from rank_collapse.pretrained.family import Family
+from rank_collapse.pretrained.mapping import Leaf, Names
+from rank_collapse.pretrained.patches import num_patches
+
+_OUTSIDE = {
+    "embedding.w_in": Leaf("embeddings.patch_embeddings.projection.weight", "d c y x -> (c y x) d"),
+    "embedding.b_in": Leaf("embeddings.patch_embeddings.projection.bias", "d"),
+    "embedding.positions": Leaf("embeddings.position_embeddings", "1 p d -> p d"),
+    "embedding.class_token": Leaf("embeddings.cls_token", "1 1 d -> d"),
+    "final_norm": "layernorm",
+}
+# Queries, keys, values and output: in files of transformers < 5 and in later ones.
+_OLD = {f"attention.{name[0]}": f"attention.attention.{name}" for name in ("query", "key", "value")}
+_OLD |= {"attention.o": "attention.output.dense"}
+_NEW = {f"attention.{letter}": f"attention.{letter}_proj" for letter in "qkvo"}
+_VIT_NORMS = {"attention_norm": "layernorm_before", "mlp_norm": "layernorm_after"}
+_VIT_OLD = _OLD | {"mlp.in": "intermediate.dense", "mlp.out": "output.dense"} | _VIT_NORMS
+_VIT_NEW = _NEW | {"mlp.in": "mlp.fc1", "mlp.out": "mlp.fc2"} | _VIT_NORMS
+
+
+def _vit_names(weights, settings):
+    old = weights.has("encoder.layer.")
+    outside = dict(_OUTSIDE)
+    if settings["model_type"] == "deit":
+        outside["embedding.registers"] = Leaf("embeddings.distillation_token", "1 r d -> r d")
+    stem, layer = ("encoder.layer.{}", _VIT_OLD) if old else ("layers.{}", _VIT_NEW)
+    return Names(stem, layer, outside)
+
+
+def _patch_fields(settings, registers=0):
+    """What patches, class token and registers make of the embedding."""
+    patches, size = num_patches(settings)
+    return {
+        "d_input": settings["num_channels"] * size * size,
+        "num_positions": patches + 1,
+        "num_registers": registers,
+    }
+
+
+def _vit_fields(settings):
+    return {"embedding": _patch_fields(settings)}
+
+
+def _deit_fields(settings):
+    """The distillation token stands behind the class token, and has a position."""
+    found = _patch_fields(settings, registers=1)
+    return {"embedding": found | {"num_positions": found["num_positions"] + 1}}
+
+
+def _sizes(settings):
+    _, size = num_patches(settings)
+    return {"c": settings["num_channels"], "y": size, "x": size}
+
+
+VIT = Family(
+    "vit",
+    entries={
+        "hidden_size": 768,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "intermediate_size": 3072,
+        "hidden_act": "gelu",
+        "initializer_range": 0.02,
+        "layer_norm_eps": 1e-12,
+        "image_size": Entry(224, (int, list), least=1),
+        "patch_size": Entry(16, (int, list), least=1),
+        "num_channels": count(3),
+        "qkv_bias": True,
+    },
+    reads={
+        "depth": "num_hidden_layers",
+        "num_heads": "num_attention_heads",
+        "d_model": "hidden_size",
+        "d_ff": "intermediate_size",
+        "mlp": "hidden_act",
+        "norm_eps": "layer_norm_eps",
+    },
+    names=_vit_names,
+    anchors=("embeddings.cls_token",),
+    fields={"norm_placement": "pre", "final_norm": True},
+    embedding={"positions": "learned", "class_token": True, "norm": False},
+    computed=_vit_fields,
+    biases=dict.fromkeys("qkv", "qkv_bias"),
+    init=Initialisation(truncated=("cls_token", "position_embeddings")),
+    sizes=_sizes,
+)
+DEIT = VIT.but(
+    "deit",
+    embedding={"place_registers": True},
+    computed=_deit_fields,
+    init=Initialisation(values=dict.fromkeys(("_token", "position_embeddings"), 0.0)),
+)
+
+
+def _dinov2_fields(settings):
+    wide = int(settings["hidden_size"] * settings["mlp_ratio"])
+    fields = {"d_ff": wide, "learned_branch_gain": settings["layerscale_value"]}
+    if settings["use_swiglu_ffn"]:
+        # Two thirds, up to a multiple of eight: as many parameters as without a gate.
+        fields |= {"d_ff": (int(wide * 2 / 3) + 7) // 8 * 8, "mlp": "swiglu"}
+    registers = settings.get("num_register_tokens", 0)
+    return fields | {"embedding": _patch_fields(settings, registers)}
+
+
+def _dinov2_names(weights, settings):
+    attention = _OLD if weights.has(f"encoder.layer.0.{_OLD['attention.q']}.weight") else _NEW
+    mlp = {"mlp.in": "mlp.fc1", "mlp.out": "mlp.fc2"}
+    if settings["use_swiglu_ffn"] and weights.has("encoder.layer.0.mlp.weights_in.weight"):
+        mlp = {"mlp.gate_in": "mlp.weights_in", "mlp.out": "mlp.weights_out"}
+    elif settings["use_swiglu_ffn"]:
+        parts = (("gate", "gate"), ("in", "up"), ("out", "down"))
+        mlp = {f"mlp.{place}": f"mlp.{name}_proj" for place, name in parts}
+    others = {
+        "attention_norm": "norm1",
+        "attention_gains.branch": Leaf("layer_scale1.lambda1", "d"),
+        "mlp_norm": "norm2",
+        "mlp_gains.branch": Leaf("layer_scale2.lambda1", "d"),
+    }
+    outside = dict(_OUTSIDE)
+    if settings.get("num_register_tokens", 0):
+        outside["embedding.registers"] = Leaf("embeddings.register_tokens", "1 r d -> r d")
+    return Names("encoder.layer.{}", attention | mlp | others, outside)
+
+
+DINOV2 = VIT.but(
+    "dinov2",
+    entries={
+        "intermediate_size": None,
+        "mlp_ratio": count(4, most=1000),
+        "layer_norm_eps": 1e-6,
+        "patch_size": Entry(14, (int, list), least=1),
+        "layerscale_value": Entry(1.0, (float,), least=-3.4e38),
+        "use_swiglu_ffn": False,
+    },
+    reads={"d_ff": None},
+    names=_dinov2_names,
+    fields={"learned_per_feature": True},
+    computed=_dinov2_fields,
+    init=Initialisation(
+        values={"register_tokens": 0.0, "lambda1": "layerscale_value"}, truncated=("",)
+    ),
+)
+DINOV2_REGISTERS = DINOV2.but(
+    "dinov2_with_registers",
+    entries={"patch_size": Entry(16, (int, list), least=1), "num_register_tokens": 4},
+)

@@ -1,0 +1,60 @@
+"""Whisper's encoder (Radford et al. 2023): two convolutions over a log-mel spectrogram, pre-norm.
+
+The network's input is the spectrogram, [frames, mel bins].
+"""
+
+from rank_collapse.pretrained.drawn import Initialisation
+from rank_collapse.pretrained.entries import count
+from rank_collapse.pretrained.family import Family
+from rank_collapse.pretrained.mapping import Leaf, Names
+
+WHISPER = Family(
+    "whisper",
+    entries={
+        "num_mel_bins": count(80),
+        "encoder_layers": 4,
+        "encoder_attention_heads": 6,
+        "encoder_ffn_dim": 1536,
+        "activation_function": "gelu",
+        "d_model": 384,
+        "init_std": 0.02,
+        "max_source_positions": 1500,
+        "scale_embedding": False,
+    },
+    reads={
+        "depth": "encoder_layers",
+        "num_heads": "encoder_attention_heads",
+        "d_model": "d_model",
+        "d_ff": "encoder_ffn_dim",
+        "mlp": "activation_function",
+        "d_input": "num_mel_bins",
+        "num_positions": "max_source_positions",
+    },
+    names=Names(
+        "layers.{}",
+        {
+            "attention.q": "self_attn.q_proj",
+            "attention.k": "self_attn.k_proj",
+            "attention.v": "self_attn.v_proj",
+            "attention.o": "self_attn.out_proj",
+            "attention_norm": "self_attn_layer_norm",
+            "mlp.in": "fc1",
+            "mlp.out": "fc2",
+            "mlp_norm": "final_layer_norm",
+        },
+        {  # torch keeps the three steps of time last
+            "embedding.w_in": Leaf("conv1.weight", "d i 3 -> 3 i d"),
+            "embedding.b_in": Leaf("conv1.bias", "d"),
+            "embedding.w_hidden": Leaf("conv2.weight", "d e 3 -> 3 e d"),
+            "embedding.b_hidden": Leaf("conv2.bias", "d"),
+            "embedding.positions": Leaf("embed_positions.weight", "p d"),
+            "final_norm": "layer_norm",
+        },
+    ),
+    anchors=("conv1.weight",),
+    fields={"norm_placement": "pre", "norm_eps": 1e-5, "final_norm": True},
+    embedding={"convolutions": True, "positions": "learned", "norm": False},
+    allowed={"activation_function": ("gelu",)},  # the convolutions' too
+    biases={"k": False},
+    init=Initialisation(std="init_std"),
+)

@@ -1,0 +1,237 @@
+"""From named tensors to the parameters of the network, as a family's table of names says.
+
+A table goes from a place in the parameters to a name in the file. Axes are written as in einops,
+"(h k) d -> h d k": those of the file and, behind the arrow, those of the network, where they
+differ. Letters: d width, h heads, g groups of keys and values, k and v their widths, f MLP, e
+embedding, i input, p positions, s segments, r registers, b buckets; other words are a family's own.
+"""
+
+import dataclasses
+import functools
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rank_collapse.network.attention import AttentionParams, RelativeParams
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.embedding import EmbeddingParams
+from rank_collapse.network.gains import LearnedGains
+from rank_collapse.network.layers import MLPParams, NormParams
+from rank_collapse.network.parameters import BlockParams
+from rank_collapse.pretrained.weights import Weights
+
+
+class Leaf(NamedTuple):
+    """One array of the parameters: its tensor's whole name (None: zeros), and its axes."""
+
+    name: str | None
+    axes: str
+
+
+class Map(NamedTuple):
+    """A map with weight and bias whose axes are others than `_MAPS` has, or several in one."""
+
+    name: str
+    weight: str
+    bias: str = ""
+
+
+class Names(NamedTuple):
+    """Where the tensors of a family lie.
+
+    Attributes:
+        stem: What stands before the names of a layer, with {} for its number.
+        layer, outside: {place in `BlockParams` or in `TransformerParams`: name of a map or of a
+            norm without ".weight", a `Map`, a `Leaf`, or a function of (weights, stem, config)}.
+    """
+
+    stem: str
+    layer: Mapping[str, Any]
+    outside: Mapping[str, Any]
+
+
+# Of each kind of map, as torch keeps it: the fields it fills, the axes of its weight and its bias.
+# Several fields: the first axis behind the arrow goes through them.
+_QKV = tuple((f"w_{letter}", f"b_{letter}") for letter in "qkv")
+_MAPS = {
+    "q": ((("w_q", "b_q"),), "(h k) d -> h d k", "(h k) -> h k"),
+    "k": ((("w_k", "b_k"),), "(g k) d -> g d k", "(g k) -> g k"),
+    "v": ((("w_v", "b_v"),), "(g v) d -> g d v", "(g v) -> g v"),
+    "qkv": (_QKV, "(3 h k) d -> 3 h d k", "(3 h k) -> 3 h k"),
+    "qkv_grouped": (_QKV, "(n k) d -> n d k", "(n k) -> n k"),
+    "o": ((("w_o", "b_o"),), "d (h v) -> h v d", "d"),
+    "in": ((("w_in", "b_in"),), "f d -> d f", "f"),
+    "gate": ((("w_gate", "b_gate"),), "f d -> d f", "f"),
+    "gate_in": ((("w_gate", "b_gate"), ("w_in", "b_in")), "(2 f) d -> 2 d f", "(2 f) -> 2 f"),
+    "out": ((("w_out", "b_out"),), "d f -> f d", "d"),
+    "project": ((("w_project", "b_project"),), "d e -> e d", "d"),
+    "norm": ((("gain", "bias"),), "d", "d"),
+    "embedding.norm": ((("gain", "bias"),), "e", "e"),
+}
+_TYPES = {"attention": AttentionParams, "cross": AttentionParams}
+_TYPES |= {"mlp": MLPParams, "relative": RelativeParams, "embedding": EmbeddingParams}
+_TYPES |= {"norm": NormParams, "gains": LearnedGains}
+
+
+@functools.cache
+def _axes(text):
+    """(the file's axes, each of several names; the network's, likewise) of "(h k) d -> h d k"."""
+    left, _, right = text.partition(" -> ")
+    sides = [re.findall(r"\(([^)]*)\)|(\S+)", side) for side in (left, right or left)]
+    return [[(group or name).split() for group, name in side] for side in sides]
+
+
+def take(weights: Weights, name: str, axes: str, sizes: Mapping[str, int]) -> np.ndarray:
+    """A tensor of the shape that the axes say, as a view with the network's axes.
+
+    Args:
+        weights: Of the model.
+        name: Of the tensor.
+        axes: See above.
+        sizes: Of each axis but those that are written as numbers.
+
+    Raises:
+        ValueError: A tensor that is missing or of another shape.
+    """
+
+    def size(axis):
+        return int(axis) if axis.isdigit() else sizes[axis]
+
+    left, right = _axes(axes)
+    array = weights.take(name, *(math.prod(map(size, group)) for group in left))
+    split = [axis for group in left for axis in group if axis != "1"]
+    order = [split.index(axis) for group in right for axis in group if axis != "1"]
+    array = array.reshape([size(axis) for axis in split]).transpose(order)
+    if any(len(group) > 1 for group in right):
+        array = array.reshape([math.prod(map(size, group)) for group in right])
+    return array
+
+
+@dataclasses.dataclass(frozen=True)
+class Reader:
+    """What reads the tensors of one model.
+
+    Attributes:
+        weights: Its tensors.
+        config: The network.
+        sizes: Of the axes of a family's own.
+        biased: Kind of map → whether it has a bias.
+        gain_offset: What is added to the stored gains of norms.
+    """
+
+    weights: Weights
+    config: TransformerConfig
+    sizes: Mapping[str, int]
+    biased: Callable[[str], bool]
+    gain_offset: float = 0.0
+
+    @functools.cached_property
+    def _sizes(self):
+        c, e = self.config, self.config.embedding
+        h, g = c.num_heads, self.sizes.get("g", c.num_heads)
+        own = {"d": c.d_model, "h": h, "g": g, "n": h + 2 * g, "k": c.qk_width, "v": c.v_width}
+        own |= {"f": c.d_ff, "b": c.num_buckets, "e": e.d_embed, "i": e.d_input}
+        own |= {"p": e.num_positions, "s": e.num_segments, "r": e.num_registers}
+        return own | self.sizes
+
+    def fields(self, names: Mapping[str, Any], stem: str = "") -> dict[str, Any]:
+        """The parts of the parameters that a table names.
+
+        Args:
+            names: `Names.layer` or `Names.outside`.
+            stem: What stands before the names.
+        """
+        nested: dict[str, Any] = {}
+        for place, given in names.items():
+            if place.startswith("cross") and not self.config.cross_attention:
+                continue
+            for path, array in self._arrays(place, given, stem):
+                *parents, last = path.split(".")
+                part = nested
+                for parent in parents:
+                    part = part.setdefault(parent, {})
+                part[last] = array
+        return {name: _built(name, part) for name, part in nested.items()}
+
+    def layer(self, names: Names, row: tuple[int, ...]) -> BlockParams:
+        """One layer; the first norm of all, where the network has none, leaves its input as it is.
+
+        Args:
+            names: Of the family.
+            row: What stands in the stem's braces.
+        """
+        table = dict(names.layer)
+        first = row[0] == 0 and not self.config.first_norm
+        if first:
+            del table["attention_norm"]
+        fields = self.fields(table, names.stem.format(*row) + ".")
+        if first:
+            gain, bias = fields["mlp_norm"].gain, fields["mlp_norm"].bias
+            bias = None if bias is None else np.zeros_like(bias)
+            fields["attention_norm"] = NormParams(gain=np.ones_like(gain), bias=bias)
+        return BlockParams(**fields)
+
+    def outside(self, names: Names) -> dict[str, Any]:
+        """What `TransformerParams` has beside its layers."""
+        table, tables = dict(names.outside), self.config.embedding
+        tokens = table.pop("embedding.tokens", None)
+        fields = {"embedding": EmbeddingParams()} | self.fields(table)
+        embedding = fields["embedding"]
+        if tokens is not None:
+            tokens = self.weights.table(tokens, tables.vocab_size, tables.d_embed)
+            embedding = embedding.replace(tokens=tokens)
+        if embedding.positions is not None:  # rows before those are for padding
+            last = len(embedding.positions) - tables.num_positions
+            embedding = embedding.replace(positions=embedding.positions[last:])
+        return self.weights.to_device(fields | {"embedding": embedding})
+
+    def _arrays(self, place, given, stem):
+        """(path in the parameters, array) of one line of a table."""
+        norm = place.endswith("norm")
+        if callable(given):
+            yield place, given(self.weights, stem, self.config)
+            return
+        if isinstance(given, Leaf):
+            yield place, self._take(given.name and stem + given.name, given.axes, norm)
+            return
+        parent, _, kind = place.rpartition(".")
+        parent, kind = (place, "norm") if norm else (parent, kind)
+        fields, *axes = _MAPS.get(place) or _MAPS[kind]
+        name, axes = (given, axes) if isinstance(given, str) else (given.name, given[1:])
+        weight = self._take(f"{stem}{name}.weight", axes[0], norm)
+        biased = self.biased(kind)
+        bias = self._take(f"{stem}{name}.bias", axes[1], False) if biased else None
+        cut = functools.partial(_parts, count=len(fields), heads=self._sizes["h"])
+        for (w, b), w_part, b_part in zip(fields, cut(weight), cut(bias), strict=True):
+            yield f"{parent}.{w}", w_part
+            yield f"{parent}.{b}", b_part
+
+    def _take(self, name, axes, norm):
+        if name is None:
+            shape = [self._sizes[axis] for axis in axes.split()]
+            return np.zeros(shape, self.weights.dtype)
+        array = take(self.weights, name, axes, self._sizes)
+        if norm and self.gain_offset:
+            array = self.gain_offset + np.asarray(array, self.weights.dtype)
+        return array
+
+
+def _parts(array, count, heads):
+    """The maps in one array, along its first axis; queries' heads come before two groups."""
+    if count == 1 or array is None:
+        return [array] * count
+    if len(array) == count:
+        return list(array)
+    groups = (len(array) - heads) // 2
+    return np.split(array, [heads, heads + groups])
+
+
+def _built(name, part):
+    """A part of the parameters from the dictionary of its fields; arrays as they are."""
+    if not isinstance(part, dict):
+        return part
+    kind = _TYPES[name.rpartition("_")[2]]
+    return kind(**{field: _built(field, value) for field, value in part.items()})

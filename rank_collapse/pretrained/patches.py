@@ -1,0 +1,62 @@
+"""Images as the patches that a vision model takes in, one flattened patch a row."""
+
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from rank_collapse.pretrained.entries import Settings
+
+
+def patches(image: Any, size: int) -> Any:
+    """Non-overlapping squares of an image, row by row, each flattened as (channel, y, x).
+
+    Args:
+        image: [channels, height, width].
+        size: Side of a square.
+
+    Returns:
+        [n, channels · size²].
+
+    Raises:
+        ValueError: A height or width that the patch size does not divide.
+    """
+    c, height, width = image.shape
+    if height % size or width % size:
+        raise ValueError(f"patch size {size} does not divide an image of {height} x {width}")
+    grid = image.reshape(c, height // size, size, width // size, size)
+    return grid.transpose(1, 3, 0, 2, 4).reshape(-1, c * size * size)
+
+
+def image_patches(images: Any, settings: Settings) -> Float[np.ndarray, "b n i"]:
+    """`patches` of a batch of images [b, channels, height, width] for a given model.
+
+    Raises:
+        ValueError: Images of another shape than the model's.
+    """
+    shape = (settings["num_channels"], *_pair(settings["image_size"]))
+    if images.ndim != 4 or images.shape[1:] != shape or not len(images):
+        raise ValueError(f"images of shape {images.shape} are not [b, {shape}]")
+    _, size = num_patches(settings)
+    return np.stack([patches(image, size) for image in images])
+
+
+def num_patches(settings: Settings) -> tuple[int, int]:
+    """(patches of an image, side of each).
+
+    Raises:
+        ValueError: Patches that do not tile the image, or are not square.
+    """
+    (height, width), (size, other) = _pair(settings["image_size"]), _pair(settings["patch_size"])
+    if size != other or height % size or width % size:
+        raise ValueError(
+            f"patch_size={settings['patch_size']} does not tile image_size={settings['image_size']}"
+        )
+    return (height // size) * (width // size), size
+
+
+def _pair(value):
+    pair = [value, value] if isinstance(value, int) else value
+    if len(pair) != 2 or any(type(n) is not int or not 1 <= n < 2**31 for n in pair):
+        raise ValueError(f"image or patch size {value!r} is neither a whole number nor two")
+    return tuple(pair)

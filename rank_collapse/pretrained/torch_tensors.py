@@ -1,0 +1,144 @@
+"""Tensors of torch by name: those of a `torch.save` file, and of a model in memory."""
+
+import math
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+_CONVERT = (
+    'python -c "import torch, safetensors.torch as s; '
+    "t = torch.load('{0}', weights_only=True); "
+    "s.save_file({{k: v.clone() for k, v in t.items()}}, 'model.safetensors')\""
+)
+# Names that may share the bytes of one table: T5's shared, encoder, decoder and head.
+_ALIASES = 4
+
+
+def torch_tensors(path: Path) -> dict[str, Any]:
+    """The tensors of a state dict saved by `torch.save`, left in the file where it is a zip.
+
+    Raises:
+        ValueError: No torch here, or a file that is cut short, damaged, or that holds anything but
+            tensors, or tensors of more values than its bytes could be.
+    """
+    try:
+        import torch
+    except ImportError:
+        raise ValueError(
+            f"{path}: .bin files are read by torch, which is not installed; where it is, "
+            f"{_CONVERT.format(path.name)}"
+        ) from None
+    try:
+        zipped = zipfile.is_zipfile(path)
+        if zipped:  # a compressed pickle could be of any size
+            with zipfile.ZipFile(path) as archive:
+                wrong = [info.filename for info in archive.infolist() if info.compress_type]
+            if wrong:
+                raise ValueError(f"{wrong[0]} is compressed")
+        found = torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
+    except Exception as error:  # of pickle, zipfile or torch, on bytes of a stranger's
+        # Not its advice to load the file without `weights_only`.
+        parts = [part for part in str(error).split("\n\n") if "weights_only" not in part]
+        reason = " ".join(" ".join(parts).split())[:300] or "torch takes it for no weights"
+        raise ValueError(f"{path}: not a readable torch file: {reason}") from None
+    if isinstance(found, dict) and isinstance(found.get("state_dict"), dict):
+        found = found["state_dict"]
+    if not isinstance(found, dict):
+        raise ValueError(f"{path}: holds a {type(found).__name__}, not a dictionary of tensors")
+    tensors = {k: v for k, v in found.items() if isinstance(k, str) and torch.is_tensor(v)}
+    for name, tensor in tensors.items():
+        if tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.is_quantized:
+            raise ValueError(f"{path}: tensor {name!r} is not a plain array")
+    size, total = path.stat().st_size, sum(map(num_bytes, tensors.values()))
+    storages = {s.data_ptr(): s.nbytes() for s in (t.untyped_storage() for t in tensors.values())}
+    if total > _ALIASES * size or sum(storages.values()) > size:
+        raise ValueError(f"{path}: {total} bytes of tensors in a file of {size}: they repeat")
+    return tensors
+
+
+def num_bytes(tensor: Any) -> int:
+    """Size of a tensor's values, those that it repeats counted again."""
+    return tensor.element_size() * math.prod(tensor.shape)
+
+
+def is_model(source: Any) -> bool:
+    """Whether `source` is a model rather than a folder: it has a config and a state_dict."""
+    return hasattr(source, "state_dict") and hasattr(source, "config")
+
+
+def dtype_of(tensor: Any) -> np.dtype:
+    """The numpy dtype of a tensor.
+
+    Raises:
+        ValueError: One that numpy does not have, such as one of eight bits.
+    """
+    kind = str(tensor.dtype).removeprefix("torch.")
+    if kind == "bfloat16":
+        return np.dtype(ml_dtypes.bfloat16)
+    if not hasattr(np, kind):
+        raise ValueError(f"a tensor of the unsupported dtype {kind}: a quantised checkpoint")
+    return np.dtype(kind)
+
+
+def as_array(tensor: Any) -> np.ndarray:
+    """The values of a tensor, on the CPU in the same memory."""
+    tensor, dtype = tensor.detach().cpu(), dtype_of(tensor)
+    if dtype == ml_dtypes.bfloat16:
+        import torch
+
+        return tensor.view(torch.int16).numpy().view(dtype)
+    return tensor.numpy()
+
+
+class LiveModel:
+    """The tensors of a model of `transformers` in memory, as `Checkpoint` has those of a folder."""
+
+    file = "state_dict()"
+
+    def __init__(self, model: Any):
+        self.folder = Path(type(model).__name__)
+        self.tensors: Mapping[str, Any] = model.state_dict()
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all tensors."""
+        return list(self.tensors)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of one tensor."""
+        return tuple(self.tensors[name].shape)
+
+    def num_bytes(self) -> int:
+        """Size of all tensors."""
+        return sum(map(num_bytes, self.tensors.values()))
+
+    def dtype(self, name: str) -> np.dtype:
+        """The dtype of one tensor as `read` gives it."""
+        return dtype_of(self.tensors[name])
+
+    def read_rows(self, name: str, first: int, last: int) -> np.ndarray:
+        """Rows first .. last − 1 of a matrix."""
+        return self.read(name)[first:last]
+
+    def read(self, name: str, *, finite: bool = True) -> np.ndarray:
+        """One tensor.
+
+        Args:
+            name: Which.
+            finite: Whether to refuse values that are not finite.
+
+        Raises:
+            ValueError: A tensor with values that are not finite, or without values (on torch's
+                device "meta").
+        """
+        tensor = self.tensors[name]
+        if tensor.device.type == "meta":
+            raise ValueError(f"{self.folder}: tensor {name!r} is on the device 'meta'")
+        array = as_array(tensor)
+        if finite and array.dtype.kind in "fV" and not np.isfinite(array).all():
+            raise ValueError(f"{self.folder}: tensor {name!r} holds values that are not finite")
+        return array
