@@ -162,11 +162,7 @@ def show(summary: dict[str, Any], sizes: Sizes) -> None:
 @figures.styled
 def share_figure(tables: Tables, sizes: Sizes) -> Figure:
     """Shares as bars, the binomial law as dots."""
-    columns = min(COLUMNS, len(tables))
-    rows = -(-len(tables) // columns)
-    fig, axes = figures.figure(rows, columns, width=3.3, height=2.1)
-    for ax in axes.flat[len(tables) :]:
-        ax.set_visible(False)
+    fig, axes = figures.panels(len(tables), COLUMNS, width=3.3, height=2.1)
     for ax, (name, table) in zip(axes.flat, tables.items(), strict=False):
         share = column(table, "share")
         lengths = np.arange(len(share))
@@ -175,10 +171,7 @@ def share_figure(tables: Tables, sizes: Sizes) -> Figure:
         ax.plot(lengths, law, ".", color=figures.color(1), markersize=3.5, label="binomial")
         ax.set_title(name, fontsize=9)
         figures.integer_ticks(ax)
-    for ax in axes[:, 0]:
-        ax.set_ylabel("share of paths")
-    for ax in axes[-1]:
-        ax.set_xlabel("path length")
+    figures.outer_labels(axes, "path length", "share of paths")
     axes[0, 0].legend(loc="upper left")
     return fig
 

@@ -123,6 +123,8 @@ def reading(summary: Mapping[str, Any]) -> str:
 
 ENTRY = Entry(
     title="BERT, ALBERT and XLNet at initialisation",
+    order=40,
+    brief="BERT, ALBERT, XLNet and others, at initialisation or from a checkpoint folder",
     claim="Attention without skips and MLPs loses rank within a few layers in all three "
     "architectures; skips prevent it, and MLPs alone slow it at most (published figures of the "
     "relative residual by layer; unseeded initialisations, other texts).",
