@@ -62,7 +62,7 @@ def main(options: flags.FlagValues) -> int:
     sections = run_experiments(chosen, options, folder / options.preset)
     claims = [claim for section in sections for claim in section.claims]
     for claim in claims:
-        print(f"{claim.verdict:12s} {claim.section}: {claim.statement} {report.span(claim)}")
+        print(report.claim_line(claim))
     for section, statement in untested(claims):
         print(f"{'not tested':12s} {section}: {statement}")
     path = folder / "report.html"

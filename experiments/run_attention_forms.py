@@ -313,24 +313,6 @@ def summary_of(results: dict[str, Any], options: Flags) -> dict[str, Any]:
     }
 
 
-def show(summary: dict[str, Any], options: Flags) -> None:
-    """Prints the ends of the sweep, and the accuracies."""
-    for form, found in summary["random"].items():
-        for i in sorted({0, len(found["d_k"]) - 1}):
-            print(
-                f"{form:>17s}, d_k {found['d_k'][i]:>4d}: variance {found['variance'][i][0]:.4g} "
-                f"(law {found['variance_law'][i]:.4g}), entropy {found['entropy'][i][0]:.3f}, "
-                f"saturated {found['saturated'][i][0]:.3f}, gradient to queries "
-                f"{found['query_gradient'][i][0]:.3g} "
-                f"(median {found['median_query_gradient'][i][0]:.3g})"
-            )
-    for d_k, found in summary["trained"].items():
-        for form, accuracy in found["accuracy"].items():
-            print(f"{form:>17s}, d_k {d_k:>4s}: trained accuracy {between(accuracy)}")
-        for pair, ahead in found["ahead"].items():
-            print(f"    {pair}, seed by seed: {between(ahead)}")
-
-
 @figures.styled
 def random_figure(results: dict[str, Any], options: Flags) -> Figure:
     """Scores, weights and gradients of each form against d_k."""
@@ -524,7 +506,6 @@ EXPERIMENT = Experiment(
     measure=measure_all,
     table=rows_of,
     summary=summary_of,
-    show=show,
     figures={
         "random": Drawing(
             random_figure,

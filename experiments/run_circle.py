@@ -333,28 +333,6 @@ def _table(opposite, fell):
     }
 
 
-def show(summary: dict[str, Any], cases: Cases) -> None:
-    """Prints a line or two per case."""
-    for name, c in summary["cases"].items():
-        low, high = c["interval"]
-        apart = f", diverged: {c['diverged']}" if c["diverged"] else ""
-        print(
-            f"{name:22s} {c['fell']} of {c['seeds']} seed(s) fell together "
-            f"({low:.2f} to {high:.2f}){_published(c)}; where equal points rest, they attract in "
-            f"{c['attracting']} of {c['at_rest']}; error of one step {c['step_error']:.4f}{apart}"
-        )
-        if c["steps"] or c["orders"]:
-            print(f"{'':22s} {law_text(c)}")
-    print(f"{summary['seconds']:.1f} s")
-
-
-def _published(case):
-    if "published" not in case:
-        return ""
-    theirs = case["published"]
-    return f", published code {theirs['fell']} of {theirs['seeds']} (p = {theirs['p']:.2g})"
-
-
 def law_text(case: dict[str, Any]) -> str:
     """How the seeds of a case fell: steps measured and predicted, and the law's order."""
     parts = []
@@ -610,7 +588,6 @@ EXPERIMENT = Experiment(
     ),
     table=rows_of,
     summary=summary_of,
-    show=show,
     figures={
         "shares": Drawing(
             share_figure, "Share of seeds whose two walkers end together, with 95 % intervals."

@@ -357,9 +357,10 @@ def compare(summary: dict[str, Any]) -> list[Comparison]:
 def reading(summary: dict[str, Any]) -> str:
     """A sentence against the paper."""
     chain, depth = summary["median_chain_residual"], summary["depth"]
-    rate = (chain[-1] / chain[0]) ** (1 / max(depth - 1, 1))
+    rate = (chain[-1] / chain[0]) ** (1 / max(depth - 1, 1)) if chain[0] > 0 else 0.0
+    factor = f"{1 / rate:.2g}" if rate > 0 else "∞"
     return (
-        f"Products of attention matrices lose a factor {1 / rate:.2g} of their residual per layer: "
+        f"Products of attention matrices lose a factor {factor} of their residual per layer: "
         "exponentially, as products of stochastic matrices do; the cubic rate needs tokens that "
         "collapse with them. At initialisation all paths of length "
         f"{summary['length_of_largest_residual']} together have the largest residual, while most "

@@ -150,15 +150,6 @@ def summary_of(tables: Tables, sizes: dict[str, tuple[int, int]]) -> dict[str, A
     return summary
 
 
-def show(summary: dict[str, Any], sizes: Sizes) -> None:
-    """Prints a line per architecture."""
-    for name, numbers in summary.items():
-        print(
-            f"{name:18s} H={numbers['heads']:<4d} L={numbers['layers']:<4d} "
-            f"paths 10^{numbers['log10_paths']:.2f}  mean length {numbers['mean_length']:.3f}"
-        )
-
-
 @figures.styled
 def share_figure(tables: Tables, sizes: Sizes) -> Figure:
     """Shares as bars, the binomial law as dots."""
@@ -232,7 +223,6 @@ EXPERIMENT = Experiment(
     measure=lambda options, sizes, run: {n: path_table(*size) for n, size in sizes.items()},
     table=rows_of,
     summary=summary_of,
-    show=show,
     figures={
         "path_counts": Drawing(
             share_figure, "Share of paths by length: exact counts (bars) and law (dots)."

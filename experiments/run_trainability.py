@@ -380,21 +380,6 @@ def title_of(cell: dict[str, Any]) -> str:
     )
 
 
-def show(summary: dict[str, Any], options: flags.FlagValues) -> None:
-    """Prints one line per cell."""
-    print(f"{summary['task']}, {summary['steps']} steps; failed: accuracy at most "
-          f"{summary['guess_limit']:.3f}, or a loss that is not finite")  # fmt: skip
-    for cell in summary["cells"]:
-        low, high = cell["interval"]
-        print(
-            f"{title_of(cell):>58s}: failed {cell['failed']} of {cell['seeds']} "
-            f"({low:.2f} to {high:.2f}), accuracy {cell['accuracy']:.3f}; residual ratio before "
-            f"training {cell['residual_ratio_before']:.2g}, after it "
-            f"{cell['residual_ratio_after']:.2g}; gradient of W_Q over that of W_V before it "
-            f"{cell['query_over_value_gradient_before']:.2g}"
-        )
-
-
 def _values(cells, field):
     return list(dict.fromkeys(getattr(c, field) for c in cells))
 
@@ -630,7 +615,6 @@ EXPERIMENT = Experiment(
     table=rows_of,
     summary=summary_of,
     parts=lambda results: [cell.name for cell in results],
-    show=show,
     figures={
         "failed": drawn(
             functools.partial(share_figure, field="depth", label="layers"), "designs",

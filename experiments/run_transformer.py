@@ -232,23 +232,6 @@ def summary_of(results: dict[str, Any], setup: Setup) -> dict[str, Any]:
     }
 
 
-def show(summary: dict[str, Any], setup: Setup) -> None:
-    """Prints the summary."""
-    apart = f"; kept apart as diverged: {list(summary['diverged'])}" * bool(summary["diverged"])
-    print(f"{setup.title}: {summary['seeds']} seed(s){apart}")
-    lines = {"exact sequences, decoded greedily": summary["exact"]} | {
-        {"accuracy": "tokens, teacher forced", "loss": "loss, held out"}[name]: found
-        for name, found in summary["whole"].items()
-        if name != "exact_forced"
-    }
-    for name, found in lines.items():
-        print(f"  {name}: {found['mean']:.3f} ± {found['std']:.3f}")
-    for half, found in summary["residual"].items():
-        print(f"  residual ratio by layer, {half}: " + " ".join(f"{v:.3f}" for v in found["mean"]))
-    seconds = summary["seconds"]
-    print(f"  training {seconds['train']:.1f} s, in all {seconds['all']:.1f} s")
-
-
 @figures.styled
 def curve_figure(results: dict[str, Any], setup: Setup) -> Figure:
     """Loss and held-out token accuracy after each epoch, and the sequences written exactly."""
@@ -379,7 +362,6 @@ EXPERIMENT = Experiment(
     ),
     table=rows_of,
     summary=summary_of,
-    show=show,
     figures={
         "curves": Drawing(
             curve_figure,

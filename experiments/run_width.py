@@ -111,18 +111,6 @@ def summary_of(results: Results, cases: Cases) -> dict[str, Any]:
     return {"cases": out, "seconds": sum(float(r["seconds"]["all"]) for r in results.values())}
 
 
-def show(summary: dict[str, Any], cases: Cases) -> None:
-    """Prints one line per depth."""
-    for case in by_depth(summary):
-        apart = f", diverged: {case['diverged']}" if case["diverged"] else ""
-        print(
-            f"depth {case['depth']:>3d}, width {case['hidden_dim']:4d}: {case['parameters']} "
-            f"parameters, {case['seeds']} seed(s), accuracy {case['accuracy']:.3f} ± "
-            f"{case['accuracy_std']:.3f}{apart}"
-        )
-    print(f"{summary['seconds']:.1f} s")
-
-
 def by_depth(summary: dict[str, Any]) -> list[dict[str, Any]]:
     """The summary of each case, shallow first."""
     return sorted(summary["cases"].values(), key=lambda case: case["depth"])
@@ -210,7 +198,6 @@ EXPERIMENT = Experiment(
     ),
     table=rows_of,
     summary=summary_of,
-    show=show,
     figures={
         "width": Drawing(
             width_figure,

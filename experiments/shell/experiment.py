@@ -19,6 +19,7 @@ from typing import Any
 
 from experiments.shell import cli
 from experiments.shell.flag_values import Flags
+from rank_collapse import report
 from rank_collapse.report.claims import Claim
 from rank_collapse.report.page import Comparison
 from rank_collapse.runs.folder import RunFolder
@@ -64,7 +65,6 @@ class Experiment:
         reading: summary → what the numbers say against the paper, in a sentence.
         claims: summary → tests of what the paper says.
         compare: summary → what is measured beside published values, without verdicts.
-        show: (summary, setup) → prints it.
         setup: options → what they ask for; raises ValueError before a folder is made.
         extra: setup → what beside the flags determines the results, for config.json.
         execution: Flags that change no result of the folder beyond rounding.
@@ -87,7 +87,6 @@ class Experiment:
     reading: Callable[[dict[str, Any]], str]
     claims: Callable[[dict[str, Any]], Iterable[Claim]] = lambda summary: ()
     compare: Callable[[dict[str, Any]], Iterable[Comparison]] = lambda summary: ()
-    show: Callable[[dict[str, Any], Any], None] = lambda summary, setup: None
     setup: Callable[[Flags], Any] = lambda options: options
     extra: Callable[[Any], Mapping[str, Any] | None] = lambda setup: None
     execution: Sequence[str] = field(default=())
@@ -126,7 +125,11 @@ class Experiment:
                 summary=partial(self.summary, results, setup),
                 shown=self.parts(results),
             )
-        self.show(summary, setup)
+        for row in self.compare(summary):
+            print(report.comparison_line(row))
+        for claim in self.claims(summary):
+            print(report.claim_line(claim))
+        print(self.reading(summary))
         print(f"written to {run.path}")
         return summary
 

@@ -210,39 +210,6 @@ def enough(results: dict[str, Any], metric: str, seed: int) -> int | None:
     return int(np.argmax(results["truncated"][metric][seed] >= whole - error))
 
 
-def show(summary: dict[str, Any], setup: Setup) -> None:
-    """Prints the summary: one line per path length."""
-    whole, published = summary["whole"][summary["metric"]], summary["published"]
-    print(f"{setup.title}: {summary['seeds']} seed(s)" + _apart(summary["diverged"]))
-    others = "".join(
-        f"; {n} {v['mean']:.3f}" for n, v in summary["whole"].items() if n != summary["metric"]
-    )
-    print(
-        f"  whole model {whole['mean']:.3f} ± {whole['std']:.3f} "
-        f"(published {published['whole']:g}){others}"
-    )
-    names = ", ".join(f"{n} {v['mean']:.3f}" for n, v in summary["baselines"].items())
-    print(f"  baselines: {names} (published {published['baseline']:g})")
-    print(f"  no path, the offset alone (frozen): {_number(summary['offset'])}")
-    sizes = sorted(summary["sets"], key=int)
-    columns = [*(f"{n} sampled" for n in sizes), "all, frozen", "up to k, frozen", "truncated"]
-    print(f"  {'length':>6s}{'paths':>10s}" + "".join(f"{c:>17s}" for c in [*columns, "Shapley"]))
-    lengths = list(summary["lengths"])
-    for k, count in enumerate(summary["paths_there_are"]):
-        at = lengths.index(k) if k in lengths else None
-        cells = ["" if at is None else _number(summary["sets"][n], at) for n in sizes]
-        cells += [_number(summary[n], k) for n in ("exact", "up_to", "truncated", "shapley")]
-        print(f"  {k:>6d}{count:>10d}" + "".join(f"{c:>17s}" for c in cells))
-    print(f"  covariance shares: {' '.join(f'{v:.2f}' for v in summary['covariance']['mean'])}")
-    for line in warnings_of(summary):
-        print(f"  {line}")
-    by_layer = {"alpha": summary["alpha"]} if "alpha" in summary else {}
-    for name, values in (by_layer | summary.get("ranks", {})).items():
-        print(f"  {name}: " + " ".join(f"{a:.3f}" for a in values["mean"]))
-    seconds = summary["seconds"]
-    print(f"  training {seconds['train']:.1f} s, in all {seconds['all']:.1f} s")
-
-
 def warnings_of(summary: dict[str, Any]) -> list[str]:
     """Where frozen lengths cancel, so that their shares are no shares of a whole."""
     shares, ratio = summary["covariance"]["mean"], summary["cancellation"]["mean"]
@@ -256,15 +223,3 @@ def warnings_of(summary: dict[str, Any]) -> list[str]:
     if ratio > np.sqrt(len(shares) + 1):  # what orthogonal parts of equal sizes have
         lines.append(f"lengths cancel: Σ‖C_k‖ is {ratio:.1f} times ‖Y‖")
     return lines
-
-
-def _number(found, index=None):
-    mean, std = (found[n] if index is None else found[n][index] for n in ("mean", "std"))
-    return f"{mean:.3f} ± {std:.3f}"
-
-
-def _apart(epochs):
-    if not epochs:
-        return ""
-    named = ", ".join(f"{seed} (epoch {int(epoch) + 1})" for seed, epoch in epochs.items())
-    return f"; kept apart as diverged: {named}"
