@@ -66,7 +66,6 @@ def paths_experiment(
         measure=measure,
         table=paths.rows_of,
         summary=paths.summary_of,
-        show=paths.show,
         figures=FIGURES,
         claims=lambda summary: list(claims(summary, task)),
         compare=compare,

@@ -254,7 +254,7 @@ def test_labels_of_the_shipped_texts_are_memorized(tmp_path):
     [
         (run_sort, [*SORT, "--width=3"], "num_heads=3"),
         (run_sort, [*SORT, "--path_len=3"], "path_len=3"),
-        (run_sort, [*SORT, "--no_repeat", "--seq_len=5"], "seq_len=5"),
+        (run_sort, [*SORT, "--no_repeat", "--seq_len=5"], "num_tokens=5"),
         (run_sort, ["--n_epochs=-1"], "n_epochs"),
         (run_convex_hull, [*SMALL, "--num_labels=3"], "num_labels=3"),
         (run_circle, [*SMALL, "--num_labels=3"], "num_labels=3"),

@@ -97,7 +97,7 @@ def test_attention_maps_are_distributions_over_what_exists(folder):
     [
         (["--task=copy", "--seq_len=4", "--min_len=0"], "min_len=0 leaves no token"),
         (["--task=copy", "--seq_len=4", "--min_len=5"], "min_len=5 is larger than seq_len=4"),
-        (["--seq_len=4"], "--seq_len=4: a translation's sentences are as its grammar says"),
+        (["--seq_len=4"], "--num_tokens=4: a translation's sentences are as its grammar says"),
         (["--warmup=-1"], "warmup=-1"),
         (["--label_smoothing=1"], "label_smoothing=1"),
         (["--width=3"], "num_heads=3 does not divide d_model=8"),
