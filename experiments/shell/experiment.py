@@ -12,6 +12,7 @@ the objects that `experiments_of` finds.
 
 import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -62,6 +63,8 @@ class Experiment:
         table: (results, setup) → rows of results.csv.
         summary: (results, setup) → summary.json.
         figures: By name, in the order of the report.
+        further: (results, setup) → what draws figures whose names depend on the results.
+        files: (results, setup, run) → what makes further files of the folder, by name.
         reading: summary → what the numbers say against the paper, in a sentence.
         claims: summary → tests of what the paper says.
         compare: summary → what is measured beside published values, without verdicts.
@@ -70,6 +73,7 @@ class Experiment:
         execution: Flags that change no result of the folder beyond rounding.
         parts: results → which parts a folder was asked for that may hold more of them.
         open_run: As `cli.open_run`.
+        within: options → a context that all of the run is in, such as an arithmetic.
     """
 
     about: str
@@ -91,7 +95,10 @@ class Experiment:
     extra: Callable[[Any], Mapping[str, Any] | None] = lambda setup: None
     execution: Sequence[str] = field(default=())
     parts: Callable[[Any], Any] = lambda results: None
+    further: Callable[[Any, Any], Mapping[str, Callable]] = lambda results, setup: {}
+    files: Callable[[Any, Any, RunFolder], Mapping[str, Callable]] = lambda *_: {}
     open_run: Callable[..., RunFolder] = cli.open_run
+    within: Callable[[Flags], AbstractContextManager] = lambda options: nullcontext()
 
     @property
     def captions(self) -> dict[str, str]:
@@ -115,16 +122,18 @@ class Experiment:
             ValueError: Flags that do not fit each other, or results that are no numbers.
             RunError: A folder that cannot be used.
         """
-        setup = self.setup(options)
-        about = {"extra": self.extra(setup), "execution": self.execution}
-        with self.open_run(options, self.name, **about) as run:
-            results = self.measure(options, setup, run)
-            summary = run.publish(
-                rows=partial(self.table, results, setup),
-                figures=self.drawn(results, setup),
-                summary=partial(self.summary, results, setup),
-                shown=self.parts(results),
-            )
+        with self.within(options):
+            setup = self.setup(options)
+            about = {"extra": self.extra(setup), "execution": self.execution}
+            with self.open_run(options, self.name, **about) as run:
+                results = self.measure(options, setup, run)
+                summary = run.publish(
+                    rows=partial(self.table, results, setup),
+                    figures=self.drawn(results, setup),
+                    files=self.files(results, setup, run),
+                    summary=partial(self.summary, results, setup),
+                    shown=self.parts(results),
+                )
         for row in self.compare(summary):
             print(report.comparison_line(row))
         for claim in self.claims(summary):
@@ -139,7 +148,7 @@ class Experiment:
             name: partial(own.draw, results, setup)
             for name, own in self.figures.items()
             if own.there(results, setup)
-        }
+        } | dict(self.further(results, setup))
 
 
 def experiments_of(folder: Path = Path(__file__).parents[1]) -> list[str]:

@@ -90,10 +90,9 @@ def test_a_second_run_in_new_processes_makes_nothing_again(tmp_path, monkeypatch
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     monkeypatch.chdir(tmp_path)
     small = ("--models=albert-base-v2", "--num_texts=2", "--max_tokens=8", "--parts=residuals")
-    captions = {"residuals_albert-base-v2": "ALBERT"}
-    entry = run_architectures.ENTRY
-    entry = dataclasses.replace(entry, presets={"quick": small}, captions=captions)
-    monkeypatch.setattr(run_architectures, "ENTRY", entry)
+    own = run_architectures.EXPERIMENT
+    own = dataclasses.replace(own, presets={"quick": small})
+    monkeypatch.setattr(run_architectures, "EXPERIMENT", own)
     arguments = ["--only=run_path_counts,run_architectures"]
     assert cli.execute(reproduce.main, reproduce.FLAGS, arguments) == 0
     page = (tmp_path / "results/reproduce/report.html").read_text()
