@@ -155,17 +155,6 @@ def files_of(results: list[Results], setup: Setup, run: RunFolder) -> dict[str, 
     return {"report.html": made}
 
 
-def drawn(name: str) -> Drawing:
-    """The figure of one published model, where it was measured."""
-    figure = f"residuals_{name}"
-    return Drawing(
-        lambda results, setup: figures_of(results)[figure](),
-        f"{name} at initialisation: relative residual by layer, mean ± one standard deviation over "
-        "texts; the published curves in grey.",
-        lambda results, setup: figure in figures_of(results),
-    )
-
-
 EXPERIMENT = Experiment(
     about=__doc__,
     name="architectures",
@@ -190,7 +179,14 @@ EXPERIMENT = Experiment(
     measure=measure,
     table=lambda results, setup: rows_of(results),
     summary=lambda results, setup: summary_of(results, setup.batches),
-    figures={f"residuals_{name}": drawn(name) for name in PUBLISHED},
+    figures={
+        f"residuals_{name}": Drawing.named(
+            figures_of, f"residuals_{name}",
+            f"{name} at initialisation: relative residual by layer, mean ± one standard deviation "
+            "over texts; the published curves in grey.",
+        )
+        for name in PUBLISHED
+    },
     further=lambda results, setup: figures_of(results) | training_figures(results),
     files=files_of,
     claims=claims,

@@ -56,13 +56,9 @@ PUBLISHED = ("base", "circle_skip", "mlp")
 
 # What the theory speaks of: the sublayers one by one, with and without a skip around the attention.
 THEORY = ("attention", "attention+skip", "attention+mlp", "attention+skip+mlp")
-
 COMPARED = {"published": PUBLISHED, "theory": THEORY, "all": (*PUBLISHED, *THEORY)}
-
 WIDTHS = (32, 64, 128)
-
 COLLAPSED_STEPS = 1000  # of equal tokens, to reach the fixed point near which a multiplier holds
-
 
 # How often the published code itself lets the two walkers fall together: its three commands at
 # three widths, with --seed 1 to 8 in each of the nine cells; fallen are those that end nearer than
@@ -76,17 +72,11 @@ PUBLISHED_FELL = {
 }  # fmt: skip
 
 TOGETHER = 0.01  # two points this near have fallen together: 1/60 of the circle's diameter
-
 HIGH, LOW = 1e-2, 1e-6  # distances between which the steps of a fall are counted
-
 AT_REST = 1e-5  # equal points that move less in a step are at a fixed point
-
 SIGNIFICANT = 0.05
-
 CUBIC = (2.5, 3.5)  # nearer to 3 than to the order of any other power law
-
 NAMES = {"base": "circle", "circle_skip": "circle skip", "mlp": "circle mlp"}
-
 
 FLAGS = arguments.make_flags(
     "circle", shows="distance_at_end", monitor=False, num_heads=2, depth=1, d_model=32,

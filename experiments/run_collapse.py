@@ -46,9 +46,7 @@ PUBLISHED_NAMES = {
 }  # fmt: skip
 
 GAINS = "--mlp_gain=0.25,0.5,1,2,4,8,16"
-
 CUBIC = (2.5, 3.5)  # nearer to 3 than to the rate of any other power law
-
 
 FLAGS = cli.make_flags(
     "collapse", num_seeds=8, shows="ratio,variant=last,layer=last",
@@ -301,14 +299,6 @@ def reading(summary: dict[str, Any]) -> str:
     return text
 
 
-def drawn(name: str, caption: str = "") -> Drawing:
-    """A figure of `figures_of`, where there is one of that name."""
-    return Drawing(
-        lambda results, setup: figures_of(results)[name](), caption,
-        lambda results, setup: name in figures_of(results),
-    )  # fmt: skip
-
-
 CAPTIONS = {
     "residual_ratio": "The paper's figure: relative residual by layer, mean and standard deviation "
     "over seeds, on English text at initialisation.",
@@ -351,7 +341,7 @@ EXPERIMENT = Experiment(
     ),
     table=lambda results, setup: rows_of(results),
     summary=lambda results, setup: summary_of(results),
-    figures={name: drawn(name, caption) for name, caption in CAPTIONS.items()},
+    figures={n: Drawing.named(figures_of, n, caption) for n, caption in CAPTIONS.items()},
     claims=claims,
     compare=compare,
     reading=reading,

@@ -213,13 +213,9 @@ def reading(summary: dict[str, Any]) -> str:
 
 def drawn(draw: Callable, kind: str, caption: str) -> Drawing:
     """A figure of the networks of one kind, where there are any: draw(networks, cases)."""
-
-    def of(found):
-        return [case for case in found.networks if case.kind == kind]
-
-    return Drawing(
-        lambda found, setup: draw(found.networks, of(found)), caption,
-        lambda found, setup: bool(of(found)),
+    return Drawing.of_part(
+        lambda found: {case: own for case, own in found.networks.items() if case.kind == kind},
+        lambda own, setup: draw(own, list(own)), caption,
     )  # fmt: skip
 
 

@@ -65,17 +65,11 @@ ASKED = (
 )  # fmt: skip
 
 STEPS_PER_EPOCH = 25  # of which the training loss is the mean
-
 LOOKS = 4  # at the networks while they train, besides the one before
-
 MEASURES = ("token_cosine", "residual_ratio")
-
 GRADIENTS = ("w_q", "w_k", "w_v", "w_o", "w_in", "w_out")
-
 LOOKED_AT = 8  # examples whose hidden states are measured
-
 FLOATS = {"skip_gain": 1.0, "branch_gain": 1.0, "init_gain": 1.0}
-
 
 FLAGS = cli.make_flags("trainability", num_seeds=8, shows="failed")
 define = cli.definer(FLAGS)
@@ -577,18 +571,12 @@ def reading(summary: dict[str, Any]) -> str:
     return f"With {deepest} layers and {warmup or 'no'} steps of warm-up: {said}."
 
 
-def drawn(draw: Callable, part: str, caption: str) -> Drawing:
-    """A figure of the cells of one part, where there are any: draw(cells, options)."""
-
-    def of(results):
-        return {cell: found for cell, found in results.items() if cell.part == part}
-
-    return Drawing(
-        lambda results, options: draw(of(results), options), caption,
-        lambda results, options: bool(of(results)),
-    )  # fmt: skip
+def part_of(name: str) -> Callable[[Results], Results]:
+    """results → those of the cells of one part."""
+    return lambda results: {cell: own for cell, own in results.items() if cell.part == name}
 
 
+DESIGNS, BORDER, BATCH = (part_of(name) for name in PARTS)
 EXPERIMENT = Experiment(
     about=__doc__,
     name="trainability",
@@ -616,31 +604,33 @@ EXPERIMENT = Experiment(
     summary=summary_of,
     parts=lambda results: [cell.name for cell in results],
     figures={
-        "failed": drawn(
-            functools.partial(share_figure, field="depth", label="layers"), "designs",
+        "failed": Drawing.of_part(
+            DESIGNS,
+            functools.partial(share_figure, field="depth", label="layers"),
             "Share of seeds whose loss is not finite or whose network still guesses after "
             "training, with 95 % intervals (Wilson).",
         ),
-        "losses": drawn(
-            loss_figure, "designs", "Training loss, mean and standard deviation over seeds."
+        "losses": Drawing.of_part(
+            DESIGNS, loss_figure, "Training loss, mean and standard deviation over seeds."
         ),
-        "why": drawn(
-            why_figure, "designs",
+        "why": Drawing.of_part(
+            DESIGNS, why_figure,
             "Residual ratio of the hidden states and gradient norms by layer, before training "
             "(solid, with bands over seeds) and after it (dashed, medians), of the same networks. "
             "A network that has learned has small gradients too, but tokens that differ.",
         ),
-        "during": drawn(
-            during_figure, "designs",
+        "during": Drawing.of_part(
+            DESIGNS, during_figure,
             "The last layer's residual ratio and the root mean square over layers of the gradient "
             "to W_Q, while the same networks train.",
         ),
-        "batch": drawn(
-            functools.partial(share_figure, field="batch_size", label="batch size"), "batch",
+        "batch": Drawing.of_part(
+            BATCH,
+            functools.partial(share_figure, field="batch_size", label="batch size"),
             "The same share by batch size.",
         ),
-        "border": drawn(
-            border_figure, "border",
+        "border": Drawing.of_part(
+            BORDER, border_figure,
             "Accuracy of Post-LN by gain of all skips, learning rate and warm-up.",
         ),
     },

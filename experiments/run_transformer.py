@@ -66,7 +66,6 @@ KINDS = {
 }
 
 LABELS = {"source": "source token", "inputs": "target token read"}
-
 MAX_LAYERS = 4  # of the attention figure: evenly spaced ones, the last among them
 
 

@@ -40,6 +40,22 @@ class Drawing:
     caption: str = ""
     there: Callable[[Any, Any], bool] = lambda results, setup: True
 
+    @classmethod
+    def of_part(cls, part: Callable[[Any], Any], draw: Callable, caption: str) -> "Drawing":
+        """A figure of part(results), where that is not empty: draw(part, setup)."""
+        return cls(
+            lambda results, setup: draw(part(results), setup), caption,
+            lambda results, setup: bool(part(results)),
+        )  # fmt: skip
+
+    @classmethod
+    def named(cls, figures_of: Callable[[Any], Mapping], name: str, caption: str = "") -> "Drawing":
+        """One of those that figures_of(results) can draw, by name, where it is among them."""
+        return cls(
+            lambda results, setup: figures_of(results)[name](), caption,
+            lambda results, setup: name in figures_of(results),
+        )  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Experiment:
