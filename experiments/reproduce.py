@@ -14,7 +14,6 @@ the exit code is 1 if an experiment failed. Speed is apart: `python -m experimen
 """
 
 import dataclasses
-import importlib
 import importlib.metadata
 import importlib.util
 import json
@@ -28,29 +27,13 @@ from pathlib import Path
 from absl import flags
 
 from experiments.shell import cli, paper
-from experiments.shell.entry import Entry
+from experiments.shell.experiment import experiment_of, experiments_of
 from experiments.shell.process import Ended, run_processes
 from rank_collapse import report, runs
 from rank_collapse.report.markdown import markdown
 from rank_collapse.runs import provenance
 
-# Modules of experiments/ with an ENTRY, in the order of the report.
-EXPERIMENTS = (
-    "run_collapse",
-    "run_path_counts",
-    "run_path_chains",
-    "run_architectures",
-    "run_sort",
-    "run_convex_hull",
-    "run_memorization",
-    "run_circle",
-    "run_width",
-    "run_transformer",
-    "run_attention_forms",
-    "run_stability",
-    "run_trainability",
-    "check_bounds",
-)
+EXPERIMENTS = experiments_of()  # in the order of the report
 PRESETS = ("quick", "paper")
 
 FLAGS = cli.make_flags("reproduce", sweeps=False)
@@ -76,10 +59,10 @@ def main(options: flags.FlagValues) -> int:
     if options.markdown:
         runs.make_folder(options.docs)
     started = time.monotonic()
-    sections = run_entries(chosen, options, folder / options.preset)
+    sections = run_experiments(chosen, options, folder / options.preset)
     claims = [claim for section in sections for claim in section.claims]
     for claim in claims:
-        print(f"{claim.verdict:12s} {claim.section}: {claim.statement} {report.span(claim)}")
+        print(report.claim_line(claim))
     for section, statement in untested(claims):
         print(f"{'not tested':12s} {section}: {statement}")
     path = folder / "report.html"
@@ -94,19 +77,14 @@ def main(options: flags.FlagValues) -> int:
     return 1 if failed else 0
 
 
-def entry_of(name: str) -> Entry:
-    """An experiment's part of the report."""
-    return importlib.import_module(f"experiments.{name}").ENTRY
-
-
-def run_entries(
+def run_experiments(
     names: Sequence[str], options: flags.FlagValues, parent: Path
 ) -> list[report.Section]:
     """Runs each experiment as a process of its own, in a folder of its name, and reads them."""
     commands, whole, sections = {}, set(), {}
     for name in names:
         folder = parent / name
-        arguments = [*entry_of(name).presets[options.preset], f"--output_dir={folder}"]
+        arguments = [*experiment_of(name).presets[options.preset], f"--output_dir={folder}"]
         if options.overwrite:
             arguments.append("--overwrite")
         if options.num_devices:
@@ -152,12 +130,12 @@ def section_of(
         details: Small print.
         code, printed: Of the process that made it: a failed one is shown as such.
     """
-    entry = entry_of(name)
-    arguments = [*entry.presets[preset], f"--output_dir={folder}"]
+    own = experiment_of(name)
+    arguments = [*own.presets[preset], f"--output_dir={folder}"]
     fields = {
         "name": name,
-        "title": entry.title,
-        "claim": entry.claim,
+        "title": own.title,
+        "claim": own.claim,
         "command": f"python -m experiments.{name} {shlex.join(arguments)}",
         "details": details,
     }
@@ -168,12 +146,12 @@ def section_of(
         drawn = {path.stem: path for path in (folder / "figures").glob("*.png")}
         fields["figures"] = [
             (drawn[figure].read_bytes(), caption)
-            for figure, caption in entry.captions.items()
+            for figure, caption in own.captions.items()
             if figure in drawn  # parts of an experiment that a preset leaves out have none
         ]
-        fields["claims"] = list(entry.claims(summary))
-        fields["comparisons"] = list(entry.compare(summary))
-        fields["reading"] = entry.reading(summary)
+        fields["claims"] = list(own.claims(summary))
+        fields["comparisons"] = list(own.compare(summary))
+        fields["reading"] = own.reading(summary)
     except Exception as error:  # one broken experiment must not take the others' report with it
         message = f"{type(error).__name__}: {error}\n{printed[-2000:]}"
         print(f"{name} failed: {error}", file=sys.stderr)

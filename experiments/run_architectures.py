@@ -22,11 +22,9 @@ checkpoint-500) also give curves over its training. Expect SAN to collapse withi
 skips to stop it.
 """
 
-from functools import partial
+from typing import Any, NamedTuple
 
-from absl import flags
-
-from experiments.architectures.entry import ENTRY, reading
+from experiments.architectures.entry import FEWEST_DRAWS, claims, compare, reading
 from experiments.architectures.figures import figures_of
 from experiments.architectures.inputs import identity, inputs_of
 from experiments.architectures.measure import PARTS, measure_all, require_parts
@@ -35,8 +33,11 @@ from experiments.architectures.page import page
 from experiments.architectures.results import Results, rows_of, summary_of
 from experiments.architectures.training import training_figures
 from experiments.shell import cli
+from experiments.shell.experiment import Drawing, Experiment
+from experiments.shell.flag_values import Flags
 from experiments.shell.inputs import precision
 from rank_collapse.pretrained import PUBLISHED
+from rank_collapse.runs.folder import RunFolder
 
 KNOWN = ", ".join(PUBLISHED)
 
@@ -111,40 +112,88 @@ define(
 )
 
 
-def main(options: flags.FlagValues) -> None:
+class Setup(NamedTuple):
+    """What the flags ask for.
+
+    Attributes:
+        models: That are measured.
+        batches: {label of a model: its inputs}.
+    """
+
+    models: list[Any]
+    batches: dict[str, Any]
+
+
+def setup_of(options: Flags) -> Setup:
+    """The models of the flags and their inputs.
+
+    Raises:
+        ValueError: Parts that there are not, or checkpoints and texts that cannot be read.
+    """
     unknown = sorted(set(options.parts) - set(PARTS))
     if unknown or not options.parts:
         raise ValueError(f"--parts={','.join(options.parts)} is not out of {', '.join(PARTS)}")
-    with precision(options):
-        measured(options)
-
-
-def measured(options: flags.FlagValues) -> None:
-    """The run, in its precision."""
     models = models_of(options)
     batches = {model.label: inputs_of(model, options) for model in models}
     require_parts(models, batches, options)
-    extra = identity(models, batches)
-    with cli.open_run(options, "architectures", extra=extra, execution=("chunk",)) as run:
-        measure_all(run, models, batches, options)
-        results = [Results(run.arrays, model) for model in models]
-        summary = partial(summary_of, results, batches)
-        numbers = run.publish(
-            rows=partial(rows_of, results),
-            figures=figures_of(results) | training_figures(results),
-            files={
-                "report.html": lambda: page(
-                    results, summary(), run.path / "figures", cli.command_line()
-                )
-            },
-            summary=summary,
+    return Setup(models, batches)
+
+
+def measure(options: Flags, setup: Setup, run: RunFolder) -> list[Results]:
+    """All models, resumed from the run."""
+    measure_all(run, setup.models, setup.batches, options)
+    return [Results(run.arrays, model) for model in setup.models]
+
+
+def files_of(results: list[Results], setup: Setup, run: RunFolder) -> dict[str, Any]:
+    """What makes the page of the run."""
+
+    def made():
+        summary = summary_of(results, setup.batches)
+        return page(results, summary, run.path / "figures", cli.command_line())
+
+    return {"report.html": made}
+
+
+EXPERIMENT = Experiment(
+    about=__doc__,
+    name="architectures",
+    order=40,
+    brief="BERT, ALBERT, XLNet and others, at initialisation or from a checkpoint folder",
+    title="BERT, ALBERT and XLNet at initialisation",
+    claim="Attention without skips and MLPs loses rank within a few layers in all three "
+    "architectures; skips prevent it, and MLPs alone slow it at most (published figures of the "
+    "relative residual by layer; unseeded initialisations, other texts).",
+    flags=FLAGS,
+    presets={
+        "quick": ("--num_seeds=3", "--num_texts=4", "--max_tokens=64", "--parts=residuals"),
+        # What differs between initialisations is far more than what differs between texts.
+        "paper": (f"--num_seeds={FEWEST_DRAWS}", "--num_texts=4", "--parts=residuals"),
+        "tiny": ("--models=albert-base-v2", "--num_texts=2", "--max_tokens=8",
+                 "--parts=residuals"),
+    },
+    within=precision,
+    setup=setup_of,
+    extra=lambda setup: identity(setup.models, setup.batches),
+    execution=("chunk",),
+    measure=measure,
+    table=lambda results, setup: rows_of(results),
+    summary=lambda results, setup: summary_of(results, setup.batches),
+    figures={
+        f"residuals_{name}": Drawing.named(
+            figures_of, f"residuals_{name}",
+            f"{name} at initialisation: relative residual by layer, mean ± one standard deviation "
+            "over texts; the published curves in grey.",
         )
-        for line in reading(numbers).removesuffix(".").split(". "):
-            print(line)
-        print(f"written to {run.path}; page: {run.path / 'report.html'}")
-
-
-__all__ = ["ENTRY", "FLAGS", "main"]
+        for name in PUBLISHED
+    },
+    further=lambda results, setup: figures_of(results) | training_figures(results),
+    files=files_of,
+    claims=claims,
+    compare=compare,
+    reading=reading,
+)  # fmt: skip
+main = EXPERIMENT.main
 
 if __name__ == "__main__":
     cli.run(main, FLAGS)

@@ -8,7 +8,7 @@ of networks that have learned to sort with each function at each --trained_d_k, 
 fourth function, additive scores times √d_k, tells what the tanh does from what a small v does.
 
     python -m experiments.run_attention_forms
-    python -m experiments.run_attention_forms --d_k=8 --d_k=512 --trained_d_k=64 --depth=2
+    python -m experiments.run_attention_forms --d_k=8,512 --trained_d_k=64 --depth=2
 
 Two CPU cores: 275 s of CPU time. Expected: additive attention as good as dot products at d_k = 4
 and far ahead at 256, where scaled dot products are ahead of both, and additive scores times √d_k
@@ -16,64 +16,514 @@ nearly as bad as dot products without their scale.
 Time and memory: python -m experiments.benchmark --benchmark=attention_forms.
 """
 
-from functools import partial
+import dataclasses
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
-from absl import flags
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import traverse_util
+from matplotlib.figure import Figure
 
+import rank_collapse as rc
 from experiments import run_sort
-from experiments.attention_forms.entry import ENTRY
-from experiments.attention_forms.figures import figures_of
-from experiments.attention_forms.measure import measure_widths
-from experiments.attention_forms.results import rows_of, show, summary_of
-from experiments.attention_forms.train import train_widths
-from experiments.shell import cli
+from experiments.shell import cli, vocabulary
+from experiments.shell.experiment import Drawing, Experiment
+from experiments.shell.flag_values import Flags
+from experiments.shell.progress import Progress
+from experiments.shell.room import Room
 from experiments.trained import arguments, training
+from experiments.trained.cells import Program, results_of_cells
+from rank_collapse.measures.attention import largest_weight, saturated_share
+from rank_collapse.network.attention import attention_scores, multi_head_attention
+from rank_collapse.report import figures
+from rank_collapse.report.claims import ABOVE_ZERO, Claim, of_interval
+from rank_collapse.report.page import Comparison
+from rank_collapse.report.statistics import between, mean_and_ends
+from rank_collapse.runs import seeds
+from rank_collapse.runs.folder import RunFolder
+from rank_collapse.theory.score_variance import score_variance
+from rank_collapse.training import path_accuracy
+from rank_collapse.training.recipe import Hyper, config_of
+
+SOURCE = "Vaswani et al. 2017, section 3.2.1"
 
 FLAGS = arguments.make_flags(
-    "attention_forms",
-    shows="accuracy,part=trained",
-    joined=False,
-    monitor=False,
-    **(run_sort.DEFAULTS | {"depth": 1, "hidden_dim": 32, "n_epochs": 30}),
+    "attention_forms", shows="accuracy,part=trained", num_seeds=8, joined=False, ensemble=False,
+    no_repeat=False, dropout=0.0, depth=1, d_model=32, n_epochs=30,
+)  # fmt: skip
+vocabulary.numbers(
+    FLAGS, "d_k", [2**i for i in range(1, 11)], "Widths of random queries and keys.", lower_bound=1
+)
+vocabulary.numbers(
+    FLAGS, "trained_d_k", [4, 32, 256], "Widths at which networks are trained.", lower_bound=1
 )
 define = cli.definer(FLAGS)
-define(
-    "multi_integer", "d_k", [2**i for i in range(1, 11)],
-    "Widths of random queries and keys; may be given several times.", lower_bound=1,
-)  # fmt: skip
-define(
-    "multi_integer", "trained_d_k", [4, 32, 256],
-    "Widths at which networks are trained; may be given several times.", lower_bound=1,
-)  # fmt: skip
-define("integer", "num_tokens", 64, "Random queries, and as many keys.", lower_bound=2)
+define("integer", "num_queries", 64, "Random queries, and as many keys.", lower_bound=2)
 define(
     "float", "saturation", 0.99, "Largest weight from which a row counts as saturated.",
     lower_bound=0.0, upper_bound=1.0,
 )  # fmt: skip
-define("boolean", "no_repeat", False, "No letter twice in a sequence.")
-for unused in ("keep_models", "seeds_at_once", "epochs_per_chunk", "checkpoint_seconds"):
-    delattr(FLAGS, unused)
-FLAGS.set_default("num_seeds", 8)
-FLAGS.set_default("dropout", 0.0)
 
 
-def main(options: flags.FlagValues) -> None:
-    with training.open_run(options, "attention_forms") as run:
-        results = {
-            "random": measure_widths(options, run),
-            "trained": train_widths(options, run),
+@dataclass(frozen=True)
+class Form:
+    """One attention function: its score, and the power of √d_k that multiplies it.
+
+    Attributes:
+        label: In figures.
+        score: Of the configuration.
+        power: −1 scales dot products as usual, 0 leaves scores as they are.
+    """
+
+    label: str
+    score: str
+    power: int = 0
+
+    def options(self, d_k: int) -> dict[str, Any]:
+        """Keyword arguments of `attention_scores` at a width."""
+        return {"score": self.score, "scale": False, "temperature": math.sqrt(d_k) ** -self.power}
+
+
+# The note compares the first three. The fourth tells the tanh from the size of what it is weighed
+# with: the library draws v with variance 1/d_k, which holds additive scores small as 1/√d_k does
+# dot products; √d_k times that is v of unit variance.
+FORMS = {
+    "dot": Form("dot product", "dot"),
+    "scaled_dot": Form(r"dot product $/\sqrt{d_k}$", "dot", -1),
+    "additive": Form("additive", "additive"),
+    "additive_unscaled": Form(r"additive $\times\sqrt{d_k}$", "additive", 1),
+}
+
+MEASURES = (
+    "variance", "variance_within_rows", "entropy", "largest_weight", "saturated",
+    "query_gradient", "median_query_gradient", "score_gradient", "median_score_gradient",
+)  # fmt: skip
+
+# Compared seed by seed: the first ahead of the second.
+PAIRS = (
+    ("additive", "dot"),
+    ("scaled_dot", "dot"),
+    ("additive", "scaled_dot"),
+    ("additive_unscaled", "dot"),
+)
+
+
+def measure_all(options: Flags, setup: Flags, run: RunFolder) -> dict[str, Any]:
+    """{"random": what `measure_widths` gives, "trained": what `train_widths` gives}."""
+    return {"random": measure_widths(options, run), "trained": train_widths(options, run)}
+
+
+def measure_widths(options: Flags, run: RunFolder) -> dict[str, dict[str, np.ndarray]]:
+    """{form: {"d_k" [w], measure: [s, w]}} at the widths of the flags."""
+    keys, mesh = seeds.seed_keys(options.seed, options.num_seeds), cli.mesh(options)
+    by_width = []
+    with Progress(len(options.d_k), "random queries and keys", log=run.log) as progress:
+        for d_k in options.d_k:
+
+            def compute(d_k=d_k):
+                measure = make_measure(d_k, options.num_queries, options.saturation)
+                found = seeds.map_seeds(measure, keys, mesh=mesh, at_once=1)
+                return traverse_util.flatten_dict(found, sep="/")
+
+            by_width.append(run.cached(f"random d_k={d_k}", compute))
+            progress.advance()
+    return {
+        form: {"d_k": np.asarray(options.d_k)}
+        | {m: np.stack([found[f"{form}/{m}"] for found in by_width], axis=1) for m in MEASURES}
+        for form in FORMS
+    }
+
+
+def make_measure(d_k: int, num_tokens: int, threshold: float) -> Callable:
+    """measure(key, None) of one seed: {form: {measure: number}}, all forms on the same draws."""
+
+    def measure(key, _):
+        q, k, goal, params = draw(key, d_k, num_tokens)
+        return {
+            name: measure_form(params, q, k, goal, form.options(d_k), threshold)
+            for name, form in FORMS.items()
         }
-        summary = run.publish(
-            rows=partial(rows_of, results),
-            figures=figures_of(results, options),
-            summary=partial(summary_of, results, options),
+
+    return measure
+
+
+def draw(key: Any, d_k: int, num_tokens: int) -> tuple[Any, Any, Any, rc.AttentionParams]:
+    """Queries, keys and G [n, d_k], and one head that takes queries and keys as they are.
+
+    W_V and the v of additive scores have the variance 1/d_k that the library draws them with.
+    """
+    # One draw, since random numbers take longest to compile.
+    drawn = jax.random.normal(key, (3 * num_tokens + d_k + 1, d_k))
+    q, k, goal, w_v, v_score = jnp.split(drawn, np.cumsum([num_tokens] * 3 + [d_k]))
+    same = jnp.eye(d_k)[None]
+    params = rc.AttentionParams(
+        w_q=same, w_k=same, w_v=w_v[None] / jnp.sqrt(d_k), w_o=same,
+        v_score=v_score / jnp.sqrt(d_k),
+    )  # fmt: skip
+    return q, k, goal / jnp.sqrt(d_k), params
+
+
+def measure_form(
+    params: rc.AttentionParams, q: Any, k: Any, goal: Any, options: dict[str, Any], threshold: float
+) -> dict[str, Any]:
+    """Scores, weights and gradients of one attention function on one seed's queries and keys.
+
+    The gradients are those of Σ G ∘ (P V), the entries of V = K W_V and √d_k G of unit variance:
+    of a loss that moves every output by as much. "query_gradient" is √(mean_i ‖∂/∂q_i‖²), the
+    change of the loss to first order when a query is moved by a vector of unit variance, as the
+    query itself is; "median_query_gradient" the ‖∂/∂q_i‖ of a typical query; the others the same
+    to the scores, through the softmax alone.
+    """
+
+    def loss(q, moved):
+        output, weights = multi_head_attention(
+            params, q, k, **options, edit=lambda name, v: v + moved if name == "scores" else v
         )
-    show(summary)
-    print(f"written to {run.path}")
+        return jnp.sum(goal * output), weights
+
+    still = jnp.zeros((1, len(q), len(k)))
+    (of_queries, of_scores), weights = jax.grad(loss, argnums=(0, 1), has_aux=True)(q, still)
+    scores = attention_scores(params, q, k, **options)
+    return {
+        "variance": jnp.var(scores),
+        "variance_within_rows": jnp.mean(jnp.var(scores, axis=-1)),
+        "entropy": rc.attention_entropy(weights)[0],
+        "largest_weight": largest_weight(weights)[0],
+        "saturated": saturated_share(weights, threshold)[0],
+        **_sizes("query_gradient", of_queries),
+        **_sizes("score_gradient", of_scores[0]),
+    }
 
 
-__all__ = ["ENTRY", "FLAGS", "main"]
+def _sizes(name: str, rows: Any) -> dict[str, Any]:
+    norms = jnp.linalg.norm(rows, axis=-1)
+    return {name: jnp.sqrt(jnp.mean(norms**2)), f"median_{name}": jnp.median(norms)}
 
+
+def train_widths(options: Flags, run: RunFolder) -> dict[int, dict[str, dict[str, Any]]]:
+    """{d_k: {form: {"accuracy" [s], "loss" [s], "losses" [s, epochs]}}}.
+
+    The same data and seeds everywhere. Weights are drawn with variance 1/fan-in, so that queries
+    and keys begin with unit variance, as the note has them; values stay as wide as without d_k.
+    """
+    setup = run_sort.make_setup(options)
+    base = setup.recipe.config.replace(init="lecun", d_v=options.d_model // options.num_heads)
+    found, mesh = {}, cli.mesh(options)
+    with Room(options, mesh, run.log) as room:
+        for d_k in options.trained_d_k:
+            found[d_k] = {}
+            for score in dict.fromkeys(form.score for form in FORMS.values()):
+                config = base.replace(d_qk=d_k, score=score, scale_scores=False)
+                recipe = dataclasses.replace(setup.recipe, config=config)
+                cells = {
+                    f"trained {name}, d_k={d_k}": hyper_of(
+                        options, form.options(d_k)["temperature"]
+                    )
+                    for name, form in FORMS.items()
+                    if form.score == score
+                }
+
+                def measure(model, data, hyper, recipe=recipe):
+                    config = config_of(recipe, hyper)
+                    return path_accuracy.whole_model(model, data["eval"], config, setup.metrics)
+
+                program = Program(recipe, setup.make_data, measure, mesh=mesh)
+                results = results_of_cells(
+                    options, run, program, cells, room=room, together=len(cells)
+                )
+                found[d_k] |= {name.split(",")[0].split()[1]: r for name, r in results.items()}
+    return {d_k: {form: by_form[form] for form in FORMS} for d_k, by_form in found.items()}
+
+
+def hyper_of(options: Flags, temperature: float) -> Hyper:
+    """The floats of a run."""
+    return Hyper(
+        learning_rate=options.learning_rate,
+        weight_decay=options.weight_decay,
+        dropout=options.dropout,
+        init_scale=options.init_scale,
+        network={"temperature": temperature},
+    )
+
+
+def law_of(form: str, d_k: int) -> Any:
+    """The closed form of a form's score variance."""
+    return score_variance(d_k, **FORMS[form].options(d_k))
+
+
+def rows_of(results: dict[str, Any], options: Flags) -> list[dict[str, Any]]:
+    """One row per part, form, width and seed."""
+    rows = []
+    for form, found in results["random"].items():
+        for i, d_k in enumerate(found["d_k"].tolist()):
+            law = law_of(form, d_k)
+            for seed in range(len(found["variance"])):
+                rows.append(
+                    {"part": "random", "form": form, "d_k": d_k, "seed": seed}
+                    | {name: float(found[name][seed, i]) for name in MEASURES}
+                    | {"variance_law": law.total, "variance_within_rows_law": law.within_rows}
+                )
+    for d_k, forms in results["trained"].items():
+        for form, found in forms.items():
+            for seed, losses in enumerate(found["losses"]):
+                rows.append(
+                    {"part": "trained", "form": form, "d_k": d_k, "seed": seed}
+                    | {"accuracy": float(found["accuracy"][seed])}
+                    | {"diverged": int(not np.isfinite(losses).all())}
+                )
+    return rows
+
+
+def differences(trained: dict[str, Any], first: str, second: str) -> np.ndarray:
+    """Accuracy of one form less that of another, seed by seed, at one width."""
+    return trained[first]["accuracy"].astype(float) - trained[second]["accuracy"].astype(float)
+
+
+def summary_of(results: dict[str, Any], options: Flags) -> dict[str, Any]:
+    """Means over seeds with 95 % intervals, and the paired differences of accuracies."""
+    random = {
+        form: {"d_k": found["d_k"].tolist()}
+        | {
+            name: [mean_and_ends(found[name][:, i]) for i in range(len(found["d_k"]))]
+            for name in MEASURES
+        }
+        | {"variance_law": [law_of(form, int(d_k)).total for d_k in found["d_k"]]}
+        for form, found in results["random"].items()
+    }
+    trained = {}
+    for d_k, forms in results["trained"].items():
+        trained[str(d_k)] = {
+            "accuracy": {form: mean_and_ends(found["accuracy"]) for form, found in forms.items()},
+            "diverged": {
+                form: int((~np.isfinite(found["losses"]).all(axis=1)).sum())
+                for form, found in forms.items()
+            },
+            "ahead": {f"{a} - {b}": mean_and_ends(differences(forms, a, b)) for a, b in PAIRS},
+        }
+    return {
+        "seeds": options.num_seeds,
+        "num_tokens": options.num_queries,
+        "saturation": options.saturation,
+        "random": random,
+        "trained": trained,
+    }
+
+
+@figures.styled
+def random_figure(results: dict[str, Any], options: Flags) -> Figure:
+    """Scores, weights and gradients of each form against d_k."""
+    random, count, saturation = results["random"], options.num_queries, options.saturation
+    fig, axes = figures.figure(2, 3, width=3.9, height=3.0)
+    panels = {
+        "variance": "variance of the scores",
+        "entropy": "entropy of a row, nats",
+        "largest_weight": "largest weight of a row",
+        "saturated": f"share of rows with a weight > {saturation:g}",
+        "query_gradient": "gradient to a query, norm",
+        "score_gradient": "gradient to the scores of a row",
+    }
+    for ax, (name, label) in zip(axes.flat, panels.items(), strict=True):
+        for index, (form, found) in enumerate(random.items()):
+            d_k = found["d_k"]
+            figures.band(ax, d_k, found[name], FORMS[form].label, index)
+            style = {"color": figures.color(index), "lw": 1}
+            if name == "variance":
+                ax.plot(d_k, [law_of(form, int(d)).total for d in d_k], ls=":", **style)
+            if name.endswith("gradient"):
+                typical = np.median(found[f"median_{name}"], axis=0)
+                ax.plot(d_k, typical, ls="--", **style)
+        ax.set(xlabel=r"width of queries and keys $d_k$", ylabel=label)
+        ax.set_xscale("log", base=2)
+        if name == "variance" or name.endswith("gradient"):
+            ax.set_yscale("log")
+        if name == "saturated":
+            ax.set_ylim(-0.02, 1.02)
+        if name.endswith("gradient"):
+            ax.set_title("root mean square; dashed: median row", fontsize=8)
+    axes[0, 0].set_title("dotted: closed form", fontsize=8)
+    axes[0, 1].axhline(np.log(count), color="#555555", lw=0.9, ls="--")
+    axes[0, 1].set_title(f"dashed: uniform, log {count}", fontsize=8)
+    fig.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
+    return fig
+
+
+@figures.styled
+def trained_figure(results: dict[str, Any], options: Flags) -> Figure:
+    """Accuracy of every seed by form, and paired differences with 95 % intervals."""
+    fig, axes = figures.figure(1, 2, width=4.4)
+    accuracy, ahead = axes[0]
+    trained = results["trained"]
+    widths = list(trained)
+    for index, form in enumerate(FORMS):
+        style = {"color": figures.color(index), "marker": figures.MARKERS[index]}
+        label = FORMS[form].label
+        for i, d_k in enumerate(widths):
+            values = trained[d_k][form]["accuracy"]
+            x = i + 0.18 * (index - 1.5)
+            accuracy.plot(
+                np.full(len(values), x), values, ls="none", alpha=0.6, label=None if i else label,
+                **style,
+            )  # fmt: skip
+            accuracy.plot([x - 0.07, x + 0.07], 2 * [np.mean(values)], color="black", lw=1.2)
+            if form == "dot":
+                continue
+            gained = differences(trained[d_k], form, "dot")
+            mean, *ends = mean_and_ends(gained)
+            x, label = i + 0.18 * (index - 2), None if i else FORMS[form].label
+            figures.interval(ahead, x, mean, None if None in ends else ends, label, index)
+    ahead.axhline(0, color="#555555", lw=0.9, ls="--")
+    accuracy.set(ylabel="accuracy of letters after training")
+    ahead.set(ylabel="accuracy less that of dot products")
+    for ax in (accuracy, ahead):
+        ax.set_xticks(range(len(widths)), [str(d) for d in widths])
+        ax.set(xlabel=r"width of queries and keys $d_k$", xlim=(-0.6, len(widths) - 0.4))
+        ax.legend()
+    return fig
+
+
+def claims(summary: dict[str, Any]) -> list[Claim]:
+    """What saturates, whose gradients are small, and who is ahead after training."""
+    dot, scaled = (summary["random"][form] for form in ("dot", "scaled_dot"))
+    d_k, threshold = dot["d_k"][-1], summary["saturation"]
+    widest = max(summary["trained"], key=int)
+    share, typical = (
+        [f[name][-1] for f in (dot, scaled)] for name in ("saturated", "median_score_gradient")
+    )
+    found = [
+        (
+            share[0], (_end(share[1], 2), math.inf), "pushes the softmax into saturation",
+            f"share of rows with a weight > {threshold:g} at d_k = {d_k}, unscaled",
+            f"no more than scaled, {between(share[1])}",
+        ),
+        (
+            typical[0], (-math.inf, _end(typical[1], 1)), "makes its gradients extremely small",
+            f"softmax gradient of the median row at d_k = {d_k}, unscaled",
+            f"no less than scaled, {between(typical[1])}",
+        ),
+        (
+            summary["trained"][widest]["ahead"]["additive - dot"], ABOVE_ZERO,
+            "lets additive attention outperform them",
+            f"accuracy at d_k = {widest}, additive less unscaled dot products, paired by seed", "0",
+        ),
+    ]  # fmt: skip
+    return [
+        of_interval(
+            mean[0], None if mean[1] is None else (mean[1], mean[2]), summary["seeds"], claimed,
+            statement=f"The variance d_k of unscaled dot products {what}.", section=SOURCE,
+            statistic=statistic, null=null,
+        )
+        for mean, claimed, what, statistic, null in found
+    ]  # fmt: skip
+
+
+def _end(mean, index):
+    """An end of an interval, or the mean where there is none."""
+    return mean[0] if mean[index] is None else mean[index]
+
+
+def compare(summary: dict[str, Any]) -> list[Comparison]:
+    """The law of the variance, the gradients' two averages, and accuracies at every width."""
+    dot, scaled = (summary["random"][form] for form in ("dot", "scaled_dot"))
+    d_k = dot["d_k"][-1]
+    overall = [f["score_gradient"][-1][0] for f in (dot, scaled)]
+    rows = [
+        Comparison(
+            f"variance of dot products at d_k = {d_k}", between(dot["variance"][-1], 1), d_k,
+            f"{SOURCE}, footnote 4",
+        ),
+        Comparison(
+            f"softmax gradient at d_k = {d_k}, root mean square over rows, unscaled and scaled",
+            f"{overall[0]:.2g}, {overall[1]:.2g}",
+        ),
+    ]  # fmt: skip
+    for width, found in summary["trained"].items():
+        ahead, control = found["ahead"]["additive - dot"], found["ahead"]["additive_unscaled - dot"]
+        name = f"accuracy at d_k = {width}"
+        alike = "alike" if int(width) == min(map(int, summary["trained"])) else None
+        rows += [
+            Comparison(
+                f"{name}, additive less dot products", between(ahead), alike, "paired by seed"
+            ),
+            Comparison(
+                f"{name}, additive times √d_k less dot products", between(control),
+                note="is it the tanh, or the size of v?",
+            ),
+        ]  # fmt: skip
+    return rows
+
+
+def reading(summary: dict[str, Any]) -> str:
+    """What the numbers say against the note."""
+    width = max(summary["trained"], key=int)
+    ahead = summary["trained"][width]["ahead"]
+    accuracy = {form: mean[0] for form, mean in summary["trained"][width]["accuracy"].items()}
+    won, control = ahead["additive - dot"], ahead["additive_unscaled - dot"]
+    said = (
+        f"At d_k = {width} a network sorts {accuracy['additive']:.2f} of the letters with additive "
+        f"attention, {accuracy['dot']:.2f} with dot products that are not scaled, "
+        f"{accuracy['scaled_dot']:.2f} with scaled ones, and {accuracy['additive_unscaled']:.2f} "
+        "with additive scores times √d_k"
+    )
+    if won[1] is None or won[1] <= 0:
+        said += ": additive attention is not ahead of dot products, as far as these seeds show."
+    elif control[0] < won[0] / 2:
+        said += ": it is the size of the scores, which a small v keeps down, more than the form."
+    else:
+        said += ": the form is ahead, whatever the size of its scores."
+    dot = summary["random"]["dot"]
+    typical, overall = dot["median_score_gradient"][-1][0], dot["score_gradient"][-1][0]
+    return said + (
+        f" Before training the softmax gradient of a typical row of dot products is {typical:.1g} "
+        f"at d_k = {dot['d_k'][-1]}, its root mean square over rows {overall:.2g}"
+        f"{': few rows, near a tie, carry nearly all of it' if typical < overall / 10 else ''}."
+    )
+
+
+EXPERIMENT = Experiment(
+    about=__doc__,
+    name="attention_forms",
+    order=110,
+    brief="dot products, scaled or not, and additive attention against d_k: saturation, "
+    "gradients, accuracy after training",
+    title="Attention functions against d_k",
+    claim=f"{SOURCE}: for small d_k additive and dot-product attention perform similarly, for "
+    "large d_k additive attention outperforms dot products without scaling, whose variance d_k "
+    "pushes the softmax into regions of extremely small gradients.",
+    flags=FLAGS,
+    presets={
+        "quick": ("--num_seeds=4", "--d_k=2,32,512", "--trained_d_k=128", "--n_epochs=12",
+                  "--n_train_data=600"),
+        "paper": (),
+        "tiny": ("--num_seeds=2", "--depth=1", "--num_heads=2", "--d_model=4", "--num_tokens=3",
+                 "--num_labels=4", "--n_train_data=6", "--n_eval_data=4", "--n_epochs=1",
+                 "--batch_size=3", "--num_queries=4", "--d_k=2", "--trained_d_k=2"),
+    },
+    open_run=training.open_run,
+    measure=measure_all,
+    table=rows_of,
+    summary=summary_of,
+    figures={
+        "random": Drawing(
+            random_figure,
+            "Random queries and keys of unit variance, means and standard deviations over seeds. "
+            "Gradients of a loss that moves every output by as much, to a query moved by its own "
+            "size and to the scores; solid: root mean square over rows, dashed: median row.",
+        ),
+        "trained": Drawing(
+            trained_figure,
+            "Left: accuracy of every seed after training, black: means. Right: the same less that "
+            "of dot products without scaling, paired by seed, with 95 % intervals.",
+        ),
+    },
+    claims=claims,
+    compare=compare,
+    reading=reading,
+)  # fmt: skip
+main = EXPERIMENT.main
 
 if __name__ == "__main__":
     cli.run(main, FLAGS)

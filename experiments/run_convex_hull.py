@@ -13,56 +13,41 @@ Two CPU cores: about 100 seconds of training a seed. Expected: whole-model accur
 
 import functools
 
-import jax
 from absl import flags
 
 from experiments.shell import cli
-from experiments.trained import arguments, entry, experiment
+from experiments.trained import arguments, training
+from experiments.trained.report import paths_experiment
 from rank_collapse.network.embedding import EmbeddingConfig
 from rank_collapse.training.tasks import convex_hull, examples
 from rank_collapse.training.training import Recipe
 
 FLAGS = arguments.make_flags(
-    "convex_hull",
-    width=3,
-    depth=6,
-    hidden_dim=84,
-    seq_len=10,
-    num_labels=2,
-    n_train_data=10000,
-    n_eval_data=300,
-    n_epochs=70,
-    batch_sz=30,
-    learning_rate=1e-3,
-    weight_decay=1e-3,
-)
-arguments.add_path_flags(FLAGS)
-flags.DEFINE_boolean(
-    "ffn2", True, "Points pass linear-gelu-linear before the first layer, not one linear map.",
-    flag_values=FLAGS,
+    "convex_hull", num_heads=3, d_model=84, num_tokens=10, num_labels=2, n_train_data=10000,
+    n_eval_data=300, n_epochs=70, weight_decay=1e-3,
 )  # fmt: skip
+arguments.add_path_flags(FLAGS)
+text = "Points pass linear-gelu-linear before the first layer, not one linear map."
+cli.definer(FLAGS)("boolean", "ffn2", True, text)
 
 
-def main(options: flags.FlagValues) -> None:
-    experiment.run_experiment(options, make_setup(options))
-
-
-def make_setup(options: flags.FlagValues) -> experiment.Setup:
+def make_setup(options: flags.FlagValues) -> training.Setup:
     """The experiment of the flags."""
     if options.num_labels != 2:
         raise ValueError(f"num_labels={options.num_labels}: on the hull or not are 2 labels")
-    embedding = EmbeddingConfig(d_input=2, d_embed=options.hidden_dim, hidden_layer=options.ffn2)
-    return experiment.Setup(
+    embedding = EmbeddingConfig(d_input=2, d_embed=options.d_model, hidden_layer=options.ffn2)
+    make = functools.partial(convex_hull.make_examples, num_points=options.num_tokens)
+    return training.Setup(
         name="convex_hull",
-        title=f"Convex hull of {options.seq_len} points",
+        title=f"Convex hull of {options.num_tokens} points",
         recipe=Recipe(
             config=arguments.network_config(options, embedding),
             num_outputs=2,
-            batch_size=options.batch_sz,
+            batch_size=options.batch_size,
             num_epochs=options.n_epochs,
             schedule="milestones",
         ),
-        make_data=functools.partial(make_data, options),
+        make_data=functools.partial(training.train_and_eval, make, options),
         metrics={
             "accuracy": examples.token_accuracy,
             "exact_match": examples.exact_match,
@@ -73,26 +58,19 @@ def make_setup(options: flags.FlagValues) -> experiment.Setup:
     )
 
 
-def make_data(options: flags.FlagValues, key) -> dict:
-    """Training and evaluation data of one seed."""
-    key_train, key_eval = jax.random.split(key)
-    train = convex_hull.make_examples(key_train, options.n_train_data, options.seq_len)
-    if options.train_as_eval:
-        return {"train": train, "eval": train.first(options.n_eval_data)}
-    held_out = convex_hull.make_examples(key_eval, options.n_eval_data, options.seq_len)
-    return {"train": train, "eval": held_out}
-
-
-ENTRY = entry.make_entry(
-    title="Paths: convex hull",
-    task="convex hull",
-    quick=(
-        "--num_seeds=4", "--n_train_data=2000", "--n_epochs=5", "--n_eval_data=100",
-        "--n_repeat=3", "--no_sub_path",
-    ),
-    paper=("--num_seeds=8", "--no_sub_path"),
+EXPERIMENT = paths_experiment(
+    "convex hull",
+    about=__doc__,
+    name="convex_hull",
+    order=60,
+    brief="the same for points on a convex hull",
+    flags=FLAGS,
+    setup=make_setup,
+    quick=("--num_seeds=4", "--n_train_data=2000", "--n_epochs=5", "--n_eval_data=100",
+           "--n_repeat=3"),
+    tiny=("--num_labels=2",),
 )  # fmt: skip
-
+main = EXPERIMENT.main
 
 if __name__ == "__main__":
     cli.run(main, FLAGS)

@@ -17,58 +17,53 @@ Texts are packed, several whole ones in a row of the network, each looking at it
 accuracy 0.858.
 """
 
+import functools
+
+import jax.numpy as jnp
+import numpy as np
 from absl import flags
 
-from experiments.shell import cli
-from experiments.trained import arguments, entry, experiment
-from experiments.trained.texts import setup_of
+from experiments.shell import cli, vocabulary
+from experiments.trained import arguments
+from experiments.trained.report import paths_experiment
+from experiments.trained.training import Setup
+from rank_collapse.network.embedding import EmbeddingConfig
 from rank_collapse.text import pairs as texts
-from rank_collapse.training.tasks import memorization
+from rank_collapse.training.tasks import examples, memorization
+from rank_collapse.training.training import Recipe
 
 FLAGS = arguments.make_flags(
-    "memorization",
-    width=2,
-    depth=6,
-    hidden_dim=250,
-    seq_len=128,
-    num_labels=2,
-    n_train_data=500,
-    n_eval_data=88,
-    n_epochs=50,
-    batch_sz=8,
-    learning_rate=3e-4,
-    weight_decay=0.0,
-)
+    "memorization", d_model=250, num_tokens=128, num_labels=2, n_train_data=500, n_eval_data=88,
+    n_epochs=50, batch_size=8, learning_rate=3e-4,
+)  # fmt: skip
 arguments.add_path_flags(FLAGS)
-flags.DEFINE_string(
-    "model_name_or_path", "bert-base-uncased", "Folder or file of a WordPiece tokenizer; of any "
-    "other name only a vocabulary trained on the data is made.", flag_values=FLAGS,
+vocabulary.alias(
+    FLAGS, max_seq_length="num_tokens", num_train_epochs="n_epochs",
+    per_device_train_batch_size="batch_size",
 )  # fmt: skip
-flags.DEFINE_enum("task_name", "RTE", texts.TASKS, "Whose texts.", flag_values=FLAGS)
-flags.DEFINE_string("data_dir", "data/RTE", "Folder of the task's files.", flag_values=FLAGS)
-flags.DEFINE_alias("max_seq_length", "seq_len", flag_values=FLAGS)
-flags.DEFINE_alias("num_train_epochs", "n_epochs", flag_values=FLAGS)
-flags.DEFINE_alias("per_device_train_batch_size", "batch_sz", flag_values=FLAGS)
-flags.DEFINE_integer(
-    "per_device_eval_batch_size", 32, "Texts evaluated at a time: memory, not results.",
-    lower_bound=1, flag_values=FLAGS,
+define = cli.definer(FLAGS)
+define(
+    "string", "model_name_or_path", "bert-base-uncased", "Folder or file of a WordPiece tokenizer; "
+    "of any other name only a vocabulary trained on the data is made.",
 )  # fmt: skip
-flags.DEFINE_boolean(
-    "pack", True, "Train on rows of whole texts one behind another, each looking at itself only, "
-    "instead of one padded text a row. A step then takes about batch_sz texts, and texts of a row "
-    "are always in one batch; about twice as fast.", flag_values=FLAGS,
+define("enum", "task_name", "RTE", "Whose texts.", texts.TASKS)
+define("string", "data_dir", "data/RTE", "Folder of the task's files.")
+define(
+    "integer", "per_device_eval_batch_size", 32, "Texts evaluated at a time: memory, not results.",
+    lower_bound=1,
 )  # fmt: skip
-flags.DEFINE_boolean(
-    "overwrite_output_dir", False, "Replace a finished run, or one of other flags, in output_dir; "
-    "an interrupted run of the same flags is resumed.", flag_values=FLAGS,
+define(
+    "boolean", "pack", True, "Train on rows of whole texts one behind another, each attending to "
+    "itself only, instead of one padded text a row. A step then takes about batch_size texts, and "
+    "texts of a row are always in one batch; about twice as fast.",
+)  # fmt: skip
+define(
+    "boolean", "overwrite_output_dir", False, "Replace a finished run, or one of other flags, in "
+    "output_dir; an interrupted run of the same flags is resumed.",
 )  # fmt: skip
 
 
-def main(options: flags.FlagValues) -> None:
-    experiment.run_experiment(options, make_setup(options))
-
-
-def make_setup(options: flags.FlagValues) -> experiment.Setup:
+def make_setup(options: flags.FlagValues) -> Setup:
     """The experiment of the flags; reads the texts.
 
     Raises:
@@ -77,24 +72,75 @@ def make_setup(options: flags.FlagValues) -> experiment.Setup:
     pairs = texts.read_pairs(options.task_name, options.data_dir, options.n_train_data)
     tokenizer, origin = texts.load_tokenizer(options.model_name_or_path, pairs)
     print(origin)
-    ids, mask = texts.encode_pairs(tokenizer, pairs, options.seq_len)
+    ids, mask = texts.encode_pairs(tokenizer, pairs, options.num_tokens)
     content = cli.content_hash(ids.tobytes() + mask.tobytes())
     # Rows of the table that no text uses get no gradient: leaving them out changes nothing.
     tokens, used = memorization.compact_vocabulary(ids)
     return setup_of(options, tokens, mask, len(used), {"texts": content})
 
 
-ENTRY = entry.make_entry(
-    title="Paths: memorization",
-    task="memorization",
-    quick=(
-        "--num_seeds=4", "--task_name=shipped", "--depth=4", "--hidden_dim=64", "--n_epochs=60",
-        "--n_paths=5",
-        "--learning_rate=1e-3", "--n_repeat=3", "--no_sub_path",
-    ),
-    paper=("--num_seeds=8", "--no_sub_path"),
-)  # fmt: skip
+def setup_of(options: flags.FlagValues, tokens, mask, vocab_size, extra=None) -> Setup:
+    """The experiment on given texts: token ids and mask, both [b, n]."""
+    embedding = EmbeddingConfig(
+        vocab_size=vocab_size, d_embed=options.d_model, projection="before_norm"
+    )
+    rows, batch_size = None, options.batch_size
+    if options.pack:
+        rows = examples.packed_rows(np.asarray(mask).sum(axis=1), options.num_tokens)
+        # As many rows as hold about batch_sz texts.
+        batch_size = max(1, round(options.batch_size * len(rows) / len(tokens)))
+    return Setup(
+        name="memorization",
+        title=f"Memorizing random labels of {len(tokens)} texts",
+        recipe=Recipe(
+            config=arguments.network_config(options, embedding),
+            num_outputs=options.num_labels,
+            batch_size=batch_size,
+            num_epochs=options.n_epochs,
+            shuffle=True,
+            schedule="linear",
+            clip_norm=1.0,
+        ),
+        make_data=functools.partial(
+            make_data, options, jnp.asarray(tokens), jnp.asarray(mask), rows
+        ),
+        metrics={
+            "accuracy": examples.token_accuracy,
+            "exact_match": examples.exact_match,
+            "loss": examples.loss_metric,
+        }
+        | ({"auc": examples.area_under_curve} if options.num_labels == 2 else {}),
+        published={"whole": 0.85, "baseline": 0.50},
+        batch_size=min(options.per_device_eval_batch_size, 8),
+        extra=extra,
+    )
 
+
+def make_data(options: flags.FlagValues, tokens, mask, rows, key) -> dict:
+    """The texts with one seed's labels; the evaluation is on the first of them.
+
+    Where there are rows, "train" is packed and "texts" is not.
+    """
+    labelled = memorization.make_examples(key, tokens, mask, options.num_labels)
+    data = {"train": labelled, "eval": labelled.first(options.n_eval_data)}
+    if rows is not None:
+        data |= {"train": examples.pack(labelled, rows), "texts": labelled}
+    return data
+
+
+EXPERIMENT = paths_experiment(
+    "memorization",
+    about=__doc__,
+    name="memorization",
+    order=70,
+    brief="the same for random labels of texts learned by heart",
+    flags=FLAGS,
+    setup=make_setup,
+    quick=("--num_seeds=4", "--task_name=shipped", "--depth=4", "--d_model=64", "--n_epochs=60",
+           "--n_paths=5", "--learning_rate=1e-3", "--n_repeat=3"),
+    tiny=("--task_name=shipped", "--num_tokens=8"),
+)  # fmt: skip
+main = EXPERIMENT.main
 
 if __name__ == "__main__":
     cli.run(main, FLAGS)

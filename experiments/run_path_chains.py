@@ -12,55 +12,402 @@ Under a minute on two cores at quick size. Expect the residual of chains to fall
 constant factor per layer, and the residual of contributions to be largest at short lengths.
 """
 
-from functools import partial
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
-from absl import flags
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from matplotlib.figure import Figure
 
-from experiments.path_chains.entry import ENTRY
-from experiments.path_chains.figures import figures_of
-from experiments.path_chains.measure import config_of, measure_all
-from experiments.path_chains.results import rows_of, summary_of
-from experiments.shell import cli, inputs, room
-from rank_collapse.network.attention import MASKS
-from rank_collapse.network.config import INITS
-from rank_collapse.network.layers import MLP_KINDS, NORM_KINDS, NORM_PLACEMENTS
+import rank_collapse as rc
+from experiments.shell import cli, inputs, room, vocabulary
+from experiments.shell.experiment import Drawing, Experiment
+from experiments.shell.flag_values import Flags
+from experiments.shell.paper import said
+from experiments.shell.progress import Progress
+from experiments.shell.room import Room, seeds_done
+from rank_collapse.measures import residuals
+from rank_collapse.paths import chains
+from rank_collapse.paths.enumeration import count_paths
+from rank_collapse.report import figures, statistics
+from rank_collapse.report.claims import BELOW_ZERO, Claim, test_mean
+from rank_collapse.report.page import Comparison
+from rank_collapse.runs import seeds
+from rank_collapse.runs.folder import RunFolder
+
+SAMPLES = (5, 20)
+PART = "seeds"  # the name of what a run keeps
+CHAINS = {"chain_mean": "against $1p^T$", "chain_rank_one": "against the best rank one"}
 
 FLAGS = cli.make_flags("path_chains", num_seeds=4, shows="log10_residual,length=last")
+vocabulary.define(
+    FLAGS, depth=8, num_heads=4, d_model=64, mlp="gelu", norm_placement="post", norm_kind="layer",
+    mask="none", window=2, init="lecun", weight_scale=1.0, skip_gain=1.0, bias_scale=0.0,
+)  # fmt: skip
 define = cli.definer(FLAGS)
-define("integer", "depth", 8, "Layers.")
-define("integer", "num_heads", 4, "Heads.")
-define("integer", "d_model", 64, "Width of the tokens.")
-define("enum", "mlp", "gelu", "MLP of every layer, or none.", MLP_KINDS)
-define("enum", "norm_placement", "post", "Where norms are.", NORM_PLACEMENTS)
-define("enum", "norm_kind", "layer", "Kind of norm.", NORM_KINDS)
-define("enum", "mask", "none", "Attention mask.", MASKS)
-define("integer", "window", 2, "Reach of --mask=local.")
-define("enum", "init", "lecun", "Initialisation.", INITS)
-define("float", "weight_scale", 1.0, "Multiplies every weight.")
-define("float", "skip_gain", 1.0, "Multiplies the skips.")
-define("float", "bias_scale", 0.0, "Standard deviation of the biases.")
-define("integer", "num_paths", 100, "Random paths per length and seed.")
-define("integer", "num_repeats", 5, "Sampled sets per length and seed whose error is measured.")
+define("integer", "num_paths", 100, "Random paths per length and seed.", lower_bound=1)
+define(
+    "integer", "num_repeats", 5, "Sampled sets per length and seed whose error is measured.",
+    lower_bound=1,
+)  # fmt: skip
 inputs.define_flags(define)
 define("enum", "dtype", "float64", "Arithmetic.", ("float32", "float64"))
 room.define_flag(define)
 
 
-def main(options: flags.FlagValues) -> None:
+class Setup(NamedTuple):
+    """What the flags ask for.
+
+    Attributes:
+        config: The network.
+        ids: Token ids of the text; None for Gaussian tokens.
+        source: What identifies the input.
+        mesh: Of the devices that share the seeds.
+    """
+
+    config: rc.TransformerConfig
+    ids: Any
+    source: dict[str, str]
+    mesh: Mesh
+
+
+def setup_of(options: Flags) -> Setup:
+    """The network and the tokens of the flags.
+
+    Raises:
+        ValueError: Sizes that do not fit, or a text that cannot be read.
+    """
     ids, source = inputs.read_tokens(options)
-    config = config_of(options)
-    mesh = cli.mesh(options)
-    with cli.open_run(options, "path_chains", extra=source) as run:
-        results = measure_all(options, config, ids, mesh, run)
-        run.publish(
-            rows=partial(rows_of, results, config),
-            figures=figures_of(results, config),
-            summary=partial(summary_of, results, config),
+    fields = ("mlp", "norm_placement", "mask", "window", "init", "skip_gain")
+    config = rc.transformer(
+        options.depth, options.num_heads, options.d_model, norm=options.norm_kind,
+        **{name: options[name].value for name in fields},
+    )  # fmt: skip
+    return Setup(config, ids, source, cli.mesh(options))
+
+
+def measure_all(options: Flags, setup: Setup, run: RunFolder) -> dict[str, np.ndarray]:
+    """Every measure of every seed, [s, ...], chunk by chunk of seeds into the run's arrays.
+
+    Raises:
+        ValueError: A network whose output is no number.
+        RunError: The run holds measures of another number of seeds.
+    """
+    total, mesh = options.num_seeds, setup.mesh
+    at_once = seeds.seeds_at_once(mesh)
+    found = run.part(PART)
+    done = seeds_done(found, total, run.path, PART)
+    if done == total:
+        return found
+    with inputs.precision(options), Progress(total, "path chains", log=run.log) as progress:
+
+        def keep(known):
+            refuse_overflow(known)
+            run.save_arrays({f"{PART}/{name}": values for name, values in known.items()})
+            progress.update(len(known["sum_error"]))
+
+        progress.skip(done)
+        with Room(options, mesh, run.log) as room:
+            call = seeds.spread(make_measure(options, setup), mesh, at_once=at_once)
+            keys = seeds.seed_keys(options.seed, total)
+            # Where a device takes its seeds one by one they are saved as they come.
+            most = None if at_once is None else at_once * mesh.size
+            return room.map(call, keys, progress=progress, most=most, found=found, keep=keep)
+
+
+def refuse_overflow(measures: dict[str, np.ndarray]) -> None:
+    """Refuses measures of a network whose output is no number.
+
+    Raises:
+        ValueError: It is not.
+    """
+    bad = np.flatnonzero(~np.isfinite(measures["sum_error"]))
+    if len(bad):
+        raise ValueError(
+            f"seed {bad[0]}: NaN or overflow in the network; a smaller --weight_scale or "
+            "--norm_placement=post may hold it"
         )
-        print(f"written to {run.path}")
 
 
-__all__ = ["ENTRY", "FLAGS", "main"]
+def make_measure(options: Flags, setup: Setup) -> Callable:
+    """measure(key, None) of one seed."""
+    config, depth = setup.config, setup.config.depth
+    size, lengths = (depth, config.num_heads), range(1, depth + 1)
+
+    def errors_of(key, params, x, by_length):
+        """Relative error of sums estimated from few paths: [len(SAMPLES), L, repeats]."""
+        paths = rc.sample_path_sets(key, lengths, options.num_repeats, max(SAMPLES), *size)
+        # Sets of one path each: the states of all paths, shared beginnings computed once.
+        terms = rc.path_set_states(params, x, config, paths[..., None, :], semantics="frozen")
+        counts = jnp.asarray(rc.count_paths(*size)[1:], x.dtype)
+        exact = by_length[1:, None]
+
+        def size_of(a):
+            return jnp.linalg.norm(a, axis=(2, 3))
+
+        def error(few):
+            estimate = counts[:, None, None, None] * terms[:, :, :few].mean(axis=2)
+            return size_of(estimate - exact) / size_of(exact)
+
+        return jnp.stack([error(few) for few in SAMPLES])
+
+    def measure(key, _):
+        key_tokens, key_params, key_chains, key_sets = jax.random.split(key, 4)
+        x = inputs.input_tokens(key_tokens, setup.ids, options)
+        params = rc.init(key_params, config, options.weight_scale, options.bias_scale)
+        trace = rc.apply(params, x, config)
+        paths = rc.sample_path_sets(key_chains, lengths, 1, options.num_paths, *size)
+        to_mean, to_rank_one = jax.lax.map(
+            lambda path: chains.chained_residual(trace.attention, path), paths.reshape(-1, depth)
+        )
+        contributions = rc.path_contributions(params, x, config)
+        norm, rest = chains.measured_sizes(contributions.by_length)
+        skip, branch = chains.branch_sizes(params, trace, config)
+        return {
+            "chain_mean": to_mean.reshape(depth, -1),
+            "chain_rank_one": to_rank_one.reshape(depth, -1),
+            "log10_norm": norm,
+            "log10_residual": rest,
+            "initial_residual": residuals.composite_norm(residuals.residual(x)),
+            "skip_size": skip,
+            "branch_size": branch,
+            "estimate_error": errors_of(key_sets, params, x, contributions.by_length),
+            "sum_error": jnp.linalg.norm(contributions.total - trace.output)
+            / jnp.linalg.norm(trace.output),
+        }
+
+    return measure
+
+
+def law_of(results: dict[str, Any], config: rc.TransformerConfig) -> chains.AlphaLaw:
+    """What the layers' α predict, from all seeds together."""
+    names = ("skip_size", "branch_size", "initial_residual")
+    sizes = (jnp.asarray(results[name]) for name in names)
+    return chains.alpha_law(*sizes, jnp.asarray(results["chain_mean"][:, 0]), config.num_heads)
+
+
+def rows_of(results: dict[str, Any], setup: Setup) -> list[dict[str, Any]]:
+    """One row per seed and length."""
+    config = setup.config
+    law = law_of(results, config)
+    counts = count_paths(config.depth, config.num_heads)
+    rows = []
+    for seed in range(len(results["log10_norm"])):
+        for k in range(config.depth + 1):
+            row = {"seed": seed, "length": k, "paths": counts[k]}
+            row |= {n: float(results[n][seed, k]) for n in ("log10_norm", "log10_residual")}
+            row["predicted_log10_residual"] = float(law.by_layer[k])
+            row["predicted_log10_residual_one_alpha"] = float(law.one[k])
+            if k:
+                row["alpha_of_layer"] = float(law.alpha_by_layer[k - 1])
+                for name in CHAINS:
+                    row[f"{name}_median"] = float(np.median(results[name][seed, k - 1]))
+                for i, size in enumerate(SAMPLES):
+                    error = np.median(results["estimate_error"][seed, i, k - 1])
+                    row[f"error_of_{size}_paths"] = float(error)
+            rows.append(row)
+    return rows
+
+
+def summary_of(results: dict[str, Any], setup: Setup) -> dict[str, Any]:
+    """The headline numbers beside α's law."""
+    config = setup.config
+    law = law_of(results, config)
+    counts = count_paths(config.depth, config.num_heads)
+    medians = {n: np.median(results[n], axis=(0, 2)) for n in CHAINS}
+    rest, norm = results["log10_residual"].mean(axis=0), results["log10_norm"].mean(axis=0)
+    errors = np.median(results["estimate_error"], axis=(0, 3))
+    return {
+        "depth": config.depth,
+        "num_heads": config.num_heads,
+        "median_chain_residual": medians["chain_mean"].tolist(),
+        "median_chain_rank_one": medians["chain_rank_one"].tolist(),
+        "most_common_length": int(np.argmax([float(c) for c in counts])),
+        "length_of_largest_norm": int(norm.argmax()),
+        "length_of_largest_residual": int(rest.argmax()),
+        "log10_norm": norm.tolist(),
+        "log10_residual": rest.tolist(),
+        "predicted_log10_residual": np.asarray(law.by_layer).tolist(),
+        "alpha": float(law.alpha),
+        "alpha_by_layer": np.asarray(law.alpha_by_layer).tolist(),
+        "contraction": float(law.contraction),
+        "error_of_sampled_paths": dict(zip(map(str, SAMPLES), errors.tolist(), strict=True)),
+        "sum_error": results["sum_error"].tolist(),
+        "chain_slope": chain_slope(results["chain_mean"]).tolist(),
+        "length_of_largest_residual_by_seed": results["log10_residual"].argmax(axis=1).tolist(),
+        "float_eps": float(np.finfo(results["sum_error"].dtype).eps),
+        "d_model": config.d_model,
+    }
+
+
+def chain_slope(ratios: np.ndarray) -> np.ndarray:
+    """Slope over lengths of log10 of each seed's median ratio, [s]; ratios [s, L, p].
+
+    NaN where there is one length only, or a product is of rank one to the last digit.
+    """
+    with np.errstate(divide="ignore"):
+        medians = np.log10(np.median(ratios, axis=2))
+    return statistics.slope(np.arange(medians.shape[1]), medians)
+
+
+@figures.styled
+def chain_figure(results: dict[str, Any], setup: Setup) -> Figure:
+    """Box plots by path length on a logarithmic axis; seeds and paths pooled."""
+    fig, axes = figures.figure(1, 2, sharey=True)
+    for ax, (name, title) in zip(axes[0], CHAINS.items(), strict=True):
+        values = np.maximum(np.swapaxes(results[name], 0, 1), np.finfo(float).tiny)
+        values = values.reshape(len(values), -1)
+        boxes = ax.boxplot(
+            list(values), positions=np.arange(1, len(values) + 1), patch_artist=True,
+            flierprops={"marker": ".", "markersize": 2, "markeredgecolor": "#8A8A8A"},
+            medianprops={"color": "black"},
+        )  # fmt: skip
+        for box in boxes["boxes"]:
+            box.set(facecolor=figures.color(5), linewidth=0.8)
+        ax.set(yscale="log", xlabel="path length", title=title)
+    axes[0, 0].set_ylabel(r"$\|\mathrm{res}(P_{path})\|_{1,\infty}\,/\,\|P_{path}\|_{1,\infty}$")
+    return fig
+
+
+@figures.styled
+def length_figure(results: dict[str, Any], setup: Setup) -> Figure:
+    """Exact contribution by length, counting beside size, and the error of sampling."""
+    config = setup.config
+    law, k = law_of(results, config), np.arange(config.depth + 1)
+    fig, axes = figures.figure(1, 3, width=3.9, height=3.3)
+    ax = axes[0, 0]
+    figures.band(ax, k, results["log10_norm"], r"$\|C_k\|$, measured", 0)
+    figures.band(ax, k, results["log10_residual"], r"$\|\mathrm{res}(C_k)\|$, measured", 1)
+    laws = ((law.one, r"one $\alpha$"), (law.by_layer, r"$\alpha_l$"))
+    for index, (predicted, label) in enumerate(laws):
+        predicted = np.asarray(predicted)
+        style = {"color": "black", "linestyle": ("--", ":")[index], "marker": ""}
+        shown = predicted > results["log10_residual"].min() - 6
+        ax.plot(k[shown], predicted[shown], label=f"predicted, {label}", **style)
+    ax.set(ylabel=r"$\log_{10}\|\cdot\|_{1,\infty}$", title="all paths of one length")
+    ax = axes[0, 1]
+    counts = np.array([float(c) for c in count_paths(config.depth, config.num_heads)])
+    ax.bar(k, counts / counts.sum(), width=0.85, color=figures.color(5), label="share of paths")
+    for index, name in enumerate(("log10_norm", "log10_residual")):
+        size = 10 ** (results[name] - results[name].max(axis=1, keepdims=True))
+        share = size / size.sum(axis=1, keepdims=True)
+        label = ("share of the norms", "share of the residuals")[index]
+        figures.band(ax, k, share, label, index)
+    ax.set(ylabel="share", title="counted and weighed")
+    ax.set_ylim(0, 1.35 * ax.get_ylim()[1])  # room for the legend
+    ax = axes[0, 2]
+    for index, size in enumerate(SAMPLES):
+        error = results["estimate_error"][:, index]
+        error = np.moveaxis(error, 1, 2).reshape(-1, config.depth)
+        style = {"color": figures.color(index), "marker": figures.MARKERS[index]}
+        ax.plot(k[1:], np.median(error, axis=0), label=f"{size} sampled paths", **style)
+        low, high = np.quantile(error, (0.25, 0.75), axis=0)
+        ax.fill_between(k[1:], low, high, color=style["color"], alpha=0.2, linewidth=0)
+    ax.axhline(1, color="#555555", lw=0.9, ls="--")
+    ax.set(yscale="log", ylabel="relative error", title="a sum estimated from few paths")
+    for ax in axes[0]:
+        ax.set_xlabel("path length")
+        figures.integer_ticks(ax)
+        ax.legend(loc="best", fontsize=7)
+    return fig
+
+
+def claims(summary: dict[str, Any]) -> list[Claim]:
+    """Chains lose rank, short paths are the large ones, and the sum over all is the output."""
+    most, where = summary["most_common_length"], "at initialisation"
+    rounding = summary["float_eps"] * summary["depth"] * summary["d_model"]
+    return [
+        test_mean(
+            summary["chain_slope"], BELOW_ZERO, **said("chains", where), null="0",
+            statistic="slope over lengths of log10 of the median residual ratio of P_path",
+        ),
+        test_mean(
+            [k - most for k in summary["length_of_largest_residual_by_seed"]], BELOW_ZERO,
+            statistic=f"length whose paths together have the largest residual, less {most}, the "
+            "length that most paths have", null="0", **said("short at first", where),
+        ),
+        test_mean(
+            summary["sum_error"], (-math.inf, rounding), **said("decomposition", where),
+            statistic="‖Σ_k C_k + offset − output‖/‖output‖, claimed to be within rounding, "
+            f"L d eps = {rounding:.1g}", null="the share of a length left out",
+        ),
+    ]  # fmt: skip
+
+
+def compare(summary: dict[str, Any]) -> list[Comparison]:
+    """What the figures show in numbers; none is published."""
+    chain = summary["median_chain_residual"]
+    few = min(summary["error_of_sampled_paths"]["5"])
+    return [
+        Comparison(
+            f"median residual of chains, length 1 and {summary['depth']}",
+            f"{chain[0]:.2g}, {chain[-1]:.2g}", "falls with length",
+            "box plots of chained attention in the published notebook",
+        ),
+        Comparison(
+            "least relative error, over lengths, of a sum estimated from 5 paths", f"{few:.2g}",
+            note="the published sets have 5 or 20 paths",
+        ),
+    ]  # fmt: skip
+
+
+def reading(summary: dict[str, Any]) -> str:
+    """A sentence against the paper."""
+    chain, depth = summary["median_chain_residual"], summary["depth"]
+    rate = (chain[-1] / chain[0]) ** (1 / max(depth - 1, 1)) if chain[0] > 0 else 0.0
+    factor = f"{1 / rate:.2g}" if rate > 0 else "∞"
+    return (
+        f"Products of attention matrices lose a factor {factor} of their residual per layer: "
+        "exponentially, as products of stochastic matrices do; the cubic rate needs tokens that "
+        "collapse with them. At initialisation all paths of length "
+        f"{summary['length_of_largest_residual']} together have the largest residual, while most "
+        f"paths have length {summary['most_common_length']}."
+    )
+
+
+EXPERIMENT = Experiment(
+    about=__doc__,
+    name="path_chains",
+    order=30,
+    brief="products of attention matrices along paths, α by layer, and the size of paths by length",
+    title="Chained attention and the size of paths",
+    claim="Products of attention matrices along a path approach rank one with its length, and "
+    "short paths carry the network although most paths are long (published box plots of chained "
+    "attention; section 4 on the effectiveness of paths).",
+    flags=FLAGS,
+    presets={
+        "quick": ("--num_seeds=4", "--depth=6", "--num_tokens=48", "--num_paths=50"),
+        "paper": ("--num_seeds=8", "--depth=12", "--num_heads=12", "--d_model=192",
+                  "--num_tokens=128", "--num_paths=200"),
+        "tiny": ("--num_seeds=2", "--depth=2", "--num_heads=2", "--d_model=4", "--num_tokens=4",
+                 "--num_paths=2", "--num_repeats=1"),
+    },
+    setup=setup_of,
+    extra=lambda setup: setup.source,
+    measure=measure_all,
+    table=rows_of,
+    summary=summary_of,
+    figures={
+        "path_chains": Drawing(
+            chain_figure,
+            "Residual ratio of products of attention matrices along random paths, by path length: "
+            "medians, quartiles, and outliers over paths and seeds.",
+        ),
+        "path_lengths": Drawing(
+            length_figure,
+            "Exact sums over all paths of each length: sizes and predicted sizes (left), shares "
+            "beside the binomial count (middle), error of estimates from few sampled paths (right; "
+            "above the dashed line worse than nothing).",
+        ),
+    },
+    claims=claims,
+    compare=compare,
+    reading=reading,
+)  # fmt: skip
+main = EXPERIMENT.main
 
 if __name__ == "__main__":
     cli.run(main, FLAGS)

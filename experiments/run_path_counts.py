@@ -10,16 +10,23 @@ share Binomial(L, H/(1+H)) of them. Counted in exact integers, with the binomial
 Takes 2 seconds on a CPU. Expect the mass of GPT-3 (H = L = 96) at lengths 91 to 96.
 """
 
+import math
 import re
-from functools import partial
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import Any
 
+import numpy as np
 from absl import flags
+from matplotlib.figure import Figure
 
-from experiments.path_counts.counts import path_table
-from experiments.path_counts.entry import ENTRY
-from experiments.path_counts.figures import figures_of
-from experiments.path_counts.results import rows_of, summary_of
 from experiments.shell import cli
+from experiments.shell.experiment import Drawing, Experiment
+from experiments.shell.paper import said
+from rank_collapse.paths.enumeration import count_paths
+from rank_collapse.report import figures
+from rank_collapse.report.claims import Claim, test_never
+from rank_collapse.report.page import Comparison
 
 # (heads, layers) as published by the authors of each architecture.
 ARCHITECTURES = {
@@ -34,36 +41,26 @@ ARCHITECTURES = {
     "DeiT-T": (3, 12),
 }
 MAX_DEPTH = 100_000
+MAX_EXACT_DEPTH = 1000  # beyond it, logarithms: the integers have thousands of digits
+ROUNDING = 1e-12  # of shares in float64
+COLUMNS = 3  # panels in a row
 
 FLAGS = cli.make_flags("path_counts", shows="log10_paths,length=last")
 define = cli.definer(FLAGS)
 define("list", "heads", [], "Heads of architectures of your own, in pairs with --layers.")
 define("list", "layers", [], "Layers of the same architectures.")
 
-
-def main(options: flags.FlagValues) -> None:
-    sizes = architectures(options.heads, options.layers)
-    with cli.open_run(options, "path_counts") as run:
-        tables = {name: path_table(*size) for name, size in sizes.items()}
-        summary = run.publish(
-            rows=partial(rows_of, tables, sizes),
-            figures=figures_of(tables),
-            summary=partial(summary_of, tables, sizes),
-        )
-        for name, numbers in summary.items():
-            print(
-                f"{name:18s} H={numbers['heads']:<4d} L={numbers['layers']:<4d} "
-                f"paths 10^{numbers['log10_paths']:.2f}  mean length {numbers['mean_length']:.3f}"
-            )
-        print(f"written to {run.path}")
+Sizes = dict[str, tuple[int, int]]  # {architecture: (heads, layers)}
+Tables = dict[str, list[dict[str, Any]]]  # {architecture: rows of `path_table`}
 
 
-def architectures(heads: list[str], layers: list[str]) -> dict[str, tuple[int, int]]:
+def architectures(options: flags.FlagValues) -> Sizes:
     """The published architectures, or those of the flags.
 
     Raises:
         ValueError: Values that are no positive integers, or lists of different lengths.
     """
+    heads, layers = options.heads, options.layers
     if len(heads) != len(layers):
         raise ValueError(f"--heads has {len(heads)} values and --layers {len(layers)}")
     if not heads:
@@ -81,7 +78,161 @@ def architectures(heads: list[str], layers: list[str]) -> dict[str, tuple[int, i
     return {f"H={h}, L={l}": (h, l) for h, l in pairs}
 
 
-__all__ = ["ENTRY", "FLAGS", "main"]
+def path_table(heads: int, layers: int) -> list[dict[str, Any]]:
+    """One row per length k: the number of paths (exact, or its logarithm), share, and law."""
+    counted = logarithms if layers > MAX_EXACT_DEPTH else exact_counts
+    law = binomial(layers, heads)
+    return [
+        {"length": k, "paths": count, "log10_paths": log10, "share": share, "binomial": law[k]}
+        for k, (count, log10, share) in enumerate(counted(heads, layers))
+    ]
+
+
+def exact_counts(heads: int, layers: int) -> list[tuple[int, float, float]]:
+    """(number, log10 of it, share) of the paths of each length, C(L, k) H^k of (1+H)^L."""
+    counts = count_paths(layers, heads)
+    total = sum(counts)
+    return [(count, math.log10(count), float(Fraction(count, total))) for count in counts]
+
+
+def logarithms(heads: int, layers: int) -> list[tuple[str, float, float]]:
+    """The same for any depth; the number itself is left out."""
+    total = layers * math.log(1 + heads)
+    logs = [log_choose(layers, k) + k * math.log(heads) for k in range(layers + 1)]
+    return [("", value / math.log(10), math.exp(value - total)) for value in logs]
+
+
+def binomial(layers: int, heads: int) -> list[float]:
+    """Binomial(L, H/(1+H)) at 0 .. L, through logarithms of factorials."""
+    log_head, log_skip = math.log(heads / (1 + heads)), -math.log(1 + heads)
+    return [
+        math.exp(log_choose(layers, k) + k * log_head + (layers - k) * log_skip)
+        for k in range(layers + 1)
+    ]
+
+
+def log_choose(n: int, k: int) -> float:
+    """log C(n, k)."""
+    return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
+
+
+def column(table: list[dict[str, Any]], name: str) -> np.ndarray:
+    """One column as numbers."""
+    return np.array([row[name] for row in table])
+
+
+def rows_of(tables: Tables, sizes: dict[str, tuple[int, int]]) -> Iterator[dict[str, Any]]:
+    """One row per architecture and length."""
+    for name, table in tables.items():
+        heads, layers = sizes[name]
+        for row in table:
+            yield {"architecture": name, "heads": heads, "layers": layers} | row
+
+
+def summary_of(tables: Tables, sizes: dict[str, tuple[int, int]]) -> dict[str, Any]:
+    """Per architecture: number of paths, mean and spread of the length, distance from the law."""
+    summary = {}
+    for name, table in tables.items():
+        heads, layers = sizes[name]
+        share, law = column(table, "share"), column(table, "binomial")
+        length = np.arange(layers + 1)
+        mean = float(share @ length)
+        summary[name] = {
+            "heads": heads,
+            "layers": layers,
+            "log10_paths": layers * math.log10(1 + heads),
+            "mean_length": mean,
+            "std_length": float(np.sqrt(share @ (length - mean) ** 2)),
+            "most_common_length": int(share.argmax()),
+            "share_at_most_half_depth": float(share[: layers // 2 + 1].sum()),
+            "largest_difference_from_binomial": float(np.abs(share - law).max()),
+        }
+    return summary
+
+
+@figures.styled
+def share_figure(tables: Tables, sizes: Sizes) -> Figure:
+    """Shares as bars, the binomial law as dots."""
+    fig, axes = figures.panels(len(tables), COLUMNS, width=3.3, height=2.1)
+    for ax, (name, table) in zip(axes.flat, tables.items(), strict=False):
+        share = column(table, "share")
+        lengths = np.arange(len(share))
+        ax.bar(lengths, share, width=0.85, color=figures.color(5), label="counted")
+        law = column(table, "binomial")
+        ax.plot(lengths, law, ".", color=figures.color(1), markersize=3.5, label="binomial")
+        ax.set_title(name, fontsize=9)
+        figures.integer_ticks(ax)
+    figures.outer_labels(axes, "path length", "share of paths")
+    axes[0, 0].legend(loc="upper left")
+    return fig
+
+
+def claims(summary: dict[str, Any]) -> list[Claim]:
+    """Exact counts against the law; nothing is drawn, so that every architecture is a case."""
+    off = [n for n in summary.values() if n["largest_difference_from_binomial"] > ROUNDING]
+    few = [n for n in summary.values() if n["share_at_most_half_depth"] >= 0.5]
+    cases = {"total": len(summary), "seeds": len(summary), **said("lengths")}
+    return [
+        test_never(
+            len(off), statistic="architectures whose exact counts are not Binomial(L, H/(1+H))",
+            **cases,
+        ),
+        test_never(
+            len(few), statistic="architectures with half of their paths no longer than L/2", **cases
+        ),
+    ]  # fmt: skip
+
+
+def compare(summary: dict[str, Any]) -> list[Comparison]:
+    """Mean length beside the binomial law's, and the number of paths."""
+    return [
+        Comparison(
+            f"{name} (H={n['heads']}, L={n['layers']}): mean path length",
+            n["mean_length"], n["layers"] * n["heads"] / (1 + n["heads"]),
+            f"published: L H/(1+H); 10^{n['log10_paths']:.1f} paths, "
+            f"{n['share_at_most_half_depth']:.2g} of them at most L/2 long",
+        )
+        for name, n in summary.items()
+    ]  # fmt: skip
+
+
+def reading(summary: dict[str, Any]) -> str:
+    """One sentence against the paper."""
+    furthest = max(n["largest_difference_from_binomial"] for n in summary.values())
+    short = max(n["share_at_most_half_depth"] for n in summary.values())
+    return (
+        "As published, nearly all paths are long: at most "
+        f"{short:.1%} of any architecture's paths pass half of the layers or fewer. Exact counts "
+        f"and the binomial law differ by at most {furthest:.0e}."
+    )
+
+
+EXPERIMENT = Experiment(
+    about=__doc__,
+    name="path_counts",
+    order=20,
+    brief="number of paths by length of BERT, GPT-3 and others, or of any H and L",
+    title="Paths by length",
+    claim="Path decomposition: a network of L layers and H heads is a sum over (1+H)^L paths, "
+    "whose lengths follow Binomial(L, H/(1+H)), so most paths are long, although long paths "
+    "contribute least (published figure of path length distributions).",
+    flags=FLAGS,
+    presets={"quick": (), "paper": (), "tiny": ("--heads=2", "--layers=2")},
+    setup=architectures,
+    # Two integers in closed form: nothing but results.csv is stored.
+    measure=lambda options, sizes, run: {n: path_table(*size) for n, size in sizes.items()},
+    table=rows_of,
+    summary=summary_of,
+    figures={
+        "path_counts": Drawing(
+            share_figure, "Share of paths by length: exact counts (bars) and law (dots)."
+        )
+    },
+    claims=claims,
+    compare=compare,
+    reading=reading,
+)
+main = EXPERIMENT.main
 
 if __name__ == "__main__":
     cli.run(main, FLAGS)

@@ -15,36 +15,38 @@ in a layer, to fall to a third), updates in random directions to change its outp
 more, and the other designs to lie within a third of the law after 100 layers.
 """
 
-from functools import partial
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from absl import flags
-
-from experiments.shell import cli, room
-from experiments.stability import training
-from experiments.stability.cases import CLAIMS, PARTS, parts_of
-from experiments.stability.entry import ENTRY
-from experiments.stability.figures import figures_of
+from experiments.shell import cli, room, vocabulary
+from experiments.shell.experiment import Drawing, Experiment
+from experiments.shell.flag_values import Flags
+from experiments.stability import figures, results, training
+from experiments.stability.cases import AT_MOST, CLAIMS, KINDS, PARTS, Case, Group, parts_of
 from experiments.stability.measure import measure_all
-from experiments.stability.results import rows_of, summary_of
-from rank_collapse.network.attention import MASKS
+from experiments.stability.results import UPDATES
 from rank_collapse.network.designs import DESIGNS
-from rank_collapse.network.layers import MLP_KINDS
+from rank_collapse.report.claims import Claim, of_interval
+from rank_collapse.report.page import Comparison
+from rank_collapse.runs.folder import RunFolder
 
 FLAGS = cli.make_flags("stability", num_seeds=8, shows="apart,layer=last")
 define = cli.definer(FLAGS)
 define("list", "parts", ["encoders", "encoder_decoders"], f"Out of {', '.join(PARTS)}.")
 define("list", "designs", list(CLAIMS), f"Residual designs, out of {', '.join(DESIGNS)}.")
-define("list", "depths", ["6", "12", "25", "50", "100"], "Layers of the networks.")
-define("list", "layer_depths", ["6", "50"], "Those of them that are measured by layer too.")
-define("list", "pair_depths", ["3", "6", "12", "25"], "Layers of either half of encoder-decoders.")
-define("list", "pair_layer_depths", ["6", "25"], "Those that are measured by layer too.")
-define("integer", "num_heads", 4, "Heads.", lower_bound=1)
+for name, default, text in (
+    ("depths", [6, 12, 25, 50, 100], "Layers of the networks."),
+    ("layer_depths", [6, 50], "Those of them that are measured by layer too."),
+    ("pair_depths", [3, 6, 12, 25], "Layers of either half of encoder-decoders."),
+    ("pair_layer_depths", [6, 25], "Those that are measured by layer too."),
+):
+    vocabulary.numbers(FLAGS, name, default, text, lower_bound=1)
 # Normalised tokens of two numbers are (1, -1) or (-1, 1): equal or opposite, whatever the network.
-define("integer", "d_model", 64, "Width of the tokens.", lower_bound=3)
-define("integer", "d_ff", None, "Width of the MLP (default 4 d_model).", lower_bound=1)
-define("integer", "num_tokens", 16, "Tokens, Gaussian and normalised.", lower_bound=2)
-define("enum", "mlp", "gelu", "MLP of every layer, or none.", MLP_KINDS)
-define("enum", "mask", "none", "Attention mask.", MASKS)
+vocabulary.define(
+    FLAGS, least={"d_model": 3}, num_heads=4, d_model=64, d_ff=None, num_tokens=16, mlp="gelu",
+    mask="none",
+)  # fmt: skip
 define("boolean", "log_residual", True, "Residuals in logarithms, by a pass of their own.")
 define("float", "update_size", 1e-4, "‖W* − W‖/‖W‖ of every matrix, above 0.", lower_bound=0.0)
 
@@ -54,22 +56,265 @@ define("integer", "train_steps", 300, "Steps.", lower_bound=1)
 room.define_flag(define)
 
 
-def main(options: flags.FlagValues) -> None:
-    parts = parts_of(options)
-    cases = [case for groups in parts.values() for group in groups for case in group.cases]
-    mesh = cli.mesh(options)
-    with cli.open_run(options, "stability") as run:
-        results = measure_all(options, parts, mesh, run)
-        trained = training.trained(options, run) if "training" in options.parts else {}
-        run.publish(
-            rows=partial(rows_of, results, cases),
-            figures=figures_of(results, cases) | training.figures_of(trained),
-            summary=lambda: summary_of(results, cases) | training.summary_of(trained, options),
+class Found(NamedTuple):
+    """What was measured.
+
+    Attributes:
+        networks: {case: {measure: [s, ...]}} at initialisation.
+        trained: {cell: ...} of `training.trained`, if that part was asked for.
+        options: The flags.
+    """
+
+    networks: dict[Case, dict[str, Any]]
+    trained: dict[Any, Any]
+    options: Flags
+
+
+def measure(options: Flags, parts: Mapping[str, list[Group]], run: RunFolder) -> Found:
+    """All networks of the flags, resumed from the run."""
+    networks = measure_all(options, parts, cli.mesh(options), run)
+    trained = training.trained(options, run) if "training" in options.parts else {}
+    return Found(networks, trained, options)
+
+
+def summary_of(found: Found, parts: Any) -> dict[str, Any]:
+    """Of the networks at initialisation, and of those that were trained."""
+    networks = results.summary_of(found.networks, list(found.networks))
+    return networks | training.summary_of(found.trained, found.options)
+
+
+def compare(summary: dict[str, Any]) -> list[Comparison]:
+    """What papers state of dependency and gradients, and the one law beside what was measured."""
+    rows = [row for kind, found in kinds_of(summary).items() for row in _rows(kind, found)]
+    return rows + (_rows_of_training(summary["training"]) if "training" in summary else [])
+
+
+def kinds_of(summary: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """What was found of encoders and of encoder-decoders, those that were measured."""
+    return {kind: summary[kind] for kind in KINDS if kind in summary}
+
+
+def named(kind: str, design: str) -> str:
+    """A design, of an encoder-decoder where it is one."""
+    return design if kind == "encoder" else f"{design}, encoder-decoder"
+
+
+def _rows(kind, found):
+    designs = found["designs"]
+    rows = [
+        Comparison(
+            f"{named(kind, name)}: 1 − token cosine after {own['law']['layers_seen']} layers",
+            own["law"]["one_minus_cosine_last"], own["law"]["expected_last"],
+            "beside it the one law's; largest ratio of the two over layers "
+            f"{own['law']['largest_ratio']:.3g}, at layer "
+            f"{own['law']['largest_ratio_below_layer']}",
         )
-        print(f"written to {run.path}")
+        for name, own in designs.items()
+    ]  # fmt: skip
+    if {"post", "pre"} <= designs.keys():
+        post, pre = designs["post"], designs["pre"]
+        rows.append(
+            Comparison(
+                f"last branch's share β_NN² of the output, {named(kind, 'post and pre')}",
+                f"{post['last_branch']:.3f}, {pre['last_branch']:.3f}",
+                "Post-LN leans on its last branches, Pre-LN spreads",
+                f"Liu et al. 2020; {post['heat_depth']} layers; centre of mass "
+                f"{post['centre_of_mass']:.2f} and {pre['centre_of_mass']:.2f} of N; exact shares "
+                f"differ by {post['exact_minus_published']:.3f} and "
+                f"{pre['exact_minus_published']:.3f} at most",
+            )
+        )  # fmt: skip
+    post = designs.get("post", {})
+    if post.get("query_over_value_slope") is not None:
+        rows.append(
+            Comparison(
+                f"{named(kind, 'post')}: exponent of ‖∂W_Q‖/‖∂W_V‖ in 1 − token cosine, by layer",
+                post["query_over_value_slope"], "1: they vanish with it",
+                f"Noci et al. 2022; the ratio falls from {post['query_over_value_first']:.2g} in "
+                f"the first layer to {post['query_over_value_last']:.2g} in the last",
+            )
+        )  # fmt: skip
+    return rows
 
 
-__all__ = ["ENTRY", "FLAGS", "main"]
+def _rows_of_training(found):
+    steps = found["steps"]
+    return [
+        Comparison(
+            f"{name}, {found['depth']} layers trained: 1 − token cosine of the last at steps "
+            f"{steps[0]:g}, {steps[1]:g}, {steps[-1]:g}",
+            _numbers(own["apart"]), _numbers(own["expected_apart"]),
+            "beside it the law's, of the weights at that step; output change by a random update "
+            f"{_numbers(own['change_random'])}, the law's {_numbers(own['expected_change'])}; "
+            f"{own['failed']} seeds fail",
+        )
+        for name, own in found["designs"].items()
+    ]  # fmt: skip
+
+
+def _numbers(curve):
+    return ", ".join("-" if curve[i] is None else f"{curve[i]:.2g}" for i in (0, 1, -1))
+
+
+def claims(summary: dict[str, Any]) -> list[Claim]:
+    """The exponent of the output change: in the range where the stated law is the nearest."""
+    return [
+        claim
+        for kind, found in kinds_of(summary).items()
+        for name, numbers in found["designs"].items()
+        if numbers["claim"] is not None
+        for claim in _claims(kind, name, numbers, found["law_exponents"], summary["seeds"])
+    ]
+
+
+def _claims(kind, name, numbers, laws, seeds):
+    law, source = CLAIMS[name]
+    least, most = nearest_range(laws[law], list(laws.values()))
+    least, bound = (-math.inf, "at most ") if name in AT_MOST else (least, "")
+    for update in UPDATES:
+        interval = numbers[f"interval_{update}"]
+        yield of_interval(
+            numbers[f"exponent_{update}"], interval and tuple(interval), seeds, (least, most),
+            statement=f"An update changes the output by {bound}{law}. "
+            f"[{named(kind, name)}, {update} updates]",
+            section=source, statistic="exponent of the output change in N",
+            null="nearer to another of the three laws, "
+            + ", ".join(f"{other}: {slope:.3f}" for other, slope in laws.items()),
+            why=f"the one law expects {numbers['exponent_expected']:.3f} of random updates",
+        )  # fmt: skip
+
+
+def nearest_range(value: float, others: Sequence[float]) -> tuple[float, float]:
+    """The range of numbers to which `value` is the nearest of all; as far up as down, at most."""
+    below = [(o + value) / 2 for o in others if o < value]
+    above = [(o + value) / 2 for o in others if o > value]
+    least = max(below, default=-math.inf)
+    return least, min(above, default=2 * value - least)
+
+
+def reading(summary: dict[str, Any]) -> str:
+    """Against the papers, in a few sentences."""
+    found = {
+        named(kind, name): own
+        for kind, of_kind in kinds_of(summary).items()
+        for name, own in of_kind["designs"].items()
+    }
+    slopes = [
+        f"{name} {own['exponent_random']:.2f} and {own['exponent_gradient']:.2f}"
+        for name, own in found.items()
+    ]
+    worst = max(found, key=lambda name: found[name]["law"]["largest_ratio"])
+    return (
+        "Exponents of the output change in N, of random updates and of steps along the gradient: "
+        f"{'; '.join(slopes)}. The one law of token cosines is furthest off in "
+        f"{worst}, by a factor of {found[worst]['law']['largest_ratio']:.3g}."
+    )
+
+
+def drawn(draw: Callable, kind: str, caption: str) -> Drawing:
+    """A figure of the networks of one kind, where there are any: draw(networks, cases)."""
+    return Drawing.of_part(
+        lambda found: {case: own for case, own in found.networks.items() if case.kind == kind},
+        lambda own, setup: draw(own, list(own)), caption,
+    )  # fmt: skip
+
+
+EXPERIMENT = Experiment(
+    about=__doc__,
+    name="stability",
+    order=120,
+    brief="residual designs to 100 layers, encoders and encoder-decoders, at initialisation and "
+    "(`--parts=...,training`) while they train: dependency, change of the output by updates, "
+    "gradients, token cosines, and the one law that predicts them",
+    title="Residual designs and depth: stability and rank collapse as one law",
+    claim="Post-LN leans on its last branches, so that updates change its output by O(N), Pre-LN's "
+    "by O(log N), and Admin by O(log N) or O(1) (Liu et al. 2020, theorem 2); in "
+    "Post-LN tokens become equal and gradients of queries and keys vanish (Noci et al. 2022).",
+    flags=FLAGS,
+    presets={
+        "quick": ("--parts=encoders", "--designs=post,admin_log,admin_const", "--depths=3,6,12",
+                  "--nolog_residual", "--layer_depths=3,6,12", "--num_seeds=4", "--d_model=32"),
+        "paper": ("--parts=encoders,encoder_decoders,training",),
+        "tiny": ("--parts=encoders", "--designs=post,pre", "--depths=1,2", "--layer_depths=1,2",
+                 "--pair_depths=1,2", "--pair_layer_depths=1,2", "--num_heads=2", "--d_model=4",
+                 "--d_ff=4", "--num_tokens=4", "--num_seeds=2", "--train_depth=1",
+                 "--train_steps=2"),
+    },
+    setup=parts_of,
+    measure=measure,
+    table=lambda found, parts: results.rows_of(found.networks, list(found.networks)),
+    summary=summary_of,
+    figures={
+        "one_law": drawn(
+            figures.one_law_figure, "encoder",
+            "Left: 1 − mean token cosine by layer of the deepest networks (markers, bands over "
+            "seeds) and the law that predicts it from the gains alone (lines). Middle and right:"
+            " output change and gradients of W_Q, measured against expected from the same "
+            "recursion, geometric means over seeds (gradients where 1 − cosine is above 1e-5: "
+            "below it float32 rounds them).",
+        ),
+        "dependency": drawn(
+            figures.dependency_figure, "encoder",
+            "Dependency of the stream after branch i on branch j: β_ij from variances, as "
+            "published, and the exact share of variance.",
+        ),
+        "output_change": drawn(
+            figures.change_figure, "encoder",
+            "Change of the output after an update of every matrix by the same relative size, "
+            "against the number of branches; dotted the law's expectation, black the three "
+            "published laws. Right: fitted exponents, 95 % over seeds.",
+        ),
+        "gradients": drawn(
+            figures.gradient_figure, "encoder",
+            "Gradient norms by layer of the deepest networks, dotted what the law expects; last:"
+            " those of queries over those of values against 1 − token cosine.",
+        ),
+        "by_layer": drawn(
+            figures.layer_figure, "encoder",
+            "Residual ratio, token cosine and residual by layer of the same networks.",
+        ),
+        "omega": drawn(
+            figures.omega_figure, "encoder",
+            "Gains of the skips by sublayer; of Admin profiled on a batch of each seed's own.",
+        ),
+        "encoder_decoder_one_law": drawn(
+            figures.one_law_figure, "encoder_decoder",
+            "The same law of decoders that look at an encoder as deep.",
+        ),
+        "encoder_decoder_dependency": drawn(
+            figures.dependency_figure, "encoder_decoder",
+            "Dependency in decoders: a layer has three branches, attention to itself, to the "
+            "memory, and the MLP.",
+        ),
+        "encoder_decoder_output_change": drawn(
+            figures.change_figure, "encoder_decoder",
+            "Change of the decoder's output after an update of every matrix of both halves, "
+            "against the branches of both.",
+        ),
+        "encoder_decoder_gradients": drawn(
+            figures.gradient_figure, "encoder_decoder",
+            "Gradient norms of the decoder's three kinds of branches.",
+        ),
+        "encoder_decoder_by_layer": drawn(
+            figures.layer_figure, "encoder_decoder",
+            "Residual ratio, token cosine and residual of the decoders.",
+        ),
+        "encoder_decoder_omega": drawn(
+            figures.omega_figure, "encoder_decoder",
+            "Gains of the skips of encoder and decoder.",
+        ),
+        "training": Drawing(
+            lambda found, setup: training.training_figure(found.trained),
+            "The same measurements on the networks of run_trainability while they train, by "
+            "step; dotted what the law expects of the weights there are.",
+            lambda found, setup: bool(found.trained),
+        ),
+    },
+    claims=claims,
+    compare=compare,
+    reading=reading,
+)  # fmt: skip
+main = EXPERIMENT.main
 
 if __name__ == "__main__":
     cli.run(main, FLAGS)

@@ -8,61 +8,379 @@ by the tokens it predicts and by the sequences that it writes exactly, decoded g
     python -m experiments.run_transformer --task=translation --optimizer=radam --label_smoothing=0.1
 """
 
-import functools
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
-from absl import flags
+import jax
+import jax.numpy as jnp
+import numpy as np
+from matplotlib.figure import Figure
 
-from experiments.shell import cli
+from experiments.shell import cli, vocabulary
+from experiments.shell.experiment import Drawing, Experiment
+from experiments.shell.flag_values import Flags
 from experiments.trained import arguments, training
-from experiments.transformer import cases
-from experiments.transformer.entry import ENTRY
-from experiments.transformer.figures import figures_of
-from experiments.transformer.measure import measure
-from experiments.transformer.results import rows_of, show, summary_of
-from rank_collapse.training.recipe import OPTIMIZERS
+from experiments.trained.training import Setup, diverged, kept
+from rank_collapse.measures.residuals import residual_ratio
+from rank_collapse.network import encoder_decoder
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.embedding import EmbeddingConfig
+from rank_collapse.network.encoder_decoder import EncoderDecoderConfig
+from rank_collapse.report import figures
+from rank_collapse.report.page import Comparison
+from rank_collapse.report.statistics import moments
+from rank_collapse.training import decoded, path_accuracy
+from rank_collapse.training.recipe import OPTIMIZERS, Recipe
+from rank_collapse.training.tasks import examples, grammar, sequences
 
-DEFAULTS = {
-    "width": 4,
-    "depth": 2,
-    "hidden_dim": 32,
-    "seq_len": 8,
-    "num_labels": 10,
-    "n_train_data": 4000,
-    "n_eval_data": 200,
-    "n_epochs": 40,
-    "batch_sz": 64,
-    "learning_rate": 3e-3,
-    "weight_decay": 0.0,
-}
-FLAGS = arguments.make_flags("transformer", shows="exact", **DEFAULTS)
-FLAGS.set_default("do_mlp", True)
-FLAGS.set_default("dropout", 0.0)
+TASKS = (*sequences.TASKS, "translation")
+NUM_PROFILED = 32  # pairs whose residuals are averaged
+
+FLAGS = arguments.make_flags(
+    "transformer", shows="exact", do_mlp=True, dropout=0.0, num_heads=4, depth=2, d_model=32,
+    n_train_data=4000, n_epochs=40, batch_size=64, learning_rate=3e-3,
+)  # fmt: skip
 define = cli.definer(FLAGS)
-define("enum", "task", "reverse", "What is learned.", cases.TASKS)
-define("integer", "min_len", None, "Letters of the shortest sequence (default: all of seq_len).")
-define("enum", "norm", "post", "Where the norms are.", ("post", "pre"))
+define("enum", "task", "reverse", "What is learned.", TASKS)
+define("integer", "min_len", None, "Letters of the shortest sequence (default: all of num_tokens).")
+define("enum", "norm_placement", "post", "Where the norms are.", ("post", "pre"))
+vocabulary.alias(FLAGS, norm="norm_placement")
 define("enum", "optimizer", "adam", "Adam or rectified Adam.", OPTIMIZERS)
 define("enum", "schedule", "inverse_sqrt", "After the warm-up.", ("inverse_sqrt", "constant"))
 define("float", "warmup", 100.0, "Steps of linear warm-up; 0 for none.")
 define("float", "label_smoothing", 0.0, "ε of the smoothed labels.")
 define("boolean", "tie", True, "One embedding for source, target and output.")
 
+# The first of these is the headline; "loss" and "accuracy" are also measured after each epoch.
+METRICS = {
+    "accuracy": examples.token_accuracy,
+    "exact_forced": examples.exact_match,
+    "loss": examples.loss_metric,
+}
 
-def main(options: flags.FlagValues) -> None:
-    setup = cases.make_setup(options)
-    with training.open_run(options, setup.name) as run:
-        results = training.results_of(options, setup, run, functools.partial(measure, setup))
-        summary = run.publish(
-            rows=lambda: rows_of(results),
-            figures=figures_of(results, setup),
-            summary=lambda: summary_of(results, options),
+KINDS = {
+    "encoder": ("encoder: self-attention", "source", "source"),
+    "decoder": ("decoder: causal self-attention", "inputs", "inputs"),
+    "cross": ("decoder: encoder-decoder attention", "inputs", "source"),
+}
+
+LABELS = {"source": "source token", "inputs": "target token read"}
+MAX_LAYERS = 4  # of the attention figure: evenly spaced ones, the last among them
+
+
+def make_setup(options: Flags) -> Setup:
+    """The experiment of the flags.
+
+    Raises:
+        ValueError: Sizes of letter sequences given to a translation.
+    """
+    for name in ("num_tokens", "num_labels", "min_len"):
+        if options.task == "translation" and options[name].present:
+            raise ValueError(
+                f"--{name}={options[name].value}: a translation's sentences are as its grammar says"
+            )
+    task, vocab_size = options.task, vocabulary_size(options)
+    title = f"{task.capitalize()} {options.num_tokens} of {options.num_labels} letters"
+    return Setup(
+        name="transformer",
+        title="Translation between two made-up languages" if task == "translation" else title,
+        recipe=Recipe(
+            config=network(options, vocab_size),
+            num_outputs=vocab_size,
+            batch_size=options.batch_size,
+            num_epochs=options.n_epochs,
+            shuffle=True,
+            schedule=options.schedule,
+            optimizer=options.optimizer,
+            unroll=1,
+        ),
+        make_data=lambda key: make_data(options, key),
+        metrics=METRICS,
+        published={},
+        task=task,
+        curves=("accuracy", "loss"),
+    )
+
+
+def vocabulary_size(options: Flags) -> int:
+    """Token ids of source and target."""
+    if options.task == "translation":
+        return grammar.vocab_size()
+    return sequences.NUM_MARKS + options.num_labels
+
+
+def network(options: Flags, vocab_size: int) -> EncoderDecoderConfig:
+    """Encoder and decoder of the same depth and width, as in Vaswani et al. 2017."""
+    longest = grammar.TARGET_LENGTH if options.task == "translation" else options.num_tokens + 2
+    embedding = EmbeddingConfig(
+        vocab_size=vocab_size,
+        d_embed=options.d_model,
+        positions="learned",
+        num_positions=longest,
+    )
+    half = TransformerConfig(
+        depth=options.depth,
+        num_heads=options.num_heads,
+        d_model=options.d_model,
+        d_ff=2 * options.d_model,
+        mlp="relu" if options.do_mlp else "none",
+        attention_skip=True,
+        mlp_skip=True,
+        norm_placement=options.norm_placement,
+        norm_eps=1e-5,
+        final_norm=options.norm_placement == "pre",
+        embedding=embedding,
+    )
+    decoder = half.replace(cross_attention=True, mask="causal")
+    return EncoderDecoderConfig(
+        half, decoder, shared_embedding=options.tie, tied_output=options.tie
+    )
+
+
+def make_data(options: Flags, key: Any) -> dict[str, sequences.SequencePairs]:
+    """Training and held-out pairs of one seed; a translation's seed has its own lexicon."""
+    key_lexicon, *keys = jax.random.split(key, 3)
+    counts = (options.n_train_data, options.n_eval_data)
+    if options.task == "translation":
+        lexicon = grammar.make_lexicon(key_lexicon)
+        pairs = (grammar.make_pairs(k, n, lexicon) for k, n in zip(keys, counts, strict=True))
+    else:
+        pairs = (
+            sequences.make_pairs(
+                k, n, options.num_tokens, options.num_labels, options.task, options.min_len
+            )
+            for k, n in zip(keys, counts, strict=True)
         )
-    show(setup.title, summary)
-    print(f"written to {run.path}")
+    return dict(zip(("train", "eval"), pairs, strict=True))
 
 
-__all__ = ["ENTRY", "FLAGS", "main"]
+def measure(setup: Setup, model: Any, data: Any, _: Any) -> dict[str, Any]:
+    """One seed's measurements.
 
+    Returns:
+        "whole": {metric: []} under teacher forcing, "exact": share of the held-out sequences that
+        are written exactly, decoded greedily, "residual": {half: [L + 1]}, the mean over pairs of
+        ‖res(X^l)‖ / ‖X^l‖ of the tokens that exist, and of the first pair "attention":
+        {kind: [L, h, n, m]} and "shown": {what: [tokens]}.
+    """
+    held_out, config = data["eval"], setup.recipe.config
+    written = decoded.decode_pairs(model, held_out, config)
+
+    def profile(item):
+        source, source_mask, read, read_mask = item
+        trace = encoder_decoder.apply(
+            model, source, read, config, source_mask=source_mask, target_mask=read_mask
+        )
+        halves = {"encoder": (trace.encoder, source_mask), "decoder": (trace.decoder, read_mask)}
+        residual = {
+            name: jax.vmap(lambda x, m=mask: residual_ratio(x, mask=m))(half.hidden)
+            for name, (half, mask) in halves.items()
+        }
+        attention = {name: half.attention for name, (half, _) in halves.items()}
+        return residual, attention | {"cross": trace.decoder.cross_attention}
+
+    pairs = held_out.first(NUM_PROFILED)
+    items = (pairs.source, pairs.source_mask, pairs.inputs, pairs.target_mask[:, :-1])
+    residual, attention = jax.vmap(profile)(items)
+    return {
+        "whole": path_accuracy.whole_model(model, held_out, config, setup.metrics),
+        "exact": decoded.exact_share(written, held_out),
+        "residual": jax.tree.map(lambda a: jnp.mean(a, axis=0), residual),
+        "attention": jax.tree.map(lambda a: a[0], attention),
+        "shown": {
+            "source": held_out.source[0],
+            "inputs": held_out.inputs[0],
+            "labels": held_out.labels[0],
+            "written": written.tokens[0],
+        },
+    }
+
+
+def rows_of(results: dict[str, Any], setup: Setup) -> list[dict[str, Any]]:
+    """One row per seed."""
+    apart = diverged(results)
+    return [
+        {"seed": seed, "diverged": int(seed in apart), "exact": float(results["exact"][seed])}
+        | {name: float(values[seed]) for name, values in results["whole"].items()}
+        | {
+            f"residual_{half}": float(values[seed, -1])
+            for half, values in results["residual"].items()
+        }
+        for seed in range(len(results["losses"]))
+    ]
+
+
+def summary_of(results: dict[str, Any], setup: Setup) -> dict[str, Any]:
+    """The headline numbers: means and standard deviations over seeds."""
+    seeds = kept(results)
+
+    def over_seeds(values):
+        return moments(values[seeds], interval=False)
+
+    return {
+        "task": setup.task,
+        "seeds": len(seeds),
+        "diverged": diverged(results),
+        "exact": over_seeds(results["exact"]),
+        "whole": {name: over_seeds(values) for name, values in results["whole"].items()},
+        "curves": {name: over_seeds(values) for name, values in results["curves"].items()},
+        "residual": {half: over_seeds(values) for half, values in results["residual"].items()},
+        "final_loss": over_seeds(results["losses"][:, -1]) if results["losses"].size else None,
+        "seconds": results["seconds"],
+    }
+
+
+@figures.styled
+def curve_figure(results: dict[str, Any], setup: Setup) -> Figure:
+    """Loss and held-out token accuracy after each epoch, and the sequences written exactly."""
+    fig, axes = figures.figure(1, 2)
+    seeds, curves = kept(results), results["curves"]
+    epochs = np.arange(1, results["losses"].shape[1] + 1)
+    losses = (("training", results["losses"]), ("held out", curves["loss"]))
+    for index, (label, values) in enumerate(losses):
+        figures.band(axes[0, 0], epochs, values[seeds], label=label, index=index, marker="")
+    axes[0, 0].set(xlabel="epoch", ylabel="loss per token (nats)", yscale="log")
+    figures.band(
+        axes[0, 1], epochs, curves["accuracy"][seeds], label="tokens, teacher forced", index=1,
+        marker="",
+    )  # fmt: skip
+    exact = results["exact"][seeds]
+    axes[0, 1].errorbar(
+        epochs[-1:], exact.mean(keepdims=True), exact.std(keepdims=True), capsize=2,
+        label=f"sequences written exactly, at the end ({exact.mean():.2f})",
+        color=figures.color(2), marker=figures.MARKERS[2], linestyle="",
+    )  # fmt: skip
+    axes[0, 1].set(xlabel="epoch", ylabel="share, held out", ylim=(0, 1.03))
+    for ax in axes[0]:
+        ax.legend()
+    figures.integer_ticks(*axes[0])
+    fig.suptitle(f"{setup.title}, {len(seeds)} seed{'s' * (len(seeds) != 1)}")
+    return fig
+
+
+@figures.styled
+def attention_figure(results: dict[str, Any], setup: Setup) -> Figure:
+    """Attention weights of the three kinds, mean over heads, by layer, on one held-out pair."""
+    seed = int(kept(results)[0])
+    shown = {name: values[seed] for name, values in results["shown"].items()}
+    maps = {kind: results["attention"][kind][seed].mean(axis=1) for kind in KINDS}
+    depth = len(maps["encoder"])
+    count = min(depth, MAX_LAYERS)
+    layers = np.unique(np.linspace(depth - 1, 0, count).round().astype(int))
+    fig, axes = figures.figure(len(layers), len(KINDS), width=3.1, height=3.3)
+    for row, layer in enumerate(layers):
+        for ax, (kind, (title, queries, keys)) in zip(axes[row], KINDS.items(), strict=True):
+            picture = ax.imshow(maps[kind][layer], vmin=0, vmax=1, cmap="Blues")
+            ax.grid(visible=False)
+            ax.set(xlabel=LABELS[keys], ylabel=LABELS[queries], title=f"layer {layer + 1}")
+            ax.set_xticks(range(len(shown[keys])), named(shown[keys]), fontsize=7)
+            ax.set_yticks(range(len(shown[queries])), named(shown[queries]), fontsize=7)
+            if row == 0:
+                ax.set_title(f"{title}\nlayer {layer + 1}")
+    fig.colorbar(picture, ax=axes, shrink=0.6, label="attention weight, mean over heads")
+    fig.suptitle(
+        f"{setup.title}, seed {seed}: answer {' '.join(named(shown['labels']))}, "
+        f"written {' '.join(named(shown['written']))}"
+    )
+    return fig
+
+
+@figures.styled
+def residual_figure(results: dict[str, Any], setup: Setup) -> Figure:
+    """Residual of the tokens by layer of the trained encoder and decoder."""
+    fig, axes = figures.figure(1, 1)
+    seeds = kept(results)
+    for index, (half, values) in enumerate(sorted(results["residual"].items(), reverse=True)):
+        layers = np.arange(values.shape[1])
+        figures.band(axes[0, 0], layers, values[seeds], label=half, index=index)
+    axes[0, 0].set(
+        xlabel="layer (0: input)", ylabel="‖res(X)‖ / ‖X‖, trained", ylim=(0, 1.03),
+        title=setup.title,
+    )  # fmt: skip
+    axes[0, 0].legend()
+    figures.integer_ticks(axes[0, 0])
+    return fig
+
+
+def named(ids: Sequence[int]) -> list[str]:
+    """Tokens as short words: marks by symbols, the rest by number."""
+    marks = {sequences.PAD: "·", sequences.BEGIN: "⊢", sequences.END: "⊣"}
+    return [marks.get(int(i), str(int(i) - sequences.NUM_MARKS)) for i in ids]
+
+
+def compare(summary: dict[str, Any]) -> list[Comparison]:
+    """Tokens and whole sequences; no number is published for these tasks."""
+    tokens, exact = summary["whole"]["accuracy"], summary["exact"]
+    note = f"± {{:.3f}} over {summary['seeds']} seed(s), task {summary['task']}"
+    return [
+        Comparison(
+            "token accuracy, teacher forced", tokens["mean"], note=note.format(tokens["std"])
+        ),
+        Comparison(
+            "sequences written exactly, decoded greedily", exact["mean"],
+            note=note.format(exact["std"]),
+        ),
+    ]  # fmt: skip
+
+
+def reading(summary: dict[str, Any]) -> str:
+    """What was learned, and what the halves make of their tokens."""
+    last = {half: values["mean"][-1] for half, values in summary["residual"].items()}
+    return (
+        f"{summary['whole']['accuracy']['mean']:.3f} of the tokens are right under teacher forcing "
+        f"and {summary['exact']['mean']:.3f} of the sequences when the network reads what it wrote "
+        f"itself. The trained tokens stay apart: residual ratio {last['encoder']:.2f} after the "
+        f"encoder, {last['decoder']:.2f} after the decoder."
+    )
+
+
+EXPERIMENT = Experiment(
+    about=__doc__,
+    name="transformer",
+    order=100,
+    brief="an encoder-decoder that copies, reverses, sorts or translates: tokens and sequences "
+    "right, its three kinds of attention",
+    title="An encoder-decoder at work",
+    claim="Three uses of attention in one network (Vaswani et al. 2017, section 3.2.3): within the "
+    "source, within the target so far, and from target to source. No number is published for "
+    "these made-up tasks.",
+    flags=FLAGS,
+    presets={
+        "quick": ("--task=reverse", "--num_seeds=2", "--num_tokens=5", "--n_train_data=1000",
+                  "--n_epochs=10", "--batch_size=32", "--n_eval_data=100"),
+        "paper": ("--task=translation", "--num_seeds=8", "--n_epochs=60"),
+        "tiny": ("--num_seeds=2", "--depth=2", "--num_heads=2", "--d_model=4", "--num_tokens=3",
+                 "--num_labels=4", "--n_train_data=6", "--n_eval_data=4", "--n_epochs=1",
+                 "--batch_size=3", "--warmup=1"),
+    },
+    setup=make_setup,
+    open_run=training.open_run,
+    measure=lambda options, setup, run: training.results_of(
+        options, setup, run, partial(measure, setup)
+    ),
+    table=rows_of,
+    summary=summary_of,
+    figures={
+        "curves": Drawing(
+            curve_figure,
+            "Loss and accuracy after each epoch, mean and standard deviation over seeds; the "
+            "point at the end: sequences decoded greedily that are right in every token.",
+        ),
+        "attention": Drawing(
+            attention_figure,
+            "Attention weights on one held-out pair, mean over heads: within the source, within "
+            "the target so far, from target to source.",
+        ),
+        "residual": Drawing(
+            residual_figure,
+            "Residual of the tokens by layer of the trained halves, bands over seeds.",
+        ),
+    },
+    compare=compare,
+    reading=reading,
+)  # fmt: skip
+main = EXPERIMENT.main
 
 if __name__ == "__main__":
     cli.run(main, FLAGS)

@@ -4,45 +4,212 @@ The published code's `test_width` compares a shallow, wide network with a deep, 
 as many parameters (Dong, Cordonnier and Loukas 2021, its appendix). Here every depth asked for gets
 the width whose number of parameters is nearest to the reference network's.
 
-    python -m experiments.run_width --depths=1 --depths=2 --depths=4 --depths=8
+    python -m experiments.run_width --depths=1,2,4,8
 
 Two CPU cores: 142 seconds with --num_seeds=5 and the default depths. Expected: 0.985 of the letters
 right at depth 1, 0.995 at depth 12.
 """
 
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
 from absl import flags
+from matplotlib.figure import Figure
 
 from experiments import run_sort
-from experiments.shell import cli
+from experiments.shell import cli, vocabulary
+from experiments.shell.experiment import Drawing, Experiment
+from experiments.shell.paper import said
 from experiments.trained import arguments, training
-from experiments.width.cases import make_cases, whole_model
-from experiments.width.entry import ENTRY
-from experiments.width.figures import figures_of
-from experiments.width.results import rows_of, show, summary_of
+from experiments.trained.report import TINY
+from experiments.trained.training import Setup, diverged, kept
+from rank_collapse.report import figures
+from rank_collapse.report.claims import BELOW_ZERO, Claim, test_mean
+from rank_collapse.report.page import Comparison
+from rank_collapse.training.training import Recipe, init_model
 
-FLAGS = arguments.make_flags("width", shows="accuracy", **run_sort.DEFAULTS)
-flags.DEFINE_boolean("no_repeat", False, "No letter twice in a sequence.", flag_values=FLAGS)
-flags.DEFINE_multi_integer(
-    "depths", (1, 2, 4, 6, 12), "Depths compared; the parameters are those of --depth and "
-    "--hidden_dim.", lower_bound=1, flag_values=FLAGS,
+FLAGS = arguments.make_flags("width", shows="accuracy", no_repeat=False)
+vocabulary.numbers(
+    FLAGS, "depths", [1, 2, 4, 6, 12], "Depths compared; the parameters are those of --depth and "
+    "--d_model.", lower_bound=1,
 )  # fmt: skip
 
+Cases = Mapping[str, Setup]  # {"depth L": what is trained}
+Results = Mapping[str, Any]  # {case: as `training.results_of`}
 
-def main(options: flags.FlagValues) -> None:
-    cases = make_cases(options)
-    with training.open_run(options, "width") as run:
-        results = training.results_by_case(options, cases, run, whole_model)
-        summary = run.publish(
-            rows=lambda: rows_of(results, cases),
-            figures=figures_of(results, cases),
-            summary=lambda: summary_of(results, cases),
+
+def make_cases(options: flags.FlagValues) -> Cases:
+    """{"depth L": what is trained} of every depth, with about the reference's parameters."""
+    setup = run_sort.make_setup(options)
+    target = num_parameters(setup.recipe)
+    return {
+        f"depth {depth}": dataclasses.replace(
+            setup, name=f"depth {depth}", recipe=sized(setup.recipe, depth, target)
         )
-    show(summary)
-    print(f"written to {run.path}")
+        for depth in options.depths
+    }
 
 
-__all__ = ["ENTRY", "FLAGS", "main"]
+def num_parameters(recipe: Recipe) -> int:
+    """Numbers in a recipe's model, embedding and classifier included."""
+    shapes = jax.eval_shape(lambda: init_model(jax.random.key(0), recipe))
+    return sum(leaf.size for leaf in jax.tree.leaves(shapes))
 
+
+def sized(recipe: Recipe, depth: int, target: int) -> Recipe:
+    """The recipe at a depth, with the multiple of its heads as width that comes nearest."""
+
+    def at(width):
+        embedding = recipe.config.embedding.replace(d_embed=width)
+        fields = {"depth": depth, "d_model": width, "d_ff": width, "embedding": embedding}
+        return dataclasses.replace(recipe, config=recipe.config.replace(**fields))
+
+    step = recipe.config.num_heads
+    low, high = 1, 2  # in steps: the width is sought between them, and there may be millions
+    while num_parameters(at(high * step)) <= target:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if num_parameters(at(middle * step)) <= target else (low, middle)
+    return min((at(low * step), at(high * step)), key=lambda r: abs(num_parameters(r) - target))
+
+
+def rows_of(results: Results, cases: Cases) -> list[dict[str, Any]]:
+    """One row per depth and seed."""
+    return [
+        shape_of(case) | {"seed": seed, "diverged": int(seed in diverged(results[name]))}
+        | {metric: float(v[seed]) for metric, v in results[name]["whole"].items()}
+        for name, case in cases.items()
+        for seed in range(len(results[name]["losses"]))
+    ]  # fmt: skip
+
+
+def shape_of(case: Setup) -> dict[str, int]:
+    """Depth, width and number of parameters of a network."""
+    config = case.recipe.config
+    parameters = num_parameters(case.recipe)
+    return {"depth": config.depth, "hidden_dim": config.d_model, "parameters": parameters}
+
+
+def summary_of(results: Results, cases: Cases) -> dict[str, Any]:
+    """Per depth: the network's shape, its accuracy and its last training loss."""
+    out = {}
+    for name, case in cases.items():
+        found, seeds = results[name], kept(results[name])
+        accuracy, losses = found["whole"]["accuracy"][seeds], found["losses"][seeds]
+        out[str(case.recipe.config.depth)] = shape_of(case) | {
+            "seeds": len(seeds),
+            "diverged": list(diverged(found)),
+            "accuracy": float(np.mean(accuracy, dtype=float)),
+            "accuracy_by_seed": {str(s): float(a) for s, a in zip(seeds, accuracy, strict=True)},
+            "accuracy_std": float(np.std(accuracy, dtype=float)),
+            "loss": float(losses[:, -1].mean()) if losses.size else None,
+        }
+    return {"cases": out, "seconds": sum(float(r["seconds"]["all"]) for r in results.values())}
+
+
+def by_depth(summary: dict[str, Any]) -> list[dict[str, Any]]:
+    """The summary of each case, shallow first."""
+    return sorted(summary["cases"].values(), key=lambda case: case["depth"])
+
+
+@figures.styled
+def width_figure(results: Results, cases: Cases) -> Figure:
+    """Training loss by epoch of each depth, and the accuracy of every seed against depth."""
+    fig, axes = figures.figure(1, 2)
+    loss, accuracy = axes[0]
+    ordered = sorted(cases.items(), key=lambda item: item[1].recipe.config.depth)
+    for index, (name, case) in enumerate(ordered):
+        losses, config = results[name]["losses"][kept(results[name])], case.recipe.config
+        epochs = 1 + np.arange(losses.shape[1])
+        label = f"L={config.depth}, d={config.d_model}"
+        figures.band(loss, epochs, losses, label=label, index=index, marker="")
+    loss.set(xlabel="epoch", ylabel="training loss", yscale="log")
+    loss.legend()
+    # A seed may diverge at one depth only: NaN is left out of the mean.
+    values = np.stack(
+        [np.where(r["diverged_at"] < 0, r["whole"]["accuracy"], np.nan)
+         for r in (results[name] for name, _ in ordered)], axis=1,
+    )  # fmt: skip
+    figures.band(accuracy, [case.recipe.config.depth for _, case in ordered], values)
+    accuracy.set(xlabel="depth at equal parameters", ylabel="token accuracy", ylim=(0, 1.02))
+    return fig
+
+
+def claims(summary: dict[str, Any]) -> list[Claim]:
+    """The deepest network against the shallowest, on the same data seed by seed."""
+    cases = by_depth(summary)
+    shallow, deep = cases[0]["accuracy_by_seed"], cases[-1]["accuracy_by_seed"]
+    return [
+        test_mean(
+            [deep[seed] - shallow[seed] for seed in deep if seed in shallow], BELOW_ZERO,
+            statistic=f"token accuracy at depth {cases[-1]['depth']} less that at depth "
+            f"{cases[0]['depth']}", null="above 0: depth helps", **said("width", "sorting"),
+        )
+    ]  # fmt: skip
+
+
+def compare(summary: dict[str, Any]) -> list[Comparison]:
+    """Accuracy by depth; no number is published."""
+    return [
+        Comparison(
+            f"token accuracy at depth {case['depth']}, width {case['hidden_dim']}",
+            case["accuracy"],
+            note=f"± {case['accuracy_std']:.3f} over {case['seeds']} seeds; "
+            f"{case['parameters']} parameters",
+        )
+        for case in by_depth(summary)
+    ]
+
+
+def reading(summary: dict[str, Any]) -> str:
+    """One sentence on depth against width."""
+    cases = by_depth(summary)
+    best, worst = (choose(cases, key=lambda c: c["accuracy"]) for choose in (max, min))
+    return (
+        f"At about {cases[0]['parameters']} parameters depth {best['depth']} gets most letters "
+        f"right ({best['accuracy']:.3f}) and depth {worst['depth']} fewest "
+        f"({worst['accuracy']:.3f})."
+    )
+
+
+EXPERIMENT = Experiment(
+    about=__doc__,
+    name="width",
+    order=90,
+    brief="sorting with width against depth at equal parameters",
+    title="Width against depth",
+    claim="The published code (`test_width`) sets a shallow, wide network beside a deep, narrow "
+    "one of about as many parameters, on sorting; it gives no number. If short paths carry a "
+    "trained network, as section 4.2 says, depth should buy little at equal parameters.",
+    flags=FLAGS,
+    presets={
+        "quick": ("--depths=1,3", "--num_seeds=4", "--n_epochs=15", "--n_eval_data=100"),
+        "paper": ("--num_seeds=5",),
+        "tiny": (*(a for a in TINY if "n_paths" not in a and "n_repeat" not in a), "--depths=2"),
+    },
+    setup=make_cases,
+    open_run=training.open_run,
+    measure=lambda options, cases, run: training.results_by_case(
+        options, cases, run, training.whole_model
+    ),
+    table=rows_of,
+    summary=summary_of,
+    figures={
+        "width": Drawing(
+            width_figure,
+            "Left: training loss, mean and standard deviation over seeds. Right: accuracy against "
+            "depth, the width chosen so that the number of parameters stays.",
+        )
+    },
+    claims=claims,
+    compare=compare,
+    reading=reading,
+)
+main = EXPERIMENT.main
 
 if __name__ == "__main__":
     cli.run(main, FLAGS)

@@ -5,7 +5,6 @@ import functools
 from experiments import run_sort
 from experiments.shell import cli
 from experiments.trained import training
-from experiments.width.cases import whole_model
 
 FLAGS = run_sort.FLAGS
 SMALL = (
@@ -19,7 +18,9 @@ def main(options):
     """Trains and measures; a row for each seed."""
     setup = run_sort.make_setup(options)
     with training.open_run(options, "sort") as run:
-        results = training.results_of(options, setup, run, functools.partial(whole_model, setup))
+        results = training.results_of(
+            options, setup, run, functools.partial(training.whole_model, setup)
+        )
         accuracy = results["whole"]["accuracy"]
         run.publish(
             rows=lambda: [

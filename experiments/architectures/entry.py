@@ -1,4 +1,4 @@
-"""run_architectures' part of the report: residual ratios beside the published curves."""
+"""What run_architectures says in the report: residual ratios beside the published curves."""
 
 import math
 from collections.abc import Mapping
@@ -7,9 +7,7 @@ from typing import Any
 import numpy as np
 
 from experiments.architectures.results import NAMES
-from experiments.shell.entry import Entry
 from experiments.shell.paper import said
-from rank_collapse import pretrained
 from rank_collapse.network.surgery import VARIANTS, variants_of
 from rank_collapse.report.claims import ABOVE_ZERO, MOST, Claim, of_curve, test_mean
 from rank_collapse.report.page import Comparison
@@ -119,24 +117,3 @@ def reading(summary: Mapping[str, Any]) -> str:
                 )
             said.append(text)
     return ". ".join(said) + "."
-
-
-ENTRY = Entry(
-    title="BERT, ALBERT and XLNet at initialisation",
-    claim="Attention without skips and MLPs loses rank within a few layers in all three "
-    "architectures; skips prevent it, and MLPs alone slow it at most (published figures of the "
-    "relative residual by layer; unseeded initialisations, other texts).",
-    presets={
-        "quick": ("--num_seeds=3", "--num_texts=4", "--max_tokens=64", "--parts=residuals"),
-        # What differs between initialisations is far more than what differs between texts.
-        "paper": (f"--num_seeds={FEWEST_DRAWS}", "--num_texts=4", "--parts=residuals"),
-    },
-    claims=claims,
-    compare=compare,
-    reading=reading,
-    captions={
-        f"residuals_{name}": f"{name} at initialisation: relative residual by layer, mean ± one "
-        "standard deviation over texts; the published curves in grey."
-        for name in pretrained.PUBLISHED
-    },
-)

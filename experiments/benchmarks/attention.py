@@ -6,8 +6,8 @@ from typing import Any
 import jax
 
 import rank_collapse as rc
-from experiments.attention_forms.forms import FORMS
 from experiments.benchmarks.timing import Report, time_cases
+from experiments.run_attention_forms import FORMS
 from rank_collapse.network.attention import attention_weights, mix_values
 
 

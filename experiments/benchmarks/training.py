@@ -17,7 +17,6 @@ import numpy as np
 from experiments import run_convex_hull, run_memorization, run_sort, run_transformer
 from experiments.benchmarks.timing import Report, Timing, median_ratio
 from experiments.shell import cli, memory
-from experiments.transformer import cases
 from rank_collapse.runs import seeds
 from rank_collapse.runs.seeds import seed_keys
 from rank_collapse.training.ensemble import Ensemble
@@ -171,12 +170,9 @@ def product_rate(mesh: Any, rows: int, width: int, count: int = 200) -> Callable
 def _setup(name, module, arguments):
     """(recipe, make_data, examples in a batch) of a published command, without files."""
     flags = cli.parse(module.FLAGS, list(arguments))
-    if name == "translation":
-        setup = cases.make_setup(flags)
-        return setup.recipe, setup.make_data, flags.batch_sz
     if name != "memorization":
         setup = module.make_setup(flags)
-        return setup.recipe, setup.make_data, flags.batch_sz
+        return setup.recipe, setup.make_data, flags.batch_size
     # Lengths as RTE's: median 48, mean 59 of at most 128 tokens, 6000 different ones.
     rng = np.random.default_rng(0)
     lengths = np.clip(rng.lognormal(3.9, 0.55, flags.n_train_data), 12, 128).astype(int)
@@ -184,4 +180,4 @@ def _setup(name, module, arguments):
     mask = np.arange(128)[None] < lengths[:, None]
     tokens[~mask] = 0
     setup = module.setup_of(flags, tokens, mask, vocab_size=6000)
-    return setup.recipe, setup.make_data, flags.batch_sz
+    return setup.recipe, setup.make_data, flags.batch_size

@@ -101,6 +101,7 @@ def reading(summary: dict[str, Any]) -> str:
 
 ENTRY = Entry(
     title="The lemma and the bounds on random draws",
+    brief="the technical lemma and the bounds on thousands of random draws, violations counted",
     claim="The technical lemma and Theorems 2.2 and 2.3 hold wherever max D_ii ≤ 1.256 (appendix; "
     "there is no such table in the paper). The paper states no γ: each head has the least that its "
     "lemma admits.",

@@ -224,11 +224,7 @@ def sweep_figure(curves: Mapping[str, Mapping[str, Any]], swept: str) -> Figure:
         curves: {panel: {swept value: values [s, L + 1]}}.
         swept: What is swept, as the legend's title.
     """
-    columns = min(4, len(curves))
-    rows = -(-len(curves) // columns)
-    fig, axes = figures.figure(rows, columns, width=3.0, height=2.7, sharey=True)
-    for ax in axes.flat[len(curves) :]:
-        ax.set_visible(False)
+    fig, axes = figures.panels(len(curves), 4, width=3.0, height=2.7, sharey=True)
     for ax, (panel, group) in zip(axes.flat, curves.items(), strict=False):
         for (label, values), shade in zip(group.items(), figures.shades(len(group)), strict=True):
             figures.band(ax, np.arange(np.shape(values)[1]), values, label, color=shade, marker="")

@@ -9,6 +9,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from rank_collapse.report.statistics import number
+from rank_collapse.report.statistics import numbers as numbers_of
 from rank_collapse.theory import measured_constant
 from rank_collapse.theory.logdomain import local_rate
 
@@ -63,17 +65,16 @@ def summary_of(results: Results) -> dict[str, Any]:
             ratio, rate = found[f"{variant}/ratio"], rates(profile)
             numbers = {
                 "seeds": len(profile),
-                "ratio": [_number(v) for v in ratio.mean(axis=0)],
-                "ratio_std_last": _number(ratio[:, -1].std()),
-                "log10_residual_last": _number(profile[:, -1].mean()),
-                "plain_log10_residual_last": _number(
+                "ratio": numbers_of(ratio.mean(axis=0)),
+                "ratio_std_last": number(ratio[:, -1].std()),
+                "log10_residual_last": number(profile[:, -1].mean()),
+                "plain_log10_residual_last": number(
                     found[f"{variant}/plain_log10_residual"][:, -1].mean()
                 ),
-                "local_rate_last": _number(rate[:, -1].mean()),
+                "local_rate_last": number(rate[:, -1].mean()),
             }
             numbers["by_seed"] = {
-                name: [_number(v) for v in values]
-                for name, values in last_by_seed(found, variant).items()
+                name: numbers_of(values) for name, values in last_by_seed(found, variant).items()
             }
             if f"{variant}/log10_bound" in found:
                 numbers |= bound_numbers(profile, *(found[f"{variant}/{b}"] for b in BOUNDS))
@@ -143,8 +144,8 @@ def gain_numbers(curves: dict[float, np.ndarray], found: dict[str, np.ndarray]) 
     raised = slowed(curves, found)
     return {
         "gains": gains.tolist(),
-        "raised": [[_number(v) for v in row] for row in raised],
-        "crossing": [_number(v) for v in crossings(gains, raised)],
+        "raised": [numbers_of(row) for row in raised],
+        "crossing": numbers_of(crossings(gains, raised)),
     }
 
 
@@ -167,8 +168,8 @@ def bound_numbers(
         "layers_above_their_bound": int((above_layer & here).sum()),
         "prefixes_admissible": int(sofar.sum()),
         "prefixes_above_the_stack_bound": int((above_stack & sofar).sum()),
-        "log10_bound_last": _number(stack[:, -1].mean()),
-        "log10_layer_bound_last": _number(layer[:, -1].mean()),
+        "log10_bound_last": number(stack[:, -1].mean()),
+        "log10_layer_bound_last": number(layer[:, -1].mean()),
     }
 
 
@@ -177,7 +178,7 @@ def tightness_numbers(found: dict[str, np.ndarray]) -> dict[str, Any]:
     how often one that needs no condition was not; float32 knows a tightness to about 1e-3."""
     values = {name: a[:, 1:][~np.isnan(a[:, 1:])] for name, a in found.items()}
     free = np.concatenate([a for name, a in values.items() if name != "tightness_paper"])
-    medians = {f"{name}_median": _number(np.median(a)) if a.size else None
+    medians = {f"{name}_median": number(np.median(a)) if a.size else None
                for name, a in values.items()}  # fmt: skip
     return medians | {"free_bounds": int(free.size), "free_violations": int((free < -1e-3).sum())}
 
@@ -197,19 +198,14 @@ def law_numbers(profile: np.ndarray, cubic: np.ndarray, c: np.ndarray | None) ->
     numbers = {}
     for name, values in (("", profile), ("_closed", cubic)):
         found = measured_constant(values)
-        numbers[f"log10_lambda{name}"] = _number(np.mean(found.log10_lambda))
-        numbers[f"log10_lambda{name}_error"] = _number(np.max(found.error))
-        numbers[f"log10_c_eff{name}"] = _number(np.mean(found.log10_c_eff))
+        numbers[f"log10_lambda{name}"] = number(np.mean(found.log10_lambda))
+        numbers[f"log10_lambda{name}_error"] = number(np.max(found.error))
+        numbers[f"log10_c_eff{name}"] = number(np.mean(found.log10_c_eff))
     difference = measured_constant(profile).log10_lambda - measured_constant(cubic).log10_lambda
-    numbers["log10_lambda_difference_std"] = _number(np.std(difference))
-    return numbers if c is None else numbers | {"log10_c_theorem": _number(c[:, -1].mean())}
+    numbers["log10_lambda_difference_std"] = number(np.std(difference))
+    return numbers if c is None else numbers | {"log10_c_theorem": number(c[:, -1].mean())}
 
 
 def _shown(value):
     """A number of the table; a gap where it is not known."""
     return "" if np.isnan(value) else f"{value:.8g}"
-
-
-def _number(value):
-    """A float, or None where it is none: JSON has no NaN."""
-    return float(value) if np.isfinite(value) else None

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import numpy as np
 from absl import flags
 
 import rank_collapse as rc
@@ -17,19 +16,11 @@ VARIANTS = {
 
 def sweep_of(options: flags.FlagValues) -> list[tuple[float, float]]:
     """All pairs (weight scale, skip gain) of the two lists."""
-    lists = []
     for name in ("weight_scale", "skip_gain"):
-        try:
-            values = [float(v) for v in options[name].value]
-        except ValueError as error:
-            raise ValueError(f"--{name}={','.join(options[name].value)}: {error}") from error
-        bad = [v for v in values if not np.isfinite(v)]
-        if bad or not values or len(set(values)) < len(values):
-            raise ValueError(f"--{name} needs different finite numbers, not {options[name].value}")
-        lists.append(values)
-    if not np.isfinite(options.bias_scale):
-        raise ValueError(f"--bias_scale={options.bias_scale} is not finite")
-    return [(scale, gain) for scale in lists[0] for gain in lists[1]]
+        values = options[name].value
+        if not values or len(set(values)) < len(values):
+            raise ValueError(f"--{name} needs different numbers, not {values}")
+    return [(scale, gain) for scale in options.weight_scale for gain in options.skip_gain]
 
 
 def configs_of(
@@ -62,16 +53,13 @@ def gains_of(options: flags.FlagValues) -> list[float]:
     """The gains of the MLPs that are swept, ascending; none by default.
 
     Raises:
-        ValueError: One that is not finite or not above 0, or a sweep without san_mlp.
+        ValueError: One that is not above 0, or a sweep without san_mlp.
     """
-    try:
-        values = sorted({float(v) for v in options.mlp_gain})
-    except ValueError as error:
-        raise ValueError(f"--mlp_gain={','.join(options.mlp_gain)}: {error}") from error
-    if any(not np.isfinite(v) or v <= 0 for v in values):
-        raise ValueError(f"--mlp_gain needs finite numbers above 0, not {options.mlp_gain}")
+    values = sorted(set(options.mlp_gain))
+    if any(v <= 0 for v in values):
+        raise ValueError(f"--mlp_gain needs numbers above 0, not {options.mlp_gain}")
     if values and "san_mlp" not in options.variants:
-        raise ValueError(f"--mlp_gain={','.join(options.mlp_gain)} needs san_mlp in --variants")
+        raise ValueError(f"--mlp_gain={options.mlp_gain} needs san_mlp in --variants")
     return values
 
 

@@ -261,8 +261,9 @@ def parse(
 
 
 def help_text(main: Callable, flag_values: flags.FlagValues) -> str:
-    """The binary's docstring and one entry per flag: the binary's own first."""
-    purpose = inspect.cleandoc(inspect.getmodule(main).__doc__ or "")
+    """What the binary is about and one entry per flag: the binary's own first."""
+    about = getattr(main, "about", None) or inspect.getmodule(main).__doc__ or ""
+    purpose = inspect.cleandoc(about)
     common = {*EXECUTION, "seed", "num_seeds"}
     unique = {flag.name: flag for flag in (flag_values[name] for name in flag_values)}
     lines = [purpose, "", "Flags:"]

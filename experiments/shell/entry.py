@@ -22,6 +22,7 @@ class Entry:
         reading: What the numbers say against the paper, in a sentence, from the same summary.
         captions: Caption by figure name, in the order of the report; a figure not named here
             is not shown, one that is not there is an error of the run.
+        order, brief: As of `experiment.Experiment`.
     """
 
     title: str
@@ -31,3 +32,5 @@ class Entry:
     claims: Callable[[dict[str, Any]], Sequence[Claim]] = lambda summary: ()
     compare: Callable[[dict[str, Any]], Sequence[Comparison]] = lambda summary: ()
     captions: Mapping[str, str] = field(default_factory=dict)
+    order: int = 1000
+    brief: str = ""

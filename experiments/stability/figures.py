@@ -1,7 +1,6 @@
 """The figures of run_stability: dependency, output change, gradients, profiles, and the one law."""
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ from experiments.stability.results import (
     VISIBLE,
     branches_of,
     by_design,
-    by_kind,
     curve,
     exponents,
     interval,
@@ -24,25 +22,14 @@ from experiments.stability.results import (
 )
 from rank_collapse.measures.dependency import dependency
 from rank_collapse.report import figures
+from rank_collapse.report.statistics import geometric_mean
 
 DASHES = {"O(N)": ":", "O(log N)": "--", "O(1)": "-."}
 
 
-def figures_of(results: Mapping[Case, Any], cases: list[Case]) -> dict[str, Callable[[], Figure]]:
-    """What draws each figure, by name; those of encoder-decoders show the decoder."""
-    draws = {}
-    for kind, own in by_kind(cases).items():
-        layered = [case for case in own if "exact_shares" in results[case]]
-        prefix = "" if kind == "encoder" else f"{kind}_"
-        draws |= {
-            f"{prefix}one_law": partial(one_law_figure, results, own, layered),
-            f"{prefix}dependency": partial(dependency_figure, results, layered),
-            f"{prefix}output_change": partial(change_figure, results, own),
-            f"{prefix}gradients": partial(gradient_figure, results, layered),
-            f"{prefix}by_layer": partial(layer_figure, results, layered),
-            f"{prefix}omega": partial(omega_figure, results, layered),
-        }
-    return draws
+def measured_by_layer(results: Mapping[Case, Any], cases: list[Case]) -> list[Case]:
+    """Those of the networks of which every layer was measured."""
+    return [case for case in cases if "exact_shares" in results[case]]
 
 
 def log_band(ax: Axes, x: Any, values: Any, label: str | None, index: int, **options: Any) -> None:
@@ -56,22 +43,17 @@ def log_band(ax: Axes, x: Any, values: Any, label: str | None, index: int, **opt
     ax.fill_between(x, low, high, color=style["color"], alpha=0.2, linewidth=0)
 
 
-def mean_log(values: np.ndarray) -> np.ndarray:
-    """Geometric mean over seeds; NaN where a seed has none."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.exp(np.log(np.where(values > 0, values, np.nan)).mean(axis=0))
-
-
 def deepest(cases: list[Case]) -> dict[str, Case]:
     """The deepest network of each design."""
     return {name: own[-1] for name, own in by_design(cases).items()}
 
 
 @figures.styled
-def one_law_figure(results: Mapping[Case, Any], cases: list[Case], layered: list[Case]) -> Figure:
+def one_law_figure(results: Mapping[Case, Any], cases: list[Case]) -> Figure:
     """Token cosines, output change and gradients of queries, measured against expected."""
     fig, axes = figures.figure(1, 3, width=4.1, height=3.5)
     collapse, change, query = axes[0]
+    layered = measured_by_layer(results, cases)
     for index, (name, case) in enumerate(deepest(cases).items()):
         found, color = results[case], figures.color(index)
         apart = np.where(found["apart"] > VISIBLE, found["apart"], np.nan)
@@ -83,7 +65,7 @@ def one_law_figure(results: Mapping[Case, Any], cases: list[Case], layered: list
         collapse.plot(layers, expected, color=color, lw=1.0)
         own = by_design(cases)[name]
         measured, there = (
-            mean_log(curve(results, own, n)) for n in ("change.random", "expected_change")
+            geometric_mean(curve(results, own, n)) for n in ("change.random", "expected_change")
         )
         style = {"color": color, "marker": figures.MARKERS[index % 8], "linestyle": ""}
         change.plot(there, measured, **style)
@@ -94,7 +76,7 @@ def one_law_figure(results: Mapping[Case, Any], cases: list[Case], layered: list
             np.where(found["apart"][:, :-1] > GRADIENT_VISIBLE, found[f"{n}.attention.w_q"], np.nan)
             for n in ("gradients", "expected_gradients")
         )
-        query.plot(mean_log(there), mean_log(q), linestyle="", label=name, **style)
+        query.plot(geometric_mean(there), geometric_mean(q), linestyle="", label=name, **style)
     collapse.set(yscale="log", xlabel="layer", ylabel=r"1 $-$ token cosine",
                  title="tokens: networks, and the law (lines)")  # fmt: skip
     collapse.set_ylim(max(collapse.get_ylim()[0], VISIBLE / 10), 2)
@@ -109,8 +91,9 @@ def one_law_figure(results: Mapping[Case, Any], cases: list[Case], layered: list
 
 
 @figures.styled
-def dependency_figure(results: Mapping[Case, Any], layered: list[Case]) -> Figure:
+def dependency_figure(results: Mapping[Case, Any], cases: list[Case]) -> Figure:
     """β_ij of the shallowest networks as published, and their exact shares of variance."""
+    layered = measured_by_layer(results, cases)
     shallow = {name: own[0] for name, own in by_design(layered).items()}
     fig, axes = figures.figure(2, len(shallow), width=2.3, height=2.3, sharex=True, sharey=True)
     for column, (name, case) in enumerate(shallow.items()):
@@ -141,7 +124,7 @@ def change_figure(results: Mapping[Case, Any], cases: list[Case]) -> Figure:
     for ax, update in zip(axes[0], UPDATES, strict=False):
         for index, (name, own) in enumerate(designs.items()):
             values = curve(results, own, f"change.{update}")
-            log_band(ax, branches_of(own), values / mean_log(values)[0], name, index)
+            log_band(ax, branches_of(own), values / geometric_mean(values)[0], name, index)
             if update == "random":
                 expected = curve(results, own, "expected_change").mean(axis=0)
                 ax.plot(branches_of(own), expected / expected[0], color=figures.color(index),
@@ -173,8 +156,9 @@ def change_figure(results: Mapping[Case, Any], cases: list[Case]) -> Figure:
 
 
 @figures.styled
-def gradient_figure(results: Mapping[Case, Any], layered: list[Case]) -> Figure:
+def gradient_figure(results: Mapping[Case, Any], cases: list[Case]) -> Figure:
     """Gradient norms by layer, with what the law expects, and queries beside values."""
+    layered = measured_by_layer(results, cases)
     found = {name: results[case] for name, case in deepest(layered).items()}
     first = next(iter(found.values()))
     panels = {"attention.w_q": "$W_Q$", "attention.w_k": "$W_K$", "attention.w_v": "$W_V$",
@@ -209,8 +193,9 @@ def gradient_figure(results: Mapping[Case, Any], layered: list[Case]) -> Figure:
 
 
 @figures.styled
-def layer_figure(results: Mapping[Case, Any], layered: list[Case]) -> Figure:
+def layer_figure(results: Mapping[Case, Any], cases: list[Case]) -> Figure:
     """Residual ratio, token cosine and residual in logarithms, by layer of the same networks."""
+    layered = measured_by_layer(results, cases)
     fig, axes = figures.figure(1, 3, width=3.9, height=3.2)
     for index, (name, case) in enumerate(deepest(layered).items()):
         found = results[case]
@@ -235,8 +220,9 @@ def layer_figure(results: Mapping[Case, Any], layered: list[Case]) -> Figure:
 
 
 @figures.styled
-def omega_figure(results: Mapping[Case, Any], layered: list[Case]) -> Figure:
+def omega_figure(results: Mapping[Case, Any], cases: list[Case]) -> Figure:
     """Gains of the skips by sublayer, in the order passed: of the encoder and of the decoder."""
+    layered = measured_by_layer(results, cases)
     found = {name: results[case] for name, case in deepest(layered).items()}
     first = next(iter(found.values()))
     kept = [n for n, v in found.items() if any(np.any(v[k] != 1) for k in v if "omega." in k)]

@@ -11,6 +11,7 @@ import numpy as np
 from experiments.stability.cases import CLAIMS, KINDS, Case
 from rank_collapse.measures.dependency import centre_of_mass, dependency
 from rank_collapse.report.intervals import mean_interval
+from rank_collapse.report.statistics import numbers, slope
 from rank_collapse.theory.stability import output_change_law
 
 UPDATES = ("random", "gradient")
@@ -45,9 +46,8 @@ def branches_of(cases: list[Case]) -> np.ndarray:
 
 def exponents(branches: np.ndarray, values: np.ndarray) -> np.ndarray:
     """[s], the slope of ln values against ln N of each seed, by least squares."""
-    x = np.log(branches) - np.log(branches).mean()
-    y = np.log(np.maximum(values, np.finfo(float).tiny))
-    return (y - y.mean(axis=1, keepdims=True)) @ x / (x @ x)
+    logs = np.log(np.maximum(values, np.finfo(float).tiny))
+    return slope(np.log(branches), logs - logs.mean(axis=1, keepdims=True))
 
 
 def law_values(branches: np.ndarray) -> dict[str, np.ndarray]:
@@ -98,26 +98,25 @@ def _designs(results, cases):
     designs = {}
     for name, own in by_design(cases).items():
         branches = branches_of(own)
-        numbers = {"branches": branches.tolist(), "claim": CLAIMS.get(name, (None, None))[0]}
+        found = {"branches": branches.tolist(), "claim": CLAIMS.get(name, (None, None))[0]}
         for update in UPDATES:
             slopes = exponents(branches, curve(results, own, f"change.{update}"))
-            numbers[f"exponent_{update}"] = float(slopes.mean())
-            numbers[f"interval_{update}"] = interval(slopes)
-            numbers[f"change_{update}"] = curve(results, own, f"change.{update}").mean(0).tolist()
+            found[f"exponent_{update}"] = float(slopes.mean())
+            found[f"interval_{update}"] = interval(slopes)
+            found[f"change_{update}"] = curve(results, own, f"change.{update}").mean(0).tolist()
         expected = curve(results, own, "expected_change")
-        numbers["exponent_expected"] = float(exponents(branches, expected).mean())
-        numbers["change_over_expected"] = _ratios(curve(results, own, "change.random"), expected)
-        numbers["law"] = _law(results, own[-1])
-        numbers |= _by_layer(results, own)
-        designs[name] = numbers
+        found["exponent_expected"] = float(exponents(branches, expected).mean())
+        found["change_over_expected"] = _ratios(curve(results, own, "change.random"), expected)
+        found["law"] = _law(results, own[-1])
+        found |= _by_layer(results, own)
+        designs[name] = found
     return designs
 
 
 def _ratios(measured, expected):
     """exp of the mean over seeds of ln measured/expected, by position."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        found = np.exp(np.mean(np.log(measured) - np.log(expected), axis=0))
-    return [float(v) if np.isfinite(v) else None for v in found]
+        return numbers(np.exp(np.mean(np.log(measured) - np.log(expected), axis=0)))
 
 
 def _law(results, case):

@@ -13,18 +13,25 @@ from absl import flags
 from matplotlib.figure import Figure
 
 from experiments import run_trainability
+from experiments.run_trainability import (
+    LOOKED_AT,
+    STEPS_PER_EPOCH,
+    Cell,
+    failed,
+    gradient,
+    limit_of,
+    train_cells,
+)
+from experiments.run_trainability import make_measure as make_measure_of_training
 from experiments.shell import cli
 from experiments.stability import networks
-from experiments.stability.figures import log_band, mean_log
+from experiments.stability.figures import log_band
 from experiments.stability.measure import of_network
 from experiments.stability.networks import ALONE
-from experiments.trainability.cells import STEPS_PER_EPOCH, Cell, train_cells
-from experiments.trainability.measure import LOOKED_AT
-from experiments.trainability.measure import make_measure as make_measure_of_training
-from experiments.trainability.results import failed, gradient, limit_of
 from rank_collapse.measures import updates
 from rank_collapse.network import entry
 from rank_collapse.report import figures
+from rank_collapse.report.statistics import geometric_mean, numbers
 from rank_collapse.runs.folder import RunFolder
 from rank_collapse.training.recipe import Recipe, config_of
 from rank_collapse.training.tasks import examples
@@ -111,18 +118,13 @@ def summary_of(results: Mapping[Cell, dict[str, Any]], options: flags.FlagValues
         return {}
     limit, designs = limit_of(training_options(options)), {}
     for cell, found in results.items():
-        means = {name: mean_log(curve) for name, curve in curves_of(found).items()}
+        means = {name: geometric_mean(curve) for name, curve in curves_of(found).items()}
         designs[cell.design] = {
             "failed": int(failed(found, limit).sum()),
             "accuracy": found["accuracy"].mean(axis=0).tolist(),
-        } | {name: [float(v) if np.isfinite(v) else None for v in m] for name, m in means.items()}
+        } | {name: numbers(mean) for name, mean in means.items()}
     steps = steps_of(next(iter(results.values()))).tolist()
     return {"training": {"depth": options.train_depth, "steps": steps, "designs": designs}}
-
-
-def figures_of(results: Mapping[Cell, Any]) -> dict[str, Callable[[], Figure]]:
-    """What draws the figure of training, if there was any."""
-    return {"training": partial(training_figure, results)} if results else {}
 
 
 @figures.styled
@@ -145,12 +147,10 @@ def training_figure(results: Mapping[Cell, Any]) -> Figure:
         for ax, (name, label) in zip(axes.flat, labels.items(), strict=True):
             log_band(ax, steps, curves[name], cell.design, index)
             if name in law:
-                ax.plot(
-                    steps, mean_log(curves[law[name]]), color=figures.color(index), ls=":", lw=1.2
-                )
+                expected = geometric_mean(curves[law[name]])
+                ax.plot(steps, expected, color=figures.color(index), ls=":", lw=1.2)
             ax.set(yscale="log", ylabel=label)
-    for ax in axes[-1]:
-        ax.set_xlabel("step")
+    figures.outer_labels(axes, "step")
     axes[0, 0].legend(fontsize=7)
     fig.suptitle(
         f"{next(iter(results)).depth} layers, training; dotted: the law of the weights then"

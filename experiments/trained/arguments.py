@@ -1,13 +1,12 @@
 """Flags of the trained experiments: the published code's names and meanings, and our own."""
 
 import dataclasses
-from collections.abc import Iterable
 from typing import Any
 
 import jax.numpy as jnp
 from absl import flags
 
-from experiments.shell import cli, room
+from experiments.shell import cli, room, vocabulary
 from experiments.shell.flag_values import Flags
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.embedding import EmbeddingConfig
@@ -20,150 +19,104 @@ EXECUTION = (
     "epochs_per_chunk", "seeds_at_once", "checkpoint_seconds", "do_train", "overwrite_output_dir",
     "keep_models", "monitor",
 )  # fmt: skip
+# {published name: ours}
+PUBLISHED_NAMES = {
+    "width": "num_heads", "hidden_dim": "d_model", "seq_len": "num_tokens",
+    "batch_sz": "batch_size",
+}  # fmt: skip
+# Defaults of the published sorting network.
+SIZES = {
+    "num_heads": 2, "depth": 6, "d_model": 48, "num_tokens": 8, "num_labels": 10,
+    "n_train_data": 1000, "n_eval_data": 200, "n_epochs": 65, "batch_size": 30,
+    "learning_rate": 1e-3, "weight_decay": 0.0,
+}  # fmt: skip
 
 
 def make_flags(
     experiment: str,
     *,
     shows: str = "accuracy,evaluation=whole",
+    num_seeds: int = 2,
     joined: bool = True,
     monitor: bool = True,
+    ensemble: bool = True,
+    do_mlp: bool = False,
+    dropout: float = 0.1,
     **defaults: Any,
 ) -> Flags:
-    """The flags that all trained experiments share.
+    """The flags that all trained experiments share, by our names and the published ones.
 
     Args:
         experiment: Name of the folder under results/.
         shows: What the figure of a sweep shows.
+        num_seeds, do_mlp, dropout: Defaults.
         joined: Whether cells of a sweep that differ in the floats of `Hyper` alone are trained as
             one ensemble (`training.results_of` does).
         monitor: Whether there is --monitor: `training.results_of` trains, and the data have the
-            held-out examples that `watched.layer_scalars` looks at.
-        **defaults: Of width, depth, hidden_dim, seq_len, num_labels, n_train_data, n_eval_data,
-            n_epochs, batch_sz, learning_rate, weight_decay.
+            held-out examples that `watched.layer_scalars` measures.
+        ensemble: Whether `training.results_of` trains, which keeps models and checkpoints.
+        **defaults: Of the vocabulary's flags, and "no_repeat" where there is one.
     """
     values = cli.make_flags(
-        experiment, num_seeds=2, shows=shows, joined=joined, execution=EXECUTION,
-        traced=[field.name for field in dataclasses.fields(Hyper)],
+        experiment, num_seeds=num_seeds, shows=shows, joined=joined,
+        execution=EXECUTION, traced=[field.name for field in dataclasses.fields(Hyper)],
     )  # fmt: skip
-
-    def integer(name, text, low=1):
-        flags.DEFINE_integer(name, defaults[name], text, lower_bound=low, flag_values=values)
-
-    def boolean(name, text):
-        flags.DEFINE_boolean(name, False, text, flag_values=values)
-
-    integer("width", "Heads H of each layer.")
-    integer("depth", "Layers L.")
-    integer("hidden_dim", "Model width d; the MLP, where there is one, has the same width.", 3)
-    integer("seq_len", "Tokens of an example.", 2)
-    integer("num_labels", "Classes (letters of the alphabet when sorting).", 2)
-    integer("n_train_data", "Training examples.")
-    integer("n_eval_data", "Examples of the evaluation.")
-    integer("n_epochs", "Passes over the training data.", 0)
-    integer("batch_sz", "Examples per step.")
-    flags.DEFINE_float(
-        "learning_rate", defaults["learning_rate"],
-        "Adam's learning rate; the published commands use 1e-5 (memorization 3e-4), at which "
-        "sorting is not learned in the published number of epochs.",
-        lower_bound=0.0, flag_values=values,
-    )  # fmt: skip
-    flags.DEFINE_float(
-        "weight_decay", defaults["weight_decay"], "Added to the gradient times the weight (L2).",
-        lower_bound=0.0, flag_values=values,
-    )  # fmt: skip
-    flags.DEFINE_float(
-        "dropout", 0.1, "Dropout of embedding, attention weights and branches in training.",
-        lower_bound=0.0, upper_bound=0.99, flag_values=values,
-    )  # fmt: skip
-    flags.DEFINE_float(
-        "init_scale", 1.0, "Multiplies the initial weights of the layers.", lower_bound=0.0,
-        flag_values=values,
-    )  # fmt: skip
-    room.define_flag(cli.definer(values))
-    boolean("do_mlp", "An MLP sublayer (gelu, own skip) in each layer.")
-    boolean("do_train", "Train even where the folder holds the finished run of the same flags.")
-    boolean(
-        "keep_models",
-        "Write the trained weights of all seeds to the run folder: models.safetensors, or a file "
-        "for each network in models/; rank_collapse.training.load_models reads them.",
+    # Normalised tokens of two numbers are (1, -1) or (-1, 1), whatever the network.
+    vocabulary.define(
+        values, least={"d_model": 3}, **SIZES | {"dropout": dropout, "init_scale": 1.0} | defaults
     )
-    if monitor:
-        boolean(
-            "monitor",
-            "Write rc.monitor of every layer, and the loss, to metrics.jsonl (of several networks "
-            "to a file for each in metrics/) before training and after each epoch; draw it with "
-            "python -m experiments.watch FOLDER.",
-        )
-    boolean("train_as_eval", "Evaluate on the first n_eval_data training examples.")
-    for name, default, text in (
-        ("epochs_per_chunk", 0, "Epochs per jitted call (0: about a twentieth of the run)."),
-        ("seeds_at_once", 0, "Seeds a device vmaps over (0: one on a CPU, all elsewhere)."),
-        ("checkpoint_seconds", 20, "Seconds between checkpoints at least."),
-    ):
-        flags.DEFINE_integer(name, default, text, lower_bound=0, flag_values=values)
+    vocabulary.alias(values, **PUBLISHED_NAMES)
+    define = cli.definer(values)
+    room.define_flag(define)
+    define("boolean", "do_mlp", do_mlp, "An MLP sublayer (gelu, own skip) in each layer.")
+    text = "Train even where the folder holds the finished run of the same flags."
+    define("boolean", "do_train", False, text)
+    text = "Evaluate on the first n_eval_data training examples."
+    define("boolean", "train_as_eval", False, text)
+    if ensemble:
+        text = "Write the trained weights of all seeds to the run folder: models.safetensors, or a "
+        text += "file for each network in models/; rank_collapse.training.load_models reads them."
+        define("boolean", "keep_models", False, text)
+        for name, default, text in (
+            ("epochs_per_chunk", 0, "Epochs per jitted call (0: about a twentieth of the run)."),
+            ("seeds_at_once", 0, "Seeds a device vmaps over (0: one on a CPU, all elsewhere)."),
+            ("checkpoint_seconds", 20, "Seconds between checkpoints at least."),
+        ):
+            define("integer", name, default, text, lower_bound=0)
+    if ensemble and monitor:
+        text = "Write rc.monitor of every layer, and the loss, to metrics.jsonl (of several "
+        text += "networks to a file for each in metrics/) before training and after each epoch; "
+        text += "draw it with python -m experiments.watch FOLDER."
+        define("boolean", "monitor", False, text)
     return values
 
 
 def add_path_flags(values: flags.FlagValues) -> None:
     """Flags of the evaluation by path length."""
-
-    def integer(name, default, text, low):
-        flags.DEFINE_integer(name, default, text, lower_bound=low, flag_values=values)
-
-    def boolean(name, text):
-        flags.DEFINE_boolean(name, False, text, flag_values=values)
-
-    integer("path_len", 0, "Shortest path length evaluated; every length from it to the depth.", 0)
-    integer("n_paths", 5, "Paths in a sampled set; sets of 5 and of 20 are evaluated too.", 1)
-    integer("n_repeat", 5, "Sampled sets per length and size.", 1)
-    flags.DEFINE_enum(
-        "semantics", "recomputed", SEMANTICS, "Whether a sampled path computes its own attention "
-        "(as published) or keeps the whole model's.", flag_values=values,
-    )  # fmt: skip
-    boolean("no_sub_path", "Recomputed paths without their layers' skips and learned norms.")
-    boolean("all_heads", "Evaluate one path through all heads of all layers, and no sampled sets.")
-    boolean("do_rank", "Ranks of hidden states and attention matrices of the whole model by layer.")
-    boolean("compute_alpha", "α_l = ΣN(x) / (ΣN(x) + ΣN(SA(x))) of each layer.")
-
-
-def accept_unused(values: flags.FlagValues, *names: str) -> None:
-    """Flags that the published commands give to an experiment that does not use them."""
-    text = "Accepted as in the published commands; this experiment has no use for it."
-    for name in names:
-        if name.startswith("no_"):
-            flags.DEFINE_boolean(name, False, text, flag_values=values)
-        else:
-            flags.DEFINE_integer(name, None, text, flag_values=values)
-
-
-def define_optional_choice(
-    values: flags.FlagValues, name: str, plain: str, choices: Iterable[str], text: str
-) -> None:
-    """--name=CHOICE, or --name alone for `plain`; "" where it is not given."""
-    known = {"true": plain, "false": "", "": ""} | {choice: choice for choice in choices}
-
-    class Parser(flags.ArgumentParser):
-        def parse(self, argument):
-            if argument not in known:
-                raise ValueError(f"{argument!r} is not one of {', '.join(choices)}")
-            return known[argument]
-
-        def flag_type(self):
-            return "string"
-
-    text = f"{text} <{'|'.join(choices)}>, alone {plain}."
-    flag = flags.Flag(Parser(), flags.ArgumentSerializer(), name, "", text, boolean=True)
-    flags.DEFINE_flag(flag, values)
+    define = cli.definer(values)
+    text = "Shortest path length evaluated; every length from it to the depth."
+    define("integer", "path_len", 0, text, lower_bound=0)
+    text = "Paths in a sampled set; sets of 5 and of 20 are evaluated too."
+    define("integer", "n_paths", 5, text, lower_bound=1)
+    define("integer", "n_repeat", 5, "Sampled sets per length and size.", lower_bound=1)
+    text = "Whether a sampled path computes its own attention (as published) or keeps the whole "
+    define("enum", "semantics", "recomputed", text + "model's.", SEMANTICS)
+    for name, text in (
+        ("no_sub_path", "Recomputed paths without their layers' skips and learned norms."),
+        ("all_heads", "Evaluate one path through all heads of all layers, and no sampled sets."),
+        ("do_rank", "Ranks of hidden states and attention matrices of the whole model by layer."),
+        ("compute_alpha", "α_l = ΣN(x) / (ΣN(x) + ΣN(SA(x))) of each layer."),
+    ):
+        define("boolean", name, False, text)
 
 
 def network_config(options: flags.FlagValues, embedding: EmbeddingConfig) -> TransformerConfig:
     """The published network: post-norm, skips, MLP of width d where asked for."""
     return TransformerConfig(
         depth=options.depth,
-        num_heads=options.width,
-        d_model=options.hidden_dim,
-        d_ff=options.hidden_dim,
+        num_heads=options.num_heads,
+        d_model=options.d_model,
+        d_ff=options.d_model,
         mlp="gelu" if options.do_mlp else "none",
         attention_skip=True,
         mlp_skip=True,

@@ -4,11 +4,12 @@ import contextlib
 import functools
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 from absl import flags
 from flax import traverse_util
@@ -22,8 +23,9 @@ from rank_collapse.runs import metrics, processes
 from rank_collapse.runs.files import RunError
 from rank_collapse.runs.folder import RunFolder
 from rank_collapse.runs.seeds import to_host
-from rank_collapse.training import model_file
+from rank_collapse.training import model_file, path_accuracy
 from rank_collapse.training.ensemble import Ensemble, Trained
+from rank_collapse.training.tasks.examples import Examples
 from rank_collapse.training.training import Recipe
 from rank_collapse.training.watched import layer_scalars
 
@@ -43,6 +45,8 @@ class Setup:
         batch_size: Examples evaluated at a time; None for all.
         extra: What else determines the results, for config.json.
         curves: Metrics that are also measured on the evaluation data after each epoch.
+        sampled, semantics: Name and semantics of sampled sets of paths, where there are any.
+        task: Where a binary has several.
     """
 
     name: str
@@ -54,12 +58,34 @@ class Setup:
     batch_size: int | None = None
     extra: Mapping[str, Any] | None = None
     curves: tuple[str, ...] = ()
+    sampled: str = "sampled"
+    semantics: str = "recomputed"
+    task: str = ""
 
 
-def open_run(options: flags.FlagValues, name: str, extra: Any = None) -> RunFolder:
+def train_and_eval(
+    make: Callable[[Any, int], Examples], options: flags.FlagValues, key: Any
+) -> dict[str, Examples]:
+    """Training and evaluation data of one seed.
+
+    Args:
+        make: (key, number) → examples.
+        options: The flags; with --train_as_eval the first training examples are evaluated.
+        key: Of the seed.
+    """
+    key_train, key_eval = jax.random.split(key)
+    train = make(key_train, options.n_train_data)
+    if options.train_as_eval:
+        return {"train": train, "eval": train.first(options.n_eval_data)}
+    return {"train": train, "eval": make(key_eval, options.n_eval_data)}
+
+
+def open_run(
+    options: flags.FlagValues, name: str, *, extra: Any = None, execution: Sequence[str] = ()
+) -> RunFolder:
     """The run folder; see --do_train and --overwrite_output_dir about one that exists."""
-    execution = [flag for flag in arguments.EXECUTION if flag in options]
-    fields = {"extra": extra, "execution": execution}
+    known = [flag for flag in arguments.EXECUTION if flag in options]
+    fields = {"extra": extra, "execution": [*known, *execution]}
     replace = "overwrite_output_dir" in options and options.overwrite_output_dir
     try:
         run = cli.open_run(options, name, **fields)
@@ -175,6 +201,12 @@ def results_of(
                 f"{epochs[0]} seeds and {epochs[1]} epochs; use --overwrite"
             )
     return traverse_util.unflatten_dict(results, sep="/")
+
+
+def whole_model(setup: Setup, model: Any, data: Any, key: Any) -> dict[str, Any]:
+    """One seed's metrics alone, as a measure of `results_by_case`: {"whole": {metric: []}}."""
+    config, metrics = setup.recipe.config, setup.metrics
+    return {"whole": path_accuracy.whole_model(model, data["eval"], config, metrics)}
 
 
 def results_by_case(

@@ -105,3 +105,47 @@ def band(
         ax.fill_between(
             x, mean - deviation, mean + deviation, color=style["color"], alpha=0.2, linewidth=0
         )
+
+
+def panels(count: int, columns: int, **options: Any):
+    """A Figure and its axes [rows, columns] for `count` panels, what is beyond them hidden.
+
+    Args:
+        count: Panels.
+        columns: In a row, at most.
+        options: Of `figure`.
+    """
+    columns = min(columns, count)
+    fig, axes = figure(-(-count // columns), columns, **options)
+    for ax in axes.flat[count:]:
+        ax.set_visible(False)
+    return fig, axes
+
+
+def outer_labels(axes: np.ndarray, xlabel: str | None = None, ylabel: str | None = None) -> None:
+    """Labels of the bottom row and of the first column of axes [rows, columns]."""
+    for ax in axes[-1] if xlabel else ():
+        ax.set_xlabel(xlabel)
+    for ax in axes[:, 0] if ylabel else ():
+        ax.set_ylabel(ylabel)
+
+
+def interval(
+    ax: Axes, x: float, mean: float, ends: Any, label: str | None = None, index: int = 0
+) -> None:
+    """A point with its interval.
+
+    Args:
+        ax: Where to draw.
+        x: Position.
+        mean: The point.
+        ends: (low, high); None or infinite for a point alone.
+        label: In the legend.
+        index: Which colour and marker.
+    """
+    known = ends is not None and all(map(np.isfinite, ends))
+    errors = [[max(mean - ends[0], 0.0)], [max(ends[1] - mean, 0.0)]] if known else None
+    ax.errorbar(
+        [x], [mean], errors, color=color(index), marker=MARKERS[index % len(MARKERS)], capsize=3,
+        linestyle="none", label=label,
+    )  # fmt: skip

@@ -136,6 +136,17 @@ def span(claim: Claim) -> str:
     return f"{number(claim.estimate)} ({low} to {high})"
 
 
+def claim_line(claim: Claim) -> str:
+    """ "supported    Section 3.1: ... 2.9 (2.8 to 3.1)"."""
+    return f"{claim.verdict:12s} {claim.section}: {claim.statement} {span(claim)}"
+
+
+def comparison_line(row: Comparison) -> str:
+    """ "whole model: 0.98; published 0.9; note"."""
+    published = "" if row.published is None else f"; published {number(row.published)}"
+    return f"{row.quantity}: {number(row.measured)}{published}" + (f"; {row.note}" * bool(row.note))
+
+
 def claim_table(claims: Sequence[Claim], untested: Sequence[tuple[str, str]] = ()) -> str:
     """All claims with their intervals and verdicts, and what was not tested."""
     rows = "".join(

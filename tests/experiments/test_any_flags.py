@@ -20,6 +20,8 @@ from hypothesis import strategies as st
 
 from experiments import benchmark, reproduce
 from experiments.shell import cli
+from experiments.shell.experiment import experiment_of
+from experiments.shell.vocabulary import Numbers
 
 CASES = int(os.environ.get("RANK_COLLAPSE_CASES", "0"))
 LIMIT = 60  # seconds for what comes before the computation
@@ -31,14 +33,6 @@ ODD = ("", " ", "-", "a", "é", "0", "-1", "1e400", "nan", "None", "[1]", "1:2",
 WHOLE = (-(10**20), -1, 0, 1, 2, 3, 7, 64, 10**6, 10**20)
 SMALL = (0, 1, 2, 3)
 FRACTIONS = (-1.0, 0.0, 1e-320, 1e-30, 0.3, 1.0, 2.0, 1e30, 1e308)
-SIZES = {
-    "depth": 2, "num_heads": 2, "width": 2, "hidden_dim": 4, "d_model": 4, "d_ff": 4, "seq_len": 3,
-    "num_tokens": 4, "num_labels": 4, "n_train_data": 6, "n_eval_data": 4, "n_epochs": 1,
-    "batch_sz": 3, "num_seeds": 2, "n_paths": 2, "n_repeat": 1, "num_paths": 2, "num_repeats": 1,
-    "depths": 2, "border_depths": 2, "batch_depth": 2, "n_steps": 2, "grid_seeds": 1,
-    "trained_d_k": 2, "d_k": 2, "layer_depths": 2, "num_draws": 20, "widths": 4, "warmup": 1,
-    "batch_sizes": 2, "designs": "post,pre", "max_seq_length": 8, "models": "none",
-}  # fmt: skip
 
 
 class Reached(Exception):
@@ -53,6 +47,8 @@ def value_of(flag, whole):
         return st.sampled_from(choices) | odd
     if isinstance(parser, flags.BooleanParser):
         return st.sampled_from(["true", "false"]) | odd
+    if isinstance(flag, Numbers):
+        return st.lists(st.sampled_from(whole).map(str), max_size=3).map(",".join) | odd
     if parser.__class__.__name__ == "IntegerParser":
         return st.sampled_from(whole).map(str) | odd
     if parser.__class__.__name__ == "FloatParser":
@@ -120,7 +116,7 @@ def test_no_traceback_before_the_computation(name, monkeypatch, capsys):
         raise Reached
 
     monkeypatch.setattr(cli, "open_run", reached)
-    monkeypatch.setattr(reproduce, "run_entries", reached)
+    monkeypatch.setattr(reproduce, "run_experiments", reached)
     monkeypatch.setattr(benchmark, "BENCHMARKS", dict.fromkeys(benchmark.BENCHMARKS, reached))
     counts = try_many(name, CASES or 12, WHOLE)
     printed = capsys.readouterr()
@@ -134,8 +130,7 @@ def test_no_traceback_before_the_computation(name, monkeypatch, capsys):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [n for n in reproduce.EXPERIMENTS if n != "run_architectures"])
 def test_no_traceback_from_the_computation(name, capsys):
-    values = importlib.import_module(f"experiments.{name}").FLAGS
-    first = [f"--{n}={size}" for n, size in SIZES.items() if n in values]
+    first = experiment_of(name).presets["tiny"]
     try_many(name, CASES or 3, SMALL, first)
     printed = capsys.readouterr()
     assert "Traceback" not in printed.err

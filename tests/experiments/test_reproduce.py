@@ -1,6 +1,7 @@
 """The main job: every entry, the report, a failing experiment."""
 
 import dataclasses
+import importlib
 import importlib.metadata
 import importlib.util
 import io
@@ -12,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 
 import jax
 import pytest
@@ -19,7 +21,7 @@ from PIL import Image
 
 from experiments import reproduce, run_architectures
 from experiments.shell import cli, paper
-from experiments.shell.entry import Entry
+from experiments.shell.experiment import experiment_of
 from experiments.shell.process import run_processes
 from rank_collapse import report
 from rank_collapse.report import claims
@@ -66,31 +68,33 @@ def test_a_failed_section_says_so():
     assert "failed" in page and "boom &lt;x&gt;" in page
 
 
-def test_every_experiment_has_an_entry_whose_flags_are_accepted():
+def test_every_experiment_is_found_and_its_presets_are_accepted():
     for name in reproduce.EXPERIMENTS:
-        module = __import__(f"experiments.{name}", fromlist=["ENTRY"])
-        assert isinstance(module.ENTRY, Entry)
-        assert set(module.ENTRY.presets) == set(reproduce.PRESETS)
-        assert module.ENTRY.captions and "experiments." in module.__doc__
-        for arguments in module.ENTRY.presets.values():
+        module, own = importlib.import_module(f"experiments.{name}"), experiment_of(name)
+        assert set(own.presets) >= set(reproduce.PRESETS)
+        assert own.captions and own.brief and "experiments." in module.__doc__
+        for arguments in own.presets.values():
             cli.parse(module.FLAGS, list(arguments))
+    assert reproduce.EXPERIMENTS[:2] == ["run_collapse", "run_path_counts"]
+    assert "check_profiles" not in reproduce.EXPERIMENTS
 
 
-def test_the_readme_names_what_reproduce_runs():
-    readme = reproduce.Path(__file__).parents[2] / "README.md"
-    named = re.findall(r"^\| `python -m experiments\.(\w+)`", readme.read_text("utf-8"), re.M)
-    assert sorted(named) == sorted([*reproduce.EXPERIMENTS, "reproduce", "benchmark"])
+def test_the_readme_has_the_table_of_experiments():
+    readme = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
+    table = dict(re.findall(r"^\| `python -m experiments\.(\w+)` \| (.*) \|$", readme, re.M))
+    assert table.keys() == {*reproduce.EXPERIMENTS, "reproduce", "benchmark"}
+    for name in reproduce.EXPERIMENTS:
+        assert table[name] == experiment_of(name).brief
 
 
 def test_a_second_run_in_new_processes_makes_nothing_again(tmp_path, monkeypatch, capfd):
     """Of an experiment that trains a vocabulary too: it must be the same in every process."""
-    monkeypatch.setenv("PYTHONPATH", str(reproduce.Path(__file__).parents[2]))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     monkeypatch.chdir(tmp_path)
     small = ("--models=albert-base-v2", "--num_texts=2", "--max_tokens=8", "--parts=residuals")
-    captions = {"residuals_albert-base-v2": "ALBERT"}
-    entry = run_architectures.ENTRY
-    entry = dataclasses.replace(entry, presets={"quick": small}, captions=captions)
-    monkeypatch.setattr(run_architectures, "ENTRY", entry)
+    own = run_architectures.EXPERIMENT
+    own = dataclasses.replace(own, presets={"quick": small})
+    monkeypatch.setattr(run_architectures, "EXPERIMENT", own)
     arguments = ["--only=run_path_counts,run_architectures"]
     assert cli.execute(reproduce.main, reproduce.FLAGS, arguments) == 0
     page = (tmp_path / "results/reproduce/report.html").read_text()

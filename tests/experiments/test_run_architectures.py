@@ -231,7 +231,7 @@ def test_the_published_curve_can_be_one_more_initialisation_or_none():
             "curves": {"init": curves},
             "published": {"init": {"SAN": [0.605] + [1.05e-7] * 4, "SAN+skip": published}},
         }
-        return [c.verdict for c in run_architectures.ENTRY.claims({"bert": model})]
+        return [c.verdict for c in run_architectures.EXPERIMENT.claims({"bert": model})]
 
     near, far = np.linspace(0.61, 0.41, 5).tolist(), [0.6, 0.55, 0.5, 0.45, 0.1]
     # the two curves, collapse, skips against none, and that skips stop the fall, which goes on here

@@ -1,4 +1,4 @@
-"""run_attention_forms at tiny size: what is measured, trained, compared and written."""
+"""forms at tiny size: what is measured, trained, compared and written."""
 
 import jax
 import jax.numpy as jnp
@@ -7,13 +7,11 @@ import pytest
 from chunked_runs import check_budgets, check_chunks
 from trained_runs import check_that_deleted_files_come_back, figures, rows, run, summary
 
-from experiments import run_attention_forms
-from experiments.attention_forms import entry, measure, results
-from experiments.attention_forms.forms import FORMS
+from experiments import run_attention_forms as forms
 from rank_collapse.report.intervals import mean_interval
 
 ARGUMENTS = (
-    "--num_seeds=2", "--d_k=2", "--d_k=6", "--trained_d_k=3", "--num_tokens=8", "--depth=1",
+    "--num_seeds=2", "--d_k=2", "--d_k=6", "--trained_d_k=3", "--num_queries=8", "--depth=1",
     "--width=1", "--hidden_dim=6", "--num_labels=3", "--seq_len=3", "--n_train_data=8",
     "--n_eval_data=6", "--n_epochs=1", "--batch_sz=4",
 )  # fmt: skip
@@ -23,7 +21,7 @@ ARGUMENTS = (
 def folder(tmp_path_factory):
     """One finished run, never written to again."""
     path = tmp_path_factory.mktemp("forms")
-    assert run(run_attention_forms, ARGUMENTS, path) == 0
+    assert run(forms, ARGUMENTS, path) == 0
     return path
 
 
@@ -31,42 +29,40 @@ def test_table_and_summary_are_of_every_form_width_and_seed(folder):
     table = rows(folder)
     random = [r for r in table if r["part"] == "random"]
     trained = [r for r in table if r["part"] == "trained"]
-    assert len(random) == len(FORMS) * 2 * 2 and len(trained) == len(FORMS) * 2
+    assert len(random) == len(forms.FORMS) * 2 * 2 and len(trained) == len(forms.FORMS) * 2
     found = summary(folder)
-    for form in FORMS:
+    for form in forms.FORMS:
         values = [float(r["accuracy"]) for r in trained if r["form"] == form]
         mean, low, high = found["trained"]["3"]["accuracy"][form]
         assert mean == pytest.approx(np.mean(values))
         assert (low, high) == pytest.approx(mean_interval(values))
         at_six = [float(r["entropy"]) for r in random if (r["form"], r["d_k"]) == (form, "6")]
         assert found["random"][form]["entropy"][1][0] == pytest.approx(np.mean(at_six))
-    assert {p.stem for p in figures(folder)} == set(entry.ENTRY.captions)
-    assert len(entry.compare(found)) == 4 and "d_k = 3" in entry.reading(found)
+    assert {p.stem for p in figures(folder)} == set(forms.EXPERIMENT.captions)
+    assert len(forms.compare(found)) == 4 and "d_k = 3" in forms.reading(found)
 
 
 def test_chunks_of_seeds_that_fit_into_memory_change_nothing(folder, tmp_path, capsys):
     """Of runs: two seeds, by each function that shares a program."""
-    check_chunks(run_attention_forms, ARGUMENTS, tmp_path, capsys, whole=folder)
-    check_budgets(run_attention_forms, ARGUMENTS, tmp_path, capsys)
+    check_chunks(forms, ARGUMENTS, tmp_path, capsys, whole=folder)
+    check_budgets(forms, ARGUMENTS, tmp_path, capsys)
 
 
 @pytest.mark.slow
 def test_a_second_run_trains_nothing(folder, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(measure, "make_measure", None)
-    check_that_deleted_files_come_back(
-        run_attention_forms, ARGUMENTS, folder, tmp_path, monkeypatch, capsys
-    )
+    monkeypatch.setattr(forms, "make_measure", None)
+    check_that_deleted_files_come_back(forms, ARGUMENTS, folder, tmp_path, monkeypatch, capsys)
 
 
 def test_gradients_are_those_of_the_definition_written_out(x64):
     """∂L/∂s = P ∘ (A − Σ_j P A), A = G Vᵀ, and ∂L/∂q by the chain rule of each score."""
     key = jax.random.key(1)
-    measured = jax.jit(measure.make_measure(5, 4, 0.5))(key, None)
-    q, k, goal, params = measure.draw(key, 5, 4)
+    measured = jax.jit(forms.make_measure(5, 4, 0.5))(key, None)
+    q, k, goal, params = forms.draw(key, 5, 4)
     q, k, goal, v = (np.asarray(a, float) for a in (q, k, goal, params.v_score[0]))
     pairs = np.tanh(q[:, None] + k[None])
     a = goal @ (k @ np.asarray(params.w_v[0], float)).T
-    for name, form in FORMS.items():
+    for name, form in forms.FORMS.items():
         found, factor = measured[name], np.sqrt(5) ** form.power
         additive = form.score == "additive"
         scores = factor * (pairs @ v if additive else q @ k.T)
@@ -86,7 +82,7 @@ def test_gradients_are_those_of_the_definition_written_out(x64):
 
 
 def test_queries_keys_and_goals_are_drawn_with_the_variances_said():
-    q, k, goal, params = measure.draw(jax.random.key(0), 200, 300)
+    q, k, goal, params = forms.draw(jax.random.key(0), 200, 300)
     for drawn, variance in (
         (q, 1), (k, 1), (goal, 1 / 200), (params.w_v, 1 / 200), (params.v_score, 1 / 200),
         (k @ params.w_v[0], 1),
@@ -108,15 +104,16 @@ def made_of(small, large, control=0.0):
         if d_k == 256:
             values["additive_unscaled"] = base + control
         trained[d_k] = {
-            f: {"accuracy": values.get(f, base), "losses": np.ones((len(small), 2))} for f in FORMS
+            f: {"accuracy": values.get(f, base), "losses": np.ones((len(small), 2))}
+            for f in forms.FORMS
         }
     random = {
         form: {"d_k": np.array([4, 1024])}
-        | {n: np.tile([4.0, 1024.0], (2, 1)) for n in measure.MEASURES}
-        for form in FORMS
+        | {n: np.tile([4.0, 1024.0], (2, 1)) for n in forms.MEASURES}
+        for form in forms.FORMS
     }
-    options = type("", (), {"num_seeds": len(small), "num_tokens": 8, "saturation": 0.9})
-    return results.summary_of({"random": random, "trained": trained}, options)
+    options = type("", (), {"num_seeds": len(small), "num_queries": 8, "saturation": 0.9})
+    return forms.summary_of({"random": random, "trained": trained}, options)
 
 
 @pytest.mark.parametrize(
@@ -130,24 +127,24 @@ def made_of(small, large, control=0.0):
 )
 def test_verdicts_can_be_any(large, verdict):
     found = made_of([0.01] * len(large), large)
-    assert [c.verdict for c in entry.claims(found)][-1] == verdict
+    assert [c.verdict for c in forms.claims(found)][-1] == verdict
     # of forms whose rows are the same nothing saturates more, and no gradient is smaller
     expected = "undecided" if len(large) < 3 else "contradicted"
-    assert [c.verdict for c in entry.claims(found)][:2] == [expected] * 2
-    rows = {c.quantity: c for c in entry.compare(found)}
+    assert [c.verdict for c in forms.claims(found)][:2] == [expected] * 2
+    rows = {c.quantity: c for c in forms.compare(found)}
     assert rows["variance of dot products at d_k = 1024"].published == 1024
     assert rows["accuracy at d_k = 4, additive less dot products"].published == "alike"
 
 
 def test_the_reading_follows_the_numbers():
     even = [0.01, -0.01, 0.0]
-    assert "more than the form" in entry.reading(made_of(even, [0.2, 0.3, 0.25], 0.02))
-    assert "the form is ahead" in entry.reading(made_of(even, [0.2, 0.3, 0.25], 0.22))
-    assert "is not ahead" in entry.reading(made_of(even, even))
+    assert "more than the form" in forms.reading(made_of(even, [0.2, 0.3, 0.25], 0.02))
+    assert "the form is ahead" in forms.reading(made_of(even, [0.2, 0.3, 0.25], 0.22))
+    assert "is not ahead" in forms.reading(made_of(even, even))
 
 
 def test_mistakes_are_one_line(tmp_path, capsys):
-    for mistake in ("d_k=0", "trained_d_k=x", "saturation=2", "num_tokens=1", "keep_models"):
-        assert run(run_attention_forms, [*ARGUMENTS, f"--{mistake}"], tmp_path / "run") == 2
+    for mistake in ("d_k=0", "trained_d_k=x", "saturation=2", "num_queries=1", "keep_models"):
+        assert run(forms, [*ARGUMENTS, f"--{mistake}"], tmp_path / "run") == 2
         error = capsys.readouterr().err.strip()
         assert mistake.split("=")[0] in error and len(error.splitlines()) == 1

@@ -15,7 +15,6 @@ from trained_runs import (
 )  # fmt: skip
 
 from experiments import run_circle
-from experiments.circle import cases, entry, results
 from experiments.shell import cli, paper
 from rank_collapse import apply
 from rank_collapse.network.entry import input_states
@@ -100,13 +99,13 @@ def test_deleted_files_come_back_and_nothing_is_trained(folder, tmp_path, monkey
 )
 def test_published_commands_train_the_published_network(arguments, variant, mlp):
     options = cli.parse(run_circle.FLAGS, [*arguments, "--hidden_dim=8", "--n_train_data=100"])
-    ((name, setup),) = cases.make_cases(options).items()
+    ((name, setup),) = run_circle.make_cases(options).items()
     assert name == f"{variant}, d=8"
     recipe, config = setup.recipe, setup.recipe.config
     assert config.attention_skip and recipe.output_dropout
     assert (config.mlp, config.norm_placement, config.d_model, config.d_ff) == (mlp, "post", 8, 8)
     data = setup.make_data(None)
-    sums = cases.fed_with_sums(variant)
+    sums = run_circle.fed_with_sums(variant)
     assert sums == ("--circle_skip" in arguments)
     difference = np.asarray(data["train"].inputs - data["walk"].inputs)
     wanted = data["walk"].inputs[:-30] if sums else 0
@@ -117,21 +116,21 @@ def test_published_commands_train_the_published_network(arguments, variant, mlp)
 @pytest.mark.parametrize(
     "argument, variants",
     [
-        ("--compare", cases.PUBLISHED),
-        ("--compare=published", cases.PUBLISHED),
-        ("--compare=theory", cases.THEORY),
-        ("--compare=all", cases.PUBLISHED + cases.THEORY),
+        ("--compare", run_circle.PUBLISHED),
+        ("--compare=published", run_circle.PUBLISHED),
+        ("--compare=theory", run_circle.THEORY),
+        ("--compare=all", run_circle.PUBLISHED + run_circle.THEORY),
         ("--nocompare", ("base",)),
     ],
 )
 def test_compare_is_every_variant_at_every_width(argument, variants):
     widths = [32] if argument == "--nocompare" else [8, 4]
     options = cli.parse(run_circle.FLAGS, [argument, "--widths=8", "--widths=4"])
-    made = cases.make_cases(options)
+    made = run_circle.make_cases(options)
     assert list(made) == [f"{variant}, d={width}" for width in widths for variant in variants]
     for name, setup in made.items():
         variant, config = name.split(",")[0], setup.recipe.config
-        if variant in cases.THEORY:
+        if variant in run_circle.THEORY:
             assert config.attention_skip == ("+skip" in variant)
             assert (config.mlp != "none") == ("+mlp" in variant)
 
@@ -163,17 +162,17 @@ def case(distances, logs=None):
 def made_of(counts, seeds=64):
     """Summary in which `counts` of the seeds of each case have halved their distance away."""
     fallen, apart = 0.6 * 0.5 ** np.arange(60), np.full(60, 0.6)
-    return results.summary_of(
+    return run_circle.summary_of(
         {name: case([fallen] * count + [apart] * (seeds - count)) for name, count in counts.items()}
     )
 
 
 def verdicts(found):
-    return {c.statement: c.verdict for c in entry.claims(found)}
+    return {c.statement: c.verdict for c in run_circle.claims(found)}
 
 
 def notes(found):
-    return {c.quantity: c.note for c in entry.compare(found)}
+    return {c.quantity: c.note for c in run_circle.compare(found)}
 
 
 def test_speed_and_law_of_those_that_fell():
@@ -190,7 +189,7 @@ def test_counts_unlike_the_published_code_are_said_to_be():
     name = "base, d=32: seeds that fell together"
     assert notes(made_of({"base, d=32": 10}))[name].endswith("are one: 1")
     assert notes(made_of({"base, d=32": 60}))[name].endswith("are one: 1.7e-06")
-    reading = entry.reading(made_of({"base, d=32": 60, "mlp, d=32": 10}))
+    reading = run_circle.reading(made_of({"base, d=32": 60, "mlp, d=32": 10}))
     assert "base, d=32: 60 of 64" in reading and "seed 2" in reading
     assert "Of 2 cells run here 1 differ" in reading
 
@@ -214,4 +213,4 @@ def test_an_order_other_than_the_theorys_is_said_to_be():
     assert verdicts(made_of({"attention, d=32": 5}, 5))[rate] == "contradicted"  # it has halved
     cubed = np.tile(-(3.0 ** np.arange(60)), (3, 1))
     cubic = case(10.0 ** np.maximum(cubed, -30), np.where(cubed > -1e30, cubed, -np.inf))
-    assert verdicts(results.summary_of({"attention, d=32": cubic}))[rate] == "supported"
+    assert verdicts(run_circle.summary_of({"attention, d=32": cubic}))[rate] == "supported"

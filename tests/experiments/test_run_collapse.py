@@ -12,9 +12,8 @@ from second_run import check_second_run
 import rank_collapse as rc
 from experiments import run_collapse
 from experiments.collapse import ensemble, settings
-from experiments.collapse.entry import crossing_text
 from experiments.collapse.results import bound_numbers, crossings, gain_numbers, rates
-from experiments.run_collapse import ENTRY, FLAGS, main
+from experiments.run_collapse import EXPERIMENT, FLAGS, crossing_text, main
 from experiments.shell import cli, inputs, paper
 from rank_collapse import runs
 from rank_collapse.measures import residuals
@@ -84,7 +83,7 @@ def test_rows_figures_and_summary_are_there(base):
     assert len(rows) == 2 * 3 * 4  # variants, seeds, layers
     assert {r["variant"] for r in rows} == {"san", "san_skip"}
     assert all((r["log10_bound"] != "") == (r["variant"] == "san") for r in rows)
-    for name in (n for n in ENTRY.captions if n != "mlp_gain" and n[:6] != "sweep_"):
+    for name in (n for n in EXPERIMENT.captions if n != "mlp_gain" and n[:6] != "sweep_"):
         assert (folder / "figures" / f"{name}.png").exists()
         assert (folder / "figures" / f"{name}.pdf").exists()
     assert all((r["tightness_mean"] != "") == (r["variant"] == "san") for r in rows)
@@ -98,9 +97,9 @@ def test_rows_figures_and_summary_are_there(base):
     assert law["free_bounds"] == 3 * 3 * 3 and law["free_violations"] == 0
     assert 0 < law["tightness_mean_median"] < law["tightness_paper_median"]
     assert "log10_lambda" not in summary["settings"][0]["variants"]["san_skip"]
-    quantities = [c.quantity for c in ENTRY.compare(summary)]
+    quantities = [c.quantity for c in EXPERIMENT.compare(summary)]
     assert any("san, norm none: residual ratio" in q for q in quantities)
-    found = {c.statement: c for c in ENTRY.claims(summary)}
+    found = {c.statement: c for c in EXPERIMENT.claims(summary)}
     rate, bound, skips = (
         found[f"{paper.PAPER[name].text} [no norm]"] for name in ("rate", "bound", "skips")
     )
@@ -108,7 +107,7 @@ def test_rows_figures_and_summary_are_there(base):
     assert bound.estimate == 0 and "cases against it" in bound.why
     assert skips.verdict == "supported" and skips.estimate > 1
     assert any("no condition" in q for q in quantities) and any("c_eff" in q for q in quantities)
-    assert "norm none" in ENTRY.reading(summary)
+    assert "norm none" in EXPERIMENT.reading(summary)
 
 
 def test_interrupted_on_one_device_and_resumed_in_chunks_is_equal(base, tmp_path, monkeypatch):
@@ -249,12 +248,12 @@ def setting_of(norm="none", **variants):
 
 
 def verdicts(*settings):
-    return {c.statement: c.verdict for c in ENTRY.claims({"settings": list(settings)})}
+    return {c.statement: c.verdict for c in EXPERIMENT.claims({"settings": list(settings)})}
 
 
 def test_every_variant_has_a_published_curve_to_stand_beside():
     setting = setting_of("post", **{v: numbers_of([0.0]) for v in settings.VARIANTS})
-    rows = ENTRY.compare({"settings": [setting, setting | {"weight_scale": 2.0}]})
+    rows = EXPERIMENT.compare({"settings": [setting, setting | {"weight_scale": 2.0}]})
     assert [c.published for c in rows if "ratio" in c.quantity] == [0.0176, 0.0174, 0.5649, 0.5629]
 
 

@@ -8,7 +8,6 @@ from chunked_runs import check_budgets, same_arrays
 from second_run import check_second_run
 
 from experiments import run_path_chains
-from experiments.path_chains import measure
 from experiments.shell import cli
 from rank_collapse.runs.folder import RunFolder
 
@@ -32,16 +31,16 @@ def test_writes_rows_figures_and_a_summary(tmp_path, monkeypatch, capsys):
     assert [(r["seed"], r["length"], r["paths"]) for r in rows] == [
         (s, k, p) for s in "01" for k, p in zip("012", "144", strict=True)
     ]
-    for name in run_path_chains.ENTRY.captions:
+    for name in run_path_chains.EXPERIMENT.captions:
         assert (folder / "figures" / f"{name}.png").stat().st_size > 10_000
-    assert len(run_path_chains.ENTRY.compare(summary)) == 2
-    claims = run_path_chains.ENTRY.claims(summary)
+    assert len(run_path_chains.EXPERIMENT.compare(summary)) == 2
+    claims = run_path_chains.EXPERIMENT.claims(summary)
     assert [c.seeds for c in claims] == [len(summary["sum_error"])] * 3
     away = summary | {"sum_error": [0.1, 0.1, 0.1], "chain_slope": [0.1, 0.11, 0.12]}
     away |= {"length_of_largest_residual_by_seed": [9, 9, 9]}
-    assert {c.verdict for c in run_path_chains.ENTRY.claims(away)} == {"contradicted"}
-    assert "per layer" in run_path_chains.ENTRY.reading(summary)
-    monkeypatch.setattr(measure, "make_measure", lambda *a: pytest.fail("computed again"))
+    assert {c.verdict for c in run_path_chains.EXPERIMENT.claims(away)} == {"contradicted"}
+    assert "per layer" in run_path_chains.EXPERIMENT.reading(summary)
+    monkeypatch.setattr(run_path_chains, "make_measure", lambda *a: pytest.fail("computed again"))
     check_second_run(lambda: execute(*TINY, f"--output_dir={folder}"), folder, capsys)
 
 

@@ -6,9 +6,8 @@ import math
 import pytest
 from second_run import check_second_run
 
-from experiments.path_counts import counts
-from experiments.path_counts.counts import binomial, path_table
-from experiments.run_path_counts import ARCHITECTURES, ENTRY, FLAGS, main
+from experiments import run_path_counts
+from experiments.run_path_counts import ARCHITECTURES, EXPERIMENT, FLAGS, binomial, main, path_table
 from experiments.shell import cli
 from rank_collapse.runs.folder import read_summary
 
@@ -24,12 +23,12 @@ def test_the_binary_writes_exact_counts(tmp_path, capsys):
     assert (tmp_path / "figures" / "path_counts.pdf").stat().st_size > 1000
     summary = read_summary(tmp_path)
     assert summary["DistilBERT"]["mean_length"] == pytest.approx(6 * 12 / 13, rel=1e-12)
-    assert len(ENTRY.compare(summary)) == 9
-    assert [c.verdict for c in ENTRY.claims(summary)] == ["supported", "supported"]
+    assert len(EXPERIMENT.compare(summary)) == 9
+    assert [c.verdict for c in EXPERIMENT.claims(summary)] == ["supported", "supported"]
     summary["DeiT-T"]["largest_difference_from_binomial"] = 1e-3
     summary["GPT-3"]["share_at_most_half_depth"] = 0.6
-    assert [c.verdict for c in ENTRY.claims(summary)] == ["contradicted", "contradicted"]
-    assert "%" in ENTRY.reading(summary)
+    assert [c.verdict for c in EXPERIMENT.claims(summary)] == ["contradicted", "contradicted"]
+    assert "%" in EXPERIMENT.reading(summary)
     again = lambda: cli.execute(main, FLAGS, [f"--output_dir={tmp_path}"])  # noqa: E731
     check_second_run(again, tmp_path, capsys)
 
@@ -44,7 +43,7 @@ def test_counts_follow_the_binomial_law(heads, layers):
 
 def test_beyond_the_integers_logarithms_say_the_same(monkeypatch):
     exact = path_table(5, 40)
-    monkeypatch.setattr(counts, "MAX_EXACT_DEPTH", 10)
+    monkeypatch.setattr(run_path_counts, "MAX_EXACT_DEPTH", 10)
     for a, b in zip(exact, path_table(5, 40), strict=True):
         assert b["paths"] == ""
         assert b["log10_paths"] == pytest.approx(a["log10_paths"], abs=1e-11)

@@ -11,6 +11,7 @@ from second_run import check_second_run
 
 import rank_collapse as rc
 from experiments import run_stability
+from experiments.run_stability import EXPERIMENT
 from experiments.shell import cli
 from experiments.stability import measure, networks, results
 from experiments.stability.cases import base_config, groups_of, with_gains
@@ -45,16 +46,16 @@ def test_writes_rows_figures_and_a_summary(tmp_path, monkeypatch, capsys):
         np.mean([float(r["change.random"]) for r in last]), post["change_random"][-1], rtol=1e-5
     )
     drawn = {path.stem for path in (folder / "figures").glob("*.png")}
-    assert drawn == {n for n in run_stability.ENTRY.captions if not n.startswith(("enc", "train"))}
+    assert drawn == {n for n in EXPERIMENT.captions if not n.startswith(("enc", "train"))}
     for name in drawn:
         assert (folder / "figures" / f"{name}.png").stat().st_size > 10_000
-    claims = run_stability.ENTRY.claims(summary)
+    claims = EXPERIMENT.claims(summary)
     assert len(claims) == 4 and all(c.interval and c.seeds == 2 for c in claims)
     assert {c.verdict for c in claims} == {"undecided"}  # two seeds
-    more = [c.verdict for c in run_stability.ENTRY.claims(summary | {"seeds": 9})]
+    more = [c.verdict for c in EXPERIMENT.claims(summary | {"seeds": 9})]
     assert len(more) == len(claims)
-    assert run_stability.ENTRY.compare(summary)
-    assert "Exponents" in run_stability.ENTRY.reading(summary)
+    assert EXPERIMENT.compare(summary)
+    assert "Exponents" in EXPERIMENT.reading(summary)
     monkeypatch.setattr(measure, "_of_group", lambda *a: pytest.fail("computed again"))
     check_second_run(lambda: execute(*TINY, f"--output_dir={folder}"), folder, capsys)
 
@@ -110,11 +111,11 @@ def test_encoder_decoders(tmp_path):
         found = both["admin"]["omega"][kind]
         np.testing.assert_allclose(found, np.mean(of_seeds, axis=0)[[0, -1]], rtol=1e-5)
     drawn = {path.stem for path in (tmp_path / "figures").glob("*.png")}
-    assert drawn == {n for n in run_stability.ENTRY.captions if n.startswith("encoder_decoder_")}
-    claims = run_stability.ENTRY.claims(summary)
+    assert drawn == {n for n in EXPERIMENT.captions if n.startswith("encoder_decoder_")}
+    claims = EXPERIMENT.claims(summary)
     assert len(claims) == 4 and "post, encoder-decoder" in claims[0].statement
-    assert run_stability.ENTRY.compare(summary)
-    assert "post, encoder-decoder" in run_stability.ENTRY.reading(summary)
+    assert EXPERIMENT.compare(summary)
+    assert "post, encoder-decoder" in EXPERIMENT.reading(summary)
 
 
 def parsed(*arguments):
@@ -175,7 +176,7 @@ def test_curves_during_training(tmp_path):
     assert execute(*TINY, *arguments) == 0
     summary = json.loads((tmp_path / "summary.json").read_text())
     found = summary["training"]
-    assert "post, 1 layers trained" in run_stability.ENTRY.compare(summary)[-2].quantity
+    assert "post, 1 layers trained" in EXPERIMENT.compare(summary)[-2].quantity
     assert found["steps"] == [0, 25, 50] and found["designs"].keys() == {"post", "admin"}
     assert (tmp_path / "figures" / "training.png").stat().st_size > 10_000
     with np.load(tmp_path / "arrays.npz") as arrays:
@@ -205,7 +206,7 @@ def test_exponents_of_the_laws():
         ("--parts=training", "--parts=training measures no network at initialisation"),
         ("--pair_depths=2", "--pair_depths=2 is fewer than two depths"),
         ("--depths=6", "--depths=6 is fewer than two depths"),
-        ("--layer_depths=6,x", "--layer_depths=x is not a positive integer"),
+        ("--layer_depths=6,x", "flag --layer_depths=x"),
         ("--num_heads=3", "num_heads=3 does not divide d_model=8"),
         ("--update_size=0", "--update_size=0.0 is no update of the weights"),
         ("--d_model=2", "d_model=2"),

@@ -1,4 +1,4 @@
-"""run_trainability at tiny size: cells, what is measured of them, who fails, what is written."""
+"""binary at tiny size: cells, what is measured of them, who fails, what is written."""
 
 import shutil
 
@@ -11,9 +11,8 @@ from scipy import stats
 from trained_runs import check_that_deleted_files_come_back, figures, rows, run, summary
 
 import rank_collapse as rc
-from experiments import run_trainability
+from experiments import run_trainability as binary
 from experiments.shell import cli
-from experiments.trainability import cells, entry, measure, results
 from experiments.trained.cells import Program
 from rank_collapse.report.shares import wilson_interval
 from rank_collapse.runs.seeds import seed_keys
@@ -33,19 +32,19 @@ ARGUMENTS = (
 
 
 def parsed(*arguments):
-    return cli.parse(run_trainability.FLAGS, list(arguments))
+    return cli.parse(binary.FLAGS, list(arguments))
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """One finished run of all parts, never written to again."""
     path = tmp_path_factory.mktemp("trainability")
-    assert run(run_trainability, ARGUMENTS, path) == 0
+    assert run(binary, ARGUMENTS, path) == 0
     return path
 
 
 def test_every_cell_and_seed_is_in_the_table(folder):
-    wanted = cells.cells_of(parsed(*ARGUMENTS))
+    wanted = binary.cells_of(parsed(*ARGUMENTS))
     assert [c.part for c in wanted] == 4 * ["designs"] + 4 * ["border"] + 2 * ["batch"]
     table, found = rows(folder), summary(folder)
     assert len(table) == 2 * len(wanted) and len(found["cells"]) == len(wanted)
@@ -56,9 +55,9 @@ def test_every_cell_and_seed_is_in_the_table(folder):
         assert cell["accuracy"] == pytest.approx(np.mean(accuracies))
         assert cell["failed"] == sum(a <= found["guess_limit"] for a in accuracies)
         assert cell["interval"] == pytest.approx(list(wilson_interval(cell["failed"], 2)))
-    assert {p.stem for p in figures(folder)} == set(entry.ENTRY.captions)
-    assert "2 layers" in entry.reading(found)
-    assert len(entry.compare(found)) == len(wanted)
+    assert {p.stem for p in figures(folder)} == set(binary.EXPERIMENT.captions)
+    assert "2 layers" in binary.reading(found)
+    assert len(binary.compare(found)) == len(wanted)
 
 
 def test_a_cell_is_the_same_among_others_and_floats_reach_it(folder):
@@ -83,16 +82,14 @@ def test_chunks_of_seeds_that_fit_into_memory_change_nothing(tmp_path, capsys):
     """Of runs too, where several cells are trained together: the border's, of fewer seeds."""
     arguments = [*SIZES, "--parts=border", "--num_seeds=4", "--warmup=0", "--border_depths=1"]
     arguments += ["--border_gains=1", "--border_gains=2", "--border_rates=0.01"]
-    check_chunks(run_trainability, arguments, tmp_path, capsys)
-    check_budgets(run_trainability, SIZES, tmp_path, capsys)
+    check_chunks(binary, arguments, tmp_path, capsys)
+    check_budgets(binary, SIZES, tmp_path, capsys)
 
 
 @pytest.mark.slow
 def test_a_second_run_trains_nothing(folder, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(Program, "train", None)
-    check_that_deleted_files_come_back(
-        run_trainability, ARGUMENTS, folder, tmp_path, monkeypatch, capsys
-    )
+    check_that_deleted_files_come_back(binary, ARGUMENTS, folder, tmp_path, monkeypatch, capsys)
 
 
 def test_a_folder_grows_by_what_it_lacks(folder, tmp_path, monkeypatch):
@@ -101,25 +98,25 @@ def test_a_folder_grows_by_what_it_lacks(folder, tmp_path, monkeypatch):
     shutil.copytree(folder, path)
     monkeypatch.setattr(Program, "train", None)
     fewer = [*SIZES, "--parts=designs", "--depths=2", "--designs=depth_scaled", "--warmup=5"]
-    assert run(run_trainability, fewer, path) == 0
+    assert run(binary, fewer, path) == 0
     assert [(c["design"], c["warmup"]) for c in summary(path)["cells"]] == [("depth_scaled", 5)]
     assert len(rows(path)) == 2 and "border" not in {p.stem for p in figures(path)}
     with pytest.raises(TypeError):  # what would have been trained
-        run(run_trainability, [*fewer, "--designs=pre"], path)
-    assert run(run_trainability, [*fewer, "--n_steps=25"], path) == 2  # other sizes
+        run(binary, [*fewer, "--designs=pre"], path)
+    assert run(binary, [*fewer, "--n_steps=25"], path) == 2  # other sizes
 
 
 def test_measured_before_training_as_by_hand(folder, x64):
     """The gradient's norm is the slope of the loss along it; the loss, numpy's cross-entropy."""
     options = parsed(*ARGUMENTS)
-    cell = next(c for c in cells.cells_of(options) if c.design == "depth_scaled")
-    config, floats = cells.split(cells.config_of(options, cell))
+    cell = next(c for c in binary.cells_of(options) if c.design == "depth_scaled")
+    config, floats = binary.split(binary.network_of(options, cell))
     recipe = Recipe(config=config, num_outputs=3, batch_size=4, num_epochs=2, shuffle=True)
     hyper = Hyper(dropout=None, network=floats)
     key_data, key_state = jax.random.split(seed_keys(0, 2)[1])
     with jax.enable_x64(False):
         model = init_state(key_state, hyper, recipe).model
-        data = cells.data_of(options, 4, key_data)
+        data = binary.data_of(options, 4, key_data)
     model = jax.tree.map(lambda a: jnp.asarray(a, jnp.float64), model)
     assert floats["branch_gain"] < 1
 
@@ -133,7 +130,7 @@ def test_measured_before_training_as_by_hand(folder, x64):
     with np.load(folder / "arrays.npz") as arrays:
         stored = {k: arrays[f"{cell.name}/{k}"][1, 0] for k in ("loss", "gradients")}
     assert stored["loss"] == pytest.approx(float(loss(model)), rel=1e-4)
-    parts = {"attention": measure.GRADIENTS[:4], "mlp": measure.GRADIENTS[4:]}
+    parts = {"attention": binary.GRADIENTS[:4], "mlp": binary.GRADIENTS[4:]}
     for part, names in parts.items():
         for name in names:
             for layer in range(2):
@@ -147,7 +144,7 @@ def test_measured_before_training_as_by_hand(folder, x64):
                     return loss(model.replace(network=model.network.replace(layers=layers)))
 
                 slope = (moved(1e-4) - moved(-1e-4)) / 2e-4
-                found = stored["gradients"][measure.GRADIENTS.index(name), layer]
+                found = stored["gradients"][binary.GRADIENTS.index(name), layer]
                 assert found == pytest.approx(float(slope), rel=1e-3)
 
 
@@ -156,20 +153,20 @@ def test_admin_trains_with_gains_of_each_seeds_own_network(tmp_path):
     """ω of the MLP after the first attention is √(Var x + Var f) of the first batch; without a
     profile it is not a number, and neither would the losses be."""
     arguments = [*SIZES, "--parts=designs", "--designs=admin", "--depths=1", "--warmup=0"]
-    assert run(run_trainability, arguments, tmp_path) == 0
+    assert run(binary, arguments, tmp_path) == 0
     with np.load(tmp_path / "arrays.npz") as arrays:
         name = "designs depth=1 admin rate=0.001 warmup=0 batch=4"
         assert np.isfinite(arrays[f"{name}/losses"]).all()
     options = parsed(*arguments)
-    config, floats = cells.split(cells.config_of(options, cells.cells_of(options)[0]))
+    config, floats = binary.split(binary.network_of(options, binary.cells_of(options)[0]))
     assert np.isnan(floats["skip_gain"])
     recipe = Recipe(config=config, num_outputs=3, batch_size=4, num_epochs=2)
     hyper = Hyper(dropout=None, network=floats | {"branch_gain": 2.0})
     omegas = []
     for seed in range(2):
         model = init_state(jax.random.key(seed), hyper, recipe).model
-        data = cells.data_of(options, 4, jax.random.key(seed))
-        found = cells.admin_gains(recipe, model, data, hyper).network
+        data = binary.data_of(options, 4, jax.random.key(seed))
+        found = binary.admin_gains(recipe, model, data, hyper).network
         assert found["branch_gain"] == 2.0 and float(found["skip_gain"].attention[0]) == 1
         own = config.replace(branch_gain=2.0, skip_gain=1.0)
         traces = jax.vmap(lambda x, m=model, c=own: rc.apply(m.network, x, c))(
@@ -182,7 +179,7 @@ def test_admin_trains_with_gains_of_each_seeds_own_network(tmp_path):
 
 
 def test_a_guess_stays_below_the_limit():
-    limit = results.guess_limit(1024, 10)
+    limit = binary.guess_limit(1024, 10)
     assert 0.002 < stats.binom.sf(limit * 1024, 1024, 0.1) < 0.008
 
 
@@ -191,11 +188,11 @@ def test_who_fails():
         "losses": np.array([[2.0, np.nan], [2.0, 2.0], [2.0, 0.1], [2.0, 1.0]]),
         "accuracy": np.array([[0.1, 0.9], [0.9, 0.12], [0.1, 0.13], [0.1, np.nan]]),
     }
-    np.testing.assert_array_equal(results.failed(found, 0.12), [True, True, False, True])
+    np.testing.assert_array_equal(binary.failed(found, 0.12), [True, True, False, True])
 
 
 def cell_of(design, depth, count):
-    made = cells.Cell("designs", depth, design, None, 1e-3, 0, 32)
+    made = binary.Cell("designs", depth, design, None, 1e-3, 0, 32)
     return vars(made) | {
         "failed": count, "seeds": 8, "interval": wilson_interval(count, 8), "accuracy": 0.5,
         "residual_ratio_before": 0.1, "residual_ratio_after": 0.2,
@@ -218,19 +215,19 @@ def cell_of(design, depth, count):
 )
 def test_verdicts_against_the_published_table(design, depth, count, verdicts):
     found = {"cells": [cell_of(design, depth, count)]}
-    assert [c.verdict for c in entry.claims(found)] == verdicts
-    (row,) = entry.compare(found)
+    assert [c.verdict for c in binary.claims(found)] == verdicts
+    (row,) = binary.compare(found)
     assert (row.published is not None) == bool(verdicts)
 
 
 def test_reverse_is_what_is_learned():
-    data = cells.data_of(parsed(*ARGUMENTS), 4, jax.random.key(0))
+    data = binary.data_of(parsed(*ARGUMENTS), 4, jax.random.key(0))
     assert isinstance(data["train"], Examples) and data["train"].inputs.shape == (100, 4)
     np.testing.assert_array_equal(data["train"].labels, data["train"].inputs[:, ::-1])
 
 
 def test_mistakes_are_one_line(tmp_path, capsys):
     for mistake in ("parts=all", "designs=best", "depths=0", "warmup=-1", "task=sum"):
-        assert run(run_trainability, [*SIZES, f"--{mistake}"], tmp_path / "run") == 2
+        assert run(binary, [*SIZES, f"--{mistake}"], tmp_path / "run") == 2
         error = capsys.readouterr().err.strip()
         assert mistake.split("=")[1] in error and len(error.splitlines()) == 1, error

@@ -22,9 +22,7 @@ from trained_runs import (
 from experiments import run_attention_forms, run_circle, run_convex_hull, run_memorization, run_sort
 from experiments.shell import cli
 from experiments.trained import arguments, training
-from experiments.trained.figures import figures_of
-from experiments.trained.measure import path_lengths
-from experiments.trained.results import rows_of, summary_of
+from experiments.trained.paths import path_lengths, rows_of, summary_of
 from rank_collapse.runs import metrics
 from rank_collapse.runs.seeds import seed_keys
 from rank_collapse.text import pairs as texts
@@ -54,7 +52,7 @@ def folder(tmp_path_factory):
 def saved(folder):
     """(results, setup, options) of the finished run."""
     options = cli.parse(run_sort.FLAGS, [*MEASURED, f"--output_dir={folder}"])
-    setup = run_sort.make_setup(options)
+    setup = run_sort.EXPERIMENT.setup(options)
     with training.open_run(options, setup.name) as opened:
         constants = {"lengths": path_lengths(options)}
         results = training.results_of(options, setup, opened, None, constants=constants)
@@ -200,7 +198,7 @@ def test_overwrite_deletes_the_weights_of_the_run_before(folder, tmp_path, monke
 
 
 def test_a_seed_that_diverged_is_kept_apart(saved):
-    results, setup, options = saved
+    results, setup, _ = saved
     losses = results["losses"].copy()
     losses[1, 3:] = np.nan
     results = results | {"losses": losses, "diverged_at": np.array([-1, 3])}
@@ -211,9 +209,9 @@ def test_a_seed_that_diverged_is_kept_apart(saved):
     of_length_1 = results["sets"]["20"]["accuracy"][0, 1]
     assert found["sets"]["20"]["mean"][1] == pytest.approx(of_length_1.mean())
     assert found["sets"]["20"]["std"][1] == 0.0  # repeats of one seed are not seeds
-    table = rows_of(results, options)
+    table = rows_of(results, setup)
     assert {(r["seed"], r["diverged"]) for r in table} == {(0, 0), (1, 1)}
-    drawn = figures_of(results, setup)
+    drawn = run_sort.EXPERIMENT.drawn(results, setup)
     texts = [t.get_text() for t in drawn["loss"]().axes[0].get_legend().get_texts()]
     assert texts == ["1 seed", "diverged: 1"]
     assert "1 seed" in drawn["paths"]().get_suptitle()
@@ -256,7 +254,7 @@ def test_labels_of_the_shipped_texts_are_memorized(tmp_path):
     [
         (run_sort, [*SORT, "--width=3"], "num_heads=3"),
         (run_sort, [*SORT, "--path_len=3"], "path_len=3"),
-        (run_sort, [*SORT, "--no_repeat", "--seq_len=5"], "seq_len=5"),
+        (run_sort, [*SORT, "--no_repeat", "--seq_len=5"], "num_tokens=5"),
         (run_sort, ["--n_epochs=-1"], "n_epochs"),
         (run_convex_hull, [*SMALL, "--num_labels=3"], "num_labels=3"),
         (run_circle, [*SMALL, "--num_labels=3"], "num_labels=3"),

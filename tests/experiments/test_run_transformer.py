@@ -14,9 +14,8 @@ from trained_runs import (
 )  # fmt: skip
 
 import rank_collapse as rc
-from experiments import run_transformer
+from experiments import run_transformer as binary
 from experiments.shell import cli
-from experiments.transformer import cases, entry
 from rank_collapse.runs import metrics
 from rank_collapse.runs.seeds import seed_keys
 from rank_collapse.training import load_models
@@ -32,25 +31,25 @@ ARGUMENTS = (
 def folder(tmp_path_factory):
     """One finished run, never written to again."""
     path = tmp_path_factory.mktemp("transformer")
-    assert run(run_transformer, [*ARGUMENTS, "--keep_models", "--monitor"], path) == 0
+    assert run(binary, [*ARGUMENTS, "--keep_models", "--monitor"], path) == 0
     return path
 
 
 def test_rows_and_summary_are_of_the_kept_weights(folder):
     config, models = load_models(folder / "models.safetensors")
-    options = cli.parse(run_transformer.FLAGS, list(ARGUMENTS))
+    options = cli.parse(binary.FLAGS, list(ARGUMENTS))
     keys = seed_keys(0, 2)
     decode = jax.jit(lambda m, p: exactly_written(decode_pairs(m, p, config), p).mean())
     for seed, row in enumerate(rows(folder)):
-        held_out = cases.make_data(options, jax.random.split(keys[seed])[0])["eval"]
+        held_out = binary.make_data(options, jax.random.split(keys[seed])[0])["eval"]
         np.testing.assert_allclose(float(row["exact"]), decode(seed_of(models, seed), held_out))
         assert 0 <= float(row["accuracy"]) <= 1 and row["diverged"] == "0"
     found = summary(folder)
     assert found["task"] == "translation" and len(found["curves"]["accuracy"]["mean"]) == 2
     assert found["curves"]["accuracy"]["mean"][-1] == found["whole"]["accuracy"]["mean"]
     assert len(found["residual"]["encoder"]["mean"]) == 2
-    assert len(entry.compare(found)) == 2 and "teacher forcing" in entry.reading(found)
-    names = {f"{name}.{kind}" for name in entry.ENTRY.captions for kind in ("pdf", "png")}
+    assert len(binary.compare(found)) == 2 and "teacher forcing" in binary.reading(found)
+    names = {f"{name}.{kind}" for name in binary.EXPERIMENT.captions for kind in ("pdf", "png")}
     assert {path.name for path in figures(folder)} == names
 
 
@@ -58,8 +57,8 @@ def test_what_is_watched_is_of_both_halves(folder):
     lines = metrics.read(folder / metrics.NAME)
     assert [(x["seed"], x["step"]) for x in lines] == [(s, e) for s in (0, 1) for e in range(3)]
     config, models = load_models(folder / "models.safetensors")
-    options = cli.parse(run_transformer.FLAGS, list(ARGUMENTS))
-    pairs = cases.make_data(options, jax.random.split(seed_keys(0, 2)[1])[0])["eval"]
+    options = cli.parse(binary.FLAGS, list(ARGUMENTS))
+    pairs = binary.make_data(options, jax.random.split(seed_keys(0, 2)[1])[0])["eval"]
     model, ratios = seed_of(models, 1), {"encoder": [], "decoder": []}
     for pair in (jax.tree.map(lambda a, i=i: a[i], pairs) for i in range(len(pairs))):
         mask = pair.target_mask[:-1]
@@ -76,9 +75,7 @@ def test_what_is_watched_is_of_both_halves(folder):
 
 @pytest.mark.slow
 def test_a_second_run_shows_what_is_there(folder, tmp_path, monkeypatch, capsys):
-    check_that_deleted_files_come_back(
-        run_transformer, ARGUMENTS, folder, tmp_path, monkeypatch, capsys
-    )
+    check_that_deleted_files_come_back(binary, ARGUMENTS, folder, tmp_path, monkeypatch, capsys)
 
 
 def test_attention_maps_are_distributions_over_what_exists(folder):
@@ -100,13 +97,13 @@ def test_attention_maps_are_distributions_over_what_exists(folder):
     [
         (["--task=copy", "--seq_len=4", "--min_len=0"], "min_len=0 leaves no token"),
         (["--task=copy", "--seq_len=4", "--min_len=5"], "min_len=5 is larger than seq_len=4"),
-        (["--seq_len=4"], "--seq_len=4: a translation's sentences are as its grammar says"),
+        (["--seq_len=4"], "--num_tokens=4: a translation's sentences are as its grammar says"),
         (["--warmup=-1"], "warmup=-1"),
         (["--label_smoothing=1"], "label_smoothing=1"),
         (["--width=3"], "num_heads=3 does not divide d_model=8"),
     ],
 )
 def test_bad_flags_are_one_line(arguments, message, tmp_path, capsys):
-    assert run(run_transformer, [*ARGUMENTS, *arguments], tmp_path / "run") == 2
+    assert run(binary, [*ARGUMENTS, *arguments], tmp_path / "run") == 2
     printed = capsys.readouterr().err.strip()
     assert message in printed and "\n" not in printed

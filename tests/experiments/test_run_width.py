@@ -16,7 +16,6 @@ from trained_runs import (
 
 from experiments import run_width
 from experiments.shell import cli
-from experiments.width import cases, entry
 from rank_collapse.runs import metrics
 from rank_collapse.runs.seeds import seed_keys
 from rank_collapse.training import load_models
@@ -64,7 +63,7 @@ def test_every_depth_has_the_width_nearest_in_parameters(folder):
 
 def test_kept_models_give_the_accuracies_of_the_table(folder):
     options = cli.parse(run_width.FLAGS, list(ARGUMENTS))
-    (setup, *_) = cases.make_cases(options).values()
+    (setup, *_) = run_width.make_cases(options).values()
     table = rows(folder)
     assert len(table) == 4 and {r["diverged"] for r in table} == {"0"}
     for row in table:
@@ -92,7 +91,7 @@ def test_what_is_watched_has_a_file_for_each_depth(folder):
 
 
 def test_the_report_has_a_line_per_depth(folder):
-    lines = entry.compare(summary(folder))
+    lines = run_width.compare(summary(folder))
     assert [("depth 1," in n.quantity, "depth 4," in n.quantity) for n in lines] == [
         (True, False), (False, True),
     ]  # fmt: skip
@@ -100,7 +99,7 @@ def test_the_report_has_a_line_per_depth(folder):
         "1": {"depth": 1, "accuracy": 0.5, "parameters": 9},
         "4": {"depth": 4, "accuracy": 0.75, "parameters": 9},
     }
-    assert "depth 4 gets most letters right (0.750)" in entry.reading({"cases": cases})
+    assert "depth 4 gets most letters right (0.750)" in run_width.reading({"cases": cases})
     assert [p.name for p in figures(folder)] == ["width.pdf", "width.png"]
 
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from experiments.run_sort import ENTRY
+from experiments.run_sort import EXPERIMENT
 from experiments.shell import paper
-from experiments.trained.results import carried_length, enough, warnings_of
+from experiments.trained.paths import carried_length, enough, warnings_of
 
 SEEDS = 4
 
@@ -33,7 +33,7 @@ def summary(carried=1.0, needed=1, short_less_long=0.5, sets=(0.3, 0.9, 0.4, 0.2
 
 def verdicts(found):
     names = {statement.text: name for name, statement in paper.PAPER.items()}
-    return [(names[c.statement.split(" [")[0]], c.verdict) for c in ENTRY.claims(found)]
+    return [(names[c.statement.split(" [")[0]], c.verdict) for c in EXPERIMENT.claims(found)]
 
 
 @pytest.mark.parametrize(
@@ -67,24 +67,24 @@ def test_verdicts(fields, expected):
 def test_seeds_that_learned_nothing_are_left_out_and_counted():
     found = summary(seeds=5)
     found["by_seed"]["whole"][1] = found["by_seed"]["baseline"][1]
-    shares = [c for c in ENTRY.claims(found) if "as a share of what the whole" in c.statistic]
+    shares = [c for c in EXPERIMENT.claims(found) if "as a share of what the whole" in c.statistic]
     assert [c.seeds for c in shares] == [4, 4]
     assert {c.why for c in shares} == {
         "1 of 5 seeds, no better than the best baseline, are left out"
     }
-    assert not any("left out" in c.why for c in ENTRY.claims(summary()))
+    assert not any("left out" in c.why for c in EXPERIMENT.claims(summary()))
 
 
 def test_reading_and_table_say_what_no_path_gives():
     found = summary()
-    assert "no path at all gives 0.700" in ENTRY.reading(found)
-    assert "cancel" not in ENTRY.reading(found)
-    rows = {c.quantity: c for c in ENTRY.compare(found)}
+    assert "no path at all gives 0.700" in EXPERIMENT.reading(found)
+    assert "cancel" not in EXPERIMENT.reading(found)
+    rows = {c.quantity: c for c in EXPERIMENT.compare(found)}
     assert rows["token accuracy of the whole model"].measured == "0.950 (0.940 to 0.960)"
     best = rows["best length of sets of 20 sampled paths"]
     assert best.measured == 1 and "6 different paths" in best.note
     found["covariance"]["mean"], found["cancellation"]["mean"] = [-0.4, 1.2, 0.1, 0.1], 9.0
-    assert len(warnings_of(found)) == 2 and "9.0 times" in ENTRY.reading(found)
+    assert len(warnings_of(found)) == 2 and "9.0 times" in EXPERIMENT.reading(found)
     # a share that may as well be 0 or 1 is no sign of cancelling
     found["covariance"]["interval"] = [[-0.9, 0.9, 0, 0], [0.1, 1.5, 0.2, 0.2]]
     assert len(warnings_of(found)) == 1

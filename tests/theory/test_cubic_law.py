@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from rank_collapse.network.sublayer import Site, token_norm
 
 import rank_collapse as rc
 from rank_collapse import theory
 from rank_collapse.network.gains import layer_gains
+from rank_collapse.network.residual import token_norm
 from rank_collapse.theory import cubic_regime
 
 
@@ -182,7 +182,7 @@ def test_no_layer_grows_more_than_its_bound(placement, kind, x64):
 
 def test_norms_bring_tokens_no_closer_than_their_bound_has_it(x64):
     """|LN x − LN y| √(σ_x σ_y) ≤ |x − y|, met by tokens that point opposite ways."""
-    site = Site(None, None, 1, 1, skip=True, placement="post", kind="layer", eps=0.01)
+    site = lone_norm(None, "layer", 0.01)
     x = jnp.exp(jnp.array([[0.0], [1.0]])) * jnp.array([[1.0, -1, 0], [-1, 1, 0]])
     one, two = (jnp.array([index == 0 for index in order]) for order in ((0, 1), (1, 0)))
     factor = [cubic_regime._norm_factor(site, x, keep) for keep in (one, two)]

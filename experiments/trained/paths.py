@@ -1,29 +1,105 @@
-"""Table, summary and printed lines of the experiments on paths by length.
+"""What sorting, convex hull and memorization measure of a trained network, by path length.
 
 `results` are those of `training.results_of`, `summary` what `summary_of` makes of them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
 from experiments.trained.training import Setup, diverged, kept
-from rank_collapse.paths.enumeration import count_paths
-from rank_collapse.report.intervals import mean_interval
+from rank_collapse.paths.enumeration import ALL_HEADS, count_paths
+from rank_collapse.paths.sets import sample_path_sets
+from rank_collapse.report.statistics import moments
+from rank_collapse.training import path_accuracy
+from rank_collapse.training.tasks.examples import majority_baseline, random_baseline, token_mask
+
+SET_SIZES = (5, 20)  # of the published figures
 
 # Exact sums by length, see `path_accuracy.length_sums`.
 LENGTHS = ("exact", "up_to", "from", "all_but", "shapley", "alone")
+
 # Whose attention, norms and gates: the whole model's ("frozen"), or the truncated network's own.
 SEMANTICS = dict.fromkeys(("offset", *LENGTHS), "frozen") | {"truncated": "self-consistent"}
 
 
-def rows_of(results: dict[str, Any], options: flags.FlagValues) -> list[dict[str, Any]]:
+def measure_of(options: flags.FlagValues, setup: Setup) -> Callable[[Any, Any, Any], dict]:
+    """The measurement of one seed that the flags ask for.
+
+    Returns:
+        A function (model, data, key) → {"whole": {metric: []}, "baselines": {name: []},
+        "sets": {size: {metric: [k, r]}}, what `length_sums` gives, "tokens": [] evaluated}, and
+        where asked for "ranks": {name: [L(+1)]}, "alpha": [L] and "whole_train": {metric: []};
+        k path lengths, r repeats.
+    """
+    config, metrics, size = setup.recipe.config, setup.metrics, setup.batch_size
+
+    def measure(model, data, key):
+        key_paths, key_guess = jax.random.split(jax.random.fold_in(key, 1))
+        held_out = data["eval"]
+        found = {
+            "whole": path_accuracy.whole_model(model, held_out, config, metrics, size),
+            "baselines": _baselines(data, key_guess, setup.recipe.num_outputs),
+            "sets": _path_sets(options, setup, model, held_out, key_paths),
+        }
+        found |= path_accuracy.length_sums(model, held_out, config, metrics, size)
+        found["tokens"] = token_mask(held_out).sum()
+        if options.do_rank:
+            found["ranks"] = path_accuracy.layer_ranks(model, held_out, config)
+        if options.compute_alpha:
+            found["alpha"] = path_accuracy.layer_alpha(model, held_out, config)
+        if not options.train_as_eval:
+            found["whole_train"] = path_accuracy.whole_model(
+                model, data.get("texts", data["train"]), config, metrics, size or 500
+            )
+        return found
+
+    return measure
+
+
+def path_lengths(options: flags.FlagValues) -> np.ndarray:
+    """The lengths of the evaluated paths [k]."""
+    first = options.depth if options.all_heads else options.path_len
+    return np.arange(first, options.depth + 1)
+
+
+def _baselines(data, key, num_outputs):
+    return {
+        "majority": majority_baseline(data["train"], data["eval"], num_outputs),
+        "random": random_baseline(key, data["eval"], num_outputs),
+    }
+
+
+def _path_sets(options, setup, model, held_out, key):
+    """{size of the sets: {metric: [k, r]}}."""
+    config = setup.recipe.config
+
+    def paths_of(count):
+        if options.all_heads:
+            return jnp.full((1, 1, 1, config.depth), ALL_HEADS)
+        return sample_path_sets(
+            jax.random.fold_in(key, count), path_lengths(options), options.n_repeat, count,
+            config.depth, config.num_heads,
+        )  # fmt: skip
+
+    return {
+        str(count): path_accuracy.path_sets(
+            model, held_out, config, setup.metrics, paths_of(count),
+            semantics=options.semantics, no_sub_path=options.no_sub_path,
+            batch_size=setup.batch_size,
+        )
+        for count in ((1,) if options.all_heads else sorted({options.n_paths, *SET_SIZES}))
+    }  # fmt: skip
+
+
+def rows_of(results: dict[str, Any], setup: Setup) -> list[dict[str, Any]]:
     """Tidy rows: one per seed, evaluation, path length and repeat."""
-    apart = diverged(results)
-    sampled = "all heads" if options.all_heads else "sampled"
-    semantics = SEMANTICS | {sampled: options.semantics}
+    apart, sampled = diverged(results), setup.sampled
+    semantics = SEMANTICS | {sampled: setup.semantics}
     return [
         {"seed": seed, "diverged": int(seed in apart), "evaluation": evaluation}
         | {"semantics": semantics.get(evaluation, ""), "num_paths": "", "path_length": ""}
@@ -59,7 +135,7 @@ def summary_of(results: dict[str, Any], setup: Setup) -> dict[str, Any]:
     seeds, metric, config = kept(results), next(iter(setup.metrics)), setup.recipe.config
 
     def over_seeds(values):
-        return _moments(values[seeds])
+        return moments(values[seeds])
 
     def by_name(values):
         return {name: over_seeds(v) for name, v in values.items()}
@@ -134,49 +210,6 @@ def enough(results: dict[str, Any], metric: str, seed: int) -> int | None:
     return int(np.argmax(results["truncated"][metric][seed] >= whole - error))
 
 
-def _moments(values):
-    """Mean, standard deviation and 95 % interval over seeds [s, ...]; no interval of one seed."""
-    values = np.asarray(values, float)
-    found = {"mean": values.mean(axis=0).tolist(), "std": values.std(axis=0).tolist()}
-    if len(values) > 1 and np.isfinite(values).all():
-        ends = [mean_interval(column.tolist()) for column in values.reshape(len(values), -1).T]
-        found["interval"] = np.reshape(np.transpose(ends), (2, *values.shape[1:])).tolist()
-    return found
-
-
-def show(title: str, summary: dict[str, Any]) -> None:
-    """Prints the summary: one line per path length."""
-    whole, published = summary["whole"][summary["metric"]], summary["published"]
-    print(f"{title}: {summary['seeds']} seed(s)" + _apart(summary["diverged"]))
-    others = "".join(
-        f"; {n} {v['mean']:.3f}" for n, v in summary["whole"].items() if n != summary["metric"]
-    )
-    print(
-        f"  whole model {whole['mean']:.3f} ± {whole['std']:.3f} "
-        f"(published {published['whole']:g}){others}"
-    )
-    names = ", ".join(f"{n} {v['mean']:.3f}" for n, v in summary["baselines"].items())
-    print(f"  baselines: {names} (published {published['baseline']:g})")
-    print(f"  no path, the offset alone (frozen): {_number(summary['offset'])}")
-    sizes = sorted(summary["sets"], key=int)
-    columns = [*(f"{n} sampled" for n in sizes), "all, frozen", "up to k, frozen", "truncated"]
-    print(f"  {'length':>6s}{'paths':>10s}" + "".join(f"{c:>17s}" for c in [*columns, "Shapley"]))
-    lengths = list(summary["lengths"])
-    for k, count in enumerate(summary["paths_there_are"]):
-        at = lengths.index(k) if k in lengths else None
-        cells = ["" if at is None else _number(summary["sets"][n], at) for n in sizes]
-        cells += [_number(summary[n], k) for n in ("exact", "up_to", "truncated", "shapley")]
-        print(f"  {k:>6d}{count:>10d}" + "".join(f"{c:>17s}" for c in cells))
-    print(f"  covariance shares: {' '.join(f'{v:.2f}' for v in summary['covariance']['mean'])}")
-    for line in warnings_of(summary):
-        print(f"  {line}")
-    by_layer = {"alpha": summary["alpha"]} if "alpha" in summary else {}
-    for name, values in (by_layer | summary.get("ranks", {})).items():
-        print(f"  {name}: " + " ".join(f"{a:.3f}" for a in values["mean"]))
-    seconds = summary["seconds"]
-    print(f"  training {seconds['train']:.1f} s, in all {seconds['all']:.1f} s")
-
-
 def warnings_of(summary: dict[str, Any]) -> list[str]:
     """Where frozen lengths cancel, so that their shares are no shares of a whole."""
     shares, ratio = summary["covariance"]["mean"], summary["cancellation"]["mean"]
@@ -190,15 +223,3 @@ def warnings_of(summary: dict[str, Any]) -> list[str]:
     if ratio > np.sqrt(len(shares) + 1):  # what orthogonal parts of equal sizes have
         lines.append(f"lengths cancel: Σ‖C_k‖ is {ratio:.1f} times ‖Y‖")
     return lines
-
-
-def _number(found, index=None):
-    mean, std = (found[n] if index is None else found[n][index] for n in ("mean", "std"))
-    return f"{mean:.3f} ± {std:.3f}"
-
-
-def _apart(epochs):
-    if not epochs:
-        return ""
-    named = ", ".join(f"{seed} (epoch {int(epoch) + 1})" for seed, epoch in epochs.items())
-    return f"; kept apart as diverged: {named}"

@@ -1,1 +1,0 @@
-"""What run_circle trains, measures and shows."""

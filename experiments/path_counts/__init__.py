@@ -1,1 +1,0 @@
-"""How many paths have each length: run_path_counts."""

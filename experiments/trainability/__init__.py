@@ -1,1 +1,0 @@
-"""Which residual designs train at which depth, and why: run_trainability."""

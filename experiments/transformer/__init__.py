@@ -1,1 +1,0 @@
-"""What run_transformer trains, measures and shows."""

@@ -1,1 +1,0 @@
-"""What run_width trains, measures and shows."""

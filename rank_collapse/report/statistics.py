@@ -1,0 +1,72 @@
+"""What is said of several seeds: means, deviations, intervals and slopes, as JSON has them."""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from rank_collapse.report.intervals import mean_interval
+
+
+def number(value: Any) -> float | None:
+    """A float, or None where it is none: JSON has no NaN."""
+    return float(value) if np.isfinite(value) else None
+
+
+def numbers(values: Any) -> list[float | None]:
+    """`number` of each value [k]."""
+    return [number(value) for value in values]
+
+
+def moments(values: Any, *, interval: bool = True) -> dict[str, Any]:
+    """Mean, standard deviation and 95 % interval over seeds.
+
+    Args:
+        values: One per seed, [s, ...].
+        interval: Whether to give Student's interval of the mean.
+
+    Returns:
+        {"mean": [...], "std": [...], "interval": [2, ...]}; no interval of one seed, nor where a
+        value is not finite.
+    """
+    values = np.asarray(values, float)
+    found = {"mean": values.mean(axis=0).tolist(), "std": values.std(axis=0).tolist()}
+    if interval and len(values) > 1 and np.isfinite(values).all():
+        ends = [mean_interval(column.tolist()) for column in values.reshape(len(values), -1).T]
+        found["interval"] = np.reshape(np.transpose(ends), (2, *values.shape[1:])).tolist()
+    return found
+
+
+def mean_and_ends(values: Any) -> list[float | None]:
+    """[mean, low, high] over seeds [s]; without an interval where one seed gives none."""
+    values = [float(v) for v in values]
+    low, high = mean_interval(values)
+    return [float(np.mean(values)), *((low, high) if math.isfinite(low) else (None, None))]
+
+
+def between(found: list[Any] | dict[str, Any], digits: int = 3) -> str:
+    """A mean with its interval, "0.123 (0.100 to 0.200)", from `moments` or `mean_and_ends`."""
+    if isinstance(found, dict):
+        mean, (low, high) = found["mean"], found.get("interval", (None, None))
+    else:
+        mean, low, high = found
+    text = f"{mean:.{digits}f}"
+    return text if low is None else f"{text} ({low:.{digits}f} to {high:.{digits}f})"
+
+
+def slope(x: Any, y: Any) -> np.ndarray:
+    """Least-squares slope of each row of y [..., k] over x [k]: Σ (x − x̄) y / Σ (x − x̄)².
+
+    NaN where x has one point only, or a value of y is not finite.
+    """
+    x, y = np.asarray(x, float), np.asarray(y, float)
+    away = x - x.mean()
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray(y @ away / (away @ away))
+
+
+def geometric_mean(values: Any) -> np.ndarray:
+    """exp of the mean over seeds of ln values [s, ...]; NaN where a seed has none above 0."""
+    values = np.asarray(values)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.exp(np.log(np.where(values > 0, values, np.nan)).mean(axis=0))

@@ -1,0 +1,53 @@
+"""Means, intervals and slopes over seeds, beside numpy's and scipy's."""
+
+import json
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from rank_collapse.report import statistics
+
+VALUES = np.random.default_rng(0).normal(2.0, 1.0, (5, 3))
+
+
+def test_moments_are_those_of_the_seeds():
+    found = statistics.moments(VALUES)
+    np.testing.assert_allclose(found["mean"], VALUES.mean(axis=0))
+    np.testing.assert_allclose(found["std"], VALUES.std(axis=0))
+    ends = stats.t.interval(0.95, 4, VALUES.mean(axis=0), stats.sem(VALUES, axis=0))
+    np.testing.assert_allclose(found["interval"], ends, rtol=1e-9)
+    mean, low, high = statistics.mean_and_ends(VALUES[:, 0])
+    assert (mean, low, high) == pytest.approx((VALUES[:, 0].mean(), ends[0][0], ends[1][0]))
+    assert statistics.moments(VALUES[:, 0])["mean"] == pytest.approx(mean)
+
+
+def test_one_seed_has_no_interval():
+    assert "interval" not in statistics.moments(VALUES[:1])
+    assert "interval" not in statistics.moments(VALUES, interval=False)
+    assert "interval" not in statistics.moments([1.0, np.nan])
+    assert statistics.mean_and_ends([2.0]) == [2.0, None, None]
+
+
+def test_a_mean_is_shown_with_its_interval():
+    assert statistics.between([0.5, 0.25, 0.75], 2) == "0.50 (0.25 to 0.75)"
+    assert statistics.between({"mean": 0.5, "interval": [0.25, 0.75]}) == "0.500 (0.250 to 0.750)"
+    assert statistics.between([0.5, None, None]) == statistics.between({"mean": 0.5}) == "0.500"
+
+
+def test_slopes_are_least_squares():
+    x = np.array([0.0, 1.0, 3.0, 7.0])
+    y = np.random.default_rng(1).normal(size=(2, 4)) + 5
+    expected = [stats.linregress(x, row).slope for row in y]
+    np.testing.assert_allclose(statistics.slope(x, y), expected)
+    assert np.isnan(statistics.slope([1.0], [[2.0]])).all()
+
+
+def test_a_geometric_mean_needs_values_above_zero():
+    found = statistics.geometric_mean([[1.0, 2.0], [4.0, 0.0]])
+    assert found[0] == pytest.approx(stats.gmean([1.0, 4.0])) and np.isnan(found[1])
+
+
+def test_what_is_no_number_is_none_in_json():
+    found = statistics.numbers(np.array([1.5, np.nan, -np.inf], np.float32))
+    assert json.dumps(found, allow_nan=False) == "[1.5, null, null]"
