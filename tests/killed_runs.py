@@ -17,7 +17,6 @@ import time
 from pathlib import Path
 
 import numpy as np
-import orbax.checkpoint  # noqa: F401 (once for all forks)
 import quick_training
 
 from experiments.shell import cli
