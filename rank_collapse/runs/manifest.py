@@ -99,11 +99,12 @@ class Manifest:
 
 def whole(folder: str | os.PathLike, name: str) -> bool:
     """Whether a folder has a file and no file of the folder differs from its checksum."""
+    if not (Path(folder) / name).exists():
+        return False
     try:
-        sums = Manifest(folder)
+        return not Manifest(folder).changed()
     except RunError:
         return False
-    return sums.has(name) and not sums.changed()
 
 
 def _digest(data):

@@ -115,7 +115,7 @@ def test_damaged_checksums_are_named_and_a_folder_without_any_opens(tmp_path):
     run(tmp_path)
     for place in (0.01, 0.5, 0.99):
         flip(tmp_path / manifest.NAME, place)
-        with pytest.raises(RunError, match="SHA256SUMS cannot be read .*; delete this file"):
+        with pytest.raises(RunError, match=r"SHA256SUMS cannot be read .*; delete this file"):
             run(tmp_path)
         flip(tmp_path / manifest.NAME, place)
     (tmp_path / manifest.NAME).unlink()

@@ -4,7 +4,6 @@ import errno
 import json
 import random
 import resource
-import subprocess
 
 import numpy as np
 import pytest
