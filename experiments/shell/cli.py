@@ -119,6 +119,7 @@ def execute(
             else:
                 if "num_devices" in options:
                     set_up_devices(options)
+                several.check_flags(options)
                 with several.one_voice():
                     code = main(options) or 0
             signals.check()
