@@ -53,7 +53,8 @@ def opened(options: Flags) -> Iterator[Any]:
     import dask
     from distributed import Client, LocalCluster
 
-    logging.getLogger("distributed").setLevel(logging.CRITICAL)
+    for name in ("distributed", "distributed.client", "distributed.utils", "tornado.application"):
+        logging.getLogger(name).setLevel(logging.CRITICAL + 1)  # what we say ourselves
     jax.config.update("jax_platforms", "cpu")  # GPUs are the children's
     cloudpickle.register_pickle_by_value(child)  # a worker needs nothing of ours
     with contextlib.ExitStack() as stack:
@@ -179,7 +180,7 @@ def ended(client: Any, futures: list[Any]) -> list[Any]:
         if found:
             return found
         if client.status != "running":
-            raise RunError(f"the scheduler {client.scheduler.address} is lost; what is done stays")
+            raise RunError("the scheduler is lost; what is done stays")
         time.sleep(0.05)
     return []
 
@@ -196,7 +197,7 @@ def account(sweep: SweepFolder, names: Sequence[str], future: Any, done: int) ->
         RunError: The scheduler was lost.
     """
     if future.cancelled():
-        raise RunError("the scheduler was lost; what is done stays")
+        raise RunError("the scheduler is lost; what is done stays")
     error = future.exception()
     code, lines = future.result() if error is None else (None, [])
     reason = " ".join(str(error).split()) if error else f"exit code {code}: {' '.join(lines[-1:])}"
