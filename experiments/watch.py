@@ -13,6 +13,7 @@ passed, one line says so; a loss that is no number passes one. Ends with the run
 Exit code: 0 no threshold was passed, 3 one was, 2 a mistake in the command.
 """
 
+import math
 import time
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from absl import flags
 from experiments.shell import cli, signals
 from rank_collapse.measures import COLLAPSE
 from rank_collapse.report.alarms import Threshold, alarms
-from rank_collapse.report.metrics import metrics_figure
+from rank_collapse.report.metrics import MOST_PANELS, metrics_figure, names_of
 from rank_collapse.runs import metrics
 from rank_collapse.runs.drawn import drawn
 from rank_collapse.runs.files import RunError, make_folder, write_atomically
@@ -45,36 +46,72 @@ def main(options: flags.FlagValues) -> int:
         raise ValueError("which run? python -m experiments.watch FOLDER")
     path = Path(options.run)
     thresholds = thresholds_of(options)
-    said, sizes, pictures, grown = [], {}, [], time.monotonic()
+    said, watched, grown = [], {}, time.monotonic()
     while True:
         folder = folder_of(path)  # at each look: the run may only be about to make it
         complete = (folder / "summary.json").exists()  # before the files: they have all lines then
-        now = {file: file.stat().st_size for file in files_of(path)}
-        for file in (file for file, size in now.items() if size != sizes.get(file)):
-            grown, network = time.monotonic(), network_of(file)
-            rows = metrics.read(file)
-            picture = folder / "figures" / f"metrics{network and f'-{network}'}.png"
-            if draw(rows, thresholds, picture) and picture not in pictures:
-                pictures.append(picture)
+        last = complete or options.once
+        for file in files_of(path):
+            one = watched.setdefault(file, Watched(file, folder, thresholds))
+            rows = one.reader.read()
+            grown = time.monotonic() if rows else grown
             for alarm in alarms(rows, thresholds):
-                which = network, alarm.metric, alarm.threshold, alarm.seed
+                which = one.network, alarm.metric, alarm.threshold, alarm.seed
                 if which not in said:
                     said.append(which)
-                    print(f"{network}: {alarm}" if network else alarm, flush=True)
-        sizes = now
+                    print(f"{one.network}: {alarm}" if one.network else alarm, flush=True)
         waited = (time.monotonic() - grown) / 60
-        if complete or options.once or (options.stop and said):
-            break
-        if options.patience and waited > options.patience:
-            print(f"nothing new for {waited:.3g} minutes")
+        last = last or (options.stop and said) or (0 < options.patience < waited)
+        for one in watched.values():
+            one.draw(at_once=last)
+        if last:
             break
         pause(options.every)
-    if not sizes:
+    if not complete and 0 < options.patience < waited:
+        print(f"nothing new for {waited:.3g} minutes")
+    if not watched:
         missing = path / metrics.NAME if path.is_dir() else path
         raise RunError(f"{missing} is not there; --monitor makes a trained experiment write it")
-    where = ", ".join(map(str, pictures))
+    for one in watched.values():
+        if one.left_out:
+            print(f"{one.picture} shows {MOST_PANELS} of {MOST_PANELS + one.left_out} metrics")
+    where = ", ".join(str(one.picture) for one in watched.values() if one.drawn)
     print(f"{len(said)} thresholds passed; " + (f"drawn in {where}" if where else "no metric yet"))
     return PASSED if said else 0
+
+
+class Watched:
+    """One file of metrics and its picture.
+
+    Args:
+        file: The file.
+        folder: Of the run.
+        thresholds: Drawn in the picture.
+
+    Attributes:
+        network: Which network of a run of several it is of; "".
+        reader: Of its lines.
+        picture: Where it is drawn.
+        drawn: Whether it has been.
+        left_out: Metrics for which the picture has no panel.
+    """
+
+    def __init__(self, file: Path, folder: Path, thresholds: list[Threshold]):
+        self.network, self.reader = network_of(file), metrics.Reader(file)
+        self.picture = folder / "figures" / f"metrics{self.network and f'-{self.network}'}.png"
+        self.drawn, self.left_out = False, 0
+        self._thresholds, self._rows, self._next = thresholds, 0, 0.0
+
+    def draw(self, at_once: bool) -> None:
+        """Writes the picture where there are new rows, for at most a tenth of the time."""
+        rows, begun = self.reader.rows, time.monotonic()
+        names = names_of(rows) if len(rows) != self._rows else []
+        if not names or (begun < self._next and not at_once):
+            return
+        make_folder(self.picture.parent)
+        write_atomically(self.picture, drawn(metrics_figure(rows, self._thresholds))[".png"])
+        self.drawn, self._rows, self.left_out = True, len(rows), max(0, len(names) - MOST_PANELS)
+        self._next = time.monotonic() + 9 * (time.monotonic() - begun)
 
 
 def folder_of(path: Path) -> Path:
@@ -111,19 +148,10 @@ def thresholds_of(options: flags.FlagValues) -> list[Threshold]:
                 own.append(Threshold(name, float(value), flag == "above"))
             except ValueError:
                 name = ""
-            if not name:
+            if not name or not math.isfinite(own[-1].value):
                 raise ValueError(f"--{flag}={text} is not name=value")
     named = {threshold.name for threshold in own}
     return own + [usual for usual in COLLAPSE if usual.finite or usual.name not in named]
-
-
-def draw(rows, thresholds, picture: Path) -> bool:
-    """Writes the picture; False where there is no metric yet."""
-    if not any(row.keys() - {"step", "seed"} for row in rows):
-        return False
-    make_folder(picture.parent)
-    write_atomically(picture, drawn(metrics_figure(rows, thresholds))[".png"])
-    return True
 
 
 def pause(seconds: float) -> None:

@@ -1,7 +1,6 @@
 """Binaries run in forks of one process and killed at random moments: what their tests are made of.
 
-    python tests/killed_runs.py run 20 1 FOLDER      (times, seed of the moments)
-    python tests/killed_runs.py sweep 20 1 FOLDER
+    python tests/killed_runs.py 20 1 FOLDER      (times, seed of the moments)
 
 Forks, so that the imports are paid for once; the moments are drawn from the time that an
 undisturbed run takes, so that they fall into compiling, training, evaluating and writing alike.
@@ -17,36 +16,11 @@ import time
 from pathlib import Path
 
 import numpy as np
-import orbax.checkpoint  # noqa: F401 (once for all forks)
 import quick_training
 
 from experiments.shell import cli
 
 RUN = (*quick_training.SMALL, "--checkpoint_seconds=0", "--keep_models")
-GRID = "--sweep=rate=0.5,1,2;depth=1,2,3"
-
-FLAGS = cli.make_flags("stub", num_seeds=3, shows="value")
-define = cli.definer(FLAGS)
-define("float", "rate", 1.0, "A factor.")
-define("integer", "depth", 1, "A number.")
-
-
-def stub(options):
-    """A cell without a network: a state that goes on from its checkpoints, then what is shown."""
-    with cli.open_run(options, "stub") as run:
-
-        def measure():
-            done, state = run.restore_checkpoint({"w": np.zeros(3)}) or (0, {"w": np.ones(3)})
-            for step in range(done + 1, 4):
-                state = {"w": np.sin(options.rate * state["w"] + step * options.depth)}
-                run.save_checkpoint(step, state)
-            return state
-
-        found = run.cached("results", measure)
-        run.publish(
-            rows=lambda: [{"seed": s, "value": float(v)} for s, v in enumerate(found["w"])],
-            summary=lambda: {"mean": float(found["w"].mean())},
-        )
 
 
 def start(main, flags, *arguments):
@@ -123,27 +97,6 @@ def kill_runs(folder, times, draw):
     return hit
 
 
-def kill_workers(folder, times, draw):
-    """Two processes at one sweep, one of which is killed; the other ends, and a third looks."""
-    finish(stub, FLAGS, GRID, f"--output_dir={folder / 'whole'}")
-    expected, hit = content(folder / "whole"), 0
-    assert len(expected) == 2 + 3 * 9
-    begun = time.monotonic()
-    both = [start(stub, FLAGS, GRID, f"--output_dir={folder / 'two'}") for _ in range(2)]
-    assert [ended(number) for number in both] == [0, 0]
-    takes = time.monotonic() - begun
-    check_whole(folder / "two", expected)
-    for run in range(times):
-        again = f"--output_dir={folder / str(run)}"
-        one, other = (start(stub, FLAGS, GRID, again) for _ in range(2))
-        hit += killed(one, draw.uniform(0, takes))
-        assert ended(other) == 0
-        finish(stub, FLAGS, GRID, again)
-        check_whole(folder / str(run), expected)
-    return hit
-
-
 if __name__ == "__main__":
-    what, times, seed, folder = sys.argv[1:]
-    kill = {"run": kill_runs, "sweep": kill_workers}[what]
-    print(kill(Path(folder), int(times), random.Random(int(seed))))
+    times, seed, folder = sys.argv[1:]
+    print(kill_runs(Path(folder), int(times), random.Random(int(seed))))

@@ -13,7 +13,6 @@ PYPROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))
 MODULES = sorted((REPOSITORY / "rank_collapse").rglob("*.py"))
 IMPORTED_AS = {
     "absl-py": "absl",
-    "orbax-checkpoint": "orbax",
     "ml-dtypes": "ml_dtypes",
     "python-flint": "flint",
     "pillow": "PIL",

@@ -8,23 +8,27 @@ from typing import Any
 
 import jax
 
+from experiments.shell.devices import share
+
 SHARE = 0.8  # of what is free, where no budget is given
 
 
 def budget(gigabytes: float | None, devices: list[Any]) -> int:
     """Bytes that the arrays of a run may take on these devices, of this process.
 
+    Processes of a sweep that share a host share what is asked for, or free.
+
     Args:
         gigabytes: What is asked for (10⁹ bytes); None for most of what is free.
         devices: Of the run.
     """
     if gigabytes is not None:
-        return int(gigabytes * 1e9)
+        return int(gigabytes * 1e9) // share()
     own = [d for d in devices if d.process_index == jax.process_index()]
     stats = [device.memory_stats() or {} for device in own]
     if stats and all("bytes_limit" in s for s in stats):
         return int(SHARE * sum(s["bytes_limit"] - s.get("bytes_in_use", 0) for s in stats))
-    return int(SHARE * free())
+    return int(SHARE * free()) // share()
 
 
 def free() -> int:

@@ -9,12 +9,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from experiments.shell import signals
 
 # Set in a child of `run_processes`: its standard input ends when its parent does.
-_VARIABLE = "RANK_COLLAPSE_ENDS_WITH_STDIN"
+ENDS_WITH_STDIN = "RANK_COLLAPSE_ENDS_WITH_STDIN"
 _GRACE = 30  # seconds to save what is finished
 
 
@@ -87,7 +87,7 @@ def _start(name, command, printed):
     started = time.monotonic()
     process = subprocess.Popen(
         command,
-        env=os.environ | {_VARIABLE: "1"},
+        env=os.environ | {ENDS_WITH_STDIN: "1"},
         stdin=subprocess.PIPE,  # nothing is written: no other process holds its other end
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -106,56 +106,20 @@ def _start(name, command, printed):
     return _Child(process, [], started)
 
 
-class Children:
-    """Processes that run beside each other; a signal to this one reaches each. A context manager.
-
-    At its end all have ended.
-    """
-
-    def __init__(self):
-        self.started: list[subprocess.Popen] = []
-
-    def __enter__(self) -> "Children":
-        return self
-
-    def start(self, command: Sequence[str], log: str | os.PathLike) -> subprocess.Popen:
-        """Starts a command, whose output is appended to a file."""
-        with open(log, "a") as file:
-            process = subprocess.Popen(
-                command,
-                env=os.environ | {_VARIABLE: "1"},
-                stdin=subprocess.PIPE,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        self.started.append(process)
-        return process
-
-    def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> None:
-        if error is not None:
-            number = getattr(error, "number", signal.SIGINT)
-            for process in self.started:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, number)
-        for process in self.started:
-            process.wait()
-            process.stdin.close()
-
-
 def end_with_parent() -> None:
     """In a child of `run_processes`: sends this process SIGTERM when its parent has ended.
 
     Also where the parent was killed by a signal that it cannot handle. On any system.
     """
-    if not os.environ.pop(_VARIABLE, None):
+    if not os.environ.pop(ENDS_WITH_STDIN, None):
         return
     source = os.dup(0)
 
     def watch():
         while os.read(source, 1024):
             pass
-        os.kill(os.getpid(), signal.SIGTERM)
+        if not signals.asked():  # a second signal would end it at once
+            os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(_GRACE)
         os._exit(128 + signal.SIGTERM)
 

@@ -10,19 +10,25 @@ wait for the others, and those see the lost connection.
 
 import contextlib
 import io
+import json
 import os
+import socket
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any, NoReturn
 
 import jax
+from absl import flags
 
 from rank_collapse.runs import processes
 from rank_collapse.runs.files import RunError
 from rank_collapse.runs.folder import RunFolder
 
 VARIABLES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+LIMIT = 50  # seconds for all processes to come, of the 60 in which a user should know
+OWN = ("num_devices", "memory_gb", "debug", "help")  # flags that may differ between processes
 LOST = ("gloo", "nccl", "connection closed by peer", "connection reset by peer", "coordination")
 
 
@@ -34,8 +40,11 @@ def running() -> bool:
 def join() -> None:
     """Calls jax.distributed.initialize() with what the three variables say.
 
+    The process ends with one line where the others do not come.
+
     Raises:
-        ValueError: A variable is missing where no cluster says what it would, or is no number.
+        ValueError: A variable is missing where no cluster says what it would, or is no number; an
+            address that cannot be used.
     """
     if jax.distributed.is_initialized():
         return
@@ -43,19 +52,84 @@ def join() -> None:
     numbers = {}
     for name in VARIABLES[1:]:
         if name in given:
-            if not given[name].isdecimal():
+            if not (given[name].isascii() and given[name].isdecimal()):
                 raise ValueError(f"{name}={given[name]!r} is not a whole number")
             numbers[name] = int(given[name])
     count, index = (numbers.get(name) for name in VARIABLES[1:])
     if count is not None and index is not None and index >= count:
         raise ValueError(f"{VARIABLES[2]}={index} is not below {VARIABLES[1]}={count}")
+    if VARIABLES[0] in given:
+        check_address(given[VARIABLES[0]], primary=index == 0)
+    # Its notifier would take SIGTERM for itself, and the run would go on to its end.
+    jax.config.update("jax_enable_preemption_service", False)
+    waiting = threading.Timer(LIMIT, _give_up, [given.get(VARIABLES[0], "the cluster's")])
+    waiting.daemon = True
+    waiting.start()
     try:
-        jax.distributed.initialize(given.get(VARIABLES[0]), count, index)
+        jax.distributed.initialize(
+            given.get(VARIABLES[0]), count, index, initialization_timeout=2 * LIMIT
+        )
+    except jax.errors.JaxRuntimeError as error:
+        _give_up(given.get(VARIABLES[0], "the cluster's"), error)
     except ValueError as error:
         absent = ", ".join(name for name in VARIABLES if name not in given)
         raise ValueError(
             f"--distributed: {error} Not set, and no Slurm, MPI or TPU pod found: {absent}"
         ) from error
+    finally:
+        waiting.cancel()
+
+
+def check_address(address: str, primary: bool) -> None:
+    """Refuses a coordinator's address that is none, or whose port this process cannot have.
+
+    Args:
+        address: host:port.
+        primary: Whether this process is the coordinator.
+
+    Raises:
+        ValueError: It names the address.
+    """
+    host, _, port = address.rpartition(":")
+    name = f"{VARIABLES[0]}={address!r}"
+    if not host or not (port.isascii() and port.isdecimal()) or int(port) >= 2**16:
+        raise ValueError(f"{name} is not host:port")
+    try:
+        socket.getaddrinfo(host.strip("[]"), int(port))
+    except OSError as error:
+        raise ValueError(f"{name}: no such host ({error.strerror or error})") from error
+    if primary:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("", int(port)))
+            except OSError as error:
+                raise ValueError(f"{name}: {error.strerror or error}") from error
+
+
+def _give_up(address: str, error: Any = "") -> NoReturn:
+    """From any thread, while the main thread waits for processes that do not come."""
+    reason = f" ({' '.join(str(error).split())[:200]})" if error else ""
+    text = f"error: --distributed: not all processes came to {address} within {LIMIT} s{reason}\n"
+    os.write(2, text.encode())
+    os._exit(1)
+
+
+def check_flags(options: flags.FlagValues) -> None:
+    """Refuses processes whose flags differ: they would not compute the same programs.
+
+    Raises:
+        ValueError: In all processes; it names the flags.
+    """
+    if not running():
+        return
+    names = [n for n in sorted(options) if options[n].name == n and n not in OWN]
+    if not processes.same_everywhere(" ".join(names)):
+        raise ValueError("--distributed: the processes run different commands")
+    found = processes.differing({n: json.dumps(options[n].value, default=str) for n in names})
+    if found:
+        text = ", ".join(f"--{name}" for name in found)
+        raise ValueError(f"--distributed: the processes differ in {text}")
 
 
 def open_folder(path: Path, fields: dict[str, Any]) -> RunFolder:

@@ -1,14 +1,16 @@
 """Ctrl-C, SIGTERM and SIGHUP: what is finished is saved, then the process ends.
 
-A signal raises at once, save inside `deferred`, which waits for the next `check`. It is remembered
-too: Python ignores what is raised inside a callback of the garbage collector, as JAX has one, and
-then `check` raises it again. The second signal ends the process as it is, also where Python itself
-waits for a computation of minutes, as a thread sees it.
+A signal raises at once, save within JAX, whose compiler still uses in a thread what an exception
+would free: there the call that we have made of it raises when it is done. In a callback of the
+garbage collector, where Python ignores what is raised, and inside `deferred` it waits for the next
+`check`. The second signal ends the process as it is, also where
+Python itself waits for a computation of minutes, as a thread sees it.
 """
 
 import contextlib
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -39,17 +41,33 @@ def _handle(number: int, frame: Any) -> None:
     if _Process.deferred:
         # print() may be what was interrupted.
         os.write(2, b"\nstopping when this chunk is saved; the second time at once\n")
-    elif not _is_ignored(frame):
-        raise _error(number)
-
-
-def _is_ignored(frame):
-    """Whether Python would ignore an exception that is raised here."""
+        return
+    call, ignored = None, False
     while frame is not None:
         if frame.f_code.co_name in ("_xla_gc_callback", "__del__"):
-            return True
+            call, ignored = None, True
+        elif _is_of_jax(frame):
+            call = frame  # in the end the outermost
         frame = frame.f_back
-    return False
+    if call is None and ignored:
+        return
+    if call is None:
+        raise _error(number)
+    os.write(2, b"\nstopping when this step is done; the second time at once\n")
+    call.f_trace, call.f_trace_lines = _raise_at_return, False
+    sys.settrace(lambda *_: None)  # without one no frame is traced
+
+
+def _raise_at_return(frame: Any, event: str, _: Any) -> Any:
+    if event == "return":
+        sys.settrace(None)
+        check()
+    return _raise_at_return
+
+
+def _is_of_jax(frame):
+    jax, file = sys.modules.get("jax"), frame.f_code.co_filename
+    return jax is not None and file.startswith(os.path.dirname(jax.__file__) + os.sep)
 
 
 def _error(number):

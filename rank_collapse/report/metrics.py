@@ -11,21 +11,20 @@ from rank_collapse.report.alarms import Threshold, of_metric
 
 COLUMNS = 3
 MOST_LAYERS = 8  # lines of a panel: the first, the last, and some between
+MOST_PANELS = 36
 
 
 @figures.styled
 def metrics_figure(
     rows: Sequence[Mapping[str, Any]], thresholds: Sequence[Threshold] = ()
 ) -> Figure:
-    """A panel for each metric: the mean over seeds as lines, all seeds' range as bands.
+    """A panel for each of the first 36 metrics: means over seeds as lines, their range as bands.
 
     Args:
         rows: From `runs.metrics.read`; at least one of them with a metric.
         thresholds: Drawn dashed in their metric's panel.
     """
-    # The last row's first: one from before training has no loss.
-    found = dict.fromkeys(name for row in (rows[-1], *rows) for name in row)
-    names = [name for name in found if name not in ("step", "seed")]
+    names = names_of(rows)[:MOST_PANELS]
     columns = min(COLUMNS, len(names))
     fig, axes = figures.figure(-(-len(names) // columns), columns, width=3.4, height=2.5)
     for ax in axes.flat[len(names) :]:
@@ -57,14 +56,21 @@ def metrics_figure(
     return fig
 
 
+def names_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The metrics in their order, those of the last row first: one before training has no loss."""
+    found = dict.fromkeys(name for row in (*rows[-1:], *rows) for name in row)
+    return [name for name in found if name not in ("step", "seed")]
+
+
 def by_step(rows: Sequence[Mapping[str, Any]], name: str) -> tuple[np.ndarray, np.ndarray]:
     """(steps [k], values [s, k, l]) of one metric, NaN where a seed has none at a step."""
     steps = sorted({row["step"] for row in rows if name in row})
     seeds = sorted({row.get("seed", 0) for row in rows if name in row})
     width = max(np.size(row[name]) for row in rows if name in row)
     values = np.full((len(seeds), len(steps), width), np.nan)
+    column, place = ({v: i for i, v in enumerate(found)} for found in (steps, seeds))
     for row in rows:
         if name in row:
             own = np.atleast_1d(row[name])
-            values[seeds.index(row.get("seed", 0)), steps.index(row["step"]), : own.size] = own
+            values[place[row.get("seed", 0)], column[row["step"]], : own.size] = own
     return np.array(steps), values

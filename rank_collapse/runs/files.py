@@ -1,5 +1,6 @@
 """Files of a run: written whole, sealed with a checksum, and locked; every error is one line."""
 
+import contextlib
 import errno
 import fcntl
 import hashlib
@@ -8,9 +9,10 @@ import json
 import os
 import platform
 import shutil
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO, TextIO
 
 import numpy as np
 
@@ -63,11 +65,28 @@ def write_atomically(path: str | os.PathLike, data: bytes) -> None:
     Raises:
         RunError: The file cannot be written.
     """
+    with replacing(path) as file:
+        file.write(data)
+
+
+@contextlib.contextmanager
+def replacing(path: str | os.PathLike) -> Iterator[BinaryIO]:
+    """A file under a temporary name, which replaces another when it is whole.
+
+    Raises:
+        RunError: The file cannot be written; the other is as it was.
+    """
     path = Path(path)
     temporary = path.with_name(f".{path.name}.tmp")
     with writing(path):
-        temporary.write_bytes(data)
-        os.replace(temporary, path)
+        try:
+            with open(temporary, "wb+") as file:
+                yield file
+            os.replace(temporary, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise
 
 
 def delete(folder: str | os.PathLike, names: Iterable[str]) -> None:
@@ -85,42 +104,62 @@ def delete(folder: str | os.PathLike, names: Iterable[str]) -> None:
                 path.unlink(missing_ok=True)
 
 
-def lock(path: Path) -> TextIO:
+def lease(path: Path, wait: float = 0.0) -> TextIO:
     """An exclusive lock on a folder, held until the file is closed or the process ends.
 
-    Where the file system has no locks there is none; sweeps do not rely on it (see `claims`).
+    Where the file system has no locks there is none.
+
+    Args:
+        path: The folder.
+        wait: Seconds for which another process is waited for, such as one that is ending.
 
     Raises:
         InUseError: Another process holds it.
         RunError: The folder cannot be written to.
     """
-    with writing(path):
-        file = open(path / ".lock", "a+")  # noqa: SIM115 (held open on purpose)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in _NO_LOCKS:
-            return file
-        file.seek(0)
-        holder = file.read().strip() or "unknown"
-        file.close()
-        raise InUseError(f"{path} is in use by another process ({holder})") from error
+    limit = time.monotonic() + wait
+    with writing(path / ".lock"):  # not through a link, whose target it would empty
+        number = os.open(path / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+    file = os.fdopen(number, "r+")
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except OSError as error:
+            if error.errno in _NO_LOCKS:
+                return file
+            if time.monotonic() < limit:
+                time.sleep(0.1)
+                continue
+            holder = file.read().strip() or "unknown"
+            file.close()
+            raise InUseError(f"{path} is in use by another process ({holder})") from error
     file.truncate(0)
     file.write(f"pid {os.getpid()} on {platform.node()}")
     file.flush()
     return file
 
 
-def dump_arrays(arrays: Mapping[str, np.ndarray]) -> bytes:
-    """A compressed .npz file that ends in the SHA-256 of all before it, as the zip's comment."""
-    stream = io.BytesIO()
-    np.savez_compressed(stream, **arrays)
-    data = stream.getvalue()[:-2] + _SEAL_LENGTH.to_bytes(2, "little")
-    return data + _SEAL + hashlib.sha256(data).hexdigest().encode()
+def write_arrays(
+    path: str | os.PathLike, arrays: Mapping[str, np.ndarray], *, compressed: bool = True
+) -> None:
+    """An .npz file that ends in the SHA-256 of all before it, as the zip's comment.
+
+    Raises:
+        RunError: The file cannot be written.
+    """
+    with replacing(path) as file:
+        (np.savez_compressed if compressed else np.savez)(file, **arrays)
+        file.seek(-2, os.SEEK_END)
+        file.write(_SEAL_LENGTH.to_bytes(2, "little"))
+        file.seek(0)
+        seal = _SEAL + hashlib.file_digest(file, "sha256").hexdigest().encode()
+        file.seek(0, os.SEEK_END)
+        file.write(seal)
 
 
 def load_arrays(path: str | os.PathLike) -> dict[str, np.ndarray]:
-    """The arrays of an .npz file, checked where `dump_arrays` wrote it.
+    """The arrays of an .npz file, checked where `write_arrays` wrote it.
 
     Raises:
         RunError: It cannot be read, or is not as it was written.
@@ -136,7 +175,7 @@ def load_arrays(path: str | os.PathLike) -> dict[str, np.ndarray]:
         with np.load(io.BytesIO(content)) as saved:
             return dict(saved)
     except Exception as error:  # zipfile, zlib and numpy raise nearly any on damaged bytes
-        raise _unreadable(path, error) from error
+        raise damaged(path, error) from error
 
 
 def read_object(path: str | os.PathLike) -> dict[str, Any]:
@@ -150,13 +189,16 @@ def read_object(path: str | os.PathLike) -> dict[str, Any]:
         if not isinstance(content, dict):
             raise ValueError(f"it holds a {type(content).__name__}, not an object")
     except (ValueError, OSError, RecursionError) as error:
-        raise _unreadable(path, error) from error
+        raise damaged(path, error) from error
     return content
 
 
-def _unreadable(path, error):
-    reason = " ".join(str(error).split())[:200] or type(error).__name__
-    return RunError(f"{path} cannot be read ({reason}); use --overwrite")
+def damaged(path: str | os.PathLike, reason: Any) -> RunError:
+    """The error of one file that is not as it was written, and what helps."""
+    text = " ".join(str(reason).split())[:200] or type(reason).__name__
+    return RunError(
+        f"{path} cannot be read ({text}); delete this file, and the same command makes it again"
+    )
 
 
 def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:

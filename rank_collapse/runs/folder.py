@@ -3,7 +3,7 @@
     <folder>/config.json    flags (compared on resume), execution, versions, devices, git revision
              results.csv    tidy rows, one per seed, layer, path length, ...
              arrays.npz     named arrays, also the cache from which an interrupted run resumes
-             checkpoints/   states of an unfinished computation, by step (orbax)
+             checkpoints/   states of an unfinished computation, <step>.npz
              figures/       *.png and *.pdf
              models.safetensors
                             trained weights, where asked for (`rank_collapse.training.model_file`)
@@ -11,9 +11,11 @@
              metrics.jsonl  scalars of a watched training, a line for each step (see `metrics`)
              models/, metrics/   the same two of a run of several networks, a file for each
              log.txt
+             SHA256SUMS     of all that a complete run has written, but for log.txt: `manifest`
 
 Every file but metrics and log.txt is written to a temporary name and renamed, so that one that is
-there is whole; what is read as numbers (arrays.npz, checkpoints) has a checksum: `files`, `states`.
+there is whole. What was changed since is found when the folder is opened: tables, figures and
+summaries are made again from the arrays; of any other file the one to delete is named.
 
     with RunFolder("results/sort/a", {"depth": 6, "seed": 0}) as run:
         curves = run.cached("curves", lambda: {"loss": train()})   # computed once, then read
@@ -41,22 +43,26 @@ from rank_collapse.runs import metrics, processes, provenance, states
 from rank_collapse.runs.drawn import OPTIONS, drawn
 from rank_collapse.runs.files import (
     RunError,
+    damaged,
     delete,
     difference,
-    dump_arrays,
+    lease,
     load_arrays,
-    lock,
     make_folder,
     read_object,
+    write_arrays,
     write_atomically,
     writing,
 )
+from rank_collapse.runs.manifest import NAME as SUMS
+from rank_collapse.runs.manifest import Manifest, config_sum
 
 CONTENTS = (
     "config.json", "results.csv", "arrays.npz", "summary.json", "log.txt", "models.safetensors",
-    "models.npz", "report.html", metrics.NAME,
+    "models.npz", "report.html", metrics.NAME, SUMS,
 )  # fmt: skip
 FOLDERS = ("checkpoints", "figures", "models", metrics.FOLDER)
+_MADE_AGAIN = ("results.csv", "summary.json", "report.html")  # and figures, from the arrays
 
 
 class RunFolder:
@@ -69,6 +75,7 @@ class RunFolder:
         execution: What does not (number of devices, chunk size); recorded, never compared.
         overwrite: Delete what an earlier run left and start afresh.
         primary: False in all but one of the processes of a run: nothing is locked or written.
+        wait: Seconds for which another process that has the folder is waited for.
 
     Attributes:
         path: The folder.
@@ -87,22 +94,27 @@ class RunFolder:
         execution: Mapping[str, Any] | None = None,
         overwrite: bool = False,
         primary: bool = True,
+        wait: float = 0.0,
     ):
         self.path = Path(path)
         self.primary = primary
-        self._lock = None
+        self._lease = None
+        self._written: set[str] = set()
         self.config = config = _normalised(config)
         if primary:
             make_folder(self.path)
-            self._lock = lock(self.path)
+            self._lease = lease(self.path, wait)
         try:
             if overwrite:
                 self._delete(*CONTENTS, *FOLDERS)
             self._clear_unfinished()
+            self._sums = Manifest(self.path)
+            self._delete_changed()
             self.resumed = self._check(config)
             if not self.resumed:
                 text = {"config": config, "execution": _normalised(execution or {})}
                 self._write_json("config.json", text | {"environment": provenance.environment()})
+                self._seal()
             self._arrays = self._read_arrays()
             # Kept in memory: the primary's files may be there later than the others look for them.
             self._summary = self._read_json("summary.json")
@@ -117,10 +129,10 @@ class RunFolder:
         self.close()
 
     def close(self) -> None:
-        """Releases the lock; the folder may then be opened by another process."""
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
+        """Releases the lease; the folder may then be opened by another process."""
+        if self._lease is not None:
+            self._lease.close()
+            self._lease = None
 
     # Small results.
 
@@ -135,6 +147,7 @@ class RunFolder:
     ) -> None:
         """Appends a line to metrics.jsonl, or to a file in metrics/; see `metrics.append`."""
         if self.primary:
+            self._note(file)
             metrics.append(self.path / file, step, values, seed=seed)
 
     def write_rows(self, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -202,6 +215,7 @@ class RunFolder:
         if found is None:
             found = _normalised(dict(summary()) | ({} if shown is None else {"shown": shown}))
             self.finish(found)
+        self._seal()
         return found
 
     @property
@@ -215,6 +229,7 @@ class RunFolder:
         self.drop_checkpoints()  # first: what is complete is not looked at again
         self._write_json("summary.json", summary)
         self._summary = summary
+        self._seal()
 
     @property
     def summary(self) -> dict[str, Any] | None:
@@ -231,7 +246,9 @@ class RunFolder:
     def save_arrays(self, arrays: Mapping[str, Any]) -> None:
         """Adds (or replaces) named arrays in arrays.npz."""
         self._arrays.update({name: np.asarray(value) for name, value in arrays.items()})
-        self._write("arrays.npz", dump_arrays(self._arrays))
+        if self.primary:
+            self._note("arrays.npz")
+            write_arrays(self.path / "arrays.npz", self._arrays)
 
     def cached(self, part: str, compute: Callable[[], Mapping[str, Any]]) -> dict[str, np.ndarray]:
         """The arrays of one part of the run: read where saved before, else computed and saved.
@@ -264,8 +281,7 @@ class RunFolder:
         (`seeds.to_host`).
         """
         if self.primary:
-            with writing(self.path / "checkpoints"):
-                states.save(self.path / "checkpoints", step, state, keep)
+            states.save(self.path / "checkpoints", step, state, keep)
 
     def restore_checkpoint(self, like: Any, step: int | None = None) -> tuple[int, Any] | None:
         """(step, state) of the newest saved state, or of a given step; None where there is none.
@@ -289,8 +305,8 @@ class RunFolder:
                 state = states.restore(folder, found, like)
             except (ValueError, OSError) as reason:
                 error = (
-                    f"{folder}/{found} does not fit this run: {reason}; without it (delete it) "
-                    "training begins afresh and finished parts stay, with --overwrite nothing does"
+                    f"{states.path_of(folder, found)} does not fit this run: {reason}; delete it, "
+                    "and training begins afresh, while finished parts stay"
                 )
         error = processes.text_from_primary(error)
         if error:
@@ -319,7 +335,7 @@ class RunFolder:
 
     def has_figure(self, name: str) -> bool:
         """Whether both files of a figure exist."""
-        return all((self.path / "figures" / f"{name}{s}").exists() for s in OPTIONS)
+        return all((self.path / "figures" / f"{name}{s}").is_file() for s in OPTIONS)
 
     # How it is done.
 
@@ -336,20 +352,41 @@ class RunFolder:
                     for unfinished in self.path.glob(pattern):
                         unfinished.unlink()
 
+    def _note(self, name):
+        """Before a file is written: its checksum is that of `_seal`."""
+        self._sums.forget(name)
+        self._written.add(name)
+
+    def _seal(self):
+        """Writes the checksums of what was written since the folder was opened."""
+        if self.primary:
+            text = json.dumps(self.config, sort_keys=True)
+            self._sums.seal(self._written, config_sum(text))
+            self._written.clear()
+
+    def _delete_changed(self):
+        """Deletes files that are not as they were written, where they are made again."""
+        for name in self._sums.changed() if self.primary else ():
+            if name not in _MADE_AGAIN and not name.startswith("figures/"):
+                raise damaged(self.path / name, "its checksum is another")
+            self._delete(name)
+            self.log(f"{name} was not as it was written: it is made again")
+
     def _check(self, config):
         """Whether the folder is of this config (True) or new (False)."""
         saved = self._read_json("config.json")
         if saved is None:
-            others = [p.name for p in self.path.iterdir() if p.name != ".lock"]
-            if self.primary and any(n in CONTENTS + FOLDERS for n in others):
+            known = self._sums.config == config_sum(json.dumps(config, sort_keys=True))
+            others = {p.name for p in self.path.iterdir()} - {"log.txt", SUMS}
+            if self.primary and not known and others.intersection(CONTENTS + FOLDERS):
                 raise RunError(
-                    f"{self.path} holds results without a config.json; use --overwrite or "
-                    "another folder"
+                    f"{self.path} holds results without a config.json of this config; use another "
+                    "folder (--overwrite deletes what is there)"
                 )
             return False
         old = saved.get("config")
         if not isinstance(old, dict):
-            raise RunError(f"{self.path}/config.json holds no config; use --overwrite")
+            raise damaged(self.path / "config.json", "it holds no config")
         if json.dumps(old, sort_keys=True) != json.dumps(config, sort_keys=True):
             raise RunError(
                 f"{self.path} was made with another config: {difference(old, config)}; use "
@@ -373,6 +410,7 @@ class RunFolder:
             path = self.path / name
             with writing(path.parent):
                 path.parent.mkdir(exist_ok=True)
+            self._note(name)
             write_atomically(path, data)
 
 
@@ -383,6 +421,8 @@ def read_summary(path: str | os.PathLike) -> dict[str, Any]:
         RunError: The run is not complete.
     """
     try:
+        if not Manifest(path).has("summary.json", absent=True):
+            raise damaged(Path(path) / "summary.json", "its checksum is another")
         return read_object(Path(path) / "summary.json")
     except RunError as error:
         raise RunError(f"{path} has no summary: the run is not complete ({error})") from error

@@ -69,23 +69,64 @@ def read(path: str | os.PathLike) -> list[dict[str, Any]]:
     Raises:
         RunError: The file cannot be read, or holds a line or a value that is no metric's.
     """
-    try:
-        content = Path(path).read_bytes()
-    except OSError as error:
-        raise RunError(f"{path} cannot be read: {error.strerror or error}") from error
-    rows = {}
-    for number, text in enumerate(content.split(b"\n"), 1):
+    reader = Reader(path)
+    reader.read()
+    return reader.rows
+
+
+class Reader:
+    """The lines of a file that grows, each read once; see `read`.
+
+    Args:
+        path: The file.
+    """
+
+    def __init__(self, path: str | os.PathLike):
+        self.path = path
+        self._begin()
+
+    def _begin(self):
+        self._rows: dict[tuple[int, int], dict[str, Any]] = {}
+        self._place = self._lines = 0
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """All that was read, in order of (seed, step)."""
+        return [self._rows[key] for key in sorted(self._rows)]
+
+    def read(self) -> list[dict[str, Any]]:
+        """Rows that are new since the last call; of a file that has shrunk all of them.
+
+        Raises:
+            RunError: As of `read`.
+        """
+        try:
+            with open(self.path, "rb") as file:
+                if os.fstat(file.fileno()).st_size < self._place:
+                    self._begin()
+                file.seek(self._place)
+                content = file.read()
+        except OSError as error:
+            raise RunError(f"{self.path} cannot be read: {error.strerror or error}") from error
+        lines = content.split(b"\n")
+        found = [self._row(text, self._lines + i) for i, text in enumerate(lines, 1)]
+        self._place += len(content) - len(lines[-1])  # a line without an end is read again
+        self._lines += len(lines) - 1
+        return [row for row in found if row is not None]
+
+    def _row(self, text, number):
         try:
             row = json.loads(text)
         except (ValueError, RecursionError):
-            continue
-        where = f"{path}, line {number}"
+            return None
+        where = f"{self.path}, line {number}"
         if not isinstance(row, dict) or type(row.get("step")) is not int:
             raise RunError(f"{where}: no JSON object with a whole number 'step'")
         if type(row.get("seed", 0)) is not int:
             raise RunError(f"{where}: 'seed' is no whole number")
-        rows[row.get("seed", 0), row["step"]] = {n: _restored(n, v, where) for n, v in row.items()}
-    return [rows[key] for key in sorted(rows)]
+        row = {name: _restored(name, value, where) for name, value in row.items()}
+        self._rows[row.get("seed", 0), row["step"]] = row
+        return row
 
 
 def _restored(name, value, where):

@@ -87,3 +87,19 @@ def same_everywhere(text: str) -> bool:
     digest = np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint8)
     found = process_allgather(digest)
     return bool((found == found[0]).all())
+
+
+def differing(texts: dict[str, str]) -> list[str]:
+    """Names whose texts are not the same in all processes; the answer is the same in all.
+
+    Args:
+        texts: By name; of the same names in every process.
+    """
+    if jax.process_count() == 1:
+        return []
+    from jax.experimental.multihost_utils import process_allgather
+
+    digests = [hashlib.sha256(text.encode()).digest() for text in texts.values()]
+    found = process_allgather(np.frombuffer(b"".join(digests), np.uint8).reshape(len(texts), -1))
+    same = (found == found[0]).all(axis=(0, 2))
+    return [name for name, alike in zip(texts, same, strict=True) if not alike]

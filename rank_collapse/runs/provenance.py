@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "matplotlib")
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "matplotlib")
 
 
 def environment() -> dict[str, Any]:

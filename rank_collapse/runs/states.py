@@ -1,18 +1,11 @@
-"""Saving and restoring a pytree of arrays by step, through orbax.
+"""Saving and restoring a pytree of arrays by step, each in a sealed file of its own.
 
 Leaves are stored under their path in the tree, on the host, so that a state saved under one
-number of devices is restored under another. Beside orbax's files lies SHA256SUMS, as `sha256sum`
-writes and checks it: files that changed since are refused before orbax opens them.
+number of devices is restored under another.
 """
 
-import gc
-import hashlib
-import logging
 import os
-import re
-import shutil
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rank_collapse.runs.files import RunError, load_arrays, make_folder, write_arrays
+
 
 def save(folder: str | os.PathLike, step: int, state: Any, keep: int = 1) -> None:
-    """Saves a pytree of arrays (random keys too) as <folder>/<step>; keeps the newest `keep`.
+    """Saves a pytree of arrays (random keys too) as <folder>/<step>.npz; keeps the newest `keep`.
 
     Args:
         folder: The folder of all steps; made if absent.
@@ -31,33 +26,24 @@ def save(folder: str | os.PathLike, step: int, state: Any, keep: int = 1) -> Non
         keep: How many states remain.
 
     Raises:
-        OSError: The state cannot be written; earlier ones stay.
+        RunError: The state cannot be written; earlier ones stay.
     """
-    folder = Path(folder)
-    final, temporary = folder / str(step), folder / f"tmp-{step}"
-    _clear_unfinished(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    arrays = flatten(state)
-    with _checkpointer() as checkpointer:
-        target = temporary.absolute()
-        _, failed = _attempt(lambda: checkpointer.save(target, arrays))
-    if failed:
-        _clear_unfinished(folder)
-        code = re.search(r"os_error_code='(\d+)'", failed)
-        raise OSError(int(code[1]), os.strerror(int(code[1]))) if code else OSError(failed[:300])
-    (temporary / _SUMS).write_text(_sums(temporary))
-    shutil.rmtree(final, ignore_errors=True)
-    os.replace(temporary, final)
+    make_folder(folder)
+    write_arrays(path_of(folder, step), flatten(state), compressed=False)
     for old in steps(folder)[:-keep]:
-        shutil.rmtree(folder / str(old), ignore_errors=True)
+        path_of(folder, old).unlink(missing_ok=True)
+
+
+def path_of(folder: str | os.PathLike, step: int) -> Path:
+    """The file of a step."""
+    return Path(folder) / f"{step}.npz"
 
 
 def steps(folder: str | os.PathLike) -> list[int]:
     """Steps with a saved state, oldest first."""
-    folder = Path(folder)
-    if not folder.is_dir():
-        return []
-    return sorted(int(p.name) for p in folder.iterdir() if p.name.isdigit())
+    return sorted(
+        int(p.stem) for p in Path(folder).glob("*.npz") if p.stem.isascii() and p.stem.isdigit()
+    )
 
 
 def restore(folder: str | os.PathLike, step: int, like: Any) -> Any:
@@ -66,69 +52,11 @@ def restore(folder: str | os.PathLike, step: int, like: Any) -> Any:
     Raises:
         ValueError: The state on disk is damaged, or has other names or shapes than `like`.
     """
-    path = (Path(folder) / str(step)).absolute()
     try:
-        whole = (path / _SUMS).read_text() == _sums(path)
-    except (OSError, UnicodeDecodeError):
-        whole = False
-    if not whole:
-        raise ValueError(f"checkpoint {step} is damaged: its files are not those of {_SUMS}")
-    with _checkpointer() as checkpointer:
-        saved, failed = _attempt(lambda: dict(checkpointer.restore(path)))
-    if failed:
-        raise ValueError(f"checkpoint {step} cannot be read ({failed[:200]})")
+        saved = load_arrays(path_of(folder, step))
+    except RunError as error:
+        raise ValueError(f"checkpoint {step} is damaged: {error}") from error
     return unflatten(saved, like, f"checkpoint {step}")
-
-
-_SUMS = "SHA256SUMS"
-
-
-def _sums(folder):
-    """A line for each file below a folder: its SHA-256 and its path."""
-    files = sorted(p for p in folder.rglob("*") if p.is_file() and p != folder / _SUMS)
-    lines = [(hashlib.sha256(p.read_bytes()).hexdigest(), p.relative_to(folder)) for p in files]
-    return "".join(f"{digest}  {name.as_posix()}\n" for digest, name in lines)
-
-
-def _clear_unfinished(folder):
-    """Deletes what a save that was cut off has left, under orbax's temporary names too."""
-    for unfinished in folder.glob("tmp-*"):
-        shutil.rmtree(unfinished, ignore_errors=True)
-
-
-def _attempt(call: Callable[[], Any]) -> tuple[Any, str]:
-    """(what orbax returns, ""), or (None, what went wrong in one line).
-
-    Its threads print what they raise, and it leaves coroutines that never end, which complain when
-    they are collected: here neither is heard.
-    """
-    logger, hook = logging.getLogger("absl"), sys.unraisablehook
-    before, logger.disabled = logger.disabled, True
-    sys.unraisablehook = lambda _: None
-    try:
-        try:
-            return call(), ""
-        except Exception as error:  # it and what it reads with raise nearly any
-            failed = " ".join(str(error).split()) or type(error).__name__
-        gc.collect()
-        return None, failed
-    finally:
-        logger.disabled, sys.unraisablehook = before, hook
-
-
-def _checkpointer():
-    # Imported here: orbax takes a second to import, and most runs keep no checkpoint.
-    import orbax.checkpoint as ocp
-
-    if jax.process_count() == 1:
-        return ocp.PyTreeCheckpointer()
-    # By default all processes would have to take part; here one of them reads and writes alone.
-    me = jax.process_index()
-    options = ocp.options.MultiprocessingOptions(
-        primary_host=me, active_processes={me}, barrier_sync_key_prefix=f"process{me}"
-    )
-    handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=options)
-    return ocp.Checkpointer(handler, multiprocessing_options=options)
 
 
 def is_key(leaf: Any) -> bool:
@@ -176,6 +104,8 @@ def _restored(saved, like):
     """A saved numpy array as the type, dtype and sharding of `like`."""
     if is_key(like):
         return jax.random.wrap_key_data(saved, impl=jax.random.key_impl(like))
+    if saved.dtype.kind == "V":  # numpy has no name for bfloat16 and stores its bytes
+        saved = saved.view(like.dtype)
     if isinstance(like, jax.ShapeDtypeStruct):
         return jnp.asarray(saved, like.dtype)
     if isinstance(like, jax.Array):

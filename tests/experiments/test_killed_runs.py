@@ -1,17 +1,16 @@
-"""Runs and sweeps killed at random moments, and run again: bit for bit as if left alone."""
+"""Runs killed at random moments, and run again: bit for bit as if left alone."""
 
 import os
 import subprocess
 import sys
 
 import pytest
-from marks import slow_but
 from two_processes import REPOSITORY
 
 
-def killed(what, times, seed, folder):
+def killed(times, seed, folder):
     """How many of the processes were at work when they were killed."""
-    command = [sys.executable, "tests/killed_runs.py", what, str(times), str(seed), str(folder)]
+    command = [sys.executable, "tests/killed_runs.py", str(times), str(seed), str(folder)]
     environment = {"PYTHONPATH": str(REPOSITORY)}
 
     done = subprocess.run(
@@ -21,12 +20,11 @@ def killed(what, times, seed, folder):
     return int(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("what", slow_but(["run", "sweep"], "sweep"))
-def test_what_is_killed_at_a_random_moment_goes_on(what, tmp_path):
-    assert killed(what, 2, 1, tmp_path) >= 1
+@pytest.mark.slow
+def test_what_is_killed_at_a_random_moment_goes_on(tmp_path):
+    assert killed(2, 1, tmp_path) >= 1
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["run", "sweep"])
-def test_what_is_killed_at_twenty_random_moments_goes_on(what, tmp_path):
-    assert killed(what, 20, 2, tmp_path) >= 8  # of a resumed run less is left
+def test_what_is_killed_at_twenty_random_moments_goes_on(tmp_path):
+    assert killed(20, 2, tmp_path) >= 8  # of a resumed run less is left

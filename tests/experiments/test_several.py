@@ -2,6 +2,7 @@
 
 import os
 import re
+import socket
 import subprocess
 import sys
 
@@ -63,22 +64,29 @@ def test_sort_interrupted_and_resumed(tmp_path):
     arguments = [*interrupted_sort.SMALL, f"--output_dir={folder}"]
     for code, _, err in run_both("tests/interrupted_sort.py", *arguments, *TOGETHER):
         assert code == 130, err[-2000:]
-    assert [p.name for p in (folder / "checkpoints").iterdir()] == ["2"]
+    assert [p.name for p in (folder / "checkpoints").iterdir()] == ["2.npz"]
     both_succeed("experiments.run_sort", *arguments)
     assert "resumed after epoch 2" in (folder / "log.txt").read_text()
     same_results(folder, tmp_path / "one", "models.safetensors")
 
 
 FAILING = """
-import os, sys
-from experiments.shell import cli
+import os, sys, time
+from experiments.shell import cli, several
 from rank_collapse.runs import processes
 FLAGS = cli.make_flags("x", num_seeds=1)
+cli.definer(FLAGS)("boolean", "keep_models", False, "Of execution.")
+several.LIMIT = int(os.environ.get("LIMIT", several.LIMIT))
+if os.environ.get("HOW") == "other flags" and os.environ["JAX_PROCESS_ID"] == "1":
+    sys.argv.append("--keep_models")
 def main(options):
     with cli.open_run(options, "x"):
         if (processes.is_primary()) == (os.environ["WHO"] == "primary"):
             if os.environ["HOW"] == "killed":
                 os._exit(9)
+            if os.environ["HOW"] == "terminated":
+                os.kill(os.getpid(), 15)
+                time.sleep(60)
             if os.environ["HOW"] == "a mistake":
                 raise ValueError("mine")
             1 / 0
@@ -89,13 +97,52 @@ cli.run(main, FLAGS)
 
 @pytest.mark.parametrize(
     ("who", "how", "expected"),
-    [("primary", "killed", 9), ("other", "a mistake", 2), ("other", "a bug", 1)],
+    [
+        ("primary", "killed", 9),
+        ("other", "a mistake", 2),
+        ("other", "a bug", 1),
+        ("other", "terminated", 143),  # JAX has a handler of its own, under which it went on
+    ],
 )
 def test_a_process_does_not_wait_for_one_that_has_stopped(who, how, expected, tmp_path):
     found = run_both("-c", FAILING, "--distributed", f"--output_dir={tmp_path}", WHO=who, HOW=how)
     left, waiting = found if who == "primary" else found[::-1]
     assert left[0] == expected
     assert waiting[0] == 1 and "another process of this run has stopped" in waiting[2]
+
+
+def test_processes_whose_flags_differ_are_refused_by_name(tmp_path):
+    found = run_both("-c", FAILING, "--distributed", f"--output_dir={tmp_path}", HOW="other flags")
+    for code, _, err in found:
+        assert code == 2 and "error: --distributed: the processes differ in --keep_models" in err
+
+
+@pytest.mark.parametrize("index", ["0", pytest.param("1", marks=pytest.mark.slow)])
+def test_processes_that_do_not_come_are_not_waited_for(index):
+    """Neither a peer nor the coordinator; after 50 seconds, here 4."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    done = mistaken(["-c", FAILING], (address, "2", index), LIMIT="4")
+    assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
+    assert f"not all processes came to {address} within 4 s" in done.stderr
+
+
+def test_a_port_that_another_has_is_one_line():
+    with socket.socket() as other:
+        other.bind(("", 0))
+        other.listen()
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        done = mistaken(["-c", FAILING], (address, "2", "0"))
+    assert done.returncode == 2 and "in use" in done.stderr and done.stderr.count("\n") == 1
+
+
+def mistaken(command, variables, **others):
+    environment = os.environ | dict(zip(several.VARIABLES, variables, strict=True)) | others
+    return subprocess.run(
+        [sys.executable, *command, "--distributed"], env=environment, cwd=REPOSITORY,
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -111,13 +158,12 @@ def test_a_process_does_not_wait_for_one_that_has_stopped(who, how, expected, tm
         ([], ("127.0.0.1:1", "", ""), "Not set, .*: JAX_NUM_PROCESSES, JAX_PROCESS_ID"),
         ([], ("127.0.0.1:1", "two", "0"), "JAX_NUM_PROCESSES='two' is not a whole number"),
         ([], ("127.0.0.1:1", "2", "2"), "JAX_PROCESS_ID=2 is not below JAX_NUM_PROCESSES=2"),
+        ([], ("127.0.0.1:1", "٢", "0"), "JAX_NUM_PROCESSES='٢' is not a whole number"),
+        ([], ("127.0.0.1", "2", "1"), "JAX_COORDINATOR_ADDRESS='127.0.0.1' is not host:port"),
+        ([], ("nowhere.invalid:1", "2", "1"), "ADDRESS='nowhere.invalid:1': no such host"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_2(arguments, variables, message):
-    environment = os.environ | dict(zip(several.VARIABLES, variables, strict=True))
-    command = [sys.executable, "-m", "experiments.run_sort", "--distributed", *arguments]
-    done = subprocess.run(
-        command, env=environment, cwd=REPOSITORY, capture_output=True, text=True, timeout=120
-    )
+    done = mistaken(["-m", "experiments.run_sort", *arguments], variables)
     assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
     assert re.search(message, done.stderr)

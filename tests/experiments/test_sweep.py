@@ -11,8 +11,8 @@ from second_run import check_second_run
 
 from experiments.shell import cli
 from experiments.shell.sweep import grid, work
-from rank_collapse.runs.claims import Claims
-from rank_collapse.runs.files import lock
+from rank_collapse.runs import files
+from rank_collapse.runs.files import lease
 
 FLAGS = cli.make_flags("stub", num_seeds=3, shows="value,layer=last", execution=("chunk",))
 define = cli.definer(FLAGS)
@@ -77,7 +77,9 @@ def test_a_grid_is_products_and_zips(text, points):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--sweep="], "'' is not written name=value"),
+        (["--sweep="], "--sweep is empty"),
+        (["--sweep=;"], "'' is not written name=value"),
+        (["--sweep=depth=1,２"], "--depth=２ is not written in the digits 0 to 9"),
         (["--sweep=rate"], "'rate' is not written"),
         (["--sweep=rate=1,"], "'rate=1,' is not written"),
         (["--sweep=rate=1;"], "'' is not written"),
@@ -95,6 +97,9 @@ def test_a_grid_is_products_and_zips(text, points):
         (["--sweep=do_mlp=0,1", "--nodo_mlp"], "do_mlp is swept and given"),
         (["--sweep=rate=1,2", "--slice=2/2"], "--slice=2/2 is not i/n with i from 0"),
         (["--sweep=rate=1,2", "--slice=a"], "--slice=a is not i/n"),
+        (["--sweep=rate=1,2", "--only_cells=0,2"], "--only_cells=0,2: '2' is not one of 0 to 1"),
+        (["--sweep=rate=1,2", "--slice=0/2", "--workers=2"], "--slice and --workers"),
+        (["--sweep=rate=1,2", "--scheduler=a:1", "--workers=2"], "--workers and --scheduler"),
         (["--sweep=rate=1,2", "--slice=0/2", "--overwrite"], "--overwrite in a slice"),
         (["--sweep=rate=1,2", "--distributed"], "a sweep takes --workers"),
         (["--sweep=rate=1,2", "--workers=0"], "workers"),
@@ -151,7 +156,7 @@ def test_cells_are_runs_and_the_whole_has_one_table_and_figure(tmp_path, capsys)
     assert sweep(folder, "rate=0.5,2") == 2
     assert "was made with another config: sweep is" in capsys.readouterr().err
     assert sweep(tmp_path / "alone", text) == 2
-    assert "holds a run that is no sweep" in capsys.readouterr().err
+    assert "was made with another config" in capsys.readouterr().err
     assert sweep(folder, "rate=0.5,2", "--overwrite") == 0
     assert len(RAN) == 2
 
@@ -219,12 +224,54 @@ def test_slices_make_the_whole(slurm, tmp_path, capsys, monkeypatch):
     assert len(rows(tmp_path)) == 3 * 9
 
 
-def test_a_lock_that_a_dying_process_still_has_is_waited_for(tmp_path, monkeypatch):
-    """Seen once in 13 kills: the claim was free, and the lock not yet."""
+def test_a_lease_that_a_dying_process_still_has_is_waited_for(tmp_path, monkeypatch):
+    """Seen once in 13 kills: the process was gone, and its lock not yet."""
     (tmp_path / "cells" / "rate=1").mkdir(parents=True)
-    held = lock(tmp_path / "cells" / "rate=1")
-    monkeypatch.setattr(work.time, "sleep", lambda _: held.close())
+    held = lease(tmp_path / "cells" / "rate=1")
+    monkeypatch.setattr(files.time, "sleep", lambda _: held.close())
     assert sweep(tmp_path, "rate=1,2") == 0 and held.closed
+
+
+def flipped(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(bytes(data))
+
+
+@pytest.mark.parametrize(
+    ("name", "again"),
+    [
+        ("cells/rate=1/results.csv", 1),
+        ("cells/rate=1/summary.json", 1),
+        ("cells/rate=1/SHA256SUMS", "SHA256SUMS cannot be read"),
+        ("cells/rate=1/config.json", "config.json cannot be read"),
+        ("results.csv", 0),
+        ("summary.json", 0),
+        ("figures/grid.png", 0),
+        ("config.json", "config.json cannot be read"),
+    ],
+)
+def test_a_damaged_file_is_made_again_or_named_and_no_cell_is_lost(name, again, tmp_path, capsys):
+    assert sweep(tmp_path, "rate=1,2") == 0
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*.*") if p.suffix in (".csv", ".png")}
+    flipped(tmp_path / name)
+    if isinstance(again, str):
+        assert sweep(tmp_path, "rate=1,2") in (1, 2)
+        err = capsys.readouterr().err
+        assert again in err and "delete this file" in err and "--overwrite" not in err
+        (tmp_path / name).unlink()
+        again = 0
+    assert sweep(tmp_path, "rate=1,2") == 0
+    assert len(RAN) <= again or "SHA256SUMS" in name
+    assert {p: p.read_bytes() for p in before} == before
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"error": 3}'])
+def test_a_damaged_note_of_a_failure_does_no_harm(content, tmp_path, capsys):
+    assert sweep(tmp_path, "rate=1,0") == 1
+    (tmp_path / "cells/rate=0/failed.json").write_text(content)
+    assert sweep(tmp_path, "rate=1,0", "--slice=0/2") == 1
+    assert "failed: rate=0: " in capsys.readouterr().err
 
 
 def test_an_array_of_slurm_that_makes_no_sense_is_named(monkeypatch):
@@ -245,16 +292,17 @@ def test_units_are_equal_parts_of_groups():
     for processes, size in ((1, 6), (2, 3), (3, 2), (6, 1), (50, 1)):
         units = grid.units_of(cells, True, processes)
         assert {len(unit) for unit in units} == {size}
-        assert sorted(n for unit in units for n in unit) == sorted(c.name for c in cells)
+        assert [cell for unit in units for cell in unit] == cells
         for unit in units:
-            assert len({cell.group for cell in cells if cell.name in unit}) == 1
+            assert len({cell.group for cell in unit}) == 1
     assert len(grid.units_of(cells, False, 1)) == 12
 
 
 def test_overwrite_leaves_a_sweep_alone_that_is_worked_at(tmp_path, capsys):
     assert sweep(tmp_path, "rate=1,2") == 0
-    with Claims(tmp_path / "claims").take("unit-rate=1"):
+    with lease(tmp_path / "cells" / "rate=2"):
         assert sweep(tmp_path, "rate=1,2", "--overwrite") == 2
+    assert len(list((tmp_path / "cells").iterdir())) == 2
     assert "in use by another process (pid " in capsys.readouterr().err
 
 

@@ -12,7 +12,6 @@ import numpy as np
 CODE = """
 import os, signal, sys
 import numpy as np
-import orbax.checkpoint
 from rank_collapse.runs.folder import RunFolder
 
 replace = os.replace
@@ -75,7 +74,7 @@ def test_a_run_killed_at_any_of_its_files_goes_on(tmp_path):
     assert found.returncode == 0, found.stderr[-2000:]
     last = int(found.stdout)  # this one had fewer files than were to be written
     # config.json, four checkpoints, arrays.npz, results.csv, models/a.npz, summary.json: each once,
-    # and whatever orbax renames.
+    # and the checksums.
     assert last > 9
     whole = content(tmp_path / str(last))
     names = {"arrays.npz", "results.csv", "models/a.npz", "summary.json"}

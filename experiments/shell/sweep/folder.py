@@ -1,29 +1,27 @@
-"""The folder of a sweep: its cells, who is at which of them, and what is done.
+"""The folder of a sweep: its cells, and which of them are done.
 
 <folder>/config.json, results.csv, summary.json, figures/   of the whole grid, see `merge`
-         sweep.json    the cells, and the units of them that are claimed as one
          cells/        a run folder for each
          units/        ensembles of several cells while they are computed
-         claims/       see `rank_collapse.runs.claims`
+
+One process writes a cell at a time: it holds the lease of the cell's run folder.
 """
 
 import json
 import shutil
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.shell import cli
 from experiments.shell.flag_values import Flags
-from experiments.shell.sweep.grid import Axis, Cell, units_of
-from rank_collapse.runs import RunError, difference, make_folder, write_atomically
-from rank_collapse.runs.claims import Claim, Claims
-from rank_collapse.runs.files import delete, lock, read_object
+from experiments.shell.options import command_line, config_of, content_hash, folder_of
+from experiments.shell.sweep.grid import Axis, Cell
+from rank_collapse.runs import RunError, make_folder, manifest, write_atomically
+from rank_collapse.runs.files import delete, lease, read_object
 from rank_collapse.runs.folder import CONTENTS, FOLDERS, RunFolder
 
-RESULTS = ("results.csv", "summary.json", "arrays.npz")
+BRIEFLY = 60.0  # seconds for which another slice, or a process that is ending, has a folder
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,7 @@ class Unit:
 
 
 class SweepFolder:
-    """A sweep on disk, opened by any number of processes.
+    """A sweep on disk.
 
     Args:
         options: The flags of the sweep.
@@ -51,148 +49,89 @@ class SweepFolder:
     def __init__(self, options: Flags, axes: Sequence[Axis], cells: Sequence[Cell], shown: str):
         self.options, self.axes, self.shown = options, list(axes), shown
         self.cells = {cell.name: cell for cell in cells}
-        self.path = cli.folder_of(options, options.experiment, options.aside - {"sweep"})
-        self.groups = {cell.name: cell.group for cell in cells}
-        self.units: list[list[str]] = []
-        self.claims: Claims | None = None
+        self.path = folder_of(options, options.experiment, options.aside - {"sweep"})
+        self._whole: set[str] = set()
 
     def clear(self) -> None:
         """Deletes what an earlier sweep left.
 
         Raises:
-            RunError: A process is at it, or at a run that is no sweep.
+            RunError: A process is at it, at one of its cells, or at a run that is no sweep.
         """
         make_folder(self.path)
-        with lock(self.path):  # a run in this folder holds it
-            plan = self.path / "sweep.json"
-            if plan.exists():
-                claims = Claims(self.path / "claims")
-                for holder in claims.holders().values():
-                    raise RunError(f"{self.path} is in use by another process ({holder})")
-                delete(self.path, ("cells", "units", "claims", plan.name))
-            delete(self.path, (*CONTENTS, *FOLDERS))
+        cells = sorted(path for path in (self.path / "cells").glob("*") if path.is_dir())
+        held = []
+        try:
+            for path in (self.path, *cells):
+                held.append(lease(path))
+            delete(self.path, ("cells", "units", *CONTENTS, *FOLDERS))
+        finally:
+            for file in held:
+                file.close()
 
-    def open(self, processes: int) -> None:
-        """Makes the folder, or joins those that are at it.
+    def run_folder(self, wait: float = 0.0) -> RunFolder:
+        """The folder as that of a run, leased.
 
         Args:
-            processes: That are expected to share the work; the first one's word counts.
+            wait: Seconds for which another process that has it is waited for.
 
         Raises:
-            RunError: A folder of something else, or one that cannot be used.
+            RunError: It is of something else, in use, or cannot be written to.
         """
-        make_folder(self.path)
-        path = self.path / "sweep.json"
-        if not path.exists() and any((self.path / n).exists() for n in ("config.json", *RESULTS)):
-            raise RunError(f"{self.path} holds a run that is no sweep; use --overwrite")
-        self.claims = Claims(self.path / "claims")
-        config = json.loads(json.dumps(self.config, default=str))
-        with self.claims.wait("folder"):
-            if not path.exists():
-                units = units_of(list(self.cells.values()), self.options.joined, processes)
-                plan = {"config": config, "units": units}
-                write_atomically(path, json.dumps(plan, indent=1).encode())
-            plan = read_object(path)
-        self.units = plan.get("units")
-        if plan.get("config") != config and isinstance(plan.get("config"), dict):
-            raise RunError(
-                f"{self.path} was made with another config: {difference(plan['config'], config)}; "
-                "use another --run_name or --output_dir, or --overwrite"
-            )
-        try:
-            found = sorted(name for unit in self.units for name in unit)
-        except TypeError:
-            found = None
-        if found != sorted(self.cells):
-            raise RunError(f"{path} does not hold the cells of this sweep; use --overwrite")
-
-    @property
-    def config(self) -> dict[str, Any]:
-        """What determines the results."""
-        return cli.config_of(self.options, self.options.experiment, self.options.aside) | {
+        config = config_of(self.options, self.options.experiment, self.options.aside) | {
             "sweep": [[list(a.names), [list(v) for v in a.values]] for a in self.axes]
         }
-
-    def run_folder(self) -> RunFolder:
-        """The folder as that of a run, locked: to be opened by who holds the claim "folder"."""
-        execution = {"command": cli.command_line(), "sweep_shows": self.shown}
-        return RunFolder(self.path, self.config, execution=execution)
+        execution = {"command": command_line(), "sweep_shows": self.shown}
+        if (self.path / "cells").is_dir() and not (self.path / "config.json").exists():
+            delete(self.path, ("results.csv", "summary.json", "figures"))  # made of the cells
+        return RunFolder(self.path, config, execution=execution, wait=wait)
 
     def folder_of(self, name: str) -> Path:
         """The run folder of a cell."""
         return self.path / "cells" / name
 
     def done(self, name: str) -> bool:
-        """Whether a cell is finished."""
-        return (self.folder_of(name) / "summary.json").exists()
+        """Whether a cell is finished, and its files are as they were written."""
+        if name not in self._whole and manifest.whole(self.folder_of(name), "summary.json"):
+            self._whole.add(name)
+        return name in self._whole
 
     def left(self, names: Sequence[str] | None = None) -> list[str]:
         """Cells that are not finished, of these or of all."""
         return [name for name in (self.cells if names is None else names) if not self.done(name)]
 
-    def unit(self, names: Sequence[str]) -> Unit | None:
+    def unit(self, cells: Sequence[Cell]) -> Unit | None:
         """How cells are computed together; None for one alone."""
-        if len(names) == 1 or not self.options.joined:
+        if len(cells) == 1 or not self.options.joined:
             return None
-        name = cli.content_hash(json.dumps(list(names)).encode())[:12]
-        return Unit(self.path / "units" / name, tuple(self.cells[n] for n in names))
+        name = content_hash(json.dumps([cell.name for cell in cells]).encode())[:12]
+        return Unit(self.path / "units" / name, tuple(cells))
 
     def drop(self, unit: Unit | None) -> None:
         """Deletes what a unit was computed in, once its cells are finished."""
         if unit is not None and not self.left([cell.name for cell in unit.cells]):
             shutil.rmtree(unit.folder, ignore_errors=True)
 
-    # Cells that failed: tried again by processes that start later.
+    # Cells that failed are tried again by the next command.
 
     def fail(self, name: str, reason: str) -> None:
         """Notes why a cell failed."""
-        path = self.folder_of(name)
-        make_folder(path)
-        note = {"error": reason, "time": time.time()}
-        write_atomically(path / "failed.json", json.dumps(note).encode())
+        make_folder(self.folder_of(name))
+        write_atomically(self._note(name), json.dumps({"error": reason}).encode())
 
-    def failure(self, name: str) -> dict[str, Any] | None:
-        """{"error", "time"} of a cell that failed and is not finished."""
-        path = self.folder_of(name) / "failed.json"
-        if self.done(name) or not path.exists():
-            return None
-        return {"error": "unknown", "time": 0.0} | read_object(path)
+    def forget_failure(self, name: str) -> None:
+        """Before a cell is tried again."""
+        self._note(name).unlink(missing_ok=True)
 
-    def next_unit(
-        self, mine: Sequence[list[str]], since: float, last: str | None
-    ) -> tuple[list[str], Claim] | None:
-        """A unit to be computed and the claim on it; None where there is none.
+    def failures(self) -> dict[str, str]:
+        """{cell: why} of those that failed and are not finished."""
+        return {name: self._failure(name) for name in self.left() if self._note(name).exists()}
 
-        First those that share their programs with what this process has compiled, then those whose
-        programs no other process is compiling.
+    def _failure(self, name: str) -> Any:
+        try:
+            return read_object(self._note(name)).get("error", "unknown")
+        except RunError:
+            return "unknown"
 
-        Args:
-            mine: The units this process may take.
-            since: When it began: cells that have failed since are left alone.
-            last: The group of its last cell.
-        """
-        open_, holders = [], self.claims.holders()
-        for i, unit in enumerate(mine):
-            left = self.left(unit)
-            failed = [f for name in left if (f := self.failure(name)) and f["time"] >= since]
-            if left and not failed:
-                open_.append((i, unit, holders.get(_claim(unit))))
-        taken = {self.groups[unit[0]] for _, unit, holder in open_ if holder}
-        free = [(i, unit) for i, unit, holder in open_ if holder is None]
-
-        def rank(found):
-            group = self.groups[found[1][0]]
-            return group != last, group in taken, found[0]
-
-        for _, unit in sorted(free, key=rank):
-            claim = self.claims.take(_claim(unit))
-            if claim is not None:
-                if self.left(unit):
-                    return unit, claim
-                claim.close()  # just finished by another
-        return None
-
-
-def _claim(unit):
-    """The name of a unit's claim."""
-    return f"unit-{unit[0]}"
+    def _note(self, name):
+        return self.folder_of(name) / "failed.json"

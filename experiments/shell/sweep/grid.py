@@ -7,11 +7,14 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from experiments.shell import cli
 from experiments.shell.flag_values import Flags
+from experiments.shell.options import config_of, content_hash, parse
 
 # Of the sweep itself, or of where it is: a cell has its own.
-SWEEPS_OWN = ("sweep", "sweep_shows", "slice", "workers", "output_dir", "run_name", "overwrite")
+SWEEPS_OWN = (
+    "sweep", "sweep_shows", "slice", "only_cells", "workers", "scheduler", "output_dir", "run_name",
+    "overwrite",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -106,8 +109,8 @@ def cells_of(flag_values: Flags, axes: Sequence[Axis], arguments: Sequence[str])
             for name, value in zip(axis.names, of_axis, strict=True)
         }
         options = flag_values.copied()
-        cli.parse(options, [*base, *(f"--{name}={value}" for name, value in values.items())])
-        config = cli.config_of(options, options.experiment, options.aside)
+        parse(options, [*base, *(f"--{name}={value}" for name, value in values.items())])
+        config = config_of(options, options.experiment, options.aside)
         name = name_of(values)
         same = known.setdefault(json.dumps(config, default=str), name)
         if same != name or any(cell.name == name for cell in cells):
@@ -124,7 +127,7 @@ def name_of(values: dict[str, str]) -> str:
     short = re.sub(r"[^A-Za-z0-9=.,+_-]+", "-", text)
     if short == text and len(text) <= 100:
         return text
-    return f"{short[:80].rstrip(',-=.')},{cli.content_hash(text.encode())[:6]}"
+    return f"{short[:80].rstrip(',-=.')},{content_hash(text.encode())[:6]}"
 
 
 def without(arguments: Sequence[str], names: Sequence[str]) -> list[str]:
@@ -140,8 +143,8 @@ def without(arguments: Sequence[str], names: Sequence[str]) -> list[str]:
     return kept
 
 
-def units_of(cells: Sequence[Cell], together: bool, processes: int) -> list[list[str]]:
-    """The names of cells that are claimed as one.
+def units_of(cells: Sequence[Cell], together: bool, processes: int) -> list[list[Cell]]:
+    """Cells that one process computes together.
 
     Args:
         cells: Of the grid.
@@ -150,15 +153,15 @@ def units_of(cells: Sequence[Cell], together: bool, processes: int) -> list[list
         processes: That share the work: for more than one there are two units for each, if there
             are so many cells.
     """
-    groups: dict[str, list[str]] = {}
-    for cell in cells:
-        groups.setdefault(cell.group, []).append(cell.name)
     if not together:
-        return [[cell.name] for cell in cells]
+        return [[cell] for cell in cells]
+    groups: dict[str, list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault(cell.group, []).append(cell)
     wanted = 1 if processes == 1 else math.ceil(2 * processes / len(groups))
     units = []
-    for names in groups.values():
-        parts = [n for n in range(1, len(names) + 1) if len(names) % n == 0]
-        size = len(names) // next((n for n in parts if n >= wanted), len(names))
-        units += [names[i : i + size] for i in range(0, len(names), size)]
+    for group in groups.values():
+        parts = [n for n in range(1, len(group) + 1) if len(group) % n == 0]
+        size = len(group) // next((n for n in parts if n >= wanted), len(group))
+        units += [group[i : i + size] for i in range(0, len(group), size)]
     return units

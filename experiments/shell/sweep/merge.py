@@ -10,11 +10,16 @@ from typing import Any
 from experiments.shell.sweep.figures import grid_figure
 from experiments.shell.sweep.folder import SweepFolder
 from rank_collapse.report.intervals import mean_interval
-from rank_collapse.runs.files import RunError, read_object
+from rank_collapse.runs.files import RunError
+from rank_collapse.runs.folder import RunFolder
 
 
-def show(sweep: SweepFolder) -> int:
+def show(sweep: SweepFolder, folder: RunFolder) -> int:
     """Merges the cells as soon as each is finished or has failed; prints how far the sweep is.
+
+    Args:
+        sweep: The sweep.
+        folder: Its run folder, opened.
 
     Returns:
         0, or 1 where a cell failed.
@@ -22,39 +27,31 @@ def show(sweep: SweepFolder) -> int:
     Raises:
         ValueError: What is to be shown is not in the tables of the cells.
     """
-    failures = {name: found["error"] for name in sweep.cells if (found := sweep.failure(name))}
-    left = sweep.left()
+    failures, left = sweep.failures(), sweep.left()
     for name, reason in failures.items():
         print(f"failed: {name}: {reason}", file=sys.stderr)
     if set(left) <= failures.keys() and len(left) < len(sweep.cells):
-        with sweep.claims.wait("folder"):
-            summary = publish(sweep, failures)
-        for line in lines_of(summary):
+        for line in lines_of(publish(sweep, folder, failures)):
             print(line)
     done = len(sweep.cells) - len(left)
     print(f"{done} of {len(sweep.cells)} cells are done: {sweep.path}")
     return 1 if failures else 0
 
 
-def publish(sweep: SweepFolder, failures: dict[str, str]) -> dict[str, Any]:
+def publish(sweep: SweepFolder, folder: RunFolder, failures: dict[str, str]) -> dict[str, Any]:
     """Writes what is missing, or of fewer cells, of results.csv, figures/ and summary.json."""
     names = [name for name in sweep.cells if sweep.done(name)]
     shown = sweep.shown or default_shown(sweep, names)
     current = {"shows": shown, "cells": names, "failed": failures}
-    path = sweep.path / "summary.json"
-    old = read_object(path) if path.exists() else {}
     values = {name: shown_of(sweep, name, shown) for name in names}
     if not any(values.values()):
         raise ValueError(f"--sweep_shows={shown}: no cell has a row of that with a number")
-    if any(old.get(key) != value for key, value in current.items()):
-        for file in ("summary.json", "results.csv", "figures/grid.png", "figures/grid.pdf"):
-            (sweep.path / file).unlink(missing_ok=True)
-    with sweep.run_folder() as run:
-        return run.publish(
-            rows=partial(rows_of, sweep, names),
-            figures={"grid": partial(grid_figure, sweep.axes, sweep.cells, values, shown)},
-            summary=lambda: current | {"values": values, "mean": means_of(values)},
-        )
+    return folder.publish(
+        rows=partial(rows_of, sweep, names),
+        figures={"grid": partial(grid_figure, sweep.axes, sweep.cells, values, shown)},
+        summary=lambda: {"values": values, "mean": means_of(values)},
+        shown=current,
+    )
 
 
 def rows_of(sweep: SweepFolder, names: list[str]) -> Iterator[dict[str, Any]]:
@@ -132,7 +129,7 @@ def means_of(values: dict[str, dict[str, float]]) -> dict[str, dict[str, Any]]:
 
 def lines_of(summary: dict[str, Any]) -> Iterator[str]:
     """The means by cell, as they are printed."""
-    yield f"{summary['shows']}, mean over seeds:"
+    yield f"{summary['shown']['shows']}, mean over seeds:"
     for name, found in summary["mean"].items():
         if found["mean"] is None:
             yield f"  {name:40s} no number"

@@ -1,26 +1,25 @@
-"""What a process does for a sweep: unit after unit, until there is none left for it."""
+"""What a process does for a sweep: one cell after the other, or all through a cluster's workers."""
 
 import contextlib
 import io
 import os
 import re
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import jax
 
-from experiments.shell import cli, exhausted, signals
+from experiments.shell import exhausted, signals
+from experiments.shell.devices import set_up_devices
 from experiments.shell.flag_values import Flags
-from experiments.shell.sweep import merge, workers
-from experiments.shell.sweep.folder import SweepFolder
-from experiments.shell.sweep.grid import axes_of, cells_of
-from rank_collapse.runs.files import InUseError, RunError
+from experiments.shell.sweep import cluster, merge
+from experiments.shell.sweep.folder import BRIEFLY, SweepFolder
+from experiments.shell.sweep.grid import Cell, axes_of, cells_of, units_of
+from rank_collapse.runs.files import RunError
 
 # A program that is compiled again for another cell is read from the cache, also a quick one.
 _KEPT_SECONDS = 0.2
-_DYING_SECONDS = 10
 
 
 def run(main: Callable, options: Flags, arguments: list[str]) -> int:
@@ -42,19 +41,57 @@ def run(main: Callable, options: Flags, arguments: list[str]) -> int:
     axes = axes_of(options.sweep)
     cells = cells_of(options, axes, arguments)
     index, parts = slice_of(options.slice)
+    shared = options.workers > 1 or options.scheduler is not None
     if options.overwrite and parts > 1:
         raise ValueError("--overwrite in a slice would delete what other slices have finished")
+    if shared and parts > 1:
+        raise ValueError("--slice and --workers or --scheduler exclude each other")
+    if options.workers > 1 and options.scheduler is not None:
+        raise ValueError("--workers and --scheduler exclude each other")
     sweep = SweepFolder(options, axes, cells, options.sweep_shows or options.shows)
+    if options.only_cells is not None:
+        set_up_devices(options)
+        compute(main, sweep, [chosen(cells, options.only_cells)])
+        return 0
     if options.overwrite:
         sweep.clear()
-    begun = time.time()
-    sweep.open(parts * options.workers)
-    if options.workers > 1:
-        workers.run(sweep, arguments)
-    cli.set_up_devices(options)
-    first, last = (len(sweep.units) * i // parts for i in (index, index + 1))
-    compute(main, sweep, sweep.units[first:last], begun)
-    return merge.show(sweep)
+    if shared:
+        return on_cluster(sweep, arguments)
+    set_up_devices(options)
+    units = units_of(cells, options.joined, parts)
+    mine = units[len(units) * index // parts : len(units) * (index + 1) // parts]
+    if parts == 1:
+        with sweep.run_folder() as folder:
+            compute(main, sweep, mine)
+            return merge.show(sweep, folder)
+    sweep.run_folder(wait=BRIEFLY).close()
+    compute(main, sweep, mine)
+    with sweep.run_folder(wait=BRIEFLY) as folder:
+        return merge.show(sweep, folder)
+
+
+def on_cluster(sweep: SweepFolder, arguments: list[str]) -> int:
+    """The sweep by the workers of --workers or --scheduler; the exit code."""
+    with cluster.opened(sweep.options) as client, sweep.run_folder() as folder:
+        units = units_of(list(sweep.cells.values()), sweep.options.joined, cluster.slots(client))
+        cluster.compute(client, sweep, units, arguments)
+        return merge.show(sweep, folder)
+
+
+def chosen(cells: Sequence[Cell], numbers: str) -> list[Cell]:
+    """The cells of --only_cells=0,1,2, from 0.
+
+    Raises:
+        ValueError: A number that there is not.
+    """
+    found = []
+    for number in numbers.split(","):
+        if not re.fullmatch("[0-9]+", number) or int(number) >= len(cells):
+            raise ValueError(
+                f"--only_cells={numbers}: {number!r} is not one of 0 to {len(cells) - 1}"
+            )
+        found.append(cells[int(number)])
+    return found
 
 
 def slice_of(text: str | None) -> tuple[int, int]:
@@ -73,72 +110,57 @@ def slice_of(text: str | None) -> tuple[int, int]:
             text = f"{(int(variables[0]) - int(least)) // int(step)}/{variables[1]}"
     if not text:
         return 0, 1
-    found = re.fullmatch(r"(\d+)/(\d+)", text)
+    found = re.fullmatch(r"([0-9]+)/([0-9]+)", text)
     if found is None or not int(found[1]) < int(found[2]):
         raise ValueError(f"{source}={text} is not i/n with i from 0 to n − 1")
     return int(found[1]), int(found[2])
 
 
-def compute(main: Callable, sweep: SweepFolder, mine: list[list[str]], since: float) -> None:
-    """Computes units that no other process has, one after the other.
+def compute(main: Callable, sweep: SweepFolder, units: Sequence[Sequence[Cell]]) -> None:
+    """Computes cells in this process, those of a unit as one ensemble, one unit after the other.
 
     Args:
         main: Of the binary.
-        sweep: The opened folder.
-        mine: Its units, of which this process takes what it gets.
-        since: When it began.
+        sweep: The folder.
+        units: This process's.
     """
     jax.config.update("jax_persistent_cache_min_compile_time_secs", min(
         _KEPT_SECONDS, jax.config.jax_persistent_cache_min_compile_time_secs
     ))  # fmt: skip
-    last, programs = None, {}
-    while (found := sweep.next_unit(mine, since, last)) is not None:
-        names, claim = found
-        with claim:
-            if sweep.groups[names[0]] != last:
-                last, programs = sweep.groups[names[0]], {}
-            unit = sweep.unit(names)
-            for name in sweep.left(names):
-                done = len(sweep.cells) - len(sweep.left())
-                print(f"[{done + 1}/{len(sweep.cells)}] {name}", file=sys.stderr, flush=True)
-                options = sweep.cells[name].options
-                options.belong_to(unit=unit, programs=programs)
-                options.output_dir = str(sweep.folder_of(name))
-                compute_cell(partial(main, options), sweep, name)
-                signals.check()
-            sweep.drop(unit)
-
-
-def _once_free(main):
-    """main(), again for a while where a process that was killed still has its folder.
-
-    The claim on the cell is this process's; the lock of a dying one goes with its last thread.
-    """
-    limit = time.monotonic() + _DYING_SECONDS
-    while True:
-        try:
-            return main()
-        except InUseError:
-            if time.monotonic() > limit:
-                raise
-            time.sleep(0.1)
+    group, programs = None, {}
+    done = len(sweep.cells) - len(sweep.left())
+    for cells in units:
+        if cells[0].group != group:
+            group, programs = cells[0].group, {}
+        unit = sweep.unit(cells)
+        for name in sweep.left([cell.name for cell in cells]):
+            done += 1
+            print(f"[{done}/{len(sweep.cells)}] {name}", file=sys.stderr, flush=True)
+            options = sweep.cells[name].options
+            options.belong_to(unit=unit, programs=programs)
+            options.output_dir = str(sweep.folder_of(name))
+            compute_cell(partial(main, options), sweep, name)
+            signals.check()
+        sweep.drop(unit)
 
 
 def compute_cell(main: Callable, sweep: SweepFolder, name: str) -> None:
     """Runs one cell; what goes wrong in it is noted, and the others go on."""
+    sweep.forget_failure(name)
     try:
         with contextlib.redirect_stdout(io.StringIO()):
-            _once_free(main)
+            main()
         if not sweep.done(name):
             raise RunError("it left no summary.json")
     except (ValueError, RunError, OSError, MemoryError) as error:
-        _failed(sweep, name, " ".join((str(error) or type(error).__name__).split()))
+        failed(sweep, name, " ".join((str(error) or type(error).__name__).split()))
     except jax.errors.JaxRuntimeError as error:
         if not exhausted.out_of_memory(error):
             raise
-        _failed(sweep, name, exhausted.one_line(error))
+        failed(sweep, name, exhausted.one_line(error))
 
 
-def _failed(sweep, name, reason):
+def failed(sweep: SweepFolder, name: str, reason: str) -> None:
+    """Says and notes why a cell failed."""
     print(f"{name}: {reason}", file=sys.stderr, flush=True)
     sweep.fail(name, reason)

@@ -1,0 +1,225 @@
+"""The flags of a binary: the shared ones, how they are parsed, and the folder they name."""
+
+import hashlib
+import inspect
+import json
+import math
+import re
+import shlex
+import sys
+import textwrap
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from absl import flags
+
+from experiments.shell.flag_values import Flags
+
+# Flags that do not change results, or their rounding alone (num_devices): recorded in config.json,
+# not compared on resume.
+EXECUTION = {
+    "help", "output_dir", "run_name", "overwrite", "num_devices", "distributed", "debug",
+    "sweep", "sweep_shows", "slice", "only_cells", "workers", "scheduler", "memory_gb",
+}  # fmt: skip
+
+
+def make_flags(
+    experiment: str,
+    *,
+    num_seeds: int | None = None,
+    sweeps: bool = True,
+    execution: Sequence[str] = (),
+    **about: Any,
+) -> Flags:
+    """The flags all binaries share, to which a binary adds its own with `flag_values=`.
+
+    Args:
+        experiment: Name of the folder under results/.
+        num_seeds: Default of --num_seeds; None for a binary without seeds (no --seed and no
+            --distributed either).
+        sweeps: Whether --sweep makes sense: a run leaves a folder with a table.
+        execution: Names of further flags that change no result beyond rounding (a chunk size).
+        **about: Further arguments of `Flags`.
+    """
+    values = bare_flags(Flags(experiment, aside=EXECUTION | set(execution), **about))
+
+    def boolean(name, text):
+        flags.DEFINE_boolean(name, False, text, flag_values=values)
+
+    def integer(name, default, text, lower_bound):
+        flags.DEFINE_integer(name, default, text, lower_bound=lower_bound, flag_values=values)
+
+    folder = (
+        f"Folder of the run (default results/{experiment}/<run name>); with --run_name its parent."
+    )
+    name = "Name of the run (default: made from the flags that are not at their defaults)."
+    flags.DEFINE_string("output_dir", None, folder, flag_values=values)
+    flags.DEFINE_string("run_name", None, name, flag_values=values)
+    boolean("overwrite", "Delete what an earlier run left in the folder and start afresh.")
+    if num_seeds is not None:
+        integer("seed", 0, "Base seed; seed s of the run is fold_in(key(seed), s).", 0)
+        integer("num_seeds", num_seeds, "Seeds, run as one ensemble.", 1)
+        boolean("distributed", "One of several processes that share the seeds; see BUILD.md.")
+    integer(
+        "num_devices",
+        0,
+        "Devices of a process, which share the seeds (0: all; on a CPU one per core).",
+        0,
+    )
+    if sweeps:
+        _sweep_flags(values)
+    return values
+
+
+def bare_flags(values: flags.FlagValues | None = None) -> flags.FlagValues:
+    """The flags of a command that computes nothing: --debug and --help; added to those given."""
+    values = flags.FlagValues() if values is None else values
+    for name, text, short in (
+        ("debug", "Show the traceback of an error.", None),
+        ("help", "Show this and exit.", "h"),
+    ):
+        flags.DEFINE_boolean(name, False, text, short_name=short, flag_values=values)
+    return values
+
+
+def _sweep_flags(values):
+    def string(name, text):
+        flags.DEFINE_string(name, None, text, flag_values=values)
+
+    string(
+        "sweep",
+        "Run a grid: products a=1,2;b=3,4 and values that change together a,b=1:3,2:4. Each cell "
+        "is a run in <folder>/cells/; the folder holds one table and one figure of all.",
+    )
+    string(
+        "sweep_shows",
+        "What its figure shows: a column of results.csv, then conditions such as layer=2 or "
+        f"layer=last (default {values.shows or 'the first column of fractions'}).",
+    )
+    string("slice", "i/n: the i-th of n parts of the sweep, from 0 (default: of a Slurm array).")
+    string("scheduler", "Address of a Dask scheduler whose workers share the sweep.")
+    string("only_cells", "Numbers of the cells that this process computes together (for workers).")
+    flags.DEFINE_integer(
+        "workers", 1, "Processes of this machine that share the sweep; 1: this one, in order.",
+        lower_bound=1, flag_values=values,
+    )  # fmt: skip
+
+
+def definer(flag_values: flags.FlagValues) -> Callable[..., None]:
+    """define(kind, name, default, text, *choices, **limits): absl's DEFINE_<kind> on them."""
+
+    def define(kind, name, default, text, *choices, **limits):
+        add = getattr(flags, f"DEFINE_{kind}")
+        add(name, default, *choices, text, flag_values=flag_values, **limits)
+
+    return define
+
+
+def parse(
+    flag_values: flags.FlagValues, arguments: Sequence[str], positional: str | None = None
+) -> flags.FlagValues:
+    """The flags with the given arguments' values; `positional` is a flag that may stand alone.
+
+    Raises:
+        flags.Error, ValueError: An unknown flag, a bad value, or an argument that is no flag.
+    """
+    for name in flag_values:
+        flag_values[name].unparse()
+    flag_values.unparse_flags()
+    rest = flag_values(["binary", *arguments])[1:]
+    if positional and rest and not flag_values[positional].present:
+        flag_values[positional].parse(rest.pop(0))
+    if rest:
+        raise ValueError(f"unexpected argument {rest[0]!r}; flags are written --name=value")
+    for name in flag_values:
+        _check_value(name, flag_values[name])
+    for argument, following in zip(arguments, [*arguments, ""][1:], strict=True):
+        name, equals, value = argument.lstrip("-").partition("=")
+        value = value if equals else following
+        text = name in flag_values and type(flag_values[name].parser) is flags.ArgumentParser
+        if not text and any(c.isdigit() and not c.isascii() for c in value):
+            raise ValueError(f"--{name}={value} is not written in the digits 0 to 9")
+    return flag_values
+
+
+def _check_value(name, flag):
+    """Refuses what no flag takes: NaN, an empty text or list, a run name that is no folder's."""
+    value = flag.value
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"--{name}={value} is not a finite number")
+    if name == "run_name" and value is not None:
+        own = Path(value).name == value and value not in ("", "..") and value.isprintable()
+        if not own or value.startswith("-"):
+            raise ValueError(f"--run_name={value!r} is no name of a folder")
+    empty = not value.strip() if isinstance(value, str) else value == []
+    if flag.present and empty:
+        raise ValueError(f"--{name} is empty: is a variable unset?")
+
+
+def help_text(main: Callable, flag_values: flags.FlagValues) -> str:
+    """What the binary is about and one entry per flag: the binary's own first."""
+    about = getattr(main, "about", None) or inspect.getmodule(main).__doc__ or ""
+    purpose = inspect.cleandoc(about)
+    common = {*EXECUTION, "seed", "num_seeds"}
+    unique = {flag.name: flag for flag in (flag_values[name] for name in flag_values)}
+    lines = [purpose, "", "Flags:"]
+    for name in sorted(unique, key=lambda n: (n in common, n)):
+        flag = unique[name]
+        default = "" if flag.default in (None, False) else f" (default {flag.default})"
+        choices = getattr(flag.parser, "enum_values", None)
+        allowed = f" One of: {', '.join(choices)}." if choices else ""
+        text = " ".join((flag.help + allowed + default).split())
+        lines.append(f"  --{name}")
+        lines += textwrap.wrap(text, 92, initial_indent=" " * 6, subsequent_indent=" " * 6)
+    return "\n".join(lines)
+
+
+def config_of(
+    options: flags.FlagValues, experiment: str, aside: set[str] = EXECUTION
+) -> dict[str, Any]:
+    """What of the flags determines the results."""
+    named = (n for n in sorted(options) if options[n].name == n and n not in aside)
+    return {"experiment": experiment} | {n: options[n].value for n in named}
+
+
+def folder_of(options: flags.FlagValues, experiment: str, aside: set[str] = EXECUTION) -> Path:
+    """Where a run with these flags leaves what it finds; that of a sweep is named after it too."""
+    name = options.run_name
+    if options.output_dir is None:
+        return Path("results") / experiment / (name or default_run_name(options, aside))
+    return Path(options.output_dir) / name if name else Path(options.output_dir)
+
+
+def default_run_name(options: flags.FlagValues, aside: set[str] = EXECUTION) -> str:
+    """Flags that are not at their defaults, shortened, with a hash of all of them.
+
+    "default" when there are none: the same flags give the same folder, others another.
+    """
+    changed = {
+        name: options[name].value
+        for name in sorted(options)
+        if options[name].name == name
+        and name not in aside
+        and options[name].value != options[name].default
+    }
+    if not changed:
+        return "default"
+    text = ",".join(
+        f"{name}={'+'.join(map(str, value)) if isinstance(value, list) else value}"
+        for name, value in changed.items()
+    )
+    short = re.sub(r"[^A-Za-z0-9=.,+_-]+", "-", text)[:80].rstrip(",-=")
+    return f"{short},{content_hash(json.dumps(changed, default=str).encode())[:6]}"
+
+
+def content_hash(data: bytes) -> str:
+    """SHA-256 of an input, for `extra` of `open_run`."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def command_line() -> str:
+    """The command that started this process, as a user types it, without machine paths."""
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    program = f"-m {spec.name}" if spec is not None else Path(sys.argv[0]).name
+    return f"python {program} {shlex.join(sys.argv[1:])}".strip()

@@ -1,0 +1,102 @@
+"""What a Dask worker runs for a cell: a child process. Sent to workers as it is, by value."""
+
+import collections
+import contextlib
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+
+LINES = 20  # of what a child prints at its end are kept
+SIGNALLED = (129, 130, 143)  # exit codes of a child that was asked to end
+
+
+def run(
+    command: list[str],
+    folder: str,
+    variables: dict[str, str],
+    share: str,
+    places: dict[str, int],
+    gpus: list[str],
+) -> tuple[int, list[str]]:
+    """Runs a command as a child of this worker; (its exit code, the last lines it printed).
+
+    The child is sent SIGTERM when the task is cancelled, and ends by itself when this process does.
+
+    Args:
+        command: The interpreter's place is taken by this worker's own.
+        folder: In which it runs.
+        variables: For its environment.
+        share: The variable that says with how many others it shares the host.
+        places: {address of a host: children at a time}.
+        gpus: Of a local cluster, by the number of the worker; else those the worker sees.
+
+    Raises:
+        ChildProcessError: A signal ended it.
+    """
+    from distributed import get_worker
+    from distributed.comm.addressing import get_address_host
+
+    worker = get_worker()
+    key = worker.get_current_task()
+    environment = (
+        os.environ | variables | {share: str(places.get(get_address_host(worker.address), 1))}
+    )
+    with contextlib.ExitStack() as stack:
+        if worker.state.total_resources.get("GPU"):
+            one = stack.enter_context(gpu(worker, gpus))
+            environment |= {"CUDA_VISIBLE_DEVICES": one, share: "1"}
+        process = subprocess.Popen(
+            [sys.executable, *command[1:]],
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.PIPE,  # its end is this process's
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        last: collections.deque[str] = collections.deque(maxlen=LINES)
+        reader = threading.Thread(
+            target=lambda: last.extend(line.rstrip() for line in process.stdout), daemon=True
+        )
+        reader.start()
+        asked = False
+        while True:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = process.wait(timeout=0.3)
+                break
+            task = worker.state.tasks.get(key)
+            if not asked and (task is None or task.state not in ("executing", "long-running")):
+                asked = True
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGTERM)
+        process.stdin.close()
+        reader.join(timeout=5)
+    if code < 0 or code in SIGNALLED:
+        name = signal.Signals(-code if code < 0 else code - 128).name
+        hint = " (out of memory?)" if code == -signal.SIGKILL else ""
+        raise ChildProcessError(f"its process was ended by {name}{hint}")
+    return code, list(last)
+
+
+@contextlib.contextmanager
+def gpu(worker, gpus):
+    """One of the GPUs of a worker, which no other of its children has meanwhile."""
+    with worker._lock:
+        free = worker.__dict__.get("free_gpus")
+        if free is None:
+            free = worker.free_gpus = queue.SimpleQueue()
+            own = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+            count = int(worker.state.total_resources["GPU"])
+            names = [gpus[int(worker.name)]] if gpus else own if own != [""] else range(count)
+            for name in names:
+                free.put(str(name))
+    one = free.get()
+    try:
+        yield one
+    finally:
+        free.put(one)

@@ -1,0 +1,277 @@
+"""Sweeps on Dask: workers, schedulers and parents that die, and tables equal to a serial run's."""
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import swept_stub
+from killed_runs import check_whole, content
+from marks import slow_but
+from two_processes import REPOSITORY
+
+from experiments.shell import cli
+from experiments.shell.sweep import cluster
+
+pytestmark = pytest.mark.skipif(not Path("/proc").exists(), reason="children are found in /proc")
+STUB = "tests/swept_stub.py"
+GRIDS = {4: "--sweep=rate=0.5,2;depth=1,3", 9: "--sweep=rate=0.5,1,2;depth=1,2,3"}
+LIMIT = 300  # seconds: far above what a sweep takes on a busy machine
+
+
+@contextlib.contextmanager
+def started(*arguments, seconds=0.2, **variables):
+    """A process that is killed at the end, if it has not ended."""
+    path = os.pathsep.join((str(REPOSITORY), str(REPOSITORY / "tests")))
+    environment = os.environ | variables | {
+        "PYTHONPATH": path, "JAX_PLATFORMS": "cpu", swept_stub.SECONDS: str(seconds),
+    }  # fmt: skip
+    process = subprocess.Popen(
+        [sys.executable, *arguments], cwd=REPOSITORY, env=environment,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def sweep(folder, *arguments, cells=4, grid=None, **variables):
+    return started(STUB, grid or GRIDS[cells], f"--output_dir={folder}", *arguments, **variables)
+
+
+def output(process):
+    return process.communicate(timeout=LIMIT)[0]
+
+
+def processes_of(folder):
+    """{number: command line} of all children of the sweep in a folder, wherever they are."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            line = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            if str(folder) in line and "--only_cells" in line:
+                found[int(path.parent.name)] = line
+    return found
+
+
+def parent_of(number):
+    return int(Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def wait_for(what, condition, limit=120):
+    end = time.monotonic() + limit
+    while not (found := condition()):
+        assert time.monotonic() < end, what
+        time.sleep(0.02)
+    return found
+
+
+def at_work(folder):
+    """A child that has saved a state of a cell."""
+    return processes_of(folder) if list(folder.glob("cells/*/checkpoints/*.npz")) else None
+
+
+def none_is_left(folder):
+    wait_for("children go on", lambda: not processes_of(folder), limit=45)
+
+
+@pytest.fixture(scope="module")
+def serial(tmp_path_factory):
+    """What sweeps leave that one process has computed, by how many cells there are."""
+    found = {}
+    for cells, grid in GRIDS.items():
+        folder = tmp_path_factory.mktemp("serial") / "sweep"
+        arguments = [grid, f"--output_dir={folder}"]
+        assert cli.execute(swept_stub.main, swept_stub.FLAGS, arguments) == 0
+        found[cells] = content(folder)
+    return found
+
+
+@contextlib.contextmanager
+def scheduler(*workers, **variables):
+    """(address, processes of the scheduler and of the workers) started by hand."""
+    with contextlib.ExitStack() as stack:
+        command = ("-m", "distributed.cli.dask_scheduler", "--port=0", "--no-dashboard")
+        command += ("--host=127.0.0.1",)
+        of_scheduler = stack.enter_context(started(*command, **variables))
+        address = ""
+        for line in of_scheduler.stdout:
+            if "Scheduler at:" in line:
+                address = line.split()[-1]
+                break
+        found = [of_scheduler]
+        for own in workers:
+            command = ("-m", "distributed.cli.dask_worker", address, "--no-dashboard", *own)
+            found.append(stack.enter_context(started(*command, **variables)))
+        yield address, found
+
+
+def has_a_child(worker, folder):
+    return worker.pid in map(parent_of, processes_of(folder))
+
+
+@pytest.mark.parametrize("cells", [4, pytest.param(9, marks=pytest.mark.slow)])
+def test_a_worker_by_hand_that_is_killed_and_another_that_goes_on(cells, serial, tmp_path):
+    folder, one = tmp_path / "sweep", ("--nthreads=1", "--no-nanny")
+    with (
+        scheduler(one, one) as (address, (_, first, _)),
+        sweep(folder, f"--scheduler={address}", cells=cells) as process,
+    ):
+        wait_for("no child began", lambda: at_work(folder))
+        wait_for("the first worker has no child", lambda: has_a_child(first, folder))
+        first.kill()
+        printed = output(process)
+        assert process.returncode == 0 and f"{cells} of {cells} cells" in printed, printed
+    assert f"[{cells}/{cells}] rate=" in printed and "Traceback" not in printed
+    check_whole(folder, serial[cells])
+    none_is_left(folder)
+
+
+def test_a_killed_parent_leaves_no_process_and_the_same_command_goes_on(serial, tmp_path):
+    folder = tmp_path / "sweep"
+    with sweep(folder, "--workers=2") as process:
+        wait_for("no child began", lambda: at_work(folder))
+        process.kill()
+    none_is_left(folder)
+    with sweep(folder, "--workers=2", seconds=0) as process:
+        printed = output(process)
+    assert process.returncode == 0, printed
+    check_whole(folder, serial[4])
+    logs = [path.read_text() for path in folder.glob("cells/*/log.txt")]
+    assert any(f"behind step {n} " in log for log in logs for n in range(1, swept_stub.STEPS + 1))
+
+
+@pytest.mark.parametrize("where", ["workers", pytest.param("by hand", marks=pytest.mark.slow)])
+def test_ctrl_c_leaves_what_is_done_and_no_process(where, serial, tmp_path):
+    folder = tmp_path / "sweep"
+    with contextlib.ExitStack() as stack:
+        asked = "--workers=2"
+        if where == "by hand":
+            address, _ = stack.enter_context(scheduler(("--nthreads=2",)))
+            asked = f"--scheduler={address}"
+        process = stack.enter_context(sweep(folder, asked))
+        wait_for("no child began", lambda: at_work(folder))
+        process.send_signal(signal.SIGINT)
+        printed = output(process)
+        assert (
+            process.returncode == 130 and "interrupted: the same command again resumes" in printed
+        )
+        assert "Traceback" not in printed, printed
+        assert not processes_of(folder)
+    with sweep(folder, "--workers=2", seconds=0) as process:
+        output(process)
+    check_whole(folder, serial[4])
+
+
+def test_a_cell_that_dies_of_memory_is_named_and_the_others_go_on(tmp_path):
+    folder, grid = tmp_path / "sweep", "--sweep=rate=1,13,2"
+    with sweep(folder, "--workers=2", grid=grid, seconds=0) as process:
+        printed = output(process)
+    assert process.returncode == 1 and "2 of 3 cells are done" in printed, printed
+    assert "failed: rate=13: its process was ended by SIGKILL (out of memory?)" in printed
+    assert "Traceback" not in printed
+
+
+@pytest.mark.parametrize("address", slow_but(
+    ["tcp://127.0.0.1:9", "tcp://nowhere.invalid:1", "nothing"], "tcp://127.0.0.1:9"
+))  # fmt: skip
+def test_a_scheduler_that_does_not_answer_is_one_line(address, tmp_path, capsys):
+    begun = time.monotonic()
+    arguments = [GRIDS[4], f"--scheduler={address}", f"--output_dir={tmp_path / 'x'}"]
+    assert cli.execute(swept_stub.main, swept_stub.FLAGS, arguments) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and f"--scheduler={address} does not answer" in error
+    assert time.monotonic() - begun < 15
+
+
+@pytest.mark.slow
+def test_a_scheduler_that_is_lost_is_one_line(tmp_path):
+    folder = tmp_path / "sweep"
+    with (
+        scheduler(("--nthreads=1",)) as (address, (first, _)),
+        sweep(folder, f"--scheduler={address}") as process,
+    ):
+        wait_for("no child began", lambda: at_work(folder))
+        first.kill()
+        printed = output(process)
+    assert process.returncode == 2 and "is lost" in printed.splitlines()[-1], printed
+    assert "Traceback" not in printed
+    none_is_left(folder)
+
+
+@pytest.mark.slow
+def test_children_of_workers_with_gpus_have_one_each(tmp_path):
+    folder = tmp_path / "sweep"
+    worker = ("--nthreads=2", "--resources", "GPU=2")
+    with (
+        scheduler(worker, CUDA_VISIBLE_DEVICES="4,7") as (address, _),
+        sweep(folder, f"--scheduler={address}", seconds=0.3) as process,
+    ):
+        printed = output(process)
+    assert process.returncode == 0, printed
+    logs = [path.read_text() for path in folder.glob("cells/*/log.txt")]
+    assert {log.split()[-1] for log in logs} == {"4", "7"}
+
+
+@pytest.mark.slow
+def test_a_worker_that_stops_and_goes_on_later_harms_nothing(serial, tmp_path):
+    """Its cell is another's by then, who waits for its lease."""
+    folder, soon = tmp_path / "sweep", {"DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL": "3 seconds"}
+    one = ("--nthreads=1", "--no-nanny")
+    with (
+        scheduler(one, one, **soon) as (address, (_, first, _)),
+        sweep(folder, f"--scheduler={address}") as process,
+    ):
+        wait_for("the first worker has no child", lambda: has_a_child(first, folder))
+        first.send_signal(signal.SIGSTOP)
+        time.sleep(8)
+        first.send_signal(signal.SIGCONT)
+        printed = output(process)
+    assert process.returncode == 0, printed
+    check_whole(folder, serial[4])
+
+
+@pytest.mark.slow
+def test_fifteen_kills_of_workers_and_parents(serial, tmp_path):
+    draw, hit = random.Random(3), 0
+    for run in range(15):
+        folder = tmp_path / str(run)
+        with sweep(folder, "--workers=2", seconds=0.1) as process:
+            wait_for("no child began", lambda folder=folder: processes_of(folder))
+            time.sleep(draw.uniform(0, 8))
+            children = list(processes_of(folder))
+            hit += bool(children)
+            with contextlib.suppress(ProcessLookupError, FileNotFoundError):
+                workers = [parent_of(number) for number in children]
+                victims = [process.pid, *workers, *children]
+                os.kill(draw.choice(victims), signal.SIGKILL)
+            process.wait(timeout=LIMIT)
+        none_is_left(folder)
+        with sweep(folder, "--workers=2", seconds=0) as process:
+            printed = output(process)
+        assert process.returncode == 0, printed
+        check_whole(folder, serial[4])
+    assert hit >= 8
+
+
+def test_more_workers_than_gpus_are_refused(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(cluster, "gpus", lambda: ["0", "1"])
+    arguments = [GRIDS[4], "--workers=3", f"--output_dir={tmp_path / 'x'}"]
+    assert cli.execute(swept_stub.main, swept_stub.FLAGS, arguments) == 2
+    assert "--workers=3, but there are 2 GPUs" in capsys.readouterr().err
+
+
+def test_processes_of_a_sweep_share_cores_and_memory(monkeypatch):
+    from experiments.shell import devices, memory
+
+    cores, bytes_ = devices.cores(), memory.budget(None, [])
+    monkeypatch.setenv(devices.SHARE, "2")
+    assert devices.cores() == max(1, cores // 2) and memory.budget(3, []) == 1.5e9
+    assert memory.budget(None, []) == pytest.approx(bytes_ / 2, rel=0.5)

@@ -1,0 +1,139 @@
+"""The checksums of a run's files: one changed byte in any of them is found and mended or named."""
+
+import json
+import subprocess
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from rank_collapse.runs import manifest
+from rank_collapse.runs.files import RunError
+from rank_collapse.runs.folder import RunFolder, read_summary
+
+CONFIG = {"depth": 3}
+MADE_AGAIN = ["results.csv", "summary.json", "report.html", "figures/f.png", "figures/f.pdf"]
+NAMED = ["config.json", "arrays.npz", "models.safetensors", "models/a.npz", "metrics.jsonl"]
+
+
+def run(folder, monitor=True):
+    """A whole run; what it computed this time."""
+    computed = []
+
+    def measure():
+        computed.append("results")
+        return {"x": np.arange(3.0)}
+
+    def figure():
+        drawing = Figure()
+        drawing.subplots().plot([1, 2])
+        return drawing
+
+    def weights(name):
+        computed.append(name)
+        return name.encode() * 50
+
+    with RunFolder(folder, CONFIG) as opened:
+        x = opened.cached("results", measure)["x"]
+        if not (folder / "metrics.jsonl").exists():
+            computed.append("metrics.jsonl")
+            opened.append_metrics(1, {"loss": 0.5}, seed=0)
+        opened.publish(
+            rows=lambda: [{"x": value} for value in x],
+            figures={"f": figure},
+            files={"report.html": lambda: b"<p>"}
+            | {n: lambda n=n: weights(n) for n in ("models.safetensors", "models/a.npz")},
+            summary=lambda: {"mean": float(x.mean())},
+        )
+    return computed
+
+
+def content(folder):
+    return {p: p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.name != "log.txt"}
+
+
+def flip(path, place=0.4):
+    data = bytearray(path.read_bytes())
+    data[int(place * len(data))] ^= 1
+    path.write_bytes(bytes(data))
+
+
+def test_sha256sum_finds_every_file_whole(tmp_path):
+    assert len(run(tmp_path)) == 4 and run(tmp_path) == []
+    listed = {line.split("  ")[1] for line in (tmp_path / manifest.NAME).read_text().splitlines()
+              if not line.startswith("#")}  # fmt: skip
+    assert listed == {*MADE_AGAIN, *NAMED}
+    checked = subprocess.run(["sha256sum", "-c", "--quiet", manifest.NAME], cwd=tmp_path)
+    assert checked.returncode == 0
+
+
+@pytest.mark.parametrize("damage", [flip, lambda p: p.write_bytes(b""), "folder"])
+@pytest.mark.parametrize("name", MADE_AGAIN)
+def test_what_is_made_of_the_arrays_is_made_again(name, damage, tmp_path):
+    run(tmp_path)
+    before = content(tmp_path)
+    if damage == "folder":
+        (tmp_path / name).unlink()
+        (tmp_path / name).mkdir()
+    else:
+        damage(tmp_path / name)
+    if name == "summary.json":
+        with pytest.raises(RunError, match="has no summary: the run is not complete"):
+            read_summary(tmp_path)
+    assert run(tmp_path) == [] and content(tmp_path) == before
+    assert (
+        f"{name} was not as it was written: it is made again" in (tmp_path / "log.txt").read_text()
+    )
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_of_other_files_the_one_to_delete_is_named(name, tmp_path):
+    run(tmp_path)
+    before = content(tmp_path)
+    flip(tmp_path / name)
+    for _ in range(2):
+        with pytest.raises(RunError, match=f"{name} cannot be read .*; delete this file, and"):
+            run(tmp_path)
+    (tmp_path / name).unlink()
+    made = run(tmp_path)
+    assert made == ([] if name == "config.json" else ["results"] if "arrays" in name else [name])
+    for path, data in content(tmp_path).items():
+        if path.name not in ("config.json", manifest.NAME):  # its time is another
+            assert data == before[path], path
+
+
+def test_a_config_that_was_deleted_comes_back_for_the_same_flags_alone(tmp_path):
+    run(tmp_path)
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(RunError, match=r"results without a config\.json of this config"):
+        RunFolder(tmp_path, {"depth": 4})
+    assert run(tmp_path) == []
+    assert json.loads((tmp_path / "config.json").read_text())["config"] == CONFIG
+
+
+def test_damaged_checksums_are_named_and_a_folder_without_any_opens(tmp_path):
+    run(tmp_path)
+    for place in (0.01, 0.5, 0.99):
+        flip(tmp_path / manifest.NAME, place)
+        with pytest.raises(RunError, match=r"SHA256SUMS cannot be read .*; delete this file"):
+            run(tmp_path)
+        flip(tmp_path / manifest.NAME, place)
+    (tmp_path / manifest.NAME).unlink()
+    assert run(tmp_path) == []
+
+
+def test_a_file_that_is_written_again_has_no_checksum_until_it_is_whole(tmp_path, monkeypatch):
+    run(tmp_path)
+    with RunFolder(tmp_path, CONFIG) as opened:
+        opened.save_arrays({"more/y": np.ones(2)})
+        monkeypatch.setattr(RunFolder, "_seal", lambda _: None)  # as if it was killed here
+    with RunFolder(tmp_path, CONFIG) as opened:
+        assert set(opened.arrays) == {"results/x", "more/y"}
+
+
+def test_one_question_answers_whether_a_finished_run_is_whole(tmp_path):
+    assert not manifest.whole(tmp_path, "summary.json")
+    run(tmp_path)
+    assert manifest.whole(tmp_path, "summary.json")
+    flip(tmp_path / "results.csv")
+    assert not manifest.whole(tmp_path, "summary.json")
