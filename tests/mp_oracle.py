@@ -77,7 +77,7 @@ def layer(p, state, config, context, gains):
             return out if own is None or name != "norm" else scaled(own, out)
 
         seen = start if kind == "mlp" and config.parallel else state
-        bare = kind == "attention" and gains.bare is not None and gains.bare
+        bare = kind == "attention" and gains.unnormed is not None and gains.unnormed
         if placement in ("pre", "sandwich") and not bare:
             seen = norm("norm", seen)
         if kind == "attention":

@@ -1,0 +1,351 @@
+"""Every field of a configuration × every pass: compared with an oracle, or refused by name.
+
+`CASES` sets each field away from its default; `PASSES` has the oracle of each pass. A field that is
+new fails `test_every_field_is_in_a_case` until it is here. `python tests/test_algebras.py` prints
+the table.
+"""
+
+import functools
+import sys
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import mp_oracle
+import mpmath
+import numpy as np
+import pytest
+from path_examples import config_of, example
+from path_oracle import Oracle
+
+import rank_collapse as rc
+from rank_collapse import pretrained
+from rank_collapse.measures.influence import InfluencePass
+from rank_collapse.measures.residuals import composite_norm, residual
+from rank_collapse.network.config import DEFAULTS, flat
+from rank_collapse.network.covers import SIZES
+from rank_collapse.network.entry import enter
+from rank_collapse.network.gains import layer_gains
+from rank_collapse.network.passes import Output, States, run
+from rank_collapse.paths.contributions import LengthPass
+from rank_collapse.paths.direct import variance_shares
+from rank_collapse.paths.effects import ChainPass
+from rank_collapse.paths.enumeration import enumerate_paths
+from rank_collapse.paths.gradients import COVERS as GRADIENTS
+from rank_collapse.paths.steps import COVERS as PATHS
+from rank_collapse.paths.truncation import Truncated
+from rank_collapse.theory import bounds, cubic_law, exact, stability, transverse
+from rank_collapse.theory.logdomain import LogPass, LogScaled
+from rank_collapse.theory.reports import BoundPass
+
+SKIPS = {"attention_skip": True, "mlp_skip": True, "mlp": "gelu"}
+POST = SKIPS | {"norm_placement": "post"}
+EXPERTS = POST | {"mlp": "swiglu", "d_ff": 9, "num_experts": 3, "experts_per_token": 2}
+CASES: dict[str, dict[str, Any]] = {
+    "attention alone": {},
+    "attention_skip": {"attention_skip": True},
+    "mlp": {"mlp": "tanh"},
+    "mlp_skip, norm_placement post": POST,
+    "norm_placement pre, final_norm, norm": SKIPS
+    | {"norm_placement": "pre", "final_norm": True, "norm": "rms"},
+    "norm_placement sandwich, first_norm": SKIPS
+    | {"norm_placement": "sandwich", "first_norm": False},
+    "norm_placement branch": SKIPS | {"norm_placement": "branch"},
+    "parallel": SKIPS | {"norm_placement": "pre", "parallel": True},
+    "skip_gain, branch_gain, norm_gain": POST
+    | {"skip_gain": 1.3, "branch_gain": 0.6, "norm_gain": 0.8},
+    "learned_skip_gain, learned_branch_gain, learned_per_feature": POST
+    | {"learned_skip_gain": 1.2, "learned_branch_gain": 0.7, "learned_per_feature": True},
+    "mask causal": {"mask": "causal"},
+    "mask local, window": {"mask": "local", "window": 1, "attention_skip": True},
+    "windows": POST | {"windows": (1, 0)},
+    "windows, local_theta": POST
+    | {"windows": (1, 0), "position": "rotary", "local_theta": 20.0},
+    "position rotary": POST
+    | {"position": "rotary", "rotary_theta": 50.0, "rotary_width": 2, "rotary_factor": 1.5}
+    | {"rotary_scaling": (2.0,)},
+    "rotary_tables": {"position": "rotary", "rotary_tables": ((9, (0.5, 0.1)),)},
+    "position relative_bias": {"position": "relative_bias", "num_buckets": 4, "max_distance": 3},
+    "position relative_key": {"position": "relative_key", "clamp_distance": 2},
+    "score": {"score": "additive"},
+    "score, qk_norm": {"score": "additive", "qk_norm": "head"},
+    "scale_scores, temperature": {"scale_scores": False, "temperature": 2.0},
+    "qk_norm head": POST | {"qk_norm": "head"},
+    "qk_norm width": POST | {"qk_norm": "width"},
+    "score_cap": {"score_cap": 0.5},
+    "mixing": POST | {"mixing": rc.Mixing(0.4, 0.7, -0.2)},
+    "num_experts, experts_per_token": EXPERTS,
+    "router, d_shared": EXPERTS | {"router": "all", "d_shared": 3, "d_ff": 12},
+    "cross_attention": POST | {"cross_attention": True},
+    "cross_skip": POST | {"cross_attention": True, "cross_skip": False},
+}  # fmt: skip
+
+
+@functools.cache
+def network(case):
+    """(parameters, tokens, config, other inputs, trace) in float64."""
+    with jax.enable_x64(True):
+        config = config_of(depth=2, **CASES[case])
+        params, x, extra = example(config)
+        return params, x, config, extra, rc.apply(params, x, config, **extra)
+
+
+def test_every_field_is_in_a_case():
+    changed = {
+        name
+        for case in CASES
+        for name, value in flat(config_of(**CASES[case])).items()
+        if value is not DEFAULTS[name]
+    }
+    assert changed | SIZES.keys() == DEFAULTS.keys()
+
+
+def close(found, expected, tolerance=1e-9):
+    found, expected = np.asarray(found), np.asarray(expected)
+    assert found.shape == expected.shape
+    np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance * np.max(np.abs(expected)))
+
+
+def log10_residuals(trace):
+    """Of ordinary states in float64."""
+    return np.log10([float(composite_norm(residual(x))) for x in trace.hidden])
+
+
+def forward(params, x, config, extra, trace):
+    """Against the network written out with lists of mpmath's numbers."""
+    if config.cross_attention or config.mixing is not None:
+        # Sums over single paths, in NumPy, from weights that tests of attention compare.
+        total = Oracle(params, trace, config, **_memory(extra)).sums()
+        return close(trace.output, total[0].sum(axis=(0, 1)) + total[2])
+    _, entry = enter(params, x, config)
+    gains, stack = layer_gains(config, x.dtype, params), params.layers
+    entry, gains, stack = jax.tree.map(np.asarray, (entry, gains, stack))
+    with mpmath.workdps(20):
+        state = mp_oracle.exact(entry.x)
+        for l in range(config.depth):
+            own, gain = jax.tree.map(lambda a, l=l: a[l], (stack, gains))
+            state = mp_oracle.layer(own, state, config, entry.context, gain)
+    close(trace.hidden[-1], np.array([[float(v) for v in row] for row in state]))
+
+
+def _memory(extra):
+    return {"memory": extra["memory"]} if extra else {}
+
+
+def by_length(params, x, config, extra, trace):
+    """Against every path by itself; with a mask of the memory, against the output."""
+    found = rc.path_contributions(params, x, config, count_mlps=True, **extra)
+    close(found.total, trace.output)
+    simple = isinstance(config.skip_gain, float) and config.norm_gain is None
+    if simple and config.learned_skip_gain is None:
+        sums, _, offset = Oracle(params, trace, config, **_memory(extra)).sums()
+        close(found.by_attention_length, sums.sum(axis=1))
+        close(found.offset, offset)
+
+
+def heads(params, x, config, extra, trace):
+    """Against the derivative of the sums by the gain of one head."""
+
+    def output(gain):
+        return rc.path_contributions(params, x, config, head_gain=gain, **extra).total
+
+    found = rc.head_contributions(params, x, config, **extra)
+    ones = jnp.ones((config.depth, config.num_heads))
+    for l in range(config.depth):
+        _, slope = jax.jvp(output, (ones,), (jnp.zeros_like(ones).at[l, 1].set(1),))
+        close(found[l, 1], slope)
+
+
+def direct(params, x, config, extra, trace):
+    """Parts sum to the output, shares of every stream to 1."""
+    close(rc.direct_contributions(params, x, config, **extra).total, trace.output)
+    shares = variance_shares(params, x, config, **extra)
+    close(shares.sum(axis=1), np.ones(len(shares)))
+
+
+def frozen_paths(params, x, config, extra, trace):
+    """All paths and the offset are the output."""
+    paths = enumerate_paths(config.depth, config.num_heads)[None]
+    found = rc.path_set_states(params, x, config, paths, semantics="frozen")[0]
+    close(found + rc.path_contributions(params, x, config).offset, trace.output)
+
+
+def recomputed_paths(params, x, config, extra, trace):
+    """The path of all heads is the network."""
+    found = rc.path_state(params, x, config, np.full(config.depth, -1))
+    close(found, trace.hidden[-1])
+
+
+def truncated(params, x, config, extra, trace):
+    """Nothing is cut off at K = L; at K = 0 no channel but the first is left."""
+    found = rc.truncated(params, x, config, jnp.array([0, config.depth]))
+    close(found.output[1], trace.output)
+    assert not np.any(np.asarray(found.by_length[0, 1:]))
+
+
+def logarithms(params, x, config, extra, trace):
+    close(rc.log_residual_profile(params, x, config), log10_residuals(trace), 1e-8)
+
+
+def balls(params, x, config, extra, trace):
+    close(rc.exact_profile(params, x, config).profile, log10_residuals(trace), 1e-8)
+
+
+def bound(params, x, config, extra, trace):
+    """The measured residual, under every bound that holds."""
+    report = rc.bound_report(params, x, config)
+    close(report.log10_residual, log10_residuals(trace), 1e-8)
+    for sides in (report.layer, report.mean_layer, report.diameter_layer):
+        below = np.asarray(sides.log10_lhs <= sides.log10_rhs + 1e-9)
+        assert np.all(below | np.isnan(sides.log10_rhs))
+
+
+def tangent(params, x, config, extra, trace):
+    """Against the derivative of the forward pass at equal tokens."""
+    mean = jnp.broadcast_to(x.mean(axis=0), x.shape)
+    rest = residual(x)
+    _, pushed = jax.jvp(lambda x: rc.apply(params, x, config).hidden[-1], (mean,), (rest,))
+    ratio = jnp.linalg.norm(residual(pushed)) / jnp.linalg.norm(rest)
+    found = transverse.transverse_growth(params, x, config).sum()
+    if ratio > 1e-12:
+        assert abs(found - jnp.log10(ratio)) < 1e-8
+    else:
+        assert found == -np.inf
+
+
+def cubic(params, x, config, extra, trace):
+    """Against the whole network at a residual of 1e-5, up to its square."""
+    x = jnp.broadcast_to(x.mean(axis=0), x.shape) + 1e-5 * residual(x)
+    found = cubic_law.cubic_profile(params, x, config)
+    close(found, rc.log_residual_profile(params, x, config), 1e-4)
+
+
+def expectation(params, x, config, extra, trace):
+    """Of 400 drawn networks: the mean square of tokens, within 5 standard errors and 10 %."""
+    wide = config.replace(d_model=48, d_qk=None, d_v=None, d_ff=96, rotary_width=None)
+    x = jax.random.normal(jax.random.key(0), (len(x), 48))
+    extra = {k: jnp.tile(v, (1, 6)) if k == "memory" else v for k, v in extra.items()}
+    params = rc.init(jax.random.key(1), wide)
+    found = stability.expected_pass(params, x, wide, **extra).hidden.variance.mean(axis=1)
+
+    @jax.vmap
+    def measured(key):
+        own = rc.init(key, wide)
+        return jnp.mean(jnp.square(rc.apply(own, x, wide, **extra).hidden), axis=(1, 2))
+
+    draws = measured(jax.random.split(jax.random.key(2), 400))
+    error = 5 * draws.std(axis=0) / np.sqrt(len(draws)) + 0.1 * found
+    assert np.all(np.abs(draws.mean(axis=0) - found) < error)
+
+
+def gradients(params, x, config, extra, trace):
+    """⟨G_k, X^0⟩ = ⟨v, C_k⟩, through a network in memory that is read layer by layer."""
+    source, inputs = pretrained.InMemory(params, config), {"x": x[None]}
+    v = jnp.sin(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape)
+    found = pretrained.stream_gradients(source, inputs, trace.hidden[None], v[None])[0]
+    lengths = rc.path_contributions(params, x, config).by_length
+    close(jnp.einsum("knd,nd->k", found, x), jnp.einsum("knd,nd->k", lengths, v))
+
+
+class Pass(NamedTuple):
+    """What a pass covers, how it is compared, and a call that is to refuse the rest."""
+
+    covers: Any
+    compare: Any
+    call: Any
+
+
+PASSES = {
+    "forward": Pass(Output.covers, forward, rc.apply),
+    "sums by length": Pass(LengthPass.covers, by_length, rc.path_contributions),
+    "heads": Pass(Output.covers, heads, rc.head_contributions),
+    "direct": Pass(Output.covers, direct, rc.direct_contributions),
+    "frozen paths": Pass(
+        PATHS["frozen"], frozen_paths,
+        lambda p, x, c, **i: rc.path_state(p, x, c, np.zeros(2, int), semantics="frozen", **i),
+    ),
+    "recomputed paths": Pass(
+        PATHS["recomputed"], recomputed_paths,
+        lambda p, x, c, **i: rc.path_state(p, x, c, np.zeros(2, int), **i),
+    ),
+    "truncation": Pass(Truncated.covers, truncated, lambda p, x, c, **i: rc.truncated(p, x, c, 1)),
+    "logarithms": Pass(LogScaled.covers, logarithms, rc.log_residual_profile),
+    "balls": Pass(exact.Balls.covers, balls, lambda p, x, c, **i: rc.exact_profile(p, x, c)),
+    "bounds": Pass(bounds.COVERS, bound, lambda p, x, c, **i: rc.bound_report(p, x, c)),
+    "tangent": Pass(transverse.LinearAttention.covers, tangent, rc.transverse_exponents),
+    "cubic law": Pass(cubic_law.COVERS, cubic, cubic_law.cubic_profile),
+    "expectation": Pass(stability.COVERS, expectation, stability.expected_pass),
+    "gradients": Pass(
+        GRADIENTS, gradients,
+        lambda p, x, c, **i: pretrained.stream_gradients(
+            pretrained.InMemory(p, c), {"x": x[None]}, np.zeros((1, 3, *x.shape)), x[None]
+        ),
+    ),
+}  # fmt: skip
+USUAL = ("mlp_skip, norm_placement post", "mixing", "parallel")  # the others are slow
+
+
+@pytest.mark.parametrize("name", PASSES)
+def test_what_is_not_covered_is_refused_by_name(name):
+    covers, _, call = PASSES[name]
+    for case in CASES:
+        params, x, config, extra, _ = network(case)
+        reason = covers.refusal(config)
+        if reason is not None:
+            with jax.enable_x64(True), pytest.raises(ValueError) as error:
+                call(params, x, config, **extra)
+            assert f"does not cover {reason}" in str(error.value), (name, case)
+
+
+@pytest.mark.parametrize(
+    "case", [c if c in USUAL else pytest.param(c, marks=pytest.mark.slow) for c in CASES]
+)
+@pytest.mark.parametrize("name", PASSES)
+def test_what_is_covered_is_right(name, case):
+    covers, compare, _ = PASSES[name]
+    params, x, config, extra, trace = network(case)
+    if covers.refusal(config) is None:
+        with jax.enable_x64(True):
+            compare(params, x, config, extra, trace)
+
+
+STREAMED = {
+    "states": States(), "output": Output(), "lengths": LengthPass(), "chains": ChainPass(1),
+    "influence": InfluencePass(), "logarithms": LogPass(), "bounds": BoundPass(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "case", [c if c in USUAL[:1] else pytest.param(c, marks=pytest.mark.slow) for c in CASES]
+)
+def test_a_network_read_layer_by_layer_is_the_one_in_memory(case):
+    """The other source of the walk: every pass that covers the network."""
+    params, x, config, extra, _ = network(case)
+    with jax.enable_x64(True):
+        passes = [(n, p) for n, p in STREAMED.items() if p.covers.refusal(config) is None]
+        inputs = jax.tree.map(lambda a: a[None], {"x": x} | extra)
+        source, groups = pretrained.InMemory(params, config), {"": pretrained.Group(tuple(passes))}
+        found = pretrained.stream(source, inputs, groups)[""]
+        known, entry = enter(params, x, config, **extra)
+        for name, one in passes:
+            expected = jax.jit(run, static_argnums=(0,))(one, known, entry, config)
+            for a, b in zip(jax.tree.leaves(found[name]), jax.tree.leaves(expected), strict=True):
+                np.testing.assert_allclose(a[0], b, rtol=1e-9, atol=1e-12, err_msg=name)
+        refused = [p for p in STREAMED.values() if p.covers.refusal(config) is not None]
+        for one in refused[:1]:
+            with pytest.raises(ValueError, match="does not cover"):
+                pretrained.stream(source, inputs, {"": pretrained.Group((("", one),))})
+
+
+def table() -> str:
+    """Fields × passes: + compared with an oracle, − refused."""
+    rows = ["| fields | " + " | ".join(PASSES) + " |", "|---" * (len(PASSES) + 1) + "|"]
+    for case, fields in CASES.items():
+        config = config_of(depth=2, **fields)
+        marks = ("+" if p.covers.refusal(config) is None else "−" for p in PASSES.values())
+        rows.append(f"| {case} | " + " | ".join(marks) + " |")
+    return "\n".join(rows)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(table() + "\n")
