@@ -95,10 +95,9 @@ def test_another_number_of_tokens_compiles_nothing(caplog):
     assert any(m.startswith("Compiling") for m in caplog.messages)
 
 
-@pytest.mark.parametrize("name", ["residual_ratio", "token_cosine"])
-def test_many_tokens_are_added_up_without_losing_digits(name):
+def test_many_tokens_are_added_up_without_losing_digits():
     """Added one by one in float32 the mean of 50,000 tokens would be off by more than they are."""
-    x = 1 + 1e-5 * np.random.default_rng(2).standard_normal((50_000, 3))
-    low, measure = x.astype(np.float32), rc.MEASURES[name]
-    # the mean itself is rounded by up to 6e-8, the tokens differ from it by 1e-5
-    np.testing.assert_allclose(measure(low), measure(low.astype(np.float64)), rtol=1e-3)
+    x = (1.3 + 1e-5 * np.random.default_rng(2).standard_normal((50_000, 3))).astype(np.float32)
+    # the mean itself is rounded by up to 1.2e-7, the tokens differ from it by 1e-5
+    wanted = rc.residual_ratio(x.astype(np.float64))
+    np.testing.assert_allclose(rc.residual_ratio(x), wanted, rtol=1e-3)
