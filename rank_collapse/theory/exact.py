@@ -134,7 +134,7 @@ def estimated_seconds(config: TransformerConfig, num_tokens: int, digits: int) -
     units = 0 if config.mlp == "none" else f
     maps = 2 + (config.mlp in layers.GATED)
     products = n * d * (2 * h * (k + v) + maps * units) + n * n * h * (k + v)
-    features = n * n * h * (k if config.score == "additive" else 1) + n * units
+    features = n * n * h * (k if config.score == "additive" else 1) + 2 * n * units
     entries = n * (8 * d + 2 * h * (k + v) + 4 * units)
     each = 6e-8 + 1.7e-7 * (digits / 200) ** 1.55, 2e-6 + 8e-5 * (digits / 1000) ** 1.5
     return config.depth * (products * each[0] + features * 3 * each[1] + entries * each[1] / 8)
