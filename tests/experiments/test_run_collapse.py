@@ -2,7 +2,10 @@
 
 import csv
 import json
+from contextlib import nullcontext
+from types import SimpleNamespace
 
+import draws
 import jax
 import numpy as np
 import pytest
@@ -323,12 +326,41 @@ def test_what_float32_cannot_decide_comes_from_float64():
     profile = np.array([[1.0, 2.0, 3.0], [1.0, np.nan, np.nan], [1.0, np.nan, np.nan]], np.float32)
     ratio = np.array([[1, 1, 1], [1, 1, 1], [1, np.inf, np.nan]])
     measures = {"log10_residual": profile, "ratio": ratio}
-    found = ensemble.once_more(measures, params, np.asarray(x), config, 1.0, False)
+    found = ensemble.recompute_in_float64(measures, params, np.asarray(x), config)
     own = jax.tree.map(lambda a: a[1], (params, x))
     want = rc.log_residual_profile(*own, config, replicas=0)
     np.testing.assert_allclose(found["log10_residual"][1], want, atol=1e-4)
     np.testing.assert_array_equal(found["log10_residual"][[0, 2]], profile[[0, 2]])
     assert np.isnan(profile[1, 1])  # what was given stays as it was
+    proved, lines = ensemble.prove(measures, params, np.asarray(x), config)
+    exact = rc.exact_profile(*own, config)
+    np.testing.assert_allclose(proved["log10_residual"][1], exact.profile, rtol=1e-6)
+    np.testing.assert_array_equal(proved["log10_residual"][[0, 2]], profile[[0, 2]])
+    assert lines == {1: f"proved to layer 2 with {exact.digits} digits"}
+    kept, lines = ensemble.prove(measures, params, np.asarray(x), config, max_seconds=1e-9)
+    np.testing.assert_array_equal(kept["log10_residual"], profile)
+    assert "not proved: 4 tokens of width 8 in 2 layers at 50 digits take about" in lines[1]
+
+
+@pytest.mark.parametrize("certify", [False, True])
+def test_certified_runs_say_what_is_proved(monkeypatch, certify):
+    """A chunk of two seeds from seed 4 on, the second undecided in float64 too."""
+    config, said = rc.san(2, 2, 8), []
+    each = [(draws.parameters(config, s), draws.tokens(4, 8, s)) for s in range(2)]
+    params, x = jax.tree.map(lambda *a: np.stack(a), *each)
+    profile = np.array([[1.0, 2.0, 3.0], [1.0, np.nan, np.nan]])
+    programs = object.__new__(ensemble.Programs)
+    programs.options, programs.mesh, programs.size = SimpleNamespace(seed=0, certify=certify), 0, 2
+    programs.networks = {"none": {"san": config}}
+    programs.draw = lambda keys, scale: (x, params)
+    measures = {"log10_residual": profile, "ratio": np.ones((2, 3))}
+    programs.measures = {"none": lambda drawn, gain: {"san": measures}}
+    programs.progress = SimpleNamespace(aside=lambda what: nullcontext(), say=said.append)
+    monkeypatch.setattr(ensemble.seeds, "lay_out", lambda keys, *others: keys)
+    found = programs("none", 1.0, 1.0, 4, 2)["san"]["log10_residual"]
+    np.testing.assert_array_equal(found[0], profile[0])
+    assert np.isfinite(found[1]).all() == certify
+    assert said == ["san (norm=none), seed 5: proved to layer 2 with 50 digits"] * certify
 
 
 def test_chunks_of_seeds_that_fit_into_memory_change_nothing(base, tmp_path, capsys):

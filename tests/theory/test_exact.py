@@ -139,19 +139,21 @@ def test_the_plain_network_in_many_digits_lies_inside_the_balls(case, scale):
         check_inside(found, mp_oracle.profile(params, x, config, 700, **inputs))
 
 
+DEFAULTS = {f.name: f.default for f in dataclasses.fields(rc.TransformerConfig)}
+
+
 def test_every_field_is_compared_or_refused_by_name():
     covered = {
         name
         for fields, _ in CASES.values()
         for name, value in fields.items()
-        if value != getattr(rc.TransformerConfig, name)
+        if not isinstance(value, int | float | str | tuple) or value != DEFAULTS[name]
     }
     # of no effect on the function; sizes that every case sets
     covered |= {"unroll", "init", "depth", "num_heads", "d_model"}
     assert covered == exact.COVERED
     others = {"cross_attention": True, "cross_skip": False}
-    fields = {f.name for f in dataclasses.fields(rc.TransformerConfig)}
-    assert fields == exact.COVERED | others.keys()
+    assert DEFAULTS.keys() == exact.COVERED | others.keys()
     for name, value in others.items():
         config = rc.san(2, 2, 4, **{name: value})
         with pytest.raises(ValueError, match=f"exact_profile does not cover {name}={value}"):
@@ -219,9 +221,9 @@ def test_large_weights_are_proved_with_a_hundred_digits(shape):
         smallest = min(smallest, found.profile.min())
         again = exact.exact_profile(params, x, config, digits=150)
         assert (np.abs(found.profile - again.profile) <= found.radius + again.radius).all()
-        if config.mlp == "none" and found.profile.min() > -150:
-            with mpmath.workdps(400):
-                check_inside(found, mp_oracle.profile(params, x, config, 400))
+        if config.mlp == "none" and found.profile.min() > -60:
+            with mpmath.workdps(200):
+                check_inside(found, mp_oracle.profile(params, x, config, 200))
     assert smallest < {"6 tokens": -1e5, "10 tokens": -1e7, "16 tokens": 0}[shape]
 
 
@@ -298,7 +300,7 @@ def test_activation_differences_at_any_step(name):
     z[20], step[20] = 0.0, 2.0
     phi = mp_oracle.activation(name)
     for a, s in zip(z.tolist(), step.tolist(), strict=True):
-        with flint.ctx.workdps(50), mpmath.workdps(2500):
+        with flint.ctx.workdps(50), mpmath.workdps(700):
             found = balls.ACTIVATIONS[name][1](flint.arb(a), flint.arb(s))
             want = phi(mpmath.mpf(a) + mpmath.mpf(s)) - phi(mpmath.mpf(a))
             if want == 0:

@@ -8,7 +8,6 @@ import mp_oracle
 import mpmath
 import numpy as np
 import pytest
-from marks import slow_but
 
 import rank_collapse as rc
 from rank_collapse.network import layers
@@ -85,7 +84,8 @@ def right_or_refused(got, want):
     return seen
 
 
-@pytest.mark.parametrize("case", slow_but(CASES, "SAN"))
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
 def test_right_or_refused_at_any_weights(case):
     params, x, config, inputs = drawn(case)
     one_scale = jax.vmap(lambda p, x, c: rc.log_residual_profile(p, x, c, **inputs))
