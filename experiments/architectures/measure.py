@@ -99,7 +99,7 @@ def parts_of(weights: Weights) -> list[Part]:
     asked = set(options.parts) if weights.seed < options.num_path_seeds else {"residuals"}
     if "ranks" in asked:  # more measures of the same states
         asked.add("residuals")
-    speaks = bool(asked & {"next_token", "gradients"}) and weights.source.speaks
+    is_causal_lm = bool(asked & {"next_token", "gradients"}) and weights.source.is_causal_lm
     found = []
     for ablation in surgery.variants_of(weights.family):
         whole = ablation == WHOLE
@@ -112,7 +112,7 @@ def parts_of(weights: Weights) -> list[Part]:
         }
         if whole:
             fits |= dict.fromkeys(("lengths", "chains", "attention", "layers", "removal"), True)
-            fits |= dict.fromkeys(("next_token", "gradients"), speaks)
+            fits |= dict.fromkeys(("next_token", "gradients"), is_causal_lm)
         found += [Part(name, ablation) for name, fit in fits.items() if fit and name in asked]
     return found
 
@@ -196,7 +196,7 @@ def removal(weights: Weights, found: dict[str, Any], inputs: dict[str, Any]) -> 
     """What is lost without each layer, the loss of a language model too."""
     measures = dict(found["removal"])
     output, outputs = (measures.pop(name) for name in ("output", "outputs"))
-    if weights.source.speaks:
+    if weights.source.is_causal_lm:
         measures |= words.without_layers(weights.source, outputs, output, inputs)
     return measures
 

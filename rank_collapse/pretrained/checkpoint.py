@@ -4,15 +4,15 @@ Formats: model.safetensors, its sharded form with an index, pytorch_model.bin an
 The folder is only read, and no pickled code is executed.
 """
 
-import math
 import os
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from rank_collapse.pretrained import torch_tensors
+from rank_collapse.pretrained.tensors import Stored, Tensors
 from rank_collapse.text.files import read_json
 
 _DTYPES = {
@@ -35,15 +35,6 @@ WEIGHT_FILES = (
 )
 
 
-class Stored(NamedTuple):
-    """A tensor in a file; `tensor` is that of torch, None in a safetensors file."""
-
-    path: Path
-    dtype: np.dtype
-    shape: tuple[int, ...]
-    tensor: Any = None
-
-
 def read_config(folder: str | os.PathLike) -> dict[str, Any]:
     """The config.json of a checkpoint folder, as a dictionary.
 
@@ -57,7 +48,7 @@ def read_config(folder: str | os.PathLike) -> dict[str, Any]:
     return read_json(folder / "config.json")
 
 
-class Checkpoint:
+class Checkpoint(Tensors):
     """The tensors of a checkpoint folder, by name; each is read from disk when asked for."""
 
     def __init__(self, folder: str | os.PathLike):
@@ -95,71 +86,21 @@ class Checkpoint:
                 raise ValueError(f"tensor {name!r} of {index} is not in {shard}")
         return {name: shards[shard][name] for name, shard in weight_map.items()}
 
-    @property
-    def names(self) -> list[str]:
-        """The names of all tensors."""
-        return list(self.entries)
-
-    @property
-    def paths(self) -> list[Path]:
-        """The files that hold them."""
-        return sorted({entry.path for entry in self.entries.values()})
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of one tensor."""
-        return self.entries[name].shape
-
-    def dtype(self, name: str) -> np.dtype:
-        """The dtype of one tensor."""
-        return self.entries[name].dtype
-
-    def num_bytes(self) -> int:
-        """Size of all tensors on disk."""
-        return sum(e.dtype.itemsize * math.prod(e.shape) for e in self.entries.values())
-
-    def read_rows(self, name: str, first: int, last: int) -> np.ndarray:
-        """Rows first .. last − 1 of a matrix, in the file's dtype.
-
-        Raises:
-            ValueError: As `read`.
-        """
-        return self._read(name, slice(first, last), True)
-
-    def read(self, name: str, *, finite: bool = True) -> np.ndarray:
-        """One tensor, in the file's dtype.
-
-        Args:
-            name: Which.
-            finite: Whether to refuse values that are not finite.
-
-        Raises:
-            FileNotFoundError: A file that is gone.
-            ValueError: A tensor with values that are not finite, or a file that is cut short.
-        """
-        return self._read(name, None, finite)
-
-    def _read(self, name, rows, finite):
-        path, _, _, tensor = self.entries[name]
-        if tensor is None:
-            array = _safetensors(path, lambda file: _values(file, name, rows))
-        else:
-            path.stat()
-            # A copy: the file's own pages would be gone with the file.
-            array = np.array(torch_tensors.as_array(tensor if rows is None else tensor[rows]))
-        if finite and array.dtype.kind in "fV" and not np.isfinite(array).all():
-            raise ValueError(f"{path}: tensor {name!r} holds values that are not finite")
-        return array
+    def values(self, entry: Stored, name: str, rows: slice | None) -> np.ndarray:
+        """A tensor, or some of its rows, from its file."""
+        if entry.tensor is None:
+            return _safetensors(entry.path, lambda file: _values(file, name, rows))
+        entry.path.stat()
+        # A copy: the file's own pages would be gone with the file.
+        tensor = entry.tensor if rows is None else entry.tensor[rows]
+        return np.array(torch_tensors.as_array(tensor))
 
 
 def _stored(path):
     """The tensors of one file, by name."""
     if path.suffix != ".bin":
         return _safetensors(path, lambda file: _headers(path, file))
-    tensors = torch_tensors.torch_tensors(path)
-    return {
-        name: Stored(path, torch_tensors.dtype_of(tensor), tuple(tensor.shape), tensor)
-        for name, tensor in tensors.items()
-    }
+    return torch_tensors.stored(path, torch_tensors.torch_tensors(path))
 
 
 def _safetensors(path, read):

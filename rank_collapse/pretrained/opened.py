@@ -42,7 +42,7 @@ class OpenCheckpoint:
         weights.unchecked()
 
     @property
-    def speaks(self) -> bool:
+    def is_causal_lm(self) -> bool:
         """Whether it is a causal language model, with a head for the next token."""
         return self.read_out is not None
 

@@ -9,6 +9,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from rank_collapse.pretrained.tensors import Stored, Tensors
+
 _CONVERT = (
     'python -c "import torch, safetensors.torch as s; '
     "t = torch.load('{0}', weights_only=True); "
@@ -94,51 +96,22 @@ def as_array(tensor: Any) -> np.ndarray:
     return tensor.numpy()
 
 
-class LiveModel:
+def stored(path: Path, tensors: Mapping[str, Any]) -> dict[str, Stored]:
+    """The entries of `Tensors` of tensors by name."""
+    return {k: Stored(path, dtype_of(t), tuple(t.shape), t) for k, t in tensors.items()}
+
+
+class LiveModel(Tensors):
     """The tensors of a model of `transformers` in memory, as `Checkpoint` has those of a folder."""
 
     file = "state_dict()"
 
     def __init__(self, model: Any):
         self.folder = Path(type(model).__name__)
-        self.tensors: Mapping[str, Any] = model.state_dict()
+        self.entries = stored(self.folder, model.state_dict())
 
-    @property
-    def names(self) -> list[str]:
-        """The names of all tensors."""
-        return list(self.tensors)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of one tensor."""
-        return tuple(self.tensors[name].shape)
-
-    def num_bytes(self) -> int:
-        """Size of all tensors."""
-        return sum(map(num_bytes, self.tensors.values()))
-
-    def dtype(self, name: str) -> np.dtype:
-        """The dtype of one tensor as `read` gives it."""
-        return dtype_of(self.tensors[name])
-
-    def read_rows(self, name: str, first: int, last: int) -> np.ndarray:
-        """Rows first .. last − 1 of a matrix."""
-        return self.read(name)[first:last]
-
-    def read(self, name: str, *, finite: bool = True) -> np.ndarray:
-        """One tensor.
-
-        Args:
-            name: Which.
-            finite: Whether to refuse values that are not finite.
-
-        Raises:
-            ValueError: A tensor with values that are not finite, or without values (on torch's
-                device "meta").
-        """
-        tensor = self.tensors[name]
-        if tensor.device.type == "meta":
+    def values(self, entry: Stored, name: str, rows: slice | None) -> np.ndarray:
+        """A tensor, or some of its rows, in the model's memory."""
+        if entry.tensor.device.type == "meta":
             raise ValueError(f"{self.folder}: tensor {name!r} is on the device 'meta'")
-        array = as_array(tensor)
-        if finite and array.dtype.kind in "fV" and not np.isfinite(array).all():
-            raise ValueError(f"{self.folder}: tensor {name!r} holds values that are not finite")
-        return array
+        return as_array(entry.tensor if rows is None else entry.tensor[rows])
