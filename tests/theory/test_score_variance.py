@@ -8,6 +8,7 @@ import pytest
 
 import rank_collapse as rc
 from rank_collapse.network.attention import attention_scores
+from rank_collapse.theory.score_overlap import overlap_ratios, score_overlap
 from rank_collapse.theory.score_variance import score_variance
 
 
@@ -58,6 +59,44 @@ def test_scores_of_many_draws_have_the_variance_of_the_law(d_k, options):
         error = values.std() / np.sqrt(draws)
         assert error < 0.06 * wanted
         assert abs(values.mean() - wanted) < 4 * error
+
+
+@pytest.mark.parametrize(("n", "variance", "c"), [(2, 8.0, 0.5), (3, 1.0, 0.0), (17, 4.0, 0.9)])
+def test_overlaps_of_rows_of_weights(n, variance, c):
+    """The integrals by other rules, and rows that are drawn."""
+    rng, draws = np.random.default_rng(n), 200_000
+    z = rng.standard_normal((2, draws, n))
+    scores = np.sqrt(variance) * np.stack([z[0], c * z[0] + np.sqrt(1 - c * c) * z[1]])
+    p, q = np.exp(scores) / np.exp(scores).sum(axis=-1, keepdims=True)
+    own, pair = score_overlap(n, variance, c)
+    for found, values in ((own, (p * p).sum(axis=1)), (pair, (p * q).sum(axis=1))):
+        assert abs(float(found) - values.mean()) < 4 * values.std() / np.sqrt(draws)
+    with mpmath.workdps(15):
+        s = mpmath.sqrt(variance)
+
+        def moment(power, t):
+            w = lambda z: mpmath.exp(s * z)  # noqa: E731
+            return mpmath.quad(
+                lambda z: w(z) ** power * mpmath.exp(-t * w(z)) * mpmath.npdf(z), [-9, -3, 0, 3, 9]
+            )
+
+        exact = n * mpmath.quad(
+            lambda x: mpmath.exp(2 * x) * moment(2, mpmath.exp(x)) * moment(0, mpmath.exp(x))
+            ** (n - 1), [-25, -12, -6, 0, 6, 18],
+        )  # fmt: skip
+    assert float(own) == pytest.approx(float(exact), rel=1e-5)
+
+
+def test_overlaps_of_uniform_and_of_sharp_weights_and_of_one_key():
+    np.testing.assert_allclose(score_overlap(9, 0.0, 0.5), 1 / 9, rtol=1e-5)
+    np.testing.assert_allclose(score_overlap(1, 2.0, 0.5), 1.0, rtol=1e-4)
+    near = score_overlap(9, 1.0, 0.999)
+    np.testing.assert_allclose(*near, rtol=2e-3)
+    for variance in (0.0, 1e-12, 1e-3):
+        np.testing.assert_allclose(overlap_ratios(9, variance, 0.5), 1.0, rtol=1e-3)
+    # from the interpolation to the integral without a jump
+    low, high = (np.array(overlap_ratios(9, v, 0.5)) for v in (0.0499, 0.0501))
+    np.testing.assert_allclose(low, high, rtol=2e-4)
 
 
 def test_what_is_refused():
