@@ -238,6 +238,13 @@ def expected_gradient_norms(
     are one quantity. Those of W_Q and W_K vanish with the tokens' differences, as (1 − ρ) where
     those of W_V and W_O stay (Noci et al. 2022).
 
+    Where it holds, measured over expected of each layer of networks of 3 layers at scores of
+    variance 1 (10 draws, gelu, standard errors 2 to 6 %): W_V, W_O and the MLP's matrices .92 to
+    1.01, post-norm at n = 3 (d = 192) and 17 (d = 240), causal at n = 17, pre-norm with
+    cross-attention at n = 9. W_Q and W_K, which answer to first order in that variance alone: .86
+    to .91 at n = 17, .74 to .88 with a causal mask, .79 to .85 with cross-attention, and .55 to .74
+    at n = 3 (error 10 %), where they are not to be used. The output change is .87 to .92 of it.
+
     Args:
         params, x, config, sizes, attention, **inputs: As in `expected_pass`.
         cotangent: C [n, n], E⟨u_i, u_k⟩/d for loss = Σ_i u_i·output_i with u independent of the
