@@ -67,7 +67,7 @@ def tightness(variables: dict[str, jax.Array]) -> jax.Array:
     log10_c, sizes, found = [], [], []
     for layer in range(2):
         w_q, w_k, w = (variables[name][layer] for name in "qkv")
-        rest = x - jnp.mean(x, axis=0)
+        rest = x - jnp.mean(x, axis=0, keepdims=True)
         query, common = (jnp.einsum("nd,hdk->hnk", a, w_q) for a in (rest, x - rest))
         keys = jnp.einsum("md,hdk->hmk", rest, w_k) / np.sqrt(KEY_WIDTH)
         scores = jnp.einsum("hnk,hmk->hnm", query, keys)
@@ -78,7 +78,7 @@ def tightness(variables: dict[str, jax.Array]) -> jax.Array:
         columns = jnp.sum(jnp.sum(spread, axis=1) * one)
         rows = jnp.sum(jnp.max(spread, axis=1) * inf)
         around = jnp.sum((jnp.max(spread, axis=1) + jnp.mean(spread, axis=1)) * inf)
-        before, after = _log10_norm(rest), _log10_norm(x - jnp.mean(x, axis=0))
+        before, after = _log10_norm(rest), _log10_norm(x - jnp.mean(x, axis=0, keepdims=True))
         by_lemma = np.log10(2) + jnp.log10(columns * rows) / 2
         log10_c.append(by_lemma - 2 * before)
         sizes.append(before)

@@ -88,8 +88,8 @@ def measure(sizes: tuple[int, ...]) -> dict[str, np.ndarray]:
         params, x, mask = example
         report = rc.bound_report(params, x, config, mask=mask)
         out = rc.apply(params, x, config, mask=mask).output
-        out = jnp.where(mask[:, None], out, out[0])  # no new distance
-        apart = jax.lax.map(lambda row: jnp.max(jnp.sum(jnp.abs(out - row), axis=1)), out)
+        out = jnp.where(mask[:, None], out, out[:1])  # no new distance
+        apart = jax.lax.map(lambda row: jnp.max(jnp.sum(jnp.abs(out - row[None, :]), axis=1)), out)
         columns = norm_1(rc.residual(out, center="median", mask=mask))
         least = jnp.sqrt(columns * jnp.max(apart) / 2)
         published = 10 ** -report.published_layer.tightness[0]

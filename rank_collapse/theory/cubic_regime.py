@@ -125,8 +125,8 @@ def mlp_lipschitz(
     size, out = spectral_norm(params.w_in), spectral_norm(params.w_out)
     if kind not in layers.GATED:
         return largest_slope(kind, x.dtype) * size * out
-    z = x @ params.w_in + params.b_in
-    u = layers.activation_of(kind).fn(x @ params.w_gate + params.b_gate)
+    z = x @ params.w_in + params.b_in[None, :]
+    u = layers.activation_of(kind).fn(x @ params.w_gate + params.b_gate[None, :])
     largest = [jnp.max(jnp.where(keep[:, None], jnp.abs(a), 0)) for a in (z, u)]
     slope = largest_slope(layers.GATED[kind], x.dtype) * spectral_norm(params.w_gate)
     return (slope * largest[0] + size * largest[1]) * out

@@ -25,10 +25,13 @@ from rank_collapse.network.layers import GATED
 from rank_collapse.network.precision import full_precision
 from rank_collapse.network.walk import Algebra, final_norm, walk, walk_layer
 from rank_collapse.theory import token_kernel
+from rank_collapse.theory.score_overlap import overlap_ratios
 
+# Under "branch" the branches read tokens that no norm has scaled: scores grow with the stream.
 _COVERED = (
     covers.SIZES | covers.STREAM | covers.POSITIONS | covers.MLPS | covers.CROSS
     | covers.anything("mask", "window", "scale_scores", "temperature")
+    | {"norm_placement": ("none", "pre", "post", "sandwich")}
 )  # fmt: skip
 COVERS = covers.Covers("expected_pass", _COVERED)
 # Measured weights stand for any scores and windows.
@@ -113,14 +116,14 @@ def expected_pass(
     each, move the tokens by δx with D = E⟨δx_i, δx_j⟩/d to first order in e, D' = J(D) + e (...):
     the same recursion, linear in D.
 
-    Derived here: distances instead of cosines, the scores' part to second order, and D. Assumed:
-    weights independent, of mean 0 and of no influence but their mean squares, in the limit of large
-    d at n, H and L fixed; scores of variance below about 1; biases of scores, relative-position
-    terms and rotary positions as at equal tokens. It fails for shared layers (branches of the same
-    weights are not independent), for trained weights as far as they are correlated, where
-    n L/d is not small (fluctuations between draws add up over the layers), for scores of large
-    variance (unscaled or sharp: give measured `attention`), and in pure attention without skip,
-    whose residual is of third order (see `cubic_law`).
+    Derived here: distances instead of cosines, the scores' part (exact for tokens of equal length
+    and cosine, to second order for others), and D. Assumed: weights independent, of mean 0 and of
+    no influence but their mean squares, in the limit of large d at n, H and L fixed; biases of
+    scores, relative-position terms and rotary positions as at equal tokens. It fails for shared
+    layers (branches of the same weights are not independent), for trained weights as far as they
+    are correlated, where n L/d is not small (fluctuations between draws add up over the layers), in
+    D for scores of large variance (unscaled or sharp: give measured `attention`), and in pure
+    attention without skip, whose residual is of third order (see `cubic_law`).
 
     Args:
         params, x, config: As in `apply`. Of the parameters it reads mean squares per layer, so that
@@ -237,6 +240,13 @@ def expected_gradient_norms(
     are one quantity. Those of W_Q and W_K vanish with the tokens' differences, as (1 − ρ) where
     those of W_V and W_O stay (Noci et al. 2022).
 
+    Where it holds, measured over expected of each layer of networks of 3 layers at scores of
+    variance 1 (10 draws, gelu, standard errors 2 to 6 %): W_V, W_O and the MLP's matrices .92 to
+    1.01, post-norm at n = 3 (d = 192) and 17 (d = 240), causal at n = 17, pre-norm with
+    cross-attention at n = 9. W_Q and W_K, which answer to first order in that variance alone: .86
+    to .91 at n = 17, .74 to .88 with a causal mask, .79 to .85 with cross-attention, and .55 to .74
+    at n = 3 (error 10 %), where they are not to be used. The output change is .87 to .92 of it.
+
     Args:
         params, x, config, sizes, attention, **inputs: As in `expected_pass`.
         cotangent: C [n, n], E⟨u_i, u_k⟩/d for loss = Σ_i u_i·output_i with u independent of the
@@ -287,14 +297,18 @@ def collapse_law(
     branch_gain: Float[Array, "s"],
     *,
     norm_placement: str = "post",
+    score_variance: Any = 0.0,
 ) -> tuple[Float[Array, "s+1"], Float[Array, "s"]]:
     """ln(1 − ρ) after 0 .. N attention sublayers, and each branch's share β_ii² of its sum.
 
-    With uniform attention every token gets the same branch, of variance σ² m, m = ρ + (1 − ρ)/n the
-    squared length of the mean token, while the skip keeps ω² of the tokens' differences:
+    Every token gets a branch of variance σ² m, m = ρ + (1 − ρ) o_1, whose differences are those of
+    the attention weights, while the skip keeps ω² of the tokens' differences:
+        1 − ρ' = (1 − ρ)(ω² + σ²(o_1 − o_ρ))/(ω² + σ² m),
+    with the overlaps o_1 = E Σ_j P_ij² and o_ρ = E Σ_j P_ij P_kj of Gaussian scores of variance
+    b(1 − ρ), exact at any n and b (`score_overlap`). At b = 0 attention is uniform, both are 1/n:
         1 − ρ' = (1 − ρ) ω²/(ω² + σ² m) = (1 − ρ)(1 − β_ii²).
     Post-norm tokens have variance 1. A pre-norm stream is not normalised, V' = λ² V + γ² m, which
-    makes ω² = λ² V and the share fall like 1/l. Hence
+    makes ω² = λ² V and the share fall like 1/l. Hence at b = 0
         ln(1 − ρ_N) = ln(1 − ρ_0) + Σ_i ln(1 − β_ii²) ≤ ln(1 − ρ_0) − Σ_i β_ii²,
     and Σ_i β_ii² is what the output change after an update is proportional to (Liu et al. 2020,
     theorem 2): O(N) makes tokens equal like 2^−N (after an onset of log₂ n layers, in which m grows
@@ -305,6 +319,8 @@ def collapse_law(
         num_tokens: n.
         skip_gain, branch_gain: λ or ω, and γ or σ, of each of the N sublayers.
         norm_placement: "post" or "pre".
+        score_variance: b, the variance of a score of two independent tokens of variance 1: the
+            gains of W_Q and W_K (1 each at `lecun`) over the squared temperature.
 
     Raises:
         ValueError: Another placement.
@@ -313,23 +329,30 @@ def collapse_law(
         raise ValueError(f"norm_placement={norm_placement!r} is not 'post' or 'pre'")
     gains = jnp.stack([jnp.asarray(g, jnp.float32) for g in (skip_gain, branch_gain)], axis=1)
     start = jnp.log1p(-jnp.asarray(cosine, jnp.float32))
-    rest, shares = _collapse(start, gains, 1 - 1 / num_tokens, norm_placement)
+    count, score_variance = (jnp.asarray(a, jnp.float32) for a in (num_tokens, score_variance))
+    rest, shares = _collapse(start, gains, count, score_variance, norm_placement)
     return jnp.concatenate([start[None], rest]), shares
 
 
 @functools.partial(jax.jit, static_argnames="norm_placement")
-def _collapse(start, gains, others, norm_placement):
-    """ln(1 − ρ) and β_ii² after every sublayer; `others` is 1 − 1/n."""
+def _collapse(start, gains, count, score_variance, norm_placement):
+    """ln(1 − ρ) and β_ii² after every sublayer, of `count` tokens."""
+    others = 1 - 1 / count
 
     def step(carry, gains):
         log_apart, stream = carry
         skip, branch = jnp.square(gains[0]), jnp.square(gains[1])
         apart = jnp.exp(log_apart)
-        m = 1 - apart * others
+        variance = score_variance * apart
+        more, gap = (
+            ratio * variance * others / count
+            for ratio in overlap_ratios(count, variance, 1 - apart)
+        )
+        m = 1 - apart * (others - more)
         total = skip * stream + branch * m
         share = branch * m / total
         # log1p(−share) for a share near 1 as exact as the skip's
-        log_apart = log_apart + jnp.log(skip * stream / total)
+        log_apart = log_apart + jnp.log((skip * stream + branch * gap * apart) / total)
         return (log_apart, total if norm_placement == "pre" else stream), (log_apart, share)
 
     return jax.lax.scan(step, (start, jnp.ones_like(start)), gains)[1]

@@ -20,8 +20,7 @@ from rank_collapse.network import layers
 from rank_collapse.network.attention import AttentionParams
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.residual import ResidualSpec
-
-NODES, DEGREE = 64, 40  # of Gauss-Hermite quadrature, and of the expansion in Hermite polynomials
+from rank_collapse.theory.score_overlap import DEGREE, hermite, overlap_ratios
 
 
 @struct.dataclass
@@ -118,8 +117,13 @@ def attention(
 
     Given P it is g · mean_h P_h K P_hᵀ, g the gains of W_V and W_O. Scores are Gaussian with
     Cov(s_ij, s_km) = b K_ik K_jm, b the gains of W_Q and W_K; to second order around the weights p
-    of equal tokens, P = p (1 + s − p·s), they add b K_ik T_ik(K, K), where
-        T_ik(A, B) = Σ_jm p_ij p_km Ã_jm B_jm,  Ã centred by p_i along j and by p_k along m.
+    of equal tokens, P = p (1 + s − p·s) + D, they add b K_ik T_ik(K, K) + (D K pᵀ + p K Dᵀ)_ik,
+        T_ik(A, B) = Σ_jm p_ij p_km Ã_jm B_jm,  Ã centred by p_i along j and by p_k along m,
+        D_ij = ½ b p_ij K_ii (K̃_jj − Σ_l p_il K̃_ll) the mean of P's second order,
+    which is 0 where all keys are as far from the mean key. What they add is multiplied by the ratio
+    of the exact law of tokens of equal length and cosine to its second order
+    (`score_overlap.overlap_ratios`, of each row's number of keys 1/Σ_j p_ij² and variance of
+    scores): exact for such tokens at any b, and to second order in b for others.
     An update changes scores by Cov = b ((D_ik + (e_Q + e_K) K_ik) K_jm + K_ik D_jm), D the change
     of the tokens and e the squared relative sizes of updates, and with them the output: the part of
     W_Q and W_K falls with T ~ (1 − ρ)² where that of W_V and W_O does not.
@@ -146,28 +150,64 @@ def attention(
     def of_head(p):
         both = p @ u @ p.T
         own = jnp.diag(both)
+        key_spread = 2 * p @ u - own[:, None]  # K̃_jj of row i, [n, m]
         distance = both - 0.5 * (own[:, None] + own[None, :])
         spread, response = _centred(p, u, u), -_centred(p, moved, u)
         # Weights that are not equal respond more: P_ij P_kj = p_ij p_kj (1 + b K_ik K̃_jj).
         same, squares = _same_key(p, u), score * asked[:, :, None] * p[:, None, :] * p[None, :, :]
         more = 0.0 if measured else jnp.sum(-squares * same**3, axis=2)
         less = 0.0 if measured else jnp.sum(squares * same**2 * _same_key(p, moved), axis=2)
-        told = spread, spread + more, response + less
-        return p @ keys.variance - own, distance, p @ moved @ p.T, *told
+        told = spread + more, response + less
+        part = TokenKernel(p @ keys.variance - own, distance, p @ moved @ p.T)
+        if not measured:
+            noise = score_noise(p, score * asked, spread, key_spread, keys)
+            part = jax.tree.map(jnp.add, part, noise)
+        return part, *told
 
-    variance, distance, change, spread, tilted, response = jax.tree.map(
-        lambda a: jnp.mean(a, axis=0), jax.vmap(of_head)(weights)
-    )
-    part = TokenKernel(variance, distance, change)
-    if not measured:
-        noise = from_covariance(score * asked * spread, jnp.zeros_like(change))
-        part = jax.tree.map(jnp.add, part, noise)
+    part, tilted, response = jax.tree.map(lambda a: jnp.mean(a, axis=0), jax.vmap(of_head)(weights))
     scores = (queries.change + (sizes["w_q"] + sizes["w_k"]) * asked) * tilted
     scores = scores + (1 if measured else 2) * asked * response
     mixed = (sizes["w_v"] + sizes["w_o"]) * part.covariance
     part = part.replace(change=part.change + mixed + score * scores).scaled(gain)
     bias = jnp.einsum("hv,hvd->d", params.b_v, params.w_o) + params.b_o
     return part.plus(jnp.mean(jnp.square(bias)))
+
+
+def score_noise(
+    p: Float[Array, "n m"],
+    asked: Float[Array, "n n"],
+    spread: Float[Array, "n n"],
+    key_spread: Float[Array, "n m"],
+    keys: TokenKernel,
+) -> TokenKernel:
+    """What Gaussian scores add to the kernel of P y over one of the weights p; see `attention`.
+
+    Args:
+        p: Weights of equal tokens.
+        asked: b K_ik of the queries.
+        spread: T_ik(K, K).
+        key_spread: K̃_jj = E|y_j − Σ_l p_il y_l|²/d of each row i.
+        keys: Kernel of the tokens that are looked at.
+    """
+    length = jnp.diag(asked)
+    level = jnp.sum(p * key_spread, axis=1)
+    drift = 0.5 * length[:, None] * p * (key_spread - level[:, None])
+    # rows of D sum to 0: K may be replaced by v_j/2 − u_jm
+    rest, lengths = drift @ keys.distance @ p.T, 0.5 * drift @ keys.variance
+    own = jnp.diag(rest)
+    count = 1 / jnp.sum(jnp.square(p), axis=1)
+    others = jnp.maximum(1 - 1 / count, jnp.finfo(count.dtype).eps)
+    root = jnp.sqrt(jnp.maximum(length, jnp.finfo(count.dtype).tiny))
+    cosine = jnp.sum(asked / root[:, None] / root[None, :], axis=1) - 1
+    cosine = cosine / max(len(root) - 1, 1)
+    of_row = jax.vmap(overlap_ratios)
+    of_variance, of_distance = of_row(count, length * level / others, cosine)
+    second = from_covariance(asked * spread, jnp.zeros_like(asked))
+    variance = second.variance + 2 * (lengths - own)
+    distance = second.distance + rest + rest.T - own[:, None] - own[None, :]
+    pair = jnp.sqrt(of_distance[:, None] * of_distance[None, :])
+    change = drift @ keys.change @ p.T
+    return TokenKernel(of_variance * variance, pair * distance, change + change.T)
 
 
 def _centred(p, a, b):
@@ -241,7 +281,7 @@ def activated(kind: str, z: TokenKernel) -> tuple[TokenKernel, Float[Array, "n n
     apart = jnp.clip(apart, 0, 2)
     if kind == "relu":
         return _relu(z, s, pair, apart)
-    u, w, h = (jnp.asarray(a, s.dtype) for a in _hermite())
+    u, w, h = (jnp.asarray(a, s.dtype) for a in hermite())
     points = s[:, None] * u[None, :]
     phi = layers.ACTIVATIONS[kind].fn
     a = (phi(points) * w[None, :]) @ h.T  # [n, k]
@@ -275,12 +315,3 @@ def _powers(rho):
     """ρ^k for k = 0 .. DEGREE − 1, of any sign."""
     steps = jnp.broadcast_to(rho[None], (DEGREE - 1, *rho.shape))
     return jnp.concatenate([jnp.ones_like(rho)[None], jnp.cumprod(steps, axis=0)])
-
-
-def _hermite():
-    """Nodes, weights and normalised Hermite polynomials [k, nodes] for the standard normal."""
-    nodes, weights = np.polynomial.hermite_e.hermegauss(NODES)
-    table = [np.ones_like(nodes), nodes]
-    for k in range(2, DEGREE):
-        table.append((nodes * table[-1] - np.sqrt(k - 1) * table[-2]) / np.sqrt(k))
-    return nodes, weights / weights.sum(), np.stack(table)

@@ -8,6 +8,7 @@ import pytest
 
 import rank_collapse as rc
 from rank_collapse.network.attention import attention_scores
+from rank_collapse.theory.score_overlap import overlap_ratios, score_overlap
 from rank_collapse.theory.score_variance import score_variance
 
 
@@ -58,6 +59,44 @@ def test_scores_of_many_draws_have_the_variance_of_the_law(d_k, options):
         error = values.std() / np.sqrt(draws)
         assert error < 0.06 * wanted
         assert abs(values.mean() - wanted) < 4 * error
+
+
+@pytest.mark.parametrize(("n", "variance", "c"), [(2, 8.0, 0.5), (3, 1.0, 0.0), (17, 4.0, 0.9)])
+def test_overlaps_of_rows_of_weights(n, variance, c):
+    """The integrals by other rules, and rows that are drawn."""
+    rng, draws = np.random.default_rng(n), 200_000
+    z = rng.standard_normal((2, draws, n))
+    scores = np.sqrt(variance) * np.stack([z[0], c * z[0] + np.sqrt(1 - c * c) * z[1]])
+    p, q = np.exp(scores) / np.exp(scores).sum(axis=-1, keepdims=True)
+    own, pair = score_overlap(n, variance, c)
+    for found, values in ((own, (p * p).sum(axis=1)), (pair, (p * q).sum(axis=1))):
+        assert abs(float(found) - values.mean()) < 4 * values.std() / np.sqrt(draws)
+    # the plane of both scores by the trapezoidal rule, as are ln t and ln t'
+    grid, width = np.linspace(-8, 8, 101, retstep=True)
+    density = width * np.exp(-(grid**2) / 2) / np.sqrt(2 * np.pi)
+    first = np.repeat(grid, 101)
+    second = c * first + np.sqrt(1 - c * c) * np.tile(grid, 101)
+    weight = np.outer(density, density).ravel()
+    x, step = np.linspace(-28, 20, 161, retstep=True)
+    w, v = (np.exp(np.sqrt(variance) * a)[None, :] for a in (first, second))
+    a, b = (np.exp(-np.exp(x)[:, None] * e) for e in (w, v))
+    none, both = (a * weight) @ b.T, (a * weight * w) @ (b * v).T
+    exact = n * step**2 * np.sum(np.exp(x[:, None] + x[None, :]) * both * none ** (n - 1))
+    assert float(pair) == pytest.approx(exact, rel=1e-4)
+    alone = n * step * np.sum(np.exp(2 * x) * (a * w**2 @ weight) * (a @ weight) ** (n - 1))
+    assert float(own) == pytest.approx(alone, rel=1e-5)
+
+
+def test_overlaps_of_uniform_and_of_sharp_weights_and_of_one_key():
+    np.testing.assert_allclose(score_overlap(9, 0.0, 0.5), 1 / 9, rtol=1e-5)
+    np.testing.assert_allclose(score_overlap(1, 2.0, 0.5), 1.0, rtol=1e-4)
+    near = score_overlap(9, 1.0, 0.999)
+    np.testing.assert_allclose(*near, rtol=2e-3)
+    for variance in (0.0, 1e-12, 1e-3):
+        np.testing.assert_allclose(overlap_ratios(9, variance, 0.5), 1.0, rtol=1e-3)
+    # from the interpolation to the integral without a jump
+    low, high = (np.array(overlap_ratios(9, v, 0.5)) for v in (0.0499, 0.0501))
+    np.testing.assert_allclose(low, high, rtol=2e-4)
 
 
 def test_what_is_refused():

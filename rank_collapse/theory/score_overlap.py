@@ -1,0 +1,99 @@
+"""Attention weights of Gaussian scores at finite n: the exact overlap of two rows.
+
+Tokens of equal length and cosine ρ have scores that are, but for a constant along each row, which
+the softmax does not see, independent over keys: s_j ~ N(0, σ²), σ² = b (1 − ρ), of correlation c
+between two rows (c = ρ of the queries; 1 for a row with itself).
+
+Axis letters: t nodes, z nodes, k degrees.
+"""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+NODES, DEGREE = 64, 40  # of Gauss-Hermite quadrature, and of expansions in Hermite polynomials
+_TIMES = 48  # nodes of t
+_SMALL = 0.05  # variance below which the ratio to the second order is interpolated to 1
+_NEAR = 0.9  # correlation from which on the ratio for distances is that at it
+
+
+def hermite() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Nodes, weights and normalised Hermite polynomials [k, z] for the standard normal."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(NODES)
+    table = [np.ones_like(nodes), nodes]
+    for k in range(2, DEGREE):
+        table.append((nodes * table[-1] - np.sqrt(k - 1) * table[-2]) / np.sqrt(k))
+    return nodes, weights / weights.sum(), np.stack(table)
+
+
+def score_overlap(
+    count: Any, variance: Any, correlation: Any
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """(E Σ_j P_ij², E Σ_j P_ij P_kj) of two rows of softmax weights over n keys.
+
+        E Σ_j P_ij P_kj = n ∫∫ E[w w' e^{−tw − t'w'}] (E e^{−tw − t'w'})^{n−1} dt dt',
+
+    w = e^s, w' = e^{s'}, since 1/S = ∫ e^{−tS} dt; of one row with itself
+    n ∫ t E[w² e^{−tw}] (E e^{−tw})^{n−1} dt. Integrals over ln t by the trapezoidal rule, which
+    converges exponentially, over one score by Gauss-Hermite quadrature, over two by Mehler's
+    expansion E f(s) g(s') = Σ_k c^k f_k g_k. Relative error against three times as many nodes and
+    degrees below 1e-5 for n = 2 to 64, variances up to 8 and c up to .9, in float32 too; 2e-5 at
+    n = 500.
+
+    Args:
+        count: n, at least 1; any real number.
+        variance: σ², of the score of a key before the softmax.
+        correlation: c, of 0 to 1.
+
+    Source: derived here.
+    """
+    variance = _as_float(variance)
+    count, correlation = (jnp.asarray(a, variance.dtype) for a in (count, correlation))
+    z, weight, table = (jnp.asarray(a, variance.dtype) for a in hermite())
+    spread = jnp.sqrt(variance)
+    low, high = -9 - 3 * spread, 4 + 5 * spread
+    step = (high - low) / (_TIMES - 1)
+    log_t = low + step * jnp.arange(_TIMES) - jnp.log(count)
+    log_w = spread * z
+    log_tw = log_t[:, None] + log_w[None, :]
+    decay = jnp.exp(-jnp.exp(log_tw))  # e^{−tw}
+    once = jnp.exp(log_tw) * decay  # t w e^{−tw}
+    own = (
+        count * step * jnp.sum((once * jnp.exp(log_tw)) @ weight * (decay @ weight) ** (count - 1))
+    )
+    none, first = ((a * weight[None, :]) @ table.T for a in (decay, once))  # [t, k]
+    power = (correlation ** jnp.arange(DEGREE))[None, :]
+    both = jnp.clip((none * power) @ none.T, 0, 1)
+    pair = count * step**2 * jnp.sum(((first * power) @ first.T) * both ** (count - 1))
+    return own, pair
+
+
+def overlap_ratios(
+    count: Any, variance: Any, correlation: Any
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """What the scores' part of a row's overlap, and of its distance to another, is of the second
+    order's: (o_1 − 1/n)/(σ²(1 − 1/n)/n), (o_1 − o_c)/((1 − c) σ²(1 − 1/n)/n).
+
+    Both tend to 1 with σ²: below .05 they are interpolated, so that no digits cancel. From c = .9
+    on the second is that at .9, of which it is a smooth function.
+
+    Args:
+        count, variance, correlation: As of `score_overlap`.
+    """
+    variance = _as_float(variance)
+    count = jnp.asarray(count, variance.dtype)
+    used = jnp.maximum(variance, _SMALL)
+    c = jnp.clip(correlation, 0, _NEAR)
+    own, pair = score_overlap(count, used, c)
+    unit = used * (1 - 1 / count) / count
+    unit = jnp.where(unit == 0, 1, unit)
+    ratios = (own - 1 / count) / unit, (own - pair) / ((1 - c) * unit)
+    part = jnp.minimum(variance / _SMALL, 1)
+    return tuple(jnp.where(count <= 1, 1, 1 + part * (r - 1)) for r in ratios)
+
+
+def _as_float(x):
+    x = jnp.asarray(x)
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
