@@ -4,7 +4,7 @@
     python -m experiments.benchmark --benchmark=exact_paths,recomputed_paths
 
 Each benchmark times its cases in turn, round after round, so that a busy machine slows all of them
-alike, and states ratios to its baseline from the same rounds. Compilation is told apart from
+alike, and states ratios to its baseline from the same rounds. Compilation is timed apart from
 running; the figure of a case is its fastest round.
 """
 
@@ -65,11 +65,11 @@ def main(options: flags.FlagValues) -> int:
         "jax": jax.__version__,
     }
     print(", ".join(f"{name} {value}" for name, value in machine.items()))
-    failures, told = [], {}
+    failures, aux = [], {}
 
     def keep():
         if options.json:
-            text = json.dumps(machine | {"benchmarks": told}, indent=1)
+            text = json.dumps(machine | {"benchmarks": aux}, indent=1)
             files.write_atomically(options.json, text.encode())
 
     keep()  # a file that cannot be written is refused before anything is timed
@@ -77,7 +77,7 @@ def main(options: flags.FlagValues) -> int:
         found = BENCHMARKS[name](options)
         print(f"\n{name}")
         failures += [f"{name}: {text}" for text in show(found)]
-        told[name] = as_json(found)
+        aux[name] = as_json(found)
         keep()
     for failure in failures:
         print(f"over the limit: {failure}")

@@ -39,9 +39,10 @@ from experiments.shell.experiment import Drawing, Experiment
 from experiments.shell.paper import said
 from experiments.trained import arguments, training
 from experiments.trained.training import Setup, diverged, kept
-from rank_collapse.network import entry, transformer
+from rank_collapse.network import transformer
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.embedding import EmbeddingConfig
+from rank_collapse.network.inputs import input_states
 from rank_collapse.report import figures
 from rank_collapse.report.claims import BELOW_ZERO, MOST, Claim, of_share, of_shares, test_mean
 from rank_collapse.report.page import Comparison
@@ -54,7 +55,7 @@ from rank_collapse.training.training import Recipe, forward
 # What the published code trains: a skip around the attention in each of them.
 PUBLISHED = ("base", "circle_skip", "mlp")
 
-# What the theory speaks of: the sublayers one by one, with and without a skip around the attention.
+# What the theory covers: the sublayers one by one, with and without a skip around the attention.
 THEORY = ("attention", "attention+skip", "attention+mlp", "attention+skip+mlp")
 COMPARED = {"published": PUBLISHED, "theory": THEORY, "all": (*PUBLISHED, *THEORY)}
 WIDTHS = (32, 64, 128)
@@ -196,7 +197,7 @@ def roll_out(num_steps: int, setup: Setup, model: Any, data: Any, key: Any) -> d
         return points + step(points) if skip else step(points)
 
     def weights(points):
-        states = entry.input_states(model.network, points, config)
+        states = input_states(model.network, points, config)
         return transformer.apply(model.network, states, config).attention
 
     walk, train = data["walk"], data["train"]

@@ -36,8 +36,8 @@ from experiments.shell.flag_values import check_names
 from experiments.shell.room import Room
 from experiments.trained import arguments
 from experiments.trained.cells import Program, results_of_cells
-from rank_collapse.network import entry
 from rank_collapse.network.embedding import EmbeddingConfig
+from rank_collapse.network.inputs import input_states
 from rank_collapse.report import figures
 from rank_collapse.report.claims import Claim, of_share
 from rank_collapse.report.page import Comparison
@@ -155,7 +155,7 @@ def make_measure(recipe: Recipe) -> Callable[[Model, Any, Hyper], dict[str, Any]
         matrices |= {n: getattr(layers.mlp, n) for n in GRADIENTS if n not in matrices}
 
         def profiles(inputs):
-            states = entry.input_states(model.network, inputs, config)
+            states = input_states(model.network, inputs, config)
             hidden = rc.apply(model.network, states, config).hidden
             return rc.profile(hidden, measures=MEASURES)
 
@@ -291,7 +291,7 @@ def data_of(options: flags.FlagValues, batch_size: int, key: Any) -> dict[str, A
 
 
 def guess_limit(tokens: int, letters: int) -> float:
-    """Accuracy below which a guess cannot be told from what is learned.
+    """Accuracy below which a guess cannot be distinguished from what is learned.
 
     1/c + 2.58 √((1/c)(1 − 1/c)/tokens): one guess of 200 lies above it.
     """

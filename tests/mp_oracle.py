@@ -10,23 +10,25 @@ import mpmath
 import numpy as np
 from mpmath import fdot, fsum, mpf
 
-from rank_collapse.network.entry import enter
 from rank_collapse.network.gains import layer_gains
+from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.layers import GATED
 
 
 def profile(params, x, config, digits, **inputs):
     """log10 ‖res(X^l)‖_{1,∞} for l = 0..L in `digits` decimal digits, as mpmath's numbers."""
-    params, entry = enter(params, x, config, **inputs)
-    gains = layer_gains(config, entry.x.dtype, params)
-    entry, gains, stack = jax.tree.map(np.asarray, (entry, gains, params.layers))
-    keep = np.ones(len(entry.x), bool) if entry.token_mask is None else entry.token_mask
+    params, prepared = prepare_inputs(params, x, config, **inputs)
+    gains = layer_gains(config, prepared.x.dtype, params)
+    prepared, gains, stack = jax.tree.map(np.asarray, (prepared, gains, params.layers))
+    keep = np.ones(len(prepared.x), bool) if prepared.token_mask is None else prepared.token_mask
     with mpmath.workdps(digits):
-        state = exact(entry.x)
+        state = exact(prepared.x)
         out = [log10_residual(state, keep)]
         for l, row in enumerate(config.layer_map or range(config.depth)):
             p = jax.tree.map(lambda a, row=row: a[row], stack)
-            state = layer(p, state, config, entry.context, jax.tree.map(lambda a, l=l: a[l], gains))
+            state = layer(
+                p, state, config, prepared.context, jax.tree.map(lambda a, l=l: a[l], gains)
+            )
             out.append(log10_residual(state, keep))
         return out
 

@@ -24,8 +24,8 @@ from rank_collapse.measures.influence import InfluencePass
 from rank_collapse.measures.residuals import composite_norm, residual
 from rank_collapse.network.config import DEFAULTS, flat
 from rank_collapse.network.covers import SIZES
-from rank_collapse.network.entry import enter
 from rank_collapse.network.gains import layer_gains
+from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.passes import Output, States, run
 from rank_collapse.paths.contributions import LengthPass
 from rank_collapse.paths.direct import variance_shares
@@ -117,14 +117,14 @@ def forward(params, x, config, extra, trace):
         # Sums over single paths, in NumPy, from weights that tests of attention compare.
         total = Oracle(params, trace, config, **_memory(extra)).sums()
         return close(trace.output, total[0].sum(axis=(0, 1)) + total[2])
-    _, entry = enter(params, x, config)
+    _, prepared = prepare_inputs(params, x, config)
     gains, stack = layer_gains(config, x.dtype, params), params.layers
-    entry, gains, stack = jax.tree.map(np.asarray, (entry, gains, stack))
+    prepared, gains, stack = jax.tree.map(np.asarray, (prepared, gains, stack))
     with mpmath.workdps(20):
-        state = mp_oracle.exact(entry.x)
+        state = mp_oracle.exact(prepared.x)
         for l in range(config.depth):
             own, gain = jax.tree.map(lambda a, l=l: a[l], (stack, gains))
-            state = mp_oracle.layer(own, state, config, entry.context, gain)
+            state = mp_oracle.layer(own, state, config, prepared.context, gain)
     close(trace.hidden[-1], np.array([[float(v) for v in row] for row in state]))
 
 
@@ -326,9 +326,9 @@ def test_a_network_read_layer_by_layer_is_the_one_in_memory(case):
         inputs = jax.tree.map(lambda a: a[None], {"x": x} | extra)
         source, groups = pretrained.InMemory(params, config), {"": pretrained.Group(tuple(passes))}
         found = pretrained.stream(source, inputs, groups)[""]
-        known, entry = enter(params, x, config, **extra)
+        known, prepared = prepare_inputs(params, x, config, **extra)
         for name, one in passes:
-            expected = jax.jit(run, static_argnums=(0,))(one, known, entry, config)
+            expected = jax.jit(run, static_argnums=(0,))(one, known, prepared, config)
             for a, b in zip(jax.tree.leaves(found[name]), jax.tree.leaves(expected), strict=True):
                 np.testing.assert_allclose(a[0], b, rtol=1e-9, atol=1e-12, err_msg=name)
         refused = [p for p in STREAMED.values() if p.covers.refusal(config) is not None]

@@ -49,9 +49,9 @@ def test_a_scan_gives_scalars_and_gradients_by_layer(run):
 
 @pytest.mark.parametrize("name", ["linen", "nnx"])
 def test_flax_blocks_sow_scalars(run, name):
-    told = run(name)["told"]
-    told = told["metrics"]["layers_1"] if name == "linen" else told["layers"][1]
-    assert told["scalars"]["residual_ratio"].shape == ()
+    aux = run(name)["told"]
+    aux = aux["metrics"]["layers_1"] if name == "linen" else aux["layers"][1]
+    assert aux["scalars"]["residual_ratio"].shape == ()
 
 
 def test_stacked_activations_are_reduced_by_layer(run):

@@ -13,7 +13,7 @@ from rank_collapse.report.claims import ABOVE_ZERO, MOST, Claim, of_curve, test_
 from rank_collapse.report.page import Comparison
 
 READ_OFF = 1e-3  # to which the published curves could be read off the figures
-FEWEST_DRAWS = 20  # with which one curve in twenty can be told to be no draw
+FEWEST_DRAWS = 20  # with which one curve in twenty can be shown to be no draw
 
 
 def compare(summary: Mapping[str, Any]) -> list[Comparison]:

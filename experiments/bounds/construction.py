@@ -20,7 +20,7 @@ from rank_collapse.runs.seeds import QUICK
 
 SPREAD = 0.1  # max D_ii of both heads; the lemma's condition is 1.2564
 SIZES = (32, 64, 128, 178, 180, 256, 512)
-_SMALL, _SHARP = 1e-4, 40.0  # of what only asks; weights on tokens that are not looked at: e^-40
+_SMALL, _SHARP = 1e-4, 40.0  # of what only asks; weights on tokens without attention: e^-40
 
 
 def two_heads(
@@ -29,7 +29,7 @@ def two_heads(
     """(parameters, tokens [n, d], config) of one layer of two heads.
 
     The features of a token are what it holds (+1 and −1 in tokens 0 and 1), what it asks of each
-    head (±ε: all tokens of the first, tokens 2 and 3 of the second), whether it is looked at
+    head (±ε: all tokens of the first, tokens 2 and 3 of the second), whether it gets attention
     (tokens 0 and 1), and that it asks for such tokens (all alike: the mean token).
 
     Args:

@@ -29,7 +29,7 @@ from experiments.stability.figures import log_band
 from experiments.stability.measure import of_network
 from experiments.stability.networks import ALONE
 from rank_collapse.measures import updates
-from rank_collapse.network import entry
+from rank_collapse.network.inputs import input_states
 from rank_collapse.report import figures
 from rank_collapse.report.statistics import geometric_mean, numbers
 from rank_collapse.runs.folder import RunFolder
@@ -78,7 +78,7 @@ def make_measure(recipe: Recipe, *, size: float) -> Callable[[Any, Any, Any], di
         direction = {ALONE: jax.tree.unflatten(tree, drawn)}
 
         def of_example(inputs):
-            states = {ALONE: entry.input_states(model.network, inputs, config)}
+            states = {ALONE: input_states(model.network, inputs, config)}
             expected, _ = networks.expected(model.network, states, config, size, gradients=False)
             return of_network(model.network, states, config, expected, gradients, direction, size)
 

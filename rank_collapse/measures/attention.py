@@ -1,4 +1,4 @@
-"""What attention looks at: entropy, largest weights, saturated rows, sinks.
+"""What attention attends to: entropy, largest weights, saturated rows, sinks.
 
 Where one weight p of a row is near 1 the softmax's Jacobian diag(P) − PPᵀ, whose entries are at
 most 1 − p off that weight and p(1 − p) on it, is near 0, and so is what flows back to the scores.
@@ -29,7 +29,7 @@ from rank_collapse.measures.norms import (
     total,
 )
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.entry import enter
+from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.passes import Each, run
 from rank_collapse.network.precision import full_precision
@@ -91,7 +91,7 @@ def saturated_share(
 
 @in_own_precision
 def column_means(attention: Any, *, mask: Any = None) -> Float[Array, "*s m"]:
-    """mean_i P_ij, how much each key is looked at; sums to 1 over the keys.
+    """mean_i P_ij, how much each key is attended to; sums to 1 over the keys.
 
     Args:
         attention, mask: As `attention_entropy` takes them.
@@ -104,9 +104,9 @@ def column_means(attention: Any, *, mask: Any = None) -> Float[Array, "*s m"]:
 
 @in_own_precision
 def largest_column(attention: Any, *, mask: Any = None) -> Float[Array, "*s"]:
-    """max_j mean_i P_ij, the share of attention that the most looked at key gets.
+    """max_j mean_i P_ij, the share of attention that the key that gets most attention gets.
 
-    1/m if attention is uniform, 1/n if each query looks at itself, 1 if all look at one key.
+    1/m if attention is uniform, 1/n if each query attends to itself, 1 if all attend to one key.
 
     Args:
         attention, mask: As `attention_entropy` takes them.
@@ -125,7 +125,7 @@ def first_column(attention: Any, *, mask: Any = None, key_mask: Any = None) -> F
     Args:
         attention, mask: As `attention_entropy` takes them.
         key_mask: Bool [m], the keys that exist. None for all, but for padding on the left: where
-            there are as many keys as queries, and no query looks at a key before the first query
+            there are as many keys as queries, and no query attends to a key before the first query
             that exists, that query's key is the first.
 
     Returns:
@@ -229,7 +229,7 @@ def attention_profile(
 
     entropy          −Σ_j P_ij log P_ij in nats
     largest_weight   max_j P_ij
-    largest_column   max_j mean_i P_ij, the most looked at key
+    largest_column   max_j mean_i P_ij, the key that gets most attention
     first_column     mean_i P_i1, the attention sink (Xiao et al. 2024); of the first token that
                      exists
 
@@ -238,13 +238,13 @@ def attention_profile(
         mask: Bool [n], the tokens that exist.
         **inputs: Other arguments of `apply`.
     """
-    params, entry = enter(params, x, config, mask=mask, **inputs)
-    return _attention_profile(params, entry, config)
+    params, prepared = prepare_inputs(params, x, config, mask=mask, **inputs)
+    return _attention_profile(params, prepared, config)
 
 
 @jax.jit
-def _attention_profile(params, entry, config):
-    return run(Each(attention_measures), params, entry, config)
+def _attention_profile(params, prepared, config):
+    return run(Each(attention_measures), params, prepared, config)
 
 
 def attention_measures(layer: Layer, x: Any, seen: Forward) -> dict[str, Float[Array, "h"]]:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.entry import Entry, enter
+from rank_collapse.network.inputs import PreparedInputs, prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.passes import LayerPass, States, output_of, run
 from rank_collapse.network.precision import full_precision
@@ -43,8 +43,8 @@ def layer_influence(
         mask: Bool [n], the tokens that exist.
         **inputs: Other arguments of `apply`.
     """
-    params, entry = enter(params, x, config, mask=mask, **inputs)
-    return _run(InfluencePass(), params, entry, config)
+    params, prepared = prepare_inputs(params, x, config, mask=mask, **inputs)
+    return _run(InfluencePass(), params, prepared, config)
 
 
 @full_precision
@@ -67,13 +67,13 @@ def layer_removal(
         mask: Bool [n], the tokens that exist.
         **inputs: Other arguments of `apply`.
     """
-    params, entry = enter(params, x, config, mask=mask, **inputs)
-    return _run(RemovalPass(), params, entry, config)
+    params, prepared = prepare_inputs(params, x, config, mask=mask, **inputs)
+    return _run(RemovalPass(), params, prepared, config)
 
 
 @functools.partial(jax.jit, static_argnames="layer_pass")
-def _run(layer_pass, params, entry, config):
-    return run(layer_pass, params, entry, config)
+def _run(layer_pass, params, prepared, config):
+    return run(layer_pass, params, prepared, config)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,11 +92,11 @@ class InfluencePass(States):
         return carry, (seen.trace.hidden, ratios)
 
     def finish(
-        self, params: Any, last: Any, carry: Any, found: Any, entry: Entry, config: Any
+        self, params: Any, last: Any, carry: Any, found: Any, prepared: PreparedInputs, config: Any
     ) -> dict[str, Float[Array, "..."]]:
         """The measures by name."""
         states, ratios = found
-        states = super().finish(params, last, carry, states, entry, config)
+        states = super().finish(params, last, carry, states, prepared, config)
         length = jnp.linalg.norm(states, axis=-1, keepdims=True)
         unit = states / jnp.where(length == 0, 1, length)
 
@@ -107,9 +107,9 @@ class InfluencePass(States):
 
         chord = jnp.linalg.norm(unit[1:] - unit[:-1], axis=-1)
         return ratios | {
-            "block_influence": _mean(jnp.square(chord) / 2, entry),
-            "angle": _mean(jax.lax.map(to_all, unit), entry) / jnp.pi,
-            "stream": _mean(length[..., 0], entry),
+            "block_influence": _mean(jnp.square(chord) / 2, prepared),
+            "angle": _mean(jax.lax.map(to_all, unit), prepared) / jnp.pi,
+            "stream": _mean(length[..., 0], prepared),
         }
 
 
@@ -120,9 +120,9 @@ class RemovalPass(LayerPass):
     Slot s is the network without layer s; it exists from layer s on, and empty slots cost nothing.
     """
 
-    def begin(self, entry: Entry, config: TransformerConfig) -> Float[Array, "s n d"]:
+    def begin(self, prepared: PreparedInputs, config: TransformerConfig) -> Float[Array, "s n d"]:
         """Slots for the states."""
-        return jnp.zeros((config.depth, *entry.x.shape), entry.x.dtype)
+        return jnp.zeros((config.depth, *prepared.x.shape), prepared.x.dtype)
 
     def step(self, layer: Layer, x: Any, seen: Any, carry: Any) -> tuple[Any, Float[Array, "s"]]:
         """The layer in every network that has it; how its change differs."""
@@ -144,38 +144,38 @@ class RemovalPass(LayerPass):
         return carry, found
 
     def finish(
-        self, params: Any, last: Any, carry: Any, found: Any, entry: Entry, config: Any
+        self, params: Any, last: Any, carry: Any, found: Any, prepared: PreparedInputs, config: Any
     ) -> dict[str, Float[Array, "..."]]:
         """The measures by name."""
-        whole = output_of(params, last, entry, config)
-        without = jax.vmap(lambda x: output_of(params, x, entry, config))(carry)
-        shown, rest = _shown(whole, entry), _shown(without, entry)
+        whole = output_of(params, last, prepared, config)
+        without = jax.vmap(lambda x: output_of(params, x, prepared, config))(carry)
+        shown, rest = _shown(whole, prepared), _shown(without, prepared)
         dots = jnp.sum(rest * shown[None], axis=-1)
         lengths = jnp.linalg.norm(rest, axis=-1) * jnp.linalg.norm(shown, axis=-1)[None]
         return {
             "later": found.T,
-            "cosine": _mean(dots / jnp.where(lengths == 0, 1, lengths), entry),
+            "cosine": _mean(dots / jnp.where(lengths == 0, 1, lengths), prepared),
             "error": jnp.linalg.norm(rest - shown[None], axis=(-2, -1)) / jnp.linalg.norm(shown),
             "output": whole,
             "outputs": without,
         }
 
 
-def _shown(a, entry):
+def _shown(a, prepared):
     """Tokens that do not exist as zeros."""
-    if entry.token_mask is None:
+    if prepared.token_mask is None:
         return a
-    return jnp.where(entry.token_mask.reshape((1,) * (a.ndim - 2) + (-1, 1)), a, 0)
+    return jnp.where(prepared.token_mask.reshape((1,) * (a.ndim - 2) + (-1, 1)), a, 0)
 
 
-def _mean(values, entry):
+def _mean(values, prepared):
     """Mean over the last axis, the tokens that exist."""
-    if entry.token_mask is None:
+    if prepared.token_mask is None:
         return jnp.mean(values, axis=-1)
-    mask = entry.token_mask.reshape((1,) * (values.ndim - 1) + (-1,))
+    mask = prepared.token_mask.reshape((1,) * (values.ndim - 1) + (-1,))
     return jnp.sum(jnp.where(mask, values, 0), axis=-1) / jnp.sum(mask)
 
 
-def _mean_ratio(stream, part, entry):
+def _mean_ratio(stream, part, prepared):
     length = jnp.linalg.norm(stream, axis=-1)
-    return _mean(jnp.linalg.norm(part, axis=-1) / jnp.where(length == 0, 1, length), entry)
+    return _mean(jnp.linalg.norm(part, axis=-1) / jnp.where(length == 0, 1, length), prepared)

@@ -1,4 +1,4 @@
-"""A few scalars of one layer that show collapse coming, cheap enough for every training step.
+"""A few scalars of one layer that show collapse coming, at little cost for every training step.
 
 Axis letters: b leading axes as one, n tokens, d width, h heads, m keys.
 """

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 
 from rank_collapse.measures.monitor import monitor
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.entry import enter
+from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.passes import Output, run
 from rank_collapse.network.walk import Layer
@@ -47,13 +47,13 @@ def monitored(
     Raises:
         ValueError: As `apply`, or fewer than two tokens.
     """
-    params, entry = enter(params, x, config, mask=mask, **inputs)
-    return _monitored(params, entry, config, attention)
+    params, prepared = prepare_inputs(params, x, config, mask=mask, **inputs)
+    return _monitored(params, prepared, config, attention)
 
 
 @functools.partial(jax.jit, static_argnames="attention")
-def _monitored(params, entry, config, attention):
-    return run(MonitorPass(attention), params, entry, config)
+def _monitored(params, prepared, config, attention):
+    return run(MonitorPass(attention), params, prepared, config)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +70,7 @@ class MonitorPass(Output):
         return carry, monitor(hidden, weights, mask=layer.inputs.token_mask)
 
     def finish(
-        self, params: Any, last: Any, carry: Any, found: Any, entry: Any, config: Any
+        self, params: Any, last: Any, carry: Any, found: Any, prepared: Any, config: Any
     ) -> tuple[Float[Array, "n d"], Scalars]:
         """(output, scalars)."""
-        return super().finish(params, last, carry, found, entry, config), found
+        return super().finish(params, last, carry, found, prepared, config), found

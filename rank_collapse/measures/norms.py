@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from rank_collapse.measures import decompositions
-from rank_collapse.network.entry import as_mask
+from rank_collapse.network.inputs import as_mask
 
 NORMS = ("composite", "one", "inf", "frobenius", "spectral", "max")
 
@@ -129,7 +129,7 @@ def as_bools(mask: Any, name: str = "mask") -> Any:
     """A mask as Bool, from booleans or the integers 0 and 1, see `as_array`.
 
     Raises:
-        ValueError: Other values: see `entry.as_mask`.
+        ValueError: Other values: see `inputs.as_mask`.
     """
     mask = as_array(mask)
     if namespace(mask) is np and mask.dtype.kind in "biu" and np.isin(mask, (0, 1)).all():

@@ -24,7 +24,7 @@ from rank_collapse.measures.norms import (
 )
 from rank_collapse.measures.table import MEASURES, named
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.entry import as_batch, enter
+from rank_collapse.network.inputs import as_batch, prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.passes import States, run
 from rank_collapse.network.precision import full_precision
@@ -113,13 +113,13 @@ def network_profile(
         measures: Names out of `MEASURES`.
         **inputs: Other arguments of `apply`.
     """
-    params, entry = enter(params, x, config, mask=mask, **inputs)
-    return _network_profile(params, entry, config, named(measures))
+    params, prepared = prepare_inputs(params, x, config, mask=mask, **inputs)
+    return _network_profile(params, prepared, config, named(measures))
 
 
 @partial(jax.jit, static_argnames="names")
-def _network_profile(params, entry, config, names):
-    return run(ProfilePass(names), params, entry, config)
+def _network_profile(params, prepared, config, names):
+    return run(ProfilePass(names), params, prepared, config)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,7 +23,7 @@ class Measure:
         cost: Operations, up to a factor; h heads.
         meaning: One line.
         source: Paper.
-        alarm: From where on a look at the run is worth its time; None for no such place.
+        alarm: The value from which on the run should be checked; None for no such place.
     """
 
     of: Callable[..., Any]
@@ -37,7 +37,7 @@ class Measure:
         return self.of(x, **options)
 
 
-# Thresholds are where a look at the run is worth its time, not where theory draws a line: tokens
+# Thresholds are where the run should be checked, not where theory draws a line: tokens
 # that differ by a hundredth of their size, or by an angle of 8 degrees; rows of attention on a
 # single key.
 MEASURES: dict[str, Measure] = {
@@ -87,7 +87,7 @@ MEASURES: dict[str, Measure] = {
     ),
     "largest_column": Measure(
         attention.largest_column, "attention", "h n m",
-        "max_j mean_i P_ij, what the most looked at key gets", "Gu et al. 2025",
+        "max_j mean_i P_ij, what the key that gets most attention gets", "Gu et al. 2025",
     ),
     "first_column": Measure(
         attention.first_column, "attention", "h n m",

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.entry import as_mask
+from rank_collapse.network.inputs import as_mask
 from rank_collapse.network.layers import norm
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.precision import full_precision

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.entry import Entry, as_mask, check_ids, enter
 from rank_collapse.network.gains import Gains, scaled
+from rank_collapse.network.inputs import PreparedInputs, as_mask, check_ids, prepare_inputs
 from rank_collapse.network.parameters import TransformerParams, completed
 from rank_collapse.network.residual import token_norm
 from rank_collapse.network.transformer import Tokens
@@ -68,7 +68,7 @@ def admin_profile(
     x, inputs = _checked_batch(x, inputs, config)
     params = completed(params, config)
     config = config.replace(skip_gain=1.0)
-    entries = jax.vmap(lambda x, inputs: enter(params, x, config, **inputs)[1])(x, inputs)
+    entries = jax.vmap(lambda x, inputs: prepare_inputs(params, x, config, **inputs)[1])(x, inputs)
     omegas, after = _profile(params, entries, config)
     if not isinstance(after, jax.core.Tracer):
         _check_sizes(np.asarray(after), config)
@@ -110,7 +110,7 @@ class Profiling(Algebra):
 
 
 @jax.jit
-def _profile(params, entries: Entry, config):
+def _profile(params, entries: PreparedInputs, config):
     """ω by kind [l] and r after every sublayer [l, kinds]."""
     exists = entries.token_mask
     if exists is None:

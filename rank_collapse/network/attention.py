@@ -109,7 +109,7 @@ class AttentionContext:
     """What every layer of a stack shares: mask, additive bias, positions and the cap of scores.
 
     Attributes:
-        mask: Bool [n, m] or [h, n, m], True where a query may look at a key; None for all.
+        mask: Bool [n, m] or [h, n, m], True where a query may attend to a key; None for all.
         bias: Float [h, n, m] added to the scores after scaling; None for none.
         rotary: Pair (cos, sin), each [n, k], of rotary positions; None for none.
         relative: Float [n + m - 1, d] encodings of the distances n-1 .. -(m-1); None for none.
@@ -147,7 +147,7 @@ class AttentionContext:
 
 @struct.dataclass
 class KeysValues:
-    """What attention needs of the tokens it looks at; known beforehand, they are not computed anew.
+    """Keys and values of tokens, known beforehand so that they are not computed anew.
 
     `attention_scores`, `mix_values` and `multi_head_attention` take one in place of those tokens.
     """

@@ -51,7 +51,7 @@ def context_of_token(
     """Row t of the masks, biases and positions of all n tokens, as token t alone needs them.
 
     Args:
-        context: Of all tokens, from `entry.make_context`.
+        context: Of all tokens, from `inputs.make_context`.
         position: t; may be traced.
     """
 

@@ -20,7 +20,7 @@ from rank_collapse.network.encoder_decoder import (
     encode,
     logits_of,
 )
-from rank_collapse.network.entry import enter, input_states
+from rank_collapse.network.inputs import input_states, prepare_inputs
 from rank_collapse.network.passes import output_of
 from rank_collapse.network.walk import walk
 
@@ -110,19 +110,19 @@ def _whole_passes(params, memory, source_mask, tokens, config):
 def _cached_steps(params, memory, source_mask, tokens, config):
     """(empty cache, function of (cache, token t, t) → logits and cache): one row per token."""
     own = config.decoder
-    decoder, entry = enter(
+    decoder, prepared = prepare_inputs(
         decoder_params(params, config), tokens, own, memory=memory, memory_mask=source_mask
     )
-    dtype = entry.x.dtype
+    dtype = prepared.x.dtype
 
     def of_layer(layer, none):
         return none, attn.keys_values(layer.params.cross, memory, None, own.norm_eps)
 
-    _, of_memory = walk(of_layer, None, decoder, entry, own)
+    _, of_memory = walk(of_layer, None, decoder, prepared, own)
 
     def next_logits(known, token, t):
         x = input_states(decoder, token[None], own, positions=t[None]).astype(dtype)
-        here = entry.replace(context=context_of_token(entry.context, t))
+        here = prepared.replace(context=context_of_token(prepared.context, t))
 
         def step(layer, x):
             known, memory = layer.extra

@@ -1,6 +1,6 @@
 """Encoder and decoder from the one network: apply(params, source, target, config) and its parts.
 
-The encoder reads the source; the decoder, causal, reads the target so far and looks at the
+The encoder reads the source; the decoder, causal, reads the target so far and attends to the
 encoder's output (Vaswani et al. 2017, figure 1). Each half is a network as `rank_collapse.apply`
 computes it, with everything its config can say. Greedy decoding is in `decoding`.
 
@@ -18,7 +18,7 @@ from rank_collapse import struct
 from rank_collapse.network import admin, fold, transformer
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.dropout import dropout, dropout_branches
-from rank_collapse.network.entry import as_mask, input_states
+from rank_collapse.network.inputs import as_mask, input_states
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.parameters import init as init_network
 from rank_collapse.network.transformer import Trace
@@ -49,10 +49,10 @@ class EncoderDecoderConfig:
         if not isinstance(encoder, TransformerConfig) or not isinstance(decoder, TransformerConfig):
             return  # a transformation of the pytree put something else there
         if encoder.cross_attention:
-            raise ValueError("encoder.cross_attention=True: an encoder has no memory to look at")
+            raise ValueError("encoder.cross_attention=True: an encoder has no memory to attend to")
         if not decoder.cross_attention:
             raise ValueError(
-                "decoder.cross_attention=False: the decoder would not look at the encoder's output"
+                "decoder.cross_attention=False: the decoder would not read the encoder's output"
             )
         if decoder.mask != "causal":
             raise ValueError(
@@ -62,7 +62,7 @@ class EncoderDecoderConfig:
         if encoder.d_model != decoder.d_model:
             raise ValueError(
                 f"encoder.d_model={encoder.d_model} is not decoder.d_model={decoder.d_model}, "
-                "which looks at its output"
+                "which attends to its output"
             )
         of_source, of_target = encoder.embedding, decoder.embedding
         if of_target is None or not of_target.vocab_size:
@@ -195,7 +195,7 @@ def apply(
         target: Int [n], what the decoder reads, the begin mark first: see `shifted`.
         config: The network.
         source_mask: Bool [m], which source tokens exist, for both halves; None for all.
-        target_mask: Bool [n], which target tokens exist, or [n, n], which may be looked at.
+        target_mask: Bool [n], which target tokens exist, or [n, n], which may be attended to.
         dropout_key, dropout_rate: Dropout on embeddings, attention weights and branches; None for
             none.
 
@@ -222,7 +222,7 @@ def apply(
 def encode(
     params: EncoderDecoderParams, source: Any, config: EncoderDecoderConfig, source_mask: Any = None
 ) -> Float[Array, "m d"]:
-    """The memory that the decoder looks at: the encoder's output."""
+    """The memory that the decoder attends to: the encoder's output."""
     mask = _padding(source_mask)
     return transformer.apply(params.encoder, source, config.encoder, mask=mask).output
 

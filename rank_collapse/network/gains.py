@@ -50,7 +50,7 @@ class LayerGains:
     temperature: Any
     mixing: Any = None  # `attention.Mixing` with leaves [h]; None for none
     norm: Any = None  # Gains of what the norms put out; None for none
-    window: Any = None  # How far the layer looks; None where all look at any distance
+    window: Any = None  # How far the layer attends; None where all attend at any distance
     unnormed: Any = None  # Whether its attention reads tokens without a norm; None where none does
 
 

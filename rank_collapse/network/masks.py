@@ -1,4 +1,4 @@
-"""Masks of attention: which keys a query may look at.
+"""Masks of attention: which keys a query may attend to.
 
 Axis letters: n tokens (queries), m keys, h heads.
 """
@@ -10,13 +10,13 @@ from jaxtyping import Array, Bool
 
 
 def causal_mask(num_tokens: int) -> Bool[Array, "n n"]:
-    """Each token looks at itself and at earlier tokens."""
+    """Each token attends to itself and at earlier tokens."""
     i = jnp.arange(num_tokens)
     return i[:, None] >= i[None, :]
 
 
 def local_mask(num_tokens: int, window: int) -> Bool[Array, "n n"]:
-    """Each token looks at tokens at most `window` places away, on both sides."""
+    """Each token attends to tokens at most `window` places away, on both sides."""
     i = jnp.arange(num_tokens)
     return jnp.abs(i[:, None] - i[None, :]) <= window
 

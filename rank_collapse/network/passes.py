@@ -17,7 +17,7 @@ from jaxtyping import Array, Float
 
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.covers import EVERYTHING, Covers
-from rank_collapse.network.entry import Entry
+from rank_collapse.network.inputs import PreparedInputs
 from rank_collapse.network.parameters import BlockParams, TransformerParams
 from rank_collapse.network.transformer import Forward, Tokens, forward
 from rank_collapse.network.walk import Layer, final_norm, walk
@@ -34,7 +34,7 @@ class LayerPass:
     forward: ClassVar[bool] = True
     covers: ClassVar[Covers] = EVERYTHING
 
-    def begin(self, entry: Entry, config: TransformerConfig) -> Any:
+    def begin(self, prepared: PreparedInputs, config: TransformerConfig) -> Any:
         """What is carried into the first layer: a pytree whose shapes no layer changes."""
         return ()
 
@@ -57,7 +57,7 @@ class LayerPass:
         last: Float[Array, "n d"],
         carry: Any,
         found: Any,
-        entry: Entry,
+        prepared: PreparedInputs,
         config: TransformerConfig,
     ) -> Any:
         """The result, from the last hidden states, the carry, and what all layers added [l, ...].
@@ -92,16 +92,16 @@ class States(LayerPass):
         """Of the states of one layer, of which the mask [n] says which tokens exist."""
         return x
 
-    def begin(self, entry: Entry, config: TransformerConfig) -> Any:
+    def begin(self, prepared: PreparedInputs, config: TransformerConfig) -> Any:
         """The measure of X^0."""
-        return self.measure(entry.x, entry.token_mask)
+        return self.measure(prepared.x, prepared.token_mask)
 
     def step(self, layer: Layer, x: Any, seen: Any, carry: Any) -> tuple[Any, Any]:
         """The measure behind the layer."""
         return carry, self.measure(seen.trace.hidden, layer.inputs.token_mask)
 
     def finish(
-        self, params: Any, last: Any, carry: Any, found: Any, entry: Entry, config: Any
+        self, params: Any, last: Any, carry: Any, found: Any, prepared: PreparedInputs, config: Any
     ) -> Any:
         """All of them."""
         return jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), carry, found)
@@ -116,10 +116,10 @@ class Output(LayerPass):
         return carry, ()
 
     def finish(
-        self, params: Any, last: Any, carry: Any, found: Any, entry: Entry, config: Any
+        self, params: Any, last: Any, carry: Any, found: Any, prepared: PreparedInputs, config: Any
     ) -> Float[Array, "n d"]:
         """The output."""
-        return output_of(params, last, entry, config)
+        return output_of(params, last, prepared, config)
 
 
 def through(
@@ -142,39 +142,45 @@ def through(
 
 
 def run(
-    layer_pass: LayerPass, params: TransformerParams, entry: Entry, config: TransformerConfig
+    layer_pass: LayerPass,
+    params: TransformerParams,
+    prepared: PreparedInputs,
+    config: TransformerConfig,
 ) -> Any:
     """A pass over a network in memory: a scan over its layers.
 
     Args:
         layer_pass: The measurement.
-        params, entry: From `enter`.
+        params, prepared: From `prepare_inputs`.
         config: The network.
     """
 
-    layer_pass.covers.check(config, entry.edit)
+    layer_pass.covers.check(config, prepared.edit)
 
     def step(layer, state):
         x, carries = state
         x, carries, (found,) = through((layer_pass,), layer, x, carries)
         return (x, carries), found
 
-    start = entry.x, (layer_pass.begin(entry, config),)
-    (last, (carry,)), found = walk(step, start, params, entry, config)
-    return layer_pass.finish(params, last, carry, found, entry, config)
+    start = prepared.x, (layer_pass.begin(prepared, config),)
+    (last, (carry,)), found = walk(step, start, params, prepared, config)
+    return layer_pass.finish(params, last, carry, found, prepared, config)
 
 
 def output_of(
-    params: TransformerParams, last: Float[Array, "n d"], entry: Entry, config: TransformerConfig
+    params: TransformerParams,
+    last: Float[Array, "n d"],
+    prepared: PreparedInputs,
+    config: TransformerConfig,
 ) -> Float[Array, "n d"]:
     """X^L behind the final norm where there is one."""
-    return final_norm(Tokens(), last, params, entry, config)
+    return final_norm(Tokens(), last, params, prepared, config)
 
 
 def one_row(config: TransformerConfig) -> TransformerConfig:
     """The config of a network whose layers all have the one row of parameters that is at hand.
 
-    `enter`, `layer_gains` and the surgeries then take a stack of one row, at any depth.
+    `prepare_inputs`, `layer_gains` and the surgeries then take a stack of one row, at any depth.
     """
     return config.replace(layer_map=(0,) * config.depth)
 

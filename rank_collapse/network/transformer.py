@@ -17,7 +17,7 @@ from rank_collapse.network import attention as attn
 from rank_collapse.network import edits, layers
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.dropout import dropout, dropout_branches
-from rank_collapse.network.entry import Entry, enter
+from rank_collapse.network.inputs import PreparedInputs, prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.residual import token_norm, token_sum
 from rank_collapse.network.walk import Algebra, Layer, Passage, final_norm, walk, walk_layer
@@ -234,7 +234,7 @@ def apply(
         params: From `init` or `rank_collapse.pretrained.load`.
         x: Hidden states Float [n, d]; or token ids Int [n] where the config has an embedding.
         config: The network.
-        mask: Bool [n] (which tokens exist), [n, n] or [h, n, n]; True may be looked at.
+        mask: Bool [n] (which tokens exist), [n, n] or [h, n, n]; True may be attended to.
         bias: Float [h, n, n] added to the attention scores.
         memory: Float [m, d], the encoder's output, with `config.cross_attention`.
         memory_mask: Bool [m], [n, m] or [h, n, m].
@@ -260,15 +260,15 @@ def apply(
     """
     if dropout_key is None and not isinstance(dropout_rate, jax.core.Tracer) and dropout_rate:
         raise ValueError(f"dropout_rate={dropout_rate} without a dropout_key drops nothing")
-    params, entry = enter(
+    params, prepared = prepare_inputs(
         params, x, config, mask=mask, bias=bias, memory=memory, memory_mask=memory_mask,
         segments=segments, positions=positions, edit=edit,
     )  # fmt: skip
-    return _apply(params, entry, config, dropout_key, dropout_rate, keep_heads)
+    return _apply(params, prepared, config, dropout_key, dropout_rate, keep_heads)
 
 
 @functools.partial(jax.jit, static_argnames="keep_heads")
-def _apply(params, entry, config, dropout_key, dropout_rate, keep_heads) -> Trace:
+def _apply(params, prepared, config, dropout_key, dropout_rate, keep_heads) -> Trace:
     # Compiled here, so that a call outside jit compiles once for a shape and not every time.
     keys = None if dropout_key is None else dropout_branches(dropout_key, config.depth)
 
@@ -278,10 +278,10 @@ def _apply(params, entry, config, dropout_key, dropout_rate, keep_heads) -> Trac
         ).trace
         return trace.hidden, trace.replace(unedited=None)
 
-    last, trace = walk(step, entry.x, params, entry, config, extra=keys)
-    output = final_norm(Tokens(), last, params, entry, config)
-    hidden = jnp.concatenate([entry.x[None], trace.hidden])
-    return Trace(hidden=hidden, layers=trace, output=output, context=entry.context)
+    last, trace = walk(step, prepared.x, params, prepared, config, extra=keys)
+    output = final_norm(Tokens(), last, params, prepared, config)
+    hidden = jnp.concatenate([prepared.x[None], trace.hidden])
+    return Trace(hidden=hidden, layers=trace, output=output, context=prepared.context)
 
 
 class _Recorded(Tokens):
@@ -320,5 +320,5 @@ def replay(
         return x, measure(layer, passages)
 
     x = trace.hidden[0]
-    inputs = Entry(x=x, context=trace.context)
+    inputs = PreparedInputs(x=x, context=trace.context)
     return walk(step, x, params, inputs, config, extra=trace.layers)[1]

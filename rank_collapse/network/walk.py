@@ -19,8 +19,8 @@ from rank_collapse import struct
 from rank_collapse.network.attention import AttentionContext
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.covers import EVERYTHING, Covers
-from rank_collapse.network.entry import Entry
 from rank_collapse.network.gains import LayerGains, layer_gains
+from rank_collapse.network.inputs import PreparedInputs
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.residual import ResidualSpec, final_spec, residual_specs
 
@@ -152,7 +152,7 @@ def walk(
     step: Callable[[Layer, Any], tuple[Any, Any]],
     state: Any,
     params: TransformerParams,
-    inputs: Entry,
+    inputs: PreparedInputs,
     config: TransformerConfig,
     *,
     extra: Any = None,
@@ -164,7 +164,7 @@ def walk(
     Args:
         step: (layer, state) → (state, what it adds), such as a call of `walk_layer`.
         state: Before the first layer.
-        params, inputs: From `enter`.
+        params, inputs: From `prepare_inputs`.
         config: The network.
         extra: `Layer.extra` of all layers, leaves [L, ...].
         gains: Of all layers; `layer_gains` by default.
@@ -194,7 +194,7 @@ def final_norm(
     algebra: Algebra,
     state: Any,
     params: TransformerParams,
-    inputs: Entry,
+    inputs: PreparedInputs,
     config: TransformerConfig,
     extra: Any = None,
 ) -> Any:

@@ -108,7 +108,7 @@ class Layout:
 
     Attributes:
         config: The network.
-        count_mlps: Whether paths are told apart by the MLP branches they pass.
+        count_mlps: Whether paths are counted apart by the MLP branches they pass.
     """
 
     config: TransformerConfig = struct.field(pytree_node=False)
@@ -155,7 +155,7 @@ class Layout:
         return Channels(start=x[None, None], memory=memory, offset=zeros)
 
     def grow(self, channels: Channels, num_layers: int) -> Channels:
-        """Room for the slots of that many layers."""
+        """Empty slots for the lengths of that many layers."""
 
         def pad(group):
             if group is None:

@@ -17,8 +17,8 @@ from jaxtyping import Array
 
 from rank_collapse import struct
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.entry import Entry, enter
 from rank_collapse.network.gains import layer_gains
+from rank_collapse.network.inputs import PreparedInputs, prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.passes import LayerPass, output_of
 from rank_collapse.network.precision import full_precision
@@ -56,7 +56,7 @@ class PathContributions:
 
     @property
     def by_attention_length(self) -> Array:
-        """[L + 1, n, d], summed over the number of MLPs where they are told apart."""
+        """[L + 1, n, d], summed over the number of MLPs where they are counted apart."""
         return self.by_length.sum(axis=1) if self.by_length.ndim == 4 else self.by_length
 
     @property
@@ -136,18 +136,18 @@ def path_contributions(
             "count_mlps changes the result's shape and cannot be traced: "
             "jax.jit(path_contributions, static_argnames='count_mlps')"
         )
-    params, entry = enter(
+    params, prepared = prepare_inputs(
         params, x, config, mask=mask, bias=bias, memory=memory, memory_mask=memory_mask,
         segments=segments, positions=positions, edit=edit,
     )  # fmt: skip
-    gains = layer_gains(config, entry.x.dtype, params)
+    gains = layer_gains(config, prepared.x.dtype, params)
     factors = {"attention": attention_gain, "cross": cross_gain, "mlp": mlp_gain}
     head_gain, on_paths = path_gains(config, gains, head_gain, factors)
-    return _contributions(params, entry, config, gains, on_paths, head_gain, count_mlps)
+    return _contributions(params, prepared, config, gains, on_paths, head_gain, count_mlps)
 
 
 @functools.partial(jax.jit, static_argnames="count_mlps")
-def _contributions(params, entry, config, gains, on_paths, head_gain, count_mlps):
+def _contributions(params, prepared, config, gains, on_paths, head_gain, count_mlps):
     layout = Layout(config=config, count_mlps=count_mlps)
 
     def step(layer, carry):
@@ -159,13 +159,13 @@ def _contributions(params, entry, config, gains, on_paths, head_gain, count_mlps
 
     # Recomputing a layer in the backward pass keeps gradients in O(L² n d).
     step = jax.checkpoint(step, prevent_cse=False)
-    state, channels = entry.x, layout.begin(entry.x)
+    state, channels = prepared.x, layout.begin(prepared.x)
     for first, last in layout.groups():
         (state, channels), _ = walk(
-            step, (state, layout.grow(channels, last)), params, entry, config,
+            step, (state, layout.grow(channels, last)), params, prepared, config,
             extra=(on_paths, head_gain), gains=gains, rows=(first, last),
         )  # fmt: skip
-    return collected(params, state, channels, entry, layout)
+    return collected(params, state, channels, prepared, layout)
 
 
 def moved(
@@ -194,7 +194,11 @@ def moved(
 
 
 def collected(
-    params: TransformerParams, last: Array, channels: Channels, entry: Entry, layout: Layout
+    params: TransformerParams,
+    last: Array,
+    channels: Channels,
+    prepared: PreparedInputs,
+    layout: Layout,
 ) -> PathContributions:
     """The sums by length behind the last layer, the final norm frozen where there is one.
 
@@ -202,16 +206,16 @@ def collected(
         params: The final norm is read of them.
         last: The last hidden states [n, d].
         channels: Behind the last layer.
-        entry: From `enter`.
+        prepared: From `prepare_inputs`.
         layout: Which slots there are.
     """
     config = layout.config
     extra = freeze_final(last, config)
-    channels = final_norm(ByLength(*layout.axes), channels, params, entry, config, extra)
+    channels = final_norm(ByLength(*layout.axes), channels, params, prepared, config, extra)
     by_length, from_memory = layout.finish(channels.start), layout.finish(channels.memory)
     if from_memory is not None:
         by_length = by_length + from_memory
-    output = output_of(params, last, entry, config)
+    output = output_of(params, last, prepared, config)
     return PathContributions(
         by_length=by_length, offset=channels.offset, from_memory=from_memory, output=output
     )
@@ -231,10 +235,10 @@ class LengthPass(LayerPass):
 
     biased: bool = True
 
-    def begin(self, entry: Entry, config: TransformerConfig) -> Channels:
+    def begin(self, prepared: PreparedInputs, config: TransformerConfig) -> Channels:
         """X^0 in the slot of length 0, and slots for the others."""
         layout = Layout(config=config, count_mlps=False)
-        channels = layout.grow(layout.begin(entry.x), config.depth)
+        channels = layout.grow(layout.begin(prepared.x), config.depth)
         return channels.replace(biased=self.biased)
 
     def step(self, layer: Layer, x: Any, seen: Any, carry: Channels) -> tuple[Channels, None]:
@@ -245,10 +249,16 @@ class LengthPass(LayerPass):
         return moved(layer, seen, carry, layout).replace(live=None), None
 
     def finish(
-        self, params: Any, last: Any, carry: Channels, found: None, entry: Entry, config: Any
+        self,
+        params: Any,
+        last: Any,
+        carry: Channels,
+        found: None,
+        prepared: PreparedInputs,
+        config: Any,
     ) -> PathContributions:
         """The sums by length."""
-        return collected(params, last, carry, entry, Layout(config=config, count_mlps=False))
+        return collected(params, last, carry, prepared, Layout(config=config, count_mlps=False))
 
 
 def path_gains(config, gains, head_gain, factors):

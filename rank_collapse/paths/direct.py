@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 from rank_collapse import struct
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.covers import EVERYTHING
-from rank_collapse.network.entry import enter
+from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.precision import full_precision
 from rank_collapse.network.walk import final_norm, walk, walk_layer
@@ -66,8 +66,8 @@ def direct_contributions(
     Source: the residual stream of Elhage et al. 2021, A mathematical framework for transformer
     circuits.
     """
-    params, entry = enter(params, x, config, **inputs)
-    c, _ = _rows(params, entry, config, True)
+    params, prepared = prepare_inputs(params, x, config, **inputs)
+    c, _ = _rows(params, prepared, config, True)
     l, h = config.depth, config.num_heads
     mlp_row = 1 + l * h + l * config.cross_attention
     return DirectContributions(
@@ -119,21 +119,21 @@ class _Written(Frozen):
 
 
 @functools.partial(jax.jit, static_argnames="by_head")
-def _rows(params, entry, config, by_head):
+def _rows(params, prepared, config, by_head):
     """(rows at the output, the shares of rows in the stream after every sublayer)."""
-    constants, of_final = freeze(params, entry, config, keep_heads=by_head)
+    constants, of_final = freeze(params, prepared, config, keep_heads=by_head)
     per_layer = len(config.kinds) - 1 + (config.num_heads if by_head else 1)
     count = 2 + config.depth * per_layer
-    algebra = _Written(count, config, by_head, entry.x.dtype)
+    algebra = _Written(count, config, by_head, prepared.x.dtype)
 
     def step(layer, c):
         c, passages = walk_layer(algebra, layer, c)
         return c, jnp.stack([_shares(passage.after) for passage in passages.values()])
 
-    c = jnp.zeros((count, *entry.x.shape), entry.x.dtype).at[0].set(entry.x)
+    c = jnp.zeros((count, *prepared.x.shape), prepared.x.dtype).at[0].set(prepared.x)
     first = _shares(c)
-    c, shares = walk(step, c, params, entry, config, extra=constants)
-    c = final_norm(algebra, c, params, entry, config, of_final)
+    c, shares = walk(step, c, params, prepared, config, extra=constants)
+    c = final_norm(algebra, c, params, prepared, config, of_final)
     return c, jnp.concatenate([first[None], shares.reshape(-1, count)])
 
 
@@ -166,8 +166,8 @@ def variance_shares(
     Raises:
         ValueError: An edit; see also `apply`.
     """
-    params, entry = enter(params, x, config, covers=_SHARES_COVER, **inputs)
-    _, shares = _rows(params, entry, config, False)
+    params, prepared = prepare_inputs(params, x, config, covers=_SHARES_COVER, **inputs)
+    _, shares = _rows(params, prepared, config, False)
     l, kinds = config.depth, len(config.kinds)
     # From one block of rows for each kind of branch to the order in which branches are passed.
     order = jnp.arange(l * kinds).reshape(kinds, l).T.reshape(-1)

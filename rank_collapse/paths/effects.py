@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 from rank_collapse.measures.norms import composite_norm
 from rank_collapse.measures.residuals import residual, residual_ratio
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.entry import Entry, enter
+from rank_collapse.network.inputs import PreparedInputs, prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.passes import LayerPass, run
 from rank_collapse.network.walk import Layer
@@ -135,13 +135,13 @@ def chain_effects(
 
     Source: chained attention and α in the published code of Dong et al. 2021.
     """
-    params, entry = enter(params, x, config, mask=mask, **inputs)
-    return _chain_effects(params, entry, config, num_paths, seed)
+    params, prepared = prepare_inputs(params, x, config, mask=mask, **inputs)
+    return _chain_effects(params, prepared, config, num_paths, seed)
 
 
 @functools.partial(jax.jit, static_argnames=("num_paths", "seed"))
-def _chain_effects(params, entry, config, num_paths, seed):
-    return run(ChainPass(num_paths, seed), params, entry, config)
+def _chain_effects(params, prepared, config, num_paths, seed):
+    return run(ChainPass(num_paths, seed), params, prepared, config)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,13 +156,13 @@ class ChainPass(LayerPass):
     num_paths: int = 5
     seed: int = 0
 
-    def begin(self, entry: Entry, config: TransformerConfig) -> tuple[Array, Array]:
+    def begin(self, prepared: PreparedInputs, config: TransformerConfig) -> tuple[Array, Array]:
         """The paths, and the empty product of each."""
         lengths = jnp.arange(1, config.depth + 1)
         drawn = (lengths, 1, self.num_paths, config.depth, config.num_heads)
         paths = sample_path_sets(jax.random.key(self.seed), *drawn).reshape(-1, config.depth)
-        n = entry.x.shape[0]
-        return paths, jnp.broadcast_to(jnp.eye(n, dtype=entry.x.dtype), (len(paths), n, n))
+        n = prepared.x.shape[0]
+        return paths, jnp.broadcast_to(jnp.eye(n, dtype=prepared.x.dtype), (len(paths), n, n))
 
     def step(self, layer: Layer, x: Any, seen: Any, carry: Any) -> tuple[Any, Any]:
         """The products with the heads that the paths take here; N(x) and N(SA(x))."""
@@ -173,14 +173,14 @@ class ChainPass(LayerPass):
         return (paths, products), chains.sizes_of_sum(seen.passages["attention"], mask=mask)
 
     def finish(
-        self, params: Any, last: Any, carry: Any, found: Any, entry: Entry, config: Any
+        self, params: Any, last: Any, carry: Any, found: Any, prepared: PreparedInputs, config: Any
     ) -> dict[str, Float[Array, "..."]]:
         """The measures by name."""
-        mask, (skip, branch) = entry.token_mask, found
+        mask, (skip, branch) = prepared.token_mask, found
         # One product after another: singular values of all together would hold them twice.
         ratios = jax.lax.map(lambda product: chains.ratios(product, mask=mask), carry[1])
         residuals, rank_one = (ratio.reshape(config.depth, self.num_paths) for ratio in ratios)
-        initial = composite_norm(residual(entry.x, mask=mask), mask=mask)
+        initial = composite_norm(residual(prepared.x, mask=mask), mask=mask)
         return {
             "chain_residual": residuals,
             "chain_rank_one": rank_one,

@@ -16,7 +16,7 @@ from rank_collapse import struct
 from rank_collapse.network import edits, layers
 from rank_collapse.network.attention import AttentionParams
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.entry import Entry
+from rank_collapse.network.inputs import PreparedInputs
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.residual import ResidualSpec, token_sum
 from rank_collapse.network.transformer import Forward, forward
@@ -70,7 +70,11 @@ def freeze_layer(layer: Layer, seen: Forward) -> FrozenLayer:
 
 
 def freeze(
-    params: TransformerParams, entry: Entry, config: TransformerConfig, *, keep_heads: bool = False
+    params: TransformerParams,
+    prepared: PreparedInputs,
+    config: TransformerConfig,
+    *,
+    keep_heads: bool = False,
 ) -> tuple[FrozenLayer, FrozenLayer]:
     """(constants of all layers, with a leading axis; those of the final norm) of one pass."""
 
@@ -78,7 +82,7 @@ def freeze(
         seen = forward(layer, x, keep_heads=keep_heads)
         return seen.trace.hidden, freeze_layer(layer, seen)
 
-    last, constants = walk(step, entry.x, params, entry, config)
+    last, constants = walk(step, prepared.x, params, prepared, config)
     return constants, freeze_final(last, config)
 
 

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.covers import CROSS, EVERYTHING, Covers
-from rank_collapse.network.entry import Entry
+from rank_collapse.network.inputs import PreparedInputs
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.transformer import forward
 from rank_collapse.network.walk import Layer, final_norm
@@ -31,7 +31,7 @@ def at_output(
     params: TransformerParams,
     last: Float[Array, "n d"],
     cotangent: Float[Array, "n d"],
-    entry: Entry,
+    prepared: PreparedInputs,
     config: TransformerConfig,
 ) -> Float[Array, "k n d"]:
     """The gradients behind the last layer, by L less the length of the paths behind it.
@@ -40,13 +40,13 @@ def at_output(
         params: The final norm is read of them.
         last: X^L.
         cotangent: v, the gradient of a loss with respect to the output.
-        entry: From `enter`.
+        prepared: From `prepare_inputs`.
         config: The network.
     """
 
     def output(c):
         algebra = Frozen(jnp.zeros(1, c.dtype))
-        return final_norm(algebra, c[None], params, entry, config, freeze_final(last, config))[0]
+        return final_norm(algebra, c[None], params, prepared, config, freeze_final(last, config))[0]
 
     (cotangent,) = jax.linear_transpose(output, last)(cotangent)
     return jnp.zeros((config.depth + 1, *last.shape), last.dtype).at[-1].set(cotangent)

@@ -14,8 +14,8 @@ from jaxtyping import Array, Float
 
 from rank_collapse.network import attention as attn
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.entry import enter
 from rank_collapse.network.gains import layer_gains
+from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.precision import full_precision
 from rank_collapse.network.walk import final_norm, walk, walk_layer
@@ -52,11 +52,11 @@ def head_contributions(
     """
     if chunk < 1:
         raise ValueError(f"chunk={chunk} is below 1")
-    params, entry = enter(params, x, config, **inputs)
-    gains = layer_gains(config, entry.x.dtype, params)
+    params, prepared = prepare_inputs(params, x, config, **inputs)
+    gains = layer_gains(config, prepared.x.dtype, params)
     factors = {"attention": attention_gain, "cross": cross_gain, "mlp": mlp_gain}
     _, on_paths = path_gains(config, gains, None, factors)
-    return _carry_heads(params, entry, config, on_paths, min(chunk, config.num_heads))
+    return _carry_heads(params, prepared, config, on_paths, min(chunk, config.num_heads))
 
 
 class _Started(Frozen):
@@ -71,11 +71,11 @@ class _Started(Frozen):
 
 
 @functools.partial(jax.jit, static_argnames="chunk")
-def _carry_heads(params, entry, config, on_paths, chunk):
-    h, (n, d) = config.num_heads, entry.x.shape
-    one = jnp.ones(1, entry.x.dtype)
+def _carry_heads(params, prepared, config, on_paths, chunk):
+    h, (n, d) = config.num_heads, prepared.x.shape
+    one = jnp.ones(1, prepared.x.dtype)
     none, everything = 0 * one, Frozen(one)
-    constants, of_final = freeze(params, entry, config)
+    constants, of_final = freeze(params, prepared, config)
 
     def pieces(fn, c):
         """fn of the heads, `chunk` at a time."""
@@ -109,7 +109,7 @@ def _carry_heads(params, entry, config, on_paths, chunk):
         outputs = jax.lax.map(of_layer, (jnp.arange(config.depth), outputs))
         return (whole, outputs), None
 
-    carry = (entry.x[None], jnp.zeros((config.depth, h, n, d), entry.x.dtype))
-    (_, outputs), _ = walk(step, carry, params, entry, config, extra=constants, gains=on_paths)
+    carry = (prepared.x[None], jnp.zeros((config.depth, h, n, d), prepared.x.dtype))
+    (_, outputs), _ = walk(step, carry, params, prepared, config, extra=constants, gains=on_paths)
     flat = outputs.reshape(-1, n, d)
-    return final_norm(Frozen(none), flat, params, entry, config, of_final).reshape(outputs.shape)
+    return final_norm(Frozen(none), flat, params, prepared, config, of_final).reshape(outputs.shape)

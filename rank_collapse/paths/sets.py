@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from rank_collapse.network import layers
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.entry import enter
+from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.precision import full_precision
 from rank_collapse.paths.enumeration import check_length, check_paths
@@ -129,14 +129,14 @@ def path_state(
     """
     check_paths(path, config)
     check_semantics(semantics)
-    params, entry = enter(params, x, config, covers=COVERS[semantics], **inputs)
-    return _single(params, entry, config, jnp.asarray(path), semantics, no_sub_path)
+    params, prepared = prepare_inputs(params, x, config, covers=COVERS[semantics], **inputs)
+    return _single(params, prepared, config, jnp.asarray(path), semantics, no_sub_path)
 
 
 @functools.partial(jax.jit, static_argnums=(4, 5))
-def _single(params, entry, config, path, semantics, no_sub_path):
-    step, finish = make_steps(params, entry, config, semantics, no_sub_path)
-    x = entry.x
+def _single(params, prepared, config, path, semantics, no_sub_path):
+    step, finish = make_steps(params, prepared, config, semantics, no_sub_path)
+    x = prepared.x
     for l in range(config.depth):
         x = step(x, l, path[l])
     return finish(x)
@@ -171,14 +171,14 @@ def path_set_states(
     if paths.ndim < 2:
         raise ValueError(f"paths of shape {paths.shape} are not sets [..., p, L]")
     check_semantics(semantics)
-    params, entry = enter(params, x, config, covers=COVERS[semantics], **inputs)
-    return _sums(params, entry, config, paths, semantics, no_sub_path)
+    params, prepared = prepare_inputs(params, x, config, covers=COVERS[semantics], **inputs)
+    return _sums(params, prepared, config, paths, semantics, no_sub_path)
 
 
 @functools.partial(jax.jit, static_argnums=(4, 5))
-def _sums(params, entry, config, paths, semantics, no_sub_path):
-    step, finish = make_steps(params, entry, config, semantics, no_sub_path)
-    x = entry.x
+def _sums(params, prepared, config, paths, semantics, no_sub_path):
+    step, finish = make_steps(params, prepared, config, semantics, no_sub_path)
+    x = prepared.x
     *sets, num_paths, depth = paths.shape
     flat = paths.reshape(-1, depth)
     order, first = visiting_order(flat)

@@ -13,8 +13,8 @@ from jaxtyping import Array, Float
 from rank_collapse.network import covers
 from rank_collapse.network.attention import AttentionContext, AttentionParams
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.entry import Entry
 from rank_collapse.network.gains import LayerGains, layer_gains, scaled
+from rank_collapse.network.inputs import PreparedInputs
 from rank_collapse.network.parameters import TransformerParams, layer_params
 from rank_collapse.network.transformer import forward
 from rank_collapse.network.walk import Layer, final_norm, walk_layer
@@ -44,7 +44,7 @@ def check_semantics(semantics: str) -> None:
 
 def make_steps(
     params: TransformerParams,
-    entry: Entry,
+    prepared: PreparedInputs,
     config: TransformerConfig,
     semantics: str,
     no_sub_path: bool = False,
@@ -53,17 +53,17 @@ def make_steps(
 
     Args:
         params, config: The network.
-        entry: From `enter`; paths start at its x.
+        prepared: From `prepare_inputs`; paths start at its x.
         semantics: "frozen" or "recomputed".
         no_sub_path: See `recomputed_step`.
     """
-    gains = layer_gains(config, entry.x.dtype, params)
+    gains = layer_gains(config, prepared.x.dtype, params)
     if semantics == "frozen":
-        return _frozen_steps(params, config, gains, entry)
+        return _frozen_steps(params, config, gains, prepared)
 
     def step(state, layer, choice):
         return recomputed_step(
-            params, state, config, gains, entry, layer, choice, no_sub_path=no_sub_path
+            params, state, config, gains, prepared, layer, choice, no_sub_path=no_sub_path
         )
 
     return step, lambda state: state
@@ -74,7 +74,7 @@ def recomputed_step(
     x: Float[Array, "n d"],
     config: TransformerConfig,
     gains: LayerGains,
-    entry: Entry,
+    prepared: PreparedInputs,
     layer: Any,
     choice: Any,
     *,
@@ -92,7 +92,7 @@ def recomputed_step(
         x: The path's state before this layer.
         config: The network.
         gains: Of all layers, from `layer_gains`.
-        entry: From `enter`.
+        prepared: From `prepare_inputs`.
         layer: Index of the layer; may be traced.
         choice: 0..H−1 a head, H skip, −1 all heads; may be traced.
         no_sub_path: Leave the layer's input out of the attention sublayer's sum.
@@ -108,16 +108,16 @@ def recomputed_step(
         rest = rest.replace(attention=attention)
         if no_sub_path and config.norm_placement == "post":
             rest = rest.replace(attention_norm=None)
-        inputs = entry.replace(context=context)
+        inputs = prepared.replace(context=context)
         return forward(Layer(rest, own_gains, layer, config, inputs), x).trace.hidden
 
     return jax.lax.switch(
         _kind(choice, config),
         (
-            lambda: run(jax.tree.map(lambda a: a[row], stack), entry.context),
+            lambda: run(jax.tree.map(lambda a: a[row], stack), prepared.context),
             lambda: run(
                 _one_head(stack, row, choice),
-                _head_context(entry.context, choice),
+                _head_context(prepared.context, choice),
                 own_gains.replace(mixing=jax.tree.map(lambda a: a[choice][None], own_gains.mixing)),
             ),
             lambda: x,
@@ -168,18 +168,18 @@ class OnePath(Frozen):
         return _kind(self.choice, layer.config) == 2
 
 
-def _frozen_steps(params, config, gains, entry):
+def _frozen_steps(params, config, gains, prepared):
     """step(state, layer, choice) and finish(state) with the constants of the forward pass."""
-    constants, of_final = freeze(params, entry, config)
+    constants, of_final = freeze(params, prepared, config)
 
     def step(state, l, choice):
         own_gains, own = jax.tree.map(lambda a: a[l], (gains, constants))
-        layer = Layer(layer_params(params, config, l), own_gains, l, config, entry, own)
+        layer = Layer(layer_params(params, config, l), own_gains, l, config, prepared, own)
         return walk_layer(OnePath(choice, state.dtype), layer, state[None])[0][0]
 
     def finish(state):
         algebra = OnePath(ALL_HEADS, state.dtype)
-        return final_norm(algebra, state[None], params, entry, config, of_final)[0]
+        return final_norm(algebra, state[None], params, prepared, config, of_final)[0]
 
     return step, finish
 

@@ -16,7 +16,7 @@ import numpy as np
 from rank_collapse.network import attention as attn
 from rank_collapse.network import covers
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.entry import enter
+from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.precision import full_precision
 from rank_collapse.network.walk import final_norm, walk, walk_layer
@@ -63,11 +63,11 @@ def truncated(
         wrong = given[(given < 0) | (given > config.depth)]
         if wrong.size:
             raise ValueError(f"length={wrong[0]} is not in 0..{config.depth}")
-    params, entry = enter(
+    params, prepared = prepare_inputs(
         params, x, config, mask=mask, bias=bias, segments=segments, positions=positions,
         covers=Truncated.covers,
     )  # fmt: skip
-    return _truncated(params, entry, config, length)
+    return _truncated(params, prepared, config, length)
 
 
 class Truncated(ByLength):
@@ -107,18 +107,20 @@ class Truncated(ByLength):
 
 
 @jax.jit
-def _truncated(params, entry, config, length):
+def _truncated(params, prepared, config, length):
     if length.ndim:
-        return jax.vmap(functools.partial(_truncated, params, entry, config))(length)
+        return jax.vmap(functools.partial(_truncated, params, prepared, config))(length)
     algebra = Truncated(jnp.arange(config.depth + 1) <= length)
-    zeros = jnp.zeros_like(entry.x)
-    start = jnp.concatenate([entry.x[None], jnp.broadcast_to(zeros, (config.depth, *zeros.shape))])
+    zeros = jnp.zeros_like(prepared.x)
+    start = jnp.concatenate(
+        [prepared.x[None], jnp.broadcast_to(zeros, (config.depth, *zeros.shape))]
+    )
     state = Channels(start=start[:, None], memory=None, offset=zeros)
     state, _ = walk(
         lambda layer, state: (walk_layer(algebra, layer, state)[0], None),
-        state, params, entry, config,
+        state, params, prepared, config,
     )  # fmt: skip
-    state = final_norm(algebra, state, params, entry, config)
+    state = final_norm(algebra, state, params, prepared, config)
     return PathContributions(by_length=state.start[:, 0], offset=state.offset, output=total(state))
 
 

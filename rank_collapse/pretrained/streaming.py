@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.entry import enter
 from rank_collapse.network.gains import layer_gains
+from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.passes import LayerPass, one_row, row_of, through
 from rank_collapse.network.precision import full_precision
@@ -260,9 +260,9 @@ def layer_of(
     for layer_pass in passes:
         layer_pass.covers.check(config)
     example = dict(example)
-    params, entry = enter(params, example.pop("x"), config, **example)
-    gains = jax.tree.map(lambda a: a[index], layer_gains(config, entry.x.dtype, params))
-    return Layer(row_of(params), gains, index, config, entry), params
+    params, prepared = prepare_inputs(params, example.pop("x"), config, **example)
+    gains = jax.tree.map(lambda a: a[index], layer_gains(config, prepared.x.dtype, params))
+    return Layer(row_of(params), gains, index, config, prepared), params
 
 
 @functools.partial(jax.jit, static_argnums=(4, 5))

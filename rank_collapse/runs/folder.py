@@ -226,7 +226,7 @@ class RunFolder:
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Writes summary.json, which marks the run as complete, and drops the checkpoints."""
         summary = _normalised(summary)
-        self.drop_checkpoints()  # first: what is complete is not looked at again
+        self.drop_checkpoints()  # first: what is complete is not checked again
         self._write_json("summary.json", summary)
         self._summary = summary
         self._seal()

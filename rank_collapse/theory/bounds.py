@@ -162,7 +162,7 @@ def lipschitz_constants(params: MLPParams, kind: str) -> tuple[Float[Array, ""],
 def not_covered(
     config: TransformerConfig, *, mask: Any = None, bias: Any = None
 ) -> tuple[str, ...]:
-    """What in a network the theorems do not speak of; () for a SAN, with MLPs or without.
+    """What of a network the theorems do not cover; () for a SAN, with MLPs or without.
 
     Reasons that begin with "rows" concern the bound of a layer, the others only that of the stack.
     """
@@ -203,7 +203,7 @@ def score_spread(
 
     Args:
         w_qk: [h, d, d], from `head_weights`.
-        state: LogState of what the attention looks at.
+        state: LogState of the input of the attention.
         config: The network.
         allowed: Bool [h or 1, n or 1, m], which keys a row sees.
         keep: Bool [n], which tokens exist.
@@ -222,7 +222,7 @@ def layer_constants(
 
     Args:
         params: Parameters of the layer.
-        state: LogState of what its attention looks at.
+        state: LogState of the input of its attention.
         gains: Of the layer.
         config: The network.
         spread: D_ii e^{−2s} [h, n], from `score_spread`.

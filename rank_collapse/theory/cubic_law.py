@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 from rank_collapse import struct
 from rank_collapse.network import covers
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.entry import at_least_float32, enter
+from rank_collapse.network.inputs import at_least_float32, prepare_inputs
 from rank_collapse.network.precision import full_precision
 from rank_collapse.network.transformer import apply
 from rank_collapse.network.walk import walk, walk_layer
@@ -122,7 +122,7 @@ def closed_profile(
     """(log10‖R_l‖_{1,∞} for l = 0..L, the layer s that the closed form starts at, log10 growth).
 
     Up to R_s it is the measured residual; from layer s on the recursion of `cubic_profile`, started
-    at what the attention of layer s looks at in the measured pass. s is the first layer from which
+    at the input of layer s's attention in the measured pass. s is the first layer from which
     the diameter bound, extended through norms, falls in every layer (`cubic_regime.log10_growth`).
     Where it falls, the leading order of attention does, so that the constant has the right sign; a
     closed form that starts where residuals are not small need not. NaN in all layers, and s = L,
@@ -130,19 +130,19 @@ def closed_profile(
 
     Args, Raises: See `cubic_profile`; also a network that has no residual in logarithms.
     """
-    params, entry = _prepared(params, x, config, inputs)
+    params, prepared = _prepared(params, x, config, inputs)
     log = log_trace(params, x, config, **inputs)
     trace = apply(params, x, config, **inputs)
-    return _closed_pass(params, entry, config, log, trace)
+    return _closed_pass(params, prepared, config, log, trace)
 
 
 @jax.jit
-def _closed_pass(params, entry, config, log, trace):
-    growth = log10_growth(params, trace, log.input_diameters, config, entry.keep)
+def _closed_pass(params, prepared, config, log, trace):
+    growth = log10_growth(params, trace, log.input_diameters, config, prepared.keep)
     growth = jnp.where(jnp.isfinite(log.profile[:-1]), growth, jnp.nan)
     certified = growth < 0
     start = jnp.where(jnp.any(certified), jnp.argmax(certified), config.depth)
-    profile = _cubic_pass(params, entry, config, (start, log.inputs))
+    profile = _cubic_pass(params, prepared, config, (start, log.inputs))
     profile = jnp.where(jnp.arange(config.depth + 1) <= start, log.profile, profile)
     return jnp.where(start < config.depth, profile, jnp.nan), start, growth
 
@@ -172,30 +172,30 @@ def cubic_profile(
 
     Source: the leading order of theorem 2.3's inequality (Dong et al. 2021), as an equation.
     """
-    params, entry = _prepared(params, x, config, inputs)
-    return _cubic_pass(params, entry, config)
+    params, prepared = _prepared(params, x, config, inputs)
+    return _cubic_pass(params, prepared, config)
 
 
 def _prepared(params, x, config, inputs):
     reasons = not_covered(config, mask=inputs.get("mask"), bias=inputs.get("bias"))
-    params, entry = at_least_float32(*enter(params, x, config, covers=COVERS, **inputs))
+    params, prepared = at_least_float32(*prepare_inputs(params, x, config, covers=COVERS, **inputs))
     rows = [reason for reason in reasons if reason.startswith("rows")]
     if rows:
         raise ValueError(f"{COVERS.name} does not cover this input: {rows[0]}")
-    return params, entry
+    return params, prepared
 
 
 @jax.jit
-def _cubic_pass(params, entry, config, measured=None):
+def _cubic_pass(params, prepared, config, measured=None):
     """The profile; with `measured` (s, LogStates [L]) attention reads those up to layer s."""
-    start = tangent.around_mean(entry.x, entry.keep)
+    start = tangent.around_mean(prepared.x, prepared.keep)
     first, states = (None, None) if measured is None else measured
 
     def step(layer, state):
         state, _ = walk_layer(CubicAttention(first), layer, state)
         return state, tangent.log10_norm(state)
 
-    _, profile = walk(step, start, params, entry, config, extra=states)
+    _, profile = walk(step, start, params, prepared, config, extra=states)
     return jnp.concatenate([tangent.log10_norm(start)[None], profile])
 
 

@@ -1,7 +1,7 @@
 """From which layer on the diameter bound certifies that a residual falls by the cubic law.
 
 The bound of `mean_bounds` is extended through norms and gated MLPs with what they see in the pass
-that is looked at: the standard deviations of its tokens, and its hidden units.
+that is measured: the standard deviations of its tokens, and its hidden units.
 
 Axis letters: n tokens, d width, f hidden units, h heads, l layers.
 """
@@ -29,7 +29,7 @@ class LayerGrowth:
     """By how much a layer may multiply distances of tokens, as natural logarithms.
 
     Attributes:
-        before: From X^l to what its attention looks at: its norm, where it comes before.
+        before: From X^l to the input of its attention: its norm, where it comes before.
         cubic: log c, with which diam(SA(X)) ≤ c diam³.
         after: From SA(X) to X^{l+1}: gains, norms and the MLP.
     """
@@ -48,7 +48,7 @@ def log10_growth(
 ) -> Float[Array, "l"]:
     """log10 of the largest growth per layer that the diameter bound allows from layer l on.
 
-    With Δ_m the diameter of what layer m's attention looks at, the one measured for m = l, and
+    With Δ_m the diameter of the input of layer m's attention, the one measured for m = l, and
     Δ_{m+1} = g_m Δ_m³ the bound of the next one's, it is max_{m ≥ l} log10(g_m Δ_m²): where it is
     negative, distances fall in every layer from l on and ever faster, hence so does the leading
     order of attention, which obeys the same bound. g_m is c of the attention times
@@ -61,7 +61,7 @@ def log10_growth(
     Args:
         params, config: The network, of those that `cubic_law.COVERS` has.
         trace: Of the forward pass.
-        log10_diameters: Of what each layer's attention looks at.
+        log10_diameters: Of the input of each layer's attention.
         keep: Which tokens exist.
 
     Source: derived here. (x, y) ↦ |x/|x| − y/|y|| ≤ |x − y|/√(|x||y|) is sharp, of the centred
@@ -118,7 +118,7 @@ def mlp_lipschitz(
 
     Args:
         params: Of the layer.
-        x: What the MLP looks at.
+        x: The input of the MLP.
         kind: Of `layers.MLP_KINDS` but "none".
         keep: Which tokens exist.
     """

@@ -1,6 +1,6 @@
 """The law of collapse and instability for an encoder-decoder: `stability` of both halves, chained.
 
-The decoder looks at what is expected of the encoder's output, and an update of the encoder moves
+The decoder attends to what is expected of the encoder's output, and an update of the encoder moves
 the decoder through it.
 
 Axis letters: m source tokens, n target tokens, d width, l layers.
@@ -57,7 +57,7 @@ def expected_pass(
     encoder = stability.expected_pass(
         params.encoder, source, config.encoder, sizes=sizes["encoder"], mask=source_mask
     )
-    # The pass asks the memory for its shape alone where it is told the kernel.
+    # The pass asks the memory for its shape alone where it is given the kernel.
     memory = jnp.zeros((encoder.output.variance.shape[0], config.encoder.d_model))
     decoder = stability.expected_pass(
         decoder_params(params, config), target, config.decoder, sizes=sizes["decoder"],

@@ -18,8 +18,8 @@ from flint import arb
 
 from rank_collapse.network import covers, layers
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.entry import enter
 from rank_collapse.network.gains import layer_gains
+from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.residual import ResidualSpec
 from rank_collapse.network.walk import Algebra, Layer, walk_layer
 from rank_collapse.theory import balls
@@ -147,21 +147,21 @@ def _refuse_traced(arrays):
 
 def _network(params, x, config, given) -> list[Layer]:
     """The layers of a network, checked."""
-    params, entry = enter(params, x, config, covers=Balls.covers, **given)
-    gains = layer_gains(config, entry.x.dtype, params)
-    entry, gains, stack = jax.tree.map(np.asarray, (entry, gains, params.layers))
-    arrays = {"x": entry.x, "bias": entry.context.bias, "params": stack, "config": gains}
+    params, prepared = prepare_inputs(params, x, config, covers=Balls.covers, **given)
+    gains = layer_gains(config, prepared.x.dtype, params)
+    prepared, gains, stack = jax.tree.map(np.asarray, (prepared, gains, params.layers))
+    arrays = {"x": prepared.x, "bias": prepared.context.bias, "params": stack, "config": gains}
     for name, tree in arrays.items():
         floats = (np.asarray(a, np.float64) for a in jax.tree.leaves(tree))
         if not all(np.isfinite(a).all() for a in floats):
             raise ValueError(f"{name} has values that are not finite")
-    if entry.token_mask is not None and not entry.token_mask.any():
-        raise ValueError(f"mask of shape {entry.token_mask.shape} leaves out every token")
+    if prepared.token_mask is not None and not prepared.token_mask.any():
+        raise ValueError(f"mask of shape {prepared.token_mask.shape} leaves out every token")
     rows = config.layer_map or range(config.depth)
     return [
         Layer(
             jax.tree.map(lambda a, row=row: a[row], stack),
-            jax.tree.map(lambda a, l=l: a[l], gains), l, config, entry,
+            jax.tree.map(lambda a, l=l: a[l], gains), l, config, prepared,
         )
         for l, row in enumerate(rows)
     ]  # fmt: skip

@@ -69,7 +69,7 @@ def log10_diameter(state):
     return (state.log_scale + jnp.log(jnp.maximum(largest, 0)) / 2) / np.log(10.0)
 
 
-def settle(mean, parts, scales, keep) -> LogState:
+def renormalise(mean, parts, scales, keep) -> LogState:
     """Tokens 1·meanᵀ + Σ_p e^{s_p} R_p in the form of `LogState`; parts [p, n, d], scales [p]."""
     exists = keep[None, :, None]
     parts = jnp.where(exists, parts, 0)
@@ -99,7 +99,7 @@ def add(spec, state, part, keep) -> LogState:
         parts = jnp.concatenate([parts, scaled(spec.skip_gain, state.rest)[None]])
         scales = jnp.append(scales, state.log_scale)
     noise = part.noise + jnp.log(jnp.max(jnp.abs(spec.branch_gain)))
-    return _unless_lost(settle(mean, parts, scales, keep), noise)
+    return _unless_lost(renormalise(mean, parts, scales, keep), noise)
 
 
 def _unless_lost(state, noise):
@@ -118,7 +118,7 @@ def norm(spec, state, keep):
         mean, rest = mean * spec.norm.gain, rest * spec.norm.gain[None, :]
         if spec.norm.bias is not None:
             mean = mean + spec.norm.bias
-    return settle(mean, rest[None], state.log_scale[None], keep)
+    return renormalise(mean, rest[None], state.log_scale[None], keep)
 
 
 def normalised(u, r, eps, norm_eps):
@@ -137,7 +137,7 @@ def normalised(u, r, eps, norm_eps):
 
 def norm_of_branch(spec, part, keep) -> LogParts:
     """The norm of what a branch adds; NaN where a tenth of it is noise."""
-    state = _unless_lost(settle(part.mean, part.parts, part.scales, keep), part.noise)
+    state = _unless_lost(renormalise(part.mean, part.parts, part.scales, keep), part.noise)
     state = norm(spec, state, keep)
     return LogParts(state.mean, state.rest[None], state.log_scale[None])
 

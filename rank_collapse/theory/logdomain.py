@@ -19,7 +19,7 @@ from jaxtyping import Array, Float
 from rank_collapse import struct
 from rank_collapse.network import covers
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.entry import Entry, at_least_float32, enter
+from rank_collapse.network.inputs import PreparedInputs, at_least_float32, prepare_inputs
 from rank_collapse.network.passes import LayerPass, run
 from rank_collapse.network.precision import full_precision
 from rank_collapse.network.walk import Algebra, Layer, walk_layer
@@ -28,7 +28,7 @@ from rank_collapse.theory.log_attention import attention, three_axes
 from rank_collapse.theory.noise import Noise, certain, copies
 
 # Noisy copies of the pass, which tell where rounding has spoilt it. Only the states that branches
-# look at are moved, not what branches compute on the way: copies scatter about twice as far as
+# read are moved, not what branches compute on the way: copies scatter about twice as far as
 # float32 is off (medians of 64 Transformers of 12 layers without norms, at the default weights), so
 # that they must agree more closely and several of them. Numbers off by more than 0.01 decades that
 # got through there: 1.3 of 64 with two copies, 0.25 with three, none with four; larger moves or a
@@ -42,12 +42,12 @@ class LogTrace:
 
     Attributes:
         profile: Of X^0 .. X^L, [L + 1].
-        inputs: LogState of what each layer's attention looks at, with a leading layer axis.
+        inputs: LogState of the input of each layer's attention, with a leading layer axis.
         heads: Of P_h X W_h, less three times the log scale of the layer's input, [L, h]: the
             difference is what float32 can hold in deep layers.
         branches: Of SA(X), before the branch gain, in the same way, [L].
         diameters: log10 of the largest ℓ2 distance of two tokens of X^0 .. X^L, [L + 1].
-        input_diameters: Of what each layer's attention looks at, [L].
+        input_diameters: Of the input of each layer's attention, [L].
         branch_diameters: Of SA(X), less three times the log scale as in `branches`, [L].
         mask: Bool [h or 1, n or 1, m] of the scores, or None.
     """
@@ -115,9 +115,9 @@ def log_trace(
 
     Args, Raises: See `log_residual_profile`.
     """
-    params, entry = enter(params, x, config, covers=LogScaled.covers, **inputs)
-    params, entry = at_least_float32(params, entry)
-    return _log_copies(params, entry, config, replicas)
+    params, prepared = prepare_inputs(params, x, config, covers=LogScaled.covers, **inputs)
+    params, prepared = at_least_float32(params, prepared)
+    return _log_copies(params, prepared, config, replicas)
 
 
 def _not_covered(config):
@@ -177,8 +177,8 @@ class LogScaled(Algebra):
 
 
 @functools.partial(jax.jit, static_argnames="replicas")
-def _log_copies(params, entry, config, replicas):
-    return run(LogPass(replicas), params, entry, config)
+def _log_copies(params, prepared, config, replicas):
+    return run(LogPass(replicas), params, prepared, config)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,9 +193,9 @@ class LogPass(LayerPass):
     forward: ClassVar[bool] = False
     covers: ClassVar = LogScaled.covers
 
-    def begin(self, entry: Entry, config: TransformerConfig) -> tuple[Any, Any]:
+    def begin(self, prepared: PreparedInputs, config: TransformerConfig) -> tuple[Any, Any]:
         """(X^0, the state of every copy [c, ...])."""
-        start = _begin(entry.x, entry.keep)
+        start = _begin(prepared.x, prepared.keep)
         states = jax.tree.map(lambda a: jnp.stack([a] * (1 + self.replicas)), start)
         return start, states
 
@@ -217,7 +217,7 @@ class LogPass(LayerPass):
         return (start, states), (profiles, jax.tree.map(lambda a: a[0], found))
 
     def finish(
-        self, params: Any, last: Any, carry: Any, found: Any, entry: Entry, config: Any
+        self, params: Any, last: Any, carry: Any, found: Any, prepared: PreparedInputs, config: Any
     ) -> LogTrace:
         """The first copy's trace; its profile where the others agree."""
         start, (profiles, (seen, heads, branches, diameters, *others)) = carry[0], found
@@ -225,7 +225,7 @@ class LogPass(LayerPass):
         profile = jnp.concatenate([first, profiles]).T
         profile = certain(profile) if self.replicas else profile[0]
         diameters = jnp.concatenate([ops.log10_diameter(start)[None], diameters])
-        mask = three_axes(entry.context.mask)
+        mask = three_axes(prepared.context.mask)
         return LogTrace(profile, seen, heads, branches, diameters, *others, mask)
 
 
@@ -245,7 +245,7 @@ def _begin(x, keep):
     """Tokens [n, d] around their mean; those that do not exist are 0."""
     x = jnp.where(keep[:, None], x, 0)
     center = jnp.sum(x, axis=0) / jnp.sum(keep)
-    return ops.settle(center, (x - center[None, :])[None], jnp.zeros(1, x.dtype), keep)
+    return ops.renormalise(center, (x - center[None, :])[None], jnp.zeros(1, x.dtype), keep)
 
 
 def _of_attention(passage, keep):
@@ -254,8 +254,8 @@ def _of_attention(passage, keep):
     nothing = jnp.zeros_like(part.mean)
     scales = heads.scales_over_cube(seen.log_scale)
 
-    def settled(parts, scales):
-        return ops.settle(nothing, parts, scales, keep)
+    def renormalised(parts, scales):
+        return ops.renormalise(nothing, parts, scales, keep)
 
-    by_head = jax.vmap(lambda *h: ops.log10_norm(settled(*h)), in_axes=1)(heads.parts, scales)
-    return seen, by_head, settled(part.parts, scales.reshape(-1))
+    by_head = jax.vmap(lambda *h: ops.log10_norm(renormalised(*h)), in_axes=1)(heads.parts, scales)
+    return seen, by_head, renormalised(part.parts, scales.reshape(-1))

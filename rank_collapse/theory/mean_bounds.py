@@ -55,7 +55,7 @@ class MeanConstants:
     """What these bounds take from a layer; natural logarithms.
 
     Attributes:
-        head: Bound of a head over e^{3s}, s the log scale of what its attention looks at, [h].
+        head: Bound of a head over e^{3s}, s the log scale of the input of its attention, [h].
         layer: The same of the layer.
         scores: log ‖W_QK,h‖₂/(4√k), [h].
         values: log ‖W_h‖₂, [h].
@@ -76,7 +76,7 @@ def mean_constants(
 
     Args:
         params: Parameters of the layer.
-        state: LogState of what its attention looks at.
+        state: LogState of the input of its attention.
         gains: Of the layer.
         config: The network.
         spread: D_ii e^{−2s} [h, n], from `bounds.score_spread`.
@@ -178,7 +178,7 @@ def mean_sides(
 def diameter_layer_sides(
     found: MeanConstants, trace: LogTrace, log_scale: Float[Array, "l"]
 ) -> DiameterSides:
-    """Of every layer's SA(X), each [L]: with Δ the diameter of what its attention looks at,
+    """Of every layer's SA(X), each [L]: with Δ the diameter of the input of its attention,
 
         diam(SA(X)) ≤ Σ_h tanh(‖W_QK,h‖₂ Δ²/(4√k)) ‖W_h‖₂ Δ ≤ c Δ³,  c = Σ_h ‖W_QK,h‖₂‖W_h‖₂/(4√k).
 

@@ -19,7 +19,7 @@ from jaxtyping import Array, Float
 
 from rank_collapse.network import covers
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.entry import enter
+from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.residual import lone_norm
 from rank_collapse.network.walk import final_norm, walk, walk_layer
 from rank_collapse.theory import log_operations as ops
@@ -163,21 +163,26 @@ def log_roll_out(
     plain = made is not None and made.d_input and made.norm and made.positions == "none"
     if not plain or made.hidden_layer or made.class_token or made.projection != "none":
         raise ValueError(f"embedding={made} is not a linear map of vectors with a norm")
-    (params, entry), keep = enter(params, start, config, covers=COVERS), jnp.ones(2, bool)
+    (params, prepared), keep = (
+        prepare_inputs(params, start, config, covers=COVERS),
+        jnp.ones(2, bool),
+    )
     algebra = LogScaled(keep)
     first_norm = lone_norm(params.embedding.norm, "layer", made.norm_eps)
 
     def linear(state, w, b):
-        return ops.settle(state.mean @ w + b, (state.rest @ w)[None], state.log_scale[None], keep)
+        return ops.renormalise(
+            state.mean @ w + b, (state.rest @ w)[None], state.log_scale[None], keep
+        )
 
     def network(state):
         state = linear(state, params.embedding.w_in, params.embedding.b_in)
         state = ops.norm(first_norm, state, keep)
         state, _ = walk(
             lambda layer, state: (walk_layer(algebra, layer, state)[0], None),
-            state, params, entry, config,
+            state, params, prepared, config,
         )  # fmt: skip
-        state = final_norm(algebra, state, params, entry, config)
+        state = final_norm(algebra, state, params, prepared, config)
         return linear(state, *read_out)
 
     def advance(state, _):
@@ -186,12 +191,14 @@ def log_roll_out(
         if skip:
             parts = jnp.stack([out.rest, state.rest])
             scales = jnp.stack([out.log_scale, state.log_scale])
-            after = ops.settle(out.mean + state.mean, parts, scales, keep)
+            after = ops.renormalise(out.mean + state.mean, parts, scales, keep)
         return after, _log10_distance(out)
 
     with jax.default_matmul_precision("highest"):
         center = jnp.mean(start, axis=0)
-        begin = ops.settle(center, (start - center[None, :])[None], jnp.zeros(1, start.dtype), keep)
+        begin = ops.renormalise(
+            center, (start - center[None, :])[None], jnp.zeros(1, start.dtype), keep
+        )
         _, later = jax.lax.scan(advance, begin, None, length=num_steps - 1)
     return jnp.concatenate([_log10_distance(begin)[None], later])
 

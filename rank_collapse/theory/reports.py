@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float
 from rank_collapse import struct
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.covers import Covers
-from rank_collapse.network.entry import Entry, at_least_float32, enter
+from rank_collapse.network.inputs import PreparedInputs, at_least_float32, prepare_inputs
 from rank_collapse.network.passes import run
 from rank_collapse.network.precision import full_precision
 from rank_collapse.network.walk import Layer
@@ -46,7 +46,7 @@ class BoundReport:
         log10_spread: log10 of D_ii = max_{j,j'} |E_ij − E_ij'|, [L, h, n].
         admissible: max_i D_ii ≤ 1.2564312, the condition of the technical lemma, Bool [L, h].
         log10_residual: Of X^0 .. X^L, [L + 1].
-        log10_input: Of what each layer's attention looks at, [L].
+        log10_input: Of the input of each layer's attention, [L].
         log10_c: log10 of c_l, with which a layer's residual is at most c_l ‖R_l‖³, MLP and branch
             gain included, [L]; the stack's bound takes the largest.
         head: `PublishedSides` of P_h X W_h, each [L, h].
@@ -62,7 +62,7 @@ class BoundReport:
         stack_gamma: max γ*, of the published form.
         shrinks: Whether √c ‖res(X)‖ < 1, c = max c_l: below it the stack's bound falls with L.
         stack_admissible: All of `admissible`.
-        not_covered: Why the theorems do not speak of this network; () where they do.
+        not_covered: Why the theorems do not cover this network; () where they do.
     """
 
     beta: Any
@@ -107,7 +107,7 @@ def bound_report(
     [n]: the padded rows are left out everywhere). With causal, local or other masks, and position
     biases, P̃ has not equal rows and a residual need not fall doubly exponentially; the same
     formulas are evaluated (D over allowed keys) and `not_covered` says so. Skips and norms leave
-    the layers' bounds valid, for SA(X) as a function of what it looks at, but not the stack's.
+    the layers' bounds valid, for SA(X) as a function of its input, but not the stack's.
 
     Args:
         params: Parameters of the network.
@@ -127,8 +127,8 @@ def bound_report(
     Source: Dong et al. 2021, theorems 2.2 and 2.3, corollary 3.2, and the technical lemma of the
     appendix; γ* is the least value for which the lemma's last step holds.
     """
-    params, entry = enter(params, x, config, mask=mask, bias=bias, covers=bounds.COVERS)
-    return _report(*at_least_float32(params, entry), config)
+    params, prepared = prepare_inputs(params, x, config, mask=mask, bias=bias, covers=bounds.COVERS)
+    return _report(*at_least_float32(params, prepared), config)
 
 
 def effects_of(found: BoundReport) -> dict[str, Float[Array, "..."] | Bool[Array, "..."]]:
@@ -146,8 +146,8 @@ def effects_of(found: BoundReport) -> dict[str, Float[Array, "..."] | Bool[Array
 
 
 @jax.jit
-def _report(params, entry, config):
-    return run(BoundPass(), params, entry, config)
+def _report(params, prepared, config):
+    return run(BoundPass(), params, prepared, config)
 
 
 def refused_where(
@@ -170,7 +170,7 @@ def constants_of(
 
     Args:
         params: Parameters of the layer.
-        state: LogState of what its attention looks at.
+        state: LogState of the input of its attention.
         gains: Of the layer.
         config: The network.
         mask: Bool [h or 1, n or 1, m] of the scores, or None.
@@ -238,12 +238,12 @@ class BoundPass(LogPass):
         return carry, (log, found, layer.gains)
 
     def finish(
-        self, params: Any, last: Any, carry: Any, found: Any, entry: Entry, config: Any
+        self, params: Any, last: Any, carry: Any, found: Any, prepared: PreparedInputs, config: Any
     ) -> BoundReport:
         """The report."""
         log, constants, gains = found
-        trace = super().finish(params, last, carry, log, entry, config)
+        trace = super().finish(params, last, carry, log, prepared, config)
         # A mask of tokens stands in the context with an axis of rows, as others do.
-        mask = entry.context.mask if entry.token_mask is None else entry.token_mask
+        mask = prepared.context.mask if prepared.token_mask is None else prepared.token_mask
         report = assembled(trace, *constants, gains, config)
-        return refused_where(report, config, mask, entry.context.bias)
+        return refused_where(report, config, mask, prepared.context.bias)

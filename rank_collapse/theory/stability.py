@@ -20,7 +20,7 @@ from rank_collapse.measures.updates import MATRICES
 from rank_collapse.network import attention as attn
 from rank_collapse.network import covers
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.entry import enter
+from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.layers import GATED
 from rank_collapse.network.precision import full_precision
 from rank_collapse.network.walk import Algebra, final_norm, walk, walk_layer
@@ -133,7 +133,7 @@ def expected_pass(
         memory_kernel: What is expected of the memory, in place of the kernel of `memory`: a
             `TokenKernel`, such as the `output` of the encoder's own pass, with its change.
         **inputs: mask, bias, memory, memory_mask, segments and positions of `apply`. Tokens that
-            do not exist are not looked at, but are counted in the trace's means.
+            do not exist get no attention, but are counted in the trace's means.
 
     Raises:
         ValueError: Additive scores without measured weights; an edit; see also `apply`.
@@ -142,9 +142,9 @@ def expected_pass(
     Cho and Saul 2009 for ReLU; Liu et al. 2020 for the output change that D predicts.
     """
     covered = COVERS if attention is None else COVERS_MEASURED
-    params, entry = enter(params, x, config, covers=covered, **inputs)
+    params, prepared = prepare_inputs(params, x, config, covers=covered, **inputs)
     sizes = update_sizes(config, 0.0) if sizes is None else sizes
-    return _expected(params, entry, config, sizes, attention, memory_kernel)
+    return _expected(params, prepared, config, sizes, attention, memory_kernel)
 
 
 class Expected(Algebra):
@@ -186,20 +186,20 @@ class Expected(Algebra):
 
 
 @jax.jit
-def _expected(params, entry, config, sizes, attention, memory) -> ExpectedTrace:
-    n, cross = entry.x.shape[0], None
+def _expected(params, prepared, config, sizes, attention, memory) -> ExpectedTrace:
+    n, cross = prepared.x.shape[0], None
     if config.cross_attention:
-        memory = token_kernel.kernel_of(entry.memory) if memory is None else memory
-        cross = _equal_weights(entry.memory_context, n, entry.memory.shape[0])
-    algebra = Expected(_equal_weights(entry.context, n, n), cross, memory)
-    start = token_kernel.kernel_of(entry.x)
+        memory = token_kernel.kernel_of(prepared.memory) if memory is None else memory
+        cross = _equal_weights(prepared.memory_context, n, prepared.memory.shape[0])
+    algebra = Expected(_equal_weights(prepared.context, n, n), cross, memory)
+    start = token_kernel.kernel_of(prepared.x)
 
     def step(layer, state):
         state, passages = walk_layer(algebra, layer, state)
         return state, (state, jnp.stack([_share(p) for p in passages.values()]))
 
-    last, (hidden, shares) = walk(step, start, params, entry, config, extra=(sizes, attention))
-    output = final_norm(algebra, last, params, entry, config)
+    last, (hidden, shares) = walk(step, start, params, prepared, config, extra=(sizes, attention))
+    output = final_norm(algebra, last, params, prepared, config)
     hidden = jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), start, hidden)
     return ExpectedTrace(hidden, output, shares.reshape(-1))
 

@@ -39,10 +39,10 @@ class Tangent:
 def around_mean(x: Float[Array, "n d"], keep: Bool[Array, "n"]) -> Tangent:
     """The mean token and the residual of tokens."""
     mean = jnp.sum(jnp.where(keep[:, None], x, 0), axis=0) / jnp.sum(keep)
-    return settled(mean, x - mean[None, :], jnp.zeros((), x.dtype), keep)
+    return renormalised(mean, x - mean[None, :], jnp.zeros((), x.dtype), keep)
 
 
-def settled(mean: Any, rest: Any, log_scale: Any, keep: Any) -> Tangent:
+def renormalised(mean: Any, rest: Any, log_scale: Any, keep: Any) -> Tangent:
     """Without the part along 1vᵀ, which stays along it ever after, and with max |rest| = 1."""
     rest = jnp.where(keep[:, None], rest, 0)
     rest = rest - (jnp.sum(rest, axis=0) / jnp.sum(keep))[None, :]
@@ -87,7 +87,7 @@ class Tangents(Algebra):
             return state
         if name == "after_attention" and config.parallel and config.mlp != "none":
             return state  # a parallel MLP's part has the scale of the layer's input
-        return settled(state.mean, state.rest, state.log_scale, layer.inputs.keep)
+        return renormalised(state.mean, state.rest, state.log_scale, layer.inputs.keep)
 
 
 def _pushed(function, state):

@@ -130,7 +130,7 @@ def attention(
 
     Args:
         params: Of the layer; only mean squares of matrices are read.
-        queries, keys: Kernels of the tokens that ask and that are looked at.
+        queries, keys: Kernels of the tokens of queries and of keys.
         weights: P_h, of equal tokens or measured.
         config, temperature: For the scale of scores.
         sizes: Squared relative sizes of updates of "w_q", "w_k", "w_v", "w_o".
@@ -157,12 +157,12 @@ def attention(
         same, squares = _same_key(p, u), score * asked[:, :, None] * p[:, None, :] * p[None, :, :]
         more = 0.0 if measured else jnp.sum(-squares * same**3, axis=2)
         less = 0.0 if measured else jnp.sum(squares * same**2 * _same_key(p, moved), axis=2)
-        told = spread + more, response + less
+        aux = spread + more, response + less
         part = TokenKernel(p @ keys.variance - own, distance, p @ moved @ p.T)
         if not measured:
             noise = score_noise(p, score * asked, spread, key_spread, keys)
             part = jax.tree.map(jnp.add, part, noise)
-        return part, *told
+        return part, *aux
 
     part, tilted, response = jax.tree.map(lambda a: jnp.mean(a, axis=0), jax.vmap(of_head)(weights))
     scores = (queries.change + (sizes["w_q"] + sizes["w_k"]) * asked) * tilted
@@ -187,7 +187,7 @@ def score_noise(
         asked: b K_ik of the queries.
         spread: T_ik(K, K).
         key_spread: K̃_jj = E|y_j − Σ_l p_il y_l|²/d of each row i.
-        keys: Kernel of the tokens that are looked at.
+        keys: Kernel of the keys.
     """
     length = jnp.diag(asked)
     level = jnp.sum(p * key_spread, axis=1)
@@ -234,7 +234,7 @@ def mlp(
 
     Args:
         params: Of the layer; only mean squares of matrices are read.
-        seen: Kernel of what the MLP looks at.
+        seen: Kernel of the input of the MLP.
         kind: Of `layers.MLP_KINDS`.
         sizes: Squared relative sizes of updates of "w_in", "w_out", and "w_gate".
     """

@@ -18,7 +18,7 @@ from jaxtyping import Array, Float
 from rank_collapse.network import attention as attn
 from rank_collapse.network import covers
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.entry import at_least_float32, enter
+from rank_collapse.network.inputs import at_least_float32, prepare_inputs
 from rank_collapse.network.precision import full_precision
 from rank_collapse.network.walk import walk, walk_layer
 from rank_collapse.theory import tangent
@@ -77,23 +77,23 @@ def transverse_growth(
     Raises:
         ValueError: Cross-attention; count not between 1 and (n − 1) d; inputs of the wrong shape.
     """
-    entered = enter(params, x, config, covers=LinearAttention.covers, **inputs)
-    params, entry = at_least_float32(*entered)
-    n, d = entry.x.shape
+    entered = prepare_inputs(params, x, config, covers=LinearAttention.covers, **inputs)
+    params, prepared = at_least_float32(*entered)
+    n, d = prepared.x.shape
     if not 1 <= count <= (n - 1) * d:
         raise ValueError(f"count={count} is not between 1 and (n − 1) d = {(n - 1) * d}")
     reasons = not_covered(config, mask=inputs.get("mask"), bias=inputs.get("bias"))
     rows_differ = any(reason.startswith("rows") for reason in reasons)
-    return _growth(params, entry, config, count, rows_differ)
+    return _growth(params, prepared, config, count, rows_differ)
 
 
 @functools.partial(jax.jit, static_argnames=("count", "rows_differ"))
-def _growth(params, entry, config, count, rows_differ):
-    keep = entry.keep
-    start = tangent.around_mean(entry.x, keep)
-    others = jax.random.normal(jax.random.key(0), (count - 1, *entry.x.shape))
-    rest = jnp.concatenate([start.rest[None], others.astype(entry.x.dtype)])
-    rest = jax.vmap(lambda r: tangent.settled(start.mean, r, 0.0, keep).rest)(rest)
+def _growth(params, prepared, config, count, rows_differ):
+    keep = prepared.keep
+    start = tangent.around_mean(prepared.x, keep)
+    others = jax.random.normal(jax.random.key(0), (count - 1, *prepared.x.shape))
+    rest = jnp.concatenate([start.rest[None], others.astype(prepared.x.dtype)])
+    rest = jax.vmap(lambda r: tangent.renormalised(start.mean, r, 0.0, keep).rest)(rest)
     rest, _ = orthonormal(rest)
 
     algebra = LinearAttention(rows_differ)
@@ -109,7 +109,7 @@ def _growth(params, entry, config, count, rows_differ):
         rest, stretch = orthonormal(after.rest)
         return (after.mean[0], rest), jnp.log10(stretch) + after.log_scale / np.log(10.0)
 
-    return walk(step, (start.mean, rest), params, entry, config)[1]
+    return walk(step, (start.mean, rest), params, prepared, config)[1]
 
 
 def orthonormal(directions: Float[Array, "p n d"]) -> tuple[Array, Float[Array, "p"]]:

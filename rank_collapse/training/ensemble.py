@@ -96,18 +96,18 @@ class Ensemble:
         def chunk(state, data, hyper, first_epoch):
             def trained(state, epoch):
                 state, loss = train_epoch(state, data["train"], epoch, hyper, recipe)
-                config, told = config_of(recipe, hyper), {"loss": loss}
+                config, aux = config_of(recipe, hyper), {"loss": loss}
                 if self.held_out:
                     found = whole_model(state.model, data["eval"], config, self.held_out)
-                    told |= {f"held_out/{n}": v for n, v in found.items()}
+                    aux |= {f"held_out/{n}": v for n, v in found.items()}
                 if watch is not None:
                     found = watch(state.model, data, config)
-                    told |= {f"watched/{n}": v for n, v in found.items()}
-                return state, told
+                    aux |= {f"watched/{n}": v for n, v in found.items()}
+                return state, aux
 
             def one(state, epoch):
-                _, told = jax.eval_shape(trained, state, epoch)
-                nothing = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), told)
+                _, aux = jax.eval_shape(trained, state, epoch)
+                nothing = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), aux)
                 return jax.lax.cond(
                     epoch < recipe.num_epochs,
                     lambda s: trained(s, epoch),

@@ -10,10 +10,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from rank_collapse import struct
-from rank_collapse.network import encoder_decoder, entry, parameters, transformer
+from rank_collapse.network import encoder_decoder, parameters, transformer
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.dropout import dropout, dropout_branches
 from rank_collapse.network.encoder_decoder import EncoderDecoderConfig
+from rank_collapse.network.inputs import input_states
 from rank_collapse.paths.sets import Classifier
 from rank_collapse.training.recipe import Recipe
 from rank_collapse.training.tasks.examples import part_mask, part_positions
@@ -59,12 +60,12 @@ def forward(
         model: Weights.
         inputs: Token ids [n] or vectors [n, i].
         config: The network.
-        mask: Bool [n], which tokens exist, or [n, n], which tokens a token may look at.
+        mask: Bool [n], which tokens exist, or [n, n], which tokens a token may attend to.
         positions: Int [n], positions of the tokens; 0..n-1 by default.
         dropout_key, dropout_rate: None for none.
         output_dropout: With a key, dropout on the network's output too.
     """
-    states = entry.input_states(model.network, inputs, config, positions=positions)
+    states = input_states(model.network, inputs, config, positions=positions)
     if dropout_key is not None:
         dropout_key, key_embedding, key_output = dropout_branches(dropout_key, 3)
         states = dropout(key_embedding, states, dropout_rate)

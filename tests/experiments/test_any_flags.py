@@ -4,7 +4,7 @@
 
 draws as many cases for each binary (a few by default) and prints how many there were. In the usual
 run a case ends where it would open its folder, when flags, networks, data and sweeps have been
-looked at; the slow test computes what the flags ask for, at small sizes.
+checked; the slow test computes what the flags ask for, at small sizes.
 """
 
 import importlib

@@ -17,7 +17,7 @@ from trained_runs import (
 from experiments import run_circle
 from experiments.shell import cli, paper
 from rank_collapse import apply
-from rank_collapse.network.entry import input_states
+from rank_collapse.network.inputs import input_states
 from rank_collapse.training import load_models
 from rank_collapse.training.tasks import circle
 from rank_collapse.training.training import forward

@@ -111,8 +111,8 @@ def test_what_is_watched_has_a_line_for_every_seed_and_epoch(folder):
     assert steps == [(seed, epoch) for seed in (0, 1) for epoch in range(13)]
     with np.load(folder / "arrays.npz") as arrays:
         losses = arrays["results/losses"].ravel()
-    told = [line["loss"] for line in lines if line["step"] > 0]
-    np.testing.assert_array_equal(told, losses)
+    aux = [line["loss"] for line in lines if line["step"] > 0]
+    np.testing.assert_array_equal(aux, losses)
     config, models = load_models(folder / "models.safetensors")
     options = cli.parse(run_sort.FLAGS, list(SORT))
     key_data, key_state = jax.random.split(seed_keys(options.seed, 2)[1])

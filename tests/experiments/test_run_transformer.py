@@ -69,8 +69,8 @@ def test_what_is_watched_is_of_both_halves(folder):
         ratios["encoder"].append(rc.residual_ratio(trace.encoder.output, mask=pair.source_mask))
         ratios["decoder"].append(rc.residual_ratio(trace.decoder.output, mask=mask))
     for half, values in ratios.items():
-        told = lines[-1][f"{half}.residual_ratio"]
-        np.testing.assert_allclose(told, [np.mean(values)], rtol=1e-4)
+        aux = lines[-1][f"{half}.residual_ratio"]
+        np.testing.assert_allclose(aux, [np.mean(values)], rtol=1e-4)
 
 
 @pytest.mark.slow

@@ -168,8 +168,8 @@ def test_no_layer_grows_more_than_its_bound(placement, kind, x64):
         x = jax.random.normal(keys[2], (4, 6)) * jnp.exp(jax.random.normal(keys[3], (4, 1)))
         trace = rc.apply(params, x, config)
         gains = layer_gains(config, x.dtype, params)
-        layer, own, told = jax.tree.map(lambda a: a[0], (params.layers, gains, trace.layers))
-        bound = cubic_regime.layer_growth(layer, own, x, told, config, jnp.ones(4, bool))
+        layer, own, aux = jax.tree.map(lambda a: a[0], (params.layers, gains, trace.layers))
+        bound = cubic_regime.layer_growth(layer, own, x, aux, config, jnp.ones(4, bool))
         before, after = (log_diameter(a) for a in (x, trace.hidden[-1]))
         return bound.cubic + bound.after + 3 * (bound.before + before) - after
 

@@ -39,7 +39,7 @@ def token_mask(examples: Any) -> Bool[Array, "b n"]:
 
 
 def part_mask(parts: Int[Array, "n"]) -> Bool[Array, "n n"]:
-    """Which tokens a token of a packed row may look at: those of its own sequence."""
+    """Which tokens a token of a packed row may attend to: those of its own sequence."""
     return (parts[:, None] == parts[None, :]) & (parts >= 0)[None, :]
 
 
@@ -81,7 +81,7 @@ def packed_rows(lengths: Int[np.ndarray, "b"], width: int) -> Int[np.ndarray, "r
 def pack(examples: Examples, rows: Int[np.ndarray, "r width 2"]) -> Examples:
     """Padded sequences in the rows of `packed_rows`, so that padding costs nothing.
 
-    A network computes the same for every token as on the padded sequences, because tokens look at
+    A network computes the same for every token as on the padded sequences, because tokens attend to
     their own sequence only (`part_mask`) and count from its beginning (`part_positions`).
     """
     parts, places = rows[..., 0], rows[..., 1]

@@ -1,7 +1,7 @@
 """What a network starts from: hidden states, masks, biases and positions of one example.
 
 Every pass over a network (`apply`, sums of paths, residuals in logarithms, single paths) begins
-with `enter`.
+with `prepare_inputs`.
 """
 
 from collections.abc import Mapping
@@ -24,8 +24,8 @@ from rank_collapse.network.positions import relative_buckets, rotary_angles
 
 
 @struct.dataclass
-class Entry:
-    """One example at the door of a network.
+class PreparedInputs:
+    """What a network starts from, of one example.
 
     Attributes:
         x: X^0 [n, d].
@@ -52,14 +52,16 @@ class Entry:
         return jnp.ones(self.x.shape[0], bool) if self.token_mask is None else self.token_mask
 
 
-def at_least_float32(params: TransformerParams, entry: Entry) -> tuple[TransformerParams, Entry]:
-    """Parameters and entry in the dtype they share, no lower than float32."""
-    dtype = jnp.promote_types(entry.x.dtype, jnp.float32)
+def at_least_float32(
+    params: TransformerParams, prepared: PreparedInputs
+) -> tuple[TransformerParams, PreparedInputs]:
+    """Parameters and inputs in the dtype they share, no lower than float32."""
+    dtype = jnp.promote_types(prepared.x.dtype, jnp.float32)
     params = jax.tree.map(lambda a: a.astype(dtype), params)
-    return params, entry.replace(x=entry.x.astype(dtype))
+    return params, prepared.replace(x=prepared.x.astype(dtype))
 
 
-def enter(
+def prepare_inputs(
     params: TransformerParams,
     x: Any,
     config: TransformerConfig,
@@ -72,8 +74,8 @@ def enter(
     positions: Any = None,
     edit: Any = None,
     covers: Covers | None = None,
-) -> tuple[TransformerParams, Entry]:
-    """(parameters, entry) of one example; arguments as in `rank_collapse.apply`.
+) -> tuple[TransformerParams, PreparedInputs]:
+    """(parameters, prepared inputs) of one example; arguments as in `rank_collapse.apply`.
 
     The parameters are checked against the config; biases that are None become zeros, and every
     head gets its own keys and values. x is promoted to the dtype that it and the parameters share.
@@ -107,7 +109,7 @@ def enter(
             )
         memory_mask = checked_mask(memory_mask, n, memory.shape[0], "memory_mask")
         memory_context = attn.AttentionContext(mask=combine_masks(memory_mask))
-    return params, Entry(
+    return params, PreparedInputs(
         x=x,
         context=make_context(
             params, config, n, mask=mask, bias=bias, segments=segments, positions=positions
@@ -211,7 +213,7 @@ def as_mask(mask: Any, name: str = "mask") -> Bool[Array, "*s"]:
         return mask
     if not jnp.issubdtype(mask.dtype, jnp.integer):
         raise ValueError(
-            f"{name} of dtype {mask.dtype}: a mask is boolean, True where a key may be looked at; "
+            f"{name} of dtype {mask.dtype}: a mask is boolean, True where a query may attend; "
             "additive masks go to bias="
         )
     if not isinstance(mask, jax.core.Tracer) and bool(jnp.any((mask != 0) & (mask != 1))):
