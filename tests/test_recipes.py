@@ -49,7 +49,7 @@ def test_a_scan_gives_scalars_and_gradients_by_layer(run):
 
 @pytest.mark.parametrize("name", ["linen", "nnx"])
 def test_flax_blocks_sow_scalars(run, name):
-    aux = run(name)["told"]
+    aux = run(name)["measured"]
     aux = aux["metrics"]["layers_1"] if name == "linen" else aux["layers"][1]
     assert aux["scalars"]["residual_ratio"].shape == ()
 

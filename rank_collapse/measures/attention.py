@@ -6,7 +6,7 @@ most 1 − p off that weight and p(1 − p) on it, is near 0, and so is what flo
 Every measure takes weights [..., n, m] of any framework, each row a distribution, and an optional
 Bool [n] mask of the queries that exist, of which means are taken; NaN where there is none. Rows of
 them that are negative or do not sum to 1, as logits, are refused where the values are known (not
-inside jit and vmap); NaN stays NaN. Keys that may not be looked at have weight 0 and add nothing.
+inside jit and vmap); NaN stays NaN. Keys that a mask leaves out have weight 0 and add nothing.
 
 Axis letters: l layers, h heads, n queries, m keys.
 """

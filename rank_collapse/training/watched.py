@@ -6,9 +6,10 @@ import jax
 from jaxtyping import Array, Float
 
 from rank_collapse.measures.monitored import monitored
-from rank_collapse.network import encoder_decoder, entry
+from rank_collapse.network import encoder_decoder
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.encoder_decoder import EncoderDecoderConfig, EncoderDecoderParams
+from rank_collapse.network.inputs import input_states
 from rank_collapse.training.models import Model
 
 EXAMPLES = 8
@@ -38,7 +39,7 @@ def layer_scalars(
 
 
 def _of_example(model, example, config):
-    states = entry.input_states(model.network, example.inputs, config)
+    states = input_states(model.network, example.inputs, config)
     return monitored(model.network, states, config, mask=example.mask)[1]
 
 
