@@ -5,7 +5,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.config import DEFAULTS, TransformerConfig
 from rank_collapse.network.embedding import EmbeddingConfig
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.pretrained.drawn import Draw, Initialisation
@@ -39,7 +39,7 @@ GATES |= dict.fromkeys(("gelu_new", "gelu_pytorch_tanh", "gelu_fast"), "geglu_ta
 _NORMAL = Initialisation()
 _USUAL = {"attention_skip": True, "mlp_skip": True, "init": "bert"}
 _OF_EMBEDDING = {f.name for f in dataclasses.fields(EmbeddingConfig)}
-_OF_EMBEDDING -= {f.name for f in dataclasses.fields(TransformerConfig)}
+_OF_EMBEDDING -= DEFAULTS.keys()
 
 
 @dataclasses.dataclass(frozen=True)

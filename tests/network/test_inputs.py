@@ -139,13 +139,13 @@ def test_memories_and_dropout_rates_without_use_are_refused():
 def test_calls_outside_jit_compile_once(monkeypatch):
     config, params = san()
     traces = []
-    real = rc.network.transformer.block
+    real = rc.network.transformer.forward
 
     def counted(*args, **options):
         traces.append(1)
         return real(*args, **options)
 
-    monkeypatch.setattr("rank_collapse.network.transformer.block", counted)
+    monkeypatch.setattr("rank_collapse.network.transformer.forward", counted)
     for gain in (1.0, 0.5, 0.25):
         rc.apply(params, 2.0 * X[:, :], config.replace(skip_gain=gain, d_ff=77))
     assert len(traces) == 1
