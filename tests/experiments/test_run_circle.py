@@ -125,7 +125,7 @@ def test_published_commands_train_the_published_network(arguments, variant, mlp)
 )
 def test_compare_is_every_variant_at_every_width(argument, variants):
     widths = [32] if argument == "--nocompare" else [8, 4]
-    options = cli.parse(run_circle.FLAGS, [argument, "--widths=8", "--widths=4"])
+    options = cli.parse(run_circle.FLAGS, [argument, "--widths=8,4"])
     made = run_circle.make_cases(options)
     assert list(made) == [f"{variant}, d={width}" for width in widths for variant in variants]
     for name, setup in made.items():
