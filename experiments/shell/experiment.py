@@ -113,7 +113,7 @@ class Experiment:
     parts: Callable[[Any], Any] = lambda results: None
     further: Callable[[Any, Any], Mapping[str, Callable]] = lambda results, setup: {}
     files: Callable[[Any, Any, RunFolder], Mapping[str, Callable]] = lambda *_: {}
-    open_run: Callable[..., RunFolder] = cli.open_run
+    open_run: Callable[..., RunFolder] = lambda *given, **about: cli.open_run(*given, **about)
     within: Callable[[Flags], AbstractContextManager] = lambda options: nullcontext()
 
     @property

@@ -73,17 +73,31 @@ def define(
             add(name, default, text, lower_bound=limit, flag_values=values, **upper)
 
 
-class Numbers(flags.MultiFlag):
-    """A list of numbers by commas; the flag may also be given several times."""
+class NumbersParser(flags.ArgumentParser):
+    """A list of numbers by commas; as of every flag, what is given last counts.
 
-    def _parse(self, arguments: Any) -> list[Any]:
-        given = arguments if isinstance(arguments, list | tuple) else [arguments]
-        parts = [p for a in given for p in (a.split(",") if isinstance(a, str) else [a])]
-        values = super()._parse(parts)
+    Args:
+        one: Parser of each number.
+        empty: Whether there may be none.
+    """
+
+    def __init__(self, one: Any, empty: bool):
+        self.one, self.empty = one, empty
+        self.syntactic_help = f"{one.syntactic_help}, or several by commas"
+
+    def parse(self, argument: Any) -> list[Any]:
+        if isinstance(argument, list | tuple):
+            return [self.one.parse(value) for value in argument]
+        if self.empty and not argument:
+            return []
+        values = [self.one.parse(part) for part in argument.split(",")]
         for value in values:
             if not math.isfinite(value):
-                raise flags.IllegalFlagValueError(f"--{self.name}={value} is not a finite number")
+                raise ValueError(f"{value} is not a finite number")
         return values
+
+    def flag_type(self) -> str:
+        return "numbers"
 
 
 def numbers(
@@ -97,8 +111,9 @@ def numbers(
 ) -> None:
     """Defines a list of integers or floats by commas."""
     parser = {int: flags.IntegerParser, float: flags.FloatParser}[kind](lower_bound)
-    flag = Numbers(parser, flags.ArgumentSerializer(), name, default, f"{text} A list by commas.")
-    flags.DEFINE_flag(flag, values)
+    text = f"{text} A list by commas."
+    serializer = flags.CsvListSerializer(",")
+    flags.DEFINE(NumbersParser(parser, not default), name, default, text, values, serializer)
 
 
 def alias(values: flags.FlagValues, **names: str) -> None:

@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 from experiments import benchmark, reproduce
 from experiments.shell import cli
 from experiments.shell.experiment import experiment_of
-from experiments.shell.vocabulary import Numbers
 
 CASES = int(os.environ.get("RANK_COLLAPSE_CASES", "0"))
 LIMIT = 60  # seconds for what comes before the computation
@@ -47,7 +46,7 @@ def value_of(flag, whole):
         return st.sampled_from(choices) | odd
     if isinstance(parser, flags.BooleanParser):
         return st.sampled_from(["true", "false"]) | odd
-    if isinstance(flag, Numbers):
+    if flag.flag_type() == "numbers":
         return st.lists(st.sampled_from(whole).map(str), max_size=3).map(",".join) | odd
     if parser.__class__.__name__ == "IntegerParser":
         return st.sampled_from(whole).map(str) | odd

@@ -11,7 +11,7 @@ from experiments import run_attention_forms as forms
 from rank_collapse.report.intervals import mean_interval
 
 ARGUMENTS = (
-    "--num_seeds=2", "--d_k=2", "--d_k=6", "--trained_d_k=3", "--num_queries=8", "--depth=1",
+    "--num_seeds=2", "--d_k=2,6", "--trained_d_k=3", "--num_queries=8", "--depth=1",
     "--width=1", "--hidden_dim=6", "--num_labels=3", "--seq_len=3", "--n_train_data=8",
     "--n_eval_data=6", "--n_epochs=1", "--batch_sz=4",
 )  # fmt: skip

@@ -125,7 +125,7 @@ def test_published_commands_train_the_published_network(arguments, variant, mlp)
 )
 def test_compare_is_every_variant_at_every_width(argument, variants):
     widths = [32] if argument == "--nocompare" else [8, 4]
-    options = cli.parse(run_circle.FLAGS, [argument, "--widths=8", "--widths=4"])
+    options = cli.parse(run_circle.FLAGS, [argument, "--widths=8,4"])
     made = run_circle.make_cases(options)
     assert list(made) == [f"{variant}, d={width}" for width in widths for variant in variants]
     for name, setup in made.items():
@@ -162,9 +162,8 @@ def case(distances, logs=None):
 def made_of(counts, seeds=64):
     """Summary in which `counts` of the seeds of each case have halved their distance away."""
     fallen, apart = 0.6 * 0.5 ** np.arange(60), np.full(60, 0.6)
-    return run_circle.summary_of(
-        {name: case([fallen] * count + [apart] * (seeds - count)) for name, count in counts.items()}
-    )
+    found = {n: case([fallen] * count + [apart] * (seeds - count)) for n, count in counts.items()}
+    return run_circle.summary_of(found, {})
 
 
 def verdicts(found):
@@ -213,4 +212,4 @@ def test_an_order_other_than_the_theorys_is_said_to_be():
     assert verdicts(made_of({"attention, d=32": 5}, 5))[rate] == "contradicted"  # it has halved
     cubed = np.tile(-(3.0 ** np.arange(60)), (3, 1))
     cubic = case(10.0 ** np.maximum(cubed, -30), np.where(cubed > -1e30, cubed, -np.inf))
-    assert verdicts(run_circle.summary_of({"attention, d=32": cubic}))[rate] == "supported"
+    assert verdicts(run_circle.summary_of({"attention, d=32": cubic}, {}))[rate] == "supported"

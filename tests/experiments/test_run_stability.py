@@ -206,7 +206,7 @@ def test_exponents_of_the_laws():
         ("--parts=training", "--parts=training measures no network at initialisation"),
         ("--pair_depths=2", "--pair_depths=2 is fewer than two depths"),
         ("--depths=6", "--depths=6 is fewer than two depths"),
-        ("--layer_depths=6,x", "flag --layer_depths=x"),
+        ("--layer_depths=6,x", "flag --layer_depths=6,x"),
         ("--num_heads=3", "num_heads=3 does not divide d_model=8"),
         ("--update_size=0", "--update_size=0.0 is no update of the weights"),
         ("--d_model=2", "d_model=2"),

@@ -25,8 +25,8 @@ SIZES = (
     "--num_labels=3", "--hidden_dim=8", "--width=2", "--d_ff=8", "--n_eval_data=8",
 )  # fmt: skip
 ARGUMENTS = (
-    *SIZES, "--depths=2", "--designs=post,depth_scaled", "--warmup=0", "--warmup=5",
-    "--border_depths=2", "--border_gains=1", "--border_gains=3", "--border_rates=0.01",
+    *SIZES, "--depths=2", "--designs=post,depth_scaled", "--warmup=0,5",
+    "--border_depths=2", "--border_gains=1,3", "--border_rates=0.01",
     "--batch_depth=2", "--batch_sizes=4",
 )  # fmt: skip
 
@@ -81,7 +81,7 @@ def test_a_cell_is_the_same_among_others_and_floats_reach_it(folder):
 def test_chunks_of_seeds_that_fit_into_memory_change_nothing(tmp_path, capsys):
     """Of runs too, where several cells are trained together: the border's, of fewer seeds."""
     arguments = [*SIZES, "--parts=border", "--num_seeds=4", "--warmup=0", "--border_depths=1"]
-    arguments += ["--border_gains=1", "--border_gains=2", "--border_rates=0.01"]
+    arguments += ["--border_gains=1,2", "--border_rates=0.01"]
     check_chunks(binary, arguments, tmp_path, capsys)
     check_budgets(binary, SIZES, tmp_path, capsys)
 

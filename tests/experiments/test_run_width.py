@@ -24,7 +24,7 @@ from rank_collapse.training.training import batch_forward
 
 SIZES = [a for a in SMALL if "n_repeat" not in a and "n_paths" not in a]
 ARGUMENTS = (
-    *SIZES, "--depths=1", "--depths=4", "--num_labels=4", "--seq_len=3", "--n_train_data=9",
+    *SIZES, "--depths=1,4", "--num_labels=4", "--seq_len=3", "--n_train_data=9",
     "--n_epochs=2", "--batch_sz=4",
 )  # fmt: skip
 

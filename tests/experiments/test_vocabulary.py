@@ -26,21 +26,22 @@ def test_a_flag_has_one_name_and_others_are_second_names(name):
     values = flags_of(name)
     assert not SECOND & {values[n].name for n in values}
     for known, (kind, *_) in vocabulary.VOCABULARY.items():
-        if known in values and not isinstance(values[known], vocabulary.Numbers):
+        if known in values and values[known].flag_type() != "numbers":
             assert values[known].flag_type() in (TYPES[kind], "comma separated list of strings")
-    several = {n for n in values if values[n].flag_type().startswith("multi ")}
-    assert all(isinstance(values[n], vocabulary.Numbers) for n in several)
+    assert not any(values[n].flag_type().startswith("multi ") for n in values)
 
 
 @pytest.mark.parametrize(
     ("given", "depths"),
-    [("--depths=3,1", [3, 1]), ("--depths=3 --depths=1", [3, 1]), ("", [6, 12, 18, 36])],
+    [("--depths=3,1", [3, 1]), ("--depths=3 --depths=1", [1]), ("", [6, 12, 18, 36])],
 )
 def test_lists_are_written_with_commas(given, depths):
     assert cli.parse(TRAINABILITY, given.split()).depths == depths
 
 
-@pytest.mark.parametrize("given", ["--depths=", "--depths=1,x", "--depths=0", "--border_gains=nan"])
+@pytest.mark.parametrize(
+    "given", ["--depths=1,", "--depths=1,x", "--depths=0", "--border_gains=nan"]
+)
 def test_a_list_with_what_is_no_number_is_refused(given):
     with pytest.raises(flags.Error, match=given.split("=")[0]):
         cli.parse(TRAINABILITY, [given])

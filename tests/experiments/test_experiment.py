@@ -1,0 +1,97 @@
+"""The object of an experiment, on one of two numbers: run, shown, redrawn, found."""
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from experiments.shell import cli
+from experiments.shell.experiment import Drawing, Experiment, experiments_of
+from rank_collapse.report import claims
+from rank_collapse.report.page import Comparison
+
+
+def made(**fields):
+    """An experiment that multiplies its seeds by a factor, and how often it was computed."""
+    values, computed = cli.make_flags("doubled", num_seeds=3), []
+    cli.definer(values)("integer", "factor", 2, "Of the seeds.")
+
+    def compute(options):
+        computed.append(options.factor)
+        return {"values": options.factor * np.arange(1.0, 1 + options.num_seeds)}
+
+    def setup(options):
+        if options.factor == 0:
+            raise ValueError(f"--factor={options.factor} gives nothing")
+        return options.factor
+
+    about = {
+        "about": "What it is about.\n\n    python -m experiments.run_doubled", "name": "doubled",
+        "order": 1, "brief": "numbers", "title": "Numbers", "claim": "They grow.", "flags": values,
+        "presets": {}, "setup": setup, "extra": lambda factor: {"input": factor},
+        "measure": lambda options, factor, run: run.cached("all", lambda: compute(options)),
+        "table": lambda found, factor: [{"value": float(v)} for v in found["values"]],
+        "summary": lambda found, factor: {"values": found["values"].tolist()},
+        "figures": {
+            "shown": Drawing(lambda found, factor: Figure(), "A caption."),
+            "aside": Drawing(lambda found, factor: Figure()),
+            "none": Drawing(lambda *_: pytest.fail("drawn"), "x", lambda found, factor: factor < 0),
+            "part": Drawing.of_part(lambda found: {}, lambda *_: pytest.fail("drawn"), "x"),
+            "named": Drawing.named(lambda found: {"named": Figure}, "named", "y"),
+        },
+        "further": lambda found, factor: {f"times_{factor}": Figure},
+        "files": lambda found, factor, run: {"report.html": lambda: b"<p>"},
+        "claims": lambda summary: [
+            claims.test_mean(
+                summary["values"], statement="They grow.", section="1", statistic="x", null="0"
+            )
+        ],
+        "compare": lambda summary: [Comparison("first", summary["values"][0], 1, "a note")],
+        "reading": lambda summary: "So they do.",
+    }  # fmt: skip
+    return Experiment(**about | fields), computed
+
+
+def test_a_run_shows_what_there_is_and_computes_it_once(tmp_path, capsys):
+    own, computed = made()
+    for deleted in ((), ("figures/shown.pdf", "results.csv")):
+        for name in deleted:
+            (tmp_path / name).unlink()
+        assert cli.execute(own.main, own.flags, [f"--output_dir={tmp_path}"]) == 0
+        printed = capsys.readouterr().out.splitlines()
+        assert printed[0] == "first: 2, beside 1; a note"
+        assert printed[1].startswith("undecided    1: They grow. 4 (")
+        assert printed[2:] == ["So they do.", f"written to {tmp_path}"]
+        names = {path.stem for path in (tmp_path / "figures").iterdir()}
+        assert names == {"shown", "aside", "named", "times_2"}
+        assert (tmp_path / "results.csv").exists() and (tmp_path / "report.html").exists()
+    assert computed == [2]
+    assert own.captions == {"shown": "A caption.", "none": "x", "part": "x", "named": "y"}
+
+
+def test_flags_are_refused_before_there_is_a_folder(tmp_path, capsys):
+    own, _ = made()
+    arguments = [f"--output_dir={tmp_path / 'x'}", "--factor=0"]
+    assert cli.execute(own.main, own.flags, arguments) == 2
+    assert capsys.readouterr().err == "error: --factor=0 gives nothing\n"
+    assert not (tmp_path / "x").exists()
+
+
+def test_what_the_flags_do_not_say_determines_the_folder_too(tmp_path, capsys):
+    own, _ = made()
+    other, _ = made(extra=lambda factor: {"input": 3})
+    assert cli.execute(own.main, own.flags, [f"--output_dir={tmp_path}"]) == 0
+    assert cli.execute(other.main, other.flags, [f"--output_dir={tmp_path}"]) == 2
+    assert "input" in capsys.readouterr().err
+
+
+def test_help_is_of_the_object(capsys):
+    own, _ = made()
+    assert cli.execute(own.main, own.flags, ["--help"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("What it is about.") and "--factor" in printed
+
+
+def test_experiments_are_found_in_the_order_of_the_report():
+    found = experiments_of()
+    assert found[:3] == ["run_collapse", "run_path_counts", "run_path_chains"]
+    assert "check_bounds" in found and "check_profiles" not in found
