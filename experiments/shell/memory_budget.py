@@ -165,7 +165,7 @@ def seeds_done(
     if len(counts) > 1 or not 0 <= max(counts) <= total or others:
         raise RunError(
             f"{run}/arrays.npz: {part} is not of {total} seeds"
-            + (f" of shape {list(shape)}" if shape else "") + "; use --overwrite"
+            + (f" of shape {list(shape)}" if shape else "") + "; delete this file"
         )  # fmt: skip
     return counts.pop()
 
