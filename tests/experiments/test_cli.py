@@ -32,6 +32,13 @@ def test_flags_of_an_earlier_call_are_forgotten():
     assert seen == [(5, ["1", "2"]), (3, ["1"])]
 
 
+def test_digits_of_any_alphabet_stay_in_a_text():
+    seen = []
+    assert run(lambda o: seen.append(o.run_name), "--depth=2", "--run_name=x٣") == 0
+    assert run(lambda o: seen.append(o.run_name), "--overwrite", "--run_name=x٣") == 0
+    assert seen == ["x٣", "x٣"]
+
+
 def test_help_shows_purpose_and_flags_without_running(capsys):
     assert run(lambda o: pytest.fail("ran"), "--help") == 0
     out = capsys.readouterr().out
