@@ -1,4 +1,4 @@
-"""A run with room for few seeds at a time leaves what it leaves with room for all."""
+"""A run whose memory budget holds few seeds at a time leaves what it leaves with all."""
 
 import re
 
@@ -7,8 +7,8 @@ import numpy as np
 from experiments.shell import cli
 
 LINE = (
-    r"memory: \S+ GB expected for (\d+) of (\d+) seeds at a time beside \S+ GB, room for \S+ GB; "
-    r"at most (\S+) GB in use"
+    r"memory: \S+ GB expected for (\d+) of (\d+) seeds at a time beside \S+ GB, "
+    r"a budget of \S+ GB; at most (\S+) GB in use"
 )
 
 

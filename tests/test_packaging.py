@@ -88,12 +88,15 @@ def test_what_it_imports_is_what_it_requires():
         assert foreign(imports(path)) <= CORE | extras, path
     experiments = [n for p in (REPOSITORY / "experiments").rglob("*.py") for n in imports(p)]
     # PyTorch is asked for by a flag of the benchmark.
-    assert foreign(experiments) - {"experiments", "torch"} <= CORE | ALL_EXTRAS
+    known = CORE | ALL_EXTRAS | EXTRAS["sweeps"]
+    assert foreign(experiments) - {"experiments", "torch"} <= known
 
 
 def test_the_requirements_have_every_extra():
     pinned = (REPOSITORY / "requirements.txt").read_text("utf-8").splitlines()
-    assert names(r for r in pinned if r[:1].isalpha()) >= (CORE | ALL_EXTRAS) - {"ml_dtypes"}
+    assert names(r for r in pinned if r[:1].isalpha()) >= (CORE | ALL_EXTRAS | EXTRAS["sweeps"]) - {
+        "ml_dtypes"
+    }
 
 
 CHILD = """

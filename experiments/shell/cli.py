@@ -14,11 +14,13 @@
 
 Each binary has its own FlagValues, so that several of them live in one process (tests,
 `reproduce`): `cli.execute(main, FLAGS, ["--depth=2"])` returns the exit code. Exit codes: 0 done,
-2 a mistake of the user's in one line on stderr, 130 Ctrl-C, 143 SIGTERM (see `signals`).
+2 a mistake of the user's in one line on stderr, 130 Ctrl-C, 143 SIGTERM (see `signals`), 141 where
+nobody reads what is printed any more.
 """
 
 import io
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -129,8 +131,9 @@ def execute(
         print(f"\ninterrupted{resumes}", file=sys.stderr)
         return asked.code if isinstance(asked, signals.Stopped) else 130
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        for stream in (sys.stdout, sys.stderr):  # nothing more can be said
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        return 128 + signal.SIGPIPE
     except (ValueError, RunError, OSError, MemoryError, flags.Error) as error:
         if several.lost(error):
             return _report(f"another process of this run has stopped: {error}", show_traceback, 1)

@@ -137,8 +137,10 @@ def parse(
     for argument, following in zip(arguments, [*arguments, ""][1:], strict=True):
         name, equals, value = argument.lstrip("-").partition("=")
         value = value if equals else following
-        text = name in flag_values and type(flag_values[name].parser) is flags.ArgumentParser
-        if not text and any(c.isdigit() and not c.isascii() for c in value):
+        of_text = (flags.ArgumentParser, flags.BooleanParser)
+        if name not in flag_values or type(flag_values[name].parser) in of_text:
+            continue  # no flag, or one without numbers
+        if any(c.isdigit() and not c.isascii() for c in value):
             raise ValueError(f"--{name}={value} is not written in the digits 0 to 9")
     return flag_values
 

@@ -142,9 +142,9 @@ def claim_line(claim: Claim) -> str:
 
 
 def comparison_line(row: Comparison) -> str:
-    """ "whole model: 0.98; published 0.9; note"."""
-    published = "" if row.published is None else f"; published {number(row.published)}"
-    return f"{row.quantity}: {number(row.measured)}{published}" + (f"; {row.note}" * bool(row.note))
+    """ "whole model: 0.98, beside 0.9; note"."""
+    beside = "" if row.published is None else f", beside {number(row.published)}"
+    return f"{row.quantity}: {number(row.measured)}{beside}" + (f"; {row.note}" * bool(row.note))
 
 
 def claim_table(claims: Sequence[Claim], untested: Sequence[tuple[str, str]] = ()) -> str:

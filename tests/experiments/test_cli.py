@@ -32,6 +32,13 @@ def test_flags_of_an_earlier_call_are_forgotten():
     assert seen == [(5, ["1", "2"]), (3, ["1"])]
 
 
+def test_digits_of_any_alphabet_stay_in_a_text():
+    seen = []
+    assert run(lambda o: seen.append(o.run_name), "--depth=2", "--run_name=x٣") == 0
+    assert run(lambda o: seen.append(o.run_name), "--overwrite", "--run_name=x٣") == 0
+    assert seen == ["x٣", "x٣"]
+
+
 def test_help_shows_purpose_and_flags_without_running(capsys):
     assert run(lambda o: pytest.fail("ran"), "--help") == 0
     out = capsys.readouterr().out
@@ -160,6 +167,26 @@ def test_a_character_that_the_terminal_has_not_does_not_end_a_run(monkeypatch):
     cli.print_anything()
     print("0.9 ± 0.1", flush=True)
     assert raw.getvalue() == b"0.9 ? 0.1\n"
+
+
+def test_a_reader_that_goes_away_is_not_success():
+    """`2>&1 | head -1` ended a run half-way with exit code 0."""
+    code = (
+        "import sys; from experiments.shell import cli; F = cli.make_flags('x')\n"
+        "def main(o):\n"
+        "    print('first', flush=True); sys.stdin.readline()\n"
+        "    print('second', flush=True); raise SystemExit(77)\n"
+        "cli.run(main, F)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdout.readline() == "first\n"
+        process.stdout.close()
+        process.stdin.write("\n")
+        process.stdin.close()
+        assert process.wait(timeout=60) == 141
 
 
 def test_a_platform_that_is_not_there_is_one_line():

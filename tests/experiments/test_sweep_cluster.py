@@ -33,7 +33,7 @@ def started(*arguments, seconds=0.2, **variables):
     }  # fmt: skip
     process = subprocess.Popen(
         [sys.executable, *arguments], cwd=REPOSITORY, env=environment,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
     )  # fmt: skip
     try:
         yield process
@@ -158,7 +158,7 @@ def test_ctrl_c_leaves_what_is_done_and_no_process(where, serial, tmp_path):
             asked = f"--scheduler={address}"
         process = stack.enter_context(sweep(folder, asked))
         wait_for("no child began", lambda: at_work(folder))
-        process.send_signal(signal.SIGINT)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
         printed = output(process)
         assert (
             process.returncode == 130 and "interrupted: the same command again resumes" in printed

@@ -168,7 +168,7 @@ def test_only_floats_are_shared(module):
     assert module.FLAGS.aside >= cli.EXECUTION
 
 
-JOINED = "--sweep=learning_rate=1e-3,3e-3,1e-2;init_scale=0.5,1,2"
+JOINED = "--sweep=learning_rate=3e-4,1e-3,3e-3,1e-2;init_scale=0.5,1"  # two a worker at a time
 
 
 @pytest.mark.parametrize("grid", slow_but([GRID, JOINED], GRID))
@@ -184,7 +184,7 @@ def test_workers_train_joined_cells_as_one_process_does_but_for_rounding(grid, t
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     cells = sorted(path.name for path in (tmp_path / "serial" / "cells").iterdir())
-    assert len(cells) in (2, 9)
+    assert len(cells) in (2, 8)
     for cell in cells:
         with (
             np.load(tmp_path / "serial" / "cells" / cell / "arrays.npz") as wanted,
@@ -193,4 +193,4 @@ def test_workers_train_joined_cells_as_one_process_does_but_for_rounding(grid, t
             assert set(wanted.files) == set(found.files)
             for name in (n for n in wanted.files if "seconds" not in n):
                 np.testing.assert_allclose(found[name], wanted[name], rtol=0, atol=5e-7)
-    assert not list((tmp_path / "shared" / "units").iterdir())
+    assert not list((tmp_path / "shared").glob("units/*"))

@@ -31,6 +31,8 @@ from rank_collapse.runs.files import RunError, lease
 ANSWER = 12  # seconds for a scheduler to answer
 ENDING = 40.0  # seconds for children to save what they have
 RETRIES = 1  # of a child that was killed; workers that are lost count apart
+# Ctrl-C in a terminal reaches them too: what it does is up to this process.
+IGNORE = "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"
 SETTINGS = {
     "distributed.scheduler.worker-ttl": "5 minutes",  # children compile: workers always answer
     "distributed.scheduler.allowed-failures": 5,
@@ -69,7 +71,7 @@ def opened(options: Flags) -> Iterator[Any]:
                     LocalCluster(
                         n_workers=options.workers, threads_per_worker=1, memory_limit=0,
                         dashboard_address="127.0.0.1:0", silence_logs=logging.CRITICAL,
-                        resources={"GPU": 1} if found else None,
+                        resources={"GPU": 1} if found else None, preload=[IGNORE],
                     )
                 )  # fmt: skip
         try:

@@ -9,16 +9,16 @@ import pytest
 
 from experiments import run_path_chains
 from experiments.shell import cli
-from experiments.shell.room import Compiled, Room, seeds_done
+from experiments.shell.memory_budget import Compiled, MemoryBudget, seeds_done
 from rank_collapse.runs import seeds
 from rank_collapse.runs.files import RunError
 
 
-def room_of(gigabytes, said=None):
+def budget_of(gigabytes, said=None):
     """Of two devices; its lines are put into `said`."""
     said = [] if said is None else said
     options = cli.parse(run_path_chains.FLAGS, [f"--memory_gb={gigabytes}"])
-    return Room(options, seeds.seed_mesh(jax.devices()[:2]), said.append)
+    return MemoryBudget(options, seeds.seed_mesh(jax.devices()[:2]), said.append)
 
 
 @pytest.mark.parametrize(
@@ -39,18 +39,18 @@ def test_as_many_seeds_at_a_time_as_fit(each, asked, tried):
         sizes.append(size)
         return size * each
 
-    assert room_of(1).fit(needed, asked) == tried[-1] and sizes == tried
+    assert budget_of(1).fit(needed, asked) == tried[-1] and sizes == tried
 
 
 def test_no_more_seeds_than_asked_for_at_a_time():
-    assert room_of(1).fit(lambda size: size, count=16, most=5) == 6  # padded to the devices
+    assert budget_of(1).fit(lambda size: size, count=16, most=5) == 6  # padded to the devices
 
 
-def test_the_dearest_seeds_are_told_once(capsys):
+def test_the_largest_seeds_are_printed_once(capsys):
     lines = []
-    with room_of(1, lines) as room:
+    with budget_of(1, lines) as budget:
         for each in (10**7, 10**9, 10**8):
-            room.fit(lambda size, each=each: each * size, 3)
+            budget.fit(lambda size, each=each: each * size, 3)
     assert [line.split(" expected ")[0] for line in lines[:3]] == [
         "memory: 0.04 GB", "memory: 2 GB", "memory: 0.4 GB",
     ]  # fmt: skip
@@ -58,23 +58,23 @@ def test_the_dearest_seeds_are_told_once(capsys):
     assert lines[3].startswith("memory: 2 GB expected for 2 of 3 seeds at a time beside ")
 
 
-def test_nothing_is_told_where_nothing_was_computed_or_all_failed(capsys):
-    with room_of(1):
+def test_nothing_is_printed_where_nothing_was_computed_or_all_failed(capsys):
+    with budget_of(1):
         pass
-    with pytest.raises(ValueError), room_of(1) as room:
-        room.fit(lambda size: size, 2)
+    with pytest.raises(ValueError), budget_of(1) as budget:
+        budget.fit(lambda size: size, 2)
         raise ValueError
     assert capsys.readouterr().err == ""
 
 
 def test_chunks_are_those_of_a_compiled_program():
     """Its bytes are those of its arrays and more; what it gives is in the order of the seeds."""
-    room = room_of(1e-9)
-    program = Compiled(seeds.spread(lambda x, factor: {"y": factor * x}, room.mesh), room.mesh)
+    budget = budget_of(1e-9)
+    program = Compiled(seeds.spread(lambda x, factor: {"y": factor * x}, budget.mesh), budget.mesh)
     x = jnp.arange(15.0).reshape(5, 3)
 
     def compute(first, count, size):
-        own = seeds.lay_out(x[first : first + count], room.mesh, size)
+        own = seeds.lay_out(x[first : first + count], budget.mesh, size)
         return seeds.to_host(program(own, jnp.float32(2)), count)
 
     needed = []
@@ -83,15 +83,15 @@ def test_chunks_are_those_of_a_compiled_program():
         needed.append(program.needed(jnp.zeros((size, 3)), jnp.float32(2)))
         return needed[-1]
 
-    found = room.chunks(bytes_of, compute, 5)
+    found = budget.chunks(bytes_of, compute, 5)
     np.testing.assert_array_equal(found["y"], 2 * x)
     arrays = [4 * 2 * 3 * size + 2 * 4 for size in (6, 2)]
     assert len(needed) == 2 and all(n >= a for n, a in zip(needed, arrays, strict=True))
 
 
 def test_a_function_of_keys_is_mapped_in_their_order():
-    room, keys = room_of(1e-9), seeds.seed_keys(0, 5)
-    found = room.map(seeds.spread(lambda key, _: jax.random.bits(key), room.mesh), keys)
+    budget, keys = budget_of(1e-9), seeds.seed_keys(0, 5)
+    found = budget.map(seeds.spread(lambda key, _: jax.random.bits(key), budget.mesh), keys)
     np.testing.assert_array_equal(found, [jax.random.bits(key) for key in keys])
 
 
