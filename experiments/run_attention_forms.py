@@ -33,8 +33,8 @@ from experiments import run_sort
 from experiments.shell import cli, vocabulary
 from experiments.shell.experiment import Drawing, Experiment
 from experiments.shell.flag_values import Flags
+from experiments.shell.memory_budget import MemoryBudget
 from experiments.shell.progress import Progress
-from experiments.shell.room import Room
 from experiments.trained import arguments, training
 from experiments.trained.cells import Program, results_of_cells
 from rank_collapse.measures.attention import largest_weight, saturated_share
@@ -213,7 +213,7 @@ def train_widths(options: Flags, run: RunFolder) -> dict[int, dict[str, dict[str
     setup = run_sort.make_setup(options)
     base = setup.recipe.config.replace(init="lecun", d_v=options.d_model // options.num_heads)
     found, mesh = {}, cli.mesh(options)
-    with Room(options, mesh, run.log) as room:
+    with MemoryBudget(options, mesh, run.log) as budget:
         for d_k in options.trained_d_k:
             found[d_k] = {}
             for score in dict.fromkeys(form.score for form in FORMS.values()):
@@ -233,7 +233,7 @@ def train_widths(options: Flags, run: RunFolder) -> dict[int, dict[str, dict[str
 
                 program = Program(recipe, setup.make_data, measure, mesh=mesh)
                 results = results_of_cells(
-                    options, run, program, cells, room=room, together=len(cells)
+                    options, run, program, cells, budget=budget, together=len(cells)
                 )
                 found[d_k] |= {name.split(",")[0].split()[1]: r for name, r in results.items()}
     return {d_k: {form: by_form[form] for form in FORMS} for d_k, by_form in found.items()}

@@ -23,7 +23,7 @@ from experiments.collapse.ensemble import measure_all
 from experiments.collapse.figures import figures_of
 from experiments.collapse.results import rows_of, summary_of
 from experiments.collapse.settings import VARIANTS, configs_of, gains_of, sweep_of
-from experiments.shell import cli, inputs, room, vocabulary
+from experiments.shell import cli, inputs, memory_budget, vocabulary
 from experiments.shell.experiment import Drawing, Experiment
 from experiments.shell.flag_values import Flags
 from experiments.shell.paper import said
@@ -75,7 +75,7 @@ define("boolean", "certify", False, text)
 inputs.define_flags(define)
 define("enum", "dtype", "float32", "Arithmetic of the forward pass.", list(inputs.DTYPES))
 define("integer", "seed_chunk", 16, "Seeds in memory at the most.", lower_bound=1)
-room.define_flag(define)
+memory_budget.define_flag(define)
 
 
 class Setup(NamedTuple):

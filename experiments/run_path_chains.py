@@ -23,12 +23,12 @@ from jax.sharding import Mesh
 from matplotlib.figure import Figure
 
 import rank_collapse as rc
-from experiments.shell import cli, inputs, room, vocabulary
+from experiments.shell import cli, inputs, memory_budget, vocabulary
 from experiments.shell.experiment import Drawing, Experiment
 from experiments.shell.flag_values import Flags
+from experiments.shell.memory_budget import MemoryBudget, seeds_done
 from experiments.shell.paper import said
 from experiments.shell.progress import Progress
-from experiments.shell.room import Room, seeds_done
 from rank_collapse.measures import residuals
 from rank_collapse.paths import chains
 from rank_collapse.paths.enumeration import count_paths
@@ -55,7 +55,7 @@ define(
 )  # fmt: skip
 inputs.define_flags(define)
 define("enum", "dtype", "float64", "Arithmetic.", ("float32", "float64"))
-room.define_flag(define)
+memory_budget.define_flag(define)
 
 
 class Setup(NamedTuple):
@@ -110,12 +110,12 @@ def measure_all(options: Flags, setup: Setup, run: RunFolder) -> dict[str, np.nd
             progress.update(len(known["sum_error"]))
 
         progress.skip(done)
-        with Room(options, mesh, run.log) as room:
+        with MemoryBudget(options, mesh, run.log) as budget:
             call = seeds.spread(make_measure(options, setup), mesh, at_once=at_once)
             keys = seeds.seed_keys(options.seed, total)
             # Where a device takes its seeds one by one they are saved as they come.
             most = None if at_once is None else at_once * mesh.size
-            return room.map(call, keys, progress=progress, most=most, found=found, keep=keep)
+            return budget.map(call, keys, progress=progress, most=most, found=found, keep=keep)
 
 
 def refuse_overflow(measures: dict[str, np.ndarray]) -> None:

@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from experiments.shell import cli, room, vocabulary
+from experiments.shell import cli, memory_budget, vocabulary
 from experiments.shell.experiment import Drawing, Experiment
 from experiments.shell.flag_values import Flags
 from experiments.stability import figures, results, training
@@ -53,7 +53,7 @@ define("float", "update_size", 1e-4, "‖W* − W‖/‖W‖ of every matrix, ab
 define("list", "train_designs", ["post", "pre", "admin", "deepnorm"], "Designs that are trained.")
 define("integer", "train_depth", 12, "Layers of what is trained.", lower_bound=1)
 define("integer", "train_steps", 300, "Steps.", lower_bound=1)
-room.define_flag(define)
+memory_budget.define_flag(define)
 
 
 class Found(NamedTuple):

@@ -30,10 +30,10 @@ from absl import flags
 from matplotlib.figure import Figure
 
 import rank_collapse as rc
-from experiments.shell import cli, room, vocabulary
+from experiments.shell import cli, memory_budget, vocabulary
 from experiments.shell.experiment import Drawing, Experiment
 from experiments.shell.flag_values import check_names
-from experiments.shell.room import Room
+from experiments.shell.memory_budget import MemoryBudget
 from experiments.trained import arguments
 from experiments.trained.cells import Program, results_of_cells
 from rank_collapse.network.embedding import EmbeddingConfig
@@ -96,7 +96,7 @@ for name, default, text in (
     ("border_rates", [3e-4, 1e-3, 3e-3], "Learning rates."),
 ):
     vocabulary.numbers(FLAGS, name, default, text, kind=float, lower_bound=0.0)
-room.define_flag(define)
+memory_budget.define_flag(define)
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,7 @@ def train_cells(
         key = config, cell.batch_size, cell.design == "admin", cell.part
         groups.setdefault(key, {})[cell.name] = hyper
     found = {}
-    with Room(options, mesh, run.log) as room:
+    with MemoryBudget(options, mesh, run.log) as budget:
         for cell in cells:  # in their order, although a program serves several
             if cell.name in found:
                 continue
@@ -243,7 +243,7 @@ def train_cells(
             few = {name: groups[key][name] for name in names[first : first + together]}
             found |= results_of_cells(
                 options, run, program_of(*program), few,
-                room=room, num_seeds=seeds, together=together,
+                budget=budget, num_seeds=seeds, together=together,
             )  # fmt: skip
     return {cell: found[cell.name] for cell in cells}
 

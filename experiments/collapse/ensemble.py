@@ -14,8 +14,8 @@ import rank_collapse as rc
 from experiments.collapse.measure import make_draw, make_measure, part_of
 from experiments.collapse.results import Results
 from experiments.shell import inputs, memory
+from experiments.shell.memory_budget import MemoryBudget, seeds_done
 from experiments.shell.progress import Progress
-from experiments.shell.room import Room, seeds_done
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.runs import seeds
@@ -41,8 +41,8 @@ class Programs:
         }
         self.size = 0  # seeds they are compiled for
 
-    def compiled_for(self, size: int, room: Room) -> int:
-        """Seeds that are computed at a time, `size` or as many as there is room for."""
+    def compiled_for(self, size: int, budget: MemoryBudget) -> int:
+        """Seeds that are computed at a time, `size` or as many as fit the memory."""
         if not self.size:
             jitted = self.draw, self.measures
 
@@ -50,7 +50,7 @@ class Programs:
                 self.draw, self.measures = jitted
                 return self.compile(size)
 
-            self.size = room.fit(needed, self.options.num_seeds, size)
+            self.size = budget.fit(needed, self.options.num_seeds, size)
         return self.size
 
     def compile(self, size: int) -> int:
@@ -204,14 +204,14 @@ def measure_all(
     """
     total = len(networks) * len(sweep) * options.num_seeds
     progress = Progress(total, "collapse", log=run.log)
-    with progress, inputs.precision(options), Room(options, mesh, run.log) as room:
+    with progress, inputs.precision(options), MemoryBudget(options, mesh, run.log) as budget:
         programs = options.program(
             "measures", lambda: Programs(options, networks, ids, mesh, progress)
         )
         programs.progress = progress
         size = seeds.padded_size(min(options.seed_chunk, options.num_seeds), mesh)
         return {
-            (norm, *swept): measure_setting(programs, norm, *swept, size, room, run)
+            (norm, *swept): measure_setting(programs, norm, *swept, size, budget, run)
             for norm, swept in itertools.product(networks, sweep)
         }
 
@@ -222,7 +222,7 @@ def measure_setting(
     scale: float,
     gain: float,
     size: int,
-    room: Room,
+    budget: MemoryBudget,
     run: RunFolder,
 ) -> dict[str, np.ndarray]:
     """All seeds of one setting, `size` at a time if they fit: {"variant/measure": [s, L + 1]}."""
@@ -232,7 +232,7 @@ def measure_setting(
     done = seeds_done(found, num_seeds, run.path, part, (programs.options.depth + 1,))
     progress.skip(done)
     while done < num_seeds:
-        count = min(programs.compiled_for(size, room), num_seeds - done)
+        count = min(programs.compiled_for(size, budget), num_seeds - done)
         out = programs(norm, scale, gain, done, count)
         new = {f"{v}/{m}": values for v, group in out.items() for m, values in group.items()}
         setting = f"norm={norm}, weight_scale={scale:g}, skip_gain={gain:g}"

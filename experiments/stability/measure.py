@@ -10,8 +10,8 @@ from absl import flags
 from jax.sharding import Mesh
 
 import rank_collapse as rc
+from experiments.shell.memory_budget import Compiled, MemoryBudget
 from experiments.shell.progress import Progress
-from experiments.shell.room import Compiled, Room
 from experiments.stability import networks
 from experiments.stability.cases import Case, Group, with_gains
 from experiments.stability.networks import ALONE, halves, last, mapped
@@ -217,14 +217,14 @@ def measure_all(
     results = {}
     with (
         Progress(total, "stability", log=run.log) as progress,
-        Room(options, mesh, run.log) as room,
+        MemoryBudget(options, mesh, run.log) as budget,
     ):
         for part, groups in parts.items():
             draws = Draws(groups[0].config, options, mesh)
             for index, group in enumerate(groups):
                 found = run.cached(
                     f"{part}/{index}",
-                    lambda g=group, p=part, d=draws: _of_group(g, p, d, options, room),
+                    lambda g=group, p=part, d=draws: _of_group(g, p, d, options, budget),
                 )
                 results |= _by_case(group, found)
                 progress.advance(len(group.cases))
@@ -263,14 +263,14 @@ class Draws:
         return seeds.lay_out(seeds.seed_keys(self._seed, count, first), self._mesh, size)
 
 
-def _of_group(group, part, draws, options, room):
+def _of_group(group, part, draws, options, budget):
     measure = make_measure(group, options, by_layer=part.endswith("layers"))
-    program = Compiled(seeds.spread(measure, room.mesh, at_once=1), room.mesh)
+    program = Compiled(seeds.spread(measure, budget.mesh, at_once=1), budget.mesh)
 
     def compute(first, count, size):
         return seeds.to_host(program(draws(first, count, size), group.gains), count)
 
-    out = room.chunks(
+    out = budget.chunks(
         lambda size: program.needed(draws.shapes(size), group.gains), compute, options.num_seeds
     )
     found = {

@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 from absl import flags
 
-from experiments.shell import cli, room, vocabulary
+from experiments.shell import cli, memory_budget, vocabulary
 from experiments.shell.flag_values import Flags
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.embedding import EmbeddingConfig
@@ -67,7 +67,7 @@ def make_flags(
     )
     vocabulary.alias(values, **PUBLISHED_NAMES)
     define = cli.definer(values)
-    room.define_flag(define)
+    memory_budget.define_flag(define)
     define("boolean", "do_mlp", do_mlp, "An MLP sublayer (gelu, own skip) in each layer.")
     text = "Train even where the folder holds the finished run of the same flags."
     define("boolean", "do_train", False, text)

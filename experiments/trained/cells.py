@@ -11,8 +11,8 @@ from absl import flags
 from flax import traverse_util
 from jax.sharding import Mesh
 
+from experiments.shell.memory_budget import MemoryBudget
 from experiments.shell.progress import Progress
-from experiments.shell.room import Room
 from experiments.trained.chunks import runs_at_a_time
 from rank_collapse.runs import seeds
 from rank_collapse.runs.folder import RunFolder
@@ -97,7 +97,7 @@ def results_of_cells(
     program: Program,
     cells: Mapping[str, Hyper],
     *,
-    room: Room,
+    budget: MemoryBudget,
     num_seeds: int | None = None,
     together: int = 1,
 ) -> dict[str, dict[str, Any]]:
@@ -110,7 +110,7 @@ def results_of_cells(
         run: The run folder; each cell is a part of its arrays.
         program: What trains them.
         cells: Floats of each cell.
-        room: For the runs, which are trained chunk by chunk where they do not fit into it.
+        budget: For the runs, which are trained chunk by chunk where they do not fit into it.
         num_seeds: Seeds of each cell.
         together: Cells trained in one call and saved after it; where fewer are left, one of them
             is trained several times, so that nothing is compiled anew.
@@ -131,7 +131,7 @@ def results_of_cells(
         )
         label = group[0] if len(group) == 1 else f"{group[0]} and {len(group) - 1} more"
         keys = jnp.concatenate([own_keys] * together)
-        found = train_in_chunks(program, keys, hyper, room, label)
+        found = train_in_chunks(program, keys, hyper, budget, label)
         seconds = np.asarray((time.monotonic() - begun) / len(group))
         saved = {f"{name}/seconds": seconds for name in group}
         for i, name in enumerate(group):
@@ -142,7 +142,7 @@ def results_of_cells(
 
 
 def train_in_chunks(
-    program: Program, keys: Any, hyper: Hyper, room: Room, label: str
+    program: Program, keys: Any, hyper: Hyper, budget: MemoryBudget, label: str
 ) -> dict[str, np.ndarray]:
     """`Program.train` of all runs, as many at a time as there is room for.
 
@@ -150,13 +150,13 @@ def train_in_chunks(
         program: What trains them.
         keys: Of the runs [s].
         hyper: Arrays [s, ...].
-        room: For them.
+        budget: For them.
         label: What is trained.
     """
     runs, epochs = len(keys), program.ensemble.recipe.num_epochs
-    size = runs_at_a_time(program.ensemble, hyper, runs, room)
+    size = runs_at_a_time(program.ensemble, hyper, runs, budget)
     parts = []
-    with Progress(epochs * -(-runs // size), f"training {label}", log=room.log) as progress:
+    with Progress(epochs * -(-runs // size), f"training {label}", log=budget.log) as progress:
         for first in range(0, runs, size):
             before = epochs * len(parts)
 

@@ -13,8 +13,8 @@ from flax import traverse_util
 
 from experiments.shell import cli, memory, several
 from experiments.shell.flag_values import Flags
+from experiments.shell.memory_budget import MemoryBudget
 from experiments.shell.progress import Progress
-from experiments.shell.room import Room
 from experiments.trained import arguments
 from rank_collapse.runs import processes
 from rank_collapse.runs.folder import RunFolder
@@ -24,7 +24,7 @@ from rank_collapse.training.ensemble import Ensemble
 from rank_collapse.training.recipe import Hyper
 
 
-def runs_at_a_time(ensemble: Ensemble, hyper: Hyper, count: int, room: Room) -> int:
+def runs_at_a_time(ensemble: Ensemble, hyper: Hyper, count: int, budget: MemoryBudget) -> int:
     """How many runs of an ensemble are trained at a time: as many as there is room for.
 
     A run needs its data, its state, and a copy of the state on the way to a checkpoint.
@@ -33,14 +33,14 @@ def runs_at_a_time(ensemble: Ensemble, hyper: Hyper, count: int, room: Room) -> 
         ensemble: What trains them.
         hyper: Floats, or arrays [s]; their names count.
         count: Runs that there are.
-        room: Of the ensemble's mesh.
+        budget: Of the ensemble's mesh.
     """
     size = padded_size(count, ensemble.mesh)
     state, data, _ = shapes_of(ensemble, hyper, size)
     each = (2 * memory.size_of(state) + memory.size_of(data)) // size
     if not on_cpu(ensemble.mesh):  # there a device vmaps over its seeds, and a step needs as much
         each += step_bytes(ensemble, hyper)
-    return room.fit(lambda runs: each * runs, count)
+    return budget.fit(lambda runs: each * runs, count)
 
 
 def shapes_of(ensemble: Ensemble, hyper: Hyper, size: int) -> tuple[Any, Any, Hyper]:

@@ -16,8 +16,8 @@ from flax import traverse_util
 
 from experiments.shell import cli, signals
 from experiments.shell.flag_values import Flags
+from experiments.shell.memory_budget import MemoryBudget
 from experiments.shell.progress import Progress
-from experiments.shell.room import Room
 from experiments.trained import arguments, chunks, together
 from rank_collapse.runs import metrics, processes
 from rank_collapse.runs.files import RunError
@@ -156,8 +156,8 @@ def results_of(
         ensemble = ensemble_of(options, setup, part)
         if options.window != slice(None):
             return train_and_measure(options, ensemble)
-        with Room(options, ensemble.mesh, run.log) as room:
-            size = chunks.runs_at_a_time(ensemble, arguments.hyper(options), count, room)
+        with MemoryBudget(options, ensemble.mesh, run.log) as budget:
+            size = chunks.runs_at_a_time(ensemble, arguments.hyper(options), count, budget)
             if size < count or chunks.begun(run, part):
                 return chunks.results_in_chunks(
                     options, run, size, elsewhere,

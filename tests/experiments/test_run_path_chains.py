@@ -59,8 +59,8 @@ def test_an_interrupted_run_goes_on_behind_its_last_seed(tmp_path, monkeypatch, 
     assert execute(*arguments, f"--output_dir={tmp_path / 'run'}") == 0
     assert saved == [1, 2, 3]
     same_arrays(tmp_path / "whole", tmp_path / "run")
-    assert execute(*arguments, "--memory_gb=1e-9", f"--output_dir={tmp_path / 'room'}") == 0
-    same_arrays(tmp_path / "whole", tmp_path / "room")
+    assert execute(*arguments, "--memory_gb=1e-9", f"--output_dir={tmp_path / 'budget'}") == 0
+    same_arrays(tmp_path / "whole", tmp_path / "budget")
 
 
 @pytest.mark.slow
