@@ -176,8 +176,8 @@ def test_no_layer_grows_more_than_its_bound(placement, kind, x64):
     def log_diameter(a):
         return jnp.log(jnp.max(jnp.sum((a[:, None] - a[None]) ** 2, axis=-1))) / 2
 
-    budget = jax.jit(jax.vmap(single))(jax.random.split(jax.random.key(0), 400))
-    assert np.isfinite(budget).all() and float(budget.min()) > -1e-12
+    room = jax.jit(jax.vmap(single))(jax.random.split(jax.random.key(0), 400))
+    assert np.isfinite(room).all() and float(room.min()) > -1e-12
 
 
 def test_norms_bring_tokens_no_closer_than_their_bound_has_it(x64):

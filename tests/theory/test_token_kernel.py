@@ -131,9 +131,9 @@ def test_scores_to_second_order_where_tokens_differ(name, seen, lengths, keys, x
     variance, distance = expected_attention(k[:keys, :keys], k, weights, b)
     for ours, of in ((variance, np.diag), (distance, distances)):
         part = np.abs(of(found) - of(uniform))
-        budget = 4 * 2 * error.max() + 0.04 * part.max()
-        assert np.all(np.abs(ours - of(found)) < budget)
-        assert budget < 0.12 * part.max()
+        room = 4 * 2 * error.max() + 0.04 * part.max()
+        assert np.all(np.abs(ours - of(found)) < room)
+        assert room < 0.12 * part.max()
 
 
 def plane(kind, cov):
@@ -215,6 +215,6 @@ def test_an_update_moves_the_kernel_as_two_networks_differ():
     sizes = dict.fromkeys(names, 1e-4)
     out = token_kernel.mlp(params, token_kernel.kernel_of(x), "gelu", sizes)
     length = np.sqrt(out.change.diagonal())
-    budget = 5 * found.std(axis=0) / np.sqrt(60) + 0.2 * np.outer(length, length)
-    assert np.all(np.abs(out.change - found.mean(axis=0)) < budget)
+    room = 5 * found.std(axis=0) / np.sqrt(60) + 0.2 * np.outer(length, length)
+    assert np.all(np.abs(out.change - found.mean(axis=0)) < room)
     assert np.all(out.change.diagonal() > 2e-5)
