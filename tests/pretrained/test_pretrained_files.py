@@ -103,7 +103,7 @@ def test_missing_tensor_and_shard(folder):
     )
     refused(folder, name, "is missing")
     index = {"weight_map": {"a": "model-00001-of-00002.safetensors"}}
-    path.unlink()
+    (folder / "model.safetensors").unlink()
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     refused(folder, "model-00001-of-00002.safetensors", "missing", error=FileNotFoundError)
     index = {"weight_map": {"a": "../elsewhere.safetensors"}}
