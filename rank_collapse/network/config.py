@@ -66,13 +66,23 @@ class TransformerConfig:
     unroll: int = struct.static(1)
     init_gain: Any = 1.0
 
-    def __init__(self, **fields: Any):
+    def __init__(
+        self,
+        depth: int = 1,
+        num_heads: int = 1,
+        d_model: int = 64,
+        d_qk: int | None = None,
+        d_v: int | None = None,
+        **fields: Any,
+    ):
         """Fields by name, those of the parts too.
 
         Raises:
             TypeError: A name that no field has.
             ValueError: A value that a field cannot have, or values that contradict each other.
         """
+        sizes = {"depth": depth, "num_heads": num_heads, "d_model": d_model}
+        fields |= sizes | {"d_qk": d_qk, "d_v": d_v}
         of_parts: dict[str, dict[str, Any]] = {}
         for name in [name for name in fields if name in PART_OF]:
             of_parts.setdefault(PART_OF[name], {})[name] = fields.pop(name)

@@ -309,9 +309,9 @@ def test_inputs_and_groups_that_do_not_fit():
     source = pretrained.open_checkpoint(GOLDEN / "gpt2-head")
     passes = (("profile", ProfilePass(MEASURES)),)
 
-    def refused(words, rows=3, *, chunk=8, **job):
+    def refused(words, rows=3, *, chunk=8, **group):
         inputs = {"x": np.full((3, 4), 5), "mask": np.ones((rows, 4), bool)}
-        groups = {"all": Group(passes), "some": Group(passes, **job)}
+        groups = {"all": Group(passes), "some": Group(passes, **group)}
         for asked in (pretrained.stream, lambda *a, **k: pretrained.state_like(*a, 1, **k)):
             with pytest.raises(ValueError, match=words) as error:
                 asked(source, inputs, groups, chunk=chunk)
@@ -320,8 +320,8 @@ def test_inputs_and_groups_that_do_not_fit():
     refused("different lengths.*'x': 3, 'mask': 4", rows=4)
     refused("different lengths.*'x': 3, 'mask': 2", rows=2)
     refused("chunk=0 is not 1 or more", chunk=0)
-    refused("job 'some' has none of 3 examples: first=3, last=None", first=3)
-    refused("job 'some' has none of 3 examples: first=2, last=2", first=2, last=2)
+    refused("group 'some' has none of 3 examples: first=3, last=None", first=3)
+    refused("group 'some' has none of 3 examples: first=2, last=2", first=2, last=2)
 
 
 def test_weights_of_whole_numbers_are_said_to_be_quantised(tmp_path):
