@@ -130,7 +130,7 @@ def test_another_case_is_one_line(tmp_path, capsys):
     assert execute(tmp_path, "--cases=9x9x9") == 2
     error = capsys.readouterr().err
     assert "--cases=9x9x9 is not one of 8x16x1" in error and error.count("\n") == 1
-    assert execute(tmp_path, "--sizes=181") == 2
+    assert execute(tmp_path, "--cases=8x16x1", "--sizes=181") == 2
     assert "--sizes=181 is not an even number" in capsys.readouterr().err
     with pytest.raises(ValueError, match="num_tokens=5, width=9"):
         construction.two_heads(5, 9)
