@@ -23,22 +23,26 @@ SIZES = anything(
     "depth", "num_heads", "d_model", "d_qk", "d_v", "d_ff", "layer_map", "embedding", "init",
     "init_gain", "unroll", "norm_eps",
 )  # fmt: skip
+# Without effect unless another field is set, which has to be covered itself.
+INERT = anything(
+    "cross_skip", "experts_per_token", "router", "d_shared", "window", "local_theta",
+    "rotary_theta", "rotary_scaling", "rotary_tables", "rotary_width", "rotary_factor",
+    "num_buckets", "max_distance", "clamp_distance", "learned_per_feature",
+)  # fmt: skip
+SIZES |= INERT
 STREAM = anything(
     "attention_skip", "mlp_skip", "norm_placement", "norm", "final_norm", "first_norm", "skip_gain",
-    "branch_gain", "norm_gain", "learned_skip_gain", "learned_branch_gain", "learned_per_feature",
+    "branch_gain", "norm_gain", "learned_skip_gain", "learned_branch_gain",
 )  # fmt: skip
 PARALLEL = anything("parallel")
-MASKS = anything("mask", "window", "windows", "local_theta")
-POSITIONS = anything(
-    "position", "rotary_theta", "rotary_scaling", "rotary_tables", "rotary_width", "rotary_factor",
-    "num_buckets", "max_distance", "clamp_distance",
-)  # fmt: skip
+MASKS = anything("mask", "windows")
+POSITIONS = anything("position")
 SCORES = anything("score", "scale_scores", "temperature", "qk_norm")
 CAP = anything("score_cap")
 MIXING = anything("mixing")
 MLPS = anything("mlp")
-EXPERTS = anything("num_experts", "experts_per_token", "router", "d_shared")
-CROSS = anything("cross_attention", "cross_skip")
+EXPERTS = anything("num_experts")
+CROSS = anything("cross_attention")
 ATTENTION = MASKS | POSITIONS | SCORES | CAP | MIXING
 
 

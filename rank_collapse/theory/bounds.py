@@ -83,8 +83,7 @@ COVERS = covers.Covers(
     covers.SIZES
     | covers.STREAM
     | covers.MLPS
-    | covers.anything("mask", "window", "scale_scores", "temperature", "num_buckets")
-    | covers.anything("max_distance")
+    | covers.anything("mask", "scale_scores", "temperature")
     | {"position": ("none", "relative_bias")},
 )
 

@@ -30,7 +30,7 @@ from rank_collapse.theory.score_overlap import overlap_ratios
 # Under "branch" the branches read tokens that no norm has scaled: scores grow with the stream.
 _COVERED = (
     covers.SIZES | covers.STREAM | covers.POSITIONS | covers.MLPS | covers.CROSS
-    | covers.anything("mask", "window", "scale_scores", "temperature")
+    | covers.anything("mask", "scale_scores", "temperature")
     | {"norm_placement": ("none", "pre", "post", "sandwich")}
 )  # fmt: skip
 COVERS = covers.Covers("expected_pass", _COVERED)

@@ -148,10 +148,10 @@ def test_every_field_is_compared_or_refused_by_name():
         if not isinstance(value, int | float | str | tuple) or value != DEFAULTS[name]
     }
     # of no effect on the function; sizes that every case sets
-    covered |= {"unroll", "init", "depth", "num_heads", "d_model"}
+    covered |= {"unroll", "init", "depth", "num_heads", "d_model", "cross_skip"}
     known = exact.Balls.covers.fields.keys()
     assert covered == known
-    others = {"cross_attention": True, "cross_skip": False, "mixing": rc.Mixing(identity=1.0)}
+    others = {"cross_attention": True, "mixing": rc.Mixing(identity=1.0)}
     assert DEFAULTS.keys() == known | others.keys()
     for name, value in others.items():
         config = rc.san(2, 2, 4, **{name: value})
