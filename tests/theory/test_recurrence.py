@@ -131,6 +131,23 @@ def test_distances_in_logarithms_are_those_of_many_digits(name):
         assert wanted[-1] < -100  # far below what float32 holds
 
 
+@pytest.mark.parametrize("placement", ["sandwich", "branch", "pre"])
+def test_distances_at_every_placement_of_norms(placement, x64):
+    """Against the network fed with its own output in float64, where that still resolves them."""
+    config = rc.TransformerConfig(
+        depth=2, num_heads=2, d_model=4, d_ff=4, norm_placement=placement, mlp="gelu",
+        attention_skip=True, mlp_skip=True, embedding=EmbeddingConfig(d_input=2, d_embed=4),
+    )  # fmt: skip
+    params = parameters(config, seed=3)
+    w, b = jnp.asarray(np.random.default_rng(4).normal(size=(4, 2))), jnp.array([0.1, -0.2])
+    tokens = jnp.array([[0.3, 0.1], [-0.1, 0.25]])
+    found = recurrence.log_roll_out(params, (w, b), tokens, config, 5)
+    for step in range(5):
+        distance = np.linalg.norm(tokens[0] - tokens[1])
+        np.testing.assert_allclose(found[step], np.log10(distance), atol=1e-6)
+        tokens = rc.apply(params, tokens, config).output @ w + b[None, :]
+
+
 def test_networks_that_have_no_distance_in_logarithms():
     vectors = EmbeddingConfig(d_input=2, d_embed=4)
     for fields, text in (
