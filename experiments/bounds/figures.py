@@ -62,5 +62,8 @@ def construction_figure(sizes: Sequence[int], built: dict[str, np.ndarray]) -> F
     ax.plot(sizes, predicted(sizes), ":", color="#333333", label="½(q + 1/q)/√32, q = (nd/2)^¼")
     ax.axhline(1, color="#555555", lw=0.9, ls="--")
     ax.set(xlabel="n = d", ylabel="residual / bound", xscale="log", yscale="log")
+    ax.set_xticks([n for n in (8, 32, 64, 128, 256, 512) if sizes[0] <= n <= sizes[-1]])
+    ax.xaxis.set_major_formatter("{x:.0f}")
+    ax.xaxis.set_minor_formatter("")
     ax.legend(loc="best", fontsize=7)
     return fig

@@ -1,6 +1,7 @@
 """The constant of the 3^L law: by hand for two tokens, and against profiles of small residuals."""
 
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,6 @@ import pytest
 
 import rank_collapse as rc
 from rank_collapse import theory
-from rank_collapse.network.gains import layer_gains
 from rank_collapse.network.residual import token_norm
 from rank_collapse.theory import cubic_regime
 
@@ -167,9 +167,8 @@ def test_no_layer_grows_more_than_its_bound(placement, kind, x64):
         params = rc.init(keys[0], config, 10 ** jax.random.uniform(keys[1], minval=-1), 0.3)
         x = jax.random.normal(keys[2], (4, 6)) * jnp.exp(jax.random.normal(keys[3], (4, 1)))
         trace = rc.apply(params, x, config)
-        gains = layer_gains(config, x.dtype, params)
-        layer, own, aux = jax.tree.map(lambda a: a[0], (params.layers, gains, trace.layers))
-        bound = cubic_regime.layer_growth(layer, own, x, aux, config, jnp.ones(4, bool))
+        growth = partial(cubic_regime.layer_growth, keep=jnp.ones(4, bool))
+        bound = jax.tree.map(lambda a: a[0], replay(growth, params, trace, config))
         before, after = (log_diameter(a) for a in (x, trace.hidden[-1]))
         return bound.cubic + bound.after + 3 * (bound.before + before) - after
 
@@ -177,15 +176,20 @@ def test_no_layer_grows_more_than_its_bound(placement, kind, x64):
         return jnp.log(jnp.max(jnp.sum((a[:, None] - a[None]) ** 2, axis=-1))) / 2
 
     room = jax.jit(jax.vmap(single))(jax.random.split(jax.random.key(0), 400))
-    assert np.isfinite(room).all() and float(room.min()) > -1e-12
+    assert float(room.min()) > -1e-12  # infinite where sharp scores make all outputs equal
+    assert np.isfinite(room).mean() > 0.99
 
 
-def test_norms_bring_tokens_no_closer_than_their_bound_has_it(x64):
-    """|LN x − LN y| √(σ_x σ_y) ≤ |x − y|, met by tokens that point opposite ways."""
+def test_the_factor_of_a_norm_is_met_by_tokens_of_one_length(x64):
+    """|LN x − LN y| = |x − y|/√(σ_x σ_y) where σ_x = σ_y, less where they differ."""
     site = lone_norm(None, "layer", 0.01)
-    x = jnp.exp(jnp.array([[0.0], [1.0]])) * jnp.array([[1.0, -1, 0], [-1, 1, 0]])
-    one, two = (jnp.array([index == 0 for index in order]) for order in ((0, 1), (1, 0)))
-    factor = [cubic_regime._norm_factor(site, x, keep) for keep in (one, two)]
-    normed = token_norm(site, x)
-    ratio = jnp.linalg.norm(normed[0] - normed[1]) / jnp.linalg.norm(x[0] - x[1])
-    assert 0.98 < float(ratio / jnp.exp((factor[0] + factor[1]) / 2)) <= 1
+    for lengths, least, most in (([1.3, 1.3], 1 - 1e-12, 1 + 1e-12), ([1.0, 3.0], 0.7, 0.95)):
+        x = jnp.array(lengths)[:, None] * jnp.array([[1.0, -1, 0], [0, 1, -1]])
+        alone = (jnp.array([True, False]), jnp.array([False, True]))
+        logs = [cubic_regime._norm_factor(site, x, keep) for keep in alone]
+        normed = token_norm(site, x)
+        ratio = jnp.linalg.norm(normed[0] - normed[1]) / jnp.linalg.norm(x[0] - x[1])
+        assert least <= float(ratio / jnp.exp((logs[0] + logs[1]) / 2)) <= most
+        # of both tokens together it is the larger factor
+        both = cubic_regime._norm_factor(site, x, jnp.ones(2, bool))
+        np.testing.assert_allclose(both, max(logs))

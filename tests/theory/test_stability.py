@@ -175,6 +175,8 @@ def test_collapse_and_output_change_of_networks(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_gradient_norms_of_networks(name):
+    """Means of logarithms over 8 seeds within 4 standard errors (.02 to .2) at scores of variance
+    .44; larger scores are off as the docstring of `expected_gradient_norms` has it."""
     measured, expected = (found["gradients"] for found in network_and_theory(name))
     assert measured.keys() == expected.keys() == {"attention", "mlp"}
     for part, matrices in measured.items():
@@ -183,7 +185,8 @@ def test_gradient_norms_of_networks(name):
             log = np.log(norms)
             error = log.std(axis=0, ddof=1) / np.sqrt(len(log))
             off = np.abs(log.mean(axis=0) - np.log(expected[part][matrix]).mean(axis=0))
-            assert np.all(off < 4 * error + 0.2), (part, matrix, off, error)
+            assert np.all(off < 4 * error), (part, matrix, off, error)
+            assert error.max() < 0.25
 
 
 def test_gradients_of_queries_vanish_with_the_tokens_differences():
