@@ -10,7 +10,8 @@ import pytest
 
 import rank_collapse as rc
 from rank_collapse import theory
-from rank_collapse.network.residual import token_norm
+from rank_collapse.network.residual import lone_norm, token_norm
+from rank_collapse.network.transformer import replay
 from rank_collapse.theory import cubic_regime
 
 

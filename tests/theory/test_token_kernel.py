@@ -7,6 +7,7 @@ import pytest
 
 import rank_collapse as rc
 from rank_collapse.network import layers
+from rank_collapse.network.residual import lone_norm
 from rank_collapse.theory import token_kernel
 from rank_collapse.theory.token_kernel import TokenKernel
 
