@@ -34,7 +34,7 @@ def written_out(params, x):
         r = x - x.mean(0)
         size = math.log10(composite(r))
         heads = {name: [] for name in ("beta", "gamma", "log10_spread", "head_tightness")}
-        out = 0
+        out = columns = rows = 0
         for h in range(H):
             w_qk, w = p.w_q[h] @ p.w_k[h].T / TEMPERATURE, p.w_v[h] @ p.w_o[h]
             e = r @ w_qk @ r.T / math.sqrt(K)
@@ -51,16 +51,17 @@ def written_out(params, x):
             heads["gamma"].append(gamma)
             heads["log10_spread"].append(math.log10(spread.max()))
             heads["head_tightness"].append(right - left)
+            columns += spread.sum() * np.abs(w).sum(0).max()
+            rows += spread.max() * np.abs(w).sum(1).max()
             out = out + branch
         for name, values in heads.items():
             found[name].append(values)
-        worst = max(b * g for b, g in zip(heads["beta"], heads["gamma"], strict=True))
         found["log10_input"].append(size)
         found["layer_log10_lhs"].append(math.log10(composite(out - out.mean(0))))
-        found["layer_log10_rhs"].append(math.log10(4 * worst * H / math.sqrt(K)) + 3 * size)
+        found["layer_log10_rhs"].append(math.log10(2 * math.sqrt(columns * rows)) + size)
         x = out + (p.b_v[:, None, :] @ p.w_o).sum((0, 1)) + p.b_o
-    c = math.log10(4 * np.max(found["gamma"]) * np.max(found["beta"]) * H / math.sqrt(K))
     found = {name: np.array(values) for name, values in found.items()}
+    c = np.max(found["layer_log10_rhs"] - 3 * found["log10_input"])
     return found | {
         "admissible": found["log10_spread"] <= math.log10(1.2564312086261697),
         "layer_tightness": found["layer_log10_rhs"] - found["layer_log10_lhs"],
