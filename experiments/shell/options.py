@@ -155,7 +155,7 @@ def _check_value(name, flag):
         if not own or value.startswith("-"):
             raise ValueError(f"--run_name={value!r} is no name of a folder")
     empty = not value.strip() if isinstance(value, str) else value == []
-    if flag.present and empty:
+    if flag.present and empty and not flag.boolean:  # --noNAME leaves a choice empty
         raise ValueError(f"--{name} is empty: is a variable unset?")
 
 

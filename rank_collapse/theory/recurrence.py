@@ -163,10 +163,8 @@ def log_roll_out(
     plain = made is not None and made.d_input and made.norm and made.positions == "none"
     if not plain or made.hidden_layer or made.class_token or made.projection != "none":
         raise ValueError(f"embedding={made} is not a linear map of vectors with a norm")
-    (params, prepared), keep = (
-        prepare_inputs(params, start, config, covers=COVERS),
-        jnp.ones(2, bool),
-    )
+    COVERS.check(config)
+    (params, prepared), keep = prepare_inputs(params, start, config), jnp.ones(2, bool)
     algebra = LogScaled(keep)
     first_norm = lone_norm(params.embedding.norm, "layer", made.norm_eps)
 

@@ -105,7 +105,9 @@ def test_output_change_is_between_normalised_states():
 def test_padded_tokens_do_not_count_in_the_output_change():
     """With padding it is the change of the network on the tokens that exist alone."""
     params, x, config = network(FIELDS[0])
-    other = updates.random_update(jax.random.key(3), params, 0.1)
+    matrices, tree = jax.tree.flatten(updates.matrices_of(params))
+    drawn = [jax.random.normal(jax.random.key(i), w.shape) for i, w in enumerate(matrices)]
+    other = updates.moved(params, jax.tree.unflatten(tree, drawn), 0.1)
     keep = np.array([True, True, False, True, False])
     found = updates.output_change(params, other, x, config, mask=keep)
     alone = updates.output_change(params, other, x[keep], config)

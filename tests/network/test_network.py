@@ -320,12 +320,14 @@ def test_passes_that_need_a_score_matrix_refuse_normalised_queries():
     params, x = rc.init(jax.random.key(0), config), jnp.ones((N, D))
     paths = jnp.zeros((1, 2), int)
     calls = {
-        "qk_norm='width' has no matrix W_QK": lambda: rc.bound_report(params, x, config),
+        "W_QK does not cover qk_norm='width'": lambda: rc.bound_report(params, x, config),
         "score='additive' with qk_norm='width'": lambda: rc.log_residual_profile(
             params, x, config.replace(score="additive")
         ),
-        "no cubic law: qk_norm='width'": lambda: rc.closed_constant(params, x, config),
-        "qk_norm='width' normalises all heads": lambda: rc.path_set_states(
+        "the cubic law does not cover qk_norm='width'": lambda: rc.closed_constant(
+            params, x, config
+        ),
+        "recomputed paths does not cover qk_norm='width'": lambda: rc.path_set_states(
             params, x, config, paths, semantics="recomputed"
         ),
     }

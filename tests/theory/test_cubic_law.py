@@ -122,10 +122,10 @@ def test_the_theorems_constant_is_that_of_its_bound():
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({"mask": "causal"}, "rows see different keys"),
+        ({"mask": "causal"}, "mask='causal'"),
         ({"attention_skip": True}, "attention_skip=True"),
         ({"score": "additive"}, "score='additive'"),
-        ({"position": "rotary"}, "rows have different biases"),
+        ({"position": "rotary"}, "position='rotary'"),
     ],
 )
 def test_networks_without_a_cubic_law_are_refused(fields, named):
