@@ -169,6 +169,7 @@ def test_metrics_asked_for_later_are_trained_again_and_nothing_else_changes(
     arguments = [*MEASURED, "--monitor", "--checkpoint_seconds=0"]
     for left in (b"", b"".join(whole.splitlines(keepends=True)[:5])):  # as of an interrupted run
         path.unlink() if not left else path.write_bytes(left)
+        (copy / "SHA256SUMS").unlink()  # written when a run is done
         assert run(run_sort, arguments, copy) == 0
         assert "training again for metrics.jsonl" in capsys.readouterr().out
         assert [str(row) for row in metrics.read(path)] == [
@@ -194,7 +195,7 @@ def test_overwrite_deletes_the_weights_of_the_run_before(folder, tmp_path, monke
 
     monkeypatch.setattr(Ensemble, "train", stop)
     assert run(run_sort, [*MEASURED, "--overwrite"], copy) == 2
-    assert {p.name for p in copy.iterdir()} <= {".lock", "config.json", "log.txt"}
+    assert {p.name for p in copy.iterdir()} <= {".lock", "SHA256SUMS", "config.json", "log.txt"}
 
 
 def test_a_seed_that_diverged_is_kept_apart(saved):
