@@ -10,6 +10,7 @@ from absl import flags
 from experiments import reproduce, run_convex_hull, run_memorization, run_sort
 from experiments.run_trainability import FLAGS as TRAINABILITY
 from experiments.shell import cli, vocabulary
+from experiments.shell.options import default_run_name
 
 # Names of the published code, and older ones of ours: second names of the vocabulary's.
 SECOND = {"width", "hidden_dim", "seq_len", "batch_sz", "norm", "max_seq_length"}
@@ -58,7 +59,7 @@ def test_a_published_command_asks_for_what_ours_does(module):
     for given in (arguments, ours):
         options = cli.parse(module.FLAGS, given)
         configs.append(cli.config_of(options, module.EXPERIMENT.name))
-        runs.append(cli.default_run_name(options))
+        runs.append(default_run_name(options))
     assert arguments != ours and configs[0] == configs[1] and runs[0] == runs[1]
     assert configs[0]["d_model"] == int(arguments[arguments.index("--hidden_dim") + 1])
     assert not SECOND & configs[0].keys()
