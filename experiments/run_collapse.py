@@ -157,7 +157,7 @@ def _logarithms(what, numbers):
                 numbers["free_violations"], 0,
                 f"of {numbers['free_bounds']}; powers of ten above what is bounded, medians: "
                 f"{_shown(numbers['tightness_mean_median'])} around the mean, "
-                f"{_shown(numbers['tightness_paper_median'])} the paper's with γ*",
+                f"{_shown(numbers['tightness_paper_median'])} the sums over heads with γ*",
             )
         )  # fmt: skip
     if numbers.get("log10_c_theorem") is not None and numbers["log10_c_eff"] is not None:

@@ -17,7 +17,7 @@ from rank_collapse.theory.logdomain import local_rate
 BOUNDS = ("log10_bound", "log10_layer_bound", "admissible")
 # {measure: what it is the tightness of}
 TIGHTNESS = {
-    "tightness_paper": "paper, γ*",
+    "tightness_paper": "sums over heads, γ*",
     "tightness_mean": "around the mean",
     "tightness_diameter": "diameter, tanh",
     "tightness_cubic_diameter": "diameter, c diam³",

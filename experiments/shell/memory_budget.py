@@ -120,7 +120,7 @@ class MemoryBudget:
         Args:
             call: From `runs.seeds.spread`, over the budget's mesh.
             keys: Of the seeds [s].
-            progress: Is told how long compiling took; None for nobody.
+            progress: Gets how long compiling took; None for none.
             **options: `most`, `found` and `keep` of `chunks`.
         """
         program = Compiled(call, self.mesh)
