@@ -1,4 +1,4 @@
-"""Reproduce: runs every experiment and writes one report, with a verdict on each of the claims.
+"""Reproduce: runs every experiment and writes one report, with an answer to each statement.
 
 Covers the figures of Dong, Cordonnier and Loukas, "Attention is not all you need: pure attention
 loses rank doubly exponentially with depth" (2021), and of the note on attention functions (Vaswani
@@ -7,10 +7,10 @@ et al. 2017, section 3.2.1), each by the binary of its own.
     python -m experiments.reproduce                   (quick sizes, minutes on two cores)
     python -m experiments.reproduce --preset=paper    (the paper's sizes)
 
-Writes results/reproduce/report.html, one self-contained page. Every claim of the paper is listed
-with the section it comes from, what was measured over how many seeds, the interval, and the verdict
-that follows from it: supported, contradicted or undecided. What is done is not computed again;
-the exit code is 1 if an experiment failed. Speed is apart: `python -m experiments.benchmark`.
+Writes results/reproduce/report.html, one self-contained page. Every statement of the papers is
+listed with where it stands and its answer: holds, holds in part, does not hold, or cannot be said,
+from the rows below it, one a setting, whose intervals hold jointly. What is done is not computed
+again; the exit code is 1 if an experiment failed. Speed: `python -m experiments.benchmark`.
 """
 
 import dataclasses
@@ -26,7 +26,8 @@ from pathlib import Path
 
 from absl import flags
 
-from experiments.shell import cli, paper
+from experiments import statements
+from experiments.shell import cli
 from experiments.shell.experiment import experiment_of, experiments_of
 from experiments.shell.process import Ended, run_processes
 from rank_collapse import report, runs
@@ -60,15 +61,15 @@ def main(options: flags.FlagValues) -> int:
         runs.make_folder(options.docs)
     started = time.monotonic()
     sections = run_experiments(chosen, options, folder / options.preset)
-    claims = [claim for section in sections for claim in section.claims]
-    for claim in claims:
-        print(report.claim_line(claim))
-    for section, statement in untested(claims):
-        print(f"{'not tested':12s} {section}: {statement}")
+    answers = answers_of(sections)
+    for answer in answers:
+        print(report.answer_lines(answer))
+    for text in untested(answers):
+        print(f"{'not tested':14s} {text}")
     path = folder / "report.html"
-    runs.write_atomically(path, page(sections, options.preset, started).encode())
+    runs.write_atomically(path, page(sections, options.preset, started, answers).encode())
     failed = [s.name for s in sections if s.status != "done"]
-    print(report.count_line(claims))
+    print(f"{report.count_line(answers)}.")
     print(f"{len(sections) - len(failed)} of {len(sections)} experiments done: {path}")
     if options.markdown:
         print(f"written to {write_markdown(folder, Path(options.docs))}")
@@ -180,25 +181,27 @@ def times_of(parent: Path) -> dict[str, dict[str, float]]:
 
 def write_markdown(folder: Path, docs: Path) -> Path:
     """docs/results.md and its figures, of every experiment at the largest preset that is done."""
-    sections, missing = [], []
+    sections, missing, presets = [], [], {}
     for name in EXPERIMENTS:
         found = [p for p in reversed(PRESETS) if (folder / p / name / "summary.json").exists()]
         if not found:
             missing.append(name)
             continue
         preset, where = found[0], folder / found[0] / name
+        presets[name] = preset
         section = section_of(name, preset, where, made_with(folder / preset, name, preset))
         sections.append(dataclasses.replace(section, command=command_of(where, section.command)))
-    claims = [claim for section in sections for claim in section.claims]
+    answers = answers_of(sections)
     left = f" Not run: {', '.join(missing)}." if missing else ""
     text, figures = markdown(
         "Results",
-        "Every claim of Dong, Cordonnier and Loukas (2021) that is tested here, and every number "
-        "with the command, the machine and the time that made it. Written by `python -m "
+        "Every statement of [the list](statements.md) that is tested here, and every number with "
+        "the command, the machine and the time that made it. Written by `python -m "
         "experiments.reproduce --preset=paper --markdown` from the run folders; the preset “paper” "
         "has the published sizes, “quick” is a smaller run where that one was not done." + left,
-        sections, untested=untested(claims),
+        sections, answers=answers, untested=untested(answers),
     )  # fmt: skip
+    write_statements(docs, answers, presets)
     for path, png in figures.items():
         runs.make_folder((docs / path).parent)
         runs.write_atomically(docs / path, png)
@@ -227,26 +230,51 @@ def made_with(parent: Path, name: str, preset: str) -> str:
     )
 
 
-def untested(claims: list[report.Claim]) -> list[paper.Statement]:
-    """What the paper says that none of the claims tests."""
-    tested = {claim.statement.split(" [")[0] for claim in claims}
-    return [statement for statement in paper.PAPER.values() if statement.text not in tested]
+def answers_of(sections: list[report.Section]) -> list[report.Answer]:
+    """The answers to all statements, from the rows of all sections."""
+    return report.answers_of(statements.STATEMENTS, [r for s in sections for r in s.claims])
 
 
-def page(sections: list[report.Section], preset: str, started: float) -> str:
+def untested(answers: list[report.Answer]) -> list[str]:
+    """The statements of the papers that have no row."""
+    tested = {answer.key for answer in answers}
+    return [
+        f"{s.source}: {s.text}"
+        for key, s in statements.STATEMENTS.items()
+        if s.claimed is not None and key not in tested
+    ]
+
+
+def write_statements(
+    docs: Path, answers: list[report.Answer], presets: dict[str, str]
+) -> None:  # fmt: skip
+    """docs/statements.md with these answers, and those it has of statements that were not run."""
+    runs.make_folder(docs)
+    path = docs / statements.PAGE.name
+    now = statements.answered(path.read_text("utf-8")) if path.exists() else {}
+    for answer in answers:
+        sizes = {presets[name] for name in answer.statement.experiments if name in presets}
+        now[answer.key] = statements.now_text(answer, " and ".join(sorted(sizes)))
+    runs.write_atomically(path, statements.page(now).encode())
+
+
+def page(
+    sections: list[report.Section], preset: str, started: float, answers: list[report.Answer]
+) -> str:
     """The report: all sections under one heading, with what they were made with."""
     made = provenance.environment()
     versions = ", ".join(f"{name} {version}" for name, version in made["versions"].items())
     return report.render(
         "Rank collapse: measured beside published",
-        "Every experiment of this repository on the claims and figures of Dong, Cordonnier and "
+        "Every experiment of this repository on the statements and figures of Dong, Cordonnier and "
         "Loukas, “Attention is not all you need: pure attention loses rank doubly exponentially "
         f"with depth” (2021), at the sizes of the preset “{preset}”.",
         sections,
         f"Made {made['started']} in {time.monotonic() - started:.0f} s on {made['device']} "
         f"({made['num_devices']} devices), Python {made['python']}, {versions}, "
         f"git {made['git'] or 'none'}.",
-        untested([claim for section in sections for claim in section.claims]),
+        answers,
+        untested(answers),
     )
 
 

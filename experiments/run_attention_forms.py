@@ -5,14 +5,15 @@ two functions do alike; for large d_k additive attention is ahead of dot product
 scaled, since their variance d_k pushes the softmax to where its gradients are extremely small.
 Two parts: scores, weights and gradients on random queries and keys of each --d_k, and the accuracy
 of networks that have learned to sort with each function at each --trained_d_k, seed by seed. A
-fourth function, additive scores times √d_k, tells what the tanh does from what a small v does.
+fourth function, additive scores that vary as much within a row as dot products, tells what the tanh
+does from what a small v does.
 
     python -m experiments.run_attention_forms
     python -m experiments.run_attention_forms --d_k=8,512 --trained_d_k=64 --depth=2
 
 Two CPU cores: 275 s of CPU time. Expected: additive attention as good as dot products at d_k = 4
-and far ahead at 256, where scaled dot products are ahead of both, and additive scores times √d_k
-nearly as bad as dot products without their scale.
+and far ahead at 256, where scaled dot products are ahead of both, and additive scores of the size
+of dot products nearly as bad as dot products without their scale.
 Time and memory: python -m experiments.benchmark --benchmark=attention_forms.
 """
 
@@ -40,9 +41,9 @@ from experiments.trained.cells import Program, results_of_cells
 from rank_collapse.measures.attention import largest_weight, saturated_share
 from rank_collapse.network.attention import attention_scores, multi_head_attention
 from rank_collapse.report import figures
-from rank_collapse.report.claims import ABOVE_ZERO, Claim, of_interval
+from rank_collapse.report.claims import Row, of_mean
 from rank_collapse.report.page import Comparison
-from rank_collapse.report.statistics import between, mean_and_ends
+from rank_collapse.report.statistics import between, log10, mean_and_ends
 from rank_collapse.runs import seeds
 from rank_collapse.runs.folder import RunFolder
 from rank_collapse.theory.score_variance import score_variance
@@ -71,31 +72,39 @@ define(
 
 @dataclass(frozen=True)
 class Form:
-    """One attention function: its score, and the power of √d_k that multiplies it.
+    """One attention function: its score, and what multiplies it.
 
     Attributes:
         label: In figures.
         score: Of the configuration.
-        power: −1 scales dot products as usual, 0 leaves scores as they are.
+        scaled: Whether the scores are divided by √d_k.
+        matched: Whether they are scaled to vary within a row as dot products without scaling do.
     """
 
     label: str
     score: str
-    power: int = 0
+    scaled: bool = False
+    matched: bool = False
 
     def options(self, d_k: int) -> dict[str, Any]:
         """Keyword arguments of `attention_scores` at a width."""
-        return {"score": self.score, "scale": False, "temperature": math.sqrt(d_k) ** -self.power}
+        temperature = math.sqrt(d_k) if self.scaled else 1.0
+        if self.matched:
+            own, dot = (
+                score_variance(d_k, score, scale=False).within_rows for score in (self.score, "dot")
+            )
+            temperature = math.sqrt(own / dot)
+        return {"score": self.score, "scale": False, "temperature": temperature}
 
 
 # The note compares the first three. The fourth tells the tanh from the size of what it is weighed
 # with: the library draws v with variance 1/d_k, which holds additive scores small as 1/√d_k does
-# dot products; √d_k times that is v of unit variance.
+# dot products; of v scaled to the variance of dot products the form alone is left.
 FORMS = {
     "dot": Form("dot product", "dot"),
-    "scaled_dot": Form(r"dot product $/\sqrt{d_k}$", "dot", -1),
+    "scaled_dot": Form(r"dot product $/\sqrt{d_k}$", "dot", scaled=True),
     "additive": Form("additive", "additive"),
-    "additive_unscaled": Form(r"additive $\times\sqrt{d_k}$", "additive", 1),
+    "additive_matched": Form("additive, $v$ scaled to match", "additive", matched=True),
 }
 
 MEASURES = (
@@ -108,7 +117,7 @@ PAIRS = (
     ("additive", "dot"),
     ("scaled_dot", "dot"),
     ("additive", "scaled_dot"),
-    ("additive_unscaled", "dot"),
+    ("additive_matched", "dot"),
 )
 
 
@@ -303,9 +312,17 @@ def summary_of(results: dict[str, Any], options: Flags) -> dict[str, Any]:
                 for form, found in forms.items()
             },
             "ahead": {f"{a} - {b}": mean_and_ends(differences(forms, a, b)) for a, b in PAIRS},
+            "matched_by_seed": differences(forms, "additive_matched", "dot").tolist(),
         }
+    dot, scaled = ({n: found[n][:, -1] for n in MEASURES} for found in
+                   (results["random"][form] for form in ("dot", "scaled_dot")))  # fmt: skip
+    typical = [log10(found["median_score_gradient"]) for found in (dot, scaled)]
     return {
         "seeds": options.num_seeds,
+        "widest_by_seed": {
+            "saturated": (dot["saturated"] - scaled["saturated"]).tolist(),
+            "log10_gradient": (typical[0] - typical[1]).tolist(),
+        },
         "num_tokens": options.num_queries,
         "saturation": options.saturation,
         "random": random,
@@ -385,44 +402,21 @@ def trained_figure(results: dict[str, Any], options: Flags) -> Figure:
     return fig
 
 
-def claims(summary: dict[str, Any]) -> list[Claim]:
+def claims(summary: dict[str, Any]) -> list[Row]:
     """What saturates, whose gradients are small, and who is ahead after training."""
-    dot, scaled = (summary["random"][form] for form in ("dot", "scaled_dot"))
-    d_k, threshold = dot["d_k"][-1], summary["saturation"]
-    widest = max(summary["trained"], key=int)
-    share, typical = (
-        [f[name][-1] for f in (dot, scaled)] for name in ("saturated", "median_score_gradient")
-    )
+    d_k, widest = summary["random"]["dot"]["d_k"][-1], summary["widest_by_seed"]
     found = [
-        (
-            share[0], (_end(share[1], 2), math.inf), "pushes the softmax into saturation",
-            f"share of rows with a weight > {threshold:g} at d_k = {d_k}, unscaled",
-            f"no more than scaled, {between(share[1])}",
-        ),
-        (
-            typical[0], (-math.inf, _end(typical[1], 1)), "makes its gradients extremely small",
-            f"softmax gradient of the median row at d_k = {d_k}, unscaled",
-            f"no less than scaled, {between(typical[1])}",
-        ),
-        (
-            summary["trained"][widest]["ahead"]["additive - dot"], ABOVE_ZERO,
-            "lets additive attention outperform them",
-            f"accuracy at d_k = {widest}, additive less unscaled dot products, paired by seed", "0",
-        ),
-    ]  # fmt: skip
-    return [
-        of_interval(
-            mean[0], None if mean[1] is None else (mean[1], mean[2]), summary["seeds"], claimed,
-            statement=f"The variance d_k of unscaled dot products {what}.", section=SOURCE,
-            statistic=statistic, null=null,
-        )
-        for mean, claimed, what, statistic, null in found
-    ]  # fmt: skip
-
-
-def _end(mean, index):
-    """An end of an interval, or the mean where there is none."""
-    return mean[0] if mean[index] is None else mean[index]
+        of_mean("saturation", f"d_k = {d_k}", widest["saturated"]),
+        of_mean("small gradients", f"d_k = {d_k}", widest["log10_gradient"]),
+    ]
+    widths = sorted(map(int, summary["trained"]))
+    keys = {"additive small": widths[:1], "additive": widths[-1:]} if len(widths) > 1 else {
+        "additive": widths
+    }  # fmt: skip
+    for key, (width,) in keys.items():
+        ahead = summary["trained"][str(width)]["matched_by_seed"]
+        found.append(of_mean(key, f"sorting, d_k = {width}", ahead))
+    return found
 
 
 def compare(summary: dict[str, Any]) -> list[Comparison]:
@@ -441,7 +435,7 @@ def compare(summary: dict[str, Any]) -> list[Comparison]:
         ),
     ]  # fmt: skip
     for width, found in summary["trained"].items():
-        ahead, control = found["ahead"]["additive - dot"], found["ahead"]["additive_unscaled - dot"]
+        ahead, control = found["ahead"]["additive - dot"], found["ahead"]["additive_matched - dot"]
         name = f"accuracy at d_k = {width}"
         alike = "alike" if int(width) == min(map(int, summary["trained"])) else None
         rows += [
@@ -449,7 +443,7 @@ def compare(summary: dict[str, Any]) -> list[Comparison]:
                 f"{name}, additive less dot products", between(ahead), alike, "paired by seed"
             ),
             Comparison(
-                f"{name}, additive times √d_k less dot products", between(control),
+                f"{name}, additive of matched scale less dot products", between(control),
                 note="is it the tanh, or the size of v?",
             ),
         ]  # fmt: skip
@@ -461,12 +455,12 @@ def reading(summary: dict[str, Any]) -> str:
     width = max(summary["trained"], key=int)
     ahead = summary["trained"][width]["ahead"]
     accuracy = {form: mean[0] for form, mean in summary["trained"][width]["accuracy"].items()}
-    won, control = ahead["additive - dot"], ahead["additive_unscaled - dot"]
+    won, control = ahead["additive - dot"], ahead["additive_matched - dot"]
     said = (
         f"At d_k = {width} a network sorts {accuracy['additive']:.2f} of the letters with additive "
         f"attention, {accuracy['dot']:.2f} with dot products that are not scaled, "
-        f"{accuracy['scaled_dot']:.2f} with scaled ones, and {accuracy['additive_unscaled']:.2f} "
-        "with additive scores times √d_k"
+        f"{accuracy['scaled_dot']:.2f} with scaled ones, and {accuracy['additive_matched']:.2f} "
+        "with additive scores of the size of dot products"
     )
     if won[1] is None or won[1] <= 0:
         said += ": additive attention is not ahead of dot products, as far as these seeds show."

@@ -36,7 +36,6 @@ from matplotlib.figure import Figure
 
 from experiments.shell import cli, vocabulary
 from experiments.shell.experiment import Drawing, Experiment
-from experiments.shell.paper import said
 from experiments.trained import arguments, training
 from experiments.trained.training import Setup, diverged, kept
 from rank_collapse.network import transformer
@@ -44,7 +43,7 @@ from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.embedding import EmbeddingConfig
 from rank_collapse.network.inputs import input_states
 from rank_collapse.report import figures
-from rank_collapse.report.claims import BELOW_ZERO, MOST, Claim, of_share, of_shares, test_mean
+from rank_collapse.report.claims import Row, of_mean, of_share, of_shares
 from rank_collapse.report.page import Comparison
 from rank_collapse.report.shares import fisher_exact, wilson_interval
 from rank_collapse.theory import recurrence
@@ -76,8 +75,13 @@ TOGETHER = 0.01  # two points this near have fallen together: 1/60 of the circle
 HIGH, LOW = 1e-2, 1e-6  # distances between which the steps of a fall are counted
 AT_REST = 1e-5  # equal points that move less in a step are at a fixed point
 SIGNIFICANT = 0.05
-CUBIC = (2.5, 3.5)  # nearer to 3 than to the order of any other power law
-NAMES = {"base": "circle", "circle_skip": "circle skip", "mlp": "circle mlp"}
+# {variant: (statement that it falls together less, the variant without what keeps it apart)}
+APART = {
+    "circle_skip": ("circle skip", "base"),
+    "mlp": ("circle mlp", "base"),
+    "attention+mlp": ("circle mlp", "attention"),
+}
+ORDERS = {"attention": "rate", "attention+mlp": "mlp rate"}  # without skips
 
 FLAGS = arguments.make_flags(
     "circle", shows="distance_at_end", monitor=False, num_heads=2, depth=1, d_model=32,
@@ -458,37 +462,21 @@ def distance_figure(results: Results, cases: Cases) -> Figure:
     return fig
 
 
-def claims(summary: dict[str, Any]) -> list[Claim]:
-    """Base falls in most seeds, fewer with a skip or an MLP; pure attention falls cubically."""
-    cases = {parts_of(name): case for name, case in summary["cases"].items()}
-    return [*_falls(cases), *_orders(cases)]
-
-
-def _falls(cases):
+def claims(summary: dict[str, Any]) -> list[Row]:
+    """How many fall, as published and as pure attention, fewer with a skip or an MLP, how fast."""
+    cases, found = {parts_of(name): case for name, case in summary["cases"].items()}, []
     for (variant, width), case in cases.items():
-        base = cases.get(("base", width))
-        if variant == "base":
-            yield of_share(
-                case["fell"], case["seeds"], MOST, null="half or less",
-                statistic="share of seeds whose walkers fall together, claimed for most",
-                why=_share(case), **said("circle", f"d={width}"),
-            )  # fmt: skip
-        elif variant in PUBLISHED and base is not None:
-            yield of_shares(
-                case["fell"], case["seeds"], base["fell"], base["seeds"], BELOW_ZERO, null="0",
-                statistic="share of seeds that fall together, less that without it",
-                **said(NAMES[variant], f"d={width}"),
-            )  # fmt: skip
-
-
-def _orders(cases):
-    for (variant, width), case in cases.items():
-        if variant in ("attention", "attention+mlp"):
-            yield test_mean(
-                case["orders"], CUBIC, null="1 if they fall exponentially",
-                statistic="order p of d' ~ d^p, of the seeds that fell",
-                **said("rate", f"recurrent {variant} without skips, d={width}"),
-            )  # fmt: skip
+        where = f"{variant}, d={width}"
+        key, other = APART.get(variant, (None, None))
+        if variant in ("base", "attention"):
+            found.append(of_share("circle", where, case["fell"], case["seeds"]))
+        if (other, width) in cases:
+            without = cases[other, width]
+            counts = (case["fell"], case["seeds"], without["fell"], without["seeds"])
+            found.append(of_shares(key, where, *counts))
+        if variant in ORDERS:
+            found.append(of_mean(ORDERS[variant], f"recurrent, {where}", case["orders"]))
+    return found
 
 
 def compare(summary: dict[str, Any]) -> list[Comparison]:

@@ -14,7 +14,6 @@ san_mlp at 0 after three layers, that of san_skip at 0.04 and of transformer at 
 (more with smaller weights: --weight_scale), and a local rate of 3.00 for san.
 """
 
-import math
 from typing import Any, NamedTuple
 
 from jax.sharding import Mesh
@@ -26,18 +25,10 @@ from experiments.collapse.settings import VARIANTS, configs_of, gains_of, sweep_
 from experiments.shell import cli, inputs, memory_budget, vocabulary
 from experiments.shell.experiment import Drawing, Experiment
 from experiments.shell.flag_values import Flags
-from experiments.shell.paper import said
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.layers import MLP_KINDS, NORM_PLACEMENTS
 from rank_collapse.pretrained.published import PUBLISHED, published_curves
-from rank_collapse.report.claims import (
-    ABOVE_ZERO,
-    CONTRADICTED,
-    SUPPORTED,
-    Claim,
-    test_mean,
-    test_never,
-)
+from rank_collapse.report.claims import ABOVE_ZERO, OUTSIDE, WITHIN, Row, judged, of_cases, of_mean
 from rank_collapse.report.intervals import mean_interval
 from rank_collapse.report.page import Comparison
 
@@ -46,7 +37,6 @@ PUBLISHED_NAMES = {
 }  # fmt: skip
 
 GAINS = "--mlp_gain=0.25,0.5,1,2,4,8,16"
-CUBIC = (2.5, 3.5)  # nearer to 3 than to the rate of any other power law
 
 FLAGS = cli.make_flags(
     "collapse", num_seeds=8, shows="ratio,variant=last,layer=last",
@@ -150,6 +140,16 @@ def _logarithms(what, numbers):
             note=f"plain arithmetic shows {_shown(numbers['plain_log10_residual_last'])}",
         )
     ]
+    if "layers" in numbers:
+        above = ("layers_above_their_bound", "prefixes_above_the_stack_bound")
+        rows.append(
+            Comparison(
+                f"{what}: layers and depths above the bound with sums over heads (derived here)",
+                sum(numbers[n] for n in above), 0,
+                f"where the lemma's condition holds, in {numbers['layers_admissible']} of "
+                f"{numbers['layers']} layers",
+            )
+        )  # fmt: skip
     if "free_bounds" in numbers:
         rows.append(
             Comparison(
@@ -173,93 +173,61 @@ def _logarithms(what, numbers):
     return rows
 
 
-def claims(summary: dict[str, Any]) -> list[Claim]:
+def claims(summary: dict[str, Any]) -> list[Row]:
     """Rate, bounds, skips, MLPs and norms, on each norm placement at the first swept values."""
-    found = []
-    for setting in first_settings(summary):
-        norm, variants = setting["norm"], setting["variants"]
-        where = "no norm" if norm == "none" else f"{norm}-norm"
-        found += _rates(variants, norm, where)
-        found += _bounds(variants, where)
-        found += _skips(variants, where)
-        found += _mlps(setting, norm, where)
-    return found
+    return [row for setting in first_settings(summary) for row in _of_setting(setting)]
 
 
-def _rates(variants, norm, where):
-    if "san" in variants:
-        yield test_mean(
-            variants["san"]["by_seed"]["local_rate"], CUBIC,
-            statistic="local rate log‖res_L‖/log‖res_{L−1}‖ of san at the last layer",
-            null="1 if it fell exponentially, 2 if quadratically",
-            **said("rate" if norm == "none" else "norm", where),
-        )  # fmt: skip
-
-
-def _bounds(variants, where):
-    for variant, name in (("san", "bound"), ("san_mlp", "mlp bound")):
+def _of_setting(setting):
+    norm, variants = setting["norm"], setting["variants"]
+    where = "no norm" if norm == "none" else f"{norm}-norm"
+    seen = {variant: numbers["by_seed"] for variant, numbers in variants.items()}
+    for key, variant, measure in (
+        ("rate" if norm == "none" else "norm", "san", "local_rate"),
+        ("mlp rate", "san_mlp", "local_rate"),
+        ("skips stop", "san_skip", "left"),
+        ("mlps stop", "san_mlp", "left"),
+        ("law of the fall", "san_skip", "power_law_wins"),
+    ):
+        if variant in seen:
+            yield of_mean(key, where, seen[variant][measure])
+    for key, variant in (("skips", "san_skip"), ("mlps slow", "san_mlp")):
+        if {"san", variant} <= seen.keys():
+            pairs = zip(seen[variant]["log10_ratio"], seen["san"]["log10_ratio"], strict=True)
+            raised = [None if None in pair else pair[0] - pair[1] for pair in pairs]
+            yield of_mean(key, where, raised)
+    for key, variant in (("heads bound", "san"), ("mlp bound", "san_mlp")):
         numbers = variants.get(variant, {})
         if "layers" in numbers:
-            yield test_never(
-                numbers["layers_above_their_bound"] + numbers["prefixes_above_the_stack_bound"],
-                numbers["layers_admissible"] + numbers["prefixes_admissible"],
+            yield of_cases(
+                key, f"{variant}, {where}, each depth",
+                numbers["prefixes_above_the_published_bound"], numbers["prefixes_admissible"],
                 numbers["seeds"],
-                statistic=f"layers and depths of {variant} above their bound, where the lemma's "
-                "condition holds",
-                why=f"it holds in {numbers['layers_admissible']} of {numbers['layers']} layers",
-                **said(name, where),
-            )
+            )  # fmt: skip
+    yield from _swept(setting, norm, where)
 
 
-def _skips(variants, where):
-    if "san" in variants and "san_skip" in variants:
-        yield test_mean(
-            _differences(variants, "san_skip", "san"), ABOVE_ZERO,
-            statistic="log10‖res‖ at the last layer, san_skip less san of the same weights",
-            null="0", **said("skips", where),
-        )  # fmt: skip
-    if "san_skip" in variants:
-        yield _no_fall(variants, "san_skip", said("skips stop", where))
-
-
-def _no_fall(variants, variant, about):
-    return test_mean(
-        variants[variant]["by_seed"]["fall"], (-1e-12, math.inf),
-        statistic=f"change of log10 of {variant}'s residual ratio in a layer, over the second half",
-        null="below 0: it goes on falling", **about,
-    )  # fmt: skip
-
-
-def _mlps(setting, norm, where):
-    variants, swept = setting["variants"], setting.get("mlp_gain")
-    if "san_mlp" in variants:
-        yield _no_fall(variants, "san_mlp", said("mlps stop", where))
-    if "san" in variants and "san_mlp" in variants:
-        yield test_mean(
-            _differences(variants, "san_mlp", "san"), ABOVE_ZERO,
-            statistic="log10‖res‖ at the last layer, san_mlp less san of the same weights",
-            null="0, or less if they speed it up",
-            why=crossing_text(swept) if swept and norm == "none" else "",
-            **said("mlps slow", f"{where}, no skip at all"),
-        )  # fmt: skip
-    if swept and norm != "none" and 1.0 in swept["gains"]:
-        position = swept["gains"].index(1.0)
-        yield test_mean(
-            [row[position] for row in swept["raised"]], ABOVE_ZERO,
-            statistic="Λ = log10‖res‖/3^L of attention and MLPs with a skip of their own, less "
-            "that of san", null="0, or less if they speed it up", why=crossing_text(swept),
-            **said("mlps slow", f"{where}, MLPs with their own skip, as published"),
-        )  # fmt: skip
+def _swept(setting, norm, where):
+    """The MLPs with a skip of their own that the sweep of gains measures, and where they cross."""
+    swept = setting.get("mlp_gain")
+    if not swept:
+        return
+    yield of_mean("mlp gain", where, swept["crossing"], why=crossing_text(swept))
+    if norm != "none" and 1.0 in swept["gains"]:
+        # of states of one size, so that the residuals' difference is that of their ratios
+        power = 3.0 ** (len(setting["variants"]["san"]["ratio"]) - 1)
+        raised = [row[swept["gains"].index(1.0)] for row in swept["raised"]]
+        raised = [None if r is None else r * power for r in raised]
+        yield of_mean("mlps slow", f"{where}, MLPs with their own skip, as published", raised)
 
 
 def crossing_text(swept: dict[str, Any]) -> str:
     """From which gain of the MLPs on they slow the collapse, over seeds."""
-    gains, columns = swept["gains"], zip(*swept["raised"], strict=True)
-    said_of = [test_mean(list(c), statistic="", null="", section="", statement="").verdict
-               for c in columns]  # fmt: skip
+    columns = zip(swept["gains"], zip(*swept["raised"], strict=True), strict=True)
+    found = judged([of_mean("", f"{gain:g}", raised) for gain, raised in columns], ABOVE_ZERO)
     parts = []
-    for verdict, word in ((SUPPORTED, "slower"), (CONTRADICTED, "faster")):
-        where = [f"{g:g}" for g, v in zip(gains, said_of, strict=True) if v == verdict]
+    for verdict, word in ((WITHIN, "slower"), (OUTSIDE, "faster")):
+        where = [j.row.setting for j in found if j.verdict == verdict]
         if where:
             parts.append(f"{word} at gains {', '.join(where)}")
     known = [c for c in swept["crossing"] if c is not None]
@@ -271,12 +239,6 @@ def crossing_text(swept: dict[str, Any]) -> str:
     else:
         parts.append(f"{len(known)} of {len(swept['crossing'])} seeds cross from faster to slower")
     return "; ".join(parts)
-
-
-def _differences(variants, one, other):
-    """log10‖res‖ at the last layer of two networks, seed by seed."""
-    pairs = zip(*(variants[v]["by_seed"]["log10_residual"] for v in (one, other)), strict=True)
-    return [None if None in pair else pair[0] - pair[1] for pair in pairs]
 
 
 def reading(summary: dict[str, Any]) -> str:

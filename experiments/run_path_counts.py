@@ -22,10 +22,8 @@ from matplotlib.figure import Figure
 
 from experiments.shell import cli
 from experiments.shell.experiment import Drawing, Experiment
-from experiments.shell.paper import said
 from rank_collapse.paths.enumeration import count_paths
 from rank_collapse.report import figures
-from rank_collapse.report.claims import Claim, test_never
 from rank_collapse.report.page import Comparison
 
 # (heads, layers) as published by the authors of each architecture.
@@ -42,7 +40,6 @@ ARCHITECTURES = {
 }
 MAX_DEPTH = 100_000
 MAX_EXACT_DEPTH = 1000  # beyond it, logarithms: the integers have thousands of digits
-ROUNDING = 1e-12  # of shares in float64
 COLUMNS = 3  # panels in a row
 
 FLAGS = cli.make_flags("path_counts", shows="log10_paths,length=last")
@@ -167,25 +164,11 @@ def share_figure(tables: Tables, sizes: Sizes) -> Figure:
     return fig
 
 
-def claims(summary: dict[str, Any]) -> list[Claim]:
-    """Exact counts against the law; nothing is drawn, so that every architecture is a case."""
-    off = [n for n in summary.values() if n["largest_difference_from_binomial"] > ROUNDING]
-    few = [n for n in summary.values() if n["share_at_most_half_depth"] >= 0.5]
-    cases = {"total": len(summary), "seeds": len(summary), **said("lengths")}
-    return [
-        test_never(
-            len(off), statistic="architectures whose exact counts are not Binomial(L, H/(1+H))",
-            **cases,
-        ),
-        test_never(
-            len(few), statistic="architectures with half of their paths no longer than L/2", **cases
-        ),
-    ]  # fmt: skip
-
-
 def compare(summary: dict[str, Any]) -> list[Comparison]:
-    """Mean length beside the binomial law's, and the number of paths."""
-    return [
+    """Exact counts beside the binomial law, an identity; mean lengths and the number of paths."""
+    furthest = max(n["largest_difference_from_binomial"] for n in summary.values())
+    law = Comparison("largest difference of a share of paths from the binomial law", furthest, 0)
+    return [law] + [
         Comparison(
             f"{name} (H={n['heads']}, L={n['layers']}): mean path length",
             n["mean_length"], n["layers"] * n["heads"] / (1 + n["heads"]),
@@ -228,7 +211,6 @@ EXPERIMENT = Experiment(
             share_figure, "Share of paths by length: exact counts (bars) and law (dots)."
         )
     },
-    claims=claims,
     compare=compare,
     reading=reading,
 )

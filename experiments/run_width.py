@@ -22,12 +22,11 @@ from matplotlib.figure import Figure
 from experiments import run_sort
 from experiments.shell import cli, vocabulary
 from experiments.shell.experiment import Drawing, Experiment
-from experiments.shell.paper import said
 from experiments.trained import arguments, training
 from experiments.trained.report import TINY
 from experiments.trained.training import Setup, diverged, kept
 from rank_collapse.report import figures
-from rank_collapse.report.claims import BELOW_ZERO, Claim, test_mean
+from rank_collapse.report.claims import Row, of_mean
 from rank_collapse.report.page import Comparison
 from rank_collapse.training.training import Recipe, init_model
 
@@ -139,17 +138,12 @@ def width_figure(results: Results, cases: Cases) -> Figure:
     return fig
 
 
-def claims(summary: dict[str, Any]) -> list[Claim]:
-    """The deepest network against the shallowest, on the same data seed by seed."""
+def claims(summary: dict[str, Any]) -> list[Row]:
+    """The deepest network less the shallowest, on the same data seed by seed: a finding."""
     cases = by_depth(summary)
     shallow, deep = cases[0]["accuracy_by_seed"], cases[-1]["accuracy_by_seed"]
-    return [
-        test_mean(
-            [deep[seed] - shallow[seed] for seed in deep if seed in shallow], BELOW_ZERO,
-            statistic=f"token accuracy at depth {cases[-1]['depth']} less that at depth "
-            f"{cases[0]['depth']}", null="above 0: depth helps", **said("width", "sorting"),
-        )
-    ]  # fmt: skip
+    where = f"{cases[-1]['depth']} layers and {cases[0]['depth']}"
+    return [of_mean("width", where, [deep[s] - shallow[s] for s in deep if s in shallow])]
 
 
 def compare(summary: dict[str, Any]) -> list[Comparison]:

@@ -9,6 +9,7 @@ from experiments.architectures.entry import claims, compare, reading
 from experiments.architectures.figures import captions_of, slug
 from experiments.architectures.results import NAMES, Results
 from experiments.architectures.training import CAPTION, training_figures
+from experiments.statements import STATEMENTS
 from rank_collapse import report
 
 
@@ -29,7 +30,6 @@ def page(results: list[Results], summary: Mapping[str, Any], folder: Path, comma
                     ((folder / f"{name}.png").read_bytes(), caption)
                     for name, caption in captions_of(found).items()
                 ],
-                claims=claims(alone),
                 comparisons=compare(alone),
                 reading=reading(alone),
                 details="all numbers: results.csv and arrays.npz",
@@ -43,7 +43,6 @@ def page(results: list[Results], summary: Mapping[str, Any], folder: Path, comma
                 claim="How near to collapse a model is, and how long its paths, while it trains.",
                 command=command,
                 figures=[((folder / f"{name}.png").read_bytes(), CAPTION) for name in trainings],
-                claims=[],
                 comparisons=[],
                 reading="",
                 details="all numbers: results.csv, one model a step",
@@ -72,4 +71,5 @@ def page(results: list[Results], summary: Mapping[str, Any], folder: Path, comma
         "Rank collapse in architectures",
         "Residual ratios, path lengths and the theory's constants on the same weights and texts.",
         sections,
+        answers=report.answers_of(STATEMENTS, claims(summary)),
     ).encode()

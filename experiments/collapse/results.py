@@ -9,12 +9,12 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from rank_collapse.report.statistics import number
+from rank_collapse.report.statistics import number, power_law_wins
 from rank_collapse.report.statistics import numbers as numbers_of
 from rank_collapse.theory import measured_constant
 from rank_collapse.theory.logdomain import local_rate
 
-BOUNDS = ("log10_bound", "log10_layer_bound", "admissible")
+BOUNDS = ("log10_bound", "log10_layer_bound", "log10_published_bound", "admissible")
 # {measure: what it is the tightness of}
 TIGHTNESS = {
     "tightness_paper": "sums over heads, γ*",
@@ -94,17 +94,16 @@ def summary_of(results: Results) -> dict[str, Any]:
 def last_by_seed(found: dict[str, np.ndarray], variant: str) -> dict[str, np.ndarray]:
     """What the last layers say of each seed, [s] each.
 
-    "log10_residual"; "local_rate" at the last layer; "fall", how much log10 of the residual ratio
-    changes in a layer, over the second half of the layers.
+    "local_rate" at the last layer; "log10_ratio" there, and "left", the residual ratio over the
+    input's; "power_law_wins" of the fall of the ratio with depth.
     """
     profile = found[f"{variant}/log10_residual"]
     relative = profile - found[f"{variant}/log10_size"]
-    depth = profile.shape[1] - 1
-    half = depth // 2
     return {
-        "log10_residual": profile[:, -1],
         "local_rate": rates(profile)[:, -1],
-        "fall": (relative[:, -1] - relative[:, half]) / (depth - half),
+        "log10_ratio": relative[:, -1],
+        "left": 10.0 ** (relative[:, -1] - relative[:, 0]),
+        "power_law_wins": power_law_wins(10.0**relative),
     }
 
 
@@ -150,7 +149,11 @@ def gain_numbers(curves: dict[float, np.ndarray], found: dict[str, np.ndarray]) 
 
 
 def bound_numbers(
-    profile: np.ndarray, stack: np.ndarray, layer: np.ndarray, admissible: np.ndarray
+    profile: np.ndarray,
+    stack: np.ndarray,
+    layer: np.ndarray,
+    published: np.ndarray,
+    admissible: np.ndarray,
 ) -> dict[str, Any]:
     """How often the theorems' condition held, how often a bound then did not, and how far it is.
 
@@ -168,6 +171,9 @@ def bound_numbers(
         "layers_above_their_bound": int((above_layer & here).sum()),
         "prefixes_admissible": int(sofar.sum()),
         "prefixes_above_the_stack_bound": int((above_stack & sofar).sum()),
+        "prefixes_above_the_published_bound": int(
+            ((profile > published + room)[:, 1:] & sofar).sum()
+        ),
         "log10_bound_last": number(stack[:, -1].mean()),
         "log10_layer_bound_last": number(layer[:, -1].mean()),
     }

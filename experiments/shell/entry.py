@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rank_collapse.report.claims import Claim
+from rank_collapse.report.claims import Row
 from rank_collapse.report.page import Comparison
 
 
@@ -16,8 +16,8 @@ class Entry:
         title: Heading of its section.
         claim: What the paper says, in a sentence or two, with the figure or table it stands in.
         presets: Arguments of the binary by preset: "quick" (seconds on two cores) and "paper".
-        claims: Tests of what the paper says (`experiments.shell.paper`), from the run's summary
-            (what the binary gave to `RunFolder.publish`).
+        claims: Rows of the statements of `experiments.statements`, from the run's summary (what
+            the binary gave to `RunFolder.publish`).
         compare: Measured beside published values, without verdicts, from the same summary.
         reading: What the numbers say against the paper, in a sentence, from the same summary.
         captions: Caption by figure name, in the order of the report; a figure not named here
@@ -29,7 +29,7 @@ class Entry:
     claim: str
     presets: Mapping[str, Sequence[str]]
     reading: Callable[[dict[str, Any]], str]
-    claims: Callable[[dict[str, Any]], Sequence[Claim]] = lambda summary: ()
+    claims: Callable[[dict[str, Any]], Sequence[Row]] = lambda summary: ()
     compare: Callable[[dict[str, Any]], Sequence[Comparison]] = lambda summary: ()
     captions: Mapping[str, str] = field(default_factory=dict)
     order: int = 1000

@@ -20,8 +20,9 @@ from typing import Any
 
 from experiments.shell import cli
 from experiments.shell.flag_values import Flags
+from experiments.statements import STATEMENTS
 from rank_collapse import report
-from rank_collapse.report.claims import Claim
+from rank_collapse.report.claims import Row
 from rank_collapse.report.page import Comparison
 from rank_collapse.runs.folder import RunFolder
 
@@ -82,7 +83,7 @@ class Experiment:
         further: (results, setup) → what draws figures whose names depend on the results.
         files: (results, setup, run) → what makes further files of the folder, by name.
         reading: summary → what the numbers say against the paper, in a sentence.
-        claims: summary → tests of what the paper says.
+        claims: summary → rows of the statements of `experiments.statements`.
         compare: summary → what is measured beside published values, without verdicts.
         setup: options → what they ask for; raises ValueError before a folder is made.
         extra: setup → what beside the flags determines the results, for config.json.
@@ -105,7 +106,7 @@ class Experiment:
     summary: Callable[[Any, Any], Mapping[str, Any]]
     figures: Mapping[str, Drawing]
     reading: Callable[[dict[str, Any]], str]
-    claims: Callable[[dict[str, Any]], Iterable[Claim]] = lambda summary: ()
+    claims: Callable[[dict[str, Any]], Iterable[Row]] = lambda summary: ()
     compare: Callable[[dict[str, Any]], Iterable[Comparison]] = lambda summary: ()
     setup: Callable[[Flags], Any] = lambda options: options
     extra: Callable[[Any], Mapping[str, Any] | None] = lambda setup: None
@@ -152,8 +153,8 @@ class Experiment:
                 )
         for row in self.compare(summary):
             print(report.comparison_line(row))
-        for claim in self.claims(summary):
-            print(report.claim_line(claim))
+        for answer in report.answers_of(STATEMENTS, self.claims(summary)):
+            print(report.answer_lines(answer))
         print(self.reading(summary))
         print(f"written to {run.path}")
         return summary

@@ -22,18 +22,12 @@ from rank_collapse.network.embedding import EmbeddingConfig
 from rank_collapse.network.encoder_decoder import EncoderDecoderConfig
 from rank_collapse.network.gains import Gains, layer_gains
 
-# What designs are said to do to the change of the output after an update: C Σ β_ii².
-CLAIMS = {
-    "post": ("O(N)", "Liu et al. 2020, theorem 2"),
-    "pre": ("O(log N)", "Liu et al. 2020, theorem 2"),
-    "admin": ("O(log N)", "Liu et al. 2020, theorem 2"),
-    "admin_log": ("O(log N)", "Liu et al. 2020, without profiling"),
-    "admin_const": ("O(1)", "Liu et al. 2020, without profiling"),
-    "deepnorm": ("O(1)", "Wang et al. 2022"),
-    "depth_scaled": ("O(1)", "Σ β_ii² of Liu et al. 2020 at branches of 1/√L"),
-    "layernorm_scaling": (None, "Sun et al. 2025, who state no law of it"),
-}
-AT_MOST = ("deepnorm",)  # whose law is a bound
+# {design: the law of Liu et al. of what independent updates do to its output, C Σ β_ii²}
+LAW_OF = {
+    "post": "O(N)", "pre": "O(log N)", "admin": "O(log N)", "admin_log": "O(log N)",
+    "admin_const": "O(1)",
+}  # fmt: skip
+DESIGNS = (*LAW_OF, "deepnorm", "depth_scaled", "layernorm_scaling")
 KINDS = ("encoder", "encoder_decoder")
 PARTS = ("encoders", "encoder_decoders", "training")
 

@@ -125,10 +125,13 @@ def change_figure(results: Mapping[Case, Any], cases: list[Case]) -> Figure:
         for index, (name, own) in enumerate(designs.items()):
             values = curve(results, own, f"change.{update}")
             log_band(ax, branches_of(own), values / geometric_mean(values)[0], name, index)
+            style = {"color": figures.color(index), "lw": 0.8, "ls": (0, (1, 1))}
             if update == "random":
                 expected = curve(results, own, "expected_change").mean(axis=0)
-                ax.plot(branches_of(own), expected / expected[0], color=figures.color(index),
-                        lw=0.8, ls=(0, (1, 1)))  # fmt: skip
+                ax.plot(branches_of(own), expected / expected[0], **style)
+            else:
+                least = geometric_mean(curve(results, own, "gradient_bound"))
+                ax.plot(branches_of(own), least / geometric_mean(values)[0], **style)
         branches = branches_of(next(iter(designs.values())))
         for law, values in law_values(branches).items():
             ax.plot(branches, values / values[0], color="black", lw=0.9, ls=DASHES[law], label=law)

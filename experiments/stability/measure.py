@@ -126,6 +126,8 @@ def make_measure(group: Group, options: flags.FlagValues, *, by_layer: bool) -> 
             params, inputs, config, size, gradients=by_layer
         )
         found = of_network(params, inputs, config, expected, gradients, drawn["direction"], size)
+        found["change"]["sgd"] = networks.sgd_change(params, inputs, config, gradients)
+        found["gradient_bound"] = networks.gradient_bound(params, gradients, drawn["target"], size)
         if not by_layer:
             return found
         traces, omegas = networks.traces(params, inputs, config), networks.skip_gains(config)

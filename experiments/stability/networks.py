@@ -57,7 +57,14 @@ def traces(params: Any, inputs: dict[str, Any], config: Any) -> dict[str, rc.Tra
 def expected(
     params: Any, inputs: dict[str, Any], config: Any, size: Any, *, gradients: bool
 ) -> tuple[dict[str, stability.ExpectedTrace], dict[str, Any] | None]:
-    """(what the one law expects of each half, and of gradients where that is asked for)."""
+    """(what the one law expects of each half, and of gradients where that is asked for).
+
+    NaN of networks that it does not cover, as where branches see tokens that no norm has scaled.
+    """
+    if any(stability.COVERS.refusal(stack) for stack in halves(config).values()):
+        other = mapped(lambda stack: stack.replace(norm_placement="none"), config)
+        shapes = jax.eval_shape(lambda: expected(params, inputs, other, size, gradients=gradients))
+        return jax.tree.map(lambda a: jnp.full(a.shape, jnp.nan, a.dtype), shapes)
     if ALONE in inputs:
         theory, given = stability, (params, inputs[ALONE], config)
     else:
@@ -79,6 +86,14 @@ def gradients(loss: Callable[[Any], Any], params: Any) -> dict[str, Any]:
     return jax.grad(lambda found: loss(mapped(updates.with_matrices, params, found)))(own)
 
 
+def normalised_output(params: Any, inputs: dict[str, Any], config: Any) -> jax.Array:
+    """x̂ of the last layer, [n, d]."""
+    own = last(halves(config))
+    return layers.norm(
+        None, last(traces(params, inputs, config)).hidden[-1], own.norm, own.norm_eps
+    )  # fmt: skip
+
+
 def changes(
     params: Any, inputs: dict[str, Any], config: Any, directions: dict[str, Any], size: Any
 ) -> dict[str, Any]:
@@ -89,19 +104,47 @@ def changes(
         directions: {name: {half: matrices}}; each matrix moves by the same relative size.
         size: ‖W* − W‖/‖W‖.
     """
-    own = last(halves(config))
-
-    def output(params):
-        hidden = last(traces(params, inputs, config)).hidden[-1]
-        return layers.norm(None, hidden, own.norm, own.norm_eps)
 
     def change(direction):
         moved = mapped(lambda part, u: updates.moved(part, u, size), params, direction)
-        return jnp.mean(jnp.square(output(moved) - before))
+        return jnp.mean(jnp.square(normalised_output(moved, inputs, config) - before))
 
-    before = output(params)
+    before = normalised_output(params, inputs, config)
     together = jax.tree.map(lambda *a: jnp.stack(a), *directions.values())
     return dict(zip(directions, jax.lax.map(change, together), strict=True))
+
+
+def sgd_change(
+    params: Any, inputs: dict[str, Any], config: Any, gradients: dict[str, Any]
+) -> jax.Array:
+    """|δx̂|²/(d η²) of an SGD step W − η ∂loss/∂W of all matrices, to first order in η.
+
+    Args:
+        params, inputs, config: The network.
+        gradients: ∂loss/∂W by half, as of `gradients`.
+    """
+    own = {half: updates.matrices_of(part) for half, part in halves(params).items()}
+
+    def output(found):
+        return normalised_output(mapped(updates.with_matrices, params, found), inputs, config)
+
+    return jnp.mean(jnp.square(jax.jvp(output, (own,), (gradients,))[1]))
+
+
+def gradient_bound(params: Any, gradients: dict[str, Any], target: Any, size: Any) -> jax.Array:
+    """e² (Σ‖W‖‖∂W‖)²/‖u‖², per entry of x̂: what a step of relative size e along every matrix's
+    gradient changes the output by at least, since it changes the loss u·x̂ by e Σ‖W‖‖∂W‖.
+
+    Args:
+        params, gradients: The network and ∂loss/∂W by half.
+        target: u [n, d].
+        size: e.
+    """
+    own = {half: updates.matrices_of(part) for half, part in halves(params).items()}
+    norms = ({half: updates.norms_of(m) for half, m in tree.items()} for tree in (own, gradients))
+    products = jax.tree.map(lambda w, g: jnp.sum(w * g), *norms)
+    total = sum(jax.tree.leaves(products))
+    return jnp.square(size * total) / (jnp.sum(jnp.square(target)) * target.size)
 
 
 def skip_gains(config: Any) -> dict[str, Any]:

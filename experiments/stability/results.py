@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from experiments.stability.cases import CLAIMS, KINDS, Case
+from experiments.stability.cases import KINDS, Case
 from rank_collapse.measures.dependency import centre_of_mass, dependency
 from rank_collapse.report.intervals import mean_interval
-from rank_collapse.report.statistics import numbers, slope
+from rank_collapse.report.statistics import number, numbers, slope
 from rank_collapse.theory.stability import output_change_law
 
-UPDATES = ("random", "gradient")
+UPDATES = ("random", "gradient")  # of equal relative size; "sgd" is of one rate
 LAWS = ("O(N)", "O(log N)", "O(1)")
 VISIBLE = 1e-11  # 1 − cosine below it is rounding of float32 states
 GRADIENT_VISIBLE = 1e-5  # and there gradients of queries are: they fall to 1e-7 of the values'
@@ -98,14 +98,17 @@ def _designs(results, cases):
     designs = {}
     for name, own in by_design(cases).items():
         branches = branches_of(own)
-        found = {"branches": branches.tolist(), "claim": CLAIMS.get(name, (None, None))[0]}
-        for update in UPDATES:
+        found = {"branches": branches.tolist()}
+        for update in (*UPDATES, "sgd"):
             slopes = exponents(branches, curve(results, own, f"change.{update}"))
             found[f"exponent_{update}"] = float(slopes.mean())
-            found[f"interval_{update}"] = interval(slopes)
+            found[f"exponents_{update}"] = slopes.tolist()
             found[f"change_{update}"] = curve(results, own, f"change.{update}").mean(0).tolist()
         expected = curve(results, own, "expected_change")
-        found["exponent_expected"] = float(exponents(branches, expected).mean())
+        found["exponent_expected"] = number(exponents(branches, expected).mean())
+        found["change_over_gradient_bound"] = _ratios(
+            curve(results, own, "change.gradient"), curve(results, own, "gradient_bound")
+        )
         found["change_over_expected"] = _ratios(curve(results, own, "change.random"), expected)
         found["law"] = _law(results, own[-1])
         found |= _by_layer(results, own)
@@ -129,9 +132,9 @@ def _law(results, case):
     return {
         "layers_seen": last,
         "one_minus_cosine_last": float(measured[:, last].mean()),
-        "expected_last": float(expected[:, last].mean()),
-        "log10_expected_deepest": float(found["expected_log_apart"][:, -1].mean() / np.log(10)),
-        "largest_ratio": float(max(ratio.max(), 1 / ratio.min())),
+        "expected_last": number(expected[:, last].mean()),
+        "log10_expected_deepest": number(found["expected_log_apart"][:, -1].mean() / np.log(10)),
+        "largest_ratio": number(max(ratio.max(), 1 / ratio.min())),
         "largest_ratio_below_layer": int(np.argmax(np.abs(np.log(ratio)))),
     }
 

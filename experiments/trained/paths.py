@@ -159,11 +159,13 @@ def summary_of(results: dict[str, Any], setup: Setup) -> dict[str, Any]:
         "final_loss": over_seeds(results["losses"][:, -1]) if results["losses"].size else None,
         "seconds": results["seconds"],
         "covariance": over_seeds(results["covariance"]),
+        "offset_share": over_seeds(1 - results["covariance"].sum(axis=1)),
         "cancellation": over_seeds(results["cancellation"]),
         "by_seed": {
             "whole": results["whole"][metric][seeds],
             "baseline": np.max([v[seeds] for v in results["baselines"].values()], axis=0),
             "carried_length": [carried_length(results, metric, s) for s in seeds],
+            "offset": results["offset"][metric][seeds],
             "enough": [enough(results, metric, s) for s in seeds],
             "short_less_long": found["short_less_long"][seeds],
             "sets": {size: values[seeds] for size, values in sets.items()},

@@ -1,10 +1,9 @@
-"""How sorting, convex hull and memorization are shown: figures, claims and the Experiment.
+"""How sorting, convex hull and memorization are shown: figures, rows and the Experiment.
 
 `results` are those of `training.results_of`, `summary` what `paths.summary_of` makes of them.
 """
 
 import dataclasses
-import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -13,11 +12,10 @@ from matplotlib.figure import Figure
 
 from experiments.shell.experiment import Drawing, Experiment
 from experiments.shell.flag_values import Flags
-from experiments.shell.paper import said
 from experiments.trained import paths
 from experiments.trained.training import Setup, diverged, kept, open_run, results_of
 from rank_collapse.report import figures, statistics
-from rank_collapse.report.claims import BELOW_ZERO, MOST, Claim, test_mean
+from rank_collapse.report.claims import Row, of_mean
 from rank_collapse.report.page import Comparison
 
 PUBLISHED_SIZE = "20"  # paths in the larger of the published sets
@@ -34,7 +32,7 @@ def paths_experiment(
     """The experiment on paths by length of one task.
 
     Args:
-        task: As its claims name it.
+        task: As its rows name it.
         setup: options → what is trained.
         quick, tiny: Presets; the paper's has the defaults of the flags.
         **about: Further attributes of `Experiment`.
@@ -119,27 +117,37 @@ def path_figure(results: dict[str, Any], setup: Setup) -> Figure:
 
 @figures.styled
 def share_figure(results: dict[str, Any], setup: Setup) -> Figure:
-    """What each length is worth: Shapley values of the accuracy, covariance shares of the logits.
+    """What the biases carry alone, and what each length is worth beside them.
 
-    Both of frozen sums; a covariance share outside 0..1 (dashed) says that lengths cancel.
+    Accuracies of the best baseline, of the offset without any path and of the whole model; Shapley
+    values of the accuracy; covariance shares of the logits, the offset's first. All of frozen sums;
+    a share outside 0..1 (dashed) says that parts cancel.
     """
-    fig, axes = figures.figure(1, 2, width=3.4, height=2.8)
+    fig, axes = figures.figure(1, 3, width=3.1, height=2.8)
     seeds, metric = kept(results), next(iter(setup.metrics))
     shapley, covariance = results["shapley"][metric][seeds], results["covariance"][seeds]
-    for ax, values, label in (
-        (axes[0, 0], shapley, "Shapley value of the accuracy"),
-        (axes[0, 1], covariance, "covariance share of the logits"),
-    ):
-        lengths = np.arange(values.shape[1])
-        ax.bar(lengths, values.mean(axis=0), yerr=values.std(axis=0), capsize=2,
+    best = np.max([v[seeds] for v in results["baselines"].values()], axis=0)
+    alone = [best, results["offset"][metric][seeds], results["whole"][metric][seeds]]
+    offset = 1 - covariance.sum(axis=1, keepdims=True)  # the shares of all parts sum to 1
+    lengths = list(map(str, range(shapley.shape[1])))
+    for ax, values, names, label in zip(
+        axes[0], (np.stack(alone, axis=1), shapley, np.hstack([offset, covariance])),
+        (["best\nbaseline", "offset:\nno path", "whole\nmodel"], lengths, ["offset", *lengths]),
+        ("token accuracy", "Shapley value of the accuracy", "covariance share of the logits"),
+        strict=True,
+    ):  # fmt: skip
+        ax.bar(names, values.mean(axis=0), yerr=values.std(axis=0), capsize=2,
                color=figures.color(0), alpha=0.8)  # fmt: skip
         ax.axhline(0, color="black", lw=0.8)
-        ax.set(xlabel="path length k, frozen", ylabel=label, xticks=lengths)
-    axes[0, 1].axhline(1, color="dimgray", lw=0.9, ls="--")
+        ax.set(ylabel=label)
+    for ax in axes[0, 1:]:
+        ax.set(xlabel="path length k, frozen")
+    axes[0, 2].axhline(1, color="dimgray", lw=0.9, ls="--")
+    axes[0, 2].tick_params("x", labelsize=7)
     ratio = results["cancellation"][seeds].mean()
-    axes[0, 1].set_title(rf"$\Sigma\,\|C_k\| \,/\, \|Y\|$ = {ratio:.2f}")
-    total = shapley.sum(axis=1).mean()
-    axes[0, 0].set_title(f"sum {total:.2f}: whole model less offset")
+    axes[0, 2].set_title(rf"$\Sigma\,\|C_k\| \,/\, \|Y\|$ = {ratio:.2f}")
+    axes[0, 1].set_title(f"sum {shapley.sum(axis=1).mean():.2f}: whole model less offset")
+    axes[0, 0].set_title("what the biases carry")
     fig.suptitle(f"{setup.title}, {_seeds(seeds)}")
     return fig
 
@@ -208,54 +216,27 @@ def _seeds(seeds):
     return f"{len(seeds)} seed{'s' * (len(seeds) != 1)}"
 
 
-def claims(summary: dict[str, Any], task: str) -> Iterator[Claim]:
-    """Whether short paths suffice, beat long ones, do the task alone, and lengths fall."""
-    depth, heads, seen = summary["depth"], summary["heads"], summary["by_seed"]
-    mean_length = depth * heads / (1 + heads)
-    yield test_mean(
-        seen["carried_length"], (-math.inf, mean_length),
-        statistic="mean length at which the accuracy comes, as longer paths are let in one length "
-        "after the other",
-        null=f"{mean_length:.3g}, the mean length of a path, or more",
-        **said("short suffice", f"{task}, self-consistent truncation"),
-    )  # fmt: skip
-    yield test_mean(
-        seen["enough"], (-math.inf, mean_length),
-        statistic="length up to which all paths are needed to come within one standard error of "
-        "the whole model",
-        null=f"{mean_length:.3g}, the mean length of a path, or more",
-        **said("short suffice", f"{task}, self-consistent truncation, all of its accuracy"),
-    )  # fmt: skip
-    whole, baseline = (np.asarray(seen[name]) for name in ("whole", "baseline"))
-    learned = whole > baseline
-    gain = (whole - baseline)[learned]
-    apart = int((~learned).sum())
-    why = f"{apart} of {len(learned)} seeds, no better than the best baseline, are left out"
-    why = why if apart else ""
-    half = depth // 2 - 1
-    less_long = np.asarray(seen["short_less_long"])[learned, half] / gain
-    yield test_mean(
-        less_long.tolist(), MOST, null="half or less", why=why,
-        statistic=f"accuracy of the {half + 1} shortest lengths together less that of the "
-        f"{half + 1} longest, same offset, as a share of what the whole model has above the best "
-        "baseline", **said("short suffice", f"{task}, frozen sums"),
-    )  # fmt: skip
+def claims(summary: dict[str, Any], task: str) -> Iterator[Row]:
+    """Whether short paths carry the network, do the task alone, and lengths fall.
+
+    `biases` and `all of it` are findings.
+    """
+    seen, lengths = summary["by_seed"], list(summary["lengths"])
+    whole, baseline, offset = (np.asarray(seen[n]) for n in ("whole", "baseline", "offset"))
+    carried = [c if c is None else c - summary["depth"] / 2 for c in seen["carried_length"]]
+    yield of_mean("short suffice", task, carried)
     sets = seen["sets"].get(PUBLISHED_SIZE)
-    lengths = list(summary["lengths"])
-    if sets and 1 in lengths and len(lengths) > 2:
-        above = np.asarray(sets, float)[:, lengths.index(1) :] - baseline[:, None]
-        where = f"{task}, {PUBLISHED_SIZE} sampled paths, recomputed"
-        yield test_mean(
-            (above[learned, 0] / gain).tolist(), MOST, null="half or less", why=why,
-            statistic="accuracy of sets of length 1 above the best baseline, as a share of what "
-            "the whole model has above it", **said("one short", where),
-        )  # fmt: skip
-        slope = statistics.slope(np.arange(above.shape[1]), np.maximum(above, 0))
-        yield test_mean(
-            np.where((above > 0).any(axis=1), slope, np.nan).tolist(), BELOW_ZERO, null="0",
-            statistic="slope of the accuracy above the best baseline over lengths 1 .. L, of seeds "
-            "where some length is above it", **said("falls", where),
-        )  # fmt: skip
+    if sets and 1 in lengths:
+        accuracy = np.asarray(sets, float)[:, lengths.index(1) :]
+        yield of_mean("one short", task, accuracy[:, 0] - (whole + baseline) / 2)
+        if accuracy.shape[1] > 1:
+            slopes = statistics.slope(np.arange(accuracy.shape[1]), accuracy)
+            yield of_mean("falls", task, slopes)
+    learned = [c is not None for c in seen["carried_length"]]
+    share = (offset - baseline)[learned] / (whole - baseline)[learned]
+    yield of_mean("biases", task, share)
+    where = f"{task}, of {summary['depth']} layers"
+    yield of_mean("all of it", where, seen["enough"])
 
 
 def compare(summary: dict[str, Any]) -> list[Comparison]:
@@ -272,7 +253,8 @@ def compare(summary: dict[str, Any]) -> list[Comparison]:
         Comparison("best baseline, measured on the data", baseline, published["baseline"]),
         Comparison(
             "no path at all: the offset alone, frozen", statistics.between(offset),
-            note="biases through the whole model's 1/σ: what every exact sum begins with",
+            note="biases through the whole model's 1/σ: what every exact sum begins with; its "
+            f"share of the logits' covariance is {statistics.between(summary['offset_share'])}",
         ),
     ]  # fmt: skip
     for size, values in sorted(summary["sets"].items(), key=lambda item: int(item[0])):
@@ -327,8 +309,9 @@ FIGURES = {
     ),
     "shares": Drawing(
         share_figure,
-        "What each length adds in the whole model's attention: exact Shapley values of the "
-        "accuracy, and covariance shares of the logits.",
+        "What the biases carry through the whole model's 1/σ, without any path (left), and what "
+        "each length adds in its attention: exact Shapley values of the accuracy (middle), and "
+        "covariance shares of the logits, the offset's first (right).",
     ),
     "loss": Drawing(loss_figure, "Training loss, mean and standard deviation over seeds."),
     "ranks": Drawing(rank_figure, there=lambda results, setup: "ranks" in results),

@@ -1,10 +1,10 @@
-"""Claims and their verdicts, figures from plain arrays, and the page that shows them."""
+"""Statements and their answers, figures from plain arrays, and the page that shows them."""
 
-from rank_collapse.report.claims import Claim
+from rank_collapse.report.claims import Answer, Row, Statement, answers_of
 from rank_collapse.report.page import (
     Comparison,
     Section,
-    claim_line,
+    answer_lines,
     comparison_line,
     count_line,
     number,
@@ -13,10 +13,13 @@ from rank_collapse.report.page import (
 )
 
 __all__ = [
-    "Claim",
+    "Answer",
     "Comparison",
+    "Row",
     "Section",
-    "claim_line",
+    "Statement",
+    "answer_lines",
+    "answers_of",
     "comparison_line",
     "count_line",
     "number",

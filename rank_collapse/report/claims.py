@@ -1,13 +1,15 @@
-"""Claims that can fail: a statistic per seed, its interval, and the verdict that follows from it.
+"""Statements of papers, the rows that test each of them, and the answers that follow.
 
-A claim says where its statistic lies: in an open range, beside a null outside of it. The verdict is
-read off the 95 % interval: "supported" if all of it is in the range, "contradicted" if none of it
-is, "undecided" otherwise and with fewer than `FEWEST_SEEDS` seeds.
+A statement has one statistic and the open range that it claims for it, both fixed before a run.
+Each setting (norm, architecture, width, task) gives a row: that statistic over independent draws,
+which are seeds or networks, never heads, layers or texts of one network. The rows of a statement
+are judged together, by intervals that hold jointly. What no paper says is a finding: a statement
+without a range, whose rows are shown with their intervals and get no answer.
 """
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,217 +17,281 @@ import numpy as np
 from rank_collapse.report.intervals import mean_interval
 from rank_collapse.report.shares import fisher_exact, share_difference, wilson_interval
 
-SUPPORTED, CONTRADICTED, UNDECIDED = VERDICTS = ("supported", "contradicted", "undecided")
-FEWEST_SEEDS = 3
-ABOVE_ZERO, BELOW_ZERO = (0.0, math.inf), (-math.inf, 0.0)
-MOST = (0.5, math.inf)  # of a whole
+HOLDS, IN_PART, FAILS, OPEN = ANSWERS = (
+    "holds", "holds in part", "does not hold", "cannot be said",
+)  # fmt: skip
+FINDING = "finding"
+WITHIN, OUTSIDE, UNDECIDED = VERDICTS = ("within", "outside", "undecided")
+FEWEST_DRAWS = 3
+ERROR = 0.05  # the largest share of runs in which chance gives a statement a wrong verdict
 Range = tuple[float, float]
+ABOVE_ZERO, BELOW_ZERO = (0.0, math.inf), (-math.inf, 0.0)
+NO_CASE = (-math.inf, 0.5)  # of a count
 
 
 @dataclass(frozen=True)
-class Claim:
-    """One test of what a paper says.
+class Statement:
+    """What a paper says, and what decides it; or a finding, which no paper says.
 
     Attributes:
-        statement: What it says.
-        section: Where: a theorem, a section, a figure.
-        statistic: What was computed of each seed, with its unit.
-        null: What the statistic would be if the statement did not hold.
-        claimed: The open range that the statement puts it in.
-        seeds: How many independent draws the interval rests on.
-        estimate: The statistic: a mean over seeds, a share, a largest deviation.
-        interval: 95 % of it; None where there are too few seeds for one.
-        verdict: One of `VERDICTS`.
-        why: What the verdict does not say by itself.
+        source: The paper and the theorem, section or figure.
+        text: What it says, in our words, with its number.
+        statistic: What is computed of each draw, with its unit.
+        claimed: The open range of the statistic in which it holds; None of a finding.
+        fails: What would make it fail.
+        always: A statement without exceptions: one setting against it, and it does not hold.
+        experiments: Whose rows test it.
+        before: The verdicts there were when each row had one of its own.
+        reason: Why they are not what they were.
     """
 
-    statement: str
-    section: str
+    source: str
+    text: str
     statistic: str
-    null: str
-    claimed: Range
-    seeds: int
+    claimed: Range | None = None
+    fails: str = ""
+    always: bool = False
+    experiments: Sequence[str] = ()
+    before: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A statement's statistic in one setting.
+
+    Attributes:
+        key: Of the statement.
+        setting: The network, task or size.
+        draws: How many independent draws the interval rests on.
+        estimate: Of the statistic; None where no draw has one.
+        interval: level → the interval that holds it in that share of runs; None where so few draws
+            give none.
+        why: What the numbers do not say by themselves.
+    """
+
+    key: str
+    setting: str
+    draws: int
     estimate: float | None
-    interval: Range | None
-    verdict: str
+    interval: Callable[[float], Range | None] = field(compare=False)
     why: str = ""
 
 
-def verdict_of(interval: Range | None, claimed: Range, seeds: int) -> str:
-    """The verdict on an interval: in the open range, outside of it, or neither."""
-    if seeds < FEWEST_SEEDS or interval is None:
-        return UNDECIDED
-    (low, high), (least, most) = interval, claimed
-    if least < low and high < most:
-        return SUPPORTED
-    return CONTRADICTED if high <= least or low >= most else UNDECIDED
+@dataclass(frozen=True)
+class Judged:
+    """A row with its joint interval and one of `VERDICTS`."""
+
+    row: Row
+    interval: Range | None
+    verdict: str
 
 
-def few(seeds: int) -> str:
-    """Why so few seeds decide nothing; empty for enough."""
-    plural = "" if seeds == 1 else "s"
-    return f"{seeds} seed{plural}, fewer than {FEWEST_SEEDS}" if seeds < FEWEST_SEEDS else ""
+@dataclass(frozen=True)
+class Answer:
+    """One of `ANSWERS`, or `FINDING`, with the rows it follows from."""
+
+    key: str
+    statement: Statement
+    answer: str
+    rows: tuple[Judged, ...]
+
+    @property
+    def where(self) -> str:
+        """The settings by verdict, where they differ: "within: a, b; outside: c"."""
+        found = {v: [j.row.setting for j in self.rows if j.verdict == v] for v in VERDICTS}
+        return "; ".join(f"{v}: {', '.join(names)}" for v, names in found.items() if names)
 
 
-def test_mean(
-    values: Iterable[Any], claimed: Range = ABOVE_ZERO, *, why: str = "", **about: str
-) -> Claim:
-    """A claim on the mean over seeds of a statistic, or of a paired difference: Student's interval.
+def of_mean(
+    key: str, setting: str, values: Iterable[Any], *, scale: Callable = float, why: str = ""
+) -> Row:
+    """The row of a mean over draws of a statistic, or of a paired difference: Student's interval.
 
     Args:
-        values: The statistic of each seed; None or NaN where a seed has none.
-        claimed: Open range of the mean that the statement asks for.
-        why: Added to what the verdict says.
-        **about: statement, section, statistic, null.
+        key, setting, why: Of the row.
+        values: The statistic of each draw; None or NaN where a draw has none, which is counted.
+        scale: An increasing function in which the mean and its interval are shown.
     """
     values = list(values)
     known = [float(v) for v in values if v is not None and math.isfinite(v)]
-    reasons = [few(len(known)), why]
-    if len(known) < len(values):
-        reasons.append(f"{len(values) - len(known)} of {len(values)} seeds have no number")
-    interval = mean_interval(known) if len(known) > 1 else None
-    estimate = math.fsum(known) / len(known) if known else None
-    return _claim(estimate, interval, claimed, len(known), reasons, about)
+    lost = len(values) - len(known)
+    reasons = [why, f"{lost} of {len(values)} draws have no number" if lost else ""]
+
+    def interval(level):
+        if len(known) < 2:
+            return None
+        low, high = mean_interval(known, level)
+        return scale(low), scale(high)
+
+    estimate = scale(math.fsum(known) / len(known)) if known else None
+    return Row(key, setting, len(known), estimate, interval, _joined(reasons))
 
 
-def of_interval(
-    estimate: float, interval: Range | None, seeds: int, claimed: Range = ABOVE_ZERO,
-    *, why: str = "", **about: str,
-) -> Claim:  # fmt: skip
-    """A claim on a statistic whose interval over seeds is known already.
-
-    Args:
-        estimate, interval: The statistic and 95 % of it; None where one seed gives none.
-        seeds: How many it rests on.
-        claimed, why, **about: As of `test_mean`.
-    """
-    return _claim(estimate, interval, claimed, seeds, [few(seeds), why], about)
-
-
-def of_share(
-    count: int, total: int, claimed: Range, *, why: str = "", **about: str
-) -> Claim:  # fmt: skip
-    """A claim on the share of seeds that do something: Wilson's interval.
-
-    Args:
-        count, total: Seeds that do, and all.
-        claimed: Open range of the share.
-        why, **about: As of `test_mean`.
-    """
-    interval = wilson_interval(count, total) if total else None
-    estimate = count / total if total else None
-    return _claim(estimate, interval, claimed, total, [few(total), why], about)
+def of_share(key: str, setting: str, count: int, total: int, *, why: str = "") -> Row:
+    """The row of the share of draws that do something: Wilson's interval."""
+    return Row(
+        key, setting, total, count / total if total else None,
+        lambda level: wilson_interval(count, total, level), _joined([f"{count} of {total}", why]),
+    )  # fmt: skip
 
 
 def of_shares(
-    count: int, total: int, other_count: int, other_total: int, claimed: Range,
-    *, why: str = "", **about: str,
-) -> Claim:  # fmt: skip
-    """A claim on the difference of two shares: Newcombe's interval, Fisher's p beside it.
-
-    Args:
-        count, total: One sample.
-        other_count, other_total: What it is compared with.
-        claimed: Open range of count/total − other_count/other_total.
-        why, **about: As of `test_mean`.
-    """
+    key: str, setting: str, count: int, total: int, other_count: int, other_total: int
+) -> Row:
+    """The row of the difference of two shares: Newcombe's interval, Fisher's p beside it."""
     counts = (count, total, other_count, other_total)
-    seeds, interval, estimate = min(total, other_total), None, None
-    reasons = [few(seeds), why]
-    if seeds:
-        interval = share_difference(*counts)
-        estimate = count / total - other_count / other_total
-        p = fisher_exact(*counts)
-        reasons.append(f"{count} of {total} against {other_count} of {other_total}, p = {p:.2g}")
-    return _claim(estimate, interval, claimed, seeds, reasons, about)
+    draws = min(total, other_total)
+    p = f", p = {fisher_exact(*counts):.2g}" if draws else ""
+    return Row(
+        key, setting, draws, count / total - other_count / other_total if draws else None,
+        lambda level: share_difference(*counts, level),
+        f"{count} of {total} against {other_count} of {other_total}{p}",
+    )  # fmt: skip
 
 
-def test_never(count: int, total: int, seeds: int, *, why: str = "", **about: str) -> Claim:
-    """A claim without exceptions: one case against it contradicts it, whatever the share is.
-
-    The interval is Wilson's of the share of such cases.
+def of_cases(
+    key: str, setting: str, count: int, total: int, draws: int, *, why: str = ""
+) -> Row:  # fmt: skip
+    """The row of a statement without exceptions: how many cases are against it, itself certain.
 
     Args:
+        key, setting, why: Of the row.
         count, total: Cases against it, and all.
-        seeds: Independent draws that the cases come from.
-        why, **about: As of `test_mean`.
+        draws: Independent draws that the cases come from.
     """
-    reasons = [few(seeds), why, f"{count} of {total} cases against it"]
-    if not total:
-        reasons = ["its condition held in no case", why]
-    interval = wilson_interval(count, total) if total else None
-    estimate = count / total if total else None
-    verdict = UNDECIDED
-    if total and seeds >= FEWEST_SEEDS:
-        verdict = CONTRADICTED if count else SUPPORTED
-    about = {"null": "one case or more against it"} | about
-    return Claim(
-        claimed=(0.0, 0.0), seeds=seeds, estimate=estimate, interval=interval, verdict=verdict,
-        why=_joined(reasons), **about,
+    what = f"of {total} cases" if total else "its condition held in no case"
+    return Row(
+        key, setting, draws if total else 0, float(count) if total else None,
+        lambda level: (float(count), float(count)), _joined([what, why]),
     )  # fmt: skip
 
 
 def of_curve(
-    curve: Any, draws: Any, resolution: float = 0.0, *, why: str = "", **about: str
-) -> Claim:
-    """A claim that a curve is one more draw of an ensemble of curves, at all its points at once.
+    key: str, setting: str, curve: Any, draws: Any, resolution: float = 0.0
+) -> Row:  # fmt: skip
+    """The row of a curve that may be one more draw of an ensemble of curves, at all its points.
 
-    The statistic is how far the curve is from the mean of all, itself among them, at its farthest
-    point, in standard deviations there (and in `resolution`, where the curve was read off a
-    figure). If it is one more draw, its place among the n draws' own is any of 1 .. n + 1 alike, so
-    that p = (number of draws at least as far + 1)/(n + 1): an exact test for all points together.
-    The interval is what the draws reach, 0 to the largest of theirs; p below 0.05 contradicts,
-    which takes 20 draws. Supported is a curve that lies within the draws' range at every point
-    too; one that leaves it somewhere, but no farther than draws leave each other's, is undecided,
-    as is every curve beside fewer draws.
+    How far a curve is from the mean of all, itself among them, is measured at its farthest point,
+    in standard deviations there (and in `resolution`, where the curve was read off a figure). If it
+    is one more draw, its place among the n draws' own is any of 1 .. n + 1 alike: an exact test for
+    all points together, p = (number of draws at least as far + 1)/(n + 1). The statistic is p less
+    the largest p that is refused at a level, above 0 of a curve that is not. It is known where
+    n + 1 ≥ 1/(1 − level): fewer draws can refuse nothing at that level.
 
     Args:
+        key, setting: Of the row.
         curve: The curve [l].
         draws: The ensemble [s, l].
         resolution: How well the curve's values are known.
-        why, **about: As of `test_mean`.
 
     Source: the studentised envelope test of Myllymäki et al. 2017, "Global envelope tests for
     spatial processes".
     """
     draws, curve = np.asarray(draws, float), np.asarray(curve, float)
-    every = np.concatenate([curve[None], draws])
-    spread = np.sqrt(every.var(axis=0, ddof=1) + resolution**2) if len(draws) else 0 * curve
+    every, n = np.concatenate([curve[None], draws]), len(draws)
+    spread = np.sqrt(every.var(axis=0, ddof=1) + resolution**2) if n else 0 * curve
     away = np.abs(every - every.mean(axis=0)) / np.where(spread > 0, spread, 1.0)
     farthest = away.max(axis=1)
-    n = len(draws)
-    p = (1 + int((farthest[1:] >= farthest[0]).sum())) / (n + 1)
-    outside = np.flatnonzero(
-        (curve < draws.min(axis=0, initial=np.inf) - resolution)
-        | (curve > draws.max(axis=0, initial=-np.inf) + resolution)
+    place = 1 + int((farthest[1:] >= farthest[0]).sum())
+
+    def interval(level):
+        refused = math.floor((n + 1) * (1 - level) + 1e-9)  # places that are
+        beyond = (place - refused) / (n + 1)
+        return (beyond, beyond) if refused else None
+
+    found = interval(1 - ERROR)
+    why = f"p = {place / (n + 1):.2g} with {n} draws"
+    return Row(key, setting, n, found and found[0], interval, why)
+
+
+def judged(rows: Sequence[Row], claimed: Range | None) -> tuple[Judged, ...]:
+    """The rows of one statement with joint intervals: within the range, outside, or undecided.
+
+    Holm's procedure, once for "within" and once for "outside": of k rows that have not been decided
+    so, those are whose interval at 1 − 5 %/k lies on that side, until none is. It holds whatever
+    the dependence between rows; the level at which a row was decided is that of its interval, those
+    of rows that are not decided have 1 − 5 %/(number of rows).
+
+    Args:
+        rows: Of the statement.
+        claimed: Its range; None of a finding.
+
+    Source: Holm 1979, "A simple sequentially rejective multiple test procedure".
+    """
+    found = {}
+    for verdict in (WITHIN, OUTSIDE):
+        left = list(range(len(rows)))
+        while left:
+            level = 1 - ERROR / len(left)
+            ends = {i: _interval(rows[i], level) for i in left}
+            new = [i for i in left if _side(ends[i], claimed) == verdict]
+            if not new:
+                break
+            found |= {i: Judged(rows[i], ends[i], verdict) for i in new}
+            left = [i for i in left if i not in new]
+    level = 1 - ERROR / max(1, len(rows))
+    return tuple(
+        found.get(i) or Judged(row, _interval(row, level), UNDECIDED) for i, row in enumerate(rows)
     )
-    needed = 1 / (n + 1) < 0.05
-    verdict = UNDECIDED if not needed or len(outside) else SUPPORTED
-    verdict = CONTRADICTED if needed and p < 0.05 else verdict
-    reasons = [
-        "" if needed else f"{n} draws: no p below {1 / (n + 1):.2g} is possible",
-        f"p = {p:.2g}" if n else "",
-        f"outside the draws' range at {', '.join(map(str, outside))}" if n and len(outside) else "",
-        why,
-    ]
-    reach = float(farthest[1:].max()) if n else None
-    return Claim(
-        claimed=(0.0, reach or 0.0), seeds=n, estimate=float(farthest[0]) if n else None,
-        interval=(0.0, reach) if n else None, verdict=verdict, why=_joined(reasons), **about,
-    )  # fmt: skip
 
 
-def counted(claims: Sequence[Claim]) -> dict[str, int]:
-    """{verdict: how many claims have it}, all three of them."""
-    return {verdict: sum(c.verdict == verdict for c in claims) for verdict in VERDICTS}
+def _interval(row, level):
+    return row.interval(level) if row.draws >= FEWEST_DRAWS else None
 
 
-def _claim(estimate, interval, claimed, seeds, reasons, about):
-    verdict = verdict_of(interval, claimed, seeds)
-    return Claim(
-        claimed=claimed, seeds=seeds, estimate=estimate, interval=interval, verdict=verdict,
-        why=_joined(reasons), **about,
-    )  # fmt: skip
+def _side(interval, claimed):
+    if interval is None or claimed is None:
+        return UNDECIDED
+    (low, high), (least, most) = interval, claimed
+    if least < low and high < most:
+        return WITHIN
+    return OUTSIDE if high <= least or low >= most else UNDECIDED
+
+
+def answer_of(key: str, statement: Statement, rows: Sequence[Row]) -> Answer:
+    """What the rows of a statement say together.
+
+    It holds if every row is within its range, in part if some are. It does not hold if some are
+    outside and none is within, or of a statement without exceptions if any is outside.
+    """
+    found = judged(rows, statement.claimed)
+    within, outside, _ = (any(j.verdict == v for j in found) for v in VERDICTS)
+    if statement.claimed is None:
+        answer = FINDING
+    elif outside and (statement.always or not within):
+        answer = FAILS
+    elif within:
+        answer = HOLDS if all(j.verdict == WITHIN for j in found) else IN_PART
+    else:
+        answer = OPEN
+    return Answer(key, statement, answer, found)
+
+
+def answers_of(statements: Mapping[str, Statement], rows: Iterable[Row]) -> list[Answer]:
+    """The answers to those statements that have rows, in the order of the statements.
+
+    Raises:
+        ValueError: A row of no statement.
+    """
+    by_key: dict[str, list[Row]] = {}
+    for row in rows:
+        by_key.setdefault(row.key, []).append(row)
+    if unknown := sorted(by_key.keys() - statements.keys()):
+        raise ValueError(f"{unknown[0]!r} is not one of the statements")
+    return [answer_of(k, s, by_key[k]) for k, s in statements.items() if k in by_key]
+
+
+def counted(answers: Sequence[Answer]) -> dict[str, int]:
+    """{answer: how many statements have it}, all four of them."""
+    return {answer: sum(a.answer == answer for a in answers) for answer in ANSWERS}
+
+
+def by_chance(answers: Sequence[Answer]) -> float:
+    """The largest number of statements to which chance alone is expected to give a wrong verdict:
+    5 % of those that have a verdict on a row."""
+    decided = sum(any(j.verdict != UNDECIDED for j in a.rows) for a in answers)
+    return ERROR * decided
 
 
 def _joined(reasons):

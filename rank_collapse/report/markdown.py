@@ -5,8 +5,16 @@ from collections.abc import Sequence
 
 from PIL import Image
 
-from rank_collapse.report.claims import Claim
-from rank_collapse.report.page import Section, count_line, number, span
+from rank_collapse.report.claims import FINDING, Answer
+from rank_collapse.report.page import (
+    JOINTLY,
+    Section,
+    count_line,
+    note,
+    number,
+    range_text,
+    span,
+)
 
 COLORS = 64  # of a figure's palette: a third of its size, and no difference that one sees
 
@@ -16,7 +24,8 @@ def markdown(
     intro: str,
     sections: Sequence[Section],
     footer: str = "",
-    untested: Sequence[tuple[str, str]] = (),
+    answers: Sequence[Answer] = (),
+    untested: Sequence[str] = (),
     folder: str = "results",
 ) -> tuple[str, dict[str, bytes]]:
     """(the page, {path of a figure relative to it: its PNG}).
@@ -25,14 +34,15 @@ def markdown(
         title, intro: Its head.
         sections: The experiments; their `details` say with what and how long they were made.
         footer: Small print at the end.
-        untested: (section, statement) of the paper that none of them tests.
+        answers: To the statements that they test.
+        untested: Texts of those that they do not test.
         folder: Where the figures go, beside the page.
     """
-    claims = [claim for s in sections for claim in s.claims]
     figures: dict[str, bytes] = {}
     parts = [f"# {title}", intro]
-    if claims:
-        parts += ["## Claims", f"{count_line(claims)}.", claim_table(claims, untested)]
+    if answers or untested:
+        table = answer_table(answers, untested)
+        parts += ["## Statements", f"{count_line(answers)}. {JOINTLY}", table]
     for section in sections:
         parts += [f"## {section.title}", section.claim, f"```\n{section.command}\n```"]
         parts.append(section.details)
@@ -52,16 +62,19 @@ def markdown(
     return "\n\n".join(part for part in parts if part) + "\n", figures
 
 
-def claim_table(claims: Sequence[Claim], untested: Sequence[tuple[str, str]] = ()) -> str:
-    """All claims, their statistics, intervals and verdicts, and what was not tested."""
-    rows = [
-        (c.section, c.statement, f"{c.statistic}; else {c.null}", span(c), c.seeds,
-         f"**{c.verdict}**", c.why)
-        for c in claims
-    ]  # fmt: skip
-    rows += [(where, what, "", "", "", "not tested", "") for where, what in untested]
-    head = ("of the paper", "claim", "statistic", "mean and 95 % interval", "seeds", "verdict", "")
-    return _table(head, rows)
+def answer_table(answers: Sequence[Answer], untested: Sequence[str] = ()) -> str:
+    """Each statement with its answer and its rows below it, and what was not tested."""
+    rows = []
+    for a in answers:
+        s = a.statement
+        holds = f"; holds {range_text(s.claimed)}" if s.claimed else ""
+        rows.append((f"**{s.text}** {s.source}", f"{s.statistic}{holds}", "", f"**{a.answer}**"))
+        for judged in a.rows:
+            verdict = "" if a.answer == FINDING else judged.verdict
+            row = judged.row
+            rows.append((f"— {row.setting}", span(judged), note(row), verdict))
+    rows += [(text, "", "", "not tested") for text in untested]
+    return _table(("statement and settings", "statistic and joint interval", "", "answer"), rows)
 
 
 def small(png: bytes) -> bytes:

@@ -2,16 +2,26 @@
 
 import base64
 import html
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rank_collapse.report.claims import VERDICTS, Claim, counted
+from rank_collapse.report.claims import (
+    FINDING,
+    NO_CASE,
+    Answer,
+    Judged,
+    Range,
+    Row,
+    by_chance,
+    counted,
+)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two numbers side by side, without a verdict: see `Claim` for those.
+    """Two numbers side by side, without a verdict: see `Answer` for those.
 
     Attributes:
         quantity: What is compared, with its unit.
@@ -37,7 +47,7 @@ class Section:
         command: How the numbers were made.
         status: "done", "failed" or "missing".
         figures: (PNG bytes, caption) pairs.
-        claims: What of the paper was tested, and how it came out.
+        claims: Its rows of the statements; the page has their answers.
         comparisons: Numbers beside published ones.
         table: Rows of numbers by column.
         reading: What the numbers say against the paper.
@@ -51,7 +61,7 @@ class Section:
     command: str
     status: str = "done"
     figures: Sequence[tuple[bytes, str]] = field(default=())
-    claims: Sequence[Claim] = field(default=())
+    claims: Sequence[Row] = field(default=())
     comparisons: Sequence[Comparison] = field(default=())
     table: Sequence[Mapping[str, Any]] = field(default=())
     reading: str = ""
@@ -59,6 +69,11 @@ class Section:
     error: str = ""
 
 
+JOINTLY = (
+    "The intervals of a statement's rows hold jointly in 95 % of runs (Holm); within: all of it is "
+    "where the statement has it, outside: none of it, undecided: part of it, or too few draws. "
+    "Findings are what no paper says; they have no answer."
+)
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1b1b1b; max-width: 1080px; margin: 2em auto;
        padding: 0 1em; }
@@ -71,8 +86,9 @@ pre { background: #f5f5f3; padding: .7em 1em; white-space: pre-wrap; overflow-wr
       font-size: 13px }
 figure { margin: 1em 0 } figure img { max-width: 100% }
 figcaption { color: #555; font-size: 13.5px }
-.supported { color: #00664b } .contradicted { color: #a33b00; font-weight: 600 }
-.undecided { color: #666 }
+.holds, .within { color: #00664b } .holds-in-part { color: #8a6d00 }
+.does-not-hold, .outside { color: #a33b00; font-weight: 600 }
+.cannot-be-said, .undecided { color: #666 } tr.row td:first-child { padding-left: 2em }
 .failed { color: #a33b00 } .small { color: #666; font-size: 13px }
 """
 
@@ -82,7 +98,8 @@ def render(
     intro: str,
     sections: Sequence[Section],
     footer: str = "",
-    untested: Sequence[tuple[str, str]] = (),
+    answers: Sequence[Answer] = (),
+    untested: Sequence[str] = (),
 ) -> str:
     """The page as HTML; everything it needs is in it.
 
@@ -90,9 +107,9 @@ def render(
         title, intro: Its head.
         sections: The experiments.
         footer: Small print at the end.
-        untested: (section, statement) of the paper that no experiment of the page tests.
+        answers: To the statements that they test.
+        untested: Texts of the statements that they do not test.
     """
-    claims = [claim for s in sections for claim in s.claims]
     overview = "".join(
         f'<tr><td><a href="#{_text(s.name)}">{_text(s.title)}</a></td>'
         f"<td>{_status(s)}</td><td>{_text(s.reading)}</td></tr>"
@@ -105,7 +122,7 @@ def render(
         f"<h1>{_text(title)}</h1><p>{_text(intro)}</p>\n"
         "<table><tr><th>experiment</th><th>run</th><th>against the paper</th></tr>"
         f"{overview}</table>\n"
-        + (claim_table(claims, untested) if claims else "")
+        + (answer_table(answers, untested) if answers or untested else "")
         + "\n".join(_section(s) for s in sections)
         + f'\n<p class="small">{_text(footer)}</p></body></html>\n'
     )
@@ -120,25 +137,50 @@ def number(value: Any) -> str:
     return str(value)
 
 
-def count_line(claims: Sequence[Claim]) -> str:
-    """ "12 claims tested: 9 supported, 2 contradicted, 1 undecided"."""
-    counts = ", ".join(f"{n} {verdict}" for verdict, n in counted(claims).items())
-    return f"{len(claims)} claim{'s' * (len(claims) != 1)} tested: {counts}"
+def count_line(answers: Sequence[Answer]) -> str:
+    """ "3 statements tested: 2 holds, ...; chance alone: at most 0.15 wrong"."""
+    tested = [a for a in answers if a.answer != FINDING]
+    counts = ", ".join(f"{answer}: {n}" for answer, n in counted(tested).items())
+    rows = sum(len(a.rows) for a in tested)
+    return (
+        f"{len(tested)} statement{'s' * (len(tested) != 1)} tested in {rows} rows: {counts}. "
+        f"Chance alone would give a wrong verdict to {by_chance(tested):.2g} of them at most"
+    )
 
 
-def span(claim: Claim) -> str:
-    """The statistic and its interval, "2.9 (2.8 to 3.1)"."""
-    if claim.estimate is None:
+def range_text(claimed: Range | None) -> str:
+    """ "above 0", "below -2", "2.5 to 3.5", "no case"; of a finding nothing."""
+    if claimed in (None, NO_CASE):
+        return "" if claimed is None else "no case"
+    low, high = claimed
+    if math.isinf(high):
+        return f"above {low:g}"
+    return f"below {high:g}" if math.isinf(low) else f"{low:g} to {high:g}"
+
+
+def span(judged: Judged) -> str:
+    """A row's statistic and its interval, "2.9 (2.8 to 3.1)"."""
+    if judged.row.estimate is None:
         return "—"
-    if claim.interval is None:
-        return number(claim.estimate)
-    low, high = map(number, claim.interval)
-    return f"{number(claim.estimate)} ({low} to {high})"
+    estimate, interval = number(judged.row.estimate), judged.interval
+    if interval is None or interval[0] == interval[1]:
+        return estimate
+    return f"{estimate} ({number(interval[0])} to {number(interval[1])})"
 
 
-def claim_line(claim: Claim) -> str:
-    """ "supported    Section 3.1: ... 2.9 (2.8 to 3.1)"."""
-    return f"{claim.verdict:12s} {claim.section}: {claim.statement} {span(claim)}"
+def answer_lines(answer: Answer) -> str:
+    """ "holds          Section 3.1: ..." and a line for each of its rows."""
+    s = answer.statement
+    lines = [f"{answer.answer:14s} {s.source}: {s.text}"]
+    for judged in answer.rows:
+        verdict = "" if answer.answer == FINDING else judged.verdict
+        lines.append(f"    {verdict:10s} {judged.row.setting}: {span(judged)}; {note(judged.row)}")
+    return "\n".join(lines)
+
+
+def note(row: Row) -> str:
+    """ "8 draws; 2 of 10 draws have no number"."""
+    return f"{row.draws} draw{'s' * (row.draws != 1)}" + (f"; {row.why}" if row.why else "")
 
 
 def comparison_line(row: Comparison) -> str:
@@ -147,27 +189,29 @@ def comparison_line(row: Comparison) -> str:
     return f"{row.quantity}: {number(row.measured)}{beside}" + (f"; {row.note}" * bool(row.note))
 
 
-def claim_table(claims: Sequence[Claim], untested: Sequence[tuple[str, str]] = ()) -> str:
-    """All claims with their intervals and verdicts, and what was not tested."""
-    rows = "".join(
-        f"<tr><td>{_text(c.section)}</td><td>{_text(c.statement)}</td>"
-        f"<td>{_text(c.statistic)}; else {_text(c.null)}</td>"
-        f'<td class="number">{_text(span(c))}</td><td>{c.seeds}</td>'
-        f'<td class="{c.verdict}">{c.verdict}</td><td>{_text(c.why)}</td></tr>'
-        for c in claims
-    )
-    rows += "".join(
-        f"<tr><td>{_text(section)}</td><td>{_text(statement)}</td><td>not tested by these "
-        "experiments</td><td></td><td></td><td></td><td></td></tr>"
-        for section, statement in untested
-    )
+def answer_table(answers: Sequence[Answer], untested: Sequence[str] = ()) -> str:
+    """Each statement with its answer and its rows below it, and what was not tested."""
+    parts = []
+    for a in answers:
+        s = a.statement
+        holds = f"; holds {range_text(s.claimed)}" if s.claimed else ""
+        parts.append(
+            f"<tr><td><b>{_text(s.text)}</b> {_text(s.source)}</td>"
+            f"<td>{_text(s.statistic)}{_text(holds)}</td>"
+            f'<td class="{a.answer.replace(" ", "-")}">{_text(a.answer)}</td></tr>'
+        )
+        for judged in a.rows:
+            verdict = "" if a.answer == FINDING else judged.verdict
+            parts.append(
+                f'<tr class="row"><td>{_text(judged.row.setting)}</td><td class="number">'
+                f"{_text(span(judged))}; {_text(note(judged.row))}</td>"
+                f'<td class="{judged.verdict}">{verdict}</td></tr>'
+            )
+    parts += [f"<tr><td>{_text(text)}</td><td></td><td>not tested</td></tr>" for text in untested]
     return (
-        f'<p class="verdicts"><b>{_text(count_line(claims))}.</b> The interval holds 95 % over '
-        f"seeds; {VERDICTS[0]}: all of it is where the claim has it, {VERDICTS[1]}: none of it, "
-        f"{VERDICTS[2]}: part of it, or too few seeds.</p>"
-        "<table><tr><th>of the paper</th><th>claim</th><th>statistic</th>"
-        "<th>mean and interval</th><th>seeds</th><th>verdict</th><th></th></tr>"
-        f"{rows}</table>"
+        f'<p class="verdicts"><b>{_text(count_line(answers))}.</b> {_text(JOINTLY)}</p>'
+        "<table><tr><th>statement, and the settings it is tested in</th><th>statistic, and its "
+        f"joint interval</th><th>answer</th></tr>{''.join(parts)}</table>"
     )
 
 
@@ -191,7 +235,7 @@ def _text(value):
 def _status(section):
     if section.status != "done":
         return f'<span class="failed">{_text(section.status)}</span>'
-    return f"done; {count_line(section.claims)}" if section.claims else "done"
+    return "done"
 
 
 def _section(section):
@@ -210,8 +254,6 @@ def _section(section):
             f'<figure><img alt="{_text(caption)}" src="data:image/png;base64,{data}">'
             f"<figcaption>{_text(caption)}</figcaption></figure>"
         )
-    if section.claims:
-        parts.append(claim_table(section.claims))
     if section.comparisons:
         rows = "".join(_row(c) for c in section.comparisons)
         parts.append(

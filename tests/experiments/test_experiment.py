@@ -40,11 +40,7 @@ def made(**fields):
         },
         "further": lambda found, factor: {f"times_{factor}": Figure},
         "files": lambda found, factor, run: {"report.html": lambda: b"<p>"},
-        "claims": lambda summary: [
-            claims.test_mean(
-                summary["values"], statement="They grow.", section="1", statistic="x", null="0"
-            )
-        ],
+        "claims": lambda summary: [claims.of_mean("chains", "seeds", summary["values"])],
         "compare": lambda summary: [Comparison("first", summary["values"][0], 1, "a note")],
         "reading": lambda summary: "So they do.",
     }  # fmt: skip
@@ -59,8 +55,9 @@ def test_a_run_shows_what_there_is_and_computes_it_once(tmp_path, capsys):
         assert cli.execute(own.main, own.flags, [f"--output_dir={tmp_path}"]) == 0
         printed = capsys.readouterr().out.splitlines()
         assert printed[0] == "first: 2, beside 1; a note"
-        assert printed[1].startswith("undecided    1: They grow. 4 (")
-        assert printed[2:] == ["So they do.", f"written to {tmp_path}"]
+        assert printed[1].startswith("cannot be said Dong et al. 2021, section 4.2: Products of ")
+        assert printed[2].startswith("    undecided  seeds: 4 (") and "; 3 draws" in printed[2]
+        assert printed[3:] == ["So they do.", f"written to {tmp_path}"]
         names = {path.stem for path in (tmp_path / "figures").iterdir()}
         assert names == {"shown", "aside", "named", "times_2"}
         assert (tmp_path / "results.csv").exists() and (tmp_path / "report.html").exists()

@@ -18,11 +18,13 @@ from pathlib import Path
 import jax
 import pytest
 from PIL import Image
+from scipy import stats
 
 from experiments import reproduce, run_architectures
-from experiments.shell import cli, paper
+from experiments.shell import cli
 from experiments.shell.experiment import experiment_of
 from experiments.shell.process import run_processes
+from experiments.statements import STATEMENTS
 from rank_collapse import report
 from rank_collapse.report import claims
 from rank_collapse.runs import provenance
@@ -36,31 +38,35 @@ def section(**fields):
     )
 
 
-def claim(values, statement="stops & stays"):
-    return claims.test_mean(
-        values, statement=statement, section="Section <3>", statistic="x", null="0"
-    )
-
-
 def test_the_page_is_self_contained_and_escapes_text():
     rows = [report.Comparison("x < y", 0.123456, 0.5, "why"), report.Comparison("n", 3)]
-    tested = [claim([1.0, 2.0, 1.5]), claim([-1.0, -2.0, -1.5]), claim([1.0])]
-    made = section(figures=[(PNG, "cap")], comparisons=rows, claims=tested)
-    page = report.render("T", "intro", [made], "made", [("Section 9", "nobody looked")])
+    made = section(figures=[(PNG, "cap")], comparisons=rows)
+    stated = {
+        "stops": report.Statement("Section <3>", "stops & stays", "x", (0.0, 9.0)),
+        "found": report.Statement("found here", "it rises", "y"),
+    }
+    settings = {"a": [1.0, 2.0, 1.5], "b": [-1.0, -2.0, -1.5], "c": [1.0]}
+    tested = [claims.of_mean("stops", name, values) for name, values in settings.items()]
+    answers = report.answers_of(stated, [*tested, claims.of_mean("found", "d", [2.5, 2.5, 2.5])])
+    page = report.render("T", "intro", [made], "made", answers, ["nobody looked"])
     assert "A &lt;b&gt;" in page and "x &lt; y" in page and "stops &amp; stays" in page
     assert "0.1235" in page and "data:image/png;base64,iVBORyBub3QgcmVhbGx5" in page
-    assert "3 claims tested: 1 supported, 1 contradicted, 1 undecided" in page
-    assert "1.5 (0.2579 to 2.742)" in page and "Section &lt;3&gt;" in page
-    assert "1 seed, fewer than 3" in page and "nobody looked" in page and "not tested" in page
+    counts = "1 statement tested in 3 rows: holds: 0, holds in part: 0, does not hold: 0, "
+    assert f"{counts}cannot be said: 1. Chance alone would give a wrong verdict to 0 of" in page
+    half = stats.t.ppf(1 - 0.05 / 3 / 2, 2) * 0.5 / 3**0.5  # jointly with two other rows
+    low, high = 1.5 - half, 1.5 + half
+    assert f"1.5 ({low:.4g} to {high:.4g}); 3 draws" in page and "Section &lt;3&gt;" in page
+    assert "1; 1 draw<" in page and "nobody looked" in page and "not tested" in page
+    assert "it rises" in page and ">finding<" in page and "x; holds 0 to 9" in page
     assert "http" not in page and "src=" in page
 
 
 def test_what_no_experiment_tests_is_listed():
-    said = paper.said("skips", "no norm")
-    found = claims.test_mean([1.0, 1.1, 0.9], statistic="x", null="0", **said)
-    left = reproduce.untested([found])
-    assert paper.PAPER["skips"] not in left and paper.PAPER["rate"] in left
-    assert len(left) == len(paper.PAPER) - 1
+    stated = {key for key, s in STATEMENTS.items() if s.claimed is not None}
+    answers = report.answers_of(STATEMENTS, [claims.of_mean("skips", "no norm", [1.0, 1.1, 0.9])])
+    left = reproduce.untested(answers)
+    assert len(left) == len(stated) - 1
+    assert not any(STATEMENTS["skips"].text in text for text in left)
 
 
 def test_a_failed_section_says_so():
@@ -101,10 +107,9 @@ def test_a_second_run_in_new_processes_makes_nothing_again(tmp_path, monkeypatch
     assert "python -m experiments.run_path_counts" in page and page.count("base64,") == 2
     assert str(tmp_path) not in page
     printed = capfd.readouterr().out
-    assert re.search(r"supported +Section 3.1: With skips the lengths of paths are bin", printed)
-    assert re.search(r"undecided +Section 4.1: The residual by layer of BERT", printed)
-    assert re.search(r"not tested +Theorem 2.1", printed)
-    counts = "9 claims tested: 2 supported, 0 contradicted, 7 undecided"
+    assert re.search(r"cannot be said Dong et al. 2021, section 4.1: The residual by la", printed)
+    assert re.search(r"not tested +Dong et al. 2021, appendix", printed)
+    counts = "4 statements tested in 7 rows: holds: 0, holds in part: 0, does not hold: 0, cannot "
     assert counts in printed and counts in page
     folder = tmp_path / "results/reproduce/quick"
     made = {p: p.stat().st_mtime_ns for p in folder.rglob("*") if p.suffix in (".csv", ".npz")}
@@ -206,7 +211,7 @@ def test_results_as_markdown_are_of_the_largest_preset_there_is(tmp_path):
     text = path.read_text()
     assert "BERT (H=2, L=3)" in text and "a|b" not in text
     assert "preset “paper”, 12 s" in text and "cores" in text and f"JAX {jax.__version__}" in text
-    assert "2 claims tested" in text and "not tested" in text
+    assert "0 statements tested" in text and "not tested" in text
     assert "Not run: run_collapse, " in text
     named = re.findall(r"\]\((.*?)\)", text)
     assert named == ["results/run_path_counts_0.png"]

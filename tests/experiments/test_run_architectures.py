@@ -17,7 +17,9 @@ from experiments import run_architectures
 from experiments.architectures import measure, resume
 from experiments.shell import cli, signals
 from experiments.shell.progress import Progress
+from experiments.statements import STATEMENTS
 from rank_collapse.pretrained.lazy import LazyLayers
+from rank_collapse.report.claims import HOLDS, IN_PART, OPEN, answers_of
 from rank_collapse.runs.folder import RunFolder
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
@@ -221,7 +223,7 @@ def test_bad_input(tmp_path, ids, capsys):
 
 
 def test_the_published_curve_can_be_one_more_initialisation_or_none():
-    def verdicts(published, seeds=20):
+    def answers(published, seeds=40, first=0.6):
         rng = np.random.default_rng(0)
         san = 1e-7 + 1e-8 * rng.random((seeds, 5))
         san[:, 0] = 0.6 + 0.01 * rng.random(seeds)  # nearly all of which is lost
@@ -229,12 +231,16 @@ def test_the_published_curve_can_be_one_more_initialisation_or_none():
         curves = {"SAN": san.tolist(), "SAN+skip": skip.tolist()}
         model = {
             "curves": {"init": curves},
-            "published": {"init": {"SAN": [0.605] + [1.05e-7] * 4, "SAN+skip": published}},
+            "published": {"init": {"SAN": [first] + [1.05e-7] * 4, "SAN+skip": published}},
         }
-        return [c.verdict for c in run_architectures.EXPERIMENT.claims({"bert": model})]
+        rows = run_architectures.EXPERIMENT.claims({"bert": model})
+        found = {a.key: a for a in answers_of(STATEMENTS, rows)}
+        others = {key: found[key].answer for key in ("skips", "skips stop", "collapse")}
+        assert others == dict.fromkeys(others, HOLDS)
+        return found["curves"].answer
 
     near, far = np.linspace(0.61, 0.41, 5).tolist(), [0.6, 0.55, 0.5, 0.45, 0.1]
-    # the two curves, collapse, skips against none, and that skips stop the fall, which goes on here
-    assert verdicts(near) == ["supported"] * 4 + ["contradicted"]
-    assert verdicts(far)[1] == "contradicted"
-    assert verdicts(far, seeds=8)[:2] == ["undecided"] * 2
+    assert answers(near) == HOLDS
+    assert answers(near, first=0.9) == HOLDS  # of other texts than ours
+    assert answers(far) == IN_PART
+    assert answers(far, seeds=20) == OPEN  # p = 1/21 of two curves

@@ -17,9 +17,11 @@ from experiments import run_collapse
 from experiments.collapse import ensemble, settings
 from experiments.collapse.results import bound_numbers, crossings, gain_numbers, rates
 from experiments.run_collapse import EXPERIMENT, FLAGS, crossing_text, main
-from experiments.shell import cli, inputs, paper
+from experiments.shell import cli, inputs
+from experiments.statements import STATEMENTS
 from rank_collapse import runs
 from rank_collapse.measures import residuals
+from rank_collapse.report.claims import answers_of
 from rank_collapse.theory import logdomain
 
 SIZE = ["--depth=3", "--num_heads=2", "--d_model=8", "--num_tokens=6", "--num_seeds=3"]
@@ -102,13 +104,13 @@ def test_rows_figures_and_summary_are_there(base):
     assert "log10_lambda" not in summary["settings"][0]["variants"]["san_skip"]
     quantities = [c.quantity for c in EXPERIMENT.compare(summary)]
     assert any("san, norm none: residual ratio" in q for q in quantities)
-    found = {c.statement: c for c in EXPERIMENT.claims(summary)}
-    rate, bound, skips = (
-        found[f"{paper.PAPER[name].text} [no norm]"] for name in ("rate", "bound", "skips")
-    )
-    assert rate.section == "Theorems 2.2, 2.3" and rate.seeds == 3
-    assert bound.estimate == 0 and "cases against it" in bound.why
-    assert skips.verdict == "supported" and skips.estimate > 1
+    found = {row.key: row for row in EXPERIMENT.claims(summary)}
+    assert found["rate"].setting == "no norm" and found["rate"].draws == 3
+    assert found["heads bound"].estimate == 0 and "cases" in found["heads bound"].why
+    assert verdicts(*summary["settings"])["skips"] == "within" and found["skips"].estimate > 1
+    ratio = arrays(folder)["none/weight_scale=1.0/skip_gain=1.0/san_skip/ratio"]
+    left = np.mean(ratio[:, -1] / ratio[:, 0])
+    assert found["skips stop"].estimate == pytest.approx(left, rel=1e-3)
     assert any("no condition" in q for q in quantities) and any("c_eff" in q for q in quantities)
     assert "norm none" in EXPERIMENT.reading(summary)
 
@@ -238,10 +240,11 @@ def test_a_violated_bound_is_counted_only_under_the_lemmas_condition():
     assert (found["prefixes_admissible"], found["prefixes_above_the_stack_bound"]) == (2, 1)
 
 
-def numbers_of(log10_residual, rate=3.0, fall=0.0, **more):
+def numbers_of(log10_ratio, rate=3.0, left=1.0, **more):
     """The summary of one variant, of as many seeds as there are residuals."""
-    seeds = len(log10_residual)
-    last = {"log10_residual": log10_residual, "local_rate": [rate] * seeds, "fall": [fall] * seeds}
+    seeds = len(log10_ratio)
+    last = {"log10_ratio": log10_ratio, "local_rate": [rate] * seeds, "left": [left] * seeds}
+    last |= {"power_law_wins": [0.0] * seeds}
     plain = {"log10_residual_last": None, "plain_log10_residual_last": None}
     return {"seeds": seeds, "ratio": [0.9, 0.3], "by_seed": last} | plain | more
 
@@ -251,7 +254,8 @@ def setting_of(norm="none", **variants):
 
 
 def verdicts(*settings):
-    return {c.statement: c.verdict for c in EXPERIMENT.claims({"settings": list(settings)})}
+    answers = answers_of(STATEMENTS, EXPERIMENT.claims({"settings": list(settings)}))
+    return {a.key: a.rows[0].verdict for a in answers}
 
 
 def test_every_variant_has_a_published_curve_to_stand_beside():
@@ -261,33 +265,46 @@ def test_every_variant_has_a_published_curve_to_stand_beside():
 
 
 @pytest.mark.parametrize(
-    ("rate", "skip", "fall", "expected"),
-    [
-        (3.0, -1.0, 0.0, ["supported", "supported", "supported"]),
-        (1.0, -9000.0, -0.1, ["contradicted", "contradicted", "contradicted"]),
-    ],
+    ("rate", "skip", "left", "expected"),
+    [(3.0, -1.0, 0.2, "within"), (1.0, -9000.0, 0.1, "outside")],
 )
-def test_claims_of_the_paper_can_come_out_otherwise(rate, skip, fall, expected):
+def test_statements_of_the_paper_can_come_out_otherwise(rate, skip, left, expected):
     san = numbers_of([-800.0, -810.0, -790.0], rate)
-    skips = numbers_of([skip, skip - 1, skip + 1], fall=fall)
-    names = ("rate", "skips", "skips stop")
-    found = verdicts(setting_of(san=san, san_skip=skips))
-    assert [found[f"{paper.PAPER[n].text} [no norm]"] for n in names] == expected
-    found = verdicts(setting_of("post", san=san))
-    assert found[f"{paper.PAPER['norm'].text} [post-norm]"] == expected[0]
+    skips = numbers_of([skip, skip - 1, skip + 1], left=left)
+    found = verdicts(setting_of(san=san, san_skip=skips, san_mlp=skips))
+    keys = ("rate", "skips", "skips stop", "mlps stop", "mlps slow")
+    assert {found[key] for key in keys} == {expected}
+    assert verdicts(setting_of("post", san=san))["norm"] == expected
 
 
-def test_a_violated_bound_contradicts_and_two_seeds_decide_nothing():
+def test_a_violated_bound_decides_and_two_seeds_decide_nothing():
+    """Of the published form; the form with sums over heads is a check in the table."""
     bounded = {"layers": 36, "layers_admissible": 30, "prefixes_admissible": 9}
-    bounded |= {"layers_above_their_bound": 0, "prefixes_above_the_stack_bound": 0}
-    bound = f"{paper.PAPER['bound'].text} [no norm]"
-    for seeds, broken, verdict in (
-        (3, 0, "supported"),
-        (3, 1, "contradicted"),
-        (2, 1, "undecided"),
-    ):
-        more = bounded | {"layers_above_their_bound": broken}
-        assert verdicts(setting_of(san=numbers_of([-8.0] * seeds, **more)))[bound] == verdict
+    bounded |= {"layers_above_their_bound": 0, "prefixes_above_the_stack_bound": 2}
+    for seeds, broken, verdict in ((3, 0, "within"), (3, 1, "outside"), (2, 1, "undecided")):
+        more = bounded | {"prefixes_above_the_published_bound": broken}
+        setting = setting_of(san=numbers_of([-8.0] * seeds, **more))
+        assert verdicts(setting)["heads bound"] == verdict
+        rows = {c.quantity: c for c in EXPERIMENT.compare({"settings": [setting]})}
+        what = (
+            "san, norm none: layers and depths above the bound with sums over heads (derived here)"
+        )
+        assert rows[what].measured == 2
+
+
+def test_the_published_bound_is_the_theorems(base):
+    """log10 of (4γβH/√k)^{(3^l − 1)/2} ‖R‖^{3^l}, written out for the first seed."""
+    folder, _ = base
+    options, saved = cli.parse(FLAGS, TWO), arrays(folder)
+    key_tokens, key_params = jax.random.split(jax.random.fold_in(jax.random.key(0), 0))
+    x = inputs.input_tokens(key_tokens, inputs.read_tokens(options)[0], options)
+    config = settings.configs_of(options, "none", ["san"])["san"]
+    report = rc.bound_report(rc.init(key_params, config), x, config)
+    c = 4 * float(report.gamma.max() * report.beta.max()) * 2 / np.sqrt(4)
+    power, start = 3.0 ** np.arange(4), float(report.log10_residual[0])
+    wanted = (power - 1) / 2 * np.log10(c) + power * start
+    found = saved["none/weight_scale=1.0/skip_gain=1.0/san/log10_published_bound"][0]
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_where_mlps_begin_to_slow_the_collapse():

@@ -9,6 +9,8 @@ from second_run import check_second_run
 
 from experiments import run_path_chains
 from experiments.shell import cli
+from experiments.statements import STATEMENTS
+from rank_collapse.report.claims import FAILS, HOLDS, answers_of
 from rank_collapse.runs.folder import RunFolder
 
 TINY = ["--depth=2", "--num_heads=2", "--d_model=8", "--num_tokens=6", "--num_seeds=2"]
@@ -33,12 +35,15 @@ def test_writes_rows_figures_and_a_summary(tmp_path, monkeypatch, capsys):
     ]
     for name in run_path_chains.EXPERIMENT.captions:
         assert (folder / "figures" / f"{name}.png").stat().st_size > 10_000
-    assert len(run_path_chains.EXPERIMENT.compare(summary)) == 2
+    check, *_ = run_path_chains.EXPERIMENT.compare(summary)
+    assert check.measured == max(summary["sum_error"]) and check.published == 0
     claims = run_path_chains.EXPERIMENT.claims(summary)
-    assert [c.seeds for c in claims] == [len(summary["sum_error"])] * 3
-    away = summary | {"sum_error": [0.1, 0.1, 0.1], "chain_slope": [0.1, 0.11, 0.12]}
-    away |= {"length_of_largest_residual_by_seed": [9, 9, 9]}
-    assert {c.verdict for c in run_path_chains.EXPERIMENT.claims(away)} == {"contradicted"}
+    assert [(c.key, c.draws) for c in claims] == [("chains", 2), ("short at first", 2)]
+    for slope, length, answer in ((0.1, 9, FAILS), (-0.1, 0, HOLDS)):
+        other = summary | {"chain_slope": [slope, 1.1 * slope, 1.2 * slope]}
+        other |= {"length_of_largest_residual_by_seed": [length] * 3}
+        found = answers_of(STATEMENTS, run_path_chains.EXPERIMENT.claims(other))
+        assert [a.answer for a in found] == [answer] * 2
     assert "per layer" in run_path_chains.EXPERIMENT.reading(summary)
     monkeypatch.setattr(run_path_chains, "make_measure", lambda *a: pytest.fail("computed again"))
     check_second_run(lambda: execute(*TINY, f"--output_dir={folder}"), folder, capsys)

@@ -1,17 +1,18 @@
-"""The verdicts of the trained experiments: each can be any of the three."""
+"""The rows of the trained experiments: each can come out otherwise."""
 
 import numpy as np
 import pytest
 
 from experiments.run_sort import EXPERIMENT
-from experiments.shell import paper
+from experiments.statements import STATEMENTS
 from experiments.trained.paths import carried_length, enough, warnings_of
+from rank_collapse.report.claims import FINDING, answers_of
 
 SEEDS = 4
 
 
-def summary(carried=1.0, needed=1, short_less_long=0.5, sets=(0.3, 0.9, 0.4, 0.2), seeds=SEEDS):
-    """Of a network of depth 3 with 2 heads, whose paths have a mean length of 2."""
+def summary(carried=1.0, needed=1, offset=0.7, sets=(0.3, 0.9, 0.4, 0.2), seeds=SEEDS):
+    """Of a network of depth 3, in which even growth has its accuracy at a length of 1.5."""
     wobble = 0.01 * np.arange(seeds)
     over = {"mean": list(sets), "std": [0.0] * 4}
     return {
@@ -20,59 +21,49 @@ def summary(carried=1.0, needed=1, short_less_long=0.5, sets=(0.3, 0.9, 0.4, 0.2
         "whole": {"accuracy": {"mean": 0.95, "interval": [0.94, 0.96]}},
         "baselines": {"majority": {"mean": 0.6}, "random": {"mean": 0.5}},
         "published": {"whole": 0.9, "baseline": 0.54},
-        "offset": {"mean": 0.7}, "exact": over, "truncated": over, "sets": {"20": over},
+        "offset": {"mean": offset}, "offset_share": {"mean": 0.3}, "exact": over,
+        "truncated": over, "sets": {"20": over},
         "covariance": {"mean": [0.2, 0.5, 0.3, 0.0]}, "cancellation": {"mean": 1.5},
         "by_seed": {
             "carried_length": (carried + wobble).tolist(), "enough": [needed] * seeds,
-            "short_less_long": [[short_less_long + w] * 4 for w in wobble],
-            "whole": [0.95] * seeds, "baseline": [0.6] * seeds,
+            "offset": [offset] * seeds, "whole": [0.95] * seeds, "baseline": [0.6] * seeds,
             "sets": {"20": [[a + w for a in sets] for w in wobble]},
         },
     }  # fmt: skip
 
 
 def verdicts(found):
-    names = {statement.text: name for name, statement in paper.PAPER.items()}
-    return [(names[c.statement.split(" [")[0]], c.verdict) for c in EXPERIMENT.claims(found)]
+    answers = answers_of(STATEMENTS, EXPERIMENT.claims(found))
+    assert [a.key for a in answers if a.answer == FINDING] == ["biases", "all of it"]
+    return {a.key: a.rows[0].verdict for a in answers if a.answer != FINDING}
 
 
 @pytest.mark.parametrize(
-    ("fields", "expected"),
+    ("fields", "suffice", "one", "falls"),
     [
-        ({}, ["supported"] * 5),
-        (
-            {"carried": 2.5, "needed": 3, "short_less_long": -0.5},
-            ["contradicted"] * 3 + ["supported"] * 2,
-        ),
-        # the accuracy comes early but for a rest that long paths bring
-        ({"needed": 3}, ["supported", "contradicted"] + ["supported"] * 3),
-        ({"sets": (0.3, 0.65, 0.7, 0.8)}, ["supported"] * 3 + ["contradicted"] * 2),
-        # falling, but no better than a guess: nothing is there that could fall
-        ({"sets": (0.3, 0.5, 0.4, 0.3)}, ["supported"] * 3 + ["contradicted", "undecided"]),
-        (
-            {"carried": 1.99, "short_less_long": 0.16},
-            ["undecided", "supported", "undecided"] + ["supported"] * 2,
-        ),
-        # more than the longest lengths, but little of what has been learned
-        ({"short_less_long": 0.03}, ["supported"] * 2 + ["contradicted"] + ["supported"] * 2),
-        ({"seeds": 2}, ["undecided"] * 5),
+        ({}, "within", "within", "within"),
+        # early for a path, whose mean length is 2, but no earlier than even growth
+        ({"carried": 1.7}, "outside", "within", "within"),
+        ({"carried": 1.49}, "undecided", "within", "within"),
+        ({"sets": (0.3, 0.65, 0.7, 0.8)}, "within", "outside", "outside"),
+        # below the baseline too a slope is a slope
+        ({"sets": (0.3, 0.5, 0.4, 0.3)}, "within", "outside", "within"),
+        ({"seeds": 2}, "undecided", "undecided", "undecided"),
     ],
 )
-def test_verdicts(fields, expected):
-    found = verdicts(summary(**fields))
-    assert [v for _, v in found] == expected
-    assert [n for n, _ in found] == ["short suffice"] * 3 + ["one short", "falls"]
+def test_verdicts(fields, suffice, one, falls):
+    wanted = {"short suffice": suffice, "one short": one, "falls": falls}
+    assert verdicts(summary(**fields)) == wanted
 
 
-def test_seeds_that_learned_nothing_are_left_out_and_counted():
+def test_no_seed_is_left_out_but_of_findings_on_what_was_learned():
     found = summary(seeds=5)
     found["by_seed"]["whole"][1] = found["by_seed"]["baseline"][1]
-    shares = [c for c in EXPERIMENT.claims(found) if "as a share of what the whole" in c.statistic]
-    assert [c.seeds for c in shares] == [4, 4]
-    assert {c.why for c in shares} == {
-        "1 of 5 seeds, no better than the best baseline, are left out"
-    }
-    assert not any("left out" in c.why for c in EXPERIMENT.claims(summary()))
+    found["by_seed"]["carried_length"][1] = found["by_seed"]["enough"][1] = None
+    draws = {row.key: row.draws for row in EXPERIMENT.claims(found)}
+    assert draws == {"short suffice": 4, "one short": 5, "falls": 5, "biases": 4, "all of it": 4}
+    biases = next(row for row in EXPERIMENT.claims(summary()) if row.key == "biases")
+    assert biases.estimate == pytest.approx((0.7 - 0.6) / (0.95 - 0.6))
 
 
 def test_reading_and_table_say_what_no_path_gives():

@@ -1,4 +1,4 @@
-"""Verdicts that could be another: intervals against scipy's, ranges, few seeds, curves."""
+"""Answers that could be another: rows, joint intervals against scipy's, few draws, curves."""
 
 import math
 
@@ -7,83 +7,165 @@ import pytest
 from scipy import stats
 
 from rank_collapse.report import claims
+from rank_collapse.report.claims import FAILS, FINDING, HOLDS, IN_PART, OPEN, Statement
 
-ABOUT = {"statement": "it is so", "section": "Section 1", "statistic": "x", "null": "0"}
+ABOVE = claims.ABOVE_ZERO
+
+
+def verdict(row, claimed=ABOVE):
+    (found,) = claims.judged([row], claimed)
+    return found.verdict
+
+
+def mean(values, setting="here"):
+    return claims.of_mean("key", setting, values)
+
+
+def answer(*rows, claimed=ABOVE, **fields):
+    statement = Statement("Section 1", "It is so.", "x", claimed, **fields)
+    return claims.answer_of("key", statement, rows)
+
+
+UP, DOWN, BOTH = [1.0, 1.2, 0.9], [-1.0, -1.2, -0.9], [1.0, -1.2, 0.9]
 
 
 @pytest.mark.parametrize(
-    ("values", "verdict"),
+    ("values", "wanted"),
     [
-        ([1.0, 1.2, 0.9], "supported"),
-        ([-1.0, -1.2, -0.9], "contradicted"),
-        ([1.0, -1.2, 0.9], "undecided"),
-        ([0.0, 0.0, 0.0], "contradicted"),  # exactly nothing is not above nothing
+        (UP, "within"),
+        (DOWN, "outside"),
+        (BOTH, "undecided"),
+        ([0.0, 0.0, 0.0], "outside"),  # exactly nothing is not above nothing
         ([5.0, 5.1], "undecided"),  # too few
         ([], "undecided"),
     ],
 )
-def test_a_mean_above_zero(values, verdict):
-    found = claims.test_mean(values, **ABOUT)
-    assert found.verdict == verdict and found.seeds == len(values)
-    assert ("fewer than 3" in found.why) == (len(values) < 3)
+def test_a_mean_above_zero(values, wanted):
+    assert verdict(mean(values)) == wanted and mean(values).draws == len(values)
 
 
-def test_a_mean_in_a_range_and_seeds_without_a_number():
+def test_a_mean_in_a_range_and_draws_without_a_number():
     near = [2.99, 3.0, 3.02]
-    assert claims.test_mean(near, (2.5, 3.5), **ABOUT).verdict == "supported"
-    assert claims.test_mean(near, (3.5, 4.5), **ABOUT).verdict == "contradicted"
-    found = claims.test_mean([*near, None, math.nan], (2.5, 3.5), **ABOUT)
-    assert found.seeds == 3 and "2 of 5 seeds have no number" in found.why
-
-
-def test_an_interval_that_is_known_already():
-    for interval, verdict in (((0.1, 0.2), "supported"), ((-0.2, 0.0), "contradicted")):
-        assert claims.of_interval(0.1, interval, 4, **ABOUT).verdict == verdict
-    for interval, seeds in (((0.1, 0.2), 2), (None, 9), ((-0.1, 0.2), 9)):
-        assert claims.of_interval(0.1, interval, seeds, **ABOUT).verdict == "undecided"
+    assert verdict(mean(near), (2.5, 3.5)) == "within"
+    assert verdict(mean(near), (3.5, 4.5)) == "outside"
+    found = mean([*near, None, math.nan])
+    assert found.draws == 3 and "2 of 5 draws have no number" in found.why
+    shown = claims.of_mean("key", "here", near, scale=lambda v: 2 * v)
+    np.testing.assert_allclose(shown.interval(0.95), np.multiply(mean(near).interval(0.95), 2))
+    assert shown.estimate == pytest.approx(6.00667, abs=1e-4)
 
 
 def test_shares():
-    assert claims.of_share(60, 64, (0.5, math.inf), **ABOUT).verdict == "supported"
-    assert claims.of_share(16, 64, (0.5, math.inf), **ABOUT).verdict == "contradicted"
-    assert claims.of_share(30, 64, (0.5, math.inf), **ABOUT).verdict == "undecided"
-    assert claims.of_share(2, 2, (0.5, math.inf), **ABOUT).verdict == "undecided"
-    fewer = claims.of_shares(2, 64, 20, 64, claims.BELOW_ZERO, **ABOUT)
-    assert fewer.verdict == "supported" and "2 of 64 against 20 of 64, p = " in fewer.why
-    assert claims.of_shares(20, 64, 2, 64, claims.BELOW_ZERO, **ABOUT).verdict == "contradicted"
-    assert claims.of_shares(18, 64, 16, 64, claims.BELOW_ZERO, **ABOUT).verdict == "undecided"
+    half = (0.5, math.inf)
+    for count, total, wanted in ((60, 64, "within"), (16, 64, "outside"), (30, 64, "undecided"),
+                                 (2, 2, "undecided")):  # fmt: skip
+        assert verdict(claims.of_share("key", "here", count, total), half) == wanted
+    fewer = claims.of_shares("key", "here", 2, 64, 20, 64)
+    assert verdict(fewer, claims.BELOW_ZERO) == "within"
+    assert "2 of 64 against 20 of 64, p = " in fewer.why
+    for counts, wanted in (((20, 64, 2, 64), "outside"), ((18, 64, 16, 64), "undecided")):
+        assert verdict(claims.of_shares("key", "", *counts), claims.BELOW_ZERO) == wanted
     # Newcombe 1998, table II, 56/70 - 48/80: 0.0524 to 0.3339
-    found = claims.of_shares(56, 70, 48, 80, claims.ABOVE_ZERO, **ABOUT)
-    assert found.interval == pytest.approx((0.0524, 0.3339), abs=1e-4)
+    found = claims.of_shares("key", "here", 56, 70, 48, 80).interval(0.95)
+    assert found == pytest.approx((0.0524, 0.3339), abs=1e-4)
 
 
-def test_one_case_against_it_contradicts_a_theorem():
-    about = {k: v for k, v in ABOUT.items() if k != "null"}
-    assert claims.test_never(0, 1000, 8, **about).verdict == "supported"
-    assert claims.test_never(1, 1000, 8, **about).verdict == "contradicted"
-    assert claims.test_never(0, 1000, 2, **about).verdict == "undecided"
-    nowhere = claims.test_never(0, 0, 8, **about)
-    assert nowhere.verdict == "undecided" and "no case" in nowhere.why
+def test_one_case_against_it_decides_a_theorem():
+    for count, total, draws, wanted in (
+        (0, 1000, 8, "within"), (1, 1000, 8, "outside"), (0, 1000, 2, "undecided"),
+        (0, 0, 8, "undecided"),
+    ):  # fmt: skip
+        row = claims.of_cases("key", "here", count, total, draws)
+        assert verdict(row, claims.NO_CASE) == wanted
+    assert "no case" in row.why
+    rows = [claims.of_cases("key", str(n), n, 1000, 8) for n in (0, 0, 1)]
+    assert answer(*rows, claimed=claims.NO_CASE, always=True).answer == FAILS
+    assert answer(*rows, claimed=claims.NO_CASE).answer == IN_PART
+
+
+@pytest.mark.parametrize(
+    ("rows", "wanted"),
+    [
+        ([UP, UP], HOLDS),
+        ([UP, DOWN], IN_PART),
+        ([UP, BOTH], IN_PART),
+        ([DOWN, BOTH], FAILS),
+        ([DOWN, DOWN], FAILS),
+        ([BOTH, BOTH], OPEN),
+        ([UP[:2]], OPEN),
+    ],
+)
+def test_the_four_answers(rows, wanted):
+    # ten draws each, so that a row is as clear among two as it is alone
+    found = answer(*(mean(np.tile(v, 4), str(i)) if len(v) > 2 else mean(v, str(i))
+                     for i, v in enumerate(rows)))  # fmt: skip
+    assert found.answer == wanted
+    finding = answer(*(mean(v) for v in rows), claimed=None)
+    assert finding.answer == FINDING
+    assert claims.counted([found, finding])[wanted] == 1
+    assert sum(claims.counted([found, finding]).values()) == 1
+    assert claims.by_chance([found]) == (0.0 if wanted == OPEN else 0.05)
+
+
+def test_where_it_holds_is_said():
+    found = answer(mean(UP * 4, "a"), mean(DOWN * 4, "b"), mean([1.0], "c"))
+    assert found.where == "within: a; outside: b; undecided: c"
+
+
+def test_intervals_are_joint_by_holms_procedure():
+    """Against the p-values of one-sided tests, the smallest first, at 2.5 %/(those left)."""
+    rng = np.random.default_rng(0)
+    for trial in range(20):
+        draws = rng.normal(rng.normal(size=6)[:, None], 1.0, size=(6, 5))
+        found = claims.judged([mean(v) for v in draws], ABOVE)
+        for side, wanted in (("greater", "within"), ("less", "outside")):
+            p = np.array([stats.ttest_1samp(v, 0, alternative=side).pvalue for v in draws])
+            rejected, order = np.zeros(6, bool), np.argsort(p)
+            for place, index in enumerate(order):
+                if p[index] > 0.025 / (6 - place):
+                    break
+                rejected[index] = True
+            assert [j.verdict == wanted for j in found] == rejected.tolist(), trial
+    # a row that alone would be decided is not among many that are not
+    weak, noise = [0.6, 1.2, 0.9, 0.7], [1.0, -1.0, 0.5, -0.5]
+    assert verdict(mean(weak)) == "within"
+    many = claims.judged([mean(weak), *([mean(noise)] * 9)], ABOVE)
+    assert many[0].verdict == "undecided"
+    assert many[0].interval == pytest.approx(mean(weak).interval(0.995))
+
+
+def test_chance_gives_a_statement_a_wrong_verdict_in_one_run_of_twenty_at_most():
+    rng = np.random.default_rng(3)
+    runs, wrong = 300, 0
+    for _ in range(runs):
+        common = rng.normal(size=8)  # rows that depend on each other
+        rows = [mean(0.7 * common + 0.7 * rng.normal(size=8)) for _ in range(8)]
+        wrong += any(j.verdict == "within" for j in claims.judged(rows, ABOVE))
+    assert stats.binomtest(wrong, runs, 0.025, alternative="greater").pvalue > 1e-3
 
 
 def test_a_curve_among_draws():
     rng = np.random.default_rng(1)
     draws = rng.normal(size=(20, 5)).cumsum(axis=1)
-    assert claims.of_curve(rng.normal(size=5).cumsum(), draws, **ABOUT).verdict == "supported"
+
+    def of_curve(*given):
+        return claims.of_curve("key", "here", *given)
+
+    assert verdict(of_curve(rng.normal(size=5).cumsum(), draws)) == "within"
     apart = draws.mean(axis=0) + np.array([0, 0, 0, 30, 0])
-    found = claims.of_curve(apart, draws, **ABOUT)
-    assert found.verdict == "contradicted" and "at 3" in found.why and "p = 0.048" in found.why
-    beside = draws.mean(axis=0)
-    beside[3] = draws[:, 3].max() + 0.01  # outside, but nearer than other draws are elsewhere
-    found = claims.of_curve(beside, draws, **ABOUT)
-    assert found.verdict == "undecided" and "outside the draws' range at 3" in found.why
-    few = claims.of_curve(apart, draws[:19], **ABOUT)
-    assert few.verdict == "undecided" and "19 draws" in few.why
-    assert claims.of_curve(apart, draws[:0], **ABOUT).verdict == "undecided"
-    # what is read off a figure is known to a resolution only
+    found = of_curve(apart, draws)
+    assert verdict(found) == "outside" and "p = 0.048 with 20 draws" in found.why
+    # the smallest p that 20 draws can give is none among 12 curves; that of 240 is
+    twelve = claims.judged([found] * 12, ABOVE)
+    assert {j.verdict for j in twelve} == {"undecided"} and twelve[0].interval is None
+    many = rng.normal(size=(240, 5)).cumsum(axis=1)
+    assert {j.verdict for j in claims.judged([of_curve(apart, many)] * 12, ABOVE)} == {"outside"}
+    assert verdict(of_curve(apart, draws[:18])) == "undecided"
+    assert verdict(of_curve(apart, draws[:0])) == "undecided"
+    # what is read off a figure is known to a resolution only; a tie is no curve apart
     flat = np.zeros((20, 5))
-    assert claims.of_curve(np.full(5, 1e-4), flat, 1e-3, **ABOUT).interval[1] < 1
-    assert "outside" not in claims.of_curve(np.full(5, 1e-4), flat, 1e-3, **ABOUT).why
+    assert verdict(of_curve(np.full(5, 1e-4), flat)) == "outside"
+    assert verdict(of_curve(np.zeros(5), flat, 1e-3)) == "within"
 
 
 def test_a_curve_of_the_same_law_is_refused_as_often_as_it_says():
@@ -91,10 +173,10 @@ def test_a_curve_of_the_same_law_is_refused_as_often_as_it_says():
     refused = 0
     for _ in range(400):
         curves = rng.normal(size=(21, 4)).cumsum(axis=1)
-        refused += claims.of_curve(curves[0], curves[1:], **ABOUT).verdict == "contradicted"
+        refused += verdict(claims.of_curve("key", "", curves[0], curves[1:])) == "outside"
     assert stats.binomtest(refused, 400, 1 / 21).pvalue > 1e-3
 
 
-def test_counts():
-    found = [claims.test_mean(v, **ABOUT) for v in ([1, 1, 1.1], [-1, -1, -1.1], [], [])]
-    assert claims.counted(found) == {"supported": 1, "contradicted": 1, "undecided": 2}
+def test_a_row_of_no_statement_is_refused():
+    with pytest.raises(ValueError, match="'key' is not one of the statements"):
+        claims.answers_of({}, [mean(UP)])
