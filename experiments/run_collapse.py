@@ -200,9 +200,8 @@ def _of_setting(setting):
         numbers = variants.get(variant, {})
         if "layers" in numbers:
             yield of_cases(
-                key, f"{variant}, {where}, each depth",
-                numbers["prefixes_above_the_published_bound"], numbers["prefixes_admissible"],
-                numbers["seeds"],
+                key, f"layers of {variant}, {where}", numbers["layers_above_the_published_bound"],
+                numbers["layers_admissible"], numbers["seeds"],
             )  # fmt: skip
     yield from _swept(setting, norm, where)
 

@@ -61,9 +61,9 @@ STATEMENTS = {
     ),
     "mlp bound": Statement(
         DONG.format("corollary 3.2"),
-        "With MLPs of Lipschitz constant λ the residual of L layers is at most the iterate of "
-        "(4γβHλ/√k)‖res‖³.",
-        "networks above it, γ of each head the least that the lemma admits",
+        "With max D_ii ≤ 1.256 and MLPs of Lipschitz constant λ the residual of a layer of H heads "
+        "is at most (4γβHλ/√k)‖res‖³.",
+        "layers above it, γ of each head the least that the lemma admits",
         NO_CASE, ONE_CASE, True, ("run_collapse",), "supported 1",
         "Its form with one largest head, as published; the form with sums over heads is a check.",
     ),
@@ -161,7 +161,7 @@ STATEMENTS = {
         "mean length below L/2, where an even growth would have it.",
         "mean length at which the accuracy comes, attention recomputed, less L/2",
         BELOW_ZERO, "growth that is even over the lengths, or late", False, TRAINED,
-        "supported 6, undecided 1, contradicted 2",
+        "supported 3",
         "The border was the mean length of a path, LH/(1 + H), below which even growth lies too. "
         "Frozen sums have no verdict: no path at all, the offset alone, reads .952 on the hull.",
     ),

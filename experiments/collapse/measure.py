@@ -110,18 +110,19 @@ def bound_profiles(report: rc.BoundReport, config: rc.TransformerConfig) -> dict
     """Bounds by layer: of the stack so far, from the input; and from the measured layer before.
 
     `admissible` is 1 where the technical lemma's condition holds: the theorems' bound of layer l
-    needs it in all layers up to l. `log10_published_bound` is that of the stack as published, with
-    one largest head in the place of sums over heads. `tightness_...` is how far each bound of one
+    needs it in all layers up to l. `log10_published_bound` is that of the layer as published, with
+    its largest head in the place of sums over heads. `tightness_...` is how far each bound of one
     layer's attention lies above what it bounds, `log10_c` the c of the stack's bound so far.
     """
     depth = jnp.arange(report.log10_residual.shape[0])
     c = jax.lax.cummax(jnp.append(report.log10_c[:1], report.log10_c))
     stack = bounds.log10_power_law(report.log10_residual[0], c, depth)
     layer = report.log10_c + 3 * report.log10_input
-    published = bounds.log10_theorem(
-        report.log10_residual[0], report.stack_beta, report.stack_gamma, config.num_heads,
-        bounds.score_width(config), depth,
+    by_head = bounds.log10_theorem(
+        report.log10_input[:, None], report.beta * report.lipschitz[:, None], report.gamma,
+        config.num_heads, bounds.score_width(config), 1,
     )  # fmt: skip
+    published = jnp.append(report.log10_residual[:1], jnp.max(by_head, axis=1))
     tightness = {
         "paper": report.layer.tightness,
         "mean": report.mean_layer.tightness,

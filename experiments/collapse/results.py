@@ -171,9 +171,7 @@ def bound_numbers(
         "layers_above_their_bound": int((above_layer & here).sum()),
         "prefixes_admissible": int(sofar.sum()),
         "prefixes_above_the_stack_bound": int((above_stack & sofar).sum()),
-        "prefixes_above_the_published_bound": int(
-            ((profile > published + room)[:, 1:] & sofar).sum()
-        ),
+        "layers_above_the_published_bound": int(((profile > published + room)[:, 1:] & here).sum()),
         "log10_bound_last": number(stack[:, -1].mean()),
         "log10_layer_bound_last": number(layer[:, -1].mean()),
     }

@@ -24,6 +24,8 @@ from rank_collapse.measures.dependency import dependency
 from rank_collapse.report import figures
 from rank_collapse.report.statistics import geometric_mean
 
+# Where the law's gradients of W_Q and W_K hold: see `theory.stability.expected_gradient_norms`.
+QUERY_LAW = "law: first order in the scores,\nnot below some 10 tokens"
 DASHES = {"O(N)": ":", "O(log N)": "--", "O(1)": "-."}
 
 
@@ -82,6 +84,7 @@ def one_law_figure(results: Mapping[Case, Any], cases: list[Case]) -> Figure:
     collapse.set_ylim(max(collapse.get_ylim()[0], VISIBLE / 10), 2)
     change.set(title=r"output change, every depth", ylabel=r"measured $E|\delta \hat x|^2/d$")
     query.set(title=r"gradient of $W_Q$, every layer", ylabel=r"measured $\|\partial W_Q\|_F$")
+    query.annotate(QUERY_LAW, (0.97, 0.03), xycoords="axes fraction", ha="right", fontsize=7)
     for ax in (change, query):
         ax.set(xscale="log", yscale="log", xlabel="expected from the law")
         low, high = ax.get_xlim()
@@ -178,6 +181,8 @@ def gradient_figure(results: Mapping[Case, Any], cases: list[Case]) -> Figure:
             expected = values[f"expected_gradients.{name}"].mean(axis=0)
             ax.plot(layers, expected, color=figures.color(index), ls=":", lw=1.2)
         ax.set(yscale="log", xlabel="layer", ylabel=r"$\|\partial\|_F$", title=title)
+        if name.endswith(("w_q", "w_k")):
+            ax.annotate(QUERY_LAW, (0.03, 0.03), xycoords="axes fraction", fontsize=7)
     last = axes.flat[-1]
     for index, (design, values) in enumerate(found.items()):
         ratio = values["gradients.attention.w_q"] / values["gradients.attention.w_v"]

@@ -213,7 +213,9 @@ def test_results_as_markdown_are_of_the_largest_preset_there_is(tmp_path):
     assert "preset “paper”, 12 s" in text and "cores" in text and f"JAX {jax.__version__}" in text
     assert "0 statements tested" in text and "not tested" in text
     assert "Not run: run_collapse, " in text
-    named = re.findall(r"\]\((.*?)\)", text)
+    assert "[the list](statements.md)" in text
+    assert "not run." in (tmp_path / "docs" / "statements.md").read_text()
+    named = re.findall(r"\]\((results/.*?)\)", text)
     assert named == ["results/run_path_counts_0.png"]
     with Image.open(tmp_path / "docs" / named[0]) as drawn:
         assert drawn.mode == "P" and drawn.size == (64, 64)
