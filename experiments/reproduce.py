@@ -26,8 +26,7 @@ from pathlib import Path
 
 from absl import flags
 
-from experiments import statements
-from experiments.shell import cli
+from experiments.shell import cli, statements
 from experiments.shell.experiment import experiment_of, experiments_of
 from experiments.shell.process import Ended, run_processes
 from rank_collapse import report, runs

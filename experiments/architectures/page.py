@@ -9,7 +9,7 @@ from experiments.architectures.entry import claims, compare, reading
 from experiments.architectures.figures import captions_of, slug
 from experiments.architectures.results import NAMES, Results
 from experiments.architectures.training import CAPTION, training_figures
-from experiments.statements import STATEMENTS
+from experiments.shell.statements import STATEMENTS
 from rank_collapse import report
 
 

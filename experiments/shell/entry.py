@@ -16,8 +16,8 @@ class Entry:
         title: Heading of its section.
         claim: What the paper says, in a sentence or two, with the figure or table it stands in.
         presets: Arguments of the binary by preset: "quick" (seconds on two cores) and "paper".
-        claims: Rows of the statements of `experiments.statements`, from the run's summary (what
-            the binary gave to `RunFolder.publish`).
+        claims: Rows of the statements of `experiments.shell.statements`, from the run's summary,
+            which the binary gave to `RunFolder.publish`.
         compare: Measured beside published values, without verdicts, from the same summary.
         reading: What the numbers say against the paper, in a sentence, from the same summary.
         captions: Caption by figure name, in the order of the report; a figure not named here

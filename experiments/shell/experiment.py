@@ -20,7 +20,7 @@ from typing import Any
 
 from experiments.shell import cli
 from experiments.shell.flag_values import Flags
-from experiments.statements import STATEMENTS
+from experiments.shell.statements import STATEMENTS
 from rank_collapse import report
 from rank_collapse.report.claims import Row
 from rank_collapse.report.page import Comparison
@@ -83,7 +83,7 @@ class Experiment:
         further: (results, setup) → what draws figures whose names depend on the results.
         files: (results, setup, run) → what makes further files of the folder, by name.
         reading: summary → what the numbers say against the paper, in a sentence.
-        claims: summary → rows of the statements of `experiments.statements`.
+        claims: summary → rows of the statements of `experiments.shell.statements`.
         compare: summary → what is measured beside published values, without verdicts.
         setup: options → what they ask for; raises ValueError before a folder is made.
         extra: setup → what beside the flags determines the results, for config.json.

@@ -12,7 +12,7 @@ from experiments.bounds import construction
 from experiments.bounds.measure import FREE, Case
 from experiments.bounds.results import counts, summary_of
 from experiments.shell import cli
-from experiments.statements import STATEMENTS
+from experiments.shell.statements import STATEMENTS
 from rank_collapse.report.claims import FAILS, HOLDS, answers_of
 
 CASES = (Case(8, 12, 3), Case(3, 4, 1, mask="causal"))

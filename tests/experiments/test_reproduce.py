@@ -24,7 +24,7 @@ from experiments import reproduce, run_architectures
 from experiments.shell import cli
 from experiments.shell.experiment import experiment_of
 from experiments.shell.process import run_processes
-from experiments.statements import STATEMENTS
+from experiments.shell.statements import STATEMENTS
 from rank_collapse import report
 from rank_collapse.report import claims
 from rank_collapse.runs import provenance

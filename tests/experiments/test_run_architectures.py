@@ -17,7 +17,7 @@ from experiments import run_architectures
 from experiments.architectures import measure, resume
 from experiments.shell import cli, signals
 from experiments.shell.progress import Progress
-from experiments.statements import STATEMENTS
+from experiments.shell.statements import STATEMENTS
 from rank_collapse.pretrained.lazy import LazyLayers
 from rank_collapse.report.claims import HOLDS, IN_PART, OPEN, answers_of
 from rank_collapse.runs.folder import RunFolder

@@ -8,7 +8,7 @@ from chunked_runs import check_budgets, check_chunks
 from trained_runs import check_that_deleted_files_come_back, figures, rows, run, summary
 
 from experiments import run_attention_forms as forms
-from experiments.statements import STATEMENTS
+from experiments.shell.statements import STATEMENTS
 from rank_collapse.network.attention import attention_scores
 from rank_collapse.report.claims import answers_of
 from rank_collapse.report.intervals import mean_interval

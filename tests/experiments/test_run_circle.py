@@ -16,7 +16,7 @@ from trained_runs import (
 
 from experiments import run_circle
 from experiments.shell import cli
-from experiments.statements import STATEMENTS
+from experiments.shell.statements import STATEMENTS
 from rank_collapse import apply
 from rank_collapse.network.inputs import input_states
 from rank_collapse.report.claims import answers_of

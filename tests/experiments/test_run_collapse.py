@@ -18,7 +18,7 @@ from experiments.collapse import ensemble, settings
 from experiments.collapse.results import bound_numbers, crossings, gain_numbers, rates
 from experiments.run_collapse import EXPERIMENT, FLAGS, crossing_text, main
 from experiments.shell import cli, inputs
-from experiments.statements import STATEMENTS
+from experiments.shell.statements import STATEMENTS
 from rank_collapse import runs
 from rank_collapse.measures import residuals
 from rank_collapse.report.claims import answers_of

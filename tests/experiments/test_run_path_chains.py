@@ -9,7 +9,7 @@ from second_run import check_second_run
 
 from experiments import run_path_chains
 from experiments.shell import cli
-from experiments.statements import STATEMENTS
+from experiments.shell.statements import STATEMENTS
 from rank_collapse.report.claims import FAILS, HOLDS, answers_of
 from rank_collapse.runs.folder import RunFolder
 

@@ -13,7 +13,7 @@ from trained_runs import check_that_deleted_files_come_back, figures, rows, run,
 import rank_collapse as rc
 from experiments import run_trainability as binary
 from experiments.shell import cli
-from experiments.statements import STATEMENTS
+from experiments.shell.statements import STATEMENTS
 from experiments.trained.cells import Program
 from rank_collapse.report.claims import judged
 from rank_collapse.report.shares import wilson_interval

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from experiments import statements
+from experiments.shell import statements
 from experiments.shell.experiment import experiments_of
-from experiments.statements import PAGE, STATEMENTS, answered, now_text, page
+from experiments.shell.statements import PAGE, STATEMENTS, answered, now_text, page
 from rank_collapse.report.claims import BELOW_ZERO, NO_CASE, answers_of, of_mean
 from rank_collapse.report.page import range_text
 
 
 def test_the_page_is_what_the_command_writes(tmp_path, monkeypatch):
     text = PAGE.read_text("utf-8")
-    assert text == page(answered(text)), "python -m experiments.statements makes it again"
+    assert text == page(answered(text)), "python -m experiments.shell.statements makes it again"
     assert answered(text).keys() == STATEMENTS.keys()
     # another statement makes another page, and the answers stay
     (tmp_path / "docs").mkdir()
@@ -37,7 +37,7 @@ def test_every_statement_says_what_decides_it(key):
     for name in own.experiments:  # whose source has the key
         folder = {"check_bounds": "bounds", "run_architectures": "architectures"}.get(name, "")
         folder = "trained" if name in statements.TRAINED else folder
-        files = [Path(statements.__file__).parent / f"{name}.py"]
+        files = [Path(statements.__file__).parents[1] / f"{name}.py"]
         files += sorted((files[0].parent / folder).glob("*.py")) if folder else []
         if name == "run_stability":
             files.append(files[0].parent / "stability" / "cases.py")

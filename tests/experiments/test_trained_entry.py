@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from experiments.run_sort import EXPERIMENT
-from experiments.statements import STATEMENTS
+from experiments.shell.statements import STATEMENTS
 from experiments.trained.paths import carried_length, enough, warnings_of
 from rank_collapse.report.claims import FINDING, answers_of
 

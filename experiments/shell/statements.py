@@ -3,7 +3,7 @@
 Each has one statistic and the range in which it holds, fixed before the runs; an experiment's
 `claims` gives its rows, one a setting. docs/statements.md is made of them by
 
-    python -m experiments.statements
+    python -m experiments.shell.statements
 
 and keeps the answers that `experiments.reproduce --markdown` wrote there from its runs.
 """
@@ -329,7 +329,7 @@ STATEMENTS = {
         reason="The paper speaks of most of the accuracy; one statement, one statistic.",
     ),
 }  # fmt: skip
-PAGE = Path(__file__).parents[1] / "docs" / "statements.md"
+PAGE = Path(__file__).parents[2] / "docs" / "statements.md"
 
 
 def now_text(answer: Answer, preset: str) -> str:
@@ -355,7 +355,7 @@ def page(now: Mapping[str, str]) -> str:
         f"{0.05 * sum(s.claimed is not None for s in STATEMENTS.values()):.1f} statements of all. "
         "“Before” are the verdicts that rows had one by one. Theorem 2.1 and the binomial law of "
         "path lengths are identities, which the experiments check and which have no answer. Made "
-        "by `python -m experiments.statements`.",
+        "by `python -m experiments.shell.statements`.",
     ]
     for key, s in STATEMENTS.items():
         lines = [f"## {key}", f"{s.source}: {s.text}", "", f"- Statistic: {s.statistic}."]
