@@ -71,7 +71,9 @@ class Section:
 
 JOINTLY = (
     "The intervals of a statement's rows hold jointly in 95 % of runs (Holm); within: all of it is "
-    "where the statement has it, outside: none of it, undecided: part of it, or too few draws. "
+    "where the statement has it, outside: none of it, undecided: part of it, or too few draws. A "
+    "statement holds where all rows are within, in part where some are, and does not where some "
+    "are outside and none is within, or one is outside of a statement without exceptions. "
     "Findings are what no paper says; they have no answer."
 )
 STYLE = """
