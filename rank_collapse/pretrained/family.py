@@ -140,11 +140,7 @@ class Family:
         return found | ({"part": part or self.parts[0]} if self.parts else {})
 
     def config(self, settings: Settings) -> TransformerConfig:
-        """The network that the entries describe.
-
-        Raises:
-            ValueError: A variant that is not supported.
-        """
+        """The network that the entries describe."""
         for name, values in self.allowed.items():
             only(settings, name, values)
         read = {field: settings[name] for field, name in self.reads.items()}
@@ -215,22 +211,14 @@ class Family:
 
 
 def activation(name: str) -> str:
-    """Our name of an activation.
-
-    Raises:
-        ValueError: On one that is not known.
-    """
+    """Our name of an activation; one that is not known is refused."""
     if name not in ACTIVATIONS:
         raise ValueError(f"activation {name!r} is not one of {tuple(ACTIVATIONS)}")
     return ACTIVATIONS[name]
 
 
 def groups_of(settings: Settings, heads: int) -> int:
-    """Groups of heads that share keys and values: `num_key_value_heads`, or as many as heads.
-
-    Raises:
-        ValueError: A number that does not divide that of the heads.
-    """
+    """Groups of heads that share keys and values: `num_key_value_heads`, or as many as heads."""
     groups = settings.get("num_key_value_heads") or heads
     if heads % groups:
         raise ValueError(

@@ -88,13 +88,7 @@ def take(weights: Weights, name: str, axes: str, sizes: Mapping[str, int]) -> np
     """A tensor of the shape that the axes say, as a view with the network's axes.
 
     Args:
-        weights: Of the model.
-        name: Of the tensor.
-        axes: See above.
         sizes: Of each axis but those that are written as numbers.
-
-    Raises:
-        ValueError: A tensor that is missing or of another shape.
     """
 
     def size(axis):
@@ -138,12 +132,7 @@ class Reader:
         return own | self.sizes
 
     def fields(self, names: Mapping[str, Any], stem: str = "") -> dict[str, Any]:
-        """The parts of the parameters that a table names.
-
-        Args:
-            names: `Names.layer` or `Names.outside`.
-            stem: What stands before the names.
-        """
+        """The parts of the parameters that a table names."""
         nested: dict[str, Any] = {}
         for place, given in names.items():
             if place.startswith("cross") and not self.config.cross_attention:
@@ -157,11 +146,9 @@ class Reader:
         return {name: _built(name, part) for name, part in nested.items()}
 
     def layer(self, names: Names, row: tuple[int, ...]) -> BlockParams:
-        """One layer; the first norm of all, where the network has none, leaves its input as it is.
+        """One layer, whose `row` stands in the stem's braces.
 
-        Args:
-            names: Of the family.
-            row: What stands in the stem's braces.
+        The first norm of all, where the network has none, leaves its input as it is.
         """
         table = dict(names.layer)
         first = row[0] == 0 and not self.config.first_norm

@@ -22,12 +22,7 @@ WORDS = 2048  # of the vocabulary at once: bounds the memory of the logits of al
 def targets_of(
     ids: Any, mask: Any = None
 ) -> tuple[Int[np.ndarray, "b n"], Bool[np.ndarray, "b n"]]:
-    """(the token after each, whether there is one): the last token of each text has none.
-
-    Args:
-        ids: Token ids [b, n].
-        mask: Bool [b, n], the tokens that exist; None for all.
-    """
+    """(the token after each, whether there is one): the last token of each text has none."""
     ids = np.asarray(ids)
     targets = np.roll(ids, -1, axis=1)
     keep = np.ones(ids.shape, bool) if mask is None else np.asarray(mask, bool)
@@ -63,7 +58,6 @@ def next_tokens(
     Args:
         read_out: The head; its table is read once.
         parts: Of the output of each example [b, p, n, d], the final norm in them.
-        sums: Weight of each part in each sum.
         targets: From `targets_of`, [b, n].
     """
     parts = jnp.asarray(parts)

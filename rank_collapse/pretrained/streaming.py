@@ -171,12 +171,7 @@ def state_like(
     *,
     chunk: int = 8,
 ) -> State:
-    """The shapes of the state that `stream` has behind a number of layers.
-
-    Args:
-        source, inputs, groups, chunk: As of `stream`.
-        layers: How many.
-    """
+    """The shapes of the state that `stream`, called alike, has behind a number of layers."""
     config, outside, given = source.entered(inputs)
     layer = jax.tree.map(lambda a: Stored(a, tuple(range(a.ndim))), source.row_like)
     state = State(layers, [], [], [])
@@ -211,11 +206,7 @@ class _Part(NamedTuple):
 
 
 def _parts(groups, total, chunk):
-    """The chunks of every group.
-
-    Raises:
-        ValueError: A chunk of no example, or a group of none.
-    """
+    """The chunks of every group."""
     if chunk < 1:
         raise ValueError(f"chunk={chunk} is not 1 or more examples")
     parts = []
@@ -246,12 +237,7 @@ def layer_of(
 
     Args:
         stored: A tree of `lazy.Stored`.
-        outside: What stands outside of the layers.
-        example: Its arguments of `rank_collapse.apply`.
-        config: The network.
         index: Of the layer; may be traced.
-        ablation: What is cut out.
-        passes: Which must cover the network.
     """
     config = one_row(config)
     stack = jax.tree.map(lambda a: a[None], values(stored))

@@ -113,11 +113,7 @@ class CheckpointWeights(Weights):
         *,
         lazy: bool = False,
     ):
-        """Finds the prefix: what stands before one of the `anchors`.
-
-        Raises:
-            ValueError: None of the anchors is in the checkpoint.
-        """
+        """Finds the prefix: what stands before one of the `anchors`."""
         super().__init__(dtype, lazy=lazy)
         self.checkpoint = checkpoint
         self.names = set(checkpoint.names)

@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from published_weights import load_reference
 
 from rank_collapse import apply
 from rank_collapse.paths.sets import batch_path_set_logits, read_out
-from rank_collapse.pretrained.reference import load_reference
 
 DEFAULT = Path(__file__).resolve().parents[3] / "shared" / "data" / "reference_paths"
 FOLDER = Path(os.environ.get("RANK_COLLAPSE_REFERENCE_PATHS", DEFAULT))

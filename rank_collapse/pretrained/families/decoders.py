@@ -21,9 +21,6 @@ def windows_of(settings: Settings, local: Sequence[bool], distance: int | None) 
     """The field `windows`: `distance` in layers that are local, 0 in the others.
 
     `layer_types` of the settings, where it is there, says which are local.
-
-    Raises:
-        ValueError: Another kind of layer, or a number of them that is not the depth.
     """
     kinds = settings["layer_types"]
     if kinds is not None:
@@ -56,11 +53,7 @@ def decoder_fields(
     """Widths of heads, windows and rotary positions.
 
     Args:
-        settings: The entries of config.json.
         rotary, windows: In place of what these entries say in Llama's.
-
-    Raises:
-        ValueError: A variant that is not supported.
     """
     width, entry = head_width(settings), rotary_entry(settings, "full_attention")
     if rotary is None:
