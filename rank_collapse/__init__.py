@@ -68,8 +68,6 @@ from rank_collapse.paths.enumeration import (
     count_paths,
     enumerate_paths,
     path_attention,
-    sum_over_paths,
-    theorem_offset,
 )
 from rank_collapse.paths.heads import head_contributions
 from rank_collapse.paths.sets import (
@@ -177,10 +175,8 @@ __all__ = [
     "stable_rank",
     "stable_rank_bound",
     "stack_layers",
-    "sum_over_paths",
     "surgery",
     "theorem_constant",
-    "theorem_offset",
     "token_cosine",
     "transformer",
     "transverse_exponents",

@@ -179,10 +179,6 @@ def moved(
     """Channels after one layer, whose constants are those of its own computation.
 
     Args:
-        layer: The layer.
-        seen: What it computed.
-        channels: Before it.
-        layout: Which slots there are.
         gains: Of the layer, with what multiplies its branches beyond the network's own gains.
         head_gain: [h], multiplies the heads of self-attention; None for 1.
     """
@@ -200,15 +196,7 @@ def collected(
     prepared: PreparedInputs,
     layout: Layout,
 ) -> PathContributions:
-    """The sums by length behind the last layer, the final norm frozen where there is one.
-
-    Args:
-        params: The final norm is read of them.
-        last: The last hidden states [n, d].
-        channels: Behind the last layer.
-        prepared: From `prepare_inputs`.
-        layout: Which slots there are.
-    """
+    """The sums by length behind the last layer, the final norm frozen where there is one."""
     config = layout.config
     extra = freeze_final(last, config)
     channels = final_norm(ByLength(*layout.axes), channels, params, prepared, config, extra)
@@ -262,11 +250,7 @@ class LengthPass(LayerPass):
 
 
 def path_gains(config, gains, head_gain, factors):
-    """(head_gain [L, h] or None, gains with the factors [L] of each kind of branch).
-
-    Raises:
-        ValueError: A factor of the wrong shape, or of a branch the network does not have.
-    """
+    """(head_gain [L, h] or None, gains with the factors [L] of each kind of branch)."""
     dtype = gains.temperature.dtype
 
     def checked(name, value, shape):

@@ -116,7 +116,6 @@ def agreement(known: NextToken, keep: Any) -> tuple[Float[Array, "s"], Float[Arr
     """(mean loss, share of positions with the first sum's next token) of every sum.
 
     Args:
-        known: Of the whole vocabulary, the first sum the whole output.
         keep: Bool [n], positions that have a next token.
     """
     count = jnp.sum(keep)
@@ -147,10 +146,6 @@ def by_length(known: NextToken, keep: Any) -> dict[str, Float[Array, "*k"]]:
     same_without   the same of all lengths but k, [L + 1]
 
     The sums are frozen: attention, norms (the final one too) and gates are the whole network's.
-
-    Args:
-        known: What is known of `sums_by_length` after the whole vocabulary.
-        keep: Bool [n], positions that have a next token.
     """
     loss, same = agreement(known, keep)
     k = (len(loss) - 1) // 2

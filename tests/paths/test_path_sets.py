@@ -12,7 +12,8 @@ from path_oracle import Oracle
 
 import rank_collapse as rc
 from rank_collapse.paths.enumeration import path_length
-from rank_collapse.paths.sets import SEMANTICS, read_out, visiting_order
+from rank_collapse.paths.sets import read_out, visiting_order
+from rank_collapse.paths.steps import SEMANTICS
 
 N, D = 4, 6
 

@@ -111,7 +111,3 @@ def test_what_truncation_refuses():
         rc.truncated(params, x, config, [1, 4])
     with pytest.raises(ValueError, match="float32"):
         rc.truncated(params, x, config, 1.0)
-    crossed = config_of(cross_attention=True)
-    params, x, _ = example(crossed)
-    with pytest.raises(ValueError, match="cross_attention"):
-        rc.truncated(params, x, crossed, 1)

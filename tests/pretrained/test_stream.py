@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from path_examples import chain_effects
 from safetensors.numpy import load_file, save_file
 
 from rank_collapse import pretrained
@@ -20,7 +21,7 @@ from rank_collapse.network import apply, surgery
 from rank_collapse.network.passes import Each, States
 from rank_collapse.paths import next_token
 from rank_collapse.paths.contributions import LengthPass, path_contributions
-from rank_collapse.paths.effects import ChainPass, chain_effects
+from rank_collapse.paths.effects import ChainPass
 from rank_collapse.pretrained import AblationSpec, Group, InMemory, streaming
 from rank_collapse.pretrained.checkpoint import Checkpoint
 from rank_collapse.pretrained.next_token import loss_gradient, next_tokens, targets_of
