@@ -417,16 +417,7 @@ assert ACTIVATIONS.keys() == layers.ACTIVATIONS.keys()
 
 
 def unit_shares(params: layers.MLPParams, state: Split, routing: layers.Routing) -> Split:
-    """Shares of a mixture's hidden units, as `layers.unit_shares` has them.
-
-    Args:
-        params: Of the MLP.
-        state: Its input.
-        routing: Of the mixture.
-
-    Raises:
-        Undecided: Balls that overlap.
-    """
+    """Shares of a mixture's hidden units, as `layers.unit_shares` has them."""
     logits = affine(state, params.w_router)
     chosen, *of_rest = (
         _largest(row, routing.per_token) for row in [logits.first, *logits.tokens()]

@@ -60,9 +60,7 @@ def log10_growth(
 
     Args:
         params, config: The network, of those that `cubic_law.COVERS` has.
-        trace: Of the forward pass.
         log10_diameters: Of the input of each layer's attention.
-        keep: Which tokens exist.
 
     Source: derived here. (x, y) ↦ |x/|x| − y/|y|| ≤ |x − y|/√(|x||y|) is sharp, of the centred
     tokens with √(d eps) as one more feature.
@@ -85,13 +83,7 @@ def log10_growth(
 
 
 def layer_growth(layer: Layer, passages: dict[str, Passage], keep: Bool[Array, "n"]) -> LayerGrowth:
-    """The factors of one layer; see `log10_growth`.
-
-    Args:
-        layer: The layer.
-        passages: What the pass has of its sublayers.
-        keep: Which tokens exist.
-    """
+    """The factors of one layer; see `log10_growth`."""
     params, config = layer.params, layer.config
     scores, values = attention_norms(params.attention, layer.gains.temperature, config)
     before, inside, after = _around(passages["attention"], keep)
@@ -115,12 +107,6 @@ def mlp_lipschitz(
     sup|φ'| ‖W_in‖₂ ‖W_out‖₂, for all tokens; of gated MLPs, which multiply u = φ(x W_gate + b) by
     z = x W_in + b', (sup|φ'| ‖W_gate‖₂ max|z| + ‖W_in‖₂ max|u|) ‖W_out‖₂ over these ones:
     u_i z_i − u_k z_k = (u_i − u_k) z_i + u_k (z_i − z_k).
-
-    Args:
-        params: Of the layer.
-        x: The input of the MLP.
-        kind: Of `layers.MLP_KINDS` but "none".
-        keep: Which tokens exist.
     """
     size, out = spectral_norm(params.w_in), spectral_norm(params.w_out)
     if kind not in layers.GATED:

@@ -176,10 +176,8 @@ def values_of(params, state, eps, weights: Weights):
 
 
 def lost_digits(params, values, scores: Scores, weights: Weights, spread, log_scale, keep):
-    """Logarithm of what rounding may contribute: entries of values times the weights they meet.
-
-    Args:
-        spread: Q less its reference row, where rows differ; None where they share it.
+    """Logarithm of what rounding may contribute: entries of values times the weights they meet;
+    `spread` is Q less its reference row, where rows differ.
     """
     size = jnp.max(jnp.abs(values), axis=(1, 2)) * jnp.max(jnp.abs(params.w_o), axis=(1, 2))
     size = size * jnp.finfo(values.dtype).eps

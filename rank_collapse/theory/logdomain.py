@@ -111,9 +111,8 @@ def log_residual_profile(
 def log_trace(
     params: Any, x: Any, config: TransformerConfig, *, replicas: int = REPLICAS, **inputs: Any
 ) -> LogTrace:
-    """The pass behind `log_residual_profile`, with each layer's attention input and branches.
-
-    Args, Raises: See `log_residual_profile`.
+    """The pass behind `log_residual_profile`, called alike, with each layer's attention input and
+    branches.
     """
     params, prepared = prepare_inputs(params, x, config, covers=LogScaled.covers, **inputs)
     params, prepared = at_least_float32(params, prepared)

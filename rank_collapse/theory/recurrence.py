@@ -44,7 +44,6 @@ def transverse_jacobian(
     acts on every difference of two tokens.
 
     Args:
-        step: One step of the recurrence.
         point: What all tokens are.
         num_tokens: At least 2.
     """
@@ -72,14 +71,7 @@ def spectral_radius(matrix: Any) -> np.ndarray:
 def equal_tokens(
     step: Step, point: Float[Array, "i"], num_steps: int, num_tokens: int = 2
 ) -> tuple[Float[Array, "i"], Float[Array, ""]]:
-    """Where equal tokens get in `num_steps`, and how far the last of them took: 0 at a fixed point.
-
-    Args:
-        step: One step of the recurrence.
-        point: What all tokens are at first.
-        num_steps: At least 1.
-        num_tokens: How many they are.
-    """
+    """Where equal tokens get, and how far the last of the steps took them: 0 at a fixed point."""
 
     def advance(point, _):
         # The mean: rounding must not be what tells tokens apart.
@@ -99,12 +91,7 @@ def predicted_steps(multiplier: Any, high: float = 1e-2, low: float = 1e-6) -> n
 
 
 def measured_steps(distance: Any, high: float = 1e-2, low: float = 1e-6) -> np.ndarray:
-    """Steps from the first distance below `high` to the first below `low`; NaN where none is.
-
-    Args:
-        distance: By step [..., t].
-        high, low: Distances.
-    """
+    """Steps from the first distance [..., t] below `high` to the first below `low`, else NaN."""
     distance = np.asarray(distance)
     steps = np.argmax(distance < low, axis=-1) - np.argmax(distance < high, axis=-1)
     return np.where((distance < low).any(axis=-1), steps.astype(float), np.nan)

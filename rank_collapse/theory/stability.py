@@ -254,9 +254,6 @@ def expected_gradient_norms(
 
     Returns:
         ({part: {matrix: [L]}} as `update_sizes`, the trace).
-
-    Raises:
-        ValueError: As `expected_pass`.
     """
     given = {"attention": attention} | inputs
 

@@ -65,9 +65,7 @@ def transverse_growth(
     biases and there is no skip: there the residual falls faster than exponentially.
 
     Args:
-        params: Parameters of the network.
-        x: Hidden states [n, d], or what `config.embedding` takes.
-        config: The network, with any scores, mask, norm, gains and MLP.
+        params, x, config: As in `apply`; any scores, mask, norm, gains and MLP.
         count: Directions.
         **inputs: mask, bias, segments and positions of `apply`.
 

@@ -119,22 +119,6 @@ def test_the_theorems_constant_is_that_of_its_bound():
     assert float(rc.measured_constant(report.log10_residual).log10_c_eff) < float(c)
 
 
-@pytest.mark.parametrize(
-    ("fields", "named"),
-    [
-        ({"mask": "causal"}, "mask='causal'"),
-        ({"attention_skip": True}, "attention_skip=True"),
-        ({"score": "additive"}, "score='additive'"),
-        ({"position": "rotary"}, "position='rotary'"),
-    ],
-)
-def test_networks_without_a_cubic_law_are_refused(fields, named):
-    config = rc.san(1, 2, 8, **fields)
-    params = rc.init(jax.random.key(0), config)
-    with pytest.raises(ValueError, match=named):
-        rc.closed_constant(params, jnp.ones((3, 8)), config)
-
-
 def test_the_closed_form_starts_where_the_diameter_bound_certifies_it(x64):
     """Pre-norm at scale 1: from layer 0 on its sign is wrong in every seed, as it once was here."""
     config = rc.san(8, 4, 64, norm_placement="pre")
