@@ -97,7 +97,6 @@ def of_interval(
     Args:
         estimate, interval: The statistic and 95 % of it; None where one seed gives none.
         seeds: How many it rests on.
-        claimed, why, **about: As of `test_mean`.
     """
     return _claim(estimate, interval, claimed, seeds, [few(seeds), why], about)
 
@@ -110,7 +109,6 @@ def of_share(
     Args:
         count, total: Seeds that do, and all.
         claimed: Open range of the share.
-        why, **about: As of `test_mean`.
     """
     interval = wilson_interval(count, total) if total else None
     estimate = count / total if total else None
@@ -127,7 +125,6 @@ def of_shares(
         count, total: One sample.
         other_count, other_total: What it is compared with.
         claimed: Open range of count/total − other_count/other_total.
-        why, **about: As of `test_mean`.
     """
     counts = (count, total, other_count, other_total)
     seeds, interval, estimate = min(total, other_total), None, None
@@ -148,7 +145,6 @@ def test_never(count: int, total: int, seeds: int, *, why: str = "", **about: st
     Args:
         count, total: Cases against it, and all.
         seeds: Independent draws that the cases come from.
-        why, **about: As of `test_mean`.
     """
     reasons = [few(seeds), why, f"{count} of {total} cases against it"]
     if not total:
@@ -183,7 +179,6 @@ def of_curve(
         curve: The curve [l].
         draws: The ensemble [s, l].
         resolution: How well the curve's values are known.
-        why, **about: As of `test_mean`.
 
     Source: the studentised envelope test of Myllymäki et al. 2017, "Global envelope tests for
     spatial processes".

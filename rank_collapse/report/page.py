@@ -87,9 +87,6 @@ def render(
     """The page as HTML; everything it needs is in it.
 
     Args:
-        title, intro: Its head.
-        sections: The experiments.
-        footer: Small print at the end.
         untested: (section, statement) of the paper that no experiment of the page tests.
     """
     claims = [claim for s in sections for claim in s.claims]

@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from rank_collapse.runs import seeds
 from rank_collapse.training.path_accuracy import Metrics, whole_model
 from rank_collapse.training.recipe import Hyper, Recipe, check_hyper, config_of
-from rank_collapse.training.training import TrainState, init_state, train_epoch
+from rank_collapse.training.training import init_state, train_epoch
 
 
 @dataclasses.dataclass
@@ -228,6 +228,3 @@ def _per_run(hyper: Hyper, count: int) -> Hyper:
         return value if value.ndim else jnp.full(count, value)
 
     return jax.tree_util.tree_map_with_path(one, hyper)
-
-
-__all__ = ["Ensemble", "TrainState", "Trained"]

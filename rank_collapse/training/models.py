@@ -57,9 +57,7 @@ def forward(
     """Logits of one example; with a key, dropout on embedding, attention weights and branches.
 
     Args:
-        model: Weights.
         inputs: Token ids [n] or vectors [n, i].
-        config: The network.
         mask: Bool [n], which tokens exist, or [n, n], which tokens a token may attend to.
         positions: Int [n], positions of the tokens; 0..n-1 by default.
         dropout_key, dropout_rate: None for none.

@@ -31,15 +31,7 @@ def whole_model(
     model: Any, examples: Any, config: Any, metrics: Metrics,
     batch_size: int | None = None,
 ) -> dict[str, Float[Array, ""]]:  # fmt: skip
-    """Metrics of the model as it is, without dropout.
-
-    Args:
-        model: Trained weights, of a network with a read-out or of an encoder-decoder.
-        examples: Evaluation data.
-        config: The network.
-        metrics: Functions of (logits, examples) by name.
-        batch_size: Examples at a time, to bound the memory.
-    """
+    """Metrics, by name, of a model without dropout; `batch_size` examples at a time."""
     logits = batch_forward(model, examples, config, batch_size=batch_size)
     return {name: fn(logits, examples) for name, fn in metrics.items()}
 
@@ -77,9 +69,6 @@ def length_sums(
     "truncated" [k], self-consistent: the network without paths longer than k, see `truncated`.
     "covariance" [k]: Cov(z_k, z)/Var z of the logits, whose shares sum to 1 with the offset's;
     "cancellation" []: Σ_k ‖C_k‖/‖Y‖ of the states, the offset's among them.
-
-    Raises:
-        ValueError: More than `MAX_PARTS` lengths: see `shapley_values`.
     """
     size = config.depth + 1
 
@@ -174,8 +163,3 @@ def _each(metrics, logits, examples, shape):
         name: jax.lax.map(lambda l, f=fn: f(l, examples), logits).reshape(shape)
         for name, fn in metrics.items()
     }
-
-
-__all__ = [
-    "layer_alpha", "layer_ranks", "length_sums", "path_sets", "whole_model",
-]  # fmt: skip

@@ -54,13 +54,6 @@ def packed_rows(lengths: Int[np.ndarray, "b"], width: int) -> Int[np.ndarray, "r
     """(sequence, position) of every place in rows that hold whole sequences one behind another.
 
     The longest sequences first, each into the first row with room. (-1, 0) where nothing is.
-
-    Args:
-        lengths: Length of each sequence, none above the width.
-        width: Places in a row.
-
-    Raises:
-        ValueError: A sequence longer than a row.
     """
     if lengths.max() > width:
         raise ValueError(f"a sequence of {lengths.max()} tokens does not fit width={width}")
@@ -105,9 +98,6 @@ def cross_entropy(
     """Mean over tokens of −Σ_k q_k log softmax(logits)_k, q = (1 − ε) onehot(label) + ε / c.
 
     Args:
-        logits: One row per token.
-        labels: Classes.
-        weights: Of the tokens.
         smoothing: ε (Szegedy et al. 2016, section 7); 0 for −log softmax(logits)[label].
     """
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)

@@ -50,11 +50,7 @@ class Lexicon:
 def make_lexicon(
     key: Any, num_nouns: int = 12, num_verbs: int = 6, num_adjectives: int = 6
 ) -> Lexicon:
-    """A random lexicon; half of the nouns, to one, have gender 1.
-
-    Raises:
-        ValueError: No word of a kind.
-    """
+    """A random lexicon; half of the nouns, to one, have gender 1."""
     sizes = {"num_nouns": num_nouns, "num_verbs": num_verbs, "num_adjectives": num_adjectives}
     for name, size in sizes.items():
         if size < 1:
@@ -77,11 +73,6 @@ def make_pairs(key: Any, num_examples: int, lexicon: Lexicon) -> SequencePairs:
     Token ids: the marks of `sequences`, `PLURAL`, then nouns, verbs and adjectives from
     `FIRST_WORD` on; in the target two forms of each, 2w and 2w + 1. Half of the nouns have an
     adjective, half are plural.
-
-    Args:
-        key: Random key.
-        num_examples: Sentences.
-        lexicon: Of the two languages.
     """
     nouns, verbs, adjectives = lexicon.sizes
     keys = jax.random.split(key, 5)
