@@ -103,7 +103,7 @@ def path_contributions(
     Frozen: attention weights, norm statistics and MLP gates are those of the full forward pass.
     A path takes one head or the skip at each layer; its length counts the heads. A path from the
     memory begins with a head of a cross-attention, which counts too. MLPs are passed as a whole,
-    skip and branch, unless `count_mlps` tells the branches apart.
+    skip and branch, unless `count_mlps` counts the branches.
 
     The gains here multiply branches and change nothing that is frozen: 0 leaves a branch out, and
     the derivative with respect to one is the sum of all paths through that branch.

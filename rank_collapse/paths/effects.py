@@ -31,7 +31,7 @@ def sizes_of(found: PathContributions, *, mask: Any = None) -> dict[str, Float[A
     arrays [L + 1]; offset_size and error are scalars:
 
     size            ‖C_k‖_F / ‖Y‖_F, which is also how far the output moves without length k
-    residual_size   ‖res C_k‖_F / ‖res Y‖_F, the same of what tells tokens apart
+    residual_size   ‖res C_k‖_F / ‖res Y‖_F, the same of the differences of tokens
     residual_ratio  ‖res C_k‖_{1,∞} / ‖C_k‖_{1,∞}: how near to rank one length k is by itself
     cosine_without  mean over tokens of cos(Y_i, Y_i − C_{k,i})
     cosine_up_to    mean over tokens of cos(Y_i, Σ_{j≤k} C_{j,i} + offset_i)

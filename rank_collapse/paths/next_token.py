@@ -74,28 +74,28 @@ def add_words(
     *,
     bias: Any = None,
     softcap: Any = None,
-    exists: Any = None,
+    word_mask: Any = None,
 ) -> NextToken:
     """What is known when a further piece of the vocabulary is counted in.
 
     Args:
         known: Before; `no_words` at first.
-        words: Rows of the read-out W for words first, first + 1, ...
+        words: Rows of the unembedding W for words first, first + 1, ...
         first: Index of the first of them; may be traced.
         parts: Parts of the output, the final norm frozen in them.
         sums: Weight of each part in each sum; from `sums_by_length`, or the identity.
         targets: The true next token of each token.
         bias: [v], of these words; None for none.
         softcap: c of c tanh(logit/c); None for none.
-        exists: Bool [v], words that exist, where a piece is filled up; None for all.
+        word_mask: Bool [v], words that exist, where a piece is filled up; None for all.
     """
     logits = jnp.einsum("sp,pnv->snv", sums, jnp.einsum("pnd,vd->pnv", parts, words))
     if bias is not None:
         logits = logits + bias[None, None]
     if softcap is not None:
         logits = softcap * jnp.tanh(logits / softcap)
-    if exists is not None:
-        logits = jnp.where(exists[None, None], logits, -jnp.inf)
+    if word_mask is not None:
+        logits = jnp.where(word_mask[None, None], logits, -jnp.inf)
     best = jnp.argmax(logits, axis=-1)
     top = jnp.max(logits, axis=-1)
     largest = jnp.maximum(known.largest, top)

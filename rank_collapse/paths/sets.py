@@ -23,7 +23,7 @@ from rank_collapse.paths.steps import COVERS, check_semantics, make_steps
 
 
 class Classifier(NamedTuple):
-    """Linear read-out of every token: logits = x w + b. Any pair (w, b) serves."""
+    """Linear classifier of every token: logits = x w + b. Any pair (w, b) serves."""
 
     w: Any  # [d, c]
     b: Any  # [c]
@@ -189,7 +189,7 @@ def visiting_order(paths: Int[Array, "p l"]) -> tuple[Int[Array, "p"], Int[Array
 
 
 @full_precision
-def read_out(
+def logits_of(
     classifier: Any, state: Float[Array, "*s n d"], *, normalize: bool = True, eps: float = 1e-12
 ) -> Float[Array, "*s n c"]:
     """Logits of summed path states: LayerNorm without gain and bias, then the classifier.
@@ -230,7 +230,7 @@ def path_set_logits(
         paths: Sets of paths, Int [*sets, p, L].
         **options: semantics, no_sub_path, mask, bias, segments, positions of `path_set_states`.
     """
-    return read_out(classifier, path_set_states(params, inputs, config, paths, **options))
+    return logits_of(classifier, path_set_states(params, inputs, config, paths, **options))
 
 
 @full_precision

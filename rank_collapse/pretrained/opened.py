@@ -44,10 +44,10 @@ class OpenCheckpoint:
     @property
     def is_causal_lm(self) -> bool:
         """Whether it is a causal language model, with a head for the next token."""
-        return self.read_out is not None
+        return self.unembedding is not None
 
     @property
-    def read_out(self) -> Unembedding | None:
+    def unembedding(self) -> Unembedding | None:
         """The language-model head, a `lazy.Table`; None where the family has none."""
         of = self.family.unembedding
         return None if of is None else of(self.weights, self.settings, self.config)

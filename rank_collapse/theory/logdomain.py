@@ -27,7 +27,7 @@ from rank_collapse.theory import log_operations as ops
 from rank_collapse.theory.log_attention import attention, three_axes
 from rank_collapse.theory.noise import Noise, certain, copies
 
-# Noisy copies of the pass, which tell where rounding has spoilt it. Only the states that branches
+# Noisy copies of the pass, which show where rounding has spoilt it. Only the states that branches
 # read are moved, not what branches compute on the way: copies scatter about twice as far as
 # float32 is off (medians of 64 Transformers of 12 layers without norms, at the default weights), so
 # that they must agree more closely and several of them. Numbers off by more than 0.01 decades that

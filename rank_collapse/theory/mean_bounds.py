@@ -176,10 +176,10 @@ def diameter_layer_sides(
     delta = trace.input_diameters * LOG_10 - log_scale  # of the mantissa
     scores = found.scores + 2 * delta[:, None]
     cubic = scores + found.values
-    bent = cubic + _log_tanh_over(scores + 2 * log_scale[:, None])
+    saturated = cubic + _log_tanh_over(scores + 2 * log_scale[:, None])
     lhs, cube = trace.branch_diameters, 3 * log_scale / LOG_10
     rhs, rhs_cubic = (
-        (jax.nn.logsumexp(heads, axis=-1) + delta) / LOG_10 for heads in (bent, cubic)
+        (jax.nn.logsumexp(heads, axis=-1) + delta) / LOG_10 for heads in (saturated, cubic)
     )
     return DiameterSides(cube + lhs, cube + rhs, cube + rhs_cubic, rhs - lhs, rhs_cubic - lhs)
 

@@ -18,7 +18,7 @@ from rank_collapse.network.transformer import apply
 from rank_collapse.paths.attribution import logit_attribution
 from rank_collapse.paths.chains import branch_sizes, skip_share
 from rank_collapse.paths.contributions import path_contributions
-from rank_collapse.paths.sets import batch_path_set_logits, read_out
+from rank_collapse.paths.sets import batch_path_set_logits, logits_of
 from rank_collapse.paths.sharing import coalition_values, covariance_shares, shapley_values
 from rank_collapse.paths.truncation import truncated
 from rank_collapse.training.models import Model, batch_forward
@@ -57,7 +57,7 @@ def length_sums(
     """Metrics of exact sums over all paths, by length 0..L, and what each length is worth.
 
     Frozen, in the attention of the whole model. All but "alone" have the same offset and the same
-    read-out, the whole model's, so that they differ in the lengths alone. The offset holds the
+    classifier, the whole model's, so that they differ in the lengths alone. The offset holds the
     biases, through the frozen 1/σ of the whole network: a network without any path already guesses.
         "offset"    []   no path
         "exact"     [k]  C_k + offset
@@ -80,11 +80,11 @@ def length_sums(
         keep = jnp.ones(states.shape[1], bool) if mask is None else mask
         states = jnp.where(keep[None, :, None], states, 0)
         states = jnp.concatenate([states, states.sum(axis=0, keepdims=True)])
-        alone = read_out(model.classifier, parts.by_attention_length)
+        alone = logits_of(model.classifier, parts.by_attention_length)
         return {
             "parts": logit_attribution(parts.by_attention_length, model.classifier),
-            "offset": read_out(model.classifier, parts.offset, normalize=False),
-            "others": jnp.stack([alone, read_out(model.classifier, kept, normalize=False)]),
+            "offset": logits_of(model.classifier, parts.offset, normalize=False),
+            "others": jnp.stack([alone, logits_of(model.classifier, kept, normalize=False)]),
             "squares": jnp.sum(jnp.square(states), axis=(1, 2)),
         }
 

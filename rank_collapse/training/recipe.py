@@ -30,7 +30,7 @@ class Recipe:
             (Vaswani et al. 2017, section 5.3). All begin with the warm-up of `Hyper`.
         milestones, decay: Of the milestones.
         clip_norm: Largest global norm of a gradient; None for any.
-        output_dropout: Dropout of the network's output too, before the read-out.
+        output_dropout: Dropout of the network's output too, before the classifier.
         unroll: Layers computed per step of the loop over the depth: more take longer to compile
             and save the memory traffic of the loop's buffers. In place of `config.unroll`, which
             the evaluation keeps. Does not change results.

@@ -2,7 +2,7 @@
 
 What is static is a `Recipe`; what may be swept is a `Hyper` and is traced. Several seeds, learning
 rates or dropout rates are one more axis: see `rank_collapse.training.ensemble`. What is trained,
-a network with a read-out or an encoder-decoder, and how it makes logits is in `models`.
+a network with a classifier or an encoder-decoder, and how it makes logits is in `models`.
 
 Axis letters: b examples.
 """

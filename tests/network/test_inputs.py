@@ -1,4 +1,4 @@
-"""What every pass over a network refuses at its door, each with the value and what would fit."""
+"""What every pass over a network refuses at once, each with the value and what would fit."""
 
 import jax
 import jax.numpy as jnp

@@ -134,10 +134,10 @@ def test_layers_one_by_one_are_those_of_the_stack(name, tmp_path):
         row = jax.tree.map(lambda a, i=index: a[i], params.layers)
         jax.tree.map(np.testing.assert_array_equal, opened.layer(index), row)
     if architectures.FORMS[name].model.endswith("CausalLM"):
-        head = np.concatenate([rows for _, rows in opened.read_out.table.chunks(16)])
+        head = np.concatenate([rows for _, rows in opened.unembedding.table.chunks(16)])
         own = model.get_output_embeddings().weight.detach().float().numpy()
         np.testing.assert_array_equal(head.astype(np.float32), own)
-        assert opened.read_out.softcap == getattr(model.config, "final_logit_softcapping", None)
+        assert opened.unembedding.softcap == getattr(model.config, "final_logit_softcapping", None)
 
 
 def test_the_language_model_beside_an_image_tower(tmp_path):

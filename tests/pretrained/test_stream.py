@@ -174,7 +174,7 @@ def test_next_tokens_and_gradients_of_a_language_model():
     found = pretrained.stream(source, inputs, {"all": Group(passes)})["all"]
     targets, keep = targets_of(inputs["x"], inputs["mask"])
     assert not keep[:, -1].any() and keep[0, :-1].all() and keep[1].sum() == 4
-    whole = source.read_out.table.read(0, config.embedding.vocab_size)
+    whole = source.unembedding.table.read(0, config.embedding.vocab_size)
 
     def loss(output, i):
         logits = output @ jnp.asarray(whole).T
@@ -182,11 +182,11 @@ def test_next_tokens_and_gradients_of_a_language_model():
         return jnp.sum(jnp.where(keep[i], each, 0)) / keep[i].sum()
 
     output = jnp.asarray(found["sums"].output)
-    known = next_tokens(source.read_out, output[:, None], jnp.eye(1), targets)
+    known = next_tokens(source.unembedding, output[:, None], jnp.eye(1), targets)
     ours, _ = jax.vmap(next_token.agreement)(known, jnp.asarray(keep))
     expected = [loss(output[i], i) for i in range(3)]
     np.testing.assert_allclose(ours[:, 0], expected, rtol=1e-5)
-    pull = loss_gradient(source.read_out, output, known, targets, keep)
+    pull = loss_gradient(source.unembedding, output, known, targets, keep)
     expected = [jax.grad(loss)(output[i], i) for i in range(3)]
     np.testing.assert_allclose(pull, np.stack(expected), atol=1e-7)
     split = pretrained.stream_gradients(source, inputs, found["states"], pull)

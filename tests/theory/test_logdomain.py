@@ -92,7 +92,7 @@ def rounded(params, seed):
 
 
 def test_distances_lost_within_clusters_give_nan_not_a_wrong_number():
-    """Tokens 1e-11 of the largest distance apart, and a layer that only looks at these."""
+    """Tokens 1e-11 of the largest distance apart, and a layer that reads only these."""
     config = rc.TransformerConfig(depth=4, num_heads=2, d_model=D)
     params, x = network(config, weight_scale=2.2, seed=1)
     want = mp_profile(params, x, config, 1500)

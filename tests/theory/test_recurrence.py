@@ -74,14 +74,14 @@ CASES = {
 }
 
 
-def digits_of(params, read_out, start, config, num_steps, skip, digits=800):
+def digits_of(params, classifier, start, config, num_steps, skip, digits=800):
     """log10 of the distances in arithmetic of many digits, the network written out."""
     mp = mpmath.mp
     exp, sqrt, erf = (np.vectorize(getattr(mp, f), otypes=[object]) for f in ("exp", "sqrt", "erf"))
     exact = np.vectorize(lambda a: mp.mpf(float(a)), otypes=[object])
     layer = jax.tree.map(lambda a: exact(np.asarray(a)[0]), params.layers)
     made = jax.tree.map(lambda a: exact(np.asarray(a)), params.embedding)
-    w, b = (exact(np.asarray(a)) for a in read_out)
+    w, b = (exact(np.asarray(a)) for a in classifier)
 
     def norm(p, x, eps=1e-12):
         x = x - x.mean(1, keepdims=True)
@@ -121,11 +121,11 @@ def test_distances_in_logarithms_are_those_of_many_digits(name):
     )  # fmt: skip
     params = parameters(config, seed=3)
     rng = np.random.default_rng(4)
-    read_out = jnp.asarray(rng.normal(size=(4, 2)), jnp.float32), jnp.asarray([0.1, -0.2])
+    classifier = jnp.asarray(rng.normal(size=(4, 2)), jnp.float32), jnp.asarray([0.1, -0.2])
     start = np.array([[0.3, 0.1], [-0.1, 0.25]], np.float32)
-    wanted = digits_of(params, read_out, start, config, 7, skip)
+    wanted = digits_of(params, classifier, start, config, 7, skip)
     rolled = jax.jit(functools.partial(recurrence.log_roll_out, skip=skip), static_argnums=(3, 4))
-    found = rolled(params, read_out, jnp.asarray(start), config, 7)
+    found = rolled(params, classifier, jnp.asarray(start), config, 7)
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
     if not config.attention_skip:
         assert wanted[-1] < -100  # far below what float32 holds

@@ -144,8 +144,8 @@ def test_packed_rows_hold_every_token_once_and_whole(lengths):
         np.testing.assert_array_equal(examples.part_positions(own)[row >= 0], within[row >= 0])
         expected = (row[:, None] == row[None, :]) & (row[None, :] >= 0)
         np.testing.assert_array_equal(examples.part_mask(own), expected)
-    room = 7 - (parts >= 0).sum(axis=1)
-    assert np.sum(room >= 4) <= 1  # two half-empty rows would have been one
+    free = 7 - (parts >= 0).sum(axis=1)
+    assert np.sum(free >= 4) <= 1  # two half-empty rows would have been one
 
 
 def test_a_sequence_longer_than_a_row_is_refused():

@@ -10,7 +10,7 @@ from typing import Any
 
 from rank_collapse.pretrained.drawn import Initialisation
 from rank_collapse.pretrained.entries import Entry, Settings, count
-from rank_collapse.pretrained.family import Family
+from rank_collapse.pretrained.family import USUAL_READS, Family
 from rank_collapse.pretrained.mapping import Leaf, Names
 from rank_collapse.pretrained.rotary import num_positions, rotary_entry, rotary_fields
 
@@ -130,15 +130,7 @@ DECODER = Family(
         "pad_token_id": Entry(None, (int,), least=-1),
         "tie_word_embeddings": False,
     },
-    reads={
-        "depth": "num_hidden_layers",
-        "num_heads": "num_attention_heads",
-        "d_model": "hidden_size",
-        "d_ff": "intermediate_size",
-        "mlp": "hidden_act",
-        "norm_eps": "rms_norm_eps",
-        "vocab_size": "vocab_size",
-    },
+    reads=USUAL_READS | {"norm_eps": "rms_norm_eps", "vocab_size": "vocab_size"},
     names=NAMES,
     anchors=("embed_tokens.weight",),
     fields={"norm_placement": "pre", "norm": "rms", "final_norm": True, "mask": "causal"},

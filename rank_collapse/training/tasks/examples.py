@@ -53,21 +53,21 @@ def part_positions(parts: Int[Array, "n"]) -> Int[Array, "n"]:
 def packed_rows(lengths: Int[np.ndarray, "b"], width: int) -> Int[np.ndarray, "r width 2"]:
     """(sequence, position) of every place in rows that hold whole sequences one behind another.
 
-    The longest sequences first, each into the first row with room. (-1, 0) where nothing is.
+    The longest sequences first, each into the first row with free places. (-1, 0) where nothing is.
     """
     if lengths.max() > width:
         raise ValueError(f"a sequence of {lengths.max()} tokens does not fit width={width}")
-    rows, room = [], []
+    rows, free = [], []
     for index in np.argsort(-lengths, kind="stable"):
         length = int(lengths[index])
-        row = next((r for r, left in enumerate(room) if left >= length), len(rows))
+        row = next((r for r, left in enumerate(free) if left >= length), len(rows))
         if row == len(rows):
             rows.append(np.stack([np.full(width, -1), np.zeros(width, int)], axis=-1))
-            room.append(width)
-        begin = width - room[row]
+            free.append(width)
+        begin = width - free[row]
         rows[row][begin : begin + length, 0] = index
         rows[row][begin : begin + length, 1] = np.arange(length)
-        room[row] -= length
+        free[row] -= length
     return np.stack(rows).astype(np.int32)
 
 
