@@ -59,17 +59,6 @@ class PathContributions:
         """[L + 1, n, d], summed over the number of MLPs where they are counted apart."""
         return self.by_length.sum(axis=1) if self.by_length.ndim == 4 else self.by_length
 
-    @property
-    def by_mlp_count(self) -> Array:
-        """[L + 1, n, d], summed over attention lengths.
-
-        Raises:
-            ValueError: Contributions made without `count_mlps`.
-        """
-        if self.by_length.ndim != 4:
-            raise ValueError("the number of MLPs was not counted: give count_mlps=True")
-        return self.by_length.sum(axis=0)
-
     def up_to(self) -> Array:
         """[L + 1, n, d]: the output of paths of lengths 0 .. k and the offset, for each k."""
         return jnp.cumsum(self.by_attention_length, axis=0) + self.offset[None]

@@ -136,7 +136,7 @@ class LazyLayers:
             leaves[i] = jnp.asarray(leaves[i]).astype(self.weights.dtype)
         placed = jax.tree.unflatten(treedef, leaves)
         if not _finite(placed):
-            with self.weights.checking():
-                self.layer(self.rows[index])  # names the tensor
+            self.weights.checks = True
+            self.layer(self.rows[index])  # names the tensor
             raise ValueError(f"layer {self.rows[index]}: values that are not finite")
         return placed

@@ -39,7 +39,7 @@ class OpenCheckpoint:
         self.row_like: BlockParams = shapes.layers.row_like()
         found = family.params(weights, settings, self.config)
         self.layers, self.outside = found.layers, found.replace(layers=None)
-        weights.unchecked()
+        weights.checks = False  # layers are, on the device
 
     @property
     def is_causal_lm(self) -> bool:

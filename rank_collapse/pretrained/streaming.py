@@ -95,10 +95,8 @@ def stream(
     """Everything asked for in one pass over the weights.
 
     Args:
-        source: From `rank_collapse.pretrained.open_checkpoint`, or `InMemory`.
         inputs: Arrays [b, ...] by argument name of `rank_collapse.apply`, x among them; None for
             one that is absent.
-        groups: What to measure.
         chunk: Examples at once: bounds the memory of what a layer computes. All examples go
             through a layer while it is there.
         state: Where an interrupted stream of the same groups goes on.

@@ -171,13 +171,10 @@ def of_curve(
     figure). If it is one more draw, its place among the n draws' own is any of 1 .. n + 1 alike, so
     that p = (number of draws at least as far + 1)/(n + 1): an exact test for all points together.
     The interval is what the draws reach, 0 to the largest of theirs; p below 0.05 contradicts,
-    which takes 20 draws. Supported is a curve that lies within the draws' range at every point
-    too; one that leaves it somewhere, but no farther than draws leave each other's, is undecided,
-    as is every curve beside fewer draws.
+    which takes 20 draws. Supported is a curve that also lies within the draws' range everywhere.
 
     Args:
-        curve: The curve [l].
-        draws: The ensemble [s, l].
+        curve, draws: The curve [l], and the ensemble [s, l].
         resolution: How well the curve's values are known.
 
     Source: the studentised envelope test of Myllymäki et al. 2017, "Global envelope tests for

@@ -6,7 +6,6 @@ logarithmic pass of `logdomain`, so that layers far below float precision are co
 Axis letters: n tokens (queries), m keys, d width, h heads, k per-head query/key width, l layers.
 """
 
-import math
 from typing import Any
 
 import jax
@@ -26,16 +25,7 @@ from rank_collapse.network.precision import full_precision
 from rank_collapse.theory.log_operations import LogState
 from rank_collapse.theory.logdomain import LogTrace
 
-
-def _lemma_threshold() -> float:
-    """The positive root of eˣ = 1 + 2x by Newton's method."""
-    x = 1.5
-    for _ in range(20):
-        x -= (math.exp(x) - 1 - 2 * x) / (math.exp(x) - 2)
-    return x
-
-
-LEMMA_THRESHOLD = _lemma_threshold()  # 1.2564312...
+LEMMA_THRESHOLD = 1.2564312086261697  # the positive root of eˣ = 1 + 2x
 
 
 @struct.dataclass

@@ -103,15 +103,13 @@ def bound_report(
     and `mean_bounds.diameter_sides`. The temperature is taken into W_QK, the branch gain into
     the stack's β and c. Where scores are not divided by √k, √k is 1.
 
-    The theory covers attention whose rows all see the same keys: no mask, or padding (mask Bool
-    [n]: the padded rows are left out everywhere). With causal, local or other masks, and position
-    biases, P̃ has not equal rows and a residual need not fall doubly exponentially; the same
-    formulas are evaluated (D over allowed keys) and `not_covered` says so. Skips and norms leave
-    the layers' bounds valid, for SA(X) as a function of its input, but not the stack's.
+    The theory covers attention whose rows all see the same keys: no mask, or padding (the padded
+    rows are left out everywhere). Elsewhere the same formulas are evaluated (D over allowed keys)
+    and `not_covered` says so. Skips and norms leave the layers' bounds valid, for SA(X) as a
+    function of its input, but not the stack's.
 
     Args:
-        params: Parameters of the network.
-        x: Hidden states [n, d], or what `config.embedding` takes.
+        params, x: As in `apply`.
         config: The network, with dot-product scores; gains and temperature may be traced.
         mask: Bool [n] (which tokens exist), [n, n] or [h, n, n].
         bias: Float [h, n, n] added to the scores.

@@ -15,8 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from rank_collapse.network import attention as attn
-from rank_collapse.network import covers
+from rank_collapse.network import attention as attn, covers
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import at_least_float32, prepare_inputs
 from rank_collapse.network.precision import full_precision

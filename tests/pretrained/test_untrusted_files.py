@@ -11,8 +11,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from rank_collapse import pretrained
 from rank_collapse.pretrained.checkpoint import Checkpoint

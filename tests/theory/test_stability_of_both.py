@@ -12,8 +12,7 @@ from rank_collapse.measures import updates
 from rank_collapse.network import encoder_decoder
 from rank_collapse.network.embedding import EmbeddingConfig
 from rank_collapse.network.encoder_decoder import EncoderDecoderConfig
-from rank_collapse.theory import encoder_decoder as theory
-from rank_collapse.theory import stability
+from rank_collapse.theory import encoder_decoder as theory, stability
 
 SEEDS = jax.vmap(lambda s: jax.random.fold_in(jax.random.key(3), s))(jnp.arange(8))
 SIZE = 1e-2
