@@ -136,18 +136,12 @@ def predicted_sizes(
 
 @struct.dataclass
 class AlphaLaw:
-    """What the skips' share predicts of path sizes; see `predicted_sizes`.
+    """What the skips' share predicts of path sizes; see `predicted_sizes`."""
 
-    Attributes:
-        alpha: One α of all layers.
-        alpha_by_layer: [L].
-        contraction: c, from single attention matrices.
-        one, by_layer: log10 of the predicted sizes [L + 1], with one α and with one per layer.
-    """
-
-    alpha: Any
-    alpha_by_layer: Any
-    contraction: Any
+    alpha: Any  # One α of all layers
+    alpha_by_layer: Any  # [L]
+    contraction: Any  # c, from single attention matrices
+    # log10 of the predicted sizes [L + 1], with one α and with one per layer
     one: Any
     by_layer: Any
 

@@ -205,12 +205,9 @@ class LengthPass(LayerPass):
     All L + 1 lengths have their slots from the start, and the lengths that exist are moved one
     after the other: Σ_l (l + 1) uses of the value, output and MLP matrices, and no more memory
     than the channels and one branch of one length.
-
-    Attributes:
-        biased: Whether the network has biases; False: no offset is carried.
     """
 
-    biased: bool = True
+    biased: bool = True  # Whether the network has biases; False: no offset is carried
 
     def begin(self, prepared: PreparedInputs, config: TransformerConfig) -> Channels:
         """X^0 in the slot of length 0, and slots for the others."""

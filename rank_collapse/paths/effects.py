@@ -94,15 +94,11 @@ class ChainPass(LayerPass):
                     (`chains.branch_sizes`, `skip_share`)
     initial         N(res X^0), with which its law begins (`chains.alpha_law`)
 
-    Attributes:
-        num_paths: Paths of each length 1 .. L, their layers and heads drawn uniformly.
-        seed: Of the paths.
-
     Source: chained attention and α in the published code of Dong et al. 2021.
     """
 
-    num_paths: int = 5
-    seed: int = 0
+    num_paths: int = 5  # Paths of each length 1 .. L, their layers and heads drawn uniformly
+    seed: int = 0  # Of the paths
 
     def begin(self, prepared: PreparedInputs, config: TransformerConfig) -> tuple[Array, Array]:
         """The paths, and the empty product of each."""

@@ -18,19 +18,12 @@ from rank_collapse.paths.contributions import PathContributions
 
 @struct.dataclass
 class NextToken:
-    """What is known of the next token from the words so far.
+    """What is known of the next token from the words so far."""
 
-    Attributes:
-        largest: [s, n], the largest logit.
-        total: [s, n], Σ exp(logit − largest).
-        token: [s, n], the word with the largest logit.
-        right: [s, n], the logit of the true next token; −inf before it came.
-    """
-
-    largest: Any
-    total: Any
-    token: Any
-    right: Any
+    largest: Any  # [s, n], the largest logit
+    total: Any  # [s, n], Σ exp(logit − largest)
+    token: Any  # [s, n], the word with the largest logit
+    right: Any  # [s, n], the logit of the true next token; −inf before it came
 
     @property
     def loss(self) -> Float[Array, "s n"]:

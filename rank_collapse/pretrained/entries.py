@@ -14,20 +14,14 @@ _NAMES |= {list: "a list", dict: "an object"}
 
 
 class Entry(NamedTuple):
-    """One entry of a config.json.
+    """One entry of a config.json."""
 
-    Attributes:
-        default: What it is where it is absent or null.
-        kinds: Its types.
-        least, most: Of a number; None for the largest that there may be of its type.
-        nullable: Whether null is a value of its own rather than the default.
-    """
-
-    default: Any
-    kinds: tuple[type, ...]
+    default: Any  # What it is where it is absent or null
+    kinds: tuple[type, ...]  # Its types
+    # Of a number; None for the largest that there may be of its type
     least: float = 0
     most: float | None = None
-    nullable: bool = False
+    nullable: bool = False  # Whether null is a value of its own rather than the default
 
 
 def as_entry(given: Any) -> Entry:

@@ -17,14 +17,10 @@ from rank_collapse import struct
 
 @struct.dataclass
 class Stored:
-    """A tensor in the order of the file.
+    """A tensor in the order of the file."""
 
-    Attributes:
-        data: The values.
-        axes: Where each axis of the tensor is in `data`; static.
-    """
-
-    data: Any
+    data: Any  # The values
+    # Where each axis of the tensor is in `data`; static
     axes: tuple[int, ...] = struct.field(pytree_node=False)
 
     @property

@@ -40,15 +40,11 @@ class Map(NamedTuple):
 
 
 class Names(NamedTuple):
-    """Where the tensors of a family lie.
+    """Where the tensors of a family lie."""
 
-    Attributes:
-        stem: What stands before the names of a layer, with {} for its number.
-        layer, outside: {place in `BlockParams` or in `TransformerParams`: name of a map or of a
-            norm without ".weight", a `Map`, a `Leaf`, or a function of (weights, stem, config)}.
-    """
-
-    stem: str
+    stem: str  # What stands before the names of a layer, with {} for its number
+    # {place in `BlockParams` or in `TransformerParams`: name of a map or of a norm without
+    # ".weight", a `Map`, a `Leaf`, or a function of (weights, stem, config)}
     layer: Mapping[str, Any]
     outside: Mapping[str, Any]
 
@@ -106,21 +102,13 @@ def take(weights: Weights, name: str, axes: str, sizes: Mapping[str, int]) -> np
 
 @dataclasses.dataclass(frozen=True)
 class Reader:
-    """What reads the tensors of one model.
+    """What reads the tensors of one model."""
 
-    Attributes:
-        weights: Its tensors.
-        config: The network.
-        sizes: Of the axes of a family's own.
-        biased: Kind of map → whether it has a bias.
-        gain_offset: What is added to the stored gains of norms.
-    """
-
-    weights: Weights
-    config: TransformerConfig
-    sizes: Mapping[str, int]
-    biased: Callable[[str], bool]
-    gain_offset: float = 0.0
+    weights: Weights  # Its tensors
+    config: TransformerConfig  # The network
+    sizes: Mapping[str, int]  # Of the axes of a family's own
+    biased: Callable[[str], bool]  # Kind of map → whether it has a bias
+    gain_offset: float = 0.0  # What is added to the stored gains of norms
 
     @functools.cached_property
     def _sizes(self):

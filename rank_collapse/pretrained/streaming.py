@@ -39,34 +39,23 @@ class AblationSpec:
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Passes that share a forward pass.
+    """Passes that share a forward pass."""
 
-    Attributes:
-        passes: By name.
-        ablation: Of the network they measure.
-        first, last: The examples; None for all behind the first.
-    """
-
-    passes: tuple[tuple[str, LayerPass], ...]
-    ablation: AblationSpec = AblationSpec()
-    first: int = 0
-    last: int | None = None
+    passes: tuple[tuple[str, LayerPass], ...]  # By name
+    ablation: AblationSpec = AblationSpec()  # Of the network they measure
+    first: int = 0  # The examples; None for all behind the first
+    last: int | None = None  # The examples; None for all behind the first
 
 
 @dataclasses.dataclass
 class State:
-    """What is known when a number of layers are done; enough to go on from there.
+    """What is known when a number of layers are done; enough to go on from there."""
 
-    Attributes:
-        layers: How many.
-        hidden, carries: Of each part of each group (groups in order, each in chunks of examples).
-        found: What each layer added to it, layer by layer.
-    """
-
-    layers: int
+    layers: int  # How many
+    # Of each part of each group (groups in order, each in chunks of examples)
     hidden: list[Any]
     carries: list[Any]
-    found: list[list[Any]]
+    found: list[list[Any]]  # What each layer added to it, layer by layer
 
     def arrays(self) -> Any:
         """All of it but the number of layers, as a pytree to save."""

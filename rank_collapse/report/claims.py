@@ -24,31 +24,18 @@ Range = tuple[float, float]
 
 @dataclass(frozen=True)
 class Claim:
-    """One test of what a paper says.
+    """One test of what a paper says."""
 
-    Attributes:
-        statement: What it says.
-        section: Where: a theorem, a section, a figure.
-        statistic: What was computed of each seed, with its unit.
-        null: What the statistic would be if the statement did not hold.
-        claimed: The open range that the statement puts it in.
-        seeds: How many independent draws the interval rests on.
-        estimate: The statistic: a mean over seeds, a share, a largest deviation.
-        interval: 95 % of it; None where there are too few seeds for one.
-        verdict: One of `VERDICTS`.
-        why: What the verdict does not say by itself.
-    """
-
-    statement: str
-    section: str
-    statistic: str
-    null: str
-    claimed: Range
-    seeds: int
-    estimate: float | None
-    interval: Range | None
-    verdict: str
-    why: str = ""
+    statement: str  # What it says
+    section: str  # Where: a theorem, a section, a figure
+    statistic: str  # What was computed of each seed, with its unit
+    null: str  # What the statistic would be if the statement did not hold
+    claimed: Range  # The open range that the statement puts it in
+    seeds: int  # How many independent draws the interval rests on
+    estimate: float | None  # The statistic: a mean over seeds, a share, a largest deviation
+    interval: Range | None  # 95 % of it; None where there are too few seeds for one
+    verdict: str  # One of `VERDICTS`
+    why: str = ""  # What the verdict does not say by itself
 
 
 def verdict_of(interval: Range | None, claimed: Range, seeds: int) -> str:

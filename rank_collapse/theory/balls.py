@@ -43,16 +43,11 @@ class Split(NamedTuple):
 
 
 class Tokens(NamedTuple):
-    """All tokens x_0 .. x_{n−1} as groups around one of their own.
+    """All tokens x_0 .. x_{n−1} as groups around one of their own."""
 
-    Attributes:
-        first: The token that is the first group's center.
-        steps: {i: x_i less the center of its group}, for all others.
-        groups: (center, members) each; every center but the first is a member of a group before.
-    """
-
-    first: Row
-    steps: dict[int, Row]
+    first: Row  # The token that is the first group's center
+    steps: dict[int, Row]  # {i: x_i less the center of its group}, for all others
+    # (center, members) each; every center but the first is a member of a group before
     groups: tuple[tuple[int, tuple[int, ...]], ...]
 
     def differences(self, k: int) -> list[Row]:

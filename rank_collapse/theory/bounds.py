@@ -30,34 +30,23 @@ LEMMA_THRESHOLD = 1.2564312086261697  # the positive root of eˣ = 1 + 2x
 
 @struct.dataclass
 class Sides:
-    """The two sides of a bound, as decimal logarithms of ‖.‖_{1,∞}.
+    """The two sides of a bound, as decimal logarithms of ‖.‖_{1,∞}."""
 
-    Attributes:
-        log10_lhs: The residual around the mean token.
-        log10_rhs: The bound; NaN where it does not cover the network.
-        tightness: log10_rhs − log10_lhs: how many powers of ten the bound lies above the residual;
-            negative where it is violated, NaN where both sides are 0.
-    """
-
-    log10_lhs: Any
-    log10_rhs: Any
+    log10_lhs: Any  # The residual around the mean token
+    log10_rhs: Any  # The bound; NaN where it does not cover the network
+    # log10_rhs − log10_lhs: how many powers of ten the bound lies above the residual; negative
+    # where it is violated, NaN where both sides are 0
     tightness: Any
 
 
 @struct.dataclass
 class PublishedSides:
-    """The two sides of a bound in the form of theorems 2.2 and 2.3, as `Sides`.
+    """The two sides of a bound in the form of theorems 2.2 and 2.3, as `Sides`."""
 
-    Attributes:
-        log10_lhs, tightness: As of `Sides`.
-        log10_rhs: The bound with γ*, the least γ that its lemma admits.
-        log10_rhs_first: The bound with γ = 1, as in the first version of the paper.
-    """
-
-    log10_lhs: Any
-    log10_rhs: Any
-    log10_rhs_first: Any
-    tightness: Any
+    log10_lhs: Any  # As of `Sides`
+    log10_rhs: Any  # The bound with γ*, the least γ that its lemma admits
+    log10_rhs_first: Any  # The bound with γ = 1, as in the first version of the paper
+    tightness: Any  # As of `Sides`
 
 
 @full_precision

@@ -79,15 +79,11 @@ def theorem_constant(report: Any) -> Float[Array, "..."]:
 
 @struct.dataclass
 class ClosedConstant(RateConstant):
-    """`RateConstant` of a closed profile: NaN where no layer is certified.
+    """`RateConstant` of a closed profile: NaN where no layer is certified."""
 
-    Attributes:
-        start: The layer that the closed form starts at; L where none is certified.
-        log10_growth: [L], from `cubic_regime.log10_growth`: negative from the layers that are
-            certified; NaN where the measured residual is not known.
-    """
-
-    start: Any
+    start: Any  # The layer that the closed form starts at; L where none is certified
+    # [L], from `cubic_regime.log10_growth`: negative from the layers that are certified; NaN where
+    # the measured residual is not known
     log10_growth: Any
 
     @property

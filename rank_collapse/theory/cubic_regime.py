@@ -26,17 +26,11 @@ from rank_collapse.theory.mean_bounds import attention_norms, spectral_norm
 
 @struct.dataclass
 class LayerGrowth:
-    """By how much a layer may multiply distances of tokens, as natural logarithms.
+    """By how much a layer may multiply distances of tokens, as natural logarithms."""
 
-    Attributes:
-        before: From X^l to the input of its attention: its norm, where it comes before.
-        cubic: log c, with which diam(SA(X)) ≤ c diam³.
-        after: From SA(X) to X^{l+1}: gains, norms and the MLP.
-    """
-
-    before: Any
-    cubic: Any
-    after: Any
+    before: Any  # From X^l to the input of its attention: its norm, where it comes before
+    cubic: Any  # log c, with which diam(SA(X)) ≤ c diam³
+    after: Any  # From SA(X) to X^{l+1}: gains, norms and the MLP
 
 
 def log10_growth(

@@ -38,26 +38,17 @@ REPLICAS = 4
 
 @struct.dataclass
 class LogTrace:
-    """What the bounds need of every layer; residuals as log10 ‖.‖_{1,∞}.
+    """What the bounds need of every layer; residuals as log10 ‖.‖_{1,∞}."""
 
-    Attributes:
-        profile: Of X^0 .. X^L, [L + 1].
-        inputs: LogState of the input of each layer's attention, with a leading layer axis.
-        heads: Of P_h X W_h, less three times the log scale of the layer's input, [L, h]: the
-            difference is what float32 can hold in deep layers.
-        branches: Of SA(X), before the branch gain, in the same way, [L].
-        diameters: log10 of the largest ℓ2 distance of two tokens of X^0 .. X^L, [L + 1].
-        input_diameters: Of the input of each layer's attention, [L].
-        branch_diameters: Of SA(X), less three times the log scale as in `branches`, [L].
-    """
-
-    profile: Any
-    inputs: Any
+    profile: Any  # Of X^0 .. X^L, [L + 1]
+    inputs: Any  # LogState of the input of each layer's attention, with a leading layer axis
+    # Of P_h X W_h, less three times the log scale of the layer's input, [L, h]: the difference is
+    # what float32 can hold in deep layers
     heads: Any
-    branches: Any
-    diameters: Any
-    input_diameters: Any
-    branch_diameters: Any
+    branches: Any  # Of SA(X), before the branch gain, in the same way, [L]
+    diameters: Any  # log10 of the largest ℓ2 distance of two tokens of X^0 .. X^L, [L + 1]
+    input_diameters: Any  # Of the input of each layer's attention, [L]
+    branch_diameters: Any  # Of SA(X), less three times the log scale as in `branches`, [L]
 
 
 def log_residual_profile(
@@ -175,13 +166,9 @@ def _log_copies(params, prepared, config, replicas):
 
 @dataclasses.dataclass(frozen=True)
 class LogPass(LayerPass):
-    """`log_trace` layer by layer; its profile is NaN where that of a noisy copy is another.
+    """`log_trace` layer by layer; its profile is NaN where that of a noisy copy is another."""
 
-    Attributes:
-        replicas: Noisy copies beside the pass itself.
-    """
-
-    replicas: int = REPLICAS
+    replicas: int = REPLICAS  # Noisy copies beside the pass itself
     forward: ClassVar[bool] = False
     covers: ClassVar = LogScaled.covers
 

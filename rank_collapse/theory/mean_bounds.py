@@ -36,40 +36,24 @@ LOG_10 = np.log(10.0)
 
 @struct.dataclass
 class DiameterSides:
-    """A bound of the diameter, the largest ℓ2 distance of two tokens, as decimal logarithms.
+    """A bound of the diameter, the largest ℓ2 distance of two tokens, as decimal logarithms."""
 
-    Attributes:
-        log10_lhs: The diameter.
-        log10_rhs: The bound with tanh; NaN where it does not cover the network.
-        log10_rhs_cubic: The same with tanh(u) ≤ u: c diam³ for one layer of attention.
-        tightness: log10_rhs − log10_lhs, never negative.
-        tightness_cubic: log10_rhs_cubic − log10_lhs, never less than that.
-    """
-
-    log10_lhs: Any
-    log10_rhs: Any
-    log10_rhs_cubic: Any
-    tightness: Any
-    tightness_cubic: Any
+    log10_lhs: Any  # The diameter
+    log10_rhs: Any  # The bound with tanh; NaN where it does not cover the network
+    log10_rhs_cubic: Any  # The same with tanh(u) ≤ u: c diam³ for one layer of attention
+    tightness: Any  # log10_rhs − log10_lhs, never negative
+    tightness_cubic: Any  # log10_rhs_cubic − log10_lhs, never less than that
 
 
 @struct.dataclass
 class MeanConstants:
-    """What these bounds take from a layer; natural logarithms.
+    """What these bounds take from a layer; natural logarithms."""
 
-    Attributes:
-        head: Bound of a head over e^{3s}, s the log scale of the input of its attention, [h].
-        layer: The same of the layer.
-        scores: log ‖W_QK,h‖₂/(4√k), [h].
-        values: log ‖W_h‖₂, [h].
-        mlp: log of the ℓ2 Lipschitz constant of the MLP sublayer; 0 without.
-    """
-
-    head: Any
-    layer: Any
-    scores: Any
-    values: Any
-    mlp: Any
+    head: Any  # Bound of a head over e^{3s}, s the log scale of the input of its attention, [h]
+    layer: Any  # The same of the layer
+    scores: Any  # log ‖W_QK,h‖₂/(4√k), [h]
+    values: Any  # log ‖W_h‖₂, [h]
+    mlp: Any  # log of the ℓ2 Lipschitz constant of the MLP sublayer; 0 without
 
 
 def mean_constants(

@@ -39,16 +39,11 @@ COVERS_MEASURED = covers.Covers("expected_pass", _COVERED | covers.MASKS | cover
 
 @struct.dataclass
 class ExpectedTrace:
-    """What is expected of a network's tokens, layer by layer.
+    """What is expected of a network's tokens, layer by layer."""
 
-    Attributes:
-        hidden: `TokenKernel` of X^0 .. X^L, leaves [L + 1, ...].
-        output: `TokenKernel` after the final norm, where there is one.
-        shares: [s], γ² Var f/(λ² Var x + γ² Var f), each branch's share in the sum it joins: β_ii².
-    """
-
-    hidden: Any
-    output: Any
+    hidden: Any  # `TokenKernel` of X^0 .. X^L, leaves [L + 1, ...]
+    output: Any  # `TokenKernel` after the final norm, where there is one
+    # [s], γ² Var f/(λ² Var x + γ² Var f), each branch's share in the sum it joins: β_ii²
     shares: Any
 
     @property

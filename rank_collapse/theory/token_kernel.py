@@ -25,17 +25,11 @@ from rank_collapse.theory.score_overlap import DEGREE, hermite, overlap_ratios
 
 @struct.dataclass
 class TokenKernel:
-    """What is expected of tokens over the weights, to leading order in 1/d.
+    """What is expected of tokens over the weights, to leading order in 1/d."""
 
-    Attributes:
-        variance: [n], v_i = E|x_i|²/d.
-        distance: [n, n], u_ij = E|x_i − x_j|²/2d.
-        change: [n, n], E⟨δx_i, δx_j⟩/d of the change δx that updates of the weights make.
-    """
-
-    variance: Any
-    distance: Any
-    change: Any
+    variance: Any  # [n], v_i = E|x_i|²/d
+    distance: Any  # [n, n], u_ij = E|x_i − x_j|²/2d
+    change: Any  # [n, n], E⟨δx_i, δx_j⟩/d of the change δx that updates of the weights make
 
     @property
     def covariance(self) -> Float[Array, "n n"]:

@@ -22,18 +22,12 @@ from rank_collapse.training.training import init_state, train_epoch
 
 @dataclasses.dataclass
 class Trained:
-    """What training left: the states and losses of all seeds.
+    """What training left: the states and losses of all seeds."""
 
-    Attributes:
-        state: TrainState with a leading seed axis, padded to the mesh.
-        data: What `make_data` made, with a leading seed axis, padded to the mesh.
-        losses: [s, epochs] mean training loss; NaN from where a seed diverged.
-        curves: {name: [s, epochs]} metrics of the held-out data after each epoch.
-    """
-
-    state: Any
-    data: Any
-    losses: np.ndarray
+    state: Any  # TrainState with a leading seed axis, padded to the mesh
+    data: Any  # What `make_data` made, with a leading seed axis, padded to the mesh
+    losses: np.ndarray  # [s, epochs] mean training loss; NaN from where a seed diverged
+    # {name: [s, epochs]} metrics of the held-out data after each epoch
     curves: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
     @property

@@ -28,18 +28,13 @@ SOURCE_LENGTH, TARGET_LENGTH = 7, 7  # the longest; targets with both marks
 
 @struct.dataclass
 class Lexicon:
-    """Which word of the target language each word of the source language is.
+    """Which word of the target language each word of the source language is."""
 
-    Attributes:
-        nouns, verbs, adjectives: Permutations [words of the kind]: the target's word by the
-            source's.
-        genders: 0 or 1 of each noun of the source [nouns].
-    """
-
+    # Permutations [words of the kind]: the target's word by the source's
     nouns: Any
     verbs: Any
     adjectives: Any
-    genders: Any
+    genders: Any  # 0 or 1 of each noun of the source [nouns]
 
     @property
     def sizes(self) -> tuple[int, int, int]:
