@@ -138,15 +138,12 @@ def test_forward_matches_numpy(name):
     scale = np.abs(states).max()
     np.testing.assert_allclose(trace.hidden, states, rtol=1e-4, atol=2e-5 * scale)
     np.testing.assert_allclose(trace.output, output, rtol=1e-4, atol=2e-5 * scale)
-
-
-@pytest.mark.parametrize("name", VARIANTS)
-def test_float64_matches_numpy_to_rounding(name, x64):
-    config, params, x, memory = build(name)
-    trace = rc.apply(params, x, config, memory=memory)
-    assert trace.hidden.dtype == jnp.float64
-    states, _ = numpy_forward(params, x, config, memory)
-    np.testing.assert_allclose(trace.hidden, states, rtol=1e-10, atol=1e-12)
+    with jax.enable_x64(True):
+        config, params, x, memory = build(name)
+        trace = rc.apply(params, x, config, memory=memory)
+        assert trace.hidden.dtype == jnp.float64
+        states, _ = numpy_forward(params, x, config, memory)
+        np.testing.assert_allclose(trace.hidden, states, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", VARIANTS)

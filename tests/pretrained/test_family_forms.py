@@ -69,12 +69,22 @@ def logits_of(model, trace):
     return cap * np.tanh(logits / cap) if cap else logits
 
 
-@pytest.mark.parametrize("name", ["mixtral", "qwen2_moe", "dinov2", "modernbert", "whisper"])
+@pytest.mark.parametrize(
+    "name", ["bert", "gpt2-head", "mixtral", "qwen2_moe", "dinov2", "modernbert", "whisper"]
+)
 def test_a_model_in_memory_is_its_folder(name, tmp_path):
     """The tensors of a model in memory have other names than its files."""
-    model = architectures.build(architectures.FORMS[name])
+    model = architectures.build((architectures.CASES | architectures.FORMS)[name])
     model.save_pretrained(tmp_path)
     jax.tree.map(np.testing.assert_array_equal, pretrained.load(model), pretrained.load(tmp_path))
+
+
+def test_a_model_in_memory_that_is_damaged():
+    model = architectures.build(architectures.CASES["bert"])
+    with torch.no_grad():
+        next(model.parameters())[0, 0] = torch.nan
+    with pytest.raises(ValueError, match=r"BertModel: tensor .* not finite"):
+        pretrained.load(model)
 
 
 def renamed(state, *pairs):
