@@ -191,7 +191,7 @@ class ByLength(Algebra):
 
     def scale(self, layer: Layer, spec: ResidualSpec, channels: Channels) -> Any:
         """1/σ [n, 1] of what the spec's norm is applied to."""
-        return layer.extra.scales[spec.kind].at(spec)
+        return layer.extra.scales[spec.kind, spec.after_branch]
 
     def norm(self, layer, spec, channels):
         scale = self.scale(layer, spec, channels)
@@ -223,7 +223,8 @@ class ByLength(Algebra):
         memory = layer.inputs.memory
         own = jnp.stack([memory, jnp.zeros_like(memory)])
         ones = jnp.asarray([0, 1], own.dtype)
-        part = frozen_attention(layer.params.cross, layer.extra.cross_weights, own, ones)
+        weights = layer.extra.trace.cross_attention
+        part = frozen_attention(layer.params.cross, weights, own, ones)
         entering, bias = carry_edit(layer, "cross_branch", part, ones)
         empty = jnp.zeros_like(seen.memory)
         part = seen.replace(start=empty, memory=empty.at[1, 0].set(entering), offset=bias)
