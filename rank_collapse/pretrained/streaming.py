@@ -43,8 +43,9 @@ class Group:
 
     passes: tuple[tuple[str, LayerPass], ...]  # By name
     ablation: AblationSpec = AblationSpec()  # Of the network they measure
-    first: int = 0  # The examples; None for all behind the first
-    last: int | None = None  # The examples; None for all behind the first
+    # The examples; None for all behind the first
+    first: int = 0
+    last: int | None = None
 
 
 @dataclasses.dataclass

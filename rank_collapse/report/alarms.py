@@ -22,8 +22,8 @@ class Alarm(NamedTuple):
 
     metric: str  # Which metric
     threshold: Threshold  # Which threshold
-    step: int  # When, and what it was
-    value: float  # When, and what it was
+    step: int  # When
+    value: float  # What it was
     layer: int | None  # From 0; None for a metric without layers
     seed: int | None  # Of an ensemble; None without
 
