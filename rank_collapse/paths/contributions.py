@@ -99,15 +99,10 @@ def path_contributions(
     Differentiable; memory O(L n d), or O(L² n d) with `count_mlps`.
 
     Args:
-        params: Parameters.
-        x: Hidden states [n, d], or token ids [n] where the config has an embedding.
-        config: The network.
-        mask, bias, memory, memory_mask, segments, positions: As in `apply`.
+        params, x, config, mask, bias, memory, memory_mask, segments, positions: As in `apply`.
         count_mlps: Also split by the number of MLP branches on the path.
         head_gain: [L, h] multiplies self-attention heads, their value biases included.
-        attention_gain: [L] multiplies self-attention branches, output bias included.
-        cross_gain: [L] multiplies cross-attention branches.
-        mlp_gain: [L] multiplies MLP branches.
+        attention_gain, cross_gain, mlp_gain: [L] multiply branches, output bias included.
         edit: As in `apply`. What it makes of scores and weights is frozen with them; of a state,
             every length passes its derivative and what is left joins the offset: a branch set to
             0 leaves all lengths, a constant put in its place belongs to the offset.

@@ -223,11 +223,8 @@ def path_set_logits(
     mask over examples.
 
     Args:
-        params: Parameters, embedding included where the config has one.
+        params, inputs, config, paths: As in `path_set_states`, the embedding included.
         classifier: (w [d, c], b [c]).
-        inputs: Token ids [n], vectors [n, i], or hidden states [n, d].
-        config: The network.
-        paths: Sets of paths, Int [*sets, p, L].
         **options: semantics, no_sub_path, mask, bias, segments, positions of `path_set_states`.
     """
     return logits_of(classifier, path_set_states(params, inputs, config, paths, **options))

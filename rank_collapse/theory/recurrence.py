@@ -134,7 +134,7 @@ def log_roll_out(
     `log_residual_profile`), where ordinary arithmetic stops at the last digit of the coordinates.
 
     Args:
-        params: Parameters of the network.
+        params: As in `apply`.
         classifier: Weights [d, i] and bias [i].
         start: The first two tokens.
         config: The network: vectors through one linear map and a LayerNorm, no mask, no positions.

@@ -77,7 +77,6 @@ def update_sizes(config: TransformerConfig, size: Any = 1.0) -> dict[str, dict[s
     """The same squared relative size for the update of every matrix: {part: {matrix: [L]}}.
 
     Args:
-        config: The network.
         size: ‖W* − W‖_F/‖W‖_F of each matrix of each layer.
     """
     of_layer = jnp.broadcast_to(jnp.square(jnp.asarray(size, jnp.float32)), (config.depth,))

@@ -46,10 +46,9 @@ class Ensemble:
     """The compiled functions of one recipe, made once and used for any seeds and hyperparameters.
 
     Args:
-        recipe: What is trained.
+        recipe, mesh: What is trained, on which devices; all by default.
         make_data: key → pytree whose "train" entry is the training data of one seed, so that all
             data are made where they are used. Its key is independent of the model's.
-        mesh: Devices; all by default.
         epochs_per_chunk: Epochs in one jitted call; progress, checkpoints and the check for
             divergence come between calls. Does not change results.
         at_once: Seeds a device vmaps over; None for `seeds.seeds_at_once`.
