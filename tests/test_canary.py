@@ -20,7 +20,7 @@ from marks import slow_but
 import rank_collapse as rc
 from rank_collapse.measures import residuals
 from rank_collapse.network import attention, layers
-from rank_collapse.paths.sets import Classifier, read_out
+from rank_collapse.paths.sets import Classifier, logits_of
 
 pytestmark = pytest.mark.usefixtures("optimized")  # what users run is what may be wrong
 
@@ -83,7 +83,7 @@ def test_rows_times_a_shared_matrix(name, dtype):
         close(found, theirs(rows.astype(np.float64) @ w.astype(np.float64)), dtype)
 
 
-def test_attention_and_read_out_at_the_sizes_of_sorting():
+def test_attention_and_logits_at_the_sizes_of_sorting():
     """200 sequences of 8 letters, 2 heads of width 24; 25 sets of paths: 40000 tokens to read."""
     dtype = "float32"
     q, k = draw(dtype, 200 * 25, 2, 8, 24), draw(dtype, 200 * 25, 2, 8, 24)[::-1]
@@ -91,7 +91,7 @@ def test_attention_and_read_out_at_the_sizes_of_sorting():
     close(found, softmax(q.astype(float) @ k.astype(float).swapaxes(2, 3)), dtype)
     states = draw(dtype, 25, 200, 8, 48)
     classifier = Classifier(W.astype(dtype), draw(dtype, 10))
-    found = compiled(lambda s: read_out(classifier, s))(states)
+    found = compiled(lambda s: logits_of(classifier, s))(states)
     expected = normalised(states.astype(float)) @ W + classifier.b
     close(found, expected, dtype)
 
