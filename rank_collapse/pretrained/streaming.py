@@ -109,8 +109,8 @@ def stream(
 
     Raises:
         ValueError: Inputs of different lengths, chunk below 1, a group of no example; tokens
-            outside of the vocabulary or positions; weights that are not finite; a network that a
-            pass does not cover.
+            outside of the vocabulary or positions; weights that are not finite, or so large that
+            hidden states are not; a network that a pass does not cover.
         OSError: A file that cannot be read any more. `done` has been given what was known before.
     """
     config, outside, given = source.entered(inputs)
@@ -134,6 +134,9 @@ def stream(
                 )  # fmt: skip
                 state.found[i].append(jax.tree.map(np.asarray, found))
             jax.block_until_ready(state.hidden)
+            for part, hidden in zip(parts, state.hidden, strict=True):
+                if part.ablation == AblationSpec(family=part.ablation.family):
+                    _check_states(index, hidden, given.get("mask"), part.rows)
             state.layers = index + 1
             if done is not None:
                 done(state)
@@ -197,6 +200,16 @@ def state_like(
         state.carries.append(carries)
         state.found.append([found] * layers)
     return state
+
+
+def _check_states(index, hidden, mask, rows):
+    """Refuses hidden states [b, n, d] of the whole network that are not finite, but for padding."""
+    finite = np.isfinite(hidden).all(axis=-1)
+    if not (finite if mask is None else finite | ~mask[rows]).all():
+        raise ValueError(
+            f"layer {index}: hidden states are not finite: weights or inputs too large for "
+            f"{hidden.dtype}"
+        )
 
 
 class _Part(NamedTuple):

@@ -242,6 +242,17 @@ def test_values_that_are_not_finite_are_named_when_their_layer_comes(tmp_path):
     assert done == [1]
 
 
+def test_weights_too_large_for_the_states_are_said(tmp_path):
+    """Finite weights of 1e37 gave NaN in every measure and exit code 0."""
+    folder = copied(tmp_path)
+    rewritten(folder, "model.layers.1.mlp.down_proj.weight", lambda a: np.full_like(a, 3e38))
+    source = pretrained.open_checkpoint(folder)
+    inputs = {"x": np.array([[3, 1, 4, 1]])}
+    groups = {"whole": pretrained.Group((("states", States()),))}
+    with pytest.raises(ValueError, match="layer 1: hidden states are not finite: weights or inp"):
+        pretrained.stream(source, inputs, groups)
+
+
 def test_a_disk_that_goes_away_leaves_a_state_to_go_on_from(tmp_path):
     folder, kept = copied(tmp_path), []
     source = pretrained.open_checkpoint(folder)
