@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 
 import jax
 import numpy as np
@@ -278,6 +279,15 @@ def test_a_damaged_note_of_a_failure_does_no_harm(content, tmp_path, capsys):
     (tmp_path / "cells/rate=0/failed.json").write_text(content)
     assert sweep(tmp_path, "rate=1,0", "--slice=0/2") == 1
     assert "failed: rate=0: " in capsys.readouterr().err
+
+
+def test_a_note_of_a_failure_from_the_future_is_tried_again(tmp_path, capsys):
+    """As by a host whose clock is fast: a sweep waited without end, or was done with 3 of 4."""
+    assert sweep(tmp_path, "rate=1,0") == 1
+    note = tmp_path / "cells/rate=0/failed.json"
+    os.utime(note, (2**32, 2**32))
+    assert sweep(tmp_path, "rate=1,0") == 1
+    assert RAN == [(0.0, 2)] and "failed: rate=0: rate=0 is no rate" in capsys.readouterr().err
 
 
 def test_an_array_of_slurm_that_makes_no_sense_is_named(monkeypatch):
