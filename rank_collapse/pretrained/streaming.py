@@ -110,7 +110,7 @@ def stream(
     Raises:
         ValueError: Inputs of different lengths, chunk below 1, a group of no example; tokens
             outside of the vocabulary or positions; weights that are not finite, or so large that
-            hidden states are not; a network that a pass does not cover.
+            hidden states are not, or that make them all 0; a network that a pass does not cover.
         OSError: A file that cannot be read any more. `done` has been given what was known before.
     """
     config, outside, given = source.entered(inputs)
@@ -203,13 +203,16 @@ def state_like(
 
 
 def _check_states(index, hidden, mask, rows):
-    """Refuses hidden states [b, n, d] of the whole network that are not finite, but for padding."""
+    """Refuses hidden states [b, n, d] of the whole network that are not finite, but for padding,
+    or that are all 0."""
     finite = np.isfinite(hidden).all(axis=-1)
     if not (finite if mask is None else finite | ~mask[rows]).all():
         raise ValueError(
             f"layer {index}: hidden states are not finite: weights or inputs too large for "
             f"{hidden.dtype}"
         )
+    if not np.any(hidden):
+        raise ValueError(f"layer {index}: hidden states are all 0: are the weights?")
 
 
 class _Part(NamedTuple):

@@ -122,8 +122,8 @@ def work(size):
 while time.monotonic() < end:
     with signals.stopping():
         sent = threading.Timer(chance.uniform(0, 0.4), os.kill, [os.getpid(), signal.SIGINT])
-        sent.start()
         try:
+            sent.start()  # a busy machine may send it before this returns
             for size in range(2, 12):
                 work(size + chance.randrange(100))
             sent.join()
