@@ -93,6 +93,8 @@ def _array(name, options):
         found = None
     if not isinstance(found, np.ndarray) or found.ndim == 0 or found.dtype.kind not in "fiu":
         raise ValueError(f"--{name}={path} is not a .npy file of an array of numbers")
+    if not np.isfinite(found.astype(np.float32)).all():
+        raise ValueError(f"--{name}={path} holds values that are not finite")
     return found[: options.num_texts]
 
 

@@ -28,11 +28,13 @@ def image_patches(images: Any, settings: Settings) -> Float[np.ndarray, "b n i"]
     """`patches` of a batch of images [b, channels, height, width] for a given model.
 
     Raises:
-        ValueError: Images of another shape than the model's.
+        ValueError: Images of another shape than the model's, or with values that are not finite.
     """
     shape = (settings["num_channels"], *_pair(settings["image_size"]))
     if images.ndim != 4 or images.shape[1:] != shape or not len(images):
         raise ValueError(f"images of shape {images.shape} are not [b, {shape}]")
+    if not np.isfinite(images).all():
+        raise ValueError("images hold values that are not finite")
     _, size = num_patches(settings)
     return np.stack([patches(image, size) for image in images])
 

@@ -97,8 +97,8 @@ def stream(
 
     Raises:
         ValueError: Inputs of different lengths, chunk below 1, a group of no example; tokens
-            outside of the vocabulary or positions; weights that are not finite; a network that a
-            pass does not cover.
+            outside of the vocabulary or positions; weights that are not finite, or so large that
+            hidden states are not, or that make them all 0; a network that a pass does not cover.
         OSError: A file that cannot be read any more. `done` has been given what was known before.
     """
     config, outside, given = source.entered(inputs)
@@ -122,6 +122,9 @@ def stream(
                 )  # fmt: skip
                 state.found[i].append(jax.tree.map(np.asarray, found))
             jax.block_until_ready(state.hidden)
+            for part, hidden in zip(parts, state.hidden, strict=True):
+                if part.ablation == AblationSpec(family=part.ablation.family):
+                    _check_states(index, hidden, given.get("mask"), part.rows)
             state.layers = index + 1
             if done is not None:
                 done(state)
@@ -180,6 +183,19 @@ def state_like(
         state.carries.append(carries)
         state.found.append([found] * layers)
     return state
+
+
+def _check_states(index, hidden, mask, rows):
+    """Refuses hidden states [b, n, d] of the whole network that are not finite, but for padding,
+    or that are all 0."""
+    finite = np.isfinite(hidden).all(axis=-1)
+    if not (finite if mask is None else finite | ~mask[rows]).all():
+        raise ValueError(
+            f"layer {index}: hidden states are not finite: weights or inputs too large for "
+            f"{hidden.dtype}"
+        )
+    if not np.any(hidden):
+        raise ValueError(f"layer {index}: hidden states are all 0: are the weights?")
 
 
 class _Part(NamedTuple):

@@ -389,7 +389,7 @@ class RunFolder:
         if json.dumps(old, sort_keys=True) != json.dumps(config, sort_keys=True):
             raise RunError(
                 f"{self.path} was made with another config: {difference(old, config)}; use "
-                "another --run_name or --output_dir, or --overwrite"
+                "another --run_name or --output_dir, or --overwrite, which deletes what is there"
             )
         return True
 

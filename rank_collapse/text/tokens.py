@@ -80,9 +80,7 @@ def read_ids(path: str | os.PathLike, limit: int | None = None) -> list[list[int
     return sequences[:limit]
 
 
-def pad(
-    sequences: Iterable[Sequence[int]], *, vocab_size: int | None = None, pad_id: int = 0
-) -> Tokens:
+def pad(sequences: Iterable[Sequence[int]], *, vocab_size: int = 2**31, pad_id: int = 0) -> Tokens:
     """Sequences of token ids, padded on the right to the longest."""
     sequences = [list(s) for s in sequences]
     if not sequences:
@@ -91,7 +89,7 @@ def pad(
         if not s:
             raise ValueError(f"text {i} has no tokens")
         worst = max(s) if min(s) >= 0 else min(s)
-        if vocab_size is not None and not 0 <= worst < vocab_size:
+        if not 0 <= worst < vocab_size:
             raise ValueError(f"token id {worst} of text {i} is not below vocab_size={vocab_size}")
     longest = max(map(len, sequences))
     ids = np.full((len(sequences), longest), pad_id, np.int32)
@@ -124,7 +122,7 @@ def encode(
     *,
     max_tokens: int,
     num_positions: int = 0,
-    vocab_size: int | None = None,
+    vocab_size: int = 2**31,
 ) -> Tokens:
     """Texts as padded token ids, each cut to `max_tokens`, its last token kept.
 

@@ -3,8 +3,9 @@
 The package `tokenizers` is imported where it is used, so that only those who tokenize need it.
 """
 
+import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,10 +85,44 @@ def read_tokenizer(path: str | os.PathLike) -> Any:
 
 
 def _made(path, make, *arguments, **options):
+    return called(f"{path} is not a tokenizer", make, *arguments, **options)
+
+
+def called(what: str, function: Callable, *arguments: Any, **options: Any) -> Any:
+    """function(...) of the package `tokenizers`, whose errors are of no class of its own.
+
+    Args:
+        what: The beginning of the message.
+        function: Called with the other arguments.
+
+    Raises:
+        ValueError: Whatever the package refuses; a panic of its Rust code is no Exception.
+    """
     try:
-        return make(*arguments, **options)
-    except Exception as error:  # the package raises plain Exceptions
-        raise ValueError(f"{path} is not a tokenizer: {error}") from None
+        with _silent():
+            return function(*arguments, **options)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        raise ValueError(f"{what}: {reason}") from None
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    """Standard error of this process is dropped: a panic prints its stack before Python has it."""
+    try:
+        kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    except OSError:  # there is none
+        yield
+        return
+    os.dup2(nothing, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nothing)
 
 
 def _tokenizers():

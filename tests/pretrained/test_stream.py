@@ -243,6 +243,25 @@ def test_values_that_are_not_finite_are_named_when_their_layer_comes(tmp_path):
     assert done == [1]
 
 
+@pytest.mark.parametrize(
+    ("names", "value", "message"),
+    [
+        ("layers.1.mlp.down_proj", 3e38, "layer 1: hidden states are not finite: weights or inp"),
+        ("", 0.0, "layer 0: hidden states are all 0: are the weights"),
+    ],
+)
+def test_weights_that_make_the_states_mean_nothing_are_said(names, value, message, tmp_path):
+    """Weights of 1e37 gave NaN in every measure and exit code 0, zeros failed at the end."""
+    folder = copied(tmp_path)
+    for name in [name for name in Checkpoint(folder).names if names in name]:
+        rewritten(folder, name, lambda a: np.full_like(a, value))
+    source = pretrained.open_checkpoint(folder)
+    inputs = {"x": np.array([[3, 1, 4, 1]])}
+    groups = {"whole": pretrained.Group((("states", States()),))}
+    with pytest.raises(ValueError, match=message):
+        pretrained.stream(source, inputs, groups)
+
+
 def test_a_disk_that_goes_away_leaves_a_state_to_go_on_from(tmp_path):
     folder, kept = copied(tmp_path), []
     source = pretrained.open_checkpoint(folder)
