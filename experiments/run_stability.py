@@ -24,8 +24,15 @@ from experiments.shell import cli, memory_budget, vocabulary
 from experiments.shell.experiment import Drawing, Experiment
 from experiments.shell.flag_values import Flags
 from experiments.stability import figures, results, training
-from experiments.stability.cases import DESIGNS as DEFAULT_DESIGNS
-from experiments.stability.cases import KINDS, LAW_OF, PARTS, Case, Group, parts_of
+from experiments.stability.cases import (
+    DESIGNS as DEFAULT_DESIGNS,
+    KINDS,
+    LAW_OF,
+    PARTS,
+    Case,
+    Group,
+    parts_of,
+)
 from experiments.stability.measure import measure_all
 from rank_collapse.network.designs import DESIGNS
 from rank_collapse.report.claims import Row, of_mean

@@ -1,28 +1,18 @@
 """Statements and their answers, figures from plain arrays, and the page that shows them."""
 
-from rank_collapse.report.claims import Answer, Row, Statement, answers_of
-from rank_collapse.report.page import (
-    Comparison,
-    Section,
-    answer_lines,
-    comparison_line,
-    count_line,
-    number,
-    render,
-    span,
+from rank_collapse.report.claims import (
+    Answer as Answer,
+    Row as Row,
+    Statement as Statement,
+    answers_of as answers_of,
 )
-
-__all__ = [
-    "Answer",
-    "Comparison",
-    "Row",
-    "Section",
-    "Statement",
-    "answer_lines",
-    "answers_of",
-    "comparison_line",
-    "count_line",
-    "number",
-    "render",
-    "span",
-]
+from rank_collapse.report.page import (
+    Comparison as Comparison,
+    Section as Section,
+    answer_lines as answer_lines,
+    comparison_line as comparison_line,
+    count_line as count_line,
+    number as number,
+    render as render,
+    span as span,
+)

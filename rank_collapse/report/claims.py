@@ -31,51 +31,30 @@ NO_CASE = (-math.inf, 0.5)  # of a count
 
 @dataclass(frozen=True)
 class Statement:
-    """What a paper says, and what decides it; or a finding, which no paper says.
+    """What a paper says, and what decides it; or a finding, which no paper says."""
 
-    Attributes:
-        source: The paper and the theorem, section or figure.
-        text: What it says, in our words, with its number.
-        statistic: What is computed of each draw, with its unit.
-        claimed: The open range of the statistic in which it holds; None of a finding.
-        fails: What would make it fail.
-        always: A statement without exceptions: one setting against it, and it does not hold.
-        experiments: Whose rows test it.
-        before: The verdicts there were when each row had one of its own.
-        reason: Why they are not what they were.
-    """
-
-    source: str
-    text: str
-    statistic: str
-    claimed: Range | None = None
-    fails: str = ""
-    always: bool = False
-    experiments: Sequence[str] = ()
-    before: str = ""
-    reason: str = ""
+    source: str  # The paper and the theorem, section or figure
+    text: str  # What it says, in our words, with its number
+    statistic: str  # What is computed of each draw, with its unit
+    claimed: Range | None = None  # The open range in which it holds; None of a finding
+    fails: str = ""  # What would make it fail
+    always: bool = False  # Without exceptions: one setting against it, and it does not hold
+    experiments: Sequence[str] = ()  # Whose rows test it
+    before: str = ""  # The verdicts there were when each row had one of its own
+    reason: str = ""  # Why they are not what they were
 
 
 @dataclass(frozen=True)
 class Row:
-    """A statement's statistic in one setting.
+    """A statement's statistic in one setting."""
 
-    Attributes:
-        key: Of the statement.
-        setting: The network, task or size.
-        draws: How many independent draws the interval rests on.
-        estimate: Of the statistic; None where no draw has one.
-        interval: level → the interval that holds it in that share of runs; None where so few draws
-            give none.
-        why: What the numbers do not say by themselves.
-    """
-
-    key: str
-    setting: str
-    draws: int
-    estimate: float | None
+    key: str  # Of the statement
+    setting: str  # The network, task or size
+    draws: int  # How many independent draws the interval rests on
+    estimate: float | None  # Of the statistic; None where no draw has one
+    # level → the interval that holds it in that share of runs; None where so few draws give none
     interval: Callable[[float], Range | None] = field(compare=False)
-    why: str = ""
+    why: str = ""  # What the numbers do not say by themselves
 
 
 @dataclass(frozen=True)
@@ -109,7 +88,6 @@ def of_mean(
     """The row of a mean over draws of a statistic, or of a paired difference: Student's interval.
 
     Args:
-        key, setting, why: Of the row.
         values: The statistic of each draw; None or NaN where a draw has none, which is counted.
         scale: An increasing function in which the mean and its interval are shown.
     """
@@ -156,7 +134,6 @@ def of_cases(
     """The row of a statement without exceptions: how many cases are against it, itself certain.
 
     Args:
-        key, setting, why: Of the row.
         count, total: Cases against it, and all.
         draws: Independent draws that the cases come from.
     """
@@ -180,9 +157,7 @@ def of_curve(
     n + 1 ≥ 1/(1 − level): fewer draws can refuse nothing at that level.
 
     Args:
-        key, setting: Of the row.
-        curve: The curve [l].
-        draws: The ensemble [s, l].
+        curve, draws: The curve [l], and the ensemble [s, l].
         resolution: How well the curve's values are known.
 
     Source: the studentised envelope test of Myllymäki et al. 2017, "Global envelope tests for
@@ -214,7 +189,6 @@ def judged(rows: Sequence[Row], claimed: Range | None) -> tuple[Judged, ...]:
     of rows that are not decided have 1 − 5 %/(number of rows).
 
     Args:
-        rows: Of the statement.
         claimed: Its range; None of a finding.
 
     Source: Holm 1979, "A simple sequentially rejective multiple test procedure".

@@ -31,9 +31,7 @@ def markdown(
     """(the page, {path of a figure relative to it: its PNG}).
 
     Args:
-        title, intro: Its head.
         sections: The experiments; their `details` say with what and how long they were made.
-        footer: Small print at the end.
         answers: To the statements that they test.
         untested: Texts of those that they do not test.
         folder: Where the figures go, beside the page.
