@@ -9,11 +9,7 @@ from rank_collapse.pretrained.entries import Settings
 
 
 def patches(image: Any, size: int) -> Any:
-    """Non-overlapping squares of an image, row by row, each flattened as (channel, y, x).
-
-    Args:
-        image: [channels, height, width].
-        size: Side of a square.
+    """Squares of an image [channels, height, width], row by row, each flattened as (channel, y, x).
 
     Returns:
         [n, channels · size²].
@@ -44,11 +40,7 @@ def image_patches(images: Any, settings: Settings) -> Float[np.ndarray, "b n i"]
 
 
 def num_patches(settings: Settings) -> tuple[int, int]:
-    """(patches of an image, side of each).
-
-    Raises:
-        ValueError: Patches that do not tile the image, or are not square.
-    """
+    """(patches of an image, side of each)."""
     (height, width), (size, other) = _pair(settings["image_size"]), _pair(settings["patch_size"])
     if size != other or height % size or width % size:
         raise ValueError(

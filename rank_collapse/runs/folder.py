@@ -54,8 +54,7 @@ from rank_collapse.runs.files import (
     write_atomically,
     writing,
 )
-from rank_collapse.runs.manifest import NAME as SUMS
-from rank_collapse.runs.manifest import Manifest, config_sum
+from rank_collapse.runs.manifest import NAME as SUMS, Manifest, config_sum
 
 CONTENTS = (
     "config.json", "results.csv", "arrays.npz", "summary.json", "log.txt", "models.safetensors",

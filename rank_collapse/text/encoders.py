@@ -49,13 +49,6 @@ def trained_tokenizer(texts: Sequence[str], vocab_size: int) -> Encoder:
 
     With random embeddings only the pattern of repeated tokens matters, which any sensible
     vocabulary gives. Texts are framed by [CLS] and [SEP].
-
-    Args:
-        texts: What to make it from.
-        vocab_size: Tokens at most.
-
-    Raises:
-        ValueError: See `train_wordpiece`.
     """
     tokenizer = train_wordpiece(texts, vocab_size, lowercase=False)
     first, last = tokenizer.token_to_id("[CLS]"), tokenizer.token_to_id("[SEP]")

@@ -24,7 +24,6 @@ def read_pairs(task: str, data_dir: str, count: int) -> list[tuple[str, str]]:
     Args:
         task: "RTE": data_dir/train.tsv with the columns sentence1 and sentence2, tab separated;
             "shipped": neighbouring sentences of the package's own short text.
-        data_dir: Folder of the data.
         count: Pairs to take; all where the file has fewer.
 
     Raises:
@@ -57,7 +56,6 @@ def load_tokenizer(name_or_path: str, pairs: list[tuple[str, str]]) -> tuple[Any
     Args:
         name_or_path: A folder with tokenizer.json or vocab.txt, such a file, or else any name:
             then a lower-case WordPiece vocabulary is trained on the data, as nothing is downloaded.
-        pairs: The data.
 
     Raises:
         ValueError: `tokenizers` is not installed, or a path that holds no vocabulary.

@@ -81,11 +81,7 @@ def read_ids(path: str | os.PathLike, limit: int | None = None) -> list[list[int
 
 
 def pad(sequences: Iterable[Sequence[int]], *, vocab_size: int = 2**31, pad_id: int = 0) -> Tokens:
-    """Sequences of token ids, padded on the right to the longest.
-
-    Raises:
-        ValueError: No sequence, an empty one, or an id outside the vocabulary.
-    """
+    """Sequences of token ids, padded on the right to the longest."""
     sequences = [list(s) for s in sequences]
     if not sequences:
         raise ValueError("there are no texts")
@@ -105,11 +101,7 @@ def pad(sequences: Iterable[Sequence[int]], *, vocab_size: int = 2**31, pad_id: 
 
 
 def join(texts: Sequence[str], encoder: Encoder, min_tokens: int, limit: int) -> list[str]:
-    """Consecutive texts joined until each has `min_tokens`; what is left at the end is dropped.
-
-    Raises:
-        ValueError: All texts together are too short for one.
-    """
+    """Consecutive texts joined until each has `min_tokens`; what is left at the end is dropped."""
     joined, parts, length = [], [], 0
     for text in texts:
         parts.append(text)
@@ -135,11 +127,7 @@ def encode(
     """Texts as padded token ids, each cut to `max_tokens`, its last token kept.
 
     Args:
-        texts: At least one.
-        encoder: From `tokenizer_of` or `trained_tokenizer`.
-        max_tokens: Tokens kept of each text.
         num_positions: Positions that the model has; 0 for any number.
-        vocab_size: Ids must be below this.
 
     Raises:
         ValueError: An empty text, or more tokens asked for than there are positions.

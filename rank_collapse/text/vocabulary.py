@@ -21,8 +21,6 @@ def train_wordpiece(texts: Sequence[str], vocab_size: int, *, lowercase: bool) -
     [SEP] and [MASK]; encoding adds none of them.
 
     Args:
-        texts: What to make it from.
-        vocab_size: Tokens at most.
         lowercase: Whether letters lose their case, and their accents with it.
 
     Raises:
@@ -59,9 +57,6 @@ def read_wordpiece(path: str | os.PathLike) -> Any:
     """The tokenizer of a vocab.txt; what is beside it in tokenizer_config.json counts.
 
     Encoding frames a text by [CLS] and [SEP].
-
-    Raises:
-        ValueError: Not a vocabulary, or `tokenizers` is not installed.
     """
     path, options = Path(path), {}
     if (path.parent / "tokenizer_config.json").is_file():
@@ -76,21 +71,13 @@ def read_wordpiece(path: str | os.PathLike) -> Any:
 
 
 def read_byte_level(vocabulary: str | os.PathLike, merges: str | os.PathLike) -> Any:
-    """The byte-level BPE tokenizer of a vocab.json and a merges.txt.
-
-    Raises:
-        ValueError: Not a vocabulary, or `tokenizers` is not installed.
-    """
+    """The byte-level BPE tokenizer of a vocab.json and a merges.txt."""
     make = _tokenizers().ByteLevelBPETokenizer
     return _made(vocabulary, make, str(vocabulary), str(merges))
 
 
 def read_tokenizer(path: str | os.PathLike) -> Any:
-    """The `tokenizers.Tokenizer` of a tokenizer.json, of whatever kind; it neither cuts nor pads.
-
-    Raises:
-        ValueError: Not a tokenizer, or `tokenizers` is not installed.
-    """
+    """The `tokenizers.Tokenizer` of a tokenizer.json, of any kind; it neither cuts nor pads."""
     tokenizer = _made(path, _tokenizers().Tokenizer.from_file, str(path))
     tokenizer.no_truncation()
     tokenizer.no_padding()
