@@ -73,7 +73,7 @@ class Mapped:
     Args:
         fn: (key, floats) of one seed → pytree of arrays.
         mesh: Of the devices.
-        at_once: As of `runs.seeds.spread`.
+        at_once, level: As of `runs.seeds.spread`.
         progress: Gets how long compiling took; None for none.
     """
 
@@ -83,10 +83,11 @@ class Mapped:
         mesh: Mesh,
         *,
         at_once: int | None = None,
+        level: int = 1,
         progress: Progress | None = None,
     ):
         self._mesh, self._progress = mesh, progress
-        self._call = seeds.spread(lambda own, _: fn(*own), mesh, at_once=at_once)
+        self._call = seeds.spread(lambda own, _: fn(*own), mesh, at_once=at_once, level=level)
         self._compiled = None
 
     def needed(self, chunk: Chunk) -> int:

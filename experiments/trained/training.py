@@ -141,17 +141,15 @@ def results_of(
     missing = Kept(options, setup, run, models, lines).missing() if done else []
     aside = {"seconds", *(constants or {})}
 
-    def trained(cells, run, **known):
-        kept = Kept(options, setup, run, models, lines, again=known.get("again", False))
-        if known.pop("kept", False):
-            known["most_known"] = kept.seeds()
+    def trained(cells, run, again=False):
+        kept = Kept(options, setup, run, models, lines, again=again)
         check = partial(refuse_if_all_diverged, options, run) if len(cells) == 1 else _accept
         with MemoryBudget(options, cli.mesh(options), run.log) as budget:
             return map_cells(
                 lambda: Training(options, setup, measure, part, list(cells), kept),
                 {name: arguments.hyper(own) for name, own in cells.items()},
                 seed_keys(options.seed, count), run=run, budget=budget, aside=aside, check=check,
-                **known,
+                again=again, most_known=None if done else kept.seeds(),
             )  # fmt: skip
 
     if missing:
@@ -159,7 +157,7 @@ def results_of(
         trained({part: options}, run, again=True)
         run.drop_checkpoints()
     elif options.unit is None or options.keep_models or arguments.monitored(options):
-        trained({part: options}, run, kept=not done)
+        trained({part: options}, run)
     elif not done:
         check_hyper(arguments.hyper(options), setup.recipe)
         cells = [cell.options for cell in options.unit.cells]
@@ -257,7 +255,7 @@ class Kept:
 
         Where all are trained again the file is written when it is whole.
         """
-        if not self.asked_for_models or not self.run.primary:
+        if not self.run.primary:
             return
         if first and self._weights is None:
             before = model_file.load_models(self.run.path / self.models)[1]
@@ -319,7 +317,8 @@ class Training:
         if count < len(self.cells) * self.options.num_seeds:
             self.run.log(f"{self.name_of(chunk, 0)} to {self.name_of(chunk, count - 1)}")
         found = self.train(chunk)
-        self.kept.keep_weights(chunk.seeds[0], to_host(found.state.model, count))
+        if self.kept.asked_for_models:
+            self.kept.keep_weights(chunk.seeds[0], to_host(found.state.model, count))
         train_seconds = time.monotonic() - begun
         keys = self.ensemble.lay_out(chunk.keys)
         measured = self._measure(found.state, found.data, keys, num_seeds=count)
