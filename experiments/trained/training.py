@@ -342,7 +342,8 @@ class Training:
         options, run, total = self.options, self.run, self.setup.recipe.num_epochs
         count, known = len(chunk.seeds), set()
         whole = count == len(self.cells) * options.num_seeds and self.slug == "results"
-        states = "" if whole else f"{self.slug}-{chunk.seeds[0]}-{count}"
+        first = self.cells.index(chunk.cells[0]) * options.num_seeds + chunk.seeds[0]
+        states = "" if whole else f"{self.slug}-{first}-{first + count}"
         run.drop_checkpoints(but_of=states)  # of chunks that are done
 
         def resume(like):
