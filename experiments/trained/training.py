@@ -203,43 +203,40 @@ def refuse_if_all_diverged(
         )
 
 
+@dataclass
 class Kept:
-    """The files of a run beside its arrays: weights, lines of --monitor, states of training.
+    """The files of a run beside its arrays: weights, and lines of --monitor.
 
-    Args:
+    Attributes:
         options, setup, run, models, lines: As of `results_of`.
         again: Whether all seeds are trained again for these files alone.
     """
 
-    def __init__(
-        self,
-        options: Flags,
-        setup: Setup,
-        run: RunFolder,
-        models: str,
-        lines: str,
-        *,
-        again: bool = False,
-    ):
-        self.setup, self.run, self.models, self.lines = setup, run, models, lines
-        self.asked_for_models = options.keep_models
-        self.monitored = arguments.monitored(options)
-        self.again, self.count = again, options.num_seeds
-        self._weights = None
+    options: Flags
+    setup: Setup
+    run: RunFolder
+    models: str
+    lines: str
+    again: bool = False
+    _weights: Any = None
+
+    @property
+    def monitored(self) -> bool:
+        """Whether the lines are asked for."""
+        return arguments.monitored(self.options)
 
     def missing(self) -> list[str]:
         """Those that are asked for and not there, of a run whose arrays are."""
-        weights = self.asked_for_models and not (self.run.path / self.models).exists()
-        lines = self.monitored and self._watched() < self.count
+        weights = self.options.keep_models and not (self.run.path / self.models).exists()
+        lines = self.monitored and self._watched() < self.options.num_seeds
         return [self.models] * weights + [self.lines] * lines
 
     def seeds(self) -> int:
         """How many of the first seeds have all that is asked for."""
-        found = self._watched() if self.monitored else self.count
-        if self.asked_for_models:
-            path = self.run.path / self.models
-            weights = model_file.load_models(path)[1] if path.exists() else None
-            found = min(found, len(jax.tree.leaves(weights)[0]) if path.exists() else 0)
+        found = self._watched() if self.monitored else self.options.num_seeds
+        path = self.run.path / self.models
+        if self.options.keep_models:
+            found = min(found, _count(model_file.load_models(path)[1]) if path.exists() else 0)
         return int(processes.from_primary(np.asarray(found)))
 
     def _watched(self):
@@ -263,9 +260,14 @@ class Kept:
         if first:
             weights = jax.tree.map(lambda *a: np.concatenate(a), self._weights, weights)
         self._weights = weights
-        if not self.again or len(jax.tree.leaves(weights)[0]) == self.count:
+        if not self.again or _count(weights) == self.options.num_seeds:
             data = model_file.dump_models(self.setup.recipe.config, weights)
             self.run.write_file(self.models, data)
+
+
+def _count(weights):
+    """Seeds of weights [s, ...]."""
+    return len(jax.tree.leaves(weights)[0])
 
 
 class Training:
@@ -317,7 +319,7 @@ class Training:
         if count < len(self.cells) * self.options.num_seeds:
             self.run.log(f"{self.name_of(chunk, 0)} to {self.name_of(chunk, count - 1)}")
         found = self.train(chunk)
-        if self.kept.asked_for_models:
+        if self.options.keep_models:
             self.kept.keep_weights(chunk.seeds[0], to_host(found.state.model, count))
         train_seconds = time.monotonic() - begun
         keys = self.ensemble.lay_out(chunk.keys)

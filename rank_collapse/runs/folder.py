@@ -160,13 +160,6 @@ class RunFolder:
         writer.writerows(rows)
         self._write("results.csv", text.getvalue().encode())
 
-    def read_rows(self) -> list[dict[str, str]]:
-        """The rows of results.csv as strings; none where there is no such file yet."""
-        if not (self.path / "results.csv").exists():
-            return []
-        with open(self.path / "results.csv", newline="") as file:
-            return list(csv.DictReader(file))
-
     def write_file(self, name: str, data: bytes) -> None:
         """Writes one of `CONTENTS`, or a file in one of `FOLDERS`, beside the results, whole.
 
@@ -303,28 +296,26 @@ class RunFolder:
         Raises:
             RunError: The state on disk has other names or shapes than `like`.
         """
-        folder = self.path / "checkpoints" / of
-        steps = states.steps(folder) if self.primary else []
-        found, state, error = -1, like, ""
-        if steps:
-            found = steps[-1] if step is None else step
+        step = self.newest_checkpoint(of) if step is None else step
+        if step is None:
+            return None
+        folder, state, error = self.path / "checkpoints" / of, like, ""
+        if self.primary:
             try:
-                state = states.restore(folder, found, like)
+                state = states.restore(folder, step, like)
             except (ValueError, OSError) as reason:
                 error = (
-                    f"{states.path_of(folder, found)} does not fit this run: {reason}; delete it, "
+                    f"{states.path_of(folder, step)} does not fit this run: {reason}; delete it, "
                     "and training begins afresh, while finished parts stay"
                 )
         error = processes.text_from_primary(error)
         if error:
             raise RunError(error)
-        found = int(processes.from_primary(np.asarray(found, np.int64)))
-        return None if found < 0 else (found, processes.from_primary(state))
+        return step, processes.from_primary(state)
 
-    @property
-    def newest_checkpoint(self) -> int | None:
-        """The step of the newest saved state; None where there is none."""
-        steps = states.steps(self.path / "checkpoints") if self.primary else []
+    def newest_checkpoint(self, of: str = "") -> int | None:
+        """The step of the newest saved state of a computation; None where there is none."""
+        steps = states.steps(self.path / "checkpoints" / of) if self.primary else []
         newest = int(processes.from_primary(np.asarray(steps[-1] if steps else -1, np.int64)))
         return None if newest < 0 else newest
 

@@ -60,11 +60,6 @@ def pad_seeds(tree: Any, size: int) -> Any:
     return jax.tree.map(pad, tree)
 
 
-def trim_seeds(tree: Any, num_seeds: int) -> Any:
-    """Every leaf [s, ...] cut to its first `num_seeds`: undoes `pad_seeds`."""
-    return jax.tree.map(lambda a: a[:num_seeds], tree)
-
-
 def seed_sharding(mesh: Mesh) -> NamedSharding:
     """How a leaf [s, ...] lies over the mesh: its leading axis split."""
     return NamedSharding(mesh, PartitionSpec(AXIS))

@@ -85,7 +85,7 @@ def test_padding_repeats_the_last_seed_and_is_cut_off_again():
     tree = {"a": jnp.arange(6).reshape(3, 2)}
     padded = seeds.pad_seeds(tree, 5)
     np.testing.assert_array_equal(padded["a"][3:], [[4, 5], [4, 5]])
-    np.testing.assert_array_equal(seeds.trim_seeds(padded, 3)["a"], tree["a"])
+    np.testing.assert_array_equal(seeds.to_host(padded, 3)["a"], tree["a"])
     with pytest.raises(ValueError, match="3 seeds do not fit into 2"):
         seeds.pad_seeds(tree, 2)
     assert seeds.padded_size(5, seeds.seed_mesh()) == 6
