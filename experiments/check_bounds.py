@@ -36,6 +36,7 @@ from experiments.shell.progress import Progress
 from rank_collapse.report import figures
 from rank_collapse.runs.folder import RunFolder
 
+BLOCK = 50  # draws that a device vmaps over
 ROUNDING = 1e-13  # decimal logarithms in float64: two tokens of width 1 meet the diameter's bound
 WHAT = ("head", "published_layer", "published_stack")  # each has "{what}_ok" and "{what}_tightness"
 
@@ -99,24 +100,30 @@ def _size(text):
 
 
 def measure_all(options: Flags, setup: Setup, run: RunFolder) -> Found:
-    """All draws, the construction and the ascent, in float64, resumed from the run."""
-    draws, total, mesh = {}, setup.each * len(setup.cases), cli.mesh(options)
+    """All draws, the construction and the ascent, in float64, resumed from the run.
+
+    Draws are computed in blocks of one size, so that they round alike on any devices.
+    """
+    size = min(BLOCK, setup.each)
+    blocks = -(-setup.each // size)
+    draws, mesh = {}, cli.mesh(options)
     with (
         jax.enable_x64(True),
-        Progress(total, "draws", log=run.log) as progress,
+        Progress(blocks * len(setup.cases), f"{size} draws each", log=run.log) as progress,
         MemoryBudget(options, mesh, run.log) as budget,
     ):
         of_case = jax.random.split(jax.random.key(options.seed), len(CASES))
         for index, case in setup.cases.items():
 
             def program(case=case):
-                return Mapped(lambda key, _: single_draw(key, case), mesh, level=0)
+                draw_all = jax.vmap(lambda key: single_draw(key, case))
+                return Mapped(lambda block, _: draw_all(block), mesh, at_once=1, level=0)
 
+            keys = jax.random.split(of_case[index], blocks * size).reshape(blocks, size)
             found = map_cells(
-                program, {case.name: None}, jax.random.split(of_case[index], setup.each),
-                run=run, budget=budget, progress=progress,
-            )  # fmt: skip
-            draws[case] = found[case.name]
+                program, {case.name: None}, keys, run=run, budget=budget, progress=progress
+            )[case.name]
+            draws[case] = {n: a.reshape(-1, *a.shape[2:])[: setup.each] for n, a in found.items()}
     built = run.cached("construction", partial(measure, setup.sizes))
     climbed = run.cached("ascent", partial(climb, options.seed, options.ascent_steps))
     return Found(draws, built, climbed)
