@@ -20,7 +20,7 @@ from experiments.shell.flag_values import Flags
 from experiments.shell.memory_budget import MemoryBudget
 from experiments.shell.progress import Progress
 from experiments.trained import arguments
-from experiments.trained.sizes import bytes_of_a_run
+from experiments.trained.cells import bytes_of_a_run
 from rank_collapse.runs import metrics, processes
 from rank_collapse.runs.files import RunError
 from rank_collapse.runs.folder import RunFolder
