@@ -27,7 +27,7 @@ from experiments.bounds.ascent import climb
 from experiments.bounds.claims import claims, compare, reading
 from experiments.bounds.construction import SIZES, measure, predicted
 from experiments.bounds.measure import CASES, FREE, Case, single_draw
-from experiments.shell import cli, memory_budget
+from experiments.shell import cli, vocabulary
 from experiments.shell.executor import Mapped, map_cells
 from experiments.shell.experiment import Drawing, Experiment
 from experiments.shell.flag_values import Flags, check_names
@@ -47,7 +47,7 @@ define("integer", "seed", 0, "Base seed.", lower_bound=0)
 define("list", "cases", [case.name for case in CASES], "Kinds of networks, tokens x width x heads.")
 define("list", "sizes", [str(n) for n in SIZES], "Tokens and width of the construction, even.")
 define("integer", "ascent_steps", 400, "Steps of gradient ascent.", lower_bound=0)
-memory_budget.define_flag(define)
+vocabulary.define(FLAGS, memory_gb=None)
 
 
 class Setup(NamedTuple):

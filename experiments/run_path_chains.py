@@ -23,7 +23,7 @@ from jax.sharding import Mesh
 from matplotlib.figure import Figure
 
 import rank_collapse as rc
-from experiments.shell import cli, inputs, memory_budget, vocabulary
+from experiments.shell import cli, inputs, vocabulary
 from experiments.shell.executor import Mapped, map_cells
 from experiments.shell.experiment import Drawing, Experiment
 from experiments.shell.flag_values import Flags
@@ -47,6 +47,7 @@ FLAGS = cli.make_flags("path_chains", num_seeds=4, shows="log10_residual,length=
 vocabulary.define(
     FLAGS, depth=8, num_heads=4, d_model=64, mlp="gelu", norm_placement="post", norm_kind="layer",
     mask="none", window=2, init="lecun", weight_scale=1.0, skip_gain=1.0, bias_scale=0.0,
+    memory_gb=None,
 )  # fmt: skip
 define = cli.definer(FLAGS)
 define("integer", "num_paths", 100, "Random paths per length and seed.", lower_bound=1)
@@ -56,7 +57,6 @@ define(
 )  # fmt: skip
 inputs.define_flags(define)
 define("enum", "dtype", "float64", "Arithmetic.", ("float32", "float64"))
-memory_budget.define_flag(define)
 
 
 class Setup(NamedTuple):

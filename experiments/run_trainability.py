@@ -30,7 +30,7 @@ from absl import flags
 from matplotlib.figure import Figure
 
 import rank_collapse as rc
-from experiments.shell import cli, memory_budget, vocabulary
+from experiments.shell import cli, vocabulary
 from experiments.shell.experiment import Drawing, Experiment
 from experiments.shell.flag_values import check_names
 from experiments.shell.memory_budget import MemoryBudget
@@ -79,6 +79,7 @@ define("list", "designs", ["post", "pre", "admin", "deepnorm"], "Names of residu
 vocabulary.define(
     FLAGS, least={"num_tokens": 1, "n_eval_data": 8}, num_heads=4, d_model=48, d_ff=96,
     num_tokens=16, num_labels=10, n_eval_data=64, batch_size=32, learning_rate=1e-3,
+    memory_gb=None,
 )  # fmt: skip
 vocabulary.alias(FLAGS, **arguments.PUBLISHED_NAMES)
 define("enum", "task", "reverse", "What is learned, token by token.", sequences.TASKS)
@@ -97,7 +98,6 @@ for name, default, text in (
     ("border_rates", [3e-4, 1e-3, 3e-3], "Learning rates."),
 ):
     vocabulary.numbers(FLAGS, name, default, text, kind=float, lower_bound=0.0)
-memory_budget.define_flag(define)
 
 
 @dataclass(frozen=True)

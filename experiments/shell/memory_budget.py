@@ -14,13 +14,6 @@ from rank_collapse.runs import processes
 from rank_collapse.runs.seeds import padded_size
 
 GB = 1e9
-BYTE = 1e-9  # of a GB: the smallest budget
-
-
-def define_flag(define: Callable) -> None:
-    """--memory_gb; `define` is from `cli.definer`."""
-    text = "Memory for the seeds, in 10⁹ bytes; more of them are computed chunk by chunk (default: "
-    define("float", "memory_gb", None, text + "most of what is free).", lower_bound=BYTE)
 
 
 class MemoryBudget:

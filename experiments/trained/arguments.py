@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 from absl import flags
 
-from experiments.shell import cli, memory_budget, vocabulary
+from experiments.shell import cli, vocabulary
 from experiments.shell.flag_values import Flags
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.embedding import EmbeddingConfig
@@ -61,12 +61,10 @@ def make_flags(
         execution=EXECUTION, traced=[field.name for field in dataclasses.fields(Hyper)],
     )  # fmt: skip
     # Normalised tokens of two numbers are (1, -1) or (-1, 1), whatever the network.
-    vocabulary.define(
-        values, least={"d_model": 3}, **SIZES | {"dropout": dropout, "init_scale": 1.0} | defaults
-    )
+    own = {"dropout": dropout, "init_scale": 1.0, "memory_gb": None}
+    vocabulary.define(values, least={"d_model": 3}, **SIZES | own | defaults)
     vocabulary.alias(values, **PUBLISHED_NAMES)
     define = cli.definer(values)
-    memory_budget.define_flag(define)
     define("boolean", "do_mlp", do_mlp, "An MLP sublayer (gelu, own skip) in each layer.")
     text = "Train even where the folder holds the finished run of the same flags."
     define("boolean", "do_train", False, text)
