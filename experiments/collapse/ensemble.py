@@ -53,7 +53,7 @@ class Programs:
     def compile(self, chunk: Chunk) -> None:
         """Compiles all for chunks of this size; swept values are traced."""
         draw, measures = self._jitted
-        keys, swept = seeds.lay_out((chunk.keys, chunk.floats), self.mesh, chunk.size)
+        keys, swept = seeds.lay_out((chunk.keys, chunk.floats), self.mesh)
         drawn = jax.eval_shape(draw, keys, swept, None)
         sharding = seeds.seed_sharding(self.mesh)
         drawn = jax.tree.map(lambda a: a.update(sharding=sharding), drawn)
@@ -81,7 +81,7 @@ class OfNorm(NamedTuple):
 
     def __call__(self, chunk: Chunk) -> dict[str, Any]:
         networks, count = self.programs.networks[self.norm], len(chunk.seeds)
-        own = seeds.lay_out((chunk.keys, chunk.floats), self.programs.mesh, chunk.size)
+        own = seeds.lay_out((chunk.keys, chunk.floats), self.programs.mesh)
         drawn = self.programs.draw(*own, None)
         out = seeds.to_host(self.programs.measures[self.norm](drawn, own[1], None), count)
         if not any(undecided(out[variant]).size for variant in networks):

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
@@ -38,9 +37,9 @@ class Chunk(NamedTuple):
     Attributes:
         cells: The cell of each [r].
         seeds: The number of each [r].
-        keys: Of the seeds [r].
-        floats: Of the cells, leaves [r, ...].
-        size: What they are padded to, the same in all chunks.
+        keys: Of the seeds [size], the last one repeated.
+        floats: Of the cells, leaves [size, ...].
+        size: The same in all chunks, so that nothing is compiled anew for the last.
     """
 
     cells: Sequence[str]
@@ -99,7 +98,7 @@ class Mapped:
         return seeds.to_host(self._compiled(self._own(chunk), None), len(chunk.seeds))
 
     def _own(self, chunk):
-        return seeds.lay_out((chunk.keys, chunk.floats), self._mesh, chunk.size)
+        return seeds.lay_out((chunk.keys, chunk.floats), self._mesh)
 
 
 def map_cells(
@@ -157,9 +156,10 @@ def map_cells(
 
     def chunk_of(first, size):
         own = left[first : first + size]
-        names, numbers = zip(*own, strict=True)
-        floats = jax.tree.map(lambda *a: jnp.stack(a), *(cells[name] for name in names))
-        return Chunk(names, numbers, keys[np.array(numbers)], floats, size)
+        padded = own + own[-1:] * (size - len(own))
+        floats = jax.tree.map(lambda *a: np.stack(a), *(cells[name] for name, _ in padded))
+        padded_keys = keys[np.array([seed for _, seed in padded])]
+        return Chunk(*zip(*own, strict=True), padded_keys, floats, size)
 
     size = budget.fit(lambda size: made.needed(chunk_of(0, size)), len(left), most)
     for first in range(0, len(left), size):

@@ -265,7 +265,7 @@ class Draws:
         return self._drawn
 
     def _keys(self, chunk):
-        return seeds.lay_out(chunk.keys, self.mesh, chunk.size)
+        return seeds.lay_out(chunk.keys, self.mesh)
 
 
 class OfGroup:

@@ -106,9 +106,7 @@ class Program:
                 last = losses[np.isfinite(losses).all(axis=1), -1]
                 progress.update(epoch, loss=float(last.mean()) if last.size else float("nan"))
 
-            # Padded, so that nothing is compiled anew for the last runs.
-            padded = seeds.pad_seeds((chunk.keys, chunk.floats), chunk.size)
-            found = self.train(*padded, on_chunk)
+            found = self.train(chunk.keys, chunk.floats, on_chunk)
         seconds = np.full(count, (time.monotonic() - begun) / count)
         return {name: values[:count] for name, values in found.items()} | {"seconds": seconds}
 

@@ -322,7 +322,7 @@ class Training:
         if self.options.keep_models:
             self.kept.keep_weights(chunk.seeds[0], to_host(found.state.model, count))
         train_seconds = time.monotonic() - begun
-        keys = self.ensemble.lay_out(chunk.keys)
+        keys = self.ensemble.lay_out(chunk.keys[:count])
         measured = self._measure(found.state, found.data, keys, num_seeds=count)
         seconds = {"train": train_seconds, "all": time.monotonic() - begun}
         results = {
@@ -379,8 +379,9 @@ class Training:
                     own = {name: value[position] for name, value in values.items()}
                     run.append_metrics(epoch, own, seed=seed, file=self.kept.lines)
 
+            keys, floats = jax.tree.map(lambda a: a[:count], (chunk.keys, chunk.floats))
             return self.ensemble.train(
-                chunk.keys, chunk.floats, resume=resume, on_chunk=on_chunk,
+                keys, floats, resume=resume, on_chunk=on_chunk,
                 on_watched=on_watched if self.kept.monitored else None,
             )  # fmt: skip
 
