@@ -27,7 +27,7 @@ from experiments.shell import memory, signals
 from experiments.shell.memory_budget import MemoryBudget
 from experiments.shell.progress import Progress
 from rank_collapse.runs import seeds
-from rank_collapse.runs.files import RunError
+from rank_collapse.runs.files import damaged
 from rank_collapse.runs.folder import RunFolder
 
 
@@ -209,8 +209,6 @@ def seeds_done(
     counts = {s[0] if s else -1 for s in shapes} or {0}
     others = shape is not None and {s[1:] for s in shapes} - {shape}
     if len(counts) > 1 or not 0 <= max(counts) <= total or others:
-        raise RunError(
-            f"{run}/arrays.npz: {part} is not of {total} seeds"
-            + (f" of shape {list(shape)}" if shape else "") + "; delete this file"
-        )  # fmt: skip
+        of_shape = f" of shape {list(shape)}" if shape else ""
+        raise damaged(run / "arrays.npz", f"{part} is not of {total} seeds{of_shape}")
     return counts.pop()

@@ -22,7 +22,7 @@ from experiments.shell.progress import Progress
 from experiments.trained import arguments
 from experiments.trained.cells import bytes_of_a_run
 from rank_collapse.runs import metrics, processes
-from rank_collapse.runs.files import RunError
+from rank_collapse.runs.files import RunError, damaged
 from rank_collapse.runs.folder import RunFolder
 from rank_collapse.runs.seeds import seed_keys, to_host
 from rank_collapse.training import model_file, path_accuracy
@@ -172,9 +172,10 @@ def results_of(
         run.save_arrays({f"{part}/{name}": values for name, values in constants.items()})
     found = run.part(part)
     if found["losses"].shape[1] != setup.recipe.num_epochs:
-        raise RunError(
-            f"{run.path}/arrays.npz: {part}/losses of shape {found['losses'].shape} is not of "
-            f"{setup.recipe.num_epochs} epochs; use --overwrite"
+        raise damaged(
+            run.path / "arrays.npz",
+            f"{part}/losses of shape {found['losses'].shape} is not of {setup.recipe.num_epochs} "
+            "epochs",
         )
     results = traverse_util.unflatten_dict(found, sep="/")
     return results | {"seconds": {name: a.sum() for name, a in results["seconds"].items()}}

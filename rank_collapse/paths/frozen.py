@@ -24,49 +24,26 @@ from rank_collapse.network.walk import Algebra, Layer, walk
 
 
 @struct.dataclass
-class Scales:
-    """1/σ [n, 1] of the norms of one sublayer; None for absent ones."""
-
-    outer: Any = None  # before the branch or after the sum
-    branch: Any = None  # of the branch's output
-
-    def at(self, spec: ResidualSpec) -> Any:
-        """Of the spec's norm."""
-        return self.branch if spec.after_branch else self.outer
-
-
-@struct.dataclass
 class FrozenLayer:
     """What one layer's affine map takes from the forward pass; None for absent parts."""
 
-    scales: Any  # {kind: Scales}; "final" for the norm behind the last layer
+    scales: Any  # {(kind, whether of the branch's output): 1/σ [n, 1] of that norm}
     weights: Any = None  # [h, n, n]  P_h
-    cross_weights: Any = None  # [h, n, m]
     gate: Any = None  # [n, f]  φ(z)/z, or φ(gate) of a gated MLP
-    unedited: Any = None  # {name: [n, d]}, states that an edit changes
     trace: Any = None  # LayerTrace, all that the layer computed
 
 
 def freeze_layer(layer: Layer, seen: Forward) -> FrozenLayer:
     """The constants of one layer from what it computed."""
-    config, gate = layer.config, None
+    config, gate, scales = layer.config, None, {}
+    for kind, passage in seen.passages.items():
+        scales[kind, False] = frozen_scale(passage.normed, config)
+        part = passage.part if passage.spec.norms_branch else None
+        scales[kind, True] = frozen_scale(part, config)
     if "mlp" in seen.passages:
         read = seen.passages["mlp"].branch_input
         gate = mlp_gate(layer.params.mlp, read, config.mlp, config.routing)
-    return FrozenLayer(
-        scales={
-            kind: Scales(
-                frozen_scale(passage.normed, config),
-                frozen_scale(passage.part if passage.spec.norms_branch else None, config),
-            )
-            for kind, passage in seen.passages.items()
-        },
-        weights=seen.trace.attention,
-        cross_weights=seen.trace.cross_attention,
-        gate=gate,
-        unedited=seen.trace.unedited,
-        trace=seen.trace,
-    )
+    return FrozenLayer(scales, seen.trace.attention, gate, seen.trace)
 
 
 def freeze(
@@ -88,7 +65,7 @@ def freeze(
 
 def freeze_final(last: Float[Array, "n d"], config: TransformerConfig) -> FrozenLayer:
     """The constants of the norm behind the last layer."""
-    return FrozenLayer({"final": Scales(frozen_scale(last, config))})
+    return FrozenLayer({("final", False): frozen_scale(last, config)})
 
 
 class Frozen(Algebra):
@@ -102,7 +79,8 @@ class Frozen(Algebra):
         self.ones = ones
 
     def norm(self, layer, spec, c):
-        return frozen_norm(spec.norm, layer.extra.scales[spec.kind].at(spec), c, self.ones, spec)
+        scale = layer.extra.scales[spec.kind, spec.after_branch]
+        return frozen_norm(spec.norm, scale, c, self.ones, spec)
 
     def add(self, layer, spec, c, part):
         return token_sum(spec, c, part)
@@ -114,7 +92,7 @@ class Frozen(Algebra):
     def cross(self, layer, seen):
         params, memory = layer.params.cross, layer.inputs.memory[None]
         one = jnp.ones(1, memory.dtype)
-        part = frozen_attention(params, layer.extra.cross_weights, memory, one)
+        part = frozen_attention(params, layer.extra.trace.cross_attention, memory, one)
         part = jnp.broadcast_to(self.ones[:, None, None] * part, seen.shape)
         return carry_edit(layer, "cross_branch", part, self.ones), None
 
@@ -131,13 +109,13 @@ def carry_edit(
 ) -> Float[Array, "g n d"]:
     """Channels of a state after its edit, which is frozen into its linear part: `edits.carried`."""
     edit = layer.inputs.edit
-    if edit is None or name not in layer.extra.unedited:
+    if edit is None or name not in layer.extra.trace.unedited:
         return c
 
     def changed(value):
         return edits.edited(edit, layer.index, name, value)
 
-    return edits.carried(changed, layer.extra.unedited[name], c, ones)
+    return edits.carried(changed, layer.extra.trace.unedited[name], c, ones)
 
 
 def mlp_gate(

@@ -45,8 +45,8 @@ def test_an_ablation_is_that_of_the_parameters(x64):
 
 def bent(layer, name, value):
     """All places, each in its own way."""
-    bend = {"attention": 0.5, "cross_attention": 0.25, "attention_scores": 2.0}.get(name, 0.1)
-    return value + bend * jnp.sin(value + len(name) + layer)
+    amount = {"attention": 0.5, "cross_attention": 0.25, "attention_scores": 2.0}.get(name, 0.1)
+    return value + amount * jnp.sin(value + len(name) + layer)
 
 
 def test_sums_of_paths_hold_with_any_edit(x64):
