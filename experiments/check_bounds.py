@@ -102,7 +102,7 @@ def _size(text):
 def measure_all(options: Flags, setup: Setup, run: RunFolder) -> Found:
     """All draws, the construction and the ascent, in float64, resumed from the run.
 
-    Draws are computed in blocks of one size, so that they round alike on any devices.
+    Draws are computed in blocks of one size, so that what a device vmaps over is always as much.
     """
     size = min(BLOCK, setup.each)
     blocks = -(-setup.each // size)
