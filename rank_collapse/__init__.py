@@ -60,7 +60,7 @@ from rank_collapse.network.parameters import (
     stack_layers,
 )
 from rank_collapse.network.presets import san, san_mlp, san_skip, transformer
-from rank_collapse.network.transformer import LayerTrace, Trace, apply
+from rank_collapse.network.transformer import LayerTrace, Trace, apply, apply_batch
 from rank_collapse.paths.attribution import logit_attribution
 from rank_collapse.paths.contributions import PathContributions, path_contributions
 from rank_collapse.paths.direct import DirectContributions, direct_contributions
@@ -115,6 +115,7 @@ __all__ = [
     "TransformerParams",
     "admin_profile",
     "apply",
+    "apply_batch",
     "attention_entropy",
     "attention_profile",
     "batch_path_set_logits",

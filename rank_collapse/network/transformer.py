@@ -17,7 +17,13 @@ from rank_collapse.network import attention as attn
 from rank_collapse.network import edits, layers
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.dropout import dropout, dropout_branches
-from rank_collapse.network.inputs import PreparedInputs, prepare_inputs
+from rank_collapse.network.inputs import (
+    PreparedInputs,
+    as_mask,
+    batch_size,
+    check_known,
+    prepare_inputs,
+)
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.residual import token_norm, token_sum
 from rank_collapse.network.walk import Algebra, Layer, Passage, final_norm, walk, walk_layer
@@ -47,8 +53,11 @@ class LayerTrace:
 class Trace:
     """Everything a forward pass computed.
 
+    A batch is behind the layers where `apply_batch` made it, [L + 1, b, n, d], and before them
+    where `jax.vmap(apply)` did, [b, L + 1, n, d]; `layer_axis` says which.
+
     Attributes:
-        hidden: [L + 1, n, d], X^0 (the input) to X^L.
+        hidden: [L + 1, n, d], X^0 (the input) to X^L, all of them before the final norm.
         layers: LayerTrace with a leading layer axis.
         output: [n, d], X^L after the final norm where there is one.
         context: Masks, biases and positions of all layers; of one by `AttentionContext.of_layer`.
@@ -63,6 +72,25 @@ class Trace:
         shapes = {"hidden": self.hidden, "attention": self.attention, "output": self.output}
         shown = ", ".join(f"{name} {list(jnp.shape(a))}" for name, a in shapes.items())
         return f"Trace({shown}; layers: attention_branch, after_attention, mlp_branch, ...)"
+
+    @property
+    def layer_axis(self) -> int:
+        """The axis of layers: the only one along which states and branches differ in number.
+
+        Raises:
+            ValueError: Arrays that no pass has made.
+        """
+        shapes = jnp.shape(self.hidden), jnp.shape(self.layers.attention_branch)
+        axes = [i for i, (a, b) in enumerate(zip(*shapes, strict=False)) if a != b]
+        if len(axes) != 1 or len(shapes[0]) != len(shapes[1]):
+            raise ValueError(f"hidden states and branches of shapes {shapes} are of no one pass")
+        return axes[0]
+
+    @property
+    def hidden_states(self) -> Array:
+        """`hidden` with `output` in the place of the last, as Hugging Face's models have it."""
+        states = jnp.moveaxis(self.hidden, self.layer_axis, 0).at[-1].set(self.output)
+        return jnp.moveaxis(states, 0, self.layer_axis)
 
     @property
     def cross_attention(self) -> Any:
@@ -258,13 +286,59 @@ def apply(
         ValueError: Inputs of the wrong shape or kind, a memory that is missing or of no use, or a
             dropout rate without a key, or an edit that changes a shape.
     """
-    if dropout_key is None and not isinstance(dropout_rate, jax.core.Tracer) and dropout_rate:
-        raise ValueError(f"dropout_rate={dropout_rate} without a dropout_key drops nothing")
+    if not isinstance(dropout_rate, jax.core.Tracer):
+        if not 0 <= dropout_rate <= 1:
+            raise ValueError(f"dropout_rate={dropout_rate} is not in [0, 1]")
+        if dropout_key is None and dropout_rate:
+            raise ValueError(f"dropout_rate={dropout_rate} without a dropout_key drops nothing")
     params, prepared = prepare_inputs(
         params, x, config, mask=mask, bias=bias, memory=memory, memory_mask=memory_mask,
         segments=segments, positions=positions, edit=edit,
     )  # fmt: skip
     return _apply(params, prepared, config, dropout_key, dropout_rate, keep_heads)
+
+
+def apply_batch(
+    params: TransformerParams,
+    x: Any,
+    config: TransformerConfig,
+    *,
+    dropout_key: Any = None,
+    dropout_rate: Any = 0.0,
+    keep_heads: bool = False,
+    edit: Any = None,
+    **inputs: Any,
+) -> Trace:
+    """`apply` on a batch, layers first: hidden [L + 1, b, n, d], attention [L, b, h, n, n].
+
+    Args:
+        params, config: As in `apply`.
+        x: [b, n, d], or token ids Int [b, n].
+        dropout_key, dropout_rate, keep_heads, edit: As in `apply`, for all examples; each has a key
+            of its own.
+        **inputs: Other arrays of `apply`, each with the batch first: mask Bool [b, n], ...
+
+    Returns:
+        A `Trace`; output and context have the batch first.
+
+    Raises:
+        ValueError: As `apply`, or inputs of different lengths.
+    """
+    given = {"x": x} | inputs
+    given = {name: jnp.asarray(a) for name, a in given.items() if a is not None}
+    size = batch_size(given)
+    check_known(given, config)  # inside vmap values are traced
+    for name in given.keys() & {"mask", "memory_mask"}:
+        given[name] = as_mask(given[name], name)
+    keys = None if dropout_key is None else jax.random.split(dropout_key, size)
+    options = {"dropout_rate": dropout_rate, "keep_heads": keep_heads, "edit": edit}
+
+    def one(own, key):
+        own = dict(own)
+        return apply(params, own.pop("x"), config, dropout_key=key, **own, **options)
+
+    layers_first = Trace(hidden=1, layers=1, output=0, context=0)
+    return jax.vmap(one, out_axes=layers_first)(given, keys)
 
 
 @functools.partial(jax.jit, static_argnames="keep_heads")
