@@ -176,7 +176,14 @@ def _init_mlp(key, config, scale, bias_scale):
 
 
 def layer_params(params: TransformerParams, config: TransformerConfig, layer: Any) -> BlockParams:
-    """Parameters of one layer, through `config.layer_map`; the index may be traced."""
+    """Parameters of one layer, through `config.layer_map`; the index may be traced.
+
+    Raises:
+        ValueError: A layer that is not there, where its index is known.
+    """
+    known = not isinstance(layer, jax.core.Tracer)
+    if known and not -config.depth <= layer < config.depth:
+        raise ValueError(f"layer={layer} of a network of depth={config.depth}")
     row = jnp.asarray(config.layer_map)[layer] if config.layer_map else layer
     return jax.tree.map(lambda a: a[row], params.layers)
 
