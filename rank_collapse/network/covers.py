@@ -39,7 +39,7 @@ MASKS = anything("mask", "windows")
 POSITIONS = anything("position")
 SCORES = anything("score", "scale_scores", "temperature", "qk_norm")
 CAP = anything("score_cap")
-MIXING = anything("mixing")
+MIXING = anything("mixing", "mix")
 MLPS = anything("mlp")
 EXPERTS = anything("num_experts")
 CROSS = anything("cross_attention")
@@ -53,13 +53,13 @@ class Covers:
     Attributes:
         name: Of the pass, as errors call it.
         fields: {field of `TransformerConfig`: its allowed values, or `ANY`}.
-        edits: Whether the caller's edits are carried.
+        edits: Names of the places whose edits are carried, or `ANY`.
         also: config → why a combination of allowed values is not covered; None where it is.
     """
 
     name: str
     fields: Mapping[str, Any]
-    edits: bool = False
+    edits: Any = ()
     also: Callable[[TransformerConfig], str | None] = lambda config: None
 
     def refusal(self, config: TransformerConfig) -> str | None:
@@ -83,15 +83,13 @@ class Covers:
         found = self.refusal(config)
         if found:
             raise ValueError(f"{self.name} does not cover {found}")
-        if edit is not None and not self.edits:
-            raise ValueError(
-                f"{self.name} takes no edit: apply, path_contributions, head_contributions and "
-                "direct_contributions do"
-            )
+        refused = [name for name in edit or () if self.edits != ANY and name not in self.edits]
+        if refused:
+            raise ValueError(f"{self.name} does not cover an edit of {refused[0]!r}")
 
 
 EVERYTHING = Covers(
     "a forward pass",
     SIZES | STREAM | PARALLEL | ATTENTION | MLPS | EXPERTS | CROSS,
-    edits=True,
+    edits=ANY,
 )

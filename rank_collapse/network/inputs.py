@@ -16,7 +16,7 @@ from rank_collapse import struct
 from rank_collapse.network import attention as attn
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.covers import Covers
-from rank_collapse.network.edits import as_edit
+from rank_collapse.network.edits import as_edits
 from rank_collapse.network.embedding import embed, sinusoidal_positions
 from rank_collapse.network.masks import causal_mask, combine_masks, local_mask
 from rank_collapse.network.parameters import TransformerParams, completed
@@ -34,7 +34,7 @@ class PreparedInputs:
         memory: [m, d] of cross-attention, or its `KeysValues` in one layer; None without.
         memory_context: Its mask.
         token_mask: Bool [n], which tokens exist, where the mask said so; None for all.
-        edit: See `edits`; None for none.
+        edit: {name: `edits.Edit`}; None for none.
         past: Keys and values of the tokens before, a `cache.Past` of one layer; None for none.
     """
 
@@ -118,7 +118,7 @@ def prepare_inputs(
         memory=memory,
         memory_context=memory_context,
         token_mask=mask if mask is not None and mask.ndim == 1 else None,
-        edit=as_edit(edit),
+        edit=as_edits(edit, config, n, 1 if memory is None else memory.shape[0], x.dtype),
     )
 
 

@@ -228,7 +228,11 @@ def norm(
 
 
 def mlp(
-    params: MLPParams, x: Float[Array, "n d"], kind: str, routing: Routing | None = None
+    params: MLPParams,
+    x: Float[Array, "n d"],
+    kind: str,
+    routing: Routing | None = None,
+    edit: Callable[[str, Any], Any] | None = None,
 ) -> Float[Array, "n d"]:
     """φ(x W_in + b_in) W_out + b_out; gated: φ(x W_gate + b_gate) ∘ (x W_in + b_in) as φ.
 
@@ -237,6 +241,7 @@ def mlp(
         x: Tokens [n, d].
         kind: One of `MLP_KINDS` but "none".
         routing: Of a mixture of experts, whose hidden units are multiplied by `unit_shares`.
+        edit: (name, value) -> value of the "mlp_hidden" units [n, f] before W_out.
     """
     phi = activation_of(kind).fn
     z = _affine(x, params.w_in, params.b_in)
@@ -246,6 +251,7 @@ def mlp(
         z = phi(z)
     if routing is not None:
         z = z * unit_shares(params, x, routing)
+    z = z if edit is None else edit("mlp_hidden", z)
     return _affine(z, params.w_out, params.b_out)
 
 

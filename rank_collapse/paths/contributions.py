@@ -188,7 +188,7 @@ def moved(
     """
     constants = freeze_layer(layer, seen)
     if head_gain is not None:
-        constants = constants.replace(weights=constants.weights * head_gain[:, None, None])
+        constants = constants.replace(head_gain=head_gain)
     layer = layer.replace(gains=layer.gains if gains is None else gains, extra=constants)
     return walk_layer(ByLength(*layout.axes), layer, channels)[0]
 
