@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rank_collapse.network.config import DEFAULTS, SWEPT, TransformerConfig, flat
+from rank_collapse.network.layers import MLP_KINDS, NORM_KINDS
 
 ANY = "any value"
 
@@ -20,8 +21,8 @@ def anything(*names: str) -> dict[str, Any]:
 
 # Shapes, initial values, and what `enter` and the scan over layers take care of.
 SIZES = anything(
-    "depth", "num_heads", "d_model", "d_qk", "d_v", "d_ff", "layer_map", "embedding", "init",
-    "init_gain", "unroll", "norm_eps",
+    "depth", "num_heads", "num_kv_heads", "d_model", "d_qk", "d_v", "d_ff", "layer_map",
+    "embedding", "init", "init_gain", "unroll", "norm_eps",
 )  # fmt: skip
 # Without effect unless another field is set, which has to be covered itself.
 INERT = anything(
@@ -31,16 +32,17 @@ INERT = anything(
 )  # fmt: skip
 SIZES |= INERT
 STREAM = anything(
-    "attention_skip", "mlp_skip", "norm_placement", "norm", "final_norm", "first_norm", "skip_gain",
+    "attention_skip", "mlp_skip", "norm_placement", "final_norm", "first_norm", "skip_gain",
     "branch_gain", "norm_gain", "learned_skip_gain", "learned_branch_gain",
-)  # fmt: skip
+) | {"norm": NORM_KINDS}  # fmt: skip
 PARALLEL = anything("parallel")
 MASKS = anything("mask", "windows")
 POSITIONS = anything("position")
 SCORES = anything("score", "scale_scores", "temperature", "qk_norm")
 CAP = anything("score_cap")
-MIXING = anything("mixing", "mix")
-MLPS = anything("mlp")
+MIXING = anything("mixing")
+MLPS = {"mlp": MLP_KINDS}
+OWN = anything("mlp", "norm", "mix")  # functions of the caller's own
 EXPERTS = anything("num_experts")
 CROSS = anything("cross_attention")
 ATTENTION = MASKS | POSITIONS | SCORES | CAP | MIXING
@@ -90,6 +92,6 @@ class Covers:
 
 EVERYTHING = Covers(
     "a forward pass",
-    SIZES | STREAM | PARALLEL | ATTENTION | MLPS | EXPERTS | CROSS,
+    SIZES | STREAM | PARALLEL | ATTENTION | MLPS | EXPERTS | CROSS | OWN,
     edits=ANY,
 )

@@ -180,7 +180,7 @@ def cross_attention(
 def mlp_gate(
     params: layers.MLPParams,
     x: Float[Array, "n d"],
-    kind: str,
+    kind: Any,
     routing: layers.Routing | None = None,
 ) -> Float[Array, "n f"]:
     """g with MLP(x) = (g ∘ (x W_in + b_in)) W_out + b_out: φ(z)/z, or φ of a gated MLP's gate.
@@ -204,7 +204,7 @@ def frozen_scale(x: Any, config: TransformerConfig) -> Any:
 
 def frozen_norm(
     params: layers.NormParams,
-    scale: Float[Array, "n 1"],
+    scale: Float[Array, "n #d"],
     c: Float[Array, "g n d"],
     ones: Float[Array, "#g"],
     spec: ResidualSpec,
