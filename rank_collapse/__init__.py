@@ -6,7 +6,7 @@ v per-head value width, l layers, s seeds, b batch, p paths, c classes.
 """
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rank_collapse.measures.attention import (
     attention_entropy,
@@ -88,6 +88,12 @@ from rank_collapse.theory.logdomain import local_rate, log_residual_profile
 from rank_collapse.theory.reports import BoundReport, bound_report
 from rank_collapse.theory.stability import collapse_law
 from rank_collapse.theory.transverse import transverse_exponents
+
+if TYPE_CHECKING:
+    from rank_collapse import flax_adapters as flax_adapters
+    from rank_collapse import pretrained as pretrained
+    from rank_collapse import training as training
+    from rank_collapse.theory.exact import exact_profile as exact_profile
 
 __all__ = [
     "DESIGNS",
@@ -200,14 +206,14 @@ _EXTRAS = {"exact_profile": "exact", "flax_adapters": "flax", "training": "train
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LATER:
-        try:
-            module = importlib.import_module(f"rank_collapse.{_LATER[name]}")
-            return module.exact_profile if name == "exact_profile" else module
-        except ModuleNotFoundError as error:
-            hint = f"{error}; pip install 'rank-collapse[{_EXTRAS.get(name, name)}]'"
-            raise ModuleNotFoundError(hint, name=error.name) from error
-    raise AttributeError(f"module 'rank_collapse' has no attribute {name!r}")
+    if name not in _LATER:
+        raise AttributeError(f"module 'rank_collapse' has no attribute {name!r}")
+    try:
+        module = importlib.import_module(f"rank_collapse.{_LATER[name]}")
+    except ModuleNotFoundError as error:  # an attribute that is not there, for hasattr and help
+        hint = f"{error}; pip install 'rank-collapse[{_EXTRAS.get(name, name)}]'"
+        raise AttributeError(hint, name=name) from error
+    return module.exact_profile if name == "exact_profile" else module
 
 
 def __dir__() -> list[str]:

@@ -106,3 +106,12 @@ def test_the_notebook_runs():
     with_skips, without = (scope["profiles"][skip]["residual_ratio"] for skip in (1.0, 0.0))
     assert without[-1] < 1e-3 < with_skips[-1]
     assert scope["sizes"].shape == (13,)
+
+
+def test_attention_of_ones_own():
+    """docs/mixing.md from its first block to its last; each asserts what it says."""
+    text = (REPOSITORY / "docs" / "mixing.md").read_text("utf-8")
+    blocks, scope = re.findall(r"```python\n(.*?)```", text, re.DOTALL), {}
+    assert len(blocks) == 7
+    for block in blocks:
+        exec(compile(block, "docs/mixing.md", "exec"), scope)

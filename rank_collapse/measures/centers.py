@@ -60,7 +60,7 @@ def center_of(x: Any, mask: Any, center: str) -> Any:
 
 
 @struct.dataclass
-class CompositeCenter:
+class CompositeCenter(struct.Struct):
     """A minimiser of ‖X − 1xᵀ‖_{1,∞} and how good it is known to be.
 
     Attributes:
@@ -160,7 +160,7 @@ def _both_norms(x, keep, center):
 
 
 @struct.dataclass
-class _Problem:
+class _Problem(struct.Struct):
     """a F(c) + b G(c), F = ‖X − 1cᵀ‖_1 and G = ‖X − 1cᵀ‖_∞, to be minimised over c.
 
     Attributes:
@@ -179,7 +179,7 @@ class _Problem:
 
 
 @struct.dataclass
-class _Smoothed:
+class _Smoothed(struct.Struct):
     """One of the two norms with |u| as √(u² + μ²) and max as a log-sum-exp of width τ.
 
     Attributes:

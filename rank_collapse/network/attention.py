@@ -4,7 +4,7 @@ Axis letters: n queries, m keys, d model width, h heads, k per-head query/key wi
 value width.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -25,7 +25,7 @@ ANY_DISTANCE = 2**30  # the window of a layer that has none
 
 
 @struct.dataclass
-class AttentionConfig:
+class AttentionConfig(struct.Struct):
     """How tokens attend: masks, scores, and what becomes of the weights.
 
     Attributes:
@@ -68,7 +68,7 @@ class AttentionConfig:
 
 
 @struct.dataclass
-class Mixing:
+class Mixing(struct.Struct):
     """M = α I + β P + γ C in the place of P, C the weights of equal scores.
 
     Each a number, [L] or [L, H]. C is 11ᵀ/n without a mask, row i is 1/i on the prefix under a
@@ -83,7 +83,7 @@ class Mixing:
 
 
 @struct.dataclass
-class RelativeParams:
+class RelativeParams(struct.Struct):
     """Relative-position and segment terms of a score (Transformer-XL, XLNet).
 
     The position term is (x_i W_q + b_r)·(r_{i-j} W_r), the segment term
@@ -97,7 +97,7 @@ class RelativeParams:
 
 
 @struct.dataclass
-class AttentionParams:
+class AttentionParams(struct.Struct):
     """Parameters of multi-head attention, one head per leading index.
 
     P_h = softmax((x W_q + b_q)(y W_k + b_k)ᵀ / √k),  SA(x) = Σ_h P_h (y W_v + b_v) W_o + b_o.
@@ -120,7 +120,7 @@ class AttentionParams:
 
 
 @struct.dataclass
-class AttentionContext:
+class AttentionContext(struct.Struct):
     """What every layer of a stack shares: mask, additive bias, positions and the cap of scores.
 
     Attributes:
@@ -161,7 +161,7 @@ class AttentionContext:
 
 
 @struct.dataclass
-class KeysValues:
+class KeysValues(struct.Struct):
     """Keys and values of tokens, known beforehand so that they are not computed anew.
 
     `attention_scores`, `mix_values` and `multi_head_attention` take one in place of those tokens.
@@ -434,7 +434,7 @@ def multi_head_attention(
     mix: Callable | None = None,
     dropout_key: Any = None,
     dropout_rate: Any = 0.0,
-    edit: Places | Mapping[str, Callable] | None = None,
+    edit: Any = None,
 ) -> tuple[Float[Array, "n d"], Float[Array, "h n m"]]:
     """SA(x) = Σ_h P_h y W_h + 1bᵀ with W_h = W_v W_o (Dong et al. 2021, section 2).
 

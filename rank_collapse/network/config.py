@@ -20,7 +20,7 @@ PART_OF = {f.name: part for part, cls in PARTS.items() for f in dataclasses.fiel
 
 
 @struct.dataclass
-class TransformerConfig:
+class TransformerConfig(struct.Struct):
     """One attention network; every architecture and ablation is a choice of these fields.
 
         config = TransformerConfig(depth=12, num_heads=12, d_model=768, mlp="gelu", mask="causal")

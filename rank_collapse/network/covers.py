@@ -56,12 +56,14 @@ class Covers:
         name: Of the pass, as errors call it.
         fields: {field of `TransformerConfig`: its allowed values, or `ANY`}.
         edits: Names of the places whose edits are carried, or `ANY`.
+        affine: Whether only those edits are that are affine.
         also: config → why a combination of allowed values is not covered; None where it is.
     """
 
     name: str
     fields: Mapping[str, Any]
     edits: Any = ()
+    affine: bool = False
     also: Callable[[TransformerConfig], str | None] = lambda config: None
 
     def refusal(self, config: TransformerConfig) -> str | None:
@@ -77,7 +79,7 @@ class Covers:
         return self.also(config)
 
     def check(self, config: TransformerConfig, edit: Any = None) -> None:
-        """Refuses what is not covered.
+        """Refuses what is not covered; an edit as `edits.as_edits` makes it.
 
         Raises:
             ValueError: A field's value, or an edit.
@@ -88,6 +90,11 @@ class Covers:
         refused = [name for name in edit or () if self.edits != ANY and name not in self.edits]
         if refused:
             raise ValueError(f"{self.name} does not cover an edit of {refused[0]!r}")
+        for name, own in (edit or {}).items() if self.affine else ():
+            if not own.is_affine:
+                raise ValueError(
+                    f"{self.name} does not cover the edit of {name!r}: it is not affine"
+                )
 
 
 EVERYTHING = Covers(

@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 from jaxtyping import Array, Float
 
 from rank_collapse import struct
@@ -83,16 +83,45 @@ class _Code:
 
 
 @struct.dataclass
-class Edit:
+class Edit(struct.Struct):
     """An edit of one place: its program, and the arrays that it refers to."""
 
     arrays: Any
     code: Any = struct.field(pytree_node=False)
 
     def __call__(self, value: Array, layer: Any) -> Array:
-        dtype = self.code.jaxpr.invars[0].aval.dtype
+        dtype = self._inputs[0].aval.dtype
         run = jaxpr_as_fun(ClosedJaxpr(self.code.jaxpr, self.arrays))
         return run(value.astype(dtype), jnp.asarray(layer, jnp.int32))[0].astype(value.dtype)
+
+    @property
+    def is_affine(self) -> bool:
+        """Whether its derivative does not depend on the value, as its program shows."""
+        value, layer = (jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in self._inputs)
+
+        def derivative(v, t, layer):
+            return jax.jvp(lambda v: self(v, layer), (v,), (t,))[1]
+
+        jaxpr = jax.make_jaxpr(derivative)(value, value, layer).jaxpr
+        return not any(_depends(jaxpr, [True, False, False]))
+
+    @property
+    def _inputs(self):
+        return self.code.jaxpr.invars
+
+
+def _depends(jaxpr, given):
+    """Which outputs of a program depend on those of its inputs that are marked."""
+    marked = {v for v, is_marked in zip(jaxpr.invars, given, strict=True) if is_marked}
+    for eqn in jaxpr.eqns:
+        flags = [not isinstance(v, Literal) and v in marked for v in eqn.invars]
+        inner = eqn.params.get("jaxpr")
+        if isinstance(inner, ClosedJaxpr) and len(inner.jaxpr.invars) == len(flags):
+            flags = _depends(inner.jaxpr, flags)
+        else:
+            flags = [any(flags)] * len(eqn.outvars)
+        marked |= {v for v, flag in zip(eqn.outvars, flags, strict=True) if flag}
+    return [not isinstance(v, Literal) and v in marked for v in jaxpr.outvars]
 
 
 def as_edits(

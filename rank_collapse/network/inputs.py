@@ -24,7 +24,7 @@ from rank_collapse.network.positions import relative_buckets, rotary_angles
 
 
 @struct.dataclass
-class PreparedInputs:
+class PreparedInputs(struct.Struct):
     """What a network starts from, of one example.
 
     Attributes:
@@ -86,7 +86,7 @@ def prepare_inputs(
             is missing or of no use.
     """
     if covers is not None:
-        covers.check(config, edit)
+        covers.check(config)
     if config.cross_attention and memory is None:
         raise ValueError("cross_attention=True needs a memory [m, d]")
     if not config.cross_attention and (memory is not None or memory_mask is not None):
@@ -110,6 +110,10 @@ def prepare_inputs(
             )
         memory_mask = checked_mask(memory_mask, n, memory.shape[0], "memory_mask")
         memory_context = attn.AttentionContext(mask=combine_masks(memory_mask))
+    num_keys = 1 if memory is None else memory.shape[0]
+    edit = as_edits(edit, config, n, num_keys, x.dtype)
+    if covers is not None:
+        covers.check(config, edit)
     return params, PreparedInputs(
         x=x,
         context=make_context(
@@ -118,7 +122,7 @@ def prepare_inputs(
         memory=memory,
         memory_context=memory_context,
         token_mask=mask if mask is not None and mask.ndim == 1 else None,
-        edit=as_edits(edit, config, n, 1 if memory is None else memory.shape[0], x.dtype),
+        edit=edit,
     )
 
 

@@ -20,7 +20,7 @@ ROUTERS = ("chosen", "all")
 
 
 @struct.dataclass
-class ResidualConfig:
+class ResidualConfig(struct.Struct):
     """How branches join the residual stream: skips, norms and gains.
 
     Layer l, with gains λ = skip_gain and γ = branch_gain, norm_placement "post" or "none":
@@ -73,7 +73,7 @@ class ResidualConfig:
 
 
 @struct.dataclass
-class MLPConfig:
+class MLPConfig(struct.Struct):
     """The MLP of each layer.
 
     Attributes:
@@ -120,7 +120,7 @@ class MLPConfig:
 
 
 @struct.dataclass
-class NormParams:
+class NormParams(struct.Struct):
     """Gain and offset of a norm; RMSNorm has bias None."""
 
     gain: Any  # [d]
@@ -128,7 +128,7 @@ class NormParams:
 
 
 @struct.dataclass
-class MLPParams:
+class MLPParams(struct.Struct):
     """Two linear maps, and a gate of the same shape as the first for gated MLPs.
 
     Biases may be None.

@@ -19,7 +19,7 @@ from rank_collapse.network.gains import init_gains
 
 
 @struct.dataclass
-class BlockParams:
+class BlockParams(struct.Struct):
     """Parameters of one layer, or of a stack with a leading layer axis; None for absent parts."""
 
     attention: Any  # AttentionParams
@@ -37,7 +37,7 @@ class BlockParams:
 
 
 @struct.dataclass
-class TransformerParams:
+class TransformerParams(struct.Struct):
     """All parameters of a network."""
 
     layers: Any  # BlockParams with a leading axis of `config.num_rows`

@@ -17,7 +17,7 @@ from rank_collapse.network.parameters import BlockParams, TransformerParams
 
 
 @struct.dataclass
-class ResidualSpec:
+class ResidualSpec(struct.Struct):
     """How a sublayer joins its branch to the stream: N(λ x + γ N'(branch(N(x)))).
 
     Attributes:

@@ -6,7 +6,7 @@ Every function takes one example [n, d]; vmap adds batch and seed axes. Axis let
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -32,7 +32,7 @@ from rank_collapse.network.walk import Algebra, Layer, Passage, final_norm, walk
 
 
 @struct.dataclass
-class LayerTrace:
+class LayerTrace(struct.Struct):
     """What one layer computed; in a Trace, with a leading layer axis.
 
     The sums before a post-norm are λ·input·[skip] + γ·branch and are not stored.
@@ -51,7 +51,7 @@ class LayerTrace:
 
 
 @struct.dataclass
-class Trace:
+class Trace(struct.Struct):
     """Everything a forward pass computed.
 
     A batch is behind the layers where `apply_batch` made it, [L + 1, b, n, d], and before them
@@ -248,7 +248,7 @@ def apply(
     dropout_key: Any = None,
     dropout_rate: Any = 0.0,
     keep: Sequence[str] = (),
-    edit: Mapping[str, Callable[[Any, Any], Any]] | None = None,
+    edit: Any = None,
 ) -> Trace:
     """The network on one example.
 
@@ -301,7 +301,7 @@ def apply_batch(
     dropout_key: Any = None,
     dropout_rate: Any = 0.0,
     keep: Sequence[str] = (),
-    edit: Mapping[str, Callable[[Any, Any], Any]] | None = None,
+    edit: Any = None,
     **inputs: Any,
 ) -> Trace:
     """`apply` on a batch, layers first: hidden [L + 1, b, n, d], attention [L, b, h, n, n].

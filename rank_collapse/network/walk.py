@@ -26,7 +26,7 @@ from rank_collapse.network.residual import ResidualSpec, final_spec, residual_sp
 
 
 @struct.dataclass
-class Layer:
+class Layer(struct.Struct):
     """One layer of a network on one example.
 
     Attributes:

@@ -141,7 +141,7 @@ def predicted_sizes(
 
 
 @struct.dataclass
-class AlphaLaw:
+class AlphaLaw(struct.Struct):
     """What the skips' share predicts of path sizes; see `predicted_sizes`.
 
     Attributes:

@@ -39,7 +39,7 @@ def layer_groups(depth: int) -> list[tuple[int, int]]:
 
 
 @struct.dataclass
-class Channels:
+class Channels(struct.Struct):
     """Sums of paths so far.
 
     Attributes:
@@ -109,7 +109,7 @@ def _padded(group, axis):
 
 
 @struct.dataclass
-class Layout:
+class Layout(struct.Struct):
     """Which slots exist after a number of layers; static.
 
     Attributes:

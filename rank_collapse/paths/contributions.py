@@ -29,7 +29,7 @@ from rank_collapse.paths.frozen import freeze_final, freeze_layer
 
 
 @struct.dataclass
-class PathContributions:
+class PathContributions(struct.Struct):
     """The output of a network, split by the length of the paths that carry it.
 
     `by_length, offset = contributions` unpacks the two that sum to the output.

@@ -23,7 +23,7 @@ from rank_collapse.paths.frozen import Frozen, carry_edit, freeze
 
 
 @struct.dataclass
-class DirectContributions:
+class DirectContributions(struct.Struct):
     """Parts of the output that sum to it.
 
     Attributes:

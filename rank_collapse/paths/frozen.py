@@ -26,7 +26,7 @@ from rank_collapse.network.walk import Algebra, Layer, walk
 
 
 @struct.dataclass
-class Scales:
+class Scales(struct.Struct):
     """1/σ [n, 1] of the norms of one sublayer; None for absent ones."""
 
     outer: Any = None  # before the branch or after the sum
@@ -38,7 +38,7 @@ class Scales:
 
 
 @struct.dataclass
-class FrozenLayer:
+class FrozenLayer(struct.Struct):
     """What one layer's affine map takes from the forward pass; None for absent parts."""
 
     scales: Any  # {kind: Scales}; "final" for the norm behind the last layer

@@ -36,7 +36,7 @@ LEMMA_THRESHOLD = _lemma_threshold()  # 1.2564312...
 
 
 @struct.dataclass
-class Sides:
+class Sides(struct.Struct):
     """The two sides of a bound, as decimal logarithms of ‖.‖_{1,∞}.
 
     Attributes:
@@ -52,7 +52,7 @@ class Sides:
 
 
 @struct.dataclass
-class PublishedSides:
+class PublishedSides(struct.Struct):
     """The two sides of a bound in the form of theorems 2.2 and 2.3, as `Sides`.
 
     Attributes:
@@ -182,7 +182,7 @@ def not_covered(
 
 
 @struct.dataclass
-class LayerConstants:
+class LayerConstants(struct.Struct):
     """What the bounds take from a layer; see `BoundReport`. The input's residual is
     10^(log10_mantissa + log10_scale); log10_c is that of the attention alone."""
 
@@ -290,7 +290,7 @@ def layer_sides(
 
 
 @struct.dataclass
-class StackBound:
+class StackBound(struct.Struct):
     """The bounds of a whole stack and their constants; see `BoundReport` for the fields."""
 
     log10_c: Any

@@ -32,7 +32,7 @@ LOG_10 = np.log(10.0)
 
 
 @struct.dataclass
-class DiameterSides:
+class DiameterSides(struct.Struct):
     """A bound of the diameter, the largest ℓ2 distance of two tokens, as decimal logarithms.
 
     Attributes:
@@ -51,7 +51,7 @@ class DiameterSides:
 
 
 @struct.dataclass
-class MeanConstants:
+class MeanConstants(struct.Struct):
     """What these bounds take from a layer; natural logarithms.
 
     Attributes:

@@ -22,7 +22,7 @@ from rank_collapse.network.walk import Algebra
 
 
 @struct.dataclass
-class Tangent:
+class Tangent(struct.Struct):
     """Equal tokens and a direction across them.
 
     Attributes:

@@ -21,7 +21,7 @@ from rank_collapse.training.tasks.examples import part_mask, part_positions
 
 
 @struct.dataclass
-class Model:
+class Model(struct.Struct):
     """A network and the classifier that reads each token of its output."""
 
     network: Any  # parameters.TransformerParams

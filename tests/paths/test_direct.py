@@ -25,18 +25,19 @@ NETWORKS = {
 }  # fmt: skip
 
 
-def scaled_heads(layer, name, value):
+def scaled(value, layer):
     """An edit that is neither linear nor the same everywhere."""
-    if name not in ("attention_branch", "hidden", "mlp_branch"):
-        return value
     return jnp.where(layer == 1, value * value - 0.3, value)
+
+
+SCALED = dict.fromkeys(("attention_branch", "residual", "mlp_branch"), scaled)
 
 
 @pytest.mark.parametrize(
     ("name", "edit"),
     [
         ("sandwich of RMSNorms", None),
-        ("decoder", scaled_heads),
+        ("decoder", SCALED),
         pytest.param("parallel experts", None, marks=pytest.mark.slow),
     ],
 )

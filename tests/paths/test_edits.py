@@ -15,16 +15,13 @@ CONFIG = config_of(mlp="gelu", norm_placement="post", attention_skip=True, mlp_s
 LAYER = 1
 
 
-ABLATED = {  # in one layer each: the place, and the parameters that make it 0
-    "scores": ("attention", ("w_q", "b_q")),
-    "attention_branch": ("attention", ("w_o", "b_o")),
-    "mlp_branch": ("mlp", ("w_out", "b_out")),
-    "weights": ("attention", ("w_v", "b_v")),
-    "q": ("attention", ("w_q", "b_q")),
-    "k": ("attention", ("w_k", "b_k")),
-    "v": ("attention", ("w_v", "b_v")),
-    "head_output": ("attention", ("w_o",)),
-    "mlp_hidden": ("mlp", ("w_out",)),
+ABLATED = {  # the place, the layer, and the parameters that make it 0
+    "q": (0, "attention", ("w_q", "b_q")),
+    "mlp_hidden": (0, "mlp", ("w_out",)),
+    "scores": (1, "attention", ("w_k", "b_k")),
+    "mlp_branch": (1, "mlp", ("w_out", "b_out")),
+    "v": (2, "attention", ("w_v", "b_v")),
+    "attention_branch": (3, "attention", ("w_o", "b_o")),
 }
 
 
@@ -33,14 +30,14 @@ def in_layer(place, change):
     return lambda value, layer: jnp.where(layer == place, change(value), value)
 
 
-ABLATION = {name: in_layer(l, lambda value: 0 * value) for l, name in enumerate(ABLATED)}
+ABLATION = {name: in_layer(l, lambda value: 0 * value) for name, (l, *_) in ABLATED.items()}
 
 
 def test_an_ablation_is_that_of_the_parameters(x64):
-    config = CONFIG.replace(depth=len(ABLATED))
+    config = CONFIG.replace(depth=4)
     params, x, _ = example(config)
     layers = params.layers
-    for layer, (part, fields) in enumerate(ABLATED.values()):
+    for layer, part, fields in ABLATED.values():
         own = getattr(layers, part)
         own = own.replace(**{f: getattr(own, f).at[layer].set(0) for f in fields})
         layers = layers.replace(**{part: own})
@@ -131,7 +128,7 @@ def test_what_is_kept_is_what_a_layer_computes(x64):
     names = tuple(places(CONFIG))
     trace = rc.apply(params, x, CONFIG, keep=names)
     kept, own = trace.kept, params.layers
-    assert tuple(kept) == names
+    assert {*kept} == {*names}
     scores = jnp.einsum("lhnk,lhmk->lhnm", kept["q"], kept["k"]) / np.sqrt(kept["q"].shape[-1])
     np.testing.assert_allclose(kept["scores"], scores)
     np.testing.assert_allclose(kept["weights"], jax.nn.softmax(scores))
@@ -146,11 +143,32 @@ def test_what_is_kept_is_what_a_layer_computes(x64):
     assert rc.apply(params, x, CONFIG).kept is None
 
 
+def test_residuals_in_logarithms_carry_what_is_affine(x64):
+    params, x, _ = example(CONFIG)
+    shift = jnp.sin(jnp.arange(x.size).reshape(x.shape))
+    edit = {
+        "attention_branch": in_layer(0, lambda value: 0.3 * value[::-1]),
+        "after_attention": in_layer(1, lambda value: value.at[2].set(0.0)),
+        "mlp_branch": in_layer(1, lambda value: value @ jnp.diag(jnp.arange(8.0)) + shift[0]),
+        "residual": in_layer(2, lambda value: value - 1e-7 * shift),
+    }
+    states = rc.apply(params, x, CONFIG, edit=edit).hidden
+    want = [jnp.log10(rc.composite_norm(rc.residual(state))) for state in states]
+    found = rc.log_residual_profile(params, x, CONFIG, edit=edit, replicas=0)
+    np.testing.assert_allclose(found, want, atol=1e-9)
+    assert np.abs(found - rc.log_residual_profile(params, x, CONFIG, replicas=0))[1:].min() > 1e-9
+    for name, fn in (("residual", jnp.square), ("mlp_branch", jax.nn.gelu)):
+        with pytest.raises(ValueError, match=f"not cover the edit of '{name}': it is not affine"):
+            rc.log_residual_profile(params, x, CONFIG, edit={name: in_layer(1, fn)})
+    with pytest.raises(ValueError, match="in logarithms does not cover an edit of 'weights'"):
+        rc.log_residual_profile(params, x, CONFIG, edit={"weights": in_layer(1, lambda v: v)})
+
+
 def test_what_is_refused():
     params, x, _ = example(CONFIG)
     path, bend = np.zeros(DEPTH, int), {"residual": bent("residual")}
     for name, call in (
-        ("a residual in logarithms", lambda: rc.log_residual_profile(params, x, CONFIG, edit=bend)),
+        ("exact_profile", lambda: rc.exact_profile(params, x, CONFIG, edit=bend)),
         ("a set of recomputed paths", lambda: rc.path_state(params, x, CONFIG, path, edit=bend)),
     ):
         with pytest.raises(ValueError, match=f"{name} does not cover an edit of 'residual'"):
