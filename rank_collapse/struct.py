@@ -4,7 +4,7 @@ Used as `flax.struct` is, whose import would bring optimisers and checkpoint rea
 """
 
 import dataclasses
-from typing import Any, Self, TypeVar, dataclass_transform
+from typing import Any, TypeVar, dataclass_transform
 
 import jax
 import numpy as np
@@ -55,7 +55,7 @@ def integers(config: Any, **least: int) -> None:
 class Struct:
     """What every such dataclass has."""
 
-    def replace(self, **changes: Any) -> Self:
+    def replace(self: T, **changes: Any) -> T:
         """A changed copy."""
         return dataclasses.replace(self, **changes)  # pyright: ignore
 

@@ -15,7 +15,13 @@ params = rc.init(jax.random.key(0), config)
 trace = rc.apply(params, np.zeros((4, 8), np.float32), config, keep=("q",))
 trace = trace.replace(hidden=trace.hidden_states)
 layer: int = trace.layer_axis
-batch = rc.apply_batch(params, np.zeros((2, 4, 8), np.float32), config, edit={"q": lambda v, l: v})
+
+
+def halved(value: jax.Array, layer: jax.Array) -> jax.Array:
+    return 0.5 * value
+
+
+batch = rc.apply_batch(params, np.zeros((2, 4, 8), np.float32), config, edit={"q": halved})
 ratio: jax.Array = rc.residual_ratio(trace.output, mask=np.ones(4, bool))
 profile = rc.profile(batch, measures=("residual_ratio", "token_cosine"))
 first: jax.Array = profile["residual_ratio"]

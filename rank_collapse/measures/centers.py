@@ -124,7 +124,7 @@ def _certified_center(x, mask, tolerance):
     scale = jnp.max(jnp.sum(jnp.abs(shifted), axis=1))
     scale = jnp.where(scale == 0, 1, scale)
     shifted = shifted / scale
-    zero = jnp.zeros_like(start)
+    zero = 0 * (start == 0).astype(x.dtype)  # sharded as x is
     mean = (center_token(x, "mean", mask=mask) - start) / scale
     product = [jnp.prod(jnp.stack(_both_norms(shifted, keep, c))) for c in (zero, mean)]
     begin = jnp.where(product[1] < product[0], mean, zero)
@@ -310,7 +310,8 @@ def _descend(x, keep, start, log_odds, tolerance, *, follow):
         k, *_, idle = carry
         return (k < _NUM_STEPS) & (idle < _PATIENCE)
 
-    one = jnp.ones((), x.dtype)
-    carry = (0, start, 1e-3 * one, one, start, one * jnp.inf, 0 * one, jnp.zeros((), int))
+    none = 0 * (x[0, 0] == 0)  # varies over devices as x does, inside shard_map
+    one, start = 1 + none.astype(x.dtype), start + none.astype(x.dtype)
+    carry = (none, start, 1e-3 * one, one, start, one * jnp.inf, 0 * one, none)
     _, _, _, _, best, _, lower, _ = jax.lax.while_loop(goes_on, step, carry)
     return best, lower

@@ -262,6 +262,7 @@ def stable_rank_bound(x: Any, *, mask: Any = None) -> Float[Array, ""]:
 
     v = namespace(x).asarray(np.random.default_rng(0).standard_normal(gram.shape[0]), x.dtype)
     if namespace(x) is jnp:
+        v = v + 0 * (gram[0] == 0)  # varies over devices as x does, inside shard_map
         v, _ = jax.lax.scan(step, v, None, length=POWER_STEPS)
     else:
         for _ in range(POWER_STEPS):

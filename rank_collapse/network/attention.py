@@ -431,7 +431,7 @@ def multi_head_attention(
     temperature: Any = 1.0,
     context: AttentionContext | None = None,
     mixing: Mixing | None = None,
-    mix: Callable | None = None,
+    mix: Callable[..., Any] | None = None,
     dropout_key: Any = None,
     dropout_rate: Any = 0.0,
     edit: Any = None,

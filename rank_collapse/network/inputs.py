@@ -268,6 +268,8 @@ def as_mask(mask: Any, name: str = "mask") -> Bool[Array, "*s"]:
     Raises:
         ValueError: Other values: an additive mask of floats would be read the wrong way round.
     """
+    if isinstance(mask, str):
+        raise ValueError(f"{name}={mask!r} is no array: config.replace(mask={mask!r}) has it so")
     mask = mask if isinstance(mask, jax.Array) else jnp.asarray(np.asarray(mask))
     if mask.dtype == jnp.bool_:
         return mask

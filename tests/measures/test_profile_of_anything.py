@@ -138,9 +138,14 @@ def test_a_batch_is_dropped_example_by_example_and_its_mistakes_are_named():
         ({"x": ids, "mask": KEEP[:1]}, "inputs have different lengths"),
         ({"x": ids, "mask": 2 * KEEP}, "values other than 0 and 1"),
         ({"x": ids * 1.0}, "token ids of dtype float32 are not integers"),
+        ({"x": ids, "segments": 0 * ids}, "segments are given, but nothing reads them"),
+        ({"x": ids, "positions": 0 * ids}, "positions are given, but nothing reads them"),
+        ({"x": ids, "dropout_rate": 2.0}, r"dropout_rate=2.0 is not in \[0, 1\]"),
     ):
         with pytest.raises(ValueError, match=message):
             rc.apply_batch(params, config=config, **given)
+    with pytest.raises(ValueError, match=r"config.replace\(mask='causal'\) has it so"):
+        rc.apply(params, ids[0], config, mask="causal")
 
 
 def test_transformers_last_hidden_state_is_behind_the_final_norm(tmp_path):

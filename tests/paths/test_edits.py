@@ -149,7 +149,7 @@ def test_residuals_in_logarithms_carry_what_is_affine(x64):
     edit = {
         "attention_branch": in_layer(0, lambda value: 0.3 * value[::-1]),
         "after_attention": in_layer(1, lambda value: value.at[2].set(0.0)),
-        "mlp_branch": in_layer(1, lambda value: value @ jnp.diag(jnp.arange(8.0)) + shift[0]),
+        "mlp_branch": in_layer(1, lambda value: value @ jnp.diag(jnp.arange(8.0)) + shift[:1]),
         "residual": in_layer(2, lambda value: value - 1e-7 * shift),
     }
     states = rc.apply(params, x, CONFIG, edit=edit).hidden
@@ -168,7 +168,6 @@ def test_what_is_refused():
     params, x, _ = example(CONFIG)
     path, bend = np.zeros(DEPTH, int), {"residual": bent("residual")}
     for name, call in (
-        ("exact_profile", lambda: rc.exact_profile(params, x, CONFIG, edit=bend)),
         ("a set of recomputed paths", lambda: rc.path_state(params, x, CONFIG, path, edit=bend)),
     ):
         with pytest.raises(ValueError, match=f"{name} does not cover an edit of 'residual'"):
