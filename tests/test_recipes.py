@@ -87,6 +87,7 @@ def test_hooks_of_torch(run):
     assert rows[2]["residual_ratio"].shape == (3,) and rows[2]["loss"] > 0
 
 
+@pytest.mark.filterwarnings("ignore:.*pin_memory")
 def test_a_callback_of_the_trainer(run):
     """The real one, to its end: the last step keeps its loss, and is measured without dropout."""
     scope = run("trainer")
@@ -113,5 +114,6 @@ def test_attention_of_ones_own():
     text = (REPOSITORY / "docs" / "mixing.md").read_text("utf-8")
     blocks, scope = re.findall(r"```python\n(.*?)```", text, re.DOTALL), {}
     assert len(blocks) == 7
-    for block in blocks:
-        exec(compile(block, "docs/mixing.md", "exec"), scope)
+    with jax.numpy_rank_promotion("allow"):  # as it is elsewhere
+        for block in blocks:
+            exec(compile(block, "docs/mixing.md", "exec"), scope)

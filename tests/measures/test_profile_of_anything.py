@@ -67,7 +67,7 @@ def test_float64_is_not_cut_to_float32():
 @pytest.mark.parametrize("at", [1.0, 0.0], ids=["collapsed", "zero"])
 @pytest.mark.parametrize(
     "measure",
-    [rc.residual_ratio, rc.token_cosine, rc.composite_norm],
+    [rc.residual_ratio, rc.token_cosine, rc.composite_norm, rc.stable_rank, rc.stable_rank_bound],
     ids=lambda f: f.__name__,
 )
 def test_gradients_at_collapsed_states_are_finite(measure, at):
