@@ -31,7 +31,7 @@ from experiments.shell.experiment import experiment_of, experiments_of
 from experiments.shell.process import Ended, run_processes
 from rank_collapse import report, runs
 from rank_collapse.report.markdown import markdown
-from rank_collapse.runs import provenance
+from rank_collapse.runs import files, provenance
 
 EXPERIMENTS = experiments_of()  # in the order of the report
 PRESETS = ("quick", "paper")
@@ -173,9 +173,12 @@ def keep_time(parent: Path, name: str, seconds: float, jobs: int) -> None:
 
 
 def times_of(parent: Path) -> dict[str, dict[str, float]]:
-    """{experiment: its seconds, and how many ran side by side} of those known."""
-    path = parent / "times.json"
-    return json.loads(path.read_text("utf-8")) if path.exists() else {}
+    """{experiment: its seconds, and how many ran side by side}; of a damaged file, none."""
+    try:
+        found = files.read_object(parent / "times.json")
+        return {n: {k: float(took[k]) for k in ("seconds", "jobs")} for n, took in found.items()}
+    except (runs.RunError, TypeError, KeyError, ValueError):
+        return {}
 
 
 def write_markdown(folder: Path, docs: Path) -> Path:
@@ -208,23 +211,33 @@ def write_markdown(folder: Path, docs: Path) -> Path:
 
 def command_of(folder: Path, otherwise: str) -> str:
     """The command that made a run, which may have had more seeds than its preset."""
-    made = json.loads((folder / "config.json").read_text("utf-8"))
-    return made.get("execution", {}).get("command", otherwise)
+    made = files.read_object(folder / "config.json").get("execution")
+    command = made.get("command") if isinstance(made, dict) else None
+    return command if isinstance(command, str) else otherwise
 
 
 def made_with(parent: Path, name: str, preset: str) -> str:
-    """A run's preset, machine, versions and time."""
-    made = json.loads((parent / name / "config.json").read_text("utf-8"))["environment"]
+    """A run's preset, machine, versions and time.
+
+    Raises:
+        RunError: A damaged config.json.
+    """
     took = times_of(parent).get(name)
     time_of = "time not kept"
     if took is not None:
         beside = ", another experiment beside it" if took["jobs"] > 1 else ""
         time_of = f"{took['seconds']:.0f} s, compilation included{beside}"
-    machine = made["device"] if made["backend"] != "cpu" else made.get("processor", "CPU")
-    return (
-        f"Sizes of the preset “{preset}”, {time_of}, on {made['num_devices']} × {machine}; "
-        f"JAX {made['versions']['jax']}, {made['started'][:10]}, git {(made['git'] or '')[:10]}."
-    )
+    path = parent / name / "config.json"
+    try:
+        made = files.read_object(path)["environment"]
+        machine = made["device"] if made["backend"] != "cpu" else made.get("processor", "CPU")
+        return (
+            f"Sizes of the preset “{preset}”, {time_of}, on {made['num_devices']} × {machine}; "
+            f"JAX {made['versions']['jax']}, {made['started'][:10]}, "
+            f"git {(made['git'] or '')[:10]}."
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise files.damaged(path, f"no entry {error}") from error
 
 
 def untested(claims: list[report.Claim]) -> list[paper.Statement]:

@@ -9,190 +9,139 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from rank_collapse.measures.attention import (
-    attention_entropy,
-    attention_profile,
-    column_means,
-    first_column,
-    largest_column,
-    largest_weight,
-    saturated_share,
-    sink_rate,
+    attention_entropy as attention_entropy,
+    attention_profile as attention_profile,
+    column_means as column_means,
+    first_column as first_column,
+    largest_column as largest_column,
+    largest_weight as largest_weight,
+    saturated_share as saturated_share,
+    sink_rate as sink_rate,
 )
-from rank_collapse.measures.influence import layer_influence, layer_removal
-from rank_collapse.measures.monitor import monitor, monitor_gradients
-from rank_collapse.measures.monitored import monitored
-from rank_collapse.measures.norms import matrix_norm
-from rank_collapse.measures.profiles import measure_batch, network_profile, profile
+from rank_collapse.measures.influence import (
+    layer_influence as layer_influence,
+    layer_removal as layer_removal,
+)
+from rank_collapse.measures.monitor import (
+    monitor as monitor,
+    monitor_gradients as monitor_gradients,
+)
+from rank_collapse.measures.monitored import monitored as monitored
+from rank_collapse.measures.norms import matrix_norm as matrix_norm
+from rank_collapse.measures.profiles import (
+    measure_batch as measure_batch,
+    network_profile as network_profile,
+    profile as profile,
+)
 from rank_collapse.measures.residuals import (
-    composite_norm,
-    effective_rank,
-    participation_ratio,
-    rank_at,
-    rank_one_ratio,
-    residual,
-    residual_ratio,
-    stable_rank,
-    stable_rank_bound,
-    token_cosine,
+    composite_norm as composite_norm,
+    effective_rank as effective_rank,
+    participation_ratio as participation_ratio,
+    rank_at as rank_at,
+    rank_one_ratio as rank_one_ratio,
+    residual as residual,
+    residual_ratio as residual_ratio,
+    stable_rank as stable_rank,
+    stable_rank_bound as stable_rank_bound,
+    token_cosine as token_cosine,
 )
-from rank_collapse.measures.table import MEASURES, Measure
-from rank_collapse.measures.updates import gradient_norms, output_change
-from rank_collapse.network import encoder_decoder, surgery
-from rank_collapse.network.admin import admin_profile
-from rank_collapse.network.attention import AttentionParams, Mixing, multi_head_attention
-from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.decoding import Decoded, greedy_decode
-from rank_collapse.network.designs import DESIGNS, design
-from rank_collapse.network.embedding import EmbeddingConfig, EmbeddingParams, embed
+from rank_collapse.measures.table import MEASURES as MEASURES, Measure as Measure
+from rank_collapse.measures.updates import (
+    gradient_norms as gradient_norms,
+    output_change as output_change,
+)
+from rank_collapse.network import encoder_decoder as encoder_decoder, surgery as surgery
+from rank_collapse.network.admin import admin_profile as admin_profile
+from rank_collapse.network.attention import (
+    AttentionParams as AttentionParams,
+    Mixing as Mixing,
+    multi_head_attention as multi_head_attention,
+)
+from rank_collapse.network.config import TransformerConfig as TransformerConfig
+from rank_collapse.network.decoding import Decoded as Decoded, greedy_decode as greedy_decode
+from rank_collapse.network.designs import DESIGNS as DESIGNS, design as design
+from rank_collapse.network.embedding import (
+    EmbeddingConfig as EmbeddingConfig,
+    EmbeddingParams as EmbeddingParams,
+    embed as embed,
+)
 from rank_collapse.network.encoder_decoder import (
-    EncoderDecoderConfig,
-    EncoderDecoderParams,
-    EncoderDecoderTrace,
+    EncoderDecoderConfig as EncoderDecoderConfig,
+    EncoderDecoderParams as EncoderDecoderParams,
+    EncoderDecoderTrace as EncoderDecoderTrace,
 )
-from rank_collapse.network.fold import fold_gains
-from rank_collapse.network.gains import Gains
-from rank_collapse.network.layers import MLPParams, NormParams
+from rank_collapse.network.fold import fold_gains as fold_gains
+from rank_collapse.network.gains import Gains as Gains
+from rank_collapse.network.layers import MLPParams as MLPParams, NormParams as NormParams
 from rank_collapse.network.parameters import (
-    BlockParams,
-    TransformerParams,
-    init,
-    layer_params,
-    stack_layers,
+    BlockParams as BlockParams,
+    TransformerParams as TransformerParams,
+    init as init,
+    layer_params as layer_params,
+    stack_layers as stack_layers,
 )
-from rank_collapse.network.presets import san, san_mlp, san_skip, transformer
-from rank_collapse.network.transformer import LayerTrace, Trace, apply, apply_batch
-from rank_collapse.paths.attribution import logit_attribution
-from rank_collapse.paths.contributions import PathContributions, path_contributions
-from rank_collapse.paths.direct import DirectContributions, direct_contributions
+from rank_collapse.network.presets import (
+    san as san,
+    san_mlp as san_mlp,
+    san_skip as san_skip,
+    transformer as transformer,
+)
+from rank_collapse.network.transformer import (
+    LayerTrace as LayerTrace,
+    Trace as Trace,
+    apply as apply,
+    apply_batch as apply_batch,
+)
+from rank_collapse.paths.attribution import logit_attribution as logit_attribution
+from rank_collapse.paths.contributions import (
+    PathContributions as PathContributions,
+    path_contributions as path_contributions,
+)
+from rank_collapse.paths.direct import (
+    DirectContributions as DirectContributions,
+    direct_contributions as direct_contributions,
+)
 from rank_collapse.paths.enumeration import (
-    count_paths,
-    enumerate_paths,
-    path_attention,
-    sum_over_paths,
-    theorem_offset,
+    count_paths as count_paths,
+    enumerate_paths as enumerate_paths,
+    path_attention as path_attention,
 )
-from rank_collapse.paths.heads import head_contributions
+from rank_collapse.paths.heads import head_contributions as head_contributions
 from rank_collapse.paths.sets import (
-    Classifier,
-    batch_path_set_logits,
-    path_set_logits,
-    path_set_states,
-    path_state,
-    sample_path,
-    sample_path_sets,
+    Classifier as Classifier,
+    batch_path_set_logits as batch_path_set_logits,
+    path_set_logits as path_set_logits,
+    path_set_states as path_set_states,
+    path_state as path_state,
+    sample_path as sample_path,
+    sample_path_sets as sample_path_sets,
 )
-from rank_collapse.paths.sharing import coalition_values, covariance_shares, shapley_values
-from rank_collapse.paths.truncation import truncated
-from rank_collapse.theory.cubic_law import closed_constant, measured_constant, theorem_constant
-from rank_collapse.theory.logdomain import local_rate, log_residual_profile
-from rank_collapse.theory.reports import BoundReport, bound_report
-from rank_collapse.theory.stability import collapse_law
-from rank_collapse.theory.transverse import transverse_exponents
+from rank_collapse.paths.sharing import (
+    coalition_values as coalition_values,
+    covariance_shares as covariance_shares,
+    shapley_values as shapley_values,
+)
+from rank_collapse.paths.truncation import truncated as truncated
+from rank_collapse.theory.cubic_law import (
+    closed_constant as closed_constant,
+    measured_constant as measured_constant,
+    theorem_constant as theorem_constant,
+)
+from rank_collapse.theory.logdomain import (
+    local_rate as local_rate,
+    log_residual_profile as log_residual_profile,
+)
+from rank_collapse.theory.reports import BoundReport as BoundReport, bound_report as bound_report
+from rank_collapse.theory.stability import collapse_law as collapse_law
+from rank_collapse.theory.transverse import transverse_exponents as transverse_exponents
 
 if TYPE_CHECKING:
-    from rank_collapse import flax_adapters as flax_adapters
-    from rank_collapse import pretrained as pretrained
-    from rank_collapse import training as training
+    from rank_collapse import (
+        flax_adapters as flax_adapters,
+        pretrained as pretrained,
+        training as training,
+    )
     from rank_collapse.theory.exact import exact_profile as exact_profile
-
-__all__ = [
-    "DESIGNS",
-    "MEASURES",
-    "AttentionParams",
-    "BlockParams",
-    "BoundReport",
-    "Classifier",
-    "Decoded",
-    "DirectContributions",
-    "EmbeddingConfig",
-    "EmbeddingParams",
-    "EncoderDecoderConfig",
-    "EncoderDecoderParams",
-    "EncoderDecoderTrace",
-    "Gains",
-    "LayerTrace",
-    "MLPParams",
-    "Measure",
-    "Mixing",
-    "NormParams",
-    "PathContributions",
-    "Trace",
-    "TransformerConfig",
-    "TransformerParams",
-    "admin_profile",
-    "apply",
-    "apply_batch",
-    "attention_entropy",
-    "attention_profile",
-    "batch_path_set_logits",
-    "bound_report",
-    "closed_constant",
-    "coalition_values",
-    "collapse_law",
-    "column_means",
-    "composite_norm",
-    "count_paths",
-    "covariance_shares",
-    "design",
-    "direct_contributions",
-    "effective_rank",
-    "embed",
-    "encoder_decoder",
-    "enumerate_paths",
-    "first_column",
-    "fold_gains",
-    "gradient_norms",
-    "greedy_decode",
-    "head_contributions",
-    "init",
-    "largest_column",
-    "largest_weight",
-    "layer_influence",
-    "layer_params",
-    "layer_removal",
-    "local_rate",
-    "log_residual_profile",
-    "logit_attribution",
-    "matrix_norm",
-    "measure_batch",
-    "measured_constant",
-    "monitor",
-    "monitor_gradients",
-    "monitored",
-    "multi_head_attention",
-    "network_profile",
-    "output_change",
-    "participation_ratio",
-    "path_attention",
-    "path_contributions",
-    "path_set_logits",
-    "path_set_states",
-    "path_state",
-    "profile",
-    "rank_at",
-    "rank_one_ratio",
-    "residual",
-    "residual_ratio",
-    "sample_path",
-    "sample_path_sets",
-    "san",
-    "san_mlp",
-    "san_skip",
-    "saturated_share",
-    "shapley_values",
-    "sink_rate",
-    "stable_rank",
-    "stable_rank_bound",
-    "stack_layers",
-    "sum_over_paths",
-    "surgery",
-    "theorem_constant",
-    "theorem_offset",
-    "token_cosine",
-    "transformer",
-    "transverse_exponents",
-    "truncated",
-]
 
 __version__ = "0.1.0"
 

@@ -14,7 +14,7 @@ BLOCK = re.compile(r"(?<=```\n)rank_collapse/[ \n].*?(?=```)", re.DOTALL)
 
 
 def files(package: str) -> list[Path]:
-    """Every file of a package, relative to the repository; rooms come before single files."""
+    """Every file of a package, relative to the repository; packages come before single files."""
     found = [p for p in (REPOSITORY / package).rglob("*") if p.is_file()]
     found = [p.relative_to(REPOSITORY) for p in found if "__pycache__" not in p.parts]
     return sorted(found, key=lambda p: [(part.endswith(".py"), part) for part in p.parts])

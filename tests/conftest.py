@@ -8,7 +8,9 @@ import os
 import tempfile
 from pathlib import Path
 
+import compiling  # noqa: F401
 import pytest
+from figures_as_data import FiguresAsData
 from jaxtyping import install_import_hook
 
 os.environ.setdefault("MPLBACKEND", "Agg")
@@ -32,6 +34,16 @@ jax.devices()  # starts JAX, so that no binary run inside a test changes the num
 install_import_hook("rank_collapse", "beartype.beartype")
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session", autouse=True)
+def figures_as_data():
+    """Most figures of runs are written as a digest of what they show: see there."""
+    from rank_collapse.runs import folder
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(folder, "drawn", FiguresAsData(folder.drawn))
+        yield
 
 
 MOST_MAPS = 30_000

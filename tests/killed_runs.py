@@ -49,11 +49,14 @@ def finish(main, flags, *arguments):
     return time.monotonic() - begun
 
 
-def killed(number, after):
-    """Whether a process was at work when it was killed, as by kill -9."""
+def killed(number, after, by=signal.SIGKILL):
+    """Whether a process was at work when a signal was sent to it; it ends in no other way."""
     time.sleep(after)
-    os.kill(number, signal.SIGKILL)
-    return ended(number) == -signal.SIGKILL
+    os.kill(number, by)
+    code = ended(number)
+    # 99 and -by: before it had begun to listen.
+    assert code in (0, -by, 128 + by, 99), (by, code)
+    return code != 0
 
 
 def content(folder):
@@ -80,7 +83,7 @@ def check_whole(folder, expected):
 
 
 def kill_runs(folder, times, draw):
-    """Runs of a training, each killed up to three times."""
+    """Runs of a training, each killed up to three times, by SIGKILL, SIGTERM and SIGINT."""
     binary = quick_training.main, quick_training.FLAGS
     finish(*binary, *RUN, f"--output_dir={folder / 'compiled'}")  # what it compiles is kept
     takes = finish(*binary, *RUN, f"--output_dir={folder / 'whole'}")
@@ -90,8 +93,9 @@ def kill_runs(folder, times, draw):
         run += 1
         again = f"--output_dir={folder / str(run)}"
         for _ in range(min(3, times - done)):
+            by = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)[done % 3]
             done += 1
-            hit += killed(start(*binary, *RUN, again), draw.uniform(0, takes))
+            hit += killed(start(*binary, *RUN, again), draw.uniform(0, takes), by)
         finish(*binary, *RUN, again)
         check_whole(folder / str(run), expected)
     return hit

@@ -1,10 +1,14 @@
 """Examples without symmetry for the tests of path sums."""
 
 import draws
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 import rank_collapse as rc
+from rank_collapse.network.inputs import prepare_inputs
+from rank_collapse.network.passes import run
+from rank_collapse.paths.effects import ChainPass, sizes_of
 
 N, D, DEPTH, HEADS = 5, 8, 3, 2
 
@@ -29,3 +33,12 @@ def example(config, seed=0, n=N):
         extra["memory"] = draws.tokens(n - 1, config.d_model, seed + 2, shift=0.0)
         extra["memory_mask"] = jnp.arange(n - 1) < n - 2
     return draws.parameters(config, seed), x, extra
+
+
+def length_effects(params, x, config, *, mask=None):
+    return sizes_of(rc.path_contributions(params, x, config, mask=mask), mask=mask)
+
+
+def chain_effects(params, x, config, *, num_paths=5, **inputs):
+    params, prepared = prepare_inputs(params, x, config, **inputs)
+    return jax.jit(run, static_argnums=0)(ChainPass(num_paths), params, prepared, config)

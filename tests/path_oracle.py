@@ -60,9 +60,9 @@ class Oracle:
     def sublayer(
         self, l, norms, state, branch_value, skip, branch, c, bias, take, start=None, bare=False
     ):
-        """take: "branch", "skip" or "both". state: what the forward pass had where it looks.
+        """take: "branch", "skip" or "both". state: what the forward pass had there.
 
-        start: what the branch looks at, where it is not c. bare: it is not normed.
+        start: the branch input, where it is not c. bare: it is not normed.
         """
         placement, lam, gamma = self.config.norm_placement, self.gains[0][l], self.gains[1][l]
         norm, branch_norm = norms

@@ -303,7 +303,7 @@ PASSES = {
         ),
     ),
 }  # fmt: skip
-USUAL = ("mlp_skip, norm_placement post", "mixing", "parallel")  # the others are slow
+USUAL = ("mlp_skip, norm_placement post", "mixing")  # the others are slow
 
 
 @pytest.mark.parametrize("name", PASSES)
@@ -336,9 +336,8 @@ STREAMED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "case", [c if c in USUAL[:1] else pytest.param(c, marks=pytest.mark.slow) for c in CASES]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
 def test_a_network_read_layer_by_layer_is_the_one_in_memory(case):
     """The other source of the walk: every pass that covers the network."""
     params, x, config, extra, _ = network(case)

@@ -1,4 +1,4 @@
-"""The five floors: imports point down, and BUILD.md's map is the tree."""
+"""The five levels: imports point down, and BUILD.md's map is the tree."""
 
 import ast
 from pathlib import Path
@@ -6,16 +6,16 @@ from pathlib import Path
 import pytest
 from architecture_map import PACKAGES, REPOSITORY, files, mapped_files
 
-# From the ground up. Rooms on the ground do not know of each other; above, a room may use those
-# named before it on its floor.
-FLOORS = (
+# From the bottom up. Packages of the second level do not use each other; above, one may use those
+# named before it on its level.
+LEVELS = (
     ("struct",),  # what everything is made of
     ("network", "text", "report", "runs"),
     ("measures",),
     ("theory", "paths", "flax_adapters"),
     ("training", "pretrained"),
 )
-FLOOR = {room: height for height, rooms in enumerate(FLOORS) for room in rooms}
+LEVEL = {own: height for height, packages in enumerate(LEVELS) for own in packages}
 SOURCES = [p for package in PACKAGES for p in files(package) if p.suffix == ".py"]
 LIBRARY = [p for p in SOURCES if p.parts[0] == "rank_collapse" and len(p.parts) > 2]
 LIBRARY += [Path(f"rank_collapse/{name}.py") for name in ("flax_adapters", "struct")]
@@ -36,17 +36,17 @@ def imports(path):
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def may_use(room, other):
-    """Whether one room of rank_collapse may import another."""
-    if room == other or FLOOR[other] < FLOOR[room]:
+def may_use(own, other):
+    """Whether one package of rank_collapse may import another."""
+    if own == other or LEVEL[other] < LEVEL[own]:
         return True
-    rooms = FLOORS[FLOOR[room]]
-    above_ground = FLOOR[room] > FLOOR["network"]
-    return above_ground and FLOOR[other] == FLOOR[room] and rooms.index(other) < rooms.index(room)
+    packages = LEVELS[LEVEL[own]]
+    above = LEVEL[own] > LEVEL["network"]
+    return above and LEVEL[other] == LEVEL[own] and packages.index(other) < packages.index(own)
 
 
-def test_every_room_has_a_floor():
-    assert {p.parts[1].removesuffix(".py") for p in LIBRARY} == FLOOR.keys()
+def test_every_package_has_a_level():
+    assert {p.parts[1].removesuffix(".py") for p in LIBRARY} == LEVEL.keys()
     assert may_use("paths", "theory") and may_use("theory", "measures")
     assert not may_use("theory", "paths") and not may_use("text", "network")
     assert not may_use("measures", "training")
@@ -55,11 +55,11 @@ def test_every_room_has_a_floor():
 def test_imports_point_down():
     wrong = []
     for path in LIBRARY:
-        room = path.parts[1].removesuffix(".py")
+        own = path.parts[1].removesuffix(".py")
         for name in imports(path):
             package, _, rest = name.partition(".")
             other = rest.split(".")[0]
-            if package == "rank_collapse" and (other not in FLOOR or not may_use(room, other)):
+            if package == "rank_collapse" and (other not in LEVEL or not may_use(own, other)):
                 wrong.append(f"{path} imports {name}")
     assert not wrong, "\n".join(wrong)
 

@@ -2,8 +2,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import linen as nn
-from flax import nnx
+from flax import linen as nn, nnx
 
 import rank_collapse as rc
 from rank_collapse import flax_adapters as adapters

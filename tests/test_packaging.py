@@ -52,7 +52,7 @@ def test_its_data_are_installed_with_it():
     assert [d for d in data if not any(fnmatch(d, x) for x in patterns)] == []
 
 
-# The rooms of the library that need extras, and which.
+# The parts of the library that need extras, and which.
 EXTRAS_OF = {
     "flax_adapters": ("flax",),
     "training": ("training",),
@@ -70,7 +70,7 @@ EXTRAS = {
 ALL_EXTRAS = set().union(*(EXTRAS[extra] for extras in EXTRAS_OF.values() for extra in extras))
 
 
-def room(path):
+def part(path):
     return path.relative_to(REPOSITORY / "rank_collapse").parts[0].removesuffix(".py")
 
 
@@ -83,7 +83,7 @@ def test_what_it_imports_is_what_it_requires():
     # absl is what the binaries add; torch reads .bin files where it is installed.
     assert found == (CORE | ALL_EXTRAS) - {"absl"} | {"torch"}
     for path in MODULES:
-        extras = set().union(*(EXTRAS[extra] for extra in EXTRAS_OF.get(room(path), ())))
+        extras = set().union(*(EXTRAS[extra] for extra in EXTRAS_OF.get(part(path), ())))
         extras |= {"torch"} if path.name == "torch_tensors.py" else set()
         assert foreign(imports(path)) <= CORE | extras, path
     experiments = [n for p in (REPOSITORY / "experiments").rglob("*.py") for n in imports(p)]

@@ -35,7 +35,7 @@ def seed_of(tree, index):
 
 
 def contents(folder):
-    """{name: bytes} of everything a person looks at."""
+    """{name: bytes} of everything that a person reads."""
     names = ["results.csv", "summary.json", *(f"figures/{p.name}" for p in figures(folder))]
     return {name: (folder / name).read_bytes() for name in names}
 

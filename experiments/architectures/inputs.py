@@ -10,8 +10,8 @@ from absl import flags
 from experiments.architectures.models import Model
 from experiments.shell import cli
 from rank_collapse import pretrained
-from rank_collapse import text as texts_of
 from rank_collapse.pretrained.checkpoint import Checkpoint
+from rank_collapse.text import encoders, tokens as texts_of, words
 
 
 def inputs_of(model: Model, options: flags.FlagValues) -> dict[str, Any]:
@@ -50,14 +50,14 @@ def tokens_of(model: Model, options: flags.FlagValues, limits: dict[str, int]) -
     if options.text_file:
         texts = texts_of.read_texts(options.text_file, options.columns)
     else:
-        texts = texts_of.windows(texts_of.default_text(), options.num_texts, options.max_tokens)
+        texts = words.windows(words.default_text(), options.num_texts, options.max_tokens)
     encoder = None
     if model.has_weights:
-        encoder = texts_of.tokenizer_of(model.source, model.settings)
+        encoder = encoders.tokenizer_of(model.source, model.settings)
         if encoder is None:
             raise ValueError(f"{model.source} holds no tokenizer files; give --token_ids")
     if encoder is None:
-        encoder = texts_of.trained_tokenizer(texts, limits["vocab_size"])
+        encoder = encoders.trained_tokenizer(texts, limits["vocab_size"])
     if options.join:
         texts = texts_of.join(texts, encoder, options.max_tokens, options.num_texts)
     return texts_of.encode(texts[: options.num_texts], encoder, **limits)
@@ -93,6 +93,8 @@ def _array(name, options):
         found = None
     if not isinstance(found, np.ndarray) or found.ndim == 0 or found.dtype.kind not in "fiu":
         raise ValueError(f"--{name}={path} is not a .npy file of an array of numbers")
+    if not np.isfinite(found.astype(np.float32)).all():
+        raise ValueError(f"--{name}={path} holds values that are not finite")
     return found[: options.num_texts]
 
 

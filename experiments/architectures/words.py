@@ -22,7 +22,7 @@ def by_length(
     sums = jax.tree.map(jnp.asarray, sums)
     parts = jax.vmap(lambda found: next_token.sums_by_length(found)[0])(sums)
     _, chosen = next_token.sums_by_length(jax.tree.map(lambda a: a[0], sums))
-    known = next_tokens(source.read_out, parts, chosen, targets)
+    known = next_tokens(source.unembedding, parts, chosen, targets)
     return jax.vmap(next_token.by_length)(known, jnp.asarray(keep))
 
 
@@ -39,7 +39,7 @@ def without_layers(
     """
     targets, keep = targets_of(np.asarray(inputs["x"]), inputs["mask"])
     states = np.concatenate([np.asarray(whole)[:, None], outputs], axis=1)
-    known = next_tokens(source.read_out, states, jnp.eye(states.shape[1]), targets)
+    known = next_tokens(source.unembedding, states, jnp.eye(states.shape[1]), targets)
     loss, same = jax.vmap(next_token.agreement)(known, jnp.asarray(keep))
     return {"loss": loss[:, 0], "loss_without": loss[:, 1:], "same_without": same[:, 1:]}
 
@@ -50,7 +50,7 @@ def gradients(
     """Share of the loss's gradient at the input that comes along paths of each length."""
     targets, keep = targets_of(np.asarray(inputs["x"]), inputs["mask"])
     output = jnp.asarray(found["sums"].output)
-    known = next_tokens(source.read_out, output[:, None], jnp.eye(1), targets)
-    pull = loss_gradient(source.read_out, output, known, targets, keep)
+    known = next_tokens(source.unembedding, output[:, None], jnp.eye(1), targets)
+    pull = loss_gradient(source.unembedding, output, known, targets, keep)
     split = stream_gradients(source, inputs, found["states"], pull)
     return jax.vmap(gradient_effects)(split)

@@ -9,7 +9,7 @@ import rank_collapse as rc
 from experiments.benchmarks.timing import Report, median_ratio, time_cases
 from experiments.shell import memory
 from rank_collapse.network.embedding import EmbeddingConfig
-from rank_collapse.paths.sets import read_out
+from rank_collapse.paths.sets import logits_of
 
 BERT_BASE = rc.transformer(depth=12, num_heads=12, d_model=768)
 
@@ -103,7 +103,7 @@ def recomputed_paths(options: Any, depth: int = 6, num_sequences: int = 200) -> 
 
         states = jax.lax.map(state, paths.reshape(-1, depth))
         sums = states.reshape(*paths.shape[:3], *states.shape[1:]).sum(axis=2)
-        return read_out(classifier, jnp.moveaxis(sums, 2, 0))
+        return logits_of(classifier, jnp.moveaxis(sums, 2, 0))
 
     arguments = (params, classifier, inputs, paths)
     cases = {

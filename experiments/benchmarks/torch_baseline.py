@@ -58,7 +58,7 @@ class Layer(nn.Module):
 
 
 class Network(nn.Module):
-    """Embedding as our config says, layers, and a linear read-out of every token."""
+    """Embedding as our config says, layers, and a linear classifier of every token."""
 
     def __init__(self, config: Any, num_outputs: int, dropout: float):
         super().__init__()

@@ -135,7 +135,7 @@ def stacks_of(config: Any) -> list[Any]:
 def operations(config: Any, batch_size: int, tokens: int) -> float:
     """Floating-point operations of a training step's matrix products, three times the forward's.
 
-    Source and target count as equally long; embedding and read-out are left out.
+    Source and target count as equally long; embedding and classifier are left out.
     """
     total = 0
     for stack in stacks_of(config):

@@ -9,8 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from rank_collapse.report.statistics import number
-from rank_collapse.report.statistics import numbers as numbers_of
+from rank_collapse.report.statistics import number, numbers as numbers_of
 from rank_collapse.theory import measured_constant
 from rank_collapse.theory.logdomain import local_rate
 

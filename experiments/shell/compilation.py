@@ -1,10 +1,14 @@
 """Compiled programs that outlive a process: JAX's persistent cache, on by default."""
 
 import contextlib
+import glob
 import hashlib
 import os
 import platform
+import re
+import warnings
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -26,6 +30,8 @@ def keep_programs() -> None:
     JAX's own settings win: JAX_COMPILATION_CACHE_DIR names another folder, and
     JAX_ENABLE_COMPILATION_CACHE=0 does without. Where the folder cannot be written nothing is kept.
     """
+    if not isinstance(warnings.showwarning, _Show):
+        warnings.showwarning = _Show(warnings.showwarning)
     if jax.config.jax_compilation_cache_dir is not None:
         return
     with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: there is no home
@@ -33,3 +39,25 @@ def keep_programs() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         if os.access(folder, os.W_OK):
             jax.config.update("jax_compilation_cache_dir", str(folder))
+
+
+class _Show:
+    """Shows warnings, but for JAX's of an entry that is damaged: that is deleted.
+
+    JAX would leave such an entry, as of a full disk, and compile that program in every run.
+    """
+
+    def __init__(self, show: Any):
+        self.show = show
+
+    def __call__(self, message: Any, *about: Any, **more: Any) -> None:
+        found = re.match(
+            r"Error reading persistent compilation cache entry for '(.+?)'", str(message)
+        )
+        folder = jax.config.jax_compilation_cache_dir
+        if found is None or folder is None:
+            self.show(message, *about, **more)
+            return
+        for path in Path(folder).glob(f"{glob.escape(found[1])}-*"):
+            with contextlib.suppress(OSError):
+                path.unlink()

@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 import jax
 from absl import flags
 
+from experiments.shell import alive
 from rank_collapse.runs import processes
 from rank_collapse.runs.files import RunError
 from rank_collapse.runs.folder import RunFolder
@@ -118,11 +119,14 @@ def _give_up(address: str, error: Any = "") -> NoReturn:
 def check_flags(options: flags.FlagValues) -> None:
     """Refuses processes whose flags differ: they would not compute the same programs.
 
+    From here on no process waits for one that stands still, see `alive`.
+
     Raises:
         ValueError: In all processes; it names the flags.
     """
     if not running():
         return
+    alive.watch_each_other()
     names = [n for n in sorted(options) if options[n].name == n and n not in OWN]
     if not processes.same_everywhere(" ".join(names)):
         raise ValueError("--distributed: the processes run different commands")

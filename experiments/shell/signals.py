@@ -3,8 +3,9 @@
 A signal raises at once, save within JAX, whose compiler still uses in a thread what an exception
 would free: there the call that we have made of it raises when it is done. In a callback of the
 garbage collector, where Python ignores what is raised, and inside `deferred` it waits for the next
-`check`. The second signal ends the process as it is, also where
-Python itself waits for a computation of minutes, as a thread sees it.
+`check`; what was raised in the callback of a weak reference is raised again behind it. The second
+signal ends the process as it is, also where Python itself waits for a computation of minutes, as a
+thread sees it.
 """
 
 import contextlib
@@ -54,15 +55,34 @@ def _handle(number: int, frame: Any) -> None:
     if call is None:
         raise _error(number)
     os.write(2, b"\nstopping when this step is done; the second time at once\n")
-    call.f_trace, call.f_trace_lines = _raise_at_return, False
+    _raise_in(call, lines=False)
+
+
+def _raise_in(frame, lines):
+    """Raises what was asked for at the next line of a frame, or where it returns."""
+
+    def trace(frame: Any, event: str, _: Any) -> Any:
+        if event == "return" or (lines and event == "line"):
+            sys.settrace(None)
+            check()
+        return trace
+
+    frame.f_trace, frame.f_trace_lines = trace, lines
     sys.settrace(lambda *_: None)  # without one no frame is traced
 
 
-def _raise_at_return(frame: Any, event: str, _: Any) -> Any:
-    if event == "return":
-        sys.settrace(None)
-        check()
-    return _raise_at_return
+def _ignored(what):
+    """In place of the message that an exception was ignored: of ours it is raised again."""
+    if not isinstance(what.exc_value, (KeyboardInterrupt, Stopped)) or not asked():
+        sys.__unraisablehook__(what)
+        return
+    frame = place = sys._getframe().f_back
+    call = None
+    while frame is not None:
+        call = frame if _is_of_jax(frame) else call
+        frame = frame.f_back
+    if not _Process.deferred and place is not None:
+        _raise_in(call or place, lines=call is None)
 
 
 def _is_of_jax(frame):
@@ -106,6 +126,7 @@ def stopping() -> Iterator[None]:
         return
     earlier = {n: signal.getsignal(n) for n in SIGNALS if signal.getsignal(n) != signal.SIG_IGN}
     _Process.listening, _Process.asked = True, None
+    unraisable, sys.unraisablehook = sys.unraisablehook, _ignored
     for number in earlier:
         signal.signal(number, _handle)
     try:
@@ -114,6 +135,7 @@ def stopping() -> Iterator[None]:
     finally:
         for number, handler in earlier.items():
             signal.signal(number, handler)
+        sys.unraisablehook = unraisable
         _Process.listening, _Process.asked = False, None
 
 

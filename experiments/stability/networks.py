@@ -15,8 +15,7 @@ from rank_collapse.measures import updates
 from rank_collapse.network import encoder_decoder, layers
 from rank_collapse.network.encoder_decoder import EncoderDecoderConfig
 from rank_collapse.network.gains import layer_gains
-from rank_collapse.theory import encoder_decoder as theory_of_both
-from rank_collapse.theory import stability
+from rank_collapse.theory import encoder_decoder as theory_of_both, stability
 
 HALVES = ("encoder", "decoder")
 ALONE = ""

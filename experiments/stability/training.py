@@ -20,9 +20,9 @@ from experiments.run_trainability import (
     failed,
     gradient,
     limit_of,
+    make_measure as make_measure_of_training,
     train_cells,
 )
-from experiments.run_trainability import make_measure as make_measure_of_training
 from experiments.shell import cli
 from experiments.stability import networks
 from experiments.stability.figures import log_band

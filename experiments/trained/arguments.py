@@ -10,7 +10,7 @@ from experiments.shell import cli, memory_budget, vocabulary
 from experiments.shell.flag_values import Flags
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.embedding import EmbeddingConfig
-from rank_collapse.paths.sets import SEMANTICS
+from rank_collapse.paths.steps import SEMANTICS
 from rank_collapse.runs.seeds import seed_keys
 from rank_collapse.training.training import Hyper
 

@@ -20,7 +20,7 @@ from experiments.shell.memory_budget import MemoryBudget
 from experiments.shell.progress import Progress
 from experiments.trained import arguments, chunks, together
 from rank_collapse.runs import metrics, processes
-from rank_collapse.runs.files import RunError
+from rank_collapse.runs.files import RunError, damaged
 from rank_collapse.runs.folder import RunFolder
 from rank_collapse.runs.seeds import to_host
 from rank_collapse.training import model_file, path_accuracy
@@ -196,9 +196,10 @@ def results_of(
     for name, values in results.items():
         whole = values.shape[:1] == epochs[:1] if name != "losses" else values.shape == epochs
         if not whole and name.split("/")[0] not in aside:
-            raise RunError(
-                f"{run.path}/arrays.npz: {part}/{name} of shape {values.shape} is not of "
-                f"{epochs[0]} seeds and {epochs[1]} epochs; use --overwrite"
+            raise damaged(
+                run.path / "arrays.npz",
+                f"{part}/{name} of shape {values.shape} is not of {epochs[0]} seeds and "
+                f"{epochs[1]} epochs",
             )
     return traverse_util.unflatten_dict(results, sep="/")
 

@@ -10,8 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from rank_collapse import struct
-from rank_collapse.network import attention as attn
-from rank_collapse.network import transformer
+from rank_collapse.network import attention as attn, transformer
 from rank_collapse.network.cache import Past, context_of_token, empty_cache
 from rank_collapse.network.encoder_decoder import (
     EncoderDecoderConfig,

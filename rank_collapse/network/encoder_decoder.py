@@ -19,8 +19,7 @@ from rank_collapse.network import admin, fold, transformer
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.dropout import dropout, dropout_branches
 from rank_collapse.network.inputs import as_mask, input_states
-from rank_collapse.network.parameters import TransformerParams
-from rank_collapse.network.parameters import init as init_network
+from rank_collapse.network.parameters import TransformerParams, init as init_network
 from rank_collapse.network.transformer import Trace
 
 

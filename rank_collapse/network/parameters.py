@@ -11,8 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from rank_collapse import struct
-from rank_collapse.network import attention as attn
-from rank_collapse.network import layers
+from rank_collapse.network import attention as attn, layers
 from rank_collapse.network.config import SWEPT, TransformerConfig
 from rank_collapse.network.embedding import init_embedding
 from rank_collapse.network.gains import init_gains

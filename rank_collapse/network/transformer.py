@@ -14,8 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from rank_collapse import struct
-from rank_collapse.network import attention as attn
-from rank_collapse.network import edits, layers
+from rank_collapse.network import attention as attn, edits, layers
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.dropout import dropout, dropout_branches
 from rank_collapse.network.inputs import (

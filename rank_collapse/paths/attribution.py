@@ -13,7 +13,7 @@ from rank_collapse.paths.direct import DirectContributions
 
 @full_precision
 def logit_attribution(
-    contributions: Any, read_out: Any, *, classes: int | tuple[int, int] | None = None
+    contributions: Any, unembedding: Any, *, classes: int | tuple[int, int] | None = None
 ) -> Any:
     """Each part's share of the logits x W + b: its product with W; b belongs to the offset.
 
@@ -23,7 +23,7 @@ def logit_attribution(
 
     Args:
         contributions: `DirectContributions`, `PathContributions`, or an array [..., n, d].
-        read_out: (w [d, c], b [c]) as of `Classifier`, or w alone (GPT-2: the embedding's
+        unembedding: (w [d, c], b [c]) as of `Classifier`, or w alone (GPT-2: the embedding's
             transpose).
         classes: A class a for its logit alone, (a, b) for the difference of two logits; None for
             all. The axis of classes stays, then of size 1.
@@ -32,21 +32,21 @@ def logit_attribution(
         The same structure with [..., n, c] in the place of [..., n, d].
 
     Raises:
-        ValueError: A read-out of another width, or a class that it has not.
+        ValueError: An unembedding of another width, or a class that it has not.
 
     Example:
         parts = rc.direct_contributions(params, ids, config)
         shares = rc.logit_attribution(parts, unembedding, classes=(right, wrong))
         shares.heads[:, :, -1, 0]  # [L, h], of the difference of the last token's two logits
     """
-    w, b = read_out if isinstance(read_out, tuple | list) else (read_out, None)
+    w, b = unembedding if isinstance(unembedding, tuple | list) else (unembedding, None)
     w = jnp.asarray(w)
     b = jnp.zeros(w.shape[-1:], w.dtype) if b is None else jnp.asarray(b)
     leaves = jax.tree.leaves(contributions)
     if w.ndim != 2 or any(a.shape[-1] != w.shape[0] for a in leaves):
         widths = sorted({a.shape[-1] for a in leaves})
         raise ValueError(
-            f"read-out of shape {w.shape} is not [d, c] for contributions of d={widths}"
+            f"unembedding of shape {w.shape} is not [d, c] for contributions of d={widths}"
         )
     if classes is not None:
         w, b = (_of_classes(a, classes) for a in (w, b))

@@ -33,7 +33,6 @@ def chained_residual(
     Args:
         attention: Attention weights of all layers, `Trace.attention`.
         path: Heads 0..H−1, H for a skip (the identity).
-        norm: See `residuals.matrix_norm`.
         mask: Bool [n], tokens that exist; rows of others are left out.
 
     Source: chained attention in the notebook of Dong et al. 2021; the product is that of Theorem
@@ -81,11 +80,7 @@ def sizes_of_sum(
 
 
 def skip_share(skip: Float[Array, "*s l"], branch: Float[Array, "*s l"]) -> Float[Array, "l"]:
-    """α_l = Σ N(x) / (Σ N(x) + Σ N(SA(x))), sums over samples, of what is added: `branch_sizes`.
-
-    Args:
-        skip, branch: From `branch_sizes`, with or without axes of samples.
-    """
+    """α_l = Σ N(x) / (Σ N(x) + Σ N(SA(x))), sums over samples, of what is added: `branch_sizes`."""
     axes = tuple(range(skip.ndim - 1))
     skip, branch = skip.sum(axis=axes), branch.sum(axis=axes)
     return skip / (skip + branch)
@@ -118,9 +113,7 @@ def predicted_sizes(
 
     Args:
         alpha: α, a scalar or [L], each in (0, 1).
-        depth, num_heads: L and H.
         initial: R_0, the size of the input's residual.
-        contraction: c.
 
     Raises:
         ValueError: As many α as neither 1 nor L.
@@ -142,18 +135,12 @@ def predicted_sizes(
 
 @struct.dataclass
 class AlphaLaw(struct.Struct):
-    """What the skips' share predicts of path sizes; see `predicted_sizes`.
+    """What the skips' share predicts of path sizes; see `predicted_sizes`."""
 
-    Attributes:
-        alpha: One α of all layers.
-        alpha_by_layer: [L].
-        contraction: c, from single attention matrices.
-        one, by_layer: log10 of the predicted sizes [L + 1], with one α and with one per layer.
-    """
-
-    alpha: Any
-    alpha_by_layer: Any
-    contraction: Any
+    alpha: Any  # One α of all layers
+    alpha_by_layer: Any  # [L]
+    contraction: Any  # c, from single attention matrices
+    # log10 of the predicted sizes [L + 1], with one α and with one per layer
     one: Any
     by_layer: Any
 
@@ -192,11 +179,8 @@ def alpha_law(
 def measured_sizes(
     by_length: Float[Array, "k n d"], *, mask: Any = None
 ) -> tuple[Float[Array, "k"], Float[Array, "k"]]:
-    """log10 of ‖C_k‖_{1,∞} and of ‖res(C_k)‖_{1,∞}, the exact sums over all paths of length k.
-
-    Args:
-        by_length: From `path_contributions`.
-        mask: Bool [n], tokens that exist.
+    """log10 of ‖C_k‖_{1,∞} and of ‖res(C_k)‖_{1,∞}, the exact sums over all paths of length k, from
+    `path_contributions`; the mask [n] says which tokens exist.
     """
 
     def sizes(c):

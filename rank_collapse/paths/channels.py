@@ -40,22 +40,16 @@ def layer_groups(depth: int) -> list[tuple[int, int]]:
 
 @struct.dataclass
 class Channels(struct.Struct):
-    """Sums of paths so far.
+    """Sums of paths so far."""
 
-    Attributes:
-        start: [a, m, n, d], paths from the input.
-        memory: [a, m, n, d], paths from the memory; None without cross-attention.
-        offset: [n, d], what biases contributed.
-        live: Bool [a], which lengths exist; traced, and not to be vmapped over. Others then cost
-            nothing, one program serves all layers, and lengths are moved one after the other. None
-            for all of them at once.
-        biased: Whether there are biases; False: the offset stays 0 and costs nothing. Static.
-    """
-
-    start: Any
-    memory: Any
-    offset: Any
+    start: Any  # [a, m, n, d], paths from the input
+    memory: Any  # [a, m, n, d], paths from the memory; None without cross-attention
+    offset: Any  # [n, d], what biases contributed
+    # Bool [a], which lengths exist; traced, and not to be vmapped over. Others then cost nothing,
+    # one program serves all layers, and lengths are moved one after the other. None for all of them
+    # at once
     live: Any = None
+    # Whether there are biases; False: the offset stays 0 and costs nothing. Static
     biased: bool = struct.field(pytree_node=False, default=True)
 
     def map(self, fn: Any, lengths: int | None = None, counts: int | None = None) -> "Channels":
@@ -110,14 +104,10 @@ def _padded(group, axis):
 
 @struct.dataclass
 class Layout(struct.Struct):
-    """Which slots exist after a number of layers; static.
+    """Which slots exist after a number of layers; static."""
 
-    Attributes:
-        config: The network.
-        count_mlps: Whether paths are counted apart by the MLP branches they pass.
-    """
-
-    config: TransformerConfig = struct.field(pytree_node=False)
+    config: TransformerConfig = struct.field(pytree_node=False)  # The network
+    # Whether paths are counted apart by the MLP branches they pass
     count_mlps: bool = struct.field(pytree_node=False)
 
     @property
@@ -207,7 +197,7 @@ class ByLength(Algebra):
 
     def scale(self, layer: Layer, spec: ResidualSpec, channels: Channels) -> Any:
         """1/σ [n, 1] of what the spec's norm is applied to."""
-        return layer.extra.scales[spec.kind].at(spec)
+        return layer.extra.scales[spec.kind, spec.after_branch]
 
     def norm(self, layer, spec, channels):
         scale = self.scale(layer, spec, channels)

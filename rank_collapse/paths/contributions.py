@@ -59,17 +59,6 @@ class PathContributions(struct.Struct):
         """[L + 1, n, d], summed over the number of MLPs where they are counted apart."""
         return self.by_length.sum(axis=1) if self.by_length.ndim == 4 else self.by_length
 
-    @property
-    def by_mlp_count(self) -> Array:
-        """[L + 1, n, d], summed over attention lengths.
-
-        Raises:
-            ValueError: Contributions made without `count_mlps`.
-        """
-        if self.by_length.ndim != 4:
-            raise ValueError("the number of MLPs was not counted: give count_mlps=True")
-        return self.by_length.sum(axis=0)
-
     def up_to(self) -> Array:
         """[L + 1, n, d]: the output of paths of lengths 0 .. k and the offset, for each k."""
         return jnp.cumsum(self.by_attention_length, axis=0) + self.offset[None]
@@ -103,22 +92,17 @@ def path_contributions(
     Frozen: attention weights, norm statistics and MLP gates are those of the full forward pass.
     A path takes one head or the skip at each layer; its length counts the heads. A path from the
     memory begins with a head of a cross-attention, which counts too. MLPs are passed as a whole,
-    skip and branch, unless `count_mlps` tells the branches apart.
+    skip and branch, unless `count_mlps` counts the branches.
 
     The gains here multiply branches and change nothing that is frozen: 0 leaves a branch out, and
     the derivative with respect to one is the sum of all paths through that branch.
     Differentiable; memory O(L n d), or O(L² n d) with `count_mlps`.
 
     Args:
-        params: Parameters.
-        x: Hidden states [n, d], or token ids [n] where the config has an embedding.
-        config: The network.
-        mask, bias, memory, memory_mask, segments, positions: As in `apply`.
+        params, x, config, mask, bias, memory, memory_mask, segments, positions: As in `apply`.
         count_mlps: Also split by the number of MLP branches on the path.
         head_gain: [L, h] multiplies self-attention heads, their value biases included.
-        attention_gain: [L] multiplies self-attention branches, output bias included.
-        cross_gain: [L] multiplies cross-attention branches.
-        mlp_gain: [L] multiplies MLP branches.
+        attention_gain, cross_gain, mlp_gain: [L] multiply branches, output bias included.
         edit: As in `apply`. What it makes of scores and weights is frozen with them; of a state,
             every length passes its derivative and what is left joins the offset: a branch set to
             0 leaves all lengths, a constant put in its place belongs to the offset.
@@ -179,10 +163,6 @@ def moved(
     """Channels after one layer, whose constants are those of its own computation.
 
     Args:
-        layer: The layer.
-        seen: What it computed.
-        channels: Before it.
-        layout: Which slots there are.
         gains: Of the layer, with what multiplies its branches beyond the network's own gains.
         head_gain: [h], multiplies the heads of self-attention; None for 1.
     """
@@ -200,15 +180,7 @@ def collected(
     prepared: PreparedInputs,
     layout: Layout,
 ) -> PathContributions:
-    """The sums by length behind the last layer, the final norm frozen where there is one.
-
-    Args:
-        params: The final norm is read of them.
-        last: The last hidden states [n, d].
-        channels: Behind the last layer.
-        prepared: From `prepare_inputs`.
-        layout: Which slots there are.
-    """
+    """The sums by length behind the last layer, the final norm frozen where there is one."""
     config = layout.config
     extra = freeze_final(last, config)
     channels = final_norm(ByLength(*layout.axes), channels, params, prepared, config, extra)
@@ -228,12 +200,9 @@ class LengthPass(LayerPass):
     All L + 1 lengths have their slots from the start, and the lengths that exist are moved one
     after the other: Σ_l (l + 1) uses of the value, output and MLP matrices, and no more memory
     than the channels and one branch of one length.
-
-    Attributes:
-        biased: Whether the network has biases; False: no offset is carried.
     """
 
-    biased: bool = True
+    biased: bool = True  # Whether the network has biases; False: no offset is carried
 
     def begin(self, prepared: PreparedInputs, config: TransformerConfig) -> Channels:
         """X^0 in the slot of length 0, and slots for the others."""
@@ -262,11 +231,7 @@ class LengthPass(LayerPass):
 
 
 def path_gains(config, gains, head_gain, factors):
-    """(head_gain [L, h] or None, gains with the factors [L] of each kind of branch).
-
-    Raises:
-        ValueError: A factor of the wrong shape, or of a branch the network does not have.
-    """
+    """(head_gain [L, h] or None, gains with the factors [L] of each kind of branch)."""
     dtype = gains.temperature.dtype
 
     def checked(name, value, shape):

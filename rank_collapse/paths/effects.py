@@ -1,11 +1,10 @@
 """What the paths of each length do on one example: what they add to the output, how they chain.
 
-Functions of one example, for `profiles.measure_batch`. Axis letters: n tokens, d width, l layers;
+Axis letters: n tokens, d width, l layers;
 k is a path length, 0 .. L.
 """
 
 import dataclasses
-import functools
 from typing import Any
 
 import jax
@@ -15,31 +14,24 @@ from jaxtyping import Array, Float
 from rank_collapse.measures.norms import composite_norm
 from rank_collapse.measures.residuals import residual, residual_ratio
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.inputs import PreparedInputs, prepare_inputs
-from rank_collapse.network.parameters import TransformerParams
-from rank_collapse.network.passes import LayerPass, run
+from rank_collapse.network.inputs import PreparedInputs
+from rank_collapse.network.passes import LayerPass
 from rank_collapse.network.walk import Layer
 from rank_collapse.paths import chains
 from rank_collapse.paths.chains import measured_sizes
-from rank_collapse.paths.contributions import PathContributions, path_contributions
+from rank_collapse.paths.contributions import PathContributions
 from rank_collapse.paths.enumeration import extended
 from rank_collapse.paths.sets import sample_path_sets
 
 
-def length_effects(
-    params: TransformerParams,
-    x: Any,
-    config: TransformerConfig,
-    *,
-    mask: Any = None,
-    **inputs: Any,
-) -> dict[str, Float[Array, "..."]]:
+def sizes_of(found: PathContributions, *, mask: Any = None) -> dict[str, Float[Array, "..."]]:
     """What the paths of each length add to the output, exactly, all of them at once.
 
-    With C_k the sum of all paths of length k and Y the output (frozen attention, norms, gates):
+    With C_k the sum of all paths of length k and Y the output (frozen attention, norms, gates),
+    arrays [L + 1]; offset_size and error are scalars:
 
     size            ‖C_k‖_F / ‖Y‖_F, which is also how far the output moves without length k
-    residual_size   ‖res C_k‖_F / ‖res Y‖_F, the same of what tells tokens apart
+    residual_size   ‖res C_k‖_F / ‖res Y‖_F, the same of the differences of tokens
     residual_ratio  ‖res C_k‖_{1,∞} / ‖C_k‖_{1,∞}: how near to rank one length k is by itself
     cosine_without  mean over tokens of cos(Y_i, Y_i − C_{k,i})
     cosine_up_to    mean over tokens of cos(Y_i, Σ_{j≤k} C_{j,i} + offset_i)
@@ -49,24 +41,9 @@ def length_effects(
     error           ‖Y − Σ_k C_k − offset‖_F / ‖Y‖_F, rounding
 
     Args:
-        params, x, config: As in `rank_collapse.apply`.
         mask: Bool [n], the tokens that exist; others count nowhere.
-        **inputs: Other arguments of `path_contributions`.
-
-    Returns:
-        Arrays [L + 1] by name; offset_size and error are scalars.
 
     Source: the path decomposition of Dong et al. 2021 (Theorem 2.1), with every path summed.
-    """
-    return sizes_of(path_contributions(params, x, config, mask=mask, **inputs), mask=mask)
-
-
-def sizes_of(found: PathContributions, *, mask: Any = None) -> dict[str, Float[Array, "..."]]:
-    """The measures of `length_effects` from the sums themselves.
-
-    Args:
-        found: From `path_contributions`.
-        mask: Bool [n], the tokens that exist; others count nowhere.
     """
     n = found.output.shape[0]
     keep = jnp.ones(n, bool) if mask is None else mask
@@ -105,56 +82,23 @@ def sizes_of(found: PathContributions, *, mask: Any = None) -> dict[str, Float[A
     }
 
 
-def chain_effects(
-    params: TransformerParams,
-    x: Any,
-    config: TransformerConfig,
-    *,
-    mask: Any = None,
-    num_paths: int = 5,
-    seed: int = 0,
-    **inputs: Any,
-) -> dict[str, Float[Array, "..."]]:
+@dataclasses.dataclass(frozen=True)
+class ChainPass(LayerPass):
     """Chained attention of random paths by length, and the sizes of skips and branches.
 
-    chain_residual  ‖P_path − 1pᵀ‖/‖P_path‖, P_path the product of the path's attention matrices
-    chain_rank_one  the same against the best rank one
-    skip, branch    N(x) and N(SA(x)) of every layer as they are added, from which α comes
+    Layer by layer; every path's product is carried. With N = ‖.‖_{1,∞} it gives
+
+    chain_residual  ‖P_path − 1pᵀ‖/‖P_path‖ of the product of the path's attention matrices [L, p]
+    chain_rank_one  the same against the best rank one [L, p]
+    skip, branch    N(x) and N(SA(x)) of every layer as they are added, from which α comes [L]
                     (`chains.branch_sizes`, `skip_share`)
     initial         N(res X^0), with which its law begins (`chains.alpha_law`)
 
-    Args:
-        params, x, config: As in `rank_collapse.apply`.
-        mask: Bool [n], the tokens that exist; rows of others are left out.
-        num_paths: Paths of each length 1 .. L, their layers and heads drawn uniformly.
-        seed: Of the paths.
-        **inputs: Other arguments of `apply`.
-
-    Returns:
-        chain_residual and chain_rank_one [L, p]; skip and branch [L]; initial a scalar.
-
     Source: chained attention and α in the published code of Dong et al. 2021.
     """
-    params, prepared = prepare_inputs(params, x, config, mask=mask, **inputs)
-    return _chain_effects(params, prepared, config, num_paths, seed)
 
-
-@functools.partial(jax.jit, static_argnames=("num_paths", "seed"))
-def _chain_effects(params, prepared, config, num_paths, seed):
-    return run(ChainPass(num_paths, seed), params, prepared, config)
-
-
-@dataclasses.dataclass(frozen=True)
-class ChainPass(LayerPass):
-    """`chain_effects` layer by layer, which carries every path's product.
-
-    Attributes:
-        num_paths: Paths of each length.
-        seed: Of the paths.
-    """
-
-    num_paths: int = 5
-    seed: int = 0
+    num_paths: int = 5  # Paths of each length 1 .. L, their layers and heads drawn uniformly
+    seed: int = 0  # Of the paths
 
     def begin(self, prepared: PreparedInputs, config: TransformerConfig) -> tuple[Array, Array]:
         """The paths, and the empty product of each."""

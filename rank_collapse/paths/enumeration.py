@@ -1,4 +1,4 @@
-"""Paths through a network: their counts, their enumeration and the terms of Theorem 2.1.
+"""Paths through a network: their counts, their enumeration and their chained attention.
 
 A path is one integer per layer: 0 .. H−1 a head, H the skip, −1 all heads at once. Its length is
 the number of layers it does not skip. The two meanings of a path, always named:
@@ -18,9 +18,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.gains import layer_gains, scaled
-from rank_collapse.network.parameters import TransformerParams, completed, layer_params
 from rank_collapse.network.precision import full_precision
 
 ALL_HEADS = -1
@@ -29,11 +26,6 @@ MAX_PATHS = 1_000_000
 
 def count_paths(depth: int, num_heads: int, skips: bool = True) -> tuple[int, ...]:
     """|P_k| = C(L, k) H^k for k = 0 .. L, exactly; without skips only k = L is not 0.
-
-    Args:
-        depth: L.
-        num_heads: H.
-        skips: Whether a layer may be skipped.
 
     Returns:
         L + 1 Python integers, whose sum is (1 + H)^L, or H^L without skips.
@@ -59,10 +51,7 @@ def enumerate_paths(
     """All paths, or all paths of one length, in lexicographic order.
 
     Args:
-        depth: L.
-        num_heads: H.
         skips: Whether a layer may be skipped: (H+1)^L paths with, H^L without.
-        length: Only paths of this length.
         limit: Most layer choices that may be walked through.
 
     Returns:
@@ -153,115 +142,6 @@ def path_attention(attention: Float[Array, "l h n n"], path: Any) -> Float[Array
 def extended(
     attention: Float[Array, "h n n"], choice: Any, product: Float[Array, "n n"]
 ) -> Float[Array, "n n"]:
-    """P_h of one layer times the product so far; a skip leaves it as it is.
-
-    Args:
-        attention: Attention weights of one layer.
-        choice: Head 0..H−1, or H for a skip; may be traced.
-        product: P_path of the layers before.
-    """
+    """P_h of one layer times the product P_path of those before; a skip leaves it as it is."""
     head = attention[jnp.minimum(choice, attention.shape[0] - 1)]
     return jnp.where(choice == attention.shape[0], product, head @ product)
-
-
-@full_precision
-def path_weight(
-    params: TransformerParams, config: TransformerConfig, path: Any
-) -> Float[Array, "d d"]:
-    """W_path = W^1_{h_1} ⋯ W^L_{h_L}, W_h = γ W_{V,h} W_{O,h}; a skip is λ I (Theorem 2.1).
-
-    Raises:
-        ValueError: A network with norms, MLPs or cross-attention, which W_path does not cover; or
-            as `path_attention`.
-    """
-    _require_san(config)
-    path = check_paths(path, config.depth, config.num_heads, all_heads=False)
-    weights = _layer_maps(params, config)
-    product = jnp.eye(config.d_model, dtype=weights.dtype)
-    for l in range(config.depth):
-        product = product @ weights[l, path[l]]
-    return product
-
-
-@full_precision
-def theorem_offset(params: TransformerParams, config: TransformerConfig) -> Float[Array, "d"]:
-    """b of SAN(X) = Σ_path P_path X W_path + 1bᵀ: the biases of each layer, carried to the end.
-
-    Rows of attention weights sum to 1, so a bias passes attention unchanged:
-    b ← b (λ I + Σ_h γ W_h) + γ (b_O + Σ_h b_{V,h} W_{O,h}).
-
-    Raises:
-        ValueError: A network with norms, MLPs or cross-attention.
-    """
-    _require_san(config)
-    params = completed(params, config)
-    weights = _layer_maps(params, config)
-    gains = layer_gains(config, weights.dtype, params).branch.attention
-    offset = jnp.zeros(config.d_model, weights.dtype)
-    for l in range(config.depth):
-        p = layer_params(params, config, l).attention
-        own = p.b_o + jnp.einsum("hv,hvd->d", p.b_v, p.w_o)
-        offset = offset @ weights[l].sum(axis=0) + scaled(gains[l], own)
-    return offset
-
-
-@full_precision
-def sum_over_paths(
-    params: TransformerParams,
-    x: Float[Array, "n d"],
-    attention: Float[Array, "l h n n"],
-    config: TransformerConfig,
-    *,
-    length: int | None = None,
-    limit: int = MAX_PATHS,
-) -> Float[Array, "n d"]:
-    """Σ P_path X W_path over all paths, or over those of one length: Theorem 2.1, term by term.
-
-    The slow and obvious form, for checks; `path_contributions` gives the same sums quickly.
-
-    Args:
-        params: Parameters.
-        x: X, [n, d].
-        attention: `Trace.attention` of the full forward pass.
-        config: A SAN, with or without skips.
-        length: Only paths of this length.
-        limit: See `enumerate_paths`.
-
-    Raises:
-        ValueError: As `enumerate_paths` and `path_weight`.
-    """
-    _require_san(config)
-    paths = enumerate_paths(
-        config.depth, config.num_heads, skips=config.attention_skip, length=length, limit=limit
-    )
-
-    def term(path):
-        return path_attention(attention, path) @ x @ path_weight(params, config, path)
-
-    if not len(paths):
-        return jnp.zeros_like(x)
-    return jax.lax.map(term, jnp.asarray(paths), batch_size=256).sum(axis=0)
-
-
-def _layer_maps(params, config):
-    """γ W_h for every head, then λ I for the skip, or 0 without one: [L, H + 1, d, d]."""
-    params = completed(params, config)
-    dtype = params.layers.attention.w_v.dtype
-    gains = layer_gains(config, dtype, params)
-    maps = []
-    for l in range(config.depth):
-        p = layer_params(params, config, l).attention
-        heads = scaled(gains.branch.attention[l], jnp.einsum("hdv,hve->hde", p.w_v, p.w_o))
-        skip = scaled(gains.skip.attention[l], jnp.eye(config.d_model, dtype=dtype))
-        skip = skip * config.attention_skip
-        maps.append(jnp.concatenate([heads, skip[None]]))
-    return jnp.stack(maps)
-
-
-def _require_san(config):
-    if config.mlp != "none" or config.norm_placement != "none" or config.cross_attention:
-        raise ValueError(
-            "Theorem 2.1 covers self-attention with or without skips, not "
-            f"mlp={config.mlp!r}, norm_placement={config.norm_placement!r}, "
-            f"cross_attention={config.cross_attention}; see path_contributions"
-        )

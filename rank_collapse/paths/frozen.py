@@ -26,55 +26,33 @@ from rank_collapse.network.walk import Algebra, Layer, walk
 
 
 @struct.dataclass
-class Scales(struct.Struct):
-    """1/σ [n, 1] of the norms of one sublayer; None for absent ones."""
-
-    outer: Any = None  # before the branch or after the sum
-    branch: Any = None  # of the branch's output
-
-    def at(self, spec: ResidualSpec) -> Any:
-        """Of the spec's norm."""
-        return self.branch if spec.after_branch else self.outer
-
-
-@struct.dataclass
 class FrozenLayer(struct.Struct):
     """What one layer's affine map takes from the forward pass; None for absent parts."""
 
-    scales: Any  # {kind: Scales}; "final" for the norm behind the last layer
+    scales: Any  # {(kind, whether of the branch's output): 1/σ [n, 1] of that norm}
     weights: Any = None  # [h, n, n]  P_h
-    cross_weights: Any = None  # [h, n, m]
     gate: Any = None  # [n, f]  φ(z)/z, or φ(gate) of a gated MLP
+    trace: Any = None  # LayerTrace, all that the layer computed
     unedited: Any = None  # {name: value} of what an edit changes
     mixed: Any = None  # (q, k, v) of the caller's own attention
     head_gain: Any = None  # [h], multiplies what each head mixes; None for 1
-    trace: Any = None  # LayerTrace, all that the layer computed
 
 
 def freeze_layer(layer: Layer, seen: Forward) -> FrozenLayer:
     """The constants of one layer from what it computed."""
-    config, gate, mixed = layer.config, None, None
+    config, gate, mixed, scales = layer.config, None, None, {}
+    for kind, passage in seen.passages.items():
+        scales[kind, False] = frozen_scale(passage.normed, config)
+        part = passage.part if passage.spec.norms_branch else None
+        scales[kind, True] = frozen_scale(part, config)
     if "mlp" in seen.passages:
         read = seen.passages["mlp"].branch_input
         gate = mlp_gate(layer.params.mlp, read, config.mlp, config.routing)
     if config.mix is not None:
         own = tuple(seen.places.kept[name] for name in "qkv")
         mixed = None if config.mix(*own, layer.context)[1] is None else own
-    return FrozenLayer(
-        scales={
-            kind: Scales(
-                frozen_scale(passage.normed, config),
-                frozen_scale(passage.part if passage.spec.norms_branch else None, config),
-            )
-            for kind, passage in seen.passages.items()
-        },
-        weights=seen.trace.attention,
-        cross_weights=seen.trace.cross_attention,
-        gate=gate,
-        unedited=seen.places.unedited,
-        mixed=mixed,
-        trace=seen.trace,
-    )
+    unedited = seen.places.unedited
+    return FrozenLayer(scales, seen.trace.attention, gate, seen.trace, unedited, mixed)
 
 
 def freeze(
@@ -96,7 +74,7 @@ def freeze(
 
 def freeze_final(last: Float[Array, "n d"], config: TransformerConfig) -> FrozenLayer:
     """The constants of the norm behind the last layer."""
-    return FrozenLayer({"final": Scales(frozen_scale(last, config))})
+    return FrozenLayer({("final", False): frozen_scale(last, config)})
 
 
 class Frozen(Algebra):
@@ -110,7 +88,8 @@ class Frozen(Algebra):
         self.ones = ones
 
     def norm(self, layer, spec, c):
-        return frozen_norm(spec.norm, layer.extra.scales[spec.kind].at(spec), c, self.ones, spec)
+        scale = layer.extra.scales[spec.kind, spec.after_branch]
+        return frozen_norm(spec.norm, scale, c, self.ones, spec)
 
     def add(self, layer, spec, c, part):
         return token_sum(spec, c, part)
@@ -172,7 +151,7 @@ def cross_attention(
     def carry(name, c, ones):
         return carry_edit(layer, f"cross_{name}", c, ones)
 
-    params, weights = layer.params.cross, layer.extra.cross_weights
+    params, weights = layer.params.cross, layer.extra.trace.cross_attention
     by_head = "cross_head_output" in (layer.inputs.edit or ())
     return frozen_attention(params, weights, c, ones, carry=carry, by_head=by_head)
 

@@ -36,12 +36,7 @@ def at_output(
 ) -> Float[Array, "k n d"]:
     """The gradients behind the last layer, by L less the length of the paths behind it.
 
-    Args:
-        params: The final norm is read of them.
-        last: X^L.
-        cotangent: v, the gradient of a loss with respect to the output.
-        prepared: From `prepare_inputs`.
-        config: The network.
+    The cotangent [n, d] is the gradient of a loss with respect to the output.
     """
 
     def output(c):
@@ -62,11 +57,6 @@ def pulled_back(
     and ⟨G_k, X^0⟩ = ⟨v, C_k⟩. Paths through derivatives of attention weights, norm statistics and
     gates are not in it: a frozen network has none. Slot L − j holds what came along j heads: a
     layer moves channels one slot up, and its transpose moves gradients one slot down.
-
-    Args:
-        layer: The layer.
-        x: Its input.
-        gradients: Behind it.
 
     Source: Veit et al. 2016, section 4.3, who sample paths and measure the gradient at the input;
     here all paths of a length are summed.

@@ -18,19 +18,12 @@ from rank_collapse.paths.contributions import PathContributions
 
 @struct.dataclass
 class NextToken(struct.Struct):
-    """What is known of the next token from the words so far.
+    """What is known of the next token from the words so far."""
 
-    Attributes:
-        largest: [s, n], the largest logit.
-        total: [s, n], Σ exp(logit − largest).
-        token: [s, n], the word with the largest logit.
-        right: [s, n], the logit of the true next token; −inf before it came.
-    """
-
-    largest: Any
-    total: Any
-    token: Any
-    right: Any
+    largest: Any  # [s, n], the largest logit
+    total: Any  # [s, n], Σ exp(logit − largest)
+    token: Any  # [s, n], the word with the largest logit
+    right: Any  # [s, n], the logit of the true next token; −inf before it came
 
     @property
     def loss(self) -> Float[Array, "s n"]:
@@ -74,28 +67,28 @@ def add_words(
     *,
     bias: Any = None,
     softcap: Any = None,
-    exists: Any = None,
+    word_mask: Any = None,
 ) -> NextToken:
     """What is known when a further piece of the vocabulary is counted in.
 
     Args:
         known: Before; `no_words` at first.
-        words: Rows of the read-out W for words first, first + 1, ...
+        words: Rows of the unembedding W for words first, first + 1, ...
         first: Index of the first of them; may be traced.
         parts: Parts of the output, the final norm frozen in them.
         sums: Weight of each part in each sum; from `sums_by_length`, or the identity.
         targets: The true next token of each token.
         bias: [v], of these words; None for none.
         softcap: c of c tanh(logit/c); None for none.
-        exists: Bool [v], words that exist, where a piece is filled up; None for all.
+        word_mask: Bool [v], words that exist, where a piece is filled up; None for all.
     """
     logits = jnp.einsum("sp,pnv->snv", sums, jnp.einsum("pnd,vd->pnv", parts, words))
     if bias is not None:
         logits = logits + bias[None, None]
     if softcap is not None:
         logits = softcap * jnp.tanh(logits / softcap)
-    if exists is not None:
-        logits = jnp.where(exists[None, None], logits, -jnp.inf)
+    if word_mask is not None:
+        logits = jnp.where(word_mask[None, None], logits, -jnp.inf)
     best = jnp.argmax(logits, axis=-1)
     top = jnp.max(logits, axis=-1)
     largest = jnp.maximum(known.largest, top)
@@ -116,7 +109,6 @@ def agreement(known: NextToken, keep: Any) -> tuple[Float[Array, "s"], Float[Arr
     """(mean loss, share of positions with the first sum's next token) of every sum.
 
     Args:
-        known: Of the whole vocabulary, the first sum the whole output.
         keep: Bool [n], positions that have a next token.
     """
     count = jnp.sum(keep)
@@ -147,10 +139,6 @@ def by_length(known: NextToken, keep: Any) -> dict[str, Float[Array, "*k"]]:
     same_without   the same of all lengths but k, [L + 1]
 
     The sums are frozen: attention, norms (the final one too) and gates are the whole network's.
-
-    Args:
-        known: What is known of `sums_by_length` after the whole vocabulary.
-        keep: Bool [n], positions that have a next token.
     """
     loss, same = agreement(known, keep)
     k = (len(loss) - 1) // 2

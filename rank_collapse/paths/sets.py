@@ -19,23 +19,11 @@ from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.precision import full_precision
 from rank_collapse.paths.enumeration import check_length, check_paths
-from rank_collapse.paths.steps import COVERS, SEMANTICS, check_semantics, make_steps
-
-__all__ = [
-    "SEMANTICS",
-    "Classifier",
-    "batch_path_set_logits",
-    "path_set_logits",
-    "path_set_states",
-    "path_state",
-    "read_out",
-    "sample_path",
-    "sample_path_sets",
-]
+from rank_collapse.paths.steps import COVERS, check_semantics, make_steps
 
 
 class Classifier(NamedTuple):
-    """Linear read-out of every token: logits = x w + b. Any pair (w, b) serves."""
+    """Linear classifier of every token: logits = x w + b. Any pair (w, b) serves."""
 
     w: Any  # [d, c]
     b: Any  # [c]
@@ -48,9 +36,7 @@ def sample_path(key: Any, length: Any, depth: int, num_heads: int) -> Int[Array,
     length k are equally likely.
 
     Args:
-        key: Random key.
         length: k; may be traced.
-        depth, num_heads: L and H.
 
     Raises:
         ValueError: A length outside 0..L (more skips than layers).
@@ -79,7 +65,6 @@ def sample_path_sets(
         key: Random key; a length and repeat draws the same whatever others are asked for.
         lengths: The path lengths, [k] integers in 0..L.
         num_repeats, num_paths: Sets per length and paths per set.
-        depth, num_heads: L and H.
 
     Raises:
         ValueError: A length outside 0..L.
@@ -127,19 +112,9 @@ def path_state(
     Raises:
         ValueError: A path that does not fit, unknown semantics, or cross-attention.
     """
-    path = check_paths(path, config.depth, config.num_heads)
-    check_semantics(semantics)
-    params, prepared = prepare_inputs(params, x, config, covers=COVERS[semantics], **inputs)
-    return _single(params, prepared, config, jnp.asarray(path), semantics, no_sub_path)
-
-
-@functools.partial(jax.jit, static_argnums=(4, 5))
-def _single(params, prepared, config, path, semantics, no_sub_path):
-    step, finish = make_steps(params, prepared, config, semantics, no_sub_path)
-    x = prepared.x
-    for l in range(config.depth):
-        x = step(x, l, path[l])
-    return finish(x)
+    path = jnp.asarray(check_paths(path, config.depth, config.num_heads))
+    given = {"semantics": semantics, "no_sub_path": no_sub_path, **inputs}
+    return path_set_states(params, x, config, path[None], **given)
 
 
 @full_precision
@@ -214,7 +189,7 @@ def visiting_order(paths: Int[Array, "p l"]) -> tuple[Int[Array, "p"], Int[Array
 
 
 @full_precision
-def read_out(
+def logits_of(
     classifier: Any, state: Float[Array, "*s n d"], *, normalize: bool = True, eps: float = 1e-12
 ) -> Float[Array, "*s n c"]:
     """Logits of summed path states: LayerNorm without gain and bias, then the classifier.
@@ -248,14 +223,11 @@ def path_set_logits(
     mask over examples.
 
     Args:
-        params: Parameters, embedding included where the config has one.
+        params, inputs, config, paths: As in `path_set_states`, the embedding included.
         classifier: (w [d, c], b [c]).
-        inputs: Token ids [n], vectors [n, i], or hidden states [n, d].
-        config: The network.
-        paths: Sets of paths, Int [*sets, p, L].
         **options: semantics, no_sub_path, mask, bias, segments, positions of `path_set_states`.
     """
-    return read_out(classifier, path_set_states(params, inputs, config, paths, **options))
+    return logits_of(classifier, path_set_states(params, inputs, config, paths, **options))
 
 
 @full_precision

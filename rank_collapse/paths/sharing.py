@@ -24,7 +24,6 @@ def coalition_values(value: Callable[[Float[Array, "p"]], Any], num_parts: int) 
 
     Args:
         value: v, of the parts that are present [p] (1 or 0); any pytree of arrays.
-        num_parts: p.
 
     Returns:
         The pytree of `value` with a leading axis [2^p]: part k is in coalition i where bit k of i
@@ -52,7 +51,6 @@ def shapley_values(values: Any, num_parts: int) -> Any:
 
     Args:
         values: v of all coalitions [2^p, ...], from `coalition_values`; any pytree.
-        num_parts: p.
 
     Returns:
         The pytree with [p] in the place of [2^p].
@@ -89,8 +87,6 @@ def covariance_shares(
     1: the parts then cancel.
 
     Args:
-        parts: z_k.
-        total: z, their sum.
         mask: Bool [*s], tokens that exist.
     """
     flat = parts.reshape(parts.shape[0], -1, parts.shape[-1])

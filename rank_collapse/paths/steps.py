@@ -33,11 +33,7 @@ COVERS = {
 
 
 def check_semantics(semantics: str) -> None:
-    """Refuses unknown semantics.
-
-    Raises:
-        ValueError: Unknown ones.
-    """
+    """Refuses unknown semantics."""
     if semantics not in SEMANTICS:
         raise ValueError(f"semantics={semantics!r} is not one of {SEMANTICS}")
 
@@ -49,14 +45,7 @@ def make_steps(
     semantics: str,
     no_sub_path: bool = False,
 ) -> tuple[Callable, Callable]:
-    """(step(state, layer, choice) -> state, finish(state)) of either semantics.
-
-    Args:
-        params, config: The network.
-        prepared: From `prepare_inputs`; paths start at its x.
-        semantics: "frozen" or "recomputed".
-        no_sub_path: See `recomputed_step`.
-    """
+    """(step(state, layer, choice) -> state, finish(state)) of either semantics."""
     gains = layer_gains(config, prepared.x.dtype, params)
     if semantics == "frozen":
         return _frozen_steps(params, config, gains, prepared)
@@ -88,11 +77,7 @@ def recomputed_step(
     Then the MLP sublayer, if there is one. A skip leaves out the whole layer, MLP included.
 
     Args:
-        params: Parameters.
         x: The path's state before this layer.
-        config: The network.
-        gains: Of all layers, from `layer_gains`.
-        prepared: From `prepare_inputs`.
         layer: Index of the layer; may be traced.
         choice: 0..H−1 a head, H skip, −1 all heads; may be traced.
         no_sub_path: Leave the layer's input out of the attention sublayer's sum.

@@ -6,42 +6,28 @@ file until `stream` measures them, one by one. A family is a table of entries an
 `families`.
 """
 
-from rank_collapse.pretrained.families import FAMILIES
-from rank_collapse.pretrained.family import Family
-from rank_collapse.pretrained.gradients import stream_gradients
+from rank_collapse.pretrained.families import FAMILIES as FAMILIES
+from rank_collapse.pretrained.family import Family as Family
+from rank_collapse.pretrained.gradients import stream_gradients as stream_gradients
 from rank_collapse.pretrained.loading import (
-    config_of,
-    load,
-    open_checkpoint,
-    open_random,
-    random_like,
-    settings_of,
+    config_of as config_of,
+    load as load,
+    open_checkpoint as open_checkpoint,
+    open_random as open_random,
+    random_like as random_like,
+    settings_of as settings_of,
 )
-from rank_collapse.pretrained.opened import InMemory, OpenCheckpoint
-from rank_collapse.pretrained.patches import image_patches
-from rank_collapse.pretrained.published import PUBLISHED, published_curves
-from rank_collapse.pretrained.streaming import AblationSpec, Group, State, state_like, stream
-from rank_collapse.pretrained.unembedding import Unembedding
-
-__all__ = [
-    "FAMILIES",
-    "PUBLISHED",
-    "AblationSpec",
-    "Family",
-    "Group",
-    "InMemory",
-    "OpenCheckpoint",
-    "State",
-    "Unembedding",
-    "config_of",
-    "image_patches",
-    "load",
-    "open_checkpoint",
-    "open_random",
-    "published_curves",
-    "random_like",
-    "settings_of",
-    "state_like",
-    "stream",
-    "stream_gradients",
-]
+from rank_collapse.pretrained.opened import InMemory as InMemory, OpenCheckpoint as OpenCheckpoint
+from rank_collapse.pretrained.patches import image_patches as image_patches
+from rank_collapse.pretrained.published import (
+    PUBLISHED as PUBLISHED,
+    published_curves as published_curves,
+)
+from rank_collapse.pretrained.streaming import (
+    AblationSpec as AblationSpec,
+    Group as Group,
+    State as State,
+    state_like as state_like,
+    stream as stream,
+)
+from rank_collapse.pretrained.unembedding import Unembedding as Unembedding

@@ -104,12 +104,7 @@ def _stored(path):
 
 
 def _safetensors(path, read):
-    """read(the open file): it is opened each time, for threads and for files that change.
-
-    Raises:
-        FileNotFoundError: A file that is gone.
-        ValueError: What the library refuses, in one line.
-    """
+    """read(the open file): it is opened each time, for threads and for files that change."""
     try:
         from safetensors import SafetensorError, safe_open
     except ImportError:

@@ -28,23 +28,15 @@ class Draw(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Initialisation:
-    """Normal(0, std), biases of zero and unit gains, but for names with these ends.
+    """Normal(0, std), biases of zero and unit gains, but for names with these ends."""
 
-    Attributes:
-        std: The entry of config.json that is the standard deviation.
-        gain: Of norms, whose names have "norm" or "ln_" in them.
-        values: {end of a name: the number it is filled with, or the entry that is this number}.
-        padded: Tables whose row of `pad_token_id` is zero.
-        truncated: Cut at two standard deviations.
-        residual: Ends of branches, divided by √(2 layers).
-    """
-
-    std: str = "initializer_range"
-    gain: float = 1.0
+    std: str = "initializer_range"  # The entry of config.json that is the standard deviation
+    gain: float = 1.0  # Of norms, whose names have "norm" or "ln_" in them
+    # {end of a name: the number it is filled with, or the entry that is this number}
     values: Mapping[str, float | str] = dataclasses.field(default_factory=dict)
-    padded: tuple[str, ...] = ()
-    truncated: tuple[str, ...] = ()
-    residual: tuple[str, ...] = ()
+    padded: tuple[str, ...] = ()  # Tables whose row of `pad_token_id` is zero
+    truncated: tuple[str, ...] = ()  # Cut at two standard deviations
+    residual: tuple[str, ...] = ()  # Ends of branches, divided by √(2 layers)
 
     def __call__(self, name: str, settings: Settings, depth: int) -> Draw:
         """How one tensor of a model with so many layers is drawn."""

@@ -14,20 +14,14 @@ _NAMES |= {list: "a list", dict: "an object"}
 
 
 class Entry(NamedTuple):
-    """One entry of a config.json.
+    """One entry of a config.json."""
 
-    Attributes:
-        default: What it is where it is absent or null.
-        kinds: Its types.
-        least, most: Of a number; None for the largest that there may be of its type.
-        nullable: Whether null is a value of its own rather than the default.
-    """
-
-    default: Any
-    kinds: tuple[type, ...]
+    default: Any  # What it is where it is absent or null
+    kinds: tuple[type, ...]  # Its types
+    # Of a number; None for the largest that there may be of its type
     least: float = 0
     most: float | None = None
-    nullable: bool = False
+    nullable: bool = False  # Whether null is a value of its own rather than the default
 
 
 def as_entry(given: Any) -> Entry:
@@ -43,11 +37,7 @@ def count(default: int | None = None, most: int | None = None) -> Entry:
 
 
 def check_entry(name: str, value: Any, entry: Entry) -> None:
-    """Refuses a value that an entry of a config.json cannot have.
-
-    Raises:
-        ValueError: Another type, a number that is not finite or beyond the entry's limits.
-    """
+    """Refuses a value of another type, not finite, or beyond the limits of its entry."""
     kinds = entry.kinds
     if type(value) not in kinds and not (float in kinds and type(value) is int):
         expected = " or ".join(_NAMES[kind] for kind in kinds)
@@ -64,11 +54,7 @@ def check_entry(name: str, value: Any, entry: Entry) -> None:
 
 
 def only(settings: Mapping[str, Any], name: str, allowed: tuple[Any, ...]) -> None:
-    """Refuses values of an entry that the network has no field for.
-
-    Raises:
-        ValueError: Another value; the message names the entry, the value and the model type.
-    """
+    """Refuses values of an entry that the network has no field for."""
     if settings[name] not in allowed:
         values = " or ".join(map(repr, allowed))
         raise ValueError(

@@ -36,6 +36,11 @@ ACTIVATIONS = {
 }
 GATES = {"silu": "swiglu", "swish": "swiglu", "gelu": "geglu", "relu": "reglu"}
 GATES |= dict.fromkeys(("gelu_new", "gelu_pytorch_tanh", "gelu_fast"), "geglu_tanh")
+# What most families call their sizes.
+USUAL_READS = {
+    "depth": "num_hidden_layers", "num_heads": "num_attention_heads", "d_model": "hidden_size",
+    "d_ff": "intermediate_size", "mlp": "hidden_act",
+}  # fmt: skip
 _NORMAL = Initialisation()
 _USUAL = {"attention_skip": True, "mlp_skip": True, "init": "bert"}
 _OF_EMBEDDING = {f.name for f in dataclasses.fields(EmbeddingConfig)}
@@ -140,11 +145,7 @@ class Family:
         return found | ({"part": part or self.parts[0]} if self.parts else {})
 
     def config(self, settings: Settings) -> TransformerConfig:
-        """The network that the entries describe.
-
-        Raises:
-            ValueError: A variant that is not supported.
-        """
+        """The network that the entries describe."""
         for name, values in self.allowed.items():
             only(settings, name, values)
         read = {field: settings[name] for field, name in self.reads.items()}
@@ -215,22 +216,14 @@ class Family:
 
 
 def activation(name: str) -> str:
-    """Our name of an activation.
-
-    Raises:
-        ValueError: On one that is not known.
-    """
+    """Our name of an activation; one that is not known is refused."""
     if name not in ACTIVATIONS:
         raise ValueError(f"activation {name!r} is not one of {tuple(ACTIVATIONS)}")
     return ACTIVATIONS[name]
 
 
 def groups_of(settings: Settings, heads: int) -> int:
-    """Groups of heads that share keys and values: `num_key_value_heads`, or as many as heads.
-
-    Raises:
-        ValueError: A number that does not divide that of the heads.
-    """
+    """Groups of heads that share keys and values: `num_key_value_heads`, or as many as heads."""
     groups = settings.get("num_key_value_heads") or heads
     if heads % groups:
         raise ValueError(

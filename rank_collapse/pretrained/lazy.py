@@ -17,14 +17,10 @@ from rank_collapse import struct
 
 @struct.dataclass
 class Stored(struct.Struct):
-    """A tensor in the order of the file.
+    """A tensor in the order of the file."""
 
-    Attributes:
-        data: The values.
-        axes: Where each axis of the tensor is in `data`; static.
-    """
-
-    data: Any
+    data: Any  # The values
+    # Where each axis of the tensor is in `data`; static
     axes: tuple[int, ...] = struct.field(pytree_node=False)
 
     @property
@@ -55,7 +51,6 @@ class Table:
 
     Args:
         read: (first row, last row) -> the rows in the file's dtype.
-        shape: Of the whole table.
     """
 
     def __init__(self, read: Callable[[int, int], np.ndarray], shape: tuple[int, int]):
@@ -75,8 +70,6 @@ class LazyLayers:
     """The rows of a stack, each read when it is asked for; the next one meanwhile.
 
     Args:
-        weights: Where they come from.
-        rows: What `layer` is called with, row by row.
         layer: row -> its parameters, as views of what was read.
     """
 
@@ -109,14 +102,8 @@ class LazyLayers:
         return jax.tree.unflatten(treedef, like)
 
     def get(self, index: int, coming: int | None = None) -> Any:
-        """One row's parameters on the device, in the weights' dtype, as a tree of `Stored`.
-
-        Args:
-            index: The row.
-            coming: The row that is read by a thread from now on; None for none.
-
-        Raises:
-            ValueError, OSError: Values that are not finite, or a file that cannot be read.
+        """One row's parameters on the device, in the weights' dtype, as a tree of `Stored`; the row
+        `coming` is read by a thread from now on.
         """
         if self._here is None or self._here[0] != index:
             self._here = None  # its memory, before the next one's
@@ -145,7 +132,7 @@ class LazyLayers:
             leaves[i] = jnp.asarray(leaves[i]).astype(self.weights.dtype)
         placed = jax.tree.unflatten(treedef, leaves)
         if not _finite(placed):
-            with self.weights.checking():
-                self.layer(self.rows[index])  # names the tensor
+            self.weights.checks = True
+            self.layer(self.rows[index])  # names the tensor
             raise ValueError(f"layer {self.rows[index]}: values that are not finite")
         return placed

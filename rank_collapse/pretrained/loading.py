@@ -85,13 +85,10 @@ def load(
 def open_checkpoint(
     folder: Any, *, part: str | None = None, dtype: Any = jnp.float32
 ) -> OpenCheckpoint:
-    """A checkpoint whose layers are read one by one, for models larger than memory.
+    """`load` of a checkpoint whose layers are read one by one, for models larger than memory.
 
     Every tensor's name and shape is checked here; values are read when `stream`, or
     `OpenCheckpoint.layer`, asks for them.
-
-    Args:
-        folder, part, dtype: As in `load`.
 
     Raises:
         FileNotFoundError, ValueError: As `load`, of any layer, before one is read.
@@ -102,27 +99,19 @@ def open_checkpoint(
 def open_random(
     source: Any, key: Any, *, part: str | None = None, dtype: Any = jnp.float32
 ) -> OpenCheckpoint:
-    """`random_like` whose layers are drawn one by one, with the same values.
-
-    Args:
-        source, key, part, dtype: As in `random_like`.
-    """
+    """`random_like` whose layers are drawn one by one, with the same values."""
     return OpenCheckpoint(*_drawn(source, key, part, dtype, lazy=True))
 
 
 def random_like(
     source: Any, key: Any, *, part: str | None = None, dtype: Any = jnp.float32
 ) -> tuple[TransformerConfig, TransformerParams]:
-    """The architecture of `source` at its own initialisation.
+    """The architecture of `source` at its own initialisation: (config, params).
 
     Args:
-        source: A checkpoint folder (its config.json alone is read), the name of one of
-            `PUBLISHED`, or a dictionary with the entries of a config.json.
+        source: As in `settings_of`; of a checkpoint folder its config.json alone is read.
         key: Random key.
         part, dtype: As in `load`.
-
-    Returns:
-        (config, params).
     """
     weights, family, settings = _drawn(source, key, part, dtype, lazy=False)
     config = family.config(settings)

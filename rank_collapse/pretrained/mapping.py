@@ -40,15 +40,11 @@ class Map(NamedTuple):
 
 
 class Names(NamedTuple):
-    """Where the tensors of a family lie.
+    """Where the tensors of a family lie."""
 
-    Attributes:
-        stem: What stands before the names of a layer, with {} for its number.
-        layer, outside: {place in `BlockParams` or in `TransformerParams`: name of a map or of a
-            norm without ".weight", a `Map`, a `Leaf`, or a function of (weights, stem, config)}.
-    """
-
-    stem: str
+    stem: str  # What stands before the names of a layer, with {} for its number
+    # {place in `BlockParams` or in `TransformerParams`: name of a map or of a norm without
+    # ".weight", a `Map`, a `Leaf`, or a function of (weights, stem, config)}
     layer: Mapping[str, Any]
     outside: Mapping[str, Any]
 
@@ -88,13 +84,7 @@ def take(weights: Weights, name: str, axes: str, sizes: Mapping[str, int]) -> np
     """A tensor of the shape that the axes say, as a view with the network's axes.
 
     Args:
-        weights: Of the model.
-        name: Of the tensor.
-        axes: See above.
         sizes: Of each axis but those that are written as numbers.
-
-    Raises:
-        ValueError: A tensor that is missing or of another shape.
     """
 
     def size(axis):
@@ -112,21 +102,13 @@ def take(weights: Weights, name: str, axes: str, sizes: Mapping[str, int]) -> np
 
 @dataclasses.dataclass(frozen=True)
 class Reader:
-    """What reads the tensors of one model.
+    """What reads the tensors of one model."""
 
-    Attributes:
-        weights: Its tensors.
-        config: The network.
-        sizes: Of the axes of a family's own.
-        biased: Kind of map → whether it has a bias.
-        gain_offset: What is added to the stored gains of norms.
-    """
-
-    weights: Weights
-    config: TransformerConfig
-    sizes: Mapping[str, int]
-    biased: Callable[[str], bool]
-    gain_offset: float = 0.0
+    weights: Weights  # Its tensors
+    config: TransformerConfig  # The network
+    sizes: Mapping[str, int]  # Of the axes of a family's own
+    biased: Callable[[str], bool]  # Kind of map → whether it has a bias
+    gain_offset: float = 0.0  # What is added to the stored gains of norms
 
     @functools.cached_property
     def _sizes(self):
@@ -138,12 +120,7 @@ class Reader:
         return own | self.sizes
 
     def fields(self, names: Mapping[str, Any], stem: str = "") -> dict[str, Any]:
-        """The parts of the parameters that a table names.
-
-        Args:
-            names: `Names.layer` or `Names.outside`.
-            stem: What stands before the names.
-        """
+        """The parts of the parameters that a table names."""
         nested: dict[str, Any] = {}
         for place, given in names.items():
             if place.startswith("cross") and not self.config.cross_attention:
@@ -157,11 +134,9 @@ class Reader:
         return {name: _built(name, part) for name, part in nested.items()}
 
     def layer(self, names: Names, row: tuple[int, ...]) -> BlockParams:
-        """One layer; the first norm of all, where the network has none, leaves its input as it is.
+        """One layer, whose `row` stands in the stem's braces.
 
-        Args:
-            names: Of the family.
-            row: What stands in the stem's braces.
+        The first norm of all, where the network has none, leaves its input as it is.
         """
         table = dict(names.layer)
         first = row[0] == 0 and not self.config.first_norm

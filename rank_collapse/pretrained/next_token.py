@@ -22,21 +22,16 @@ WORDS = 2048  # of the vocabulary at once: bounds the memory of the logits of al
 def targets_of(
     ids: Any, mask: Any = None
 ) -> tuple[Int[np.ndarray, "b n"], Bool[np.ndarray, "b n"]]:
-    """(the token after each, whether there is one): the last token of each text has none.
-
-    Args:
-        ids: Token ids [b, n].
-        mask: Bool [b, n], the tokens that exist; None for all.
-    """
+    """(the token after each, whether there is one): the last token of each text has none."""
     ids = np.asarray(ids)
     targets = np.roll(ids, -1, axis=1)
     keep = np.ones(ids.shape, bool) if mask is None else np.asarray(mask, bool)
     return targets, keep & np.concatenate([keep[:, 1:], np.zeros((len(ids), 1), bool)], axis=1)
 
 
-def pieces(read_out: Unembedding, dtype: Any, size: int = WORDS) -> Any:
+def pieces(unembedding: Unembedding, dtype: Any, size: int = WORDS) -> Any:
     """(first word, words [v, d], bias [v], Bool [v] which of them exist), piece by piece."""
-    table = read_out.table
+    table = unembedding.table
     if not isinstance(table, Table):
         whole = np.asarray(table)
         table = Table(lambda first, last: whole[first:last], whole.shape)
@@ -46,14 +41,14 @@ def pieces(read_out: Unembedding, dtype: Any, size: int = WORDS) -> Any:
         count = len(words)
         filled = jnp.zeros((size, d), dtype).at[:count].set(jnp.asarray(words).astype(dtype))
         bias = np.zeros(size, dtype)
-        if read_out.bias is not None:
-            bias[:count] = np.asarray(read_out.bias)[first : first + count]
+        if unembedding.bias is not None:
+            bias[:count] = np.asarray(unembedding.bias)[first : first + count]
         yield jnp.asarray(first), filled, jnp.asarray(bias), jnp.arange(size) < count
 
 
 @full_precision
 def next_tokens(
-    read_out: Unembedding,
+    unembedding: Unembedding,
     parts: Any,
     sums: Float[Array, "s p"],
     targets: Any,
@@ -61,32 +56,32 @@ def next_tokens(
     """What sums of parts of the output say of the next token, [b, s, n].
 
     Args:
-        read_out: The head; its table is read once.
+        unembedding: The head; its table is read once.
         parts: Of the output of each example [b, p, n, d], the final norm in them.
-        sums: Weight of each part in each sum.
         targets: From `targets_of`, [b, n].
     """
     parts = jnp.asarray(parts)
     known = jax.vmap(lambda _: no_words(len(sums), parts.shape[2], parts.dtype))(targets)
-    for first, words, bias, exists in pieces(read_out, parts.dtype):
-        known = _add(known, words, first, parts, sums, targets, bias, read_out.softcap, exists)
+    for piece in pieces(unembedding, parts.dtype):
+        known = _add(known, *piece, parts, sums, targets, unembedding.softcap)
     return known
 
 
 @functools.partial(jax.jit, donate_argnames="known")
-def _add(known, words, first, parts, sums, targets, bias, softcap, exists):
-    def one(known, parts, targets):
-        return add_words(
-            known, words, first, parts, sums, targets, bias=bias, softcap=softcap, exists=exists
-        )
+def _add(known, first, words, bias, word_mask, parts, sums, targets, softcap):
+    options = {"bias": bias, "softcap": softcap, "word_mask": word_mask}
+
+    def one(item):
+        known, parts, targets = item
+        return add_words(known, words, first, parts, sums, targets, **options)
 
     # One example after the other: the logits of all sums of all of them would be much memory.
-    return jax.lax.map(lambda a: one(*a), (known, parts, targets))
+    return jax.lax.map(one, (known, parts, targets))
 
 
 @full_precision
 def loss_gradient(
-    read_out: Unembedding,
+    unembedding: Unembedding,
     output: Any,
     known: NextToken,
     targets: Any,
@@ -95,7 +90,7 @@ def loss_gradient(
     """The gradient of each example's mean next-token loss with respect to the output.
 
     Args:
-        read_out: The head; its table is read once.
+        unembedding: The head; its table is read once.
         output: Y [b, n, d].
         known: From `next_tokens`, whose first sum is Y.
         targets, keep: From `targets_of`, [b, n].
@@ -104,16 +99,14 @@ def loss_gradient(
     gradient = jnp.zeros_like(output)
     log_total = known.largest[:, 0] + jnp.log(known.total[:, 0])
     share = keep / keep.sum(axis=1, keepdims=True)
-    for first, words, bias, exists in pieces(read_out, output.dtype):
-        gradient = _pull(
-            gradient, words, first, output, log_total, targets, share, bias, read_out.softcap,
-            exists,
-        )  # fmt: skip
+    for piece in pieces(unembedding, output.dtype):
+        known = output, log_total, targets, share
+        gradient = _pull(gradient, *piece, *known, unembedding.softcap)
     return gradient
 
 
 @functools.partial(jax.jit, donate_argnames="gradient")
-def _pull(gradient, words, first, output, log_total, targets, share, bias, softcap, exists):
+def _pull(gradient, first, words, bias, word_mask, output, log_total, targets, share, softcap):
     logits = output @ words.T + bias[None, None]
     slope = 1.0
     if softcap is not None:
@@ -121,6 +114,6 @@ def _pull(gradient, words, first, output, log_total, targets, share, bias, softc
         logits, slope = softcap * capped, 1 - jnp.square(capped)
     place = targets - first
     right = place[..., None] == jnp.arange(len(words))[None, None]
-    share_of = jnp.where(exists[None, None], jnp.exp(logits - log_total[..., None]), 0)
+    share_of = jnp.where(word_mask[None, None], jnp.exp(logits - log_total[..., None]), 0)
     change = share_of - right
     return gradient + (slope * change * share[..., None]) @ words

@@ -39,15 +39,15 @@ class OpenCheckpoint:
         self.row_like: BlockParams = shapes.layers.row_like()
         found = family.params(weights, settings, self.config)
         self.layers, self.outside = found.layers, found.replace(layers=None)
-        weights.unchecked()
+        weights.checks = False  # layers are, on the device
 
     @property
     def is_causal_lm(self) -> bool:
         """Whether it is a causal language model, with a head for the next token."""
-        return self.read_out is not None
+        return self.unembedding is not None
 
     @property
-    def read_out(self) -> Unembedding | None:
+    def unembedding(self) -> Unembedding | None:
         """The language-model head, a `lazy.Table`; None where the family has none."""
         of = self.family.unembedding
         return None if of is None else of(self.weights, self.settings, self.config)
@@ -63,11 +63,7 @@ class OpenCheckpoint:
         )
 
     def layer(self, index: int) -> BlockParams:
-        """The parameters of one layer.
-
-        Raises:
-            ValueError, OSError: Values that are not finite, or a file that cannot be read.
-        """
+        """The parameters of one layer."""
         return values(self.layers.get(row_index(self.config, index)))
 
     def stored_layer(self, index: int, coming: int | None = None) -> Any:
@@ -79,9 +75,6 @@ class OpenCheckpoint:
         self, inputs: Mapping[str, Any]
     ) -> tuple[TransformerConfig, TransformerParams, dict[str, np.ndarray]]:
         """(config, what stands outside of the layers, inputs) with the rows of used tokens alone.
-
-        Args:
-            inputs: Arrays [b, ...] by argument name of `rank_collapse.apply`; None for absent ones.
 
         Raises:
             ValueError: Arrays of different lengths, a token outside of the vocabulary, or more
@@ -111,11 +104,7 @@ class OpenCheckpoint:
 
 
 class InMemory:
-    """A network in memory as `stream` takes it: the same passes, layer by layer.
-
-    Args:
-        params, config: As of `rank_collapse.apply`.
-    """
+    """A network in memory as `stream` takes it: the same passes, layer by layer."""
 
     def __init__(self, params: TransformerParams, config: TransformerConfig):
         self.config, self.outside = config, params.replace(layers=None)

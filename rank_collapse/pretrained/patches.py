@@ -9,11 +9,7 @@ from rank_collapse.pretrained.entries import Settings
 
 
 def patches(image: Any, size: int) -> Any:
-    """Non-overlapping squares of an image, row by row, each flattened as (channel, y, x).
-
-    Args:
-        image: [channels, height, width].
-        size: Side of a square.
+    """Squares of an image [channels, height, width], row by row, each flattened as (channel, y, x).
 
     Returns:
         [n, channels · size²].
@@ -32,21 +28,19 @@ def image_patches(images: Any, settings: Settings) -> Float[np.ndarray, "b n i"]
     """`patches` of a batch of images [b, channels, height, width] for a given model.
 
     Raises:
-        ValueError: Images of another shape than the model's.
+        ValueError: Images of another shape than the model's, or with values that are not finite.
     """
     shape = (settings["num_channels"], *_pair(settings["image_size"]))
     if images.ndim != 4 or images.shape[1:] != shape or not len(images):
         raise ValueError(f"images of shape {images.shape} are not [b, {shape}]")
+    if not np.isfinite(images).all():
+        raise ValueError("images hold values that are not finite")
     _, size = num_patches(settings)
     return np.stack([patches(image, size) for image in images])
 
 
 def num_patches(settings: Settings) -> tuple[int, int]:
-    """(patches of an image, side of each).
-
-    Raises:
-        ValueError: Patches that do not tile the image, or are not square.
-    """
+    """(patches of an image, side of each)."""
     (height, width), (size, other) = _pair(settings["image_size"]), _pair(settings["patch_size"])
     if size != other or height % size or width % size:
         raise ValueError(

@@ -39,7 +39,6 @@ def published_curves(settings: dict[str, Any], depth: int) -> dict[str, dict[str
 
     Args:
         settings: From `rank_collapse.pretrained.settings_of`.
-        depth: Its number of layers.
 
     Returns:
         Empty where nothing was published for this family and size.

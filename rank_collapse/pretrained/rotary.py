@@ -40,7 +40,6 @@ def rotary_fields(
         entry: From `rotary_entry`.
         settings: For `rope_theta` and `max_position_embeddings`; and, where a family has it,
             `original_max_position_embeddings`, which comes before the entry's own.
-        width: Per-head width.
         share: Share of the width that is rotated, where the entry does not say.
 
     Raises:

@@ -39,34 +39,24 @@ class AblationSpec:
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Passes that share a forward pass.
+    """Passes that share a forward pass."""
 
-    Attributes:
-        passes: By name.
-        ablation: Of the network they measure.
-        first, last: The examples; None for all behind the first.
-    """
-
-    passes: tuple[tuple[str, LayerPass], ...]
-    ablation: AblationSpec = AblationSpec()
+    passes: tuple[tuple[str, LayerPass], ...]  # By name
+    ablation: AblationSpec = AblationSpec()  # Of the network they measure
+    # The examples; None for all behind the first
     first: int = 0
     last: int | None = None
 
 
 @dataclasses.dataclass
 class State:
-    """What is known when a number of layers are done; enough to go on from there.
+    """What is known when a number of layers are done; enough to go on from there."""
 
-    Attributes:
-        layers: How many.
-        hidden, carries: Of each part of each group (groups in order, each in chunks of examples).
-        found: What each layer added to it, layer by layer.
-    """
-
-    layers: int
+    layers: int  # How many
+    # Of each part of each group (groups in order, each in chunks of examples)
     hidden: list[Any]
     carries: list[Any]
-    found: list[list[Any]]
+    found: list[list[Any]]  # What each layer added to it, layer by layer
 
     def arrays(self) -> Any:
         """All of it but the number of layers, as a pytree to save."""
@@ -95,10 +85,8 @@ def stream(
     """Everything asked for in one pass over the weights.
 
     Args:
-        source: From `rank_collapse.pretrained.open_checkpoint`, or `InMemory`.
         inputs: Arrays [b, ...] by argument name of `rank_collapse.apply`, x among them; None for
             one that is absent.
-        groups: What to measure.
         chunk: Examples at once: bounds the memory of what a layer computes. All examples go
             through a layer while it is there.
         state: Where an interrupted stream of the same groups goes on.
@@ -109,8 +97,8 @@ def stream(
 
     Raises:
         ValueError: Inputs of different lengths, chunk below 1, a group of no example; tokens
-            outside of the vocabulary or positions; weights that are not finite; a network that a
-            pass does not cover.
+            outside of the vocabulary or positions; weights that are not finite, or so large that
+            hidden states are not, or that make them all 0; a network that a pass does not cover.
         OSError: A file that cannot be read any more. `done` has been given what was known before.
     """
     config, outside, given = source.entered(inputs)
@@ -134,6 +122,9 @@ def stream(
                 )  # fmt: skip
                 state.found[i].append(jax.tree.map(np.asarray, found))
             jax.block_until_ready(state.hidden)
+            for part, hidden in zip(parts, state.hidden, strict=True):
+                if part.ablation == AblationSpec(family=part.ablation.family):
+                    _check_states(index, hidden, given.get("mask"), part.rows)
             state.layers = index + 1
             if done is not None:
                 done(state)
@@ -171,12 +162,7 @@ def state_like(
     *,
     chunk: int = 8,
 ) -> State:
-    """The shapes of the state that `stream` has behind a number of layers.
-
-    Args:
-        source, inputs, groups, chunk: As of `stream`.
-        layers: How many.
-    """
+    """The shapes of the state that `stream`, called alike, has behind a number of layers."""
     config, outside, given = source.entered(inputs)
     layer = jax.tree.map(lambda a: Stored(a, tuple(range(a.ndim))), source.row_like)
     state = State(layers, [], [], [])
@@ -199,6 +185,19 @@ def state_like(
     return state
 
 
+def _check_states(index, hidden, mask, rows):
+    """Refuses hidden states [b, n, d] of the whole network that are not finite, but for padding,
+    or that are all 0."""
+    finite = np.isfinite(hidden).all(axis=-1)
+    if not (finite if mask is None else finite | ~mask[rows]).all():
+        raise ValueError(
+            f"layer {index}: hidden states are not finite: weights or inputs too large for "
+            f"{hidden.dtype}"
+        )
+    if not np.any(hidden):
+        raise ValueError(f"layer {index}: hidden states are all 0: are the weights?")
+
+
 class _Part(NamedTuple):
     """One chunk of examples of one group."""
 
@@ -211,11 +210,7 @@ class _Part(NamedTuple):
 
 
 def _parts(groups, total, chunk):
-    """The chunks of every group.
-
-    Raises:
-        ValueError: A chunk of no example, or a group of none.
-    """
+    """The chunks of every group."""
     if chunk < 1:
         raise ValueError(f"chunk={chunk} is not 1 or more examples")
     parts = []
@@ -246,12 +241,7 @@ def layer_of(
 
     Args:
         stored: A tree of `lazy.Stored`.
-        outside: What stands outside of the layers.
-        example: Its arguments of `rank_collapse.apply`.
-        config: The network.
         index: Of the layer; may be traced.
-        ablation: What is cut out.
-        passes: Which must cover the network.
     """
     config = one_row(config)
     stack = jax.tree.map(lambda a: a[None], values(stored))

@@ -51,18 +51,13 @@ class Tensors:
         return sum(e.dtype.itemsize * math.prod(e.shape) for e in self.entries.values())
 
     def read_rows(self, name: str, first: int, last: int) -> np.ndarray:
-        """Rows first .. last − 1 of a matrix.
-
-        Raises:
-            FileNotFoundError, ValueError: As `read`.
-        """
+        """Rows first .. last − 1 of a matrix."""
         return self._checked(name, slice(first, last))
 
     def read(self, name: str, *, finite: bool = True) -> np.ndarray:
         """One tensor.
 
         Args:
-            name: Which.
             finite: Whether to refuse values that are not finite.
 
         Raises:

@@ -73,11 +73,7 @@ def is_model(source: Any) -> bool:
 
 
 def dtype_of(tensor: Any) -> np.dtype:
-    """The numpy dtype of a tensor.
-
-    Raises:
-        ValueError: One that numpy does not have, such as one of eight bits.
-    """
+    """The numpy dtype of a tensor."""
     kind = str(tensor.dtype).removeprefix("torch.")
     if kind == "bfloat16":
         return np.dtype(ml_dtypes.bfloat16)

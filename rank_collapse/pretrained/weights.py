@@ -4,10 +4,9 @@ A mapping asks for tensors by name and shape. They come from a checkpoint, or ar
 architecture initialises them; the mapping does not know which.
 """
 
-import contextlib
 import copy
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -24,6 +23,7 @@ class Weights:
         drawn: Whether they are drawn rather than read.
         lazy: Whether layers and tables are left where they are until they are asked for: `stack`
             then gives `LazyLayers` and `table` a `Table`.
+        checks: Whether `take` refuses values that are not finite, or leaves that to its caller.
         only_shapes: Whether `take` checks names and shapes and gives a zero of that shape; see
             `shapes`.
     """
@@ -32,7 +32,7 @@ class Weights:
 
     def __init__(self, dtype: Any = jnp.float32, *, lazy: bool = False):
         self.dtype, self.lazy = np.dtype(dtype), lazy
-        self._checks, self.only_shapes = True, False
+        self.checks, self.only_shapes = True, False
         if jax.dtypes.canonicalize_dtype(self.dtype) != self.dtype:
             raise ValueError(f"dtype={self.dtype} needs jax_enable_x64")
 
@@ -57,19 +57,6 @@ class Weights:
         found = copy.copy(self)
         found.only_shapes = True
         return found
-
-    @contextlib.contextmanager
-    def checking(self) -> Iterator[None]:
-        """Inside, `take` refuses values that are not finite, as it does where nothing is lazy."""
-        before, self._checks = self._checks, True
-        try:
-            yield
-        finally:
-            self._checks = before
-
-    def unchecked(self) -> None:
-        """From now on `take` leaves it to its caller to look for values that are not finite."""
-        self._checks = False
 
     def stack(self, rows: Iterable[Any], layer: Callable[[Any], Any]) -> Any:
         """layer(row) for every row, stacked: one leading layer axis, no second copy in memory.
@@ -113,11 +100,7 @@ class CheckpointWeights(Weights):
         *,
         lazy: bool = False,
     ):
-        """Finds the prefix: what stands before one of the `anchors`.
-
-        Raises:
-            ValueError: None of the anchors is in the checkpoint.
-        """
+        """Finds the prefix: what stands before one of the `anchors`."""
         super().__init__(dtype, lazy=lazy)
         self.checkpoint = checkpoint
         self.names = set(checkpoint.names)
@@ -128,9 +111,9 @@ class CheckpointWeights(Weights):
             for name in self.names
             if name.endswith(anchor) and (name == anchor or name[: -len(anchor)].endswith("."))
         ]
+        self.where = checkpoint.folder / checkpoint.file
         if not prefixes:
-            where = checkpoint.folder / checkpoint.file
-            raise ValueError(f"{where}: tensor {' or '.join(map(repr, anchors))} is missing")
+            raise ValueError(f"{self.where}: tensor {' or '.join(map(repr, anchors))} is missing")
         self.prefix = min(prefixes, key=len)
 
     def _stored(self, name):
@@ -160,7 +143,7 @@ class CheckpointWeights(Weights):
         stored = self._checked(name, shape)
         if self.only_shapes:
             return np.broadcast_to(np.zeros((), self.checkpoint.dtype(stored)), shape)
-        return self.checkpoint.read(stored, finite=self._checks)
+        return self.checkpoint.read(stored, finite=self.checks)
 
     def _table(self, name, rows, width):
         stored = self._checked(name, (rows, width))
@@ -169,7 +152,7 @@ class CheckpointWeights(Weights):
     def _checked(self, name, shape):
         """The name in the file of a tensor that is there in this shape."""
         stored = self._stored(name)
-        where = self.checkpoint.folder / self.checkpoint.file
+        where = self.where
         if stored not in self.names:
             raise ValueError(f"{where}: tensor {stored!r} is missing")
         found = self.checkpoint.shape(stored)
@@ -191,20 +174,12 @@ class CheckpointWeights(Weights):
 
         Done first: a depth that only the config claims must not make the memory for its layers.
         """
-        last = layer.format(depth - 1) + "."
+        implied = f"but config.json implies {depth} layers"
+        last, beyond = (f"{layer.format(i)}." for i in (depth - 1, depth))
         if not self.has(last):
-            where = self.checkpoint.folder / self.checkpoint.file
-            raise ValueError(
-                f"{where}: tensor {self.prefix + last}* is missing, but config.json implies "
-                f"{depth} layers"
-            )
-        beyond = layer.format(depth) + "."
+            raise ValueError(f"{self.where}: tensor {self.prefix + last}* is missing, {implied}")
         if self.has(beyond):
-            where = self.checkpoint.folder / self.checkpoint.file
-            raise ValueError(
-                f"{where}: tensors {self.prefix + beyond}* exist, but config.json implies "
-                f"{depth} layers"
-            )
+            raise ValueError(f"{self.where}: tensors {self.prefix + beyond}* exist, {implied}")
 
 
 def _aligned(shape, dtype):

@@ -1,25 +1,13 @@
 """Claims and their verdicts, figures from plain arrays, and the page that shows them."""
 
-from rank_collapse.report.claims import Claim
+from rank_collapse.report.claims import Claim as Claim
 from rank_collapse.report.page import (
-    Comparison,
-    Section,
-    claim_line,
-    comparison_line,
-    count_line,
-    number,
-    render,
-    span,
+    Comparison as Comparison,
+    Section as Section,
+    claim_line as claim_line,
+    comparison_line as comparison_line,
+    count_line as count_line,
+    number as number,
+    render as render,
+    span as span,
 )
-
-__all__ = [
-    "Claim",
-    "Comparison",
-    "Section",
-    "claim_line",
-    "comparison_line",
-    "count_line",
-    "number",
-    "render",
-    "span",
-]

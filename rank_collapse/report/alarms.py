@@ -7,40 +7,25 @@ import numpy as np
 
 
 class Threshold(NamedTuple):
-    """A bound that a metric should not pass.
+    """A bound that a metric should not pass."""
 
-    Attributes:
-        name: The metric, also of a part of a network: "loss", and "decoder.loss".
-        value: The bound.
-        above: Whether passing means above it; below otherwise.
-        meaning: Named in the alarm.
-        finite: Whether the metric has to be finite: NaN or infinity (null in a file) passes too.
-    """
-
-    name: str
-    value: float
-    above: bool = False
-    meaning: str = ""
+    name: str  # The metric, also of a part of a network: "loss", and "decoder.loss"
+    value: float  # The bound
+    above: bool = False  # Whether passing means above it; below otherwise
+    meaning: str = ""  # Named in the alarm
+    # Whether the metric has to be finite: NaN or infinity (null in a file) passes too
     finite: bool = False
 
 
 class Alarm(NamedTuple):
-    """The first step at which a metric passed a threshold, and its worst layer there.
+    """The first step at which a metric passed a threshold, and its worst layer there."""
 
-    Attributes:
-        metric: Which metric.
-        threshold: Which threshold.
-        step, value: When, and what it was.
-        layer: From 0; None for a metric without layers.
-        seed: Of an ensemble; None without.
-    """
-
-    metric: str
-    threshold: Threshold
-    step: int
-    value: float
-    layer: int | None
-    seed: int | None
+    metric: str  # Which metric
+    threshold: Threshold  # Which threshold
+    step: int  # When
+    value: float  # What it was
+    layer: int | None  # From 0; None for a metric without layers
+    seed: int | None  # Of an ensemble; None without
 
     def __str__(self) -> str:
         _, bound, above, meaning, _ = self.threshold

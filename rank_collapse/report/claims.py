@@ -24,31 +24,18 @@ Range = tuple[float, float]
 
 @dataclass(frozen=True)
 class Claim:
-    """One test of what a paper says.
+    """One test of what a paper says."""
 
-    Attributes:
-        statement: What it says.
-        section: Where: a theorem, a section, a figure.
-        statistic: What was computed of each seed, with its unit.
-        null: What the statistic would be if the statement did not hold.
-        claimed: The open range that the statement puts it in.
-        seeds: How many independent draws the interval rests on.
-        estimate: The statistic: a mean over seeds, a share, a largest deviation.
-        interval: 95 % of it; None where there are too few seeds for one.
-        verdict: One of `VERDICTS`.
-        why: What the verdict does not say by itself.
-    """
-
-    statement: str
-    section: str
-    statistic: str
-    null: str
-    claimed: Range
-    seeds: int
-    estimate: float | None
-    interval: Range | None
-    verdict: str
-    why: str = ""
+    statement: str  # What it says
+    section: str  # Where: a theorem, a section, a figure
+    statistic: str  # What was computed of each seed, with its unit
+    null: str  # What the statistic would be if the statement did not hold
+    claimed: Range  # The open range that the statement puts it in
+    seeds: int  # How many independent draws the interval rests on
+    estimate: float | None  # The statistic: a mean over seeds, a share, a largest deviation
+    interval: Range | None  # 95 % of it; None where there are too few seeds for one
+    verdict: str  # One of `VERDICTS`
+    why: str = ""  # What the verdict does not say by itself
 
 
 def verdict_of(interval: Range | None, claimed: Range, seeds: int) -> str:
@@ -97,7 +84,6 @@ def of_interval(
     Args:
         estimate, interval: The statistic and 95 % of it; None where one seed gives none.
         seeds: How many it rests on.
-        claimed, why, **about: As of `test_mean`.
     """
     return _claim(estimate, interval, claimed, seeds, [few(seeds), why], about)
 
@@ -110,7 +96,6 @@ def of_share(
     Args:
         count, total: Seeds that do, and all.
         claimed: Open range of the share.
-        why, **about: As of `test_mean`.
     """
     interval = wilson_interval(count, total) if total else None
     estimate = count / total if total else None
@@ -127,7 +112,6 @@ def of_shares(
         count, total: One sample.
         other_count, other_total: What it is compared with.
         claimed: Open range of count/total − other_count/other_total.
-        why, **about: As of `test_mean`.
     """
     counts = (count, total, other_count, other_total)
     seeds, interval, estimate = min(total, other_total), None, None
@@ -148,7 +132,6 @@ def test_never(count: int, total: int, seeds: int, *, why: str = "", **about: st
     Args:
         count, total: Cases against it, and all.
         seeds: Independent draws that the cases come from.
-        why, **about: As of `test_mean`.
     """
     reasons = [few(seeds), why, f"{count} of {total} cases against it"]
     if not total:
@@ -175,15 +158,11 @@ def of_curve(
     figure). If it is one more draw, its place among the n draws' own is any of 1 .. n + 1 alike, so
     that p = (number of draws at least as far + 1)/(n + 1): an exact test for all points together.
     The interval is what the draws reach, 0 to the largest of theirs; p below 0.05 contradicts,
-    which takes 20 draws. Supported is a curve that lies within the draws' range at every point
-    too; one that leaves it somewhere, but no farther than draws leave each other's, is undecided,
-    as is every curve beside fewer draws.
+    which takes 20 draws. Supported is a curve that also lies within the draws' range everywhere.
 
     Args:
-        curve: The curve [l].
-        draws: The ensemble [s, l].
+        curve, draws: The curve [l], and the ensemble [s, l].
         resolution: How well the curve's values are known.
-        why, **about: As of `test_mean`.
 
     Source: the studentised envelope test of Myllymäki et al. 2017, "Global envelope tests for
     spatial processes".

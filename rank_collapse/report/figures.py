@@ -58,7 +58,6 @@ def figure(rows: int = 1, columns: int = 1, width: float = 4.2, height: float = 
     """A Figure and its axes [rows, columns] in this package's style.
 
     Args:
-        rows, columns: Panels.
         width, height: Inches of one panel.
         options: For `Figure.subplots`, such as sharey=True.
     """
@@ -88,11 +87,8 @@ def band(
     """Mean over seeds as a line, ± one standard deviation as a band.
 
     Args:
-        ax: Where to draw.
         x: Positions [k].
         values: [s, k]; NaN is left out.
-        label: In the legend.
-        index: Which colour and marker.
         options: For `Axes.plot`.
     """
     with np.errstate(invalid="ignore"):
@@ -108,13 +104,7 @@ def band(
 
 
 def panels(count: int, columns: int, **options: Any):
-    """A Figure and its axes [rows, columns] for `count` panels, what is beyond them hidden.
-
-    Args:
-        count: Panels.
-        columns: In a row, at most.
-        options: Of `figure`.
-    """
+    """`figure` with `count` panels, at most `columns` in a row; what is beyond them is hidden."""
     columns = min(columns, count)
     fig, axes = figure(-(-count // columns), columns, **options)
     for ax in axes.flat[count:]:
@@ -136,12 +126,7 @@ def interval(
     """A point with its interval.
 
     Args:
-        ax: Where to draw.
-        x: Position.
-        mean: The point.
         ends: (low, high); None or infinite for a point alone.
-        label: In the legend.
-        index: Which colour and marker.
     """
     known = ends is not None and all(map(np.isfinite, ends))
     errors = [[max(mean - ends[0], 0.0)], [max(ends[1] - mean, 0.0)]] if known else None

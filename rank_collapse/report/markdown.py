@@ -22,9 +22,7 @@ def markdown(
     """(the page, {path of a figure relative to it: its PNG}).
 
     Args:
-        title, intro: Its head.
         sections: The experiments; their `details` say with what and how long they were made.
-        footer: Small print at the end.
         untested: (section, statement) of the paper that none of them tests.
         folder: Where the figures go, beside the page.
     """

@@ -18,17 +18,9 @@ MOST_PANELS = 36
 def metrics_figure(
     rows: Sequence[Mapping[str, Any]], thresholds: Sequence[Threshold] = ()
 ) -> Figure:
-    """A panel for each of the first 36 metrics: means over seeds as lines, their range as bands.
-
-    Args:
-        rows: From `runs.metrics.read`; at least one of them with a metric.
-        thresholds: Drawn dashed in their metric's panel.
-    """
+    """A panel for each of the first 36 metrics: means over seeds as lines, their range as bands."""
     names = names_of(rows)[:MOST_PANELS]
-    columns = min(COLUMNS, len(names))
-    fig, axes = figures.figure(-(-len(names) // columns), columns, width=3.4, height=2.5)
-    for ax in axes.flat[len(names) :]:
-        ax.set_visible(False)
+    fig, axes = figures.panels(len(names), COLUMNS, width=3.4, height=2.5)
     for name, ax in zip(names, axes.flat, strict=False):
         steps, values = by_step(rows, name)
         layers = values.shape[-1]

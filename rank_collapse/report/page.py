@@ -11,52 +11,30 @@ from rank_collapse.report.claims import VERDICTS, Claim, counted
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two numbers side by side, without a verdict: see `Claim` for those.
+    """Two numbers side by side, without a verdict: see `Claim` for those."""
 
-    Attributes:
-        quantity: What is compared, with its unit.
-        measured: Our value.
-        published: The paper's value; None where it has none.
-        note: Where the published value stands, or why the two differ.
-    """
-
-    quantity: str
-    measured: Any
-    published: Any = None
-    note: str = ""
+    quantity: str  # What is compared, with its unit
+    measured: Any  # Our value
+    published: Any = None  # The paper's value; None where it has none
+    note: str = ""  # Where the published value stands, or why the two differ
 
 
 @dataclass(frozen=True)
 class Section:
-    """One experiment on the page.
+    """One experiment on the page."""
 
-    Attributes:
-        name: Anchor.
-        title: Heading.
-        claim: What the paper says.
-        command: How the numbers were made.
-        status: "done", "failed" or "missing".
-        figures: (PNG bytes, caption) pairs.
-        claims: What of the paper was tested, and how it came out.
-        comparisons: Numbers beside published ones.
-        table: Rows of numbers by column.
-        reading: What the numbers say against the paper.
-        details: Small print: the folder, the time.
-        error: What a failed run printed.
-    """
-
-    name: str
-    title: str
-    claim: str
-    command: str
-    status: str = "done"
-    figures: Sequence[tuple[bytes, str]] = field(default=())
-    claims: Sequence[Claim] = field(default=())
-    comparisons: Sequence[Comparison] = field(default=())
-    table: Sequence[Mapping[str, Any]] = field(default=())
-    reading: str = ""
-    details: str = ""
-    error: str = ""
+    name: str  # Anchor
+    title: str  # Heading
+    claim: str  # What the paper says
+    command: str  # How the numbers were made
+    status: str = "done"  # "done", "failed" or "missing"
+    figures: Sequence[tuple[bytes, str]] = field(default=())  # (PNG bytes, caption) pairs
+    claims: Sequence[Claim] = field(default=())  # What of the paper was tested, and how it came out
+    comparisons: Sequence[Comparison] = field(default=())  # Numbers beside published ones
+    table: Sequence[Mapping[str, Any]] = field(default=())  # Rows of numbers by column
+    reading: str = ""  # What the numbers say against the paper
+    details: str = ""  # Small print: the folder, the time
+    error: str = ""  # What a failed run printed
 
 
 STYLE = """
@@ -87,9 +65,6 @@ def render(
     """The page as HTML; everything it needs is in it.
 
     Args:
-        title, intro: Its head.
-        sections: The experiments.
-        footer: Small print at the end.
         untested: (section, statement) of the paper that no experiment of the page tests.
     """
     claims = [claim for s in sections for claim in s.claims]

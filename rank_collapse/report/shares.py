@@ -9,11 +9,7 @@ def wilson_interval(count: int, total: int, level: float = 0.95) -> tuple[float,
     (k + z²/2 ± z √(k(n − k)/n + z²/4)) / (n + z²), z the normal quantile of (1 + level)/2.
 
     Args:
-        count, total: k and n.
         level: Share of such intervals that hold the true share.
-
-    Raises:
-        ValueError: Not 0 ≤ k ≤ n, or n = 0.
 
     Source: Wilson 1927, "Probable inference, the law of succession, and statistical inference".
     """
@@ -29,13 +25,6 @@ def fisher_exact(count: int, total: int, other_count: int, other_total: int) -> 
 
     The probability, given both totals and the sum of the counts, of a table that is no more likely
     than this one.
-
-    Args:
-        count, total: One sample.
-        other_count, other_total: The other.
-
-    Raises:
-        ValueError: Not 0 ≤ count ≤ total in one of them.
     """
     from scipy import stats
 
@@ -54,12 +43,7 @@ def share_difference(
     p − q − √((p − l)² + (u' − q)²) to p − q + √((u − p)² + (q − l')²).
 
     Args:
-        count, total: One sample.
-        other_count, other_total: The other.
         level: Share of such intervals that hold the true difference.
-
-    Raises:
-        ValueError: One of them is no share.
 
     Source: Newcombe 1998, "Interval estimation for the difference between independent
     proportions", method 10; scipy has none.

@@ -54,8 +54,7 @@ from rank_collapse.runs.files import (
     write_atomically,
     writing,
 )
-from rank_collapse.runs.manifest import NAME as SUMS
-from rank_collapse.runs.manifest import Manifest, config_sum
+from rank_collapse.runs.manifest import NAME as SUMS, Manifest, config_sum
 
 CONTENTS = (
     "config.json", "results.csv", "arrays.npz", "summary.json", "log.txt", "models.safetensors",
@@ -390,7 +389,7 @@ class RunFolder:
         if json.dumps(old, sort_keys=True) != json.dumps(config, sort_keys=True):
             raise RunError(
                 f"{self.path} was made with another config: {difference(old, config)}; use "
-                "another --run_name or --output_dir, or --overwrite"
+                "another --run_name or --output_dir, or --overwrite, which deletes what is there"
             )
         return True
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from rank_collapse.text.files import read_json
 from rank_collapse.text.vocabulary import (
+    called,
     read_byte_level,
     read_tokenizer,
     read_wordpiece,
@@ -32,11 +33,11 @@ def tokenizer_of(folder: str | os.PathLike, settings: dict[str, Any]) -> Encoder
     """
     folder = Path(folder)
     if (folder / "tokenizer.json").is_file():
-        return _ids(read_tokenizer(folder / "tokenizer.json"))
+        return _ids(folder / "tokenizer.json", read_tokenizer(folder / "tokenizer.json"))
     if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
         return _byte_level(folder, settings)
     if (folder / "vocab.txt").is_file():
-        return _ids(read_wordpiece(folder / "vocab.txt"))
+        return _ids(folder / "vocab.txt", read_wordpiece(folder / "vocab.txt"))
     for name in SENTENCEPIECE_FILES:
         if (folder / name).is_file():
             return _sentencepiece(folder / name, settings)
@@ -48,29 +49,23 @@ def trained_tokenizer(texts: Sequence[str], vocab_size: int) -> Encoder:
 
     With random embeddings only the pattern of repeated tokens matters, which any sensible
     vocabulary gives. Texts are framed by [CLS] and [SEP].
-
-    Args:
-        texts: What to make it from.
-        vocab_size: Tokens at most.
-
-    Raises:
-        ValueError: See `train_wordpiece`.
     """
     tokenizer = train_wordpiece(texts, vocab_size, lowercase=False)
     first, last = tokenizer.token_to_id("[CLS]"), tokenizer.token_to_id("[SEP]")
     return lambda text: [first, *tokenizer.encode(text).ids, last]
 
 
-def _ids(tokenizer):
-    return lambda text: tokenizer.encode(text).ids
+def _ids(path, tokenizer):
+    return lambda text: called(f"{path} encodes no text", tokenizer.encode, text).ids
 
 
 def _byte_level(folder, settings):
     tokenizer = read_byte_level(folder / "vocab.json", folder / "merges.txt")
     first, last = tokenizer.token_to_id("<s>"), tokenizer.token_to_id("</s>")
+    ids = _ids(folder / "vocab.json", tokenizer)
     if settings["model_type"] == "gpt2" or None in (first, last):
-        return _ids(tokenizer)
-    return lambda text: [first, *tokenizer.encode(text).ids, last]
+        return ids
+    return lambda text: [first, *ids(text), last]
 
 
 def _sentencepiece(path, settings):

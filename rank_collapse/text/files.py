@@ -32,9 +32,6 @@ def read_table(path: str | os.PathLike) -> dict[str, list[str]]:
 
     Quotation marks are ordinary characters, as in GLUE's files. Empty lines are left out, cells
     missing at the end of a line are "".
-
-    Raises:
-        FileNotFoundError, ValueError: See `read_utf8`.
     """
     header, *lines = read_utf8(path).split("\n")
     rows = [line.split("\t") for line in lines if line]

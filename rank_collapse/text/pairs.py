@@ -6,7 +6,12 @@ from typing import Any
 
 from rank_collapse.text.files import read_table
 from rank_collapse.text.tokens import Tokens, pad
-from rank_collapse.text.vocabulary import read_tokenizer, read_wordpiece, train_wordpiece
+from rank_collapse.text.vocabulary import (
+    called,
+    read_tokenizer,
+    read_wordpiece,
+    train_wordpiece,
+)
 from rank_collapse.text.words import default_text
 
 VOCABULARY_SIZE = 30522  # at most, of a vocabulary trained on the data
@@ -19,7 +24,6 @@ def read_pairs(task: str, data_dir: str, count: int) -> list[tuple[str, str]]:
     Args:
         task: "RTE": data_dir/train.tsv with the columns sentence1 and sentence2, tab separated;
             "shipped": neighbouring sentences of the package's own short text.
-        data_dir: Folder of the data.
         count: Pairs to take; all where the file has fewer.
 
     Raises:
@@ -52,7 +56,6 @@ def load_tokenizer(name_or_path: str, pairs: list[tuple[str, str]]) -> tuple[Any
     Args:
         name_or_path: A folder with tokenizer.json or vocab.txt, such a file, or else any name:
             then a lower-case WordPiece vocabulary is trained on the data, as nothing is downloaded.
-        pairs: The data.
 
     Raises:
         ValueError: `tokenizers` is not installed, or a path that holds no vocabulary.
@@ -78,7 +81,11 @@ def encode_pairs(tokenizer: Any, pairs: list[tuple[str, str]], max_length: int) 
 
     A vocabulary trained here has no rule for [CLS] and [SEP]: its texts are first second.
     n is the longest text's length, at most `max_length`.
+
+    Raises:
+        ValueError: A vocabulary that cannot encode them.
     """
     tokenizer.enable_truncation(max_length, strategy="longest_first")
     tokenizer.no_padding()
-    return pad(encoded.ids for encoded in tokenizer.encode_batch(pairs))
+    found = called("the tokenizer encodes no text", tokenizer.encode_batch, pairs)
+    return pad(encoded.ids for encoded in found)

@@ -80,14 +80,8 @@ def read_ids(path: str | os.PathLike, limit: int | None = None) -> list[list[int
     return sequences[:limit]
 
 
-def pad(
-    sequences: Iterable[Sequence[int]], *, vocab_size: int | None = None, pad_id: int = 0
-) -> Tokens:
-    """Sequences of token ids, padded on the right to the longest.
-
-    Raises:
-        ValueError: No sequence, an empty one, or an id outside the vocabulary.
-    """
+def pad(sequences: Iterable[Sequence[int]], *, vocab_size: int = 2**31, pad_id: int = 0) -> Tokens:
+    """Sequences of token ids, padded on the right to the longest."""
     sequences = [list(s) for s in sequences]
     if not sequences:
         raise ValueError("there are no texts")
@@ -95,7 +89,7 @@ def pad(
         if not s:
             raise ValueError(f"text {i} has no tokens")
         worst = max(s) if min(s) >= 0 else min(s)
-        if vocab_size is not None and not 0 <= worst < vocab_size:
+        if not 0 <= worst < vocab_size:
             raise ValueError(f"token id {worst} of text {i} is not below vocab_size={vocab_size}")
     longest = max(map(len, sequences))
     ids = np.full((len(sequences), longest), pad_id, np.int32)
@@ -107,11 +101,7 @@ def pad(
 
 
 def join(texts: Sequence[str], encoder: Encoder, min_tokens: int, limit: int) -> list[str]:
-    """Consecutive texts joined until each has `min_tokens`; what is left at the end is dropped.
-
-    Raises:
-        ValueError: All texts together are too short for one.
-    """
+    """Consecutive texts joined until each has `min_tokens`; what is left at the end is dropped."""
     joined, parts, length = [], [], 0
     for text in texts:
         parts.append(text)
@@ -132,16 +122,12 @@ def encode(
     *,
     max_tokens: int,
     num_positions: int = 0,
-    vocab_size: int | None = None,
+    vocab_size: int = 2**31,
 ) -> Tokens:
     """Texts as padded token ids, each cut to `max_tokens`, its last token kept.
 
     Args:
-        texts: At least one.
-        encoder: From `tokenizer_of` or `trained_tokenizer`.
-        max_tokens: Tokens kept of each text.
         num_positions: Positions that the model has; 0 for any number.
-        vocab_size: Ids must be below this.
 
     Raises:
         ValueError: An empty text, or more tokens asked for than there are positions.

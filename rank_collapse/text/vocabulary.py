@@ -3,8 +3,9 @@
 The package `tokenizers` is imported where it is used, so that only those who tokenize need it.
 """
 
+import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,6 @@ def train_wordpiece(texts: Sequence[str], vocab_size: int, *, lowercase: bool) -
     [SEP] and [MASK]; encoding adds none of them.
 
     Args:
-        texts: What to make it from.
-        vocab_size: Tokens at most.
         lowercase: Whether letters lose their case, and their accents with it.
 
     Raises:
@@ -58,9 +57,6 @@ def read_wordpiece(path: str | os.PathLike) -> Any:
     """The tokenizer of a vocab.txt; what is beside it in tokenizer_config.json counts.
 
     Encoding frames a text by [CLS] and [SEP].
-
-    Raises:
-        ValueError: Not a vocabulary, or `tokenizers` is not installed.
     """
     path, options = Path(path), {}
     if (path.parent / "tokenizer_config.json").is_file():
@@ -75,21 +71,13 @@ def read_wordpiece(path: str | os.PathLike) -> Any:
 
 
 def read_byte_level(vocabulary: str | os.PathLike, merges: str | os.PathLike) -> Any:
-    """The byte-level BPE tokenizer of a vocab.json and a merges.txt.
-
-    Raises:
-        ValueError: Not a vocabulary, or `tokenizers` is not installed.
-    """
+    """The byte-level BPE tokenizer of a vocab.json and a merges.txt."""
     make = _tokenizers().ByteLevelBPETokenizer
     return _made(vocabulary, make, str(vocabulary), str(merges))
 
 
 def read_tokenizer(path: str | os.PathLike) -> Any:
-    """The `tokenizers.Tokenizer` of a tokenizer.json, of whatever kind; it neither cuts nor pads.
-
-    Raises:
-        ValueError: Not a tokenizer, or `tokenizers` is not installed.
-    """
+    """The `tokenizers.Tokenizer` of a tokenizer.json, of any kind; it neither cuts nor pads."""
     tokenizer = _made(path, _tokenizers().Tokenizer.from_file, str(path))
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -97,10 +85,44 @@ def read_tokenizer(path: str | os.PathLike) -> Any:
 
 
 def _made(path, make, *arguments, **options):
+    return called(f"{path} is not a tokenizer", make, *arguments, **options)
+
+
+def called(what: str, function: Callable, *arguments: Any, **options: Any) -> Any:
+    """function(...) of the package `tokenizers`, whose errors are of no class of its own.
+
+    Args:
+        what: The beginning of the message.
+        function: Called with the other arguments.
+
+    Raises:
+        ValueError: Whatever the package refuses; a panic of its Rust code is no Exception.
+    """
     try:
-        return make(*arguments, **options)
-    except Exception as error:  # the package raises plain Exceptions
-        raise ValueError(f"{path} is not a tokenizer: {error}") from None
+        with _silent():
+            return function(*arguments, **options)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        raise ValueError(f"{what}: {reason}") from None
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    """Standard error of this process is dropped: a panic prints its stack before Python has it."""
+    try:
+        kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    except OSError:  # there is none
+        yield
+        return
+    os.dup2(nothing, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nothing)
 
 
 def _tokenizers():

@@ -17,12 +17,7 @@ def default_text() -> str:
 
 
 def read_text(path: str | os.PathLike) -> str:
-    """The text of a UTF-8 file.
-
-    Raises:
-        FileNotFoundError: No such file.
-        ValueError: Not readable, not UTF-8, or empty.
-    """
+    """The text of a UTF-8 file."""
     text = read_utf8(path)
     if not text.strip():
         raise ValueError(f"{path} is empty")
@@ -38,10 +33,6 @@ def token_ids(text: str, num_tokens: int) -> tuple[np.ndarray, list[str]]:
     """The first tokens of a text as indices into the vocabulary of just these tokens.
 
     A token's id is the rank of its first appearance, so a longer excerpt begins with the same ids.
-
-    Args:
-        text: Any text.
-        num_tokens: How many tokens to take; all where the text has fewer.
 
     Returns:
         Int [n] ids and the vocabulary, ids[i] being the place of token i in it.

@@ -23,15 +23,7 @@ from rank_collapse.theory.balls import Row, Split, Tokens, affine, dot, minus, p
 
 
 class BallAttention:
-    """SA(X) of one layer.
-
-    Args:
-        params: Arrays of NumPy.
-        tokens: X.
-        config: The network.
-        context: As the layer sees it, arrays of NumPy.
-        temperature: Of the layer.
-    """
+    """SA(X) of one layer, as it sees the context; parameters and context are arrays of NumPy."""
 
     def __init__(
         self,

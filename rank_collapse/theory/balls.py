@@ -43,16 +43,11 @@ class Split(NamedTuple):
 
 
 class Tokens(NamedTuple):
-    """All tokens x_0 .. x_{n−1} as groups around one of their own.
+    """All tokens x_0 .. x_{n−1} as groups around one of their own."""
 
-    Attributes:
-        first: The token that is the first group's center.
-        steps: {i: x_i less the center of its group}, for all others.
-        groups: (center, members) each; every center but the first is a member of a group before.
-    """
-
-    first: Row
-    steps: dict[int, Row]
+    first: Row  # The token that is the first group's center
+    steps: dict[int, Row]  # {i: x_i less the center of its group}, for all others
+    # (center, members) each; every center but the first is a member of a group before
     groups: tuple[tuple[int, tuple[int, ...]], ...]
 
     def differences(self, k: int) -> list[Row]:
@@ -417,16 +412,7 @@ assert ACTIVATIONS.keys() == layers.ACTIVATIONS.keys()
 
 
 def unit_shares(params: layers.MLPParams, state: Split, routing: layers.Routing) -> Split:
-    """Shares of a mixture's hidden units, as `layers.unit_shares` has them.
-
-    Args:
-        params: Of the MLP.
-        state: Its input.
-        routing: Of the mixture.
-
-    Raises:
-        Undecided: Balls that overlap.
-    """
+    """Shares of a mixture's hidden units, as `layers.unit_shares` has them."""
     logits = affine(state, params.w_router)
     chosen, *of_rest = (
         _largest(row, routing.per_token) for row in [logits.first, *logits.tokens()]

@@ -6,65 +6,47 @@ logarithmic pass of `logdomain`, so that layers far below float precision are co
 Axis letters: n tokens (queries), m keys, d width, h heads, k per-head query/key width, l layers.
 """
 
-import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from rank_collapse import struct
 from rank_collapse.measures.norms import composite_norm, norm_1, norm_inf
 from rank_collapse.network import covers, layers
 from rank_collapse.network.attention import AttentionParams, repeat_groups
 from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.gains import LayerGains
 from rank_collapse.network.layers import MLPParams
+from rank_collapse.network.parameters import BlockParams
 from rank_collapse.network.precision import full_precision
+from rank_collapse.theory.log_operations import LogState
 from rank_collapse.theory.logdomain import LogTrace
 
-
-def _lemma_threshold() -> float:
-    """The positive root of eˣ = 1 + 2x by Newton's method."""
-    x = 1.5
-    for _ in range(20):
-        x -= (math.exp(x) - 1 - 2 * x) / (math.exp(x) - 2)
-    return x
-
-
-LEMMA_THRESHOLD = _lemma_threshold()  # 1.2564312...
+LEMMA_THRESHOLD = 1.2564312086261697  # the positive root of eˣ = 1 + 2x
 
 
 @struct.dataclass
 class Sides(struct.Struct):
-    """The two sides of a bound, as decimal logarithms of ‖.‖_{1,∞}.
+    """The two sides of a bound, as decimal logarithms of ‖.‖_{1,∞}."""
 
-    Attributes:
-        log10_lhs: The residual around the mean token.
-        log10_rhs: The bound; NaN where it does not cover the network.
-        tightness: log10_rhs − log10_lhs: how many powers of ten the bound lies above the residual;
-            negative where it is violated, NaN where both sides are 0.
-    """
-
-    log10_lhs: Any
-    log10_rhs: Any
+    log10_lhs: Any  # The residual around the mean token
+    log10_rhs: Any  # The bound; NaN where it does not cover the network
+    # log10_rhs − log10_lhs: how many powers of ten the bound lies above the residual; negative
+    # where it is violated, NaN where both sides are 0
     tightness: Any
 
 
 @struct.dataclass
 class PublishedSides(struct.Struct):
-    """The two sides of a bound in the form of theorems 2.2 and 2.3, as `Sides`.
+    """The two sides of a bound in the form of theorems 2.2 and 2.3, as `Sides`."""
 
-    Attributes:
-        log10_lhs, tightness: As of `Sides`.
-        log10_rhs: The bound with γ*, the least γ that its lemma admits.
-        log10_rhs_first: The bound with γ = 1, as in the first version of the paper.
-    """
-
-    log10_lhs: Any
-    log10_rhs: Any
-    log10_rhs_first: Any
-    tightness: Any
+    log10_lhs: Any  # As of `Sides`
+    log10_rhs: Any  # The bound with γ*, the least γ that its lemma admits
+    log10_rhs_first: Any  # The bound with γ = 1, as in the first version of the paper
+    tightness: Any  # As of `Sides`
 
 
 @full_precision
@@ -89,12 +71,7 @@ COVERS = covers.Covers(
 
 
 def beta(params: AttentionParams, temperature: Any = 1.0) -> Float[Array, "h"]:
-    """‖W_QK,h‖_1 ‖W_h‖_{1,∞} of every head (theorem 2.2).
-
-    Args:
-        params: Attention parameters of one layer.
-        temperature: Divisor of the scores, taken into W_QK.
-    """
+    """‖W_QK,h‖_1 ‖W_h‖_{1,∞} of every head of a layer (theorem 2.2); W_QK holds 1/temperature."""
     w_qk, w = head_weights(params, temperature)
     return jax.vmap(norm_1)(w_qk) * jax.vmap(composite_norm)(w)
 
@@ -120,13 +97,7 @@ def log10_theorem(
 
 
 def log10_power_law(log10_input: Any, log10_c: Any, depth: Any) -> Any:
-    """log10 of c^{(3^L − 1)/2} r^{3^L}: r ↦ c r³ iterated L times.
-
-    Args:
-        log10_input: log10 r.
-        log10_c: log10 c.
-        depth: L.
-    """
+    """log10 of c^{(3^L − 1)/2} r^{3^L}: r ↦ c r³ iterated L times."""
     power = jnp.asarray(3.0, log10_c.dtype) ** depth  # ±inf beyond depth 80 in float32, never NaN
     return power * (log10_c / 2 + log10_input) - jnp.where(jnp.isinf(log10_c), 0, log10_c / 2)
 
@@ -149,10 +120,6 @@ def lipschitz_constants(params: MLPParams, kind: str) -> tuple[Float[Array, ""],
 
     λ_p = sup|φ'| ‖W_in‖_p ‖W_out‖_p: an activation acts entry by entry, hence on both norms alike.
     Gated MLPs multiply two functions of the input and have no such constant: inf.
-
-    Args:
-        params: MLP parameters of one layer.
-        kind: One of `layers.MLP_KINDS` but "none".
     """
     slope = largest_slope(kind, params.w_in.dtype)
     return tuple(slope * norm(params.w_in) * norm(params.w_out) for norm in (norm_1, norm_inf))
@@ -196,17 +163,10 @@ class LayerConstants(struct.Struct):
 
 
 def score_spread(
-    w_qk: Array, state: Any, config: TransformerConfig, allowed: Any, keep: Any
-) -> Float[Array, "h n"]:
-    """D_ii e^{−2s}: how far the scores E = R W_QK Rᵀ/√k of a row lie apart; 0 in masked rows.
-
-    Args:
-        w_qk: [h, d, d], from `head_weights`.
-        state: LogState of the input of the attention.
-        config: The network.
-        allowed: Bool [h or 1, n or 1, m], which keys a row sees.
-        keep: Bool [n], which tokens exist.
-    """
+    w_qk: Float[Array, "h d d"], state: LogState, config: TransformerConfig,
+    allowed: Bool[Array, "#h #n m"], keep: Bool[Array, "n"],
+) -> Float[Array, "h n"]:  # fmt: skip
+    """D_ii e^{−2s}: how far the scores E = R W_QK Rᵀ/√k of a row lie apart; 0 in masked rows."""
     deviation = jnp.einsum("nd,hde,me->hnm", state.rest, w_qk, state.rest)
     deviation = deviation / np.sqrt(score_width(config))
     high = jnp.max(jnp.where(allowed, deviation, -jnp.inf), axis=-1)
@@ -215,17 +175,10 @@ def score_spread(
 
 
 def layer_constants(
-    params: Any, state: Any, gains: Any, config: TransformerConfig, spread: Any
-) -> LayerConstants:
-    """β, γ*, c, D and λ of one layer.
-
-    Args:
-        params: Parameters of the layer.
-        state: LogState of the input of its attention.
-        gains: Of the layer.
-        config: The network.
-        spread: D_ii e^{−2s} [h, n], from `score_spread`.
-    """
+    params: BlockParams, state: LogState, gains: LayerGains, config: TransformerConfig,
+    spread: Float[Array, "h n"],
+) -> LayerConstants:  # fmt: skip
+    """β, γ*, c, D and λ of one layer, whose attention has the input `state` and `score_spread`."""
     width = score_width(config)
     w_qk, w = head_weights(params.attention, gains.temperature)
     size_qk = jax.vmap(norm_1)(w_qk)
@@ -263,11 +216,6 @@ def layer_sides(
     `experiments.check_bounds`. Both sides hold the cube of the input's scale: tightness does
     without it.
 
-    Args:
-        found: Of all layers, stacked.
-        trace: Of the pass.
-        config: The network.
-
     Source: Dong et al. 2021, theorems 2.2 and 2.3; the layer's form is derived here from the
     technical lemma of their appendix.
     """
@@ -289,31 +237,14 @@ def layer_sides(
     return head, layer, published_layer
 
 
-@struct.dataclass
-class StackBound(struct.Struct):
-    """The bounds of a whole stack and their constants; see `BoundReport` for the fields."""
-
-    log10_c: Any
-    stack: Sides
-    published_stack: PublishedSides
-    stack_beta: Any
-    shrinks: Any
-
-
 def stack_sides(
     found: LayerConstants, profile: Any, gains: Any, config: TransformerConfig
-) -> StackBound:
-    """The bound of a layer iterated, and the published form.
+) -> dict[str, Any]:
+    """The bound of a layer iterated, and the published form, as fields of `BoundReport`.
 
-        ‖res(X^L)‖ ≤ c^{(3^L − 1)/2} ‖res(X)‖^{3^L},
-        c = max_l λ_l |γ_l| · 2 √(Σ_h ΣD_h‖W_h‖_1 · Σ_h max D_h ‖W_h‖_∞)/‖R_l‖²;
-        published: c = (4 max γ* · max β λ |branch gain| · H/√k).
-
-    Args:
-        found: Of all layers, stacked.
-        profile: log10 ‖res(X^l)‖, [L + 1].
-        gains: Of all layers.
-        config: The network.
+    ‖res(X^L)‖ ≤ c^{(3^L − 1)/2} ‖res(X)‖^{3^L},
+    c = max_l λ_l |γ_l| · 2 √(Σ_h ΣD_h‖W_h‖_1 · Σ_h max D_h ‖W_h‖_∞)/‖R_l‖²;
+    published: c = (4 max γ* · max β λ |branch gain| · H/√k).
     """
     width, heads = score_width(config), config.num_heads
     outer = found.lipschitz * gain_size(gains.branch.attention)
@@ -326,13 +257,13 @@ def stack_sides(
 
     largest = jnp.max(log10_c)
     rhs, published = log10_power_law(start, largest, config.depth), theorem(jnp.max(found.gamma))
-    return StackBound(
-        log10_c=log10_c,
-        stack=Sides(end, rhs, rhs - end),
-        published_stack=PublishedSides(end, published, theorem(1.0), published - end),
-        stack_beta=beta,
-        shrinks=largest / 2 + start < 0,
-    )
+    return {
+        "log10_c": log10_c,
+        "stack": Sides(end, rhs, rhs - end),
+        "published_stack": PublishedSides(end, published, theorem(1.0), published - end),
+        "stack_beta": beta,
+        "shrinks": largest / 2 + start < 0,
+    }
 
 
 def score_width(config):

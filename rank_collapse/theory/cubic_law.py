@@ -73,25 +73,17 @@ def measured_constant(profile: Any) -> RateConstant:
 
 
 def theorem_constant(report: Any) -> Float[Array, "..."]:
-    """log10 of the largest c_l of the stack's bound, beside `RateConstant.log10_c_eff`.
-
-    Args:
-        report: From `bound_report`.
-    """
+    """log10 of the largest c_l of a `bound_report`, beside `RateConstant.log10_c_eff`."""
     return jnp.max(report.log10_c, axis=-1)
 
 
 @struct.dataclass
 class ClosedConstant(RateConstant):
-    """`RateConstant` of a closed profile: NaN where no layer is certified.
+    """`RateConstant` of a closed profile: NaN where no layer is certified."""
 
-    Attributes:
-        start: The layer that the closed form starts at; L where none is certified.
-        log10_growth: [L], from `cubic_regime.log10_growth`: negative from the layers that are
-            certified; NaN where the measured residual is not known.
-    """
-
-    start: Any
+    start: Any  # The layer that the closed form starts at; L where none is certified
+    # [L], from `cubic_regime.log10_growth`: negative from the layers that are certified; NaN where
+    # the measured residual is not known
     log10_growth: Any
 
     @property
@@ -107,10 +99,7 @@ class ClosedConstant(RateConstant):
 def closed_constant(
     params: Any, x: Any, config: TransformerConfig, **inputs: Any
 ) -> ClosedConstant:
-    """Λ and c_eff from the closed recursion, `measured_constant` of `closed_profile`.
-
-    Args, Raises: See `closed_profile`.
-    """
+    """Λ and c_eff from the closed recursion: `measured_constant` of `closed_profile`."""
     profile, start, growth = closed_profile(params, x, config, **inputs)
     return ClosedConstant(**vars(measured_constant(profile)), start=start, log10_growth=growth)
 
@@ -161,9 +150,7 @@ def cubic_profile(
     where the residual is small from the first layer on: elsewhere `closed_profile` does.
 
     Args:
-        params: Parameters of the network.
-        x: Hidden states [n, d], or what `config.embedding` takes.
-        config: The network: dot-product attention without skip, all rows sharing keys and biases.
+        params, x, config: As in `apply`: dot products, no skip, all rows sharing keys and biases.
         **inputs: mask (Bool [n]), segments and positions of `apply`.
 
     Raises:

@@ -26,17 +26,11 @@ from rank_collapse.theory.mean_bounds import attention_norms, spectral_norm
 
 @struct.dataclass
 class LayerGrowth(struct.Struct):
-    """By how much a layer may multiply distances of tokens, as natural logarithms.
+    """By how much a layer may multiply distances of tokens, as natural logarithms."""
 
-    Attributes:
-        before: From X^l to the input of its attention: its norm, where it comes before.
-        cubic: log c, with which diam(SA(X)) ≤ c diam³.
-        after: From SA(X) to X^{l+1}: gains, norms and the MLP.
-    """
-
-    before: Any
-    cubic: Any
-    after: Any
+    before: Any  # From X^l to the input of its attention: its norm, where it comes before
+    cubic: Any  # log c, with which diam(SA(X)) ≤ c diam³
+    after: Any  # From SA(X) to X^{l+1}: gains, norms and the MLP
 
 
 def log10_growth(
@@ -60,9 +54,7 @@ def log10_growth(
 
     Args:
         params, config: The network, of those that `cubic_law.COVERS` has.
-        trace: Of the forward pass.
         log10_diameters: Of the input of each layer's attention.
-        keep: Which tokens exist.
 
     Source: derived here. (x, y) ↦ |x/|x| − y/|y|| ≤ |x − y|/√(|x||y|) is sharp, of the centred
     tokens with √(d eps) as one more feature.
@@ -85,13 +77,7 @@ def log10_growth(
 
 
 def layer_growth(layer: Layer, passages: dict[str, Passage], keep: Bool[Array, "n"]) -> LayerGrowth:
-    """The factors of one layer; see `log10_growth`.
-
-    Args:
-        layer: The layer.
-        passages: What the pass has of its sublayers.
-        keep: Which tokens exist.
-    """
+    """The factors of one layer; see `log10_growth`."""
     params, config = layer.params, layer.config
     scores, values = attention_norms(params.attention, layer.gains.temperature, config)
     before, inside, after = _around(passages["attention"], keep)
@@ -115,12 +101,6 @@ def mlp_lipschitz(
     sup|φ'| ‖W_in‖₂ ‖W_out‖₂, for all tokens; of gated MLPs, which multiply u = φ(x W_gate + b) by
     z = x W_in + b', (sup|φ'| ‖W_gate‖₂ max|z| + ‖W_in‖₂ max|u|) ‖W_out‖₂ over these ones:
     u_i z_i − u_k z_k = (u_i − u_k) z_i + u_k (z_i − z_k).
-
-    Args:
-        params: Of the layer.
-        x: The input of the MLP.
-        kind: Of `layers.MLP_KINDS` but "none".
-        keep: Which tokens exist.
     """
     size, out = spectral_norm(params.w_in), spectral_norm(params.w_out)
     if kind not in layers.GATED:

@@ -86,9 +86,6 @@ def expected_gradient_norms(
 
     Returns:
         ({half: {part: {matrix: [L]}}}, the traces of `expected_pass`).
-
-    Raises:
-        ValueError: As `stability.expected_pass`.
     """
 
     def moved(sizes):

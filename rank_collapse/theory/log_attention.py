@@ -19,19 +19,12 @@ from rank_collapse.theory.log_operations import LogParts, normalised
 
 @struct.dataclass
 class Scores(struct.Struct):
-    """Scores as base + ε² delta, up to what is constant along a row.
+    """Scores as base + ε² delta, up to what is constant along a row."""
 
-    Attributes:
-        base: [h, 1, m] where all rows share it, else [h, n, m].
-        delta: [h, n, m], 0 in the row of the first token that exists.
-        change: ε² delta, formed so that it does not overflow before it must.
-        noise: Rounding of delta, [h].
-    """
-
-    base: Any
-    delta: Any
-    change: Any
-    noise: Any
+    base: Any  # [h, 1, m] where all rows share it, else [h, n, m]
+    delta: Any  # [h, n, m], 0 in the row of the first token that exists
+    change: Any  # ε² delta, formed so that it does not overflow before it must
+    noise: Any  # Rounding of delta, [h]
 
 
 @struct.dataclass
@@ -40,40 +33,26 @@ class Weights(struct.Struct):
 
     Rows of P − Q sum to 0, so one key's value may be taken from all: the heaviest key's, whose
     weight near 1 is the one that rounding spoils. The others' may be below float range.
-
-    Attributes:
-        reference: Weights of the first token that exists, whole, [h, m].
-        heaviest: Their largest's index, [h].
-        top: Natural logarithm of the mantissas' scale, [h]; −inf where all rows see one key.
-        q: [h, 1 or n, m], Q e^−top.
-        p: [h, n, m], P e^−top; of use where the change is large.
-        e: [h, n, m], E e^−top.
-        large: Bool [h, n, 1], rows whose change is too large for a series in it.
     """
 
-    reference: Any
-    heaviest: Any
-    top: Any
-    q: Any
-    p: Any
-    e: Any
-    large: Any
+    reference: Any  # Weights of the first token that exists, whole, [h, m]
+    heaviest: Any  # Their largest's index, [h]
+    top: Any  # Natural logarithm of the mantissas' scale, [h]; −inf where all rows see one key
+    q: Any  # [h, 1 or n, m], Q e^−top
+    p: Any  # [h, n, m], P e^−top; of use where the change is large
+    e: Any  # [h, n, m], E e^−top
+    large: Any  # Bool [h, n, 1], rows whose change is too large for a series in it
 
 
 @struct.dataclass
 class HeadParts(struct.Struct):
-    """Residuals of P_h X W_h of every head: parts e^{power·s + top} R.
+    """Residuals of P_h X W_h of every head: parts e^{power·s + top} R."""
 
-    Attributes:
-        parts: [kinds, h, n, d].
-        powers: 3 for what two differences and a value make, 1 for what rows bring with them;
-            one a kind, static.
-        top: [h].
-    """
-
-    parts: Any
+    parts: Any  # [kinds, h, n, d]
+    # 3 for what two differences and a value make, 1 for what rows bring with them; one a kind,
+    # static
     powers: tuple[int, ...] = struct.field(pytree_node=False)
-    top: Any
+    top: Any  # [h]
 
     def scales(self, log_scale: Any) -> Any:
         """Natural logarithm of each part's scale [kinds, h]."""
@@ -176,10 +155,8 @@ def values_of(params, state, eps, weights: Weights):
 
 
 def lost_digits(params, values, scores: Scores, weights: Weights, spread, log_scale, keep):
-    """Logarithm of what rounding may contribute: entries of values times the weights they meet.
-
-    Args:
-        spread: Q less its reference row, where rows differ; None where they share it.
+    """Logarithm of what rounding may contribute: entries of values times the weights they meet;
+    `spread` is Q less its reference row, where rows differ.
     """
     size = jnp.max(jnp.abs(values), axis=(1, 2)) * jnp.max(jnp.abs(params.w_o), axis=(1, 2))
     size = size * jnp.finfo(values.dtype).eps

@@ -21,33 +21,21 @@ from rank_collapse.network.gains import scaled
 
 @struct.dataclass
 class LogState(struct.Struct):
-    """Tokens X = 1·meanᵀ + e^log_scale · rest.
+    """Tokens X = 1·meanᵀ + e^log_scale · rest."""
 
-    Attributes:
-        mean: Mean token [d].
-        rest: Mantissa of the residual [n, d]; columns sum to 0, max |rest| = 1; 0 in masked rows.
-        log_scale: Natural logarithm s of its size; −inf where the residual is 0.
-    """
-
-    mean: Any
-    rest: Any
-    log_scale: Any
+    mean: Any  # Mean token [d]
+    rest: Any  # Mantissa of the residual [n, d]; columns sum to 0, max |rest| = 1; 0 in masked rows
+    log_scale: Any  # Natural logarithm s of its size; −inf where the residual is 0
 
 
 @struct.dataclass
 class LogParts(struct.Struct):
-    """What a branch adds: a mean token and parts e^{s_p} R_p of a residual.
+    """What a branch adds: a mean token and parts e^{s_p} R_p of a residual."""
 
-    Attributes:
-        mean: [d].
-        parts: [p, n, d].
-        scales: s_p, natural logarithms [p].
-        noise: Logarithm of what rounding may have put into the parts; −inf where it is nothing.
-    """
-
-    mean: Any
-    parts: Any
-    scales: Any
+    mean: Any  # [d]
+    parts: Any  # [p, n, d]
+    scales: Any  # s_p, natural logarithms [p]
+    # Logarithm of what rounding may have put into the parts; −inf where it is nothing
     noise: Any = -jnp.inf
 
 

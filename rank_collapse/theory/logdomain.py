@@ -24,10 +24,10 @@ from rank_collapse.network.passes import LayerPass, run
 from rank_collapse.network.precision import full_precision
 from rank_collapse.network.walk import Algebra, Layer, walk_layer
 from rank_collapse.theory import log_operations as ops
-from rank_collapse.theory.log_attention import attention, three_axes
+from rank_collapse.theory.log_attention import attention
 from rank_collapse.theory.noise import Noise, certain, copies
 
-# Noisy copies of the pass, which tell where rounding has spoilt it. Only the states that branches
+# Noisy copies of the pass, which show where rounding has spoilt it. Only the states that branches
 # read are moved, not what branches compute on the way: copies scatter about twice as far as
 # float32 is off (medians of 64 Transformers of 12 layers without norms, at the default weights), so
 # that they must agree more closely and several of them. Numbers off by more than 0.01 decades that
@@ -38,28 +38,17 @@ REPLICAS = 4
 
 @struct.dataclass
 class LogTrace(struct.Struct):
-    """What the bounds need of every layer; residuals as log10 ‖.‖_{1,∞}.
+    """What the bounds need of every layer; residuals as log10 ‖.‖_{1,∞}."""
 
-    Attributes:
-        profile: Of X^0 .. X^L, [L + 1].
-        inputs: LogState of the input of each layer's attention, with a leading layer axis.
-        heads: Of P_h X W_h, less three times the log scale of the layer's input, [L, h]: the
-            difference is what float32 can hold in deep layers.
-        branches: Of SA(X), before the branch gain, in the same way, [L].
-        diameters: log10 of the largest ℓ2 distance of two tokens of X^0 .. X^L, [L + 1].
-        input_diameters: Of the input of each layer's attention, [L].
-        branch_diameters: Of SA(X), less three times the log scale as in `branches`, [L].
-        mask: Bool [h or 1, n or 1, m] of the scores, or None.
-    """
-
-    profile: Any
-    inputs: Any
+    profile: Any  # Of X^0 .. X^L, [L + 1]
+    inputs: Any  # LogState of the input of each layer's attention, with a leading layer axis
+    # Of P_h X W_h, less three times the log scale of the layer's input, [L, h]: the difference is
+    # what float32 can hold in deep layers
     heads: Any
-    branches: Any
-    diameters: Any
-    input_diameters: Any
-    branch_diameters: Any
-    mask: Any
+    branches: Any  # Of SA(X), before the branch gain, in the same way, [L]
+    diameters: Any  # log10 of the largest ℓ2 distance of two tokens of X^0 .. X^L, [L + 1]
+    input_diameters: Any  # Of the input of each layer's attention, [L]
+    branch_diameters: Any  # Of SA(X), less three times the log scale as in `branches`, [L]
 
 
 def log_residual_profile(
@@ -72,23 +61,18 @@ def log_residual_profile(
     M = expm1(ε²δ)/ε², and the new residual is ε³ Σ_h E R̂ W_h: s becomes 3s + a constant, the
     doubly exponential rate. Whatever makes rows differ by itself (a causal or local mask, a
     position bias, rotary or relative positions) gives each row its own q and adds
-    ε (Q − 1q_refᵀ) R̂ W_h: an exponential rate. Skips, norms, MLPs, gains (0 included) and the
-    temperature are treated exactly too.
+    ε (Q − 1q_refᵀ) R̂ W_h: an exponential rate. The rest of the network is treated exactly too.
 
     Arithmetic is that of x and the parameters, at least float32. The log scale has a relative
-    accuracy of about 1e-6 in float32; where large weights make scores of size S and all rows look
-    at one key, the residual is e^−(difference of scores), its logarithm has their error, 1e-7 S.
-    It reaches 3^80, near float32's largest number: −inf after that, and where a residual is 0. The
-    mean token is an ordinary array: a network whose mean token overflows gives NaN. R̂ has one
-    scale: where weights are so large that tokens fall into clusters, distances within a cluster
-    are kept relative to those between clusters only. NaN from the layer on whose residual hangs on
-    such distances: the pass is computed with noisy copies (`noise`), whose mean tokens and
-    mantissas are moved in their last digits before every branch, and must agree with them. Of such
-    networks `exact_profile` knows more.
+    accuracy of about 1e-6 in float32; where large weights make scores of size S and all rows read
+    one key, the logarithm has their error, 1e-7 S. −inf beyond 3^80, near float32's largest
+    number, and where a residual is 0; NaN where the mean token overflows. R̂ has one scale: of
+    tokens in clusters, distances within one are kept relative to those between them. NaN from the
+    layer on whose residual hangs on such distances: noisy copies of the pass (`noise`) must agree
+    with it. Of such networks `exact_profile` knows more.
 
     Args:
-        params: Parameters of the network.
-        x: Hidden states [n, d], or what `config.embedding` takes.
+        params, x: As in `apply`.
         config: The network; `skip_gain`, `branch_gain` and `temperature` may be traced.
         replicas: Noisy copies; each takes as long as the pass itself. 0: wrong without a sign in 6
             of 2016 networks drawn at weight scales .3 to 6, where the default had none wrong.
@@ -111,9 +95,8 @@ def log_residual_profile(
 def log_trace(
     params: Any, x: Any, config: TransformerConfig, *, replicas: int = REPLICAS, **inputs: Any
 ) -> LogTrace:
-    """The pass behind `log_residual_profile`, with each layer's attention input and branches.
-
-    Args, Raises: See `log_residual_profile`.
+    """The pass behind `log_residual_profile`, called alike, with each layer's attention input and
+    branches.
     """
     params, prepared = prepare_inputs(params, x, config, covers=LogScaled.covers, **inputs)
     params, prepared = at_least_float32(params, prepared)
@@ -205,13 +188,9 @@ def _log_copies(params, prepared, config, replicas):
 
 @dataclasses.dataclass(frozen=True)
 class LogPass(LayerPass):
-    """`log_trace` layer by layer; its profile is NaN where that of a noisy copy is another.
+    """`log_trace` layer by layer; its profile is NaN where that of a noisy copy is another."""
 
-    Attributes:
-        replicas: Noisy copies beside the pass itself.
-    """
-
-    replicas: int = REPLICAS
+    replicas: int = REPLICAS  # Noisy copies beside the pass itself
     forward: ClassVar[bool] = False
     covers: ClassVar = LogScaled.covers
 
@@ -247,8 +226,7 @@ class LogPass(LayerPass):
         profile = jnp.concatenate([first, profiles]).T
         profile = certain(profile) if self.replicas else profile[0]
         diameters = jnp.concatenate([ops.log10_diameter(start)[None], diameters])
-        mask = three_axes(prepared.context.mask)
-        return LogTrace(profile, seen, heads, branches, diameters, *others, mask)
+        return LogTrace(profile, seen, heads, branches, diameters, *others)
 
 
 def local_rate(profile: Any) -> Float[Array, "*s k"]:

@@ -12,13 +12,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from rank_collapse import struct
 from rank_collapse.measures.norms import composite_norm, norm_1, norm_inf
 from rank_collapse.network.attention import AttentionParams, repeat_groups
 from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.gains import LayerGains
 from rank_collapse.network.layers import GATED
+from rank_collapse.network.parameters import BlockParams
 from rank_collapse.theory.bounds import (
     Sides,
     gain_size,
@@ -26,6 +28,7 @@ from rank_collapse.theory.bounds import (
     largest_slope,
     score_width,
 )
+from rank_collapse.theory.log_operations import LogState
 from rank_collapse.theory.logdomain import LogTrace
 
 LOG_10 = np.log(10.0)
@@ -33,55 +36,32 @@ LOG_10 = np.log(10.0)
 
 @struct.dataclass
 class DiameterSides(struct.Struct):
-    """A bound of the diameter, the largest ℓ2 distance of two tokens, as decimal logarithms.
+    """A bound of the diameter, the largest ℓ2 distance of two tokens, as decimal logarithms."""
 
-    Attributes:
-        log10_lhs: The diameter.
-        log10_rhs: The bound with tanh; NaN where it does not cover the network.
-        log10_rhs_cubic: The same with tanh(u) ≤ u: c diam³ for one layer of attention.
-        tightness: log10_rhs − log10_lhs, never negative.
-        tightness_cubic: log10_rhs_cubic − log10_lhs, never less than that.
-    """
-
-    log10_lhs: Any
-    log10_rhs: Any
-    log10_rhs_cubic: Any
-    tightness: Any
-    tightness_cubic: Any
+    log10_lhs: Any  # The diameter
+    log10_rhs: Any  # The bound with tanh; NaN where it does not cover the network
+    log10_rhs_cubic: Any  # The same with tanh(u) ≤ u: c diam³ for one layer of attention
+    tightness: Any  # log10_rhs − log10_lhs, never negative
+    tightness_cubic: Any  # log10_rhs_cubic − log10_lhs, never less than that
 
 
 @struct.dataclass
 class MeanConstants(struct.Struct):
-    """What these bounds take from a layer; natural logarithms.
+    """What these bounds take from a layer; natural logarithms."""
 
-    Attributes:
-        head: Bound of a head over e^{3s}, s the log scale of the input of its attention, [h].
-        layer: The same of the layer.
-        scores: log ‖W_QK,h‖₂/(4√k), [h].
-        values: log ‖W_h‖₂, [h].
-        mlp: log of the ℓ2 Lipschitz constant of the MLP sublayer; 0 without.
-    """
-
-    head: Any
-    layer: Any
-    scores: Any
-    values: Any
-    mlp: Any
+    head: Any  # Bound of a head over e^{3s}, s the log scale of the input of its attention, [h]
+    layer: Any  # The same of the layer
+    scores: Any  # log ‖W_QK,h‖₂/(4√k), [h]
+    values: Any  # log ‖W_h‖₂, [h]
+    mlp: Any  # log of the ℓ2 Lipschitz constant of the MLP sublayer; 0 without
 
 
 def mean_constants(
-    params: Any, state: Any, gains: Any, config: TransformerConfig, spread: Any, keep: Any
-) -> MeanConstants:
-    """The bounds of one layer's heads and branch, and what its diameter bound needs.
-
-    Args:
-        params: Parameters of the layer.
-        state: LogState of the input of its attention.
-        gains: Of the layer.
-        config: The network.
-        spread: D_ii e^{−2s} [h, n], from `bounds.score_spread`.
-        keep: Bool [n], which tokens exist.
-    """
+    params: BlockParams, state: LogState, gains: LayerGains, config: TransformerConfig,
+    spread: Float[Array, "h n"], keep: Bool[Array, "n"],
+) -> MeanConstants:  # fmt: skip
+    """The bounds of one layer's heads and branch, and what its diameter bound needs; see
+    `bounds.layer_constants`."""
     _, w = head_weights(params.attention)
     scores, values = attention_norms(params.attention, gains.temperature, config)
     by_columns, by_rows = attention_deviation(spread, keep)
@@ -157,14 +137,9 @@ def mean_sides(
         ‖res(P_h X W_h)‖ ≤ √(½ΣD · ½(max D + mean D)) ‖R‖ ‖W_h‖   in ‖.‖_{1,∞},
         ‖res(SA(X))‖ ≤ √(Σ_h ½ΣD_h‖W_h‖_1 · Σ_h ½(max D_h + mean D_h)‖W_h‖_∞) ‖R‖,
 
-    R the residual that a layer's attention looks at. ‖.‖_{1,∞} has no triangle inequality, so that
+    R the residual of a layer's branch input. ‖.‖_{1,∞} has no triangle inequality, so that
     the second does not follow from the first. Both lie 2√2 or more below those of
     `bounds.layer_sides`, which therefore hold around the mean token and for all weights too.
-
-    Args:
-        found: Of all layers, stacked.
-        trace: Of the pass.
-        log_scale: Natural logarithm s of each layer's input.
     """
     cube = 3 * log_scale / LOG_10
 
@@ -180,17 +155,15 @@ def diameter_layer_sides(
 ) -> DiameterSides:
     """Of every layer's SA(X), each [L]: with Δ the diameter of the input of its attention,
 
-        diam(SA(X)) ≤ Σ_h tanh(‖W_QK,h‖₂ Δ²/(4√k)) ‖W_h‖₂ Δ ≤ c Δ³,  c = Σ_h ‖W_QK,h‖₂‖W_h‖₂/(4√k).
-
-    Args: As of `mean_sides`.
+    diam(SA(X)) ≤ Σ_h tanh(‖W_QK,h‖₂ Δ²/(4√k)) ‖W_h‖₂ Δ ≤ c Δ³,  c = Σ_h ‖W_QK,h‖₂‖W_h‖₂/(4√k).
     """
     delta = trace.input_diameters * LOG_10 - log_scale  # of the mantissa
     scores = found.scores + 2 * delta[:, None]
     cubic = scores + found.values
-    bent = cubic + _log_tanh_over(scores + 2 * log_scale[:, None])
+    saturated = cubic + _log_tanh_over(scores + 2 * log_scale[:, None])
     lhs, cube = trace.branch_diameters, 3 * log_scale / LOG_10
     rhs, rhs_cubic = (
-        (jax.nn.logsumexp(heads, axis=-1) + delta) / LOG_10 for heads in (bent, cubic)
+        (jax.nn.logsumexp(heads, axis=-1) + delta) / LOG_10 for heads in (saturated, cubic)
     )
     return DiameterSides(cube + lhs, cube + rhs, cube + rhs_cubic, rhs - lhs, rhs_cubic - lhs)
 
@@ -201,13 +174,8 @@ def diameter_sides(
     """Of X^0 .. X^L, the layers' bounds iterated from the diameter of X^0, each [L + 1].
 
     A branch gain multiplies a branch, a skip adds its gain times the diameter before it, an MLP
-    multiplies by its ℓ2 Lipschitz constant. Attention alone gives c^{(3^L − 1)/2} Δ^{3^L}.
-
-    Args:
-        found: Of all layers, stacked.
-        diameters: log10 of the diameters of X^0 .. X^L.
-        gains: Of all layers.
-        config: The network, without norms.
+    multiplies by its ℓ2 Lipschitz constant. Attention alone gives c^{(3^L − 1)/2} Δ^{3^L}. Norms
+    are not covered; `diameters` are decimal logarithms.
     """
     skip = gain_size(gains.skip.attention) * config.attention_skip
     steps = (found, _log(gain_size(gains.branch.attention)), _log(skip))
@@ -223,16 +191,6 @@ def diameter_sides(
     _, found = jax.lax.scan(body, jnp.full(2, diameters[0] * LOG_10), steps)
     rhs, rhs_cubic = jnp.concatenate([jnp.full((1, 2), diameters[0]), found / LOG_10]).T
     return DiameterSides(diameters, rhs, rhs_cubic, rhs - diameters, rhs_cubic - diameters)
-
-
-def stack_not_covered(config: TransformerConfig) -> tuple[str, ...]:
-    """Why the diameter of a whole network is not bounded, beside rows that differ."""
-    reasons = []
-    if config.norm_placement != "none":
-        reasons.append("norms: their Lipschitz constant is not bounded")
-    if config.mlp in GATED:
-        reasons.append("gated MLPs have no Lipschitz constant")
-    return tuple(reasons)
 
 
 def refused(sides: Any) -> Any:

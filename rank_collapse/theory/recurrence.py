@@ -40,11 +40,10 @@ def transverse_jacobian(
 ) -> Float[Array, "i i"]:
     """J_diff = ∂y_1/∂x_1 − ∂y_1/∂x_2 of a step where all tokens are `point`.
 
-    Exact for steps that treat tokens alike (no positions, no mask that tells them apart): then it
+    Exact for steps that treat tokens alike (no positions, no mask in which they differ): then it
     acts on every difference of two tokens.
 
     Args:
-        step: One step of the recurrence.
         point: What all tokens are.
         num_tokens: At least 2.
     """
@@ -72,17 +71,10 @@ def spectral_radius(matrix: Any) -> np.ndarray:
 def equal_tokens(
     step: Step, point: Float[Array, "i"], num_steps: int, num_tokens: int = 2
 ) -> tuple[Float[Array, "i"], Float[Array, ""]]:
-    """Where equal tokens get in `num_steps`, and how far the last of them took: 0 at a fixed point.
-
-    Args:
-        step: One step of the recurrence.
-        point: What all tokens are at first.
-        num_steps: At least 1.
-        num_tokens: How many they are.
-    """
+    """Where equal tokens get, and how far the last of the steps took them: 0 at a fixed point."""
 
     def advance(point, _):
-        # The mean: rounding must not be what tells tokens apart.
+        # The mean: rounding must not make tokens differ.
         after = jnp.mean(step(jnp.tile(point, (num_tokens, 1))), axis=0)
         return after, jnp.linalg.norm(after - point)
 
@@ -99,12 +91,7 @@ def predicted_steps(multiplier: Any, high: float = 1e-2, low: float = 1e-6) -> n
 
 
 def measured_steps(distance: Any, high: float = 1e-2, low: float = 1e-6) -> np.ndarray:
-    """Steps from the first distance below `high` to the first below `low`; NaN where none is.
-
-    Args:
-        distance: By step [..., t].
-        high, low: Distances.
-    """
+    """Steps from the first distance [..., t] below `high` to the first below `low`, else NaN."""
     distance = np.asarray(distance)
     steps = np.argmax(distance < low, axis=-1) - np.argmax(distance < high, axis=-1)
     return np.where((distance < low).any(axis=-1), steps.astype(float), np.nan)
@@ -134,7 +121,7 @@ def fall_order(log10_distance: Any, below: float = -6.0, most: int = 12) -> np.n
 
 def log_roll_out(
     params: Any,
-    read_out: tuple[Any, Any],
+    classifier: tuple[Any, Any],
     start: Float[Array, "2 i"],
     config: TransformerConfig,
     num_steps: int,
@@ -143,12 +130,12 @@ def log_roll_out(
 ) -> Float[Array, "t"]:
     """log10 of the distance of two tokens by step, however small.
 
-    Each step is read_out(network(embedding(tokens))), carried as 1x̄ᵀ + e^s R̂ (see
+    Each step is classifier(network(embedding(tokens))), carried as 1x̄ᵀ + e^s R̂ (see
     `log_residual_profile`), where ordinary arithmetic stops at the last digit of the coordinates.
 
     Args:
-        params: Parameters of the network.
-        read_out: Weights [d, i] and bias [i].
+        params: As in `apply`.
+        classifier: Weights [d, i] and bias [i].
         start: The first two tokens.
         config: The network: vectors through one linear map and a LayerNorm, no mask, no positions.
         num_steps: Distances returned, that of the start included.
@@ -156,7 +143,7 @@ def log_roll_out(
             give the next input; distances are those of outputs.
 
     Raises:
-        ValueError: An embedding of another kind, or a network that tells tokens apart: with a mask,
+        ValueError: An embedding of another kind, or a network in which tokens differ: with a mask,
             windows or positions.
     """
     made = config.embedding
@@ -181,7 +168,7 @@ def log_roll_out(
             state, params, prepared, config,
         )  # fmt: skip
         state = final_norm(algebra, state, params, prepared, config)
-        return linear(state, *read_out)
+        return linear(state, *classifier)
 
     def advance(state, _):
         out = network(state)

@@ -21,7 +21,7 @@ from rank_collapse.network.walk import Layer
 from rank_collapse.theory import bounds, mean_bounds
 from rank_collapse.theory.bounds import PublishedSides, Sides
 from rank_collapse.theory.log_attention import three_axes
-from rank_collapse.theory.logdomain import LogPass, LogTrace
+from rank_collapse.theory.logdomain import LogPass
 from rank_collapse.theory.mean_bounds import DiameterSides
 
 
@@ -103,15 +103,13 @@ def bound_report(
     and `mean_bounds.diameter_sides`. The temperature is taken into W_QK, the branch gain into
     the stack's β and c. Where scores are not divided by √k, √k is 1.
 
-    The theory covers attention whose rows all see the same keys: no mask, or padding (mask Bool
-    [n]: the padded rows are left out everywhere). With causal, local or other masks, and position
-    biases, P̃ has not equal rows and a residual need not fall doubly exponentially; the same
-    formulas are evaluated (D over allowed keys) and `not_covered` says so. Skips and norms leave
-    the layers' bounds valid, for SA(X) as a function of its input, but not the stack's.
+    The theory covers attention whose rows all see the same keys: no mask, or padding (the padded
+    rows are left out everywhere). Elsewhere the same formulas are evaluated (D over allowed keys)
+    and `not_covered` says so. Skips and norms leave the layers' bounds valid, for SA(X) as a
+    function of its input, but not the stack's.
 
     Args:
-        params: Parameters of the network.
-        x: Hidden states [n, d], or what `config.embedding` takes.
+        params, x: As in `apply`.
         config: The network, with dot-product scores; gains and temperature may be traced.
         mask: Bool [n] (which tokens exist), [n, n] or [h, n, n].
         bias: Float [h, n, n] added to the scores.
@@ -150,79 +148,6 @@ def _report(params, prepared, config):
     return run(BoundPass(), params, prepared, config)
 
 
-def refused_where(
-    report: BoundReport, config: TransformerConfig, mask: Any = None, bias: Any = None
-) -> BoundReport:
-    """The report, with NaN in the bounds that do not hold for such a network and the reasons."""
-    reasons = bounds.not_covered(config, mask=mask, bias=bias)
-    if any(reason.startswith("rows") for reason in reasons):
-        refuse = ("mean_head", "mean_layer", "diameter_layer", "diameter")
-    else:
-        refuse = ("diameter",) if mean_bounds.stack_not_covered(config) else ()
-    refused = {name: mean_bounds.refused(getattr(report, name)) for name in refuse}
-    return report.replace(not_covered=reasons, **refused)
-
-
-def constants_of(
-    params: Any, state: Any, gains: Any, config: TransformerConfig, mask: Any, keep: Any
-) -> tuple[bounds.LayerConstants, mean_bounds.MeanConstants]:
-    """What all bounds take from one layer.
-
-    Args:
-        params: Parameters of the layer.
-        state: LogState of the input of its attention.
-        gains: Of the layer.
-        config: The network.
-        mask: Bool [h or 1, n or 1, m] of the scores, or None.
-        keep: Bool [n], which tokens exist.
-    """
-    allowed = keep[None, None, :] if mask is None else mask
-    w_qk, _ = bounds.head_weights(params.attention, gains.temperature)
-    spread = bounds.score_spread(w_qk, state, config, allowed, keep)
-    return (
-        bounds.layer_constants(params, state, gains, config, spread),
-        mean_bounds.mean_constants(params, state, gains, config, spread, keep),
-    )
-
-
-def assembled(
-    trace: LogTrace,
-    found: bounds.LayerConstants,
-    around_mean: mean_bounds.MeanConstants,
-    gains: Any,
-    config: TransformerConfig,
-) -> BoundReport:
-    """The report of a pass in logarithms and the constants [L, ...] of all layers."""
-    admissible = jnp.max(found.log10_spread, axis=-1) <= math.log10(bounds.LEMMA_THRESHOLD)
-    head, layer, published_layer = bounds.layer_sides(found, trace, config)
-    whole = bounds.stack_sides(found, trace.profile, gains, config)
-    log_scale = trace.inputs.log_scale
-    mean_head, mean_layer = mean_bounds.mean_sides(around_mean, trace, log_scale)
-    return BoundReport(
-        beta=found.beta,
-        lipschitz=found.lipschitz,
-        gamma=found.gamma,
-        log10_spread=found.log10_spread,
-        admissible=admissible,
-        log10_residual=trace.profile,
-        log10_input=found.log10_mantissa + found.log10_scale,
-        log10_c=whole.log10_c,
-        head=head,
-        layer=layer,
-        stack=whole.stack,
-        published_layer=published_layer,
-        published_stack=whole.published_stack,
-        mean_head=mean_head,
-        mean_layer=mean_layer,
-        diameter_layer=mean_bounds.diameter_layer_sides(around_mean, trace, log_scale),
-        diameter=mean_bounds.diameter_sides(around_mean, trace.diameters, gains, config),
-        stack_beta=whole.stack_beta,
-        stack_gamma=jnp.max(found.gamma),
-        shrinks=whole.shrinks,
-        stack_admissible=jnp.all(admissible),
-    )
-
-
 @dataclasses.dataclass(frozen=True)
 class BoundPass(LogPass):
     """`bound_report` layer by layer."""
@@ -230,20 +155,53 @@ class BoundPass(LogPass):
     covers: ClassVar[Covers] = bounds.COVERS
 
     def step(self, layer: Layer, x: Any, seen: Any, carry: Any) -> tuple[Any, Any]:
-        """What the pass in logarithms adds, and the layer's constants and gains."""
+        """What the pass in logarithms adds, the constants of all bounds, and the layer's gains."""
         carry, log = super().step(layer, x, seen, carry)
-        state, mask = log[1][0], three_axes(layer.inputs.context.mask)
-        keep = layer.inputs.keep
-        found = constants_of(layer.params, state, layer.gains, layer.config, mask, keep)
-        return carry, (log, found, layer.gains)
+        state, mask, keep = log[1][0], three_axes(layer.inputs.context.mask), layer.inputs.keep
+        of_layer = layer.params, state, layer.gains, layer.config
+        allowed = keep[None, None, :] if mask is None else mask
+        w_qk, _ = bounds.head_weights(layer.params.attention, layer.gains.temperature)
+        spread = bounds.score_spread(w_qk, state, layer.config, allowed, keep)
+        found = bounds.layer_constants(*of_layer, spread)
+        around_mean = mean_bounds.mean_constants(*of_layer, spread, keep)
+        return carry, (log, found, around_mean, layer.gains)
 
     def finish(
         self, params: Any, last: Any, carry: Any, found: Any, prepared: PreparedInputs, config: Any
     ) -> BoundReport:
-        """The report."""
-        log, constants, gains = found
+        """The report, with NaN in the bounds that do not hold for such a network."""
+        log, found, around_mean, gains = found
         trace = super().finish(params, last, carry, log, prepared, config)
         # A mask of tokens stands in the context with an axis of rows, as others do.
         mask = prepared.context.mask if prepared.token_mask is None else prepared.token_mask
-        report = assembled(trace, *constants, gains, config)
-        return refused_where(report, config, mask, prepared.context.bias)
+        reasons = bounds.not_covered(config, mask=mask, bias=prepared.context.bias)
+        admissible = jnp.max(found.log10_spread, axis=-1) <= math.log10(bounds.LEMMA_THRESHOLD)
+        head, layer, published_layer = bounds.layer_sides(found, trace, config)
+        log_scale = trace.inputs.log_scale
+        mean_head, mean_layer = mean_bounds.mean_sides(around_mean, trace, log_scale)
+        report = BoundReport(
+            **bounds.stack_sides(found, trace.profile, gains, config),
+            beta=found.beta,
+            lipschitz=found.lipschitz,
+            gamma=found.gamma,
+            log10_spread=found.log10_spread,
+            admissible=admissible,
+            log10_residual=trace.profile,
+            log10_input=found.log10_mantissa + found.log10_scale,
+            head=head,
+            layer=layer,
+            published_layer=published_layer,
+            mean_head=mean_head,
+            mean_layer=mean_layer,
+            diameter_layer=mean_bounds.diameter_layer_sides(around_mean, trace, log_scale),
+            diameter=mean_bounds.diameter_sides(around_mean, trace.diameters, gains, config),
+            stack_gamma=jnp.max(found.gamma),
+            stack_admissible=jnp.all(admissible),
+            not_covered=reasons,
+        )
+        refuse = ()
+        if any(reason.startswith("rows") for reason in reasons):
+            refuse = ("mean_head", "mean_layer", "diameter_layer", "diameter")
+        elif any(reason.startswith(("norms", "gated")) for reason in reasons):
+            refuse = ("diameter",)
+        return report.replace(**{n: mean_bounds.refused(getattr(report, n)) for n in refuse})

@@ -17,8 +17,7 @@ from jaxtyping import Array, Float
 
 from rank_collapse import struct
 from rank_collapse.measures.updates import MATRICES
-from rank_collapse.network import attention as attn
-from rank_collapse.network import covers
+from rank_collapse.network import attention as attn, covers
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.layers import GATED
@@ -40,16 +39,11 @@ COVERS_MEASURED = covers.Covers("expected_pass", _COVERED | covers.MASKS | cover
 
 @struct.dataclass
 class ExpectedTrace(struct.Struct):
-    """What is expected of a network's tokens, layer by layer.
+    """What is expected of a network's tokens, layer by layer."""
 
-    Attributes:
-        hidden: `TokenKernel` of X^0 .. X^L, leaves [L + 1, ...].
-        output: `TokenKernel` after the final norm, where there is one.
-        shares: [s], γ² Var f/(λ² Var x + γ² Var f), each branch's share in the sum it joins: β_ii².
-    """
-
-    hidden: Any
-    output: Any
+    hidden: Any  # `TokenKernel` of X^0 .. X^L, leaves [L + 1, ...]
+    output: Any  # `TokenKernel` after the final norm, where there is one
+    # [s], γ² Var f/(λ² Var x + γ² Var f), each branch's share in the sum it joins: β_ii²
     shares: Any
 
     @property
@@ -83,7 +77,6 @@ def update_sizes(config: TransformerConfig, size: Any = 1.0) -> dict[str, dict[s
     """The same squared relative size for the update of every matrix: {part: {matrix: [L]}}.
 
     Args:
-        config: The network.
         size: ‖W* − W‖_F/‖W‖_F of each matrix of each layer.
     """
     of_layer = jnp.broadcast_to(jnp.square(jnp.asarray(size, jnp.float32)), (config.depth,))
@@ -110,28 +103,25 @@ def expected_pass(
     With K = E⟨x_i, x_j⟩/d of the stream and K_f of a branch, a sublayer is
         K' = N(λ² K + γ² K_f(K))     (post-norm; pre-norm λ² K + γ² K_f(N(K))),
     N(K)_ij = K_ij/√(K_ii K_jj), K_f of attention and MLPs as in `token_kernel`. For attention with
-    uniform weights over all tokens, of cosine ρ each, K_f is m = ρ + (1 − ρ)/n for every pair, and
-    the recursion is the law 1 − ρ' = (1 − ρ) ω²/(ω² + σ² m) of `collapse_law`; with a causal mask
-    each token has an m of its own. Updates W* = W + δW of random direction, squared relative size e
-    each, move the tokens by δx with D = E⟨δx_i, δx_j⟩/d to first order in e, D' = J(D) + e (...):
-    the same recursion, linear in D.
+    uniform weights over all tokens, of cosine ρ each, K_f is m = ρ + (1 − ρ)/n for every pair:
+    `collapse_law`. Updates W* = W + δW of random direction, squared relative size e each, move the
+    tokens by δx with D = E⟨δx_i, δx_j⟩/d to first order in e, D' = J(D) + e (...): the same
+    recursion, linear in D.
 
     Derived here: distances instead of cosines, the scores' part (exact for tokens of equal length
     and cosine, to second order for others), and D. Assumed: weights independent, of mean 0 and of
     no influence but their mean squares, in the limit of large d at n, H and L fixed; biases of
     scores, relative-position terms and rotary positions as at equal tokens. It fails for shared
-    layers (branches of the same weights are not independent), for trained weights as far as they
-    are correlated, where n L/d is not small (fluctuations between draws add up over the layers), in
-    D for scores of large variance (unscaled or sharp: give measured `attention`), and in pure
-    attention without skip, whose residual is of third order (see `cubic_law`).
+    layers, for trained weights as far as they are correlated, where n L/d is not small, in D for
+    scores of large variance (give measured `attention`), and in pure attention without skip, whose
+    residual is of third order (see `cubic_law`).
 
     Args:
-        params, x, config: As in `apply`. Of the parameters it reads mean squares per layer, so that
-            any initialisation and any gains are covered; of x the kernel.
+        params, x, config: As in `apply`; of parameters mean squares are read, of x the kernel.
         sizes: Squared relative sizes of updates, as of `update_sizes`; None for none.
         attention: [L, h, n, n], measured weights in place of those of equal tokens.
-        memory_kernel: What is expected of the memory, in place of the kernel of `memory`: a
-            `TokenKernel`, such as the `output` of the encoder's own pass, with its change.
+        memory_kernel: A `TokenKernel` in place of that of `memory`, such as the `output` of the
+            encoder's own pass, with its change.
         **inputs: mask, bias, memory, memory_mask, segments and positions of `apply`. Tokens that
             do not exist get no attention, but are counted in the trace's means.
 
@@ -240,12 +230,9 @@ def expected_gradient_norms(
     are one quantity. Those of W_Q and W_K vanish with the tokens' differences, as (1 − ρ) where
     those of W_V and W_O stay (Noci et al. 2022).
 
-    Where it holds, measured over expected of each layer of networks of 3 layers at scores of
-    variance 1 (10 draws, gelu, standard errors 2 to 6 %): W_V, W_O and the MLP's matrices .92 to
-    1.01, post-norm at n = 3 (d = 192) and 17 (d = 240), causal at n = 17, pre-norm with
-    cross-attention at n = 9. W_Q and W_K, which answer to first order in that variance alone: .86
-    to .91 at n = 17, .74 to .88 with a causal mask, .79 to .85 with cross-attention, and .55 to .74
-    at n = 3 (error 10 %), where they are not to be used. The output change is .87 to .92 of it.
+    Measured over expected in networks of 3 layers at scores of variance 1 (standard errors 2 to
+    6 %): .92 to 1.01 for W_V, W_O and the MLP. W_Q and W_K, which answer to first order in that
+    variance alone: .74 to .91 at n of 9 and 17; .55 to .74 at n = 3, where they are not to be used.
 
     Args:
         params, x, config, sizes, attention, **inputs: As in `expected_pass`.
@@ -254,9 +241,6 @@ def expected_gradient_norms(
 
     Returns:
         ({part: {matrix: [L]}} as `update_sizes`, the trace).
-
-    Raises:
-        ValueError: As `expected_pass`.
     """
     given = {"attention": attention} | inputs
 

@@ -23,17 +23,11 @@ from rank_collapse.network.walk import Algebra
 
 @struct.dataclass
 class Tangent(struct.Struct):
-    """Equal tokens and a direction across them.
+    """Equal tokens and a direction across them."""
 
-    Attributes:
-        mean: x̄ [d].
-        rest: R̂ [n, d]; columns sum to 0, max |rest| = 1 or all 0; 0 in rows that do not exist.
-        log_scale: Natural logarithm s of its size; −inf where it is 0.
-    """
-
-    mean: Any
-    rest: Any
-    log_scale: Any
+    mean: Any  # x̄ [d]
+    rest: Any  # R̂ [n, d]; columns sum to 0, max |rest| = 1 or all 0; 0 in rows that do not exist
+    log_scale: Any  # Natural logarithm s of its size; −inf where it is 0
 
 
 def around_mean(x: Float[Array, "n d"], keep: Bool[Array, "n"]) -> Tangent:

@@ -25,17 +25,11 @@ from rank_collapse.theory.score_overlap import DEGREE, hermite, overlap_ratios
 
 @struct.dataclass
 class TokenKernel(struct.Struct):
-    """What is expected of tokens over the weights, to leading order in 1/d.
+    """What is expected of tokens over the weights, to leading order in 1/d."""
 
-    Attributes:
-        variance: [n], v_i = E|x_i|²/d.
-        distance: [n, n], u_ij = E|x_i − x_j|²/2d.
-        change: [n, n], E⟨δx_i, δx_j⟩/d of the change δx that updates of the weights make.
-    """
-
-    variance: Any
-    distance: Any
-    change: Any
+    variance: Any  # [n], v_i = E|x_i|²/d
+    distance: Any  # [n, n], u_ij = E|x_i − x_j|²/2d
+    change: Any  # [n, n], E⟨δx_i, δx_j⟩/d of the change δx that updates of the weights make
 
     @property
     def covariance(self) -> Float[Array, "n n"]:
@@ -132,7 +126,6 @@ def attention(
         params: Of the layer; only mean squares of matrices are read.
         queries, keys: Kernels of the tokens of queries and of keys.
         weights: P_h, of equal tokens or measured.
-        config, temperature: For the scale of scores.
         sizes: Squared relative sizes of updates of "w_q", "w_k", "w_v", "w_o".
         measured: Whether the weights are those of the network, which hold the scores already.
     """
@@ -183,11 +176,9 @@ def score_noise(
     """What Gaussian scores add to the kernel of P y over one of the weights p; see `attention`.
 
     Args:
-        p: Weights of equal tokens.
         asked: b K_ik of the queries.
         spread: T_ik(K, K).
         key_spread: K̃_jj = E|y_j − Σ_l p_il y_l|²/d of each row i.
-        keys: Kernel of the keys.
     """
     length = jnp.diag(asked)
     level = jnp.sum(p * key_spread, axis=1)
@@ -231,12 +222,6 @@ def mlp(
     Saul 2009), else Σ_k a_k(v_i) a_k(v_j) ρ^k with Hermite coefficients a_k by Gauss-Hermite
     quadrature (Mehler). An update moves z by D + e_in K, and the output by
     E φ'(z_i)φ'(z_j) times that, and by e_out.
-
-    Args:
-        params: Of the layer; only mean squares of matrices are read.
-        seen: Kernel of the input of the MLP.
-        kind: Of `layers.MLP_KINDS`.
-        sizes: Squared relative sizes of updates of "w_in", "w_out", and "w_gate".
     """
     d, f = params.w_in.shape
     gated = kind in layers.GATED
@@ -268,12 +253,7 @@ def _product(a: TokenKernel, b: TokenKernel) -> TokenKernel:
 
 
 def activated(kind: str, z: TokenKernel) -> tuple[TokenKernel, Float[Array, "n n"]]:
-    """(kernel of φ(z), E φ'(z_i)φ'(z_j)) of Gaussian z; the kernel's change is left at 0.
-
-    Args:
-        kind: Of `layers.ACTIVATIONS`.
-        z: Kernel of z.
-    """
+    """(kernel of φ(z), E φ'(z_i)φ'(z_j)) of Gaussian z; the kernel's change is left at 0."""
     s = jnp.sqrt(jnp.maximum(z.variance, jnp.finfo(z.variance.dtype).tiny))
     pair = s[:, None] * s[None, :]
     # 1 − ρ_ij of z, from distances and lengths.

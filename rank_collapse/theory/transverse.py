@@ -15,8 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from rank_collapse.network import attention as attn
-from rank_collapse.network import covers
+from rank_collapse.network import attention as attn, covers
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import at_least_float32, prepare_inputs
 from rank_collapse.network.precision import full_precision
@@ -65,9 +64,7 @@ def transverse_growth(
     biases and there is no skip: there the residual falls faster than exponentially.
 
     Args:
-        params: Parameters of the network.
-        x: Hidden states [n, d], or what `config.embedding` takes.
-        config: The network, with any scores, mask, norm, gains and MLP.
+        params, x, config: As in `apply`; any scores, mask, norm, gains and MLP.
         count: Directions.
         **inputs: mask, bias, segments and positions of `apply`.
 

@@ -1,31 +1,15 @@
 """Training networks on token-wise tasks: one seed, or whole ensembles in one call."""
 
-from rank_collapse.training.ensemble import Ensemble, Trained
-from rank_collapse.training.model_file import dump_models, load_models
+from rank_collapse.training.ensemble import Ensemble as Ensemble, Trained as Trained
+from rank_collapse.training.model_file import dump_models as dump_models, load_models as load_models
 from rank_collapse.training.training import (
-    Hyper,
-    Model,
-    Recipe,
-    TrainState,
-    forward,
-    init_model,
-    init_state,
-    train_epoch,
-    train_step,
+    Hyper as Hyper,
+    Model as Model,
+    Recipe as Recipe,
+    TrainState as TrainState,
+    forward as forward,
+    init_model as init_model,
+    init_state as init_state,
+    train_epoch as train_epoch,
+    train_step as train_step,
 )
-
-__all__ = [
-    "Ensemble",
-    "Hyper",
-    "Model",
-    "Recipe",
-    "TrainState",
-    "Trained",
-    "dump_models",
-    "forward",
-    "init_model",
-    "init_state",
-    "load_models",
-    "train_epoch",
-    "train_step",
-]

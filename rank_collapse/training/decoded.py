@@ -22,11 +22,7 @@ def decode_pairs(
 ) -> Decoded:
     """What the model writes for each source, as long as the longest target; leaves [b, n, ...].
 
-    Args:
-        model: Trained weights.
-        pairs: Sources, and targets for their length.
-        config: The network.
-        batch_size: Sources at a time; None for all.
+    `batch_size` sources at a time; None for all.
     """
 
     def single(item: Any) -> Decoded:

@@ -17,23 +17,17 @@ from jax.sharding import Mesh
 from rank_collapse.runs import seeds
 from rank_collapse.training.path_accuracy import Metrics, whole_model
 from rank_collapse.training.recipe import Hyper, Recipe, check_hyper, config_of
-from rank_collapse.training.training import TrainState, init_state, train_epoch
+from rank_collapse.training.training import init_state, train_epoch
 
 
 @dataclasses.dataclass
 class Trained:
-    """What training left: the states and losses of all seeds.
+    """What training left: the states and losses of all seeds."""
 
-    Attributes:
-        state: TrainState with a leading seed axis, padded to the mesh.
-        data: What `make_data` made, with a leading seed axis, padded to the mesh.
-        losses: [s, epochs] mean training loss; NaN from where a seed diverged.
-        curves: {name: [s, epochs]} metrics of the held-out data after each epoch.
-    """
-
-    state: Any
-    data: Any
-    losses: np.ndarray
+    state: Any  # TrainState with a leading seed axis, padded to the mesh
+    data: Any  # What `make_data` made, with a leading seed axis, padded to the mesh
+    losses: np.ndarray  # [s, epochs] mean training loss; NaN from where a seed diverged
+    # {name: [s, epochs]} metrics of the held-out data after each epoch
     curves: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
     @property
@@ -52,10 +46,9 @@ class Ensemble:
     """The compiled functions of one recipe, made once and used for any seeds and hyperparameters.
 
     Args:
-        recipe: What is trained.
+        recipe, mesh: What is trained, on which devices; all by default.
         make_data: key → pytree whose "train" entry is the training data of one seed, so that all
             data are made where they are used. Its key is independent of the model's.
-        mesh: Devices; all by default.
         epochs_per_chunk: Epochs in one jitted call; progress, checkpoints and the check for
             divergence come between calls. Does not change results.
         at_once: Seeds a device vmaps over; None for `seeds.seeds_at_once`.
@@ -228,6 +221,3 @@ def _per_run(hyper: Hyper, count: int) -> Hyper:
         return value if value.ndim else jnp.full(count, value)
 
     return jax.tree_util.tree_map_with_path(one, hyper)
-
-
-__all__ = ["Ensemble", "TrainState", "Trained"]

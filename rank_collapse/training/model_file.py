@@ -8,6 +8,7 @@ Axis letters: s seeds.
 """
 
 import dataclasses
+import hashlib
 import json
 import os
 import zipfile
@@ -28,30 +29,32 @@ from rank_collapse.runs.states import flatten, unflatten
 from rank_collapse.training.models import init_model
 from rank_collapse.training.recipe import Recipe
 
-_CONFIG = "config"  # of the metadata
+_CONFIG, _SUM = "config", "sha256"  # of the metadata
 
 
 def dump_models(config: TransformerConfig | EncoderDecoderConfig, models: Any) -> bytes:
     """The file of an ensemble of one network, which other frameworks read as well.
 
-    Its tensors are named by their path, as "network.layers.attention.w_q"; the config is the
-    metadata's "config".
+    Its tensors are named by their path, as "network.layers.attention.w_q"; the metadata hold the
+    "config" and, as "sha256", the checksum of it and of the weights.
 
     Args:
         config: The network, with an embedding.
         models: Weights with a leading seed axis [s, ...].
     """
     text = json.dumps(_fields(config), default=lambda a: np.asarray(a).tolist())
-    return safetensors.numpy.save(flatten(models), metadata={_CONFIG: text})
+    saved = flatten(models)
+    return safetensors.numpy.save(saved, metadata={_CONFIG: text, _SUM: _checksum(text, saved)})
 
 
 def load_models(path: str | os.PathLike) -> tuple[Any, Any]:
     """(config, models [s, ...]) of a file of `dump_models`: what it was given.
 
-    Files of versions before 0.2, models.npz, are read too.
+    Files of versions before 0.2, models.npz, are read too, and files without a checksum.
 
     Raises:
-        ValueError: Not such a file, or weights that do not fit the config.
+        ValueError: Not such a file, one that is not as it was written, or weights that do not fit
+            the config.
         OSError: The file cannot be read.
     """
     try:
@@ -62,15 +65,16 @@ def load_models(path: str | os.PathLike) -> tuple[Any, Any]:
             num_outputs = config.decoder.embedding.vocab_size
         else:
             num_outputs = saved["classifier.b"].shape[1]
-    except (*_OTHER_FILES, KeyError, StopIteration, TypeError, ValueError) as error:
-        raise ValueError(f"{path} is not a file of trained models: {error}") from error
-    recipe = Recipe(config, num_outputs, batch_size=1, num_epochs=0)
-    keys = jax.random.split(jax.random.key(0), num_seeds)
-    like = jax.eval_shape(jax.vmap(lambda k: init_model(k, recipe)), keys)
+        _check_depth(config, saved)
+        recipe = Recipe(config, num_outputs, batch_size=1, num_epochs=0)
+        keys = jax.random.split(jax.random.key(0), num_seeds)
+        like = jax.eval_shape(jax.vmap(lambda k: init_model(k, recipe)), keys)
+    except OSError:
+        raise
+    except Exception as error:  # a config of a stranger's may be anything
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise ValueError(f"{path} is not a file of trained models: {reason}") from error
     return config, unflatten(saved, like, str(path))
-
-
-_OTHER_FILES = (safetensors.SafetensorError, zipfile.BadZipFile)
 
 
 def _read(path):
@@ -80,8 +84,29 @@ def _read(path):
             saved = {name: file[name] for name in file.files}
         return str(saved.pop(_CONFIG)), saved
     with safetensors.safe_open(path, framework="numpy") as file:
-        names = file.keys()
-        return (file.metadata() or {})[_CONFIG], {name: file.get_tensor(name) for name in names}
+        saved = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        about = file.metadata() or {}
+    if _SUM in about and about[_SUM] != _checksum(about[_CONFIG], saved):
+        raise ValueError("its checksum is another: it is not as it was written")
+    return about[_CONFIG], saved
+
+
+def _checksum(text, saved):
+    """SHA-256 of the config and of the weights' names, shapes and bytes."""
+    found = hashlib.sha256(text.encode())
+    for name in sorted(saved):
+        found.update(f"{name} {saved[name].dtype} {saved[name].shape}".encode())
+        found.update(np.ascontiguousarray(saved[name]).tobytes())
+    return found.hexdigest()
+
+
+def _check_depth(config, saved):
+    """Refuses more layers than the weights can be of, before anything is built for each."""
+    both = isinstance(config, EncoderDecoderConfig)
+    most = max(max(array.shape) for array in saved.values())
+    for half in (config.encoder, config.decoder) if both else (config,):
+        if half.num_rows > most:
+            raise ValueError(f"there are no weights of {half.num_rows} layers")
 
 
 def _fields(config: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What is trained: a network with a linear read-out of each token, or an encoder-decoder.
+"""What is trained: a network with a linear classifier of each token, or an encoder-decoder.
 
 Axis letters: b examples, n tokens, i input width, c classes or outputs.
 """
@@ -29,7 +29,7 @@ class Model(struct.Struct):
 
 
 def init_model(key: Any, recipe: Recipe, init_scale: Any = 1.0) -> Any:
-    """Initial weights: the network as its config says, the read-out normal(0, 0.02), bias 0.
+    """Initial weights: the network as its config says, the classifier normal(0, 0.02), bias 0.
 
     Returns:
         A `Model`; `EncoderDecoderParams` where the config is of an encoder-decoder.
@@ -57,9 +57,7 @@ def forward(
     """Logits of one example; with a key, dropout on embedding, attention weights and branches.
 
     Args:
-        model: Weights.
         inputs: Token ids [n] or vectors [n, i].
-        config: The network.
         mask: Bool [n], which tokens exist, or [n, n], which tokens a token may attend to.
         positions: Int [n], positions of the tokens; 0..n-1 by default.
         dropout_key, dropout_rate: None for none.

@@ -18,10 +18,7 @@ def schedule_factor(
     learning rate here, the largest that is reached).
 
     Args:
-        recipe: The run.
         epoch: Number of the epoch; may be traced, as all that follow but the last but one.
-        step: Number of the step since the start, from 0.
-        steps_per_epoch: Steps in an epoch.
         warmup: Steps of the warm-up; 0 for none.
     """
     warmup = jnp.maximum(jnp.asarray(warmup, jnp.float32), 1.0)

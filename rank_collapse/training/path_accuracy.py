@@ -18,7 +18,7 @@ from rank_collapse.network.transformer import apply
 from rank_collapse.paths.attribution import logit_attribution
 from rank_collapse.paths.chains import branch_sizes, skip_share
 from rank_collapse.paths.contributions import path_contributions
-from rank_collapse.paths.sets import batch_path_set_logits, read_out
+from rank_collapse.paths.sets import batch_path_set_logits, logits_of
 from rank_collapse.paths.sharing import coalition_values, covariance_shares, shapley_values
 from rank_collapse.paths.truncation import truncated
 from rank_collapse.training.models import Model, batch_forward
@@ -31,15 +31,7 @@ def whole_model(
     model: Any, examples: Any, config: Any, metrics: Metrics,
     batch_size: int | None = None,
 ) -> dict[str, Float[Array, ""]]:  # fmt: skip
-    """Metrics of the model as it is, without dropout.
-
-    Args:
-        model: Trained weights, of a network with a read-out or of an encoder-decoder.
-        examples: Evaluation data.
-        config: The network.
-        metrics: Functions of (logits, examples) by name.
-        batch_size: Examples at a time, to bound the memory.
-    """
+    """Metrics, by name, of a model without dropout; `batch_size` examples at a time."""
     logits = batch_forward(model, examples, config, batch_size=batch_size)
     return {name: fn(logits, examples) for name, fn in metrics.items()}
 
@@ -65,7 +57,7 @@ def length_sums(
     """Metrics of exact sums over all paths, by length 0..L, and what each length is worth.
 
     Frozen, in the attention of the whole model. All but "alone" have the same offset and the same
-    read-out, the whole model's, so that they differ in the lengths alone. The offset holds the
+    classifier, the whole model's, so that they differ in the lengths alone. The offset holds the
     biases, through the frozen 1/σ of the whole network: a network without any path already guesses.
         "offset"    []   no path
         "exact"     [k]  C_k + offset
@@ -77,9 +69,6 @@ def length_sums(
     "truncated" [k], self-consistent: the network without paths longer than k, see `truncated`.
     "covariance" [k]: Cov(z_k, z)/Var z of the logits, whose shares sum to 1 with the offset's;
     "cancellation" []: Σ_k ‖C_k‖/‖Y‖ of the states, the offset's among them.
-
-    Raises:
-        ValueError: More than `MAX_PARTS` lengths: see `shapley_values`.
     """
     size = config.depth + 1
 
@@ -91,11 +80,11 @@ def length_sums(
         keep = jnp.ones(states.shape[1], bool) if mask is None else mask
         states = jnp.where(keep[None, :, None], states, 0)
         states = jnp.concatenate([states, states.sum(axis=0, keepdims=True)])
-        alone = read_out(model.classifier, parts.by_attention_length)
+        alone = logits_of(model.classifier, parts.by_attention_length)
         return {
             "parts": logit_attribution(parts.by_attention_length, model.classifier),
-            "offset": read_out(model.classifier, parts.offset, normalize=False),
-            "others": jnp.stack([alone, read_out(model.classifier, kept, normalize=False)]),
+            "offset": logits_of(model.classifier, parts.offset, normalize=False),
+            "others": jnp.stack([alone, logits_of(model.classifier, kept, normalize=False)]),
             "squares": jnp.sum(jnp.square(states), axis=(1, 2)),
         }
 
@@ -174,8 +163,3 @@ def _each(metrics, logits, examples, shape):
         name: jax.lax.map(lambda l, f=fn: f(l, examples), logits).reshape(shape)
         for name, fn in metrics.items()
     }
-
-
-__all__ = [
-    "layer_alpha", "layer_ranks", "length_sums", "path_sets", "whole_model",
-]  # fmt: skip

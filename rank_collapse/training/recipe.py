@@ -30,7 +30,7 @@ class Recipe:
             (Vaswani et al. 2017, section 5.3). All begin with the warm-up of `Hyper`.
         milestones, decay: Of the milestones.
         clip_norm: Largest global norm of a gradient; None for any.
-        output_dropout: Dropout of the network's output too, before the read-out.
+        output_dropout: Dropout of the network's output too, before the classifier.
         unroll: Layers computed per step of the loop over the depth: more take longer to compile
             and save the memory traffic of the loop's buffers. In place of `config.unroll`, which
             the evaluation keeps. Does not change results.
@@ -57,18 +57,10 @@ class Recipe:
     eps: float = 1e-8
 
     def __post_init__(self):
-        for name in ("num_outputs", "batch_size", "unroll"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} is not a positive integer")
+        struct.integers(self, num_outputs=1, batch_size=1, unroll=1)
         if self.num_epochs < 0:
             raise ValueError(f"num_epochs={self.num_epochs} is negative")
-        for name, allowed in (
-            ("loss", tuple(LOSSES)),
-            ("schedule", SCHEDULES),
-            ("optimizer", OPTIMIZERS),
-        ):
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name}={getattr(self, name)!r} is not one of {allowed}")
+        struct.one_of(self, loss=tuple(LOSSES), schedule=SCHEDULES, optimizer=OPTIMIZERS)
         for name in ("b1", "b2"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} is not in [0, 1)")
@@ -122,11 +114,7 @@ def config_of(recipe: Recipe, hyper: Hyper) -> TransformerConfig | EncoderDecode
 
 
 def check_hyper(hyper: Hyper, recipe: Recipe) -> None:
-    """Refuses floats, or arrays of them, that mean nothing; traced ones are let through.
-
-    Raises:
-        ValueError: A warm-up that is negative, a smoothing outside [0, 1) or of squared errors.
-    """
+    """Refuses floats, or arrays of them, that mean nothing; traced ones are let through."""
     warmup, smoothing = np.asarray(hyper.warmup), np.asarray(hyper.label_smoothing)
     if not np.all(warmup >= 0):
         raise ValueError(f"warmup={_first(warmup, warmup >= 0)} is not 0 or a number of steps")

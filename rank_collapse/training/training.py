@@ -2,7 +2,7 @@
 
 What is static is a `Recipe`; what may be swept is a `Hyper` and is traced. Several seeds, learning
 rates or dropout rates are one more axis: see `rank_collapse.training.ensemble`. What is trained,
-a network with a read-out or an encoder-decoder, and how it makes logits is in `models`.
+a network with a classifier or an encoder-decoder, and how it makes logits is in `models`.
 
 Axis letters: b examples.
 """
@@ -56,12 +56,10 @@ def train_step(
     """One Adam step on one batch.
 
     Args:
-        state: State before.
         batch: Examples, or SequencePairs of an encoder-decoder.
         weights: Which of them count: the last batch of an epoch may be short.
         step: Number of the step since the start, which picks the dropout.
         factor: Of the schedule, multiplies the learning rate.
-        hyper, recipe: The run.
 
     Returns:
         The state after the step and the loss before it.
@@ -92,17 +90,7 @@ def train_step(
 def train_epoch(
     state: TrainState, examples: Any, epoch: Any, hyper: Hyper, recipe: Recipe
 ) -> tuple[TrainState, Float[Array, ""]]:
-    """One pass over the data.
-
-    Args:
-        state: State before.
-        examples: The training data.
-        epoch: Number of the epoch since the start; may be traced.
-        hyper, recipe: The run.
-
-    Returns:
-        The state after the epoch and the mean loss of its steps.
-    """
+    """One pass over the data, the `epoch`-th since the start: (state after it, mean loss)."""
     count, size = len(examples), recipe.batch_size
     steps = num_batches(count, size)
     order = jnp.arange(count)

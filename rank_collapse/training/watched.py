@@ -26,7 +26,7 @@ def layer_scalars(
     forcing: "encoder.residual_ratio", "decoder.residual_ratio", ...
 
     Args:
-        model: A network with a read-out, or an encoder-decoder.
+        model: A network with a classifier, or an encoder-decoder.
         data: With the entry "eval".
         config: The network.
     """

@@ -15,8 +15,7 @@ import tempfile
 import jax
 import pytest
 from absl import flags
-from hypothesis import HealthCheck, event, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, event, given, settings, strategies as st
 
 from experiments import benchmark, reproduce
 from experiments.shell import cli

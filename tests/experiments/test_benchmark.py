@@ -199,7 +199,7 @@ def test_a_random_llama_is_a_checkpoint_and_its_operations_are_counted(tmp_path)
     random_llama.make(tmp_path, "tiny")
     source = pretrained.open_checkpoint(tmp_path)
     assert source.config.depth == 4 and not source.biased
-    assert source.read_out.table.shape == (128, 64)
+    assert source.unembedding.table.shape == (128, 64)
     weights = source.layer(1).mlp.w_in
     assert weights.dtype == "float32" and 0.019 < float(weights.std()) < 0.021
     assert not (weights == source.layer(2).mlp.w_in).all()

@@ -1,5 +1,9 @@
 """The cache of compiled programs: where it is, and what turns it off."""
 
+import os
+import subprocess
+import sys
+
 import jax
 import pytest
 
@@ -33,3 +37,30 @@ def test_without_a_folder_nothing_is_kept(no_cache, monkeypatch):
     no_cache.write_text("a file where the folder would be")
     compilation.keep_programs()
     assert jax.config.jax_compilation_cache_dir is None
+
+
+DAMAGED = """
+import pathlib, sys, warnings, jax
+from experiments.shell import compilation
+jax.config.update("jax_compilation_cache_dir", sys.argv[1])
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+compilation.keep_programs()
+add = jax.jit(lambda x: x + 3)
+add(1.0)
+(entry,) = pathlib.Path(sys.argv[1]).glob("jit*-cache")
+whole = entry.read_bytes()
+entry.write_bytes(whole[: len(whole) // 2])
+jax.clear_caches()
+assert add(1.0) == 4
+assert len(entry.read_bytes()) > len(whole) / 2, "never written again"
+warnings.warn("mine")
+"""
+
+
+def test_a_cut_entry_is_written_again(tmp_path):
+    """JAX compiled its program in every later run, with a warning."""
+    environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", DAMAGED, str(tmp_path)]
+    found = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+    assert "mine" in found.stderr and "persistent" not in found.stderr

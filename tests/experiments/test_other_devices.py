@@ -13,8 +13,9 @@ from two_processes import LIMIT, REPOSITORY
 
 def run_on(devices, *command):
     """A process of its own that sees so many CPU devices."""
+    flags = os.environ.get("XLA_FLAGS", "")
     environment = os.environ | {
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+        "XLA_FLAGS": f"{flags} --xla_force_host_platform_device_count={devices}",
         "PYTHONPATH": os.pathsep.join((str(REPOSITORY), str(REPOSITORY / "tests"))),
     }
     return subprocess.run(

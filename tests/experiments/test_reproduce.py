@@ -25,7 +25,7 @@ from experiments.shell.experiment import experiment_of
 from experiments.shell.process import run_processes
 from rank_collapse import report
 from rank_collapse.report import claims
-from rank_collapse.runs import provenance
+from rank_collapse.runs import RunError, provenance
 
 PNG = b"\x89PNG not really"
 
@@ -215,6 +215,30 @@ def test_results_as_markdown_are_of_the_largest_preset_there_is(tmp_path):
     shutil.rmtree(tmp_path / "run" / "paper")
     text = reproduce.write_markdown(tmp_path / "run", tmp_path / "docs").read_text()
     assert r"a\|b (H=2, L=3)" in text and "time not kept" in text and "preset “quick”" in text
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"run_sort": 3}', '{"run_sort": {"seconds": "x"}}'])
+def test_damaged_times_are_not_known(content, tmp_path):
+    """All experiments ran, and then there was no report."""
+    (tmp_path / "times.json").write_text(content)
+    assert reproduce.times_of(tmp_path) == {}
+    reproduce.keep_time(tmp_path, "run_sort", 3.0, 2)
+    assert reproduce.times_of(tmp_path) == {"run_sort": {"seconds": 3.0, "jobs": 2}}
+
+
+@pytest.mark.parametrize("content", ["[]", "{", "{}", '{"environment": []}'])
+def test_a_damaged_config_of_a_run_is_named(content, tmp_path):
+    (tmp_path / "run_sort").mkdir()
+    (tmp_path / "run_sort" / "config.json").write_text(content)
+    with pytest.raises(RunError, match=r"run_sort/config\.json cannot be read .*delete this file"):
+        reproduce.made_with(tmp_path, "run_sort", "quick")
+
+
+@pytest.mark.parametrize("flag", ["--run_name=-1", "--num_devices=٢", "--run_name=..", "--seed=٣"])
+def test_what_every_child_would_refuse_is_refused_before(flag, monkeypatch, capsys):
+    monkeypatch.setattr(reproduce, "run_processes", lambda *a: pytest.fail("started"))
+    assert cli.execute(reproduce.main, reproduce.FLAGS, [flag]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 @pytest.mark.parametrize("where", [("--output_dir={}",), ("--markdown", "--docs={}")])

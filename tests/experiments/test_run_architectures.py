@@ -208,6 +208,8 @@ def test_bad_input(tmp_path, ids, capsys):
     np.save(tmp_path / "no" / "images.npy", np.zeros((2, 3, 3, 3)))
     bad = f"--images={tmp_path / 'no' / 'images.npy'}"
     refused(bad, folder=GOLDEN / "vit-wide", words=("(2, 3, 3, 3)",))
+    np.save(tmp_path / "no" / "images.npy", np.full((2, 6, 4, 8), np.nan))
+    refused(bad, folder=GOLDEN / "vit-wide", words=("images.npy", "not finite"))
     np.savez(tmp_path / "no" / "images.npz", a=np.zeros((2, 3, 3, 3)))
     bad = f"--images={tmp_path / 'no' / 'images.npz'}"
     refused(bad, folder=GOLDEN / "vit-wide", words=("images.npz", "not a .npy file"))

@@ -71,12 +71,13 @@ def test_sort_interrupted_and_resumed(tmp_path):
 
 
 FAILING = """
-import os, sys, time
-from experiments.shell import cli, several
+import os, subprocess, sys, time
+from experiments.shell import alive, cli, several
 from rank_collapse.runs import processes
 FLAGS = cli.make_flags("x", num_seeds=1)
 cli.definer(FLAGS)("boolean", "keep_models", False, "Of execution.")
 several.LIMIT = int(os.environ.get("LIMIT", several.LIMIT))
+alive.SILENT, alive.EVERY = float(os.environ.get("SILENT", alive.SILENT)), 1.0
 if os.environ.get("HOW") == "other flags" and os.environ["JAX_PROCESS_ID"] == "1":
     sys.argv.append("--keep_models")
 def main(options):
@@ -87,6 +88,11 @@ def main(options):
             if os.environ["HOW"] == "terminated":
                 os.kill(os.getpid(), 15)
                 time.sleep(60)
+            if os.environ["HOW"] == "stopped":
+                time.sleep(3)
+                later = f"sleep 25; kill -9 {os.getpid()}"
+                subprocess.Popen(later, shell=True, stdout=-3, stderr=-3)
+                os.kill(os.getpid(), 19)
             if os.environ["HOW"] == "a mistake":
                 raise ValueError("mine")
             1 / 0
@@ -109,6 +115,22 @@ def test_a_process_does_not_wait_for_one_that_has_stopped(who, how, expected, tm
     left, waiting = found if who == "primary" else found[::-1]
     assert left[0] == expected
     assert waiting[0] == 1 and "another process of this run has stopped" in waiting[2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("who", ["primary", "other"])
+def test_a_process_that_stands_still_is_not_waited_for(who, tmp_path):
+    """After 40 seconds, here 8: `jax.distributed` waits for 100 and aborts with a stack."""
+    arguments = ("-c", FAILING, "--distributed", f"--output_dir={tmp_path}")
+    found = run_both(*arguments, WHO=who, HOW="stopped", SILENT="8")
+    left, waiting = found if who == "primary" else found[::-1]
+    assert left[0] == -9 and waiting[0] == 1
+    own = [line for line in waiting[2].splitlines() if "Gloo" not in line]
+    index = int(who == "other")
+    assert own == [
+        f"error: another process of this run has stopped: process {index} gave no sign of life for "
+        "8 s"
+    ]
 
 
 def test_processes_whose_flags_differ_are_refused_by_name(tmp_path):

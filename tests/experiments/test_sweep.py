@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 
 import jax
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from absl import flags
 from second_run import check_second_run
 
-from experiments.shell import cli
+from experiments.shell import cli, vocabulary
 from experiments.shell.sweep import grid, work
 from rank_collapse.runs import files
 from rank_collapse.runs.files import lease
@@ -18,6 +19,7 @@ FLAGS = cli.make_flags("stub", num_seeds=3, shows="value,layer=last", execution=
 define = cli.definer(FLAGS)
 define("float", "rate", 1.0, "A factor.", lower_bound=0.0)
 define("integer", "depth", 2, "Layers.", lower_bound=1)
+vocabulary.alias(FLAGS, layers="depth")
 define("multi_integer", "sizes", [1, 2], "Sizes.")
 define("boolean", "do_mlp", False, "Not used.")
 define("integer", "chunk", 1, "Changes nothing.")
@@ -95,6 +97,11 @@ def test_a_grid_is_products_and_zips(text, points):
         (["--sweep=rate=1,2", "--rate=3"], "rate is swept and given as --rate"),
         (["--sweep=rate=1,2", "--rate", "3"], "rate is swept and given as --rate"),
         (["--sweep=do_mlp=0,1", "--nodo_mlp"], "do_mlp is swept and given"),
+        (["--sweep=layers=1,2", "--depth=2"], "layers is swept and given as --depth"),
+        (["--sweep=depth=1,2", "--layers=2"], "depth is swept and given as --layers"),
+        (["--sweep=depth=1,2;layers=1,2"], "'depth' and 'layers' are one flag"),
+        (["--sweep=depth=1,٢"], "--depth=٢ is not written in the digits 0 to 9"),
+        (["--sweep=rate=1,2", "--run_name=-1"], "--run_name='-1' is no name of a folder"),
         (["--sweep=rate=1,2", "--slice=2/2"], "--slice=2/2 is not i/n with i from 0"),
         (["--sweep=rate=1,2", "--slice=a"], "--slice=a is not i/n"),
         (["--sweep=rate=1,2", "--only_cells=0,2"], "--only_cells=0,2: '2' is not one of 0 to 1"),
@@ -272,6 +279,15 @@ def test_a_damaged_note_of_a_failure_does_no_harm(content, tmp_path, capsys):
     (tmp_path / "cells/rate=0/failed.json").write_text(content)
     assert sweep(tmp_path, "rate=1,0", "--slice=0/2") == 1
     assert "failed: rate=0: " in capsys.readouterr().err
+
+
+def test_a_note_of_a_failure_from_the_future_is_tried_again(tmp_path, capsys):
+    """As by a host whose clock is fast: a sweep waited without end, or was done with 3 of 4."""
+    assert sweep(tmp_path, "rate=1,0") == 1
+    note = tmp_path / "cells/rate=0/failed.json"
+    os.utime(note, (2**32, 2**32))
+    assert sweep(tmp_path, "rate=1,0") == 1
+    assert RAN == [(0.0, 2)] and "failed: rate=0: rate=0 is no rate" in capsys.readouterr().err
 
 
 def test_an_array_of_slurm_that_makes_no_sense_is_named(monkeypatch):

@@ -134,6 +134,7 @@ def test_a_worker_by_hand_that_is_killed_and_another_that_goes_on(cells, serial,
     none_is_left(folder)
 
 
+@pytest.mark.slow
 def test_a_killed_parent_leaves_no_process_and_the_same_command_goes_on(serial, tmp_path):
     folder = tmp_path / "sweep"
     with sweep(folder, "--workers=2") as process:
@@ -148,7 +149,8 @@ def test_a_killed_parent_leaves_no_process_and_the_same_command_goes_on(serial, 
     assert any(f"behind step {n} " in log for log in logs for n in range(1, swept_stub.STEPS + 1))
 
 
-@pytest.mark.parametrize("where", ["workers", pytest.param("by hand", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["workers", "by hand"])
 def test_ctrl_c_leaves_what_is_done_and_no_process(where, serial, tmp_path):
     folder = tmp_path / "sweep"
     with contextlib.ExitStack() as stack:

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import quick_training
 from chunked_runs import same_arrays
-from marks import slow_but
 from quick_training import SMALL
 from trained_runs import run
 from two_processes import REPOSITORY
@@ -171,7 +170,8 @@ def test_only_floats_are_shared(module):
 JOINED = "--sweep=learning_rate=3e-4,1e-3,3e-3,1e-2;init_scale=0.5,1"  # two a worker at a time
 
 
-@pytest.mark.parametrize("grid", slow_but([GRID, JOINED], GRID))
+@pytest.mark.slow
+@pytest.mark.parametrize("grid", [GRID, JOINED])
 def test_workers_train_joined_cells_as_one_process_does_but_for_rounding(grid, tmp_path):
     """Two workers cut an ensemble in parts, whose programs XLA rounds otherwise: training alike,
     measured values up to 5e-7 apart."""

@@ -4,12 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from path_examples import chain_effects
 
 import rank_collapse as rc
 from rank_collapse.measures.attention import attention_profile
 from rank_collapse.measures.influence import layer_influence, layer_removal
 from rank_collapse.paths.chains import branch_sizes
-from rank_collapse.paths.effects import chain_effects
 
 L, N, D = 4, 6, 8
 CONFIG = rc.TransformerConfig(

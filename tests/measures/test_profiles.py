@@ -2,10 +2,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from path_examples import chain_effects, length_effects
 
 import rank_collapse as rc
 from rank_collapse.measures.residuals import effective_rank, residual_ratio, token_cosine
-from rank_collapse.paths import effects
 
 CONFIG = rc.transformer(3, 2, 8, d_ff=12)
 LENGTHS = (6, 4, 5)
@@ -62,11 +62,11 @@ def test_refusals(batch):
 
 def test_length_effects_leave_padding_out(batch):
     params, inputs = batch
-    found = rc.measure_batch(effects.length_effects, params, CONFIG, inputs, chunk=3)
+    found = rc.measure_batch(length_effects, params, CONFIG, inputs, chunk=3)
     assert np.all(found["error"] < 1e-5)
     np.testing.assert_allclose(found["cosine_up_to"][:, -1], 1.0, atol=1e-5)
     n = LENGTHS[1]
-    alone = effects.length_effects(params, jnp.asarray(inputs["x"][1, :n]), CONFIG)
+    alone = length_effects(params, jnp.asarray(inputs["x"][1, :n]), CONFIG)
     for name, value in alone.items():
         np.testing.assert_allclose(found[name][1], value, rtol=1e-3, atol=2e-6, err_msg=name)
 
@@ -77,10 +77,10 @@ def plain_composite(a):
 
 def test_chain_effects(batch):
     params, inputs = batch
-    found = rc.measure_batch(effects.chain_effects, params, CONFIG, inputs, chunk=3, num_paths=4)
+    found = rc.measure_batch(chain_effects, params, CONFIG, inputs, chunk=3, num_paths=4)
     assert found["chain_residual"].shape == (3, 3, 4)
     n = LENGTHS[1]
-    alone = effects.chain_effects(params, inputs["x"][1, :n], CONFIG, num_paths=4)
+    alone = chain_effects(params, inputs["x"][1, :n], CONFIG, num_paths=4)
     for name, value in alone.items():
         np.testing.assert_allclose(found[name][1], value, rtol=1e-4, atol=1e-6, err_msg=name)
     # The first text is not padded: its chains, multiplied out.

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 import rank_collapse as rc
-from rank_collapse.network import attention as attn
-from rank_collapse.network import masks, positions
+from rank_collapse.network import attention as attn, masks, positions
 from rank_collapse.network.embedding import sinusoidal_positions
 
 

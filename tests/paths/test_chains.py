@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from path_examples import chain_effects, length_effects
 
 import rank_collapse as rc
 from rank_collapse.paths import chains as pp
-from rank_collapse.paths.effects import chain_effects, length_effects
 
 
 def test_elementary_shares_are_sums_over_subsets():

@@ -41,9 +41,6 @@ def test_lengths_up_to_k_and_all_but_k():
         np.testing.assert_allclose(up_to[1], c[0] + c[1] + ours.offset, atol=1e-5)
         np.testing.assert_allclose(up_to[-1], ours.output, atol=1e-5)
         np.testing.assert_allclose(all_but[1], c[0] + c[2] + ours.offset, atol=1e-5)
-    assert relative(ours.by_mlp_count.sum(axis=0), ours.by_attention_length.sum(axis=0)) < 1e-5
-    with pytest.raises(ValueError, match="count_mlps=True"):
-        _ = path_contributions(params, x, SMALL).by_mlp_count
 
 
 def test_what_is_left_out_is_what_passed_through_it(x64):

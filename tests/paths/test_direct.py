@@ -73,7 +73,7 @@ def test_without_norms_parts_are_what_the_trace_holds(x64):
     assert rc.apply(params, x, config).kept is None
 
 
-def test_read_outs_that_do_not_fit():
+def test_unembeddings_that_do_not_fit():
     parts = jnp.zeros((2, 3, 4))
     with pytest.raises(ValueError, match=r"shape \(5, 2\) is not \[d, c\] .* d=\[4\]"):
         rc.logit_attribution(parts, jnp.zeros((5, 2)))

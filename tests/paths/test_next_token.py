@@ -60,7 +60,7 @@ def test_pieces_of_the_vocabulary_with_bias_and_cap():
         rows = np.minimum(here, VOCAB - 1)
         known = add(
             known, words[rows], first, parts, sums, targets,
-            bias=jnp.asarray(bias[rows]), softcap=cap, exists=jnp.asarray(here < VOCAB),
+            bias=jnp.asarray(bias[rows]), softcap=cap, word_mask=jnp.asarray(here < VOCAB),
         )  # fmt: skip
     keep = np.ones(TOKENS, bool)
     loss, same = next_token.agreement(known, jnp.asarray(keep))

@@ -12,7 +12,8 @@ from path_oracle import Oracle
 
 import rank_collapse as rc
 from rank_collapse.paths.enumeration import path_length
-from rank_collapse.paths.sets import SEMANTICS, read_out, visiting_order
+from rank_collapse.paths.sets import logits_of, visiting_order
+from rank_collapse.paths.steps import SEMANTICS
 
 N, D = 4, 6
 
@@ -211,11 +212,13 @@ def test_batches_are_examples_one_by_one():
         assert relative_error(batch[1], one) < 1e-5
 
 
-def test_read_out_ignores_scale_and_common_shift_unless_told():
+def test_logits_ignore_scale_and_common_shift_unless_asked():
     classifier = (jnp.eye(D), jnp.zeros(D))
     x = jax.random.normal(jax.random.key(0), (N, D))
-    np.testing.assert_allclose(read_out(classifier, x), read_out(classifier, 7 * x + 3), atol=1e-5)
-    np.testing.assert_array_equal(read_out(classifier, x, normalize=False), x)
+    np.testing.assert_allclose(
+        logits_of(classifier, x), logits_of(classifier, 7 * x + 3), atol=1e-5
+    )
+    np.testing.assert_array_equal(logits_of(classifier, x, normalize=False), x)
 
 
 def test_path_state_has_gradients():

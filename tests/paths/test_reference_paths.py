@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from published_weights import load_reference
 
 from rank_collapse import apply
-from rank_collapse.paths.sets import batch_path_set_logits, read_out
-from rank_collapse.pretrained.reference import load_reference
+from rank_collapse.paths.sets import batch_path_set_logits, logits_of
 
 DEFAULT = Path(__file__).resolve().parents[3] / "shared" / "data" / "reference_paths"
 FOLDER = Path(os.environ.get("RANK_COLLAPSE_REFERENCE_PATHS", DEFAULT))
@@ -44,7 +44,7 @@ def test_every_case_equals_the_published_code(reference):
     @jax.jit
     def whole(params, inputs):
         states = jax.vmap(lambda x: apply(params, x, config).output)(inputs)
-        return read_out(classifier, states, normalize=False)
+        return logits_of(classifier, states, normalize=False)
 
     differences = {"logits/full": largest(whole(params, inputs), data["logits/full"])}
     evaluate = jax.jit(batch_path_set_logits, static_argnames="no_sub_path")

@@ -34,7 +34,7 @@ def test_all_lengths_are_the_whole_network(case, x64):
         assert not every.by_length[k, k + 1 :].any() and every.by_length[k, k].any()
         # Without norms and MLPs length 0 asks for no attention, and the last layer's attention
         # comes from all the paths there are so far.
-        # So it does where the last MLP looks at what the last attention looks at.
+        # So it does where the last MLP reads what the last attention reads.
         frozen = {"plain": (0, DEPTH - 1), "parallel experts": (DEPTH - 1,)}.get(case, ())
         assert (relative(every.output[k], whole.up_to()[k]) < 1e-12) == (k in frozen)
     one = rc.truncated(params, x, config, 1, mask=mask)
@@ -111,7 +111,3 @@ def test_what_truncation_refuses():
         rc.truncated(params, x, config, [1, 4])
     with pytest.raises(ValueError, match="float32"):
         rc.truncated(params, x, config, 1.0)
-    crossed = config_of(cross_attention=True)
-    params, x, _ = example(crossed)
-    with pytest.raises(ValueError, match="cross_attention"):
-        rc.truncated(params, x, crossed, 1)

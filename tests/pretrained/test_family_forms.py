@@ -69,12 +69,22 @@ def logits_of(model, trace):
     return cap * np.tanh(logits / cap) if cap else logits
 
 
-@pytest.mark.parametrize("name", ["mixtral", "qwen2_moe", "dinov2", "modernbert", "whisper"])
+@pytest.mark.parametrize(
+    "name", ["bert", "gpt2-head", "mixtral", "qwen2_moe", "dinov2", "modernbert", "whisper"]
+)
 def test_a_model_in_memory_is_its_folder(name, tmp_path):
     """The tensors of a model in memory have other names than its files."""
-    model = architectures.build(architectures.FORMS[name])
+    model = architectures.build((architectures.CASES | architectures.FORMS)[name])
     model.save_pretrained(tmp_path)
     jax.tree.map(np.testing.assert_array_equal, pretrained.load(model), pretrained.load(tmp_path))
+
+
+def test_a_model_in_memory_that_is_damaged():
+    model = architectures.build(architectures.CASES["bert"])
+    with torch.no_grad():
+        next(model.parameters())[0, 0] = torch.nan
+    with pytest.raises(ValueError, match=r"BertModel: tensor .* not finite"):
+        pretrained.load(model)
 
 
 def renamed(state, *pairs):
@@ -134,10 +144,10 @@ def test_layers_one_by_one_are_those_of_the_stack(name, tmp_path):
         row = jax.tree.map(lambda a, i=index: a[i], params.layers)
         jax.tree.map(np.testing.assert_array_equal, opened.layer(index), row)
     if architectures.FORMS[name].model.endswith("CausalLM"):
-        head = np.concatenate([rows for _, rows in opened.read_out.table.chunks(16)])
+        head = np.concatenate([rows for _, rows in opened.unembedding.table.chunks(16)])
         own = model.get_output_embeddings().weight.detach().float().numpy()
         np.testing.assert_array_equal(head.astype(np.float32), own)
-        assert opened.read_out.softcap == getattr(model.config, "final_logit_softcapping", None)
+        assert opened.unembedding.softcap == getattr(model.config, "final_logit_softcapping", None)
 
 
 def test_the_language_model_beside_an_image_tower(tmp_path):

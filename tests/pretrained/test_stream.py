@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from path_examples import chain_effects
 from safetensors.numpy import load_file, save_file
 
 from rank_collapse import pretrained
@@ -20,7 +21,7 @@ from rank_collapse.network import apply, surgery
 from rank_collapse.network.passes import Each, States
 from rank_collapse.paths import next_token
 from rank_collapse.paths.contributions import LengthPass, path_contributions
-from rank_collapse.paths.effects import ChainPass, chain_effects
+from rank_collapse.paths.effects import ChainPass
 from rank_collapse.pretrained import AblationSpec, Group, InMemory, streaming
 from rank_collapse.pretrained.checkpoint import Checkpoint
 from rank_collapse.pretrained.next_token import loss_gradient, next_tokens, targets_of
@@ -173,7 +174,7 @@ def test_next_tokens_and_gradients_of_a_language_model():
     found = pretrained.stream(source, inputs, {"all": Group(passes)})["all"]
     targets, keep = targets_of(inputs["x"], inputs["mask"])
     assert not keep[:, -1].any() and keep[0, :-1].all() and keep[1].sum() == 4
-    whole = source.read_out.table.read(0, config.embedding.vocab_size)
+    whole = source.unembedding.table.read(0, config.embedding.vocab_size)
 
     def loss(output, i):
         logits = output @ jnp.asarray(whole).T
@@ -181,11 +182,11 @@ def test_next_tokens_and_gradients_of_a_language_model():
         return jnp.sum(jnp.where(keep[i], each, 0)) / keep[i].sum()
 
     output = jnp.asarray(found["sums"].output)
-    known = next_tokens(source.read_out, output[:, None], jnp.eye(1), targets)
+    known = next_tokens(source.unembedding, output[:, None], jnp.eye(1), targets)
     ours, _ = jax.vmap(next_token.agreement)(known, jnp.asarray(keep))
     expected = [loss(output[i], i) for i in range(3)]
     np.testing.assert_allclose(ours[:, 0], expected, rtol=1e-5)
-    pull = loss_gradient(source.read_out, output, known, targets, keep)
+    pull = loss_gradient(source.unembedding, output, known, targets, keep)
     expected = [jax.grad(loss)(output[i], i) for i in range(3)]
     np.testing.assert_allclose(pull, np.stack(expected), atol=1e-7)
     split = pretrained.stream_gradients(source, inputs, found["states"], pull)
@@ -240,6 +241,25 @@ def test_values_that_are_not_finite_are_named_when_their_layer_comes(tmp_path):
             source, batch(source.config), groups, chunk=2, done=lambda s: done.append(s.layers)
         )
     assert done == [1]
+
+
+@pytest.mark.parametrize(
+    ("names", "value", "message"),
+    [
+        ("layers.1.mlp.down_proj", 3e38, "layer 1: hidden states are not finite: weights or inp"),
+        ("", 0.0, "layer 0: hidden states are all 0: are the weights"),
+    ],
+)
+def test_weights_that_make_the_states_mean_nothing_are_said(names, value, message, tmp_path):
+    """Weights of 1e37 gave NaN in every measure and exit code 0, zeros failed at the end."""
+    folder = copied(tmp_path)
+    for name in [name for name in Checkpoint(folder).names if names in name]:
+        rewritten(folder, name, lambda a: np.full_like(a, value))
+    source = pretrained.open_checkpoint(folder)
+    inputs = {"x": np.array([[3, 1, 4, 1]])}
+    groups = {"whole": pretrained.Group((("states", States()),))}
+    with pytest.raises(ValueError, match=message):
+        pretrained.stream(source, inputs, groups)
 
 
 def test_a_disk_that_goes_away_leaves_a_state_to_go_on_from(tmp_path):

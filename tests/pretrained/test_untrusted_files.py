@@ -1,22 +1,17 @@
 """Checkpoints of a stranger: whatever they say, one ValueError, and no foreign memory read."""
 
-import collections
 import importlib.util
-import io
 import json
 import pickle
 import shutil
-import sys
 import tarfile
-import time
 import zipfile
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from rank_collapse import pretrained
 from rank_collapse.pretrained.checkpoint import Checkpoint
@@ -38,111 +33,22 @@ def one_line(call):
         return error
 
 
-class _Storage:
-    """Pickles as torch writes a storage: a persistent id."""
-
-    def __init__(self, count):
-        self.id = ("storage", _Global("torch", "FloatStorage"), "0", "cpu", count)
-
-
-class _Global:
-    """Pickles to the name of something in a module that need not exist here."""
-
-    def __init__(self, module, name):
-        self.module, self.name = module, name
-
-
-class _Pickler(pickle._Pickler):
-    def persistent_id(self, obj):
-        return obj.id if isinstance(obj, _Storage) else None
-
-    def save(self, obj, save_persistent_id=True):
-        if isinstance(obj, _Global):
-            self.write(pickle.GLOBAL + f"{obj.module}\n{obj.name}\n".encode())
-        elif isinstance(obj, _View):
-            self.save(_Global("torch._utils", "_rebuild_tensor_v2"))
-            self.save(obj.arguments)
-            self.write(pickle.REDUCE)
-        else:
-            super().save(obj, save_persistent_id)
-
-
-class _View:
-    def __init__(self, *arguments):
-        self.arguments = arguments
-
-
-def archive_of(path, pickled, *, method=zipfile.ZIP_STORED, data=b""):
+def archive_of(path, pickled, *, method=zipfile.ZIP_STORED):
     """A file of `torch.save` with this pickle in it."""
     with zipfile.ZipFile(path, "w", method) as archive:
         archive.writestr("archive/data.pkl", pickled)
         archive.writestr("archive/byteorder", "little")
-        archive.writestr("archive/data/0", data)
         archive.writestr("archive/version", "3\n")
-    return path
-
-
-def torch_file(folder, start, shape, strides, data=b"\0" * 64, claimed=16):
-    """A pytorch_model.bin with one float32 tensor "w" of these numbers."""
-    file = io.BytesIO()
-    view = _View(_Storage(claimed), start, shape, strides, False, collections.OrderedDict())
-    _Pickler(file, protocol=2).dump({"w": view})
-    return archive_of(folder / "pytorch_model.bin", file.getvalue(), data=data)
 
 
 @with_torch
-def test_a_torch_file_written_here_is_read(tmp_path):
-    values = np.arange(16, dtype=np.float32)
-    torch_file(tmp_path, 1, (3, 2), (4, 2), values.tobytes())
-    np.testing.assert_array_equal(Checkpoint(tmp_path).read("w"), [[1, 3], [5, 7], [9, 11]])
+def test_tensors_that_repeat_their_values_are_refused(tmp_path):
+    """A small file may say that it holds any amount of numbers: the same ones again and again."""
+    import torch
 
-
-@with_torch
-@pytest.mark.parametrize(
-    ("start", "shape", "strides", "message"),
-    [
-        (0, (2, 2), (100, -99), "overflow"),  # last index 1, between far
-        (8, (3, 3), (-5, 6), "overflow"),
-        (-1, (2,), (1,), "invalid storage offset -1"),
-        (0, (-2, -2), (1, 1), "overflow"),
-        (0, (2.0,), (1,), "invalid combination of arguments"),
-        (True, (2,), (1,), "invalid combination of arguments"),
-        (0, (2, 2), (1,), "unequal size"),
-        (0, (16, 2), (1, 1), "not resizable"),
-        (0, (17,), (1,), "not resizable"),
-        (0, (10**9, 10**9), (0, 0), "they repeat"),
-        (0, (10**4,), (0,), "they repeat"),
-    ],
-)
-def test_a_view_that_leaves_its_storage_or_repeats_it_is_refused(
-    tmp_path, start, shape, strides, message
-):
-    torch_file(tmp_path, start, shape, strides)
-    found = one_line(lambda: Checkpoint(tmp_path).read("w"))
-    assert isinstance(found, ValueError) and message in str(found)
-
-
-INTEGERS = st.integers(-3, 20)
-
-
-@with_torch
-@settings(max_examples=60, deadline=None)
-@given(st.data())
-def test_views_read_what_lies_in_their_storage(tmp_path_factory, data):
-    shape = data.draw(st.lists(INTEGERS, max_size=3))
-    strides = data.draw(st.lists(INTEGERS, min_size=len(shape), max_size=len(shape)))
-    start = data.draw(INTEGERS)
-    folder = tmp_path_factory.mktemp("views")
-    values = np.arange(1, 17, dtype=np.float32)
-    torch_file(folder, start, tuple(shape), tuple(strides), values.tobytes())
-    found = one_line(lambda: Checkpoint(folder).read("w"))
-    if isinstance(found, ValueError):
-        return
-    places = start + sum(
-        (np.arange(n).reshape(-1, *[1] * (len(shape) - 1 - i)) * s)
-        for i, (n, s) in enumerate(zip(shape, strides, strict=True))
-    )
-    np.testing.assert_array_equal(found, values[places] if found.size else found)
+    for shape in ((10**4,), (10**9, 10**9)):
+        torch.save({"w": torch.zeros(1).expand(shape)}, tmp_path / "pytorch_model.bin")
+        assert "they repeat" in str(one_line(lambda: Checkpoint(tmp_path)))
 
 
 @with_torch
@@ -151,57 +57,18 @@ def test_a_compressed_pickle_is_refused(tmp_path):
     assert "data.pkl is compressed" in str(one_line(lambda: Checkpoint(tmp_path)))
 
 
-def calls(function, *arguments):
-    """A pickle that calls a function where it is believed."""
-    module, _, name = function.rpartition(".")
-    parts = pickle.dumps(arguments, protocol=2)[2:-1]
-    return pickle.PROTO + b"\x02" + f"c{module}\n{name}\n".encode() + parts + b"R."
-
-
-HOSTILE = {
-    "os.system": ("touch executed",),
-    "posix.system": ("touch executed",),
-    "builtins.exec": ("open('executed', 'w')",),
-    "builtins.eval": ("open('executed', 'w')",),
-    "builtins.getattr": (1, "real"),
-    "subprocess.Popen": (["touch", "executed"],),
-    "pathlib.Path": ("executed",),
-    "runpy.run_path": ("executed.py",),
-    "importlib.import_module": ("executed",),
-    "shutil.copy": ("executed.py", "executed"),
-    "torch.hub.load": (".", "executed"),
-    "torch.load": ("executed",),
-    "torch.jit.load": ("executed",),
-    "torch.utils.cpp_extension.load": ("executed", "executed.cpp"),
-    "torch.serialization.add_safe_globals": ([],),
-    "numpy.load": ("executed",),
-    "numpy.memmap": ("executed",),
-    "codecs.encode": ("executed", "rot13"),
-}
-
-
 @with_torch
 @pytest.mark.parametrize("zipped", [True, False])
-@pytest.mark.parametrize("wrapped", ["alone", "in a dictionary", "in a storage's name"])
-@pytest.mark.parametrize("function", HOSTILE)
-def test_pickled_code_is_refused_and_not_executed(tmp_path, monkeypatch, function, wrapped, zipped):
+@pytest.mark.parametrize("function", ["os.system", "torch.hub.load"])
+def test_pickled_code_is_refused_and_not_executed(tmp_path, monkeypatch, function, zipped):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "executed.py").write_text("open('executed', 'w')")
-    call = calls(function, *HOSTILE[function])
-    if wrapped == "in a dictionary":
-        call = b"\x80\x02}X\x01\x00\x00\x00w" + call[2:-1] + b"s."
-    elif wrapped == "in a storage's name":
-        call = call[:-1] + b"Q."
+    module, _, name = function.rpartition(".")
+    arguments = pickle.dumps(("touch executed",), protocol=2)[2:-1]
+    call = pickle.PROTO + b"\x02" + f"c{module}\n{name}\n".encode() + arguments + b"R."
     path = tmp_path / "pytorch_model.bin"
-    if zipped:
-        archive_of(path, call)
-    else:
-        path.write_bytes(call)
-    found = one_line(lambda: Checkpoint(tmp_path))
-    if not isinstance(found, ValueError):  # something harmless that torch knows, and no tensor
-        assert found.names == []
+    archive_of(path, call) if zipped else path.write_bytes(call)
+    assert isinstance(one_line(lambda: Checkpoint(tmp_path)), ValueError)
     assert not (tmp_path / "executed").exists()
-    assert "executed" not in sys.modules
 
 
 @with_torch
@@ -211,28 +78,11 @@ def test_a_torch_file_of_other_things_than_tensors(tmp_path):
     assert "holds a list, not" in str(one_line(lambda: Checkpoint(tmp_path)))
     archive_of(path, pickle.dumps({"a": 1, ("b", 2): "c"}, protocol=2))
     assert Checkpoint(tmp_path).names == []
+    archive_of(path, b"\x80\x02" + 100_000 * b"]" + 100_000 * b"a" + b".")
+    assert isinstance(one_line(lambda: Checkpoint(tmp_path)), ValueError)
     with tarfile.open(path, "w") as tar:  # the format before the first with pickles alone
         tar.addfile(tarfile.TarInfo("storages"))
     assert "not a readable torch file" in str(one_line(lambda: Checkpoint(tmp_path)))
-
-
-@with_torch
-@pytest.mark.parametrize("use", ["as a storage's name", "as what is saved"])
-def test_names_within_names_cost_nothing(tmp_path, use):
-    """A tuple of itself twice, a hundred times: to write it out would never end."""
-    laughs = b"\x80\x02K\x01K\x02\x86q\x00" + 100 * b"h\x00h\x00\x86q\x00"
-    archive_of(tmp_path / "pytorch_model.bin", laughs + (b"Q." if "name" in use else b"."))
-    start = time.process_time()
-    assert isinstance(one_line(lambda: Checkpoint(tmp_path)), ValueError)
-    assert time.process_time() - start < 5
-
-
-@with_torch
-@pytest.mark.parametrize("depth", [1000, 100_000])
-def test_lists_within_lists_are_one_line(tmp_path, depth):
-    pickled = b"\x80\x02" + depth * b"]" + depth * b"a" + b"."
-    archive_of(tmp_path / "pytorch_model.bin", pickled)
-    assert isinstance(one_line(lambda: Checkpoint(tmp_path)), ValueError)
 
 
 @with_torch
@@ -287,15 +137,6 @@ def test_a_header_that_lies_is_refused(tmp_path, header):
     assert isinstance(found, ValueError) and "no safetensors file" in str(found)
 
 
-@pytest.mark.parametrize("length", [10**8 + 1, 2**63, 2**64 - 1])
-def test_a_header_of_any_length_is_not_read(tmp_path, length):
-    path = tmp_path / "model.safetensors"
-    with path.open("wb") as file:
-        file.write(length.to_bytes(8, "little"))
-        file.truncate(2 * 10**8)  # a hole, which takes no place on the disk
-    assert "header too large" in str(one_line(lambda: Checkpoint(tmp_path)))
-
-
 @pytest.mark.parametrize("kind", ["F8_E4M3", "F8_E5M2", "F4"])
 def test_a_quantised_dtype_is_named(tmp_path, kind):
     safetensors(
@@ -318,27 +159,6 @@ def test_every_dtype_is_read(tmp_path, kind):
     assert found.dtype("a") == found.read("a").dtype == want.dtype and found.num_bytes() == 32
     np.testing.assert_array_equal(found.read("a"), want)
     np.testing.assert_array_equal(found.read_rows("a", 1, 2), want[1:])
-
-
-JSON = st.recursive(
-    st.one_of(st.none(), st.booleans(), st.integers(-40, 40), st.floats(), st.text(max_size=3)),
-    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(), inner)),
-    max_leaves=4,
-)
-FIELDS = {"dtype": st.sampled_from(["F32", "I8", "BF16"]), "shape": st.lists(INTEGERS, max_size=3)}
-FIELDS |= {"data_offsets": st.lists(st.integers(-8, 40), min_size=2, max_size=2)}
-SPANS = st.fixed_dictionaries({name: st.one_of(kind, JSON) for name, kind in FIELDS.items()})
-
-
-@settings(max_examples=80, deadline=None)
-@given(st.dictionaries(st.text(max_size=2), st.one_of(SPANS, JSON), max_size=3))
-def test_headers_are_believed_only_within_the_file(tmp_path_factory, header):
-    path = safetensors(tmp_path_factory.mktemp("headers") / "model.safetensors", header)
-    found = one_line(lambda: Checkpoint(path.parent))
-    if not isinstance(found, ValueError):
-        assert found.num_bytes() <= 32
-        for name in found.names:
-            assert found.read(name).nbytes == found.read(name).size * found.dtype(name).itemsize
 
 
 @pytest.mark.parametrize("shard", [1.5, ["a"], {}, None, "../x", ""])

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from rank_collapse.text import encoders
+from rank_collapse.text import encoders, pairs, tokens
 
 pytest.importorskip("tokenizers")
 TEXTS = ["The cat sat on the mat.", "A dog ran after the cat, and the cat ran too.", "Birds sing."]
@@ -82,3 +82,38 @@ def test_trained_tokenizer():
     assert first[0] == second[0] and first[-1] == second[-1]
     assert first[1] == second[1] and first[2] != second[2]
     assert max(first + second) < 100
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("model", {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##",
+                   "max_input_chars_per_word": 100, "vocab": {"the": 0}}, r"Missing \[UNK\]"),
+        ("model", {"type": "Unigram", "unk_id": None, "vocab": [["t", 0.0]]}, "unk_id"),
+        # Panics of the Rust code, which are no Exceptions and print their stack.
+        ("normalizer", {"type": "Precompiled", "precompiled_charsmap": "AAAA"}, "Precompiled"),
+        ("post_processor", {"type": "TemplateProcessing", "pair": [], "special_tokens": {},
+                            "single": [{"SpecialToken": {"id": "x", "type_id": 0}}]}, "no entry"),
+    ],
+)  # fmt: skip
+def test_a_damaged_tokenizer_is_one_line(name, change, message, tmp_path, capfd):
+    vocabulary(tmp_path).save(str(tmp_path / "tokenizer.json"))
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content | {name: change}))
+    with pytest.raises(ValueError, match=rf"tokenizer\.json .*{message}") as caught:
+        encoders.tokenizer_of(tmp_path, {"model_type": "bert"})("zebra")
+    assert "\n" not in str(caught.value) and capfd.readouterr().err == ""
+
+
+def test_a_vocabulary_without_unknown_words_is_one_line(tmp_path):
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[CLS]\n[SEP]\nthe\n")
+    with pytest.raises(ValueError, match=r"vocab\.txt encodes no text: .*Missing \[UNK\]"):
+        encoders.tokenizer_of(tmp_path, {"model_type": "bert"})("zebra")
+    tokenizer, _ = pairs.load_tokenizer(str(tmp_path), [("a", "b")])
+    with pytest.raises(ValueError, match="the tokenizer encodes no text"):
+        pairs.encode_pairs(tokenizer, [("zebra", "b")], 9)
+
+
+def test_a_token_beyond_every_integer_is_one_line():
+    with pytest.raises(ValueError, match="token id 4294967295 of text 0"):
+        tokens.pad([[2**32 - 1]])

@@ -5,15 +5,16 @@ import sys
 
 import pytest
 
-from rank_collapse.text import default_text, encoders, vocabulary
+from rank_collapse.text import encoders, vocabulary
+from rank_collapse.text.words import default_text
 
 pytest.importorskip("tokenizers")
 IDS = """
-from rank_collapse import text
-encoder = text.trained_tokenizer([text.default_text()], 30000)
-pairs = text.read_pairs("shipped", "", 20)
-tokenizer, _ = text.load_tokenizer("absent", pairs)
-print(encoder(text.default_text()), text.encode_pairs(tokenizer, pairs, 128).ids.tolist())
+from rank_collapse.text import encoders, pairs, words
+encoder = encoders.trained_tokenizer([words.default_text()], 30000)
+given = pairs.read_pairs("shipped", "", 20)
+tokenizer, _ = pairs.load_tokenizer("absent", given)
+print(encoder(words.default_text()), pairs.encode_pairs(tokenizer, given, 128).ids.tolist())
 """
 
 

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from marks import slow_but
 
 import rank_collapse as rc
 from rank_collapse import theory
@@ -119,22 +120,6 @@ def test_the_theorems_constant_is_that_of_its_bound():
     assert float(rc.measured_constant(report.log10_residual).log10_c_eff) < float(c)
 
 
-@pytest.mark.parametrize(
-    ("fields", "named"),
-    [
-        ({"mask": "causal"}, "mask='causal'"),
-        ({"attention_skip": True}, "attention_skip=True"),
-        ({"score": "additive"}, "score='additive'"),
-        ({"position": "rotary"}, "position='rotary'"),
-    ],
-)
-def test_networks_without_a_cubic_law_are_refused(fields, named):
-    config = rc.san(1, 2, 8, **fields)
-    params = rc.init(jax.random.key(0), config)
-    with pytest.raises(ValueError, match=named):
-        rc.closed_constant(params, jnp.ones((3, 8)), config)
-
-
 def test_the_closed_form_starts_where_the_diameter_bound_certifies_it(x64):
     """Pre-norm at scale 1: from layer 0 on its sign is wrong in every seed, as it once was here."""
     config = rc.san(8, 4, 64, norm_placement="pre")
@@ -156,7 +141,7 @@ def test_the_closed_form_starts_where_the_diameter_bound_certifies_it(x64):
 
 
 @pytest.mark.parametrize("placement", ["none", "pre", "post", "sandwich", "branch"])
-@pytest.mark.parametrize("kind", ["gelu", "swiglu"])
+@pytest.mark.parametrize("kind", slow_but(["gelu", "swiglu"], "gelu"))
 def test_no_layer_grows_more_than_its_bound(placement, kind, x64):
     """Tokens of very different lengths; the largest distance behind the layer over the bound."""
     config = rc.san_mlp(
@@ -176,21 +161,21 @@ def test_no_layer_grows_more_than_its_bound(placement, kind, x64):
     def log_diameter(a):
         return jnp.log(jnp.max(jnp.sum((a[:, None] - a[None]) ** 2, axis=-1))) / 2
 
-    room = jax.jit(jax.vmap(single))(jax.random.split(jax.random.key(0), 400))
-    assert float(room.min()) > -1e-12  # infinite where sharp scores make all outputs equal
-    assert np.isfinite(room).mean() > 0.99
+    margin = jax.jit(jax.vmap(single))(jax.random.split(jax.random.key(0), 400))
+    assert float(margin.min()) > -1e-12  # infinite where sharp scores make all outputs equal
+    assert np.isfinite(margin).mean() > 0.99
 
 
 def test_the_factor_of_a_norm_is_met_by_tokens_of_one_length(x64):
     """|LN x − LN y| = |x − y|/√(σ_x σ_y) where σ_x = σ_y, less where they differ."""
-    site = lone_norm(None, "layer", 0.01)
+    spec = lone_norm(None, "layer", 0.01)
     for lengths, least, most in (([1.3, 1.3], 1 - 1e-12, 1 + 1e-12), ([1.0, 3.0], 0.7, 0.95)):
         x = jnp.array(lengths)[:, None] * jnp.array([[1.0, -1, 0], [0, 1, -1]])
         alone = (jnp.array([True, False]), jnp.array([False, True]))
-        logs = [cubic_regime._norm_factor(site, x, keep) for keep in alone]
-        normed = token_norm(site, x)
+        logs = [cubic_regime._norm_factor(spec, x, keep) for keep in alone]
+        normed = token_norm(spec, x)
         ratio = jnp.linalg.norm(normed[0] - normed[1]) / jnp.linalg.norm(x[0] - x[1])
         assert least <= float(ratio / jnp.exp((logs[0] + logs[1]) / 2)) <= most
         # of both tokens together it is the larger factor
-        both = cubic_regime._norm_factor(site, x, jnp.ones(2, bool))
+        both = cubic_regime._norm_factor(spec, x, jnp.ones(2, bool))
         np.testing.assert_allclose(both, max(logs))

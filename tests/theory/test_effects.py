@@ -15,25 +15,23 @@ L, H, D, K = 2, 3, 6, 4
 TEMPERATURE = 1.7
 
 
-def bound_effects(params, x, config, **inputs):
-    return effects_of(rc.bound_report(params, x, config, **inputs))
-
-
 def composite(a):
     """‖A‖_{1,∞} = √(largest column sum · largest row sum) of absolute values."""
     return math.sqrt(np.abs(a).sum(0).max() * np.abs(a).sum(1).max())
 
 
 def written_out(params, x):
-    """The values of `bound_effects` for the tokens x alone, layer by layer and head by head."""
+    """The values of `effects_of` for the tokens x alone, layer by layer and head by head."""
     found = {name: [] for name in ("beta", "gamma", "log10_spread", "head_tightness")}
     found |= {name: [] for name in ("log10_input", "layer_log10_lhs", "layer_log10_rhs")}
+    found |= {"published": [], "head_rhs": []}
     start = math.log10(composite(x - x.mean(0)))
     for l in range(L):
         p = jax.tree.map(lambda a, l=l: np.asarray(a[l], np.float64), params.layers.attention)
         r = x - x.mean(0)
         size = math.log10(composite(r))
         heads = {name: [] for name in ("beta", "gamma", "log10_spread", "head_tightness")}
+        heads["head_rhs"] = []
         out = columns = rows = 0
         for h in range(H):
             w_qk, w = p.w_q[h] @ p.w_k[h].T / TEMPERATURE, p.w_v[h] @ p.w_o[h]
@@ -51,11 +49,13 @@ def written_out(params, x):
             heads["gamma"].append(gamma)
             heads["log10_spread"].append(math.log10(spread.max()))
             heads["head_tightness"].append(right - left)
+            heads["head_rhs"].append(right)
             columns += spread.sum() * np.abs(w).sum(0).max()
             rows += spread.max() * np.abs(w).sum(1).max()
             out = out + branch
         for name, values in heads.items():
             found[name].append(values)
+        found["published"].append(math.log10(H) + max(heads["head_rhs"]))
         found["log10_input"].append(size)
         found["layer_log10_lhs"].append(math.log10(composite(out - out.mean(0))))
         found["layer_log10_rhs"].append(math.log10(2 * math.sqrt(columns * rows)) + size)
@@ -76,9 +76,13 @@ def test_bound_effects_are_the_formulas(padded, x64):
     params = rc.init(jax.random.key(0), config, 1.1, 0.5)
     x = jax.random.normal(jax.random.key(1), (5, D)) + 1
     mask = jnp.array([True, True, False, True, True]) if padded else None
-    found = bound_effects(params, x, config, mask=mask)
+    report = rc.bound_report(params, x, config, mask=mask)
+    sides = {"published": report.published_layer.log10_rhs, "head_rhs": report.head.log10_rhs}
+    found = effects_of(report) | sides
     expected = written_out(params, np.asarray(x)[np.asarray(mask) if padded else slice(None)])
     assert found.keys() == expected.keys()
     assert len(np.unique(expected["admissible"])) == 2  # the condition holds here and not there
     for name, value in expected.items():
         np.testing.assert_allclose(found[name], value, rtol=1e-8, err_msg=name)
+    first = report.head.log10_rhs - report.head.log10_rhs_first  # γ enters linearly
+    np.testing.assert_allclose(first, np.log10(expected["gamma"]), rtol=1e-8)

@@ -1,4 +1,4 @@
-"""The pass in logarithms is right or NaN at any weights, and what tells it where it is not."""
+"""The pass in logarithms is right or NaN at any weights, and how it knows where it is not."""
 
 import functools
 

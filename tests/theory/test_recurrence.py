@@ -4,13 +4,16 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import mp_oracle
 import mpmath
 import numpy as np
 import pytest
 from draws import parameters
 
 import rank_collapse as rc
+from rank_collapse.network.attention import AttentionContext
 from rank_collapse.network.embedding import EmbeddingConfig
+from rank_collapse.network.gains import layer_gains
 from rank_collapse.theory import recurrence
 
 A = np.array([[0.3, 0.5], [-0.2, 0.1]])
@@ -74,42 +77,26 @@ CASES = {
 }
 
 
-def digits_of(params, read_out, start, config, num_steps, skip, digits=800):
+def digits_of(params, classifier, start, config, num_steps, skip, digits=800):
     """log10 of the distances in arithmetic of many digits, the network written out."""
-    mp = mpmath.mp
-    exp, sqrt, erf = (np.vectorize(getattr(mp, f), otypes=[object]) for f in ("exp", "sqrt", "erf"))
-    exact = np.vectorize(lambda a: mp.mpf(float(a)), otypes=[object])
-    layer = jax.tree.map(lambda a: exact(np.asarray(a)[0]), params.layers)
-    made = jax.tree.map(lambda a: exact(np.asarray(a)), params.embedding)
-    w, b = (exact(np.asarray(a)) for a in read_out)
-
-    def norm(p, x, eps=1e-12):
-        x = x - x.mean(1, keepdims=True)
-        return x / sqrt((x * x).mean(1, keepdims=True) + mp.mpf(eps)) * p.gain + p.bias
-
-    def attend(x):
-        p, out = layer.attention, 0
-        for h in range(config.num_heads):
-            q, k, v = (x @ getattr(p, f"w_{n}")[h] + getattr(p, f"b_{n}")[h] for n in "qkv")
-            scores = exp(q @ k.T / mp.sqrt(q.shape[1]))
-            out = out + scores / scores.sum(1, keepdims=True) @ v @ p.w_o[h]
-        return out + p.b_o
+    gains = layer_gains(config, jnp.float32, params)
+    own, gains = jax.tree.map(lambda a: np.asarray(a[0]), (params.layers, gains))
+    made, context = jax.tree.map(np.asarray, params.embedding), AttentionContext()
 
     def network(x):
-        x = norm(made.norm, x @ made.w_in + made.b_in)
-        x = norm(layer.attention_norm, attend(x) + (x if config.attention_skip else 0))
-        if config.mlp == "gelu":
-            z = x @ layer.mlp.w_in + layer.mlp.b_in
-            z = z * (1 + erf(z / mp.sqrt(2))) / 2
-            x = norm(layer.mlp_norm, x + z @ layer.mlp.w_out + layer.mlp.b_out)
-        return x @ w + b
+        x = mp_oracle.unit_norm(mp_oracle.affine(x, made.w_in, made.b_in), "layer", 1e-12)
+        x = [mp_oracle.plus([row], [mp_oracle.exact(made.norm.bias)])[0]
+             for row in mp_oracle.scaled(made.norm.gain, x)]  # fmt: skip
+        return mp_oracle.affine(mp_oracle.layer(own, x, config, context, gains), *classifier)
 
-    with mp.workdps(digits):
-        x, path = exact(start), [exact(start)]
+    with mpmath.workdps(digits):
+        x = mp_oracle.exact(start)
+        path = [x]
         for _ in range(num_steps - 1):
             path.append(network(x))
-            x = x + path[-1] if skip else path[-1]
-        return [float(mp.log10(mp.sqrt(((p[0] - p[1]) ** 2).sum()))) for p in path]
+            x = mp_oracle.plus(x, path[-1]) if skip else path[-1]
+        norms = (mpmath.norm([a - b for a, b in zip(*p, strict=True)]) for p in path)
+        return [float(mpmath.log10(norm)) for norm in norms]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -121,11 +108,11 @@ def test_distances_in_logarithms_are_those_of_many_digits(name):
     )  # fmt: skip
     params = parameters(config, seed=3)
     rng = np.random.default_rng(4)
-    read_out = jnp.asarray(rng.normal(size=(4, 2)), jnp.float32), jnp.asarray([0.1, -0.2])
+    classifier = jnp.asarray(rng.normal(size=(4, 2)), jnp.float32), jnp.asarray([0.1, -0.2])
     start = np.array([[0.3, 0.1], [-0.1, 0.25]], np.float32)
-    wanted = digits_of(params, read_out, start, config, 7, skip)
+    wanted = digits_of(params, classifier, start, config, 7, skip)
     rolled = jax.jit(functools.partial(recurrence.log_roll_out, skip=skip), static_argnums=(3, 4))
-    found = rolled(params, read_out, jnp.asarray(start), config, 7)
+    found = rolled(params, classifier, jnp.asarray(start), config, 7)
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
     if not config.attention_skip:
         assert wanted[-1] < -100  # far below what float32 holds

@@ -161,13 +161,13 @@ def test_collapse_and_output_change_of_networks(name):
     """Means over 8 seeds; what the limit leaves out is of the order L n/d = 1 of fluctuations that
     are themselves 1/√(n d), and of the scores' third order, together some percent."""
     measured, expected = network_and_theory(name)
-    for quantity, room in (("log collapse", 0.12), ("ratio", 0.06), ("change", 0.12)):
+    for quantity, margin in (("log collapse", 0.12), ("ratio", 0.06), ("change", 0.12)):
         here, there = measured[quantity][:, 1:], expected[quantity][:, 1:]
         if quantity == "change":
             here, there = np.log(here), np.log(there)
         error = here.std(axis=0, ddof=1) / np.sqrt(len(here))
         off = np.abs(here.mean(axis=0) - there.mean(axis=0))
-        assert np.all(off < 4 * error + room), (quantity, off, error)
+        assert np.all(off < 4 * error + margin), (quantity, off, error)
     # and it is not 0 that is compared with 0
     assert measured["log collapse"].mean(axis=0)[-1] < -0.3
     assert measured["change"].mean(axis=0)[-1] > 2 * measured["change"].mean(axis=0)[1] > 1e-4
@@ -239,8 +239,8 @@ def test_scores_slow_the_collapse_as_networks_do(optimized):
             np.exp(stability.collapse_law(0.5, 17, 0.3 * one, one, score_variance=v)[0][1])
             for v in (b, 0.0)
         )
-        room = 4 * found.std(ddof=1) / np.sqrt(len(found)) + 0.02 * law
-        assert abs(found.mean() - law) < room < law - uniform
+        margin = 4 * found.std(ddof=1) / np.sqrt(len(found)) + 0.02 * law
+        assert abs(found.mean() - law) < margin < law - uniform
 
 
 def test_wrong_arguments_are_named():

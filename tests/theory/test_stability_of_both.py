@@ -12,8 +12,7 @@ from rank_collapse.measures import updates
 from rank_collapse.network import encoder_decoder
 from rank_collapse.network.embedding import EmbeddingConfig
 from rank_collapse.network.encoder_decoder import EncoderDecoderConfig
-from rank_collapse.theory import encoder_decoder as theory
-from rank_collapse.theory import stability
+from rank_collapse.theory import encoder_decoder as theory, stability
 
 SEEDS = jax.vmap(lambda s: jax.random.fold_in(jax.random.key(3), s))(jnp.arange(8))
 SIZE = 1e-2
@@ -89,13 +88,13 @@ def test_the_law_of_both_halves(quantity):
     """Means over 8 seeds within 4 standard errors and what the limit of wide networks leaves out:
     n L/d is 0.4 here, of fluctuations, as in `test_stability`."""
     here, there = (found[quantity] for found in measured_and_expected())
-    room = {"collapse": 0.12, "gradients": 0.2}.get(quantity, 0.12)
+    margin = {"collapse": 0.12, "gradients": 0.2}.get(quantity, 0.12)
     assert jax.tree.structure(here) == jax.tree.structure(there)
 
     def close(path, measured, expected):
         error = measured.std(axis=0, ddof=1) / np.sqrt(len(measured))
         off = np.abs(measured.mean(axis=0) - expected.mean(axis=0))
-        assert np.all(off < 4 * error + room), (jax.tree_util.keystr(path), off, error)
+        assert np.all(off < 4 * error + margin), (jax.tree_util.keystr(path), off, error)
 
     jax.tree_util.tree_map_with_path(close, here, there)
 

@@ -132,9 +132,9 @@ def test_scores_to_second_order_where_tokens_differ(name, seen, lengths, keys, x
     variance, distance = expected_attention(k[:keys, :keys], k, weights, b)
     for ours, of in ((variance, np.diag), (distance, distances)):
         part = np.abs(of(found) - of(uniform))
-        room = 4 * 2 * error.max() + 0.04 * part.max()
-        assert np.all(np.abs(ours - of(found)) < room)
-        assert room < 0.12 * part.max()
+        margin = 4 * 2 * error.max() + 0.04 * part.max()
+        assert np.all(np.abs(ours - of(found)) < margin)
+        assert margin < 0.12 * part.max()
 
 
 def plane(kind, cov):
@@ -216,6 +216,6 @@ def test_an_update_moves_the_kernel_as_two_networks_differ():
     sizes = dict.fromkeys(names, 1e-4)
     out = token_kernel.mlp(params, token_kernel.kernel_of(x), "gelu", sizes)
     length = np.sqrt(out.change.diagonal())
-    room = 5 * found.std(axis=0) / np.sqrt(60) + 0.2 * np.outer(length, length)
-    assert np.all(np.abs(out.change - found.mean(axis=0)) < room)
+    margin = 5 * found.std(axis=0) / np.sqrt(60) + 0.2 * np.outer(length, length)
+    assert np.all(np.abs(out.change - found.mean(axis=0)) < margin)
     assert np.all(out.change.diagonal() > 2e-5)

@@ -63,7 +63,7 @@ def test_alpha_is_the_share_of_sums_over_examples(data):
     assert abs(found[0] - found[1]) > 0.01
 
 
-def test_sums_of_lengths_have_one_offset_and_one_read_out(data):
+def test_sums_of_lengths_have_one_offset_and_one_classifier(data):
     """Every sum by itself, with numpy, and Shapley's efficiency."""
     model, examples, _ = data
     w, b = np.random.default_rng(3).normal(size=(D, 4)), np.arange(4.0)

@@ -6,8 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from scipy.spatial import ConvexHull
 
 from rank_collapse.training import tasks
@@ -35,35 +34,17 @@ hull = jax.jit(jax.vmap(convex_hull.hull_labels))
 
 
 def test_hull_of_generic_points_is_scipys():
-    points = np.random.default_rng(0).uniform(0, 10, (100, 10, 2)).astype(np.float32)
+    points = np.random.default_rng(0).integers(0, 2**14, (100, 10, 2))
     expected = np.zeros((100, 10), int)
     for row, x in zip(expected, points, strict=True):
         row[ConvexHull(x).vertices] = 1
     np.testing.assert_array_equal(hull(jnp.asarray(points)), expected)
 
 
-@pytest.mark.parametrize("dtype", [jnp.int32, jnp.float32])
-def test_hull_with_ties_lines_and_repeats_is_exact(dtype):
+def test_hull_with_ties_lines_and_repeats_is_exact():
     points = np.random.default_rng(1).integers(0, 4, (150, 9, 2))
     expected = np.array([rational_hull(x) for x in points])
-    np.testing.assert_array_equal(hull(jnp.asarray(points, dtype)), expected)
-
-
-def test_hull_of_floats_nearly_on_a_line_is_exact():
-    rng = np.random.default_rng(2)
-    t = rng.uniform(0, 1, (60, 8, 1)).astype(np.float32)
-    start, end = rng.normal(size=(2, 60, 1, 2))
-    points = (start + (end - start) * t).astype(np.float32)
-    expected = np.array([rational_hull(x) for x in points])
     np.testing.assert_array_equal(hull(jnp.asarray(points)), expected)
-
-    def naive(x):  # rounding errors make this one wrong, or the test would show nothing
-        a, b = x[None, :, None] - x[:, None, None], x[None, None] - x[:, None, None]
-        sign = a[..., 0] * b[..., 1] - a[..., 1] * b[..., 0]
-        other = (x[:, None] != x[None]).any(-1)
-        return ((sign >= 0).all(2) & other).any(1)
-
-    assert any((naive(x) != e).any() for x, e in zip(points, expected, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -162,8 +143,8 @@ def test_packed_rows_hold_every_token_once_and_whole(lengths):
         np.testing.assert_array_equal(examples.part_positions(own)[row >= 0], within[row >= 0])
         expected = (row[:, None] == row[None, :]) & (row[None, :] >= 0)
         np.testing.assert_array_equal(examples.part_mask(own), expected)
-    room = 7 - (parts >= 0).sum(axis=1)
-    assert np.sum(room >= 4) <= 1  # two half-empty rows would have been one
+    free = 7 - (parts >= 0).sum(axis=1)
+    assert np.sum(free >= 4) <= 1  # two half-empty rows would have been one
 
 
 def test_a_sequence_longer_than_a_row_is_refused():

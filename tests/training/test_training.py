@@ -181,8 +181,8 @@ def test_no_dropout_is_a_dropout_of_nothing():
     assert abs(losses[0.5][0] - losses[None][0]) > 1e-3
 
 
-def test_dropout_of_the_output_falls_on_what_the_read_out_reads():
-    """A read-out that is the identity shows the network's output: each entry is 0 or 1/(1 − p)."""
+def test_dropout_of_the_output_falls_on_what_the_classifier_reads():
+    """A classifier of ones on the diagonal shows the output: each entry is 0 or 1/(1 − p)."""
     made = recipe(num_outputs=8)
     model = init_state(jax.random.key(0), hyper(), made).model
     model = model.replace(classifier=(jnp.eye(8), jnp.zeros(8)))

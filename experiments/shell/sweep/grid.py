@@ -7,6 +7,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from absl import flags
+
 from experiments.shell.flag_values import Flags
 from experiments.shell.options import config_of, content_hash, parse
 
@@ -94,13 +96,20 @@ def cells_of(flag_values: Flags, axes: Sequence[Axis], arguments: Sequence[str])
         flags.Error, ValueError: A flag that there is not, that changes no result or is given
             beside the sweep, a value that it does not take, or two cells that are the same.
     """
+    swept: dict[flags.Flag, str] = {}
     for name in (name for axis in axes for name in axis.names):
         if name not in flag_values:
             raise ValueError(f"--sweep: there is no flag {name!r}")
-        if flag_values[name].name in flag_values.aside:
+        own = flag_values[name]
+        if own.name in flag_values.aside:
             raise ValueError(f"--sweep: {name} changes no result")
-        if without(arguments, [name]) != list(arguments):
-            raise ValueError(f"--sweep: {name} is swept and given as --{name}")
+        names = [alias for alias in flag_values if flag_values[alias] is own]
+        given = [alias for alias in names if without(arguments, [alias]) != list(arguments)]
+        if given:
+            raise ValueError(f"--sweep: {name} is swept and given as --{given[0]}")
+        if own in swept:
+            raise ValueError(f"--sweep: {swept[own]!r} and {name!r} are one flag")
+        swept[own] = name
     base, cells, known = without(arguments, SWEEPS_OWN), [], {}
     for point in itertools.product(*(axis.values for axis in axes)):
         values = {

@@ -52,11 +52,7 @@ FAMILIES: dict[str, Family] = {
 
 
 def family_of(model_type: Any) -> Family:
-    """The family of a `model_type`.
-
-    Raises:
-        ValueError: Not one of `FAMILIES`.
-    """
+    """The family of a `model_type`."""
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise ValueError(f"model_type={model_type!r} is not one of {tuple(sorted(FAMILIES))}")
     return FAMILIES[model_type]

@@ -5,7 +5,7 @@ import numpy as np
 
 from rank_collapse.pretrained.drawn import Draw, Initialisation
 from rank_collapse.pretrained.entries import MAX_LAYERS, Entry, Settings
-from rank_collapse.pretrained.family import Family
+from rank_collapse.pretrained.family import USUAL_READS, Family
 from rank_collapse.pretrained.mapping import Leaf, Names
 
 _PADDED = "word_embeddings.weight"
@@ -72,17 +72,9 @@ BERT = Family(
         "add_cross_attention": False,
         "position_embedding_type": "absolute",
     },
-    reads={
-        "depth": "num_hidden_layers",
-        "num_heads": "num_attention_heads",
-        "d_model": "hidden_size",
-        "d_ff": "intermediate_size",
-        "mlp": "hidden_act",
-        "norm_eps": "layer_norm_eps",
-        "vocab_size": "vocab_size",
-        "num_positions": "max_position_embeddings",
-        "num_segments": "type_vocab_size",
-    },
+    reads=USUAL_READS
+    | {"norm_eps": "layer_norm_eps", "vocab_size": "vocab_size"}
+    | {"num_positions": "max_position_embeddings", "num_segments": "type_vocab_size"},
     names=_bert_names,
     anchors=("embeddings.word_embeddings.weight",),
     fields={"norm_placement": "post"},

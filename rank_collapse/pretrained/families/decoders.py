@@ -10,7 +10,7 @@ from typing import Any
 
 from rank_collapse.pretrained.drawn import Initialisation
 from rank_collapse.pretrained.entries import Entry, Settings, count
-from rank_collapse.pretrained.family import Family
+from rank_collapse.pretrained.family import USUAL_READS, Family
 from rank_collapse.pretrained.mapping import Leaf, Names
 from rank_collapse.pretrained.rotary import num_positions, rotary_entry, rotary_fields
 
@@ -21,9 +21,6 @@ def windows_of(settings: Settings, local: Sequence[bool], distance: int | None) 
     """The field `windows`: `distance` in layers that are local, 0 in the others.
 
     `layer_types` of the settings, where it is there, says which are local.
-
-    Raises:
-        ValueError: Another kind of layer, or a number of them that is not the depth.
     """
     kinds = settings["layer_types"]
     if kinds is not None:
@@ -56,11 +53,7 @@ def decoder_fields(
     """Widths of heads, windows and rotary positions.
 
     Args:
-        settings: The entries of config.json.
         rotary, windows: In place of what these entries say in Llama's.
-
-    Raises:
-        ValueError: A variant that is not supported.
     """
     width, entry = head_width(settings), rotary_entry(settings, "full_attention")
     if rotary is None:
@@ -137,15 +130,7 @@ DECODER = Family(
         "pad_token_id": Entry(None, (int,), least=-1),
         "tie_word_embeddings": False,
     },
-    reads={
-        "depth": "num_hidden_layers",
-        "num_heads": "num_attention_heads",
-        "d_model": "hidden_size",
-        "d_ff": "intermediate_size",
-        "mlp": "hidden_act",
-        "norm_eps": "rms_norm_eps",
-        "vocab_size": "vocab_size",
-    },
+    reads=USUAL_READS | {"norm_eps": "rms_norm_eps", "vocab_size": "vocab_size"},
     names=NAMES,
     anchors=("embed_tokens.weight",),
     fields={"norm_placement": "pre", "norm": "rms", "final_norm": True, "mask": "causal"},

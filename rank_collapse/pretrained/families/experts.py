@@ -44,13 +44,7 @@ def _qwen_fields(settings):
 
 
 def experts(weights: Weights, name: str, config: TransformerConfig) -> MLPParams:
-    """The experts of a layer, one after another, then the shared one.
-
-    Args:
-        weights: Of the model.
-        name: What stands before the names of the layer.
-        config: The network.
-    """
+    """The experts of a layer, one after another, then the shared one."""
     d, number = config.d_model, config.num_experts
     f = (config.d_ff - config.d_shared) // number
     old = f"{name}block_sparse_moe"

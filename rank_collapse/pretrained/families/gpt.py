@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from rank_collapse.pretrained.drawn import Initialisation
 from rank_collapse.pretrained.entries import count
-from rank_collapse.pretrained.family import Family
+from rank_collapse.pretrained.family import USUAL_READS, Family
 from rank_collapse.pretrained.mapping import Leaf, Map, Names
 from rank_collapse.pretrained.rotary import num_positions, rotary_entry, rotary_fields
 
@@ -99,16 +99,9 @@ GPT_NEOX = Family(
         "rotary_emb_base": 10000.0,
         "rotary_pct": 0.25,
     },
-    reads={
-        "depth": "num_hidden_layers",
-        "num_heads": "num_attention_heads",
-        "d_model": "hidden_size",
-        "d_ff": "intermediate_size",
-        "mlp": "hidden_act",
-        "norm_eps": "layer_norm_eps",
-        "parallel": "use_parallel_residual",
-        "vocab_size": "vocab_size",
-    },
+    reads=USUAL_READS
+    | {"norm_eps": "layer_norm_eps", "parallel": "use_parallel_residual"}
+    | {"vocab_size": "vocab_size"},
     names=Names(
         "layers.{}",
         {

@@ -3,7 +3,7 @@
 from rank_collapse.pretrained.drawn import Initialisation
 from rank_collapse.pretrained.entries import Entry, count
 from rank_collapse.pretrained.families.decoders import windows_of
-from rank_collapse.pretrained.family import Family
+from rank_collapse.pretrained.family import USUAL_READS, Family
 from rank_collapse.pretrained.mapping import Names
 from rank_collapse.pretrained.rotary import rotary_entry, rotary_fields
 
@@ -51,16 +51,9 @@ MODERNBERT = Family(
         "rope_parameters": dict,
         "pad_token_id": Entry(50283, (int,), least=-1),
     },
-    reads={
-        "depth": "num_hidden_layers",
-        "num_heads": "num_attention_heads",
-        "d_model": "hidden_size",
-        "d_ff": "intermediate_size",
-        "mlp": "hidden_activation",
-        "norm_eps": "norm_eps",
-        "vocab_size": "vocab_size",
-        "num_positions": "max_position_embeddings",
-    },
+    reads=USUAL_READS
+    | {"mlp": "hidden_activation", "norm_eps": "norm_eps"}
+    | {"vocab_size": "vocab_size", "num_positions": "max_position_embeddings"},
     names=Names(
         "layers.{}",
         {

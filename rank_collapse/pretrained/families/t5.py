@@ -12,11 +12,7 @@ _GATED = {"gelu": "geglu_tanh", "gelu_new": "geglu_tanh", "silu": "swiglu", "rel
 
 
 def mlp_kind(feed_forward: str) -> str:
-    """Our name of `feed_forward_proj`; its "gated-gelu" is the tanh approximation.
-
-    Raises:
-        ValueError: On one that is not known.
-    """
+    """Our name of `feed_forward_proj`; its "gated-gelu" is the tanh approximation."""
     gated, name = feed_forward.startswith("gated-"), feed_forward.removeprefix("gated-")
     if gated and name not in _GATED:
         raise ValueError(f"feed_forward_proj={feed_forward!r} is not supported")

@@ -7,7 +7,7 @@ The network's input is `patches.patches(image, size)`. The gains of LayerScale (
 
 from rank_collapse.pretrained.drawn import Initialisation
 from rank_collapse.pretrained.entries import Entry, count
-from rank_collapse.pretrained.family import Family
+from rank_collapse.pretrained.family import USUAL_READS, Family
 from rank_collapse.pretrained.mapping import Leaf, Names
 from rank_collapse.pretrained.patches import num_patches
 
@@ -76,14 +76,7 @@ VIT = Family(
         "num_channels": count(3),
         "qkv_bias": True,
     },
-    reads={
-        "depth": "num_hidden_layers",
-        "num_heads": "num_attention_heads",
-        "d_model": "hidden_size",
-        "d_ff": "intermediate_size",
-        "mlp": "hidden_act",
-        "norm_eps": "layer_norm_eps",
-    },
+    reads=USUAL_READS | {"norm_eps": "layer_norm_eps"},
     names=_vit_names,
     anchors=("embeddings.cls_token",),
     fields={"norm_placement": "pre", "final_norm": True},

@@ -26,10 +26,6 @@ def circle_points(num_points: int, radius: float = RADIUS) -> Float[Array, "p 2"
 def make_examples(num_points: int, radius: float = RADIUS) -> Examples:
     """(points t of both halves → points t + 1), t = 0 .. num_points/2 − 2.
 
-    Args:
-        num_points: Points on the whole circle; at least 4.
-        radius: Its radius.
-
     Source: Dong et al. 2021, section 4.3.
     """
     half = num_points // 2
@@ -48,10 +44,6 @@ def with_batch_before(examples: Examples, batch_size: int) -> Examples:
 
     What the published code's circle_skip is trained on: a skip around the recurrence, of the true
     points in place of its own output.
-
-    Args:
-        examples: In the order in which they are trained on.
-        batch_size: Examples per batch; the last batch may be short.
     """
     x = examples.inputs
     before = jnp.concatenate([jnp.zeros_like(x[:batch_size]), x])[: len(x)]
@@ -67,9 +59,6 @@ def roll_out(
     """The trajectory [num_steps, n, 2] of a network fed with its own output, start included.
 
     Args:
-        step: The network, from points to points.
-        start: The first points.
-        num_steps: Points of each trajectory.
         skip: Feed the network the sum of its input and its output (a skip connection around the
             recurrence) and record its outputs, as the published code's circle_skip does.
     """

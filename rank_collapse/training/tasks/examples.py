@@ -53,28 +53,21 @@ def part_positions(parts: Int[Array, "n"]) -> Int[Array, "n"]:
 def packed_rows(lengths: Int[np.ndarray, "b"], width: int) -> Int[np.ndarray, "r width 2"]:
     """(sequence, position) of every place in rows that hold whole sequences one behind another.
 
-    The longest sequences first, each into the first row with room. (-1, 0) where nothing is.
-
-    Args:
-        lengths: Length of each sequence, none above the width.
-        width: Places in a row.
-
-    Raises:
-        ValueError: A sequence longer than a row.
+    The longest sequences first, each into the first row with free places. (-1, 0) where nothing is.
     """
     if lengths.max() > width:
         raise ValueError(f"a sequence of {lengths.max()} tokens does not fit width={width}")
-    rows, room = [], []
+    rows, free = [], []
     for index in np.argsort(-lengths, kind="stable"):
         length = int(lengths[index])
-        row = next((r for r, left in enumerate(room) if left >= length), len(rows))
+        row = next((r for r, left in enumerate(free) if left >= length), len(rows))
         if row == len(rows):
             rows.append(np.stack([np.full(width, -1), np.zeros(width, int)], axis=-1))
-            room.append(width)
-        begin = width - room[row]
+            free.append(width)
+        begin = width - free[row]
         rows[row][begin : begin + length, 0] = index
         rows[row][begin : begin + length, 1] = np.arange(length)
-        room[row] -= length
+        free[row] -= length
     return np.stack(rows).astype(np.int32)
 
 
@@ -105,9 +98,6 @@ def cross_entropy(
     """Mean over tokens of −Σ_k q_k log softmax(logits)_k, q = (1 − ε) onehot(label) + ε / c.
 
     Args:
-        logits: One row per token.
-        labels: Classes.
-        weights: Of the tokens.
         smoothing: ε (Szegedy et al. 2016, section 7); 0 for −log softmax(logits)[label].
     """
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)

@@ -28,18 +28,13 @@ SOURCE_LENGTH, TARGET_LENGTH = 7, 7  # the longest; targets with both marks
 
 @struct.dataclass
 class Lexicon(struct.Struct):
-    """Which word of the target language each word of the source language is.
+    """Which word of the target language each word of the source language is."""
 
-    Attributes:
-        nouns, verbs, adjectives: Permutations [words of the kind]: the target's word by the
-            source's.
-        genders: 0 or 1 of each noun of the source [nouns].
-    """
-
+    # Permutations [words of the kind]: the target's word by the source's
     nouns: Any
     verbs: Any
     adjectives: Any
-    genders: Any
+    genders: Any  # 0 or 1 of each noun of the source [nouns]
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -50,11 +45,7 @@ class Lexicon(struct.Struct):
 def make_lexicon(
     key: Any, num_nouns: int = 12, num_verbs: int = 6, num_adjectives: int = 6
 ) -> Lexicon:
-    """A random lexicon; half of the nouns, to one, have gender 1.
-
-    Raises:
-        ValueError: No word of a kind.
-    """
+    """A random lexicon; half of the nouns, to one, have gender 1."""
     sizes = {"num_nouns": num_nouns, "num_verbs": num_verbs, "num_adjectives": num_adjectives}
     for name, size in sizes.items():
         if size < 1:
@@ -77,11 +68,6 @@ def make_pairs(key: Any, num_examples: int, lexicon: Lexicon) -> SequencePairs:
     Token ids: the marks of `sequences`, `PLURAL`, then nouns, verbs and adjectives from
     `FIRST_WORD` on; in the target two forms of each, 2w and 2w + 1. Half of the nouns have an
     adjective, half are plural.
-
-    Args:
-        key: Random key.
-        num_examples: Sentences.
-        lexicon: Of the two languages.
     """
     nouns, verbs, adjectives = lexicon.sizes
     keys = jax.random.split(key, 5)

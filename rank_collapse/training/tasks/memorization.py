@@ -14,12 +14,6 @@ def make_examples(
 ) -> Examples:
     """The given texts with uniformly random labels per token.
 
-    Args:
-        key: Random key.
-        tokens: Token ids, padded.
-        mask: Which tokens exist.
-        num_labels: Classes.
-
     Source: Dong et al. 2021, section 4.2.
     """
     labels = jax.random.randint(key, tokens.shape, 0, num_labels)

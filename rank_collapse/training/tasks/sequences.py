@@ -56,11 +56,7 @@ class SequencePairs(struct.Struct):
 def transformed(
     task: str, letters: Int[Array, "b n"], mask: Bool[Array, "b n"]
 ) -> Int[Array, "b n"]:
-    """The letters copied, reversed or sorted; padding stays behind them.
-
-    Raises:
-        ValueError: A task that is not one of `TASKS`.
-    """
+    """The letters copied, reversed or sorted; padding stays behind them."""
     if task == "copy":
         return letters
     if task == "reverse":
@@ -75,15 +71,7 @@ def transformed(
 def make_examples(
     key: Any, num_examples: int, seq_len: int, num_letters: int, task: str = "reverse"
 ) -> Examples:
-    """Uniformly random letters, each position labelled with its letter of the transformed sequence.
-
-    Args:
-        key: Random key.
-        num_examples: Sequences.
-        seq_len: Letters in a sequence.
-        num_letters: Size of the alphabet.
-        task: "copy", "reverse" or "sort".
-    """
+    """Random letters, each position labelled with its letter of the transformed sequence."""
     _check(seq_len=seq_len, num_letters=num_letters)
     letters = jax.random.randint(key, (num_examples, seq_len), 0, num_letters)
     labels = transformed(task, letters, jnp.ones(letters.shape, bool))
@@ -103,11 +91,7 @@ def make_pairs(
     Token ids are 0 padding, 1 begin, 2 end, 3 .. num_letters + 2 letters, in both sequences.
 
     Args:
-        key: Random key.
-        num_examples: Pairs.
         seq_len: Letters of the longest source; targets have two tokens more.
-        num_letters: Size of the alphabet.
-        task: "copy", "reverse" or "sort".
         min_len: Letters of the shortest source, lengths being uniform between the two; None for
             all of seq_len.
 
@@ -132,12 +116,7 @@ def between_marks(
     target: Int[Array, "b k"],
     target_mask: Bool[Array, "b k"],
 ) -> SequencePairs:
-    """Sources as they are, targets between a begin and an end mark.
-
-    Args:
-        source, target: Token ids.
-        source_mask, target_mask: Which of them exist; the others follow them.
-    """
+    """Sources as they are, targets between a begin and an end mark."""
     count, one_more = len(target), ((0, 0), (0, 1))
     begin = jnp.full((count, 1), BEGIN)
     is_end = jnp.arange(target.shape[1] + 1)[None, :] == target_mask.sum(axis=1, keepdims=True)

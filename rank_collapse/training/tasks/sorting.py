@@ -15,10 +15,6 @@ def make_examples(
     """Uniformly random letter sequences with their sorted sequences as labels.
 
     Args:
-        key: Random key.
-        num_examples: Sequences.
-        seq_len: Letters in a sequence.
-        num_letters: Size of the alphabet.
         repeats: Whether a letter may occur twice; if not, each sequence is a random choice of
             distinct letters in random order.
 
