@@ -52,7 +52,7 @@ class ResidualConfig(struct.Struct):
     mlp_skip: bool = struct.static(False)
     cross_skip: bool = struct.static(True)
     norm_placement: str = struct.static("none")
-    norm: str = struct.static("layer")
+    norm: Any = struct.static("layer")
     norm_eps: float = struct.static(1e-12)
     final_norm: bool = struct.static(False)
     first_norm: bool = struct.static(True)
@@ -88,7 +88,7 @@ class MLPConfig(struct.Struct):
             gate of their own (Qwen2-MoE).
     """
 
-    mlp: str = struct.static("none")
+    mlp: Any = struct.static("none")
     d_ff: int | None = struct.static(None)
     num_experts: int = struct.static(0)
     experts_per_token: int = struct.static(1)
