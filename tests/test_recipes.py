@@ -109,6 +109,7 @@ def test_the_notebook_runs():
     assert scope["sizes"].shape == (13,)
 
 
+@pytest.mark.slow
 def test_attention_of_ones_own():
     """docs/mixing.md from its first block to its last; each asserts what it says."""
     text = (REPOSITORY / "docs" / "mixing.md").read_text("utf-8")
