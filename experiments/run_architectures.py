@@ -44,72 +44,38 @@ KNOWN = ", ".join(PUBLISHED)
 FLAGS = cli.make_flags("architectures", num_seeds=1, shows="mean,measure=last")
 FLAGS["num_devices"].default = 1  # one device whose matrix products use all cores
 define = cli.definer(FLAGS)
-define(
-    "list",
-    "checkpoints",
-    [],
-    "Checkpoint folders, or hf:NAME or hf:NAME@REVISION of the Hugging Face hub; none for random "
-    "initialisations.",
-)
-define(
-    "list",
-    "models",
-    list(PUBLISHED),
-    f"Published models to initialise without --checkpoints, out of {KNOWN}.",
-)
-define(
-    "string",
-    "text_file",
-    None,
-    "Texts: a .tsv with a header (RTE), or paragraphs; default: "
-    "overlapping pieces of a text shipped with the package.",
-)
-define("list", "columns", [], "Columns of the .tsv that hold text.")
-define("string", "token_ids", None, "Ready token ids in place of --text_file, one text a line.")
-define(
-    "string",
-    "images",
-    None,
-    "Inputs of a ViT, DeiT or DINOv2: .npy of normalised images [b, channels, height, width].",
-)
-define(
-    "string",
-    "features",
-    None,
-    "Inputs of Whisper's encoder: .npy of log-mel spectrograms [b, mel bins, frames].",
-)
-define("integer", "num_texts", 32, "Texts.", lower_bound=1)
-define("integer", "max_tokens", 128, "Tokens kept of each.", lower_bound=2)
-define(
-    "boolean", "join", False, "Join texts until each has --max_tokens, as the published ones had."
-)
-define(
-    "enum",
-    "part",
-    "encoder",
-    "Which half of a T5; the decoder looks at the encoder's output on the same text.",
-    ("encoder", "decoder"),
-)
-define("list", "parts", list(PARTS), f"What to measure, out of {', '.join(PARTS)}.")
-define("integer", "num_path_texts", 8, "Texts for path sums, bounds and chains.", lower_bound=1)
-define(
-    "integer",
-    "num_path_seeds",
-    4,
-    "Initialisations on which more than the residuals is measured.",
-    lower_bound=1,
-)
-define(
-    "boolean", "initialisation", True, "Also measure each checkpoint's own random initialisation."
-)
-define("integer", "chunk", 8, "Texts at once: memory.", lower_bound=1)
-define(
-    "enum",
-    "dtype",
-    "float32",
-    "What is computed in; weights stay as they are on disk.",
-    ("float32", "float64"),
-)
+for kind, name, default, text in (
+    ("list", "checkpoints", [], "Checkpoint folders, or hf:NAME or hf:NAME@REVISION of the Hugging "
+     "Face hub; none for random initialisations."),
+    ("list", "models", list(PUBLISHED), "Published models to initialise without --checkpoints, out "
+     f"of {KNOWN}."),
+    ("string", "text_file", None, "Texts: a .tsv with a header (RTE), or paragraphs; default: "
+     "overlapping pieces of a text shipped with the package."),
+    ("list", "columns", [], "Columns of the .tsv that hold text."),
+    ("string", "token_ids", None, "Ready token ids in place of --text_file, one text a line."),
+    ("string", "images", None, "Inputs of a ViT, DeiT or DINOv2: .npy of normalised images "
+     "[b, channels, height, width]."),
+    ("string", "features", None, "Inputs of Whisper's encoder: .npy of log-mel spectrograms "
+     "[b, mel bins, frames]."),
+    ("boolean", "join", False, "Join texts until each has --max_tokens, as the published ones "
+     "had."),
+    ("list", "parts", list(PARTS), f"What to measure, out of {', '.join(PARTS)}."),
+    ("boolean", "initialisation", True, "Also measure each checkpoint's own random "
+     "initialisation."),
+):  # fmt: skip
+    define(kind, name, default, text)
+for name, default, least, text in (
+    ("num_texts", 32, 1, "Texts."),
+    ("max_tokens", 128, 2, "Tokens kept of each."),
+    ("num_path_texts", 8, 1, "Texts for path sums, bounds and chains."),
+    ("num_path_seeds", 4, 1, "Initialisations on which more than the residuals is measured."),
+    ("chunk", 8, 1, "Texts at once: memory."),
+):
+    define("integer", name, default, text, lower_bound=least)
+text = "Which half of a T5; the decoder looks at the encoder's output on the same text."
+define("enum", "part", "encoder", text, ("encoder", "decoder"))
+text = "What is computed in; weights stay as they are on disk."
+define("enum", "dtype", "float32", text, ("float32", "float64"))
 
 
 class Setup(NamedTuple):

@@ -17,6 +17,8 @@ Time and memory: python -m experiments.benchmark --benchmark=attention_forms.
 """
 
 import dataclasses
+import functools
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,12 +27,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import traverse_util
 from matplotlib.figure import Figure
 
 import rank_collapse as rc
 from experiments import run_sort
 from experiments.shell import cli, vocabulary
+from experiments.shell.executor import Mapped, map_cells
 from experiments.shell.experiment import Drawing, Experiment
 from experiments.shell.flag_values import Flags
 from experiments.shell.memory_budget import MemoryBudget
@@ -98,6 +100,8 @@ FORMS = {
     "additive_unscaled": Form(r"additive $\times\sqrt{d_k}$", "additive", 1),
 }
 
+SCORES = tuple(dict.fromkeys(form.score for form in FORMS.values()))
+
 MEASURES = (
     "variance", "variance_within_rows", "entropy", "largest_weight", "saturated",
     "query_gradient", "median_query_gradient", "score_gradient", "median_score_gradient",
@@ -114,23 +118,29 @@ PAIRS = (
 
 def measure_all(options: Flags, setup: Flags, run: RunFolder) -> dict[str, Any]:
     """{"random": what `measure_widths` gives, "trained": what `train_widths` gives}."""
-    return {"random": measure_widths(options, run), "trained": train_widths(options, run)}
+    with MemoryBudget(options, cli.mesh(options), run.log) as budget:
+        keys = seeds.seed_keys(options.seed, options.num_seeds)
+        random = measure_widths(options, keys, run, budget)
+        return {"random": random, "trained": train_widths(options, keys, run, budget)}
 
 
-def measure_widths(options: Flags, run: RunFolder) -> dict[str, dict[str, np.ndarray]]:
+def measure_widths(
+    options: Flags, keys: Any, run: RunFolder, budget: MemoryBudget
+) -> dict[str, dict[str, np.ndarray]]:
     """{form: {"d_k" [w], measure: [s, w]}} at the widths of the flags."""
-    keys, mesh = seeds.seed_keys(options.seed, options.num_seeds), cli.mesh(options)
-    by_width = []
-    with Progress(len(options.d_k), "random queries and keys", log=run.log) as progress:
+    by_width, total = [], len(options.d_k) * len(keys)
+    with Progress(total, "random queries and keys", log=run.log) as progress:
         for d_k in options.d_k:
+            cell = f"random d_k={d_k}"
 
-            def compute(d_k=d_k):
+            def program(d_k=d_k):
                 measure = make_measure(d_k, options.num_queries, options.saturation)
-                found = seeds.map_seeds(measure, keys, mesh=mesh, at_once=1)
-                return traverse_util.flatten_dict(found, sep="/")
+                return Mapped(measure, budget.mesh, at_once=1)
 
-            by_width.append(run.cached(f"random d_k={d_k}", compute))
-            progress.advance()
+            found = map_cells(
+                program, {cell: None}, keys, run=run, budget=budget, progress=progress
+            )
+            by_width.append(found[cell])
     return {
         form: {"d_k": np.asarray(options.d_k)}
         | {m: np.stack([found[f"{form}/{m}"] for found in by_width], axis=1) for m in MEASURES}
@@ -204,7 +214,9 @@ def _sizes(name: str, rows: Any) -> dict[str, Any]:
     return {name: jnp.sqrt(jnp.mean(norms**2)), f"median_{name}": jnp.median(norms)}
 
 
-def train_widths(options: Flags, run: RunFolder) -> dict[int, dict[str, dict[str, Any]]]:
+def train_widths(
+    options: Flags, keys: Any, run: RunFolder, budget: MemoryBudget
+) -> dict[int, dict[str, dict[str, Any]]]:
     """{d_k: {form: {"accuracy" [s], "loss" [s], "losses" [s, epochs]}}}.
 
     The same data and seeds everywhere. Weights are drawn with variance 1/fan-in, so that queries
@@ -212,31 +224,30 @@ def train_widths(options: Flags, run: RunFolder) -> dict[int, dict[str, dict[str
     """
     setup = run_sort.make_setup(options)
     base = setup.recipe.config.replace(init="lecun", d_v=options.d_model // options.num_heads)
-    found, mesh = {}, cli.mesh(options)
-    with MemoryBudget(options, mesh, run.log) as budget:
-        for d_k in options.trained_d_k:
-            found[d_k] = {}
-            for score in dict.fromkeys(form.score for form in FORMS.values()):
-                config = base.replace(d_qk=d_k, score=score, scale_scores=False)
-                recipe = dataclasses.replace(setup.recipe, config=config)
-                cells = {
-                    f"trained {name}, d_k={d_k}": hyper_of(
-                        options, form.options(d_k)["temperature"]
-                    )
-                    for name, form in FORMS.items()
-                    if form.score == score
-                }
 
-                def measure(model, data, hyper, recipe=recipe):
-                    config = config_of(recipe, hyper)
-                    return path_accuracy.whole_model(model, data["eval"], config, setup.metrics)
+    def program_of(d_k, score):
+        config = base.replace(d_qk=d_k, score=score, scale_scores=False)
+        recipe = dataclasses.replace(setup.recipe, config=config)
 
-                program = Program(recipe, setup.make_data, measure, mesh=mesh)
-                results = results_of_cells(
-                    options, run, program, cells, budget=budget, together=len(cells)
-                )
-                found[d_k] |= {name.split(",")[0].split()[1]: r for name, r in results.items()}
-    return {d_k: {form: by_form[form] for form in FORMS} for d_k, by_form in found.items()}
+        def measure(model, data, hyper):
+            config = config_of(recipe, hyper)
+            return path_accuracy.whole_model(model, data["eval"], config, setup.metrics)
+
+        return Program(recipe, setup.make_data, measure, mesh=budget.mesh, log=run.log)
+
+    found = {}
+    for d_k, score in itertools.product(options.trained_d_k, SCORES):
+        cells = {
+            f"trained {name}, d_k={d_k}": hyper_of(options, form.options(d_k)["temperature"])
+            for name, form in FORMS.items()
+            if form.score == score
+        }
+        program = functools.partial(program_of, d_k, score)
+        found |= results_of_cells(program, cells, keys, run=run, budget=budget)
+    return {
+        d_k: {form: found[f"trained {form}, d_k={d_k}"] for form in FORMS}
+        for d_k in options.trained_d_k
+    }
 
 
 def hyper_of(options: Flags, temperature: float) -> Hyper:

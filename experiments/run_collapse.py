@@ -23,7 +23,7 @@ from experiments.collapse.ensemble import measure_all
 from experiments.collapse.figures import figures_of
 from experiments.collapse.results import rows_of, summary_of
 from experiments.collapse.settings import VARIANTS, configs_of, gains_of, sweep_of
-from experiments.shell import cli, inputs, memory_budget, vocabulary
+from experiments.shell import cli, inputs, vocabulary
 from experiments.shell.experiment import Drawing, Experiment
 from experiments.shell.flag_values import Flags
 from experiments.shell.paper import said
@@ -59,7 +59,7 @@ define("list", "norm_placement", ["none"], text)
 vocabulary.alias(FLAGS, norm="norm_placement")
 vocabulary.define(
     FLAGS, norm_kind="layer", depth=12, num_heads=4, d_model=64, d_ff=None, mask="none", window=2,
-    init="lecun", bias_scale=0.0,
+    init="lecun", bias_scale=0.0, memory_gb=None,
 )  # fmt: skip
 define("enum", "mlp", "gelu", "MLP of san_mlp and transformer.", MLP_KINDS[1:])
 define("boolean", "san_mlp_skip", False, "Keep the MLP's own skip in san_mlp, as published.")
@@ -75,7 +75,6 @@ define("boolean", "certify", False, text)
 inputs.define_flags(define)
 define("enum", "dtype", "float32", "Arithmetic of the forward pass.", list(inputs.DTYPES))
 define("integer", "seed_chunk", 16, "Seeds in memory at the most.", lower_bound=1)
-memory_budget.define_flag(define)
 
 
 class Setup(NamedTuple):

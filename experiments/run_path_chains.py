@@ -23,10 +23,11 @@ from jax.sharding import Mesh
 from matplotlib.figure import Figure
 
 import rank_collapse as rc
-from experiments.shell import cli, inputs, memory_budget, vocabulary
+from experiments.shell import cli, inputs, vocabulary
+from experiments.shell.executor import Mapped, map_cells
 from experiments.shell.experiment import Drawing, Experiment
 from experiments.shell.flag_values import Flags
-from experiments.shell.memory_budget import MemoryBudget, seeds_done
+from experiments.shell.memory_budget import MemoryBudget
 from experiments.shell.paper import said
 from experiments.shell.progress import Progress
 from rank_collapse.measures import residuals
@@ -46,6 +47,7 @@ FLAGS = cli.make_flags("path_chains", num_seeds=4, shows="log10_residual,length=
 vocabulary.define(
     FLAGS, depth=8, num_heads=4, d_model=64, mlp="gelu", norm_placement="post", norm_kind="layer",
     mask="none", window=2, init="lecun", weight_scale=1.0, skip_gain=1.0, bias_scale=0.0,
+    memory_gb=None,
 )  # fmt: skip
 define = cli.definer(FLAGS)
 define("integer", "num_paths", 100, "Random paths per length and seed.", lower_bound=1)
@@ -55,7 +57,6 @@ define(
 )  # fmt: skip
 inputs.define_flags(define)
 define("enum", "dtype", "float64", "Arithmetic.", ("float32", "float64"))
-memory_budget.define_flag(define)
 
 
 class Setup(NamedTuple):
@@ -96,29 +97,27 @@ def measure_all(options: Flags, setup: Setup, run: RunFolder) -> dict[str, np.nd
         ValueError: A network whose output is no number.
         RunError: The run holds measures of another number of seeds.
     """
-    total, mesh = options.num_seeds, setup.mesh
-    at_once = seeds.seeds_at_once(mesh)
-    found = run.part(PART)
-    done = seeds_done(found, total, run.path, PART)
-    if done == total:
-        return found
-    with inputs.precision(options), Progress(total, "path chains", log=run.log) as progress:
+    mesh, at_once = setup.mesh, seeds.seeds_at_once(setup.mesh)
+    keys = seeds.seed_keys(options.seed, options.num_seeds)
+    with (
+        inputs.precision(options),
+        Progress(len(keys), "path chains", log=run.log) as progress,
+        MemoryBudget(options, mesh, run.log) as budget,
+    ):
 
-        def keep(known):
-            refuse_overflow(known)
-            run.save_arrays({f"{PART}/{name}": values for name, values in known.items()})
-            progress.update(len(known["sum_error"]))
+        def program():
+            measure = make_measure(options, setup)
+            return Mapped(measure, mesh, at_once=at_once, progress=progress)
 
-        progress.skip(done)
-        with MemoryBudget(options, mesh, run.log) as budget:
-            call = seeds.spread(make_measure(options, setup), mesh, at_once=at_once)
-            keys = seeds.seed_keys(options.seed, total)
-            # Where a device takes its seeds one by one they are saved as they come.
-            most = None if at_once is None else at_once * mesh.size
-            return budget.map(call, keys, progress=progress, most=most, found=found, keep=keep)
+        # Where a device takes its seeds one by one they are saved as they come.
+        most = None if at_once is None else at_once * mesh.size
+        return map_cells(
+            program, {PART: None}, keys, run=run, budget=budget, most=most,
+            check=refuse_overflow, progress=progress,
+        )[PART]  # fmt: skip
 
 
-def refuse_overflow(measures: dict[str, np.ndarray]) -> None:
+def refuse_overflow(part: str, measures: dict[str, np.ndarray]) -> None:
     """Refuses measures of a network whose output is no number.
 
     Raises:

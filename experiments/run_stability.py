@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from experiments.shell import cli, memory_budget, vocabulary
+from experiments.shell import cli, vocabulary
 from experiments.shell.experiment import Drawing, Experiment
 from experiments.shell.flag_values import Flags
 from experiments.stability import figures, results, training
@@ -45,7 +45,7 @@ for name, default, text in (
 # Normalised tokens of two numbers are (1, -1) or (-1, 1): equal or opposite, whatever the network.
 vocabulary.define(
     FLAGS, least={"d_model": 3}, num_heads=4, d_model=64, d_ff=None, num_tokens=16, mlp="gelu",
-    mask="none",
+    mask="none", memory_gb=None,
 )  # fmt: skip
 define("boolean", "log_residual", True, "Residuals in logarithms, by a pass of their own.")
 define("float", "update_size", 1e-4, "‖W* − W‖/‖W‖ of every matrix, above 0.", lower_bound=0.0)
@@ -53,7 +53,6 @@ define("float", "update_size", 1e-4, "‖W* − W‖/‖W‖ of every matrix, ab
 define("list", "train_designs", ["post", "pre", "admin", "deepnorm"], "Designs that are trained.")
 define("integer", "train_depth", 12, "Layers of what is trained.", lower_bound=1)
 define("integer", "train_steps", 300, "Steps.", lower_bound=1)
-memory_budget.define_flag(define)
 
 
 class Found(NamedTuple):

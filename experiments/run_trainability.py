@@ -30,7 +30,7 @@ from absl import flags
 from matplotlib.figure import Figure
 
 import rank_collapse as rc
-from experiments.shell import cli, memory_budget, vocabulary
+from experiments.shell import cli, vocabulary
 from experiments.shell.experiment import Drawing, Experiment
 from experiments.shell.flag_values import check_names
 from experiments.shell.memory_budget import MemoryBudget
@@ -43,6 +43,7 @@ from rank_collapse.report.claims import Claim, of_share
 from rank_collapse.report.page import Comparison
 from rank_collapse.report.shares import wilson_interval
 from rank_collapse.runs.folder import RunFolder
+from rank_collapse.runs.seeds import seed_keys
 from rank_collapse.training.recipe import Hyper, Recipe, config_of
 from rank_collapse.training.tasks import examples, sequences
 from rank_collapse.training.training import Model, batch_forward
@@ -78,6 +79,7 @@ define("list", "designs", ["post", "pre", "admin", "deepnorm"], "Names of residu
 vocabulary.define(
     FLAGS, least={"num_tokens": 1, "n_eval_data": 8}, num_heads=4, d_model=48, d_ff=96,
     num_tokens=16, num_labels=10, n_eval_data=64, batch_size=32, learning_rate=1e-3,
+    memory_gb=None,
 )  # fmt: skip
 vocabulary.alias(FLAGS, **arguments.PUBLISHED_NAMES)
 define("enum", "task", "reverse", "What is learned, token by token.", sequences.TASKS)
@@ -96,7 +98,6 @@ for name, default, text in (
     ("border_rates", [3e-4, 1e-3, 3e-3], "Learning rates."),
 ):
     vocabulary.numbers(FLAGS, name, default, text, kind=float, lower_bound=0.0)
-memory_budget.define_flag(define)
 
 
 @dataclass(frozen=True)
@@ -220,7 +221,7 @@ def train_cells(
         make_data = functools.partial(data_of, options, batch_size)
         return Program(
             recipe, make_data, make_measure(recipe), mesh=mesh, looks=LOOKS, along=True,
-            prepare=functools.partial(admin_gains, recipe) if profiled else None,
+            prepare=functools.partial(admin_gains, recipe) if profiled else None, log=run.log,
         )  # fmt: skip
 
     groups: dict[Any, dict[str, Hyper]] = {}
@@ -231,19 +232,11 @@ def train_cells(
         groups.setdefault(key, {})[cell.name] = hyper
     found = {}
     with MemoryBudget(options, mesh, run.log) as budget:
-        for cell in cells:  # in their order, although a program serves several
-            if cell.name in found:
-                continue
-            key = next(k for k, group in groups.items() if cell.name in group)
-            *program, part = key
+        for (*key, part), group in groups.items():
             seeds = options.num_seeds if part == "designs" else options.grid_seeds
-            together = max(1, options.num_seeds // seeds)
-            names = list(groups[key])
-            first = names.index(cell.name)
-            few = {name: groups[key][name] for name in names[first : first + together]}
             found |= results_of_cells(
-                options, run, program_of(*program), few,
-                budget=budget, num_seeds=seeds, together=together,
+                functools.partial(program_of, *key), group, seed_keys(options.seed, seeds),
+                run=run, budget=budget, most=max(options.num_seeds, seeds),
             )  # fmt: skip
     return {cell: found[cell.name] for cell in cells}
 

@@ -13,8 +13,8 @@ SMALL = (
 if __name__ == "__main__":
     save = RunFolder.save_checkpoint
 
-    def interrupt(run, step, state):
-        save(run, step, state)
+    def interrupt(run, step, state, **more):
+        save(run, step, state, **more)
         if step == 2:
             raise KeyboardInterrupt
 

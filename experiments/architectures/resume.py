@@ -12,7 +12,6 @@ from rank_collapse.runs.files import RunError
 from rank_collapse.runs.folder import RunFolder
 
 EVERY = 60.0  # seconds between states that are saved while all goes well
-SETS = 100_000  # more than a model has layers: tells the states of several sets of weights apart
 
 
 def resumed(
@@ -65,9 +64,8 @@ def resumed(
 
 def keep(run: RunFolder, number: int, state: State) -> None:
     """Saves a state at the border of a layer; not one from within a layer."""
-    step = number * SETS + state.layers
-    if state.whole and run.newest_checkpoint != step:
-        run.save_checkpoint(step, state.arrays())
+    if state.whole and run.newest_checkpoint(str(number)) != state.layers:
+        run.save_checkpoint(state.layers, state.arrays(), of=str(number))
 
 
 def restored(
@@ -79,11 +77,11 @@ def restored(
     chunk: int,
 ) -> State | None:
     """The state of this set of weights that an interrupted run has left; None without one."""
-    step = run.newest_checkpoint
-    if step is None or step // SETS != number:
+    layers = run.newest_checkpoint(str(number))
+    if layers is None:
         return None
-    like = pretrained.state_like(source, inputs, groups, step % SETS, chunk=chunk)
+    like = pretrained.state_like(source, inputs, groups, layers, chunk=chunk)
     try:
-        return like.with_arrays(run.restore_checkpoint(like.arrays(), step)[1])
+        return like.with_arrays(run.restore_checkpoint(like.arrays(), of=str(number))[1])
     except RunError:  # of groups some of whose results are stored by now
         return None

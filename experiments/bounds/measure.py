@@ -1,6 +1,6 @@
 """What check_bounds measures: random networks, their bounds, and by how much the lemma fails."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,6 @@ import numpy as np
 
 import rank_collapse as rc
 from rank_collapse.network import attention
-from rank_collapse.runs.seeds import QUICK
 from rank_collapse.theory import bounds
 
 
@@ -51,17 +50,7 @@ FREE = {
 }
 
 
-def draw_case(
-    seed: int, index: int, num_draws: int, cases: tuple[Case, ...]
-) -> dict[str, np.ndarray]:
-    """`single_draw` of the index-th case, [draws, ...], in float64."""
-    with jax.enable_x64(True):
-        key = jax.random.split(jax.random.key(seed), len(cases))[index]
-        batch = jax.jit(jax.vmap(lambda k: single_draw(k, cases[index])), compiler_options=QUICK)
-        return jax.device_get(batch(jax.random.split(key, num_draws)))
-
-
-def single_draw(key, case):
+def single_draw(key: Any, case: Case) -> dict[str, Any]:
     """One network of two layers, its bounds, and by how much the lemma fails in its first layer.
 
     The paper's bounds count as "ok" where their theorems hold, the others wherever they are given.

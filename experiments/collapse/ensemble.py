@@ -1,11 +1,11 @@
 """Seeds, norm placements and swept values of run_collapse, in chunks that a run resumes from."""
 
-import itertools
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from absl import flags
 from jax.sharding import Mesh
@@ -14,7 +14,8 @@ import rank_collapse as rc
 from experiments.collapse.measure import make_draw, make_measure, part_of
 from experiments.collapse.results import Results
 from experiments.shell import inputs, memory
-from experiments.shell.memory_budget import MemoryBudget, seeds_done
+from experiments.shell.executor import Chunk, map_cells
+from experiments.shell.memory_budget import MemoryBudget
 from experiments.shell.progress import Progress
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.parameters import TransformerParams
@@ -29,73 +30,83 @@ class Programs:
     XLA compiles one program on one core; several norm placements are compiled side by side.
     """
 
-    def __init__(self, options, networks, ids, mesh, progress):
-        self.options, self.mesh, self.progress = options, mesh, progress
-        self.networks = networks
+    def __init__(self, options, networks, ids, mesh):
+        self.options, self.mesh, self.networks = options, mesh, networks
         at_once = seeds.seeds_at_once(mesh)
         # Random numbers are slow to optimise, and drawn once.
-        self.draw = seeds.spread(make_draw(options, ids), mesh, at_once=at_once, level=0)
-        self.measures = {
+        draw = seeds.spread(make_draw(options, ids), mesh, at_once=at_once, level=0)
+        measures = {
             norm: seeds.spread(make_measure(configs, options), mesh, at_once=at_once)
             for norm, configs in networks.items()
         }
-        self.size = 0  # seeds they are compiled for
+        self._jitted, self._size, self._bytes = (draw, measures), 0, 0
 
-    def compiled_for(self, size: int, budget: MemoryBudget) -> int:
-        """Seeds that are computed at a time, `size` or as many as fit the memory."""
-        if not self.size:
-            jitted = self.draw, self.measures
+    def compiled_for(self, chunk: Chunk, progress: Progress) -> int:
+        """Bytes that the largest program takes for chunks of this size, on all devices."""
+        if self._size != chunk.size:
+            with progress.aside("compiling"):
+                self.compile(chunk)
+            needed = [memory.program_bytes(call) for call in (self.draw, *self.measures.values())]
+            self._size, self._bytes = chunk.size, max(needed) * self.mesh.size
+        return self._bytes
 
-            def needed(size):
-                self.draw, self.measures = jitted
-                return self.compile(size)
-
-            self.size = budget.fit(needed, self.options.num_seeds, size)
-        return self.size
-
-    def compile(self, size: int) -> int:
-        """Compiles all, for this many seeds; swept values are traced.
-
-        Returns:
-            Bytes that the largest program takes, on all devices.
-        """
-        keys = seeds.lay_out(seeds.seed_keys(0, size), self.mesh)
-        one = jnp.asarray(1.0)
-        drawn = jax.eval_shape(self.draw, keys, one)
+    def compile(self, chunk: Chunk) -> None:
+        """Compiles all for chunks of this size; swept values are traced."""
+        draw, measures = self._jitted
+        keys, swept = seeds.lay_out((chunk.keys, chunk.floats), self.mesh)
+        drawn = jax.eval_shape(draw, keys, swept, None)
         sharding = seeds.seed_sharding(self.mesh)
         drawn = jax.tree.map(lambda a: a.update(sharding=sharding), drawn)
         pool = ThreadPoolExecutor()
         try:
-            with self.progress.aside("compiling"):
-                lowered = {norm: call.lower(drawn, one) for norm, call in self.measures.items()}
-                draw = pool.submit(self.draw.lower(keys, one).compile)
-                measures = {norm: pool.submit(low.compile) for norm, low in lowered.items()}
-                self.draw = draw.result()
-                self.measures = {norm: future.result() for norm, future in measures.items()}
+            lowered = {norm: call.lower(drawn, swept, None) for norm, call in measures.items()}
+            compiling = pool.submit(draw.lower(keys, swept, None).compile)
+            futures = {norm: pool.submit(low.compile) for norm, low in lowered.items()}
+            self.draw = compiling.result()
+            self.measures = {norm: future.result() for norm, future in futures.items()}
         finally:
             pool.shutdown(wait=False, cancel_futures=True)  # Ctrl-C does not wait for XLA
-        needed = [memory.program_bytes(call) for call in (self.draw, *self.measures.values())]
-        return max(needed) * self.mesh.size
 
-    def __call__(self, norm: str, scale: float, gain: float, first: int, count: int):
-        """Measures of seeds first .. first + count − 1 as numpy arrays; `size` are computed."""
-        keys = seeds.lay_out(seeds.seed_keys(self.options.seed, count, first), self.mesh, self.size)
-        drawn = self.draw(keys, jnp.asarray(scale))
-        out = seeds.to_host(self.measures[norm](drawn, jnp.asarray(gain)), count)
-        networks = self.networks[norm]
+
+class OfNorm(NamedTuple):
+    """What measures the networks of one norm placement, for `map_cells`."""
+
+    programs: Programs
+    norm: str
+    cells: dict[str, tuple[float, float]]
+    progress: Progress
+
+    def needed(self, chunk: Chunk) -> int:
+        return self.programs.compiled_for(chunk, self.progress)
+
+    def __call__(self, chunk: Chunk) -> dict[str, Any]:
+        networks, count = self.programs.networks[self.norm], len(chunk.seeds)
+        own = seeds.lay_out((chunk.keys, chunk.floats), self.programs.mesh)
+        drawn = self.programs.draw(*own, None)
+        out = seeds.to_host(self.programs.measures[self.norm](drawn, own[1], None), count)
         if not any(undecided(out[variant]).size for variant in networks):
             return out
-        x, params = seeds.to_host(drawn, count)
-        for variant, config in networks.items():
-            own = part_of(params, config), x, config.replace(skip_gain=gain)
-            with self.progress.aside("residuals in float64"):
-                out[variant] = recompute_in_float64(out[variant], *own)
-            if self.options.certify:
-                with self.progress.aside("residuals in ball arithmetic"):
-                    out[variant], lines = prove(out[variant], *own)
-                for seed, line in lines.items():
-                    self.progress.say(f"{variant} (norm={norm}), seed {first + seed}: {line}")
-        return out
+        drawn = seeds.to_host(drawn, count)
+        parts = []
+        for place in chunk.by_cell().values():
+            found, (x, params) = jax.tree.map(lambda a, p=place: a[p], (out, drawn))
+            _, gain = self.cells[chunk.cells[place.start]]
+            for variant, config in networks.items():
+                network = part_of(params, config), x, config.replace(skip_gain=gain)
+                found[variant] = self.decided(variant, found[variant], network, chunk.seeds[place])
+            parts.append(found)
+        return jax.tree.map(lambda *a: np.concatenate(a), *parts)
+
+    def decided(self, variant, measures, network, numbers):
+        """The measures of one variant with what float32 leaves open, where that is asked for."""
+        with self.progress.aside("residuals in float64"):
+            measures = recompute_in_float64(measures, *network)
+        if self.programs.options.certify:
+            with self.progress.aside("residuals in ball arithmetic"):
+                measures, lines = prove(measures, *network)
+            for seed, line in lines.items():
+                self.progress.say(f"{variant} (norm={self.norm}), seed {numbers[seed]}: {line}")
+        return measures
 
 
 def undecided(measures: dict[str, np.ndarray]) -> np.ndarray:
@@ -202,68 +213,52 @@ def measure_all(
     Raises:
         ValueError: A measure that is no number, see `check_finite`.
     """
-    total = len(networks) * len(sweep) * options.num_seeds
-    progress = Progress(total, "collapse", log=run.log)
+    keys = seeds.seed_keys(options.seed, options.num_seeds)
+    progress = Progress(len(networks) * len(sweep) * len(keys), "collapse", log=run.log)
+    results = {}
     with progress, inputs.precision(options), MemoryBudget(options, mesh, run.log) as budget:
-        programs = options.program(
-            "measures", lambda: Programs(options, networks, ids, mesh, progress)
-        )
-        programs.progress = progress
-        size = seeds.padded_size(min(options.seed_chunk, options.num_seeds), mesh)
-        return {
-            (norm, *swept): measure_setting(programs, norm, *swept, size, budget, run)
-            for norm, swept in itertools.product(networks, sweep)
-        }
+        for norm in networks:
+            cells = {
+                f"{norm}/weight_scale={scale!r}/skip_gain={gain!r}": (scale, gain)
+                for scale, gain in sweep
+            }
+
+            def program(norm=norm, cells=cells):
+                make = partial(Programs, options, networks, ids, mesh)
+                return OfNorm(options.program("measures", make), norm, cells, progress)
+
+            def check(part, found, norm=norm, cells=cells):
+                if all(len(values) == len(keys) for values in found.values()):
+                    for line in gaps(found, norm, *cells[part]):
+                        progress.say(line)
+
+            found = map_cells(
+                program, cells, keys, run=run, budget=budget, check=check, progress=progress,
+                most=min(options.seed_chunk, len(keys)), shape=(options.depth + 1,),
+            )  # fmt: skip
+            results |= {(norm, *cells[part]): own for part, own in found.items()}
+    return results
 
 
-def measure_setting(
-    programs: Programs,
-    norm: str,
-    scale: float,
-    gain: float,
-    size: int,
-    budget: MemoryBudget,
-    run: RunFolder,
-) -> dict[str, np.ndarray]:
-    """All seeds of one setting, `size` at a time if they fit: {"variant/measure": [s, L + 1]}."""
-    num_seeds, progress = programs.options.num_seeds, programs.progress
-    part = f"{norm}/weight_scale={scale!r}/skip_gain={gain!r}"
-    found = run.part(part) or {}
-    done = seeds_done(found, num_seeds, run.path, part, (programs.options.depth + 1,))
-    progress.skip(done)
-    while done < num_seeds:
-        count = min(programs.compiled_for(size, budget), num_seeds - done)
-        out = programs(norm, scale, gain, done, count)
-        new = {f"{v}/{m}": values for v, group in out.items() for m, values in group.items()}
-        setting = f"norm={norm}, weight_scale={scale:g}, skip_gain={gain:g}"
-        for line in gaps(new, setting, done):
-            progress.say(line)
-        found = {k: np.concatenate([found[k], a]) if found else a for k, a in new.items()}
-        run.save_arrays({f"{part}/{name}": values for name, values in found.items()})
-        done += count
-        progress.advance(count)
-    return found
-
-
-def gaps(new: dict[str, np.ndarray], setting: str, first: int) -> Iterator[str]:
+def gaps(found: dict[str, np.ndarray], norm: str, scale: float, gain: float) -> Iterator[str]:
     """Why curves have gaps: one line for each variant whose residuals are not known to the end.
 
     Args:
-        new: {"variant/measure": [s, L + 1]}.
-        setting: Of the sweep, as the line names it.
-        first: Number of the first seed.
+        found: {"variant/measure": [s, L + 1]}.
+        norm, scale, gain: The setting.
     """
     reasons = {
         "ratio": "the hidden states overflow",
         "log10_residual": "rounding decides it (--certify proves more), or states overflow",
     }
-    for name, values in new.items():
+    for name, values in found.items():
         variant, measure = name.split("/")
         unknown = np.isnan(values)
         if measure not in reasons or not unknown.any():
             continue
         seeds, layers = np.flatnonzero(unknown.any(axis=1)), np.argmax(unknown, axis=1)
         yield (
-            f"{variant} ({setting}): no {measure} in {len(seeds)} of {len(values)} seeds, "
-            f"first in seed {first + seeds[0]} from layer {layers[seeds[0]]}: {reasons[measure]}"
+            f"{variant} (norm={norm}, weight_scale={scale:g}, skip_gain={gain:g}): no {measure} in "
+            f"{len(seeds)} of {len(values)} seeds, "
+            f"first in seed {seeds[0]} from layer {layers[seeds[0]]}: {reasons[measure]}"
         )

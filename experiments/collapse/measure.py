@@ -15,7 +15,9 @@ from rank_collapse.theory import bounds, cubic_law, logdomain
 
 
 def make_draw(options: flags.FlagValues, ids: np.ndarray | None):
-    """draw(key, weight_scale) of one seed: tokens, and parameters that hold every variant's.
+    """draw(key, setting, None) of one seed: tokens, and parameters that hold every variant's.
+
+    A setting is (weight scale, skip gain).
 
     Apart from the measures, since they do not depend on the variant or the norm, and random
     numbers take longest to compile.
@@ -23,10 +25,10 @@ def make_draw(options: flags.FlagValues, ids: np.ndarray | None):
     chosen = configs_of(options, "sandwich", options.variants)
     whole = next((c for c in chosen.values() if c.mlp != "none"), next(iter(chosen.values())))
 
-    def draw(key, weight_scale):
+    def draw(key, setting, _):
         key_tokens, key_params = jax.random.split(key)
         x = inputs.input_tokens(key_tokens, ids, options)
-        return x, rc.init(key_params, whole, weight_scale, options.bias_scale)
+        return x, rc.init(key_params, whole, setting[0], options.bias_scale)
 
     return draw
 
@@ -42,15 +44,15 @@ def part_of(params: rc.TransformerParams, config: rc.TransformerConfig) -> rc.Tr
 
 
 def make_measure(configs: dict[str, rc.TransformerConfig], options: flags.FlagValues):
-    """measure((tokens, parameters), skip_gain) of one seed: every variant on the same draw."""
+    """measure((tokens, parameters), setting, None) of one seed: every variant on the same draw."""
     dtype = inputs.DTYPES[options.dtype]
     gains = gains_of(options)
     swept = sweep_config(configs) if gains else None
 
-    def measure(drawn, skip_gain):
+    def measure(drawn, setting, _):
         x, params = drawn
         found = {
-            variant: measure_one(part_of(params, c), x, c.replace(skip_gain=skip_gain), dtype)
+            variant: measure_one(part_of(params, c), x, c.replace(skip_gain=setting[1]), dtype)
             for variant, c in configs.items()
         }
         if swept is not None:

@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 
+import jax
 import numpy as np
 
 from rank_collapse.runs import processes
@@ -34,13 +35,12 @@ def watch_each_other() -> None:
         host = socket.inet_aton("127.0.0.1")
     token = processes.from_primary(np.frombuffer(secrets.token_bytes(8), np.uint8)).tobytes()
     place = np.frombuffer(host + own.getsockname()[1].to_bytes(2, "big"), np.uint8)
-    found = [bytes(row) for row in process_allgather(place)]
     places = {
-        index: (socket.inet_ntoa(row[:4]), int.from_bytes(row[4:], "big"))
-        for index, row in enumerate(found)
-        if row != place.tobytes()
+        index: (socket.inet_ntoa(bytes(row[:4])), int.from_bytes(bytes(row[4:]), "big"))
+        for index, row in enumerate(process_allgather(place))
+        if index != jax.process_index()
     }
-    message = token + found.index(place.tobytes()).to_bytes(4, "big")
+    message = token + jax.process_index().to_bytes(4, "big")
     arguments = (own, message, places)
     threading.Thread(target=_watch, args=arguments, daemon=True, name="alive").start()
 

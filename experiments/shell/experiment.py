@@ -177,4 +177,4 @@ def experiments_of(folder: Path = Path(__file__).parents[1]) -> list[str]:
 def experiment_of(name: str) -> Experiment | None:
     """The experiment of a module of experiments/; None where it holds none."""
     module = importlib.import_module(f"experiments.{name}")
-    return getattr(module, "EXPERIMENT", getattr(module, "ENTRY", None))
+    return getattr(module, "EXPERIMENT", None)

@@ -6,7 +6,7 @@ from typing import Any
 
 from absl import flags
 
-_ALONE = {"unit": None, "cells": (), "programs": None, "window": slice(None)}
+_ALONE = {"unit": None, "programs": None}
 
 
 class Flags(flags.FlagValues):
@@ -22,8 +22,7 @@ class Flags(flags.FlagValues):
 
     Attributes:
         unit: In a cell of a sweep, what it is computed with (`sweep.folder.Unit`); else None.
-        cells: In the flags of an ensemble of several cells, those of each cell; else empty.
-        window: The seeds that are computed at a time, out of --num_seeds; all.
+        programs: In a cell of a sweep, what its cells share; see `program`.
     """
 
     def __init__(
@@ -43,7 +42,7 @@ class Flags(flags.FlagValues):
         )  # fmt: skip
 
     def belong_to(self, **known: Any) -> None:
-        """Sets `unit`, `cells`, `programs` or `window`."""
+        """Sets `unit` or `programs`."""
         vars(self).update(known)
 
     def copied(self) -> "Flags":

@@ -33,6 +33,7 @@ class _Process:
     asked: int | None = None
     deferred = False
     listening = False
+    unraisable: Any = None  # the hook that was there before
 
 
 def _handle(number: int, frame: Any) -> None:
@@ -74,7 +75,7 @@ def _raise_in(frame, lines):
 def _ignored(what):
     """In place of the message that an exception was ignored: of ours it is raised again."""
     if not isinstance(what.exc_value, (KeyboardInterrupt, Stopped)) or not asked():
-        sys.__unraisablehook__(what)
+        _Process.unraisable(what)
         return
     frame = place = sys._getframe().f_back
     call = None
@@ -126,7 +127,7 @@ def stopping() -> Iterator[None]:
         return
     earlier = {n: signal.getsignal(n) for n in SIGNALS if signal.getsignal(n) != signal.SIG_IGN}
     _Process.listening, _Process.asked = True, None
-    unraisable, sys.unraisablehook = sys.unraisablehook, _ignored
+    _Process.unraisable, sys.unraisablehook = sys.unraisablehook, _ignored
     for number in earlier:
         signal.signal(number, _handle)
     try:
@@ -135,7 +136,7 @@ def stopping() -> Iterator[None]:
     finally:
         for number, handler in earlier.items():
             signal.signal(number, handler)
-        sys.unraisablehook = unraisable
+        sys.unraisablehook = _Process.unraisable
         _Process.listening, _Process.asked = False, None
 
 

@@ -46,6 +46,10 @@ VOCABULARY = {
     "weight_scale": ("float", "Multiplies every weight.", None),
     "skip_gain": ("float", "Multiplies the skips.", None),
     "bias_scale": ("float", "Standard deviation of the biases.", None),
+    "memory_gb": (
+        "float", "Memory for the seeds, in 10⁹ bytes; more of them are computed chunk by chunk "
+        "(default: most of what is free).", 1e-9,
+    ),
     "no_repeat": ("boolean", "No letter twice in a sequence.", None),
 }  # fmt: skip
 

@@ -1,6 +1,7 @@
 """What run_stability measures on one seed of one network, and what the one law expects of it."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -10,7 +11,9 @@ from absl import flags
 from jax.sharding import Mesh
 
 import rank_collapse as rc
-from experiments.shell.memory_budget import Compiled, MemoryBudget
+from experiments.shell import memory
+from experiments.shell.executor import Chunk, map_cells, named
+from experiments.shell.memory_budget import MemoryBudget
 from experiments.shell.progress import Progress
 from experiments.stability import networks
 from experiments.stability.cases import Case, Group, with_gains
@@ -213,8 +216,8 @@ def measure_all(
     Raises:
         ValueError: A network whose output is no number.
     """
-    total = sum(len(group.cases) for groups in parts.values() for group in groups)
-    results = {}
+    total = options.num_seeds * sum(len(groups) for groups in parts.values())
+    keys, results = seeds.seed_keys(options.seed, options.num_seeds), {}
     with (
         Progress(total, "stability", log=run.log) as progress,
         MemoryBudget(options, mesh, run.log) as budget,
@@ -222,12 +225,12 @@ def measure_all(
         for part, groups in parts.items():
             draws = Draws(groups[0].config, options, mesh)
             for index, group in enumerate(groups):
-                found = run.cached(
-                    f"{part}/{index}",
-                    lambda g=group, p=part, d=draws: _of_group(g, p, d, options, budget),
-                )
-                results |= _by_case(group, found)
-                progress.advance(len(group.cases))
+                cell = f"{part}/{index}"
+                found = map_cells(
+                    partial(OfGroup, group, part, draws, options), {cell: None}, keys, run=run,
+                    budget=budget, check=partial(refuse_overflow, group), progress=progress,
+                )  # fmt: skip
+                results |= _by_case(group, found[cell])
     return results
 
 
@@ -243,44 +246,54 @@ class Draws:
     """
 
     def __init__(self, config: Any, options: flags.FlagValues, mesh: Mesh):
+        self.mesh = mesh
         self._call = seeds.spread(make_draw(config, options), mesh, at_once=1)
-        self._seed, self._mesh = options.seed, mesh
         self._which, self._drawn = None, None
 
-    def shapes(self, size: int) -> Any:
-        """Of so many seeds."""
-        return jax.eval_shape(self._call, self._keys(0, 1, size), None)
+    def shapes(self, chunk: Chunk) -> Any:
+        """Of those of a chunk."""
+        shapes = jax.eval_shape(self._call, self._keys(chunk), None)
+        sharding = seeds.seed_sharding(self.mesh)
+        return jax.tree.map(lambda a: a.update(sharding=sharding), shapes)
 
-    def __call__(self, first: int, count: int, size: int) -> Any:
-        """Those of seeds first .. first + count − 1, padded to `size`, over the mesh."""
-        if self._which != (first, count, size):
+    def __call__(self, chunk: Chunk) -> Any:
+        """Those of a chunk, padded to its size, over the mesh."""
+        if self._which != (chunk.seeds, chunk.size):
             self._drawn = None  # before the next ones take as much
-            self._drawn = self._call(self._keys(first, count, size), None)
-            self._which = first, count, size
+            self._drawn = self._call(self._keys(chunk), None)
+            self._which = chunk.seeds, chunk.size
         return self._drawn
 
-    def _keys(self, first, count, size):
-        return seeds.lay_out(seeds.seed_keys(self._seed, count, first), self._mesh, size)
+    def _keys(self, chunk):
+        return seeds.lay_out(chunk.keys, self.mesh)
 
 
-def _of_group(group, part, draws, options, budget):
-    measure = make_measure(group, options, by_layer=part.endswith("layers"))
-    program = Compiled(seeds.spread(measure, budget.mesh, at_once=1), budget.mesh)
+class OfGroup:
+    """What measures the networks of one group, for `map_cells`."""
 
-    def compute(first, count, size):
-        return seeds.to_host(program(draws(first, count, size), group.gains), count)
+    def __init__(self, group: Group, part: str, draws: Draws, options: flags.FlagValues):
+        measure = make_measure(group, options, by_layer=part.endswith("layers"))
+        self._call = seeds.spread(measure, draws.mesh, at_once=1)
+        self._gains, self._draws = group.gains, draws
 
-    out = budget.chunks(
-        lambda size: program.needed(draws.shapes(size), group.gains), compute, options.num_seeds
-    )
-    found = {
-        jax.tree_util.keystr(path, simple=True, separator="."): value
-        for path, value in jax.tree_util.tree_leaves_with_path(out)
-    }
+    def needed(self, chunk: Chunk) -> int:
+        self._compiled = self._call.lower(self._draws.shapes(chunk), self._gains).compile()
+        return memory.program_bytes(self._compiled) * self._draws.mesh.size
+
+    def __call__(self, chunk: Chunk) -> dict[str, np.ndarray]:
+        out = seeds.to_host(self._compiled(self._draws(chunk), self._gains), len(chunk.seeds))
+        return named(out, ".")
+
+
+def refuse_overflow(group: Group, cell: str, found: Mapping[str, np.ndarray]) -> None:
+    """Refuses measures of networks whose output is no number.
+
+    Raises:
+        ValueError: It is not.
+    """
     for index, case in enumerate(group.cases):
         if not np.isfinite(found["change.random"][:, index]).all():
             raise ValueError(f"{case.design} at depth {case.depth}: NaN or overflow in the network")
-    return found
 
 
 def _by_case(group, found):

@@ -6,12 +6,11 @@ from typing import Any
 import jax.numpy as jnp
 from absl import flags
 
-from experiments.shell import cli, memory_budget, vocabulary
+from experiments.shell import cli, vocabulary
 from experiments.shell.flag_values import Flags
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.embedding import EmbeddingConfig
 from rank_collapse.paths.steps import SEMANTICS
-from rank_collapse.runs.seeds import seed_keys
 from rank_collapse.training.training import Hyper
 
 # How the work is divided: no influence on results.
@@ -62,12 +61,10 @@ def make_flags(
         execution=EXECUTION, traced=[field.name for field in dataclasses.fields(Hyper)],
     )  # fmt: skip
     # Normalised tokens of two numbers are (1, -1) or (-1, 1), whatever the network.
-    vocabulary.define(
-        values, least={"d_model": 3}, **SIZES | {"dropout": dropout, "init_scale": 1.0} | defaults
-    )
+    own = {"dropout": dropout, "init_scale": 1.0, "memory_gb": None}
+    vocabulary.define(values, least={"d_model": 3}, **SIZES | own | defaults)
     vocabulary.alias(values, **PUBLISHED_NAMES)
     define = cli.definer(values)
-    memory_budget.define_flag(define)
     define("boolean", "do_mlp", do_mlp, "An MLP sublayer (gelu, own skip) in each layer.")
     text = "Train even where the folder holds the finished run of the same flags."
     define("boolean", "do_train", False, text)
@@ -127,31 +124,9 @@ def network_config(options: flags.FlagValues, embedding: EmbeddingConfig) -> Tra
 
 
 def hyper(options: Flags) -> Hyper:
-    """The traced values of a run, the same for every seed; those without a flag as by default.
-
-    In an ensemble of several cells of a sweep those of each run.
-    """
+    """The traced values of a run, the same for every seed; those without a flag as by default."""
     names = [field.name for field in dataclasses.fields(Hyper) if field.name in options]
-    if not options.cells:
-        return Hyper(**{name: jnp.float32(options[name].value) for name in names})
-
-    def by_run(name):
-        values = jnp.float32([cell[name].value for cell in options.cells])
-        return jnp.repeat(values, options.num_seeds // len(values))[options.window]
-
-    return Hyper(**{name: by_run(name) for name in names})
-
-
-def run_count(options: Flags) -> int:
-    """Runs of an ensemble: its seeds, or the chunk of them that is computed at a time."""
-    return len(range(*options.window.indices(options.num_seeds)))
-
-
-def run_keys(options: Flags) -> Any:
-    """Keys of the seeds; in an ensemble of several cells each cell has the same."""
-    cells = len(options.cells) or 1
-    keys = seed_keys(options.seed, options.num_seeds // cells)
-    return jnp.concatenate([keys] * cells)[options.window]
+    return Hyper(**{name: jnp.float32(options[name].value) for name in names})
 
 
 def monitored(options: flags.FlagValues) -> bool:

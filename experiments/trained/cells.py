@@ -7,13 +7,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import flags
 from flax import traverse_util
 from jax.sharding import Mesh
 
+from experiments.shell import memory
+from experiments.shell.executor import Chunk, map_cells
 from experiments.shell.memory_budget import MemoryBudget
 from experiments.shell.progress import Progress
-from experiments.trained.chunks import runs_at_a_time
 from rank_collapse.runs import seeds
 from rank_collapse.runs.folder import RunFolder
 from rank_collapse.training.ensemble import Ensemble
@@ -30,6 +30,7 @@ class Program:
             depend on the initial weights.
         looks: Chunks that training is cut into.
         along: Whether every run is also measured before training and after each chunk.
+        log: Called with each line of progress.
     """
 
     def __init__(
@@ -42,10 +43,11 @@ class Program:
         prepare: Callable[[Any, Any, Hyper], Hyper] | None = None,
         looks: int = 20,
         along: bool = False,
+        log: Callable[[str], None] | None = None,
     ):
         chunk = max(1, -(-recipe.num_epochs // looks))
         self.ensemble = Ensemble(recipe, make_data, mesh=mesh, epochs_per_chunk=chunk)
-        self.along = along
+        self.along, self.log = along, log
         self._measure = self._spread(measure, mesh)
         self._prepare = None if prepare is None else self._spread(prepare, mesh)
 
@@ -90,84 +92,79 @@ class Program:
         found = jax.tree.map(lambda *a: np.stack(a, axis=1) if self.along else a[0], *looks)
         return traverse_util.flatten_dict(found | {"losses": trained.losses}, sep="/")
 
+    def needed(self, chunk: Chunk) -> int:
+        return bytes_of_a_run(self.ensemble, chunk.floats) * chunk.size
+
+    def __call__(self, chunk: Chunk) -> dict[str, Any]:
+        """What `train` gives, and "seconds" [r], of which each run has its share."""
+        begun, count = time.monotonic(), len(chunk.seeds)
+        first, *more = dict.fromkeys(chunk.cells)
+        label = f"training {first}" + (f" and {len(more)} more" if more else "")
+        with Progress(self.ensemble.recipe.num_epochs, label, log=self.log) as progress:
+
+            def on_chunk(epoch, losses):
+                last = losses[np.isfinite(losses).all(axis=1), -1]
+                progress.update(epoch, loss=float(last.mean()) if last.size else float("nan"))
+
+            found = self.train(chunk.keys, chunk.floats, on_chunk)
+        seconds = np.full(count, (time.monotonic() - begun) / count)
+        return {name: values[:count] for name, values in found.items()} | {"seconds": seconds}
+
 
 def results_of_cells(
-    options: flags.FlagValues,
-    run: RunFolder,
-    program: Program,
+    program: Callable[[], Program],
     cells: Mapping[str, Hyper],
+    keys: Any,
     *,
+    run: RunFolder,
     budget: MemoryBudget,
-    num_seeds: int | None = None,
-    together: int = 1,
+    most: int | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """Results of every cell, read where the run folder has them, else trained and saved.
+    """Results of every cell, nested, read where the run folder has them, else trained and saved.
 
     Every cell trains the same seeds: the same data and, scaled as the cell says, the same weights.
 
     Args:
-        options: Flags, of which --seed is read, and --num_seeds by default.
-        run: The run folder; each cell is a part of its arrays.
-        program: What trains them.
-        cells: Floats of each cell.
-        budget: For the runs, which are trained chunk by chunk where they do not fit into it.
-        num_seeds: Seeds of each cell.
-        together: Cells trained in one call and saved after it; where fewer are left, one of them
-            is trained several times, so that nothing is compiled anew.
+        program, cells, keys, run, budget, most: As of `map_cells`.
 
     Returns:
-        {cell: what the program gives, and "seconds", of which each cell has its share}.
+        {cell: what the program gives, "seconds" of all its seeds together}.
     """
-    count = num_seeds or options.num_seeds
-    own_keys = seeds.seed_keys(options.seed, count)
-    missing = [name for name in cells if run.part(name) is None]
-    for first in range(0, len(missing), together):
-        group = missing[first : first + together]
-        padded = group + group[-1:] * (together - len(group))
-        begun = time.monotonic()
-        hyper = jax.tree.map(
-            lambda *values: jnp.repeat(jnp.stack([jnp.float32(v) for v in values]), count, axis=0),
-            *(cells[name] for name in padded),
-        )
-        label = group[0] if len(group) == 1 else f"{group[0]} and {len(group) - 1} more"
-        keys = jnp.concatenate([own_keys] * together)
-        found = train_in_chunks(program, keys, hyper, budget, label)
-        seconds = np.asarray((time.monotonic() - begun) / len(group))
-        saved = {f"{name}/seconds": seconds for name in group}
-        for i, name in enumerate(group):
-            part = slice(i * count, (i + 1) * count)
-            saved |= {f"{name}/{k}": np.asarray(v)[part] for k, v in found.items()}
-        run.save_arrays(saved)
-    return {name: traverse_util.unflatten_dict(run.part(name), sep="/") for name in cells}
+    cells = {name: jax.tree.map(jnp.float32, hyper) for name, hyper in cells.items()}
+    found = map_cells(program, cells, keys, run=run, budget=budget, most=most, aside=("seconds",))
+    return {
+        name: traverse_util.unflatten_dict(own, sep="/") | {"seconds": own["seconds"].sum()}
+        for name, own in found.items()
+    }
 
 
-def train_in_chunks(
-    program: Program, keys: Any, hyper: Hyper, budget: MemoryBudget, label: str
-) -> dict[str, np.ndarray]:
-    """`Program.train` of all runs, as many at a time as there is room for.
+def bytes_of_a_run(ensemble: Ensemble, hyper: Hyper) -> int:
+    """What one run takes: its data, its state, and a copy of that on the way to a checkpoint.
 
     Args:
-        program: What trains them.
-        keys: Of the runs [s].
-        hyper: Arrays [s, ...].
-        budget: For them.
-        label: What is trained.
+        ensemble: What trains it.
+        hyper: Floats, or arrays [s]; their names count.
     """
-    runs, epochs = len(keys), program.ensemble.recipe.num_epochs
-    size = runs_at_a_time(program.ensemble, hyper, runs, budget)
-    parts = []
-    with Progress(epochs * -(-runs // size), f"training {label}", log=budget.log) as progress:
-        for first in range(0, runs, size):
-            before = epochs * len(parts)
+    size = ensemble.mesh.size
+    state, data, _ = shapes_of(ensemble, hyper, size)
+    each = (2 * memory.size_of(state) + memory.size_of(data)) // size
+    if not seeds.on_cpu(ensemble.mesh):  # a device vmaps over its seeds, and a step needs as much
+        each += step_bytes(ensemble, hyper)
+    return each
 
-            def on_chunk(epoch, losses, before=before):
-                last = losses[np.isfinite(losses).all(axis=1), -1]
-                mean = float(last.mean()) if last.size else float("nan")
-                progress.update(before + epoch, loss=mean)
 
-            count = min(size, runs - first)
-            own = jax.tree.map(lambda a, i=first: a[i : i + size], (keys, hyper))
-            # Padded, so that nothing is compiled anew for the last runs.
-            trained = program.train(*seeds.pad_seeds(own, min(size, runs)), on_chunk)
-            parts.append({name: values[:count] for name, values in trained.items()})
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+def shapes_of(ensemble: Ensemble, hyper: Hyper, size: int) -> tuple[Any, Any, Hyper]:
+    """Shapes of the states, the data and the traced values of so many runs."""
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), size))
+    one = jax.ShapeDtypeStruct((size,), jnp.float32)
+    hyper = jax.tree.map(lambda _: one, hyper)
+    return *jax.eval_shape(ensemble.begin, keys, hyper, None), hyper
+
+
+def step_bytes(ensemble: Ensemble, hyper: Hyper) -> int:
+    """What one run takes in a step beside its arguments, as XLA says of one run a device."""
+    sharding = seeds.seed_sharding(ensemble.mesh)
+    shapes = shapes_of(ensemble, hyper, ensemble.mesh.size)
+    laid = jax.tree.map(lambda a: a.update(sharding=sharding), shapes)
+    analysis = ensemble.chunk.lower(*laid, jnp.int32(0)).compile().memory_analysis()
+    return 0 if analysis is None else analysis.temp_size_in_bytes

@@ -26,11 +26,11 @@ summaries are made again from the arrays; of any other file the one to delete is
         )
 """
 
+import contextlib
 import csv
 import io
 import json
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -159,13 +159,6 @@ class RunFolder:
         writer.writerows(rows)
         self._write("results.csv", text.getvalue().encode())
 
-    def read_rows(self) -> list[dict[str, str]]:
-        """The rows of results.csv as strings; none where there is no such file yet."""
-        if not (self.path / "results.csv").exists():
-            return []
-        with open(self.path / "results.csv", newline="") as file:
-            return list(csv.DictReader(file))
-
     def write_file(self, name: str, data: bytes) -> None:
         """Writes one of `CONTENTS`, or a file in one of `FOLDERS`, beside the results, whole.
 
@@ -273,16 +266,22 @@ class RunFolder:
 
     # Checkpoints.
 
-    def save_checkpoint(self, step: int, state: Any, keep: int = 1) -> None:
+    def save_checkpoint(self, step: int, state: Any, keep: int = 1, of: str = "") -> None:
         """Saves a pytree of arrays (random keys too) at a step; keeps the newest `keep`.
 
         Call it at the border of a jitted chunk, with arrays whole in this process
         (`seeds.to_host`).
+
+        Args:
+            step, state, keep: As of `states.save`.
+            of: Name of the computation, where a run has several.
         """
         if self.primary:
-            states.save(self.path / "checkpoints", step, state, keep)
+            states.save(self.path / "checkpoints" / of, step, state, keep)
 
-    def restore_checkpoint(self, like: Any, step: int | None = None) -> tuple[int, Any] | None:
+    def restore_checkpoint(
+        self, like: Any, step: int | None = None, of: str = ""
+    ) -> tuple[int, Any] | None:
         """(step, state) of the newest saved state, or of a given step; None where there is none.
 
         The primary reads it and gives it to the other processes, all of which must call this.
@@ -291,39 +290,42 @@ class RunFolder:
             like: A pytree of the same structure, whose leaves give type, dtype and sharding:
                 the state may have been saved under another number of devices.
             step: The step; the newest by default.
+            of: Name of the computation, where a run has several.
 
         Raises:
             RunError: The state on disk has other names or shapes than `like`.
         """
-        folder = self.path / "checkpoints"
-        steps = states.steps(folder) if self.primary else []
-        found, state, error = -1, like, ""
-        if steps:
-            found = steps[-1] if step is None else step
+        step = self.newest_checkpoint(of) if step is None else step
+        if step is None:
+            return None
+        folder, state, error = self.path / "checkpoints" / of, like, ""
+        if self.primary:
             try:
-                state = states.restore(folder, found, like)
+                state = states.restore(folder, step, like)
             except (ValueError, OSError) as reason:
                 error = (
-                    f"{states.path_of(folder, found)} does not fit this run: {reason}; delete it, "
+                    f"{states.path_of(folder, step)} does not fit this run: {reason}; delete it, "
                     "and training begins afresh, while finished parts stay"
                 )
         error = processes.text_from_primary(error)
         if error:
             raise RunError(error)
-        found = int(processes.from_primary(np.asarray(found, np.int64)))
-        return None if found < 0 else (found, processes.from_primary(state))
+        return step, processes.from_primary(state)
 
-    @property
-    def newest_checkpoint(self) -> int | None:
-        """The step of the newest saved state; None where there is none."""
-        steps = states.steps(self.path / "checkpoints") if self.primary else []
+    def newest_checkpoint(self, of: str = "") -> int | None:
+        """The step of the newest saved state of a computation; None where there is none."""
+        steps = states.steps(self.path / "checkpoints" / of) if self.primary else []
         newest = int(processes.from_primary(np.asarray(steps[-1] if steps else -1, np.int64)))
         return None if newest < 0 else newest
 
-    def drop_checkpoints(self) -> None:
-        """Deletes the saved states."""
+    def drop_checkpoints(self, but_of: str | None = None) -> None:
+        """Deletes the saved states, of all computations or of all but one."""
         if self.primary:
-            shutil.rmtree(self.path / "checkpoints", ignore_errors=True)
+            for path in (self.path / "checkpoints").glob("*"):
+                if but_of is None or (path.name != but_of and (but_of or path.is_dir())):
+                    delete(path.parent, [path.name])
+            with contextlib.suppress(OSError):
+                (self.path / "checkpoints").rmdir()
 
     # Figures.
 

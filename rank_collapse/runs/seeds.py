@@ -5,11 +5,12 @@ ones, and no result depends on how many devices or processes share the work.
 
     mesh = seed_mesh()
     keys = seed_keys(0, 10)
-    values = map_seeds(lambda key, scale: scale * jax.random.normal(key), keys, 2.0, mesh=mesh)
+    call = spread(lambda key, scale: scale * jax.random.normal(key), mesh)
+    values = to_host(call(lay_out(keys, mesh), 2.0), 10)
 
 A mesh may reach over several processes (`jax.distributed`), each of which then calls the same
 functions with the same arguments: each computes the seeds of its own devices, and what `to_host`
-and `map_seeds` return is whole in all of them.
+returns is whole in all of them.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +18,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rank_collapse.runs import processes
@@ -58,11 +58,6 @@ def pad_seeds(tree: Any, size: int) -> Any:
         return a if not missing else jnp.concatenate([a, jnp.repeat(a[-1:], missing, axis=0)])
 
     return jax.tree.map(pad, tree)
-
-
-def trim_seeds(tree: Any, num_seeds: int) -> Any:
-    """Every leaf [s, ...] cut to its first `num_seeds`: undoes `pad_seeds`."""
-    return jax.tree.map(lambda a: a[:num_seeds], tree)
 
 
 def seed_sharding(mesh: Mesh) -> NamedSharding:
@@ -167,43 +162,3 @@ def spread(
     if on_cpu(mesh):
         options = {"xla_backend_optimization_level": level} if level else QUICK
     return jax.jit(call, donate_argnums=donate, compiler_options=options)
-
-
-def map_seeds(
-    fn: Callable,
-    per_seed: Any,
-    shared: Any = None,
-    *,
-    mesh: Mesh | None = None,
-    chunk: int = 0,
-    at_once: int | None = None,
-) -> Any:
-    """`spread` for any number of seeds: pads, runs chunk by chunk, trims, on the host.
-
-    Every chunk has the same size, so there is one compilation.
-
-    Args:
-        fn: Function of (one seed's pytree, shared pytree).
-        per_seed: Pytree with leaves [s, ...].
-        shared: Pytree that every seed sees.
-        mesh: From `seed_mesh`; all devices by default.
-        chunk: Seeds in memory at a time; 0 for all.
-        at_once: As in `spread`.
-
-    Returns:
-        fn's outputs as numpy arrays [s, ...].
-    """
-    mesh = seed_mesh() if mesh is None else mesh
-    num_seeds = jax.tree.leaves(per_seed)[0].shape[0]
-    size = padded_size(min(chunk, num_seeds) if chunk else num_seeds, mesh)
-    call = spread(fn, mesh, at_once=at_once)
-    parts = []
-    for start in range(0, num_seeds, size):
-        part = jax.tree.map(lambda a, i=start: a[i : i + size], per_seed)
-        count = min(size, num_seeds - start)
-        parts.append(to_host(call(lay_out(part, mesh, size), shared), count))
-
-    def joined(*pieces):
-        return (np if isinstance(pieces[0], np.ndarray) else jnp).concatenate(pieces)
-
-    return jax.tree.map(joined, *parts)

@@ -10,7 +10,6 @@ from second_run import check_second_run
 from experiments import check_bounds
 from experiments.bounds import construction
 from experiments.bounds.measure import FREE, Case
-from experiments.bounds.results import counts, summary_of
 from experiments.shell import cli
 
 CASES = (Case(8, 12, 3), Case(3, 4, 1, mask="causal"))
@@ -33,7 +32,7 @@ def execute(folder, *arguments):
 def test_lemma_and_bounds_hold_wherever_the_condition_does(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(check_bounds, "CASES", CASES)
     assert execute(tmp_path) == 0
-    assert "lemma_violations             0\n" in capsys.readouterr().out
+    assert "bound of a layer, with sums over heads: violations: 0" in capsys.readouterr().out
     found = json.loads((tmp_path / "summary.json").read_text())
     assert (found["draws"], found["heads"]) == (400, 2 * 200 * (3 + 1))
     assert 100 < found["admissible"] < found["heads"]
@@ -54,18 +53,18 @@ def test_lemma_and_bounds_hold_wherever_the_condition_does(tmp_path, monkeypatch
     medians = [found[f"{w}_tightness_median_admissible"] for w in ("mean_head", "head")]
     assert medians[0] < medians[1]
     broken = found | {"diameter_layer_violations": 1, "head_violations": 1}
-    assert [c.measured for c in check_bounds.ENTRY.compare(broken)] == [0, 0, 0, 0, 1, 0, 0]
+    assert [c.measured for c in check_bounds.EXPERIMENT.compare(broken)] == [0, 0, 0, 0, 1, 0, 0]
     # the construction of two heads, n = d = 180, is below the published bound's claim; 8 is not
     assert found["constructions"] == 2 and found["constructions_against_published"] == 1
     assert found["smallest_against_published"] == 180 and found["constructions_against_bound"] == 0
     assert 1.003 < found["largest_over_published"] < 1.006
-    verdicts = [c.verdict for c in check_bounds.ENTRY.claims(found)]
+    verdicts = [c.verdict for c in check_bounds.EXPERIMENT.claims(found)]
     assert verdicts == ["supported", "supported", "contradicted", "contradicted"]
-    verdicts = [c.verdict for c in check_bounds.ENTRY.claims(broken)]
+    verdicts = [c.verdict for c in check_bounds.EXPERIMENT.claims(broken)]
     assert verdicts == ["supported", "contradicted", "contradicted", "contradicted"]
     without = found | {"constructions_against_published": 0, "smallest_against_published": None}
-    assert all(c.verdict == "supported" for c in check_bounds.ENTRY.claims(without))
-    reading = check_bounds.ENTRY.reading(found)
+    assert all(c.verdict == "supported" for c in check_bounds.EXPERIMENT.claims(without))
+    reading = check_bounds.EXPERIMENT.reading(found)
     assert "0 violations" in reading and "from n = d = 180 on" in reading
     # ascent falls towards what the lemma loses, 4√2, and not below 0
     least = {name: found[f"ascent_least_{name}"] for name in ("layer", "mean_layer", "stack")}
@@ -83,8 +82,10 @@ def test_lemma_and_bounds_hold_wherever_the_condition_does(tmp_path, monkeypatch
         "published_stacks_admissible",
     ):
         assert sum(int(r[name]) for r in rows) == found[name]
-    assert {f.stem for f in (tmp_path / "figures").iterdir()} == set(check_bounds.ENTRY.captions)
-    monkeypatch.setattr(check_bounds, "draw_case", lambda *a: pytest.fail("computed again"))
+    assert {f.stem for f in (tmp_path / "figures").iterdir()} == set(
+        check_bounds.EXPERIMENT.captions
+    )
+    monkeypatch.setattr(check_bounds, "single_draw", lambda *a: pytest.fail("computed again"))
     check_second_run(lambda: execute(tmp_path), tmp_path, capsys)
     with pytest.raises(pytest.fail.Exception, match="computed again"):
         execute(tmp_path, "--overwrite")
@@ -106,7 +107,9 @@ def test_counts_are_of_what_the_condition_covers():
         "admissible": np.array([True, True, False]), "mean_over_bound": np.array([0.2, 0.2, 1.5]),
         "least_over_published": np.array([0.5, 1.5, 3.0]),
     }  # fmt: skip
-    found = summary_of(draws, (8, 32, 64), built, {"layer": np.array([[0.5], [0.25]])})
+    climbed = {"layer": np.array([[0.5], [0.25]])}
+    setup = check_bounds.Setup({}, 1, (8, 32, 64))
+    found = check_bounds.summary_of(check_bounds.Found(draws, built, climbed), setup)
     assert (found["constructions"], found["constructions_against_published"]) == (2, 1)
     assert (found["smallest_against_published"], found["constructions_against_bound"]) == (32, 1)
     assert found["ascent_least_layer"] == 0.25
@@ -122,7 +125,7 @@ def test_counts_are_of_what_the_condition_covers():
     assert (found["mean_head_violations"], found["diameter_violations"]) == (1, 0)
     assert found["diameter_layer_tightness_min"] is None
     assert found["mean_head_tightness_median_admissible"] == 0
-    flat_counts = counts({name: np.array(values) for name, values in flat.items()})
+    flat_counts = check_bounds.counts({name: np.array(values) for name, values in flat.items()})
     assert found.items() >= flat_counts.items()
 
 

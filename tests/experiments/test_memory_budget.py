@@ -1,17 +1,12 @@
 """How many seeds are computed at a time, and what is said of it."""
 
-from functools import partial
-
 import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from experiments import run_path_chains
 from experiments.shell import cli
-from experiments.shell.memory_budget import Compiled, MemoryBudget, seeds_done
+from experiments.shell.memory_budget import MemoryBudget
 from rank_collapse.runs import seeds
-from rank_collapse.runs.files import RunError
 
 
 def budget_of(gigabytes, said=None):
@@ -65,45 +60,3 @@ def test_nothing_is_printed_where_nothing_was_computed_or_all_failed(capsys):
         budget.fit(lambda size: size, 2)
         raise ValueError
     assert capsys.readouterr().err == ""
-
-
-def test_chunks_are_those_of_a_compiled_program():
-    """Its bytes are those of its arrays and more; what it gives is in the order of the seeds."""
-    budget = budget_of(1e-9)
-    program = Compiled(seeds.spread(lambda x, factor: {"y": factor * x}, budget.mesh), budget.mesh)
-    x = jnp.arange(15.0).reshape(5, 3)
-
-    def compute(first, count, size):
-        own = seeds.lay_out(x[first : first + count], budget.mesh, size)
-        return seeds.to_host(program(own, jnp.float32(2)), count)
-
-    needed = []
-
-    def bytes_of(size):
-        needed.append(program.needed(jnp.zeros((size, 3)), jnp.float32(2)))
-        return needed[-1]
-
-    found = budget.chunks(bytes_of, compute, 5)
-    np.testing.assert_array_equal(found["y"], 2 * x)
-    arrays = [4 * 2 * 3 * size + 2 * 4 for size in (6, 2)]
-    assert len(needed) == 2 and all(n >= a for n, a in zip(needed, arrays, strict=True))
-
-
-def test_a_function_of_keys_is_mapped_in_their_order():
-    budget, keys = budget_of(1e-9), seeds.seed_keys(0, 5)
-    found = budget.map(seeds.spread(lambda key, _: jax.random.bits(key), budget.mesh), keys)
-    np.testing.assert_array_equal(found, [jax.random.bits(key) for key in keys])
-
-
-def test_saved_seeds_are_counted_and_cut_arrays_refused(tmp_path):
-    part = {"a": np.zeros((2, 3)), "b": np.zeros((2, 3))}
-    done = partial(seeds_done, run=tmp_path, part="x")
-    assert done(part, 2, shape=(3,)) == 2 and done(None, 2) == 0
-    assert done(part | {"b": np.zeros(2)}, 4) == 2
-    for cut in (np.zeros((1, 3)), np.array(0.0)):
-        with pytest.raises(RunError, match="x is not of 2 seeds"):
-            done(part | {"b": cut}, 2)
-    with pytest.raises(RunError, match="x is not of 1 seeds"):
-        done(part, 1)
-    with pytest.raises(RunError, match=r"2 seeds of shape \[4\]"):
-        done(part, 2, shape=(4,))

@@ -11,7 +11,7 @@ from experiments import run_attention_forms as forms
 from rank_collapse.report.intervals import mean_interval
 
 ARGUMENTS = (
-    "--num_seeds=2", "--d_k=2,6", "--trained_d_k=3", "--num_queries=8", "--depth=1",
+    "--num_seeds=3", "--d_k=2,6", "--trained_d_k=3", "--num_queries=8", "--depth=1",
     "--width=1", "--hidden_dim=6", "--num_labels=3", "--seq_len=3", "--n_train_data=8",
     "--n_eval_data=6", "--n_epochs=1", "--batch_sz=4",
 )  # fmt: skip
@@ -29,7 +29,7 @@ def test_table_and_summary_are_of_every_form_width_and_seed(folder):
     table = rows(folder)
     random = [r for r in table if r["part"] == "random"]
     trained = [r for r in table if r["part"] == "trained"]
-    assert len(random) == len(forms.FORMS) * 2 * 2 and len(trained) == len(forms.FORMS) * 2
+    assert len(random) == len(forms.FORMS) * 2 * 3 and len(trained) == len(forms.FORMS) * 3
     found = summary(folder)
     for form in forms.FORMS:
         values = [float(r["accuracy"]) for r in trained if r["form"] == form]
@@ -43,7 +43,7 @@ def test_table_and_summary_are_of_every_form_width_and_seed(folder):
 
 
 def test_chunks_of_seeds_that_fit_into_memory_change_nothing(folder, tmp_path, capsys):
-    """Of runs: two seeds, by each function that shares a program."""
+    """Of runs: three seeds, by each function that shares a program."""
     check_chunks(forms, ARGUMENTS, tmp_path, capsys, whole=folder)
     check_budgets(forms, ARGUMENTS, tmp_path, capsys)
 

@@ -18,6 +18,7 @@ from experiments.collapse import ensemble, settings
 from experiments.collapse.results import bound_numbers, crossings, gain_numbers, rates
 from experiments.run_collapse import EXPERIMENT, FLAGS, crossing_text, main
 from experiments.shell import cli, inputs, paper
+from experiments.shell.executor import Chunk
 from rank_collapse import runs
 from rank_collapse.measures import residuals
 from rank_collapse.theory import logdomain
@@ -114,16 +115,16 @@ def test_rows_figures_and_summary_are_there(base):
 
 
 def test_interrupted_on_one_device_and_resumed_in_chunks_is_equal(base, tmp_path, monkeypatch):
-    reasons, calls = ensemble.gaps, []
+    small, calls = [*TWO, "--seed_chunk=1", "--num_devices=1"], []
+    measure = ensemble.OfNorm.__call__
 
-    def interrupt(*args):
+    def interrupted(*args):
         calls.append(args)
         if len(calls) == 2:
             raise KeyboardInterrupt
-        return reasons(*args)
+        return measure(*args)
 
-    small = [*TWO, "--seed_chunk=1", "--num_devices=1"]
-    monkeypatch.setattr(ensemble, "gaps", interrupt)
+    monkeypatch.setattr(ensemble.OfNorm, "__call__", interrupted)
     assert execute(tmp_path, *small) == 130
     assert not (tmp_path / "summary.json").exists()
     monkeypatch.undo()
@@ -136,7 +137,7 @@ def test_interrupted_on_one_device_and_resumed_in_chunks_is_equal(base, tmp_path
 
 def test_a_finished_run_computes_nothing_again_and_is_redrawn(base, monkeypatch, capsys):
     folder, _ = base
-    monkeypatch.setattr(ensemble.Programs, "__call__", lambda *a: pytest.fail("computed again"))
+    monkeypatch.setattr(ensemble, "OfNorm", lambda *a: pytest.fail("computed again"))
     check_second_run(lambda: execute(folder, *TWO), folder, capsys)
 
 
@@ -350,14 +351,16 @@ def test_certified_runs_say_what_is_proved(monkeypatch, certify):
     params, x = jax.tree.map(lambda *a: np.stack(a), *each)
     profile = np.array([[1.0, 2.0, 3.0], [1.0, np.nan, np.nan]])
     programs = object.__new__(ensemble.Programs)
-    programs.options, programs.mesh, programs.size = SimpleNamespace(seed=0, certify=certify), 0, 2
+    programs.options, programs.mesh = SimpleNamespace(certify=certify), 0
     programs.networks = {"none": {"san": config}}
-    programs.draw = lambda keys, scale: (x, params)
+    programs.draw = lambda keys, setting, _: (x, params)
     measures = {"log10_residual": profile, "ratio": np.ones((2, 3))}
-    programs.measures = {"none": lambda drawn, gain: {"san": measures}}
-    programs.progress = SimpleNamespace(aside=lambda what: nullcontext(), say=said.append)
-    monkeypatch.setattr(ensemble.seeds, "lay_out", lambda keys, *others: keys)
-    found = programs("none", 1.0, 1.0, 4, 2)["san"]["log10_residual"]
+    programs.measures = {"none": lambda drawn, setting, _: {"san": measures}}
+    progress = SimpleNamespace(aside=lambda what: nullcontext(), say=said.append)
+    monkeypatch.setattr(ensemble.seeds, "lay_out", lambda own, *others: own)
+    measure = ensemble.OfNorm(programs, "none", {"a": (1.0, 1.0)}, progress)
+    chunk = Chunk(("a", "a"), (4, 5), None, (np.ones(2), np.ones(2)), 2)
+    found = measure(chunk)["san"]["log10_residual"]
     np.testing.assert_array_equal(found[0], profile[0])
     assert np.isfinite(found[1]).all() == certify
     assert said == ["san (norm=none), seed 5: proved to layer 2 with 50 digits"] * certify

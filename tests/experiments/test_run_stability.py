@@ -56,7 +56,7 @@ def test_writes_rows_figures_and_a_summary(tmp_path, monkeypatch, capsys):
     assert len(more) == len(claims)
     assert EXPERIMENT.compare(summary)
     assert "Exponents" in EXPERIMENT.reading(summary)
-    monkeypatch.setattr(measure, "_of_group", lambda *a: pytest.fail("computed again"))
+    monkeypatch.setattr(measure, "OfGroup", lambda *a: pytest.fail("computed again"))
     check_second_run(lambda: execute(*TINY, f"--output_dir={folder}"), folder, capsys)
 
 

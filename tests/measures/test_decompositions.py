@@ -29,7 +29,8 @@ def measure(x, _):
         return jnp.stack([residuals.stable_rank(y), residuals.rank_one_ratio(y)])
     return jax.lax.map(ranks, jnp.arange(50.0))
 x = jax.random.normal(jax.random.key(0), (4, 256, 256))
-print(seeds.map_seeds(measure, x, mesh=seeds.seed_mesh()).shape)
+mesh = seeds.seed_mesh()
+print(seeds.to_host(seeds.spread(measure, mesh)(seeds.lay_out(x, mesh), None)).shape)
 """
 
 

@@ -4,6 +4,7 @@ import sys
 
 import jax
 import numpy as np
+from seed_chunks import mapped
 from two_processes import run_both
 
 from rank_collapse.runs import processes, seeds
@@ -35,7 +36,7 @@ def in_two_processes(folder):
     mesh = seeds.seed_mesh()
     assert mesh.size == 2 and len(jax.local_devices()) == 1
     for chunk in (0, 2):
-        found = seeds.map_seeds(single, keys, 0.5, mesh=mesh, chunk=chunk)
+        found = mapped(single, keys, 0.5, mesh=mesh, chunk=chunk)
         np.savez(f"{folder}/{index}-{chunk}.npz", x=found["x"], key=plain(found["key"]))
     # What came to the host goes back over the mesh, padded again.
     again = seeds.to_host(seeds.lay_out(found, mesh), 5)
@@ -51,7 +52,7 @@ def test_two_processes_compute_what_one_does(tmp_path):
     for code, _, err in run_both(__file__, str(tmp_path)):
         assert code == 0, err[-2000:]
     for chunk in (0, 2):
-        here = seeds.map_seeds(single, seeds.seed_keys(3, 5), 0.5, chunk=chunk)
+        here = mapped(single, seeds.seed_keys(3, 5), 0.5, chunk=chunk)
         for index in (0, 1):
             with np.load(tmp_path / f"{index}-{chunk}.npz") as there:
                 np.testing.assert_array_equal(there["x"], here["x"])

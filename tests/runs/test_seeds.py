@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from seed_chunks import mapped
 
 from rank_collapse.runs import seeds
 
@@ -33,7 +34,7 @@ def test_devices_and_chunks_give_the_results_of_a_loop(chunk, at_once):
     expected = [single(key, 0.25) for key in keys]
     for devices in (jax.devices()[:1], jax.devices()):
         mesh = seeds.seed_mesh(devices)
-        out = seeds.map_seeds(single, keys, 0.25, mesh=mesh, chunk=chunk, at_once=at_once)
+        out = mapped(single, keys, 0.25, mesh=mesh, chunk=chunk, at_once=at_once)
         assert out["sums"].shape == (5, 4)
         for s in range(5):
             for name, value in expected[s].items():
@@ -57,8 +58,8 @@ def test_a_swept_value_does_not_recompile():
 def test_a_seed_alone_is_the_same_seed_among_others():
     keys = seeds.seed_keys(0, 4)
     for at_once in (None, 1):
-        among = seeds.map_seeds(single, keys, 0.25, at_once=at_once)
-        alone = seeds.map_seeds(single, keys[2:3], 0.25, at_once=at_once)
+        among = mapped(single, keys, 0.25, at_once=at_once)
+        alone = mapped(single, keys[2:3], 0.25, at_once=at_once)
         np.testing.assert_allclose(alone["last"][0], among["last"][2], rtol=1e-5, atol=1e-6)
 
 
@@ -84,7 +85,7 @@ def test_padding_repeats_the_last_seed_and_is_cut_off_again():
     tree = {"a": jnp.arange(6).reshape(3, 2)}
     padded = seeds.pad_seeds(tree, 5)
     np.testing.assert_array_equal(padded["a"][3:], [[4, 5], [4, 5]])
-    np.testing.assert_array_equal(seeds.trim_seeds(padded, 3)["a"], tree["a"])
+    np.testing.assert_array_equal(seeds.to_host(padded, 3)["a"], tree["a"])
     with pytest.raises(ValueError, match="3 seeds do not fit into 2"):
         seeds.pad_seeds(tree, 2)
     assert seeds.padded_size(5, seeds.seed_mesh()) == 6

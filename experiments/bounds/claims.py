@@ -1,8 +1,7 @@
-"""check_bounds' part of the report."""
+"""What check_bounds says of the paper: claims, comparisons, a reading."""
 
 from typing import Any
 
-from experiments.shell.entry import Entry
 from experiments.shell.paper import said
 from rank_collapse.report.claims import Claim, test_never
 from rank_collapse.report.page import Comparison
@@ -97,33 +96,3 @@ def reading(summary: dict[str, Any]) -> str:
         f"{text}; the form with sums over heads holds there, and gradient ascent comes no nearer "
         f"to it than {least[0]:.2g} powers of ten, {least[1]:.2g} for the one around the mean."
     )
-
-
-ENTRY = Entry(
-    title="The lemma and the bounds on random draws",
-    brief="the technical lemma and the bounds on thousands of random draws, violations counted",
-    claim="The technical lemma and Theorems 2.2 and 2.3 hold wherever max D_ii ≤ 1.256 (appendix; "
-    "there is no such table in the paper). The paper states no γ: each head has the least that its "
-    "lemma admits.",
-    presets={
-        "quick": (
-            "--num_draws=1000",
-            "--cases=8x16x4,16x8x2,8x16x2-causal",
-            "--sizes=64,180,256",
-            "--ascent_steps=50",
-        ),
-        "paper": ("--num_draws=50000",),
-    },
-    claims=claims,
-    compare=compare,
-    reading=reading,
-    captions={
-        "tightness": "How many powers of ten the bounds lie above what happens, where the lemma's "
-        "condition holds (paper's) and everywhere (around the mean, diameter) (left), and γ* of "
-        "every head (right).",
-        "construction": "Two heads, n = d: one moves all tokens a little and writes one feature, "
-        "the other moves two tokens and writes all. Their residual over the published bound of "
-        "Theorem 2.3 passes 1, around the mean and at least (a lower bound of the minimal "
-        "residual); over the bound with sums over heads it does not.",
-    },
-)

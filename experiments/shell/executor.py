@@ -1,0 +1,214 @@
+"""The executor: what is computed of every seed of every cell, in chunks from which a run resumes.
+
+    with MemoryBudget(options, mesh, run.log) as budget:
+        found = map_cells(
+            lambda: Mapped(measure, mesh),              # measure(key, floats) of one seed
+            {"scale=1": 1.0, "scale=2": 2.0}, keys, run=run, budget=budget,
+        )                                               # {"scale=1": {name: [s, ...]}, ...}
+
+A cell is a setting whose numbers compiled programs take as arguments. Its seeds and those of the
+other cells are one list, which is computed as many at a time as fit the memory, shared by the
+devices. Each chunk is saved when it is done, so that a run goes on where it was, on any number of
+devices and processes; what a seed gives depends on neither, nor on the others of its chunk.
+"""
+
+import contextlib
+import itertools
+from collections.abc import Callable, Container, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from experiments.shell import memory, signals
+from experiments.shell.memory_budget import MemoryBudget
+from experiments.shell.progress import Progress
+from rank_collapse.runs import seeds
+from rank_collapse.runs.files import damaged
+from rank_collapse.runs.folder import RunFolder
+
+
+class Chunk(NamedTuple):
+    """Seeds of cells that are computed together.
+
+    Attributes:
+        cells: The cell of each [r].
+        seeds: The number of each [r].
+        keys: Of the seeds [size], the last one repeated.
+        floats: Of the cells, leaves [size, ...].
+        size: The same in all chunks, so that nothing is compiled anew for the last.
+    """
+
+    cells: Sequence[str]
+    seeds: Sequence[int]
+    keys: Any
+    floats: Any
+    size: int
+
+    def by_cell(self) -> dict[str, slice]:
+        """Where the seeds of each cell are."""
+        groups = itertools.groupby(range(len(self.cells)), key=self.cells.__getitem__)
+        places = {cell: list(own) for cell, own in groups}
+        return {cell: slice(own[0], own[-1] + 1) for cell, own in places.items()}
+
+
+class Program(Protocol):
+    """What computes chunks."""
+
+    def needed(self, chunk: Chunk) -> int:
+        """Bytes that a chunk of this size takes on all devices; called before `__call__`."""
+
+    def __call__(self, chunk: Chunk) -> Any:
+        """Arrays on the host, leaves [r, ...]; their names are joined by "/" where it is nested."""
+
+
+class Mapped:
+    """A function of one seed as a `Program`: compiled for the seeds of a chunk, laid out over the
+    devices.
+
+    Args:
+        fn: (key, floats) of one seed → pytree of arrays.
+        mesh: Of the devices.
+        at_once, level: As of `runs.seeds.spread`.
+        progress: Gets how long compiling took; None for none.
+    """
+
+    def __init__(
+        self,
+        fn: Callable[[Any, Any], Any],
+        mesh: Mesh,
+        *,
+        at_once: int | None = None,
+        level: int = 1,
+        progress: Progress | None = None,
+    ):
+        self._mesh, self._progress = mesh, progress
+        self._call = seeds.spread(lambda own, _: fn(*own), mesh, at_once=at_once, level=level)
+        self._compiled = None
+
+    def needed(self, chunk: Chunk) -> int:
+        with self._progress.aside("compiling") if self._progress else contextlib.nullcontext():
+            self._compiled = self._call.lower(self._own(chunk), None).compile()
+        return memory.program_bytes(self._compiled) * self._mesh.size
+
+    def __call__(self, chunk: Chunk) -> Any:
+        return seeds.to_host(self._compiled(self._own(chunk), None), len(chunk.seeds))
+
+    def _own(self, chunk):
+        return seeds.lay_out((chunk.keys, chunk.floats), self._mesh)
+
+
+def map_cells(
+    program: Callable[[], Program],
+    cells: Mapping[str, Any],
+    keys: Any,
+    *,
+    run: RunFolder,
+    budget: MemoryBudget,
+    most: int | None = None,
+    check: Callable[[str, Mapping[str, np.ndarray]], None] = lambda cell, found: None,
+    progress: Progress | None = None,
+    shape: tuple[int, ...] | None = None,
+    aside: Container[str] = (),
+    most_known: int | None = None,
+    again: bool = False,
+) -> dict[str, dict[str, np.ndarray]]:
+    """What is computed of all seeds of all cells, read where the run has it, else saved in it.
+
+    Args:
+        program: Makes what computes the chunks, where any are left.
+        cells: {part of the run's arrays: floats}, pytrees of one structure and shapes, or None.
+        keys: Of the seeds [s], the same of every cell.
+        run: Holds what was computed before.
+        budget: For the chunks.
+        most: Seeds at a time, whatever fits the budget; all of all cells by default.
+        check: (cell, what is known of it) after each chunk, before that is saved; may raise.
+        progress: Advanced by the seeds that are done.
+        shape: Of every array of one seed, where all are alike.
+        aside: Names, as far as the first "/", of saved arrays without an axis of seeds.
+        most_known: Seeds of each cell that are read at the most; all by default.
+        again: Whether all is computed, and nothing saved.
+
+    Returns:
+        {cell: {name: [s, ...]}}.
+
+    Raises:
+        RunError: The run holds another number of seeds.
+    """
+    count = len(keys)
+    known, left = {}, []
+    for cell in cells:
+        known[cell] = {} if again else run.part(cell) or {}
+        by_seed = {n: a for n, a in known[cell].items() if n.split("/")[0] not in aside}
+        done = seeds_done(by_seed, count, run.path, cell, shape)
+        if most_known is not None and most_known < done:
+            done = most_known
+            known[cell] = {name: values[:done] for name, values in known[cell].items()}
+        left += [(cell, seed) for seed in range(done, count)]
+    if progress is not None:
+        progress.skip(count * len(cells) - len(left))
+    if not left:
+        return known
+    made = program()
+
+    def chunk_of(first, size):
+        own = left[first : first + size]
+        padded = own + own[-1:] * (size - len(own))
+        floats = jax.tree.map(lambda *a: np.stack(a), *(cells[name] for name, _ in padded))
+        padded_keys = keys[np.array([seed for _, seed in padded])]
+        return Chunk(*zip(*own, strict=True), padded_keys, floats, size)
+
+    size = budget.fit(lambda size: made.needed(chunk_of(0, size)), len(left), most)
+    for first in range(0, len(left), size):
+        chunk = chunk_of(first, size)
+        new = named(made(chunk))
+        for cell, place in chunk.by_cell().items():
+            own = {name: values[place] for name, values in new.items()}
+            found = known[cell]
+            known[cell] = {n: np.concatenate([found[n], a]) if found else a for n, a in own.items()}
+            check(cell, known[cell])
+        if not again:
+            arrays = {c: known[c] for c in chunk.by_cell()}
+            run.save_arrays(
+                {f"{c}/{n}": a for c, found in arrays.items() for n, a in found.items()}
+            )
+        signals.check() if progress is None else progress.advance(len(chunk.seeds))
+    return known
+
+
+def named(tree: Any, separator: str = "/") -> dict[str, np.ndarray]:
+    """{path: array} of a nested dictionary; of a flat one itself."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    name = partial(jax.tree_util.keystr, simple=True, separator=separator)
+    return {name(path): np.asarray(leaf) for path, leaf in leaves}
+
+
+def seeds_done(
+    found: Mapping[str, np.ndarray],
+    total: int,
+    run: Path,
+    part: str,
+    shape: tuple[int, ...] | None = None,
+) -> int:
+    """Seeds that the saved arrays of a part hold.
+
+    Args:
+        found: The arrays; none where nothing was saved.
+        total: Seeds of the run.
+        run: Its folder.
+        part: The name of the arrays.
+        shape: Of one seed's, where all are alike.
+
+    Raises:
+        RunError: Not as many of each array, more than the run has, or of another shape.
+    """
+    shapes = {np.shape(values) for values in found.values()}
+    counts = {s[0] if s else -1 for s in shapes} or {0}
+    others = shape is not None and {s[1:] for s in shapes} - {shape}
+    if len(counts) > 1 or not 0 <= max(counts) <= total or others:
+        of_shape = f" of shape {list(shape)}" if shape else ""
+        raise damaged(run / "arrays.npz", f"{part} is not of {total} seeds{of_shape}")
+    return counts.pop()

@@ -1,0 +1,140 @@
+"""Seeds of cells in chunks: in order, resumed behind the last one saved, whatever its size was."""
+
+import jax
+import numpy as np
+import pytest
+
+from experiments import run_path_chains
+from experiments.shell import cli
+from experiments.shell.executor import Chunk, Mapped, map_cells, named, seeds_done
+from experiments.shell.memory_budget import MemoryBudget
+from rank_collapse.runs import seeds
+from rank_collapse.runs.files import RunError
+from rank_collapse.runs.folder import RunFolder
+
+CELLS = {"low": 0.5, "high": 2.0}
+KEYS = seeds.seed_keys(0, 5)
+
+
+def scaled(key, factor):
+    """Of whole numbers and powers of two, so that no arithmetic rounds."""
+    bits = jax.random.bits(key, (2,))
+    return {"of": {"bits": bits, "scaled": factor * (bits % 1024).astype(float)}}
+
+
+def budget_of(gigabytes=1, devices=2):
+    options = cli.parse(run_path_chains.FLAGS, [f"--memory_gb={gigabytes}"])
+    return MemoryBudget(options, seeds.seed_mesh(jax.devices()[:devices]), lambda line: None)
+
+
+class Noted(Mapped):
+    """`scaled`, with the chunks it was asked for."""
+
+    def __init__(self, mesh, chunks, stop_at=None):
+        super().__init__(scaled, mesh, at_once=1)
+        self.chunks, self.stop_at = chunks, stop_at
+
+    def __call__(self, chunk):
+        if len(self.chunks) == self.stop_at:
+            raise KeyboardInterrupt
+        self.chunks.append(list(zip(chunk.cells, chunk.seeds, strict=True)))
+        return super().__call__(chunk)
+
+
+def found_in(path, budget, **options):
+    """(what there is of all seeds of all cells, the chunks that were computed)."""
+    chunks, stop_at = [], options.pop("stop_at", None)
+    with RunFolder(path, {}) as run:
+        found = map_cells(
+            lambda: Noted(budget.mesh, chunks, stop_at), CELLS, KEYS, run=run, budget=budget,
+            **options,
+        )  # fmt: skip
+    return found, chunks
+
+
+def check(found):
+    """Each seed of each cell is what the function gives of it alone."""
+    assert list(found) == list(CELLS)
+    for cell, factor in CELLS.items():
+        for seed in range(5):
+            for name, value in scaled(KEYS[seed], factor)["of"].items():
+                np.testing.assert_array_equal(found[cell][f"of/{name}"][seed], value)
+
+
+def test_all_cells_are_one_list_of_seeds(tmp_path):
+    found, chunks = found_in(tmp_path, budget_of())
+    check(found)
+    assert chunks == [[(cell, seed) for cell in CELLS for seed in range(5)]]
+    found, chunks = found_in(tmp_path, budget_of())
+    check(found)
+    assert chunks == []  # and no program is made
+
+
+def test_chunks_fit_the_budget_and_a_run_resumes_under_another(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        found_in(tmp_path, budget_of(1e-9), stop_at=2)
+    with RunFolder(tmp_path, {}) as run:
+        assert len(run.part("low")["of/bits"]) == 4 and run.part("high") is None
+    found, chunks = found_in(tmp_path, budget_of(1, devices=1), most=4)
+    check(found)
+    left = [("low", 4), *(("high", seed) for seed in range(5))]
+    assert chunks == [left[:4], left[4:]]
+
+
+def test_seeds_that_are_not_wanted_are_computed_again_and_those_of_a_copy_not_saved(tmp_path):
+    found_in(tmp_path, budget_of())
+    found, chunks = found_in(tmp_path, budget_of(), most_known=3)
+    check(found)
+    assert chunks == [[(cell, seed) for cell in CELLS for seed in (3, 4)]]
+    before = (tmp_path / "arrays.npz").stat().st_mtime_ns
+    found, chunks = found_in(tmp_path, budget_of(), again=True)
+    check(found)
+    assert len(chunks[0]) == 10 and (tmp_path / "arrays.npz").stat().st_mtime_ns == before
+
+
+def test_what_is_refused_is_not_saved(tmp_path):
+    def refuse(cell, found):
+        raise ValueError(f"{cell}: {len(found['of/bits'])} seeds")
+
+    with pytest.raises(ValueError, match="low: 2 seeds"):
+        found_in(tmp_path, budget_of(1e-9), check=refuse)
+    with RunFolder(tmp_path, {}) as run:
+        assert run.arrays == {}
+
+
+def test_a_program_takes_no_less_than_its_arrays():
+    program = Mapped(scaled, budget_of().mesh)
+    for size in (6, 2):
+        chunk = Chunk(("low",) * size, range(size), seeds.seed_keys(0, size), np.ones(size), size)
+        # A key of 8 bytes, a factor, twice two numbers.
+        assert program.needed(chunk) >= size * (8 + 4 + 8 + 8)
+    alone = [jax.random.bits(key, (2,)) for key in chunk.keys]
+    np.testing.assert_array_equal(program(chunk)["of"]["bits"], alone)
+
+
+def test_saved_seeds_are_counted_and_cut_arrays_refused(tmp_path):
+    part = named({"a": np.zeros((2, 3)), "b": {"c": np.zeros((2, 3))}})
+    assert list(part) == ["a", "b/c"]
+
+    def done(part, total, shape=None):
+        return seeds_done(part, total, tmp_path, "x", shape)
+
+    assert done(part, 2, shape=(3,)) == 2 and done({}, 2) == 0
+    assert done(part | {"b/c": np.zeros(2)}, 4) == 2
+    for cut in (np.zeros((1, 3)), np.array(0.0)):
+        with pytest.raises(RunError, match="x is not of 2 seeds"):
+            done(part | {"b/c": cut}, 2)
+    with pytest.raises(RunError, match="x is not of 1 seeds"):
+        done(part, 1)
+    with pytest.raises(RunError, match=r"2 seeds of shape \[4\]"):
+        done(part, 2, shape=(4,))
+
+
+def test_arrays_without_an_axis_of_seeds_are_left_out_of_the_count(tmp_path):
+    found_in(tmp_path, budget_of())
+    with RunFolder(tmp_path, {}) as run:
+        run.save_arrays({"low/lengths": np.arange(3), "low/seconds/all": np.array(1.0)})
+    found, chunks = found_in(tmp_path, budget_of(), aside={"lengths", "seconds"})
+    assert chunks == [] and len(found["low"]["lengths"]) == 3
+    with pytest.raises(RunError, match="low is not of 5 seeds"):
+        found_in(tmp_path, budget_of())
