@@ -200,7 +200,7 @@ def measure_form(
 
     def loss(q, moved):
         output, weights = multi_head_attention(
-            params, q, k, **options, edit=lambda name, v: v + moved if name == "scores" else v
+            params, q, k, **options, edit={"scores": lambda value, _: value + moved}
         )
         return jnp.sum(goal * output), weights
 

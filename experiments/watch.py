@@ -7,10 +7,11 @@ A line of the file is a JSON object: "step", perhaps "seed", and numbers, or lis
 for each layer, such as those of `rc.monitor`; any program can write it (rank_collapse.runs.metrics
 does). The picture is figures/metrics.png in the run's folder. A run of several networks has a file
 for each, metrics/<network>.jsonl, and a picture, figures/metrics-<network>.png. When a threshold is
-passed, one line says so; a loss that is no number passes one. Ends with the run, or after
---patience minutes without a new line.
+passed, one line says so; a loss that is no number passes one. Ends with the run, as its summary or
+`metrics.finish` says, or after --patience minutes without a new line.
 
-Exit code: 0 no threshold was passed, 3 one was, 2 a mistake in the command.
+Exit code: 0 no threshold was passed, 3 one was, 2 a mistake in the command, such as a threshold on
+a metric that never came.
 """
 
 import math
@@ -21,7 +22,7 @@ from absl import flags
 
 from experiments.shell import cli, signals
 from rank_collapse.measures import COLLAPSE
-from rank_collapse.report.alarms import Threshold, alarms
+from rank_collapse.report.alarms import Threshold, alarms, of_metric
 from rank_collapse.report.metrics import MOST_PANELS, metrics_figure, names_of
 from rank_collapse.runs import metrics
 from rank_collapse.runs.drawn import drawn
@@ -35,7 +36,7 @@ define("string", "run", None, "Folder of the run, or the file itself; also witho
 define("boolean", "once", False, "Read what is there, draw it and end.")
 define("boolean", "stop", False, "End as soon as a threshold is passed.")
 define("float", "every", 5.0, "Seconds between two looks.", lower_bound=0.1)
-define("float", "patience", 0.0, "Minutes without a new line after which to end (0: never).",
+define("float", "patience", 30.0, "Minutes without a new line after which to end (0: never).",
        lower_bound=0.0)  # fmt: skip
 define("multi_string", "below", [], "name=value: passed when the metric is below it, at any layer.")
 define("multi_string", "above", [], "name=value: passed when the metric is above it.")
@@ -46,14 +47,16 @@ def main(options: flags.FlagValues) -> int:
         raise ValueError("which run? python -m experiments.watch FOLDER")
     path = Path(options.run)
     thresholds = thresholds_of(options)
-    said, watched, grown = [], {}, time.monotonic()
+    said, came, watched, grown = [], set(), {}, time.monotonic()
     while True:
         folder = folder_of(path)  # at each look: the run may only be about to make it
         complete = (folder / "summary.json").exists()  # before the files: they have all lines then
-        last = complete or options.once
+        ended = True
         for file in files_of(path):
             one = watched.setdefault(file, Watched(file, folder, thresholds))
             rows = one.reader.read()
+            ended = ended and one.reader.ended
+            came.update(name for row in rows for name in row)
             grown = time.monotonic() if rows else grown
             for alarm in alarms(rows, thresholds):
                 which = one.network, alarm.metric, alarm.threshold, alarm.seed
@@ -61,7 +64,10 @@ def main(options: flags.FlagValues) -> int:
                     said.append(which)
                     print(f"{one.network}: {alarm}" if one.network else alarm, flush=True)
         waited = (time.monotonic() - grown) / 60
-        last = last or (options.stop and said) or (0 < options.patience < waited)
+        complete = complete or (ended and bool(watched))
+        last = (
+            complete or options.once or (options.stop and said) or (0 < options.patience < waited)
+        )
         for one in watched.values():
             one.draw(at_once=last)
         if last:
@@ -77,6 +83,11 @@ def main(options: flags.FlagValues) -> int:
             print(f"{one.picture} shows {MOST_PANELS} of {MOST_PANELS + one.left_out} metrics")
     where = ", ".join(str(one.picture) for one in watched.values() if one.drawn)
     print(f"{len(said)} thresholds passed; " + (f"drawn in {where}" if where else "no metric yet"))
+    guarded = {of.name for name in came for of in of_metric(name, thresholds)}
+    missing = [t.name for t in own_thresholds(options) if t.name not in guarded]
+    if missing and not said:
+        there = ", ".join(sorted(came - {"step", "seed"})) or "none"
+        raise RunError(f"no metric {missing[0]!r} came, of which a threshold is: {there}")
     return PASSED if said else 0
 
 
@@ -135,7 +146,14 @@ def network_of(file: Path) -> str:
 
 
 def thresholds_of(options: flags.FlagValues) -> list[Threshold]:
-    """Those of the flags, and the usual ones of the metrics that the flags do not name.
+    """Those of the flags, and the usual ones of the metrics that the flags do not name."""
+    own = own_thresholds(options)
+    named = {threshold.name for threshold in own}
+    return own + [usual for usual in COLLAPSE if usual.finite or usual.name not in named]
+
+
+def own_thresholds(options: flags.FlagValues) -> list[Threshold]:
+    """Those of the flags.
 
     Raises:
         ValueError: A flag that is not name=value.
@@ -150,8 +168,7 @@ def thresholds_of(options: flags.FlagValues) -> list[Threshold]:
                 name = ""
             if not name or not math.isfinite(own[-1].value):
                 raise ValueError(f"--{flag}={text} is not name=value")
-    named = {threshold.name for threshold in own}
-    return own + [usual for usual in COLLAPSE if usual.finite or usual.name not in named]
+    return own
 
 
 def pause(seconds: float) -> None:

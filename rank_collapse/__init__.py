@@ -6,7 +6,7 @@ v per-head value width, l layers, s seeds, b batch, p paths, c classes.
 """
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rank_collapse.measures.attention import (
     attention_entropy as attention_entropy,
@@ -90,6 +90,7 @@ from rank_collapse.network.transformer import (
     LayerTrace as LayerTrace,
     Trace as Trace,
     apply as apply,
+    apply_batch as apply_batch,
 )
 from rank_collapse.paths.attribution import logit_attribution as logit_attribution
 from rank_collapse.paths.contributions import (
@@ -134,6 +135,14 @@ from rank_collapse.theory.reports import BoundReport as BoundReport, bound_repor
 from rank_collapse.theory.stability import collapse_law as collapse_law
 from rank_collapse.theory.transverse import transverse_exponents as transverse_exponents
 
+if TYPE_CHECKING:
+    from rank_collapse import (
+        flax_adapters as flax_adapters,
+        pretrained as pretrained,
+        training as training,
+    )
+    from rank_collapse.theory.exact import exact_profile as exact_profile
+
 __version__ = "0.1.0"
 
 # Found as rc.pretrained and so on; imported when first asked for, since they take their time or
@@ -146,14 +155,14 @@ _EXTRAS = {"exact_profile": "exact", "flax_adapters": "flax", "training": "train
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LATER:
-        try:
-            module = importlib.import_module(f"rank_collapse.{_LATER[name]}")
-            return module.exact_profile if name == "exact_profile" else module
-        except ModuleNotFoundError as error:
-            hint = f"{error}; pip install 'rank-collapse[{_EXTRAS.get(name, name)}]'"
-            raise ModuleNotFoundError(hint, name=error.name) from error
-    raise AttributeError(f"module 'rank_collapse' has no attribute {name!r}")
+    if name not in _LATER:
+        raise AttributeError(f"module 'rank_collapse' has no attribute {name!r}")
+    try:
+        module = importlib.import_module(f"rank_collapse.{_LATER[name]}")
+    except ModuleNotFoundError as error:  # an attribute that is not there, for hasattr and help
+        hint = f"{error}; pip install 'rank-collapse[{_EXTRAS.get(name, name)}]'"
+        raise AttributeError(hint, name=name) from error
+    return module.exact_profile if name == "exact_profile" else module
 
 
 def __dir__() -> list[str]:

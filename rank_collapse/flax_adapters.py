@@ -196,7 +196,8 @@ def intermediate_profile(
         hidden = x[None] if layer_axis is None else jnp.moveaxis(x, layer_axis, 0)
         if mask is not None and jnp.shape(mask)[-1] != hidden.shape[-2]:
             continue
-        found = profile(hidden, mask=mask, measures=measures)
+        batch_axis = 1 if batched else None
+        found = profile(hidden, mask=mask, measures=measures, batch_axis=batch_axis)
         by_name[name] = {k: v[0] if layer_axis is None else v for k, v in found.items()}
     if not by_name:
         axes = "l, " * (layer_axis is not None) + "b, " * batched + "n, d"

@@ -52,14 +52,30 @@ def integers(config: Any, **least: int) -> None:
             raise ValueError(f"{name}={value!r} is not a positive integer")
 
 
+class Struct:
+    """What every such dataclass has."""
+
+    def replace(self: T, **changes: Any) -> T:
+        """A changed copy."""
+        return dataclasses.replace(self, **changes)  # pyright: ignore
+
+    def __repr__(self) -> str:
+        """Arrays by their shape and dtype."""
+        given = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # pyright: ignore
+        shown = (f"{name}={_shown(a)}" for name, a in given.items() if a is not None)
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+
+def _shown(value):
+    if isinstance(value, jax.Array | np.ndarray) and value.ndim:
+        return f"{value.dtype}[{', '.join(map(str, value.shape))}]"
+    return repr(value)
+
+
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def dataclass(cls: type[T]) -> type[T]:
-    """A frozen dataclass, registered as a pytree whose leaves have the fields' names as their path.
-
-    It has the method `replace(**changes)`, which gives a changed copy.
-    """
-    cls = dataclasses.dataclass(frozen=True, init="__init__" not in vars(cls))(cls)
-    cls.replace = dataclasses.replace
+    """A frozen dataclass, registered as a pytree whose leaves' paths are the fields' names."""
+    cls = dataclasses.dataclass(frozen=True, repr=False, init="__init__" not in vars(cls))(cls)
     static = {f.name: not f.metadata.get("pytree_node", True) for f in dataclasses.fields(cls)}
     return jax.tree_util.register_dataclass(
         cls,

@@ -8,6 +8,8 @@ from scipy.special import erf, expit
 
 
 def _gate(kind, z):
+    if callable(kind):
+        return np.asarray(kind(z)) / z
     return {
         "relu": lambda: (z > 0).astype(z.dtype),
         "gelu": lambda: 0.5 * (1 + erf(z / np.sqrt(2))),
@@ -45,7 +47,9 @@ class Oracle:
 
     def norm(self, norm, state, c, with_bias):
         mean = state.mean(axis=-1, keepdims=True)
-        if self.config.norm == "rms":
+        if callable(self.config.norm):
+            sigma = 1 / np.asarray(self.config.norm(state))
+        elif self.config.norm == "rms":
             sigma = np.sqrt((state**2).mean(axis=-1, keepdims=True) + self.config.norm_eps)
         else:
             sigma = np.sqrt(((state - mean) ** 2).mean(-1, keepdims=True) + self.config.norm_eps)
@@ -87,7 +91,8 @@ class Oracle:
             out = np.zeros((y.shape[0], self.config.d_model))
             for h in heads:
                 a = p.attention
-                value = y @ a.w_v[h] + (a.b_v[h] if bias else 0)
+                g = h * len(a.w_v) // self.config.num_heads  # of grouped values
+                value = y @ a.w_v[g] + (a.b_v[g] if bias else 0)
                 out += t.attention[l, h] @ value @ a.w_o[h]
             return out + (p.attention.b_o if bias else 0)
 

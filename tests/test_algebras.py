@@ -38,6 +38,23 @@ from rank_collapse.theory import bounds, cubic_law, exact, stability, transverse
 from rank_collapse.theory.logdomain import LogPass, LogScaled
 from rank_collapse.theory.reports import BoundPass
 
+
+def shaped(q, k, v, context):
+    """An attention of one's own, far from a softmax, whose output is made by another route."""
+    m = jnp.tanh(jnp.einsum("hnk,hmk->hnm", q, k)) / 3 + jnp.eye(q.shape[1])[None]
+    m = m if context.mask is None else m * context.mask
+    gate = jax.nn.sigmoid(q.sum(axis=-1, keepdims=True))
+    return gate * m, gate * jnp.einsum("hnm,hmv->hnv", m, v)
+
+
+def bump(z):
+    return z * jnp.exp(-jnp.square(z))
+
+
+def l1_norm(x):
+    return 1 / (0.1 + jnp.mean(jnp.abs(x), axis=-1, keepdims=True))
+
+
 SKIPS = {"attention_skip": True, "mlp_skip": True, "mlp": "gelu"}
 POST = SKIPS | {"norm_placement": "post"}
 EXPERTS = POST | {"mlp": "swiglu", "d_ff": 9, "num_experts": 3, "experts_per_token": 2}
@@ -74,6 +91,9 @@ CASES: dict[str, dict[str, Any]] = {
     "qk_norm width": POST | {"qk_norm": "width"},
     "score_cap": {"score_cap": 0.5},
     "mixing": POST | {"mixing": rc.Mixing(0.4, 0.7, -0.2)},
+    "mix": POST | {"mix": shaped},
+    "mlp of one's own": POST | {"mlp": bump, "norm": l1_norm},
+    "num_kv_heads": POST | {"num_kv_heads": 1},
     "num_experts, experts_per_token": EXPERTS,
     "router, d_shared": EXPERTS | {"router": "all", "d_shared": 3, "d_ff": 12},
     "cross_attention": POST | {"cross_attention": True},
@@ -113,11 +133,12 @@ def log10_residuals(trace):
 
 def forward(params, x, config, extra, trace):
     """Against the network written out with lists of mpmath's numbers."""
-    if config.cross_attention or config.mixing is not None:
+    own = config.mix is not None or callable(config.mlp)
+    if config.cross_attention or config.mixing is not None or own:
         # Sums over single paths, in NumPy, from weights that tests of attention compare.
         total = Oracle(params, trace, config, **_memory(extra)).sums()
         return close(trace.output, total[0].sum(axis=(0, 1)) + total[2])
-    _, prepared = prepare_inputs(params, x, config)
+    params, prepared = prepare_inputs(params, x, config)
     gains, stack = layer_gains(config, x.dtype, params), params.layers
     prepared, gains, stack = jax.tree.map(np.asarray, (prepared, gains, stack))
     with mpmath.workdps(20):

@@ -100,7 +100,7 @@ def test_the_requirements_have_every_extra():
 
 
 CHILD = """
-import importlib.abc, pathlib, re, sys
+import importlib.abc, inspect, pathlib, pydoc, re, sys
 
 class Absent(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
@@ -113,10 +113,14 @@ import rank_collapse as rc
 rc.pretrained, rc.surgery
 from rank_collapse.pretrained import random_like
 for name in ("exact_profile", "flax_adapters", "training"):
+    assert not hasattr(rc, name)
     try:
         getattr(rc, name)
-    except ModuleNotFoundError as error:
+    except AttributeError as error:
         print(error)
+assert {"apply", "training"} <= set(dir(rc))
+assert "apply" in dict(inspect.getmembers(rc)) and "training" not in dict(inspect.getmembers(rc))
+assert "residual_ratio" in pydoc.render_doc(rc)
 exec(re.findall(r"```python\\n(.*?)```", pathlib.Path("README.md").read_text(), re.DOTALL)[0])
 print(sorted(absent & {name.partition(".")[0] for name in sys.modules}))
 """

@@ -8,11 +8,16 @@ import numpy as np
 import pytest
 from conftest import REPOSITORY
 
+import rank_collapse as rc
 from rank_collapse.runs import metrics
 
 TEXT = (REPOSITORY / "docs" / "monitoring.md").read_text("utf-8")
 RECIPES = dict(re.findall(r"<!-- test: (\w+) -->\n```python\n(.*?)```", TEXT, re.DOTALL))
-NEEDS = {"equinox": ["equinox"], "torch": ["torch"], "trainer": ["torch", "transformers"]}
+NEEDS = {
+    "equinox": ["equinox"],
+    "torch": ["torch"],
+    "trainer": ["torch", "transformers", "accelerate"],
+}
 
 
 @pytest.fixture
@@ -41,10 +46,19 @@ def test_a_file_is_read_back(run):
     np.testing.assert_array_equal(rows[0]["residual_ratio"], [0.9, 0.8])
 
 
+def rows_to_the_end():
+    reader = metrics.Reader("metrics.jsonl")
+    reader.read()
+    assert reader.ended
+    return reader.rows
+
+
 def test_a_scan_gives_scalars_and_gradients_by_layer(run):
-    scalars = run("optax")["scalars"]
-    assert {a.shape for a in scalars.values()} == {(3,)}
-    assert len(scalars) == 11 and all(np.isfinite(a).all() for a in scalars.values())
+    run("optax")
+    for row in rows_to_the_end():
+        assert row.pop("step") < 3 and np.isfinite(row.pop("loss"))
+        assert len(row) == 11 and {a.shape for a in row.values()} == {(3,)}
+        assert all(np.isfinite(a).all() for a in row.values())
 
 
 @pytest.mark.parametrize("name", ["linen", "nnx"])
@@ -67,13 +81,22 @@ def test_equinox(run):
 
 
 def test_hooks_of_torch(run):
-    assert set(run("torch")["scalars"]) == {0, 1, 2}
+    run("torch")
+    rows = rows_to_the_end()
+    assert [row["step"] for row in rows] == [0, 1, 2]
+    assert rows[2]["residual_ratio"].shape == (3,) and rows[2]["loss"] > 0
 
 
+@pytest.mark.filterwarnings("ignore:.*pin_memory")
 def test_a_callback_of_the_trainer(run):
-    run("trainer")
-    (row,) = metrics.read("metrics.jsonl")
-    assert row["step"] == 10 and row["residual_ratio"].shape == (3,)
+    """The real one, to its end: the last step keeps its loss, and is measured without dropout."""
+    scope = run("trainer")
+    first, last = rows_to_the_end()
+    assert (first["step"], last["step"]) == (2, 4) and min(first["loss"], last["loss"]) > 0
+    model, probe = scope["model"].eval(), scope["probe"]
+    states = model(**probe, output_hidden_states=True).hidden_states
+    want = [rc.monitor(h, mask=probe["attention_mask"])["residual_ratio"] for h in states]
+    np.testing.assert_allclose(last["residual_ratio"], want, rtol=1e-5)
 
 
 def test_the_notebook_runs():
@@ -84,3 +107,14 @@ def test_the_notebook_runs():
     with_skips, without = (scope["profiles"][skip]["residual_ratio"] for skip in (1.0, 0.0))
     assert without[-1] < 1e-3 < with_skips[-1]
     assert scope["sizes"].shape == (13,)
+
+
+@pytest.mark.slow
+def test_attention_of_ones_own():
+    """docs/mixing.md from its first block to its last; each asserts what it says."""
+    text = (REPOSITORY / "docs" / "mixing.md").read_text("utf-8")
+    blocks, scope = re.findall(r"```python\n(.*?)```", text, re.DOTALL), {}
+    assert len(blocks) == 7
+    with jax.numpy_rank_promotion("allow"):  # as it is elsewhere
+        for block in blocks:
+            exec(compile(block, "docs/mixing.md", "exec"), scope)

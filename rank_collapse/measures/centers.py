@@ -60,7 +60,7 @@ def center_of(x: Any, mask: Any, center: str) -> Any:
 
 
 @struct.dataclass
-class CompositeCenter:
+class CompositeCenter(struct.Struct):
     """A minimiser of ‖X − 1xᵀ‖_{1,∞} and how good it is known to be.
 
     Attributes:
@@ -124,7 +124,7 @@ def _certified_center(x, mask, tolerance):
     scale = jnp.max(jnp.sum(jnp.abs(shifted), axis=1))
     scale = jnp.where(scale == 0, 1, scale)
     shifted = shifted / scale
-    zero = jnp.zeros_like(start)
+    zero = 0 * (start == 0).astype(x.dtype)  # sharded as x is
     mean = (center_token(x, "mean", mask=mask) - start) / scale
     product = [jnp.prod(jnp.stack(_both_norms(shifted, keep, c))) for c in (zero, mean)]
     begin = jnp.where(product[1] < product[0], mean, zero)
@@ -160,7 +160,7 @@ def _both_norms(x, keep, center):
 
 
 @struct.dataclass
-class _Problem:
+class _Problem(struct.Struct):
     """a F(c) + b G(c), F = ‖X − 1cᵀ‖_1 and G = ‖X − 1cᵀ‖_∞, to be minimised over c.
 
     Attributes:
@@ -179,7 +179,7 @@ class _Problem:
 
 
 @struct.dataclass
-class _Smoothed:
+class _Smoothed(struct.Struct):
     """One of the two norms with |u| as √(u² + μ²) and max as a log-sum-exp of width τ.
 
     Attributes:
@@ -310,7 +310,8 @@ def _descend(x, keep, start, log_odds, tolerance, *, follow):
         k, *_, idle = carry
         return (k < _NUM_STEPS) & (idle < _PATIENCE)
 
-    one = jnp.ones((), x.dtype)
-    carry = (0, start, 1e-3 * one, one, start, one * jnp.inf, 0 * one, jnp.zeros((), int))
+    none = 0 * (x[0, 0] == 0)  # varies over devices as x does, inside shard_map
+    one, start = 1 + none.astype(x.dtype), start + none.astype(x.dtype)
+    carry = (none, start, 1e-3 * one, one, start, one * jnp.inf, 0 * one, none)
     _, _, _, _, best, _, lower, _ = jax.lax.while_loop(goes_on, step, carry)
     return best, lower

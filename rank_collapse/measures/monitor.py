@@ -3,6 +3,7 @@
 Axis letters: b leading axes as one, n tokens, d width, h heads, m keys.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -128,7 +129,10 @@ PARTS = {
 
 @full_precision
 def monitor_gradients(
-    gradients: Any, *, layer_axis: int | None = None
+    gradients: Any,
+    *,
+    layer_axis: int | None = None,
+    parts: Mapping[str, str | Sequence[str] | Mapping[str, int]] | None = None,
 ) -> dict[str, Float[Array, ""] | Float[Array, "l"]]:
     """Norms of the gradients of queries', keys' and values' weights, of any tree of a network.
 
@@ -136,30 +140,70 @@ def monitor_gradients(
     name of `PARTS` in it, biases too. At rank collapse the first two vanish (Noci et al. 2022).
 
     Args:
-        gradients: Of a pytree of parameters: ours, Flax's, Equinox's, or a dictionary by names
-            such as "layers.0.attention.q_proj.weight".
+        gradients: Of a pytree of parameters: ours, Flax's, boxed or not, Equinox's, or a dictionary
+            by names such as "layers.0.attention.q_proj.weight".
         layer_axis: Of every such leaf, where layers are stacked: then norms are by layer, [l].
+        parts: {part of a leaf's path: what the leaf holds}, beside `PARTS`: "query", "key" or
+            "value"; or those that lie side by side along its longest axis, in equal shares as
+            {"c_attn": ("query", "key", "value")}, or in shares {"query": 8, "key": 2, "value": 2}.
 
     Returns:
         Norms by name; a part that no leaf is named after is left out.
 
     Raises:
-        ValueError: No leaf is named after queries, keys or values, as where one matrix holds them.
+        ValueError: No leaf is named after queries, keys or values, an axis of layers that is not
+            there or not of one length, or a leaf that cannot be split as its part says.
     """
+    table = {name: part for part, names in PARTS.items() for name in names} | dict(parts or {})
+    boxed = jax.tree_util.tree_leaves_with_path(gradients, is_leaf=_is_box)
+    leaves = [(_dotted(path), a) for path, node in boxed for a in jax.tree.leaves(node)]
     squares: dict[str, Any] = {}
-    leaves = jax.tree_util.tree_leaves_with_path(gradients)
     for path, leaf in leaves:
-        names = set(jax.tree_util.keystr(path, simple=True, separator=".").split("."))
-        for part in (p for p, known in PARTS.items() if names & known):
-            leaf = as_floats(leaf)
-            axes = range(leaf.ndim) if layer_axis is None else _without(layer_axis, leaf.ndim)
-            square = jnp.sum(jnp.square(leaf), axis=tuple(axes))
-            squares[part] = squares.get(part, 0) + square
+        places = {name: f".{path}.".rfind(f".{name}.") for name in table}
+        name = max(places, key=places.__getitem__)
+        for part, piece in (
+            _pieces(path, leaf, table[name], layer_axis) if places[name] >= 0 else ()
+        ):
+            axes = tuple(range(layer_axis is not None, piece.ndim))
+            square = jnp.sum(jnp.square(piece), axis=axes)
+            known = squares.setdefault(part, jnp.zeros_like(square))
+            if known.shape != square.shape:
+                raise ValueError(
+                    f"{path} of shape {leaf.shape} has not {len(known)} layers along axis "
+                    f"layer_axis={layer_axis}, as others have"
+                )
+            squares[part] = known + square
     if not squares:
-        seen = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in leaves[:3]]
-        raise ValueError(f"no leaf is named after queries, keys or values: {', '.join(seen)}, ...")
+        seen = ", ".join(path for path, _ in leaves[:3])
+        raise ValueError(
+            f"no leaf is named after queries, keys or values: {seen}, ...; parts= may name them"
+        )
     return {f"{part}_gradient": jnp.sqrt(squares[part]) for part in PARTS if part in squares}
 
 
-def _without(axis, ndim):
-    return (i for i in range(ndim) if i != axis % ndim)
+def _is_box(node):
+    """Whether Flax, Linen or NNX, keeps one array in it, whose path would end in "value"."""
+    return hasattr(node, "add_axis") and hasattr(node, "remove_axis")
+
+
+def _dotted(path):
+    return jax.tree_util.keystr(path, simple=True, separator=".")
+
+
+def _pieces(path, leaf, held, layer_axis):
+    """(part, its array [l, ...] or [...]) of a leaf that holds one part or several."""
+    leaf = as_floats(leaf)
+    if layer_axis is not None:
+        if not -leaf.ndim <= layer_axis < leaf.ndim:
+            raise ValueError(f"{path} of shape {leaf.shape} has no axis layer_axis={layer_axis}")
+        leaf = jnp.moveaxis(leaf, layer_axis, 0)
+    if isinstance(held, str) and held in PARTS:
+        return [(held, leaf)]
+    shares = held if isinstance(held, Mapping) else dict.fromkeys(held, 1)
+    sizes = leaf.shape[layer_axis is not None :]
+    whole, length = sum(shares.values()), max(sizes, default=0)
+    if not shares.keys() <= PARTS.keys() or length % whole or sizes.count(length) != 1:
+        raise ValueError(f"{path} of shape {leaf.shape} does not hold {held} side by side")
+    ends = np.cumsum([size * length // whole for size in shares.values()])[:-1]
+    axis = leaf.shape.index(length, int(layer_axis is not None))
+    return list(zip(shares, jnp.split(leaf, ends, axis=axis), strict=True))

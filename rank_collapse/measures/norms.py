@@ -14,6 +14,7 @@ from jaxtyping import Array, Float
 
 from rank_collapse.measures import decompositions
 from rank_collapse.network.inputs import as_mask
+from rank_collapse.network.precision import P, R
 
 NORMS = ("composite", "one", "inf", "frobenius", "spectral", "max")
 
@@ -55,7 +56,7 @@ def as_tokens(x: Any, mask: Any = None, *, empty: bool = False) -> tuple[Any, An
     return x, mask
 
 
-def in_own_precision(measure: Callable) -> Callable:
+def in_own_precision(measure: Callable[P, R]) -> Callable[P, R]:
     """Decorator: float64 arrays of numpy or torch, or one in a list, are measured in float64.
 
     JAX would cut them to float32 unless jax_enable_x64 is set, which a residual far below its
@@ -63,15 +64,18 @@ def in_own_precision(measure: Callable) -> Callable:
     """
 
     def is_double(x):
-        return str(getattr(x, "dtype", "")).endswith("float64") and not isinstance(x, jax.Array)
+        if isinstance(x, list | tuple):
+            return any(map(is_double, x))
+        is_own = getattr(x, "ndim", 0) > 0 and not isinstance(x, jax.Array)
+        return is_own and str(x.dtype).endswith("float64")
 
     @functools.wraps(measure)
-    def measured(x, *args, **options):
+    def measured(*args: P.args, **options: P.kwargs) -> R:
         with np.errstate(all="ignore"):
-            if not any(map(is_double, x if isinstance(x, list | tuple) else (x,))):
-                return measure(x, *args, **options)
+            if not any(map(is_double, (*args, *options.values()))):
+                return measure(*args, **options)
             with jax.enable_x64(True):
-                return measure(x, *args, **options)
+                return measure(*args, **options)
 
     return measured
 

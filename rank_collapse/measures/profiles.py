@@ -28,43 +28,45 @@ from rank_collapse.network.inputs import as_batch, prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.passes import States, run
 from rank_collapse.network.precision import full_precision
+from rank_collapse.network.transformer import Trace
 
 
 @in_own_precision
 @full_precision
 def profile(
-    hidden: Any, *, measures: str | Sequence[str] = ("residual_ratio",), mask: Any = None
+    hidden: Any,
+    *,
+    measures: str | Sequence[str] = ("residual_ratio",),
+    mask: Any = None,
+    batch_axis: int | None = None,
 ) -> dict[str, Float[Array, "l *b"]]:
     """Measures of hidden states by layer, of one example or of a batch, from any framework.
 
     Args:
-        hidden: [l, n, d] or [l, b, n, d]; or a list or tuple of layers [n, d] or [b, n, d], such
-            as `hidden_states` of a transformers model.
+        hidden: A `Trace`, of one example or a batch; an array [l, n, d]; a list or tuple of layers
+            [n, d] or [b, n, d], such as `hidden_states` of a transformers model; or an array of
+            four axes, with `batch_axis`.
         measures: One name out of `MEASURES`, or several, of those that are of tokens.
         mask: Bool [n], or [b, n] with a batch: the tokens that exist.
+        batch_axis: Of an array of four axes: 1 for [l, b, n, d], 0 for [b, l, n, d].
 
     Returns:
         {measure: [l] or [l, b]}; NaN where tokens are not finite, or where none exists.
 
     Raises:
-        ValueError: An unknown measure, layers of different shapes, or a mask that does not fit.
+        ValueError: An unknown measure, layers of different shapes, a batch whose axis is not
+            known, or a mask that does not fit.
 
     Source: Dong et al. 2021, figure 2 for the residual ratio.
     """
     names = named(measures)
-    if isinstance(hidden, list | tuple):
-        layers = [as_array(h) for h in hidden]
-        shapes = {h.shape for h in layers}
-        if len(shapes) != 1:
-            raise ValueError(f"hidden states have different shapes, or there are none: {shapes}")
-        hidden = namespace(*layers).stack(layers)
-    hidden = as_floats(hidden)
-    if hidden.ndim not in (3, 4):
-        raise ValueError(f"hidden states of shape {hidden.shape} are not [l, n, d] or [l, b, n, d]")
+    hidden = _layers_first(hidden, batch_axis)
     if mask is not None:
         mask = as_bools(mask)
         if mask.shape not in ((hidden.shape[-2],), hidden.shape[1:-1]):
-            raise ValueError(f"mask of shape {mask.shape} does not fit {hidden.shape}")
+            raise ValueError(
+                f"mask of shape {mask.shape} does not fit {hidden.shape}, [l, n, d] or [l, b, n, d]"
+            )
         hidden, mask = together(hidden, mask)
         mask = namespace(mask).broadcast_to(mask, hidden.shape[1:-1])
     if namespace(hidden) is jnp:
@@ -74,6 +76,36 @@ def profile(
         for name, value in of_known(names, hidden[at], None if mask is None else mask[at[1:]]):
             found[name][at] = value
     return {name: as_jax(values) for name, values in found.items()}
+
+
+def _layers_first(hidden, batch_axis):
+    """Hidden states of any kind as [l, n, d] or [l, b, n, d]; see `profile`."""
+    if isinstance(hidden, Trace):
+        hidden, batch_axis = (
+            hidden.hidden,
+            1 - hidden.layer_axis if hidden.hidden.ndim == 4 else None,
+        )
+    elif isinstance(hidden, Mapping):
+        raise ValueError(
+            f"hidden states are a {type(hidden).__name__} with {', '.join(map(str, hidden))}: give "
+            "the array or list of them that is meant, such as output.hidden_states"
+        )
+    elif isinstance(hidden, list | tuple):
+        layers = [as_array(h) for h in hidden]
+        shapes = {h.shape for h in layers}
+        if len(shapes) != 1:
+            raise ValueError(f"hidden states have different shapes, or there are none: {shapes}")
+        hidden = namespace(*layers).stack(layers)
+        batch_axis = 1 if batch_axis is None and hidden.ndim == 4 else batch_axis
+    hidden = as_floats(hidden)
+    if hidden.ndim not in (3, 4):
+        raise ValueError(f"hidden states of shape {hidden.shape} are not [l, n, d] or [l, b, n, d]")
+    if batch_axis not in ((None,) if hidden.ndim == 3 else (0, 1)):
+        raise ValueError(
+            f"batch_axis={batch_axis} of hidden states of shape {hidden.shape}: 1 for "
+            "[l, b, n, d], 0 for [b, l, n, d] as jax.vmap gives it, None for [l, n, d]"
+        )
+    return hidden.swapaxes(0, 1) if batch_axis == 0 else hidden
 
 
 def of_known(

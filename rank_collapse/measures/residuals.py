@@ -258,10 +258,11 @@ def stable_rank_bound(x: Any, *, mask: Any = None) -> Float[Array, ""]:
 
     def step(v, _=None):
         moved = gram @ v
-        return divide(moved, namespace(v).sqrt(namespace(v).sum(namespace(v).square(moved))), 0), _
+        return divide(moved, root(namespace(v).sum(namespace(v).square(moved))), 0), _
 
     v = namespace(x).asarray(np.random.default_rng(0).standard_normal(gram.shape[0]), x.dtype)
     if namespace(x) is jnp:
+        v = v + 0 * (gram[0] == 0)  # varies over devices as x does, inside shard_map
         v, _ = jax.lax.scan(step, v, None, length=POWER_STEPS)
     else:
         for _ in range(POWER_STEPS):

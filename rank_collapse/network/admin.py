@@ -17,7 +17,7 @@ import numpy as np
 
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.gains import Gains, scaled
-from rank_collapse.network.inputs import PreparedInputs, as_mask, check_ids, prepare_inputs
+from rank_collapse.network.inputs import PreparedInputs, as_mask, check_known, prepare_inputs
 from rank_collapse.network.parameters import TransformerParams, completed
 from rank_collapse.network.residual import token_norm
 from rank_collapse.network.transformer import Tokens
@@ -142,8 +142,7 @@ def _checked_batch(x, inputs, config):
     is_ids = jnp.issubdtype(x.dtype, jnp.integer)
     if x.ndim != (2 if is_ids else 3):
         raise ValueError(f"x of shape {x.shape} is no batch: token ids [b, n] or states [b, n, d]")
-    if is_ids and config.embedding is not None and not isinstance(x, jax.core.Tracer):
-        check_ids(x, config.embedding.vocab_size)
+    check_known({"x": x}, config)
     inputs = {name: a for name, a in inputs.items() if a is not None}
     for name in inputs:
         value = as_mask(inputs[name], name) if "mask" in name else jnp.asarray(inputs[name])

@@ -9,20 +9,23 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.tree_util import Partial
 from jaxtyping import Array, Float
 
 from rank_collapse import struct
 from rank_collapse.network.dropout import dropout
 from rank_collapse.network.masks import combine_masks
+from rank_collapse.network.places import Places
 
 SCORES = ("dot", "additive")
 QK_NORMS = ("none", "head", "width")
 MASKS = ("none", "causal", "local")
+PLACES = ("q", "k", "v", "scores", "weights", "head_output")
 ANY_DISTANCE = 2**30  # the window of a layer that has none
 
 
 @struct.dataclass
-class AttentionConfig:
+class AttentionConfig(struct.Struct):
     """How tokens attend: masks, scores, and what becomes of the weights.
 
     Attributes:
@@ -35,6 +38,11 @@ class AttentionConfig:
         score_cap: c of c·tanh(scores/c) before biases and mask (Gemma 2); 0 for none.
         temperature: Divides the scores; scalar or [L].
         mixing: `Mixing` of the weights with the identity and the mean; None for the weights alone.
+        mix: Self-attention of the caller's own, mix(q, k, v, context) -> (M, out), for one example:
+            q and k [h, n, k] behind norms and rotary positions, v [h, n, v], context an
+            `AttentionContext`. M [h, n, n] is what mixes the values, out [h, n, v] its product with
+            them; None for M v. Arrays and floats of a `jax.tree_util.Partial(fn, *first)`, called
+            as fn(*first, q, k, v, context), are traced. None for softmax weights.
     """
 
     mask: str = struct.static("none")
@@ -46,14 +54,21 @@ class AttentionConfig:
     score_cap: float = struct.static(0.0)
     temperature: Any = 1.0
     mixing: Any = None
+    mix: Any = None
 
     def __post_init__(self):
         struct.one_of(self, mask=MASKS, score=SCORES, qk_norm=QK_NORMS)
         struct.integers(self, window=0)
+        if callable(self.mix) and not isinstance(self.mix, Partial):
+            object.__setattr__(self, "mix", Partial(self.mix))
+        if isinstance(self.mix, str) or (self.mix is not None and self.mixing is not None):
+            raise ValueError(
+                f"mix={self.mix!r} is a function, in the place of a softmax and mixing"
+            )
 
 
 @struct.dataclass
-class Mixing:
+class Mixing(struct.Struct):
     """M = α I + β P + γ C in the place of P, C the weights of equal scores.
 
     Each a number, [L] or [L, H]. C is 11ᵀ/n without a mask, row i is 1/i on the prefix under a
@@ -68,7 +83,7 @@ class Mixing:
 
 
 @struct.dataclass
-class RelativeParams:
+class RelativeParams(struct.Struct):
     """Relative-position and segment terms of a score (Transformer-XL, XLNet).
 
     The position term is (x_i W_q + b_r)·(r_{i-j} W_r), the segment term
@@ -82,7 +97,7 @@ class RelativeParams:
 
 
 @struct.dataclass
-class AttentionParams:
+class AttentionParams(struct.Struct):
     """Parameters of multi-head attention, one head per leading index.
 
     P_h = softmax((x W_q + b_q)(y W_k + b_k)ᵀ / √k),  SA(x) = Σ_h P_h (y W_v + b_v) W_o + b_o.
@@ -105,7 +120,7 @@ class AttentionParams:
 
 
 @struct.dataclass
-class AttentionContext:
+class AttentionContext(struct.Struct):
     """What every layer of a stack shares: mask, additive bias, positions and the cap of scores.
 
     Attributes:
@@ -146,7 +161,7 @@ class AttentionContext:
 
 
 @struct.dataclass
-class KeysValues:
+class KeysValues(struct.Struct):
     """Keys and values of tokens, known beforehand so that they are not computed anew.
 
     `attention_scores`, `mix_values` and `multi_head_attention` take one in place of those tokens.
@@ -281,6 +296,7 @@ def attention_scores(
     norm_eps: float = 1e-12,
     temperature: Any = 1.0,
     context: AttentionContext | None = None,
+    edit: Callable[[str, Any], Any] | None = None,
 ) -> Float[Array, "h n m"]:
     """Attention scores before the mask and the softmax, biases included.
 
@@ -297,6 +313,7 @@ def attention_scores(
         norm_eps: Of the norm of queries and keys, where the parameters have one.
         temperature: Further divisor of the scores.
         context: Bias, cap and position terms.
+        edit: (name, value) -> value of the queries "q" and keys "k" [h, n, k] in the product.
 
     Raises:
         ValueError: On an unknown score.
@@ -304,11 +321,7 @@ def attention_scores(
     context = AttentionContext() if context is None else context
     if score not in SCORES:
         raise ValueError(f"score={score!r} is not one of {SCORES}")
-    query_part = jnp.einsum("nd,hdk->hnk", x, params.w_q)
-    q = query_part if params.b_q is None else query_part + params.b_q[:, None, :]
-    q, k = head_norm(params.q_norm, q, norm_eps), _keys(params, y, context, norm_eps)
-    if context.rotary is not None:
-        q = rotate(q, context.rotary)
+    q, k, query_part = _queries_keys(params, x, y, context, norm_eps, edit)
     if score == "additive":
         pairs = jnp.tanh(q[:, :, None, :] + k[:, None, :, :])
         scores = jnp.einsum("hnmk,hk->hnm", pairs, params.v_score)
@@ -323,6 +336,16 @@ def attention_scores(
         cap = jnp.asarray(context.cap, scores.dtype)
         scores = cap * jnp.tanh(scores / cap)
     return scores if context.bias is None else scores + context.bias.astype(scores.dtype)
+
+
+def _queries_keys(params, x, y, context, norm_eps, edit):
+    """Queries and keys as their product takes them, and queries without bias, norm and rotation."""
+    query_part = jnp.einsum("nd,hdk->hnk", x, params.w_q)
+    q = query_part if params.b_q is None else query_part + params.b_q[:, None, :]
+    q, k = head_norm(params.q_norm, q, norm_eps), _keys(params, y, context, norm_eps)
+    if context.rotary is not None:
+        q = rotate(q, context.rotary)
+    return (q, k, query_part) if edit is None else (edit("q", q), edit("k", k), query_part)
 
 
 def relative_scores(
@@ -389,17 +412,12 @@ def mix_values(
     params: AttentionParams, weights: Float[Array, "h n m"], y: Float[Array, "m e"] | KeysValues
 ) -> Float[Array, "n d"]:
     """Σ_h P_h (y W_v + b_v) W_o + b_o for given attention weights."""
-    mixed = _product(weights, _values(params, y))
+    return _joined(params, _product(weights, _values(params, y)))
+
+
+def _joined(params, mixed):
     out = jnp.einsum("hnv,hvd->nd", mixed, params.w_o)
     return out if params.b_o is None else out + params.b_o[None, :]
-
-
-def head_outputs(
-    params: AttentionParams, weights: Float[Array, "h n m"], y: Float[Array, "m e"] | KeysValues
-) -> Float[Array, "h n d"]:
-    """P_h (y W_v + b_v) W_o of each head; their sum and b_o are `mix_values`."""
-    mixed = _product(weights, _values(params, y))
-    return jnp.einsum("hnv,hvd->hnd", mixed, params.w_o)
 
 
 def multi_head_attention(
@@ -413,9 +431,10 @@ def multi_head_attention(
     temperature: Any = 1.0,
     context: AttentionContext | None = None,
     mixing: Mixing | None = None,
+    mix: Callable[..., Any] | None = None,
     dropout_key: Any = None,
     dropout_rate: Any = 0.0,
-    edit: Callable[[str, Any], Any] | None = None,
+    edit: Any = None,
 ) -> tuple[Float[Array, "n d"], Float[Array, "h n m"]]:
     """SA(x) = Σ_h P_h y W_h + 1bᵀ with W_h = W_v W_o (Dong et al. 2021, section 2).
 
@@ -428,15 +447,19 @@ def multi_head_attention(
         score, scale, norm_eps, temperature, context: See `attention_scores`; the context holds
             the mask.
         mixing: What takes the place of the weights: `mixing_matrix`.
+        mix: Takes the place of scores and weights: see `AttentionConfig`.
         dropout_key: Key for dropout on the weights; None for none.
         dropout_rate: Probability that a weight is dropped.
-        edit: (name, value) -> value of the "scores" before mask and softmax, and of the "weights".
+        edit: {name: function(value, layer) -> value} of "q", "k", "v", "scores" (before mask and
+            softmax), "weights" and "head_output", see `edits.places`; the layer is 0. Weights
+            that the mask excludes stay 0.
 
     Returns:
         The output [n, d] and what mixes the values [h, n, m], before dropout: the weights P, or M.
 
     Raises:
-        ValueError: More than one example.
+        ValueError: More than one example; or weights that are edited or dropped where `mix` gives
+            an output of its own.
     """
     for name, tokens in (("x", x), ("y", y)):
         if not isinstance(tokens, KeysValues) and jnp.ndim(tokens) != 2:
@@ -444,13 +467,45 @@ def multi_head_attention(
                 f"{name} of shape {jnp.shape(tokens)} is not [tokens, d]; use jax.vmap for a batch"
             )
     params = repeat_groups(params)
-    edit = (lambda _, value: value) if edit is None else edit
-    scores = attention_scores(
-        params, x, y, score=score, scale=scale, norm_eps=norm_eps, temperature=temperature,
-        context=context,
-    )  # fmt: skip
-    mask = None if context is None else context.mask
-    weights = mixing_matrix(softmax(edit("scores", scores), mask), mixing, mask)
-    weights = edit("weights", weights)
+    unknown = [] if isinstance(edit, Places) else [n for n in edit or () if n not in PLACES]
+    if unknown:
+        raise ValueError(f"{unknown[0]!r} is not one of the places {PLACES} of attention")
+    edit = edit if isinstance(edit, Places) else Places(edit)
+    context = AttentionContext() if context is None else context
+    if mix is None:
+        scores = attention_scores(
+            params, x, y, score=score, scale=scale, norm_eps=norm_eps, temperature=temperature,
+            context=context, edit=edit,
+        )  # fmt: skip
+        weights = softmax(edit("scores", scores), context.mask)
+        weights = mixing_matrix(weights, mixing, context.mask)
+        v, mixed = edit("v", _values(params, y)), None
+    else:
+        q, k, _ = _queries_keys(params, x, y, context, norm_eps, edit)
+        v = edit("v", _values(params, y))
+        weights, mixed = _own_mix(mix, q, k, v, context)
+    if mixed is not None and (dropout_key is not None or edit.edits_at("weights")):
+        raise ValueError("mix gives an output of its own: its weights are not edited or dropped")
+    edited = edit("weights", weights)
+    if edit.edits_at("weights") and context.mask is not None:
+        edited = jnp.where(combine_masks(context.mask), edited, 0).astype(weights.dtype)
+    weights = edited
     kept = weights if dropout_key is None else dropout(dropout_key, weights, dropout_rate)
-    return mix_values(params, kept, y), weights
+    mixed = _product(kept, v) if mixed is None else mixed
+    if not edit.wants("head_output"):
+        return _joined(params, mixed), weights
+    heads = edit("head_output", jnp.einsum("hnv,hvd->hnd", mixed, params.w_o))
+    if not edit.edits_at("head_output"):
+        return _joined(params, mixed), weights
+    return heads.sum(axis=0) + (0 if params.b_o is None else params.b_o[None, :]), weights
+
+
+def _own_mix(mix, q, k, v, context):
+    """(M [h, n, m], out [h, n, v] or None) of the caller's function."""
+    found = mix(q, k, v, context)
+    wanted = ((*q.shape[:2], k.shape[1]), (*q.shape[:2], v.shape[2]))
+    shapes = tuple(getattr(a, "shape", None) for a in found) if isinstance(found, tuple) else found
+    if shapes not in (wanted, (wanted[0], None)):
+        raise ValueError(f"mix gave {shapes}, which are not the shapes {wanted} of (M, out)")
+    weights, out = found
+    return weights.astype(v.dtype), None if out is None else out.astype(v.dtype)

@@ -15,7 +15,7 @@ from rank_collapse.network.config import TransformerConfig
 
 
 @struct.dataclass
-class Past:
+class Past(struct.Struct):
     """What one layer's self-attention knows when token t comes in."""
 
     known: attn.KeysValues  # [h, n, k], [h, n, v]; those of tokens 0 .. t − 1 count

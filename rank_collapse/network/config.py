@@ -20,7 +20,7 @@ PART_OF = {f.name: part for part, cls in PARTS.items() for f in dataclasses.fiel
 
 
 @struct.dataclass
-class TransformerConfig:
+class TransformerConfig(struct.Struct):
     """One attention network; every architecture and ablation is a choice of these fields.
 
         config = TransformerConfig(depth=12, num_heads=12, d_model=768, mlp="gelu", mask="causal")
@@ -36,6 +36,8 @@ class TransformerConfig:
 
     Attributes:
         depth, num_heads, d_model: L, H and d.
+        num_kv_heads: Groups of heads that share keys and values as `init` draws them, a divisor of
+            H (Ainslie et al. 2023); None for H.
         d_qk, d_v: Per-head widths; None for d / H, which then must be an integer.
         attention: Masks, scores and weights: `AttentionConfig`.
         positions: `PositionConfig`.
@@ -55,6 +57,7 @@ class TransformerConfig:
     d_model: int = struct.static(64)
     d_qk: int | None = struct.static(None)
     d_v: int | None = struct.static(None)
+    num_kv_heads: int | None = struct.static(None)
     attention: AttentionConfig = AttentionConfig()
     positions: PositionConfig = PositionConfig()
     residual: ResidualConfig = ResidualConfig()
@@ -108,6 +111,11 @@ class TransformerConfig:
 
     def _check(self):
         struct.integers(self, depth=1, num_heads=1, d_model=1, unroll=1, d_qk=1, d_v=1)
+        struct.integers(self, num_kv_heads=1)
+        if self.num_kv_heads is not None and self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"num_kv_heads={self.num_kv_heads} does not divide num_heads={self.num_heads}"
+            )
         struct.one_of(self, init=INITS)
         if self.d_model % self.num_heads and None in (self.d_qk, self.d_v):
             raise ValueError(

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rank_collapse.network.config import DEFAULTS, SWEPT, TransformerConfig, flat
+from rank_collapse.network.layers import MLP_KINDS, NORM_KINDS
 
 ANY = "any value"
 
@@ -20,8 +21,8 @@ def anything(*names: str) -> dict[str, Any]:
 
 # Shapes, initial values, and what `enter` and the scan over layers take care of.
 SIZES = anything(
-    "depth", "num_heads", "d_model", "d_qk", "d_v", "d_ff", "layer_map", "embedding", "init",
-    "init_gain", "unroll", "norm_eps",
+    "depth", "num_heads", "num_kv_heads", "d_model", "d_qk", "d_v", "d_ff", "layer_map",
+    "embedding", "init", "init_gain", "unroll", "norm_eps",
 )  # fmt: skip
 # Without effect unless another field is set, which has to be covered itself.
 INERT = anything(
@@ -31,16 +32,17 @@ INERT = anything(
 )  # fmt: skip
 SIZES |= INERT
 STREAM = anything(
-    "attention_skip", "mlp_skip", "norm_placement", "norm", "final_norm", "first_norm", "skip_gain",
+    "attention_skip", "mlp_skip", "norm_placement", "final_norm", "first_norm", "skip_gain",
     "branch_gain", "norm_gain", "learned_skip_gain", "learned_branch_gain",
-)  # fmt: skip
+) | {"norm": NORM_KINDS}  # fmt: skip
 PARALLEL = anything("parallel")
 MASKS = anything("mask", "windows")
 POSITIONS = anything("position")
 SCORES = anything("score", "scale_scores", "temperature", "qk_norm")
 CAP = anything("score_cap")
 MIXING = anything("mixing")
-MLPS = anything("mlp")
+MLPS = {"mlp": MLP_KINDS}
+OWN = anything("mlp", "norm", "mix")  # functions of the caller's own
 EXPERTS = anything("num_experts")
 CROSS = anything("cross_attention")
 ATTENTION = MASKS | POSITIONS | SCORES | CAP | MIXING
@@ -53,13 +55,15 @@ class Covers:
     Attributes:
         name: Of the pass, as errors call it.
         fields: {field of `TransformerConfig`: its allowed values, or `ANY`}.
-        edits: Whether the caller's edits are carried.
+        edits: Names of the places whose edits are carried, or `ANY`.
+        affine: Whether only those edits are that are affine.
         also: config → why a combination of allowed values is not covered; None where it is.
     """
 
     name: str
     fields: Mapping[str, Any]
-    edits: bool = False
+    edits: Any = ()
+    affine: bool = False
     also: Callable[[TransformerConfig], str | None] = lambda config: None
 
     def refusal(self, config: TransformerConfig) -> str | None:
@@ -75,7 +79,7 @@ class Covers:
         return self.also(config)
 
     def check(self, config: TransformerConfig, edit: Any = None) -> None:
-        """Refuses what is not covered.
+        """Refuses what is not covered; an edit as `edits.as_edits` makes it.
 
         Raises:
             ValueError: A field's value, or an edit.
@@ -83,15 +87,18 @@ class Covers:
         found = self.refusal(config)
         if found:
             raise ValueError(f"{self.name} does not cover {found}")
-        if edit is not None and not self.edits:
-            raise ValueError(
-                f"{self.name} takes no edit: apply, path_contributions, head_contributions and "
-                "direct_contributions do"
-            )
+        refused = [name for name in edit or () if self.edits != ANY and name not in self.edits]
+        if refused:
+            raise ValueError(f"{self.name} does not cover an edit of {refused[0]!r}")
+        for name, own in (edit or {}).items() if self.affine else ():
+            if not own.is_affine:
+                raise ValueError(
+                    f"{self.name} does not cover the edit of {name!r}: it is not affine"
+                )
 
 
 EVERYTHING = Covers(
     "a forward pass",
-    SIZES | STREAM | PARALLEL | ATTENTION | MLPS | EXPERTS | CROSS,
-    edits=True,
+    SIZES | STREAM | PARALLEL | ATTENTION | MLPS | EXPERTS | CROSS | OWN,
+    edits=ANY,
 )

@@ -25,7 +25,7 @@ from rank_collapse.network.walk import walk
 
 
 @struct.dataclass
-class Decoded:
+class Decoded(struct.Struct):
     """A sequence that a decoder wrote.
 
     Attributes:

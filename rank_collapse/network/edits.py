@@ -1,68 +1,182 @@
-"""Edits: a function of the caller's own that changes what the layers compute, at named places.
+"""Edits: functions of the caller's own that change what the layers compute, at named places.
 
-An edit is `edit(layer, name, value) -> value`. Layers are scanned, so that `layer` is a traced
-number: an edit is a pure function that chooses with `jnp.where(layer == 3, changed, value)` and
-returns `value` for all names that it leaves alone. In a sum of paths, where everything is frozen,
-an edit is its linear part at the value; what is left of it joins the offset.
+An edit is {name: function(value, layer) -> value}; names are checked. Layers are scanned, so that
+`layer` is a traced number: a function chooses with `jnp.where(layer == 3, changed, value)`. It is
+traced anew at every call of a pass, and arrays that it refers to are arguments of the compiled
+program: a value that changed is a value that is used, and no program is compiled for it. In a sum
+of paths, where everything is frozen, an edit is its linear part at the value; what is left of it
+joins the offset.
+
+Axis letters: n queries, m keys, h heads, k and v their widths, d width, f MLP width, g channels.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-from jax.tree_util import Partial
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 from jaxtyping import Array, Float
 
-# Names as in LayerTrace. Frozen passes take the scores and weights from the forward pass; the
-# others are sums that travel through their layers.
-WEIGHT_NAMES = ("attention_scores", "attention", "cross_scores", "cross_attention")
-STATE_NAMES = (
-    "attention_branch",
-    "after_attention",
-    "cross_branch",
-    "after_cross",
-    "mlp_branch",
-    "hidden",
-)
+from rank_collapse import struct
+from rank_collapse.network.config import TransformerConfig
 
 
-def as_edit(edit: Any) -> Partial | None:
-    """An edit as a pytree: a function is static, a `jax.tree_util.Partial`'s arrays are traced.
+def places(config: TransformerConfig, n: int = 1, m: int = 1) -> dict[str, tuple[int, ...]]:
+    """The names of a network's places, with the shape of what is there.
 
-    Raises:
-        ValueError: Not a function.
+    In attention the queries and keys as their product takes them, the values, the scores before
+    the mask, the weights, and what each head adds to the branch; "cross_" before those of the
+    attention to a memory. The hidden units of the MLP behind their nonlinearity. Each branch's
+    output, the stream behind each attention, and the stream behind the layer, "residual".
+
+    Args:
+        config: The network.
+        n, m: Tokens, of the memory too.
     """
-    if edit is None or isinstance(edit, Partial):
-        return edit
-    if not callable(edit):
-        raise ValueError(f"edit={edit!r} is not a function edit(layer, name, value)")
-    return Partial(edit)
+    h, d, found = config.num_heads, config.d_model, {}
+    for kind, prefix, keys in (("attention", "", n), ("cross", "cross_", m)):
+        if kind in config.kinds:
+            found |= {
+                f"{prefix}q": (h, n, config.qk_width),
+                f"{prefix}k": (h, keys, config.qk_width),
+                f"{prefix}v": (h, keys, config.v_width),
+                f"{prefix}scores": (h, n, keys),
+                f"{prefix}weights": (h, n, keys),
+                f"{prefix}head_output": (h, n, d),
+                f"{kind}_branch": (n, d),
+                f"after_{kind}": (n, d),
+            }
+    if "mlp" in config.kinds:
+        found |= {"mlp_hidden": (n, config.d_ff), "mlp_branch": (n, d)}
+    if config.mix is not None:
+        del found["scores"]
+    return found | {"residual": (n, d)}
 
 
-def edited(edit: Partial | None, layer: Any, name: str, value: Any) -> Any:
-    """The value that takes the place of `value`.
+NAMES = tuple(places(TransformerConfig(cross_attention=True, mlp="gelu")))
+
+
+def check_names(names: Sequence[str], config: TransformerConfig) -> None:
+    """Refuses names of places that a network does not have.
 
     Raises:
-        ValueError: An edit that changes the shape or gives nothing back.
+        ValueError: One.
+    """
+    known = places(config)
+    for name in names:
+        if name not in known:
+            raise ValueError(f"{name!r} is not one of the places {tuple(known)} of this network")
+
+
+class _Code:
+    """The program of an edit; equal where the text is, so that it is compiled once."""
+
+    def __init__(self, jaxpr: Any):
+        self.jaxpr, self.text = jaxpr, str(jaxpr)
+
+    def __eq__(self, other: Any) -> bool:
+        return isinstance(other, _Code) and self.text == other.text
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
+
+@struct.dataclass
+class Edit(struct.Struct):
+    """An edit of one place: its program, and the arrays that it refers to."""
+
+    arrays: Any
+    code: Any = struct.field(pytree_node=False)
+
+    def __call__(self, value: Array, layer: Any) -> Array:
+        dtype = self._inputs[0].aval.dtype
+        run = jaxpr_as_fun(ClosedJaxpr(self.code.jaxpr, self.arrays))
+        return run(value.astype(dtype), jnp.asarray(layer, jnp.int32))[0].astype(value.dtype)
+
+    @property
+    def is_affine(self) -> bool:
+        """Whether its derivative does not depend on the value, as its program shows."""
+        value, layer = (jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in self._inputs)
+
+        def derivative(v, t, layer):
+            return jax.jvp(lambda v: self(v, layer), (v,), (t,))[1]
+
+        jaxpr = jax.make_jaxpr(derivative)(value, value, layer).jaxpr
+        return not any(_depends(jaxpr, [True, False, False]))
+
+    @property
+    def _inputs(self):
+        return self.code.jaxpr.invars
+
+
+def _depends(jaxpr, given):
+    """Which outputs of a program depend on those of its inputs that are marked."""
+    marked = {v for v, is_marked in zip(jaxpr.invars, given, strict=True) if is_marked}
+    for eqn in jaxpr.eqns:
+        flags = [not isinstance(v, Literal) and v in marked for v in eqn.invars]
+        inner = eqn.params.get("jaxpr")
+        if isinstance(inner, ClosedJaxpr) and len(inner.jaxpr.invars) == len(flags):
+            flags = _depends(inner.jaxpr, flags)
+        else:
+            flags = [any(flags)] * len(eqn.outvars)
+        marked |= {v for v, flag in zip(eqn.outvars, flags, strict=True) if flag}
+    return [not isinstance(v, Literal) and v in marked for v in jaxpr.outvars]
+
+
+def as_edits(
+    edit: Any, config: TransformerConfig, num_tokens: int, num_keys: int, dtype: Any
+) -> dict[str, Edit] | None:
+    """The caller's edits, traced.
+
+    Args:
+        edit: {name: function(value, layer) -> value}; None for none.
+        config: The network.
+        num_tokens, num_keys: Tokens, and those of the memory.
+        dtype: Of the values.
+
+    Raises:
+        ValueError: Not such a dictionary, an unknown name, or a function that asks for values of
+            what is traced or does not give an array of the same shape back.
     """
     if edit is None:
-        return value
-    found = edit(layer, name, value)
-    if getattr(found, "shape", None) != value.shape:
-        shape = getattr(found, "shape", None)
+        return None
+    if not isinstance(edit, Mapping):
         raise ValueError(
-            f"edit gave {type(found).__name__ if shape is None else shape} for {name!r} of shape "
-            f"{value.shape}: return `value` for what stays as it is"
+            f"edit={edit!r} is not a dictionary {{name: function(value, layer) -> value}}"
         )
-    return found.astype(value.dtype)
+    check_names(list(edit), config)
+    shapes = places(config, num_tokens, num_keys)
+    return {name: _traced(name, fn, shapes[name], dtype) for name, fn in edit.items()}
+
+
+def _traced(name, fn, shape, dtype):
+    if not callable(fn):
+        raise ValueError(f"edit of {name!r}, {fn!r}, is not a function(value, layer) -> value")
+    arguments = (jax.ShapeDtypeStruct(shape, dtype), jax.ShapeDtypeStruct((), jnp.int32))
+    try:
+        # A function of its own: what is traced once for `fn` may refer to other values by now.
+        closed, found = jax.make_jaxpr(lambda *a: fn(*a), return_shape=True)(*arguments)
+    except jax.errors.ConcretizationTypeError as error:
+        raise ValueError(
+            f"edit of {name!r} asks for the value of what is traced, perhaps `if layer == 3`: "
+            "choose with jnp.where(layer == 3, changed, value)"
+        ) from error
+    if getattr(found, "shape", None) != shape:
+        given = getattr(found, "shape", type(found).__name__)
+        raise ValueError(
+            f"edit of {name!r} gave {given} for a value of shape {shape}: it gives back what "
+            "takes the value's place"
+        )
+    return Edit([jnp.asarray(a) for a in closed.consts], _Code(closed.jaxpr))
 
 
 def carried(
     edit: Callable[[Any], Any],
-    value: Float[Array, "n d"],
-    c: Float[Array, "g n d"],
+    value: Float[Array, "*s"],
+    c: Float[Array, "g *s"],
     ones: Float[Array, "#g"],
-) -> Float[Array, "g n d"]:
+) -> Float[Array, "g *s"]:
     """J c + ones·(edit(v) − J v) for channels c that sum to v, J the derivative of edit at v.
 
     The channels then sum to edit(v), whatever the edit: an ablation empties them, a constant put
@@ -70,4 +184,4 @@ def carried(
     """
     found, push = jax.linearize(edit, value)
     rest = found - push(value)
-    return jax.vmap(push)(c) + ones[:, None, None] * rest[None]
+    return jax.vmap(push)(c) + ones.reshape(-1, *[1] * value.ndim) * rest[None]

@@ -17,7 +17,7 @@ PROJECTIONS = ("none", "before_norm", "after_norm")
 
 
 @struct.dataclass
-class EmbeddingConfig:
+class EmbeddingConfig(struct.Struct):
     """Static description of an embedding.
 
     Order: lookup (or the map of vectors) · scale, the class token, + positions, + segments,
@@ -68,7 +68,7 @@ class EmbeddingConfig:
 
 
 @struct.dataclass
-class EmbeddingParams:
+class EmbeddingParams(struct.Struct):
     """Tables and maps of an embedding; None for what the config leaves out."""
 
     tokens: Any = None  # [vocab, e]

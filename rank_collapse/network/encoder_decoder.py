@@ -24,7 +24,7 @@ from rank_collapse.network.transformer import Trace
 
 
 @struct.dataclass
-class EncoderDecoderConfig:
+class EncoderDecoderConfig(struct.Struct):
     """The two halves of an encoder-decoder and the weights that they share.
 
     A pytree, as its halves are: gains and temperatures may be swept. The decoder has
@@ -85,7 +85,7 @@ class EncoderDecoderConfig:
 
 
 @struct.dataclass
-class EncoderDecoderParams:
+class EncoderDecoderParams(struct.Struct):
     """Parameters of both halves and of the output; what is shared is there once.
 
     Attributes:
@@ -102,7 +102,7 @@ class EncoderDecoderParams:
 
 
 @struct.dataclass
-class EncoderDecoderTrace:
+class EncoderDecoderTrace(struct.Struct):
     """What both halves computed, and the logits.
 
     Attributes:

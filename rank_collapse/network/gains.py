@@ -18,7 +18,7 @@ from rank_collapse.network.config import TransformerConfig
 
 
 @struct.dataclass
-class Gains:
+class Gains(struct.Struct):
     """A gain of each kind of sublayer: a number, [L] or [L or 1, d]; after `layer_gains` [L(, d)].
 
     As `skip_gain` or `branch_gain` of a config it tells the sublayers apart:
@@ -31,7 +31,7 @@ class Gains:
 
 
 @struct.dataclass
-class LearnedGains:
+class LearnedGains(struct.Struct):
     """Gains of one kind of sublayer that are parameters: [L] or [L, d] in a stack; or None."""
 
     skip: Any = None
@@ -39,7 +39,7 @@ class LearnedGains:
 
 
 @struct.dataclass
-class LayerGains:
+class LayerGains(struct.Struct):
     """Everything of a layer that may be swept, and what tells it from the others.
 
     With a leading layer axis for a stack.

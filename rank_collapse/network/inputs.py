@@ -10,13 +10,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
 from rank_collapse import struct
 from rank_collapse.network import attention as attn
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.covers import Covers
-from rank_collapse.network.edits import as_edit
+from rank_collapse.network.edits import as_edits
 from rank_collapse.network.embedding import embed, sinusoidal_positions
 from rank_collapse.network.masks import causal_mask, combine_masks, local_mask
 from rank_collapse.network.parameters import TransformerParams, completed
@@ -24,7 +24,7 @@ from rank_collapse.network.positions import relative_buckets, rotary_angles
 
 
 @struct.dataclass
-class PreparedInputs:
+class PreparedInputs(struct.Struct):
     """What a network starts from, of one example.
 
     Attributes:
@@ -34,7 +34,7 @@ class PreparedInputs:
         memory: [m, d] of cross-attention, or its `KeysValues` in one layer; None without.
         memory_context: Its mask.
         token_mask: Bool [n], which tokens exist, where the mask said so; None for all.
-        edit: See `edits`; None for none.
+        edit: {name: `edits.Edit`}; None for none.
         past: Keys and values of the tokens before, a `cache.Past` of one layer; None for none.
     """
 
@@ -86,7 +86,7 @@ def prepare_inputs(
             is missing or of no use.
     """
     if covers is not None:
-        covers.check(config, edit)
+        covers.check(config)
     if config.cross_attention and memory is None:
         raise ValueError("cross_attention=True needs a memory [m, d]")
     if not config.cross_attention and (memory is not None or memory_mask is not None):
@@ -96,6 +96,7 @@ def prepare_inputs(
     bias, segments, positions = (
         None if a is None else jnp.asarray(a) for a in (bias, segments, positions)
     )
+    check_read(x, config, segments, positions)
     x = input_states(params, x, config, segments=segments, positions=positions)
     x = x.astype(jnp.result_type(x, *jax.tree.leaves(params.layers)))
     n = x.shape[0]
@@ -109,6 +110,10 @@ def prepare_inputs(
             )
         memory_mask = checked_mask(memory_mask, n, memory.shape[0], "memory_mask")
         memory_context = attn.AttentionContext(mask=combine_masks(memory_mask))
+    num_keys = 1 if memory is None else memory.shape[0]
+    edit = as_edits(edit, config, n, num_keys, x.dtype)
+    if covers is not None:
+        covers.check(config, edit)
     return params, PreparedInputs(
         x=x,
         context=make_context(
@@ -117,7 +122,7 @@ def prepare_inputs(
         memory=memory,
         memory_context=memory_context,
         token_mask=mask if mask is not None and mask.ndim == 1 else None,
-        edit=as_edit(edit),
+        edit=edit,
     )
 
 
@@ -131,10 +136,19 @@ def as_batch(inputs: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], int]:
         ValueError: Arrays of different lengths, of none, or without x.
     """
     given = {k: np.asarray(v) for k, v in inputs.items() if v is not None}
-    lengths = {k: len(v) if v.ndim else None for k, v in given.items()}
+    return given, batch_size(given)
+
+
+def batch_size(arrays: Mapping[str, Any]) -> int:
+    """b of arrays [b, ...] by argument name, x among them.
+
+    Raises:
+        ValueError: Arrays of different lengths, of none, or without x.
+    """
+    lengths = {k: len(v) if np.ndim(v) else None for k, v in arrays.items()}
     if len(set(lengths.values())) != 1 or not lengths.get("x"):
         raise ValueError(f"inputs have different lengths, or none: {lengths}")
-    return given, lengths["x"]
+    return lengths["x"]
 
 
 def input_states(
@@ -155,13 +169,16 @@ def input_states(
     """
     x = jnp.asarray(x)
     is_ids = jnp.issubdtype(x.dtype, jnp.integer)
-    if config.embedding is not None and (
-        is_ids or x.shape[-1] != config.d_model or config.embedding.d_input == config.d_model
-    ):
+    if is_embedded(x, config):
         if x.ndim > (1 if is_ids else 2):
-            raise ValueError(f"x of shape {x.shape} is more than one example; use jax.vmap")
-        if is_ids and not isinstance(x, jax.core.Tracer):
-            check_ids(x, config.embedding.vocab_size)
+            raise ValueError(
+                f"x of shape {x.shape} is more than one example; rc.apply_batch takes a batch"
+            )
+        ids = x if config.embedding.vocab_size and x.ndim == 1 else None
+        for name, index in (("token ids", ids), ("segments", segments), ("positions", positions)):
+            if index is not None and not jnp.issubdtype(index.dtype, jnp.integer):
+                raise ValueError(f"{name} of dtype {index.dtype} are not integers")
+        check_known({"x": x, "segments": segments, "positions": positions}, config)
         return embed(params.embedding, x, config.embedding, segments=segments, positions=positions)
     if is_ids or x.ndim != 2 or x.shape[1] != config.d_model:
         raise ValueError(
@@ -172,16 +189,59 @@ def input_states(
     return x
 
 
-def check_ids(ids: Int[Array, "*s"], vocab_size: int) -> None:
-    """Refuses token ids outside the vocabulary, which an array look-up would clamp.
+def is_embedded(x: Any, config: TransformerConfig) -> bool:
+    """Whether x goes through the embedding: ids, or vectors that are no hidden states."""
+    embedding, x = config.embedding, jnp.asarray(x)
+    if embedding is None:
+        return False
+    is_ids = jnp.issubdtype(x.dtype, jnp.integer)
+    return is_ids or x.shape[-1:] != (config.d_model,) or embedding.d_input == config.d_model
+
+
+def check_read(x: Any, config: TransformerConfig, segments: Any, positions: Any) -> None:
+    """Refuses segments and positions that nothing reads.
 
     Raises:
-        ValueError: There is one.
+        ValueError: They are given.
     """
-    outside = np.asarray(ids)
-    outside = outside[(outside < 0) | (outside >= vocab_size)]
-    if vocab_size and outside.size:
-        raise ValueError(f"token id {outside.flat[0]} is not below vocab_size={vocab_size}")
+    embedding = config.embedding if is_embedded(x, config) else None
+    placed = embedding is not None and embedding.positions != "none"
+    if positions is not None and config.position != "rotary" and not placed:
+        raise ValueError(
+            "positions are given, but nothing reads them: they are of position='rotary', and of "
+            "embeddings with positions of token ids"
+        )
+    divided = embedding is not None and embedding.num_segments
+    if segments is not None and config.position != "relative_key" and not divided:
+        raise ValueError(
+            "segments are given, but nothing reads them: they are of position='relative_key', and "
+            "of embeddings with num_segments of token ids"
+        )
+
+
+def check_known(inputs: Mapping[str, Any], config: TransformerConfig) -> None:
+    """Refuses known values that a table's look-up would clamp, of one example or a batch.
+
+    Raises:
+        ValueError: Token ids, positions or segments outside of the embedding's tables.
+    """
+    embedding = config.embedding
+    if embedding is None:
+        return
+    sizes = {"x": embedding.vocab_size, "segments": embedding.num_segments}
+    if embedding.positions == "learned":
+        sizes["positions"] = embedding.num_positions
+    names = {"x": ("token id", "vocab_size")}
+    for name, size in sizes.items():
+        values, (noun, of) = inputs.get(name), names.get(name, (name[:-1], f"num_{name}"))
+        if values is None or not size or isinstance(values, jax.core.Tracer):
+            continue
+        if not jnp.issubdtype(jnp.result_type(values), jnp.integer):
+            continue
+        values = np.asarray(values)
+        outside = values[(values < 0) | (values >= size)]
+        if outside.size:
+            raise ValueError(f"{noun} {outside.flat[0]} is not below {of}={size}")
 
 
 def checked_mask(mask: Any, num_queries: int, num_keys: int, name: str) -> Any:
@@ -208,6 +268,8 @@ def as_mask(mask: Any, name: str = "mask") -> Bool[Array, "*s"]:
     Raises:
         ValueError: Other values: an additive mask of floats would be read the wrong way round.
     """
+    if isinstance(mask, str):
+        raise ValueError(f"{name}={mask!r} is no array: config.replace(mask={mask!r}) has it so")
     mask = mask if isinstance(mask, jax.Array) else jnp.asarray(np.asarray(mask))
     if mask.dtype == jnp.bool_:
         return mask

@@ -20,7 +20,7 @@ ROUTERS = ("chosen", "all")
 
 
 @struct.dataclass
-class ResidualConfig:
+class ResidualConfig(struct.Struct):
     """How branches join the residual stream: skips, norms and gains.
 
     Layer l, with gains λ = skip_gain and γ = branch_gain, norm_placement "post" or "none":
@@ -33,7 +33,8 @@ class ResidualConfig:
     Attributes:
         attention_skip, mlp_skip, cross_skip: Which sublayers have a skip.
         norm_placement: Where norms are, see above: "none", "pre", "post", "sandwich", "branch".
-        norm, norm_eps: "layer" or "rms"; what is added to variances.
+        norm, norm_eps: "layer" or "rms"; what is added to variances. Or a norm of the caller's own,
+            a function of tokens [n, d] that gives what they are multiplied by, [n, 1] or [n, d].
         final_norm: A norm after the last layer; the trace's `output`, not its hidden states.
         first_norm: Whether attention of the first layer reads normed tokens, as others do under
             "pre" and "sandwich"; False where the embedding's norm stands in (ModernBERT).
@@ -51,7 +52,7 @@ class ResidualConfig:
     mlp_skip: bool = struct.static(False)
     cross_skip: bool = struct.static(True)
     norm_placement: str = struct.static("none")
-    norm: str = struct.static("layer")
+    norm: Any = struct.static("layer")
     norm_eps: float = struct.static(1e-12)
     final_norm: bool = struct.static(False)
     first_norm: bool = struct.static(True)
@@ -64,17 +65,20 @@ class ResidualConfig:
     learned_branch_gain: Any = None
 
     def __post_init__(self):
-        struct.one_of(self, norm_placement=NORM_PLACEMENTS, norm=NORM_KINDS)
+        struct.one_of(self, norm_placement=NORM_PLACEMENTS)
+        if not callable(self.norm):
+            struct.one_of(self, norm=NORM_KINDS)
         if self.parallel and self.norm_placement == "post":
             raise ValueError("parallel=True has no place for norm_placement='post'")
 
 
 @struct.dataclass
-class MLPConfig:
+class MLPConfig(struct.Struct):
     """The MLP of each layer.
 
     Attributes:
-        mlp: "none" or a kind of `MLP_KINDS`.
+        mlp: "none" or a kind of `MLP_KINDS`; or an activation of the caller's own, a function φ of
+            arrays, entry by entry, with φ(0) = 0.
         d_ff: Width f; None for 4 d.
         num_experts: Equal groups of the hidden units, of which a router takes `experts_per_token`
             for each token; 0 for all units always. All are computed.
@@ -84,7 +88,7 @@ class MLPConfig:
             gate of their own (Qwen2-MoE).
     """
 
-    mlp: str = struct.static("none")
+    mlp: Any = struct.static("none")
     d_ff: int | None = struct.static(None)
     num_experts: int = struct.static(0)
     experts_per_token: int = struct.static(1)
@@ -92,7 +96,9 @@ class MLPConfig:
     d_shared: int = struct.static(0)
 
     def __post_init__(self):
-        struct.one_of(self, mlp=MLP_KINDS, router=ROUTERS)
+        struct.one_of(self, router=ROUTERS)
+        if not callable(self.mlp):
+            struct.one_of(self, mlp=MLP_KINDS)
         struct.integers(self, d_ff=1)
 
     def check_experts(self, d_ff: int) -> None:
@@ -114,7 +120,7 @@ class MLPConfig:
 
 
 @struct.dataclass
-class NormParams:
+class NormParams(struct.Struct):
     """Gain and offset of a norm; RMSNorm has bias None."""
 
     gain: Any  # [d]
@@ -122,7 +128,7 @@ class NormParams:
 
 
 @struct.dataclass
-class MLPParams:
+class MLPParams(struct.Struct):
     """Two linear maps, and a gate of the same shape as the first for gated MLPs.
 
     Biases may be None.
@@ -163,6 +169,14 @@ def _tanh_gate(z):
     return jnp.where(z == 0, 1.0, jnp.tanh(safe) / safe)
 
 
+def _own_gate(phi, z):
+    """φ(z)/z, and φ'(0) at 0; NaN there where φ(0) is not 0."""
+    value, slope = jax.jvp(phi, (jnp.zeros_like(z),), (jnp.ones_like(z),))
+    return jnp.where(
+        z == 0, jnp.where(value == 0, slope, jnp.nan), phi(z) / jnp.where(z == 0, 1, z)
+    )
+
+
 ACTIVATIONS = {
     "identity": Activation(lambda z: z, jnp.ones_like),
     "relu": Activation(jax.nn.relu, lambda z: (z > 0).astype(z.dtype)),
@@ -178,12 +192,14 @@ GATED = {"reglu": "relu", "geglu": "gelu", "geglu_tanh": "gelu_tanh", "swiglu": 
 MLP_KINDS = ("none", *ACTIVATIONS, *GATED)
 
 
-def activation_of(kind: str) -> Activation:
+def activation_of(kind: str | Callable) -> Activation:
     """The activation of an MLP kind: of the gate where the MLP is gated.
 
     Raises:
         ValueError: On an unknown kind, or "none".
     """
+    if callable(kind):
+        return Activation(kind, lambda z: _own_gate(kind, z))
     name = GATED.get(kind, kind)
     if name not in ACTIVATIONS:
         raise ValueError(f"mlp={kind!r} is not one of {MLP_KINDS[1:]}")
@@ -191,15 +207,18 @@ def activation_of(kind: str) -> Activation:
 
 
 def norm_statistics(
-    x: Float[Array, "n d"], kind: str, eps: float
-) -> tuple[Float[Array, "n 1"], Float[Array, "n 1"]]:
+    x: Float[Array, "n d"], kind: str | Callable, eps: float
+) -> tuple[Float[Array, "n 1"], Float[Array, "n #d"]]:
     """(mean, 1/σ) of each token, σ² = variance + eps; RMSNorm: mean 0 and σ² = mean square + eps.
 
-    Computed in at least float32, and returned in that dtype.
+    Computed in at least float32, and returned in that dtype. Of a norm of the caller's own mean 0
+    and what it gives.
     """
+    x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    if callable(kind):
+        return jnp.zeros_like(x[:, :1]), kind(x)
     if kind not in NORM_KINDS:
         raise ValueError(f"norm={kind!r} is not one of {NORM_KINDS}")
-    x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     mean = jnp.mean(x, axis=-1, keepdims=True)
     if kind == "rms":
         mean = jnp.zeros_like(mean)
@@ -208,14 +227,15 @@ def norm_statistics(
 
 
 def norm(
-    params: NormParams | None, x: Float[Array, "n d"], kind: str = "layer", eps: float = 1e-12
+    params: NormParams | None, x: Float[Array, "n d"], kind: Any = "layer", eps: float = 1e-12
 ) -> Float[Array, "n d"]:
     """(x − mean)/σ · gain + bias, token by token; without gain and bias where params is None.
 
     Args:
         params: Gain and bias, each [d].
         x: Tokens [n, d].
-        kind: "layer" (Ba et al. 2016) or "rms" (Zhang and Sennrich 2019: no mean, no bias).
+        kind: "layer" (Ba et al. 2016), "rms" (Zhang and Sennrich 2019: no mean, no bias) or the
+            caller's own, see `ResidualConfig`.
         eps: Added to the variance.
     """
     mean, inverse = norm_statistics(x, kind, eps)
@@ -228,7 +248,11 @@ def norm(
 
 
 def mlp(
-    params: MLPParams, x: Float[Array, "n d"], kind: str, routing: Routing | None = None
+    params: MLPParams,
+    x: Float[Array, "n d"],
+    kind: str | Callable,
+    routing: Routing | None = None,
+    edit: Callable[[str, Any], Any] | None = None,
 ) -> Float[Array, "n d"]:
     """φ(x W_in + b_in) W_out + b_out; gated: φ(x W_gate + b_gate) ∘ (x W_in + b_in) as φ.
 
@@ -237,6 +261,7 @@ def mlp(
         x: Tokens [n, d].
         kind: One of `MLP_KINDS` but "none".
         routing: Of a mixture of experts, whose hidden units are multiplied by `unit_shares`.
+        edit: (name, value) -> value of the "mlp_hidden" units [n, f] before W_out.
     """
     phi = activation_of(kind).fn
     z = _affine(x, params.w_in, params.b_in)
@@ -246,6 +271,7 @@ def mlp(
         z = phi(z)
     if routing is not None:
         z = z * unit_shares(params, x, routing)
+    z = z if edit is None else edit("mlp_hidden", z)
     return _affine(z, params.w_out, params.b_out)
 
 

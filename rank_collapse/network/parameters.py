@@ -18,7 +18,7 @@ from rank_collapse.network.gains import init_gains
 
 
 @struct.dataclass
-class BlockParams:
+class BlockParams(struct.Struct):
     """Parameters of one layer, or of a stack with a leading layer axis; None for absent parts."""
 
     attention: Any  # AttentionParams
@@ -36,7 +36,7 @@ class BlockParams:
 
 
 @struct.dataclass
-class TransformerParams:
+class TransformerParams(struct.Struct):
     """All parameters of a network."""
 
     layers: Any  # BlockParams with a leading axis of `config.num_rows`
@@ -120,14 +120,14 @@ def _biases(key, shape, scale):
 
 def _init_attention(key, config, scale, bias_scale):
     h, d, k, v = config.num_heads, config.d_model, config.qk_width, config.v_width
-    keys, gain = jax.random.split(key, 13), config.init_gain
+    keys, gain, g = jax.random.split(key, 13), config.init_gain, config.num_kv_heads or h
 
     def bias(key, *shape):
         return _biases(key, shape, bias_scale)
 
     v_score = relative = q_norm = k_norm = None
     if config.qk_norm != "none":
-        q_norm = k_norm = jnp.ones((h, k) if config.qk_norm == "width" else k)
+        q_norm, k_norm = (jnp.ones((a, k) if config.qk_norm == "width" else k) for a in (h, g))
     if config.score == "additive":
         v_score = _weights(keys[8], (h, k), (k, 1), config, 1.0)
     if config.position == "relative_key":
@@ -140,10 +140,10 @@ def _init_attention(key, config, scale, bias_scale):
     return attn.AttentionParams(
         w_q=_weights(keys[0], (h, d, k), (d, h * k), config, scale),
         b_q=bias(keys[1], h, k),
-        w_k=_weights(keys[2], (h, d, k), (d, h * k), config, scale),
-        b_k=bias(keys[3], h, k),
-        w_v=_weights(keys[4], (h, d, v), (d, h * v), config, scale * gain, uniform=True),
-        b_v=bias(keys[5], h, v),
+        w_k=_weights(keys[2], (g, d, k), (d, g * k), config, scale),
+        b_k=bias(keys[3], g, k),
+        w_v=_weights(keys[4], (g, d, v), (d, g * v), config, scale * gain, uniform=True),
+        b_v=bias(keys[5], g, v),
         w_o=_weights(keys[6], (h, v, d), (h * v, d), config, scale * gain, uniform=True),
         b_o=bias(keys[7], d),
         v_score=v_score,
@@ -175,7 +175,14 @@ def _init_mlp(key, config, scale, bias_scale):
 
 
 def layer_params(params: TransformerParams, config: TransformerConfig, layer: Any) -> BlockParams:
-    """Parameters of one layer, through `config.layer_map`; the index may be traced."""
+    """Parameters of one layer, through `config.layer_map`; the index may be traced.
+
+    Raises:
+        ValueError: A layer that is not there, where its index is known.
+    """
+    known = not isinstance(layer, jax.core.Tracer)
+    if known and not -config.depth <= layer < config.depth:
+        raise ValueError(f"layer={layer} of a network of depth={config.depth}")
     row = jnp.asarray(config.layer_map)[layer] if config.layer_map else layer
     return jax.tree.map(lambda a: a[row], params.layers)
 

@@ -14,7 +14,7 @@ POSITIONS = ("none", "rotary", "relative_bias", "relative_key")
 
 
 @struct.dataclass
-class PositionConfig:
+class PositionConfig(struct.Struct):
     """Positions inside attention.
 
     Attributes:

@@ -2,11 +2,15 @@
 
 import functools
 from collections.abc import Callable
+from typing import ParamSpec, TypeVar
 
 import jax
 
+P = ParamSpec("P")
+R = TypeVar("R")
 
-def full_precision(measure: Callable) -> Callable:
+
+def full_precision(measure: Callable[P, R]) -> Callable[P, R]:
     """Decorator: float32 products are float32 products.
 
     Accelerators round the factors of a product to TF32 or bfloat16 by default, an error of 1e-3
@@ -15,7 +19,7 @@ def full_precision(measure: Callable) -> Callable:
     """
 
     @functools.wraps(measure)
-    def measured(*args, **options):
+    def measured(*args: P.args, **options: P.kwargs) -> R:
         with jax.default_matmul_precision("highest"):
             return measure(*args, **options)
 

@@ -17,7 +17,7 @@ from rank_collapse.network.parameters import BlockParams, TransformerParams
 
 
 @struct.dataclass
-class ResidualSpec:
+class ResidualSpec(struct.Struct):
     """How a sublayer joins its branch to the stream: N(λ x + γ N'(branch(N(x)))).
 
     Attributes:
@@ -42,7 +42,7 @@ class ResidualSpec:
     kind: str = struct.field(pytree_node=False)
     skip: bool = struct.field(pytree_node=False)
     placement: str = struct.field(pytree_node=False)
-    norm_kind: str = struct.field(pytree_node=False)
+    norm_kind: Any = struct.field(pytree_node=False)
     eps: float = struct.field(pytree_node=False)
     parallel: bool = struct.field(pytree_node=False, default=False)
     after_branch: bool = struct.field(pytree_node=False, default=False)
@@ -112,7 +112,7 @@ def final_spec(params: TransformerParams, config: TransformerConfig) -> Residual
     return lone_norm(params.final_norm, config.norm, config.norm_eps)
 
 
-def lone_norm(norm: Any, kind: str, eps: float) -> ResidualSpec:
+def lone_norm(norm: Any, kind: Any, eps: float) -> ResidualSpec:
     """A norm that belongs to no sublayer, as a spec."""
     return ResidualSpec(norm, None, 1.0, 1.0, "final", False, "post", kind, eps)
 

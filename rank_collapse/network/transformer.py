@@ -4,8 +4,9 @@ Every function takes one example [n, d]; vmap adds batch and seed axes. Axis let
 `rank_collapse`.
 """
 
+import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -16,14 +17,21 @@ from rank_collapse import struct
 from rank_collapse.network import attention as attn, edits, layers
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.dropout import dropout, dropout_branches
-from rank_collapse.network.inputs import PreparedInputs, prepare_inputs
+from rank_collapse.network.inputs import (
+    PreparedInputs,
+    as_mask,
+    batch_size,
+    check_known,
+    prepare_inputs,
+)
 from rank_collapse.network.parameters import TransformerParams
+from rank_collapse.network.places import Places
 from rank_collapse.network.residual import token_norm, token_sum
 from rank_collapse.network.walk import Algebra, Layer, Passage, final_norm, walk, walk_layer
 
 
 @struct.dataclass
-class LayerTrace:
+class LayerTrace(struct.Struct):
     """What one layer computed; in a Trace, with a leading layer axis.
 
     The sums before a post-norm are λ·input·[skip] + γ·branch and are not stored.
@@ -37,17 +45,19 @@ class LayerTrace:
     cross_branch: Any = None  # [n, d]
     after_cross: Any = None  # [n, d]
     mlp_branch: Any = None  # [n, d]
-    heads: Any = None  # [h, n, d]  P_h (x W_v + b_v) W_o, with keep_heads
+    kept: Any = None  # {place: what is there}, with keep
     keys_values: Any = None  # in a pass with a past: those of all tokens so far
-    unedited: Any = None  # inside a pass with an edit: its states by name before the edit
 
 
 @struct.dataclass
-class Trace:
+class Trace(struct.Struct):
     """Everything a forward pass computed.
 
+    A batch is behind the layers where `apply_batch` made it, [L + 1, b, n, d], and before them
+    where `jax.vmap(apply)` did, [b, L + 1, n, d]; `layer_axis` says which.
+
     Attributes:
-        hidden: [L + 1, n, d], X^0 (the input) to X^L.
+        hidden: [L + 1, n, d], X^0 (the input) to X^L, all of them before the final norm.
         layers: LayerTrace with a leading layer axis.
         output: [n, d], X^L after the final norm where there is one.
         context: Masks, biases and positions of all layers; of one by `AttentionContext.of_layer`.
@@ -64,9 +74,33 @@ class Trace:
         return f"Trace({shown}; layers: attention_branch, after_attention, mlp_branch, ...)"
 
     @property
+    def layer_axis(self) -> int:
+        """The axis of layers: the only one along which states and branches differ in number.
+
+        Raises:
+            ValueError: Arrays that no pass has made.
+        """
+        shapes = jnp.shape(self.hidden), jnp.shape(self.layers.attention_branch)
+        axes = [i for i, (a, b) in enumerate(zip(*shapes, strict=False)) if a != b]
+        if len(axes) != 1 or len(shapes[0]) != len(shapes[1]):
+            raise ValueError(f"hidden states and branches of shapes {shapes} are of no one pass")
+        return axes[0]
+
+    @property
+    def hidden_states(self) -> Array:
+        """`hidden` with `output` in the place of the last, as Hugging Face's models have it."""
+        states = jnp.moveaxis(self.hidden, self.layer_axis, 0).at[-1].set(self.output)
+        return jnp.moveaxis(states, 0, self.layer_axis)
+
+    @property
     def cross_attention(self) -> Any:
         """Weights of the attention to the memory [L, h, n, m], or None."""
         return self.layers.cross_attention
+
+    @property
+    def kept(self) -> Any:
+        """{place: what was there in every layer [L, ...]} of `apply`'s `keep`."""
+        return self.layers.kept
 
     @property
     def attention(self) -> Any:
@@ -87,8 +121,7 @@ class Trace:
 class BranchAux(NamedTuple):
     """What a branch computed beside its part of the sum; None for absent parts."""
 
-    unedited: Any  # [n, d], its output before the edit
-    output: Any  # [n, d], after it, before dropout
+    output: Any  # [n, d], before dropout
     weights: Any = None  # [h, n, m]
     keys: Any = None  # [m, d], or `KeysValues`: what attention reads
 
@@ -97,11 +130,15 @@ class Tokens(Algebra):
     """Ordinary tokens [n, d].
 
     Args:
+        places: Of the layer; where there are none nothing is edited.
         dropout_key: Of the layer, for dropout on attention weights and branches; None for none.
         dropout_rate: Its rate.
     """
 
-    def __init__(self, dropout_key: Any = None, dropout_rate: Any = 0.0):
+    def __init__(
+        self, places: Places | None = None, dropout_key: Any = None, dropout_rate: Any = 0.0
+    ):
+        self.places = Places() if places is None else places
         self.dropout_rate = dropout_rate
         self.keys = [None] * 6 if dropout_key is None else dropout_branches(dropout_key, 6)
 
@@ -115,7 +152,8 @@ class Tokens(Algebra):
         keys, past, config = seen, layer.inputs.past, layer.config
         if past is not None:
             keys = past.extended(layer.params.attention, seen, layer.context, config.norm_eps)
-        return self._attend(layer, "attention", seen, keys, layer.context)
+        own = {"mixing": layer.gains.mixing, "mix": config.mix}
+        return self._attend(layer, "attention", seen, keys, layer.context, **own)
 
     def cross(self, layer, seen):
         inputs = layer.inputs
@@ -123,35 +161,28 @@ class Tokens(Algebra):
 
     def mlp(self, layer, seen):
         config = layer.config
-        part = layers.mlp(layer.params.mlp, seen, config.mlp, config.routing)
-        out = self._edited(layer, "mlp_branch", part)
-        return self._dropped("mlp", out), BranchAux(part, out)
+        part = layers.mlp(layer.params.mlp, seen, config.mlp, config.routing, self.places)
+        out = self.places("mlp_branch", part)
+        return self._dropped("mlp", out), BranchAux(out)
 
     def after(self, layer, name, x):
-        return self._edited(layer, name, x)
+        return self.places(name, x)
 
-    def weights_key(self, kind):
-        """The key for dropout on attention weights."""
-        return self.keys[_PLACE[kind] + 3]
-
-    def _attend(self, layer, kind, seen, keys, context):
-        names = {"scores": f"{kind}_scores", "weights": EDITED_WEIGHTS[kind]}
+    def _attend(self, layer, kind, seen, keys, context, **options):
+        prefix = "cross_" if kind == "cross" else ""
         part, weights = attn.multi_head_attention(
             getattr(layer.params, kind),
             seen,
             keys,
             context=context,
             **layer.score_options,
-            mixing=layer.gains.mixing if kind == "attention" else None,
-            dropout_key=self.weights_key(kind),
+            **options,
+            dropout_key=self.keys[_PLACE[kind] + 3],
             dropout_rate=self.dropout_rate,
-            edit=lambda which, value: self._edited(layer, names[which], value),
+            edit=dataclasses.replace(self.places, prefix=prefix),
         )
-        out = self._edited(layer, f"{kind}_branch", part)
-        return self._dropped(kind, out), BranchAux(part, out, weights, keys)
-
-    def _edited(self, layer, name, value):
-        return edits.edited(layer.inputs.edit, layer.index, name, value)
+        out = self.places(f"{kind}_branch", part)
+        return self._dropped(kind, out), BranchAux(out, weights, keys)
 
     def _dropped(self, kind, part):
         key = self.keys[_PLACE[kind]]
@@ -159,14 +190,14 @@ class Tokens(Algebra):
 
 
 _PLACE = {"attention": 0, "cross": 1, "mlp": 2}
-EDITED_WEIGHTS = {"attention": "attention", "cross": "cross_attention"}
 
 
 class Forward(NamedTuple):
-    """One layer of a forward pass: its trace, and the passages of its sublayers."""
+    """One layer of a forward pass: its trace, the passages of its sublayers, and its places."""
 
     trace: LayerTrace
     passages: dict[str, Passage]
+    places: Places
 
 
 def forward(
@@ -175,7 +206,7 @@ def forward(
     *,
     dropout_key: Any = None,
     dropout_rate: Any = 0.0,
-    keep_heads: bool = False,
+    keep: tuple[str, ...] = (),
 ) -> Forward:
     """One layer on tokens; see `TransformerConfig`.
 
@@ -183,32 +214,23 @@ def forward(
         layer: The layer.
         x: Its input.
         dropout_key, dropout_rate: For dropout on attention weights and branches; None for none.
-        keep_heads: Whether to keep the heads' outputs.
+        keep: Names of places whose values the trace keeps.
     """
-    algebra = Tokens(dropout_key, dropout_rate)
-    hidden, passages = walk_layer(algebra, layer, x)
-    attention, params = passages["attention"].aux, layer.params.attention
-    fields, unedited = {"attention": attention.weights}, {}
-    for kind, passage in passages.items():
-        fields[f"{kind}_branch"] = passage.aux.output
-        unedited[f"{kind}_branch"] = passage.aux.unedited
-        if kind != "mlp":
-            unedited[f"after_{kind}"] = passage.after
-            fields[f"after_{kind}"] = algebra.after(layer, f"after_{kind}", passage.after)
-    last = passages.get("mlp")
-    unedited["hidden"] = [*fields.values()][-1] if last is None else last.after
+    after = tuple(f"after_{kind}" for kind in layer.config.kinds if kind != "mlp")
+    of_mix = ("q", "k", "v") if layer.config.mix is not None else ()
+    places = Places(layer.inputs.edit, layer.index, (*keep, *after, *of_mix))
+    hidden, passages = walk_layer(Tokens(places, dropout_key, dropout_rate), layer, x)
+    attention = passages["attention"].aux
+    fields = {f"{kind}_branch": passage.aux.output for kind, passage in passages.items()}
+    fields |= {name: places.kept[name] for name in after}
     if "cross" in passages:
         fields["cross_attention"] = passages["cross"].aux.weights
-    if keep_heads:
-        key = algebra.weights_key("attention")
-        used = attention.weights
-        used = used if key is None else dropout(key, used, dropout_rate)
-        fields["heads"] = attn.head_outputs(params, used, attention.keys)
+    if keep:
+        fields["kept"] = {name: places.kept[name] for name in keep}
     if layer.inputs.past is not None:
         fields["keys_values"] = attention.keys
-    if layer.inputs.edit is not None:
-        fields["unedited"] = unedited
-    return Forward(LayerTrace(hidden=hidden, **fields), passages)
+    trace = LayerTrace(attention=attention.weights, hidden=hidden, **fields)
+    return Forward(trace, passages, places)
 
 
 def apply(
@@ -224,7 +246,7 @@ def apply(
     positions: Any = None,
     dropout_key: Any = None,
     dropout_rate: Any = 0.0,
-    keep_heads: bool = False,
+    keep: Sequence[str] = (),
     edit: Any = None,
 ) -> Trace:
     """The network on one example.
@@ -241,41 +263,88 @@ def apply(
         positions: Int [n], positions of tokens; 0..n-1 by default.
         dropout_key: Key for dropout on attention weights and branches; None for none.
         dropout_rate: Its rate; may be traced.
-        keep_heads: Whether `trace.layers.heads` [L, h, n, d] holds each head's output; static.
-        edit: edit(layer, name, value) -> value, a pure function that may change, in every layer,
-            "attention_scores" [h, n, n] (before the mask), "attention", "attention_branch",
-            "after_attention", "mlp_branch", "hidden" (as in `LayerTrace`, which holds the edited
-            values) and "cross_scores", "cross_attention", "cross_branch", "after_cross". `layer`
-            is traced: choose with jnp.where(layer == 3, changed, value); return `value` for other
-            names. Another function compiles anew; arrays of a `jax.tree_util.Partial(fn, *first)`,
-            called as fn(*first, layer, name, value), are traced.
+        keep: Names of places, as of an edit, whose values `trace.kept` holds by name; static.
+        edit: {name: function(value, layer) -> value}, pure functions that change what is computed
+            in every layer: "q", "k" [h, n, k] as they enter the scores, "v" [h, n, v], "scores"
+            [h, n, n] before the mask, "weights" (what the mask excludes stays 0), "head_output"
+            [h, n, d], "attention_branch", "after_attention", "mlp_hidden" [n, f], "mlp_branch" and
+            "residual", the stream behind the layer; "cross_q", ..., "cross_branch" and
+            "after_cross". `layer` is traced: choose with jnp.where(layer == 3, changed, value).
+            Arrays that a function refers to are traced, see `rank_collapse.network.edits`.
 
     Returns:
         A `Trace`.
 
     Raises:
-        ValueError: Inputs of the wrong shape or kind, a memory that is missing or of no use, or a
-            dropout rate without a key, or an edit that changes a shape.
+        ValueError: Inputs of the wrong shape or kind, a memory that is missing or of no use, a
+            dropout rate without a key, an unknown place, or an edit that changes a shape.
     """
-    if dropout_key is None and not isinstance(dropout_rate, jax.core.Tracer) and dropout_rate:
-        raise ValueError(f"dropout_rate={dropout_rate} without a dropout_key drops nothing")
+    edits.check_names(tuple(keep), config)
+    if not isinstance(dropout_rate, jax.core.Tracer):
+        if not 0 <= dropout_rate <= 1:
+            raise ValueError(f"dropout_rate={dropout_rate} is not in [0, 1]")
+        if dropout_key is None and dropout_rate:
+            raise ValueError(f"dropout_rate={dropout_rate} without a dropout_key drops nothing")
     params, prepared = prepare_inputs(
         params, x, config, mask=mask, bias=bias, memory=memory, memory_mask=memory_mask,
         segments=segments, positions=positions, edit=edit,
     )  # fmt: skip
-    return _apply(params, prepared, config, dropout_key, dropout_rate, keep_heads)
+    return _apply(params, prepared, config, dropout_key, dropout_rate, tuple(keep))
 
 
-@functools.partial(jax.jit, static_argnames="keep_heads")
-def _apply(params, prepared, config, dropout_key, dropout_rate, keep_heads) -> Trace:
+def apply_batch(
+    params: TransformerParams,
+    x: Any,
+    config: TransformerConfig,
+    *,
+    dropout_key: Any = None,
+    dropout_rate: Any = 0.0,
+    keep: Sequence[str] = (),
+    edit: Any = None,
+    **inputs: Any,
+) -> Trace:
+    """`apply` on a batch, layers first: hidden [L + 1, b, n, d], attention [L, b, h, n, n].
+
+    Args:
+        params, config: As in `apply`.
+        x: [b, n, d], or token ids Int [b, n].
+        dropout_key, dropout_rate, keep, edit: As in `apply`, for all examples; each has a key
+            of its own.
+        **inputs: Other arrays of `apply`, each with the batch first: mask Bool [b, n], ...
+
+    Returns:
+        A `Trace`; output and context have the batch first.
+
+    Raises:
+        ValueError: As `apply`, or inputs of different lengths.
+    """
+    given = {"x": x} | inputs
+    given = {name: jnp.asarray(a) for name, a in given.items() if a is not None}
+    size = batch_size(given)
+    check_known(given, config)  # inside vmap values are traced
+    for name in given.keys() & {"mask", "memory_mask"}:
+        given[name] = as_mask(given[name], name)
+    keys = None if dropout_key is None else jax.random.split(dropout_key, size)
+    options = {"dropout_rate": dropout_rate, "keep": keep, "edit": edit}
+
+    def one(own, key):
+        own = dict(own)
+        return apply(params, own.pop("x"), config, dropout_key=key, **own, **options)
+
+    layers_first = Trace(hidden=1, layers=1, output=0, context=0)
+    return jax.vmap(one, out_axes=layers_first)(given, keys)
+
+
+@functools.partial(jax.jit, static_argnames="keep")
+def _apply(params, prepared, config, dropout_key, dropout_rate, keep) -> Trace:
     # Compiled here, so that a call outside jit compiles once for a shape and not every time.
     keys = None if dropout_key is None else dropout_branches(dropout_key, config.depth)
 
     def step(layer, x):
         trace = forward(
-            layer, x, dropout_key=layer.extra, dropout_rate=dropout_rate, keep_heads=keep_heads
+            layer, x, dropout_key=layer.extra, dropout_rate=dropout_rate, keep=keep
         ).trace
-        return trace.hidden, trace.replace(unedited=None)
+        return trace.hidden, trace
 
     last, trace = walk(step, prepared.x, params, prepared, config, extra=keys)
     output = final_norm(Tokens(), last, params, prepared, config)
@@ -296,7 +365,7 @@ class _Recorded(Tokens):
         return layer.extra.mlp_branch, None
 
     def after(self, layer, name, x):
-        return getattr(layer.extra, name)
+        return getattr(layer.extra, "hidden" if name == "residual" else name)
 
 
 def replay(

@@ -26,7 +26,7 @@ from rank_collapse.network.residual import ResidualSpec, final_spec, residual_sp
 
 
 @struct.dataclass
-class Layer:
+class Layer(struct.Struct):
     """One layer of a network on one example.
 
     Attributes:
@@ -114,7 +114,7 @@ class Algebra:
         raise NotImplementedError
 
     def after(self, layer: Layer, name: str, state: Any) -> Any:
-        """The state to go on with at "after_attention", "after_cross" and "hidden"."""
+        """The state to go on with at "after_attention", "after_cross" and "residual"."""
         return state
 
 
@@ -133,7 +133,7 @@ def walk_layer(algebra: Algebra, layer: Layer, state: Any) -> tuple[Any, dict[st
         normed = {"post": total, "pre": source, "sandwich": source}.get(spec.placement)
         passages[kind] = Passage(spec, state, branch_input, part, aux, normed, after)
         state = after if kind == "mlp" else algebra.after(layer, f"after_{kind}", after)
-    return algebra.after(layer, "hidden", state), passages
+    return algebra.after(layer, "residual", state), passages
 
 
 def _branch_input(algebra, layer, spec, state):

@@ -8,8 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from rank_collapse import struct
 from rank_collapse.measures.norms import composite_norm
@@ -24,7 +23,7 @@ from rank_collapse.paths.enumeration import path_attention
 
 def chained_residual(
     attention: Float[Array, "l h n n"],
-    path: Int[Array, "l"] | np.ndarray,
+    path: Any,
     norm: str = "composite",
     *,
     mask: Any = None,
@@ -135,7 +134,7 @@ def predicted_sizes(
 
 
 @struct.dataclass
-class AlphaLaw:
+class AlphaLaw(struct.Struct):
     """What the skips' share predicts of path sizes; see `predicted_sizes`."""
 
     alpha: Any  # One α of all layers

@@ -18,7 +18,13 @@ from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.covers import EVERYTHING
 from rank_collapse.network.residual import ResidualSpec, token_sum
 from rank_collapse.network.walk import Algebra, Layer
-from rank_collapse.paths.frozen import carry_edit, frozen_attention, frozen_mlp, frozen_norm
+from rank_collapse.paths.frozen import (
+    carry_edit,
+    cross_attention,
+    frozen_mlp,
+    frozen_norm,
+    self_attention,
+)
 
 # Layers are compiled in at most this many groups of two or more, each with the slots its last layer
 # needs. More groups compute fewer empty slots, fewer compile faster: for BERT-base, groups of one
@@ -33,7 +39,7 @@ def layer_groups(depth: int) -> list[tuple[int, int]]:
 
 
 @struct.dataclass
-class Channels:
+class Channels(struct.Struct):
     """Sums of paths so far."""
 
     start: Any  # [a, m, n, d], paths from the input
@@ -97,7 +103,7 @@ def _padded(group, axis):
 
 
 @struct.dataclass
-class Layout:
+class Layout(struct.Struct):
     """Which slots exist after a number of layers; static."""
 
     config: TransformerConfig = struct.field(pytree_node=False)  # The network
@@ -213,7 +219,7 @@ class ByLength(Algebra):
         weights = self.weights(layer, seen)
 
         def branch(c, ones):
-            part = frozen_attention(layer.params.attention, weights, c, ones)
+            part = self_attention(layer, weights, c, ones)
             return carry_edit(layer, "attention_branch", part, ones)
 
         return self._further(seen, branch, self.length_axis), None
@@ -223,8 +229,7 @@ class ByLength(Algebra):
         memory = layer.inputs.memory
         own = jnp.stack([memory, jnp.zeros_like(memory)])
         ones = jnp.asarray([0, 1], own.dtype)
-        weights = layer.extra.trace.cross_attention
-        part = frozen_attention(layer.params.cross, weights, own, ones)
+        part = cross_attention(layer, own, ones)
         entering, bias = carry_edit(layer, "cross_branch", part, ones)
         empty = jnp.zeros_like(seen.memory)
         part = seen.replace(start=empty, memory=empty.at[1, 0].set(entering), offset=bias)
@@ -234,7 +239,7 @@ class ByLength(Algebra):
         gate = self.gate(layer, seen)
 
         def branch(c, ones):
-            part = frozen_mlp(layer.params.mlp, gate, c, ones)
+            part = frozen_mlp(layer, gate, c, ones)
             return carry_edit(layer, "mlp_branch", part, ones)
 
         return self._further(seen, branch, self.count_axis), None

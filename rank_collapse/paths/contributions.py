@@ -29,7 +29,7 @@ from rank_collapse.paths.frozen import freeze_final, freeze_layer
 
 
 @struct.dataclass
-class PathContributions:
+class PathContributions(struct.Struct):
     """The output of a network, split by the length of the paths that carry it.
 
     `by_length, offset = contributions` unpacks the two that sum to the output.
@@ -168,7 +168,7 @@ def moved(
     """
     constants = freeze_layer(layer, seen)
     if head_gain is not None:
-        constants = constants.replace(weights=constants.weights * head_gain[:, None, None])
+        constants = constants.replace(head_gain=head_gain)
     layer = layer.replace(gains=layer.gains if gains is None else gains, extra=constants)
     return walk_layer(ByLength(*layout.axes), layer, channels)[0]
 

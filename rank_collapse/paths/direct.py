@@ -23,7 +23,7 @@ from rank_collapse.paths.frozen import Frozen, carry_edit, freeze
 
 
 @struct.dataclass
-class DirectContributions:
+class DirectContributions(struct.Struct):
     """Parts of the output that sum to it.
 
     Attributes:
@@ -97,7 +97,7 @@ class _Written(Frozen):
             return self._written(layer, "attention", seen), None
         trace, params = layer.extra.trace, layer.params.attention
         bias = jnp.broadcast_to(params.b_o, (1, *seen.shape[1:]))
-        parts = jnp.concatenate([trace.heads, bias])
+        parts = jnp.concatenate([trace.kept["head_output"], bias])
         shares = jnp.zeros(len(parts), seen.dtype).at[-1].set(1)
         parts = carry_edit(layer, "attention_branch", parts, shares)
         empty = jnp.zeros_like(seen).at[-1].set(parts[-1])
@@ -121,7 +121,8 @@ class _Written(Frozen):
 @functools.partial(jax.jit, static_argnames="by_head")
 def _rows(params, prepared, config, by_head):
     """(rows at the output, the shares of rows in the stream after every sublayer)."""
-    constants, of_final = freeze(params, prepared, config, keep_heads=by_head)
+    keep = ("head_output",) if by_head else ()
+    constants, of_final = freeze(params, prepared, config, keep=keep)
     per_layer = len(config.kinds) - 1 + (config.num_heads if by_head else 1)
     count = 2 + config.depth * per_layer
     algebra = _Written(count, config, by_head, prepared.x.dtype)
@@ -174,4 +175,4 @@ def variance_shares(
     return shares[:, jnp.concatenate([jnp.zeros(1, int), 1 + order, jnp.full(1, 1 + l * kinds)])]
 
 
-_SHARES_COVER = dataclasses.replace(EVERYTHING, name="variance_shares", edits=False)
+_SHARES_COVER = dataclasses.replace(EVERYTHING, name="variance_shares", edits=())

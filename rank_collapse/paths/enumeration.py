@@ -18,7 +18,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.precision import full_precision
 
 ALL_HEADS = -1
@@ -90,36 +89,50 @@ def check_length(length: int, depth: int) -> None:
         )
 
 
-def check_paths(paths: Any, config: TransformerConfig) -> None:
-    """Refuses paths [..., L] that do not fit the network; values are read unless traced."""
-    shape, dtype = jnp.shape(paths), jnp.result_type(paths)
-    if not shape or shape[-1] != config.depth:
-        raise ValueError(f"paths of shape {shape} do not have depth={config.depth} choices each")
-    if not jnp.issubdtype(dtype, jnp.integer):
-        raise ValueError(f"paths of dtype {dtype} are not integers")
+def check_paths(
+    paths: Any, depth: int, num_heads: int, *, all_heads: bool = True
+) -> Int[Array, "*s l"] | np.ndarray:
+    """Paths [..., L] that fit the network, as an array; values are read unless traced.
+
+    Args:
+        paths: Choices by layer, or lists of them.
+        depth, num_heads: L and H.
+        all_heads: Whether −1, all heads, is a choice.
+
+    Raises:
+        ValueError: A path of the wrong length, of non-integers, or with a head that does not exist.
+    """
+    paths = paths if isinstance(paths, jax.Array) else np.asarray(paths)
+    if not paths.shape or paths.shape[-1] != depth:
+        raise ValueError(f"paths of shape {paths.shape} do not have depth={depth} choices each")
+    if not jnp.issubdtype(paths.dtype, jnp.integer):
+        raise ValueError(f"paths of dtype {paths.dtype} are not integers")
     if isinstance(paths, jax.core.Tracer):
-        return
+        return paths
     values = np.asarray(paths)
-    wrong = values[(values < ALL_HEADS) | (values > config.num_heads)]
+    wrong = values[(values < (ALL_HEADS if all_heads else 0)) | (values > num_heads)]
     if wrong.size:
         raise ValueError(
-            f"path choice {wrong.flat[0]} is not a head 0..{config.num_heads - 1}, "
-            f"{config.num_heads} (skip) or {ALL_HEADS} (all heads)"
+            f"path choice {wrong.flat[0]} is not a head 0..{num_heads - 1}, {num_heads} (skip)"
+            + all_heads * f" or {ALL_HEADS} (all heads)"
         )
+    return paths
 
 
 @full_precision
-def path_attention(
-    attention: Float[Array, "l h n n"], path: Int[Array, "l"] | np.ndarray
-) -> Float[Array, "n n"]:
+def path_attention(attention: Float[Array, "l h n n"], path: Any) -> Float[Array, "n n"]:
     """P_path = P^L_{h_L} ⋯ P^1_{h_1}; a skip is the identity (Theorem 2.1).
 
     Rows of every factor sum to 1, and so do those of the product.
 
     Args:
         attention: Attention weights of every layer and head, `Trace.attention`.
-        path: Heads 0..H−1, or H for a skip.
+        path: Int [L], heads 0..H−1, or H for a skip.
+
+    Raises:
+        ValueError: Another length, or a head that does not exist.
     """
+    path = check_paths(path, *attention.shape[:2], all_heads=False)
     product = jnp.eye(attention.shape[2], dtype=attention.dtype)
     for l in range(attention.shape[0]):
         product = extended(attention[l], path[l], product)

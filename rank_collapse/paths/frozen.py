@@ -7,6 +7,8 @@ constant (biases, and the memory of cross-attention) a channel takes: 1 for the 
 offset, 0 for all others; [1] where all take the same.
 """
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -24,18 +26,21 @@ from rank_collapse.network.walk import Algebra, Layer, walk
 
 
 @struct.dataclass
-class FrozenLayer:
+class FrozenLayer(struct.Struct):
     """What one layer's affine map takes from the forward pass; None for absent parts."""
 
     scales: Any  # {(kind, whether of the branch's output): 1/σ [n, 1] of that norm}
     weights: Any = None  # [h, n, n]  P_h
     gate: Any = None  # [n, f]  φ(z)/z, or φ(gate) of a gated MLP
     trace: Any = None  # LayerTrace, all that the layer computed
+    unedited: Any = None  # {name: value} of what an edit changes
+    mixed: Any = None  # (q, k, v) of the caller's own attention
+    head_gain: Any = None  # [h], multiplies what each head mixes; None for 1
 
 
 def freeze_layer(layer: Layer, seen: Forward) -> FrozenLayer:
     """The constants of one layer from what it computed."""
-    config, gate, scales = layer.config, None, {}
+    config, gate, mixed, scales = layer.config, None, None, {}
     for kind, passage in seen.passages.items():
         scales[kind, False] = frozen_scale(passage.normed, config)
         part = passage.part if passage.spec.norms_branch else None
@@ -43,7 +48,11 @@ def freeze_layer(layer: Layer, seen: Forward) -> FrozenLayer:
     if "mlp" in seen.passages:
         read = seen.passages["mlp"].branch_input
         gate = mlp_gate(layer.params.mlp, read, config.mlp, config.routing)
-    return FrozenLayer(scales, seen.trace.attention, gate, seen.trace)
+    if config.mix is not None:
+        own = tuple(seen.places.kept[name] for name in "qkv")
+        mixed = None if config.mix(*own, layer.context)[1] is None else own
+    unedited = seen.places.unedited
+    return FrozenLayer(scales, seen.trace.attention, gate, seen.trace, unedited, mixed)
 
 
 def freeze(
@@ -51,12 +60,12 @@ def freeze(
     prepared: PreparedInputs,
     config: TransformerConfig,
     *,
-    keep_heads: bool = False,
+    keep: tuple[str, ...] = (),
 ) -> tuple[FrozenLayer, FrozenLayer]:
     """(constants of all layers, with a leading axis; those of the final norm) of one pass."""
 
     def step(layer, x):
-        seen = forward(layer, x, keep_heads=keep_heads)
+        seen = forward(layer, x, keep=keep)
         return seen.trace.hidden, freeze_layer(layer, seen)
 
     last, constants = walk(step, prepared.x, params, prepared, config)
@@ -86,18 +95,17 @@ class Frozen(Algebra):
         return token_sum(spec, c, part)
 
     def attention(self, layer, seen):
-        part = frozen_attention(layer.params.attention, layer.extra.weights, seen, self.ones)
+        part = self_attention(layer, layer.extra.weights, seen, self.ones)
         return carry_edit(layer, "attention_branch", part, self.ones), None
 
     def cross(self, layer, seen):
-        params, memory = layer.params.cross, layer.inputs.memory[None]
-        one = jnp.ones(1, memory.dtype)
-        part = frozen_attention(params, layer.extra.trace.cross_attention, memory, one)
+        memory = layer.inputs.memory[None]
+        part = cross_attention(layer, memory, jnp.ones(1, memory.dtype))
         part = jnp.broadcast_to(self.ones[:, None, None] * part, seen.shape)
         return carry_edit(layer, "cross_branch", part, self.ones), None
 
     def mlp(self, layer, seen):
-        part = frozen_mlp(layer.params.mlp, layer.extra.gate, seen, self.ones)
+        part = frozen_mlp(layer, layer.extra.gate, seen, self.ones)
         return carry_edit(layer, "mlp_branch", part, self.ones), None
 
     def after(self, layer, name, c):
@@ -105,23 +113,53 @@ class Frozen(Algebra):
 
 
 def carry_edit(
-    layer: Layer, name: str, c: Float[Array, "g n d"], ones: Float[Array, "#g"]
-) -> Float[Array, "g n d"]:
-    """Channels of a state after its edit, which is frozen into its linear part: `edits.carried`."""
-    edit = layer.inputs.edit
-    if edit is None or name not in layer.extra.trace.unedited:
+    layer: Layer, name: str, c: Float[Array, "g *s"], ones: Float[Array, "#g"]
+) -> Float[Array, "g *s"]:
+    """Channels of a value after its edit, which is frozen into its linear part: `edits.carried`."""
+    if layer.inputs.edit is None or name not in layer.inputs.edit:
         return c
+    edit = layer.inputs.edit[name]
+    return edits.carried(lambda v: edit(v, layer.index), layer.extra.unedited[name], c, ones)
 
-    def changed(value):
-        return edits.edited(edit, layer.index, name, value)
 
-    return edits.carried(changed, layer.extra.trace.unedited[name], c, ones)
+def self_attention(
+    layer: Layer, weights: Float[Array, "h n n"], c: Float[Array, "g n d"], ones: Float[Array, "#g"]
+) -> Float[Array, "g n d"]:
+    """Self-attention of channels in a layer whose constants are `Layer.extra`."""
+    extra, mix = layer.extra, None
+    if extra is not None and extra.mixed is not None:
+        q, k, v = extra.mixed
+
+        def mix(values):
+            return edits.carried(
+                lambda v: layer.config.mix(q, k, v, layer.context)[1], v, values, ones
+            )
+
+    gain = None if extra is None else extra.head_gain
+    params, carry = layer.params.attention, functools.partial(carry_edit, layer)
+    by_head = "head_output" in (layer.inputs.edit or ())
+    return frozen_attention(
+        params, weights, c, ones, carry=carry, mix=mix, head_gain=gain, by_head=by_head
+    )
+
+
+def cross_attention(
+    layer: Layer, c: Float[Array, "g m e"], ones: Float[Array, "#g"]
+) -> Float[Array, "g n d"]:
+    """Attention of channels of the memory in a layer whose constants are `Layer.extra`."""
+
+    def carry(name, c, ones):
+        return carry_edit(layer, f"cross_{name}", c, ones)
+
+    params, weights = layer.params.cross, layer.extra.trace.cross_attention
+    by_head = "cross_head_output" in (layer.inputs.edit or ())
+    return frozen_attention(params, weights, c, ones, carry=carry, by_head=by_head)
 
 
 def mlp_gate(
     params: layers.MLPParams,
     x: Float[Array, "n d"],
-    kind: str,
+    kind: Any,
     routing: layers.Routing | None = None,
 ) -> Float[Array, "n f"]:
     """g with MLP(x) = (g ∘ (x W_in + b_in)) W_out + b_out: φ(z)/z, or φ of a gated MLP's gate.
@@ -145,7 +183,7 @@ def frozen_scale(x: Any, config: TransformerConfig) -> Any:
 
 def frozen_norm(
     params: layers.NormParams,
-    scale: Float[Array, "n 1"],
+    scale: Float[Array, "n #d"],
     c: Float[Array, "g n d"],
     ones: Float[Array, "#g"],
     spec: ResidualSpec,
@@ -162,29 +200,54 @@ def frozen_attention(
     weights: Float[Array, "h n m"],
     c: Float[Array, "g m e"],
     ones: Float[Array, "#g"],
+    *,
+    carry: Callable | None = None,
+    mix: Callable | None = None,
+    head_gain: Any = None,
+    by_head: bool = False,
 ) -> Float[Array, "g n d"]:
     """Σ_h P_h (c W_V + ones·b_V) W_O + ones·b_O with P_h frozen.
 
     The value and output projections are one matrix product over all channels and heads.
+
+    Args:
+        params, weights: Of the layer.
+        c, ones: The channels.
+        carry: (name, channels, ones) -> channels behind the edits of "v" and "head_output".
+        mix: What mixes values [g, h, m, v] in the place of the weights.
+        head_gain: [h], multiplies what each head mixes; None for 1.
+        by_head: Whether there is an edit of "head_output".
     """
     h, _, v = params.w_v.shape
     g, m, _ = c.shape
+    carry = (lambda name, c, ones: c) if carry is None else carry
     values = jnp.einsum("gme,hev->gmhv", c, params.w_v)
     values = values + ones[:, None, None, None] * params.b_v[None, None]
-    mixed = jnp.einsum("hnm,hmx->hnx", weights, values.transpose(2, 1, 0, 3).reshape(h, m, g * v))
-    mixed = mixed.reshape(h, -1, g, v).transpose(2, 1, 0, 3)
+    values = carry("v", values.transpose(0, 2, 1, 3), ones)  # [g, h, m, v]
+    if mix is None:
+        values = values.transpose(1, 2, 0, 3).reshape(h, m, g * v)
+        mixed = jnp.einsum("hnm,hmx->hnx", weights, values).reshape(h, -1, g, v)
+        mixed = mixed.transpose(2, 1, 0, 3)
+    else:
+        mixed = mix(values).transpose(0, 2, 1, 3)
+    if head_gain is not None:
+        mixed = mixed * head_gain[None, None, :, None]
+    if by_head:
+        heads = carry("head_output", jnp.einsum("gnhv,hvd->ghnd", mixed, params.w_o), ones)
+        return heads.sum(axis=1) + _bias(params.b_o, ones)
     return jnp.einsum("gnhv,hvd->gnd", mixed, params.w_o) + _bias(params.b_o, ones)
 
 
 def frozen_mlp(
-    params: layers.MLPParams,
+    layer: Layer,
     gate: Float[Array, "n f"],
     c: Float[Array, "g n d"],
     ones: Float[Array, "#g"],
 ) -> Float[Array, "g n d"]:
     """(gate ∘ (c W_in + ones·b_in)) W_out + ones·b_out with the gate frozen."""
-    z = c @ params.w_in + _bias(params.b_in, ones)
-    return (gate[None] * z) @ params.w_out + _bias(params.b_out, ones)
+    params = layer.params.mlp
+    hidden = gate[None] * (c @ params.w_in + _bias(params.b_in, ones))
+    return carry_edit(layer, "mlp_hidden", hidden, ones) @ params.w_out + _bias(params.b_out, ones)
 
 
 def _bias(bias, ones):

@@ -5,6 +5,7 @@ through an affine map. Every head's output is carried through the layers above i
 path lengths apart.
 """
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -12,8 +13,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from rank_collapse.network import attention as attn
+from rank_collapse.network import edits
 from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.covers import EVERYTHING
 from rank_collapse.network.gains import layer_gains
 from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
@@ -52,11 +54,16 @@ def head_contributions(
     """
     if chunk < 1:
         raise ValueError(f"chunk={chunk} is below 1")
-    params, prepared = prepare_inputs(params, x, config, **inputs)
+    params, prepared = prepare_inputs(params, x, config, covers=COVERS, **inputs)
     gains = layer_gains(config, prepared.x.dtype, params)
     factors = {"attention": attention_gain, "cross": cross_gain, "mlp": mlp_gain}
     _, on_paths = path_gains(config, gains, None, factors)
     return _carry_heads(params, prepared, config, on_paths, min(chunk, config.num_heads))
+
+
+# What an edit makes of a head's output is of all heads together.
+_EDITS = [name for name in edits.NAMES if not name.endswith("head_output")]
+COVERS = dataclasses.replace(EVERYTHING, name="head_contributions", edits=_EDITS)
 
 
 class _Started(Frozen):
@@ -73,9 +80,8 @@ class _Started(Frozen):
 @functools.partial(jax.jit, static_argnames="chunk")
 def _carry_heads(params, prepared, config, on_paths, chunk):
     h, (n, d) = config.num_heads, prepared.x.shape
-    one = jnp.ones(1, prepared.x.dtype)
-    none, everything = 0 * one, Frozen(one)
-    constants, of_final = freeze(params, prepared, config)
+    none = jnp.zeros(1, prepared.x.dtype)
+    constants, of_final = freeze(params, prepared, config, keep=("head_output",))
 
     def pieces(fn, c):
         """fn of the heads, `chunk` at a time."""
@@ -83,11 +89,8 @@ def _carry_heads(params, prepared, config, on_paths, chunk):
             return fn(c)
         return jax.lax.map(lambda one: fn(one[None])[0], c, batch_size=chunk)
 
-    def step(layer, carry):
-        whole, outputs = carry
-        whole, passages = walk_layer(everything, layer, whole)
-        seen = passages["attention"].branch_input[0]
-        own = attn.head_outputs(layer.params.attention, layer.extra.weights, seen)
+    def step(layer, outputs):
+        own = layer.extra.trace.kept["head_output"]
 
         def carried(c):
             return walk_layer(Frozen(none), layer, c)[0]
@@ -107,9 +110,9 @@ def _carry_heads(params, prepared, config, on_paths, chunk):
             return jax.lax.switch(jnp.sign(origin - layer.index) + 1, branches, c)
 
         outputs = jax.lax.map(of_layer, (jnp.arange(config.depth), outputs))
-        return (whole, outputs), None
+        return outputs, None
 
-    carry = (prepared.x[None], jnp.zeros((config.depth, h, n, d), prepared.x.dtype))
-    (_, outputs), _ = walk(step, carry, params, prepared, config, extra=constants, gains=on_paths)
+    outputs = jnp.zeros((config.depth, h, n, d), prepared.x.dtype)
+    outputs, _ = walk(step, outputs, params, prepared, config, extra=constants, gains=on_paths)
     flat = outputs.reshape(-1, n, d)
     return final_norm(Frozen(none), flat, params, prepared, config, of_final).reshape(outputs.shape)

@@ -17,7 +17,7 @@ from rank_collapse.paths.contributions import PathContributions
 
 
 @struct.dataclass
-class NextToken:
+class NextToken(struct.Struct):
     """What is known of the next token from the words so far."""
 
     largest: Any  # [s, n], the largest logit

@@ -112,8 +112,9 @@ def path_state(
     Raises:
         ValueError: A path that does not fit, unknown semantics, or cross-attention.
     """
+    path = jnp.asarray(check_paths(path, config.depth, config.num_heads))
     given = {"semantics": semantics, "no_sub_path": no_sub_path, **inputs}
-    return path_set_states(params, x, config, jnp.asarray(path)[None], **given)
+    return path_set_states(params, x, config, path[None], **given)
 
 
 @full_precision
@@ -140,8 +141,7 @@ def path_set_states(
     Raises:
         ValueError: As `path_state`.
     """
-    check_paths(paths, config)
-    paths = jnp.asarray(paths)
+    paths = jnp.asarray(check_paths(paths, config.depth, config.num_heads))
     if paths.ndim < 2:
         raise ValueError(f"paths of shape {paths.shape} are not sets [..., p, L]")
     check_semantics(semantics)
@@ -252,9 +252,9 @@ def batch_path_set_logits(
         batch_size: Examples at a time, to bound the memory: states of sets · batch_size · n · d
             numbers are held. None for all at once.
     """
-    check_paths(paths, config)
+    paths = jnp.asarray(check_paths(paths, config.depth, config.num_heads))
     at_once = None if batch_size is None or batch_size >= inputs.shape[0] else batch_size
-    given = (params, classifier, inputs, config, jnp.asarray(paths), mask)
+    given = (params, classifier, inputs, config, paths, mask)
     return _batch_logits(*given, semantics, no_sub_path, at_once)
 
 

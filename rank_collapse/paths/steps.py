@@ -19,7 +19,7 @@ from rank_collapse.network.parameters import TransformerParams, layer_params
 from rank_collapse.network.transformer import forward
 from rank_collapse.network.walk import Layer, final_norm, walk_layer
 from rank_collapse.paths.enumeration import ALL_HEADS
-from rank_collapse.paths.frozen import Frozen, freeze, frozen_attention
+from rank_collapse.paths.frozen import Frozen, freeze, frozen_attention, self_attention
 
 SEMANTICS = ("frozen", "recomputed")
 _FIELDS = {k: v for k, v in covers.EVERYTHING.fields.items() if k not in covers.CROSS}
@@ -125,12 +125,16 @@ class OnePath(Frozen):
         params, weights = layer.params.attention, layer.extra.weights
 
         def one_head():
+            if layer.extra.mixed is not None:  # the caller's function takes all heads
+                gain = jnp.zeros(len(weights), seen.dtype).at[self.choice].set(1)
+                extra = layer.extra.replace(head_gain=gain)
+                return self_attention(layer.replace(extra=extra), weights, seen, self.ones)
             stack = jax.tree.map(lambda a: a[None], params)
             head = _one_head(stack, 0, self.choice)
             return frozen_attention(head, weights[self.choice][None], seen, self.ones)
 
         branches = (
-            lambda: frozen_attention(params, weights, seen, self.ones),
+            lambda: self_attention(layer, weights, seen, self.ones),
             one_head,
             lambda: jnp.zeros_like(seen),
         )

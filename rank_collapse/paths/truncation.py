@@ -79,8 +79,10 @@ class Truncated(ByLength):
     covers = dataclasses.replace(
         covers.EVERYTHING,
         name="truncated",
-        fields={k: v for k, v in covers.EVERYTHING.fields.items() if k not in covers.CROSS},
-        edits=False,
+        fields={
+            k: v for k, v in covers.EVERYTHING.fields.items() if k not in (*covers.CROSS, "mix")
+        },
+        edits=(),
     )
 
     def __init__(self, keep: Any):

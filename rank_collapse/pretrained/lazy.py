@@ -16,7 +16,7 @@ from rank_collapse import struct
 
 
 @struct.dataclass
-class Stored:
+class Stored(struct.Struct):
     """A tensor in the order of the file."""
 
     data: Any  # The values

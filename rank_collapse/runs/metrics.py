@@ -4,7 +4,8 @@
 
     {"step": 120, "seed": 0, "loss": 2.1, "residual_ratio": [0.9, 0.7]}
 
-Any program can write such a file, and `python -m experiments.watch` draws it while it grows.
+Any program can write such a file, and `python -m experiments.watch` draws it while it grows. The
+line {"end": true}, of `finish`, says that no further one is to come.
 """
 
 import json
@@ -45,6 +46,22 @@ def append(
         if value.ndim > 1 or name in ("step", "seed"):
             raise ValueError(f"{name!r} of shape {value.shape} is no metric: a number, or [l]")
         line[name] = [_number(v) for v in value] if value.ndim else _number(value)
+    _append(path, line)
+
+
+def finish(path: str | os.PathLike) -> None:
+    """Says that the run has ended: `python -m experiments.watch` ends with it.
+
+    Raises:
+        RunError: The file cannot be written.
+    """
+    _append(path, _END)
+
+
+_END = {"end": True}
+
+
+def _append(path, line):
     make_folder(Path(path).parent)
     with writing(path), open(path, "ab+") as file:
         ended = file.tell() == 0 or _last_byte(file) == b"\n"
@@ -79,6 +96,9 @@ class Reader:
 
     Args:
         path: The file.
+
+    Attributes:
+        ended: Whether the last line says that the run has ended.
     """
 
     def __init__(self, path: str | os.PathLike):
@@ -88,6 +108,7 @@ class Reader:
     def _begin(self):
         self._rows: dict[tuple[int, int], dict[str, Any]] = {}
         self._place = self._lines = 0
+        self.ended = False
 
     @property
     def rows(self) -> list[dict[str, Any]]:
@@ -118,6 +139,9 @@ class Reader:
         try:
             row = json.loads(text)
         except (ValueError, RecursionError):
+            return None
+        self.ended = row == _END
+        if self.ended:
             return None
         where = f"{self.path}, line {number}"
         if not isinstance(row, dict) or type(row.get("step")) is not int:

@@ -29,7 +29,7 @@ LEMMA_THRESHOLD = 1.2564312086261697  # the positive root of eˣ = 1 + 2x
 
 
 @struct.dataclass
-class Sides:
+class Sides(struct.Struct):
     """The two sides of a bound, as decimal logarithms of ‖.‖_{1,∞}."""
 
     log10_lhs: Any  # The residual around the mean token
@@ -40,7 +40,7 @@ class Sides:
 
 
 @struct.dataclass
-class PublishedSides:
+class PublishedSides(struct.Struct):
     """The two sides of a bound in the form of theorems 2.2 and 2.3, as `Sides`."""
 
     log10_lhs: Any  # As of `Sides`
@@ -149,7 +149,7 @@ def not_covered(
 
 
 @struct.dataclass
-class LayerConstants:
+class LayerConstants(struct.Struct):
     """What the bounds take from a layer; see `BoundReport`. The input's residual is
     10^(log10_mantissa + log10_scale); log10_c is that of the attention alone."""
 

@@ -35,7 +35,7 @@ COVERS = covers.Covers(
 
 
 @struct.dataclass
-class RateConstant:
+class RateConstant(struct.Struct):
     """Λ of log10‖R_L‖ ≈ 3^L Λ; all logarithms are decimal.
 
     Attributes:

@@ -25,7 +25,7 @@ from rank_collapse.theory.mean_bounds import attention_norms, spectral_norm
 
 
 @struct.dataclass
-class LayerGrowth:
+class LayerGrowth(struct.Struct):
     """By how much a layer may multiply distances of tokens, as natural logarithms."""
 
     before: Any  # From X^l to the input of its attention: its norm, where it comes before

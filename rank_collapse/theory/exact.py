@@ -179,8 +179,10 @@ class Balls(Algebra):
         {
             name: allowed
             for name, allowed in covers.EVERYTHING.fields.items()
-            if name not in covers.CROSS | covers.MIXING
-        },
+            if name not in covers.CROSS | covers.MIXING | covers.OWN
+        }
+        | covers.MLPS
+        | {"norm": covers.NORM_KINDS},
     )
 
     def norm(self, layer: Layer, spec: ResidualSpec, state: Tokens) -> Tokens:

@@ -18,7 +18,7 @@ from rank_collapse.theory.log_operations import LogParts, normalised
 
 
 @struct.dataclass
-class Scores:
+class Scores(struct.Struct):
     """Scores as base + ε² delta, up to what is constant along a row."""
 
     base: Any  # [h, 1, m] where all rows share it, else [h, n, m]
@@ -28,7 +28,7 @@ class Scores:
 
 
 @struct.dataclass
-class Weights:
+class Weights(struct.Struct):
     """Attention weights P = Q + ε² E without each head's heaviest key, as e^top times mantissas.
 
     Rows of P − Q sum to 0, so one key's value may be taken from all: the heaviest key's, whose
@@ -45,7 +45,7 @@ class Weights:
 
 
 @struct.dataclass
-class HeadParts:
+class HeadParts(struct.Struct):
     """Residuals of P_h X W_h of every head: parts e^{power·s + top} R."""
 
     parts: Any  # [kinds, h, n, d]

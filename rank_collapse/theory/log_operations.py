@@ -20,7 +20,7 @@ from rank_collapse.network.gains import scaled
 
 
 @struct.dataclass
-class LogState:
+class LogState(struct.Struct):
     """Tokens X = 1·meanᵀ + e^log_scale · rest."""
 
     mean: Any  # Mean token [d]
@@ -29,7 +29,7 @@ class LogState:
 
 
 @struct.dataclass
-class LogParts:
+class LogParts(struct.Struct):
     """What a branch adds: a mean token and parts e^{s_p} R_p of a residual."""
 
     mean: Any  # [d]

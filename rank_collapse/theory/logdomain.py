@@ -37,7 +37,7 @@ REPLICAS = 4
 
 
 @struct.dataclass
-class LogTrace:
+class LogTrace(struct.Struct):
     """What the bounds need of every layer; residuals as log10 ‖.‖_{1,∞}."""
 
     profile: Any  # Of X^0 .. X^L, [L + 1]
@@ -129,6 +129,8 @@ class LogScaled(Algebra):
         | covers.POSITIONS
         | covers.SCORES
         | covers.MLPS,
+        edits=("attention_branch", "after_attention", "mlp_branch", "residual"),
+        affine=True,
         also=_not_covered,
     )
 
@@ -147,10 +149,30 @@ class LogScaled(Algebra):
         part, heads = attention(
             layer.params.attention, seen, layer.config, layer.context, temperature, self.keep
         )
-        return part, (seen, heads)
+        return self._edited(layer, "attention_branch", part), (seen, heads, part)
 
     def mlp(self, layer, seen):
-        return ops.mlp(layer.params.mlp, self._moved(seen), layer.config.mlp), None
+        part = ops.mlp(layer.params.mlp, self._moved(seen), layer.config.mlp)
+        return self._edited(layer, "mlp_branch", part), None
+
+    def after(self, layer, name, state):
+        if name not in (layer.inputs.edit or ()):
+            return state
+        part = ops.LogParts(state.mean, state.rest[None], state.log_scale[None])
+        part = self._edited(layer, name, part)
+        return ops.renormalise(part.mean, part.parts, part.scales, self.keep)
+
+    def _edited(self, layer, name, part):
+        """f(1m) + Σ_p e^{s_p} A R_p of an affine f with derivative A, around a token of f(1m)."""
+        if name not in (layer.inputs.edit or ()):
+            return part
+        edit = layer.inputs.edit[name]
+        equal = jnp.broadcast_to(part.mean[None], part.parts.shape[1:])
+        found, push = jax.linearize(lambda x: edit(x, layer.index), equal)
+        mean = found[jnp.argmax(self.keep)]
+        parts = jnp.concatenate([(found - mean[None])[None], jax.vmap(push)(part.parts)])
+        scales = jnp.concatenate([jnp.zeros_like(part.scales[:1]), part.scales])
+        return part.replace(mean=mean, parts=parts, scales=scales)
 
     def _moved(self, state):
         noise = self.noise
@@ -228,7 +250,7 @@ def _begin(x, keep):
 
 def _of_attention(passage, keep):
     """(its input, residuals of heads over e^{3s}, the branch's state over e^{3s})."""
-    part, (seen, heads) = passage.part, passage.aux
+    seen, heads, part = passage.aux
     nothing = jnp.zeros_like(part.mean)
     scales = heads.scales_over_cube(seen.log_scale)
 

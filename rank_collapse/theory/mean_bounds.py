@@ -35,7 +35,7 @@ LOG_10 = np.log(10.0)
 
 
 @struct.dataclass
-class DiameterSides:
+class DiameterSides(struct.Struct):
     """A bound of the diameter, the largest ℓ2 distance of two tokens, as decimal logarithms."""
 
     log10_lhs: Any  # The diameter
@@ -46,7 +46,7 @@ class DiameterSides:
 
 
 @struct.dataclass
-class MeanConstants:
+class MeanConstants(struct.Struct):
     """What these bounds take from a layer; natural logarithms."""
 
     head: Any  # Bound of a head over e^{3s}, s the log scale of the input of its attention, [h]

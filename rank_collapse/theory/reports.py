@@ -26,7 +26,7 @@ from rank_collapse.theory.mean_bounds import DiameterSides
 
 
 @struct.dataclass
-class BoundReport:
+class BoundReport(struct.Struct):
     """The bounds on one input; logarithms are decimal, residuals ‖.‖_{1,∞} around the mean token.
 
     All but two of the bounds hold for all weights wherever all rows share keys and biases.

@@ -38,7 +38,7 @@ COVERS_MEASURED = covers.Covers("expected_pass", _COVERED | covers.MASKS | cover
 
 
 @struct.dataclass
-class ExpectedTrace:
+class ExpectedTrace(struct.Struct):
     """What is expected of a network's tokens, layer by layer."""
 
     hidden: Any  # `TokenKernel` of X^0 .. X^L, leaves [L + 1, ...]

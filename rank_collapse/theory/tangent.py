@@ -22,7 +22,7 @@ from rank_collapse.network.walk import Algebra
 
 
 @struct.dataclass
-class Tangent:
+class Tangent(struct.Struct):
     """Equal tokens and a direction across them."""
 
     mean: Any  # x̄ [d]
@@ -77,7 +77,7 @@ class Tangents(Algebra):
 
     def after(self, layer, name, state):
         config = layer.config
-        if name == "hidden" and config.mlp == "none":
+        if name == "residual" and config.mlp == "none":
             return state
         if name == "after_attention" and config.parallel and config.mlp != "none":
             return state  # a parallel MLP's part has the scale of the layer's input

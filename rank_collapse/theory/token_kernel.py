@@ -24,7 +24,7 @@ from rank_collapse.theory.score_overlap import DEGREE, hermite, overlap_ratios
 
 
 @struct.dataclass
-class TokenKernel:
+class TokenKernel(struct.Struct):
     """What is expected of tokens over the weights, to leading order in 1/d."""
 
     variance: Any  # [n], v_i = E|x_i|²/d

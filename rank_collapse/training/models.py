@@ -21,7 +21,7 @@ from rank_collapse.training.tasks.examples import part_mask, part_positions
 
 
 @struct.dataclass
-class Model:
+class Model(struct.Struct):
     """A network and the classifier that reads each token of its output."""
 
     network: Any  # parameters.TransformerParams
@@ -68,6 +68,7 @@ def forward(
         dropout_key, key_embedding, key_output = dropout_branches(dropout_key, 3)
         states = dropout(key_embedding, states, dropout_rate)
     # What is embedded already is not embedded again, even if it is as wide as the inputs.
+    positions = positions if config.position == "rotary" else None
     output = transformer.apply(
         model.network, states, config.replace(embedding=None), mask=mask, positions=positions,
         dropout_key=dropout_key, dropout_rate=dropout_rate,

@@ -84,7 +84,7 @@ class Recipe:
 
 
 @struct.dataclass
-class Hyper:
+class Hyper(struct.Struct):
     """What may differ between the runs of an ensemble, all traced scalars.
 
     `weight_decay` is added to the gradient (L2, as in Adam with decay), `init_scale` multiplies

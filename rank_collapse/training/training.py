@@ -22,7 +22,7 @@ from rank_collapse.training.tasks.examples import LOSSES, token_mask
 
 
 @struct.dataclass
-class TrainState:
+class TrainState(struct.Struct):
     """Everything the next epoch needs apart from the data."""
 
     model: Any  # Model or EncoderDecoderParams

@@ -80,6 +80,27 @@ def test_steps_alone_are_no_metric(tmp_path, capsys):
     assert "no metric yet" in capsys.readouterr().out
 
 
+def test_a_threshold_on_a_metric_that_never_came_is_a_mistake(tmp_path, capsys):
+    write(tmp_path, 0.5)
+    metrics.append(tmp_path / metrics.NAME, 9, {"decoder.loss": 1.0})
+    assert watched(str(tmp_path), "--once", "--below=resid=0.9", "--above=loss=9") == 2
+    wanted = "no metric 'resid' came, of which a threshold is: decoder.loss, residual_ratio"
+    assert wanted in capsys.readouterr().err
+    assert watched(str(tmp_path), "--once", "--above=loss=9") == 0  # of a part of the network
+
+
+def test_it_ends_with_a_run_of_ones_own(tmp_path, monkeypatch):
+    """Which has no summary, but says that it ends."""
+    write(tmp_path, 0.5)
+    path = tmp_path / metrics.NAME
+    monkeypatch.setattr(watch, "pause", lambda _: metrics.finish(path))
+    assert watched(str(tmp_path)) == 0
+    assert metrics.read(path) and len(path.read_text().splitlines()) == 2
+    metrics.append(path, 7, {"loss": 2.0})  # resumed
+    monkeypatch.setattr(watch, "pause", lambda _: time.sleep(0.02))
+    assert watched(str(path), "--patience=1e-4") == 0
+
+
 def test_it_ends_with_the_run(tmp_path):
     write(tmp_path, 0.5)
     (tmp_path / "summary.json").write_text("{}")

@@ -4,8 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn, nnx
 
 import rank_collapse as rc
+from rank_collapse.measures.monitor import PARTS
 
 N, D, H = 6, 10, 3
 
@@ -155,3 +157,53 @@ def test_what_is_monitored_does_not_change_the_gradient():
 def test_shapes_that_do_not_fit_are_refused(arguments, options, message):
     with pytest.raises(ValueError, match=message):
         rc.monitor(*arguments, **options)
+
+
+def test_gradients_of_boxed_and_plain_trees_are_the_same():
+    """A box's path ends in ".value", which is no value projection."""
+    attention = {
+        name: {"kernel": random(4, 2, 3, seed=i), "bias": random(2, 3, seed=9 + i)}
+        for i, name in enumerate(("query", "key", "value", "out"))
+    }
+    want = {
+        f"{name}_gradient": np.sqrt(sum((a**2).sum() for a in attention[name].values()))
+        for name in ("query", "key", "value")
+    }
+    nnx_state = nnx.State(jax.tree.map(nnx.Param, attention))
+    boxed = jax.tree.map(lambda a: nn.Partitioned(a, ("x",) * a.ndim), attention)
+    for tree in (attention, nnx_state, boxed):
+        found = rc.monitor_gradients(tree)
+        assert found.keys() == want.keys()
+        for name, value in want.items():
+            np.testing.assert_allclose(found[name], value, rtol=1e-6)
+
+
+@pytest.mark.parametrize("layers", [(), (3,)])
+def test_gradients_of_fused_matrices_are_split_as_the_caller_says(layers):
+    q, kv = random(*layers, 6, 8), random(*layers, 6, 8, seed=1)
+    k, v = np.split(kv, 2, axis=-1)
+    tree = {"h.attn.c_attn.weight": np.concatenate([q, kv], axis=-1), "h.mlp.weight": q}
+    options = {"layer_axis": 0 if layers else None}
+    shares = {"c_attn": {"query": 2, "key": 1, "value": 1}}
+    found = rc.monitor_gradients(tree, parts=shares, **options)
+    axes = (-2, -1)
+    for part, of in (("query", q), ("key", k), ("value", v)):
+        want = np.sqrt((of**2).sum(axis=axes))
+        np.testing.assert_allclose(found[f"{part}_gradient"], want, rtol=1e-6)
+    bias = {"in_proj_bias": np.concatenate([q[..., 0, :]] * 3, axis=-1)}
+    found = rc.monitor_gradients(bias, parts={"in_proj_bias": tuple(PARTS)}, **options)
+    np.testing.assert_allclose(found["key_gradient"], found["query_gradient"])
+    for wrong in (("query", "keys"), ("query", "key", "value"), {"query": 5, "key": 2}, "keys"):
+        with pytest.raises(ValueError, match=r"c_attn.weight of shape .* does not hold"):
+            rc.monitor_gradients(tree, parts={"c_attn": wrong}, **options)
+    with pytest.raises(ValueError, match=r"no leaf is named after.*parts= may name them"):
+        rc.monitor_gradients(tree)
+
+
+def test_a_layer_axis_that_is_not_there_is_refused():
+    tree = {"q_proj": random(3, 4), "k_proj": random(2, 4)}
+    with pytest.raises(ValueError, match=r"k_proj of shape \(2, 4\) has no axis layer_axis=2"):
+        rc.monitor_gradients(tree, layer_axis=2)
+    tree["b"] = {"q_proj": random(2, 4)}
+    with pytest.raises(ValueError, match=r"q_proj of shape \(3, 4\) has not 2 layers"):
+        rc.monitor_gradients(tree, layer_axis=0)

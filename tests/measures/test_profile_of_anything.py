@@ -21,17 +21,20 @@ def one_by_one(measure, keep=None):
 
 def test_batches_layers_lists_and_masks():
     want = one_by_one(rc.token_cosine)
-    for hidden in (HIDDEN, jnp.asarray(HIDDEN), list(HIDDEN), tuple(jnp.asarray(HIDDEN))):
-        found = rc.profile(hidden, measures="token_cosine")
+    arrays = (HIDDEN, jnp.asarray(HIDDEN), HIDDEN.swapaxes(0, 1))
+    given = [(hidden, {"batch_axis": axis}) for hidden, axis in zip(arrays, (1, 1, 0), strict=True)]
+    given += [(list(HIDDEN), {}), (tuple(jnp.asarray(HIDDEN)), {})]
+    for hidden, axis in given:
+        found = rc.profile(hidden, measures="token_cosine", **axis)
         assert list(found) == ["token_cosine"]
         np.testing.assert_allclose(found["token_cosine"], want, rtol=1e-5)
     alone = rc.profile(HIDDEN[:, 0], measures=["residual_ratio", "effective_rank"])
     np.testing.assert_allclose(
         alone["effective_rank"][1], rc.effective_rank(HIDDEN[1, 0]), rtol=1e-5
     )
-    masked = rc.profile(HIDDEN, mask=KEEP)["residual_ratio"]
+    masked = rc.profile(list(HIDDEN), mask=KEEP)["residual_ratio"]
     np.testing.assert_allclose(masked, one_by_one(rc.residual_ratio, KEEP), rtol=1e-5)
-    low = rc.profile(jnp.asarray(HIDDEN, jnp.bfloat16))["residual_ratio"]
+    low = rc.profile([*jnp.asarray(HIDDEN, jnp.bfloat16)])["residual_ratio"]
     np.testing.assert_allclose(low, one_by_one(rc.residual_ratio), rtol=3e-2)
 
 
@@ -64,7 +67,7 @@ def test_float64_is_not_cut_to_float32():
 @pytest.mark.parametrize("at", [1.0, 0.0], ids=["collapsed", "zero"])
 @pytest.mark.parametrize(
     "measure",
-    [rc.residual_ratio, rc.token_cosine, rc.composite_norm],
+    [rc.residual_ratio, rc.token_cosine, rc.composite_norm, rc.stable_rank, rc.stable_rank_bound],
     ids=lambda f: f.__name__,
 )
 def test_gradients_at_collapsed_states_are_finite(measure, at):
@@ -80,10 +83,80 @@ def test_gradients_at_collapsed_states_are_finite(measure, at):
         (HIDDEN, {"measures": "colour"}, "'colour' is not one of"),
         (HIDDEN[0, 0], {}, r"\(5, 4\) are not \[l, n, d\] or \[l, b, n, d\]"),
         ([HIDDEN[0, 0], HIDDEN[0, 0, :3]], {}, "different shapes"),
-        (HIDDEN, {"mask": np.ones((2, 4))}, "additive masks go to bias="),
-        (HIDDEN, {"mask": np.ones((2, 4), int)}, r"mask of shape \(2, 4\) does not fit"),
+        ([*HIDDEN], {"mask": np.ones((2, 4))}, "additive masks go to bias="),
+        ([*HIDDEN], {"mask": np.ones((2, 4), int)}, r"mask of shape \(2, 4\) does not fit"),
+        (HIDDEN, {}, r"batch_axis=None of hidden states of shape \(3, 2, 5, 4\): 1 for"),
+        (HIDDEN[0], {"batch_axis": 0}, r"batch_axis=0 of hidden states of shape \(2, 5, 4\)"),
+        ({"logits": 0}, {}, "hidden states are a dict with logits: give"),
     ],
 )
 def test_bad_input_is_named(hidden, options, message):
     with pytest.raises(ValueError, match=message):
         rc.profile(hidden, **options)
+
+
+def network():
+    config = rc.transformer(B - 1, 2, D, embedding=rc.EmbeddingConfig(vocab_size=9, d_embed=D))
+    config = config.replace(norm_placement="pre", final_norm=True)
+    ids = np.random.default_rng(2).integers(0, 9, (B, N))
+    return rc.init(jax.random.key(0), config), ids, config
+
+
+@pytest.mark.parametrize("jitted", [False, True])
+def test_a_trace_of_a_batch_knows_its_axes(jitted):
+    """With as many examples as states, b = L + 1, where shapes say nothing."""
+    params, ids, config = network()
+    singles = [rc.apply(params, i, config, mask=k) for i, k in zip(ids, KEEP == 1, strict=True)]
+    want = np.array(
+        [rc.profile(t, mask=k)["residual_ratio"] for t, k in zip(singles, KEEP, strict=True)]
+    ).T
+    assert want.shape == (B, B) and np.abs(want - want.T).max() > 1e-3
+    run = lambda i, k: rc.apply_batch(params, i, config, mask=k)  # noqa: E731
+    by_vmap = lambda i, k: jax.vmap(lambda i, k: rc.apply(params, i, config, mask=k))(i, k)  # noqa: E731
+    for fn, axis in ((run, 0), (by_vmap, 1)):
+        trace = (jax.jit(fn) if jitted else fn)(ids, KEEP == 1)
+        assert trace.layer_axis == axis
+        found = rc.profile(trace, mask=KEEP)["residual_ratio"]
+        np.testing.assert_allclose(found, want, rtol=1e-5)
+        states = np.moveaxis(trace.hidden_states, axis, 0)
+        np.testing.assert_array_equal(states[-1], trace.output)
+        np.testing.assert_array_equal(states[:-1], np.moveaxis(trace.hidden, axis, 0)[:-1])
+    first = run(ids, KEEP == 1)
+    assert first.attention.shape == (B - 1, B, 2, N, N)
+    np.testing.assert_allclose(first.hidden[:, 1], singles[1].hidden, rtol=1e-5, atol=1e-6)
+
+
+def test_a_batch_is_dropped_example_by_example_and_its_mistakes_are_named():
+    params, ids, config = network()
+    twice = np.stack([ids[0], ids[0]])
+    a, b = rc.apply_batch(
+        params, twice, config, dropout_key=jax.random.key(1), dropout_rate=0.5
+    ).output
+    assert np.abs(a - b).max() > 1e-3
+    for given, message in (
+        ({"x": ids + 3}, "token id [0-9]+ is not below vocab_size=9"),
+        ({"x": ids, "mask": KEEP[:1]}, "inputs have different lengths"),
+        ({"x": ids, "mask": 2 * KEEP}, "values other than 0 and 1"),
+        ({"x": ids * 1.0}, "token ids of dtype float32 are not integers"),
+        ({"x": ids, "segments": 0 * ids}, "segments are given, but nothing reads them"),
+        ({"x": ids, "positions": 0 * ids}, "positions are given, but nothing reads them"),
+        ({"x": ids, "dropout_rate": 2.0}, r"dropout_rate=2.0 is not in \[0, 1\]"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            rc.apply_batch(params, config=config, **given)
+    with pytest.raises(ValueError, match=r"config.replace\(mask='causal'\) has it so"):
+        rc.apply(params, ids[0], config, mask="causal")
+
+
+def test_transformers_last_hidden_state_is_behind_the_final_norm(tmp_path):
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"n_embd": 8, "n_layer": 2, "n_head": 2, "vocab_size": 11, "n_positions": 6}
+    model = transformers.GPT2Model(transformers.GPT2Config(**sizes)).eval()
+    ids = np.array([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]])
+    states = model(torch.tensor(ids), output_hidden_states=True).hidden_states
+    config, params = rc.pretrained.load(model)
+    trace = rc.apply_batch(params, ids, config)
+    np.testing.assert_allclose(trace.hidden_states, [h.detach() for h in states], atol=2e-5)
+    assert np.abs(np.asarray(trace.hidden[-1]) - states[-1].detach().numpy()).max() > 0.1

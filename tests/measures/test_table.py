@@ -101,3 +101,37 @@ def test_many_tokens_are_added_up_without_losing_digits():
     # the mean itself is rounded by up to 1.2e-7, the tokens differ from it by 1e-5
     wanted = rc.residual_ratio(x.astype(np.float64))
     np.testing.assert_allclose(rc.residual_ratio(x), wanted, rtol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["shard_map", "explicit"])
+def test_a_batch_over_devices_is_measured_as_on_one(kind):
+    """With shard_map's default checks, and under an explicit mesh that nobody has set."""
+    explicit = jax.sharding.AxisType.Explicit if kind == "explicit" else jax.sharding.AxisType.Auto
+    mesh = jax.make_mesh((2,), ("b",), axis_types=(explicit,))
+    rows = jax.sharding.PartitionSpec("b")
+
+    def measured(x):
+        return jax.tree.map(lambda a: a[None], rc.monitor(x[0]))
+
+    expected = [rc.monitor(x) for x in X[:2]]
+    if kind == "shard_map":
+        found = jax.jit(jax.shard_map(measured, mesh=mesh, in_specs=rows, out_specs=rows))(X[:2])
+    else:
+        given = jax.device_put(X[:2], jax.sharding.NamedSharding(mesh, rows))
+        found = jax.jit(jax.vmap(rc.monitor))(given)
+    for name, value in found.items():
+        np.testing.assert_allclose(value, [e[name] for e in expected], rtol=2e-5, err_msg=name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["shard_map", "explicit"])
+def test_the_composite_centre_over_devices(kind):
+    explicit = jax.sharding.AxisType.Explicit if kind == "explicit" else jax.sharding.AxisType.Auto
+    mesh = jax.make_mesh((2,), ("b",), axis_types=(explicit,))
+    rows = jax.sharding.PartitionSpec("b")
+    ratio = jax.vmap(lambda x: rc.residual_ratio(x, center="composite"))
+    if kind == "shard_map":
+        found = jax.jit(jax.shard_map(ratio, mesh=mesh, in_specs=rows, out_specs=rows))(X[:2])
+    else:
+        found = jax.jit(ratio)(jax.device_put(X[:2], jax.sharding.NamedSharding(mesh, rows)))
+    np.testing.assert_allclose(found, ratio(X[:2]), rtol=1e-5)

@@ -25,18 +25,19 @@ NETWORKS = {
 }  # fmt: skip
 
 
-def scaled_heads(layer, name, value):
+def scaled(value, layer):
     """An edit that is neither linear nor the same everywhere."""
-    if name not in ("attention_branch", "hidden", "mlp_branch"):
-        return value
     return jnp.where(layer == 1, value * value - 0.3, value)
+
+
+SCALED = dict.fromkeys(("attention_branch", "residual", "mlp_branch"), scaled)
 
 
 @pytest.mark.parametrize(
     ("name", "edit"),
     [
         ("sandwich of RMSNorms", None),
-        ("decoder", scaled_heads),
+        ("decoder", SCALED),
         pytest.param("parallel experts", None, marks=pytest.mark.slow),
     ],
 )
@@ -60,16 +61,16 @@ def test_parts_and_lengths_sum_to_the_logits(x64, name, edit):
 def test_without_norms_parts_are_what_the_trace_holds(x64):
     config = config_of(mlp="relu", attention_skip=True, mlp_skip=True)
     params, x, _ = example(config)
-    trace = rc.apply(params, x, config, keep_heads=True)
+    trace = rc.apply(params, x, config, keep=("head_output",))
     direct = rc.direct_contributions(params, x, config)
-    np.testing.assert_allclose(direct.heads, trace.layers.heads, atol=1e-12)
+    np.testing.assert_allclose(direct.heads, trace.kept["head_output"], atol=1e-12)
     np.testing.assert_allclose(direct.mlps, trace.mlp_branch, atol=1e-12)
     np.testing.assert_allclose(direct.start, x)
     bias = params.layers.attention.b_o
     np.testing.assert_allclose(
-        trace.attention_branch, trace.layers.heads.sum(axis=1) + bias[:, None], atol=1e-12
+        trace.attention_branch, trace.kept["head_output"].sum(axis=1) + bias[:, None], atol=1e-12
     )
-    assert rc.apply(params, x, config).layers.heads is None
+    assert rc.apply(params, x, config).kept is None
 
 
 def test_unembeddings_that_do_not_fit():
@@ -84,7 +85,7 @@ def test_dropped_weights_are_those_of_the_heads():
     config = config_of()
     params, x, _ = example(config)
     trace = rc.apply(
-        params, x, config, keep_heads=True, dropout_key=jax.random.key(0), dropout_rate=0.5
+        params, x, config, keep=("head_output",), dropout_key=jax.random.key(0), dropout_rate=0.5
     )
-    whole = trace.layers.heads.sum(axis=1) + params.layers.attention.b_o[:, None]
+    whole = trace.kept["head_output"].sum(axis=1) + params.layers.attention.b_o[:, None]
     np.testing.assert_allclose(trace.attention_branch, whole, atol=1e-5)

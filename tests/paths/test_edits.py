@@ -1,5 +1,7 @@
 """Edits against the same change made in the parameters, in the trace and in sums of paths."""
 
+import logging
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,46 +9,52 @@ import pytest
 from path_examples import DEPTH, HEADS, config_of, example
 
 import rank_collapse as rc
+from rank_collapse.network.edits import places
 
 CONFIG = config_of(mlp="gelu", norm_placement="post", attention_skip=True, mlp_skip=True)
 LAYER = 1
 
 
-ABLATED = {  # in one layer each: the state, and the parameters that make it 0
-    "attention_scores": ("attention", ("w_q", "b_q")),
-    "attention_branch": ("attention", ("w_o", "b_o")),
-    "mlp_branch": ("mlp", ("w_out", "b_out")),
-    "attention": ("attention", ("w_v", "b_v")),
+ABLATED = {  # the place, the layer, and the parameters that make it 0
+    "q": (0, "attention", ("w_q", "b_q")),
+    "mlp_hidden": (0, "mlp", ("w_out",)),
+    "scores": (1, "attention", ("w_k", "b_k")),
+    "mlp_branch": (1, "mlp", ("w_out", "b_out")),
+    "v": (2, "attention", ("w_v", "b_v")),
+    "attention_branch": (3, "attention", ("w_o", "b_o")),
 }
 
 
-def ablation(layer, name, value):
-    place = [*ABLATED].index(name) if name in ABLATED else -1
-    return jnp.where(layer == place, 0, value)
+def in_layer(place, change):
+    """An edit of one layer."""
+    return lambda value, layer: jnp.where(layer == place, change(value), value)
+
+
+ABLATION = {name: in_layer(l, lambda value: 0 * value) for name, (l, *_) in ABLATED.items()}
 
 
 def test_an_ablation_is_that_of_the_parameters(x64):
-    config = CONFIG.replace(depth=len(ABLATED))
+    config = CONFIG.replace(depth=4)
     params, x, _ = example(config)
     layers = params.layers
-    for layer, (part, fields) in enumerate(ABLATED.values()):
+    for layer, part, fields in ABLATED.values():
         own = getattr(layers, part)
         own = own.replace(**{f: getattr(own, f).at[layer].set(0) for f in fields})
         layers = layers.replace(**{part: own})
     changed = params.replace(layers=layers)
-    trace, want = rc.apply(params, x, config, edit=ablation), rc.apply(changed, x, config)
+    trace, want = rc.apply(params, x, config, edit=ABLATION), rc.apply(changed, x, config)
     np.testing.assert_allclose(trace.hidden, want.hidden, atol=1e-12)
     assert not np.allclose(trace.output, rc.apply(params, x, config).output)
-    found = rc.path_contributions(params, x, config, edit=ablation)
+    found = rc.path_contributions(params, x, config, edit=ABLATION)
     want = rc.path_contributions(changed, x, config)
     np.testing.assert_allclose(found.by_length, want.by_length, atol=1e-12)
     np.testing.assert_allclose(found.offset, want.offset, atol=1e-12)
 
 
-def bent(layer, name, value):
-    """All places, each in its own way."""
-    amount = {"attention": 0.5, "cross_attention": 0.25, "attention_scores": 2.0}.get(name, 0.1)
-    return value + amount * jnp.sin(value + len(name) + layer)
+def bent(name):
+    """Of any place, in its own way."""
+    size = {"weights": 0.5, "cross_weights": 0.25, "scores": 2.0}.get(name, 0.1)
+    return lambda value, layer: value + size * jnp.sin(value + len(name) + layer)
 
 
 def test_sums_of_paths_hold_with_any_edit(x64):
@@ -55,52 +63,131 @@ def test_sums_of_paths_hold_with_any_edit(x64):
         mlp_skip=True, final_norm=True,
     )  # fmt: skip
     params, x, extra = example(config)
-    want = rc.apply(params, x, config, edit=bent, **extra).output
-    found = rc.path_contributions(params, x, config, edit=bent, **extra)
+    edit = {name: bent(name) for name in places(config)}
+    assert len(edit) == 19
+    want = rc.apply(params, x, config, edit=edit, **extra).output
+    assert np.abs(want - rc.apply(params, x, config, **extra).output).max() > 0.1
+    found = rc.path_contributions(params, x, config, edit=edit, **extra)
     np.testing.assert_allclose(found.output, want, atol=1e-10)
     np.testing.assert_allclose(found.total, want, atol=1e-10)
+    direct = rc.direct_contributions(params, x, config, edit=edit, **extra)
+    np.testing.assert_allclose(direct.total, want, atol=1e-10)
+    with pytest.raises(ValueError, match="head_contributions does not cover an edit of 'head_out"):
+        rc.head_contributions(params, x, config, edit=edit, **extra)
+    edit = {name: fn for name, fn in edit.items() if not name.endswith("head_output")}
 
     def total(gain):
-        return rc.path_contributions(params, x, config, head_gain=gain, edit=bent, **extra).total
+        return rc.path_contributions(params, x, config, head_gain=gain, edit=edit, **extra).total
 
     want = jnp.moveaxis(jax.jit(jax.jacfwd(total))(jnp.ones((DEPTH, HEADS))), (0, 1), (2, 3))
-    found = rc.head_contributions(params, x, config, edit=bent, **extra)
+    found = rc.head_contributions(params, x, config, edit=edit, **extra)
     np.testing.assert_allclose(found, want, atol=1e-10)
 
 
-def test_patching_with_another_run_is_traced(x64):
+def test_what_an_edit_refers_to_is_traced_and_never_stale(x64, caplog):
     params, x, _ = example(CONFIG)
-    other = rc.apply(params, x[::-1] * 2, CONFIG)
-    traces = []
+    factor = 1.0
 
-    def patch(states, layer, name, value):
-        traces.append(name)
-        return jnp.where(layer == LAYER, states, value) if name == "hidden" else value
+    def patched(states):
+        return rc.apply(params, x, CONFIG, edit={"residual": in_layer(LAYER, lambda _: states)})
 
-    for run in (other, rc.apply(params, x + 1, CONFIG)):
-        edit = jax.tree_util.Partial(patch, run.hidden[LAYER + 1])
-        np.testing.assert_allclose(rc.apply(params, x, CONFIG, edit=edit).output, run.output)
-        once = len(traces) if run is other else once
-    assert len(traces) == once > 0
-    found = rc.path_contributions(params, x, CONFIG, edit=edit)
+    runs = [rc.apply(params, moved, CONFIG) for moved in (x[::-1] * 2, x + 1)]
+    outputs = [patched(runs[0].hidden[LAYER + 1]).output]
+    with jax.log_compiles(), caplog.at_level(logging.WARNING):
+        outputs.append(patched(runs[1].hidden[LAYER + 1]).output)
+    assert not [m for m in caplog.messages if "_apply" in m]
+    np.testing.assert_allclose(outputs, [run.output for run in runs])
+    edit = {"mlp_branch": lambda value, layer: factor * value}
+    before = rc.apply(params, x, CONFIG, edit=edit).output
+    factor = 0.0
+    after = rc.apply(params, x, CONFIG, edit=edit).output
+    without = rc.apply(params, x, CONFIG, edit={"mlp_branch": lambda v, l: 0 * v}).output
+    np.testing.assert_allclose(after, without)
+    assert np.abs(after - before).max() > 0.1
     # Nothing of the text before the patch is left on paths: all of it is the offset.
+    edit = {"residual": in_layer(LAYER, lambda _: runs[0].hidden[LAYER + 1])}
+    found = rc.path_contributions(params, x, CONFIG, edit=edit)
     np.testing.assert_allclose(found.offset, found.output, atol=1e-12)
     np.testing.assert_allclose(found.by_length, 0, atol=1e-12)
 
 
+def test_edited_weights_do_not_look_into_the_future(x64):
+    config = CONFIG.replace(mask="causal")
+    params, x, _ = example(config)
+    edit = {"weights": lambda value, layer: value + 0.2}
+
+    def first(x):
+        return rc.apply(params, x, config, edit=edit).output[0].sum()
+
+    gradient = jax.grad(first)(x)
+    assert np.abs(gradient[0]).max() > 0 and not np.any(gradient[1:])
+
+
+def test_what_is_kept_is_what_a_layer_computes(x64):
+    params, x, _ = example(CONFIG)
+    names = tuple(places(CONFIG))
+    trace = rc.apply(params, x, CONFIG, keep=names)
+    kept, own = trace.kept, params.layers
+    assert {*kept} == {*names}
+    scores = jnp.einsum("lhnk,lhmk->lhnm", kept["q"], kept["k"]) / np.sqrt(kept["q"].shape[-1])
+    np.testing.assert_allclose(kept["scores"], scores)
+    np.testing.assert_allclose(kept["weights"], jax.nn.softmax(scores))
+    np.testing.assert_array_equal(kept["weights"], trace.attention)
+    heads = jnp.einsum("lhnm,lhmv,lhvd->lhnd", kept["weights"], kept["v"], own.attention.w_o)
+    np.testing.assert_allclose(kept["head_output"], heads)
+    branch = heads.sum(axis=1) + own.attention.b_o[:, None]
+    np.testing.assert_allclose(kept["attention_branch"], branch, atol=1e-12)
+    mlp = jnp.einsum("lnf,lfd->lnd", kept["mlp_hidden"], own.mlp.w_out) + own.mlp.b_out[:, None]
+    np.testing.assert_allclose(kept["mlp_branch"], mlp, atol=1e-12)
+    np.testing.assert_array_equal(kept["residual"], trace.hidden[1:])
+    assert rc.apply(params, x, CONFIG).kept is None
+
+
+@pytest.mark.slow
+def test_residuals_in_logarithms_carry_what_is_affine(x64):
+    params, x, _ = example(CONFIG)
+    shift = jnp.sin(jnp.arange(x.size).reshape(x.shape))
+    edit = {
+        "attention_branch": in_layer(0, lambda value: 0.3 * value[::-1]),
+        "after_attention": in_layer(1, lambda value: value.at[2].set(0.0)),
+        "mlp_branch": in_layer(1, lambda value: value @ jnp.diag(jnp.arange(8.0)) + shift[:1]),
+        "residual": in_layer(2, lambda value: value - 1e-7 * shift),
+    }
+    states = rc.apply(params, x, CONFIG, edit=edit).hidden
+    want = [jnp.log10(rc.composite_norm(rc.residual(state))) for state in states]
+    found = rc.log_residual_profile(params, x, CONFIG, edit=edit, replicas=0)
+    np.testing.assert_allclose(found, want, atol=1e-9)
+    assert np.abs(found - rc.log_residual_profile(params, x, CONFIG, replicas=0))[1:].min() > 1e-9
+    for name, fn in (("residual", jnp.square), ("mlp_branch", jax.nn.gelu)):
+        with pytest.raises(ValueError, match=f"not cover the edit of '{name}': it is not affine"):
+            rc.log_residual_profile(params, x, CONFIG, edit={name: in_layer(1, fn)})
+    with pytest.raises(ValueError, match="in logarithms does not cover an edit of 'weights'"):
+        rc.log_residual_profile(params, x, CONFIG, edit={"weights": in_layer(1, lambda v: v)})
+
+
 def test_what_is_refused():
     params, x, _ = example(CONFIG)
-    path = np.zeros(DEPTH, int)
-    for call in (
-        lambda e: rc.log_residual_profile(params, x, CONFIG, edit=e),
-        lambda e: rc.path_state(params, x, CONFIG, path, edit=e),
-        lambda e: rc.path_set_states(params, x, CONFIG, path[None, None], edit=e),
+    path, bend = np.zeros(DEPTH, int), {"residual": bent("residual")}
+    for name, call in (
+        ("a set of recomputed paths", lambda: rc.path_state(params, x, CONFIG, path, edit=bend)),
     ):
-        with pytest.raises(ValueError, match="takes no edit: apply, path_contributions"):
-            call(bent)
-    with pytest.raises(ValueError, match=r"gave NoneType for 'attention_scores' of shape"):
-        rc.apply(params, x, CONFIG, edit=lambda layer, name, value: None)
-    with pytest.raises(ValueError, match=r"gave \(5,\) for 'hidden' of shape \(5, 8\)"):
-        rc.apply(params, x, CONFIG, edit=lambda l, name, v: v[:, 0] if name == "hidden" else v)
-    with pytest.raises(ValueError, match="edit=3 is not a function"):
-        rc.apply(params, x, CONFIG, edit=3)
+        with pytest.raises(ValueError, match=f"{name} does not cover an edit of 'residual'"):
+            call()
+    for edit, message in (
+        ({"atention": bent("")}, r"'atention' is not one of the places \('q', 'k', 'v', 'scores'"),
+        ({"cross_q": bent("")}, "'cross_q' is not one of the places"),
+        (
+            {"scores": lambda value, layer: None},
+            r"'scores' gave NoneType for a value of shape \(2,",
+        ),
+        ({"residual": lambda v, l: v[:, 0]}, r"gave \(5,\) for a value of shape \(5, 8\)"),
+        ({"q": lambda v, layer: 0 * v if layer == 3 else v}, r"choose with jnp.where\(layer == 3"),
+        ({"q": 3}, "edit of 'q', 3, is not a function"),
+        (lambda layer, name, value: value, "is not a dictionary {name: function"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            rc.apply(params, x, CONFIG, edit=edit)
+    with pytest.raises(ValueError, match="'heads' is not one of the places"):
+        rc.apply(params, x, CONFIG, keep=("heads",))
+    with pytest.raises(ValueError, match="'hidden' is not one of the places"):
+        rc.multi_head_attention(params.layers.attention, x, x, edit={"hidden": bent("")})

@@ -3,6 +3,7 @@
 import math
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -91,7 +92,7 @@ def test_bad_requests_name_the_number(call, message):
 
 
 def test_bad_paths_name_the_choice():
-    config = rc.san(3, 2, 4)
+    attention = jnp.full((3, 2, 4, 4), 0.25)
     for paths, message in (
         (np.zeros((5, 4), int), r"shape \(5, 4\) .* depth=3"),
         (np.array([0, 3, 1]), r"choice 3 is not a head 0\.\.1"),
@@ -99,5 +100,20 @@ def test_bad_paths_name_the_choice():
         (np.zeros(3, np.float32), "float32 are not integers"),
     ):
         with pytest.raises(ValueError, match=message):
-            rp.check_paths(paths, config)
-    rp.check_paths(np.array([0, 2, -1]), config)
+            rp.check_paths(paths, 3, 2)
+        with pytest.raises(ValueError, match=message):
+            rc.path_attention(attention, paths)
+    np.testing.assert_array_equal(rp.check_paths([0, 2, -1], 3, 2), [0, 2, -1])
+    np.testing.assert_allclose(rc.path_attention(attention, [0, 2, 1]), attention[0, 0])
+    with pytest.raises(ValueError, match=r"choice -1 is not a head 0\.\.1, 2 \(skip\)$"):
+        rc.path_attention(attention, [0, 2, -1])  # would be the last head
+
+
+def test_a_layer_that_is_not_there_has_no_parameters():
+    config = rc.san(3, 2, 4)
+    params = rc.init(jax.random.key(0), config)
+    for layer in (3, -4):
+        with pytest.raises(ValueError, match=f"layer={layer} of a network of depth=3"):
+            rc.layer_params(params, config, layer)
+    last = rc.layer_params(params, config, -1)
+    np.testing.assert_array_equal(last.attention.w_q, params.layers.attention.w_q[2])

@@ -254,7 +254,7 @@ def test_wrong_arguments_are_named():
         stability.expected_pass(params, jnp.ones((3, 8)), config)
     config = rc.san_skip(1, 2, 8)
     params = rc.init(jax.random.key(0), config)
-    with pytest.raises(ValueError, match="takes no edit"):
-        stability.expected_pass(params, jnp.ones((3, 8)), config, edit=lambda l, n, v: v)
+    with pytest.raises(ValueError, match="does not cover an edit"):
+        stability.expected_pass(params, jnp.ones((3, 8)), config, edit={"residual": lambda v, l: v})
     with pytest.raises(ValueError, match="'none' is not"):
         stability.collapse_law(0.0, 8, jnp.ones(2), jnp.ones(2), norm_placement="none")

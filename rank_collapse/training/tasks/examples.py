@@ -15,7 +15,7 @@ from rank_collapse import struct
 
 
 @struct.dataclass
-class Examples:
+class Examples(struct.Struct):
     """A data set: every token of every example has a label."""
 
     inputs: Any  # Int [b, n] token ids, or Float [b, n, i] vectors

@@ -27,7 +27,7 @@ SOURCE_LENGTH, TARGET_LENGTH = 7, 7  # the longest; targets with both marks
 
 
 @struct.dataclass
-class Lexicon:
+class Lexicon(struct.Struct):
     """Which word of the target language each word of the source language is."""
 
     # Permutations [words of the kind]: the target's word by the source's

@@ -22,7 +22,7 @@ TASKS = ("copy", "reverse", "sort")
 
 
 @struct.dataclass
-class SequencePairs:
+class SequencePairs(struct.Struct):
     """Pairs of sequences, padded; what a decoder reads and what it should answer are one apart."""
 
     source: Any  # Int [b, m]
