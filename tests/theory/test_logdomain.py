@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import mp_oracle
 import numpy as np
 import pytest
+from compiling import AS_USERS
 from marks import slow_if
 
 import rank_collapse as rc
@@ -12,7 +13,10 @@ from rank_collapse.measures import residuals
 from rank_collapse.network import layers
 
 N, D, H = 6, 16, 4
-QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+QUICK = AS_USERS | {
+    "xla_backend_optimization_level": 0,
+    "xla_llvm_disable_expensive_passes": True,
+}
 
 
 def mp_profile(params, x, config, digits):

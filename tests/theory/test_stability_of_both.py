@@ -115,4 +115,5 @@ def test_a_kernel_in_the_place_of_the_memory():
     kernel = stability.token_kernel.kernel_of(memory)
     own = stability.expected_pass(params, x, config, memory=memory)
     given = stability.expected_pass(params, x, config, memory=0 * memory, memory_kernel=kernel)
-    jax.tree.map(np.testing.assert_array_equal, own, given)
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-6)  # two programs
+    jax.tree.map(close, own, given)
