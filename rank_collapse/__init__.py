@@ -167,3 +167,8 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *_LATER})
+
+
+# For help(): without it pydoc shows only what is defined in this file.
+_IMPORTED = {"importlib", "TYPE_CHECKING", "Any"}
+__all__ = [name for name in globals() if name[0] != "_" and name not in _IMPORTED]  # pyright: ignore

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from rank_collapse import struct
@@ -281,7 +282,7 @@ def apply(
     """
     edits.check_names(tuple(keep), config)
     if not isinstance(dropout_rate, jax.core.Tracer):
-        if not 0 <= dropout_rate <= 1:
+        if not 0 <= np.asarray(dropout_rate) <= 1:
             raise ValueError(f"dropout_rate={dropout_rate} is not in [0, 1]")
         if dropout_key is None and dropout_rate:
             raise ValueError(f"dropout_rate={dropout_rate} without a dropout_key drops nothing")

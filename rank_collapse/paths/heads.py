@@ -22,7 +22,7 @@ from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.precision import full_precision
 from rank_collapse.network.walk import final_norm, walk, walk_layer
 from rank_collapse.paths.contributions import path_gains
-from rank_collapse.paths.frozen import Frozen, carry_edit, freeze
+from rank_collapse.paths.frozen import Frozen, carry_edit, freeze, self_attention
 
 
 @full_precision
@@ -77,11 +77,25 @@ class _Started(Frozen):
         return carry_edit(layer, "attention_branch", self.own, self.ones), None
 
 
+def _heads(layer, seen, one):
+    """What each head puts out [h, n, d] of the branch input [1, n, d], without the output bias."""
+    params = layer.params.attention
+    params = layer.params.replace(attention=params.replace(b_o=jnp.zeros_like(params.b_o)))
+    bare = layer.replace(params=params)
+
+    def alone(gain):
+        extra = layer.extra.replace(head_gain=gain)
+        return self_attention(bare.replace(extra=extra), extra.weights, seen, one)[0]
+
+    return jax.vmap(alone)(jnp.eye(layer.config.num_heads, dtype=seen.dtype))
+
+
 @functools.partial(jax.jit, static_argnames="chunk")
 def _carry_heads(params, prepared, config, on_paths, chunk):
     h, (n, d) = config.num_heads, prepared.x.shape
-    none = jnp.zeros(1, prepared.x.dtype)
-    constants, of_final = freeze(params, prepared, config, keep=("head_output",))
+    one = jnp.ones(1, prepared.x.dtype)
+    none, everything = 0 * one, Frozen(one)
+    constants, of_final = freeze(params, prepared, config)
 
     def pieces(fn, c):
         """fn of the heads, `chunk` at a time."""
@@ -89,8 +103,10 @@ def _carry_heads(params, prepared, config, on_paths, chunk):
             return fn(c)
         return jax.lax.map(lambda one: fn(one[None])[0], c, batch_size=chunk)
 
-    def step(layer, outputs):
-        own = layer.extra.trace.kept["head_output"]
+    def step(layer, carry):
+        whole, outputs = carry
+        whole, passages = walk_layer(everything, layer, whole)
+        own = _heads(layer, passages["attention"].branch_input, one)
 
         def carried(c):
             return walk_layer(Frozen(none), layer, c)[0]
@@ -110,9 +126,9 @@ def _carry_heads(params, prepared, config, on_paths, chunk):
             return jax.lax.switch(jnp.sign(origin - layer.index) + 1, branches, c)
 
         outputs = jax.lax.map(of_layer, (jnp.arange(config.depth), outputs))
-        return outputs, None
+        return (whole, outputs), None
 
-    outputs = jnp.zeros((config.depth, h, n, d), prepared.x.dtype)
-    outputs, _ = walk(step, outputs, params, prepared, config, extra=constants, gains=on_paths)
+    carry = (prepared.x[None], jnp.zeros((config.depth, h, n, d), prepared.x.dtype))
+    (_, outputs), _ = walk(step, carry, params, prepared, config, extra=constants, gains=on_paths)
     flat = outputs.reshape(-1, n, d)
     return final_norm(Frozen(none), flat, params, prepared, config, of_final).reshape(outputs.shape)

@@ -29,14 +29,15 @@ from rank_collapse.runs.states import flatten, unflatten
 from rank_collapse.training.models import init_model
 from rank_collapse.training.recipe import Recipe
 
-_CONFIG, _SUM = "config", "sha256"  # of the metadata
+_CONFIG, _SUM = "config", "sha256"  # of the metadata, and of the config in it
 
 
 def dump_models(config: TransformerConfig | EncoderDecoderConfig, models: Any) -> bytes:
     """The file of an ensemble of one network, which other frameworks read as well.
 
-    Its tensors are named by their path, as "network.layers.attention.w_q"; the metadata hold the
-    "config" and, as "sha256", the checksum of it and of the weights.
+    Its tensors are named by their path, as "network.layers.attention.w_q". The metadata have one
+    entry, "config", since safetensors writes several in any order: the config's fields as JSON and,
+    as "sha256", the checksum of these and of the weights.
 
     Args:
         config: The network, with an embedding.
@@ -44,7 +45,8 @@ def dump_models(config: TransformerConfig | EncoderDecoderConfig, models: Any) -
     """
     text = json.dumps(_fields(config), default=lambda a: np.asarray(a).tolist())
     saved = flatten(models)
-    return safetensors.numpy.save(saved, metadata={_CONFIG: text, _SUM: _checksum(text, saved)})
+    sealed = json.dumps(json.loads(text) | {_SUM: _checksum(text, saved)})
+    return safetensors.numpy.save(saved, metadata={_CONFIG: sealed})
 
 
 def load_models(path: str | os.PathLike) -> tuple[Any, Any]:
@@ -58,8 +60,8 @@ def load_models(path: str | os.PathLike) -> tuple[Any, Any]:
         OSError: The file cannot be read.
     """
     try:
-        text, saved = _read(path)
-        config = _config(json.loads(text))
+        fields, saved = _read(path)
+        config = _config(fields)
         num_seeds = len(next(iter(saved.values())))
         if isinstance(config, EncoderDecoderConfig):
             num_outputs = config.decoder.embedding.vocab_size
@@ -78,17 +80,18 @@ def load_models(path: str | os.PathLike) -> tuple[Any, Any]:
 
 
 def _read(path):
-    """(config, {name: array}) of either kind of file."""
+    """(fields of the config, {name: array}) of either kind of file."""
     if zipfile.is_zipfile(path):
         with np.load(path) as file:
             saved = {name: file[name] for name in file.files}
-        return str(saved.pop(_CONFIG)), saved
+        return json.loads(str(saved.pop(_CONFIG))), saved
     with safetensors.safe_open(path, framework="numpy") as file:
         saved = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        about = file.metadata() or {}
-    if _SUM in about and about[_SUM] != _checksum(about[_CONFIG], saved):
+        fields = json.loads((file.metadata() or {})[_CONFIG])
+    found = fields.pop(_SUM, None)
+    if found is not None and found != _checksum(json.dumps(fields), saved):
         raise ValueError("its checksum is another: it is not as it was written")
-    return about[_CONFIG], saved
+    return fields, saved
 
 
 def _checksum(text, saved):

@@ -323,6 +323,7 @@ def test_where_mlps_begin_to_slow_the_collapse():
     assert "crossing at gain 1.41 (1.41 to 1.41)" in crossing_text(numbers)
 
 
+@pytest.mark.slow
 def test_the_gain_of_mlps_is_swept_in_one_program(tmp_path):
     arguments = [*SIZE, "--variants=san,san_mlp", "--mlp_gain=1,8", "--norm=none"]
     assert execute(tmp_path, *arguments) == 0

@@ -228,6 +228,7 @@ def test_places_between_the_laws():
     np.testing.assert_allclose(found, [-1, 0, 0.5, 1, 1.5, 2, 2.5])
 
 
+@pytest.mark.slow
 def test_what_the_law_does_not_cover_is_left_out(tmp_path):
     """Branches that see tokens that no norm has scaled; the rest of the design is measured."""
     small = ["--designs=branch_norm,post", "--depths=1,2", "--layer_depths=1,2"]

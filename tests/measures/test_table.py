@@ -38,8 +38,11 @@ def test_by_numpy_as_by_jax_and_nan_where_there_is_nothing(name):
     for fn in (measure, jax.jit(measure)):
         found = [float(fn(x, mask=row)) for x, row in zip(X, ROWS, strict=True)]
         np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-6)
-    traced = jax.jit(lambda h, m: rc.profile(h, measures=name, mask=m))
-    for fn in (lambda h, m: rc.profile(h, measures=name, mask=m), traced):
+
+    def profile(hidden, mask):
+        return rc.profile(hidden, measures=name, mask=mask, batch_axis=1)
+
+    for fn in (profile, jax.jit(profile)):
         np.testing.assert_allclose(fn(X[None], ROWS)[name][0], expected, rtol=2e-5, atol=1e-6)
         broken = X[None].copy()
         broken[0, 0, 1, 2] = np.nan

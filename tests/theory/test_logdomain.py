@@ -221,6 +221,17 @@ SLOW += [
     "padding",
     "other widths",
     "relative key",
+    "gelu MLP",
+    "swiglu MLP",
+    "pre-layer, skips, gelu",
+    "post-rms",
+    "skip gain 0",
+    "temperature",
+    "local",
+    "relative bias",
+    "score bias",
+    "padding, causal, norm",
+    "queries normalised",
 ]
 
 

@@ -221,6 +221,7 @@ def test_updates_add_up_and_causal_tokens_have_an_m_each():
     np.testing.assert_allclose(seen * np.arange(1, 6), seen[0], rtol=1e-5)  # m = 1/i
 
 
+@pytest.mark.slow
 def test_scores_slow_the_collapse_as_networks_do(optimized):
     """One layer, n = 17, d = 768, tokens of cosine ½, b = 1 and 4: the exact law within 4 standard
     errors and 2 %; with uniform attention it would be .86 and .57 of it."""
