@@ -45,6 +45,7 @@ def test_table_and_summary_are_of_every_form_width_and_seed(folder):
     assert len(forms.compare(found)) == 4 and "d_k = 3" in forms.reading(found)
 
 
+@pytest.mark.slow
 def test_chunks_of_seeds_that_fit_into_memory_change_nothing(folder, tmp_path, capsys):
     """Of runs: three seeds, by each function that shares a program."""
     check_chunks(forms, ARGUMENTS, tmp_path, capsys, whole=folder)

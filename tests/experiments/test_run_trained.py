@@ -144,6 +144,7 @@ def test_another_process_redraws_too(folder, tmp_path):
     assert contents(copy) == contents(folder)
 
 
+@pytest.mark.slow
 def test_weights_asked_for_later_are_trained_again_and_nothing_else_changes(
     folder, tmp_path, capsys
 ):
@@ -218,6 +219,7 @@ def test_a_seed_that_diverged_is_kept_apart(saved):
     assert "1 seed" in drawn["paths"]().get_suptitle()
 
 
+@pytest.mark.slow
 def test_all_heads_is_one_path(tmp_path):
     arguments = [*SORT, "--all_heads", "--semantics=frozen", "--n_epochs=0"]
     assert run(run_sort, arguments, tmp_path) == 0

@@ -35,6 +35,7 @@ def folder(tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 def test_rows_and_summary_are_of_the_kept_weights(folder):
     config, models = load_models(folder / "models.safetensors")
     options = cli.parse(binary.FLAGS, list(ARGUMENTS))
@@ -53,6 +54,7 @@ def test_rows_and_summary_are_of_the_kept_weights(folder):
     assert {path.name for path in figures(folder)} == names
 
 
+@pytest.mark.slow
 def test_what_is_watched_is_of_both_halves(folder):
     lines = metrics.read(folder / metrics.NAME)
     assert [(x["seed"], x["step"]) for x in lines] == [(s, e) for s in (0, 1) for e in range(3)]
@@ -78,6 +80,7 @@ def test_a_second_run_shows_what_is_there(folder, tmp_path, monkeypatch, capsys)
     check_that_deleted_files_come_back(binary, ARGUMENTS, folder, tmp_path, monkeypatch, capsys)
 
 
+@pytest.mark.slow
 def test_attention_maps_are_distributions_over_what_exists(folder):
     with np.load(folder / "arrays.npz") as arrays:
         found = {name.split("/")[-1]: a for name, a in arrays.items() if "/attention/" in name}

@@ -104,9 +104,9 @@ cli.run(main, FLAGS)
 @pytest.mark.parametrize(
     ("who", "how", "expected"),
     [
-        ("primary", "killed", 9),
+        pytest.param("primary", "killed", 9, marks=pytest.mark.slow),
         ("other", "a mistake", 2),
-        ("other", "a bug", 1),
+        pytest.param("other", "a bug", 1, marks=pytest.mark.slow),
         ("other", "terminated", 143),  # JAX has a handler of its own, under which it went on
     ],
 )
@@ -118,7 +118,7 @@ def test_a_process_does_not_wait_for_one_that_has_stopped(who, how, expected, tm
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("who", ["primary", "other"])
+@pytest.mark.parametrize("who", ["primary", pytest.param("other", marks=pytest.mark.slow)])
 def test_a_process_that_stands_still_is_not_waited_for(who, tmp_path):
     """After 40 seconds, here 8: `jax.distributed` waits for 100 and aborts with a stack."""
     arguments = ("-c", FAILING, "--distributed", f"--output_dir={tmp_path}")
