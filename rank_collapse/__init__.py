@@ -92,6 +92,11 @@ from rank_collapse.network.transformer import (
     apply as apply,
     apply_batch as apply_batch,
 )
+from rank_collapse.network.variants import (
+    VARIANTS as VARIANTS,
+    init_variant as init_variant,
+    variant as variant,
+)
 from rank_collapse.paths.attribution import logit_attribution as logit_attribution
 from rank_collapse.paths.contributions import (
     PathContributions as PathContributions,

@@ -86,12 +86,12 @@ def layer(p, state, config, context, gains):
             part = attention(p.attention, seen, config, context, gains)
         else:
             part = mlp(p.mlp, seen, config)
-        if placement in ("sandwich", "branch"):
+        if placement in ("sandwich", "branch", "both"):
             part = norm("branch_norm", part)
         part = scaled(getattr(gains.branch, kind), part)
         if getattr(config, f"{kind}_skip") or (kind == "mlp" and config.parallel):
             part = plus(part, scaled(getattr(gains.skip, kind), state))
-        state = norm("norm", part) if placement == "post" else part
+        state = norm("norm", part) if placement in ("post", "both") else part
     return state
 
 

@@ -72,13 +72,16 @@ class Oracle:
             if placement in ("pre", "sandwich") and not bare:
                 y = self.norm(norm, state, y, bias)
             y = branch(y, bias)
-            if placement in ("sandwich", "branch"):
+            if placement in ("sandwich", "branch", "both"):
                 y = self.norm(branch_norm, branch_value, y, bias)
             out = out + gamma * y
         if skip and take in ("skip", "both"):
             out = out + lam * c
-        if placement == "post":
-            total = gamma * branch_value + (lam * state if skip else 0)
+        if placement in ("post", "both"):
+            value = branch_value
+            if placement == "both":
+                value = self.norm(branch_norm, value, value, True)
+            total = gamma * value + (lam * state if skip else 0)
             out = self.norm(norm, total, out, bias)
         return out
 
@@ -121,7 +124,7 @@ class Oracle:
         out = np.zeros((self.trace.hidden.shape[1], self.config.d_model))
         if take == "branch" or bias:
             y = branch(None, bias)
-            if placement in ("sandwich", "branch"):
+            if placement in ("sandwich", "branch", "both"):
                 y = self.norm(p.cross_branch_norm, t.cross_branch[l], y, bias)
             out = out + gamma * y
         if take == "skip" and self.config.cross_skip:

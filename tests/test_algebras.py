@@ -47,6 +47,12 @@ def shaped(q, k, v, context):
     return gate * m, gate * jnp.einsum("hnm,hmv->hnv", m, v)
 
 
+def halved(scores, context):
+    """Weights of one's own: rows that sum to less than one, of each head another."""
+    share = context.of_heads(jnp.array([[0.5, 0.8], [0.6, 0.9]]), len(scores))
+    return share * jax.nn.sigmoid(scores)
+
+
 def bump(z):
     return z * jnp.exp(-jnp.square(z))
 
@@ -92,6 +98,8 @@ CASES: dict[str, dict[str, Any]] = {
     "score_cap": {"score_cap": 0.5},
     "mixing": POST | {"mixing": rc.Mixing(0.4, 0.7, -0.2)},
     "mix": POST | {"mix": shaped},
+    "normalise": POST | {"normalise": halved},
+    "norm_placement both": SKIPS | {"norm_placement": "both"},
     "mlp of one's own": POST | {"mlp": bump, "norm": l1_norm},
     "num_kv_heads": POST | {"num_kv_heads": 1},
     "num_experts, experts_per_token": EXPERTS,
@@ -133,7 +141,7 @@ def log10_residuals(trace):
 
 def forward(params, x, config, extra, trace):
     """Against the network written out with lists of mpmath's numbers."""
-    own = config.mix is not None or callable(config.mlp)
+    own = config.mix is not None or config.normalise is not None or callable(config.mlp)
     if config.cross_attention or config.mixing is not None or own:
         # Sums over single paths, in NumPy, from weights that tests of attention compare.
         total = Oracle(params, trace, config, **_memory(extra)).sums()

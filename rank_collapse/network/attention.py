@@ -37,6 +37,9 @@ class AttentionConfig(struct.Struct):
             (Qwen3, Gemma 3), or over the "width" of all heads (OLMo 2); with norm_eps.
         score_cap: c of c·tanh(scores/c) before biases and mask (Gemma 2); 0 for none.
         temperature: Divides the scores; scalar or [L].
+        normalise: Weights of the caller's own in the place of softmax, normalise(scores, context)
+            -> P, both [h, n, m], for one example: scores behind temperature, cap and bias; the
+            context's mask is its own to keep. Traced as `mix` is. None for softmax.
         mixing: `Mixing` of the weights with the identity and the mean; None for the weights alone.
         mix: Self-attention of the caller's own, mix(q, k, v, context) -> (M, out), for one example:
             q and k [h, n, k] behind norms and rotary positions, v [h, n, v], context an
@@ -53,18 +56,21 @@ class AttentionConfig(struct.Struct):
     qk_norm: str = struct.static("none")
     score_cap: float = struct.static(0.0)
     temperature: Any = 1.0
+    normalise: Any = None
     mixing: Any = None
     mix: Any = None
 
     def __post_init__(self):
         struct.one_of(self, mask=MASKS, score=SCORES, qk_norm=QK_NORMS)
         struct.integers(self, window=0)
-        if callable(self.mix) and not isinstance(self.mix, Partial):
-            object.__setattr__(self, "mix", Partial(self.mix))
-        if isinstance(self.mix, str) or (self.mix is not None and self.mixing is not None):
-            raise ValueError(
-                f"mix={self.mix!r} is a function, in the place of a softmax and mixing"
-            )
+        for name in ("normalise", "mix"):
+            own = getattr(self, name)
+            if callable(own) and not isinstance(own, Partial):
+                object.__setattr__(self, name, Partial(own))
+            if isinstance(own, str):
+                raise ValueError(f"{name}={own!r} is a function")
+        if self.mix is not None and not self.mixing is self.normalise is None:
+            raise ValueError(f"mix={self.mix!r} is in the place of normalise and mixing")
 
 
 @struct.dataclass
@@ -132,6 +138,8 @@ class AttentionContext(struct.Struct):
         cap: c of c·tanh(scores/c); None for none.
         distance: Int [n, m] |i − j|, where layers look different distances; None elsewhere.
         local_rotary: The rotary positions of layers with a window; None for the same.
+        layer: Index of the layer, where `normalise` or `mix` are the caller's own.
+        head: Index of the head, where it is alone; None for all.
     """
 
     mask: Any = None
@@ -142,6 +150,17 @@ class AttentionContext(struct.Struct):
     cap: Any = None
     distance: Any = None
     local_rotary: Any = None
+    layer: Any = None
+    head: Any = None
+
+    def of_heads(self, value: Any, num_heads: int) -> Array:
+        """[h, 1, 1] for this layer's heads of a number, [L] or [L, H]."""
+        value = jnp.asarray(value)
+        if value.ndim:
+            value = value[0 if self.layer is None else self.layer]
+        if value.ndim and self.head is not None:
+            value = value[self.head]
+        return jnp.broadcast_to(value, (num_heads,))[:, None, None]
 
     def of_layer(self, window: Any) -> "AttentionContext":
         """The context as a layer sees it that looks up to `window` tokens away.
@@ -226,6 +245,23 @@ def softmax(scores: Float[Array, "*s m"], mask: Any = None) -> Float[Array, "*s 
         mask = mask.reshape((1,) * (scores.ndim - mask.ndim) + mask.shape)
         scores = jnp.where(mask, scores, jnp.finfo(scores.dtype).min)
     return jax.nn.softmax(scores, axis=-1).astype(dtype)
+
+
+def normalised(
+    scores: Float[Array, "h n m"], context: AttentionContext, normalise: Any = None
+) -> Float[Array, "h n m"]:
+    """P of scores: their softmax, or what `AttentionConfig.normalise` makes of them.
+
+    Raises:
+        ValueError: Weights of another shape.
+    """
+    if normalise is None:
+        return softmax(scores, context.mask)
+    weights = normalise(scores, context)
+    if getattr(weights, "shape", None) != scores.shape:
+        given = getattr(weights, "shape", type(weights).__name__)
+        raise ValueError(f"normalise gave {given} for scores of shape {scores.shape}")
+    return weights.astype(scores.dtype)
 
 
 def mixing_matrix(
@@ -378,13 +414,14 @@ def attention_weights(
     norm_eps: float = 1e-12,
     temperature: Any = 1.0,
     context: AttentionContext | None = None,
+    normalise: Any = None,
 ) -> Float[Array, "h n m"]:
-    """P_h = softmax over allowed keys of `attention_scores`; every row sums to 1."""
+    """P_h = softmax over allowed keys of `attention_scores`, or their `normalised`."""
     scores = attention_scores(
         params, x, y, score=score, scale=scale, norm_eps=norm_eps, temperature=temperature,
         context=context,
     )  # fmt: skip
-    return softmax(scores, None if context is None else context.mask)
+    return normalised(scores, AttentionContext() if context is None else context, normalise)
 
 
 def _transpose(x):
@@ -430,6 +467,7 @@ def multi_head_attention(
     norm_eps: float = 1e-12,
     temperature: Any = 1.0,
     context: AttentionContext | None = None,
+    normalise: Callable[..., Any] | None = None,
     mixing: Mixing | None = None,
     mix: Callable[..., Any] | None = None,
     dropout_key: Any = None,
@@ -446,6 +484,7 @@ def multi_head_attention(
         y: Key and value tokens [m, d], or their `KeysValues`.
         score, scale, norm_eps, temperature, context: See `attention_scores`; the context holds
             the mask.
+        normalise: Takes the place of softmax: see `AttentionConfig`.
         mixing: What takes the place of the weights: `mixing_matrix`.
         mix: Takes the place of scores and weights: see `AttentionConfig`.
         dropout_key: Key for dropout on the weights; None for none.
@@ -477,7 +516,7 @@ def multi_head_attention(
             params, x, y, score=score, scale=scale, norm_eps=norm_eps, temperature=temperature,
             context=context, edit=edit,
         )  # fmt: skip
-        weights = softmax(edit("scores", scores), context.mask)
+        weights = normalised(edit("scores", scores), context, normalise)
         weights = mixing_matrix(weights, mixing, context.mask)
         v, mixed = edit("v", _values(params, y)), None
     else:

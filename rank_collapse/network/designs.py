@@ -129,6 +129,20 @@ def _depth_scaled(stack):
     return {"branch_gain": 1 / math.sqrt(stack.config.depth)}
 
 
+def _lambda_skip(stack):
+    """x' = N(λ x + f(x)), λ of each sublayer learned from 1 on (equation 5)."""
+    return {"learned_skip_gain": 1.0}
+
+
+def _ngpt(stack):
+    """x' = N(x + α (N'(f(x)) − x)), α = 0.05, N and N' to one size, queries and keys too.
+
+    The size is √d rather than 1 here. In the paper α is a parameter of each feature and the
+    weights' rows and columns are normalised after each step; here α stays where it starts.
+    """
+    return {"skip_gain": 0.95, "branch_gain": 0.05, "norm": "rms", "qk_norm": "head"}
+
+
 def _layernorm_scaling(stack):
     """x' = x + f(N(x)/√l) in layer l = 1, ..., L."""
     return {"norm_gain": tuple(1 / math.sqrt(l) for l in range(1, stack.config.depth + 1))}
@@ -148,6 +162,8 @@ DESIGNS: dict[str, Design] = {
     "branch_norm": Design(("branch",), _plain, "OLMo 2, 2025"),
     "qk_norm": Design(("pre", "branch"), _qk_norm, "Henry et al. 2020; RMSNorm as in Qwen3"),
     "depth_scaled": Design(("post", "pre", "none"), _depth_scaled, "Noci et al. 2022"),
+    "lambda_skip": Design(("post",), _lambda_skip, "Arangath Joseph et al. 2024"),
+    "ngpt": Design(("both",), _ngpt, "Loshchilov et al. 2024"),
     "layernorm_scaling": Design(("pre",), _layernorm_scaling, "Sun et al. 2025"),
 }
 

@@ -124,7 +124,7 @@ def _times_norm(layers: BlockParams, kind: str, gain: Any, config, of="norm") ->
 
 
 def _times_branch(layers: BlockParams, kind: str, gain: Any, config) -> BlockParams:
-    if config.norm_placement in ("sandwich", "branch"):
+    if config.norm_placement in ("sandwich", "branch", "both"):
         return _times_norm(layers, kind, gain, config, of="branch_norm")
     part = getattr(layers, kind)
     if kind == "mlp":

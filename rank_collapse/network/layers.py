@@ -15,7 +15,7 @@ from rank_collapse import struct
 NORM_KINDS = ("layer", "rms")
 
 
-NORM_PLACEMENTS = ("none", "pre", "post", "sandwich", "branch")
+NORM_PLACEMENTS = ("none", "pre", "post", "sandwich", "branch", "both")
 ROUTERS = ("chosen", "all")
 
 
@@ -26,13 +26,15 @@ class ResidualConfig(struct.Struct):
     Layer l, with gains λ = skip_gain and γ = branch_gain, norm_placement "post" or "none":
         a = N(λ x·[attention_skip] + γ SA(x)),   x' = N(λ a·[mlp_skip] + γ MLP(a)),
     "pre": a = λ x·[attention_skip] + γ SA(N(x)), "sandwich": λ x·[attention_skip] + γ N'(SA(N(x)))
-    (Ding et al. 2021; peri-LN, Gemma 2) and "branch": λ x·[attention_skip] + γ N'(SA(x)) (OLMo 2),
-    the same for the MLP. With cross_attention a third sublayer, placed between the two, attends to
+    (Ding et al. 2021; peri-LN, Gemma 2), "branch": λ x·[attention_skip] + γ N'(SA(x)) (OLMo 2) and
+    "both": N(λ x·[attention_skip] + γ N'(SA(x))) (nGPT), the same for the MLP. With
+    cross_attention a third sublayer, placed between the two, attends to
     `memory`.
 
     Attributes:
         attention_skip, mlp_skip, cross_skip: Which sublayers have a skip.
-        norm_placement: Where norms are, see above: "none", "pre", "post", "sandwich", "branch".
+        norm_placement: Where norms are, see above: "none", "pre", "post", "sandwich", "branch",
+            "both".
         norm, norm_eps: "layer" or "rms"; what is added to variances. Or a norm of the caller's own,
             a function of tokens [n, d] that gives what they are multiplied by, [n, 1] or [n, d].
         final_norm: A norm after the last layer; the trace's `output`, not its hidden states.
@@ -68,8 +70,10 @@ class ResidualConfig(struct.Struct):
         struct.one_of(self, norm_placement=NORM_PLACEMENTS)
         if not callable(self.norm):
             struct.one_of(self, norm=NORM_KINDS)
-        if self.parallel and self.norm_placement == "post":
-            raise ValueError("parallel=True has no place for norm_placement='post'")
+        if self.parallel and self.norm_placement in ("post", "both"):
+            raise ValueError(
+                f"parallel=True has no place for norm_placement={self.norm_placement!r}"
+            )
 
 
 @struct.dataclass

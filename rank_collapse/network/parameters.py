@@ -89,9 +89,9 @@ def init_block(
         fields["mlp"] = _init_mlp(key_mlp, config, weight_scale, bias_scale)
     norms = {}
     for kind in fields:
-        if config.norm_placement in ("pre", "post", "sandwich"):
+        if config.norm_placement in ("pre", "post", "sandwich", "both"):
             norms[f"{kind}_norm"] = _init_norm(config)
-        if config.norm_placement in ("sandwich", "branch"):
+        if config.norm_placement in ("sandwich", "branch", "both"):
             norms[f"{kind}_branch_norm"] = _init_norm(config)
     return BlockParams(**fields, **norms)
 

@@ -27,7 +27,7 @@ class ResidualSpec(struct.Struct):
         kind: "attention", "cross" or "mlp"; "final" for the norm behind the last layer.
         skip: Whether there is a skip.
         placement: "none", "pre" (before the branch), "post" (after the sum), "sandwich" (before
-            and after the branch) or "branch" (after the branch).
+            and after the branch), "branch" (after the branch) or "both" (after branch and sum).
         norm_kind, eps: Of the norms.
         parallel: Whether the branch reads the state at the layer's start.
         unnormed: Whether the branch reads tokens without a norm where others read normed ones, a
@@ -56,7 +56,12 @@ class ResidualSpec(struct.Struct):
     @property
     def norms_branch(self) -> bool:
         """Whether the branch's output is normalised before it joins the sum."""
-        return self.placement in ("sandwich", "branch")
+        return self.placement in ("sandwich", "branch", "both")
+
+    @property
+    def norms_sum(self) -> bool:
+        """Whether the stream is normalised after the sum."""
+        return self.placement in ("post", "both")
 
     @property
     def at_branch(self) -> "ResidualSpec":

@@ -153,7 +153,7 @@ class Tokens(Algebra):
         keys, past, config = seen, layer.inputs.past, layer.config
         if past is not None:
             keys = past.extended(layer.params.attention, seen, layer.context, config.norm_eps)
-        own = {"mixing": layer.gains.mixing, "mix": config.mix}
+        own = {"normalise": config.normalise, "mixing": layer.gains.mixing, "mix": config.mix}
         return self._attend(layer, "attention", seen, keys, layer.context, **own)
 
     def cross(self, layer, seen):

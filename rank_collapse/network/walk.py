@@ -48,7 +48,10 @@ class Layer(struct.Struct):
     @property
     def context(self) -> AttentionContext:
         """Masks, biases and positions of this layer's self-attention."""
-        return self.inputs.context.of_layer(self.gains.window)
+        context, config = self.inputs.context.of_layer(self.gains.window), self.config
+        if config.normalise is config.mix is None:
+            return context
+        return context.replace(layer=self.index)
 
     @property
     def score_options(self) -> dict[str, Any]:
@@ -129,8 +132,8 @@ def walk_layer(algebra: Algebra, layer: Layer, state: Any) -> tuple[Any, dict[st
         part, aux = getattr(algebra, kind)(layer, branch_input)
         joined = algebra.norm(layer, spec.at_branch, part) if spec.norms_branch else part
         total = algebra.add(layer, spec, state, joined)
-        after = algebra.norm(layer, spec, total) if spec.placement == "post" else total
-        normed = {"post": total, "pre": source, "sandwich": source}.get(spec.placement)
+        after = algebra.norm(layer, spec, total) if spec.norms_sum else total
+        normed = total if spec.norms_sum else source if spec.norms_input else None
         passages[kind] = Passage(spec, state, branch_input, part, aux, normed, after)
         state = after if kind == "mlp" else algebra.after(layer, f"after_{kind}", after)
     return algebra.after(layer, "residual", state), passages

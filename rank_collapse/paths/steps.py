@@ -91,7 +91,7 @@ def recomputed_step(
     def run(attention, context, own_gains=own_gains):
         rest = jax.tree.map(lambda a: a[row], params.layers.replace(attention=None))
         rest = rest.replace(attention=attention)
-        if no_sub_path and config.norm_placement == "post":
+        if no_sub_path and config.norm_placement in ("post", "both"):
             rest = rest.replace(attention_norm=None)
         inputs = prepared.replace(context=context)
         return forward(Layer(rest, own_gains, layer, config, inputs), x).trace.hidden
@@ -212,4 +212,4 @@ def _head_context(context: AttentionContext, head: Any) -> AttentionContext:
         mask = mask[head][None]
     if bias is not None and bias.shape[0] > 1:
         bias = bias[head][None]
-    return context.replace(mask=mask, bias=bias)
+    return context.replace(mask=mask, bias=bias, head=head)

@@ -92,7 +92,9 @@ class Truncated(ByLength):
     def weights(self, layer, seen):
         x, params = total(seen), layer.params.attention
         context = layer.context
-        weights = attn.attention_weights(params, x, x, context=context, **layer.score_options)
+        weights = attn.attention_weights(
+            params, x, x, context=context, normalise=layer.config.normalise, **layer.score_options
+        )
         return attn.mixing_matrix(weights, layer.gains.mixing, context.mask)
 
     def gate(self, layer, seen):

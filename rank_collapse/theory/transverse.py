@@ -131,8 +131,13 @@ class LinearAttention(tangent.Tangents):
 
     covers = covers.Covers(
         "a transverse exponent",
-        # M of the caller's own may change with its tokens where they are equal.
-        {k: v for k, v in covers.EVERYTHING.fields.items() if k not in (*covers.CROSS, "mix")},
+        # M of the caller's own may change with its tokens where they are equal, and rows of
+        # weights that do not sum to a constant make equal tokens differ.
+        {
+            k: v
+            for k, v in covers.EVERYTHING.fields.items()
+            if k not in (*covers.CROSS, "normalise", "mix")
+        },
     )
 
     def __init__(self, rows_differ: bool):

@@ -1,0 +1,274 @@
+"""Attention variants against NumPy written out row by row, in float64 under a causal mask."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rank_collapse as rc
+from rank_collapse.network.covers import EVERYTHING
+from rank_collapse.network.variants import DyT
+
+L, H, N, D = 2, 2, 5, 8
+K = D // H  # width of queries, keys and values
+RNG = np.random.default_rng(0)
+DECAY, STEP, SINK, SCALE = (RNG.uniform(0.5, 0.9, (L, H)) for _ in range(4))
+VECTORS = RNG.normal(size=(L, 4, K // 2))
+
+
+def softmax(s):
+    e = np.exp(s - s.max())
+    return e / e.sum()
+
+
+def sigma(s):
+    return 1 / (1 + np.exp(-s))
+
+
+# What one row of weights is of its scores s to the keys 0 .. i, in layer l and head h.
+def row_softmax(s, l, h):
+    return softmax(s)
+
+
+def row_sinks(s, l, h):
+    return np.exp(s) / (np.exp(s).sum() + np.exp(SINK[l, h]))
+
+
+def row_off_by_one(s, l, h):
+    return np.exp(s) / (1 + np.exp(s).sum())
+
+
+def row_sigmoid(s, l, h):
+    return 1 / (1 + N * np.exp(-s))
+
+
+def row_softpick(s, l, h):
+    e = np.exp(s) - 1
+    return np.maximum(e, 0) / (np.abs(e).sum() + 1e-8)
+
+
+def row_ssmax(s, l, h):
+    return softmax(SCALE[l, h] * np.log(len(s)) * s)
+
+
+def row_root(s, l, h):
+    return softmax(0.7 * np.sqrt(np.log(len(s))) * s)
+
+
+def row_retention(s, l, h):
+    d = DECAY[l, h] ** np.arange(len(s) - 1, -1, -1.0)
+    p = s * d / np.sqrt(d.sum())
+    return p / max(abs(p.sum()), 1)
+
+
+def mixed(alpha, beta, gamma):
+    def row(s, l, h):
+        last = np.eye(len(s))[-1]
+        return alpha * last + beta * softmax(s) + gamma * np.ones(len(s)) / len(s)
+
+    return row
+
+
+def from_rows(row):
+    """A head (q, k, v, l, h) → (M, out) of rows of weights."""
+
+    def head(q, k, v, l, h):
+        m = np.zeros((N, N))
+        for i in range(N):
+            m[i, : i + 1] = row(k[: i + 1] @ q[i] / np.sqrt(q.shape[1]), l, h)
+        return m, m @ v
+
+    return head
+
+
+def head_differential(q, k, v, l, h):
+    start, (a, b, c, d) = 0.8 - 0.6 * np.exp(-0.3 * l), VECTORS[l]
+    lam = np.exp(np.sum(a * b)) - np.exp(np.sum(c * d)) + start
+    own = from_rows(row_softmax)
+    halves = [own(q[:, s], k[:, s], v, l, h)[0] for s in (slice(0, K // 2), slice(K // 2, K))]
+    m = halves[0] - lam * halves[1]
+    out = m @ v
+    return m, (1 - start) * out / np.sqrt(np.mean(out**2, axis=1, keepdims=True) + 1e-5)
+
+
+def head_gated(q, k, v, l, h):
+    p, out = from_rows(row_softmax)(q[:, :K], k[:, :K], v, l, h)
+    return p, out * sigma(q[:, K:])
+
+
+def head_linear(q, k, v, l, h):
+    q, k = (np.where(a > 0, a + 1, np.exp(a)) for a in (q, k))
+    m = np.tril(q @ k.T)
+    m = m / m.sum(axis=1, keepdims=True)
+    return m, m @ v
+
+
+def head_ssd(q, k, v, l, h):
+    """By the recurrence H ← e^(−a Δ) H + Δ B vᵀ, out = C H."""
+    state, out, m = np.zeros((K, K)), [], np.zeros((N, N))
+    step = np.log1p(np.exp(k[:, -1] + STEP[l, h]))
+    for i in range(N):
+        state = np.exp(-DECAY[l, h] * step[i]) * state + step[i] * np.outer(k[i, :-1], v[i])
+        out.append(q[i, :-1] @ state)
+        for j in range(i + 1):
+            fall = np.exp(-DECAY[l, h] * step[j + 1 : i + 1].sum())
+            m[i, j] = q[i, :-1] @ k[j, :-1] * fall * step[j]
+    return m, np.array(out)
+
+
+# {case: (variant, values, the head)}
+CASES = {
+    "softmax": ("softmax", {}, from_rows(row_softmax)),
+    "centred": ("centred", {}, from_rows(mixed(0, 1, -1))),
+    "a_perp": ("a_perp", {"num_tokens": N}, from_rows(mixed(0, N**0.5, -(N**0.5)))),
+    "value_skipinit": ("value_skipinit", {"beta": 0.3}, from_rows(mixed(1, 0.3, 0))),
+    "shaped": ("shaped", {"beta": 0.4, "gamma": 0.2}, from_rows(mixed(1, 0.4, -0.2))),
+    "attn_scale": ("attn_scale", {"excess": 0.5}, from_rows(mixed(0, 1.5, -0.5))),
+    "sigmoid": ("sigmoid", {}, from_rows(row_sigmoid)),
+    "softpick": ("softpick", {}, from_rows(row_softpick)),
+    "off_by_one": ("off_by_one", {}, from_rows(row_off_by_one)),
+    "sinks": ("sinks", {"sink": SINK}, from_rows(row_sinks)),
+    "ssmax": ("ssmax", {"scale": SCALE}, from_rows(row_ssmax)),
+    "√log n": ("ssmax", {"scale": 0.7, "power": 0.5}, from_rows(row_root)),
+    "retention": ("retention", {"decay": DECAY}, from_rows(row_retention)),
+    "differential": ("differential", {"vectors": VECTORS}, head_differential),
+    "gated": ("gated", {}, head_gated),
+    "linear": ("linear", {}, head_linear),
+    "ssd": ("ssd", {"decay": DECAY, "step_bias": STEP}, head_ssd),
+}
+DRAWN = np.random.default_rng(1).normal(size=(N, D))
+
+
+def network(name, **values):
+    """(config, parameters, tokens) of two layers of attention alone, in float64."""
+    config = rc.variant(rc.san(L, H, D, mask="causal"), name, **values)
+    return config, rc.init(jax.random.key(2), config, 1.3, 0.4), jnp.asarray(DRAWN)
+
+
+@pytest.fixture(autouse=True)
+def eager():
+    """Eagerly: a program of each variant would take a second to compile."""
+    with jax.enable_x64(True), jax.disable_jit():
+        yield
+
+
+def largest_error(case):
+    """Of mixing matrices and states over their size, against NumPy."""
+    name, values, head = CASES[case]
+    config, params, x = network(name, **values)
+    trace, a = rc.apply(params, x, config), jax.tree.map(np.asarray, params.layers.attention)
+    state, errors = np.asarray(x), []
+    for l in range(L):
+        out = np.zeros((N, D)) + a.b_o[l]
+        for h in range(H):
+            q, k, v = (
+                state @ w[l, h] + b[l, h]
+                for w, b in ((a.w_q, a.b_q), (a.w_k, a.b_k), (a.w_v, a.b_v))
+            )
+            m, mixed = head(q, k, v, l, h)
+            errors.append(np.max(np.abs(m - trace.attention[l, h])) / np.max(np.abs(m)))
+            out = out + mixed @ a.w_o[l, h]
+        state = out
+        errors.append(np.max(np.abs(state - trace.hidden[l + 1])) / np.max(np.abs(state)))
+    return max(errors)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_variant_is_what_its_paper_says(case):
+    assert largest_error(case) < 1e-12
+
+
+def test_every_variant_has_a_case():
+    assert {name for name, *_ in CASES.values()} | {"critical", "dyt"} == rc.VARIANTS.keys()
+
+
+@pytest.mark.parametrize("name", ["softpick", "sinks", "differential", "ssd"])
+def test_gradients_are_slopes(name):
+    """Of a sum of the output, by values of the variant and tokens, along one direction."""
+    values = {"softpick": {"eps": 0.1}}.get(name, CASES[name][1])
+
+    def loss(scale, values):
+        config, params, x = network(name, **values)
+        return jnp.sum(jnp.sin(rc.apply(params, scale * x, config).output))
+
+    at, step = (jnp.asarray(1.0), jax.tree.map(jnp.asarray, values)), 1e-5
+    _, slope = jax.jvp(loss, at, jax.tree.map(jnp.ones_like, at))
+    ends = [loss(*jax.tree.map(lambda a, s=s: a + s, at)) for s in (step, -step)]
+    assert abs(slope - (ends[0] - ends[1]) / (2 * step)) < 1e-7 * max(1, abs(slope))
+
+
+def test_variants_start_as_their_authors_start_them():
+    plain = rc.san(L, H, D, mask="causal")
+    shaped = rc.variant(plain, "shaped")
+    params = rc.init_variant(jax.random.key(0), shaped, "shaped")
+    trace = rc.apply(params, jnp.asarray(DRAWN), shaped)
+    np.testing.assert_allclose(trace.attention, np.tile(np.eye(N), (L, H, 1, 1)), atol=1e-15)
+    lam, vectors, _ = rc.variant(plain, "differential", key=jax.random.key(0)).mix.args
+    np.testing.assert_allclose(lam, [0.2, 0.8 - 0.6 * np.exp(-0.3)])
+    assert vectors.shape == (L, 4, K // 2) and 0.05 < np.std(vectors) < 0.2
+    np.testing.assert_allclose(
+        rc.variant(plain, "retention").normalise.args[0], [[1 - 2**-5, 1 - 2**-6]] * L
+    )
+    decay, bias = rc.variant(plain, "ssd", key=jax.random.key(0)).mix.args
+    assert np.all((decay >= 1) & (decay <= 16))
+    step = np.log1p(np.exp(bias))
+    assert np.all((step >= 0.001) & (step <= 0.1))
+
+
+def test_critical_scaling_takes_cosines():
+    """softmax(γ ln n cos_ij) of tokens, which the identity mixes."""
+    config = rc.variant(rc.san(1, 1, D, attention_skip=False), "critical", gamma=1.7)
+    params = rc.init_variant(jax.random.key(0), config, "critical")
+    x = DRAWN / np.linalg.norm(DRAWN, axis=1, keepdims=True) * np.sqrt(D)
+    weights = np.stack([softmax(1.7 * np.log(N) * row) for row in x @ x.T / D])
+    np.testing.assert_allclose(rc.apply(params, jnp.asarray(x), config).output, weights @ x)
+
+
+def test_dynamic_tanh_in_the_place_of_a_norm():
+    config = rc.variant(rc.san(1, H, D, norm_placement="post"), "dyt", alpha=0.8)
+    plain = config.replace(norm_placement="none")
+    params = rc.init(jax.random.key(0), config)
+    x = jnp.asarray(DRAWN).at[0].set(0)
+    expected = np.tanh(0.8 * np.asarray(rc.apply(params, x, plain).output))
+    np.testing.assert_allclose(rc.apply(params, x, config).output, expected, atol=1e-14)
+    assert DyT(0.8) == DyT(0.8) and hash(DyT(0.8)) == hash(DyT(0.8))
+
+
+@pytest.mark.parametrize("alpha", [0.05, 0.3])
+def test_the_normalised_transformer_stays_on_the_sphere(alpha):
+    config = rc.design(rc.san(1, H, D), "ngpt").replace(skip_gain=1 - alpha, branch_gain=alpha)
+    params = rc.init(jax.random.key(0), config)
+    trace = rc.apply(params, jnp.asarray(DRAWN), config)
+
+    def on_sphere(a):
+        return np.sqrt(D) * a / np.linalg.norm(a, axis=1, keepdims=True)
+
+    branch = on_sphere(np.asarray(trace.attention_branch[0]))
+    expected = on_sphere(DRAWN + alpha * (branch - DRAWN))
+    np.testing.assert_allclose(trace.output, expected, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "values", "message"),
+    [
+        ("shapd", {}, {}, "variant 'shapd' is not one of"),
+        ("shaped", {}, {"delta": 1}, "no value 'delta', but"),
+        ("a_perp", {}, {}, "give num_tokens"),
+        ("ssd", {"mask": "none"}, {}, "does not cover mask='none'"),
+        ("gated", {"score": "additive"}, {}, "does not cover score='additive'"),
+        ("sinks", {"mixing": rc.Mixing(1.0)}, {}, "does not cover mixing="),
+        ("differential", {"d_qk": 3}, {}, "d_qk=3 is odd"),
+        ("critical", {}, {}, "num_heads=2"),
+    ],
+)
+def test_what_is_refused(name, fields, values, message):
+    with pytest.raises(ValueError, match=message):
+        rc.variant(rc.san(1, H, D, **({"mask": "causal"} | fields)), name, **values)
+
+
+def test_weights_of_another_shape_are_refused():
+    config = rc.san(1, H, D, normalise=lambda scores, context: scores[0])
+    params = rc.init(jax.random.key(0), config)
+    with pytest.raises(ValueError, match="normalise gave"):
+        rc.apply(params, jnp.asarray(DRAWN), config)
+    assert EVERYTHING.refusal(config) is None
