@@ -1,0 +1,73 @@
+"""How fast a matrix of attention mixes tokens, from its mask or its width alone.
+
+Axis letters: n tokens.
+"""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+
+def mask_radius(mask: Any) -> int:
+    """The least number of steps in which one token reaches all others along the mask.
+
+    A token i reaches j in a step where the mask lets j attend to i; 1 for full and causal masks.
+
+    Args:
+        mask: Bool [n, n], which keys a query may attend to.
+
+    Raises:
+        ValueError: No token reaches all others, as under two blocks that never meet.
+    """
+    step = np.asarray(mask, bool) | np.eye(len(mask), dtype=bool)
+    reached = step
+    for radius in range(1, len(step) + 1):
+        if reached.all(axis=0).any():
+            return radius
+        reached = (reached.astype(np.int32) @ step.astype(np.int32)) > 0
+    raise ValueError(f"no token of the mask [{len(step)}, {len(step)}] reaches all others")
+
+
+def mask_rate_bound(smallest: Any, radius: Any, depth: Any) -> Array:
+    """(1 − ε^r)^{⌊t/r⌋}: what is left of the tokens' largest difference behind t layers, at most.
+
+    Of row-stochastic weights with entries of at least ε where the mask allows, values as they are.
+
+    Args:
+        smallest: ε.
+        radius: r, from `mask_radius`.
+        depth: t.
+
+    Source: Wu et al. 2024 (arXiv 2405.18781), theorem 1.
+    """
+    return (1 - smallest**radius) ** (depth // radius)
+
+
+def softmax_spread(score_std: Any) -> Array:
+    """√Var/mean of e^s, s Gaussian: √(e^{s²} − 1), what the weights' spectrum depends on."""
+    return jnp.sqrt(jnp.expm1(jnp.square(score_std)))
+
+
+def spectral_ratio(score_std: Any, num_tokens: Any, per_feature: Any = None) -> Array:
+    """σ₂/σ₁ of attention weights A of independent Gaussian scores, or of AX, to leading order in n.
+
+    A = 11ᵀ/n + (c/√n)(G/√n), c = `softmax_spread`, so that σ₂/σ₁ = 2c/√n of A. Of AX, X Gaussian
+    [n, d] with n/d = r: c √(x/n), x = (1 + z)² (1 + r z)/z the edge of the spectrum of a product,
+    at z = (√(1 + 8r) − 1)/(4r). Without its first part (`variant` "a_perp") nothing falls with n.
+
+    Args:
+        score_std: Standard deviation of the scores.
+        num_tokens: n.
+        per_feature: r of AX; None for A.
+
+    Source: Nait Saada et al. 2024 (arXiv 2410.07799); edges by Marchenko and Pastur 1967 and the
+    S-transform of Voiculescu 1987.
+    """
+    c = softmax_spread(score_std)
+    if per_feature is None:
+        return 2 * c / jnp.sqrt(num_tokens)
+    r = jnp.asarray(per_feature, float)
+    z = (jnp.sqrt(1 + 8 * r) - 1) / (4 * r)
+    return c * jnp.sqrt((1 + z) ** 2 * (1 + r * z) / z / num_tokens)

@@ -1,0 +1,212 @@
+"""Phases of attention at initialisation in closed form: collapse, frozen attention, and between.
+
+Three theories of which floats of a network decide whether its tokens stay apart: Giorlandino and
+Goldt's recursion of (q, p), the mean square and mean product of tokens; critical scaling of the
+scores with ln n; and the exponent of the angle between tokens of Cowsik et al. All are functions of
+numbers that may be traced and vmapped.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+PLACEMENTS = ("post", "pre", "gain")
+# E f(z) over a standard normal z by Gauss and Hermite.
+NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(64)
+WEIGHTS = WEIGHTS / WEIGHTS.sum()
+
+
+# --- Giorlandino and Goldt 2025
+
+
+def critical_beta(q: Any, p: Any) -> Array:
+    """β_c = √(2/(q (q − p))): scores of standard deviation β √(q (q − p) ln n) freeze above it.
+
+    Source: arXiv 2505.24333; the random energy model's critical temperature.
+    """
+    return jnp.sqrt(2 / (q * (q - p)))
+
+
+def frozen_share(beta: Any, q: Any = 1.0, p: Any = 0.0) -> Array:
+    """Y = max(0, 1 − β_c/β), the limit of Σ_j P_ij² as n → ∞."""
+    return jnp.maximum(0.0, 1 - critical_beta(q, p) / beta)
+
+
+def participation(score_std: Any, num_tokens: Any) -> Array:
+    """E Σ_j P_j² of a softmax of n independent Gaussian scores, at any n.
+
+    n ∫ λ E[w² e^{−λw}] (E e^{−λw})^{n−1} dλ with w = e^s, integrated over ln λ: `frozen_share` at
+    scores of standard deviation β √(ln n) is its limit, which it nears as 1/ln n.
+
+    Args:
+        score_std: s ≥ 0.
+        num_tokens: n.
+    """
+    z = jnp.linspace(-9.0, 9.0, 241)
+    density = jnp.exp(-0.5 * z**2) / jnp.sum(jnp.exp(-0.5 * z**2))
+    log_w, n = score_std * z, jnp.asarray(num_tokens, float)
+    low, high = -jnp.log(n) - 0.5 * score_std**2 - 9, 9 * score_std + 6  # of ln λ
+    t = jnp.linspace(low - 9 * score_std, high, 641)
+    x = jnp.exp(jnp.clip(t[:, None] + log_w[None, :], -80, 6.5))  # λ w
+    below = jnp.sum(density * -jnp.expm1(-x), axis=1)  # 1 − E e^{−λw}
+    inside = jnp.sum(density * x**2 * jnp.exp(-x), axis=1)
+    terms = inside * jnp.exp((n - 1) * jnp.log1p(-jnp.minimum(below, 1 - 1e-7)))
+    return n * jnp.sum(terms) * (t[1] - t[0])
+
+
+def attention_step(
+    q: Any, p: Any, beta: Any, skip: Any, placement: str = "post", num_tokens: Any = None
+) -> tuple[Array, Array]:
+    """(q, p) behind a sublayer of attention whose scores vary by β² q (q − p) ln n within a row.
+
+    q' = p + (q − p) Y + α² q, p' = (1 + α²) p, divided by q' where the stream is normalised.
+
+    Args:
+        q, p: Mean square and mean product of two tokens, per feature.
+        beta, skip: β and the gain α of the skip.
+        placement: "post"; "pre", whose branch reads (p/q, 1); "gain", without what all tokens
+            share in the branch: q' = (q − p) Y + α² q, p' = α² p, normalised.
+        num_tokens: n, for Y of that many tokens; None for the limit.
+
+    Source: arXiv 2505.24333, section 3.
+    """
+    _check(placement)
+    own_q, own_p = (jnp.ones_like(q * p), p / q) if placement == "pre" else (q, p)
+    if num_tokens is None:
+        y = frozen_share(beta, own_q, own_p)
+    else:
+        y = participation(
+            beta * jnp.sqrt(own_q * (own_q - own_p) * jnp.log(num_tokens)), num_tokens
+        )
+    common = 0.0 if placement == "gain" else own_p
+    new_q = common + (own_q - own_p) * y + skip**2 * q
+    return _placed(new_q, common + skip**2 * p, placement)
+
+
+def mlp_step(
+    q: Any, p: Any, skip: Any, weight: Any = 2.0, bias: Any = 0.0, placement: str = "post"
+) -> tuple[Array, Array]:
+    """(q, p) behind a sublayer of two matrices with a ReLU between them.
+
+    q₁ = σ_w² q + σ_b², q₂ = ½ σ_w² q₁ + σ_b², p₂ = ½ σ_w² q₁ f(p₁/q₁) + σ_b², plus α² of the
+    stream,
+    f(ρ) = (√(1 − ρ²) + ρ (π − arccos ρ))/π (Cho and Saul 2009).
+
+    Args:
+        q, p, placement: As in `attention_step`.
+        skip: α.
+        weight, bias: σ_w² and σ_b², fan-in · variance of weights, and variance of biases.
+    """
+    _check(placement)
+    own_q, own_p = (jnp.ones_like(q * p), p / q) if placement == "pre" else (q, p)
+    q1, p1 = weight * own_q + bias, weight * own_p + bias
+    rho = jnp.clip(p1 / q1, -1, 1)
+    f = (jnp.sqrt(1 - rho**2) + rho * (jnp.pi - jnp.arccos(rho))) / jnp.pi
+    q2, p2 = 0.5 * weight * q1 + bias, 0.5 * weight * q1 * f + bias
+    return _placed(q2 + skip**2 * q, p2 + skip**2 * p, placement)
+
+
+def phase_profile(
+    beta: Any,
+    depth: int,
+    *,
+    attention_skip: Any = 1.0,
+    mlp_skip: Any = None,
+    weight: Any = 2.0,
+    bias: Any = 0.0,
+    start: tuple[Any, Any] = (1.0, 0.0),
+    placement: str = "post",
+    num_tokens: Any = None,
+) -> tuple[Float[Array, "l"], Float[Array, "l"]]:
+    """(q, p) behind 0 .. L layers of attention and, with `mlp_skip`, MLP; see the steps.
+
+    √((1 − p/q)(1 − 1/n)) is the residual over the whole in the Frobenius norm.
+
+    Args:
+        beta: β, or one per layer [L].
+        depth: L, static.
+        attention_skip, mlp_skip: α_A and α_M; None for no MLP.
+        weight, bias, placement, num_tokens: As in the steps.
+        start: (q, p) of the input.
+    """
+    _check(placement)
+
+    def step(state, beta):
+        found = attention_step(*state, beta, attention_skip, placement, num_tokens)
+        if mlp_skip is not None:
+            found = mlp_step(*found, mlp_skip, weight, bias, placement)
+        return found, found
+
+    first = tuple(jnp.asarray(a, float) for a in start)
+    _, found = jax.lax.scan(step, first, jnp.broadcast_to(jnp.asarray(beta, float), (depth,)))
+    return tuple(jnp.concatenate([a[None], b]) for a, b in zip(first, found, strict=True))
+
+
+def _placed(q, p, placement):
+    return (q, p) if placement == "pre" else (jnp.ones_like(q), p / q)
+
+
+def _check(placement):
+    if placement not in PLACEMENTS:
+        raise ValueError(f"placement={placement!r} is not one of {PLACEMENTS}")
+
+
+# --- Critical scaling
+
+
+def critical_cosine(rho: Any, gamma: Any, num_tokens: Any = None) -> Array:
+    """Cosine of two tokens behind softmax(γ ln n cos_ij) of tokens of cosine ρ, with W = I.
+
+    Of n such tokens exactly: w = 1/(1 + (n − 1) n^{−γ(1−ρ)}) on itself, u = (1 − w)/(n − 1) on each
+    other, cosine (ρ + (1 − ρ)(2wu + (n − 2)u²))/(ρ + (1 − ρ)(w² + (n − 1)u²)). As n → ∞: 1 below
+    γ = 1/(1 − ρ), 4ρ/(1 + 3ρ) there, ρ above.
+
+    Args:
+        rho: ρ.
+        gamma: γ.
+        num_tokens: n; None for the limit.
+
+    Source: arXiv 2510.05554, theorem 1.
+    """
+    rho, gamma = jnp.asarray(rho, float), jnp.asarray(gamma, float)
+    if num_tokens is None:
+        at = gamma * (1 - rho)
+        return jnp.where(at < 1, 1.0, jnp.where(at > 1, rho, 4 * rho / (1 + 3 * rho)))
+    n = jnp.asarray(num_tokens, float)
+    w = 1 / (1 + (n - 1) * n ** (-gamma * (1 - rho)))
+    u = (1 - w) / (n - 1)
+    between = rho + (1 - rho) * (2 * w * u + (n - 2) * u**2)
+    return between / (rho + (1 - rho) * (w**2 + (n - 1) * u**2))
+
+
+# --- Cowsik et al. 2024
+
+
+def angle_exponent(
+    attention_gain: Any, mlp_gain: Any, weight_scale: Any, activation: Callable = jnp.tanh
+) -> Array:
+    """λ_a: 1 − cosine of nearly equal tokens grows by e^{λ_a} a layer; below 0 they collapse.
+
+    Of x ← √(1 − α²) x + α f(N(x)), attention with weights that are nearly uniform over many keys
+    and values of unit gain, MLP(x) = W₂ φ(σ_w W₁ x) of unit gain behind φ:
+        e^{λ_a} = (1 − α_A²) ((1 − α_M²) + α_M² σ_w² E φ'²)/((1 − α_M²) + α_M² E φ²)
+    where the branch's mean square is E φ(σ_w z)², z standard normal.
+
+    Args:
+        attention_gain, mlp_gain: α_A and α_M in [0, 1].
+        weight_scale: σ_w.
+        activation: φ, differentiable.
+
+    Source: Cowsik et al. 2024 (arXiv 2403.02579); the slope of the correlation map at 1 is that of
+    Poole et al. 2016.
+    """
+    z = weight_scale * jnp.asarray(NODES)
+    value, slope = jax.jvp(activation, (z,), (jnp.ones_like(z),))
+    size, change = (jnp.sum(jnp.asarray(WEIGHTS) * jnp.square(a)) for a in (value, slope))
+    kept, taken = 1 - mlp_gain**2, mlp_gain**2
+    mlp = (kept + taken * weight_scale**2 * change) / (kept + taken * size)
+    return jnp.log(1 - attention_gain**2) + jnp.log(mlp)

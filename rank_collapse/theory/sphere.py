@@ -1,0 +1,79 @@
+"""Tokens as particles on the sphere: attention in continuous depth (Geshkovski et al. 2023).
+
+ẋ_i = P_{x_i} Σ_j softmax_j(β⟨Q x_i, K x_j⟩) V x_j, P_x = I − x xᵀ, for |x_i| = 1.
+
+Axis letters: n tokens, d width, t steps.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+
+def velocity(
+    x: Float[Array, "n d"], beta: Any, scores: Any = None, values: Any = None
+) -> Float[Array, "n d"]:
+    """ẋ of tokens on the sphere.
+
+    Args:
+        x: Tokens of length 1.
+        beta: β.
+        scores: QᵀK [d, d]; None for I.
+        values: V [d, d]; None for I.
+    """
+    keys = x if scores is None else x @ scores.T
+    weights = jax.nn.softmax(beta * x @ keys.T, axis=-1)
+    out = weights @ (x if values is None else x @ values.T)
+    return out - jnp.sum(out * x, axis=1, keepdims=True) * x
+
+
+def trajectory(
+    x: Float[Array, "n d"], beta: Any, num_steps: int, dt: Any = 0.1, **matrices: Any
+) -> Float[Array, "t n d"]:
+    """Tokens at 0, dt, 2dt, ...: Euler's step of `velocity`, back onto the sphere, as published."""
+
+    def step(x, _):
+        moved = x + dt * velocity(x, beta, **matrices)
+        moved = moved / jnp.linalg.norm(moved, axis=1, keepdims=True)
+        return moved, moved
+
+    return jnp.concatenate([x[None], jax.lax.scan(step, x, None, length=num_steps)[1]])
+
+
+def energy(x: Float[Array, "n d"], beta: Any) -> Array:
+    """Σ_ij e^{β⟨x_i, x_j⟩}/(2β n²), which never falls along `velocity` with Q = K = V = I."""
+    return jnp.mean(jnp.exp(beta * x @ x.T)) / (2 * beta)
+
+
+def num_clusters(x: Float[Array, "n d"], cosine: Any = 0.9999) -> Array:
+    """Tokens that no earlier token is as near to: the number of clusters where those are apart."""
+    near = x @ x.T > cosine
+    earlier = jnp.arange(len(x))[None, :] < jnp.arange(len(x))[:, None]
+    return jnp.sum(~jnp.any(near & earlier, axis=1))
+
+
+def equiangular_cosine(
+    start: Any, beta: Any, num_tokens: Any, num_steps: int, dt: Any = 0.1
+) -> Float[Array, "t"]:
+    """The cosine c of n tokens that are all at one angle, as they stay: at 0, dt, 2dt, ...
+
+    ċ = 2 (1 − c)(1 + (n − 1) c) e^{βc}/(e^β + (n − 1) e^{βc}), by Runge and Kutta.
+
+    Source: Geshkovski et al. 2023 (arXiv 2312.10794), theorem 6.8.
+    """
+
+    def slope(c):
+        share = 1 / (jnp.exp(beta * (1 - c)) + num_tokens - 1)
+        return 2 * (1 - c) * (1 + (num_tokens - 1) * c) * share
+
+    def step(c, _):
+        a = slope(c)
+        b = slope(c + 0.5 * dt * a)
+        e = slope(c + 0.5 * dt * b)
+        c = c + dt / 6 * (a + 2 * b + 2 * e + slope(c + dt * e))
+        return c, c
+
+    start = jnp.asarray(start, float)
+    return jnp.concatenate([start[None], jax.lax.scan(step, start, None, length=num_steps)[1]])

@@ -1,0 +1,77 @@
+"""run_phase at tiny size: what a cell holds is one network's, and where the boundaries are."""
+
+import jax
+import numpy as np
+import pytest
+from trained_runs import rows, run, summary
+
+import rank_collapse as rc
+from experiments import run_phase
+from experiments.shell import cli
+from rank_collapse.runs.seeds import seed_keys
+
+TINY = run_phase.EXPERIMENT.presets["tiny"]
+
+
+def setup(*arguments):
+    options = cli.parse(run_phase.FLAGS, [*TINY, *arguments])
+    return run_phase.setup_of(options), options
+
+
+def test_a_cell_is_a_network_of_its_own(tmp_path):
+    arguments = ("--variant=shaped", "--x=beta", "--y=mlp_gain", "--y_range=0.5,1", "--x_range=0,1")
+    assert run(run_phase, [*TINY, *arguments], tmp_path) == 0
+    table = rows(tmp_path)
+    assert [(float(r["beta"]), float(r["mlp_gain"])) for r in table] == [
+        (0, 0.5), (1, 0.5), (0, 1), (1, 1)
+    ]  # fmt: skip
+    own, options = setup(*arguments)
+    floats = own.floats | {"beta": 1.0, "mlp_gain": 0.5}
+    found = run_phase.make_measure(own, options)(seed_keys(0, 1)[0], floats)
+    kept = np.log10(found["residual"][-1] / found["residual"][0])
+    np.testing.assert_allclose(float(table[1]["log10_residual"]), kept, atol=1e-4)
+    assert 0 < float(found["entropy"].mean()) <= 1 + 1e-6
+    assert summary(tmp_path)["theory"] is None
+
+
+def test_boundaries():
+    """Where each theory's quantity passes its level, and where none holds."""
+    values, level, _ = setup("--figure=critical1", "--depth=1", "--y_range=0.5,0.6")[0].theory
+    np.testing.assert_allclose(values[0] - level, [0.1 - 1, 2 - 1])
+    values, level, _ = setup("--figure=cowsik4", "--x_range=1,3", "--y_range=0.1,0.9")[0].theory
+    assert level == 0 and values[0, 0] < 0 < values[0, 1] and values[1, 1] < values[0, 1]
+    # Attention alone in the post-norm network: p' = (1 + α²) p/(p + (1 − p) Y + α²).
+    own, _ = setup("--mlp=none", "--cosine=0.5", "--x_range=0.5,8", "--num_tokens=16")
+    kept = 10 ** own.theory[0]
+    assert own.theory[1] == -1 and np.all(kept[:, 0] < kept[:, 1])
+    assert setup("--mask=causal")[0].theory is None
+    assert setup("--variant=sigmoid")[0].theory is None
+
+
+def test_what_is_measured_of_one_network():
+    config = rc.transformer(2, 2, 8, norm="rms")
+    params = rc.init(jax.random.key(0), config)
+    x = run_phase.tokens(jax.random.key(1), 5, 8, 0.3)
+    found = run_phase.signals(params, x, config, jax.random.key(2))
+    goal = jax.random.normal(jax.random.key(2), x.shape)
+    norms = rc.gradient_norms(lambda p: (goal * rc.apply(p, x, config).output).sum(), params)
+    np.testing.assert_allclose(found["query"], norms["attention"]["w_q"], rtol=1e-4)
+    np.testing.assert_allclose(found["value"], norms["attention"]["w_v"], rtol=1e-4)
+    trace = rc.apply(params, x, config)
+    expected = rc.attention_entropy(trace.attention).mean(axis=1) / np.log(5)
+    np.testing.assert_allclose(found["entropy"], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("--x=gamma", "--x=gamma is not one of"),
+        ("--y=score_scale", "are one axis"),
+        ("--x_range=2,1", "not a first and a larger last value"),
+        ("--cosine=1", "a cosine of 1 is not in"),
+        ("--variant=ssd", "does not cover mask='none'"),
+    ],
+)
+def test_what_is_refused(argument, message):
+    with pytest.raises(ValueError, match=message):
+        setup(argument)

@@ -1,0 +1,225 @@
+"""Closed laws of phases, mixing rates and the sphere against Monte Carlo and exact cases."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rank_collapse as rc
+from rank_collapse.theory import mixing_rates, phases, sphere
+
+
+@functools.cache
+def rng(seed):
+    return np.random.default_rng(seed)
+
+
+def agree(found, expected, more=0.0):
+    """Means of draws within 5 standard errors, and what the law leaves out."""
+    found = np.asarray(found, np.float64)
+    error = found.std(axis=0, ddof=1) / np.sqrt(len(found))
+    assert np.all(np.abs(found.mean(axis=0) - expected) < 5 * error + more), (
+        found.mean(axis=0), error, expected,
+    )  # fmt: skip
+
+
+def softmax(s):
+    e = np.exp(s - s.max(axis=-1, keepdims=True))
+    return e / e.sum(axis=-1, keepdims=True)
+
+
+@pytest.mark.parametrize(("std", "n"), [(0.0, 8), (0.5, 16), (2.0, 64), (4.0, 64), (6.0, 512)])
+def test_participation_at_any_number_of_tokens(std, n):
+    expected = float(phases.participation(std, n))
+    shares = np.sum(softmax(std * rng(0).normal(size=(20000 if n < 100 else 4000, n))) ** 2, axis=1)
+    agree(shares, expected, 1e-4)
+
+
+def test_participation_nears_the_frozen_share():
+    for beta in (0.8, 2.0, 4.0):
+        limit = phases.frozen_share(beta)
+        gaps = [
+            abs(float(phases.participation(beta * np.sqrt(np.log(n)), n) - limit))
+            for n in (1e2, 1e4, 1e6)
+        ]
+        assert gaps[0] > gaps[1] > gaps[2] and gaps[2] < 0.03, (beta, gaps)
+    assert phases.critical_beta(1.0, 0.0) == pytest.approx(np.sqrt(2))
+
+
+def tokens(seed, draws, n, d, rho):
+    """[draws, n, d] of mean square 1 and mean product ρ per feature."""
+    common = rng(seed).normal(size=(draws, 1, d))
+    return np.sqrt(rho) * common + np.sqrt(1 - rho) * rng(seed).normal(size=(draws, n, d))
+
+
+@pytest.mark.parametrize("placement", ["post", "gain"])
+@pytest.mark.parametrize(("beta", "rho"), [(0.6, 0.0), (2.0, 0.0), (2.0, 0.4)])
+def test_attention_of_drawn_weights(placement, beta, rho):
+    """One head of W_Q, W_K with standard deviation √β (ln n)^¼/√d, values as they are."""
+    draws, n, d, skip = 40, 48, 256, 0.7
+    x = tokens(1, draws, n, d, rho)
+    std = np.sqrt(beta) * np.log(n) ** 0.25 / np.sqrt(d)
+    q, k = (x @ (std * rng(2).normal(size=(draws, d, d))) for _ in "qk")
+    p = softmax(q @ k.swapaxes(1, 2) / np.sqrt(d))
+    out = p @ (x - x.mean(axis=1, keepdims=True) if placement == "gain" else x)
+    square = np.mean(np.square(out), axis=(1, 2))
+    y = phases.participation(beta * np.sqrt((1 - rho) * np.log(n)), n)
+    new_q, new_p = phases.attention_step(1.0, rho, beta, skip, placement, n)
+    common = 0.0 if placement == "gain" else rho
+    # The law's mean square of the branch, as its normalised (q, p) has it.
+    law = float((common + skip**2 * rho) / new_p - skip**2) if rho else float(y)
+    assert new_q == 1
+    agree(square, law, 0.01 + 2 / n)  # tokens' own mean is 1/n of them
+
+
+@pytest.mark.parametrize(("rho", "weight", "bias"), [(0.0, 2.0, 0.0), (0.6, 1.3, 0.2)])
+def test_mlp_of_drawn_weights(rho, weight, bias):
+    draws, d = 300, 200
+    x = tokens(3, draws, 2, d, rho)
+    w1, w2 = (np.sqrt(weight / d) * rng(4).normal(size=(draws, d, d)) for _ in range(2))
+    b1, b2 = (np.sqrt(bias) * rng(5).normal(size=(draws, 1, d)) for _ in range(2))
+    out = np.maximum(x @ w1 + b1, 0) @ w2 + b2
+    q, p = phases.mlp_step(1.0, rho, 0.0, weight, bias, "pre")
+    agree(np.mean(np.square(out), axis=(1, 2)), float(q), 0.01)
+    agree(np.mean(out[:, 0] * out[:, 1], axis=1), float(p), 0.01)
+
+
+def test_phase_profile_walks_its_steps():
+    state = (1.0, 0.2)
+    for _ in range(3):
+        state = phases.attention_step(*state, 2.0, 0.5, "pre")
+        state = phases.mlp_step(*state, 0.9, 1.4, 0.1, "pre")
+    found = phases.phase_profile(
+        2.0, 3, attention_skip=0.5, mlp_skip=0.9, weight=1.4, bias=0.1, start=(1.0, 0.2),
+        placement="pre",
+    )  # fmt: skip
+    np.testing.assert_allclose([a[-1] for a in found], state, rtol=1e-5)
+    collapsed = phases.phase_profile(0.5, 40, start=(1.0, 0.2), attention_skip=0.5)[1][-1]
+    apart = phases.phase_profile(4.0, 40, start=(1.0, 0.2), attention_skip=0.5, placement="gain")
+    assert collapsed > 0.999 and apart[1][-1] < 1e-6
+    with pytest.raises(ValueError, match="placement='none'"):
+        phases.attention_step(1.0, 0.0, 1.0, 1.0, "none")
+
+
+@pytest.mark.parametrize("gamma", [0.5, 2.0, 4.0])
+def test_critical_scaling_is_the_networks(gamma):
+    """Of tokens that are all at one angle, to rounding: the variant's own network."""
+    n, rho = 6, 0.4
+    with jax.enable_x64(True), jax.disable_jit():
+        x = np.linalg.cholesky((1 - rho) * np.eye(n) + rho) * np.sqrt(n)
+        config = rc.variant(rc.san(1, 1, n), "critical", gamma=gamma)
+        params = rc.init_variant(jax.random.key(0), config, "critical")
+        out = np.asarray(rc.apply(params, jnp.asarray(x), config).output)
+        cosines = (out @ out.T) / np.outer(*2 * [np.linalg.norm(out, axis=1)])
+        expected = np.full((n, n), float(phases.critical_cosine(rho, gamma, n)))
+    np.testing.assert_allclose(cosines[~np.eye(n, dtype=bool)], expected[0, 1], rtol=1e-10)
+
+
+def test_critical_scaling_nears_its_limit():
+    for gamma in (0.5, 1 / (1 - 0.4), 4.0):
+        limit = phases.critical_cosine(0.4, np.float32(gamma) if gamma != 1 / 0.6 else gamma)
+        gaps = [abs(float(phases.critical_cosine(0.4, gamma, n) - limit)) for n in (1e2, 1e6)]
+        assert gaps[1] < gaps[0] or gaps[1] < 1e-4, (gamma, gaps)
+        assert gaps[1] < 0.01, (gamma, gaps)
+
+
+@pytest.mark.parametrize(("a", "m", "w"), [(0.3, 0.6, 1.0), (0.3, 0.6, 3.0)])
+def test_angle_exponent_of_drawn_networks(a, m, w):
+    """Layers of x ← √(1 − α²) x + α f(x/|x|) on two nearly equal tokens among many."""
+    draws, n, d = 60, 32, 200
+    x = tokens(6, draws, 1, d, 0.0)
+    x = x + 0.01 * rng(6).normal(size=(draws, n, d))
+    grown = [angle(x)]
+    for _ in range(2):
+        x = unit(x)
+        mean = x.mean(axis=1, keepdims=True) @ (rng(7).normal(size=(draws, d, d)) / np.sqrt(d))
+        x = unit(np.sqrt(1 - a**2) * x + a * mean)
+        w1, w2 = (rng(8).normal(size=(draws, d, d)) / np.sqrt(d) for _ in range(2))
+        x = np.sqrt(1 - m**2) * x + m * np.tanh(w * x @ w1) @ w2
+        grown.append(angle(x))
+    expected = float(phases.angle_exponent(a, m, w))
+    agree((grown[-1] - grown[0]) / 2, expected, 0.01)
+    assert (expected > 0) == (w > 2)
+
+
+def unit(x):
+    return x / np.sqrt(np.mean(np.square(x), axis=2, keepdims=True))
+
+
+def angle(x):
+    """ln of the mean of 1 − cosine between tokens, by draw."""
+    return np.log(np.mean(np.var(unit(x), axis=1), axis=1))
+
+
+def test_mask_radius():
+    i, j = np.mgrid[:9, :9]
+    assert mixing_rates.mask_radius(np.ones((9, 9))) == 1
+    assert mixing_rates.mask_radius(j <= i) == 1
+    assert mixing_rates.mask_radius(abs(i - j) <= 1) == 4
+    assert mixing_rates.mask_radius((j <= i) & (i - j <= 2)) == 4
+    with pytest.raises(ValueError, match="reaches all others"):
+        mixing_rates.mask_radius((i < 4) == (j < 4))
+
+
+@pytest.mark.parametrize("window", [1, 3, 8])
+def test_masks_slow_the_collapse_at_most_as_bound(window):
+    n, depth, floor = 9, 24, 0.05
+    i, j = np.mgrid[:n, :n]
+    mask = abs(i - j) <= window
+    radius = mixing_rates.mask_radius(mask)
+    x = rng(9).normal(size=(n, 3))
+    spread = [np.ptp(x, axis=0).max()]
+    smallest = 1.0
+    for _ in range(depth):
+        p = np.where(mask, floor + rng(9).random((n, n)), 0)
+        p = p / p.sum(axis=1, keepdims=True)
+        smallest = min(smallest, p[mask].min())
+        x = p @ x
+        spread.append(np.ptp(x, axis=0).max())
+    bounds = [mixing_rates.mask_rate_bound(smallest, radius, t) for t in range(depth + 1)]
+    assert np.all(np.array(spread) / spread[0] <= np.array(bounds) + 1e-12)
+    # One token that all others copy a share ε of, per step: the bound is what happens.
+    p = np.eye(n) * 0.9 + 0.1 * (j == 0)
+    p[0] = np.eye(n)[0]
+    x = np.linalg.matrix_power(p, 5) @ (j[0] > 0)
+    np.testing.assert_allclose(np.ptp(x), mixing_rates.mask_rate_bound(0.1, 1, 5))
+
+
+@pytest.mark.parametrize("ratio", [1.0, 0.5])
+def test_spectral_gap_of_random_attention(ratio):
+    n, std, draws = 240, 0.8, 8
+    d = int(n / ratio)
+    a = softmax(std * rng(10).normal(size=(draws, n, n)))
+    x = rng(11).normal(size=(draws, n, d))
+    edge = 2 * n ** (-2 / 3)  # how far the largest value is from its limit, relative
+    for matrix, per_feature in ((a, None), (a @ x, ratio)):
+        values = np.linalg.svd(matrix, compute_uv=False)
+        law = float(mixing_rates.spectral_ratio(std, n, per_feature))
+        agree(values[:, 1] / values[:, 0], law, edge * law)
+
+
+def test_equiangular_tokens_on_the_sphere():
+    n, c, beta = 5, 0.1, 2.0
+    with jax.enable_x64(True):
+        x = jnp.asarray(np.linalg.cholesky((1 - c) * np.eye(n) + c))
+        path = sphere.trajectory(x, beta, 400, 0.01)
+        cosines = np.einsum("td,td->t", path[:, 0], path[:, 1])
+        law = sphere.equiangular_cosine(c, beta, n, 400, 0.01)
+    np.testing.assert_allclose(cosines, law, atol=0.01)  # Euler's own error at dt = 0.01
+    assert law[-1] > 0.999
+
+
+def test_the_energy_never_falls_and_tokens_cluster():
+    x = rng(12).normal(size=(16, 3))
+    x = jnp.asarray(x / np.linalg.norm(x, axis=1, keepdims=True))
+    path = sphere.trajectory(x, 4.0, 300)
+    energies = np.asarray(jax.vmap(lambda x: sphere.energy(x, 4.0))(path))
+    assert np.all(np.diff(energies) > -1e-5 * energies[1:])
+    clusters = np.asarray(jax.vmap(sphere.num_clusters)(path))
+    assert clusters[0] == 16 and clusters[-1] < 8
+    same = jnp.tile(x[:2], (3, 1))
+    assert sphere.num_clusters(same) == 2
+    turned = sphere.velocity(x, 1.0, scores=jnp.eye(3), values=-jnp.eye(3))
+    np.testing.assert_allclose(turned, -sphere.velocity(x, 1.0), atol=1e-6)
