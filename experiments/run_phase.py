@@ -229,7 +229,9 @@ def signals(params: Any, x: Any, config: rc.TransformerConfig, key: Any) -> dict
     weights = weights / jnp.maximum(weights.sum(axis=-1, keepdims=True), 1e-30)
     residual = jax.vmap(lambda h: rc.residual_ratio(h, norm="frobenius"))(trace.hidden)
     last = trace.hidden[-1]
-    rank = rc.effective_rank(last - last.mean(axis=0)) / min(x.shape[0] - 1, x.shape[1])
+    rank = rc.effective_rank(last - last.mean(axis=0, keepdims=True)) / min(
+        x.shape[0] - 1, x.shape[1]
+    )
     attention = found.layers.attention
     return {
         "residual": residual,
@@ -359,7 +361,7 @@ def phase_figure(results: Mapping[str, np.ndarray], setup: Setup) -> Figure:
         if setup.theory is not None and np.ptp(setup.theory[0]) > 0:
             table, level, label = setup.theory
             if table.min() < level < table.max():
-                ax.contour(xs, ys, table, [level], colors="white", linewidths=1.6)
+                ax.contour(xs, ys, table, [level], colors="white", linestyles="-")
                 ax.plot([], [], color="white", label=label)
                 ax.legend(loc="lower right", facecolor="#555555", labelcolor="white")
         ax.set(xlabel=label_of(a), ylabel=label_of(b))
@@ -368,7 +370,8 @@ def phase_figure(results: Mapping[str, np.ndarray], setup: Setup) -> Figure:
 
 def label_of(name: str) -> str:
     """Of an axis."""
-    return AXES[name][1] if name in AXES else name
+    symbol = rf"$\{name}$" if name in ("alpha", "beta", "gamma") else name
+    return AXES[name][1] if name in AXES else symbol
 
 
 def compare(summary: dict[str, Any]) -> list[Comparison]:

@@ -110,11 +110,12 @@ def test_the_notebook_runs():
 
 
 @pytest.mark.slow
-def test_attention_of_ones_own():
-    """docs/mixing.md from its first block to its last; each asserts what it says."""
-    text = (REPOSITORY / "docs" / "mixing.md").read_text("utf-8")
+@pytest.mark.parametrize(("page", "count"), [("mixing", 7), ("variants", 2)])
+def test_attention_of_ones_own(page, count):
+    """A page from its first block to its last; each asserts what it says."""
+    text = (REPOSITORY / "docs" / f"{page}.md").read_text("utf-8")
     blocks, scope = re.findall(r"```python\n(.*?)```", text, re.DOTALL), {}
-    assert len(blocks) == 7
+    assert len(blocks) == count
     with jax.numpy_rank_promotion("allow"):  # as it is elsewhere
         for block in blocks:
-            exec(compile(block, "docs/mixing.md", "exec"), scope)
+            exec(compile(block, f"docs/{page}.md", "exec"), scope)

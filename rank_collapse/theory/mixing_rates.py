@@ -42,7 +42,7 @@ def mask_rate_bound(smallest: Any, radius: Any, depth: Any) -> Array:
 
     Source: Wu et al. 2024 (arXiv 2405.18781), theorem 1.
     """
-    return (1 - smallest**radius) ** (depth // radius)
+    return (1 - jnp.asarray(smallest) ** radius) ** (depth // radius)
 
 
 def softmax_spread(score_std: Any) -> Array:

@@ -47,7 +47,7 @@ def participation(score_std: Any, num_tokens: Any) -> Array:
         num_tokens: n.
     """
     z = jnp.linspace(-9.0, 9.0, 241)
-    density = jnp.exp(-0.5 * z**2) / jnp.sum(jnp.exp(-0.5 * z**2))
+    density = (jnp.exp(-0.5 * z**2) / jnp.sum(jnp.exp(-0.5 * z**2)))[None, :]
     log_w, n = score_std * z, jnp.asarray(num_tokens, float)
     low, high = -jnp.log(n) - 0.5 * score_std**2 - 9, 9 * score_std + 6  # of ln λ
     t = jnp.linspace(low - 9 * score_std, high, 641)
@@ -75,7 +75,8 @@ def attention_step(
     Source: arXiv 2505.24333, section 3.
     """
     _check(placement)
-    own_q, own_p = (jnp.ones_like(q * p), p / q) if placement == "pre" else (q, p)
+    q, p = jnp.asarray(q, float), jnp.asarray(p, float)
+    own_q, own_p = (jnp.ones_like(q), p / q) if placement == "pre" else (q, p)
     if num_tokens is None:
         y = frozen_share(beta, own_q, own_p)
     else:
@@ -102,7 +103,8 @@ def mlp_step(
         weight, bias: σ_w² and σ_b², fan-in · variance of weights, and variance of biases.
     """
     _check(placement)
-    own_q, own_p = (jnp.ones_like(q * p), p / q) if placement == "pre" else (q, p)
+    q, p = jnp.asarray(q, float), jnp.asarray(p, float)
+    own_q, own_p = (jnp.ones_like(q), p / q) if placement == "pre" else (q, p)
     q1, p1 = weight * own_q + bias, weight * own_p + bias
     rho = jnp.clip(p1 / q1, -1, 1)
     f = (jnp.sqrt(1 - rho**2) + rho * (jnp.pi - jnp.arccos(rho))) / jnp.pi

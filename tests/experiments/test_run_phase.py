@@ -38,8 +38,8 @@ def test_boundaries():
     """Where each theory's quantity passes its level, and where none holds."""
     values, level, _ = setup("--figure=critical1", "--depth=1", "--y_range=0.5,0.6")[0].theory
     np.testing.assert_allclose(values[0] - level, [0.1 - 1, 2 - 1])
-    values, level, _ = setup("--figure=cowsik4", "--x_range=1,3", "--y_range=0.1,0.9")[0].theory
-    assert level == 0 and values[0, 0] < 0 < values[0, 1] and values[1, 1] < values[0, 1]
+    values, level, _ = setup("--figure=cowsik4", "--x_range=0.5,3", "--y_range=0.3,0.9")[0].theory
+    assert level == 0 and values[0, 0] < 0 < values[0, 1] and values[1, 1] < 0
     # Attention alone in the post-norm network: p' = (1 + α²) p/(p + (1 − p) Y + α²).
     own, _ = setup("--mlp=none", "--cosine=0.5", "--x_range=0.5,8", "--num_tokens=16")
     kept = 10 ** own.theory[0]

@@ -206,7 +206,7 @@ def test_equiangular_tokens_on_the_sphere():
         x = jnp.asarray(np.linalg.cholesky((1 - c) * np.eye(n) + c))
         path = sphere.trajectory(x, beta, 400, 0.01)
         cosines = np.einsum("td,td->t", path[:, 0], path[:, 1])
-        law = sphere.equiangular_cosine(c, beta, n, 400, 0.01)
+        law = np.asarray(sphere.equiangular_cosine(c, beta, n, 400, 0.01))
     np.testing.assert_allclose(cosines, law, atol=0.01)  # Euler's own error at dt = 0.01
     assert law[-1] > 0.999
 
