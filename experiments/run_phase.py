@@ -187,7 +187,9 @@ def make_measure(setup: Setup, options: Flags) -> Callable:
     def measure(key, floats):
         config = network_of(setup, options, floats)
         key_params, key_x, key_goal = jax.random.split(key, 3)
-        params = rc.init_variant(key_params, config, options.variant)
+        # Not as a variant's authors start it, where that hides what is swept (W_Q = 0).
+        start = "critical" if options.variant == "critical" else "softmax"
+        params = rc.init_variant(key_params, config, start)
         layers = params.layers
         beta = floats["score_scale"] * jnp.sqrt(jnp.log(options.num_tokens))
         own = {"w_q": beta * layers.attention.w_q}
@@ -218,13 +220,15 @@ def signals(params: Any, x: Any, config: rc.TransformerConfig, key: Any) -> dict
         mean of the heads; "query", "value" [L], ‖∂/∂W_Q‖_F and ‖∂/∂W_V‖_F; "rank", the effective
         rank of the centred output over min(n − 1, d).
     """
-    goal = jax.random.normal(key, x.shape)
+    goal, layers = jax.random.normal(key, x.shape), params.layers
 
-    def run(params):
-        trace = rc.apply(params, x, config)
+    def run(own):
+        moved = layers.replace(attention=layers.attention.replace(**own))
+        trace = rc.apply(params.replace(layers=moved), x, config)
         return jnp.sum(goal * trace.output), trace
 
-    found, trace = jax.grad(run, has_aux=True)(params)
+    own = {name: getattr(layers.attention, name) for name in ("w_q", "w_v")}
+    found, trace = jax.grad(run, has_aux=True)(own)
     weights = jnp.abs(trace.attention)
     weights = weights / jnp.maximum(weights.sum(axis=-1, keepdims=True), 1e-30)
     residual = jax.vmap(lambda h: rc.residual_ratio(h, norm="frobenius"))(trace.hidden)
@@ -232,12 +236,12 @@ def signals(params: Any, x: Any, config: rc.TransformerConfig, key: Any) -> dict
     rank = rc.effective_rank(last - last.mean(axis=0, keepdims=True)) / min(
         x.shape[0] - 1, x.shape[1]
     )
-    attention = found.layers.attention
+    sizes = {n: jnp.sqrt(jnp.sum(jnp.square(g), axis=(1, 2, 3))) for n, g in found.items()}
     return {
         "residual": residual,
         "entropy": jax.vmap(rc.attention_entropy)(weights).mean(axis=1) / math.log(len(x)),
-        "query": jnp.sqrt(jnp.sum(jnp.square(attention.w_q), axis=(1, 2, 3))),
-        "value": jnp.sqrt(jnp.sum(jnp.square(attention.w_v), axis=(1, 2, 3))),
+        "query": sizes["w_q"],
+        "value": sizes["w_v"],
         "rank": rank,
     }
 

@@ -94,7 +94,9 @@ from rank_collapse.network.transformer import (
 )
 from rank_collapse.network.variants import (
     VARIANTS as VARIANTS,
+    feat_scale as feat_scale,
     init_variant as init_variant,
+    value_residual as value_residual,
     variant as variant,
 )
 from rank_collapse.paths.attribution import logit_attribution as logit_attribution

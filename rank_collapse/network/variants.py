@@ -25,6 +25,7 @@ from rank_collapse.network.config import DEFAULTS, TransformerConfig
 from rank_collapse.network.covers import ANY, Covers
 from rank_collapse.network.layers import ACTIVATIONS
 from rank_collapse.network.parameters import TransformerParams, init
+from rank_collapse.network.transformer import apply
 
 # --- Weights of scores: (values, scores [h, n, m], context) → P [h, n, m]
 
@@ -334,6 +335,8 @@ def variant(
         ValueError: An unknown name or value, one that is missing, or a config that has an
             attention of its own already or scores that the variant does not take.
     """
+    if not isinstance(config, TransformerConfig):
+        raise ValueError(f"variant {name!r} is of one stack, not of {type(config).__name__}")
     known = _known(name)
     start = known.values(config, key) if callable(known.values) else dict(known.values)
     for given in values:
@@ -365,3 +368,41 @@ def init_variant(
     params = init(key, config, weight_scale, bias_scale)
     layers = params.layers
     return params.replace(layers=layers.replace(attention=start(layers.attention)))
+
+
+# --- Variants that are edits of what softmax attention computes: `apply(..., edit=...)`
+
+
+def value_residual(
+    params: TransformerParams, x: Any, config: TransformerConfig, share: Any = 0.5, **inputs: Any
+) -> dict[str, Callable]:
+    """The edit V_l ← (1 − s) V_l + s V_1 of every layer but the first, on one example.
+
+    Sums over paths count s V_1 as a constant, which joins their offset.
+
+    Args:
+        params, x, config, **inputs: As in `apply`.
+        share: s; a number or [L], may be traced.
+
+    Source: Zhou et al. 2024 (arXiv 2410.17897).
+    """
+    first = apply(params, x, config, keep=("v",), **inputs).kept["v"][0]
+    shares = jnp.broadcast_to(jnp.asarray(share, first.dtype), (config.depth,)).at[0].set(0)
+    return {"v": lambda v, layer: (1 - shares[layer]) * v + shares[layer] * first}
+
+
+def feat_scale(common: Any, rest: Any) -> dict[str, Callable]:
+    """The edit f ← f + λ₁ ∘ f̄ + λ₂ ∘ (f − f̄) of attention's output f, f̄ its mean token.
+
+    Args:
+        common, rest: λ₁ and λ₂ [L, d], which the authors start at 0; may be traced.
+
+    Source: Wang et al. 2022 (arXiv 2203.05962), whose code adds the term twice.
+    """
+    common, rest = jnp.asarray(common), jnp.asarray(rest)
+
+    def scaled(f, layer):
+        mean = f.mean(axis=0, keepdims=True)
+        return f + common[layer][None] * mean + rest[layer][None] * (f - mean)
+
+    return {"attention_branch": scaled}

@@ -194,9 +194,10 @@ def angle_exponent(
     """λ_a: 1 − cosine of nearly equal tokens grows by e^{λ_a} a layer; below 0 they collapse.
 
     Of x ← √(1 − α²) x + α f(N(x)), attention with weights that are nearly uniform over many keys
-    and values of unit gain, MLP(x) = W₂ φ(σ_w W₁ x) of unit gain behind φ:
-        e^{λ_a} = (1 − α_A²) ((1 − α_M²) + α_M² σ_w² E φ'²)/((1 − α_M²) + α_M² E φ²)
-    where the branch's mean square is E φ(σ_w z)², z standard normal.
+    and values of unit gain, then MLP(x) = W₂ φ(σ_w W₁ x), W₂ of unit gain:
+        e^{λ_a} = (1 − α_A²) V/V' · ((1 − α_M²) V' + α_M² σ_w² E φ'²)/V,
+    V and V' = (1 − α_A²) V + α_A² the mean squares before attention and before the MLP, where they
+    stay from layer to layer: V = (1 − α_M²) V' + α_M² E φ². φ of σ_w z, z standard normal.
 
     Args:
         attention_gain, mlp_gain: α_A and α_M in [0, 1].
@@ -206,9 +207,35 @@ def angle_exponent(
     Source: Cowsik et al. 2024 (arXiv 2403.02579); the slope of the correlation map at 1 is that of
     Poole et al. 2016.
     """
+    a, m, _, second, change = _cowsik(attention_gain, mlp_gain, weight_scale, activation)
+    return jnp.log(1 - a) + jnp.log((1 - m) + m * change / second)
+
+
+def gradient_exponent(
+    attention_gain: Any, mlp_gain: Any, weight_scale: Any, activation: Callable = jnp.tanh
+) -> Array:
+    """λ_g: the squared gradient to all tokens alike grows by e^{λ_g} a layer, backwards.
+
+    e^{λ_g} = (1 − α_A² + α_A²/V)(1 − α_M² + α_M² σ_w² E φ'²/V'), of nearly equal tokens; see
+    `angle_exponent`.
+    """
+    a, m, first, second, change = _cowsik(attention_gain, mlp_gain, weight_scale, activation)
+    return jnp.log((1 - a) + a / first) + jnp.log((1 - m) + m * change / second)
+
+
+def stream_square(attention_gain: Any, mlp_gain: Any, branch_square: Any) -> Array:
+    """V of `angle_exponent`, from E φ²; 1 where both gains are 0."""
+    a, m = jnp.square(attention_gain), jnp.square(mlp_gain)
+    lost = 1 - (1 - m) * (1 - a)
+    found = ((1 - m) * a + m * branch_square) / jnp.where(lost == 0, 1.0, lost)
+    return jnp.where(lost == 0, 1.0, found)
+
+
+def _cowsik(attention_gain, mlp_gain, weight_scale, activation):
+    """α_A², α_M², V, V' and σ_w² E φ'²."""
+    a, m = jnp.square(attention_gain), jnp.square(mlp_gain)
     z = weight_scale * jnp.asarray(NODES)
     value, slope = jax.jvp(activation, (z,), (jnp.ones_like(z),))
-    size, change = (jnp.sum(jnp.asarray(WEIGHTS) * jnp.square(a)) for a in (value, slope))
-    kept, taken = 1 - mlp_gain**2, mlp_gain**2
-    mlp = (kept + taken * weight_scale**2 * change) / (kept + taken * size)
-    return jnp.log(1 - attention_gain**2) + jnp.log(mlp)
+    square, change = (jnp.sum(jnp.asarray(WEIGHTS) * jnp.square(b)) for b in (value, slope))
+    first = stream_square(attention_gain, mlp_gain, square)
+    return a, m, first, (1 - a) * first + a, weight_scale**2 * change

@@ -18,6 +18,17 @@ def setup(*arguments):
     return run_phase.setup_of(options), options
 
 
+def test_a_diagram_at_tiny_size(tmp_path):
+    assert run(run_phase, TINY, tmp_path) == 0
+    found = summary(tmp_path)
+    assert found["cells"] == 4 and found["theory"]["label"] == "theory keeps 0.1"
+    table = rows(tmp_path)
+    kept = [float(r["log10_residual"]) for r in table]
+    assert len(set(kept)) == 4 and all(0 <= float(r["entropy"]) <= 1 + 1e-6 for r in table)
+    assert (tmp_path / "figures" / "phase.png").exists()
+
+
+@pytest.mark.slow
 def test_a_cell_is_a_network_of_its_own(tmp_path):
     arguments = ("--variant=shaped", "--x=beta", "--y=mlp_gain", "--y_range=0.5,1", "--x_range=0,1")
     assert run(run_phase, [*TINY, *arguments], tmp_path) == 0
@@ -48,6 +59,7 @@ def test_boundaries():
     assert setup("--variant=sigmoid")[0].theory is None
 
 
+@pytest.mark.slow
 def test_what_is_measured_of_one_network():
     config = rc.transformer(2, 2, 8, norm="rms")
     params = rc.init(jax.random.key(0), config)

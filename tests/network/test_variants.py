@@ -248,6 +248,30 @@ def test_the_normalised_transformer_stays_on_the_sphere(alpha):
     np.testing.assert_allclose(trace.output, expected, atol=1e-12)
 
 
+def test_values_of_the_first_layer_in_all_others():
+    config, params, x = network("softmax")
+    trace = rc.apply(params, x, config, edit=rc.value_residual(params, x, config, 0.3))
+    a, first, state = params.layers.attention, None, DRAWN
+    for l in range(L):
+        v = np.einsum("nd,hdv->hnv", state, a.w_v[l]) + np.asarray(a.b_v[l])[:, None]
+        first = v if first is None else first
+        v = 0.7 * v + 0.3 * first
+        state = np.einsum("hnm,hmv,hvd->nd", trace.attention[l], v, a.w_o[l]) + a.b_o[l]
+    np.testing.assert_allclose(trace.output, state, rtol=1e-12)
+    sums = rc.path_contributions(params, x, config, edit=rc.value_residual(params, x, config, 0.3))
+    np.testing.assert_allclose(sums.total, trace.output, rtol=1e-9)
+
+
+def test_features_of_the_mean_and_of_the_rest_are_scaled():
+    config, params, x = network("softmax")
+    common, rest = np.random.default_rng(3).normal(size=(2, L, D))
+    trace = rc.apply(params, x, config, edit=rc.feat_scale(common, rest))
+    plain = np.asarray(rc.apply(params, x, config).hidden[1])
+    mean = plain.mean(axis=0)
+    expected = (1 + common[0]) * mean + (1 + rest[0]) * (plain - mean)
+    np.testing.assert_allclose(trace.hidden[1], expected, rtol=1e-12)
+
+
 @pytest.mark.parametrize(
     ("name", "fields", "values", "message"),
     [
