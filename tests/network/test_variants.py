@@ -256,7 +256,7 @@ def test_values_of_the_first_layer_in_all_others():
         v = np.einsum("nd,hdv->hnv", state, a.w_v[l]) + np.asarray(a.b_v[l])[:, None]
         first = v if first is None else first
         v = 0.7 * v + 0.3 * first
-        state = np.einsum("hnm,hmv,hvd->nd", trace.attention[l], v, a.w_o[l]) + a.b_o[l]
+        state = np.einsum("hnm,hmv,hvd->nd", trace.attention[l], v, a.w_o[l]) + np.asarray(a.b_o[l])
     np.testing.assert_allclose(trace.output, state, rtol=1e-12)
     sums = rc.path_contributions(params, x, config, edit=rc.value_residual(params, x, config, 0.3))
     np.testing.assert_allclose(sums.total, trace.output, rtol=1e-9)

@@ -155,6 +155,7 @@ def angle(x):
     return np.log(np.mean(np.var(unit(x), axis=1), axis=1))
 
 
+@pytest.mark.slow
 def test_gradient_exponent_of_drawn_networks():
     """Of a loss that moves all tokens alike, back through one layer of the network."""
     a, m, w, n, d = 0.5, 0.6, 2.0, 4, 96
@@ -238,6 +239,29 @@ def test_equiangular_tokens_on_the_sphere():
         law = np.asarray(sphere.equiangular_cosine(c, beta, n, 400, 0.01))
     np.testing.assert_allclose(cosines, law, atol=0.01)  # Euler's own error at dt = 0.01
     assert law[-1] > 0.99
+
+
+@pytest.mark.parametrize("placement", sphere.PLACEMENTS[1:])
+def test_norms_slow_the_collapse(placement):
+    """Against tokens that are moved in small steps as the network's norms have it."""
+    n, c, beta, gain, dt, steps = 5, 0.1, 2.0, 0.7, 0.002, 1000
+    x = np.linalg.cholesky((1 - c) * np.eye(n) + c)
+    for t in range(steps):
+        unit = x / np.linalg.norm(x, axis=1, keepdims=True)
+        out = softmax(beta * unit @ unit.T) @ unit
+        if placement in ("sandwich", "ngpt"):
+            out = out / np.linalg.norm(out, axis=1, keepdims=True)
+        if placement == "layernorm_scaling":
+            out = out / np.sqrt(t * dt + 1)
+        x = x + dt * (gain * out if placement == "ngpt" else out)
+        if placement == "ngpt":
+            x = x / np.linalg.norm(x, axis=1, keepdims=True)
+    unit = x / np.linalg.norm(x, axis=1, keepdims=True)
+    law = sphere.equiangular_cosine(c, beta, n, 40, steps * dt / 40, placement=placement, gain=gain)
+    assert 0.2 < law[-1] < 0.999
+    np.testing.assert_allclose(unit[0] @ unit[1], law[-1], atol=2e-3)
+    with pytest.raises(ValueError, match="placement='none'"):
+        sphere.equiangular_cosine(c, beta, n, 1, placement="none")
 
 
 def test_the_energy_never_falls_and_tokens_cluster():
