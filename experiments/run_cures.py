@@ -118,7 +118,8 @@ def measure_all(options: Flags, cases: Cases, run: RunFolder) -> dict[str, dict[
             x = tokens(key_x, options.num_tokens, options.d_model, options.cosine)
             return signals(params, x, config, key_goal)
 
-        return Mapped(measure, mesh, at_once=seeds.seeds_at_once(mesh), progress=progress)
+        # Compiling is nearly all of the time.
+        return Mapped(measure, mesh, at_once=seeds.seeds_at_once(mesh), level=0, progress=progress)
 
     found = {}
     with (

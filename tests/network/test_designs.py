@@ -182,6 +182,8 @@ def written_out(params, x, config):
     params = jax.tree.map(lambda a: np.asarray(a, np.float64), params)
 
     def normed(p, x, gain=1.0):
+        if config.norm == "rms":
+            return gain * p.gain * x / np.sqrt((x**2).mean(-1, keepdims=True) + config.norm_eps)
         y = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + config.norm_eps)
         return gain * (y * p.gain + p.bias)
 
@@ -210,10 +212,10 @@ def written_out(params, x, config):
             own = [1.0 if g is None else g for g in own]
             seen = normed(p, x, norm[l]) if config.norm_placement in ("pre", "sandwich") else x
             part = f(getattr(layer, kind), seen)
-            if config.norm_placement in ("sandwich", "branch"):
+            if config.norm_placement in ("sandwich", "branch", "both"):
                 part = normed(getattr(layer, f"{kind}_branch_norm"), part)
             x = skip[l] * own[0] * x + branch[l] * own[1] * part
-            x = normed(p, x, norm[l]) if config.norm_placement == "post" else x
+            x = normed(p, x, norm[l]) if config.norm_placement in ("post", "both") else x
     return normed(params.final_norm, x) if config.final_norm else x
 
 
