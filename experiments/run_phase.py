@@ -18,7 +18,8 @@ boundary; above it scores that are large leave attention frozen, with gradients 
 import functools
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -89,22 +90,31 @@ for axis, (default, label) in AXES.items():
     define("float", axis, default, f"Where it is not swept: {label.replace('$', '')}.")
 
 
-class Setup(NamedTuple):
+@dataclass(frozen=True)
+class Setup:
     """What the flags ask for.
 
     Attributes:
+        options: The flags.
         config: The network, without what is swept.
         floats: Those of every cell, but for what is swept.
         x, y: (name, values) of both axes.
-        theory: (values, level, name) of a closed theory: a quantity [y, x] whose level is its
-            boundary; None where none holds.
     """
 
+    options: Flags
     config: rc.TransformerConfig
     floats: dict[str, float]
     x: tuple[str, np.ndarray]
     y: tuple[str, np.ndarray]
-    theory: tuple[np.ndarray, float, str] | None
+
+    @functools.cached_property
+    def theory(self) -> tuple[np.ndarray, float, str] | None:
+        """(values, level, name) of a closed theory; None where none holds.
+
+        Values are a quantity [y, x] whose level is the theory's boundary.
+        """
+        with np.errstate(all="ignore"):
+            return theory_of(self, self.options)
 
     @property
     def cells(self) -> dict[str, dict[str, float]]:
@@ -154,10 +164,9 @@ def setup_of(options: Flags) -> Setup:
         raise ValueError(f"a cosine of {max(cosines, key=abs):g} is not in [0, 1)")
     x = options.x, np.linspace(*options.x_range, options.num_x)
     y = options.y, np.linspace(*options.y_range, options.num_y)
-    setup = Setup(config, floats, x, y, None)
+    setup = Setup(options, config, floats, x, y)
     network_of(setup, options, floats)  # what a variant refuses is refused here
-    with np.errstate(all="ignore"):
-        return setup._replace(theory=theory_of(setup, options))
+    return setup
 
 
 def own_floats(config: rc.TransformerConfig, variant: str) -> dict[str, float]:
