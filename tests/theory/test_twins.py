@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.integrate import quad
 
 import rank_collapse as rc
 from rank_collapse.theory import mixing_rates, phases, sphere
@@ -152,6 +153,19 @@ def test_angle_exponent_of_drawn_networks(a, m, w):
     expected = float(phases.angle_exponent(a, m, w))
     agree((grown[-1] - grown[0]) / 2, expected, 0.01)
     assert (expected > 0) == (w > 2)
+
+
+@pytest.mark.parametrize("w", [0.5, 4.0, 30.0])
+def test_slopes_of_steep_activations(w):
+    """λ_a of the MLP alone, e^{λ_a} = σ_w² E φ'²/E φ², by adaptive quadrature."""
+
+    def mean(f):
+        ends = {"points": (-1 / w, 1 / w), "limit": 200}
+        return quad(lambda z: f(w * z) * np.exp(-0.5 * z**2), -9, 9, **ends)[0]
+
+    expected = w**2 * mean(lambda z: np.cosh(z) ** -4.0) / mean(lambda z: np.tanh(z) ** 2)
+    found = np.exp(float(phases.angle_exponent(0.0, 1.0, w)))
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 def unit(x):
