@@ -6,11 +6,11 @@ logarithmic pass of `logdomain`, so that layers far below float precision are co
 Axis letters: n tokens (queries), m keys, d width, h heads, k per-head query/key width, l layers.
 """
 
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from rank_collapse import struct
@@ -92,7 +92,7 @@ def log10_theorem(
         depth: L; 1 gives the bound of one layer.
     """
     return log10_power_law(
-        log10_input, jnp.log10(4 * gamma * beta * num_heads / jnp.sqrt(width)), depth
+        log10_input, jnp.log10(4 * gamma * beta * num_heads / math.sqrt(width)), depth
     )
 
 
@@ -168,7 +168,7 @@ def score_spread(
 ) -> Float[Array, "h n"]:  # fmt: skip
     """D_ii e^{−2s}: how far the scores E = R W_QK Rᵀ/√k of a row lie apart; 0 in masked rows."""
     deviation = jnp.einsum("nd,hde,me->hnm", state.rest, w_qk, state.rest)
-    deviation = deviation / np.sqrt(score_width(config))
+    deviation = deviation / math.sqrt(score_width(config))
     high = jnp.max(jnp.where(allowed, deviation, -jnp.inf), axis=-1)
     low = jnp.min(jnp.where(allowed, deviation, jnp.inf), axis=-1)
     return jnp.where(keep[None, :] & (high >= low), high - low, 0)
@@ -187,11 +187,11 @@ def layer_constants(
     bottom = 2 * size_qk * size_r**2
     columns = jnp.sum(jnp.sum(spread, axis=-1) * jax.vmap(norm_1)(w))
     rows = jnp.sum(jnp.max(spread, axis=-1) * jax.vmap(norm_inf)(w))
-    log10_c = np.log10(2.0) + (jnp.log10(columns) + jnp.log10(rows)) / 2
-    log10_e = state.log_scale / np.log(10.0)
+    log10_c = math.log10(2) + (jnp.log10(columns) + jnp.log10(rows)) / 2
+    log10_e = state.log_scale / math.log(10)
     return LayerConstants(
         beta=size_qk * jax.vmap(composite_norm)(w),
-        gamma=np.sqrt(width) * top / jnp.where(bottom == 0, 1, bottom),
+        gamma=math.sqrt(width) * top / jnp.where(bottom == 0, 1, bottom),
         log10_c=log10_c - 2 * jnp.log10(jnp.where(size_r == 0, 1, size_r)),
         lipschitz=_sublayer_lipschitz(params, gains, config, state.rest.dtype),
         log10_spread=jnp.log10(spread) + 2 * log10_e,

@@ -9,6 +9,7 @@ tokens get near enough to fall is another question, of the basin, and no multipl
 Axis letters: n tokens, i width of a token, t steps, s seeds.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -190,4 +191,4 @@ def log_roll_out(
 
 def _log10_distance(state):
     apart = jnp.linalg.norm(state.rest[0] - state.rest[1])
-    return (state.log_scale + jnp.log(apart)) / np.log(10.0)
+    return (state.log_scale + jnp.log(apart)) / math.log(10)
