@@ -13,7 +13,6 @@ Axis letters: l layers, h heads, n queries, m keys.
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
@@ -239,11 +238,6 @@ def attention_profile(
         **inputs: Other arguments of `apply`.
     """
     params, prepared = prepare_inputs(params, x, config, mask=mask, **inputs)
-    return _attention_profile(params, prepared, config)
-
-
-@jax.jit
-def _attention_profile(params, prepared, config):
     return run(Each(attention_measures), params, prepared, config)
 
 

@@ -4,7 +4,6 @@ Axis letters: l layers, n tokens, d width.
 """
 
 import dataclasses
-import functools
 from typing import Any
 
 import jax
@@ -14,7 +13,7 @@ from rank_collapse.measures.monitor import monitor
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
-from rank_collapse.network.passes import Output, run
+from rank_collapse.network.passes import Output, Walked, run
 from rank_collapse.network.walk import Layer
 
 Scalars = dict[str, Float[Array, "l"]]
@@ -48,11 +47,6 @@ def monitored(
         ValueError: As `apply`, or fewer than two tokens.
     """
     params, prepared = prepare_inputs(params, x, config, mask=mask, **inputs)
-    return _monitored(params, prepared, config, attention)
-
-
-@functools.partial(jax.jit, static_argnames="attention")
-def _monitored(params, prepared, config, attention):
     return run(MonitorPass(attention), params, prepared, config)
 
 
@@ -69,8 +63,6 @@ class MonitorPass(Output):
         weights = weights if self.attention else None
         return carry, monitor(hidden, weights, mask=layer.inputs.token_mask)
 
-    def finish(
-        self, params: Any, last: Any, carry: Any, found: Any, prepared: Any, config: Any
-    ) -> tuple[Float[Array, "n d"], Scalars]:
+    def finish(self, walked: Walked) -> tuple[Float[Array, "n d"], Scalars]:
         """(output, scalars)."""
-        return super().finish(params, last, carry, found, prepared, config), found
+        return walked.output, walked.found

@@ -190,6 +190,22 @@ def walk(
     return jax.lax.scan(body, state, (stack, swept), unroll=config.unroll)
 
 
+def walk_through(
+    algebra: Algebra,
+    state: Any,
+    params: TransformerParams,
+    inputs: PreparedInputs,
+    config: TransformerConfig,
+) -> Any:
+    """The state behind all layers and the final norm, where the algebra needs nothing beside it."""
+
+    def step(layer, state):
+        return walk_layer(algebra, layer, state)[0], None
+
+    state, _ = walk(step, state, params, inputs, config)
+    return final_norm(algebra, state, params, inputs, config)
+
+
 def final_norm(
     algebra: Algebra,
     state: Any,

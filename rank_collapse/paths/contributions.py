@@ -20,7 +20,7 @@ from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.gains import layer_gains
 from rank_collapse.network.inputs import PreparedInputs, prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
-from rank_collapse.network.passes import LayerPass, output_of
+from rank_collapse.network.passes import LayerPass, Walked
 from rank_collapse.network.precision import full_precision
 from rank_collapse.network.transformer import Forward, forward
 from rank_collapse.network.walk import Layer, final_norm, walk, walk_layer
@@ -149,7 +149,7 @@ def _contributions(params, prepared, config, gains, on_paths, head_gain, count_m
             step, (state, layout.grow(channels, last)), params, prepared, config,
             extra=(on_paths, head_gain), gains=gains, rows=(first, last),
         )  # fmt: skip
-    return collected(params, state, channels, prepared, layout)
+    return collected(Walked(params, state, channels, None, prepared, config), layout)
 
 
 def moved(
@@ -173,24 +173,15 @@ def moved(
     return walk_layer(ByLength(*layout.axes), layer, channels)[0]
 
 
-def collected(
-    params: TransformerParams,
-    last: Array,
-    channels: Channels,
-    prepared: PreparedInputs,
-    layout: Layout,
-) -> PathContributions:
-    """The sums by length behind the last layer, the final norm frozen where there is one."""
-    config = layout.config
+def collected(walked: Walked, layout: Layout) -> PathContributions:
+    """The sums by length of carried `Channels`, the final norm frozen where there is one."""
+    params, last, channels, _, prepared, config = walked
     extra = freeze_final(last, config)
     channels = final_norm(ByLength(*layout.axes), channels, params, prepared, config, extra)
     by_length, from_memory = layout.finish(channels.start), layout.finish(channels.memory)
     if from_memory is not None:
         by_length = by_length + from_memory
-    output = output_of(params, last, prepared, config)
-    return PathContributions(
-        by_length=by_length, offset=channels.offset, from_memory=from_memory, output=output
-    )
+    return PathContributions(by_length, channels.offset, from_memory, walked.output)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -217,17 +208,9 @@ class LengthPass(LayerPass):
             carry = carry.replace(live=jnp.arange(layer.config.depth + 1) <= layer.index)
         return moved(layer, seen, carry, layout).replace(live=None), None
 
-    def finish(
-        self,
-        params: Any,
-        last: Any,
-        carry: Channels,
-        found: None,
-        prepared: PreparedInputs,
-        config: Any,
-    ) -> PathContributions:
+    def finish(self, walked: Walked) -> PathContributions:
         """The sums by length."""
-        return collected(params, last, carry, prepared, Layout(config=config, count_mlps=False))
+        return collected(walked, Layout(config=walked.config, count_mlps=False))
 
 
 def path_gains(config, gains, head_gain, factors):
