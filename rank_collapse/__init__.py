@@ -56,7 +56,6 @@ from rank_collapse.measures.updates import (
 from rank_collapse.network import encoder_decoder as encoder_decoder, surgery as surgery
 from rank_collapse.network.admin import admin_profile as admin_profile
 from rank_collapse.network.attention import (
-    AttentionParams as AttentionParams,
     Mixing as Mixing,
     multi_head_attention as multi_head_attention,
 )
@@ -89,6 +88,7 @@ from rank_collapse.network.presets import (
     san_skip as san_skip,
     transformer as transformer,
 )
+from rank_collapse.network.projections import AttentionParams as AttentionParams
 from rank_collapse.network.transformer import (
     LayerTrace as LayerTrace,
     Trace as Trace,

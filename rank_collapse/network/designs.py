@@ -21,7 +21,6 @@ class Stack(NamedTuple):
     """What the constants of a design may depend on.
 
     Attributes:
-        config: Of the stack.
         branches: N, its residual branches.
         role: "alone", or the part of an encoder-decoder that it is.
         other: Residual branches of the other part; 0 alone.

@@ -69,7 +69,6 @@ class LayerPass:
         """(what is carried on, what this layer adds); what nobody reads is not computed.
 
         Args:
-            layer: The layer.
             x: Its input; of passes with a state of their own X^0, in every layer.
             seen: What it computed from it; None for such passes.
             carry: From the layer before.
@@ -140,8 +139,6 @@ def through(
 
     Args:
         passes: They share the layer's own computation.
-        layer: The layer.
-        x: Its input.
         carries: Of each pass.
     """
     seen, hidden = None, x

@@ -30,10 +30,8 @@ class Layer(struct.Struct):
     """One layer of a network on one example.
 
     Attributes:
-        params: Its parameters.
         gains: Its gains.
         index: Its index, traced: one program serves all layers.
-        config: The network.
         inputs: What the network starts from.
         extra: What else an algebra needs at this layer, such as frozen attention weights.
     """
@@ -165,7 +163,6 @@ def walk(
         step: (layer, state) → (state, what it adds), such as a call of `walk_layer`.
         state: Before the first layer.
         params, inputs: From `prepare_inputs`.
-        config: The network.
         extra: `Layer.extra` of all layers, leaves [L, ...].
         gains: Of all layers; `layer_gains` by default.
         rows: First layer and the one behind the last; all by default.

@@ -74,18 +74,12 @@ def path_contributions(
     x: Any,
     config: TransformerConfig,
     *,
-    mask: Any = None,
-    bias: Any = None,
-    memory: Any = None,
-    memory_mask: Any = None,
-    segments: Any = None,
-    positions: Any = None,
     count_mlps: bool = False,
     head_gain: Any = None,
     attention_gain: Any = None,
     cross_gain: Any = None,
     mlp_gain: Any = None,
-    edit: Any = None,
+    **inputs: Any,
 ) -> PathContributions:
     """Exact sums over all frozen paths of each length: Σ_k C_k + offset = output.
 
@@ -99,13 +93,14 @@ def path_contributions(
     Differentiable; memory O(L n d), or O(L² n d) with `count_mlps`.
 
     Args:
-        params, x, config, mask, bias, memory, memory_mask, segments, positions: As in `apply`.
+        params, x, config: As in `apply`.
         count_mlps: Also split by the number of MLP branches on the path.
         head_gain: [L, h] multiplies self-attention heads, their value biases included.
         attention_gain, cross_gain, mlp_gain: [L] multiply branches, output bias included.
-        edit: As in `apply`. What it makes of scores and weights is frozen with them; of a state,
-            every length passes its derivative and what is left joins the offset: a branch set to
-            0 leaves all lengths, a constant put in its place belongs to the offset.
+        **inputs: mask, bias, memory, memory_mask, segments, positions and edit of `apply`. What an
+            edit makes of scores and weights is frozen with them; of a state, every length passes
+            its derivative and what is left joins the offset: a branch set to 0 leaves all lengths,
+            a constant put in its place belongs to the offset.
 
     Returns:
         `PathContributions`, of the state after the final norm where the config has one.
@@ -120,10 +115,7 @@ def path_contributions(
             "count_mlps changes the result's shape and cannot be traced: "
             "jax.jit(path_contributions, static_argnames='count_mlps')"
         )
-    params, prepared = prepare_inputs(
-        params, x, config, mask=mask, bias=bias, memory=memory, memory_mask=memory_mask,
-        segments=segments, positions=positions, edit=edit,
-    )  # fmt: skip
+    params, prepared = prepare_inputs(params, x, config, **inputs)
     gains = layer_gains(config, prepared.x.dtype, params)
     factors = {"attention": attention_gain, "cross": cross_gain, "mlp": mlp_gain}
     head_gain, on_paths = path_gains(config, gains, head_gain, factors)

@@ -16,10 +16,10 @@ from jaxtyping import Array, Float
 
 from rank_collapse import struct
 from rank_collapse.network import edits, layers
-from rank_collapse.network.attention import AttentionParams
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import PreparedInputs
 from rank_collapse.network.parameters import TransformerParams
+from rank_collapse.network.projections import AttentionParams
 from rank_collapse.network.residual import ResidualSpec, token_sum
 from rank_collapse.network.transformer import Forward, forward
 from rank_collapse.network.walk import Algebra, Layer, walk

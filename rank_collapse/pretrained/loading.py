@@ -117,7 +117,6 @@ def random_like(
 
     Args:
         source: As in `settings_of`; of a checkpoint folder its config.json alone is read.
-        key: Random key.
         part, dtype: As in `load`.
     """
     weights, family, settings = _drawn(source, key, part, dtype, lazy=False)

@@ -16,8 +16,9 @@ import jax
 import numpy as np
 from flint import arb
 
-from rank_collapse.network.attention import AttentionContext, AttentionParams
+from rank_collapse.network.attention import AttentionContext
 from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.projections import AttentionParams
 from rank_collapse.theory import balls
 from rank_collapse.theory.ball_functions import tanh_change, tanh_second_difference
 from rank_collapse.theory.balls import Row, Split, Tokens, affine, dot, minus, plus, total
@@ -138,7 +139,7 @@ class BallAttention:
         return list(map(change, shifts)), list(map(change, queries)), second
 
     def _relative(self, head):
-        """Position and segment terms of the scores [n][n], see `attention.relative_scores`."""
+        """Position and segment terms of the scores [n][n], see `projections.relative_scores`."""
         p, context = self.params.relative, self.context
         if p is None or context.relative is None:
             return None

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from rank_collapse import struct
 from rank_collapse.network import attention as attn
+from rank_collapse.network.projections import relative_scores, rotate
 from rank_collapse.theory.log_operations import LogParts, normalised
 
 
@@ -221,7 +222,7 @@ def _log_softmax(scores, mask):
 
 
 def _normalised_heads(gain, mean, rest, eps, norm_eps):
-    """Mean [h, k] and rest [h, n, k] of `attention.head_norm` of mean + ε rest."""
+    """Mean [h, k] and rest [h, n, k] of `projections.head_norm` of mean + ε rest."""
     heads, _, width = rest.shape
     if gain.ndim == 2:  # over all heads together
         mean, rest = mean.reshape(1, -1), rest.swapaxes(0, 1).reshape(1, rest.shape[1], -1)
@@ -255,14 +256,17 @@ def _dot_scores(params, state, eps, context, factor, norm_eps):
         terms = params.relative.replace(
             b_r=factor * params.relative.b_r, b_s=factor * params.relative.b_s
         )
-        relative = attn.relative_scores(terms, meets_positions, n, context)
+        relative = relative_scores(terms, meets_positions, n, context)
     if context.rotary is None:
         base = jnp.einsum("hnk,hmk->hnm", mean_query, eps * key)
     else:
-        query, key = attn.rotate(query, context.rotary), attn.rotate(key, context.rotary)
+        query, key = (
+            rotate(query, context.rotary),
+            rotate(key, context.rotary),
+        )
         shape = (params.w_q.shape[0], n, params.w_q.shape[2])
-        mean_query = attn.rotate(jnp.broadcast_to(mean_query, shape), context.rotary)
-        mean_key = attn.rotate(jnp.broadcast_to(mean_key[:, None, :], shape), context.rotary)
+        mean_query = rotate(jnp.broadcast_to(mean_query, shape), context.rotary)
+        mean_key = rotate(jnp.broadcast_to(mean_key[:, None, :], shape), context.rotary)
         base = jnp.einsum("hnk,hmk->hnm", mean_query + eps * query, mean_key)
         base = base + jnp.einsum("hnk,hmk->hnm", mean_query, eps * key)
     base = base if relative is None else base + relative
