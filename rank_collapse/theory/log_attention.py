@@ -70,14 +70,14 @@ def attention(params, state, config, context, gains, keep) -> tuple[LogParts, He
     """SA(X), before the branch gain, whole and by head.
 
     Of `Mixing` M = α I + β P + γ C in the place of P, whose rows all sum to α + β + γ: Q and E are
-    multiplied by β, and what I and C are beside one of their rows is a third part.
+    multiplied by β, and what I and C are beside one of their rows are further parts.
     """
     temperature = gains.temperature
     eps = jnp.exp(state.log_scale)
     mask = three_axes(context.mask)
     scores = scores_of(params, state, eps, config, context, temperature, keep)
     weights = split(scores, mask, eps, keep)
-    apart = None
+    apart = []
     if gains.mixing is not None:
         weights, apart = mixed(weights, gains.mixing, mask, keep)
     mean, values = values_of(params, state, eps, weights)
@@ -85,8 +85,7 @@ def attention(params, state, config, context, gains, keep) -> tuple[LogParts, He
     if weights.q.shape[1] > 1:
         first = jnp.argmax(keep)
         parts.append((weights.q - weights.q[:, first][:, None, :], 1, weights.top))
-    if apart is not None:
-        parts.append((apart, 1, jnp.zeros_like(weights.top)))
+    parts += [(part, 1, jnp.zeros_like(weights.top)) for part in apart]
     carried = jnp.stack([_carry(params, values, part) for part, *_ in parts])
     heads = HeadParts(carried, tuple(p for _, p, _ in parts), jnp.stack([t for *_, t in parts]))
     noise = lost_digits(params, values, scores, weights, parts[1:], state.log_scale, keep)
@@ -157,20 +156,29 @@ def split(scores: Scores, mask, eps, keep) -> Weights:
 
 
 def mixed(weights: Weights, mixing, mask, keep):
-    """(the weights times β, α I + γ C less its first row), with the reference row of M.
+    """(the weights times β, [α I and γ C less their first rows]), with the reference row of M.
 
-    Rows of what is left sum to 0, as those of P − Q.
+    Rows of what is left sum to 0, as those of P − Q. The parts stay apart: a small α would be lost
+    beside γ.
     """
-    fixed = attn.mixing_matrix(jnp.zeros_like(weights.e), mixing, mask)  # α I + γ C
-    first, beta = fixed[:, jnp.argmax(keep)], mixing.weights
+    n, first = weights.e.shape[1], jnp.argmax(keep)
+    dtype, factor = weights.e.dtype, mixing.weights[:, None]
+    parts = [(mixing.identity, jnp.eye(n, dtype=dtype)[None])]
+    parts.append((mixing.uniform, attn.softmax(jnp.zeros((1, n, n), dtype), mask)))
+    reference = factor * weights.reference
+    for share, rows in parts:
+        reference = reference + share[:, None] * rows[:, first]
+    if mask is None or mask.shape[1] == 1:  # rows of C are one and the same
+        parts.pop()
     mixed_weights = weights.replace(
-        reference=beta[:, None] * weights.reference + first,
-        q=beta[:, None, None] * weights.q,
-        p=beta[:, None, None] * weights.p,
-        e=beta[:, None, None] * weights.e,
+        reference=reference,
+        q=factor[:, None] * weights.q,
+        p=factor[:, None] * weights.p,
+        e=factor[:, None] * weights.e,
         row_sum=(mixing.identity + mixing.weights + mixing.uniform)[:, None],
     )
-    return mixed_weights, fixed - first[:, None, :]
+    apart = [share[:, None, None] * (rows - rows[:, first][:, None]) for share, rows in parts]
+    return mixed_weights, apart
 
 
 def values_of(params, state, eps, weights: Weights):
