@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import rank_collapse as rc
-from rank_collapse.measures.norms import composite_norm, matrix_norm
+from rank_collapse.measures.norms import composite_norm, norm_1
 from rank_collapse.runs.seeds import QUICK
 
 SPREAD = 0.1  # max D_ii of both heads; the lemma's condition is 1.2564
@@ -90,7 +90,7 @@ def measure(sizes: tuple[int, ...]) -> dict[str, np.ndarray]:
         out = rc.apply(params, x, config, mask=mask).output
         out = jnp.where(mask[:, None], out, out[:1])  # no new distance
         apart = jax.lax.map(lambda row: jnp.max(jnp.sum(jnp.abs(out - row[None, :]), axis=1)), out)
-        columns = matrix_norm(rc.residual(out, center="median", mask=mask), "one")
+        columns = norm_1(rc.residual(out, center="median", mask=mask))
         least = jnp.sqrt(columns * jnp.max(apart) / 2)
         published = 10 ** -report.published_layer.tightness[0]
         return {

@@ -275,6 +275,10 @@ def matrix_norm(x: Any, norm: str = "composite", *, mask: Any = None) -> Float[A
     return as_jax(norm_of(as_tokens(x, mask)[0], norm))
 
 
+# ‖X‖_1 = max_j Σ_i |X_ij| and ‖X‖_∞ = max_i Σ_j |X_ij|.
+norm_1, norm_inf = (functools.partial(matrix_norm, norm=norm) for norm in ("one", "inf"))
+
+
 def norm_of(x: Any, norm: str) -> Any:
     """`matrix_norm` of what `as_tokens` made, NumPy's or JAX's as that is."""
     if norm not in NORMS:

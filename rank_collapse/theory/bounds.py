@@ -6,7 +6,6 @@ logarithmic pass of `logdomain`, so that layers far below float precision are co
 Axis letters: n tokens (queries), m keys, d width, h heads, k per-head query/key width, l layers.
 """
 
-import functools
 from typing import Any
 
 import jax
@@ -15,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from rank_collapse import struct
-from rank_collapse.measures.norms import composite_norm, matrix_norm
+from rank_collapse.measures.norms import composite_norm, norm_1, norm_inf
 from rank_collapse.network import covers, layers
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.gains import LayerGains
@@ -26,7 +25,6 @@ from rank_collapse.network.projections import AttentionParams, repeat_groups
 from rank_collapse.theory.log_operations import LogState
 from rank_collapse.theory.logdomain import EDITS, LogTrace
 
-norm_1, norm_inf = (functools.partial(matrix_norm, norm=norm) for norm in ("one", "inf"))
 LEMMA_THRESHOLD = 1.2564312086261697  # the positive root of eˣ = 1 + 2x
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from rank_collapse import struct
-from rank_collapse.measures.norms import composite_norm
+from rank_collapse.measures.norms import composite_norm, norm_1, norm_inf
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.gains import LayerGains
 from rank_collapse.network.layers import GATED
@@ -26,8 +26,6 @@ from rank_collapse.theory.bounds import (
     gain_size,
     head_weights,
     largest_slope,
-    norm_1,
-    norm_inf,
     score_width,
 )
 from rank_collapse.theory.log_operations import LogState
