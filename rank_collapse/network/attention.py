@@ -21,6 +21,7 @@ from rank_collapse.network.projections import (
     KeysValues,
     head_norm,
     keys_of,
+    product,
     relative_scores,
     repeat_groups,
     rotate,
@@ -206,7 +207,7 @@ def attention_scores(
         pairs = jnp.tanh(q[:, :, None, :] + k[:, None, :, :])
         scores = jnp.einsum("hnmk,hk->hnm", pairs, params.v_score)
     else:
-        scores = _product(q, _transpose(k))
+        scores = product(q, _transpose(k))
         if params.relative is not None and context.relative is not None:
             scores = scores + relative_scores(params.relative, query_part, k.shape[1], context)
         if scale:
@@ -251,28 +252,11 @@ def _transpose(x):
     return jnp.swapaxes(x, -1, -2)
 
 
-@jax.custom_jvp
-def _product(a: Float[Array, "h n k"], b: Float[Array, "h k m"]) -> Float[Array, "h n m"]:
-    """a b, with a gradient that XLA's CPU backend computes fast.
-
-    The gradient of b is aᵀ g. Many small products with a transposed left factor take there four
-    times as long as with the transposed factor copied first, which the barrier forces.
-    """
-    return a @ b
-
-
-@_product.defjvp
-def _product_jvp(primals, tangents):
-    (a, b), (da, db) = primals, tangents
-    of_b = _transpose(jax.lax.optimization_barrier(_transpose(db) @ _transpose(a)))
-    return a @ b, da @ b + of_b
-
-
 def mix_values(
     params: AttentionParams, weights: Float[Array, "h n m"], y: Float[Array, "m e"] | KeysValues
 ) -> Float[Array, "n d"]:
     """Σ_h P_h (y W_v + b_v) W_o + b_o for given attention weights."""
-    return _joined(params, _product(weights, values_of(params, y)))
+    return _joined(params, product(weights, values_of(params, y)))
 
 
 def _joined(params, mixed):
@@ -350,7 +334,7 @@ def multi_head_attention(
         edited = jnp.where(combine_masks(context.mask), edited, 0).astype(weights.dtype)
     weights = edited
     kept = weights if dropout_key is None else dropout(dropout_key, weights, dropout_rate)
-    mixed = _product(kept, v) if mixed is None else mixed
+    mixed = product(kept, v) if mixed is None else mixed
     if not edit.wants("head_output"):
         return _joined(params, mixed), weights
     heads = edit("head_output", jnp.einsum("hnv,hvd->hnd", mixed, params.w_o))

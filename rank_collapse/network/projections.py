@@ -164,3 +164,24 @@ def relative_scores(
         differ = context.segments[:, None] != context.segments[None, :]
         scores = scores + jnp.where(differ[None], per_kind[1][:, :, None], per_kind[0][:, :, None])
     return scores
+
+
+@jax.custom_jvp
+def product(a: Float[Array, "h n k"], b: Float[Array, "h k m"]) -> Float[Array, "h n m"]:
+    """a b, with a gradient that XLA's CPU backend computes fast.
+
+    The gradient of b is aᵀ g. Many small products with a transposed left factor take there four
+    times as long as with the transposed factor copied first, which the barrier forces.
+    """
+    return a @ b
+
+
+@product.defjvp
+def product_jvp(primals, tangents):
+    (a, b), (da, db) = primals, tangents
+    of_b = _transposed(jax.lax.optimization_barrier(_transposed(db) @ _transposed(a)))
+    return a @ b, da @ b + of_b
+
+
+def _transposed(x):
+    return jnp.swapaxes(x, -1, -2)
