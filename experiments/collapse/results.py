@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rank_collapse.report.statistics import number, numbers as numbers_of, power_law_wins
-from rank_collapse.theory.cubic_law import measured_constant
+from rank_collapse.theory import measured_constant
 from rank_collapse.theory.logdomain import local_rate
 
 BOUNDS = ("log10_bound", "log10_layer_bound", "log10_published_bound", "admissible")
