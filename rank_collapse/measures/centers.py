@@ -99,8 +99,7 @@ def composite_center(x: Any, *, mask: Any = None, tolerance: Any = 1e-5) -> Comp
     of the smaller of n and d. Not for every step's log. Bounds hold up to rounding.
 
     Args:
-        x: Tokens [..., n, d].
-        mask: Bool [n] or [..., n], True for tokens that exist; None for all.
+        x, mask: Tokens [..., n, d]; Bool [n] or [..., n], which of them exist, None for all.
         tolerance: Descents end where the smoothing is below it and the last steps gained less
             relative to the value, and at 50 epsilons of the dtype at the latest; may be traced.
 

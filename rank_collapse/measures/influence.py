@@ -22,7 +22,7 @@ from rank_collapse.network.walk import Layer
 
 @full_precision
 def layer_influence(
-    params: TransformerParams, x: Any, config: TransformerConfig, *, mask: Any = None, **inputs: Any
+    params: TransformerParams, x: Any, config: TransformerConfig, **inputs: Any
 ) -> dict[str, Float[Array, "..."]]:
     """What each layer does to the stream, means over the tokens i that exist.
 
@@ -38,17 +38,15 @@ def layer_influence(
     stream            ‖X^l_i‖, [L + 1]
 
     Args:
-        params, x, config: As in `rank_collapse.apply`.
-        mask: Bool [n], the tokens that exist.
-        **inputs: Other arguments of `apply`.
+        params, x, config, **inputs: As in `rc.apply`; a mask [n] says which tokens exist.
     """
-    params, prepared = prepare_inputs(params, x, config, mask=mask, **inputs)
+    params, prepared = prepare_inputs(params, x, config, **inputs)
     return run(InfluencePass(), params, prepared, config)
 
 
 @full_precision
 def layer_removal(
-    params: TransformerParams, x: Any, config: TransformerConfig, *, mask: Any = None, **inputs: Any
+    params: TransformerParams, x: Any, config: TransformerConfig, **inputs: Any
 ) -> dict[str, Float[Array, "..."]]:
     """What is lost without each layer: the network is run again with layer s passed over.
 
@@ -62,11 +60,9 @@ def layer_removal(
     Cost: L/2 forward passes.
 
     Args:
-        params, x, config: As in `rank_collapse.apply`.
-        mask: Bool [n], the tokens that exist.
-        **inputs: Other arguments of `apply`.
+        params, x, config, **inputs: As in `rc.apply`; a mask [n] says which tokens exist.
     """
-    params, prepared = prepare_inputs(params, x, config, mask=mask, **inputs)
+    params, prepared = prepare_inputs(params, x, config, **inputs)
     return run(RemovalPass(), params, prepared, config)
 
 

@@ -25,7 +25,6 @@ def monitored(
     config: TransformerConfig,
     *,
     attention: bool = True,
-    mask: Any = None,
     **inputs: Any,
 ) -> tuple[Float[Array, "n d"], Scalars]:
     """(output, scalars): the forward pass, and `monitor` of each layer's states and attention.
@@ -37,8 +36,7 @@ def monitored(
     Args:
         params, x, config: As in `rank_collapse.apply`.
         attention: Whether to measure the attention weights too.
-        mask: Bool [n], the tokens that exist, which alone are measured; or another mask of `apply`.
-        **inputs: `bias`, `memory`, `memory_mask`, `segments`, `positions`, `edit` of `apply`.
+        **inputs: Other inputs of `apply`; of a mask [n], which tokens exist, these are measured.
 
     Returns:
         The output [n, d], and scalars [L] by name.
@@ -46,7 +44,7 @@ def monitored(
     Raises:
         ValueError: As `apply`, or fewer than two tokens.
     """
-    params, prepared = prepare_inputs(params, x, config, mask=mask, **inputs)
+    params, prepared = prepare_inputs(params, x, config, **inputs)
     return run(MonitorPass(attention), params, prepared, config)
 
 

@@ -232,8 +232,7 @@ def composite_norm(x: Any, *, mask: Any = None) -> Float[Array, "*b"]:
     Not a norm: the triangle inequality fails, as the authors say.
 
     Args:
-        x: Tokens [..., n, d].
-        mask: Bool [n] or [..., n], True for tokens that exist; None for all.
+        x, mask: Tokens [..., n, d]; Bool [n] or [..., n], which of them exist, None for all.
 
     Raises:
         ValueError: Not a matrix, no token, not finite (where x is not traced), or a wrong mask.
@@ -246,8 +245,7 @@ def singular_values(x: Any, *, mask: Any = None, method: str | None = None) -> F
     """Singular values, largest first; masked rows only add zeros.
 
     Args:
-        x: Tokens [..., n, d].
-        mask: Bool [n] or [..., n], True for tokens that exist; None for all.
+        x, mask: Tokens [..., n, d]; Bool [n] or [..., n], which of them exist, None for all.
         method: "svd", or "gram" for the square roots of the eigenvalues of the smaller of XXᵀ and
             XᵀX, which loses what lies below √ε σ_1 (3e-4 σ_1 in float32). None for "gram" in
             float64 where x is of float32 and its values are known, on the host: less is lost then

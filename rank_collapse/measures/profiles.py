@@ -207,19 +207,16 @@ def network_profile(
     x: Any,
     config: TransformerConfig,
     *,
-    mask: Any = None,
     measures: tuple[str, ...] = ("residual_ratio",),
     **inputs: Any,
 ) -> dict[str, Float[Array, "l"]]:
     """`profile` of a network's hidden states on one example.
 
     Args:
-        params, x, config: As in `apply`.
-        mask: Bool [n], the tokens that exist; they are the keys too.
+        params, x, config, **inputs: As in `apply`; a mask [n] says which tokens exist.
         measures: Names out of `MEASURES`.
-        **inputs: Other arguments of `apply`.
     """
-    params, prepared = prepare_inputs(params, x, config, mask=mask, **inputs)
+    params, prepared = prepare_inputs(params, x, config, **inputs)
     return run(ProfilePass(named(measures)), params, prepared, config)
 
 

@@ -142,8 +142,7 @@ def stable_rank(x: Any, *, mask: Any = None, method: str | None = None) -> Float
     """‖X‖_F² / ‖X‖_2², at most the rank; 0 where X = 0 (Rudelson and Vershynin 2007).
 
     Args:
-        x: Tokens [..., n, d].
-        mask: Bool [n] or [..., n], True for tokens that exist; None for all.
+        x, mask: Tokens [..., n, d]; Bool [n] or [..., n], which of them exist, None for all.
         method: See `singular_values`.
     """
     x, mask = as_tokens(x, mask, empty=True)
@@ -156,8 +155,7 @@ def effective_rank(x: Any, *, mask: Any = None, method: str | None = None) -> Fl
     """exp(−Σ_i p_i log p_i), p_i = σ_i / Σ_j σ_j; 0 where X = 0 (Roy and Vetterli 2007).
 
     Args:
-        x: Tokens [..., n, d].
-        mask: Bool [n] or [..., n], True for tokens that exist; None for all.
+        x, mask: Tokens [..., n, d]; Bool [n] or [..., n], which of them exist, None for all.
         method: See `singular_values`.
     """
     x, mask = as_tokens(x, mask, empty=True)
@@ -190,8 +188,7 @@ def token_cosine(x: Any, *, mask: Any = None) -> Float[Array, "*b"]:
     """Mean of cos(x_i, x_j) over the pairs i ≠ j; a zero token has cosine 0 with every other.
 
     Args:
-        x: Tokens [..., n, d].
-        mask: Bool [n] or [..., n], True for tokens that exist; None for all.
+        x, mask: Tokens [..., n, d]; Bool [n] or [..., n], which of them exist, None for all.
 
     Raises:
         ValueError: Fewer than two tokens (NaN where only a mask leaves fewer).
@@ -219,8 +216,7 @@ def participation_ratio(x: Any, *, mask: Any = None) -> Float[Array, "*b"]:
     1 for rank one, min(n, d) where all singular values are equal, 0 where X = 0.
 
     Args:
-        x: Tokens [..., n, d].
-        mask: Bool [n] or [..., n], True for tokens that exist; None for all.
+        x, mask: Tokens [..., n, d]; Bool [n] or [..., n], which of them exist, None for all.
 
     Raises:
         ValueError: As `composite_norm`.
@@ -240,8 +236,7 @@ def stable_rank_bound(x: Any, *, mask: Any = None) -> Float[Array, "*b"]:
     σ_2/σ_1 is 0.9 it is up to 1 % above, where all are of one size some percent.
 
     Args:
-        x: Tokens [..., n, d].
-        mask: Bool [n] or [..., n], True for tokens that exist; None for all.
+        x, mask: Tokens [..., n, d]; Bool [n] or [..., n], which of them exist, None for all.
 
     Raises:
         ValueError: As `composite_norm`.
