@@ -17,9 +17,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from rank_collapse.measures import decompositions
-from rank_collapse.measures.centers import (
-    center_of,
-)
+from rank_collapse.measures.centers import center_of
 from rank_collapse.measures.norms import (
     as_jax,
     as_tokens,

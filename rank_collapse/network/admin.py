@@ -27,10 +27,7 @@ _NAMES = {"attention": "attention", "cross": "cross-attention", "mlp": "MLP"}
 
 
 def admin_profile(
-    params: TransformerParams,
-    x: Any,
-    config: TransformerConfig,
-    **inputs: Any,
+    params: TransformerParams, x: Any, config: TransformerConfig, **inputs: Any
 ) -> TransformerConfig:
     """The config with Admin's ω as its skip gains, profiled on one batch.
 

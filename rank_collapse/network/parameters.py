@@ -47,10 +47,7 @@ class TransformerParams(struct.Struct):
 
 
 def init(
-    key: Any,
-    config: TransformerConfig,
-    weight_scale: Any = 1.0,
-    bias_scale: Any = 0.0,
+    key: Any, config: TransformerConfig, weight_scale: Any = 1.0, bias_scale: Any = 0.0
 ) -> TransformerParams:
     """Parameters of a network, drawn as `config.init` says.
 

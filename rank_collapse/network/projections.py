@@ -62,10 +62,7 @@ class KeysValues(struct.Struct):
 
 
 def keys_values(
-    params: AttentionParams,
-    y: Float[Array, "m e"],
-    context: Any = None,
-    norm_eps: float = 1e-12,
+    params: AttentionParams, y: Float[Array, "m e"], context: Any = None, norm_eps: float = 1e-12
 ) -> KeysValues:
     """Keys and values of tokens at the context's positions; see `attention_scores`."""
     return KeysValues(keys_of(params, y, context, norm_eps), values_of(params, y))
@@ -147,10 +144,7 @@ def rotate(x: Float[Array, "h n k"], rotary: tuple[Array, Array]) -> Float[Array
 
 
 def relative_scores(
-    params: RelativeParams,
-    query_part: Float[Array, "h n k"],
-    num_keys: int,
-    context: Any,
+    params: RelativeParams, query_part: Float[Array, "h n k"], num_keys: int, context: Any
 ) -> Float[Array, "h n m"]:
     """Position and segment terms of the score of XLNet (Yang et al. 2019, section 2.3)."""
     n = query_part.shape[1]

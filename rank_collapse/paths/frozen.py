@@ -247,10 +247,7 @@ def frozen_attention(
 
 
 def frozen_mlp(
-    layer: Layer,
-    gate: Float[Array, "n f"],
-    c: Float[Array, "g n d"],
-    ones: Float[Array, "#g"],
+    layer: Layer, gate: Float[Array, "n f"], c: Float[Array, "g n d"], ones: Float[Array, "#g"]
 ) -> Float[Array, "g n d"]:
     """(gate ∘ (c W_in + ones·b_in)) W_out + ones·b_out with the gate frozen."""
     params = layer.params.mlp

@@ -106,11 +106,7 @@ def _carry_heads(params, prepared, config, on_paths, chunk):
         def of_layer(item):
             """The heads of one layer: carried on, started, or not there yet and left at 0."""
             origin, c = item
-            branches = (
-                lambda c: pieces(carried, c),
-                lambda c: pieces(started, own),
-                lambda c: c,
-            )
+            branches = (lambda c: pieces(carried, c), lambda c: pieces(started, own), lambda c: c)
             return jax.lax.switch(jnp.sign(origin - layer.index) + 1, branches, c)
 
         outputs = jax.lax.map(of_layer, (jnp.arange(config.depth), outputs))

@@ -26,11 +26,7 @@ from rank_collapse.paths.frozen import frozen_scale, mlp_gate
 
 @full_precision
 def truncated(
-    params: TransformerParams,
-    x: Any,
-    config: TransformerConfig,
-    length: Any,
-    **inputs: Any,
+    params: TransformerParams, x: Any, config: TransformerConfig, length: Any, **inputs: Any
 ) -> PathContributions:
     """The network with paths of length at most K, attention, norms and gates recomputed from them.
 

@@ -76,10 +76,7 @@ def _scaled_density(z, root):
 
 def _gated(gate, gate_change):
     """(φ, its change) of φ(z) = z gate(z)."""
-    return (
-        lambda z: z * gate(z),
-        lambda z, u: u * gate(z + u) + z * gate_change(z, u),
-    )
+    return (lambda z: z * gate(z), lambda z, u: u * gate(z + u) + z * gate_change(z, u))
 
 
 def _swish(inner, inner_change):

@@ -268,10 +268,7 @@ def _dot_scores(params, state, eps, context, factor, norm_eps):
     if context.rotary is None:
         base = jnp.einsum("hnk,hmk->hnm", mean_query, eps * key)
     else:
-        query, key = (
-            rotate(query, context.rotary),
-            rotate(key, context.rotary),
-        )
+        query, key = (rotate(query, context.rotary), rotate(key, context.rotary))
         shape = (params.w_q.shape[0], n, params.w_q.shape[2])
         mean_query = rotate(jnp.broadcast_to(mean_query, shape), context.rotary)
         mean_key = rotate(jnp.broadcast_to(mean_key[:, None, :], shape), context.rotary)
