@@ -168,7 +168,7 @@ def make_measure(options: Flags, setup: Setup) -> Callable:
             "chain_rank_one": to_rank_one.reshape(depth, -1),
             "log10_norm": norm,
             "log10_residual": rest,
-            "initial_residual": residuals.composite_norm(residuals.residual(x)),
+            "initial_residual": rc.composite_norm(residuals.residual(x)),
             "skip_size": skip,
             "branch_size": branch,
             "estimate_error": errors_of(key_sets, params, x, contributions.by_length),

@@ -95,11 +95,11 @@ def measure_one(
     low = jax.tree.map(lambda a: a.astype(dtype), (params, x))
     hidden = rc.apply(*low, config).hidden
     hidden = hidden.astype(jnp.promote_types(dtype, jnp.float32))
-    size = jax.vmap(lambda h: residuals.composite_norm(residuals.residual(h)))(hidden)
+    size = jax.vmap(lambda h: rc.composite_norm(residuals.residual(h)))(hidden)
     out = {
         "ratio": jax.vmap(residuals.residual_ratio)(hidden),
         "plain_log10_residual": jnp.log10(size),
-        "log10_size": jnp.log10(jax.vmap(residuals.composite_norm)(hidden)),
+        "log10_size": jnp.log10(jax.vmap(rc.composite_norm)(hidden)),
     }
     if cubic_law.COVERS.refusal(config) is None:
         out["log10_cubic"] = cubic_law.closed_profile(params, x, config)[0]

@@ -16,14 +16,14 @@ from jaxtyping import Array, Bool, Float
 from rank_collapse import struct
 from rank_collapse.measures.norms import composite_norm, norm_1, norm_inf
 from rank_collapse.network import covers, layers
-from rank_collapse.network.attention import AttentionParams, repeat_groups
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.gains import LayerGains
 from rank_collapse.network.layers import MLPParams
 from rank_collapse.network.parameters import BlockParams
 from rank_collapse.network.precision import full_precision
+from rank_collapse.network.projections import AttentionParams, repeat_groups
 from rank_collapse.theory.log_operations import LogState
-from rank_collapse.theory.logdomain import LogTrace
+from rank_collapse.theory.logdomain import EDITS, LogTrace
 
 LEMMA_THRESHOLD = 1.2564312086261697  # the positive root of eˣ = 1 + 2x
 
@@ -67,6 +67,8 @@ COVERS = covers.Covers(
     | covers.MLPS
     | covers.anything("mask", "scale_scores", "temperature")
     | {"position": ("none", "relative_bias")},
+    edits=EDITS,
+    affine=True,
 )
 
 
@@ -126,7 +128,7 @@ def lipschitz_constants(params: MLPParams, kind: str) -> tuple[Float[Array, ""],
 
 
 def not_covered(
-    config: TransformerConfig, *, mask: Any = None, bias: Any = None
+    config: TransformerConfig, *, mask: Any = None, bias: Any = None, edit: Any = None
 ) -> tuple[str, ...]:
     """What of a network the theorems do not cover; () for a SAN, with MLPs or without.
 
@@ -145,6 +147,8 @@ def not_covered(
         reasons.append("norms: their Lipschitz constant is not bounded")
     if config.mlp in layers.GATED:
         reasons.append("gated MLPs have no Lipschitz constant")
+    if edit:
+        reasons.append(f"edits: no bound of the stack knows that of {', '.join(edit)}")
     return tuple(reasons)
 
 

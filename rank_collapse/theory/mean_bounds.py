@@ -16,18 +16,12 @@ from jaxtyping import Array, Bool, Float
 
 from rank_collapse import struct
 from rank_collapse.measures.norms import composite_norm, norm_1, norm_inf
-from rank_collapse.network.attention import AttentionParams, repeat_groups
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.gains import LayerGains
 from rank_collapse.network.layers import GATED
 from rank_collapse.network.parameters import BlockParams
-from rank_collapse.theory.bounds import (
-    Sides,
-    gain_size,
-    head_weights,
-    largest_slope,
-    score_width,
-)
+from rank_collapse.network.projections import AttentionParams, repeat_groups
+from rank_collapse.theory.bounds import Sides, gain_size, head_weights, largest_slope, score_width
 from rank_collapse.theory.log_operations import LogState
 from rank_collapse.theory.logdomain import LogTrace
 

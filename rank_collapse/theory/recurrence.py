@@ -22,7 +22,7 @@ from rank_collapse.network import covers
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.residual import lone_norm
-from rank_collapse.network.walk import final_norm, walk, walk_layer
+from rank_collapse.network.walk import walk_through
 from rank_collapse.theory import log_operations as ops
 from rank_collapse.theory.logdomain import LogScaled
 
@@ -164,12 +164,7 @@ def log_roll_out(
     def network(state):
         state = linear(state, params.embedding.w_in, params.embedding.b_in)
         state = ops.norm(first_norm, state, keep)
-        state, _ = walk(
-            lambda layer, state: (walk_layer(algebra, layer, state)[0], None),
-            state, params, prepared, config,
-        )  # fmt: skip
-        state = final_norm(algebra, state, params, prepared, config)
-        return linear(state, *classifier)
+        return linear(walk_through(algebra, state, params, prepared, config), *classifier)
 
     def advance(state, _):
         out = network(state)

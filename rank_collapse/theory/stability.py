@@ -359,14 +359,3 @@ def output_change_law(shares: Any) -> dict[str, Any]:
         "O(log N)": math.fsum(1 / (i + 1) for i in range(1, count + 1)),
         "O(1)": count / (count + 1),
     }
-
-
-__all__ = [
-    "ExpectedTrace",
-    "collapse_law",
-    "expected_gradient_norms",
-    "expected_pass",
-    "norms_of_derivatives",
-    "output_change_law",
-    "update_sizes",
-]
