@@ -322,7 +322,7 @@ class RunFolder:
         """Deletes the saved states, of all computations or of all but one."""
         if self.primary:
             for path in (self.path / "checkpoints").glob("*"):
-                if but_of is None or (path.name != but_of and (but_of or path.is_dir())):
+                if path.name != but_of:
                     delete(path.parent, [path.name])
             with contextlib.suppress(OSError):
                 (self.path / "checkpoints").rmdir()
