@@ -89,7 +89,7 @@ def setup_of(options: Flags) -> Setup:
 
 
 def measure_all(options: Flags, setup: Setup, run: RunFolder) -> dict[str, np.ndarray]:
-    """Every measure of every seed, [s, ...], chunk by chunk of seeds into the run's arrays.
+    """`without_overflow` of every measure [s, ...], chunk by chunk of seeds into the run's arrays.
 
     Raises:
         ValueError: A network whose output is no number.
@@ -109,24 +109,30 @@ def measure_all(options: Flags, setup: Setup, run: RunFolder) -> dict[str, np.nd
 
         # Where a device takes its seeds one by one they are saved as they come.
         most = None if at_once is None else at_once * mesh.size
-        return map_cells(
-            program, {PART: None}, keys, run=run, budget=budget, most=most,
-            check=refuse_overflow, progress=progress,
-        )[PART]  # fmt: skip
+        cells = {PART: None}
+        found = map_cells(
+            program, cells, keys, run=run, budget=budget, most=most, progress=progress
+        )
+        return without_overflow(found[PART], progress.say)
 
 
-def refuse_overflow(part: str, measures: dict[str, np.ndarray]) -> None:
-    """Refuses measures of a network whose output is no number.
+def without_overflow(
+    measures: dict[str, np.ndarray], say: Callable[[str], None]
+) -> dict[str, np.ndarray]:
+    """The measures of seeds whose network's output is a number, "seed" [s]; the others are named.
 
     Raises:
-        ValueError: It is not.
+        ValueError: There is no such seed.
     """
-    bad = np.flatnonzero(~np.isfinite(measures["sum_error"]))
-    if len(bad):
-        raise ValueError(
-            f"seed {bad[0]}: NaN or overflow in the network; a smaller --weight_scale or "
-            "--norm_placement=post may hold it"
-        )
+    fine = np.isfinite(measures["sum_error"])
+    why = "NaN or overflow in the network; a smaller --weight_scale or --norm_placement=post may "
+    why += "hold it"
+    if not fine.any():
+        raise ValueError(f"all {len(fine)} seeds: {why}")
+    for seed in np.flatnonzero(~fine):
+        say(f"seed {seed} is kept apart: {why}")
+    kept = {name: values[fine] for name, values in measures.items()}
+    return kept | {"seed": np.flatnonzero(fine)}
 
 
 def make_measure(options: Flags, setup: Setup) -> Callable:
@@ -192,18 +198,18 @@ def rows_of(results: dict[str, Any], setup: Setup) -> list[dict[str, Any]]:
     law = law_of(results, config)
     counts = count_paths(config.depth, config.num_heads)
     rows = []
-    for seed in range(len(results["log10_norm"])):
+    for place, seed in enumerate(results["seed"].tolist()):
         for k in range(config.depth + 1):
             row = {"seed": seed, "length": k, "paths": counts[k]}
-            row |= {n: float(results[n][seed, k]) for n in ("log10_norm", "log10_residual")}
+            row |= {n: float(results[n][place, k]) for n in ("log10_norm", "log10_residual")}
             row["predicted_log10_residual"] = float(law.by_layer[k])
             row["predicted_log10_residual_one_alpha"] = float(law.one[k])
             if k:
                 row["alpha_of_layer"] = float(law.alpha_by_layer[k - 1])
                 for name in CHAINS:
-                    row[f"{name}_median"] = float(np.median(results[name][seed, k - 1]))
+                    row[f"{name}_median"] = float(np.median(results[name][place, k - 1]))
                 for i, size in enumerate(SAMPLES):
-                    error = np.median(results["estimate_error"][seed, i, k - 1])
+                    error = np.median(results["estimate_error"][place, i, k - 1])
                     row[f"error_of_{size}_paths"] = float(error)
             rows.append(row)
     return rows
