@@ -110,11 +110,7 @@ class OfNorm(NamedTuple):
 
 
 def undecided(measures: dict[str, np.ndarray]) -> np.ndarray:
-    """Seeds whose residuals rounding decides in some layer, but for those whose states overflow.
-
-    Args:
-        measures: {measure: [s, L + 1]}.
-    """
+    """Seeds whose residuals rounding decides in some layer, but for those whose states overflow."""
     profile = measures["log10_residual"]
     lost = np.isnan(profile) | (profile == np.inf)
     return np.flatnonzero(lost.any(axis=1) & np.isfinite(measures["ratio"]).all(axis=1))
@@ -135,12 +131,10 @@ def recompute_in_float64(
     """The measures of one variant; residuals that rounding decides in float32 from float64.
 
     Args:
-        measures: {measure: [s, L + 1]}.
-        params: Of the variant, with a leading seed axis.
-        x: Its inputs [s, n, d].
+        measures, params, x: {measure: [s, L + 1]}, parameters and inputs, with seed axes in front.
         config: The variant.
         batch: Seeds at a time, for which the pass is compiled once.
-    """  # fmt: skip
+    """
     profile, lost = np.array(measures["log10_residual"]), undecided(measures)
     if profile.dtype == np.float64 or not lost.size:
         return measures
@@ -175,7 +169,7 @@ def prove(
 
     Returns:
         The measures, and what became of each seed that was undecided.
-    """  # fmt: skip
+    """
     profile, lines = np.array(measures["log10_residual"]), {}
     for seed in undecided(measures).tolist():
         own = jax.tree.map(lambda a, seed=seed: a[seed], (params, x))
@@ -203,15 +197,8 @@ def measure_all(
     """All measures of all settings, resuming from the run; one compilation per norm placement.
 
     Args:
-        options: The flags.
-        networks: {norm: {variant: configuration}}.
-        sweep: Pairs (weight scale, skip gain).
-        ids: Token ids of the text; None for Gaussian tokens.
-        mesh: Of the devices that share the seeds.
-        run: Holds what was measured before; gets each chunk of seeds.
-
-    Raises:
-        ValueError: A measure that is no number, see `check_finite`.
+        options, run: The flags, and what was measured before, which gets each chunk of seeds.
+        networks, sweep, ids, mesh: As of `run_collapse.Setup`.
     """
     keys = seeds.seed_keys(options.seed, options.num_seeds)
     progress = Progress(len(networks) * len(sweep) * len(keys), "collapse", log=run.log)
@@ -241,12 +228,7 @@ def measure_all(
 
 
 def gaps(found: dict[str, np.ndarray], norm: str, scale: float, gain: float) -> Iterator[str]:
-    """Why curves have gaps: one line for each variant whose residuals are not known to the end.
-
-    Args:
-        found: {"variant/measure": [s, L + 1]}.
-        norm, scale, gain: The setting.
-    """
+    """Why curves have gaps: one line for each variant whose residuals are not known to the end."""
     reasons = {
         "ratio": "the hidden states overflow",
         "log10_residual": "rounding decides it (--certify proves more), or states overflow",

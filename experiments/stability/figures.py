@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.stability.cases import Case
@@ -34,17 +33,6 @@ def measured_by_layer(results: Mapping[Case, Any], cases: list[Case]) -> list[Ca
     return [case for case in cases if "exact_shares" in results[case]]
 
 
-def log_band(ax: Axes, x: Any, values: Any, label: str | None, index: int, **options: Any) -> None:
-    """Geometric mean over seeds as a line, a standard deviation of the logarithm as a band."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        logs = np.log(np.where(values > 0, values, np.nan))
-    mean, deviation = logs.mean(axis=0), logs.std(axis=0)
-    style = {"color": figures.color(index), "marker": figures.MARKERS[index % 8]} | options
-    ax.plot(x, np.exp(mean), label=label, **style)
-    low, high = np.exp(mean - deviation), np.exp(mean + deviation)
-    ax.fill_between(x, low, high, color=style["color"], alpha=0.2, linewidth=0)
-
-
 def deepest(cases: list[Case]) -> dict[str, Case]:
     """The deepest network of each design."""
     return {name: own[-1] for name, own in by_design(cases).items()}
@@ -62,7 +50,7 @@ def one_law_figure(results: Mapping[Case, Any], cases: list[Case]) -> Figure:
         layers = np.arange(case.depth + 1)
         every = max(1, case.depth // 12)
         marks = (index % every, every)
-        log_band(collapse, layers, apart, name, index, linestyle="", markevery=marks)
+        figures.log_band(collapse, layers, apart, name, index, linestyle="", markevery=marks)
         expected = np.exp(found["expected_log_apart"].astype(float)).mean(axis=0)
         collapse.plot(layers, expected, color=color, lw=1.0)
         own = by_design(cases)[name]
@@ -127,7 +115,7 @@ def change_figure(results: Mapping[Case, Any], cases: list[Case]) -> Figure:
     for ax, update in zip(axes[0], UPDATES, strict=False):
         for index, (name, own) in enumerate(designs.items()):
             values = curve(results, own, f"change.{update}")
-            log_band(ax, branches_of(own), values / geometric_mean(values)[0], name, index)
+            figures.log_band(ax, branches_of(own), values / geometric_mean(values)[0], name, index)
             style = {"color": figures.color(index), "lw": 0.8, "ls": (0, (1, 1))}
             if update == "random":
                 expected = curve(results, own, "expected_change").mean(axis=0)
@@ -177,7 +165,7 @@ def gradient_figure(results: Mapping[Case, Any], cases: list[Case]) -> Figure:
         for index, (design, values) in enumerate(found.items()):
             norms = values[f"gradients.{name}"]
             layers = 1 + np.arange(norms.shape[1])
-            log_band(ax, layers, norms, design, index, marker="")
+            figures.log_band(ax, layers, norms, design, index, marker="")
             expected = values[f"expected_gradients.{name}"].mean(axis=0)
             ax.plot(layers, expected, color=figures.color(index), ls=":", lw=1.2)
         ax.set(yscale="log", xlabel="layer", ylabel=r"$\|\partial\|_F$", title=title)
