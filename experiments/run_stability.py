@@ -15,7 +15,7 @@ in a layer, to fall to a third), updates in random directions to change its outp
 more, and the other designs to lie within a third of the law after 100 layers.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,16 +23,8 @@ import numpy as np
 from experiments.shell import cli, vocabulary
 from experiments.shell.experiment import Drawing, Experiment
 from experiments.shell.flag_values import Flags
-from experiments.stability import figures, results, training
-from experiments.stability.cases import (
-    DESIGNS as DEFAULT_DESIGNS,
-    KINDS,
-    LAW_OF,
-    PARTS,
-    Case,
-    Group,
-    parts_of,
-)
+from experiments.stability import cases, figures, results, training
+from experiments.stability.cases import KINDS, PARTS, Case, Group, parts_of
 from experiments.stability.measure import measure_all
 from rank_collapse.network.designs import DESIGNS
 from rank_collapse.report.claims import Row, of_mean
@@ -42,7 +34,7 @@ from rank_collapse.runs.folder import RunFolder
 FLAGS = cli.make_flags("stability", num_seeds=8, shows="apart,layer=last")
 define = cli.definer(FLAGS)
 define("list", "parts", ["encoders", "encoder_decoders"], f"Out of {', '.join(PARTS)}.")
-define("list", "designs", list(DEFAULT_DESIGNS), f"Residual designs, out of {', '.join(DESIGNS)}.")
+define("list", "designs", list(cases.DESIGNS), f"Residual designs, out of {', '.join(DESIGNS)}.")
 for name, default, text in (
     ("depths", [6, 12, 25, 50, 100], "Layers of the networks."),
     ("layer_depths", [6, 50], "Those of them that are measured by layer too."),
@@ -64,16 +56,10 @@ define("integer", "train_steps", 300, "Steps.", lower_bound=1)
 
 
 class Found(NamedTuple):
-    """What was measured.
+    """What was measured."""
 
-    Attributes:
-        networks: {case: {measure: [s, ...]}} at initialisation.
-        trained: {cell: ...} of `training.trained`, if that part was asked for.
-        options: The flags.
-    """
-
-    networks: dict[Case, dict[str, Any]]
-    trained: dict[Any, Any]
+    networks: dict[Case, dict[str, Any]]  # {case: {measure: [s, ...]}} at initialisation
+    trained: dict[Any, Any]  # {cell: ...} of `training.trained`, if that part was asked for
     options: Flags
 
 
@@ -86,8 +72,7 @@ def measure(options: Flags, parts: Mapping[str, list[Group]], run: RunFolder) ->
 
 def summary_of(found: Found, parts: Any) -> dict[str, Any]:
     """Of the networks at initialisation, and of those that were trained."""
-    networks = results.summary_of(found.networks, list(found.networks))
-    return networks | training.summary_of(found.trained, found.options)
+    return results.summary_of(found.networks) | training.summary_of(found.trained, found.options)
 
 
 def compare(summary: dict[str, Any]) -> list[Comparison]:
@@ -185,7 +170,7 @@ def _rows_of_design(design, where, numbers, laws):
     expected = numbers["exponent_expected"]
     law = "does not cover it" if expected is None else f"expects {expected:.2f}"
     why = f"exponent {random.mean():.2f}; the one law {law}"
-    key = LAW_OF.get(design, "independent updates")
+    key = cases.LAW_OF.get(design, "independent updates")
     yield of_mean(key, where, random, scale=placed, why=why)
     if design == "deepnorm":
         yield of_mean(design, where, sgd, scale=placed, why=f"exponent {sgd.mean():.2f}")
@@ -229,12 +214,65 @@ def reading(summary: dict[str, Any]) -> str:
     return text
 
 
-def drawn(draw: Callable, kind: str, caption: str) -> Drawing:
-    """A figure of the networks of one kind, where there are any: draw(networks, cases)."""
-    return Drawing.of_part(
-        lambda found: {case: own for case, own in found.networks.items() if case.kind == kind},
-        lambda own, setup: draw(own, list(own)), caption,
-    )  # fmt: skip
+# {name: (what draws it, caption of encoders, caption of encoder-decoders)}
+FIGURES = {
+    "one_law": (
+        figures.one_law_figure,
+        "Left: 1 − mean token cosine by layer of the deepest networks (markers, bands over seeds) "
+        "and the law that predicts it from the gains alone (lines). Middle and right: output "
+        "change and gradients of W_Q, measured against expected from the same recursion, geometric "
+        "means over seeds (gradients where 1 − cosine is above 1e-5: below it float32 rounds "
+        "them). Of W_Q and W_K the law has the first order in the scores' variance alone: at "
+        "variance 1 networks have .86 to .91 of it at 17 tokens and 1.06 to 1.10 at 64, .74 to .89 "
+        "with a causal mask, .55 to .74 at 3, where it is not to be used.",
+        "The same law of decoders that look at an encoder as deep.",
+    ),
+    "dependency": (
+        figures.dependency_figure,
+        "Dependency of the stream after branch i on branch j: β_ij from variances, as published, "
+        "and the exact share of variance.",
+        "Dependency in decoders: a layer has three branches, attention to itself, to the memory, "
+        "and the MLP.",
+    ),
+    "output_change": (
+        figures.change_figure,
+        "Change of the output after an update of every matrix by the same relative size, against "
+        "the number of branches; black the three published laws. Dotted: of random updates the "
+        "law's expectation; of steps along the gradient what they do at least, "
+        "e² (Σ‖W‖‖∂W‖)²/‖u‖². Right: fitted exponents, 95 % over seeds.",
+        "Change of the decoder's output after an update of every matrix of both halves, against "
+        "the branches of both.",
+    ),
+    "gradients": (
+        figures.gradient_figure,
+        "Gradient norms by layer of the deepest networks, dotted what the law expects (of W_Q and "
+        "W_K to first order in the scores' variance, as above); last: those of queries over those "
+        "of values against 1 − token cosine.",
+        "Gradient norms of the decoder's three kinds of branches.",
+    ),
+    "by_layer": (
+        figures.layer_figure,
+        "Residual ratio, token cosine and residual by layer of the same networks.",
+        "Residual ratio, token cosine and residual of the decoders.",
+    ),
+    "omega": (
+        figures.omega_figure,
+        "Gains of the skips by sublayer; of Admin profiled on a batch of each seed's own.",
+        "Gains of the skips of encoder and decoder.",
+    ),
+}
+
+
+def drawings_of(kind: str) -> dict[str, Drawing]:
+    """The figures of the networks of one kind, where there are any."""
+    prefix = "" if kind == "encoder" else "encoder_decoder_"
+    return {
+        prefix + name: Drawing.of_part(
+            lambda found: results.by_kind(found.networks).get(kind),
+            lambda own, setup, draw=draw: draw(own), captions[KINDS.index(kind)],
+        )
+        for name, (draw, *captions) in FIGURES.items()
+    }  # fmt: skip
 
 
 EXPERIMENT = Experiment(
@@ -260,72 +298,11 @@ EXPERIMENT = Experiment(
     },
     setup=parts_of,
     measure=measure,
-    table=lambda found, parts: results.rows_of(found.networks, list(found.networks)),
+    table=lambda found, parts: results.rows_of(found.networks),
     summary=summary_of,
     figures={
-        "one_law": drawn(
-            figures.one_law_figure, "encoder",
-            "Left: 1 − mean token cosine by layer of the deepest networks (markers, bands over "
-            "seeds) and the law that predicts it from the gains alone (lines). Middle and right:"
-            " output change and gradients of W_Q, measured against expected from the same "
-            "recursion, geometric means over seeds (gradients where 1 − cosine is above 1e-5: "
-            "below it float32 rounds them). Of W_Q and W_K the law has the first order in the "
-            "scores' variance alone: at variance 1 networks have .86 to .91 of it at 17 tokens and "
-            "1.06 to 1.10 at 64, .74 to .89 with a causal mask, .55 to .74 at 3, where it is not "
-            "to be used.",
-        ),
-        "dependency": drawn(
-            figures.dependency_figure, "encoder",
-            "Dependency of the stream after branch i on branch j: β_ij from variances, as "
-            "published, and the exact share of variance.",
-        ),
-        "output_change": drawn(
-            figures.change_figure, "encoder",
-            "Change of the output after an update of every matrix by the same relative size, "
-            "against the number of branches; black the three published laws. Dotted: of random "
-            "updates the law's expectation; of steps along the gradient what they do at least, "
-            "e² (Σ‖W‖‖∂W‖)²/‖u‖². Right: fitted exponents, 95 % over seeds.",
-        ),
-        "gradients": drawn(
-            figures.gradient_figure, "encoder",
-            "Gradient norms by layer of the deepest networks, dotted what the law expects (of W_Q "
-            "and W_K to first order in the scores' variance, as above); last: those of queries "
-            "over those of values against 1 − token cosine.",
-        ),
-        "by_layer": drawn(
-            figures.layer_figure, "encoder",
-            "Residual ratio, token cosine and residual by layer of the same networks.",
-        ),
-        "omega": drawn(
-            figures.omega_figure, "encoder",
-            "Gains of the skips by sublayer; of Admin profiled on a batch of each seed's own.",
-        ),
-        "encoder_decoder_one_law": drawn(
-            figures.one_law_figure, "encoder_decoder",
-            "The same law of decoders that look at an encoder as deep.",
-        ),
-        "encoder_decoder_dependency": drawn(
-            figures.dependency_figure, "encoder_decoder",
-            "Dependency in decoders: a layer has three branches, attention to itself, to the "
-            "memory, and the MLP.",
-        ),
-        "encoder_decoder_output_change": drawn(
-            figures.change_figure, "encoder_decoder",
-            "Change of the decoder's output after an update of every matrix of both halves, "
-            "against the branches of both.",
-        ),
-        "encoder_decoder_gradients": drawn(
-            figures.gradient_figure, "encoder_decoder",
-            "Gradient norms of the decoder's three kinds of branches.",
-        ),
-        "encoder_decoder_by_layer": drawn(
-            figures.layer_figure, "encoder_decoder",
-            "Residual ratio, token cosine and residual of the decoders.",
-        ),
-        "encoder_decoder_omega": drawn(
-            figures.omega_figure, "encoder_decoder",
-            "Gains of the skips of encoder and decoder.",
-        ),
+        **drawings_of("encoder"),
+        **drawings_of("encoder_decoder"),
         "training": Drawing(
             lambda found, setup: training.training_figure(found.trained),
             "The same measurements on the networks of run_trainability while they train, by "
