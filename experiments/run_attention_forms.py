@@ -204,7 +204,9 @@ def summary_of(results: dict[str, Any], options: Flags) -> dict[str, Any]:
 
 @figures.styled
 def random_figure(results: dict[str, Any], options: Flags) -> Figure:
-    """Scores, weights and gradients of each form against d_k."""
+    """Random queries and keys of unit variance, means and standard deviations over seeds. Gradients
+    of a loss that moves every output by as much, to a query moved by its own size and to the
+    scores; solid: root mean square over rows, dashed: median row."""
     panels = {
         "variance": ("variance of the scores", "dotted: closed form"),
         "entropy": ("entropy of a row, nats", f"dashed: uniform, log {options.num_queries}"),
@@ -235,7 +237,8 @@ def random_figure(results: dict[str, Any], options: Flags) -> Figure:
 
 @figures.styled
 def trained_figure(results: dict[str, Any], options: Flags) -> Figure:
-    """Accuracy of every seed by form, and paired differences with 95 % intervals."""
+    """Left: accuracy of every seed after training, black: means. Right: the same less that of dot
+    products without scaling, paired by seed, with 95 % intervals."""
     fig, axes = figures.figure(1, 2, width=4.4)
     accuracy, ahead = axes[0]
     for i, trained in enumerate(results["trained"].values()):
@@ -357,17 +360,8 @@ EXPERIMENT = Experiment(
     table=rows_of,
     summary=summary_of,
     figures={
-        "random": Drawing(
-            random_figure,
-            "Random queries and keys of unit variance, means and standard deviations over seeds. "
-            "Gradients of a loss that moves every output by as much, to a query moved by its own "
-            "size and to the scores; solid: root mean square over rows, dashed: median row.",
-        ),
-        "trained": Drawing(
-            trained_figure,
-            "Left: accuracy of every seed after training, black: means. Right: the same less that "
-            "of dot products without scaling, paired by seed, with 95 % intervals.",
-        ),
+        "random": Drawing.described(random_figure),
+        "trained": Drawing.described(trained_figure),
     },
     claims=claims,
     compare=compare,

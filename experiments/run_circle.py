@@ -216,7 +216,7 @@ def panels(results: Results, **options: Any):
 
 @figures.styled
 def share_figure(results: Results, cases: Cases) -> Figure:
-    """Share of seeds that fell together, ours and the published code's, with 95 % intervals."""
+    """Share of seeds whose two walkers end together, with 95 % intervals."""
     variants, widths = (
         list(dict.fromkeys(own)) for own in zip(*map(parts_of, results), strict=True)
     )
@@ -240,7 +240,8 @@ def share_figure(results: Results, cases: Cases) -> Figure:
 
 @figures.styled
 def steps_figure(results: Results, cases: Cases) -> Figure:
-    """Steps from a distance of 1e-2 to 1e-6 against ln(1e-4)/ln μ, a point per seed that fell."""
+    """Steps from a distance of 1e-2 to 1e-6 of the seeds that fell, against the prediction from the
+    multiplier at the collapsed point."""
     fig, axes = figures.figure(1, 1, width=6.6, height=3.8)
     ax, shown = axes[0, 0], []
     for name, variant, width, case in placed(results):
@@ -262,7 +263,8 @@ def steps_figure(results: Results, cases: Cases) -> Figure:
 
 @figures.styled
 def trajectory_figure(results: Results, cases: Cases) -> Figure:
-    """The two points of one seed, a panel per case: the first that fell, else the first."""
+    """The two sequences of one seed, fed with their own continuation: the first that fell, where
+    one did."""
     fig, axes, own = panels(results, height=2.9)
     angle = np.linspace(0, 2 * np.pi, 200)
     for ax, name, case in own:
@@ -282,10 +284,7 @@ def trajectory_figure(results: Results, cases: Cases) -> Figure:
 
 @figures.styled
 def distance_figure(results: Results, cases: Cases) -> Figure:
-    """Distance of the two points by step: a panel per case, a line per seed.
-
-    A median of seeds that fell and seeds that did not would be the distance of neither.
-    """
+    """Distance between the two sequences by step, one line per seed; blue: fell."""
     fig, axes, own = panels(results, height=2.2, sharex=True, sharey=True)
     for ax, name, case in own:
         for fallen, index in ((False, 7), (True, 0)):
@@ -387,23 +386,10 @@ EXPERIMENT = Experiment(
     table=rows_of,
     summary=summary_of,
     figures={
-        "shares": Drawing(
-            share_figure, "Share of seeds whose two walkers end together, with 95 % intervals."
-        ),
-        "steps": Drawing(
-            steps_figure,
-            "Steps from a distance of 1e-2 to 1e-6 of the seeds that fell, against the prediction "
-            "from the multiplier at the collapsed point.",
-        ),
-        "trajectories": Drawing(
-            trajectory_figure,
-            "The two sequences of one seed, fed with their own continuation: the first that fell, "
-            "where one did.",
-        ),
-        "distance": Drawing(
-            distance_figure,
-            "Distance between the two sequences by step, one line per seed; blue: fell.",
-        ),
+        "shares": Drawing.described(share_figure),
+        "steps": Drawing.described(steps_figure),
+        "trajectories": Drawing.described(trajectory_figure),
+        "distance": Drawing.described(distance_figure),
     },
     claims=claims,
     compare=compare,

@@ -236,14 +236,6 @@ def reading(summary: dict[str, Any]) -> str:
     return text
 
 
-def swept_figure(position: int, caption: str) -> Drawing:
-    """The figure along the weight scale (1) or the skip gain (2), where that is swept."""
-    return Drawing(
-        partial(figures.sweep_figure, position=position), caption,
-        lambda found, setup: bool(figures.sweep_of(found, position)),
-    )  # fmt: skip
-
-
 EXPERIMENT = Experiment(
     about=__doc__,
     name="collapse",
@@ -272,38 +264,21 @@ EXPERIMENT = Experiment(
     table=lambda found, setup: results.rows_of(found),
     summary=lambda found, setup: results.summary_of(found),
     figures={
-        "residual_ratio": Drawing(
-            figures.residual_ratio_figure,
-            "The paper's figure: relative residual by layer, mean and standard deviation over "
-            "seeds, on English text at initialisation.",
+        "residual_ratio": Drawing.described(figures.residual_ratio_figure),
+        "log_residual": Drawing.described(figures.log_residual_figure),
+        "local_rate": Drawing.described(figures.local_rate_figure),
+        "bounds_and_constant": Drawing.described(figures.law_figure, figures.laws_of),
+        "mlp_gain": Drawing.described(figures.gain_figure, figures.gains_of),
+        "sweep_weight_scale": Drawing.of_part(
+            partial(figures.sweep_of, position=1),
+            partial(figures.sweep_figure, swept="weight scale"),
+            "Relative residual at BERT's weight scale (0.55) and at 1/√fan-in.",
         ),
-        "log_residual": Drawing(
-            figures.log_residual_figure,
-            "The same residuals in logarithms to any depth. Dashed: the law 3^l. Dotted: what an "
-            "ordinary float32 forward pass shows. Dash-dotted: the theorems' bound.",
+        "sweep_skip_gain": Drawing.of_part(
+            partial(figures.sweep_of, position=2),
+            partial(figures.sweep_figure, swept="skip gain"),
+            "",
         ),
-        "local_rate": Drawing(
-            figures.local_rate_figure,
-            "Local rate of the logarithms: 3 is doubly exponential collapse.",
-        ),
-        "bounds_and_constant": Drawing(
-            figures.law_figure,
-            "Above: how many powers of ten the bounds of one layer lie above what they bound (all "
-            "but the paper's need no condition). Below: the constant of the 3^l law as each depth "
-            "shows it, measured, from the closed recursion of the covariance, and as the theorem "
-            "has it.",
-            lambda found, setup: bool(figures.laws_of(found)),
-        ),
-        "mlp_gain": Drawing(
-            figures.gain_figure,
-            "By how much MLPs raise the constant Λ above pure attention's, against their gain: "
-            "above 0 they slow the collapse (post-norm: with a skip of their own).",
-            lambda found, setup: bool(figures.gains_of(found)),
-        ),
-        "sweep_weight_scale": swept_figure(
-            1, "Relative residual at BERT's weight scale (0.55) and at 1/√fan-in."
-        ),
-        "sweep_skip_gain": swept_figure(2, ""),
     },
     claims=claims,
     compare=compare,

@@ -232,7 +232,8 @@ def chain_slope(ratios: np.ndarray) -> np.ndarray:
 
 @figures.styled
 def chain_figure(results: dict[str, Any], setup: Setup) -> Figure:
-    """Box plots by path length on a logarithmic axis; seeds and paths pooled."""
+    """Residual ratio of products of attention matrices along random paths, by path length: medians,
+    quartiles, and outliers over paths and seeds."""
     fig, axes = figures.figure(1, 2, sharey=True)
     for ax, (name, title) in zip(axes[0], CHAINS.items(), strict=True):
         values = np.maximum(np.swapaxes(results[name], 0, 1), np.finfo(float).tiny)
@@ -251,7 +252,9 @@ def chain_figure(results: dict[str, Any], setup: Setup) -> Figure:
 
 @figures.styled
 def length_figure(results: dict[str, Any], setup: Setup) -> Figure:
-    """Exact contribution by length, counting beside size, and the error of sampling."""
+    """Exact sums over all paths of each length: sizes and predicted sizes (left), shares beside the
+    binomial count (middle), error of estimates from few sampled paths (right; above the dashed line
+    worse than nothing)."""
     config = setup.config
     law, k = law_of(results, config), np.arange(config.depth + 1)
     fig, ((sizes, shares, errors),) = figures.figure(1, 3, width=3.9, height=3.3)
@@ -359,17 +362,8 @@ EXPERIMENT = Experiment(
     table=rows_of,
     summary=summary_of,
     figures={
-        "path_chains": Drawing(
-            chain_figure,
-            "Residual ratio of products of attention matrices along random paths, by path length: "
-            "medians, quartiles, and outliers over paths and seeds.",
-        ),
-        "path_lengths": Drawing(
-            length_figure,
-            "Exact sums over all paths of each length: sizes and predicted sizes (left), shares "
-            "beside the binomial count (middle), error of estimates from few sampled paths (right; "
-            "above the dashed line worse than nothing).",
-        ),
+        "path_chains": Drawing.described(chain_figure),
+        "path_lengths": Drawing.described(length_figure),
     },
     claims=claims,
     compare=compare,

@@ -214,65 +214,37 @@ def reading(summary: dict[str, Any]) -> str:
     return text
 
 
-# {name: (what draws it, caption of encoders, caption of encoder-decoders)}
+# {name: (what draws it, its caption of encoder-decoders)}
 FIGURES = {
-    "one_law": (
-        figures.one_law_figure,
-        "Left: 1 − mean token cosine by layer of the deepest networks (markers, bands over seeds) "
-        "and the law that predicts it from the gains alone (lines). Middle and right: output "
-        "change and gradients of W_Q, measured against expected from the same recursion, geometric "
-        "means over seeds (gradients where 1 − cosine is above 1e-5: below it float32 rounds "
-        "them). Of W_Q and W_K the law has the first order in the scores' variance alone: at "
-        "variance 1 networks have .86 to .91 of it at 17 tokens and 1.06 to 1.10 at 64, .74 to .89 "
-        "with a causal mask, .55 to .74 at 3, where it is not to be used.",
-        "The same law of decoders that look at an encoder as deep.",
-    ),
+    "one_law": (figures.one_law_figure, "The same law of decoders that read an encoder as deep."),
     "dependency": (
         figures.dependency_figure,
-        "Dependency of the stream after branch i on branch j: β_ij from variances, as published, "
-        "and the exact share of variance.",
         "Dependency in decoders: a layer has three branches, attention to itself, to the memory, "
         "and the MLP.",
     ),
     "output_change": (
         figures.change_figure,
-        "Change of the output after an update of every matrix by the same relative size, against "
-        "the number of branches; black the three published laws. Dotted: of random updates the "
-        "law's expectation; of steps along the gradient what they do at least, "
-        "e² (Σ‖W‖‖∂W‖)²/‖u‖². Right: fitted exponents, 95 % over seeds.",
         "Change of the decoder's output after an update of every matrix of both halves, against "
         "the branches of both.",
     ),
-    "gradients": (
-        figures.gradient_figure,
-        "Gradient norms by layer of the deepest networks, dotted what the law expects (of W_Q and "
-        "W_K to first order in the scores' variance, as above); last: those of queries over those "
-        "of values against 1 − token cosine.",
-        "Gradient norms of the decoder's three kinds of branches.",
-    ),
-    "by_layer": (
-        figures.layer_figure,
-        "Residual ratio, token cosine and residual by layer of the same networks.",
-        "Residual ratio, token cosine and residual of the decoders.",
-    ),
-    "omega": (
-        figures.omega_figure,
-        "Gains of the skips by sublayer; of Admin profiled on a batch of each seed's own.",
-        "Gains of the skips of encoder and decoder.",
-    ),
+    "gradients": (figures.gradient_figure, "Gradients of the decoder's three kinds of branches."),
+    "by_layer": (figures.layer_figure, "Residual ratio, token cosine, residual of the decoders."),
+    "omega": (figures.omega_figure, "Gains of the skips of encoder and decoder."),
 }
 
 
 def drawings_of(kind: str) -> dict[str, Drawing]:
     """The figures of the networks of one kind, where there are any."""
+
+    def part(found):
+        return results.by_kind(found.networks).get(kind)
+
+    def drawn(draw, caption):
+        caption = Drawing.described(draw).caption if kind == "encoder" else caption
+        return Drawing.of_part(part, lambda own, setup: draw(own), caption)
+
     prefix = "" if kind == "encoder" else "encoder_decoder_"
-    return {
-        prefix + name: Drawing.of_part(
-            lambda found: results.by_kind(found.networks).get(kind),
-            lambda own, setup, draw=draw: draw(own), captions[KINDS.index(kind)],
-        )
-        for name, (draw, *captions) in FIGURES.items()
-    }  # fmt: skip
+    return {prefix + name: drawn(*figure) for name, figure in FIGURES.items()}
 
 
 EXPERIMENT = Experiment(

@@ -203,7 +203,8 @@ def summary_of(results: dict[str, Any], setup: Setup) -> dict[str, Any]:
 
 @figures.styled
 def curve_figure(results: dict[str, Any], setup: Setup) -> Figure:
-    """Loss and held-out token accuracy after each epoch, and the sequences written exactly."""
+    """Loss and accuracy after each epoch, mean and standard deviation over seeds; the point at the
+    end: sequences decoded greedily that are right in every token."""
     fig, ((loss, share),) = figures.figure(1, 2)
     seeds, curves = kept(results), results["curves"]
     epochs = np.arange(1, results["losses"].shape[1] + 1)
@@ -229,7 +230,8 @@ def curve_figure(results: dict[str, Any], setup: Setup) -> Figure:
 
 @figures.styled
 def attention_figure(results: dict[str, Any], setup: Setup) -> Figure:
-    """Attention weights of the three kinds, mean over heads, by layer, on one held-out pair."""
+    """Attention weights on one held-out pair, mean over heads: within the source, within the target
+    so far, from target to source."""
     seed = int(kept(results)[0])
     shown = {name: values[seed] for name, values in results["shown"].items()}
     maps = {kind: results["attention"][kind][seed].mean(axis=1) for kind in KINDS}
@@ -256,7 +258,7 @@ def attention_figure(results: dict[str, Any], setup: Setup) -> Figure:
 
 @figures.styled
 def residual_figure(results: dict[str, Any], setup: Setup) -> Figure:
-    """Residual of the tokens by layer of the trained encoder and decoder."""
+    """Residual of the tokens by layer of the trained halves, bands over seeds."""
     halves = sorted(results["residual"].items(), reverse=True)
     groups = {setup.title: {half: values[kept(results)] for half, values in halves}}
     fig, axes = figures.curves(groups, xlabel="layer (0: input)", ylabel="‖res(X)‖ / ‖X‖, trained")
@@ -321,20 +323,9 @@ EXPERIMENT = Experiment(
     table=rows_of,
     summary=summary_of,
     figures={
-        "curves": Drawing(
-            curve_figure,
-            "Loss and accuracy after each epoch, mean and standard deviation over seeds; the "
-            "point at the end: sequences decoded greedily that are right in every token.",
-        ),
-        "attention": Drawing(
-            attention_figure,
-            "Attention weights on one held-out pair, mean over heads: within the source, within "
-            "the target so far, from target to source.",
-        ),
-        "residual": Drawing(
-            residual_figure,
-            "Residual of the tokens by layer of the trained halves, bands over seeds.",
-        ),
+        "curves": Drawing.described(curve_figure),
+        "attention": Drawing.described(attention_figure),
+        "residual": Drawing.described(residual_figure),
     },
     compare=compare,
     reading=reading,

@@ -192,4 +192,7 @@ def _slope(x, y):
     """Of y against x where both are known; NaN where x hardly moves."""
     seen = np.isfinite(x) & np.isfinite(y) & (x > np.log(GRADIENT_VISIBLE))
     x, y = x[seen], y[seen]
-    return slope(x, y) if len(x) > 1 and np.ptp(x) >= 0.5 else np.nan
+    if len(x) < 2 or np.ptp(x) < 0.5:
+        return np.nan
+    x = x - x.mean()
+    return float(x @ y / (x @ x))
