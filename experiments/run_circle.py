@@ -197,42 +197,31 @@ def law_text(case: dict[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def placed(results: Results) -> list[tuple[str, int, int, dict[str, Any]]]:
-    """(case, place of its variant, place of its width, its results) of all cases."""
-    variants, widths = map(list, map(dict.fromkeys, zip(*map(parts_of, results), strict=True)))
-    return [
-        (name, variants.index(variant), widths.index(width), results[name])
-        for name, (variant, width) in zip(results, map(parts_of, results), strict=True)
-    ]
-
-
-def panels(results: Results, **options: Any):
-    """(figure, axes, [(axes, case, its results)]): rows of widths, columns of variants."""
-    found = placed(results)
-    rows, columns = (1 + max(own[i] for own in found) for i in (2, 1))
-    fig, axes = figures.figure(rows, columns, width=2.8, **options)
-    return fig, axes, [(axes[row, column], name, case) for name, column, row, case in found]
+def values_of(results: Results) -> tuple[list[str], list[int]]:
+    """The variants and the widths of the cases."""
+    variants, widths = zip(*map(parts_of, results), strict=True)
+    return list(dict.fromkeys(variants)), list(dict.fromkeys(widths))
 
 
 @figures.styled
 def share_figure(results: Results, cases: Cases) -> Figure:
     """Share of seeds whose two walkers end together, with 95 % intervals."""
-    variants, widths = (
-        list(dict.fromkeys(own)) for own in zip(*map(parts_of, results), strict=True)
-    )
+    variants, widths = values_of(results)
     fig, axes = figures.figure(
         1, len(widths), width=max(2.4, 0.7 * len(variants)), height=3.6, sharey=True
     )
-    for name, i, column, case in placed(results):
-        ax, fell, theirs = axes[0, column], fell_of(case), PUBLISHED_FELL.get(parts_of(name))
+    for name, case in results.items():
+        variant, width = parts_of(name)
+        i, ax, fell = variants.index(variant), axes[0, widths.index(width)], fell_of(case)
         counts = [("here", int(fell.sum()), len(fell))]
-        counts += [] if theirs is None else [("published code", theirs, PUBLISHED_SEEDS)]
+        if (variant, width) in PUBLISHED_FELL:
+            counts.append(("published code", PUBLISHED_FELL[variant, width], PUBLISHED_SEEDS))
         for index, (label, count, total) in enumerate(counts):
             shown, ends = f"{label}, {total} seeds", wilson_interval(count, total)
             x = i + 0.16 * index
             figures.interval(ax, x, count / total, ends, None if i else shown, index)
         ax.set_xticks(range(len(variants)), variants, rotation=20 if len(variants) < 4 else 75)
-        ax.set(title=f"d={widths[column]}", ylim=(-0.04, 1.04), xlim=(-0.5, len(variants) - 0.4))
+        ax.set(title=f"d={width}", ylim=(-0.04, 1.04), xlim=(-0.5, len(variants) - 0.4))
     axes.flat[0].set_ylabel("share of seeds together")
     fig.legend(*axes.flat[0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
     return fig
@@ -243,15 +232,17 @@ def steps_figure(results: Results, cases: Cases) -> Figure:
     """Steps from a distance of 1e-2 to 1e-6 of the seeds that fell, against the prediction from the
     multiplier at the collapsed point."""
     fig, axes = figures.figure(1, 1, width=6.6, height=3.8)
-    ax, shown = axes[0, 0], []
-    for name, variant, width, case in placed(results):
+    (variants, widths), ax, shown = values_of(results), axes[0, 0], []
+    for name, case in results.items():
+        variant, width = parts_of(name)
         found = {key: values[kept(case)] for key, values in measures_of(case).items()}
         x, y = found["predicted_steps"], found["measured_steps"]
         # A multiplier of 0, pure attention's, predicts no number of steps: its law is cubic.
         fits = found["fell"] & np.isfinite(x) & np.isfinite(y) & (x >= 0.5)
         if fits.any():
             shown += [*x[fits], *y[fits]]
-            style = {"color": figures.color(variant), "marker": figures.MARKERS[width]}
+            style = {"color": figures.color(variants.index(variant))}
+            style["marker"] = figures.MARKERS[widths.index(width)]
             ax.plot(x[fits], y[fits], ls="none", alpha=0.7, markersize=5, label=name, **style)
     ends = [min(shown, default=1) / 1.2, max(shown, default=300) * 1.2]
     ax.plot(ends, ends, color="gray", linewidth=0.8, label="equal")
@@ -265,9 +256,10 @@ def steps_figure(results: Results, cases: Cases) -> Figure:
 def trajectory_figure(results: Results, cases: Cases) -> Figure:
     """The two sequences of one seed, fed with their own continuation: the first that fell, where
     one did."""
-    fig, axes, own = panels(results, height=2.9)
+    places = [parts_of(name)[::-1] for name in results]  # rows of widths, columns of variants
+    fig, axes, own = figures.grid(places, width=2.8, height=2.9)
     angle = np.linspace(0, 2 * np.pi, 200)
-    for ax, name, case in own:
+    for ax, (name, case) in zip(own, results.items(), strict=True):
         fell = fell_of(case)
         seed = kept(case)[np.argmax(fell)]
         ax.plot(RADIUS * np.cos(angle), RADIUS * np.sin(angle), color="lightgray", linewidth=4)
@@ -285,8 +277,9 @@ def trajectory_figure(results: Results, cases: Cases) -> Figure:
 @figures.styled
 def distance_figure(results: Results, cases: Cases) -> Figure:
     """Distance between the two sequences by step, one line per seed; blue: fell."""
-    fig, axes, own = panels(results, height=2.2, sharex=True, sharey=True)
-    for ax, name, case in own:
+    places = [parts_of(name)[::-1] for name in results]
+    fig, axes, own = figures.grid(places, width=2.8, height=2.2, sharex=True, sharey=True)
+    for ax, (name, case) in zip(own, results.items(), strict=True):
         for fallen, index in ((False, 7), (True, 0)):
             lines = np.maximum(case["distance"][kept(case)][fell_of(case) == fallen], 1e-9)
             ax.plot(lines.T, color=figures.color(index), linewidth=0.7, alpha=0.6)

@@ -15,17 +15,13 @@ san_mlp at 0 after three layers, that of san_skip at 0.04 and of transformer at 
 """
 
 from functools import partial
-from typing import Any, NamedTuple
-
-from jax.sharding import Mesh
+from typing import Any
 
 from experiments.collapse import figures, results
 from experiments.collapse.ensemble import measure_all
-from experiments.collapse.measure import VARIANTS, configs_of, gains_of, sweep_of
+from experiments.collapse.measure import VARIANTS, setup_of
 from experiments.shell import cli, inputs, vocabulary
 from experiments.shell.experiment import Drawing, Experiment
-from experiments.shell.flag_values import Flags
-from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.layers import MLP_KINDS, NORM_PLACEMENTS
 from rank_collapse.pretrained.published import PUBLISHED, published_curves
 from rank_collapse.report.claims import ABOVE_ZERO, OUTSIDE, WITHIN, Row, judged, of_cases, of_mean
@@ -65,29 +61,6 @@ define("boolean", "certify", False, text)
 inputs.define_flags(define)
 define("enum", "dtype", "float32", "Arithmetic of the forward pass.", list(inputs.DTYPES))
 define("integer", "seed_chunk", 16, "Seeds in memory at the most.", lower_bound=1)
-
-
-class Setup(NamedTuple):
-    """What the flags ask for."""
-
-    networks: dict[str, dict[str, TransformerConfig]]  # By norm placement and variant
-    sweep: list[tuple[float, float]]  # Pairs (weight scale, skip gain)
-    ids: Any  # Token ids of the text; None for Gaussian tokens
-    source: dict[str, str]  # What identifies the input
-    mesh: Mesh  # Of the devices that share the seeds
-
-
-def setup_of(options: Flags) -> Setup:
-    """The networks, the sweep and the tokens of the flags.
-
-    Raises:
-        ValueError: Flags that do not fit each other, or a text that cannot be read.
-    """
-    ids, source = inputs.read_tokens(options)
-    sweep = sweep_of(options)
-    gains_of(options)
-    networks = {n: configs_of(options, n, options.variants) for n in options.norm_placement}
-    return Setup(networks, sweep, ids, source, cli.mesh(options))
 
 
 def compare(summary: dict[str, Any]) -> list[Comparison]:
@@ -258,9 +231,7 @@ EXPERIMENT = Experiment(
     setup=setup_of,
     extra=lambda setup: setup.source,
     execution=("seed_chunk",),
-    measure=lambda options, setup, run: measure_all(
-        options, setup.networks, setup.sweep, setup.ids, setup.mesh, run
-    ),
+    measure=measure_all,
     table=lambda found, setup: results.rows_of(found),
     summary=lambda found, setup: results.summary_of(found),
     figures={

@@ -16,6 +16,7 @@ more, and the other designs to lie within a third of the law after 100 layers.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -78,7 +79,7 @@ def summary_of(found: Found, parts: Any) -> dict[str, Any]:
 def compare(summary: dict[str, Any]) -> list[Comparison]:
     """What papers state of dependency and gradients, and the one law beside what was measured."""
     rows = [row for kind, found in kinds_of(summary).items() for row in _rows(kind, found)]
-    return rows + (_rows_of_training(summary["training"]) if "training" in summary else [])
+    return rows + list(_rows_of_training(summary.get("training")))
 
 
 def kinds_of(summary: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -93,61 +94,51 @@ def named(kind: str, design: str) -> str:
 
 def _rows(kind, found):
     designs = found["designs"]
-    rows = [
-        Comparison(
-            f"{named(kind, name)}: 1 − token cosine after {own['law']['layers_seen']} layers",
-            own["law"]["one_minus_cosine_last"], own["law"]["expected_last"],
-            "the one law does not cover branches that see tokens that no norm has scaled"
-            if own["law"]["largest_ratio"] is None
-            else "beside it the one law's; largest ratio of the two over layers "
-            f"{own['law']['largest_ratio']:.3g}, at layer "
-            f"{own['law']['largest_ratio_below_layer']}",
-        )
-        for name, own in designs.items()
-    ]  # fmt: skip
-    if {"post", "pre"} <= designs.keys():
-        post, pre = designs["post"], designs["pre"]
-        rows.append(
-            Comparison(
-                f"last branch's share β_NN² of the output, {named(kind, 'post and pre')}",
-                f"{post['last_branch']:.3f}, {pre['last_branch']:.3f}",
-                "Post-LN leans on its last branches, Pre-LN spreads",
-                f"Liu et al. 2020; {post['heat_depth']} layers; centre of mass "
-                f"{post['centre_of_mass']:.2f} and {pre['centre_of_mass']:.2f} of N; exact shares "
-                f"differ by {post['exact_minus_published']:.3f} and "
-                f"{pre['exact_minus_published']:.3f} at most",
+    for name, own in designs.items():
+        law = own["law"]
+        note = "the one law does not cover branches that see tokens that no norm has scaled"
+        if law["largest_ratio"] is not None:
+            note = (
+                "beside it the one law's; largest ratio of the two over layers "
+                f"{law['largest_ratio']:.3g}, at layer {law['largest_ratio_below_layer']}"
             )
+        yield Comparison(
+            f"{named(kind, name)}: 1 − token cosine after {law['layers_seen']} layers",
+            law["one_minus_cosine_last"], law["expected_last"], note,
         )  # fmt: skip
-    post = designs.get("post", {})
+    post, pre = (designs.get(name, {}) for name in ("post", "pre"))
+    if post and pre:
+        yield Comparison(
+            f"last branch's share β_NN² of the output, {named(kind, 'post and pre')}",
+            f"{post['last_branch']:.3f}, {pre['last_branch']:.3f}",
+            "Post-LN leans on its last branches, Pre-LN spreads",
+            f"Liu et al. 2020; {post['heat_depth']} layers; centre of mass "
+            f"{post['centre_of_mass']:.2f} and {pre['centre_of_mass']:.2f} of N; exact shares "
+            f"differ by {post['exact_minus_published']:.3f} and "
+            f"{pre['exact_minus_published']:.3f} at most",
+        )  # fmt: skip
     if post.get("query_over_value_slope") is not None:
-        rows.append(
-            Comparison(
-                f"{named(kind, 'post')}: exponent of ‖∂W_Q‖/‖∂W_V‖ in 1 − token cosine, by layer",
-                post["query_over_value_slope"], "1: they vanish with it",
-                f"Noci et al. 2022; the ratio falls from {post['query_over_value_first']:.2g} in "
-                f"the first layer to {post['query_over_value_last']:.2g} in the last",
-            )
+        yield Comparison(
+            f"{named(kind, 'post')}: exponent of ‖∂W_Q‖/‖∂W_V‖ in 1 − token cosine, by layer",
+            post["query_over_value_slope"], "1: they vanish with it",
+            f"Noci et al. 2022; the ratio falls from {post['query_over_value_first']:.2g} in "
+            f"the first layer to {post['query_over_value_last']:.2g} in the last",
         )  # fmt: skip
-    return rows
 
 
 def _rows_of_training(found):
-    steps = found["steps"]
-    return [
-        Comparison(
+    def shown(curve):
+        return ", ".join("-" if curve[i] is None else f"{curve[i]:.2g}" for i in (0, 1, -1))
+
+    for name, own in (found or {"designs": {}})["designs"].items():
+        yield Comparison(
             f"{name}, {found['depth']} layers trained: 1 − token cosine of the last at steps "
-            f"{steps[0]:g}, {steps[1]:g}, {steps[-1]:g}",
-            _numbers(own["apart"]), _numbers(own["expected_apart"]),
+            "{:g}, {:g}, {:g}".format(*(found["steps"][i] for i in (0, 1, -1))),
+            shown(own["apart"]), shown(own["expected_apart"]),
             "beside it the law's, of the weights at that step; output change by a random update "
-            f"{_numbers(own['change_random'])}, the law's {_numbers(own['expected_change'])}; "
+            f"{shown(own['change_random'])}, the law's {shown(own['expected_change'])}; "
             f"{own['failed']} seeds fail",
-        )
-        for name, own in found["designs"].items()
-    ]  # fmt: skip
-
-
-def _numbers(curve):
-    return ", ".join("-" if curve[i] is None else f"{curve[i]:.2g}" for i in (0, 1, -1))
+        )  # fmt: skip
 
 
 def claims(summary: dict[str, Any]) -> list[Row]:
@@ -161,12 +152,10 @@ def claims(summary: dict[str, Any]) -> list[Row]:
 
 
 def _rows_of_design(design, where, numbers, laws):
-    def placed(exponent):
-        return place(exponent, laws)
-
     random, gradient, sgd = (
         np.array(numbers[f"exponents_{update}"]) for update in ("random", "gradient", "sgd")
     )
+    placed = partial(place, laws=laws)
     expected = numbers["exponent_expected"]
     law = "does not cover it" if expected is None else f"expects {expected:.2f}"
     why = f"exponent {random.mean():.2f}; the one law {law}"
@@ -191,23 +180,23 @@ def place(exponent: float, laws: Mapping[str, float]) -> float:
 
 def reading(summary: dict[str, Any]) -> str:
     """Against the papers, in a few sentences."""
-    found = {
+    designs = {
         named(kind, name): own
-        for kind, of_kind in kinds_of(summary).items()
-        for name, own in of_kind["designs"].items()
+        for kind, found in kinds_of(summary).items()
+        for name, own in found["designs"].items()
     }
-    slopes = [
-        f"{name} {own['exponent_random']:.2f}, {own['exponent_gradient']:.2f} and "
-        f"{own['exponent_sgd']:.2f}"
-        for name, own in found.items()
-    ]
+    slopes = "; ".join(
+        "{} {:.2f}, {:.2f} and {:.2f}".format(
+            name, *(own[f"exponent_{update}"] for update in ("random", "gradient", "sgd"))
+        )
+        for name, own in designs.items()
+    )
     text = (
         "Exponents of the output change in N, of random updates, of steps of equal relative size "
-        f"along the gradient, and of an SGD step: {'; '.join(slopes)}."
+        f"along the gradient, and of an SGD step: {slopes}."
     )
-    off = {name: own["law"]["largest_ratio"] for name, own in found.items()}
-    covered = {name: ratio for name, ratio in off.items() if ratio is not None}
-    if covered:
+    off = {name: own["law"]["largest_ratio"] for name, own in designs.items()}
+    if covered := {name: ratio for name, ratio in off.items() if ratio is not None}:
         worst = max(covered, key=covered.get)
         text += f" The one law of token cosines is furthest off in {worst}, by a factor of "
         text += f"{covered[worst]:.3g}."

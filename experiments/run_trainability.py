@@ -162,37 +162,23 @@ def summary_of(results: Results, options: flags.FlagValues) -> dict[str, Any]:
 
 
 def values_of(cells: Results, field: str) -> list[Any]:
-    """The values that a field has; numbers ascending, designs as they were asked for."""
-    found = list(dict.fromkeys(getattr(cell, field) for cell in cells))
-    return found if field in ("design", "part") else sorted(found)
-
-
-def panels(cells: Results, rows: str, columns: str, **options: Any):
-    """(figure, axes, [(axes of the cell, cell, its results, place of its design)]), a row and a
-    column of panels for each value of two fields."""
-    down, across, names = (values_of(cells, field) for field in (rows, columns, "design"))
-    fig, axes = figures.figure(len(down), len(across), **options)
-    return fig, axes, [
-        (axes[down.index(getattr(cell, rows)), across.index(getattr(cell, columns))], cell, found,
-         names.index(cell.design))
-        for cell, found in cells.items()
-    ]  # fmt: skip
+    """The values that a field of the cells has, in their order."""
+    return list(dict.fromkeys(getattr(cell, field) for cell in cells))
 
 
 @figures.styled
 def share_figure(cells: Results, options: flags.FlagValues, *, field: str, label: str) -> Figure:
     """Share of seeds that failed, with Wilson's intervals, by depth or batch size."""
     places, names = values_of(cells, field), values_of(cells, "design")
-    fig, axes, placed = panels(cells, "part", "warmup", sharey=True)
-    for ax, cell, found, index in placed:
-        fails, place = failed(found, limit_of(options)), places.index(getattr(cell, field))
-        x = place + 0.13 * (index - (len(names) - 1) / 2)
+    fig, axes, own = figures.grid([(0, cell.warmup) for cell in cells], sharey=True)
+    for ax, (cell, found) in zip(own, cells.items(), strict=True):
+        index, place = names.index(cell.design), places.index(getattr(cell, field))
+        fails, x = failed(found, limit_of(options)), place + 0.13 * (index - (len(names) - 1) / 2)
         ends = wilson_interval(int(fails.sum()), len(fails))
         figures.interval(ax, x, fails.mean(), ends, None if place else cell.design, index)
-        ax.set_title(f"warm-up {cell.warmup} steps")
-    for ax in axes[0]:
         ax.set_xticks(range(len(places)), [str(p) for p in places])
         ax.set(xlabel=label, ylim=(-0.05, 1.05), xlim=(-0.6, len(places) - 0.4))
+        ax.set(title=f"warm-up {cell.warmup} steps")
     axes[0, 0].set_ylabel("share of seeds that fail")
     axes[0, 0].legend()
     return fig
@@ -201,11 +187,12 @@ def share_figure(cells: Results, options: flags.FlagValues, *, field: str, label
 @figures.styled
 def loss_figure(cells: Results, options: flags.FlagValues) -> Figure:
     """Training loss by step: rows warm-ups, columns depths."""
-    size = {"width": 3.0, "height": 2.6}
-    fig, axes, placed = panels(cells, "warmup", "depth", **size, sharex=True, sharey=True)
-    for ax, cell, found, index in placed:
+    places = [(cell.warmup, cell.depth) for cell in cells]
+    fig, axes, own = figures.grid(places, width=3.0, height=2.6, sharex=True, sharey=True)
+    names = values_of(cells, "design")
+    for ax, (cell, found) in zip(own, cells.items(), strict=True):
         steps = designs.STEPS_PER_EPOCH * (0.5 + np.arange(found["losses"].shape[1]))
-        figures.band(ax, steps, found["losses"], cell.design, index)
+        figures.band(ax, steps, found["losses"], cell.design, names.index(cell.design))
         ax.set_title(f"{cell.depth} layers, warm-up {cell.warmup}")
     figures.outer_labels(axes, "step", "training loss")
     axes[0, 0].set_ylim(0, None)
@@ -231,28 +218,28 @@ BY_STEP = {
 def inside_figure(cells: Results, options: flags.FlagValues, *, by_step: bool) -> Figure:
     """Residuals and gradients of the shortest warm-up, rows depths: by step, or by layer before
     (solid) and after training (dashed)."""
-    cells = {c: found for c, found in cells.items() if c.warmup == min(values_of(cells, "warmup"))}
-    depths, names = values_of(cells, "depth"), values_of(cells, "design")
+    least = min(cell.warmup for cell in cells)
+    cells = {cell: found for cell, found in cells.items() if cell.warmup == least}
+    names = values_of(cells, "design")
     measures, note = (BY_STEP, "") if by_step else (BY_LAYER, "; dashed: after training")
-    fig, axes = figures.figure(
-        len(depths), len(measures), width=3.5, height=2.6, sharex=by_step, sharey="col"
-    )
-    for cell, found in cells.items():
-        index = names.index(cell.design)
-        row = axes[depths.index(cell.depth)]
-        for ax, (label, measure) in zip(row, measures.items(), strict=True):
-            with np.errstate(divide="ignore"):
-                values = np.log10(measure(found))
-            if by_step:
-                figures.band(ax, designs.steps_of(found), values, cell.design, index)
-            else:
-                layers = np.arange(1, cell.depth + 1)
-                figures.band(ax, layers, values[:, 0], cell.design, index, marker="")
-                after = np.median(values[:, -1], axis=0)
-                ax.plot(layers, after, color=figures.color(index), ls="--", lw=1)
-                figures.integer_ticks(ax)
-            ax.set_ylabel(rf"$\log_{{10}}$ {label}")
-        row[1].set_title(f"{cell.depth} layers, warm-up {cell.warmup}{note}")
+    size = {"width": 3.5, "height": 2.6, "sharex": by_step, "sharey": "col"}
+    places = [(cell.depth, label) for cell in cells for label in measures]
+    fig, axes, own = figures.grid(places, **size)
+    every = ((cell, *measure) for cell in cells for measure in measures.items())
+    for ax, (cell, label, measure) in zip(own, every, strict=True):
+        index, found = names.index(cell.design), cells[cell]
+        with np.errstate(divide="ignore"):
+            values = np.log10(measure(found))
+        if by_step:
+            figures.band(ax, designs.steps_of(found), values, cell.design, index)
+        else:
+            layers = np.arange(1, cell.depth + 1)
+            figures.band(ax, layers, values[:, 0], cell.design, index, marker="")
+            after = np.median(values[:, -1], axis=0)
+            ax.plot(layers, after, color=figures.color(index), ls="--", lw=1)
+            figures.integer_ticks(ax)
+        ax.set_ylabel(rf"$\log_{{10}}$ {label}")
+        ax.set_title(f"{cell.depth} layers, warm-up {cell.warmup}{note}", fontsize=9)
     figures.outer_labels(axes, "step" if by_step else "layer")
     axes[0, 0].legend()
     return fig
@@ -261,11 +248,11 @@ def inside_figure(cells: Results, options: flags.FlagValues, *, by_step: bool) -
 @figures.styled
 def border_figure(cells: Results, options: flags.FlagValues) -> Figure:
     """Accuracy after training over skip gain and learning rate: rows warm-ups, columns depths."""
-    rates, gains = values_of(cells, "learning_rate"), values_of(cells, "gain")
-    size = {"width": 3.2, "height": 2.3}
-    fig, axes, placed = panels(cells, "warmup", "depth", **size, sharex=True, sharey=True)
+    rates, gains = (sorted(values_of(cells, field)) for field in ("learning_rate", "gain"))
+    places = [(cell.warmup, cell.depth) for cell in cells]
+    fig, axes, own = figures.grid(places, width=3.2, height=2.3, sharex=True, sharey=True)
     tables = {ax: np.full((len(rates), len(gains)), np.nan) for ax in axes.flat}
-    for ax, cell, found, _ in placed:
+    for ax, (cell, found) in zip(own, cells.items(), strict=True):
         y, x = rates.index(cell.learning_rate), gains.index(cell.gain)
         tables[ax][y, x] = accuracy = found["accuracy"][:, -1].mean()
         fails = failed(found, limit_of(options))

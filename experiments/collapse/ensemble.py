@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from absl import flags
-from jax.sharding import Mesh
 
 import rank_collapse as rc
-from experiments.collapse.measure import make_draw, make_measure, part_of
+from experiments.collapse.measure import Setup, make_draw, make_measure, part_of
 from experiments.collapse.results import Results
 from experiments.shell import inputs, memory
 from experiments.shell.executor import Chunk, map_cells
@@ -57,15 +56,15 @@ class Programs:
         drawn = jax.eval_shape(draw, keys, swept, None)
         sharding = seeds.seed_sharding(self.mesh)
         drawn = jax.tree.map(lambda a: a.update(sharding=sharding), drawn)
+        lowered = {norm: call.lower(drawn, swept, None) for norm, call in measures.items()}
+        lowered[""] = draw.lower(keys, swept, None)
         pool = ThreadPoolExecutor()
         try:
-            lowered = {norm: call.lower(drawn, swept, None) for norm, call in measures.items()}
-            compiling = pool.submit(draw.lower(keys, swept, None).compile)
-            futures = {norm: pool.submit(low.compile) for norm, low in lowered.items()}
-            self.draw = compiling.result()
-            self.measures = {norm: future.result() for norm, future in futures.items()}
+            found = pool.map(lambda low: low.compile(), lowered.values())
+            self.measures = dict(zip(lowered, found, strict=True))
         finally:
             pool.shutdown(wait=False, cancel_futures=True)  # Ctrl-C does not wait for XLA
+        self.draw = self.measures.pop("")
 
 
 class OfNorm(NamedTuple):
@@ -186,21 +185,10 @@ def prove(
     return measures | {"log10_residual": profile}, lines
 
 
-def measure_all(
-    options: flags.FlagValues,
-    networks: dict[str, dict[str, TransformerConfig]],
-    sweep: list[tuple[float, float]],
-    ids: np.ndarray | None,
-    mesh: Mesh,
-    run: RunFolder,
-) -> Results:
-    """All measures of all settings, resuming from the run; one compilation per norm placement.
-
-    Args:
-        options, run: The flags, and what was measured before, which gets each chunk of seeds.
-        networks, sweep, ids, mesh: As of `run_collapse.Setup`.
-    """
+def measure_all(options: flags.FlagValues, setup: Setup, run: RunFolder) -> Results:
+    """All measures of all settings, resuming from the run; one compilation per norm placement."""
     keys = seeds.seed_keys(options.seed, options.num_seeds)
+    networks, mesh, sweep = setup.networks, setup.mesh, setup.sweep
     progress = Progress(len(networks) * len(sweep) * len(keys), "collapse", log=run.log)
     results = {}
     with progress, inputs.precision(options), MemoryBudget(options, mesh, run.log) as budget:
@@ -211,7 +199,7 @@ def measure_all(
             }
 
             def program(norm=norm, cells=cells):
-                make = partial(Programs, options, networks, ids, mesh)
+                make = partial(Programs, options, networks, setup.ids, mesh)
                 return OfNorm(options.program("measures", make), norm, cells, progress)
 
             def check(part, found, norm=norm, cells=cells):

@@ -1,15 +1,16 @@
 """The networks of run_collapse, and what it measures on one seed of all of them."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from absl import flags
+from jax.sharding import Mesh
 
 import rank_collapse as rc
-from experiments.shell import inputs
+from experiments.shell import cli, inputs
 from rank_collapse.measures import residuals
 from rank_collapse.theory import bounds, cubic_law, logdomain
 
@@ -19,6 +20,29 @@ VARIANTS = {
     "san_skip": rc.san_skip,
     "transformer": rc.transformer,
 }
+
+
+class Setup(NamedTuple):
+    """What the flags ask for."""
+
+    networks: dict[str, dict[str, rc.TransformerConfig]]  # By norm placement and variant
+    sweep: list[tuple[float, float]]  # Pairs (weight scale, skip gain)
+    ids: Any  # Token ids of the text; None for Gaussian tokens
+    source: dict[str, str]  # What identifies the input
+    mesh: Mesh  # Of the devices that share the seeds
+
+
+def setup_of(options: flags.FlagValues) -> Setup:
+    """The networks, the sweep and the tokens of the flags.
+
+    Raises:
+        ValueError: Flags that do not fit each other, or a text that cannot be read.
+    """
+    ids, source = inputs.read_tokens(options)
+    sweep = sweep_of(options)
+    gains_of(options)
+    networks = {n: configs_of(options, n, options.variants) for n in options.norm_placement}
+    return Setup(networks, sweep, ids, source, cli.mesh(options))
 
 
 def sweep_of(options: flags.FlagValues) -> list[tuple[float, float]]:

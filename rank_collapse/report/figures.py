@@ -6,7 +6,7 @@ marker or dash.
 """
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import matplotlib as mpl
@@ -110,6 +110,17 @@ def panels(count: int, columns: int, **options: Any):
     for ax in axes.flat[count:]:
         ax.set_visible(False)
     return fig, axes
+
+
+def grid(places: Sequence[tuple[Any, Any]], **options: Any):
+    """`figure` with a row and a column for each first and each second value of the places.
+
+    Returns:
+        The figure, its axes [rows, columns], and the axes of each place.
+    """
+    rows, columns = (list(dict.fromkeys(own)) for own in zip(*places, strict=True))
+    fig, axes = figure(len(rows), len(columns), **options)
+    return fig, axes, [axes[rows.index(row), columns.index(column)] for row, column in places]
 
 
 def curves(
