@@ -69,19 +69,15 @@ define("enum", "task", "reverse", "What is learned, token by token.", sequences.
 define("integer", "n_steps", 300, "Training steps.", lower_bound=1)
 define("integer", "grid_seeds", 4, "Seeds of each cell of border and batch.", lower_bound=1)
 define("integer", "batch_depth", 18, "Layers of the networks of that part.", lower_bound=1)
-for name, default, text in (
-    ("depths", [6, 12, 18, 36], "Layers."),
-    ("border_depths", [6, 12, 18], "Depths of the border."),
-    ("batch_sizes", [8, 64], "Batch sizes compared."),
+for name, default, kind, least, text in (
+    ("depths", [6, 12, 18, 36], int, 1, "Layers."),
+    ("border_depths", [6, 12, 18], int, 1, "Depths of the border."),
+    ("batch_sizes", [8, 64], int, 1, "Batch sizes compared."),
+    ("warmup", [0, 100], int, 0, "Steps of the warm-up."),
+    ("border_gains", [1.0, 1.5, 2.0, 3.0], float, 0.0, "Skip gains of Post-LN there."),
+    ("border_rates", [3e-4, 1e-3, 3e-3], float, 0.0, "Learning rates."),
 ):
-    vocabulary.numbers(FLAGS, name, default, text, lower_bound=1)
-vocabulary.numbers(FLAGS, "warmup", [0, 100], "Steps of the warm-up.", lower_bound=0)
-for name, default, text in (
-    ("border_gains", [1.0, 1.5, 2.0, 3.0], "Skip gains of Post-LN there."),
-    ("border_rates", [3e-4, 1e-3, 3e-3], "Learning rates."),
-):
-    vocabulary.numbers(FLAGS, name, default, text, kind=float, lower_bound=0.0)
-
+    vocabulary.numbers(FLAGS, name, default, text, kind=kind, lower_bound=least)
 
 Results = dict[Cell, dict[str, Any]]
 
@@ -318,8 +314,7 @@ def reading(summary: dict[str, Any]) -> str:
     cells = [c for c in summary["cells"] if c["part"] == "designs"]
     if not cells:
         return "Only the grids were run."
-    warmup = min(c["warmup"] for c in cells)
-    deepest = max(c["depth"] for c in cells)
+    warmup, deepest = min(c["warmup"] for c in cells), max(c["depth"] for c in cells)
     at = [c for c in cells if (c["depth"], c["warmup"]) == (deepest, warmup)]
     said = "; ".join(
         f"{c['design']} fails in {c['failed']} of {c['seeds']} seeds (last residual ratio "
