@@ -149,7 +149,7 @@ def summary_of(tables: Tables, sizes: dict[str, tuple[int, int]]) -> dict[str, A
 
 @figures.styled
 def share_figure(tables: Tables, sizes: Sizes) -> Figure:
-    """Shares as bars, the binomial law as dots."""
+    """Share of paths by length: exact counts (bars) and law (dots)."""
     fig, axes = figures.panels(len(tables), COLUMNS, width=3.3, height=2.1)
     for ax, (name, table) in zip(axes.flat, tables.items(), strict=False):
         share = column(table, "share")
@@ -207,9 +207,7 @@ EXPERIMENT = Experiment(
     table=rows_of,
     summary=summary_of,
     figures={
-        "path_counts": Drawing(
-            share_figure, "Share of paths by length: exact counts (bars) and law (dots)."
-        )
+        "path_counts": Drawing.described(share_figure),
     },
     compare=compare,
     reading=reading,

@@ -117,7 +117,8 @@ def by_depth(summary: dict[str, Any]) -> list[dict[str, Any]]:
 
 @figures.styled
 def width_figure(results: Results, cases: Cases) -> Figure:
-    """Training loss by epoch of each depth, and the accuracy of every seed against depth."""
+    """Left: training loss, mean and standard deviation over seeds. Right: accuracy against depth,
+    the width chosen so that the number of parameters stays."""
     fig, axes = figures.figure(1, 2)
     loss, accuracy = axes[0]
     ordered = sorted(cases.items(), key=lambda item: item[1].recipe.config.depth)
@@ -193,11 +194,7 @@ EXPERIMENT = Experiment(
     table=rows_of,
     summary=summary_of,
     figures={
-        "width": Drawing(
-            width_figure,
-            "Left: training loss, mean and standard deviation over seeds. Right: accuracy against "
-            "depth, the width chosen so that the number of parameters stays.",
-        )
+        "width": Drawing.described(width_figure),
     },
     claims=claims,
     compare=compare,

@@ -38,15 +38,15 @@ CASES = (
     Case(8, 16, 2, mlp="gelu"),
     Case(8, 16, 2, skip=True),
 )
-# Not of the lemma's condition: {name of its tightness: (field of the report, tightness)}
+# Not of the lemma's condition: {name: (field of the report, its tightness, what is bounded)}
 FREE = {
-    "layer": ("layer", "tightness"),
-    "stack": ("stack", "tightness"),
-    "mean_head": ("mean_head", "tightness"),
-    "mean_layer": ("mean_layer", "tightness"),
-    "diameter_layer": ("diameter_layer", "tightness"),
-    "cubic_diameter_layer": ("diameter_layer", "tightness_cubic"),
-    "diameter": ("diameter", "tightness"),
+    "layer": ("layer", "tightness", "a layer, with sums over heads"),
+    "stack": ("stack", "tightness", "the network, with sums over heads"),
+    "mean_head": ("mean_head", "tightness", "a head around the mean token"),
+    "mean_layer": ("mean_layer", "tightness", "a layer around the mean token"),
+    "diameter_layer": ("diameter_layer", "tightness", "a layer's diameter, with tanh"),
+    "cubic_diameter_layer": ("diameter_layer", "tightness_cubic", "a layer's diameter, c diam³"),
+    "diameter": ("diameter", "tightness", "the network's diameter, layer by layer"),
 }
 
 
@@ -75,7 +75,7 @@ def single_draw(key: Any, case: Case) -> dict[str, Any]:
     nothing = jnp.full_like(excess, -1)
     rows_alike = not any(reason.startswith("rows") for reason in report.not_covered)
     free = {f"{name}_tightness": getattr(getattr(report, field), tightness)
-            for name, (field, tightness) in FREE.items()}  # fmt: skip
+            for name, (field, tightness, _) in FREE.items()}  # fmt: skip
     covered = {"layer": rows_alike, "stack": not report.not_covered}
     for name, holds in covered.items():  # whose formula is evaluated elsewhere too
         free[f"{name}_tightness"] = jnp.where(holds, free[f"{name}_tightness"], jnp.nan)

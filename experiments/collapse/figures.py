@@ -1,13 +1,13 @@
 """The figures of run_collapse: residuals by layer, plain and in logarithms, rates and sweeps."""
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.collapse.results import (
+    LAW,
     TIGHTNESS,
     Results,
     by_variant,
@@ -19,238 +19,174 @@ from experiments.collapse.results import (
 from rank_collapse.report import figures
 
 RATIO = r"$\|\mathrm{res}(X^l)\|_{1,\infty} \,/\, \|X^l\|_{1,\infty}$"
+NOTE = {"color": "#555555", "fontsize": 7}
+# {measure beside the residual: (label, dashes, width)}; the theorem's bound leaves the axis where
+# it says nothing.
+BESIDE = {
+    "plain_log10_residual": ("the same, plain arithmetic", ":", 1.1),
+    "log10_layer_bound": ("layer bound, {}", (0, (5, 1, 1, 1)), 1.0),
+    "log10_bound": ("stack bound, {}", (0, (1, 2, 5, 2)), 1.0),
+}
 
 
-def figures_of(results: Results) -> dict[str, Callable[[], Figure]]:
-    """What draws each: the paper's, logarithms and rates of the first swept values, sweeps."""
+def first_panels(results: Results) -> dict[str, dict[str, np.ndarray]]:
+    """{norm: measures} at the first of the swept values."""
     first = next(iter(results))[1:]
-    panels = {f"norm: {norm}": found for (norm, *swept), found in results.items()
-              if tuple(swept) == first}  # fmt: skip
-
-    def curves(measure):
-        return {panel: by_variant(found, measure) for panel, found in panels.items()}
-
-    profiles = curves("log10_residual")
-    local = {p: {v: rates(a) for v, a in group.items()} for p, group in profiles.items()}
-    bounds = (curves("log10_layer_bound"), curves("log10_bound"))
-    plain = curves("plain_log10_residual")
-    drawn = {
-        "residual_ratio": partial(residual_ratio_figure, curves("ratio")),
-        "log_residual": partial(log_residual_figure, profiles, *bounds, plain),
-        "local_rate": partial(local_rate_figure, local),
-    }
-    law = {
-        f"{variant}, {panel}": law_curves(found, variant)
-        for panel, found in panels.items()
-        for variant in by_variant(found, "log10_cubic")
-    }
-    if law:
-        drawn["bounds_and_constant"] = partial(law_figure, law)
-    gains = {
-        panel: (list(gain_curves(found)), slowed(gain_curves(found), found))
-        for panel, found in panels.items()
-        if gain_curves(found) and "san/log10_residual" in found
-    }
-    if gains:
-        drawn["mlp_gain"] = partial(gain_figure, gains)
-    for position, name in ((1, "weight_scale"), (2, "skip_gain")):
-        swept = sweep_curves(results, position, first)
-        if len(next(iter(swept.values()))) > 1:
-            drawn[f"sweep_{name}"] = partial(sweep_figure, swept, name.replace("_", " "))
-    return drawn
+    return {f"norm: {k[0]}": found for k, found in results.items() if k[1:] == first}
 
 
-def law_curves(found: dict[str, np.ndarray], variant: str) -> dict[str, dict[str, np.ndarray]]:
-    """{"tightness": {bound: [s, L]}, "constant": {how: [s, L + 1]}} of one network."""
-    tightness = {label: found.get(f"{variant}/{name}") for name, label in TIGHTNESS.items()}
-    law = (found.get(f"{variant}/{m}") for m in ("log10_residual", "log10_cubic", "log10_c"))
+def laws_of(results: Results) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
+    """{network: ({bound: tightness [s, L]}, {how: Λ [s, L + 1]})} of those with a closed form."""
+    laws = {}
+    for panel, found in first_panels(results).items():
+        for variant in by_variant(found, "log10_cubic"):
+            bounds = {text: found.get(f"{variant}/{name}") for name, text in TIGHTNESS.items()}
+            law = (found.get(f"{variant}/{m}") for m in ("log10_residual", *LAW))
+            tightness = {text: a[:, 1:] for text, a in bounds.items() if a is not None}
+            laws[f"{variant}, {panel}"] = tightness, constants(*law)
+    return laws
+
+
+def gains_of(results: Results) -> dict[str, tuple[list[float], np.ndarray]]:
+    """{norm: (gains [g], by how much they raise Λ [s, g])} where MLPs were swept."""
     return {
-        "tightness": {label: a[:, 1:] for label, a in tightness.items() if a is not None},
-        "constant": constants(*law),
+        panel: (list(curves), slowed(curves, found))
+        for panel, found in first_panels(results).items()
+        if (curves := gain_curves(found)) and "san/log10_residual" in found
     }
 
 
-def sweep_curves(results: Results, position: int, first: tuple) -> dict[str, dict[str, Any]]:
-    """{network: {swept value: ratio}} along one swept quantity, the other at its first value."""
+def sweep_of(results: Results, position: int) -> dict[str, dict[str, Any]]:
+    """{network: {swept value: ratio}} along one place of the keys, the other at its first value."""
     other = 3 - position
-    panels: dict[str, dict[str, Any]] = {}
-    for key, found in results.items():
-        if key[other] == first[other - 1]:
-            for variant, ratio in by_variant(found, "ratio").items():
-                panels.setdefault(f"{variant}, norm: {key[0]}", {})[f"{key[position]:g}"] = ratio
-    return panels
+    first, found = next(iter(results))[other], {}
+    for key, own in results.items():
+        if key[other] == first:
+            for variant, ratio in by_variant(own, "ratio").items():
+                found.setdefault(f"{variant}, norm: {key[0]}", {})[f"{key[position]:g}"] = ratio
+    return found if len(next(iter(found.values()))) > 1 else {}
 
 
 @figures.styled
-def residual_ratio_figure(curves: Mapping[str, Mapping[str, Any]]) -> Figure:
-    """The paper's figure: relative residual by layer, linear axis, one panel per group.
-
-    Args:
-        curves: {panel: {curve: values [s, L + 1]}}.
-    """
-    fig, axes = figures.figure(1, len(curves), width=3.6, height=3.0, sharey=True)
-    for ax, (panel, group) in zip(axes[0], curves.items(), strict=True):
-        for index, (label, values) in enumerate(group.items()):
-            values = np.asarray(values)
-            figures.band(ax, np.arange(values.shape[1]), values, label, index)
-        ax.set(xlabel="layer", title=panel, ylim=(-0.03, None))
-        figures.integer_ticks(ax)
-    axes[0, 0].set_ylabel(RATIO)
+def residual_ratio_figure(results: Results, setup: Any) -> Figure:
+    """The paper's figure: relative residual by layer, mean and standard deviation over seeds, on
+    English text at initialisation."""
+    groups = {panel: by_variant(own, "ratio") for panel, own in first_panels(results).items()}
+    fig, axes = figures.curves(groups, ylabel=RATIO, width=3.6, height=3.0, sharey=True)
+    axes[0, 0].set_ylim(-0.03, None)
     axes[0, -1].legend(loc="best")
     return fig
 
 
 @figures.styled
-def log_residual_figure(
-    measured: Mapping[str, Mapping[str, Any]],
-    layer_bounds: Mapping[str, Mapping[str, Any]],
-    stack_bounds: Mapping[str, Mapping[str, Any]],
-    plain: Mapping[str, Mapping[str, Any]],
-) -> Figure:
-    """log10 of the residual by layer, the 3^L line, the bounds, and what plain arithmetic sees.
-
-    The axis of log10‖res‖ is itself logarithmic away from 0, on which the doubly exponential law
-    log‖res‖ ∝ 3^l is a straight line.
-
-    Args:
-        measured: {panel: {curve: log10 ‖res‖ [s, L + 1]}}; the 3^l line is drawn through the end of
-            the first curve that falls like it.
-        layer_bounds: {panel: {curve: log10 of a layer's bound from the layer before [s, L + 1]}}.
-        stack_bounds: The same of the theorem for all layers so far; it leaves the axis where it
-            says nothing.
-        plain: {panel: {curve: log10 ‖res‖ as an ordinary forward pass gives it}}.
-    """
-    fig, axes = figures.figure(1, len(measured), width=3.9, height=3.4, sharey=True)
-    lowest, highest = -1.0, 1.0
-    for ax, (panel, group) in zip(axes[0], measured.items(), strict=True):
+def log_residual_figure(results: Results, setup: Any) -> Figure:
+    """The same residuals in logarithms to any depth. Dashed: the law 3^l. Dotted: what an ordinary
+    float32 forward pass shows. Dash-dotted: the theorems' bound."""
+    panels = first_panels(results)
+    groups = {panel: by_variant(own, "log10_residual") for panel, own in panels.items()}
+    fig, axes = figures.curves(
+        groups, ylabel=r"$\log_{10} \|\mathrm{res}(X^l)\|_{1,\infty}$", width=3.9, height=3.4,
+        sharey=True,
+    )  # fmt: skip
+    for ax, found, group in zip(axes[0], panels.values(), groups.values(), strict=True):
         ax.set_yscale("symlog", linthresh=1.0, linscale=0.6)
-        anchored = False
-        for index, (label, values) in enumerate(group.items()):
-            values = np.asarray(values, float)
-            layers = np.arange(values.shape[1])
-            known = values[np.isfinite(values)]  # the others are gaps
-            lowest, highest = min([lowest, *known.ravel()]), max([highest, *known.ravel()])
-            figures.band(ax, layers, values, label, index)
-            options = {"linestyle": ":", "marker": "", "linewidth": 1.1}
-            note = "the same, plain arithmetic" if index == 0 else None
-            seen = np.mean(plain[panel][label], axis=0)
-            ax.plot(layers, seen, label=note, color=figures.color(index), **options)
-            mean = values.mean(axis=0)
-            falls = mean < -3.0
-            if not anchored and falls[-2:].all() and mean[-1] < 2.5 * mean[-2]:
-                start = int(np.argmax(falls))
-                line = mean[-1] * 3.0 ** (layers[start:] - layers[-1])
-                ax.plot(layers[start:], line, "k--", lw=1, label=r"$\propto 3^{l}$", zorder=5)
-                anchored = True
-            for kind, found, dashes in (
-                ("layer bound", layer_bounds, (0, (5, 1, 1, 1))),
-                ("stack bound", stack_bounds, (0, (1, 2, 5, 2))),
-            ):
-                if label in found.get(panel, {}):
-                    options = {"linestyle": dashes, "marker": "", "color": figures.color(index)}
-                    mean = np.mean(found[panel][label], axis=0)
-                    ax.plot(layers, mean, linewidth=1, label=f"{kind}, {label}", **options)
-        ax.set(xlabel="layer", title=panel)
-        figures.integer_ticks(ax)
-    axes[0, 0].set_ylim(10 * lowest, 5 * highest)
-    axes[0, 0].set_ylabel(r"$\log_{10} \|\mathrm{res}(X^l)\|_{1,\infty}$")
+        for index, variant in enumerate(group):
+            for measure, (text, dashes, width) in BESIDE.items():
+                values = found.get(f"{variant}/{measure}")
+                label = text.format(variant) if "{}" in text or not index else None
+                if values is not None:
+                    ax.plot(np.mean(values, axis=0), label=label, color=figures.color(index),
+                            linestyle=dashes, linewidth=width, marker="")  # fmt: skip
+        _draw_law(ax, group)
+    known = [v[np.isfinite(v)] for group in groups.values() for v in group.values()]
+    known = np.concatenate([[-1.0, 1.0], *known])  # the others are gaps
+    axes[0, 0].set_ylim(10 * known.min(), 5 * known.max())
     _legend_outside(fig, axes[0, 0])
     return fig
 
 
-@figures.styled
-def local_rate_figure(rates: Mapping[str, Mapping[str, Any]]) -> Figure:
-    """Local rate log‖res_{l+1}‖ / log‖res_l‖ by layer, with the rates 1 and 3.
+def _draw_law(ax, group: Mapping[str, np.ndarray]) -> None:
+    """The line ∝ 3^l through the end of the first curve that falls like it."""
+    for values in group.values():
+        mean = np.asarray(values, float).mean(axis=0)
+        falls = mean < -3.0
+        if falls[-2:].all() and mean[-1] < 2.5 * mean[-2]:
+            layers = np.arange(np.argmax(falls), len(mean))
+            line = mean[-1] * 3.0 ** (layers - layers[-1])
+            ax.plot(layers, line, "k--", lw=1, label=r"$\propto 3^{l}$", zorder=5)
+            return
 
-    Args:
-        rates: {panel: {curve: [s, L]}}; NaN where the rate means nothing.
-    """
-    fig, axes = figures.figure(1, len(rates), width=3.6, height=2.8, sharey=True)
-    for ax, (panel, group) in zip(axes[0], rates.items(), strict=True):
+
+@figures.styled
+def local_rate_figure(results: Results, setup: Any) -> Figure:
+    """Local rate of the logarithms: 3 is doubly exponential collapse."""
+    groups = {
+        panel: {variant: rates(a) for variant, a in by_variant(own, "log10_residual").items()}
+        for panel, own in first_panels(results).items()
+    }
+    label = r"$\log\|\mathrm{res}(X^{l})\| \,/\, \log\|\mathrm{res}(X^{l-1})\|$"
+    fig, axes = figures.curves(groups, first=1, ylabel=label, width=3.6, height=2.8, sharey=True)
+    for ax in axes[0]:
         for level, text in ((3.0, "3: doubly exponential"), (1.0, "1: exponential or none")):
             ax.axhline(level, color="#555555", lw=0.9, ls="--")
             ax.annotate(
                 text, (1.0, level), xycoords=("axes fraction", "data"), xytext=(0, -2),
-                textcoords="offset points", ha="right", va="top", fontsize=7, color="#555555",
+                textcoords="offset points", ha="right", va="top", **NOTE,
             )  # fmt: skip
-        for index, (label, values) in enumerate(group.items()):
-            values = np.asarray(values, float)
-            if np.isfinite(values).any():
-                figures.band(ax, np.arange(1, values.shape[1] + 1), values, label, index)
-        ax.set(xlabel="layer", title=panel, ylim=(0, 4))
-        figures.integer_ticks(ax)
-    axes[0, 0].set_ylabel(r"$\log\|\mathrm{res}(X^{l})\| \,/\, \log\|\mathrm{res}(X^{l-1})\|$")
+        ax.set(ylim=(0, 4))
     _legend_outside(fig, axes[0, -1])
     return fig
 
 
 @figures.styled
-def law_figure(curves: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Figure:
-    """Above: how far each bound of one layer's attention lies above what it bounds. Below: Λ.
-
-    Args:
-        curves: {panel: what `law_curves` gives}; bounds are absent where they do not cover.
-    """
-    fig, axes = figures.figure(2, len(curves), width=3.6, height=2.8, sharey="row")
-    for (above, below), (panel, group) in zip(axes.T, curves.items(), strict=True):
-        for index, (label, values) in enumerate(group["tightness"].items()):
+def law_figure(laws: dict[str, tuple[Any, Any]], setup: Any) -> Figure:
+    """Above: how many powers of ten the bounds of one layer lie above what they bound (all but the
+    paper's need no condition). Below: the constant of the 3^l law as each depth shows it, measured,
+    from the closed recursion of the covariance, and as the theorem has it."""
+    fig, axes = figures.figure(2, len(laws), width=3.6, height=2.8, sharey="row")
+    for (above, below), (panel, (tightness, constant)) in zip(axes.T, laws.items(), strict=True):
+        for index, (label, values) in enumerate(tightness.items()):
             figures.band(above, np.arange(1, values.shape[1] + 1), values, label, index)
-        for index, (label, values) in enumerate(group["constant"].items()):
+        for index, (label, values) in enumerate(constant.items()):
             dashed = {"linestyle": "--", "marker": ""} if label == "closed form" else {}
             figures.band(below, np.arange(values.shape[1]), values, label, index, **dashed)
-        if not group["tightness"]:
-            above.text(
-                0.5, 0.5, "the bounds do not\ncover norms or masks", ha="center", va="center",
-                transform=above.transAxes, fontsize=8, color="#555555",
-            )  # fmt: skip
+        if not tightness:
+            text = "the bounds do not\ncover norms or masks"
+            above.text(0.5, 0.5, text, ha="center", va="center", transform=above.transAxes, **NOTE)
         above.set(xlabel="layer", title=panel)
         below.set(xlabel="depth l")
         figures.integer_ticks(above, below)
     axes[0, 0].set_ylabel(r"$\log_{10}$ bound $-$ $\log_{10}$ of what it bounds")
     axes[1, 0].set_ylabel(r"$\Lambda$: $\log_{10}\|\mathrm{res}(X^l)\| \,/\, 3^l$")
-    with_bounds = next((a for a, g in zip(axes[0], curves.values(), strict=True)
-                        if g["tightness"]), None)  # fmt: skip
-    if with_bounds is not None:
-        with_bounds.legend(loc="best")
-    axes[1, 0].legend(loc="best")
+    for ax in (next((a for a in axes[0] if a.lines), axes[1, 0]), axes[1, 0]):
+        ax.legend(loc="best")
     return fig
 
 
 @figures.styled
-def sweep_figure(curves: Mapping[str, Mapping[str, Any]], swept: str) -> Figure:
-    """One panel per network, one shade per swept value.
-
-    Args:
-        curves: {panel: {swept value: values [s, L + 1]}}.
-        swept: What is swept, as the legend's title.
-    """
-    fig, axes = figures.panels(len(curves), 4, width=3.0, height=2.7, sharey=True)
-    for ax, (panel, group) in zip(axes.flat, curves.items(), strict=False):
-        for (label, values), shade in zip(group.items(), figures.shades(len(group)), strict=True):
-            figures.band(ax, np.arange(np.shape(values)[1]), values, label, color=shade, marker="")
-        ax.set(xlabel="layer", title=panel)
-        figures.integer_ticks(ax)
-    axes[0, 0].set_ylabel(RATIO)
+def sweep_figure(curves: dict[str, dict[str, Any]], setup: Any, *, swept: str) -> Figure:
+    """One panel per network, one shade per swept value."""
+    fig, axes = figures.curves(
+        curves, columns=4, ylabel=RATIO, width=3.0, height=2.7, sharey=True,
+        style=lambda index, count: {"color": figures.shades(count)[index], "marker": ""},
+    )  # fmt: skip
     axes[0, -1].legend(title=swept, loc="best")
     return fig
 
 
 @figures.styled
-def gain_figure(curves: Mapping[str, tuple[Any, Any]]) -> Figure:
-    """By how much MLPs raise Λ above pure attention's, against their gain.
-
-    Args:
-        curves: {panel: (gains [g], values [s, g])}.
-    """
-    fig, axes = figures.figure(1, len(curves), width=3.4, height=2.8, sharey=True)
-    for ax, (panel, (gains, values)) in zip(axes[0], curves.items(), strict=True):
+def gain_figure(found: dict[str, tuple[Any, Any]], setup: Any) -> Figure:
+    """By how much MLPs raise the constant Λ above pure attention's, against their gain: above 0
+    they slow the collapse (post-norm: with a skip of their own)."""
+    fig, axes = figures.figure(1, len(found), width=3.4, height=2.8, sharey=True)
+    for ax, (panel, (gains, values)) in zip(axes[0], found.items(), strict=True):
         ax.axhline(0, color="#555555", lw=0.9, ls="--")
         figures.band(ax, np.asarray(gains), values, f"{len(values)} seeds", 0)
         ax.set_xscale("log", base=2)
         ax.set(xlabel="gain of the MLPs", title=panel)
-        for place, text in ((0.97, "above 0: slower"), (0.06, "below 0: faster")):
-            ax.text(0.03, place, text, transform=ax.transAxes, fontsize=7, color="#555555",
-                    va="top" if place > 0.5 else "bottom")  # fmt: skip
+        for place, text, side in ((0.97, "above 0: slower", "top"),
+                                  (0.06, "below 0: faster", "bottom")):  # fmt: skip
+            ax.text(0.03, place, text, transform=ax.transAxes, va=side, **NOTE)
     axes[0, 0].set_ylabel(r"$\Lambda$ with MLPs $-$ $\Lambda$ of pure attention")
     return fig
 

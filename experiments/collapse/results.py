@@ -59,45 +59,41 @@ def summary_of(results: Results) -> dict[str, Any]:
     """Headline numbers of every setting and variant: means over seeds, spread where it matters."""
     settings = []
     for (norm, scale, gain), found in results.items():
-        variants = {}
-        for variant, profile in by_variant(found, "log10_residual").items():
-            ratio, rate = found[f"{variant}/ratio"], rates(profile)
-            numbers = {
-                "seeds": len(profile),
-                "ratio": numbers_of(ratio.mean(axis=0)),
-                "ratio_std_last": number(ratio[:, -1].std()),
-                "log10_residual_last": number(profile[:, -1].mean()),
-                "plain_log10_residual_last": number(
-                    found[f"{variant}/plain_log10_residual"][:, -1].mean()
-                ),
-                "local_rate_last": number(rate[:, -1].mean()),
-            }
-            numbers["by_seed"] = {
-                name: numbers_of(values) for name, values in last_by_seed(found, variant).items()
-            }
-            if f"{variant}/log10_bound" in found:
-                numbers |= bound_numbers(profile, *(found[f"{variant}/{b}"] for b in BOUNDS))
-                numbers |= tightness_numbers({t: found[f"{variant}/{t}"] for t in TIGHTNESS})
-            if f"{variant}/log10_cubic" in found:
-                numbers |= law_numbers(profile, *(found.get(f"{variant}/{m}") for m in LAW))
-            variants[variant] = numbers
-        settings.append(
-            {"norm": norm, "weight_scale": scale, "skip_gain": gain, "variants": variants}
-        )
-        curves = gain_curves(found)
-        if curves:
-            settings[-1]["mlp_gain"] = gain_numbers(curves, found)
+        variants = {v: numbers_of_variant(found, v) for v in by_variant(found, "log10_residual")}
+        swept = {"mlp_gain": gain_numbers(curves, found)} if (curves := gain_curves(found)) else {}
+        where = {"norm": norm, "weight_scale": scale, "skip_gain": gain}
+        settings.append(where | {"variants": variants} | swept)
     return {"settings": settings}
 
 
-def last_by_seed(found: dict[str, np.ndarray], variant: str) -> dict[str, np.ndarray]:
+def numbers_of_variant(found: dict[str, np.ndarray], variant: str) -> dict[str, Any]:
+    """Headline numbers of one variant; of bounds and the cubic law where they cover it."""
+    own = {name.split("/")[1]: a for name, a in found.items() if name.startswith(f"{variant}/")}
+    profile, ratio = own["log10_residual"], own["ratio"]
+    numbers = {
+        "seeds": len(profile),
+        "ratio": numbers_of(ratio.mean(axis=0)),
+        "ratio_std_last": number(ratio[:, -1].std()),
+        "log10_residual_last": number(profile[:, -1].mean()),
+        "plain_log10_residual_last": number(own["plain_log10_residual"][:, -1].mean()),
+        "local_rate_last": number(rates(profile)[:, -1].mean()),
+        "by_seed": {n: numbers_of(v) for n, v in last_by_seed(profile, own["log10_size"]).items()},
+    }
+    if "log10_bound" in own:
+        numbers |= bound_numbers(profile, *(own[b] for b in BOUNDS))
+        numbers |= tightness_numbers({t: own[t] for t in TIGHTNESS})
+    if "log10_cubic" in own:
+        numbers |= law_numbers(profile, *(own.get(m) for m in LAW))
+    return numbers
+
+
+def last_by_seed(profile: np.ndarray, size: np.ndarray) -> dict[str, np.ndarray]:
     """What the last layers say of each seed, [s] each.
 
     "local_rate" at the last layer; "log10_ratio" there, and "left", the residual ratio over the
     input's; "power_law_wins" of the fall of the ratio with depth.
     """
-    profile = found[f"{variant}/log10_residual"]
-    relative = profile - found[f"{variant}/log10_size"]
+    relative = profile - size
     return {
         "local_rate": rates(profile)[:, -1],
         "log10_ratio": relative[:, -1],
@@ -148,29 +144,28 @@ def gain_numbers(curves: dict[float, np.ndarray], found: dict[str, np.ndarray]) 
 
 
 def bound_numbers(
-    profile: np.ndarray,
-    stack: np.ndarray,
-    layer: np.ndarray,
-    published: np.ndarray,
+    profile: np.ndarray, stack: np.ndarray, layer: np.ndarray, published: np.ndarray,
     admissible: np.ndarray,
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     """How often the theorems' condition held, how often a bound then did not, and how far it is.
 
     The stack's bound needs the condition in every layer so far, a layer's in that layer only.
     Logarithms in float32 are known to about 1e-5 of their size.
     """
-    room = 1e-3 + 1e-5 * np.abs(profile)
+    margin = 1e-3 + 1e-5 * np.abs(profile)
     here = admissible[:, 1:] > 0
     sofar = np.logical_and.accumulate(here, axis=1)
-    above_stack = (profile > stack + room)[:, 1:]
-    above_layer = (profile > layer + room)[:, 1:]
+
+    def above(bound, where):
+        return int(((profile > bound + margin)[:, 1:] & where).sum())
+
     return {
         "layers": int(here.size),
         "layers_admissible": int(here.sum()),
-        "layers_above_their_bound": int((above_layer & here).sum()),
+        "layers_above_their_bound": above(layer, here),
         "prefixes_admissible": int(sofar.sum()),
-        "prefixes_above_the_stack_bound": int((above_stack & sofar).sum()),
-        "layers_above_the_published_bound": int(((profile > published + room)[:, 1:] & here).sum()),
+        "prefixes_above_the_stack_bound": above(stack, sofar),
+        "layers_above_the_published_bound": above(published, here),
         "log10_bound_last": number(stack[:, -1].mean()),
         "log10_layer_bound_last": number(layer[:, -1].mean()),
     }

@@ -11,6 +11,7 @@ the objects that `experiments_of` finds.
 """
 
 import importlib
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -40,6 +41,12 @@ class Drawing:
     draw: Callable[[Any, Any], Any]
     caption: str = ""
     there: Callable[[Any, Any], bool] = lambda results, setup: True
+
+    @classmethod
+    def described(cls, draw: Callable, part: Callable | None = None) -> "Drawing":
+        """A figure whose caption is what the function that draws it says of itself."""
+        caption = " ".join(inspect.getdoc(draw).split())
+        return cls(draw, caption) if part is None else cls.of_part(part, draw, caption)
 
     @classmethod
     def of_part(cls, part: Callable[[Any], Any], draw: Callable, caption: str) -> "Drawing":

@@ -33,33 +33,21 @@ PARTS = ("encoders", "encoder_decoders", "training")
 
 
 class Case(NamedTuple):
-    """One network: a design at a depth.
+    """One network: a design at a depth."""
 
-    Attributes:
-        kind: Of `KINDS`.
-        design: A name of `rc.DESIGNS`.
-        depth: Layers, of each half.
-        branches: N of all of it.
-    """
-
-    kind: str
-    design: str
-    depth: int
-    branches: int
+    kind: str  # Of `KINDS`
+    design: str  # A name of `rc.DESIGNS`
+    depth: int  # Layers, of each half
+    branches: int  # N of all of it
 
 
 class Group(NamedTuple):
-    """Networks of one compiled program.
+    """Networks of one compiled program."""
 
-    Attributes:
-        config: The deepest network, without its gains.
-        cases: In the order of the gains' leading axis.
-        gains: {half: {"skip", "branch", "norm": Gains of [case, L], "init": [case]}}; skips that a
-            batch decides are NaN.
-    """
-
-    config: Any
-    cases: tuple[Case, ...]
+    config: Any  # The deepest network, without its gains
+    cases: tuple[Case, ...]  # In the order of the gains' leading axis
+    # {half: {"skip", "branch", "norm": Gains of [case, L], "init": [case]}}; skips that a batch
+    # decides are NaN.
     gains: Mapping[str, Any]
 
 
@@ -78,11 +66,7 @@ def base_config(options: flags.FlagValues, depth: int, kind: str) -> Any:
 
 
 def depths_of(options: flags.FlagValues, flag: str) -> list[int]:
-    """The depths that a flag asks for, ascending.
-
-    Raises:
-        ValueError: Fewer than two of them.
-    """
+    """The depths that a flag asks for, ascending; raises ValueError for fewer than two."""
     depths = sorted(set(options[flag].value))
     if len(depths) < 2:
         given = ",".join(map(str, options[flag].value))
@@ -94,8 +78,7 @@ def parts_of(options: flags.FlagValues) -> dict[str, list[Group]]:
     """The networks at initialisation that the flags ask for, by part; see `measure.measure_all`.
 
     Raises:
-        ValueError: A part or a design that there is not, an update of nothing, and as `depths_of`
-            and `groups_of`.
+        ValueError: A part or a design that there is not, none, or an update of nothing.
     """
     check_names(options, "parts", PARTS)
     check_names(options, "designs", rc.DESIGNS)
@@ -119,11 +102,7 @@ def parts_of(options: flags.FlagValues) -> dict[str, list[Group]]:
 
 
 def groups_of(options: flags.FlagValues, depths: list[int], kind: str = "encoder") -> list[Group]:
-    """All designs at all depths, in groups of one compiled program each.
-
-    Raises:
-        ValueError: An unknown design, or none.
-    """
+    """All designs at all depths, in groups of one compiled program each."""
     if not options.designs:
         raise ValueError("--designs is empty")
     plain = dict.fromkeys(("skip_gain", "branch_gain", "norm_gain", "init_gain"), 1.0)
@@ -140,7 +119,11 @@ def groups_of(options: flags.FlagValues, depths: list[int], kind: str = "encoder
             case = Case(kind, name, depth, sum(map(count_branches, stacks.values())))
             groups.setdefault(static, []).append((case, gains))
     return [
-        Group(config, tuple(case for case, _ in found), _stack([gains for _, gains in found]))
+        Group(
+            config,
+            tuple(case for case, _ in found),
+            jax.tree.map(lambda *a: np.stack(a), *(gains for _, gains in found)),
+        )
         for config, found in groups.items()
     ]
 
@@ -150,9 +133,8 @@ def gains_at(config: rc.TransformerConfig, size: int) -> dict[str, Any]:
     own = layer_gains(config, jnp.float32)
 
     def padded(gains, rest):
-        return jax.tree.map(
-            lambda a: np.pad(a, (0, size - config.depth), constant_values=rest), gains
-        )
+        wide = (0, size - config.depth)
+        return jax.tree.map(lambda a: np.pad(a, wide, constant_values=rest), gains)
 
     ones = np.ones(config.depth, np.float32)
     norm = Gains(ones, ones, ones) if own.norm is None else own.norm
@@ -162,12 +144,8 @@ def gains_at(config: rc.TransformerConfig, size: int) -> dict[str, Any]:
 
 def with_gains(config: Any, gains: Mapping[str, Any]) -> Any:
     """The network of one case; its parameters are scaled by `gains["init"]`, see `measure`."""
-    names = ("skip", "branch", "norm")
-    return mapped(
-        lambda stack, own: stack.replace(**{f"{name}_gain": own[name] for name in names}),
-        config, gains,
-    )  # fmt: skip
 
+    def gained(stack, own):
+        return stack.replace(**{f"{name}_gain": own[name] for name in ("skip", "branch", "norm")})
 
-def _stack(trees):
-    return jax.tree.map(lambda *a: np.stack(a), *trees)
+    return mapped(gained, config, gains)

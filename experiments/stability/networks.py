@@ -79,10 +79,16 @@ def expected(
     return traces, found
 
 
+def matrices_of(params: Any) -> dict[str, Any]:
+    """`updates.matrices_of` each half."""
+    return {half: updates.matrices_of(part) for half, part in halves(params).items()}
+
+
 def gradients(loss: Callable[[Any], Any], params: Any) -> dict[str, Any]:
     """∂loss/∂W of every matrix of each half, as `updates.matrices_of`."""
-    own = {half: updates.matrices_of(part) for half, part in halves(params).items()}
-    return jax.grad(lambda found: loss(mapped(updates.with_matrices, params, found)))(own)
+    return jax.grad(lambda found: loss(mapped(updates.with_matrices, params, found)))(
+        matrices_of(params)
+    )
 
 
 def normalised_output(params: Any, inputs: dict[str, Any], config: Any) -> jax.Array:
@@ -99,7 +105,6 @@ def changes(
     """{name: |x̂ − x̂*|²/d of the normalised output} after an update of all matrices.
 
     Args:
-        params, inputs, config: The network.
         directions: {name: {half: matrices}}; each matrix moves by the same relative size.
         size: ‖W* − W‖/‖W‖.
     """
@@ -116,13 +121,8 @@ def changes(
 def sgd_change(
     params: Any, inputs: dict[str, Any], config: Any, gradients: dict[str, Any]
 ) -> jax.Array:
-    """|δx̂|²/(d η²) of an SGD step W − η ∂loss/∂W of all matrices, to first order in η.
-
-    Args:
-        params, inputs, config: The network.
-        gradients: ∂loss/∂W by half, as of `gradients`.
-    """
-    own = {half: updates.matrices_of(part) for half, part in halves(params).items()}
+    """|δx̂|²/(d η²) of an SGD step W − η ∂loss/∂W of all matrices, to first order in η."""
+    own = matrices_of(params)
 
     def output(found):
         return normalised_output(mapped(updates.with_matrices, params, found), inputs, config)
@@ -132,15 +132,10 @@ def sgd_change(
 
 def gradient_bound(params: Any, gradients: dict[str, Any], target: Any, size: Any) -> jax.Array:
     """e² (Σ‖W‖‖∂W‖)²/‖u‖², per entry of x̂: what a step of relative size e along every matrix's
-    gradient changes the output by at least, since it changes the loss u·x̂ by e Σ‖W‖‖∂W‖.
-
-    Args:
-        params, gradients: The network and ∂loss/∂W by half.
-        target: u [n, d].
-        size: e.
+    gradient changes the output by at least, since it changes the loss u·x̂ by e Σ‖W‖‖∂W‖,
+    u the target [n, d].
     """
-    own = {half: updates.matrices_of(part) for half, part in halves(params).items()}
-    norms = ({half: updates.norms_of(m) for half, m in tree.items()} for tree in (own, gradients))
+    norms = map(updates.norms_of, (matrices_of(params), gradients))
     products = jax.tree.map(lambda w, g: jnp.sum(w * g), *norms)
     total = sum(jax.tree.leaves(products))
     return jnp.square(size * total) / (jnp.sum(jnp.square(target)) * target.size)

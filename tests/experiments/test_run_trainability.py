@@ -14,6 +14,7 @@ import rank_collapse as rc
 from experiments import run_trainability as binary
 from experiments.shell import cli
 from experiments.shell.statements import STATEMENTS
+from experiments.trained import designs
 from experiments.trained.program import Training
 from rank_collapse.report.claims import judged
 from rank_collapse.report.shares import wilson_interval
@@ -112,13 +113,13 @@ def test_measured_before_training_as_by_hand(folder, x64):
     """The gradient's norm is the slope of the loss along it; the loss, numpy's cross-entropy."""
     options = parsed(*ARGUMENTS)
     cell = next(c for c in binary.cells_of(options) if c.design == "depth_scaled")
-    config, floats = binary.split(binary.network_of(options, cell))
+    config, floats = designs.split(designs.network_of(options, cell))
     recipe = Recipe(config=config, num_outputs=3, batch_size=4, num_epochs=2, shuffle=True)
     hyper = Hyper(dropout=None, network=floats)
     key_data, key_state = jax.random.split(seed_keys(0, 2)[1])
     with jax.enable_x64(False):
         model = init_state(key_state, hyper, recipe).model
-        data = binary.data_of(options, 4, key_data)
+        data = designs.data_of(options, 4, key_data)
     model = jax.tree.map(lambda a: jnp.asarray(a, jnp.float64), model)
     assert floats["branch_gain"] < 1
 
@@ -132,7 +133,7 @@ def test_measured_before_training_as_by_hand(folder, x64):
     with np.load(folder / "arrays.npz") as arrays:
         stored = {k: arrays[f"{cell.name}/{k}"][1, 0] for k in ("loss", "gradients")}
     assert stored["loss"] == pytest.approx(float(loss(model)), rel=1e-4)
-    parts = {"attention": binary.GRADIENTS[:4], "mlp": binary.GRADIENTS[4:]}
+    parts = {"attention": designs.GRADIENTS[:4], "mlp": designs.GRADIENTS[4:]}
     for part, names in parts.items():
         for name in names:
             for layer in range(2):
@@ -146,7 +147,7 @@ def test_measured_before_training_as_by_hand(folder, x64):
                     return loss(model.replace(network=model.network.replace(layers=layers)))
 
                 slope = (moved(1e-4) - moved(-1e-4)) / 2e-4
-                found = stored["gradients"][binary.GRADIENTS.index(name), layer]
+                found = stored["gradients"][designs.GRADIENTS.index(name), layer]
                 assert found == pytest.approx(float(slope), rel=1e-3)
 
 
@@ -160,15 +161,15 @@ def test_admin_trains_with_gains_of_each_seeds_own_network(tmp_path):
         name = "designs depth=1 admin rate=0.001 warmup=0 batch=4"
         assert np.isfinite(arrays[f"{name}/losses"]).all()
     options = parsed(*arguments)
-    config, floats = binary.split(binary.network_of(options, binary.cells_of(options)[0]))
+    config, floats = designs.split(designs.network_of(options, binary.cells_of(options)[0]))
     assert np.isnan(floats["skip_gain"])
     recipe = Recipe(config=config, num_outputs=3, batch_size=4, num_epochs=2)
     hyper = Hyper(dropout=None, network=floats | {"branch_gain": 2.0})
     omegas = []
     for seed in range(2):
         model = init_state(jax.random.key(seed), hyper, recipe).model
-        data = binary.data_of(options, 4, jax.random.key(seed))
-        found = binary.admin_gains(recipe, model, data, hyper).network
+        data = designs.data_of(options, 4, jax.random.key(seed))
+        found = designs.admin_gains(recipe, model, data, hyper).network
         assert found["branch_gain"] == 2.0 and float(found["skip_gain"].attention[0]) == 1
         own = config.replace(branch_gain=2.0, skip_gain=1.0)
         traces = jax.vmap(lambda x, m=model, c=own: rc.apply(m.network, x, c))(
@@ -181,7 +182,7 @@ def test_admin_trains_with_gains_of_each_seeds_own_network(tmp_path):
 
 
 def test_a_guess_stays_below_the_limit():
-    limit = binary.guess_limit(1024, 10)
+    limit = designs.guess_limit(1024, 10)
     assert 0.002 < stats.binom.sf(limit * 1024, 1024, 0.1) < 0.008
 
 
@@ -190,11 +191,11 @@ def test_who_fails():
         "losses": np.array([[2.0, np.nan], [2.0, 2.0], [2.0, 0.1], [2.0, 1.0]]),
         "accuracy": np.array([[0.1, 0.9], [0.9, 0.12], [0.1, 0.13], [0.1, np.nan]]),
     }
-    np.testing.assert_array_equal(binary.failed(found, 0.12), [True, True, False, True])
+    np.testing.assert_array_equal(designs.failed(found, 0.12), [True, True, False, True])
 
 
 def cell_of(design, depth, accuracy, seeds=8):
-    made = binary.Cell("designs", depth, design, None, 1e-3, 0, 32)
+    made = designs.Cell("designs", depth, design, None, 1e-3, 0, 32)
     by_seed = (accuracy + 0.01 * np.sin(np.arange(seeds))).tolist()
     return vars(made) | {
         "failed": 0, "seeds": seeds, "interval": wilson_interval(0, 8), "accuracy": accuracy,
@@ -233,7 +234,7 @@ def test_verdicts_against_the_published_table(design, depth, accuracy, key, verd
 
 
 def test_reverse_is_what_is_learned():
-    data = binary.data_of(parsed(*ARGUMENTS), 4, jax.random.key(0))
+    data = designs.data_of(parsed(*ARGUMENTS), 4, jax.random.key(0))
     assert isinstance(data["train"], Examples) and data["train"].inputs.shape == (100, 4)
     np.testing.assert_array_equal(data["train"].labels, data["train"].inputs[:, ::-1])
 
