@@ -82,7 +82,7 @@ def setup_of(options: Flags) -> Setup:
 
 
 def measure_all(options: Flags, setup: Setup, run: RunFolder) -> dict[str, np.ndarray]:
-    """`without_overflow` of every measure [s, ...], chunk by chunk of seeds into the run's arrays."""
+    """`without_overflow` of every measure [s, ...], chunk by chunk into the run's arrays."""
     mesh, at_once = setup.mesh, seeds.seeds_at_once(setup.mesh)
     keys = seeds.seed_keys(options.seed, options.num_seeds)
     with (
