@@ -209,7 +209,7 @@ def measure_all(options: flags.FlagValues, setup: Setup, run: RunFolder) -> Resu
 
             found = map_cells(
                 program, cells, keys, run=run, budget=budget, check=check, progress=progress,
-                most=min(options.seed_chunk, len(keys)), shape=(options.depth + 1,),
+                most=min(options.seed_chunk, len(keys)),
             )  # fmt: skip
             results |= {(norm, *cells[part]): own for part, own in found.items()}
     return results

@@ -48,7 +48,7 @@ def training_options(options: flags.FlagValues) -> flags.FlagValues:
 
 
 def make_measure(recipe: Recipe, *, size: float) -> Callable[..., dict[str, Any]]:
-    """measure(model, data, hyper, key) of one run: as run_trainability's, and `of_network`, the mean
+    """measure(model, data, hyper, key) of one run: as run_trainability, and `of_network`, the mean
     over `LOOKED_AT` held-out examples.
 
     The update along the gradient is that of the held-out loss, the other one of a direction that is
