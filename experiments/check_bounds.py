@@ -23,9 +23,16 @@ import jax
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.bounds.ascent import climb
-from experiments.bounds.construction import SIZES, measure, predicted
-from experiments.bounds.measure import CASES, FREE, Case, single_draw
+from experiments.bounds import (
+    CASES,
+    FREE,
+    SIZES,
+    Case,
+    climb,
+    measure_construction,
+    predicted,
+    single_draw,
+)  # fmt: skip
 from experiments.shell import cli, vocabulary
 from experiments.shell.executor import Mapped, map_cells
 from experiments.shell.experiment import Drawing, Experiment
@@ -75,8 +82,8 @@ class Found(NamedTuple):
     """What was measured."""
 
     draws: dict[Case, dict[str, np.ndarray]]  # {kind of network: {measure: [draws, ...]}}
-    built: dict[str, np.ndarray]  # Of the construction, from `construction.measure`
-    climbed: dict[str, np.ndarray]  # From `ascent.climb`
+    built: dict[str, np.ndarray]  # From `measure_construction`
+    climbed: dict[str, np.ndarray]  # From `climb`
 
 
 def setup_of(options: Flags) -> Setup:
@@ -125,7 +132,7 @@ def measure_all(options: Flags, setup: Setup, run: RunFolder) -> Found:
                 program, {case.name: None}, keys, run=run, budget=budget, progress=progress
             )[case.name]
             draws[case] = {n: a.reshape(-1, *a.shape[2:])[: setup.each] for n, a in found.items()}
-    built = run.cached("construction", partial(measure, setup.sizes))
+    built = run.cached("construction", partial(measure_construction, setup.sizes))
     climbed = run.cached("ascent", partial(climb, options.seed, options.ascent_steps))
     return Found(draws, built, climbed)
 

@@ -17,7 +17,7 @@ san_mlp at 0 after three layers, that of san_skip at 0.04 and of transformer at 
 from functools import partial
 from typing import Any
 
-from experiments.collapse import figures, results
+from experiments.collapse import results
 from experiments.collapse.ensemble import measure_all
 from experiments.collapse.measure import VARIANTS, setup_of
 from experiments.shell import cli, inputs, vocabulary
@@ -235,19 +235,19 @@ EXPERIMENT = Experiment(
     table=lambda found, setup: results.rows_of(found),
     summary=lambda found, setup: results.summary_of(found),
     figures={
-        "residual_ratio": Drawing.described(figures.residual_ratio_figure),
-        "log_residual": Drawing.described(figures.log_residual_figure),
-        "local_rate": Drawing.described(figures.local_rate_figure),
-        "bounds_and_constant": Drawing.described(figures.law_figure, figures.laws_of),
-        "mlp_gain": Drawing.described(figures.gain_figure, figures.gains_of),
+        "residual_ratio": Drawing.described(results.residual_ratio_figure),
+        "log_residual": Drawing.described(results.log_residual_figure),
+        "local_rate": Drawing.described(results.local_rate_figure),
+        "bounds_and_constant": Drawing.described(results.law_figure, results.laws_of),
+        "mlp_gain": Drawing.described(results.gain_figure, results.gains_of),
         "sweep_weight_scale": Drawing.of_part(
-            partial(figures.sweep_of, position=1),
-            partial(figures.sweep_figure, swept="weight scale"),
+            partial(results.sweep_of, position=1),
+            partial(results.sweep_figure, swept="weight scale"),
             "Relative residual at BERT's weight scale (0.55) and at 1/√fan-in.",
         ),
         "sweep_skip_gain": Drawing.of_part(
-            partial(figures.sweep_of, position=2),
-            partial(figures.sweep_figure, swept="skip gain"),
+            partial(results.sweep_of, position=2),
+            partial(results.sweep_figure, swept="skip gain"),
             "",
         ),
     },

@@ -24,9 +24,9 @@ import numpy as np
 from experiments.shell import cli, vocabulary
 from experiments.shell.experiment import Drawing, Experiment
 from experiments.shell.flag_values import Flags
-from experiments.stability import cases, figures, results, training
-from experiments.stability.cases import KINDS, PARTS, Case, Group, parts_of
+from experiments.stability import figures, networks, results, training
 from experiments.stability.measure import measure_all
+from experiments.stability.networks import KINDS, PARTS, Case, Group, parts_of
 from rank_collapse.network.designs import DESIGNS
 from rank_collapse.report.claims import Row, of_mean
 from rank_collapse.report.page import Comparison
@@ -35,7 +35,7 @@ from rank_collapse.runs.folder import RunFolder
 FLAGS = cli.make_flags("stability", num_seeds=8, shows="apart,layer=last")
 define = cli.definer(FLAGS)
 define("list", "parts", ["encoders", "encoder_decoders"], f"Out of {', '.join(PARTS)}.")
-define("list", "designs", list(cases.DESIGNS), f"Residual designs, out of {', '.join(DESIGNS)}.")
+define("list", "designs", list(networks.DESIGNS), f"Residual designs, out of {', '.join(DESIGNS)}.")
 for name, default, text in (
     ("depths", [6, 12, 25, 50, 100], "Layers of the networks."),
     ("layer_depths", [6, 50], "Those of them that are measured by layer too."),
@@ -159,7 +159,7 @@ def _rows_of_design(design, where, numbers, laws):
     expected = numbers["exponent_expected"]
     law = "does not cover it" if expected is None else f"expects {expected:.2f}"
     why = f"exponent {random.mean():.2f}; the one law {law}"
-    key = cases.LAW_OF.get(design, "independent updates")
+    key = networks.LAW_OF.get(design, "independent updates")
     yield of_mean(key, where, random, scale=placed, why=why)
     if design == "deepnorm":
         yield of_mean(design, where, sgd, scale=placed, why=f"exponent {sgd.mean():.2f}")
