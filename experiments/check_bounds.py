@@ -318,8 +318,8 @@ def reading(summary: dict[str, Any]) -> str:
     )
 
 
-EXPERIMENT = Experiment(
-    about=__doc__,
+EXPERIMENT = Experiment.of(
+    globals(),
     name="check_bounds",
     order=1000,
     brief="the technical lemma and the bounds on thousands of random draws, violations counted",
@@ -327,24 +327,16 @@ EXPERIMENT = Experiment(
     claim="The technical lemma and Theorems 2.2 and 2.3 hold wherever max D_ii ≤ 1.256 (appendix; "
     "there is no such table in the paper). The paper states no γ: each head has the least that its "
     "lemma admits.",
-    flags=FLAGS,
     presets={
         "quick": ("--num_draws=1000", "--cases=8x16x4,16x8x2,8x16x2-causal",
                   "--sizes=64,180,256", "--ascent_steps=50"),
         "paper": ("--num_draws=50000",),
         "tiny": ("--num_draws=4", "--cases=3x4x2", "--sizes=8,10", "--ascent_steps=1"),
     },
-    setup=setup_of,
-    measure=measure_all,
-    table=rows_of,
-    summary=summary_of,
     figures={
         "tightness": Drawing.described(tightness_figure),
         "construction": Drawing.described(construction_figure),
     },
-    claims=claims,
-    compare=compare,
-    reading=reading,
 )  # fmt: skip
 main = EXPERIMENT.main
 

@@ -209,8 +209,8 @@ def reading(summary: dict[str, Any]) -> str:
     return text
 
 
-EXPERIMENT = Experiment(
-    about=__doc__,
+EXPERIMENT = Experiment.of(
+    globals(),
     name="collapse",
     order=10,
     brief="residual by depth of four variants, norms none/post/pre, on text or Gaussian tokens; "
@@ -219,7 +219,6 @@ EXPERIMENT = Experiment(
     claim="Pure attention loses rank doubly exponentially with depth (Theorems 2.2 and 2.3); MLPs "
     "slow the collapse (Corollary 3.2), skips stop it, LayerNorm does not (section 3; residual "
     "figures of BERT, ALBERT and XLNet).",
-    flags=FLAGS,
     # BERT draws its weights with deviation 0.02 at a width of 768: 0.55 of 1/√fan-in.
     presets={
         "quick": ("--norm_placement=none,post", "--weight_scale=0.55,1", "--num_seeds=8", GAINS),
@@ -228,9 +227,9 @@ EXPERIMENT = Experiment(
         "tiny": ("--num_seeds=2", "--depth=2", "--num_heads=2", "--d_model=4", "--d_ff=4",
                  "--num_tokens=4"),
     },
-    setup=setup_of,
     extra=lambda setup: setup.source,
     execution=("seed_chunk",),
+    setup=setup_of,
     measure=measure_all,
     table=lambda found, setup: results.rows_of(found),
     summary=lambda found, setup: results.summary_of(found),
@@ -251,9 +250,6 @@ EXPERIMENT = Experiment(
             "",
         ),
     },
-    claims=claims,
-    compare=compare,
-    reading=reading,
 )  # fmt: skip
 main = EXPERIMENT.main
 

@@ -236,8 +236,8 @@ def drawings_of(kind: str) -> dict[str, Drawing]:
     return {prefix + name: drawn(*figure) for name, figure in FIGURES.items()}
 
 
-EXPERIMENT = Experiment(
-    about=__doc__,
+EXPERIMENT = Experiment.of(
+    globals(),
     name="stability",
     order=120,
     brief="residual designs to 100 layers, encoders and encoder-decoders, at initialisation and "
@@ -247,7 +247,6 @@ EXPERIMENT = Experiment(
     claim="Post-LN leans on its last branches, so that updates change its output by O(N), Pre-LN's "
     "by O(log N), and Admin by O(log N) or O(1) (Liu et al. 2020, theorem 2); in "
     "Post-LN tokens become equal and gradients of queries and keys vanish (Noci et al. 2022).",
-    flags=FLAGS,
     presets={
         "quick": ("--parts=encoders", "--designs=post,admin_log,admin_const", "--depths=3,6,12",
                   "--nolog_residual", "--layer_depths=3,6,12", "--num_seeds=4", "--d_model=32"),
@@ -260,7 +259,6 @@ EXPERIMENT = Experiment(
     setup=parts_of,
     measure=measure,
     table=lambda found, parts: results.rows_of(found.networks),
-    summary=summary_of,
     figures={
         **drawings_of("encoder"),
         **drawings_of("encoder_decoder"),
@@ -271,9 +269,6 @@ EXPERIMENT = Experiment(
             lambda found, setup: bool(found.trained),
         ),
     },
-    claims=claims,
-    compare=compare,
-    reading=reading,
 )  # fmt: skip
 main = EXPERIMENT.main
 
