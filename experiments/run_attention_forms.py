@@ -33,8 +33,8 @@ from experiments.shell.flag_values import Flags
 from experiments.shell.memory_budget import MemoryBudget
 from experiments.shell.progress import Progress
 from experiments.trained import arguments, training
-from experiments.trained.cells import Program, results_of_cells
 from experiments.trained.forms import FORMS, MEASURES, SCORES, law_of, make_measure
+from experiments.trained.program import Training, of_models, results_of_cells
 from rank_collapse.report import figures
 from rank_collapse.report.claims import Row, of_mean
 from rank_collapse.report.page import Comparison
@@ -42,6 +42,7 @@ from rank_collapse.report.statistics import between, by_seed, log10, mean_and_en
 from rank_collapse.runs import seeds
 from rank_collapse.runs.folder import RunFolder
 from rank_collapse.training import path_accuracy
+from rank_collapse.training.ensemble import Ensemble
 from rank_collapse.training.recipe import config_of
 
 SOURCE = "Vaswani et al. 2017, section 3.2.1"
@@ -117,11 +118,13 @@ def train_widths(
         config = base.replace(d_qk=d_k, score=score, scale_scores=False)
         recipe = dataclasses.replace(setup.recipe, config=config)
 
-        def measure(model, data, hyper):
+        def measure(model, data, hyper, _):
             config = config_of(recipe, hyper)
             return path_accuracy.whole_model(model, data["eval"], config, setup.metrics)
 
-        return Program(recipe, setup.make_data, measure, mesh=budget.mesh, log=run.log)
+        epochs = arguments.epochs_per_chunk(options)
+        ensemble = Ensemble(recipe, setup.make_data, mesh=budget.mesh, epochs_per_chunk=epochs)
+        return Training(ensemble, of_models(ensemble, measure), run)
 
     found = {}
     for d_k, score in itertools.product(options.trained_d_k, SCORES):

@@ -82,7 +82,7 @@ def setup_of(options: Flags) -> Setup:
 
 
 def measure_all(options: Flags, setup: Setup, run: RunFolder) -> dict[str, np.ndarray]:
-    """Every measure of every seed, [s, ...], chunk by chunk of seeds into the run's arrays."""
+    """`without_overflow` of every measure [s, ...], chunk by chunk into the run's arrays."""
     mesh, at_once = setup.mesh, seeds.seeds_at_once(setup.mesh)
     keys = seeds.seed_keys(options.seed, options.num_seeds)
     with (
@@ -97,20 +97,30 @@ def measure_all(options: Flags, setup: Setup, run: RunFolder) -> dict[str, np.nd
 
         # Where a device takes its seeds one by one they are saved as they come.
         most = None if at_once is None else at_once * mesh.size
-        return map_cells(
-            program, {PART: None}, keys, run=run, budget=budget, most=most,
-            check=refuse_overflow, progress=progress,
-        )[PART]  # fmt: skip
-
-
-def refuse_overflow(part: str, measures: dict[str, np.ndarray]) -> None:
-    """Raises ValueError for measures of a network whose output is no number."""
-    bad = np.flatnonzero(~np.isfinite(measures["sum_error"]))
-    if len(bad):
-        raise ValueError(
-            f"seed {bad[0]}: NaN or overflow in the network; a smaller --weight_scale or "
-            "--norm_placement=post may hold it"
+        cells = {PART: None}
+        found = map_cells(
+            program, cells, keys, run=run, budget=budget, most=most, progress=progress
         )
+        return without_overflow(found[PART], progress.say)
+
+
+def without_overflow(
+    measures: dict[str, np.ndarray], say: Callable[[str], None]
+) -> dict[str, np.ndarray]:
+    """The measures of seeds whose network's output is a number, "seed" [s]; the others are named.
+
+    Raises:
+        ValueError: There is no such seed.
+    """
+    fine = np.isfinite(measures["sum_error"])
+    why = "NaN or overflow in the network; a smaller --weight_scale or --norm_placement=post may "
+    why += "hold it"
+    if not fine.any():
+        raise ValueError(f"all {len(fine)} seeds: {why}")
+    for seed in np.flatnonzero(~fine):
+        say(f"seed {seed} is kept apart: {why}")
+    kept = {name: values[fine] for name, values in measures.items()}
+    return kept | {"seed": np.flatnonzero(fine)}
 
 
 def make_measure(options: Flags, setup: Setup) -> Callable:
@@ -175,7 +185,7 @@ def rows_of(results: dict[str, Any], setup: Setup) -> list[dict[str, Any]]:
     law, rows = law_of(results, setup.config), []
     counts = count_paths(setup.config.depth, setup.config.num_heads)
     for seed, k in np.ndindex(*results["log10_norm"].shape):
-        row = {"seed": seed, "length": k, "paths": counts[k]}
+        row = {"seed": int(results["seed"][seed]), "length": k, "paths": counts[k]}
         row |= {n: float(results[n][seed, k]) for n in ("log10_norm", "log10_residual")}
         row["predicted_log10_residual"] = float(law.by_layer[k])
         row["predicted_log10_residual_one_alpha"] = float(law.one[k])

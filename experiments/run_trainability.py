@@ -148,7 +148,7 @@ def summary_of(results: Results, options: flags.FlagValues) -> dict[str, Any]:
             "residual_ratio_after": float(np.nanmean(seen["residual_ratio_after"])),
             "token_cosine_before": float(seen["token_cosine_before"].mean()),
             "query_over_value_gradient_before": float(share),
-            "seconds": float(found["seconds"]),
+            "seconds": float(found["seconds"]["all"]),
         }
         cells.append(vars(cell) | own)
     task = f"{options.task}, {options.num_tokens} of {options.num_labels} letters"

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.architectures.layer_figures import LAYER_FIGURES
+from experiments.architectures.layer_figures import LAYER_FIGURES, LENGTH, by_layer, heat_map
 from experiments.architectures.results import NAMES, Results
 from rank_collapse import pretrained
 from rank_collapse.network.surgery import VARIANTS, variants_of
@@ -101,10 +101,7 @@ def token_figure(results: Results) -> Figure:
                 values = results.get(kind, f"residuals/{variant}/published/{measure}")
                 label = f"{variant}, {NAMES[kind]}"
                 figures.band(ax, np.arange(values.shape[1]), values, label, index, linestyle=dash)
-        ax.set(xlabel="layer", ylabel=measures[measure])
-    for ax in axes[0]:
-        figures.integer_ticks(ax)
-    axes[0, 0].legend()
+        by_layer(ax, "layer", measures[measure])
     return fig
 
 
@@ -131,9 +128,7 @@ def length_figure(results: Results) -> Figure:
             figures.band(axes[0, 2], k, values, f"{text}, {NAMES[kind]}", index, linestyle=dash)
     labels = ("size beside the output", "residual ratio of the sum", "cosine with the full output")
     for ax, label in zip(axes[0], labels, strict=True):
-        ax.set(xlabel="path length k (attention layers passed)", ylabel=label)
-        figures.integer_ticks(ax)
-        ax.legend(fontsize=7)
+        by_layer(ax, LENGTH, label)
     axes[0, 0].set_yscale("log")
     return fig
 
@@ -161,13 +156,9 @@ def chain_figure(results: Results) -> Figure:
             given = (skip, branch, results.get(kind, "chains/initial"), chain[:, 0])
             law = alpha_law(*map(jnp.asarray, given), results.model.config.num_heads).by_layer
             axes[0, 2].plot(k, law, "--", color=figures.color(index), label="α's law")
-    axes[0, 0].set(yscale="log", xlabel="path length", ylabel="residual ratio of P_path")
-    axes[0, 1].set(xlabel="layer", ylabel="α, the share of the skip", ylim=(0, 1))
-    axes[0, 2].set(xlabel="path length k", ylabel="log10 ‖res(Cₖ)‖₁,∞", ylim=(-12, None))
-    for ax in axes[0]:
-        figures.integer_ticks(ax)
-        if ax.get_legend_handles_labels()[0]:
-            ax.legend(fontsize=7)
+    by_layer(axes[0, 0], "path length", "residual ratio of P_path", yscale="log")
+    by_layer(axes[0, 1], "layer", "α, the share of the skip", ylim=(0, 1))
+    by_layer(axes[0, 2], "path length k", "log10 ‖res(Cₖ)‖₁,∞", ylim=(-12, None))
     return fig
 
 
@@ -187,18 +178,15 @@ def bound_figure(results: Results) -> Figure:
                 edge = np.log10(LEMMA_THRESHOLD)
                 reach = max(np.abs(values.mean(axis=0) - edge).max(), 1e-3)
                 limits = {"vmin": edge - reach, "vmax": edge + reach, "cmap": "PuOr_r"}
-            image = ax.imshow(values.mean(axis=0), aspect="auto", origin="lower", **limits)
-            fig.colorbar(image, ax=ax)
-            ax.set(title=f"{title}", xlabel="head", ylabel=f"layer ({NAMES[kind]})")
-            ax.grid(False)
+            limits["aspect"] = "auto"
+            heat_map(ax, values.mean(axis=0), title, "head", f"layer ({NAMES[kind]})", **limits)
         for index, variant in enumerate(("Transformer", "SAN")):
             tight = results.get(kind, f"bounds/{variant}/published/layer_tightness")
             held = results.get(kind, f"bounds/{variant}/published/admissible").all(axis=2)
             layers = np.arange(1, tight.shape[1] + 1)
             label = f"{variant}: condition held in {held.mean():.0%}"
             figures.band(axes[row, 3], layers, tight, label, index)
-        axes[row, 3].set(xlabel="layer", ylabel="log10 bound − log10 residual")
-        axes[row, 3].legend(fontsize=7)
+        by_layer(axes[row, 3], "layer", "log10 bound − log10 residual")
     return fig
 
 

@@ -14,7 +14,7 @@ devices and processes; what a seed gives depends on neither, nor on the others o
 
 import contextlib
 import itertools
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -112,7 +112,6 @@ def map_cells(
     check: Callable[[str, Mapping[str, np.ndarray]], None] = lambda cell, found: None,
     progress: Progress | None = None,
     shape: tuple[int, ...] | None = None,
-    aside: Container[str] = (),
     most_known: int | None = None,
     again: bool = False,
 ) -> dict[str, dict[str, np.ndarray]]:
@@ -128,7 +127,6 @@ def map_cells(
         check: (cell, what is known of it) after each chunk, before that is saved; may raise.
         progress: Advanced by the seeds that are done.
         shape: Of every array of one seed, where all are alike.
-        aside: Names, as far as the first "/", of saved arrays without an axis of seeds.
         most_known: Seeds of each cell that are read at the most; all by default.
         again: Whether all is computed, and nothing saved.
 
@@ -142,8 +140,7 @@ def map_cells(
     known, left = {}, []
     for cell in cells:
         known[cell] = {} if again else run.part(cell) or {}
-        by_seed = {n: a for n, a in known[cell].items() if n.split("/")[0] not in aside}
-        done = seeds_done(by_seed, count, run.path, cell, shape)
+        done = seeds_done(known[cell], count, run.path, cell, shape)
         if most_known is not None and most_known < done:
             done = most_known
             known[cell] = {name: values[:done] for name, values in known[cell].items()}

@@ -213,10 +213,10 @@ def measure_all(
                 cell = f"{part}/{index}"
                 found = map_cells(
                     partial(OfGroup, group, part, draw, mesh, options), {cell: None}, keys, run=run,
-                    budget=budget, check=partial(refuse_overflow, group), progress=progress,
+                    budget=budget, progress=progress,
                 )  # fmt: skip
                 results |= _by_case(group, found[cell])
-    return results
+        return without_overflow(results, progress.say)
 
 
 class OfGroup:
@@ -239,11 +239,23 @@ class OfGroup:
         return named(seeds.to_host(self._compiled(drawn, self._gains), len(chunk.seeds)), ".")
 
 
-def refuse_overflow(group: Group, cell: str, found: Mapping[str, np.ndarray]) -> None:
-    """Raises ValueError for measures of networks whose output is no number."""
-    for index, case in enumerate(group.cases):
-        if not np.isfinite(found["change.random"][:, index]).all():
-            raise ValueError(f"{case.design} at depth {case.depth}: NaN or overflow in the network")
+def without_overflow(results: dict[Case, Any], say: Callable[[str], None]) -> dict[Case, Any]:
+    """The results of designs all of whose networks' outputs are numbers; the others are named.
+
+    Raises:
+        ValueError: There is no such design.
+    """
+    apart = {}
+    for case, found in results.items():
+        if not np.isfinite(found["change.random"]).all():
+            why = f"{case.design} at depth {case.depth}: NaN or overflow in the network"
+            apart.setdefault((case.kind, case.design), why)
+    left = {case: own for case, own in results.items() if (case.kind, case.design) not in apart}
+    if not left:
+        raise ValueError("; ".join(apart.values()))
+    for why in apart.values():
+        say(f"{why}; the design is kept apart")
+    return left
 
 
 def _by_case(group, found):

@@ -47,8 +47,8 @@ def training_options(options: flags.FlagValues) -> flags.FlagValues:
     return cli.parse(run_trainability.FLAGS, arguments)
 
 
-def make_measure(recipe: Recipe, *, size: float) -> Callable[[Any, Any, Any], dict[str, Any]]:
-    """measure(model, data, hyper) of one run: as run_trainability's, and `of_network`, the mean
+def make_measure(recipe: Recipe, *, size: float) -> Callable[..., dict[str, Any]]:
+    """measure(model, data, hyper, key) of one run: as run_trainability, and `of_network`, the mean
     over `LOOKED_AT` held-out examples.
 
     The update along the gradient is that of the held-out loss, the other one of a direction that is
@@ -56,7 +56,7 @@ def make_measure(recipe: Recipe, *, size: float) -> Callable[[Any, Any, Any], di
     """
     of_training = designs.make_measure(recipe)
 
-    def measure(model, data, hyper):
+    def measure(model, data, hyper, key):
         config, held_out = config_of(recipe, hyper), data["eval"]
 
         def loss(network):
@@ -76,7 +76,7 @@ def make_measure(recipe: Recipe, *, size: float) -> Callable[[Any, Any, Any], di
 
         found = jax.lax.map(of_example, held_out.first(designs.LOOKED_AT).inputs)
         own = jax.tree.map(lambda a: a.mean(axis=0), found)
-        return of_training(model, data, hyper) | {"stability": own}
+        return of_training(model, data, hyper, key) | {"stability": own}
 
     return measure
 

@@ -14,12 +14,13 @@ from absl import flags
 import rank_collapse as rc
 from experiments.shell import cli
 from experiments.shell.memory_budget import MemoryBudget
-from experiments.trained.cells import Program, results_of_cells
+from experiments.trained.program import Training, of_models, results_of_cells
 from rank_collapse.measures import updates
 from rank_collapse.network.embedding import EmbeddingConfig
 from rank_collapse.network.inputs import input_states
 from rank_collapse.runs.folder import RunFolder
 from rank_collapse.runs.seeds import seed_keys
+from rank_collapse.training.ensemble import Ensemble
 from rank_collapse.training.recipe import Hyper, Recipe, config_of
 from rank_collapse.training.tasks import examples, sequences
 from rank_collapse.training.training import Model, batch_forward
@@ -54,15 +55,15 @@ class Cell:
         )
 
 
-def make_measure(recipe: Recipe) -> Callable[[Model, Any, Hyper], dict[str, Any]]:
-    """measure(model, data, hyper) of one run.
+def make_measure(recipe: Recipe) -> Callable[[Model, Any, Hyper, Any], dict[str, Any]]:
+    """measure(model, data, hyper, key) of one run.
 
     It returns, on examples that training does not see, "accuracy" and "loss" [], the mean over
     examples of `MEASURES` of the hidden states [L + 1], and "gradients" [len(GRADIENTS), L], the
     Frobenius norm of the loss's gradient to each matrix of each layer, all heads together.
     """
 
-    def measure(model, data, hyper):
+    def measure(model, data, hyper, _):
         config, held_out = config_of(recipe, hyper), data["eval"]
 
         def loss(model):
@@ -105,10 +106,11 @@ def train_cells(
             num_epochs=max(1, options.n_steps // STEPS_PER_EPOCH), shuffle=True, unroll=1,
         )  # fmt: skip
         make_data = functools.partial(data_of, options, batch_size)
-        return Program(
-            recipe, make_data, make_measure(recipe), mesh=mesh, looks=LOOKS, along=True,
-            prepare=functools.partial(admin_gains, recipe) if profiled else None, log=run.log,
-        )  # fmt: skip
+        looks = -(-recipe.num_epochs // LOOKS)
+        ensemble = Ensemble(recipe, make_data, mesh=mesh, epochs_per_chunk=looks)
+        measured = of_models(ensemble, make_measure(recipe))
+        gains = of_models(ensemble, functools.partial(admin_gains, recipe)) if profiled else None
+        return Training(ensemble, measured, run, prepared=gains, along=True)
 
     groups: dict[Any, dict[str, Hyper]] = {}
     for cell in cells:
@@ -127,7 +129,7 @@ def train_cells(
     return {cell: found[cell.name] for cell in cells}
 
 
-def admin_gains(recipe: Recipe, model: Any, data: Any, hyper: Hyper) -> Hyper:
+def admin_gains(recipe: Recipe, model: Any, data: Any, hyper: Hyper, _: Any = None) -> Hyper:
     """Admin's ω, profiled on the first batch of each seed's own initial network."""
     config = recipe.config.replace(**hyper.network | {"skip_gain": 1.0})
     batch = data["train"].inputs[: recipe.batch_size]

@@ -47,7 +47,7 @@ def paths_experiment(
 
     def measure(options, setup, run):
         lengths, of_seed = paths.path_lengths(options), paths.measure_of(options, setup)
-        return results_of(options, setup, run, of_seed, constants={"lengths": lengths})
+        return results_of(options, setup, run, of_seed) | {"lengths": lengths}
 
     return Experiment(
         title=f"Paths: {task}",

@@ -9,6 +9,7 @@ import sys
 import jax
 import pytest
 from absl import flags
+from two_processes import REPOSITORY
 
 from experiments.shell import cli
 from experiments.shell.progress import Progress, duration
@@ -237,3 +238,15 @@ def test_compiling_is_reported_and_gives_the_program():
 
 def test_durations():
     assert [duration(s) for s in (4.24, 185, 7800)] == ["4.2 s", "3 min 05 s", "2 h 10 min"]
+
+
+def test_a_package_that_is_missing_is_one_line(tmp_path):
+    """The environment hides it: find_spec takes a module that is None for one that there is not."""
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['absl'] = None\n")
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    found = subprocess.run(
+        [sys.executable, "-m", "experiments.run_sort", "--help"], env=environment,
+        cwd=REPOSITORY, capture_output=True, text=True,
+    )  # fmt: skip
+    assert found.returncode == 2 and found.stderr.count("\n") == 1, found.stderr
+    assert "requirements.txt" in found.stderr and found.stderr.endswith("not installed: absl\n")

@@ -128,13 +128,3 @@ def test_saved_seeds_are_counted_and_cut_arrays_refused(tmp_path):
         done(part, 1)
     with pytest.raises(RunError, match=r"2 seeds of shape \[4\]"):
         done(part, 2, shape=(4,))
-
-
-def test_arrays_without_an_axis_of_seeds_are_left_out_of_the_count(tmp_path):
-    found_in(tmp_path, budget_of())
-    with RunFolder(tmp_path, {}) as run:
-        run.save_arrays({"low/lengths": np.arange(3), "low/seconds/all": np.array(1.0)})
-    found, chunks = found_in(tmp_path, budget_of(), aside={"lengths", "seconds"})
-    assert chunks == [] and len(found["low"]["lengths"]) == 3
-    with pytest.raises(RunError, match="low is not of 5 seeds"):
-        found_in(tmp_path, budget_of())

@@ -15,7 +15,7 @@ from experiments import run_trainability as binary
 from experiments.shell import cli
 from experiments.shell.statements import STATEMENTS
 from experiments.trained import designs
-from experiments.trained.cells import Program
+from experiments.trained.program import Training
 from rank_collapse.report.claims import judged
 from rank_collapse.report.shares import wilson_interval
 from rank_collapse.runs.seeds import seed_keys
@@ -91,7 +91,7 @@ def test_chunks_of_seeds_that_fit_into_memory_change_nothing(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_a_second_run_trains_nothing(folder, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(Program, "train", None)
+    monkeypatch.setattr(Training, "train", None)
     check_that_deleted_files_come_back(binary, ARGUMENTS, folder, tmp_path, monkeypatch, capsys)
 
 
@@ -99,7 +99,7 @@ def test_a_folder_grows_by_what_it_lacks(folder, tmp_path, monkeypatch):
     """Fewer cells are read and shown alone, other ones are trained."""
     path = tmp_path / "copy"
     shutil.copytree(folder, path)
-    monkeypatch.setattr(Program, "train", None)
+    monkeypatch.setattr(Training, "train", None)
     fewer = [*SIZES, "--parts=designs", "--depths=2", "--designs=depth_scaled", "--warmup=5"]
     assert run(binary, fewer, path) == 0
     assert [(c["design"], c["warmup"]) for c in summary(path)["cells"]] == [("depth_scaled", 5)]
