@@ -270,7 +270,8 @@ def gradient_bound(params: Any, gradients: dict[str, Any], target: Any, size: An
     gradient changes the output by at least, since it changes the loss u·x̂ by e Σ‖W‖‖∂W‖,
     u the target [n, d].
     """
-    norms = map(updates.norms_of, (matrices_of(params), gradients))
+    own = matrices_of(params)
+    norms = ({half: updates.norms_of(m) for half, m in tree.items()} for tree in (own, gradients))
     products = jax.tree.map(lambda w, g: jnp.sum(w * g), *norms)
     total = sum(jax.tree.leaves(products))
     return jnp.square(size * total) / (jnp.sum(jnp.square(target)) * target.size)
