@@ -23,9 +23,16 @@ import jax
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.bounds.ascent import climb
-from experiments.bounds.construction import SIZES, measure, predicted
-from experiments.bounds.measure import CASES, FREE, Case, single_draw
+from experiments.bounds import (
+    CASES,
+    FREE,
+    SIZES,
+    Case,
+    climb,
+    measure_construction,
+    predicted,
+    single_draw,
+)  # fmt: skip
 from experiments.shell import cli, vocabulary
 from experiments.shell.executor import Mapped, map_cells
 from experiments.shell.experiment import Drawing, Experiment
@@ -75,8 +82,8 @@ class Found(NamedTuple):
     """What was measured."""
 
     draws: dict[Case, dict[str, np.ndarray]]  # {kind of network: {measure: [draws, ...]}}
-    built: dict[str, np.ndarray]  # Of the construction, from `construction.measure`
-    climbed: dict[str, np.ndarray]  # From `ascent.climb`
+    built: dict[str, np.ndarray]  # From `measure_construction`
+    climbed: dict[str, np.ndarray]  # From `climb`
 
 
 def setup_of(options: Flags) -> Setup:
@@ -125,7 +132,7 @@ def measure_all(options: Flags, setup: Setup, run: RunFolder) -> Found:
                 program, {case.name: None}, keys, run=run, budget=budget, progress=progress
             )[case.name]
             draws[case] = {n: a.reshape(-1, *a.shape[2:])[: setup.each] for n, a in found.items()}
-    built = run.cached("construction", partial(measure, setup.sizes))
+    built = run.cached("construction", partial(measure_construction, setup.sizes))
     climbed = run.cached("ascent", partial(climb, options.seed, options.ascent_steps))
     return Found(draws, built, climbed)
 
@@ -311,8 +318,8 @@ def reading(summary: dict[str, Any]) -> str:
     )
 
 
-EXPERIMENT = Experiment(
-    about=__doc__,
+EXPERIMENT = Experiment.of(
+    globals(),
     name="check_bounds",
     order=1000,
     brief="the technical lemma and the bounds on thousands of random draws, violations counted",
@@ -320,24 +327,16 @@ EXPERIMENT = Experiment(
     claim="The technical lemma and Theorems 2.2 and 2.3 hold wherever max D_ii ≤ 1.256 (appendix; "
     "there is no such table in the paper). The paper states no γ: each head has the least that its "
     "lemma admits.",
-    flags=FLAGS,
     presets={
         "quick": ("--num_draws=1000", "--cases=8x16x4,16x8x2,8x16x2-causal",
                   "--sizes=64,180,256", "--ascent_steps=50"),
         "paper": ("--num_draws=50000",),
         "tiny": ("--num_draws=4", "--cases=3x4x2", "--sizes=8,10", "--ascent_steps=1"),
     },
-    setup=setup_of,
-    measure=measure_all,
-    table=rows_of,
-    summary=summary_of,
     figures={
         "tightness": Drawing.described(tightness_figure),
         "construction": Drawing.described(construction_figure),
     },
-    claims=claims,
-    compare=compare,
-    reading=reading,
 )  # fmt: skip
 main = EXPERIMENT.main
 

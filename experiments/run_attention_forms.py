@@ -339,8 +339,8 @@ def reading(summary: dict[str, Any]) -> str:
     )
 
 
-EXPERIMENT = Experiment(
-    about=__doc__,
+EXPERIMENT = Experiment.of(
+    globals(),
     name="attention_forms",
     order=110,
     brief="dot products, scaled or not, and additive attention against d_k: saturation, "
@@ -349,7 +349,6 @@ EXPERIMENT = Experiment(
     claim=f"{SOURCE}: for small d_k additive and dot-product attention perform similarly, for "
     "large d_k additive attention outperforms dot products without scaling, whose variance d_k "
     "pushes the softmax into regions of extremely small gradients.",
-    flags=FLAGS,
     presets={
         "quick": ("--num_seeds=4", "--d_k=2,32,512", "--trained_d_k=128", "--n_epochs=12",
                   "--n_train_data=600"),
@@ -359,16 +358,10 @@ EXPERIMENT = Experiment(
                  "--batch_size=3", "--num_queries=4", "--d_k=2", "--trained_d_k=2"),
     },
     open_run=training.open_run,
-    measure=measure_all,
-    table=rows_of,
-    summary=summary_of,
     figures={
         "random": Drawing.described(random_figure),
         "trained": Drawing.described(trained_figure),
     },
-    claims=claims,
-    compare=compare,
-    reading=reading,
 )  # fmt: skip
 main = EXPERIMENT.main
 

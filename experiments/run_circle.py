@@ -355,8 +355,8 @@ def reading(summary: dict[str, Any]) -> str:
     )
 
 
-EXPERIMENT = Experiment(
-    about=__doc__,
+EXPERIMENT = Experiment.of(
+    globals(),
     name="circle",
     order=80,
     brief="a layer fed with its own output, as published and as the theory has it: share of seeds "
@@ -364,7 +364,6 @@ EXPERIMENT = Experiment(
     title="Circle: recurrent attention",
     claim="Section 4.3: a one-layer network fed with its own output lets the two walkers fall "
     "together when it is pure attention; a skip or an MLP counteracts that.",
-    flags=FLAGS,
     presets={
         "quick": ("--compare", "--widths=32", "--num_seeds=8"),
         "paper": ("--compare=all", "--num_seeds=64"),
@@ -376,17 +375,12 @@ EXPERIMENT = Experiment(
     measure=lambda options, cases, run: training.results_by_case(
         options, cases, run, functools.partial(walks.roll_out, options.n_eval_data)
     ),
-    table=rows_of,
-    summary=summary_of,
     figures={
         "shares": Drawing.described(share_figure),
         "steps": Drawing.described(steps_figure),
         "trajectories": Drawing.described(trajectory_figure),
         "distance": Drawing.described(distance_figure),
     },
-    claims=claims,
-    compare=compare,
-    reading=reading,
 )  # fmt: skip
 main = EXPERIMENT.main
 

@@ -17,7 +17,7 @@ san_mlp at 0 after three layers, that of san_skip at 0.04 and of transformer at 
 from functools import partial
 from typing import Any
 
-from experiments.collapse import figures, results
+from experiments.collapse import results
 from experiments.collapse.ensemble import measure_all
 from experiments.collapse.measure import VARIANTS, setup_of
 from experiments.shell import cli, inputs, vocabulary
@@ -209,8 +209,8 @@ def reading(summary: dict[str, Any]) -> str:
     return text
 
 
-EXPERIMENT = Experiment(
-    about=__doc__,
+EXPERIMENT = Experiment.of(
+    globals(),
     name="collapse",
     order=10,
     brief="residual by depth of four variants, norms none/post/pre, on text or Gaussian tokens; "
@@ -219,7 +219,6 @@ EXPERIMENT = Experiment(
     claim="Pure attention loses rank doubly exponentially with depth (Theorems 2.2 and 2.3); MLPs "
     "slow the collapse (Corollary 3.2), skips stop it, LayerNorm does not (section 3; residual "
     "figures of BERT, ALBERT and XLNet).",
-    flags=FLAGS,
     # BERT draws its weights with deviation 0.02 at a width of 768: 0.55 of 1/√fan-in.
     presets={
         "quick": ("--norm_placement=none,post", "--weight_scale=0.55,1", "--num_seeds=8", GAINS),
@@ -228,32 +227,29 @@ EXPERIMENT = Experiment(
         "tiny": ("--num_seeds=2", "--depth=2", "--num_heads=2", "--d_model=4", "--d_ff=4",
                  "--num_tokens=4"),
     },
-    setup=setup_of,
     extra=lambda setup: setup.source,
     execution=("seed_chunk",),
+    setup=setup_of,
     measure=measure_all,
     table=lambda found, setup: results.rows_of(found),
     summary=lambda found, setup: results.summary_of(found),
     figures={
-        "residual_ratio": Drawing.described(figures.residual_ratio_figure),
-        "log_residual": Drawing.described(figures.log_residual_figure),
-        "local_rate": Drawing.described(figures.local_rate_figure),
-        "bounds_and_constant": Drawing.described(figures.law_figure, figures.laws_of),
-        "mlp_gain": Drawing.described(figures.gain_figure, figures.gains_of),
+        "residual_ratio": Drawing.described(results.residual_ratio_figure),
+        "log_residual": Drawing.described(results.log_residual_figure),
+        "local_rate": Drawing.described(results.local_rate_figure),
+        "bounds_and_constant": Drawing.described(results.law_figure, results.laws_of),
+        "mlp_gain": Drawing.described(results.gain_figure, results.gains_of),
         "sweep_weight_scale": Drawing.of_part(
-            partial(figures.sweep_of, position=1),
-            partial(figures.sweep_figure, swept="weight scale"),
+            partial(results.sweep_of, position=1),
+            partial(results.sweep_figure, swept="weight scale"),
             "Relative residual at BERT's weight scale (0.55) and at 1/√fan-in.",
         ),
         "sweep_skip_gain": Drawing.of_part(
-            partial(figures.sweep_of, position=2),
-            partial(figures.sweep_figure, swept="skip gain"),
+            partial(results.sweep_of, position=2),
+            partial(results.sweep_figure, swept="skip gain"),
             "",
         ),
     },
-    claims=claims,
-    compare=compare,
-    reading=reading,
 )  # fmt: skip
 main = EXPERIMENT.main
 

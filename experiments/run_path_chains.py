@@ -349,8 +349,8 @@ def reading(summary: dict[str, Any]) -> str:
     )
 
 
-EXPERIMENT = Experiment(
-    about=__doc__,
+EXPERIMENT = Experiment.of(
+    globals(),
     name="path_chains",
     order=30,
     brief="products of attention matrices along paths, α by layer, and the size of paths by length",
@@ -358,7 +358,6 @@ EXPERIMENT = Experiment(
     claim="Products of attention matrices along a path approach rank one with its length, and "
     "short paths carry the network although most paths are long (published box plots of chained "
     "attention; section 4 on the effectiveness of paths).",
-    flags=FLAGS,
     presets={
         "quick": ("--num_seeds=4", "--depth=6", "--num_tokens=48", "--num_paths=50"),
         "paper": ("--num_seeds=8", "--depth=12", "--num_heads=12", "--d_model=192",
@@ -366,18 +365,11 @@ EXPERIMENT = Experiment(
         "tiny": ("--num_seeds=2", "--depth=2", "--num_heads=2", "--d_model=4", "--num_tokens=4",
                  "--num_paths=2", "--num_repeats=1"),
     },
-    setup=setup_of,
     extra=lambda setup: setup.source,
-    measure=measure_all,
-    table=rows_of,
-    summary=summary_of,
     figures={
         "path_chains": Drawing.described(chain_figure),
         "path_lengths": Drawing.described(length_figure),
     },
-    claims=claims,
-    compare=compare,
-    reading=reading,
 )  # fmt: skip
 main = EXPERIMENT.main
 

@@ -24,9 +24,9 @@ import numpy as np
 from experiments.shell import cli, vocabulary
 from experiments.shell.experiment import Drawing, Experiment
 from experiments.shell.flag_values import Flags
-from experiments.stability import cases, figures, results, training
-from experiments.stability.cases import KINDS, PARTS, Case, Group, parts_of
+from experiments.stability import figures, networks, results, training
 from experiments.stability.measure import measure_all
+from experiments.stability.networks import KINDS, PARTS, Case, Group, parts_of
 from rank_collapse.network.designs import DESIGNS
 from rank_collapse.report.claims import Row, of_mean
 from rank_collapse.report.page import Comparison
@@ -35,7 +35,7 @@ from rank_collapse.runs.folder import RunFolder
 FLAGS = cli.make_flags("stability", num_seeds=8, shows="apart,layer=last")
 define = cli.definer(FLAGS)
 define("list", "parts", ["encoders", "encoder_decoders"], f"Out of {', '.join(PARTS)}.")
-define("list", "designs", list(cases.DESIGNS), f"Residual designs, out of {', '.join(DESIGNS)}.")
+define("list", "designs", list(networks.DESIGNS), f"Residual designs, out of {', '.join(DESIGNS)}.")
 for name, default, text in (
     ("depths", [6, 12, 25, 50, 100], "Layers of the networks."),
     ("layer_depths", [6, 50], "Those of them that are measured by layer too."),
@@ -159,7 +159,7 @@ def _rows_of_design(design, where, numbers, laws):
     expected = numbers["exponent_expected"]
     law = "does not cover it" if expected is None else f"expects {expected:.2f}"
     why = f"exponent {random.mean():.2f}; the one law {law}"
-    key = cases.LAW_OF.get(design, "independent updates")
+    key = networks.LAW_OF.get(design, "independent updates")
     yield of_mean(key, where, random, scale=placed, why=why)
     if design == "deepnorm":
         yield of_mean(design, where, sgd, scale=placed, why=f"exponent {sgd.mean():.2f}")
@@ -236,8 +236,8 @@ def drawings_of(kind: str) -> dict[str, Drawing]:
     return {prefix + name: drawn(*figure) for name, figure in FIGURES.items()}
 
 
-EXPERIMENT = Experiment(
-    about=__doc__,
+EXPERIMENT = Experiment.of(
+    globals(),
     name="stability",
     order=120,
     brief="residual designs to 100 layers, encoders and encoder-decoders, at initialisation and "
@@ -247,7 +247,6 @@ EXPERIMENT = Experiment(
     claim="Post-LN leans on its last branches, so that updates change its output by O(N), Pre-LN's "
     "by O(log N), and Admin by O(log N) or O(1) (Liu et al. 2020, theorem 2); in "
     "Post-LN tokens become equal and gradients of queries and keys vanish (Noci et al. 2022).",
-    flags=FLAGS,
     presets={
         "quick": ("--parts=encoders", "--designs=post,admin_log,admin_const", "--depths=3,6,12",
                   "--nolog_residual", "--layer_depths=3,6,12", "--num_seeds=4", "--d_model=32"),
@@ -260,7 +259,6 @@ EXPERIMENT = Experiment(
     setup=parts_of,
     measure=measure,
     table=lambda found, parts: results.rows_of(found.networks),
-    summary=summary_of,
     figures={
         **drawings_of("encoder"),
         **drawings_of("encoder_decoder"),
@@ -271,9 +269,6 @@ EXPERIMENT = Experiment(
             lambda found, setup: bool(found.trained),
         ),
     },
-    claims=claims,
-    compare=compare,
-    reading=reading,
 )  # fmt: skip
 main = EXPERIMENT.main
 

@@ -333,8 +333,8 @@ def drawn(part: str, draw: Callable, caption: str) -> Drawing:
     )  # fmt: skip
 
 
-EXPERIMENT = Experiment(
-    about=__doc__,
+EXPERIMENT = Experiment.of(
+    globals(),
     name="trainability",
     order=130,
     brief="which residual designs train at which depth, with what happens inside the same "
@@ -343,7 +343,6 @@ EXPERIMENT = Experiment(
     claim="Liu et al. 2020, table 1: Post-LN Transformers of 12 and 18 layers diverge on WMT'14 "
     "English-German, Pre-LN and Admin train. Noci et al. 2022: tokens that have collapsed to rank "
     "one take the gradients from queries and keys.",
-    flags=FLAGS,
     presets={
         "quick": ("--parts=designs", "--depths=18", "--designs=post,depth_scaled", "--warmup=0",
                   "--num_seeds=4", "--n_steps=100", "--num_tokens=8", "--num_labels=5",
@@ -356,8 +355,6 @@ EXPERIMENT = Experiment(
     },
     execution=ASKED,
     measure=lambda options, setup, run: designs.train_cells(options, cells_of(options), run),
-    table=rows_of,
-    summary=summary_of,
     parts=lambda results: [cell.name for cell in results],
     figures={
         "failed": drawn(
@@ -390,9 +387,6 @@ EXPERIMENT = Experiment(
             "Accuracy of Post-LN by gain of all skips, learning rate and warm-up.",
         ),
     },
-    claims=claims,
-    compare=compare,
-    reading=reading,
 )  # fmt: skip
 main = EXPERIMENT.main
 

@@ -296,8 +296,8 @@ def reading(summary: dict[str, Any]) -> str:
     )
 
 
-EXPERIMENT = Experiment(
-    about=__doc__,
+EXPERIMENT = Experiment.of(
+    globals(),
     name="transformer",
     order=100,
     brief="an encoder-decoder that copies, reverses, sorts or translates: tokens and sequences "
@@ -306,7 +306,6 @@ EXPERIMENT = Experiment(
     claim="Three uses of attention in one network (Vaswani et al. 2017, section 3.2.3): within the "
     "source, within the target so far, and from target to source. No number is published for "
     "these made-up tasks.",
-    flags=FLAGS,
     presets={
         "quick": ("--task=reverse", "--num_seeds=2", "--num_tokens=5", "--n_train_data=1000",
                   "--n_epochs=10", "--batch_size=32", "--n_eval_data=100"),
@@ -320,15 +319,11 @@ EXPERIMENT = Experiment(
     measure=lambda options, setup, run: training.results_of(
         options, setup, run, functools.partial(measure, setup)
     ),
-    table=rows_of,
-    summary=summary_of,
     figures={
         "curves": Drawing.described(curve_figure),
         "attention": Drawing.described(attention_figure),
         "residual": Drawing.described(residual_figure),
     },
-    compare=compare,
-    reading=reading,
 )  # fmt: skip
 main = EXPERIMENT.main
 

@@ -1,6 +1,6 @@
 """One experiment, declared in one object: flags, presets, measurement, table, claims, figures.
 
-    EXPERIMENT = Experiment(about=__doc__, name="path_counts", flags=FLAGS, ...)
+    EXPERIMENT = Experiment.of(globals(), name="path_counts", ...)
     main = EXPERIMENT.main
 
     if __name__ == "__main__":
@@ -26,6 +26,13 @@ from rank_collapse import report
 from rank_collapse.report.claims import Row
 from rank_collapse.report.page import Comparison
 from rank_collapse.runs.folder import RunFolder
+
+# {attribute of `Experiment`: what a module that holds one calls it}
+PARTS = {
+    "about": "__doc__", "flags": "FLAGS", "setup": "setup_of", "measure": "measure_all",
+    "table": "rows_of", "summary": "summary_of", "claims": "claims", "compare": "compare",
+    "reading": "reading",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -123,6 +130,12 @@ class Experiment:
     files: Callable[[Any, Any, RunFolder], Mapping[str, Callable]] = lambda *_: {}
     open_run: Callable[..., RunFolder] = lambda *given, **about: cli.open_run(*given, **about)
     within: Callable[[Flags], AbstractContextManager] = lambda options: nullcontext()
+
+    @classmethod
+    def of(cls, module: Mapping[str, Any], **about: Any) -> "Experiment":
+        """The experiment of a module, given by its globals: parts have the names in `PARTS`."""
+        found = {part: module[name] for part, name in PARTS.items() if name in module}
+        return cls(**found | about)
 
     @property
     def captions(self) -> dict[str, str]:

@@ -16,8 +16,7 @@ from experiments.shell.executor import Chunk, map_cells, named
 from experiments.shell.memory_budget import MemoryBudget
 from experiments.shell.progress import Progress
 from experiments.stability import networks
-from experiments.stability.cases import Case, Group, with_gains
-from experiments.stability.networks import ALONE, halves, last, mapped
+from experiments.stability.networks import ALONE, Case, Group, halves, last, mapped, with_gains
 from rank_collapse.measures import dependency, updates
 from rank_collapse.network import layers
 from rank_collapse.paths.direct import variance_shares

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.stability.cases import KINDS, Case
+from experiments.stability.networks import KINDS, Case
 from rank_collapse.measures.dependency import centre_of_mass, dependency
 from rank_collapse.report.statistics import number, numbers, slope
 from rank_collapse.theory.stability import output_change_law

@@ -15,7 +15,7 @@ from experiments import run_stability
 from experiments.run_stability import EXPERIMENT
 from experiments.shell import cli
 from experiments.stability import measure, networks, results
-from experiments.stability.cases import Case, base_config, groups_of, with_gains
+from experiments.stability.networks import Case, base_config, groups_of, with_gains
 from rank_collapse.measures import updates
 from rank_collapse.runs import seeds
 
