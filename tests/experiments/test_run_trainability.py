@@ -12,12 +12,13 @@ from trained_runs import check_that_deleted_files_come_back, figures, rows, run,
 
 import rank_collapse as rc
 from experiments import run_trainability as binary
-from experiments.shell import cli
+from experiments.shell import cli, signals
 from experiments.shell.statements import STATEMENTS
 from experiments.trained import designs
 from experiments.trained.program import Training
 from rank_collapse.report.claims import judged
 from rank_collapse.report.shares import wilson_interval
+from rank_collapse.runs.folder import RunFolder
 from rank_collapse.runs.seeds import seed_keys
 from rank_collapse.training.recipe import Hyper, Recipe, config_of
 from rank_collapse.training.tasks.examples import Examples
@@ -107,6 +108,27 @@ def test_a_folder_grows_by_what_it_lacks(folder, tmp_path, monkeypatch):
     with pytest.raises(TypeError):  # what would have been trained
         run(binary, [*fewer, "--designs=pre"], path)
     assert run(binary, [*fewer, "--n_steps=25"], path) == 2  # other sizes
+
+
+def test_an_interrupted_chunk_goes_on_behind_its_last_look(folder, tmp_path, monkeypatch):
+    arguments = [*SIZES, "--parts=designs", "--depths=2", "--designs=depth_scaled", "--warmup=5"]
+    save = RunFolder.save_checkpoint
+
+    def interrupted(run, epoch, state, of):
+        save(run, epoch, state, of)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(signals, "asked", lambda: True)  # to end: what there is, is saved
+        patched.setattr(RunFolder, "save_checkpoint", interrupted)
+        assert run(binary, arguments, tmp_path) == 130
+    assert run(binary, arguments, tmp_path) == 0
+    assert "resumed after epoch 1" in (tmp_path / "log.txt").read_text()
+    with np.load(folder / "arrays.npz") as whole, np.load(tmp_path / "arrays.npz") as found:
+        assert {len(found[name][0]) for name in found if name.endswith("accuracy")} == {3}
+        for name in found.files:
+            if "seconds" not in name:
+                np.testing.assert_allclose(found[name], whole[name], 1e-5, 1e-7, err_msg=name)
 
 
 def test_measured_before_training_as_by_hand(folder, x64):
