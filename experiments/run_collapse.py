@@ -238,14 +238,14 @@ EXPERIMENT = Experiment.of(
         "log_residual": Drawing.described(results.log_residual_figure),
         "local_rate": Drawing.described(results.local_rate_figure),
         "bounds_and_constant": Drawing.described(results.law_figure, results.laws_of),
-        "mlp_gain": Drawing.described(results.gain_figure, results.gains_of),
+        "mlp_gain": Drawing.described(results.gain_figure, results.raised_of),
         "sweep_weight_scale": Drawing.of_part(
-            partial(results.sweep_of, position=1),
+            partial(results.swept_of, position=1),
             partial(results.sweep_figure, swept="weight scale"),
             "Relative residual at BERT's weight scale (0.55) and at 1/√fan-in.",
         ),
         "sweep_skip_gain": Drawing.of_part(
-            partial(results.sweep_of, position=2),
+            partial(results.swept_of, position=2),
             partial(results.sweep_figure, swept="skip gain"),
             "",
         ),

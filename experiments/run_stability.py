@@ -229,8 +229,9 @@ def drawings_of(kind: str) -> dict[str, Drawing]:
         return results.by_kind(found.networks).get(kind)
 
     def drawn(draw, caption):
-        caption = Drawing.described(draw).caption if kind == "encoder" else caption
-        return Drawing.of_part(part, lambda own, setup: draw(own), caption)
+        if kind == "encoder":
+            return Drawing.described(draw, part)
+        return Drawing.of_part(part, draw, caption)
 
     prefix = "" if kind == "encoder" else "encoder_decoder_"
     return {prefix + name: drawn(*figure) for name, figure in FIGURES.items()}
@@ -262,12 +263,7 @@ EXPERIMENT = Experiment.of(
     figures={
         **drawings_of("encoder"),
         **drawings_of("encoder_decoder"),
-        "training": Drawing(
-            lambda found, setup: training.training_figure(found.trained),
-            "The same measurements on the networks of run_trainability while they train, by "
-            "step; dotted what the law expects of the weights there are.",
-            lambda found, setup: bool(found.trained),
-        ),
+        "training": Drawing.described(training.training_figure, lambda found: found.trained),
     },
 )  # fmt: skip
 main = EXPERIMENT.main

@@ -182,7 +182,7 @@ def share_figure(cells: Results, options: flags.FlagValues, *, field: str, label
 
 @figures.styled
 def loss_figure(cells: Results, options: flags.FlagValues) -> Figure:
-    """Training loss by step: rows warm-ups, columns depths."""
+    """Training loss, mean and standard deviation over seeds."""
     places = [(cell.warmup, cell.depth) for cell in cells]
     fig, axes, own = figures.grid(places, width=3.0, height=2.6, sharex=True, sharey=True)
     names = values_of(cells, "design")
@@ -243,7 +243,7 @@ def inside_figure(cells: Results, options: flags.FlagValues, *, by_step: bool) -
 
 @figures.styled
 def border_figure(cells: Results, options: flags.FlagValues) -> Figure:
-    """Accuracy after training over skip gain and learning rate: rows warm-ups, columns depths."""
+    """Accuracy of Post-LN by gain of all skips, learning rate and warm-up."""
     rates, gains = (sorted(values_of(cells, field)) for field in ("learning_rate", "gain"))
     places = [(cell.warmup, cell.depth) for cell in cells]
     fig, axes, own = figures.grid(places, width=3.2, height=2.3, sharex=True, sharey=True)
@@ -325,12 +325,13 @@ def reading(summary: dict[str, Any]) -> str:
     return f"With {deepest} layers and {warmup or 'no'} steps of warm-up: {said}."
 
 
-def drawn(part: str, draw: Callable, caption: str) -> Drawing:
+def drawn(part: str, draw: Callable, caption: str = "") -> Drawing:
     """A figure of the cells of one part, where there are any."""
-    return Drawing.of_part(
-        lambda results: {cell: own for cell, own in results.items() if cell.part == part},
-        draw, caption,
-    )  # fmt: skip
+
+    def cells(results):
+        return {cell: own for cell, own in results.items() if cell.part == part}
+
+    return Drawing.of_part(cells, draw, caption) if caption else Drawing.described(draw, cells)
 
 
 EXPERIMENT = Experiment.of(
@@ -363,9 +364,7 @@ EXPERIMENT = Experiment.of(
             "Share of seeds whose loss is not finite or whose network still guesses after "
             "training, with 95 % intervals (Wilson).",
         ),
-        "losses": drawn(
-            "designs", loss_figure, "Training loss, mean and standard deviation over seeds."
-        ),
+        "losses": drawn("designs", loss_figure),
         "why": drawn(
             "designs", functools.partial(inside_figure, by_step=False),
             "Residual ratio of the hidden states and gradient norms by layer, before training "
@@ -382,10 +381,7 @@ EXPERIMENT = Experiment.of(
             functools.partial(share_figure, field="batch_size", label="batch size"),
             "The same share by batch size.",
         ),
-        "border": drawn(
-            "border", border_figure,
-            "Accuracy of Post-LN by gain of all skips, learning rate and warm-up.",
-        ),
+        "border": drawn("border", border_figure),
     },
 )  # fmt: skip
 main = EXPERIMENT.main

@@ -238,7 +238,7 @@ def laws_of(results: Results) -> dict[str, tuple[dict[str, Any], dict[str, Any]]
     return laws
 
 
-def gains_of(results: Results) -> dict[str, tuple[list[float], np.ndarray]]:
+def raised_of(results: Results) -> dict[str, tuple[list[float], np.ndarray]]:
     """{norm: (gains [g], by how much they raise Λ [s, g])} where MLPs were swept."""
     return {
         panel: (list(curves), slowed(curves, found))
@@ -247,7 +247,7 @@ def gains_of(results: Results) -> dict[str, tuple[list[float], np.ndarray]]:
     }
 
 
-def sweep_of(results: Results, position: int) -> dict[str, dict[str, Any]]:
+def swept_of(results: Results, position: int) -> dict[str, dict[str, Any]]:
     """{network: {swept value: ratio}} along one place of the keys, the other at its first value."""
     other = 3 - position
     first, found = next(iter(results))[other], {}

@@ -58,7 +58,7 @@ def law(ax: Any, x: Any, y: Any, index: int, **options: Any) -> None:
 
 
 @figures.styled
-def one_law_figure(found: Results) -> Figure:
+def one_law_figure(found: Results, setup: Any) -> Figure:
     """Left: 1 − mean token cosine by layer of the deepest networks (markers, bands over seeds) and
     the law that predicts it from the gains alone (lines). Middle and right: output change and
     gradients of W_Q, measured against expected from the same recursion, geometric means over seeds
@@ -102,7 +102,7 @@ def one_law_figure(found: Results) -> Figure:
 
 
 @figures.styled
-def dependency_figure(found: Results) -> Figure:
+def dependency_figure(found: Results, setup: Any) -> Figure:
     """Dependency of the stream after branch i on branch j: β_ij from variances, as published, and
     the exact share of variance."""
     designs = by_design(by_layer(found))
@@ -126,7 +126,7 @@ def dependency_figure(found: Results) -> Figure:
 
 
 @figures.styled
-def change_figure(found: Results) -> Figure:
+def change_figure(found: Results, setup: Any) -> Figure:
     """Change of the output after an update of every matrix by the same relative size, against the
     number of branches; black the three published laws. Dotted: of random updates the law's
     expectation; of steps along the gradient what they do at least, e² (Σ‖W‖‖∂W‖)²/‖u‖². Right:
@@ -171,7 +171,7 @@ def change_figure(found: Results) -> Figure:
 
 
 @figures.styled
-def gradient_figure(found: Results) -> Figure:
+def gradient_figure(found: Results, setup: Any) -> Figure:
     """Gradient norms by layer of the deepest networks, dotted what the law expects (of W_Q and W_K
     to first order in the scores' variance, as above); last: those of queries over those of values
     against 1 − token cosine."""
@@ -205,7 +205,7 @@ def gradient_figure(found: Results) -> Figure:
 
 
 @figures.styled
-def layer_figure(found: Results) -> Figure:
+def layer_figure(found: Results, setup: Any) -> Figure:
     """Residual ratio, token cosine and residual by layer of the same networks."""
     fig, axes = figures.figure(1, 3, width=3.9, height=3.2)
     for index, (name, own) in enumerate(deepest(by_layer(found)).items()):
@@ -224,7 +224,7 @@ def layer_figure(found: Results) -> Figure:
 
 
 @figures.styled
-def omega_figure(found: Results) -> Figure:
+def omega_figure(found: Results, setup: Any) -> Figure:
     """Gains of the skips by sublayer; of Admin profiled on a batch of each seed's own."""
     designs = deepest(by_layer(found))
     kept = [n for n, v in designs.items() if any(np.any(v[k] != 1) for k in v if "omega." in k)]

@@ -114,8 +114,9 @@ def summary_of(results: Mapping[Cell, dict[str, Any]], options: flags.FlagValues
 
 
 @figures.styled
-def training_figure(results: Mapping[Cell, Any]) -> Figure:
-    """Against the training step: tokens, dependency, output change and gradients of queries."""
+def training_figure(results: Mapping[Cell, Any], setup: Any) -> Figure:
+    """The same measurements on the networks of run_trainability while they train, by step; dotted
+    what the law expects of the weights there are."""
     fig, axes = figures.figure(2, 3, width=3.9, height=2.8, sharex=True)
     labels = {
         "apart": r"1 $-$ token cosine, last layer",
