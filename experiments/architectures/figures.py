@@ -1,5 +1,6 @@
 """The figures of run_architectures, from the arrays that its run folder holds."""
 
+import inspect
 import re
 from collections.abc import Callable
 from functools import partial
@@ -22,15 +23,18 @@ def figures_of(results: list[Results]) -> dict[str, Callable[[], Figure]]:
     return {
         f"{name}_{slug(found.model.label)}": partial(draw, found)
         for found in results
-        for name, (part, draw, _) in FIGURES.items()
+        for name, (part, draw) in FIGURES.items()
         if found.has(part)
     }
 
 
 def captions_of(results: Results) -> dict[str, str]:
-    """{file name: caption} of one model's figures."""
-    label = slug(results.model.label)
-    return {f"{n}_{label}": text for n, (part, _, text) in FIGURES.items() if results.has(part)}
+    """{file name: what draws it says of itself} of one model's figures."""
+    return {
+        f"{name}_{slug(results.model.label)}": " ".join(inspect.getdoc(draw).split())
+        for name, (part, draw) in FIGURES.items()
+        if results.has(part)
+    }
 
 
 def slug(label: str) -> str:
@@ -40,7 +44,9 @@ def slug(label: str) -> str:
 
 @figures.styled
 def residual_figure(results: Results) -> Figure:
-    """The paper's figure for one model: a panel per variant, published curves behind."""
+    """Relative residual by layer, mean ± one standard deviation over texts: linear axis (with the
+    published curves) and, below, the logarithm of the residual, which goes on where floating point
+    shows zero."""
     logs = results.has("log")
     fig, axes = figures.figure(2 if logs else 1, 4, width=2.9, height=2.5, sharey="row")
     model, depth = results.model, results.model.config.depth
@@ -87,7 +93,7 @@ def residual_figure(results: Results) -> Figure:
 
 @figures.styled
 def token_figure(results: Results) -> Figure:
-    """Cosine and ranks by layer."""
+    """Mean cosine between tokens and ranks by layer, of SAN and of the whole network."""
     measures = {"token_cosine": "mean token cosine", "effective_rank": "effective rank"}
     measures["stable_rank"] = "stable rank"
     first = next(iter(results.kinds))
@@ -107,7 +113,8 @@ def token_figure(results: Results) -> Figure:
 
 @figures.styled
 def length_figure(results: Results) -> Figure:
-    """Exact contributions by path length."""
+    """All paths of each length, summed exactly: their size beside the output's, how near to rank
+    one they are, and what the output keeps without them."""
     fig, axes = figures.figure(1, 3, width=3.6, height=2.8)
     for index, kind in enumerate(results.kinds):
         size = results.get(kind, "lengths/size")
@@ -135,7 +142,9 @@ def length_figure(results: Results) -> Figure:
 
 @figures.styled
 def chain_figure(results: Results) -> Figure:
-    """Chained attention by length, α by layer, and the size that α predicts."""
+    """Chained attention: residual ratio of the product of attention matrices along random paths;
+    the share α that each layer leaves to its skip; the size of all paths of a length that α
+    predicts (contraction from single attention matrices) beside the exact one."""
     fig, axes = figures.figure(1, 3, width=3.6, height=2.8)
     for index, kind in enumerate(results.kinds):
         chain = results.get(kind, "chains/chain_residual")
@@ -164,7 +173,8 @@ def chain_figure(results: Results) -> Figure:
 
 @figures.styled
 def bound_figure(results: Results) -> Figure:
-    """The condition, γ* and β per layer and head; the bound's distance per layer."""
+    """Per layer and head: the largest spread of scores, which the theory wants below 1.256; γ* and
+    β; and how many powers of ten the layer's bound lies above what happens."""
     kinds = results.kinds
     fig, axes = figures.figure(len(kinds), 4, width=3.1, height=2.5)
     panels = (("log10_spread", "log10 max spread of scores"), ("gamma", "log10 γ*"))
@@ -190,38 +200,12 @@ def bound_figure(results: Results) -> Figure:
     return fig
 
 
-# Name: (part it shows, what draws it, caption).
+# Name: (part it shows, what draws it).
 FIGURES = {
-    "residuals": (
-        "residuals",
-        residual_figure,
-        "Relative residual by layer, mean ± one standard deviation over texts: linear axis "
-        "(with the published curves) and, below, the logarithm of the residual, which goes on "
-        "where floating point shows zero.",
-    ),
-    "tokens": (
-        "residuals",
-        token_figure,
-        "Mean cosine between tokens and ranks by layer, of SAN and of the whole network.",
-    ),
-    "lengths": (
-        "lengths",
-        length_figure,
-        "All paths of each length, summed exactly: their size beside the output's, how near to "
-        "rank one they are, and what the output keeps without them.",
-    ),
-    "chains": (
-        "chains",
-        chain_figure,
-        "Chained attention: residual ratio of the product of attention matrices along random "
-        "paths; the share α that each layer leaves to its skip; the size of all paths of a length "
-        "that α predicts (contraction from single attention matrices) beside the exact one.",
-    ),
-    "bounds": (
-        "bounds",
-        bound_figure,
-        "Per layer and head: the largest spread of scores, which the theory wants below 1.256; γ* "
-        "and β; and how many powers of ten the layer's bound lies above what happens.",
-    ),
+    "residuals": ("residuals", residual_figure),
+    "tokens": ("residuals", token_figure),
+    "lengths": ("lengths", length_figure),
+    "chains": ("chains", chain_figure),
+    "bounds": ("bounds", bound_figure),
     **LAYER_FIGURES,
 }

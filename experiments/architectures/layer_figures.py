@@ -34,7 +34,10 @@ def heat_map(ax: Axes, values: Any, title: str, xlabel: str, ylabel: str, **styl
 
 @figures.styled
 def next_token_figure(results: Results) -> Figure:
-    """Loss and next token from some path lengths alone."""
+    """Next tokens from some of the paths alone, read out by the language-model head: loss and share
+    of positions with the whole network's next token, of lengths up to k and of all but k (grey:
+    within 1 % of the loss, 99 % of positions); the output and the loss's gradient at the input,
+    split by path length (‖C_k‖ and ‖G_k‖ over their sums)."""
     fig, axes = figures.figure(1, 3, width=3.6, height=2.8)
     for index, kind in enumerate(results.kinds):
         loss = results.get(kind, "next_token/loss")
@@ -66,7 +69,9 @@ def next_token_figure(results: Results) -> Figure:
 
 @figures.styled
 def layer_figure(results: Results) -> Figure:
-    """Angles between layers, influence of each, branches beside the stream."""
+    """Angle between the tokens of any two layers (0: the same direction, 0.5: at right angles); how
+    far each layer turns them, and the output without it; each branch beside the stream that it
+    joins."""
     kinds = [k for k in results.kinds if results.get(k, "layers/angle") is not None]
     fig, axes = figures.figure(len(kinds), 3, width=3.4, height=2.7)
     for row, kind in enumerate(kinds):
@@ -90,7 +95,8 @@ def layer_figure(results: Results) -> Figure:
 
 @figures.styled
 def removal_figure(results: Results) -> Figure:
-    """What later layers do without an earlier one, and what the loss becomes."""
+    """One layer left out: how much what later layers add changes (‖Δ' − Δ‖/‖Δ‖), and the loss, or
+    the output where there is no language-model head."""
     kinds = [k for k in results.kinds if results.get(k, "removal/later") is not None]
     fig, axes = figures.figure(len(kinds), 2, width=3.8, height=2.9)
     for row, kind in enumerate(kinds):
@@ -114,7 +120,8 @@ def removal_figure(results: Results) -> Figure:
 
 @figures.styled
 def attention_figure(results: Results) -> Figure:
-    """Entropy, largest weight and sink of every head."""
+    """Every head: entropy of its rows, its largest weight, and the mean weight of the first token
+    (an attention sink where it is large)."""
     kinds = [k for k in results.kinds if results.get(k, "attention/entropy") is not None]
     fig, axes = figures.figure(len(kinds), 3, width=3.3, height=2.6)
     panels = (("entropy", "entropy, nats", None), ("largest_weight", "largest weight", 1.0))
@@ -127,33 +134,10 @@ def attention_figure(results: Results) -> Figure:
     return fig
 
 
-# Name: (part it shows, what draws it, caption).
+# Name: (part it shows, what draws it).
 LAYER_FIGURES = {
-    "next_token": (
-        "next_token",
-        next_token_figure,
-        "Next tokens from some of the paths alone, read out by the language-model head: loss and "
-        "share of positions with the whole network's next token, of lengths up to k and of all but "
-        "k (grey: within 1 % of the loss, 99 % of positions); the output and the loss's "
-        "gradient at the input, split by path length (‖C_k‖ and ‖G_k‖ over their sums).",
-    ),
-    "layers": (
-        "layers",
-        layer_figure,
-        "Angle between the tokens of any two layers (0: the same direction, 0.5: at right "
-        "angles); how far each layer turns them, and the output without it; each branch beside the "
-        "stream that it joins.",
-    ),
-    "removal": (
-        "removal",
-        removal_figure,
-        "One layer left out: how much what later layers add changes (‖Δ' − Δ‖/‖Δ‖), and the loss, "
-        "or the output where there is no language-model head.",
-    ),
-    "attention": (
-        "attention",
-        attention_figure,
-        "Every head: entropy of its rows, its largest weight, and the mean weight of the first "
-        "token (an attention sink where it is large).",
-    ),
+    "next_token": ("next_token", next_token_figure),
+    "layers": ("layers", layer_figure),
+    "removal": ("removal", removal_figure),
+    "attention": ("attention", attention_figure),
 }
