@@ -166,7 +166,7 @@ def own_thresholds(options: flags.FlagValues) -> list[Threshold]:
                 own.append(Threshold(name, float(value), flag == "above"))
             except ValueError:
                 name = ""
-            if not name or not math.isfinite(own[-1].value):
+            if not name or not value.isascii() or not math.isfinite(own[-1].value):
                 raise ValueError(f"--{flag}={text} is not name=value")
     return own
 
