@@ -11,6 +11,7 @@ running; the figure of a case is its fastest round.
 import json
 import os
 import time
+from functools import partial
 
 import jax
 from absl import flags
@@ -31,11 +32,7 @@ BENCHMARKS = {
     "streaming": streaming.streaming,
     "attention_forms": attention.attention_forms,
     "monitor": monitoring.monitor,
-    "train_sort": training.train_sort,
-    "train_convex_hull": training.train_convex_hull,
-    "train_memorization": training.train_memorization,
-    "train_translation": training.train_translation,
-}
+} | {f"train_{name}": partial(training.time_training, name) for name in training.CASES}
 
 # The one that writes gigabytes is asked for by name.
 USUAL = [name for name in BENCHMARKS if name != "streaming"]

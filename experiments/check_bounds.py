@@ -23,10 +23,16 @@ import jax
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.bounds.ascent import climb
-from experiments.bounds.claims import claims, compare, reading
-from experiments.bounds.construction import SIZES, measure, predicted
-from experiments.bounds.measure import CASES, FREE, Case, single_draw
+from experiments.bounds import (
+    CASES,
+    FREE,
+    SIZES,
+    Case,
+    climb,
+    measure_construction,
+    predicted,
+    single_draw,
+)  # fmt: skip
 from experiments.shell import cli, vocabulary
 from experiments.shell.executor import Mapped, map_cells
 from experiments.shell.experiment import Drawing, Experiment
@@ -34,11 +40,25 @@ from experiments.shell.flag_values import Flags, check_names
 from experiments.shell.memory_budget import MemoryBudget
 from experiments.shell.progress import Progress
 from rank_collapse.report import figures
+from rank_collapse.report.claims import Row, of_cases
+from rank_collapse.report.page import Comparison
 from rank_collapse.runs.folder import RunFolder
 
 BLOCK = 50  # draws that a device vmaps over
 ROUNDING = 1e-13  # decimal logarithms in float64: two tokens of width 1 meet the diameter's bound
 WHAT = ("head", "published_layer", "published_stack")  # each has "{what}_ok" and "{what}_tightness"
+
+# {count: (statement, what it is of, where its condition holds)}
+CLAIMS = {
+    "lemma_violations": ("lemma", "heads of random networks", "admissible"),
+    "head_violations": ("bound", "heads of random networks", "admissible"),
+    "published_layer_violations": (
+        "heads bound", "layers of random networks", "published_layers_admissible",
+    ),
+    "published_stack_violations": (
+        "heads bound", "random networks", "published_stacks_admissible",
+    ),
+}  # fmt: skip
 
 FLAGS = cli.make_flags("check_bounds", shows="tightness_max")
 define = cli.definer(FLAGS)
@@ -51,31 +71,19 @@ vocabulary.define(FLAGS, memory_gb=None)
 
 
 class Setup(NamedTuple):
-    """What the flags ask for.
+    """What the flags ask for."""
 
-    Attributes:
-        cases: Kinds of networks, by their place among all.
-        each: Networks of each kind.
-        sizes: n = d of the construction.
-    """
-
-    cases: dict[int, Case]
-    each: int
-    sizes: tuple[int, ...]
+    cases: dict[int, Case]  # Kinds of networks, by their place among all
+    each: int  # Networks of each kind
+    sizes: tuple[int, ...]  # n = d of the construction
 
 
 class Found(NamedTuple):
-    """What was measured.
+    """What was measured."""
 
-    Attributes:
-        draws: {kind of network: {measure: [draws, ...]}}, of `single_draw`.
-        built: Of the construction, from `construction.measure`.
-        climbed: From `ascent.climb`.
-    """
-
-    draws: dict[Case, dict[str, np.ndarray]]
-    built: dict[str, np.ndarray]
-    climbed: dict[str, np.ndarray]
+    draws: dict[Case, dict[str, np.ndarray]]  # {kind of network: {measure: [draws, ...]}}
+    built: dict[str, np.ndarray]  # From `measure_construction`
+    climbed: dict[str, np.ndarray]  # From `climb`
 
 
 def setup_of(options: Flags) -> Setup:
@@ -124,7 +132,7 @@ def measure_all(options: Flags, setup: Setup, run: RunFolder) -> Found:
                 program, {case.name: None}, keys, run=run, budget=budget, progress=progress
             )[case.name]
             draws[case] = {n: a.reshape(-1, *a.shape[2:])[: setup.each] for n, a in found.items()}
-    built = run.cached("construction", partial(measure, setup.sizes))
+    built = run.cached("construction", partial(measure_construction, setup.sizes))
     climbed = run.cached("ascent", partial(climb, options.seed, options.ascent_steps))
     return Found(draws, built, climbed)
 
@@ -148,29 +156,30 @@ def held(flat: dict[str, np.ndarray], what: str) -> np.ndarray:
 
 def counts(flat: dict[str, np.ndarray]) -> dict[str, float]:
     """Violations and ranges; a range is None where the condition held nowhere."""
-    ok = flat["head_ok"]
+    ok, excess = flat["head_ok"], flat["lemma_excess"]
     found = {
         "draws": int(flat["published_stack_ok"].size),
         "heads": int(ok.size),
         "admissible": int(ok.sum()),
-        "lemma_violations": int((flat["lemma_excess"][ok] > 0).sum()),
-        "lemma_violations_elsewhere": int((flat["lemma_excess"][~ok] > 0).sum()),
+        "lemma_violations": int((excess[ok] > 0).sum()),
+        "lemma_violations_elsewhere": int((excess[~ok] > 0).sum()),
     } | {f"{what}_violations": int((held(flat, what) < 0).sum()) for what in WHAT}
     for what in WHAT[1:]:
         found[f"{what}s_admissible"] = int(flat[f"{what}_ok"].sum())
     for what in FREE:
-        found[f"{what}s"] = int(given(flat, what).size)
-        found[f"{what}_violations"] = int((given(flat, what) < -ROUNDING).sum())
+        values = given(flat, what)
+        found[f"{what}s"] = int(values.size)
+        found[f"{what}_violations"] = int((values < -ROUNDING).sum())
         found[f"{what}s_refused"] = int(np.isnan(flat[f"{what}_tightness"]).sum())
+    # side by side: where the paper's condition holds, and elsewhere
+    for name, chosen in (("admissible", ok), ("elsewhere", ~ok)):
+        both = chosen & ~np.isnan(flat["mean_head_tightness"])
+        for what in ("head", "mean_head"):
+            median = _or_none(np.median, flat[f"{what}_tightness"][both])
+            found[f"{what}_tightness_median_{name}"] = median
     ranges = {"gamma": flat["gamma"][ok], "tightness": held(flat, "head")}
     ranges["published_layer_tightness"] = held(flat, "published_layer")
     ranges |= {f"{what}_tightness": given(flat, what) for what in FREE}
-    # side by side: where the paper's condition holds, and elsewhere
-    for name, chosen in (("admissible", flat["head_ok"]), ("elsewhere", ~flat["head_ok"])):
-        for what in ("head", "mean_head"):
-            both = chosen & ~np.isnan(flat["mean_head_tightness"])
-            values = flat[f"{what}_tightness"][both]
-            found[f"{what}_tightness_median_{name}"] = _or_none(np.median, values)
     for name, values in ranges.items():
         for end, least in (("min", np.min), ("max", np.max)):
             found[f"{name}_{end}"] = _or_none(least, values)
@@ -190,17 +199,15 @@ def summary_of(found: Found, setup: Setup) -> dict[str, Any]:
     built = found.built
     admissible, over = np.asarray(built["admissible"], bool), built["least_over_published"]
     against = [n for n, r, a in zip(setup.sizes, over, admissible, strict=True) if a and r > 1]
-    return (
-        counts(pooled(found.draws))
-        | {
-            "constructions": int(admissible.sum()),
-            "constructions_against_published": len(against),
-            "constructions_against_bound": int((built["mean_over_bound"] > 1).sum()),
-            "smallest_against_published": min(against, default=None),
-            "largest_over_published": float(over[admissible].max(initial=0)),
-        }
-        | {f"ascent_least_{name}": float(a.min()) for name, a in found.climbed.items()}
-    )
+    constructed = {
+        "constructions": int(admissible.sum()),
+        "constructions_against_published": len(against),
+        "constructions_against_bound": int((built["mean_over_bound"] > 1).sum()),
+        "smallest_against_published": min(against, default=None),
+        "largest_over_published": float(over[admissible].max(initial=0)),
+    }
+    least = {f"ascent_least_{name}": float(a.min()) for name, a in found.climbed.items()}
+    return counts(pooled(found.draws)) | constructed | least
 
 
 def _or_none(statistic, values):
@@ -209,19 +216,17 @@ def _or_none(statistic, values):
 
 @figures.styled
 def tightness_figure(found: Found, setup: Setup) -> Figure:
-    """Cumulative shares of tightness, dashed where no condition is needed, and γ* by heads."""
+    """How many powers of ten the bounds lie above what happens, where the lemma's condition holds
+    (paper's) and everywhere (around the mean, diameter) (left), and γ* of every head (right)."""
     flat = pooled(found.draws)
-    fig, axes = figures.figure(1, 2)
-    left, right = axes[0]
-    for index, what in enumerate(WHAT):
-        values = held(flat, what)
+    fig, ((left, right),) = figures.figure(1, 2)
+    shown = [(what, held(flat, what), 0.0, {}) for what in WHAT]
+    shown += [(what, given(flat, what), -ROUNDING, {"ls": "--", "lw": 1}) for what in FREE]
+    for place, (what, values, least, style) in enumerate(shown):
         if values.size:
-            label = f"{what.replace('_', ' ')}s: {values.size}, {(values < 0).sum()} violations"
-            left.ecdf(values, color=figures.color(index), label=label)
-    for index, what in enumerate(FREE):
-        values, name = given(flat, what), what.replace("_", " ")
-        label = f"{name}s: {values.size}, {(values < -ROUNDING).sum()} violations"
-        left.ecdf(values, color=figures.color(index), label=label, ls="--", lw=1)
+            label = f"{what.replace('_', ' ')}s: {values.size}, {(values < least).sum()} violations"
+            color = figures.color(place if place < len(WHAT) else place - len(WHAT))
+            left.ecdf(values, color=color, label=label, **style)
     left.set_xscale("symlog", linthresh=10)  # weights that look at one key alone leave 1e-1000
     left.axvline(0, color="#555555", lw=0.9, ls="--")
     left.set(xlabel="log10 bound − log10 residual, at most", ylabel="share of draws")
@@ -233,7 +238,10 @@ def tightness_figure(found: Found, setup: Setup) -> Figure:
 
 @figures.styled
 def construction_figure(found: Found, setup: Setup) -> Figure:
-    """Residual over bound against n = d, with what is predicted; above 1 a bound is violated."""
+    """Two heads, n = d: one moves all tokens a little and writes one feature, the other moves two
+    tokens and writes all. Their residual over the published bound of Theorem 2.3 passes 1, around
+    the mean and at least (a lower bound of the minimal residual); over the bound with sums over
+    heads it does not."""
     fig, axes = figures.figure(1, 1)
     ax, order = axes[0, 0], np.argsort(setup.sizes)
     sizes = np.asarray(setup.sizes)[order]
@@ -242,13 +250,8 @@ def construction_figure(found: Found, setup: Setup) -> Figure:
         ("least_over_published", "minimal residual, at least / published", "x--"),
         ("mean_over_bound", "around the mean / sums over heads", "s-"),
     )):  # fmt: skip
-        ax.plot(
-            sizes,
-            np.asarray(found.built[name])[order],
-            line,
-            color=figures.color(index),
-            label=label,
-        )
+        over = np.asarray(found.built[name])[order]
+        ax.plot(sizes, over, line, color=figures.color(index), label=label)
     ax.plot(sizes, predicted(sizes), ":", color="#333333", label="½(q + 1/q)/√32, q = (nd/2)^¼")
     ax.axhline(1, color="#555555", lw=0.9, ls="--")
     ax.set(xlabel="n = d", ylabel="residual / bound", xscale="log", yscale="log")
@@ -259,8 +262,64 @@ def construction_figure(found: Found, setup: Setup) -> Figure:
     return fig
 
 
-EXPERIMENT = Experiment(
-    about=__doc__,
+def compare(summary: dict[str, Any]) -> list[Comparison]:
+    """Violations of the bounds that need no condition, which are not the paper's, beside none."""
+    return [
+        Comparison(
+            f"bound of {what}: violations", summary[f"{name}_violations"], 0,
+            f"derived here; of {summary[f'{name}s']} cases, no number in "
+            f"{summary[f'{name}s_refused']}: rows that see different keys, or a residual of NaN",
+        )
+        for name, (_, _, what) in FREE.items()
+    ]  # fmt: skip
+
+
+def claims(summary: dict[str, Any]) -> list[Row]:
+    """The lemma and the published bounds, wherever the lemma's condition holds."""
+    found = [
+        of_cases(key, setting, summary[name], summary[among], summary["draws"])
+        for name, (key, setting, among) in CLAIMS.items()
+    ]
+    # Nothing is drawn in a construction: one that is against a theorem decides it.
+    return [*found, of_cases(
+        "heads bound", "a layer of two heads, constructed",
+        summary["constructions_against_published"], summary["constructions"], summary["draws"],
+    )]  # fmt: skip
+
+
+def reading(summary: dict[str, Any]) -> str:
+    """A sentence against the paper."""
+    broken = sum(summary[name] for name in CLAIMS)
+    broken += sum(summary[f"{name}_violations"] for name in FREE)
+    text = f"Of {summary['draws']} random networks of two layers, {broken} violations"
+    if summary["admissible"]:
+        text += (
+            f"; the bound of a head lies {summary['tightness_min']:.2g} to "
+            f"{summary['tightness_max']:.2g} powers of ten above the residual, with γ* from "
+            f"{summary['gamma_min']:.2g} to {summary['gamma_max']:.2g}"
+        )
+    ours, theirs = (summary[f"{w}_tightness_median_admissible"] for w in ("mean_head", "head"))
+    if ours is not None:
+        text += (
+            f"; there the bound around the mean token, which needs no condition, is at "
+            f"{ours:.2g} where the paper's is at {theirs:.2g} (medians)"
+        )
+    text += (
+        f". The published bound of a layer of several heads is below the residual in "
+        f"{summary['constructions_against_published']} of {summary['constructions']} networks "
+        f"built for it, by a factor of {summary['largest_over_published']:.3g} at most"
+    )
+    if summary["smallest_against_published"] is not None:
+        text += f" and from n = d = {summary['smallest_against_published']} on"
+    least = summary["ascent_least_layer"], summary["ascent_least_mean_layer"]
+    return (
+        f"{text}; the form with sums over heads holds there, and gradient ascent comes no nearer "
+        f"to it than {least[0]:.2g} powers of ten, {least[1]:.2g} for the one around the mean."
+    )
+
+
+EXPERIMENT = Experiment.of(
+    globals(),
     name="check_bounds",
     order=1000,
     brief="the technical lemma and the bounds on thousands of random draws, violations counted",
@@ -268,35 +327,16 @@ EXPERIMENT = Experiment(
     claim="The technical lemma and Theorems 2.2 and 2.3 hold wherever max D_ii ≤ 1.256 (appendix; "
     "there is no such table in the paper). The paper states no γ: each head has the least that its "
     "lemma admits.",
-    flags=FLAGS,
     presets={
         "quick": ("--num_draws=1000", "--cases=8x16x4,16x8x2,8x16x2-causal",
                   "--sizes=64,180,256", "--ascent_steps=50"),
         "paper": ("--num_draws=50000",),
         "tiny": ("--num_draws=4", "--cases=3x4x2", "--sizes=8,10", "--ascent_steps=1"),
     },
-    setup=setup_of,
-    measure=measure_all,
-    table=rows_of,
-    summary=summary_of,
     figures={
-        "tightness": Drawing(
-            tightness_figure,
-            "How many powers of ten the bounds lie above what happens, where the lemma's "
-            "condition holds (paper's) and everywhere (around the mean, diameter) (left), and γ* "
-            "of every head (right).",
-        ),
-        "construction": Drawing(
-            construction_figure,
-            "Two heads, n = d: one moves all tokens a little and writes one feature, the other "
-            "moves two tokens and writes all. Their residual over the published bound of Theorem "
-            "2.3 passes 1, around the mean and at least (a lower bound of the minimal residual); "
-            "over the bound with sums over heads it does not.",
-        ),
+        "tightness": Drawing.described(tightness_figure),
+        "construction": Drawing.described(construction_figure),
     },
-    claims=claims,
-    compare=compare,
-    reading=reading,
 )  # fmt: skip
 main = EXPERIMENT.main
 

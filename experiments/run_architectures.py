@@ -121,8 +121,8 @@ def files_of(results: list[Results], setup: Setup, run: RunFolder) -> dict[str, 
     return {"report.html": made}
 
 
-EXPERIMENT = Experiment(
-    about=__doc__,
+EXPERIMENT = Experiment.of(
+    globals(),
     name="architectures",
     order=40,
     brief="BERT, ALBERT, XLNet and others, at initialisation or from a checkpoint folder",
@@ -130,7 +130,6 @@ EXPERIMENT = Experiment(
     claim="Attention without skips and MLPs loses rank within a few layers in all three "
     "architectures; skips prevent it, and MLPs alone slow it at most (published figures of the "
     "relative residual by layer; unseeded initialisations, other texts).",
-    flags=FLAGS,
     presets={
         "quick": ("--num_seeds=3", "--num_texts=4", "--max_tokens=64", "--parts=residuals"),
         # What differs between initialisations is far more than what differs between texts.
@@ -139,10 +138,12 @@ EXPERIMENT = Experiment(
                  "--parts=residuals"),
     },
     within=precision,
-    setup=setup_of,
     extra=lambda setup: identity(setup.models, setup.batches),
     execution=("chunk",),
     measure=measure,
+    claims=claims,
+    compare=compare,
+    reading=reading,
     table=lambda results, setup: rows_of(results),
     summary=lambda results, setup: summary_of(results, setup.batches),
     figures={
@@ -155,9 +156,6 @@ EXPERIMENT = Experiment(
     },
     further=lambda results, setup: figures_of(results) | training_figures(results),
     files=files_of,
-    claims=claims,
-    compare=compare,
-    reading=reading,
 )  # fmt: skip
 main = EXPERIMENT.main
 

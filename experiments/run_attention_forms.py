@@ -20,17 +20,11 @@ Time and memory: python -m experiments.benchmark --benchmark=attention_forms.
 import dataclasses
 import functools
 import itertools
-import math
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from matplotlib.figure import Figure
 
-import rank_collapse as rc
 from experiments import run_sort
 from experiments.shell import cli, vocabulary
 from experiments.shell.executor import Mapped, map_cells
@@ -39,18 +33,17 @@ from experiments.shell.flag_values import Flags
 from experiments.shell.memory_budget import MemoryBudget
 from experiments.shell.progress import Progress
 from experiments.trained import arguments, training
-from experiments.trained.cells import Program, results_of_cells
-from rank_collapse.measures.attention import largest_weight, saturated_share
-from rank_collapse.network.attention import attention_scores, multi_head_attention
+from experiments.trained.forms import FORMS, MEASURES, SCORES, law_of, make_measure
+from experiments.trained.program import Training, of_models, results_of_cells
 from rank_collapse.report import figures
 from rank_collapse.report.claims import Row, of_mean
 from rank_collapse.report.page import Comparison
-from rank_collapse.report.statistics import between, log10, mean_and_ends
+from rank_collapse.report.statistics import between, by_seed, log10, mean_and_ends
 from rank_collapse.runs import seeds
 from rank_collapse.runs.folder import RunFolder
-from rank_collapse.theory.score_variance import score_variance
 from rank_collapse.training import path_accuracy
-from rank_collapse.training.recipe import Hyper, config_of
+from rank_collapse.training.ensemble import Ensemble
+from rank_collapse.training.recipe import config_of
 
 SOURCE = "Vaswani et al. 2017, section 3.2.1"
 
@@ -71,50 +64,6 @@ define(
     lower_bound=0.0, upper_bound=1.0,
 )  # fmt: skip
 
-
-@dataclass(frozen=True)
-class Form:
-    """One attention function: its score, and what multiplies it.
-
-    Attributes:
-        label: In figures.
-        score: Of the configuration.
-        scaled: Whether the scores are divided by √d_k.
-        matched: Whether they are scaled to vary within a row as dot products without scaling do.
-    """
-
-    label: str
-    score: str
-    scaled: bool = False
-    matched: bool = False
-
-    def options(self, d_k: int) -> dict[str, Any]:
-        """Keyword arguments of `attention_scores` at a width."""
-        temperature = math.sqrt(d_k) if self.scaled else 1.0
-        if self.matched:
-            own, dot = (
-                score_variance(d_k, score, scale=False).within_rows for score in (self.score, "dot")
-            )
-            temperature = math.sqrt(own / dot)
-        return {"score": self.score, "scale": False, "temperature": temperature}
-
-
-# The note compares the first three. The fourth tells the tanh from the size of what it is weighed
-# with: the library draws v with variance 1/d_k, which holds additive scores small as 1/√d_k does
-# dot products; of v scaled to the variance of dot products the form alone is left.
-FORMS = {
-    "dot": Form("dot product", "dot"),
-    "scaled_dot": Form(r"dot product $/\sqrt{d_k}$", "dot", scaled=True),
-    "additive": Form("additive", "additive"),
-    "additive_matched": Form("additive, $v$ scaled to match", "additive", matched=True),
-}
-
-SCORES = tuple(dict.fromkeys(form.score for form in FORMS.values()))
-
-MEASURES = (
-    "variance", "variance_within_rows", "entropy", "largest_weight", "saturated",
-    "query_gradient", "median_query_gradient", "score_gradient", "median_score_gradient",
-)  # fmt: skip
 
 # Compared seed by seed: the first ahead of the second.
 PAIRS = (
@@ -137,90 +86,21 @@ def measure_widths(
     options: Flags, keys: Any, run: RunFolder, budget: MemoryBudget
 ) -> dict[str, dict[str, np.ndarray]]:
     """{form: {"d_k" [w], measure: [s, w]}} at the widths of the flags."""
-    by_width, total = [], len(options.d_k) * len(keys)
-    with Progress(total, "random queries and keys", log=run.log) as progress:
+    by_width = {}
+    with Progress(len(options.d_k) * len(keys), "random queries and keys", log=run.log) as progress:
         for d_k in options.d_k:
-            cell = f"random d_k={d_k}"
 
             def program(d_k=d_k):
                 measure = make_measure(d_k, options.num_queries, options.saturation)
                 return Mapped(measure, budget.mesh, at_once=1)
 
-            found = map_cells(
-                program, {cell: None}, keys, run=run, budget=budget, progress=progress
-            )
-            by_width.append(found[cell])
+            cells = {f"random d_k={d_k}": None}
+            by_width |= map_cells(program, cells, keys, run=run, budget=budget, progress=progress)
     return {
         form: {"d_k": np.asarray(options.d_k)}
-        | {m: np.stack([found[f"{form}/{m}"] for found in by_width], axis=1) for m in MEASURES}
+        | {m: np.stack([own[f"{form}/{m}"] for own in by_width.values()], axis=1) for m in MEASURES}
         for form in FORMS
     }
-
-
-def make_measure(d_k: int, num_tokens: int, threshold: float) -> Callable:
-    """measure(key, None) of one seed: {form: {measure: number}}, all forms on the same draws."""
-
-    def measure(key, _):
-        q, k, goal, params = draw(key, d_k, num_tokens)
-        return {
-            name: measure_form(params, q, k, goal, form.options(d_k), threshold)
-            for name, form in FORMS.items()
-        }
-
-    return measure
-
-
-def draw(key: Any, d_k: int, num_tokens: int) -> tuple[Any, Any, Any, rc.AttentionParams]:
-    """Queries, keys and G [n, d_k], and one head that takes queries and keys as they are.
-
-    W_V and the v of additive scores have the variance 1/d_k that the library draws them with.
-    """
-    # One draw, since random numbers take longest to compile.
-    drawn = jax.random.normal(key, (3 * num_tokens + d_k + 1, d_k))
-    q, k, goal, w_v, v_score = jnp.split(drawn, np.cumsum([num_tokens] * 3 + [d_k]))
-    same = jnp.eye(d_k)[None]
-    params = rc.AttentionParams(
-        w_q=same, w_k=same, w_v=w_v[None] / jnp.sqrt(d_k), w_o=same,
-        v_score=v_score / jnp.sqrt(d_k),
-    )  # fmt: skip
-    return q, k, goal / jnp.sqrt(d_k), params
-
-
-def measure_form(
-    params: rc.AttentionParams, q: Any, k: Any, goal: Any, options: dict[str, Any], threshold: float
-) -> dict[str, Any]:
-    """Scores, weights and gradients of one attention function on one seed's queries and keys.
-
-    The gradients are those of Σ G ∘ (P V), the entries of V = K W_V and √d_k G of unit variance:
-    of a loss that moves every output by as much. "query_gradient" is √(mean_i ‖∂/∂q_i‖²), the
-    change of the loss to first order when a query is moved by a vector of unit variance, as the
-    query itself is; "median_query_gradient" the ‖∂/∂q_i‖ of a typical query; the others the same
-    to the scores, through the softmax alone.
-    """
-
-    def loss(q, moved):
-        output, weights = multi_head_attention(
-            params, q, k, **options, edit={"scores": lambda value, _: value + moved}
-        )
-        return jnp.sum(goal * output), weights
-
-    still = jnp.zeros((1, len(q), len(k)))
-    (of_queries, of_scores), weights = jax.grad(loss, argnums=(0, 1), has_aux=True)(q, still)
-    scores = attention_scores(params, q, k, **options)
-    return {
-        "variance": jnp.var(scores),
-        "variance_within_rows": jnp.mean(jnp.var(scores, axis=-1)),
-        "entropy": rc.attention_entropy(weights)[0],
-        "largest_weight": largest_weight(weights)[0],
-        "saturated": saturated_share(weights, threshold)[0],
-        **_sizes("query_gradient", of_queries),
-        **_sizes("score_gradient", of_scores[0]),
-    }
-
-
-def _sizes(name: str, rows: Any) -> dict[str, Any]:
-    norms = jnp.linalg.norm(rows, axis=-1)
-    return {name: jnp.sqrt(jnp.mean(norms**2)), f"median_{name}": jnp.median(norms)}
 
 
 def train_widths(
@@ -238,19 +118,22 @@ def train_widths(
         config = base.replace(d_qk=d_k, score=score, scale_scores=False)
         recipe = dataclasses.replace(setup.recipe, config=config)
 
-        def measure(model, data, hyper):
+        def measure(model, data, hyper, _):
             config = config_of(recipe, hyper)
             return path_accuracy.whole_model(model, data["eval"], config, setup.metrics)
 
-        return Program(recipe, setup.make_data, measure, mesh=budget.mesh, log=run.log)
+        epochs = arguments.epochs_per_chunk(options)
+        ensemble = Ensemble(recipe, setup.make_data, mesh=budget.mesh, epochs_per_chunk=epochs)
+        return Training(ensemble, of_models(ensemble, measure), run)
 
     found = {}
     for d_k, score in itertools.product(options.trained_d_k, SCORES):
-        cells = {
-            f"trained {name}, d_k={d_k}": hyper_of(options, form.options(d_k)["temperature"])
-            for name, form in FORMS.items()
-            if form.score == score
-        }
+        cells = {}
+        for name, form in FORMS.items():
+            if form.score == score:
+                floats = {"temperature": form.options(d_k)["temperature"]}
+                hyper = arguments.hyper(options).replace(network=floats)
+                cells[f"trained {name}, d_k={d_k}"] = hyper
         program = functools.partial(program_of, d_k, score)
         found |= results_of_cells(program, cells, keys, run=run, budget=budget)
     return {
@@ -259,43 +142,30 @@ def train_widths(
     }
 
 
-def hyper_of(options: Flags, temperature: float) -> Hyper:
-    """The floats of a run."""
-    return Hyper(
-        learning_rate=options.learning_rate,
-        weight_decay=options.weight_decay,
-        dropout=options.dropout,
-        init_scale=options.init_scale,
-        network={"temperature": temperature},
-    )
-
-
-def law_of(form: str, d_k: int) -> Any:
-    """The closed form of a form's score variance."""
-    return score_variance(d_k, **FORMS[form].options(d_k))
-
-
 def rows_of(results: dict[str, Any], options: Flags) -> list[dict[str, Any]]:
     """One row per part, form, width and seed."""
-    rows = []
+    cells = []
     for form, found in results["random"].items():
         for i, d_k in enumerate(found["d_k"].tolist()):
-            law = law_of(form, d_k)
-            for seed in range(len(found["variance"])):
-                rows.append(
-                    {"part": "random", "form": form, "d_k": d_k, "seed": seed}
-                    | {name: float(found[name][seed, i]) for name in MEASURES}
-                    | {"variance_law": law.total, "variance_within_rows_law": law.within_rows}
-                )
+            law, count = law_of(form, d_k), len(found["variance"])
+            columns = {name: found[name][:, i] for name in MEASURES}
+            columns["variance_law"] = np.full(count, law.total)
+            columns["variance_within_rows_law"] = np.full(count, law.within_rows)
+            cells.append(("random", form, d_k, columns))
     for d_k, forms in results["trained"].items():
         for form, found in forms.items():
-            for seed, losses in enumerate(found["losses"]):
-                rows.append(
-                    {"part": "trained", "form": form, "d_k": d_k, "seed": seed}
-                    | {"accuracy": float(found["accuracy"][seed])}
-                    | {"diverged": int(not np.isfinite(losses).all())}
-                )
-    return rows
+            columns = {"accuracy": found["accuracy"], "diverged": diverged(found).astype(int)}
+            cells.append(("trained", form, d_k, columns))
+    return [
+        {"part": part, "form": form, "d_k": d_k} | row
+        for part, form, d_k, columns in cells
+        for row in by_seed(columns)
+    ]
+
+
+def diverged(found: dict[str, Any]) -> np.ndarray:
+    """Which seeds had a loss that is not finite, [s]."""
+    return ~np.isfinite(found["losses"]).all(axis=1)
 
 
 def differences(trained: dict[str, Any], first: str, second: str) -> np.ndarray:
@@ -307,32 +177,26 @@ def summary_of(results: dict[str, Any], options: Flags) -> dict[str, Any]:
     """Means over seeds with 95 % intervals, and the paired differences of accuracies."""
     random = {
         form: {"d_k": found["d_k"].tolist()}
-        | {
-            name: [mean_and_ends(found[name][:, i]) for i in range(len(found["d_k"]))]
-            for name in MEASURES
-        }
+        | {name: [mean_and_ends(column) for column in found[name].T] for name in MEASURES}
         | {"variance_law": [law_of(form, int(d_k)).total for d_k in found["d_k"]]}
         for form, found in results["random"].items()
     }
-    trained = {}
-    for d_k, forms in results["trained"].items():
-        trained[str(d_k)] = {
-            "accuracy": {form: mean_and_ends(found["accuracy"]) for form, found in forms.items()},
-            "diverged": {
-                form: int((~np.isfinite(found["losses"]).all(axis=1)).sum())
-                for form, found in forms.items()
-            },
+    trained = {
+        str(d_k): {
+            "accuracy": {form: mean_and_ends(own["accuracy"]) for form, own in forms.items()},
+            "diverged": {form: int(diverged(own).sum()) for form, own in forms.items()},
             "ahead": {f"{a} - {b}": mean_and_ends(differences(forms, a, b)) for a, b in PAIRS},
             "matched_by_seed": differences(forms, "additive_matched", "dot").tolist(),
         }
-    dot, scaled = ({n: found[n][:, -1] for n in MEASURES} for found in
-                   (results["random"][form] for form in ("dot", "scaled_dot")))  # fmt: skip
-    typical = [log10(found["median_score_gradient"]) for found in (dot, scaled)]
+        for d_k, forms in results["trained"].items()
+    }
+    dot, scaled = (results["random"][form] for form in ("dot", "scaled_dot"))
+    gradients = [log10(own["median_score_gradient"][:, -1]) for own in (dot, scaled)]
     return {
         "seeds": options.num_seeds,
         "widest_by_seed": {
-            "saturated": (dot["saturated"] - scaled["saturated"]).tolist(),
-            "log10_gradient": (typical[0] - typical[1]).tolist(),
+            "saturated": (dot["saturated"] - scaled["saturated"])[:, -1].tolist(),
+            "log10_gradient": (gradients[0] - gradients[1]).tolist(),
         },
         "num_tokens": options.num_queries,
         "saturation": options.saturation,
@@ -343,71 +207,62 @@ def summary_of(results: dict[str, Any], options: Flags) -> dict[str, Any]:
 
 @figures.styled
 def random_figure(results: dict[str, Any], options: Flags) -> Figure:
-    """Scores, weights and gradients of each form against d_k."""
-    random, count, saturation = results["random"], options.num_queries, options.saturation
-    fig, axes = figures.figure(2, 3, width=3.9, height=3.0)
+    """Random queries and keys of unit variance, means and standard deviations over seeds. Gradients
+    of a loss that moves every output by as much, to a query moved by its own size and to the
+    scores; solid: root mean square over rows, dashed: median row."""
     panels = {
-        "variance": "variance of the scores",
-        "entropy": "entropy of a row, nats",
-        "largest_weight": "largest weight of a row",
-        "saturated": f"share of rows with a weight > {saturation:g}",
-        "query_gradient": "gradient to a query, norm",
-        "score_gradient": "gradient to the scores of a row",
-    }
-    for ax, (name, label) in zip(axes.flat, panels.items(), strict=True):
-        for index, (form, found) in enumerate(random.items()):
-            d_k = found["d_k"]
+        "variance": ("variance of the scores", "dotted: closed form"),
+        "entropy": ("entropy of a row, nats", f"dashed: uniform, log {options.num_queries}"),
+        "largest_weight": ("largest weight of a row", ""),
+        "saturated": (f"share of rows with a weight > {options.saturation:g}", ""),
+        "query_gradient": ("gradient to a query, norm", "root mean square; dashed: median row"),
+        "score_gradient": ("gradient to the scores of a row",
+                           "root mean square; dashed: median row"),
+    }  # fmt: skip
+    fig, axes = figures.figure(2, 3, width=3.9, height=3.0)
+    for ax, (name, (label, title)) in zip(axes.flat, panels.items(), strict=True):
+        for index, (form, found) in enumerate(results["random"].items()):
+            d_k, style = found["d_k"], {"color": figures.color(index), "lw": 1}
             figures.band(ax, d_k, found[name], FORMS[form].label, index)
-            style = {"color": figures.color(index), "lw": 1}
             if name == "variance":
                 ax.plot(d_k, [law_of(form, int(d)).total for d in d_k], ls=":", **style)
             if name.endswith("gradient"):
-                typical = np.median(found[f"median_{name}"], axis=0)
-                ax.plot(d_k, typical, ls="--", **style)
+                ax.plot(d_k, np.median(found[f"median_{name}"], axis=0), ls="--", **style)
         ax.set(xlabel=r"width of queries and keys $d_k$", ylabel=label)
+        ax.set_title(title, fontsize=8)
         ax.set_xscale("log", base=2)
-        if name == "variance" or name.endswith("gradient"):
-            ax.set_yscale("log")
-        if name == "saturated":
-            ax.set_ylim(-0.02, 1.02)
-        if name.endswith("gradient"):
-            ax.set_title("root mean square; dashed: median row", fontsize=8)
-    axes[0, 0].set_title("dotted: closed form", fontsize=8)
-    axes[0, 1].axhline(np.log(count), color="#555555", lw=0.9, ls="--")
-    axes[0, 1].set_title(f"dashed: uniform, log {count}", fontsize=8)
+        ax.set_yscale("log" if name == "variance" or name.endswith("gradient") else "linear")
+    axes[0, 1].axhline(np.log(options.num_queries), color="#555555", lw=0.9, ls="--")
+    axes[1, 0].set_ylim(-0.02, 1.02)
     fig.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
     return fig
 
 
 @figures.styled
 def trained_figure(results: dict[str, Any], options: Flags) -> Figure:
-    """Accuracy of every seed by form, and paired differences with 95 % intervals."""
+    """Left: accuracy of every seed after training, black: means. Right: the same less that of dot
+    products without scaling, paired by seed, with 95 % intervals."""
     fig, axes = figures.figure(1, 2, width=4.4)
     accuracy, ahead = axes[0]
-    trained = results["trained"]
-    widths = list(trained)
-    for index, form in enumerate(FORMS):
-        style = {"color": figures.color(index), "marker": figures.MARKERS[index]}
-        label = FORMS[form].label
-        for i, d_k in enumerate(widths):
-            values = trained[d_k][form]["accuracy"]
+    for i, trained in enumerate(results["trained"].values()):
+        for index, (name, form) in enumerate(FORMS.items()):
+            values, label = trained[name]["accuracy"], None if i else form.label
             x = i + 0.18 * (index - 1.5)
             accuracy.plot(
-                np.full(len(values), x), values, ls="none", alpha=0.6, label=None if i else label,
-                **style,
+                np.full(len(values), x), values, ls="none", alpha=0.6, label=label,
+                color=figures.color(index), marker=figures.MARKERS[index],
             )  # fmt: skip
             accuracy.plot([x - 0.07, x + 0.07], 2 * [np.mean(values)], color="black", lw=1.2)
-            if form == "dot":
-                continue
-            gained = differences(trained[d_k], form, "dot")
-            mean, *ends = mean_and_ends(gained)
-            x, label = i + 0.18 * (index - 2), None if i else FORMS[form].label
-            figures.interval(ahead, x, mean, None if None in ends else ends, label, index)
+            if name != "dot":
+                mean, *ends = mean_and_ends(differences(trained, name, "dot"))
+                ends = None if None in ends else ends
+                figures.interval(ahead, i + 0.18 * (index - 2), mean, ends, label, index)
     ahead.axhline(0, color="#555555", lw=0.9, ls="--")
     accuracy.set(ylabel="accuracy of letters after training")
     ahead.set(ylabel="accuracy less that of dot products")
     for ax in (accuracy, ahead):
-        ax.set_xticks(range(len(widths)), [str(d) for d in widths])
+        widths = list(map(str, results["trained"]))
+        ax.set_xticks(range(len(widths)), widths)
         ax.set(xlabel=r"width of queries and keys $d_k$", xlim=(-0.6, len(widths) - 0.4))
         ax.legend()
     return fig
@@ -421,12 +276,11 @@ def claims(summary: dict[str, Any]) -> list[Row]:
         of_mean("small gradients", f"d_k = {d_k}", widest["log10_gradient"]),
     ]
     widths = sorted(map(int, summary["trained"]))
-    keys = {"additive small": widths[:1], "additive": widths[-1:]} if len(widths) > 1 else {
-        "additive": widths
-    }  # fmt: skip
-    for key, (width,) in keys.items():
-        ahead = summary["trained"][str(width)]["matched_by_seed"]
-        found.append(of_mean(key, f"sorting, d_k = {width}", ahead))
+    keys = {"additive small": widths[0], "additive": widths[-1]}
+    for key, width in keys.items():
+        if key == "additive" or len(widths) > 1:
+            ahead = summary["trained"][str(width)]["matched_by_seed"]
+            found.append(of_mean(key, f"sorting, d_k = {width}", ahead))
     return found
 
 
@@ -445,19 +299,16 @@ def compare(summary: dict[str, Any]) -> list[Comparison]:
             f"{overall[0]:.2g}, {overall[1]:.2g}",
         ),
     ]  # fmt: skip
+    narrow = min(map(int, summary["trained"]))
     for width, found in summary["trained"].items():
-        ahead, control = found["ahead"]["additive - dot"], found["ahead"]["additive_matched - dot"]
-        name = f"accuracy at d_k = {width}"
-        alike = "alike" if int(width) == min(map(int, summary["trained"])) else None
-        rows += [
-            Comparison(
-                f"{name}, additive less dot products", between(ahead), alike, "paired by seed"
-            ),
-            Comparison(
-                f"{name}, additive of matched scale less dot products", between(control),
-                note="is it the tanh, or the size of v?",
-            ),
-        ]  # fmt: skip
+        for pair, text, note in (
+            ("additive - dot", "additive less dot products", "paired by seed"),
+            ("additive_matched - dot", "additive of matched scale less dot products",
+             "is it the tanh, or the size of v?"),
+        ):  # fmt: skip
+            alike = "alike" if int(width) == narrow and pair == "additive - dot" else None
+            quantity = f"accuracy at d_k = {width}, {text}"
+            rows.append(Comparison(quantity, between(found["ahead"][pair]), alike, note))
     return rows
 
 
@@ -488,8 +339,8 @@ def reading(summary: dict[str, Any]) -> str:
     )
 
 
-EXPERIMENT = Experiment(
-    about=__doc__,
+EXPERIMENT = Experiment.of(
+    globals(),
     name="attention_forms",
     order=110,
     brief="dot products, scaled or not, and additive attention against d_k: saturation, "
@@ -498,7 +349,6 @@ EXPERIMENT = Experiment(
     claim=f"{SOURCE}: for small d_k additive and dot-product attention perform similarly, for "
     "large d_k additive attention outperforms dot products without scaling, whose variance d_k "
     "pushes the softmax into regions of extremely small gradients.",
-    flags=FLAGS,
     presets={
         "quick": ("--num_seeds=4", "--d_k=2,32,512", "--trained_d_k=128", "--n_epochs=12",
                   "--n_train_data=600"),
@@ -508,25 +358,10 @@ EXPERIMENT = Experiment(
                  "--batch_size=3", "--num_queries=4", "--d_k=2", "--trained_d_k=2"),
     },
     open_run=training.open_run,
-    measure=measure_all,
-    table=rows_of,
-    summary=summary_of,
     figures={
-        "random": Drawing(
-            random_figure,
-            "Random queries and keys of unit variance, means and standard deviations over seeds. "
-            "Gradients of a loss that moves every output by as much, to a query moved by its own "
-            "size and to the scores; solid: root mean square over rows, dashed: median row.",
-        ),
-        "trained": Drawing(
-            trained_figure,
-            "Left: accuracy of every seed after training, black: means. Right: the same less that "
-            "of dot products without scaling, paired by seed, with 95 % intervals.",
-        ),
+        "random": Drawing.described(random_figure),
+        "trained": Drawing.described(trained_figure),
     },
-    claims=claims,
-    compare=compare,
-    reading=reading,
 )  # fmt: skip
 main = EXPERIMENT.main
 

@@ -14,18 +14,14 @@ san_mlp at 0 after three layers, that of san_skip at 0.04 and of transformer at 
 (more with smaller weights: --weight_scale), and a local rate of 3.00 for san.
 """
 
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
-from jax.sharding import Mesh
-
+from experiments.collapse import results
 from experiments.collapse.ensemble import measure_all
-from experiments.collapse.figures import figures_of
-from experiments.collapse.results import rows_of, summary_of
-from experiments.collapse.settings import VARIANTS, configs_of, gains_of, sweep_of
+from experiments.collapse.measure import VARIANTS, setup_of
 from experiments.shell import cli, inputs, vocabulary
 from experiments.shell.experiment import Drawing, Experiment
-from experiments.shell.flag_values import Flags
-from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.layers import MLP_KINDS, NORM_PLACEMENTS
 from rank_collapse.pretrained.published import PUBLISHED, published_curves
 from rank_collapse.report.claims import ABOVE_ZERO, OUTSIDE, WITHIN, Row, judged, of_cases, of_mean
@@ -67,56 +63,14 @@ define("enum", "dtype", "float32", "Arithmetic of the forward pass.", list(input
 define("integer", "seed_chunk", 16, "Seeds in memory at the most.", lower_bound=1)
 
 
-class Setup(NamedTuple):
-    """What the flags ask for.
-
-    Attributes:
-        networks: {norm placement: {variant: configuration}}.
-        sweep: Pairs (weight scale, skip gain).
-        ids: Token ids of the text; None for Gaussian tokens.
-        source: What identifies the input.
-        mesh: Of the devices that share the seeds.
-    """
-
-    networks: dict[str, dict[str, TransformerConfig]]
-    sweep: list[tuple[float, float]]
-    ids: Any
-    source: dict[str, str]
-    mesh: Mesh
-
-
-def setup_of(options: Flags) -> Setup:
-    """The networks, the sweep and the tokens of the flags.
-
-    Raises:
-        ValueError: Flags that do not fit each other, or a text that cannot be read.
-    """
-    ids, source = inputs.read_tokens(options)
-    sweep = sweep_of(options)
-    gains_of(options)
-    networks = {n: configs_of(options, n, options.variants) for n in options.norm_placement}
-    return Setup(networks, sweep, ids, source, cli.mesh(options))
-
-
 def compare(summary: dict[str, Any]) -> list[Comparison]:
     """Residual ratios beside BERT's published curve, and what only the logarithms show."""
-    bert = published_curves(PUBLISHED["bert-base-cased"], 12)["init"]
-    rows = []
-    for setting in first_settings(summary):
-        where = f"norm {setting['norm']}"
-        for variant, numbers in setting["variants"].items():
-            last = len(numbers["ratio"]) - 1
-            curve = bert[PUBLISHED_NAMES[variant]]
-            if numbers["ratio"][-1] is not None:  # else a gap of the curve
-                rows.append(
-                    Comparison(
-                        f"{variant}, {where}: residual ratio after {last} layers",
-                        numbers["ratio"][-1], curve[min(last, len(curve) - 1)],
-                        "published: BERT at initialisation (768 wide, 12 heads, post-norm)",
-                    )
-                )  # fmt: skip
-            rows += _logarithms(f"{variant}, {where}", numbers)
-    return rows
+    return [
+        row
+        for setting in first_settings(summary)
+        for variant, numbers in setting["variants"].items()
+        for row in _rows_of(variant, f"{variant}, norm {setting['norm']}", numbers)
+    ]
 
 
 def first_settings(summary: dict[str, Any]) -> list[dict[str, Any]]:
@@ -130,46 +84,42 @@ def _shown(value):
     return "nothing" if value is None else f"{value:.4g}"
 
 
-def _logarithms(what, numbers):
-    """What only the logarithms show."""
-    rows = [
-        Comparison(
-            f"{what}: log10 of the residual at the last layer",
-            _shown(numbers["log10_residual_last"]),
-            note=f"plain arithmetic shows {_shown(numbers['plain_log10_residual_last'])}",
-        )
-    ]
+def _rows_of(variant, what, numbers):
+    shown = {name: _shown(v) for name, v in numbers.items() if not isinstance(v, dict | list)}
+    last = len(numbers["ratio"]) - 1
+    if numbers["ratio"][-1] is not None:  # else a gap of the curve
+        curve = published_curves(PUBLISHED["bert-base-cased"], 12)["init"][PUBLISHED_NAMES[variant]]
+        yield Comparison(
+            f"{what}: residual ratio after {last} layers",
+            numbers["ratio"][-1], curve[min(last, len(curve) - 1)],
+            "published: BERT at initialisation (768 wide, 12 heads, post-norm)",
+        )  # fmt: skip
+    yield Comparison(
+        f"{what}: log10 of the residual at the last layer", shown["log10_residual_last"],
+        note=f"plain arithmetic shows {shown['plain_log10_residual_last']}",
+    )  # fmt: skip
     if "layers" in numbers:
-        above = ("layers_above_their_bound", "prefixes_above_the_stack_bound")
-        rows.append(
-            Comparison(
-                f"{what}: layers and depths above the bound with sums over heads (derived here)",
-                sum(numbers[n] for n in above), 0,
-                f"where the lemma's condition holds, in {numbers['layers_admissible']} of "
-                f"{numbers['layers']} layers",
-            )
+        yield Comparison(
+            f"{what}: layers and depths above the bound with sums over heads (derived here)",
+            numbers["layers_above_their_bound"] + numbers["prefixes_above_the_stack_bound"], 0,
+            f"where the lemma's condition holds, in {numbers['layers_admissible']} of "
+            f"{numbers['layers']} layers",
         )  # fmt: skip
     if "free_bounds" in numbers:
-        rows.append(
-            Comparison(
-                f"{what}: layers above a bound that needs no condition (derived here)",
-                numbers["free_violations"], 0,
-                f"of {numbers['free_bounds']}; powers of ten above what is bounded, medians: "
-                f"{_shown(numbers['tightness_mean_median'])} around the mean, "
-                f"{_shown(numbers['tightness_paper_median'])} the sums over heads with γ*",
-            )
+        yield Comparison(
+            f"{what}: layers above a bound that needs no condition (derived here)",
+            numbers["free_violations"], 0,
+            f"of {numbers['free_bounds']}; powers of ten above what is bounded, medians: "
+            f"{shown['tightness_mean_median']} around the mean, "
+            f"{shown['tightness_paper_median']} the sums over heads with γ*",
         )  # fmt: skip
     if numbers.get("log10_c_theorem") is not None and numbers["log10_c_eff"] is not None:
-        rows.append(
-            Comparison(
-                f"{what}: log10 c_eff of the 3^L law, beside the theorem's",
-                numbers["log10_c_eff"], numbers["log10_c_theorem"],
-                f"in closed form {_shown(numbers['log10_c_eff_closed'])}; log10 Λ measured "
-                f"{_shown(numbers['log10_lambda'])}, in closed form "
-                f"{_shown(numbers['log10_lambda_closed'])}",
-            )
+        yield Comparison(
+            f"{what}: log10 c_eff of the 3^L law, beside the theorem's",
+            numbers["log10_c_eff"], numbers["log10_c_theorem"],
+            f"in closed form {shown['log10_c_eff_closed']}; log10 Λ measured "
+            f"{shown['log10_lambda']}, in closed form {shown['log10_lambda_closed']}",
         )  # fmt: skip
-    return rows
 
 
 def claims(summary: dict[str, Any]) -> list[Row]:
@@ -259,23 +209,8 @@ def reading(summary: dict[str, Any]) -> str:
     return text
 
 
-CAPTIONS = {
-    "residual_ratio": "The paper's figure: relative residual by layer, mean and standard deviation "
-    "over seeds, on English text at initialisation.",
-    "log_residual": "The same residuals in logarithms to any depth. Dashed: the law 3^l. "
-    "Dotted: what an ordinary float32 forward pass shows. Dash-dotted: the theorems' bound.",
-    "local_rate": "Local rate of the logarithms: 3 is doubly exponential collapse.",
-    "bounds_and_constant": "Above: how many powers of ten the bounds of one layer lie above what "
-    "they bound (all but the paper's need no condition). Below: the constant of the 3^l law as "
-    "each depth shows it, measured, from the closed recursion of the covariance, and as the "
-    "theorem has it.",
-    "mlp_gain": "By how much MLPs raise the constant Λ above pure attention's, against their gain: "
-    "above 0 they slow the collapse (post-norm: with a skip of their own).",
-    "sweep_weight_scale": "Relative residual at BERT's weight scale (0.55) and at 1/√fan-in.",
-    "sweep_skip_gain": "",
-}
-EXPERIMENT = Experiment(
-    about=__doc__,
+EXPERIMENT = Experiment.of(
+    globals(),
     name="collapse",
     order=10,
     brief="residual by depth of four variants, norms none/post/pre, on text or Gaussian tokens; "
@@ -284,7 +219,6 @@ EXPERIMENT = Experiment(
     claim="Pure attention loses rank doubly exponentially with depth (Theorems 2.2 and 2.3); MLPs "
     "slow the collapse (Corollary 3.2), skips stop it, LayerNorm does not (section 3; residual "
     "figures of BERT, ALBERT and XLNet).",
-    flags=FLAGS,
     # BERT draws its weights with deviation 0.02 at a width of 768: 0.55 of 1/√fan-in.
     presets={
         "quick": ("--norm_placement=none,post", "--weight_scale=0.55,1", "--num_seeds=8", GAINS),
@@ -293,18 +227,29 @@ EXPERIMENT = Experiment(
         "tiny": ("--num_seeds=2", "--depth=2", "--num_heads=2", "--d_model=4", "--d_ff=4",
                  "--num_tokens=4"),
     },
-    setup=setup_of,
     extra=lambda setup: setup.source,
     execution=("seed_chunk",),
-    measure=lambda options, setup, run: measure_all(
-        options, setup.networks, setup.sweep, setup.ids, setup.mesh, run
-    ),
-    table=lambda results, setup: rows_of(results),
-    summary=lambda results, setup: summary_of(results),
-    figures={n: Drawing.named(figures_of, n, caption) for n, caption in CAPTIONS.items()},
-    claims=claims,
-    compare=compare,
-    reading=reading,
+    setup=setup_of,
+    measure=measure_all,
+    table=lambda found, setup: results.rows_of(found),
+    summary=lambda found, setup: results.summary_of(found),
+    figures={
+        "residual_ratio": Drawing.described(results.residual_ratio_figure),
+        "log_residual": Drawing.described(results.log_residual_figure),
+        "local_rate": Drawing.described(results.local_rate_figure),
+        "bounds_and_constant": Drawing.described(results.law_figure, results.laws_of),
+        "mlp_gain": Drawing.described(results.gain_figure, results.raised_of),
+        "sweep_weight_scale": Drawing.of_part(
+            partial(results.swept_of, position=1),
+            partial(results.sweep_figure, swept="weight scale"),
+            "Relative residual at BERT's weight scale (0.55) and at 1/√fan-in.",
+        ),
+        "sweep_skip_gain": Drawing.of_part(
+            partial(results.swept_of, position=2),
+            partial(results.sweep_figure, swept="skip gain"),
+            "",
+        ),
+    },
 )  # fmt: skip
 main = EXPERIMENT.main
 

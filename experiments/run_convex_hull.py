@@ -20,7 +20,6 @@ from experiments.trained import arguments, training
 from experiments.trained.report import paths_experiment
 from rank_collapse.network.embedding import EmbeddingConfig
 from rank_collapse.training.tasks import convex_hull, examples
-from rank_collapse.training.training import Recipe
 
 FLAGS = arguments.make_flags(
     "convex_hull", num_heads=3, d_model=84, num_tokens=10, num_labels=2, n_train_data=10000,
@@ -40,13 +39,7 @@ def make_setup(options: flags.FlagValues) -> training.Setup:
     return training.Setup(
         name="convex_hull",
         title=f"Convex hull of {options.num_tokens} points",
-        recipe=Recipe(
-            config=arguments.network_config(options, embedding),
-            num_outputs=2,
-            batch_size=options.batch_size,
-            num_epochs=options.n_epochs,
-            schedule="milestones",
-        ),
+        recipe=arguments.recipe(options, embedding, schedule="milestones"),
         make_data=functools.partial(training.train_and_eval, make, options),
         metrics={
             "accuracy": examples.token_accuracy,

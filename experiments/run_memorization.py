@@ -30,7 +30,6 @@ from experiments.trained.training import Setup
 from rank_collapse.network.embedding import EmbeddingConfig
 from rank_collapse.text import pairs as texts
 from rank_collapse.training.tasks import examples, memorization
-from rank_collapse.training.training import Recipe
 
 FLAGS = arguments.make_flags(
     "memorization", d_model=250, num_tokens=128, num_labels=2, n_train_data=500, n_eval_data=88,
@@ -92,18 +91,15 @@ def setup_of(options: flags.FlagValues, tokens, mask, vocab_size, extra=None) ->
     return Setup(
         name="memorization",
         title=f"Memorizing random labels of {len(tokens)} texts",
-        recipe=Recipe(
-            config=arguments.network_config(options, embedding),
-            num_outputs=options.num_labels,
+        recipe=arguments.recipe(
+            options,
+            embedding,
             batch_size=batch_size,
-            num_epochs=options.n_epochs,
             shuffle=True,
             schedule="linear",
             clip_norm=1.0,
         ),
-        make_data=functools.partial(
-            make_data, options, jnp.asarray(tokens), jnp.asarray(mask), rows
-        ),
+        make_data=functools.partial(make_data, options, *map(jnp.asarray, (tokens, mask)), rows),
         metrics={
             "accuracy": examples.token_accuracy,
             "exact_match": examples.exact_match,

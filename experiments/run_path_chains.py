@@ -58,19 +58,12 @@ define("enum", "dtype", "float64", "Arithmetic.", ("float32", "float64"))
 
 
 class Setup(NamedTuple):
-    """What the flags ask for.
-
-    Attributes:
-        config: The network.
-        ids: Token ids of the text; None for Gaussian tokens.
-        source: What identifies the input.
-        mesh: Of the devices that share the seeds.
-    """
+    """What the flags ask for."""
 
     config: rc.TransformerConfig
-    ids: Any
-    source: dict[str, str]
-    mesh: Mesh
+    ids: Any  # Token ids of the text; None for Gaussian tokens
+    source: dict[str, str]  # What identifies the input
+    mesh: Mesh  # Of the devices that share the seeds
 
 
 def setup_of(options: Flags) -> Setup:
@@ -89,12 +82,7 @@ def setup_of(options: Flags) -> Setup:
 
 
 def measure_all(options: Flags, setup: Setup, run: RunFolder) -> dict[str, np.ndarray]:
-    """Every measure of every seed, [s, ...], chunk by chunk of seeds into the run's arrays.
-
-    Raises:
-        ValueError: A network whose output is no number.
-        RunError: The run holds measures of another number of seeds.
-    """
+    """`without_overflow` of every measure [s, ...], chunk by chunk into the run's arrays."""
     mesh, at_once = setup.mesh, seeds.seeds_at_once(setup.mesh)
     keys = seeds.seed_keys(options.seed, options.num_seeds)
     with (
@@ -109,24 +97,30 @@ def measure_all(options: Flags, setup: Setup, run: RunFolder) -> dict[str, np.nd
 
         # Where a device takes its seeds one by one they are saved as they come.
         most = None if at_once is None else at_once * mesh.size
-        return map_cells(
-            program, {PART: None}, keys, run=run, budget=budget, most=most,
-            check=refuse_overflow, progress=progress,
-        )[PART]  # fmt: skip
+        cells = {PART: None}
+        found = map_cells(
+            program, cells, keys, run=run, budget=budget, most=most, progress=progress
+        )
+        return without_overflow(found[PART], progress.say)
 
 
-def refuse_overflow(part: str, measures: dict[str, np.ndarray]) -> None:
-    """Refuses measures of a network whose output is no number.
+def without_overflow(
+    measures: dict[str, np.ndarray], say: Callable[[str], None]
+) -> dict[str, np.ndarray]:
+    """The measures of seeds whose network's output is a number, "seed" [s]; the others are named.
 
     Raises:
-        ValueError: It is not.
+        ValueError: There is no such seed.
     """
-    bad = np.flatnonzero(~np.isfinite(measures["sum_error"]))
-    if len(bad):
-        raise ValueError(
-            f"seed {bad[0]}: NaN or overflow in the network; a smaller --weight_scale or "
-            "--norm_placement=post may hold it"
-        )
+    fine = np.isfinite(measures["sum_error"])
+    why = "NaN or overflow in the network; a smaller --weight_scale or --norm_placement=post may "
+    why += "hold it"
+    if not fine.any():
+        raise ValueError(f"all {len(fine)} seeds: {why}")
+    for seed in np.flatnonzero(~fine):
+        say(f"seed {seed} is kept apart: {why}")
+    kept = {name: values[fine] for name, values in measures.items()}
+    return kept | {"seed": np.flatnonzero(fine)}
 
 
 def make_measure(options: Flags, setup: Setup) -> Callable:
@@ -168,7 +162,7 @@ def make_measure(options: Flags, setup: Setup) -> Callable:
             "chain_rank_one": to_rank_one.reshape(depth, -1),
             "log10_norm": norm,
             "log10_residual": rest,
-            "initial_residual": residuals.composite_norm(residuals.residual(x)),
+            "initial_residual": rc.composite_norm(residuals.residual(x)),
             "skip_size": skip,
             "branch_size": branch,
             "estimate_error": errors_of(key_sets, params, x, contributions.by_length),
@@ -188,24 +182,20 @@ def law_of(results: dict[str, Any], config: rc.TransformerConfig) -> chains.Alph
 
 def rows_of(results: dict[str, Any], setup: Setup) -> list[dict[str, Any]]:
     """One row per seed and length."""
-    config = setup.config
-    law = law_of(results, config)
-    counts = count_paths(config.depth, config.num_heads)
-    rows = []
-    for seed in range(len(results["log10_norm"])):
-        for k in range(config.depth + 1):
-            row = {"seed": seed, "length": k, "paths": counts[k]}
-            row |= {n: float(results[n][seed, k]) for n in ("log10_norm", "log10_residual")}
-            row["predicted_log10_residual"] = float(law.by_layer[k])
-            row["predicted_log10_residual_one_alpha"] = float(law.one[k])
-            if k:
-                row["alpha_of_layer"] = float(law.alpha_by_layer[k - 1])
-                for name in CHAINS:
-                    row[f"{name}_median"] = float(np.median(results[name][seed, k - 1]))
-                for i, size in enumerate(SAMPLES):
-                    error = np.median(results["estimate_error"][seed, i, k - 1])
-                    row[f"error_of_{size}_paths"] = float(error)
-            rows.append(row)
+    law, rows = law_of(results, setup.config), []
+    counts = count_paths(setup.config.depth, setup.config.num_heads)
+    for seed, k in np.ndindex(*results["log10_norm"].shape):
+        row = {"seed": int(results["seed"][seed]), "length": k, "paths": counts[k]}
+        row |= {n: float(results[n][seed, k]) for n in ("log10_norm", "log10_residual")}
+        row["predicted_log10_residual"] = float(law.by_layer[k])
+        row["predicted_log10_residual_one_alpha"] = float(law.one[k])
+        if k:
+            row["alpha_of_layer"] = float(law.alpha_by_layer[k - 1])
+            medians = {f"{name}_median": results[name][seed, k - 1] for name in CHAINS}
+            for i, size in enumerate(SAMPLES):
+                medians[f"error_of_{size}_paths"] = results["estimate_error"][seed, i, k - 1]
+            row |= {name: float(np.median(values)) for name, values in medians.items()}
+        rows.append(row)
     return rows
 
 
@@ -252,7 +242,8 @@ def chain_slope(ratios: np.ndarray) -> np.ndarray:
 
 @figures.styled
 def chain_figure(results: dict[str, Any], setup: Setup) -> Figure:
-    """Box plots by path length on a logarithmic axis; seeds and paths pooled."""
+    """Residual ratio of products of attention matrices along random paths, by path length: medians,
+    quartiles, and outliers over paths and seeds."""
     fig, axes = figures.figure(1, 2, sharey=True)
     for ax, (name, title) in zip(axes[0], CHAINS.items(), strict=True):
         values = np.maximum(np.swapaxes(results[name], 0, 1), np.finfo(float).tiny)
@@ -271,41 +262,40 @@ def chain_figure(results: dict[str, Any], setup: Setup) -> Figure:
 
 @figures.styled
 def length_figure(results: dict[str, Any], setup: Setup) -> Figure:
-    """Exact contribution by length, counting beside size, and the error of sampling."""
+    """Exact sums over all paths of each length: sizes and predicted sizes (left), shares beside the
+    binomial count (middle), error of estimates from few sampled paths (right; above the dashed line
+    worse than nothing)."""
     config = setup.config
     law, k = law_of(results, config), np.arange(config.depth + 1)
-    fig, axes = figures.figure(1, 3, width=3.9, height=3.3)
-    ax = axes[0, 0]
-    figures.band(ax, k, results["log10_norm"], r"$\|C_k\|$, measured", 0)
-    figures.band(ax, k, results["log10_residual"], r"$\|\mathrm{res}(C_k)\|$, measured", 1)
-    laws = ((law.one, r"one $\alpha$"), (law.by_layer, r"$\alpha_l$"))
-    for index, (predicted, label) in enumerate(laws):
-        predicted = np.asarray(predicted)
-        style = {"color": "black", "linestyle": ("--", ":")[index], "marker": ""}
-        shown = predicted > results["log10_residual"].min() - 6
-        ax.plot(k[shown], predicted[shown], label=f"predicted, {label}", **style)
-    ax.set(ylabel=r"$\log_{10}\|\cdot\|_{1,\infty}$", title="all paths of one length")
-    ax = axes[0, 1]
+    fig, ((sizes, shares, errors),) = figures.figure(1, 3, width=3.9, height=3.3)
     counts = np.array([float(c) for c in count_paths(config.depth, config.num_heads)])
-    ax.bar(k, counts / counts.sum(), width=0.85, color=figures.color(5), label="share of paths")
-    for index, name in enumerate(("log10_norm", "log10_residual")):
-        size = 10 ** (results[name] - results[name].max(axis=1, keepdims=True))
+    shares.bar(k, counts / counts.sum(), width=0.85, color=figures.color(5), label="share of paths")
+    for index, (name, norm, text) in enumerate((
+        ("log10_norm", r"$\|C_k\|$", "norms"),
+        ("log10_residual", r"$\|\mathrm{res}(C_k)\|$", "residuals"),
+    )):  # fmt: skip
+        values = results[name]
+        figures.band(sizes, k, values, f"{norm}, measured", index)
+        size = 10 ** (values - values.max(axis=1, keepdims=True))
         share = size / size.sum(axis=1, keepdims=True)
-        label = ("share of the norms", "share of the residuals")[index]
-        figures.band(ax, k, share, label, index)
-    ax.set(ylabel="share", title="counted and weighed")
-    ax.set_ylim(0, 1.35 * ax.get_ylim()[1])  # room for the legend
-    ax = axes[0, 2]
+        figures.band(shares, k, share, f"share of the {text}", index)
+    for predicted, label, dashes in ((law.one, r"one $\alpha$", "--"),
+                                     (law.by_layer, r"$\alpha_l$", ":")):  # fmt: skip
+        predicted = np.asarray(predicted)
+        shown = predicted > results["log10_residual"].min() - 6
+        sizes.plot(k[shown], predicted[shown], "k", ls=dashes, label=f"predicted, {label}")
     for index, size in enumerate(SAMPLES):
-        error = results["estimate_error"][:, index]
-        error = np.moveaxis(error, 1, 2).reshape(-1, config.depth)
+        error = np.moveaxis(results["estimate_error"][:, index], 1, 2).reshape(-1, config.depth)
         style = {"color": figures.color(index), "marker": figures.MARKERS[index]}
-        ax.plot(k[1:], np.median(error, axis=0), label=f"{size} sampled paths", **style)
+        errors.plot(k[1:], np.median(error, axis=0), label=f"{size} sampled paths", **style)
         low, high = np.quantile(error, (0.25, 0.75), axis=0)
-        ax.fill_between(k[1:], low, high, color=style["color"], alpha=0.2, linewidth=0)
-    ax.axhline(1, color="#555555", lw=0.9, ls="--")
-    ax.set(yscale="log", ylabel="relative error", title="a sum estimated from few paths")
-    for ax in axes[0]:
+        errors.fill_between(k[1:], low, high, color=style["color"], alpha=0.2, linewidth=0)
+    errors.axhline(1, color="#555555", lw=0.9, ls="--")
+    sizes.set(ylabel=r"$\log_{10}\|\cdot\|_{1,\infty}$", title="all paths of one length")
+    shares.set(ylabel="share", title="counted and weighed")
+    shares.set_ylim(0, 1.35 * shares.get_ylim()[1])  # room for the legend
+    errors.set(yscale="log", ylabel="relative error", title="a sum estimated from few paths")
+    for ax in (sizes, shares, errors):
         ax.set_xlabel("path length")
         figures.integer_ticks(ax)
         ax.legend(loc="best", fontsize=7)
@@ -359,8 +349,8 @@ def reading(summary: dict[str, Any]) -> str:
     )
 
 
-EXPERIMENT = Experiment(
-    about=__doc__,
+EXPERIMENT = Experiment.of(
+    globals(),
     name="path_chains",
     order=30,
     brief="products of attention matrices along paths, α by layer, and the size of paths by length",
@@ -368,7 +358,6 @@ EXPERIMENT = Experiment(
     claim="Products of attention matrices along a path approach rank one with its length, and "
     "short paths carry the network although most paths are long (published box plots of chained "
     "attention; section 4 on the effectiveness of paths).",
-    flags=FLAGS,
     presets={
         "quick": ("--num_seeds=4", "--depth=6", "--num_tokens=48", "--num_paths=50"),
         "paper": ("--num_seeds=8", "--depth=12", "--num_heads=12", "--d_model=192",
@@ -376,27 +365,11 @@ EXPERIMENT = Experiment(
         "tiny": ("--num_seeds=2", "--depth=2", "--num_heads=2", "--d_model=4", "--num_tokens=4",
                  "--num_paths=2", "--num_repeats=1"),
     },
-    setup=setup_of,
     extra=lambda setup: setup.source,
-    measure=measure_all,
-    table=rows_of,
-    summary=summary_of,
     figures={
-        "path_chains": Drawing(
-            chain_figure,
-            "Residual ratio of products of attention matrices along random paths, by path length: "
-            "medians, quartiles, and outliers over paths and seeds.",
-        ),
-        "path_lengths": Drawing(
-            length_figure,
-            "Exact sums over all paths of each length: sizes and predicted sizes (left), shares "
-            "beside the binomial count (middle), error of estimates from few sampled paths (right; "
-            "above the dashed line worse than nothing).",
-        ),
+        "path_chains": Drawing.described(chain_figure),
+        "path_lengths": Drawing.described(length_figure),
     },
-    claims=claims,
-    compare=compare,
-    reading=reading,
 )  # fmt: skip
 main = EXPERIMENT.main
 

@@ -149,7 +149,7 @@ def summary_of(tables: Tables, sizes: dict[str, tuple[int, int]]) -> dict[str, A
 
 @figures.styled
 def share_figure(tables: Tables, sizes: Sizes) -> Figure:
-    """Shares as bars, the binomial law as dots."""
+    """Share of paths by length: exact counts (bars) and law (dots)."""
     fig, axes = figures.panels(len(tables), COLUMNS, width=3.3, height=2.1)
     for ax, (name, table) in zip(axes.flat, tables.items(), strict=False):
         share = column(table, "share")
@@ -190,8 +190,8 @@ def reading(summary: dict[str, Any]) -> str:
     )
 
 
-EXPERIMENT = Experiment(
-    about=__doc__,
+EXPERIMENT = Experiment.of(
+    globals(),
     name="path_counts",
     order=20,
     brief="number of paths by length of BERT, GPT-3 and others, or of any H and L",
@@ -199,20 +199,13 @@ EXPERIMENT = Experiment(
     claim="Path decomposition: a network of L layers and H heads is a sum over (1+H)^L paths, "
     "whose lengths follow Binomial(L, H/(1+H)), so most paths are long, although long paths "
     "contribute least (published figure of path length distributions).",
-    flags=FLAGS,
     presets={"quick": (), "paper": (), "tiny": ("--heads=2", "--layers=2")},
     setup=architectures,
     # Two integers in closed form: nothing but results.csv is stored.
     measure=lambda options, sizes, run: {n: path_table(*size) for n, size in sizes.items()},
-    table=rows_of,
-    summary=summary_of,
     figures={
-        "path_counts": Drawing(
-            share_figure, "Share of paths by length: exact counts (bars) and law (dots)."
-        )
+        "path_counts": Drawing.described(share_figure),
     },
-    compare=compare,
-    reading=reading,
 )
 main = EXPERIMENT.main
 

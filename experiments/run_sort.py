@@ -20,7 +20,6 @@ from experiments.trained import arguments, training
 from experiments.trained.report import paths_experiment
 from rank_collapse.network.embedding import EmbeddingConfig
 from rank_collapse.training.tasks import examples, sorting
-from rank_collapse.training.training import Recipe
 
 FLAGS = arguments.make_flags("sort", no_repeat=False)
 arguments.add_path_flags(FLAGS)
@@ -28,31 +27,21 @@ arguments.add_path_flags(FLAGS)
 
 def make_setup(options: flags.FlagValues) -> training.Setup:
     """The experiment of the flags."""
+    letters, tokens = options.num_labels, options.num_tokens
     embedding = EmbeddingConfig(
-        vocab_size=options.num_labels,
-        d_embed=options.d_model,
-        positions="learned",
-        num_positions=options.num_tokens,
+        vocab_size=letters, d_embed=options.d_model, positions="learned", num_positions=tokens,
         projection="before_norm",
-    )
+    )  # fmt: skip
     make = functools.partial(
         sorting.make_examples,
-        seq_len=options.num_tokens,
-        num_letters=options.num_labels,
-        repeats=not options.no_repeat,
-    )
-    letters, tokens = options.num_labels, options.num_tokens
+        seq_len=tokens, num_letters=letters, repeats=not options.no_repeat,
+    )  # fmt: skip
     if options.no_repeat and tokens > letters:
         raise ValueError(f"--no_repeat: num_tokens={tokens} out of num_labels={letters} letters")
     return training.Setup(
         name="sort",
-        title=f"Sorting {options.num_tokens} of {options.num_labels} letters",
-        recipe=Recipe(
-            config=arguments.network_config(options, embedding),
-            num_outputs=options.num_labels,
-            batch_size=options.batch_size,
-            num_epochs=options.n_epochs,
-        ),
+        title=f"Sorting {tokens} of {letters} letters",
+        recipe=arguments.recipe(options, embedding),
         make_data=functools.partial(training.train_and_eval, make, options),
         metrics={
             "accuracy": examples.token_accuracy,

@@ -15,7 +15,8 @@ in a layer, to fall to a third), updates in random directions to change its outp
 more, and the other designs to lie within a third of the law after 100 layers.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,17 +24,9 @@ import numpy as np
 from experiments.shell import cli, vocabulary
 from experiments.shell.experiment import Drawing, Experiment
 from experiments.shell.flag_values import Flags
-from experiments.stability import figures, results, training
-from experiments.stability.cases import (
-    DESIGNS as DEFAULT_DESIGNS,
-    KINDS,
-    LAW_OF,
-    PARTS,
-    Case,
-    Group,
-    parts_of,
-)
+from experiments.stability import figures, networks, results, training
 from experiments.stability.measure import measure_all
+from experiments.stability.networks import KINDS, PARTS, Case, Group, parts_of
 from rank_collapse.network.designs import DESIGNS
 from rank_collapse.report.claims import Row, of_mean
 from rank_collapse.report.page import Comparison
@@ -42,7 +35,7 @@ from rank_collapse.runs.folder import RunFolder
 FLAGS = cli.make_flags("stability", num_seeds=8, shows="apart,layer=last")
 define = cli.definer(FLAGS)
 define("list", "parts", ["encoders", "encoder_decoders"], f"Out of {', '.join(PARTS)}.")
-define("list", "designs", list(DEFAULT_DESIGNS), f"Residual designs, out of {', '.join(DESIGNS)}.")
+define("list", "designs", list(networks.DESIGNS), f"Residual designs, out of {', '.join(DESIGNS)}.")
 for name, default, text in (
     ("depths", [6, 12, 25, 50, 100], "Layers of the networks."),
     ("layer_depths", [6, 50], "Those of them that are measured by layer too."),
@@ -64,16 +57,10 @@ define("integer", "train_steps", 300, "Steps.", lower_bound=1)
 
 
 class Found(NamedTuple):
-    """What was measured.
+    """What was measured."""
 
-    Attributes:
-        networks: {case: {measure: [s, ...]}} at initialisation.
-        trained: {cell: ...} of `training.trained`, if that part was asked for.
-        options: The flags.
-    """
-
-    networks: dict[Case, dict[str, Any]]
-    trained: dict[Any, Any]
+    networks: dict[Case, dict[str, Any]]  # {case: {measure: [s, ...]}} at initialisation
+    trained: dict[Any, Any]  # {cell: ...} of `training.trained`, if that part was asked for
     options: Flags
 
 
@@ -86,14 +73,13 @@ def measure(options: Flags, parts: Mapping[str, list[Group]], run: RunFolder) ->
 
 def summary_of(found: Found, parts: Any) -> dict[str, Any]:
     """Of the networks at initialisation, and of those that were trained."""
-    networks = results.summary_of(found.networks, list(found.networks))
-    return networks | training.summary_of(found.trained, found.options)
+    return results.summary_of(found.networks) | training.summary_of(found.trained, found.options)
 
 
 def compare(summary: dict[str, Any]) -> list[Comparison]:
     """What papers state of dependency and gradients, and the one law beside what was measured."""
     rows = [row for kind, found in kinds_of(summary).items() for row in _rows(kind, found)]
-    return rows + (_rows_of_training(summary["training"]) if "training" in summary else [])
+    return rows + list(_rows_of_training(summary.get("training")))
 
 
 def kinds_of(summary: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -108,61 +94,51 @@ def named(kind: str, design: str) -> str:
 
 def _rows(kind, found):
     designs = found["designs"]
-    rows = [
-        Comparison(
-            f"{named(kind, name)}: 1 − token cosine after {own['law']['layers_seen']} layers",
-            own["law"]["one_minus_cosine_last"], own["law"]["expected_last"],
-            "the one law does not cover branches that see tokens that no norm has scaled"
-            if own["law"]["largest_ratio"] is None
-            else "beside it the one law's; largest ratio of the two over layers "
-            f"{own['law']['largest_ratio']:.3g}, at layer "
-            f"{own['law']['largest_ratio_below_layer']}",
-        )
-        for name, own in designs.items()
-    ]  # fmt: skip
-    if {"post", "pre"} <= designs.keys():
-        post, pre = designs["post"], designs["pre"]
-        rows.append(
-            Comparison(
-                f"last branch's share β_NN² of the output, {named(kind, 'post and pre')}",
-                f"{post['last_branch']:.3f}, {pre['last_branch']:.3f}",
-                "Post-LN leans on its last branches, Pre-LN spreads",
-                f"Liu et al. 2020; {post['heat_depth']} layers; centre of mass "
-                f"{post['centre_of_mass']:.2f} and {pre['centre_of_mass']:.2f} of N; exact shares "
-                f"differ by {post['exact_minus_published']:.3f} and "
-                f"{pre['exact_minus_published']:.3f} at most",
+    for name, own in designs.items():
+        law = own["law"]
+        note = "the one law does not cover branches that see tokens that no norm has scaled"
+        if law["largest_ratio"] is not None:
+            note = (
+                "beside it the one law's; largest ratio of the two over layers "
+                f"{law['largest_ratio']:.3g}, at layer {law['largest_ratio_below_layer']}"
             )
+        yield Comparison(
+            f"{named(kind, name)}: 1 − token cosine after {law['layers_seen']} layers",
+            law["one_minus_cosine_last"], law["expected_last"], note,
         )  # fmt: skip
-    post = designs.get("post", {})
+    post, pre = (designs.get(name, {}) for name in ("post", "pre"))
+    if post and pre:
+        yield Comparison(
+            f"last branch's share β_NN² of the output, {named(kind, 'post and pre')}",
+            f"{post['last_branch']:.3f}, {pre['last_branch']:.3f}",
+            "Post-LN leans on its last branches, Pre-LN spreads",
+            f"Liu et al. 2020; {post['heat_depth']} layers; centre of mass "
+            f"{post['centre_of_mass']:.2f} and {pre['centre_of_mass']:.2f} of N; exact shares "
+            f"differ by {post['exact_minus_published']:.3f} and "
+            f"{pre['exact_minus_published']:.3f} at most",
+        )  # fmt: skip
     if post.get("query_over_value_slope") is not None:
-        rows.append(
-            Comparison(
-                f"{named(kind, 'post')}: exponent of ‖∂W_Q‖/‖∂W_V‖ in 1 − token cosine, by layer",
-                post["query_over_value_slope"], "1: they vanish with it",
-                f"Noci et al. 2022; the ratio falls from {post['query_over_value_first']:.2g} in "
-                f"the first layer to {post['query_over_value_last']:.2g} in the last",
-            )
+        yield Comparison(
+            f"{named(kind, 'post')}: exponent of ‖∂W_Q‖/‖∂W_V‖ in 1 − token cosine, by layer",
+            post["query_over_value_slope"], "1: they vanish with it",
+            f"Noci et al. 2022; the ratio falls from {post['query_over_value_first']:.2g} in "
+            f"the first layer to {post['query_over_value_last']:.2g} in the last",
         )  # fmt: skip
-    return rows
 
 
 def _rows_of_training(found):
-    steps = found["steps"]
-    return [
-        Comparison(
+    def shown(curve):
+        return ", ".join("-" if curve[i] is None else f"{curve[i]:.2g}" for i in (0, 1, -1))
+
+    for name, own in (found or {"designs": {}})["designs"].items():
+        yield Comparison(
             f"{name}, {found['depth']} layers trained: 1 − token cosine of the last at steps "
-            f"{steps[0]:g}, {steps[1]:g}, {steps[-1]:g}",
-            _numbers(own["apart"]), _numbers(own["expected_apart"]),
+            "{:g}, {:g}, {:g}".format(*(found["steps"][i] for i in (0, 1, -1))),
+            shown(own["apart"]), shown(own["expected_apart"]),
             "beside it the law's, of the weights at that step; output change by a random update "
-            f"{_numbers(own['change_random'])}, the law's {_numbers(own['expected_change'])}; "
+            f"{shown(own['change_random'])}, the law's {shown(own['expected_change'])}; "
             f"{own['failed']} seeds fail",
-        )
-        for name, own in found["designs"].items()
-    ]  # fmt: skip
-
-
-def _numbers(curve):
-    return ", ".join("-" if curve[i] is None else f"{curve[i]:.2g}" for i in (0, 1, -1))
+        )  # fmt: skip
 
 
 def claims(summary: dict[str, Any]) -> list[Row]:
@@ -176,16 +152,14 @@ def claims(summary: dict[str, Any]) -> list[Row]:
 
 
 def _rows_of_design(design, where, numbers, laws):
-    def placed(exponent):
-        return place(exponent, laws)
-
     random, gradient, sgd = (
         np.array(numbers[f"exponents_{update}"]) for update in ("random", "gradient", "sgd")
     )
+    placed = partial(place, laws=laws)
     expected = numbers["exponent_expected"]
     law = "does not cover it" if expected is None else f"expects {expected:.2f}"
     why = f"exponent {random.mean():.2f}; the one law {law}"
-    key = LAW_OF.get(design, "independent updates")
+    key = networks.LAW_OF.get(design, "independent updates")
     yield of_mean(key, where, random, scale=placed, why=why)
     if design == "deepnorm":
         yield of_mean(design, where, sgd, scale=placed, why=f"exponent {sgd.mean():.2f}")
@@ -206,39 +180,65 @@ def place(exponent: float, laws: Mapping[str, float]) -> float:
 
 def reading(summary: dict[str, Any]) -> str:
     """Against the papers, in a few sentences."""
-    found = {
+    designs = {
         named(kind, name): own
-        for kind, of_kind in kinds_of(summary).items()
-        for name, own in of_kind["designs"].items()
+        for kind, found in kinds_of(summary).items()
+        for name, own in found["designs"].items()
     }
-    slopes = [
-        f"{name} {own['exponent_random']:.2f}, {own['exponent_gradient']:.2f} and "
-        f"{own['exponent_sgd']:.2f}"
-        for name, own in found.items()
-    ]
+    slopes = "; ".join(
+        "{} {:.2f}, {:.2f} and {:.2f}".format(
+            name, *(own[f"exponent_{update}"] for update in ("random", "gradient", "sgd"))
+        )
+        for name, own in designs.items()
+    )
     text = (
         "Exponents of the output change in N, of random updates, of steps of equal relative size "
-        f"along the gradient, and of an SGD step: {'; '.join(slopes)}."
+        f"along the gradient, and of an SGD step: {slopes}."
     )
-    off = {name: own["law"]["largest_ratio"] for name, own in found.items()}
-    covered = {name: ratio for name, ratio in off.items() if ratio is not None}
-    if covered:
+    off = {name: own["law"]["largest_ratio"] for name, own in designs.items()}
+    if covered := {name: ratio for name, ratio in off.items() if ratio is not None}:
         worst = max(covered, key=covered.get)
         text += f" The one law of token cosines is furthest off in {worst}, by a factor of "
         text += f"{covered[worst]:.3g}."
     return text
 
 
-def drawn(draw: Callable, kind: str, caption: str) -> Drawing:
-    """A figure of the networks of one kind, where there are any: draw(networks, cases)."""
-    return Drawing.of_part(
-        lambda found: {case: own for case, own in found.networks.items() if case.kind == kind},
-        lambda own, setup: draw(own, list(own)), caption,
-    )  # fmt: skip
+# {name: (what draws it, its caption of encoder-decoders)}
+FIGURES = {
+    "one_law": (figures.one_law_figure, "The same law of decoders that read an encoder as deep."),
+    "dependency": (
+        figures.dependency_figure,
+        "Dependency in decoders: a layer has three branches, attention to itself, to the memory, "
+        "and the MLP.",
+    ),
+    "output_change": (
+        figures.change_figure,
+        "Change of the decoder's output after an update of every matrix of both halves, against "
+        "the branches of both.",
+    ),
+    "gradients": (figures.gradient_figure, "Gradients of the decoder's three kinds of branches."),
+    "by_layer": (figures.layer_figure, "Residual ratio, token cosine, residual of the decoders."),
+    "omega": (figures.omega_figure, "Gains of the skips of encoder and decoder."),
+}
 
 
-EXPERIMENT = Experiment(
-    about=__doc__,
+def drawings_of(kind: str) -> dict[str, Drawing]:
+    """The figures of the networks of one kind, where there are any."""
+
+    def part(found):
+        return results.by_kind(found.networks).get(kind)
+
+    def drawn(draw, caption):
+        if kind == "encoder":
+            return Drawing.described(draw, part)
+        return Drawing.of_part(part, draw, caption)
+
+    prefix = "" if kind == "encoder" else "encoder_decoder_"
+    return {prefix + name: drawn(*figure) for name, figure in FIGURES.items()}
+
+
+EXPERIMENT = Experiment.of(
+    globals(),
     name="stability",
     order=120,
     brief="residual designs to 100 layers, encoders and encoder-decoders, at initialisation and "
@@ -248,7 +248,6 @@ EXPERIMENT = Experiment(
     claim="Post-LN leans on its last branches, so that updates change its output by O(N), Pre-LN's "
     "by O(log N), and Admin by O(log N) or O(1) (Liu et al. 2020, theorem 2); in "
     "Post-LN tokens become equal and gradients of queries and keys vanish (Noci et al. 2022).",
-    flags=FLAGS,
     presets={
         "quick": ("--parts=encoders", "--designs=post,admin_log,admin_const", "--depths=3,6,12",
                   "--nolog_residual", "--layer_depths=3,6,12", "--num_seeds=4", "--d_model=32"),
@@ -260,82 +259,12 @@ EXPERIMENT = Experiment(
     },
     setup=parts_of,
     measure=measure,
-    table=lambda found, parts: results.rows_of(found.networks, list(found.networks)),
-    summary=summary_of,
+    table=lambda found, parts: results.rows_of(found.networks),
     figures={
-        "one_law": drawn(
-            figures.one_law_figure, "encoder",
-            "Left: 1 − mean token cosine by layer of the deepest networks (markers, bands over "
-            "seeds) and the law that predicts it from the gains alone (lines). Middle and right:"
-            " output change and gradients of W_Q, measured against expected from the same "
-            "recursion, geometric means over seeds (gradients where 1 − cosine is above 1e-5: "
-            "below it float32 rounds them). Of W_Q and W_K the law has the first order in the "
-            "scores' variance alone: at variance 1 networks have .86 to .91 of it at 17 tokens and "
-            "1.06 to 1.10 at 64, .74 to .89 with a causal mask, .55 to .74 at 3, where it is not "
-            "to be used.",
-        ),
-        "dependency": drawn(
-            figures.dependency_figure, "encoder",
-            "Dependency of the stream after branch i on branch j: β_ij from variances, as "
-            "published, and the exact share of variance.",
-        ),
-        "output_change": drawn(
-            figures.change_figure, "encoder",
-            "Change of the output after an update of every matrix by the same relative size, "
-            "against the number of branches; black the three published laws. Dotted: of random "
-            "updates the law's expectation; of steps along the gradient what they do at least, "
-            "e² (Σ‖W‖‖∂W‖)²/‖u‖². Right: fitted exponents, 95 % over seeds.",
-        ),
-        "gradients": drawn(
-            figures.gradient_figure, "encoder",
-            "Gradient norms by layer of the deepest networks, dotted what the law expects (of W_Q "
-            "and W_K to first order in the scores' variance, as above); last: those of queries "
-            "over those of values against 1 − token cosine.",
-        ),
-        "by_layer": drawn(
-            figures.layer_figure, "encoder",
-            "Residual ratio, token cosine and residual by layer of the same networks.",
-        ),
-        "omega": drawn(
-            figures.omega_figure, "encoder",
-            "Gains of the skips by sublayer; of Admin profiled on a batch of each seed's own.",
-        ),
-        "encoder_decoder_one_law": drawn(
-            figures.one_law_figure, "encoder_decoder",
-            "The same law of decoders that look at an encoder as deep.",
-        ),
-        "encoder_decoder_dependency": drawn(
-            figures.dependency_figure, "encoder_decoder",
-            "Dependency in decoders: a layer has three branches, attention to itself, to the "
-            "memory, and the MLP.",
-        ),
-        "encoder_decoder_output_change": drawn(
-            figures.change_figure, "encoder_decoder",
-            "Change of the decoder's output after an update of every matrix of both halves, "
-            "against the branches of both.",
-        ),
-        "encoder_decoder_gradients": drawn(
-            figures.gradient_figure, "encoder_decoder",
-            "Gradient norms of the decoder's three kinds of branches.",
-        ),
-        "encoder_decoder_by_layer": drawn(
-            figures.layer_figure, "encoder_decoder",
-            "Residual ratio, token cosine and residual of the decoders.",
-        ),
-        "encoder_decoder_omega": drawn(
-            figures.omega_figure, "encoder_decoder",
-            "Gains of the skips of encoder and decoder.",
-        ),
-        "training": Drawing(
-            lambda found, setup: training.training_figure(found.trained),
-            "The same measurements on the networks of run_trainability while they train, by "
-            "step; dotted what the law expects of the weights there are.",
-            lambda found, setup: bool(found.trained),
-        ),
+        **drawings_of("encoder"),
+        **drawings_of("encoder_decoder"),
+        "training": Drawing.described(training.training_figure, lambda found: found.trained),
     },
-    claims=claims,
-    compare=compare,
-    reading=reading,
 )  # fmt: skip
 main = EXPERIMENT.main
 

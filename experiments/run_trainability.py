@@ -18,13 +18,9 @@ same sizes, it trains those that its folder lacks and shows those that are asked
 
 import functools
 import itertools
-import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from absl import flags
 from matplotlib.figure import Figure
@@ -33,20 +29,14 @@ import rank_collapse as rc
 from experiments.shell import cli, vocabulary
 from experiments.shell.experiment import Drawing, Experiment
 from experiments.shell.flag_values import check_names
-from experiments.shell.memory_budget import MemoryBudget
-from experiments.trained import arguments
-from experiments.trained.cells import Program, results_of_cells
-from rank_collapse.network.embedding import EmbeddingConfig
-from rank_collapse.network.inputs import input_states
+from experiments.trained import arguments, designs
+from experiments.trained.designs import Cell, failed, gradient, limit_of
 from rank_collapse.report import figures
 from rank_collapse.report.claims import Row, of_mean
 from rank_collapse.report.page import Comparison
 from rank_collapse.report.shares import wilson_interval
-from rank_collapse.runs.folder import RunFolder
-from rank_collapse.runs.seeds import seed_keys
-from rank_collapse.training.recipe import Hyper, Recipe, config_of
-from rank_collapse.training.tasks import examples, sequences
-from rank_collapse.training.training import Model, batch_forward
+from rank_collapse.report.statistics import by_seed
+from rank_collapse.training.tasks import sequences
 
 SOURCE = "Liu et al. 2020, table 1: WMT'14 English-German, encoder and decoder, with warm-up"
 
@@ -65,13 +55,6 @@ ASKED = (
     "border_gains", "border_rates", "batch_sizes", "batch_depth",
 )  # fmt: skip
 
-STEPS_PER_EPOCH = 25  # of which the training loss is the mean
-LOOKS = 4  # at the networks while they train, besides the one before
-MEASURES = ("token_cosine", "residual_ratio")
-GRADIENTS = ("w_q", "w_k", "w_v", "w_o", "w_in", "w_out")
-LOOKED_AT = 8  # examples whose hidden states are measured
-FLOATS = {"skip_gain": 1.0, "branch_gain": 1.0, "init_gain": 1.0}
-
 FLAGS = cli.make_flags("trainability", num_seeds=8, shows="failed")
 define = cli.definer(FLAGS)
 define("list", "parts", list(PARTS), f"What is trained, out of {', '.join(PARTS)}.")
@@ -86,93 +69,17 @@ define("enum", "task", "reverse", "What is learned, token by token.", sequences.
 define("integer", "n_steps", 300, "Training steps.", lower_bound=1)
 define("integer", "grid_seeds", 4, "Seeds of each cell of border and batch.", lower_bound=1)
 define("integer", "batch_depth", 18, "Layers of the networks of that part.", lower_bound=1)
-for name, default, text in (
-    ("depths", [6, 12, 18, 36], "Layers."),
-    ("border_depths", [6, 12, 18], "Depths of the border."),
-    ("batch_sizes", [8, 64], "Batch sizes compared."),
+for name, default, kind, least, text in (
+    ("depths", [6, 12, 18, 36], int, 1, "Layers."),
+    ("border_depths", [6, 12, 18], int, 1, "Depths of the border."),
+    ("batch_sizes", [8, 64], int, 1, "Batch sizes compared."),
+    ("warmup", [0, 100], int, 0, "Steps of the warm-up."),
+    ("border_gains", [1.0, 1.5, 2.0, 3.0], float, 0.0, "Skip gains of Post-LN there."),
+    ("border_rates", [3e-4, 1e-3, 3e-3], float, 0.0, "Learning rates."),
 ):
-    vocabulary.numbers(FLAGS, name, default, text, lower_bound=1)
-vocabulary.numbers(FLAGS, "warmup", [0, 100], "Steps of the warm-up.", lower_bound=0)
-for name, default, text in (
-    ("border_gains", [1.0, 1.5, 2.0, 3.0], "Skip gains of Post-LN there."),
-    ("border_rates", [3e-4, 1e-3, 3e-3], "Learning rates."),
-):
-    vocabulary.numbers(FLAGS, name, default, text, kind=float, lower_bound=0.0)
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One combination of what is varied; each is run with several seeds.
-
-    Attributes:
-        part: Of the experiment.
-        depth: Layers.
-        design: Name of a residual design; "post" with another gain in the part "border".
-        gain: Of all skips, in place of the design's; None for the design's own.
-        learning_rate, warmup, batch_size: Of the training.
-    """
-
-    part: str
-    depth: int
-    design: str
-    gain: float | None
-    learning_rate: float
-    warmup: int
-    batch_size: int
-
-    @property
-    def name(self) -> str:
-        """Of the cell's arrays."""
-        gain = "" if self.gain is None else f" gain={self.gain:g}"
-        return (
-            f"{self.part} depth={self.depth} {self.design}{gain} rate={self.learning_rate:g} "
-            f"warmup={self.warmup} batch={self.batch_size}"
-        )
-
+    vocabulary.numbers(FLAGS, name, default, text, kind=kind, lower_bound=least)
 
 Results = dict[Cell, dict[str, Any]]
-
-
-def make_measure(recipe: Recipe) -> Callable[[Model, Any, Hyper], dict[str, Any]]:
-    """measure(model, data, hyper) of one run.
-
-    It returns, on examples that training does not see, "accuracy" and "loss" [], the mean over
-    examples of `MEASURES` of the hidden states [L + 1], and "gradients" [len(GRADIENTS), L], the
-    Frobenius norm of the loss's gradient to each matrix of each layer, all heads together.
-    """
-
-    def measure(model, data, hyper):
-        config, held_out = config_of(recipe, hyper), data["eval"]
-
-        def loss(model):
-            logits = batch_forward(model, held_out, config)
-            return examples.loss_metric(logits, held_out), logits
-
-        (value, logits), gradient = jax.value_and_grad(loss, has_aux=True)(model)
-        layers = gradient.network.layers
-        matrices = {
-            n: getattr(layers.attention, n) for n in GRADIENTS if hasattr(layers.attention, n)
-        }
-        matrices |= {n: getattr(layers.mlp, n) for n in GRADIENTS if n not in matrices}
-
-        def profiles(inputs):
-            states = input_states(model.network, inputs, config)
-            hidden = rc.apply(model.network, states, config).hidden
-            return rc.profile(hidden, measures=MEASURES)
-
-        found = jax.vmap(profiles)(held_out.first(LOOKED_AT).inputs)
-        return {
-            "accuracy": examples.token_accuracy(logits, held_out),
-            "loss": value,
-            "gradients": jnp.stack([_norms(matrices[name]) for name in GRADIENTS]),
-        } | {name: jnp.mean(found[name], axis=0) for name in MEASURES}
-
-    return measure
-
-
-def _norms(by_layer):
-    """Frobenius norm of each layer's matrix, [L]."""
-    return jnp.sqrt(jnp.sum(by_layer**2, axis=tuple(range(1, by_layer.ndim))))
 
 
 def cells_of(options: flags.FlagValues) -> list[Cell]:
@@ -200,197 +107,74 @@ def cells_of(options: flags.FlagValues) -> list[Cell]:
     return list(dict.fromkeys(cells))
 
 
-def train_cells(
-    options: flags.FlagValues, run: RunFolder, *, make_measure: Callable = make_measure
-) -> dict[Cell, dict[str, Any]]:
-    """{cell: its results} of all cells; see `results_of_cells`.
-
-    Args:
-        options: The flags.
-        run: The run folder.
-        make_measure: recipe → what is measured of each run, as `measure.make_measure`.
-    """
-    mesh, cells = cli.mesh(options), cells_of(options)
-
-    @functools.cache  # cells that differ in floats alone share a program
-    def program_of(config, batch_size, profiled):
-        recipe = Recipe(
-            config=config, num_outputs=options.num_labels, batch_size=batch_size,
-            num_epochs=max(1, options.n_steps // STEPS_PER_EPOCH), shuffle=True, unroll=1,
-        )  # fmt: skip
-        make_data = functools.partial(data_of, options, batch_size)
-        return Program(
-            recipe, make_data, make_measure(recipe), mesh=mesh, looks=LOOKS, along=True,
-            prepare=functools.partial(admin_gains, recipe) if profiled else None, log=run.log,
-        )  # fmt: skip
-
-    groups: dict[Any, dict[str, Hyper]] = {}
-    for cell in cells:
-        config, floats = split(network_of(options, cell))
-        hyper = Hyper(cell.learning_rate, dropout=None, warmup=cell.warmup, network=floats)
-        key = config, cell.batch_size, cell.design == "admin", cell.part
-        groups.setdefault(key, {})[cell.name] = hyper
-    found = {}
-    with MemoryBudget(options, mesh, run.log) as budget:
-        for (*key, part), group in groups.items():
-            seeds = options.num_seeds if part == "designs" else options.grid_seeds
-            found |= results_of_cells(
-                functools.partial(program_of, *key), group, seed_keys(options.seed, seeds),
-                run=run, budget=budget, most=max(options.num_seeds, seeds),
-            )  # fmt: skip
-    return {cell: found[cell.name] for cell in cells}
-
-
-def admin_gains(recipe: Recipe, model: Any, data: Any, hyper: Hyper) -> Hyper:
-    """Admin's ω, profiled on the first batch of each seed's own initial network."""
-    config = recipe.config.replace(**hyper.network | {"skip_gain": 1.0})
-    batch = data["train"].inputs[: recipe.batch_size]
-    gains = rc.admin_profile(model.network, batch, config).skip_gain
-    return hyper.replace(network=hyper.network | {"skip_gain": gains})
-
-
-def network_of(options: flags.FlagValues, cell: Cell) -> rc.TransformerConfig:
-    """The network of a cell: an encoder that answers token by token."""
-    d = options.d_model
-    embedding = EmbeddingConfig(
-        vocab_size=options.num_labels, d_embed=d, positions="learned",
-        num_positions=options.num_tokens, projection="before_norm",
-    )  # fmt: skip
-    config = rc.design(
-        rc.transformer(
-            cell.depth, options.num_heads, d, d_ff=options.d_ff, mlp="relu", embedding=embedding
-        ),
-        cell.design,
-    )
-    return config if cell.gain is None else config.replace(skip_gain=cell.gain)
-
-
-def split(config: rc.TransformerConfig) -> tuple[rc.TransformerConfig, dict[str, Any]]:
-    """(what is compiled in, the floats that differ between runs)."""
-    return config.replace(**FLOATS), {name: getattr(config, name) for name in FLOATS}
-
-
-def data_of(options: flags.FlagValues, batch_size: int, key: Any) -> dict[str, Any]:
-    """Training data of one seed, an epoch of `STEPS_PER_EPOCH` batches, and data of its own."""
-    key_train, key_eval = jax.random.split(key)
-    make: Callable = functools.partial(
-        sequences.make_examples,
-        seq_len=options.num_tokens, num_letters=options.num_labels, task=options.task,
-    )  # fmt: skip
-    return {
-        "train": make(key_train, STEPS_PER_EPOCH * batch_size),
-        "eval": make(key_eval, options.n_eval_data),
+def columns_of(found: dict[str, Any], options: flags.FlagValues) -> dict[str, np.ndarray]:
+    """What the table has of each seed of a cell, [s] each."""
+    columns = {
+        "failed": failed(found, limit_of(options)).astype(int),
+        "diverged": designs.diverged(found).astype(int),
+        "accuracy": found["accuracy"][:, -1],
+        "training_loss": found["losses"][:, -1],
     }
-
-
-def guess_limit(tokens: int, letters: int) -> float:
-    """Accuracy below which a guess cannot be distinguished from what is learned.
-
-    1/c + 2.58 √((1/c)(1 − 1/c)/tokens): one guess of 200 lies above it.
-    """
-    share = 1 / letters
-    return share + 2.58 * math.sqrt(share * (1 - share) / tokens)
-
-
-def limit_of(options: flags.FlagValues) -> float:
-    """`guess_limit` of the evaluation."""
-    return guess_limit(options.n_eval_data * options.num_tokens, options.num_labels)
-
-
-def failed(found: dict[str, Any], limit: float) -> np.ndarray:
-    """Which seeds diverged (a loss that is not finite) or still guess at the end, [s]."""
-    return ~np.isfinite(found["losses"]).all(axis=1) | ~(found["accuracy"][:, -1] > limit)
-
-
-def gradient(found: dict[str, Any], matrix: str) -> np.ndarray:
-    """Norm of the loss's gradient to one matrix, [s, t, L]."""
-    return found["gradients"][:, :, GRADIENTS.index(matrix)]
+    for when, t in (("before", 0), ("after", -1)):
+        states, matrices = ("residual_ratio", "token_cosine"), ("w_q", "w_k", "w_v")
+        columns |= {f"{name}_{when}": found[name][:, t, -1] for name in states}
+        columns |= {f"gradient_{n}_{when}": gradient(found, n)[:, t, -1] for n in matrices}
+    return columns
 
 
 def rows_of(results: Results, options: flags.FlagValues) -> list[dict[str, Any]]:
     """One row per cell and seed."""
-    rows = []
-    for cell, found in results.items():
-        fails = failed(found, limit_of(options))
-        for seed in range(len(fails)):
-            row = asdict(cell) | {"seed": seed, "failed": int(fails[seed])}
-            row["diverged"] = int(not np.isfinite(found["losses"][seed]).all())
-            row["accuracy"] = float(found["accuracy"][seed, -1])
-            row["training_loss"] = float(found["losses"][seed, -1])
-            for when, t in (("before", 0), ("after", -1)):
-                for name in ("residual_ratio", "token_cosine"):
-                    row[f"{name}_{when}"] = float(found[name][seed, t, -1])
-                for name in ("w_q", "w_k", "w_v"):
-                    row[f"gradient_{name}_{when}"] = float(gradient(found, name)[seed, t, -1])
-            rows.append(row)
-    return rows
+    return [
+        vars(cell) | row
+        for cell, found in results.items()
+        for row in by_seed(columns_of(found, options))
+    ]
 
 
 def summary_of(results: Results, options: flags.FlagValues) -> dict[str, Any]:
     """Per cell: how many seeds failed, with the interval, and what their networks were like."""
-    limit, cells = limit_of(options), []
+    cells = []
     for cell, found in results.items():
-        fails = failed(found, limit)
-        cells.append(
-            asdict(cell)
-            | {
-                "seeds": len(fails),
-                "failed": int(fails.sum()),
-                "diverged": int((~np.isfinite(found["losses"]).all(axis=1)).sum()),
-                "interval": list(wilson_interval(int(fails.sum()), len(fails))),
-                "accuracy": float(np.mean(found["accuracy"][:, -1])),
-                "accuracy_by_seed": found["accuracy"][:, -1].tolist(),
-                "training_loss": float(np.nanmean(found["losses"][:, -1])),
-                "residual_ratio_before": float(found["residual_ratio"][:, 0, -1].mean()),
-                "residual_ratio_after": float(np.nanmean(found["residual_ratio"][:, -1, -1])),
-                "token_cosine_before": float(found["token_cosine"][:, 0, -1].mean()),
-                "query_over_value_gradient_before": float(
-                    np.median(gradient(found, "w_q")[:, 0] / gradient(found, "w_v")[:, 0])
-                ),
-                "seconds": float(found["seconds"]),
-            }
-        )
-    return {
-        "cells": cells,
-        "guess_limit": limit,
-        "baseline": 1 / options.num_labels,
-        "steps": options.n_steps,
-        "task": f"{options.task}, {options.num_tokens} of {options.num_labels} letters",
-    }
+        seen = columns_of(found, options)
+        count, seeds = int(seen["failed"].sum()), len(seen["failed"])
+        share = np.median(gradient(found, "w_q")[:, 0] / gradient(found, "w_v")[:, 0])
+        own = {"seeds": seeds, "failed": count, "diverged": int(seen["diverged"].sum())}
+        own |= {
+            "interval": list(wilson_interval(count, seeds)),
+            "accuracy": float(np.mean(seen["accuracy"])),
+            "accuracy_by_seed": seen["accuracy"].tolist(),
+            "training_loss": float(np.nanmean(seen["training_loss"])),
+            "residual_ratio_before": float(seen["residual_ratio_before"].mean()),
+            "residual_ratio_after": float(np.nanmean(seen["residual_ratio_after"])),
+            "token_cosine_before": float(seen["token_cosine_before"].mean()),
+            "query_over_value_gradient_before": float(share),
+            "seconds": float(found["seconds"]["all"]),
+        }
+        cells.append(vars(cell) | own)
+    task = f"{options.task}, {options.num_tokens} of {options.num_labels} letters"
+    limit, guess = limit_of(options), 1 / options.num_labels
+    about = {"guess_limit": limit, "baseline": guess, "steps": options.n_steps, "task": task}
+    return {"cells": cells} | about
 
 
-def title_of(cell: dict[str, Any]) -> str:
-    """A cell of the summary in words."""
-    gain = "" if cell["gain"] is None else f", gain {cell['gain']:g}"
-    return (
-        f"{cell['design']}{gain}, {cell['depth']} layers, rate {cell['learning_rate']:g}, "
-        f"warm-up {cell['warmup']}, batch {cell['batch_size']}"
-    )
-
-
-def _values(cells, field):
-    return list(dict.fromkeys(getattr(c, field) for c in cells))
+def values_of(cells: Results, field: str) -> list[Any]:
+    """The values that a field of the cells has, in their order."""
+    return list(dict.fromkeys(getattr(cell, field) for cell in cells))
 
 
 @figures.styled
 def share_figure(cells: Results, options: flags.FlagValues, *, field: str, label: str) -> Figure:
     """Share of seeds that failed, with Wilson's intervals, by depth or batch size."""
-    warmups, designs = _values(cells, "warmup"), _values(cells, "design")
-    places = sorted(_values(cells, field))
-    fig, axes = figures.figure(1, len(warmups), sharey=True)
-    for ax, warmup in zip(axes[0], warmups, strict=True):
-        for index, design in enumerate(designs):
-            for cell, found in cells.items():
-                if (cell.warmup, cell.design) != (warmup, design):
-                    continue
-                fails = failed(found, limit_of(options))
-                x = places.index(getattr(cell, field)) + 0.13 * (index - (len(designs) - 1) / 2)
-                ends = wilson_interval(int(fails.sum()), len(fails))
-                first = getattr(cell, field) == places[0]
-                figures.interval(ax, x, fails.mean(), ends, design if first else None, index)
+    places, names = values_of(cells, field), values_of(cells, "design")
+    fig, axes, own = figures.grid([(0, cell.warmup) for cell in cells], sharey=True)
+    for ax, (cell, found) in zip(own, cells.items(), strict=True):
+        index, place = names.index(cell.design), places.index(getattr(cell, field))
+        fails, x = failed(found, limit_of(options)), place + 0.13 * (index - (len(names) - 1) / 2)
+        ends = wilson_interval(int(fails.sum()), len(fails))
+        figures.interval(ax, x, fails.mean(), ends, None if place else cell.design, index)
         ax.set_xticks(range(len(places)), [str(p) for p in places])
-        ax.set(xlabel=label, title=f"warm-up {warmup} steps", ylim=(-0.05, 1.05))
-        ax.set_xlim(-0.6, len(places) - 0.4)
+        ax.set(xlabel=label, ylim=(-0.05, 1.05), xlim=(-0.6, len(places) - 0.4))
+        ax.set(title=f"warm-up {cell.warmup} steps")
     axes[0, 0].set_ylabel("share of seeds that fail")
     axes[0, 0].legend()
     return fig
@@ -398,16 +182,13 @@ def share_figure(cells: Results, options: flags.FlagValues, *, field: str, label
 
 @figures.styled
 def loss_figure(cells: Results, options: flags.FlagValues) -> Figure:
-    """Training loss by step: rows warm-ups, columns depths."""
-    warmups, depths = _values(cells, "warmup"), sorted(_values(cells, "depth"))
-    designs = _values(cells, "design")
-    fig, axes = figures.figure(
-        len(warmups), len(depths), width=3.0, height=2.6, sharex=True, sharey=True
-    )
-    for cell, found in cells.items():
-        ax = axes[warmups.index(cell.warmup), depths.index(cell.depth)]
-        steps = STEPS_PER_EPOCH * (0.5 + np.arange(found["losses"].shape[1]))
-        figures.band(ax, steps, found["losses"], cell.design, designs.index(cell.design))
+    """Training loss, mean and standard deviation over seeds."""
+    places = [(cell.warmup, cell.depth) for cell in cells]
+    fig, axes, own = figures.grid(places, width=3.0, height=2.6, sharex=True, sharey=True)
+    names = values_of(cells, "design")
+    for ax, (cell, found) in zip(own, cells.items(), strict=True):
+        steps = designs.STEPS_PER_EPOCH * (0.5 + np.arange(found["losses"].shape[1]))
+        figures.band(ax, steps, found["losses"], cell.design, names.index(cell.design))
         ax.set_title(f"{cell.depth} layers, warm-up {cell.warmup}")
     figures.outer_labels(axes, "step", "training loss")
     axes[0, 0].set_ylim(0, None)
@@ -415,86 +196,71 @@ def loss_figure(cells: Results, options: flags.FlagValues) -> Figure:
     return fig
 
 
+# {label: results → [s, t, L] or [s, t]}
+BY_LAYER = {
+    "residual ratio": lambda found: found["residual_ratio"][..., 1:],
+    "gradient to $W_Q$": lambda found: gradient(found, "w_q"),
+    "gradient to $W_V$": lambda found: gradient(found, "w_v"),
+}
+BY_STEP = {
+    "residual ratio, last layer": lambda found: found["residual_ratio"][..., -1],
+    "gradient to $W_Q$, all layers": lambda found: np.sqrt(
+        np.mean(gradient(found, "w_q") ** 2, axis=-1)
+    ),
+}
+
+
 @figures.styled
-def why_figure(cells: Results, options: flags.FlagValues) -> Figure:
-    """By layer, before (solid) and after training (dashed): residual, gradients of W_Q and W_V."""
-    cells, depths, designs = _least_warmed(cells)
-    fig, axes = figures.figure(len(depths), 3, width=3.4, height=2.6, sharey="col")
-    labels = ("residual ratio", r"gradient to $W_Q$", r"gradient to $W_V$")
-    for cell, found in cells.items():
-        row, index = axes[depths.index(cell.depth)], designs.index(cell.design)
-        layers = np.arange(1, cell.depth + 1)
-        curves = (found["residual_ratio"][..., 1:], gradient(found, "w_q"), gradient(found, "w_v"))
-        for ax, label, values in zip(row, labels, curves, strict=True):
-            values = _log10(values)
+def inside_figure(cells: Results, options: flags.FlagValues, *, by_step: bool) -> Figure:
+    """Residuals and gradients of the shortest warm-up, rows depths: by step, or by layer before
+    (solid) and after training (dashed)."""
+    least = min(cell.warmup for cell in cells)
+    cells = {cell: found for cell, found in cells.items() if cell.warmup == least}
+    names = values_of(cells, "design")
+    measures, note = (BY_STEP, "") if by_step else (BY_LAYER, "; dashed: after training")
+    size = {"width": 3.5, "height": 2.6, "sharex": by_step, "sharey": "col"}
+    places = [(cell.depth, label) for cell in cells for label in measures]
+    fig, axes, own = figures.grid(places, **size)
+    every = ((cell, *measure) for cell in cells for measure in measures.items())
+    for ax, (cell, label, measure) in zip(own, every, strict=True):
+        index, found = names.index(cell.design), cells[cell]
+        with np.errstate(divide="ignore"):
+            values = np.log10(measure(found))
+        if by_step:
+            figures.band(ax, designs.steps_of(found), values, cell.design, index)
+        else:
+            layers = np.arange(1, cell.depth + 1)
             figures.band(ax, layers, values[:, 0], cell.design, index, marker="")
             after = np.median(values[:, -1], axis=0)
             ax.plot(layers, after, color=figures.color(index), ls="--", lw=1)
-            ax.set_ylabel(rf"$\log_{{10}}$ {label}")
             figures.integer_ticks(ax)
-        row[1].set_title(f"{cell.depth} layers, warm-up {cell.warmup}; dashed: after training")
-    figures.outer_labels(axes, "layer")
+        ax.set_ylabel(rf"$\log_{{10}}$ {label}")
+        ax.set_title(f"{cell.depth} layers, warm-up {cell.warmup}{note}", fontsize=9)
+    figures.outer_labels(axes, "step" if by_step else "layer")
     axes[0, 0].legend()
     return fig
-
-
-@figures.styled
-def during_figure(cells: Results, options: flags.FlagValues) -> Figure:
-    """Against the step: residual ratio of the last layer, and gradient to W_Q over all layers."""
-    cells, depths, designs = _least_warmed(cells)
-    fig, axes = figures.figure(len(depths), 2, width=3.6, height=2.6, sharex=True, sharey="col")
-    for cell, found in cells.items():
-        row, index = axes[depths.index(cell.depth)], designs.index(cell.design)
-        looks = found["accuracy"].shape[1]
-        steps = STEPS_PER_EPOCH * found["losses"].shape[1] * np.arange(looks) / (looks - 1)
-        size = np.sqrt(np.mean(gradient(found, "w_q") ** 2, axis=-1))
-        for ax, values in zip(row, (found["residual_ratio"][..., -1], size), strict=True):
-            figures.band(ax, steps, _log10(values), cell.design, index)
-            ax.set_title(f"{cell.depth} layers, warm-up {cell.warmup}")
-        row[0].set_ylabel(r"$\log_{10}$ residual ratio, last layer")
-        row[1].set_ylabel(r"$\log_{10}$ gradient to $W_Q$, all layers")
-    figures.outer_labels(axes, "step")
-    axes[0, 0].legend()
-    return fig
-
-
-def _least_warmed(cells):
-    """The cells of the shortest warm-up, their depths and their designs."""
-    warmup = min(_values(cells, "warmup"))
-    kept = {c: r for c, r in cells.items() if c.warmup == warmup}
-    return kept, sorted(_values(kept, "depth")), _values(kept, "design")
-
-
-def _log10(values):
-    with np.errstate(divide="ignore"):
-        return np.log10(values)
 
 
 @figures.styled
 def border_figure(cells: Results, options: flags.FlagValues) -> Figure:
-    """Accuracy after training over skip gain and learning rate: rows warm-ups, columns depths."""
-    fields = ("warmup", "depth", "learning_rate", "gain")
-    warmups, depths, rates, gains = (sorted(_values(cells, f)) for f in fields)
-    fig, axes = figures.figure(
-        len(warmups), len(depths), width=3.2, height=2.3, sharex=True, sharey=True
-    )
-    for row, warmup in enumerate(warmups):
-        for column, depth in enumerate(depths):
-            ax, table = axes[row, column], np.full((len(rates), len(gains)), np.nan)
-            for cell, found in cells.items():
-                if (cell.warmup, cell.depth) == (warmup, depth):
-                    place = rates.index(cell.learning_rate), gains.index(cell.gain)
-                    table[place] = found["accuracy"][:, -1].mean()
-                    fails = failed(found, limit_of(options))
-                    ax.text(
-                        place[1], place[0], f"{fails.sum()}/{len(fails)}", ha="center",
-                        va="center", fontsize=8, color="white" if table[place] < 0.6 else "black",
-                    )  # fmt: skip
-            image = ax.imshow(table, origin="lower", aspect="auto", vmin=0, vmax=1)
-            ax.grid(False)
-            ax.set_xticks(range(len(gains)), [f"{g:g}" for g in gains])
-            ax.set_yticks(range(len(rates)), [f"{r:g}" for r in rates])
-            ax.set_title(f"{depth} layers, warm-up {warmup}", fontsize=8)
+    """Accuracy of Post-LN by gain of all skips, learning rate and warm-up."""
+    rates, gains = (sorted(values_of(cells, field)) for field in ("learning_rate", "gain"))
+    places = [(cell.warmup, cell.depth) for cell in cells]
+    fig, axes, own = figures.grid(places, width=3.2, height=2.3, sharex=True, sharey=True)
+    tables = {ax: np.full((len(rates), len(gains)), np.nan) for ax in axes.flat}
+    for ax, (cell, found) in zip(own, cells.items(), strict=True):
+        y, x = rates.index(cell.learning_rate), gains.index(cell.gain)
+        tables[ax][y, x] = accuracy = found["accuracy"][:, -1].mean()
+        fails = failed(found, limit_of(options))
+        style = {"ha": "center", "va": "center", "fontsize": 8}
+        style["color"] = "white" if accuracy < 0.6 else "black"
+        ax.text(x, y, f"{fails.sum()}/{len(fails)}", **style)
+        ax.set_title(f"{cell.depth} layers, warm-up {cell.warmup}", fontsize=8)
+    for ax, table in tables.items():
+        image = ax.imshow(table, origin="lower", aspect="auto", vmin=0, vmax=1)
+        ax.grid(False)
+        ax.set_xticks(range(len(gains)), [f"{g:g}" for g in gains])
+        ax.set_yticks(range(len(rates)), [f"{r:g}" for r in rates])
     figures.outer_labels(axes, "skip gain", "learning rate")
     fig.colorbar(image, ax=axes, label="accuracy; numbers: seeds that fail")
     return fig
@@ -504,17 +270,17 @@ def compare(summary: dict[str, Any]) -> list[Comparison]:
     """Seeds that failed, beside the BLEU of networks as deep that trained or did not."""
     rows = []
     for cell in summary["cells"]:
+        gain = "" if cell["gain"] is None else f", gain {cell['gain']:g}"
         low, high = cell["interval"]
         known, bleu = published(cell)
-        rows.append(
-            Comparison(
-                f"{cell['part']}: {title_of(cell)}: seeds that fail",
-                f"{cell['failed']} of {cell['seeds']} ({low:.2f} to {high:.2f}), accuracy "
-                f"{cell['accuracy']:.3f}",
-                (f"BLEU {bleu}" if bleu else "failed") if known else None,
-                SOURCE if known else "",
-            )
-        )  # fmt: skip
+        rows.append(Comparison(
+            f"{cell['part']}: {cell['design']}{gain}, {cell['depth']} layers, rate "
+            f"{cell['learning_rate']:g}, warm-up {cell['warmup']}, batch {cell['batch_size']}: "
+            "seeds that fail",
+            f"{cell['failed']} of {cell['seeds']} ({low:.2f} to {high:.2f}), accuracy "
+            f"{cell['accuracy']:.3f}",
+            (f"BLEU {bleu}" if bleu else "failed") if known else None, SOURCE if known else "",
+        ))  # fmt: skip
     return rows
 
 
@@ -548,8 +314,7 @@ def reading(summary: dict[str, Any]) -> str:
     cells = [c for c in summary["cells"] if c["part"] == "designs"]
     if not cells:
         return "Only the grids were run."
-    warmup = min(c["warmup"] for c in cells)
-    deepest = max(c["depth"] for c in cells)
+    warmup, deepest = min(c["warmup"] for c in cells), max(c["depth"] for c in cells)
     at = [c for c in cells if (c["depth"], c["warmup"]) == (deepest, warmup)]
     said = "; ".join(
         f"{c['design']} fails in {c['failed']} of {c['seeds']} seeds (last residual ratio "
@@ -560,14 +325,17 @@ def reading(summary: dict[str, Any]) -> str:
     return f"With {deepest} layers and {warmup or 'no'} steps of warm-up: {said}."
 
 
-def part_of(name: str) -> Callable[[Results], Results]:
-    """results → those of the cells of one part."""
-    return lambda results: {cell: own for cell, own in results.items() if cell.part == name}
+def drawn(part: str, draw: Callable, caption: str = "") -> Drawing:
+    """A figure of the cells of one part, where there are any."""
+
+    def cells(results):
+        return {cell: own for cell, own in results.items() if cell.part == part}
+
+    return Drawing.of_part(cells, draw, caption) if caption else Drawing.described(draw, cells)
 
 
-DESIGNS, BORDER, BATCH = (part_of(name) for name in PARTS)
-EXPERIMENT = Experiment(
-    about=__doc__,
+EXPERIMENT = Experiment.of(
+    globals(),
     name="trainability",
     order=130,
     brief="which residual designs train at which depth, with what happens inside the same "
@@ -576,7 +344,6 @@ EXPERIMENT = Experiment(
     claim="Liu et al. 2020, table 1: Post-LN Transformers of 12 and 18 layers diverge on WMT'14 "
     "English-German, Pre-LN and Admin train. Noci et al. 2022: tokens that have collapsed to rank "
     "one take the gradients from queries and keys.",
-    flags=FLAGS,
     presets={
         "quick": ("--parts=designs", "--depths=18", "--designs=post,depth_scaled", "--warmup=0",
                   "--num_seeds=4", "--n_steps=100", "--num_tokens=8", "--num_labels=5",
@@ -588,44 +355,34 @@ EXPERIMENT = Experiment(
                  "--warmup=1", "--designs=post,pre"),
     },
     execution=ASKED,
-    measure=lambda options, setup, run: train_cells(options, run),
-    table=rows_of,
-    summary=summary_of,
+    measure=lambda options, setup, run: designs.train_cells(options, cells_of(options), run),
     parts=lambda results: [cell.name for cell in results],
     figures={
-        "failed": Drawing.of_part(
-            DESIGNS,
+        "failed": drawn(
+            "designs",
             functools.partial(share_figure, field="depth", label="layers"),
             "Share of seeds whose loss is not finite or whose network still guesses after "
             "training, with 95 % intervals (Wilson).",
         ),
-        "losses": Drawing.of_part(
-            DESIGNS, loss_figure, "Training loss, mean and standard deviation over seeds."
-        ),
-        "why": Drawing.of_part(
-            DESIGNS, why_figure,
+        "losses": drawn("designs", loss_figure),
+        "why": drawn(
+            "designs", functools.partial(inside_figure, by_step=False),
             "Residual ratio of the hidden states and gradient norms by layer, before training "
             "(solid, with bands over seeds) and after it (dashed, medians), of the same networks. "
             "A network that has learned has small gradients too, but tokens that differ.",
         ),
-        "during": Drawing.of_part(
-            DESIGNS, during_figure,
+        "during": drawn(
+            "designs", functools.partial(inside_figure, by_step=True),
             "The last layer's residual ratio and the root mean square over layers of the gradient "
             "to W_Q, while the same networks train.",
         ),
-        "batch": Drawing.of_part(
-            BATCH,
+        "batch": drawn(
+            "batch",
             functools.partial(share_figure, field="batch_size", label="batch size"),
             "The same share by batch size.",
         ),
-        "border": Drawing.of_part(
-            BORDER, border_figure,
-            "Accuracy of Post-LN by gain of all skips, learning rate and warm-up.",
-        ),
+        "border": drawn("border", border_figure),
     },
-    claims=claims,
-    compare=compare,
-    reading=reading,
 )  # fmt: skip
 main = EXPERIMENT.main
 

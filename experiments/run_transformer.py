@@ -8,8 +8,8 @@ by the tokens it predicts and by the sequences that it writes exactly, decoded g
     python -m experiments.run_transformer --task=translation --optimizer=radam --label_smoothing=0.1
 """
 
+import functools
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import jax
@@ -29,7 +29,7 @@ from rank_collapse.network.embedding import EmbeddingConfig
 from rank_collapse.network.encoder_decoder import EncoderDecoderConfig
 from rank_collapse.report import figures
 from rank_collapse.report.page import Comparison
-from rank_collapse.report.statistics import moments
+from rank_collapse.report.statistics import by_seed, moments
 from rank_collapse.training import decoded, path_accuracy
 from rank_collapse.training.recipe import OPTIMIZERS, Recipe
 from rank_collapse.training.tasks import examples, grammar, sequences
@@ -80,27 +80,18 @@ def make_setup(options: Flags) -> Setup:
             raise ValueError(
                 f"--{name}={options[name].value}: a translation's sentences are as its grammar says"
             )
-    task, vocab_size = options.task, vocabulary_size(options)
-    title = f"{task.capitalize()} {options.num_tokens} of {options.num_labels} letters"
+    vocab_size, title = vocabulary_size(options), "Translation between two made-up languages"
+    if options.task != "translation":
+        letters = f"{options.num_tokens} of {options.num_labels} letters"
+        title = f"{options.task.capitalize()} {letters}"
+    recipe = Recipe(
+        network(options, vocab_size), vocab_size, options.batch_size, options.n_epochs,
+        shuffle=True, schedule=options.schedule, optimizer=options.optimizer, unroll=1,
+    )  # fmt: skip
     return Setup(
-        name="transformer",
-        title="Translation between two made-up languages" if task == "translation" else title,
-        recipe=Recipe(
-            config=network(options, vocab_size),
-            num_outputs=vocab_size,
-            batch_size=options.batch_size,
-            num_epochs=options.n_epochs,
-            shuffle=True,
-            schedule=options.schedule,
-            optimizer=options.optimizer,
-            unroll=1,
-        ),
-        make_data=lambda key: make_data(options, key),
-        metrics=METRICS,
-        published={},
-        task=task,
-        curves=("accuracy", "loss"),
-    )
+        "transformer", title, recipe, functools.partial(make_data, options), METRICS,
+        published={}, task=options.task, curves=("accuracy", "loss"),
+    )  # fmt: skip
 
 
 def vocabulary_size(options: Flags) -> int:
@@ -113,46 +104,32 @@ def vocabulary_size(options: Flags) -> int:
 def network(options: Flags, vocab_size: int) -> EncoderDecoderConfig:
     """Encoder and decoder of the same depth and width, as in Vaswani et al. 2017."""
     longest = grammar.TARGET_LENGTH if options.task == "translation" else options.num_tokens + 2
-    embedding = EmbeddingConfig(
-        vocab_size=vocab_size,
-        d_embed=options.d_model,
-        positions="learned",
-        num_positions=longest,
-    )
     half = TransformerConfig(
-        depth=options.depth,
-        num_heads=options.num_heads,
-        d_model=options.d_model,
-        d_ff=2 * options.d_model,
-        mlp="relu" if options.do_mlp else "none",
-        attention_skip=True,
-        mlp_skip=True,
-        norm_placement=options.norm_placement,
-        norm_eps=1e-5,
+        options.depth, options.num_heads, options.d_model, d_ff=2 * options.d_model,
+        mlp="relu" if options.do_mlp else "none", attention_skip=True, mlp_skip=True,
+        norm_placement=options.norm_placement, norm_eps=1e-5,
         final_norm=options.norm_placement == "pre",
-        embedding=embedding,
-    )
-    decoder = half.replace(cross_attention=True, mask="causal")
-    return EncoderDecoderConfig(
-        half, decoder, shared_embedding=options.tie, tied_output=options.tie
-    )
+        embedding=EmbeddingConfig(vocab_size=vocab_size, d_embed=options.d_model,
+                                  positions="learned", num_positions=longest),
+    )  # fmt: skip
+    decoder, tied = half.replace(cross_attention=True, mask="causal"), options.tie
+    return EncoderDecoderConfig(half, decoder, shared_embedding=tied, tied_output=tied)
 
 
 def make_data(options: Flags, key: Any) -> dict[str, sequences.SequencePairs]:
     """Training and held-out pairs of one seed; a translation's seed has its own lexicon."""
     key_lexicon, *keys = jax.random.split(key, 3)
-    counts = (options.n_train_data, options.n_eval_data)
     if options.task == "translation":
-        lexicon = grammar.make_lexicon(key_lexicon)
-        pairs = (grammar.make_pairs(k, n, lexicon) for k, n in zip(keys, counts, strict=True))
+        make = functools.partial(grammar.make_pairs, lexicon=grammar.make_lexicon(key_lexicon))
     else:
-        pairs = (
-            sequences.make_pairs(
-                k, n, options.num_tokens, options.num_labels, options.task, options.min_len
-            )
-            for k, n in zip(keys, counts, strict=True)
-        )
-    return dict(zip(("train", "eval"), pairs, strict=True))
+        make = functools.partial(
+            sequences.make_pairs, seq_len=options.num_tokens, num_letters=options.num_labels,
+            task=options.task, min_len=options.min_len,
+        )  # fmt: skip
+    return {
+        "train": make(keys[0], options.n_train_data),
+        "eval": make(keys[1], options.n_eval_data),
+    }
 
 
 def measure(setup: Setup, model: Any, data: Any, _: Any) -> dict[str, Any]:
@@ -199,16 +176,9 @@ def measure(setup: Setup, model: Any, data: Any, _: Any) -> dict[str, Any]:
 
 def rows_of(results: dict[str, Any], setup: Setup) -> list[dict[str, Any]]:
     """One row per seed."""
-    apart = diverged(results)
-    return [
-        {"seed": seed, "diverged": int(seed in apart), "exact": float(results["exact"][seed])}
-        | {name: float(values[seed]) for name, values in results["whole"].items()}
-        | {
-            f"residual_{half}": float(values[seed, -1])
-            for half, values in results["residual"].items()
-        }
-        for seed in range(len(results["losses"]))
-    ]
+    columns = {"diverged": (results["diverged_at"] >= 0).astype(int), "exact": results["exact"]}
+    residual = {f"residual_{half}": own[:, -1] for half, own in results["residual"].items()}
+    return by_seed(columns | results["whole"] | residual)
 
 
 def summary_of(results: dict[str, Any], setup: Setup) -> dict[str, Any]:
@@ -233,41 +203,41 @@ def summary_of(results: dict[str, Any], setup: Setup) -> dict[str, Any]:
 
 @figures.styled
 def curve_figure(results: dict[str, Any], setup: Setup) -> Figure:
-    """Loss and held-out token accuracy after each epoch, and the sequences written exactly."""
-    fig, axes = figures.figure(1, 2)
+    """Loss and accuracy after each epoch, mean and standard deviation over seeds; the point at the
+    end: sequences decoded greedily that are right in every token."""
+    fig, ((loss, share),) = figures.figure(1, 2)
     seeds, curves = kept(results), results["curves"]
     epochs = np.arange(1, results["losses"].shape[1] + 1)
-    losses = (("training", results["losses"]), ("held out", curves["loss"]))
-    for index, (label, values) in enumerate(losses):
-        figures.band(axes[0, 0], epochs, values[seeds], label=label, index=index, marker="")
-    axes[0, 0].set(xlabel="epoch", ylabel="loss per token (nats)", yscale="log")
-    figures.band(
-        axes[0, 1], epochs, curves["accuracy"][seeds], label="tokens, teacher forced", index=1,
-        marker="",
-    )  # fmt: skip
+    for ax, values, label, index in (
+        (loss, results["losses"], "training", 0), (loss, curves["loss"], "held out", 1),
+        (share, curves["accuracy"], "tokens, teacher forced", 1),
+    ):  # fmt: skip
+        figures.band(ax, epochs, values[seeds], label, index, marker="")
     exact = results["exact"][seeds]
-    axes[0, 1].errorbar(
+    share.errorbar(
         epochs[-1:], exact.mean(keepdims=True), exact.std(keepdims=True), capsize=2,
         label=f"sequences written exactly, at the end ({exact.mean():.2f})",
         color=figures.color(2), marker=figures.MARKERS[2], linestyle="",
     )  # fmt: skip
-    axes[0, 1].set(xlabel="epoch", ylabel="share, held out", ylim=(0, 1.03))
-    for ax in axes[0]:
+    loss.set(xlabel="epoch", ylabel="loss per token (nats)", yscale="log")
+    share.set(xlabel="epoch", ylabel="share, held out", ylim=(0, 1.03))
+    for ax in (loss, share):
         ax.legend()
-    figures.integer_ticks(*axes[0])
+    figures.integer_ticks(loss, share)
     fig.suptitle(f"{setup.title}, {len(seeds)} seed{'s' * (len(seeds) != 1)}")
     return fig
 
 
 @figures.styled
 def attention_figure(results: dict[str, Any], setup: Setup) -> Figure:
-    """Attention weights of the three kinds, mean over heads, by layer, on one held-out pair."""
+    """Attention weights on one held-out pair, mean over heads: within the source, within the target
+    so far, from target to source."""
     seed = int(kept(results)[0])
     shown = {name: values[seed] for name, values in results["shown"].items()}
     maps = {kind: results["attention"][kind][seed].mean(axis=1) for kind in KINDS}
     depth = len(maps["encoder"])
-    count = min(depth, MAX_LAYERS)
-    layers = np.unique(np.linspace(depth - 1, 0, count).round().astype(int))
+    layers = np.linspace(depth - 1, 0, min(depth, MAX_LAYERS)).round().astype(int)
+    layers = np.unique(layers)
     fig, axes = figures.figure(len(layers), len(KINDS), width=3.1, height=3.3)
     for row, layer in enumerate(layers):
         for ax, (kind, (title, queries, keys)) in zip(axes[row], KINDS.items(), strict=True):
@@ -288,18 +258,12 @@ def attention_figure(results: dict[str, Any], setup: Setup) -> Figure:
 
 @figures.styled
 def residual_figure(results: dict[str, Any], setup: Setup) -> Figure:
-    """Residual of the tokens by layer of the trained encoder and decoder."""
-    fig, axes = figures.figure(1, 1)
-    seeds = kept(results)
-    for index, (half, values) in enumerate(sorted(results["residual"].items(), reverse=True)):
-        layers = np.arange(values.shape[1])
-        figures.band(axes[0, 0], layers, values[seeds], label=half, index=index)
-    axes[0, 0].set(
-        xlabel="layer (0: input)", ylabel="‖res(X)‖ / ‖X‖, trained", ylim=(0, 1.03),
-        title=setup.title,
-    )  # fmt: skip
+    """Residual of the tokens by layer of the trained halves, bands over seeds."""
+    halves = sorted(results["residual"].items(), reverse=True)
+    groups = {setup.title: {half: values[kept(results)] for half, values in halves}}
+    fig, axes = figures.curves(groups, xlabel="layer (0: input)", ylabel="‖res(X)‖ / ‖X‖, trained")
+    axes[0, 0].set_ylim(0, 1.03)
     axes[0, 0].legend()
-    figures.integer_ticks(axes[0, 0])
     return fig
 
 
@@ -311,17 +275,14 @@ def named(ids: Sequence[int]) -> list[str]:
 
 def compare(summary: dict[str, Any]) -> list[Comparison]:
     """Tokens and whole sequences; no number is published for these tasks."""
-    tokens, exact = summary["whole"]["accuracy"], summary["exact"]
     note = f"± {{:.3f}} over {summary['seeds']} seed(s), task {summary['task']}"
     return [
-        Comparison(
-            "token accuracy, teacher forced", tokens["mean"], note=note.format(tokens["std"])
-        ),
-        Comparison(
-            "sequences written exactly, decoded greedily", exact["mean"],
-            note=note.format(exact["std"]),
-        ),
-    ]  # fmt: skip
+        Comparison(text, found["mean"], note=note.format(found["std"]))
+        for text, found in (
+            ("token accuracy, teacher forced", summary["whole"]["accuracy"]),
+            ("sequences written exactly, decoded greedily", summary["exact"]),
+        )
+    ]
 
 
 def reading(summary: dict[str, Any]) -> str:
@@ -335,8 +296,8 @@ def reading(summary: dict[str, Any]) -> str:
     )
 
 
-EXPERIMENT = Experiment(
-    about=__doc__,
+EXPERIMENT = Experiment.of(
+    globals(),
     name="transformer",
     order=100,
     brief="an encoder-decoder that copies, reverses, sorts or translates: tokens and sequences "
@@ -345,7 +306,6 @@ EXPERIMENT = Experiment(
     claim="Three uses of attention in one network (Vaswani et al. 2017, section 3.2.3): within the "
     "source, within the target so far, and from target to source. No number is published for "
     "these made-up tasks.",
-    flags=FLAGS,
     presets={
         "quick": ("--task=reverse", "--num_seeds=2", "--num_tokens=5", "--n_train_data=1000",
                   "--n_epochs=10", "--batch_size=32", "--n_eval_data=100"),
@@ -357,28 +317,13 @@ EXPERIMENT = Experiment(
     setup=make_setup,
     open_run=training.open_run,
     measure=lambda options, setup, run: training.results_of(
-        options, setup, run, partial(measure, setup)
+        options, setup, run, functools.partial(measure, setup)
     ),
-    table=rows_of,
-    summary=summary_of,
     figures={
-        "curves": Drawing(
-            curve_figure,
-            "Loss and accuracy after each epoch, mean and standard deviation over seeds; the "
-            "point at the end: sequences decoded greedily that are right in every token.",
-        ),
-        "attention": Drawing(
-            attention_figure,
-            "Attention weights on one held-out pair, mean over heads: within the source, within "
-            "the target so far, from target to source.",
-        ),
-        "residual": Drawing(
-            residual_figure,
-            "Residual of the tokens by layer of the trained halves, bands over seeds.",
-        ),
+        "curves": Drawing.described(curve_figure),
+        "attention": Drawing.described(attention_figure),
+        "residual": Drawing.described(residual_figure),
     },
-    compare=compare,
-    reading=reading,
 )  # fmt: skip
 main = EXPERIMENT.main
 

@@ -117,7 +117,8 @@ def by_depth(summary: dict[str, Any]) -> list[dict[str, Any]]:
 
 @figures.styled
 def width_figure(results: Results, cases: Cases) -> Figure:
-    """Training loss by epoch of each depth, and the accuracy of every seed against depth."""
+    """Left: training loss, mean and standard deviation over seeds. Right: accuracy against depth,
+    the width chosen so that the number of parameters stays."""
     fig, axes = figures.figure(1, 2)
     loss, accuracy = axes[0]
     ordered = sorted(cases.items(), key=lambda item: item[1].recipe.config.depth)
@@ -170,8 +171,8 @@ def reading(summary: dict[str, Any]) -> str:
     )
 
 
-EXPERIMENT = Experiment(
-    about=__doc__,
+EXPERIMENT = Experiment.of(
+    globals(),
     name="width",
     order=90,
     brief="sorting with width against depth at equal parameters",
@@ -179,7 +180,6 @@ EXPERIMENT = Experiment(
     claim="The published code (`test_width`) sets a shallow, wide network beside a deep, narrow "
     "one of about as many parameters, on sorting; it gives no number. If short paths carry a "
     "trained network, as section 4.2 says, depth should buy little at equal parameters.",
-    flags=FLAGS,
     presets={
         "quick": ("--depths=1,3", "--num_seeds=4", "--n_epochs=15", "--n_eval_data=100"),
         "paper": ("--num_seeds=5",),
@@ -190,18 +190,9 @@ EXPERIMENT = Experiment(
     measure=lambda options, cases, run: training.results_by_case(
         options, cases, run, training.whole_model
     ),
-    table=rows_of,
-    summary=summary_of,
     figures={
-        "width": Drawing(
-            width_figure,
-            "Left: training loss, mean and standard deviation over seeds. Right: accuracy against "
-            "depth, the width chosen so that the number of parameters stays.",
-        )
+        "width": Drawing.described(width_figure),
     },
-    claims=claims,
-    compare=compare,
-    reading=reading,
 )
 main = EXPERIMENT.main
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from absl import flags
 
 from experiments.shell import cli, signals
-from rank_collapse.measures import COLLAPSE
+from rank_collapse.measures.table import COLLAPSE
 from rank_collapse.report.alarms import Threshold, alarms, of_metric
 from rank_collapse.report.metrics import MOST_PANELS, metrics_figure, names_of
 from rank_collapse.runs import metrics
@@ -166,7 +166,7 @@ def own_thresholds(options: flags.FlagValues) -> list[Threshold]:
                 own.append(Threshold(name, float(value), flag == "above"))
             except ValueError:
                 name = ""
-            if not name or not math.isfinite(own[-1].value):
+            if not name or not value.isascii() or not math.isfinite(own[-1].value):
                 raise ValueError(f"--{flag}={text} is not name=value")
     return own
 

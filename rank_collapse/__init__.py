@@ -27,14 +27,17 @@ from rank_collapse.measures.monitor import (
     monitor_gradients as monitor_gradients,
 )
 from rank_collapse.measures.monitored import monitored as monitored
-from rank_collapse.measures.norms import matrix_norm as matrix_norm
+from rank_collapse.measures.norms import (
+    composite_norm as composite_norm,
+    matrix_norm as matrix_norm,
+)
 from rank_collapse.measures.profiles import (
+    Profile as Profile,
     measure_batch as measure_batch,
     network_profile as network_profile,
     profile as profile,
 )
 from rank_collapse.measures.residuals import (
-    composite_norm as composite_norm,
     effective_rank as effective_rank,
     participation_ratio as participation_ratio,
     rank_at as rank_at,
@@ -53,7 +56,6 @@ from rank_collapse.measures.updates import (
 from rank_collapse.network import encoder_decoder as encoder_decoder, surgery as surgery
 from rank_collapse.network.admin import admin_profile as admin_profile
 from rank_collapse.network.attention import (
-    AttentionParams as AttentionParams,
     Mixing as Mixing,
     multi_head_attention as multi_head_attention,
 )
@@ -86,6 +88,7 @@ from rank_collapse.network.presets import (
     san_skip as san_skip,
     transformer as transformer,
 )
+from rank_collapse.network.projections import AttentionParams as AttentionParams
 from rank_collapse.network.transformer import (
     LayerTrace as LayerTrace,
     Trace as Trace,
@@ -148,6 +151,7 @@ if TYPE_CHECKING:
         pretrained as pretrained,
         training as training,
     )
+    from rank_collapse.report.profiles import plot as plot
     from rank_collapse.theory.exact import exact_profile as exact_profile
 
 __version__ = "0.1.0"
@@ -155,10 +159,10 @@ __version__ = "0.1.0"
 # Found as rc.pretrained and so on; imported when first asked for, since they take their time or
 # need an extra.
 _LATER = {
-    "exact_profile": "theory.exact", "flax_adapters": "flax_adapters", "pretrained": "pretrained",
-    "training": "training",
+    "exact_profile": "theory.exact", "flax_adapters": "flax_adapters", "plot": "report.profiles",
+    "pretrained": "pretrained", "training": "training",
 }  # fmt: skip
-_EXTRAS = {"exact_profile": "exact", "flax_adapters": "flax", "training": "training"}
+_EXTRAS = {"exact_profile": "exact", "flax_adapters": "flax", "plot": "experiments"}
 
 
 def __getattr__(name: str) -> Any:
@@ -169,7 +173,7 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:  # an attribute that is not there, for hasattr and help
         hint = f"{error}; pip install 'rank-collapse[{_EXTRAS.get(name, name)}]'"
         raise AttributeError(hint, name=name) from error
-    return module.exact_profile if name == "exact_profile" else module
+    return module if _LATER[name] == name else getattr(module, name)
 
 
 def __dir__() -> list[str]:

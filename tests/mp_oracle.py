@@ -136,6 +136,16 @@ def attention(p, state, config, context, gains):
         if context.bias is not None:
             scores = plus(scores, exact(context.bias[h]))
         weights = [softmax(row, seen) for row, seen in zip(scores, mask[h], strict=True)]
+        if gains.mixing is not None:
+            alpha, beta, gamma = (
+                mpf(float(a[h]))
+                for a in (gains.mixing.identity, gains.mixing.weights, gains.mixing.uniform)
+            )
+            uniform = [softmax([mpf(0)] * n, seen) for seen in mask[h]]
+            weights = [
+                [beta * weights[i][j] + gamma * uniform[i][j] + alpha * (i == j) for j in range(n)]
+                for i in range(n)
+            ]
         values = affine(state, p.w_v[h], p.b_v[h])
         out = plus(out, matmul(matmul(weights, values), exact(p.w_o[h])))
     return out

@@ -21,7 +21,8 @@ from path_oracle import Oracle
 import rank_collapse as rc
 from rank_collapse import pretrained
 from rank_collapse.measures.influence import InfluencePass
-from rank_collapse.measures.residuals import composite_norm, residual
+from rank_collapse.measures.norms import composite_norm
+from rank_collapse.measures.residuals import residual
 from rank_collapse.network.config import DEFAULTS, flat
 from rank_collapse.network.covers import INERT, SIZES
 from rank_collapse.network.gains import layer_gains

@@ -104,7 +104,7 @@ def networks(dtype):
 
 LIBRARY = {
     "hidden states": lambda p, x, c: rc.apply(p, x, c).hidden,
-    "residual": lambda p, x, c: residuals.composite_norm(residuals.residual(x)),
+    "residual": lambda p, x, c: rc.composite_norm(residuals.residual(x)),
     "attention scores": lambda p, x, c: attention.attention_scores(
         jax.tree.map(lambda a: a[0], p.layers.attention), x, x
     ),

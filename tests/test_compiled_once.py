@@ -10,7 +10,8 @@ import pytest
 from marks import slow_if
 
 import rank_collapse as rc
-from rank_collapse.measures import composite_center, dependency
+from rank_collapse.measures import dependency
+from rank_collapse.measures.centers import composite_center
 from rank_collapse.paths.chains import branch_sizes, predicted_sizes
 from rank_collapse.theory.stability import collapse_law
 

@@ -112,7 +112,7 @@ sys.meta_path.insert(0, Absent())
 import rank_collapse as rc
 rc.pretrained, rc.surgery
 from rank_collapse.pretrained import random_like
-for name in ("exact_profile", "flax_adapters", "training"):
+for name in ("exact_profile", "flax_adapters", "training", "plot"):
     assert not hasattr(rc, name)
     try:
         getattr(rc, name)
@@ -134,8 +134,10 @@ def test_the_core_does_without_the_extras():
     command = [sys.executable, "-c", CHILD, ",".join(sorted(ALL_EXTRAS - {"scipy"}))]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    flint, flax, optax, loaded = done.stdout.splitlines()
+    flint, flax, optax, matplotlib, loaded = done.stdout.splitlines()
     assert flint == "No module named 'flint'; pip install 'rank-collapse[exact]'"
     assert flax == "No module named 'flax'; pip install 'rank-collapse[flax]'"
     assert optax == "No module named 'optax'; pip install 'rank-collapse[training]'"
+    hint = "pip install 'rank-collapse[experiments]'"
+    assert matplotlib == f"No module named 'matplotlib'; {hint}"
     assert loaded == "[]"

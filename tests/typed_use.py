@@ -25,6 +25,7 @@ batch = rc.apply_batch(params, np.zeros((2, 4, 8), np.float32), config, edit={"q
 ratio: jax.Array = rc.residual_ratio(trace.output, mask=np.ones(4, bool))
 profile = rc.profile(batch, measures=("residual_ratio", "token_cosine"))
 first: jax.Array = profile["residual_ratio"]
+figure = rc.plot(profile)
 lengths = rc.path_contributions(params, np.zeros((4, 8), np.float32), config)
 total: jax.Array = lengths.total
 by_name: dict[str, jax.Array] = rc.monitor(trace.output, trace.attention)

@@ -1,5 +1,6 @@
 """The figures of run_architectures, from the arrays that its run folder holds."""
 
+import inspect
 import re
 from collections.abc import Callable
 from functools import partial
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.architectures.layer_figures import LAYER_FIGURES
+from experiments.architectures.layer_figures import LAYER_FIGURES, LENGTH, by_layer, heat_map
 from experiments.architectures.results import NAMES, Results
 from rank_collapse import pretrained
 from rank_collapse.network.surgery import VARIANTS, variants_of
@@ -22,15 +23,18 @@ def figures_of(results: list[Results]) -> dict[str, Callable[[], Figure]]:
     return {
         f"{name}_{slug(found.model.label)}": partial(draw, found)
         for found in results
-        for name, (part, draw, _) in FIGURES.items()
+        for name, (part, draw) in FIGURES.items()
         if found.has(part)
     }
 
 
 def captions_of(results: Results) -> dict[str, str]:
-    """{file name: caption} of one model's figures."""
-    label = slug(results.model.label)
-    return {f"{n}_{label}": text for n, (part, _, text) in FIGURES.items() if results.has(part)}
+    """{file name: what draws it says of itself} of one model's figures."""
+    return {
+        f"{name}_{slug(results.model.label)}": " ".join(inspect.getdoc(draw).split())
+        for name, (part, draw) in FIGURES.items()
+        if results.has(part)
+    }
 
 
 def slug(label: str) -> str:
@@ -40,7 +44,9 @@ def slug(label: str) -> str:
 
 @figures.styled
 def residual_figure(results: Results) -> Figure:
-    """The paper's figure for one model: a panel per variant, published curves behind."""
+    """Relative residual by layer, mean ± one standard deviation over texts: linear axis (with the
+    published curves) and, below, the logarithm of the residual, which goes on where floating point
+    shows zero."""
     logs = results.has("log")
     fig, axes = figures.figure(2 if logs else 1, 4, width=2.9, height=2.5, sharey="row")
     model, depth = results.model, results.model.config.depth
@@ -87,7 +93,7 @@ def residual_figure(results: Results) -> Figure:
 
 @figures.styled
 def token_figure(results: Results) -> Figure:
-    """Cosine and ranks by layer."""
+    """Mean cosine between tokens and ranks by layer, of SAN and of the whole network."""
     measures = {"token_cosine": "mean token cosine", "effective_rank": "effective rank"}
     measures["stable_rank"] = "stable rank"
     first = next(iter(results.kinds))
@@ -101,16 +107,14 @@ def token_figure(results: Results) -> Figure:
                 values = results.get(kind, f"residuals/{variant}/published/{measure}")
                 label = f"{variant}, {NAMES[kind]}"
                 figures.band(ax, np.arange(values.shape[1]), values, label, index, linestyle=dash)
-        ax.set(xlabel="layer", ylabel=measures[measure])
-    for ax in axes[0]:
-        figures.integer_ticks(ax)
-    axes[0, 0].legend()
+        by_layer(ax, "layer", measures[measure])
     return fig
 
 
 @figures.styled
 def length_figure(results: Results) -> Figure:
-    """Exact contributions by path length."""
+    """All paths of each length, summed exactly: their size beside the output's, how near to rank
+    one they are, and what the output keeps without them."""
     fig, axes = figures.figure(1, 3, width=3.6, height=2.8)
     for index, kind in enumerate(results.kinds):
         size = results.get(kind, "lengths/size")
@@ -131,16 +135,16 @@ def length_figure(results: Results) -> Figure:
             figures.band(axes[0, 2], k, values, f"{text}, {NAMES[kind]}", index, linestyle=dash)
     labels = ("size beside the output", "residual ratio of the sum", "cosine with the full output")
     for ax, label in zip(axes[0], labels, strict=True):
-        ax.set(xlabel="path length k (attention layers passed)", ylabel=label)
-        figures.integer_ticks(ax)
-        ax.legend(fontsize=7)
+        by_layer(ax, LENGTH, label)
     axes[0, 0].set_yscale("log")
     return fig
 
 
 @figures.styled
 def chain_figure(results: Results) -> Figure:
-    """Chained attention by length, α by layer, and the size that α predicts."""
+    """Chained attention: residual ratio of the product of attention matrices along random paths;
+    the share α that each layer leaves to its skip; the size of all paths of a length that α
+    predicts (contraction from single attention matrices) beside the exact one."""
     fig, axes = figures.figure(1, 3, width=3.6, height=2.8)
     for index, kind in enumerate(results.kinds):
         chain = results.get(kind, "chains/chain_residual")
@@ -161,19 +165,16 @@ def chain_figure(results: Results) -> Figure:
             given = (skip, branch, results.get(kind, "chains/initial"), chain[:, 0])
             law = alpha_law(*map(jnp.asarray, given), results.model.config.num_heads).by_layer
             axes[0, 2].plot(k, law, "--", color=figures.color(index), label="α's law")
-    axes[0, 0].set(yscale="log", xlabel="path length", ylabel="residual ratio of P_path")
-    axes[0, 1].set(xlabel="layer", ylabel="α, the share of the skip", ylim=(0, 1))
-    axes[0, 2].set(xlabel="path length k", ylabel="log10 ‖res(Cₖ)‖₁,∞", ylim=(-12, None))
-    for ax in axes[0]:
-        figures.integer_ticks(ax)
-        if ax.get_legend_handles_labels()[0]:
-            ax.legend(fontsize=7)
+    by_layer(axes[0, 0], "path length", "residual ratio of P_path", yscale="log")
+    by_layer(axes[0, 1], "layer", "α, the share of the skip", ylim=(0, 1))
+    by_layer(axes[0, 2], "path length k", "log10 ‖res(Cₖ)‖₁,∞", ylim=(-12, None))
     return fig
 
 
 @figures.styled
 def bound_figure(results: Results) -> Figure:
-    """The condition, γ* and β per layer and head; the bound's distance per layer."""
+    """Per layer and head: the largest spread of scores, which the theory wants below 1.256; γ* and
+    β; and how many powers of ten the layer's bound lies above what happens."""
     kinds = results.kinds
     fig, axes = figures.figure(len(kinds), 4, width=3.1, height=2.5)
     panels = (("log10_spread", "log10 max spread of scores"), ("gamma", "log10 γ*"))
@@ -187,53 +188,24 @@ def bound_figure(results: Results) -> Figure:
                 edge = np.log10(LEMMA_THRESHOLD)
                 reach = max(np.abs(values.mean(axis=0) - edge).max(), 1e-3)
                 limits = {"vmin": edge - reach, "vmax": edge + reach, "cmap": "PuOr_r"}
-            image = ax.imshow(values.mean(axis=0), aspect="auto", origin="lower", **limits)
-            fig.colorbar(image, ax=ax)
-            ax.set(title=f"{title}", xlabel="head", ylabel=f"layer ({NAMES[kind]})")
-            ax.grid(False)
+            limits["aspect"] = "auto"
+            heat_map(ax, values.mean(axis=0), title, "head", f"layer ({NAMES[kind]})", **limits)
         for index, variant in enumerate(("Transformer", "SAN")):
             tight = results.get(kind, f"bounds/{variant}/published/layer_tightness")
             held = results.get(kind, f"bounds/{variant}/published/admissible").all(axis=2)
             layers = np.arange(1, tight.shape[1] + 1)
             label = f"{variant}: condition held in {held.mean():.0%}"
             figures.band(axes[row, 3], layers, tight, label, index)
-        axes[row, 3].set(xlabel="layer", ylabel="log10 bound − log10 residual")
-        axes[row, 3].legend(fontsize=7)
+        by_layer(axes[row, 3], "layer", "log10 bound − log10 residual")
     return fig
 
 
-# Name: (part it shows, what draws it, caption).
+# Name: (part it shows, what draws it).
 FIGURES = {
-    "residuals": (
-        "residuals",
-        residual_figure,
-        "Relative residual by layer, mean ± one standard deviation over texts: linear axis "
-        "(with the published curves) and, below, the logarithm of the residual, which goes on "
-        "where floating point shows zero.",
-    ),
-    "tokens": (
-        "residuals",
-        token_figure,
-        "Mean cosine between tokens and ranks by layer, of SAN and of the whole network.",
-    ),
-    "lengths": (
-        "lengths",
-        length_figure,
-        "All paths of each length, summed exactly: their size beside the output's, how near to "
-        "rank one they are, and what the output keeps without them.",
-    ),
-    "chains": (
-        "chains",
-        chain_figure,
-        "Chained attention: residual ratio of the product of attention matrices along random "
-        "paths; the share α that each layer leaves to its skip; the size of all paths of a length "
-        "that α predicts (contraction from single attention matrices) beside the exact one.",
-    ),
-    "bounds": (
-        "bounds",
-        bound_figure,
-        "Per layer and head: the largest spread of scores, which the theory wants below 1.256; γ* "
-        "and β; and how many powers of ten the layer's bound lies above what happens.",
-    ),
+    "residuals": ("residuals", residual_figure),
+    "tokens": ("residuals", token_figure),
+    "lengths": ("lengths", length_figure),
+    "chains": ("chains", chain_figure),
+    "bounds": ("bounds", bound_figure),
     **LAYER_FIGURES,
 }

@@ -5,6 +5,7 @@ arrays of what they found (`ARRAYS`); to add one, write both.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -53,21 +54,20 @@ def measure_all(
     batches: dict[str, dict[str, Any]],
     options: flags.FlagValues,
 ) -> None:
-    """Everything asked for of every model and set of weights, into the run's arrays."""
+    """Everything asked for of every model and set of weights, into the run's arrays.
+
+    A set of weights is a cell of the run, with texts in the place of seeds, which `map_cells` would
+    cut into chunks: here they go through a layer together, since a model may be larger than memory,
+    and what an interrupted cell goes on from are its layers (`resumed`).
+    """
     jobs = [(m, kind, seed) for m in models for kind, seed in weights_of(m, options)]
     with Progress(len(jobs), "architectures", log=run.log) as progress:
-        for i, (model, kind, seed) in enumerate(jobs):
+        for model, kind, seed in jobs:
             weights = Weights(model, kind, seed, options, batches[model.label])
-            wanted = [
-                part
-                for part in parts_of(weights)
-                if run.part(f"{weights.name}/{part.stored}") is None
-            ]
-            if wanted:
-                label = model.label if kind == "pretrained" else f"{model.label}, {kind} {seed}"
-                progress.say(label)
-                measure(run, i, weights, wanted, label)
-            progress.update(i + 1)
+            if run.part(weights.name) is None and (wanted := parts_of(weights)):
+                run.cached(weights.name, partial(measure, run, weights, wanted, progress))
+                run.drop_checkpoints()
+            progress.advance()
 
 
 def require_parts(
@@ -147,11 +147,16 @@ def passes_of(part: Part, weights: Weights) -> dict[str, LayerPass]:
     }[part.name]
 
 
-def measure(run: RunFolder, number: int, weights: Weights, wanted: list[Part], label: str) -> None:
-    """The wanted parts of one set of weights, into the run's arrays.
+def measure(
+    run: RunFolder, weights: Weights, wanted: list[Part], progress: Progress
+) -> dict[str, Any]:
+    """{"part/measure": [texts, ...]} of the wanted parts of one set of weights.
 
     Residuals are of all texts, all else is of the first few.
     """
+    label = weights.model.label
+    label += "" if weights.kind == "pretrained" else f", {weights.kind} {weights.seed}"
+    progress.say(label)
     options, inputs = weights.options, weights.inputs()
     few, groups = min(options.num_path_texts, len(inputs["x"])), {}
     for ablation in dict.fromkeys(part.ablation for part in wanted):
@@ -165,9 +170,10 @@ def measure(run: RunFolder, number: int, weights: Weights, wanted: list[Part], l
         if "residuals" in passes and few < len(inputs["x"]):
             rest = (("residuals", passes["residuals"]),)
             groups["/".join((*ablation, "rest"))] = pretrained.Group(rest, spec, first=few)
-    depth = weights.config.depth
-    with Progress(depth, f"{label}: layers", log=run.log, interval=1.0) as progress:
-        found = resumed(run, number, weights.source, inputs, groups, options.chunk, progress)
+    depth, of = weights.config.depth, weights.name
+    with Progress(depth, f"{label}: layers", log=run.log, interval=1.0) as layers:
+        found = resumed(run, of, weights.source, inputs, groups, options.chunk, layers)
+    arrays: dict[str, Any] = {}
     few_inputs = {k: v if v is None else v[:few] for k, v in inputs.items()}
     for part in wanted:
         result = found["/".join(part.ablation)]
@@ -175,9 +181,9 @@ def measure(run: RunFolder, number: int, weights: Weights, wanted: list[Part], l
         if part.name == "residuals" and rest is not None:
             both = result["residuals"], rest["residuals"]
             result = {"residuals": jax.tree.map(lambda *a: np.concatenate(a), *both)}
-        arrays = ARRAYS[part.name](weights, result, few_inputs)
-        run.save_arrays({f"{weights.name}/{part.stored}/{k}": v for k, v in arrays.items()})
-    run.drop_checkpoints()
+        own = ARRAYS[part.name](weights, result, few_inputs)
+        arrays |= {f"{part.stored}/{name}": values for name, values in own.items()}
+    return arrays
 
 
 def lengths(weights: Weights, found: dict[str, Any], inputs: dict[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ EVERY = 60.0  # seconds between states that are saved while all goes well
 
 def resumed(
     run: RunFolder,
-    number: int,
+    of: str,
     source: pretrained.OpenCheckpoint,
     inputs: dict[str, Any],
     groups: dict[str, pretrained.Group],
@@ -30,14 +30,17 @@ def resumed(
 
     Args:
         run: Where states are kept.
-        number: Of the set of weights.
+        of: Name of the set of weights.
         source, inputs, groups, chunk: As of `stream`.
         progress: Of the layers.
     """
-    kept = restored(run, number, source, inputs, groups, chunk)
-    if kept is not None:
-        progress.skip(kept.layers)
-        progress.say(f"goes on behind layer {kept.layers}")
+    kept = None
+    if (layers := run.newest_checkpoint(of)) is not None:
+        like = pretrained.state_like(source, inputs, groups, layers, chunk=chunk)
+        with contextlib.suppress(RunError):  # of another --chunk
+            kept = like.with_arrays(run.restore_checkpoint(like.arrays(), of=of)[1])
+            progress.skip(layers)
+            progress.say(f"goes on behind layer {layers}")
     started = saved = time.monotonic()
     now = kept
 
@@ -48,9 +51,13 @@ def resumed(
         now, time_now = state, time.monotonic()
         last = state.layers == source.config.depth and time_now - started > EVERY
         if last or time_now - saved > EVERY:
-            keep(run, number, state)
+            keep(state)
             saved = time_now
         progress.update(state.layers)
+
+    def keep(state: State) -> None:
+        if state.whole and run.newest_checkpoint(of) != state.layers:
+            run.save_checkpoint(state.layers, state.arrays(), of=of)
 
     try:
         # Until the first layer is done there is nothing to save, and compiling takes a minute.
@@ -58,30 +65,5 @@ def resumed(
             return pretrained.stream(source, inputs, groups, chunk=chunk, state=kept, done=done)
     except BaseException:
         if now is not None:
-            keep(run, number, now)
+            keep(now)
         raise
-
-
-def keep(run: RunFolder, number: int, state: State) -> None:
-    """Saves a state at the border of a layer; not one from within a layer."""
-    if state.whole and run.newest_checkpoint(str(number)) != state.layers:
-        run.save_checkpoint(state.layers, state.arrays(), of=str(number))
-
-
-def restored(
-    run: RunFolder,
-    number: int,
-    source: pretrained.OpenCheckpoint,
-    inputs: dict[str, Any],
-    groups: dict[str, pretrained.Group],
-    chunk: int,
-) -> State | None:
-    """The state of this set of weights that an interrupted run has left; None without one."""
-    layers = run.newest_checkpoint(str(number))
-    if layers is None:
-        return None
-    like = pretrained.state_like(source, inputs, groups, layers, chunk=chunk)
-    try:
-        return like.with_arrays(run.restore_checkpoint(like.arrays(), of=str(number))[1])
-    except RunError:  # of groups some of whose results are stored by now
-        return None

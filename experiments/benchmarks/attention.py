@@ -7,7 +7,7 @@ import jax
 
 import rank_collapse as rc
 from experiments.benchmarks.timing import Report, time_cases
-from experiments.run_attention_forms import FORMS
+from experiments.trained.forms import FORMS
 from rank_collapse.network.attention import attention_weights, mix_values
 
 

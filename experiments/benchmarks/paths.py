@@ -14,6 +14,16 @@ from rank_collapse.paths.sets import logits_of
 BERT_BASE = rc.transformer(depth=12, num_heads=12, d_model=768)
 
 
+def drawn(config: rc.TransformerConfig, num_tokens: int) -> tuple[rc.TransformerParams, jax.Array]:
+    """Weights and tokens of a network."""
+
+    def draw(key):
+        x = jax.random.normal(jax.random.fold_in(key, 1), (num_tokens, config.d_model))
+        return rc.init(key, config, bias_scale=0.02), x
+
+    return jax.block_until_ready(jax.jit(draw)(jax.random.key(0)))
+
+
 def exact_paths(
     options: Any, config: rc.TransformerConfig = BERT_BASE, num_tokens: int = 128
 ) -> Report:
@@ -21,13 +31,7 @@ def exact_paths(
 
     12 layers of 12 heads, width 768, MLP 3072, post-norm, 128 tokens: 13^12 = 2.3e13 paths.
     """
-    params, x = jax.jit(
-        lambda key: (
-            rc.init(key, config, bias_scale=0.02),
-            jax.random.normal(jax.random.fold_in(key, 1), (num_tokens, config.d_model)),
-        )
-    )(jax.random.key(0))
-    jax.block_until_ready(params)
+    params, x = drawn(config, num_tokens)
 
     # Without the trace: a forward pass that stores what no measurement reads would look slower.
     forward = jax.jit(lambda p, x, c: rc.apply(p, x, c).output)
@@ -59,13 +63,7 @@ def head_contributions(
     options: Any, config: rc.TransformerConfig = BERT_BASE, num_tokens: int = 128
 ) -> Report:
     """Every head's contribution to the output at the size of BERT-base: 144 heads, 57 MB."""
-    params, x = jax.jit(
-        lambda key: (
-            rc.init(key, config, bias_scale=0.02),
-            jax.random.normal(jax.random.fold_in(key, 1), (num_tokens, config.d_model)),
-        )
-    )(jax.random.key(0))
-    jax.block_until_ready(params)
+    params, x = drawn(config, num_tokens)
     found = jax.jit(lambda p, x, c: rc.head_contributions(p, x, c))
     timings = time_cases({"head contributions": (found, (params, x, config))}, options.rounds)
     (timing,) = timings

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import ml_dtypes
 import numpy as np
+from safetensors.numpy import save_file
 
 POOL = 1 << 22
 SIZES = {
@@ -51,28 +52,15 @@ def make(folder: Path, size: str) -> None:
     for i, shapes in enumerate(shards):
         name = f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors"
         shapes = {f"{n}.weight": s for n, s in shapes.items()}
-        write_safetensors(folder / name, shapes, pool)
+        save_file({n: tensor_of(n, s, pool) for n, s in shapes.items()}, folder / name)
         files |= dict.fromkeys(shapes, name)
     index = {"metadata": {}, "weight_map": files}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     (folder / "config.json").write_text(json.dumps(settings_of(size)))
 
 
-def write_safetensors(path: Path, shapes: dict, pool: np.ndarray) -> None:
-    """A file of bfloat16 tensors out of the pool; vectors, which are norms' gains, are ones."""
-    header, end = {}, 0
-    for name, shape in shapes.items():
-        begin, end = end, end + 2 * int(np.prod(shape))
-        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [begin, end]}
-    text = json.dumps(header).encode()
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for name, shape in shapes.items():
-            left, start = int(np.prod(shape)), zlib.crc32(name.encode()) % len(pool)
-            if len(shape) == 1:
-                file.write(np.ones(shape, pool.dtype).tobytes())
-                continue
-            while left:
-                piece = pool[start : start + left]
-                file.write(piece.tobytes())
-                left, start = left - len(piece), 0
+def tensor_of(name: str, shape: tuple[int, ...], pool: np.ndarray) -> np.ndarray:
+    """A tensor out of the pool, from a place that its name gives; vectors, norms' gains, are 1."""
+    if len(shape) == 1:
+        return np.ones(shape, pool.dtype)
+    return np.resize(np.roll(pool, -(zlib.crc32(name.encode()) % len(pool))), shape)

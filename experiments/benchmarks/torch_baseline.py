@@ -156,7 +156,7 @@ class Training:
 
 
 class VmappedTraining:
-    """`Training` of several seeds as one, by `torch.func`; Adam's moments are stacked too.
+    """`Training` of several seeds as one, by `torch.func`: Adam takes stacked weights as any.
 
     Args:
         recipe, examples, hyper, seed: As `Training` takes them.
@@ -172,9 +172,8 @@ class VmappedTraining:
             for _ in range(num_seeds)
         ]
         self.params, buffers = torch.func.stack_module_state(networks)
-        self.moments = [{k: torch.zeros_like(v) for k, v in self.params.items()} for _ in "12"]
-        self.data, self.recipe, self.hyper, self.steps = tensors(recipe, examples), recipe, hyper, 0
-        self.num_seeds = num_seeds
+        self.optimizer = torch.optim.Adam(self.params.values(), lr=hyper.learning_rate)
+        self.data, self.recipe, self.num_seeds = tensors(recipe, examples), recipe, num_seeds
 
         def loss(params, buffers, *batch):
             def called(*inputs):
@@ -205,14 +204,9 @@ class VmappedTraining:
             factor = (self.recipe.clip_norm / squares.sqrt().add(1e-6)).clamp(max=1)
             for g in gradients.values():
                 g.mul_(factor.view(-1, *[1] * (g.ndim - 1)))
-        self.steps += 1
-        first, second = (1 - beta**self.steps for beta in (0.9, 0.999))
-        for name, g in gradients.items():
-            m, v = (moment[name] for moment in self.moments)
-            m.lerp_(g, 0.1)
-            v.mul_(0.999).addcmul_(g, g, value=0.001)
-            size = (v / second).sqrt_().add_(1e-8)
-            self.params[name].addcdiv_(m, size, value=-self.hyper.learning_rate / first)
+        for name, parameter in self.params.items():
+            parameter.grad = gradients[name]
+        self.optimizer.step()
 
 
 def tensors(recipe: Any, examples: Any) -> list[Any]:

@@ -30,40 +30,25 @@ CASES = {
     # An encoder-decoder; PyTorch's baselines are of a single stack.
     "translation": (run_transformer, ("--task=translation", "--n_train_data=1000"), None),
 }
+# Trained together; memorization is of random token ids of RTE's lengths and size.
+SEEDS = {"sort": 16, "convex_hull": 8, "memorization": 4, "translation": 8}
 BASELINES = ("none", "torch", "torch_all")
 VMAPPED = 4  # seeds of torch.func's baseline
 
 
-def train_sort(options: Any) -> Report:
-    """Sorting's training steps, 16 seeds."""
-    return time_training("sort", options, 16)
-
-
-def train_convex_hull(options: Any) -> Report:
-    """The hull's training steps, 8 seeds."""
-    return time_training("convex_hull", options, 8)
-
-
-def train_memorization(options: Any) -> Report:
-    """Memorization's training steps, 4 seeds; random token ids of RTE's lengths and size."""
-    return time_training("memorization", options, 4)
-
-
-def train_translation(options: Any) -> Report:
-    """The training steps of an encoder-decoder that translates, 8 seeds."""
-    return time_training("translation", options, 8)
-
-
-def time_training(name: str, options: Any, num_seeds: int, arguments: Sequence[str] = ()) -> Report:
+def time_training(
+    name: str, options: Any, num_seeds: int | None = None, arguments: Sequence[str] = ()
+) -> Report:
     """Training steps of one of `CASES`, beside PyTorch's where --baseline asks for it.
 
     Args:
         name: The case.
         options: The flags of `experiments.benchmark`.
-        num_seeds: Seeds trained together.
+        num_seeds: Seeds trained together; those of `SEEDS` by default.
         arguments: Of the binary, beside the case's own: other sizes than the published ones.
     """
     module, own, asked = CASES[name]
+    num_seeds = num_seeds or SEEDS[name]
     recipe, make_data, batch_size = _setup(name, module, (*own, *arguments))
     ensemble = Ensemble(recipe, make_data, mesh=cli.mesh(options), epochs_per_chunk=1)
     values = Hyper(learning_rate=1e-3, dropout=0.1)

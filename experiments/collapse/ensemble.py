@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from absl import flags
-from jax.sharding import Mesh
 
 import rank_collapse as rc
-from experiments.collapse.measure import make_draw, make_measure, part_of
+from experiments.collapse.measure import Setup, make_draw, make_measure, part_of
 from experiments.collapse.results import Results
 from experiments.shell import inputs, memory
 from experiments.shell.executor import Chunk, map_cells
@@ -57,15 +56,15 @@ class Programs:
         drawn = jax.eval_shape(draw, keys, swept, None)
         sharding = seeds.seed_sharding(self.mesh)
         drawn = jax.tree.map(lambda a: a.update(sharding=sharding), drawn)
+        lowered = {norm: call.lower(drawn, swept, None) for norm, call in measures.items()}
+        lowered[""] = draw.lower(keys, swept, None)
         pool = ThreadPoolExecutor()
         try:
-            lowered = {norm: call.lower(drawn, swept, None) for norm, call in measures.items()}
-            compiling = pool.submit(draw.lower(keys, swept, None).compile)
-            futures = {norm: pool.submit(low.compile) for norm, low in lowered.items()}
-            self.draw = compiling.result()
-            self.measures = {norm: future.result() for norm, future in futures.items()}
+            found = pool.map(lambda low: low.compile(), lowered.values())
+            self.measures = dict(zip(lowered, found, strict=True))
         finally:
             pool.shutdown(wait=False, cancel_futures=True)  # Ctrl-C does not wait for XLA
+        self.draw = self.measures.pop("")
 
 
 class OfNorm(NamedTuple):
@@ -110,11 +109,7 @@ class OfNorm(NamedTuple):
 
 
 def undecided(measures: dict[str, np.ndarray]) -> np.ndarray:
-    """Seeds whose residuals rounding decides in some layer, but for those whose states overflow.
-
-    Args:
-        measures: {measure: [s, L + 1]}.
-    """
+    """Seeds whose residuals rounding decides in some layer, but for those whose states overflow."""
     profile = measures["log10_residual"]
     lost = np.isnan(profile) | (profile == np.inf)
     return np.flatnonzero(lost.any(axis=1) & np.isfinite(measures["ratio"]).all(axis=1))
@@ -135,12 +130,10 @@ def recompute_in_float64(
     """The measures of one variant; residuals that rounding decides in float32 from float64.
 
     Args:
-        measures: {measure: [s, L + 1]}.
-        params: Of the variant, with a leading seed axis.
-        x: Its inputs [s, n, d].
+        measures, params, x: {measure: [s, L + 1]}, parameters and inputs, with seed axes in front.
         config: The variant.
         batch: Seeds at a time, for which the pass is compiled once.
-    """  # fmt: skip
+    """
     profile, lost = np.array(measures["log10_residual"]), undecided(measures)
     if profile.dtype == np.float64 or not lost.size:
         return measures
@@ -175,7 +168,7 @@ def prove(
 
     Returns:
         The measures, and what became of each seed that was undecided.
-    """  # fmt: skip
+    """
     profile, lines = np.array(measures["log10_residual"]), {}
     for seed in undecided(measures).tolist():
         own = jax.tree.map(lambda a, seed=seed: a[seed], (params, x))
@@ -192,28 +185,10 @@ def prove(
     return measures | {"log10_residual": profile}, lines
 
 
-def measure_all(
-    options: flags.FlagValues,
-    networks: dict[str, dict[str, TransformerConfig]],
-    sweep: list[tuple[float, float]],
-    ids: np.ndarray | None,
-    mesh: Mesh,
-    run: RunFolder,
-) -> Results:
-    """All measures of all settings, resuming from the run; one compilation per norm placement.
-
-    Args:
-        options: The flags.
-        networks: {norm: {variant: configuration}}.
-        sweep: Pairs (weight scale, skip gain).
-        ids: Token ids of the text; None for Gaussian tokens.
-        mesh: Of the devices that share the seeds.
-        run: Holds what was measured before; gets each chunk of seeds.
-
-    Raises:
-        ValueError: A measure that is no number, see `check_finite`.
-    """
+def measure_all(options: flags.FlagValues, setup: Setup, run: RunFolder) -> Results:
+    """All measures of all settings, resuming from the run; one compilation per norm placement."""
     keys = seeds.seed_keys(options.seed, options.num_seeds)
+    networks, mesh, sweep = setup.networks, setup.mesh, setup.sweep
     progress = Progress(len(networks) * len(sweep) * len(keys), "collapse", log=run.log)
     results = {}
     with progress, inputs.precision(options), MemoryBudget(options, mesh, run.log) as budget:
@@ -224,7 +199,7 @@ def measure_all(
             }
 
             def program(norm=norm, cells=cells):
-                make = partial(Programs, options, networks, ids, mesh)
+                make = partial(Programs, options, networks, setup.ids, mesh)
                 return OfNorm(options.program("measures", make), norm, cells, progress)
 
             def check(part, found, norm=norm, cells=cells):
@@ -234,19 +209,14 @@ def measure_all(
 
             found = map_cells(
                 program, cells, keys, run=run, budget=budget, check=check, progress=progress,
-                most=min(options.seed_chunk, len(keys)), shape=(options.depth + 1,),
+                most=min(options.seed_chunk, len(keys)),
             )  # fmt: skip
             results |= {(norm, *cells[part]): own for part, own in found.items()}
     return results
 
 
 def gaps(found: dict[str, np.ndarray], norm: str, scale: float, gain: float) -> Iterator[str]:
-    """Why curves have gaps: one line for each variant whose residuals are not known to the end.
-
-    Args:
-        found: {"variant/measure": [s, L + 1]}.
-        norm, scale, gain: The setting.
-    """
+    """Why curves have gaps: one line for each variant whose residuals are not known to the end."""
     reasons = {
         "ratio": "the hidden states overflow",
         "log10_residual": "rounding decides it (--certify proves more), or states overflow",

@@ -1,17 +1,95 @@
-"""What run_collapse measures on one seed: every variant on the same tokens and weights."""
+"""The networks of run_collapse, and what it measures on one seed of all of them."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from absl import flags
+from jax.sharding import Mesh
 
 import rank_collapse as rc
-from experiments.collapse.settings import configs_of, gain_name, gains_of
-from experiments.shell import inputs
+from experiments.shell import cli, inputs
 from rank_collapse.measures import residuals
 from rank_collapse.theory import bounds, cubic_law, logdomain
+
+VARIANTS = {
+    "san": rc.san,
+    "san_mlp": rc.san_mlp,
+    "san_skip": rc.san_skip,
+    "transformer": rc.transformer,
+}
+
+
+class Setup(NamedTuple):
+    """What the flags ask for."""
+
+    networks: dict[str, dict[str, rc.TransformerConfig]]  # By norm placement and variant
+    sweep: list[tuple[float, float]]  # Pairs (weight scale, skip gain)
+    ids: Any  # Token ids of the text; None for Gaussian tokens
+    source: dict[str, str]  # What identifies the input
+    mesh: Mesh  # Of the devices that share the seeds
+
+
+def setup_of(options: flags.FlagValues) -> Setup:
+    """The networks, the sweep and the tokens of the flags.
+
+    Raises:
+        ValueError: Flags that do not fit each other, or a text that cannot be read.
+    """
+    ids, source = inputs.read_tokens(options)
+    sweep = sweep_of(options)
+    gains_of(options)
+    networks = {n: configs_of(options, n, options.variants) for n in options.norm_placement}
+    return Setup(networks, sweep, ids, source, cli.mesh(options))
+
+
+def sweep_of(options: flags.FlagValues) -> list[tuple[float, float]]:
+    """All pairs (weight scale, skip gain) of the two lists."""
+    for name in ("weight_scale", "skip_gain"):
+        values = options[name].value
+        if not values or len(set(values)) < len(values):
+            raise ValueError(f"--{name} needs different numbers, not {values}")
+    return [(scale, gain) for scale in options.weight_scale for gain in options.skip_gain]
+
+
+def configs_of(
+    options: flags.FlagValues, norm: str, variants: Sequence[str]
+) -> dict[str, rc.TransformerConfig]:
+    """The configuration of every variant.
+
+    Raises:
+        ValueError: Unknown variant or norm; sizes that do not fit.
+    """
+    unknown = [v for v in variants if v not in VARIANTS]
+    if unknown or not variants:
+        raise ValueError(f"variant {''.join(unknown[:1])!r} is not one of {', '.join(VARIANTS)}")
+    sizes = options.depth, options.num_heads, options.d_model
+    fields = {name: options[name].value for name in ("d_ff", "mask", "window", "init")}
+    fields |= {"norm_placement": norm, "norm": options.norm_kind}
+    own = {"san_mlp": {"mlp": options.mlp, "mlp_skip": options.san_mlp_skip}}
+    own["transformer"] = {"mlp": options.mlp}
+    return {name: VARIANTS[name](*sizes, **fields, **own.get(name, {})) for name in variants}
+
+
+def gains_of(options: flags.FlagValues) -> list[float]:
+    """The gains of the MLPs that are swept, ascending; none by default.
+
+    Raises:
+        ValueError: One that is not above 0, or a sweep without san_mlp.
+    """
+    values = sorted(set(options.mlp_gain))
+    if any(v <= 0 for v in values):
+        raise ValueError(f"--mlp_gain needs numbers above 0, not {options.mlp_gain}")
+    if values and "san_mlp" not in options.variants:
+        raise ValueError(f"--mlp_gain={options.mlp_gain} needs san_mlp in --variants")
+    return values
+
+
+def gain_name(gain: float) -> str:
+    """The name that a gain's curve is kept under."""
+    return f"log10_residual_at_{gain:g}"
 
 
 def make_draw(options: flags.FlagValues, ids: np.ndarray | None):
@@ -95,11 +173,11 @@ def measure_one(
     low = jax.tree.map(lambda a: a.astype(dtype), (params, x))
     hidden = rc.apply(*low, config).hidden
     hidden = hidden.astype(jnp.promote_types(dtype, jnp.float32))
-    size = jax.vmap(lambda h: residuals.composite_norm(residuals.residual(h)))(hidden)
+    size = jax.vmap(lambda h: rc.composite_norm(residuals.residual(h)))(hidden)
     out = {
         "ratio": jax.vmap(residuals.residual_ratio)(hidden),
         "plain_log10_residual": jnp.log10(size),
-        "log10_size": jnp.log10(jax.vmap(residuals.composite_norm)(hidden)),
+        "log10_size": jnp.log10(jax.vmap(rc.composite_norm)(hidden)),
     }
     if cubic_law.COVERS.refusal(config) is None:
         out["log10_cubic"] = cubic_law.closed_profile(params, x, config)[0]

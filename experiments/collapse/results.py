@@ -1,14 +1,16 @@
-"""What run_collapse makes of its measurements: rows and headline numbers.
+"""What run_collapse makes of its measurements: rows, headline numbers, and figures.
 
 `results` is {(norm, weight scale, skip gain): {"variant/measure": [s, L + 1]}}.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from matplotlib.figure import Figure
 
+from rank_collapse.report import figures
 from rank_collapse.report.statistics import number, numbers as numbers_of, power_law_wins
 from rank_collapse.theory import measured_constant
 from rank_collapse.theory.logdomain import local_rate
@@ -23,6 +25,15 @@ TIGHTNESS = {
 }
 LAW = ("log10_cubic", "log10_c")
 Results = dict[tuple[str, float, float], dict[str, np.ndarray]]
+RATIO = r"$\|\mathrm{res}(X^l)\|_{1,\infty} \,/\, \|X^l\|_{1,\infty}$"
+NOTE = {"color": "#555555", "fontsize": 7}
+# {measure beside the residual: (label, dashes, width)}; the theorem's bound leaves the axis where
+# it says nothing.
+BESIDE = {
+    "plain_log10_residual": ("the same, plain arithmetic", ":", 1.1),
+    "log10_layer_bound": ("layer bound, {}", (0, (5, 1, 1, 1)), 1.0),
+    "log10_bound": ("stack bound, {}", (0, (1, 2, 5, 2)), 1.0),
+}
 
 
 def by_variant(found: dict[str, np.ndarray], measure: str) -> dict[str, np.ndarray]:
@@ -59,45 +70,41 @@ def summary_of(results: Results) -> dict[str, Any]:
     """Headline numbers of every setting and variant: means over seeds, spread where it matters."""
     settings = []
     for (norm, scale, gain), found in results.items():
-        variants = {}
-        for variant, profile in by_variant(found, "log10_residual").items():
-            ratio, rate = found[f"{variant}/ratio"], rates(profile)
-            numbers = {
-                "seeds": len(profile),
-                "ratio": numbers_of(ratio.mean(axis=0)),
-                "ratio_std_last": number(ratio[:, -1].std()),
-                "log10_residual_last": number(profile[:, -1].mean()),
-                "plain_log10_residual_last": number(
-                    found[f"{variant}/plain_log10_residual"][:, -1].mean()
-                ),
-                "local_rate_last": number(rate[:, -1].mean()),
-            }
-            numbers["by_seed"] = {
-                name: numbers_of(values) for name, values in last_by_seed(found, variant).items()
-            }
-            if f"{variant}/log10_bound" in found:
-                numbers |= bound_numbers(profile, *(found[f"{variant}/{b}"] for b in BOUNDS))
-                numbers |= tightness_numbers({t: found[f"{variant}/{t}"] for t in TIGHTNESS})
-            if f"{variant}/log10_cubic" in found:
-                numbers |= law_numbers(profile, *(found.get(f"{variant}/{m}") for m in LAW))
-            variants[variant] = numbers
-        settings.append(
-            {"norm": norm, "weight_scale": scale, "skip_gain": gain, "variants": variants}
-        )
-        curves = gain_curves(found)
-        if curves:
-            settings[-1]["mlp_gain"] = gain_numbers(curves, found)
+        variants = {v: numbers_of_variant(found, v) for v in by_variant(found, "log10_residual")}
+        swept = {"mlp_gain": gain_numbers(curves, found)} if (curves := gain_curves(found)) else {}
+        where = {"norm": norm, "weight_scale": scale, "skip_gain": gain}
+        settings.append(where | {"variants": variants} | swept)
     return {"settings": settings}
 
 
-def last_by_seed(found: dict[str, np.ndarray], variant: str) -> dict[str, np.ndarray]:
+def numbers_of_variant(found: dict[str, np.ndarray], variant: str) -> dict[str, Any]:
+    """Headline numbers of one variant; of bounds and the cubic law where they cover it."""
+    own = {name.split("/")[1]: a for name, a in found.items() if name.startswith(f"{variant}/")}
+    profile, ratio = own["log10_residual"], own["ratio"]
+    numbers = {
+        "seeds": len(profile),
+        "ratio": numbers_of(ratio.mean(axis=0)),
+        "ratio_std_last": number(ratio[:, -1].std()),
+        "log10_residual_last": number(profile[:, -1].mean()),
+        "plain_log10_residual_last": number(own["plain_log10_residual"][:, -1].mean()),
+        "local_rate_last": number(rates(profile)[:, -1].mean()),
+        "by_seed": {n: numbers_of(v) for n, v in last_by_seed(profile, own["log10_size"]).items()},
+    }
+    if "log10_bound" in own:
+        numbers |= bound_numbers(profile, *(own[b] for b in BOUNDS))
+        numbers |= tightness_numbers({t: own[t] for t in TIGHTNESS})
+    if "log10_cubic" in own:
+        numbers |= law_numbers(profile, *(own.get(m) for m in LAW))
+    return numbers
+
+
+def last_by_seed(profile: np.ndarray, size: np.ndarray) -> dict[str, np.ndarray]:
     """What the last layers say of each seed, [s] each.
 
     "local_rate" at the last layer; "log10_ratio" there, and "left", the residual ratio over the
     input's; "power_law_wins" of the fall of the ratio with depth.
     """
-    profile = found[f"{variant}/log10_residual"]
-    relative = profile - found[f"{variant}/log10_size"]
+    relative = profile - size
     return {
         "local_rate": rates(profile)[:, -1],
         "log10_ratio": relative[:, -1],
@@ -148,29 +155,28 @@ def gain_numbers(curves: dict[float, np.ndarray], found: dict[str, np.ndarray]) 
 
 
 def bound_numbers(
-    profile: np.ndarray,
-    stack: np.ndarray,
-    layer: np.ndarray,
-    published: np.ndarray,
+    profile: np.ndarray, stack: np.ndarray, layer: np.ndarray, published: np.ndarray,
     admissible: np.ndarray,
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     """How often the theorems' condition held, how often a bound then did not, and how far it is.
 
     The stack's bound needs the condition in every layer so far, a layer's in that layer only.
     Logarithms in float32 are known to about 1e-5 of their size.
     """
-    room = 1e-3 + 1e-5 * np.abs(profile)
+    margin = 1e-3 + 1e-5 * np.abs(profile)
     here = admissible[:, 1:] > 0
     sofar = np.logical_and.accumulate(here, axis=1)
-    above_stack = (profile > stack + room)[:, 1:]
-    above_layer = (profile > layer + room)[:, 1:]
+
+    def above(bound, where):
+        return int(((profile > bound + margin)[:, 1:] & where).sum())
+
     return {
         "layers": int(here.size),
         "layers_admissible": int(here.sum()),
-        "layers_above_their_bound": int((above_layer & here).sum()),
+        "layers_above_their_bound": above(layer, here),
         "prefixes_admissible": int(sofar.sum()),
-        "prefixes_above_the_stack_bound": int((above_stack & sofar).sum()),
-        "layers_above_the_published_bound": int(((profile > published + room)[:, 1:] & here).sum()),
+        "prefixes_above_the_stack_bound": above(stack, sofar),
+        "layers_above_the_published_bound": above(published, here),
         "log10_bound_last": number(stack[:, -1].mean()),
         "log10_layer_bound_last": number(layer[:, -1].mean()),
     }
@@ -212,3 +218,171 @@ def law_numbers(profile: np.ndarray, cubic: np.ndarray, c: np.ndarray | None) ->
 def _shown(value):
     """A number of the table; a gap where it is not known."""
     return "" if np.isnan(value) else f"{value:.8g}"
+
+
+def first_panels(results: Results) -> dict[str, dict[str, np.ndarray]]:
+    """{norm: measures} at the first of the swept values."""
+    first = next(iter(results))[1:]
+    return {f"norm: {k[0]}": found for k, found in results.items() if k[1:] == first}
+
+
+def laws_of(results: Results) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
+    """{network: ({bound: tightness [s, L]}, {how: Λ [s, L + 1]})} of those with a closed form."""
+    laws = {}
+    for panel, found in first_panels(results).items():
+        for variant in by_variant(found, "log10_cubic"):
+            bounds = {text: found.get(f"{variant}/{name}") for name, text in TIGHTNESS.items()}
+            law = (found.get(f"{variant}/{m}") for m in ("log10_residual", *LAW))
+            tightness = {text: a[:, 1:] for text, a in bounds.items() if a is not None}
+            laws[f"{variant}, {panel}"] = tightness, constants(*law)
+    return laws
+
+
+def raised_of(results: Results) -> dict[str, tuple[list[float], np.ndarray]]:
+    """{norm: (gains [g], by how much they raise Λ [s, g])} where MLPs were swept."""
+    return {
+        panel: (list(curves), slowed(curves, found))
+        for panel, found in first_panels(results).items()
+        if (curves := gain_curves(found)) and "san/log10_residual" in found
+    }
+
+
+def swept_of(results: Results, position: int) -> dict[str, dict[str, Any]]:
+    """{network: {swept value: ratio}} along one place of the keys, the other at its first value."""
+    other = 3 - position
+    first, found = next(iter(results))[other], {}
+    for key, own in results.items():
+        if key[other] == first:
+            for variant, ratio in by_variant(own, "ratio").items():
+                found.setdefault(f"{variant}, norm: {key[0]}", {})[f"{key[position]:g}"] = ratio
+    return found if len(next(iter(found.values()))) > 1 else {}
+
+
+@figures.styled
+def residual_ratio_figure(results: Results, setup: Any) -> Figure:
+    """The paper's figure: relative residual by layer, mean and standard deviation over seeds, on
+    English text at initialisation."""
+    groups = {panel: by_variant(own, "ratio") for panel, own in first_panels(results).items()}
+    fig, axes = figures.curves(groups, ylabel=RATIO, width=3.6, height=3.0, sharey=True)
+    axes[0, 0].set_ylim(-0.03, None)
+    axes[0, -1].legend(loc="best")
+    return fig
+
+
+@figures.styled
+def log_residual_figure(results: Results, setup: Any) -> Figure:
+    """The same residuals in logarithms to any depth. Dashed: the law 3^l. Dotted: what an ordinary
+    float32 forward pass shows. Dash-dotted: the theorems' bound."""
+    panels = first_panels(results)
+    groups = {panel: by_variant(own, "log10_residual") for panel, own in panels.items()}
+    fig, axes = figures.curves(
+        groups, ylabel=r"$\log_{10} \|\mathrm{res}(X^l)\|_{1,\infty}$", width=3.9, height=3.4,
+        sharey=True,
+    )  # fmt: skip
+    for ax, found, group in zip(axes[0], panels.values(), groups.values(), strict=True):
+        ax.set_yscale("symlog", linthresh=1.0, linscale=0.6)
+        for index, variant in enumerate(group):
+            for measure, (text, dashes, width) in BESIDE.items():
+                values = found.get(f"{variant}/{measure}")
+                label = text.format(variant) if "{}" in text or not index else None
+                if values is not None:
+                    ax.plot(np.mean(values, axis=0), label=label, color=figures.color(index),
+                            linestyle=dashes, linewidth=width, marker="")  # fmt: skip
+        _draw_law(ax, group)
+    known = [v[np.isfinite(v)] for group in groups.values() for v in group.values()]
+    known = np.concatenate([[-1.0, 1.0], *known])  # the others are gaps
+    axes[0, 0].set_ylim(10 * known.min(), 5 * known.max())
+    _legend_outside(fig, axes[0, 0])
+    return fig
+
+
+def _draw_law(ax, group: Mapping[str, np.ndarray]) -> None:
+    """The line ∝ 3^l through the end of the first curve that falls like it."""
+    for values in group.values():
+        mean = np.asarray(values, float).mean(axis=0)
+        falls = mean < -3.0
+        if falls[-2:].all() and mean[-1] < 2.5 * mean[-2]:
+            layers = np.arange(np.argmax(falls), len(mean))
+            line = mean[-1] * 3.0 ** (layers - layers[-1])
+            ax.plot(layers, line, "k--", lw=1, label=r"$\propto 3^{l}$", zorder=5)
+            return
+
+
+@figures.styled
+def local_rate_figure(results: Results, setup: Any) -> Figure:
+    """Local rate of the logarithms: 3 is doubly exponential collapse."""
+    groups = {
+        panel: {variant: rates(a) for variant, a in by_variant(own, "log10_residual").items()}
+        for panel, own in first_panels(results).items()
+    }
+    label = r"$\log\|\mathrm{res}(X^{l})\| \,/\, \log\|\mathrm{res}(X^{l-1})\|$"
+    fig, axes = figures.curves(groups, first=1, ylabel=label, width=3.6, height=2.8, sharey=True)
+    for ax in axes[0]:
+        for level, text in ((3.0, "3: doubly exponential"), (1.0, "1: exponential or none")):
+            ax.axhline(level, color="#555555", lw=0.9, ls="--")
+            ax.annotate(
+                text, (1.0, level), xycoords=("axes fraction", "data"), xytext=(0, -2),
+                textcoords="offset points", ha="right", va="top", **NOTE,
+            )  # fmt: skip
+        ax.set(ylim=(0, 4))
+    _legend_outside(fig, axes[0, -1])
+    return fig
+
+
+@figures.styled
+def law_figure(laws: dict[str, tuple[Any, Any]], setup: Any) -> Figure:
+    """Above: how many powers of ten the bounds of one layer lie above what they bound (all but the
+    paper's need no condition). Below: the constant of the 3^l law as each depth shows it, measured,
+    from the closed recursion of the covariance, and as the theorem has it."""
+    fig, axes = figures.figure(2, len(laws), width=3.6, height=2.8, sharey="row")
+    for (above, below), (panel, (tightness, constant)) in zip(axes.T, laws.items(), strict=True):
+        for index, (label, values) in enumerate(tightness.items()):
+            figures.band(above, np.arange(1, values.shape[1] + 1), values, label, index)
+        for index, (label, values) in enumerate(constant.items()):
+            dashed = {"linestyle": "--", "marker": ""} if label == "closed form" else {}
+            figures.band(below, np.arange(values.shape[1]), values, label, index, **dashed)
+        if not tightness:
+            text = "the bounds do not\ncover norms or masks"
+            above.text(0.5, 0.5, text, ha="center", va="center", transform=above.transAxes, **NOTE)
+        above.set(xlabel="layer", title=panel)
+        below.set(xlabel="depth l")
+        figures.integer_ticks(above, below)
+    axes[0, 0].set_ylabel(r"$\log_{10}$ bound $-$ $\log_{10}$ of what it bounds")
+    axes[1, 0].set_ylabel(r"$\Lambda$: $\log_{10}\|\mathrm{res}(X^l)\| \,/\, 3^l$")
+    for ax in (next((a for a in axes[0] if a.lines), axes[1, 0]), axes[1, 0]):
+        ax.legend(loc="best")
+    return fig
+
+
+@figures.styled
+def sweep_figure(curves: dict[str, dict[str, Any]], setup: Any, *, swept: str) -> Figure:
+    """One panel per network, one shade per swept value."""
+    fig, axes = figures.curves(
+        curves, columns=4, ylabel=RATIO, width=3.0, height=2.7, sharey=True,
+        style=lambda index, count: {"color": figures.shades(count)[index], "marker": ""},
+    )  # fmt: skip
+    axes[0, -1].legend(title=swept, loc="best")
+    return fig
+
+
+@figures.styled
+def gain_figure(found: dict[str, tuple[Any, Any]], setup: Any) -> Figure:
+    """By how much MLPs raise the constant Λ above pure attention's, against their gain: above 0
+    they slow the collapse (post-norm: with a skip of their own)."""
+    fig, axes = figures.figure(1, len(found), width=3.4, height=2.8, sharey=True)
+    for ax, (panel, (gains, values)) in zip(axes[0], found.items(), strict=True):
+        ax.axhline(0, color="#555555", lw=0.9, ls="--")
+        figures.band(ax, np.asarray(gains), values, f"{len(values)} seeds", 0)
+        ax.set_xscale("log", base=2)
+        ax.set(xlabel="gain of the MLPs", title=panel)
+        for place, text, side in ((0.97, "above 0: slower", "top"),
+                                  (0.06, "below 0: faster", "bottom")):  # fmt: skip
+            ax.text(0.03, place, text, transform=ax.transAxes, va=side, **NOTE)
+    axes[0, 0].set_ylabel(r"$\Lambda$ with MLPs $-$ $\Lambda$ of pure attention")
+    return fig
+
+
+def _legend_outside(fig, ax):
+    """The legend of one panel to the right of all, where it hides nothing."""
+    handles, labels = ax.get_legend_handles_labels()
+    fig.legend(handles, labels, loc="outside right center", fontsize=7.5)

@@ -30,40 +30,23 @@ import jax
 from absl import flags
 
 from experiments.shell import exhausted, process, several, signals
-from experiments.shell.devices import mesh, set_up_devices
+from experiments.shell.devices import mesh as mesh, set_up_devices as set_up_devices
 from experiments.shell.options import (
-    EXECUTION,
-    bare_flags,
-    command_line,
-    config_of,
-    content_hash,
-    definer,
+    EXECUTION as EXECUTION,
+    bare_flags as bare_flags,
+    command_line as command_line,
+    config_of as config_of,
+    content_hash as content_hash,
+    definer as definer,
     folder_of,
     help_text,
-    make_flags,
-    parse,
+    make_flags as make_flags,
+    parse as parse,
 )
 from experiments.shell.sweep import work
 from experiments.shell.sweep.folder import BRIEFLY
 from rank_collapse.runs.files import RunError
 from rank_collapse.runs.folder import RunFolder
-
-__all__ = [
-    "EXECUTION",
-    "bare_flags",
-    "command_line",
-    "config_of",
-    "content_hash",
-    "definer",
-    "execute",
-    "folder_of",
-    "make_flags",
-    "mesh",
-    "open_run",
-    "parse",
-    "run",
-    "set_up_devices",
-]
 
 
 def run(
@@ -134,13 +117,13 @@ def execute(
         for stream in (sys.stdout, sys.stderr):  # nothing more can be said
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         return 128 + signal.SIGPIPE
-    except (ValueError, RunError, OSError, MemoryError, flags.Error) as error:
+    except (
+        ValueError, RunError, OSError, MemoryError, flags.Error, jax.errors.JaxRuntimeError,
+    ) as error:  # fmt: skip
         if several.lost(error):
             return _report(f"another process of this run has stopped: {error}", show_traceback, 1)
-        return _report(str(error) or type(error).__name__, show_traceback)
-    except jax.errors.JaxRuntimeError as error:
-        if several.lost(error):
-            return _report(f"another process of this run has stopped: {error}", show_traceback, 1)
+        if not isinstance(error, jax.errors.JaxRuntimeError):
+            return _report(str(error) or type(error).__name__, show_traceback)
         if not exhausted.out_of_memory(error):
             raise
         return _report(exhausted.one_line(error), show_traceback)

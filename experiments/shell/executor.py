@@ -14,7 +14,7 @@ devices and processes; what a seed gives depends on neither, nor on the others o
 
 import contextlib
 import itertools
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -111,8 +111,6 @@ def map_cells(
     most: int | None = None,
     check: Callable[[str, Mapping[str, np.ndarray]], None] = lambda cell, found: None,
     progress: Progress | None = None,
-    shape: tuple[int, ...] | None = None,
-    aside: Container[str] = (),
     most_known: int | None = None,
     again: bool = False,
 ) -> dict[str, dict[str, np.ndarray]]:
@@ -127,8 +125,6 @@ def map_cells(
         most: Seeds at a time, whatever fits the budget; all of all cells by default.
         check: (cell, what is known of it) after each chunk, before that is saved; may raise.
         progress: Advanced by the seeds that are done.
-        shape: Of every array of one seed, where all are alike.
-        aside: Names, as far as the first "/", of saved arrays without an axis of seeds.
         most_known: Seeds of each cell that are read at the most; all by default.
         again: Whether all is computed, and nothing saved.
 
@@ -142,8 +138,7 @@ def map_cells(
     known, left = {}, []
     for cell in cells:
         known[cell] = {} if again else run.part(cell) or {}
-        by_seed = {n: a for n, a in known[cell].items() if n.split("/")[0] not in aside}
-        done = seeds_done(by_seed, count, run.path, cell, shape)
+        done = seeds_done(known[cell], count, run.path, cell)
         if most_known is not None and most_known < done:
             done = most_known
             known[cell] = {name: values[:done] for name, values in known[cell].items()}
@@ -186,13 +181,7 @@ def named(tree: Any, separator: str = "/") -> dict[str, np.ndarray]:
     return {name(path): np.asarray(leaf) for path, leaf in leaves}
 
 
-def seeds_done(
-    found: Mapping[str, np.ndarray],
-    total: int,
-    run: Path,
-    part: str,
-    shape: tuple[int, ...] | None = None,
-) -> int:
+def seeds_done(found: Mapping[str, np.ndarray], total: int, run: Path, part: str) -> int:
     """Seeds that the saved arrays of a part hold.
 
     Args:
@@ -200,15 +189,11 @@ def seeds_done(
         total: Seeds of the run.
         run: Its folder.
         part: The name of the arrays.
-        shape: Of one seed's, where all are alike.
 
     Raises:
-        RunError: Not as many of each array, more than the run has, or of another shape.
+        RunError: Not as many of each array, or more than the run has.
     """
-    shapes = {np.shape(values) for values in found.values()}
-    counts = {s[0] if s else -1 for s in shapes} or {0}
-    others = shape is not None and {s[1:] for s in shapes} - {shape}
-    if len(counts) > 1 or not 0 <= max(counts) <= total or others:
-        of_shape = f" of shape {list(shape)}" if shape else ""
-        raise damaged(run / "arrays.npz", f"{part} is not of {total} seeds{of_shape}")
+    counts = {len(values) if np.ndim(values) else -1 for values in found.values()} or {0}
+    if len(counts) > 1 or not 0 <= max(counts) <= total:
+        raise damaged(run / "arrays.npz", f"{part} is not of {total} seeds")
     return counts.pop()

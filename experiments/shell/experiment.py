@@ -1,6 +1,6 @@
 """One experiment, declared in one object: flags, presets, measurement, table, claims, figures.
 
-    EXPERIMENT = Experiment(about=__doc__, name="path_counts", flags=FLAGS, ...)
+    EXPERIMENT = Experiment.of(globals(), name="path_counts", ...)
     main = EXPERIMENT.main
 
     if __name__ == "__main__":
@@ -11,6 +11,7 @@ the objects that `experiments_of` finds.
 """
 
 import importlib
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -26,6 +27,13 @@ from rank_collapse.report.claims import Row
 from rank_collapse.report.page import Comparison
 from rank_collapse.runs.folder import RunFolder
 
+# {attribute of `Experiment`: what a module that holds one calls it}
+PARTS = {
+    "about": "__doc__", "flags": "FLAGS", "setup": "setup_of", "measure": "measure_all",
+    "table": "rows_of", "summary": "summary_of", "claims": "claims", "compare": "compare",
+    "reading": "reading",
+}  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Drawing:
@@ -40,6 +48,12 @@ class Drawing:
     draw: Callable[[Any, Any], Any]
     caption: str = ""
     there: Callable[[Any, Any], bool] = lambda results, setup: True
+
+    @classmethod
+    def described(cls, draw: Callable, part: Callable | None = None) -> "Drawing":
+        """A figure whose caption is what the function that draws it says of itself."""
+        caption = " ".join(inspect.getdoc(draw).split())
+        return cls(draw, caption) if part is None else cls.of_part(part, draw, caption)
 
     @classmethod
     def of_part(cls, part: Callable[[Any], Any], draw: Callable, caption: str) -> "Drawing":
@@ -116,6 +130,12 @@ class Experiment:
     files: Callable[[Any, Any, RunFolder], Mapping[str, Callable]] = lambda *_: {}
     open_run: Callable[..., RunFolder] = lambda *given, **about: cli.open_run(*given, **about)
     within: Callable[[Flags], AbstractContextManager] = lambda options: nullcontext()
+
+    @classmethod
+    def of(cls, module: Mapping[str, Any], **about: Any) -> "Experiment":
+        """The experiment of a module, given by its globals: parts have the names in `PARTS`."""
+        found = {part: module[name] for part, name in PARTS.items() if name in module}
+        return cls(**found | about)
 
     @property
     def captions(self) -> dict[str, str]:

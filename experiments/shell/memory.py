@@ -35,8 +35,7 @@ def free() -> int:
     """Bytes of the machine's memory, or of this container's, that nobody uses."""
     found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     with contextlib.suppress(OSError, StopIteration, ValueError):
-        lines = Path("/proc/meminfo").read_text("ascii").splitlines()
-        found.append(1024 * int(next(x for x in lines if x.startswith("MemAvailable")).split()[1]))
+        found.append(_kilobytes("/proc/meminfo", "MemAvailable"))
     for limit, used in (
         ("memory.max", "memory.current"),
         ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
@@ -54,10 +53,15 @@ def peak(devices: list[Any] | None = None) -> int:
         return sum(s["peak_bytes_in_use"] for s in stats)
     with contextlib.suppress(OSError, StopIteration, ValueError):
         # Where there is one: getrusage's starts at the size of the process this one came from.
-        lines = Path("/proc/self/status").read_text("ascii").splitlines()
-        return 1024 * int(next(x for x in lines if x.startswith("VmHWM")).split()[1])
+        return _kilobytes("/proc/self/status", "VmHWM")
     largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return largest if os.uname().sysname == "Darwin" else 1024 * largest
+
+
+def _kilobytes(path, name):
+    """Bytes of a line "name:  42 kB"."""
+    lines = Path(path).read_text("ascii").splitlines()
+    return 1024 * int(next(x for x in lines if x.startswith(name)).split()[1])
 
 
 def program_bytes(compiled: Any) -> int:

@@ -43,67 +43,49 @@ def make_flags(
         **about: Further arguments of `Flags`.
     """
     values = bare_flags(Flags(experiment, aside=EXECUTION | set(execution), **about))
-
-    def boolean(name, text):
-        flags.DEFINE_boolean(name, False, text, flag_values=values)
-
-    def integer(name, default, text, lower_bound):
-        flags.DEFINE_integer(name, default, text, lower_bound=lower_bound, flag_values=values)
-
-    folder = (
-        f"Folder of the run (default results/{experiment}/<run name>); with --run_name its parent."
-    )
-    name = "Name of the run (default: made from the flags that are not at their defaults)."
-    flags.DEFINE_string("output_dir", None, folder, flag_values=values)
-    flags.DEFINE_string("run_name", None, name, flag_values=values)
-    boolean("overwrite", "Delete what an earlier run left in the folder and start afresh.")
+    define = definer(values)
+    text = f"Folder of the run (default results/{experiment}/<run name>); with --run_name its "
+    define("string", "output_dir", None, text + "parent.")
+    text = "Name of the run (default: made from the flags that are not at their defaults)."
+    define("string", "run_name", None, text)
+    text = "Delete what an earlier run left in the folder and start afresh."
+    define("boolean", "overwrite", False, text)
     if num_seeds is not None:
-        integer("seed", 0, "Base seed; seed s of the run is fold_in(key(seed), s).", 0)
-        integer("num_seeds", num_seeds, "Seeds, run as one ensemble.", 1)
-        boolean("distributed", "One of several processes that share the seeds; see BUILD.md.")
-    integer(
-        "num_devices",
-        0,
-        "Devices of a process, which share the seeds (0: all; on a CPU one per core).",
-        0,
-    )
+        text = "Base seed; seed s of the run is fold_in(key(seed), s)."
+        define("integer", "seed", 0, text, lower_bound=0)
+        text = "Seeds, run as one ensemble."
+        define("integer", "num_seeds", num_seeds, text, lower_bound=1)
+        text = "One of several processes that share the seeds; see BUILD.md."
+        define("boolean", "distributed", False, text)
+    text = "Devices of a process, which share the seeds (0: all; on a CPU one per core)."
+    define("integer", "num_devices", 0, text, lower_bound=0)
+    for name, text in _SWEEPS.items() if sweeps else ():
+        shown = values.shows or "the first column of fractions"
+        define("string", name, None, text.format(shown=shown))
     if sweeps:
-        _sweep_flags(values)
+        text = "Processes of this machine that share the sweep; 1: this one, in order."
+        define("integer", "workers", 1, text, lower_bound=1)
     return values
+
+
+_SWEEPS = {
+    "sweep": "Run a grid: products a=1,2;b=3,4 and values that change together a,b=1:3,2:4. Each "
+    "cell is a run in <folder>/cells/; the folder holds one table and one figure of all.",
+    "sweep_shows": "What its figure shows: a column of results.csv, then conditions such as "
+    "layer=2 or layer=last (default {shown}).",
+    "slice": "i/n: the i-th of n parts of the sweep, from 0 (default: of a Slurm array).",
+    "scheduler": "Address of a Dask scheduler whose workers share the sweep.",
+    "only_cells": "Numbers of the cells that this process computes together (for workers).",
+}
 
 
 def bare_flags(values: flags.FlagValues | None = None) -> flags.FlagValues:
     """The flags of a command that computes nothing: --debug and --help; added to those given."""
     values = flags.FlagValues() if values is None else values
-    for name, text, short in (
-        ("debug", "Show the traceback of an error.", None),
-        ("help", "Show this and exit.", "h"),
-    ):
-        flags.DEFINE_boolean(name, False, text, short_name=short, flag_values=values)
+    define = definer(values)
+    define("boolean", "debug", False, "Show the traceback of an error.")
+    define("boolean", "help", False, "Show this and exit.", short_name="h")
     return values
-
-
-def _sweep_flags(values):
-    def string(name, text):
-        flags.DEFINE_string(name, None, text, flag_values=values)
-
-    string(
-        "sweep",
-        "Run a grid: products a=1,2;b=3,4 and values that change together a,b=1:3,2:4. Each cell "
-        "is a run in <folder>/cells/; the folder holds one table and one figure of all.",
-    )
-    string(
-        "sweep_shows",
-        "What its figure shows: a column of results.csv, then conditions such as layer=2 or "
-        f"layer=last (default {values.shows or 'the first column of fractions'}).",
-    )
-    string("slice", "i/n: the i-th of n parts of the sweep, from 0 (default: of a Slurm array).")
-    string("scheduler", "Address of a Dask scheduler whose workers share the sweep.")
-    string("only_cells", "Numbers of the cells that this process computes together (for workers).")
-    flags.DEFINE_integer(
-        "workers", 1, "Processes of this machine that share the sweep; 1: this one, in order.",
-        lower_bound=1, flag_values=values,
-    )  # fmt: skip
 
 
 def definer(flag_values: flags.FlagValues) -> Callable[..., None]:

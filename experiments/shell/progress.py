@@ -115,11 +115,6 @@ class Progress:
         self._aside += taken
         self.say(f"{what} took {duration(taken)}")
 
-    def compile(self, jitted: Any, *arguments: Any) -> Any:
-        """The compiled form of a jitted function for these arguments; its time is reported."""
-        with self.aside("compiling"):
-            return jitted.lower(*arguments).compile()
-
 
 def duration(seconds: float) -> str:
     """ "4.2 s", "3 min 05 s" or "2 h 10 min"."""

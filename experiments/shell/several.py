@@ -137,12 +137,7 @@ def check_flags(options: flags.FlagValues) -> None:
 
 
 def open_folder(path: Path, fields: dict[str, Any]) -> RunFolder:
-    """A run folder, in every process if there are several: see `open_together`."""
-    return open_together(path, fields) if running() else RunFolder(path, **fields)
-
-
-def open_together(path: Path, fields: dict[str, Any]) -> RunFolder:
-    """A run folder in every process: the primary opens and locks it, then the others read it.
+    """A run folder, in every process: the primary opens and locks it, then the others read it.
 
     Args:
         path: The folder, on a file system that all processes share.
@@ -151,6 +146,8 @@ def open_together(path: Path, fields: dict[str, Any]) -> RunFolder:
     Raises:
         RunError: In all processes alike, if one of them cannot use the folder.
     """
+    if not running():
+        return RunFolder(path, **fields)
     opened = error = None
     if processes.is_primary():
         opened, error = _open(path, fields)

@@ -1,84 +1,92 @@
-"""The figures of run_stability: dependency, output change, gradients, profiles, and the one law."""
+"""The figures of run_stability: dependency, output change, gradients, profiles, and the one law.
 
-from collections.abc import Mapping
+Each takes the results of networks of one kind, see `results`.
+"""
+
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.stability.cases import Case
+from experiments.stability import results
 from experiments.stability.results import (
     GRADIENT_VISIBLE,
-    UPDATES,
     VISIBLE,
+    Results,
     branches_of,
     by_design,
+    by_layer,
     curve,
-    exponents,
-    interval,
-    law_exponents,
-    law_values,
-)
+    ends,
+)  # fmt: skip
 from rank_collapse.measures.dependency import dependency
 from rank_collapse.report import figures
-from rank_collapse.report.statistics import geometric_mean
+from rank_collapse.report.statistics import geometric_mean, mean_and_ends
 
 # Where the law's gradients of W_Q and W_K hold: see `theory.stability.expected_gradient_norms`.
 QUERY_LAW = "law: first order in the scores,\nnot below some 10 tokens"
 DASHES = {"O(N)": ":", "O(log N)": "--", "O(1)": "-."}
+GRADIENTS = {
+    "attention.w_q": "$W_Q$", "attention.w_k": "$W_K$", "attention.w_v": "$W_V$",
+    "attention.w_o": "$W_O$", "cross.w_q": "$W_Q$ to the memory",
+    "cross.w_k": "$W_K$ of the memory", "cross.w_v": "$W_V$ of the memory",
+    "cross.w_o": "$W_O$ from the memory", "mlp.w_in": "MLP",
+}  # fmt: skip
+# {measure: (axis, title)}
+PROFILES = {
+    "ratio": (r"$\|\mathrm{res}(X)\|/\|X\|$ in $\|\cdot\|_{1,\infty}$",
+              "residual ratio (dotted: law, Frobenius)"),
+    "cosine": ("mean cosine of two tokens", "token cosine (dotted: law)"),
+    "log10_residual": (r"$\log_{10}\|\mathrm{res}(X)\|_{1,\infty}$", "residual"),
+}  # fmt: skip
 
 
-def measured_by_layer(results: Mapping[Case, Any], cases: list[Case]) -> list[Case]:
-    """Those of the networks of which every layer was measured."""
-    return [case for case in cases if "exact_shares" in results[case]]
+def deepest(found: Results) -> dict[str, dict[str, Any]]:
+    """What was measured of the deepest network of each design."""
+    return {name: ends(own)[1] for name, own in by_design(found).items()}
 
 
-def log_band(ax: Axes, x: Any, values: Any, label: str | None, index: int, **options: Any) -> None:
-    """Geometric mean over seeds as a line, a standard deviation of the logarithm as a band."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        logs = np.log(np.where(values > 0, values, np.nan))
-    mean, deviation = logs.mean(axis=0), logs.std(axis=0)
-    style = {"color": figures.color(index), "marker": figures.MARKERS[index % 8]} | options
-    ax.plot(x, np.exp(mean), label=label, **style)
-    low, high = np.exp(mean - deviation), np.exp(mean + deviation)
-    ax.fill_between(x, low, high, color=style["color"], alpha=0.2, linewidth=0)
+def points(index: int) -> dict[str, Any]:
+    """How a design's points look."""
+    marker = figures.MARKERS[index % len(figures.MARKERS)]
+    return {"color": figures.color(index), "marker": marker, "linestyle": ""}
 
 
-def deepest(cases: list[Case]) -> dict[str, Case]:
-    """The deepest network of each design."""
-    return {name: own[-1] for name, own in by_design(cases).items()}
+def law(ax: Any, x: Any, y: Any, index: int, **options: Any) -> None:
+    """What is expected of a design, a dotted line."""
+    ax.plot(x, y, **{"color": figures.color(index), "ls": ":", "lw": 1.2} | options)
 
 
 @figures.styled
-def one_law_figure(results: Mapping[Case, Any], cases: list[Case]) -> Figure:
-    """Token cosines, output change and gradients of queries, measured against expected."""
+def one_law_figure(found: Results, setup: Any) -> Figure:
+    """Left: 1 − mean token cosine by layer of the deepest networks (markers, bands over seeds) and
+    the law that predicts it from the gains alone (lines). Middle and right: output change and
+    gradients of W_Q, measured against expected from the same recursion, geometric means over seeds
+    (gradients where 1 − cosine is above 1e-5: below it float32 rounds them). Of W_Q and W_K the law
+    has the first order in the scores' variance alone: at variance 1 networks have .86 to .91 of it
+    at 17 tokens and 1.06 to 1.10 at 64, .74 to .89 with a causal mask, .55 to .74 at 3, where it is
+    not to be used."""
     fig, axes = figures.figure(1, 3, width=4.1, height=3.5)
     collapse, change, query = axes[0]
-    layered = measured_by_layer(results, cases)
-    for index, (name, case) in enumerate(deepest(cases).items()):
-        found, color = results[case], figures.color(index)
-        apart = np.where(found["apart"] > VISIBLE, found["apart"], np.nan)
-        layers = np.arange(case.depth + 1)
-        every = max(1, case.depth // 12)
+    for index, (name, own) in enumerate(by_design(found).items()):
+        deep = ends(own)[1]
+        layers = np.arange(deep["apart"].shape[1])
+        apart = np.where(deep["apart"] > VISIBLE, deep["apart"], np.nan)
+        every = max(1, layers[-1] // 12)
         marks = (index % every, every)
-        log_band(collapse, layers, apart, name, index, linestyle="", markevery=marks)
-        expected = np.exp(found["expected_log_apart"].astype(float)).mean(axis=0)
-        collapse.plot(layers, expected, color=color, lw=1.0)
-        own = by_design(cases)[name]
+        figures.log_band(collapse, layers, apart, name, index, linestyle="", markevery=marks)
+        expected = np.exp(deep["expected_log_apart"].astype(float)).mean(axis=0)
+        law(collapse, layers, expected, index, ls="-", lw=1.0)
         measured, there = (
-            geometric_mean(curve(results, own, n)) for n in ("change.random", "expected_change")
+            geometric_mean(curve(own, n)) for n in ("change.random", "expected_change")
         )
-        style = {"color": color, "marker": figures.MARKERS[index % 8], "linestyle": ""}
-        change.plot(there, measured, **style)
-    for index, (name, case) in enumerate(deepest(layered).items()):
-        found = results[case]
-        style = {"color": figures.color(index), "marker": figures.MARKERS[index % 8]}
+        change.plot(there, measured, **points(index))
+    for index, (name, deep) in enumerate(deepest(by_layer(found)).items()):
         q, there = (
-            np.where(found["apart"][:, :-1] > GRADIENT_VISIBLE, found[f"{n}.attention.w_q"], np.nan)
+            np.where(deep["apart"][:, :-1] > GRADIENT_VISIBLE, deep[f"{n}.attention.w_q"], np.nan)
             for n in ("gradients", "expected_gradients")
         )
-        query.plot(geometric_mean(there), geometric_mean(q), linestyle="", label=name, **style)
+        query.plot(geometric_mean(there), geometric_mean(q), label=name, **points(index))
     collapse.set(yscale="log", xlabel="layer", ylabel=r"1 $-$ token cosine",
                  title="tokens: networks, and the law (lines)")  # fmt: skip
     collapse.set_ylim(max(collapse.get_ylim()[0], VISIBLE / 10), 2)
@@ -94,25 +102,23 @@ def one_law_figure(results: Mapping[Case, Any], cases: list[Case]) -> Figure:
 
 
 @figures.styled
-def dependency_figure(results: Mapping[Case, Any], cases: list[Case]) -> Figure:
-    """β_ij of the shallowest networks as published, and their exact shares of variance."""
-    layered = measured_by_layer(results, cases)
-    shallow = {name: own[0] for name, own in by_design(layered).items()}
-    fig, axes = figures.figure(2, len(shallow), width=2.3, height=2.3, sharex=True, sharey=True)
-    for column, (name, case) in enumerate(shallow.items()):
-        found = results[case]
-        published = np.mean([np.sqrt(dependency(s)) for s in found["shares"]], axis=0)
-        exact = found["exact_shares"][:, :, :-1].mean(axis=0)
-        for row, values in enumerate((published, exact)):
-            ax = axes[row, column]
+def dependency_figure(found: Results, setup: Any) -> Figure:
+    """Dependency of the stream after branch i on branch j: β_ij from variances, as published, and
+    the exact share of variance."""
+    designs = by_design(by_layer(found))
+    fig, axes = figures.figure(2, len(designs), width=2.3, height=2.3, sharex=True, sharey=True)
+    for column, (name, own) in zip(axes.T, designs.items(), strict=True):
+        shallow = ends(own)[0]
+        published = np.mean([np.sqrt(dependency(s)) for s in shallow["shares"]], axis=0)
+        exact = shallow["exact_shares"][:, :, :-1].mean(axis=0)
+        for ax, values in zip(column, (published, exact), strict=True):
             hidden = np.triu(np.ones(values.shape, bool), 1)
             image = ax.imshow(np.ma.masked_array(values, hidden), vmin=0, vmax=1, cmap="viridis")
             ax.grid(visible=False)
-        axes[0, column].set_title(f"{name}, {case.depth} layers", fontsize=8)
-        axes[1, column].set_xlabel("branch j (0: input)")
-        for ax in axes[:, column]:
             figures.integer_ticks(ax)
             ax.yaxis.get_major_locator().set_params(integer=True)
+        column[0].set_title(f"{name}, {next(iter(own)).depth} layers", fontsize=8)
+        column[1].set_xlabel("branch j (0: input)")
     axes[0, 0].set_ylabel(r"$\beta_{ij}$ as published" + "\nafter branch i")
     axes[1, 0].set_ylabel("exact share of variance\nafter branch i")
     fig.colorbar(image, ax=axes, shrink=0.7)
@@ -120,75 +126,73 @@ def dependency_figure(results: Mapping[Case, Any], cases: list[Case]) -> Figure:
 
 
 @figures.styled
-def change_figure(results: Mapping[Case, Any], cases: list[Case]) -> Figure:
-    """Output change against the number of branches, and the exponents of both kinds of update."""
+def change_figure(found: Results, setup: Any) -> Figure:
+    """Change of the output after an update of every matrix by the same relative size, against the
+    number of branches; black the three published laws. Dotted: of random updates the law's
+    expectation; of steps along the gradient what they do at least, e² (Σ‖W‖‖∂W‖)²/‖u‖². Right:
+    fitted exponents, 95 % over seeds."""
     fig, axes = figures.figure(1, 3, width=4.0, height=3.5)
-    designs = by_design(cases)
-    for ax, update in zip(axes[0], UPDATES, strict=False):
+    designs, slopes_ax = by_design(found), axes[0, 2]
+    branches = branches_of(next(iter(designs.values())))
+    laws = results.law_values(branches)
+    for column, update in enumerate(results.UPDATES):
+        ax = axes[0, column]
         for index, (name, own) in enumerate(designs.items()):
-            values = curve(results, own, f"change.{update}")
-            log_band(ax, branches_of(own), values / geometric_mean(values)[0], name, index)
-            style = {"color": figures.color(index), "lw": 0.8, "ls": (0, (1, 1))}
-            if update == "random":
-                expected = curve(results, own, "expected_change").mean(axis=0)
-                ax.plot(branches_of(own), expected / expected[0], **style)
-            else:
-                least = geometric_mean(curve(results, own, "gradient_bound"))
-                ax.plot(branches_of(own), least / geometric_mean(values)[0], **style)
-        branches = branches_of(next(iter(designs.values())))
-        for law, values in law_values(branches).items():
-            ax.plot(branches, values / values[0], color="black", lw=0.9, ls=DASHES[law], label=law)
+            values, own_branches = curve(own, f"change.{update}"), branches_of(own)
+            first = geometric_mean(values)[0]
+            figures.log_band(ax, own_branches, values / first, name, index)
+            expected = curve(own, "expected_change").mean(axis=0)
+            least = geometric_mean(curve(own, "gradient_bound"))
+            beside = expected / expected[0] if update == "random" else least / first
+            law(ax, own_branches, beside, index, ls=(0, (1, 1)), lw=0.8)
+            slopes = results.exponents(own_branches, values)
+            (mean, low, high), height = mean_and_ends(slopes), index + 0.2 * (column - 0.5)
+            color, marker = figures.color(index), figures.MARKERS[column]
+            if low is not None:
+                slopes_ax.plot([low, high], [height, height], color=color, lw=2)
+            slopes_ax.plot(mean, height, color=color, marker=marker)
+        for name, values in laws.items():
+            ax.plot(branches, values / values[0], color="black", lw=0.9, ls=DASHES[name],
+                    label=name)  # fmt: skip
         ax.set(xscale="log", yscale="log", xlabel="residual branches N",
                ylabel=r"$E|\delta \hat x|^2$ over that at the smallest N",
                title=f"{update} update of equal relative size")  # fmt: skip
         ax.set_xticks(branches, labels=[str(n) for n in branches])
         ax.set_xticks([], minor=True)
     axes[0, 0].legend(fontsize=7)
-    ax = axes[0, 2]
-    for row, (name, own) in enumerate(designs.items()):
-        for index, update in enumerate(UPDATES):
-            slopes = exponents(branches_of(own), curve(results, own, f"change.{update}"))
-            low, high = interval(slopes) or (slopes[0], slopes[0])
-            height = row + 0.2 * (index - 0.5)
-            style = {"color": figures.color(row), "marker": figures.MARKERS[index]}
-            ax.plot([low, high], [height, height], color=style["color"], lw=2)
-            ax.plot(slopes.mean(), height, **style)
-        ax.annotate(name, (0.02, row + 0.22), xycoords=("axes fraction", "data"), fontsize=7)
-    for law, slope in law_exponents(branches_of(next(iter(designs.values())))).items():
-        ax.axvline(slope, color="black", lw=0.9, ls=DASHES[law])
-    ax.set(xlabel="exponent of N (95 % over seeds)", yticks=[], ylim=(-0.5, len(designs)),
-           title="circles: random, squares: gradient")  # fmt: skip
+    for row, name in enumerate(designs):
+        where = (0.02, row + 0.22)
+        slopes_ax.annotate(name, where, xycoords=("axes fraction", "data"), fontsize=7)
+    for name, slope in results.law_exponents(branches).items():
+        slopes_ax.axvline(slope, color="black", lw=0.9, ls=DASHES[name])
+    slopes_ax.set(xlabel="exponent of N (95 % over seeds)", yticks=[], ylim=(-0.5, len(designs)),
+                  title="circles: random, squares: gradient")  # fmt: skip
     return fig
 
 
 @figures.styled
-def gradient_figure(results: Mapping[Case, Any], cases: list[Case]) -> Figure:
-    """Gradient norms by layer, with what the law expects, and queries beside values."""
-    layered = measured_by_layer(results, cases)
-    found = {name: results[case] for name, case in deepest(layered).items()}
-    first = next(iter(found.values()))
-    panels = {"attention.w_q": "$W_Q$", "attention.w_k": "$W_K$", "attention.w_v": "$W_V$",
-              "attention.w_o": "$W_O$", "cross.w_q": "$W_Q$ to the memory",
-              "cross.w_k": "$W_K$ of the memory", "cross.w_v": "$W_V$ of the memory",
-              "cross.w_o": "$W_O$ from the memory", "mlp.w_in": "MLP"}  # fmt: skip
-    panels = {name: title for name, title in panels.items() if f"gradients.{name}" in first}
+def gradient_figure(found: Results, setup: Any) -> Figure:
+    """Gradient norms by layer of the deepest networks, dotted what the law expects (of W_Q and W_K
+    to first order in the scores' variance, as above); last: those of queries over those of values
+    against 1 − token cosine."""
+    designs = deepest(by_layer(found))
+    first = next(iter(designs.values()))
+    panels = {name: title for name, title in GRADIENTS.items() if f"gradients.{name}" in first}
     fig, axes = figures.figure(2, -(-(len(panels) + 1) // 2), width=3.9, height=2.9)
-    for ax, (name, title) in zip(axes.flat, panels.items(), strict=False):
-        for index, (design, values) in enumerate(found.items()):
-            norms = values[f"gradients.{name}"]
+    last = axes.flat[-1]
+    for index, (design, own) in enumerate(designs.items()):
+        for ax, name in zip(axes.flat, panels, strict=False):
+            norms = own[f"gradients.{name}"]
             layers = 1 + np.arange(norms.shape[1])
-            log_band(ax, layers, norms, design, index, marker="")
-            expected = values[f"expected_gradients.{name}"].mean(axis=0)
-            ax.plot(layers, expected, color=figures.color(index), ls=":", lw=1.2)
+            figures.log_band(ax, layers, norms, design, index, marker="")
+            law(ax, layers, own[f"expected_gradients.{name}"].mean(axis=0), index)
+        ratio = own["gradients.attention.w_q"] / own["gradients.attention.w_v"]
+        apart = own["apart"][:, :-1].ravel()
+        last.plot(apart, ratio.ravel(), markersize=1.5, label=design, **points(index))
+    for ax, (name, title) in zip(axes.flat, panels.items(), strict=False):
         ax.set(yscale="log", xlabel="layer", ylabel=r"$\|\partial\|_F$", title=title)
         if name.endswith(("w_q", "w_k")):
             ax.annotate(QUERY_LAW, (0.03, 0.03), xycoords="axes fraction", fontsize=7)
-    last = axes.flat[-1]
-    for index, (design, values) in enumerate(found.items()):
-        ratio = values["gradients.attention.w_q"] / values["gradients.attention.w_v"]
-        apart = values["apart"][:, :-1]
-        last.plot(apart.ravel(), ratio.ravel(), linestyle="", color=figures.color(index),
-                  marker=figures.MARKERS[index % 8], markersize=1.5, label=design)  # fmt: skip
     line = np.geomspace(1e-6, 1, 20)
     last.plot(line, line, color="#555555", lw=0.9, ls="--", label=r"$\propto 1 - \rho$")
     last.set(xscale="log", yscale="log", xlabel=r"1 $-$ token cosine of the layer's input",
@@ -201,48 +205,38 @@ def gradient_figure(results: Mapping[Case, Any], cases: list[Case]) -> Figure:
 
 
 @figures.styled
-def layer_figure(results: Mapping[Case, Any], cases: list[Case]) -> Figure:
-    """Residual ratio, token cosine and residual in logarithms, by layer of the same networks."""
-    layered = measured_by_layer(results, cases)
+def layer_figure(found: Results, setup: Any) -> Figure:
+    """Residual ratio, token cosine and residual by layer of the same networks."""
     fig, axes = figures.figure(1, 3, width=3.9, height=3.2)
-    for index, (name, case) in enumerate(deepest(layered).items()):
-        found = results[case]
-        layers = np.arange(case.depth + 1)
-        style = {"marker": ""}
-        figures.band(axes[0, 0], layers, found["ratio"], name, index, **style)
-        figures.band(axes[0, 1], layers, 1 - found["apart"], name, index, **style)
-        figures.band(axes[0, 2], layers, found["log10_residual"], name, index, **style)
-        expected = found["expected_frobenius"].mean(axis=0)
-        axes[0, 0].plot(layers, expected, color=figures.color(index), ls=":", lw=1.2)
-        expected = 1 - np.exp(found["expected_log_apart"].astype(float)).mean(axis=0)
-        axes[0, 1].plot(layers, expected, color=figures.color(index), ls=":", lw=1.2)
-    axes[0, 0].set(ylabel=r"$\|\mathrm{res}(X)\|/\|X\|$ in $\|\cdot\|_{1,\infty}$",
-                   title="residual ratio (dotted: law, Frobenius)")  # fmt: skip
-    axes[0, 1].set(ylabel="mean cosine of two tokens", title="token cosine (dotted: law)")
-    axes[0, 2].set(ylabel=r"$\log_{10}\|\mathrm{res}(X)\|_{1,\infty}$", title="residual")
-    for ax in axes[0]:
-        ax.set_xlabel("layer")
+    for index, (name, own) in enumerate(deepest(by_layer(found)).items()):
+        own = own | {"cosine": 1 - own["apart"]}
+        layers = np.arange(own["apart"].shape[1])
+        for ax, measure in zip(axes[0], PROFILES, strict=True):
+            figures.band(ax, layers, own[measure], name, index, marker="")
+        law(axes[0, 0], layers, own["expected_frobenius"].mean(axis=0), index)
+        expected = np.exp(own["expected_log_apart"].astype(float)).mean(axis=0)
+        law(axes[0, 1], layers, 1 - expected, index)
+    for ax, (label, title) in zip(axes[0], PROFILES.values(), strict=True):
+        ax.set(xlabel="layer", ylabel=label, title=title)
         figures.integer_ticks(ax)
     axes[0, 1].legend(fontsize=7)
     return fig
 
 
 @figures.styled
-def omega_figure(results: Mapping[Case, Any], cases: list[Case]) -> Figure:
-    """Gains of the skips by sublayer, in the order passed: of the encoder and of the decoder."""
-    layered = measured_by_layer(results, cases)
-    found = {name: results[case] for name, case in deepest(layered).items()}
-    first = next(iter(found.values()))
-    kept = [n for n, v in found.items() if any(np.any(v[k] != 1) for k in v if "omega." in k)]
-    found = {name: found[name] for name in kept or found}  # those with gains, if there are any
-    two = "encoder.apart" in first
-    parts = [("encoder.", "encoder"), ("", "decoder")] if two else [("", "encoder")]
+def omega_figure(found: Results, setup: Any) -> Figure:
+    """Gains of the skips by sublayer; of Admin profiled on a batch of each seed's own."""
+    designs = deepest(by_layer(found))
+    kept = [n for n, v in designs.items() if any(np.any(v[k] != 1) for k in v if "omega." in k)]
+    designs = {name: designs[name] for name in kept or designs}  # those with gains, if any
+    parts = {"": "encoder"}
+    if "encoder.apart" in next(iter(designs.values())):
+        parts = {"encoder.": "encoder", "": "decoder"}
     fig, axes = figures.figure(1, len(parts), width=4.0, height=3.2, sharey=True)
-    for ax, (half, title) in zip(axes[0], parts, strict=True):
-        for index, (design, values) in enumerate(found.items()):
-            kinds = [name for name in values if name.startswith(f"{half}omega.")]
-            gains = np.stack([values[name] for name in kinds], axis=2)
-            gains = gains.reshape(len(gains), -1)
+    for ax, (half, title) in zip(axes[0], parts.items(), strict=True):
+        for index, (design, own) in enumerate(designs.items()):
+            kinds = [values for name, values in own.items() if name.startswith(f"{half}omega.")]
+            gains = np.stack(kinds, axis=2).reshape(len(kinds[0]), -1)
             figures.band(ax, 1 + np.arange(gains.shape[1]), gains, design, index, marker="")
         ax.set(xlabel="branch, in the order passed", title=title)
     axes[0, 0].set_ylabel(r"gain of the skip, $\omega$")

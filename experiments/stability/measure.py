@@ -16,8 +16,7 @@ from experiments.shell.executor import Chunk, map_cells, named
 from experiments.shell.memory_budget import MemoryBudget
 from experiments.shell.progress import Progress
 from experiments.stability import networks
-from experiments.stability.cases import Case, Group, with_gains
-from experiments.stability.networks import ALONE, halves, last, mapped
+from experiments.stability.networks import ALONE, Case, Group, halves, last, mapped, with_gains
 from rank_collapse.measures import dependency, updates
 from rank_collapse.network import layers
 from rank_collapse.paths.direct import variance_shares
@@ -104,13 +103,8 @@ def with_omega(params: Any, batch: Any, config: Any) -> Any:
 def make_measure(group: Group, options: flags.FlagValues, *, by_layer: bool) -> Callable:
     """measure(drawn, gains of all cases) of one seed: {measure: [case, ...]}.
 
-    What is measured of the encoder of an encoder-decoder is under "encoder".
-
-    Args:
-        group: Of one compiled program.
-        options: The flags.
-        by_layer: Whether to measure what costs most: exact shares, residuals in logarithms, and
-            expected gradients.
+    What is measured of the encoder of an encoder-decoder is under "encoder". Only `by_layer`, since
+    it costs most: exact shares, residuals in logarithms, and expected gradients.
     """
     size = options.update_size
 
@@ -141,10 +135,11 @@ def make_measure(group: Group, options: flags.FlagValues, *, by_layer: bool) -> 
             if options.log_residual and half == ALONE:
                 log10_residual = log_residual_profile(part, seen, stack)
             else:
-                log10_residual = jnp.log10(jax.vmap(_residual_size)(hidden))
+                size_of = jax.vmap(lambda x: rc.composite_norm(rc.residual(x)))
+                log10_residual = jnp.log10(size_of(hidden))
             own |= {
                 "ratio": jax.vmap(rc.residual_ratio)(hidden),
-                "frobenius": jax.vmap(_frobenius_ratio)(hidden),
+                "frobenius": jax.vmap(partial(rc.residual_ratio, norm="frobenius"))(hidden),
                 "expected_frobenius": expected[half].residual_ratio,
                 "log10_residual": log10_residual,
                 "exact_shares": variance_shares(part, seen, stack, **memory),
@@ -166,14 +161,11 @@ def of_network(
     """Output change, dependency and token cosines, measured and expected.
 
     Args:
-        params, inputs, config: As `networks.traces` takes them.
-        expected: The traces of `networks.expected`.
-        gradients: Of a loss, by half.
-        direction: A random one, as the gradients.
+        params, inputs, config, expected: As of `networks.traces`, and its `networks.expected`.
+        gradients, direction: Of a loss, and random, by half.
         size: ‖W* − W‖/‖W‖ of the updates whose effect is measured.
     """
-    downhill = jax.tree.map(jnp.negative, gradients)
-    directions = {"random": direction, "gradient": downhill}
+    directions = {"random": direction, "gradient": jax.tree.map(jnp.negative, gradients)}
     found = {
         "change": networks.changes(params, inputs, config, directions, size),
         "expected_change": last(expected).output_change[-1],
@@ -190,14 +182,6 @@ def of_network(
     return found
 
 
-def _residual_size(x):
-    return rc.composite_norm(rc.residual(x))
-
-
-def _frobenius_ratio(x):
-    return rc.residual_ratio(x, norm="frobenius")
-
-
 def one_minus_cosine(x: jax.Array) -> jax.Array:
     """1 − the mean cosine of two tokens, as Σ_i |x̂_i − mean|²/(n − 1): in float32 to 1e-13."""
     unit = x / jnp.linalg.norm(x, axis=1, keepdims=True)
@@ -210,10 +194,8 @@ def measure_all(
     """{case: {measure: [s, ...]}}, resuming from the run group by group.
 
     Args:
-        options: The flags.
+        options, mesh, run: The flags, the devices, and what was measured before.
         parts: Groups by part; of those whose name ends in "layers" each layer is measured too.
-        mesh: Of the devices that share the seeds.
-        run: Holds what was measured before.
 
     Raises:
         ValueError: A network whose output is no number.
@@ -225,77 +207,55 @@ def measure_all(
         MemoryBudget(options, mesh, run.log) as budget,
     ):
         for part, groups in parts.items():
-            draws = Draws(groups[0].config, options, mesh)
+            # Random numbers are slow to compile: once for all groups of a part.
+            draw = seeds.spread(make_draw(groups[0].config, options), mesh, at_once=1)
             for index, group in enumerate(groups):
                 cell = f"{part}/{index}"
                 found = map_cells(
-                    partial(OfGroup, group, part, draws, options), {cell: None}, keys, run=run,
-                    budget=budget, check=partial(refuse_overflow, group), progress=progress,
+                    partial(OfGroup, group, part, draw, mesh, options), {cell: None}, keys, run=run,
+                    budget=budget, progress=progress,
                 )  # fmt: skip
                 results |= _by_case(group, found[cell])
-    return results
-
-
-class Draws:
-    """The weights and tokens of a part's seeds, which are drawn once for all of its groups.
-
-    Where the seeds do not fit into memory together, once for each group and chunk of them.
-
-    Args:
-        config: A network of the part.
-        options: The flags.
-        mesh: Of the devices that share the seeds.
-    """
-
-    def __init__(self, config: Any, options: flags.FlagValues, mesh: Mesh):
-        self.mesh = mesh
-        self._call = seeds.spread(make_draw(config, options), mesh, at_once=1)
-        self._which, self._drawn = None, None
-
-    def shapes(self, chunk: Chunk) -> Any:
-        """Of those of a chunk."""
-        shapes = jax.eval_shape(self._call, self._keys(chunk), None)
-        sharding = seeds.seed_sharding(self.mesh)
-        return jax.tree.map(lambda a: a.update(sharding=sharding), shapes)
-
-    def __call__(self, chunk: Chunk) -> Any:
-        """Those of a chunk, padded to its size, over the mesh."""
-        if self._which != (chunk.seeds, chunk.size):
-            self._drawn = None  # before the next ones take as much
-            self._drawn = self._call(self._keys(chunk), None)
-            self._which = chunk.seeds, chunk.size
-        return self._drawn
-
-    def _keys(self, chunk):
-        return seeds.lay_out(chunk.keys, self.mesh)
+        return without_overflow(results, progress.say)
 
 
 class OfGroup:
-    """What measures the networks of one group, for `map_cells`."""
+    """What draws the networks of a chunk's seeds and measures those of one group."""
 
-    def __init__(self, group: Group, part: str, draws: Draws, options: flags.FlagValues):
+    def __init__(self, group: Group, part: str, draw: Callable, mesh: Mesh, options: Any):
         measure = make_measure(group, options, by_layer=part.endswith("layers"))
-        self._call = seeds.spread(measure, draws.mesh, at_once=1)
-        self._gains, self._draws = group.gains, draws
+        self._call = seeds.spread(measure, mesh, at_once=1)
+        self._gains, self._draw, self._mesh = group.gains, draw, mesh
 
     def needed(self, chunk: Chunk) -> int:
-        self._compiled = self._call.lower(self._draws.shapes(chunk), self._gains).compile()
-        return memory.program_bytes(self._compiled) * self._draws.mesh.size
+        shapes = jax.eval_shape(self._draw, seeds.lay_out(chunk.keys, self._mesh), None)
+        sharding = seeds.seed_sharding(self._mesh)
+        shapes = jax.tree.map(lambda a: a.update(sharding=sharding), shapes)
+        self._compiled = self._call.lower(shapes, self._gains).compile()
+        return memory.program_bytes(self._compiled) * self._mesh.size
 
     def __call__(self, chunk: Chunk) -> dict[str, np.ndarray]:
-        out = seeds.to_host(self._compiled(self._draws(chunk), self._gains), len(chunk.seeds))
-        return named(out, ".")
+        drawn = self._draw(seeds.lay_out(chunk.keys, self._mesh), None)
+        return named(seeds.to_host(self._compiled(drawn, self._gains), len(chunk.seeds)), ".")
 
 
-def refuse_overflow(group: Group, cell: str, found: Mapping[str, np.ndarray]) -> None:
-    """Refuses measures of networks whose output is no number.
+def without_overflow(results: dict[Case, Any], say: Callable[[str], None]) -> dict[Case, Any]:
+    """The results of designs all of whose networks' outputs are numbers; the others are named.
 
     Raises:
-        ValueError: It is not.
+        ValueError: There is no such design.
     """
-    for index, case in enumerate(group.cases):
-        if not np.isfinite(found["change.random"][:, index]).all():
-            raise ValueError(f"{case.design} at depth {case.depth}: NaN or overflow in the network")
+    apart = {}
+    for case, found in results.items():
+        if not np.isfinite(found["change.random"]).all():
+            why = f"{case.design} at depth {case.depth}: NaN or overflow in the network"
+            apart.setdefault((case.kind, case.design), why)
+    left = {case: own for case, own in results.items() if (case.kind, case.design) not in apart}
+    if not left:
+        raise ValueError("; ".join(apart.values()))
+    for why in apart.values():
+        say(f"{why}; the design is kept apart")
+    return left
 
 
 def _by_case(group, found):

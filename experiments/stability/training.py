@@ -13,21 +13,12 @@ from absl import flags
 from matplotlib.figure import Figure
 
 from experiments import run_trainability
-from experiments.run_trainability import (
-    LOOKED_AT,
-    STEPS_PER_EPOCH,
-    Cell,
-    failed,
-    gradient,
-    limit_of,
-    make_measure as make_measure_of_training,
-    train_cells,
-)
 from experiments.shell import cli
 from experiments.stability import networks
-from experiments.stability.figures import log_band
 from experiments.stability.measure import of_network
 from experiments.stability.networks import ALONE
+from experiments.trained import designs
+from experiments.trained.designs import Cell, steps_of
 from rank_collapse.measures import updates
 from rank_collapse.network.inputs import input_states
 from rank_collapse.report import figures
@@ -41,7 +32,8 @@ from rank_collapse.training.training import batch_forward
 def trained(options: flags.FlagValues, run: RunFolder) -> dict[Cell, dict[str, Any]]:
     """{cell: what run_trainability measures of it, and `of_network`}, t looks: [s, t, ...]."""
     measure = partial(make_measure, size=options.update_size)
-    return train_cells(training_options(options), run, make_measure=measure)
+    own = training_options(options)
+    return designs.train_cells(own, run_trainability.cells_of(own), run, make_measure=measure)
 
 
 def training_options(options: flags.FlagValues) -> flags.FlagValues:
@@ -55,16 +47,16 @@ def training_options(options: flags.FlagValues) -> flags.FlagValues:
     return cli.parse(run_trainability.FLAGS, arguments)
 
 
-def make_measure(recipe: Recipe, *, size: float) -> Callable[[Any, Any, Any], dict[str, Any]]:
-    """measure(model, data, hyper) of one run: as run_trainability's, and `of_network`, the mean
+def make_measure(recipe: Recipe, *, size: float) -> Callable[..., dict[str, Any]]:
+    """measure(model, data, hyper, key) of one run: as run_trainability, and `of_network`, the mean
     over `LOOKED_AT` held-out examples.
 
     The update along the gradient is that of the held-out loss, the other one of a direction that is
     the same in all runs.
     """
-    of_training = make_measure_of_training(recipe)
+    of_training = designs.make_measure(recipe)
 
-    def measure(model, data, hyper):
+    def measure(model, data, hyper, key):
         config, held_out = config_of(recipe, hyper), data["eval"]
 
         def loss(network):
@@ -82,17 +74,11 @@ def make_measure(recipe: Recipe, *, size: float) -> Callable[[Any, Any, Any], di
             expected, _ = networks.expected(model.network, states, config, size, gradients=False)
             return of_network(model.network, states, config, expected, gradients, direction, size)
 
-        found = jax.lax.map(of_example, held_out.first(LOOKED_AT).inputs)
+        found = jax.lax.map(of_example, held_out.first(designs.LOOKED_AT).inputs)
         own = jax.tree.map(lambda a: a.mean(axis=0), found)
-        return of_training(model, data, hyper) | {"stability": own}
+        return of_training(model, data, hyper, key) | {"stability": own}
 
     return measure
-
-
-def steps_of(found: Mapping[str, Any]) -> np.ndarray:
-    """The training step of each look."""
-    looks = found["accuracy"].shape[1]
-    return STEPS_PER_EPOCH * found["losses"].shape[1] * np.arange(looks) / (looks - 1)
 
 
 def curves_of(found: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -116,20 +102,21 @@ def summary_of(results: Mapping[Cell, dict[str, Any]], options: flags.FlagValues
     """{"training": per design who failed, and the curves' geometric means over seeds}, if any."""
     if not results:
         return {}
-    limit, designs = limit_of(training_options(options)), {}
+    limit, found_of = designs.limit_of(training_options(options)), {}
     for cell, found in results.items():
         means = {name: geometric_mean(curve) for name, curve in curves_of(found).items()}
-        designs[cell.design] = {
-            "failed": int(failed(found, limit).sum()),
+        found_of[cell.design] = {
+            "failed": int(designs.failed(found, limit).sum()),
             "accuracy": found["accuracy"].mean(axis=0).tolist(),
         } | {name: numbers(mean) for name, mean in means.items()}
     steps = steps_of(next(iter(results.values()))).tolist()
-    return {"training": {"depth": options.train_depth, "steps": steps, "designs": designs}}
+    return {"training": {"depth": options.train_depth, "steps": steps, "designs": found_of}}
 
 
 @figures.styled
-def training_figure(results: Mapping[Cell, Any]) -> Figure:
-    """Against the training step: tokens, dependency, output change and gradients of queries."""
+def training_figure(results: Mapping[Cell, Any], setup: Any) -> Figure:
+    """The same measurements on the networks of run_trainability while they train, by step; dotted
+    what the law expects of the weights there are."""
     fig, axes = figures.figure(2, 3, width=3.9, height=2.8, sharex=True)
     labels = {
         "apart": r"1 $-$ token cosine, last layer",
@@ -143,9 +130,9 @@ def training_figure(results: Mapping[Cell, Any]) -> Figure:
     for index, (cell, found) in enumerate(results.items()):
         curves, steps = curves_of(found), steps_of(found)
         for name in ("w_q", "w_v"):
-            curves[name] = np.sqrt(np.mean(gradient(found, name) ** 2, axis=-1))
+            curves[name] = np.sqrt(np.mean(designs.gradient(found, name) ** 2, axis=-1))
         for ax, (name, label) in zip(axes.flat, labels.items(), strict=True):
-            log_band(ax, steps, curves[name], cell.design, index)
+            figures.log_band(ax, steps, curves[name], cell.design, index)
             if name in law:
                 expected = geometric_mean(curves[law[name]])
                 ax.plot(steps, expected, color=figures.color(index), ls=":", lw=1.2)

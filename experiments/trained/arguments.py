@@ -11,7 +11,7 @@ from experiments.shell.flag_values import Flags
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.embedding import EmbeddingConfig
 from rank_collapse.paths.steps import SEMANTICS
-from rank_collapse.training.training import Hyper
+from rank_collapse.training.recipe import Hyper, Recipe
 
 # How the work is divided: no influence on results.
 EXECUTION = (
@@ -107,20 +107,16 @@ def add_path_flags(values: flags.FlagValues) -> None:
         define("boolean", name, False, text)
 
 
-def network_config(options: flags.FlagValues, embedding: EmbeddingConfig) -> TransformerConfig:
-    """The published network: post-norm, skips, MLP of width d where asked for."""
-    return TransformerConfig(
-        depth=options.depth,
-        num_heads=options.num_heads,
-        d_model=options.d_model,
-        d_ff=options.d_model,
-        mlp="gelu" if options.do_mlp else "none",
-        attention_skip=True,
-        mlp_skip=True,
-        norm_placement="post",
-        init="reference",
-        embedding=embedding,
-    )
+def recipe(options: flags.FlagValues, embedding: EmbeddingConfig, **more: Any) -> Recipe:
+    """The published network, post-norm with skips and an MLP of width d where asked for, trained as
+    the flags say; `more` are further fields of the recipe, or others."""
+    config = TransformerConfig(
+        depth=options.depth, num_heads=options.num_heads, d_model=options.d_model,
+        d_ff=options.d_model, mlp="gelu" if options.do_mlp else "none", attention_skip=True,
+        mlp_skip=True, norm_placement="post", init="reference", embedding=embedding,
+    )  # fmt: skip
+    fields = {"batch_size": options.batch_size, "num_epochs": options.n_epochs}
+    return Recipe(config, options.num_labels, **fields | more)
 
 
 def hyper(options: Flags) -> Hyper:
@@ -135,5 +131,6 @@ def monitored(options: flags.FlagValues) -> bool:
 
 
 def epochs_per_chunk(options: flags.FlagValues) -> int:
-    """Epochs between two looks at the run."""
-    return options.epochs_per_chunk or max(1, -(-options.n_epochs // 20))
+    """Epochs between two looks at the run: a twentieth of it where no flag says otherwise."""
+    asked = options.epochs_per_chunk if "epochs_per_chunk" in options else 0
+    return asked or max(1, -(-options.n_epochs // 20))

@@ -47,7 +47,7 @@ def paths_experiment(
 
     def measure(options, setup, run):
         lengths, of_seed = paths.path_lengths(options), paths.measure_of(options, setup)
-        return results_of(options, setup, run, of_seed, constants={"lengths": lengths})
+        return results_of(options, setup, run, of_seed) | {"lengths": lengths}
 
     return Experiment(
         title=f"Paths: {task}",
@@ -74,10 +74,10 @@ def paths_experiment(
 
 @figures.styled
 def path_figure(results: dict[str, Any], setup: Setup) -> Figure:
-    """Accuracy against path length: one length alone, as published, and lengths together.
-
-    Error bars and bands are the standard deviation over seeds, repeats averaged in each.
-    """
+    """Accuracy by path length. Left: sampled sets, which attend from their own states, beside the
+    exact sum over all paths of the length in the whole model's attention. Right: the network
+    without paths longer than k, the sums of the k + 1 shortest and of the k + 1 longest lengths.
+    Bars and bands: standard deviation over seeds."""
     fig, axes = figures.figure(1, 2, width=4.0, height=4.2, sharey=True)
     (one, together), seeds = axes[0], kept(results)
     metric = next(iter(setup.metrics))
@@ -117,12 +117,9 @@ def path_figure(results: dict[str, Any], setup: Setup) -> Figure:
 
 @figures.styled
 def share_figure(results: dict[str, Any], setup: Setup) -> Figure:
-    """What the biases carry alone, and what each length is worth beside them.
-
-    Accuracies of the best baseline, of the offset without any path and of the whole model; Shapley
-    values of the accuracy; covariance shares of the logits, the offset's first. All of frozen sums;
-    a share outside 0..1 (dashed) says that parts cancel.
-    """
+    """What the biases carry through the whole model's 1/σ, without any path (left), and what each
+    length adds in its attention: exact Shapley values of the accuracy (middle), and covariance
+    shares of the logits, the offset's first (right): one outside 0..1 says that parts cancel."""
     fig, axes = figures.figure(1, 3, width=3.1, height=2.8)
     seeds, metric = kept(results), next(iter(setup.metrics))
     shapley, covariance = results["shapley"][metric][seeds], results["covariance"][seeds]
@@ -154,7 +151,8 @@ def share_figure(results: dict[str, Any], setup: Setup) -> Figure:
 
 @figures.styled
 def loss_figure(results: dict[str, Any], setup: Setup) -> Figure:
-    """Training loss of every seed that did not diverge, and of those that did until they did."""
+    """Training loss, mean and standard deviation over seeds that did not diverge; of those that did
+    until they did."""
     fig, axes = figures.figure(1, 1)
     ax, losses, seeds, apart = axes[0, 0], results["losses"], kept(results), diverged(results)
     epochs = np.arange(1, losses.shape[1] + 1)
@@ -300,20 +298,9 @@ TINY = (
     "--n_repeat=1",
 )  # fmt: skip
 FIGURES = {
-    "paths": Drawing(
-        path_figure,
-        "Accuracy by path length. Left: sampled sets, which attend from their own states, beside "
-        "the exact sum over all paths of the length in the whole model's attention. Right: the "
-        "network without paths longer than k, the sums of the k + 1 shortest and of the k + 1 "
-        "longest lengths. Bars and bands: standard deviation over seeds.",
-    ),
-    "shares": Drawing(
-        share_figure,
-        "What the biases carry through the whole model's 1/σ, without any path (left), and what "
-        "each length adds in its attention: exact Shapley values of the accuracy (middle), and "
-        "covariance shares of the logits, the offset's first (right).",
-    ),
-    "loss": Drawing(loss_figure, "Training loss, mean and standard deviation over seeds."),
+    "paths": Drawing.described(path_figure),
+    "shares": Drawing.described(share_figure),
+    "loss": Drawing.described(loss_figure),
     "ranks": Drawing(rank_figure, there=lambda results, setup: "ranks" in results),
     "alpha": Drawing(alpha_figure, there=lambda results, setup: "alpha" in results),
 }

@@ -13,7 +13,6 @@ Axis letters: l layers, h heads, n queries, m keys.
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
@@ -62,11 +61,7 @@ def attention_entropy(attention: Any, *, mask: Any = None) -> Float[Array, "*s"]
 def largest_weight(attention: Any, *, mask: Any = None) -> Float[Array, "*s"]:
     """max_j P_ij, its mean over the queries i: 1/m if uniform, 1 if one-hot.
 
-    Args:
-        attention, mask: As `attention_entropy` takes them.
-
-    Returns:
-        One value per matrix, [...].
+    Arguments and shapes are those of `attention_entropy`.
     """
     p, mask = _weights(attention, mask)
     return as_jax(_mean(namespace(p).max(p, axis=-1), mask))
@@ -91,13 +86,9 @@ def saturated_share(
 
 @in_own_precision
 def column_means(attention: Any, *, mask: Any = None) -> Float[Array, "*s m"]:
-    """mean_i P_ij, how much each key is attended to; sums to 1 over the keys.
+    """mean_i P_ij [..., m], how much each key is attended to; sums to 1 over the keys.
 
-    Args:
-        attention, mask: As `attention_entropy` takes them.
-
-    Returns:
-        One value per key, [..., m].
+    Arguments are those of `attention_entropy`.
     """
     return as_jax(_columns(*_weights(attention, mask)))
 
@@ -108,11 +99,7 @@ def largest_column(attention: Any, *, mask: Any = None) -> Float[Array, "*s"]:
 
     1/m if attention is uniform, 1/n if each query attends to itself, 1 if all attend to one key.
 
-    Args:
-        attention, mask: As `attention_entropy` takes them.
-
-    Returns:
-        One value per matrix, [...].
+    Arguments and shapes are those of `attention_entropy`.
     """
     columns = _columns(*_weights(attention, mask))
     return as_jax(namespace(columns).max(columns, axis=-1))
@@ -223,7 +210,7 @@ def _above(values, threshold):
 
 @full_precision
 def attention_profile(
-    params: TransformerParams, x: Any, config: TransformerConfig, *, mask: Any = None, **inputs: Any
+    params: TransformerParams, x: Any, config: TransformerConfig, **inputs: Any
 ) -> dict[str, Float[Array, "l h"]]:
     """Measures of every head's attention weights, means over the queries that exist.
 
@@ -234,16 +221,9 @@ def attention_profile(
                      exists
 
     Args:
-        params, x, config: As in `rank_collapse.apply`.
-        mask: Bool [n], the tokens that exist.
-        **inputs: Other arguments of `apply`.
+        params, x, config, **inputs: As in `rc.apply`; a mask [n] says which tokens exist.
     """
-    params, prepared = prepare_inputs(params, x, config, mask=mask, **inputs)
-    return _attention_profile(params, prepared, config)
-
-
-@jax.jit
-def _attention_profile(params, prepared, config):
+    params, prepared = prepare_inputs(params, x, config, **inputs)
     return run(Each(attention_measures), params, prepared, config)
 
 

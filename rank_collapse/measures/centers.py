@@ -15,23 +15,23 @@ from rank_collapse.measures.norms import (
     as_jax,
     as_tokens,
     divide,
-    in_own_precision,
     namespace,
     num_tokens,
+    of_tokens,
     total,
 )
 
 CENTERS = ("mean", "median", "midrange", "composite")
 
 
-@in_own_precision
-def center_token(x: Any, center: str = "mean", *, mask: Any = None) -> Float[Array, "d"]:
+@of_tokens
+def center_token(x: Any, center: str = "mean", *, mask: Any = None) -> Float[Array, "*b d"]:
     """The token x that `residual` takes away.
 
     Args:
-        x: Tokens [n, d].
+        x: Tokens [..., n, d].
         center: "mean", "median", "midrange" or "composite"; see `residuals.residual`.
-        mask: Bool [n], True for tokens that exist; None for all.
+        mask: Bool [n] or [..., n], True for tokens that exist; None for all.
 
     Raises:
         ValueError: Unknown center; see also `norms.composite_norm`.
@@ -80,7 +80,7 @@ class CompositeCenter(struct.Struct):
     norm_inf_lower: Any
 
 
-@in_own_precision
+@of_tokens
 def composite_center(x: Any, *, mask: Any = None, tolerance: Any = 1e-5) -> CompositeCenter:
     """argmin_x √(‖X − 1xᵀ‖_1 ‖X − 1xᵀ‖_∞), with a certificate.
 
@@ -99,8 +99,7 @@ def composite_center(x: Any, *, mask: Any = None, tolerance: Any = 1e-5) -> Comp
     of the smaller of n and d. Not for every step's log. Bounds hold up to rounding.
 
     Args:
-        x: Tokens [n, d].
-        mask: Bool [n], True for tokens that exist; None for all.
+        x, mask: Tokens [..., n, d]; Bool [n] or [..., n], which of them exist, None for all.
         tolerance: Descents end where the smoothing is below it and the last steps gained less
             relative to the value, and at 50 epsilons of the dtype at the latest; may be traced.
 

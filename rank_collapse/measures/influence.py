@@ -4,7 +4,6 @@ Axis letters: n tokens, d width, l layers, s layers that are skipped.
 """
 
 import dataclasses
-import functools
 from typing import Any
 
 import jax
@@ -14,7 +13,7 @@ from jaxtyping import Array, Float
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import PreparedInputs, prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
-from rank_collapse.network.passes import LayerPass, States, output_of, run
+from rank_collapse.network.passes import LayerPass, States, Walked, run
 from rank_collapse.network.precision import full_precision
 from rank_collapse.network.residual import summands
 from rank_collapse.network.transformer import forward
@@ -23,7 +22,7 @@ from rank_collapse.network.walk import Layer
 
 @full_precision
 def layer_influence(
-    params: TransformerParams, x: Any, config: TransformerConfig, *, mask: Any = None, **inputs: Any
+    params: TransformerParams, x: Any, config: TransformerConfig, **inputs: Any
 ) -> dict[str, Float[Array, "..."]]:
     """What each layer does to the stream, means over the tokens i that exist.
 
@@ -39,17 +38,15 @@ def layer_influence(
     stream            ‖X^l_i‖, [L + 1]
 
     Args:
-        params, x, config: As in `rank_collapse.apply`.
-        mask: Bool [n], the tokens that exist.
-        **inputs: Other arguments of `apply`.
+        params, x, config, **inputs: As in `rc.apply`; a mask [n] says which tokens exist.
     """
-    params, prepared = prepare_inputs(params, x, config, mask=mask, **inputs)
-    return _run(InfluencePass(), params, prepared, config)
+    params, prepared = prepare_inputs(params, x, config, **inputs)
+    return run(InfluencePass(), params, prepared, config)
 
 
 @full_precision
 def layer_removal(
-    params: TransformerParams, x: Any, config: TransformerConfig, *, mask: Any = None, **inputs: Any
+    params: TransformerParams, x: Any, config: TransformerConfig, **inputs: Any
 ) -> dict[str, Float[Array, "..."]]:
     """What is lost without each layer: the network is run again with layer s passed over.
 
@@ -63,17 +60,10 @@ def layer_removal(
     Cost: L/2 forward passes.
 
     Args:
-        params, x, config: As in `rank_collapse.apply`.
-        mask: Bool [n], the tokens that exist.
-        **inputs: Other arguments of `apply`.
+        params, x, config, **inputs: As in `rc.apply`; a mask [n] says which tokens exist.
     """
-    params, prepared = prepare_inputs(params, x, config, mask=mask, **inputs)
-    return _run(RemovalPass(), params, prepared, config)
-
-
-@functools.partial(jax.jit, static_argnames="layer_pass")
-def _run(layer_pass, params, prepared, config):
-    return run(layer_pass, params, prepared, config)
+    params, prepared = prepare_inputs(params, x, config, **inputs)
+    return run(RemovalPass(), params, prepared, config)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,12 +81,10 @@ class InfluencePass(States):
         }
         return carry, (seen.trace.hidden, ratios)
 
-    def finish(
-        self, params: Any, last: Any, carry: Any, found: Any, prepared: PreparedInputs, config: Any
-    ) -> dict[str, Float[Array, "..."]]:
+    def finish(self, walked: Walked) -> dict[str, Float[Array, "..."]]:
         """The measures by name."""
-        states, ratios = found
-        states = super().finish(params, last, carry, states, prepared, config)
+        (states, ratios), prepared = walked.found, walked.prepared
+        states = super().finish(walked._replace(found=states))
         length = jnp.linalg.norm(states, axis=-1, keepdims=True)
         unit = states / jnp.where(length == 0, 1, length)
 
@@ -143,17 +131,15 @@ class RemovalPass(LayerPass):
         _, (carry, found) = jax.lax.scan(one, None, (jnp.arange(layer.config.depth), carry))
         return carry, found
 
-    def finish(
-        self, params: Any, last: Any, carry: Any, found: Any, prepared: PreparedInputs, config: Any
-    ) -> dict[str, Float[Array, "..."]]:
+    def finish(self, walked: Walked) -> dict[str, Float[Array, "..."]]:
         """The measures by name."""
-        whole = output_of(params, last, prepared, config)
-        without = jax.vmap(lambda x: output_of(params, x, prepared, config))(carry)
+        whole, prepared = walked.output, walked.prepared
+        without = jax.vmap(lambda x: walked._replace(last=x).output)(walked.carry)
         shown, rest = _shown(whole, prepared), _shown(without, prepared)
         dots = jnp.sum(rest * shown[None], axis=-1)
         lengths = jnp.linalg.norm(rest, axis=-1) * jnp.linalg.norm(shown, axis=-1)[None]
         return {
-            "later": found.T,
+            "later": walked.found.T,
             "cosine": _mean(dots / jnp.where(lengths == 0, 1, lengths), prepared),
             "error": jnp.linalg.norm(rest - shown[None], axis=(-2, -1)) / jnp.linalg.norm(shown),
             "output": whole,

@@ -16,8 +16,10 @@ from rank_collapse.measures.norms import (
     as_floats,
     as_jax,
     divide,
+    gathered,
     in_own_precision,
     namespace,
+    of_first_shard,
     together,
 )
 from rank_collapse.measures.profiles import of_known
@@ -31,7 +33,12 @@ ATTENTION = ("attention_entropy", "largest_weight", "largest_column", "sink_rate
 @in_own_precision
 @full_precision
 def monitor(
-    x: Any, attention: Any = None, *, mask: Any = None, sink: float = 0.3
+    x: Any,
+    attention: Any = None,
+    *,
+    mask: Any = None,
+    sink: float = 0.3,
+    axis_name: str | None = None,
 ) -> dict[str, Float[Array, ""]]:
     """Scalars of one layer's tokens and attention weights, means over leading axes and heads.
 
@@ -50,14 +57,19 @@ def monitor(
         mask: Bool [n] or [..., n], the tokens that exist; None for all. Where m = n they are the
             keys too, and the first key is the first that exists; elsewhere it is key 0.
         sink: Weight of the first key above which a head counts as a sink.
+        axis_name: Inside `jax.shard_map`, the mesh axis over which tokens are sharded, queries of
+            the attention with them: all are gathered and measured. Without it each shard's tokens
+            are measured by themselves.
 
     Returns:
         Scalars by name.
 
     Raises:
-        ValueError: Shapes that do not fit each other, or fewer than two tokens.
+        ValueError: Shapes that do not fit each other, fewer than two tokens, or an axis_name of no
+            `shard_map`.
     """
-    x = as_floats(x)
+    x, attention = (gathered(a, axis_name, -2) for a in (x, attention))
+    x, mask = as_floats(x), gathered(mask, axis_name, -1)
     if x.ndim < 2 or x.shape[-2] < 2:
         raise ValueError(f"x of shape {x.shape} is not [..., n, d] with two tokens or more")
     *leading, n, d = x.shape
@@ -79,7 +91,7 @@ def monitor(
     given = {name: a for name, a in given.items() if a is not None}
     given = dict(zip(given, together(*given.values()), strict=True))
     if namespace(given["x"]) is jnp:
-        return _means(given, sink)
+        return of_first_shard(_means(given, sink), axis_name)
     rows = [{name: a[i] for name, a in given.items()} for i in range(len(given["x"]))]
     found = [_single(row, sink) for row in rows]
     found = {name: np.array([one[name] for one in found]) for name in found[0]}

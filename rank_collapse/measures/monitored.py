@@ -4,7 +4,6 @@ Axis letters: l layers, n tokens, d width.
 """
 
 import dataclasses
-import functools
 from typing import Any
 
 import jax
@@ -14,7 +13,7 @@ from rank_collapse.measures.monitor import monitor
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
-from rank_collapse.network.passes import Output, run
+from rank_collapse.network.passes import Output, Walked, run
 from rank_collapse.network.walk import Layer
 
 Scalars = dict[str, Float[Array, "l"]]
@@ -26,7 +25,6 @@ def monitored(
     config: TransformerConfig,
     *,
     attention: bool = True,
-    mask: Any = None,
     **inputs: Any,
 ) -> tuple[Float[Array, "n d"], Scalars]:
     """(output, scalars): the forward pass, and `monitor` of each layer's states and attention.
@@ -38,8 +36,7 @@ def monitored(
     Args:
         params, x, config: As in `rank_collapse.apply`.
         attention: Whether to measure the attention weights too.
-        mask: Bool [n], the tokens that exist, which alone are measured; or another mask of `apply`.
-        **inputs: `bias`, `memory`, `memory_mask`, `segments`, `positions`, `edit` of `apply`.
+        **inputs: Other inputs of `apply`; of a mask [n], which tokens exist, these are measured.
 
     Returns:
         The output [n, d], and scalars [L] by name.
@@ -47,12 +44,7 @@ def monitored(
     Raises:
         ValueError: As `apply`, or fewer than two tokens.
     """
-    params, prepared = prepare_inputs(params, x, config, mask=mask, **inputs)
-    return _monitored(params, prepared, config, attention)
-
-
-@functools.partial(jax.jit, static_argnames="attention")
-def _monitored(params, prepared, config, attention):
+    params, prepared = prepare_inputs(params, x, config, **inputs)
     return run(MonitorPass(attention), params, prepared, config)
 
 
@@ -69,8 +61,6 @@ class MonitorPass(Output):
         weights = weights if self.attention else None
         return carry, monitor(hidden, weights, mask=layer.inputs.token_mask)
 
-    def finish(
-        self, params: Any, last: Any, carry: Any, found: Any, prepared: Any, config: Any
-    ) -> tuple[Float[Array, "n d"], Scalars]:
+    def finish(self, walked: Walked) -> tuple[Float[Array, "n d"], Scalars]:
         """(output, scalars)."""
-        return super().finish(params, last, carry, found, prepared, config), found
+        return walked.output, walked.found

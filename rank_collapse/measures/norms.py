@@ -1,6 +1,6 @@
-"""Matrix norms of one array of tokens [n, d], with an optional mask of tokens that exist.
+"""Matrix norms of tokens [..., n, d], with an optional mask of tokens that exist.
 
-Axis letters: n tokens, d width.
+Axis letters: n tokens, d width, b leading axes.
 """
 
 import functools
@@ -34,7 +34,7 @@ def as_tokens(x: Any, mask: Any = None, *, empty: bool = False) -> tuple[Any, An
     """
     x = as_array(x)
     if x.ndim != 2:
-        raise ValueError(f"x of shape {x.shape} is not [n, d]; use jax.vmap for further axes")
+        raise ValueError(f"x of shape {x.shape} is not [..., n, d]")
     if 0 in x.shape:
         raise ValueError(f"x of shape {x.shape} has no token or no feature")
     if jnp.iscomplexobj(x):
@@ -80,6 +80,42 @@ def in_own_precision(measure: Callable[P, R]) -> Callable[P, R]:
     return measured
 
 
+def of_tokens(measure: Callable[P, R]) -> Callable[P, R]:
+    """Decorator: a measure of tokens [n, d], in their own precision, takes [..., n, d] too.
+
+    Leading axes are a batch, whose examples are measured one by one; a mask is [n] for all of them
+    or [..., n].
+    """
+
+    @functools.wraps(measure)
+    def measured(x: Any, *args: Any, mask: Any = None, **options: Any) -> Any:
+        x = as_array(x)
+        if x.ndim < 3:
+            return measure(x, *args, mask=mask, **options)
+        *leading, n, _ = x.shape
+        if 0 in leading:
+            raise ValueError(f"x of shape {x.shape} has no example")
+        given = [x]
+        if mask is not None:
+            mask = as_array(mask)
+            if mask.shape not in ((n,), (*leading, n)):
+                raise ValueError(f"mask of shape {mask.shape} is not {(n,)} or {(*leading, n)}")
+            given = [x, namespace(mask).broadcast_to(mask, (*leading, n))]
+        given = [a.reshape(-1, *a.shape[len(leading) :]) for a in together(*given)]
+
+        def one(x, mask=None):
+            return measure(x, *args, mask=mask, **options)
+
+        if namespace(*given) is np:
+            each = [one(*row) for row in zip(*given, strict=True)]
+            found = jax.tree.map(lambda *a: np.stack(a), *each)
+        else:
+            found = jax.vmap(one)(*given)
+        return jax.tree.map(lambda a: as_jax(a.reshape(*leading, *a.shape[1:])), found)
+
+    return in_own_precision(measured)
+
+
 def namespace(*arrays: Any) -> Any:
     """numpy where all arrays are NumPy's, as `as_array` makes them, else jax.numpy."""
     return np if all(isinstance(a, np.ndarray | np.generic) for a in arrays) else jnp
@@ -88,6 +124,28 @@ def namespace(*arrays: Any) -> Any:
 def together(*arrays: Any) -> tuple[Any, ...]:
     """Arrays as they are if all are NumPy's, else all as JAX's."""
     return arrays if namespace(*arrays) is np else tuple(jnp.asarray(a) for a in arrays)
+
+
+def gathered(x: Any, axis_name: str | None, axis: int) -> Any:
+    """All of an array whose axis is sharded over a mesh axis of `jax.shard_map`; None: as it is.
+
+    Raises:
+        ValueError: No such axis.
+    """
+    if axis_name is None or x is None:
+        return x
+    try:
+        return jax.lax.all_gather(jnp.asarray(x), axis_name, axis=axis, tiled=True)
+    except NameError:
+        raise ValueError(f"axis_name={axis_name!r} is not an axis of a shard_map here") from None
+
+
+def of_first_shard(tree: Any, axis_name: str | None) -> Any:
+    """What all shards of an axis have computed alike, as a value that does not vary over them."""
+    if axis_name is None:
+        return tree
+    is_first = jax.lax.axis_index(axis_name) == 0
+    return jax.tree.map(lambda a: jax.lax.psum(jnp.where(is_first, a, 0), axis_name), tree)
 
 
 def root(x: Any) -> Any:
@@ -115,6 +173,9 @@ def as_array(x: Any) -> Any:
 
     Else JAX's: traced, or of an accelerator. What is measured outside of jit is thus computed by
     NumPy, since JAX would compile every operation anew for each number of tokens.
+
+    Raises:
+        ValueError: No array of numbers.
     """
     if hasattr(x, "__jax_array__") and not isinstance(x, jax.Array):  # of NNX
         x = x.__jax_array__()
@@ -125,7 +186,9 @@ def as_array(x: Any) -> Any:
         x = (x.float() if str(x.dtype) == "torch.bfloat16" else x).numpy()
     elif any(isinstance(a, jax.Array) for a in jax.tree.leaves(x)):  # a list of traced values
         return jnp.asarray(x)
-    x = np.asarray(x)
+    kind, x = type(x).__name__, np.asarray(x)
+    if x.dtype.kind in "OSU":
+        raise ValueError(f"a {kind} is no array of numbers: give hidden states or weights")
     return x.astype(jax.dtypes.canonicalize_dtype(x.dtype), copy=False)
 
 
@@ -162,37 +225,14 @@ def num_tokens(x: Any, mask: Any = None) -> Any:
     return namespace(x).asarray(count, x.dtype)
 
 
-@in_own_precision
-def norm_1(x: Any, *, mask: Any = None) -> Float[Array, ""]:
-    """‖X‖_1 = max_j Σ_i |X_ij|, the largest column sum.
-
-    Args:
-        x: Tokens [n, d].
-        mask: Bool [n], True for tokens that exist; None for all.
-    """
-    return as_jax(norm_of(as_tokens(x, mask)[0], "one"))
-
-
-@in_own_precision
-def norm_inf(x: Any, *, mask: Any = None) -> Float[Array, ""]:
-    """‖X‖_∞ = max_i Σ_j |X_ij|, the largest row sum.
-
-    Args:
-        x: Tokens [n, d].
-        mask: Bool [n], True for tokens that exist; None for all.
-    """
-    return as_jax(norm_of(as_tokens(x, mask)[0], "inf"))
-
-
-@in_own_precision
-def composite_norm(x: Any, *, mask: Any = None) -> Float[Array, ""]:
+@of_tokens
+def composite_norm(x: Any, *, mask: Any = None) -> Float[Array, "*b"]:
     """‖X‖_{1,∞} = √(‖X‖_1 ‖X‖_∞) (Dong et al. 2021, section 2).
 
     Not a norm: the triangle inequality fails, as the authors say.
 
     Args:
-        x: Tokens [n, d].
-        mask: Bool [n], True for tokens that exist; None for all.
+        x, mask: Tokens [..., n, d]; Bool [n] or [..., n], which of them exist, None for all.
 
     Raises:
         ValueError: Not a matrix, no token, not finite (where x is not traced), or a wrong mask.
@@ -200,13 +240,12 @@ def composite_norm(x: Any, *, mask: Any = None) -> Float[Array, ""]:
     return as_jax(norm_of(as_tokens(x, mask)[0], "composite"))
 
 
-@in_own_precision
-def singular_values(x: Any, *, mask: Any = None, method: str | None = None) -> Float[Array, "r"]:
+@of_tokens
+def singular_values(x: Any, *, mask: Any = None, method: str | None = None) -> Float[Array, "*b r"]:
     """Singular values, largest first; masked rows only add zeros.
 
     Args:
-        x: Tokens [n, d].
-        mask: Bool [n], True for tokens that exist; None for all.
+        x, mask: Tokens [..., n, d]; Bool [n] or [..., n], which of them exist, None for all.
         method: "svd", or "gram" for the square roots of the eigenvalues of the smaller of XXᵀ and
             XᵀX, which loses what lies below √ε σ_1 (3e-4 σ_1 in float32). None for "gram" in
             float64 where x is of float32 and its values are known, on the host: less is lost then
@@ -218,20 +257,24 @@ def singular_values(x: Any, *, mask: Any = None, method: str | None = None) -> F
     return as_jax(singular_values_of(as_tokens(x, mask)[0], method))
 
 
-@in_own_precision
-def matrix_norm(x: Any, norm: str = "composite", *, mask: Any = None) -> Float[Array, ""]:
+@of_tokens
+def matrix_norm(x: Any, norm: str = "composite", *, mask: Any = None) -> Float[Array, "*b"]:
     """A norm by name.
 
     Args:
-        x: Tokens [n, d].
+        x: Tokens [..., n, d].
         norm: "composite" ‖.‖_{1,∞}, "one" largest column sum, "inf" largest row sum, "frobenius",
             "spectral" largest singular value, "max" largest |entry|.
-        mask: Bool [n], True for tokens that exist; None for all.
+        mask: Bool [n] or [..., n], True for tokens that exist; None for all.
 
     Raises:
         ValueError: Unknown norm; see also `composite_norm`.
     """
     return as_jax(norm_of(as_tokens(x, mask)[0], norm))
+
+
+# ‖X‖_1 = max_j Σ_i |X_ij| and ‖X‖_∞ = max_i Σ_j |X_ij|.
+norm_1, norm_inf = (functools.partial(matrix_norm, norm=norm) for norm in ("one", "inf"))
 
 
 def norm_of(x: Any, norm: str) -> Any:

@@ -4,6 +4,7 @@ Axis letters: b examples, l layers (0 is the embedding), n tokens, d width.
 """
 
 import dataclasses
+import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any
@@ -18,8 +19,10 @@ from rank_collapse.measures.norms import (
     as_bools,
     as_floats,
     as_jax,
+    gathered,
     in_own_precision,
     namespace,
+    of_first_shard,
     together,
 )
 from rank_collapse.measures.table import MEASURES, named
@@ -31,6 +34,53 @@ from rank_collapse.network.precision import full_precision
 from rank_collapse.network.transformer import Trace
 
 
+@jax.tree_util.register_pytree_with_keys_class
+class Profile(dict[str, Float[Array, "l *b"]]):
+    """{measure: [l] or [l, b]}, as `profile` gives it; `rc.plot` draws it.
+
+    Attributes:
+        rounding: Bool [l] or [l, b], True where residual_ratio is at most the epsilon of the dtype
+            that the states came in (2⁻²³ of float32, 2⁻⁷ of bfloat16): tokens then differ by no
+            more than their own rounding, and measures of what they differ by are decided by it.
+    """
+
+    def __init__(self, measures: Mapping[str, Any], rounding: Any):
+        super().__init__(measures)
+        self.rounding = rounding
+
+    def to_pandas(self) -> Any:
+        """A DataFrame with a row per layer, or per layer and example; "rounding" is a column."""
+        pd = _installed("pandas")
+        dims, columns = self._columns()
+        shape = columns["rounding"].shape
+        index = pd.MultiIndex.from_product(map(range, shape), names=dims)
+        if len(dims) == 1:
+            index = index.get_level_values(0)
+        return pd.DataFrame({name: a.reshape(-1) for name, a in columns.items()}, index=index)
+
+    def to_xarray(self) -> Any:
+        """A Dataset over "layer", or over "layer" and "example"; "rounding" is a variable."""
+        xr = _installed("xarray")
+        dims, columns = self._columns()
+        coordinates = zip(dims, map(range, columns["rounding"].shape), strict=True)
+        return xr.Dataset({n: (dims, a) for n, a in columns.items()}, dict(coordinates))
+
+    def _columns(self):
+        columns = {name: np.asarray(a) for name, a in {**self, "rounding": self.rounding}.items()}
+        dims = ("layer", "example")[: columns["rounding"].ndim]
+        if len(dims) < columns["rounding"].ndim:
+            raise ValueError(f"a profile of shape {columns['rounding'].shape} is not [l] or [l, b]")
+        return dims, columns
+
+    def tree_flatten_with_keys(self):
+        children = [(jax.tree_util.DictKey(name), a) for name, a in self.items()]
+        return (*children, (jax.tree_util.GetAttrKey("rounding"), self.rounding)), tuple(self)
+
+    @classmethod
+    def tree_unflatten(cls, names, children):
+        return cls(dict(zip(names, children[:-1], strict=True)), children[-1])
+
+
 @in_own_precision
 @full_precision
 def profile(
@@ -39,7 +89,8 @@ def profile(
     measures: str | Sequence[str] = ("residual_ratio",),
     mask: Any = None,
     batch_axis: int | None = None,
-) -> dict[str, Float[Array, "l *b"]]:
+    axis_name: str | None = None,
+) -> Profile:
     """Measures of hidden states by layer, of one example or of a batch, from any framework.
 
     Args:
@@ -49,17 +100,19 @@ def profile(
         measures: One name out of `MEASURES`, or several, of those that are of tokens.
         mask: Bool [n], or [b, n] with a batch: the tokens that exist.
         batch_axis: Of an array of four axes: 1 for [l, b, n, d], 0 for [b, l, n, d].
+        axis_name: Inside `jax.shard_map`, the mesh axis over which tokens are sharded: all of them
+            are gathered and measured. Without it each shard's tokens are measured by themselves.
 
     Returns:
-        {measure: [l] or [l, b]}; NaN where tokens are not finite, or where none exists.
+        A `Profile` {measure: [l] or [l, b]}; NaN where tokens are not finite, or where none exists.
 
     Raises:
         ValueError: An unknown measure, layers of different shapes, a batch whose axis is not
-            known, or a mask that does not fit.
+            known, a mask that does not fit, or an axis_name of no `shard_map`.
 
     Source: Dong et al. 2021, figure 2 for the residual ratio.
     """
-    names = named(measures)
+    names, eps = named(measures), _epsilon(hidden)
     hidden = _layers_first(hidden, batch_axis)
     if mask is not None:
         mask = as_bools(mask)
@@ -69,13 +122,34 @@ def profile(
             )
         hidden, mask = together(hidden, mask)
         mask = namespace(mask).broadcast_to(mask, hidden.shape[1:-1])
+    hidden, mask = gathered(hidden, axis_name, -2), gathered(mask, axis_name, -1)
+    every = tuple(dict.fromkeys((*names, "residual_ratio")))
     if namespace(hidden) is jnp:
-        return _profile(hidden, mask, names)
-    found = {name: np.empty(hidden.shape[:-2], hidden.dtype) for name in names}
-    for at in np.ndindex(hidden.shape[:-2]):
-        for name, value in of_known(names, hidden[at], None if mask is None else mask[at[1:]]):
-            found[name][at] = value
-    return {name: as_jax(values) for name, values in found.items()}
+        found = of_first_shard(_profile(hidden, mask, every), axis_name)
+    else:
+        found = {name: np.empty(hidden.shape[:-2], hidden.dtype) for name in every}
+        for at in np.ndindex(hidden.shape[:-2]):
+            for name, value in of_known(every, hidden[at], None if mask is None else mask[at[1:]]):
+                found[name][at] = value
+    ratio = found["residual_ratio"]
+    rounding = ratio <= np.reshape(eps, (-1, *[1] * (ratio.ndim - 1)))
+    return Profile({name: as_jax(found[name]) for name in names}, as_jax(rounding))
+
+
+def _installed(package):
+    """A package that is no extra of ours."""
+    try:
+        return importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(f"{error}; pip install {package}", name=error.name) from None
+
+
+def _epsilon(hidden):
+    """Of the dtype that states come in; of a list one per layer [l]."""
+    if isinstance(hidden, list | tuple):
+        return np.array([_epsilon(layer) for layer in hidden])
+    name = str(getattr(getattr(hidden, "hidden", hidden), "dtype", "")).rpartition(".")[2]
+    return float(jnp.finfo(name if "float" in name else "float32").eps)
 
 
 def _layers_first(hidden, batch_axis):
@@ -133,25 +207,17 @@ def network_profile(
     x: Any,
     config: TransformerConfig,
     *,
-    mask: Any = None,
     measures: tuple[str, ...] = ("residual_ratio",),
     **inputs: Any,
 ) -> dict[str, Float[Array, "l"]]:
     """`profile` of a network's hidden states on one example.
 
     Args:
-        params, x, config: As in `apply`.
-        mask: Bool [n], the tokens that exist; they are the keys too.
+        params, x, config, **inputs: As in `apply`; a mask [n] says which tokens exist.
         measures: Names out of `MEASURES`.
-        **inputs: Other arguments of `apply`.
     """
-    params, prepared = prepare_inputs(params, x, config, mask=mask, **inputs)
-    return _network_profile(params, prepared, config, named(measures))
-
-
-@partial(jax.jit, static_argnames="names")
-def _network_profile(params, prepared, config, names):
-    return run(ProfilePass(names), params, prepared, config)
+    params, prepared = prepare_inputs(params, x, config, **inputs)
+    return run(ProfilePass(named(measures)), params, prepared, config)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,11 +1,12 @@
 """How far an array of tokens is from rank one: residuals, ratios, ranks and cosines.
 
-Everything takes one [n, d] array of any framework (numpy, JAX, torch) and an optional Bool [n]
-mask of the tokens that exist; a quantity with a mask equals that of the array without the masked
-rows, and is NaN where the mask leaves too few tokens for it. float64 arrays of numpy or torch are
+Everything takes an array [n, d] of any framework (numpy, JAX, torch) and an optional Bool [n] mask
+of the tokens that exist; a quantity with a mask equals that of the array without the masked rows,
+and is NaN where the mask leaves too few tokens for it. Leading axes are a batch: [..., n, d] with a
+mask [n] or [..., n] gives one value per example, [...]. float64 arrays of numpy or torch are
 measured in float64, JAX arrays in their own precision, float32 at least.
 
-Axis letters: n tokens, d width.
+Axis letters: n tokens, d width, b leading axes.
 """
 
 from typing import Any
@@ -16,28 +17,16 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from rank_collapse.measures import decompositions
-from rank_collapse.measures.centers import (
-    CENTERS,
-    CompositeCenter,
-    center_of,
-    center_token,
-    composite_center,
-)
+from rank_collapse.measures.centers import center_of
 from rank_collapse.measures.norms import (
-    NORMS,
     as_jax,
     as_tokens,
-    composite_norm,
     divide,
-    in_own_precision,
-    matrix_norm,
     namespace,
-    norm_1,
-    norm_inf,
     norm_of,
     num_tokens,
+    of_tokens,
     root,
-    singular_values,
     singular_values_of,
     total,
     unit_scale,
@@ -47,42 +36,20 @@ from rank_collapse.network.precision import full_precision
 # Steps of the power iteration behind `stable_rank_bound`; each is one product with G.
 POWER_STEPS = 20
 
-__all__ = [
-    "CENTERS",
-    "NORMS",
-    "CompositeCenter",
-    "center_token",
-    "composite_center",
-    "composite_norm",
-    "effective_rank",
-    "matrix_norm",
-    "norm_1",
-    "norm_inf",
-    "participation_ratio",
-    "rank_at",
-    "rank_one_ratio",
-    "residual",
-    "residual_ratio",
-    "singular_values",
-    "stable_rank",
-    "stable_rank_bound",
-    "token_cosine",
-]
 
-
-@in_own_precision
-def residual(x: Any, *, center: str = "mean", mask: Any = None) -> Float[Array, "n d"]:
+@of_tokens
+def residual(x: Any, *, center: str = "mean", mask: Any = None) -> Float[Array, "*b n d"]:
     """res(X) = X − 1xᵀ, what is left of the tokens beside one common token x.
 
     Args:
-        x: Tokens [n, d].
+        x: Tokens [..., n, d].
         center: Which x: "mean" (the published curves; minimises the Frobenius norm), "median"
             (columnwise; minimises ‖.‖_1), "midrange" (minimises the largest |entry|) or
             "composite" (minimises ‖.‖_{1,∞}; see `composite_center`).
-        mask: Bool [n], True for tokens that exist; None for all.
+        mask: Bool [n] or [..., n], True for tokens that exist; None for all.
 
     Returns:
-        The residual [n, d], zero in masked rows.
+        The residual [..., n, d], zero in masked rows.
 
     Raises:
         ValueError: Unknown center; not a matrix, no token, not finite (where x is not traced), or
@@ -98,17 +65,17 @@ def _residual(x, mask, center):
     return rest if mask is None else namespace(x).where(mask[:, None], rest, 0).astype(x.dtype)
 
 
-@in_own_precision
+@of_tokens
 def residual_ratio(
     x: Any, *, center: str = "mean", norm: str = "composite", mask: Any = None
-) -> Float[Array, ""]:
+) -> Float[Array, "*b"]:
     """‖res(X)‖ / ‖X‖, in [0, 1] for the norm's own minimiser; 0 where X = 0.
 
     Args:
-        x: Tokens [n, d].
+        x: Tokens [..., n, d].
         center: See `residual`.
         norm: See `matrix_norm`; the published curves use "composite".
-        mask: Bool [n], True for tokens that exist; None for all.
+        mask: Bool [n] or [..., n], True for tokens that exist; None for all.
 
     Raises:
         ValueError: Unknown center or norm; see also `residual`.
@@ -119,16 +86,16 @@ def residual_ratio(
     return _ratio(norm_of(_residual(x, mask, center), norm), norm_of(x, norm), mask)
 
 
-@in_own_precision
-def rank_one_ratio(x: Any, *, norm: str = "composite", mask: Any = None) -> Float[Array, ""]:
+@of_tokens
+def rank_one_ratio(x: Any, *, norm: str = "composite", mask: Any = None) -> Float[Array, "*b"]:
     """‖X − σ_1 u_1 v_1ᵀ‖ / ‖X‖; 0 where X = 0.
 
     Unlike in res(X), the common token may come with another weight in each row.
 
     Args:
-        x: Tokens [n, d].
+        x: Tokens [..., n, d].
         norm: See `matrix_norm`.
-        mask: Bool [n], True for tokens that exist; None for all.
+        mask: Bool [n] or [..., n], True for tokens that exist; None for all.
     """
     x, mask = as_tokens(x, mask, empty=True)
     return _ratio(norm_of(_best_rank_one_residual(x), norm), norm_of(x, norm), mask)
@@ -139,18 +106,41 @@ def _best_rank_one_residual(x):
     scaled, scale = unit_scale(x)
     if namespace(x) is np:
         u, s, vt = np.linalg.svd(scaled, full_matrices=False)
-    else:
-        u, s, vt = decompositions.svd(scaled)
-    return x - scale * s[0] * u[:, :1] * vt[:1, :]
+        return x - scale * s[0] * u[:, :1] * vt[:1, :]
+    return x - scale * _best_rank_one(scaled)
 
 
-@in_own_precision
-def stable_rank(x: Any, *, mask: Any = None, method: str | None = None) -> Float[Array, ""]:
+@jax.custom_jvp
+def _best_rank_one(x):
+    u, s, vt = decompositions.svd(x)
+    return s[0] * u[:, :1] * vt[:1, :]
+
+
+@_best_rank_one.defjvp
+def _best_rank_one_jvp(primals, tangents):
+    """Of the pairs (σ_1, σ_j) alone: it is finite where others are equal, as at rank one.
+
+    Where σ_1 = σ_j, or σ_1 = 0, the approximation has no derivative; their part is left out.
+    """
+    (x,), (dx,) = primals, tangents
+    u, s, vt = decompositions.svd(x)
+    first_u, first_v = u[:, 0], vt[0]
+    down, across = dx @ first_v, first_u @ dx  # dX v_1, dXᵀ u_1
+    a, b = u.T @ down, vt @ across
+    gap = divide(jnp.ones_like(s), jnp.square(s[0]) - jnp.square(s), 0)
+    beyond = divide(jnp.ones_like(s[0]), s[0], 0)
+    du = u @ (gap * (s[0] * a + s * b)) + beyond * (down - u @ a)
+    dv = (gap * (s[0] * b + s * a)) @ vt + beyond * (across - b @ vt)
+    change = s[0] * (jnp.outer(du, first_v) + jnp.outer(first_u, dv))
+    return s[0] * jnp.outer(first_u, first_v), change + a[0] * jnp.outer(first_u, first_v)
+
+
+@of_tokens
+def stable_rank(x: Any, *, mask: Any = None, method: str | None = None) -> Float[Array, "*b"]:
     """‖X‖_F² / ‖X‖_2², at most the rank; 0 where X = 0 (Rudelson and Vershynin 2007).
 
     Args:
-        x: Tokens [n, d].
-        mask: Bool [n], True for tokens that exist; None for all.
+        x, mask: Tokens [..., n, d]; Bool [n] or [..., n], which of them exist, None for all.
         method: See `singular_values`.
     """
     x, mask = as_tokens(x, mask, empty=True)
@@ -158,13 +148,12 @@ def stable_rank(x: Any, *, mask: Any = None, method: str | None = None) -> Float
     return _of_some(namespace(s).sum(namespace(s).square(divide(s, s[0], 0))), mask)
 
 
-@in_own_precision
-def effective_rank(x: Any, *, mask: Any = None, method: str | None = None) -> Float[Array, ""]:
+@of_tokens
+def effective_rank(x: Any, *, mask: Any = None, method: str | None = None) -> Float[Array, "*b"]:
     """exp(−Σ_i p_i log p_i), p_i = σ_i / Σ_j σ_j; 0 where X = 0 (Roy and Vetterli 2007).
 
     Args:
-        x: Tokens [n, d].
-        mask: Bool [n], True for tokens that exist; None for all.
+        x, mask: Tokens [..., n, d]; Bool [n] or [..., n], which of them exist, None for all.
         method: See `singular_values`.
     """
     x, mask = as_tokens(x, mask, empty=True)
@@ -175,15 +164,15 @@ def effective_rank(x: Any, *, mask: Any = None, method: str | None = None) -> Fl
     return _of_some(xp.where(whole == 0, 0, xp.exp(entropy)).astype(x.dtype), mask)
 
 
-@in_own_precision
+@of_tokens
 def rank_at(x: Any, *, tolerance: Any = None, mask: Any = None) -> Array:
     """Number of singular values above tolerance · σ_1.
 
     Args:
-        x: Tokens [n, d].
+        x: Tokens [..., n, d].
         tolerance: Relative threshold, may be traced; None for max(n, d) times the dtype's epsilon,
             which is numpy's choice.
-        mask: Bool [n], True for tokens that exist; None for all.
+        mask: Bool [n] or [..., n], True for tokens that exist; None for all.
     """
     x, mask = as_tokens(x, mask)
     s = singular_values_of(x)
@@ -192,13 +181,12 @@ def rank_at(x: Any, *, tolerance: Any = None, mask: Any = None) -> Array:
     return as_jax((s > tolerance * s[0]).sum())
 
 
-@in_own_precision
-def token_cosine(x: Any, *, mask: Any = None) -> Float[Array, ""]:
+@of_tokens
+def token_cosine(x: Any, *, mask: Any = None) -> Float[Array, "*b"]:
     """Mean of cos(x_i, x_j) over the pairs i ≠ j; a zero token has cosine 0 with every other.
 
     Args:
-        x: Tokens [n, d].
-        mask: Bool [n], True for tokens that exist; None for all.
+        x, mask: Tokens [..., n, d]; Bool [n] or [..., n], which of them exist, None for all.
 
     Raises:
         ValueError: Fewer than two tokens (NaN where only a mask leaves fewer).
@@ -218,16 +206,15 @@ def token_cosine(x: Any, *, mask: Any = None) -> Float[Array, ""]:
     return as_jax(divide(pairs, count * xp.maximum(count - 1, 0)))
 
 
-@in_own_precision
+@of_tokens
 @full_precision
-def participation_ratio(x: Any, *, mask: Any = None) -> Float[Array, ""]:
+def participation_ratio(x: Any, *, mask: Any = None) -> Float[Array, "*b"]:
     """tr(G)²/‖G‖_F² of G = XXᵀ, (Σ σ_i²)² / Σ σ_i⁴: how many directions carry the squares.
 
     1 for rank one, min(n, d) where all singular values are equal, 0 where X = 0.
 
     Args:
-        x: Tokens [n, d].
-        mask: Bool [n], True for tokens that exist; None for all.
+        x, mask: Tokens [..., n, d]; Bool [n] or [..., n], which of them exist, None for all.
 
     Raises:
         ValueError: As `composite_norm`.
@@ -238,17 +225,16 @@ def participation_ratio(x: Any, *, mask: Any = None) -> Float[Array, ""]:
     return _of_some(divide(namespace(x).square(gram.trace()), square, 0), mask)
 
 
-@in_own_precision
+@of_tokens
 @full_precision
-def stable_rank_bound(x: Any, *, mask: Any = None) -> Float[Array, ""]:
+def stable_rank_bound(x: Any, *, mask: Any = None) -> Float[Array, "*b"]:
     """‖X‖_F²/σ², σ ≤ σ_1 by 20 power steps on G = XXᵀ: at least `stable_rank`, 0 where X = 0.
 
     It needs no singular values, so that it may be computed at every step of a training. Where
     σ_2/σ_1 is 0.9 it is up to 1 % above, where all are of one size some percent.
 
     Args:
-        x: Tokens [n, d].
-        mask: Bool [n], True for tokens that exist; None for all.
+        x, mask: Tokens [..., n, d]; Bool [n] or [..., n], which of them exist, None for all.
 
     Raises:
         ValueError: As `composite_norm`.

@@ -46,7 +46,6 @@ def moved(params: TransformerParams, direction: Any, size: Any) -> TransformerPa
     """W* = W + size ‖W‖_F U/‖U‖_F for every matrix of every layer: updates of equal relative size.
 
     Args:
-        params: The weights.
         direction: U, a tree as `matrices_of` gives; where U = 0 nothing moves.
         size: ‖W* − W‖_F/‖W‖_F.
     """
@@ -75,7 +74,6 @@ def gradient_norms(
     Args:
         loss: Scalar function of the parameters, such as
             lambda p: jnp.sum(target * rc.apply(p, x, config).output).
-        params: The weights.
 
     Returns:
         {part: {matrix: [L]}}; the rows of shared parameters where layers share them.

@@ -27,16 +27,7 @@ _NAMES = {"attention": "attention", "cross": "cross-attention", "mlp": "MLP"}
 
 
 def admin_profile(
-    params: TransformerParams,
-    x: Any,
-    config: TransformerConfig,
-    *,
-    mask: Any = None,
-    bias: Any = None,
-    memory: Any = None,
-    memory_mask: Any = None,
-    segments: Any = None,
-    positions: Any = None,
+    params: TransformerParams, x: Any, config: TransformerConfig, **inputs: Any
 ) -> TransformerConfig:
     """The config with Admin's ω as its skip gains, profiled on one batch.
 
@@ -50,8 +41,8 @@ def admin_profile(
         params: The network's parameters, as they are before training.
         x: Token ids [b, n], or states [b, n, d], as `apply` takes one example of.
         config: A Post-LN network, with a skip around every sublayer.
-        mask, bias, memory, memory_mask, segments, positions: As in `apply`, each with the leading
-            axis b; with a mask [b, n] other tokens count in no variance.
+        **inputs: mask, bias, memory, memory_mask, segments and positions of `apply`, each with the
+            leading axis b; with a mask [b, n] other tokens count in no variance.
 
     Returns:
         The config with `skip_gain` a `Gains` of ω [l].
@@ -63,8 +54,6 @@ def admin_profile(
     Source: Liu et al. 2020, "Admin: adaptive model initialization".
     """
     _check_design(config)
-    inputs = {"mask": mask, "bias": bias, "memory": memory, "memory_mask": memory_mask}
-    inputs |= {"segments": segments, "positions": positions}
     x, inputs = _checked_batch(x, inputs, config)
     params = completed(params, config)
     config = config.replace(skip_gain=1.0)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from rank_collapse import struct
-from rank_collapse.network import attention as attn
+from rank_collapse.network import attention as attn, projections
 from rank_collapse.network.config import TransformerConfig
 
 
@@ -18,18 +18,18 @@ from rank_collapse.network.config import TransformerConfig
 class Past(struct.Struct):
     """What one layer's self-attention knows when token t comes in."""
 
-    known: attn.KeysValues  # [h, n, k], [h, n, v]; those of tokens 0 .. t − 1 count
+    known: projections.KeysValues  # [h, n, k], [h, n, v]; those of tokens 0 .. t − 1 count
     position: Any  # t
 
     def extended(
         self,
-        params: attn.AttentionParams,
+        params: projections.AttentionParams,
         x: Float[Array, "1 d"],
         context: attn.AttentionContext,
         norm_eps: float,
-    ) -> attn.KeysValues:
+    ) -> projections.KeysValues:
         """The keys and values of tokens 0 .. t, x being token t."""
-        new = attn.keys_values(params, x, context, norm_eps)
+        new = projections.keys_values(params, x, context, norm_eps)
 
         def written(old, row):
             return jax.lax.dynamic_update_slice_in_dim(old, row, self.position, axis=1)
@@ -37,10 +37,10 @@ class Past(struct.Struct):
         return jax.tree.map(written, self.known, new)
 
 
-def empty_cache(config: TransformerConfig, num_tokens: int, dtype: Any) -> attn.KeysValues:
+def empty_cache(config: TransformerConfig, num_tokens: int, dtype: Any) -> projections.KeysValues:
     """Keys and values of no tokens yet, by layer [l, h, n, k] and [l, h, n, v]."""
     shape = (config.depth, config.num_heads, num_tokens)
-    return attn.KeysValues(
+    return projections.KeysValues(
         jnp.zeros((*shape, config.qk_width), dtype), jnp.zeros((*shape, config.v_width), dtype)
     )
 

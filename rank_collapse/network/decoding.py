@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from rank_collapse import struct
-from rank_collapse.network import attention as attn, transformer
+from rank_collapse.network import projections, transformer
 from rank_collapse.network.cache import Past, context_of_token, empty_cache
 from rank_collapse.network.encoder_decoder import (
     EncoderDecoderConfig,
@@ -59,7 +59,6 @@ def greedy_decode(
     Args:
         params: From `init`.
         source: What the encoder reads, as in `apply`; one example.
-        config: The network.
         begin, end: Token ids of the marks; may be traced.
         max_len: Tokens written, the end mark included; static.
         source_mask: Bool [m], which source tokens exist; None for all.
@@ -115,7 +114,7 @@ def _cached_steps(params, memory, source_mask, tokens, config):
     dtype = prepared.x.dtype
 
     def of_layer(layer, none):
-        return none, attn.keys_values(layer.params.cross, memory, None, own.norm_eps)
+        return none, projections.keys_values(layer.params.cross, memory, None, own.norm_eps)
 
     _, of_memory = walk(of_layer, None, decoder, prepared, own)
 

@@ -21,7 +21,6 @@ class Stack(NamedTuple):
     """What the constants of a design may depend on.
 
     Attributes:
-        config: Of the stack.
         branches: N, its residual branches.
         role: "alone", or the part of an encoder-decoder that it is.
         other: Residual branches of the other part; 0 alone.
@@ -96,18 +95,11 @@ def _deepnorm(stack):
 
 
 def _rezero(stack):
-    """x' = x + α f(x), no norms; α is learned and starts at 0 (equation 1).
+    """x' = x + α f(x), no norms; α of each branch is learned and starts at 0 (equation 1).
 
-    Each branch has its own α (in the paper's Transformer both branches of a layer share one).
-    """
-    return {"learned_branch_gain": 0.0}
-
-
-def _skipinit(stack):
-    """x' = x + α f(x), no norms; α of each branch is learned and starts at 0.
-
-    The paper (arXiv 2002.10444) allows any small start, 0 or up to 1/√N: for another one set
-    `config.replace(learned_branch_gain=α)`. Started at 0 it is `rezero`, published independently.
+    In ReZero's Transformer both branches of a layer share one α. SkipInit (arXiv 2002.10444),
+    published independently, allows any small start, 0 or up to 1/√N: for another one set
+    `config.replace(learned_branch_gain=α)`.
     """
     return {"learned_branch_gain": 0.0}
 
@@ -156,7 +148,7 @@ DESIGNS: dict[str, Design] = {
     "admin_const": Design(("post",), _admin_const, "Liu et al. 2020"),
     "deepnorm": Design(("post",), _deepnorm, "Wang et al. 2022"),
     "rezero": Design(("none", "pre", "post"), _rezero, "Bachlechner et al. 2020"),
-    "skipinit": Design(("none", "pre", "post"), _skipinit, "De and Smith 2020"),
+    "skipinit": Design(("none", "pre", "post"), _rezero, "De and Smith 2020"),
     "layerscale": Design(("pre", "post"), _layerscale, "Touvron et al. 2021"),
     "sandwich": Design(("sandwich",), _plain, "Ding et al. 2021; peri-LN, Kim et al. 2025"),
     "branch_norm": Design(("branch",), _plain, "OLMo 2, 2025"),

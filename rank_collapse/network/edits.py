@@ -31,7 +31,6 @@ def places(config: TransformerConfig, n: int = 1, m: int = 1) -> dict[str, tuple
     output, the stream behind each attention, and the stream behind the layer, "residual".
 
     Args:
-        config: The network.
         n, m: Tokens, of the memory too.
     """
     h, d, found = config.num_heads, config.d_model, {}
@@ -131,7 +130,6 @@ def as_edits(
 
     Args:
         edit: {name: function(value, layer) -> value}; None for none.
-        config: The network.
         num_tokens, num_keys: Tokens, and those of the memory.
         dtype: Of the values.
 

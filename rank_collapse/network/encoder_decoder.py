@@ -121,8 +121,6 @@ def init(
     """Parameters drawn as each half's `init` says; the output normal(0, 0.02) without bias.
 
     Args:
-        key: Random key.
-        config: The network.
         weight_scale, bias_scale: As in `rank_collapse.init`, of both halves' layers.
     """
     key_encoder, key_decoder, key_output = jax.random.split(key, 3)
@@ -192,7 +190,6 @@ def apply(
         params: From `init`.
         source: What the encoder reads: token ids Int [m], or whatever its embedding takes.
         target: Int [n], what the decoder reads, the begin mark first: see `shifted`.
-        config: The network.
         source_mask: Bool [m], which source tokens exist, for both halves; None for all.
         target_mask: Bool [n], which target tokens exist, or [n, n], which may be attended to.
         dropout_key, dropout_rate: Dropout on embeddings, attention weights and branches; None for

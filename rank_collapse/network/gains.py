@@ -58,7 +58,6 @@ def layer_gains(config: TransformerConfig, dtype: Any, params: Any = None) -> La
     """The gains, times those that are learned, and the temperature: one entry per layer.
 
     Args:
-        config: The network.
         dtype: Of the arithmetic.
         params: The network's `TransformerParams`, which hold the learned gains.
 

@@ -297,7 +297,6 @@ def make_context(
 
     Args:
         params: Parameters (for a learned position bias).
-        config: The network.
         num_tokens: n.
         mask: Bool [n] (which tokens exist), [n, n] or [h, n, n], joined to `config.mask`.
         bias: Float [h, n, n] added to the scores.

@@ -11,10 +11,11 @@ import jax
 import jax.numpy as jnp
 
 from rank_collapse import struct
-from rank_collapse.network import attention as attn, layers
+from rank_collapse.network import layers
 from rank_collapse.network.config import SWEPT, TransformerConfig
 from rank_collapse.network.embedding import init_embedding
 from rank_collapse.network.gains import init_gains
+from rank_collapse.network.projections import AttentionParams, RelativeParams, repeat_groups
 
 
 @struct.dataclass
@@ -46,18 +47,13 @@ class TransformerParams(struct.Struct):
 
 
 def init(
-    key: Any,
-    config: TransformerConfig,
-    weight_scale: Any = 1.0,
-    bias_scale: Any = 0.0,
+    key: Any, config: TransformerConfig, weight_scale: Any = 1.0, bias_scale: Any = 0.0
 ) -> TransformerParams:
     """Parameters of a network, drawn as `config.init` says.
 
     Layer l draws from fold_in(key, l): a deeper network begins with the same layers.
 
     Args:
-        key: Random key.
-        config: The network.
         weight_scale: Multiplies every weight matrix; may be traced.
         bias_scale: Standard deviation of the biases (0: none, as in the paper); may be traced.
     """
@@ -131,13 +127,13 @@ def _init_attention(key, config, scale, bias_scale):
     if config.score == "additive":
         v_score = _weights(keys[8], (h, k), (k, 1), config, 1.0)
     if config.position == "relative_key":
-        relative = attn.RelativeParams(
+        relative = RelativeParams(
             w_r=_weights(keys[9], (h, d, k), (d, h * k), config, scale),
             b_r=bias(keys[10], h, k),
             b_s=bias(keys[11], h, k),
             segment=_weights(keys[12], (2, h, k), (k, k), config, scale),
         )
-    return attn.AttentionParams(
+    return AttentionParams(
         w_q=_weights(keys[0], (h, d, k), (d, h * k), config, scale),
         b_q=bias(keys[1], h, k),
         w_k=_weights(keys[2], (g, d, k), (d, g * k), config, scale),
@@ -253,7 +249,7 @@ def completed(params: TransformerParams, config: TransformerConfig) -> Transform
             if getattr(part, name, 0) is None and getattr(like, name, None) is not None
         }
         part = part.replace(**missing)
-        return attn.repeat_groups(part) if isinstance(part, attn.AttentionParams) else part
+        return repeat_groups(part) if isinstance(part, AttentionParams) else part
 
     names = ("attention", "cross", "mlp")
     parts = {name: filled(getattr(layers, name), getattr(wanted, name)) for name in names}

@@ -8,8 +8,9 @@ Axis letters: n tokens, d width, l layers.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,30 @@ from rank_collapse.network.inputs import PreparedInputs
 from rank_collapse.network.parameters import BlockParams, TransformerParams
 from rank_collapse.network.transformer import Forward, Tokens, forward
 from rank_collapse.network.walk import Layer, final_norm, walk
+
+
+class Walked(NamedTuple):
+    """What a pass has when all layers are behind it.
+
+    Attributes:
+        params: Of which only what stands outside of the layers may be read.
+        last: X^L [n, d].
+        carry: What was carried on.
+        found: What all layers added [l, ...].
+        prepared, config: As they were at the start.
+    """
+
+    params: TransformerParams
+    last: Any
+    carry: Any
+    found: Any
+    prepared: PreparedInputs
+    config: TransformerConfig
+
+    @property
+    def output(self) -> Float[Array, "n d"]:
+        """X^L behind the final norm where there is one."""
+        return output_of(self.params, self.last, self.prepared, self.config)
 
 
 class LayerPass:
@@ -44,27 +69,15 @@ class LayerPass:
         """(what is carried on, what this layer adds); what nobody reads is not computed.
 
         Args:
-            layer: The layer.
             x: Its input; of passes with a state of their own X^0, in every layer.
             seen: What it computed from it; None for such passes.
             carry: From the layer before.
         """
         raise NotImplementedError
 
-    def finish(
-        self,
-        params: TransformerParams,
-        last: Float[Array, "n d"],
-        carry: Any,
-        found: Any,
-        prepared: PreparedInputs,
-        config: TransformerConfig,
-    ) -> Any:
-        """The result, from the last hidden states, the carry, and what all layers added [l, ...].
-
-        Of `params` only what stands outside of the layers may be read.
-        """
-        return found
+    def finish(self, walked: Walked) -> Any:
+        """The result."""
+        return walked.found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,11 +113,10 @@ class States(LayerPass):
         """The measure behind the layer."""
         return carry, self.measure(seen.trace.hidden, layer.inputs.token_mask)
 
-    def finish(
-        self, params: Any, last: Any, carry: Any, found: Any, prepared: PreparedInputs, config: Any
-    ) -> Any:
+    def finish(self, walked: Walked) -> Any:
         """All of them."""
-        return jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), carry, found)
+        both = walked.carry, walked.found
+        return jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), *both)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,11 +127,9 @@ class Output(LayerPass):
         """Nothing."""
         return carry, ()
 
-    def finish(
-        self, params: Any, last: Any, carry: Any, found: Any, prepared: PreparedInputs, config: Any
-    ) -> Float[Array, "n d"]:
+    def finish(self, walked: Walked) -> Any:
         """The output."""
-        return output_of(params, last, prepared, config)
+        return walked.output
 
 
 def through(
@@ -129,8 +139,6 @@ def through(
 
     Args:
         passes: They share the layer's own computation.
-        layer: The layer.
-        x: Its input.
         carries: Of each pass.
     """
     seen, hidden = None, x
@@ -141,20 +149,17 @@ def through(
     return hidden, tuple(carry for carry, _ in done), tuple(found for _, found in done)
 
 
+@functools.partial(jax.jit, static_argnames="layer_pass")
 def run(
     layer_pass: LayerPass,
     params: TransformerParams,
     prepared: PreparedInputs,
     config: TransformerConfig,
 ) -> Any:
-    """A pass over a network in memory: a scan over its layers.
+    """A pass over a network in memory, parameters and inputs from `prepare_inputs`: a scan.
 
-    Args:
-        layer_pass: The measurement.
-        params, prepared: From `prepare_inputs`.
-        config: The network.
+    Compiled once for a pass, a shape and what of a config is static.
     """
-
     layer_pass.covers.check(config, prepared.edit)
 
     def step(layer, state):
@@ -164,7 +169,7 @@ def run(
 
     start = prepared.x, (layer_pass.begin(prepared, config),)
     (last, (carry,)), found = walk(step, start, params, prepared, config)
-    return layer_pass.finish(params, last, carry, found, prepared, config)
+    return layer_pass.finish(Walked(params, last, carry, found, prepared, config))
 
 
 def output_of(

@@ -83,8 +83,6 @@ def residual_specs(
     """The specs of one layer.
 
     Args:
-        params: Parameters of the layer.
-        config: The network.
         gains: Of the layer, from `layer_gains`.
     """
     skips = {"attention": config.attention_skip, "cross": config.cross_skip, "mlp": config.mlp_skip}

@@ -41,7 +41,6 @@ def variant(
 
     Args:
         config: The whole network, as `rank_collapse.pretrained.load` gives it.
-        params: Its parameters.
         name: One of `VARIANTS`.
         reading: One of `READINGS`.
         family: The `model_type` of the checkpoint; "albert" has a published surgery of its own.

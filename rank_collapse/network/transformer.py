@@ -212,8 +212,6 @@ def forward(
     """One layer on tokens; see `TransformerConfig`.
 
     Args:
-        layer: The layer.
-        x: Its input.
         dropout_key, dropout_rate: For dropout on attention weights and branches; None for none.
         keep: Names of places whose values the trace keeps.
     """
@@ -255,7 +253,6 @@ def apply(
     Args:
         params: From `init` or `rank_collapse.pretrained.load`.
         x: Hidden states Float [n, d]; or token ids Int [n] where the config has an embedding.
-        config: The network.
         mask: Bool [n] (which tokens exist), [n, n] or [h, n, n]; True may be attended to.
         bias: Float [h, n, n] added to the attention scores.
         memory: Float [m, d], the encoder's output, with `config.cross_attention`.
@@ -381,7 +378,6 @@ def replay(
         measure: (layer, {kind: `Passage`}) → arrays.
         params: Of the network; norms and learned gains are read.
         trace: From `apply`, of one example.
-        config: The network.
     """
 
     def step(layer, x):

@@ -30,10 +30,8 @@ class Layer(struct.Struct):
     """One layer of a network on one example.
 
     Attributes:
-        params: Its parameters.
         gains: Its gains.
         index: Its index, traced: one program serves all layers.
-        config: The network.
         inputs: What the network starts from.
         extra: What else an algebra needs at this layer, such as frozen attention weights.
     """
@@ -168,7 +166,6 @@ def walk(
         step: (layer, state) → (state, what it adds), such as a call of `walk_layer`.
         state: Before the first layer.
         params, inputs: From `prepare_inputs`.
-        config: The network.
         extra: `Layer.extra` of all layers, leaves [L, ...].
         gains: Of all layers; `layer_gains` by default.
         rows: First layer and the one behind the last; all by default.
@@ -191,6 +188,22 @@ def walk(
         return step(Layer(own, own_gains, index, config, inputs, more), state)
 
     return jax.lax.scan(body, state, (stack, swept), unroll=config.unroll)
+
+
+def walk_through(
+    algebra: Algebra,
+    state: Any,
+    params: TransformerParams,
+    inputs: PreparedInputs,
+    config: TransformerConfig,
+) -> Any:
+    """The state behind all layers and the final norm, where the algebra needs nothing beside it."""
+
+    def step(layer, state):
+        return walk_layer(algebra, layer, state)[0], None
+
+    state, _ = walk(step, state, params, inputs, config)
+    return final_norm(algebra, state, params, inputs, config)
 
 
 def final_norm(

@@ -22,11 +22,7 @@ from rank_collapse.paths.enumeration import path_attention
 
 
 def chained_residual(
-    attention: Float[Array, "l h n n"],
-    path: Any,
-    norm: str = "composite",
-    *,
-    mask: Any = None,
+    attention: Float[Array, "l h n n"], path: Any, norm: str = "composite", *, mask: Any = None
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """‖P_path − 1pᵀ‖/‖P_path‖ with p the mean row, and the same for the best rank one.
 

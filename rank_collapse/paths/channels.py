@@ -134,10 +134,7 @@ class Layout(struct.Struct):
 
     def slots(self, num_layers: int) -> tuple[int, int]:
         """Size of the two slot axes after that many layers."""
-        return (
-            1 if self.one_length else num_layers + 1,
-            1 if self.one_count else num_layers + 1,
-        )
+        return (1 if self.one_length else num_layers + 1, 1 if self.one_count else num_layers + 1)
 
     def groups(self) -> list[tuple[int, int]]:
         """Ranges of layers to compile together."""

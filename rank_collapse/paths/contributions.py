@@ -20,7 +20,7 @@ from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.gains import layer_gains
 from rank_collapse.network.inputs import PreparedInputs, prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
-from rank_collapse.network.passes import LayerPass, output_of
+from rank_collapse.network.passes import LayerPass, Walked
 from rank_collapse.network.precision import full_precision
 from rank_collapse.network.transformer import Forward, forward
 from rank_collapse.network.walk import Layer, final_norm, walk, walk_layer
@@ -74,18 +74,12 @@ def path_contributions(
     x: Any,
     config: TransformerConfig,
     *,
-    mask: Any = None,
-    bias: Any = None,
-    memory: Any = None,
-    memory_mask: Any = None,
-    segments: Any = None,
-    positions: Any = None,
     count_mlps: bool = False,
     head_gain: Any = None,
     attention_gain: Any = None,
     cross_gain: Any = None,
     mlp_gain: Any = None,
-    edit: Any = None,
+    **inputs: Any,
 ) -> PathContributions:
     """Exact sums over all frozen paths of each length: Σ_k C_k + offset = output.
 
@@ -99,13 +93,14 @@ def path_contributions(
     Differentiable; memory O(L n d), or O(L² n d) with `count_mlps`.
 
     Args:
-        params, x, config, mask, bias, memory, memory_mask, segments, positions: As in `apply`.
+        params, x, config: As in `apply`.
         count_mlps: Also split by the number of MLP branches on the path.
         head_gain: [L, h] multiplies self-attention heads, their value biases included.
         attention_gain, cross_gain, mlp_gain: [L] multiply branches, output bias included.
-        edit: As in `apply`. What it makes of scores and weights is frozen with them; of a state,
-            every length passes its derivative and what is left joins the offset: a branch set to
-            0 leaves all lengths, a constant put in its place belongs to the offset.
+        **inputs: mask, bias, memory, memory_mask, segments, positions and edit of `apply`. What an
+            edit makes of scores and weights is frozen with them; of a state, every length passes
+            its derivative and what is left joins the offset: a branch set to 0 leaves all lengths,
+            a constant put in its place belongs to the offset.
 
     Returns:
         `PathContributions`, of the state after the final norm where the config has one.
@@ -120,10 +115,7 @@ def path_contributions(
             "count_mlps changes the result's shape and cannot be traced: "
             "jax.jit(path_contributions, static_argnames='count_mlps')"
         )
-    params, prepared = prepare_inputs(
-        params, x, config, mask=mask, bias=bias, memory=memory, memory_mask=memory_mask,
-        segments=segments, positions=positions, edit=edit,
-    )  # fmt: skip
+    params, prepared = prepare_inputs(params, x, config, **inputs)
     gains = layer_gains(config, prepared.x.dtype, params)
     factors = {"attention": attention_gain, "cross": cross_gain, "mlp": mlp_gain}
     head_gain, on_paths = path_gains(config, gains, head_gain, factors)
@@ -149,7 +141,7 @@ def _contributions(params, prepared, config, gains, on_paths, head_gain, count_m
             step, (state, layout.grow(channels, last)), params, prepared, config,
             extra=(on_paths, head_gain), gains=gains, rows=(first, last),
         )  # fmt: skip
-    return collected(params, state, channels, prepared, layout)
+    return collected(Walked(params, state, channels, None, prepared, config), layout)
 
 
 def moved(
@@ -173,24 +165,15 @@ def moved(
     return walk_layer(ByLength(*layout.axes), layer, channels)[0]
 
 
-def collected(
-    params: TransformerParams,
-    last: Array,
-    channels: Channels,
-    prepared: PreparedInputs,
-    layout: Layout,
-) -> PathContributions:
-    """The sums by length behind the last layer, the final norm frozen where there is one."""
-    config = layout.config
+def collected(walked: Walked, layout: Layout) -> PathContributions:
+    """The sums by length of carried `Channels`, the final norm frozen where there is one."""
+    params, last, channels, _, prepared, config = walked
     extra = freeze_final(last, config)
     channels = final_norm(ByLength(*layout.axes), channels, params, prepared, config, extra)
     by_length, from_memory = layout.finish(channels.start), layout.finish(channels.memory)
     if from_memory is not None:
         by_length = by_length + from_memory
-    output = output_of(params, last, prepared, config)
-    return PathContributions(
-        by_length=by_length, offset=channels.offset, from_memory=from_memory, output=output
-    )
+    return PathContributions(by_length, channels.offset, from_memory, walked.output)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -217,17 +200,9 @@ class LengthPass(LayerPass):
             carry = carry.replace(live=jnp.arange(layer.config.depth + 1) <= layer.index)
         return moved(layer, seen, carry, layout).replace(live=None), None
 
-    def finish(
-        self,
-        params: Any,
-        last: Any,
-        carry: Channels,
-        found: None,
-        prepared: PreparedInputs,
-        config: Any,
-    ) -> PathContributions:
+    def finish(self, walked: Walked) -> PathContributions:
         """The sums by length."""
-        return collected(params, last, carry, prepared, Layout(config=config, count_mlps=False))
+        return collected(walked, Layout(config=walked.config, count_mlps=False))
 
 
 def path_gains(config, gains, head_gain, factors):

@@ -15,7 +15,7 @@ from rank_collapse.measures.norms import composite_norm
 from rank_collapse.measures.residuals import residual, residual_ratio
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import PreparedInputs
-from rank_collapse.network.passes import LayerPass
+from rank_collapse.network.passes import LayerPass, Walked
 from rank_collapse.network.walk import Layer
 from rank_collapse.paths import chains
 from rank_collapse.paths.chains import measured_sizes
@@ -116,15 +116,14 @@ class ChainPass(LayerPass):
         mask = layer.inputs.token_mask
         return (paths, products), chains.sizes_of_sum(seen.passages["attention"], mask=mask)
 
-    def finish(
-        self, params: Any, last: Any, carry: Any, found: Any, prepared: PreparedInputs, config: Any
-    ) -> dict[str, Float[Array, "..."]]:
+    def finish(self, walked: Walked) -> dict[str, Float[Array, "..."]]:
         """The measures by name."""
-        mask, (skip, branch) = prepared.token_mask, found
+        mask, (skip, branch) = walked.prepared.token_mask, walked.found
+        shape = walked.config.depth, self.num_paths
         # One product after another: singular values of all together would hold them twice.
-        ratios = jax.lax.map(lambda product: chains.ratios(product, mask=mask), carry[1])
-        residuals, rank_one = (ratio.reshape(config.depth, self.num_paths) for ratio in ratios)
-        initial = composite_norm(residual(prepared.x, mask=mask), mask=mask)
+        ratios = jax.lax.map(lambda product: chains.ratios(product, mask=mask), walked.carry[1])
+        residuals, rank_one = (ratio.reshape(shape) for ratio in ratios)
+        initial = composite_norm(residual(walked.prepared.x, mask=mask), mask=mask)
         return {
             "chain_residual": residuals,
             "chain_rank_one": rank_one,

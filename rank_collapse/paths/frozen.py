@@ -16,10 +16,10 @@ from jaxtyping import Array, Float
 
 from rank_collapse import struct
 from rank_collapse.network import edits, layers
-from rank_collapse.network.attention import AttentionParams
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import PreparedInputs
 from rank_collapse.network.parameters import TransformerParams
+from rank_collapse.network.projections import AttentionParams
 from rank_collapse.network.residual import ResidualSpec, token_sum
 from rank_collapse.network.transformer import Forward, forward
 from rank_collapse.network.walk import Algebra, Layer, walk
@@ -123,9 +123,14 @@ def carry_edit(
 
 
 def self_attention(
-    layer: Layer, weights: Float[Array, "h n n"], c: Float[Array, "g n d"], ones: Float[Array, "#g"]
-) -> Float[Array, "g n d"]:
-    """Self-attention of channels in a layer whose constants are `Layer.extra`."""
+    layer: Layer,
+    weights: Float[Array, "h n n"],
+    c: Float[Array, "g n d"],
+    ones: Float[Array, "#g"],
+    *,
+    summed: bool = True,
+) -> Float[Array, "g *h n d"]:
+    """Self-attention of channels in a layer whose constants are `Layer.extra`, or by head."""
     extra, mix = layer.extra, None
     if extra is not None and extra.mixed is not None:
         q, k, v = extra.mixed
@@ -139,8 +144,9 @@ def self_attention(
     params, carry = layer.params.attention, functools.partial(carry_edit, layer)
     by_head = "head_output" in (layer.inputs.edit or ())
     return frozen_attention(
-        params, weights, c, ones, carry=carry, mix=mix, head_gain=gain, by_head=by_head
-    )
+        params, weights, c, ones, carry=carry, mix=mix, head_gain=gain, by_head=by_head,
+        summed=summed,
+    )  # fmt: skip
 
 
 def cross_attention(
@@ -205,7 +211,8 @@ def frozen_attention(
     mix: Callable | None = None,
     head_gain: Any = None,
     by_head: bool = False,
-) -> Float[Array, "g n d"]:
+    summed: bool = True,
+) -> Float[Array, "g *h n d"]:
     """Σ_h P_h (c W_V + ones·b_V) W_O + ones·b_O with P_h frozen.
 
     The value and output projections are one matrix product over all channels and heads.
@@ -217,6 +224,7 @@ def frozen_attention(
         mix: What mixes values [g, h, m, v] in the place of the weights.
         head_gain: [h], multiplies what each head mixes; None for 1.
         by_head: Whether there is an edit of "head_output".
+        summed: Whether heads are added up; else each head's part [g, h, n, d], without b_O.
     """
     h, _, v = params.w_v.shape
     g, m, _ = c.shape
@@ -232,17 +240,14 @@ def frozen_attention(
         mixed = mix(values).transpose(0, 2, 1, 3)
     if head_gain is not None:
         mixed = mixed * head_gain[None, None, :, None]
-    if by_head:
+    if by_head or not summed:
         heads = carry("head_output", jnp.einsum("gnhv,hvd->ghnd", mixed, params.w_o), ones)
-        return heads.sum(axis=1) + _bias(params.b_o, ones)
+        return heads.sum(axis=1) + _bias(params.b_o, ones) if summed else heads
     return jnp.einsum("gnhv,hvd->gnd", mixed, params.w_o) + _bias(params.b_o, ones)
 
 
 def frozen_mlp(
-    layer: Layer,
-    gate: Float[Array, "n f"],
-    c: Float[Array, "g n d"],
-    ones: Float[Array, "#g"],
+    layer: Layer, gate: Float[Array, "n f"], c: Float[Array, "g n d"], ones: Float[Array, "#g"]
 ) -> Float[Array, "g n d"]:
     """(gate ∘ (c W_in + ones·b_in)) W_out + ones·b_out with the gate frozen."""
     params = layer.params.mlp

@@ -77,19 +77,6 @@ class _Started(Frozen):
         return carry_edit(layer, "attention_branch", self.own, self.ones), None
 
 
-def _heads(layer, seen, one):
-    """What each head puts out [h, n, d] of the branch input [1, n, d], without the output bias."""
-    params = layer.params.attention
-    params = layer.params.replace(attention=params.replace(b_o=jnp.zeros_like(params.b_o)))
-    bare = layer.replace(params=params)
-
-    def alone(gain):
-        extra = layer.extra.replace(head_gain=gain)
-        return self_attention(bare.replace(extra=extra), extra.weights, seen, one)[0]
-
-    return jax.vmap(alone)(jnp.eye(layer.config.num_heads, dtype=seen.dtype))
-
-
 @functools.partial(jax.jit, static_argnames="chunk")
 def _carry_heads(params, prepared, config, on_paths, chunk):
     h, (n, d) = config.num_heads, prepared.x.shape
@@ -106,7 +93,8 @@ def _carry_heads(params, prepared, config, on_paths, chunk):
     def step(layer, carry):
         whole, outputs = carry
         whole, passages = walk_layer(everything, layer, whole)
-        own = _heads(layer, passages["attention"].branch_input, one)
+        seen = passages["attention"].branch_input
+        own = self_attention(layer, layer.extra.weights, seen, one, summed=False)[0]
 
         def carried(c):
             return walk_layer(Frozen(none), layer, c)[0]
@@ -118,11 +106,7 @@ def _carry_heads(params, prepared, config, on_paths, chunk):
         def of_layer(item):
             """The heads of one layer: carried on, started, or not there yet and left at 0."""
             origin, c = item
-            branches = (
-                lambda c: pieces(carried, c),
-                lambda c: pieces(started, own),
-                lambda c: c,
-            )
+            branches = (lambda c: pieces(carried, c), lambda c: pieces(started, own), lambda c: c)
             return jax.lax.switch(jnp.sign(origin - layer.index) + 1, branches, c)
 
         outputs = jax.lax.map(of_layer, (jnp.arange(config.depth), outputs))

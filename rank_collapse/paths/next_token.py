@@ -42,9 +42,7 @@ def no_words(num_sums: int, num_tokens: int, dtype: Any = jnp.float32) -> NextTo
     )
 
 
-def sums_by_length(
-    found: PathContributions,
-) -> tuple[Float[Array, "p n d"], Float[Array, "s p"]]:
+def sums_by_length(found: PathContributions) -> tuple[Float[Array, "p n d"], Float[Array, "s p"]]:
     """(parts, which of them each sum has): the whole output, lengths up to k, all but length k.
 
     Parts are C_0 .. C_L and the offset, which is in every sum. Sums: the whole; up to 0 .. L;

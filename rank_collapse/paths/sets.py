@@ -50,12 +50,7 @@ def sample_path(key: Any, length: Any, depth: int, num_heads: int) -> Int[Array,
 
 
 def sample_path_sets(
-    key: Any,
-    lengths: Any,
-    num_repeats: int,
-    num_paths: int,
-    depth: int,
-    num_heads: int,
+    key: Any, lengths: Any, num_repeats: int, num_paths: int, depth: int, num_heads: int
 ) -> Int[Array, "k r p l"]:
     """Independent paths for every length, repeat and member of a set; see `sample_path`.
 

@@ -18,7 +18,7 @@ from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.precision import full_precision
-from rank_collapse.network.walk import final_norm, walk, walk_layer
+from rank_collapse.network.walk import walk_through
 from rank_collapse.paths.channels import ByLength, Channels
 from rank_collapse.paths.contributions import PathContributions
 from rank_collapse.paths.frozen import frozen_scale, mlp_gate
@@ -26,15 +26,7 @@ from rank_collapse.paths.frozen import frozen_scale, mlp_gate
 
 @full_precision
 def truncated(
-    params: TransformerParams,
-    x: Any,
-    config: TransformerConfig,
-    length: Any,
-    *,
-    mask: Any = None,
-    bias: Any = None,
-    segments: Any = None,
-    positions: Any = None,
+    params: TransformerParams, x: Any, config: TransformerConfig, length: Any, **inputs: Any
 ) -> PathContributions:
     """The network with paths of length at most K, attention, norms and gates recomputed from them.
 
@@ -44,8 +36,9 @@ def truncated(
     paths suffice where this is near the whole network's output for a small K.
 
     Args:
-        params, x, config, mask, bias, segments, positions: As in `apply`.
+        params, x, config: As in `apply`.
         length: K, or several [k]; may be traced.
+        **inputs: mask, bias, segments and positions of `apply`.
 
     Returns:
         `PathContributions` with by_length [L + 1, n, d], 0 beyond K, the offset and their sum as
@@ -62,10 +55,7 @@ def truncated(
         wrong = given[(given < 0) | (given > config.depth)]
         if wrong.size:
             raise ValueError(f"length={wrong[0]} is not in 0..{config.depth}")
-    params, prepared = prepare_inputs(
-        params, x, config, mask=mask, bias=bias, segments=segments, positions=positions,
-        covers=Truncated.covers,
-    )  # fmt: skip
+    params, prepared = prepare_inputs(params, x, config, covers=Truncated.covers, **inputs)
     return _truncated(params, prepared, config, length)
 
 
@@ -119,11 +109,7 @@ def _truncated(params, prepared, config, length):
         [prepared.x[None], jnp.broadcast_to(zeros, (config.depth, *zeros.shape))]
     )
     state = Channels(start=start[:, None], memory=None, offset=zeros)
-    state, _ = walk(
-        lambda layer, state: (walk_layer(algebra, layer, state)[0], None),
-        state, params, prepared, config,
-    )  # fmt: skip
-    state = final_norm(algebra, state, params, prepared, config)
+    state = walk_through(algebra, state, params, prepared, config)
     return PathContributions(by_length=state.start[:, 0], offset=state.offset, output=total(state))
 
 

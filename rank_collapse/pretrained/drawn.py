@@ -58,12 +58,7 @@ class RandomWeights(Weights):
     drawn = True
 
     def __init__(
-        self,
-        key: Any,
-        draw: Callable[[str], Draw],
-        dtype: Any = jnp.float32,
-        *,
-        lazy: bool = False,
+        self, key: Any, draw: Callable[[str], Draw], dtype: Any = jnp.float32, *, lazy: bool = False
     ):
         super().__init__(dtype, lazy=lazy)
         self.seed = [int(word) for word in np.ravel(jax.random.key_data(key))]

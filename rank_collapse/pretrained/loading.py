@@ -1,5 +1,6 @@
 """Networks and their weights from folders, models in memory, published names and configs."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,12 @@ def settings_of(source: Any, part: str | None = None) -> Settings:
     """
     if is_hub_name(source):
         source = hub_folder(source)
+    if not isinstance(source, dict | str | os.PathLike):
+        raise ValueError(
+            f"a {type(source).__name__} is no checkpoint folder, no config dictionary and no model "
+            "of transformers, which has a .config and a .state_dict(); of another model rc.profile "
+            "measures the hidden states"
+        )
     if isinstance(source, dict):
         given = source
     elif source in PUBLISHED:
@@ -110,7 +117,6 @@ def random_like(
 
     Args:
         source: As in `settings_of`; of a checkpoint folder its config.json alone is read.
-        key: Random key.
         part, dtype: As in `load`.
     """
     weights, family, settings = _drawn(source, key, part, dtype, lazy=False)
@@ -122,9 +128,10 @@ def _read(folder, part, dtype, *, lazy):
     """(weights, family, settings) of a folder, a name on the hub or a model in memory."""
     if is_model(folder):
         given, tensors = folder.config.to_dict(), LiveModel(folder)
-    else:
-        given = Path(hub_folder(folder) if is_hub_name(folder) else folder)
-    # A path is never the name of a published model.
+    elif is_hub_name(folder):
+        given = hub_folder(folder)
+    else:  # a path is never the name of a published model
+        given = Path(folder) if isinstance(folder, str) else folder
     settings = settings_of(given, part)
     family = family_of(settings["model_type"])
     family.config(settings)  # what it does not support is said before weights are looked for

@@ -48,10 +48,7 @@ def pieces(unembedding: Unembedding, dtype: Any, size: int = WORDS) -> Any:
 
 @full_precision
 def next_tokens(
-    unembedding: Unembedding,
-    parts: Any,
-    sums: Float[Array, "s p"],
-    targets: Any,
+    unembedding: Unembedding, parts: Any, sums: Float[Array, "s p"], targets: Any
 ) -> NextToken:
     """What sums of parts of the output say of the next token, [b, s, n].
 
@@ -81,11 +78,7 @@ def _add(known, first, words, bias, word_mask, parts, sums, targets, softcap):
 
 @full_precision
 def loss_gradient(
-    unembedding: Unembedding,
-    output: Any,
-    known: NextToken,
-    targets: Any,
-    keep: Any,
+    unembedding: Unembedding, output: Any, known: NextToken, targets: Any, keep: Any
 ) -> Float[Array, "b n d"]:
     """The gradient of each example's mean next-token loss with respect to the output.
 

@@ -23,7 +23,6 @@ class OpenCheckpoint:
     """A model whose weights stay where they are until a layer is asked for.
 
     Attributes:
-        config: The network.
         family: What it is one of.
         settings: The entries of its config.json.
         layers: Its rows of parameters, `LazyLayers`.

@@ -20,7 +20,7 @@ from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.gains import layer_gains
 from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
-from rank_collapse.network.passes import LayerPass, one_row, row_of, through
+from rank_collapse.network.passes import LayerPass, Walked, one_row, row_of, through
 from rank_collapse.network.precision import full_precision
 from rank_collapse.network.surgery import variant
 from rank_collapse.network.walk import Layer
@@ -278,7 +278,7 @@ def _finish(stored, outside, examples, config, passes, ablation, hidden, carries
     def one(x, carry, found, example):
         layer, params = layer_of(stored, outside, example, config, 0, ablation)
         return tuple(
-            p.finish(params, x, c, f, layer.inputs, layer.config)
+            p.finish(Walked(params, x, c, f, layer.inputs, layer.config))
             for p, c, f in zip(passes, carry, found, strict=True)
         )
 

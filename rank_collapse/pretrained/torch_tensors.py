@@ -68,8 +68,9 @@ def num_bytes(tensor: Any) -> int:
 
 
 def is_model(source: Any) -> bool:
-    """Whether `source` is a model rather than a folder: it has a config and a state_dict."""
-    return hasattr(source, "state_dict") and hasattr(source, "config")
+    """Whether `source` is a model of `transformers`: it has a state_dict and its kind of config."""
+    config = getattr(source, "config", None)
+    return hasattr(source, "state_dict") and hasattr(config, "to_dict")
 
 
 def dtype_of(tensor: Any) -> np.dtype:

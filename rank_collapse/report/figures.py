@@ -6,7 +6,7 @@ marker or dash.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import matplotlib as mpl
@@ -110,6 +110,64 @@ def panels(count: int, columns: int, **options: Any):
     for ax in axes.flat[count:]:
         ax.set_visible(False)
     return fig, axes
+
+
+def grid(places: Sequence[tuple[Any, Any]], **options: Any):
+    """`figure` with a row and a column for each first and each second value of the places.
+
+    Returns:
+        The figure, its axes [rows, columns], and the axes of each place.
+    """
+    rows, columns = (list(dict.fromkeys(own)) for own in zip(*places, strict=True))
+    fig, axes = figure(len(rows), len(columns), **options)
+    return fig, axes, [axes[rows.index(row), columns.index(column)] for row, column in places]
+
+
+def curves(
+    groups: Mapping[str, Mapping[str, Any]],
+    *,
+    first: int = 0,
+    style: Callable[[int, int], dict[str, Any]] = lambda index, count: {},
+    columns: int | None = None,
+    xlabel: str = "layer",
+    ylabel: str | None = None,
+    **options: Any,
+):
+    """`panels` of {title: {label: values [s, k]}}: a `band` for each curve over first, first + 1, …
+
+    Args:
+        groups: The curves of each panel.
+        first: Position of their first values.
+        style: (place of a curve, number of curves) → options of `band`.
+        columns: Panels in a row at the most; all by default.
+        xlabel, ylabel: Of every panel; of the first one.
+        options: As of `figure`.
+    """
+    fig, axes = panels(len(groups), columns or len(groups), **options)
+    for ax, (title, group) in zip(axes.flat, groups.items(), strict=False):
+        for index, (label, values) in enumerate(group.items()):
+            x = first + np.arange(np.shape(values)[1])
+            band(ax, x, values, label, index, **style(index, len(group)))
+        ax.set(xlabel=xlabel, title=title)
+        integer_ticks(ax)
+    axes[0, 0].set_ylabel(ylabel)
+    return fig, axes
+
+
+def log_band(
+    ax: Axes, x: Any, values: Any, label: str | None = None, index: int = 0, **options: Any
+) -> None:
+    """Geometric mean over seeds as a line, a standard deviation of the logarithm as a band.
+
+    A gap where a seed has no number above 0, unlike `band`'s mean of those that have.
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        logs = np.log(np.where(values > 0, values, np.nan))
+    mean, deviation = logs.mean(axis=0), logs.std(axis=0)
+    style = {"color": color(index), "marker": MARKERS[index % len(MARKERS)]} | options
+    ax.plot(x, np.exp(mean), label=label, **style)
+    low, high = np.exp(mean - deviation), np.exp(mean + deviation)
+    ax.fill_between(x, low, high, color=style["color"], alpha=0.2, linewidth=0)
 
 
 def outer_labels(axes: np.ndarray, xlabel: str | None = None, ylabel: str | None = None) -> None:

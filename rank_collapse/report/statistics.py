@@ -1,6 +1,7 @@
 """What is said of several seeds: means, deviations, intervals and slopes, as JSON has them."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,13 @@ def mean_and_ends(values: Any) -> list[float | None]:
     values = [float(v) for v in values]
     low, high = mean_interval(values)
     return [float(np.mean(values)), *((low, high) if math.isfinite(low) else (None, None))]
+
+
+def by_seed(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A row of a table for each seed: {"seed": s, name: number} of columns [s]."""
+    values = {name: np.asarray(column).tolist() for name, column in columns.items()}
+    count = len(next(iter(values.values())))
+    return [{"seed": s} | {name: own[s] for name, own in values.items()} for s in range(count)]
 
 
 def between(found: list[Any] | dict[str, Any], digits: int = 3) -> str:

@@ -266,36 +266,33 @@ class RunFolder:
 
     # Checkpoints.
 
-    def save_checkpoint(self, step: int, state: Any, keep: int = 1, of: str = "") -> None:
-        """Saves a pytree of arrays (random keys too) at a step; keeps the newest `keep`.
+    def save_checkpoint(self, step: int, state: Any, of: str = "") -> None:
+        """Saves a pytree of arrays (random keys too) at a step, and keeps the newest.
 
         Call it at the border of a jitted chunk, with arrays whole in this process
         (`seeds.to_host`).
 
         Args:
-            step, state, keep: As of `states.save`.
+            step, state: As of `states.save`.
             of: Name of the computation, where a run has several.
         """
         if self.primary:
-            states.save(self.path / "checkpoints" / of, step, state, keep)
+            states.save(self.path / "checkpoints" / of, step, state)
 
-    def restore_checkpoint(
-        self, like: Any, step: int | None = None, of: str = ""
-    ) -> tuple[int, Any] | None:
-        """(step, state) of the newest saved state, or of a given step; None where there is none.
+    def restore_checkpoint(self, like: Any, of: str = "") -> tuple[int, Any] | None:
+        """(step, state) of the newest saved state; None where there is none.
 
         The primary reads it and gives it to the other processes, all of which must call this.
 
         Args:
             like: A pytree of the same structure, whose leaves give type, dtype and sharding:
                 the state may have been saved under another number of devices.
-            step: The step; the newest by default.
             of: Name of the computation, where a run has several.
 
         Raises:
             RunError: The state on disk has other names or shapes than `like`.
         """
-        step = self.newest_checkpoint(of) if step is None else step
+        step = self.newest_checkpoint(of)
         if step is None:
             return None
         folder, state, error = self.path / "checkpoints" / of, like, ""
@@ -322,7 +319,7 @@ class RunFolder:
         """Deletes the saved states, of all computations or of all but one."""
         if self.primary:
             for path in (self.path / "checkpoints").glob("*"):
-                if but_of is None or (path.name != but_of and (but_of or path.is_dir())):
+                if path.name != but_of:
                     delete(path.parent, [path.name])
             with contextlib.suppress(OSError):
                 (self.path / "checkpoints").rmdir()

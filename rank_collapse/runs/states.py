@@ -16,21 +16,20 @@ import numpy as np
 from rank_collapse.runs.files import RunError, load_arrays, make_folder, write_arrays
 
 
-def save(folder: str | os.PathLike, step: int, state: Any, keep: int = 1) -> None:
-    """Saves a pytree of arrays (random keys too) as <folder>/<step>.npz; keeps the newest `keep`.
+def save(folder: str | os.PathLike, step: int, state: Any) -> None:
+    """Saves a pytree of arrays (random keys too) as <folder>/<step>.npz, and keeps the newest.
 
     Args:
         folder: The folder of all steps; made if absent.
         step: A whole number that orders the states.
         state: The pytree; every array must be addressable from this process.
-        keep: How many states remain.
 
     Raises:
         RunError: The state cannot be written; earlier ones stay.
     """
     make_folder(folder)
     write_arrays(path_of(folder, step), flatten(state), compressed=False)
-    for old in steps(folder)[:-keep]:
+    for old in steps(folder)[:-1]:
         path_of(folder, old).unlink(missing_ok=True)
 
 

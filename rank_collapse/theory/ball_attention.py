@@ -16,9 +16,11 @@ import jax
 import numpy as np
 from flint import arb
 
-from rank_collapse.network.attention import AttentionContext, AttentionParams
+from rank_collapse.network.attention import AttentionContext
 from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.projections import AttentionParams
 from rank_collapse.theory import balls
+from rank_collapse.theory.ball_functions import tanh_change, tanh_second_difference
 from rank_collapse.theory.balls import Row, Split, Tokens, affine, dot, minus, plus, total
 
 
@@ -127,17 +129,17 @@ class BallAttention:
         v, z = balls.exact(self.params.v_score[head]), plus(query, key)
 
         def change(u):
-            return total(w * balls.tanh_change(a, b) for w, a, b in zip(v, z, u, strict=True))
+            return total(w * tanh_change(a, b) for w, a, b in zip(v, z, u, strict=True))
 
         def both(a, c):
             terms = zip(v, z, a, c, strict=True)
-            return total(w * balls.tanh_second_difference(*own) for w, *own in terms)
+            return total(w * tanh_second_difference(*own) for w, *own in terms)
 
         second = [[both(a, c) for c in shifts] for a in queries]
         return list(map(change, shifts)), list(map(change, queries)), second
 
     def _relative(self, head):
-        """Position and segment terms of the scores [n][n], see `attention.relative_scores`."""
+        """Position and segment terms of the scores [n][n], see `projections.relative_scores`."""
         p, context = self.params.relative, self.context
         if p is None or context.relative is None:
             return None
@@ -162,6 +164,6 @@ def _less(row, top):
 def _capped_second(cap, z, a, across, second):
     """Second differences of c tanh(s/c), from those of s/c at z: a down, `across`, and of both."""
     return [
-        cap * (balls.tanh_second_difference(z, a, b) + balls.tanh_change(z + a + b, t / cap))
+        cap * (tanh_second_difference(z, a, b) + tanh_change(z + a + b, t / cap))
         for b, t in zip(across, second, strict=True)
     ]

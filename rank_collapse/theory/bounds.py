@@ -6,24 +6,24 @@ logarithmic pass of `logdomain`, so that layers far below float precision are co
 Axis letters: n tokens (queries), m keys, d width, h heads, k per-head query/key width, l layers.
 """
 
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from rank_collapse import struct
 from rank_collapse.measures.norms import composite_norm, norm_1, norm_inf
 from rank_collapse.network import covers, layers
-from rank_collapse.network.attention import AttentionParams, repeat_groups
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.gains import LayerGains
 from rank_collapse.network.layers import MLPParams
 from rank_collapse.network.parameters import BlockParams
 from rank_collapse.network.precision import full_precision
+from rank_collapse.network.projections import AttentionParams, repeat_groups
 from rank_collapse.theory.log_operations import LogState
-from rank_collapse.theory.logdomain import LogTrace
+from rank_collapse.theory.logdomain import EDITS, LogTrace
 
 LEMMA_THRESHOLD = 1.2564312086261697  # the positive root of eˣ = 1 + 2x
 
@@ -67,6 +67,8 @@ COVERS = covers.Covers(
     | covers.MLPS
     | covers.anything("mask", "scale_scores", "temperature")
     | {"position": ("none", "relative_bias")},
+    edits=EDITS,
+    affine=True,
 )
 
 
@@ -92,7 +94,7 @@ def log10_theorem(
         depth: L; 1 gives the bound of one layer.
     """
     return log10_power_law(
-        log10_input, jnp.log10(4 * gamma * beta * num_heads / jnp.sqrt(width)), depth
+        log10_input, jnp.log10(4 * gamma * beta * num_heads / math.sqrt(width)), depth
     )
 
 
@@ -126,7 +128,7 @@ def lipschitz_constants(params: MLPParams, kind: str) -> tuple[Float[Array, ""],
 
 
 def not_covered(
-    config: TransformerConfig, *, mask: Any = None, bias: Any = None
+    config: TransformerConfig, *, mask: Any = None, bias: Any = None, edit: Any = None
 ) -> tuple[str, ...]:
     """What of a network the theorems do not cover; () for a SAN, with MLPs or without.
 
@@ -145,6 +147,8 @@ def not_covered(
         reasons.append("norms: their Lipschitz constant is not bounded")
     if config.mlp in layers.GATED:
         reasons.append("gated MLPs have no Lipschitz constant")
+    if edit:
+        reasons.append(f"edits: no bound of the stack knows that of {', '.join(edit)}")
     return tuple(reasons)
 
 
@@ -168,7 +172,7 @@ def score_spread(
 ) -> Float[Array, "h n"]:  # fmt: skip
     """D_ii e^{−2s}: how far the scores E = R W_QK Rᵀ/√k of a row lie apart; 0 in masked rows."""
     deviation = jnp.einsum("nd,hde,me->hnm", state.rest, w_qk, state.rest)
-    deviation = deviation / np.sqrt(score_width(config))
+    deviation = deviation / math.sqrt(score_width(config))
     high = jnp.max(jnp.where(allowed, deviation, -jnp.inf), axis=-1)
     low = jnp.min(jnp.where(allowed, deviation, jnp.inf), axis=-1)
     return jnp.where(keep[None, :] & (high >= low), high - low, 0)
@@ -187,11 +191,11 @@ def layer_constants(
     bottom = 2 * size_qk * size_r**2
     columns = jnp.sum(jnp.sum(spread, axis=-1) * jax.vmap(norm_1)(w))
     rows = jnp.sum(jnp.max(spread, axis=-1) * jax.vmap(norm_inf)(w))
-    log10_c = np.log10(2.0) + (jnp.log10(columns) + jnp.log10(rows)) / 2
-    log10_e = state.log_scale / np.log(10.0)
+    log10_c = math.log10(2) + (jnp.log10(columns) + jnp.log10(rows)) / 2
+    log10_e = state.log_scale / math.log(10)
     return LayerConstants(
         beta=size_qk * jax.vmap(composite_norm)(w),
-        gamma=np.sqrt(width) * top / jnp.where(bottom == 0, 1, bottom),
+        gamma=math.sqrt(width) * top / jnp.where(bottom == 0, 1, bottom),
         log10_c=log10_c - 2 * jnp.log10(jnp.where(size_r == 0, 1, size_r)),
         lipschitz=_sublayer_lipschitz(params, gains, config, state.rest.dtype),
         log10_spread=jnp.log10(spread) + 2 * log10_e,

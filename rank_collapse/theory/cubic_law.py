@@ -3,6 +3,7 @@
 Axis letters: n tokens, d width, h heads, k per-head query/key width, v value width, l layers.
 """
 
+import math
 from typing import Any
 
 import jax
@@ -207,7 +208,7 @@ class CubicAttention(tangent.Tangents):
         query, key, value = (
             jnp.einsum("nd,hdk->hnk", seen.rest, w) for w in (params.w_q, params.w_k, params.w_v)
         )
-        width = np.sqrt(score_width(layer.config))
+        width = math.sqrt(score_width(layer.config))
         factor = layer.gains.temperature * width * jnp.sum(keep)
         covariance = jnp.einsum("hnk,hnv->hkv", key, value) / factor
         rest = jnp.einsum("hnk,hkv,hvd->nd", query, covariance, params.w_o)

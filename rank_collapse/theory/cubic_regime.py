@@ -6,12 +6,12 @@ that is measured: the standard deviations of its tokens, and its hidden units.
 Axis letters: n tokens, d width, f hidden units, h heads, l layers.
 """
 
+import math
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from rank_collapse import struct
@@ -61,7 +61,7 @@ def log10_growth(
     """
     found = replay(partial(layer_growth, keep=keep), params, trace, config)
     step = found.cubic + found.after + jnp.append(found.before[1:], 0)
-    start = log10_diameters * np.log(10.0)
+    start = log10_diameters * math.log(10)
 
     def iterated(first):
         def body(diameter, layer):
@@ -73,7 +73,7 @@ def log10_growth(
         _, seen = jax.lax.scan(body, start[0], (jnp.arange(len(step)), step, start))
         return jnp.max(seen)
 
-    return jax.vmap(iterated)(jnp.arange(len(step))) / np.log(10.0)
+    return jax.vmap(iterated)(jnp.arange(len(step))) / math.log(10)
 
 
 def layer_growth(layer: Layer, passages: dict[str, Passage], keep: Bool[Array, "n"]) -> LayerGrowth:
@@ -115,11 +115,12 @@ def mlp_lipschitz(
 def _around(passage, keep):
     """log factors of the norm before the branch, of what follows it, and of the norm of the sum."""
     spec = passage.spec
-    outer = 0.0 if passage.normed is None else _norm_factor(spec, passage.normed, keep)
     inside = jnp.log(jnp.max(jnp.abs(spec.branch_gain)))
+    none = jnp.zeros_like(inside)
+    outer = none if passage.normed is None else _norm_factor(spec, passage.normed, keep)
     if spec.norms_branch:
         inside = inside + _norm_factor(spec.at_branch, passage.part, keep)
-    return (outer, inside, 0.0) if spec.norms_input else (0.0, inside, outer)
+    return (outer, inside, none) if spec.norms_input else (none, inside, outer)
 
 
 def _norm_factor(spec, tokens, keep):

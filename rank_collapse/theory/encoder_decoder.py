@@ -105,6 +105,3 @@ def expected_gradient_norms(
         for half in HALVES
     }
     return norms, traces
-
-
-__all__ = ["expected_gradient_norms", "expected_pass", "update_sizes"]

@@ -52,13 +52,10 @@ def exact_profile(
     x: Any,
     config: TransformerConfig,
     *,
-    mask: Any = None,
-    bias: Any = None,
-    segments: Any = None,
-    positions: Any = None,
     digits: int = 50,
     max_digits: int = 6400,
     max_seconds: float = 600.0,
+    **inputs: Any,
 ) -> ExactProfile:
     """log10 ‖res(X^l)‖_{1,∞} for l = 0..L around the mean token, every digit proved; on the host.
 
@@ -75,20 +72,20 @@ def exact_profile(
     12 layers 4 s, three times that with 200 digits: see `estimated_seconds`.
 
     Args:
-        params, x, config, bias, segments, positions: As for `rank_collapse.apply`.
-        mask: As there; tokens that a mask [n] leaves out are left out of the residual.
+        params, x, config: As for `rank_collapse.apply`.
         digits, max_digits: Decimal digits of the first attempt, and the largest number tried.
         max_seconds: No attempt is begun whose estimate is above; that of the first is an error.
+        **inputs: mask, bias, segments and positions of `apply`; tokens that a mask [n] leaves out
+            are left out of the residual.
 
     Raises:
         ValueError: Traced arrays, numbers that are not finite, cross-attention, digits that are no
             range, inputs of the wrong shape, or a first attempt that would take too long.
     """
-    given = {"mask": mask, "bias": bias, "segments": segments, "positions": positions}
-    _refuse_traced((params, x, config, given))
+    _refuse_traced((params, x, config, inputs))
     if not 10 <= digits <= max_digits:
         raise ValueError(f"digits={digits} is not between 10 and max_digits={max_digits}")
-    network, last_refused = _network(params, x, config, given), 0.0
+    network, last_refused = _network(params, x, config, inputs), 0.0
     seconds = estimated_seconds(config, len(network[0].inputs.x), digits)
     if seconds > max_seconds:
         n = len(network[0].inputs.x)
@@ -129,9 +126,9 @@ def _refuse_traced(arrays):
         raise ValueError("exact_profile takes concrete arrays: call it outside of jit and vmap")
 
 
-def _network(params, x, config, given) -> list[Layer]:
+def _network(params, x, config, inputs) -> list[Layer]:
     """The layers of a network, checked."""
-    params, prepared = prepare_inputs(params, x, config, covers=Balls.covers, **given)
+    params, prepared = prepare_inputs(params, x, config, covers=Balls.covers, **inputs)
     gains = layer_gains(config, prepared.x.dtype, params)
     prepared, gains, stack = jax.tree.map(np.asarray, (prepared, gains, params.layers))
     arrays = {"x": prepared.x, "bias": prepared.context.bias, "params": stack, "config": gains}

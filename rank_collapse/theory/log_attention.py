@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from rank_collapse import struct
 from rank_collapse.network import attention as attn
+from rank_collapse.network.projections import relative_scores, rotate
 from rank_collapse.theory.log_operations import LogParts, normalised
 
 
@@ -42,6 +43,7 @@ class Weights(struct.Struct):
     p: Any  # [h, n, m], P e^−top; of use where the change is large
     e: Any  # [h, n, m], E e^−top
     large: Any  # Bool [h, n, 1], rows whose change is too large for a series in it
+    row_sum: Any = 1.0  # What rows sum to, [h, 1]; 1 but where they are mixed
 
 
 @struct.dataclass
@@ -52,33 +54,41 @@ class HeadParts(struct.Struct):
     # 3 for what two differences and a value make, 1 for what rows bring with them; one a kind,
     # static
     powers: tuple[int, ...] = struct.field(pytree_node=False)
-    top: Any  # [h]
+    top: Any  # [kinds, h]
 
     def scales(self, log_scale: Any) -> Any:
         """Natural logarithm of each part's scale [kinds, h]."""
-        return jnp.stack([power * log_scale + self.top for power in self.powers])
+        return jnp.stack([p * log_scale + t for p, t in zip(self.powers, self.top, strict=True)])
 
     def scales_over_cube(self, log_scale: Any) -> Any:
         """`scales` less 3 s, without forming either of the large numbers."""
-        powers = self.powers
-        return jnp.stack([self.top if p == 3 else (p - 3) * log_scale + self.top for p in powers])
+        pairs = zip(self.powers, self.top, strict=True)
+        return jnp.stack([t if p == 3 else (p - 3) * log_scale + t for p, t in pairs])
 
 
-def attention(params, state, config, context, temperature, keep) -> tuple[LogParts, HeadParts]:
-    """SA(X), before the branch gain, whole and by head."""
+def attention(params, state, config, context, gains, keep) -> tuple[LogParts, HeadParts]:
+    """SA(X), before the branch gain, whole and by head.
+
+    Of `Mixing` M = α I + β P + γ C in the place of P, whose rows all sum to α + β + γ: Q and E are
+    multiplied by β, and what I and C are beside one of their rows are further parts.
+    """
+    temperature = gains.temperature
     eps = jnp.exp(state.log_scale)
     mask = three_axes(context.mask)
     scores = scores_of(params, state, eps, config, context, temperature, keep)
     weights = split(scores, mask, eps, keep)
+    apart = []
+    if gains.mixing is not None:
+        weights, apart = mixed(weights, gains.mixing, mask, keep)
     mean, values = values_of(params, state, eps, weights)
-    parts, powers, spread = [weights.e], [3], None
+    parts = [(weights.e, 3, weights.top)]
     if weights.q.shape[1] > 1:
         first = jnp.argmax(keep)
-        spread = weights.q - weights.q[:, first][:, None, :]
-        parts, powers = [weights.e, spread], [3, 1]
-    carried = [_carry(params, values, part) for part in parts]
-    heads = HeadParts(jnp.stack(carried), tuple(powers), weights.top)
-    noise = lost_digits(params, values, scores, weights, spread, state.log_scale, keep)
+        parts.append((weights.q - weights.q[:, first][:, None, :], 1, weights.top))
+    parts += [(part, 1, jnp.zeros_like(weights.top)) for part in apart]
+    carried = jnp.stack([_carry(params, values, part) for part, *_ in parts])
+    heads = HeadParts(carried, tuple(p for _, p, _ in parts), jnp.stack([t for *_, t in parts]))
+    noise = lost_digits(params, values, scores, weights, parts[1:], state.log_scale, keep)
     flat = heads.parts.reshape((-1, *heads.parts.shape[2:]))
     return LogParts(mean, flat, heads.scales(state.log_scale).reshape(-1), noise), heads
 
@@ -145,18 +155,47 @@ def split(scores: Scores, mask, eps, keep) -> Weights:
     return Weights(reference, heaviest, top, scaled_q, scaled_p, e, large)
 
 
+def mixed(weights: Weights, mixing, mask, keep):
+    """(the weights times β, [α I and γ C less their first rows]), with the reference row of M.
+
+    Rows of what is left sum to 0, as those of P − Q. The parts stay apart: a small α would be lost
+    beside γ.
+    """
+    n, first = weights.e.shape[1], jnp.argmax(keep)
+    dtype, factor = weights.e.dtype, mixing.weights[:, None]
+    parts = [(mixing.identity, jnp.eye(n, dtype=dtype)[None])]
+    parts.append((mixing.uniform, attn.softmax(jnp.zeros((1, n, n), dtype), mask)))
+    reference = factor * weights.reference
+    for share, rows in parts:
+        reference = reference + share[:, None] * rows[:, first]
+    if mask is None or mask.shape[1] == 1:  # rows of C are one and the same
+        parts.pop()
+    mixed_weights = weights.replace(
+        reference=reference,
+        q=factor[:, None] * weights.q,
+        p=factor[:, None] * weights.p,
+        e=factor[:, None] * weights.e,
+        row_sum=(mixing.identity + mixing.weights + mixing.uniform)[:, None],
+    )
+    apart = [share[:, None, None] * (rows - rows[:, first][:, None]) for share, rows in parts]
+    return mixed_weights, apart
+
+
 def values_of(params, state, eps, weights: Weights):
     """The mean token of SA(X) [d], and R̂ W_V less the heaviest key's row [h, m, v]."""
-    common = state.mean[None, :] + eps * jnp.einsum("hm,md->hd", weights.reference, state.rest)
-    values = jnp.einsum("hd,hdv->hv", common, params.w_v) + params.b_v
+    total = weights.row_sum
+    common = eps * jnp.einsum("hm,md->hd", weights.reference, state.rest)
+    common = total * state.mean[None, :] + common
+    values = jnp.einsum("hd,hdv->hv", common, params.w_v) + total * params.b_v
     mean = jnp.einsum("hv,hvd->d", values, params.w_o) + params.b_o
     values = jnp.einsum("md,hdv->hmv", state.rest, params.w_v)
     return mean, values - jnp.take_along_axis(values, weights.heaviest[:, None, None], axis=1)
 
 
-def lost_digits(params, values, scores: Scores, weights: Weights, spread, log_scale, keep):
-    """Logarithm of what rounding may contribute: entries of values times the weights they meet;
-    `spread` is Q less its reference row, where rows differ.
+def lost_digits(params, values, scores: Scores, weights: Weights, others, log_scale, keep):
+    """Logarithm of what rounding may contribute: entries of values times the weights they meet.
+
+    `others` are (weights, power, top) of the parts beside E, where rows differ by themselves.
     """
     size = jnp.max(jnp.abs(values), axis=(1, 2)) * jnp.max(jnp.abs(params.w_o), axis=(1, 2))
     size = size * jnp.finfo(values.dtype).eps
@@ -167,11 +206,10 @@ def lost_digits(params, values, scores: Scores, weights: Weights, spread, log_sc
         return jnp.log(size) + jnp.log(heaviest_row)
 
     # e itself holds rounding of the scores' differences, even where these came out as 0
-    uncertain = weights.q + jnp.where(weights.large, weights.p, 0)
+    uncertain = jnp.abs(weights.q) + jnp.where(weights.large, jnp.abs(weights.p), 0)
     unsure = jnp.abs(weights.e) + scores.noise[:, None, None] * uncertain
     noise = [rounding(unsure) + 3 * log_scale + weights.top]
-    if spread is not None:
-        noise.append(rounding(spread) + log_scale + weights.top)
+    noise += [rounding(met) + power * log_scale + top for met, power, top in others]
     return jnp.max(jnp.stack(noise))
 
 
@@ -192,7 +230,7 @@ def _log_softmax(scores, mask):
 
 
 def _normalised_heads(gain, mean, rest, eps, norm_eps):
-    """Mean [h, k] and rest [h, n, k] of `attention.head_norm` of mean + ε rest."""
+    """Mean [h, k] and rest [h, n, k] of `projections.head_norm` of mean + ε rest."""
     heads, _, width = rest.shape
     if gain.ndim == 2:  # over all heads together
         mean, rest = mean.reshape(1, -1), rest.swapaxes(0, 1).reshape(1, rest.shape[1], -1)
@@ -226,14 +264,14 @@ def _dot_scores(params, state, eps, context, factor, norm_eps):
         terms = params.relative.replace(
             b_r=factor * params.relative.b_r, b_s=factor * params.relative.b_s
         )
-        relative = attn.relative_scores(terms, meets_positions, n, context)
+        relative = relative_scores(terms, meets_positions, n, context)
     if context.rotary is None:
         base = jnp.einsum("hnk,hmk->hnm", mean_query, eps * key)
     else:
-        query, key = attn.rotate(query, context.rotary), attn.rotate(key, context.rotary)
+        query, key = (rotate(query, context.rotary), rotate(key, context.rotary))
         shape = (params.w_q.shape[0], n, params.w_q.shape[2])
-        mean_query = attn.rotate(jnp.broadcast_to(mean_query, shape), context.rotary)
-        mean_key = attn.rotate(jnp.broadcast_to(mean_key[:, None, :], shape), context.rotary)
+        mean_query = rotate(jnp.broadcast_to(mean_query, shape), context.rotary)
+        mean_key = rotate(jnp.broadcast_to(mean_key[:, None, :], shape), context.rotary)
         base = jnp.einsum("hnk,hmk->hnm", mean_query + eps * query, mean_key)
         base = base + jnp.einsum("hnk,hmk->hnm", mean_query, eps * key)
     base = base if relative is None else base + relative

@@ -7,6 +7,7 @@ numbers, and stays right where ε = e^s underflows to 0. Attention is in `log_at
 Axis letters: n tokens (queries), m keys, d width, h heads, k per-head query/key width.
 """
 
+import math
 from typing import Any
 
 import jax
@@ -14,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rank_collapse import struct
-from rank_collapse.measures.residuals import composite_norm
+from rank_collapse.measures.norms import composite_norm
 from rank_collapse.network import layers
 from rank_collapse.network.gains import scaled
 
@@ -41,7 +42,7 @@ class LogParts(struct.Struct):
 
 def log10_norm(state):
     """log10 ‖e^s R̂‖_{1,∞}."""
-    return (state.log_scale + jnp.log(composite_norm(state.rest))) / np.log(10.0)
+    return (state.log_scale + jnp.log(composite_norm(state.rest))) / math.log(10)
 
 
 def log10_diameter(state):
@@ -54,7 +55,7 @@ def log10_diameter(state):
     squares = jnp.sum(jnp.square(state.rest), axis=1)
     gram = state.rest @ state.rest.T
     largest = jnp.max(squares[:, None] + squares[None, :] - 2 * gram)
-    return (state.log_scale + jnp.log(jnp.maximum(largest, 0)) / 2) / np.log(10.0)
+    return (state.log_scale + jnp.log(jnp.maximum(largest, 0)) / 2) / math.log(10)
 
 
 def renormalise(mean, parts, scales, keep) -> LogState:
@@ -147,7 +148,7 @@ def mlp(params, state, kind) -> LogParts:
     mean = value @ params.w_out + params.b_out
     noise = -jnp.inf
     if layers.GATED.get(kind, kind) not in ("identity", "relu"):  # features may underflow
-        lost = np.log(jnp.finfo(u.dtype).tiny) + jnp.log(jnp.max(jnp.abs(params.w_out)))
+        lost = math.log(jnp.finfo(u.dtype).tiny) + jnp.log(jnp.max(jnp.abs(params.w_out)))
         noise = state.log_scale + lost + jnp.log(jnp.maximum(1, jnp.max(jnp.abs(u))))
     return LogParts(mean, (difference @ params.w_out)[None], state.log_scale[None], noise)
 
@@ -180,7 +181,7 @@ def _divided_difference(kind, z, u, eps):
 
     def gate(z):
         if name == "gelu_tanh":  # (1 + tanh y)/2 without its cancellation
-            return jax.nn.sigmoid(2 * np.sqrt(2 / np.pi).astype(z.dtype) * (z + 0.044715 * z**3))
+            return jax.nn.sigmoid(2 * math.sqrt(2 / math.pi) * (z + 0.044715 * z**3))
         return layers.activation_of(kind).gate(z)
 
     def phi(z):
@@ -198,7 +199,7 @@ def _tanh_difference(z, u, step):
     """u sinh(s)/(s cosh(z + s) cosh z) for s = step: e^{|s| − log cosh ...} does not overflow."""
 
     def log_cosh(x):
-        return jnp.abs(x) + jnp.log1p(jnp.exp(-2 * jnp.abs(x))) - np.log(2.0).astype(x.dtype)
+        return jnp.abs(x) + jnp.log1p(jnp.exp(-2 * jnp.abs(x))) - math.log(2.0)
 
     twice = 2 * jnp.abs(step)
     tiny = twice < 1e-6  # (1 − e^{−t})/t is 1 − t/2

@@ -9,7 +9,6 @@ Axis letters: n tokens (queries), m keys, d width, h heads, k per-head query/key
 """
 
 import dataclasses
-import functools
 from typing import Any, ClassVar
 
 import jax
@@ -20,7 +19,7 @@ from rank_collapse import struct
 from rank_collapse.network import covers
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import PreparedInputs, at_least_float32, prepare_inputs
-from rank_collapse.network.passes import LayerPass, run
+from rank_collapse.network.passes import LayerPass, Walked, run
 from rank_collapse.network.precision import full_precision
 from rank_collapse.network.walk import Algebra, Layer, walk_layer
 from rank_collapse.theory import log_operations as ops
@@ -34,6 +33,8 @@ from rank_collapse.theory.noise import Noise, certain, copies
 # got through there: 1.3 of 64 with two copies, 0.25 with three, none with four; larger moves or a
 # narrower tolerance do less.
 REPLICAS = 4
+# Places of the stream and of branches, whose affine edits act on the mean and the residual apart.
+EDITS = ("attention_branch", "after_attention", "mlp_branch", "residual")
 
 
 @struct.dataclass
@@ -61,7 +62,8 @@ def log_residual_profile(
     M = expm1(ε²δ)/ε², and the new residual is ε³ Σ_h E R̂ W_h: s becomes 3s + a constant, the
     doubly exponential rate. Whatever makes rows differ by itself (a causal or local mask, a
     position bias, rotary or relative positions) gives each row its own q and adds
-    ε (Q − 1q_refᵀ) R̂ W_h: an exponential rate. The rest of the network is treated exactly too.
+    ε (Q − 1q_refᵀ) R̂ W_h: an exponential rate. So does `Mixing` α I + β P + γ C, rows of which sum
+    to a constant: R' = αR + βPR + γCR. The rest of the network is treated exactly too.
 
     Arithmetic is that of x and the parameters, at least float32. The log scale has a relative
     accuracy of about 1e-6 in float32; where large weights make scores of size S and all rows read
@@ -77,14 +79,16 @@ def log_residual_profile(
         replicas: Noisy copies; each takes as long as the pass itself. 0: wrong without a sign in 6
             of 2016 networks drawn at weight scales .3 to 6, where the default had none wrong.
         **inputs: mask (Bool [n]: which tokens exist, the others are left out of the residual;
-            [n, n] or [h, n, n]), bias, segments and positions of `apply`.
+            [n, n] or [h, n, n]), bias, segments, positions and affine edits of `apply`.
 
     Returns:
         [L + 1] decimal logarithms; jit at the outside, vmap over seeds.
 
     Raises:
         ValueError: Cross-attention, additive attention with rotary positions or normalised
-            queries, capped scores, a mixture of experts, or inputs of the wrong shape.
+            queries, capped scores, a mixture of experts, an attention of the caller's own (`mix`),
+            an edit of another place than `EDITS` or one that is not affine, or inputs of the wrong
+            shape.
 
     Source: the rate is that of Dong et al. 2021, theorems 2.2 and 2.3.
     """
@@ -100,7 +104,7 @@ def log_trace(
     """
     params, prepared = prepare_inputs(params, x, config, covers=LogScaled.covers, **inputs)
     params, prepared = at_least_float32(params, prepared)
-    return _log_copies(params, prepared, config, replicas)
+    return run(LogPass(replicas), params, prepared, config)
 
 
 def _not_covered(config):
@@ -128,8 +132,9 @@ class LogScaled(Algebra):
         | covers.MASKS
         | covers.POSITIONS
         | covers.SCORES
+        | covers.MIXING
         | covers.MLPS,
-        edits=("attention_branch", "after_attention", "mlp_branch", "residual"),
+        edits=EDITS,
         affine=True,
         also=_not_covered,
     )
@@ -145,9 +150,9 @@ class LogScaled(Algebra):
         return ops.add(spec, state, part, self.keep)
 
     def attention(self, layer, seen):
-        seen, temperature = self._moved(seen), layer.gains.temperature
+        seen = self._moved(seen)
         part, heads = attention(
-            layer.params.attention, seen, layer.config, layer.context, temperature, self.keep
+            layer.params.attention, seen, layer.config, layer.context, layer.gains, self.keep
         )
         return self._edited(layer, "attention_branch", part), (seen, heads, part)
 
@@ -181,11 +186,6 @@ class LogScaled(Algebra):
         )
 
 
-@functools.partial(jax.jit, static_argnames="replicas")
-def _log_copies(params, prepared, config, replicas):
-    return run(LogPass(replicas), params, prepared, config)
-
-
 @dataclasses.dataclass(frozen=True)
 class LogPass(LayerPass):
     """`log_trace` layer by layer; its profile is NaN where that of a noisy copy is another."""
@@ -217,11 +217,10 @@ class LogPass(LayerPass):
         states, (profiles, found) = jax.vmap(copy)(*copies(self.replicas), states)
         return (start, states), (profiles, jax.tree.map(lambda a: a[0], found))
 
-    def finish(
-        self, params: Any, last: Any, carry: Any, found: Any, prepared: PreparedInputs, config: Any
-    ) -> LogTrace:
+    def finish(self, walked: Walked) -> LogTrace:
         """The first copy's trace; its profile where the others agree."""
-        start, (profiles, (seen, heads, branches, diameters, *others)) = carry[0], found
+        start, (profiles, first_copy) = walked.carry[0], walked.found
+        seen, heads, branches, diameters, *others = first_copy
         first = jnp.broadcast_to(ops.log10_norm(start), profiles[:1].shape)
         profile = jnp.concatenate([first, profiles]).T
         profile = certain(profile) if self.replicas else profile[0]

@@ -7,31 +7,25 @@ of `bounds`, what can leave float range is a logarithm.
 Axis letters: n tokens, d width, h heads, k per-head query/key width, l layers.
 """
 
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from rank_collapse import struct
 from rank_collapse.measures.norms import composite_norm, norm_1, norm_inf
-from rank_collapse.network.attention import AttentionParams, repeat_groups
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.gains import LayerGains
 from rank_collapse.network.layers import GATED
 from rank_collapse.network.parameters import BlockParams
-from rank_collapse.theory.bounds import (
-    Sides,
-    gain_size,
-    head_weights,
-    largest_slope,
-    score_width,
-)
+from rank_collapse.network.projections import AttentionParams, repeat_groups
+from rank_collapse.theory.bounds import Sides, gain_size, head_weights, largest_slope, score_width
 from rank_collapse.theory.log_operations import LogState
 from rank_collapse.theory.logdomain import LogTrace
 
-LOG_10 = np.log(10.0)
+LOG_10 = math.log(10)
 
 
 @struct.dataclass
@@ -82,7 +76,7 @@ def attention_norms(
     """(log ‖W_QK,h‖₂/(4√k), log ‖W_h‖₂) of every head; the temperature divides scores."""
     params = repeat_groups(params)
     w_o = jnp.swapaxes(params.w_o, 1, 2)
-    score = jnp.abs(4 * np.sqrt(score_width(config)) * temperature)
+    score = jnp.abs(4 * math.sqrt(score_width(config)) * temperature)
     scores = _log(jax.vmap(product_norm)(params.w_q, params.w_k)) - jnp.log(score)
     return scores, _log(jax.vmap(product_norm)(params.w_v, w_o))
 

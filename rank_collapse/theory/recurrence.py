@@ -9,6 +9,7 @@ tokens get near enough to fall is another question, of the basin, and no multipl
 Axis letters: n tokens, i width of a token, t steps, s seeds.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +22,7 @@ from rank_collapse.network import covers
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.residual import lone_norm
-from rank_collapse.network.walk import final_norm, walk, walk_layer
+from rank_collapse.network.walk import walk_through
 from rank_collapse.theory import log_operations as ops
 from rank_collapse.theory.logdomain import LogScaled
 
@@ -163,12 +164,7 @@ def log_roll_out(
     def network(state):
         state = linear(state, params.embedding.w_in, params.embedding.b_in)
         state = ops.norm(first_norm, state, keep)
-        state, _ = walk(
-            lambda layer, state: (walk_layer(algebra, layer, state)[0], None),
-            state, params, prepared, config,
-        )  # fmt: skip
-        state = final_norm(algebra, state, params, prepared, config)
-        return linear(state, *classifier)
+        return linear(walk_through(algebra, state, params, prepared, config), *classifier)
 
     def advance(state, _):
         out = network(state)
@@ -190,4 +186,4 @@ def log_roll_out(
 
 def _log10_distance(state):
     apart = jnp.linalg.norm(state.rest[0] - state.rest[1])
-    return (state.log_scale + jnp.log(apart)) / np.log(10.0)
+    return (state.log_scale + jnp.log(apart)) / math.log(10)

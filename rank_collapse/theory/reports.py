@@ -7,15 +7,14 @@ import dataclasses
 import math
 from typing import Any, ClassVar
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from rank_collapse import struct
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.covers import Covers
-from rank_collapse.network.inputs import PreparedInputs, at_least_float32, prepare_inputs
-from rank_collapse.network.passes import run
+from rank_collapse.network.inputs import at_least_float32, prepare_inputs
+from rank_collapse.network.passes import Walked, run
 from rank_collapse.network.precision import full_precision
 from rank_collapse.network.walk import Layer
 from rank_collapse.theory import bounds, mean_bounds
@@ -91,7 +90,13 @@ class BoundReport(struct.Struct):
 
 @full_precision
 def bound_report(
-    params: Any, x: Any, config: TransformerConfig, *, mask: Any = None, bias: Any = None
+    params: Any,
+    x: Any,
+    config: TransformerConfig,
+    *,
+    mask: Any = None,
+    bias: Any = None,
+    edit: Any = None,
 ) -> BoundReport:
     """Every head's, layer's and the whole stack's bound on one input.
 
@@ -113,20 +118,24 @@ def bound_report(
         config: The network, with dot-product scores; gains and temperature may be traced.
         mask: Bool [n] (which tokens exist), [n, n] or [h, n, n].
         bias: Float [h, n, n] added to the scores.
+        edit: Of `apply`, affine and of the places `logdomain.EDITS`: the bounds of heads and layers
+            are of the states that follow, those of the stack are NaN.
 
     Returns:
         A `BoundReport`; works under jit, and vmap over seeds and inputs.
 
     Raises:
         ValueError: Additive scores, rotary or relative-key positions, normalised queries and keys,
-            cross-attention: there is no W_QK; capped scores, windows, parallel layers, experts; or
-            inputs of the wrong shape.
+            cross-attention: there is no W_QK; capped scores, windows, parallel layers, experts; an
+            edit of another place or one that is not affine; or inputs of the wrong shape.
 
     Source: Dong et al. 2021, theorems 2.2 and 2.3, corollary 3.2, and the technical lemma of the
     appendix; γ* is the least value for which the lemma's last step holds.
     """
-    params, prepared = prepare_inputs(params, x, config, mask=mask, bias=bias, covers=bounds.COVERS)
-    return _report(*at_least_float32(params, prepared), config)
+    params, prepared = prepare_inputs(
+        params, x, config, mask=mask, bias=bias, edit=edit, covers=bounds.COVERS
+    )
+    return run(BoundPass(), *at_least_float32(params, prepared), config)
 
 
 def effects_of(found: BoundReport) -> dict[str, Float[Array, "..."] | Bool[Array, "..."]]:
@@ -141,11 +150,6 @@ def effects_of(found: BoundReport) -> dict[str, Float[Array, "..."] | Bool[Array
         "stack_log10_lhs": found.stack.log10_lhs,
         "stack_log10_rhs": found.stack.log10_rhs,
     }
-
-
-@jax.jit
-def _report(params, prepared, config):
-    return run(BoundPass(), params, prepared, config)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,15 +170,16 @@ class BoundPass(LogPass):
         around_mean = mean_bounds.mean_constants(*of_layer, spread, keep)
         return carry, (log, found, around_mean, layer.gains)
 
-    def finish(
-        self, params: Any, last: Any, carry: Any, found: Any, prepared: PreparedInputs, config: Any
-    ) -> BoundReport:
+    def finish(self, walked: Walked) -> BoundReport:
         """The report, with NaN in the bounds that do not hold for such a network."""
-        log, found, around_mean, gains = found
-        trace = super().finish(params, last, carry, log, prepared, config)
+        prepared, config = walked.prepared, walked.config
+        log, found, around_mean, gains = walked.found
+        trace = super().finish(walked._replace(found=log))
         # A mask of tokens stands in the context with an axis of rows, as others do.
         mask = prepared.context.mask if prepared.token_mask is None else prepared.token_mask
-        reasons = bounds.not_covered(config, mask=mask, bias=prepared.context.bias)
+        reasons = bounds.not_covered(
+            config, mask=mask, bias=prepared.context.bias, edit=prepared.edit
+        )
         admissible = jnp.max(found.log10_spread, axis=-1) <= math.log10(bounds.LEMMA_THRESHOLD)
         head, layer, published_layer = bounds.layer_sides(found, trace, config)
         log_scale = trace.inputs.log_scale
@@ -204,4 +209,6 @@ class BoundPass(LogPass):
             refuse = ("mean_head", "mean_layer", "diameter_layer", "diameter")
         elif any(reason.startswith(("norms", "gated")) for reason in reasons):
             refuse = ("diameter",)
+        if prepared.edit:
+            refuse = {*refuse, "stack", "published_stack", "diameter"}
         return report.replace(**{n: mean_bounds.refused(getattr(report, n)) for n in refuse})

@@ -177,11 +177,11 @@ class Expected(Algebra):
 
 @jax.jit
 def _expected(params, prepared, config, sizes, attention, memory) -> ExpectedTrace:
-    n, cross = prepared.x.shape[0], None
+    n, dtype, cross = prepared.x.shape[0], prepared.x.dtype, None
     if config.cross_attention:
         memory = token_kernel.kernel_of(prepared.memory) if memory is None else memory
-        cross = _equal_weights(prepared.memory_context, n, prepared.memory.shape[0])
-    algebra = Expected(_equal_weights(prepared.context, n, n), cross, memory)
+        cross = _equal_weights(prepared.memory_context, n, prepared.memory.shape[0], dtype)
+    algebra = Expected(_equal_weights(prepared.context, n, n, dtype), cross, memory)
     start = token_kernel.kernel_of(prepared.x)
 
     def step(layer, state):
@@ -194,9 +194,9 @@ def _expected(params, prepared, config, sizes, attention, memory) -> ExpectedTra
     return ExpectedTrace(hidden, output, shares.reshape(-1))
 
 
-def _equal_weights(context, n, m):
+def _equal_weights(context, n, m, dtype):
     """Attention weights of equal tokens: uniform over what may be seen, or softmax of the bias."""
-    scores = jnp.zeros((1, n, m)) if context.bias is None else context.bias
+    scores = jnp.zeros((1, n, m), dtype) if context.bias is None else context.bias
     return attn.softmax(scores, context.mask)
 
 
@@ -359,14 +359,3 @@ def output_change_law(shares: Any) -> dict[str, Any]:
         "O(log N)": math.fsum(1 / (i + 1) for i in range(1, count + 1)),
         "O(1)": count / (count + 1),
     }
-
-
-__all__ = [
-    "ExpectedTrace",
-    "collapse_law",
-    "expected_gradient_norms",
-    "expected_pass",
-    "norms_of_derivatives",
-    "output_change_law",
-    "update_sizes",
-]

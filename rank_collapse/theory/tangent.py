@@ -6,11 +6,11 @@ What both laws of the small residual share: the cubic one (`cubic_law`) and the 
 Axis letters: n tokens, d width.
 """
 
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from rank_collapse import struct
@@ -48,7 +48,7 @@ def renormalised(mean: Any, rest: Any, log_scale: Any, keep: Any) -> Tangent:
 
 def log10_norm(state: Tangent) -> Float[Array, ""]:
     """log10 ‖e^s R̂‖_{1,∞}."""
-    return (state.log_scale + jnp.log(composite_norm(state.rest))) / np.log(10.0)
+    return (state.log_scale + jnp.log(composite_norm(state.rest))) / math.log(10)
 
 
 class Tangents(Algebra):

@@ -8,11 +8,11 @@ Axis letters: n tokens, d width, h heads, v value width, l layers, p directions.
 """
 
 import functools
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float
 
 from rank_collapse.network import attention as attn, covers
@@ -88,8 +88,9 @@ def transverse_growth(
 def _growth(params, prepared, config, count, rows_differ):
     keep = prepared.keep
     start = tangent.around_mean(prepared.x, keep)
-    others = jax.random.normal(jax.random.key(0), (count - 1, *prepared.x.shape))
-    rest = jnp.concatenate([start.rest[None], others.astype(prepared.x.dtype)])
+    shape = (count - 1, *prepared.x.shape)
+    others = jax.random.normal(jax.random.key(0), shape, prepared.x.dtype)
+    rest = jnp.concatenate([start.rest[None], others])
     rest = jax.vmap(lambda r: tangent.renormalised(start.mean, r, 0.0, keep).rest)(rest)
     rest, _ = orthonormal(rest)
 
@@ -104,7 +105,7 @@ def _growth(params, prepared, config, count, rows_differ):
 
         after = jax.vmap(push)(rest)
         rest, stretch = orthonormal(after.rest)
-        return (after.mean[0], rest), jnp.log10(stretch) + after.log_scale / np.log(10.0)
+        return (after.mean[0], rest), jnp.log10(stretch) + after.log_scale / math.log(10)
 
     return walk(step, (start.mean, rest), params, prepared, config)[1]
 

@@ -28,7 +28,6 @@ def layer_scalars(
     Args:
         model: A network with a classifier, or an encoder-decoder.
         data: With the entry "eval".
-        config: The network.
     """
     held_out = data["eval"].first(EXAMPLES)
     if isinstance(config, EncoderDecoderConfig):

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 from second_run import check_second_run
 
-from experiments import check_bounds
-from experiments.bounds import construction
-from experiments.bounds.measure import FREE, Case
+from experiments import bounds, check_bounds
+from experiments.bounds import FREE, Case
 from experiments.shell import cli
 from experiments.shell.statements import STATEMENTS
 from rank_collapse.report.claims import FAILS, HOLDS, answers_of
@@ -148,4 +147,4 @@ def test_another_case_is_one_line(tmp_path, capsys):
     assert execute(tmp_path, "--cases=8x16x1", "--sizes=181") == 2
     assert "--sizes=181 is not an even number" in capsys.readouterr().err
     with pytest.raises(ValueError, match="num_tokens=5, width=9"):
-        construction.two_heads(5, 9)
+        bounds.two_heads(5, 9)

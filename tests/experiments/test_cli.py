@@ -6,9 +6,9 @@ import os
 import subprocess
 import sys
 
-import jax
 import pytest
 from absl import flags
+from two_processes import REPOSITORY
 
 from experiments.shell import cli
 from experiments.shell.progress import Progress, duration
@@ -229,11 +229,24 @@ def test_a_terminal_gets_a_bar_that_is_redrawn():
     assert "█" in stream.getvalue() and stream.getvalue().count("\n") == 1
 
 
-def test_compiling_is_reported_and_gives_the_program():
+def test_what_is_no_step_is_reported():
     stream = io.StringIO()
-    compiled = Progress(1, "x", stream=stream).compile(jax.jit(lambda a: a + 1), 1.0)
-    assert compiled(2.0) == 3.0 and "compiling took" in stream.getvalue()
+    with Progress(1, "x", stream=stream).aside("compiling"):
+        assert not stream.getvalue()
+    assert stream.getvalue().startswith("x: compiling took 0.0 s")
 
 
 def test_durations():
     assert [duration(s) for s in (4.24, 185, 7800)] == ["4.2 s", "3 min 05 s", "2 h 10 min"]
+
+
+def test_a_package_that_is_missing_is_one_line(tmp_path):
+    """The environment hides it: find_spec takes a module that is None for one that there is not."""
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['absl'] = None\n")
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    found = subprocess.run(
+        [sys.executable, "-m", "experiments.run_sort", "--help"], env=environment,
+        cwd=REPOSITORY, capture_output=True, text=True,
+    )  # fmt: skip
+    assert found.returncode == 2 and found.stderr.count("\n") == 1, found.stderr
+    assert "requirements.txt" in found.stderr and found.stderr.endswith("not installed: absl\n")

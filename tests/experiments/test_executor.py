@@ -116,25 +116,13 @@ def test_saved_seeds_are_counted_and_cut_arrays_refused(tmp_path):
     part = named({"a": np.zeros((2, 3)), "b": {"c": np.zeros((2, 3))}})
     assert list(part) == ["a", "b/c"]
 
-    def done(part, total, shape=None):
-        return seeds_done(part, total, tmp_path, "x", shape)
+    def done(part, total):
+        return seeds_done(part, total, tmp_path, "x")
 
-    assert done(part, 2, shape=(3,)) == 2 and done({}, 2) == 0
+    assert done(part, 2) == 2 and done({}, 2) == 0
     assert done(part | {"b/c": np.zeros(2)}, 4) == 2
     for cut in (np.zeros((1, 3)), np.array(0.0)):
         with pytest.raises(RunError, match="x is not of 2 seeds"):
             done(part | {"b/c": cut}, 2)
     with pytest.raises(RunError, match="x is not of 1 seeds"):
         done(part, 1)
-    with pytest.raises(RunError, match=r"2 seeds of shape \[4\]"):
-        done(part, 2, shape=(4,))
-
-
-def test_arrays_without_an_axis_of_seeds_are_left_out_of_the_count(tmp_path):
-    found_in(tmp_path, budget_of())
-    with RunFolder(tmp_path, {}) as run:
-        run.save_arrays({"low/lengths": np.arange(3), "low/seconds/all": np.array(1.0)})
-    found, chunks = found_in(tmp_path, budget_of(), aside={"lengths", "seconds"})
-    assert chunks == [] and len(found["low"]["lengths"]) == 3
-    with pytest.raises(RunError, match="low is not of 5 seeds"):
-        found_in(tmp_path, budget_of())

@@ -85,7 +85,7 @@ def test_ctrl_c_waits_for_the_border_of_a_layer_but_not_of_the_first(layers, tmp
         signals.stopping(),
         pytest.raises(KeyboardInterrupt),
     ):
-        resume.resumed(run, 0, source, {}, {}, 8, progress)
+        resume.resumed(run, "bert", source, {}, {}, 8, progress)
     assert waited == [True] * layers
 
 

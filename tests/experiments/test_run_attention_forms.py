@@ -9,6 +9,7 @@ from trained_runs import check_that_deleted_files_come_back, figures, rows, run,
 
 from experiments import run_attention_forms as forms
 from experiments.shell.statements import STATEMENTS
+from experiments.trained import forms as measured
 from rank_collapse.network.attention import attention_scores
 from rank_collapse.report.claims import answers_of
 from rank_collapse.report.intervals import mean_interval
@@ -61,13 +62,13 @@ def test_a_second_run_trains_nothing(folder, tmp_path, monkeypatch, capsys):
 def test_gradients_are_those_of_the_definition_written_out(x64):
     """∂L/∂s = P ∘ (A − Σ_j P A), A = G Vᵀ, and ∂L/∂q by the chain rule of each score."""
     key = jax.random.key(1)
-    measured = jax.jit(forms.make_measure(5, 4, 0.5))(key, None)
-    q, k, goal, params = forms.draw(key, 5, 4)
+    measures = jax.jit(forms.make_measure(5, 4, 0.5))(key, None)
+    q, k, goal, params = measured.draw(key, 5, 4)
     q, k, goal, v = (np.asarray(a, float) for a in (q, k, goal, params.v_score[0]))
     pairs = np.tanh(q[:, None] + k[None])
     a = goal @ (k @ np.asarray(params.w_v[0], float)).T
     for name, form in forms.FORMS.items():
-        found, factor = measured[name], 1 / form.options(5)["temperature"]
+        found, factor = measures[name], 1 / form.options(5)["temperature"]
         additive = form.score == "additive"
         scores = factor * (pairs @ v if additive else q @ k.T)
         e = np.exp(scores)
@@ -86,7 +87,7 @@ def test_gradients_are_those_of_the_definition_written_out(x64):
 
 
 def test_queries_keys_and_goals_are_drawn_with_the_variances_said():
-    q, k, goal, params = forms.draw(jax.random.key(0), 200, 300)
+    q, k, goal, params = measured.draw(jax.random.key(0), 200, 300)
     for drawn, variance in (
         (q, 1), (k, 1), (goal, 1 / 200), (params.w_v, 1 / 200), (params.v_score, 1 / 200),
         (k @ params.w_v[0], 1),
@@ -102,7 +103,7 @@ def test_queries_keys_and_goals_are_drawn_with_the_variances_said():
 
 
 def scores_of(name, seed):
-    q, k, _, params = forms.draw(jax.random.key(seed), 200, 60)
+    q, k, _, params = measured.draw(jax.random.key(seed), 200, 60)
     return attention_scores(params, q, k, **forms.FORMS[name].options(200))[0]
 
 

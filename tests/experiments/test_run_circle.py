@@ -17,6 +17,7 @@ from trained_runs import (
 from experiments import run_circle
 from experiments.shell import cli
 from experiments.shell.statements import STATEMENTS
+from experiments.trained import circle_walks
 from rank_collapse import apply
 from rank_collapse.network.inputs import input_states
 from rank_collapse.report.claims import answers_of
@@ -107,7 +108,7 @@ def test_published_commands_train_the_published_network(arguments, variant, mlp)
     assert config.attention_skip and recipe.output_dropout
     assert (config.mlp, config.norm_placement, config.d_model, config.d_ff) == (mlp, "post", 8, 8)
     data = setup.make_data(None)
-    sums = run_circle.fed_with_sums(variant)
+    sums = circle_walks.fed_with_sums(variant)
     assert sums == ("--circle_skip" in arguments)
     difference = np.asarray(data["train"].inputs - data["walk"].inputs)
     wanted = data["walk"].inputs[:-30] if sums else 0

@@ -14,7 +14,7 @@ from second_run import check_second_run
 
 import rank_collapse as rc
 from experiments import run_collapse
-from experiments.collapse import ensemble, settings
+from experiments.collapse import ensemble, measure
 from experiments.collapse.results import bound_numbers, crossings, gain_numbers, rates
 from experiments.run_collapse import EXPERIMENT, FLAGS, crossing_text, main
 from experiments.shell import cli, inputs
@@ -70,7 +70,7 @@ def test_the_run_measures_what_the_library_gives_one_by_one(base):
     saved = arrays(folder)
     key_tokens, key_params = jax.random.split(jax.random.fold_in(jax.random.key(0), 2))
     x = inputs.input_tokens(key_tokens, ids, options)
-    for variant, config in settings.configs_of(options, "none", options.variants).items():
+    for variant, config in measure.configs_of(options, "none", options.variants).items():
         params = rc.init(key_params, config)
         hidden = rc.apply(params, x, config).hidden
         part = f"none/weight_scale=1.0/skip_gain=1.0/{variant}"
@@ -262,7 +262,7 @@ def verdicts(*settings):
 
 
 def test_every_variant_has_a_published_curve_to_stand_beside():
-    setting = setting_of("post", **{v: numbers_of([0.0]) for v in settings.VARIANTS})
+    setting = setting_of("post", **{v: numbers_of([0.0]) for v in measure.VARIANTS})
     rows = EXPERIMENT.compare({"settings": [setting, setting | {"weight_scale": 2.0}]})
     assert [c.published for c in rows if "ratio" in c.quantity] == [0.0176, 0.0174, 0.5649, 0.5629]
 
@@ -301,7 +301,7 @@ def test_the_published_bound_is_the_theorems(base):
     options, saved = cli.parse(FLAGS, TWO), arrays(folder)
     key_tokens, key_params = jax.random.split(jax.random.fold_in(jax.random.key(0), 0))
     x = inputs.input_tokens(key_tokens, inputs.read_tokens(options)[0], options)
-    config = settings.configs_of(options, "none", ["san"])["san"]
+    config = measure.configs_of(options, "none", ["san"])["san"]
     report = rc.bound_report(rc.init(key_params, config), x, config)
     largest = np.max(np.asarray(report.gamma * report.beta), axis=1)
     wanted = np.log10(4 * largest * 2 / np.sqrt(4)) + 3 * np.asarray(report.log10_residual[:-1])

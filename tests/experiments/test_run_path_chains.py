@@ -3,6 +3,7 @@
 import csv
 import json
 
+import numpy as np
 import pytest
 from chunked_runs import check_budgets, same_arrays
 from second_run import check_second_run
@@ -47,6 +48,15 @@ def test_writes_rows_figures_and_a_summary(tmp_path, monkeypatch, capsys):
     assert "per layer" in run_path_chains.EXPERIMENT.reading(summary)
     monkeypatch.setattr(run_path_chains, "make_measure", lambda *a: pytest.fail("computed again"))
     check_second_run(lambda: execute(*TINY, f"--output_dir={folder}"), folder, capsys)
+
+
+def test_seeds_that_overflow_are_named_and_kept_apart():
+    said, found = [], {"sum_error": np.array([np.nan, 0.5, np.inf, 0.25]), "skip": np.arange(4)}
+    kept = run_path_chains.without_overflow(found, said.append)
+    assert kept["seed"].tolist() == kept["skip"].tolist() == [1, 3]
+    assert [text.split(":")[0] for text in said] == [f"seed {s} is kept apart" for s in (0, 2)]
+    with pytest.raises(ValueError, match="all 2 seeds: NaN or overflow"):
+        run_path_chains.without_overflow({n: a[::2] for n, a in found.items()}, said.append)
 
 
 def test_an_interrupted_run_goes_on_behind_its_last_seed(tmp_path, monkeypatch, capsys):

@@ -15,7 +15,7 @@ from experiments import run_stability
 from experiments.run_stability import EXPERIMENT
 from experiments.shell import cli
 from experiments.stability import measure, networks, results
-from experiments.stability.cases import base_config, groups_of, with_gains
+from experiments.stability.networks import Case, base_config, groups_of, with_gains
 from rank_collapse.measures import updates
 from rank_collapse.runs import seeds
 
@@ -62,6 +62,18 @@ def test_writes_rows_figures_and_a_summary(tmp_path, monkeypatch, capsys):
     assert "Exponents" in EXPERIMENT.reading(summary)
     monkeypatch.setattr(measure, "OfGroup", lambda *a: pytest.fail("computed again"))
     check_second_run(lambda: execute(*TINY, f"--output_dir={folder}"), folder, capsys)
+
+
+def test_designs_that_overflow_are_named_and_kept_apart():
+    said, good, bad = [], np.ones(3), np.array([1, np.nan, 1])
+    cases = [Case("encoder", *case) for case in (("post", 2, 4), ("post", 4, 8), ("pre", 4, 8))]
+    changes = zip(cases, (good, bad, good), strict=True)
+    found = {case: {"change.random": values} for case, values in changes}
+    assert list(measure.without_overflow(found, said.append)) == cases[2:]
+    (line,) = said
+    assert line.startswith("post at depth 4: NaN or overflow") and "kept apart" in line
+    with pytest.raises(ValueError, match="post at depth 4"):
+        measure.without_overflow({case: found[case] for case in cases[:2]}, said.append)
 
 
 def test_budgets_of_memory_that_are_none(tmp_path, capsys):

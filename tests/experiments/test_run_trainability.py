@@ -12,11 +12,13 @@ from trained_runs import check_that_deleted_files_come_back, figures, rows, run,
 
 import rank_collapse as rc
 from experiments import run_trainability as binary
-from experiments.shell import cli
+from experiments.shell import cli, signals
 from experiments.shell.statements import STATEMENTS
-from experiments.trained.cells import Program
+from experiments.trained import designs
+from experiments.trained.program import Training
 from rank_collapse.report.claims import judged
 from rank_collapse.report.shares import wilson_interval
+from rank_collapse.runs.folder import RunFolder
 from rank_collapse.runs.seeds import seed_keys
 from rank_collapse.training.recipe import Hyper, Recipe, config_of
 from rank_collapse.training.tasks.examples import Examples
@@ -90,7 +92,7 @@ def test_chunks_of_seeds_that_fit_into_memory_change_nothing(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_a_second_run_trains_nothing(folder, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(Program, "train", None)
+    monkeypatch.setattr(Training, "train", None)
     check_that_deleted_files_come_back(binary, ARGUMENTS, folder, tmp_path, monkeypatch, capsys)
 
 
@@ -98,7 +100,7 @@ def test_a_folder_grows_by_what_it_lacks(folder, tmp_path, monkeypatch):
     """Fewer cells are read and shown alone, other ones are trained."""
     path = tmp_path / "copy"
     shutil.copytree(folder, path)
-    monkeypatch.setattr(Program, "train", None)
+    monkeypatch.setattr(Training, "train", None)
     fewer = [*SIZES, "--parts=designs", "--depths=2", "--designs=depth_scaled", "--warmup=5"]
     assert run(binary, fewer, path) == 0
     assert [(c["design"], c["warmup"]) for c in summary(path)["cells"]] == [("depth_scaled", 5)]
@@ -108,17 +110,38 @@ def test_a_folder_grows_by_what_it_lacks(folder, tmp_path, monkeypatch):
     assert run(binary, [*fewer, "--n_steps=25"], path) == 2  # other sizes
 
 
+def test_an_interrupted_chunk_goes_on_behind_its_last_look(folder, tmp_path, monkeypatch):
+    arguments = [*SIZES, "--parts=designs", "--depths=2", "--designs=depth_scaled", "--warmup=5"]
+    save = RunFolder.save_checkpoint
+
+    def interrupted(run, epoch, state, of):
+        save(run, epoch, state, of)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(signals, "asked", lambda: True)  # to end: what there is, is saved
+        patched.setattr(RunFolder, "save_checkpoint", interrupted)
+        assert run(binary, arguments, tmp_path) == 130
+    assert run(binary, arguments, tmp_path) == 0
+    assert "resumed after epoch 1" in (tmp_path / "log.txt").read_text()
+    with np.load(folder / "arrays.npz") as whole, np.load(tmp_path / "arrays.npz") as found:
+        assert {len(found[name][0]) for name in found if name.endswith("accuracy")} == {3}
+        for name in found.files:
+            if "seconds" not in name:
+                np.testing.assert_allclose(found[name], whole[name], 1e-5, 1e-7, err_msg=name)
+
+
 def test_measured_before_training_as_by_hand(folder, x64):
     """The gradient's norm is the slope of the loss along it; the loss, numpy's cross-entropy."""
     options = parsed(*ARGUMENTS)
     cell = next(c for c in binary.cells_of(options) if c.design == "depth_scaled")
-    config, floats = binary.split(binary.network_of(options, cell))
+    config, floats = designs.split(designs.network_of(options, cell))
     recipe = Recipe(config=config, num_outputs=3, batch_size=4, num_epochs=2, shuffle=True)
     hyper = Hyper(dropout=None, network=floats)
     key_data, key_state = jax.random.split(seed_keys(0, 2)[1])
     with jax.enable_x64(False):
         model = init_state(key_state, hyper, recipe).model
-        data = binary.data_of(options, 4, key_data)
+        data = designs.data_of(options, 4, key_data)
     model = jax.tree.map(lambda a: jnp.asarray(a, jnp.float64), model)
     assert floats["branch_gain"] < 1
 
@@ -132,7 +155,7 @@ def test_measured_before_training_as_by_hand(folder, x64):
     with np.load(folder / "arrays.npz") as arrays:
         stored = {k: arrays[f"{cell.name}/{k}"][1, 0] for k in ("loss", "gradients")}
     assert stored["loss"] == pytest.approx(float(loss(model)), rel=1e-4)
-    parts = {"attention": binary.GRADIENTS[:4], "mlp": binary.GRADIENTS[4:]}
+    parts = {"attention": designs.GRADIENTS[:4], "mlp": designs.GRADIENTS[4:]}
     for part, names in parts.items():
         for name in names:
             for layer in range(2):
@@ -146,7 +169,7 @@ def test_measured_before_training_as_by_hand(folder, x64):
                     return loss(model.replace(network=model.network.replace(layers=layers)))
 
                 slope = (moved(1e-4) - moved(-1e-4)) / 2e-4
-                found = stored["gradients"][binary.GRADIENTS.index(name), layer]
+                found = stored["gradients"][designs.GRADIENTS.index(name), layer]
                 assert found == pytest.approx(float(slope), rel=1e-3)
 
 
@@ -160,15 +183,15 @@ def test_admin_trains_with_gains_of_each_seeds_own_network(tmp_path):
         name = "designs depth=1 admin rate=0.001 warmup=0 batch=4"
         assert np.isfinite(arrays[f"{name}/losses"]).all()
     options = parsed(*arguments)
-    config, floats = binary.split(binary.network_of(options, binary.cells_of(options)[0]))
+    config, floats = designs.split(designs.network_of(options, binary.cells_of(options)[0]))
     assert np.isnan(floats["skip_gain"])
     recipe = Recipe(config=config, num_outputs=3, batch_size=4, num_epochs=2)
     hyper = Hyper(dropout=None, network=floats | {"branch_gain": 2.0})
     omegas = []
     for seed in range(2):
         model = init_state(jax.random.key(seed), hyper, recipe).model
-        data = binary.data_of(options, 4, jax.random.key(seed))
-        found = binary.admin_gains(recipe, model, data, hyper).network
+        data = designs.data_of(options, 4, jax.random.key(seed))
+        found = designs.admin_gains(recipe, model, data, hyper).network
         assert found["branch_gain"] == 2.0 and float(found["skip_gain"].attention[0]) == 1
         own = config.replace(branch_gain=2.0, skip_gain=1.0)
         traces = jax.vmap(lambda x, m=model, c=own: rc.apply(m.network, x, c))(
@@ -181,7 +204,7 @@ def test_admin_trains_with_gains_of_each_seeds_own_network(tmp_path):
 
 
 def test_a_guess_stays_below_the_limit():
-    limit = binary.guess_limit(1024, 10)
+    limit = designs.guess_limit(1024, 10)
     assert 0.002 < stats.binom.sf(limit * 1024, 1024, 0.1) < 0.008
 
 
@@ -190,11 +213,11 @@ def test_who_fails():
         "losses": np.array([[2.0, np.nan], [2.0, 2.0], [2.0, 0.1], [2.0, 1.0]]),
         "accuracy": np.array([[0.1, 0.9], [0.9, 0.12], [0.1, 0.13], [0.1, np.nan]]),
     }
-    np.testing.assert_array_equal(binary.failed(found, 0.12), [True, True, False, True])
+    np.testing.assert_array_equal(designs.failed(found, 0.12), [True, True, False, True])
 
 
 def cell_of(design, depth, accuracy, seeds=8):
-    made = binary.Cell("designs", depth, design, None, 1e-3, 0, 32)
+    made = designs.Cell("designs", depth, design, None, 1e-3, 0, 32)
     by_seed = (accuracy + 0.01 * np.sin(np.arange(seeds))).tolist()
     return vars(made) | {
         "failed": 0, "seeds": seeds, "interval": wilson_interval(0, 8), "accuracy": accuracy,
@@ -233,7 +256,7 @@ def test_verdicts_against_the_published_table(design, depth, accuracy, key, verd
 
 
 def test_reverse_is_what_is_learned():
-    data = binary.data_of(parsed(*ARGUMENTS), 4, jax.random.key(0))
+    data = designs.data_of(parsed(*ARGUMENTS), 4, jax.random.key(0))
     assert isinstance(data["train"], Examples) and data["train"].inputs.shape == (100, 4)
     np.testing.assert_array_equal(data["train"].labels, data["train"].inputs[:, ::-1])
 

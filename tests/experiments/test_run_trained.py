@@ -54,9 +54,8 @@ def saved(folder):
     options = cli.parse(run_sort.FLAGS, [*MEASURED, f"--output_dir={folder}"])
     setup = run_sort.EXPERIMENT.setup(options)
     with training.open_run(options, setup.name) as opened:
-        constants = {"lengths": path_lengths(options)}
-        results = training.results_of(options, setup, opened, None, constants=constants)
-        yield results, setup, options
+        results = training.results_of(options, setup, opened, None)
+        yield results | {"lengths": path_lengths(options)}, setup, options
 
 
 def test_sort_writes_everything(folder):

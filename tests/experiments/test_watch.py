@@ -115,6 +115,7 @@ def test_it_ends_with_the_run(tmp_path):
         (("x", "y"), "unexpected argument 'y'"),
         (("x", "--below=loss"), "--below=loss is not name=value"),
         (("x", "--above=loss=much"), "--above=loss=much is not name=value"),
+        (("x", "--below=loss=٣"), "--below=loss=٣ is not name=value"),
         (("x", "--below=loss=nan"), "--below=loss=nan is not name=value"),
     ],
 )

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import rank_collapse as rc
+from rank_collapse.measures.norms import singular_values
 
 L, B, N, D = 3, 2, 5, 4
 HIDDEN = np.random.default_rng(0).normal(size=(L, B, N, D)).astype(np.float32)
@@ -67,14 +68,52 @@ def test_float64_is_not_cut_to_float32():
 @pytest.mark.parametrize("at", [1.0, 0.0], ids=["collapsed", "zero"])
 @pytest.mark.parametrize(
     "measure",
-    [rc.residual_ratio, rc.token_cosine, rc.composite_norm, rc.stable_rank, rc.stable_rank_bound],
+    [
+        rc.residual_ratio, rc.token_cosine, rc.composite_norm, rc.stable_rank,
+        rc.stable_rank_bound, rc.rank_one_ratio,
+    ],
     ids=lambda f: f.__name__,
-)
+)  # fmt: skip
 def test_gradients_at_collapsed_states_are_finite(measure, at):
     gradient = jax.grad(measure)(jnp.full((4, 3), at))
     assert np.isfinite(gradient).all()
     rest = jax.grad(lambda x: rc.composite_norm(rc.residual(x)))(jnp.full((4, 3), at))
     np.testing.assert_array_equal(rest, 0)
+
+
+def test_the_gradient_of_the_rank_one_ratio_is_that_of_differences(x64):
+    """Also at rank one with unequal rows, where it is that of the larger side."""
+    x = HIDDEN[0, 0].astype(np.float64)
+    direction = HIDDEN[1, 0].astype(np.float64)
+    ratio = lambda t: rc.rank_one_ratio(x + t * direction, norm="frobenius")  # noqa: E731
+    found = jax.jvp(ratio, (0.0,), (1.0,))[1]
+    np.testing.assert_allclose(found, (ratio(1e-5) - ratio(-1e-5)) / 2e-5, rtol=1e-6)
+    one = jnp.asarray(np.outer(x[:, 0], x[1]))
+    assert np.isfinite(jax.grad(rc.rank_one_ratio)(one)).all()
+
+
+def test_leading_axes_are_a_batch():
+    """Of known values and in jit, with a mask for each example or one for all."""
+    x = HIDDEN.copy()
+    for measure in (rc.residual_ratio, rc.token_cosine, rc.rank_at, rc.rank_one_ratio):
+        for fn in (measure, jax.jit(measure)):
+            found = fn(x, mask=np.broadcast_to(KEEP, (L, B, N)) == 1)
+            np.testing.assert_allclose(found, one_by_one(measure, KEEP), rtol=1e-5)
+            one_mask = [measure(h[0], mask=KEEP[1]) for h in x]
+            np.testing.assert_allclose(fn(x[:, 0], mask=KEEP[1]), one_mask, rtol=1e-5)
+    assert rc.residual(x).shape == x.shape and singular_values(x[0]).shape == (B, D)
+    np.testing.assert_allclose(
+        rc.residual_ratio(x, center="composite"),
+        [[rc.residual_ratio(a, center="composite") for a in one] for one in x],
+        rtol=1e-4,
+    )
+    for wrong, options, message in (
+        (x[0, 0, 0], {}, r"x of shape \(4,\) is not \[..., n, d\]"),
+        (x[:, :0], {}, r"x of shape \(3, 0, 5, 4\) has no example"),
+        (x, {"mask": KEEP == 1}, r"mask of shape \(2, 5\) is not \(5,\) or \(3, 2, 5\)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            rc.residual_ratio(wrong, **options)
 
 
 @pytest.mark.parametrize(
@@ -88,6 +127,8 @@ def test_gradients_at_collapsed_states_are_finite(measure, at):
         (HIDDEN, {}, r"batch_axis=None of hidden states of shape \(3, 2, 5, 4\): 1 for"),
         (HIDDEN[0], {"batch_axis": 0}, r"batch_axis=0 of hidden states of shape \(2, 5, 4\)"),
         ({"logits": 0}, {}, "hidden states are a dict with logits: give"),
+        (np.mean, {}, "a _ArrayFunctionDispatcher is no array of numbers: give hidden states"),
+        ("gpt2", {}, "a str is no array of numbers: give hidden states"),
     ],
 )
 def test_bad_input_is_named(hidden, options, message):
@@ -160,3 +201,67 @@ def test_transformers_last_hidden_state_is_behind_the_final_norm(tmp_path):
     trace = rc.apply_batch(params, ids, config)
     np.testing.assert_allclose(trace.hidden_states, [h.detach() for h in states], atol=2e-5)
     assert np.abs(np.asarray(trace.hidden[-1]) - states[-1].detach().numpy()).max() > 0.1
+
+
+def test_a_profile_as_tables_and_figure():
+    """Of one example and of a batch; traced, it is a pytree."""
+    double = HIDDEN.astype(np.float64)
+    double[2] = double[2, :, :1] + 1e-9 * double[2]  # below the last digit of float32
+    double[1] = double[1, :, :1] + 1e-3 * double[1]  # below that of bfloat16
+    hidden = double.astype(np.float32)
+    found = rc.profile([*hidden], measures=("token_cosine", "residual_ratio"))
+    np.testing.assert_array_equal(found.rounding, [[False] * B, [False] * B, [True] * B])
+    low = rc.profile([*jnp.asarray(hidden, jnp.bfloat16)])
+    np.testing.assert_array_equal(low.rounding[:, 0], [False, True, True])
+    assert not np.any(rc.profile(double[:, 0]).rounding)
+    traced = jax.jit(lambda h: rc.profile(h, measures="token_cosine", batch_axis=1))(hidden)
+    np.testing.assert_array_equal(traced.rounding, found.rounding)
+    assert list(traced) == ["token_cosine"] and isinstance(traced, rc.Profile)
+
+    table = found.to_pandas()
+    assert list(table.index.names) == ["layer", "example"]
+    assert table.loc[(2, 1), "rounding"] and not table.loc[(1, 0), "rounding"]
+    np.testing.assert_array_equal(table["token_cosine"].unstack(), found["token_cosine"])
+    alone = rc.profile(hidden[:, 0]).to_pandas()
+    assert alone.index.name == "layer" and list(alone) == ["residual_ratio", "rounding"]
+    data = found.to_xarray()
+    assert data["residual_ratio"].dims == ("layer", "example")
+    np.testing.assert_array_equal(data["token_cosine"].sel(layer=1), found["token_cosine"][1])
+    with pytest.raises(ValueError, match=r"a profile of shape \(1, 3, 2\) is not \[l\] or"):
+        jax.tree.map(lambda a: a[None], found).to_pandas()
+
+    axes = rc.plot(found).axes
+    assert [ax.get_ylabel() for ax in axes] == ["token cosine", "residual ratio"]
+    line = axes[1].get_lines()[0]
+    np.testing.assert_allclose(line.get_ydata(), found["residual_ratio"].mean(axis=1), rtol=1e-6)
+    assert axes[1].get_yscale() == "log" and len(axes[1].patches) == 1  # the layer of rounding
+    with pytest.raises(ValueError, match=r"has no measures by layer, each \[l\] or \[l, b\]"):
+        rc.plot({"residual_ratio": np.zeros((2, 3, 4))})
+
+
+@pytest.mark.parametrize("measured", [False, True], ids=["profile", "monitor"])
+def test_tokens_over_devices_are_gathered(measured):
+    """Inside shard_map, with its default checks; without the axis's name each shard by itself."""
+    spec, auto = jax.sharding.PartitionSpec, jax.sharding.AxisType.Auto
+    mesh = jax.make_mesh((2,), ("tokens",), axis_types=(auto,))
+    x = np.concatenate([HIDDEN[:, 0], HIDDEN[:, 1, :3]], axis=1)  # eight tokens of three layers
+    keep = np.arange(8) != 5
+    weights = np.full((L, 2, 8, 8), 1 / 8, np.float32)
+
+    def by_layer(x, keep, weights, **options):
+        if not measured:
+            return dict(rc.profile(x, measures="token_cosine", mask=keep, **options))
+        return rc.monitor(x, weights, mask=keep, **options)
+
+    def sharded(out, **options):
+        rows = (spec(None, "tokens"), spec("tokens"), spec(None, None, "tokens"))
+        run = jax.shard_map(
+            lambda *a: by_layer(*a, **options), mesh=mesh, in_specs=rows, out_specs=out
+        )
+        return jax.jit(run)(x, keep, weights)
+
+    found, want = sharded(spec(), axis_name="tokens"), by_layer(x, keep, weights)
+    for name, value in want.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-5, err_msg=name)
+    with pytest.raises(ValueError, match="axis_name='rows' is not an axis of a shard_map here"):
+        sharded(spec(), axis_name="rows")

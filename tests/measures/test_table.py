@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import rank_collapse as rc
-from rank_collapse.measures import COLLAPSE
 from rank_collapse.measures.monitor import ATTENTION, TOKENS
+from rank_collapse.measures.table import COLLAPSE
 
 OF_TOKENS = [name for name, measure in rc.MEASURES.items() if measure.needs == "tokens"]
 N, D = 6, 4

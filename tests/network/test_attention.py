@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import rank_collapse as rc
-from rank_collapse.network import attention as attn, masks, positions
+from rank_collapse.network import attention as attn, masks, positions, projections
 from rank_collapse.network.embedding import sinusoidal_positions
 
 
@@ -79,8 +79,8 @@ def test_additive_attention_matches_loops():
     _, p = one_layer(score="additive")
     x, y = tokens(4), tokens(5, seed=9)
     weights = attn.attention_weights(p, x, y, score="additive", temperature=0.7)
-    q = np.asarray(attn.project(x, p.w_q, p.b_q))
-    k = np.asarray(attn.project(y, p.w_k, p.b_k))
+    q = np.asarray(projections.project(x, p.w_q, p.b_q))
+    k = np.asarray(projections.project(y, p.w_k, p.b_k))
     for h in range(3):
         s = np.array([[np.asarray(p.v_score)[h] @ np.tanh(a + b) for b in k[h]] for a in q[h]])
         np.testing.assert_allclose(weights[h], softmax_rows(s / 0.7), rtol=2e-5)
@@ -95,7 +95,7 @@ def test_attention_written_out_number_by_number(score, scale):
     options = {"score": score, "scale": scale, "temperature": 1.7, "context": context}
     out, weights = attn.multi_head_attention(p, x, y, **options)
     q, k, v = (
-        np.asarray(attn.project(*a), float)
+        np.asarray(projections.project(*a), float)
         for a in ((x, p.w_q, p.b_q), (y, p.w_k, p.b_k), (y, p.w_v, p.b_v))
     )
     expected = np.tile(np.asarray(p.b_o, float), (3, 1))
@@ -232,6 +232,6 @@ def test_derivatives_of_attention_are_those_of_plain_products(x64, monkeypatch):
         return of_gradient, jax.jvp(loss, args, tangent), jax.jacrev(jax.grad(loss, 1), 1)(*args)
 
     ours = derivatives()
-    monkeypatch.setattr(attn, "_product", jnp.matmul)
+    monkeypatch.setattr(attn, "product", jnp.matmul)
     for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(derivatives()), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)

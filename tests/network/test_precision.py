@@ -24,11 +24,11 @@ MEASURES = {
     ),
     "truncated": lambda p, x: rc.truncated(p, x, CONFIG, 1).output,
     "monitor": lambda _, x: rc.monitor(x),
-    "participation_ratio": lambda _, x: rc.measures.participation_ratio(x),
+    "participation_ratio": lambda _, x: rc.participation_ratio(x),
     "shapley_values": lambda _, x: rc.shapley_values(x[:4], 2),
     "covariance_shares": lambda _, x: rc.covariance_shares(x[None], x),
     "expected_pass": lambda p, x: expected_pass(p, x, CONFIG).shares,
-    "network_profile": lambda p, x: rc.measures.network_profile(p, x, CONFIG)["residual_ratio"],
+    "network_profile": lambda p, x: rc.network_profile(p, x, CONFIG)["residual_ratio"],
 }
 
 

@@ -271,3 +271,11 @@ def test_paths_of_all_lengths_sum_to_the_output(name):
     scale = float(jnp.max(jnp.abs(found.output)))
     np.testing.assert_allclose(found.total, found.output, atol=1e-5 * scale)
     assert np.all(np.asarray(jnp.max(jnp.abs(found.by_attention_length), axis=(1, 2))) > 0)
+
+
+@pytest.mark.parametrize("config", [None, {"n_layer": 2}], ids=["module", "own config"])
+def test_a_model_that_is_none_of_transformers_is_named(config):
+    model = type("Net", (), {"state_dict": dict, "config": config})()
+    for call in (pretrained.load, pretrained.open_checkpoint, pretrained.settings_of):
+        with pytest.raises(ValueError, match="a Net is no checkpoint folder, no config"):
+            call(model)

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from published_weights import load_circle
 
-from experiments.run_circle import PUBLISHED_FELL, PUBLISHED_SEEDS, TOGETHER
+from experiments.run_circle import PUBLISHED_FELL, PUBLISHED_SEEDS
+from experiments.trained.circle_walks import TOGETHER
 from rank_collapse.theory import recurrence
 from rank_collapse.training.tasks import circle
 from rank_collapse.training.training import Model, forward

@@ -11,13 +11,14 @@ import pytest
 from path_examples import chain_effects
 from safetensors.numpy import load_file, save_file
 
+import rank_collapse as rc
 from rank_collapse import pretrained
 from rank_collapse.measures import attention, influence, profiles
 from rank_collapse.measures.attention import attention_measures
 from rank_collapse.measures.influence import InfluencePass
 from rank_collapse.measures.norms import composite_norm
 from rank_collapse.measures.profiles import ProfilePass
-from rank_collapse.network import apply, surgery
+from rank_collapse.network import surgery
 from rank_collapse.network.passes import Each, States
 from rank_collapse.paths import next_token
 from rank_collapse.paths.contributions import LengthPass, path_contributions
@@ -107,7 +108,7 @@ def test_streamed_ratios_are_of_what_a_branch_with_its_own_norm_adds():
     inputs = {"x": np.random.default_rng(0).integers(1, 40, (2, 6))}
     passes = (("influence", InfluencePass()), ("chains", ChainPass(2)))
     found = pretrained.stream(source, inputs, {"all": Group(passes)})["all"]
-    trace = jax.vmap(lambda x: apply(params, x, config))(inputs["x"])
+    trace = jax.vmap(lambda x: rc.apply(params, x, config))(inputs["x"])
     streams = {"attention": trace.hidden[:, :-1], "mlp": trace.layers.after_attention}
     states = {"attention": trace.layers.after_attention, "mlp": trace.hidden[:, 1:]}
     for name, stream in streams.items():

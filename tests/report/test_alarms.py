@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rank_collapse.measures import COLLAPSE
+from rank_collapse.measures.table import COLLAPSE
 from rank_collapse.report.alarms import Threshold, alarms
 from rank_collapse.report.metrics import by_step, metrics_figure
 

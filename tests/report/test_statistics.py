@@ -51,3 +51,11 @@ def test_a_geometric_mean_needs_values_above_zero():
 def test_what_is_no_number_is_none_in_json():
     found = statistics.numbers(np.array([1.5, np.nan, -np.inf], np.float32))
     assert json.dumps(found, allow_nan=False) == "[1.5, null, null]"
+
+
+def test_a_row_for_each_seed():
+    columns = {"a": np.array([True, False]), "b": np.array([1.5, 2.5], np.float32), "c": [None, 3]}
+    assert statistics.by_seed(columns) == [
+        {"seed": 0, "a": True, "b": 1.5, "c": None},
+        {"seed": 1, "a": False, "b": 2.5, "c": 3},
+    ]

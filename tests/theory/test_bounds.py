@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import rank_collapse as rc
-from rank_collapse.measures import residuals
 from rank_collapse.network import layers
 from rank_collapse.theory import bounds
 
@@ -75,12 +74,12 @@ def test_lipschitz_constant_bounds_every_residual(kind, x64):
         x = center + 10 ** rng.uniform(-3, 1) * rng.standard_normal((rng.integers(1, 5), 6))
         rest = layers.mlp(params, jnp.asarray(x), kind)
         rest = rest - layers.mlp(params, jnp.asarray(center), kind)
-        for norm, constant in ((residuals.norm_1, one), (residuals.norm_inf, inf)):
+        for norm, constant in ((bounds.norm_1, one), (bounds.norm_inf, inf)):
             share = float(norm(rest) / (constant * norm(x - center)))
             assert share <= 1 + 1e-9
             tightest = max(tightest, share)
     assert tightest > 0.05
-    slope = float(one / (residuals.norm_1(params.w_in) * residuals.norm_1(params.w_out)))
+    slope = float(one / (bounds.norm_1(params.w_in) * bounds.norm_1(params.w_out)))
     known = {"gelu": 1.128904, "gelu_tanh": 1.129, "silu": 1.099839}.get(kind, 1.0)
     np.testing.assert_allclose(slope, known, rtol=1e-4)
 
@@ -167,3 +166,27 @@ def test_vmap_over_seeds_and_sweeps_compile_once():
     assert batch.layer.tightness.shape == (3, 2) and batch.head.tightness.shape == (3, 2, 2)
     alone = report(keys[1], 0.5, config)
     np.testing.assert_allclose(batch.layer.tightness[1], alone.layer.tightness, atol=1e-3)
+
+
+def test_affine_edits_are_in_the_bounds_of_layers_and_others_are_refused(x64):
+    config = rc.san(2, 2, 6)
+    params = rc.init(jax.random.key(0), config, 0.7, 0.5)
+    x = 0.3 * jax.random.normal(jax.random.key(1), (5, 6))
+    tilt = jnp.linspace(0.5, 1.5, 30).reshape(5, 6)
+    edit = {"residual": lambda v, layer: jnp.where(layer == 0, v @ jnp.eye(6)[::-1] + tilt, v)}
+    report = rc.bound_report(params, x, config, edit=edit)
+    hidden = rc.apply(params, x, config, edit=edit).hidden
+    want = [np.log10(float(rc.composite_norm(rc.residual(h)))) for h in hidden]
+    np.testing.assert_allclose(report.log10_residual, want, atol=1e-9)
+    plain = rc.bound_report(params, x, config)
+    assert abs(report.layer.log10_rhs[1] - plain.layer.log10_rhs[1]) > 0.1
+    for sides in (report.head, report.layer, report.mean_layer, report.diameter_layer):
+        assert np.all(sides.log10_lhs <= sides.log10_rhs)
+    assert np.isnan(report.stack.log10_rhs) and np.isnan(report.diameter.log10_rhs).all()
+    assert report.not_covered == ("edits: no bound of the stack knows that of residual",)
+    for name, fn, message in (
+        ("scores", lambda v, layer: 2 * v, "does not cover an edit of 'scores'"),
+        ("residual", lambda v, layer: v * v, "the edit of 'residual': it is not affine"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            rc.bound_report(params, x, config, edit={name: fn})

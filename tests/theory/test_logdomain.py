@@ -9,7 +9,6 @@ from compiling import AS_USERS
 from marks import slow_if
 
 import rank_collapse as rc
-from rank_collapse.measures import residuals
 from rank_collapse.network import layers
 
 N, D, H = 6, 16, 4
@@ -55,11 +54,16 @@ MP_CASES = {
     "gelu MLP": ({"num_heads": 2, "mlp": "gelu", "d_ff": 16}, {}, 500),
     "post-LN": ({"num_heads": 2, "norm_placement": "post"}, {}, 500),
     "causal": ({"num_heads": 2, "mask": "causal"}, {}, 200),
+    "AttnScale": ({"num_heads": 2, "mixing": rc.Mixing(0.0, 1.5, -0.5)}, {}, 500),
+    "identity 1e-30": (
+        {"num_heads": 2, "mixing": rc.Mixing(1e-30, -0.8, 0.3), "num_kv_heads": 1},
+        {"bias_scale": 0.5}, 300,
+    ),
     "skip 1e-30": ({"num_heads": 2, "attention_skip": True, "skip_gain": 1e-30}, {}, 300),
-}
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("case", slow_if(MP_CASES, "one head", "causal"))
+@pytest.mark.parametrize("case", slow_if(MP_CASES, "one head", "causal", "AttnScale"))
 def test_equals_thousands_of_digits(case):
     fields, scales, digits = MP_CASES[case]
     config = rc.TransformerConfig(**({"depth": 5, "d_model": 8} | fields))
@@ -205,8 +209,8 @@ def ordinary(config, **inputs):
 
     def profile(params, x, config):
         hidden = rc.apply(params, x, config, **inputs).hidden
-        size = jax.vmap(lambda h: residuals.composite_norm(rc.residual(h, mask=mask)))(hidden)
-        whole = jax.vmap(lambda h: residuals.composite_norm(h, mask=mask))(hidden)
+        size = jax.vmap(lambda h: rc.composite_norm(rc.residual(h, mask=mask)))(hidden)
+        whole = jax.vmap(lambda h: rc.composite_norm(h, mask=mask))(hidden)
         return jnp.log10(size), size > 1e-11 * whole
 
     return jax.jit(profile, compiler_options=QUICK)

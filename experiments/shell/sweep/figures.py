@@ -45,13 +45,10 @@ def grid_figure(
         return fig
     *outer, rows, columns = axes
     points = list(itertools.product(*(axis.values for axis in outer)))
-    width = min(COLUMNS, len(points))
     size = {"width": max(4.2, len(columns.values)), "height": max(3.1, 0.6 * len(rows.values))}
-    fig, panels = figures.figure(-(-len(points) // width), width, **size)
+    fig, panels = figures.panels(len(points), COLUMNS, **size)
     means = [np.mean(own) for own in found.values() if own]
     limits = min(means, default=0.0), max(means, default=1.0)
-    for panel in panels.flat[len(points) :]:
-        panel.set_axis_off()
     for panel, point in zip(panels.flat, points, strict=False):
         own = {key[-2:]: v for key, v in found.items() if key[:-2] == point}
         image = heat_map(panel, rows, columns, own, limits)

@@ -46,9 +46,7 @@ def head_width(settings: Settings) -> int:
 
 
 def decoder_fields(
-    settings: Settings,
-    rotary: dict[str, Any] | None = None,
-    windows: tuple[int, ...] | None = None,
+    settings: Settings, rotary: dict[str, Any] | None = None, windows: tuple[int, ...] | None = None
 ) -> dict[str, Any]:
     """Widths of heads, windows and rotary positions.
 

@@ -1,1 +1,0 @@
-"""The technical lemma and the bounds on random draws: check_bounds."""

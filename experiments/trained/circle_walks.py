@@ -1,0 +1,147 @@
+"""The circle's networks: what is trained, their walks fed with their own output, and its theory."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import flags
+
+from experiments.trained.training import Setup, kept
+from rank_collapse.network import transformer
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.embedding import EmbeddingConfig
+from rank_collapse.network.inputs import input_states
+from rank_collapse.theory import recurrence
+from rank_collapse.training.tasks import circle
+from rank_collapse.training.training import Recipe, forward
+
+COLLAPSED_STEPS = 1000  # of equal tokens, to reach the fixed point near which a multiplier holds
+TOGETHER = 0.01  # two points this near have fallen together: 1/60 of the circle's diameter
+HIGH, LOW = 1e-2, 1e-6  # distances between which the steps of a fall are counted
+AT_REST = 1e-5  # equal points that move less in a step are at a fixed point
+
+
+def name_of(variant: str, width: int) -> str:
+    """A case's name, "base, d=32"."""
+    return f"{variant}, d={width}"
+
+
+def parts_of(name: str) -> tuple[str, int]:
+    """(variant, width) of a case's name."""
+    variant, width = name.split(", d=")
+    return variant, int(width)
+
+
+def fed_with_sums(variant: str) -> bool:
+    """Whether a skip leads around the recurrence."""
+    return variant.startswith("circle_skip")
+
+
+def setup(options: flags.FlagValues, variant: str, width: int) -> Setup:
+    """One case: its network, and the walk it is trained on.
+
+    Post-norm layers on linearly embedded points, no positions.
+    """
+    published = not variant.startswith("attention")
+    config = TransformerConfig(
+        depth=options.depth, num_heads=options.num_heads, d_model=width, d_ff=width,
+        mlp="gelu" if "mlp" in variant else "none", mlp_skip=True, norm_placement="post",
+        attention_skip=published or "skip" in variant, init="reference",
+        embedding=EmbeddingConfig(d_input=2, d_embed=width),
+    )  # fmt: skip
+    recipe = Recipe(
+        config, 2, options.batch_size, options.n_epochs, loss="squared_error",
+        output_dropout=published,
+    )  # fmt: skip
+
+    def make_data(_):
+        walk = circle.make_examples(options.n_train_data)
+        sums = circle.with_batch_before(walk, options.batch_size)
+        return {"train": sums if fed_with_sums(variant) else walk, "walk": walk}
+
+    name = name_of(variant, width)
+    return Setup(f"circle: {name}", name, recipe, make_data, metrics={}, published={})
+
+
+def roll_out(num_steps: int, setup: Setup, model: Any, data: Any, key: Any) -> dict[str, Any]:
+    """One seed's continuation of its own output, after the points it was trained on.
+
+    Returns:
+        "trajectory" [t, 2, 2], "distance" [t] of its two points, and "error", √(E‖Δ‖² / 4) of one
+        step on the training data, Δ the error of a point. Of the theory (see
+        `rank_collapse.theory.recurrence`): "log10_distance" [t], with the logarithm carried;
+        "head_gap" [t, l, h]; the Jacobians of a step of the recurrence, "jacobian_at_end" [4, 4]
+        where the two points end, "jacobian_across" [2, 2] where equal points end that begin in
+        their middle, and "equal_points_moved", the length of the last step of those.
+    """
+    config, skip = setup.recipe.config, fed_with_sums(setup.title)
+
+    def step(points):
+        return forward(model, points, config)
+
+    def recurrent(points):
+        return points + step(points) if skip else step(points)
+
+    def weights(points):
+        states = input_states(model.network, points, config)
+        return transformer.apply(model.network, states, config).attention
+
+    walk, train = data["walk"], data["train"]
+    squared = (jax.vmap(step)(train.inputs) - train.labels) ** 2
+    path = circle.roll_out(step, walk.inputs[0], num_steps, skip=skip)
+    inputs = jnp.cumsum(path, axis=0) if skip else path
+    middle = jnp.mean(inputs[-1], axis=0)
+    collapsed, moved = recurrence.equal_tokens(recurrent, middle, COLLAPSED_STEPS)
+    return {
+        "trajectory": path,
+        "distance": circle.distance(path),
+        "error": jnp.sqrt(0.5) * jnp.sqrt(jnp.mean(squared)),
+        "log10_distance": recurrence.log_roll_out(
+            model.network, model.classifier, walk.inputs[0], config, num_steps, skip=skip
+        ),
+        "head_gap": circle.head_gap(jax.lax.map(weights, inputs)),
+        "jacobian_at_end": recurrence.jacobian_matrix(recurrent, inputs[-1]),
+        "jacobian_across": recurrence.transverse_jacobian(recurrent, collapsed),
+        "equal_points_moved": moved,
+    }
+
+
+def measures_of(case: dict[str, Any]) -> dict[str, np.ndarray]:
+    """What theory and measurement say of each seed of a case, arrays [s] (gaps [s, l, h]).
+
+    "multiplier" is μ where equal points are at last; it predicts steps only where they are at rest.
+    """
+    distance, gaps = case["distance"], case["head_gap"]
+    multiplier = recurrence.spectral_radius(case["jacobian_across"])
+    at_rest = case["equal_points_moved"] < AT_REST
+    predicted = recurrence.predicted_steps(multiplier, HIGH, LOW)
+    fell = distance[:, -1] < TOGETHER
+
+    def opposite(gap):
+        return ((gap.min(axis=-1) < 0) & (gap.max(axis=-1) > 0)).any(axis=-1)
+
+    return {
+        "fell": fell,
+        "measured_steps": recurrence.measured_steps(distance, HIGH, LOW),
+        "predicted_steps": np.where(at_rest, predicted, np.nan),
+        "multiplier": multiplier,
+        "at_rest": at_rest,
+        "radius_at_end": recurrence.spectral_radius(case["jacobian_at_end"]),
+        "order": recurrence.fall_order(case["log10_distance"]),
+        "opposite_at_start": opposite(gaps[:, 0]),
+        "opposite_at_end": opposite(gaps[:, -1]),
+        "gap_at_start": gaps[:, 0],
+        "gap_at_end": gaps[:, -1],
+    }
+
+
+def fell_of(case: dict[str, Any]) -> np.ndarray:
+    """Of the seeds that did not diverge, which fell."""
+    return case["distance"][kept(case), -1] < TOGETHER
+
+
+def first_below(distance: np.ndarray, bound: float) -> int | None:
+    """The first step at which a distance [t] is below a bound."""
+    below = np.flatnonzero(distance < bound)
+    return int(below[0]) if below.size else None

@@ -1,0 +1,206 @@
+"""Encoders of a residual design at a depth that learn letters: their cells, training, measures."""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import flags
+
+import rank_collapse as rc
+from experiments.shell import cli
+from experiments.shell.memory_budget import MemoryBudget
+from experiments.trained.program import Training, of_models, results_of_cells
+from rank_collapse.measures import updates
+from rank_collapse.network.embedding import EmbeddingConfig
+from rank_collapse.network.inputs import input_states
+from rank_collapse.runs.folder import RunFolder
+from rank_collapse.runs.seeds import seed_keys
+from rank_collapse.training.ensemble import Ensemble
+from rank_collapse.training.recipe import Hyper, Recipe, config_of
+from rank_collapse.training.tasks import examples, sequences
+from rank_collapse.training.training import Model, batch_forward
+
+STEPS_PER_EPOCH = 25  # of which the training loss is the mean
+LOOKS = 4  # at the networks while they train, besides the one before
+MEASURES = ("token_cosine", "residual_ratio")
+GRADIENTS = ("w_q", "w_k", "w_v", "w_o", "w_in", "w_out")
+LOOKED_AT = 8  # examples whose hidden states are measured
+FLOATS = {"skip_gain": 1.0, "branch_gain": 1.0, "init_gain": 1.0}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One combination of what is varied; each is run with several seeds."""
+
+    part: str  # Of the experiment
+    depth: int
+    design: str  # Name of a residual design
+    gain: float | None  # Of all skips; None for the design's own
+    learning_rate: float
+    warmup: int
+    batch_size: int
+
+    @property
+    def name(self) -> str:
+        """Of the cell's arrays."""
+        gain = "" if self.gain is None else f" gain={self.gain:g}"
+        return (
+            f"{self.part} depth={self.depth} {self.design}{gain} rate={self.learning_rate:g} "
+            f"warmup={self.warmup} batch={self.batch_size}"
+        )
+
+
+def make_measure(recipe: Recipe) -> Callable[[Model, Any, Hyper, Any], dict[str, Any]]:
+    """measure(model, data, hyper, key) of one run.
+
+    It returns, on examples that training does not see, "accuracy" and "loss" [], the mean over
+    examples of `MEASURES` of the hidden states [L + 1], and "gradients" [len(GRADIENTS), L], the
+    Frobenius norm of the loss's gradient to each matrix of each layer, all heads together.
+    """
+
+    def measure(model, data, hyper, _):
+        config, held_out = config_of(recipe, hyper), data["eval"]
+
+        def loss(model):
+            logits = batch_forward(model, held_out, config)
+            return examples.loss_metric(logits, held_out), logits
+
+        (value, logits), gradient = jax.value_and_grad(loss, has_aux=True)(model)
+        norms = updates.norms_of(updates.matrices_of(gradient.network))
+        norms = norms["attention"] | norms["mlp"]
+
+        def profiles(inputs):
+            states = input_states(model.network, inputs, config)
+            hidden = rc.apply(model.network, states, config).hidden
+            return rc.profile(hidden, measures=MEASURES)
+
+        found = jax.vmap(profiles)(held_out.first(LOOKED_AT).inputs)
+        return {
+            "accuracy": examples.token_accuracy(logits, held_out),
+            "loss": value,
+            "gradients": jnp.stack([norms[name] for name in GRADIENTS]),
+        } | {name: jnp.mean(found[name], axis=0) for name in MEASURES}
+
+    return measure
+
+
+def train_cells(
+    options: flags.FlagValues,
+    cells: Sequence[Cell],
+    run: RunFolder,
+    *,
+    make_measure: Callable = make_measure,
+) -> dict[Cell, dict[str, Any]]:
+    """{cell: its results}; see `results_of_cells`, and `make_measure` for what is measured."""
+    mesh = cli.mesh(options)
+
+    @functools.cache  # cells that differ in floats alone share a program
+    def program_of(config, batch_size, profiled):
+        recipe = Recipe(
+            config=config, num_outputs=options.num_labels, batch_size=batch_size,
+            num_epochs=max(1, options.n_steps // STEPS_PER_EPOCH), shuffle=True, unroll=1,
+        )  # fmt: skip
+        make_data = functools.partial(data_of, options, batch_size)
+        looks = -(-recipe.num_epochs // LOOKS)
+        ensemble = Ensemble(recipe, make_data, mesh=mesh, epochs_per_chunk=looks)
+        measured = of_models(ensemble, make_measure(recipe))
+        gains = of_models(ensemble, functools.partial(admin_gains, recipe)) if profiled else None
+        return Training(ensemble, measured, run, prepared=gains, along=True)
+
+    groups: dict[Any, dict[str, Hyper]] = {}
+    for cell in cells:
+        config, floats = split(network_of(options, cell))
+        hyper = Hyper(cell.learning_rate, dropout=None, warmup=cell.warmup, network=floats)
+        key = config, cell.batch_size, cell.design == "admin", cell.part
+        groups.setdefault(key, {})[cell.name] = hyper
+    found = {}
+    with MemoryBudget(options, mesh, run.log) as budget:
+        for (*key, part), group in groups.items():
+            seeds = options.num_seeds if part == "designs" else options.grid_seeds
+            found |= results_of_cells(
+                functools.partial(program_of, *key), group, seed_keys(options.seed, seeds),
+                run=run, budget=budget, most=max(options.num_seeds, seeds),
+            )  # fmt: skip
+    return {cell: found[cell.name] for cell in cells}
+
+
+def admin_gains(recipe: Recipe, model: Any, data: Any, hyper: Hyper, _: Any = None) -> Hyper:
+    """Admin's ω, profiled on the first batch of each seed's own initial network."""
+    config = recipe.config.replace(**hyper.network | {"skip_gain": 1.0})
+    batch = data["train"].inputs[: recipe.batch_size]
+    gains = rc.admin_profile(model.network, batch, config).skip_gain
+    return hyper.replace(network=hyper.network | {"skip_gain": gains})
+
+
+def network_of(options: flags.FlagValues, cell: Cell) -> rc.TransformerConfig:
+    """The network of a cell: an encoder that answers token by token."""
+    d = options.d_model
+    embedding = EmbeddingConfig(
+        vocab_size=options.num_labels, d_embed=d, positions="learned",
+        num_positions=options.num_tokens, projection="before_norm",
+    )  # fmt: skip
+    config = rc.design(
+        rc.transformer(
+            cell.depth, options.num_heads, d, d_ff=options.d_ff, mlp="relu", embedding=embedding
+        ),
+        cell.design,
+    )
+    return config if cell.gain is None else config.replace(skip_gain=cell.gain)
+
+
+def split(config: rc.TransformerConfig) -> tuple[rc.TransformerConfig, dict[str, Any]]:
+    """(what is compiled in, the floats that differ between runs)."""
+    return config.replace(**FLOATS), {name: getattr(config, name) for name in FLOATS}
+
+
+def data_of(options: flags.FlagValues, batch_size: int, key: Any) -> dict[str, Any]:
+    """Training data of one seed, an epoch of `STEPS_PER_EPOCH` batches, and data of its own."""
+    key_train, key_eval = jax.random.split(key)
+    make: Callable = functools.partial(
+        sequences.make_examples,
+        seq_len=options.num_tokens, num_letters=options.num_labels, task=options.task,
+    )  # fmt: skip
+    return {
+        "train": make(key_train, STEPS_PER_EPOCH * batch_size),
+        "eval": make(key_eval, options.n_eval_data),
+    }
+
+
+def limit_of(options: flags.FlagValues) -> float:
+    """`guess_limit` of the evaluation."""
+    return guess_limit(options.n_eval_data * options.num_tokens, options.num_labels)
+
+
+def guess_limit(tokens: int, letters: int) -> float:
+    """Accuracy below which a guess cannot be distinguished from what is learned.
+
+    1/c + 2.58 √((1/c)(1 − 1/c)/tokens): one guess of 200 lies above it.
+    """
+    share = 1 / letters
+    return share + 2.58 * math.sqrt(share * (1 - share) / tokens)
+
+
+def diverged(found: dict[str, Any]) -> np.ndarray:
+    """Which seeds had a loss that is not finite, [s]."""
+    return ~np.isfinite(found["losses"]).all(axis=1)
+
+
+def failed(found: dict[str, Any], limit: float) -> np.ndarray:
+    """Which seeds diverged or still guess at the end, [s]."""
+    return diverged(found) | ~(found["accuracy"][:, -1] > limit)
+
+
+def gradient(found: dict[str, Any], matrix: str) -> np.ndarray:
+    """Norm of the loss's gradient to one matrix, [s, t, L]."""
+    return found["gradients"][:, :, GRADIENTS.index(matrix)]
+
+
+def steps_of(found: dict[str, Any]) -> np.ndarray:
+    """The training step of each look."""
+    looks = found["accuracy"].shape[1]
+    return STEPS_PER_EPOCH * found["losses"].shape[1] * np.arange(looks) / (looks - 1)

@@ -1,0 +1,124 @@
+"""Attention functions, and their scores, weights and gradients on random draws."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import rank_collapse as rc
+from rank_collapse.measures.attention import largest_weight, saturated_share
+from rank_collapse.network.attention import attention_scores, multi_head_attention
+from rank_collapse.theory.score_variance import score_variance
+
+
+@dataclass(frozen=True)
+class Form:
+    """One attention function: its score, and what multiplies it."""
+
+    label: str  # In figures
+    score: str  # Of the configuration
+    scaled: bool = False  # Whether the scores are divided by √d_k
+    matched: bool = False  # Whether they vary within a row as dot products without scaling do
+
+    def options(self, d_k: int) -> dict[str, Any]:
+        """Keyword arguments of `attention_scores` at a width."""
+        temperature = math.sqrt(d_k) if self.scaled else 1.0
+        if self.matched:
+            own, dot = (
+                score_variance(d_k, score, scale=False).within_rows for score in (self.score, "dot")
+            )
+            temperature = math.sqrt(own / dot)
+        return {"score": self.score, "scale": False, "temperature": temperature}
+
+
+# The note compares the first three. The fourth tells the tanh from the size of what it is weighed
+# with: the library draws v with variance 1/d_k, which holds additive scores small as 1/√d_k does
+# dot products; of v scaled to the variance of dot products the form alone is left.
+FORMS = {
+    "dot": Form("dot product", "dot"),
+    "scaled_dot": Form(r"dot product $/\sqrt{d_k}$", "dot", scaled=True),
+    "additive": Form("additive", "additive"),
+    "additive_matched": Form("additive, $v$ scaled to match", "additive", matched=True),
+}
+
+SCORES = tuple(dict.fromkeys(form.score for form in FORMS.values()))
+
+MEASURES = (
+    "variance", "variance_within_rows", "entropy", "largest_weight", "saturated",
+    "query_gradient", "median_query_gradient", "score_gradient", "median_score_gradient",
+)  # fmt: skip
+
+
+def law_of(form: str, d_k: int) -> Any:
+    """The closed form of a form's score variance."""
+    return score_variance(d_k, **FORMS[form].options(d_k))
+
+
+def make_measure(d_k: int, num_tokens: int, threshold: float) -> Callable:
+    """measure(key, None) of one seed: {form: {measure: number}}, all forms on the same draws."""
+
+    def measure(key, _):
+        q, k, goal, params = draw(key, d_k, num_tokens)
+        return {
+            name: measure_form(params, q, k, goal, form.options(d_k), threshold)
+            for name, form in FORMS.items()
+        }
+
+    return measure
+
+
+def draw(key: Any, d_k: int, num_tokens: int) -> tuple[Any, Any, Any, rc.AttentionParams]:
+    """Queries, keys and G [n, d_k], and one head that takes queries and keys as they are.
+
+    W_V and the v of additive scores have the variance 1/d_k that the library draws them with.
+    """
+    # One draw, since random numbers take longest to compile.
+    drawn = jax.random.normal(key, (3 * num_tokens + d_k + 1, d_k))
+    q, k, goal, w_v, v_score = jnp.split(drawn, np.cumsum([num_tokens] * 3 + [d_k]))
+    same = jnp.eye(d_k)[None]
+    params = rc.AttentionParams(
+        w_q=same, w_k=same, w_v=w_v[None] / jnp.sqrt(d_k), w_o=same,
+        v_score=v_score / jnp.sqrt(d_k),
+    )  # fmt: skip
+    return q, k, goal / jnp.sqrt(d_k), params
+
+
+def measure_form(
+    params: rc.AttentionParams, q: Any, k: Any, goal: Any, options: dict[str, Any], threshold: float
+) -> dict[str, Any]:
+    """Scores, weights and gradients of one attention function on one seed's queries and keys.
+
+    The gradients are those of Σ G ∘ (P V), the entries of V = K W_V and √d_k G of unit variance:
+    of a loss that moves every output by as much. "query_gradient" is √(mean_i ‖∂/∂q_i‖²), the
+    change of the loss to first order when a query is moved by a vector of unit variance, as the
+    query itself is; "median_query_gradient" the ‖∂/∂q_i‖ of a typical query; the others the same
+    to the scores, through the softmax alone.
+    """
+
+    def loss(q, moved):
+        output, weights = multi_head_attention(
+            params, q, k, **options, edit={"scores": lambda value, _: value + moved}
+        )
+        return jnp.sum(goal * output), weights
+
+    still = jnp.zeros((1, len(q), len(k)))
+    (of_queries, of_scores), weights = jax.grad(loss, argnums=(0, 1), has_aux=True)(q, still)
+    scores = attention_scores(params, q, k, **options)
+    return {
+        "variance": jnp.var(scores),
+        "variance_within_rows": jnp.mean(jnp.var(scores, axis=-1)),
+        "entropy": rc.attention_entropy(weights)[0],
+        "largest_weight": largest_weight(weights)[0],
+        "saturated": saturated_share(weights, threshold)[0],
+        **_sizes("query_gradient", of_queries),
+        **_sizes("score_gradient", of_scores[0]),
+    }
+
+
+def _sizes(name: str, rows: Any) -> dict[str, Any]:
+    norms = jnp.linalg.norm(rows, axis=-1)
+    return {name: jnp.sqrt(jnp.mean(norms**2)), f"median_{name}": jnp.median(norms)}

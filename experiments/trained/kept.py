@@ -1,0 +1,86 @@
+"""The files of a training run beside its arrays: weights, and lines of --monitor."""
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from experiments.shell.flag_values import Flags
+from experiments.trained import arguments
+from rank_collapse.runs import metrics, processes
+from rank_collapse.runs.folder import RunFolder
+from rank_collapse.training import model_file
+from rank_collapse.training.recipe import Recipe
+
+
+@dataclass
+class Kept:
+    """What is kept of the seeds of one network.
+
+    Attributes:
+        options: Flags.
+        recipe: What is trained.
+        run: The run folder.
+        models: Where --keep_models writes the weights.
+        lines: Where --monitor writes its lines.
+        again: Whether all seeds are trained again for these files alone.
+    """
+
+    options: Flags
+    recipe: Recipe
+    run: RunFolder
+    models: str
+    lines: str
+    again: bool = False
+    _weights: Any = None
+
+    @property
+    def monitored(self) -> bool:
+        """Whether the lines are asked for."""
+        return arguments.monitored(self.options)
+
+    def missing(self) -> list[str]:
+        """Those that are asked for and not there, of a run whose arrays are."""
+        weights = self.options.keep_models and not (self.run.path / self.models).exists()
+        lines = self.monitored and self._watched() < self.options.num_seeds
+        return [self.models] * weights + [self.lines] * lines
+
+    def seeds(self) -> int:
+        """How many of the first seeds have all that is asked for."""
+        found = self._watched() if self.monitored else self.options.num_seeds
+        path = self.run.path / self.models
+        if self.options.keep_models:
+            found = min(found, _count(model_file.load_models(path)[1]) if path.exists() else 0)
+        return int(processes.from_primary(np.asarray(found)))
+
+    def _watched(self):
+        """How many of the first seeds have the line of the last epoch."""
+        if not (self.run.path / self.lines).exists():
+            return 0
+        rows = metrics.read(self.run.path / self.lines)
+        there = {r.get("seed") for r in rows if r["step"] == self.recipe.num_epochs}
+        return next(seed for seed in itertools.count() if seed not in there)
+
+    def keep_weights(self, first: int, weights: Any) -> None:
+        """Writes the weights of seeds `first` and on, behind those of the seeds before.
+
+        Where all are trained again the file is written when it is whole.
+        """
+        if not self.run.primary:
+            return
+        if first and self._weights is None:
+            before = model_file.load_models(self.run.path / self.models)[1]
+            self._weights = jax.tree.map(lambda a: np.asarray(a[:first]), before)
+        if first:
+            weights = jax.tree.map(lambda *a: np.concatenate(a), self._weights, weights)
+        self._weights = weights
+        if not self.again or _count(weights) == self.options.num_seeds:
+            data = model_file.dump_models(self.recipe.config, weights)
+            self.run.write_file(self.models, data)
+
+
+def _count(weights):
+    """Seeds of weights [s, ...]."""
+    return len(jax.tree.leaves(weights)[0])
