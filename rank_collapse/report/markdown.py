@@ -6,15 +6,8 @@ from collections.abc import Sequence
 from PIL import Image
 
 from rank_collapse.report.claims import FINDING, Answer
-from rank_collapse.report.page import (
-    JOINTLY,
-    Section,
-    count_line,
-    note,
-    number,
-    range_text,
-    span,
-)
+from rank_collapse.report.page import Section
+from rank_collapse.report.wording import JOINTLY, count_line, note, number, range_text, span
 
 COLORS = 64  # of a figure's palette: a third of its size, and no difference that one sees
 
