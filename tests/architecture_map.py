@@ -1,6 +1,7 @@
 """The map of docs/architecture.md, made from the tree.
 
-`python tests/architecture_map.py` prints it, `--write` puts it there. A file is described by the first line of its docstring.
+`python tests/architecture_map.py` prints it, `--write` puts it there. A file is described by the
+first line of its docstring.
 """
 
 import ast

@@ -1,5 +1,6 @@
 """`python -m rank_collapse`: one page about one checkpoint, in the library alone."""
 
+import argparse
 import json
 import re
 import shutil
@@ -40,7 +41,7 @@ def test_its_numbers_are_those_of_the_network(folder, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("a b c d e f")
     arguments = {"source": str(folder), "text": str(text), "num_texts": 4, "max_tokens": 8}
-    source, batch = opened(type("Given", (), arguments))
+    source, batch = opened(argparse.Namespace(**arguments))
     found = measured(source, batch)
     config, params = rc.pretrained.load(folder)
     trace = rc.apply(params, batch.ids[0], config)
