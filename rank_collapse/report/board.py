@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from rank_collapse.report.claims import FINDING, OUTSIDE, WITHIN, Answer, Judged, counted
-from rank_collapse.report.wording import JOINTLY, count_line, note, number, range_text, span
+from rank_collapse.report.wording import JOINTLY, count_line, note, range_text, span
 
 STEP, LABELS = 13, 18  # pixels: from row to row, and what the labels of the axis take
 EDGE = 0.06  # of the axis beyond the farthest value
@@ -105,6 +105,9 @@ def forest(
     answer: Answer, rows: Sequence[Judged], axis: Axis, *, labels: bool = False
 ) -> str:  # fmt: skip
     """Rows as intervals with a mark each, on the claimed range; hovering names the setting."""
+    rows = [j for j in rows if j.row.estimate is not None]
+    if not rows:
+        return '<span class="small">no number</span>'
     height = STEP * len(rows)
     parts = []
     if answer.statement.claimed:
@@ -125,7 +128,7 @@ def forest(
             anchor = "start" if place < 8 else "end" if place > 92 else "middle"
             parts.append(
                 f'<text x="{place:.2f}%" y="{height + LABELS - 4}" text-anchor="{anchor}">'
-                f"{_text(number(value))}</text>"
+                f"{value:.3g}</text>"
             )
     name = _text(
         f"{answer.statement.statistic}: " + "; ".join(f"{j.row.setting} {span(j)}" for j in rows)
@@ -137,8 +140,6 @@ def forest(
 
 
 def _row(judged, axis, y, answer):
-    if judged.row.estimate is None:
-        return ""
     verdict = "finding" if answer == FINDING else judged.verdict
     parts = [f"<title>{_text(judged.row.setting)}: {_text(span(judged))} {_text(verdict)}</title>"]
     if judged.interval is not None:

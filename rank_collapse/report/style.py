@@ -21,7 +21,8 @@ nav a { display: block; padding: .25em 0; text-decoration: none; overflow-wrap: 
 nav a:hover { text-decoration: underline }
 details.contents { display: none }
 summary { cursor: pointer }
-section > details { margin: .5em 0 } section > details > summary { color: var(--soft) }
+section > details { margin: .5em 0 }
+section > details:not(.statement) > summary { color: var(--soft) }
 .wide { overflow-x: auto }
 table { border-collapse: collapse; margin: .6em 0; font-size: 14px; width: 100% }
 th, td { text-align: left; padding: .3em .8em .3em 0; border-bottom: 1px solid var(--line);
@@ -39,8 +40,10 @@ figure img { max-width: 100%; background: #fff; border-radius: 4px }
 .counts { display: flex; flex-wrap: wrap; gap: .2em 1.4em; font-size: 17px; margin: .8em 0 }
 .statement { border-bottom: 1px solid var(--line) }
 .statement > summary { display: grid; gap: .2em 1.2em; padding: .7em 0; align-items: start;
-                       grid-template-columns: 8em minmax(0, 1fr) minmax(0, 1fr); list-style: none }
+                       grid-template-columns: 9em minmax(0, 1fr) minmax(0, 1fr); list-style: none }
 .statement > summary::-webkit-details-marker { display: none }
+.statement > summary .answer::before { content: "▸ " }
+.statement[open] > summary .answer::before { content: "▾ " }
 .statement > summary:hover { background: var(--fold) }
 .statement > div { background: var(--fold); padding: .4em 1em; margin-bottom: .8em }
 .statement p { margin: .5em 0 } .statement td svg { width: 12em }
