@@ -57,7 +57,7 @@ def statement(answer: Answer) -> str:
         f'<td class="{_class(j.verdict)}">{"" if answer.answer == FINDING else j.verdict}</td></tr>'
         for j in answer.rows
     )
-    fails = f"<p>It fails with {_text(s.fails)}.</p>" if s.fails else ""
+    fails = f"<p>Fails: {_text(s.fails)}.</p>" if s.fails else ""
     return (
         f'<details class="statement"><summary>'
         f'<span class="answer {_class(answer.answer)}">{_text(answer.answer)}</span>'

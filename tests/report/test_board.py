@@ -1,6 +1,9 @@
 """The board of statements: intervals where they belong, and names that are hostile to HTML."""
 
+import html
 import re
+import shutil
+import subprocess
 from html.parser import HTMLParser
 
 import pytest
@@ -9,6 +12,7 @@ from rank_collapse import report
 from rank_collapse.report import board, claims
 
 HOSTILE = "\"><script>alert('1')</script><img src=x onerror=alert(2)>&amp;</style></svg>"
+WIDTHS = (400, 900, 1400)
 FORBIDDEN = {"script", "iframe", "object", "embed", "link", "base", "form"}
 
 
@@ -42,7 +46,7 @@ class Seen(HTMLParser):
         self.text += data
 
 
-def test_hostile_names_stay_text():
+def hostile_page():
     stated = {HOSTILE: report.Statement(HOSTILE, HOSTILE, HOSTILE, (0.0, 1.0), fails=HOSTILE)}
     rows = [claims.of_mean(HOSTILE, HOSTILE, [0.1, 0.2, 0.3], why=HOSTILE)]
     made = report.Section(
@@ -52,13 +56,36 @@ def test_hostile_names_stay_text():
         details=HOSTILE, error=HOSTILE,
     )  # fmt: skip
     answers = report.answers_of(stated, rows)
-    seen = Seen(report.render(HOSTILE, HOSTILE, [made], HOSTILE, answers, [HOSTILE]))
+    return report.render(HOSTILE, HOSTILE, [made], HOSTILE, answers, [HOSTILE])
+
+
+def test_hostile_names_stay_text():
+    seen = Seen(hostile_page())
     assert not {tag for tag, _ in seen.tags} & FORBIDDEN and not seen.open
     names = {name for _, attributes in seen.tags for name in attributes}
     assert not any(name.startswith("on") for name in names)
     sources = [a["src"] for tag, a in seen.tags if tag == "img"]
     assert len(sources) == 2 and all(s.startswith("data:image/png;base64,") for s in sources)
     assert seen.text.count("alert('1')") > 15
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("chromium"), reason="no chromium")
+def test_in_a_browser_nothing_is_cut_off_at_any_width(tmp_path):
+    """The page in frames of three widths, all unfolded: no wider than the frame, no script runs."""
+    page = html.escape(hostile_page().replace("<details", "<details open"))
+    frames = "".join(f'<iframe width="{w}" height="900" srcdoc="{page}"></iframe>' for w in WIDTHS)
+    script = """<script>window.alert = () => { document.title += " alert" }; onload = () => {
+        for (const frame of document.querySelectorAll("iframe")) {
+            const root = frame.contentDocument.documentElement;
+            document.title += ` ${root.clientWidth}:${root.scrollWidth}` } }</script>"""
+    path = tmp_path / "frames.html"
+    path.write_text(f'<meta charset="utf-8"><title>seen</title>{script}{frames}', "utf-8")
+    command = ["chromium", "--headless=new", "--no-sandbox", "--disable-gpu", "--dump-dom"]
+    done = subprocess.run([*command, path.as_uri()], capture_output=True, text=True, timeout=60)
+    (title,) = re.findall(r"<title>(seen.*?)</title>", done.stdout)[:1]
+    sizes = [tuple(map(int, pair.split(":"))) for pair in title.split()[1:]]
+    assert len(sizes) == 3 and all(inner <= outer for outer, inner in sizes), title
 
 
 def test_intervals_are_drawn_against_the_claimed_range():
