@@ -9,7 +9,8 @@ STYLE = """
 }
 * { box-sizing: border-box }
 body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--back);
-       margin: 0 auto; max-width: 1320px; padding: 0 1em; display: flex; gap: 2.5em }
+       margin: 0 auto; max-width: 1320px; padding: 0 1em; display: flex; gap: 2.5em;
+       overflow-wrap: break-word }
 main { flex: 1; min-width: 0; padding-bottom: 3em }
 a { color: inherit }
 h1 { margin: .8em 0 .2em; line-height: 1.2 }
