@@ -60,10 +60,7 @@ def make_flags(
     if num_seeds is not None:
         integer("seed", 0, "Base seed; seed s of the run is fold_in(key(seed), s).", 0)
         integer("num_seeds", num_seeds, "Seeds, run as one ensemble.", 1)
-        boolean(
-            "distributed",
-            "One of several processes that share the seeds; see docs/accelerators.md.",
-        )
+        boolean("distributed", "One of several processes that share the seeds; see BUILD.md.")
     integer(
         "num_devices",
         0,
