@@ -2,6 +2,7 @@
 
 import json
 
+import jax
 import numpy as np
 import pytest
 from conftest import REPOSITORY
@@ -13,8 +14,9 @@ def run_notebook(name):
     """The names that a notebook of docs/ defines."""
     cells = json.loads((REPOSITORY / "docs" / f"{name}.ipynb").read_bytes())["cells"]
     scope = {}
-    for cell in (c for c in cells if c["cell_type"] == "code"):
-        exec(compile("".join(cell["source"]), name, "exec"), scope)
+    with jax.numpy_rank_promotion("allow"):  # as it is elsewhere
+        for cell in (c for c in cells if c["cell_type"] == "code"):
+            exec(compile("".join(cell["source"]), name, "exec"), scope)
     return scope
 
 
