@@ -154,7 +154,7 @@ if TYPE_CHECKING:
     from rank_collapse.report.profiles import plot as plot
     from rank_collapse.theory.exact import exact_profile as exact_profile
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Found as rc.pretrained and so on; imported when first asked for, since they take their time or
 # need an extra.

@@ -180,7 +180,7 @@ def intermediate_profile(
         layer_axis: Where `nn.scan` and the like put the layers; None where every layer has a name.
 
     Returns:
-        {name: {measure: value}}, in the order of `intermediates`; values [l][b].
+        {name: {measure: value}}, in the order of `intermediates`; values [l, b], where they exist.
 
     Raises:
         ValueError: No intermediate with tokens matches the pattern.

@@ -1,6 +1,7 @@
-"""The map of BUILD.md, made from the tree: `python tests/architecture_map.py` prints it.
+"""The map of docs/architecture.md, made from the tree.
 
-`--write` puts it into BUILD.md. A file is described by the first line of its docstring.
+`python tests/architecture_map.py` prints it, `--write` puts it there. A file is described by the
+first line of its docstring.
 """
 
 import ast
@@ -59,7 +60,7 @@ def mapped_files(text: str) -> set[str]:
 
 if __name__ == "__main__":
     if "--write" in sys.argv[1:]:
-        build = REPOSITORY / "BUILD.md"
-        build.write_text(BLOCK.sub(lambda _: architecture_map(), build.read_text("utf-8"), 1))
+        page = REPOSITORY / "docs" / "architecture.md"
+        page.write_text(BLOCK.sub(lambda _: architecture_map(), page.read_text("utf-8"), 1))
     else:
         print(architecture_map(), end="")

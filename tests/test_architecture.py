@@ -1,4 +1,4 @@
-"""The five levels: imports point down, and BUILD.md's map is the tree."""
+"""The five levels: imports point down, and the map of docs/architecture.md is the tree."""
 
 import ast
 from pathlib import Path
@@ -103,7 +103,7 @@ def test_no_module_of_the_library_is_named_in_a_string():
     assert not wrong, "\n".join(wrong)
 
 
-def test_the_map_of_build_is_the_tree():
-    text = (REPOSITORY / "BUILD.md").read_text("utf-8")
+def test_the_map_of_files_is_the_tree():
+    text = (REPOSITORY / "docs" / "architecture.md").read_text("utf-8")
     tree = {str(p) for package in PACKAGES for p in files(package) if p.name != "__init__.py"}
     assert mapped_files(text) == tree, "python tests/architecture_map.py --write renews it"

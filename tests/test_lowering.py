@@ -135,5 +135,5 @@ def test_float64_is_found(x64):
 
 
 def test_a_call_back_into_python_does_not_lower_for_a_device_that_is_not_there():
-    with pytest.raises(ValueError, match="callback|platform"):
+    with pytest.raises(ValueError, match=r"callback|platform"):
         lowered(*of_tokens(lambda x: jax.debug.callback(print, x) or x), ["cuda"])

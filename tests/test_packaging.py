@@ -59,8 +59,8 @@ EXTRAS_OF = {
     "pretrained": ("pretrained", "hub"),
     "text": ("pretrained",),
     "theory": ("exact",),
-    "report": ("experiments",),
-    "runs": ("experiments",),
+    "report": ("report",),
+    "runs": ("report",),
 }
 CORE = names(PYPROJECT["project"]["dependencies"])
 EXTRAS = {
@@ -80,23 +80,23 @@ def foreign(names):
 
 def test_what_it_imports_is_what_it_requires():
     found = foreign(name for path in MODULES for name in imports(path))
-    # absl is what the binaries add; torch reads .bin files where it is installed.
-    assert found == (CORE | ALL_EXTRAS) - {"absl"} | {"torch"}
+    # torch reads .bin files where it is installed.
+    assert found == CORE | ALL_EXTRAS | {"torch"}
     for path in MODULES:
         extras = set().union(*(EXTRAS[extra] for extra in EXTRAS_OF.get(part(path), ())))
         extras |= {"torch"} if path.name == "torch_tensors.py" else set()
         assert foreign(imports(path)) <= CORE | extras, path
     experiments = [n for p in (REPOSITORY / "experiments").rglob("*.py") for n in imports(p)]
     # PyTorch is asked for by a flag of the benchmark.
-    known = CORE | ALL_EXTRAS | EXTRAS["sweeps"]
+    known = CORE | ALL_EXTRAS | EXTRAS["experiments"] | EXTRAS["sweeps"]
     assert foreign(experiments) - {"experiments", "torch"} <= known
 
 
 def test_the_requirements_have_every_extra():
     pinned = (REPOSITORY / "requirements.txt").read_text("utf-8").splitlines()
-    assert names(r for r in pinned if r[:1].isalpha()) >= (CORE | ALL_EXTRAS | EXTRAS["sweeps"]) - {
-        "ml_dtypes"
-    }
+    assert names(r for r in pinned if r[:1].isalpha()) >= CORE.union(
+        ALL_EXTRAS, EXTRAS["experiments"], EXTRAS["sweeps"]
+    ) - {"ml_dtypes"}
 
 
 CHILD = """

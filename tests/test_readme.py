@@ -1,4 +1,4 @@
-"""The README's Python examples run, each once, and the files it links to exist."""
+"""The Python examples of the README and of the site run, and what they link to exists."""
 
 import functools
 import re
@@ -10,9 +10,18 @@ from conftest import REPOSITORY
 import rank_collapse as rc
 from rank_collapse.measures.residuals import residual_ratio
 
-TEXT = (REPOSITORY / "README.md").read_text("utf-8")
-BLOCKS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
-MARKED = re.findall(r"<!-- test: ([\w ]+) -->\n```python\n(.*?)```", TEXT, re.DOTALL)
+DOCS = REPOSITORY / "docs"
+README, BUILD = (REPOSITORY / name for name in ("README.md", "BUILD.md"))
+# Pages whose blocks stand alone. Those of monitoring and mixing run in test_recipes, the one of
+# sweeps in test_sweep_engines; the others need torch for minutes, or are parts of a program.
+PAGES = [
+    README,
+    *(DOCS / f"{n}.md" for n in ("index", "measures", "networks", "paths", "checkpoints")),
+]
+ELSEWHERE = {"monitoring.md", "mixing.md", "sweeps.md", "extending.md", "run_architectures.md"}
+TEXTS = {page.name: page.read_text("utf-8") for page in PAGES}
+BLOCK = re.compile(r"(?:<!-- test: ([\w ]+) -->\n)?```python\n(.*?)```", re.DOTALL)
+BLOCKS = [(page, *found) for page, text in TEXTS.items() for found in BLOCK.findall(text)]
 
 
 @functools.cache
@@ -21,17 +30,37 @@ def ran(block):
     for name in re.findall(r"^import (\w+)", block, re.MULTILINE):
         pytest.importorskip(name)
     scope = {}
-    exec(compile(block, "README.md", "exec"), scope)
+    exec(compile(block, "a page", "exec"), scope)
     return scope
 
 
-@pytest.mark.parametrize("block", BLOCKS, ids=lambda b: b.strip().splitlines()[-1][:40])
+@pytest.mark.parametrize(
+    "block", dict.fromkeys(b for *_, b in BLOCKS), ids=lambda b: b.strip().splitlines()[-1][:40]
+)
 def test_an_example_runs(block):
     ran(block)
 
 
+def test_every_block_of_python_is_run_somewhere():
+    with_blocks = {p.name for p in DOCS.rglob("*.md") if "```python" in p.read_text("utf-8")}
+    assert with_blocks == TEXTS.keys() - {"README.md"} | ELSEWHERE
+
+
+def test_the_network_of_the_readme_falls_at_the_cubic_rate():
+    scope = named("network")
+    assert abs(rc.local_rate(scope["profile"])[-1] - 3) < 1e-3
+    total = scope["by_length"].sum(axis=0) + scope["offset"]
+    np.testing.assert_allclose(total, scope["trace"].output, rtol=1e-4, atol=1e-5)
+
+
+def test_a_checkpoint_of_the_readme_collapses_without_skips():
+    scope = named("checkpoint")
+    last = [float(residual_ratio(scope[name].output)) for name in ("trace", "collapsed")]
+    assert last[1] < last[0] / 2
+
+
 def test_examples_for_checkpoints_flax_models_and_plain_jax():
-    flax_model, plain, checkpoint = (ran(block) for name, block in MARKED if name == "models")
+    flax_model, plain, checkpoint = (named(n) for n in ("flax", "plain", "models"))
     assert checkpoint["trace"].hidden.shape == (13, 5, 768)
     assert not checkpoint["san_config"].attention_skip
     last = [float(residual_ratio(checkpoint[name].hidden[-1])) for name in ("trace", "san_trace")]
@@ -50,7 +79,7 @@ def test_a_model_layer_by_layer():
 
 
 def named(name):
-    (block,) = (block for mark, block in MARKED if mark == name)
+    (block,) = {block for _, mark, block in BLOCKS if mark == name}
     return ran(block)
 
 
@@ -87,7 +116,7 @@ def rotated(x):
 
 
 def test_the_network_by_hand_is_the_plain_one():
-    """The README's weights through a forward pass of numpy, head by head, as Llama computes."""
+    """The page's weights through a forward pass of numpy, head by head, as Llama computes."""
     scope = named("by hand")
     x = np.asarray(scope["trace"].hidden[0], np.float64)
     n, share = len(x), scope["h"] // scope["g"]
@@ -115,14 +144,28 @@ def test_the_encoder_decoder_is_its_halves():
 
 
 def test_links_and_commands_exist():
-    assert len(BLOCKS) >= 2
-    for target in re.findall(r"\]\(([^)]+)\)", TEXT):
-        assert (REPOSITORY / target).exists(), target
-    for module in set(re.findall(r"python -m (experiments\.\w+)", TEXT)):
-        assert (REPOSITORY / (module.replace(".", "/") + ".py")).exists(), module
+    pages = [README, BUILD, *(p for p in DOCS.rglob("*.md"))]
+    for page in pages:
+        text = re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL)
+        for target in re.findall(r"\]\(([^)]+)\)", text):
+            path = target.partition("#")[0]
+            found = "://" in target or not path or (page.parent / path).exists()
+            assert found, f"{page.name} links to {target}"
+        for module in set(re.findall(r"python -m (experiments\.\w+)", text)):
+            path = REPOSITORY / module.replace(".", "/")
+            assert path.is_dir() or path.with_suffix(".py").exists(), module
+
+
+def test_the_readme_and_the_build_page_stay_short():
+    texts = [page.read_text("utf-8") for page in (README, BUILD)]
+    assert max(text.count("\n") for text in texts) <= 150
+    assert sum(len(text.split()) for text in texts) <= 2500
 
 
 def test_the_two_commands_set_everything_up():
     start = "python3 -m venv .venv && .venv/bin/pip install -r "
-    assert start + "requirements.txt && .venv/bin/python -m experiments.reproduce" in TEXT
-    assert start + "requirements-test.txt && .venv/bin/python -m pytest" in TEXT
+    assert (
+        start + "requirements.txt && .venv/bin/python -m experiments.reproduce"
+        in TEXTS["README.md"]
+    )
+    assert start + "requirements-test.txt && .venv/bin/python -m pytest" in TEXTS["README.md"]

@@ -21,7 +21,7 @@ from rank_collapse.report.claims import (
     Answer,
     Statement,
 )
-from rank_collapse.report.page import range_text
+from rank_collapse.report.wording import range_text
 
 DONG = "Dong et al. 2021, {}"
 LIU = "Liu et al. 2020, {}"

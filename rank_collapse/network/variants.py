@@ -375,7 +375,7 @@ def init_variant(
 
 def value_residual(
     params: TransformerParams, x: Any, config: TransformerConfig, share: Any = 0.5, **inputs: Any
-) -> dict[str, Callable]:
+) -> dict[str, Callable[..., Any]]:
     """The edit V_l ← (1 − s) V_l + s V_1 of every layer but the first, on one example.
 
     Sums over paths count s V_1 as a constant, which joins their offset.
@@ -391,7 +391,7 @@ def value_residual(
     return {"v": lambda v, layer: (1 - shares[layer]) * v + shares[layer] * first}
 
 
-def feat_scale(common: Any, rest: Any) -> dict[str, Callable]:
+def feat_scale(common: Any, rest: Any) -> dict[str, Callable[..., Any]]:
     """The edit f ← f + λ₁ ∘ f̄ + λ₂ ∘ (f − f̄) of attention's output f, f̄ its mean token.
 
     Args:

@@ -9,10 +9,12 @@ from rank_collapse.report.claims import (
 from rank_collapse.report.page import (
     Comparison as Comparison,
     Section as Section,
-    answer_lines as answer_lines,
     comparison_line as comparison_line,
+    render as render,
+)
+from rank_collapse.report.wording import (
+    answer_lines as answer_lines,
     count_line as count_line,
     number as number,
-    render as render,
     span as span,
 )

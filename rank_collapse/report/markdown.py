@@ -6,15 +6,8 @@ from collections.abc import Sequence
 from PIL import Image
 
 from rank_collapse.report.claims import FINDING, Answer
-from rank_collapse.report.page import (
-    JOINTLY,
-    Section,
-    count_line,
-    note,
-    number,
-    range_text,
-    span,
-)
+from rank_collapse.report.page import Section
+from rank_collapse.report.wording import JOINTLY, count_line, note, number, range_text, span
 
 COLORS = 64  # of a figure's palette: a third of its size, and no difference that one sees
 
@@ -42,8 +35,7 @@ def markdown(
         table = answer_table(answers, untested)
         parts += ["## Statements", f"{count_line(answers)}. {JOINTLY}", table]
     for section in sections:
-        parts += [f"## {section.title}", section.claim, f"```\n{section.command}\n```"]
-        parts.append(section.details)
+        parts += [f"## {section.title}", section.claim]
         if section.status != "done":
             parts.append(f"**{section.status}**")
         if section.reading:
@@ -55,7 +47,9 @@ def markdown(
         if section.comparisons:
             rows = [(c.quantity, number(c.measured), number(c.published), c.note)
                     for c in section.comparisons]  # fmt: skip
-            parts.append(_table(("quantity", "measured", "published", ""), rows))
+            table = _table(("quantity", "measured", "published", ""), rows)
+            parts.append(_folded("Numbers, beside published ones", table))
+        parts += [f"```\n{section.command}\n```", section.details]
     parts.append(footer)
     return "\n\n".join(part for part in parts if part) + "\n", figures
 
@@ -84,6 +78,11 @@ def small(png: bytes) -> bytes:
     out = io.BytesIO()
     image.quantize(COLORS, dither=Image.Dither.NONE).save(out, "png", optimize=True)
     return min(out.getvalue(), png, key=len)
+
+
+def _folded(title, text):
+    """Unfolds on GitHub and on the site."""
+    return f'<details markdown="1"><summary>{title}</summary>\n\n{text}\n\n</details>'
 
 
 def _table(head, rows):

@@ -1,22 +1,18 @@
-"""One self-contained HTML page of experiments: figures embedded, numbers, commands, verdicts."""
+"""One self-contained HTML page of experiments: figures embedded, numbers, commands, verdicts.
+
+No script: what unfolds is a `details` element.
+"""
 
 import base64
 import html
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rank_collapse.report.claims import (
-    FINDING,
-    NO_CASE,
-    Answer,
-    Judged,
-    Range,
-    Row,
-    by_chance,
-    counted,
-)
+from rank_collapse.report.board import board
+from rank_collapse.report.claims import Answer, Row
+from rank_collapse.report.style import STYLE
+from rank_collapse.report.wording import number
 
 
 @dataclass(frozen=True)
@@ -47,32 +43,6 @@ class Section:
     error: str = ""  # What a failed run printed
 
 
-JOINTLY = (
-    "The intervals of a statement's rows hold jointly in 95 % of runs (Holm); within: all of it is "
-    "where the statement has it, outside: none of it, undecided: part of it, or too few draws. A "
-    "statement holds where all rows are within, in part where some are, and does not where some "
-    "are outside and none is within, or one is outside of a statement without exceptions. "
-    "Findings are what no paper says; they have no answer."
-)
-STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #1b1b1b; max-width: 1080px; margin: 2em auto;
-       padding: 0 1em; }
-h1 { margin-bottom: .2em } h2 { margin-top: 2.2em; border-top: 1px solid #ddd; padding-top: .8em }
-table { border-collapse: collapse; margin: 1em 0; font-size: 14px; width: 100% }
-th, td { text-align: left; padding: .3em .8em .3em 0; border-bottom: 1px solid #e6e6e6;
-         vertical-align: top }
-td.number { font-variant-numeric: tabular-nums; white-space: nowrap }
-pre { background: #f5f5f3; padding: .7em 1em; white-space: pre-wrap; overflow-wrap: anywhere;
-      font-size: 13px }
-figure { margin: 1em 0 } figure img { max-width: 100% }
-figcaption { color: #555; font-size: 13.5px }
-.holds, .within { color: #00664b } .holds-in-part { color: #8a6d00 }
-.does-not-hold, .outside { color: #a33b00; font-weight: 600 }
-.cannot-be-said, .undecided { color: #666 } tr.row td:first-child { padding-left: 2em }
-.failed { color: #a33b00 } .small { color: #666; font-size: 13px }
-"""
-
-
 def render(
     title: str,
     intro: str,
@@ -87,109 +57,27 @@ def render(
         answers: To the statements that they test.
         untested: Texts of the statements that they do not test.
     """
-    overview = "".join(
-        f'<tr><td><a href="#{_text(s.name)}">{_text(s.title)}</a></td>'
-        f"<td>{_status(s)}</td><td>{_text(s.reading)}</td></tr>"
-        for s in sections
+    contents = '<a href="#statements">Statements</a>' if answers or untested else ""
+    contents += "".join(
+        f'<a href="#{_text(s.name)}">{_text(s.title)}{_status(s)}</a>' for s in sections
     )
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f"<title>{_text(title)}</title>"
-        f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head><body>\n'
-        f"<h1>{_text(title)}</h1><p>{_text(intro)}</p>\n"
-        "<table><tr><th>experiment</th><th>run</th><th>against the paper</th></tr>"
-        f"{overview}</table>\n"
-        + (answer_table(answers, untested) if answers or untested else "")
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<meta name="color-scheme" content="light dark"><style>{STYLE}</style></head><body>\n'
+        f'<nav class="side">{contents}</nav>\n<main><h1>{_text(title)}</h1><p>{_text(intro)}</p>\n'
+        f'<details class="contents"><summary>Contents</summary><nav>{contents}</nav></details>\n'
+        + (board(answers, untested) if answers or untested else "")
         + "\n".join(_section(s) for s in sections)
-        + f'\n<p class="small">{_text(footer)}</p></body></html>\n'
+        + f'\n<p class="small">{_text(footer)}</p></main></body></html>\n'
     )
-
-
-def number(value: Any) -> str:
-    """A value as the table shows it: four significant digits."""
-    if isinstance(value, bool) or value is None:
-        return {True: "yes", False: "no", None: "—"}[value]
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    return str(value)
-
-
-def count_line(answers: Sequence[Answer]) -> str:
-    """ "3 statements tested: 2 holds, ...; chance alone: at most 0.15 wrong"."""
-    tested = [a for a in answers if a.answer != FINDING]
-    counts = ", ".join(f"{answer}: {n}" for answer, n in counted(tested).items())
-    rows = sum(len(a.rows) for a in tested)
-    return (
-        f"{len(tested)} statement{'s' * (len(tested) != 1)} tested in {rows} rows: {counts}. "
-        f"Chance alone would give a wrong verdict to {by_chance(tested):.2g} of them at most"
-    )
-
-
-def range_text(claimed: Range | None) -> str:
-    """ "above 0", "below -2", "2.5 to 3.5", "no case"; of a finding nothing."""
-    if claimed in (None, NO_CASE):
-        return "" if claimed is None else "no case"
-    low, high = claimed
-    if math.isinf(high):
-        return f"above {low:g}"
-    return f"below {high:g}" if math.isinf(low) else f"{low:g} to {high:g}"
-
-
-def span(judged: Judged) -> str:
-    """A row's statistic and its interval, "2.9 (2.8 to 3.1)"."""
-    if judged.row.estimate is None:
-        return "—"
-    estimate, interval = number(judged.row.estimate), judged.interval
-    if interval is None or interval[0] == interval[1]:
-        return estimate
-    return f"{estimate} ({number(interval[0])} to {number(interval[1])})"
-
-
-def answer_lines(answer: Answer) -> str:
-    """ "holds          Section 3.1: ..." and a line for each of its rows."""
-    s = answer.statement
-    lines = [f"{answer.answer:14s} {s.source}: {s.text}"]
-    for judged in answer.rows:
-        verdict = "" if answer.answer == FINDING else judged.verdict
-        lines.append(f"    {verdict:10s} {judged.row.setting}: {span(judged)}; {note(judged.row)}")
-    return "\n".join(lines)
-
-
-def note(row: Row) -> str:
-    """ "8 draws; 2 of 10 draws have no number"."""
-    return f"{row.draws} draw{'s' * (row.draws != 1)}" + (f"; {row.why}" if row.why else "")
 
 
 def comparison_line(row: Comparison) -> str:
     """ "whole model: 0.98, beside 0.9; note"."""
     beside = "" if row.published is None else f", beside {number(row.published)}"
     return f"{row.quantity}: {number(row.measured)}{beside}" + (f"; {row.note}" * bool(row.note))
-
-
-def answer_table(answers: Sequence[Answer], untested: Sequence[str] = ()) -> str:
-    """Each statement with its answer and its rows below it, and what was not tested."""
-    parts = []
-    for a in answers:
-        s = a.statement
-        holds = f"; holds {range_text(s.claimed)}" if s.claimed else ""
-        parts.append(
-            f"<tr><td><b>{_text(s.text)}</b> {_text(s.source)}</td>"
-            f"<td>{_text(s.statistic)}{_text(holds)}</td>"
-            f'<td class="{a.answer.replace(" ", "-")}">{_text(a.answer)}</td></tr>'
-        )
-        for judged in a.rows:
-            verdict = "" if a.answer == FINDING else judged.verdict
-            parts.append(
-                f'<tr class="row"><td>{_text(judged.row.setting)}</td><td class="number">'
-                f"{_text(span(judged))}; {_text(note(judged.row))}</td>"
-                f'<td class="{judged.verdict}">{verdict}</td></tr>'
-            )
-    parts += [f"<tr><td>{_text(text)}</td><td></td><td>not tested</td></tr>" for text in untested]
-    return (
-        f'<p class="verdicts"><b>{_text(count_line(answers))}.</b> {_text(JOINTLY)}</p>'
-        "<table><tr><th>statement, and the settings it is tested in</th><th>statistic, and its "
-        f"joint interval</th><th>answer</th></tr>{''.join(parts)}</table>"
-    )
 
 
 def table_of(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -211,39 +99,47 @@ def _text(value):
 
 def _status(section):
     if section.status != "done":
-        return f'<span class="failed">{_text(section.status)}</span>'
-    return "done"
+        return f' <span class="failed">{_text(section.status)}</span>'
+    return ""
+
+
+def _folded(title, *parts):
+    return f"<details><summary>{_text(title)}</summary>{''.join(parts)}</details>"
+
+
+def _figure(figure):
+    png, caption = figure
+    data = base64.b64encode(png).decode()
+    return (
+        f'<figure><img alt="{_text(caption)}" src="data:image/png;base64,{data}">'
+        f"<figcaption>{_text(caption)}</figcaption></figure>"
+    )
 
 
 def _section(section):
+    """Figure first, what the paper says and what came out; the rest unfolds."""
     parts = [
-        f'<h2 id="{_text(section.name)}">{_text(section.title)}</h2>',
-        f"<p>{_text(section.claim)}</p>",
-        f"<pre>{_text(section.command)}</pre>",
+        f'<section><h2 id="{_text(section.name)}">{_text(section.title)}{_status(section)}</h2>'
     ]
-    if section.status != "done":
-        parts.append(f'<p class="failed">{_text(section.status)}</p>')
-    if section.error:
-        parts.append(f"<pre>{_text(section.error)}</pre>")
-    for png, caption in section.figures:
-        data = base64.b64encode(png).decode()
-        parts.append(
-            f'<figure><img alt="{_text(caption)}" src="data:image/png;base64,{data}">'
-            f"<figcaption>{_text(caption)}</figcaption></figure>"
-        )
-    if section.comparisons:
-        rows = "".join(_row(c) for c in section.comparisons)
-        parts.append(
-            "<table><tr><th>quantity</th><th>measured</th><th>published</th><th></th></tr>"
-            f"{rows}</table>"
-        )
-    if section.table:
-        parts.append(table_of(section.table))
+    parts += [_figure(figure) for figure in section.figures[:1]]
+    parts.append(f'<p class="claim">{_text(section.claim)}</p>')
     if section.reading:
         parts.append(f"<p><b>Against the paper:</b> {_text(section.reading)}</p>")
-    if section.details:
-        parts.append(f'<p class="small">{_text(section.details)}</p>')
-    return "\n".join(parts)
+    if section.error:
+        parts.append(f"<pre>{_text(section.error)}</pre>")
+    if further := section.figures[1:]:
+        count = f"{len(further)} more figure{'s' * (len(further) != 1)}"
+        parts.append(_folded(count, *map(_figure, further)))
+    if section.comparisons:
+        head = "<tr><th>quantity</th><th>measured</th><th>published</th><th></th></tr>"
+        rows = "".join(_row(c) for c in section.comparisons)
+        table = f'<div class="wide"><table>{head}{rows}</table></div>'
+        parts.append(_folded("Numbers, beside published ones", table))
+    if section.table:
+        parts.append(f'<div class="wide">{table_of(section.table)}</div>')
+    details = f'<p class="small">{_text(section.details)}</p>' if section.details else ""
+    parts.append(_folded("Command", f"<pre>{_text(section.command)}</pre>", details))
+    return "\n".join(parts) + "</section>"
 
 
 def _row(c):

@@ -10,7 +10,7 @@ from experiments.shell import statements
 from experiments.shell.experiment import experiments_of
 from experiments.shell.statements import PAGE, STATEMENTS, answered, now_text, page
 from rank_collapse.report.claims import BELOW_ZERO, NO_CASE, answers_of, of_mean
-from rank_collapse.report.page import range_text
+from rank_collapse.report.wording import range_text
 
 
 def test_the_page_is_what_the_command_writes(tmp_path, monkeypatch):

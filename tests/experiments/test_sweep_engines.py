@@ -1,4 +1,4 @@
-"""The examples of BUILD.md that start sweeps on clusters, as they stand there but for the work."""
+"""The examples of docs/sweeps.md that start sweeps on clusters, but for their work."""
 
 import csv
 import os
@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from two_processes import REPOSITORY
 
-BUILD = (REPOSITORY / "BUILD.md").read_text("utf-8")
+PAGE = (REPOSITORY / "docs" / "sweeps.md").read_text("utf-8")
 
 
 def example(language, word, folder):
-    """The block of BUILD.md that holds a word, with path counts in the place of training."""
-    blocks = re.findall(rf"```{language}\n(.*?)```", BUILD, re.DOTALL)
+    """The block of the page that holds a word, with path counts in the place of training."""
+    blocks = re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
     (found,) = [block for block in blocks if word in block]
     for pattern, other in (
         (r"learning_rate=[\w.,-]+;depth=[\d,]+(;width=[\d,]+)?", "heads,layers=2:2,2:3,3:2,3:3"),

@@ -1,0 +1,89 @@
+"""Draws the small pictures of docs/: `python tests/docs_pictures.py`."""
+
+import re
+from pathlib import Path
+
+import jax
+import numpy as np
+
+import rank_collapse as rc
+from rank_collapse.report import figures
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+SWEEP = re.compile(r"<!-- test: sweep -->\n```python\n(.*?)```", re.DOTALL)
+SEEN = 1e-7  # float32 shows no smaller residual
+
+
+@figures.styled
+def skip_gain(gains, curves):
+    """Residual ratio by layer, a curve for each gain of the skip."""
+    fig, axes = figures.figure(width=6.5, height=3.2)
+    ax = axes[0, 0]
+    for index, (gain, curve) in enumerate(zip(gains, curves, strict=True)):
+        curve = np.asarray(curve)
+        shown = np.where(curve > SEEN, curve, np.nan)
+        figures.band(ax, np.arange(len(curve)), shown[None], f"skip gain {gain:g}", index)
+    ax.set(yscale="log", xlabel="layer", ylabel="‖res(X)‖₁,∞ / ‖X‖₁,∞")
+    ax.legend()
+    figures.integer_ticks(ax)
+    return fig
+
+
+@figures.styled
+def residual():
+    """Six tokens with their mean, and the residual ratio by layer with skips and without."""
+    fig, axes = figures.figure(columns=2, width=3.8, height=3.0)
+    tokens, ax = np.random.default_rng(3).normal((2, 1), size=(6, 2)), axes[0, 0]
+    mean = tokens.mean(axis=0)
+    for token in tokens:
+        ax.plot(*zip(mean, token, strict=True), color="0.6", lw=1)
+    ax.plot(*tokens.T, "o", label="tokens")
+    ax.plot(*mean, "s", color="black", label="mean token")
+    ax.set(xlabel="first feature", ylabel="second feature", aspect="equal")
+    ax.legend()
+    ax = axes[0, 1]
+    x = jax.random.normal(jax.random.key(1), (32, 64))
+    for index, (name, network) in enumerate((("no skips", rc.san), ("skips", rc.san_skip))):
+        config = network(depth=8, num_heads=4, d_model=64)
+        trace = rc.apply(rc.init(jax.random.key(0), config), x, config)
+        ratios = np.asarray(rc.profile(trace.hidden)["residual_ratio"])
+        figures.band(ax, np.arange(9), np.where(ratios > SEEN, ratios, np.nan)[None], name, index)
+    ax.set(yscale="log", xlabel="layer", ylabel="‖res(X)‖₁,∞ / ‖X‖₁,∞")
+    ax.legend()
+    figures.integer_ticks(ax)
+    return fig
+
+
+@figures.styled
+def paths():
+    """How far sums of short paths are from the whole output, frozen and truncated."""
+    config = rc.transformer(depth=6, num_heads=2, d_model=32)
+    params = rc.init(jax.random.key(0), config)
+    x = jax.random.normal(jax.random.key(1), (16, 32))
+    frozen = rc.path_contributions(params, x, config)
+    lengths = np.arange(7)
+    cut = rc.truncated(params, x, config, length=lengths)
+    fig, axes = figures.figure(width=5.5, height=3.0)
+    ax = axes[0, 0]
+    ends = {
+        "frozen paths up to K": frozen.up_to(),
+        "network truncated at K": cut.by_length.sum(axis=1) + cut.offset,
+    }
+    for index, (name, found) in enumerate(ends.items()):
+        error = np.asarray([np.linalg.norm(f - frozen.total) for f in found])
+        error = error / np.linalg.norm(frozen.total)
+        figures.band(ax, lengths, np.where(error > 1e-6, error, np.nan)[None], name, index)
+    ax.set(yscale="log", xlabel="K", ylabel="distance to the output, relative")
+    ax.legend()
+    figures.integer_ticks(ax)
+    return fig
+
+
+if __name__ == "__main__":
+    scope = {}
+    page = (REPOSITORY / "docs" / "networks.md").read_text("utf-8")
+    exec(SWEEP.search(page)[1], scope)
+    drawn = {"skip_gain": skip_gain(scope["gains"], scope["curves"])}
+    drawn |= {"concept_residual": residual(), "concept_paths": paths()}
+    for name, fig in drawn.items():
+        fig.savefig(REPOSITORY / "docs" / f"{name}.png", dpi=150, bbox_inches="tight")

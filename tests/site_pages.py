@@ -1,0 +1,105 @@
+"""Parts of the site's pages that repeat the code: `python tests/site_pages.py --write` makes them.
+
+They stand between `<!-- made: name -->` and `<!-- end -->`.
+"""
+
+import ast
+import re
+import sys
+from collections.abc import Callable
+
+from architecture_map import REPOSITORY
+
+from experiments.shell.experiment import experiment_of, experiments_of
+from rank_collapse import MEASURES
+
+DOCS = REPOSITORY / "docs"
+BLOCK = re.compile(r"(?<=<!-- made: )(\w+)( -->\n).*?(?=<!-- end -->)", re.DOTALL)
+API = {  # a page of docs/api, and the modules whose public names it has
+    "measures": ("measures",), "network": ("network",), "paths": ("paths",), "theory": ("theory",),
+    "pretrained": ("pretrained",), "training": ("training",), "report": ("report",),
+}  # fmt: skip
+WHOLE = {  # modules whose own functions are public
+    "network": ("network.encoder_decoder", "network.surgery", "flax_adapters"),
+    "report": ("runs.metrics",),
+}
+
+
+def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    """A table of Markdown."""
+    lines = [head, ("---",) * len(head), *rows]
+    return "".join(
+        f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in r)} |\n" for r in lines
+    )
+
+
+def measures() -> str:
+    """A row for each of `MEASURES`."""
+    rows = []
+    for name, m in MEASURES.items():
+        alarm = f"{'above' if m.alarm.above else 'below'} {m.alarm.value:g}" if m.alarm else ""
+        rows.append((f"`{name}`", m.needs, m.meaning, m.source, m.cost, alarm))
+    return table(("measure", "of", "what it says", "source", "cost", "check a run"), rows)
+
+
+def experiments() -> str:
+    """A row for each experiment, in the order of the report."""
+    own = [(name, experiment_of(name)) for name in experiments_of()]
+    return table(
+        ("experiment", "what it shows", "command"),
+        [
+            (f"[{e.title}]({name}.md)", e.brief, f"`python -m experiments.{name}`")
+            for name, e in own
+        ],
+    )
+
+
+def exported(package: str) -> dict[str, str]:
+    """{public name: the module that defines it} of a package's `__init__`."""
+    path = REPOSITORY / "rank_collapse" / package / "__init__.py"
+    tree = ast.parse(path.read_text("utf-8"))
+    return {
+        alias.name: node.module
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom) and node.module.startswith("rank_collapse.")
+        for alias in node.names
+    }
+
+
+def public(page: str) -> list[str]:
+    """The objects of one page of the API, by their full names."""
+    found = []
+    for package in API[page]:
+        names = exported(package) | {
+            name: module
+            for name, module in exported(".").items()
+            if module.startswith(f"rank_collapse.{package}.")
+        }
+        found += [f"{module}.{name}" for name, module in names.items()]
+    whole = [f"rank_collapse.{module}" for module in WHOLE.get(page, ())]
+    alone = {name for name in found if name.rpartition(".")[0] not in whole}
+    return sorted({*alone, *whole})
+
+
+def api(page: str) -> Callable[[], str]:
+    """The blocks that mkdocstrings replaces by docstrings."""
+    return lambda: "".join(f"::: {name}\n" for name in public(page))
+
+
+MADE = {"measures": measures, "experiments": experiments} | {
+    f"api_{page}": api(page) for page in API
+}
+
+
+def made(text: str) -> str:
+    """A page with its blocks made again."""
+    return BLOCK.sub(lambda found: found[1] + found[2] + MADE[found[1]](), text)
+
+
+if __name__ == "__main__":
+    for path in DOCS.rglob("*.md"):
+        text = path.read_text("utf-8")
+        if made(text) != text:
+            print(path.relative_to(REPOSITORY))
+            if "--write" in sys.argv[1:]:
+                path.write_text(made(text), "utf-8")

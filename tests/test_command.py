@@ -1,0 +1,67 @@
+"""`python -m rank_collapse`: one page about one checkpoint, in the library alone."""
+
+import argparse
+import json
+import re
+import shutil
+
+import numpy as np
+import pytest
+from conftest import REPOSITORY
+
+import rank_collapse as rc
+from rank_collapse.__main__ import main, measured, opened
+
+GOLDEN = REPOSITORY / "tests" / "golden" / "bert"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A checkpoint with a tokenizer whose words are letters."""
+    made = tmp_path / "a <b>"
+    shutil.copytree(GOLDEN, made)
+    known = json.loads((made / "config.json").read_text())["vocab_size"]
+    letters = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz"]
+    (made / "vocab.txt").write_text("\n".join(letters[:known]))
+    return made
+
+
+def test_one_page_about_one_checkpoint(folder, tmp_path, capsys):
+    out, text = tmp_path / "page.html", tmp_path / "text.txt"
+    text.write_text("a b c d e f\n\nb a a c\n")
+    assert main([str(folder), "--text", str(text), "--max_tokens", "8", "--out", str(out)]) == 0
+    assert capsys.readouterr().out == f"written to {out}\n"
+    page = out.read_text("utf-8")
+    assert page.count("data:image/png;base64,") == 2 and "a &lt;b&gt;" in page
+    assert "<b>" not in re.sub(r"<b>(Against|[^<]*statement)", "", page)
+    assert "http" not in page and "<script" not in page
+
+
+def test_its_numbers_are_those_of_the_network(folder, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("a b c d e f")
+    arguments = {"source": str(folder), "text": str(text), "num_texts": 4, "max_tokens": 8}
+    source, batch = opened(argparse.Namespace(**arguments))
+    found = measured(source, batch)
+    config, params = rc.pretrained.load(folder)
+    trace = rc.apply(params, batch.ids[0], config)
+    expected = rc.profile(trace.hidden)["residual_ratio"]
+    np.testing.assert_allclose(found["whole"]["residual_ratio"][0], expected, rtol=1e-4)
+    by_length = rc.path_contributions(params, batch.ids[0], config).by_length
+    sizes = [rc.composite_norm(c) for c in by_length]
+    np.testing.assert_allclose(found["sizes"][0], sizes, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["no/such/folder"], "no/such/folder"),
+        ([str(GOLDEN.parent / "vit-wide")], "no model of texts"),
+        ([str(GOLDEN.parent / "bert-untied")], "holds no tokenizer files"),
+        (["bert-base-cased", "--text", "no.txt"], "no.txt"),
+    ],
+)
+def test_what_cannot_be_read_is_one_line_and_exit_code_2(arguments, said, capsys):
+    assert main(arguments) == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith("error: ") and printed.count("\n") == 1 and said in printed
