@@ -55,7 +55,7 @@ def make_flags(
         define("integer", "seed", 0, text, lower_bound=0)
         text = "Seeds, run as one ensemble."
         define("integer", "num_seeds", num_seeds, text, lower_bound=1)
-        text = "One of several processes that share the seeds; see BUILD.md."
+        text = "One of several processes that share the seeds; see docs/accelerators.md."
         define("boolean", "distributed", False, text)
     text = "Devices of a process, which share the seeds (0: all; on a CPU one per core)."
     define("integer", "num_devices", 0, text, lower_bound=0)
