@@ -395,8 +395,8 @@ class RunFolder:
             )
         if saved.get("layout", 1) != LAYOUT:
             raise RunError(
-                f"{self.path} was made by another version of rank_collapse, with other arrays (layout "
-                f"{saved.get('layout', 1)} there, {LAYOUT} here); use that version, another "
+                f"{self.path} was made by another version of rank_collapse, with other arrays "
+                f"(layout {saved.get('layout', 1)} there, {LAYOUT} here); use that version, another "
                 "--run_name or --output_dir, or --overwrite, which deletes what is there"
             )
         return True
