@@ -393,11 +393,12 @@ class RunFolder:
                 f"{self.path} was made with another config: {difference(old, config)}; use "
                 "another --run_name or --output_dir, or --overwrite, which deletes what is there"
             )
-        if saved.get("layout", 1) != LAYOUT:
+        layout = saved.get("layout", 1)
+        if layout != LAYOUT:
             raise RunError(
                 f"{self.path} was made by another version of rank_collapse, with other arrays "
-                f"(layout {saved.get('layout', 1)} there, {LAYOUT} here); use that version, another "
-                "--run_name or --output_dir, or --overwrite, which deletes what is there"
+                f"(layout {layout} there, {LAYOUT} here); use that version, another --run_name or "
+                "--output_dir, or --overwrite, which deletes what is there"
             )
         return True
 
