@@ -1,6 +1,7 @@
 """Run folders: everything one run of an experiment leaves on disk, and how it is resumed.
 
-    <folder>/config.json    flags (compared on resume), execution, versions, devices, git revision
+    <folder>/config.json    flags and layout (compared on resume), execution, versions, devices,
+                            git revision
              results.csv    tidy rows, one per seed, layer, path length, ...
              arrays.npz     named arrays, also the cache from which an interrupted run resumes
              checkpoints/   states of an unfinished computation, <step>.npz
@@ -60,6 +61,7 @@ CONTENTS = (
     "config.json", "results.csv", "arrays.npz", "summary.json", "log.txt", "models.safetensors",
     "models.npz", "report.html", metrics.NAME, SUMS,
 )  # fmt: skip
+LAYOUT = 2  # one more whenever names or shapes of what the experiments keep change
 FOLDERS = ("checkpoints", "figures", "models", metrics.FOLDER)
 _MADE_AGAIN = ("results.csv", "summary.json", "report.html")  # and figures, from the arrays
 
@@ -112,6 +114,7 @@ class RunFolder:
             self.resumed = self._check(config)
             if not self.resumed:
                 text = {"config": config, "execution": _normalised(execution or {})}
+                text |= {"layout": LAYOUT}
                 self._write_json("config.json", text | {"environment": provenance.environment()})
                 self._seal()
             self._arrays = self._read_arrays()
@@ -389,6 +392,13 @@ class RunFolder:
             raise RunError(
                 f"{self.path} was made with another config: {difference(old, config)}; use "
                 "another --run_name or --output_dir, or --overwrite, which deletes what is there"
+            )
+        layout = saved.get("layout", 1)
+        if layout != LAYOUT:
+            raise RunError(
+                f"{self.path} was made by another version of rank_collapse, with other arrays "
+                f"(layout {layout} there, {LAYOUT} here); use that version, another --run_name or "
+                "--output_dir, or --overwrite, which deletes what is there"
             )
         return True
 

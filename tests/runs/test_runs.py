@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from rank_collapse.runs import provenance
 from rank_collapse.runs.files import RunError, difference, make_folder
-from rank_collapse.runs.folder import RunFolder, read_summary
+from rank_collapse.runs.folder import LAYOUT, RunFolder, read_summary
 
 CONFIG = {"depth": 3, "scales": (0.5, 1.0), "name": "a"}
 
@@ -50,6 +50,19 @@ def test_a_run_leaves_everything_and_its_second_opening_finds_it(tmp_path):
     assert first == {"seed": "0", "loss": "0.5", "extra": ""} and second["extra"] == "x,y"
     assert read_summary(folder)["loss"] == 0.5
     assert "begun" in (folder / "log.txt").read_text()
+
+
+@pytest.mark.parametrize("layout", [None, 1, "2"])
+def test_a_folder_that_another_version_made_is_refused(tmp_path, layout):
+    with RunFolder(tmp_path, CONFIG):
+        pass
+    path = tmp_path / "config.json"
+    saved = json.loads(path.read_text())
+    assert saved.pop("layout") == LAYOUT
+    path.write_text(json.dumps(saved | ({} if layout is None else {"layout": layout})))
+    (tmp_path / "SHA256SUMS").unlink()
+    with pytest.raises(RunError, match=f"another version .*layout {layout or 1} there"):
+        RunFolder(tmp_path, CONFIG)
 
 
 def test_what_is_shown_follows_what_is_asked_for(tmp_path):
