@@ -38,6 +38,7 @@ def value(found, words):
     return next(v for name, (v, _) in found.figures.items() if words in name)
 
 
+@pytest.mark.slow
 def test_path_benchmarks_compare_what_is_equal(options):
     config = rc.transformer(depth=2, num_heads=2, d_model=8)
     found = paths.exact_paths(options, config, num_tokens=4)
@@ -52,6 +53,7 @@ def test_path_benchmarks_compare_what_is_equal(options):
     assert value(found, "seconds for all sets") == found.timings[1].best
 
 
+@pytest.mark.slow
 def test_profile_benchmarks_compare_what_is_equal(options):
     found = profiles.collapse_sweep(options, num_seeds=3, depth=2, num_tokens=4, d_model=8)
     assert value(found, "difference") < 1e-5

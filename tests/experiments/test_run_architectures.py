@@ -168,6 +168,7 @@ def test_decoder_and_images(tmp_path, ids):
     assert summary["mean_tokens"] == 8  # patches
 
 
+@pytest.mark.slow
 def test_ranks_alone_are_of_the_states_whose_residuals_are_measured(tmp_path, ids):
     out = tmp_path / "run"
     common = (f"--checkpoints={GOLDEN / 'bert'}", f"--token_ids={ids}", "--initialisation=false")

@@ -116,6 +116,7 @@ def test_rows_figures_and_summary_are_there(base):
     assert "norm none" in EXPERIMENT.reading(summary)
 
 
+@pytest.mark.slow
 def test_interrupted_on_one_device_and_resumed_in_chunks_is_equal(base, tmp_path, monkeypatch):
     small, calls = [*TWO, "--seed_chunk=1", "--num_devices=1"], []
     measure = ensemble.OfNorm.__call__

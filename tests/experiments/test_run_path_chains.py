@@ -59,6 +59,7 @@ def test_seeds_that_overflow_are_named_and_kept_apart():
         run_path_chains.without_overflow({n: a[::2] for n, a in found.items()}, said.append)
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_goes_on_behind_its_last_seed(tmp_path, monkeypatch, capsys):
     arguments, save, saved = [*TINY, "--num_seeds=3"], RunFolder.save_arrays, []
 

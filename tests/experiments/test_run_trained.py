@@ -128,6 +128,7 @@ def test_deleted_files_come_back_and_nothing_is_trained(folder, tmp_path, monkey
     check_that_deleted_files_come_back(run_sort, MEASURED, folder, tmp_path, monkeypatch, capsys)
 
 
+@pytest.mark.slow
 def test_another_process_redraws_too(folder, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)
@@ -159,6 +160,7 @@ def test_weights_asked_for_later_are_trained_again_and_nothing_else_changes(
     assert again == first
 
 
+@pytest.mark.slow
 def test_metrics_asked_for_later_are_trained_again_and_nothing_else_changes(
     folder, tmp_path, capsys
 ):
@@ -270,6 +272,7 @@ def test_a_mistake_is_one_line(module, arguments, words, tmp_path, capsys):
     assert words in error and len(error.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_every_seed_diverged_is_said(tmp_path, capsys):
     assert run(run_sort, [*SORT, "--learning_rate=1e38"], tmp_path) == 2
     assert "every seed diverged" in capsys.readouterr().err

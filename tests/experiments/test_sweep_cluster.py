@@ -172,6 +172,7 @@ def test_ctrl_c_leaves_what_is_done_and_no_process(where, serial, tmp_path):
     check_whole(folder, serial[4])
 
 
+@pytest.mark.slow
 def test_a_cell_that_dies_of_memory_is_named_and_the_others_go_on(tmp_path):
     folder, grid = tmp_path / "sweep", "--sweep=rate=1,13,2"
     with sweep(folder, "--workers=2", grid=grid, seconds=0) as process:

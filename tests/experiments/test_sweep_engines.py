@@ -48,6 +48,7 @@ def test_a_slurm_array(tmp_path):
     assert rows(tmp_path) == 2 * (3 + 4)
 
 
+@pytest.mark.slow
 def test_submitit(tmp_path, monkeypatch):
     pytest.importorskip("submitit")
     script = example("python", "submitit", tmp_path)

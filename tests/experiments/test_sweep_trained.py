@@ -102,6 +102,7 @@ def test_a_cell_whose_values_mean_nothing_fails_alone(ensembles, tmp_path, capsy
     assert "2 of 3 cells are done" in out and [runs for _, runs in ensembles] == [4]
 
 
+@pytest.mark.slow
 def test_chunks_of_seeds_that_fit_into_memory_change_nothing(ensembles, tmp_path, monkeypatch):
     arguments, folder = [*SMALL, "--num_seeds=4", "--keep_models"], tmp_path / "chunks"
     assert run(quick_training, arguments, tmp_path / "whole") == 0

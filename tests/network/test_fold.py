@@ -105,6 +105,7 @@ def test_what_cannot_be_folded_is_refused_in_one_line():
         assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_encoder_decoders_profile_and_fold_half_by_half():
     tokens = rc.EmbeddingConfig(vocab_size=7, d_embed=D, positions="sinusoidal", norm=False)
     half = rc.transformer(2, 2, D, d_ff=7, embedding=tokens)

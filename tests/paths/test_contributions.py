@@ -74,12 +74,13 @@ def test_every_configuration_equals_a_walk_over_every_path(x64):
 
     Without jit: the same few operations serve all configurations.
     """
-    walk([*GRID[::26], *list(SPECIAL.values())[:-1:2]])
+    walk([*GRID[::52], *list(SPECIAL.values())[:-1:4]])
 
 
 @pytest.mark.slow
 def test_more_configurations_equal_a_walk_over_every_path(x64):
-    walk([*GRID[13::26], *list(SPECIAL.values())[1:-1:2]])
+    special = list(SPECIAL.values())
+    walk([*GRID[26::52], *GRID[13::26], *special[2:-1:4], *special[1:-1:2]])
 
 
 def walk(cases):

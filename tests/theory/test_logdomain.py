@@ -268,6 +268,7 @@ def test_masked_tokens_are_as_if_removed():
     )
 
 
+@pytest.mark.slow
 def test_float64_gives_more_digits_and_bfloat16_gives_float32():
     config = rc.san(4, 2, 8)
     params, x = network(config)
