@@ -426,7 +426,7 @@ def reading(summary: dict[str, Any]) -> str:
     if summary["log10_residual"] is None:
         return f"No residual of {summary['cells']} cells is a finite number."
     low, high = (10**value for value in summary["log10_residual"])
-    said = f"Of the residual {low:.2g} to {high:.2g} is left over {summary['cells']} cells"
+    said = f"In {summary['cells']} cells {low:.2g} to {high:.2g} of the residual is left"
     theory = summary["theory"]
     if theory is None:
         return f"{said}; no closed theory of this library holds for this network."
@@ -434,7 +434,7 @@ def reading(summary: dict[str, Any]) -> str:
         return f"{said}; the boundary of theory is outside the swept range."
     sides = (10 ** theory[f"residual_{side}"] for side in ("below", "above"))
     below, above = sides
-    return f"{said}: {below:.2g} below the boundary of theory, {above:.2g} above it."
+    return f"{said}; geometric mean {below:.2g} below the boundary of theory, {above:.2g} above it."
 
 
 EXPERIMENT = Experiment(
