@@ -9,8 +9,10 @@ attention. Designs have softmax attention, variants the residual design of --nor
     python -m experiments.run_cures
     python -m experiments.run_cures --designs=post,deepnorm --variants=softmax --depths=12,100
 
-Two CPU cores: under a minute at the quick preset's sizes. Expected: in post-norm networks the
-gradients of queries vanish with the residual; what keeps the residual keeps them too.
+Two CPU cores: under a minute at the quick preset's sizes. Expected: post-norm networks keep
+least of the residual, and the gradients of their queries fall with it. ReZero and `value_skipinit`
+keep the residual, but start with a gain of 0: the gradients of their queries are 0, which have no
+logarithm.
 """
 
 import math
@@ -22,7 +24,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import rank_collapse as rc
-from experiments.run_phase import signals, tokens
+from experiments.run_phase import log10_ratio, signals, tokens
 from experiments.shell import cli, vocabulary
 from experiments.shell.executor import Mapped, map_cells
 from experiments.shell.experiment import Drawing, Experiment
@@ -149,7 +151,7 @@ def measures_of(found: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {
         "log10_residual": kept[:, -1],
         "slope": np.array([slope_of(own) for own in kept]),
-        "log10_gradient": np.log10(np.maximum(query, 1e-30) / np.maximum(value, 1e-30)),
+        "log10_gradient": log10_ratio(query, value),
         "rank": found["rank"],
         "entropy": found["entropy"].mean(axis=1),
     }
@@ -176,10 +178,13 @@ def rows_of(results: Mapping[str, Any], cases: Cases) -> list[dict[str, Any]]:
 
 
 def summary_of(results: Mapping[str, Any], cases: Cases) -> dict[str, Any]:
-    """Means over seeds with 95 % intervals, by case."""
+    """Means over seeds with 95 % intervals, by case; None where a seed has no number."""
     return {
         name: {"kind": case.kind, "cure": case.name, "depth": case.depth}
-        | {n: mean_and_ends(v) for n, v in measures_of(results[name]).items()}
+        | {
+            n: mean_and_ends(v) if np.isfinite(v).all() else [None] * 3
+            for n, v in measures_of(results[name]).items()
+        }
         for name, case in cases.items()
     }
 
@@ -197,13 +202,15 @@ def table_figure(results: Mapping[str, Any], cases: Cases) -> Figure:
             mean, low, high = summary[name][measure]
             place = names.index(own)
             index = depths.index(cases[name].depth)
-            style = {"color": figures.color(index), "marker": figures.MARKERS[index]}
+            marker = figures.MARKERS[index % len(figures.MARKERS)]
+            style = {"color": figures.color(index), "marker": marker}
             y = place + 0.16 * (index - (len(depths) - 1) / 2)
             if low is not None:
                 ax.plot([low, high], [y, y], color=style["color"], lw=1, marker="")
+            mean = np.nan if mean is None else mean
             ax.plot([mean], [y], ls="none", label=f"L = {cases[name].depth}", **style)
         ax.set(xlabel=label)
-        ax.set_yticks(range(len(names)), names, fontsize=7)
+        ax.set_yticks(range(len(names)), names, fontsize=8)
         ax.grid(axis="y", lw=0.3)
     axes[0, 0].invert_yaxis()
     handles = dict(zip(*reversed(axes[0, 0].get_legend_handles_labels()), strict=True))
@@ -226,7 +233,7 @@ def curves_figure(results: Mapping[str, Any], cases: Cases) -> Figure:
                 marker="", ls=("-", "--", ":")[index // len(figures.COLORS) % 3],
             )  # fmt: skip
         ax.set(xlabel="layer", yscale="log", title=f"{kind}s")
-        ax.legend(fontsize=6, ncols=2)
+        ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=3)
     low = max(FLOOR, axes[0, 0].get_ylim()[0])
     axes[0, 0].set(ylabel="residual over that of the input", ylim=(low, None))
     return fig
@@ -248,16 +255,28 @@ def compare(summary: dict[str, Any]) -> list[Comparison]:
 
 
 def reading(summary: dict[str, Any]) -> str:
-    """What keeps most and least, and what goes with it."""
+    """The largest and the smallest mean residual, and the cures whose intervals overlap theirs."""
     deepest = max(case["depth"] for case in summary.values())
-    own = sorted(
-        (c["log10_residual"][0], n) for n, c in summary.items() if c["depth"] == deepest
-    )  # fmt: skip
-    (low, worst), (high, best) = own[0], own[-1]
-    said = (
-        f"Behind {deepest} layers {best} keeps most of the residual ({10**high:.2g}) and {worst} "
-    )
-    return said + f"least ({10**low:.2g}{' or less' if 10**low <= FLOOR else ''})."
+    own = {
+        n.split(", L=")[0]: c["log10_residual"]
+        for n, c in summary.items()
+        if c["depth"] == deepest and c["log10_residual"][0] is not None
+    }
+    if not own:
+        return f"After {deepest} layers no residual is a finite number."
+    ends = []
+    for word, pick in (("largest", max), ("smallest", min)):
+        name = pick(own, key=lambda n: own[n][0])
+        rounded = " or less" if own[name][0] <= math.log10(FLOOR) else ""
+        beside = [n for n in own if n != name and overlap(own[n], own[name])]
+        also = f"; not distinguished by 95 % intervals: {', '.join(beside)}" if beside else ""
+        ends.append(f"the {word} is {10 ** own[name][0]:.2g}{rounded} ({name}{also})")
+    return f"Residual kept after {deepest} layers, geometric means: {' and '.join(ends)}."
+
+
+def overlap(a: list[float | None], b: list[float | None]) -> bool:
+    """Whether the intervals of two `mean_and_ends` overlap; True where one seed gives none."""
+    return None in (*a, *b) or (a[1] <= b[2] and b[1] <= a[2])
 
 
 EXPERIMENT = Experiment(
@@ -286,7 +305,7 @@ EXPERIMENT = Experiment(
         "cures": Drawing(
             table_figure,
             "Each cure at initialisation, means over seeds with 95 % intervals; the entropy is of "
-            "rows of |M| over their sums.",
+            "rows of |M| over their sums. No mark: gradients of queries or values are 0.",
         ),
         "curves": Drawing(curves_figure, "The residual by layer of the deepest networks."),
     },

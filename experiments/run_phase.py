@@ -25,6 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
 
 import rank_collapse as rc
 from experiments.shell import cli, vocabulary
@@ -158,6 +159,8 @@ def setup_of(options: Flags) -> Setup:
     for flag, name in (("x", options.x), ("y", options.y)):
         if name not in floats:
             raise ValueError(f"--{flag}={name} is not one of {', '.join(floats)}")
+        if name in without_effect(options):
+            raise ValueError(f"--{flag}={name} has no effect on this network")
     cosines = [v for n, ends in ((options.x, options.x_range), (options.y, options.y_range))
                for v in ends if n == "cosine"] + [options.cosine]  # fmt: skip
     if not all(0 <= v < 1 for v in cosines):
@@ -167,6 +170,16 @@ def setup_of(options: Flags) -> Setup:
     setup = Setup(options, config, floats, x, y)
     network_of(setup, options, floats)  # what a variant refuses is refused here
     return setup
+
+
+def without_effect(options: Flags) -> set[str]:
+    """The floats of `AXES` that the network of the flags does not have."""
+    found = {"score_scale"} if options.variant == "critical" else set()
+    if options.mlp == "none":
+        found |= {"mlp_gain", "mlp_scale"}
+    if options.convex or (options.mlp == "none" and not options.attention_skip):
+        found |= {"skip_gain"}
+    return found
 
 
 def own_floats(config: rc.TransformerConfig, variant: str) -> dict[str, float]:
@@ -262,7 +275,7 @@ def theory_of(setup: Setup, options: Flags) -> tuple[np.ndarray, float, str] | N
     f = dict.fromkeys(setup.floats, 0) | {n: np.full_like(u, s) for n, s in setup.floats.items()}
     f |= {a: u, b: v}
     if options.variant == "critical" and options.depth == 1:
-        return f["gamma"] * (1 - f["cosine"]), 1.0, r"$\gamma = 1/(1 - \rho)$"
+        return f["gamma"] * (1 - f["cosine"]), 1.0, "γ = 1/(1 − ρ)"
     if options.variant != "softmax" or options.mask != "none" or not options.attention_skip:
         return None
     smooth = options.mlp not in ("none", "relu", "identity") and options.mlp in ACTIVATIONS
@@ -270,7 +283,7 @@ def theory_of(setup: Setup, options: Flags) -> tuple[np.ndarray, float, str] | N
         gains = [f["branch_gain"] * f[n] for n in ("attention_gain", "mlp_gain")]
         law = functools.partial(phases.angle_exponent, activation=ACTIVATIONS[options.mlp].fn)
         found = np.vectorize(lambda *own: float(law(*own)))(*gains, f["mlp_scale"])
-        return found, 0.0, r"$\lambda_a = 0$"
+        return found, 0.0, "λ_a = 0"
     plain = not options.convex and not {a, b} & {"value_scale", "attention_gain", "mlp_gain"}
     if not plain or options.norm_placement != "post" or options.mlp not in ("none", "relu"):
         return None
@@ -284,7 +297,7 @@ def theory_of(setup: Setup, options: Flags) -> tuple[np.ndarray, float, str] | N
         return jnp.sqrt(jnp.maximum(1 - p[-1] / q[-1], 0) / (1 - rho))
 
     skip = f["skip_gain"] / f["branch_gain"]
-    own = (f["score_scale"], skip, f["mlp_scale"], f["cosine"])
+    own = (abs(f["score_scale"]), skip, f["mlp_scale"], f["cosine"])
     found = np.asarray(left(*(jnp.ravel(jnp.asarray(g)) for g in own))).reshape(u.shape)
     label = f"theory keeps {options.level:g}"
     return np.log10(np.maximum(found, 1e-8)), math.log10(options.level), label
@@ -320,9 +333,15 @@ def shown(results: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     query, value = sizes
     return {
         "log10_residual": np.log10(np.maximum(kept, floor)),
-        "log10_gradient": np.log10(np.maximum(query, 1e-30) / np.maximum(value, 1e-30)),
+        "log10_gradient": log10_ratio(query, value),
         "entropy": results["entropy"].mean(axis=-1),
     }
+
+
+def log10_ratio(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """log10(a/b); NaN where a or b is 0, as gradients behind a gain of 0 are."""
+    known = (a > 0) & (b > 0)
+    return np.where(known, np.log10(np.where(known, a, 1) / np.where(known, b, 1)), np.nan)
 
 
 def rows_of(results: Mapping[str, np.ndarray], setup: Setup) -> list[dict[str, Any]]:
@@ -342,13 +361,16 @@ def rows_of(results: Mapping[str, np.ndarray], setup: Setup) -> list[dict[str, A
 def summary_of(results: Mapping[str, np.ndarray], setup: Setup) -> dict[str, Any]:
     """The range of each measure, and how well the theory sorts the cells."""
     found = {name: values.mean(axis=2) for name, values in shown(results).items()}
-    out = {n: [float(np.nanmin(v)), float(np.nanmax(v))] for n, v in found.items()}
+    known = {n: v[np.isfinite(v)] for n, v in found.items()}
+    out = {n: [float(v.min()), float(v.max())] if v.size else None for n, v in known.items()}
     out |= {"x": setup.x[0], "y": setup.y[0], "cells": int(found["entropy"].size), "theory": None}
     if setup.theory:
         values, level, label = setup.theory
+        residual = found["log10_residual"]
+        known = np.isfinite(values) & np.isfinite(residual)
+        values, residual = values[known], residual[known]
         above = values > level
         inside = bool(above.any() and not above.all())
-        residual = found["log10_residual"]
         out["theory"] = {"label": label, "inside": inside, "order": order_of(values, residual)}
         if inside:
             out["theory"]["residual_above"] = float(residual[above].mean())
@@ -357,10 +379,11 @@ def summary_of(results: Mapping[str, np.ndarray], setup: Setup) -> dict[str, Any
 
 
 def order_of(a: np.ndarray, b: np.ndarray) -> float | None:
-    """Spearman's correlation of two tables; None where one is constant."""
+    """Spearman's correlation of two tables; None where one is empty or constant."""
+    if any(v.size == 0 or np.ptp(v) == 0 for v in (a, b)):
+        return None
     ranks = [np.argsort(np.argsort(v.ravel(), kind="stable"), kind="stable") for v in (a, b)]
-    constant = any(np.ptp(v) == 0 for v in (a, b))
-    return None if constant else float(np.corrcoef(*ranks)[0, 1])
+    return float(np.corrcoef(*ranks)[0, 1])
 
 
 @figures.styled
@@ -371,12 +394,14 @@ def phase_figure(results: Mapping[str, np.ndarray], setup: Setup) -> Figure:
     for ax, (name, values) in zip(axes.flat, shown(results).items(), strict=True):
         image = ax.pcolormesh(xs, ys, values.mean(axis=2), cmap="viridis", shading="nearest")
         fig.colorbar(image, ax=ax, label=MEASURES[name])
-        if setup.theory is not None and np.ptp(setup.theory[0]) > 0:
+        if setup.theory is not None:
             table, level, label = setup.theory
-            if table.min() < level < table.max():
-                ax.contour(xs, ys, table, [level], colors="white", linestyles="-")
-                ax.plot([], [], color="white", label=label)
-                ax.legend(loc="lower right", facecolor="#555555", labelcolor="white")
+            table = np.ma.masked_invalid(table)  # no theory holds where branches are 0
+            if table.count() and table.min() < level < table.max():
+                lines = ax.contour(xs, ys, table, [level], colors="white", linestyles="--")
+                lines.set_path_effects([withStroke(linewidth=3, foreground="black")])
+                ax.plot([], [], color="white", ls="--", label=label)
+                ax.legend(loc="lower right", frameon=True, facecolor="#555555", labelcolor="white")
         ax.set(xlabel=label_of(a), ylabel=label_of(b))
     return fig
 
@@ -398,8 +423,10 @@ def compare(summary: dict[str, Any]) -> list[Comparison]:
 
 def reading(summary: dict[str, Any]) -> str:
     """Both sides of the boundary, in a sentence."""
+    if summary["log10_residual"] is None:
+        return f"No residual of {summary['cells']} cells is a finite number."
     low, high = (10**value for value in summary["log10_residual"])
-    said = f"Of the residual {low:.2g} to {high:.2g} is left over {summary['cells']} cells"
+    said = f"In {summary['cells']} cells {low:.2g} to {high:.2g} of the residual is left"
     theory = summary["theory"]
     if theory is None:
         return f"{said}; no closed theory of this library holds for this network."
@@ -407,7 +434,7 @@ def reading(summary: dict[str, Any]) -> str:
         return f"{said}; the boundary of theory is outside the swept range."
     sides = (10 ** theory[f"residual_{side}"] for side in ("below", "above"))
     below, above = sides
-    return f"{said}: {below:.2g} below the boundary of theory, {above:.2g} above it."
+    return f"{said}; geometric mean {below:.2g} below the boundary of theory, {above:.2g} above it."
 
 
 EXPERIMENT = Experiment(
@@ -435,7 +462,7 @@ EXPERIMENT = Experiment(
         "phase": Drawing(
             phase_figure,
             "What is left of the residual, the gradient of the query weights over that of the "
-            "value weights, and the entropy of attention; white: the boundary of theory.",
+            "value weights, and the entropy of attention; white, dashed: the boundary of theory.",
         )
     },
     compare=compare,

@@ -19,15 +19,21 @@ from typing import Any
 import jax
 import numpy as np
 
-from rank_collapse import pretrained, report
+from rank_collapse import pretrained
 from rank_collapse.measures.norms import composite_norm
 from rank_collapse.measures.profiles import ProfilePass
 from rank_collapse.paths.contributions import LengthPass
 from rank_collapse.pretrained.hub import hub_folder, is_hub_name
-from rank_collapse.report import figures
 from rank_collapse.runs import files
 from rank_collapse.runs.drawn import drawn
 from rank_collapse.text import encoders, tokens, words
+
+try:
+    from rank_collapse import report
+    from rank_collapse.report import figures
+except ModuleNotFoundError as error:
+    print(f"error: {error.name} is missing: pip install '.[report]'", file=sys.stderr)
+    raise SystemExit(2) from None
 
 MEASURES = ("residual_ratio", "token_cosine", "effective_rank")
 COLLAPSED = 0.01  # of the residual ratio
@@ -49,6 +55,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     given = parser.parse_args(arguments)
     try:
+        if not Path(given.out).absolute().parent.is_dir() or Path(given.out).is_dir():
+            raise ValueError(f"--out {given.out} is no file in an existing folder")
+        if given.num_texts < 1:
+            raise ValueError(f"--num_texts {given.num_texts} is not positive")
         source, batch = opened(given)
         found = measured(source, batch)
         command = shlex.join(["python", "-m", "rank_collapse", *(arguments or sys.argv[1:])])
@@ -57,6 +67,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, OSError, ModuleNotFoundError, files.RunError) as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        return 130
     print(f"written to {given.out}")
     return 0
 

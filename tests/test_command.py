@@ -3,7 +3,9 @@
 import argparse
 import json
 import re
+import runpy
 import shutil
+import sys
 
 import numpy as np
 import pytest
@@ -59,9 +61,32 @@ def test_its_numbers_are_those_of_the_network(folder, tmp_path):
         ([str(GOLDEN.parent / "vit-wide")], "no model of texts"),
         ([str(GOLDEN.parent / "bert-untied")], "holds no tokenizer files"),
         (["bert-base-cased", "--text", "no.txt"], "no.txt"),
+        (["bert-base-cased", "--num_texts", "-1"], "--num_texts -1"),
+        (["bert-base-cased", "--out", "no/folder/page.html"], "no/folder/page.html"),
+        (["bert-base-cased", "--out", "."], "--out ."),
     ],
 )
 def test_what_cannot_be_read_is_one_line_and_exit_code_2(arguments, said, capsys):
     assert main(arguments) == 2
     printed = capsys.readouterr().err
     assert printed.startswith("error: ") and printed.count("\n") == 1 and said in printed
+
+
+def test_an_interrupt_is_one_line(monkeypatch, capsys):
+    def interrupted(given):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rank_collapse.__main__.opened", interrupted)
+    assert main(["bert-base-cased"]) == 130
+    assert capsys.readouterr().err == "\ninterrupted\n"
+
+
+def test_without_the_extra_it_says_what_to_install(monkeypatch, capsys):
+    for name in [n for n in sys.modules if n.startswith("rank_collapse.report")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delattr("rank_collapse.report", raising=False)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(REPOSITORY / "rank_collapse" / "__main__.py"))
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == "error: matplotlib is missing: pip install '.[report]'\n"

@@ -146,7 +146,7 @@ def _row(judged, axis, y, answer):
         low, high = (axis.place(v) for v in judged.interval)
         parts.append(f'<line x1="{low:.2f}%" x2="{high:.2f}%" y1="{y}" y2="{y}"/>')
     x = f"{axis.place(judged.row.estimate):.2f}%"
-    # A disc within, a square outside, a ring where it is undecided: told apart without colour.
+    # A disc within, a square outside, a ring where it is undecided: distinct without colour.
     if verdict == OUTSIDE:
         mark = f'<rect x="{x}" y="{y - 4}" width="8" height="8" transform="translate(-4 0)"/>'
     else:

@@ -1,7 +1,7 @@
 """How figures look: colours, markers, panels, bands over seeds; each experiment draws its own.
 
 No global state, no pyplot.
-Colours are those of Okabe and Ito, which colour-blind readers tell apart; lines also differ in
+Colours are those of Okabe and Ito, which colour-blind readers distinguish; lines also differ in
 marker or dash.
 """
 

@@ -59,6 +59,24 @@ def test_boundaries():
     assert setup("--variant=sigmoid")[0].theory is None
 
 
+def test_a_theory_is_compared_where_it_has_numbers():
+    own, _ = setup("--x=score_scale", "--x_range=-2,2")
+    values = own.theory[0]
+    np.testing.assert_array_equal(values[:, 0], values[:, 1])  # scores of either sign
+    own, _ = setup("--x=branch_gain", "--x_range=0,2", "--num_x=3")
+    values = own.theory[0]
+    assert np.isnan(values[:, 0]).all() and np.isfinite(values[:, 1:]).all()
+    kept = 10.0 ** np.where(np.isnan(values), 0, values)[..., None, None]
+    residual = np.concatenate([np.ones_like(kept), kept], axis=-1)
+    sizes = np.ones((*values.shape, 1, 2))
+    results = {"residual": residual, "query": sizes, "value": sizes, "entropy": sizes}
+    found = run_phase.summary_of(results, own)
+    assert found["theory"]["order"] == pytest.approx(1) and found["log10_gradient"] == [0, 0]
+    run_phase.phase_figure(results, own)
+    found = run_phase.summary_of(results | {"query": 0 * sizes}, own)
+    assert found["log10_gradient"] is None and run_phase.reading(found)
+
+
 @pytest.mark.slow
 def test_what_is_measured_of_one_network():
     config = rc.transformer(2, 2, 8, norm="rms")
@@ -82,8 +100,12 @@ def test_what_is_measured_of_one_network():
         ("--x_range=2,1", "not a first and a larger last value"),
         ("--cosine=1", "a cosine of 1 is not in"),
         ("--variant=ssd", "does not cover mask='none'"),
+        ("--variant=critical", "--x=score_scale has no effect"),
+        ("--convex", "--y=skip_gain has no effect"),
+        ("--x=mlp_gain --mlp=none", "--x=mlp_gain has no effect"),
+        ("--noattention_skip --mlp=none", "--y=skip_gain has no effect"),
     ],
 )
 def test_what_is_refused(argument, message):
     with pytest.raises(ValueError, match=message):
-        setup(argument)
+        setup(*argument.split())
