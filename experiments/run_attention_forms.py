@@ -5,8 +5,8 @@ two functions do alike; for large d_k additive attention is ahead of dot product
 scaled, since their variance d_k pushes the softmax to where its gradients are extremely small.
 Two parts: scores, weights and gradients on random queries and keys of each --d_k, and the accuracy
 of networks that have learned to sort with each function at each --trained_d_k, seed by seed. A
-fourth function, additive scores that vary as much within a row as dot products, tells what the tanh
-does from what a small v does.
+fourth function, additive scores that vary as much within a row as dot products, separates what the
+tanh does from what a small v does.
 
     python -m experiments.run_attention_forms
     python -m experiments.run_attention_forms --d_k=8,512 --trained_d_k=64 --depth=2

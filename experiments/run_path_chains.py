@@ -293,7 +293,7 @@ def length_figure(results: dict[str, Any], setup: Setup) -> Figure:
     errors.axhline(1, color="#555555", lw=0.9, ls="--")
     sizes.set(ylabel=r"$\log_{10}\|\cdot\|_{1,\infty}$", title="all paths of one length")
     shares.set(ylabel="share", title="counted and weighed")
-    shares.set_ylim(0, 1.35 * shares.get_ylim()[1])  # room for the legend
+    shares.set_ylim(0, 1.35 * shares.get_ylim()[1])  # space for the legend
     errors.set(yscale="log", ylabel="relative error", title="a sum estimated from few paths")
     for ax in (sizes, shares, errors):
         ax.set_xlabel("path length")

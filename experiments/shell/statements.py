@@ -126,7 +126,7 @@ STATEMENTS = {
     "curves": Statement(
         DONG.format("section 4.1"),
         "The residual by layer of BERT, ALBERT and XLNet at initialisation is the published "
-        "curve: at no layer from 1 on can that be told from one more initialisation.",
+        "curve: at no layer from 1 on does it differ from one more initialisation.",
         "p of the published curve among ours, at all layers together, less the largest p that is "
         "refused",
         ABOVE_ZERO, "p of 5 %/(number of curves) or less, which takes 240 initialisations of 12",
@@ -150,7 +150,7 @@ STATEMENTS = {
     ),
     "short at first": Statement(
         DONG.format("section 4.2"),
-        "Short paths carry what tells tokens apart: all paths of a length together have the "
+        "Short paths carry the differences between tokens: all paths of a length together have the "
         "largest residual at a length below the one that most paths have.",
         "length of the largest residual less the length of most paths, at initialisation",
         BELOW_ZERO, "at that length or above", False, ("run_path_chains",), "supported 1",
@@ -326,7 +326,7 @@ STATEMENTS = {
         "How long paths must be for all of the accuracy, not for most of it.",
         "least length up to which all paths give the whole model's accuracy to one standard error",
         experiments=TRAINED, before="supported 1, undecided 1, contradicted 1",
-        reason="The paper speaks of most of the accuracy; one statement, one statistic.",
+        reason="The paper says most of the accuracy; one statement, one statistic.",
     ),
 }  # fmt: skip
 PAGE = Path(__file__).parents[2] / "docs" / "statements.md"

@@ -35,8 +35,8 @@ class Form:
         return {"score": self.score, "scale": False, "temperature": temperature}
 
 
-# The note compares the first three. The fourth tells the tanh from the size of what it is weighed
-# with: the library draws v with variance 1/d_k, which holds additive scores small as 1/√d_k does
+# The note compares the first three. The fourth separates the tanh from the size of its weights
+# v: the library draws v with variance 1/d_k, which holds additive scores small as 1/√d_k does
 # dot products; of v scaled to the variance of dot products the form alone is left.
 FORMS = {
     "dot": Form("dot product", "dot"),

@@ -21,7 +21,7 @@ from rank_collapse.network.config import TransformerConfig
 class Gains(struct.Struct):
     """A gain of each kind of sublayer: a number, [L] or [L or 1, d]; after `layer_gains` [L(, d)].
 
-    As `skip_gain` or `branch_gain` of a config it tells the sublayers apart:
+    As `skip_gain` or `branch_gain` of a config it gives each kind of sublayer its own:
     `config.replace(skip_gain=Gains(attention=2.0, mlp=1.0))`.
     """
 
@@ -40,7 +40,7 @@ class LearnedGains(struct.Struct):
 
 @struct.dataclass
 class LayerGains(struct.Struct):
-    """Everything of a layer that may be swept, and what tells it from the others.
+    """Everything of a layer that may be swept, and what differs from the others.
 
     With a leading layer axis for a stack.
     """

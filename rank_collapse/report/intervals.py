@@ -7,8 +7,8 @@ from collections.abc import Iterable
 def mean_interval(values: Iterable[float], level: float = 0.95) -> tuple[float, float]:
     """Student's interval of a mean: x̄ ± t s/√n, t the quantile of n − 1 degrees of freedom.
 
-    Of paired differences it tells whether one of two treatments of the same seeds is ahead: where
-    the interval lies on one side of 0.
+    Of paired differences, one of two treatments of the same seeds is ahead where the interval lies
+    on one side of 0.
 
     Args:
         values: One per seed.

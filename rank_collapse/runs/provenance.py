@@ -31,7 +31,7 @@ def environment() -> dict[str, Any]:
 
 
 def processor() -> str:
-    """The processor's name and number of cores, as far as the system tells."""
+    """The processor's name and number of cores, as far as the system says."""
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
     except OSError:

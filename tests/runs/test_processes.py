@@ -1,4 +1,4 @@
-"""What processes tell each other, and seeds spread over them: two processes beside one."""
+"""What processes exchange, and seeds spread over them: two processes beside one."""
 
 import sys
 
