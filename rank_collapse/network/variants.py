@@ -36,6 +36,11 @@ def allowed(scores: Any, context: Any) -> Any:
     return mask.reshape((1,) * (3 - mask.ndim) + mask.shape)
 
 
+def _or_one(total):
+    """Sums of rows to divide by, 1 where a row has no key: its weights stay 0."""
+    return jnp.where(total == 0, 1, total)
+
+
 def with_sink(sink, scores, context):
     """exp(S_ij) / (exp(s_h) + Σ_j exp S_ij): a column of score s_h, dropped after the softmax."""
     own = jnp.broadcast_to(context.of_heads(sink, len(scores)), (*scores.shape[:2], 1))
@@ -54,6 +59,7 @@ def sigmoid(bias, scores, context):
 def softpick(eps, scores, context):
     """relu(e^S − 1) / (Σ_j |e^S − 1| + ε), both divided by e^max(S, 0)."""
     there = allowed(scores, context)
+    scores = scores.astype(jnp.promote_types(scores.dtype, jnp.float32))  # float16 has no ε
     top = jax.lax.stop_gradient(
         jnp.max(jnp.where(there, scores, 0), axis=-1, keepdims=True, initial=0)
     )
@@ -65,8 +71,9 @@ def softpick(eps, scores, context):
 def by_log_n(scale, power, scores, context):
     """softmax(s (ln n_i)^p S), n_i the keys that query i may attend to, at least 2."""
     there = allowed(scores, context)
-    keys = jnp.maximum(jnp.sum(there, axis=-1, keepdims=True) + 0 * scores[:, :, :1], 2)
-    law = jnp.log(keys) ** context.of_heads(power, len(scores))
+    keys = jnp.maximum(jnp.sum(there, axis=-1, keepdims=True), 2)
+    scores = scores.astype(jnp.promote_types(scores.dtype, jnp.float32))
+    law = jnp.log(keys.astype(scores.dtype)) ** context.of_heads(power, len(scores))
     return softmax(context.of_heads(scale, len(scores)) * law * scores, context.mask)
 
 
@@ -77,7 +84,7 @@ def retention(decay, scores, context):
         raise ValueError(f"retention needs as many keys as queries, not scores of {scores.shape}")
     distance = jnp.abs(jnp.arange(n)[:, None] - jnp.arange(n)[None, :])
     d = jnp.where(allowed(scores, context), context.of_heads(decay, h) ** distance[None], 0)
-    p = scores * d / jnp.sqrt(d.sum(axis=-1, keepdims=True))
+    p = scores * d / jnp.sqrt(_or_one(d.sum(axis=-1, keepdims=True)))
     size = jax.lax.stop_gradient(jnp.abs(p.sum(axis=-1, keepdims=True)))
     return p / jnp.maximum(size, 1)
 
@@ -120,7 +127,7 @@ def linear(q, k, v, context):
     """M = φ(q)φ(k)ᵀ over its row sums, φ = elu + 1."""
     m = (jax.nn.elu(q) + 1) @ (jax.nn.elu(k) + 1).swapaxes(1, 2)
     m = jnp.where(allowed(m, context), m, 0)
-    return m / m.sum(axis=-1, keepdims=True), None
+    return m / _or_one(m.sum(axis=-1, keepdims=True)), None
 
 
 def ssd(decay, step_bias, q, k, v, context):

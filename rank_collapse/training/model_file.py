@@ -42,6 +42,9 @@ def dump_models(config: TransformerConfig | EncoderDecoderConfig, models: Any) -
     Args:
         config: The network, with an embedding.
         models: Weights with a leading seed axis [s, ...].
+
+    Raises:
+        ValueError: A config with a function of the caller's own, as `mix` or `normalise`.
     """
     text = json.dumps(_fields(config), default=lambda a: np.asarray(a).tolist())
     saved = flatten(models)
@@ -115,6 +118,9 @@ def _check_depth(config, saved):
 def _fields(config: Any) -> Any:
     """A config and its parts as dictionaries, the parts of a network in one."""
     if isinstance(config, TransformerConfig):
+        for name, value in flat(config).items():
+            if callable(value):
+                raise ValueError(f"a file of trained models holds no function: {name}={value!r}")
         return {name: _fields(value) for name, value in flat(config).items()}
     if dataclasses.is_dataclass(config):
         return {f.name: _fields(getattr(config, f.name)) for f in dataclasses.fields(config)}

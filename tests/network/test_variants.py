@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import rank_collapse as rc
+from rank_collapse.network.attention import AttentionContext, normalised
 from rank_collapse.network.covers import EVERYTHING
 from rank_collapse.network.variants import DyT
 
@@ -296,3 +297,22 @@ def test_weights_of_another_shape_are_refused():
     with pytest.raises(ValueError, match="normalise gave"):
         rc.apply(params, jnp.asarray(DRAWN), config)
     assert EVERYTHING.refusal(config) is None
+
+
+@pytest.mark.parametrize("name", ["retention", "linear"])
+def test_padding_on_the_left_changes_no_other_token(name):
+    config, params, x = network(name)
+    found = rc.apply(params, x, config, mask=jnp.arange(N) >= 2).output[2:]
+    np.testing.assert_allclose(found, rc.apply(params, x[2:], config).output, rtol=1e-12)
+
+
+def test_equal_scores_in_half_precision_have_no_softpick_weights():
+    normalise = network("softpick")[0].normalise
+    found = normalised(jnp.zeros((H, N, N), jnp.float16), AttentionContext(), normalise)
+    assert not found.any()
+
+
+def test_a_key_that_a_bias_excludes_keeps_ssmax_finite():
+    scores = jnp.zeros((H, N, N)).at[:, :, 0].set(-jnp.inf)
+    found = normalised(scores, AttentionContext(layer=0), network("ssmax")[0].normalise)
+    np.testing.assert_allclose(found[:, :, 1:], 1 / (N - 1), rtol=1e-12)

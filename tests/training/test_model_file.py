@@ -49,6 +49,14 @@ def test_what_is_read_is_what_was_written(fields, tmp_path):
     np.testing.assert_allclose(forward(second, x, config), expected, rtol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("variant", "field"), [("linear", "mix"), ("sinks", "normalise"), ("dyt", "norm")]
+)
+def test_functions_are_not_written(variant, field):
+    with pytest.raises(ValueError, match=f"holds no function: {field}="):
+        dump_models(rc.variant(recipe().config, variant), {})
+
+
 def test_a_file_of_an_earlier_version_is_read(tmp_path):
     chosen = recipe()
     own = models(chosen)
