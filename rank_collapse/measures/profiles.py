@@ -112,7 +112,7 @@ def profile(
 
     Source: Dong et al. 2021, figure 2 for the residual ratio.
     """
-    names, eps = named(measures), _epsilon(hidden)
+    names, eps = named(measures), _epsilon(hidden, batch_axis)
     hidden = _layers_first(hidden, batch_axis)
     if mask is not None:
         mask = as_bools(mask)
@@ -144,12 +144,17 @@ def _installed(package):
         raise ModuleNotFoundError(f"{error}; pip install {package}", name=error.name) from None
 
 
-def _epsilon(hidden):
-    """Of the dtype that states come in; of a list one per layer [l]."""
-    if isinstance(hidden, list | tuple):
-        return np.array([_epsilon(layer) for layer in hidden])
-    name = str(getattr(getattr(hidden, "hidden", hidden), "dtype", "")).rpartition(".")[2]
-    return float(jnp.finfo(name if "float" in name else "float32").eps)
+def _epsilon(hidden, batch_axis):
+    """Of the dtype that states come in; of a list one per layer [l], or the largest of examples."""
+
+    def of(states):
+        name = str(getattr(getattr(states, "hidden", states), "dtype", "")).rpartition(".")[2]
+        return float(jnp.finfo(name if "float" in name else "float32").eps)
+
+    if not isinstance(hidden, list | tuple):
+        return of(hidden)
+    each = np.array([of(states) for states in hidden])
+    return each.max() if batch_axis == 0 and len(each) else each
 
 
 def _layers_first(hidden, batch_axis):

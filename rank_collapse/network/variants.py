@@ -51,7 +51,7 @@ def with_sink(sink, scores, context):
 
 
 def sigmoid(bias, scores, context):
-    """σ(S + b), b = −ln m where it is None; rows sum to what they do."""
+    """σ(S + b), b = −ln m where it is None, m all keys, padding included; rows sum to any value."""
     own = -math.log(scores.shape[-1]) if bias is None else context.of_heads(bias, len(scores))
     return jnp.where(allowed(scores, context), jax.nn.sigmoid(scores + own), 0)
 
@@ -336,7 +336,8 @@ def variant(
         config: The network, of softmax attention.
         name: One of `VARIANTS`.
         key: For values that the authors draw; None for values without chance in their place.
-        **values: In the place of the authors', by name: numbers, [L] or [L, H]; may be traced.
+        **values: In the place of the authors', by name: numbers, [L] or [L, H]; may be traced,
+            but for the α of "dyt".
 
     Raises:
         ValueError: An unknown name or value, one that is missing, or a config that has an
@@ -350,6 +351,8 @@ def variant(
         if given not in start:
             raise ValueError(f"variant {name!r} has no value {given!r}, but {tuple(start)}")
     start |= values
+    if name == "dyt" and not isinstance(start["alpha"], int | float):
+        raise ValueError(f"alpha={start['alpha']!r} of dyt is not a Python number: it is static")
     if name == "a_perp" and start["num_tokens"] is None:
         raise ValueError("variant 'a_perp' scales by √num_tokens: give num_tokens")
     taken = dict.fromkeys(DEFAULTS, ANY) | dict.fromkeys(ATTENTION, (None,)) | known.needs
@@ -400,6 +403,8 @@ def value_residual(
 
 def feat_scale(common: Any, rest: Any) -> dict[str, Callable[..., Any]]:
     """The edit f ← f + λ₁ ∘ f̄ + λ₂ ∘ (f − f̄) of attention's output f, f̄ its mean token.
+
+    The mean is over all tokens of the array: cut padding off.
 
     Args:
         common, rest: λ₁ and λ₂ [L, d], which the authors start at 0; may be traced.

@@ -11,23 +11,28 @@ from jaxtyping import Array
 
 
 def mask_radius(mask: Any) -> int:
-    """The least number of steps in which one token reaches all others along the mask.
+    """The least number r of steps in which one token reaches all along the mask.
 
-    A token i reaches j in a step where the mask lets j attend to i; 1 for full and causal masks.
+    A token i reaches j in a step where the mask lets j attend to i, itself only where the mask has
+    (i, i); 1 for full and causal masks. Then P^r has a column without zeros.
 
     Args:
         mask: Bool [n, n], which keys a query may attend to.
 
     Raises:
-        ValueError: No token reaches all others, as under two blocks that never meet.
+        ValueError: Not a square; no token reaches all in one number of steps, as under two blocks
+            that never meet or two tokens that only see each other.
     """
-    step = np.asarray(mask, bool) | np.eye(len(mask), dtype=bool)
+    step = np.asarray(mask, bool)
+    if step.ndim != 2 or len(set(step.shape)) > 1:
+        raise ValueError(f"a mask of shape {step.shape} is not [n, n]")
     reached = step
-    for radius in range(1, len(step) + 1):
+    most = len(step) if step.diagonal().all() else (len(step) - 1) ** 2 + 1  # Wielandt 1950
+    for radius in range(1, most + 1):
         if reached.all(axis=0).any():
             return radius
         reached = (reached.astype(np.int32) @ step.astype(np.int32)) > 0
-    raise ValueError(f"no token of the mask [{len(step)}, {len(step)}] reaches all others")
+    raise ValueError(f"no token of the mask [{len(step)}, {len(step)}] reaches all")
 
 
 def mask_rate_bound(smallest: Any, radius: Any, depth: Any) -> Array:

@@ -84,7 +84,7 @@ def test_attention_forms_are_timed_at_every_length(options):
     )
 
 
-@pytest.mark.parametrize("name", slow_but(training.CASES, "convex_hull"))
+@pytest.mark.parametrize("name", slow_but(training.CASES))
 def test_training_benchmarks_take_the_published_commands(options, name):
     found = training.time_training(name, options, 2, TINY)
     (ours,) = found.timings

@@ -96,6 +96,7 @@ def test_a_second_run_trains_nothing(folder, tmp_path, monkeypatch, capsys):
     check_that_deleted_files_come_back(binary, ARGUMENTS, folder, tmp_path, monkeypatch, capsys)
 
 
+@pytest.mark.slow
 def test_a_folder_grows_by_what_it_lacks(folder, tmp_path, monkeypatch):
     """Fewer cells are read and shown alone, other ones are trained."""
     path = tmp_path / "copy"

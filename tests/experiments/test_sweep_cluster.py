@@ -75,7 +75,7 @@ def wait_for(what, condition, limit=120):
 
 def at_work(folder):
     """A child that has saved a state of a cell."""
-    return processes_of(folder) if list(folder.glob("cells/*/checkpoints/*/*.npz")) else None
+    return processes_of(folder) if list(folder.glob("cells/*/checkpoints/**/*.npz")) else None
 
 
 def none_is_left(folder):

@@ -216,6 +216,10 @@ def test_a_profile_as_tables_and_figure():
     assert not np.any(rc.profile(double[:, 0]).rounding)
     traced = jax.jit(lambda h: rc.profile(h, measures="token_cosine", batch_axis=1))(hidden)
     np.testing.assert_array_equal(traced.rounding, found.rounding)
+    lists = [np.asarray(layer).tolist() for layer in double[:, 0]]
+    assert rc.profile(lists).rounding.shape == (len(lists),)
+    examples = [np.asarray(a) for a in np.swapaxes(double, 0, 1)]
+    assert rc.profile(examples, batch_axis=0).rounding.shape == double.shape[:2]
     assert list(traced) == ["token_cosine"] and isinstance(traced, rc.Profile)
 
     table = found.to_pandas()

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from marks import slow_but
 from path_examples import chain_effects
 from safetensors.numpy import load_file, save_file
 
@@ -147,7 +148,7 @@ def test_logarithms_and_bounds_are_those_of_the_network_in_memory(name):
     assert max(gaps.values()) < 1e-3, gaps
 
 
-@pytest.mark.parametrize("kind", ["mask", "bias"])
+@pytest.mark.parametrize("kind", slow_but(["mask", "bias"], "mask"))
 def test_bounds_are_refused_where_rows_differ_as_in_memory(kind):
     """Each text has its own [n, n] mask or bias, of which the config says nothing."""
     config, params = pretrained.load(GOLDEN / "bert")

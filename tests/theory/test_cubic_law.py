@@ -90,6 +90,7 @@ def from_the_start(params, x, config):
     return rc.measured_constant(theory.cubic_profile(params, x, config))
 
 
+@pytest.mark.slow
 def test_float32_is_float64_in_deep_layers_and_the_mean_token_does_not_matter():
     config = rc.san(14, 2, 8)
     params = rc.init(jax.random.key(0), config)
@@ -140,7 +141,9 @@ def test_the_closed_form_starts_where_the_diameter_bound_certifies_it(x64):
     assert "no layer is certified by the diameter bound: it grows by 10^" in none.reason
 
 
-@pytest.mark.parametrize("placement", ["none", "pre", "post", "sandwich", "branch"])
+@pytest.mark.parametrize(
+    "placement", slow_but(["none", "pre", "post", "sandwich", "branch"], "post", "branch")
+)
 @pytest.mark.parametrize("kind", slow_but(["gelu", "swiglu"], "gelu"))
 def test_no_layer_grows_more_than_its_bound(placement, kind, x64):
     """Tokens of very different lengths; the largest distance behind the layer over the bound."""

@@ -107,6 +107,7 @@ def test_the_decoder_moves_with_the_encoder():
     assert here["collapse"].mean(axis=0)[-1] < -0.5
 
 
+@pytest.mark.slow
 def test_a_kernel_in_the_place_of_the_memory():
     """The kernel of the memory itself gives what the memory gives."""
     config = network().decoder.replace(embedding=None)

@@ -93,7 +93,9 @@ def distances(k):
     return 0.5 * (np.diag(k)[:, None] + np.diag(k)[None, :]) - k
 
 
-@pytest.mark.parametrize(("n", "draws"), [(3, 40000), (17, 8000), (64, 800)])
+@pytest.mark.parametrize(
+    ("n", "draws"), [pytest.param(3, 40000, marks=pytest.mark.slow), (17, 8000), (64, 800)]
+)
 @pytest.mark.parametrize(("rho", "b"), [pytest.param(0.0, 1.0, marks=pytest.mark.slow), (0.5, 4.0)])
 def test_tokens_of_equal_length_at_any_temperature(n, draws, rho, b, x64):
     """The exact law within 4 standard errors, where the second order is 7 to 60 % off."""

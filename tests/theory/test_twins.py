@@ -212,8 +212,13 @@ def test_mask_radius():
     assert mixing_rates.mask_radius(abs(i - j) <= 1) == 4
     assert mixing_rates.mask_radius((j <= i) & (i - j <= 2)) == 4
     assert mixing_rates.mask_radius(j == 0) == 1  # all read the first
+    assert mixing_rates.mask_radius([[0, 1, 0], [0, 0, 1], [1, 1, 0]]) == 3
+    with pytest.raises(ValueError, match="no token of the mask"):  # each sees the other alone
+        mixing_rates.mask_radius([[0, 1], [1, 0]])
+    with pytest.raises(ValueError, match=r"\(2, 3\) is not \[n, n\]"):
+        mixing_rates.mask_radius(np.ones((2, 3)))
     for apart in ((i < 4) == (j < 4), i == 0):
-        with pytest.raises(ValueError, match="reaches all others"):
+        with pytest.raises(ValueError, match="reaches all"):
             mixing_rates.mask_radius(apart)
 
 
