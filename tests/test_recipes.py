@@ -99,6 +99,7 @@ def test_a_callback_of_the_trainer(run):
     np.testing.assert_allclose(last["residual_ratio"], want, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_notebook_runs():
     cells = json.loads((REPOSITORY / "docs" / "measure_your_model.ipynb").read_bytes())["cells"]
     scope = {}

@@ -124,6 +124,7 @@ def multiplications(jaxpr):
                 yield from multiplications(inner)
 
 
+@pytest.mark.slow
 def test_pytorch_trains_a_network_of_as_many_parameters():
     pytest.importorskip("torch")
     from experiments.benchmarks import torch_baseline

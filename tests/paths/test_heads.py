@@ -24,7 +24,7 @@ NETWORKS = {
 
 @pytest.mark.parametrize(
     "name",
-    slow_if(NETWORKS, "shared layers, gains"),
+    slow_if(NETWORKS, "shared layers, gains", "post-LN"),
 )
 def test_a_head_s_contribution_is_the_derivative_of_its_gain(x64, name):
     config = rc.transformer(L, H, D, **NETWORKS[name])

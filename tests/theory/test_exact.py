@@ -154,6 +154,7 @@ def at_scales_from_1_5_to_3(shape):
         yield rc.init(key, config, scale, 0.1), x, config
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", slow_but(SHAPES, "6 tokens"))
 def test_large_weights_are_proved_with_a_hundred_digits(shape):
     """Saturated attention, and clusters in clusters that one center for all would lose."""

@@ -219,6 +219,7 @@ def ordinary(config, **inputs):
 SLOW = [f"{k} MLP" for k in layers.MLP_KINDS if k not in ("none", "relu", "gelu", "swiglu")]
 SLOW += ["gains", "branch gain 0", "unscaled", "mask that leaves out nothing", "padding, MLP"]
 SLOW += [
+    "any mask",
     "shared layers",
     "rotary",
     "sandwich, skips, gelu",
