@@ -16,6 +16,7 @@ import jax
 import pytest
 from absl import flags
 from hypothesis import HealthCheck, event, given, settings, strategies as st
+from marks import slow_if
 
 from experiments import benchmark, reproduce
 from experiments.shell import cli
@@ -108,7 +109,7 @@ def try_many(name, cases, whole, first=()):
     return counts
 
 
-@pytest.mark.parametrize("name", BINARIES)
+@pytest.mark.parametrize("name", slow_if(BINARIES, "run_width"))
 def test_no_traceback_before_the_computation(name, monkeypatch, capsys):
     def reached(*_, **__):
         raise Reached

@@ -22,6 +22,8 @@ from rank_collapse.training import load_models
 from rank_collapse.training.tasks import examples
 from rank_collapse.training.training import batch_forward
 
+pytestmark = pytest.mark.slow
+
 SIZES = [a for a in SMALL if "n_repeat" not in a and "n_paths" not in a]
 ARGUMENTS = (
     *SIZES, "--depths=1,4", "--num_labels=4", "--seq_len=3", "--n_train_data=9",

@@ -133,12 +133,14 @@ def test_a_process_that_stands_still_is_not_waited_for(who, tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_processes_whose_flags_differ_are_refused_by_name(tmp_path):
     found = run_both("-c", FAILING, "--distributed", f"--output_dir={tmp_path}", HOW="other flags")
     for code, _, err in found:
         assert code == 2 and "error: --distributed: the processes differ in --keep_models" in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("index", ["0", pytest.param("1", marks=pytest.mark.slow)])
 def test_processes_that_do_not_come_are_not_waited_for(index):
     """Neither a peer nor the coordinator; after 50 seconds, here 4."""

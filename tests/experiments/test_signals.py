@@ -135,6 +135,7 @@ print(stopped)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seconds", [10, pytest.param(120, marks=pytest.mark.slow)])
 def test_signals_at_any_moment_of_compiling_never_break_it(seconds):
     """A Ctrl-C that raises there frees what jaxlib's thread still compiles: 8 of 11 died."""

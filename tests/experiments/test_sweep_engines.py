@@ -33,6 +33,7 @@ def rows(folder):
     return len(list(csv.DictReader((folder / "sort/grid/results.csv").read_text().splitlines())))
 
 
+@pytest.mark.slow
 def test_a_slurm_array(tmp_path):
     script = example("bash", "#SBATCH", tmp_path)
     (size,) = re.findall(r"--array=0-(\d+)", script)

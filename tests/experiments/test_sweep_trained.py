@@ -63,6 +63,7 @@ def alone(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_floats_are_one_ensemble(alone, ensembles, tmp_path):
     assert run(quick_training, [*SMALL, GRID], tmp_path) == 0
     assert [runs for _, runs in ensembles] == [4]

@@ -75,6 +75,7 @@ def plain_composite(a):
     return np.sqrt(np.abs(a).sum(axis=0).max() * np.abs(a).sum(axis=1).max())
 
 
+@pytest.mark.slow
 def test_chain_effects(batch):
     params, inputs = batch
     found = rc.measure_batch(chain_effects, params, CONFIG, inputs, chunk=3, num_paths=4)

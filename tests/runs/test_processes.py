@@ -4,6 +4,7 @@ import sys
 
 import jax
 import numpy as np
+import pytest
 from seed_chunks import mapped
 from two_processes import run_both
 
@@ -48,6 +49,7 @@ def plain(keys):
     return np.asarray(jax.random.key_data(keys))
 
 
+@pytest.mark.slow
 def test_two_processes_compute_what_one_does(tmp_path):
     for code, _, err in run_both(__file__, str(tmp_path)):
         assert code == 0, err[-2000:]

@@ -84,6 +84,7 @@ def test_lipschitz_constant_bounds_every_residual(kind, x64):
     np.testing.assert_allclose(slope, known, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_corollary_multiplies_beta_by_the_lipschitz_constant():
     config = rc.san_mlp(3, 2, 8)
     params = rc.init(jax.random.key(0), config, 0.3)

@@ -70,7 +70,7 @@ def written_out(params, x):
     }
 
 
-@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("padded", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_bound_effects_are_the_formulas(padded, x64):
     config = rc.san(L, H, D, d_qk=K, d_v=2, temperature=TEMPERATURE)
     params = rc.init(jax.random.key(0), config, 1.1, 0.5)

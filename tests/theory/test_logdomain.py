@@ -261,6 +261,7 @@ def test_equals_the_ordinary_pass_where_float64_still_sees_it(case):
         np.testing.assert_allclose(got[seen], want[seen], atol=1e-4)
 
 
+@pytest.mark.slow
 def test_masked_tokens_are_as_if_removed():
     config = rc.TransformerConfig(depth=6, num_heads=H, d_model=D)
     params, x = network(config)
@@ -287,6 +288,7 @@ def test_float64_gives_more_digits_and_bfloat16_gives_float32():
     close(got, np.asarray(jitted(config)(params, x, config)))
 
 
+@pytest.mark.slow
 def test_sweeps_compile_once_and_vmap_over_seeds():
     traces = []
 

@@ -114,6 +114,7 @@ def hard():
     return params, x, config, np.stack([rc.exact_profile(*one, config).profile for one in each])
 
 
+@pytest.mark.slow
 def test_one_scale_refuses_what_its_noisy_copies_contradict():
     params, x, config, want = hard()
 

@@ -82,6 +82,7 @@ def measured_and_expected():
     return jax.device_get(jax.jit(lambda keys: jax.lax.map(compare, keys))(SEEDS))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("quantity", ["collapse", "gradients", "change of encoder",
                                       "change of encoder, decoder"])  # fmt: skip
 def test_the_law_of_both_halves(quantity):

@@ -19,6 +19,8 @@ from rank_collapse.training.decoded import decode_pairs, exact_share
 from rank_collapse.training.tasks import examples, sequences
 from rank_collapse.training.training import batch_forward
 
+pytestmark = pytest.mark.slow
+
 EMBEDDING = EmbeddingConfig(vocab_size=6, d_embed=8, positions="learned", num_positions=5)
 HALF = TransformerConfig(
     depth=1, num_heads=2, d_model=8, mlp="relu", d_ff=16, attention_skip=True, mlp_skip=True,
