@@ -116,7 +116,7 @@ def part_of(params: rc.TransformerParams, config: rc.TransformerConfig) -> rc.Tr
     absent = {} if config.mlp != "none" else dict.fromkeys(("mlp", "mlp_norm", "mlp_branch_norm"))
     if config.norm_placement in ("none", "branch"):
         absent |= {"attention_norm": None, "mlp_norm": None}
-    if config.norm_placement not in ("sandwich", "branch"):
+    if config.norm_placement not in ("sandwich", "branch", "both"):
         absent |= {"attention_branch_norm": None, "mlp_branch_norm": None}
     return params.replace(layers=params.layers.replace(**absent))
 

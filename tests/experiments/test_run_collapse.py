@@ -181,7 +181,7 @@ def test_what_is_not_known_is_a_gap_with_its_reason(tmp_path, capsys):
     [
         (["--variants=foo"], "variant 'foo' is not one of san, san_mlp"),
         (["--variants="], "--variants is empty"),
-        (["--norm=both"], "norm_placement='both'"),
+        (["--norm=twice"], "norm_placement='twice'"),
         (["--d_model=10", "--num_heads=4"], "num_heads=4 does not divide d_model=10"),
         (["--depth=0"], "depth=0"),
         (["--num_seeds=0"], "num_seeds=0"),

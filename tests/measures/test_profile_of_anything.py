@@ -222,6 +222,15 @@ def test_a_profile_as_tables_and_figure():
     assert rc.profile(examples, batch_axis=0).rounding.shape == double.shape[:2]
     assert list(traced) == ["token_cosine"] and isinstance(traced, rc.Profile)
 
+    axes = rc.plot(found).axes
+    assert [ax.get_ylabel() for ax in axes] == ["token cosine", "residual ratio"]
+    line = axes[1].get_lines()[0]
+    np.testing.assert_allclose(line.get_ydata(), found["residual_ratio"].mean(axis=1), rtol=1e-6)
+    assert axes[1].get_yscale() == "log" and len(axes[1].patches) == 1  # the layer of rounding
+    with pytest.raises(ValueError, match=r"has no measures by layer, each \[l\] or \[l, b\]"):
+        rc.plot({"residual_ratio": np.zeros((2, 3, 4))})
+
+    pytest.importorskip("pandas"), pytest.importorskip("xarray")
     table = found.to_pandas()
     assert list(table.index.names) == ["layer", "example"]
     assert table.loc[(2, 1), "rounding"] and not table.loc[(1, 0), "rounding"]
@@ -233,14 +242,6 @@ def test_a_profile_as_tables_and_figure():
     np.testing.assert_array_equal(data["token_cosine"].sel(layer=1), found["token_cosine"][1])
     with pytest.raises(ValueError, match=r"a profile of shape \(1, 3, 2\) is not \[l\] or"):
         jax.tree.map(lambda a: a[None], found).to_pandas()
-
-    axes = rc.plot(found).axes
-    assert [ax.get_ylabel() for ax in axes] == ["token cosine", "residual ratio"]
-    line = axes[1].get_lines()[0]
-    np.testing.assert_allclose(line.get_ydata(), found["residual_ratio"].mean(axis=1), rtol=1e-6)
-    assert axes[1].get_yscale() == "log" and len(axes[1].patches) == 1  # the layer of rounding
-    with pytest.raises(ValueError, match=r"has no measures by layer, each \[l\] or \[l, b\]"):
-        rc.plot({"residual_ratio": np.zeros((2, 3, 4))})
 
 
 @pytest.mark.parametrize("measured", [False, True], ids=["profile", "monitor"])
