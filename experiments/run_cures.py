@@ -296,7 +296,7 @@ EXPERIMENT = Experiment.of(
                   "--variants=centred,value_skipinit,softpick,differential",
                   "--factors=residual:0.25:1,temperature:0.5:2"),
         "paper": ("--depths=12,50,100", "--num_seeds=8", "--train_depths=18,36",
-                  "--train_steps=200", "--train_tokens=6",
+                  "--train_width=16", "--train_steps=200",
                   "--factors=depth:12:48,width:32:128,heads:1:8,residual:0.25:1,"
                   "temperature:0.5:2"),
         "tiny": ("--num_seeds=2", "--depths=2", "--num_heads=1", "--d_model=4", "--num_tokens=3",
