@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from rank_collapse.measures.norms import as_array
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.covers import EVERYTHING, Covers
 from rank_collapse.network.inputs import PreparedInputs, prepare_inputs
@@ -85,7 +86,7 @@ def effective_depth(states: Any, tolerance: float = 0.01) -> Int[Array, ""]:
 
     Source: here, for networks that loop one layer, such as ALBERT (Lan et al. 2020).
     """
-    states = jnp.asarray(states)
+    states = jnp.asarray(as_array(states))
     flat = states.reshape(len(states), -1)
     size = jnp.max(jnp.linalg.norm(flat, axis=1))
     differs = jnp.linalg.norm(flat - flat[-1:], axis=1) > tolerance * size
