@@ -35,7 +35,7 @@ from experiments.bounds import (
 )  # fmt: skip
 from experiments.shell import cli, vocabulary
 from experiments.shell.executor import Executor
-from experiments.shell.experiment import Drawing, Experiment
+from experiments.shell.experiment import Experiment
 from experiments.shell.flag_values import Flags, check_names
 from rank_collapse.report import Comparison, figures
 from rank_collapse.report.claims import Row, of_cases
@@ -319,10 +319,6 @@ EXPERIMENT = Experiment.of(
                   "--sizes=64,180,256", "--ascent_steps=50"),
         "paper": ("--num_draws=50000",),
         "tiny": ("--num_draws=4", "--cases=3x4x2", "--sizes=8,10", "--ascent_steps=1"),
-    },
-    figures={
-        "tightness": Drawing.described(tightness_figure),
-        "construction": Drawing.described(construction_figure),
     },
 )  # fmt: skip
 main = EXPERIMENT.main

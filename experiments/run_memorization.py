@@ -89,6 +89,7 @@ def setup_of(options: flags.FlagValues, tokens, mask, vocab_size, extra=None) ->
         # As many rows as hold about batch_sz texts.
         batch_size = max(1, round(options.batch_size * len(rows) / len(tokens)))
     return Setup(
+        options,
         name="memorization",
         title=f"Memorizing random labels of {len(tokens)} texts",
         recipe=arguments.recipe(

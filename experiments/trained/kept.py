@@ -67,7 +67,8 @@ class Kept:
         found = self._watched() if self.monitored else self.options.num_seeds
         path = self.run.path / self.models
         if self.options.keep_models:
-            found = min(found, _count(model_file.load_models(path)[1]) if path.exists() else 0)
+            weights = jax.tree.leaves(model_file.load_models(path)[1] if path.exists() else ())
+            found = min(found, len(weights[0]) if weights else 0)
         return int(processes.from_primary(np.asarray(found)))
 
     def _watched(self):
@@ -91,11 +92,6 @@ class Kept:
         if first:
             weights = jax.tree.map(lambda *a: np.concatenate(a), self._weights, weights)
         self._weights = weights
-        if not self.again or _count(weights) == self.options.num_seeds:
+        if not self.again or len(jax.tree.leaves(weights)[0]) == self.options.num_seeds:
             data = model_file.dump_models(self.recipe.config, weights)
             self.run.write_file(self.models, data)
-
-
-def _count(weights):
-    """Seeds of weights [s, ...]."""
-    return len(jax.tree.leaves(weights)[0])

@@ -3,7 +3,6 @@
 `results` are those of `training.results_of`, `summary` what `paths.summary_of` makes of them.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -42,8 +41,7 @@ def paths_experiment(
         found = setup(options)
         if options.path_len > options.depth:
             raise ValueError(f"path_len={options.path_len} is larger than depth={options.depth}")
-        sampled = "all heads" if options.all_heads else "sampled"
-        return dataclasses.replace(found, sampled=sampled, semantics=options.semantics)
+        return found
 
     def measure(options, setup, run):
         found = results_of(options, setup, run, functools.partial(paths.measure, options))
@@ -84,8 +82,8 @@ def path_figure(results: dict[str, Any], setup: Setup) -> Figure:
         v = values[metric][seeds].mean(axis=2)
         one.errorbar(
             results["lengths"] + 0.08 * (index - 0.5), v.mean(axis=0), v.std(axis=0),
-            label=f"{size} sampled path{'s' * (int(size) > 1)}, {setup.semantics}", capsize=2,
-            color=figures.color(index), marker=figures.MARKERS[index], linewidth=1.0,
+            label=f"{size} sampled path{'s' * (int(size) > 1)}, {setup.options.semantics}",
+            capsize=2, color=figures.color(index), marker=figures.MARKERS[index], linewidth=1.0,
         )  # fmt: skip
     index = len(results["sets"])
     found = {n: results[n][metric][seeds] for n in ("exact", "up_to", "from", "truncated")}
