@@ -104,7 +104,8 @@ def results_of(
     found = run.part(part)
     done = found is not None and len(found["losses"]) == options.num_seeds
     kept = Kept(options, setup.recipe, run, part)
-    missing = kept.missing() if done else []
+    there = kept.seeds()
+    missing = [name for name, seeds in there.items() if done and seeds < options.num_seeds]
 
     def trained(cells, folder, **about):
         program = functools.partial(training_of, options, setup, measure, part, folder, kept)
@@ -124,8 +125,8 @@ def results_of(
         trained({part: options}, run, check=refuse, again=True)
         run.drop_checkpoints()
     elif options.unit is None or options.keep_models or kept.monitored:
-        known = None if done else kept.seeds()
-        trained({part: options}, run, check=refuse, most_known=known)
+        most = min(there.values(), default=None)
+        trained({part: options}, run, check=refuse, most_known=most)
     elif not done:
         check_hyper(arguments.hyper(options), setup.recipe)
         cells = [cell.options for cell in options.unit.cells]
