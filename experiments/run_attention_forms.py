@@ -330,9 +330,8 @@ EXPERIMENT = Experiment.of(
         "quick": ("--num_seeds=4", "--d_k=2,32,512", "--trained_d_k=128", "--n_epochs=12",
                   "--n_train_data=600"),
         "paper": (),
-        "tiny": ("--num_seeds=2", "--depth=1", "--num_heads=2", "--d_model=4", "--num_tokens=3",
-                 "--num_labels=4", "--n_train_data=6", "--n_eval_data=4", "--n_epochs=1",
-                 "--batch_size=3", "--num_queries=4", "--d_k=2", "--trained_d_k=2"),
+        "tiny": (*arguments.TINY, "--depth=1", "--num_labels=4", "--num_queries=4", "--d_k=2",
+                 "--trained_d_k=2"),
     },
 )  # fmt: skip
 main = EXPERIMENT.main

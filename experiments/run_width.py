@@ -23,7 +23,6 @@ from experiments import run_sort
 from experiments.shell import cli, vocabulary
 from experiments.shell.experiment import Experiment
 from experiments.trained import arguments
-from experiments.trained.report import TINY
 from experiments.trained.training import Setup, diverged, kept, results_of, whole_model
 from rank_collapse.report import Comparison, figures
 from rank_collapse.report.claims import Row, of_mean
@@ -182,7 +181,7 @@ EXPERIMENT = Experiment.of(
     presets={
         "quick": ("--depths=1,3", "--num_seeds=4", "--n_epochs=15", "--n_eval_data=100"),
         "paper": ("--num_seeds=5",),
-        "tiny": (*(a for a in TINY if "n_paths" not in a and "n_repeat" not in a), "--depths=2"),
+        "tiny": (*arguments.TINY, "--depths=2"),
     },
     setup=make_cases,
     measure=lambda options, cases, run: {

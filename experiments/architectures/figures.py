@@ -42,7 +42,7 @@ def by_layer(ax: Axes, xlabel: str, ylabel: str, **more: Any) -> None:
     ax.set(xlabel=xlabel, ylabel=ylabel, **more)
     figures.integer_ticks(ax)
     if ax.get_legend_handles_labels()[0]:  # below the axes, where it hides no curve
-        ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18))
+        ax.legend(loc="upper center", bbox_to_anchor=(0.5, 0), borderaxespad=4.5)
 
 
 def curve(ax: Axes, results: Results, name: str, text: str = "", dash: str = "-") -> None:
@@ -181,14 +181,14 @@ def bound_figure(results: Results) -> Figure:
     β; and how many powers of ten the layer's bound lies above what happens."""
     kinds = results.kinds
     fig, axes = figures.figure(len(kinds), 4, width=3.1, height=2.5)
-    panels = (("log10_spread", "log10 max spread of scores"), ("gamma", "log10 γ*"))
-    panels += (("beta", "log10 β"),)
+    panels = {"log10_spread": "log10 max spread of scores", "gamma": "log10 γ*", "beta": "log10 β"}
     for row, kind in enumerate(kinds):
-        for ax, (name, title) in zip(axes[row], panels, strict=False):
+        for ax, (name, title) in zip(axes[row], panels.items(), strict=False):
             values = results.get(kind, f"bounds/Transformer/published/{name}").astype(float)
-            values = values if name == "log10_spread" else np.log10(np.maximum(values, 1e-45))
             limits = {}
-            if name == "log10_spread":
+            if name != "log10_spread":
+                values = np.log10(np.maximum(values, 1e-45))
+            else:
                 edge = np.log10(LEMMA_THRESHOLD)
                 reach = max(np.abs(values.mean(axis=0) - edge).max(), 1e-3)
                 limits = {"vmin": edge - reach, "vmax": edge + reach, "cmap": "PuOr_r"}

@@ -164,10 +164,7 @@ def summary_of(results: dict[str, Any], setup: Setup) -> dict[str, Any]:
             "sets": {size: values[seeds] for size, values in sets.items()},
         },
     } | by_name(found)
-    if "whole_train" in results:
-        summary["whole_train"] = by_name(results["whole_train"])
-    if "ranks" in results:
-        summary["ranks"] = by_name(results["ranks"])
+    summary |= {n: by_name(results[n]) for n in ("whole_train", "ranks") if n in results}
     if "alpha" in results:
         summary["alpha"] = over_seeds(results["alpha"])
     return summary

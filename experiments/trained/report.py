@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from experiments.shell.experiment import Drawing, Experiment
 from experiments.shell.flag_values import Flags
-from experiments.trained import paths
+from experiments.trained import arguments, paths
 from experiments.trained.training import Setup, diverged, kept, results_of
 from rank_collapse.report import Comparison, figures, statistics
 from rank_collapse.report.claims import Row, of_mean
@@ -54,7 +54,7 @@ def paths_experiment(
         presets={
             "quick": (*quick, "--no_sub_path"),
             "paper": ("--num_seeds=8", "--no_sub_path"),
-            "tiny": (*TINY, *tiny),
+            "tiny": (*arguments.TINY, "--n_paths=2", "--n_repeat=1", *tiny),
         },
         setup=checked,
         extra=lambda setup: setup.extra,
@@ -289,11 +289,6 @@ def reading(summary: dict[str, Any]) -> str:
     return ". ".join([text, *paths.warnings_of(summary)]) + "."
 
 
-TINY = (
-    "--num_seeds=2", "--depth=2", "--num_heads=2", "--d_model=4", "--num_tokens=3",
-    "--n_train_data=6", "--n_eval_data=4", "--n_epochs=1", "--batch_size=3", "--n_paths=2",
-    "--n_repeat=1",
-)  # fmt: skip
 FIGURES = {
     "paths": Drawing.described(path_figure),
     "shares": Drawing.described(share_figure),
