@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 from absl import flags
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 
 from experiments.shell import cli, vocabulary
 from experiments.shell.experiment import Experiment
@@ -239,12 +240,14 @@ def steps_figure(results: Results, cases: Cases) -> Figure:
             style = {"color": figures.color(variants.index(variant))}
             style["marker"] = figures.MARKERS[widths.index(width)]
             ax.plot(x[fits], y[fits], ls="none", alpha=0.7, markersize=5, label=name, **style)
-    low, high = min(shown, default=1) / 1.2, max(shown, default=300) * 1.2
-    more = max(1, np.sqrt(11 * low / high))  # of less than a decade the tick labels overlap
-    ends = [low / more, high * more]
+    ends = [min(shown, default=1) / 1.2, max(shown, default=300) * 1.2]
     ax.plot(ends, ends, color="gray", linewidth=0.8, label="equal")
     ax.set(xscale="log", yscale="log", xlim=ends, ylim=ends, ylabel="steps measured")
     ax.set(xlabel="steps predicted, ln(1e-4) / ln μ", title="From a distance of 1e-2 to 1e-6")
+    for axis in (ax.xaxis, ax.yaxis):  # 1, 2, 5, 10: those of a log axis overlap within a decade
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.set_major_formatter("{x:g}")
+        axis.set_minor_formatter("")
     fig.legend(*ax.get_legend_handles_labels(), loc="outside right upper")
     return fig
 
