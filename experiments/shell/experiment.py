@@ -132,9 +132,12 @@ class Experiment:
 
     @classmethod
     def of(cls, module: Mapping[str, Any], **about: Any) -> "Experiment":
-        """The experiment of a module, given by its globals: parts have the names in `PARTS`."""
+        """The experiment of a module, given by its globals: parts have the names in `PARTS`, and
+        what draws the figure X, whose docstring is its caption, is called X_figure."""
         found = {part: module[name] for part, name in PARTS.items() if name in module}
-        return cls(**found | about)
+        drawn = {n: f for n, f in module.items() if n.endswith("_figure")}
+        figures = {n.removesuffix("_figure"): Drawing.described(f) for n, f in drawn.items()}
+        return cls(**{"figures": figures} | found | about)
 
     @property
     def captions(self) -> dict[str, str]:
