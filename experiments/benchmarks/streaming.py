@@ -8,8 +8,6 @@ out. Compilation and Python's start are in the time.
 """
 
 import json
-import resource
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -17,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from experiments.benchmarks import children
 from experiments.benchmarks.random_llama import PUBLISHED, make, settings_of
 from experiments.benchmarks.timing import Report, Timing
 from experiments.shell import memory
@@ -47,14 +46,9 @@ def streaming(options: Any, limit: float | None = None) -> Report:
     size, texts, tokens = options.stream_size, options.stream_texts, options.stream_tokens
     folder = Path(options.stream_folder) / f"llama-{size}"
     make(folder, size)
-    command = [sys.executable, "-m", "experiments.benchmarks.streaming", str(folder)]
     begin = time.perf_counter()
-    done = subprocess.run(
-        [*command, str(texts), str(tokens)], check=True, stdout=subprocess.PIPE, text=True,
-        timeout=limit,
-    )  # fmt: skip
+    found = children.found_by(__name__, str(folder), str(texts), str(tokens), limit=limit)
     seconds = time.perf_counter() - begin
-    found = json.loads(done.stdout.splitlines()[-1])
     limits = LIMITS.get((size, texts), (None, None))
     forward, lengths = operations(size, texts, tokens)
     figures = {
@@ -111,7 +105,6 @@ def measure(folder: str, texts: int, tokens: int) -> dict[str, float]:
         "before": before,
         "bytes": source.weights.checkpoint.num_bytes(),
         "error": float(error),
-        "cpu": resource.getrusage(resource.RUSAGE_SELF).ru_utime,
     }
 
 

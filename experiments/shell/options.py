@@ -14,6 +14,7 @@ from typing import Any
 
 from absl import flags
 
+from experiments.shell import vocabulary
 from experiments.shell.flag_values import Flags
 
 # Flags that do not change results, or their rounding alone (num_devices): recorded in config.json,
@@ -65,6 +66,8 @@ def make_flags(
             define("string", name, None, text.format(shown=shows))
         text = "Processes of this machine that share the sweep; 1: this one, in order."
         define("integer", "workers", 1, text, lower_bound=1)
+        text = "Cells that this process computes together, from 0 (for workers)."
+        vocabulary.numbers(values, "only_cells", [], text, lower_bound=0)
     return values
 
 
@@ -75,7 +78,6 @@ _SWEEPS = {
     "layer=2 or layer=last (default {shown}).",
     "slice": "i/n: the i-th of n parts of the sweep, from 0 (default: of a Slurm array).",
     "scheduler": "Address of a Dask scheduler whose workers share the sweep.",
-    "only_cells": "Numbers of the cells that this process computes together (for workers).",
 }
 
 
@@ -143,8 +145,8 @@ def _check_value(name, flag):
 
 def help_text(main: Callable, flag_values: flags.FlagValues) -> str:
     """What the binary is about and one entry per flag: the binary's own first."""
-    about = getattr(main, "about", None) or inspect.getmodule(main).__doc__ or ""
-    purpose = inspect.cleandoc(about)
+    own = getattr(main, "__self__", inspect.getmodule(main))  # of an experiment's object
+    purpose = inspect.cleandoc(getattr(own, "about", own.__doc__) or "")
     common = {*EXECUTION, "seed", "num_seeds"}
     unique = {flag.name: flag for flag in (flag_values[name] for name in flag_values)}
     lines = [purpose, "", "Flags:"]

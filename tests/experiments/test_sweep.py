@@ -100,7 +100,7 @@ def test_a_grid_is_products_and_zips(text, points):
         (["--sweep=rate=1,2", "--run_name=-1"], "--run_name='-1' is not a folder name"),
         (["--sweep=rate=1,2", "--slice=2/2"], "--slice=2/2 is not i/n with i from 0"),
         (["--sweep=rate=1,2", "--slice=a"], "--slice=a is not i/n"),
-        (["--sweep=rate=1,2", "--only_cells=0,2"], "--only_cells=0,2: '2' is not one of 0 to 1"),
+        (["--sweep=rate=1,2", "--only_cells=0,2"], "--only_cells=2 is not one of 0 to 1"),
         (["--sweep=rate=1,2", "--slice=0/2", "--workers=2"], "--slice and --workers"),
         (["--sweep=rate=1,2", "--scheduler=a:1", "--workers=2"], "--workers and --scheduler"),
         (["--sweep=rate=1,2", "--slice=0/2", "--overwrite"], "--overwrite in a slice"),

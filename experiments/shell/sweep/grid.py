@@ -1,5 +1,6 @@
 """The grid that --sweep asks for: "learning_rate=1e-4,3e-4;depth,num_heads=2:2,4:8"."""
 
+import copy
 import itertools
 import json
 import math
@@ -117,7 +118,7 @@ def cells_of(flag_values: Flags, axes: Sequence[Axis], arguments: Sequence[str])
             for axis, of_axis in zip(axes, point, strict=True)
             for name, value in zip(axis.names, of_axis, strict=True)
         }
-        options = flag_values.copied()
+        options = copy.deepcopy(flag_values)
         parse(options, [*base, *(f"--{name}={value}" for name, value in values.items())])
         config = config_of(options)
         name = name_of(values)

@@ -49,9 +49,12 @@ def run(main: Callable, options: Flags, arguments: list[str]) -> int:
     if options.workers > 1 and options.scheduler is not None:
         raise ValueError("--workers and --scheduler exclude each other")
     sweep = SweepFolder(options, axes, cells, options.sweep_shows or options.shows)
-    if options.only_cells is not None:
+    if options.only_cells:
         set_up_devices(options)
-        compute(main, sweep, [chosen(cells, options.only_cells)])
+        for number in options.only_cells:
+            if number >= len(cells):
+                raise ValueError(f"--only_cells={number} is not one of 0 to {len(cells) - 1}")
+        compute(main, sweep, [[cells[number] for number in options.only_cells]])
         return 0
     if options.overwrite:
         sweep.clear()
@@ -76,22 +79,6 @@ def on_cluster(sweep: SweepFolder, arguments: list[str]) -> int:
         units = units_of(list(sweep.cells.values()), sweep.options.joined, cluster.slots(client))
         cluster.compute(client, sweep, units, arguments)
         return merge.show(sweep, folder)
-
-
-def chosen(cells: Sequence[Cell], numbers: str) -> list[Cell]:
-    """The cells of --only_cells=0,1,2, from 0.
-
-    Raises:
-        ValueError: A number that there is not.
-    """
-    found = []
-    for number in numbers.split(","):
-        if not re.fullmatch("[0-9]+", number) or int(number) >= len(cells):
-            raise ValueError(
-                f"--only_cells={numbers}: {number!r} is not one of 0 to {len(cells) - 1}"
-            )
-        found.append(cells[int(number)])
-    return found
 
 
 def slice_of(text: str | None) -> tuple[int, int]:
