@@ -19,6 +19,7 @@ from experiments.benchmarks import children
 from experiments.benchmarks.random_llama import PUBLISHED, make, settings_of
 from experiments.benchmarks.timing import Report, Timing
 from experiments.shell import memory
+from experiments.shell.progress import Progress
 
 # seconds and gigabytes that were asked for, of (size, texts) with 64 tokens on two cores
 LIMITS = {("1.1b", 1): (60.0, 1.5), ("7b", 4): (480.0, 4.0)}
@@ -88,16 +89,13 @@ def measure(folder: str, texts: int, tokens: int) -> dict[str, float]:
         if variant != "Transformer"
     }
     groups["whole"] = pretrained.Group((profile, ("lengths", LengthPass(source.biased))))
-    before, start = memory.peak(), time.perf_counter()
+    before = memory.peak()
+    with Progress(source.config.depth, "layers") as progress:
 
-    def done(state):
-        gone = time.perf_counter() - start
-        left = gone / state.layers * (source.config.depth - state.layers)
-        used = f"{time.process_time():.0f} s of CPU, {memory.peak() / 1e9:.2f} GB"
-        text = f"layer {state.layers}: {gone:.1f} s, {left:.0f} s left; {used}"
-        print(text, file=sys.stderr, flush=True)
+        def done(state):
+            progress.update(state.layers, GB=memory.peak() / memory.GB)
 
-    found = pretrained.stream(source, {"x": ids}, groups, done=done)
+        found = pretrained.stream(source, {"x": ids}, groups, done=done)
     error = jax.vmap(sizes_of)(found["whole"]["lengths"])["error"].max()
     return {
         "peak": memory.peak(),

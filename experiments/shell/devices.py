@@ -1,6 +1,8 @@
 """The devices of a run: one XLA device per CPU core, and the mesh of those asked for."""
 
 import contextlib
+import importlib.metadata
+import importlib.util
 import os
 
 import jax
@@ -17,6 +19,13 @@ def cores() -> int:
     """Cores this process may use, of which each process of a sweep has its part."""
     all_ = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return max(1, all_ // share())
+
+
+def accelerated() -> bool:
+    """Whether JAX would look for accelerators: starting it to ask would take their memory."""
+    plugins = importlib.metadata.entry_points(group="jax_plugins")
+    installed = plugins or importlib.util.find_spec("libtpu") is not None
+    return bool(installed) and os.environ.get("JAX_PLATFORMS") != "cpu"
 
 
 def share() -> int:

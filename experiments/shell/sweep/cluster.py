@@ -7,7 +7,6 @@ own last chunk; the lease of a cell's folder keeps a process that is ending from
 
 import contextlib
 import glob
-import importlib.metadata
 import importlib.util
 import logging
 import os
@@ -20,7 +19,7 @@ from typing import Any
 import jax
 
 from experiments.shell import signals
-from experiments.shell.devices import SHARE
+from experiments.shell.devices import SHARE, accelerated
 from experiments.shell.flag_values import Flags
 from experiments.shell.process import ENDS_WITH_STDIN
 from experiments.shell.sweep import child
@@ -96,8 +95,7 @@ def no_main():
 
 def gpus() -> list[str]:
     """GPUs that JAX in a child would use, as CUDA_VISIBLE_DEVICES names them."""
-    plugins = importlib.metadata.entry_points(group="jax_plugins")
-    if os.environ.get("JAX_PLATFORMS") == "cpu" or not plugins:
+    if not accelerated():
         return []
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:

@@ -1,5 +1,6 @@
 """What is shown of a sweep: one table, one figure, and the means by cell."""
 
+import contextlib
 import csv
 import math
 import sys
@@ -9,7 +10,7 @@ from typing import Any
 
 from experiments.shell.sweep.figures import grid_figure
 from experiments.shell.sweep.folder import SweepFolder
-from rank_collapse.report.statistics import mean_and_ends
+from rank_collapse.report.statistics import mean_and_ends, number
 from rank_collapse.runs.files import RunError
 from rank_collapse.runs.folder import RunFolder
 
@@ -90,9 +91,9 @@ def shown_of(sweep: SweepFolder, name: str) -> dict[str, float]:
         raise ValueError(_no_column(sweep.shown, column, rows[0]))
     by_seed: dict[str, list[float]] = {}
     for row in rows:
-        number = _number(row[column])
-        if number is not None:
-            by_seed.setdefault(row.get("seed", ""), []).append(number)
+        value = _number(row[column])
+        if value is not None:
+            by_seed.setdefault(row.get("seed", ""), []).append(value)
     return {seed: math.fsum(values) / len(values) for seed, values in by_seed.items()}
 
 
@@ -126,8 +127,6 @@ def _no_column(shown, column, row):
 
 
 def _number(text) -> float | None:
-    try:
-        number = float(text)
-    except (TypeError, ValueError):
-        return None
-    return number if math.isfinite(number) else None
+    with contextlib.suppress(TypeError, ValueError):
+        return number(float(text))
+    return None
