@@ -80,15 +80,15 @@ def shown_of(sweep: SweepFolder, name: str) -> dict[str, float]:
         ValueError: A column that there is not.
     """
     column, *conditions = (part.strip() for part in sweep.shown.split(","))
+    wanted = dict(condition.partition("=")[::2] for condition in conditions)
     rows = table_of(sweep, name)
-    for condition in conditions:
-        key, _, wanted = condition.partition("=")
+    for key in (*wanted, column):
         if rows and key not in rows[0]:
-            raise ValueError(_no_column(sweep.shown, key, rows[0]))
-        last = rows[-1][key] if rows and wanted == "last" else wanted
+            known = ", ".join(rows[0])
+            raise ValueError(f"--sweep_shows={sweep.shown}: {key!r} is not one of {known}")
+    for key, value in wanted.items():
+        last = rows[-1][key] if rows and value == "last" else value
         rows = [row for row in rows if row[key] == last]
-    if rows and column not in rows[0]:
-        raise ValueError(_no_column(sweep.shown, column, rows[0]))
     by_seed: dict[str, list[float]] = {}
     for row in rows:
         value = _number(row[column])
@@ -120,10 +120,6 @@ def lines_of(summary: dict[str, Any]) -> Iterator[str]:
         low, high = found["interval"]
         ends = "" if low is None or high is None else f"  (95 %: {low:.4g} to {high:.4g})"
         yield f"  {name:40s} {found['mean']:10.4g}{ends}  {found['seeds']} seed(s)"
-
-
-def _no_column(shown, column, row):
-    return f"--sweep_shows={shown}: {column!r} is not one of {', '.join(row)}"
 
 
 def _number(text) -> float | None:
