@@ -8,7 +8,7 @@ import re
 import shlex
 import sys
 import textwrap
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -101,16 +101,24 @@ def definer(flag_values: flags.FlagValues) -> Callable[..., None]:
 
 
 def parse(
-    flag_values: flags.FlagValues, arguments: Sequence[str], positional: str | None = None
+    flag_values: flags.FlagValues,
+    arguments: Sequence[str],
+    positional: str | None = None,
+    *,
+    forget: Iterable[str] | None = None,
 ) -> flags.FlagValues:
-    """The flags with the given arguments' values; `positional` is a flag that may stand alone.
+    """The flags with the given arguments' values.
+
+    Args:
+        flag_values, arguments: The flags, and what is given.
+        positional: A flag that may stand alone.
+        forget: Flags whose earlier values are forgotten; all by default.
 
     Raises:
         flags.Error, ValueError: An unknown flag, a bad value, or an argument that is no flag.
     """
-    for name in flag_values:
+    for name in flag_values if forget is None else forget:
         flag_values[name].unparse()
-    flag_values.unparse_flags()
     rest = flag_values(["binary", *arguments])[1:]
     if positional and rest and not flag_values[positional].present:
         flag_values[positional].parse(rest.pop(0))

@@ -63,11 +63,13 @@ def sweep(folder, text, *arguments):
     ],
 )
 def test_a_grid_is_products_and_zips(text, points):
-    cells = grid.cells_of(FLAGS, grid.axes_of(text), ["--num_seeds=2", "--sweep", text])
+    arguments = ["--num_seeds=2", "--sweep", text, "--run_name=x"]
+    cells = grid.cells_of(cli.parse(FLAGS, arguments), grid.axes_of(text), arguments)
     assert sorted(map(str, (cell.values for cell in cells))) == sorted(map(str, points))
     assert len({cell.name for cell in cells}) == len(points)
     for cell in cells:
-        assert cell.options.num_seeds == 2 and cell.options.sweep is None
+        assert cell.options.num_seeds == 2
+        assert cell.options.sweep is None and cell.options.run_name is None
         if "sizes" in cell.values:
             assert cell.options.sizes == [5]  # in place of the default, not after it
 

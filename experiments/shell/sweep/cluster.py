@@ -24,7 +24,7 @@ from experiments.shell.flag_values import Flags
 from experiments.shell.process import ENDS_WITH_STDIN
 from experiments.shell.sweep import child
 from experiments.shell.sweep.folder import SweepFolder
-from experiments.shell.sweep.grid import Cell, without
+from experiments.shell.sweep.grid import Cell
 from rank_collapse.runs.files import RunError, lease
 
 ANSWER = 12  # seconds for a scheduler to answer
@@ -135,8 +135,8 @@ def compute(
     """
     numbers = {name: str(i) for i, name in enumerate(sweep.cells)}
     waiting = [names for unit in units if sweep.left(names := [cell.name for cell in unit])]
-    own = without(arguments, ("workers", "scheduler", "overwrite", "output_dir", "run_name"))
-    command = [*program(), *own, f"--output_dir={sweep.path.resolve()}"]
+    where = sweep.path.parent if sweep.options.run_name else sweep.path
+    command = [*program(), *arguments, f"--output_dir={where.resolve()}"]
     variables, folder = {ENDS_WITH_STDIN: "1"}, os.getcwd()
     named = gpus() if sweep.options.workers > 1 else []
     done = len(sweep.cells) - len(sweep.left())
