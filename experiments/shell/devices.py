@@ -10,9 +10,8 @@ from absl import flags
 from jax.sharding import Mesh
 
 from experiments.shell import compilation, several
+from experiments.shell.sweep.child import SHARE
 from rank_collapse.runs.seeds import seed_mesh
-
-SHARE = "RANK_COLLAPSE_SHARE"  # how many processes of a sweep share this host
 
 
 def cores() -> int:

@@ -12,9 +12,8 @@ from concurrent import futures
 from typing import NamedTuple
 
 from experiments.shell import signals
+from experiments.shell.sweep.child import ENDS_WITH_STDIN
 
-# Set in a child of `run_processes`: its standard input ends when its parent does.
-ENDS_WITH_STDIN = "RANK_COLLAPSE_ENDS_WITH_STDIN"
 _GRACE = 30  # seconds to save what is finished
 
 

@@ -19,9 +19,8 @@ from typing import Any
 import jax
 
 from experiments.shell import signals
-from experiments.shell.devices import SHARE, accelerated
+from experiments.shell.devices import accelerated
 from experiments.shell.flag_values import Flags
-from experiments.shell.process import ENDS_WITH_STDIN
 from experiments.shell.sweep import child
 from experiments.shell.sweep.folder import SweepFolder
 from experiments.shell.sweep.grid import Cell
@@ -137,13 +136,12 @@ def compute(
     waiting = [names for unit in units if sweep.left(names := [cell.name for cell in unit])]
     where = sweep.path.parent if sweep.options.run_name else sweep.path
     command = [*program(), *arguments, f"--output_dir={where.resolve()}"]
-    variables, folder = {ENDS_WITH_STDIN: "1"}, os.getcwd()
-    named = gpus() if sweep.options.workers > 1 else []
+    folder, named = os.getcwd(), gpus() if sweep.options.workers > 1 else []
     done = len(sweep.cells) - len(sweep.left())
 
     def given(names, places):
         cells = f"--only_cells={','.join(numbers[name] for name in names)}"
-        return [*command, cells], folder, variables, SHARE, places, named
+        return [*command, cells], folder, places, named
 
     try:
         with contextlib.closing(handed_out(client, waiting, child.run, given)) as found:
