@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -189,6 +189,7 @@ def measure_all(options: flags.FlagValues, setup: Setup, run: RunFolder) -> Resu
     networks, sweep, results = setup.networks, setup.sweep, {}
     total = len(networks) * len(sweep) * options.num_seeds
     with Executor(options, run, "collapse", total) as executor, inputs.precision(options):
+        make = cache(partial(Programs, options, networks, setup.ids, executor.mesh))
         for norm in networks:
             cells = {
                 f"{norm}/weight_scale={scale!r}/skip_gain={gain!r}": (scale, gain)
@@ -196,7 +197,6 @@ def measure_all(options: flags.FlagValues, setup: Setup, run: RunFolder) -> Resu
             }
 
             def program(norm=norm, cells=cells):
-                make = partial(Programs, options, networks, setup.ids, executor.mesh)
                 return OfNorm(options.program("measures", make), norm, cells, executor.progress)
 
             def check(part, found, norm=norm, cells=cells):

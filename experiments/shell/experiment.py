@@ -144,15 +144,9 @@ class Experiment:
         """{figure: caption} of those that the report shows."""
         return {name: own.caption for name, own in self.figures.items() if own.caption}
 
-    @property
-    def main(self) -> Callable[[Flags], None]:
-        """main(options), as `cli.run` and `cli.execute` take it."""
-
-        def main(options: Flags) -> None:
-            self.run(options)
-
-        main.about = self.about
-        return main
+    def main(self, options: Flags) -> None:
+        """As `cli.run` and `cli.execute` take it."""
+        self.run(options)
 
     def run(self, options: Flags) -> dict[str, Any]:
         """Measures what the run folder lacks, shows what was measured, and returns the summary.
