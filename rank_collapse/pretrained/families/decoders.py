@@ -15,12 +15,7 @@ from rank_collapse.pretrained.drawn import Initialisation
 from rank_collapse.pretrained.entries import Entry, Settings, count
 from rank_collapse.pretrained.family import USUAL_READS, Family
 from rank_collapse.pretrained.mapping import Leaf, Names
-from rank_collapse.pretrained.rotary import (
-    local_theta,
-    num_positions,
-    rotary_entry,
-    rotary_fields,
-)
+from rank_collapse.pretrained.rotary import local_theta, num_positions, rotary_entry, rotary_fields
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
 
