@@ -55,12 +55,7 @@ class Checkpoint(Tensors):
     """The tensors of a checkpoint folder, by name; each is read from disk when asked for."""
 
     def __init__(self, folder: str | os.PathLike):
-        """Finds the weight files of the folder and reads their indices.
-
-        Raises:
-            FileNotFoundError: No weight file, or a shard missing.
-            ValueError: A file that is cut short or damaged, or whose package is not installed.
-        """
+        """Finds the weight files of the folder and reads their indices."""
         self.folder = Path(folder)
         found = [f for f in WEIGHT_FILES if (self.folder / f).is_file()]
         if not found:
