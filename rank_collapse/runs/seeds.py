@@ -54,7 +54,7 @@ def seed_sharding(mesh: Mesh) -> NamedSharding:
 
 
 def lay_out(tree: Any, mesh: Mesh, size: int | None = None) -> Any:
-    """Leaves [s, ...] with their leading axis split over the mesh, the last seed repeated behind."""
+    """Leaves [s, ...], their leading axis split over the mesh, the last seed repeated behind."""
     count, sharding = jax.tree.leaves(tree)[0].shape[0], seed_sharding(mesh)
     more = (size or padded_size(count, mesh)) - count
     if more < 0:
