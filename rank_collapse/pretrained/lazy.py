@@ -73,6 +73,7 @@ class LazyLayers:
     def __len__(self) -> int:
         return len(self.rows)
 
+    def row_like(self) -> Any:
         """The shapes of one row's parameters in the weights' dtype, of weights of `only_shapes`.
 
         Every tensor of every row is asked for by name and shape, which must agree; none is read.
