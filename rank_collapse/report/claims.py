@@ -184,6 +184,7 @@ def judged(rows: Sequence[Row], claimed: Range | None) -> tuple[Judged, ...]:
     so, those are whose interval at 1 − 5 %/k lies on that side, until none is. It holds whatever
     the dependence between rows; the level at which a row was decided is that of its interval, those
     of rows that are not decided have 1 − 5 %/(number of rows).
+
     Source: Holm 1979, "A simple sequentially rejective multiple test procedure".
     """
     found = {}

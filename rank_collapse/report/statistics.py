@@ -20,7 +20,7 @@ def numbers(values: Any) -> list[float | None]:
 
 
 def moments(values: Any, *, interval: bool = True) -> dict[str, Any]:
-    """Mean, standard deviation and 95 % interval over seeds.
+    """{"mean": [...], "std": [...], "interval": [2, ...]}, of 95 %, over seeds of values [s, ...].
 
     There is no interval of one seed, nor where a value is not finite, nor where none is wanted.
     """

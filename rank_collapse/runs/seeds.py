@@ -71,6 +71,7 @@ def lay_out(tree: Any, mesh: Mesh, size: int | None = None) -> Any:
 
 def to_host(tree: Any, num_seeds: int | None = None) -> Any:
     """Every leaf on the host, whole: gathered from all processes, each of which must call this.
+
     With `num_seeds` leading axes are cut to it, since what is laid out is padded. Random keys stay
     keys, on one device.
     """

@@ -51,6 +51,7 @@ def log10_growth(
     σ² = variance + eps of the tokens that it sees in the pass (RMSNorm: mean square + eps), |γ| of
     gains, and λ + |γ| Lipschitz constant of the MLP sublayer. Networks are those of
     `cubic_law.COVERS`; diameters are those of the input of each layer's attention.
+
     Source: derived here. (x, y) ↦ |x/|x| − y/|y|| ≤ |x − y|/√(|x||y|) is sharp, of the centred
     tokens with √(d eps) as one more feature.
     """
