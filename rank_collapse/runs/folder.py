@@ -154,7 +154,7 @@ class RunFolder:
         self._write("results.csv", text.getvalue().encode())
 
     def write_file(self, name: str, data: bytes) -> None:
-        """Writes one of `CONTENTS`, or a file in one of `FOLDERS`, whole: what --overwrite deletes."""
+        """Writes one of `CONTENTS`, or a file in one of `FOLDERS`: what --overwrite deletes."""
         if name not in CONTENTS and os.path.dirname(name) not in FOLDERS:
             raise ValueError(f"{name!r} is not one of {CONTENTS}, nor in one of {FOLDERS}")
         self._write(name, data)
