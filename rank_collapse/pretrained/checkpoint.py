@@ -36,13 +36,7 @@ WEIGHT_FILES = (
 
 
 def read_config(folder: str | os.PathLike) -> dict[str, Any]:
-    """The config.json of a checkpoint folder, as a dictionary.
-
-    Raises:
-        FileNotFoundError: No such folder, or no config.json in it.
-        NotADirectoryError: A file in the place of the folder.
-        ValueError: A config.json that is not a JSON object.
-    """
+    """The config.json of a checkpoint folder, as a dictionary."""
     folder = Path(folder)
     if not folder.is_dir():
         if folder.exists():
