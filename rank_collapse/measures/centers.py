@@ -24,16 +24,7 @@ CENTERS = ("mean", "median", "midrange", "composite")
 
 @of_tokens
 def center_token(x: Any, center: str = "mean", *, mask: Any = None) -> Float[Array, "*b d"]:
-    """The token x that `residual` takes away.
-
-    Args:
-        x: Tokens [..., n, d].
-        center: "mean", "median", "midrange" or "composite"; see `residuals.residual`.
-        mask: Bool [n] or [..., n], True for tokens that exist; None for all.
-
-    Raises:
-        ValueError: Unknown center; see also `norms.composite_norm`.
-    """
+    """The token x [..., d] that `residual` takes away; arguments are those of `residual`."""
     return as_jax(center_of(*as_tokens(x, mask), center))
 
 
@@ -58,27 +49,18 @@ def center_of(x: Any, mask: Any, center: str) -> Any:
 
 
 class CompositeCenter(struct.Struct):
-    """A minimiser of ‖X − 1xᵀ‖_{1,∞} and how good it is known to be.
+    """A minimiser of ‖X − 1xᵀ‖_{1,∞} and how good it is known to be."""
 
-    Attributes:
-        center: x [d].
-        value: ‖X − 1xᵀ‖_{1,∞} there; the minimum lies in [lower_bound, value].
-        lower_bound: √(min ‖.‖_1 · lower bound of min ‖.‖_∞).
-        norm_1_minimum: min_x ‖X − 1xᵀ‖_1, at the columnwise median, exact.
-        norm_inf_value: ‖X − 1xᵀ‖_∞ at the best x found for it.
-        norm_inf_lower: A lower bound of min_x ‖X − 1xᵀ‖_∞ by duality.
-    """
-
-    center: Any
-    value: Any
-    lower_bound: Any
-    norm_1_minimum: Any
-    norm_inf_value: Any
-    norm_inf_lower: Any
+    center: Any  # x [d]
+    value: Any  # ‖X − 1xᵀ‖_{1,∞} there; the minimum lies in [lower_bound, value]
+    lower_bound: Any  # √(min ‖.‖_1 · lower bound of min ‖.‖_∞)
+    norm_1_minimum: Any  # min_x ‖X − 1xᵀ‖_1, at the columnwise median, exact
+    norm_inf_value: Any  # ‖X − 1xᵀ‖_∞ at the best x found for it
+    norm_inf_lower: Any  # a lower bound of min_x ‖X − 1xᵀ‖_∞ by duality
 
 
 @of_tokens
-def composite_center(x: Any, *, mask: Any = None, tolerance: Any = 1e-5) -> CompositeCenter:
+def composite_center(x: Any, *, mask: Any = None) -> CompositeCenter:
     """argmin_x √(‖X − 1xᵀ‖_1 ‖X − 1xᵀ‖_∞), with a certificate.
 
     F(x) = ‖X − 1xᵀ‖_1 and G(x) = ‖X − 1xᵀ‖_∞ are convex, their product is not. Where it is F_k G_k,
@@ -94,14 +76,6 @@ def composite_center(x: Any, *, mask: Any = None, tolerance: Any = 1e-5) -> Comp
     Works under jit and vmap; outside of them tokens are padded, up to a quarter, to a few numbers
     of them, for which it is compiled. Cost: about 300 steps, each of a product and a factorisation
     of the smaller of n and d. Not for every step's log. Bounds hold up to rounding.
-
-    Args:
-        x, mask: Tokens [..., n, d]; Bool [n] or [..., n], which of them exist, None for all.
-        tolerance: Descents end where the smoothing is below it and the last steps gained less
-            relative to the value, and at 50 epsilons of the dtype at the latest; may be traced.
-
-    Raises:
-        ValueError: See `norms.composite_norm`.
     """
     x, mask = as_tokens(x, mask)
     if namespace(x) is np:
@@ -109,11 +83,11 @@ def composite_center(x: Any, *, mask: Any = None, tolerance: Any = 1e-5) -> Comp
         more = -n % max(8, 1 << max(n.bit_length() - 3, 0))
         mask = np.pad(np.ones(n, bool) if mask is None else mask, (0, more))
         x = np.pad(x, ((0, more), (0, 0)))
-    return _certified_center(jax.lax.stop_gradient(as_jax(x)), mask, tolerance)
+    return _certified_center(jax.lax.stop_gradient(as_jax(x)), mask)
 
 
 @jax.jit
-def _certified_center(x, mask, tolerance):
+def _certified_center(x, mask):
     keep = jnp.ones(x.shape[0], bool) if mask is None else mask
     start = center_token(x, "median", mask=mask)
     shifted = jnp.where(keep[:, None], x - start[None, :], 0)
@@ -124,7 +98,7 @@ def _certified_center(x, mask, tolerance):
     mean = (center_token(x, "mean", mask=mask) - start) / scale
     product = [jnp.prod(jnp.stack(_both_norms(shifted, keep, c))) for c in (zero, mean)]
     begin = jnp.where(product[1] < product[0], mean, zero)
-    tolerance = jnp.maximum(jnp.asarray(tolerance, x.dtype), 50 * jnp.finfo(x.dtype).eps)
+    tolerance = jnp.maximum(jnp.asarray(_TOLERANCE, x.dtype), 50 * jnp.finfo(x.dtype).eps)
 
     least_inf, lower = _descend(shifted, keep, begin, jnp.inf, tolerance, follow=False)
     weights = jnp.asarray(_LOG_ODDS, x.dtype)
@@ -146,6 +120,9 @@ def _certified_center(x, mask, tolerance):
 
 _LOG_ODDS = (-3.0, 0.0, 3.0)  # of G's weight at the start of a descent
 _NUM_STEPS = 120
+# Descents end where the smoothing is below it and the last steps gained less, relative to the
+# value, and at 50 epsilons of the dtype at the latest.
+_TOLERANCE = 1e-5
 _SHRINK = {True: 0.75, False: 0.9}  # of the smoothing, by each step; slower for the bound
 _PATIENCE = 16  # steps without gain that end a descent
 
@@ -158,14 +135,10 @@ def _both_norms(x, keep, center):
 def _smoothed(x, keep, c, weights, sizes, sigma):
     """a F(c) + b G(c) with |u| as √(u² + μ²) and max as a log-sum-exp of width τ, u = c − x.
 
-    Args:
-        x, keep: Tokens [n, d] with columnwise medians at 0, where F is least; which exist.
-        weights: (a, b).
-        sizes: (F(0), G(0)), 1 where they are 0; μ and τ are `sigma` times a share of them.
-
-    Returns:
-        The value; softmax of the row sums, G's [n]; the gradient [d]; and the Hessian
-        diag(D) + Σ_k c_k v_k v_kᵀ as D [d], c [n + 1] and v [n + 1, d].
+    x are tokens with columnwise medians at 0, where F is least; weights (a, b); sizes (F(0), G(0)),
+    1 where they are 0, μ and τ are `sigma` times a share of them. Returns the value; softmax of the
+    row sums, G's [n]; the gradient [d]; and the Hessian diag(D) + Σ_k c_k v_k v_kᵀ as D [d],
+    c [n + 1] and v [n + 1, d].
     """
     (n, d), keep, u = x.shape, keep[:, None], c[None, :] - x
 

@@ -215,11 +215,7 @@ def network_profile(
 
 @dataclasses.dataclass(frozen=True)
 class ProfilePass(States):
-    """`network_profile` layer by layer.
-
-    Attributes:
-        measures: Names out of `MEASURES`.
-    """
+    """`network_profile` layer by layer, of names out of `MEASURES`."""
 
     measures: tuple[str, ...] = ("residual_ratio",)
 

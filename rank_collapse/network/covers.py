@@ -52,20 +52,13 @@ ATTENTION = MASKS | POSITIONS | SCORES | CAP | MIXING
 
 @dataclasses.dataclass(frozen=True)
 class Covers:
-    """What a pass covers.
+    """What a pass covers."""
 
-    Attributes:
-        name: Of the pass, as errors call it.
-        fields: {field of `TransformerConfig`: its allowed values, or `ANY`}.
-        edits: Names of the places whose edits are carried, or `ANY`.
-        affine: Whether only those edits are that are affine.
-        also: config → why a combination of allowed values is not covered; None where it is.
-    """
-
-    name: str
-    fields: Mapping[str, Any]
-    edits: Any = ()
-    affine: bool = False
+    name: str  # of the pass, as errors call it
+    fields: Mapping[str, Any]  # of `TransformerConfig`: their allowed values, or `ANY`
+    edits: Any = ()  # names of the places whose edits are carried, or `ANY`
+    affine: bool = False  # whether only those edits are that are affine
+    # Why a combination of allowed values is not covered; None where it is.
     also: Callable[[TransformerConfig], str | None] = lambda config: None
 
     def refusal(self, config: TransformerConfig) -> str | None:
@@ -81,11 +74,7 @@ class Covers:
         return self.also(config)
 
     def check(self, config: TransformerConfig, edit: Any = None) -> None:
-        """Refuses what is not covered; an edit as `edits.as_edits` makes it.
-
-        Raises:
-            ValueError: A field's value, or an edit.
-        """
+        """Refuses what is not covered; an edit as `edits.as_edits` makes it."""
         found = self.refusal(config)
         if found:
             raise ValueError(f"{self.name} does not cover {found}")

@@ -18,32 +18,20 @@ ROLES = ("alone", "encoder", "decoder")
 
 
 class Stack(NamedTuple):
-    """The properties of a network on which constants of a design may depend.
-
-    Attributes:
-        branches: N, its residual branches.
-        role: "alone", or the part of an encoder-decoder that it is.
-        other: Residual branches of the other part; 0 alone.
-    """
+    """The properties of a network on which constants of a design may depend."""
 
     config: TransformerConfig
-    branches: int
-    role: str = "alone"
-    other: int = 0
+    branches: int  # N
+    role: str = "alone"  # or the part of an encoder-decoder that it is
+    other: int = 0  # residual branches of the other part
 
 
 class Design(NamedTuple):
-    """A residual design.
+    """A residual design: what differs from a plain residual network x' = N(x + f(x))."""
 
-    Attributes:
-        placements: Values of `norm_placement` that it is made for, its own first.
-        constants: Stack → fields of the config that differ from those of a plain residual network.
-        source: The paper.
-    """
-
-    placements: tuple[str, ...]
-    constants: Callable[[Stack], dict[str, Any]]
-    source: str
+    placements: tuple[str, ...]  # values of `norm_placement` that it is made for, its own first
+    constants: dict[str, Any] | Callable[[Stack], dict[str, Any]]  # fields of the config
+    source: str  # the paper
 
 
 def count_branches(config: TransformerConfig) -> int:
@@ -51,30 +39,15 @@ def count_branches(config: TransformerConfig) -> int:
     return config.depth * len(config.kinds)
 
 
-def _plain(stack):
-    """x' = N(x + f(x)), or pre-norm x' = x + f(N(x))."""
-    return {}
-
-
-def _admin(stack):
-    """x' = N(ω ∘ x + f(x)), ω from a batch: see `admin`, which takes the place of this NaN."""
-    return _learned_omega(math.nan)
+def _learned_omega(omega):
+    """x' = N(ω ∘ x + f(x)): ω times a parameter [d] from 1 on (in the paper ω is the parameter)."""
+    return {"skip_gain": omega, "learned_skip_gain": 1.0, "learned_per_feature": True}
 
 
 def _admin_log(stack):
-    """x' = N(ω ∘ x + f(x)), ω² = (N + 1)/ln(N + 1) − 1: the output changes by O(log N)."""
+    """ω² = (N + 1)/ln(N + 1) − 1: the output changes by O(log N)."""
     n = stack.branches + 1
     return _learned_omega(math.sqrt(n / math.log(n) - 1))
-
-
-def _admin_const(stack):
-    """x' = N(ω ∘ x + f(x)), ω² = N: the output changes by O(1)."""
-    return _learned_omega(math.sqrt(stack.branches))
-
-
-def _learned_omega(omega):
-    """ω times a parameter [d] that starts at 1 (in the paper ω itself is the parameter)."""
-    return {"skip_gain": omega, "learned_skip_gain": 1.0, "learned_per_feature": True}
 
 
 def _deepnorm(stack):
@@ -94,16 +67,6 @@ def _deepnorm(stack):
     return {"skip_gain": gains[0], "init_gain": gains[1], "init": "xavier"}
 
 
-def _rezero(stack):
-    """x' = x + α f(x), no norms; α of each branch is learned and starts at 0 (equation 1).
-
-    In ReZero's Transformer both branches of a layer share one α. SkipInit (arXiv 2002.10444),
-    published independently, allows any small start, 0 or up to 1/√N: for another one set
-    `config.replace(learned_branch_gain=α)`.
-    """
-    return {"learned_branch_gain": 0.0}
-
-
 def _layerscale(stack):
     """x' = x + γ ∘ f(N(x)), γ [d] learned from 0.1 to 18 layers, 1e-5 to 24, else 1e-6."""
     depth = stack.config.depth
@@ -111,60 +74,57 @@ def _layerscale(stack):
     return {"learned_branch_gain": start, "learned_per_feature": True}
 
 
-def _qk_norm(stack):
-    """x' = x + f(N(x)), queries and keys of each head divided by their root mean square."""
-    return {"qk_norm": "head"}
-
-
-def _depth_scaled(stack):
-    """x' = N(x + f(x)/√L), L the number of layers."""
-    return {"branch_gain": 1 / math.sqrt(stack.config.depth)}
-
-
-def _lambda_skip(stack):
-    """x' = N(λ x + f(x)), λ of each sublayer learned from 1 on (equation 5)."""
-    return {"learned_skip_gain": 1.0}
-
-
-def _ngpt(stack):
-    """x' = N(x + α (N'(f(x)) − x)), α = 0.05, N and N' to one size, queries and keys too.
-
-    The size is √d rather than 1 here. In the paper α is a parameter of each feature and the
-    weights' rows and columns are normalised after each step; here α stays where it starts.
-    """
-    return {"skip_gain": 0.95, "branch_gain": 0.05, "norm": "rms", "qk_norm": "head"}
-
-
-def _layernorm_scaling(stack):
-    """x' = x + f(N(x)/√l) in layer l = 1, ..., L."""
-    return {"norm_gain": tuple(1 / math.sqrt(l) for l in range(1, stack.config.depth + 1))}
-
-
-def _streams(connection):
-    """Several streams, whose connections are parameters: `network.streams` has their equations."""
-    return lambda stack: {"connection": connection}
+# x' = x + α f(x), no norms; α of each branch is learned and starts at 0 (equation 1). In ReZero's
+# Transformer both branches of a layer share one α. SkipInit (arXiv 2002.10444), published
+# independently, allows any small start, 0 or up to 1/√N: `config.replace(learned_branch_gain=α)`.
+_REZERO = {"learned_branch_gain": 0.0}
+# x' = N(x + α (N'(f(x)) − x)), α = 0.05, N and N' to one size, queries and keys too. The size is
+# √d rather than 1 here. In the paper α is a parameter of each feature and the weights' rows and
+# columns are normalised after each step; here α stays where it starts.
+_NGPT = {"skip_gain": 0.95, "branch_gain": 0.05, "norm": "rms", "qk_norm": "head"}
 
 
 DESIGNS: dict[str, Design] = {
-    "post": Design(("post",), _plain, "Vaswani et al. 2017"),
-    "pre": Design(("pre",), _plain, "Xiong et al. 2020"),
-    "admin": Design(("post",), _admin, "Liu et al. 2020"),
+    "post": Design(("post",), {}, "Vaswani et al. 2017"),
+    "pre": Design(("pre",), {}, "Xiong et al. 2020"),
+    # ω from a batch: see `admin`, which takes the place of this NaN.
+    "admin": Design(("post",), _learned_omega(math.nan), "Liu et al. 2020"),
     "admin_log": Design(("post",), _admin_log, "Liu et al. 2020"),
-    "admin_const": Design(("post",), _admin_const, "Liu et al. 2020"),
+    # ω² = N: the output changes by O(1).
+    "admin_const": Design(
+        ("post",), lambda stack: _learned_omega(math.sqrt(stack.branches)), "Liu et al. 2020"
+    ),
     "deepnorm": Design(("post",), _deepnorm, "Wang et al. 2022"),
-    "rezero": Design(("none", "pre", "post"), _rezero, "Bachlechner et al. 2020"),
-    "skipinit": Design(("none", "pre", "post"), _rezero, "De and Smith 2020"),
+    "rezero": Design(("none", "pre", "post"), _REZERO, "Bachlechner et al. 2020"),
+    "skipinit": Design(("none", "pre", "post"), _REZERO, "De and Smith 2020"),
     "layerscale": Design(("pre", "post"), _layerscale, "Touvron et al. 2021"),
-    "sandwich": Design(("sandwich",), _plain, "Ding et al. 2021; peri-LN, Kim et al. 2025"),
-    "branch_norm": Design(("branch",), _plain, "OLMo 2, 2025"),
-    "qk_norm": Design(("pre", "branch"), _qk_norm, "Henry et al. 2020; RMSNorm as in Qwen3"),
-    "depth_scaled": Design(("post", "pre", "none"), _depth_scaled, "Noci et al. 2022"),
-    "lambda_skip": Design(("post",), _lambda_skip, "Arangath Joseph et al. 2024"),
-    "ngpt": Design(("both",), _ngpt, "Loshchilov et al. 2024"),
-    "layernorm_scaling": Design(("pre",), _layernorm_scaling, "Sun et al. 2025"),
-    "hyper_connections": Design(("pre",), _streams("hyper"), "Zhu et al. 2024"),
-    "mhc": Design(("pre",), _streams("manifold"), "Xie et al. 2025 (DeepSeek)"),
-    "attention_residuals": Design(("pre",), _streams("attention"), "Kimi Team 2026"),
+    "sandwich": Design(("sandwich",), {}, "Ding et al. 2021; peri-LN, Kim et al. 2025"),
+    "branch_norm": Design(("branch",), {}, "OLMo 2, 2025"),
+    # Queries and keys of each head divided by their root mean square.
+    "qk_norm": Design(
+        ("pre", "branch"), {"qk_norm": "head"}, "Henry et al. 2020; RMSNorm as in Qwen3"
+    ),
+    # x' = N(x + f(x)/√L), L the number of layers.
+    "depth_scaled": Design(
+        ("post", "pre", "none"),
+        lambda stack: {"branch_gain": 1 / math.sqrt(stack.config.depth)},
+        "Noci et al. 2022",
+    ),
+    # x' = N(λ x + f(x)), λ of each sublayer learned from 1 on (equation 5).
+    "lambda_skip": Design(("post",), {"learned_skip_gain": 1.0}, "Arangath Joseph et al. 2024"),
+    "ngpt": Design(("both",), _NGPT, "Loshchilov et al. 2024"),
+    # x' = x + f(N(x)/√l) in layer l = 1, ..., L.
+    "layernorm_scaling": Design(
+        ("pre",),
+        lambda stack: {
+            "norm_gain": tuple(1 / math.sqrt(l) for l in range(1, stack.config.depth + 1))
+        },
+        "Sun et al. 2025",
+    ),
+    # Several streams, whose connections are parameters: `network.streams` has their equations.
+    "hyper_connections": Design(("pre",), {"connection": "hyper"}, "Zhu et al. 2024"),
+    "mhc": Design(("pre",), {"connection": "manifold"}, "Xie et al. 2025 (DeepSeek)"),
+    "attention_residuals": Design(("pre",), {"connection": "attention"}, "Kimi Team 2026"),
 }
 
 # Every design decides all of these: what it does not name is as in a plain residual network.
@@ -224,7 +184,8 @@ def of_stack(
     config = stack.config
     skips = {"attention_skip": True, "cross_skip": True, "mlp_skip": config.mlp != "none"}
     norms = {"norm_placement": placement, "final_norm": placement in ("pre", "sandwich", "branch")}
-    config = config.replace(**(_PLAIN | skips | norms | chosen.constants(stack)))
+    constants = chosen.constants(stack) if callable(chosen.constants) else chosen.constants
+    config = config.replace(**(_PLAIN | skips | norms | constants))
     return config if learned else _held(config)
 
 

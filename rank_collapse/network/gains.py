@@ -37,10 +37,7 @@ class LearnedGains(struct.Struct):
 
 
 class LayerGains(struct.Struct):
-    """The values of one layer that may be swept or that differ between layers.
-
-    With a leading layer axis for a stack.
-    """
+    """Values of one layer, or of a stack, that may be swept or that differ between layers."""
 
     skip: Gains  # λ
     branch: Gains  # γ
@@ -53,26 +50,17 @@ class LayerGains(struct.Struct):
 
 
 def layer_gains(config: TransformerConfig, dtype: Any, params: Any = None) -> LayerGains:
-    """The gains, times those that are learned, and the temperature: one entry per layer.
+    """The gains, times those that are learned, and the temperature: leaves [L], [L, d] by feature.
 
-    Args:
-        dtype: Of the arithmetic.
-        params: The network's `TransformerParams`, which hold the learned gains.
-
-    Returns:
-        Leaves [L], or [L, d] where a gain is given per feature.
-
-    Raises:
-        ValueError: A gain of another shape, or learned gains without the parameters.
+    Learned gains are read from the network's parameters.
     """
-    norm = None if config.norm_gain is None else _each(config, "norm_gain", dtype)
     far = [w or ANY_DISTANCE for w in config.windows]
     return LayerGains(
         skip=_times_learned("skip", config, dtype, params),
         branch=_times_learned("branch", config, dtype, params),
         temperature=_by_layer("temperature", config.temperature, config, dtype),
         mixing=jax.tree.map(lambda a: _by_head(a, config, dtype), config.mixing),
-        norm=norm,
+        norm=None if config.norm_gain is None else _each(config, "norm_gain", dtype),
         window=jnp.asarray(far) if far else None,
         unnormed=None if config.first_norm else jnp.arange(config.depth) == 0,
         rotated=jnp.asarray(config.rotary_layers, bool) if config.rotary_layers else None,
@@ -80,11 +68,7 @@ def layer_gains(config: TransformerConfig, dtype: Any, params: Any = None) -> La
 
 
 def init_gains(config: TransformerConfig) -> dict[str, LearnedGains]:
-    """The gains that are trained, where the config starts them: fields of `BlockParams`, stacked.
-
-    Raises:
-        ValueError: A start of another shape, or per feature without `learned_per_feature`.
-    """
+    """The gains that are trained, where they start: fields of `BlockParams`, stacked."""
     dtype, rows = jnp.result_type(float), config.layer_map or range(config.depth)
     first = jnp.asarray([rows.index(row) for row in range(config.num_rows)])
 

@@ -26,15 +26,9 @@ from rank_collapse.network.positions import relative_buckets, rotary_angles
 class PreparedInputs(struct.Struct):
     """The inputs of a network for one example.
 
-    Attributes:
-        x: X^0 [n, d].
-        context: Masks, biases and positions of self-attention, from which each layer takes its own
-            by `of_layer`.
-        memory: [m, d] of cross-attention, or its `KeysValues` in one layer; None without.
-        memory_context: Its mask.
-        token_mask: Bool [n], which tokens exist, where the mask said so; None for all.
-        edit: {name: `edits.Edit`}; None for none.
-        past: Keys and values of the tokens before, a `cache.Past` of one layer; None for none.
+    Each layer takes its own of `context` by `of_layer`. `memory` is [m, d], or its `KeysValues` in
+    one layer; `token_mask` Bool [n] says which tokens exist, None for all; `edit` is {name:
+    `edits.Edit`}, `past` a `cache.Past` of one layer.
     """
 
     x: Any
@@ -78,11 +72,7 @@ def prepare_inputs(
 
     The parameters are checked against the config; biases that are None become zeros, and every
     head gets its own keys and values. x is promoted to the dtype that it and the parameters share.
-
-    Raises:
-        ValueError: A network or an edit that the pass with these `covers` does not cover;
-            parameters that contradict the config, inputs of the wrong shape or kind, a memory that
-            is missing or of no use.
+    A network or an edit that the pass with these `covers` does not cover is refused.
     """
     if covers is not None:
         covers.check(config)
@@ -126,24 +116,13 @@ def prepare_inputs(
 
 
 def as_batch(inputs: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], int]:
-    """(arrays [b, ...] by argument name of `apply` without those that are absent, b).
-
-    Args:
-        inputs: x among them; None for one that is absent.
-
-    Raises:
-        ValueError: Arrays of different lengths, of none, or without x.
-    """
+    """(arrays [b, ...] by argument name of `apply` without those that are None, b)."""
     given = {k: np.asarray(v) for k, v in inputs.items() if v is not None}
     return given, batch_size(given)
 
 
 def batch_size(arrays: Mapping[str, Any]) -> int:
-    """b of arrays [b, ...] by argument name, x among them.
-
-    Raises:
-        ValueError: Arrays of different lengths, of none, or without x.
-    """
+    """b of arrays [b, ...] by argument name, x among them; refuses other lengths."""
     lengths = {k: len(v) if np.ndim(v) else None for k, v in arrays.items()}
     if len(set(lengths.values())) != 1 or not lengths.get("x"):
         raise ValueError(f"inputs have different lengths, or none: {lengths}")
@@ -162,9 +141,6 @@ def input_states(
 
     Where d_input = d, as in ViT-B/16, vectors are embedded; `config.replace(embedding=None)`
     takes hidden states.
-
-    Raises:
-        ValueError: A shape that is neither.
     """
     x = jnp.asarray(x)
     is_ids = jnp.issubdtype(x.dtype, jnp.integer)
@@ -198,11 +174,7 @@ def is_embedded(x: Any, config: TransformerConfig) -> bool:
 
 
 def check_read(x: Any, config: TransformerConfig, segments: Any, positions: Any) -> None:
-    """Refuses segments and positions that nothing reads.
-
-    Raises:
-        ValueError: They are given.
-    """
+    """Refuses segments and positions that nothing reads."""
     embedding = config.embedding if is_embedded(x, config) else None
     placed = embedding is not None and embedding.positions != "none"
     if positions is not None and config.position != "rotary" and not placed:
@@ -219,11 +191,7 @@ def check_read(x: Any, config: TransformerConfig, segments: Any, positions: Any)
 
 
 def check_known(inputs: Mapping[str, Any], config: TransformerConfig) -> None:
-    """Refuses known values that a table's look-up would clamp, of one example or a batch.
-
-    Raises:
-        ValueError: Token ids, positions or segments outside of the embedding's tables.
-    """
+    """Refuses ids, positions and segments, of one example or a batch, that a table would clamp."""
     embedding = config.embedding
     if embedding is None:
         return
@@ -244,11 +212,7 @@ def check_known(inputs: Mapping[str, Any], config: TransformerConfig) -> None:
 
 
 def checked_mask(mask: Any, num_queries: int, num_keys: int, name: str) -> Any:
-    """A mask as Bool [m], [n, m] or [h, n, m]; None stays None.
-
-    Raises:
-        ValueError: Another shape, or no mask: see `as_mask`.
-    """
+    """A mask as Bool [m], [n, m] or [h, n, m], refused at another shape; None stays None."""
     if mask is None:
         return None
     mask = as_mask(mask, name)
@@ -264,8 +228,7 @@ def checked_mask(mask: Any, num_queries: int, num_keys: int, name: str) -> Any:
 def as_mask(mask: Any, name: str = "mask") -> Bool[Array, "*s"]:
     """A mask as Bool, from booleans or the integers 0 and 1, lists of them too.
 
-    Raises:
-        ValueError: Other values: an additive mask of floats would be read the wrong way round.
+    An additive mask of floats would be read the wrong way round and is refused.
     """
     if isinstance(mask, str):
         raise ValueError(f"{name}={mask!r} is not an array: use config.replace(mask={mask!r})")
@@ -292,16 +255,7 @@ def make_context(
     segments: Any = None,
     positions: Any = None,
 ) -> attn.AttentionContext:
-    """Masks, biases and positions of self-attention, of all layers.
-
-    Args:
-        params: Parameters (for a learned position bias).
-        num_tokens: n.
-        mask: Bool [n] (which tokens exist), [n, n] or [h, n, n], joined to `config.mask`.
-        bias: Float [h, n, n] added to the scores.
-        segments: Int [n], for the segment term of "relative_key".
-        positions: Int [n], for rotary positions; 0..n-1 by default.
-    """
+    """Masks, biases and positions of self-attention, of all layers; arguments as in `apply`."""
     n = num_tokens
     own = {"none": lambda: None, "causal": lambda: causal_mask(n)}
     own["local"] = lambda: local_mask(n, config.window)

@@ -26,21 +26,13 @@ from rank_collapse.network.walk import Layer, final_norm, walk
 
 
 class Walked(NamedTuple):
-    """The data of a pass after the last layer.
+    """The data of a pass after the last layer."""
 
-    Attributes:
-        params: Of which only what stands outside of the layers may be read.
-        last: X^L [n, d], or its streams.
-        carry: What was carried on.
-        found: What all layers added [l, ...].
-        prepared, config: As they were at the start.
-    """
-
-    params: TransformerParams
-    last: Any
+    params: TransformerParams  # of which only what stands outside of the layers may be read
+    last: Any  # X^L [n, d], or its streams
     carry: Any
-    found: Any
-    prepared: PreparedInputs
+    found: Any  # what all layers added [l, ...]
+    prepared: PreparedInputs  # as at the start
     config: TransformerConfig
 
     @property
@@ -50,14 +42,9 @@ class Walked(NamedTuple):
 
 
 class LayerPass:
-    """A measurement of one example; hashable, since programs are compiled for it.
+    """A measurement of one example; hashable, since programs are compiled for it."""
 
-    Attributes:
-        forward: Whether it reads the forward pass. False for passes with a state of their own.
-        covers: The networks that it covers.
-    """
-
-    forward: ClassVar[bool] = True
+    forward: ClassVar[bool] = True  # whether it reads the forward pass, or has a state of its own
     covers: ClassVar[Covers] = EVERYTHING
 
     def begin(self, prepared: PreparedInputs, config: TransformerConfig) -> Any:
@@ -69,10 +56,7 @@ class LayerPass:
     ) -> tuple[Any, Any]:
         """(what is carried on, what this layer adds); what nobody reads is not computed.
 
-        Args:
-            x: Its input; of passes with a state of their own X^0, in every layer.
-            seen: What it computed from it; None for such passes.
-            carry: From the layer before.
+        Passes with a state of their own get X^0 as x in every layer and nothing seen.
         """
         raise NotImplementedError
 
@@ -83,17 +67,12 @@ class LayerPass:
 
 @dataclasses.dataclass(frozen=True)
 class Each(LayerPass):
-    """A measure of one layer, of every layer.
-
-    Attributes:
-        measure: (layer, x, forward) → arrays; a function of a module.
-        options: Further arguments by name, hashable.
-    """
+    """A measure of one layer, of every layer: (layer, x, forward, **options) → arrays."""
 
     covers: ClassVar[Covers] = FORWARD
 
-    measure: Callable[..., Any]
-    options: tuple[tuple[str, Any], ...] = ()
+    measure: Callable[..., Any]  # a function of a module
+    options: tuple[tuple[str, Any], ...] = ()  # hashable
 
     def step(self, layer: Layer, x: Any, seen: Any, carry: Any) -> tuple[Any, Any]:
         """The measure."""
@@ -142,11 +121,9 @@ class Output(LayerPass):
 def through(
     passes: Sequence[LayerPass], layer: Layer, x: Float[Array, "*s n d"], carries: tuple
 ) -> tuple[Float[Array, "*s n d"], tuple, tuple]:
-    """One layer of all passes: (the state behind it, carries, what each pass adds).
+    """One layer of all passes, which share its own computation.
 
-    Args:
-        passes: They share the layer's own computation.
-        carries: Of each pass.
+    Returns (the state behind it, carries, what each pass adds).
     """
     seen, state = None, x
     if any(p.forward for p in passes):

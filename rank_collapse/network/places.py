@@ -7,20 +7,13 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Places:
-    """The places of one layer as it is computed, where values are edited and kept.
-
-    Attributes:
-        edits: By name; None for none.
-        layer: Its index.
-        keep: Names of the places whose values are asked for.
-        prefix: Before the names, such as "cross_".
-        unedited, kept: Values so far by name, those of edited places before the edit; and after it.
-    """
+    """The places of one layer as it is computed, where values are edited and kept."""
 
     edits: Mapping[str, Callable] | None = None
     layer: Any = 0
-    keep: tuple[str, ...] = ()
-    prefix: str = ""
+    keep: tuple[str, ...] = ()  # names of the places whose values are asked for
+    prefix: str = ""  # before the names, such as "cross_"
+    # Values so far by name: those of edited places before the edit, and those after it.
     unedited: dict[str, Any] = dataclasses.field(default_factory=dict)
     kept: dict[str, Any] = dataclasses.field(default_factory=dict)
 

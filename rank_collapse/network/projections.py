@@ -89,18 +89,15 @@ def repeat_groups(params: AttentionParams) -> AttentionParams:
             return a
         return jnp.repeat(a, num_heads // a.shape[axis], axis=axis, total_repeat_length=num_heads)
 
+    own_gain = params.k_norm is None or params.k_norm.ndim < params.w_k.ndim - 1  # of each head
+    k_norm = params.k_norm if own_gain else repeated(params.k_norm, -2)
     return params.replace(
         w_k=repeated(params.w_k, -3),
         b_k=repeated(params.b_k, -2),
         w_v=repeated(params.w_v, -3),
         b_v=repeated(params.b_v, -2),
-        k_norm=params.k_norm if norm_of_heads(params) else repeated(params.k_norm, -2),
+        k_norm=k_norm,
     )
-
-
-def norm_of_heads(params: AttentionParams) -> bool:
-    """Whether a norm of queries and keys, if there is one, is of each head alone."""
-    return params.k_norm is None or params.k_norm.ndim < params.w_k.ndim - 1
 
 
 def project(

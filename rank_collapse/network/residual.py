@@ -4,7 +4,7 @@ The residual stream is X itself, to which branches add (Elhage et al. 2021). The
 Dong et al. 2021 is another thing: X less what all tokens have in common (`measures.residuals`).
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -17,37 +17,21 @@ from rank_collapse.network.parameters import BlockParams, TransformerParams
 
 
 class ResidualSpec(struct.Struct):
-    """How a sublayer joins its branch to the stream: N(λ x + γ N'(branch(N(x)))).
+    """How a sublayer joins its branch to the stream: N(λ x + γ N'(branch(N(x))))."""
 
-    Attributes:
-        norm: NormParams of N; None for a norm without gain and bias.
-        branch_norm: NormParams of N', the norm of the branch's output.
-        skip_gain, branch_gain: λ and γ, scalars or [d].
-        kind: "attention", "cross" or "mlp"; "final" for the norm behind the last layer.
-        skip: Whether there is a skip.
-        placement: "none", "pre" (before the branch), "post" (after the sum), "sandwich" (before
-            and after the branch), "branch" (after the branch) or "both" (after branch and sum).
-        norm_kind, eps: Of the norms.
-        parallel: Whether the branch reads the state at the layer's start.
-        connection: `streams.ConnectionParams` of several streams; None for one, or for their mean.
-        unnormed: Whether the branch reads tokens without a norm where others read normed ones, a
-            traced Bool; None for no.
-        after_branch: Whether this is the spec of N' itself, see `at_branch`.
-    """
-
-    norm: Any
-    branch_norm: Any
-    skip_gain: Any
-    branch_gain: Any
-    kind: str = struct.field(pytree_node=False)
+    norm: Any  # NormParams of N; None for a norm without gain and bias
+    branch_norm: Any  # those of N', the norm of the branch's output
+    skip_gain: Any  # λ, a scalar or [d]
+    branch_gain: Any  # γ
+    kind: str = struct.field(pytree_node=False)  # the sublayer's; "final" behind the last layer
     skip: bool = struct.field(pytree_node=False)
-    placement: str = struct.field(pytree_node=False)
+    placement: str = struct.field(pytree_node=False)  # `ResidualConfig.norm_placement`
     norm_kind: Any = struct.field(pytree_node=False)
     eps: float = struct.field(pytree_node=False)
-    parallel: bool = struct.field(pytree_node=False, default=False)
-    after_branch: bool = struct.field(pytree_node=False, default=False)
-    unnormed: Any = None
-    connection: Any = None
+    parallel: bool = struct.static(False)  # whether the branch reads the layer's start
+    after_branch: bool = struct.static(False)  # whether this is the spec of N', see `at_branch`
+    unnormed: Any = None  # traced Bool, whether this layer's branch reads tokens without N
+    connection: Any = None  # `streams.ConnectionParams`; None for one stream, or for their mean
 
     @property
     def norms_input(self) -> bool:
@@ -70,22 +54,10 @@ class ResidualSpec(struct.Struct):
         return self.replace(norm=self.branch_norm, after_branch=True)
 
 
-class ResidualSpecs(NamedTuple):
-    """The specs of a layer's three sublayers, in their order."""
-
-    attention: ResidualSpec
-    cross: ResidualSpec
-    mlp: ResidualSpec
-
-
 def residual_specs(
     params: BlockParams, config: TransformerConfig, gains: LayerGains
-) -> ResidualSpecs:
-    """The specs of one layer.
-
-    Args:
-        gains: Of the layer, from `layer_gains`.
-    """
+) -> dict[str, ResidualSpec]:
+    """The specs of one layer's sublayers by kind, with the layer's gains."""
     skips = {"attention": config.attention_skip, "cross": config.cross_skip, "mlp": config.mlp_skip}
 
     def spec(kind):
@@ -109,7 +81,7 @@ def residual_specs(
             connection=getattr(params, f"{kind}_connection"),
         )
 
-    return ResidualSpecs(*map(spec, ResidualSpecs._fields))
+    return {kind: spec(kind) for kind in config.kinds}
 
 
 def final_spec(params: TransformerParams, config: TransformerConfig) -> ResidualSpec:
@@ -149,10 +121,7 @@ def summands(
 ) -> tuple[Float[Array, "n d"], Float[Array, "n d"]]:
     """(λ x, γ N'(part)): the two sides of the sum in which a branch joins the stream.
 
-    Args:
-        spec: Of the sublayer.
-        x: The stream before it; returned as it is where there is no skip.
-        part: The branch's output, as a trace keeps it.
+    Without a skip x is returned as it is.
     """
     if spec.norms_branch:
         part = token_norm(spec.at_branch, part)

@@ -37,21 +37,17 @@ GATE = 0.01
 class ConnectionParams(struct.Struct):
     """How one sublayer is connected to the streams; with a leading axis for a stack.
 
-    Attributes:
-        read, write, carry: p [s], q [s] and R [s, s], or p̃, q̃ and R̃. Of "attention" the query w
-            [d] and None.
-        w_read, w_write, w_carry: What depends on the token: [d], [d] and [d, s] of "hyper",
-            [s, d, s], [s, d, s] and [s, d, s, s] of "manifold".
-        gates: Of q and of p and R [2] ("hyper"), or of q, p and R [3].
+    p, q and R, or p̃, q̃ and R̃. What depends on the token: [d], [d] and [d, s] of "hyper",
+    [s, d, s], [s, d, s] and [s, d, s, s] of "manifold".
     """
 
-    read: Any
-    write: Any = None
-    carry: Any = None
+    read: Any  # [s]; of "attention" the query w [d], and nothing else
+    write: Any = None  # [s]
+    carry: Any = None  # [s, s]
     w_read: Any = None
     w_write: Any = None
     w_carry: Any = None
-    gates: Any = None
+    gates: Any = None  # of q and of p and R [2] ("hyper"), or of q, p and R [3]
 
 
 def init_connections(config: TransformerConfig) -> dict[str, ConnectionParams]:
@@ -100,11 +96,9 @@ def connection_of(
     config: TransformerConfig,
     passed: Any,
 ) -> Connection | None:
-    """p, q and R of one sublayer at a state; None where there is one stream.
+    """p, q and R of one sublayer at a state behind `passed` others; None of one stream.
 
-    Args:
-        params: Of the sublayer; None to read all streams that exist alike.
-        passed: How many sublayers are behind.
+    Without parameters all streams that exist are read alike.
     """
     if config.connection == "skip":
         return None

@@ -128,13 +128,7 @@ class BranchAux(NamedTuple):
 
 
 class Tokens(Algebra):
-    """Ordinary tokens [n, d].
-
-    Args:
-        places: Of the layer; where there are none nothing is edited.
-        dropout_key: Of the layer, for dropout on attention weights and branches; None for none.
-        dropout_rate: Its rate.
-    """
+    """Ordinary tokens [n, d], edited at the layer's places, with dropout where there is a key."""
 
     def __init__(
         self, places: Places | None = None, dropout_key: Any = None, dropout_rate: Any = 0.0
@@ -217,13 +211,7 @@ def forward(
     dropout_rate: Any = 0.0,
     keep: tuple[str, ...] = (),
 ) -> Forward:
-    """One layer on tokens; see `TransformerConfig`.
-
-    Args:
-        x: The state before it, from `streams.begin` at first.
-        dropout_key, dropout_rate: For dropout on attention weights and branches; None for none.
-        keep: Names of places whose values the trace keeps.
-    """
+    """One layer on tokens, x from `streams.begin` at first; `keep` names places, as in `apply`."""
     after = tuple(f"after_{kind}" for kind in layer.config.kinds if kind != "mlp")
     of_mix = ("q", "k", "v") if layer.config.mix is not None else ()
     places = Places(layer.inputs.edit, layer.index, (*keep, *after, *of_mix))
@@ -380,15 +368,9 @@ def replay(
     trace: Trace,
     config: TransformerConfig,
 ) -> Any:
-    """A measure of every layer's sublayers, [L, ...], from a trace: no branch is computed.
+    """A measure of every layer's sublayers, [L, ...], from a trace of one example with one stream.
 
-    Args:
-        measure: (layer, {kind: `Passage`}) → arrays.
-        params: Of the network; norms and learned gains are read.
-        trace: From `apply`, of one example.
-
-    Raises:
-        ValueError: A network of several residual streams.
+    No branch is computed: `measure` takes the layer and {kind: `Passage`}.
     """
     EVERYTHING.check(config)
 

@@ -68,22 +68,13 @@ def _identities(attention):
 
 
 class Variant(NamedTuple):
-    """An attention variant.
+    """An attention variant."""
 
-    Attributes:
-        fields: (config, **values) → fields of the configuration that it sets.
-        values: Of `fields`, as the authors start them: {name: value}, or (config, key) → those.
-            None for one that the caller has to give.
-        source: The paper.
-        needs: {field: the values that it takes}, of those where it does not take any.
-        start: AttentionParams → as the authors start them.
-    """
-
-    fields: Callable[..., dict[str, Any]]
-    values: Any
+    fields: Callable[..., dict[str, Any]]  # (config, **values) → fields of the config that it sets
+    values: Any  # of `fields`, or (config, key) → those; None for one that the caller has to give
     source: str
-    needs: Mapping[str, Any] = {}
-    start: Callable[[Any], Any] = lambda attention: attention
+    needs: Mapping[str, Any] = {}  # {field: values that it takes} where it does not take any
+    start: Callable[[Any], Any] = lambda attention: attention  # AttentionParams as authors start
 
     def values_of(self, config: TransformerConfig, key: Any = None) -> dict[str, Any]:
         """The values of `fields` for a network; without a key none that are drawn."""

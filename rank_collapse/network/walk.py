@@ -27,21 +27,14 @@ from rank_collapse.network.streams import Connection, connection_of
 
 
 class Layer(struct.Struct):
-    """One layer of a network on one example.
-
-    Attributes:
-        gains: Its gains.
-        index: Its index, traced: one program serves all layers.
-        inputs: What the network starts from.
-        extra: What else an algebra needs at this layer, such as frozen attention weights.
-    """
+    """One layer of a network on one example."""
 
     params: Any
     gains: Any
-    index: Any
+    index: Any  # traced: one program serves all layers
     config: Any
-    inputs: Any
-    extra: Any = None
+    inputs: Any  # what the network starts from
+    extra: Any = None  # what else an algebra needs here, such as frozen attention weights
 
     @property
     def context(self) -> AttentionContext:
@@ -74,33 +67,19 @@ class Layer(struct.Struct):
 
 
 class Passage(NamedTuple):
-    """The values of one sublayer; under jit unused ones are not computed.
-
-    Attributes:
-        spec: Norms, skip and gains.
-        state: Before the sublayer.
-        branch_input: What the branch read.
-        part: The branch's output, before N'.
-        aux: What else the branch returned.
-        normed: What N was applied to; None where there is no N.
-        after: The state after the sublayer, before `Algebra.after`.
-    """
+    """The values of one sublayer; under jit unused ones are not computed."""
 
     spec: ResidualSpec
-    state: Any
-    branch_input: Any
-    part: Any
-    aux: Any
-    normed: Any
-    after: Any
+    state: Any  # before the sublayer
+    branch_input: Any  # what the branch read
+    part: Any  # the branch's output, before N'
+    aux: Any  # what else the branch returned
+    normed: Any  # what N was applied to; None where there is no N
+    after: Any  # the state after the sublayer, before `Algebra.after`
 
 
 class Algebra:
-    """How one kind of state passes the operations of a layer.
-
-    Attributes:
-        covers: The networks that it covers; `rank_collapse.network.covers`.
-    """
+    """How one kind of state passes the operations of a layer, of the networks that it covers."""
 
     covers: ClassVar[Covers] = EVERYTHING
 
@@ -142,7 +121,7 @@ def walk_layer(algebra: Algebra, layer: Layer, state: Any) -> tuple[Any, dict[st
     specs = residual_specs(layer.params, layer.config, layer.gains)
     start, passages = state, {}
     for kind in layer.config.kinds:
-        spec = getattr(specs, kind)
+        spec = specs[kind]
         source = algebra.merged(layer, spec, start if spec.parallel else state)
         branch_input = algebra.read(layer, kind, _branch_input(algebra, layer, spec, source))
         part, aux = getattr(algebra, kind)(layer, branch_input)
@@ -180,13 +159,9 @@ def walk(
 ) -> tuple[Any, Any]:
     """A scan over the layers: (the state behind the last, what each step adds [l, ...]).
 
-    Args:
-        step: (layer, state) → (state, what it adds), such as a call of `walk_layer`.
-        state: Before the first layer.
-        params, inputs: From `prepare_inputs`.
-        extra: `Layer.extra` of all layers, leaves [L, ...].
-        gains: Of all layers; `layer_gains` by default.
-        rows: First layer and the one behind the last; all by default.
+    A step is (layer, state) → (state, what it adds), such as a call of `walk_layer`; parameters and
+    inputs are from `prepare_inputs`, `extra` is `Layer.extra` of all layers with leaves [L, ...],
+    the gains are `layer_gains` by default. `rows` are the first layer and the one behind the last.
     """
     gains = layer_gains(config, inputs.x.dtype, params) if gains is None else gains
     swept = (jnp.arange(config.depth), gains, extra)

@@ -140,9 +140,7 @@ class Layout(struct.Struct):
 class ByLength(Algebra):
     """Channels of paths through `Frozen` layers, whose constants are `Layer.extra`.
 
-    Args:
-        counted: Whether MLP branches move a path along the second slot axis, as heads do along the
-            first; see `Layout`.
+    Where MLPs are counted, their branches move a path along the second slot axis; see `Layout`.
     """
 
     covers = dataclasses.replace(FORWARD, name="a sum of paths by length")

@@ -21,10 +21,7 @@ from rank_collapse.paths.contributions import moved
 from rank_collapse.paths.frozen import Frozen, freeze_final
 
 # A memory has gradients of its own; without attention skips all paths have length L.
-COVERS = Covers(
-    "a gradient by path length",
-    everything_but(*CROSS) | {"attention_skip": (True,)},
-)
+COVERS = Covers("a gradient by path length", everything_but(*CROSS) | {"attention_skip": (True,)})
 
 
 def at_output(

@@ -186,19 +186,15 @@ def visiting_order(paths: Int[Array, "p l"]) -> tuple[Int[Array, "p"], Int[Array
 
 @full_precision
 def logits_of(
-    classifier: Any, state: Float[Array, "*s n d"], *, normalize: bool = True, eps: float = 1e-12
+    classifier: Any, state: Float[Array, "*s n d"], *, normalize: bool = True
 ) -> Float[Array, "*s n c"]:
-    """Logits of summed path states: LayerNorm without gain and bias, then the classifier.
+    """Logits of summed path states: LayerNorm without gain and bias, then the classifier (w, b).
 
-    Args:
-        classifier: (w [d, c], b [c]).
-        state: Hidden states, or sums of path states.
-        normalize: False for the whole model, whose last norm is its own.
-        eps: Added to the variance.
+    Not to `normalize` is for the whole model, whose last norm is its own.
     """
     w, b = classifier
     if normalize:
-        flat = layers.norm(None, state.reshape(-1, state.shape[-1]), "layer", eps)
+        flat = layers.norm(None, state.reshape(-1, state.shape[-1]))
         state = flat.reshape(state.shape)
     return state @ w + b.reshape((1,) * (state.ndim - 1) + b.shape)
 

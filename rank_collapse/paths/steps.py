@@ -69,13 +69,8 @@ def recomputed_step(
     The head adds its slice of the output projection and the whole output bias. Then, with
     a = P_h x W_h + b: N(λ x·[attention_skip] + γ a), the layer's own sublayer, or with
     `no_sub_path` γ a alone, normalised without gain and bias where the network is post-norm.
-    Then the MLP sublayer, if there is one. A skip leaves out the whole layer, MLP included.
-
-    Args:
-        x: The path's state before this layer.
-        layer: Index of the layer; may be traced.
-        choice: 0..H−1 a head, H skip, −1 all heads; may be traced.
-        no_sub_path: Leave the layer's input out of the attention sublayer's sum.
+    Then the MLP sublayer, if there is one. A skip leaves out the whole layer, MLP included. The
+    index of the layer and the choice (0..H−1 a head, H skip, −1 all heads) may be traced.
     """
     stack = params.layers.attention
     row = jnp.asarray(config.layer_map)[layer] if config.layer_map else layer
@@ -106,11 +101,7 @@ def recomputed_step(
 
 
 class OnePath(Frozen):
-    """The state [1, n, d] of one frozen path, without biases.
-
-    Args:
-        choice: What it takes at this layer: a head, all heads or the skip.
-    """
+    """The state [1, n, d] of one frozen path, which takes one choice, without biases."""
 
     def __init__(self, choice: Any, dtype: Any):
         super().__init__(jnp.zeros(1, dtype))

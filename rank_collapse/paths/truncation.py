@@ -59,11 +59,7 @@ def truncated(
 
 
 class Truncated(ByLength):
-    """Channels with constants from the state that they form themselves.
-
-    Args:
-        keep: Bool [L + 1], the lengths that exist.
-    """
+    """Channels, of the lengths to keep, with constants from the state that they form themselves."""
 
     covers = covers.Covers("truncated", covers.everything_but(*covers.CROSS, "mix"))
 

@@ -46,11 +46,7 @@ def _finite(tree):
 
 
 class Table:
-    """A table of which some rows are read: the tokens' embedding, or a language-model head.
-
-    Args:
-        read: (first row, last row) -> the rows in the file's dtype.
-    """
+    """A table whose rows `read(first, last)`: the tokens' embedding, or a language-model head."""
 
     def __init__(self, read: Callable[[int, int], np.ndarray], shape: tuple[int, int]):
         self.read, self.shape = read, shape
@@ -66,11 +62,7 @@ class Table:
 
 
 class LazyLayers:
-    """The rows of a stack, each read on request; the next one is read meanwhile.
-
-    Args:
-        layer: row -> its parameters, as views of what was read.
-    """
+    """The rows of a stack, each read by `layer(row)` on request; the next one is read meanwhile."""
 
     def __init__(self, weights: Any, rows: Sequence[Any], layer: Callable[[Any], Any]):
         self.weights, self.rows, self.layer = weights, list(rows), layer
@@ -84,10 +76,7 @@ class LazyLayers:
     def row_like(self) -> Any:
         """The shapes of one row's parameters in the weights' dtype, of weights of `only_shapes`.
 
-        Every tensor of every row is asked for by name and shape, and none is read.
-
-        Raises:
-            ValueError: One that is missing or of another shape; rows that differ in shape.
+        Every tensor of every row is asked for by name and shape, which must agree; none is read.
         """
         first = None
         for row in self.rows:

@@ -4,24 +4,11 @@ import json
 from importlib import resources
 from typing import Any
 
+_BASE = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12}
+_BASE |= {"intermediate_size": 3072}
 PUBLISHED = {
-    "bert-base-cased": {
-        "model_type": "bert",
-        "vocab_size": 28996,
-        "hidden_size": 768,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 12,
-        "intermediate_size": 3072,
-    },
-    "albert-base-v2": {
-        "model_type": "albert",
-        "vocab_size": 30000,
-        "embedding_size": 128,
-        "hidden_size": 768,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 12,
-        "intermediate_size": 3072,
-    },
+    "bert-base-cased": {"model_type": "bert", "vocab_size": 28996} | _BASE,
+    "albert-base-v2": {"model_type": "albert", "vocab_size": 30000, "embedding_size": 128} | _BASE,
     "xlnet-base-cased": {
         "model_type": "xlnet",
         "vocab_size": 32000,

@@ -227,12 +227,7 @@ def layer_of(
     ablation: AblationSpec = AblationSpec(),
     passes: Sequence[LayerPass] = (),
 ) -> tuple[Layer, TransformerParams]:
-    """(one layer on one example, parameters outside of the layers) of a network on disk.
-
-    Args:
-        stored: A tree of `lazy.Stored`.
-        index: Of the layer; may be traced.
-    """
+    """(one layer on one example, parameters outside of the layers) of a tree of `lazy.Stored`."""
     config = one_row(config)
     stack = jax.tree.map(lambda a: a[None], values(stored))
     ablation = dataclasses.astuple(ablation)

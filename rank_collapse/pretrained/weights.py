@@ -19,13 +19,8 @@ from rank_collapse.pretrained.lazy import LazyLayers, Table
 class Weights:
     """The tensors of one model, checked against the shapes its config implies.
 
-    Attributes:
-        drawn: Whether they are drawn rather than read.
-        lazy: Whether layers and tables are left where they are until they are asked for: `stack`
-            then gives `LazyLayers` and `table` a `Table`.
-        checks: Whether `take` refuses values that are not finite, or leaves that to its caller.
-        only_shapes: Whether `take` checks names and shapes and gives a zero of that shape; see
-            `shapes`.
+    Where they are `lazy`, `stack` gives `LazyLayers` and `table` a `Table`. `checks` says whether
+    `take` refuses values that are not finite, `only_shapes` whether it gives a zero of the shape.
     """
 
     drawn = False
@@ -135,11 +130,7 @@ class CheckpointWeights(Weights):
         return self._stored(name) in self.names
 
     def take(self, name: str, *shape: int) -> np.ndarray:
-        """One tensor.
-
-        Raises:
-            ValueError: Missing, of another shape than the config implies, or of whole numbers.
-        """
+        """One tensor, refused if missing, of another shape than the config implies, or integer."""
         stored = self._checked(name, shape)
         if self.only_shapes:
             return np.broadcast_to(np.zeros((), self.checkpoint.dtype(stored)), shape)
@@ -183,11 +174,7 @@ class CheckpointWeights(Weights):
 
 
 def by_layer(weights: Weights, depth: int, name: str, *shape: int) -> jax.Array:
-    """The tensors of one name in all layers, [L, ...].
-
-    Args:
-        name: With {} for the layer.
-    """
+    """The tensors of one name, with {} for the layer, in all layers, [L, ...]."""
     rows = [weights.take(name.format(layer), *shape) for layer in range(depth)]
     return jnp.asarray(np.stack([np.asarray(row, weights.dtype) for row in rows]))
 

@@ -16,18 +16,12 @@ def markdown(
     title: str,
     intro: str,
     sections: Sequence[Section],
-    footer: str = "",
     answers: Sequence[Answer] = (),
     untested: Sequence[str] = (),
-    folder: str = "results",
 ) -> tuple[str, dict[str, bytes]]:
-    """(the page, {path of a figure relative to it: its PNG}).
+    """(the page, {path of a figure relative to it, in results: its PNG}).
 
-    Args:
-        sections: The experiments; their `details` say with what and how long they were made.
-        answers: To the statements that they test.
-        untested: Texts of those that they do not test.
-        folder: Where the figures go, beside the page.
+    `untested` are the texts of statements that the sections do not test.
     """
     figures: dict[str, bytes] = {}
     parts = [f"# {title}", intro]
@@ -41,7 +35,7 @@ def markdown(
         if section.reading:
             parts.append(section.reading)
         for index, (png, caption) in enumerate(section.figures):
-            path = f"{folder}/{section.name}_{index}.png"
+            path = f"results/{section.name}_{index}.png"
             figures[path] = small(png)
             parts += [f"![{_line(caption)}]({path})", f"*{_line(caption)}*"]
         if section.comparisons:
@@ -50,7 +44,6 @@ def markdown(
             table = _table(("quantity", "measured", "published", ""), rows)
             parts.append(_folded("Numbers, beside published ones", table))
         parts += [f"```\n{section.command}\n```", section.details]
-    parts.append(footer)
     return "\n\n".join(part for part in parts if part) + "\n", figures
 
 

@@ -37,7 +37,6 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from rank_collapse.runs import metrics, processes, provenance, states
@@ -71,20 +70,11 @@ class RunFolder:
 
     Args:
         path: The folder; made with its parents.
-        config: What determines the results (JSON values). A folder made with another one is
-            refused.
+        config: What determines the results (JSON values). Another folder's is refused.
         execution: What does not (number of devices, chunk size); recorded, never compared.
         overwrite: Delete what an earlier run left and start afresh.
         primary: False in all but one of the processes of a run: nothing is locked or written.
         wait: Seconds for which another process that has the folder is waited for.
-
-    Attributes:
-        path: The folder.
-        config: As JSON stores it.
-        resumed: Whether an earlier run of the same config had been here.
-
-    Raises:
-        RunError: Folder of another config, in use by another process, not writable, or damaged.
     """
 
     def __init__(
@@ -101,7 +91,7 @@ class RunFolder:
         self.primary = primary
         self._lease = None
         self._written: set[str] = set()
-        self.config = config = _normalised(config)
+        self.config = config = states.as_json(config)
         if primary:
             make_folder(self.path)
             self._lease = lease(self.path, wait)
@@ -113,11 +103,12 @@ class RunFolder:
             self._delete_changed()
             self.resumed = self._check(config)
             if not self.resumed:
-                text = {"config": config, "execution": _normalised(execution or {})}
+                text = {"config": config, "execution": states.as_json(execution or {})}
                 text |= {"layout": LAYOUT}
                 self._write_json("config.json", text | {"environment": provenance.environment()})
                 self._seal()
-            self._arrays = self._read_arrays()
+            saved = self.path / "arrays.npz"
+            self._arrays = load_arrays(saved) if saved.exists() else {}
             # Kept in memory: the primary's files may be there later than the others look for them.
             self._summary = self._read_json("summary.json")
         except BaseException:
@@ -163,11 +154,7 @@ class RunFolder:
         self._write("results.csv", text.getvalue().encode())
 
     def write_file(self, name: str, data: bytes) -> None:
-        """Writes one of `CONTENTS`, or a file in one of `FOLDERS`, beside the results, whole.
-
-        Raises:
-            ValueError: Another name, which --overwrite would leave behind.
-        """
+        """Writes one of `CONTENTS`, or a file in one of `FOLDERS`: what --overwrite deletes."""
         if name not in CONTENTS and os.path.dirname(name) not in FOLDERS:
             raise ValueError(f"{name!r} is not one of {CONTENTS}, nor in one of {FOLDERS}")
         self._write(name, data)
@@ -184,17 +171,13 @@ class RunFolder:
         """Writes the missing tables and figures of a finished run; returns the summary.
 
         Everything is made from saved arrays, so that a deleted file comes back without computing
-        anything again. The summary comes last: its presence marks the run as complete.
-
-        Args:
-            rows: Makes the rows of results.csv.
-            figures: Draws each figure, by name.
-            files: Makes the bytes of other files out of `CONTENTS`, by name; the figures are there.
-            summary: Makes the headline numbers.
-            shown: Which of its parts the run was asked for, where one folder may be asked for more
-                or fewer: kept in the summary; if the files there show others, all are made anew.
+        anything again. Each function makes its part: rows of results.csv, figures by name, bytes of
+        other files out of `CONTENTS` by name (the figures are there), and last the headline
+        numbers, whose presence marks the run as complete. `shown` says which parts the run was
+        asked for, where one folder may be asked for more or fewer: it is kept in the summary; if
+        the files there show others, all are made anew.
         """
-        if shown is not None and (self.summary or {}).get("shown") != _normalised(shown):
+        if shown is not None and (self.summary or {}).get("shown") != states.as_json(shown):
             self._summary = None
             self._delete("summary.json", "results.csv", "figures", *(files or {}))
         if self.primary:
@@ -208,7 +191,7 @@ class RunFolder:
                     self.write_file(name, make())
         found = self.summary
         if found is None:
-            found = _normalised(dict(summary()) | ({} if shown is None else {"shown": shown}))
+            found = states.as_json(dict(summary()) | ({} if shown is None else {"shown": shown}))
             self.finish(found)
         self._seal()
         return found
@@ -220,7 +203,7 @@ class RunFolder:
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Writes summary.json, which marks the run as complete, and drops the checkpoints."""
-        summary = _normalised(summary)
+        summary = states.as_json(summary)
         self.drop_checkpoints()  # first: what is complete is not checked again
         self._write_json("summary.json", summary)
         self._summary = summary
@@ -246,12 +229,7 @@ class RunFolder:
             write_arrays(self.path / "arrays.npz", self._arrays)
 
     def cached(self, part: str, compute: Callable[[], Mapping[str, Any]]) -> dict[str, np.ndarray]:
-        """The arrays of one part of the run: read where saved before, else computed and saved.
-
-        Args:
-            part: Name of the part; its arrays are stored as "part/name".
-            compute: Called without arguments when the part is missing; returns named arrays.
-        """
+        """The arrays of one part, "part/name": read where saved before, else computed and saved."""
         found = self.part(part)
         if found is None:
             computed = compute()
@@ -273,11 +251,7 @@ class RunFolder:
         """Saves a pytree of arrays (random keys too) at a step, and keeps the newest.
 
         Call it at the border of a jitted chunk, with arrays whole in this process
-        (`seeds.to_host`).
-
-        Args:
-            step, state: As of `states.save`.
-            of: Name of the computation, where a run has several.
+        (`seeds.to_host`); `of` names the computation, where a run has several.
         """
         if self.primary:
             states.save(self.path / "checkpoints" / of, step, state)
@@ -286,14 +260,8 @@ class RunFolder:
         """(step, state) of the newest saved state; None where there is none.
 
         The primary reads it and gives it to the other processes, all of which must call this.
-
-        Args:
-            like: A pytree of the same structure, whose leaves give type, dtype and sharding:
-                the state may have been saved under another number of devices.
-            of: Name of the computation, where a run has several.
-
-        Raises:
-            RunError: The state on disk has other names or shapes than `like`.
+        Leaves of `like` give type, dtype and sharding: the state may have been saved under another
+        number of devices.
         """
         step = self.newest_checkpoint(of)
         if step is None:
@@ -402,10 +370,6 @@ class RunFolder:
             )
         return True
 
-    def _read_arrays(self):
-        path = self.path / "arrays.npz"
-        return load_arrays(path) if path.exists() else {}
-
     def _read_json(self, name):
         path = self.path / name
         return read_object(path) if path.exists() else None
@@ -423,25 +387,10 @@ class RunFolder:
 
 
 def read_summary(path: str | os.PathLike) -> dict[str, Any]:
-    """The headline numbers of a complete run, without opening (locking) its folder.
-
-    Raises:
-        RunError: The run is not complete.
-    """
+    """The headline numbers of a complete run, without opening (locking) its folder."""
     try:
         if not Manifest(path).has("summary.json", absent=True):
             raise damaged(Path(path) / "summary.json", "its checksum does not match")
         return read_object(Path(path) / "summary.json")
     except RunError as error:
         raise RunError(f"{path} has no summary: the run is not complete ({error})") from error
-
-
-def _normalised(value):
-    """As JSON stores it: string keys, lists, plain numbers."""
-    if isinstance(value, Mapping):
-        return {str(k): _normalised(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_normalised(v) for v in value]
-    if isinstance(value, (np.generic, np.ndarray, jax.Array)):
-        return np.asarray(value).tolist()
-    return str(value) if isinstance(value, Path) else value

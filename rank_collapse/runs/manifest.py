@@ -15,17 +15,7 @@ _CONFIG, _WHOLE = "# config ", "# lines "
 
 
 class Manifest:
-    """The checksums of one folder.
-
-    Args:
-        folder: The run's.
-
-    Attributes:
-        config: The checksum of the config; None where nothing is known of it.
-
-    Raises:
-        RunError: The file is not as it was written.
-    """
+    """The checksums of one folder, and of the config, None where nothing is known of it."""
 
     def __init__(self, folder: str | os.PathLike):
         self.path = Path(folder) / NAME
@@ -51,12 +41,7 @@ class Manifest:
         return [name for name in self._sums if not self.has(name, absent=True)]
 
     def has(self, name: str, absent: bool = False) -> bool:
-        """Whether a file is as it was written, or of no known checksum.
-
-        Args:
-            name: Below the folder.
-            absent: The answer where there is no such file.
-        """
+        """Whether a file is as it was written, or of no known checksum; `absent` without one."""
         path = self.path.parent / name
         if not os.path.lexists(path):
             return absent
@@ -74,12 +59,7 @@ class Manifest:
             self._write()
 
     def seal(self, names: set[str], config: str) -> None:
-        """Adds files as they are now; those that are gone are left out.
-
-        Args:
-            names: Of the files that were written.
-            config: Their config's checksum, from `config_sum`.
-        """
+        """Adds files as they are now, and `config_sum`; those that are gone are left out."""
         folder = self.path.parent
         before = self.config, dict(self._sums)
         self._sums |= dict.fromkeys(names, "")

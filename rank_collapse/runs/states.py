@@ -17,16 +17,7 @@ from rank_collapse.runs.files import RunError, load_arrays, make_folder, write_a
 
 
 def save(folder: str | os.PathLike, step: int, state: Any) -> None:
-    """Saves a pytree of arrays (random keys too) as <folder>/<step>.npz, and keeps the newest.
-
-    Args:
-        folder: The folder of all steps; made if absent.
-        step: A whole number that orders the states.
-        state: The pytree; every array must be addressable from this process.
-
-    Raises:
-        RunError: The state cannot be written; earlier ones stay.
-    """
+    """Saves a pytree of arrays (random keys too) as <folder>/<step>.npz, and keeps the newest."""
     make_folder(folder)
     write_arrays(path_of(folder, step), flatten(state), compressed=False)
     for old in steps(folder)[:-1]:
@@ -46,11 +37,7 @@ def steps(folder: str | os.PathLike) -> list[int]:
 
 
 def restore(folder: str | os.PathLike, step: int, like: Any) -> Any:
-    """The state saved at a step, with the structure, dtypes and shardings of `like`.
-
-    Raises:
-        ValueError: The state on disk is damaged, or has other names or shapes than `like`.
-    """
+    """The state saved at a step, with the structure, dtypes and shardings of `like`."""
     try:
         saved = load_arrays(path_of(folder, step))
     except RunError as error:
@@ -72,13 +59,7 @@ def flatten(state: Any) -> dict[str, np.ndarray]:
 def unflatten(saved: Mapping[str, Any], like: Any, what: str) -> Any:
     """The pytree that `flatten` took apart, with the structure, dtypes and shardings of `like`.
 
-    Args:
-        saved: Arrays by path.
-        like: Arrays, or jax.ShapeDtypeStruct.
-        what: Whose arrays these are, for the message.
-
-    Raises:
-        ValueError: Other names or shapes than those of `like`.
+    `what` says in the message whose arrays these are.
     """
     leaves = jax.tree_util.tree_leaves_with_path(like)
     expected = {_name(path): leaf for path, leaf in leaves}
@@ -110,3 +91,14 @@ def _restored(saved, like):
     if isinstance(like, jax.Array):
         return jax.device_put(np.asarray(saved, like.dtype), like.sharding)
     return np.asarray(saved, np.asarray(like).dtype)
+
+
+def as_json(value):
+    """As JSON stores it: string keys, lists, plain numbers."""
+    if isinstance(value, Mapping):
+        return {str(k): as_json(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [as_json(v) for v in value]
+    if isinstance(value, (np.generic, np.ndarray, jax.Array)):
+        return np.asarray(value).tolist()
+    return str(value) if isinstance(value, Path) else value

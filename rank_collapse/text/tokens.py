@@ -34,17 +34,8 @@ def read_texts(
 ) -> list[str]:
     """Texts of a file: one per paragraph, or one per row of a table.
 
-    Args:
-        path: A .tsv with a header, or plain text whose paragraphs (separated by empty lines, or
-            else lines) are the texts.
-        columns: Columns of the table whose contents are joined; those of `TEXT_COLUMNS` that it
-            has by default.
-        limit: Number of texts at most.
-
-    Raises:
-        FileNotFoundError: No such file.
-        ValueError: Not readable, not UTF-8, no text in it, or a column that the table does not
-            have.
+    A .tsv has a header, and the contents of `columns` are joined, those of `TEXT_COLUMNS` that it
+    has by default. Paragraphs of plain text are separated by empty lines, or else are lines.
     """
     if Path(path).suffix.lower() == ".tsv":
         table = read_table(path)
@@ -66,12 +57,7 @@ def read_texts(
 
 
 def read_ids(path: str | os.PathLike, limit: int | None = None) -> list[list[int]]:
-    """Ready token ids: one text per line, ids separated by spaces or commas.
-
-    Raises:
-        FileNotFoundError: No such file.
-        ValueError: A line with anything but integers, or no line at all.
-    """
+    """Ready token ids: one text per line, ids separated by spaces or commas."""
     texts = read_texts(path, limit=None)
     try:
         sequences = [[int(t) for t in text.replace(",", " ").split()] for text in texts]
@@ -80,7 +66,7 @@ def read_ids(path: str | os.PathLike, limit: int | None = None) -> list[list[int
     return sequences[:limit]
 
 
-def pad(sequences: Iterable[Sequence[int]], *, vocab_size: int = 2**31, pad_id: int = 0) -> Tokens:
+def pad(sequences: Iterable[Sequence[int]], *, vocab_size: int = 2**31) -> Tokens:
     """Sequences of token ids, padded on the right to the longest."""
     sequences = [list(s) for s in sequences]
     if not sequences:
@@ -92,7 +78,7 @@ def pad(sequences: Iterable[Sequence[int]], *, vocab_size: int = 2**31, pad_id: 
         if not 0 <= worst < vocab_size:
             raise ValueError(f"token id {worst} of text {i} is not below vocab_size={vocab_size}")
     longest = max(map(len, sequences))
-    ids = np.full((len(sequences), longest), pad_id, np.int32)
+    ids = np.zeros((len(sequences), longest), np.int32)
     mask = np.zeros(ids.shape, bool)
     for i, s in enumerate(sequences):
         ids[i, : len(s)] = s
@@ -126,11 +112,7 @@ def encode(
 ) -> Tokens:
     """Texts as padded token ids, each cut to `max_tokens`, its last token kept.
 
-    Args:
-        num_positions: Positions that the model has; 0 for any number.
-
-    Raises:
-        ValueError: An empty text, or more tokens asked for than there are positions.
+    0 for `num_positions` is any number.
     """
     if max_tokens < 1:
         raise ValueError(f"max_tokens={max_tokens} is not positive")

@@ -186,8 +186,7 @@ def _cubic_pass(params, prepared, config, measured=None):
 class CubicAttention(tangent.Tangents):
     """x̄ Σ_h W_h + b and R Σ_h W_QK,h C W_h/√k, formed per head as R W_Q ((R W_K)ᵀ R W_V/n) W_O.
 
-    Args:
-        first: Up to this layer the branch input is the `LogState` of `Layer.extra`; None for none.
+    Up to layer `first` the branch input is the `LogState` of `Layer.extra`.
     """
 
     def __init__(self, first: Any = None):

@@ -114,12 +114,7 @@ def _not_covered(config):
 
 
 class LogScaled(Algebra):
-    """Tokens as 1x̄ᵀ + e^s R̂: states are `LogState`, branches `LogParts`.
-
-    Args:
-        keep: Bool [n], which tokens exist.
-        noise: What moves the states that branches read in their last digits.
-    """
+    """Tokens as 1x̄ᵀ + e^s R̂: states are `LogState`, branches `LogParts`, read with noise."""
 
     covers = covers.Covers(
         "a residual in logarithms",

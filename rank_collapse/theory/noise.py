@@ -28,11 +28,7 @@ def copies(replicas: int) -> tuple[Array, Array]:
 
 
 def certain(profiles: Any) -> Float[Array, "l"]:
-    """The first copy's logarithms, NaN from the layer on where the copies differ.
-
-    Args:
-        profiles: Of the pass without noise and of the noisy ones, [copies, L + 1].
-    """
+    """The first of several copies' logarithms [copies, L + 1], NaN from where the copies differ."""
     first = profiles[0]
     nothing = jnp.all(profiles == -jnp.inf, axis=0)  # all tokens equal in every copy
     spread = jnp.max(profiles, axis=0) - jnp.min(profiles, axis=0)
@@ -46,11 +42,8 @@ class Noise:
 
     An integer hash of (word, call, entry) is added to the bits: threefry would cost more than the
     arithmetic that it disturbs, and a product would be fused with the sums that follow, which then
-    round differently where they are computed twice.
-
-    Args:
-        word: Uint32 of the replica; may be traced.
-        ulps: Uint32; with 0 every operand stays as it is.
+    round differently where they are computed twice. The uint32 words of a replica and its ulps may
+    be traced; with 0 ulps nothing moves.
     """
 
     def __init__(self, word: Any, ulps: Any):

@@ -139,10 +139,7 @@ def expected_pass(
 class Expected(Algebra):
     """Kernels of tokens under random weights; `Layer.extra` is (sizes of updates, weights or None).
 
-    Args:
-        own: Weights of equal tokens [h, n, n], where none are measured.
-        cross: Those of cross-attention [h, n, m].
-        memory: The memory's kernel.
+    Where none are measured, `own` [h, n, n] and `cross` [h, n, m] are the weights of equal tokens.
     """
 
     def __init__(self, own: Any, cross: Any = None, memory: Any = None):
@@ -347,9 +344,6 @@ def output_change_law(shares: Any) -> dict[str, Any]:
 
     Post-LN with equal branches has β_ii² = ½: N/2. Pre-LN and Admin's ω² = i have 1/(i + 1):
     H_{N+1} − 1 ~ ln N. ω² = N has 1/(N + 1) each: N/(N + 1).
-
-    Args:
-        shares: β_ii² [N].
     """
     count = len(shares)
     return {

@@ -125,11 +125,7 @@ def orthonormal(directions: Float[Array, "p n d"]) -> tuple[Array, Float[Array, 
 
 
 class LinearAttention(tangent.Tangents):
-    """SA(1x̄ᵀ) and Σ_h Q_h R W_h; 0 where all rows of Q_h are the same, but for their mean.
-
-    Args:
-        rows_differ: Whether some rows of Q_h differ.
-    """
+    """SA(1x̄ᵀ) and Σ_h Q_h R W_h; 0 where all rows of Q_h are the same, but for their mean."""
 
     covers = covers.Covers(
         "a transverse exponent",

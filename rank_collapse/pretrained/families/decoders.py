@@ -15,12 +15,7 @@ from rank_collapse.pretrained.drawn import Initialisation
 from rank_collapse.pretrained.entries import Entry, Settings, count
 from rank_collapse.pretrained.family import USUAL_READS, Family
 from rank_collapse.pretrained.mapping import Leaf, Names
-from rank_collapse.pretrained.rotary import (
-    local_theta,
-    num_positions,
-    rotary_entry,
-    rotary_fields,
-)
+from rank_collapse.pretrained.rotary import local_theta, num_positions, rotary_entry, rotary_fields
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
 
@@ -53,12 +48,7 @@ def decoder_fields(
     local: Callable[[int], Any] = lambda layer: True,
     entry: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Widths of heads, windows and rotary positions.
-
-    Args:
-        local: Whether a layer has the window, where `layer_types` does not say.
-        entry: On rotary positions, in the place of the config's.
-    """
+    """Widths of heads, windows (of `local` layers by default) and rotary positions (`entry`)."""
     width = settings.get("head_dim") or settings["hidden_size"] // settings["num_attention_heads"]
     entry = rotary_entry(settings, "full_attention") | (entry or {})
     limit = settings.get("sliding_window")

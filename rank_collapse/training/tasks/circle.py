@@ -53,9 +53,8 @@ def roll_out(
 ) -> Float[Array, "t n 2"]:
     """The trajectory [num_steps, n, 2] of a network fed with its own output, start included.
 
-    Args:
-        skip: Feed the network the sum of its input and its output (a skip connection around the
-            recurrence) and record its outputs, as the published code's circle_skip does.
+    With `skip` it is fed with the sum of its input and its output (a skip connection around the
+    recurrence), and its outputs are recorded, as the published code's circle_skip does.
     """
 
     def advance(state: Any, _: Any):

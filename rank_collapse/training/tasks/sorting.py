@@ -14,12 +14,7 @@ def make_examples(
 ) -> Examples:
     """Uniformly random letter sequences with their sorted sequences as labels.
 
-    Args:
-        repeats: Whether a letter may occur twice; if not, each sequence is a random choice of
-            distinct letters in random order.
-
-    Raises:
-        ValueError: More distinct letters asked for than there are.
+    Without repeats each sequence is a random choice of distinct letters in random order.
 
     Source: Dong et al. 2021, section 4.2.
     """
