@@ -93,7 +93,10 @@ def rank_one_ratio(x: Any, *, norm: str = "composite", mask: Any = None) -> Floa
 
     Unlike in res(X), the common token may come with another weight in each row.
 
-    Arguments are those of `residual_ratio`, without a center.
+    Args:
+        x: Tokens [..., n, d].
+        norm: See `matrix_norm`.
+        mask: Bool [n] or [..., n], True for tokens that exist; None for all.
     """
     x, mask = as_tokens(x, mask, empty=True)
     return _ratio(norm_of(_best_rank_one_residual(x), norm), norm_of(x, norm), mask)
@@ -149,7 +152,10 @@ def stable_rank(x: Any, *, mask: Any = None, method: str | None = None) -> Float
 @of_tokens
 def effective_rank(x: Any, *, mask: Any = None, method: str | None = None) -> Float[Array, "*b"]:
     """exp(−Σ_i p_i log p_i), p_i = σ_i / Σ_j σ_j; 0 where X = 0 (Roy and Vetterli 2007).
-    Arguments are those of `stable_rank`.
+
+    Args:
+        x, mask: Tokens [..., n, d]; Bool [n] or [..., n], which of them exist, None for all.
+        method: See `singular_values`.
     """
     x, mask = as_tokens(x, mask, empty=True)
     return _of_some(_effective_rank(x, method), mask)
@@ -173,7 +179,11 @@ def effective_rank_share(
 ) -> Float[Array, "*b"]:
     """`effective_rank` of X − 1x̄ᵀ over min(n − 1, d), the most it can be: in [0, 1] at any n and d.
 
-    NaN for fewer than two tokens. Arguments are those of `stable_rank`.
+    NaN for fewer than two tokens.
+
+    Args:
+        x, mask: Tokens [..., n, d]; Bool [n] or [..., n], which of them exist, None for all.
+        method: See `singular_values`.
     """
     x, mask = as_tokens(x, mask, empty=True)
     xp, count = namespace(x), num_tokens(x, mask)
@@ -186,7 +196,11 @@ def matrix_entropy(x: Any, *, mask: Any = None, method: str | None = None) -> Fl
     """−Σ_i p_i log p_i in nats, p_i = σ_i²/Σ_j σ_j²: von Neumann's entropy of XXᵀ/tr XXᵀ.
 
     0 for rank one and where X = 0, log min(n, d) where all singular values are equal. Of the tokens
-    of one prompt in one layer it is the prompt entropy. Arguments are those of `stable_rank`.
+    of one prompt in one layer it is the prompt entropy.
+
+    Args:
+        x, mask: Tokens [..., n, d]; Bool [n] or [..., n], which of them exist, None for all.
+        method: See `singular_values`.
 
     Source: Giraldo et al. 2014; Skean et al. 2025, section 3, at α → 1.
     """
@@ -199,7 +213,8 @@ def matrix_entropy(x: Any, *, mask: Any = None, method: str | None = None) -> Fl
 def token_cosine(x: Any, *, mask: Any = None) -> Float[Array, "*b"]:
     """Mean of cos(x_i, x_j) over the pairs i ≠ j; a zero token has cosine 0 with every other.
 
-    x and mask are those of `stable_rank`.
+    Args:
+        x, mask: Tokens [..., n, d]; Bool [n] or [..., n], which of them exist, None for all.
 
     Raises:
         ValueError: Fewer than two tokens (NaN where only a mask leaves fewer).
@@ -244,8 +259,13 @@ def stream_homogenisation(streams: Any, *, mask: Any = None) -> Float[Array, "*b
 def participation_ratio(x: Any, *, mask: Any = None) -> Float[Array, "*b"]:
     """tr(G)²/‖G‖_F² of G = XXᵀ, (Σ σ_i²)² / Σ σ_i⁴: how many directions carry the squares.
 
-    1 for rank one, min(n, d) where all singular values are equal, 0 where X = 0. x and mask are
-    those of `stable_rank`.
+    1 for rank one, min(n, d) where all singular values are equal, 0 where X = 0.
+
+    Args:
+        x, mask: Tokens [..., n, d]; Bool [n] or [..., n], which of them exist, None for all.
+
+    Raises:
+        ValueError: As `composite_norm`.
     """
     x, mask = as_tokens(x, mask, empty=True)
     gram = _gram(x)
@@ -259,8 +279,13 @@ def stable_rank_bound(x: Any, *, mask: Any = None) -> Float[Array, "*b"]:
     """‖X‖_F²/σ², σ ≤ σ_1 by 20 power steps on G = XXᵀ: at least `stable_rank`, 0 where X = 0.
 
     It needs no singular values, so that it may be computed at every step of a training. Where
-    σ_2/σ_1 is 0.9 it is up to 1 % above, where all are of one size some percent. x and mask are
-    those of `stable_rank`.
+    σ_2/σ_1 is 0.9 it is up to 1 % above, where all are of one size some percent.
+
+    Args:
+        x, mask: Tokens [..., n, d]; Bool [n] or [..., n], which of them exist, None for all.
+
+    Raises:
+        ValueError: As `composite_norm`.
     """
     x, mask = as_tokens(x, mask, empty=True)
     gram = _gram(x)
