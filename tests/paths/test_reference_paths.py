@@ -17,7 +17,6 @@ from rank_collapse.paths.sets import logits_of, path_set_logits
 DEFAULT = Path(__file__).resolve().parents[3] / "shared" / "data" / "reference_paths"
 FOLDER = Path(os.environ.get("RANK_COLLAPSE_REFERENCE_PATHS", DEFAULT))
 FILES = sorted(FOLDER.glob("*.npz"))
-pytestmark = pytest.mark.usefixtures("optimized")
 
 
 @pytest.fixture(params=FILES or [None], ids=lambda f: "absent" if f is None else f.stem)

@@ -3,6 +3,7 @@
 import math
 from functools import partial
 
+import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -46,7 +47,7 @@ def test_a_constant_kappa_lies_within_its_error():
 def test_two_tokens_by_hand(x64):
     """±r in one dimension: C = r², so that r' = w_q w_k w_v w_o r³ and c_eff is that product."""
     config = rc.san(6, 1, 1, layer_map=(0,) * 6)
-    params = rc.init(jax.random.key(0), config)
+    params = draws.parameters(config, bias_scale=0.0)
     one = jnp.ones((1, 1, 1, 1))
     attention = params.layers.attention.replace(w_q=2.0 * one, w_k=one, w_v=0.3 * one, w_o=one)
     params = params.replace(layers=params.layers.replace(attention=attention))
@@ -62,7 +63,10 @@ def test_two_tokens_by_hand(x64):
 
 FIELDS = (
     {},
-    {"mlp": "gelu", "mlp_skip": True, "norm_placement": "post", "branch_gain": 0.7},
+    pytest.param(
+        {"mlp": "gelu", "mlp_skip": True, "norm_placement": "post", "branch_gain": 0.7},
+        marks=pytest.mark.slow,
+    ),
     {"mlp": "swiglu", "norm_placement": "pre", "norm": "rms", "temperature": 1.4},
 )
 
@@ -142,7 +146,7 @@ def test_the_closed_form_starts_where_the_diameter_bound_certifies_it(x64):
 
 
 @pytest.mark.parametrize(
-    "placement", slow_but(["none", "pre", "post", "sandwich", "branch"], "post", "branch")
+    "placement", slow_but(["none", "pre", "post", "sandwich", "branch"], "post")
 )
 @pytest.mark.parametrize("kind", slow_but(["gelu", "swiglu"], "gelu"))
 def test_no_layer_grows_more_than_its_bound(placement, kind, x64):

@@ -2,6 +2,7 @@
 
 import functools
 
+import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -73,7 +74,7 @@ def test_the_pass_is_the_law_for_tokens_alike():
     ):  # fmt: skip
         fields = {"norm_placement": placement, "skip_gain": skip, "temperature": temperature}
         config = rc.san_skip(50, 2, 24, **fields)
-        params = rc.init(jax.random.key(0), config)
+        params = draws.parameters(config, bias_scale=0.0, gain_scale=0.0)
         # weights whose mean squares are 1/fan-in exactly
         params = updates.with_matrices(
             params,
@@ -246,15 +247,15 @@ def test_scores_slow_the_collapse_as_networks_do(optimized):
 
 def test_wrong_arguments_are_named():
     config = rc.design(rc.transformer(1, 2, 8), "branch_norm")
-    params = rc.init(jax.random.key(0), config)
+    params = draws.parameters(config)
     with pytest.raises(ValueError, match="norm_placement='branch'"):
         stability.expected_pass(params, jnp.ones((3, 8)), config)
     config = rc.san_skip(1, 2, 8, score="additive")
-    params = rc.init(jax.random.key(0), config)
+    params = draws.parameters(config)
     with pytest.raises(ValueError, match="score='additive'"):
         stability.expected_pass(params, jnp.ones((3, 8)), config)
     config = rc.san_skip(1, 2, 8)
-    params = rc.init(jax.random.key(0), config)
+    params = draws.parameters(config)
     with pytest.raises(ValueError, match="does not cover an edit"):
         stability.expected_pass(params, jnp.ones((3, 8)), config, edit={"residual": lambda v, l: v})
     with pytest.raises(ValueError, match="'none' is not"):

@@ -46,7 +46,7 @@ def test_attention_of_given_weights_is_exact_at_any_width():
         out = rc.multi_head_attention(params.replace(**new), x, x, edit=fixed)[0]
         return out @ out.T / 8
 
-    found = jax.vmap(drawn)(jax.random.split(jax.random.key(3), 4000))
+    found = jax.jit(jax.vmap(drawn))(jax.random.split(jax.random.key(3), 4000))
     # mean squares as the recursion reads them: exactly 0.3
     exact = params.replace(w_v=jnp.full_like(params.w_v, 0.3**0.5),
                            w_o=jnp.full_like(params.w_o, 0.3**0.5))  # fmt: skip
@@ -95,7 +95,12 @@ def distances(k):
 
 
 @pytest.mark.parametrize(
-    ("n", "draws"), [pytest.param(3, 40000, marks=pytest.mark.slow), (17, 8000), (64, 800)]
+    ("n", "draws"),
+    [
+        pytest.param(3, 40000, marks=pytest.mark.slow),
+        (17, 8000),
+        pytest.param(64, 800, marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.parametrize(("rho", "b"), [pytest.param(0.0, 1.0, marks=pytest.mark.slow), (0.5, 4.0)])
 def test_tokens_of_equal_length_at_any_temperature(n, draws, rho, b, x64):
@@ -215,7 +220,7 @@ def test_an_update_moves_the_kernel_as_two_networks_differ():
         delta = layers.mlp(params.replace(**new), x, "gelu") - layers.mlp(params, x, "gelu")
         return delta @ delta.T / 64
 
-    found = jax.vmap(drawn)(jax.random.split(jax.random.key(3), 60))
+    found = jax.jit(jax.vmap(drawn))(jax.random.split(jax.random.key(3), 60))
     sizes = dict.fromkeys(names, 1e-4)
     out = token_kernel.mlp(params, token_kernel.kernel_of(x), "gelu", sizes)
     length = np.sqrt(out.change.diagonal())

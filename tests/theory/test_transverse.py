@@ -1,5 +1,6 @@
 """Transverse exponents against a jvp of the whole network, spectra, and logarithmic profiles."""
 
+import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,8 +12,7 @@ from rank_collapse import theory
 
 def network(depth, **fields):
     config = rc.TransformerConfig(depth, 2, 6, **fields)
-    params = rc.init(jax.random.key(0), config, 1.0, 0.3)
-    return params, jax.random.normal(jax.random.key(1), (5, 6)) + 0.3, config
+    return draws.parameters(config), draws.tokens(5, 6), config
 
 
 CASES = (
