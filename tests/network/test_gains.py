@@ -1,5 +1,6 @@
 """Gains of skips and branches: of each kind of sublayer, by layer and by feature."""
 
+import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,8 +17,7 @@ FEATURES = np.linspace(0.5, 1.5, L * D).reshape(L, D)
 
 def build(**fields):
     config = rc.transformer(L, H, D, mlp="tanh", d_ff=7, **fields)
-    params = rc.init(jax.random.key(1), config, 1.0, 0.3)
-    return config, params, jax.random.normal(jax.random.key(2), (N, D))
+    return config, draws.parameters(config), draws.tokens(N, D)
 
 
 def by_hand(params, x, config, skip, branch):

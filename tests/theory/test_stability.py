@@ -193,12 +193,12 @@ def test_gradient_norms_of_networks(name):
 def test_gradients_of_queries_vanish_with_the_tokens_differences():
     """∂W_Q/∂W_V ∝ 1 − ρ: at the same place, inputs ten times nearer give a tenth."""
     config = rc.san_skip(1, 2, 16, norm_placement="post")
-    params = rc.init(jax.random.key(0), config)
-    x = jax.random.normal(jax.random.key(1), (6, 16))
+    params = draws.parameters(config, 0, 1.0, 0.0, 0.0)
+    x = draws.tokens(6, 16)
     ratios = []
     for spread in (1e-3, 1e-4):
         near = jnp.mean(x, axis=0, keepdims=True) + np.sqrt(spread) * x
-        target = jax.random.normal(jax.random.key(2), x.shape)
+        target = draws.tokens(6, 16, seed=2, shift=0.0)
         found = updates.gradient_norms(
             lambda p, x=near, target=target: jnp.sum(target * rc.apply(p, x, config).output), params
         )["attention"]
@@ -209,7 +209,7 @@ def test_gradients_of_queries_vanish_with_the_tokens_differences():
 
 def test_updates_add_up_and_causal_tokens_have_an_m_each():
     config = rc.transformer(3, 2, 12, mask="causal", temperature=1e6)
-    params, x = rc.init(jax.random.key(0), config), jax.random.normal(jax.random.key(1), (5, 12))
+    params, x = draws.parameters(config, 0, 1.0, 0.0, 0.0), draws.tokens(5, 12)
     change = [
         stability.expected_pass(params, x, config, sizes=stability.update_sizes(config, size))
         for size in (0.1, 0.2)
