@@ -38,7 +38,17 @@ def largest(ours, theirs):
 
 
 def test_every_case_equals_the_published_code(reference):
-    data, meta, (config, params, classifier) = reference
+    compare(*reference)
+
+
+@pytest.mark.slow
+def test_as_users_compile(reference, optimized):
+    """The same, at the usual optimisation."""
+    compare(*reference)
+
+
+def compare(data, meta, loaded):
+    config, params, classifier = loaded
     inputs = jnp.asarray(data["input"])
 
     @jax.jit
