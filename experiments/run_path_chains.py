@@ -262,11 +262,11 @@ def length_figure(results: dict[str, Any], setup: Setup) -> Figure:
         size = 10 ** (values - values.max(axis=1, keepdims=True))
         share = size / size.sum(axis=1, keepdims=True)
         figures.band(shares, k, share, f"share of the {text}", index)
+    range_of_sizes = sizes.get_ylim()
     for predicted, label, dashes in ((law.one, r"one $\alpha$", "--"),
                                      (law.by_layer, r"$\alpha_l$", ":")):  # fmt: skip
-        predicted = np.asarray(predicted)
-        shown = predicted > results["log10_residual"].min() - 6
-        sizes.plot(k[shown], predicted[shown], "k", ls=dashes, label=f"predicted, {label}")
+        sizes.plot(k, np.asarray(predicted), "k", ls=dashes, label=f"predicted, {label}")
+    sizes.set_ylim(range_of_sizes)  # the predicted sizes fall out of it, doubly exponentially
     for index, size in enumerate(SAMPLES):
         error = np.moveaxis(results["estimate_error"][:, index], 1, 2).reshape(-1, config.depth)
         style = {"color": figures.color(index), "marker": figures.MARKERS[index]}

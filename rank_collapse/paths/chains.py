@@ -8,23 +8,70 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from rank_collapse import struct
-from rank_collapse.measures.norms import composite_norm
-from rank_collapse.measures.residuals import rank_one_ratio, residual, residual_ratio
+from rank_collapse.measures.norms import composite_norm, matrix_norm
+from rank_collapse.measures.residuals import rank_one_ratio, residual
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.parameters import TransformerParams
+from rank_collapse.network.precision import full_precision
 from rank_collapse.network.residual import summands
 from rank_collapse.network.transformer import Trace, replay
 from rank_collapse.network.walk import Passage
-from rank_collapse.paths.enumeration import path_attention
+from rank_collapse.paths.enumeration import check_paths
 
 
+class Chain(struct.Struct):
+    """A product of attention matrices as 1pᵀ + R: R keeps its digits where it is tiny beside p."""
+
+    mean: Any  # p, the mean row of the tokens that exist [n]
+    rest: Any  # R [n, n]; its columns sum to 0, and rows of other tokens are 0
+
+    @property
+    def product(self) -> Array:
+        """1pᵀ + R."""
+        return self.mean[..., None, :] + self.rest
+
+
+def empty_chain(keep: Bool[Array, "n"], dtype: Any) -> Chain:
+    """The identity; keep: which tokens exist."""
+    eye = jnp.eye(len(keep), dtype=dtype)
+    nothing = Chain(jnp.zeros_like(eye[0]), eye)
+    return _around_mean(nothing, nothing.rest, keep)
+
+
+def longer_chain(
+    attention: Float[Array, "h n n"], choice: Any, chain: Chain, keep: Bool[Array, "n"]
+) -> Chain:
+    """P_h (1pᵀ + R) = 1pᵀ + P_h R of one layer; a skip, h = H, leaves the chain as it is.
+
+    A row of P_h that sums to 1 but for rounding counts as one that does: the difference times p
+    would be larger than a tiny R.
+    """
+    head = attention[jnp.minimum(choice, attention.shape[0] - 1)]
+    drift = head.sum(axis=-1) - 1
+    rounding = len(keep) * jnp.finfo(head.dtype).eps
+    drift = jnp.where(jnp.abs(drift) <= rounding, 0, drift)
+    longer = _around_mean(chain, drift[:, None] * chain.mean[None] + head @ chain.rest, keep)
+    return jax.tree.map(lambda a, b: jnp.where(choice == attention.shape[0], a, b), chain, longer)
+
+
+def _around_mean(chain, change, keep):
+    """The chain 1pᵀ + change around its own mean row."""
+    change = jnp.where(keep[:, None], change, 0)
+    more = change.sum(axis=0) / keep.sum()
+    return Chain(chain.mean + more, jnp.where(keep[:, None], change - more[None], 0))
+
+
+@full_precision
 def chained_residual(
     attention: Float[Array, "l h n n"], path: Any, norm: str = "composite", *, mask: Any = None
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """‖P_path − 1pᵀ‖/‖P_path‖ with p the mean row, and the same for the best rank one.
+
+    Of attention whose rows sum to 1 both are right to their own digits, however small; with rows of
+    another sum (a sink) the second is right to the digits of P_path.
 
     Args:
         attention: Attention weights of all layers, `Trace.attention`.
@@ -34,15 +81,29 @@ def chained_residual(
     Source: chained attention in the notebook of Dong et al. 2021; the product is that of Theorem
     2.1, the last layer leftmost.
     """
-    return ratios(path_attention(attention, path), norm, mask=mask)
+    path = check_paths(path, *attention.shape[:2], all_heads=False)
+    keep = jnp.ones(attention.shape[-1], bool) if mask is None else jnp.asarray(mask)
+    chain = empty_chain(keep, attention.dtype)
+    for weights, choice in zip(attention, path, strict=True):
+        chain = longer_chain(weights, choice, chain, keep)
+    return ratios(chain, keep, norm)
 
 
 def ratios(
-    product: Float[Array, "n n"], norm: str = "composite", *, mask: Any = None
+    chain: Chain, keep: Bool[Array, "n"], norm: str = "composite"
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """What `chained_residual` says of a product that is already made."""
-    options = {"norm": norm, "mask": mask}
-    return residual_ratio(product, **options), rank_one_ratio(product, **options)
+    """What `chained_residual` returns, of a product that is already made.
+
+    Where R is small, the best rank one leaves R(1 − vvᵀ) with v = p/‖p‖, but for a term of the
+    order ‖R‖²: below the root of the rounding error that is closer than a decomposition comes.
+    """
+    size = matrix_norm(jnp.where(keep[:, None], chain.product, 0), norm)
+    direction = chain.mean / jnp.linalg.norm(chain.mean)
+    first_order = chain.rest - jnp.outer(chain.rest @ direction, direction)
+    to_mean, to_rank_one = (matrix_norm(a, norm) / size for a in (chain.rest, first_order))
+    small = to_mean < jnp.sqrt(jnp.finfo(to_mean.dtype).eps)
+    exact = rank_one_ratio(chain.product, norm=norm, mask=keep)
+    return to_mean, jnp.where(small, to_rank_one, exact)
 
 
 @jax.jit

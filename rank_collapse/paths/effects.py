@@ -21,7 +21,6 @@ from rank_collapse.network.walk import Layer
 from rank_collapse.paths import chains
 from rank_collapse.paths.chains import measured_sizes
 from rank_collapse.paths.contributions import PathContributions
-from rank_collapse.paths.enumeration import extended
 from rank_collapse.paths.sets import sample_path_sets
 
 
@@ -90,19 +89,23 @@ class ChainPass(LayerPass):
     num_paths: int = 5  # Paths of each length 1 .. L, their layers and heads drawn uniformly
     seed: int = 0  # Of the paths
 
-    def begin(self, prepared: PreparedInputs, config: TransformerConfig) -> tuple[Array, Array]:
+    def begin(
+        self, prepared: PreparedInputs, config: TransformerConfig
+    ) -> tuple[Array, chains.Chain]:
         """The paths, and the empty product of each."""
         lengths = jnp.arange(1, config.depth + 1)
         drawn = (lengths, 1, self.num_paths, config.depth, config.num_heads)
         paths = sample_path_sets(jax.random.key(self.seed), *drawn).reshape(-1, config.depth)
-        n = prepared.x.shape[0]
-        return paths, jnp.broadcast_to(jnp.eye(n, dtype=prepared.x.dtype), (len(paths), n, n))
+        empty = chains.empty_chain(prepared.keep, prepared.x.dtype)
+        return paths, jax.tree.map(lambda a: jnp.stack([a] * len(paths)), empty)
 
     def step(self, layer: Layer, x: Any, seen: Any, carry: Any) -> tuple[Any, Any]:
         """The products with the heads that the paths take here; N(x) and N(SA(x))."""
         paths, products = carry
-        weights = seen.trace.attention
-        products = jax.lax.map(lambda a: extended(weights, *a), (paths[:, layer.index], products))
+        weights, keep = seen.trace.attention, layer.inputs.keep
+        products = jax.lax.map(
+            lambda a: chains.longer_chain(weights, *a, keep), (paths[:, layer.index], products)
+        )
         mask = layer.inputs.token_mask
         return (paths, products), chains.sizes_of_sum(seen.passages["attention"], mask=mask)
 
@@ -111,7 +114,8 @@ class ChainPass(LayerPass):
         mask, (skip, branch) = walked.prepared.token_mask, walked.found
         shape = walked.config.depth, self.num_paths
         # One product after another: singular values of all together would hold them twice.
-        ratios = jax.lax.map(lambda product: chains.ratios(product, mask=mask), walked.carry[1])
+        keep = walked.prepared.keep
+        ratios = jax.lax.map(lambda chain: chains.ratios(chain, keep), walked.carry[1])
         residuals, rank_one = (ratio.reshape(shape) for ratio in ratios)
         initial = composite_norm(residual(walked.prepared.x, mask=mask), mask=mask)
         return {

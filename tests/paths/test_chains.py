@@ -5,6 +5,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+import mpmath
 import numpy as np
 import pytest
 from path_examples import chain_effects, length_effects
@@ -86,6 +87,57 @@ def test_chains_of_uniform_attention_are_rank_one_and_skips_are_not():
     to_mean, to_rank_one = pp.chained_residual(uniform, np.array([2, 2, 2]))
     assert float(to_mean) == pytest.approx(1.5)
     assert float(to_rank_one) > 0.9
+
+
+def exact_ratios(attention, path, keep):
+    """Both ratios of the product at 60 digits; the best rank one by power iteration."""
+    with mpmath.workdps(60):
+        n = len(keep)
+        product = mpmath.eye(n)
+        for heads, choice in zip(attention, path, strict=True):
+            if choice < len(heads):
+                product = mpmath.matrix(heads[choice].tolist()) * product
+        there = np.array(product.tolist(), object)[keep]
+        v = there.sum(axis=0)
+        for _ in range(60):
+            v = there.T @ (there @ v)
+            v = v / mpmath.sqrt((v**2).sum())
+
+        def size(a):
+            a = np.vectorize(abs)(a)
+            return mpmath.sqrt(a.sum(axis=0).max() * a.sum(axis=1).max())
+
+        rests = there - there.mean(axis=0), there - np.outer(there @ v, v)
+        return [float(size(rest) / size(there)) for rest in rests]
+
+
+@pytest.mark.parametrize("share", [1.0, 0.7])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_products_of_any_length_keep_their_digits(dtype, share):
+    """Rows that sum to 1 lose a factor with every matrix. Of rows of another sum, as with a sink,
+    the products stay away from 1pᵀ, and come near another matrix of rank one.
+    """
+    rng, keep = np.random.default_rng(0), np.arange(6) < 5
+    scores = np.where(keep, rng.normal(size=(24, 2, 6, 6)) * 0.3, -np.inf)
+    attention = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    sums = attention.sum(axis=-1, keepdims=True)
+    if share == 1:  # what is exact in the oracle is rounded here
+        attention = attention / sums
+    else:
+        attention = share * attention / sums * rng.uniform(0.5, 1, size=sums.shape)
+    path = rng.integers(0, 3, size=24)
+    path[[0, 7, 23]] = 2
+    with jax.enable_x64(dtype == np.float64):
+        ours = pp.chained_residual(jnp.asarray(attention, dtype), path, mask=jnp.asarray(keep))
+    if share == 1:  # the oracle's rows sum to 1 to all of its digits
+        with mpmath.workdps(60):
+            exact = np.vectorize(mpmath.mpf)(attention.astype(object))
+            attention = exact / exact.sum(axis=-1, keepdims=True)
+    expected = exact_ratios(attention, path, keep)
+    assert (max(expected) < 1e-10) == (share == 1)
+    rounding = np.finfo(dtype).eps
+    atol = 0 if share == 1 else 10 * rounding
+    np.testing.assert_allclose(ours, expected, rtol=4 * np.sqrt(rounding), atol=atol)
 
 
 def test_measured_sizes_are_norms_of_each_length():
