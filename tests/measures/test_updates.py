@@ -32,7 +32,8 @@ def test_shares_by_hand_and_by_direct_contributions(fields, x64):
     if config.norm_placement == "sandwich":
         part = part - part.mean(axis=1, keepdims=True)
         part = part / jnp.sqrt(jnp.mean(part**2, axis=1, keepdims=True))
-        part = part * params.layers.mlp_branch_norm.gain[1][None]
+        norm = params.layers.mlp_branch_norm
+        part = part * norm.gain[1][None] + norm.bias[1][None]
     skip, branch = (np.var(a, axis=1).mean() for a in (before, part))
     skip, branch = config.skip_gain**2 * skip, config.branch_gain**2 * branch
     np.testing.assert_allclose(found[3], branch / (skip + branch), rtol=1e-6)
