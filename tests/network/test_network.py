@@ -317,7 +317,7 @@ def test_a_norm_of_queries_that_is_missing_is_named():
 
 def test_grouped_keys_are_normalised_as_if_each_head_had_its_own():
     config = rc.san(2, 4, D, qk_norm="width")
-    params, x = draws.parameters(config), draws.tokens(N, D)
+    params, x = draws.parameters(config, bias_scale=0.0), draws.tokens(N, D)
     own = params.layers.attention
     gain = 1 + jnp.arange(2 * 2 * 3.0).reshape(2, 2, 3)
     grouped = own.replace(w_k=own.w_k[:, ::2], b_k=None, w_v=own.w_v[:, ::2], b_v=None, k_norm=gain)
