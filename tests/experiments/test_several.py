@@ -100,7 +100,7 @@ cli.run(main, FLAGS)
     ("who", "how", "expected"),
     [
         pytest.param("primary", "killed", 9, marks=pytest.mark.slow),
-        ("other", "a mistake", 2),
+        pytest.param("other", "a mistake", 2, marks=pytest.mark.slow),
         pytest.param("other", "a bug", 1, marks=pytest.mark.slow),
         ("other", "terminated", 143),  # JAX has a handler of its own, under which it went on
     ],

@@ -19,8 +19,11 @@ CASES = (
     {"mask": "causal"},
     {"mask": "local", "mlp": "gelu", "d_ff": 7, "attention_skip": True, "mlp_skip": True,
      "norm_placement": "post"},
-    {"attention_skip": True, "skip_gain": 0.8, "norm_placement": "pre", "norm": "rms"},
-    {"position": "relative_bias", "branch_gain": 0.6},
+    pytest.param(
+        {"attention_skip": True, "skip_gain": 0.8, "norm_placement": "pre", "norm": "rms"},
+        marks=pytest.mark.slow,
+    ),
+    pytest.param({"position": "relative_bias", "branch_gain": 0.6}, marks=pytest.mark.slow),
     {"windows": (1, 0, 2), "norm_placement": "pre", "first_norm": False, "attention_skip": True,
      "mlp": "swiglu", "d_ff": 8, "num_experts": 4, "experts_per_token": 2, "parallel": True,
      "score_cap": 0.5},
