@@ -21,7 +21,6 @@ from absl import flags
 from experiments.benchmarks import (
     absent_devices,
     accelerator,
-    attention,
     monitoring,
     paths,
     profiles,
@@ -44,7 +43,6 @@ BENCHMARKS = {
     "head_contributions": paths.head_contributions,
     "recomputed_paths": paths.recomputed_paths,
     "streaming": streaming.streaming,
-    "attention_forms": attention.attention_forms,
     "monitor": monitoring.monitor,
     "scheduler": scheduler.empty_cells,
 } | {f"train_{name}": partial(training.time_training, name) for name in training.CASES}
@@ -57,7 +55,7 @@ define = cli.definer(FLAGS)
 define("list", "benchmark", USUAL, f"Benchmarks to run, out of {', '.join(BENCHMARKS)}.")
 define("enum", "baseline", "none", "Also time training in PyTorch: a plain loop, or also compiled "
        "and vmapped.", training.BASELINES)  # fmt: skip
-define("string", "json", None, "File to which the numbers are also written.")
+define("string", "json", None, "File to which the numbers are also written; -: printed at the end.")
 define("integer", "rounds", 5, "Timed rounds.", lower_bound=1)
 define("enum", "stream_size", "1.1b", "Size of the random Llama of `streaming`.", tuple(SIZES))
 define("integer", "stream_texts", 1, "Number of its texts.", lower_bound=1)
@@ -93,8 +91,8 @@ def main(options: flags.FlagValues) -> int:
     failures, aux = [], {}
 
     def keep():
-        if options.json:
-            text = json.dumps(machine | {"benchmarks": aux}, indent=1)
+        text = json.dumps(machine | {"benchmarks": aux}, indent=1)
+        if options.json and options.json != "-":
             files.write_atomically(options.json, text.encode())
 
     keep()  # a file that cannot be written is refused before anything is timed
@@ -106,6 +104,8 @@ def main(options: flags.FlagValues) -> int:
         keep()
     for failure in failures:
         print(f"over the limit: {failure}")
+    if options.json == "-":
+        print(json.dumps(machine | {"benchmarks": aux}))
     return 1 if failures else 0
 
 

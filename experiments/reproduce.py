@@ -15,10 +15,7 @@ Speed: `python -m experiments.benchmark`.
 """
 
 import dataclasses
-import importlib.metadata
-import importlib.util
 import json
-import os
 import shlex
 import sys
 import time
@@ -28,7 +25,7 @@ from pathlib import Path
 from absl import flags
 
 from experiments.shell import cli, statements
-from experiments.shell.devices import cores
+from experiments.shell.devices import accelerated, cores
 from experiments.shell.experiment import experiment_of, experiments_of
 from experiments.shell.flag_values import check_names
 from experiments.shell.process import Ended, run_processes
@@ -110,14 +107,9 @@ def default_jobs(preset: str) -> int:
     """Two where compiling, which takes one core, is most of the time; else one at a time.
 
     At the paper's sizes an experiment uses all cores and much of the memory, and its time is kept
-    as a result; on an accelerator the first process takes its memory. Starting JAX to ask for one
-    would do that here, so that plugins of JAX that are installed count as accelerators.
+    as a result; on an accelerator the first process takes its memory.
     """
-    plugins = importlib.metadata.entry_points(group="jax_plugins")
-    accelerated = bool(plugins) or importlib.util.find_spec("libtpu") is not None
-    if os.environ.get("JAX_PLATFORMS") == "cpu":
-        accelerated = False
-    return 2 if preset == "quick" and cores() > 1 and not accelerated else 1
+    return 2 if preset == "quick" and cores() > 1 and not accelerated() else 1
 
 
 def section_of(
@@ -261,7 +253,9 @@ def write_statements(docs: Path, answers: list[report.Answer], presets: dict[str
     """docs/statements.md with these answers, and those it has of statements that were not run."""
     runs.make_folder(docs)
     path = docs / statements.PAGE.name
-    now = statements.answered(path.read_text("utf-8")) if path.exists() else {}
+    now = dict.fromkeys(statements.STATEMENTS, "not run.")
+    if path.exists():
+        now |= statements.answered(path.read_text("utf-8"))
     for answer in answers:
         sizes = {presets[name] for name in answer.statement.experiments if name in presets}
         now[answer.key] = statements.now_text(answer, " and ".join(sorted(sizes)))

@@ -22,19 +22,16 @@ checkpoint-500) also give curves over its training. Expect SAN to collapse withi
 skips to stop it.
 """
 
-from typing import Any
-
 from experiments.architectures.figures import figures_of
 from experiments.architectures.inputs import identity
-from experiments.architectures.measure import PARTS, Setup, measure_all, setup_of
+from experiments.architectures.measure import PARTS, measure_all, setup_of
 from experiments.architectures.page import FEWEST_DRAWS, claims, compare, page, reading
-from experiments.architectures.results import Results, rows_of, summary_of
+from experiments.architectures.results import rows_of, summary_of
 from experiments.architectures.training import training_figures
 from experiments.shell import cli
 from experiments.shell.experiment import Drawing, Experiment
 from experiments.shell.inputs import precision
 from rank_collapse.pretrained import PUBLISHED
-from rank_collapse.runs.folder import RunFolder
 
 KNOWN = ", ".join(PUBLISHED)
 
@@ -77,16 +74,6 @@ text = "What is computed in; weights stay as they are on disk."
 define("enum", "dtype", "float32", text, ("float32", "float64"))
 
 
-def files_of(results: list[Results], setup: Setup, run: RunFolder) -> dict[str, Any]:
-    """What makes the page of the run."""
-
-    def made():
-        summary = summary_of(results, setup)
-        return page(results, summary, run.path / "figures", cli.command_line())
-
-    return {"report.html": made}
-
-
 EXPERIMENT = Experiment.of(
     globals(),
     order=40,
@@ -120,7 +107,11 @@ EXPERIMENT = Experiment.of(
         for name in PUBLISHED
     },
     further=lambda results, setup: figures_of(results) | training_figures(results),
-    files=files_of,
+    files=lambda results, setup, run: {
+        "report.html": lambda: page(
+            results, summary_of(results, setup), run.path / "figures", cli.command_line()
+        )
+    },
 )  # fmt: skip
 main = EXPERIMENT.main
 

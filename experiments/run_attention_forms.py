@@ -18,7 +18,6 @@ Time and memory: python -m experiments.benchmark --benchmark=attention_forms.
 """
 
 import dataclasses
-import functools
 import itertools
 from typing import Any
 
@@ -28,11 +27,11 @@ from matplotlib.figure import Figure
 from experiments import run_sort
 from experiments.shell import cli, vocabulary
 from experiments.shell.executor import Executor
-from experiments.shell.experiment import Drawing, Experiment
+from experiments.shell.experiment import Experiment
 from experiments.shell.flag_values import Flags
 from experiments.trained import arguments
 from experiments.trained.designs import diverged
-from experiments.trained.forms import FORMS, MEASURES, SCORES, law_of, make_measure
+from experiments.trained.forms import FORMS, MEASURES, law_of, make_measure
 from experiments.trained.program import Training, of_models, results_of_cells
 from rank_collapse.report import Comparison, figures
 from rank_collapse.report.claims import Row, of_mean
@@ -101,7 +100,8 @@ def train_widths(options: Flags, executor: Executor) -> dict[int, dict[str, dict
     setup = run_sort.make_setup(options)
     base = setup.recipe.config.replace(init="lecun", d_v=options.d_model // options.num_heads)
 
-    def program_of(d_k, score):
+    def program_of(static):
+        d_k, score = static
         config = base.replace(d_qk=d_k, score=score, scale_scores=False)
         recipe = dataclasses.replace(setup.recipe, config=config)
 
@@ -113,16 +113,12 @@ def train_widths(options: Flags, executor: Executor) -> dict[int, dict[str, dict
         ensemble = Ensemble(recipe, setup.make_data, mesh=executor.mesh, epochs_per_chunk=epochs)
         return Training(ensemble, of_models(ensemble, measure), executor.run)
 
-    found = {}
-    for d_k, score in itertools.product(options.trained_d_k, SCORES):
-        cells = {}
-        for name, form in FORMS.items():
-            if form.score == score:
-                floats = {"temperature": form.options(d_k)["temperature"]}
-                hyper = arguments.hyper(options).replace(network=floats)
-                cells[f"trained {name}, d_k={d_k}"] = hyper
-        program = functools.partial(program_of, d_k, score)
-        found |= results_of_cells(executor, program, cells)
+    cells = {}
+    for d_k, (name, form) in itertools.product(options.trained_d_k, FORMS.items()):
+        floats = {"temperature": form.options(d_k)["temperature"]}
+        hyper = arguments.hyper(options).replace(network=floats)
+        cells[f"trained {name}, d_k={d_k}"] = (d_k, form.score), hyper
+    found = results_of_cells(executor, cells, program_of)
     return {
         d_k: {form: found[f"trained {form}, d_k={d_k}"] for form in FORMS}
         for d_k in options.trained_d_k
@@ -334,13 +330,8 @@ EXPERIMENT = Experiment.of(
         "quick": ("--num_seeds=4", "--d_k=2,32,512", "--trained_d_k=128", "--n_epochs=12",
                   "--n_train_data=600"),
         "paper": (),
-        "tiny": ("--num_seeds=2", "--depth=1", "--num_heads=2", "--d_model=4", "--num_tokens=3",
-                 "--num_labels=4", "--n_train_data=6", "--n_eval_data=4", "--n_epochs=1",
-                 "--batch_size=3", "--num_queries=4", "--d_k=2", "--trained_d_k=2"),
-    },
-    figures={
-        "random": Drawing.described(random_figure),
-        "trained": Drawing.described(trained_figure),
+        "tiny": (*arguments.TINY, "--depth=1", "--num_labels=4", "--num_queries=4", "--d_k=2",
+                 "--trained_d_k=2"),
     },
 )  # fmt: skip
 main = EXPERIMENT.main

@@ -29,16 +29,18 @@ from typing import Any
 import numpy as np
 from absl import flags
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 
 from experiments.shell import cli, vocabulary
-from experiments.shell.experiment import Drawing, Experiment
-from experiments.trained import arguments, circle_walks as walks, training
+from experiments.shell.experiment import Experiment
+from experiments.trained import arguments, circle_walks as walks
 from experiments.trained.circle_walks import HIGH, LOW, fell_of, first_below, measures_of, parts_of
-from experiments.trained.training import Setup, diverged, kept
+from experiments.trained.training import Setup, diverged, kept, results_of
 from rank_collapse.report import Comparison, figures
 from rank_collapse.report.claims import Row, of_mean, of_share, of_shares
 from rank_collapse.report.intervals import fisher_exact, wilson_interval
 from rank_collapse.report.statistics import by_seed
+from rank_collapse.runs.folder import RunFolder
 from rank_collapse.training.tasks.circle import RADIUS
 
 # What the published code trains: a skip around the attention in each of them.
@@ -97,17 +99,18 @@ def make_cases(options: flags.FlagValues) -> Cases:
         raise ValueError(f"num_labels={options.num_labels}: a point of the plane has 2 coordinates")
     if options.n_train_data < 4:
         raise ValueError(f"n_train_data={options.n_train_data} points are too few for two walks")
-    pairs = [(variant_of(options), options.d_model)]
+    chosen = ["circle_skip"] * options.circle_skip + ["mlp"] * options.do_mlp
+    pairs = [("+".join(chosen) or "base", options.d_model)]
     if options.compare:
         variants = COMPARED[options.compare]
         pairs = [(variant, width) for width in options.widths for variant in variants]
     return {walks.name_of(*pair): walks.setup(options, *pair) for pair in pairs}
 
 
-def variant_of(options: flags.FlagValues) -> str:
-    """The published variant that the two flags choose."""
-    chosen = ["circle_skip"] * options.circle_skip + ["mlp"] * options.do_mlp
-    return "+".join(chosen) or "base"
+def measure_all(options: flags.FlagValues, cases: Cases, run: RunFolder) -> Results:
+    """The walks of every case."""
+    roll_out = functools.partial(walks.roll_out, options.n_eval_data)
+    return {name: results_of(options, case, run, roll_out, name) for name, case in cases.items()}
 
 
 def rows_of(results: Results, cases: Cases) -> list[dict[str, Any]]:
@@ -127,14 +130,10 @@ def rows_of(results: Results, cases: Cases) -> list[dict[str, Any]]:
             for layer, head in np.ndindex(gaps.shape[1:]):
                 columns[f"tau_{when}_l{layer}_h{head}"] = gaps[:, layer, head]
         where = dict(zip(("case", "variant", "width"), (name, *parts_of(name)), strict=True))
-        rows += [{k: _cell(v) for k, v in (where | row).items()} for row in by_seed(columns)]
+        for row in by_seed(columns):
+            known = {key: None if value != value else value for key, value in row.items()}  # NaN
+            rows.append(where | {k: int(v) if isinstance(v, bool) else v for k, v in known.items()})
     return rows
-
-
-def _cell(value):
-    if isinstance(value, bool):
-        return int(value)
-    return None if isinstance(value, float) and np.isnan(value) else value
 
 
 def summary_of(results: Results, cases: Cases) -> dict[str, Any]:
@@ -179,21 +178,19 @@ def numbers_of(name: str, case: dict[str, Any]) -> dict[str, Any]:
 
 
 def law_text(case: dict[str, Any]) -> str:
-    """How the seeds of a case fell: steps measured and predicted, and the law's order."""
+    """How the seeds of a case fell, some of which did: steps measured and predicted, the order."""
 
     def span(values, form):  # "1 to 14", or "1"
         return " to ".join(dict.fromkeys(format(f(values), form) for f in (np.min, np.max)))
 
-    parts = []
-    if case["steps"]:
-        measured, predicted = np.array(case["steps"]).T
-        parts.append(
-            f"steps from 1e-2 to 1e-6 {span(measured, 'g')} (predicted {span(predicted, '.1f')}, "
-            f"median error {np.median(np.abs(measured - predicted)):.2g})"
-        )
-    if case["orders"]:
-        parts.append(f"order {span(case['orders'], '.4f')}")
-    return ", ".join(parts)
+    order = f"order {span(case['orders'], '.4f')}"
+    if not case["steps"]:
+        return order
+    measured, predicted = np.array(case["steps"]).T
+    return (
+        f"steps from 1e-2 to 1e-6 {span(measured, 'g')} (predicted {span(predicted, '.1f')}, "
+        f"median error {np.median(np.abs(measured - predicted)):.2g}), {order}"
+    )
 
 
 def values_of(results: Results) -> tuple[list[str], list[int]]:
@@ -203,7 +200,7 @@ def values_of(results: Results) -> tuple[list[str], list[int]]:
 
 
 @figures.styled
-def share_figure(results: Results, cases: Cases) -> Figure:
+def shares_figure(results: Results, cases: Cases) -> Figure:
     """Share of seeds whose two walkers end together, with 95 % intervals."""
     variants, widths = values_of(results)
     fig, axes = figures.figure(
@@ -247,12 +244,16 @@ def steps_figure(results: Results, cases: Cases) -> Figure:
     ax.plot(ends, ends, color="gray", linewidth=0.8, label="equal")
     ax.set(xscale="log", yscale="log", xlim=ends, ylim=ends, ylabel="steps measured")
     ax.set(xlabel="steps predicted, ln(1e-4) / ln μ", title="From a distance of 1e-2 to 1e-6")
+    for axis in (ax.xaxis, ax.yaxis):  # 1, 2, 5, 10: those of a log axis overlap within a decade
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.set_major_formatter("{x:g}")
+        axis.set_minor_formatter("")
     fig.legend(*ax.get_legend_handles_labels(), loc="outside right upper")
     return fig
 
 
 @figures.styled
-def trajectory_figure(results: Results, cases: Cases) -> Figure:
+def trajectories_figure(results: Results, cases: Cases) -> Figure:
     """The two sequences of one seed, fed with their own continuation: the first that fell, where
     one did."""
     places = [parts_of(name)[::-1] for name in results]  # rows of widths, columns of variants
@@ -292,7 +293,7 @@ def claims(summary: dict[str, Any]) -> list[Row]:
     """How many fall, as published and as pure attention, fewer with a skip or an MLP, how fast."""
     cases, found = {parts_of(name): case for name, case in summary["cases"].items()}, []
     for (variant, width), case in cases.items():
-        where = f"{variant}, d={width}"
+        where = walks.name_of(variant, width)
         key, other = APART.get(variant, (None, None))
         if variant in ("base", "attention"):
             found.append(of_share("circle", where, case["fell"], case["seeds"]))
@@ -369,15 +370,6 @@ EXPERIMENT = Experiment.of(
                  "--n_epochs=1", "--batch_size=3", "--widths=4"),
     },
     setup=make_cases,
-    measure=lambda options, cases, run: training.results_by_case(
-        options, cases, run, functools.partial(walks.roll_out, options.n_eval_data)
-    ),
-    figures={
-        "shares": Drawing.described(share_figure),
-        "steps": Drawing.described(steps_figure),
-        "trajectories": Drawing.described(trajectory_figure),
-        "distance": Drawing.described(distance_figure),
-    },
 )  # fmt: skip
 main = EXPERIMENT.main
 

@@ -80,12 +80,9 @@ def first_settings(summary: dict[str, Any]) -> list[dict[str, Any]]:
     return [s for s in summary["settings"] if all(s[k] == first[k] for k in swept)]
 
 
-def _shown(value):
-    return "nothing" if value is None else f"{value:.4g}"
-
-
 def _rows_of(variant, what, numbers):
-    shown = {name: _shown(v) for name, v in numbers.items() if not isinstance(v, dict | list)}
+    single = {name: v for name, v in numbers.items() if not isinstance(v, dict | list)}
+    shown = {name: "nothing" if v is None else f"{v:.4g}" for name, v in single.items()}
     last = len(numbers["ratio"]) - 1
     if numbers["ratio"][-1] is not None:  # else a gap of the curve
         curve = published_curves(PUBLISHED["bert-base-cased"], 12)["init"][PUBLISHED_NAMES[variant]]
@@ -128,7 +125,7 @@ def claims(summary: dict[str, Any]) -> list[Row]:
 
 
 def _of_setting(setting):
-    norm, variants = setting["norm"], setting["variants"]
+    norm, variants, swept = setting["norm"], setting["variants"], setting.get("mlp_gain")
     where = "no norm" if norm == "none" else f"{norm}-norm"
     seen = {variant: numbers["by_seed"] for variant, numbers in variants.items()}
     for key, variant, measure in (
@@ -152,18 +149,11 @@ def _of_setting(setting):
                 key, f"layers of {variant}, {where}", numbers["layers_above_the_published_bound"],
                 numbers["layers_admissible"], numbers["seeds"],
             )  # fmt: skip
-    yield from _swept(setting, norm, where)
-
-
-def _swept(setting, norm, where):
-    """The MLPs with a skip of their own that the sweep of gains measures, and where they cross."""
-    swept = setting.get("mlp_gain")
-    if not swept:
-        return
-    yield of_mean("mlp gain", where, swept["crossing"], why=crossing_text(swept))
-    if norm != "none" and 1.0 in swept["gains"]:
+    if swept:
+        yield of_mean("mlp gain", where, swept["crossing"], why=crossing_text(swept))
+    if swept and norm != "none" and 1.0 in swept["gains"]:
         # of states of one size, so that the residuals' difference is that of their ratios
-        power = 3.0 ** (len(setting["variants"]["san"]["ratio"]) - 1)
+        power = 3.0 ** (len(variants["san"]["ratio"]) - 1)
         raised = [row[swept["gains"].index(1.0)] for row in swept["raised"]]
         raised = [None if r is None else r * power for r in raised]
         yield of_mean("mlps slow", f"{where}, MLPs with their own skip, as published", raised)
@@ -179,14 +169,11 @@ def crossing_text(swept: dict[str, Any]) -> str:
         if where:
             parts.append(f"{word} at gains {', '.join(where)}")
     known = [c for c in swept["crossing"] if c is not None]
+    text = f"{len(known)} of {len(swept['crossing'])} seeds cross from faster to slower"
     if known and len(known) == len(swept["crossing"]):
-        at = f"{sum(known) / len(known):.3g}"
-        if len(known) > 1:
-            at += " ({:.3g} to {:.3g})".format(*mean_interval(known))
-        parts.append(f"crossing at gain {at}")
-    else:
-        parts.append(f"{len(known)} of {len(swept['crossing'])} seeds cross from faster to slower")
-    return "; ".join(parts)
+        text = f"crossing at gain {sum(known) / len(known):.3g}"
+        text += " ({:.3g} to {:.3g})".format(*mean_interval(known)) if len(known) > 1 else ""
+    return "; ".join([*parts, text])
 
 
 def reading(summary: dict[str, Any]) -> str:

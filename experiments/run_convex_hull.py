@@ -37,6 +37,7 @@ def make_setup(options: flags.FlagValues) -> training.Setup:
     embedding = EmbeddingConfig(d_input=2, d_embed=options.d_model, hidden_layer=options.ffn2)
     make = functools.partial(convex_hull.make_examples, num_points=options.num_tokens)
     return training.Setup(
+        options,
         name="convex_hull",
         title=f"Convex hull of {options.num_tokens} points",
         recipe=arguments.recipe(options, embedding, schedule="milestones"),

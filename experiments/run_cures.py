@@ -199,12 +199,7 @@ def reading(summary: dict[str, Any]) -> str:
 
 def kept(cases: Mapping[str, Any]) -> str:
     """The largest and the smallest mean residual, and the cures whose intervals overlap theirs."""
-    deepest = max(case["depth"] for case in cases.values())
-    own = {
-        n.split(", L=")[0]: c["log10_residual"]
-        for n, c in cases.items()
-        if c["depth"] == deepest and c["log10_residual"][0] is not None
-    }
+    deepest, own = of_deepest(cases, "log10_residual")
     if not own:
         return f"After {deepest} layers no residual is a finite number."
     ends = []
@@ -215,6 +210,13 @@ def kept(cases: Mapping[str, Any]) -> str:
         also = f"; not distinguished by 95 % intervals: {', '.join(beside)}" if beside else ""
         ends.append(f"the {word} is {10 ** own[name][0]:.2g}{rounded} ({name}{also})")
     return f"Residual kept after {deepest} layers, geometric means: {' and '.join(ends)}."
+
+
+def of_deepest(cases: Mapping[str, Any], measure: str) -> tuple[int, dict[str, list]]:
+    """(depth, {cure: its mean and ends, where it has a number}) of the deepest networks."""
+    deepest = max(case["depth"] for case in cases.values())
+    own = {n.split(", L=")[0]: c[measure] for n, c in cases.items() if c["depth"] == deepest}
+    return deepest, {n: ends for n, ends in own.items() if ends[0] is not None}
 
 
 def foretold(cases: Mapping[str, Any], trained: Mapping[str, Any]) -> Iterator[str]:
@@ -247,12 +249,7 @@ def overlap(a: list[float | None], b: list[float | None]) -> bool:
 
 def lengths(cases: Mapping[str, Any]) -> Iterator[str]:
     """The shortest and the longest mean path of the deepest networks, in a sentence."""
-    deepest = max(case["depth"] for case in cases.values())
-    own = {
-        n.split(", L=")[0]: c["length"][0]
-        for n, c in cases.items()
-        if c["depth"] == deepest and c["length"][0] is not None
-    }
+    own = {n: ends[0] for n, ends in of_deepest(cases, "length")[1].items()}
     if len(own) > 1:
         low, high = min(own, key=own.get), max(own, key=own.get)
         yield (
@@ -296,6 +293,7 @@ EXPERIMENT = Experiment.of(
                   "--variants=centred,value_skipinit,softpick,differential",
                   "--factors=residual:0.25:1,temperature:0.5:2"),
         "paper": ("--depths=12,50,100", "--num_seeds=8", "--train_depths=18,36",
+                  "--train_width=16", "--train_steps=200",
                   "--factors=depth:12:48,width:32:128,heads:1:8,residual:0.25:1,"
                   "temperature:0.5:2"),
         "tiny": ("--num_seeds=2", "--depths=2", "--num_heads=1", "--d_model=4", "--num_tokens=3",

@@ -88,17 +88,12 @@ def setup_of(options: flags.FlagValues, tokens, mask, vocab_size, extra=None) ->
         rows = examples.packed_rows(np.asarray(mask).sum(axis=1), options.num_tokens)
         # As many rows as hold about batch_sz texts.
         batch_size = max(1, round(options.batch_size * len(rows) / len(tokens)))
+    more = {"batch_size": batch_size, "shuffle": True, "schedule": "linear", "clip_norm": 1.0}
     return Setup(
+        options,
         name="memorization",
         title=f"Memorizing random labels of {len(tokens)} texts",
-        recipe=arguments.recipe(
-            options,
-            embedding,
-            batch_size=batch_size,
-            shuffle=True,
-            schedule="linear",
-            clip_norm=1.0,
-        ),
+        recipe=arguments.recipe(options, embedding, **more),
         make_data=functools.partial(make_data, options, *map(jnp.asarray, (tokens, mask)), rows),
         metrics={
             "accuracy": examples.token_accuracy,

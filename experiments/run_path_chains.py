@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 import rank_collapse as rc
 from experiments.shell import cli, inputs, vocabulary
 from experiments.shell.executor import Executor
-from experiments.shell.experiment import Drawing, Experiment
+from experiments.shell.experiment import Experiment
 from experiments.shell.flag_values import Flags
 from rank_collapse.measures import residuals
 from rank_collapse.paths import chains
@@ -224,7 +224,7 @@ def chain_slope(ratios: np.ndarray) -> np.ndarray:
 
 
 @figures.styled
-def chain_figure(results: dict[str, Any], setup: Setup) -> Figure:
+def path_chains_figure(results: dict[str, Any], setup: Setup) -> Figure:
     """Residual ratio of products of attention matrices along random paths, by path length: medians,
     quartiles, and outliers over paths and seeds."""
     fig, axes = figures.figure(1, 2, sharey=True)
@@ -244,7 +244,7 @@ def chain_figure(results: dict[str, Any], setup: Setup) -> Figure:
 
 
 @figures.styled
-def length_figure(results: dict[str, Any], setup: Setup) -> Figure:
+def path_lengths_figure(results: dict[str, Any], setup: Setup) -> Figure:
     """Exact sums over all paths of each length: sizes and predicted sizes (left), shares beside the
     binomial count (middle), error of estimates from few sampled paths (right; above the dashed line
     worse than nothing)."""
@@ -348,10 +348,6 @@ EXPERIMENT = Experiment.of(
                  "--num_paths=2", "--num_repeats=1"),
     },
     extra=lambda setup: setup.source,
-    figures={
-        "path_chains": Drawing.described(chain_figure),
-        "path_lengths": Drawing.described(length_figure),
-    },
 )  # fmt: skip
 main = EXPERIMENT.main
 

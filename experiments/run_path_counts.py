@@ -21,7 +21,7 @@ from absl import flags
 from matplotlib.figure import Figure
 
 from experiments.shell import cli
-from experiments.shell.experiment import Drawing, Experiment
+from experiments.shell.experiment import Experiment
 from rank_collapse.paths.enumeration import count_paths
 from rank_collapse.report import Comparison, figures
 
@@ -75,27 +75,18 @@ def architectures(options: flags.FlagValues) -> Sizes:
 
 
 def path_table(heads: int, layers: int) -> list[dict[str, Any]]:
-    """One row per length k: the number of paths (exact, or its logarithm), share, and law."""
-    counted = logarithms if layers > MAX_EXACT_DEPTH else exact_counts
-    law = binomial(layers, heads)
-    return [
-        {"length": k, "paths": count, "log10_paths": log10, "share": share, "binomial": law[k]}
-        for k, (count, log10, share) in enumerate(counted(heads, layers))
-    ]
-
-
-def exact_counts(heads: int, layers: int) -> list[tuple[int, float, float]]:
-    """(number, log10 of it, share) of the paths of each length, C(L, k) H^k of (1+H)^L."""
-    counts = count_paths(layers, heads)
-    total = sum(counts)
-    return [(count, math.log10(count), float(Fraction(count, total))) for count in counts]
-
-
-def logarithms(heads: int, layers: int) -> list[tuple[str, float, float]]:
-    """The same for any depth; the number itself is left out."""
-    total = layers * math.log(1 + heads)
-    shares = binomial(layers, heads, log=True)
-    return [("", (value + total) / math.log(10), math.exp(value)) for value in shares]
+    """One row per length k: C(L, k) H^k paths of (1+H)^L and their share, exactly or, of very deep
+    networks, from logarithms and without the number itself; and the law."""
+    if layers > MAX_EXACT_DEPTH:
+        logs, total = binomial(layers, heads, log=True), layers * math.log(1 + heads)
+        counted = [("", (log + total) / math.log(10), math.exp(log)) for log in logs]
+    else:
+        counts = count_paths(layers, heads)
+        total = sum(counts)
+        counted = [(count, math.log10(count), float(Fraction(count, total))) for count in counts]
+    names = ("length", "paths", "log10_paths", "share", "binomial")
+    rows = zip(range(layers + 1), *zip(*counted, strict=True), binomial(layers, heads), strict=True)
+    return [dict(zip(names, row, strict=True)) for row in rows]
 
 
 def binomial(layers: int, heads: int, log: bool = False) -> list[float]:
@@ -111,19 +102,17 @@ def column(table: list[dict[str, Any]], name: str) -> np.ndarray:
     return np.array([row[name] for row in table])
 
 
-def rows_of(tables: Tables, sizes: dict[str, tuple[int, int]]) -> Iterator[dict[str, Any]]:
+def rows_of(tables: Tables, sizes: Sizes) -> Iterator[dict[str, Any]]:
     """One row per architecture and length."""
-    for name, table in tables.items():
-        heads, layers = sizes[name]
-        for row in table:
-            yield {"architecture": name, "heads": heads, "layers": layers} | row
+    for name, (heads, layers) in sizes.items():
+        where = {"architecture": name, "heads": heads, "layers": layers}
+        yield from (where | row for row in tables[name])
 
 
-def summary_of(tables: Tables, sizes: dict[str, tuple[int, int]]) -> dict[str, Any]:
+def summary_of(tables: Tables, sizes: Sizes) -> dict[str, Any]:
     """Per architecture: number of paths, mean and spread of the length, distance from the law."""
     summary = {}
-    for name, table in tables.items():
-        heads, layers = sizes[name]
+    for (name, table), (heads, layers) in zip(tables.items(), sizes.values(), strict=True):
         share, law = column(table, "share"), column(table, "binomial")
         length = np.arange(layers + 1)
         mean = float(share @ length)
@@ -141,14 +130,12 @@ def summary_of(tables: Tables, sizes: dict[str, tuple[int, int]]) -> dict[str, A
 
 
 @figures.styled
-def share_figure(tables: Tables, sizes: Sizes) -> Figure:
+def path_counts_figure(tables: Tables, sizes: Sizes) -> Figure:
     """Share of paths by length: exact counts (bars) and law (dots)."""
     fig, axes = figures.panels(len(tables), COLUMNS, width=3.3, height=2.1)
     for ax, (name, table) in zip(axes.flat, tables.items(), strict=False):
-        share = column(table, "share")
-        lengths = np.arange(len(share))
+        lengths, share, law = (column(table, n) for n in ("length", "share", "binomial"))
         ax.bar(lengths, share, width=0.85, color=figures.color(5), label="counted")
-        law = column(table, "binomial")
         ax.plot(lengths, law, ".", color=figures.color(1), markersize=3.5, label="binomial")
         ax.set_title(name, fontsize=9)
         figures.integer_ticks(ax)
@@ -195,9 +182,6 @@ EXPERIMENT = Experiment.of(
     setup=architectures,
     # Two integers in closed form: nothing but results.csv is stored.
     measure=lambda options, sizes, run: {n: path_table(*size) for n, size in sizes.items()},
-    figures={
-        "path_counts": Drawing.described(share_figure),
-    },
 )
 main = EXPERIMENT.main
 

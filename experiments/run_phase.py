@@ -193,7 +193,7 @@ def phase_figure(results: Mapping[str, np.ndarray], setup: Diagram) -> Figure:
             if table.count() and table.min() < level < table.max():
                 lines = ax.contour(xs, ys, table, [level], colors="white", linestyles="--")
                 lines.set_path_effects([withStroke(linewidth=3, foreground="black")])
-                ax.plot([], [], color="white", ls="--", label=label)
+                ax.plot([], [], color="white", ls="--", label=label.replace("λ_a", r"$\lambda_a$"))
                 ax.legend(loc="lower right", frameon=True, facecolor="#555555", labelcolor="white")
         ax.set(xlabel=label_of(a), ylabel=label_of(b), xlim=(xs[0], xs[-1]), ylim=(ys[0], ys[-1]))
     return fig

@@ -39,6 +39,7 @@ def make_setup(options: flags.FlagValues) -> training.Setup:
     if options.no_repeat and tokens > letters:
         raise ValueError(f"--no_repeat: num_tokens={tokens} out of num_labels={letters} letters")
     return training.Setup(
+        options,
         name="sort",
         title=f"Sorting {tokens} of {letters} letters",
         recipe=arguments.recipe(options, embedding),

@@ -98,10 +98,8 @@ def _rows(kind, found):
         law = own["law"]
         note = "the one law does not cover branches that see tokens that no norm has scaled"
         if law["largest_ratio"] is not None:
-            note = (
-                "beside it the one law's; largest ratio of the two over layers "
-                f"{law['largest_ratio']:.3g}, at layer {law['largest_ratio_below_layer']}"
-            )
+            note = "beside it the one law's; largest ratio of the two over layers "
+            note += f"{law['largest_ratio']:.3g}, at layer {law['largest_ratio_below_layer']}"
         yield Comparison(
             f"{named(kind, name)}: 1 − token cosine after {law['layers_seen']} layers",
             law["one_minus_cosine_last"], law["expected_last"], note,
@@ -153,7 +151,7 @@ def claims(summary: dict[str, Any]) -> list[Row]:
 
 def _rows_of_design(design, where, numbers, laws):
     random, gradient, sgd = (
-        np.array(numbers[f"exponents_{update}"]) for update in ("random", "gradient", "sgd")
+        np.array(numbers[f"exponents_{update}"]) for update in (*results.UPDATES, "sgd")
     )
     placed = partial(place, laws=laws)
     expected = numbers["exponent_expected"]
@@ -191,10 +189,8 @@ def reading(summary: dict[str, Any]) -> str:
         )
         for name, own in designs.items()
     )
-    text = (
-        "Exponents of the output change in N, of random updates, of steps of equal relative size "
-        f"along the gradient, and of an SGD step: {slopes}."
-    )
+    text = "Exponents of the output change in N, of random updates, of steps of equal relative "
+    text += f"size along the gradient, and of an SGD step: {slopes}."
     off = {name: own["law"]["largest_ratio"] for name, own in designs.items()}
     if covered := {name: ratio for name, ratio in off.items() if ratio is not None}:
         worst = max(covered, key=covered.get)
@@ -228,13 +224,9 @@ def drawings_of(kind: str) -> dict[str, Drawing]:
     def part(found):
         return results.by_kind(found.networks).get(kind)
 
-    def drawn(draw, caption):
-        if kind == "encoder":
-            return Drawing.described(draw, part)
-        return Drawing.of_part(part, draw, caption)
-
-    prefix = "" if kind == "encoder" else "encoder_decoder_"
-    return {prefix + name: drawn(*figure) for name, figure in FIGURES.items()}
+    if kind == "encoder":
+        return {name: Drawing.described(draw, part) for name, (draw, _) in FIGURES.items()}
+    return {f"{kind}_{name}": Drawing.of_part(part, *own) for name, own in FIGURES.items()}
 
 
 EXPERIMENT = Experiment.of(

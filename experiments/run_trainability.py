@@ -90,21 +90,20 @@ def cells_of(options: flags.FlagValues) -> list[Cell]:
     """
     check_names(options, "parts", PARTS)
     check_names(options, "designs", rc.DESIGNS)
-    rate, batch = options.learning_rate, options.batch_size
-    product, cells = itertools.product, []
-    if "designs" in options.parts:
-        for warmup, depth, design in product(options.warmup, options.depths, options.designs):
-            cells.append(Cell("designs", depth, design, None, rate, warmup, batch))
-    if "border" in options.parts:
-        for depth, warmup, rate_, gain in product(
-            options.border_depths, options.warmup, options.border_rates, options.border_gains
-        ):
-            cells.append(Cell("border", depth, "post", gain, rate_, warmup, batch))
-    if "batch" in options.parts:
-        warmup, depth = min(options.warmup), options.batch_depth
-        for size, design in product(options.batch_sizes, options.designs):
-            cells.append(Cell("batch", depth, design, None, rate, warmup, size))
-    return list(dict.fromkeys(cells))
+    rate, batch, least = options.learning_rate, options.batch_size, min(options.warmup)
+    cells = [
+        Cell("designs", depth, design, None, rate, warmup, batch)
+        for warmup in options.warmup
+        for depth, design in itertools.product(options.depths, options.designs)
+    ] + [
+        Cell("border", depth, "post", gain, own_rate, warmup, batch)
+        for depth, warmup in itertools.product(options.border_depths, options.warmup)
+        for own_rate, gain in itertools.product(options.border_rates, options.border_gains)
+    ] + [
+        Cell("batch", options.batch_depth, design, None, rate, least, size)
+        for size, design in itertools.product(options.batch_sizes, options.designs)
+    ]  # fmt: skip
+    return list(dict.fromkeys(cell for cell in cells if cell.part in options.parts))
 
 
 def columns_of(found: dict[str, Any], options: flags.FlagValues) -> dict[str, np.ndarray]:
@@ -138,8 +137,10 @@ def summary_of(results: Results, options: flags.FlagValues) -> dict[str, Any]:
         seen = columns_of(found, options)
         count, seeds = int(seen["failed"].sum()), len(seen["failed"])
         share = np.median(gradient(found, "w_q")[:, 0] / gradient(found, "w_v")[:, 0])
-        own = {"seeds": seeds, "failed": count, "diverged": int(seen["diverged"].sum())}
-        own |= {
+        own = {
+            "seeds": seeds,
+            "failed": count,
+            "diverged": int(seen["diverged"].sum()),
             "interval": list(wilson_interval(count, seeds)),
             "accuracy": float(np.mean(seen["accuracy"])),
             "accuracy_by_seed": seen["accuracy"].tolist(),

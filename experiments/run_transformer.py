@@ -18,7 +18,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.shell import cli, vocabulary
-from experiments.shell.experiment import Drawing, Experiment
+from experiments.shell.experiment import Experiment
 from experiments.shell.flag_values import Flags
 from experiments.trained import arguments, training
 from experiments.trained.training import Setup, diverged, kept
@@ -74,13 +74,14 @@ def make_setup(options: Flags) -> Setup:
     Raises:
         ValueError: Sizes of letter sequences given to a translation.
     """
-    for name in ("num_tokens", "num_labels", "min_len"):
-        if options.task == "translation" and options[name].present:
-            raise ValueError(
-                f"--{name}={options[name].value}: a translation's sentences are as its grammar says"
-            )
-    vocab_size, title = vocabulary_size(options), "Translation between two made-up languages"
-    if options.task != "translation":
+    if options.task == "translation":
+        vocab_size, title = grammar.vocab_size(), "Translation between two made-up languages"
+        for name in ("num_tokens", "num_labels", "min_len"):
+            if options[name].present:
+                given = f"--{name}={options[name].value}"
+                raise ValueError(f"{given}: a translation's sentences are as its grammar says")
+    else:
+        vocab_size = sequences.NUM_MARKS + options.num_labels
         letters = f"{options.num_tokens} of {options.num_labels} letters"
         title = f"{options.task.capitalize()} {letters}"
     recipe = Recipe(
@@ -88,16 +89,9 @@ def make_setup(options: Flags) -> Setup:
         shuffle=True, schedule=options.schedule, optimizer=options.optimizer, unroll=1,
     )  # fmt: skip
     return Setup(
-        "transformer", title, recipe, functools.partial(make_data, options), METRICS,
-        published={}, task=options.task, curves=("accuracy", "loss"),
+        options, "transformer", title, recipe, functools.partial(make_data, options), METRICS,
+        published={}, curves=("accuracy", "loss"),
     )  # fmt: skip
-
-
-def vocabulary_size(options: Flags) -> int:
-    """Token ids of source and target."""
-    if options.task == "translation":
-        return grammar.vocab_size()
-    return sequences.NUM_MARKS + options.num_labels
 
 
 def network(options: Flags, vocab_size: int) -> EncoderDecoderConfig:
@@ -188,20 +182,21 @@ def summary_of(results: dict[str, Any], setup: Setup) -> dict[str, Any]:
         return moments(values[seeds], interval=False)
 
     return {
-        "task": setup.task,
+        "task": setup.options.task,
         "seeds": len(seeds),
         "diverged": diverged(results),
         "exact": over_seeds(results["exact"]),
-        "whole": {name: over_seeds(values) for name, values in results["whole"].items()},
-        "curves": {name: over_seeds(values) for name, values in results["curves"].items()},
-        "residual": {half: over_seeds(values) for half, values in results["residual"].items()},
+        **{
+            part: {name: over_seeds(values) for name, values in results[part].items()}
+            for part in ("whole", "curves", "residual")
+        },
         "final_loss": over_seeds(results["losses"][:, -1]) if results["losses"].size else None,
         "seconds": results["seconds"],
     }
 
 
 @figures.styled
-def curve_figure(results: dict[str, Any], setup: Setup) -> Figure:
+def curves_figure(results: dict[str, Any], setup: Setup) -> Figure:
     """Loss and accuracy after each epoch, mean and standard deviation over seeds; the point at the
     end: sequences decoded greedily that are right in every token."""
     fig, ((loss, share),) = figures.figure(1, 2)
@@ -308,17 +303,10 @@ EXPERIMENT = Experiment.of(
         "quick": ("--task=reverse", "--num_seeds=2", "--num_tokens=5", "--n_train_data=1000",
                   "--n_epochs=10", "--batch_size=32", "--n_eval_data=100"),
         "paper": ("--task=translation", "--num_seeds=8", "--n_epochs=60"),
-        "tiny": ("--num_seeds=2", "--depth=2", "--num_heads=2", "--d_model=4", "--num_tokens=3",
-                 "--num_labels=4", "--n_train_data=6", "--n_eval_data=4", "--n_epochs=1",
-                 "--batch_size=3", "--warmup=1"),
+        "tiny": (*arguments.TINY, "--num_labels=4", "--warmup=1"),
     },
     setup=make_setup,
     measure=lambda options, setup, run: training.results_of(options, setup, run, measure),
-    figures={
-        "curves": Drawing.described(curve_figure),
-        "attention": Drawing.described(attention_figure),
-        "residual": Drawing.described(residual_figure),
-    },
 )  # fmt: skip
 main = EXPERIMENT.main
 

@@ -11,7 +11,6 @@ right at depth 1, 0.995 at depth 12.
 """
 
 import dataclasses
-import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,12 +21,12 @@ from matplotlib.figure import Figure
 
 from experiments import run_sort
 from experiments.shell import cli, vocabulary
-from experiments.shell.experiment import Drawing, Experiment
-from experiments.trained import arguments, training
-from experiments.trained.report import TINY
-from experiments.trained.training import Setup, diverged, kept
+from experiments.shell.experiment import Experiment
+from experiments.trained import arguments
+from experiments.trained.training import Setup, diverged, kept, results_of, whole_model
 from rank_collapse.report import Comparison, figures
 from rank_collapse.report.claims import Row, of_mean
+from rank_collapse.report.statistics import by_seed
 from rank_collapse.training.training import Recipe, init_model
 
 FLAGS = arguments.make_flags("width", shows="accuracy", no_repeat=False)
@@ -78,12 +77,12 @@ def sized(recipe: Recipe, depth: int, target: int) -> Recipe:
 
 def rows_of(results: Results, cases: Cases) -> list[dict[str, Any]]:
     """One row per depth and seed."""
+    columns = {n: {"diverged": (own["diverged_at"] >= 0) * 1} for n, own in results.items()}
     return [
-        shape_of(case) | {"seed": seed, "diverged": int(seed in diverged(results[name]))}
-        | {metric: float(v[seed]) for metric, v in results[name]["whole"].items()}
+        shape_of(case) | row
         for name, case in cases.items()
-        for seed in range(len(results[name]["losses"]))
-    ]  # fmt: skip
+        for row in by_seed(columns[name] | results[name]["whole"])
+    ]
 
 
 def shape_of(case: Setup) -> dict[str, int]:
@@ -182,12 +181,11 @@ EXPERIMENT = Experiment.of(
     presets={
         "quick": ("--depths=1,3", "--num_seeds=4", "--n_epochs=15", "--n_eval_data=100"),
         "paper": ("--num_seeds=5",),
-        "tiny": (*(a for a in TINY if "n_paths" not in a and "n_repeat" not in a), "--depths=2"),
+        "tiny": (*arguments.TINY, "--depths=2"),
     },
     setup=make_cases,
-    measure=functools.partial(training.results_by_case, measure=training.whole_model),
-    figures={
-        "width": Drawing.described(width_figure),
+    measure=lambda options, cases, run: {
+        name: results_of(options, case, run, whole_model, name) for name, case in cases.items()
     },
 )
 main = EXPERIMENT.main

@@ -87,22 +87,17 @@ def train_networks(
         run: Keeps what is done.
     """
     own = "train_seeds" if "train_seeds" in options else "num_seeds"
-    keys, groups = seed_keys(options.seed, options[own].value), {}
-    for name, network in networks.items():
-        groups.setdefault(network.program, {})[name] = network
-    found = {}
+    keys = seed_keys(options.seed, options[own].value)
+    one_of = {network.program: network for network in networks.values()}
+    cells = {
+        name: (n.program, Hyper(options.train_rate, dropout=None, network=n.swept, start=n.floats))
+        for name, n in networks.items()
+    }
     with Executor(options, run) as executor:
-        for group in groups.values():
-            first = next(iter(group.values()))
-            hyper = {
-                name: Hyper(options.train_rate, dropout=None, network=own.swept, start=own.floats)
-                for name, own in group.items()
-            }
-            found |= results_of_cells(
-                executor, lambda first=first: _training(options, first, executor), hyper,
-                keys=keys, most=max(len(keys), TOGETHER),
-            )  # fmt: skip
-    return {name: found[name] for name in networks}
+        return results_of_cells(
+            executor, cells, lambda program: _training(options, one_of[program], executor),
+            keys=keys, most=max(len(keys), TOGETHER),
+        )  # fmt: skip
 
 
 def _training(options, network, executor):

@@ -51,11 +51,9 @@ def main(options: flags.FlagValues) -> int:
     while True:
         folder = folder_of(path)  # at each look: the run may only be about to make it
         complete = (folder / "summary.json").exists()  # before the files: they have all lines then
-        ended = True
         for file in files_of(path):
             one = watched.setdefault(file, Watched(file, folder, thresholds))
             rows = one.reader.read()
-            ended = ended and one.reader.ended
             came.update(name for row in rows for name in row)
             grown = time.monotonic() if rows else grown
             for alarm in alarms(rows, thresholds):
@@ -64,7 +62,8 @@ def main(options: flags.FlagValues) -> int:
                     said.append(which)
                     print(f"{one.network}: {alarm}" if one.network else alarm, flush=True)
         waited = (time.monotonic() - grown) / 60
-        complete = complete or (ended and bool(watched))
+        ended = [one.reader.ended for one in watched.values()]
+        complete = complete or (all(ended) and bool(ended))
         last = (
             complete or options.once or (options.stop and said) or (0 < options.patience < waited)
         )

@@ -19,6 +19,7 @@ from rank_collapse.measures.attention import (
     sink_rate as sink_rate,
 )
 from rank_collapse.measures.influence import (
+    effective_depth as effective_depth,
     layer_influence as layer_influence,
     layer_removal as layer_removal,
 )
@@ -53,6 +54,7 @@ from rank_collapse.measures.table import MEASURES as MEASURES, Measure as Measur
 from rank_collapse.measures.updates import (
     gradient_norms as gradient_norms,
     output_change as output_change,
+    update_ranks as update_ranks,
 )
 from rank_collapse.network import encoder_decoder as encoder_decoder, surgery as surgery
 from rank_collapse.network.admin import admin_profile as admin_profile

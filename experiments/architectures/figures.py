@@ -41,8 +41,8 @@ def by_layer(ax: Axes, xlabel: str, ylabel: str, **more: Any) -> None:
     """The labels of a panel of curves over layers or lengths."""
     ax.set(xlabel=xlabel, ylabel=ylabel, **more)
     figures.integer_ticks(ax)
-    if ax.get_legend_handles_labels()[0]:
-        ax.legend()
+    if ax.get_legend_handles_labels()[0]:  # below the axes, where it hides no curve
+        ax.legend(loc="upper center", bbox_to_anchor=(0.5, 0), borderaxespad=4.5)
 
 
 def curve(ax: Axes, results: Results, name: str, text: str = "", dash: str = "-") -> None:
@@ -74,8 +74,8 @@ def residual_figure(results: Results) -> Figure:
     fig, axes = figures.figure(2 if logs else 1, 4, width=2.9, height=2.5, sharey="row")
     model, depth = results.model, results.model.config.depth
     published = pretrained.published_curves(model.settings, depth)
-    layers = np.arange(depth + 1)
-    pairs = variants_of(model.family)
+    layers, pairs = np.arange(depth + 1), variants_of(model.family)
+    parts = ("residuals/{}/{}/residual_ratio", "log/{}/{}/log10_residual")[: len(axes)]
     for column, variant in enumerate(VARIANTS):
         top = axes[0, column]
         for kind, curves in published.items():
@@ -88,13 +88,10 @@ def residual_figure(results: Results) -> Figure:
                 text = reading_ == "text"
                 style = {"linestyle": ":" if text else "-", "alpha": 0.75 if text else 1.0}
                 label = NAMES[kind] + (" (as the text says)" if text else "")
-                where = 2 * text + index
-                for row, part in enumerate(
-                    ("residuals/{}/{}/residual_ratio", "log/{}/{}/log10_residual")[: len(axes)]
-                ):
+                for ax, part in zip(axes[:, column], parts, strict=True):
                     values = results.get(kind, part.format(variant, reading_))
                     if values is not None:
-                        figures.band(axes[row, column], layers, values, label, where, **style)
+                        figures.band(ax, layers, values, label, 2 * text + index, **style)
         top.set(title=variant, ylim=(-0.03, 1.05), xlabel="layer")
         axes[-1, column].set_xlabel("layer")
         for ax in axes[:, column]:
@@ -117,17 +114,15 @@ def residual_figure(results: Results) -> Figure:
 @figures.styled
 def token_figure(results: Results) -> Figure:
     """Mean cosine between tokens and ranks by layer, of SAN and of the whole network."""
-    measures = {"token_cosine": "mean token cosine", "effective_rank": "effective rank"}
-    measures["stable_rank"] = "stable rank"
-    first = next(iter(results.kinds))
-    present = [
-        m for m in measures if results.get(first, f"residuals/SAN/published/{m}") is not None
-    ]
+    labels = {"token_cosine": "mean token cosine", "effective_rank": "effective rank"}
+    labels["stable_rank"] = "stable rank"
+    known = results.names(results.kinds[0])
+    present = [measure for measure in labels if f"residuals/SAN/published/{measure}" in known]
     fig, axes = figures.figure(1, len(present), width=3.4, height=2.6)
     for ax, measure in zip(axes[0], present, strict=True):
         for variant, dash in (("Transformer", "-"), ("SAN", "--")):
             curve(ax, results, f"residuals/{variant}/published/{measure}", variant, dash)
-        by_layer(ax, "layer", measures[measure])
+        by_layer(ax, "layer", labels[measure])
     return fig
 
 
@@ -186,14 +181,14 @@ def bound_figure(results: Results) -> Figure:
     β; and how many powers of ten the layer's bound lies above what happens."""
     kinds = results.kinds
     fig, axes = figures.figure(len(kinds), 4, width=3.1, height=2.5)
-    panels = (("log10_spread", "log10 max spread of scores"), ("gamma", "log10 γ*"))
-    panels += (("beta", "log10 β"),)
+    panels = {"log10_spread": "log10 max spread of scores", "gamma": "log10 γ*", "beta": "log10 β"}
     for row, kind in enumerate(kinds):
-        for ax, (name, title) in zip(axes[row], panels, strict=False):
+        for ax, (name, title) in zip(axes[row], panels.items(), strict=False):
             values = results.get(kind, f"bounds/Transformer/published/{name}").astype(float)
-            values = values if name == "log10_spread" else np.log10(np.maximum(values, 1e-45))
             limits = {}
-            if name == "log10_spread":
+            if name != "log10_spread":
+                values = np.log10(np.maximum(values, 1e-45))
+            else:
                 edge = np.log10(LEMMA_THRESHOLD)
                 reach = max(np.abs(values.mean(axis=0) - edge).max(), 1e-3)
                 limits = {"vmin": edge - reach, "vmax": edge + reach, "cmap": "PuOr_r"}

@@ -24,7 +24,8 @@ def inputs_of(model: Model, options: flags.FlagValues) -> dict[str, Any]:
     if config.embedding.convolutions:
         return {"x": features_of(model, options), "mask": None}
     if config.embedding.d_input:
-        return {"x": images_of(model, options), "mask": None}
+        images = np.asarray(_array("images", model, options), np.float32)
+        return {"x": pretrained.image_patches(images, model.settings), "mask": None}
     limits = {"num_positions": config.embedding.num_positions}
     limits |= {"vocab_size": config.embedding.vocab_size, "max_tokens": options.max_tokens}
     if options.token_ids:
@@ -51,40 +52,31 @@ def tokens_of(model: Model, options: flags.FlagValues, limits: dict[str, int]) -
         texts = texts_of.read_texts(options.text_file, options.columns)
     else:
         texts = words.windows(words.default_text(), options.num_texts, options.max_tokens)
-    encoder = None
     if model.has_weights:
         encoder = encoders.tokenizer_of(model.source, model.settings)
         if encoder is None:
             raise ValueError(f"{model.source} has no tokenizer files; pass --token_ids")
-    if encoder is None:
+    else:
         encoder = encoders.trained_tokenizer(texts, limits["vocab_size"])
     if options.join:
         texts = texts_of.join(texts, encoder, options.max_tokens, options.num_texts)
     return texts_of.encode(texts[: options.num_texts], encoder, **limits)
 
 
-def images_of(model: Model, options: flags.FlagValues) -> np.ndarray:
-    """Images as rows of patches [b, n, d_input]."""
-    if options.images is None:
-        raise ValueError(f"{model.label} is a {model.family}: give --images=FILE.npy")
-    images = _array("images", options)
-    return pretrained.image_patches(np.asarray(images, np.float32), model.settings)
-
-
 def features_of(model: Model, options: flags.FlagValues) -> np.ndarray:
     """Spectrograms as frames [b, frames, mel bins], from [b, mel bins, frames]."""
-    if options.features is None:
-        raise ValueError(f"{model.label} is a {model.family}: give --features=FILE.npy")
-    features, bins = _array("features", options), model.config.embedding.d_input
+    features, bins = _array("features", model, options), model.config.embedding.d_input
     frames = 2 * model.config.embedding.num_positions
     if features.ndim != 3 or features.shape[1:] != (bins, frames) or not len(features):
         raise ValueError(f"features of shape {features.shape} are not [b, {bins}, {frames}]")
     return np.asarray(features, np.float32).transpose(0, 2, 1)
 
 
-def _array(name, options):
+def _array(name, model, options):
     """The first --num_texts of a flag's .npy file."""
     path = getattr(options, name)
+    if path is None:
+        raise ValueError(f"{model.label} is a {model.family}: give --{name}=FILE.npy")
     if not Path(path).is_file():
         raise FileNotFoundError(f"--{name}={path} does not exist")
     try:

@@ -26,10 +26,9 @@ from rank_collapse.measures.profiles import ProfilePass
 from rank_collapse.network import surgery
 from rank_collapse.network.passes import Each, LayerPass, States
 from rank_collapse.paths import next_token
-from rank_collapse.paths.contributions import LengthPass, PathContributions
+from rank_collapse.paths.contributions import LengthPass
 from rank_collapse.paths.effects import ChainPass, sizes_of
 from rank_collapse.paths.gradients import gradient_effects
-from rank_collapse.pretrained import OpenCheckpoint
 from rank_collapse.pretrained.gradients import stream_gradients
 from rank_collapse.pretrained.next_token import loss_gradient, next_tokens, targets_of
 from rank_collapse.runs.folder import RunFolder
@@ -72,12 +71,22 @@ def setup_of(options: flags.FlagValues) -> Setup:
     """The models of the flags and their inputs.
 
     Raises:
-        ValueError: Parts that there are not, or checkpoints and texts that cannot be read.
+        ValueError: Parts that there are not or that suit no model; checkpoints and texts that
+            cannot be read.
     """
     check_names(options, "parts", PARTS)
     models = models_of(options)
     setup = Setup(models, {model.label: inputs_of(model, options) for model in models})
-    require_parts(setup, options)
+    if options["parts"].using_default_value:  # all, of which each model takes what suits it
+        return setup
+    taken = {"ranks"}  # goes with residuals, which suit all
+    for model in models:
+        for kind in dict(weights_of(model, options)):
+            weights = Weights(model, kind, 0, options, setup.batches[model.label])
+            taken |= {part.name for part in parts_of(weights)}
+    if missing := [name for name in options.parts if name not in taken]:
+        labels = ", ".join(model.label for model in models)
+        raise ValueError(f"--parts={','.join(missing)} cannot be measured on {labels}")
     return setup
 
 
@@ -99,25 +108,6 @@ def measure_all(options: flags.FlagValues, setup: Setup, run: RunFolder) -> list
     return [Results(run.arrays, model) for model in setup.models]
 
 
-def require_parts(setup: Setup, options: flags.FlagValues) -> None:
-    """Refuses a part that is asked for by name and suits none of the models.
-
-    Raises:
-        ValueError: One.
-    """
-    if options["parts"].using_default_value:  # all, of which each model takes what suits it
-        return
-    taken = {"ranks"}  # goes with residuals, which suit all
-    for model in setup.models:
-        for kind in dict(weights_of(model, options)):
-            weights = Weights(model, kind, 0, options, setup.batches[model.label])
-            taken |= {part.name for part in parts_of(weights)}
-    missing = [name for name in options.parts if name not in taken]
-    if missing:
-        labels = ", ".join(model.label for model in setup.models)
-        raise ValueError(f"--parts={','.join(missing)} cannot be measured on {labels}")
-
-
 def parts_of(weights: Weights) -> list[Part]:
     """What is asked for and suits the network; of later seeds the residuals alone."""
     options, config = weights.options, weights.config
@@ -127,12 +117,11 @@ def parts_of(weights: Weights) -> list[Part]:
     is_causal_lm = bool(asked & {"next_token", "gradients"}) and weights.source.is_causal_lm
     found = []
     for ablation in surgery.variants_of(weights.family):
-        whole = ablation == WHOLE
+        whole, dense = ablation == WHOLE, config.replace(num_experts=0, d_shared=0)
+        by_variant = {"SAN": dense, "SAN+MLP": config}  # with skips "log" is as "residuals"
         fits = {
             "residuals": True,
-            # With skips it stays in floating point.
-            "log": ablation[0] in ("SAN", "SAN+MLP")
-            and covers(LogPass, _ablated(config, ablation[0])),
+            "log": ablation[0] in by_variant and covers(LogPass, by_variant[ablation[0]]),
             "bounds": (whole or ablation == ("SAN", "published")) and covers(BoundPass, config),
         }
         if whole:
@@ -145,11 +134,6 @@ def parts_of(weights: Weights) -> list[Part]:
 def covers(layer_pass: type[LayerPass], config: Any) -> bool:
     """Whether a pass covers a network."""
     return layer_pass.covers.refusal(config) is None
-
-
-def _ablated(config, variant):
-    """The network without the experts that SAN is without."""
-    return config.replace(num_experts=0, d_shared=0) if variant == "SAN" else config
 
 
 def passes_of(part: Part, weights: Weights) -> dict[str, LayerPass]:
@@ -206,7 +190,8 @@ def measure(
         if part.name == "residuals" and rest is not None:
             both = result["residuals"], rest["residuals"]
             result = {"residuals": jax.tree.map(lambda *a: np.concatenate(a), *both)}
-        own = ARRAYS[part.name](weights, result, few_inputs)
+        make = ARRAYS.get(part.name)
+        own = make(weights, result, few_inputs) if make else result[part.name]
         arrays |= {f"{part.stored}/{name}": values for name, values in own.items()}
     return arrays
 
@@ -224,48 +209,33 @@ def logarithms(weights: Weights, found: dict[str, Any], inputs: dict[str, Any]) 
 
 
 def removal(weights: Weights, found: dict[str, Any], inputs: dict[str, Any]) -> dict[str, Any]:
-    """What is lost without each layer, the loss of a language model too."""
+    """What is lost without each layer; of a language model its loss, and the share of positions
+    that keep their next token."""
     measures = dict(found["removal"])
-    output, outputs = (measures.pop(name) for name in ("output", "outputs"))
-    if weights.source.is_causal_lm:
-        measures |= without_layers(weights.source, outputs, output, inputs)
-    return measures
+    whole, without = (measures.pop(name) for name in ("output", "outputs"))  # [b, (l,) n, d]
+    if not weights.source.is_causal_lm:
+        return measures
+    targets, keep = targets_of(np.asarray(inputs["x"]), inputs["mask"])
+    states = np.concatenate([np.asarray(whole)[:, None], without], axis=1)
+    known = next_tokens(weights.source.unembedding, states, jnp.eye(states.shape[1]), targets)
+    loss, same = jax.vmap(next_token.agreement)(known, jnp.asarray(keep))
+    own = {"loss": loss[:, 0], "loss_without": loss[:, 1:], "same_without": same[:, 1:]}
+    return measures | own
 
 
-def by_length(
-    source: OpenCheckpoint, sums: PathContributions, inputs: dict[str, Any]
-) -> dict[str, Any]:
+def by_length(weights: Weights, found: dict[str, Any], inputs: dict[str, Any]) -> dict[str, Any]:
     """Loss and next token of lengths up to k, and of all lengths but k."""
     targets, keep = targets_of(np.asarray(inputs["x"]), inputs["mask"])
-    sums = jax.tree.map(jnp.asarray, sums)
-    parts = jax.vmap(lambda found: next_token.sums_by_length(found)[0])(sums)
+    sums = jax.tree.map(jnp.asarray, found["sums"])
+    parts = jax.vmap(lambda own: next_token.sums_by_length(own)[0])(sums)
     _, chosen = next_token.sums_by_length(jax.tree.map(lambda a: a[0], sums))
-    known = next_tokens(source.unembedding, parts, chosen, targets)
+    known = next_tokens(weights.source.unembedding, parts, chosen, targets)
     return jax.vmap(next_token.by_length)(known, jnp.asarray(keep))
 
 
-def without_layers(
-    source: OpenCheckpoint, outputs: Any, whole: Any, inputs: dict[str, Any]
-) -> dict[str, Any]:
-    """Loss without each layer, and the share of positions that keep their next token.
-
-    Args:
-        source: The model.
-        outputs: Without each layer [b, l, n, d].
-        whole: The output [b, n, d].
-        inputs: Of the model.
-    """
-    targets, keep = targets_of(np.asarray(inputs["x"]), inputs["mask"])
-    states = np.concatenate([np.asarray(whole)[:, None], outputs], axis=1)
-    known = next_tokens(source.unembedding, states, jnp.eye(states.shape[1]), targets)
-    loss, same = jax.vmap(next_token.agreement)(known, jnp.asarray(keep))
-    return {"loss": loss[:, 0], "loss_without": loss[:, 1:], "same_without": same[:, 1:]}
-
-
-def gradients(
-    source: OpenCheckpoint, found: dict[str, Any], inputs: dict[str, Any]
-) -> dict[str, Any]:
+def gradients(weights: Weights, found: dict[str, Any], inputs: dict[str, Any]) -> dict[str, Any]:
     """Share of the loss's gradient at the input that comes along paths of each length."""
+    source = weights.source
     targets, keep = targets_of(np.asarray(inputs["x"]), inputs["mask"])
     output = jnp.asarray(found["sums"].output)
     known = next_tokens(source.unembedding, output[:, None], jnp.eye(1), targets)
@@ -274,16 +244,13 @@ def gradients(
     return jax.vmap(gradient_effects)(split)
 
 
-# part: (weights, {pass: its result}, inputs) -> arrays [texts, ...] by name
+# part: (weights, {pass: its result}, inputs) -> arrays [texts, ...] by name; of the others what
+# the pass of their name found
 ARRAYS: dict[str, Callable[..., dict[str, Any]]] = {
-    "residuals": lambda weights, found, inputs: found["residuals"],
     "log": logarithms,
     "bounds": lambda weights, found, inputs: jax.vmap(effects_of)(found["bounds"]),
-    "chains": lambda weights, found, inputs: found["chains"],
-    "attention": lambda weights, found, inputs: found["attention"],
-    "layers": lambda weights, found, inputs: found["layers"],
     "removal": removal,
     "lengths": lengths,
-    "next_token": lambda weights, found, inputs: by_length(weights.source, found["sums"], inputs),
-    "gradients": lambda weights, found, inputs: gradients(weights.source, found, inputs),
+    "next_token": by_length,
+    "gradients": gradients,
 }

@@ -1,6 +1,7 @@
 """The models that run_architectures measures, and their weights."""
 
 import dataclasses
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -81,32 +82,26 @@ class Weights:
         self, model: Model, kind: str, seed: int, options: flags.FlagValues, batch: dict[str, Any]
     ):
         self.model, self.kind, self.seed, self.options = model, kind, seed, options
-        self.config, self.family = model.config, model.family
-        self._batch, self._source, self._memory = batch, None, None
+        self.config, self.family, self._batch = model.config, model.family, batch
 
     @property
     def name(self) -> str:
         """Where the run keeps what is measured on them."""
         return f"{self.model.label}/{self.kind}{self.seed}"
 
-    @property
+    @functools.cached_property
     def source(self) -> pretrained.OpenCheckpoint:
         """The weights, layer by layer."""
-        if self._source is None:
-            self._source = self._open(self.model.settings.get("part"))
-        return self._source
+        return self._open(self.model.settings.get("part"))
 
     def inputs(self) -> dict[str, Any]:
         """The batch, with the encoder's output for a decoder."""
         batch = dict(self._batch)
         if self.config.cross_attention:
-            if self._memory is None:
-                group = pretrained.Group((("output", Output()),))
-                found = pretrained.stream(
-                    self._open("encoder"), batch, {"encoder": group}, chunk=self.options.chunk
-                )
-                self._memory = found["encoder"]["output"]
-            batch |= {"memory": self._memory, "memory_mask": batch["mask"]}
+            groups = {"encoder": pretrained.Group((("output", Output()),))}
+            chunk = self.options.chunk
+            found = pretrained.stream(self._open("encoder"), batch, groups, chunk=chunk)
+            batch |= {"memory": found["encoder"]["output"], "memory_mask": batch["mask"]}
         return batch
 
     def _open(self, part):

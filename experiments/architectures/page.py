@@ -137,8 +137,6 @@ def page(results: list[Results], summary: Mapping[str, Any], folder: Path, comma
                 claim="How near to collapse a model is, and how long its paths, while it trains.",
                 command=command,
                 figures=[shown(name, CAPTION) for name in trainings],
-                comparisons=[],
-                reading="",
                 details="all numbers: results.csv, one model a step",
             )
         )

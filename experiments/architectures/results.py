@@ -1,5 +1,6 @@
 """What run_architectures makes of its measurements: rows and headline numbers."""
 
+import itertools
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -135,7 +136,14 @@ def model_summary(results: Results, batch: Mapping[str, Any]) -> dict[str, Any]:
         }
         for kind in results.kinds
     }
-    by_kind = {kind: _curves(results, kind) for kind in results.kinds}
+    curves: dict[str, dict[str, Any]] = {kind: {} for kind in means}
+    ranges: dict[str, dict[str, Any]] = {kind: {} for kind in means}
+    for kind, (variant, surgery) in itertools.product(means, variants_of(model.family)):
+        own = results.by_seed(kind, f"residuals/{variant}/{surgery}/residual_ratio")
+        if own is not None:
+            ends = own.min(axis=0).tolist(), own.max(axis=0).tolist()
+            ranges[kind][f"{variant}/{surgery}"] = list(ends)
+            curves[kind] |= {} if surgery == "text" else {variant: own.tolist()}
     x, mask = batch["x"], batch["mask"]
     tokens = x.shape[1] if mask is None else float(mask.sum(axis=1).mean())
     return {
@@ -147,23 +155,6 @@ def model_summary(results: Results, batch: Mapping[str, Any]) -> dict[str, Any]:
         "mean_tokens": tokens,
         "published": pretrained.published_curves(model.settings, config.depth),
         "means": means,
-        "curves": {
-            kind: {name: c.tolist() for (name, surgery), c in curves.items() if surgery != "text"}
-            for kind, curves in by_kind.items()
-        },
-        "ranges": {
-            kind: {
-                f"{name}/{surgery}": [c.min(axis=0).tolist(), c.max(axis=0).tolist()]
-                for (name, surgery), c in curves.items()
-            }
-            for kind, curves in by_kind.items()
-        },
+        "curves": curves,
+        "ranges": ranges,
     }
-
-
-def _curves(results, kind):
-    """{(variant, reading): residual ratio of each seed by layer [s, l]}."""
-    pairs = variants_of(results.model.family)
-    names = {pair: "residuals/{}/{}/residual_ratio".format(*pair) for pair in pairs}
-    found = {pair: results.by_seed(kind, name) for pair, name in names.items()}
-    return {pair: curves for pair, curves in found.items() if curves is not None}

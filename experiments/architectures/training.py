@@ -50,8 +50,17 @@ def training_figures(results: list[Results]) -> dict[str, Callable[[], Figure]]:
 @figures.styled
 def training_figure(name: str, steps: Steps) -> Figure:
     """Residuals, cosines, path lengths and effective depths over the steps of training."""
-    residuals = {v: _at_end(steps, f"residuals/{v}/published/residual_ratio") for v in VARIANTS}
-    cosine = _at_end(steps, "residuals/Transformer/published/token_cosine")
+
+    def values_of(name, of=lambda a: a[:, -1]):
+        """[texts, steps] of a number of each text; None where a step lacks it or has others."""
+        found = [result.get("pretrained", name) for _, result in steps]
+        if any(a is None or len(a) != len(found[0]) for a in found):
+            return None
+        return np.stack([of(a) for a in found], axis=1)
+
+    residuals = {v: values_of(f"residuals/{v}/published/residual_ratio") for v in VARIANTS}
+    cosine = values_of("residuals/Transformer/published/token_cosine")
+    lengths = values_of("lengths/size", lambda a: a @ np.arange(a.shape[1]) / a.sum(axis=1))
     depths = [depths_of(result, "pretrained") for _, result in steps]
     effective = {
         k: np.array([[d[k] for d in depths]]) if all(k in d for d in depths) else None
@@ -60,17 +69,14 @@ def training_figure(name: str, steps: Steps) -> Figure:
     panels = {
         "residual ratio, last layer": residuals,
         "mean token cosine, last layer": {name: cosine},
-        "mean path length": {name: _mean_length(steps)},
+        "mean path length": {name: lengths},
         "effective depth": effective,
     }
-    measured = {
-        label: curves
-        for label, lines in panels.items()
-        if (curves := {text: a for text, a in lines.items() if a is not None})
-    }
-    fig, axes = figures.figure(1, max(len(measured), 1), width=3.6, height=2.8)
+    known = {label: {t: a for t, a in c.items() if a is not None} for label, c in panels.items()}
+    known = {label: curves for label, curves in known.items() if curves}
+    fig, axes = figures.figure(1, max(len(known), 1), width=3.6, height=2.8)
     x = [step for step, _ in steps]
-    for ax, (label, curves) in zip(axes[0], measured.items(), strict=False):
+    for ax, (label, curves) in zip(axes[0], known.items(), strict=False):
         for index, (text, values) in enumerate(curves.items()):
             figures.band(ax, x, values, text, index)
         ax.set(xlabel="training step", ylabel=label)
@@ -78,25 +84,3 @@ def training_figure(name: str, steps: Steps) -> Figure:
         if len(curves) > 1:
             ax.legend()
     return fig
-
-
-def _values(steps, name):
-    """[step][texts, ...] of one measure; None where a step lacks it or has other texts."""
-    found = [result.get("pretrained", name) for _, result in steps]
-    if any(a is None or len(a) != len(found[0]) for a in found):
-        return None
-    return found
-
-
-def _at_end(steps, name):
-    """[texts, steps] of a measure at the last layer."""
-    found = _values(steps, name)
-    return None if found is None else np.stack([a[:, -1] for a in found], axis=1)
-
-
-def _mean_length(steps):
-    """[texts, steps] Σ_k k s_k / Σ_k s_k, s_k the size of what paths of length k add."""
-    found = _values(steps, "lengths/size")
-    if found is None:
-        return None
-    return np.stack([a @ np.arange(a.shape[1]) / a.sum(axis=1) for a in found], axis=1)

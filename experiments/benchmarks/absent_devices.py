@@ -10,6 +10,7 @@ seconds are those of the published rates: computed, not measured.
 import importlib.util
 import json
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -21,8 +22,9 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from experiments.benchmarks import children, training
-from experiments.benchmarks.counting import DEVICES, cost_of, seeds_that_fit
+from experiments.benchmarks.counting import DEVICES, product_flops, seeds_that_fit
 from experiments.benchmarks.entry_points import entry_points
+from experiments.shell import memory
 from rank_collapse.runs import files, seeds
 from rank_collapse.training.ensemble import Ensemble
 from rank_collapse.training.training import Hyper, num_batches
@@ -60,17 +62,14 @@ def compile_for(options: Any) -> int:
     for name in options.compile_for:
         module, extra = PLUGINS[name]
         if importlib.util.find_spec(module) is None:
-            raise ValueError(
-                f'--compile_for={name} needs its compiler: pip install "jax[{extra}]=='
-                f'{jax.__version__}"'
-            )
+            package = f"jax[{extra}]=={jax.__version__}"
+            raise ValueError(f'--compile_for={name} needs its compiler: pip install "{package}"')
     found = {}
     for name in options.compile_for:
-        command = [sys.executable, "-m", __spec__.name, name, options.suite_size]
-        done = children.run(command, environment(name))
-        if done.code:
-            raise ValueError(f"--compile_for={name}: {done.why}")
-        found[name] = json.loads(done.printed.splitlines()[-1])
+        try:
+            found[name] = children.found_by(__name__, name, options.suite_size, **environment(name))
+        except subprocess.SubprocessError as error:
+            raise ValueError(f"--compile_for={name}: {error}") from error
         if options.json:
             files.write_atomically(options.json, json.dumps(found, indent=1).encode())
         print(f"\n{name}, {options.suite_size} size\n{table(found[name])}")
@@ -148,7 +147,9 @@ def epoch_of(case: str, count: int, mesh: Any, size: str) -> tuple[Any, int]:
 def figures(traced: Any, device: Any, count: int = 1, steps: int = 1) -> dict[str, float]:
     """Of one program, compiled; of a step of one of `count` seeds, but for memory and compiling.
 
-    Of one that the compiler refuses nothing, and its reason on stderr.
+    Moved are at least its arguments and results once, what it keeps meanwhile twice; caches may
+    hold the little that is used again and again. Computed is the longer of products and memory
+    traffic. Of a program that the compiler refuses nothing, and its reason on stderr.
     """
     begun = time.perf_counter()
     try:
@@ -157,9 +158,13 @@ def figures(traced: Any, device: Any, count: int = 1, steps: int = 1) -> dict[st
         print(str(error).partition("\n")[0], file=sys.stderr, flush=True)
         return {}
     seconds = time.perf_counter() - begun
-    cost = cost_of(traced, compiled, steps)
-    values = (cost.flops / count / 1e9, cost.moved / count / 1e9, cost.peak / 1e9, seconds,
-              1e3 * cost.seconds(device) / count)  # fmt: skip
+    sizes = compiled.memory_analysis()
+    moved = sizes.argument_size_in_bytes + sizes.output_size_in_bytes
+    moved = (moved + 2 * sizes.temp_size_in_bytes) / count
+    flops = product_flops(traced.jaxpr.jaxpr) / steps / count
+    computed = max(flops / device.products, moved / device.bandwidth)
+    peak = memory.program_bytes(compiled)
+    values = flops / 1e9, moved / 1e9, peak / 1e9, seconds, 1e3 * computed
     return dict(zip(HEADS, values, strict=False))
 
 

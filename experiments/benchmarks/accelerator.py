@@ -178,20 +178,15 @@ def many_seeds(options: Any) -> Report:
 
 def sharding(options: Any) -> Report:
     """The same seeds on one device and on all: how much faster, and whether they agree."""
-    size, timings, outputs = SIZES[options.suite_size], [], []
+    size, cases = SIZES[options.suite_size], {}
     count = seeds.padded_size(size["some_seeds"], seeds.seed_mesh())
     for devices in sorted({1, jax.local_device_count()}):
         mesh = seeds.seed_mesh(jax.local_devices()[:devices])
         call = seeds.spread(lambda key, _: sweep_of(**size["sweep"])(key), mesh)
         keys = seeds.lay_out(seed_keys(0, count), mesh)
-        timing = Timing(f"{count} seeds on {devices} devices", 0.0)
-        outputs.append(jax.block_until_ready(call(keys, None)))
-        for _ in range(options.rounds):
-            begun = time.perf_counter()
-            jax.block_until_ready(call(keys, None))
-            timing.seconds.append(time.perf_counter() - begun)
-        timings.append(timing)
-    one, *others = (jax.tree.map(np.asarray, found) for found in outputs)
+        cases[f"{count} seeds on {devices} devices"] = call, (keys, None)
+    timings = time_cases(cases, options.rounds)
+    one, *others = (jax.tree.map(np.asarray, timing.output) for timing in timings)
     figures = {"devices": (float(jax.local_device_count()), None)}
     for timing, found in zip(timings[1:], others, strict=True):
         figures["times as fast as one"] = (1 / median_ratio(timing, timings[0]), None)

@@ -5,8 +5,6 @@ from typing import Any, NamedTuple
 
 import jax
 
-from experiments.shell import memory
-
 
 class Device(NamedTuple):
     """Published figures of an accelerator.
@@ -30,25 +28,6 @@ DEVICES = {
 }
 
 
-class Cost(NamedTuple):
-    """What a compiled program costs.
-
-    Attributes:
-        flops: Of its matrix products, loops of known length in full.
-        moved: Bytes that it reads and writes at least: arguments and results once, what it keeps
-            meanwhile twice. Caches may hold the little that is used again and again.
-        peak: Bytes of arguments, results and temporaries on a device.
-    """
-
-    flops: float
-    moved: float
-    peak: float
-
-    def seconds(self, device: Device) -> float:
-        """The longer of products and memory traffic at the device's rates."""
-        return max(self.flops / device.products, self.moved / device.bandwidth)
-
-
 def product_flops(jaxpr: Any) -> float:
     """Operations of all matrix products of a jaxpr.
 
@@ -68,19 +47,6 @@ def product_flops(jaxpr: Any) -> float:
             add = max if kind == "cond" else sum
             total += add(inner) * (params["length"] if kind == "scan" else 1)
     return total
-
-
-def cost_of(traced: Any, compiled: Any, steps: int = 1) -> Cost:
-    """The cost of a program, or of one step of one that has so many, one after the other.
-
-    Args:
-        traced: `jax.jit(fn).trace(*shapes)`.
-        compiled: The same, lowered and compiled.
-    """
-    found = compiled.memory_analysis()
-    moved = found.argument_size_in_bytes + found.output_size_in_bytes
-    flops = product_flops(traced.jaxpr.jaxpr) / steps
-    return Cost(flops, moved + 2 * found.temp_size_in_bytes, memory.program_bytes(compiled))
 
 
 def seeds_that_fit(peaks: dict[int, float], memory_bytes: float) -> int:

@@ -8,8 +8,6 @@ out. Compilation and Python's start are in the time.
 """
 
 import json
-import resource
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -17,9 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from experiments.benchmarks import children
 from experiments.benchmarks.random_llama import PUBLISHED, make, settings_of
 from experiments.benchmarks.timing import Report, Timing
 from experiments.shell import memory
+from experiments.shell.progress import Progress
 
 # seconds and gigabytes that were asked for, of (size, texts) with 64 tokens on two cores
 LIMITS = {("1.1b", 1): (60.0, 1.5), ("7b", 4): (480.0, 4.0)}
@@ -47,14 +47,9 @@ def streaming(options: Any, limit: float | None = None) -> Report:
     size, texts, tokens = options.stream_size, options.stream_texts, options.stream_tokens
     folder = Path(options.stream_folder) / f"llama-{size}"
     make(folder, size)
-    command = [sys.executable, "-m", "experiments.benchmarks.streaming", str(folder)]
     begin = time.perf_counter()
-    done = subprocess.run(
-        [*command, str(texts), str(tokens)], check=True, stdout=subprocess.PIPE, text=True,
-        timeout=limit,
-    )  # fmt: skip
+    found = children.found_by(__name__, str(folder), str(texts), str(tokens), limit=limit)
     seconds = time.perf_counter() - begin
-    found = json.loads(done.stdout.splitlines()[-1])
     limits = LIMITS.get((size, texts), (None, None))
     forward, lengths = operations(size, texts, tokens)
     figures = {
@@ -94,16 +89,13 @@ def measure(folder: str, texts: int, tokens: int) -> dict[str, float]:
         if variant != "Transformer"
     }
     groups["whole"] = pretrained.Group((profile, ("lengths", LengthPass(source.biased))))
-    before, start = memory.peak(), time.perf_counter()
+    before = memory.peak()
+    with Progress(source.config.depth, "layers") as progress:
 
-    def done(state):
-        gone = time.perf_counter() - start
-        left = gone / state.layers * (source.config.depth - state.layers)
-        used = f"{time.process_time():.0f} s of CPU, {memory.peak() / 1e9:.2f} GB"
-        text = f"layer {state.layers}: {gone:.1f} s, {left:.0f} s left; {used}"
-        print(text, file=sys.stderr, flush=True)
+        def done(state):
+            progress.update(state.layers, GB=memory.peak() / memory.GB)
 
-    found = pretrained.stream(source, {"x": ids}, groups, done=done)
+        found = pretrained.stream(source, {"x": ids}, groups, done=done)
     error = jax.vmap(sizes_of)(found["whole"]["lengths"])["error"].max()
     return {
         "peak": memory.peak(),
@@ -111,7 +103,6 @@ def measure(folder: str, texts: int, tokens: int) -> dict[str, float]:
         "before": before,
         "bytes": source.weights.checkpoint.num_bytes(),
         "error": float(error),
-        "cpu": resource.getrusage(resource.RUSAGE_SELF).ru_utime,
     }
 
 

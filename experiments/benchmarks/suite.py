@@ -10,8 +10,6 @@ the same command again computes what is missing.
 
 import json
 import subprocess
-import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -80,26 +78,23 @@ def run_suite(options: Any) -> int:
 
 def step(benchmark: str, xla: str, options: Any, limit: float) -> dict[str, Any]:
     """One benchmark in a process of its own: what it found, or why it failed."""
-    if benchmark == "streaming":  # which starts a process, that of the devices
-        options.stream_size = LLAMA[options.suite_size]
-        begun = time.monotonic()
-        try:
+    begun, machine = time.monotonic(), {}
+    try:
+        if benchmark == "streaming":  # which starts a process, that of the devices
+            options.stream_size = LLAMA[options.suite_size]
             own = as_json(streaming.streaming(options, limit))
-        except subprocess.SubprocessError as error:
-            return {"failed": str(error), "seconds": time.monotonic() - begun}
-        return {"found": own, "seconds": time.monotonic() - begun, "machine": {}, "xla": ""}
-    command = [f"--benchmark={benchmark}", f"--suite_size={options.suite_size}",
-               f"--rounds={options.rounds}"]  # fmt: skip
-    environment = {"XLA_FLAGS": xla} if xla else {}
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "found.json"
-        command = [sys.executable, "-m", "experiments.benchmark", *command, f"--json={path}"]
-        done = children.run(command, environment, limit)
-        if done.code != 0:
-            return {"failed": done.why, "seconds": done.seconds}
-        machine = json.loads(path.read_text("utf-8"))
-    own = machine.pop("benchmarks")[benchmark]
-    return {"found": own, "seconds": done.seconds, "machine": machine, "xla": xla}
+        else:
+            variables = {"XLA_FLAGS": xla} if xla else {}
+            machine = children.found_by(
+                "experiments.benchmark", f"--benchmark={benchmark}", "--json=-",
+                f"--suite_size={options.suite_size}", f"--rounds={options.rounds}",
+                limit=limit, **variables,
+            )  # fmt: skip
+            own = machine.pop("benchmarks")[benchmark]
+    except subprocess.SubprocessError as error:
+        return {"failed": str(error), "seconds": time.monotonic() - begun}
+    seconds = time.monotonic() - begun
+    return {"found": own, "seconds": seconds, "machine": machine, "xla": xla}
 
 
 def table(found: dict[str, Any]) -> str:

@@ -107,18 +107,7 @@ def show(found: Report) -> list[str]:
 
 def as_json(found: Report) -> dict[str, Any]:
     """A benchmark as plain values: seconds of every round, and the figures with their limits."""
-    return {
-        "baseline": found.baseline,
-        "cases": {
-            t.name: {
-                "seconds": t.seconds,
-                "compile_seconds": t.compile_seconds,
-                "temporary_bytes": t.temporary_bytes,
-            }
-            for t in found.timings
-        },
-        "figures": {
-            name: {"value": float(value), "limit": limit}
-            for name, (value, limit) in found.figures.items()
-        },
-    }
+    kept = ("seconds", "compile_seconds", "temporary_bytes")
+    cases = {t.name: {name: getattr(t, name) for name in kept} for t in found.timings}
+    figures = {n: {"value": float(v), "limit": limit} for n, (v, limit) in found.figures.items()}
+    return {"baseline": found.baseline, "cases": cases, "figures": figures}

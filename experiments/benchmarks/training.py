@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments import run_convex_hull, run_memorization, run_sort, run_transformer
+from experiments.benchmarks.counting import product_flops
 from experiments.benchmarks.timing import Report, Timing, median_ratio
 from experiments.shell import cli, memory
 from rank_collapse.runs import seeds
@@ -62,7 +63,9 @@ def time_training(
     ours = Timing(f"ours, {num_seeds} seeds on {ensemble.mesh.size} devices", 0.0)
     begun = time.perf_counter()
     state, data = ensemble.begin(keys, hyper, None)
-    state, _ = jax.block_until_ready(ensemble.chunk(state, data, hyper, jnp.int32(0)))
+    traced = ensemble.chunk.trace(state, data, hyper, jnp.int32(0))
+    epoch = traced.lower().compile()
+    state, _ = jax.block_until_ready(epoch(state, data, hyper, jnp.int32(0)))
     ours.compile_seconds = time.perf_counter() - begun
     # Per step of the padded examples: packed rows are fewer, but an epoch is the same texts.
     example_data = make_data(jax.random.key(0))
@@ -71,17 +74,18 @@ def time_training(
     padded = dataclasses.replace(recipe, batch_size=batch_size)
     others = _baselines(options.baseline if asked else "none", padded, examples, values)
     timings = [ours, *(Timing(what, 0.0) for what in others)]
-    width = stacks_of(recipe.config)[-1].d_model
+    width = getattr(recipe.config, "decoder", recipe.config).d_model
     product = product_rate(ensemble.mesh, recipe.batch_size * examples.inputs.shape[1], width)
     rates = []
     for r in range(options.rounds):
         begun = time.perf_counter()
-        state, _ = jax.block_until_ready(ensemble.chunk(state, data, hyper, jnp.int32(r)))
+        state, _ = jax.block_until_ready(epoch(state, data, hyper, jnp.int32(r)))
         ours.seconds.append((time.perf_counter() - begun) / steps / num_seeds)
         for timing, run in zip(timings[1:], others.values(), strict=True):
             timing.seconds.append(run.seconds_per_step(steps))
         rates.append(product())
-    flops = operations(recipe.config, batch_size, examples.inputs.shape[1])
+    of_device = product_flops(traced.jaxpr.jaxpr)  # of an epoch of its seeds
+    flops = of_device * ensemble.mesh.size / len(keys) / steps
     figures = {
         "ms per seed and step, ours": (1e3 * ours.best, None),
         "GFLOP of a seed's step": (flops / 1e9, None),
@@ -115,25 +119,6 @@ def _baselines(which, recipe, examples, values):
         vmapped = torch.VmappedTraining(recipe, examples, values, VMAPPED)
         found[f"torch.func.vmap, {VMAPPED} seeds"] = vmapped
     return found
-
-
-def stacks_of(config: Any) -> list[Any]:
-    """The one stack of a network, or encoder and decoder."""
-    return [config.encoder, config.decoder] if hasattr(config, "decoder") else [config]
-
-
-def operations(config: Any, batch_size: int, tokens: int) -> float:
-    """Floating-point operations of a training step's matrix products, three times the forward's.
-
-    Source and target count as equally long; embedding and classifier are left out.
-    """
-    total = 0
-    for stack in stacks_of(config):
-        d, inner = stack.d_model, stack.num_heads * stack.qk_width
-        attentions = 1 + stack.cross_attention
-        mlp = 0 if stack.mlp == "none" else 4 * d * stack.d_ff
-        total += stack.depth * (attentions * (8 * d * inner + 4 * tokens * inner) + mlp)
-    return 3.0 * batch_size * tokens * total
 
 
 def product_rate(mesh: Any, rows: int, width: int, count: int = 200) -> Callable[[], float]:

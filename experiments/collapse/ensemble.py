@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -37,16 +37,16 @@ class Programs:
             norm: seeds.spread(make_measure(configs, options), mesh, at_once=at_once)
             for norm, configs in networks.items()
         }
-        self._jitted, self._size, self._bytes = (draw, measures), 0, 0
+        self._jitted, self._size = (draw, measures), 0
 
     def compiled_for(self, chunk: Chunk, progress: Progress) -> int:
         """Bytes that the largest program takes for chunks of this size, on all devices."""
         if self._size != chunk.size:
             with progress.aside("compiling"):
                 self.compile(chunk)
-            needed = [memory.program_bytes(call) for call in (self.draw, *self.measures.values())]
-            self._size, self._bytes = chunk.size, max(needed) * self.mesh.size
-        return self._bytes
+            self._size = chunk.size
+        calls = (self.draw, *self.measures.values())
+        return max(map(memory.program_bytes, calls)) * self.mesh.size
 
     def compile(self, chunk: Chunk) -> None:
         """Compiles all for chunks of this size; swept values are traced."""
@@ -189,6 +189,7 @@ def measure_all(options: flags.FlagValues, setup: Setup, run: RunFolder) -> Resu
     networks, sweep, results = setup.networks, setup.sweep, {}
     total = len(networks) * len(sweep) * options.num_seeds
     with Executor(options, run, "collapse", total) as executor, inputs.precision(options):
+        make = cache(partial(Programs, options, networks, setup.ids, executor.mesh))
         for norm in networks:
             cells = {
                 f"{norm}/weight_scale={scale!r}/skip_gain={gain!r}": (scale, gain)
@@ -196,7 +197,6 @@ def measure_all(options: flags.FlagValues, setup: Setup, run: RunFolder) -> Resu
             }
 
             def program(norm=norm, cells=cells):
-                make = partial(Programs, options, networks, setup.ids, executor.mesh)
                 return OfNorm(options.program("measures", make), norm, cells, executor.progress)
 
             def check(part, found, norm=norm, cells=cells):
@@ -217,13 +217,11 @@ def gaps(found: dict[str, np.ndarray], norm: str, scale: float, gain: float) -> 
         "log10_residual": "rounding decides it (--certify proves more), or states overflow",
     }
     for name, values in found.items():
-        variant, measure = name.split("/")
-        unknown = np.isnan(values)
-        if measure not in reasons or not unknown.any():
-            continue
-        seeds, layers = np.flatnonzero(unknown.any(axis=1)), np.argmax(unknown, axis=1)
-        yield (
-            f"{variant} (norm={norm}, weight_scale={scale:g}, skip_gain={gain:g}): no {measure} in "
-            f"{len(seeds)} of {len(values)} seeds, "
-            f"first in seed {seeds[0]} from layer {layers[seeds[0]]}: {reasons[measure]}"
-        )
+        (variant, measure), unknown = name.split("/"), np.isnan(values)
+        if measure in reasons and unknown.any():
+            seeds, layers = np.flatnonzero(unknown.any(axis=1)), np.argmax(unknown, axis=1)
+            yield (
+                f"{variant} (norm={norm}, weight_scale={scale:g}, skip_gain={gain:g}): no "
+                f"{measure} in {len(seeds)} of {len(values)} seeds, first in seed {seeds[0]} from "
+                f"layer {layers[seeds[0]]}: {reasons[measure]}"
+            )

@@ -84,11 +84,6 @@ def gains_of(options: flags.FlagValues) -> list[float]:
     return values
 
 
-def gain_name(gain: float) -> str:
-    """The name that a gain's curve is kept under."""
-    return f"log10_residual_at_{gain:g}"
-
-
 def make_draw(options: flags.FlagValues, ids: np.ndarray | None):
     """draw(key, setting, None) of one seed: tokens, and parameters that hold every variant's.
 
@@ -120,9 +115,11 @@ def part_of(params: rc.TransformerParams, config: rc.TransformerConfig) -> rc.Tr
 
 def make_measure(configs: dict[str, rc.TransformerConfig], options: flags.FlagValues):
     """measure((tokens, parameters), setting, None) of one seed: every variant on the same draw."""
-    dtype = inputs.DTYPES[options.dtype]
-    gains = gains_of(options)
-    swept = sweep_config(configs) if gains else None
+    dtype, gains, swept = inputs.DTYPES[options.dtype], gains_of(options), configs.get("san_mlp")
+    # Post-norm undoes the gain of MLPs without a skip of their own; there they keep theirs, as in
+    # the published curves. Pre-norm is left out.
+    if swept is not None and swept.norm_placement != "none":
+        swept = None if swept.norm_placement == "pre" else swept.replace(mlp_skip=True)
 
     def measure(drawn, setting, _):
         x, params = drawn
@@ -130,37 +127,18 @@ def make_measure(configs: dict[str, rc.TransformerConfig], options: flags.FlagVa
             variant: measure_one(part_of(params, c), x, c.replace(skip_gain=setting[1]), dtype)
             for variant, c in configs.items()
         }
-        if swept is not None:
-            curves = gain_curves(part_of(params, swept), x, swept, jnp.asarray(gains))
-            found["mlp_gain"] = {gain_name(g): c for g, c in zip(gains, curves, strict=True)}
+        if gains and swept is not None:
+            own = part_of(params, swept)
+
+            def curve(gain):
+                network = swept.replace(branch_gain=rc.Gains(mlp=gain))
+                return logdomain.log_residual_profile(own, x, network)
+
+            curves = zip(gains, jax.vmap(curve)(jnp.asarray(gains)), strict=True)
+            found["mlp_gain"] = {f"log10_residual_at_{gain:g}": c for gain, c in curves}
         return found
 
     return measure
-
-
-def sweep_config(configs: dict[str, rc.TransformerConfig]) -> rc.TransformerConfig | None:
-    """The attention with MLPs whose gain is swept; None where no sweep says anything new.
-
-    Without norms it is san_mlp as it is. Post-norm undoes the gain of an MLP without a skip of its
-    own; there the MLPs keep theirs, as in the published curves. Pre-norm is left out.
-    """
-    config = configs.get("san_mlp")
-    if config is None or config.norm_placement == "pre":
-        return None
-    return config if config.norm_placement == "none" else config.replace(mlp_skip=True)
-
-
-def gain_curves(
-    params: rc.TransformerParams, x: jax.Array, config: rc.TransformerConfig, gains: jax.Array
-) -> jax.Array:
-    """log10 of the residual by layer, [g, L + 1], as the MLPs' gain is swept."""
-
-    def curve(gain):
-        return logdomain.log_residual_profile(
-            params, x, config.replace(branch_gain=rc.Gains(mlp=gain))
-        )
-
-    return jax.vmap(curve)(gains)
 
 
 def measure_one(

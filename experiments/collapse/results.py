@@ -55,13 +55,13 @@ def rows_of(results: Results) -> Iterator[dict[str, Any]]:
     measures = ("ratio", "log10_residual", "plain_log10_residual", *BOUNDS, *TIGHTNESS, *LAW)
     for (norm, scale, gain), found in results.items():
         for variant, profile in by_variant(found, "log10_residual").items():
-            rate = rates(profile)
+            rate, gaps = rates(profile), np.full(profile.shape, np.nan)
             for seed, layer in np.ndindex(*profile.shape):
                 row = {"norm": norm, "weight_scale": scale, "skip_gain": gain}
                 row |= {"variant": variant, "seed": seed, "layer": layer}
                 for measure in measures:
-                    values = found.get(f"{variant}/{measure}")
-                    row[measure] = "" if values is None else _shown(values[seed, layer])
+                    value = found.get(f"{variant}/{measure}", gaps)[seed, layer]
+                    row[measure] = "" if np.isnan(value) else f"{value:.8g}"
                 row["local_rate"] = f"{rate[seed, layer - 1]:.6g}" if layer else ""
                 yield row
 
@@ -81,6 +81,13 @@ def numbers_of_variant(found: dict[str, np.ndarray], variant: str) -> dict[str, 
     """Headline numbers of one variant; of bounds and the cubic law where they cover it."""
     own = {name.split("/")[1]: a for name, a in found.items() if name.startswith(f"{variant}/")}
     profile, ratio = own["log10_residual"], own["ratio"]
+    relative = profile - own["log10_size"]
+    by_seed = {
+        "local_rate": rates(profile)[:, -1],
+        "log10_ratio": relative[:, -1],
+        "left": 10.0 ** (relative[:, -1] - relative[:, 0]),  # of the input's ratio
+        "power_law_wins": power_law_wins(10.0**relative),
+    }
     numbers = {
         "seeds": len(profile),
         "ratio": numbers_of(ratio.mean(axis=0)),
@@ -88,7 +95,7 @@ def numbers_of_variant(found: dict[str, np.ndarray], variant: str) -> dict[str, 
         "log10_residual_last": number(profile[:, -1].mean()),
         "plain_log10_residual_last": number(own["plain_log10_residual"][:, -1].mean()),
         "local_rate_last": number(rates(profile)[:, -1].mean()),
-        "by_seed": {n: numbers_of(v) for n, v in last_by_seed(profile, own["log10_size"]).items()},
+        "by_seed": {name: numbers_of(values) for name, values in by_seed.items()},
     }
     if "log10_bound" in own:
         numbers |= bound_numbers(profile, *(own[b] for b in BOUNDS))
@@ -96,21 +103,6 @@ def numbers_of_variant(found: dict[str, np.ndarray], variant: str) -> dict[str, 
     if "log10_cubic" in own:
         numbers |= law_numbers(profile, *(own.get(m) for m in LAW))
     return numbers
-
-
-def last_by_seed(profile: np.ndarray, size: np.ndarray) -> dict[str, np.ndarray]:
-    """What the last layers say of each seed, [s] each.
-
-    "local_rate" at the last layer; "log10_ratio" there, and "left", the residual ratio over the
-    input's; "power_law_wins" of the fall of the ratio with depth.
-    """
-    relative = profile - size
-    return {
-        "local_rate": rates(profile)[:, -1],
-        "log10_ratio": relative[:, -1],
-        "left": 10.0 ** (relative[:, -1] - relative[:, 0]),
-        "power_law_wins": power_law_wins(10.0**relative),
-    }
 
 
 def gain_curves(found: dict[str, np.ndarray]) -> dict[float, np.ndarray]:
@@ -143,10 +135,9 @@ def crossings(gains: np.ndarray, raised: np.ndarray) -> np.ndarray:
 
 def gain_numbers(curves: dict[float, np.ndarray], found: dict[str, np.ndarray]) -> dict[str, Any]:
     """How the MLPs' gain changes Λ, seed by seed, and where it crosses 0."""
-    gains = np.array(list(curves))
     if "san/log10_residual" not in found:
         return {}
-    raised = slowed(curves, found)
+    gains, raised = np.array(list(curves)), slowed(curves, found)
     return {
         "gains": gains.tolist(),
         "raised": [numbers_of(row) for row in raised],
@@ -213,11 +204,6 @@ def law_numbers(profile: np.ndarray, cubic: np.ndarray, c: np.ndarray | None) ->
     difference = measured_constant(profile).log10_lambda - measured_constant(cubic).log10_lambda
     numbers["log10_lambda_difference_std"] = number(np.std(difference))
     return numbers if c is None else numbers | {"log10_c_theorem": number(c[:, -1].mean())}
-
-
-def _shown(value):
-    """A number of the table; a gap where it is not known."""
-    return "" if np.isnan(value) else f"{value:.8g}"
 
 
 def first_panels(results: Results) -> dict[str, dict[str, np.ndarray]]:
@@ -292,7 +278,7 @@ def log_residual_figure(results: Results, setup: Any) -> Figure:
     known = [v[np.isfinite(v)] for group in groups.values() for v in group.values()]
     known = np.concatenate([[-1.0, 1.0], *known])  # the others are gaps
     axes[0, 0].set_ylim(10 * known.min(), 5 * known.max())
-    _legend_outside(fig, axes[0, 0])
+    fig.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside right center")
     return fig
 
 
@@ -325,7 +311,7 @@ def local_rate_figure(results: Results, setup: Any) -> Figure:
                 textcoords="offset points", ha="right", va="top", **NOTE,
             )  # fmt: skip
         ax.set(ylim=(0, 4))
-    _legend_outside(fig, axes[0, -1])
+    fig.legend(*axes[0, -1].get_legend_handles_labels(), loc="outside right center")
     return fig
 
 
@@ -375,14 +361,6 @@ def gain_figure(found: dict[str, tuple[Any, Any]], setup: Any) -> Figure:
         figures.band(ax, np.asarray(gains), values, f"{len(values)} seeds", 0)
         ax.set_xscale("log", base=2)
         ax.set(xlabel="gain of the MLPs", title=panel)
-        for place, text, side in ((0.97, "above 0: slower", "top"),
-                                  (0.06, "below 0: faster", "bottom")):  # fmt: skip
-            ax.text(0.03, place, text, transform=ax.transAxes, va=side, **NOTE)
-    axes[0, 0].set_ylabel(r"$\Lambda$ with MLPs $-$ $\Lambda$ of pure attention")
+    text = r"$\Lambda$ with MLPs $-$ $\Lambda$ of pure attention"
+    axes[0, 0].set_ylabel(text + "\n(above 0: slower, below: faster)")
     return fig
-
-
-def _legend_outside(fig, ax):
-    """The legend of one panel to the right of all, where it hides nothing."""
-    handles, labels = ax.get_legend_handles_labels()
-    fig.legend(handles, labels, loc="outside right center")

@@ -37,6 +37,7 @@ MEASURES = {
 }
 SHARES = ("rank", "entropy", "length")  # of `MEASURES`, in [0, 1]
 FLOOR = 1e-6  # a residual that float32 rounds away
+DEEP = 40  # layers from which on faster programs are worth their longer compiling
 
 
 class Case(NamedTuple):
@@ -122,8 +123,9 @@ def measure_cases(options: Flags, cases: Cases, run: RunFolder) -> dict[str, dic
     with Executor(options, run, "cures", len(cases) * options.num_seeds) as executor:
         for names in groups.values():
             configs = {n: jax.tree.map(np.float32, cases[n].config) for n in names}
+            first = cases[names[0]]  # of shallow networks compiling is most of the time
             found |= executor.measure(
-                measure_from(cases[names[0]].start), configs, level=0,  # compiling is most of it
+                measure_from(first.start), configs, level=int(first.depth >= DEEP),
                 at_once=seeds.seeds_at_once(executor.mesh),
             )  # fmt: skip
     return {name: found[name] for name in cases}

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.shell.flag_values import Flags
-from experiments.shell.phase_statements import STATEMENTS
+from experiments.shell.statements import STATEMENTS
 from rank_collapse.theory import sphere
 
 COSINE, STEP = 0.999, 0.1  # of a pair that has met; of time, as published

@@ -123,16 +123,10 @@ def execute(
         for stream in (sys.stdout, sys.stderr):  # nothing more can be said
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         return 128 + signal.SIGPIPE
-    except (
-        ValueError, RunError, OSError, MemoryError, flags.Error, jax.errors.JaxRuntimeError,
-    ) as error:  # fmt: skip
+    except memory.MISTAKES as error:
         if several.lost(error):
             return _report(f"another process of this run has stopped: {error}", show_traceback, 1)
-        if not isinstance(error, jax.errors.JaxRuntimeError):
-            return _report(str(error) or type(error).__name__, show_traceback)
-        if not memory.out_of_memory(error):
-            raise
-        return _report(memory.one_line(error), show_traceback)
+        return _report(memory.reason_of(error), show_traceback)
 
 
 def _report(message, show_traceback, code=2):

@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import functools
 import glob
 import hashlib
 import importlib.util
@@ -11,7 +12,6 @@ import re
 import sys
 import warnings
 from pathlib import Path
-from typing import Any
 
 import jax
 
@@ -39,8 +39,8 @@ def keep_programs() -> None:
     JAX's own settings win: JAX_COMPILATION_CACHE_DIR names another folder, and
     JAX_ENABLE_COMPILATION_CACHE=0 does without. Where the folder cannot be written nothing is kept.
     """
-    if not isinstance(warnings.showwarning, _Show):
-        warnings.showwarning = _Show(warnings.showwarning)
+    if getattr(warnings.showwarning, "func", None) is not _show:
+        warnings.showwarning = functools.partial(_show, warnings.showwarning)
     if jax.config.jax_compilation_cache_dir is not None:
         return
     with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: there is no home
@@ -76,23 +76,16 @@ def _checksum(path):
     return hashlib.sha256(path.read_bytes()).hexdigest().encode()
 
 
-class _Show:
+def _show(show, message, *about, **more):
     """Shows warnings, but for JAX's of an entry that is damaged: that is deleted.
 
     JAX would leave such an entry, as of a full disk, and compile that program in every run.
     """
-
-    def __init__(self, show: Any):
-        self.show = show
-
-    def __call__(self, message: Any, *about: Any, **more: Any) -> None:
-        found = re.match(
-            r"Error reading persistent compilation cache entry for '(.+?)'", str(message)
-        )
-        folder = jax.config.jax_compilation_cache_dir
-        if found is None or folder is None:
-            self.show(message, *about, **more)
-            return
-        for path in Path(folder).glob(f"{glob.escape(found[1])}-*"):
-            with contextlib.suppress(OSError):
-                path.unlink()
+    found = re.match(r"Error reading persistent compilation cache entry for '(.+?)'", str(message))
+    folder = jax.config.jax_compilation_cache_dir
+    if found is None or folder is None:
+        show(message, *about, **more)
+        return
+    for path in Path(folder).glob(f"{glob.escape(found[1])}-*"):
+        with contextlib.suppress(OSError):
+            path.unlink()

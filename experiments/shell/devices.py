@@ -1,6 +1,8 @@
 """The devices of a run: one XLA device per CPU core, and the mesh of those asked for."""
 
 import contextlib
+import importlib.metadata
+import importlib.util
 import os
 
 import jax
@@ -8,15 +10,21 @@ from absl import flags
 from jax.sharding import Mesh
 
 from experiments.shell import compilation, several
+from experiments.shell.sweep.child import SHARE
 from rank_collapse.runs.seeds import seed_mesh
-
-SHARE = "RANK_COLLAPSE_SHARE"  # how many processes of a sweep share this host
 
 
 def cores() -> int:
     """Cores this process may use, of which each process of a sweep has its part."""
     all_ = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return max(1, all_ // share())
+
+
+def accelerated() -> bool:
+    """Whether JAX would look for accelerators: starting it to ask would take their memory."""
+    plugins = importlib.metadata.entry_points(group="jax_plugins")
+    installed = plugins or importlib.util.find_spec("libtpu") is not None
+    return bool(installed) and os.environ.get("JAX_PLATFORMS") != "cpu"
 
 
 def share() -> int:

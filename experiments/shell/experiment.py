@@ -132,24 +132,21 @@ class Experiment:
 
     @classmethod
     def of(cls, module: Mapping[str, Any], **about: Any) -> "Experiment":
-        """The experiment of a module, given by its globals: parts have the names in `PARTS`."""
+        """The experiment of a module, given by its globals: parts have the names in `PARTS`, and
+        what draws the figure X, whose docstring is its caption, is called X_figure."""
         found = {part: module[name] for part, name in PARTS.items() if name in module}
-        return cls(**found | about)
+        drawn = {n: f for n, f in module.items() if n.endswith("_figure")}
+        figures = {n.removesuffix("_figure"): Drawing.described(f) for n, f in drawn.items()}
+        return cls(**{"figures": figures} | found | about)
 
     @property
     def captions(self) -> dict[str, str]:
         """{figure: caption} of those that the report shows."""
         return {name: own.caption for name, own in self.figures.items() if own.caption}
 
-    @property
-    def main(self) -> Callable[[Flags], None]:
-        """main(options), as `cli.run` and `cli.execute` take it."""
-
-        def main(options: Flags) -> None:
-            self.run(options)
-
-        main.about = self.about
-        return main
+    def main(self, options: Flags) -> None:
+        """As `cli.run` and `cli.execute` take it."""
+        self.run(options)
 
     def run(self, options: Flags) -> dict[str, Any]:
         """Measures what the run folder lacks, shows what was measured, and returns the summary.

@@ -1,12 +1,9 @@
 """The flags of one binary, with what a sweep has to know of it."""
 
-import copy
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from absl import flags
-
-_ALONE = {"unit": None, "programs": None}
 
 
 class Flags(flags.FlagValues):
@@ -38,21 +35,12 @@ class Flags(flags.FlagValues):
         # absl takes attributes for flags.
         vars(self).update(
             experiment=experiment, shows=shows, traced=tuple(traced), joined=joined,
-            aside=frozenset(aside), **_ALONE,
+            aside=frozenset(aside), unit=None, programs=None,
         )  # fmt: skip
 
     def belong_to(self, **known: Any) -> None:
         """Sets `unit` or `programs`."""
         vars(self).update(known)
-
-    def copied(self) -> "Flags":
-        """The same values, of no sweep."""
-        held = {name: vars(self)[name] for name in _ALONE}
-        vars(self).update(_ALONE)
-        try:
-            return copy.deepcopy(self)
-        finally:
-            vars(self).update(held)
 
     def program(self, name: str, make: Callable[[], Any]) -> Any:
         """make(), once for all cells of a sweep that share their programs.

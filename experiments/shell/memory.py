@@ -15,10 +15,13 @@ from jax.sharding import Mesh
 from experiments.shell.devices import share
 from experiments.shell.progress import Progress
 from rank_collapse.runs import processes
+from rank_collapse.runs.files import RunError
 from rank_collapse.runs.seeds import padded_size
 
 GB = 1e9
 SHARE = 0.8  # of what is free, where no budget is given
+# Of the user or the machine: said in one line. Others are ours, and show where they are.
+MISTAKES = (ValueError, RunError, OSError, MemoryError, flags.Error, jax.errors.JaxRuntimeError)
 
 
 def budget(gigabytes: float | None, devices: list[Any]) -> int:
@@ -151,6 +154,15 @@ def out_of_memory(error: Exception) -> bool:
     return "RESOURCE_EXHAUSTED" in text or "out of memory" in text.lower()
 
 
-def one_line(error: Exception) -> str:
-    """What is said of such an error: its beginning, without the table of allocations after it."""
-    return f"out of memory: {' '.join(str(error).split())}"[:300]
+def reason_of(error: Exception) -> str:
+    """What one of `MISTAKES` says, in one line; of memory without the table of allocations.
+
+    Raises:
+        jax.errors.JaxRuntimeError: The error, where it has another reason than memory.
+    """
+    text = " ".join((str(error) or type(error).__name__).split())
+    if not isinstance(error, jax.errors.JaxRuntimeError):
+        return text
+    if not out_of_memory(error):
+        raise error
+    return f"out of memory: {text}"[:300]

@@ -8,12 +8,13 @@ import re
 import shlex
 import sys
 import textwrap
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from pathlib import Path
 from typing import Any
 
 from absl import flags
 
+from experiments.shell import vocabulary
 from experiments.shell.flag_values import Flags
 
 # Flags that do not change results, or their rounding alone (num_devices): recorded in config.json,
@@ -65,6 +66,8 @@ def make_flags(
             define("string", name, None, text.format(shown=shows))
         text = "Processes of this machine that share the sweep; 1: this one, in order."
         define("integer", "workers", 1, text, lower_bound=1)
+        text = "Cells that this process computes together, from 0 (for workers)."
+        vocabulary.numbers(values, "only_cells", [], text, lower_bound=0)
     return values
 
 
@@ -75,7 +78,6 @@ _SWEEPS = {
     "layer=2 or layer=last (default {shown}).",
     "slice": "i/n: the i-th of n parts of the sweep, from 0 (default: of a Slurm array).",
     "scheduler": "Address of a Dask scheduler whose workers share the sweep.",
-    "only_cells": "Numbers of the cells that this process computes together (for workers).",
 }
 
 
@@ -99,16 +101,24 @@ def definer(flag_values: flags.FlagValues) -> Callable[..., None]:
 
 
 def parse(
-    flag_values: flags.FlagValues, arguments: Sequence[str], positional: str | None = None
+    flag_values: flags.FlagValues,
+    arguments: Sequence[str],
+    positional: str | None = None,
+    *,
+    forget: Iterable[str] | None = None,
 ) -> flags.FlagValues:
-    """The flags with the given arguments' values; `positional` is a flag that may stand alone.
+    """The flags with the given arguments' values.
+
+    Args:
+        flag_values, arguments: The flags, and what is given.
+        positional: A flag that may stand alone.
+        forget: Flags whose earlier values are forgotten; all by default.
 
     Raises:
         flags.Error, ValueError: An unknown flag, a bad value, or an argument that is no flag.
     """
-    for name in flag_values:
+    for name in flag_values if forget is None else forget:
         flag_values[name].unparse()
-    flag_values.unparse_flags()
     rest = flag_values(["binary", *arguments])[1:]
     if positional and rest and not flag_values[positional].present:
         flag_values[positional].parse(rest.pop(0))
@@ -143,8 +153,8 @@ def _check_value(name, flag):
 
 def help_text(main: Callable, flag_values: flags.FlagValues) -> str:
     """What the binary is about and one entry per flag: the binary's own first."""
-    about = getattr(main, "about", None) or inspect.getmodule(main).__doc__ or ""
-    purpose = inspect.cleandoc(about)
+    own = getattr(main, "__self__", inspect.getmodule(main))  # of an experiment's object
+    purpose = inspect.cleandoc(getattr(own, "about", own.__doc__) or "")
     common = {*EXECUTION, "seed", "num_seeds"}
     unique = {flag.name: flag for flag in (flag_values[name] for name in flag_values)}
     lines = [purpose, "", "Flags:"]

@@ -2,19 +2,18 @@
 
 import contextlib
 import os
-import queue
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent import futures
 from typing import NamedTuple
 
 from experiments.shell import signals
+from experiments.shell.sweep.child import ENDS_WITH_STDIN
 
-# Set in a child of `run_processes`: its standard input ends when its parent does.
-ENDS_WITH_STDIN = "RANK_COLLAPSE_ENDS_WITH_STDIN"
 _GRACE = 30  # seconds to save what is finished
 
 
@@ -24,12 +23,6 @@ class Ended(NamedTuple):
     code: int
     printed: str
     seconds: float
-
-
-class _Child(NamedTuple):
-    process: subprocess.Popen
-    lines: list[str]
-    started: float
 
 
 def run_processes(
@@ -46,46 +39,43 @@ def run_processes(
         at_once: How many run side by side.
         ended: Called with the name of each that has ended, as it ends.
     """
-    waiting, running = list(commands), {}
-    # (name, line), and (name, None) at the end: a thread a child, since one may print while
-    # another is silent. Only this thread starts children and waits for them.
-    printed: queue.SimpleQueue[tuple[str, str | None]] = queue.SimpleQueue()
-    with signals.stopping():
+    waiting, running, lock = list(commands), [], threading.Lock()
+
+    def one():
+        with lock:  # a child that is not among those that run could not be ended
+            name, started, lines = waiting.pop(0), time.monotonic(), []
+            number = len(commands) - len(waiting)
+            print(f"[{number}/{len(commands)}] {name}", file=sys.stderr, flush=True)
+            child = _start(commands[name])
+            running.append(child)
+        with child:
+            head = f"{name}: " if at_once > 1 else ""
+            for line in child.stdout:
+                lines.append(line)
+                print(f"    {head}{line}", end="", file=sys.stderr, flush=True)
+            code = child.wait()
+        return name, Ended(code, "".join(lines), time.monotonic() - started)
+
+    with signals.stopping(), futures.ThreadPoolExecutor(at_once) as pool:
         try:
-            while waiting or running:
-                while waiting and len(running) < at_once:
-                    name = waiting.pop(0)
-                    number = len(commands) - len(waiting)
-                    print(f"[{number}/{len(commands)}] {name}", file=sys.stderr, flush=True)
-                    with signals.deferred():  # a child that no list holds could not be ended
-                        running[name] = _start(name, commands[name], printed)
+            left = {pool.submit(one) for _ in commands}
+            while left:
                 signals.check()
-                name, line = printed.get()
-                if line is not None:
-                    running[name].lines.append(line)
-                    head = f"{name}: " if at_once > 1 else ""
-                    print(f"    {head}{line}", end="", file=sys.stderr, flush=True)
-                    continue
-                code = running[name].process.wait()
-                child = running.pop(name)
-                child.process.stdin.close()
-                seconds = time.monotonic() - child.started
-                ended(name, Ended(code, "".join(child.lines), seconds))
-        except (KeyboardInterrupt, signals.Stopped) as asked:
-            for child in running.values():
-                with contextlib.suppress(ProcessLookupError):  # it has just ended
-                    os.killpg(child.process.pid, getattr(asked, "number", signal.SIGINT))
-            for child in running.values():
-                child.process.wait()
+                done, left = futures.wait(left, 0.5, futures.FIRST_COMPLETED)
+                for future in done:
+                    ended(*future.result())
+        except BaseException as asked:
+            with lock:
+                waiting.clear()  # no other begins
+            for child in running:
+                if child.poll() is None:
+                    with contextlib.suppress(ProcessLookupError):  # it has just ended
+                        os.killpg(child.pid, getattr(asked, "number", signal.SIGINT))
             raise
-        finally:
-            for child in running.values():
-                child.process.stdin.close()
 
 
-def _start(name, command, printed):
-    started = time.monotonic()
-    process = subprocess.Popen(
+def _start(command):
+    return subprocess.Popen(
         command,
         env=os.environ | {ENDS_WITH_STDIN: "1"},
         stdin=subprocess.PIPE,  # nothing is written: no other process holds its other end
@@ -95,15 +85,6 @@ def _start(name, command, printed):
         errors="replace",
         start_new_session=True,  # Ctrl-C reaches it once, from here
     )
-
-    def read():
-        with process.stdout:
-            for line in process.stdout:
-                printed.put((name, line))
-        printed.put((name, None))
-
-    threading.Thread(target=read, daemon=True).start()
-    return _Child(process, [], started)
 
 
 def end_with_parent() -> None:

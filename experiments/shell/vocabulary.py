@@ -67,14 +67,11 @@ def define(
     for name, default in defaults.items():
         kind, text, limit = VOCABULARY[name]
         limit = (least or {}).get(name, limit)
-        if kind == "enum":
-            flags.DEFINE_enum(name, default, limit, text, flag_values=values)
-        elif kind == "boolean":
-            flags.DEFINE_boolean(name, default, text, flag_values=values)
-        else:
-            add = flags.DEFINE_integer if kind == "integer" else flags.DEFINE_float
-            upper = {"upper_bound": 0.99} if name == "dropout" else {}
-            add(name, default, text, lower_bound=limit, flag_values=values, **upper)
+        choices = [limit] if kind == "enum" else []
+        limits = {"lower_bound": limit} if kind in ("integer", "float") else {}
+        limits |= {"upper_bound": 0.99} if name == "dropout" else {}
+        add = getattr(flags, f"DEFINE_{kind}")
+        add(name, default, *choices, text, flag_values=values, **limits)
 
 
 class NumbersParser(flags.ArgumentParser):

@@ -159,9 +159,14 @@ def halves(network: Any) -> dict[str, Any]:
     return {ALONE: network}
 
 
+def in_order(by_half: dict[str, Any]) -> list[Any]:
+    """Of a stack alone, or of encoder and decoder: compiled programs sort names."""
+    return [by_half[half] for half in (ALONE, *HALVES) if half in by_half]
+
+
 def last(by_half: dict[str, Any]) -> Any:
     """Of the stack that puts the output out."""
-    return by_half["decoder"] if "decoder" in by_half else by_half[ALONE]
+    return in_order(by_half)[-1]
 
 
 def mapped(fn: Callable, network: Any, *others: dict[str, Any]) -> Any:
@@ -180,8 +185,7 @@ def traces(params: Any, inputs: dict[str, Any], config: Any) -> dict[str, rc.Tra
     """The pass on states [n, d] of each half; the decoder looks at the encoder's output."""
     if ALONE in inputs:
         return {ALONE: rc.apply(params, inputs[ALONE], config)}
-    both = encoder_decoder.apply(params, inputs["encoder"], inputs["decoder"], config)
-    return {half: getattr(both, half) for half in HALVES}
+    return halves(encoder_decoder.apply(params, *in_order(inputs), config))
 
 
 def expected(
@@ -195,19 +199,13 @@ def expected(
         other = mapped(lambda stack: stack.replace(norm_placement="none"), config)
         shapes = jax.eval_shape(lambda: expected(params, inputs, other, size, gradients=gradients))
         return jax.tree.map(lambda a: jnp.full(a.shape, jnp.nan, a.dtype), shapes)
-    if ALONE in inputs:
-        theory, given = stability, (params, inputs[ALONE], config)
-    else:
-        theory, given = theory_of_both, (params, inputs["encoder"], inputs["decoder"], config)
-    sizes = theory.update_sizes(config, size)
-    found = None
+    theory = stability if ALONE in inputs else theory_of_both
+    given, sizes = (params, *in_order(inputs), config), theory.update_sizes(config, size)
     if gradients:
         found, traces = theory.expected_gradient_norms(*given, sizes=sizes)
     else:
-        traces = theory.expected_pass(*given, sizes=sizes)
-    if ALONE in inputs:
-        traces, found = {ALONE: traces}, found and {ALONE: found}
-    return traces, found
+        found, traces = None, theory.expected_pass(*given, sizes=sizes)
+    return ({ALONE: traces}, found and {ALONE: found}) if ALONE in inputs else (traces, found)
 
 
 def matrices_of(params: Any) -> dict[str, Any]:
@@ -224,10 +222,8 @@ def gradients(loss: Callable[[Any], Any], params: Any) -> dict[str, Any]:
 
 def normalised_output(params: Any, inputs: dict[str, Any], config: Any) -> jax.Array:
     """x̂ of the last layer, [n, d]."""
-    own = last(halves(config))
-    return layers.norm(
-        None, last(traces(params, inputs, config)).hidden[-1], own.norm, own.norm_eps
-    )  # fmt: skip
+    own, hidden = last(halves(config)), last(traces(params, inputs, config)).hidden
+    return layers.norm(None, hidden[-1], own.norm, own.norm_eps)
 
 
 def changes(
@@ -280,8 +276,5 @@ def skip_gains(config: Any) -> dict[str, Any]:
 
 def admin_gains(params: Any, batch: dict[str, Any], config: Any) -> dict[str, Any]:
     """Admin's ω profiled on a batch of states of each half, as `skip_gains`."""
-    if ALONE in batch:
-        return skip_gains(rc.admin_profile(params, batch[ALONE], config))
-    return skip_gains(
-        encoder_decoder.admin_profile(params, batch["encoder"], batch["decoder"], config)
-    )
+    theory = rc if ALONE in batch else encoder_decoder
+    return skip_gains(theory.admin_profile(params, *in_order(batch), config))

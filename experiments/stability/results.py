@@ -80,9 +80,7 @@ def rows_of(results: Results) -> Iterator[dict[str, Any]]:
                 if values.ndim == 1:
                     row[name] = f"{values[seed]:.8g}" if layer == case.depth else ""
                 elif values.ndim == 2 and values.shape[1] in (case.depth, case.depth + 1):
-                    place = layer - (
-                        case.depth + 1 - values.shape[1]
-                    )  # of the layer that ends here
+                    place = layer - (case.depth + 1 - values.shape[1])  # of the layer ending here
                     row[name] = f"{values[seed, place]:.8g}" if place >= 0 else ""
             yield row
 
@@ -100,20 +98,20 @@ def summary_of(results: Results) -> dict[str, Any]:
 def numbers_of(own: Results) -> dict[str, Any]:
     """Of one design: exponents, how far the law is from networks, and where outputs depend."""
     branches, expected = branches_of(own), curve(own, "expected_change")
+    changes = {update: curve(own, f"change.{update}") for update in (*UPDATES, "sgd")}
     found = {"branches": branches.tolist()}
-    for update in (*UPDATES, "sgd"):
-        change = curve(own, f"change.{update}")
+    for update, change in changes.items():
         slopes = exponents(branches, change)
         found[f"exponent_{update}"] = float(slopes.mean())
         found[f"exponents_{update}"] = slopes.tolist()
         found[f"change_{update}"] = change.mean(0).tolist()
-    found["exponent_expected"] = number(exponents(branches, expected).mean())
-    for name, update, beside in (
-        ("change_over_gradient_bound", "gradient", curve(own, "gradient_bound")),
-        ("change_over_expected", "random", expected),
-    ):
-        found[name] = _ratios(curve(own, f"change.{update}"), beside)
-    return found | {"law": _law(ends(own)[1])} | _by_layer(by_layer(own))
+    bound = curve(own, "gradient_bound")
+    return found | {
+        "exponent_expected": number(exponents(branches, expected).mean()),
+        "change_over_gradient_bound": _ratios(changes["gradient"], bound),
+        "change_over_expected": _ratios(changes["random"], expected),
+        "law": _law(ends(own)[1]),
+    } | _by_layer(by_layer(own))  # fmt: skip
 
 
 def _ratios(measured, expected):
@@ -147,9 +145,12 @@ def _by_layer(own):
     exact, last = shallow["exact_shares"], published[:, -1]
     q, v = (deep[f"gradients.attention.{name}"] for name in ("w_q", "w_v"))
     apart = deep["apart"][:, :-1]
+    slopes, parts = [], [n.removeprefix("omega.") for n in shallow if n.startswith("omega.")]
     with np.errstate(divide="ignore", invalid="ignore"):
-        slopes = [_slope(np.log(a), np.log(r)) for a, r in zip(apart, q / v, strict=True)]
-    slopes = [slope for slope in slopes if np.isfinite(slope)]
+        for x, y in zip(np.log(apart), np.log(q / v), strict=True):
+            seen = np.isfinite(x) & np.isfinite(y) & (x > np.log(GRADIENT_VISIBLE))
+            if seen.sum() > 1 and np.ptp(x[seen]) >= 0.5:  # else x hardly moves
+                slopes.append(float(slope(x[seen], y[seen])))
     return {
         "heat_depth": cases[0].depth,
         "profile_depth": cases[-1].depth,
@@ -167,7 +168,9 @@ def _by_layer(own):
         "value_gradient_over_expected": _ratios(v, deep["expected_gradients.attention.w_v"]),
         "log10_residual_last": float(deep["log10_residual"][:, -1].mean()),
         "ratio_last": float(deep["ratio"][:, -1].mean()),
-        "depends_on": _by_part(shallow, last.mean(axis=0)),
+        # Σ β_Nj² over the branches of each part
+        "depends_on": {"input": float(last.mean(axis=0)[0])}
+        | {p: float(last.mean(axis=0)[1 + i :: len(parts)].sum()) for i, p in enumerate(parts)},
         "gradients": {
             name.replace("gradients.", ""): float(np.exp(np.log(values).mean()))
             for name, values in deep.items()
@@ -179,19 +182,3 @@ def _by_layer(own):
             if "omega." in name
         },
     }
-
-
-def _by_part(found, mean):
-    """{part: Σ β_Nj² over its branches}: what the output depends on, mean over seeds."""
-    parts = [n.removeprefix("omega.") for n in found if n.startswith("omega.")]
-    shares = {part: float(mean[1 + i :: len(parts)].sum()) for i, part in enumerate(parts)}
-    return {"input": float(mean[0])} | shares
-
-
-def _slope(x, y):
-    """Of y against x where both are known; NaN where x hardly moves."""
-    seen = np.isfinite(x) & np.isfinite(y) & (x > np.log(GRADIENT_VISIBLE))
-    x, y = x[seen], y[seen]
-    if len(x) < 2 or np.ptp(x) < 0.5:
-        return np.nan
-    return float(slope(x, y))

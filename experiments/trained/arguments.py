@@ -29,6 +29,10 @@ SIZES = {
     "n_train_data": 1000, "n_eval_data": 200, "n_epochs": 65, "batch_size": 30,
     "learning_rate": 1e-3, "weight_decay": 0.0,
 }  # fmt: skip
+TINY = (  # of presets
+    "--num_seeds=2", "--depth=2", "--num_heads=2", "--d_model=4", "--num_tokens=3",
+    "--n_train_data=6", "--n_eval_data=4", "--n_epochs=1", "--batch_size=3",
+)  # fmt: skip
 
 
 def make_flags(

@@ -61,7 +61,7 @@ def setup(options: flags.FlagValues, variant: str, width: int) -> Setup:
         return {"train": sums if fed_with_sums(variant) else walk, "walk": walk}
 
     name = name_of(variant, width)
-    return Setup(f"circle: {name}", name, recipe, make_data, metrics={}, published={})
+    return Setup(options, f"circle: {name}", name, recipe, make_data, metrics={}, published={})
 
 
 def roll_out(num_steps: int, setup: Setup, model: Any, data: Any, key: Any) -> dict[str, Any]:

@@ -97,8 +97,9 @@ def train_cells(
 ) -> dict[Cell, dict[str, Any]]:
     """{cell: its results}; see `results_of_cells`, and `make_measure` for what is measured."""
 
-    @functools.cache  # cells that differ in floats alone share a program
-    def program_of(config, batch_size, profiled):
+    @functools.cache  # parts share programs
+    def program_of(static):
+        config, batch_size, profiled = static
         recipe = Recipe(
             config=config, num_outputs=options.num_labels, batch_size=batch_size,
             num_epochs=max(1, options.n_steps // STEPS_PER_EPOCH), shuffle=True, unroll=1,
@@ -110,20 +111,18 @@ def train_cells(
         gains = of_models(ensemble, functools.partial(admin_gains, recipe)) if profiled else None
         return Training(ensemble, measured, run, prepared=gains, along=True)
 
-    groups: dict[Any, dict[str, Hyper]] = {}
+    parts: dict[str, dict[str, Any]] = {}
     for cell in cells:
         config, floats = split(network_of(options, cell))
         hyper = Hyper(cell.learning_rate, dropout=None, warmup=cell.warmup, network=floats)
-        key = config, cell.batch_size, cell.design == "admin", cell.part
-        groups.setdefault(key, {})[cell.name] = hyper
+        static = config, cell.batch_size, cell.design == "admin"
+        parts.setdefault(cell.part, {})[cell.name] = static, hyper
     found = {}
     with Executor(options, run) as executor:
-        for (*key, part), group in groups.items():
+        for part, own in parts.items():
             seeds = options.num_seeds if part == "designs" else options.grid_seeds
-            found |= results_of_cells(
-                executor, functools.partial(program_of, *key), group,
-                keys=seed_keys(options.seed, seeds), most=max(options.num_seeds, seeds),
-            )  # fmt: skip
+            about = {"keys": seed_keys(options.seed, seeds), "most": max(options.num_seeds, seeds)}
+            found |= results_of_cells(executor, own, program_of, **about)
     return {cell: found[cell.name] for cell in cells}
 
 

@@ -45,8 +45,6 @@ FORMS = {
     "additive_matched": Form("additive, $v$ scaled to match", "additive", matched=True),
 }
 
-SCORES = tuple(dict.fromkeys(form.score for form in FORMS.values()))
-
 MEASURES = (
     "variance", "variance_within_rows", "entropy", "largest_weight", "saturated",
     "query_gradient", "median_query_gradient", "score_gradient", "median_score_gradient",

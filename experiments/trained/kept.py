@@ -56,27 +56,17 @@ class Kept:
         """Whether the lines are asked for."""
         return arguments.monitored(self.options)
 
-    def missing(self) -> list[str]:
-        """Those that are asked for and not there, of a run whose arrays are."""
-        weights = self.options.keep_models and not (self.run.path / self.models).exists()
-        lines = self.monitored and self._watched() < self.options.num_seeds
-        return [self.models] * weights + [self.lines] * lines
-
-    def seeds(self) -> int:
-        """How many of the first seeds have all that is asked for."""
-        found = self._watched() if self.monitored else self.options.num_seeds
-        path = self.run.path / self.models
+    def seeds(self) -> dict[str, int]:
+        """{file that is asked for: of how many of the first seeds it holds all}."""
+        found, (weights, lines) = {}, (self.run.path / own for own in (self.models, self.lines))
         if self.options.keep_models:
-            found = min(found, _count(model_file.load_models(path)[1]) if path.exists() else 0)
-        return int(processes.from_primary(np.asarray(found)))
-
-    def _watched(self):
-        """How many of the first seeds have the line of the last epoch."""
-        if not (self.run.path / self.lines).exists():
-            return 0
-        rows = metrics.read(self.run.path / self.lines)
-        there = {r.get("seed") for r in rows if r["step"] == self.recipe.num_epochs}
-        return next(seed for seed in itertools.count() if seed not in there)
+            there = jax.tree.leaves(model_file.load_models(weights)[1] if weights.exists() else ())
+            found[self.models] = len(there[0]) if there else 0
+        if self.monitored:
+            rows = metrics.read(lines) if lines.exists() else []
+            ended = {r.get("seed") for r in rows if r["step"] == self.recipe.num_epochs}
+            found[self.lines] = next(seed for seed in itertools.count() if seed not in ended)
+        return {name: int(processes.from_primary(np.asarray(n))) for name, n in found.items()}
 
     def keep_weights(self, first: int, weights: Any) -> None:
         """Writes the weights of seeds `first` and on, behind those of the seeds before.
@@ -91,11 +81,6 @@ class Kept:
         if first:
             weights = jax.tree.map(lambda *a: np.concatenate(a), self._weights, weights)
         self._weights = weights
-        if not self.again or _count(weights) == self.options.num_seeds:
+        if not self.again or len(jax.tree.leaves(weights)[0]) == self.options.num_seeds:
             data = model_file.dump_models(self.recipe.config, weights)
             self.run.write_file(self.models, data)
-
-
-def _count(weights):
-    """Seeds of weights [s, ...]."""
-    return len(jax.tree.leaves(weights)[0])

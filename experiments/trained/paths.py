@@ -42,7 +42,10 @@ def measure(
     held_out = data["eval"]
     found = {
         "whole": path_accuracy.whole_model(model, held_out, config, metrics, size),
-        "baselines": _baselines(data, key_guess, setup.recipe.num_outputs),
+        "baselines": {
+            "majority": majority_baseline(data["train"], held_out, setup.recipe.num_outputs),
+            "random": random_baseline(key_guess, held_out, setup.recipe.num_outputs),
+        },
         "sets": _path_sets(options, setup, model, held_out, key_paths),
     }
     found |= path_accuracy.length_sums(model, held_out, config, metrics, size)
@@ -62,13 +65,6 @@ def path_lengths(options: flags.FlagValues) -> np.ndarray:
     """The lengths of the evaluated paths [k]."""
     first = options.depth if options.all_heads else options.path_len
     return np.arange(first, options.depth + 1)
-
-
-def _baselines(data, key, num_outputs):
-    return {
-        "majority": majority_baseline(data["train"], data["eval"], num_outputs),
-        "random": random_baseline(key, data["eval"], num_outputs),
-    }
 
 
 def _path_sets(options, setup, model, held_out, key):
@@ -95,8 +91,8 @@ def _path_sets(options, setup, model, held_out, key):
 
 def rows_of(results: dict[str, Any], setup: Setup) -> list[dict[str, Any]]:
     """Tidy rows: one per seed, evaluation, path length and repeat."""
-    apart, sampled = diverged(results), setup.sampled
-    semantics = SEMANTICS | {sampled: setup.semantics}
+    apart, sampled = diverged(results), "all heads" if setup.options.all_heads else "sampled"
+    semantics = SEMANTICS | {sampled: setup.options.semantics}
     return [
         {"seed": seed, "diverged": int(seed in apart), "evaluation": evaluation}
         | {"semantics": semantics.get(evaluation, ""), "num_paths": "", "path_length": ""}
@@ -168,10 +164,7 @@ def summary_of(results: dict[str, Any], setup: Setup) -> dict[str, Any]:
             "sets": {size: values[seeds] for size, values in sets.items()},
         },
     } | by_name(found)
-    if "whole_train" in results:
-        summary["whole_train"] = by_name(results["whole_train"])
-    if "ranks" in results:
-        summary["ranks"] = by_name(results["ranks"])
+    summary |= {n: by_name(results[n]) for n in ("whole_train", "ranks") if n in results}
     if "alpha" in results:
         summary["alpha"] = over_seeds(results["alpha"])
     return summary

@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -164,21 +165,30 @@ def of_models(ensemble: Ensemble, fn: Callable[[Any, Any, Hyper, Any], Any]) -> 
 
 
 def results_of_cells(
-    executor: Executor, program: Callable[[], Training], cells: Mapping[str, Hyper], **about: Any
+    executor: Executor,
+    cells: Mapping[str, tuple[Any, Hyper]],
+    program: Callable[[Any], Training],
+    **about: Any,
 ) -> dict[str, dict[str, Any]]:
     """What the runs of several cells give, read where the folder has it, else trained and saved.
 
     Every cell trains the same seeds: the same data and, scaled as the cell says, the same weights.
 
     Args:
-        executor, program, cells, **about: As of `Executor.map`.
+        executor, **about: As of `Executor.map`.
+        cells: {name: (what is compiled in, the floats)}; those of one program go together.
+        program: What is compiled in → what trains it.
 
     Returns:
         {cell: `nested`}.
     """
-    cells = {name: jax.tree.map(jnp.float32, hyper) for name, hyper in cells.items()}
-    found = executor.map(program, cells, advance=False, **about)
-    return {name: nested(own) for name, own in found.items()}
+    groups: dict[Any, dict[str, Hyper]] = {}
+    for name, (static, hyper) in cells.items():
+        groups.setdefault(static, {})[name] = jax.tree.map(jnp.float32, hyper)
+    found = {}
+    for static, group in groups.items():
+        found |= executor.map(partial(program, static), group, advance=False, **about)
+    return {name: nested(found[name]) for name in cells}
 
 
 def nested(found: Mapping[str, np.ndarray]) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 `results` are those of `training.results_of`, `summary` what `paths.summary_of` makes of them.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -13,7 +12,7 @@ from matplotlib.figure import Figure
 
 from experiments.shell.experiment import Drawing, Experiment
 from experiments.shell.flag_values import Flags
-from experiments.trained import paths
+from experiments.trained import arguments, paths
 from experiments.trained.training import Setup, diverged, kept, results_of
 from rank_collapse.report import Comparison, figures, statistics
 from rank_collapse.report.claims import Row, of_mean
@@ -42,8 +41,7 @@ def paths_experiment(
         found = setup(options)
         if options.path_len > options.depth:
             raise ValueError(f"path_len={options.path_len} is larger than depth={options.depth}")
-        sampled = "all heads" if options.all_heads else "sampled"
-        return dataclasses.replace(found, sampled=sampled, semantics=options.semantics)
+        return found
 
     def measure(options, setup, run):
         found = results_of(options, setup, run, functools.partial(paths.measure, options))
@@ -56,7 +54,7 @@ def paths_experiment(
         presets={
             "quick": (*quick, "--no_sub_path"),
             "paper": ("--num_seeds=8", "--no_sub_path"),
-            "tiny": (*TINY, *tiny),
+            "tiny": (*arguments.TINY, "--n_paths=2", "--n_repeat=1", *tiny),
         },
         setup=checked,
         extra=lambda setup: setup.extra,
@@ -84,8 +82,8 @@ def path_figure(results: dict[str, Any], setup: Setup) -> Figure:
         v = values[metric][seeds].mean(axis=2)
         one.errorbar(
             results["lengths"] + 0.08 * (index - 0.5), v.mean(axis=0), v.std(axis=0),
-            label=f"{size} sampled path{'s' * (int(size) > 1)}, {setup.semantics}", capsize=2,
-            color=figures.color(index), marker=figures.MARKERS[index], linewidth=1.0,
+            label=f"{size} sampled path{'s' * (int(size) > 1)}, {setup.options.semantics}",
+            capsize=2, color=figures.color(index), marker=figures.MARKERS[index], linewidth=1.0,
         )  # fmt: skip
     index = len(results["sets"])
     found = {n: results[n][metric][seeds] for n in ("exact", "up_to", "from", "truncated")}
@@ -291,11 +289,6 @@ def reading(summary: dict[str, Any]) -> str:
     return ". ".join([text, *paths.warnings_of(summary)]) + "."
 
 
-TINY = (
-    "--num_seeds=2", "--depth=2", "--num_heads=2", "--d_model=4", "--num_tokens=3",
-    "--n_train_data=6", "--n_eval_data=4", "--n_epochs=1", "--batch_size=3", "--n_paths=2",
-    "--n_repeat=1",
-)  # fmt: skip
 FIGURES = {
     "paths": Drawing.described(path_figure),
     "shares": Drawing.described(share_figure),

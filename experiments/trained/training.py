@@ -30,6 +30,7 @@ class Setup:
     """One trained experiment.
 
     Attributes:
+        options: The flags it is of.
         name: Of the folder under results/.
         title: Of the figure.
         recipe: What is trained.
@@ -40,10 +41,9 @@ class Setup:
         batch_size: Examples evaluated at a time; None for all.
         extra: What else determines the results, for config.json.
         curves: Metrics that are also measured on the evaluation data after each epoch.
-        sampled, semantics: Name and semantics of sampled sets of paths, where there are any.
-        task: Where a binary has several.
     """
 
+    options: Flags
     name: str
     title: str
     recipe: Recipe
@@ -53,9 +53,6 @@ class Setup:
     batch_size: int | None = None
     extra: Mapping[str, Any] | None = None
     curves: tuple[str, ...] = ()
-    sampled: str = "sampled"
-    semantics: str = "recomputed"
-    task: str = ""
 
 
 def train_and_eval(
@@ -107,7 +104,8 @@ def results_of(
     found = run.part(part)
     done = found is not None and len(found["losses"]) == options.num_seeds
     kept = Kept(options, setup.recipe, run, part)
-    missing = kept.missing() if done else []
+    there = kept.seeds()
+    missing = [name for name, seeds in there.items() if done and seeds < options.num_seeds]
 
     def trained(cells, folder, **about):
         program = functools.partial(training_of, options, setup, measure, part, folder, kept)
@@ -115,15 +113,20 @@ def results_of(
         with Executor(options, run) as executor:
             return executor.map(program, cells, run=folder, **about)
 
-    refuse = functools.partial(refuse_if_all_diverged, options, run)
+    def refuse(part, found):
+        losses = found["losses"]
+        if len(losses) == options.num_seeds and not np.isfinite(losses).all(axis=1).any():
+            at = f"learning_rate={options.learning_rate}"
+            raise ValueError(f"every seed diverged at {at}; see {run.path}/log.txt")
+
     if missing:
         print(f"a finished run has not kept all: training again for {' and '.join(missing)}")
         kept.again = True
         trained({part: options}, run, check=refuse, again=True)
         run.drop_checkpoints()
     elif options.unit is None or options.keep_models or kept.monitored:
-        known = None if done else kept.seeds()
-        trained({part: options}, run, check=refuse, most_known=known)
+        most = min(there.values(), default=None)
+        trained({part: options}, run, check=refuse, most_known=most)
     elif not done:
         check_hyper(arguments.hyper(options), setup.recipe)
         cells = [cell.options for cell in options.unit.cells]
@@ -134,13 +137,10 @@ def results_of(
             own = trained(of_cell, whole)[f"{part}/cell {cells.index(options) + 1}"]
         refuse(part, own)
         run.save_arrays({f"{part}/{name}": values for name, values in own.items()})
-    found = run.part(part)
-    if found["losses"].shape[1] != setup.recipe.num_epochs:
-        raise damaged(
-            run.path / "arrays.npz",
-            f"{part}/losses of shape {found['losses'].shape} is not of {setup.recipe.num_epochs} "
-            "epochs",
-        )
+    found, epochs = run.part(part), setup.recipe.num_epochs
+    if (shape := found["losses"].shape)[1] != epochs:
+        why = f"{part}/losses of shape {shape} is not of {epochs} epochs"
+        raise damaged(run.path / "arrays.npz", why)
     return nested(found)
 
 
@@ -181,35 +181,10 @@ def _means_something(options, recipe):
     return True
 
 
-def refuse_if_all_diverged(
-    options: Flags, run: RunFolder, part: str, found: Mapping[str, np.ndarray]
-) -> None:
-    """Raises ValueError where all seeds are there and none has finite losses to the end."""
-    losses = found["losses"]
-    if len(losses) == options.num_seeds and not np.isfinite(losses).all(axis=1).any():
-        raise ValueError(
-            f"every seed diverged at learning_rate={options.learning_rate}; see {run.path}/log.txt"
-        )
-
-
 def whole_model(setup: Setup, model: Any, data: Any, key: Any) -> dict[str, Any]:
     """One seed's metrics alone, as a measure of `results_of`: {"whole": {metric: []}}."""
     config, metrics = setup.recipe.config, setup.metrics
     return {"whole": path_accuracy.whole_model(model, data["eval"], config, metrics)}
-
-
-def results_by_case(
-    options: flags.FlagValues,
-    cases: Mapping[str, Setup],
-    run: RunFolder,
-    measure: Callable[[Setup, Any, Any, Any], Any],
-) -> dict[str, dict[str, Any]]:
-    """`results_of` each of several networks, by case.
-
-    Args:
-        options, cases, run, measure: Flags, what is trained by case, the run folder, what of it.
-    """
-    return {name: results_of(options, setup, run, measure, name) for name, setup in cases.items()}
 
 
 def kept(results: Mapping[str, Any]) -> np.ndarray:

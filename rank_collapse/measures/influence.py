@@ -1,4 +1,4 @@
-"""How much each layer changes the hidden states, and how the output changes without the layer.
+"""How much each layer changes the hidden states, and how the output changes without layers.
 
 Axis letters: n tokens, d width, l layers, s layers that are skipped.
 """
@@ -8,8 +8,9 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
+from rank_collapse.measures.norms import as_array
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.covers import EVERYTHING, Covers
 from rank_collapse.network.inputs import PreparedInputs, prepare_inputs
@@ -47,7 +48,7 @@ def layer_influence(
 
 @full_precision
 def layer_removal(
-    params: TransformerParams, x: Any, config: TransformerConfig, **inputs: Any
+    params: TransformerParams, x: Any, config: TransformerConfig, *, size: int = 1, **inputs: Any
 ) -> dict[str, Float[Array, "..."]]:
     """How the output changes without each layer: the network runs again without layer s.
 
@@ -62,9 +63,34 @@ def layer_removal(
 
     Args:
         params, x, config, **inputs: As in `rc.apply`; a mask [n] says which tokens exist.
+        size: Adjacent layers that are removed together, s to s + size − 1 (Gromov et al. 2024);
+            the leading axes are then of L − size + 1 blocks.
+
+    Raises:
+        ValueError: A size that is not between 1 and L.
     """
     params, prepared = prepare_inputs(params, x, config, **inputs)
-    return run(RemovalPass(), params, prepared, config)
+    return run(RemovalPass(size), params, prepared, config)
+
+
+def effective_depth(states: Any, tolerance: float = 0.01) -> Int[Array, ""]:
+    """Layers, or loops of one layer, after which a network's states stay as the last.
+
+    The smallest l with ‖X^m − X^L‖_F ≤ ε max_k ‖X^k‖_F for all m ≥ l; L where the last layer still
+    changes them.
+
+    Args:
+        states: [L + 1, ...], such as `Trace.hidden`, or what is measured of each, such as
+            `rc.residual_ratio`; every k-th where k layers are one loop.
+        tolerance: ε.
+
+    Source: here, for networks that loop one layer, such as ALBERT (Lan et al. 2020).
+    """
+    states = jnp.asarray(as_array(states))
+    flat = states.reshape(len(states), -1)
+    size = jnp.max(jnp.linalg.norm(flat, axis=1))
+    differs = jnp.linalg.norm(flat - flat[-1:], axis=1) > tolerance * size
+    return jnp.max(jnp.where(differs, 1 + jnp.arange(len(flat)), 0))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,14 +131,23 @@ class InfluencePass(States):
 
 @dataclasses.dataclass(frozen=True)
 class RemovalPass(LayerPass):
-    """`layer_removal` layer by layer, which carries the states of L networks.
+    """`layer_removal` layer by layer, which carries the states of networks without a block.
 
-    Slot s is the network without layer s; it exists from layer s on, and empty slots cost nothing.
+    Slot s is the network without the block that begins with layer s; it exists from that layer on,
+    and empty slots cost nothing.
+
+    Attributes:
+        size: Layers of a block.
     """
+
+    size: int = 1
 
     def begin(self, prepared: PreparedInputs, config: TransformerConfig) -> Float[Array, "s n d"]:
         """Slots for the states."""
-        return jnp.zeros((config.depth, *prepared.x.shape), prepared.x.dtype)
+        if not 1 <= self.size <= config.depth:
+            raise ValueError(f"size={self.size} is not between 1 and depth={config.depth}")
+        blocks = config.depth - self.size + 1
+        return jnp.zeros((blocks, *prepared.x.shape), prepared.x.dtype)
 
     def step(self, layer: Layer, x: Any, seen: Any, carry: Any) -> tuple[Any, Float[Array, "s"]]:
         """The layer in every network that has it; how its change differs."""
@@ -126,12 +161,12 @@ class RemovalPass(LayerPass):
 
         def one(_, item):
             s, other = item
-            past, here = layer.index > s, layer.index == s
+            past, here = layer.index >= s + self.size, layer.index == s
             stays = (other, jnp.zeros((), other.dtype))
             moved, differs = jax.lax.cond(past, applied, lambda _: stays, other)
             return None, (jnp.where(here, x, moved), differs)
 
-        _, (carry, found) = jax.lax.scan(one, None, (jnp.arange(layer.config.depth), carry))
+        _, (carry, found) = jax.lax.scan(one, None, (jnp.arange(len(carry)), carry))
         return carry, found
 
     def finish(self, walked: Walked) -> dict[str, Float[Array, "..."]]:

@@ -1,4 +1,4 @@
-"""How updates of the weights change the output, layer by layer; gradients of each matrix."""
+"""How updates of the weights change the output, layer by layer; gradients and updates by matrix."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from rank_collapse.measures.residuals import effective_rank
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import as_mask
 from rank_collapse.network.layers import norm
@@ -72,6 +73,33 @@ def gradient_norms(
     """
     of_matrices = jax.grad(lambda m: loss(with_matrices(params, m)))
     return norms_of(of_matrices(matrices_of(params)))
+
+
+def update_ranks(
+    params: TransformerParams, other: TransformerParams
+) -> dict[str, dict[str, Float[Array, "l"]]]:
+    """Effective rank of W* − W of W_Q, W_K, W_V, W_O and the MLP's matrices, by layer.
+
+    exp(−Σ_i p_i log p_i), p_i = σ_i/Σ_j σ_j; 0 where nothing moved. All heads are one matrix, W_Q
+    [d, h·k] and W_O [h·v, d].
+
+    Args:
+        params, other: Weights before and after an update or a training; for the rank of a gradient
+            zeros and the gradient.
+
+    Returns:
+        {part: {matrix: [L]}}; the rows of shared parameters where layers share them.
+
+    Source: Roy and Vetterli 2007 for the rank.
+    """
+
+    def rank(path, a, b):
+        moved = b - a
+        if moved.ndim == 4 and path[-1].key != "w_o":
+            moved = jnp.moveaxis(moved, 1, 2).reshape(len(moved), moved.shape[2], -1)
+        return effective_rank(moved.reshape(len(moved), -1, moved.shape[-1]))
+
+    return jax.tree_util.tree_map_with_path(rank, matrices_of(params), matrices_of(other))
 
 
 def norms_of(matrices: dict[str, dict[str, Array]]) -> dict[str, dict[str, Float[Array, "l"]]]:

@@ -83,9 +83,11 @@ def chained_residual(
     """
     path = check_paths(path, *attention.shape[:2], all_heads=False)
     keep = jnp.ones(attention.shape[-1], bool) if mask is None else jnp.asarray(mask)
-    chain = empty_chain(keep, attention.dtype)
-    for weights, choice in zip(attention, path, strict=True):
-        chain = longer_chain(weights, choice, chain, keep)
+    chain, _ = jax.lax.scan(
+        lambda chain, layer: (longer_chain(*layer, chain, keep), None),
+        empty_chain(keep, attention.dtype),
+        (attention, jnp.asarray(path)),
+    )
     return ratios(chain, keep, norm)
 
 

@@ -30,7 +30,7 @@ FEWEST_DRAWS = 3
 ERROR = 0.05  # the largest share of runs in which chance gives a statement a wrong verdict
 Range = tuple[float, float]
 ABOVE_ZERO, BELOW_ZERO = (0.0, math.inf), (-math.inf, 0.0)
-NO_CASE = (-math.inf, 0.5)  # of a count
+NO_CASE = (-math.inf, 1.0)  # of a count
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,6 @@ class Statement:
     fails: str = ""  # What would make it fail
     always: bool = False  # Without exceptions: one setting against it, and it does not hold
     experiments: Sequence[str] = ()  # Whose rows test it
-    before: str = ""  # The verdicts there were when each row had one of its own
-    reason: str = ""  # Why they are not what they were
 
 
 @dataclass(frozen=True)

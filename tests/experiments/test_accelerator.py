@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import re
+import subprocess
 from pathlib import Path
 
 import jax
@@ -78,20 +79,18 @@ def test_benchmarks_of_devices_run_on_a_cpu(name):
 
 
 class Children:
-    """Stands for `children.run`: benchmarks named in `broken` fail."""
+    """Stands for `children.found_by`: benchmarks named in `broken` fail."""
 
     def __init__(self, *broken):
         self.broken, self.ran = broken, []
 
-    def __call__(self, command, environment, limit):
-        asked = dict(part.lstrip("-").split("=", 1) for part in command if "=" in part)
-        self.ran.append((asked["benchmark"], environment.get("XLA_FLAGS", "")))
-        if asked["benchmark"] in self.broken:
-            return children.Ended(1, "", 0.1)
+    def __call__(self, module, first, *arguments, limit, XLA_FLAGS=""):
+        name = first.removeprefix("--benchmark=")
+        self.ran.append((name, XLA_FLAGS))
+        if name in self.broken:
+            raise subprocess.CalledProcessError(1, module)
         own = {"figures": {"speed": {"value": float(len(self.ran)), "limit": None}}}
-        found = {"device": "a device", "benchmarks": {asked["benchmark"]: own}}
-        Path(asked["json"]).write_text(json.dumps(found))
-        return children.Ended(0, "", 0.1)
+        return {"device": "a device", "benchmarks": {name: own}}
 
 
 def test_the_suite_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
@@ -100,12 +99,12 @@ def test_the_suite_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
     path = tmp_path / "found.json"
     given = ("--suite=accelerator", f"--json={path}", "--suite_size=toy")
     first, second, third = Children("many_seeds"), Children(), Children()
-    monkeypatch.setattr(suite.children, "run", first)
+    monkeypatch.setattr(suite.children, "found_by", first)
     assert execute(*given) == 1
     assert "missing: seeds; the same command computes them" in capsys.readouterr().out
     steps = [step for step in suite.STEPS.values() if step[0] != "streaming"]
     assert first.ran == steps
-    monkeypatch.setattr(suite.children, "run", second)
+    monkeypatch.setattr(suite.children, "found_by", second)
     assert execute(*given) == 0 and second.ran == [suite.STEPS["seeds"]]
     found = json.loads(path.read_text())["steps"]
     assert all("found" in found[name] for name in suite.STEPS)
@@ -115,7 +114,7 @@ def test_the_suite_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
     path.with_suffix(".md").unlink()
     assert execute(*given) == 0 and len(second.ran) == 1
     assert path.with_suffix(".md").read_text() == table
-    monkeypatch.setattr(suite.children, "run", third)
+    monkeypatch.setattr(suite.children, "found_by", third)
     assert execute(*given, "--overwrite") == 0 and len(third.ran) == len(steps)
     assert execute(*given[:2], "--suite_size=full") == 2
     assert "is not of --suite_size=full" in capsys.readouterr().err
@@ -130,9 +129,13 @@ def test_the_suite_ends_when_its_time_is_over(tmp_path, monkeypatch, capsys):
         printed.count("begins") == 1 and f"missing: {', '.join(list(suite.STEPS)[1:])}" in printed
     )
     monkeypatch.undo()
-    ended = children.run(["sleep", "5"], {}, 0.05)
-    assert ended.code is None and ended.why == "out of time"
-    assert children.run(["sh", "-c", "echo $OWN; exit 3"], {"OWN": "x"})[:2] == (3, "x\n")
+    (tmp_path / "child.py").write_text("import os; print('first'); print(os.environ['OWN'])")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert children.found_by("child", OWN="[3]") == [3]
+    with pytest.raises(subprocess.TimeoutExpired):
+        children.found_by("child", OWN="[3]", limit=0.001)
+    with pytest.raises(subprocess.CalledProcessError, match="exit status 1"):
+        children.found_by("child")
 
 
 @pytest.mark.slow

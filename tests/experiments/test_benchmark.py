@@ -10,8 +10,6 @@ from marks import slow_but
 import rank_collapse as rc
 from experiments import benchmark
 from experiments.benchmarks import (
-    attention,
-    counting,
     paths,
     profiles,
     random_llama,
@@ -64,21 +62,6 @@ def test_the_benchmark_of_logarithms_compares_what_is_equal(options):
     assert value(found, "seconds for every digit") == found.timings[2].best
 
 
-def test_attention_forms_are_timed_at_every_length(options):
-    found = attention.attention_forms(options, num_heads=2, d_k=4, tokens=(4, 64))
-    assert [t.name for t in found.timings] == [
-        "dot, n = 4", "additive, n = 4", "dot, n = 64", "additive, n = 64"
-    ]  # fmt: skip
-    assert [t.output.shape for t in found.timings] == [(4, 8), (4, 8), (64, 8), (64, 8)]
-    dot, additive = found.timings[2:]
-    assert value(found, "seconds of additive attention over dot products, n = 64") == (
-        additive.best / dot.best
-    )
-    assert value(found, "temporary memory of the same, n = 64") == (
-        additive.temporary_bytes / dot.temporary_bytes
-    )
-
-
 @pytest.mark.parametrize("name", slow_but(training.CASES))
 def test_training_benchmarks_take_the_published_commands(options, name):
     found = training.time_training(name, options, 2, training.TINY)
@@ -86,24 +69,13 @@ def test_training_benchmarks_take_the_published_commands(options, name):
     assert value(found, "GFLOP/s, ours") == pytest.approx(
         value(found, "GFLOP of a seed's step") / ours.best
     )
+    if name == "sort":  # 4 x 8 tokens: projections, scores and mixing, forward and twice backward
+        by_hand = 3 * 4 * 8 * (8 * 8 * 8 + 4 * 8 * 8)
+        counted = 1e9 * value(found, "GFLOP of a seed's step")
+        assert by_hand < counted < 1.9 * by_hand, counted  # beside embedding and classifier
     assert value(found, "products of those sizes") > 0
     assert ours.compile_seconds > 0 and len(ours.seconds) == 2
     assert value(found, "ms per seed") == 1e3 * min(ours.seconds)
-
-
-def test_operations_are_those_of_the_products():
-    """Counted by hand for one layer, and by XLA for a forward pass without a loop."""
-    config = rc.transformer(1, 2, 8, d_ff=12, mlp="relu")
-    params = rc.init(jax.random.key(0), config)
-    x = jax.random.normal(jax.random.key(1), (5, 8))
-    layers = jax.make_jaxpr(lambda x: rc.apply(params, x, config).output)(x)
-    found = counting.product_flops(layers.jaxpr)
-    assert training.operations(config, 1, 5) == 3 * found
-    embedding = rc.EmbeddingConfig(vocab_size=3, d_embed=8)
-    decoder = config.replace(cross_attention=True, mask="causal", embedding=embedding)
-    both = rc.EncoderDecoderConfig(config, decoder)
-    cross = 8 * 5 * 8 * 8 + 4 * 5 * 5 * 8
-    assert training.operations(both, 7, 5) == 3 * 7 * (2 * found + cross)
 
 
 @pytest.mark.slow

@@ -1,5 +1,7 @@
 """run_cures at tiny size: a row of its table is one network's, whatever program it shares."""
 
+import itertools
+
 import jax
 import matplotlib.text
 import numpy as np
@@ -204,6 +206,19 @@ def test_intervals_of_shares_are_cut():
 def test_what_is_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         cases(*arguments)
+
+
+def test_cells_are_all_combinations_of_all_factors():
+    """Floats change no program, sizes do."""
+    levels = {"depth": (1, 2), "width": (4, 8), "heads": (1, 2), "residual": (0.25, 1.0),
+              "temperature": (0.5, 2.0)}  # fmt: skip
+    assert levels.keys() == factors.FACTORS.keys()
+    texts = ",".join(f"{name}:{low:g}:{high:g}" for name, (low, high) in levels.items())
+    own = setup(f"--factors={texts}").cells.values()
+    assert len({case.network.program for case in own}) == 8
+    for case, of in zip(own, itertools.product(*levels.values()), strict=True):
+        c = case.config
+        assert (c.depth, c.d_model, c.num_heads, c.branch_gain, c.temperature) == of
 
 
 def test_effects_are_those_that_made_the_numbers():

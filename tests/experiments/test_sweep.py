@@ -63,11 +63,13 @@ def sweep(folder, text, *arguments):
     ],
 )
 def test_a_grid_is_products_and_zips(text, points):
-    cells = grid.cells_of(FLAGS, grid.axes_of(text), ["--num_seeds=2", "--sweep", text])
+    arguments = ["--num_seeds=2", "--sweep", text, "--run_name=x"]
+    cells = grid.cells_of(cli.parse(FLAGS, arguments), grid.axes_of(text), arguments)
     assert sorted(map(str, (cell.values for cell in cells))) == sorted(map(str, points))
     assert len({cell.name for cell in cells}) == len(points)
     for cell in cells:
-        assert cell.options.num_seeds == 2 and cell.options.sweep is None
+        assert cell.options.num_seeds == 2
+        assert cell.options.sweep is None and cell.options.run_name is None
         if "sizes" in cell.values:
             assert cell.options.sizes == [5]  # in place of the default, not after it
 
@@ -100,7 +102,7 @@ def test_a_grid_is_products_and_zips(text, points):
         (["--sweep=rate=1,2", "--run_name=-1"], "--run_name='-1' is not a folder name"),
         (["--sweep=rate=1,2", "--slice=2/2"], "--slice=2/2 is not i/n with i from 0"),
         (["--sweep=rate=1,2", "--slice=a"], "--slice=a is not i/n"),
-        (["--sweep=rate=1,2", "--only_cells=0,2"], "--only_cells=0,2: '2' is not one of 0 to 1"),
+        (["--sweep=rate=1,2", "--only_cells=0,2"], "--only_cells=2 is not one of 0 to 1"),
         (["--sweep=rate=1,2", "--slice=0/2", "--workers=2"], "--slice and --workers"),
         (["--sweep=rate=1,2", "--scheduler=a:1", "--workers=2"], "--workers and --scheduler"),
         (["--sweep=rate=1,2", "--slice=0/2", "--overwrite"], "--overwrite in a slice"),

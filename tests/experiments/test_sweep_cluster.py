@@ -276,9 +276,10 @@ def test_more_workers_than_gpus_are_refused(tmp_path, capsys, monkeypatch):
 
 def test_processes_of_a_sweep_share_cores_and_memory(monkeypatch):
     from experiments.shell import devices, memory
+    from experiments.shell.sweep import child
 
     cores, bytes_ = devices.cores(), memory.budget(None, [])
-    monkeypatch.setenv(devices.SHARE, "2")
+    monkeypatch.setenv(child.SHARE, "2")
     assert devices.cores() == max(1, cores // 2) and memory.budget(3, []) == 1.5e9
     assert memory.budget(None, []) == pytest.approx(bytes_ / 2, rel=0.5)
 

@@ -10,6 +10,7 @@ from path_examples import chain_effects
 import rank_collapse as rc
 from rank_collapse.measures.attention import attention_profile
 from rank_collapse.measures.influence import layer_influence, layer_removal
+from rank_collapse.network.layers import norm
 from rank_collapse.paths.chains import branch_sizes
 
 L, N, D = 4, 6, 8
@@ -26,10 +27,10 @@ def network():
     return params, x, rc.apply(params, x, CONFIG, mask=MASK)
 
 
-def without(params, config, s):
-    kept = np.delete(np.arange(L), s)
+def without(params, config, s, size=1):
+    kept = np.delete(np.arange(L), slice(s, s + size))
     fewer = params.replace(layers=jax.tree.map(lambda a: a[kept], params.layers))
-    return fewer, config.replace(depth=L - 1)
+    return fewer, config.replace(depth=L - size)
 
 
 def test_influence_against_the_trace(network):
@@ -117,6 +118,54 @@ def test_removal_against_networks_without_the_layer(network):
         np.testing.assert_allclose(found["error"][s], error, rtol=1e-5)
     np.testing.assert_allclose(found["later"], later, atol=1e-5)
     assert later[0, 1] > 0.01
+
+
+@pytest.mark.parametrize("size", [2, L])
+def test_removal_of_blocks_against_shorter_networks(network, size):
+    params, x, trace = network
+    found = layer_removal(params, x, CONFIG, size=size, mask=MASK)
+    assert found["later"].shape == (L - size + 1, L)
+    for s in range(L - size + 1):
+        own = norm(params.final_norm, x, CONFIG.norm_kind, CONFIG.norm_eps)
+        if size < L:
+            fewer, config = without(params, CONFIG, s, size)
+            own = rc.apply(fewer, x, config, mask=MASK).output
+        np.testing.assert_allclose(found["outputs"][s], own, atol=2e-6)
+        whole, rest = (np.asarray(a)[np.asarray(MASK)] for a in (trace.output, own))
+        error = np.linalg.norm(whole - rest) / np.linalg.norm(whole)
+        np.testing.assert_allclose(found["error"][s], error, rtol=1e-5)
+    assert not found["later"][0, :size].any()
+
+
+@pytest.mark.parametrize("size", [0, L + 1])
+def test_a_block_that_is_no_block(network, size):
+    params, x, _ = network
+    with pytest.raises(ValueError, match=f"size={size} is not between 1 and depth={L}"):
+        layer_removal(params, x, CONFIG, size=size)
+
+
+def test_the_depth_of_a_looped_network():
+    """States aˡ v + w settle at the first l with aˡ − aᴸ ≤ ε max_k ‖Xᵏ‖/‖v‖; and what one layer
+    of attention, applied again and again, keeps of the residual."""
+    v, w = np.array([[3.0, 4.0]]), np.array([[0.0, 20.0]])
+    states = np.stack([0.5**l * v + w for l in range(11)])
+    expected = next(l for l in range(11) if 5 * (0.5**l - 0.5**10) <= 0.01 * np.hypot(3, 24))
+    assert expected == 5 == rc.effective_depth(states)
+    assert jax.jit(rc.effective_depth)(jnp.asarray(states[::2])) == 3
+    returns = states.copy()
+    returns[8] = 0  # as the last at 5, and away again
+    assert rc.effective_depth(returns) == 9
+    assert rc.effective_depth(np.ones((4, 2, 2))) == 0 and rc.effective_depth([1.0, 1, 1, 0]) == 3
+    config = rc.san(12, 1, D, layer_map=(0,) * 12)
+    params = rc.init(jax.random.key(0), config)
+    states = [jax.random.normal(jax.random.key(1), (N, D))]
+    loop = jax.jit(lambda x: rc.apply(params, x, config.replace(depth=1, layer_map=())).output)
+    for _ in range(12):
+        states.append(loop(states[-1]))
+    kept = [float(rc.residual_ratio(x)) for x in states]
+    settled = 1 + max(l for l, own in enumerate(kept) if abs(own - kept[-1]) > 0.01 * max(kept))
+    hidden = rc.apply(params, states[0], config).hidden
+    assert rc.effective_depth(rc.residual_ratio(hidden)) == settled < 12
 
 
 def test_attention_that_is_uniform_and_attention_that_is_not(network):

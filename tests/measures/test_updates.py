@@ -113,3 +113,30 @@ def test_padded_tokens_do_not_count_in_the_output_change():
     np.testing.assert_allclose(found, alone, rtol=1e-4)
     every_token = updates.output_change(params, other, x, config, mask=np.tile(keep, (5, 1)))
     assert abs(every_token[-1] / alone[-1] - 1) > 0.01  # a mask of pairs removes no token
+
+
+def test_ranks_of_updates_of_known_ranks():
+    """Matrices of all heads with equal singular values, whose effective rank is their number."""
+    params, _, _ = network({})
+    rng = np.random.default_rng(0)
+
+    def low(shape, rank):
+        a, b = rng.normal(size=(shape[0], shape[1], rank)), rng.normal(size=(rank, shape[2]))
+        return np.linalg.qr(a)[0] @ np.linalg.qr(b.T)[0].T  # equal singular values
+
+    def in_heads(matrix):
+        return np.moveaxis(matrix.reshape(3, 8, 2, 4), 2, 1)
+
+    direction = {
+        "attention": {
+            "w_q": in_heads(low((3, 8, 8), 2)), "w_k": np.zeros((3, 2, 8, 4)),
+            "w_v": in_heads(low((3, 8, 8), 1)), "w_o": low((3, 8, 8), 3).reshape(3, 2, 4, 8),
+        },
+        "mlp": {"w_in": low((3, 8, 12), 5), "w_out": low((3, 12, 8), 1)},
+    }  # fmt: skip
+    moved = jax.tree.map(lambda w, u: w + u, updates.matrices_of(params), direction)
+    found = rc.update_ranks(params, updates.with_matrices(params, moved))
+    expected = {"w_q": 2, "w_k": 0, "w_v": 1, "w_o": 3, "w_in": 5, "w_out": 1}
+    for name, rank in expected.items():
+        own = found["mlp" if name in found["mlp"] else "attention"][name]
+        np.testing.assert_allclose(own, np.full(3, rank), rtol=1e-3, err_msg=name)

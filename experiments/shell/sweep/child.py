@@ -9,17 +9,15 @@ import subprocess
 import sys
 import threading
 
+# Variables of a child's environment: its standard input ends when its parent does; how many
+# processes of a sweep share its host.
+ENDS_WITH_STDIN, SHARE = "RANK_COLLAPSE_ENDS_WITH_STDIN", "RANK_COLLAPSE_SHARE"
 LINES = 20  # of what a child prints at its end are kept
 SIGNALLED = (129, 130, 143)  # exit codes of a child that was asked to end
 
 
 def run(
-    command: list[str],
-    folder: str,
-    variables: dict[str, str],
-    share: str,
-    places: dict[str, int],
-    gpus: list[str],
+    command: list[str], folder: str, places: dict[str, int], gpus: list[str]
 ) -> tuple[int, list[str]]:
     """Runs a command as a child of this worker; (its exit code, the last lines it printed).
 
@@ -28,8 +26,6 @@ def run(
     Args:
         command: The interpreter's place is taken by this worker's own.
         folder: In which it runs.
-        variables: For its environment.
-        share: The variable that says with how many others it shares the host.
         places: {address of a host: children at a time}.
         gpus: Of a local cluster, by the number of the worker; else those the worker sees.
 
@@ -41,13 +37,12 @@ def run(
 
     worker = get_worker()
     key = worker.get_current_task()
-    environment = (
-        os.environ | variables | {share: str(places.get(get_address_host(worker.address), 1))}
-    )
+    share = str(places.get(get_address_host(worker.address), 1))
+    environment = os.environ | {ENDS_WITH_STDIN: "1", SHARE: share}
     with contextlib.ExitStack() as stack:
         if worker.state.total_resources.get("GPU"):
             one = stack.enter_context(gpu(worker, gpus))
-            environment |= {"CUDA_VISIBLE_DEVICES": one, share: "1"}
+            environment |= {"CUDA_VISIBLE_DEVICES": one, SHARE: "1"}
         process = subprocess.Popen(
             [sys.executable, *command[1:]],
             cwd=folder,

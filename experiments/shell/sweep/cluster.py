@@ -7,25 +7,23 @@ own last chunk; the lease of a cell's folder keeps a process that is ending from
 
 import contextlib
 import glob
-import importlib.metadata
 import importlib.util
 import logging
 import os
 import sys
 import time
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 
 from experiments.shell import signals
-from experiments.shell.devices import SHARE
+from experiments.shell.devices import accelerated
 from experiments.shell.flag_values import Flags
-from experiments.shell.process import ENDS_WITH_STDIN
 from experiments.shell.sweep import child
 from experiments.shell.sweep.folder import SweepFolder
-from experiments.shell.sweep.grid import Cell, without
+from experiments.shell.sweep.grid import Cell
 from rank_collapse.runs.files import RunError, lease
 
 ANSWER = 12  # seconds for a scheduler to answer
@@ -96,8 +94,7 @@ def no_main():
 
 def gpus() -> list[str]:
     """GPUs that JAX in a child would use, as CUDA_VISIBLE_DEVICES names them."""
-    plugins = importlib.metadata.entry_points(group="jax_plugins")
-    if os.environ.get("JAX_PLATFORMS") == "cpu" or not plugins:
+    if not accelerated():
         return []
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
@@ -122,11 +119,7 @@ def slots(client: Any) -> int:
 
 
 def compute(
-    client: Any,
-    sweep: SweepFolder,
-    units: Sequence[Sequence[Cell]],
-    arguments: Sequence[str],
-    run: Any = child.run,
+    client: Any, sweep: SweepFolder, units: Sequence[Sequence[Cell]], arguments: Sequence[str]
 ) -> None:
     """Computes cells on a cluster, as many units at a time as it has places for.
 
@@ -135,7 +128,43 @@ def compute(
         sweep: The folder, which all workers see.
         units: Cells that are computed together.
         arguments: Of the command line.
-        run: Called on a worker with a cell's command, as `child.run`.
+
+    Raises:
+        RunError: The scheduler was lost.
+    """
+    numbers = {name: str(i) for i, name in enumerate(sweep.cells)}
+    waiting = [names for unit in units if sweep.left(names := [cell.name for cell in unit])]
+    where = sweep.path.parent if sweep.options.run_name else sweep.path
+    command = [*program(), *arguments, f"--output_dir={where.resolve()}"]
+    folder, named = os.getcwd(), gpus() if sweep.options.workers > 1 else []
+    done = len(sweep.cells) - len(sweep.left())
+
+    def given(names, places):
+        cells = f"--only_cells={','.join(numbers[name] for name in names)}"
+        return [*command, cells], folder, places, named
+
+    try:
+        with contextlib.closing(handed_out(client, waiting, child.run, given)) as found:
+            for names, future in found:
+                done += account(sweep, names, future, done)
+    except BaseException:  # the children save what they have and end
+        for name in sweep.left():
+            if sweep.folder_of(name).exists():
+                with contextlib.suppress(RunError):
+                    lease(sweep.folder_of(name), wait=ENDING).close()
+        raise
+
+
+def handed_out(
+    client: Any, tasks: Sequence[Any], run: Callable, given: Callable[[Any, dict], tuple]
+) -> Iterator[tuple[Any, Any]]:
+    """(task, its future) as they end, as many at a time as the cluster has places for.
+
+    Args:
+        client: From `opened`.
+        tasks: In order.
+        run: Called on a worker.
+        given: (task, `hosts`) → its arguments.
 
     Raises:
         RunError: The scheduler was lost.
@@ -143,11 +172,7 @@ def compute(
     # Dask pickles what can be imported here by its name, which fails on a host that cannot import
     # it; a lambda goes by value.
     by_value = lambda *given: run(*given)  # noqa: E731
-    numbers = {name: str(i) for i, name in enumerate(sweep.cells)}
-    waiting = [names for unit in units if sweep.left(names := [cell.name for cell in unit])]
-    own = without(arguments, ("workers", "scheduler", "overwrite", "output_dir", "run_name"))
-    command = [*program(), *own, f"--output_dir={sweep.path.resolve()}"]
-    done, running, said = len(sweep.cells) - len(sweep.left()), {}, False
+    waiting, running, said = list(tasks), {}, False
     try:
         while waiting or running:
             places, by_gpu = hosts(client)
@@ -155,26 +180,16 @@ def compute(
                 said = True
                 print("sweep: waiting for a worker", file=sys.stderr, flush=True)
             while waiting and len(running) < sum(places.values()):
-                names = waiting.pop(0)
-                cells = f"--only_cells={','.join(numbers[name] for name in names)}"
-                variables = {ENDS_WITH_STDIN: "1"}
+                task, needed = waiting.pop(0), {"GPU": 1} if by_gpu else None
                 future = client.submit(
-                    by_value, [*command, cells], os.getcwd(), variables, SHARE, places,
-                    gpus() if sweep.options.workers > 1 else [],
-                    pure=False, retries=RETRIES, resources={"GPU": 1} if by_gpu else None,
-                )  # fmt: skip
-                running[future] = names
+                    by_value, *given(task, places), pure=False, retries=RETRIES, resources=needed
+                )
+                running[future] = task
             for future in ended(client, list(running)):
-                names = running.pop(future)
-                done += account(sweep, names, future, done)
-    except BaseException:
+                yield running.pop(future), future
+    finally:
         with contextlib.suppress(Exception):
-            client.cancel(list(running))  # their children save what they have and end
-        for name in (name for names in running.values() for name in names):
-            if sweep.folder_of(name).exists():
-                with contextlib.suppress(RunError):
-                    lease(sweep.folder_of(name), wait=ENDING).close()
-        raise
+            client.cancel(list(running))
 
 
 def ended(client: Any, futures: list[Any]) -> list[Any]:

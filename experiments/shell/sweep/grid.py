@@ -1,5 +1,6 @@
 """The grid that --sweep asks for: "learning_rate=1e-4,3e-4;depth,num_heads=2:2,4:8"."""
 
+import copy
 import itertools
 import json
 import math
@@ -88,7 +89,7 @@ def cells_of(flag_values: Flags, axes: Sequence[Axis], arguments: Sequence[str])
     """All cells of the grid, those that share compiled programs side by side.
 
     Args:
-        flag_values: Of the binary.
+        flag_values: Of the binary, as the command line says.
         axes: From `axes_of`.
         arguments: Of the command line.
 
@@ -104,21 +105,23 @@ def cells_of(flag_values: Flags, axes: Sequence[Axis], arguments: Sequence[str])
         if own.name in flag_values.aside:
             raise ValueError(f"--sweep: {name} changes no result")
         names = [alias for alias in flag_values if flag_values[alias] is own]
-        given = [alias for alias in names if without(arguments, [alias]) != list(arguments)]
-        if given:
-            raise ValueError(f"--sweep: {name} is swept and given as --{given[0]}")
+        if own.present:
+            given = {re.sub("^--?(no)?|=.*", "", argument) for argument in arguments}
+            known = (alias for alias in names if given & {alias, alias.removeprefix("no")})
+            raise ValueError(f"--sweep: {name} is swept and given as --{next(known, own.name)}")
         if own in swept:
             raise ValueError(f"--sweep: {swept[own]!r} and {name!r} are the same flag")
         swept[own] = name
-    base, cells, known = without(arguments, SWEEPS_OWN), [], {}
+    cells, known = [], {}
     for point in itertools.product(*(axis.values for axis in axes)):
         values = {
             name: value
             for axis, of_axis in zip(axes, point, strict=True)
             for name, value in zip(axis.names, of_axis, strict=True)
         }
-        options = flag_values.copied()
-        parse(options, [*base, *(f"--{name}={value}" for name, value in values.items())])
+        options = copy.deepcopy(flag_values)
+        own = [f"--{name}={value}" for name, value in values.items()]
+        parse(options, own, forget=SWEEPS_OWN)
         config = config_of(options)
         name = name_of(values)
         same = known.setdefault(json.dumps(config, default=str), name)
@@ -137,19 +140,6 @@ def name_of(values: dict[str, str]) -> str:
     if short == text and len(text) <= 100:
         return text
     return f"{short[:80].rstrip(',-=.')},{content_hash(text.encode())[:6]}"
-
-
-def without(arguments: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Command-line arguments without these flags and their values."""
-    kept, rest = [], list(arguments)
-    while rest:
-        argument = rest.pop(0)
-        found = re.fullmatch(r"--?(\w+)(=.*)?", argument, re.DOTALL)
-        if found is None or not {found[1], found[1].removeprefix("no")} & set(names):
-            kept.append(argument)
-        elif found[2] is None and found[1] in names and found[1] != "overwrite" and rest:
-            rest.pop(0)  # its value stands apart
-    return kept
 
 
 def units_of(cells: Sequence[Cell], together: bool, processes: int) -> list[list[Cell]]:

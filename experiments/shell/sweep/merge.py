@@ -1,5 +1,6 @@
 """What is shown of a sweep: one table, one figure, and the means by cell."""
 
+import contextlib
 import csv
 import math
 import sys
@@ -9,7 +10,7 @@ from typing import Any
 
 from experiments.shell.sweep.figures import grid_figure
 from experiments.shell.sweep.folder import SweepFolder
-from rank_collapse.report.statistics import mean_and_ends
+from rank_collapse.report.statistics import mean_and_ends, number
 from rank_collapse.runs.files import RunError
 from rank_collapse.runs.folder import RunFolder
 
@@ -79,20 +80,20 @@ def shown_of(sweep: SweepFolder, name: str) -> dict[str, float]:
         ValueError: A column that there is not.
     """
     column, *conditions = (part.strip() for part in sweep.shown.split(","))
+    wanted = dict(condition.partition("=")[::2] for condition in conditions)
     rows = table_of(sweep, name)
-    for condition in conditions:
-        key, _, wanted = condition.partition("=")
+    for key in (*wanted, column):
         if rows and key not in rows[0]:
-            raise ValueError(_no_column(sweep.shown, key, rows[0]))
-        last = rows[-1][key] if rows and wanted == "last" else wanted
+            known = ", ".join(rows[0])
+            raise ValueError(f"--sweep_shows={sweep.shown}: {key!r} is not one of {known}")
+    for key, value in wanted.items():
+        last = rows[-1][key] if rows and value == "last" else value
         rows = [row for row in rows if row[key] == last]
-    if rows and column not in rows[0]:
-        raise ValueError(_no_column(sweep.shown, column, rows[0]))
     by_seed: dict[str, list[float]] = {}
     for row in rows:
-        number = _number(row[column])
-        if number is not None:
-            by_seed.setdefault(row.get("seed", ""), []).append(number)
+        value = _number(row[column])
+        if value is not None:
+            by_seed.setdefault(row.get("seed", ""), []).append(value)
     return {seed: math.fsum(values) / len(values) for seed, values in by_seed.items()}
 
 
@@ -121,13 +122,7 @@ def lines_of(summary: dict[str, Any]) -> Iterator[str]:
         yield f"  {name:40s} {found['mean']:10.4g}{ends}  {found['seeds']} seed(s)"
 
 
-def _no_column(shown, column, row):
-    return f"--sweep_shows={shown}: {column!r} is not one of {', '.join(row)}"
-
-
 def _number(text) -> float | None:
-    try:
-        number = float(text)
-    except (TypeError, ValueError):
-        return None
-    return number if math.isfinite(number) else None
+    with contextlib.suppress(TypeError, ValueError):
+        return number(float(text))
+    return None

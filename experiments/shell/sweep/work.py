@@ -40,6 +40,14 @@ def run(main: Callable, options: Flags, arguments: list[str]) -> int:
         raise ValueError("--distributed shares the seeds of one run; a sweep takes --workers")
     axes = axes_of(options.sweep)
     cells = cells_of(options, axes, arguments)
+    sweep = SweepFolder(options, axes, cells, options.sweep_shows or options.shows)
+    if options.only_cells:  # of a sweep by workers, which the other flags are about
+        for number in options.only_cells:
+            if number >= len(cells):
+                raise ValueError(f"--only_cells={number} is not one of 0 to {len(cells) - 1}")
+        set_up_devices(options)
+        compute(main, sweep, [[cells[number] for number in options.only_cells]])
+        return 0
     index, parts = slice_of(options.slice)
     shared = options.workers > 1 or options.scheduler is not None
     if options.overwrite and parts > 1:
@@ -48,11 +56,6 @@ def run(main: Callable, options: Flags, arguments: list[str]) -> int:
         raise ValueError("--slice and --workers or --scheduler exclude each other")
     if options.workers > 1 and options.scheduler is not None:
         raise ValueError("--workers and --scheduler exclude each other")
-    sweep = SweepFolder(options, axes, cells, options.sweep_shows or options.shows)
-    if options.only_cells is not None:
-        set_up_devices(options)
-        compute(main, sweep, [chosen(cells, options.only_cells)])
-        return 0
     if options.overwrite:
         sweep.clear()
     if shared:
@@ -76,22 +79,6 @@ def on_cluster(sweep: SweepFolder, arguments: list[str]) -> int:
         units = units_of(list(sweep.cells.values()), sweep.options.joined, cluster.slots(client))
         cluster.compute(client, sweep, units, arguments)
         return merge.show(sweep, folder)
-
-
-def chosen(cells: Sequence[Cell], numbers: str) -> list[Cell]:
-    """The cells of --only_cells=0,1,2, from 0.
-
-    Raises:
-        ValueError: A number that there is not.
-    """
-    found = []
-    for number in numbers.split(","):
-        if not re.fullmatch("[0-9]+", number) or int(number) >= len(cells):
-            raise ValueError(
-                f"--only_cells={numbers}: {number!r} is not one of 0 to {len(cells) - 1}"
-            )
-        found.append(cells[int(number)])
-    return found
 
 
 def slice_of(text: str | None) -> tuple[int, int]:
@@ -152,15 +139,7 @@ def compute_cell(main: Callable, sweep: SweepFolder, name: str) -> None:
             main()
         if not sweep.done(name):
             raise RunError("it left no summary.json")
-    except (ValueError, RunError, OSError, MemoryError) as error:
-        failed(sweep, name, " ".join((str(error) or type(error).__name__).split()))
-    except jax.errors.JaxRuntimeError as error:
-        if not memory.out_of_memory(error):
-            raise
-        failed(sweep, name, memory.one_line(error))
-
-
-def failed(sweep: SweepFolder, name: str, reason: str) -> None:
-    """Says and notes why a cell failed."""
-    print(f"{name}: {reason}", file=sys.stderr, flush=True)
-    sweep.fail(name, reason)
+    except memory.MISTAKES as error:
+        reason = memory.reason_of(error)
+        print(f"{name}: {reason}", file=sys.stderr, flush=True)
+        sweep.fail(name, reason)
