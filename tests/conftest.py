@@ -1,14 +1,16 @@
 """A strict suite: annotations checked, rank promotion refused, several CPU devices.
 
 Nearly all of its time is compilation. So programs are compiled with few optimisations (tests that
-must see what users run take the fixture `optimized`), and once for all processes of a run.
+must see what users run take the fixture `optimized`), and once for all processes and runs: what
+was compiled is kept in .pytest_cache, by JAX's own key of version, flags and program.
 """
 
+import gc
 import os
 import tempfile
 from pathlib import Path
 
-import compiling  # noqa: F401
+import compiling
 import pytest
 from figures_as_data import FiguresAsData
 from jaxtyping import install_import_hook
@@ -16,24 +18,69 @@ from jaxtyping import install_import_hook
 os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
-if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # in the first process: workers inherit it
-    CACHE = tempfile.TemporaryDirectory(prefix="rank-collapse-tests-", ignore_cleanup_errors=True)
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = CACHE.name
 
 import jax
 
 # Said again, in case that a plugin of pytest has imported JAX before.
 if os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] != "0":
     jax.config.update("jax_disable_most_optimizations", True)
-jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-jax.config.update("jax_num_cpu_devices", 2)
+jax.config.update("jax_num_cpu_devices", int(os.environ.get("JAX_NUM_CPU_DEVICES", 2)))
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.devices()  # starts JAX, so that no binary run inside a test changes the number of devices
 
 install_import_hook("rank_collapse", "beartype.beartype")
 
+begin_context = compiling.share_context()
+
 REPOSITORY = Path(__file__).resolve().parent.parent
+MOST_BYTES = 10**9  # of programs kept between runs; one whole run has about a fifth of it
+
+
+def pytest_configure(config):
+    """Names the folder of compiled programs, in the first process: workers inherit it."""
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = kept_programs(config) or temporary(config)
+    jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
+
+
+def kept_programs(config) -> str | None:
+    """The folder in pytest's cache, of this kind of processor; none where nothing can be kept.
+
+    An entry that is cut or flipped is compiled again: zlib's checksum says so, but zstd has none.
+    """
+    from experiments.shell import compilation
+
+    cache = getattr(config, "cache", None)  # none with -p no:cacheprovider
+    if cache is None or compilation.WITHOUT_CHECKSUMS:
+        return None
+    try:
+        folder = cache.mkdir(f"programs-{compilation.cache_folder().name}")
+        keep_newest(folder, MOST_BYTES)
+    except (OSError, RuntimeError):
+        return None
+    return str(folder) if os.access(folder, os.W_OK) else None
+
+
+def keep_newest(folder: Path, most: int) -> None:
+    """Deletes the programs compiled first, until the others are `most` bytes or fewer."""
+    for path in sorted(folder.iterdir(), key=lambda p: p.stat().st_mtime, reverse=True):
+        most -= path.stat().st_size
+        if most < 0:
+            path.unlink()
+
+
+def temporary(config) -> str:
+    folder = tempfile.TemporaryDirectory(prefix="rank-collapse-tests-", ignore_cleanup_errors=True)
+    config.add_cleanup(folder.cleanup)
+    return folder.name
+
+
+def pytest_collection_finish():
+    """What is imported stays: the collector, a tenth of the time, need not go over it again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -46,7 +93,7 @@ def figures_as_data():
         yield
 
 
-MOST_MAPS = 30_000
+MOST_MAPS = 45_000  # about 9 for a program, and no file has a thousand
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -55,6 +102,7 @@ def fewer_maps():
     and the compiler crashes. What is needed again comes from the cache on disk.
     """
     yield
+    begin_context()
     maps = Path("/proc/self/maps")
     if maps.exists() and maps.read_bytes().count(b"\n") > MOST_MAPS:
         jax.clear_caches()

@@ -121,11 +121,18 @@ CASES: dict[str, dict[str, Any]] = {
 
 @functools.cache
 def network(case):
-    """(parameters, tokens, config, other inputs, trace) in float64."""
+    """(parameters, tokens, config, other inputs) in float64."""
     with jax.enable_x64(True):
         config = config_of(depth=2, **CASES[case])
         params, x, extra = example(config)
-        return params, x, config, extra, rc.apply(params, x, config, **extra)
+        return params, x, config, extra
+
+
+@functools.cache
+def trace_of(case):
+    params, x, config, extra = network(case)
+    with jax.enable_x64(True):
+        return rc.apply(params, x, config, **extra)
 
 
 def test_every_field_is_in_a_case():
@@ -272,6 +279,7 @@ def expectation(params, x, config, extra, trace):
     params = rc.init(jax.random.key(1), wide)
     found = stability.expected_pass(params, x, wide, **extra).hidden.variance.mean(axis=1)
 
+    @jax.jit
     @jax.vmap
     def measured(key):
         own = rc.init(key, wide)
@@ -333,9 +341,9 @@ USUAL = ("mlp_skip, norm_placement post",)  # the others are slow
 def test_what_is_not_covered_is_refused_by_name(name):
     covers, _, call = PASSES[name]
     for case in CASES:
-        params, x, config, extra, _ = network(case)
-        reason = covers.refusal(config)
+        reason = covers.refusal(config_of(depth=2, **CASES[case]))
         if reason is not None:
+            params, x, config, extra = network(case)
             with jax.enable_x64(True), pytest.raises(ValueError) as error:
                 call(params, x, config, **extra)
             assert f"does not cover {reason}" in str(error.value), (name, case)
@@ -347,10 +355,10 @@ def test_what_is_not_covered_is_refused_by_name(name):
 @pytest.mark.parametrize("name", PASSES)
 def test_what_is_covered_is_right(name, case):
     covers, compare, _ = PASSES[name]
-    params, x, config, extra, trace = network(case)
+    params, x, config, extra = network(case)
     if covers.refusal(config) is None:
         with jax.enable_x64(True):
-            compare(params, x, config, extra, trace)
+            compare(params, x, config, extra, trace_of(case))
 
 
 STREAMED = {
@@ -363,7 +371,7 @@ STREAMED = {
 @pytest.mark.parametrize("case", CASES)
 def test_a_network_read_layer_by_layer_is_the_one_in_memory(case):
     """The other source of the walk: every pass that covers the network."""
-    params, x, config, extra, _ = network(case)
+    params, x, config, extra = network(case)
     with jax.enable_x64(True):
         passes = [(n, p) for n, p in STREAMED.items() if p.covers.refusal(config) is None]
         inputs = jax.tree.map(lambda a: a[None], {"x": x} | extra)

@@ -116,7 +116,8 @@ def spread(
             all its seeds. Changes no result beyond rounding.
         donate: Positions of arguments whose memory the result may reuse.
         level: How hard XLA optimises on a CPU: at 1 it takes two thirds of its default's time, for
-            programs as fast; 0 is for what runs once, such as random draws.
+            programs as fast; 0 is for what runs once, such as random draws. JAX's own setting,
+            JAX_DISABLE_MOST_OPTIMIZATIONS=1, wins.
     """
     if at_once is not None and at_once < 1:
         raise ValueError(f"at_once={at_once} is not a positive integer")
@@ -143,6 +144,6 @@ def spread(
         )(*arguments)
 
     options = None
-    if on_cpu(mesh):
+    if on_cpu(mesh) and not jax.config.read("jax_disable_most_optimizations"):
         options = {"xla_backend_optimization_level": level} if level else QUICK
     return jax.jit(call, donate_argnums=donate, compiler_options=options)

@@ -118,7 +118,7 @@ def test_no_traceback_before_the_computation(name, monkeypatch, capsys):
     monkeypatch.setattr(cli, "open_run", reached)
     monkeypatch.setattr(reproduce, "run_experiments", reached)
     monkeypatch.setattr(benchmark, "BENCHMARKS", dict.fromkeys(benchmark.BENCHMARKS, reached))
-    counts = try_many(name, CASES or 12, WHOLE)
+    counts = try_many(name, CASES or 8, WHOLE)
     printed = capsys.readouterr()
     assert "Traceback" not in printed.err
     assert counts.keys() <= {"computes", "exit 2", "exit 0", "exit 1"}

@@ -10,8 +10,14 @@ from conftest import REPOSITORY
 from experiments import watch
 from experiments.shell import cli
 from rank_collapse.report.metrics import by_step
-from rank_collapse.runs import metrics
+from rank_collapse.runs import drawn, folder, metrics
 from rank_collapse.runs.files import RunError
+
+
+@pytest.fixture(autouse=True)
+def pictures_as_data(monkeypatch):
+    """As of runs, but where the picture itself is the subject."""
+    monkeypatch.setattr(watch, "drawn", folder.drawn)
 
 
 def watched(*arguments):
@@ -23,7 +29,8 @@ def write(folder, *ratios):
         metrics.append(folder / metrics.NAME, step, {"residual_ratio": [0.9, ratio]})
 
 
-def test_a_threshold_that_is_passed_is_said_once_and_exits_with_3(tmp_path, capsys):
+def test_a_threshold_that_is_passed_is_said_once_and_exits_with_3(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(watch, "drawn", drawn.drawn)
     write(tmp_path, 0.5, 1e-3, 1e-4)
     assert watched(str(tmp_path), "--once") == watch.PASSED
     out = capsys.readouterr().out

@@ -1,5 +1,6 @@
 """Layers' influence and removal, and heads' attention, against the same from whole traces."""
 
+import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,8 +23,7 @@ MASK = jnp.arange(N) < N - 2
 
 @pytest.fixture(scope="module")
 def network():
-    params = rc.init(jax.random.key(0), CONFIG, weight_scale=2.0, bias_scale=0.1)
-    x = jax.random.normal(jax.random.key(1), (N, D))
+    params, x = draws.parameters(CONFIG, 0, 2.0, 0.1), draws.tokens(N, D, shift=0.0)
     return params, x, rc.apply(params, x, CONFIG, mask=MASK)
 
 
@@ -72,7 +72,7 @@ GAINS = {
 def test_ratios_and_sizes_are_of_what_the_states_gain(kind):
     """The difference of the actual states, of a sandwich, gains, LayerScale: what is added."""
     config = CONFIG.replace(**GAINS[kind])
-    params = rc.init(jax.random.key(0), config, weight_scale=2.0, bias_scale=0.1)
+    params = draws.parameters(config, 0, 2.0, 0.1)
     noise = np.random.default_rng(0)
     params = params.replace(
         layers=jax.tree.map(lambda a: a * noise.uniform(0.5, 1.5, a.shape), params.layers)

@@ -1,5 +1,6 @@
 """The scalars for training loops: closed forms, the full measures, and every transformation."""
 
+import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -115,7 +116,7 @@ def test_low_precision_is_measured_in_float32_and_what_is_not_finite_is_nan():
 @pytest.mark.parametrize("keep", [None, np.arange(N) < 4])
 def test_inside_the_layers_as_on_a_trace(keep):
     config = rc.transformer(3, 2, D, norm_placement="pre", final_norm=True, mlp="gelu")
-    params, x = rc.init(jax.random.key(0), config), random(N, D)
+    params, x = draws.parameters(config), random(N, D)
     trace = rc.apply(params, x, config, mask=keep)
     output, scalars = rc.monitored(params, x, config, mask=keep)
     np.testing.assert_allclose(output, trace.output, rtol=1e-6, atol=1e-6)
@@ -131,7 +132,7 @@ def test_inside_the_layers_as_on_a_trace(keep):
 
 def test_what_is_monitored_does_not_change_the_gradient():
     config = rc.transformer(2, 2, D, mlp="relu")
-    params, x = rc.init(jax.random.key(0), config), random(N, D)
+    params, x = draws.parameters(config), random(N, D)
     square = lambda output: jnp.sum(jnp.square(output))  # noqa: E731
 
     def loss(params):

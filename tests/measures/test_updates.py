@@ -1,5 +1,6 @@
 """Dependency, updates of equal relative size and gradient norms, by their definitions."""
 
+import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,10 +18,7 @@ FIELDS = (
 
 def network(fields):
     config = rc.transformer(3, 2, 8, d_ff=12, **fields)
-    params = jax.jit(lambda key: rc.init(key, config, 1.0, 0.3))(jax.random.key(0))
-    # gains and biases of norms too, which `init` leaves at 1 and 0
-    params = jax.tree.map(lambda a: a * 1.1 + 0.05, params)
-    return params, jax.random.normal(jax.random.key(1), (5, 8)), config
+    return draws.parameters(config), draws.tokens(5, 8), config
 
 
 @pytest.mark.parametrize("fields", FIELDS)
@@ -34,7 +32,8 @@ def test_shares_by_hand_and_by_direct_contributions(fields, x64):
     if config.norm_placement == "sandwich":
         part = part - part.mean(axis=1, keepdims=True)
         part = part / jnp.sqrt(jnp.mean(part**2, axis=1, keepdims=True))
-        part = part * params.layers.mlp_branch_norm.gain[1][None]
+        norm = params.layers.mlp_branch_norm
+        part = part * norm.gain[1][None] + norm.bias[1][None]
     skip, branch = (np.var(a, axis=1).mean() for a in (before, part))
     skip, branch = config.skip_gain**2 * skip, config.branch_gain**2 * branch
     np.testing.assert_allclose(found[3], branch / (skip + branch), rtol=1e-6)
@@ -59,7 +58,7 @@ def test_dependency_of_known_shares():
 
 def test_updates_have_the_asked_size_and_gradients_their_norms():
     params, x, config = network(FIELDS[1])
-    target = jax.random.normal(jax.random.key(2), x.shape)
+    target = draws.tokens(5, 8, seed=2)
 
     def loss(params):
         return jnp.sum(target * rc.apply(params, x, config).output)
@@ -105,7 +104,8 @@ def test_padded_tokens_do_not_count_in_the_output_change():
     """With padding it is the change of the network on the tokens that exist alone."""
     params, x, config = network(FIELDS[0])
     matrices, tree = jax.tree.flatten(updates.matrices_of(params))
-    drawn = [jax.random.normal(jax.random.key(i), w.shape) for i, w in enumerate(matrices)]
+    rng = np.random.default_rng(3)
+    drawn = [jnp.asarray(rng.standard_normal(w.shape), w.dtype) for w in matrices]
     other = updates.moved(params, jax.tree.unflatten(tree, drawn), 0.1)
     keep = np.array([True, True, False, True, False])
     found = updates.output_change(params, other, x, config, mask=keep)

@@ -1,5 +1,6 @@
 """Attention against loops in numpy, and its invariances."""
 
+import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,12 +13,12 @@ from rank_collapse.network.embedding import sinusoidal_positions
 
 def one_layer(key=0, **fields):
     config = rc.san(1, 3, 12, **({"d_qk": 5, "d_v": 3} | fields))
-    params = rc.init(jax.random.key(key), config, 1.5, 0.4)
+    params = draws.parameters(config, key, 1.5, 0.4)
     return config, jax.tree.map(lambda a: a[0], params.layers.attention)
 
 
 def tokens(n, d=12, seed=7):
-    return jax.random.normal(jax.random.key(seed), (n, d))
+    return draws.tokens(n, d, seed, shift=0.0)
 
 
 def softmax_rows(s):

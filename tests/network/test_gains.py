@@ -1,5 +1,6 @@
 """Gains of skips and branches: of each kind of sublayer, by layer and by feature."""
 
+import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,8 +17,7 @@ FEATURES = np.linspace(0.5, 1.5, L * D).reshape(L, D)
 
 def build(**fields):
     config = rc.transformer(L, H, D, mlp="tanh", d_ff=7, **fields)
-    params = rc.init(jax.random.key(1), config, 1.0, 0.3)
-    return config, params, jax.random.normal(jax.random.key(2), (N, D))
+    return config, draws.parameters(config), draws.tokens(N, D)
 
 
 def by_hand(params, x, config, skip, branch):
@@ -65,11 +65,12 @@ def test_gains_are_as_written_out(x64, placement, kind):
         ),
     }
     value, at = values[kind]
+    ones = jax.tree.map(lambda a: a * 0 + 1, value)  # of one structure: one program
     config, params, x = build(norm_placement=placement)
-    for name in ("skip_gain", "branch_gain"):
+    for gains in ((value, ones), (ones, value)):
         one = lambda kind, l: 1.0  # noqa: E731
-        skip, branch = (at, one) if name == "skip_gain" else (one, at)
-        with_gain = config.replace(**{name: value})
+        skip, branch = (at, one) if gains[0] is value else (one, at)
+        with_gain = config.replace(skip_gain=gains[0], branch_gain=gains[1])
         trace = jax.jit(rc.apply)(params, x, with_gain)
         np.testing.assert_allclose(
             trace.hidden, by_hand(params, x, config, skip, branch), rtol=1e-9, atol=1e-9

@@ -1,5 +1,6 @@
 """What every pass over a network refuses at once, each with the value and what would fit."""
 
+import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,7 +25,7 @@ PASSES = {
 
 def san(**fields):
     config = rc.san(2, 4, D, **fields)
-    return config, rc.init(jax.random.key(1), config)
+    return config, draws.parameters(config, 1, bias_scale=0.0)
 
 
 @pytest.mark.parametrize("name", PASSES)
@@ -40,7 +41,7 @@ def test_a_config_that_contradicts_the_parameters_is_refused_everywhere(name):
 
 def test_what_contradicts():
     config = rc.transformer(2, 2, D, mlp="swiglu")
-    params = rc.init(jax.random.key(1), config)
+    params = draws.parameters(config)
     without = params.replace(layers=params.layers.replace(mlp_norm=None))
     grouped = jax.tree.map(lambda a: a[:, :1], params.layers.attention.w_k)
     grouped = params.layers.attention.replace(w_k=grouped)
@@ -50,7 +51,7 @@ def test_what_contradicts():
         (without, {}, "mlp_norm.gain is missing"),
         (params.replace(layers=params.layers.replace(attention=grouped)), {}, r"w_k is of shape"),
         (
-            stored_in_groups(rc.init(jax.random.key(1), rc.san(2, 4, D)), 2)[0],
+            stored_in_groups(draws.parameters(rc.san(2, 4, D)), 2)[0],
             {"mlp": "none", "num_heads": 3, "d_qk": 2, "d_v": 2},
             "num_heads=3",
         ),
@@ -118,7 +119,7 @@ def test_additive_masks_are_refused_and_other_forms_agree(name):
 
 def test_token_ids_outside_the_vocabulary_are_refused():
     config = rc.san(1, 2, D, embedding=rc.EmbeddingConfig(vocab_size=11, d_embed=D))
-    params = rc.init(jax.random.key(1), config)
+    params = draws.parameters(config)
     for ids, worst in (([3, 50], 50), ([-1, 2], -1)):
         with pytest.raises(ValueError, match=f"token id {worst} is not below vocab_size=11"):
             rc.apply(params, jnp.array(ids), config)

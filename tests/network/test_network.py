@@ -1,5 +1,6 @@
 """The one network against a plain numpy forward pass, its transformations and invariances."""
 
+import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -41,19 +42,10 @@ VARIANTS = {
 def build(name, **extra):
     preset, fields = VARIANTS[name]
     config = preset(extra.pop("depth", 3), 3, D, **(fields | extra))
-    params = rc.init(jax.random.key(1), config, 1.0, 0.3)
     # Gains and biases of norms away from 1 and 0, so that a forgotten one shows.
-    keys = iter(jax.random.split(jax.random.key(2), 20))
-
-    def move(path, a):
-        if "norm" not in jax.tree_util.keystr(path):
-            return a
-        return a + 0.2 * jax.random.normal(next(keys), a.shape)
-
-    params = jax.tree.map_with_path(move, params)
-    x = jax.random.normal(jax.random.key(3), (N, D))
-    memory = jax.random.normal(jax.random.key(4), (4, D)) if config.cross_attention else None
-    return config, params, x, memory
+    params = draws.parameters(config, gain_scale=0.2)
+    memory = draws.tokens(4, D, seed=2, shift=0.0) if config.cross_attention else None
+    return config, params, draws.tokens(N, D, shift=0.0), memory
 
 
 def numpy_forward(params, x, config, memory=None):
@@ -257,10 +249,10 @@ def test_dropout_needs_a_key_and_keeps_the_mean():
     def dropped(key):
         return rc.apply(params, x, config, dropout_key=key, dropout_rate=0.2).output
 
-    draws = jax.jit(jax.vmap(dropped))(jax.random.split(jax.random.key(9), 4000))
-    error = np.abs(draws.mean(0) - clean)
-    assert (error < 5 * draws.std(0) / np.sqrt(4000) + 1e-6).all()
-    assert draws.std() > 0.1
+    found = jax.jit(jax.vmap(dropped))(jax.random.split(jax.random.key(9), 4000))
+    error = np.abs(found.mean(0) - clean)
+    assert (error < 5 * found.std(0) / np.sqrt(4000) + 1e-6).all()
+    assert found.std() > 0.1
 
 
 def test_unrolling_changes_nothing(x64):
@@ -317,7 +309,7 @@ def test_bad_inputs_name_the_shape():
 
 def test_a_norm_of_queries_that_is_missing_is_named():
     config = rc.san(2, 3, D, qk_norm="width")
-    params, x = rc.init(jax.random.key(0), config), jnp.ones((N, D))
+    params, x = draws.parameters(config), jnp.ones((N, D))
     plain = params.layers.attention.replace(q_norm=None)
     with pytest.raises(ValueError, match="q_norm is missing"):
         rc.apply(params.replace(layers=params.layers.replace(attention=plain)), x, config)
@@ -325,7 +317,7 @@ def test_a_norm_of_queries_that_is_missing_is_named():
 
 def test_grouped_keys_are_normalised_as_if_each_head_had_its_own():
     config = rc.san(2, 4, D, qk_norm="width")
-    params, x = rc.init(jax.random.key(0), config), jax.random.normal(jax.random.key(1), (N, D))
+    params, x = draws.parameters(config, bias_scale=0.0), draws.tokens(N, D)
     own = params.layers.attention
     gain = 1 + jnp.arange(2 * 2 * 3.0).reshape(2, 2, 3)
     grouped = own.replace(w_k=own.w_k[:, ::2], b_k=None, w_v=own.w_v[:, ::2], b_v=None, k_norm=gain)

@@ -3,6 +3,7 @@
 import itertools
 import warnings
 
+import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -32,8 +33,7 @@ PUBLISHED = [(v, "published") for v in surgery.VARIANTS]
 @pytest.mark.parametrize(("variant", "reading"), [*PUBLISHED, ("SAN+MLP", "text")])
 @pytest.mark.parametrize("family", ["bert", "albert"])
 def test_variants_by_hand(variant, reading, family):
-    params = rc.init(jax.random.key(0), CONFIG, bias_scale=0.3)
-    x = jax.random.normal(jax.random.key(1), (5, 12))
+    params, x = draws.parameters(CONFIG), draws.tokens(5, 12)
     config, cut = surgery.variant(CONFIG, params, variant, reading, family)
     found = rc.apply(cut, x, config)
     for l in range(2):
@@ -167,7 +167,7 @@ def test_decoders_by_hand(name, x64):
 
 
 def test_refusals():
-    params = rc.init(jax.random.key(0), CONFIG)
+    params = draws.parameters(CONFIG)
     with pytest.raises(ValueError, match="'san' is not one of"):
         surgery.variant(CONFIG, params, "san")
     with pytest.raises(ValueError, match="'paper' is not one of"):
@@ -176,7 +176,7 @@ def test_refusals():
         surgery.variant(rc.san(2, 2, 12), params, "SAN")
     gated = rc.transformer(1, 2, 12, mlp="swiglu")
     with pytest.raises(ValueError, match="gated"):
-        surgery.identity_maps(gated, rc.init(jax.random.key(0), gated))
+        surgery.identity_maps(gated, draws.parameters(gated))
 
 
 class OnlyBranch:

@@ -1,5 +1,6 @@
 """Heads' contributions against the derivative of the exact sums by each head's gain."""
 
+import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -28,11 +29,10 @@ NETWORKS = {
 )
 def test_a_head_s_contribution_is_the_derivative_of_its_gain(x64, name):
     config = rc.transformer(L, H, D, **NETWORKS[name])
-    params = rc.init(jax.random.key(0), config, 1.0, 0.3)
-    x = jax.random.normal(jax.random.key(1), (N, D))
+    params, x = draws.parameters(config), draws.tokens(N, D)
     inputs = {}
     if config.cross_attention:
-        inputs["memory"] = jax.random.normal(jax.random.key(2), (3, D))
+        inputs["memory"] = draws.tokens(3, D, seed=2)
 
     def total(gain, factors):
         return rc.path_contributions(params, x, config, head_gain=gain, **factors, **inputs).total

@@ -17,7 +17,6 @@ from rank_collapse.paths.sets import logits_of, path_set_logits
 DEFAULT = Path(__file__).resolve().parents[3] / "shared" / "data" / "reference_paths"
 FOLDER = Path(os.environ.get("RANK_COLLAPSE_REFERENCE_PATHS", DEFAULT))
 FILES = sorted(FOLDER.glob("*.npz"))
-pytestmark = pytest.mark.usefixtures("optimized")
 
 
 @pytest.fixture(params=FILES or [None], ids=lambda f: "absent" if f is None else f.stem)
@@ -39,7 +38,17 @@ def largest(ours, theirs):
 
 
 def test_every_case_equals_the_published_code(reference):
-    data, meta, (config, params, classifier) = reference
+    compare(*reference)
+
+
+@pytest.mark.slow
+def test_as_users_compile(reference, optimized):
+    """The same, at the usual optimisation."""
+    compare(*reference)
+
+
+def compare(data, meta, loaded):
+    config, params, classifier = loaded
     inputs = jnp.asarray(data["input"])
 
     @jax.jit

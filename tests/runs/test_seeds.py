@@ -8,6 +8,8 @@ from seed_chunks import mapped
 
 from rank_collapse.runs import seeds
 
+needs_two = pytest.mark.skipif(len(jax.devices()) != 2, reason="JAX_NUM_CPU_DEVICES is not 2")
+
 
 def single(key, shift):
     def body(x, _):
@@ -27,9 +29,9 @@ def test_more_seeds_do_not_change_earlier_ones():
         seeds.seed_keys(0, 0)
 
 
+@needs_two
 @pytest.mark.parametrize(("chunk", "at_once"), [(0, None), (1, None), (2, 1), (4, 1), (0, 2)])
 def test_devices_and_chunks_give_the_results_of_a_loop(chunk, at_once):
-    assert len(jax.devices()) == 2
     keys = seeds.seed_keys(0, 5)  # not a multiple of two devices
     expected = [single(key, 0.25) for key in keys]
     for devices in (jax.devices()[:1], jax.devices()):
@@ -63,6 +65,7 @@ def test_a_seed_alone_is_the_same_seed_among_others():
         np.testing.assert_allclose(alone["last"][0], among["last"][2], rtol=1e-5, atol=1e-6)
 
 
+@needs_two
 def test_several_arguments_one_of_them_given_away():
     mesh = seeds.seed_mesh()
     call = seeds.spread(lambda a, b, c: a + b * c, mesh, donate=(0,))
@@ -81,6 +84,7 @@ def test_keys_come_to_the_host_as_keys():
     np.testing.assert_array_equal(jax.random.key_data(back), jax.random.key_data(keys))
 
 
+@needs_two
 def test_padding_repeats_the_last_seed_and_is_cut_off_again():
     tree = {"a": jnp.arange(6).reshape(3, 2)}
     mesh = seeds.seed_mesh()

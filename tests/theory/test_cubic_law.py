@@ -3,6 +3,7 @@
 import math
 from functools import partial
 
+import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -46,7 +47,7 @@ def test_a_constant_kappa_lies_within_its_error():
 def test_two_tokens_by_hand(x64):
     """±r in one dimension: C = r², so that r' = w_q w_k w_v w_o r³ and c_eff is that product."""
     config = rc.san(6, 1, 1, layer_map=(0,) * 6)
-    params = rc.init(jax.random.key(0), config)
+    params = draws.parameters(config, bias_scale=0.0)
     one = jnp.ones((1, 1, 1, 1))
     attention = params.layers.attention.replace(w_q=2.0 * one, w_k=one, w_v=0.3 * one, w_o=one)
     params = params.replace(layers=params.layers.replace(attention=attention))
@@ -62,7 +63,10 @@ def test_two_tokens_by_hand(x64):
 
 FIELDS = (
     {},
-    {"mlp": "gelu", "mlp_skip": True, "norm_placement": "post", "branch_gain": 0.7},
+    pytest.param(
+        {"mlp": "gelu", "mlp_skip": True, "norm_placement": "post", "branch_gain": 0.7},
+        marks=pytest.mark.slow,
+    ),
     {"mlp": "swiglu", "norm_placement": "pre", "norm": "rms", "temperature": 1.4},
 )
 
@@ -71,11 +75,9 @@ FIELDS = (
 def test_small_residuals_fall_as_the_closed_recursion_has_it(fields, x64):
     """With biases, padding and a mean token; corrections are of the order of the residual."""
     config = rc.san(4, 2, 6, d_ff=5, **fields)
-    params = rc.init(jax.random.key(0), config, 1.0, 0.4)
+    params = draws.parameters(config, 0, 1.0, 0.4)
     keep = jnp.array([True, True, False, True, True])
-    x = 1e-5 * jax.random.normal(jax.random.key(1), (5, 6)) + jax.random.normal(
-        jax.random.key(2), (1, 6)
-    )
+    x = 1e-5 * draws.tokens(5, 6) + draws.tokens(1, 6, seed=2)
     profile = rc.log_residual_profile(params, x, config, mask=keep)
     cubic = theory.cubic_profile(params, x, config, mask=keep)
     assert float(profile[-1]) < -300
@@ -112,8 +114,8 @@ def test_float32_is_float64_in_deep_layers_and_the_mean_token_does_not_matter():
 
 def test_the_theorems_constant_is_that_of_its_bound():
     config = rc.san(3, 2, 8)
-    params = rc.init(jax.random.key(0), config, 0.3)
-    report = rc.bound_report(params, 0.3 * jax.random.normal(jax.random.key(1), (5, 8)), config)
+    params = draws.parameters(config, 0, 0.3, 0.0)
+    report = rc.bound_report(params, 0.3 * draws.tokens(5, 8, shift=0.0), config)
     c = theory.theorem_constant(report)
     bound = c * (27 - 1) / 2 + 27 * report.log10_residual[0]
     np.testing.assert_allclose(report.stack.log10_rhs, bound, rtol=1e-5)
@@ -142,7 +144,7 @@ def test_the_closed_form_starts_where_the_diameter_bound_certifies_it(x64):
 
 
 @pytest.mark.parametrize(
-    "placement", slow_but(["none", "pre", "post", "sandwich", "branch"], "post", "branch")
+    "placement", slow_but(["none", "pre", "post", "sandwich", "branch"], "post")
 )
 @pytest.mark.parametrize("kind", slow_but(["gelu", "swiglu"], "gelu"))
 def test_no_layer_grows_more_than_its_bound(placement, kind, x64):

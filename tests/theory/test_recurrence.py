@@ -9,6 +9,7 @@ import mpmath
 import numpy as np
 import pytest
 from draws import parameters
+from marks import slow_but, slow_if
 
 import rank_collapse as rc
 from rank_collapse.network.attention import AttentionContext
@@ -99,7 +100,7 @@ def digits_of(params, classifier, start, config, num_steps, skip, digits=800):
         return [float(mpmath.log10(norm)) for norm in norms]
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", slow_if(CASES, "MLP"))
 def test_distances_in_logarithms_are_those_of_many_digits(name):
     fields, skip = CASES[name]
     config = rc.TransformerConfig(
@@ -118,7 +119,7 @@ def test_distances_in_logarithms_are_those_of_many_digits(name):
         assert wanted[-1] < -100  # far below what float32 holds
 
 
-@pytest.mark.parametrize("placement", ["sandwich", "branch", "pre"])
+@pytest.mark.parametrize("placement", slow_but(["sandwich", "branch", "pre"], "sandwich"))
 def test_distances_at_every_placement_of_norms(placement, x64):
     """Against the network fed with its own output in float64, where that still resolves them."""
     config = rc.TransformerConfig(

@@ -2,6 +2,7 @@
 
 import functools
 
+import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -73,7 +74,7 @@ def test_the_pass_is_the_law_for_tokens_alike():
     ):  # fmt: skip
         fields = {"norm_placement": placement, "skip_gain": skip, "temperature": temperature}
         config = rc.san_skip(50, 2, 24, **fields)
-        params = rc.init(jax.random.key(0), config)
+        params = draws.parameters(config, bias_scale=0.0, gain_scale=0.0)
         # weights whose mean squares are 1/fan-in exactly
         params = updates.with_matrices(
             params,
@@ -192,12 +193,12 @@ def test_gradient_norms_of_networks(name):
 def test_gradients_of_queries_vanish_with_the_tokens_differences():
     """∂W_Q/∂W_V ∝ 1 − ρ: at the same place, inputs ten times nearer give a tenth."""
     config = rc.san_skip(1, 2, 16, norm_placement="post")
-    params = rc.init(jax.random.key(0), config)
-    x = jax.random.normal(jax.random.key(1), (6, 16))
+    params = draws.parameters(config, 0, 1.0, 0.0, 0.0)
+    x = draws.tokens(6, 16)
     ratios = []
     for spread in (1e-3, 1e-4):
         near = jnp.mean(x, axis=0, keepdims=True) + np.sqrt(spread) * x
-        target = jax.random.normal(jax.random.key(2), x.shape)
+        target = draws.tokens(6, 16, seed=2, shift=0.0)
         found = updates.gradient_norms(
             lambda p, x=near, target=target: jnp.sum(target * rc.apply(p, x, config).output), params
         )["attention"]
@@ -208,7 +209,7 @@ def test_gradients_of_queries_vanish_with_the_tokens_differences():
 
 def test_updates_add_up_and_causal_tokens_have_an_m_each():
     config = rc.transformer(3, 2, 12, mask="causal", temperature=1e6)
-    params, x = rc.init(jax.random.key(0), config), jax.random.normal(jax.random.key(1), (5, 12))
+    params, x = draws.parameters(config, 0, 1.0, 0.0, 0.0), draws.tokens(5, 12)
     change = [
         stability.expected_pass(params, x, config, sizes=stability.update_sizes(config, size))
         for size in (0.1, 0.2)
@@ -246,15 +247,15 @@ def test_scores_slow_the_collapse_as_networks_do(optimized):
 
 def test_wrong_arguments_are_named():
     config = rc.design(rc.transformer(1, 2, 8), "branch_norm")
-    params = rc.init(jax.random.key(0), config)
+    params = draws.parameters(config)
     with pytest.raises(ValueError, match="norm_placement='branch'"):
         stability.expected_pass(params, jnp.ones((3, 8)), config)
     config = rc.san_skip(1, 2, 8, score="additive")
-    params = rc.init(jax.random.key(0), config)
+    params = draws.parameters(config)
     with pytest.raises(ValueError, match="score='additive'"):
         stability.expected_pass(params, jnp.ones((3, 8)), config)
     config = rc.san_skip(1, 2, 8)
-    params = rc.init(jax.random.key(0), config)
+    params = draws.parameters(config)
     with pytest.raises(ValueError, match="does not cover an edit"):
         stability.expected_pass(params, jnp.ones((3, 8)), config, edit={"residual": lambda v, l: v})
     with pytest.raises(ValueError, match="'none' is not"):

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from draws import parameters, tokens
 
 import rank_collapse as rc
 from rank_collapse.network import layers
@@ -15,7 +16,7 @@ NONE = dict.fromkeys(("w_q", "w_k", "w_v", "w_o", "w_in", "w_gate", "w_out"), 0.
 
 
 def some_tokens():
-    x = jax.random.normal(jax.random.key(0), (5, 8))
+    x = tokens(5, 8, shift=0.0)
     return x.at[1].set(x[0] + 0.1 * x[2]) + 0.7
 
 
@@ -34,7 +35,7 @@ def test_attention_of_given_weights_is_exact_at_any_width():
     """E over W_V and W_O, of Gaussian entries, at d = 8: means of 4000 draws within 5 errors."""
     config = rc.TransformerConfig(1, 2, 8, mask="causal")
     x, bias = some_tokens(), 0.4 * jax.random.normal(jax.random.key(5), (8,))
-    params = rc.init(jax.random.key(1), config).layers.attention
+    params = parameters(config, 1, bias_scale=0.0).layers.attention
     params = jax.tree.map(lambda a: a[0], params).replace(b_o=bias)
     weights = jax.nn.softmax(jax.random.normal(jax.random.key(2), (2, 5, 5)))
     fixed = {"weights": lambda *_: weights}
@@ -46,7 +47,7 @@ def test_attention_of_given_weights_is_exact_at_any_width():
         out = rc.multi_head_attention(params.replace(**new), x, x, edit=fixed)[0]
         return out @ out.T / 8
 
-    found = jax.vmap(drawn)(jax.random.split(jax.random.key(3), 4000))
+    found = jax.jit(jax.vmap(drawn))(jax.random.split(jax.random.key(3), 4000))
     # mean squares as the recursion reads them: exactly 0.3
     exact = params.replace(w_v=jnp.full_like(params.w_v, 0.3**0.5),
                            w_o=jnp.full_like(params.w_o, 0.3**0.5))  # fmt: skip
@@ -77,7 +78,7 @@ def drawn_attention(keys, queries, weights, b, draws, seed=0):
 def expected_attention(keys, queries, weights, b):
     """The same by `token_kernel.attention`: W_V W_O of gain 1, W_Q and W_K of b together."""
     config, d = rc.TransformerConfig(1, 1, 8), 8
-    params = jax.tree.map(lambda a: a[0], rc.init(jax.random.key(0), config).layers.attention)
+    params = jax.tree.map(lambda a: a[0], parameters(config, bias_scale=0.0).layers.attention)
     sizes = {"w_q": b**0.25, "w_k": b**0.25, "w_v": 1.0, "w_o": 1.0}
     full = {n: jnp.full_like(getattr(params, n), s * d**-0.5) for n, s in sizes.items()}
     state = [
@@ -95,7 +96,12 @@ def distances(k):
 
 
 @pytest.mark.parametrize(
-    ("n", "draws"), [pytest.param(3, 40000, marks=pytest.mark.slow), (17, 8000), (64, 800)]
+    ("n", "draws"),
+    [
+        pytest.param(3, 40000, marks=pytest.mark.slow),
+        (17, 8000),
+        pytest.param(64, 800, marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.parametrize(("rho", "b"), [pytest.param(0.0, 1.0, marks=pytest.mark.slow), (0.5, 4.0)])
 def test_tokens_of_equal_length_at_any_temperature(n, draws, rho, b, x64):
@@ -215,7 +221,7 @@ def test_an_update_moves_the_kernel_as_two_networks_differ():
         delta = layers.mlp(params.replace(**new), x, "gelu") - layers.mlp(params, x, "gelu")
         return delta @ delta.T / 64
 
-    found = jax.vmap(drawn)(jax.random.split(jax.random.key(3), 60))
+    found = jax.jit(jax.vmap(drawn))(jax.random.split(jax.random.key(3), 60))
     sizes = dict.fromkeys(names, 1e-4)
     out = token_kernel.mlp(params, token_kernel.kernel_of(x), "gelu", sizes)
     length = np.sqrt(out.change.diagonal())

@@ -1,5 +1,6 @@
 """Transverse exponents against a jvp of the whole network, spectra, and logarithmic profiles."""
 
+import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,16 +12,18 @@ from rank_collapse import theory
 
 def network(depth, **fields):
     config = rc.TransformerConfig(depth, 2, 6, **fields)
-    params = rc.init(jax.random.key(0), config, 1.0, 0.3)
-    return params, jax.random.normal(jax.random.key(1), (5, 6)) + 0.3, config
+    return draws.parameters(config), draws.tokens(5, 6), config
 
 
 CASES = (
     {"mask": "causal"},
     {"mask": "local", "mlp": "gelu", "d_ff": 7, "attention_skip": True, "mlp_skip": True,
      "norm_placement": "post"},
-    {"attention_skip": True, "skip_gain": 0.8, "norm_placement": "pre", "norm": "rms"},
-    {"position": "relative_bias", "branch_gain": 0.6},
+    pytest.param(
+        {"attention_skip": True, "skip_gain": 0.8, "norm_placement": "pre", "norm": "rms"},
+        marks=pytest.mark.slow,
+    ),
+    pytest.param({"position": "relative_bias", "branch_gain": 0.6}, marks=pytest.mark.slow),
     {"windows": (1, 0, 2), "norm_placement": "pre", "first_norm": False, "attention_skip": True,
      "mlp": "swiglu", "d_ff": 8, "num_experts": 4, "experts_per_token": 2, "parallel": True,
      "score_cap": 0.5},

@@ -75,7 +75,7 @@ class NumpyAdam:
 @pytest.mark.parametrize(
     "fields, decay",
     [
-        ({}, 0.0),
+        pytest.param({}, 0.0, marks=pytest.mark.slow),
         ({"schedule": "milestones", "milestones": (1, 2), "decay": 0.5}, 0.1),
         ({"schedule": "linear", "clip_norm": 0.05}, 0.0),
     ],
