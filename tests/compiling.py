@@ -6,30 +6,13 @@ The options belong to the jaxlib that the tests were timed with; another one ref
 an option that it does not know, so there they are left out.
 """
 
-import functools
 import os
-from collections.abc import Callable
 from importlib import metadata
 
 _KNOWN = metadata.version("jaxlib").startswith("0.10.")
 _QUICK = {"xla_cpu_use_fusion_emitters": "false", "xla_cpu_parallel_codegen_split_count": "1"}
 # `compiler_options` of what users' programs are
 AS_USERS = {"xla_cpu_use_fusion_emitters": True} if _KNOWN else {}
-
-
-def share_context() -> Callable[[], None]:
-    """Lowers all programs in one MLIR context, until the call that this returns begins another.
-
-    Loading its dialects is a third to a half of lowering a small program. What a context has seen
-    it keeps, so another is begun now and then.
-    """
-    from jax._src.interpreters import mlir
-
-    if not _KNOWN:
-        return lambda: None
-    mlir.make_ir_context = functools.cache(mlir.make_ir_context)
-    return mlir.make_ir_context.cache_clear
-
 
 if _KNOWN:  # this process and its children
     flags = os.environ.get("XLA_FLAGS", "")

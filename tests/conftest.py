@@ -10,7 +10,7 @@ import os
 import tempfile
 from pathlib import Path
 
-import compiling
+import compiling  # noqa: F401
 import pytest
 from figures_as_data import FiguresAsData
 from jaxtyping import install_import_hook
@@ -30,8 +30,6 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.devices()  # starts JAX, so that no binary run inside a test changes the number of devices
 
 install_import_hook("rank_collapse", "beartype.beartype")
-
-begin_context = compiling.share_context()
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 MOST_BYTES = 10**9  # of programs kept between runs; one whole run has about a fifth of it
@@ -102,7 +100,6 @@ def fewer_maps():
     and the compiler crashes. What is needed again comes from the cache on disk.
     """
     yield
-    begin_context()
     maps = Path("/proc/self/maps")
     if maps.exists() and maps.read_bytes().count(b"\n") > MOST_MAPS:
         jax.clear_caches()
