@@ -208,7 +208,7 @@ EXPERIMENT = Experiment.of(
     # BERT draws its weights with deviation 0.02 at a width of 768: 0.55 of 1/√fan-in.
     presets={
         "quick": ("--norm_placement=none,post", "--weight_scale=0.55,1", "--num_seeds=8", GAINS),
-        "paper": ("--norm_placement=none,post,pre", "--weight_scale=0.55,1", "--num_seeds=64",
+        "paper": ("--norm_placement=none,post,pre", "--weight_scale=0.55,1", "--num_seeds=8",
                   "--d_model=768", "--num_heads=12", "--num_tokens=128", "--seed_chunk=2", GAINS),
         "tiny": ("--num_seeds=2", "--depth=2", "--num_heads=2", "--d_model=4", "--d_ff=4",
                  "--num_tokens=4"),
