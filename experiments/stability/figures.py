@@ -160,12 +160,10 @@ def change_figure(found: Results, setup: Any) -> Figure:
         ax.set_xticks(branches, labels=[str(n) for n in branches])
         ax.set_xticks([], minor=True)
     axes[0, 0].legend()
-    for row, name in enumerate(designs):
-        where = (0.02, row + 0.22)
-        slopes_ax.annotate(name, where, xycoords=("axes fraction", "data"), fontsize=8)
+    slopes_ax.set_yticks(range(len(designs)), labels=list(designs), fontsize=8)
     for name, slope in results.law_exponents(branches).items():
         slopes_ax.axvline(slope, color="black", lw=0.9, ls=DASHES[name])
-    slopes_ax.set(xlabel="exponent of N (95 % over seeds)", yticks=[], ylim=(-0.5, len(designs)),
+    slopes_ax.set(xlabel="exponent of N (95 % over seeds)", ylim=(-0.5, len(designs) - 0.5),
                   title="circles: random, squares: gradient")  # fmt: skip
     return fig
 
@@ -219,7 +217,7 @@ def layer_figure(found: Results, setup: Any) -> Figure:
     for ax, (label, title) in zip(axes[0], PROFILES.values(), strict=True):
         ax.set(xlabel="layer", ylabel=label, title=title)
         figures.integer_ticks(ax)
-    axes[0, 1].legend()
+    axes[0, 2].legend(loc="lower left")
     return fig
 
 
