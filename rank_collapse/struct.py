@@ -13,7 +13,12 @@ T = TypeVar("T")
 
 
 def field(*, pytree_node: bool = True, **options: Any) -> Any:
-    """A field as of `dataclasses`; False for what is static: hashed and compared by jit."""
+    """A field of such a dataclass.
+
+    Args:
+        pytree_node: False for what is static: part of the treedef, hashed and compared by jit.
+        **options: As `dataclasses.field` takes them.
+    """
     return dataclasses.field(metadata={"pytree_node": pytree_node}, **options)
 
 
@@ -23,14 +28,22 @@ def static(default: Any) -> Any:
 
 
 def one_of(config: Any, **allowed: tuple[Any, ...]) -> None:
-    """Refuses values of fields that are not among those allowed."""
+    """Refuses values of fields that are not among those allowed.
+
+    Raises:
+        ValueError: One.
+    """
     for name, values in allowed.items():
         if getattr(config, name) not in values:
             raise ValueError(f"{name}={getattr(config, name)!r} is not one of {values}")
 
 
 def integers(config: Any, **least: int) -> None:
-    """Makes fields Python integers, which are hashable, and refuses others; None stays."""
+    """Makes fields Python integers, which are hashable; None stays.
+
+    Raises:
+        ValueError: One that is no integer, or below its least value.
+    """
     for name, smallest in least.items():
         value = getattr(config, name)
         if isinstance(value, np.integer):

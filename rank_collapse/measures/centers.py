@@ -24,7 +24,16 @@ CENTERS = ("mean", "median", "midrange", "composite")
 
 @of_tokens
 def center_token(x: Any, center: str = "mean", *, mask: Any = None) -> Float[Array, "*b d"]:
-    """The token x [..., d] that `residual` takes away; arguments are those of `residual`."""
+    """The token x that `residual` takes away.
+
+    Args:
+        x: Tokens [..., n, d].
+        center: "mean", "median", "midrange" or "composite"; see `residuals.residual`.
+        mask: Bool [n] or [..., n], True for tokens that exist; None for all.
+
+    Raises:
+        ValueError: Unknown center; see also `norms.composite_norm`.
+    """
     return as_jax(center_of(*as_tokens(x, mask), center))
 
 
@@ -76,6 +85,12 @@ def composite_center(x: Any, *, mask: Any = None) -> CompositeCenter:
     Works under jit and vmap; outside of them tokens are padded, up to a quarter, to a few numbers
     of them, for which it is compiled. Cost: about 300 steps, each of a product and a factorisation
     of the smaller of n and d. Not for every step's log. Bounds hold up to rounding.
+
+    Args:
+        x, mask: Tokens [..., n, d]; Bool [n] or [..., n], which of them exist, None for all.
+
+    Raises:
+        ValueError: See `norms.composite_norm`.
     """
     x, mask = as_tokens(x, mask)
     if namespace(x) is np:

@@ -23,8 +23,15 @@ def branch_shares(
     """β_ii² = γ² Var f_i/(λ² Var x_{i−1} + γ² Var f_i) of each branch, from variances alone.
 
     As published: branch and stream are taken as uncorrelated; `paths.direct.variance_shares`
-    does without that. Branch after branch and layer after layer; 0 where a sum does not vary at
-    all.
+    does without that.
+
+    Args:
+        params: Of the network; norms of branches and learned gains are read.
+        trace: From `apply`.
+        config: The network, for its gains and skips.
+
+    Returns:
+        [s], branch after branch and layer after layer; 0 where a sum does not vary at all.
 
     Source: Liu et al. 2020, section 4 and appendix A.
     """
@@ -48,8 +55,13 @@ def dependency(shares: Any) -> Float[Array, "i i"]:
 
         β_ii² = the share of branch i in its sum, β_ij² = (1 − β_ii²) β_{i−1,j}²,
     for post- and pre-norm alike: a norm scales all parts by one factor, which normalising x_i takes
-    out again. Every row sums to 1; row and column 0 are the input. The published heat map is its
-    square root.
+    out again. Every row sums to 1.
+
+    Args:
+        shares: β_ii² [N], from `branch_shares` or predicted (`ExpectedTrace.shares`).
+
+    Returns:
+        [N + 1, N + 1]; row and column 0 are the input. The published heat map is its square root.
 
     Source: Liu et al. 2020, section 4, and its heat maps.
     """

@@ -20,8 +20,14 @@ def as_tokens(x: Any, mask: Any = None, *, empty: bool = False) -> tuple[Any, An
     """Any framework's [n, d] array in float32 at least, and its mask as Bool [n], see `as_array`.
 
     Masked rows become zeros. Arrays that are not traced are also checked for values that are not
-    finite; inside jit and vmap these propagate instead. With `empty` a known mask may leave no
-    token, of which measures are NaN; traced masks may.
+    finite; inside jit and vmap these propagate instead.
+
+    Args:
+        x, mask: What was given.
+        empty: Whether a mask may leave no token, of which measures are NaN; traced masks may.
+
+    Raises:
+        ValueError: Not a matrix, no token, not finite, or a mask of another length.
     """
     x = as_array(x)
     if x.ndim != 2:
@@ -118,7 +124,11 @@ def together(*arrays: Any) -> tuple[Any, ...]:
 
 
 def gathered(x: Any, axis_name: str | None, axis: int) -> Any:
-    """All of an array whose axis is sharded over a mesh axis of `jax.shard_map`; None: as it is."""
+    """All of an array whose axis is sharded over a mesh axis of `jax.shard_map`; None: as it is.
+
+    Raises:
+        ValueError: No such axis.
+    """
     if axis_name is None or x is None:
         return x
     try:
@@ -160,6 +170,9 @@ def as_array(x: Any) -> Any:
 
     Else JAX's: traced, or of an accelerator. What is measured outside of jit is thus computed by
     NumPy, since JAX would compile every operation anew for each number of tokens.
+
+    Raises:
+        ValueError: No array of numbers.
     """
     if hasattr(x, "__jax_array__") and not isinstance(x, jax.Array):  # of NNX
         x = x.__jax_array__()
@@ -179,7 +192,11 @@ def as_array(x: Any) -> Any:
 
 
 def as_bools(mask: Any, name: str = "mask") -> Any:
-    """A mask as Bool, see `inputs.as_mask`, with known values as `as_array` has them."""
+    """A mask as Bool, from booleans or the integers 0 and 1, see `as_array`.
+
+    Raises:
+        ValueError: Other values: see `inputs.as_mask`.
+    """
     mask = as_array(mask)
     if namespace(mask) is np and mask.dtype.kind in "biu" and np.isin(mask, (0, 1)).all():
         return mask.astype(bool)  # `as_mask` would compile its look at the values
@@ -222,10 +239,15 @@ def composite_norm(x: Any, *, mask: Any = None) -> Float[Array, "*b"]:
 def singular_values(x: Any, *, mask: Any = None, method: str | None = None) -> Float[Array, "*b r"]:
     """Singular values, largest first; masked rows only add zeros.
 
-    The method is "svd", or "gram" for the square roots of the eigenvalues of the smaller of XXᵀ and
-    XᵀX, which loses what lies below √ε σ_1 (3e-4 σ_1 in float32). None is "gram" in float64 where x
-    is of float32 and its values are known, on the host: less is lost then than by an SVD in
-    float32, in a tenth of the time; it is "svd" elsewhere.
+    Args:
+        x, mask: Tokens [..., n, d]; Bool [n] or [..., n], which of them exist, None for all.
+        method: "svd", or "gram" for the square roots of the eigenvalues of the smaller of XXᵀ and
+            XᵀX, which loses what lies below √ε σ_1 (3e-4 σ_1 in float32). None for "gram" in
+            float64 where x is of float32 and its values are known, on the host: less is lost then
+            than by an SVD in float32, in a tenth of the time; for "svd" elsewhere.
+
+    Raises:
+        ValueError: Unknown method; see also `composite_norm`.
     """
     return as_jax(singular_values_of(as_tokens(x, mask)[0], method))
 

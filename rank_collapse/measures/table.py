@@ -124,7 +124,11 @@ COLLAPSE = (
 
 
 def named(measures: Any, needs: str = "tokens") -> tuple[str, ...]:
-    """Names out of `MEASURES`, one or several, refused where they need something else."""
+    """One name out of `MEASURES`, or several, as a tuple.
+
+    Raises:
+        ValueError: An unknown one, or one that needs something else.
+    """
     names = (measures,) if isinstance(measures, str) else tuple(measures)
     known = tuple(name for name, measure in MEASURES.items() if measure.needs == needs)
     unknown = [name for name in names if name not in known]

@@ -43,7 +43,9 @@ def with_matrices(params: TransformerParams, matrices: Any) -> TransformerParams
 def moved(params: TransformerParams, direction: Any, size: Any) -> TransformerParams:
     """W* = W + size ‖W‖_F U/‖U‖_F for every matrix of every layer: updates of equal relative size.
 
-    The direction U is a tree as `matrices_of` gives; where U = 0 nothing moves.
+    Args:
+        direction: U, a tree as `matrices_of` gives; where U = 0 nothing moves.
+        size: ‖W* − W‖_F/‖W‖_F.
     """
 
     def step(w, u):

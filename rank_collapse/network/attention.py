@@ -134,9 +134,11 @@ class AttentionContext(struct.Struct):
         return jnp.broadcast_to(value, (num_heads,))[:, None, None]
 
     def of_layer(self, window: Any, rotated: Any = None) -> "AttentionContext":
-        """The context as a layer sees it that looks up to `window` tokens away, traced.
+        """The context as a layer sees it that looks up to `window` tokens away.
 
-        None where no layer has a window, or where all layers have the rotary positions (`rotated`).
+        Args:
+            window: Int, `ANY_DISTANCE` for any; traced. None where no layer has one.
+            rotated: Bool, whether the layer has the rotary positions; None where all have them.
         """
         if rotated is not None and self.rotary is not None:
             found = self.of_layer(window)
@@ -169,7 +171,11 @@ def softmax(scores: Float[Array, "*s m"], mask: Any = None) -> Float[Array, "*s 
 def normalised(
     scores: Float[Array, "h n m"], context: AttentionContext, normalise: Any = None
 ) -> Float[Array, "h n m"]:
-    """P of scores: their softmax, or the result of `AttentionConfig.normalise`."""
+    """P of scores: their softmax, or the result of `AttentionConfig.normalise`.
+
+    Raises:
+        ValueError: Weights of another shape.
+    """
     if normalise is None:
         return softmax(scores, context.mask)
     weights = normalise(scores, context)
@@ -182,7 +188,11 @@ def normalised(
 def mixing_matrix(
     weights: Float[Array, "h n m"], mixing: Mixing | None, mask: Any = None
 ) -> Float[Array, "h n m"]:
-    """M = α I + β P + γ C, `Mixing` with leaves [h]; P itself where it is None."""
+    """M = α I + β P + γ C, `Mixing` with leaves [h]; P itself where it is None.
+
+    Raises:
+        ValueError: Queries and keys that are not the same tokens.
+    """
     if mixing is None:
         return weights
     h, n, m = weights.shape
@@ -214,7 +224,18 @@ def attention_scores(
     False. Additive (Bahdanau et al. 2015): v·tanh(x W_q + b_q + y W_k + b_k) / temperature.
     Where the context has a cap c, c·tanh(scores/c) takes their place, before biases.
 
-    An edit, (name, value) -> value, takes the queries "q" and keys "k" [h, n, k] of the product.
+    Args:
+        x: Queries' tokens [n, d].
+        y: Keys' tokens [m, d], the same array for self-attention; or their `KeysValues`.
+        score: "dot" or "additive".
+        scale: Whether dot products are divided by √k.
+        norm_eps: Of the norm of queries and keys, where the parameters have one.
+        temperature: Further divisor of the scores.
+        context: Bias, cap and position terms.
+        edit: (name, value) -> value of the queries "q" and keys "k" [h, n, k] in the product.
+
+    Raises:
+        ValueError: On an unknown score.
     """
     context = AttentionContext() if context is None else context
     if score not in SCORES:

@@ -47,7 +47,12 @@ def empty_cache(config: TransformerConfig, num_tokens: int, dtype: Any) -> proje
 def context_of_token(
     context: attn.AttentionContext, position: Int[Array, ""]
 ) -> attn.AttentionContext:
-    """Row t = position of the masks, biases and positions of all n tokens, for token t alone."""
+    """Row t of the masks, biases and positions of all n tokens, as token t alone needs them.
+
+    Args:
+        context: Of all tokens, from `inputs.make_context`.
+        position: t; may be traced.
+    """
 
     def row(a, axis):
         return None if a is None else jax.lax.dynamic_slice_in_dim(a, position, 1, axis)

@@ -74,7 +74,11 @@ class Covers:
         return self.also(config)
 
     def check(self, config: TransformerConfig, edit: Any = None) -> None:
-        """Refuses what is not covered; an edit as `edits.as_edits` makes it."""
+        """Refuses what is not covered; an edit as `edits.as_edits` makes it.
+
+        Raises:
+            ValueError: A field's value, or an edit.
+        """
         found = self.refusal(config)
         if found:
             raise ValueError(f"{self.name} does not cover {found}")

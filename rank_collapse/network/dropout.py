@@ -15,6 +15,11 @@ def dropout(key: Any, x: Float[Array, "*s"], rate: Any) -> Float[Array, "*s"]:
     multiplication, because on a CPU the random bits of threefry cost as much as the matrix
     products of a small network. It depends on nothing but the key and i, so that a seed is dropped
     alike alone and under vmap. Resolution of the rate: 2⁻²⁴.
+
+    Args:
+        key: Random key, or the words of one from `dropout_words` or `dropout_branches`.
+        x: Any array.
+        rate: Probability in [0, 1]; may be traced.
     """
     counter = jax.lax.iota(jnp.uint32, math.prod(x.shape)).reshape(x.shape)
     bits = _hash(counter, dropout_words(key))
@@ -35,6 +40,10 @@ def dropout_branches(key: Any, count: int) -> UInt32[Array, "count 2"]:
 
     As `jax.random.split`, at the cost of a few integer operations. A part's words do not depend on
     the count.
+
+    Args:
+        key: Random key, or words.
+        count: Number of parts.
     """
     counter = jnp.arange(2 * count, dtype=jnp.uint32).reshape(count, 2)
     # The constant keeps the words apart from the bits of the first entries.

@@ -23,13 +23,16 @@ from rank_collapse.network.config import TransformerConfig
 
 
 def places(config: TransformerConfig, n: int = 1, m: int = 1) -> dict[str, tuple[int, ...]]:
-    """The names of a network's places, with the shape of what is there, for tokens and memory keys.
+    """The names of a network's places, with the shape of what is there.
 
     In attention the queries and keys as their product takes them, the values, the scores before
     the mask, the weights, and what each head adds to the branch; "cross_" before those of the
     attention to a memory. The hidden units of the MLP behind their nonlinearity. Each branch's
     input behind its norm and its output, the stream behind each attention, and the stream behind
     the layer, "residual"; [s, n, d] where there are several streams.
+
+    Args:
+        n, m: Tokens, of the memory too.
     """
     h, d, found = config.num_heads, config.d_model, {}
     state = (*config.streams, n, d)
@@ -57,7 +60,11 @@ NAMES = tuple(places(TransformerConfig(cross_attention=True, mlp="gelu")))
 
 
 def check_names(names: Sequence[str], config: TransformerConfig) -> None:
-    """Refuses names of places that a network does not have."""
+    """Refuses names of places that a network does not have.
+
+    Raises:
+        ValueError: One.
+    """
     known = places(config)
     for name in names:
         if name not in known:
@@ -121,7 +128,17 @@ def _depends(jaxpr, given):
 def as_edits(
     edit: Any, config: TransformerConfig, num_tokens: int, num_keys: int, dtype: Any
 ) -> dict[str, Edit] | None:
-    """The caller's edits {name: function(value, layer) -> value} of values of a dtype, traced."""
+    """The caller's edits, traced.
+
+    Args:
+        edit: {name: function(value, layer) -> value}; None for none.
+        num_tokens, num_keys: Tokens, and those of the memory.
+        dtype: Of the values.
+
+    Raises:
+        ValueError: Not such a dictionary, an unknown name, or a function that asks for values of
+            what is traced or does not give an array of the same shape back.
+    """
     if edit is None:
         return None
     if not isinstance(edit, Mapping):

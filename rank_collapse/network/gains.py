@@ -50,9 +50,17 @@ class LayerGains(struct.Struct):
 
 
 def layer_gains(config: TransformerConfig, dtype: Any, params: Any = None) -> LayerGains:
-    """The gains, times those that are learned, and the temperature: leaves [L], [L, d] by feature.
+    """The gains, times those that are learned, and the temperature: one entry per layer.
 
-    Learned gains are read from the network's parameters.
+    Args:
+        dtype: Of the arithmetic.
+        params: The network's `TransformerParams`, which hold the learned gains.
+
+    Returns:
+        Leaves [L], or [L, d] where a gain is given per feature.
+
+    Raises:
+        ValueError: A gain of another shape, or learned gains without the parameters.
     """
     far = [w or ANY_DISTANCE for w in config.windows]
     return LayerGains(
@@ -68,7 +76,11 @@ def layer_gains(config: TransformerConfig, dtype: Any, params: Any = None) -> La
 
 
 def init_gains(config: TransformerConfig) -> dict[str, LearnedGains]:
-    """The gains that are trained, where they start: fields of `BlockParams`, stacked."""
+    """The gains that are trained, where the config starts them: fields of `BlockParams`, stacked.
+
+    Raises:
+        ValueError: A start of another shape, or per feature without `learned_per_feature`.
+    """
     dtype, rows = jnp.result_type(float), config.layer_map or range(config.depth)
     first = jnp.asarray([rows.index(row) for row in range(config.num_rows)])
 

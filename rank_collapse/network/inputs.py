@@ -72,7 +72,11 @@ def prepare_inputs(
 
     The parameters are checked against the config; biases that are None become zeros, and every
     head gets its own keys and values. x is promoted to the dtype that it and the parameters share.
-    A network or an edit that the pass with these `covers` does not cover is refused.
+
+    Raises:
+        ValueError: A network or an edit that the pass with these `covers` does not cover;
+            parameters that contradict the config, inputs of the wrong shape or kind, a memory that
+            is missing or of no use.
     """
     if covers is not None:
         covers.check(config)
@@ -116,13 +120,24 @@ def prepare_inputs(
 
 
 def as_batch(inputs: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], int]:
-    """(arrays [b, ...] by argument name of `apply` without those that are None, b)."""
+    """(arrays [b, ...] by argument name of `apply` without those that are absent, b).
+
+    Args:
+        inputs: x among them; None for one that is absent.
+
+    Raises:
+        ValueError: Arrays of different lengths, of none, or without x.
+    """
     given = {k: np.asarray(v) for k, v in inputs.items() if v is not None}
     return given, batch_size(given)
 
 
 def batch_size(arrays: Mapping[str, Any]) -> int:
-    """b of arrays [b, ...] by argument name, x among them; refuses other lengths."""
+    """b of arrays [b, ...] by argument name, x among them.
+
+    Raises:
+        ValueError: Arrays of different lengths, of none, or without x.
+    """
     lengths = {k: len(v) if np.ndim(v) else None for k, v in arrays.items()}
     if len(set(lengths.values())) != 1 or not lengths.get("x"):
         raise ValueError(f"inputs have different lengths, or none: {lengths}")
@@ -141,6 +156,9 @@ def input_states(
 
     Where d_input = d, as in ViT-B/16, vectors are embedded; `config.replace(embedding=None)`
     takes hidden states.
+
+    Raises:
+        ValueError: A shape that is neither.
     """
     x = jnp.asarray(x)
     is_ids = jnp.issubdtype(x.dtype, jnp.integer)
@@ -174,7 +192,11 @@ def is_embedded(x: Any, config: TransformerConfig) -> bool:
 
 
 def check_read(x: Any, config: TransformerConfig, segments: Any, positions: Any) -> None:
-    """Refuses segments and positions that nothing reads."""
+    """Refuses segments and positions that nothing reads.
+
+    Raises:
+        ValueError: They are given.
+    """
     embedding = config.embedding if is_embedded(x, config) else None
     placed = embedding is not None and embedding.positions != "none"
     if positions is not None and config.position != "rotary" and not placed:
@@ -191,7 +213,11 @@ def check_read(x: Any, config: TransformerConfig, segments: Any, positions: Any)
 
 
 def check_known(inputs: Mapping[str, Any], config: TransformerConfig) -> None:
-    """Refuses ids, positions and segments, of one example or a batch, that a table would clamp."""
+    """Refuses known values that a table's look-up would clamp, of one example or a batch.
+
+    Raises:
+        ValueError: Token ids, positions or segments outside of the embedding's tables.
+    """
     embedding = config.embedding
     if embedding is None:
         return
@@ -212,7 +238,11 @@ def check_known(inputs: Mapping[str, Any], config: TransformerConfig) -> None:
 
 
 def checked_mask(mask: Any, num_queries: int, num_keys: int, name: str) -> Any:
-    """A mask as Bool [m], [n, m] or [h, n, m], refused at another shape; None stays None."""
+    """A mask as Bool [m], [n, m] or [h, n, m]; None stays None.
+
+    Raises:
+        ValueError: Another shape, or no mask: see `as_mask`.
+    """
     if mask is None:
         return None
     mask = as_mask(mask, name)
@@ -228,7 +258,8 @@ def checked_mask(mask: Any, num_queries: int, num_keys: int, name: str) -> Any:
 def as_mask(mask: Any, name: str = "mask") -> Bool[Array, "*s"]:
     """A mask as Bool, from booleans or the integers 0 and 1, lists of them too.
 
-    An additive mask of floats would be read the wrong way round and is refused.
+    Raises:
+        ValueError: Other values: an additive mask of floats would be read the wrong way round.
     """
     if isinstance(mask, str):
         raise ValueError(f"{name}={mask!r} is not an array: use config.replace(mask={mask!r})")
@@ -255,7 +286,16 @@ def make_context(
     segments: Any = None,
     positions: Any = None,
 ) -> attn.AttentionContext:
-    """Masks, biases and positions of self-attention, of all layers; arguments as in `apply`."""
+    """Masks, biases and positions of self-attention, of all layers.
+
+    Args:
+        params: Parameters (for a learned position bias).
+        num_tokens: n.
+        mask: Bool [n] (which tokens exist), [n, n] or [h, n, n], joined to `config.mask`.
+        bias: Float [h, n, n] added to the scores.
+        segments: Int [n], for the segment term of "relative_key".
+        positions: Int [n], for rotary positions; 0..n-1 by default.
+    """
     n = num_tokens
     own = {"none": lambda: None, "causal": lambda: causal_mask(n)}
     own["local"] = lambda: local_mask(n, config.window)

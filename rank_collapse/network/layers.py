@@ -127,7 +127,11 @@ class MLPConfig(struct.Struct):
             )
 
     def check_experts(self, d_ff: int) -> None:
-        """Refuses experts that do not divide the hidden units, or fewer than a token uses."""
+        """Refuses experts that do not divide the hidden units.
+
+        Raises:
+            ValueError: They do not, or there are fewer than a token uses.
+        """
         units = d_ff - self.d_shared
         if self.mlp == "none" or units < 1 or units % self.num_experts:
             raise ValueError(
@@ -211,7 +215,11 @@ MLP_KINDS = ("none", *ACTIVATIONS, *GATED)
 
 
 def activation_of(kind: str | Callable) -> Activation:
-    """The activation of an MLP kind but "none": of the gate where the MLP is gated."""
+    """The activation of an MLP kind: of the gate where the MLP is gated.
+
+    Raises:
+        ValueError: On an unknown kind, or "none".
+    """
     if callable(kind):
         return Activation(kind, lambda z: _own_gate(kind, z))
     name = GATED.get(kind, kind)
@@ -245,8 +253,12 @@ def norm(
 ) -> Float[Array, "n d"]:
     """(x − mean)/σ · gain + bias, token by token; without gain and bias where params is None.
 
-    The kind is "layer" (Ba et al. 2016), "rms" (Zhang and Sennrich 2019: no mean, no bias) or the
-    caller's own, see `ResidualConfig`.
+    Args:
+        params: Gain and bias, each [d].
+        x: Tokens [n, d].
+        kind: "layer" (Ba et al. 2016), "rms" (Zhang and Sennrich 2019: no mean, no bias) or the
+            caller's own, see `ResidualConfig`.
+        eps: Added to the variance.
     """
     mean, inverse = norm_statistics(x, kind, eps)
     y = ((x.astype(mean.dtype) - mean) * inverse).astype(x.dtype)
@@ -267,8 +279,13 @@ def mlp(
 ) -> Float[Array, "n d"]:
     """φ(x W_in + b_in) W_out + b_out; gated: φ(x W_gate + b_gate) ∘ (x W_in + b_in) as φ.
 
-    A mixture of experts multiplies the hidden units by `unit_shares`; `edit` takes "mlp_hidden",
-    the units [n, f] before W_out; the clamp is `MLPConfig.mlp_clamp`.
+    Args:
+        params: Parameters; `w_gate` and `b_gate` for gated kinds only.
+        x: Tokens [n, d].
+        kind: One of `MLP_KINDS` but "none".
+        routing: Of a mixture of experts, whose hidden units are multiplied by `unit_shares`.
+        edit: (name, value) -> value of the "mlp_hidden" units [n, f] before W_out.
+        clamp: Of a gated kind, see `MLPConfig.mlp_clamp`.
     """
     phi = activation_of(kind).fn
     z = _affine(x, params.w_in, params.b_in)

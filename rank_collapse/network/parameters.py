@@ -199,6 +199,9 @@ def check_params(params: TransformerParams, config: TransformerConfig) -> None:
     Parts that the config does not use (an MLP under mlp="none", norms under
     norm_placement="none") may be there, but no learned gains that it does not know; biases may be
     None, keys and values grouped.
+
+    Raises:
+        ValueError: A parameter that is missing, of another shape, or of another kind of MLP.
     """
     wanted = _shapes(_expected(_hashable(config)))
     found = _shapes(params)
@@ -235,7 +238,11 @@ def _grouped(wanted, found, part, num_heads):
 
 
 def completed(params: TransformerParams, config: TransformerConfig) -> TransformerParams:
-    """The parameters, checked, with zeros for biases that are None and each head's own keys."""
+    """The parameters, checked, with zeros for biases that are None and each head's own keys.
+
+    Raises:
+        ValueError: As `check_params`.
+    """
     check_params(params, config)
     wanted = _expected(_hashable(config)).layers
     layers = params.layers

@@ -56,7 +56,10 @@ class LayerPass:
     ) -> tuple[Any, Any]:
         """(what is carried on, what this layer adds); what nobody reads is not computed.
 
-        Passes with a state of their own get X^0 as x in every layer and nothing seen.
+        Args:
+            x: Its input; of passes with a state of their own X^0, in every layer.
+            seen: What it computed from it; None for such passes.
+            carry: From the layer before.
         """
         raise NotImplementedError
 
@@ -121,9 +124,11 @@ class Output(LayerPass):
 def through(
     passes: Sequence[LayerPass], layer: Layer, x: Float[Array, "*s n d"], carries: tuple
 ) -> tuple[Float[Array, "*s n d"], tuple, tuple]:
-    """One layer of all passes, which share its own computation.
+    """One layer of all passes: (the state behind it, carries, what each pass adds).
 
-    Returns (the state behind it, carries, what each pass adds).
+    Args:
+        passes: They share the layer's own computation.
+        carries: Of each pass.
     """
     seen, state = None, x
     if any(p.forward for p in passes):

@@ -44,7 +44,11 @@ class PositionConfig(struct.Struct):
         struct.one_of(self, position=POSITIONS)
 
     def check_rotary(self, qk_width: int) -> None:
-        """Refuses rotary positions that do not fit the width of queries and keys."""
+        """Refuses rotary positions that do not fit the width of queries and keys.
+
+        Raises:
+            ValueError: They do not.
+        """
         width = qk_width if self.rotary_width is None else self.rotary_width
         if qk_width % 2:
             raise ValueError(f"rotary positions need an even d_qk, not {qk_width}")

@@ -57,7 +57,11 @@ class ResidualSpec(struct.Struct):
 def residual_specs(
     params: BlockParams, config: TransformerConfig, gains: LayerGains
 ) -> dict[str, ResidualSpec]:
-    """The specs of one layer's sublayers by kind, with the layer's gains."""
+    """The specs of one layer's sublayers, by kind.
+
+    Args:
+        gains: Of the layer, from `layer_gains`.
+    """
     skips = {"attention": config.attention_skip, "cross": config.cross_skip, "mlp": config.mlp_skip}
 
     def spec(kind):
@@ -121,7 +125,10 @@ def summands(
 ) -> tuple[Float[Array, "n d"], Float[Array, "n d"]]:
     """(λ x, γ N'(part)): the two sides of the sum in which a branch joins the stream.
 
-    Without a skip x is returned as it is.
+    Args:
+        spec: Of the sublayer.
+        x: The stream before it; returned as it is where there is no skip.
+        part: The branch's output, as a trace keeps it.
     """
     if spec.norms_branch:
         part = token_norm(spec.at_branch, part)

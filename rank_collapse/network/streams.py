@@ -96,9 +96,11 @@ def connection_of(
     config: TransformerConfig,
     passed: Any,
 ) -> Connection | None:
-    """p, q and R of one sublayer at a state behind `passed` others; None of one stream.
+    """p, q and R of one sublayer at a state; None where there is one stream.
 
-    Without parameters all streams that exist are read alike.
+    Args:
+        params: Of the sublayer; None to read all streams that exist alike.
+        passed: How many sublayers are behind.
     """
     if config.connection == "skip":
         return None

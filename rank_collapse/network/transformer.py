@@ -211,7 +211,13 @@ def forward(
     dropout_rate: Any = 0.0,
     keep: tuple[str, ...] = (),
 ) -> Forward:
-    """One layer on tokens, x from `streams.begin` at first; `keep` names places, as in `apply`."""
+    """One layer on tokens; see `TransformerConfig`.
+
+    Args:
+        x: The state before it, from `streams.begin` at first.
+        dropout_key, dropout_rate: For dropout on attention weights and branches; None for none.
+        keep: Names of places whose values the trace keeps.
+    """
     after = tuple(f"after_{kind}" for kind in layer.config.kinds if kind != "mlp")
     of_mix = ("q", "k", "v") if layer.config.mix is not None else ()
     places = Places(layer.inputs.edit, layer.index, (*keep, *after, *of_mix))
@@ -368,9 +374,15 @@ def replay(
     trace: Trace,
     config: TransformerConfig,
 ) -> Any:
-    """A measure of every layer's sublayers, [L, ...], from a trace of one example with one stream.
+    """A measure of every layer's sublayers, [L, ...], from a trace: no branch is computed.
 
-    No branch is computed: `measure` takes the layer and {kind: `Passage`}.
+    Args:
+        measure: (layer, {kind: `Passage`}) → arrays.
+        params: Of the network; norms and learned gains are read.
+        trace: From `apply`, of one example.
+
+    Raises:
+        ValueError: A network of several residual streams.
     """
     EVERYTHING.check(config)
 

@@ -159,9 +159,13 @@ def walk(
 ) -> tuple[Any, Any]:
     """A scan over the layers: (the state behind the last, what each step adds [l, ...]).
 
-    A step is (layer, state) → (state, what it adds), such as a call of `walk_layer`; parameters and
-    inputs are from `prepare_inputs`, `extra` is `Layer.extra` of all layers with leaves [L, ...],
-    the gains are `layer_gains` by default. `rows` are the first layer and the one behind the last.
+    Args:
+        step: (layer, state) → (state, what it adds), such as a call of `walk_layer`.
+        state: Before the first layer.
+        params, inputs: From `prepare_inputs`.
+        extra: `Layer.extra` of all layers, leaves [L, ...].
+        gains: Of all layers; `layer_gains` by default.
+        rows: First layer and the one behind the last; all by default.
     """
     gains = layer_gains(config, inputs.x.dtype, params) if gains is None else gains
     swept = (jnp.arange(config.depth), gains, extra)

@@ -73,7 +73,10 @@ def chained_residual(
     Of attention whose rows sum to 1 both are right to their own digits, however small; with rows of
     another sum (a sink) the second is right to the digits of P_path.
 
-    `path` has heads 0..H−1 or H for a skip; rows of tokens that a mask [n] leaves out do not count.
+    Args:
+        attention: Attention weights of all layers, `Trace.attention`.
+        path: Heads 0..H−1, H for a skip (the identity).
+        mask: Bool [n], tokens that exist; rows of others are left out.
 
     Source: chained attention in the notebook of Dong et al. 2021; the product is that of Theorem
     2.1, the last layer leftmost.
@@ -111,8 +114,14 @@ def branch_sizes(
 ) -> tuple[Float[Array, "l"], Float[Array, "l"]]:
     """N(λ x) and N(γ N'(SA(x))) of every layer, N = ‖.‖_{1,∞}: what its attention sublayer adds up.
 
-    Before a norm of the sum, from a trace of one example. Without gains and a norm N' of the
-    branch, N(x) and N(SA(x)) as published; N(x) where there is no skip.
+    Before a norm of the sum. Without gains and a norm N' of the branch, N(x) and N(SA(x)) as
+    published; N(x) where there is no skip.
+
+    Args:
+        params: Of the network; norms of branches and learned gains are read.
+        trace: From `apply`, of one example.
+        config: The network, for its gains and skips.
+        mask: Bool [n], tokens that exist.
     """
 
     def sizes(_, passages):
@@ -159,8 +168,14 @@ def predicted_sizes(
 
     The size of all paths of length k together, if every layer leaves the share α to its skip and
     attention contracts residuals cubically. With one α per layer, C(L,k) α^{L−k} (1−α)^k becomes
-    the elementary symmetric sum over which layers are skipped. α is a scalar or [L], each in
-    (0, 1), R_0 the size of the input's residual.
+    the elementary symmetric sum over which layers are skipped.
+
+    Args:
+        alpha: α, a scalar or [L], each in (0, 1).
+        initial: R_0, the size of the input's residual.
+
+    Raises:
+        ValueError: As many α as neither 1 nor L.
 
     Source: the effectiveness of paths in Dong et al. 2021, section 4.
     """
@@ -199,7 +214,12 @@ def alpha_law(
 
     R_0 is the mean residual of the inputs, before any layer. c is that of single attention
     matrices: their mean log residual ratio is that of R_0/c², the formula's value at length 1.
-    `skip` and `branch` are of `branch_sizes`, `single` residual ratios of paths of length 1.
+
+    Args:
+        skip, branch: From `branch_sizes`.
+        initial: ‖res(X^0)‖_{1,∞} of each sample.
+        single: Residual ratios of paths of length 1, from `chained_residual`.
+        num_heads: H.
     """
     by_layer = skip_share(skip, branch)
     one = skip.sum() / (skip.sum() + branch.sum())

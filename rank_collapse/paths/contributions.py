@@ -155,8 +155,9 @@ def moved(
 ) -> Channels:
     """Channels after one layer, whose constants are those of its own computation.
 
-    The gains of the layer may have factors beyond the network's own; `head_gain` [h] multiplies
-    the heads of self-attention.
+    Args:
+        gains: Of the layer, with what multiplies its branches beyond the network's own gains.
+        head_gain: [h], multiplies the heads of self-attention; None for 1.
     """
     constants = freeze_layer(layer, seen)
     if head_gain is not None:

@@ -156,8 +156,16 @@ def variance_shares(
     `measures.dependency` gives the published β_ij², which are these where branches are uncorrelated
     and never negative; a share is negative where a branch takes away what others wrote.
 
-    Arguments as of `direct_contributions`, but for edits. Returns [N + 1, N + 2]: row i the stream
-    after i branches, columns the input, branches 1 .. N and the biases of the norms.
+    Args:
+        params, x, config: As in `apply`.
+        **inputs: mask, bias, memory, memory_mask, segments and positions of `apply`.
+
+    Returns:
+        [N + 1, N + 2]: row i the stream after i branches, columns the input, branches 1 .. N and
+        the biases of the norms.
+
+    Raises:
+        ValueError: An edit; see also `apply`.
     """
     params, prepared = prepare_inputs(params, x, config, covers=_SHARES_COVER, **inputs)
     _, shares = _rows(params, prepared, config, False)

@@ -28,7 +28,7 @@ def sizes_of(found: PathContributions, *, mask: Any = None) -> dict[str, Float[A
     """The exact contribution of the paths of each length to the output, of all lengths at once.
 
     With C_k the sum of all paths of length k and Y the output (frozen attention, norms, gates),
-    arrays [L + 1]; offset_size and error are scalars, of the tokens that exist alone:
+    arrays [L + 1]; offset_size and error are scalars:
 
     size            ‖C_k‖_F / ‖Y‖_F, which is also how far the output moves without length k
     residual_size   ‖res C_k‖_F / ‖res Y‖_F, the same of the differences of tokens
@@ -39,6 +39,9 @@ def sizes_of(found: PathContributions, *, mask: Any = None) -> dict[str, Float[A
     log10_size, log10_residual   log10 of ‖C_k‖_{1,∞} and ‖res C_k‖_{1,∞}, to set beside α's law
     offset_size     ‖offset‖_F / ‖Y‖_F, what biases add whatever the tokens
     error           ‖Y − Σ_k C_k − offset‖_F / ‖Y‖_F, rounding
+
+    Args:
+        mask: Bool [n], the tokens that exist; others count nowhere.
 
     Source: the path decomposition of Dong et al. 2021 (Theorem 2.1), with every path summed.
     """

@@ -94,7 +94,13 @@ def check_paths(
 ) -> Int[Array, "*s l"] | np.ndarray:
     """Paths [..., L] that fit the network, as an array; values are read unless traced.
 
-    −1, all heads, is a choice where `all_heads` says so.
+    Args:
+        paths: Choices by layer, or lists of them.
+        depth, num_heads: L and H.
+        all_heads: Whether −1, all heads, is a choice.
+
+    Raises:
+        ValueError: A path of the wrong length, of non-integers, or with a head that does not exist.
     """
     paths = paths if isinstance(paths, jax.Array) else np.asarray(paths)
     if not paths.shape or paths.shape[-1] != depth:

@@ -213,9 +213,14 @@ def frozen_attention(
 
     The value and output projections are one matrix product over all channels and heads.
 
-    carry: (name, channels, ones) -> channels behind the edits of "v" and "head_output", the latter
-    where `by_head`; mix: what mixes values [g, h, m, v] in the place of the weights; head_gain [h]
-    multiplies what each head mixes. Not `summed` each head's part [g, h, n, d], without b_O.
+    Args:
+        params, weights: Of the layer.
+        c, ones: The channels.
+        carry: (name, channels, ones) -> channels behind the edits of "v" and "head_output".
+        mix: What mixes values [g, h, m, v] in the place of the weights.
+        head_gain: [h], multiplies what each head mixes; None for 1.
+        by_head: Whether there is an edit of "head_output".
+        summed: Whether heads are added up; else each head's part [g, h, n, d], without b_O.
     """
     h, _, v = params.w_v.shape
     g, m, _ = c.shape

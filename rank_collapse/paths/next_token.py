@@ -68,9 +68,16 @@ def add_words(
 ) -> NextToken:
     """What is known when a further piece of the vocabulary is counted in.
 
-    `words` are rows first, first + 1, ... of the unembedding W, of which `word_mask` [v] says which
-    exist; `parts` have the final norm frozen in them, `sums` are the weights of each part in each
-    sum, from `sums_by_length` or the identity; softcap is the c of c tanh(logit/c).
+    Args:
+        known: Before; `no_words` at first.
+        words: Rows of the unembedding W for words first, first + 1, ...
+        first: Index of the first of them; may be traced.
+        parts: Parts of the output, the final norm frozen in them.
+        sums: Weight of each part in each sum; from `sums_by_length`, or the identity.
+        targets: The true next token of each token.
+        bias: [v], of these words; None for none.
+        softcap: c of c tanh(logit/c); None for none.
+        word_mask: Bool [v], words that exist, where a piece is filled up; None for all.
     """
     logits = jnp.einsum("sp,pnv->snv", sums, jnp.einsum("pnd,vd->pnv", parts, words))
     if bias is not None:
@@ -96,7 +103,11 @@ def add_words(
 
 
 def agreement(known: NextToken, keep: Any) -> tuple[Float[Array, "s"], Float[Array, "s"]]:
-    """(mean loss, share with the first sum's token) of every sum, over positions to keep."""
+    """(mean loss, share of positions with the first sum's next token) of every sum.
+
+    Args:
+        keep: Bool [n], positions that have a next token.
+    """
     count = jnp.sum(keep)
 
     def mean(values):

@@ -188,9 +188,12 @@ def visiting_order(paths: Int[Array, "p l"]) -> tuple[Int[Array, "p"], Int[Array
 def logits_of(
     classifier: Any, state: Float[Array, "*s n d"], *, normalize: bool = True
 ) -> Float[Array, "*s n c"]:
-    """Logits of summed path states: LayerNorm without gain and bias, then the classifier (w, b).
+    """Logits of summed path states: LayerNorm without gain and bias, then the classifier.
 
-    Not to `normalize` is for the whole model, whose last norm is its own.
+    Args:
+        classifier: (w [d, c], b [c]).
+        state: Hidden states, or sums of path states.
+        normalize: False for the whole model, whose last norm is its own.
     """
     w, b = classifier
     if normalize:

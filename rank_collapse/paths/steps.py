@@ -69,8 +69,13 @@ def recomputed_step(
     The head adds its slice of the output projection and the whole output bias. Then, with
     a = P_h x W_h + b: N(λ x·[attention_skip] + γ a), the layer's own sublayer, or with
     `no_sub_path` γ a alone, normalised without gain and bias where the network is post-norm.
-    Then the MLP sublayer, if there is one. A skip leaves out the whole layer, MLP included. The
-    index of the layer and the choice (0..H−1 a head, H skip, −1 all heads) may be traced.
+    Then the MLP sublayer, if there is one. A skip leaves out the whole layer, MLP included.
+
+    Args:
+        x: The path's state before this layer.
+        layer: Index of the layer; may be traced.
+        choice: 0..H−1 a head, H skip, −1 all heads; may be traced.
+        no_sub_path: Leave the layer's input out of the attention sublayer's sum.
     """
     stack = params.layers.attention
     row = jnp.asarray(config.layer_map)[layer] if config.layer_map else layer

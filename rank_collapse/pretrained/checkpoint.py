@@ -36,7 +36,13 @@ WEIGHT_FILES = (
 
 
 def read_config(folder: str | os.PathLike) -> dict[str, Any]:
-    """The config.json of a checkpoint folder, as a dictionary."""
+    """The config.json of a checkpoint folder, as a dictionary.
+
+    Raises:
+        FileNotFoundError: No such folder, or no config.json in it.
+        NotADirectoryError: A file in the place of the folder.
+        ValueError: A config.json that is not a JSON object.
+    """
     folder = Path(folder)
     if not folder.is_dir():
         if folder.exists():
@@ -49,7 +55,12 @@ class Checkpoint(Tensors):
     """The tensors of a checkpoint folder, by name; each is read from disk when asked for."""
 
     def __init__(self, folder: str | os.PathLike):
-        """Finds the weight files of the folder and reads their indices."""
+        """Finds the weight files of the folder and reads their indices.
+
+        Raises:
+            FileNotFoundError: No weight file, or a shard missing.
+            ValueError: A file that is cut short or damaged, or whose package is not installed.
+        """
         self.folder = Path(folder)
         found = [f for f in WEIGHT_FILES if (self.folder / f).is_file()]
         if not found:

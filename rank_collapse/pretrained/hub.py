@@ -23,8 +23,12 @@ def is_hub_name(source: object) -> bool:
 def hub_folder(source: str) -> Path:
     """The folder of a model of the hub, from the local cache or downloaded.
 
-    "hf:gpt2", or "hf:EleutherAI/pythia-70m@step1000" with a branch, tag or commit. Where there is
-    no such model, no internet or no huggingface_hub, the message says how to get a folder.
+    Args:
+        source: "hf:gpt2", "hf:EleutherAI/pythia-70m@step1000" with a branch, tag or commit.
+
+    Raises:
+        FileNotFoundError: No such model, no internet, no weights, or no huggingface_hub; the
+            message says how to get a folder.
     """
     name, _, revision = source.removeprefix(PREFIX).partition("@")
     at = f" --revision {revision}" if revision else ""

@@ -76,7 +76,10 @@ class LazyLayers:
     def row_like(self) -> Any:
         """The shapes of one row's parameters in the weights' dtype, of weights of `only_shapes`.
 
-        Every tensor of every row is asked for by name and shape, which must agree; none is read.
+        Every tensor of every row is asked for by name and shape, and none is read.
+
+        Raises:
+            ValueError: One that is missing or of another shape; rows that differ in shape.
         """
         first = None
         for row in self.rows:

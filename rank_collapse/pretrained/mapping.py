@@ -81,7 +81,11 @@ def _axes(text):
 
 
 def take(weights: Weights, name: str, axes: str, sizes: Mapping[str, int]) -> np.ndarray:
-    """A tensor whose shape the axes and their sizes say, as a view with the network's axes."""
+    """A tensor of the shape that the axes say, as a view with the network's axes.
+
+    Args:
+        sizes: Of each axis but those that are written as numbers.
+    """
 
     def size(axis):
         return int(axis) if axis.isdigit() else sizes[axis]

@@ -51,7 +51,13 @@ def pieces(unembedding: Unembedding, dtype: Any, size: int = WORDS) -> Any:
 def next_tokens(
     unembedding: Unembedding, parts: Any, sums: Float[Array, "s p"], targets: Any
 ) -> NextToken:
-    """What sums of parts [b, p, n, d] of the output say of the next token, [b, s, n]."""
+    """What sums of parts of the output say of the next token, [b, s, n].
+
+    Args:
+        unembedding: The head; its table is read once.
+        parts: Of the output of each example [b, p, n, d], the final norm in them.
+        targets: From `targets_of`, [b, n].
+    """
     parts = jnp.asarray(parts)
     known = jax.vmap(lambda _: no_words(len(sums), parts.shape[2], parts.dtype))(targets)
     for piece in pieces(unembedding, parts.dtype):
@@ -75,10 +81,13 @@ def _add(known, first, words, bias, word_mask, parts, sums, targets, softcap):
 def loss_gradient(
     unembedding: Unembedding, output: Any, known: NextToken, targets: Any, keep: Any
 ) -> Float[Array, "b n d"]:
-    """The gradient [b, n, d] of each example's mean next-token loss with respect to the output.
+    """The gradient of each example's mean next-token loss with respect to the output.
 
-    `known` is from `next_tokens`, whose first sum is the output; `targets` and `keep` of
-    `targets_of`. The head's table is read once.
+    Args:
+        unembedding: The head; its table is read once.
+        output: Y [b, n, d].
+        known: From `next_tokens`, whose first sum is Y.
+        targets, keep: From `targets_of`, [b, n].
     """
     output = jnp.asarray(output)
     gradient = jnp.zeros_like(output)

@@ -9,7 +9,14 @@ from rank_collapse.pretrained.entries import Settings
 
 
 def patches(image: Any, size: int) -> Any:
-    """Squares of an image [channels, height, width], row by row, flattened as (channel, y, x)."""
+    """Squares of an image [channels, height, width], row by row, each flattened as (channel, y, x).
+
+    Returns:
+        [n, channels · size²].
+
+    Raises:
+        ValueError: A height or width that the patch size does not divide.
+    """
     c, height, width = image.shape
     if height % size or width % size:
         raise ValueError(f"patch size {size} does not divide an image of {height} x {width}")

@@ -16,7 +16,15 @@ ANY_LENGTH = 2**31
 
 
 def rotary_entry(settings: Mapping[str, Any], kind: str | None = None) -> dict[str, Any]:
-    """The entries on rotary positions, old and new ones, of one kind of layers if there are."""
+    """The entries on rotary positions, old ones and new ones, of one kind of layers if there are.
+
+    Args:
+        settings: `rope_scaling` and `rope_parameters` among them.
+        kind: "full_attention" or "sliding_attention" where each has its own.
+
+    Raises:
+        ValueError: An entry of the wrong type.
+    """
     given = settings["rope_parameters"] or {}
     if kind is not None and kind in given:
         check_entry(f"rope_parameters.{kind}", given[kind], Entry(None, (dict,)))
@@ -27,10 +35,17 @@ def rotary_entry(settings: Mapping[str, Any], kind: str | None = None) -> dict[s
 def rotary_fields(
     entry: Mapping[str, Any], settings: Mapping[str, Any], width: int, share: float = 1.0
 ) -> dict[str, Any]:
-    """Fields of `TransformerConfig` for rotary positions, of an entry from `rotary_entry`.
+    """Fields of `TransformerConfig` for rotary positions.
 
-    `original_max_position_embeddings` of the settings comes before the entry's own; `share` of the
-    width is rotated, where the entry does not say.
+    Args:
+        entry: From `rotary_entry`.
+        settings: For `rope_theta` and `max_position_embeddings`; and, where a family has it,
+            `original_max_position_embeddings`, which comes before the entry's own.
+        share: Share of the width that is rotated, where the entry does not say.
+
+    Raises:
+        ValueError: A kind of scaling that is not known, or one of its numbers missing; more than
+            `MAX_ROTATED` features.
 
     Source: Chen et al. 2023 (linear), bloc97 2023 (dynamic NTK), Peng et al. 2023 (YaRN), Ding et
     al. 2024 (LongRoPE), Dubey et al. 2024 (Llama 3.1).
@@ -69,7 +84,11 @@ def rotary_fields(
 
 
 def unscaled(fields: dict[str, Any], settings: Mapping[str, Any]) -> np.ndarray:
-    """The frequencies of unscaled rotary positions, which are taken out of `rotary_fields`."""
+    """The frequencies of rotary positions, which are taken out of `rotary_fields`.
+
+    Raises:
+        ValueError: A scaling of these.
+    """
     if "rotary_scaling" in fields or "rotary_tables" in fields:
         raise ValueError(
             f"scaled rotary positions of a {settings['model_type']} model are not supported, only "
@@ -80,7 +99,14 @@ def unscaled(fields: dict[str, Any], settings: Mapping[str, Any]) -> np.ndarray:
 
 
 def local_theta(settings: Mapping[str, Any], theta: float) -> float:
-    """Base, `theta` by default, of the rotary positions of layers with a window, never scaled."""
+    """Base of the rotary positions of layers with a window, which are never scaled.
+
+    Args:
+        theta: Where the config does not say.
+
+    Raises:
+        ValueError: A scaling of these, or a share of the width of their own.
+    """
     name = "sliding_attention"
     entry = {"rope_theta": theta}
     if name in (settings["rope_parameters"] or {}):

@@ -227,7 +227,12 @@ def layer_of(
     ablation: AblationSpec = AblationSpec(),
     passes: Sequence[LayerPass] = (),
 ) -> tuple[Layer, TransformerParams]:
-    """(one layer on one example, parameters outside of the layers) of a tree of `lazy.Stored`."""
+    """(one layer on one example, parameters outside of the layers) of a network on disk.
+
+    Args:
+        stored: A tree of `lazy.Stored`.
+        index: Of the layer; may be traced.
+    """
     config = one_row(config)
     stack = jax.tree.map(lambda a: a[None], values(stored))
     ablation = dataclasses.astuple(ablation)

@@ -55,7 +55,16 @@ class Tensors:
         return self._checked(name, slice(first, last))
 
     def read(self, name: str, *, finite: bool = True) -> np.ndarray:
-        """One tensor; `finite` refuses values that are not, and any of torch's device "meta"."""
+        """One tensor.
+
+        Args:
+            finite: Whether to refuse values that are not finite.
+
+        Raises:
+            FileNotFoundError: A file that is gone.
+            ValueError: A tensor with values that are not finite, or that has none (on torch's
+                device "meta"); a file that is cut short.
+        """
         return self._checked(name, None, finite)
 
     def _checked(self, name, rows, finite=True):

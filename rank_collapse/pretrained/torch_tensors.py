@@ -23,7 +23,9 @@ _ALIASES = 4
 def torch_tensors(path: Path) -> dict[str, Any]:
     """The tensors of a state dict saved by `torch.save`, left in the file where it is a zip.
 
-    Refused: anything but tensors, and tensors of more values than its bytes could be.
+    Raises:
+        ValueError: No torch here, or a file that is cut short, damaged, or that holds anything but
+            tensors, or tensors of more values than its bytes could be.
     """
     try:
         import torch

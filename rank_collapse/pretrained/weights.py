@@ -130,7 +130,11 @@ class CheckpointWeights(Weights):
         return self._stored(name) in self.names
 
     def take(self, name: str, *shape: int) -> np.ndarray:
-        """One tensor, refused if missing, of another shape than the config implies, or integer."""
+        """One tensor.
+
+        Raises:
+            ValueError: Missing, of another shape than the config implies, or of whole numbers.
+        """
         stored = self._checked(name, shape)
         if self.only_shapes:
             return np.broadcast_to(np.zeros((), self.checkpoint.dtype(stored)), shape)
@@ -174,7 +178,11 @@ class CheckpointWeights(Weights):
 
 
 def by_layer(weights: Weights, depth: int, name: str, *shape: int) -> jax.Array:
-    """The tensors of one name, with {} for the layer, in all layers, [L, ...]."""
+    """The tensors of one name in all layers, [L, ...].
+
+    Args:
+        name: With {} for the layer.
+    """
     rows = [weights.take(name.format(layer), *shape) for layer in range(depth)]
     return jnp.asarray(np.stack([np.asarray(row, weights.dtype) for row in rows]))
 

@@ -89,8 +89,9 @@ def of_mean(
 ) -> Row:
     """The row of a mean over draws of a statistic, or of a paired difference: Student's interval.
 
-    Draws whose statistic is None or NaN are counted; `scale` is an increasing function in which
-    the mean and its interval are shown.
+    Args:
+        values: The statistic of each draw; None or NaN where a draw has none, which is counted.
+        scale: An increasing function in which the mean and its interval are shown.
     """
     values = list(values)
     known = [float(v) for v in values if v is not None and math.isfinite(v)]
@@ -134,7 +135,9 @@ def of_cases(
 ) -> Row:  # fmt: skip
     """The row of a statement without exceptions: how many cases are against it, itself certain.
 
-    The cases come from so many independent draws.
+    Args:
+        count, total: Cases against it, and all.
+        draws: Independent draws that the cases come from.
     """
     what = f"of {total} cases" if total else "its condition held in no case"
     return Row(
@@ -154,6 +157,10 @@ def of_curve(
     all points together, p = (number of draws at least as far + 1)/(n + 1). The statistic is p less
     the largest p that is refused at a level, above 0 of a curve that is not. It is known where
     n + 1 ≥ 1/(1 − level): fewer draws can refuse nothing at that level.
+
+    Args:
+        curve, draws: The curve [l], and the ensemble [s, l].
+        resolution: How well the curve's values are known.
 
     Source: the studentised envelope test of Myllymäki et al. 2017, "Global envelope tests for
     spatial processes".
@@ -182,6 +189,9 @@ def judged(rows: Sequence[Row], claimed: Range | None) -> tuple[Judged, ...]:
     so, those are whose interval at 1 − 5 %/k lies on that side, until none is. It holds whatever
     the dependence between rows; the level at which a row was decided is that of its interval, those
     of rows that are not decided have 1 − 5 %/(number of rows).
+
+    Args:
+        claimed: Its range; None of a finding.
 
     Source: Holm 1979, "A simple sequentially rejective multiple test procedure".
     """

@@ -59,7 +59,12 @@ def styled(draw: Callable[P, R]) -> Callable[P, R]:
 
 @styled
 def figure(rows: int = 1, columns: int = 1, width: float = 4.2, height: float = 3.1, **options):
-    """A Figure and its axes [rows, columns] in this style; inches and options are of one panel."""
+    """A Figure and its axes [rows, columns] in this package's style.
+
+    Args:
+        width, height: Inches of one panel.
+        options: For `Figure.subplots`, such as sharey=True.
+    """
     fig = Figure(figsize=(width * columns, height * rows))
     return fig, fig.subplots(rows, columns, squeeze=False, **options)
 
@@ -85,7 +90,10 @@ def band(
 ) -> None:
     """Mean over seeds as a line, ± one standard deviation as a band.
 
-    Values [s, k] at positions [k]; NaN is left out. Options are of `Axes.plot`.
+    Args:
+        x: Positions [k].
+        values: [s, k]; NaN is left out.
+        options: For `Axes.plot`.
     """
     with np.errstate(invalid="ignore"):
         values = np.ma.masked_invalid(np.asarray(values, float))
@@ -109,7 +117,11 @@ def panels(count: int, columns: int, **options: Any):
 
 
 def grid(places: Sequence[tuple[Any, Any]], **options: Any):
-    """The figure, its axes [rows, columns], and those of each place (value of row, of column)."""
+    """`figure` with a row and a column for each first and each second value of the places.
+
+    Returns:
+        The figure, its axes [rows, columns], and the axes of each place.
+    """
     rows, columns = (list(dict.fromkeys(own)) for own in zip(*places, strict=True))
     fig, axes = figure(len(rows), len(columns), **options)
     return fig, axes, [axes[rows.index(row), columns.index(column)] for row, column in places]
@@ -127,8 +139,13 @@ def curves(
 ):
     """`panels` of {title: {label: values [s, k]}}: a `band` for each curve over first, first + 1, …
 
-    `style` maps (place of a curve, number of curves) to options of `band`, `columns` are panels in
-    a row at the most; options are those of `figure`.
+    Args:
+        groups: The curves of each panel.
+        first: Position of their first values.
+        style: (place of a curve, number of curves) → options of `band`.
+        columns: Panels in a row at the most; all by default.
+        xlabel, ylabel: Of every panel; of the first one.
+        options: As of `figure`.
     """
     fig, axes = panels(len(groups), columns or len(groups), **options)
     for ax, (title, group) in zip(axes.flat, groups.items(), strict=False):
@@ -168,7 +185,11 @@ def outer_labels(axes: np.ndarray, xlabel: str | None = None, ylabel: str | None
 def interval(
     ax: Axes, x: float, mean: float, ends: Any, label: str | None = None, index: int = 0
 ) -> None:
-    """A point with its interval (low, high); None or infinite for a point alone."""
+    """A point with its interval.
+
+    Args:
+        ends: (low, high); None or infinite for a point alone.
+    """
     known = ends is not None and all(map(np.isfinite, ends))
     errors = [[max(mean - ends[0], 0.0)], [max(ends[1] - mean, 0.0)]] if known else None
     ax.errorbar(

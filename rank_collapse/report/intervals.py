@@ -13,8 +13,15 @@ def mean_interval(values: Iterable[float], level: float = 0.95) -> tuple[float, 
     Of paired differences, one of two treatments of the same seeds is ahead where the interval lies
     on one side of 0.
 
-    `level` is the share of such intervals that hold the mean of all seeds there could be. Fewer
-    than two seeds say nothing: (−∞, ∞).
+    Args:
+        values: One per seed.
+        level: Share of such intervals that hold the mean of all seeds there could be.
+
+    Raises:
+        ValueError: A level that is no share.
+
+    Returns:
+        (low, high): (−∞, ∞) of fewer than two seeds, which say nothing.
 
     Source: Student 1908, "The probable error of a mean".
     """
@@ -36,6 +43,9 @@ def wilson_interval(count: int, total: int, level: float = 0.95) -> tuple[float,
     """Score interval of a share from `count` of `total`.
 
     (k + z²/2 ± z √(k(n − k)/n + z²/4)) / (n + z²), z the normal quantile of (1 + level)/2.
+
+    Args:
+        level: Share of such intervals that hold the true share.
 
     Source: Wilson 1927, "Probable inference, the law of succession, and statistical inference".
     """
@@ -67,6 +77,9 @@ def share_difference(
 
     With p, q the shares and (l, u), (l', u') their score intervals:
     p − q − √((p − l)² + (u' − q)²) to p − q + √((u − p)² + (q − l')²).
+
+    Args:
+        level: Share of such intervals that hold the true difference.
 
     Source: Newcombe 1998, "Interval estimation for the difference between independent
     proportions", method 10; scipy has none.

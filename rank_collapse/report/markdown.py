@@ -21,7 +21,10 @@ def markdown(
 ) -> tuple[str, dict[str, bytes]]:
     """(the page, {path of a figure relative to it, in results: its PNG}).
 
-    `untested` are the texts of statements that the sections do not test.
+    Args:
+        sections: The experiments; their `details` say with what and how long they were made.
+        answers: To the statements that they test.
+        untested: Texts of those that they do not test.
     """
     figures: dict[str, bytes] = {}
     parts = [f"# {title}", intro]

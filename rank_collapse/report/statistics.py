@@ -20,9 +20,15 @@ def numbers(values: Any) -> list[float | None]:
 
 
 def moments(values: Any, *, interval: bool = True) -> dict[str, Any]:
-    """{"mean": [...], "std": [...], "interval": [2, ...]}, of 95 %, over seeds of values [s, ...].
+    """Mean, standard deviation and 95 % interval over seeds.
 
-    There is no interval of one seed, nor where a value is not finite, nor where none is wanted.
+    Args:
+        values: One per seed, [s, ...].
+        interval: Whether to give Student's interval of the mean.
+
+    Returns:
+        {"mean": [...], "std": [...], "interval": [2, ...]}; no interval of one seed, nor where a
+        value is not finite.
     """
     values = np.asarray(values, float)
     found = {"mean": values.mean(axis=0).tolist(), "std": values.std(axis=0).tolist()}
@@ -91,8 +97,10 @@ def log10(values: Any) -> np.ndarray:
 def power_law_wins(curves: Any) -> np.ndarray:
     """ln of the squared error of y = a r^l over that of y = a l^p, [s]: above 0 a power is nearer.
 
-    Both are fitted to ln y over l = 1 .. L by least squares, with two parameters each, for curves
-    [s, L + 1] of l = 0 .. L; NaN where one is not above 0 or L < 3.
+    Both are fitted to ln y over l = 1 .. L by least squares, with two parameters each.
+
+    Args:
+        curves: y by l = 0 .. L, [s, L + 1]; NaN where one is not above 0 or L < 3.
     """
     curves = np.asarray(curves, float)
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -48,7 +48,11 @@ class writing:
 
 
 def make_folder(path: str | os.PathLike) -> None:
-    """Makes a folder and its parents; one that cannot be written to is refused."""
+    """Makes a folder and its parents.
+
+    Raises:
+        RunError: It cannot be made or written to.
+    """
     with writing(path):
         Path(path).mkdir(parents=True, exist_ok=True)
     if not os.access(path, os.W_OK | os.X_OK):
@@ -56,14 +60,22 @@ def make_folder(path: str | os.PathLike) -> None:
 
 
 def write_atomically(path: str | os.PathLike, data: bytes) -> None:
-    """Writes a file under a temporary name in the same folder, then renames it."""
+    """Writes a file under a temporary name in the same folder, then renames it.
+
+    Raises:
+        RunError: The file cannot be written.
+    """
     with replacing(path) as file:
         file.write(data)
 
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike) -> Iterator[BinaryIO]:
-    """A file under a temporary name, which replaces another when it is whole."""
+    """A file under a temporary name, which replaces another when it is whole.
+
+    Raises:
+        RunError: The file cannot be written; the other is as it was.
+    """
     path = Path(path)
     temporary = path.with_name(f".{path.name}.tmp")
     with writing(path):
@@ -78,7 +90,11 @@ def replacing(path: str | os.PathLike) -> Iterator[BinaryIO]:
 
 
 def delete(folder: str | os.PathLike, names: Iterable[str]) -> None:
-    """Deletes files and folders of a folder, those that are there; of links the link alone."""
+    """Deletes files and folders of a folder, those that are there; of links the link alone.
+
+    Raises:
+        RunError: One cannot be deleted.
+    """
     with writing(folder):
         for name in names:
             path = Path(folder) / name
@@ -91,8 +107,15 @@ def delete(folder: str | os.PathLike, names: Iterable[str]) -> None:
 def lease(path: Path, wait: float = 0.0) -> TextIO:
     """An exclusive lock on a folder, held until the file is closed or the process ends.
 
-    Another process, such as one that is ending, is waited for so many seconds. Where the file
-    system has no locks there is none.
+    Where the file system has no locks there is none.
+
+    Args:
+        path: The folder.
+        wait: Seconds for which another process is waited for, such as one that is ending.
+
+    Raises:
+        InUseError: Another process holds it.
+        RunError: The folder cannot be written to.
     """
     limit = time.monotonic() + wait
     with writing(path / ".lock"):  # not through a link, whose target it would empty
@@ -120,7 +143,11 @@ def lease(path: Path, wait: float = 0.0) -> TextIO:
 def write_arrays(
     path: str | os.PathLike, arrays: Mapping[str, np.ndarray], *, compressed: bool = True
 ) -> None:
-    """An .npz file that ends in the SHA-256 of all before it, as the zip's comment."""
+    """An .npz file that ends in the SHA-256 of all before it, as the zip's comment.
+
+    Raises:
+        RunError: The file cannot be written.
+    """
     with replacing(path) as file:
         (np.savez_compressed if compressed else np.savez)(file, **arrays)
         file.seek(-2, os.SEEK_END)
@@ -132,7 +159,11 @@ def write_arrays(
 
 
 def load_arrays(path: str | os.PathLike) -> dict[str, np.ndarray]:
-    """The arrays of an .npz file, checked where `write_arrays` wrote it."""
+    """The arrays of an .npz file, checked where `write_arrays` wrote it.
+
+    Raises:
+        RunError: It cannot be read, or is not as it was written.
+    """
     try:
         content = Path(path).read_bytes()
         data, seal = content[:-_SEAL_LENGTH], content[-_SEAL_LENGTH:]
@@ -148,7 +179,11 @@ def load_arrays(path: str | os.PathLike) -> dict[str, np.ndarray]:
 
 
 def read_object(path: str | os.PathLike) -> dict[str, Any]:
-    """A JSON object."""
+    """A JSON object.
+
+    Raises:
+        RunError: It cannot be read, or is no JSON object.
+    """
     try:
         content = json.loads(Path(path).read_bytes())
         if not isinstance(content, dict):

@@ -75,6 +75,14 @@ class RunFolder:
         overwrite: Delete what an earlier run left and start afresh.
         primary: False in all but one of the processes of a run: nothing is locked or written.
         wait: Seconds for which another process that has the folder is waited for.
+
+    Attributes:
+        path: The folder.
+        config: As JSON stores it.
+        resumed: Whether an earlier run of the same config had been here.
+
+    Raises:
+        RunError: Folder of another config, in use by another process, not writable, or damaged.
     """
 
     def __init__(
@@ -154,7 +162,11 @@ class RunFolder:
         self._write("results.csv", text.getvalue().encode())
 
     def write_file(self, name: str, data: bytes) -> None:
-        """Writes one of `CONTENTS`, or a file in one of `FOLDERS`: what --overwrite deletes."""
+        """Writes one of `CONTENTS`, or a file in one of `FOLDERS`, beside the results, whole.
+
+        Raises:
+            ValueError: Another name, which --overwrite would leave behind.
+        """
         if name not in CONTENTS and os.path.dirname(name) not in FOLDERS:
             raise ValueError(f"{name!r} is not one of {CONTENTS}, nor in one of {FOLDERS}")
         self._write(name, data)
@@ -171,11 +183,15 @@ class RunFolder:
         """Writes the missing tables and figures of a finished run; returns the summary.
 
         Everything is made from saved arrays, so that a deleted file comes back without computing
-        anything again. Each function makes its part: rows of results.csv, figures by name, bytes of
-        other files out of `CONTENTS` by name (the figures are there), and last the headline
-        numbers, whose presence marks the run as complete. `shown` says which parts the run was
-        asked for, where one folder may be asked for more or fewer: it is kept in the summary; if
-        the files there show others, all are made anew.
+        anything again. The summary comes last: its presence marks the run as complete.
+
+        Args:
+            rows: Makes the rows of results.csv.
+            figures: Draws each figure, by name.
+            files: Makes the bytes of other files out of `CONTENTS`, by name; the figures are there.
+            summary: Makes the headline numbers.
+            shown: Which of its parts the run was asked for, where one folder may be asked for more
+                or fewer: kept in the summary; if the files there show others, all are made anew.
         """
         if shown is not None and (self.summary or {}).get("shown") != states.as_json(shown):
             self._summary = None
@@ -229,7 +245,12 @@ class RunFolder:
             write_arrays(self.path / "arrays.npz", self._arrays)
 
     def cached(self, part: str, compute: Callable[[], Mapping[str, Any]]) -> dict[str, np.ndarray]:
-        """The arrays of one part, "part/name": read where saved before, else computed and saved."""
+        """The arrays of one part of the run: read where saved before, else computed and saved.
+
+        Args:
+            part: Name of the part; its arrays are stored as "part/name".
+            compute: Called without arguments when the part is missing; returns named arrays.
+        """
         found = self.part(part)
         if found is None:
             computed = compute()
@@ -251,7 +272,11 @@ class RunFolder:
         """Saves a pytree of arrays (random keys too) at a step, and keeps the newest.
 
         Call it at the border of a jitted chunk, with arrays whole in this process
-        (`seeds.to_host`); `of` names the computation, where a run has several.
+        (`seeds.to_host`).
+
+        Args:
+            step, state: As of `states.save`.
+            of: Name of the computation, where a run has several.
         """
         if self.primary:
             states.save(self.path / "checkpoints" / of, step, state)
@@ -260,8 +285,14 @@ class RunFolder:
         """(step, state) of the newest saved state; None where there is none.
 
         The primary reads it and gives it to the other processes, all of which must call this.
-        Leaves of `like` give type, dtype and sharding: the state may have been saved under another
-        number of devices.
+
+        Args:
+            like: A pytree of the same structure, whose leaves give type, dtype and sharding:
+                the state may have been saved under another number of devices.
+            of: Name of the computation, where a run has several.
+
+        Raises:
+            RunError: The state on disk has other names or shapes than `like`.
         """
         step = self.newest_checkpoint(of)
         if step is None:
@@ -387,7 +418,11 @@ class RunFolder:
 
 
 def read_summary(path: str | os.PathLike) -> dict[str, Any]:
-    """The headline numbers of a complete run, without opening (locking) its folder."""
+    """The headline numbers of a complete run, without opening (locking) its folder.
+
+    Raises:
+        RunError: The run is not complete.
+    """
     try:
         if not Manifest(path).has("summary.json", absent=True):
             raise damaged(Path(path) / "summary.json", "its checksum does not match")

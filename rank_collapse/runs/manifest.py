@@ -41,7 +41,12 @@ class Manifest:
         return [name for name in self._sums if not self.has(name, absent=True)]
 
     def has(self, name: str, absent: bool = False) -> bool:
-        """Whether a file is as it was written, or of no known checksum; `absent` without one."""
+        """Whether a file is as it was written, or of no known checksum.
+
+        Args:
+            name: Below the folder.
+            absent: The answer where there is no such file.
+        """
         path = self.path.parent / name
         if not os.path.lexists(path):
             return absent
@@ -59,7 +64,12 @@ class Manifest:
             self._write()
 
     def seal(self, names: set[str], config: str) -> None:
-        """Adds files as they are now, and `config_sum`; those that are gone are left out."""
+        """Adds files as they are now; those that are gone are left out.
+
+        Args:
+            names: Of the files that were written.
+            config: Their config's checksum, from `config_sum`.
+        """
         folder = self.path.parent
         before = self.config, dict(self._sums)
         self._sums |= dict.fromkeys(names, "")

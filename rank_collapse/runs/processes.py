@@ -40,7 +40,11 @@ def gather(tree: Any) -> Any:
 
 
 def from_primary(tree: Any) -> Any:
-    """The primary's arrays in every process, bit for bit, as numpy arrays; random keys as keys."""
+    """The primary's arrays in every process, bit for bit, as numpy arrays; random keys as keys.
+
+    Args:
+        tree: Arrays; of the same structure, shapes and dtypes in every process.
+    """
     if jax.process_count() == 1:
         return tree
     from jax.experimental.multihost_utils import broadcast_one_to_all
@@ -80,7 +84,11 @@ def same_everywhere(text: str) -> bool:
 
 
 def differing(texts: dict[str, str]) -> list[str]:
-    """Names whose texts are not the same in all processes; the answer is the same in all."""
+    """Names whose texts are not the same in all processes; the answer is the same in all.
+
+    Args:
+        texts: By name; of the same names in every process.
+    """
     if jax.process_count() == 1:
         return []
     from jax.experimental.multihost_utils import process_allgather

@@ -54,7 +54,14 @@ def seed_sharding(mesh: Mesh) -> NamedSharding:
 
 
 def lay_out(tree: Any, mesh: Mesh, size: int | None = None) -> Any:
-    """Leaves [s, ...], their leading axis split over the mesh, the last seed repeated behind."""
+    """Leaves [s, ...] with their leading axis split over the mesh, the last seed repeated behind.
+
+    Args:
+        size: Seeds and repeats; None for the next multiple of the number of devices.
+
+    Raises:
+        ValueError: A size below the number of seeds.
+    """
     count, sharding = jax.tree.leaves(tree)[0].shape[0], seed_sharding(mesh)
     more = (size or padded_size(count, mesh)) - count
     if more < 0:
@@ -72,8 +79,12 @@ def lay_out(tree: Any, mesh: Mesh, size: int | None = None) -> Any:
 def to_host(tree: Any, num_seeds: int | None = None) -> Any:
     """Every leaf on the host, whole: gathered from all processes, each of which must call this.
 
-    With `num_seeds` leading axes are cut to it, since what is laid out is padded. Random keys stay
-    keys, on one device.
+    Args:
+        tree: Arrays, with leading seed axes where `num_seeds` is given.
+        num_seeds: Cut to that many, since what is laid out is padded.
+
+    Returns:
+        Numpy arrays; random keys stay keys, on one device.
     """
 
     def trimmed(data, leaf):

@@ -17,7 +17,16 @@ from rank_collapse.runs.files import RunError, load_arrays, make_folder, write_a
 
 
 def save(folder: str | os.PathLike, step: int, state: Any) -> None:
-    """Saves a pytree of arrays (random keys too) as <folder>/<step>.npz, and keeps the newest."""
+    """Saves a pytree of arrays (random keys too) as <folder>/<step>.npz, and keeps the newest.
+
+    Args:
+        folder: The folder of all steps; made if absent.
+        step: A whole number that orders the states.
+        state: The pytree; every array must be addressable from this process.
+
+    Raises:
+        RunError: The state cannot be written; earlier ones stay.
+    """
     make_folder(folder)
     write_arrays(path_of(folder, step), flatten(state), compressed=False)
     for old in steps(folder)[:-1]:
@@ -37,7 +46,11 @@ def steps(folder: str | os.PathLike) -> list[int]:
 
 
 def restore(folder: str | os.PathLike, step: int, like: Any) -> Any:
-    """The state saved at a step, with the structure, dtypes and shardings of `like`."""
+    """The state saved at a step, with the structure, dtypes and shardings of `like`.
+
+    Raises:
+        ValueError: The state on disk is damaged, or has other names or shapes than `like`.
+    """
     try:
         saved = load_arrays(path_of(folder, step))
     except RunError as error:
@@ -59,7 +72,13 @@ def flatten(state: Any) -> dict[str, np.ndarray]:
 def unflatten(saved: Mapping[str, Any], like: Any, what: str) -> Any:
     """The pytree that `flatten` took apart, with the structure, dtypes and shardings of `like`.
 
-    `what` says in the message whose arrays these are.
+    Args:
+        saved: Arrays by path.
+        like: Arrays, or jax.ShapeDtypeStruct.
+        what: Whose arrays these are, for the message.
+
+    Raises:
+        ValueError: Other names or shapes than those of `like`.
     """
     leaves = jax.tree_util.tree_leaves_with_path(like)
     expected = {_name(path): leaf for path, leaf in leaves}

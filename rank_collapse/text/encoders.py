@@ -23,6 +23,13 @@ def tokenizer_of(folder: str | os.PathLike, settings: dict[str, Any]) -> Encoder
 
     Looked for in this order: tokenizer.json, vocab.json with merges.txt (byte-level BPE),
     vocab.txt (WordPiece), a sentencepiece model.
+
+    Args:
+        folder: The checkpoint folder.
+        settings: From `pretrained.settings_of`; the family decides on the special tokens.
+
+    Raises:
+        ValueError: A file that is damaged, or whose package is not installed.
     """
     folder = Path(folder)
     if (folder / "tokenizer.json").is_file():

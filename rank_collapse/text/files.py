@@ -8,7 +8,12 @@ from typing import Any
 
 
 def read_utf8(path: str | os.PathLike) -> str:
-    """The content of a UTF-8 file, its line ends as "\\n", without a byte order mark."""
+    """The content of a UTF-8 file, its line ends as "\\n", without a byte order mark.
+
+    Raises:
+        FileNotFoundError: No such file.
+        ValueError: A folder, a pipe or a device, not readable, or not UTF-8.
+    """
     try:
         # Opening a pipe would wait for its writer, and reading a device may never end.
         if not stat.S_ISREG(os.stat(path).st_mode):
@@ -37,7 +42,12 @@ def read_table(path: str | os.PathLike) -> dict[str, list[str]]:
 
 
 def read_json(path: str | os.PathLike) -> dict[str, Any]:
-    """A JSON object."""
+    """A JSON object.
+
+    Raises:
+        FileNotFoundError: No such file.
+        ValueError: Not readable, or not a JSON object.
+    """
     text = read_utf8(path)
     try:
         content = json.loads(text)

@@ -14,10 +14,16 @@ TASKS = ("RTE", "shipped")
 
 
 def read_pairs(task: str, data_dir: str, count: int) -> list[tuple[str, str]]:
-    """The first `count` pairs of sentences of a task's training file, fewer where it has fewer.
+    """The first `count` pairs of sentences of a task's training file.
 
-    "RTE" is data_dir/train.tsv with the columns sentence1 and sentence2, tab separated; "shipped"
-    are neighbouring sentences of the package's own short text.
+    Args:
+        task: "RTE": data_dir/train.tsv with the columns sentence1 and sentence2, tab separated;
+            "shipped": neighbouring sentences of the package's own short text.
+        count: Pairs to take; all where the file has fewer.
+
+    Raises:
+        FileNotFoundError: No such file.
+        ValueError: An unreadable file, a missing column, or no pairs.
     """
     if task == "shipped":
         sentences = [s.strip() for s in default_text().replace("\n", " ").split(".") if s.strip()]
@@ -42,8 +48,12 @@ def read_pairs(task: str, data_dir: str, count: int) -> list[tuple[str, str]]:
 def load_tokenizer(name_or_path: str, pairs: list[tuple[str, str]]) -> tuple[Any, str]:
     """(tokenizer, line that says where it is from).
 
-    From a folder with tokenizer.json or vocab.txt, such a file, or else any name: then a lower-case
-    WordPiece vocabulary is trained on the data, as nothing is downloaded.
+    Args:
+        name_or_path: A folder with tokenizer.json or vocab.txt, such a file, or else any name:
+            then a lower-case WordPiece vocabulary is trained on the data, as nothing is downloaded.
+
+    Raises:
+        ValueError: `tokenizers` is not installed, or a path that holds no vocabulary.
     """
     path = Path(name_or_path)
     if path.exists():
@@ -66,6 +76,9 @@ def encode_pairs(tokenizer: Any, pairs: list[tuple[str, str]], max_length: int) 
 
     A vocabulary trained here has no rule for [CLS] and [SEP]: its texts are first second.
     n is the longest text's length, at most `max_length`.
+
+    Raises:
+        ValueError: A vocabulary that cannot encode them.
     """
     tokenizer.enable_truncation(max_length, strategy="longest_first")
     tokenizer.no_padding()

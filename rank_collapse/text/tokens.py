@@ -34,8 +34,17 @@ def read_texts(
 ) -> list[str]:
     """Texts of a file: one per paragraph, or one per row of a table.
 
-    A .tsv has a header, and the contents of `columns` are joined, those of `TEXT_COLUMNS` that it
-    has by default. Paragraphs of plain text are separated by empty lines, or else are lines.
+    Args:
+        path: A .tsv with a header, or plain text whose paragraphs (separated by empty lines, or
+            else lines) are the texts.
+        columns: Columns of the table whose contents are joined; those of `TEXT_COLUMNS` that it
+            has by default.
+        limit: Number of texts at most.
+
+    Raises:
+        FileNotFoundError: No such file.
+        ValueError: Not readable, not UTF-8, no text in it, or a column that the table does not
+            have.
     """
     if Path(path).suffix.lower() == ".tsv":
         table = read_table(path)
@@ -57,7 +66,12 @@ def read_texts(
 
 
 def read_ids(path: str | os.PathLike, limit: int | None = None) -> list[list[int]]:
-    """Ready token ids: one text per line, ids separated by spaces or commas."""
+    """Ready token ids: one text per line, ids separated by spaces or commas.
+
+    Raises:
+        FileNotFoundError: No such file.
+        ValueError: A line with anything but integers, or no line at all.
+    """
     texts = read_texts(path, limit=None)
     try:
         sequences = [[int(t) for t in text.replace(",", " ").split()] for text in texts]
@@ -112,7 +126,11 @@ def encode(
 ) -> Tokens:
     """Texts as padded token ids, each cut to `max_tokens`, its last token kept.
 
-    0 for `num_positions` is any number.
+    Args:
+        num_positions: Positions that the model has; 0 for any number.
+
+    Raises:
+        ValueError: An empty text, or more tokens asked for than there are positions.
     """
     if max_tokens < 1:
         raise ValueError(f"max_tokens={max_tokens} is not positive")

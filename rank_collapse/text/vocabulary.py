@@ -18,7 +18,14 @@ def train_wordpiece(texts: Sequence[str], vocab_size: int, *, lowercase: bool) -
     """A `tokenizers.Tokenizer` with a WordPiece vocabulary made from the texts.
 
     The same texts give the same vocabulary, in every process. Ids 0 to 4 are [PAD], [UNK], [CLS],
-    [SEP] and [MASK]; encoding adds none of them. In lower case letters lose their accents too.
+    [SEP] and [MASK]; encoding adds none of them.
+
+    Args:
+        lowercase: Whether letters lose their case, and their accents with it.
+
+    Raises:
+        ValueError: The letters of the texts alone are more than `vocab_size`, or `tokenizers` is
+            not installed.
     """
     tokenizers = _tokenizers()
 
@@ -81,8 +88,12 @@ def read_tokenizer(path: str | os.PathLike) -> Any:
 def called(what: str, function: Callable, *arguments: Any, **options: Any) -> Any:
     """function(...) of the package `tokenizers`, which raises errors without a class.
 
-    Whatever it refuses is a ValueError that begins with `what`; a panic of its Rust code is no
-    Exception.
+    Args:
+        what: The beginning of the message.
+        function: Called with the other arguments.
+
+    Raises:
+        ValueError: Whatever the package refuses; a panic of its Rust code is no Exception.
     """
     try:
         with _silent():

@@ -34,7 +34,11 @@ def token_ids(text: str, num_tokens: int) -> tuple[np.ndarray, list[str]]:
 
     A token's id is the rank of its first appearance, so a longer excerpt begins with the same ids.
 
-    The vocabulary is given too. Fewer than 2 tokens are refused: a residual needs at least two.
+    Returns:
+        Int [n] ids and the vocabulary, ids[i] being the place of token i in it.
+
+    Raises:
+        ValueError: Fewer than 2 tokens: a residual needs at least two.
     """
     tokens = tokenize(text)[: max(num_tokens, 0)]
     if len(tokens) < 2:

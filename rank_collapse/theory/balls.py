@@ -104,7 +104,10 @@ def one_group(x: Any, center: int) -> Tokens:
 def grown(outputs: Callable[[int, list[int]], Split], num_tokens: int, first: int) -> Tokens:
     """Tokens in groups such that differences within and between them have half of the digits.
 
-    `outputs` of (k, members) are x_k and x_i − x_k of the members, each to its own digits.
+    Args:
+        outputs: (k, members) -> x_k and x_i − x_k of the members, each to its own digits.
+        num_tokens: n.
+        first: The first group's center.
     """
     firsts, steps, groups = [], {}, []
 
@@ -278,7 +281,11 @@ def softmax_differences(
     With u = expm1(more_i) and m = Σ_j p_j u_j, p_i − p = p (u − m)/(1 + m). Where more_i is 0 at a
     key of large p, 1 + m cannot cancel.
 
-    `more` [n][m] is what scores of other rows are larger by, `allowed` [m] of the first row.
+    Args:
+        scores: [m].
+        more: What those of other rows are larger by, [n][m].
+        allowed: Bool [m], of the first row.
+        allowed_of: Bool [n, m], of the others.
     """
     p = softmax(scores, allowed)
 

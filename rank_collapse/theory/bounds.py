@@ -82,8 +82,13 @@ def log10_theorem(
 
     Equal to c^{−1/2} (c^{1/2} r)^{3^L} with c = 4γβH/√k, r = ‖res(X)‖.
 
-    β is βλ in corollary 3.2 (MLPs of Lipschitz constant λ); H = 1 gives theorem 2.2, L = 1 the
-    bound of one layer; k = d_qk is 1 where scores are not divided by √d_qk.
+    Args:
+        log10_input: log10 ‖res(X)‖_{1,∞}.
+        beta: β; for corollary 3.2 (MLPs of Lipschitz constant λ) βλ.
+        gamma: γ.
+        num_heads: H; 1 gives theorem 2.2.
+        width: k = d_qk; 1 where scores are not divided by √d_qk.
+        depth: L; 1 gives the bound of one layer.
     """
     return log10_power_law(
         log10_input, jnp.log10(4 * gamma * beta * num_heads / math.sqrt(width)), depth

@@ -49,8 +49,11 @@ def log10_growth(
         max|gain|/min_i σ_i of every norm, since |LN x − LN y| ≤ max|gain| |x − y|/√(σ_x σ_y),
 
     σ² = variance + eps of the tokens that it sees in the pass (RMSNorm: mean square + eps), |γ| of
-    gains, and λ + |γ| Lipschitz constant of the MLP sublayer. Networks are those of
-    `cubic_law.COVERS`; diameters are those of the input of each layer's attention.
+    gains, and λ + |γ| Lipschitz constant of the MLP sublayer.
+
+    Args:
+        params, config: The network, of those that `cubic_law.COVERS` has.
+        log10_diameters: Of the input of each layer's attention.
 
     Source: derived here. (x, y) ↦ |x/|x| − y/|y|| ≤ |x − y|/√(|x||y|) is sharp, of the centred
     tokens with √(d eps) as one more feature.

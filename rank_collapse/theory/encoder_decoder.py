@@ -45,7 +45,13 @@ def expected_pass(
     length m = ρ_e + (1 − ρ_e)/n_e: as a branch it makes target tokens equal as self-attention does,
     and where the encoder has collapsed m is 1, its largest.
 
-    Arguments as of `encoder_decoder.apply`, states [m, d] and [n, d] too; sizes of `update_sizes`.
+    Args:
+        params, source, target, config, source_mask, target_mask: As `encoder_decoder.apply` takes
+            them; states [m, d] and [n, d] too.
+        sizes: Squared relative sizes of updates, as of `update_sizes`; None for none.
+
+    Raises:
+        ValueError: As `stability.expected_pass`.
     """
     sizes = update_sizes(config, 0.0) if sizes is None else sizes
     encoder = stability.expected_pass(
@@ -73,8 +79,12 @@ def expected_gradient_norms(
 ) -> tuple[dict[str, dict[str, dict[str, Float[Array, "l"]]]], dict[str, stability.ExpectedTrace]]:
     """√E‖∂loss/∂W‖_F² of every matrix of both halves, for a loss of the decoder's output.
 
-    Arguments as of `expected_pass` and `stability.expected_gradient_norms`. Returns
-    ({half: {part: {matrix: [L]}}}, the traces).
+    Args:
+        params, source, target, config, sizes, **masks: As in `expected_pass`.
+        cotangent: As in `stability.expected_gradient_norms`, of the target tokens.
+
+    Returns:
+        ({half: {part: {matrix: [L]}}}, the traces of `expected_pass`).
     """
 
     def moved(sizes):

@@ -28,7 +28,11 @@ def copies(replicas: int) -> tuple[Array, Array]:
 
 
 def certain(profiles: Any) -> Float[Array, "l"]:
-    """The first of several copies' logarithms [copies, L + 1], NaN from where the copies differ."""
+    """The first copy's logarithms, NaN from the layer on where the copies differ.
+
+    Args:
+        profiles: Of the pass without noise and of the noisy ones, [copies, L + 1].
+    """
     first = profiles[0]
     nothing = jnp.all(profiles == -jnp.inf, axis=0)  # all tokens equal in every copy
     spread = jnp.max(profiles, axis=0) - jnp.min(profiles, axis=0)

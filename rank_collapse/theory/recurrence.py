@@ -39,10 +39,14 @@ COVERS = covers.Covers(
 def transverse_jacobian(
     step: Step, point: Float[Array, "i"], num_tokens: int = 2
 ) -> Float[Array, "i i"]:
-    """J_diff = ∂y_1/∂x_1 − ∂y_1/∂x_2 of a step where all of at least 2 tokens are `point`.
+    """J_diff = ∂y_1/∂x_1 − ∂y_1/∂x_2 of a step where all tokens are `point`.
 
     Exact for steps that treat tokens alike (no positions, no mask in which they differ): then it
     acts on every difference of two tokens.
+
+    Args:
+        point: What all tokens are.
+        num_tokens: At least 2.
     """
     tokens = jnp.tile(point, (num_tokens, 1))
     with jax.default_matmul_precision("highest"):
@@ -95,10 +99,14 @@ def measured_steps(distance: Any, high: float = 1e-2, low: float = 1e-6) -> np.n
 
 
 def fall_order(log10_distance: Any, below: float = -6.0, most: int = 12) -> np.ndarray:
-    """The order p of the law d_{t+1} ~ c d_t^p: least squares in logarithms [..., t].
+    """The order p of the law d_{t+1} ~ c d_t^p: least squares in logarithms.
 
-    Over the first `most` steps that begin and end below 10^`below`, since two walkers at d feel
-    terms of the next order d²; NaN with fewer than three.
+    Over the first `most` steps that begin and end below 10^`below`; NaN with fewer than three.
+
+    Args:
+        log10_distance: Logarithms by step [..., t], such as `log_roll_out`'s.
+        below: Where the law is taken to hold: two walkers at d feel terms of the next order d².
+        most: Steps that count.
     """
     logs = np.asarray(log10_distance, np.float64)
 
@@ -123,11 +131,21 @@ def log_roll_out(
 ) -> Float[Array, "t"]:
     """log10 of the distance of two tokens by step, however small.
 
-    Each step is classifier(network(embedding(tokens))) with (weights [d, i], bias [i]), carried as
-    1x̄ᵀ + e^s R̂ (see `log_residual_profile`), where ordinary arithmetic stops at the last digit of
-    the coordinates. The network has no mask and no positions; its vectors pass one linear map and a
-    LayerNorm. `num_steps` distances are of outputs, the start included; `skip` is that of
-    `training.tasks.circle.roll_out`: a step's input is added to its output as the next input.
+    Each step is classifier(network(embedding(tokens))), carried as 1x̄ᵀ + e^s R̂ (see
+    `log_residual_profile`), where ordinary arithmetic stops at the last digit of the coordinates.
+
+    Args:
+        params: As in `apply`.
+        classifier: Weights [d, i] and bias [i].
+        start: The first two tokens.
+        config: The network: vectors through one linear map and a LayerNorm, no mask, no positions.
+        num_steps: Distances returned, that of the start included.
+        skip: As in `training.tasks.circle.roll_out`: the step's input is added to its output to
+            give the next input; distances are those of outputs.
+
+    Raises:
+        ValueError: An embedding of another kind, or a network in which tokens differ: with a mask,
+            windows or positions.
     """
     made = config.embedding
     plain = made is not None and made.d_input and made.norm and made.positions == "none"

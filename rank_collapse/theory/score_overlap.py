@@ -32,7 +32,7 @@ def hermite() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def score_overlap(
     count: Any, variance: Any, correlation: Any
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """(E Σ_j P_ij², E Σ_j P_ij P_kj) of two rows of softmax weights over n keys, n ≥ 1 real.
+    """(E Σ_j P_ij², E Σ_j P_ij P_kj) of two rows of softmax weights over n keys.
 
         E Σ_j P_ij P_kj = n ∫∫ E[w w' e^{−tw − t'w'}] (E e^{−tw − t'w'})^{n−1} dt dt',
 
@@ -42,6 +42,11 @@ def score_overlap(
     expansion E f(s) g(s') = Σ_k c^k f_k g_k. Relative error against three times as many nodes and
     degrees below 1e-6 for n = 1 to 500, variances up to 8 and c up to .9; in float32 below 5e-6 up
     to n = 64, and 2e-5 at n = 500.
+
+    Args:
+        count: n, at least 1; any real number.
+        variance: σ², of the score of a key before the softmax.
+        correlation: c, of 0 to 1.
 
     Source: derived here.
     """
@@ -69,6 +74,10 @@ def participation(score_std: Any, num_tokens: Any) -> Float[Array, ""]:
 
     Nodes of the score are equidistant here: Gauss and Hermite's are too few from a variance of
     about 16 on.
+
+    Args:
+        score_std: σ ≥ 0.
+        num_tokens: n, at least 1.
     """
     score_std = _as_float(score_std)
     z = jnp.linspace(-9.0, 9.0, 241, dtype=score_std.dtype)
@@ -96,6 +105,9 @@ def overlap_ratios(
 
     Both tend to 1 with σ²: below .05 they are interpolated, so that no digits cancel. From c = .9
     on the second is that at .9, of which it is a smooth function.
+
+    Args:
+        count, variance, correlation: As of `score_overlap`.
     """
     variance = _as_float(variance)
     count = jnp.asarray(count, variance.dtype)

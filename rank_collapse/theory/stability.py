@@ -344,6 +344,9 @@ def output_change_law(shares: Any) -> dict[str, Any]:
 
     Post-LN with equal branches has β_ii² = ½: N/2. Pre-LN and Admin's ω² = i have 1/(i + 1):
     H_{N+1} − 1 ~ ln N. ω² = N has 1/(N + 1) each: N/(N + 1).
+
+    Args:
+        shares: β_ii² [N].
     """
     count = len(shares)
     return {

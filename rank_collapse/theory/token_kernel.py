@@ -121,7 +121,12 @@ def attention(
     of the tokens and e the squared relative sizes of updates, and with them the output: the part of
     W_Q and W_K falls with T ~ (1 − ρ)² where that of W_V and W_O does not.
 
-    Measured `weights` hold the scores already. Of the parameters only mean squares are read.
+    Args:
+        params: Of the layer; only mean squares of matrices are read.
+        queries, keys: Kernels of the tokens of queries and of keys.
+        weights: P_h, of equal tokens or measured.
+        sizes: Squared relative sizes of updates of "w_q", "w_k", "w_v", "w_o".
+        measured: Whether the weights are those of the network, which hold the scores already.
     """
     d, k = params.w_q.shape[-2:]
     h, v = params.w_o.shape[:2]
@@ -169,7 +174,10 @@ def score_noise(
 ) -> TokenKernel:
     """What Gaussian scores add to the kernel of P y over one of the weights p; see `attention`.
 
-    `asked` is b K_ik of the queries, `spread` T_ik(K, K), `key_spread` K̃_jj of each row i.
+    Args:
+        asked: b K_ik of the queries.
+        spread: T_ik(K, K).
+        key_spread: K̃_jj = E|y_j − Σ_l p_il y_l|²/d of each row i.
     """
     length = jnp.diag(asked)
     level = jnp.sum(p * key_spread, axis=1)

@@ -94,8 +94,12 @@ def batch_forward(
 ) -> Float[Array, "b n c"]:
     """Logits of every example; `batch_size` at a time where that is given.
 
-    A `Model` goes with Examples, EncoderDecoderParams with SequencePairs, whose targets are then
-    forced on the decoder.
+    Args:
+        model: A `Model` with Examples; EncoderDecoderParams with SequencePairs, whose targets are
+            then forced on the decoder.
+        examples, config: What goes with it.
+        dropout_key, dropout_rate, output_dropout: As in `forward`.
+        batch_size: Examples at a time; None for all.
     """
     keys = None
     if dropout_key is not None:

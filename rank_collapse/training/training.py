@@ -40,6 +40,10 @@ def schedule_factor(
     Every schedule is multiplied by min(1, s / warmup), s = step + 1; inverse_sqrt is then
     min(s / warmup, √(warmup / s)) (Vaswani et al. 2017, equation 3, whose d^-½ warmup^-½ is the
     learning rate here, the largest that is reached).
+
+    Args:
+        epoch: Number of the epoch; may be traced, as all that follow but the last but one.
+        warmup: Steps of the warm-up; 0 for none.
     """
     warmup = jnp.maximum(jnp.asarray(warmup, jnp.float32), 1.0)
     nth = jnp.asarray(step + 1, jnp.float32)

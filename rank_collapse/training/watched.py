@@ -24,6 +24,10 @@ def layer_scalars(
 
     For the `watch` of an `Ensemble`. Of an encoder-decoder those of either half, under teacher
     forcing: "encoder.residual_ratio", "decoder.residual_ratio", ...
+
+    Args:
+        model: A network with a classifier, or an encoder-decoder.
+        data: With the entry "eval".
     """
 
     def of_example(example):

@@ -48,7 +48,12 @@ def decoder_fields(
     local: Callable[[int], Any] = lambda layer: True,
     entry: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Widths of heads, windows (of `local` layers by default) and rotary positions (`entry`)."""
+    """Widths of heads, windows and rotary positions.
+
+    Args:
+        local: Whether a layer has the window, where `layer_types` does not say.
+        entry: On rotary positions, in the place of the config's.
+    """
     width = settings.get("head_dim") or settings["hidden_size"] // settings["num_attention_heads"]
     entry = rotary_entry(settings, "full_attention") | (entry or {})
     limit = settings.get("sliding_window")

@@ -53,8 +53,9 @@ def roll_out(
 ) -> Float[Array, "t n 2"]:
     """The trajectory [num_steps, n, 2] of a network fed with its own output, start included.
 
-    With `skip` it is fed with the sum of its input and its output (a skip connection around the
-    recurrence), and its outputs are recorded, as the published code's circle_skip does.
+    Args:
+        skip: Feed the network the sum of its input and its output (a skip connection around the
+            recurrence) and record its outputs, as the published code's circle_skip does.
     """
 
     def advance(state: Any, _: Any):

@@ -104,7 +104,8 @@ def cross_entropy(
 ) -> Float[Array, ""]:
     """Mean over tokens of −Σ_k q_k log softmax(logits)_k, q = (1 − ε) onehot(label) + ε / c.
 
-    ε is the smoothing (Szegedy et al. 2016, section 7); 0 for −log softmax(logits)[label].
+    Args:
+        smoothing: ε (Szegedy et al. 2016, section 7); 0 for −log softmax(logits)[label].
     """
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
     # −Σ q log p = −log p[label] + ε (logit of the label − mean logit)

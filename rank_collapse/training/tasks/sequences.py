@@ -89,8 +89,13 @@ def make_pairs(
 
     Token ids are 0 padding, 1 begin, 2 end, 3 .. num_letters + 2 letters, in both sequences.
 
-    Lengths of sources are uniform from `min_len`, `seq_len` by default, to `seq_len`; targets have
-    two tokens more.
+    Args:
+        seq_len: Letters of the longest source; targets have two tokens more.
+        min_len: Letters of the shortest source, lengths being uniform between the two; None for
+            all of seq_len.
+
+    Raises:
+        ValueError: An unknown task, or lengths that leave no letter between the marks.
     """
     min_len = seq_len if min_len is None else min_len
     _check(seq_len=seq_len, num_letters=num_letters, min_len=min_len)

@@ -14,7 +14,12 @@ def make_examples(
 ) -> Examples:
     """Uniformly random letter sequences with their sorted sequences as labels.
 
-    Without repeats each sequence is a random choice of distinct letters in random order.
+    Args:
+        repeats: Whether a letter may occur twice; if not, each sequence is a random choice of
+            distinct letters in random order.
+
+    Raises:
+        ValueError: More distinct letters asked for than there are.
 
     Source: Dong et al. 2021, section 4.2.
     """
