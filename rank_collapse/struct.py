@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def field(*, pytree_node: bool = True, **options: Any) -> Any:
-    """A field as of `dataclasses`; False for what is static: hashed and compared by jit."""
+    """A field; `pytree_node` is False for what is static: hashed and compared by jit."""
     return dataclasses.field(metadata={"pytree_node": pytree_node}, **options)
 
 

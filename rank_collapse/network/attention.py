@@ -134,9 +134,10 @@ class AttentionContext(struct.Struct):
         return jnp.broadcast_to(value, (num_heads,))[:, None, None]
 
     def of_layer(self, window: Any, rotated: Any = None) -> "AttentionContext":
-        """The context as a layer sees it that looks up to `window` tokens away, traced.
+        """The context as a layer sees it that looks up to `window` tokens away.
 
-        None where no layer has a window, or where all layers have the rotary positions (`rotated`).
+        `rotated` says whether it has the rotary positions. Both are traced; the window is None
+        where no layer has one, `rotated` where all layers have the positions.
         """
         if rotated is not None and self.rotary is not None:
             found = self.of_layer(window)

@@ -23,7 +23,7 @@ from rank_collapse.network.config import TransformerConfig
 
 
 def places(config: TransformerConfig, n: int = 1, m: int = 1) -> dict[str, tuple[int, ...]]:
-    """The names of a network's places, with the shape of what is there, for tokens and memory keys.
+    """The names of a network's places, with the shape of what is there: n tokens, m of a memory.
 
     In attention the queries and keys as their product takes them, the values, the scores before
     the mask, the weights, and what each head adds to the branch; "cross_" before those of the

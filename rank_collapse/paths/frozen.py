@@ -215,7 +215,7 @@ def frozen_attention(
 
     carry: (name, channels, ones) -> channels behind the edits of "v" and "head_output", the latter
     where `by_head`; mix: what mixes values [g, h, m, v] in the place of the weights; head_gain [h]
-    multiplies what each head mixes. Not `summed` each head's part [g, h, n, d], without b_O.
+    multiplies what each head mixes. Unless `summed`, heads stay apart, [g, h, n, d] without b_O.
     """
     h, _, v = params.w_v.shape
     g, m, _ = c.shape

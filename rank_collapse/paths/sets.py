@@ -190,7 +190,7 @@ def logits_of(
 ) -> Float[Array, "*s n c"]:
     """Logits of summed path states: LayerNorm without gain and bias, then the classifier (w, b).
 
-    Not to `normalize` is for the whole model, whose last norm is its own.
+    `normalize` is False for the whole model, whose last norm is its own.
     """
     w, b = classifier
     if normalize:

@@ -73,7 +73,12 @@ class OpenCheckpoint:
     def entered(
         self, inputs: Mapping[str, Any]
     ) -> tuple[TransformerConfig, TransformerParams, dict[str, np.ndarray]]:
-        """(config, what is outside of the layers, inputs) with the rows of used tokens alone."""
+        """(config, what is outside of the layers, inputs) with the rows of used tokens alone.
+
+        Raises:
+            ValueError: Arrays of different lengths, a token outside of the vocabulary, or more
+                tokens than positions.
+        """
         given, _ = as_batch(inputs)
         config, outside, tables = self.config, self.outside, self.config.embedding
         x = given["x"]

@@ -39,9 +39,10 @@ class Alarm(NamedTuple):
 
 
 def alarms(rows: Iterable[Mapping[str, Any]], thresholds: Sequence[Threshold]) -> list[Alarm]:
-    """The first alarm of every metric, threshold and seed, in order of steps, of `metrics.read`.
+    """The first alarm of every metric, threshold and seed, in order of steps.
 
-    NaN passes no threshold but one that is `finite`; metrics that are not there are not looked for.
+    Rows are those of `metrics.read`. NaN passes no threshold but one that is `finite`; metrics that
+    are not there are not looked for.
     """
     found: dict[Any, Alarm] = {}
     for row in sorted(rows, key=lambda row: row["step"]):

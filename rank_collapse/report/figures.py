@@ -59,7 +59,7 @@ def styled(draw: Callable[P, R]) -> Callable[P, R]:
 
 @styled
 def figure(rows: int = 1, columns: int = 1, width: float = 4.2, height: float = 3.1, **options):
-    """A Figure and its axes [rows, columns] in this style; inches and options are of one panel."""
+    """A Figure and its axes [rows, columns]; inches of one panel, options of `Figure.subplots`."""
     fig = Figure(figsize=(width * columns, height * rows))
     return fig, fig.subplots(rows, columns, squeeze=False, **options)
 

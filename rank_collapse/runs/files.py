@@ -91,7 +91,7 @@ def delete(folder: str | os.PathLike, names: Iterable[str]) -> None:
 def lease(path: Path, wait: float = 0.0) -> TextIO:
     """An exclusive lock on a folder, held until the file is closed or the process ends.
 
-    Another process, such as one that is ending, is waited for so many seconds. Where the file
+    For `wait` seconds another process is waited for, such as one that is ending. Where the file
     system has no locks there is none.
     """
     limit = time.monotonic() + wait
