@@ -156,7 +156,9 @@ def chain_figure(results: Results) -> Figure:
         for name, dash, text in (("residual", "-", "1pᵀ"), ("rank_one", ":", "best rank one")):
             values = results.get(kind, f"chains/chain_{name}")
             values = np.moveaxis(values, 1, 2).reshape(-1, len(lengths))
-            median, low, high = np.percentile(np.maximum(values, 1e-8), [50, 25, 75], axis=0)
+            median, low, high = np.percentile(
+                np.maximum(values, np.finfo(values.dtype).tiny), [50, 25, 75], axis=0
+            )
             style = {"color": figures.color(index), "linestyle": dash}
             axes[0, 0].plot(lengths, median, label=f"{text}, {NAMES[kind]}", **style)
             axes[0, 0].fill_between(lengths, low, high, color=style["color"], alpha=0.2, lw=0)

@@ -9,8 +9,8 @@ import numpy as np
 
 from experiments.architectures.models import Model
 from rank_collapse import pretrained
+from rank_collapse.measures.influence import settled
 from rank_collapse.network.surgery import variants_of
-from rank_collapse.paths.next_token import effective_depth
 
 KINDS = ("pretrained", "init")
 SAME, WITHIN, COSINE = 0.99, 0.01, 0.99  # of positions, of the loss, with the output
@@ -77,13 +77,13 @@ def depths_of(results: Results, kind: str) -> dict[str, Any]:
     found: dict[str, Any] = {"layers": results.model.config.depth}
     cosine, size = mean("lengths/cosine_up_to"), mean("lengths/size")
     if cosine is not None:
-        found["same direction"] = int(effective_depth(cosine >= COSINE))
+        found["same direction"] = int(settled(cosine >= COSINE))
         found["mean length"] = float(np.arange(len(size)) @ size / size.sum())
     same, loss = mean("next_token/same_up_to"), mean("next_token/loss")
     if same is not None:
         near = np.abs(mean("next_token/loss_up_to") - loss) <= WITHIN * abs(loss)
-        found["same next token"] = int(effective_depth(same >= SAME))
-        found["same loss"] = int(effective_depth(near))
+        found["same next token"] = int(settled(same >= SAME))
+        found["same loss"] = int(settled(near))
         found["loss, nats"] = float(loss)
     share = mean("gradients/gradient_share")
     if share is not None:

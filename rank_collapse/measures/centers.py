@@ -113,7 +113,7 @@ def _certified_center(x, mask):
     mean = (center_token(x, "mean", mask=mask) - start) / scale
     product = [jnp.prod(jnp.stack(_both_norms(shifted, keep, c))) for c in (zero, mean)]
     begin = jnp.where(product[1] < product[0], mean, zero)
-    tolerance = jnp.maximum(jnp.asarray(_TOLERANCE, x.dtype), 50 * jnp.finfo(x.dtype).eps)
+    tolerance = jnp.asarray(_TOLERANCE, x.dtype)
 
     least_inf, lower = _descend(shifted, keep, begin, jnp.inf, tolerance, follow=False)
     weights = jnp.asarray(_LOG_ODDS, x.dtype)
@@ -135,8 +135,7 @@ def _certified_center(x, mask):
 
 _LOG_ODDS = (-3.0, 0.0, 3.0)  # of G's weight at the start of a descent
 _NUM_STEPS = 120
-# Descents end where the smoothing is below it and the last steps gained less, relative to the
-# value, and at 50 epsilons of the dtype at the latest.
+# Descents end where the smoothing and what the last steps gained, of the value, are below it.
 _TOLERANCE = 1e-5
 _SHRINK = {True: 0.75, False: 0.9}  # of the smoothing, by each step; slower for the bound
 _PATIENCE = 16  # steps without gain that end a descent

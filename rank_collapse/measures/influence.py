@@ -77,7 +77,7 @@ def effective_depth(states: Any, tolerance: float = 0.01) -> Int[Array, ""]:
     """Layers, or loops of one layer, after which a network's states stay as the last.
 
     The smallest l with ‖X^m − X^L‖_F ≤ ε max_k ‖X^k‖_F for all m ≥ l; L where the last layer still
-    changes them.
+    changes them, or a state is not finite.
 
     Args:
         states: [L + 1, ...], such as `Trace.hidden`, or what is measured of each, such as
@@ -89,8 +89,17 @@ def effective_depth(states: Any, tolerance: float = 0.01) -> Int[Array, ""]:
     states = jnp.asarray(as_array(states))
     flat = states.reshape(len(states), -1)
     size = jnp.max(jnp.linalg.norm(flat, axis=1))
-    differs = jnp.linalg.norm(flat - flat[-1:], axis=1) > tolerance * size
-    return jnp.max(jnp.where(differs, 1 + jnp.arange(len(flat)), 0))
+    return settled(jnp.linalg.norm(flat - flat[-1:], axis=1) <= tolerance * size)
+
+
+def settled(enough: Any) -> Int[Array, "*s"]:
+    """The smallest k such that `enough` holds for k and all larger ones: Bool [k] or [..., k].
+
+    Of sums of paths of lengths up to k, `enough` may be "the same next token on 99 % of positions"
+    or "a loss within 1 %"; the last entry, the whole network, is enough by itself.
+    """
+    enough = jnp.asarray(enough).at[..., -1].set(True)
+    return jnp.sum(jnp.cumprod(enough[..., ::-1], axis=-1)[..., ::-1] == 0, axis=-1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,12 +144,9 @@ class RemovalPass(LayerPass):
 
     Slot s is the network without the block that begins with layer s; it exists from that layer on,
     and empty slots cost nothing.
-
-    Attributes:
-        size: Layers of a block.
     """
 
-    size: int = 1
+    size: int = 1  # layers of a block
 
     def begin(self, prepared: PreparedInputs, config: TransformerConfig) -> Float[Array, "s n d"]:
         """Slots for the states."""

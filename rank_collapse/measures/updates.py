@@ -94,10 +94,10 @@ def update_ranks(
     """
 
     def rank(path, a, b):
-        moved = b - a
-        if moved.ndim == 4 and path[-1].key != "w_o":
-            moved = jnp.moveaxis(moved, 1, 2).reshape(len(moved), moved.shape[2], -1)
-        return effective_rank(moved.reshape(len(moved), -1, moved.shape[-1]))
+        update = b - a
+        if update.ndim == 4 and path[-1].key != "w_o":
+            update = jnp.moveaxis(update, 1, 2).reshape(len(update), update.shape[2], -1)
+        return effective_rank(update.reshape(len(update), -1, update.shape[-1]))
 
     return jax.tree_util.tree_map_with_path(rank, matrices_of(params), matrices_of(other))
 

@@ -24,20 +24,15 @@ from rank_collapse.network.positions import relative_buckets, rotary_angles
 
 
 class PreparedInputs(struct.Struct):
-    """The inputs of a network for one example.
+    """The inputs of a network for one example."""
 
-    Each layer takes its own of `context` by `of_layer`. `memory` is [m, d], or its `KeysValues` in
-    one layer; `token_mask` Bool [n] says which tokens exist, None for all; `edit` is {name:
-    `edits.Edit`}, `past` a `cache.Past` of one layer.
-    """
-
-    x: Any
-    context: attn.AttentionContext
-    memory: Any = None
-    memory_context: attn.AttentionContext = attn.AttentionContext()
-    token_mask: Any = None
-    edit: Any = None
-    past: Any = None
+    x: Any  # X^0 [n, d]
+    context: attn.AttentionContext  # of all layers; each takes its own by `of_layer`
+    memory: Any = None  # [m, d] of cross-attention, or its `KeysValues` in one layer
+    memory_context: attn.AttentionContext = attn.AttentionContext()  # its mask
+    token_mask: Any = None  # Bool [n], which tokens exist; None for all
+    edit: Any = None  # {name: `edits.Edit`}
+    past: Any = None  # keys and values of the tokens before, a `cache.Past` of one layer
 
     @property
     def keep(self) -> Bool[Array, "n"]:

@@ -37,16 +37,15 @@ GATE = 0.01
 class ConnectionParams(struct.Struct):
     """How one sublayer is connected to the streams; with a leading axis for a stack.
 
-    p, q and R, or p̃, q̃ and R̃. What depends on the token: [d], [d] and [d, s] of "hyper",
-    [s, d, s], [s, d, s] and [s, d, s, s] of "manifold".
+    `w_read`, `w_write` and `w_carry` are what depends on the token.
     """
 
-    read: Any  # [s]; of "attention" the query w [d], and nothing else
-    write: Any = None  # [s]
-    carry: Any = None  # [s, s]
-    w_read: Any = None
-    w_write: Any = None
-    w_carry: Any = None
+    read: Any  # p or p̃ [s]; of "attention" the query w [d], and nothing else
+    write: Any = None  # q or q̃ [s]
+    carry: Any = None  # R or R̃ [s, s]
+    w_read: Any = None  # [d] of "hyper", [s, d, s] of "manifold"
+    w_write: Any = None  # the same
+    w_carry: Any = None  # [d, s] of "hyper", [s, d, s, s] of "manifold"
     gates: Any = None  # of q and of p and R [2] ("hyper"), or of q, p and R [3]
 
 

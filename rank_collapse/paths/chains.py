@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from rank_collapse import struct
-from rank_collapse.measures.norms import composite_norm, matrix_norm
+from rank_collapse.measures.norms import composite_norm, divide, matrix_norm
 from rank_collapse.measures.residuals import rank_one_ratio, residual
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.parameters import TransformerParams
@@ -70,25 +70,31 @@ def chained_residual(
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """‖P_path − 1pᵀ‖/‖P_path‖ with p the mean row, and the same for the best rank one.
 
-    Of attention whose rows sum to 1 both are right to their own digits, however small; with rows of
-    another sum (a sink) the second is right to the digits of P_path.
+    Of attention whose rows sum to 1 both are right to their own digits, down to the least number of
+    its dtype (1e-38 in float32), and 0 below; with rows of another sum (a sink) they are right to
+    the digits of P_path. Both are 0 where P_path = 0.
 
     Args:
         attention: Attention weights of all layers, `Trace.attention`.
         path: Heads 0..H−1, H for a skip (the identity).
-        mask: Bool [n], tokens that exist; rows of others are left out.
+        mask: Bool [n], tokens that exist; rows of others are left out, and none may attend to them.
 
     Source: chained attention in the notebook of Dong et al. 2021; the product is that of Theorem
     2.1, the last layer leftmost.
     """
     path = check_paths(path, *attention.shape[:2], all_heads=False)
     keep = jnp.ones(attention.shape[-1], bool) if mask is None else jnp.asarray(mask)
-    chain, _ = jax.lax.scan(
-        lambda chain, layer: (longer_chain(*layer, chain, keep), None),
-        empty_chain(keep, attention.dtype),
-        (attention, jnp.asarray(path)),
-    )
-    return ratios(chain, keep, norm)
+    return ratios(_chain_of(attention, jnp.asarray(path), keep), keep, norm)
+
+
+@jax.jit
+def _chain_of(attention, path, keep):
+    """One program of all layers, which other paths and calls share."""
+
+    def longer(chain, layer):
+        return longer_chain(*layer, chain, keep), None
+
+    return jax.lax.scan(longer, empty_chain(keep, attention.dtype), (attention, path))[0]
 
 
 def ratios(
@@ -100,9 +106,11 @@ def ratios(
     order ‖R‖²: below the root of the rounding error that is closer than a decomposition comes.
     """
     size = matrix_norm(jnp.where(keep[:, None], chain.product, 0), norm)
-    direction = chain.mean / jnp.linalg.norm(chain.mean)
+    length = matrix_norm(chain.mean[None], "frobenius")  # squares of p underflow, too
+    direction = divide(chain.mean, length, 0)
     first_order = chain.rest - jnp.outer(chain.rest @ direction, direction)
-    to_mean, to_rank_one = (matrix_norm(a, norm) / size for a in (chain.rest, first_order))
+    rests = chain.rest, first_order
+    to_mean, to_rank_one = (divide(matrix_norm(a, norm), size, 0) for a in rests)
     small = to_mean < jnp.sqrt(jnp.finfo(to_mean.dtype).eps)
     exact = rank_one_ratio(chain.product, norm=norm, mask=keep)
     return to_mean, jnp.where(small, to_rank_one, exact)

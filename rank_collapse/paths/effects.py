@@ -97,7 +97,7 @@ class ChainPass(LayerPass):
         drawn = (lengths, 1, self.num_paths, config.depth, config.num_heads)
         paths = sample_path_sets(jax.random.key(self.seed), *drawn).reshape(-1, config.depth)
         empty = chains.empty_chain(prepared.keep, prepared.x.dtype)
-        return paths, jax.tree.map(lambda a: jnp.stack([a] * len(paths)), empty)
+        return paths, jax.tree.map(lambda a: jnp.broadcast_to(a, (len(paths), *a.shape)), empty)
 
     def step(self, layer: Layer, x: Any, seen: Any, carry: Any) -> tuple[Any, Any]:
         """The products with the heads that the paths take here; N(x) and N(SA(x))."""

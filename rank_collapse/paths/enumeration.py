@@ -133,15 +133,9 @@ def path_attention(attention: Float[Array, "l h n n"], path: Any) -> Float[Array
         ValueError: Another length, or a head that does not exist.
     """
     path = check_paths(path, *attention.shape[:2], all_heads=False)
-    product = jnp.eye(attention.shape[2], dtype=attention.dtype)
-    for l in range(attention.shape[0]):
-        product = extended(attention[l], path[l], product)
+    depth, num_heads, n, _ = attention.shape
+    product = jnp.eye(n, dtype=attention.dtype)
+    for l in range(depth):
+        head = attention[l, jnp.minimum(path[l], num_heads - 1)]
+        product = jnp.where(path[l] == num_heads, product, head @ product)
     return product
-
-
-def extended(
-    attention: Float[Array, "h n n"], choice: Any, product: Float[Array, "n n"]
-) -> Float[Array, "n n"]:
-    """P_h of one layer times the product P_path of those before; a skip leaves it as it is."""
-    head = attention[jnp.minimum(choice, attention.shape[0] - 1)]
-    return jnp.where(choice == attention.shape[0], product, head @ product)

@@ -116,16 +116,6 @@ def agreement(known: NextToken, keep: Any) -> tuple[Float[Array, "s"], Float[Arr
     return mean(known.loss), mean((known.token == known.token[:1]).astype(known.loss.dtype))
 
 
-def effective_depth(enough: Any) -> Int[Array, "*s"]:
-    """The smallest k such that `enough` holds for k and all larger ones: Bool [k] or [..., k].
-
-    With lengths up to k, `enough` may be "the same next token on 99 % of positions" or "a loss
-    within 1 %"; the last entry, the whole network, is enough by itself.
-    """
-    enough = jnp.asarray(enough).at[..., -1].set(True)
-    return jnp.sum(jnp.cumprod(enough[..., ::-1], axis=-1)[..., ::-1] == 0, axis=-1)
-
-
 def by_length(known: NextToken, keep: Any) -> dict[str, Float[Array, "*k"]]:
     """Next-token loss and agreement by path length.
 

@@ -30,7 +30,8 @@ FEWEST_DRAWS = 3
 ERROR = 0.05  # the largest share of runs in which chance gives a statement a wrong verdict
 Range = tuple[float, float]
 ABOVE_ZERO, BELOW_ZERO = (0.0, math.inf), (-math.inf, 0.0)
-NO_CASE = (-math.inf, 1.0)  # of a count
+# Of a count; next to 1, so that it is not the range "below 1".
+NO_CASE = (-math.inf, math.nextafter(1.0, 0.0))
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,8 @@ class RunFolder:
 
     Args:
         path: The folder; made with its parents.
-        config: What determines the results (JSON values). Another folder's is refused.
+        config: What determines the results (JSON values). A folder made with another one is
+            refused.
         execution: What does not (number of devices, chunk size); recorded, never compared.
         overwrite: Delete what an earlier run left and start afresh.
         primary: False in all but one of the processes of a run: nothing is locked or written.
@@ -109,7 +110,7 @@ class RunFolder:
             self._clear_unfinished()
             self._sums = Manifest(self.path)
             self._delete_changed()
-            self.resumed = self._check(config)
+            self.resumed = self._check(config)  # an earlier run of the same config was here
             if not self.resumed:
                 text = {"config": config, "execution": states.as_json(execution or {})}
                 text |= {"layout": LAYOUT}

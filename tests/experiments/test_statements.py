@@ -63,6 +63,7 @@ def test_answers_and_ranges_in_words():
     assert all(range_of(range_text(s.claimed) or None) == s.claimed for s in STATEMENTS.values())
     assert STATEMENTS["lemma"].claimed == NO_CASE and STATEMENTS["lemma"].always
     assert STATEMENTS["deepnorm"].claimed == range_of("below 0.5") == (-math.inf, 0.5)
+    assert range_of("below 1") != NO_CASE and range_text((-math.inf, 1.0)) == "below 1"
     (found,) = answers_of(STATEMENTS, [of_mean("rate", "no norm", [3.0, 3.01, 2.99])])
     assert now_text(found, "quick") == "**holds** (sizes “quick”): within: no norm."
     (found,) = answers_of(STATEMENTS, [of_mean("width", "1 and 2", [0.1, 0.2])])

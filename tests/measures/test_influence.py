@@ -9,7 +9,7 @@ from path_examples import chain_effects
 
 import rank_collapse as rc
 from rank_collapse.measures.attention import attention_profile
-from rank_collapse.measures.influence import layer_influence, layer_removal
+from rank_collapse.measures.influence import layer_influence, layer_removal, settled
 from rank_collapse.network.layers import norm
 from rank_collapse.paths.chains import branch_sizes
 
@@ -144,6 +144,16 @@ def test_a_block_that_is_no_block(network, size):
         layer_removal(params, x, CONFIG, size=size)
 
 
+def test_settled_is_where_it_stays_enough():
+    enough = [
+        [False, True, False, True, True],
+        [True] * 5,
+        [False] * 5,
+        [True, False, True, False, False],
+    ]
+    assert settled(enough).tolist() == [3, 0, 4, 4]
+
+
 def test_the_depth_of_a_looped_network():
     """States aˡ v + w settle at the first l with aˡ − aᴸ ≤ ε max_k ‖Xᵏ‖/‖v‖; and what one layer
     of attention, applied again and again, keeps of the residual."""
@@ -156,6 +166,8 @@ def test_the_depth_of_a_looped_network():
     returns[8] = 0  # as the last at 5, and away again
     assert rc.effective_depth(returns) == 9
     assert rc.effective_depth(np.ones((4, 2, 2))) == 0 and rc.effective_depth([1.0, 1, 1, 0]) == 3
+    returns[3] = np.nan
+    assert rc.effective_depth(returns) == 10  # no depth is known of states that overflowed
     config = rc.san(12, 1, D, layer_map=(0,) * 12)
     params = rc.init(jax.random.key(0), config)
     states = [jax.random.normal(jax.random.key(1), (N, D))]

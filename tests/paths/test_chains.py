@@ -89,6 +89,16 @@ def test_chains_of_uniform_attention_are_rank_one_and_skips_are_not():
     assert float(to_rank_one) > 0.9
 
 
+def test_chains_that_vanish():
+    """Sinks that take nearly all, of the same share in every row: p is tiny, its square no number
+    of float32. And attention to nothing.
+    """
+    sinks = jnp.full((6, 1, 4, 4), 0.25e-5, jnp.float32)
+    for attention in (sinks, 0 * sinks):
+        found = pp.chained_residual(attention, np.zeros(6, int))
+        np.testing.assert_allclose(found, 0, atol=1e-6)
+
+
 def exact_ratios(attention, path, keep):
     """Both ratios of the product at 60 digits; the best rank one by power iteration."""
     with mpmath.workdps(60):

@@ -66,13 +66,3 @@ def test_pieces_of_the_vocabulary_with_bias_and_cap():
     loss, same = next_token.agreement(known, jnp.asarray(keep))
     expected = by_hand(found, words, targets, keep, bias, cap)
     assert relative(loss, expected[0]) < 1e-5 and np.allclose(same, expected[1])
-
-
-def test_effective_depth_is_where_it_stays_enough():
-    enough = [
-        [False, True, False, True, True],
-        [True] * 5,
-        [False] * 5,
-        [True, False, True, False, False],
-    ]
-    assert next_token.effective_depth(enough).tolist() == [3, 0, 4, 4]
