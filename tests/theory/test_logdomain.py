@@ -148,7 +148,7 @@ def test_twelve_and_thirty_two_layers_are_finite(depth):
 
 def test_zero_residual_and_depth_beyond_float_range_give_minus_infinity():
     config = rc.san(5, 4, 32)
-    params, _ = network(config, bias_scale=0.0, n=16)
+    params, _ = network(config, n=16)
     got = jitted(config)(params, jnp.ones((16, 32)), config)
     np.testing.assert_array_equal(got, -np.inf)
     config = rc.san(90, 2, 8, layer_map=(0,) * 90)
