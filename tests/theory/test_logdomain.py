@@ -159,7 +159,8 @@ def test_zero_residual_and_depth_beyond_float_range_give_minus_infinity():
 
 KEEP = np.array([1, 1, 1, 0, 1, 0], bool)
 COVERED = [c for c in CASES if c != "embedding" and not LogScaled.covers.refusal(config_of(c))]
-USUAL = ("pre-LN, skips", "norms of branches", "additive")  # MP_CASES has others
+# MP_CASES has others, test_exact.py compares "causal" with the balls.
+USUAL = ("pre-LN, skips", "norms of branches", "additive")
 
 
 def ordinary(config, **inputs):
