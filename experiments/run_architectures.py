@@ -68,7 +68,7 @@ for name, default, least, text in (
     ("chunk", 8, 1, "Texts at once: memory."),
 ):
     define("integer", name, default, text, lower_bound=least)
-text = "Which half of a T5; the decoder looks at the encoder's output on the same text."
+text = "Which half of a T5; the decoder attends to the encoder's output on the same text."
 define("enum", "part", "encoder", text, ("encoder", "decoder"))
 text = "What is computed in; weights stay as they are on disk."
 define("enum", "dtype", "float32", text, ("float32", "float64"))

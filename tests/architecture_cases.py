@@ -13,6 +13,8 @@ GPT2 = {"vocab_size": VOCAB, "n_positions": 20, "n_embd": 24, "n_layer": 3, "n_h
 GPT2 |= {"bos_token_id": 1, "eos_token_id": 2}
 XLNET = {"vocab_size": VOCAB, "d_model": 24, "n_layer": 2, "n_head": 3, "d_inner": 28}
 DISTIL = {"vocab_size": VOCAB, "dim": 24, "n_layers": 2, "n_heads": 3, "hidden_dim": 28}
+IMAGES = {k: v for k, v in SIZES.items() if k not in ("vocab_size", "max_position_embeddings")}
+IMAGES |= {"image_size": 8, "patch_size": 4, "num_channels": 2}
 ALBERT = SIZES | {"embedding_size": 10, "hidden_act": "gelu_new"}
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0}
 LLAMA3 |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 16}
@@ -56,15 +58,10 @@ CASES = {
     "gpt2": Case("GPT2Model", GPT2),
     "gpt2-head": Case("GPT2LMHeadModel", GPT2 | {"scale_attn_by_inverse_layer_idx": True}),
     "gpt2-unscaled": Case("GPT2Model", GPT2 | {"scale_attn_weights": False, "n_inner": 20}),
-    "vit": Case(
-        "ViTModel",
-        {k: v for k, v in SIZES.items() if k not in ("vocab_size", "max_position_embeddings")}
-        | {"image_size": 8, "patch_size": 4, "num_channels": 2, "qkv_bias": False},
-    ),
+    "vit": Case("ViTModel", IMAGES | {"qkv_bias": False}),
     "vit-wide": Case(
         "ViTForImageClassification",
-        {k: v for k, v in SIZES.items() if k not in ("vocab_size", "max_position_embeddings")}
-        | {"image_size": [4, 8], "patch_size": 2, "num_channels": 6},  # patches as wide as d
+        IMAGES | {"image_size": [4, 8], "patch_size": 2, "num_channels": 6},  # patches as wide as d
     ),
     "llama": Case("LlamaModel", LLAMA),
     "llama-grouped": Case(
@@ -83,8 +80,6 @@ CASES = {
 }
 WINDOW = {"sliding_window": 4}
 THREE = LLAMA | {"num_attention_heads": 3, "num_key_value_heads": 3}  # heads of width 8
-IMAGES = {k: v for k, v in SIZES.items() if k not in ("vocab_size", "max_position_embeddings")}
-IMAGES |= {"image_size": 8, "patch_size": 4, "num_channels": 2}
 DINO = {k: v for k, v in IMAGES.items() if k != "intermediate_size"} | {"mlp_ratio": 2}
 EXPERTS = LLAMA | {"num_key_value_heads": 2, "intermediate_size": 12}
 QWEN_EXPERTS = EXPERTS | {"moe_intermediate_size": 8, "num_experts": 4, "num_experts_per_tok": 2}

@@ -45,7 +45,8 @@ def pytest_configure(config):
 def kept_programs(config) -> str | None:
     """The folder in pytest's cache, of this kind of processor; none where nothing can be kept.
 
-    An entry that is cut or flipped is compiled again: zlib's checksum says so, but zstd has none.
+    An entry that is cut or flipped is compiled again, in every run: zlib's checksum says so, but
+    zstd has none.
     """
     from experiments.shell import compilation
 

@@ -34,7 +34,9 @@ CASES = {
     "sandwich, bare first layer": (
         {"norm_placement": "sandwich", "first_norm": False, "norm_gain": 0.5} | SKIPS | MLP, {},
     ),
-    "norms of branches": ({"norm_placement": "branch", "norm": "rms"} | SKIPS | MLP, {}),
+    "norms of branches": (
+        {"norm_placement": "branch", "norm": "rms"} | SKIPS | MLP | {"mlp": "relu"}, {},
+    ),
     "parallel": ({"norm_placement": "pre", "parallel": True, "attention_skip": True} | MLP, {}),
     "gains": (
         {"skip_gain": rc.Gains(**EACH), "branch_gain": 0.5, "temperature": np.float32([3, 1, 0.5]),

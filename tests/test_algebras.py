@@ -1,7 +1,7 @@
 """Every field of a configuration × every pass: compared with an oracle, or refused by name.
 
-`CASES` sets each field away from its default; `PASSES` has the oracle of each pass. A field that is
-new fails `test_every_field_is_in_a_case` until it is here.
+`CASES` (field_cases.py) sets each field away from its default; `PASSES` has the oracle of each
+pass. A field that is new fails `test_every_field_is_in_a_case` until it is in a case.
 `PYTHONPATH=. python tests/test_algebras.py` prints the table.
 """
 
@@ -16,6 +16,7 @@ import mpmath
 import numpy as np
 import pytest
 import stream_oracle
+from field_cases import CASES
 from path_examples import config_of, example
 from path_oracle import Oracle
 
@@ -29,7 +30,6 @@ from rank_collapse.network.covers import EVERYTHING, INERT, SIZES
 from rank_collapse.network.gains import layer_gains
 from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.passes import Output, States, run
-from rank_collapse.network.variants import dynamic_tanh
 from rank_collapse.paths.contributions import LengthPass
 from rank_collapse.paths.direct import variance_shares
 from rank_collapse.paths.effects import ChainPass
@@ -40,83 +40,6 @@ from rank_collapse.paths.truncation import Truncated
 from rank_collapse.theory import bounds, cubic_law, exact, stability, transverse
 from rank_collapse.theory.logdomain import LogPass, LogScaled
 from rank_collapse.theory.reports import BoundPass
-
-
-def shaped(q, k, v, context):
-    """An attention of one's own, far from a softmax, whose output is made by another route."""
-    m = jnp.tanh(jnp.einsum("hnk,hmk->hnm", q, k)) / 3 + jnp.eye(q.shape[1])[None]
-    m = m if context.mask is None else m * context.mask
-    gate = jax.nn.sigmoid(q.sum(axis=-1, keepdims=True))
-    return gate * m, gate * jnp.einsum("hnm,hmv->hnv", m, v)
-
-
-def halved(scores, context):
-    """Weights of one's own: rows that sum to less than one, of each head another."""
-    share = context.of_heads(jnp.array([[0.5, 0.8], [0.6, 0.9]]), len(scores))
-    return share * jax.nn.sigmoid(scores)
-
-
-def bump(z):
-    return z * jnp.exp(-jnp.square(z))
-
-
-def l1_norm(x):
-    return 1 / (0.1 + jnp.mean(jnp.abs(x), axis=-1, keepdims=True))
-
-
-SKIPS = {"attention_skip": True, "mlp_skip": True, "mlp": "gelu"}
-POST = SKIPS | {"norm_placement": "post"}
-PRE = SKIPS | {"norm_placement": "pre", "final_norm": True, "norm_eps": 1e-5}
-EXPERTS = POST | {"mlp": "swiglu", "d_ff": 9, "num_experts": 3, "experts_per_token": 2}
-CASES: dict[str, dict[str, Any]] = {
-    "attention alone": {},
-    "attention_skip": {"attention_skip": True},
-    "mlp": {"mlp": "tanh"},
-    "mlp_skip, norm_placement post": POST,
-    "norm_placement pre, final_norm, norm": SKIPS
-    | {"norm_placement": "pre", "final_norm": True, "norm": "rms"},
-    "norm_placement sandwich, first_norm": SKIPS
-    | {"norm_placement": "sandwich", "first_norm": False},
-    "norm_placement branch": SKIPS | {"norm_placement": "branch"},
-    "parallel": SKIPS | {"norm_placement": "pre", "parallel": True},
-    "skip_gain, branch_gain, norm_gain": POST
-    | {"skip_gain": 1.3, "branch_gain": 0.6, "norm_gain": 0.8},
-    "learned_skip_gain, learned_branch_gain, learned_per_feature": POST
-    | {"learned_skip_gain": 1.2, "learned_branch_gain": 0.7, "learned_per_feature": True},
-    "mask causal": {"mask": "causal"},
-    "mask local, window": {"mask": "local", "window": 1, "attention_skip": True},
-    "windows": POST | {"windows": (1, 0)},
-    "windows, local_theta": POST
-    | {"windows": (1, 0), "position": "rotary", "local_theta": 20.0},
-    "position rotary": POST
-    | {"position": "rotary", "rotary_theta": 50.0, "rotary_width": 2, "rotary_factor": 1.5}
-    | {"rotary_scaling": (2.0,)},
-    "rotary_layers": {"position": "rotary", "rotary_layers": (False, True)},
-    "rotary_tables": {"position": "rotary", "rotary_tables": ((9, (0.5, 0.1)),)},
-    "position relative_bias": {"position": "relative_bias", "num_buckets": 4, "max_distance": 3},
-    "position relative_key": {"position": "relative_key", "clamp_distance": 2},
-    "score": {"score": "additive"},
-    "score, qk_norm": {"score": "additive", "qk_norm": "head"},
-    "scale_scores, temperature": {"scale_scores": False, "temperature": 2.0},
-    "qk_norm head": POST | {"qk_norm": "head"},
-    "qk_norm width": POST | {"qk_norm": "width"},
-    "score_cap": {"score_cap": 0.5},
-    "mixing": POST | {"mixing": rc.Mixing(0.4, 0.7, -0.2)},
-    "mix": POST | {"mix": shaped},
-    "normalise": POST | {"normalise": halved},
-    "norm_placement both": SKIPS | {"norm_placement": "both"},
-    "mlp of one's own": POST | {"mlp": bump, "norm": l1_norm},
-    "norm_values": POST | {"norm": dynamic_tanh, "norm_values": 0.7},
-    "connection hyper": PRE | {"connection": "hyper", "num_streams": 3},
-    "connection manifold": PRE | {"connection": "manifold", "connection_by_token": False},
-    "connection attention": PRE | {"connection": "attention", "mask": "causal"},
-    "num_kv_heads": POST | {"num_kv_heads": 1},
-    "num_experts, experts_per_token": EXPERTS,
-    "router, d_shared": EXPERTS | {"router": "all", "d_shared": 3, "d_ff": 12},
-    "mlp_clamp": POST | {"mlp": "swiglu", "mlp_clamp": 1.0},
-    "cross_attention": POST | {"cross_attention": True},
-    "cross_skip": POST | {"cross_attention": True, "cross_skip": False},
-}  # fmt: skip
 
 
 @functools.cache

@@ -42,3 +42,9 @@ def test_without_a_folder_or_a_checksum_nothing_is_kept(config, monkeypatch, tmp
     assert kept_programs(types.SimpleNamespace(cache=None)) is None
     config.cache.mkdir = None  # would raise
     assert kept_programs(config) is None
+
+
+def test_a_folder_that_cannot_be_written_is_left_alone(config, monkeypatch):
+    assert kept_programs(config)
+    monkeypatch.setattr(os, "access", lambda *_: False)  # of the superuser it never is
+    assert kept_programs(config) is None

@@ -182,7 +182,7 @@ def init(key: Any, config: Any) -> Any:
 
 
 def traces(params: Any, inputs: dict[str, Any], config: Any) -> dict[str, rc.Trace]:
-    """The pass on states [n, d] of each half; the decoder looks at the encoder's output."""
+    """The pass on states [n, d] of each half; the decoder attends to the encoder's output."""
     if ALONE in inputs:
         return {ALONE: rc.apply(params, inputs[ALONE], config)}
     return halves(encoder_decoder.apply(params, *in_order(inputs), config))

@@ -133,6 +133,6 @@ def monitored(options: flags.FlagValues) -> bool:
 
 
 def epochs_per_chunk(options: flags.FlagValues) -> int:
-    """Epochs between two looks at the run: a twentieth of it where no flag says otherwise."""
+    """Epochs between two evaluations: a twentieth of the run where no flag says otherwise."""
     asked = options.epochs_per_chunk if "epochs_per_chunk" in options else 0
     return asked or max(1, -(-options.n_epochs // 20))

@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool
 
 
 def causal_mask(num_tokens: int) -> Bool[Array, "n n"]:
-    """Each token attends to itself and at earlier tokens."""
+    """Each token attends to itself and to earlier tokens."""
     i = jnp.arange(num_tokens)
     return i[:, None] >= i[None, :]
 

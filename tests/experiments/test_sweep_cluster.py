@@ -285,7 +285,7 @@ def test_processes_of_a_sweep_share_cores_and_memory(monkeypatch):
 
 
 def test_what_came_of_a_cell_asks_for_no_other_cell(tmp_path, capsys):
-    """Every cell's files were looked at behind every cell: 10,000 cells, 50,000,000 times."""
+    """Every cell's files were checked behind every cell: of 10,000 cells 50,000,000 times."""
 
     class Counted(SweepFolder):
         asked = 0

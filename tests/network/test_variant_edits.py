@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_variants import DRAWN, D, H, K, L, N, eager as eager, from_rows, network, row_softmax
+from variant_oracle import DRAWN, D, H, K, L, N, eager as eager, from_rows, network, row_softmax
 
 import rank_collapse as rc
 

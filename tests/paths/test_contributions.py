@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from field_cases import CASES
 from path_examples import D, N, config_of, example, relative
 from path_oracle import Oracle
-from test_algebras import CASES
 
 import rank_collapse as rc
 from rank_collapse.paths.contributions import path_contributions

@@ -148,7 +148,7 @@ def test_twelve_and_thirty_two_layers_are_finite(depth):
 
 def test_zero_residual_and_depth_beyond_float_range_give_minus_infinity():
     config = rc.san(5, 4, 32)
-    params, _ = network(config, bias_scale=0.0, n=16)
+    params, _ = network(config, n=16)
     got = jitted(config)(params, jnp.ones((16, 32)), config)
     np.testing.assert_array_equal(got, -np.inf)
     config = rc.san(90, 2, 8, layer_map=(0,) * 90)
@@ -159,7 +159,8 @@ def test_zero_residual_and_depth_beyond_float_range_give_minus_infinity():
 
 KEEP = np.array([1, 1, 1, 0, 1, 0], bool)
 COVERED = [c for c in CASES if c != "embedding" and not LogScaled.covers.refusal(config_of(c))]
-USUAL = ("pre-LN, skips", "norms of branches", "additive")  # MP_CASES has others
+# MP_CASES has others, test_exact.py compares "causal" with the balls.
+USUAL = ("pre-LN, skips", "norms of branches", "additive")
 
 
 def ordinary(config, **inputs):

@@ -26,7 +26,8 @@ CASES = (
     pytest.param({"position": "relative_bias", "branch_gain": 0.6}, marks=pytest.mark.slow),
     {"windows": (1, 0, 2), "norm_placement": "pre", "first_norm": False, "attention_skip": True,
      "mlp": "swiglu", "d_ff": 8, "num_experts": 4, "experts_per_token": 2, "parallel": True,
-     "score_cap": 0.5},
+     "score_cap": 0.5, "position": "relative_bias", "norm": "rms", "skip_gain": 0.8,
+     "branch_gain": 0.6},  # also what the slow cases have by itself
 )  # fmt: skip
 
 
