@@ -29,7 +29,7 @@ def statements_of(text: str) -> dict[str, Statement]:
         ValueError: An entry that is not written as the others, or a second one of its name.
     """
     found = {}
-    for part in text.split("\n\n## ")[1:]:
+    for part in re.split("^## ", text, flags=re.MULTILINE)[1:]:
         entry = ENTRY.fullmatch(f"## {part.strip()}")
         if entry is None or entry["key"] in found:
             raise ValueError(f"docs/statements.md: the entry {part.partition(chr(10))[0]!r}")

@@ -29,6 +29,7 @@ def test_answers_are_all_that_a_page_may_change():
     now = dict.fromkeys(STATEMENTS, "not run.") | {"rate": "**holds** (sizes “quick”): within: x."}
     other = page({"rate": now["rate"]})
     assert answered(other) == now and statements_of(other) == STATEMENTS
+    assert statements_of(text.replace("\n\n## ", "\n## ")) == STATEMENTS
     by_chance = 0.05 * sum(s.claimed is not None for s in STATEMENTS.values())
     assert f"on {by_chance:.1f} statements of all" in text
     for damage in (
