@@ -253,9 +253,7 @@ def write_statements(docs: Path, answers: list[report.Answer], presets: dict[str
     """docs/statements.md with these answers, and those it has of statements that were not run."""
     runs.make_folder(docs)
     path = docs / statements.PAGE.name
-    now = dict.fromkeys(statements.STATEMENTS, "not run.")
-    if path.exists():
-        now |= statements.answered(path.read_text("utf-8"))
+    now = statements.answered(path.read_text("utf-8")) if path.exists() else {}
     for answer in answers:
         sizes = {presets[name] for name in answer.statement.experiments if name in presets}
         now[answer.key] = statements.now_text(answer, " and ".join(sorted(sizes)))

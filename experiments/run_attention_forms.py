@@ -14,7 +14,6 @@ effect of the tanh from that of a small v.
 Two CPU cores: 275 s of CPU time. Expected: additive attention as good as dot products at d_k = 4
 and far better at 256. There scaled dot products are better than both, and additive scores of the
 size of dot products are nearly as bad as unscaled dot products.
-Time and memory: python -m experiments.benchmark --benchmark=attention_forms.
 """
 
 import dataclasses

@@ -225,14 +225,14 @@ def foretold(cases: Mapping[str, Any], trained: Mapping[str, Any]) -> Iterator[s
     nearest = {}
     for case in sorted(cases.values(), key=lambda c: -abs(c["depth"] - deepest)):
         nearest[case["kind"], case["cure"]] = case
-    own = [
-        (nearest[case["kind"], case["cure"]], case["accuracy"][0])
+    measures = ("log10_residual", "log10_gradient", "rank")
+    own = dict.fromkeys(  # softmax attention is one of the designs too: all its numbers are alike
+        (case["accuracy"][0], *(nearest[case["kind"], case["cure"]][m][0] for m in measures))
         for case in trained.values()
         if case["depth"] == deepest and case["accuracy"][0] is not None
-    ]
-    for measure in ("log10_residual", "log10_gradient", "rank"):
-        pairs = [(c[measure][0], accuracy) for c, accuracy in own if c[measure][0] is not None]
-        pairs = list(dict.fromkeys(pairs))  # softmax attention is one of the designs too
+    )
+    for place, measure in enumerate(measures, 1):
+        pairs = [(row[place], row[0]) for row in own if row[place] is not None]
         order = order_of(*np.transpose(pairs)) if len(pairs) > 2 else None
         found += [] if order is None else [f"{order:.2f} for {measure} ({len(pairs)} cures)"]
     if found:

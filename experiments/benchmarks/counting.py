@@ -1,4 +1,4 @@
-"""Operations of a program's products, and what a device of published rates takes for them."""
+"""Operations of a program's products, the published rates of devices, and the seeds they hold."""
 
 import math
 from typing import Any, NamedTuple

@@ -5,6 +5,7 @@ it holds, fixed before the runs; an experiment's `claims` gives its rows, one a 
 written there by `experiments.reproduce --markdown`.
 """
 
+import contextlib
 import math
 import re
 from collections.abc import Mapping
@@ -25,12 +26,12 @@ def statements_of(text: str) -> dict[str, Statement]:
     """The statements of a page, by key.
 
     Raises:
-        ValueError: An entry that is not written as the others.
+        ValueError: An entry that is not written as the others, or a second one of its name.
     """
     found = {}
-    for part in text.split("\n\n## ")[1:]:
+    for part in re.split("^## ", text, flags=re.MULTILINE)[1:]:
         entry = ENTRY.fullmatch(f"## {part.strip()}")
-        if entry is None:
+        if entry is None or entry["key"] in found:
             raise ValueError(f"docs/statements.md: the entry {part.partition(chr(10))[0]!r}")
         claimed = range_of(entry["range"])
         found[entry["key"]] = Statement(
@@ -46,17 +47,18 @@ def range_of(text: str | None) -> Range | None:
     Raises:
         ValueError: It writes none so.
     """
-    match text and text.split():
-        case None:
-            return None
-        case ["no", "case"]:
-            return NO_CASE
-        case ["above", low]:
-            return float(low), math.inf
-        case ["below", high]:
-            return -math.inf, float(high)
-        case [low, "to", high]:
-            return float(low), float(high)
+    with contextlib.suppress(ValueError):  # of float
+        match text and text.split():
+            case None:
+                return None
+            case ["no", "case"]:
+                return NO_CASE
+            case ["above", low]:
+                return float(low), math.inf
+            case ["below", high]:
+                return -math.inf, float(high)
+            case [low, "to", high]:
+                return float(low), float(high)
     raise ValueError(f"docs/statements.md: the range {text!r}")
 
 
@@ -74,11 +76,12 @@ def answered(text: str) -> dict[str, str]:
 
 
 def page(now: Mapping[str, str]) -> str:
-    """The list with these answers, {key: `now_text`}."""
-    return ENTRY.sub(
-        lambda entry: entry[0].removesuffix(entry["now"]) + now[entry["key"]],
-        PAGE.read_text("utf-8"),
-    )
+    """The list with these answers, {key: `now_text`}; other statements were not run."""
+
+    def with_answer(entry):
+        return entry[0].removesuffix(entry["now"]) + now.get(entry["key"], "not run.")
+
+    return ENTRY.sub(with_answer, PAGE.read_text("utf-8"))
 
 
 STATEMENTS = statements_of(PAGE.read_text("utf-8"))

@@ -140,6 +140,11 @@ def test_what_the_reading_claims():
         dict(enumerate(at + again[0])), dict(enumerate(learned + again[1]))
     )
     assert same == said  # one network under two names is one
+    other = at[-1] | {"cure": "d", "log10_gradient": [1.0]}, learned[-1] | {"cure": "d"}
+    (apart,) = run_cures.foretold(
+        dict(enumerate([*at, other[0]])), dict(enumerate([*learned, other[1]]))
+    )
+    assert "1.00 for log10_residual (4 cures)" in apart  # as much kept, as well learned: another
 
 
 def test_gradients_of_zero_have_no_ratio():
