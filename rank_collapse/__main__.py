@@ -110,10 +110,9 @@ def opened(given: argparse.Namespace) -> tuple[pretrained.OpenCheckpoint, tokens
 def measured(source: pretrained.OpenCheckpoint, batch: tokens.Tokens) -> dict[str, Any]:
     """{"whole", "SAN": {measure: [b, L + 1]}, "sizes": ‖C_k‖_{1,∞} [b, L + 1]}."""
     profile = ("profile", ProfilePass(MEASURES))
-    alone = pretrained.AblationSpec("SAN", family=source.settings["model_type"])
     groups = {
         "whole": pretrained.Group((profile, ("sums", LengthPass(source.biased)))),
-        "SAN": pretrained.Group((profile,), alone),
+        "SAN": pretrained.Group((profile,), pretrained.AblationSpec("SAN")),
     }
     found = pretrained.stream(source, {"x": batch.ids, "mask": batch.mask}, groups)
     by_length = found["whole"]["sums"].by_length

@@ -169,7 +169,7 @@ def measure(
     options, inputs = weights.options, weights.inputs()
     few, groups = min(options.num_path_texts, len(inputs["x"])), {}
     for ablation in dict.fromkeys(part.ablation for part in wanted):
-        spec = pretrained.AblationSpec(*ablation, weights.family)
+        spec = pretrained.AblationSpec(*ablation)
         passes: dict[str, LayerPass] = {}
         for part in wanted:
             passes |= passes_of(part, weights) if part.ablation == ablation else {}

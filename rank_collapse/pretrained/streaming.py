@@ -31,11 +31,10 @@ from rank_collapse.pretrained.opened import Source
 
 @dataclasses.dataclass(frozen=True)
 class AblationSpec:
-    """The parts to remove from a network: the arguments of `surgery.variant`."""
+    """The parts to remove from a network, as `surgery.variant` does for the source's family."""
 
     variant: str = "Transformer"
     reading: str = "published"
-    family: str = "bert"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +103,7 @@ def stream(
     """
     config, outside, given = source.entered(inputs)
     total = len(given["x"])
-    parts = _parts(groups, total, chunk)
+    parts = _parts(source, groups, total, chunk)
     if state is None:
         count = len(parts)
         state = State(0, [None] * count, [None] * count, [[] for _ in range(count)])
@@ -123,8 +122,7 @@ def stream(
                 state.found[i].append(jax.tree.map(np.asarray, found))
             jax.block_until_ready(state.hidden)
             for part, hidden in zip(parts, state.hidden, strict=True):
-                _, ablation = part.measured
-                if ablation == AblationSpec(family=ablation.family):
+                if part.measured[1][0] == "Transformer":
                     _check_states(index, hidden, given.get("mask"), part.rows)
             state.layers = index + 1
             if done is not None:
@@ -165,7 +163,7 @@ def state_like(
     config, outside, given = source.entered(inputs)
     layer = jax.tree.map(lambda a: Stored(a, tuple(range(a.ndim))), source.row_like)
     state = State(layers, [], [], [])
-    for part in _parts(groups, len(given["x"]), chunk):
+    for part in _parts(source, groups, len(given["x"]), chunk):
         known = (layer, outside, {k: v[part.rows] for k, v in given.items()}, config)
         hidden, carries = jax.eval_shape(functools.partial(_begin, part.measured), *known)
         known += (jax.ShapeDtypeStruct((), jnp.int32), hidden, carries)
@@ -194,12 +192,12 @@ class _Part(NamedTuple):
 
     group: str
     names: tuple[str, ...]
-    measured: tuple[tuple[LayerPass, ...], AblationSpec]
+    measured: tuple[tuple[LayerPass, ...], tuple[str, str, str]]
     rows: np.ndarray  # of its examples; the last chunk repeats the last example
     count: int  # of them that are not repeats
 
 
-def _parts(groups, total, chunk):
+def _parts(source, groups, total, chunk):
     """The chunks of every group."""
     if chunk < 1:
         raise ValueError(f"chunk={chunk} is not 1 or more examples")
@@ -210,11 +208,12 @@ def _parts(groups, total, chunk):
             where = f"first={group.first}, last={group.last}"
             raise ValueError(f"group {name!r} has none of {total} examples: {where}")
         size = min(chunk, last - group.first)
+        ablation = (group.ablation.variant, group.ablation.reading, source.model_type)
         names, passes = zip(*group.passes, strict=True)
         for start in range(group.first, last, size):
             rows = np.minimum(np.arange(start, start + size), last - 1)
             count = min(size, last - start)
-            parts.append(_Part(name, names, (passes, group.ablation), rows, count))
+            parts.append(_Part(name, names, (passes, ablation), rows, count))
     return parts
 
 
@@ -224,7 +223,7 @@ def layer_of(
     example: Mapping[str, Any],
     config: TransformerConfig,
     index: Any,
-    ablation: AblationSpec = AblationSpec(),
+    ablation: tuple[str, str, str] = ("Transformer", "published", "bert"),
     passes: Sequence[LayerPass] = (),
 ) -> tuple[Layer, TransformerParams]:
     """(one layer on one example, parameters outside of the layers) of a network on disk.
@@ -232,10 +231,10 @@ def layer_of(
     Args:
         stored: A tree of `lazy.Stored`.
         index: Of the layer; may be traced.
+        ablation: The variant, reading and family of `surgery.variant`.
     """
     config = one_row(config)
     stack = jax.tree.map(lambda a: a[None], values(stored))
-    ablation = dataclasses.astuple(ablation)
     config, params = variant(config, outside.replace(layers=stack), *ablation)
     for layer_pass in passes:
         layer_pass.covers.check(config)

@@ -190,7 +190,7 @@ def test_next_tokens_and_gradients_of_a_language_model():
     expected = [jax.grad(loss)(output[i], i) for i in range(3)]
     np.testing.assert_allclose(pull, np.stack(expected), atol=1e-7)
     split = pretrained.stream_gradients(source, inputs, found["states"], pull)
-    memory = InMemory(params, config)
+    memory = InMemory(params, config, source.model_type)
     own = pretrained.stream_gradients(memory, inputs, found["states"], pull)
     assert worst(split, own) < TOLERANCE
 
@@ -302,3 +302,17 @@ def test_one_program_serves_all_layers():
 
     pretrained.stream(source, batch(source.config), some_groups(source), chunk=2, done=done)
     assert len(counts) == source.config.depth > 1 and len(set(counts)) == 1
+
+
+def test_an_ablation_is_the_one_published_for_the_family():
+    config = rc.TransformerConfig(
+        depth=2, num_heads=1, d_model=4, attention_skip=True, mlp="gelu", mlp_skip=True
+    )
+    params = rc.init(jax.random.key(0), config)
+    inputs = {"x": np.random.default_rng(0).normal(size=(1, 3, 4)).astype(np.float32)}
+    groups = {"SAN": Group((("profile", ProfilePass(MEASURES)),), SAN)}
+    for family in ("bert", "albert"):
+        found = pretrained.stream(InMemory(params, config, family), inputs, groups)
+        own_config, own = surgery.variant(config, params, "SAN", family=family)
+        expected = over_batch(profiles.network_profile, own, own_config, inputs, measures=MEASURES)
+        assert worst(found["SAN"]["profile"], expected) < TOLERANCE
