@@ -75,7 +75,7 @@ def mean_path_length(params: Any, x: Any, config: rc.TransformerConfig) -> Any:
 def log10_gradient_ratio(found: Mapping[str, np.ndarray]) -> np.ndarray:
     """log10 of the gradient of all query weights over that of all value weights.
 
-    NaN where one of them is 0, as behind a gain of 0.
+    NaN where one of them is 0, as after a gain of 0.
 
     Args:
         found: "query" and "value" [..., L] of `kept_and_gradients`.

@@ -34,7 +34,7 @@ def traces(config, params, arguments, part="encoder", memory=None):
 
 
 def hidden_states(trace, config):
-    """Hidden states as `transformers` reports them: the last one behind the final norm."""
+    """Hidden states as `transformers` reports them: the last one after the final norm."""
     hidden = np.array(trace.hidden)
     if config.final_norm and (config.embedding.d_input == 0 or config.embedding.convolutions):
         hidden[:, -1] = trace.output

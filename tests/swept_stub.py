@@ -26,7 +26,7 @@ def main(options):
 
         def measure():
             done, state = run.restore_checkpoint({"w": np.zeros(3)}) or (0, {"w": np.ones(3)})
-            run.log(f"begins behind step {done} with {os.environ.get('CUDA_VISIBLE_DEVICES')}")
+            run.log(f"begins after step {done} with {os.environ.get('CUDA_VISIBLE_DEVICES')}")
             for step in range(done + 1, STEPS + 1):
                 time.sleep(float(os.environ.get(SECONDS, "0")))
                 if options.rate == 13:

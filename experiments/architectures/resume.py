@@ -25,7 +25,7 @@ def resumed(
 ) -> dict[str, dict[str, Any]]:
     """`pretrained.stream`, from the state that an interrupted run has left.
 
-    A state is saved every minute, behind the last layer, and when reading or measuring fails; it is
+    A state is saved every minute, after the last layer, and when reading or measuring fails; it is
     the caller's to drop when the results are stored.
 
     Args:

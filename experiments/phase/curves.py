@@ -237,7 +237,7 @@ def noci1(options: Flags) -> Curves:
     return Curves(
         options, steps, {"xlabel": "step", "ylabel": "cosine of tokens, last layer"}, measure,
         lambda: {name: law(config) for name, config in configs.items()}, answers,
-        "Cosine of the tokens behind the last layer while Post-LN networks train with Adam, bands "
+        "Cosine of the tokens after the last layer while Post-LN networks train with Adam, bands "
         "of one standard deviation over seeds; dashed: expected at initialisation. The published "
         "networks translate IWSLT'14 (German to English), these name the letter before; the "
         "published values are not at hand.", compared=1,

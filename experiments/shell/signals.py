@@ -3,7 +3,7 @@
 A signal raises at once, save within JAX, whose compiler still uses in a thread what an exception
 would free: there the call that we have made of it raises when it is done. In a callback of the
 garbage collector, where Python ignores what is raised, and inside `deferred` it waits for the next
-`check`; what was raised in the callback of a weak reference is raised again behind it. The second
+`check`; what was raised in the callback of a weak reference is raised again after it. The second
 signal ends the process as it is, also where Python itself waits for a computation of minutes, as a
 thread sees it.
 """

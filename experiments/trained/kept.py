@@ -69,7 +69,7 @@ class Kept:
         return {name: int(processes.from_primary(np.asarray(n))) for name, n in found.items()}
 
     def keep_weights(self, first: int, weights: Any) -> None:
-        """Writes the weights of seeds `first` and on, behind those of the seeds before.
+        """Writes the weights of seeds `first` and on, after those of the seeds before.
 
         Where all are trained again the file is written when it is whole.
         """

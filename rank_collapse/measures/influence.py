@@ -35,7 +35,7 @@ def layer_influence(
     attention_ratio   ‖γ N'(SA)_i‖/‖λ X^l_i‖, [L], what the branch adds over the stream it joins:
                       with gains, LayerScale and the branch's norm, before the norm of the sum;
                       over X^l itself where there is no skip
-    mlp_ratio         the same of the MLP, [L], the stream behind attention; without MLP absent
+    mlp_ratio         the same of the MLP, [L], the stream after attention; without MLP absent
                       (both: Csordás et al. 2025, relative norms of the contributions)
     stream            ‖X^l_i‖, [L + 1]
 
@@ -109,7 +109,7 @@ class InfluencePass(States):
     covers: ClassVar[Covers] = EVERYTHING
 
     def step(self, layer: Layer, x: Any, seen: Any, carry: Any) -> tuple[Any, Any]:
-        """The state behind the layer, and its ratios."""
+        """The state after the layer, and its ratios."""
         mask = layer.inputs.token_mask
         ratios = {
             f"{kind}_ratio": _mean_ratio(*summands(p.spec, p.state, p.part), mask)

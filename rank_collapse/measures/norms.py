@@ -138,7 +138,7 @@ def gathered(x: Any, axis_name: str | None, axis: int) -> Any:
 
 
 def of_first_shard(tree: Any, axis_name: str | None) -> Any:
-    """A value that is equal on all shards of an axis, as one that does not vary over them."""
+    """The first shard's copy of a value that is equal on all shards, marked as not varying."""
     if axis_name is None:
         return tree
     is_first = jax.lax.axis_index(axis_name) == 0

@@ -130,7 +130,7 @@ def profile(
 
 
 def _installed(package):
-    """A package that is no extra of ours."""
+    """An optional package, imported; an error says how to install it."""
     try:
         return importlib.import_module(package)
     except ModuleNotFoundError as error:

@@ -34,7 +34,7 @@ from rank_collapse.measures.norms import (
 )
 from rank_collapse.network.precision import full_precision
 
-# Steps of the power iteration behind `stable_rank_bound`; each is one product with G.
+# Steps of the power iteration of `stable_rank_bound`; each is one product with G.
 POWER_STEPS = 20
 
 

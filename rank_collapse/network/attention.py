@@ -48,11 +48,11 @@ class AttentionConfig(struct.Struct):
         score_cap: c of c·tanh(scores/c) before biases and mask (Gemma 2); 0 for none.
         temperature: Divides the scores; scalar or [L].
         normalise: Weights of the caller's own in the place of softmax, normalise(scores, context)
-            -> P, both [h, n, m], for one example: scores behind temperature, cap and bias; the
+            -> P, both [h, n, m], for one example: scores after temperature, cap and bias; the
             context's mask is its own to keep. Traced as `mix` is. None for softmax.
         mixing: `Mixing` of the weights with the identity and the mean; None for the weights alone.
         mix: Self-attention of the caller's own, mix(q, k, v, context) -> (M, out), for one example:
-            q and k [h, n, k] behind norms and rotary positions, v [h, n, v], context an
+            q and k [h, n, k] after norms and rotary positions, v [h, n, v], context an
             `AttentionContext`. M [h, n, n] is what mixes the values, out [h, n, v] its product with
             them; None for M v. Arrays and floats of a `jax.tree_util.Partial(fn, *first)`, called
             as fn(*first, q, k, v, context), are traced. None for softmax weights.
@@ -134,7 +134,7 @@ class AttentionContext(struct.Struct):
         return jnp.broadcast_to(value, (num_heads,))[:, None, None]
 
     def of_layer(self, window: Any, rotated: Any = None) -> "AttentionContext":
-        """The context as a layer sees it that looks up to `window` tokens away.
+        """The context of a layer whose attention reaches `window` tokens away.
 
         Args:
             window: Int, `ANY_DISTANCE` for any; traced. None where no layer has one.

@@ -36,7 +36,7 @@ def dropout_words(key: Any) -> UInt32[Array, "2"]:
 
 
 def dropout_branches(key: Any, count: int) -> UInt32[Array, "count 2"]:
-    """Words for each of `count` parts of what a key is for: examples, layers, places in a layer.
+    """Words for each of `count` uses of one key: examples, layers or places in a layer.
 
     As `jax.random.split`, at the cost of a few integer operations. A part's words do not depend on
     the count.

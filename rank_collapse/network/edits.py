@@ -27,8 +27,8 @@ def places(config: TransformerConfig, n: int = 1, m: int = 1) -> dict[str, tuple
 
     In attention the queries and keys as their product takes them, the values, the scores before
     the mask, the weights, and what each head adds to the branch; "cross_" before those of the
-    attention to a memory. The hidden units of the MLP behind their nonlinearity. Each branch's
-    input behind its norm and its output, the stream behind each attention, and the stream behind
+    attention to a memory. The hidden units of the MLP after their nonlinearity. Each branch's
+    input after its norm and its output, the stream after each attention, and the stream after
     the layer, "residual"; [s, n, d] where there are several streams.
 
     Args:

@@ -32,7 +32,7 @@ class EmbeddingConfig(struct.Struct):
         positions, num_positions: "none", "learned" (rows of the table) or "sinusoidal".
         num_segments: Rows of the segment table, 0 for none.
         class_token: A learned vector put in front of the sequence (ViT).
-        num_registers, place_registers: Learned vectors behind the class token, put there before
+        num_registers, place_registers: Learned vectors after the class token, put there before
             positions are added, which counts them (DeiT's distillation token), or after (DINOv2).
         projection: Dense map to the model's width: "none", "before_norm", "after_norm" (ALBERT).
         norm, norm_eps: Whether a LayerNorm is applied, and its eps.
@@ -185,7 +185,7 @@ def embed(
 
 
 def _with_registers(params, x, config):
-    """The registers behind the class token."""
+    """The registers after the class token."""
     if not config.num_registers:
         return x
     first = int(config.class_token)

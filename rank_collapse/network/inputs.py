@@ -187,7 +187,7 @@ def is_embedded(x: Any, config: TransformerConfig) -> bool:
 
 
 def check_read(x: Any, config: TransformerConfig, segments: Any, positions: Any) -> None:
-    """Refuses segments and positions that nothing reads.
+    """Refuses segments and positions that the network does not use.
 
     Raises:
         ValueError: They are given.
@@ -208,7 +208,7 @@ def check_read(x: Any, config: TransformerConfig, segments: Any, positions: Any)
 
 
 def check_known(inputs: Mapping[str, Any], config: TransformerConfig) -> None:
-    """Refuses known values that a table's look-up would clamp, of one example or a batch.
+    """Refuses ids outside of their tables, of one example or a batch; traced ids are not checked.
 
     Raises:
         ValueError: Token ids, positions or segments outside of the embedding's tables.

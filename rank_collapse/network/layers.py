@@ -101,7 +101,7 @@ class MLPConfig(struct.Struct):
             for each token; 0 for all units always. All are computed.
         experts_per_token, router: How many, and whether their shares are the softmax over those
             "chosen" (Mixtral) or over "all" experts.
-        d_shared: Hidden units behind those of the experts that every token uses, times a sigmoid
+        d_shared: Hidden units after those of the experts that every token uses, times a sigmoid
             gate of their own (Qwen2-MoE).
         mlp_clamp: c of a gated MLP φ(min(g, c)) · clip(u, 1 − c, 1 + c), at least 1 (gpt-oss, whose
             u is 1 more than its map gives); 0 for none.

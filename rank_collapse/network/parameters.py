@@ -46,7 +46,7 @@ class TransformerParams(struct.Struct):
     final_norm: Any = None  # NormParams
     embedding: Any = None  # EmbeddingParams
     position_bias: Any = None  # [buckets, h], position "relative_bias"
-    final_connection: Any = None  # ConnectionParams, what is read behind connection "attention"
+    final_connection: Any = None  # ConnectionParams, what is read after connection "attention"
 
 
 def init(

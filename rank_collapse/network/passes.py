@@ -37,7 +37,7 @@ class Walked(NamedTuple):
 
     @property
     def output(self) -> Float[Array, "n d"]:
-        """X^L behind the final norm where there is one."""
+        """X^L after the final norm where there is one."""
         return final_norm(Tokens(), self.last, self.params, self.prepared, self.config)
 
 
@@ -54,7 +54,7 @@ class LayerPass:
     def step(
         self, layer: Layer, x: Float[Array, "n d"], seen: Forward | None, carry: Any
     ) -> tuple[Any, Any]:
-        """(what is carried on, what this layer adds); what nobody reads is not computed.
+        """(the next carry, what this layer adds to the result); jit drops what is unused.
 
         Args:
             x: Its input; of passes with a state of their own X^0, in every layer.
@@ -97,7 +97,7 @@ class States(LayerPass):
         return self.measure(prepared.x, prepared.token_mask)
 
     def step(self, layer: Layer, x: Any, seen: Any, carry: Any) -> tuple[Any, Any]:
-        """The measure behind the layer."""
+        """The measure after the layer."""
         return carry, self.measure(seen.trace.hidden, layer.inputs.token_mask)
 
     def finish(self, walked: Walked) -> Any:
@@ -124,7 +124,7 @@ class Output(LayerPass):
 def through(
     passes: Sequence[LayerPass], layer: Layer, x: Float[Array, "*s n d"], carries: tuple
 ) -> tuple[Float[Array, "*s n d"], tuple, tuple]:
-    """One layer of all passes: (the state behind it, carries, what each pass adds).
+    """One layer of all passes: (the state after it, carries, what each pass adds).
 
     Args:
         passes: They share the layer's own computation.

@@ -22,11 +22,11 @@ class Places:
         return self.edits is not None and self.prefix + name in self.edits
 
     def wants(self, name: str) -> bool:
-        """Whether the place has to be computed by itself."""
+        """Whether the value of the place is edited or kept, and so computed separately."""
         return self.edits_at(name) or self.prefix + name in self.keep
 
     def __call__(self, name: str, value: Any) -> Any:
-        """The value that takes the place of `value`."""
+        """The value after the edit of this place, which is kept where that is asked for."""
         edits, full = self.edits_at(name), self.prefix + name
         if edits:
             self.unedited[full] = value

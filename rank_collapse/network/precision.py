@@ -11,7 +11,7 @@ R = TypeVar("R")
 
 
 def full_precision(measure: Callable[P, R]) -> Callable[P, R]:
-    """Decorator: float32 products are float32 products.
+    """Decorator: float32 matrix products are computed in full float32 precision.
 
     Accelerators round the factors of a product to TF32 or bfloat16 by default, an error of 1e-3
     to 1e-2 that a sum over path lengths or a residual does not survive. It holds under an outer

@@ -68,7 +68,7 @@ def keys_values(
 def keys_of(
     params: AttentionParams, y: Any, context: Any, norm_eps: float
 ) -> Float[Array, "h m k"]:
-    """y W_k + b_k as scores take it, normalised and rotated; of `KeysValues` its own."""
+    """y W_k + b_k, normalised and rotated for the scores; stored keys are returned as they are."""
     if isinstance(y, KeysValues):
         return y.keys
     k = head_norm(params.k_norm, project(y, params.w_k, params.b_k), norm_eps)
@@ -76,7 +76,7 @@ def keys_of(
 
 
 def values_of(params: AttentionParams, y: Any) -> Float[Array, "h m v"]:
-    """y W_v + b_v; of `KeysValues` its own."""
+    """y W_v + b_v; stored values are returned as they are."""
     return y.values if isinstance(y, KeysValues) else project(y, params.w_v, params.b_v)
 
 
@@ -127,7 +127,7 @@ def head_norm(
 def rotate(x: Float[Array, "h n k"], rotary: tuple[Array, Array]) -> Float[Array, "h n k"]:
     """Rotary positions in the half-split layout (Su et al. 2021; as in Llama).
 
-    Angles for fewer than k features leave those behind them as they are (GPT-NeoX).
+    Angles for fewer than k features leave those after them as they are (GPT-NeoX).
     """
     cos, sin = (t[None].astype(x.dtype) for t in rotary)
     if (width := cos.shape[-1]) < x.shape[-1]:

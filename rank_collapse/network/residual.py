@@ -23,7 +23,7 @@ class ResidualSpec(struct.Struct):
     branch_norm: Any  # those of N', the norm of the branch's output
     skip_gain: Any  # λ, a scalar or [d]
     branch_gain: Any  # γ
-    kind: str = struct.field(pytree_node=False)  # the sublayer's; "final" behind the last layer
+    kind: str = struct.field(pytree_node=False)  # the sublayer's; "final" after the last layer
     skip: bool = struct.field(pytree_node=False)
     placement: str = struct.field(pytree_node=False)  # `ResidualConfig.norm_placement`
     norm_kind: Any = struct.field(pytree_node=False)
@@ -89,7 +89,7 @@ def residual_specs(
 
 
 def final_spec(params: TransformerParams, config: TransformerConfig) -> ResidualSpec:
-    """The norm behind the last layer, as a spec."""
+    """The norm after the last layer, as a spec."""
     spec = lone_norm(params.final_norm, config.norm_kind, config.norm_eps)
     return spec.replace(connection=params.final_connection)
 

@@ -14,7 +14,7 @@ in brackets is there with `connection_by_token`.
 "attention": stream i is X^0 or what branch i has written, p = softmax_i(w·RMSNorm(X_i)) over those
     that exist, q is 1 for the next one, R = I (Kimi Team 2026, arXiv 2603.15031).
 
-What is read behind the last layer is the mean of the streams ("hyper" and "manifold": the authors'
+What is read after the last layer is the mean of the streams ("hyper" and "manifold": the authors'
 sum, which the final norm cannot tell apart), or an attention of its own.
 
 Axis letters: s, i, j streams, n tokens, d width.
@@ -85,7 +85,7 @@ class Connection(NamedTuple):
     """p, q and R of all tokens at one sublayer."""
 
     read: Any  # [s, n]
-    write: Any = None  # [s, n]; None behind the last layer
+    write: Any = None  # [s, n]; None after the last layer
     carry: Any = None  # [s, s, n]; None for the identity
 
 
@@ -99,7 +99,7 @@ def connection_of(
 
     Args:
         params: Of the sublayer; None to read all streams that exist alike.
-        passed: How many sublayers are behind.
+        passed: The number of sublayers passed so far.
     """
     if config.connection == "skip":
         return None

@@ -54,7 +54,7 @@ class LayerTrace(struct.Struct):
 class Trace(struct.Struct):
     """Everything a forward pass computed.
 
-    A batch is behind the layers where `apply_batch` made it, [L + 1, b, n, d], and before them
+    A batch is after the layers where `apply_batch` made it, [L + 1, b, n, d], and before them
     where `jax.vmap(apply)` did, [b, L + 1, n, d]; `layer_axis` says which.
 
     Attributes:
@@ -271,8 +271,8 @@ def apply(
             in every layer: "q", "k" [h, n, k] as they enter the scores, "v" [h, n, v], "scores"
             [h, n, n] before the mask, "weights" (what the mask excludes stays 0), "head_output"
             [h, n, d], "attention_branch", "after_attention", "mlp_hidden" [n, f], "mlp_branch" and
-            "residual", the stream behind the layer, or the streams [s, n, d]; "attention_input" and
-            "mlp_input", what branches read behind their norms; "cross_q", ..., "cross_branch" and
+            "residual", the stream after the layer, or the streams [s, n, d]; "attention_input" and
+            "mlp_input", what branches read after their norms; "cross_q", ..., "cross_branch" and
             "after_cross". `layer` is traced: choose with jnp.where(layer == 3, changed, value).
             Arrays that a function refers to are traced, see `rank_collapse.network.edits`.
 

@@ -100,7 +100,7 @@ def init_canon(
         key: Random key.
         config: The network.
         names: Places of an edit. Canon-A is "attention_input" and Canon-C "mlp_input", what a
-            branch reads behind its norm; Canon-B, "q", "k", "v", is here behind rotary positions.
+            branch reads after its norm; Canon-B, "q", "k", "v", is here after rotary positions.
         width: Tokens under the convolution, the last of them its own.
 
     Returns:

@@ -46,7 +46,7 @@ class Layer(struct.Struct):
         return context.replace(layer=self.index)
 
     def passed(self, kind: str) -> Any:
-        """How many sublayers are before this layer's of that kind, or before the layer: "final"."""
+        """The number of sublayers before this layer's of that kind; "final": before the layer."""
         kinds = self.config.kinds
         return self.index * len(kinds) + (kinds.index(kind) if kind in kinds else 0)
 
@@ -56,7 +56,7 @@ class Layer(struct.Struct):
 
     @property
     def score_options(self) -> dict[str, Any]:
-        """How scores are made: arguments of `attention.multi_head_attention`."""
+        """The arguments of `attention.multi_head_attention` that define the scores."""
         config = self.config
         return {
             "score": config.score,
@@ -96,7 +96,7 @@ class Algebra:
         raise NotImplementedError
 
     def read(self, layer: Layer, kind: str, branch_input: Any) -> Any:
-        """A branch's input as it goes on, at "attention_input", "cross_input" and "mlp_input"."""
+        """A branch's input after the edit at "attention_input", "cross_input" or "mlp_input"."""
         return branch_input
 
     def attention(self, layer: Layer, branch_input: Any) -> tuple[Any, Any]:
@@ -112,12 +112,12 @@ class Algebra:
         raise NotImplementedError
 
     def after(self, layer: Layer, name: str, state: Any) -> Any:
-        """The state to go on with at "after_attention", "after_cross" and "residual"."""
+        """The state after the edit at "after_attention", "after_cross" or "residual"."""
         return state
 
 
 def walk_layer(algebra: Algebra, layer: Layer, state: Any) -> tuple[Any, dict[str, Passage]]:
-    """One layer: (the state behind it, the passage of each of its sublayers by kind)."""
+    """One layer: (the state after it, the passage of each of its sublayers by kind)."""
     specs = residual_specs(layer.params, layer.config, layer.gains)
     start, passages = state, {}
     for kind in layer.config.kinds:
@@ -157,7 +157,7 @@ def walk(
     gains: LayerGains | None = None,
     rows: tuple[int, int] | None = None,
 ) -> tuple[Any, Any]:
-    """A scan over the layers: (the state behind the last, what each step adds [l, ...]).
+    """A scan over the layers: (the state after the last, what each step adds [l, ...]).
 
     Args:
         step: (layer, state) → (state, what it adds), such as a call of `walk_layer`.
@@ -165,7 +165,7 @@ def walk(
         params, inputs: From `prepare_inputs`.
         extra: `Layer.extra` of all layers, leaves [L, ...].
         gains: Of all layers; `layer_gains` by default.
-        rows: First layer and the one behind the last; all by default.
+        rows: First layer and the one after the last; all by default.
     """
     gains = layer_gains(config, inputs.x.dtype, params) if gains is None else gains
     swept = (jnp.arange(config.depth), gains, extra)
@@ -194,7 +194,7 @@ def walk_through(
     inputs: PreparedInputs,
     config: TransformerConfig,
 ) -> Any:
-    """The state behind all layers and the final norm, where the algebra needs nothing beside it."""
+    """The state after all layers and the final norm, where the algebra needs nothing beside it."""
 
     def step(layer, state):
         return walk_layer(algebra, layer, state)[0], None
@@ -211,7 +211,7 @@ def final_norm(
     config: TransformerConfig,
     extra: Any = None,
 ) -> Any:
-    """The state behind the last layer, as one stream, and the norm after it where there is one."""
+    """The state after the last layer, as one stream, and the norm after it where there is one."""
     layer, spec = Layer(None, None, config.depth, config, inputs, extra), final_spec(params, config)
     state = algebra.merged(layer, spec, state)
     return algebra.norm(layer, spec, state) if config.final_norm else state

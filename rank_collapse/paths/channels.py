@@ -2,7 +2,7 @@
 
 The paths that start at the input, and those that start at the memory of cross-attention, are
 sums [a, m, n, d]; biases travel in an offset [n, d]. After l layers there are l + 1 slots of
-lengths; what must be empty behind them is not stored.
+lengths; what must be empty after them is not stored.
 """
 
 import dataclasses
@@ -87,7 +87,7 @@ class Channels(struct.Struct):
 
 
 def _of_slots(group, sizes, before=(0, 0)):
-    """A group [..., a, m, n, d] with empty slots before and behind its own, of those sizes."""
+    """A group [..., a, m, n, d] with empty slots before and after its own, of those sizes."""
     if group is None:
         return None
     pads = [(b, s - b - t) for b, s, t in zip(before, sizes, group.shape[-4:], strict=False)]

@@ -196,7 +196,7 @@ class LengthPass(LayerPass):
         return channels.replace(biased=self.biased)
 
     def step(self, layer: Layer, x: Any, seen: Any, carry: Channels) -> tuple[Channels, None]:
-        """The channels behind the layer."""
+        """The channels after the layer."""
         layout = Layout(config=layer.config, count_mlps=False)
         carry = carry.replace(live=jnp.arange(layer.config.depth + 1) <= layer.index)
         return moved(layer, seen, carry, layout).replace(live=None), None

@@ -77,7 +77,7 @@ def freeze(
 def freeze_final(
     params: TransformerParams, last: Float[Array, "*s n d"], config: TransformerConfig
 ) -> FrozenLayer:
-    """The constants of the norm behind the last layer, and of what it reads of several streams."""
+    """The constants of the norm after the last layer, and of what it reads of several streams."""
     layer = Layer(None, None, config.depth, config, None)
     own = layer.connection(final_spec(params, config), last)
     scale = frozen_scale(merge(own, last), config)
@@ -216,7 +216,7 @@ def frozen_attention(
     Args:
         params, weights: Of the layer.
         c, ones: The channels.
-        carry: (name, channels, ones) -> channels behind the edits of "v" and "head_output".
+        carry: (name, channels, ones) -> channels after the edits of "v" and "head_output".
         mix: What mixes values [g, h, m, v] in the place of the weights.
         head_gain: [h], multiplies what each head mixes; None for 1.
         by_head: Whether there is an edit of "head_output".

@@ -31,7 +31,7 @@ def at_output(
     prepared: PreparedInputs,
     config: TransformerConfig,
 ) -> Float[Array, "k n d"]:
-    """The gradients behind the last layer, by L less the length of the paths behind it.
+    """The gradients after the last layer, indexed by L minus the length of the paths after it.
 
     The cotangent [n, d] is the gradient of a loss with respect to the output.
     """
@@ -48,7 +48,7 @@ def at_output(
 def pulled_back(
     layer: Layer, x: Float[Array, "n d"], gradients: Float[Array, "k n d"]
 ) -> Float[Array, "k n d"]:
-    """The gradients before a layer from those behind it: the transpose of how it moves channels.
+    """The gradients before a layer from those after it: the transpose of how it moves channels.
 
     C_k = M_k X^0 are the sums of `path_contributions`. G_k = M_kᵀ v is what reaches X^0 of a
     gradient v of the output along paths of length k: Σ_k G_k is the gradient of the frozen network,
@@ -61,7 +61,7 @@ def pulled_back(
     """
     config = layer.config
     layout, seen = Layout(config=config, count_mlps=False), forward(layer, x)
-    # depth − index slots behind, one more before
+    # depth − index slots after, one more before
     live = jnp.arange(config.depth + 1) >= layer.index
 
     def forward_channels(start):

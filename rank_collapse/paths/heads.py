@@ -104,7 +104,7 @@ def _carry_heads(params, prepared, config, on_paths, chunk):
             return walk_layer(_Started(none, own), layer, jnp.zeros_like(own))[0]
 
         def of_layer(item):
-            """The heads of one layer: carried on, started, or not there yet and left at 0."""
+            """The heads of one layer after this one: carried on, started here, or still 0."""
             origin, c = item
             branches = (lambda c: pieces(carried, c), lambda c: pieces(started, own), lambda c: c)
             return jax.lax.switch(jnp.sign(origin - layer.index) + 1, branches, c)

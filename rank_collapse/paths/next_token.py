@@ -31,7 +31,7 @@ class NextToken(struct.Struct):
 
 
 def no_words(num_sums: int, num_tokens: int, dtype: Any = jnp.float32) -> NextToken:
-    """Before the first piece of the vocabulary."""
+    """The partial results before the first piece of the vocabulary."""
     nothing = jnp.full((num_sums, num_tokens), -jnp.inf, dtype)
     return NextToken(
         largest=nothing,

@@ -37,7 +37,7 @@ def stream_gradients(
         inputs: As in `stream`.
         states: X^0 .. X^L [b, l, n, d], from the pass `States`.
         cotangents: Gradients of the outputs [b, n, d].
-        done: Called behind each layer with the number of layers done.
+        done: Called after each layer with the number of layers done.
     """
     COVERS.check(source.config)
     config, outside, given = source.entered(inputs)

@@ -1,7 +1,7 @@
 """From named tensors to the parameters of the network, as a family's table of names says.
 
 A table goes from a place in the parameters to a name in the file. Axes are written as in einops,
-"(h k) d -> h d k": those of the file and, behind the arrow, those of the network, where they
+"(h k) d -> h d k": those of the file and, after the arrow, those of the network, where they
 differ. Letters: d width, h heads, g groups of keys and values, k and v their widths, f MLP, e
 embedding, i input, p positions, s segments, r registers, b buckets; other words are a family's own.
 """
@@ -50,7 +50,7 @@ class Names(NamedTuple):
 
 
 # Of each kind of map, as torch keeps it: the fields it fills, the axes of its weight and its bias.
-# Several fields: the first axis behind the arrow goes through them.
+# Several fields: the first axis after the arrow goes through them.
 _QKV = tuple((f"w_{letter}", f"b_{letter}") for letter in "qkv")
 _MAPS = {
     "q": ((("w_q", "b_q"),), "(h k) d -> h d k", "(h k) -> h k"),

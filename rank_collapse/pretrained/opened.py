@@ -1,4 +1,4 @@
-"""An open checkpoint: the network that it is, and its layers, which are read one by one."""
+"""An open checkpoint: its network, and its layers, which are read one by one."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -23,7 +23,7 @@ class OpenCheckpoint:
     """A model with weights that stay on disk until a layer is requested.
 
     Attributes:
-        family: What it is one of.
+        family: The `Family` of its `model_type`.
         settings: The entries of its config.json.
         layers: Its rows of parameters, `LazyLayers`.
         model_type: Of its config.json.
@@ -55,7 +55,7 @@ class OpenCheckpoint:
 
     @property
     def biased(self) -> bool:
-        """Whether paths meet a bias on their way."""
+        """Whether a layer or the final norm has a bias."""
         parts = vars(self.row_like).values()
         return any(
             getattr(part, name, None) is not None
@@ -68,14 +68,14 @@ class OpenCheckpoint:
         return values(self.layers.get(row_index(self.config, index)))
 
     def stored_layer(self, index: int, coming: int | None = None) -> Any:
-        """`layer` as a tree of `lazy.Stored`; the layer `coming` is read from now on."""
+        """`layer` as a tree of `lazy.Stored`; a thread begins to read the layer `coming`."""
         coming = None if coming is None else row_index(self.config, coming)
         return self.layers.get(row_index(self.config, index), coming)
 
     def entered(
         self, inputs: Mapping[str, Any]
     ) -> tuple[TransformerConfig, TransformerParams, dict[str, np.ndarray]]:
-        """(config, what stands outside of the layers, inputs) with the rows of used tokens alone.
+        """(config, parameters outside of the layers, inputs); of the embeddings, used tokens alone.
 
         Raises:
             ValueError: Arrays of different lengths, a token outside of the vocabulary, or more
@@ -126,7 +126,7 @@ class InMemory:
     def entered(
         self, inputs: Mapping[str, Any]
     ) -> tuple[TransformerConfig, TransformerParams, dict[str, np.ndarray]]:
-        """(config, what stands outside of the layers, inputs)."""
+        """(config, parameters outside of the layers, inputs)."""
         return self.config, self.outside, as_batch(inputs)[0]
 
 

@@ -43,7 +43,7 @@ class Group:
 
     passes: tuple[tuple[str, LayerPass], ...]  # By name
     ablation: AblationSpec = AblationSpec()  # Of the network they measure
-    # The examples; None for all behind the first
+    # The examples; None for all after the first
     first: int = 0
     last: int | None = None
 

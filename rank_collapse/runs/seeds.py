@@ -54,7 +54,7 @@ def seed_sharding(mesh: Mesh) -> NamedSharding:
 
 
 def lay_out(tree: Any, mesh: Mesh, size: int | None = None) -> Any:
-    """Leaves [s, ...] with their leading axis split over the mesh, the last seed repeated behind.
+    """Leaves [s, ...] with their leading axis split over the mesh, the last seed repeated after.
 
     Args:
         size: Seeds and repeats; None for the next multiple of the number of devices.

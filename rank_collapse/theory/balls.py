@@ -240,7 +240,7 @@ def centered(state: Split) -> Split:
 
 
 def rotated(state: Split, cos: Any, sin: Any, reference: int) -> Split:
-    """Rotary positions of floats cos, sin [n, k]; features behind the k-th stay as they are.
+    """Rotary positions of floats cos, sin [n, k]; features after the k-th stay as they are.
 
     R_i x_i − R_r x_r = R_i δ_i + (R_i − R_r) x_r, where all tokens are seen from the token r.
     """

@@ -186,7 +186,7 @@ class LogPass(LayerPass):
         return jax.tree.map(lambda a: jnp.stack([a] * (1 + self.replicas)), start)
 
     def step(self, layer: Layer, x: Any, seen: Any, carry: Any) -> tuple[Any, Any]:
-        """The states behind the layer; its fields of a `LogTrace`, the profile of every copy."""
+        """The states after the layer; its fields of a `LogTrace`, the profile of every copy."""
         keep = layer.inputs.keep
 
         def copy(word, ulps, state):

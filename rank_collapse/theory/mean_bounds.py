@@ -190,7 +190,7 @@ def diameter_sides(
 
 
 def refused(sides: Any) -> Any:
-    """A bound that does not cover the network: NaN beside what happens."""
+    """The sides of a bound that does not cover the network: NaN, beside the measured residual."""
     return jax.tree.map(lambda a: jnp.full_like(a, jnp.nan), sides).replace(
         log10_lhs=sides.log10_lhs
     )

@@ -36,7 +36,7 @@ def mask_radius(mask: Any) -> int:
 
 
 def mask_rate_bound(smallest: Any, radius: Any, depth: Any) -> Array:
-    """(1 − ε^r)^{⌊t/r⌋}: what is left of the tokens' largest difference behind t layers, at most.
+    """(1 − ε^r)^{⌊t/r⌋}: what is left of the tokens' largest difference after t layers, at most.
 
     Of row-stochastic weights with entries of at least ε where the mask allows, values as they are.
 
@@ -79,7 +79,7 @@ def spectral_ratio(score_std: Any, num_tokens: Any, per_feature: Any = None) -> 
 
 
 def ssm_cosine(rho: Any, decay: Any, distance: Any) -> Array:
-    """Cosine of two tokens behind a state-space model M_ij = (C_i·B_j) λ^{i−j}, at initialisation.
+    """Cosine of two tokens after a state-space model M_ij = (C_i·B_j) λ^{i−j}, at initialisation.
 
     C and B are random projections of tokens x of length 1 whose cosines are ρ, so that
     E⟨y_i, y_k⟩ ∝ ⟨x_i, x_k⟩ Σ_jm ⟨x_j, x_m⟩² λ^{i−j+k−m}; far from the first token

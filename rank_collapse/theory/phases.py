@@ -44,7 +44,7 @@ def frozen_share(beta: Any, q: Any = 1.0, p: Any = 0.0) -> Array:
 def attention_step(
     q: Any, p: Any, beta: Any, skip: Any, placement: str = "post", num_tokens: Any = None
 ) -> tuple[Array, Array]:
-    """(q, p) behind a sublayer of attention whose scores vary by β² q (q − p) ln n within a row.
+    """(q, p) after a sublayer of attention whose scores vary by β² q (q − p) ln n within a row.
 
     q' = p + (q − p) Y + α² q, p' = (1 + α²) p, divided by q' where the stream is normalised.
 
@@ -74,7 +74,7 @@ def attention_step(
 def mlp_step(
     q: Any, p: Any, skip: Any, weight: Any = 2.0, bias: Any = 0.0, placement: str = "post"
 ) -> tuple[Array, Array]:
-    """(q, p) behind a sublayer of two matrices with a ReLU between them.
+    """(q, p) after a sublayer of two matrices with a ReLU between them.
 
     q₁ = σ_w² q + σ_b², q₂ = ½ σ_w² q₁ + σ_b², p₂ = ½ σ_w² q₁ f(p₁/q₁) + σ_b², plus α² of the
     stream,
@@ -105,7 +105,7 @@ def phase_profile(
     placement: str = "post",
     num_tokens: Any = None,
 ) -> tuple[Float[Array, "l"], Float[Array, "l"]]:
-    """(ln q, ρ = p/q) behind 0 .. L layers of attention and, with `mlp_skip`, MLP; see the steps.
+    """(ln q, ρ = p/q) after 0 .. L layers of attention and, with `mlp_skip`, MLP; see the steps.
 
     √((1 − ρ)(1 − 1/n)) is the residual over the whole in the Frobenius norm. Where a step leaves
     nothing, q = 0, ρ is its limit from above: 1, or 0 of "gain" and "gain_pre".
@@ -118,7 +118,7 @@ def phase_profile(
         start: (q, p) of the input.
     """
 
-    def behind(state, step, skip):
+    def through(state, step, skip):
         log_q, rho = state
         if placement in NORMALISED:
             return jnp.zeros_like(rho), step(jnp.exp(log_q), rho * jnp.exp(log_q), skip)[1]
@@ -129,9 +129,9 @@ def phase_profile(
         return jnp.maximum(log_q + jnp.log(grown), LEAST), _ratio(grown, shared, placement)
 
     def layer(state, beta):
-        found = behind(state, attend(beta), attention_skip)
+        found = through(state, attend(beta), attention_skip)
         if mlp_skip is not None:
-            found = behind(found, pass_mlp, mlp_skip)
+            found = through(found, pass_mlp, mlp_skip)
         return found, found
 
     def attend(beta):
@@ -169,7 +169,7 @@ def _ratio(q, p, placement):
 
 
 def critical_cosine(rho: Any, gamma: Any, num_tokens: Any = None) -> Array:
-    """Cosine of two tokens behind softmax(γ ln n cos_ij) of tokens of cosine ρ, with W = I.
+    """Cosine of two tokens after softmax(γ ln n cos_ij) of tokens of cosine ρ, with W = I.
 
     Of n such tokens exactly: w = 1/(1 + (n − 1) n^{−γ(1−ρ)}) on itself, u = (1 − w)/(n − 1) on each
     other, cosine (ρ + (1 − ρ)(2wu + (n − 2)u²))/(ρ + (1 − ρ)(w² + (n − 1)u²)). As n → ∞: 1 below

@@ -72,7 +72,7 @@ def spectral_radius(matrix: Any) -> np.ndarray:
 def equal_tokens(
     step: Step, point: Float[Array, "i"], num_steps: int, num_tokens: int = 2
 ) -> tuple[Float[Array, "i"], Float[Array, ""]]:
-    """Where equal tokens get, and how far the last of the steps took them: 0 at a fixed point."""
+    """(the point that equal tokens reach, the length of the last step: 0 at a fixed point)."""
 
     def advance(point, _):
         # The mean: rounding must not make tokens differ.

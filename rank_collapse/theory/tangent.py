@@ -27,7 +27,7 @@ def renormalised(mean: Any, rest: Any, log_scale: Any, keep: Any) -> LogState:
 
 
 class Tangents(Algebra):
-    """States are `LogState`; attention is left to those who know which of its orders matters."""
+    """States are `LogState`; subclasses define attention, to the order that they need."""
 
     def norm(self, layer, spec, state):
         """The value and the Jacobian at x̄."""

@@ -1,4 +1,4 @@
-"""Seeds of cells in chunks: in order, resumed behind the last one saved, whatever its size was."""
+"""Seeds of cells in chunks: in order, resumed after the last one saved, whatever its size was."""
 
 import jax
 import numpy as np

@@ -90,7 +90,7 @@ def test_ctrl_c_waits_for_the_border_of_a_layer_but_not_of_the_first(layers, tmp
 
 @pytest.mark.slow
 def test_a_language_model_whose_disk_goes_away(tmp_path, ids, capsys):
-    """The second layer is gone: one line, and the next run goes on behind the first layer."""
+    """The second layer is gone: one line, and the next run goes on after the first layer."""
     folder = Path(shutil.copytree(GOLDEN / "llama-grouped", tmp_path / "llama"))
     shard = folder / "model-00002-of-00003.safetensors"
     parts = "--parts=residuals,lengths,next_token,gradients,removal"

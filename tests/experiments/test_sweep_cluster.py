@@ -148,7 +148,7 @@ def test_a_killed_parent_leaves_no_process_and_the_same_command_goes_on(serial, 
     assert process.returncode == 0, printed
     check_whole(folder, serial[4])
     logs = [path.read_text() for path in folder.glob("cells/*/log.txt")]
-    assert any(f"behind step {n} " in log for log in logs for n in range(1, swept_stub.STEPS + 1))
+    assert any(f"after step {n} " in log for log in logs for n in range(1, swept_stub.STEPS + 1))
 
 
 @pytest.mark.slow
@@ -285,7 +285,7 @@ def test_processes_of_a_sweep_share_cores_and_memory(monkeypatch):
 
 
 def test_what_came_of_a_cell_asks_for_no_other_cell(tmp_path, capsys):
-    """Every cell's files were checked behind every cell: of 10,000 cells 50,000,000 times."""
+    """Every cell's files were checked after every cell: of 10,000 cells 50,000,000 times."""
 
     class Counted(SweepFolder):
         asked = 0

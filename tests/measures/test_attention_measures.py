@@ -82,7 +82,7 @@ def test_the_first_key_is_no_guess_from_the_number_of_queries():
 
 
 def test_padding_on_the_left_is_not_the_sink():
-    """Three tokens behind two of padding: the first key that exists is key 2."""
+    """Three tokens after two of padding: the first key that exists is key 2."""
     mask = np.array([0, 0, 1, 1, 1])
     scores = np.where(mask, np.random.default_rng(0).normal(size=(4, 5, 5)), -np.inf)
     p = np.asarray(jax.nn.softmax(jnp.asarray(scores), axis=-1))

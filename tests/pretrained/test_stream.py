@@ -258,7 +258,7 @@ def some_groups(source):
 
 
 def test_shapes_are_known_without_asking_weights_that_a_thread_may_be_reading(monkeypatch):
-    """`biased` and `state_like` behind a layer, while the next one is read."""
+    """`biased` and `state_like` after a layer, while the next one is read."""
     source = pretrained.open_checkpoint(GOLDEN / "llama-grouped")
     inputs, groups = batch(source.config), some_groups(source)
 

@@ -57,7 +57,7 @@ def test_biases_change_neither_spread_nor_gamma(x64):
     biased = draws.parameters(config, 0, 0.5, 0.8)
     x = draws.tokens(5, 6)
     plain, other = reported(params, x, config), reported(biased, x, config)
-    first = plain.log10_spread[0], other.log10_spread[0]  # behind it the tokens differ
+    first = plain.log10_spread[0], other.log10_spread[0]  # after it the tokens differ
     np.testing.assert_allclose(*first, rtol=1e-9)
     np.testing.assert_allclose(plain.gamma[0], other.gamma[0], rtol=1e-9)
     assert float(abs(plain.head.log10_lhs - other.head.log10_lhs).min()) > 1e-4

@@ -148,7 +148,7 @@ def test_the_closed_form_starts_where_the_diameter_bound_certifies_it(x64):
 )
 @pytest.mark.parametrize("kind", slow_but(["gelu", "swiglu"], "gelu"))
 def test_no_layer_grows_more_than_its_bound(placement, kind, x64):
-    """Tokens of very different lengths; the largest distance behind the layer over the bound."""
+    """Tokens of very different lengths; the largest distance after the layer over the bound."""
     config = rc.san_mlp(
         1, 2, 6, mlp=kind, d_ff=7, norm_placement=placement, mlp_skip=True, branch_gain=0.7
     )

@@ -68,7 +68,7 @@ def test_mlp_step_is_the_expected_pass(rho, weight, bias):
 
 @pytest.mark.parametrize(("a", "m", "w"), [(0.3, 0.6, 1.0), (0.5, 0.7, 1.5)])
 def test_exponents_are_those_of_the_expected_pass(a, m, w):
-    """Of nearly equal tokens in the network of Cowsik et al., behind layers that forget the start;
+    """Of nearly equal tokens in the network of Cowsik et al., after layers that forget the start;
     backwards: how an update of the first layer's output grows in the others. At σ_w = 3 the 40
     degrees of the expected pass are too few: λ_a is .0524 there and not .0600."""
     n, d, depth = 6, 32, 8

@@ -19,7 +19,7 @@ def _bert_fields(settings):
 
 
 def _roberta_fields(settings):
-    """RoBERTa's positions begin behind the padding token's; earlier rows are unused."""
+    """RoBERTa's positions begin after the padding token's; earlier rows are unused."""
     rows = settings["max_position_embeddings"] - settings["pad_token_id"] - 1
     return _bert_fields(settings) | {"embedding": {"num_positions": rows}}
 

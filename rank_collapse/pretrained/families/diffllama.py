@@ -1,7 +1,7 @@
 """DiffLlama: differential attention (Ye et al. 2024) in a Llama.
 
 Two heads of the file are one here, with queries, keys and values twice as wide: head i and the one
-half of the heads behind it.
+half of the heads after it.
 """
 
 import math

@@ -43,7 +43,7 @@ def _experts(weights: Weights, name: str, config: TransformerConfig) -> MLPParam
     of_output = 2 * weights.take(f"{stem}.down_proj_bias", number, d)
 
     def wide(units, last):
-        """[E, f, d] and, behind the units of each expert, [E, d]: [E (f + 1), d]."""
+        """[E, f, d] and, after the units of each expert, [E, d]: [E (f + 1), d]."""
         if weights.only_shapes:
             return np.broadcast_to(units[0, :1], (config.d_ff, d))
         return np.concatenate([units, last[:, None]], axis=1).reshape(-1, d)

@@ -43,7 +43,7 @@ def normed_and_gated(
     v: Float[Array, "h n v"],
     context: AttentionContext,
 ) -> tuple[Float[Array, "h n n"], Float[Array, "h n v"]]:
-    """`gated` behind a norm and rotary positions of queries and keys, which leave gates alone.
+    """`gated` after a norm and rotary positions of queries and keys, which leave gates alone.
 
     Args:
         gains: Of the norms of queries and keys, [L, 2, v].
@@ -76,7 +76,7 @@ def _held(weights, settings, config):
 
 
 def _names(weights, settings):
-    """Those of Qwen's experts; zeros are put behind the features of keys."""
+    """Those of Qwen's experts; zeros are put after the features of keys."""
 
     def key(part, axes):
         def padded(weights, stem, config):

@@ -51,7 +51,7 @@ def _vit_fields(settings):
 
 
 def _deit_fields(settings):
-    """The distillation token stands behind the class token, and has a position."""
+    """The distillation token stands after the class token, and has a position."""
     found = _patch_fields(settings, registers=1)
     return {"embedding": found | {"num_positions": found["num_positions"] + 1}}
 

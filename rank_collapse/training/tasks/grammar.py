@@ -1,8 +1,8 @@
 """Translation between two made-up languages: another word order, agreement, and a lexicon.
 
 The source language says subject, verb, object; an adjective stands before its noun, and a word of
-its own behind a noun makes it plural. The target language says verb, subject, object; an adjective
-stands behind its noun; number is in the form of the noun, a verb agrees with its subject's number,
+its own after a noun makes it plural. The target language says verb, subject, object; an adjective
+stands after its noun; number is in the form of the noun, a verb agrees with its subject's number,
 an adjective with its noun's gender, which only the lexicon knows.
 
     source:  adjective₁ noun₁ PLURAL verb noun₂

@@ -55,7 +55,7 @@ class SequencePairs(struct.Struct):
 def transformed(
     task: str, letters: Int[Array, "b n"], mask: Bool[Array, "b n"]
 ) -> Int[Array, "b n"]:
-    """The letters copied, reversed or sorted; padding stays behind them."""
+    """The letters copied, reversed or sorted; padding stays after them."""
     if task == "copy":
         return letters
     if task == "reverse":
