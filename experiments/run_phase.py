@@ -88,7 +88,7 @@ def setup_of(options: Flags) -> Diagram | Curves:
     """The grid and the theory of the flags, or the curves of a figure.
 
     Raises:
-        ValueError: A range that is none, or what a network or a figure does not have.
+        ValueError: An invalid range, or what a network or a figure does not have.
     """
     for argument in FIGURES[options.figure].split() if options.figure else ():
         name, _, value = argument.removeprefix("--").partition("=")

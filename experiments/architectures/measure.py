@@ -71,7 +71,7 @@ def setup_of(options: flags.FlagValues) -> Setup:
     """The models of the flags and their inputs.
 
     Raises:
-        ValueError: Parts that there are not or that suit no model; checkpoints and texts that
+        ValueError: Unknown parts, or parts that suit no model; checkpoints and texts that
             cannot be read.
     """
     check_names(options, "parts", PARTS)
@@ -95,7 +95,7 @@ def measure_all(options: flags.FlagValues, setup: Setup, run: RunFolder) -> list
 
     A set of weights is a cell of the run, with texts in the place of seeds, which `Executor.map`
     would cut into chunks: here they go through a layer together, since a model may be larger than
-    memory, and what an interrupted cell goes on from are its layers (`resumed`).
+    memory, and an interrupted cell resumes from its layers (`resumed`).
     """
     jobs = [(m, kind, seed) for m in setup.models for kind, seed in weights_of(m, options)]
     with Progress(len(jobs), "architectures", log=run.log) as progress:

@@ -1,4 +1,4 @@
-"""A pass over a checkpoint's layers inside a run folder: interrupted, it goes on where it was."""
+"""A pass over a checkpoint's layers inside a run folder: it resumes after an interruption."""
 
 import contextlib
 import time

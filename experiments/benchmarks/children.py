@@ -1,4 +1,4 @@
-"""Processes that start JAX anew: with other options of the compiler, or other devices."""
+"""Processes that start JAX again: with other options of the compiler, or other devices."""
 
 import json
 import os

@@ -1,7 +1,7 @@
 """Random Llama checkpoints of any size in bfloat16, as Hugging Face saves them: what is streamed.
 
 Weights are normal(0, 0.02) out of a pool of four million draws, which every tensor reads from
-another place on: drawing seven billion numbers anew would take minutes and change nothing that is
+another place on: drawing seven billion numbers again would take minutes and change nothing that is
 measured of speed and memory.
 """
 

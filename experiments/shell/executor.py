@@ -6,7 +6,7 @@
 
 A cell is a setting whose numbers compiled programs take as arguments. Its seeds and those of the
 other cells are one list, which is computed as many at a time as fit the memory, shared by the
-devices. Each chunk is saved when it is done, so that a run goes on where it was, on any number of
+devices. Each chunk is saved when it is done, so that a run resumes on any number of
 devices and processes; what a seed gives depends on neither, nor on the others of its chunk.
 """
 
@@ -152,7 +152,7 @@ class Chunk(NamedTuple):
         seeds: The number of each [r].
         keys: Of the seeds [size], the last one repeated.
         floats: Of the cells, leaves [size, ...].
-        size: The same in all chunks, so that nothing is compiled anew for the last.
+        size: The same in all chunks, so that nothing is compiled again for the last.
     """
 
     cells: Sequence[str]

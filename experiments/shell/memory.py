@@ -132,7 +132,7 @@ class MemoryBudget:
         Args:
             needed: Number of seeds → bytes that they take, on all devices together; called with
                 what is returned last.
-            count: Seeds that there are.
+            count: The number of seeds.
             most: Computed at a time, whatever fits the budget; all by default.
         """
         size = padded_size(min(most or count, count), self.mesh)

@@ -88,7 +88,7 @@ def join() -> None:
 
 
 def check_address(address: str, primary: bool) -> None:
-    """Refuses a coordinator's address that is none, or whose port this process cannot have.
+    """Refuses a coordinator's address that is invalid, or whose port this process cannot have.
 
     Args:
         address: host:port.

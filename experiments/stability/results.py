@@ -29,7 +29,7 @@ def by_design(results: Results) -> dict[str, Results]:
 
 
 def by_kind(results: Results) -> dict[str, Results]:
-    """The encoders, and the encoder-decoders, those that there are."""
+    """The encoders, and the encoder-decoders, as far as present."""
     found = {kind: {c: own for c, own in results.items() if c.kind == kind} for kind in KINDS}
     return {kind: own for kind, own in found.items() if own}
 

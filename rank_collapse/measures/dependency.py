@@ -73,7 +73,7 @@ def dependency(shares: Any) -> Float[Array, "i i"]:
 
 
 def _after_branch(row, step):
-    """A function of the module: a local one would compile the loop anew in every call."""
+    """A function of the module: a local one would compile the loop again in every call."""
     index, share = step
     row = ((1 - share) * row).at[index].set(share)
     return row, row

@@ -169,7 +169,7 @@ def as_array(x: Any) -> Any:
     """Any framework's array: NumPy's where the values are known and in the host's memory.
 
     Else JAX's: traced, or of an accelerator. What is measured outside of jit is thus computed by
-    NumPy, since JAX would compile every operation anew for each number of tokens.
+    NumPy, since JAX would compile every operation again for each number of tokens.
 
     Raises:
         ValueError: No array of numbers.

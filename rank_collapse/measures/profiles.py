@@ -39,7 +39,7 @@ class Profile(dict[str, Float[Array, "l *b"]]):
         rounding: Bool [l] or [l, b], True where residual_ratio is at most the epsilon of the dtype
             that the states came in (2⁻²³ of float32, 2⁻⁷ of bfloat16): tokens then differ by no
             more than their own rounding, and measures of what they differ by are decided by it.
-            None where residual_ratio is none of the measures.
+            None where residual_ratio is not among the measures.
     """
 
     def __init__(self, measures: Mapping[str, Any], rounding: Any = None):

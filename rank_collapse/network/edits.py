@@ -2,7 +2,7 @@
 
 An edit is {name: function(value, layer) -> value}; names are checked. Layers are scanned, so that
 `layer` is a traced number: a function chooses with `jnp.where(layer == 3, changed, value)`. It is
-traced anew at every call of a pass, and arrays that it refers to are arguments of the compiled
+traced again at every call of a pass, and arrays that it refers to are arguments of the compiled
 program: a value that changed is a value that is used, and no program is compiled for it. In a sum
 of paths, where everything is frozen, an edit is its linear part at the value; what is left of it
 joins the offset.

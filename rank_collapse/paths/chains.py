@@ -164,7 +164,7 @@ def log_elementary_shares(alpha: Float[Array, "l"]) -> Float[Array, "k"]:
 
 
 def _add_layer(log_sums, a):
-    """A function of the module: a local one would compile the loop anew in every call."""
+    """A function of the module: a local one would compile the loop again in every call."""
     longer = jnp.concatenate([jnp.full(1, -jnp.inf, log_sums.dtype), log_sums[:-1]])
     return jnp.logaddexp(log_sums + jnp.log(a), longer + jnp.log1p(-a)), None
 

@@ -26,7 +26,7 @@ SEMANTICS = ("frozen", "recomputed")
 _FIELDS = covers.everything_but(*covers.CROSS)
 COVERS = {
     "frozen": covers.Covers("a set of frozen paths", _FIELDS),
-    # A norm over the queries of all heads together is none of a path of one head.
+    # A norm over the queries of all heads together does not exist on a path of one head.
     "recomputed": covers.Covers(
         "a set of recomputed paths", _FIELDS | {"qk_norm": ("none", "head")}
     ),

@@ -39,7 +39,7 @@ class Initialisation:
     residual: tuple[str, ...] = ()  # Ends of branches, divided by √(2 layers)
 
     def __call__(self, name: str, settings: Settings, depth: int) -> Draw:
-        """How one tensor of a model with so many layers is drawn."""
+        """How one tensor of a model with that many layers is drawn."""
         for end, value in {".bias": 0.0, **self.values}.items():
             if name.endswith(end):
                 return Draw(value=settings[value] if isinstance(value, str) else value)

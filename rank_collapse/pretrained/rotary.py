@@ -136,7 +136,7 @@ def _yarn(entry, number, powers, theta, original, positions):
         size = scale()
 
     def pair_of(turns):
-        """The pair that turns so many times within the original positions."""
+        """The pair that turns that many times within the original positions."""
         return width * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
     low, high = pair_of(number("beta_fast", 32.0)), pair_of(number("beta_slow", 1.0))

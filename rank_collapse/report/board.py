@@ -14,7 +14,7 @@ from rank_collapse.report.wording import JOINTLY, count_line, note, range_text, 
 
 STEP, LABELS = 13, 18  # pixels: from row to row, and what the labels of the axis take
 EDGE = 0.06  # of the axis beyond the farthest value
-FAR = 200.0  # where the largest value is so many times the median, the axis is logarithmic
+FAR = 200.0  # where the largest value is that many times the median, the axis is logarithmic
 APART = 12.0  # percent between two labels of the axis at least
 NOT_TESTED = "not tested"
 

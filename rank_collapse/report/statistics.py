@@ -10,7 +10,7 @@ from rank_collapse.report.intervals import mean_interval
 
 
 def number(value: Any) -> float | None:
-    """A float, or None where it is none: JSON has no NaN."""
+    """A float, or None where it is not finite: JSON has no NaN."""
     return float(value) if np.isfinite(value) else None
 
 

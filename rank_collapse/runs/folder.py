@@ -192,7 +192,7 @@ class RunFolder:
             files: Makes the bytes of other files out of `CONTENTS`, by name; the figures are there.
             summary: Makes the headline numbers.
             shown: Which of its parts the run was asked for, where one folder may be asked for more
-                or fewer: kept in the summary; if the files there show others, all are made anew.
+                or fewer: kept in the summary; if the files there show others, all are made again.
         """
         if shown is not None and (self.summary or {}).get("shown") != states.as_json(shown):
             self._summary = None

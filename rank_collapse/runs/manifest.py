@@ -59,7 +59,7 @@ class Manifest:
             return False
 
     def forget(self, name: str) -> None:
-        """Before a file is written again: whoever is interrupted leaves none with another's sum."""
+        """Before a file is written again: an interruption leaves no file with an old checksum."""
         if self._sums.pop(name, None) is not None:
             self._write()
 

@@ -1,4 +1,4 @@
-"""Scalars of a run while it goes on: metrics.jsonl, a JSON object a line, appended.
+"""Scalars of a run while it runs: metrics.jsonl, a JSON object a line, appended.
 
     append("run/metrics.jsonl", 120, {"loss": 2.1, "residual_ratio": [0.9, 0.7]}, seed=0)
 

@@ -42,7 +42,7 @@ def certain(profiles: Any) -> Float[Array, "l"]:
 
 
 class Noise:
-    """noise(a): a moved by −ulps .. ulps units in the last place, anew in every call and entry.
+    """noise(a): a moved by −ulps .. ulps units in the last place, drawn for every call and entry.
 
     An integer hash of (word, call, entry) is added to the bits: threefry would cost more than the
     arithmetic that it disturbs, and a product would be fused with the sums that follow, which then

@@ -156,7 +156,7 @@ class Ensemble:
                 snapshot) or None.
             on_chunk: Called between chunks with (epochs done, snapshot, losses [s, epochs done]).
                 snapshot() gives {"state", "losses"} of all seeds on the host, from which training
-                goes on over any mesh; where there are several processes, all must call it or none.
+                resumes on any mesh; where there are several processes, all must call it or none.
             on_watched: Called between chunks with (epoch, {name: [s, ...]}) of each of its epochs,
                 counted from 1: the training loss, and what `watch` gives; at first with epoch 0,
                 before training, without a loss.

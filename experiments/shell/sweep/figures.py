@@ -118,7 +118,7 @@ def heat_map(
 
 
 def numbers_of(axis: Axis) -> list[float] | None:
-    """The values of an axis as numbers; None of a zip, or where one is none."""
+    """The values of an axis as numbers; None of a zip, or where one is no number."""
     try:
         numbers = [float(value) for (value,) in axis.values]
     except ValueError:

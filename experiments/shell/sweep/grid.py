@@ -150,7 +150,7 @@ def units_of(cells: Sequence[Cell], together: bool, processes: int) -> list[list
         together: Whether cells of a group are computed as one ensemble. Such a group is cut into
             equal parts, so that its programs have one shape; otherwise each cell is by itself.
         processes: That share the work: for more than one there are two units for each, if there
-            are so many cells.
+            are that many cells.
     """
     if not together:
         return [[cell] for cell in cells]

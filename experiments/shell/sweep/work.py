@@ -132,7 +132,7 @@ def compute(main: Callable, sweep: SweepFolder, units: Sequence[Sequence[Cell]])
 
 
 def compute_cell(main: Callable, sweep: SweepFolder, name: str) -> None:
-    """Runs one cell; what goes wrong in it is noted, and the others go on."""
+    """Runs one cell; what goes wrong in it is noted, and the other cells run."""
     sweep.forget_failure(name)
     try:
         with contextlib.redirect_stdout(io.StringIO()):
