@@ -120,13 +120,18 @@ def _rows_of(variant, what, numbers):
 
 
 def claims(summary: dict[str, Any]) -> list[Row]:
-    """Rate, bounds, skips, MLPs and norms, on each norm placement at the first swept values."""
-    return [row for setting in first_settings(summary) for row in _of_setting(setting)]
+    """Rate, bounds, skips, MLPs and norms, on each norm placement and scale of the weights, with
+    the first of the skips' gains."""
+    settings = summary["settings"]
+    settings = [s for s in settings if s["skip_gain"] == settings[0]["skip_gain"]]
+    several = len({s["weight_scale"] for s in settings}) > 1
+    return [row for setting in settings for row in _of_setting(setting, several)]
 
 
-def _of_setting(setting):
+def _of_setting(setting, several):
     norm, variants, swept = setting["norm"], setting["variants"], setting.get("mlp_gain")
     where = "no norm" if norm == "none" else f"{norm}-norm"
+    where += f", weights × {setting['weight_scale']:g}" if several else ""
     seen = {variant: numbers["by_seed"] for variant, numbers in variants.items()}
     for key, variant, measure in (
         ("rate" if norm == "none" else "norm", "san", "local_rate"),

@@ -122,13 +122,16 @@ def slowed(curves: dict[float, np.ndarray], found: dict[str, np.ndarray]) -> np.
 def crossings(gains: np.ndarray, raised: np.ndarray) -> np.ndarray:
     """The least gain of each seed from which on MLPs slow the collapse [s]; NaN for none.
 
-    Between the gains that were swept the change is taken as linear in the gain's logarithm.
+    Between the gains that were swept the change is taken as linear in the gain's logarithm; gains
+    at which the residual is no number are left out.
     """
     found = np.full(len(raised), np.nan)
-    for seed, values in enumerate(raised):
+    for seed, own in enumerate(raised):
+        known = np.isfinite(own)
+        logs, values = np.log(gains[known]), own[known]
         up = np.flatnonzero((values[:-1] < 0) & (values[1:] >= 0))
-        if np.isfinite(values).all() and len(up):
-            g, (a, b) = np.log(gains[up[-1] : up[-1] + 2]), values[up[-1] : up[-1] + 2]
+        if len(up):
+            g, (a, b) = logs[up[-1] : up[-1] + 2], values[up[-1] : up[-1] + 2]
             found[seed] = np.exp(g[0] - a * (g[1] - g[0]) / (b - a))
     return found
 

@@ -261,6 +261,14 @@ def test_every_variant_has_a_published_curve_to_stand_beside():
     assert [c.published for c in rows if "ratio" in c.quantity] == [0.0176, 0.0174, 0.5649, 0.5629]
 
 
+def test_every_scale_of_the_weights_is_a_setting_with_the_first_gain_of_the_skips():
+    small, large = (setting_of(san=numbers_of([0.0, 1.0], rate)) for rate in (3.0, 1.0))
+    large["weight_scale"] = 2.0
+    rows = EXPERIMENT.claims({"settings": [small, large, large | {"skip_gain": 0.5}]})
+    found = {row.setting: row.estimate for row in rows if row.key == "rate"}
+    assert found == {"no norm, weights × 1": 3.0, "no norm, weights × 2": 1.0}
+
+
 @pytest.mark.parametrize(
     ("rate", "skip", "left", "expected"),
     [(3.0, -1.0, 0.2, "within"), (1.0, -9000.0, 0.05, "outside")],
@@ -309,6 +317,8 @@ def test_where_mlps_begin_to_slow_the_collapse():
     found = crossings(gains, raised)
     np.testing.assert_allclose(found[:2], [2**0.5, 2 ** (-1 / 3)])
     assert np.isnan(found[2])
+    beyond = np.where(gains == 4.0, np.nan, raised)  # where the residual is no number
+    np.testing.assert_array_equal(crossings(gains, beyond), found)
     curves = {g: np.full((3, 2), -3.0 + g) for g in gains}
     arrays_of = {"san/log10_residual": np.full((3, 2), -1.5)}
     numbers = gain_numbers(curves, arrays_of)
