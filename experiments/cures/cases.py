@@ -131,21 +131,27 @@ def measure_cases(options: Flags, cases: Cases, run: RunFolder) -> dict[str, dic
     return {name: found[name] for name in cases}
 
 
+def kept_of(residual: np.ndarray) -> np.ndarray:
+    """The residual [s, L + 1] over that of the input, `FLOOR` from the first layer that is below:
+    what follows there is rounding, and where tokens shrink to 0 their ratio is noise."""
+    kept = residual.astype(np.float64) / residual[:, :1]
+    return np.where(np.logical_or.accumulate(kept <= FLOOR, axis=1), FLOOR, kept)
+
+
 def measures_of(found: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """{name of `MEASURES`: [s]} of one case.
 
     The slope is that of a line through log10 of the residual by layer, from the first layer to the
     last that is above what float32 rounds away.
     """
-    residual = found["residual"].astype(np.float64)
-    kept = np.log10(np.maximum(residual / residual[:, :1], FLOOR))
+    kept = np.log10(kept_of(found["residual"]))
     return {
         "log10_residual": kept[:, -1],
         "slope": np.array([slope_of(own) for own in kept]),
         "log10_gradient": log10_gradient_ratio(found),
         "rank": found["rank"],
         "entropy": found["entropy"].mean(axis=1),
-        "length": found["length"] / (residual.shape[1] - 1),
+        "length": found["length"] / (kept.shape[1] - 1),
     }
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.cures.cases import FLOOR, MEASURES, SHARES, Cases, cut, ends, measures_of
+from experiments.cures.cases import FLOOR, MEASURES, SHARES, Cases, cut, ends, kept_of, measures_of
 from rank_collapse.report import figures
 
 
@@ -72,7 +72,8 @@ def trained_figure(summary: Mapping[str, Any], cases: Cases) -> Figure:
 
 @figures.styled
 def curves_figure(results: Mapping[str, Any], setup: Any) -> Figure:
-    """The residual by layer of the deepest networks."""
+    """The residual by layer of the deepest networks, to the first layer where float32 rounds it
+    away."""
     cases = setup.cases
     deepest = max(case.depth for case in cases.values())
     kinds = list(dict.fromkeys(case.kind for case in cases.values()))
@@ -80,9 +81,9 @@ def curves_figure(results: Mapping[str, Any], setup: Any) -> Figure:
     for ax, kind in zip(axes.flat, kinds, strict=True):
         own = [n for n, c in cases.items() if c.kind == kind and c.depth == deepest]
         for index, name in enumerate(own):
-            residual = results["cases"][name]["residual"]
+            kept = kept_of(results["cases"][name]["residual"])
             figures.band(
-                ax, np.arange(deepest + 1), residual / residual[:, :1], cases[name].name, index,
+                ax, np.arange(deepest + 1), kept, cases[name].name, index,
                 marker="", ls=("-", "--", ":")[index // len(figures.COLORS) % 3],
             )  # fmt: skip
         ax.set(xlabel="layer", yscale="log", title=f"{kind}s")

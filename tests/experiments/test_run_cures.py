@@ -105,6 +105,12 @@ def test_a_slope_ends_where_float32_does():
     assert of_cases.slope_of(np.array([0.0, -6, -6])) == pytest.approx(-6)
 
 
+def test_nothing_is_kept_after_the_layer_where_float32_rounds_it_away():
+    noise = np.array([[0.5, 0.05, 1e-8, 0.3, 0.0], [0.5, 0.25, 0.5, 0.125, 0.5]], np.float32)
+    expected = [[1, 0.1, 1e-6, 1e-6, 1e-6], [1, 0.5, 1, 0.25, 1]]
+    np.testing.assert_allclose(of_cases.kept_of(noise), expected, rtol=1e-6)
+
+
 def test_what_the_reading_claims():
     def case(*found):
         return {"depth": 50, "log10_residual": list(found)}
