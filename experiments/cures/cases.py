@@ -142,14 +142,16 @@ def measures_of(found: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """{name of `MEASURES`: [s]} of one case.
 
     The slope is that of a line through log10 of the residual by layer, from the first layer to the
-    last that is above what float32 rounds away.
+    last that is above what float32 rounds away. NaN where float32 rounds the output's residual
+    away: its effective rank, and the gradients, which come from differences of tokens.
     """
     kept = np.log10(kept_of(found["residual"]))
+    lost = kept[:, -1] <= math.log10(FLOOR)
     return {
         "log10_residual": kept[:, -1],
         "slope": np.array([slope_of(own) for own in kept]),
-        "log10_gradient": log10_gradient_ratio(found),
-        "rank": found["rank"],
+        "log10_gradient": np.where(lost, np.nan, log10_gradient_ratio(found)),
+        "rank": np.where(lost, np.nan, found["rank"]),
         "entropy": found["entropy"].mean(axis=1),
         "length": found["length"] / (kept.shape[1] - 1),
     }

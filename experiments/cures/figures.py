@@ -45,8 +45,8 @@ def dots(cases: Cases, panels: Mapping[str, Mapping[str, Any]]) -> Figure:
 def table_figure(results: Mapping[str, Any], setup: Any) -> Figure:
     """Each cure at initialisation, means over seeds with 95 % intervals, of shares cut at 0 and 1;
     the entropy is of rows of |M| over their sums, path lengths are weighted by the size of the sum
-    of all paths of a length. No mark: gradients of queries or values are 0, or no sum of paths
-    covers the network.
+    of all paths of a length. No mark: gradients of queries or values are 0, the residual of
+    a seed is rounded away, or no sum of paths covers the network.
     """
     found = {name: measures_of(results["cases"][name]) for name in setup.cases}
     panels = {}

@@ -109,6 +109,11 @@ def test_nothing_is_kept_after_the_layer_where_float32_rounds_it_away():
     noise = np.array([[0.5, 0.05, 1e-8, 0.3, 0.0], [0.5, 0.25, 0.5, 0.125, 0.5]], np.float32)
     expected = [[1, 0.1, 1e-6, 1e-6, 1e-6], [1, 0.5, 1, 0.25, 1]]
     np.testing.assert_allclose(of_cases.kept_of(noise), expected, rtol=1e-6)
+    found = {"residual": noise, "entropy": np.ones((2, 4)), "length": np.ones(2)}
+    found |= {name: np.ones((2, 4)) for name in ("query", "value")} | {"rank": np.ones(2)}
+    own = of_cases.measures_of(found)
+    for name, known in (("rank", 1.0), ("log10_gradient", 0.0)):
+        np.testing.assert_array_equal(own[name], [np.nan, known])
 
 
 def test_what_the_reading_claims():
