@@ -72,8 +72,8 @@ def trained_figure(summary: Mapping[str, Any], cases: Cases) -> Figure:
 
 @figures.styled
 def curves_figure(results: Mapping[str, Any], setup: Any) -> Figure:
-    """The residual by layer of the deepest networks, to the first layer where float32 rounds it
-    away."""
+    """The residual by layer of the deepest networks, geometric means and a standard deviation, to
+    the first layer where float32 rounds it away."""
     cases = setup.cases
     deepest = max(case.depth for case in cases.values())
     kinds = list(dict.fromkeys(case.kind for case in cases.values()))
@@ -82,7 +82,7 @@ def curves_figure(results: Mapping[str, Any], setup: Any) -> Figure:
         own = [n for n, c in cases.items() if c.kind == kind and c.depth == deepest]
         for index, name in enumerate(own):
             kept = kept_of(results["cases"][name]["residual"])
-            figures.band(
+            figures.log_band(
                 ax, np.arange(deepest + 1), kept, cases[name].name, index,
                 marker="", ls=("-", "--", ":")[index // len(figures.COLORS) % 3],
             )  # fmt: skip
