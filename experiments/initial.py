@@ -18,6 +18,8 @@ from rank_collapse.network.passes import run
 from rank_collapse.paths.channels import ByLength
 from rank_collapse.paths.contributions import LengthPass
 
+FLOOR = 1e-6  # a share of the residual that float32 rounds away
+
 
 def tokens(key: Any, n: int, d: int, cosine: Any) -> Any:
     """[n, d] Gaussian, of mean square 1 and mean product ρ."""
@@ -70,6 +72,28 @@ def mean_path_length(params: Any, x: Any, config: rc.TransformerConfig) -> Any:
     found = run(LengthPass(), params, prepared, config)
     sizes = jnp.linalg.norm(found.by_attention_length, axis=(1, 2))
     return jnp.arange(len(sizes)) @ sizes / jnp.sum(sizes)
+
+
+def kept_of(residual: np.ndarray) -> np.ndarray:
+    """The residual [..., L + 1] over that of the input, `FLOOR` from the first layer that is below:
+    what follows there is rounding, and where tokens shrink to 0 their ratio is noise."""
+    kept = residual.astype(np.float64) / residual[..., :1]
+    return np.where(np.logical_or.accumulate(kept <= FLOOR, axis=-1), FLOOR, kept)
+
+
+def measures_of(found: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Numbers [...] of what `kept_and_gradients` gives, arrays [..., L] and "rank" [...].
+
+    NaN where float32 rounds the output's residual away: its effective rank, and the gradients,
+    which come from differences of tokens.
+    """
+    kept = np.log10(kept_of(found["residual"])[..., -1])
+    lost = kept <= math.log10(FLOOR)
+    return {
+        "log10_residual": kept,
+        "log10_gradient": np.where(lost, np.nan, log10_gradient_ratio(found)),
+        "entropy": found["entropy"].mean(axis=-1),
+    } | ({"rank": np.where(lost, np.nan, found["rank"])} if "rank" in found else {})
 
 
 def log10_gradient_ratio(found: Mapping[str, np.ndarray]) -> np.ndarray:

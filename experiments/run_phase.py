@@ -26,7 +26,7 @@ from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 
 import rank_collapse as rc
-from experiments import small_task
+from experiments import initial, small_task
 from experiments.phase import curves
 from experiments.phase.curves import CURVES, Curves
 from experiments.phase.networks import AXES, Setup, law_of, network_setup_of
@@ -136,10 +136,11 @@ def rows_of(results: Mapping[str, np.ndarray], setup: Diagram | Curves) -> list[
     if isinstance(setup, Curves):
         return curves.rows_of(results, setup)
     found, ((a, xs), (b, ys)) = setup.tables(results), (setup.x, setup.y)
+    ranks = initial.measures_of(results).get("rank") if "residual" in results else None
     return [
         {a: float(u), b: float(v), "seed": seed}
         | {name: float(values[j, i, seed]) for name, values in found.items()}
-        | ({"effective_rank": float(results["rank"][j, i, seed])} if "rank" in results else {})
+        | ({} if ranks is None else {"effective_rank": float(ranks[j, i, seed])})
         | ({"theory": float(setup.theory[0][j, i])} if setup.theory else {})
         for j, v in enumerate(ys)
         for i, u in enumerate(xs)
@@ -179,7 +180,8 @@ def summary_of(results: Mapping[str, np.ndarray], setup: Diagram | Curves) -> di
 def phase_figure(results: Mapping[str, np.ndarray], setup: Diagram) -> Figure:
     """Each measure over the grid: what is left of the residual, the gradient of the query weights
     over that of the value weights, the entropy of attention, or what has met on the sphere; white,
-    dashed: the boundary of theory. Cells at the edge are half as wide.
+    dashed: the boundary of theory. Cells at the edge are half as wide; a cell is left blank where
+    float32 rounds the residual away and with it what the gradients come from.
     """
     tables = setup.tables(results)
     fig, axes = figures.figure(1, len(tables), width=4.0, height=3.3)

@@ -12,12 +12,8 @@ import jax
 import numpy as np
 
 import rank_collapse as rc
-from experiments.initial import (
-    kept_and_gradients,
-    log10_gradient_ratio,
-    mean_path_length,
-    tokens,
-)
+from experiments import initial
+from experiments.initial import FLOOR, kept_and_gradients, kept_of, mean_path_length, tokens
 from experiments.shell.executor import Executor
 from experiments.shell.flag_values import Flags
 from experiments.small_task import Network
@@ -36,7 +32,6 @@ MEASURES = {
     "length": "mean path length / layers",
 }
 SHARES = ("rank", "entropy", "length")  # of `MEASURES`, in [0, 1]
-FLOOR = 1e-6  # a residual that float32 rounds away
 DEEP = 40  # layers from which on faster programs are worth their longer compiling
 
 
@@ -131,30 +126,16 @@ def measure_cases(options: Flags, cases: Cases, run: RunFolder) -> dict[str, dic
     return {name: found[name] for name in cases}
 
 
-def kept_of(residual: np.ndarray) -> np.ndarray:
-    """The residual [s, L + 1] over that of the input, `FLOOR` from the first layer that is below:
-    what follows there is rounding, and where tokens shrink to 0 their ratio is noise."""
-    kept = residual.astype(np.float64) / residual[:, :1]
-    return np.where(np.logical_or.accumulate(kept <= FLOOR, axis=1), FLOOR, kept)
-
-
 def measures_of(found: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """{name of `MEASURES`: [s]} of one case.
 
     The slope is that of a line through log10 of the residual by layer, from the first layer to the
-    last that is above what float32 rounds away. NaN where float32 rounds the output's residual
-    away: its effective rank, and the gradients, which come from differences of tokens.
+    last that is above what float32 rounds away.
     """
     kept = np.log10(kept_of(found["residual"]))
-    lost = kept[:, -1] <= math.log10(FLOOR)
-    return {
-        "log10_residual": kept[:, -1],
-        "slope": np.array([slope_of(own) for own in kept]),
-        "log10_gradient": np.where(lost, np.nan, log10_gradient_ratio(found)),
-        "rank": np.where(lost, np.nan, found["rank"]),
-        "entropy": found["entropy"].mean(axis=1),
-        "length": found["length"] / (kept.shape[1] - 1),
-    }
+    slope = np.array([slope_of(own) for own in kept])
+    own = initial.measures_of(found) | {"slope": slope}
+    return own | {"length": found["length"] / (kept.shape[1] - 1)}
 
 
 def ends(values: Any) -> list[float | None]:

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.cures.cases import FLOOR, MEASURES, SHARES, Cases, cut, ends, kept_of, measures_of
+from experiments.cures.cases import MEASURES, SHARES, Cases, cut, ends, measures_of
+from experiments.initial import FLOOR, kept_of
 from rank_collapse.report import figures
 
 

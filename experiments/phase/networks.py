@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import rank_collapse as rc
-from experiments.initial import kept_and_gradients, log10_gradient_ratio, tokens
+from experiments.initial import kept_and_gradients, measures_of, tokens
 from experiments.shell.flag_values import Flags
 from experiments.small_task import Network
 from rank_collapse.network.layers import ACTIVATIONS
@@ -34,17 +34,14 @@ MEASURES = {
     "log10_gradient": r"$\log_{10}$ gradient of queries / values",
     "entropy": r"entropy of attention / $\ln n$",
 }
-FLOOR = 1e-8  # a share of the residual that float32 rounds away
 
 
 def shown(results: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """{name of `MEASURES`: [y, x, s]}; the residual kept is that of X^L over that of X^0."""
-    kept = results["residual"][..., -1] / results["residual"][..., 0]
-    return {
-        "log10_residual": np.log10(np.maximum(kept, FLOOR)),
-        "log10_gradient": log10_gradient_ratio(results),
-        "entropy": results["entropy"].mean(axis=-1),
-    } | ({"accuracy": results["accuracy"]} if "accuracy" in results else {})
+    found = measures_of(results)
+    return {name: found[name] for name in MEASURES} | (
+        {"accuracy": results["accuracy"]} if "accuracy" in results else {}
+    )
 
 
 @dataclass(frozen=True)

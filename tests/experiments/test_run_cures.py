@@ -9,7 +9,7 @@ import pytest
 from trained_runs import rows, run, summary
 
 import rank_collapse as rc
-from experiments import run_cures, small_task
+from experiments import initial, run_cures, small_task
 from experiments.cures import cases as of_cases, factors, figures
 from experiments.initial import kept_and_gradients, mean_path_length, tokens
 from experiments.shell import cli
@@ -108,7 +108,7 @@ def test_a_slope_ends_where_float32_does():
 def test_nothing_is_kept_after_the_layer_where_float32_rounds_it_away():
     noise = np.array([[0.5, 0.05, 1e-8, 0.3, 0.0], [0.5, 0.25, 0.5, 0.125, 0.5]], np.float32)
     expected = [[1, 0.1, 1e-6, 1e-6, 1e-6], [1, 0.5, 1, 0.25, 1]]
-    np.testing.assert_allclose(of_cases.kept_of(noise), expected, rtol=1e-6)
+    np.testing.assert_allclose(initial.kept_of(noise), expected, rtol=1e-6)
     found = {"residual": noise, "entropy": np.ones((2, 4)), "length": np.ones(2)}
     found |= {name: np.ones((2, 4)) for name in ("query", "value")} | {"rank": np.ones(2)}
     own = of_cases.measures_of(found)
