@@ -108,8 +108,6 @@ def setup_of(options: Flags) -> Diagram | Curves:
     kept = isinstance(found, Setup) and law_of(found) == "kept"
     if options["level"].present and not kept:
         raise ValueError(f"--level={options.level:g}: no theory of the residual kept is shown here")
-    if isinstance(found, Setup):
-        found.check_boundary()
     return found
 
 
@@ -117,6 +115,8 @@ def measure_all(options: Flags, setup: Diagram | Curves, run: RunFolder) -> dict
     """{name: [y, (x,) s, ...]} of every cell and seed; of curves {name: [s, k]}."""
     if isinstance(setup, Curves):
         return setup.measure(options, run)
+    if isinstance(setup, Setup):
+        setup.check_boundary()
     cells = {n: jax.tree.map(np.float32, f) for n, f in setup.cells.items()}
     with Executor(options, run, "phase diagram", len(cells) * options.num_seeds) as executor:
         at_once = seeds.seeds_at_once(executor.mesh)

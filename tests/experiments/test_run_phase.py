@@ -128,9 +128,9 @@ def test_what_is_refused(argument, message):
 )
 def test_a_boundary_that_is_asked_for_is_in_the_grid(arguments):
     with pytest.raises(ValueError, match=r"the boundary .* is outside of --x_range="):
-        setup(*arguments.split())
-    setup("--x_range=0.2,0.5")  # nobody asked
-    setup("--figure=critical1", "--depth=1")
+        setup(*arguments.split()).check_boundary()
+    setup("--x_range=0.2,0.5").check_boundary()  # nobody asked
+    setup("--figure=critical1", "--depth=1").check_boundary()
 
 
 def test_one_line_names_what_is_refused(tmp_path, capsys):
