@@ -181,11 +181,18 @@ def compare(summary: dict[str, Any]) -> list[Comparison]:
 def claims(summary: dict[str, Any]) -> list[Row]:
     """What each cure keeps of the residual, and how many of its seeds train."""
     return [
-        of_mean("cures keep", name, case["by_seed"]) for name, case in summary["cases"].items()
+        of_mean("cures keep", name, case["by_seed"], why=limit_text(case["by_seed"]))
+        for name, case in summary["cases"].items()
     ] + [
         of_share("cures train", name, case["trains"], case["seeds"])
         for name, case in summary["trained"].items()
     ]
+
+
+def limit_text(log10_residual: list[float | None]) -> str:
+    """How many of these residuals float32 rounds away: they are upper limits."""
+    lost = sum(kept is not None and kept <= math.log10(FLOOR) for kept in log10_residual)
+    return f"{FLOOR:g} or less in {lost} of {len(log10_residual)} draws" if lost else ""
 
 
 def reading(summary: dict[str, Any]) -> str:

@@ -116,6 +116,14 @@ def test_nothing_is_kept_after_the_layer_where_float32_rounds_it_away():
         np.testing.assert_array_equal(own[name], [np.nan, known])
 
 
+def test_a_residual_that_is_rounded_away_is_said_to_be_a_limit():
+    case = {"by_seed": [-6.0, -3.0, None]}
+    (row,) = run_cures.claims({"cases": {"post, L=100": case}, "trained": {}})
+    assert row.why.startswith("1e-06 or less in 1 of 3 draws") and row.estimate == -4.5
+    case["by_seed"] = [-5.0, -3.0]
+    assert not run_cures.claims({"cases": {"post, L=100": case}, "trained": {}})[0].why
+
+
 def test_what_the_reading_claims():
     def case(*found):
         return {"depth": 50, "log10_residual": list(found)}
