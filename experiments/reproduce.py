@@ -61,7 +61,7 @@ def main(options: flags.FlagValues) -> int:
     answers = answers_of(sections)
     for answer in answers:
         print(report.answer_lines(answer))
-    for text in untested(answers):
+    for text in untested(answers, chosen):
         print(f"{'not tested':14s} {text}")
     path = folder / "report.html"
     runs.write_atomically(path, page(sections, options.preset, started, answers).encode())
@@ -193,7 +193,7 @@ def write_markdown(folder: Path, docs: Path) -> Path:
         "the command, the machine and the time that made it. Written by `python -m "
         "experiments.reproduce --preset=paper --markdown` from the run folders; the preset “paper” "
         "has the published sizes, “quick” is a smaller run where that one was not done." + left,
-        sections, answers=answers, untested=untested(answers),
+        sections, answers=answers, untested=untested(answers, EXPERIMENTS),
     )  # fmt: skip
     write_statements(docs, answers, presets)
     for path, png in figures.items():
@@ -239,13 +239,13 @@ def answers_of(sections: list[report.Section]) -> list[report.Answer]:
     return report.answers_of(statements.STATEMENTS, [r for s in sections for r in s.claims])
 
 
-def untested(answers: list[report.Answer]) -> list[str]:
-    """The statements of the papers that have no row."""
+def untested(answers: list[report.Answer], names: Sequence[str]) -> list[str]:
+    """The papers' statements that these experiments test and that have no row."""
     tested = {answer.key for answer in answers}
     return [
         f"{s.source}: {s.text}"
         for key, s in statements.STATEMENTS.items()
-        if s.claimed is not None and key not in tested
+        if s.claimed is not None and key not in tested and {*s.experiments} & {*names}
     ]
 
 
@@ -276,7 +276,7 @@ def page(
         f"({made['num_devices']} devices), Python {made['python']}, {versions}, "
         f"git {made['git'] or 'none'}.",
         answers,
-        untested(answers),
+        untested(answers, [section.name for section in sections]),
     )
 
 

@@ -31,7 +31,8 @@ def variant(
     params: TransformerParams,
     name: str,
     reading: str = "published",
-    family: str = "bert",
+    *,
+    family: str | None,
 ) -> tuple[TransformerConfig, TransformerParams]:
     """One of the four curves of a network with skips and MLPs; the weights are shared.
 
@@ -43,7 +44,8 @@ def variant(
         config: The whole network, as `rank_collapse.pretrained.load` gives it.
         name: One of `VARIANTS`.
         reading: One of `READINGS`.
-        family: The `model_type` of the checkpoint; "albert" has a published surgery of its own.
+        family: The checkpoint's `model_type`, None for a network of your own. "albert" has a
+            published surgery of its own, which nothing in `config` would show.
 
     Returns:
         (config, params) of the variant.

@@ -235,7 +235,8 @@ def layer_of(
     """
     config = one_row(config)
     stack = jax.tree.map(lambda a: a[None], values(stored))
-    config, params = variant(config, outside.replace(layers=stack), *ablation)
+    name, reading, family = ablation
+    config, params = variant(config, outside.replace(layers=stack), name, reading, family=family)
     for layer_pass in passes:
         layer_pass.covers.check(config)
     example = dict(example)

@@ -64,9 +64,11 @@ def test_the_page_is_self_contained_and_escapes_text():
 def test_what_no_experiment_tests_is_listed():
     stated = {key for key, s in STATEMENTS.items() if s.claimed is not None}
     answers = report.answers_of(STATEMENTS, [claims.of_mean("skips", "no norm", [1.0, 1.1, 0.9])])
-    left = reproduce.untested(answers)
+    left = reproduce.untested(answers, reproduce.EXPERIMENTS)
     assert len(left) == len(stated) - 1
     assert not any(STATEMENTS["skips"].text in text for text in left)
+    of_the_circle = reproduce.untested(answers, ["run_circle"])
+    assert len(of_the_circle) == 5 and {*of_the_circle} < {*left}
 
 
 def test_a_failed_section_says_so():

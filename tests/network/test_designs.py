@@ -289,7 +289,7 @@ def test_learned_gains_are_checked_at_the_door():
     with pytest.raises(ValueError, match="per feature, but learned_per_feature=False"):
         init_gains(plain.replace(learned_skip_gain=np.ones((1, D))))
     # An MLP that is cut away takes its gains with it.
-    config, params = rc.surgery.variant(learned, params, "SAN+skip")
+    config, params = rc.surgery.variant(learned, params, "SAN+skip", family=None)
     assert params.layers.mlp_gains is None and rc.apply(params, x, config)
 
 

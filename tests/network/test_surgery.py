@@ -34,7 +34,7 @@ PUBLISHED = [(v, "published") for v in surgery.VARIANTS]
 @pytest.mark.parametrize("family", ["bert", "albert"])
 def test_variants_by_hand(variant, reading, family):
     params, x = draws.parameters(CONFIG), draws.tokens(5, 12)
-    config, cut = surgery.variant(CONFIG, params, variant, reading, family)
+    config, cut = surgery.variant(CONFIG, params, variant, reading, family=family)
     found = rc.apply(cut, x, config)
     for l in range(2):
         p = rc.layer_params(params, CONFIG, l)
@@ -155,7 +155,7 @@ def test_decoders_by_hand(name, x64):
     ids = jnp.array([3, 17, 5, 9, 30, 5])
     ends = []
     for variant, reading in CUTS:
-        cut, weights = surgery.variant(config, params, variant, reading, name)
+        cut, weights = surgery.variant(config, params, variant, reading, family=name)
         found = rc.apply(weights, ids, cut, memory=memory)
         start = np.asarray(found.hidden[0])
         whole = completed(params, config)  # biases that there are not as zeros
@@ -169,11 +169,11 @@ def test_decoders_by_hand(name, x64):
 def test_refusals():
     params = draws.parameters(CONFIG)
     with pytest.raises(ValueError, match="'san' is not one of"):
-        surgery.variant(CONFIG, params, "san")
+        surgery.variant(CONFIG, params, "san", family=None)
     with pytest.raises(ValueError, match="'paper' is not one of"):
-        surgery.variant(CONFIG, params, "SAN", "paper")
+        surgery.variant(CONFIG, params, "SAN", "paper", family=None)
     with pytest.raises(ValueError, match="mlp='none'"):
-        surgery.variant(rc.san(2, 2, 12), params, "SAN")
+        surgery.variant(rc.san(2, 2, 12), params, "SAN", family=None)
     gated = rc.transformer(1, 2, 12, mlp="swiglu")
     with pytest.raises(ValueError, match="gated"):
         surgery.identity_maps(gated, draws.parameters(gated))
@@ -265,7 +265,7 @@ def test_surgery_on_transformers(name, variant, reading, tmp_path):
     architectures.save(model, tmp_path)
     arguments = architectures.inputs(model)
     config, params = pretrained.load(tmp_path)
-    cut, weights = surgery.variant(config, params, variant, reading, name)
+    cut, weights = surgery.variant(config, params, variant, reading, family=name)
     trace = traces(cut, weights, arguments)
     found = {"hidden": hidden_states(trace, cut), "attention": np.asarray(trace.attention)}
     cut_torch(model, variant, reading)
