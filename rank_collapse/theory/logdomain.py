@@ -189,7 +189,8 @@ class LogPass(LayerPass):
         """The states after the layer; its fields of a `LogTrace`, the profile of every copy."""
         keep = layer.inputs.keep
 
-        def copy(word, ulps, state):
+        def copy(given):
+            word, ulps, state = given
             noise = Noise(word, ulps).at(layer.index) if self.replicas else None
             state, passages = walk_layer(LogScaled(keep, noise), layer, state)
             seen, heads, branch = _of_attention(passages["attention"], keep)
@@ -198,7 +199,8 @@ class LogPass(LayerPass):
                 ops.log10_norm(state), (seen, heads, ops.log10_norm(branch), *diameters)
             )  # fmt: skip
 
-        states, (profiles, found) = jax.vmap(copy)(*copies(self.replicas), carry)
+        # One after the other: a batch of copies takes longer to compile and, on a CPU, to run.
+        states, (profiles, found) = jax.lax.map(copy, (*copies(self.replicas), carry))
         return states, (profiles, jax.tree.map(lambda a: a[0], found))
 
     def finish(self, walked: Walked) -> LogTrace:
