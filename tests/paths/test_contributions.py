@@ -32,7 +32,8 @@ SPECIAL = {
     **{
         name: config_of(depth=2, **fields)
         for name, fields in CASES.items()
-        if not {"norm_gain", "learned_skip_gain"} & fields.keys()
+        # Several streams have an oracle of their own, in tests/network/test_streams.py.
+        if not {"norm_gain", "learned_skip_gain", "connection"} & fields.keys()
     },
     "gains by layer": config_of(
         mlp="gelu", attention_skip=True, mlp_skip=True, skip_gain=jnp.array([1.0, 0.2, -0.5]),
