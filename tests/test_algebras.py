@@ -196,7 +196,8 @@ def cubic(params, x, config, extra, trace):
 
 def expectation(params, x, config, extra, trace):
     """Of 400 drawn networks: the mean square of tokens, within 5 standard errors and 10 %."""
-    wide = config.replace(d_model=48, d_qk=None, d_v=None, d_ff=96, rotary_width=None)
+    turned = 4 if config.rotary_tables else None  # two pairs, of which the table has frequencies
+    wide = config.replace(d_model=48, d_qk=None, d_v=None, d_ff=96, rotary_width=turned)
     x = jax.random.normal(jax.random.key(0), (len(x), 48))
     extra = {k: jnp.tile(v, (1, 6)) if k == "memory" else v for k, v in extra.items()}
     params = rc.init(jax.random.key(1), wide)

@@ -134,7 +134,7 @@ def make_measure(configs: dict[str, rc.TransformerConfig], options: flags.FlagVa
                 network = swept.replace(branch_gain=rc.Gains(mlp=gain))
                 return logdomain.log_residual_profile(own, x, network)
 
-            curves = zip(gains, jax.vmap(curve)(jnp.asarray(gains)), strict=True)
+            curves = zip(gains, jax.lax.map(curve, jnp.asarray(gains)), strict=True)
             found["mlp_gain"] = {f"log10_residual_at_{gain:g}": c for gain, c in curves}
         return found
 
