@@ -27,9 +27,12 @@ def check_inside(found, want):
             assert abs(mpmath.mpf(value) - true) <= radius
 
 
-@pytest.mark.parametrize("scale", [1.0, pytest.param(3.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("large", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("case", CASES)
-def test_the_plain_network_in_many_digits_lies_inside_the_balls(case, scale):
+def test_the_plain_network_in_many_digits_lies_inside_the_balls(case, large):
+    # At a scale of 3 these have residuals below 1e-700.
+    tiny = case.endswith(" MLP") or case in ("learned gains", "experts of all")
+    scale = (1.5 if tiny else 3.0) if large else 1.0
     params, x, config, inputs = network(case, scale)
     found = exact.exact_profile(params, x, config, **inputs)
     with mpmath.workdps(700):
