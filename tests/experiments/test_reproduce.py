@@ -110,7 +110,7 @@ def test_a_second_run_in_new_processes_makes_nothing_again(tmp_path, monkeypatch
     assert str(tmp_path) not in page
     printed = capfd.readouterr().out
     assert re.search(r"cannot be said Dong et al. 2021, section 4.1: The residual by la", printed)
-    assert re.search(r"not tested +Dong et al. 2021, appendix", printed)
+    assert "not tested" not in printed  # of other experiments
     counts = "4 statements tested in 7 rows: holds: 0, holds in part: 0, does not hold: 0, cannot "
     assert counts in printed and counts in page
     folder = tmp_path / "results/reproduce/quick"
