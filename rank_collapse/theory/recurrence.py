@@ -152,6 +152,7 @@ def log_roll_out(
     if not plain or made.hidden_layer or made.class_token or made.projection != "none":
         raise ValueError(f"embedding={made} is not a linear map of vectors with a norm")
     COVERS.check(config)
+    start = jnp.asarray(start, jnp.result_type(start, *jax.tree.leaves((params, classifier))))
     (params, prepared), keep = prepare_inputs(params, start, config), jnp.ones(2, bool)
     algebra = LogScaled(keep)
     first_norm = lone_norm(params.embedding.norm, "layer", made.norm_eps)

@@ -119,6 +119,21 @@ def test_distances_in_logarithms_are_those_of_many_digits(name):
         assert wanted[-1] < -100  # far below what float32 holds
 
 
+def test_tokens_of_less_precision_than_the_classifier(x64):
+    fields, _ = CASES["attention"]
+    config = rc.TransformerConfig(
+        depth=1, num_heads=2, d_model=4, d_ff=4, norm_placement="post",
+        embedding=EmbeddingConfig(d_input=2, d_embed=4), **fields,
+    )  # fmt: skip
+    params = parameters(config, seed=3)
+    classifier = jnp.sin(jnp.arange(8.0)).reshape(4, 2), jnp.array([0.1, -0.2])
+    start = jnp.array([[0.5, 0.25], [-0.125, 0.25]], jnp.float32)
+    found = recurrence.log_roll_out(params, classifier, start, config, 4)
+    wanted = recurrence.log_roll_out(params, classifier, start.astype(float), config, 4)
+    assert found.dtype == jnp.float64
+    np.testing.assert_array_equal(found, wanted)
+
+
 @pytest.mark.parametrize("placement", slow_but(["sandwich", "branch", "pre"], "sandwich"))
 def test_distances_at_every_placement_of_norms(placement, x64):
     """Against the network fed with its own output in float64, where that still resolves them."""
