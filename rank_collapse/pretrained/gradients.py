@@ -45,6 +45,7 @@ def stream_gradients(
     wanted = states[:, 0].shape
     if np.shape(cotangents) != wanted:
         raise ValueError(f"cotangents of shape {np.shape(cotangents)} is not {wanted}")
+    cotangents = np.asarray(cotangents, states.dtype)
     depth = config.depth
     try:
         for index in reversed(range(depth)):
