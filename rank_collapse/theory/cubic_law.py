@@ -124,7 +124,8 @@ def closed_profile(
 
 @jax.jit
 def _closed_pass(params, prepared, config, log, trace):
-    growth = log10_growth(params, trace, log.input_diameters, config, prepared.keep)
+    diameters = log.input_diameters + log.inputs.log_scale / math.log(10)
+    growth = log10_growth(params, trace, diameters, config, prepared.keep)
     growth = jnp.where(jnp.isfinite(log.profile[:-1]), growth, jnp.nan)
     certified = growth < 0
     start = jnp.where(jnp.any(certified), jnp.argmax(certified), config.depth)

@@ -45,7 +45,7 @@ class LogTrace(struct.Struct):
     heads: Any
     branches: Any  # Of SA(X), before the branch gain, in the same way, [L]
     diameters: Any  # log10 of the largest ℓ2 distance of two tokens of X^0 .. X^L, [L + 1]
-    input_diameters: Any  # Of the input of each layer's attention, [L]
+    input_diameters: Any  # Of the input of each layer's attention, less its log scale, [L]
     branch_diameters: Any  # Of SA(X), less three times the log scale as in `branches`, [L]
 
 
@@ -194,7 +194,8 @@ class LogPass(LayerPass):
             noise = Noise(word, ulps).at(layer.index) if self.replicas else None
             state, passages = walk_layer(LogScaled(keep, noise), layer, state)
             seen, heads, branch = _of_attention(passages["attention"], keep)
-            diameters = (ops.log10_diameter(a) for a in (state, seen, branch))
+            mantissa = seen.replace(log_scale=jnp.zeros_like(seen.log_scale))
+            diameters = (ops.log10_diameter(a) for a in (state, mantissa, branch))
             return state, (
                 ops.log10_norm(state), (seen, heads, ops.log10_norm(branch), *diameters)
             )  # fmt: skip

@@ -153,7 +153,7 @@ def diameter_layer_sides(
 
     diam(SA(X)) ≤ Σ_h tanh(‖W_QK,h‖₂ Δ²/(4√k)) ‖W_h‖₂ Δ ≤ c Δ³,  c = Σ_h ‖W_QK,h‖₂‖W_h‖₂/(4√k).
     """
-    delta = trace.input_diameters * LOG_10 - log_scale  # of the mantissa
+    delta = trace.input_diameters * LOG_10
     scores = found.scores + 2 * delta[:, None]
     cubic = scores + found.values
     saturated = cubic + _log_tanh_over(scores + 2 * log_scale[:, None])

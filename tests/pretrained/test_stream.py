@@ -193,6 +193,9 @@ def test_next_tokens_and_gradients_of_a_language_model():
     memory = InMemory(params, config, source.model_type)
     own = pretrained.stream_gradients(memory, inputs, found["states"], pull)
     assert worst(split, own) < TOLERANCE
+    with jax.enable_x64(True):
+        wide = pretrained.stream_gradients(memory, inputs, found["states"], np.float64(pull))
+    assert worst(wide, own) < TOLERANCE
 
 
 OWN = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 20, "head_dim": 4}

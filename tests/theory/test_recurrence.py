@@ -100,13 +100,17 @@ def digits_of(params, classifier, start, config, num_steps, skip, digits=800):
         return [float(mpmath.log10(norm)) for norm in norms]
 
 
+def config_of(**fields):
+    """A network of one post-norm layer over vectors of two numbers, with other fields."""
+    embedding = EmbeddingConfig(d_input=2, d_embed=4)
+    own = {"depth": 1, "d_ff": 4, "norm_placement": "post", "embedding": embedding}
+    return rc.TransformerConfig(num_heads=2, d_model=4, **(own | fields))
+
+
 @pytest.mark.parametrize("name", slow_if(CASES, "MLP"))
 def test_distances_in_logarithms_are_those_of_many_digits(name):
     fields, skip = CASES[name]
-    config = rc.TransformerConfig(
-        depth=1, num_heads=2, d_model=4, d_ff=4, norm_placement="post",
-        embedding=EmbeddingConfig(d_input=2, d_embed=4), **fields,
-    )  # fmt: skip
+    config = config_of(**fields)
     params = parameters(config, seed=3)
     rng = np.random.default_rng(4)
     classifier = jnp.asarray(rng.normal(size=(4, 2)), jnp.float32), jnp.asarray([0.1, -0.2])
@@ -121,10 +125,7 @@ def test_distances_in_logarithms_are_those_of_many_digits(name):
 
 def test_tokens_of_less_precision_than_the_classifier(x64):
     fields, _ = CASES["attention"]
-    config = rc.TransformerConfig(
-        depth=1, num_heads=2, d_model=4, d_ff=4, norm_placement="post",
-        embedding=EmbeddingConfig(d_input=2, d_embed=4), **fields,
-    )  # fmt: skip
+    config = config_of(**fields)
     params = parameters(config, seed=3)
     classifier = jnp.sin(jnp.arange(8.0)).reshape(4, 2), jnp.array([0.1, -0.2])
     start = jnp.array([[0.5, 0.25], [-0.125, 0.25]], jnp.float32)
@@ -137,10 +138,8 @@ def test_tokens_of_less_precision_than_the_classifier(x64):
 @pytest.mark.parametrize("placement", slow_but(["sandwich", "branch", "pre"], "sandwich"))
 def test_distances_at_every_placement_of_norms(placement, x64):
     """Against the network fed with its own output in float64, where that still resolves them."""
-    config = rc.TransformerConfig(
-        depth=2, num_heads=2, d_model=4, d_ff=4, norm_placement=placement, mlp="gelu",
-        attention_skip=True, mlp_skip=True, embedding=EmbeddingConfig(d_input=2, d_embed=4),
-    )  # fmt: skip
+    skips = {"attention_skip": True, "mlp_skip": True}
+    config = config_of(depth=2, norm_placement=placement, mlp="gelu", **skips)
     params = parameters(config, seed=3)
     w, b = jnp.asarray(np.random.default_rng(4).normal(size=(4, 2))), jnp.array([0.1, -0.2])
     tokens = jnp.array([[0.3, 0.1], [-0.1, 0.25]])
