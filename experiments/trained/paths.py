@@ -209,9 +209,9 @@ def warnings_of(summary: dict[str, Any]) -> list[str]:
     lines = []
     if min(high) < 0 or max(low) > 1:  # beyond what seeds leave open
         lines.append(
-            f"lengths cancel: covariance shares from {min(shares):.2f} to {max(shares):.2f} are no "
+            f"Lengths cancel: covariance shares from {min(shares):.2f} to {max(shares):.2f} are no "
             "shares of a whole"
         )
     if ratio > np.sqrt(len(shares) + 1):  # what orthogonal parts of equal sizes have
-        lines.append(f"lengths cancel: Σ‖C_k‖ is {ratio:.1f} times ‖Y‖")
+        lines.append(f"Lengths cancel: Σ‖C_k‖ is {ratio:.1f} times ‖Y‖")
     return lines
