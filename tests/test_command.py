@@ -59,7 +59,7 @@ def test_its_numbers_are_those_of_the_network(folder, tmp_path):
     [
         (["no/such/folder"], "no/such/folder"),
         ([str(GOLDEN.parent / "vit-wide")], "no model of texts"),
-        ([str(GOLDEN.parent / "bert-untied")], "has no tokenizer files"),
+        ([str(GOLDEN)], "has no tokenizer files"),
         (["bert-base-cased", "--text", "no.txt"], "no.txt"),
         (["bert-base-cased", "--num_texts", "-1"], "--num_texts -1"),
         (["bert-base-cased", "--out", "no/folder/page.html"], "no/folder/page.html"),
