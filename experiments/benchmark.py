@@ -21,6 +21,7 @@ from absl import flags
 from experiments.benchmarks import (
     absent_devices,
     accelerator,
+    budgets,
     monitoring,
     paths,
     profiles,
@@ -45,10 +46,12 @@ BENCHMARKS = {
     "streaming": streaming.streaming,
     "monitor": monitoring.monitor,
     "scheduler": scheduler.empty_cells,
+    "budgets": budgets.budgets,
 } | {f"train_{name}": partial(training.time_training, name) for name in training.CASES}
 
-# Asked for by name: the one that writes gigabytes, that of a cluster, and those of a device.
-USUAL = [name for name in BENCHMARKS if name not in ("streaming", "scheduler")]
+# Asked for by name: the one that writes gigabytes, that of a cluster, that of all experiments, and
+# those of a device.
+USUAL = [name for name in BENCHMARKS if name not in ("streaming", "scheduler", "budgets")]
 BENCHMARKS |= accelerator.BENCHMARKS
 FLAGS = cli.bare_flags()
 define = cli.definer(FLAGS)

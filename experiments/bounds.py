@@ -98,22 +98,21 @@ def single_draw(key: Any, case: Case) -> dict[str, Any]:
     report = rc.bound_report(params, x, config, mask=mask)
     there = x if mask is None else x[: num_tokens - 2]
     excess = lemma_excess(rc.layer_params(params, config, 0).attention, there)
-    nothing = jnp.full_like(excess, -1)
     rows_alike = not any(reason.startswith("rows") for reason in report.not_covered)
     free = {
         f"{name}_tightness": getattr(getattr(report, field), tightness)
         for name, (field, tightness, _) in FREE.items()
     }
-    covered = {"layer": rows_alike, "stack": not report.not_covered}
-    for name, holds in covered.items():  # whose formula is evaluated elsewhere too
-        free[f"{name}_tightness"] = jnp.where(holds, free[f"{name}_tightness"], jnp.nan)
-    free["stack_tightness"] = free["stack_tightness"][None]
+    # Elsewhere their formulas are evaluated too.
+    covered = {"layer_tightness": rows_alike, "stack_tightness": not report.not_covered}
+    free |= {name: jnp.where(holds, free[name], jnp.nan) for name, holds in covered.items()}
     free["diameter_tightness"] = free["diameter_tightness"][1:]  # of X^0 it is what happens
     return free | {
+        "stack_tightness": free["stack_tightness"][None],
         "head_ok": report.admissible & rows_alike,
         "published_layer_ok": report.admissible.all(1) & rows_alike,
         "published_stack_ok": (report.stack_admissible & (not report.not_covered))[None],
-        "lemma_excess": jnp.stack([excess, nothing]),
+        "lemma_excess": jnp.stack([excess, jnp.full_like(excess, -1)]),
         "head_tightness": report.head.tightness,
         "published_layer_tightness": report.published_layer.tightness,
         "published_stack_tightness": report.published_stack.tightness[None],
@@ -159,8 +158,8 @@ def two_heads(width: int) -> dict[str, float]:
     gamma = moved / (2 * asked * size**2)
     first = 4 * asked * np.sqrt(columns * rows).max() * 2 * size**3
     sums = 2 * moved * np.sqrt(columns.sum() * rows.sum()) * size
-    bounds = {"over_published": gamma * first, "over_first": first, "over_sums": sums}
-    return {"width": width} | {name: float(after / bound) for name, bound in bounds.items()}
+    bounds = {"published": gamma * first, "first": first, "sums": sums}
+    return {"width": width} | {f"over_{n}": float(after / bound) for n, bound in bounds.items()}
 
 
 def climb(seed: int, num_steps: int) -> dict[str, np.ndarray]:

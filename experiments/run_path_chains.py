@@ -60,8 +60,9 @@ vocabulary.define(
 )
 define = cli.definer(FLAGS)
 define("integer", "num_paths", 100, "Random paths per length and seed.", lower_bound=1)
-text = "Sampled sets per length and seed whose error is measured."
-define("integer", "num_repeats", 5, text, lower_bound=1)
+define(
+    "integer", "num_repeats", 5, "Sets per length and seed whose error is measured.", lower_bound=1
+)
 inputs.define_flags(define)
 define("enum", "dtype", "float64", "Arithmetic.", ("float32", "float64"))
 
@@ -94,10 +95,8 @@ def measure(options, setup, key) -> dict[str, Any]:
     terms = rc.path_set_states(params, x, config, sets[..., None, :], semantics="frozen")
     counts = jnp.asarray(rc.count_paths(*size)[1:], x.dtype)[:, None, None, None]
 
-    def error(number):
-        exact, estimate = sums.by_length[1:, None], counts * terms[:, :, :number].mean(axis=2)
-        away, whole = (jnp.linalg.norm(a, axis=(2, 3)) for a in (estimate - exact, exact))
-        return away / whole
+    exact = sums.by_length[1:, None]
+    away = jnp.stack([counts * terms[:, :, :number].mean(axis=2) - exact for number in SAMPLES])
 
     return {
         "chain_mean": to_mean.reshape(depth, -1),
@@ -107,7 +106,7 @@ def measure(options, setup, key) -> dict[str, Any]:
         "initial_residual": rc.composite_norm(residuals.residual(x)),
         "skip_size": skip,
         "branch_size": branch,
-        "estimate_error": jnp.stack([error(number) for number in SAMPLES]),
+        "estimate_error": jnp.linalg.norm(away, axis=(3, 4)) / jnp.linalg.norm(exact, axis=(2, 3)),
         "sum_error": jnp.linalg.norm(sums.total - trace.output) / jnp.linalg.norm(trace.output),
     }
 
@@ -117,9 +116,9 @@ def measure_all(options, setup, run) -> dict[str, Any]:
     α's law, medians over paths, numbers of paths."""
     found = of_one_seed(measure, "path chains")(options, setup, run)
     found, depth = tidy.finite(found, "sum_error", print), setup.config.depth
-    names = ("skip_size", "branch_size", "initial_residual")
-    sizes = (jnp.asarray(found[name]) for name in names)
-    law = chains.alpha_law(*sizes, jnp.asarray(found["chain_mean"][:, 0]), setup.config.num_heads)
+    sizes = (found["skip_size"], found["branch_size"], found["initial_residual"])
+    law_of = jax.jit(chains.alpha_law, static_argnums=4)
+    law = law_of(*sizes, found["chain_mean"][:, 0], setup.config.num_heads)
     medians = {f"{name}_median": tidy.from_one(np.median(found[name], axis=2)) for name in CHAINS}
     errors = np.median(found["estimate_error"], axis=3)
     with np.errstate(divide="ignore"):  # a product of rank one to the last digit
@@ -172,10 +171,10 @@ def path_lengths_figure(found, setup):
         error = np.moveaxis(found["estimate_error"][:, index], 1, 2).reshape(-1, k[-1])
         figures.quartiles(errors, k[1:], error, f"{number} sampled paths", index)
     errors.axhline(1, color="#555555", lw=0.9, ls="--")
-    sizes.set(ylabel=r"$\log_{10}\|\cdot\|_{1,\infty}$", title="all paths of one length")
-    sizes.set_ylim(limits)
-    shares.set(ylabel="share", title="counted and weighed")
-    shares.set_ylim(0, 1.35 * shares.get_ylim()[1])  # space for the legend
+    top = 1.35 * shares.get_ylim()[1]  # space for the legend
+    shares.set(ylabel="share", title="counted and weighed", ylim=(0, top))
+    size = r"$\log_{10}\|\cdot\|_{1,\infty}$"
+    sizes.set(ylabel=size, title="all paths of one length", ylim=limits)
     errors.set(yscale="log", ylabel="relative error", title="a sum estimated from few paths")
     figures.finish((sizes, shares, errors), "path length")
     return fig

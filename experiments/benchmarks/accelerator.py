@@ -56,41 +56,37 @@ def accuracy(options: Any) -> Report:
     products, networks at "highest", which the library asks for by itself.
     """
     network = SIZES[options.suite_size]["network"]
-    shape = network["num_tokens"], network["d_model"]
-    points = entry_points(**network)
+    shape, points = (network["num_tokens"], network["d_model"]), entry_points(**network)
     key = jax.random.key(0)
     x = jax.random.normal(key, shape) + 0.5
     scores = 2 * jax.random.normal(key, (network["num_heads"], *shape[:1] * 2))
-    weights = jax.nn.softmax(scores)
+    given = {"tokens": x, "attention": jax.nn.softmax(scores), "scores": scores}
 
-    def measures(x, weights, scores):
-        streams = jnp.stack([x, x[::-1]])
-        given = {"tokens": x, "attention": weights, "scores": scores, "streams": streams}
+    def measures(given):
+        given = given | {"streams": jnp.stack([given["tokens"], given["tokens"][::-1]])}
         return {name: measure(given[measure.needs]) for name, measure in rc.MEASURES.items()}
 
-    cases = {p: (_at(p, measures), (x, weights, scores)) for p in PRECISIONS}
-    cases |= {name: (jax.jit(points[name].fn), points[name].draw(key)) for name in NETWORKS}
-    timings = time_cases(cases, options.rounds)
-    figures = {}
-    host = jax.local_devices(backend="cpu")[0]
+    functions = dict.fromkeys(PRECISIONS, (measures, (given,)))
+    functions |= {name: (points[name].fn, points[name].draw(key)) for name in NETWORKS}
+    cases = {
+        name: (_at(name if name in PRECISIONS else None, fn), arguments)
+        for name, (fn, arguments) in functions.items()
+    }
+    timings, figures = time_cases(cases, options.rounds), {}
     for timing in timings:
-        of_measures = timing.name in PRECISIONS
-        _, arguments = cases[timing.name]
-        with jax.enable_x64(True), jax.default_device(host):
-            wide = jax.tree.map(lambda a: np.asarray(a, np.float64), arguments)
-            exact = (measures if of_measures else points[timing.name].fn)(*wide)
+        fn, arguments = functions[timing.name]
+        with jax.enable_x64(True), jax.default_device(jax.local_devices(backend="cpu")[0]):
+            exact = fn(*jax.tree.map(lambda a: np.asarray(a, np.float64), arguments))
             exact = jax.tree.map(np.asarray, exact)
-        if of_measures:
-            figures |= {
-                f"{n}, {timing.name}": (_off(timing.output[n], exact[n]), None) for n in exact
-            }
-        else:
-            figures[timing.name] = (_off(timing.output, exact), None)
+        pairs = {timing.name: (timing.output, exact)}
+        if timing.name in PRECISIONS:
+            pairs = {f"{n}, {timing.name}": (timing.output[n], own) for n, own in exact.items()}
+        figures |= {name: (_off(*pair), None) for name, pair in pairs.items()}
     return Report(timings, "highest", figures)
 
 
 def _at(precision, fn):
-    """fn jitted, whose products have this precision."""
+    """fn jitted, whose products have this precision, or for None what fn asks for."""
 
     def call(*arguments):
         with jax.default_matmul_precision(precision):

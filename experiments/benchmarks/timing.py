@@ -1,7 +1,7 @@
 """Timing of cases side by side, and what a benchmark reports."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -111,3 +111,13 @@ def as_json(found: Report) -> dict[str, Any]:
     cases = {t.name: {name: getattr(t, name) for name in kept} for t in found.timings}
     figures = {n: {"value": float(v), "limit": limit} for n, (v, limit) in found.figures.items()}
     return {"baseline": found.baseline, "cases": cases, "figures": figures}
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """A table in Markdown: numbers to three digits, nothing for None."""
+
+    def text(value):
+        return f"{value:.3g}" if isinstance(value, float) else str("" if value is None else value)
+
+    lines = (heads, ["---"] * len(heads), *rows)
+    return "\n".join(f"| {' | '.join(map(text, line))} |" for line in lines)
