@@ -15,7 +15,14 @@ import rank_collapse as rc
 from experiments.benchmarks import training
 from experiments.benchmarks.entry_points import entry_points
 from experiments.benchmarks.profiles import sweep_of
-from experiments.benchmarks.timing import Report, Timing, median_ratio, time_cases
+from experiments.benchmarks.timing import (
+    Report,
+    Timing,
+    compared,
+    largest_difference,
+    median_ratio,
+    time_cases,
+)
 from experiments.shell import memory
 from rank_collapse.runs import seeds
 from rank_collapse.runs.seeds import seed_keys
@@ -81,7 +88,7 @@ def accuracy(options: Any) -> Report:
         pairs = {timing.name: (timing.output, exact)}
         if timing.name in PRECISIONS:
             pairs = {f"{n}, {timing.name}": (timing.output[n], own) for n, own in exact.items()}
-        figures |= {name: (_off(*pair), None) for name, pair in pairs.items()}
+        figures |= {name: (largest_difference(*pair), None) for name, pair in pairs.items()}
     return Report(timings, "highest", figures)
 
 
@@ -95,29 +102,19 @@ def _at(precision, fn):
     return jax.jit(call)
 
 
-def _off(found, exact):
-    """The largest difference of two trees, each array's over its largest finite value."""
-
-    def gap(a, b):
-        a = np.asarray(a, np.float64)
-        differences = np.abs(a[a != b] - b[a != b])  # infinities of one sign are equal
-        return np.max(differences, initial=0) / np.max(np.abs(b[np.isfinite(b)]), initial=1e-300)
-
-    pairs = zip(jax.tree.leaves(found), jax.tree.leaves(exact), strict=True)
-    return float(np.max([gap(a, b) for a, b in pairs if np.issubdtype(b.dtype, np.floating)]))
-
-
 def precision(options: Any) -> Report:
     """One large product at each precision: operations a second, and error against float64."""
     n = SIZES[options.suite_size]["product"]
     a, b = jax.random.normal(jax.random.key(0), (2, n, n))
-    timings = time_cases({p: (_at(p, jnp.matmul), (a, b)) for p in PRECISIONS}, options.rounds)
     row = np.asarray(a[0], np.float64) @ np.asarray(b, np.float64)
-    figures = {}
-    for timing in timings:
-        figures[f"TFLOP/s, {timing.name}"] = (2e-12 * n**3 / timing.best, None)
-        figures[f"error, {timing.name}"] = (_off(timing.output[0], row), None)
-    return Report(timings, "highest", figures)
+    cases = {p: (_at(p, jnp.matmul), (a, b)) for p in PRECISIONS}
+
+    def figures(*timings):
+        speeds = {f"TFLOP/s, {t.name}": (2e-12 * n**3 / t.best, None) for t in timings}
+        errors = {t.name: largest_difference(t.output[0], row) for t in timings}
+        return speeds | {f"error, {name}": (error, None) for name, error in errors.items()}
+
+    return compared(cases, options.rounds, figures)
 
 
 def small_products(options: Any) -> Report:
@@ -199,7 +196,7 @@ def sharding(options: Any) -> Report:
     figures = {"devices": (float(jax.local_device_count()), None)}
     for timing, found in zip(timings[1:], others, strict=True):
         figures["times as fast as one"] = (1 / median_ratio(timing, timings[0]), None)
-        figures["largest difference"] = (_off(found, one), None)
+        figures["largest difference"] = (largest_difference(found, one), None)
     return Report(timings, timings[0].name, figures)
 
 

@@ -34,6 +34,11 @@ class Timing:
         """Seconds of the fastest round."""
         return min(self.seconds)
 
+    @property
+    def gigabytes(self) -> float:
+        """Of results and what is allocated beside them and the arguments."""
+        return (self.temporary_bytes + self.output_bytes) / 1e9
+
 
 @dataclass(frozen=True)
 class Report:
@@ -78,6 +83,33 @@ def time_cases(cases: Mapping[str, tuple[Callable, tuple]], rounds: int) -> list
             timing.output = jax.block_until_ready(fn(*args))
             timing.seconds.append(time.perf_counter() - start)
     return timings
+
+
+def compared(
+    cases: Mapping[str, tuple[Callable, tuple]],
+    rounds: int,
+    figures: Callable[..., Mapping[str, tuple[float, float | None]]],
+) -> Report:
+    """The report of cases timed beside each other, the first of which is the baseline.
+
+    Args:
+        cases, rounds: As of `time_cases`.
+        figures: Timings of all cases → further numbers.
+    """
+    timings = time_cases(cases, rounds)
+    return Report(timings, timings[0].name, figures(*timings))
+
+
+def largest_difference(found: Any, exact: Any) -> float:
+    """Of two trees, each array's over its largest finite value."""
+
+    def gap(a, b):
+        a, b = np.asarray(a, np.float64), np.asarray(b)
+        differences = np.abs(a[a != b] - b[a != b])  # infinities of one sign are equal
+        return np.max(differences, initial=0) / np.max(np.abs(b[np.isfinite(b)]), initial=1e-300)
+
+    pairs = zip(jax.tree.leaves(found), jax.tree.leaves(exact), strict=True)
+    return float(np.max([gap(a, b) for a, b in pairs if np.issubdtype(b.dtype, np.floating)]))
 
 
 def median_ratio(timing: Timing, baseline: Timing) -> float:
