@@ -34,6 +34,7 @@ from experiments.benchmarks.counting import DEVICES
 from experiments.benchmarks.random_llama import SIZES
 from experiments.benchmarks.timing import as_json, show
 from experiments.shell import cli
+from experiments.shell.flag_values import check_names
 from rank_collapse.runs import files
 
 # Each is a function of the flags that gives a `timing.Report`.
@@ -96,9 +97,7 @@ def main(options: flags.FlagValues) -> int:
         return suite.run_suite(options)
     if options.compile_for:
         return absent_devices.compile_for(options)
-    unknown = [name for name in options.benchmark if name not in BENCHMARKS]
-    if unknown or not options.benchmark:
-        raise ValueError(f"--benchmark={''.join(unknown[:1])} is not one of {list(BENCHMARKS)}")
+    check_names(options, "benchmark", BENCHMARKS)
     device = jax.devices()[0]
     machine = {
         "date": time.strftime("%Y-%m-%d"),

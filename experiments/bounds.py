@@ -181,13 +181,13 @@ def climb(seed: int, num_steps: int) -> dict[str, np.ndarray]:
             change, state = optimiser.update(slope, state)
             return (optax.apply_updates(variables, change), state), value
 
-        start = start, optimiser.init(start)
-        return jnp.min(jax.lax.scan(step, start, None, length=num_steps + 1)[1])
+        _, values = jax.lax.scan(step, (start, optimiser.init(start)), length=num_steps + 1)
+        return jnp.min(values)
 
     @jax.jit(compiler_options=QUICK)
     def all_bounds(drawn):
-        every = jnp.arange(len(CLIMBED))
-        return jax.vmap(lambda w: jax.vmap(lambda start: restart(start, w))(drawn))(every)
+        of_each = jax.vmap(jax.vmap(restart, (0, None)), (None, 0))
+        return of_each(drawn, jnp.arange(len(CLIMBED)))
 
     with jax.enable_x64(True):
         random = np.random.default_rng(seed)
@@ -196,10 +196,9 @@ def climb(seed: int, num_steps: int) -> dict[str, np.ndarray]:
 
 
 def _start(random, num_tokens, width, num_heads):
-    inner = {"q": KEY_WIDTH, "k": KEY_WIDTH, "v": width}
     weights = {
         n: random.standard_normal((RESTARTS, 2, num_heads, width, k)) / np.sqrt(width)
-        for n, k in inner.items()
+        for n, k in (("q", KEY_WIDTH), ("k", KEY_WIDTH), ("v", width))
     }
     return weights | {"x": random.standard_normal((RESTARTS, num_tokens, width))}
 
@@ -211,7 +210,7 @@ def ascent_tightness(variables: dict[str, jax.Array]) -> jax.Array:
         variables: "q" and "k" [2, h, d, k], "v" [2, h, d, d], "x" [n, d].
     """
     x = variables["x"]
-    log10_c, sizes, found = [], [], []
+    passed = []
     for layer in range(2):
         w_q, w_k, w = (variables[name][layer] for name in "qkv")
         rest = x - jnp.mean(x, axis=0, keepdims=True)
@@ -227,11 +226,11 @@ def ascent_tightness(variables: dict[str, jax.Array]) -> jax.Array:
         around = jnp.sum((jnp.max(spread, axis=1) + jnp.mean(spread, axis=1)) * inf)
         before, after = _log10_norm(rest), _log10_norm(x - jnp.mean(x, axis=0, keepdims=True))
         by_lemma = np.log10(2) + jnp.log10(columns * rows) / 2
-        log10_c.append(by_lemma - 2 * before)
-        sizes.append(before)
-        found += [by_lemma + before - after, jnp.log10(columns * around / 4) / 2 + before - after]
-    stack = 4 * jnp.maximum(*log10_c) + 9 * sizes[0] - after
-    return jnp.stack([*found[:2], stack])
+        around = jnp.log10(columns * around / 4) / 2 + before - after
+        passed.append((by_lemma + before - after, around, by_lemma - 2 * before, before))
+    (layer, mean_layer, first, start), (_, _, second, _) = passed
+    stack = 4 * jnp.maximum(first, second) + 9 * start - after
+    return jnp.stack([layer, mean_layer, stack])
 
 
 def _log10_norm(x):

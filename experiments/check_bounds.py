@@ -113,31 +113,26 @@ def measure_all(options: Flags, cases: dict[int, Case], run: RunFolder) -> Resul
     return {"draws": draws, "built": built, "climbed": climbed}
 
 
-def pooled(draws: Collection[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Every measure of several kinds of networks, flat."""
-    return {n: np.concatenate([own[n].reshape(-1) for own in draws]) for n in next(iter(draws))}
-
-
-def tightness(flat: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """{bound: its tightness}: of `WHAT` where the lemma's condition holds, of `FREE` wherever the
-    bound was not refused."""
-    values = {what: flat[f"{what}_tightness"] for what in LEAST}
-    return {
-        what: own[flat[f"{what}_ok"] if what in WHAT else ~np.isnan(own)]
-        for what, own in values.items()
+def pooled(draws: Collection[dict[str, np.ndarray]]) -> tuple[dict[str, np.ndarray], ...]:
+    """Every measure of several kinds of networks, flat, and {bound: its tightness}: of `WHAT` where
+    the lemma's condition holds, of `FREE` wherever the bound was not refused."""
+    flat = {n: np.concatenate([own[n].reshape(-1) for own in draws]) for n in next(iter(draws))}
+    claimed = {
+        what: flat[f"{what}_ok"] if what in WHAT else ~np.isnan(flat[f"{what}_tightness"])
+        for what in LEAST
     }
+    return flat, {what: flat[f"{what}_tightness"][where] for what, where in claimed.items()}
 
 
 def counts(draws: Collection[dict[str, np.ndarray]]) -> dict[str, Any]:
     """Violations and ranges over kinds of networks; a range is None where there is no number."""
-    flat = pooled(draws)
+    flat, values = pooled(draws)
     ok, excess = flat["head_ok"], flat["lemma_excess"]
     found = {
         "draws": flat["published_stack_ok"].size,
         "lemma_violations": int((excess[ok] > 0).sum()),
         "lemma_violations_elsewhere": int((excess[~ok] > 0).sum()),
     }
-    values = tightness(flat)
     for what, own in values.items():
         found[f"{what}_cases"] = own.size
         found[f"{what}_refused"] = flat[f"{what}_tightness"].size - own.size
@@ -158,9 +153,9 @@ def counts(draws: Collection[dict[str, np.ndarray]]) -> dict[str, Any]:
 def tightness_figure(found, setup):
     """How many powers of ten the bounds lie above what happens, where the lemma's condition holds
     (paper's) and everywhere (around the mean, diameter) (left), and γ* of every head (right)."""
-    flat = pooled(found["draws"].values())
+    flat, tightness = pooled(found["draws"].values())
     fig, ((left, right),) = figures.figure(1, 2, height=4.0)
-    for index, (what, values) in enumerate(tightness(flat).items()):
+    for index, (what, values) in enumerate(tightness.items()):
         if values.size:
             broken = f"{values.size}, {(values < LEAST[what]).sum()} violations"
             style = {"color": figures.color(index), "label": f"{what.replace('_', ' ')}s: {broken}"}

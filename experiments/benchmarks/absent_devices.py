@@ -25,6 +25,7 @@ from experiments.benchmarks import accelerator, children, timing, training
 from experiments.benchmarks.counting import DEVICES, product_flops, seeds_that_fit
 from experiments.benchmarks.entry_points import entry_points
 from experiments.shell import memory
+from experiments.shell.flag_values import check_names
 from rank_collapse.runs import files, seeds
 from rank_collapse.training.ensemble import Ensemble
 from rank_collapse.training.training import Hyper, num_batches
@@ -55,9 +56,8 @@ def compile_for(options: Any) -> int:
     Raises:
         ValueError: A device that is not known, or whose compiler is not installed.
     """
+    check_names(options, "compile_for", PLUGINS)
     for name in options.compile_for:
-        if name not in PLUGINS:
-            raise ValueError(f"--compile_for={name} is not one of {list(PLUGINS)}")
         module, extra = PLUGINS[name]
         if importlib.util.find_spec(module) is None:
             package = f"jax[{extra}]=={jax.__version__}"

@@ -37,10 +37,9 @@ def sphere_of(options: Flags) -> Diagram:
             f"--x_range={options.x_range} and --y_range={options.y_range}: a time or β is negative"
         )
     times, betas = values_of_axes(options)
-    if times[1] - times[0] < STEP:
-        raise ValueError(f"--num_x={options.num_x}: times are less than a step of {STEP} apart")
-    if times[-1] > MOST:
-        raise ValueError(f"--x_range={options.x_range}: times are above {MOST:g}")
+    if times[1] - times[0] < STEP or times[-1] > MOST:
+        limits = f"less than a step of {STEP} apart, or above {MOST:g}"
+        raise ValueError(f"--x_range={options.x_range} --num_x={options.num_x}: times are {limits}")
     n, steps = options.num_tokens, np.rint(times / STEP).astype(int)
     last = int(steps[-1])
 
