@@ -145,7 +145,8 @@ def setup_of(options: Flags) -> Diagram | Curves:
     if options.train and figure in makers:
         raise ValueError(f"--train: --figure={figure} has no cells to train")
     setup = makers.get(figure, networks_of)(options)
-    if options["level"].present and (figure in makers or law_of(options) != "kept"):
+    level = options["level"]
+    if level.value != level.default and (figure in makers or law_of(options) != "kept"):
         raise ValueError(f"--level={options.level:g}: no theory of the residual kept is shown here")
     return setup
 

@@ -95,7 +95,7 @@ def networks_of(options: Flags) -> Diagram:
         "the residual kept",
         claims if law_of(options) == "angle" else lambda results: [],
         {f"trained {name}": trained(f) for name, f in cells.items()} if options.train else {},
-        options["level"].present or options.figure is not None,
+        options.level != options["level"].default or options.figure is not None,
     )
 
 
