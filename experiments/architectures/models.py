@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from absl import flags
 
 import rank_collapse as rc
-from experiments.shell.flag_values import check_names
+from experiments.shell.flag_values import Flags, check_names
 from rank_collapse import pretrained
 from rank_collapse.network.passes import Output
 from rank_collapse.pretrained.hub import PREFIX, hub_folder, is_hub_name
@@ -35,7 +34,7 @@ class Model:
         return pretrained.config_of(self.settings, self.settings.get("part"))
 
 
-def models_of(options: flags.FlagValues) -> list[Model]:
+def models_of(options: Flags) -> list[Model]:
     """The folders of --checkpoints, or the published models.
 
     Raises:
@@ -43,23 +42,23 @@ def models_of(options: flags.FlagValues) -> list[Model]:
     """
     if not options.checkpoints:
         check_names(options, "models", pretrained.PUBLISHED)
-    models, labels = [], set()
-    for source in options.checkpoints or options.models:
-        has_weights = bool(options.checkpoints)
-        label = Path(source).resolve().name if has_weights else source
-        if has_weights and is_hub_name(source):
-            label, source = source.rsplit("/", 1)[-1].removeprefix(PREFIX), str(hub_folder(source))
-        while label in labels:
+        named = {name: pretrained.settings_of(name) for name in options.models}
+        return [Model(name, name, settings, False) for name, settings in named.items()]
+    models: list[Model] = []
+    for source in options.checkpoints:
+        label, folder = Path(source).resolve().name, Path(source)
+        if is_hub_name(source):
+            label, folder = source.rsplit("/", 1)[-1].removeprefix(PREFIX), hub_folder(source)
+        while any(label == model.label for model in models):
             label += "+"
-        labels.add(label)
-        settings = pretrained.settings_of(Path(source) if has_weights else source)
+        settings = pretrained.settings_of(folder)
         if "part" in settings:
             settings["part"] = options.part
-        models.append(Model(label, source, settings, has_weights))
+        models.append(Model(label, str(folder), settings, True))
     return models
 
 
-def weights_of(model: Model, options: flags.FlagValues) -> list[tuple[str, int]]:
+def weights_of(model: Model, options: Flags) -> list[tuple[str, int]]:
     """(kind of weights, seed): the checkpoint, then its initialisations."""
     jobs = [("pretrained", 0)] if model.has_weights else []
     if options.initialisation or not model.has_weights:
@@ -67,22 +66,15 @@ def weights_of(model: Model, options: flags.FlagValues) -> list[tuple[str, int]]
     return jobs
 
 
+@dataclasses.dataclass(frozen=True)
 class Weights:
-    """One set of weights of a model, opened when first asked for.
+    """One set of weights of a model, opened when first asked for."""
 
-    Args:
-        model: The architecture.
-        kind: "pretrained" or "init".
-        seed: Of an initialisation.
-        options: The flags.
-        batch: What the model is measured on, from `inputs.inputs_of`.
-    """
-
-    def __init__(
-        self, model: Model, kind: str, seed: int, options: flags.FlagValues, batch: dict[str, Any]
-    ):
-        self.model, self.kind, self.seed, self.options = model, kind, seed, options
-        self.config, self.family, self._batch = model.config, model.family, batch
+    model: Model
+    kind: str  # "pretrained" or "init"
+    seed: int  # Of an initialisation
+    options: Flags
+    batch: dict[str, Any]  # What the model is measured on, from `inputs.inputs_of`
 
     @property
     def name(self) -> str:
@@ -96,13 +88,12 @@ class Weights:
 
     def inputs(self) -> dict[str, Any]:
         """The batch, with the encoder's output for a decoder."""
-        batch = dict(self._batch)
-        if self.config.cross_attention:
-            groups = {"encoder": pretrained.Group((("output", Output()),))}
-            chunk = self.options.chunk
-            found = pretrained.stream(self._open("encoder"), batch, groups, chunk=chunk)
-            batch |= {"memory": found["encoder"]["output"], "memory_mask": batch["mask"]}
-        return batch
+        if not self.model.config.cross_attention:
+            return self.batch
+        groups = {"encoder": pretrained.Group((("output", Output()),))}
+        encoder, chunk = self._open("encoder"), self.options.chunk
+        memory = pretrained.stream(encoder, self.batch, groups, chunk=chunk)["encoder"]["output"]
+        return self.batch | {"memory": memory, "memory_mask": self.batch["mask"]}
 
     def _open(self, part):
         dtype = self.options.dtype

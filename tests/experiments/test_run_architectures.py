@@ -10,10 +10,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from second_run import check_second_run
-from trained_runs import rows as rows_of, summary as summary_of
+from trained_runs import rows as rows_of
 
 from experiments import run_architectures
 from experiments.architectures import measure, resume
+from experiments.architectures.results import Results, depths_of
 from experiments.shell import cli, signals
 from experiments.shell.progress import Progress
 from experiments.shell.statements import STATEMENTS
@@ -46,11 +47,10 @@ def test_every_part_on_a_checkpoint(tmp_path, ids, capsys, monkeypatch):
         "--num_path_texts=2",
     )
     assert execute(*arguments) == 0
-    summary = summary_of(out)["bert"]
-    assert set(summary["means"]) == {"pretrained", "init"}
-    means = summary["means"]["pretrained"]
-    assert len(means["residuals/SAN/published/residual_ratio"]) == 3
-    assert max(means["lengths/error"] for means in summary["means"].values()) < 1e-5
+    (found,), _ = run_architectures.EXPERIMENT.results(out)
+    assert found.kinds == ["pretrained", "init"]
+    assert found.mean("pretrained", "residuals/SAN/published/residual_ratio").shape == (3,)
+    assert max(found.mean(kind, "lengths/error") for kind in found.kinds) < 1e-5
     figures = {"residuals", "tokens", "lengths", "chains", "bounds"}
     figures |= {"layers", "removal", "attention"}
     assert {f.name for f in (out / "figures").glob("*.png")} == {f"{n}_bert.png" for n in figures}
@@ -61,7 +61,7 @@ def test_every_part_on_a_checkpoint(tmp_path, ids, capsys, monkeypatch):
     assert {r["part"] for r in rows} == parts
     heads = [r for r in rows if r["measure"] == "gamma" and r["variant"] == "SAN"]
     assert len(heads) == 2 * 2 * 3  # weights, layers, heads
-    assert "SAN falls below 0.01" in capsys.readouterr().out
+    assert "SAN: first layer with a residual ratio below 0.01" in capsys.readouterr().out
     monkeypatch.setattr(measure, "measure", lambda *a, **k: pytest.fail("computed again"))
     check_second_run(lambda: execute(*arguments), out, capsys)
 
@@ -119,11 +119,13 @@ def test_a_language_model_whose_disk_goes_away(tmp_path, ids, capsys):
     assert execute(*arguments, broken, "--num_path_texts=1") == 0
     lines = (tmp_path / "broken" / "log.txt").read_text()
     assert lines.count("resumes after layer 1") == 1 and lines.count("layers: 2/2") == 1
-    summaries = [summary_of(tmp_path / n) for n in ("whole", "broken")]
-    assert summaries[0] == summaries[1]
-    depths = summaries[0]["llama"]["depths"]["pretrained"]
+    folders = [tmp_path / name for name in ("whole", "broken")]
+    arrays, again = (np.load(path / "arrays.npz") for path in folders)
+    assert {n: a.tolist() for n, a in arrays.items()} == {n: a.tolist() for n, a in again.items()}
+    (found,), _ = run_architectures.EXPERIMENT.results(folders[0])
+    depths = depths_of(found, "pretrained")
     assert depths["layers"] == 2 and {"same loss", "same next token"} <= depths.keys()
-    means = summaries[0]["llama"]["means"]["pretrained"]
+    means = {name: found.mean("pretrained", name) for name in found.by_kind["pretrained"]}
     assert means["next_token/loss_up_to"][-1] == pytest.approx(means["next_token/loss"], rel=1e-5)
     assert means["removal/loss"] == pytest.approx(means["next_token/loss"], rel=1e-5)
     assert sum(means["gradients/gradient_share"]) == pytest.approx(1, rel=1e-5)
@@ -162,8 +164,8 @@ def test_decoder_and_images(tmp_path, ids):
     np.save(images, np.random.default_rng(0).standard_normal((2, 6, 4, 8)))
     vit = (f"--checkpoints={GOLDEN / 'vit-wide'}", f"--images={images}")
     assert execute(*vit, *common, f"--output_dir={tmp_path / 'vit'}") == 0
-    summary = summary_of(tmp_path / "vit")["vit-wide"]
-    assert summary["mean_tokens"] == 8  # patches
+    _, setup = run_architectures.EXPERIMENT.results(tmp_path / "vit")
+    assert setup.batches["vit-wide"]["x"].shape[:2] == (2, 8)  # patches
 
 
 @pytest.mark.slow
@@ -171,8 +173,7 @@ def test_ranks_alone_are_of_the_states_whose_residuals_are_measured(tmp_path, id
     out = tmp_path / "run"
     common = (f"--checkpoints={GOLDEN / 'bert'}", f"--token_ids={ids}", "--initialisation=false")
     assert execute(*common, "--parts=ranks", f"--output_dir={out}") == 0
-    means = summary_of(out)["bert"]["means"]["pretrained"]
-    assert {"effective_rank", "residual_ratio"} <= {name.split("/")[-1] for name in means}
+    assert {"effective_rank", "residual_ratio"} <= {row["measure"] for row in rows_of(out)}
 
 
 def test_bad_input(tmp_path, ids, capsys):
@@ -223,18 +224,22 @@ def test_bad_input(tmp_path, ids, capsys):
     assert "cut short" in capsys.readouterr().err
 
 
-def test_the_published_curve_can_be_one_more_initialisation_or_none():
+def test_the_published_curve_can_be_one_more_initialisation_or_none(monkeypatch):
+    model = SimpleNamespace(label="bert", settings={}, config=SimpleNamespace(depth=4))
+
     def answers(published, seeds=40, first=0.6):
         rng = np.random.default_rng(0)
         san = 1e-7 + 1e-8 * rng.random((seeds, 5))
         san[:, 0] = 0.6 + 0.01 * rng.random(seeds)  # nearly all of which is lost
         skip = np.linspace(0.6, 0.4, 5) + 0.02 * rng.normal(size=(seeds, 1))
-        curves = {"SAN": san.tolist(), "SAN+skip": skip.tolist()}
-        model = {
-            "curves": {"init": curves},
-            "published": {"init": {"SAN": [first] + [1.05e-7] * 4, "SAN+skip": published}},
+        curves = {"SAN": [first] + [1.05e-7] * 4, "SAN+skip": published}
+        monkeypatch.setattr(run_architectures, "published_curves", lambda *_: {"init": curves})
+        arrays = {
+            f"bert/init{seed}/residuals/{variant}/published/residual_ratio": curve[None]
+            for variant, ours in (("SAN", san), ("SAN+skip", skip))
+            for seed, curve in enumerate(ours)
         }
-        rows = run_architectures.EXPERIMENT.claims({"bert": model})
+        rows = run_architectures.claims([Results(arrays, model)])
         found = {a.key: a for a in answers_of(STATEMENTS, rows)}
         others = {key: found[key].answer for key in ("skips", "skips stop", "collapse")}
         assert others == dict.fromkeys(others, HOLDS)

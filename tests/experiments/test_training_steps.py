@@ -23,7 +23,7 @@ def result(label, size, texts=3):
 def test_labels_that_end_in_a_step():
     labels = ("pythia@step1000", "step8", "step0", "bert", "pythia@step8", "lone-checkpoint-5")
     found = trainings_of([result(label, [1.0, 0, 0]) for label in labels])
-    steps = {name: [step for step, _ in group] for name, group in found.items()}
+    steps = {name: list(group) for name, group in found.items()}
     assert steps == {"pythia": [8, 1000], "gpt_neox": [0, 8]}
 
 
