@@ -28,11 +28,10 @@ from typing import Any
 import numpy as np
 
 from experiments.architectures.figures import figures_of
-from experiments.architectures.inputs import identity
 from experiments.architectures.measure import PARTS, measure_all, setup_of
-from experiments.architectures.page import page
+from experiments.architectures.models import identity
+from experiments.architectures.page import page, training_figures
 from experiments.architectures.results import COLLAPSED, NAMES, Results, rows_of
-from experiments.architectures.training import training_figures
 from experiments.shell import cli
 from experiments.shell.experiment import Drawing, Experiment
 from experiments.shell.statements import STATEMENTS, row_of

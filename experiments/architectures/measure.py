@@ -12,8 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.architectures.inputs import inputs_of
-from experiments.architectures.models import Model, Weights, models_of, weights_of
+from experiments.architectures.models import Model, Weights, inputs_of, models_of, weights_of
 from experiments.architectures.results import Results
 from experiments.architectures.resume import resumed
 from experiments.shell.flag_values import Flags, check_names
@@ -91,15 +90,21 @@ def setup_of(options: Flags) -> Setup:
         return setup
     taken = {
         part.name
-        for model in models
-        for kind in dict(weights_of(model, options))
-        for part in parts_of(Weights(model, kind, 0, options, setup.batches[model.label]))
+        for weights in sets_of(options, setup)
+        if not weights.seed
+        for part in parts_of(weights)
     }
     taken.add("ranks")  # goes with residuals, which suit all
     if missing := [name for name in options.parts if name not in taken]:
         labels = ", ".join(setup.batches)
         raise ValueError(f"--parts={','.join(missing)} cannot be measured on {labels}")
     return setup
+
+
+def sets_of(options: Flags, setup: Setup) -> list[Weights]:
+    """All sets of weights."""
+    each = zip(setup.models, setup.batches.values(), strict=True)
+    return [weights for model, batch in each for weights in weights_of(model, options, batch)]
 
 
 def measure_all(options: Flags, setup: Setup, run: RunFolder) -> list[Results]:
@@ -109,10 +114,9 @@ def measure_all(options: Flags, setup: Setup, run: RunFolder) -> list[Results]:
     would cut into chunks: here they go through a layer together, since a model may be larger than
     memory, and an interrupted cell resumes from its layers (`resumed`).
     """
-    jobs = [(m, kind, seed) for m in setup.models for kind, seed in weights_of(m, options)]
-    with Progress(len(jobs), "architectures", log=run.log) as progress:
-        for model, kind, seed in jobs:
-            weights = Weights(model, kind, seed, options, setup.batches[model.label])
+    sets = sets_of(options, setup)
+    with Progress(len(sets), "architectures", log=run.log) as progress:
+        for weights in sets:
             if run.part(weights.name) is None and (wanted := parts_of(weights)):
                 run.cached(weights.name, partial(measure, run, weights, wanted, progress))
                 run.drop_checkpoints()
