@@ -1,5 +1,4 @@
-"""The page of a run of run_architectures: a section per model, effective depths of all, and one
-model's checkpoints by step, such as Pythia's, beside each other."""
+"""The page of a run of run_architectures: models, effective depths, and curves over training."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence

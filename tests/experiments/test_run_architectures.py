@@ -179,49 +179,45 @@ def test_ranks_alone_are_of_the_states_whose_residuals_are_measured(tmp_path, id
 
 
 def test_bad_input(tmp_path, ids, capsys):
-    def refused(*arguments, folder=GOLDEN / "bert", words=()):
-        start = [f"--output_dir={tmp_path / 'none'}"]
-        if folder is not None:
-            start += [f"--checkpoints={folder}"]
-        assert execute(*start, *arguments) == 2
+    texts = {"long": " ".join(["3"] * 30), "far": "3 4\n5 99\n", "empty": "\n"}
+    arrays = {"small": np.zeros((2, 3, 3, 3)), "nan": np.full((2, 6, 4, 8), np.nan)}
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    for name, values in arrays.items():
+        np.save(tmp_path / f"{name}.npy", values)
+    np.savez(tmp_path / "small.npz", **arrays)
+    bert, vit, llama = (GOLDEN / name for name in ("bert", "vit-wide", "llama-grouped"))
+    own = (f"--token_ids={ids}", "--initialisation=false")
+    for folder, arguments, words in (
+        (bert, (), ("bert", "has none of tokenizer.json")),
+        (tmp_path / "nowhere", (), ("nowhere", "does not exist")),
+        (None, ("--models=gpt5",), ("gpt5", "bert-base-cased")),
+        (bert, ("--parts=rank",), ("rank", "residuals")),
+        (bert, (*own, "--parts=next_token"), ("--parts=next_token", "bert")),
+        (bert, (*own, "--parts=residuals,gradients,next_token"), ("--parts=gradients,next_token",)),
+        (llama, (*own, "--parts=bounds"), ("--parts=bounds",)),
+        (bert, (f"--token_ids={tmp_path / 'x'}",), ("does not exist",)),
+        (bert, (f"--token_ids={tmp_path / 'long'}",), ("30 tokens", "20 positions")),
+        (bert, (f"--token_ids={tmp_path / 'far'}",), ("99", "vocab_size=40")),
+        (bert, (f"--text_file={tmp_path / 'empty'}",), ("empty", "no text")),
+        (vit, (), ("--images",)),
+        (vit, (f"--images={tmp_path / 'small.npy'}",), ("(2, 3, 3, 3)",)),
+        (vit, (f"--images={tmp_path / 'nan.npy'}",), ("nan.npy", "not finite")),
+        (vit, (f"--images={tmp_path / 'small.npz'}",), ("small.npz", "not a .npy file")),
+    ):
+        given = () if folder is None else (f"--checkpoints={folder}",)
+        assert execute(f"--output_dir={tmp_path / 'none'}", *given, *arguments) == 2
         error = capsys.readouterr().err
         assert error.startswith("error: ") and error.count("\n") == 1
-        for word in words:
-            assert word in error, error
+        assert all(word in error for word in words), error
         assert not (tmp_path / "none").exists()
 
-    refused(words=("bert", "has none of tokenizer.json"))
-    refused(folder=tmp_path / "nowhere", words=("nowhere", "does not exist"))
-    refused("--models=gpt5", folder=None, words=("gpt5", "bert-base-cased"))
-    refused("--parts=rank", words=("rank", "residuals"))
-    own = (f"--token_ids={ids}", "--initialisation=false")
-    refused(*own, "--parts=next_token", words=("--parts=next_token", "bert"))
-    refused(*own, "--parts=residuals,gradients,next_token", words=("--parts=gradients,next_token",))
-    refused(*own, "--parts=bounds", folder=GOLDEN / "llama-grouped", words=("--parts=bounds",))
-    refused(f"--token_ids={tmp_path / 'x'}", words=("does not exist",))
-    long = tmp_path / "long.txt"
-    long.write_text(" ".join(["3"] * 30))
-    refused(f"--token_ids={long}", words=("30 tokens", "20 positions"))
-    long.write_text("3 4\n5 99\n")
-    refused(f"--token_ids={long}", words=("99", "vocab_size=40"))
-    empty = tmp_path / "empty.txt"
-    empty.write_text("\n")
-    refused(f"--text_file={empty}", words=("empty.txt", "no text"))
-    refused(folder=GOLDEN / "vit-wide", words=("--images",))
-    (tmp_path / "no").mkdir()
-    np.save(tmp_path / "no" / "images.npy", np.zeros((2, 3, 3, 3)))
-    bad = f"--images={tmp_path / 'no' / 'images.npy'}"
-    refused(bad, folder=GOLDEN / "vit-wide", words=("(2, 3, 3, 3)",))
-    np.save(tmp_path / "no" / "images.npy", np.full((2, 6, 4, 8), np.nan))
-    refused(bad, folder=GOLDEN / "vit-wide", words=("images.npy", "not finite"))
-    np.savez(tmp_path / "no" / "images.npz", a=np.zeros((2, 3, 3, 3)))
-    bad = f"--images={tmp_path / 'no' / 'images.npz'}"
-    refused(bad, folder=GOLDEN / "vit-wide", words=("images.npz", "not a .npy file"))
+
+def test_a_damaged_checkpoint_is_refused(tmp_path, ids, capsys):
     damaged = Path(shutil.copytree(GOLDEN / "bert", tmp_path / "damaged"))
     raw = (damaged / "model.safetensors").read_bytes()
     (damaged / "model.safetensors").write_bytes(raw[:-9])
-    (tmp_path / "other").mkdir()
-    arguments = (f"--token_ids={ids}", f"--output_dir={tmp_path / 'other'}")
+    arguments = (f"--token_ids={ids}", f"--output_dir={tmp_path / 'run'}")
     assert execute(f"--checkpoints={damaged}", *arguments) == 2
     assert "cut short" in capsys.readouterr().err
 
