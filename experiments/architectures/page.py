@@ -1,7 +1,7 @@
 """The page of a run of run_architectures: models, effective depths, and curves over training."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ DEPTHS = (
 
 def page(
     results: Sequence[Results],
-    compare: Callable[[Sequence[Results]], Sequence[report.Comparison]],
+    compare: Callable[[Sequence[Results]], Iterable[report.Comparison]],
     answers: Sequence[report.Answer],
     folder: Path,
     command: str,
@@ -65,7 +65,7 @@ def page(
         sections.append(section("All models", DEPTHS, {}, table=table))
     for found in results:
         own = figures_of([found])
-        sections.append(section(found.model.label, MODEL, own, comparisons=compare([found])))
+        sections.append(section(found.model.label, MODEL, own, comparisons=tuple(compare([found]))))
     if trainings := training_figures(results):
         sections.append(section("Over training", TRAINING, trainings))
     return report.render(

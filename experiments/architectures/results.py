@@ -76,9 +76,9 @@ def depths_of(results: Results, kind: str) -> dict[str, Any]:
     def mean_length(of):
         return float(np.arange(len(of)) @ of / of.sum())
 
-    if (size := means.get("lengths/size")) is not None:
-        found["same direction"] = int(settled(means["lengths/cosine_up_to"] >= COSINE))
-        found["mean length"] = mean_length(size)
+    if (cosine := means.get("lengths/cosine_up_to")) is not None:
+        found["same direction"] = int(settled(cosine >= COSINE))
+        found["mean length"] = mean_length(means["lengths/size"])
     if (loss := means.get("next_token/loss")) is not None:
         near = np.abs(means["next_token/loss_up_to"] - loss) <= WITHIN * abs(loss)
         found["same next token"] = int(settled(means["next_token/same_up_to"] >= SAME))
