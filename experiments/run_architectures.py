@@ -217,7 +217,7 @@ EXPERIMENT = Experiment(
             figures_of,
             f"residuals_{name}",
             f"{name} at initialisation: relative residual by layer, mean ± one standard deviation "
-            "over texts; the published curves in grey.",
+            "over initialisations and texts; the published curves in grey.",
         )
         for name in PUBLISHED
     },

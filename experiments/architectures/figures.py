@@ -97,9 +97,9 @@ def heat_map(ax: Axes, values: Any, title: str, xlabel: str, ylabel: str, **styl
 
 @figures.styled
 def residual_figure(results: Results) -> Figure:
-    """Relative residual by layer, mean ± one standard deviation over texts: linear axis (with the
-    published curves) and, below, the logarithm of the residual, which goes on where floating point
-    shows zero."""
+    """Relative residual by layer, mean ± one standard deviation over weights and texts: linear axis
+    (with the published curves) and, below, the logarithm of the residual, which goes on where
+    floating point shows zero."""
     logs, depth = results.has("log"), results.model.config.depth
     fig, axes = figures.figure(1 + logs, 4, width=2.9, height=2.5, sharey="row")
     published = pretrained.published_curves(results.model.settings, depth)
