@@ -305,7 +305,7 @@ def by_layer(found: Mapping[str, Any]):
 @figures.styled
 def by_path_length(sizes: np.ndarray):
     """Share of the size of all paths by length, from their sizes [b, L + 1]."""
-    shown = {"": {None: sizes / sizes.sum(axis=1, keepdims=True)}}
+    shown = {"": {"": sizes / sizes.sum(axis=1, keepdims=True)}}
     labels = {"xlabel": "path length k", "ylabel": "share of Σ ‖C_k‖"}
     return figures.curves(shown, width=6.5, height=3.0, **labels)[0]
 
