@@ -107,18 +107,18 @@ def rows_of(results: Results, setup: Setup) -> Iterator[dict[str, Any]]:
     """One row per setting, variant, seed and layer."""
     for setting, found in results.items():
         for variant in setup.networks[setting.norm]:
-            rate = tidy.from_one(rates(found[variant]["log10_residual"]))
+            rate = texts_of(rates(found[variant]["log10_residual"]), digits=6, nothing="nan")
             texts = {name: texts_of(a) for name, a in found[variant].items()}
-            texts |= {"local_rate": texts_of(rate, digits=6)}
+            texts["local_rate"] = np.insert(rate, 0, "", axis=1)
             # A column that does not cover the variant is empty.
             for row in tidy.rows(dict.fromkeys(COLUMNS, "") | texts, ("seed", "layer"), COLUMNS):
                 yield setting._asdict() | {"variant": variant} | row
 
 
 @partial(np.vectorize, otypes=[object])
-def texts_of(value, digits=8):
+def texts_of(value, digits=8, nothing=""):
     """Each number as the table has it."""
-    return "" if np.isnan(value) else f"{value:.{digits}g}"
+    return nothing if np.isnan(value) else f"{value:.{digits}g}"
 
 
 def text_of(value):
