@@ -15,10 +15,10 @@ import functools
 
 from absl import flags
 
+import rank_collapse as rc
 from experiments.shell import cli
 from experiments.trained import arguments, training
 from experiments.trained.paths import paths_experiment
-from rank_collapse.network.embedding import EmbeddingConfig
 from rank_collapse.training.tasks import convex_hull, examples
 
 FLAGS = arguments.make_flags(
@@ -41,7 +41,7 @@ def make_setup(options: flags.FlagValues) -> training.Setup:
     """The experiment of the flags."""
     if options.num_labels != 2:
         raise ValueError(f"num_labels={options.num_labels}: on the hull or not are 2 labels")
-    embedding = EmbeddingConfig(d_input=2, d_embed=options.d_model, hidden_layer=options.ffn2)
+    embedding = rc.EmbeddingConfig(d_input=2, d_embed=options.d_model, hidden_layer=options.ffn2)
     make = functools.partial(convex_hull.make_examples, num_points=options.num_tokens)
     return training.Setup(
         options,

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from rank_collapse import struct
 from rank_collapse.network import encoder_decoder, parameters, transformer
@@ -176,11 +176,7 @@ def decode_pairs(
     return jax.vmap(single)(pairs.source, pairs.source_mask)
 
 
-def exactly_written(decoded: Decoded, pairs: SequencePairs) -> Bool[Array, "b"]:
-    """Which sequences are written as their targets, the end mark in its place."""
-    return jnp.all((decoded.tokens == pairs.labels) | ~pairs.mask, axis=1)
-
-
 def exact_share(decoded: Decoded, pairs: SequencePairs) -> Float[Array, ""]:
-    """Share of the sequences that are written exactly."""
-    return jnp.mean(exactly_written(decoded, pairs).astype(jnp.float32))
+    """Share of the sequences that are written as their targets, the end mark in its place."""
+    exact = jnp.all((decoded.tokens == pairs.labels) | ~pairs.mask, axis=1)
+    return jnp.mean(exact.astype(jnp.float32))
