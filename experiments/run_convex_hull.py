@@ -67,7 +67,7 @@ EXPERIMENT = paths_experiment(
     flags=FLAGS,
     setup=make_setup,
     presets={
-        "quick": "--n_train_data=2000 --n_epochs=5 --n_eval_data=100",
+        "quick": "--depth=4 --d_model=48 --n_train_data=1500 --n_epochs=6 --n_eval_data=60",
         "tiny": "--num_labels=2",
     },
 )

@@ -148,7 +148,7 @@ EXPERIMENT = paths_experiment(
     flags=FLAGS,
     setup=make_setup,
     presets={
-        "quick": "--task_name=shipped --depth=4 --d_model=64 --n_epochs=60 --n_paths=5 "
+        "quick": "--task_name=shipped --depth=3 --d_model=64 --n_epochs=40 "
         "--learning_rate=1e-3",
         "tiny": "--task_name=shipped --num_tokens=8",
     },

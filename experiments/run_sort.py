@@ -27,7 +27,7 @@ EXPERIMENT = paths_experiment(
     flags=FLAGS,
     setup=make_setup,
     presets={
-        "quick": "--n_epochs=15 --n_eval_data=100",
+        "quick": "--depth=4 --n_epochs=12 --n_eval_data=60",
         "tiny": "--num_labels=4",
     },
 )

@@ -64,7 +64,7 @@ def paths_experiment(
         claim="Section 4.2: with a skip network of 6 layers, short paths alone come near the "
         "whole model's accuracy, and the accuracy of a path falls with its length.",
         presets={
-            "quick": f"--num_seeds=6 --n_repeat=3 --no_sub_path {presets['quick']}",
+            "quick": f"--num_seeds=6 --n_repeat=2 --no_sub_path {presets['quick']}",
             "paper": "--num_seeds=8 --no_sub_path",
             "tiny": (*arguments.TINY, "--n_paths=2", "--n_repeat=1", *presets["tiny"].split()),
         },

@@ -59,4 +59,3 @@ def test_every_target_is_the_translation_of_its_source():
         lengths.add(len(sentence))
     assert lengths == {3, 4, 5, 6, 7}
     assert pairs.target.max() < grammar.VOCAB_SIZE and pairs.source.max() < grammar.VOCAB_SIZE
-
