@@ -27,7 +27,7 @@ EXPERIMENT = paths_experiment(
     flags=FLAGS,
     setup=make_setup,
     presets={
-        "quick": "--depth=4 --n_epochs=12 --n_eval_data=60",
+        "quick": "--depth=4 --n_epochs=10 --n_eval_data=60",
         "tiny": "--num_labels=4",
     },
 )

@@ -44,7 +44,6 @@ class Kept:
     recipe: Recipe
     run: RunFolder
     part: str = ALONE
-    _weights: Any = None
 
     def __post_init__(self):
         name = re.sub("[^A-Za-z0-9=+]+", "-", self.part)
@@ -69,12 +68,9 @@ class Kept:
         """Writes the weights of seeds `first` and on, after those of the seeds before."""
         if not self.run.primary:
             return
-        if first and self._weights is None:
-            before = load_models(self.run.path / self.models)[1]
-            self._weights = jax.tree.map(lambda a: np.asarray(a[:first]), before)
         if first:
-            weights = jax.tree.map(lambda *a: np.concatenate(a), self._weights, weights)
-        self._weights = weights
+            before = load_models(self.run.path / self.models)[1]
+            weights = jax.tree.map(lambda a, b: np.concatenate([a[:first], b]), before, weights)
         self.run.write_file(self.models, dump_models(self.recipe.config, weights))
 
 

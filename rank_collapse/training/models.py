@@ -147,16 +147,6 @@ def batch_forward(
     return in_batches(single, items, batch_size)
 
 
-def unrolled(config: Any, unroll: int) -> Any:
-    """The same network with as many layers per step of its loop over the depth."""
-    if isinstance(config, EncoderDecoderConfig):
-        return config.replace(
-            encoder=config.encoder.replace(unroll=unroll),
-            decoder=config.decoder.replace(unroll=unroll),
-        )
-    return config.replace(unroll=unroll)
-
-
 def decode_pairs(
     model: EncoderDecoderParams, pairs: SequencePairs, config: EncoderDecoderConfig
 ) -> Decoded:

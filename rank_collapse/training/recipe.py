@@ -104,12 +104,18 @@ class Hyper(struct.Struct):
     start: Any = None
 
 
-def config_of(recipe: Recipe, hyper: Hyper) -> TransformerConfig | EncoderDecoderConfig:
-    """The recipe's network with the floats of one run."""
+def config_of(
+    recipe: Recipe, hyper: Hyper, **more: Any
+) -> TransformerConfig | EncoderDecoderConfig:
+    """The recipe's network with the floats of one run, and `more` fields, of both halves alike."""
     config, floats = recipe.config, hyper.network or {}
-    if isinstance(config, EncoderDecoderConfig):
-        floats = {half: getattr(config, half).replace(**own) for half, own in floats.items()}
-    return config.replace(**floats)
+    if not isinstance(config, EncoderDecoderConfig):
+        return config.replace(**floats, **more)
+    halves = {"encoder": config.encoder, "decoder": config.decoder}
+    own = {
+        half: network.replace(**floats.get(half, {}), **more) for half, network in halves.items()
+    }
+    return config.replace(**own)
 
 
 def check_hyper(hyper: Hyper, recipe: Recipe) -> None:
