@@ -33,8 +33,12 @@ FLAGS = arguments.make_flags(
     weight_decay=1e-3,
 )
 arguments.add_path_flags(FLAGS)
-text = "Points pass linear-gelu-linear before the first layer, not one linear map."
-cli.definer(FLAGS)("boolean", "ffn2", True, text)
+cli.definer(FLAGS)(
+    "boolean",
+    "ffn2",
+    True,
+    "Points pass linear-gelu-linear before the first layer, not one linear map.",
+)
 
 
 def make_setup(options: flags.FlagValues) -> training.Setup:
