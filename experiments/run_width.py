@@ -149,8 +149,7 @@ EXPERIMENT = Experiment(
     "one of about as many parameters, on sorting; it gives no number. If short paths carry a "
     "trained network, as section 4.2 says, depth should buy little at equal parameters.",
     presets={
-        "quick": "--depths=1,3 --depth=3 --d_model=32 --num_seeds=4 --n_epochs=12 "
-        "--n_eval_data=60",
+        "quick": "--depths=1,3 --depth=3 --d_model=32 --num_seeds=4 --n_epochs=12 --n_eval_data=60",
         "paper": "--num_seeds=5",
         "tiny": (*arguments.TINY, "--depths=2"),
     },
