@@ -106,17 +106,19 @@ def train_widths(options: Flags, executor: Executor) -> dict[str, dict[str, np.n
 
     cells = {}
     for d_k, (name, form) in itertools.product(options.trained_d_k, FORMS.items()):
-        floats = {"temperature": form.options(d_k)["temperature"]}
-        hyper = arguments.hyper(options).replace(network=floats)
+        temperature = form.options(d_k)["temperature"]
+        hyper = arguments.hyper(options).replace(network={"temperature": temperature})
         cells[f"trained {name}, d_k={d_k}"] = (d_k, form.score), hyper
     found = results_of_cells(executor, cells, program_of)
-
-    def of(form, d_k):
-        own = found[f"trained {form}, d_k={d_k}"]
-        return {"accuracy": own["accuracy"], "diverged": diverged(own)}
-
+    shown = {
+        name: {"accuracy": own["accuracy"], "diverged": diverged(own)}
+        for name, own in found.items()
+    }
     widths = options.trained_d_k
-    return {form: stacked(widths, [of(form, d_k) for d_k in widths]) for form in FORMS}
+    return {
+        form: stacked(widths, [shown[f"trained {form}, d_k={d_k}"] for d_k in widths])
+        for form in FORMS
+    }
 
 
 def stacked(widths: list[int], by_width: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:

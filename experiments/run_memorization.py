@@ -148,8 +148,8 @@ EXPERIMENT = paths_experiment(
     flags=FLAGS,
     setup=make_setup,
     presets={
-        "quick": "--task_name=shipped --depth=3 --d_model=64 --n_train_data=48 --n_eval_data=48 --n_epochs=60 "
-        "--learning_rate=2e-3",
+        "quick": "--task_name=shipped --depth=3 --d_model=64 --n_train_data=48 --n_eval_data=48 "
+        "--n_epochs=60 --learning_rate=2e-3",
         "tiny": "--task_name=shipped --num_tokens=8",
     },
 )

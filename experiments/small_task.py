@@ -68,9 +68,14 @@ def define_flags(flags: Flags, *, steps: int = 300, least: int = 1, seeds: int |
     define("integer", "train_steps", steps, text, lower_bound=least, upper_bound=10**6)
     define("float", "train_rate", 1e-3, "Adam's learning rate, from the first step on.")
     if seeds is not None:
-        most = cli.MOST_SEEDS
-        text = "Seeds that are trained."
-        define("integer", "train_seeds", seeds, text, lower_bound=1, upper_bound=most)
+        define(
+            "integer",
+            "train_seeds",
+            seeds,
+            "Seeds that are trained.",
+            lower_bound=1,
+            upper_bound=cli.MOST_SEEDS,
+        )
     define("integer", "train_tokens", 8, "Tokens of a sequence of the task.", lower_bound=2)
 
 
