@@ -37,7 +37,7 @@ from rank_collapse.report.statistics import between, log10, mean_and_ends
 from rank_collapse.runs.folder import RunFolder
 from rank_collapse.training import Ensemble, config_of, path_accuracy
 
-SOURCE = "Vaswani et al. 2017, section 3.2.1"
+SOURCE, WIDTH = "Vaswani et al. 2017, section 3.2.1", r"width of queries and keys $d_k$"
 
 FLAGS = arguments.make_flags(
     "attention_forms",
@@ -167,7 +167,7 @@ def random_figure(results, options):
                 ax.plot(d_k, found["variance_law"], ls=":", **style)
             if name.endswith("gradient"):
                 ax.plot(d_k, np.median(found[f"median_{name}"], axis=0), ls="--", **style)
-        ax.set(xlabel=r"width of queries and keys $d_k$", ylabel=label)
+        ax.set(xlabel=WIDTH, ylabel=label)
         ax.set_title(title, fontsize=8)
         ax.set_xscale("log", base=2)
         ax.set_yscale("log" if name == "variance" or name.endswith("gradient") else "linear")
@@ -184,20 +184,26 @@ def trained_figure(results, options):
     widths = list(map(str, results["trained"]["dot"]["d_k"]))
     for i, (index, (name, form)) in itertools.product(range(len(widths)), enumerate(FORMS.items())):
         values, label = results["trained"][name]["accuracy"][:, i], None if i else form.label
-        x, style = i + 0.18 * (index - 1.5), {"color": figures.color(index)}
-        style |= {"marker": figures.MARKERS[index], "ls": "none", "alpha": 0.6}
-        accuracy.plot(np.full(len(values), x), values, label=label, **style)
+        x = i + 0.18 * (index - 1.5)
+        accuracy.plot(
+            np.full(len(values), x),
+            values,
+            ls="none",
+            alpha=0.6,
+            label=label,
+            color=figures.color(index),
+            marker=figures.MARKERS[index],
+        )
         accuracy.plot([x - 0.07, x + 0.07], 2 * [np.mean(values)], color="black", lw=1.2)
         if name != "dot":
             mean, *ends = mean_and_ends(ahead(results, name)[:, i])
             ends = None if None in ends else ends
             figures.interval(less, i + 0.18 * (index - 2), mean, ends, label, index)
     less.axhline(0, color="#555555", lw=0.9, ls="--")
-    accuracy.set(ylabel="accuracy of letters after training")
-    less.set(ylabel="accuracy less that of dot products")
-    for ax in (accuracy, less):
+    labels = "accuracy of letters after training", "accuracy less that of dot products"
+    for ax, label in zip((accuracy, less), labels, strict=True):
         ax.set_xticks(range(len(widths)), widths)
-        ax.set(xlabel=r"width of queries and keys $d_k$", xlim=(-0.6, len(widths) - 0.4))
+        ax.set(xlabel=WIDTH, ylabel=label, xlim=(-0.6, len(widths) - 0.4))
         ax.legend()
     return fig
 

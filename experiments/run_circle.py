@@ -190,13 +190,27 @@ def steps_figure(results, cases):
         if known_steps.any():
             x, y = steps[:, known_steps]
             shown += [*x, *y]
-            style = {"color": figures.color(variants.index(variant))}
-            style["marker"] = figures.MARKERS[widths.index(width)]
-            ax.plot(x, y, ls="none", alpha=0.7, markersize=5, label=case["name"], **style)
+            ax.plot(
+                x,
+                y,
+                ls="none",
+                alpha=0.7,
+                markersize=5,
+                label=case["name"],
+                color=figures.color(variants.index(variant)),
+                marker=figures.MARKERS[widths.index(width)],
+            )
     ends = [min(shown, default=1) / 1.2, max(shown, default=300) * 1.2]
     ax.plot(ends, ends, color="gray", linewidth=0.8, label="equal")
-    ax.set(xscale="log", yscale="log", xlim=ends, ylim=ends, ylabel="steps measured")
-    ax.set(xlabel="steps predicted, ln(1e-4) / ln μ", title="From a distance of 1e-2 to 1e-6")
+    ax.set(
+        xscale="log",
+        yscale="log",
+        xlim=ends,
+        ylim=ends,
+        xlabel="steps predicted, ln(1e-4) / ln μ",
+        ylabel="steps measured",
+        title="From a distance of 1e-2 to 1e-6",
+    )
     for axis in (ax.xaxis, ax.yaxis):  # 1, 2, 5, 10: those of a log axis overlap within a decade
         axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axis.set_major_formatter("{x:g}")
@@ -217,12 +231,17 @@ def trajectories_figure(results, cases):
         first = np.argmax(fell)
         ax.plot(RADIUS * np.cos(angle), RADIUS * np.sin(angle), color="lightgray", linewidth=4)
         for walker, path in enumerate(case["trajectory"][first].swapaxes(0, 1)):
-            style = {"color": figures.color(walker), "linewidth": 0.5}
-            label = f"sequence {walker + 1}"
-            ax.plot(*path.T, marker=".", markersize=3, label=label, **style)
-            ax.plot(*path[0], marker="o", markersize=6, **style)
-        count = f"{fell.sum()} of {len(fell)} fell"
-        ax.set_title(f"{case['name']}\nseed {case['seed'][first]}; {count}", fontsize=9)
+            ax.plot(
+                *path.T,
+                color=figures.color(walker),
+                marker=".",
+                markersize=3,
+                linewidth=0.5,
+                label=f"sequence {walker + 1}",
+            )
+            ax.plot(*path[0], color=figures.color(walker), marker="o", markersize=6)
+        where = f"{case['name']}\nseed {case['seed'][first]}"
+        ax.set_title(f"{where}; {fell.sum()} of {len(fell)} fell", fontsize=9)
         ax.set(xlim=(-0.56, 0.56), ylim=(-0.56, 0.56), xlabel="x", ylabel="y", aspect="equal")
     axes.flat[0].legend(loc="upper right")
     return fig
@@ -273,8 +292,8 @@ def compare(results, cases):
             published = "{} of {}".format(*theirs)
             note = "published: the published code, run with seeds 1 to 8; Fisher's exact p = "
             note += f"{fisher_exact(count, total, *theirs):.2g}"
-        counted = f"{count} of {total}"
-        yield Comparison(f"{name}: seeds that fell together", counted, published, note)
+        text = f"{name}: seeds that fell together"
+        yield Comparison(text, f"{count} of {total}", published, note)
         if case["orders"].size:
             theory, order = 3 if cell[0] in ORDERS else 1, float(np.median(case["orders"]))
             yield Comparison(f"{name}: order p of d' ~ d^p, median", order, f"theory: {theory}")

@@ -217,8 +217,7 @@ def attention_figure(results: dict[str, Any], setup: Setup):
     shown = {name: values[seed] for name, values in results["shown"].items()}
     maps = {kind: results["attention"][kind][seed].mean(axis=1) for kind in KINDS}
     depth = len(maps["encoder"])
-    spaced = np.linspace(depth - 1, 0, min(depth, MAX_LAYERS))
-    layers = np.unique(spaced.round().astype(int))
+    layers = np.unique(np.linspace(depth - 1, 0, min(depth, MAX_LAYERS)).round().astype(int))
     fig, axes = figures.figure(len(layers), len(KINDS), width=3.1, height=3.3)
     for row, layer in enumerate(layers):
         for ax, (kind, (title, queries, keys)) in zip(axes[row], KINDS.items(), strict=True):

@@ -242,8 +242,8 @@ def claims(task: str, results: Mapping[str, Any], setup: Setup) -> Iterator[Row]
         below = sets.max(axis=1) <= baseline + 2 * found["baseline_error"]
         falls = np.where(below, np.nan, slope(np.arange(sets.shape[1]), sets))
         yield row_of("falls", task, falls, why=below_text(below))
-    share = (found["offset"] - baseline)[learned] / (whole - baseline)[learned]
-    yield row_of("biases", task, share)
+    gained, alone = whole - baseline, found["offset"] - baseline
+    yield row_of("biases", task, alone[learned] / gained[learned])
     yield row_of("all of it", f"{task}, of {depth} layers", found["enough"])
 
 
