@@ -71,7 +71,7 @@ EXPERIMENT = paths_experiment(
     flags=FLAGS,
     setup=make_setup,
     presets={
-        "quick": "--depth=4 --d_model=48 --n_train_data=1500 --n_epochs=6 --n_eval_data=60",
+        "quick": "--depth=4 --d_model=48 --n_train_data=1500 --n_epochs=8 --n_eval_data=60",
         "tiny": "--num_labels=2",
     },
 )
