@@ -128,7 +128,7 @@ def ranks_figure(results: Mapping[str, Any], setup: Setup):
     }
     groups = {"rank": ranks, "‖res(X)‖ / ‖X‖": {"hidden states": own["residual_ratio"]}}
     fig, axes = figures.curves(groups)
-    figures.finish(axes[0], "layer")
+    figures.finish(list(axes[0]), "layer")
     fig.suptitle(setup.title)
     return fig
 
