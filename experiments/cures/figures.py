@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.cures.cases import MEASURES, SHARES, Cases, ends, measures_of
-from experiments.initial import FLOOR, kept_of
+from experiments.cures.cases import MEASURES, SHARES, Cases, ends
+from experiments.initial import FLOOR
 from rank_collapse.report import figures
+from rank_collapse.report.intervals import wilson_interval
 
 
-@figures.styled
 def dots(cases: Cases, panels: Mapping[str, Mapping[str, Any]]) -> Figure:
     """A panel for each label, in it a mark with its interval for each case, one row per cure.
 
@@ -43,38 +43,38 @@ def dots(cases: Cases, panels: Mapping[str, Mapping[str, Any]]) -> Figure:
     return fig
 
 
-def table_figure(results: Mapping[str, Any], setup: Any) -> Figure:
+def cures_figure(results: Mapping[str, Any], setup: Any) -> Figure:
     """Each cure at initialisation, means over seeds with 95 % intervals, of shares within [0, 1];
     the entropy is of rows of |M| over their sums, path lengths are weighted by the size of the sum
     of all paths of a length. No mark: gradients of queries or values are 0, the residual of
     a seed is rounded away, or no sum of paths covers the network.
     """
-    found = {name: measures_of(results["cases"][name]) for name in setup.cases}
-    panels = {}
-    for measure, label in MEASURES.items():
-        share = measure in SHARES
-        panels[label] = {n: ends(own[measure], share=share) for n, own in found.items()}
+    found = results["cases"].items()
+    panels = {
+        label: {name: ends(own[measure], share=measure in SHARES) for name, own in found}
+        for measure, label in MEASURES.items()
+    }
     return dots(setup.cases, panels)
 
 
-def trained_figure(summary: Mapping[str, Any], cases: Cases) -> Figure:
+def trained_figure(trained: Mapping[str, Any], setup: Any) -> Figure:
     """Each cure after training without warm-up: accuracy, mean over seeds with 95 % interval;
     share of seeds above what tokens by themselves tell, with Wilson's; seconds of a step of one
     seed.
     """
-    return dots(
-        cases,
-        {
-            "accuracy": {n: c["accuracy"] for n, c in summary.items()},
-            "share of seeds that train": {
-                n: [c["trains"] / c["seeds"], *c["interval"]] for n, c in summary.items()
-            },
-            "seconds a step": {n: [c["step_seconds"], None, None] for n, c in summary.items()},
+    counts = {
+        name: (found["trains"].sum(), found["trains"].size) for name, found in trained.items()
+    }
+    panels = {
+        "accuracy": {n: ends(found["accuracy"], share=True) for n, found in trained.items()},
+        "share of seeds that train": {
+            n: [k / s, *wilson_interval(k, s)] for n, (k, s) in counts.items()
         },
-    )
+        "seconds a step": {n: [ends(f["step_seconds"])[0], None, None] for n, f in trained.items()},
+    }
+    return dots(setup.trained, panels)
 
 
-@figures.styled
 def curves_figure(results: Mapping[str, Any], setup: Any) -> Figure:
     """The residual by layer of the deepest networks, geometric means and a standard deviation, to
     the first layer where float32 rounds it away."""
@@ -83,18 +83,11 @@ def curves_figure(results: Mapping[str, Any], setup: Any) -> Figure:
     kinds = list(dict.fromkeys(case.kind for case in cases.values()))
     fig, axes = figures.figure(1, len(kinds), width=5.2, height=3.8, sharey=True)
     for ax, kind in zip(axes.flat, kinds, strict=True):
-        own = [n for n, c in cases.items() if c.kind == kind and c.depth == deepest]
-        for index, name in enumerate(own):
-            kept = kept_of(results["cases"][name]["residual"])
-            figures.log_band(
-                ax,
-                np.arange(deepest + 1),
-                kept,
-                cases[name].name,
-                index,
-                marker="",
-                ls=("-", "--", ":")[index // len(figures.COLORS) % 3],
-            )
+        names = [n for n, c in cases.items() if c.kind == kind and c.depth == deepest]
+        for index, name in enumerate(names):
+            dashes = ("-", "--", ":")[index // len(figures.COLORS) % 3]
+            curve = np.arange(deepest + 1), results["cases"][name]["kept"], cases[name].name
+            figures.log_band(ax, *curve, index, marker="", ls=dashes)
         ax.set(xlabel="layer", yscale="log", title=f"{kind}s")
         ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=3)
     low = max(FLOOR, axes[0, 0].get_ylim()[0])
