@@ -13,6 +13,7 @@ import numpy as np
 
 import rank_collapse as rc
 from experiments.shell.flag_values import Flags
+from experiments.small_task import Network
 from rank_collapse.measures.updates import norms_of, with_matrices
 from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.passes import run
@@ -31,6 +32,16 @@ def network_of(options: Flags, depth: int, **fields: Any) -> rc.TransformerConfi
     """
     plain = {name: options[name].value for name in ("num_heads", "d_model", "mlp", "mask")}
     return rc.transformer(depth, **plain | {"mlp_skip": options.mlp != "none"} | fields)
+
+
+def by_program(networks: Mapping[str, Network]) -> list[dict[str, Any]]:
+    """{name: configuration of float32 numbers} of networks that differ in numbers alone: these are
+    arguments of one program."""
+    found: dict[Any, dict[str, Any]] = {}
+    for name, network in networks.items():
+        cells = found.setdefault(network.program, {})
+        cells[name] = jax.tree.map(np.float32, network.config)
+    return list(found.values())
 
 
 def tokens(key: Any, n: int, d: int, cosine: Any) -> Any:

@@ -91,10 +91,6 @@ def base_of(options: Flags, depth: int, **sizes: int) -> rc.TransformerConfig:
 
 def measure_cases(options: Flags, cases: Cases, run: RunFolder) -> dict[str, dict[str, np.ndarray]]:
     """{case: `measures_of` all seeds}; one program for cases that differ in numbers alone."""
-    groups: dict[Any, dict[str, Any]] = {}
-    for name, case in cases.items():
-        floats = jax.tree.map(np.float32, case.config)
-        groups.setdefault(case.network.program, {})[name] = floats
 
     def measure(start, key, config):
         key_params, key_x, key_goal = jax.random.split(key, 3)
@@ -105,7 +101,7 @@ def measure_cases(options: Flags, cases: Cases, run: RunFolder) -> dict[str, dic
 
     found: dict[str, dict[str, np.ndarray]] = {}
     with Executor(options, run, "cures", len(cases) * options.num_seeds) as executor:
-        for configs in groups.values():
+        for configs in initial.by_program({name: case.network for name, case in cases.items()}):
             first = cases[next(iter(configs))]
             level = int(first.depth >= DEEP)  # of shallow networks compiling is most of the time
             one = functools.partial(measure, first.network.start)
