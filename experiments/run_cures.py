@@ -183,9 +183,8 @@ EXPERIMENT = Experiment(
     claim="Skips and MLPs stop the degeneration of attention (Dong et al. 2021, section 3); since "
     "then norms, gains and other attention were published for the same end.",
     presets={
-        "quick": "--depths=12 --d_model=32 --num_tokens=16 --designs=post,depth_scaled,pre,rezero "
-        "--variants=centred,value_skipinit,softpick,differential "
-        "--factors=residual:0.25:1,temperature:0.5:2",
+        "quick": "--depths=12 --d_model=32 --num_tokens=16 --designs=post,depth_scaled,pre "
+        "--variants=centred,attn_scale --factors=residual:0.25:1,temperature:0.5:2",
         "paper": "--depths=12,50,100 --num_seeds=8 --train_depths=18,36 --train_width=16 "
         "--train_steps=200 "
         "--factors=depth:12:48,width:32:128,heads:1:8,residual:0.25:1,temperature:0.5:2",

@@ -86,13 +86,13 @@ def named(kind: str, design: str) -> str:
 def compare(found: dict[str, Any], parts: Any) -> Iterator[Comparison]:
     """What papers state of dependency and gradients, and the one law beside what was measured."""
     for kind in KINDS:
-        designs = results.by_design(results.of_kind(found["networks"], kind))
-        for design, own in designs.items():
+        networks = results.of_kind(found["networks"], kind)
+        for design, own in results.by_design(networks).items():
             yield collapse_row(named(kind, design), results.ends(own)[1])
-        layered = {name: results.by_layer(own) for name, own in designs.items()}
-        if layered.get("post") and layered.get("pre"):
+        layered = results.by_design(results.by_layer(networks))
+        if {"post", "pre"} <= layered.keys():
             yield dependency_row(named(kind, "post and pre"), layered["post"], layered["pre"])
-        if layered.get("post"):
+        if "post" in layered:
             yield from gradient_rows(named(kind, "post"), results.ends(layered["post"])[1])
     yield from training.compare(found["trained"])
 
@@ -112,20 +112,20 @@ def collapse_row(where: str, found: Mapping[str, np.ndarray]) -> Comparison:
     return Comparison(quantity, float(measured[:, last].mean()), law, note)
 
 
-def dependency_row(where: str, post: Results, pre: Results) -> Comparison:
+def dependency_row(where: str, *designs: Results) -> Comparison:
     """How far the outputs of the shallowest networks depend on their last branches."""
-    last, centre, off = [], [], []
-    for own in (post, pre):
-        shallow = results.ends(own)[0]
-        published = np.stack([dependency(shares) for shares in shallow["shares"]])
-        last.append(published[:, -1, -1].mean())
-        centre.append(np.mean([centre_of_mass(own) for own in published]))
-        off.append(np.abs(shallow["exact_shares"][:, :, :-1] - published).mean(axis=0).max())
+    shallow = [results.ends(own)[0] for own in designs]
+    published = [np.stack([dependency(one) for one in found["shares"]]) for found in shallow]
+    centre = [np.mean([centre_of_mass(one) for one in own]) for own in published]
+    off = [
+        np.abs(found["exact_shares"][:, :, :-1] - own).mean(axis=0).max()
+        for found, own in zip(shallow, published, strict=True)
+    ]
     return Comparison(
         f"last branch's share β_NN² of the output, {where}",
-        "{:.3f}, {:.3f}".format(*last),
+        "{:.3f}, {:.3f}".format(*(own[:, -1, -1].mean() for own in published)),
         "Post-LN leans on its last branches, Pre-LN spreads",
-        f"Liu et al. 2020; {next(iter(post)).depth} layers; centre of mass "
+        f"Liu et al. 2020; {next(iter(designs[0])).depth} layers; centre of mass "
         "{:.2f} and {:.2f} of N; exact shares differ by {:.3f} and {:.3f} at most".format(
             *centre, *off
         ),
@@ -160,28 +160,30 @@ def claims(found: dict[str, Any], parts: Any) -> Iterator[Row]:
 
 def rows_of_design(design: str, where: str, found: Results) -> Iterator[Row]:
     """The rows of one design's networks."""
-    branches, (own_branches, shares) = results.branches_of(found), results.share_sums(found)
-    placed, of_shares = (
-        partial(results.place, laws=results.law_exponents(n)) for n in (branches, own_branches)
-    )
+    branches, (of_shares, shares) = results.branches_of(found), results.share_sums(found)
+    place = partial(results.place, laws=results.law_exponents(branches))
     changes = {n: results.curve(found, f"change.{n}") for n in (*results.UPDATES, "sgd")}
     slopes = {n: results.exponents(branches, change) for n, change in changes.items()}
     if design in networks.LAW_OF:
-        slope_of_shares = results.exponents(own_branches, shares)
-        why = f"Σ β_ii² with the exponent {slope_of_shares.mean():.2f}"
-        yield of_mean(networks.LAW_OF[design], where, slope_of_shares, scale=of_shares, why=why)
+        own, laws = results.exponents(of_shares, shares), results.law_exponents(of_shares)
+        scale, why = (
+            partial(results.place, laws=laws),
+            f"Σ β_ii² with the exponent {own.mean():.2f}",
+        )
+        yield of_mean(networks.LAW_OF[design], where, own, scale=scale, why=why)
     expected = results.exponents(branches, results.curve(found, "expected_change")).mean()
     law = f"expects {expected:.2f}" if np.isfinite(expected) else "does not cover it"
-    why = f"exponent {slopes['random'].mean():.2f}; the one law {law}"
-    yield of_mean("independent updates", where, slopes["random"], scale=placed, why=why)
+    why = {n: f"exponent {own.mean():.2f}" for n, own in slopes.items()}
+    random = f"{why['random']}; the one law {law}"
+    yield of_mean("independent updates", where, slopes["random"], scale=place, why=random)
     if design == "deepnorm":
-        why = f"exponent {slopes['sgd'].mean():.2f}"
-        yield of_mean(design, where, slopes["sgd"], scale=placed, why=why)
+        yield of_mean(design, where, slopes["sgd"], scale=place, why=why["sgd"])
     over = results.ratios(changes["gradient"], results.curve(found, "gradient_bound"))
-    over = over[np.isfinite(over)]
-    bound = f", {min(over):.3g} to {max(over):.3g} times the bound" if over.size else ""
-    why = f"exponent {slopes['gradient'].mean():.2f}{bound}"
-    yield of_mean("gradient steps", where, slopes["gradient"] - slopes["random"], why=why)
+    bound = (
+        f", {over.min():.3g} to {over.max():.3g} times the bound" if np.isfinite(over).all() else ""
+    )
+    more, along = slopes["gradient"] - slopes["random"], why["gradient"] + bound
+    yield of_mean("gradient steps", where, more, why=along)
 
 
 # {name: (what draws it, its caption of encoder-decoders)}
@@ -227,8 +229,8 @@ EXPERIMENT = Experiment(
     "2020, theorem 2); in Post-LN tokens become equal and gradients of queries and keys vanish "
     "(Noci et al. 2022).",
     presets={
-        "quick": "--parts=encoders --designs=post,admin_log,admin_const --depths=12,24,48 "
-        "--nolog_residual --layer_depths=12,24,48 --num_seeds=4 --d_model=32",
+        "quick": "--parts=encoders --designs=post,admin_log,admin_const --depths=12,36 "
+        "--nolog_residual --layer_depths=12,36 --num_seeds=4 --d_model=32",
         "paper": "--parts=encoders,encoder_decoders,training",
         "tiny": "--parts=encoders --designs=post,pre --depths=1,2 --layer_depths=1,2 "
         "--pair_depths=1,2 --pair_layer_depths=1,2 --num_heads=2 --d_model=4 --d_ff=4 "

@@ -36,21 +36,16 @@ def draw(options: Flags, key: Any, config: Any) -> dict[str, Any]:
     # Gaussian weights of their own as the direction; only directions count.
     drawn = jax.vmap(lambda k: init(k, config))(jnp.stack([key_params, key_direction]))
     params, other = (jax.tree.map(lambda a, i=i: a[i], drawn) for i in (0, 1))
-
-    def tokens(key):
-        drawn = jax.random.normal(key, (options.num_tokens, options.d_model))
-        return layers.norm(None, drawn)
-
-    def batch(key):
-        return jax.vmap(tokens)(jax.random.split(jax.random.fold_in(key, 1), PROFILED))
-
+    shape = options.num_tokens, options.d_model
     # The decoder's tokens are drawn as those of a stack alone.
     keys = [jax.random.fold_in(key_tokens, 0), key_tokens][-len(halves(config)) :]
+    of_batch = [jax.random.split(jax.random.fold_in(key, 1), PROFILED) for key in keys]
+    tokens = jax.vmap(lambda key: layers.norm(None, jax.random.normal(key, shape)))
     return {
         "params": params,
-        "inputs": tuple(map(tokens, keys)),
-        "batch": tuple(map(batch, keys)),
-        "target": jax.random.normal(key_target, (options.num_tokens, options.d_model)),
+        "inputs": tuple(tokens(key[None])[0] for key in keys),
+        "batch": tuple(map(tokens, of_batch)),
+        "target": jax.random.normal(key_target, shape),
         "direction": networks.matrices_of(other),
     }
 
@@ -84,11 +79,11 @@ def measure(options: Flags, by_layer: bool, profiled: bool, key: Any, config: An
     places = [found["encoder"], found] if len(inputs) > 1 else [found]
     by_half = places, halves(config), halves(params), inputs, passed, law, gradients, of_gradients
     for place, stack, part, x, trace, expected, gradient, of_gradient in zip(*by_half, strict=True):
+        log10_residual = jnp.log10(
+            jax.vmap(lambda h: rc.composite_norm(rc.residual(h)))(trace.hidden)
+        )
         if options.log_residual and len(inputs) == 1:
             log10_residual = log_residual_profile(part, x, stack)
-        else:
-            norms = jax.vmap(lambda h: rc.composite_norm(rc.residual(h)))(trace.hidden)
-            log10_residual = jnp.log10(norms)
         memory = {"memory": passed[0].output} if stack.cross_attention else {}
         place |= {
             "ratio": jax.vmap(rc.residual_ratio)(trace.hidden),
@@ -164,12 +159,12 @@ def without_overflow(results: dict[Case, Any], say: Callable[[str], None]) -> di
     Raises:
         ValueError: There is no such design.
     """
-    lost: dict[tuple[str, str], str] = {}
-    for case, found in results.items():
-        if not np.isfinite(found["change.random"]).all():
-            why = f"{case.design} at depth {case.depth}: NaN or overflow in the network"
-            lost.setdefault((case.kind, case.design), why)
-    left = {case: own for case, own in results.items() if (case.kind, case.design) not in lost}
+    lost = {
+        case[:2]: f"{case.design} at depth {case.depth}: NaN or overflow in the network"
+        for case in reversed(results)  # of each design its first one
+        if not np.isfinite(results[case]["change.random"]).all()
+    }
+    left = {case: found for case, found in results.items() if case[:2] not in lost}
     if not left:
         raise ValueError("; ".join(lost.values()))
     for why in lost.values():

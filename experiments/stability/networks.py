@@ -78,8 +78,7 @@ def depths_of(options: Flags, flag: str) -> list[int]:
     """The depths that a flag asks for, ascending; raises ValueError for fewer than two."""
     depths = sorted(set(options[flag].value))
     if len(depths) < 2:
-        given = ",".join(map(str, options[flag].value))
-        raise ValueError(f"--{flag}={given} is fewer than two depths")
+        raise ValueError(f"--{flag}={','.join(map(str, depths))} is fewer than two depths")
     return depths
 
 
@@ -234,8 +233,7 @@ def gradient_bound(params: Any, gradients: Any, target: Any, size: Any) -> jax.A
     u the target [n, d].
     """
     norms = ([updates.norms_of(half) for half in own] for own in (matrices_of(params), gradients))
-    products = jax.tree.map(lambda w, g: jnp.sum(w * g), *norms)
-    total = sum(jax.tree.leaves(products))
+    total = jax.tree.reduce(jnp.add, jax.tree.map(lambda w, g: jnp.sum(w * g), *norms))
     return jnp.square(size * total) / (jnp.sum(jnp.square(target)) * target.size)
 
 
