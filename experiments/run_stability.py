@@ -179,10 +179,8 @@ def rows_of_design(design: str, where: str, found: Results) -> Iterator[Row]:
     if design == "deepnorm":
         yield of_mean(design, where, slopes["sgd"], scale=place, why=why["sgd"])
     over = results.ratios(changes["gradient"], results.curve(found, "gradient_bound"))
-    bound = (
-        f", {over.min():.3g} to {over.max():.3g} times the bound" if np.isfinite(over).all() else ""
-    )
-    more, along = slopes["gradient"] - slopes["random"], why["gradient"] + bound
+    along = f"{why['gradient']}, {over.min():.3g} to {over.max():.3g} times the bound"
+    more = slopes["gradient"] - slopes["random"]
     yield of_mean("gradient steps", where, more, why=along)
 
 
