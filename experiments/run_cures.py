@@ -128,8 +128,8 @@ def rows_of(results: Mapping[str, Any], setup: Setup) -> Iterator[dict[str, Any]
     "limit": the residual is that or less."""
     for part in ("trained", "cells", "cases"):
         for name, case in getattr(setup, part).items():
-            about = {"part": "trained" if part == "trained" else "start", "kind": case.kind}
-            about |= {"cure": case.name, "depth": case.depth}
+            at = "trained" if part == "trained" else "start"
+            about = {"part": at, "kind": case.kind, "cure": case.name, "depth": case.depth}
             columns = {n: v.astype(float) for n, v in results[part][name].items() if v.ndim == 1}
             yield from (about | row for row in by_seed(columns))
 
@@ -140,13 +140,18 @@ def compare(results: Mapping[str, Any], setup: Setup) -> Iterator[Comparison]:
     options, (guess, limit) = setup.options, small_task.limits(setup.options.train_tokens)
     for name, found in results["cases"].items():
         yield Comparison(f"log10 of the residual kept, {name}", ends(found[KEPT])[0])
-    task = f"accuracy above {limit:.3f} after {small_task.steps_of(options)[-1]} steps at width "
-    task += f"{options.train_width}; without attention it is {guess:.2f}"
+    task = (
+        f"accuracy above {limit:.3f} after {small_task.steps_of(options)[-1]} steps at width "
+        f"{options.train_width}; without attention it is {guess:.2f}"
+    )
     for name, found in results["trained"].items():
         accuracy = between(mean_and_ends(found["accuracy"], share=True))
-        text = f"{found['trains'].sum()} of {found['trains'].size} seeds, accuracy {accuracy}, "
-        text += f"{found['step_seconds'].mean():.2g} s a step"
-        yield Comparison(f"trains without warm-up, {name}", text, note=task)
+        yield Comparison(
+            f"trains without warm-up, {name}",
+            f"{found['trains'].sum()} of {found['trains'].size} seeds, accuracy {accuracy}, "
+            f"{found['step_seconds'].mean():.2g} s a step",
+            note=task,
+        )
     if cells := results["cells"]:
         for measure in factors.SHOWN:
             for name, effect in factors.effects_of(cells, setup.factors, measure).items():

@@ -74,7 +74,9 @@ def cases_of(options: Flags, depths: list[int], width: int, num_tokens: int) -> 
     """
     found = []
     for depth in depths:
-        base = base_of(options, depth, d_model=width)
+        base = initial.network_of(
+            options, depth, norm_placement=options.norm_placement, d_model=width
+        )
         for name in options.designs:
             found.append(Case("design", name, depth, rc.design(base, name)))
         for name in options.variants:
@@ -82,11 +84,6 @@ def cases_of(options: Flags, depths: list[int], width: int, num_tokens: int) -> 
             config = rc.variant(base, name, key=jax.random.key(options.seed), **sizes)
             found.append(Case("variant", name, depth, config))
     return {f"{case.label}, L={case.depth}": case for case in found}
-
-
-def base_of(options: Flags, depth: int, **sizes: int) -> rc.TransformerConfig:
-    """The network of the flags, without a cure."""
-    return initial.network_of(options, depth, norm_placement=options.norm_placement, **sizes)
 
 
 def measure_cases(options: Flags, cases: Cases, run: RunFolder) -> dict[str, dict[str, np.ndarray]]:
@@ -103,9 +100,9 @@ def measure_cases(options: Flags, cases: Cases, run: RunFolder) -> dict[str, dic
     with Executor(options, run, "cures", len(cases) * options.num_seeds) as executor:
         for configs in initial.by_program({name: case.network for name, case in cases.items()}):
             first = cases[next(iter(configs))]
-            level = int(first.depth >= DEEP)  # of shallow networks compiling is most of the time
             one = functools.partial(measure, first.network.start)
-            found |= executor.measure(one, configs, level=level)
+            # Of shallow networks compiling is most of the time.
+            found |= executor.measure(one, configs, level=int(first.depth >= DEEP))
     return {name: measures_of(found[name]) for name in cases}
 
 

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.cures.cases import MEASURES, Case, base_of, ends
+from experiments import initial
+from experiments.cures.cases import MEASURES, Case, ends
 from experiments.shell.flag_values import Flags
 from rank_collapse.report import figures
 
@@ -61,8 +62,15 @@ def cells_of(options: Flags, factors: Factors) -> dict[str, Case]:
     for levels in itertools.product(*factors.values()) if factors else ():
         chosen = dict(zip(factors, levels, strict=True))
         of = plain | chosen
-        base = base_of(options, of["depth"], num_heads=of["heads"], d_model=of["width"])
-        config = base.replace(branch_gain=of["residual"], temperature=of["temperature"])
+        config = initial.network_of(
+            options,
+            of["depth"],
+            num_heads=of["heads"],
+            d_model=of["width"],
+            norm_placement=options.norm_placement,
+            branch_gain=of["residual"],
+            temperature=of["temperature"],
+        )
         name = ", ".join(f"{n}={level:g}" for n, level in chosen.items())
         found[name] = Case("cell", name, of["depth"], config)
     return found
@@ -111,12 +119,11 @@ def simple_effects(
         values[(levels[a] == i) & (levels[b] == j)].mean(axis=0)
         for i, j in itertools.product((-1, 1), repeat=2)
     )
-    (a_low, a_high), (b_low, b_high) = factors[a], factors[b]
     return {
-        f"{a} at {b} {b_low:g}": first - none,
-        f"{a} at {b} {b_high:g}": both - second,
-        f"{b} at {a} {a_low:g}": second - none,
-        f"{b} at {a} {a_high:g}": both - first,
+        f"{a} at {b} {factors[b][0]:g}": first - none,
+        f"{a} at {b} {factors[b][1]:g}": both - second,
+        f"{b} at {a} {factors[a][0]:g}": second - none,
+        f"{b} at {a} {factors[a][1]:g}": both - first,
         f"{a} and {b} together": both - none,
     }
 

@@ -9,7 +9,6 @@ from matplotlib.figure import Figure
 from experiments.cures.cases import MEASURES, SHARES, Cases, ends
 from experiments.initial import FLOOR
 from rank_collapse.report import figures
-from rank_collapse.report.intervals import wilson_interval
 
 
 def dots(cases: Cases, panels: Mapping[str, Mapping[str, Any]]) -> Figure:
@@ -26,13 +25,12 @@ def dots(cases: Cases, panels: Mapping[str, Mapping[str, Any]]) -> Figure:
         for name, case in cases.items():
             mean, low, high = found[name]
             index = depths.index(case.depth)
-            marker = figures.MARKERS[index % len(figures.MARKERS)]
-            style = {"color": figures.color(index), "marker": marker}
+            marker, color = figures.MARKERS[index % len(figures.MARKERS)], figures.color(index)
             y = names.index(case.label) + 0.16 * (index - (len(depths) - 1) / 2)
             if low is not None:
-                ax.plot([low, high], [y, y], color=style["color"], lw=1, marker="")
-            mean = np.nan if mean is None else mean
-            ax.plot([mean], [y], ls="none", label=f"L = {case.depth}", **style)
+                ax.plot([low, high], [y, y], color=color, lw=1, marker="")
+            style = {"ls": "none", "marker": marker, "color": color, "label": f"L = {case.depth}"}
+            ax.plot([np.nan if mean is None else mean], [y], **style)
         ax.set(xlabel=label)
         ax.locator_params(axis="x", nbins=4)
         ax.set_yticks(range(len(names)), names, fontsize=8)
@@ -62,16 +60,13 @@ def trained_figure(trained: Mapping[str, Any], setup: Any) -> Figure:
     share of seeds above what tokens by themselves tell, with Wilson's; seconds of a step of one
     seed.
     """
-    counts = {
-        name: (found["trains"].sum(), found["trains"].size) for name, found in trained.items()
-    }
+    shares = {"accuracy": "accuracy", "share of seeds that train": "trains"}
     panels = {
-        "accuracy": {n: ends(found["accuracy"], share=True) for n, found in trained.items()},
-        "share of seeds that train": {
-            n: [k / s, *wilson_interval(k, s)] for n, (k, s) in counts.items()
-        },
-        "seconds a step": {n: [ends(f["step_seconds"])[0], None, None] for n, f in trained.items()},
+        label: {name: ends(found[measure], share=True) for name, found in trained.items()}
+        for label, measure in shares.items()
     }
+    seconds = {name: ends(found["step_seconds"])[0] for name, found in trained.items()}
+    panels["seconds a step"] = {name: [mean, None, None] for name, mean in seconds.items()}
     return dots(setup.trained, panels)
 
 

@@ -72,6 +72,11 @@ def test_a_row_is_a_network_of_its_own(tmp_path):
     }
     assert len(found) == 6
     assert {p.stem for p in (tmp_path / "figures").iterdir()} == {"cures", "curves", "effects"}
+    # From half the branches to whole ones, mean over both temperatures.
+    cells = [float(r["log10_residual"]) for r in rows(tmp_path) if r["kind"] == "cell"]
+    low, high = np.reshape(cells, (2, 2, 2)).mean(axis=1)  # by residual, temperature, seed
+    own = results_of(tmp_path)["cells"], setup().factors, "log10_residual"
+    np.testing.assert_allclose(factors.effects_of(*own)["residual"], high - low, atol=1e-6)
     key_params, key_x, key_goal = jax.random.split(seed_keys(0, 2)[1], 3)
     for name, start in (("depth_scaled", "softmax"), ("shaped", "shaped")):
         config = next(c.config for c in cases().values() if c.name == name)
