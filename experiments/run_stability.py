@@ -86,7 +86,7 @@ def named(kind: str, design: str) -> str:
 def compare(found: dict[str, Any], parts: Any) -> Iterator[Comparison]:
     """What papers state of dependency and gradients, and the one law beside what was measured."""
     for kind in KINDS:
-        networks = results.of_kind(found["networks"], kind)
+        networks = results.of_kind(found, kind)
         for design, own in results.by_design(networks).items():
             yield collapse_row(named(kind, design), results.ends(own)[1])
         layered = results.by_design(results.by_layer(networks))
@@ -154,7 +154,7 @@ def gradient_rows(where: str, found: Mapping[str, np.ndarray]) -> Iterator[Compa
 def claims(found: dict[str, Any], parts: Any) -> Iterator[Row]:
     """Where the exponents of Σ_i β_ii² and of the output change lie among those of three laws."""
     for kind in KINDS:
-        for design, own in results.by_design(results.of_kind(found["networks"], kind)).items():
+        for design, own in results.by_design(results.of_kind(found, kind)).items():
             yield from rows_of_design(design, named(kind, design), own)
 
 
@@ -205,10 +205,7 @@ FIGURES = {
 
 def drawings_of(kind: str) -> dict[str, Drawing]:
     """The figures of the networks of one kind, where there are any."""
-
-    def part(found):
-        return results.of_kind(found["networks"], kind)
-
+    part = partial(results.of_kind, kind=kind)
     if kind == "encoder":
         return {name: Drawing.described(draw, part) for name, (draw, _) in FIGURES.items()}
     return {f"{kind}_{name}": Drawing.of_part(part, *own) for name, own in FIGURES.items()}

@@ -303,8 +303,8 @@ EXPERIMENT = Experiment(
     "English-German, Pre-LN and Admin train. Noci et al. 2022: tokens that have collapsed to rank "
     "one take the gradients from queries and keys.",
     presets={
-        "quick": "--parts=designs --depths=18 --designs=post,depth_scaled --warmup=0 --num_seeds=4 "
-        "--n_steps=100 --num_tokens=8 --num_labels=5 --d_model=24 --num_heads=2 --d_ff=48 "
+        "quick": "--parts=designs --depths=18 --designs=post,depth_scaled --warmup=0 --num_seeds=3 "
+        "--n_steps=100 --num_tokens=8 --num_labels=5 --d_model=16 --num_heads=2 --d_ff=32 "
         "--batch_size=16",
         "paper": "",
         "tiny": "--num_seeds=2 --depths=2 --border_depths=2 --batch_depth=2 --num_heads=2 "

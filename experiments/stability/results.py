@@ -27,9 +27,9 @@ def by_design(results: Results) -> dict[str, Results]:
     return found
 
 
-def of_kind(results: Results, kind: str) -> Results:
-    """The encoders, or the encoder-decoders."""
-    return {case: found for case, found in results.items() if case.kind == kind}
+def of_kind(results: Mapping[str, Any], kind: str) -> Results:
+    """The encoders, or the encoder-decoders, of all that run_stability measures."""
+    return {case: found for case, found in results["networks"].items() if case.kind == kind}
 
 
 def by_layer(results: Results) -> Results:
