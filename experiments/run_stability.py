@@ -86,10 +86,10 @@ def named(kind: str, design: str) -> str:
 def compare(found: dict[str, Any], parts: Any) -> Iterator[Comparison]:
     """What papers state of dependency and gradients, and the one law beside what was measured."""
     for kind in KINDS:
-        networks = results.of_kind(found, kind)
-        for design, own in results.by_design(networks).items():
+        of_kind = results.of_kind(found, kind)
+        for design, own in results.by_design(of_kind).items():
             yield collapse_row(named(kind, design), results.ends(own)[1])
-        layered = results.by_design(results.by_layer(networks))
+        layered = results.by_design(results.by_layer(of_kind))
         if {"post", "pre"} <= layered.keys():
             yield dependency_row(named(kind, "post and pre"), layered["post"], layered["pre"])
         if "post" in layered:
@@ -165,11 +165,9 @@ def rows_of_design(design: str, where: str, found: Results) -> Iterator[Row]:
     changes = {n: results.curve(found, f"change.{n}") for n in (*results.UPDATES, "sgd")}
     slopes = {n: results.exponents(branches, change) for n, change in changes.items()}
     if design in networks.LAW_OF:
-        own, laws = results.exponents(of_shares, shares), results.law_exponents(of_shares)
-        scale, why = (
-            partial(results.place, laws=laws),
-            f"Σ β_ii² with the exponent {own.mean():.2f}",
-        )
+        own = results.exponents(of_shares, shares)
+        why = f"Σ β_ii² with the exponent {own.mean():.2f}"
+        scale = partial(results.place, laws=results.law_exponents(of_shares))
         yield of_mean(networks.LAW_OF[design], where, own, scale=scale, why=why)
     expected = results.exponents(branches, results.curve(found, "expected_change")).mean()
     law = f"expects {expected:.2f}" if np.isfinite(expected) else "does not cover it"
