@@ -12,12 +12,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rank_collapse.network import attention as attn, covers
-from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.inputs import prepare_inputs
-from rank_collapse.network.parameters import TransformerParams
-from rank_collapse.network.precision import full_precision
-from rank_collapse.network.walk import walk_through
+from rank_collapse.network import (
+    TransformerConfig,
+    TransformerParams,
+    attention as attn,
+    covers,
+    full_precision,
+    prepare_inputs,
+    walk_through,
+)
 from rank_collapse.paths.channels import ByLength, Channels
 from rank_collapse.paths.contributions import PathContributions
 from rank_collapse.paths.frozen import FrozenLayer, frozen_scale, mlp_gate

@@ -7,9 +7,7 @@ import numpy as np
 from jax.tree_util import Partial
 from jaxtyping import Array, Float
 
-from rank_collapse.network.attention import AttentionContext
-from rank_collapse.network.projections import head_norm, rotate
-from rank_collapse.network.variant_heads import gated
+from rank_collapse.network import AttentionContext, gated, head_norm, rotate
 from rank_collapse.pretrained.drawn import Initialisation
 from rank_collapse.pretrained.entries import count
 from rank_collapse.pretrained.families.decoders import ATTENTION_BIAS, NAMES
