@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from path_examples import HEADS, D, N, config_of, example, relative
 from path_oracle import Oracle
+from refusals import each_is_refused
 
 import rank_collapse as rc
 from rank_collapse.network.embedding import EmbeddingConfig
@@ -148,7 +149,10 @@ def test_bad_input_is_named(options, message):
 
 def test_missing_memory_and_wrong_width_are_named():
     params, x = small_example()
-    with pytest.raises(ValueError, match="needs a memory"):
-        path_contributions(params, x, SMALL.replace(cross_attention=True))
-    with pytest.raises(ValueError, match="d_model=8"):
-        path_contributions(params, x[:, :5], SMALL)
+    each_is_refused(
+        (
+            lambda: path_contributions(params, x, SMALL.replace(cross_attention=True)),
+            "needs a memory",
+        ),
+        (lambda: path_contributions(params, x[:, :5], SMALL), "d_model=8"),
+    )
