@@ -113,12 +113,8 @@ def test_gains_may_differ_by_layer_and_zero_skip_is_no_skip(x64):
     assert np.abs(mixed[2] - none[2]).max() > 0.1
 
 
-def test_sweeping_floats_compiles_once():
-    config, params, x, _ = build("transformer")
-    compiled = jax.jit(lambda p, x, c: rc.apply(p, x, c).output)
-    for value in (0.1, 0.5, 2.0):
-        compiled(params, x, config.replace(skip_gain=value, temperature=1 + value))
-    assert compiled._cache_size() == 1
+def test_another_scale_of_the_weights_compiles_nothing():
+    config = VARIANTS["transformer"][0](3, 3, D)
     initialise = jax.jit(lambda key, config, scale: rc.init(key, config, scale))
     for scale in (0.1, 0.5, 2.0):
         initialise(jax.random.key(0), config, scale)
