@@ -3,13 +3,9 @@
 What other packages use of it is imported from here; each name stands in the module that defines it.
 """
 
-from rank_collapse.network.admin import (
-    admin_profile as admin_profile,
-)
 from rank_collapse.network.attention import (
     AttentionContext as AttentionContext,
     Mixing as Mixing,
-    multi_head_attention as multi_head_attention,
     own_mix as own_mix,
 )
 from rank_collapse.network.config import (
@@ -29,26 +25,17 @@ from rank_collapse.network.decoding import (
     Decoded as Decoded,
     greedy_decode as greedy_decode,
 )
-from rank_collapse.network.designs import (
-    DESIGNS as DESIGNS,
-    design as design,
-)
 from rank_collapse.network.dropout import (
     dropout_branches as dropout_branches,
 )
 from rank_collapse.network.embedding import (
     EmbeddingConfig as EmbeddingConfig,
     EmbeddingParams as EmbeddingParams,
-    embed as embed,
 )
 from rank_collapse.network.encoder_decoder import (
     EncoderDecoderConfig as EncoderDecoderConfig,
     EncoderDecoderParams as EncoderDecoderParams,
-    EncoderDecoderTrace as EncoderDecoderTrace,
     decoder_params as decoder_params,
-)
-from rank_collapse.network.fold import (
-    fold_gains as fold_gains,
 )
 from rank_collapse.network.gains import (
     Gains as Gains,
@@ -73,7 +60,6 @@ from rank_collapse.network.layers import (
 from rank_collapse.network.parameters import (
     BlockParams as BlockParams,
     TransformerParams as TransformerParams,
-    init as init,
     layer_params as layer_params,
     stack_layers as stack_layers,
 )
@@ -90,11 +76,6 @@ from rank_collapse.network.passes import (
 )
 from rank_collapse.network.precision import (
     full_precision as full_precision,
-)
-from rank_collapse.network.presets import (
-    san as san,
-    san_mlp as san_mlp,
-    san_skip as san_skip,
 )
 from rank_collapse.network.projections import (
     AttentionParams as AttentionParams,
@@ -117,26 +98,15 @@ from rank_collapse.network.streams import (
 )
 from rank_collapse.network.transformer import (
     Forward as Forward,
-    LayerTrace as LayerTrace,
     Trace as Trace,
     apply as apply,
-    apply_batch as apply_batch,
     forward as forward,
     replay as replay,
-)
-from rank_collapse.network.variant_edits import (
-    feat_scale as feat_scale,
-    init_canon as init_canon,
-    neutreno as neutreno,
-    value_residual as value_residual,
 )
 from rank_collapse.network.variant_heads import (
     differential as differential,
     gated as gated,
     with_sink as with_sink,
-)
-from rank_collapse.network.variants import (
-    init_variant as init_variant,
 )
 from rank_collapse.network.walk import (
     Algebra as Algebra,
