@@ -38,6 +38,17 @@ def one_of(config: Any, **allowed: tuple[Any, ...]) -> None:
             raise ValueError(f"{name}={getattr(config, name)!r} is not one of {values}")
 
 
+def refuse(*cases: tuple[Any, str]) -> None:
+    """Refuses what any of the (what is wrong, message) names.
+
+    Raises:
+        ValueError: With the message of the first.
+    """
+    for wrong, message in cases:
+        if wrong:
+            raise ValueError(message)
+
+
 def integers(config: Any, **least: int) -> None:
     """Makes fields Python integers, which are hashable; None stays.
 

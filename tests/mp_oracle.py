@@ -10,9 +10,7 @@ import mpmath
 import numpy as np
 from mpmath import fdot, fsum, mpf
 
-from rank_collapse.network.gains import layer_gains
-from rank_collapse.network.inputs import prepare_inputs
-from rank_collapse.network.layers import GATED
+from rank_collapse.network import GATED, layer_gains, prepare_inputs
 
 
 def profile(params, x, config, digits, **inputs):

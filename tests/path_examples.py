@@ -6,8 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import rank_collapse as rc
-from rank_collapse.network.inputs import prepare_inputs
-from rank_collapse.network.passes import run
+from rank_collapse.network import prepare_inputs, run
 from rank_collapse.paths.effects import ChainPass, sizes_of
 
 N, D, DEPTH, HEADS = 5, 8, 3, 2

@@ -80,7 +80,9 @@ def public(page: str) -> list[str]:
     """The objects of one page of the API, by their full names."""
     found = []
     for package in API[page]:
-        names = exported(package) | {
+        # What the network's package exports is for other packages; its users take it from `rc`.
+        own = {} if package == "network" else exported(package)
+        names = own | {
             name: module
             for name, module in exported(".").items()
             if module.startswith(f"rank_collapse.{package}.")

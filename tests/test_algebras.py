@@ -25,11 +25,8 @@ from rank_collapse import pretrained
 from rank_collapse.measures.influence import InfluencePass
 from rank_collapse.measures.norms import composite_norm
 from rank_collapse.measures.residuals import residual
-from rank_collapse.network.config import DEFAULTS, flat
+from rank_collapse.network import DEFAULTS, Output, States, flat, layer_gains, prepare_inputs, run
 from rank_collapse.network.covers import EVERYTHING, INERT, SIZES
-from rank_collapse.network.gains import layer_gains
-from rank_collapse.network.inputs import prepare_inputs
-from rank_collapse.network.passes import Output, States, run
 from rank_collapse.paths.contributions import LengthPass
 from rank_collapse.paths.direct import variance_shares
 from rank_collapse.paths.effects import ChainPass

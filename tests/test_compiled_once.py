@@ -1,4 +1,4 @@
-"""Measures called outside of jit: another call with equal shapes compiles nothing."""
+"""Another call with equal shapes compiles nothing, outside of jit and with other floats inside."""
 
 import logging
 
@@ -60,3 +60,33 @@ def test_a_second_call_compiles_nothing(name, caplog):
         assert not again
         jax.jit(lambda a: a + name.count("a"))(0.0)
     assert any(m.startswith("Compiling") for m in caplog.messages)  # it would have been seen
+
+
+SWEPT = {  # of a network whose gains and temperature are swept
+    "apply": lambda p, x, c: rc.apply(p, x, c).output,
+    "path_contributions": lambda p, x, c: (
+        rc.path_contributions(p, x, c, head_gain=jnp.full((3, 2), c.temperature)).by_length
+    ),
+    "log_residual_profile": rc.log_residual_profile,
+    "bound_report": lambda p, x, c: rc.bound_report(p, x, c).layer.tightness,
+}
+GAINS = jnp.array([0.0, 0.5, 1.0])
+
+
+@pytest.mark.parametrize("name", slow_if(SWEPT, "log_residual_profile"))
+def test_swept_floats_are_one_program_and_vmap_changes_no_number(name):
+    config, x, traces = rc.san_skip(3, 2, 8), draws.tokens(5, 8), []
+    seeds = [draws.parameters(config, seed) for seed in range(3)]
+
+    @jax.jit
+    def measured(params, gain):
+        traces.append(1)
+        swept = {"skip_gain": gain, "branch_gain": 1 - gain / 2, "temperature": 1 + gain}
+        return SWEPT[name](params, x, config.replace(**swept))
+
+    alone = np.stack([measured(seeds[1], gain) for gain in GAINS])
+    assert len(traces) == 1 and len(np.unique(alone, axis=0)) == 3
+    by_gain = jax.vmap(measured, (None, 0))(seeds[1], GAINS)
+    np.testing.assert_allclose(by_gain, alone, rtol=1e-4, atol=1e-4)
+    by_seed = jax.vmap(measured, (0, None))(jax.tree.map(lambda *a: jnp.stack(a), *seeds), GAINS[1])
+    np.testing.assert_allclose(by_seed[1], alone[1], rtol=1e-4, atol=1e-4)

@@ -18,16 +18,12 @@ from path_examples import config_of
 
 import rank_collapse as rc
 from rank_collapse import pretrained, struct
-from rank_collapse.network import inputs
-from rank_collapse.network.attention import AttentionContext
-from rank_collapse.network.cache import Past
+from rank_collapse.network import AttentionContext, Layer, ResidualSpec, Walked, inputs
+from rank_collapse.network.decoding import Past
 from rank_collapse.network.edits import Edit
 from rank_collapse.network.layers import MLPConfig
-from rank_collapse.network.passes import Walked
 from rank_collapse.network.positions import PositionConfig
-from rank_collapse.network.residual import ResidualSpec
 from rank_collapse.network.variants import Variant
-from rank_collapse.network.walk import Layer
 from rank_collapse.paths import chains, next_token
 from rank_collapse.paths.channels import Channels, Layout
 from rank_collapse.paths.contributions import LengthPass

@@ -79,20 +79,11 @@ class Profiling(Algebra):
         summands = r * scaled(spec.skip_gain, x), scaled(spec.branch_gain, part)
         return sum(summands), jnp.sqrt(sum(map(self._variance, summands)))
 
-    def attention(self, layer, seen):
-        return self._branch("attention", layer, seen)
-
-    def cross(self, layer, seen):
-        return self._branch("cross", layer, seen)
-
-    def mlp(self, layer, seen):
-        return self._branch("mlp", layer, seen)
-
-    def _branch(self, kind, layer, seen):
+    def branch(self, layer, kind, branch_input):
         def one(x, inputs):
             return getattr(Tokens(), kind)(layer.replace(inputs=inputs), x)[0]
 
-        return jax.vmap(one)(seen[0], layer.inputs), None
+        return jax.vmap(one)(branch_input[0], layer.inputs), None
 
     def _variance(self, a):
         return jnp.var(a, where=jnp.broadcast_to(self.exists[..., None], a.shape))

@@ -112,28 +112,32 @@ class TransformerConfig(AttentionConfig, PositionConfig, ResidualConfig, MLPConf
             part.__post_init__(self)
         struct.integers(self, depth=1, num_heads=1, d_model=1, unroll=1, d_qk=1, d_v=1)
         struct.integers(self, num_kv_heads=1)
-        if self.num_kv_heads is not None and self.num_heads % self.num_kv_heads:
-            raise ValueError(
-                f"num_kv_heads={self.num_kv_heads} does not divide num_heads={self.num_heads}"
-            )
         struct.one_of(self, init=INITS, family=(None, *FAMILIES))
-        if self.d_model % self.num_heads and None in (self.d_qk, self.d_v):
-            raise ValueError(
-                f"num_heads={self.num_heads} does not divide d_model={self.d_model}; "
-                "give d_qk and d_v"
-            )
+        h, groups, depth, rows = self.num_heads, self.num_kv_heads, self.depth, self.layer_map
+        struct.refuse(
+            (groups and h % groups, f"num_kv_heads={groups} does not divide num_heads={h}"),
+            (
+                self.d_model % h and None in (self.d_qk, self.d_v),
+                f"num_heads={h} does not divide d_model={self.d_model}; give d_qk and d_v",
+            ),
+            (
+                self.windows and (len(self.windows) != depth or min(self.windows) < 0),
+                f"windows={self.windows} are not {depth} distances",
+            ),
+            (
+                self.rotary_layers and len(self.rotary_layers) != depth,
+                f"rotary_layers={self.rotary_layers} are not of {depth} layers",
+            ),
+            (rows and len(rows) != depth, f"layer_map has {len(rows)} entries for depth={depth}"),
+            (
+                rows and set(rows) != set(range(max(rows) + 1)),
+                f"layer_map={rows} leaves out a row of the parameters",
+            ),
+        )
         if self.position == "rotary":
             self.check_rotary(self.qk_width)
-        if self.windows and (len(self.windows) != self.depth or min(self.windows) < 0):
-            raise ValueError(f"windows={self.windows} are not {self.depth} distances")
-        if self.rotary_layers and len(self.rotary_layers) != self.depth:
-            raise ValueError(f"rotary_layers={self.rotary_layers} are not of {self.depth} layers")
         if self.num_experts:
             self.check_experts(self.ff_width)
-        if self.layer_map and len(self.layer_map) != self.depth:
-            raise ValueError(f"layer_map has {len(self.layer_map)} entries for depth={self.depth}")
-        if self.layer_map and set(self.layer_map) != set(range(max(self.layer_map) + 1)):
-            raise ValueError(f"layer_map={self.layer_map} leaves out a row of the parameters")
 
     @property
     def qk_width(self) -> int:

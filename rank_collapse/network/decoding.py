@@ -8,10 +8,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
 
 from rank_collapse import struct
 from rank_collapse.network import projections, streams, transformer
-from rank_collapse.network.cache import Past, context_of_token, empty_cache
+from rank_collapse.network.attention import AttentionContext
 from rank_collapse.network.encoder_decoder import (
     EncoderDecoderConfig,
     EncoderDecoderParams,
@@ -21,6 +22,28 @@ from rank_collapse.network.encoder_decoder import (
 )
 from rank_collapse.network.inputs import input_states, prepare_inputs
 from rank_collapse.network.walk import final_norm, walk
+
+
+class Past(struct.Struct):
+    """Keys and values of one layer's self-attention before token t."""
+
+    known: projections.KeysValues  # [h, n, k], [h, n, v]; those of tokens 0 .. t − 1 count
+    position: Any  # t
+
+    def extended(
+        self,
+        params: projections.AttentionParams,
+        x: Float[Array, "1 d"],
+        context: AttentionContext,
+        norm_eps: float,
+    ) -> projections.KeysValues:
+        """The keys and values of tokens 0 .. t, x being token t."""
+        new = projections.keys_values(params, x, context, norm_eps)
+
+        def written(old, row):
+            return jax.lax.dynamic_update_slice_in_dim(old, row, self.position, axis=1)
+
+        return jax.tree.map(written, self.known, new)
 
 
 class Decoded(struct.Struct):
@@ -131,4 +154,36 @@ def _cached_steps(params, memory, source_mask, tokens, config):
         x = final_norm(transformer.Tokens(), x, decoder, here, own)
         return logits_of(params, x, config)[0], known
 
-    return empty_cache(own, tokens.shape[0], dtype), next_logits
+    shape = (own.depth, own.num_heads, tokens.shape[0])
+    widths = own.qk_width, own.v_width
+    none_yet = projections.KeysValues(*(jnp.zeros((*shape, width), dtype) for width in widths))
+    return none_yet, next_logits
+
+
+def context_of_token(context: AttentionContext, position: Int[Array, ""]) -> AttentionContext:
+    """Row t of the masks, biases and positions of all n tokens, as token t alone needs them.
+
+    Args:
+        context: Of all tokens, from `inputs.make_context`.
+        position: t; may be traced.
+    """
+
+    def row(a, axis):
+        return None if a is None else jax.lax.dynamic_slice_in_dim(a, position, 1, axis)
+
+    relative = context.relative
+    if relative is not None:  # row p is distance n − 1 − p; here row j is to be distance t − j
+        n = (relative.shape[0] + 1) // 2
+        relative = jax.lax.dynamic_slice_in_dim(relative, n - 1 - position, n, 0)
+
+    def turned(pair):
+        return None if pair is None else tuple(row(a, 0) for a in pair)
+
+    return context.replace(
+        mask=row(context.mask, -2),
+        bias=row(context.bias, -2),
+        rotary=turned(context.rotary),
+        relative=relative,
+        distance=row(context.distance, -2),
+        local_rotary=turned(context.local_rotary),
+    )

@@ -46,41 +46,48 @@ class EncoderDecoderConfig(struct.Struct):
         encoder, decoder = self.encoder, self.decoder
         if not isinstance(encoder, TransformerConfig) or not isinstance(decoder, TransformerConfig):
             return  # a transformation of the pytree put something else there
-        if encoder.cross_attention:
-            raise ValueError("encoder.cross_attention=True: an encoder has no memory to attend to")
-        if not decoder.cross_attention:
-            raise ValueError(
-                "decoder.cross_attention=False: the decoder would not read the encoder's output"
-            )
-        if decoder.mask != "causal":
-            raise ValueError(
+        struct.refuse(
+            (
+                encoder.cross_attention,
+                "encoder.cross_attention=True: an encoder has no memory to attend to",
+            ),
+            (
+                not decoder.cross_attention,
+                "decoder.cross_attention=False: the decoder would not read the encoder's output",
+            ),
+            (
+                decoder.mask != "causal",
                 f"decoder.mask={decoder.mask!r}: a decoder is causal, or it would read what it "
-                "should answer"
-            )
-        if encoder.d_model != decoder.d_model:
-            raise ValueError(
+                "should answer",
+            ),
+            (
+                encoder.d_model != decoder.d_model,
                 f"encoder.d_model={encoder.d_model} is not decoder.d_model={decoder.d_model}, "
-                "which attends to its output"
-            )
-        of_source, of_target = encoder.embedding, decoder.embedding
-        if of_target is None or not of_target.vocab_size:
-            raise ValueError("decoder.embedding must have a vocab_size: the decoder reads tokens")
-        if of_target.class_token:
-            raise ValueError("decoder.embedding.class_token=True moves every token by one place")
-        size = (of_target.vocab_size, of_target.d_embed)
-        if self.shared_embedding and (
-            of_source is None or (of_source.vocab_size, of_source.d_embed) != size
-        ):
-            found = of_source and (of_source.vocab_size, of_source.d_embed)
-            raise ValueError(
-                f"shared_embedding=True, but (vocab_size, d_embed) of the encoder is {found}, of "
-                f"the decoder {size}"
-            )
-        if self.tied_output and of_target.d_embed != decoder.d_model:
-            raise ValueError(
+                "which attends to its output",
+            ),
+            (
+                decoder.embedding is None or not decoder.embedding.vocab_size,
+                "decoder.embedding must have a vocab_size: the decoder reads tokens",
+            ),
+        )
+        of_target = decoder.embedding
+        source, target = (e and (e.vocab_size, e.d_embed) for e in (encoder.embedding, of_target))
+        struct.refuse(
+            (
+                of_target.class_token,
+                "decoder.embedding.class_token=True moves every token by one place",
+            ),
+            (
+                self.shared_embedding and source != target,
+                f"shared_embedding=True, but (vocab_size, d_embed) of the encoder is {source}, of "
+                f"the decoder {target}",
+            ),
+            (
+                self.tied_output and of_target.d_embed != decoder.d_model,
                 f"tied_output=True, but decoder.embedding.d_embed={of_target.d_embed} is not "
-                f"d_model={decoder.d_model}"
-            )
+                f"d_model={decoder.d_model}",
+            ),
+        )
 
 
 class EncoderDecoderParams(struct.Struct):

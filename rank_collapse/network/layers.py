@@ -150,15 +150,17 @@ class MLPConfig(struct.Struct, kw_only=True):
             ValueError: They do not, or there are fewer than a token uses.
         """
         units = d_ff - self.d_shared
-        if self.mlp == "none" or units < 1 or units % self.num_experts:
-            raise ValueError(
+        struct.refuse(
+            (
+                self.mlp == "none" or units < 1 or units % self.num_experts,
                 f"num_experts={self.num_experts} do not divide the {units} units of "
-                f"d_ff={d_ff} − d_shared={self.d_shared} of mlp={self.mlp!r}"
-            )
-        if not 1 <= self.experts_per_token <= self.num_experts:
-            raise ValueError(
-                f"experts_per_token={self.experts_per_token} of num_experts={self.num_experts}"
-            )
+                f"d_ff={d_ff} − d_shared={self.d_shared} of mlp={self.mlp!r}",
+            ),
+            (
+                not 1 <= self.experts_per_token <= self.num_experts,
+                f"experts_per_token={self.experts_per_token} of num_experts={self.num_experts}",
+            ),
+        )
 
 
 class NormParams(struct.Struct):

@@ -146,7 +146,7 @@ def _by_token(params, x, config):
     return read, write, jnp.einsum("snd,sdij->ijn", y, params.w_carry)
 
 
-def sinkhorn(logits: Float[Array, "i j *n"], steps: int = SINKHORN_STEPS) -> Float[Array, "i j *n"]:
+def sinkhorn(logits: Float[Array, "i j *n"]) -> Float[Array, "i j *n"]:
     """exp(logits), its columns and then its rows divided by their sums, again and again.
 
     Of the identity of size s: e/(e + s − 1) on the diagonal and 1/(e + s − 1) beside it, whose
@@ -162,7 +162,7 @@ def sinkhorn(logits: Float[Array, "i j *n"], steps: int = SINKHORN_STEPS) -> Flo
         m = m / m.sum(axis=0, keepdims=True)
         return m / m.sum(axis=1, keepdims=True)
 
-    return jax.lax.fori_loop(0, steps, step, start)
+    return jax.lax.fori_loop(0, SINKHORN_STEPS, step, start)
 
 
 def begin(x: Float[Array, "n d"], config: TransformerConfig) -> Float[Array, "*s n d"]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from rank_collapse import struct
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.gains import Gains
 from rank_collapse.network.layers import GATED, MLPParams
@@ -68,10 +69,10 @@ def variant(
 
     Source: Dong et al. 2021, section 4 and its figures of BERT, ALBERT and XLNet.
     """
-    if name not in VARIANTS:
-        raise ValueError(f"variant {name!r} is not one of {VARIANTS}")
-    if reading not in READINGS:
-        raise ValueError(f"reading {reading!r} is not one of {READINGS}")
+    struct.refuse(
+        (name not in VARIANTS, f"variant {name!r} is not one of {VARIANTS}"),
+        (reading not in READINGS, f"reading {reading!r} is not one of {READINGS}"),
+    )
     if family is not None:
         if config.family not in (None, family):
             raise ValueError(f"family={family!r} of a network of family={config.family!r}")

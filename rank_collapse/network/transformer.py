@@ -152,32 +152,34 @@ class Tokens(Algebra):
     def read(self, layer, kind, x):
         return self.places(f"{kind}_input", x)
 
-    def attention(self, layer, seen):
-        keys, past, config = seen, layer.inputs.past, layer.config
+    def attention(self, layer, branch_input):
+        keys, past, config = branch_input, layer.inputs.past, layer.config
         if past is not None:
-            keys = past.extended(layer.params.attention, seen, layer.context, config.norm_eps)
+            keys = past.extended(
+                layer.params.attention, branch_input, layer.context, config.norm_eps
+            )
         own = {"normalise": config.normalise, "mixing": layer.gains.mixing, "mix": config.mix}
-        return self._attend(layer, "attention", seen, keys, layer.context, **own)
+        return self._attend(layer, "attention", branch_input, keys, layer.context, **own)
 
-    def cross(self, layer, seen):
+    def cross(self, layer, branch_input):
         inputs = layer.inputs
-        return self._attend(layer, "cross", seen, inputs.memory, inputs.memory_context)
+        return self._attend(layer, "cross", branch_input, inputs.memory, inputs.memory_context)
 
-    def mlp(self, layer, seen):
+    def mlp(self, layer, branch_input):
         config = layer.config
         kind, clamp = config.mlp, config.mlp_clamp
-        part = layers.mlp(layer.params.mlp, seen, kind, config.routing, self.places, clamp)
+        part = layers.mlp(layer.params.mlp, branch_input, kind, config.routing, self.places, clamp)
         out = self.places("mlp_branch", part)
         return self._dropped("mlp", out), BranchAux(out)
 
     def after(self, layer, name, x):
         return self.places(name, x)
 
-    def _attend(self, layer, kind, seen, keys, context, **options):
+    def _attend(self, layer, kind, branch_input, keys, context, **options):
         prefix = "cross_" if kind == "cross" else ""
         part, weights = attn.multi_head_attention(
             getattr(layer.params, kind),
-            seen,
+            branch_input,
             keys,
             context=context,
             **layer.score_options,
@@ -366,14 +368,8 @@ def _apply(params, prepared, config, dropout_key, dropout_rate, keep) -> Trace:
 class _Recorded(Tokens):
     """Tokens as a trace has them: `Layer.extra` is the layer's `LayerTrace`."""
 
-    def attention(self, layer, seen):
-        return layer.extra.attention_branch, None
-
-    def cross(self, layer, seen):
-        return layer.extra.cross_branch, None
-
-    def mlp(self, layer, seen):
-        return layer.extra.mlp_branch, None
+    def branch(self, layer, kind, branch_input):
+        return getattr(layer.extra, f"{kind}_branch"), None
 
     def after(self, layer, name, x):
         return getattr(layer.extra, "hidden" if name == "residual" else name)

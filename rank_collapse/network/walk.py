@@ -99,6 +99,10 @@ class Algebra:
         """A branch's input after the edit at "attention_input", "cross_input" or "mlp_input"."""
         return branch_input
 
+    def branch(self, layer: Layer, kind: str, branch_input: Any) -> tuple[Any, Any]:
+        """(output, aux) of a sublayer's branch: of the method of its kind."""
+        return getattr(self, kind)(layer, branch_input)
+
     def attention(self, layer: Layer, branch_input: Any) -> tuple[Any, Any]:
         """(output, aux) of self-attention."""
         raise NotImplementedError
@@ -124,7 +128,7 @@ def walk_layer(algebra: Algebra, layer: Layer, state: Any) -> tuple[Any, dict[st
         spec = specs[kind]
         source = algebra.merged(layer, spec, start if spec.parallel else state)
         branch_input = algebra.read(layer, kind, _branch_input(algebra, layer, spec, source))
-        part, aux = getattr(algebra, kind)(layer, branch_input)
+        part, aux = algebra.branch(layer, kind, branch_input)
         joined = algebra.norm(layer, spec.at_branch, part) if spec.norms_branch else part
         total = algebra.add(layer, spec, state, joined)
         after = algebra.norm(layer, spec, total) if spec.norms_sum else total

@@ -14,11 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from rank_collapse import struct
-from rank_collapse.network import streams
-from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.covers import FORWARD
-from rank_collapse.network.residual import token_sum
-from rank_collapse.network.walk import Algebra
+from rank_collapse.network import FORWARD, Algebra, TransformerConfig, streams, token_sum
 from rank_collapse.paths.frozen import Frozen, carry_edit, connection, cross_attention
 
 # Layers are compiled in at most this many groups of two or more, each with the slots its last layer
@@ -169,25 +165,25 @@ class ByLength(Algebra):
         sums = {n: a for n in names if (a := getattr(channels, n)) is not None}
         return channels.replace(**{n: streams.merge(own, a) for n, a in sums.items()})
 
-    def read(self, layer, kind, seen):
-        return self.after(layer, f"{kind}_input", seen)
+    def read(self, layer, kind, branch_input):
+        return self.after(layer, f"{kind}_input", branch_input)
 
-    def attention(self, layer, seen):
-        return self._further(Frozen.attention, layer, seen, 0)
+    def attention(self, layer, branch_input):
+        return self._further(Frozen.attention, layer, branch_input, 0)
 
-    def cross(self, layer, seen):
+    def cross(self, layer, branch_input):
         """Paths from the memory enter with length 1; biases join the offset."""
         memory = layer.inputs.memory
         own = jnp.stack([memory, jnp.zeros_like(memory)])
         ones = jnp.asarray([0, 1], own.dtype)
         part = cross_attention(layer, own, ones)
         entering, bias = carry_edit(layer, "cross_branch", part, ones)
-        empty = jnp.zeros_like(seen.memory)
-        part = seen.replace(start=empty, memory=empty.at[1, 0].set(entering), offset=bias)
+        empty = jnp.zeros_like(branch_input.memory)
+        part = branch_input.replace(start=empty, memory=empty.at[1, 0].set(entering), offset=bias)
         return part, None
 
-    def mlp(self, layer, seen):
-        return self._further(Frozen.mlp, layer, seen, 1 if self.counted else None)
+    def mlp(self, layer, branch_input):
+        return self._further(Frozen.mlp, layer, branch_input, 1 if self.counted else None)
 
     def after(self, layer, name, channels):
         if name not in (layer.inputs.edit or ()):
@@ -196,7 +192,9 @@ class ByLength(Algebra):
             raise ValueError(f"{self.covers.name} does not cover an edit of {name!r} of streams")
         return channels.map(lambda c, ones: carry_edit(layer, name, c, ones))
 
-    def _further(self, branch, layer, seen, axis):
+    def _further(self, branch, layer, branch_input, axis):
         """A branch whose paths are one further along a slot axis; the last slot is empty."""
         cut = [None if i != axis else -1 for i in range(2)]
-        return seen.map(lambda c, ones: branch(Frozen(ones), layer, c)[0], *cut).shift(axis), None
+        return branch_input.map(lambda c, ones: branch(Frozen(ones), layer, c)[0], *cut).shift(
+            axis
+        ), None

@@ -15,16 +15,24 @@ import jax
 import jax.numpy as jnp
 
 from rank_collapse import struct
-from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.covers import Covers
-from rank_collapse.network.gains import layer_gains
-from rank_collapse.network.inputs import PreparedInputs, prepare_inputs
-from rank_collapse.network.parameters import TransformerParams
-from rank_collapse.network.passes import LayerPass, Walked
-from rank_collapse.network.precision import full_precision
+from rank_collapse.network import (
+    Covers,
+    Forward,
+    Layer,
+    LayerPass,
+    PreparedInputs,
+    TransformerConfig,
+    TransformerParams,
+    Walked,
+    final_norm,
+    forward,
+    full_precision,
+    layer_gains,
+    prepare_inputs,
+    walk,
+    walk_layer,
+)
 from rank_collapse.network.streams import begin
-from rank_collapse.network.transformer import Forward, forward
-from rank_collapse.network.walk import Layer, final_norm, walk, walk_layer
 from rank_collapse.paths.channels import ByLength, Channels, Layout
 from rank_collapse.paths.frozen import freeze_final, freeze_layer
 

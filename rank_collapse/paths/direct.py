@@ -13,12 +13,16 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from rank_collapse import struct
-from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.covers import EVERYTHING
-from rank_collapse.network.inputs import prepare_inputs
-from rank_collapse.network.parameters import TransformerParams
-from rank_collapse.network.precision import full_precision
-from rank_collapse.network.walk import final_norm, walk, walk_layer
+from rank_collapse.network import (
+    EVERYTHING,
+    TransformerConfig,
+    TransformerParams,
+    final_norm,
+    full_precision,
+    prepare_inputs,
+    walk,
+    walk_layer,
+)
 from rank_collapse.paths.contributions import PathContributions
 from rank_collapse.paths.frozen import Frozen, carry_edit, freeze
 
@@ -92,26 +96,20 @@ class _Written(Frozen):
         self.first = {"attention": 1, "cross": 1 + config.depth * self.width}
         self.first["mlp"] = self.first["cross"] + config.depth * config.cross_attention
 
-    def attention(self, layer, seen):
-        if not self.by_head:
-            return self._written(layer, "attention", seen), None
-        trace, params = layer.extra.trace, layer.params.attention
-        bias = jnp.broadcast_to(params.b_o, (1, *seen.shape[1:]))
-        parts = jnp.concatenate([trace.kept["head_output"], bias])
-        shares = jnp.zeros(len(parts), seen.dtype).at[-1].set(1)
-        parts = carry_edit(layer, "attention_branch", parts, shares)
-        empty = jnp.zeros_like(seen).at[-1].set(parts[-1])
-        return self._placed(layer, "attention", empty, parts[:-1]), None
-
-    def cross(self, layer, seen):
-        return self._written(layer, "cross", seen), None
-
-    def mlp(self, layer, seen):
-        return self._written(layer, "mlp", seen), None
-
-    def _written(self, layer, kind, seen):
+    def branch(self, layer, kind, branch_input):
+        if kind == "attention" and self.by_head:
+            return self._by_head(layer, branch_input), None
         part = getattr(layer.extra.trace, f"{kind}_branch")
-        return self._placed(layer, kind, jnp.zeros_like(seen), part[None])
+        return self._placed(layer, kind, jnp.zeros_like(branch_input), part[None]), None
+
+    def _by_head(self, layer, branch_input):
+        trace, params = layer.extra.trace, layer.params.attention
+        bias = jnp.broadcast_to(params.b_o, (1, *branch_input.shape[1:]))
+        parts = jnp.concatenate([trace.kept["head_output"], bias])
+        shares = jnp.zeros(len(parts), branch_input.dtype).at[-1].set(1)
+        parts = carry_edit(layer, "attention_branch", parts, shares)
+        empty = jnp.zeros_like(branch_input).at[-1].set(parts[-1])
+        return self._placed(layer, "attention", empty, parts[:-1])
 
     def _placed(self, layer, kind, rows, parts):
         row = self.first[kind] + layer.index * len(parts)

@@ -14,10 +14,7 @@ from jaxtyping import Array, Float
 from rank_collapse.measures.influence import mean_cosine, shown
 from rank_collapse.measures.norms import composite_norm
 from rank_collapse.measures.residuals import residual, residual_ratio
-from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.inputs import PreparedInputs
-from rank_collapse.network.passes import LayerPass, Walked
-from rank_collapse.network.walk import Layer
+from rank_collapse.network import Layer, LayerPass, PreparedInputs, TransformerConfig, Walked
 from rank_collapse.paths import chains
 from rank_collapse.paths.chains import measured_sizes
 from rank_collapse.paths.contributions import PathContributions

@@ -15,16 +15,24 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from rank_collapse import struct
-from rank_collapse.network import edits, layers
-from rank_collapse.network.attention import own_mix
-from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.inputs import PreparedInputs
-from rank_collapse.network.parameters import TransformerParams
-from rank_collapse.network.projections import AttentionParams
-from rank_collapse.network.residual import ResidualSpec, final_spec, token_sum
+from rank_collapse.network import (
+    Algebra,
+    AttentionParams,
+    Forward,
+    Layer,
+    PreparedInputs,
+    ResidualSpec,
+    TransformerConfig,
+    TransformerParams,
+    edits,
+    final_spec,
+    forward,
+    layers,
+    own_mix,
+    token_sum,
+    walk,
+)
 from rank_collapse.network.streams import Connection, merge
-from rank_collapse.network.transformer import Forward, forward
-from rank_collapse.network.walk import Algebra, Layer, walk
 
 
 class FrozenLayer(struct.Struct):
@@ -105,20 +113,20 @@ class Frozen(Algebra):
     def add(self, layer, spec, c, part):
         return token_sum(spec, c, part)
 
-    def attention(self, layer, seen):
-        part = self_attention(layer, seen, self.ones)
+    def attention(self, layer, branch_input):
+        part = self_attention(layer, branch_input, self.ones)
         return carry_edit(layer, "attention_branch", part, self.ones), None
 
-    def cross(self, layer, seen):
+    def cross(self, layer, branch_input):
         memory = layer.inputs.memory[None]
         part = cross_attention(layer, memory, jnp.ones(1, memory.dtype))
-        part = jnp.broadcast_to(self.ones[:, None, None] * part, seen.shape)
+        part = jnp.broadcast_to(self.ones[:, None, None] * part, branch_input.shape)
         return carry_edit(layer, "cross_branch", part, self.ones), None
 
-    def mlp(self, layer, seen):
+    def mlp(self, layer, branch_input):
         """(gate ∘ (c W_in + ones·b_in)) W_out + ones·b_out with the gate frozen."""
         params, ones = layer.params.mlp, self.ones
-        hidden = layer.extra.gate[None] * (seen @ params.w_in + _bias(params.b_in, ones))
+        hidden = layer.extra.gate[None] * (branch_input @ params.w_in + _bias(params.b_in, ones))
         hidden = carry_edit(layer, "mlp_hidden", hidden, ones)
         part = hidden @ params.w_out + _bias(params.b_out, ones)
         return carry_edit(layer, "mlp_branch", part, ones), None

@@ -10,12 +10,17 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.covers import CROSS, Covers, everything_but
-from rank_collapse.network.inputs import PreparedInputs
-from rank_collapse.network.parameters import TransformerParams
-from rank_collapse.network.transformer import forward
-from rank_collapse.network.walk import Layer, final_norm
+from rank_collapse.network import (
+    CROSS,
+    Covers,
+    Layer,
+    PreparedInputs,
+    TransformerConfig,
+    TransformerParams,
+    everything_but,
+    final_norm,
+    forward,
+)
 from rank_collapse.paths.channels import Channels, Layout
 from rank_collapse.paths.contributions import moved
 from rank_collapse.paths.frozen import Frozen, freeze_final

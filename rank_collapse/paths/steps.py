@@ -10,15 +10,22 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from rank_collapse.network import covers
-from rank_collapse.network.attention import AttentionContext
-from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.gains import LayerGains, layer_gains, scaled
-from rank_collapse.network.inputs import PreparedInputs
-from rank_collapse.network.parameters import TransformerParams, layer_params
-from rank_collapse.network.projections import AttentionParams
-from rank_collapse.network.transformer import forward
-from rank_collapse.network.walk import Layer, final_norm, walk_layer
+from rank_collapse.network import (
+    AttentionContext,
+    AttentionParams,
+    Layer,
+    LayerGains,
+    PreparedInputs,
+    TransformerConfig,
+    TransformerParams,
+    covers,
+    final_norm,
+    forward,
+    layer_gains,
+    layer_params,
+    scaled,
+    walk_layer,
+)
 from rank_collapse.paths.enumeration import ALL_HEADS
 from rank_collapse.paths.frozen import Frozen, freeze
 
@@ -112,11 +119,11 @@ class OnePath(Frozen):
         super().__init__(jnp.zeros(1, dtype))
         self.choice = choice
 
-    def attention(self, layer, seen):
+    def attention(self, layer, branch_input):
         heads = jnp.arange(layer.config.num_heads)
         taken = (heads == self.choice) | (self.choice == ALL_HEADS)
-        extra = layer.extra.replace(head_gain=taken.astype(seen.dtype))
-        return super().attention(layer.replace(extra=extra), seen)
+        extra = layer.extra.replace(head_gain=taken.astype(branch_input.dtype))
+        return super().attention(layer.replace(extra=extra), branch_input)
 
     def add(self, layer, spec, c, part):
         """Of attention the one term that the path takes: the branch or the skip."""
@@ -125,11 +132,11 @@ class OnePath(Frozen):
         skip = scaled(spec.skip_gain, c) * layer.config.attention_skip
         return jnp.where(self._skips(layer), skip, scaled(spec.branch_gain, part))
 
-    def mlp(self, layer, seen):
+    def mlp(self, layer, branch_input):
         if layer.config.parallel:
             # A parallel MLP reads past the layer's heads: its branch is on the path of the skip.
-            seen = jnp.where(self._skips(layer), seen, 0)
-        return super().mlp(layer, seen)
+            branch_input = jnp.where(self._skips(layer), branch_input, 0)
+        return super().mlp(layer, branch_input)
 
     def _skips(self, layer):
         return _kind(self.choice, layer.config) == 2

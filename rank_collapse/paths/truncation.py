@@ -12,12 +12,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rank_collapse.network import attention as attn, covers
-from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.inputs import prepare_inputs
-from rank_collapse.network.parameters import TransformerParams
-from rank_collapse.network.precision import full_precision
-from rank_collapse.network.walk import walk_through
+from rank_collapse.network import (
+    TransformerConfig,
+    TransformerParams,
+    attention as attn,
+    covers,
+    full_precision,
+    prepare_inputs,
+    walk_through,
+)
 from rank_collapse.paths.channels import ByLength, Channels
 from rank_collapse.paths.contributions import PathContributions
 from rank_collapse.paths.frozen import FrozenLayer, frozen_scale, mlp_gate
@@ -72,18 +75,18 @@ class Truncated(ByLength):
         extra = FrozenLayer({(spec.kind, spec.after_branch): scale})
         return super().norm(layer.replace(extra=extra), spec, channels)
 
-    def attention(self, layer, seen):
-        x, params, context = total(seen), layer.params.attention, layer.context
+    def attention(self, layer, branch_input):
+        x, params, context = total(branch_input), layer.params.attention, layer.context
         scores = attn.attention_scores(params, x, x, context=context, **layer.score_options)
         weights = attn.normalised(scores, context, layer.config.normalise)
         weights = attn.mixing_matrix(weights, layer.gains.mixing, context.mask)
         layer = layer.replace(extra=FrozenLayer(weights=weights))
-        part, _ = super().attention(layer, seen)
+        part, _ = super().attention(layer, branch_input)
         return part.replace(start=jnp.where(self.keep, part.start, 0)), None
 
-    def mlp(self, layer, seen):
-        gate = mlp_gate(layer.params.mlp, total(seen), layer.config)
-        return super().mlp(layer.replace(extra=FrozenLayer(gate=gate)), seen)
+    def mlp(self, layer, branch_input):
+        gate = mlp_gate(layer.params.mlp, total(branch_input), layer.config)
+        return super().mlp(layer.replace(extra=FrozenLayer(gate=gate)), branch_input)
 
 
 @jax.jit

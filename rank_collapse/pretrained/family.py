@@ -1,25 +1,47 @@
-"""A family of models as a table: the entries of its config.json, and where its tensors lie."""
+"""A family of models as a table: the entries of its config.json, and where its tensors lie.
+
+What such a table is written with is imported from here, wherever it is defined.
+"""
 
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rank_collapse.network.config import DEFAULTS, TransformerConfig
-from rank_collapse.network.embedding import EmbeddingConfig
-from rank_collapse.network.parameters import TransformerParams
-from rank_collapse.pretrained.drawn import Draw, Initialisation
+from rank_collapse.network import DEFAULTS, EmbeddingConfig, TransformerConfig, TransformerParams
+from rank_collapse.pretrained.drawn import (
+    Draw as Draw,
+    Initialisation as Initialisation,
+)
 from rank_collapse.pretrained.entries import (
-    MAX_LAYERS,
-    Entry,
-    Settings,
+    MAX_LAYERS as MAX_LAYERS,
+    Entry as Entry,
+    Settings as Settings,
     as_entry,
     check_entry,
+    count as count,
     only,
 )
-from rank_collapse.pretrained.mapping import Names, Reader
+from rank_collapse.pretrained.mapping import (
+    Leaf as Leaf,
+    Map as Map,
+    Names as Names,
+    Reader,
+    take as take,
+)
+from rank_collapse.pretrained.rotary import (
+    ANY_LENGTH as ANY_LENGTH,
+    local_theta as local_theta,
+    num_positions as num_positions,
+    rotary_entry as rotary_entry,
+    rotary_fields as rotary_fields,
+    unscaled as unscaled,
+)
 from rank_collapse.pretrained.unembedding import Unembedding
-from rank_collapse.pretrained.weights import Weights
+from rank_collapse.pretrained.weights import (
+    Weights as Weights,
+    by_layer as by_layer,
+)
 from rank_collapse.printed import quoted
 
 ACTIVATIONS = {

@@ -29,14 +29,14 @@ def targets_of(
     return targets, keep & np.concatenate([keep[:, 1:], np.zeros((len(ids), 1), bool)], axis=1)
 
 
-def pieces(unembedding: Unembedding, dtype: Any, size: int = WORDS) -> Any:
+def pieces(unembedding: Unembedding, dtype: Any) -> Any:
     """(first word, s words [v, d], s bias [v], Bool [v] which of them exist), piece by piece."""
     table = unembedding.table
     if not isinstance(table, Table):
         whole = np.asarray(table)
         table = Table(lambda first, last: whole[first:last], whole.shape)
     vocab, d = table.shape
-    size, scale = min(size, vocab), jnp.asarray(unembedding.scale, dtype)
+    size, scale = min(WORDS, vocab), jnp.asarray(unembedding.scale, dtype)
     for first, words in table.chunks(size):
         count = len(words)
         filled = jnp.zeros((size, d), dtype).at[:count].set(jnp.asarray(words).astype(dtype))

@@ -14,9 +14,7 @@ import jax
 import numpy as np
 from flint import arb
 
-from rank_collapse.network.attention import AttentionContext
-from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.projections import AttentionParams
+from rank_collapse.network import AttentionContext, AttentionParams, TransformerConfig
 from rank_collapse.theory import balls
 from rank_collapse.theory.ball_functions import tanh_change, tanh_second_difference
 from rank_collapse.theory.balls import Row, Split, Tokens, affine, dot, minus, plus, total

@@ -9,12 +9,16 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from rank_collapse import struct
-from rank_collapse.network import covers
-from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.inputs import at_least_float32, prepare_inputs
-from rank_collapse.network.precision import full_precision
-from rank_collapse.network.transformer import apply
-from rank_collapse.network.walk import walk, walk_layer
+from rank_collapse.network import (
+    TransformerConfig,
+    apply,
+    at_least_float32,
+    covers,
+    full_precision,
+    prepare_inputs,
+    walk,
+    walk_layer,
+)
 from rank_collapse.theory import tangent
 from rank_collapse.theory.bounds import not_covered, score_width
 from rank_collapse.theory.cubic_regime import log10_growth
@@ -207,16 +211,19 @@ class CubicAttention(tangent.Tangents):
     def __init__(self, first: Any = None):
         self.first = first
 
-    def attention(self, layer, seen):
+    def attention(self, layer, branch_input):
         params, keep, given = layer.params.attention, layer.inputs.keep, layer.extra
         if given is not None:
             use = layer.index <= self.first
-            seen = jax.tree.map(lambda a, b: jnp.where(use, a, b), given, seen)
+            branch_input = jax.tree.map(lambda a, b: jnp.where(use, a, b), given, branch_input)
         query, key, value = (
-            jnp.einsum("nd,hdk->hnk", seen.rest, w) for w in (params.w_q, params.w_k, params.w_v)
+            jnp.einsum("nd,hdk->hnk", branch_input.rest, w)
+            for w in (params.w_q, params.w_k, params.w_v)
         )
         width = math.sqrt(score_width(layer.config))
         factor = layer.gains.temperature * width * jnp.sum(keep)
         covariance = jnp.einsum("hnk,hnv->hkv", key, value) / factor
         rest = jnp.einsum("hnk,hkv,hvd->nd", query, covariance, params.w_o)
-        return LogState(tangent.attended(params, seen.mean), rest, 3 * seen.log_scale), None
+        return LogState(
+            tangent.attended(params, branch_input.mean), rest, 3 * branch_input.log_scale
+        ), None

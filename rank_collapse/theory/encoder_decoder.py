@@ -12,12 +12,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from rank_collapse.network.encoder_decoder import (
+from rank_collapse.network import (
     EncoderDecoderConfig,
     EncoderDecoderParams,
     decoder_params,
+    full_precision,
 )
-from rank_collapse.network.precision import full_precision
 from rank_collapse.theory import stability
 
 HALVES = ("encoder", "decoder")

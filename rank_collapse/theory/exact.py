@@ -14,12 +14,17 @@ import jax
 import numpy as np
 from flint import arb
 
-from rank_collapse.network import covers, layers
-from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.gains import layer_gains
-from rank_collapse.network.inputs import prepare_inputs
-from rank_collapse.network.residual import ResidualSpec
-from rank_collapse.network.walk import Algebra, Layer, walk_layer
+from rank_collapse.network import (
+    Algebra,
+    Layer,
+    ResidualSpec,
+    TransformerConfig,
+    covers,
+    layer_gains,
+    layers,
+    prepare_inputs,
+    walk_layer,
+)
 from rank_collapse.theory import balls
 from rank_collapse.theory.ball_attention import BallAttention
 from rank_collapse.theory.balls import Split, Tokens, affine, minus, plus, total

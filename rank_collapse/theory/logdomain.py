@@ -14,12 +14,20 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from rank_collapse import struct
-from rank_collapse.network import covers
-from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.inputs import PreparedInputs, at_least_float32, prepare_inputs
-from rank_collapse.network.passes import LayerPass, Walked, run
-from rank_collapse.network.precision import full_precision
-from rank_collapse.network.walk import Algebra, Layer, walk_layer
+from rank_collapse.network import (
+    Algebra,
+    Layer,
+    LayerPass,
+    PreparedInputs,
+    TransformerConfig,
+    Walked,
+    at_least_float32,
+    covers,
+    full_precision,
+    prepare_inputs,
+    run,
+    walk_layer,
+)
 from rank_collapse.theory import log_operations as ops
 from rank_collapse.theory.log_attention import attention
 from rank_collapse.theory.noise import Noise, certain, copies
@@ -141,15 +149,20 @@ class LogScaled(Algebra):
     def add(self, layer, spec, state, part):
         return ops.add(spec, state, part, self.keep)
 
-    def attention(self, layer, seen):
-        seen = jax.tree.map(self.noise, seen)
+    def attention(self, layer, branch_input):
+        branch_input = jax.tree.map(self.noise, branch_input)
         part, heads = attention(
-            layer.params.attention, seen, layer.config, layer.context, layer.gains, self.keep
+            layer.params.attention,
+            branch_input,
+            layer.config,
+            layer.context,
+            layer.gains,
+            self.keep,
         )
-        return self._edited(layer, "attention_branch", part), (seen, heads, part)
+        return self._edited(layer, "attention_branch", part), (branch_input, heads, part)
 
-    def mlp(self, layer, seen):
-        part = ops.mlp(layer.params.mlp, jax.tree.map(self.noise, seen), layer.config.mlp)
+    def mlp(self, layer, branch_input):
+        part = ops.mlp(layer.params.mlp, jax.tree.map(self.noise, branch_input), layer.config.mlp)
         return self._edited(layer, "mlp_branch", part), None
 
     def after(self, layer, name, state):

@@ -167,39 +167,6 @@ def _ratio(q, p, placement):
     return jnp.where(q == 0, nothing, jnp.minimum(p / jnp.where(q == 0, 1, q), 1))
 
 
-# --- Critical scaling
-
-
-def critical_cosine(rho: Any, gamma: Any, num_tokens: Any = None) -> Array:
-    """Cosine of two tokens after softmax(γ ln n cos_ij) of tokens of cosine ρ, with W = I.
-
-    Of n such tokens exactly: w = 1/(1 + (n − 1) n^{−γ(1−ρ)}) on itself, u = (1 − w)/(n − 1) on each
-    other, cosine (ρ + (1 − ρ)(2wu + (n − 2)u²))/(ρ + (1 − ρ)(w² + (n − 1)u²)). As n → ∞: 1 below
-    γ = 1/(1 − ρ), 4ρ/(1 + 3ρ) there, ρ above.
-
-    Args:
-        rho: ρ.
-        gamma: γ.
-        num_tokens: n, at least 2; None for the limit.
-
-    Raises:
-        ValueError: Fewer than two tokens.
-
-    Source: arXiv 2510.05554, theorem 1.
-    """
-    rho, gamma = jnp.asarray(rho, float), jnp.asarray(gamma, float)
-    if num_tokens is None:
-        at = gamma * (1 - rho)
-        return jnp.where(at < 1, 1.0, jnp.where(at > 1, rho, 4 * rho / (1 + 3 * rho)))
-    if not isinstance(num_tokens, jax.core.Tracer) and np.min(num_tokens) < 2:
-        raise ValueError(f"num_tokens={num_tokens} are not two tokens, which a cosine takes")
-    n = jnp.asarray(num_tokens, float)
-    w = 1 / (1 + (n - 1) * n ** (-gamma * (1 - rho)))
-    u = (1 - w) / (n - 1)
-    between = rho + (1 - rho) * (2 * w * u + (n - 2) * u**2)
-    return between / (rho + (1 - rho) * (w**2 + (n - 1) * u**2))
-
-
 # --- Cowsik et al. 2024
 
 
@@ -222,20 +189,12 @@ def angle_exponent(
     Source: Cowsik et al. 2024 (arXiv 2403.02579); the slope of the correlation map at 1 is that of
     Poole et al. 2016.
     """
-    a, m, _, second, change = _cowsik(attention_gain, mlp_gain, weight_scale, activation)
-    return jnp.log(1 - a) + jnp.log((1 - m) + m * change / second)
-
-
-def gradient_exponent(
-    attention_gain: Any, mlp_gain: Any, weight_scale: Any, activation: Callable = jnp.tanh
-) -> Array:
-    """λ_g: the squared gradient to all tokens alike grows by e^{λ_g} a layer, backwards.
-
-    e^{λ_g} = (1 − α_A² + α_A²/V)(1 − α_M² + α_M² σ_w² E φ'²/V'), of nearly equal tokens; see
-    `angle_exponent`.
-    """
-    a, m, first, second, change = _cowsik(attention_gain, mlp_gain, weight_scale, activation)
-    return jnp.log((1 - a) + a / first) + jnp.log((1 - m) + m * change / second)
+    a, m = jnp.square(attention_gain), jnp.square(mlp_gain)
+    z = weight_scale * jnp.asarray(NODES)
+    value, slope = jax.jvp(activation, (z,), (jnp.ones_like(z),))
+    square, change = (jnp.sum(jnp.asarray(WEIGHTS) * jnp.square(b)) for b in (value, slope))
+    before_mlp = (1 - a) * stream_square(attention_gain, mlp_gain, square) + a
+    return jnp.log(1 - a) + jnp.log((1 - m) + m * (weight_scale**2 * change) / before_mlp)
 
 
 def stream_square(attention_gain: Any, mlp_gain: Any, branch_square: Any) -> Array:
@@ -244,13 +203,3 @@ def stream_square(attention_gain: Any, mlp_gain: Any, branch_square: Any) -> Arr
     lost = 1 - (1 - m) * (1 - a)
     found = ((1 - m) * a + m * branch_square) / jnp.where(lost == 0, 1.0, lost)
     return jnp.where(lost == 0, 1.0, found)
-
-
-def _cowsik(attention_gain, mlp_gain, weight_scale, activation):
-    """α_A², α_M², V, V' and σ_w² E φ'²."""
-    a, m = jnp.square(attention_gain), jnp.square(mlp_gain)
-    z = weight_scale * jnp.asarray(NODES)
-    value, slope = jax.jvp(activation, (z,), (jnp.ones_like(z),))
-    square, change = (jnp.sum(jnp.asarray(WEIGHTS) * jnp.square(b)) for b in (value, slope))
-    first = stream_square(attention_gain, mlp_gain, square)
-    return a, m, first, (1 - a) * first + a, weight_scale**2 * change

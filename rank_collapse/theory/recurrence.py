@@ -18,11 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from rank_collapse.network import covers
-from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.inputs import prepare_inputs
-from rank_collapse.network.residual import lone_norm
-from rank_collapse.network.walk import walk_through
+from rank_collapse.network import TransformerConfig, covers, lone_norm, prepare_inputs, walk_through
 from rank_collapse.theory import log_operations as ops
 from rank_collapse.theory.logdomain import LogScaled
 
@@ -98,21 +94,20 @@ def measured_steps(distance: Any, high: float = 1e-2, low: float = 1e-6) -> np.n
     return np.where((distance < low).any(axis=-1), steps.astype(float), np.nan)
 
 
-def fall_order(log10_distance: Any, below: float = -6.0, most: int = 12) -> np.ndarray:
+def fall_order(log10_distance: Any) -> np.ndarray:
     """The order p of the law d_{t+1} ~ c d_t^p: least squares in logarithms.
 
-    Over the first `most` steps that begin and end below 10^`below`; NaN with fewer than three.
+    Over the first 12 steps that begin and end below 1e-6, where two walkers at d feel terms of the
+    next order d²; NaN with fewer than three.
 
     Args:
         log10_distance: Logarithms by step [..., t], such as `log_roll_out`'s.
-        below: Where the law is taken to hold: two walkers at d feel terms of the next order d².
-        most: Steps that count.
     """
     logs = np.asarray(log10_distance, np.float64)
 
     def one(row):
         x, y = row[:-1], row[1:]
-        fits = np.flatnonzero(np.isfinite(x) & np.isfinite(y) & (x < below) & (y < below))[:most]
+        fits = np.flatnonzero(np.isfinite(x) & np.isfinite(y) & (x < -6) & (y < -6))[:12]
         if len(fits) < 3 or np.ptp(x[fits]) == 0:
             return np.nan
         return np.polyfit(x[fits], y[fits], 1)[0]

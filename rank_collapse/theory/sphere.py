@@ -17,31 +17,14 @@ PLACEMENTS = ("post", "pre", "sandwich", "ngpt", "layernorm_scaling")
 
 
 @full_precision
-def velocity(
-    x: Float[Array, "n d"], beta: Any, scores: Any = None, values: Any = None
-) -> Float[Array, "n d"]:
-    """ẋ of tokens on the sphere.
-
-    Args:
-        x: Tokens of length 1.
-        beta: β.
-        scores: QᵀK [d, d]; None for I.
-        values: V [d, d]; None for I.
-    """
-    keys = x if scores is None else x @ scores.T
-    weights = jax.nn.softmax(beta * x @ keys.T, axis=-1)
-    out = weights @ (x if values is None else x @ values.T)
-    return out - jnp.sum(out * x, axis=1, keepdims=True) * x
-
-
-@full_precision
 def trajectory(
-    x: Float[Array, "n d"], beta: Any, num_steps: int, dt: Any = 0.1, **matrices: Any
+    x: Float[Array, "n d"], beta: Any, num_steps: int, dt: Any = 0.1
 ) -> Float[Array, "t n d"]:
-    """Tokens at 0, dt, 2dt, ...: Euler's step of `velocity`, back onto the sphere, as published."""
+    """Tokens at 0, dt, 2dt, ...: Euler's step with Q = K = V = I, back onto the sphere."""
 
     def step(x, _):
-        moved = x + dt * velocity(x, beta, **matrices)
+        out = jax.nn.softmax(beta * x @ x.T, axis=-1) @ x
+        moved = x + dt * (out - jnp.sum(out * x, axis=1, keepdims=True) * x)
         moved = moved / jnp.linalg.norm(moved, axis=1, keepdims=True)
         return moved, moved
 
@@ -49,15 +32,9 @@ def trajectory(
 
 
 @full_precision
-def energy(x: Float[Array, "n d"], beta: Any) -> Array:
-    """Σ_ij e^{β⟨x_i, x_j⟩}/(2β n²), which never falls along `velocity` with Q = K = V = I."""
-    return jnp.mean(jnp.exp(beta * x @ x.T)) / (2 * beta)
-
-
-@full_precision
-def num_clusters(x: Float[Array, "n d"], cosine: Any = 0.9999) -> Array:
-    """Tokens that no earlier token is as near to: the number of clusters where those are apart."""
-    near = x @ x.T > cosine
+def num_clusters(x: Float[Array, "n d"]) -> Array:
+    """Tokens without an earlier one at a cosine above 0.9999: how many clusters there are."""
+    near = x @ x.T > 0.9999
     earlier = jnp.arange(len(x))[None, :] < jnp.arange(len(x))[:, None]
     return jnp.sum(~jnp.any(near & earlier, axis=1))
 

@@ -18,12 +18,18 @@ from jaxtyping import Array, Float
 
 from rank_collapse import struct
 from rank_collapse.measures.updates import MATRICES
-from rank_collapse.network import attention as attn, covers
-from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.inputs import prepare_inputs
-from rank_collapse.network.layers import GATED
-from rank_collapse.network.precision import full_precision
-from rank_collapse.network.walk import Algebra, final_norm, walk, walk_layer
+from rank_collapse.network import (
+    GATED,
+    Algebra,
+    TransformerConfig,
+    attention as attn,
+    covers,
+    final_norm,
+    full_precision,
+    prepare_inputs,
+    walk,
+    walk_layer,
+)
 from rank_collapse.theory import token_kernel
 from rank_collapse.theory.score_overlap import overlap_ratios
 
@@ -175,22 +181,24 @@ class Expected(Algebra):
     def add(self, layer, spec, state, part):
         return token_kernel.add(spec, state, part)
 
-    def attention(self, layer, seen):
+    def attention(self, layer, branch_input):
         measured = layer.extra[1]
         weights = self.own if measured is None else measured
-        return self._attend(layer, "attention", seen, seen, weights, measured is not None)
+        return self._attend(
+            layer, "attention", branch_input, branch_input, weights, measured is not None
+        )
 
-    def cross(self, layer, seen):
-        return self._attend(layer, "cross", seen, self.memory, self.cross_weights, False)
+    def cross(self, layer, branch_input):
+        return self._attend(layer, "cross", branch_input, self.memory, self.cross_weights, False)
 
-    def mlp(self, layer, seen):
+    def mlp(self, layer, branch_input):
         sizes = layer.extra[0]["mlp"]
-        return token_kernel.mlp(layer.params.mlp, seen, layer.config.mlp, sizes), None
+        return token_kernel.mlp(layer.params.mlp, branch_input, layer.config.mlp, sizes), None
 
-    def _attend(self, layer, kind, seen, keys, weights, measured):
+    def _attend(self, layer, kind, branch_input, keys, weights, measured):
         out = token_kernel.attention(
             getattr(layer.params, kind),
-            seen,
+            branch_input,
             keys,
             weights,
             layer.config,

@@ -9,10 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rank_collapse.network import layers
-from rank_collapse.network.gains import scaled
-from rank_collapse.network.residual import token_norm
-from rank_collapse.network.walk import Algebra
+from rank_collapse.network import Algebra, layers, scaled, token_norm
 from rank_collapse.theory.log_operations import LogState
 
 
@@ -47,7 +44,7 @@ class Tangents(Algebra):
             rest = rest + scaled(spec.skip_gain, state.rest)
         return LogState(mean, rest, part.log_scale)
 
-    def mlp(self, layer, seen):
+    def mlp(self, layer, branch_input):
         """The value and the Jacobian at x̄."""
         params, config = layer.params.mlp, layer.config
 
@@ -55,7 +52,7 @@ class Tangents(Algebra):
             clamp = config.mlp_clamp
             return layers.mlp(params, x[None], config.mlp, config.routing, clamp=clamp)[0]
 
-        return _pushed(of_token, seen), None
+        return _pushed(of_token, branch_input), None
 
     def after(self, layer, name, state):
         config = layer.config

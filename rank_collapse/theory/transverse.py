@@ -15,11 +15,16 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from rank_collapse.network import attention as attn, covers
-from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.inputs import at_least_float32, prepare_inputs
-from rank_collapse.network.precision import full_precision
-from rank_collapse.network.walk import walk, walk_layer
+from rank_collapse.network import (
+    TransformerConfig,
+    at_least_float32,
+    attention as attn,
+    covers,
+    full_precision,
+    prepare_inputs,
+    walk,
+    walk_layer,
+)
 from rank_collapse.theory import tangent
 from rank_collapse.theory.log_operations import LogState, around_mean
 
@@ -139,13 +144,13 @@ class LinearAttention(tangent.Tangents):
         covers.everything_but(*covers.CROSS, "normalise", "mix", "rotary_layers"),
     )
 
-    def attention(self, layer, seen):
+    def attention(self, layer, branch_input):
         params, context, keep = layer.params.attention, layer.context, layer.inputs.keep
-        n, dtype, mixing = seen.rest.shape[0], seen.rest.dtype, layer.gains.mixing
+        n, dtype, mixing = branch_input.rest.shape[0], branch_input.rest.dtype, layer.gains.mixing
         if context.rotary is None and context.relative is None:
             weights = attn.equal_weights(context, n, n, dtype)
         else:
-            tokens = jnp.broadcast_to(seen.mean[None, :], seen.rest.shape)
+            tokens = jnp.broadcast_to(branch_input.mean[None, :], branch_input.rest.shape)
             scores = attn.attention_scores(
                 params, tokens, tokens, context=context, **layer.score_options
             )
@@ -160,8 +165,8 @@ class LinearAttention(tangent.Tangents):
             )
             apart = b * across(weights - uniform, keep) + both * across(uniform, keep)
             apart = apart + a * jnp.eye(n, dtype=dtype)[None]
-        values = jnp.einsum("md,hdv->hmv", seen.rest, params.w_v)
+        values = jnp.einsum("md,hdv->hmv", branch_input.rest, params.w_v)
         apart = jnp.broadcast_to(apart, (values.shape[0], n, n))
         rest = jnp.einsum("hnm,hmv,hvd->nd", apart, values, params.w_o)
-        mean = tangent.attended(params, seen.mean, row_sum)
-        return LogState(mean, rest, seen.log_scale), None
+        mean = tangent.attended(params, branch_input.mean, row_sum)
+        return LogState(mean, rest, branch_input.log_scale), None

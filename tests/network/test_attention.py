@@ -21,48 +21,6 @@ def tokens(n, d=12, seed=7):
     return draws.tokens(n, d, seed, shift=0.0)
 
 
-def softmax_rows(s):
-    e = np.exp(s - s.max(axis=1, keepdims=True))
-    return e / e.sum(axis=1, keepdims=True)
-
-
-def numpy_attention(p, x, y, mask=None, scale=True):
-    """Σ_h P_h (y W_v + b_v) W_o + b_o with one loop per head, in float64."""
-    p = jax.tree.map(lambda a: np.asarray(a, np.float64), p)
-    x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
-    out, weights = np.tile(p.b_o, (len(x), 1)), []
-    for h in range(len(p.w_q)):
-        q, k = x @ p.w_q[h] + p.b_q[h], y @ p.w_k[h] + p.b_k[h]
-        s = q @ k.T / (np.sqrt(q.shape[1]) if scale else 1.0)
-        if mask is not None:
-            s = np.where(mask, s, -np.inf)
-        weights.append(softmax_rows(s))
-        out += weights[-1] @ (y @ p.w_v[h] + p.b_v[h]) @ p.w_o[h]
-    return out, np.array(weights)
-
-
-@pytest.mark.parametrize("scale", [True, False])
-def test_self_attention_matches_loops(scale):
-    _, p = one_layer()
-    x = tokens(6)
-    out, weights = attn.multi_head_attention(p, x, x, scale=scale)
-    expected, expected_weights = numpy_attention(p, x, x, scale=scale)
-    np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(weights, expected_weights, rtol=1e-5, atol=1e-6)
-
-
-def test_cross_attention_with_mask_matches_loops():
-    _, p = one_layer()
-    x, y = tokens(4), tokens(6, seed=8)
-    mask = np.array([1, 1, 0, 1, 1, 0], bool)
-    context = attn.AttentionContext(mask=masks.combine_masks(jnp.asarray(mask)))
-    out, weights = attn.multi_head_attention(p, x, y, context=context)
-    expected, expected_weights = numpy_attention(p, x, y, mask=mask[None])
-    np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(weights, expected_weights, rtol=1e-5, atol=1e-6)
-    assert not np.asarray(weights)[:, :, ~mask].any()
-
-
 def test_only_the_key_side_of_the_query_bias_matters(x64):
     """P = softmax(X W_QK Xᵀ/√d_qk + 1 (b_Qᵀ W_Kᵀ Xᵀ)/√d_qk): b_K cancels in the softmax."""
     _, p = one_layer()
@@ -74,17 +32,6 @@ def test_only_the_key_side_of_the_query_bias_matters(x64):
     np.testing.assert_allclose(weights, jax.nn.softmax(scores / np.sqrt(5.0), -1), rtol=1e-12)
     moved = attn.multi_head_attention(p.replace(b_k=p.b_k + 3.0), x, x)[1]
     np.testing.assert_allclose(weights, moved, rtol=1e-12)
-
-
-def test_additive_attention_matches_loops():
-    _, p = one_layer(score="additive")
-    x, y = tokens(4), tokens(5, seed=9)
-    weights = attn.multi_head_attention(p, x, y, score="additive", temperature=0.7)[1]
-    q = np.asarray(projections.project(x, p.w_q, p.b_q))
-    k = np.asarray(projections.project(y, p.w_k, p.b_k))
-    for h in range(3):
-        s = np.array([[np.asarray(p.v_score)[h] @ np.tanh(a + b) for b in k[h]] for a in q[h]])
-        np.testing.assert_allclose(weights[h], softmax_rows(s / 0.7), rtol=2e-5)
 
 
 @pytest.mark.parametrize("score, scale", [("additive", True), ("dot", True), ("dot", False)])

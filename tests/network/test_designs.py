@@ -7,8 +7,10 @@ import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpy_network
 import pytest
 import stream_oracle
+from refusals import each_is_refused
 
 import rank_collapse as rc
 from rank_collapse.network.designs import DesignName, count_branches
@@ -170,57 +172,16 @@ def test_designs_are_static_arguments(name):
     assert int(depth_of(jnp.int32(0), config)) == 4
 
 
-def draw(config):
-    """Parameters away from where they start, and tokens."""
-    return draws.parameters(config, gain_scale=0.3), draws.tokens(N, D)
-
-
 def written_out(params, x, config):
     """The output by the equations, sublayer by sublayer in float64."""
     if config.connection != "skip":
         return stream_oracle.output(params, x, config)
-    skip, branch, norm = (
-        np.broadcast_to(np.asarray(1.0 if g is None else g, float), (L,))
-        for g in (config.skip_gain, config.branch_gain, config.norm_gain)
-    )
-    params = jax.tree.map(lambda a: np.asarray(a, np.float64), params)
+    return numpy_network.states(params, x, config)[1]
 
-    def normed(p, x, gain=1.0):
-        if config.norm == "rms":
-            return gain * p.gain * x / np.sqrt((x**2).mean(-1, keepdims=True) + config.norm_eps)
-        y = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + config.norm_eps)
-        return gain * (y * p.gain + p.bias)
 
-    def attention(p, x):
-        out = p.b_o
-        for h in range(H):
-            q, k, v = (x @ getattr(p, f"w_{n}")[h] + getattr(p, f"b_{n}")[h] for n in "qkv")
-            if config.qk_norm == "head":
-                q, k = (
-                    g * a / np.sqrt((a**2).mean(-1, keepdims=True))
-                    for a, g in ((q, p.q_norm), (k, p.k_norm))
-                )
-            weights = np.exp(q @ k.T / np.sqrt(q.shape[1]))
-            out = out + weights / weights.sum(-1, keepdims=True) @ v @ p.w_o[h]
-        return out
-
-    def mlp(p, x):
-        return np.tanh(x @ p.w_in + p.b_in) @ p.w_out + p.b_out
-
-    x = np.asarray(x, np.float64)
-    for l in range(L):
-        layer = jax.tree.map(lambda a, l=l: a[l], params.layers)
-        for kind, f in (("attention", attention), ("mlp", mlp)):
-            p, learned = getattr(layer, f"{kind}_norm"), getattr(layer, f"{kind}_gains")
-            own = [getattr(learned, n, None) for n in ("skip", "branch")]
-            own = [1.0 if g is None else g for g in own]
-            seen = normed(p, x, norm[l]) if config.norm_placement in ("pre", "sandwich") else x
-            part = f(getattr(layer, kind), seen)
-            if config.norm_placement in ("sandwich", "branch", "both"):
-                part = normed(getattr(layer, f"{kind}_branch_norm"), part)
-            x = skip[l] * own[0] * x + branch[l] * own[1] * part
-            x = normed(p, x, norm[l]) if config.norm_placement in ("post", "both") else x
-    return normed(params.final_norm, x) if config.final_norm else x
+def draw(config):
+    """Parameters away from where they start, and tokens."""
+    return draws.parameters(config, gain_scale=0.3), draws.tokens(N, D)
 
 
 @pytest.mark.parametrize("name", rc.DESIGNS)
@@ -285,10 +246,13 @@ def test_learned_gains_are_checked_at_the_door():
     ):
         with pytest.raises(ValueError, match=message):
             rc.apply(params, x, config)
-    with pytest.raises(ValueError, match=r"learned_branch_gain is set: .* parameters"):
-        layer_gains(learned, jnp.float32)
-    with pytest.raises(ValueError, match="per feature, but learned_per_feature=False"):
-        init_gains(plain.replace(learned_skip_gain=np.ones((1, D))))
+    each_is_refused(
+        (lambda: layer_gains(learned, jnp.float32), r"learned_branch_gain is set: .* parameters"),
+        (
+            lambda: init_gains(plain.replace(learned_skip_gain=np.ones((1, D)))),
+            "per feature, but learned_per_feature=False",
+        ),
+    )
     # An MLP that is cut away takes its gains with it.
     config, params = rc.surgery.variant(learned, params, "SAN+skip", family=None)
     assert params.layers.mlp_gains is None and rc.apply(params, x, config)

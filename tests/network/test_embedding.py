@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from refusals import each_is_refused
 from scipy import special
 
 import rank_collapse as rc
@@ -67,15 +68,18 @@ def test_apply_embeds_token_ids():
 
 
 def test_errors_name_the_value():
-    with pytest.raises(ValueError, match="vocab_size=3 and d_input=2"):
-        rc.EmbeddingConfig(vocab_size=3, d_input=2)
-    with pytest.raises(ValueError, match="projection='twice'"):
-        rc.EmbeddingConfig(vocab_size=3, projection="twice")
+    each_is_refused(
+        (lambda: rc.EmbeddingConfig(vocab_size=3, d_input=2), "vocab_size=3 and d_input=2"),
+        (lambda: rc.EmbeddingConfig(vocab_size=3, projection="twice"), "projection='twice'"),
+    )
     config = rc.EmbeddingConfig(vocab_size=3, d_embed=4, positions="learned", num_positions=2)
     with pytest.raises(ValueError, match="d_embed=4 is not d_model=5"):
         init_embedding(jax.random.key(0), config, 5)
     p = init_embedding(jax.random.key(0), config, 4)
-    with pytest.raises(ValueError, match="3 tokens are more than num_positions=2"):
-        rc.embed(p, jnp.array([0, 1, 2]), config)
-    with pytest.raises(ValueError, match=r"shape \(2, 4\)"):
-        rc.embed(p, jnp.zeros((2, 4)), config)
+    each_is_refused(
+        (
+            lambda: rc.embed(p, jnp.array([0, 1, 2]), config),
+            "3 tokens are more than num_positions=2",
+        ),
+        (lambda: rc.embed(p, jnp.zeros((2, 4)), config), r"shape \(2, 4\)"),
+    )

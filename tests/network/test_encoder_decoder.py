@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch_transformer
 from marks import slow_if
+from refusals import each_is_refused
 from torch_transformer import SOURCE, TARGET
 
 import rank_collapse as rc
@@ -278,16 +279,31 @@ def test_halves_that_do_not_fit_are_named(change, message):
 def test_bad_inputs_are_named():
     made = config(embedding={"positions": "learned", "num_positions": 8})
     params = drawn(made)
-    with pytest.raises(ValueError, match="needs a memory"):
-        rc.apply(params.decoder, TARGETS, made.decoder)
-    with pytest.raises(ValueError, match=r"source_mask of shape \(7, 7\) is not \[m\]"):
-        encoder_decoder.apply(params, SOURCES, TARGETS, made, source_mask=jnp.ones((7, 7), bool))
-    with pytest.raises(ValueError, match="max_len=0 leaves no token"):
-        rc.greedy_decode(params, SOURCES, made, begin=BEGIN, end=END, max_len=0)
-    with pytest.raises(ValueError, match="9 tokens are more than num_positions=8"):
-        rc.greedy_decode(params, SOURCES, made, begin=BEGIN, end=END, max_len=9)
+    each_is_refused(
+        (lambda: rc.apply(params.decoder, TARGETS, made.decoder), "needs a memory"),
+        (
+            lambda: encoder_decoder.apply(
+                params, SOURCES, TARGETS, made, source_mask=jnp.ones((7, 7), bool)
+            ),
+            r"source_mask of shape \(7, 7\) is not \[m\]",
+        ),
+        (
+            lambda: rc.greedy_decode(params, SOURCES, made, begin=BEGIN, end=END, max_len=0),
+            "max_len=0 leaves no token",
+        ),
+        (
+            lambda: rc.greedy_decode(params, SOURCES, made, begin=BEGIN, end=END, max_len=9),
+            "9 tokens are more than num_positions=8",
+        ),
+    )
     tied = config(tied_output=True, embedding={"positions": "learned", "num_positions": 8})
-    with pytest.raises(ValueError, match=r"params\.w_output is there, tied_output=True"):
-        encoder_decoder.apply(params, SOURCES, TARGETS, tied)
-    with pytest.raises(ValueError, match=r"x of shape \(2, 7\) is more than one example"):
-        encoder_decoder.apply(params, jnp.stack([SOURCES] * 2), TARGETS, made)
+    each_is_refused(
+        (
+            lambda: encoder_decoder.apply(params, SOURCES, TARGETS, tied),
+            r"params\.w_output is there, tied_output=True",
+        ),
+        (
+            lambda: encoder_decoder.apply(params, jnp.stack([SOURCES] * 2), TARGETS, made),
+            r"x of shape \(2, 7\) is more than one example",
+        ),
+    )

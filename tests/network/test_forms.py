@@ -160,23 +160,3 @@ def test_rotary_frequencies():
 def test_bad_forms_name_the_value(fields, message):
     with pytest.raises(ValueError, match=message):
         rc.TransformerConfig(**(FORM | fields))
-
-
-PASSES = {
-    "log_residual_profile": ("score_cap", "num_experts"),
-    "bound_report": ("score_cap", "num_experts", "parallel", "windows"),
-    "expected_pass": ("score_cap", "num_experts", "parallel", "windows"),
-}
-SET = {"score_cap": 0.5, "num_experts": 2, "parallel": True, "windows": (1, 0, 0)}
-
-
-@pytest.mark.parametrize("name", PASSES)
-def test_passes_that_do_not_cover_a_form_name_it(name):
-    from rank_collapse import theory
-
-    for field in PASSES[name]:
-        plain = {"depth": 3, "num_heads": 2, "d_model": 8, "mlp": "relu", "norm_placement": "pre"}
-        config = rc.TransformerConfig(**plain, **{field: SET[field]})
-        call = getattr(rc, name, None) or getattr(theory, name)
-        with pytest.raises(ValueError, match=f"does not cover {field}="):
-            call(draws.parameters(config), draws.tokens(N, 8), config)

@@ -6,11 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import stream_oracle
+from refusals import each_is_refused
 
 import rank_collapse as rc
-from rank_collapse.network import streams
-from rank_collapse.network.inputs import prepare_inputs
-from rank_collapse.network.passes import Output, run
+from rank_collapse.network import Output, prepare_inputs, run, streams
 
 L, H, N, D, S = 3, 2, 5, 8, 4
 NAMES = {"hyper": "hyper_connections", "manifold": "mhc", "attention": "attention_residuals"}
@@ -170,11 +169,15 @@ def test_what_is_refused(fields, message):
 
 def test_parameters_of_another_connection_are_refused():
     config, params, x = network("hyper")
-    with pytest.raises(ValueError, match=r"_connection\.w_read is of shape"):
-        rc.apply(params, x, config.replace(connection="manifold"))
-    with pytest.raises(ValueError, match="is not in the config"):
-        rc.apply(params, x, config.replace(connection="skip"))
-    with pytest.raises(ValueError, match="does not cover connection='hyper'"):
-        rc.log_residual_profile(params, x, config)
-    with pytest.raises(ValueError, match="length does not cover an edit of 'residual'"):
-        rc.path_contributions(params, x, config, edit={"residual": lambda a, l: 2 * a})
+    each_is_refused(
+        (
+            lambda: rc.apply(params, x, config.replace(connection="manifold")),
+            r"_connection\.w_read is of shape",
+        ),
+        (lambda: rc.apply(params, x, config.replace(connection="skip")), "is not in the config"),
+        (lambda: rc.log_residual_profile(params, x, config), "does not cover connection='hyper'"),
+        (
+            lambda: rc.path_contributions(params, x, config, edit={"residual": lambda a, l: 2 * a}),
+            "length does not cover an edit of 'residual'",
+        ),
+    )

@@ -7,10 +7,11 @@ import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpy_network
 import pytest
 from comparison import hidden_states, largest_difference, traces
 from marks import slow_but
-from scipy import special
+from refusals import each_is_refused
 
 import rank_collapse as rc
 from rank_collapse import pretrained
@@ -60,85 +61,13 @@ DECODERS = {
     "llama": SMALL | {"model_type": "llama", "num_key_value_heads": 1, "rope_theta": 30.0},
     "bert": SMALL | {"model_type": "bert", "is_decoder": True, "add_cross_attention": True},
 }
-CUTS = [("SAN", "published"), ("SAN+MLP", "published"), ("SAN+MLP", "text"), ("SAN+skip", "text")]
-
-
-def gelu_tanh(z):
-    return 0.5 * z * (1 + np.tanh(np.sqrt(2 / np.pi) * (z + 0.044715 * z**3)))
-
-
-PHI = {
-    "gpt2": gelu_tanh,
-    "t5": gelu_tanh,
-    "llama": lambda z: z / (1 + np.exp(-z)),
-    "bert": lambda z: z * special.ndtr(z),
+NO_SKIP = {"attention_skip": False, "cross_skip": False}
+CUTS = {
+    ("SAN", "published"): NO_SKIP | {"mlp": "none"},
+    ("SAN+MLP", "published"): NO_SKIP,
+    ("SAN+MLP", "text"): NO_SKIP | {"mlp_skip": False},
+    ("SAN+skip", "text"): {"mlp": "none"},
 }
-
-
-def rotated(q, theta):
-    """Components i and i + k/2 of token t turned by the angle t · theta^(-2i/k)."""
-    half = q.shape[-1] // 2
-    angles = np.arange(len(q))[:, None] * theta ** (-np.arange(half) / half)[None, :]
-    a, b, cos, sin = q[:, :half], q[:, half:], np.cos(angles), np.sin(angles)
-    return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=1)
-
-
-def attention_by_hand(p, x, y, name, divisor=1.0, table=None, causal=True):
-    """Σ_h softmax(q kᵀ) v W_o, head by head; `table` is T5's bias by distance."""
-    out = np.zeros_like(x)
-    for h in range(len(p.w_q)):
-        q, k, v = x @ p.w_q[h] + p.b_q[h], y @ p.w_k[h] + p.b_k[h], y @ p.w_v[h] + p.b_v[h]
-        if name == "llama":
-            q, k = rotated(q, 30.0), rotated(k, 30.0)
-        s = q @ k.T / divisor / (1.0 if name == "t5" else np.sqrt(q.shape[1]))
-        i, j = np.indices(s.shape)
-        if table is not None:  # a bucket of its own for each of the first distances
-            s = s + table[np.maximum(i - j, 0), h]
-        e = np.exp(s if not causal else np.where(j <= i, s, -np.inf))
-        out += e / e.sum(axis=1, keepdims=True) @ v @ p.w_o[h]
-    return out + p.b_o
-
-
-def decoder_by_hand(params, x, memory, name, variant, reading):
-    """X^1 .. X^L of a cut decoder: what each variant is said to be, sublayer by sublayer."""
-    skip = variant == "SAN+skip"
-    mlp_skip = reading == "published"
-    post = name == "bert"
-    memory = None if memory is None else np.asarray(memory)
-
-    def norm(p, a):
-        if name in ("t5", "llama"):
-            return a / np.sqrt((a**2).mean(axis=1, keepdims=True) + 1e-6) * p.gain
-        a = a - a.mean(axis=1, keepdims=True)
-        eps = 1e-5 if name == "gpt2" else 1e-12
-        return a / np.sqrt((a**2).mean(axis=1, keepdims=True) + eps) * p.gain + p.bias
-
-    def sublayer(p, a, branch, skip):
-        if post:
-            return norm(p, branch(a) + skip * a)
-        return branch(norm(p, a)) + skip * a
-
-    states = []
-    for l in range(2):
-        p = jax.tree.map(lambda a, l=l: np.asarray(a[l], np.float64), params.layers)
-        own = {"divisor": l + 1.0} if name == "gpt2" else {}
-        if name == "t5":
-            own["table"] = np.asarray(params.position_bias)
-        attend = lambda a, p=p, own=own: attention_by_hand(p.attention, a, a, name, **own)  # noqa: E731
-        x = sublayer(p.attention_norm, x, attend, skip)
-        if memory is not None:
-            look = lambda a, p=p: attention_by_hand(p.cross, a, memory, name, causal=False)  # noqa: E731
-            x = sublayer(p.cross_norm, x, look, skip)
-        if variant == "SAN+MLP":
-
-            def feed(a, m=p.mlp):
-                z = a @ m.w_in + m.b_in
-                z = PHI[name](z) if m.w_gate is None else PHI[name](a @ m.w_gate + m.b_gate) * z
-                return z @ m.w_out + m.b_out
-
-            x = sublayer(p.mlp_norm, x, feed, mlp_skip)
-        states.append(x)
-    return np.stack(states)
 
 
 @pytest.mark.parametrize("name", slow_but(DECODERS, "llama", "t5"))
@@ -154,13 +83,13 @@ def test_decoders_by_hand(name, x64):
     memory = jax.random.normal(jax.random.key(2), (4, 12)) if config.cross_attention else None
     ids = jnp.array([3, 17, 5, 9, 30, 5])
     ends = []
-    for variant, reading in CUTS:
+    for (variant, reading), fields in CUTS.items():
         cut, weights = surgery.variant(config, params, variant, reading, family=name)
         found = rc.apply(weights, ids, cut, memory=memory)
         start = np.asarray(found.hidden[0])
         whole = completed(params, config)  # biases that there are not as zeros
-        by_hand = decoder_by_hand(whole, start, memory, name, variant, reading)
-        np.testing.assert_allclose(found.hidden[1:], by_hand, rtol=0, atol=1e-10)
+        by_hand, _ = numpy_network.states(whole, start, config.replace(**fields), memory)
+        np.testing.assert_allclose(found.hidden, by_hand, rtol=0, atol=1e-10)
         ends.append(by_hand[-1])
     # The variants differ, so that no one of them passes for another.
     assert min(np.abs(a - b).max() for a, b in itertools.combinations(ends, 2)) > 0.1
@@ -168,12 +97,14 @@ def test_decoders_by_hand(name, x64):
 
 def test_refusals():
     params = draws.parameters(CONFIG)
-    with pytest.raises(ValueError, match="'san' is not one of"):
-        surgery.variant(CONFIG, params, "san", family=None)
-    with pytest.raises(ValueError, match="'paper' is not one of"):
-        surgery.variant(CONFIG, params, "SAN", "paper", family=None)
-    with pytest.raises(ValueError, match="mlp='none'"):
-        surgery.variant(rc.san(2, 2, 12), params, "SAN", family=None)
+    each_is_refused(
+        (lambda: surgery.variant(CONFIG, params, "san", family=None), "'san' is not one of"),
+        (
+            lambda: surgery.variant(CONFIG, params, "SAN", "paper", family=None),
+            "'paper' is not one of",
+        ),
+        (lambda: surgery.variant(rc.san(2, 2, 12), params, "SAN", family=None), "mlp='none'"),
+    )
     for wrong in ("ALBERT", "gpt"):  # of which other networks were made
         message = f"family='{wrong}' is not one of .*'albert', .*'gpt2', "
         for refused in (

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from path_examples import DEPTH, HEADS, config_of, example
+from refusals import each_is_refused
 
 import rank_collapse as rc
 from rank_collapse.network.edits import places
@@ -191,7 +192,12 @@ def test_what_is_refused():
     ):
         with pytest.raises(ValueError, match=message):
             rc.apply(params, x, CONFIG, edit=edit)
-    with pytest.raises(ValueError, match="'heads' is not one of the places"):
-        rc.apply(params, x, CONFIG, keep=("heads",))
-    with pytest.raises(ValueError, match="'hidden' is not one of the places"):
-        rc.multi_head_attention(params.layers.attention, x, x, edit={"hidden": bent("")})
+    each_is_refused(
+        (lambda: rc.apply(params, x, CONFIG, keep=("heads",)), "'heads' is not one of the places"),
+        (
+            lambda: rc.multi_head_attention(
+                params.layers.attention, x, x, edit={"hidden": bent("")}
+            ),
+            "'hidden' is not one of the places",
+        ),
+    )

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from marks import slow_if
 from path_examples import DEPTH, N, config_of, example, relative
+from refusals import each_is_refused
 
 import rank_collapse as rc
 
@@ -108,7 +109,7 @@ def test_no_path_longer_than_0_sees_no_other_token(x64):
 def test_what_truncation_refuses():
     config = config_of()
     params, x, _ = example(config)
-    with pytest.raises(ValueError, match=r"length=4 is not in 0\.\.3"):
-        rc.truncated(params, x, config, [1, 4])
-    with pytest.raises(ValueError, match="float32"):
-        rc.truncated(params, x, config, 1.0)
+    each_is_refused(
+        (lambda: rc.truncated(params, x, config, [1, 4]), r"length=4 is not in 0\.\.3"),
+        (lambda: rc.truncated(params, x, config, 1.0), "float32"),
+    )

@@ -17,9 +17,7 @@ from rank_collapse.measures.attention import attention_measures
 from rank_collapse.measures.influence import InfluencePass
 from rank_collapse.measures.norms import composite_norm
 from rank_collapse.measures.profiles import ProfilePass
-from rank_collapse.network import surgery
-from rank_collapse.network.attention import AttentionContext
-from rank_collapse.network.passes import Each, States
+from rank_collapse.network import AttentionContext, Each, States, surgery
 from rank_collapse.paths import next_token
 from rank_collapse.paths.contributions import LengthPass, path_contributions
 from rank_collapse.paths.effects import ChainPass

@@ -1,6 +1,7 @@
 """Words and their ids; the shipped text."""
 
 import pytest
+from refusals import each_is_refused
 
 from rank_collapse.text import words
 
@@ -33,10 +34,10 @@ def test_the_shipped_text_is_long_enough():
 
 @pytest.mark.parametrize("content", ["", "word", "  \n"])
 def test_fewer_than_two_tokens_are_refused(content):
-    with pytest.raises(ValueError, match="fewer than 2"):
-        words.token_ids(content, 10)
-    with pytest.raises(ValueError, match="fewer than 2"):
-        words.token_ids("many words here", 1)
+    each_is_refused(
+        (lambda: words.token_ids(content, 10), "fewer than 2"),
+        (lambda: words.token_ids("many words here", 1), "fewer than 2"),
+    )
 
 
 def test_an_empty_text_is_refused(tmp_path):

@@ -177,29 +177,6 @@ def test_padding_is_as_if_removed_and_other_masks_are_named():
     assert np.isfinite(report.layer.tightness).all()
 
 
-def test_vmap_over_seeds_and_sweeps_compile_once():
-    traces = []
-
-    @jax.jit
-    def report(key, scale, config):
-        traces.append(1)
-        x = jax.random.normal(jax.random.fold_in(key, 1), (5, 8))
-        return rc.bound_report(rc.init(key, config, scale), x, config)
-
-    config = rc.san(2, 2, 8)
-    keys = jax.random.split(jax.random.key(0), 3)
-    sizes = {
-        float(report(keys[0], s, config.replace(temperature=t)).stack_beta)
-        for s in (0.5, 1.0)
-        for t in (1.0, 2.0)
-    }
-    assert len(traces) == 1 and len(sizes) == 4
-    batch = jax.vmap(lambda k: report(k, 0.5, config))(keys)
-    assert batch.layer.tightness.shape == (3, 2) and batch.head.tightness.shape == (3, 2, 2)
-    alone = report(keys[1], 0.5, config)
-    np.testing.assert_allclose(batch.layer.tightness[1], alone.layer.tightness, atol=1e-3)
-
-
 def test_affine_edits_are_in_the_bounds_of_layers_and_others_are_refused(x64):
     config = rc.san(2, 2, 6)
     params = draws.parameters(config, 0, 0.7, 0.5)

@@ -12,8 +12,7 @@ from marks import slow_but
 
 import rank_collapse as rc
 from rank_collapse import theory
-from rank_collapse.network.residual import lone_norm, token_norm
-from rank_collapse.network.transformer import replay
+from rank_collapse.network import lone_norm, replay, token_norm
 from rank_collapse.theory import cubic_regime
 
 

@@ -12,9 +12,7 @@ from draws import parameters
 from marks import slow_but, slow_if
 
 import rank_collapse as rc
-from rank_collapse.network.attention import AttentionContext
-from rank_collapse.network.embedding import EmbeddingConfig
-from rank_collapse.network.gains import layer_gains
+from rank_collapse.network import AttentionContext, EmbeddingConfig, layer_gains
 from rank_collapse.theory import recurrence
 
 A = np.array([[0.3, 0.5], [-0.2, 0.1]])

@@ -9,9 +9,7 @@ import pytest
 
 import rank_collapse as rc
 from rank_collapse.measures import updates
-from rank_collapse.network import encoder_decoder
-from rank_collapse.network.embedding import EmbeddingConfig
-from rank_collapse.network.encoder_decoder import EncoderDecoderConfig
+from rank_collapse.network import EmbeddingConfig, EncoderDecoderConfig, encoder_decoder
 from rank_collapse.theory import encoder_decoder as theory, stability
 
 SEEDS = jax.vmap(lambda s: jax.random.fold_in(jax.random.key(3), s))(jnp.arange(8))

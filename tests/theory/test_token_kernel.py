@@ -7,8 +7,7 @@ import pytest
 from draws import parameters, tokens
 
 import rank_collapse as rc
-from rank_collapse.network import layers
-from rank_collapse.network.residual import lone_norm
+from rank_collapse.network import layers, lone_norm
 from rank_collapse.theory import token_kernel
 from rank_collapse.theory.token_kernel import TokenKernel
 

@@ -3,10 +3,17 @@
 
 import numpy as np
 
-from rank_collapse.pretrained.drawn import Draw, Initialisation
-from rank_collapse.pretrained.entries import MAX_LAYERS, Entry, Settings
-from rank_collapse.pretrained.family import USUAL_READS, Family
-from rank_collapse.pretrained.mapping import Leaf, Names
+from rank_collapse.pretrained.family import (
+    MAX_LAYERS,
+    USUAL_READS,
+    Draw,
+    Entry,
+    Family,
+    Initialisation,
+    Leaf,
+    Names,
+    Settings,
+)
 
 _PADDED = "word_embeddings.weight"
 

@@ -11,11 +11,20 @@ parallel. Gemma is in `gemma`, mixtures of experts in `experts`.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rank_collapse.pretrained.drawn import Initialisation
-from rank_collapse.pretrained.entries import Entry, Settings, count
-from rank_collapse.pretrained.family import USUAL_READS, Family
-from rank_collapse.pretrained.mapping import Leaf, Names
-from rank_collapse.pretrained.rotary import local_theta, num_positions, rotary_entry, rotary_fields
+from rank_collapse.pretrained.family import (
+    USUAL_READS,
+    Entry,
+    Family,
+    Initialisation,
+    Leaf,
+    Names,
+    Settings,
+    count,
+    local_theta,
+    num_positions,
+    rotary_entry,
+    rotary_fields,
+)
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
 

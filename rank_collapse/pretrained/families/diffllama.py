@@ -11,14 +11,9 @@ import jax.numpy as jnp
 from jax.tree_util import Partial
 from jaxtyping import Array, Float
 
-from rank_collapse.network.attention import AttentionContext
-from rank_collapse.network.variant_heads import differential
-from rank_collapse.pretrained.drawn import Draw
-from rank_collapse.pretrained.entries import Settings
+from rank_collapse.network import AttentionContext, differential
 from rank_collapse.pretrained.families.decoders import LLAMA, NAMES, decoder_fields
-from rank_collapse.pretrained.mapping import Map
-from rank_collapse.pretrained.rotary import ANY_LENGTH, unscaled
-from rank_collapse.pretrained.weights import by_layer
+from rank_collapse.pretrained.family import ANY_LENGTH, Draw, Map, Settings, by_layer, unscaled
 
 
 def _fields(settings):

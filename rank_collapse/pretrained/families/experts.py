@@ -7,9 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.layers import MLPParams
-from rank_collapse.pretrained.entries import Settings, count
+from rank_collapse.network import MLPParams, TransformerConfig
 from rank_collapse.pretrained.families.decoders import (
     ATTENTION,
     ATTENTION_BIAS,
@@ -21,7 +19,7 @@ from rank_collapse.pretrained.families.decoders import (
     decoder_fields,
     qwen_fields,
 )
-from rank_collapse.pretrained.weights import Weights
+from rank_collapse.pretrained.family import Settings, Weights, count
 
 # Gate, up and down of one expert: in Mixtral's files and in others.
 _MIXTRAL, _OTHERS = ("w1", "w3", "w2"), ("gate_proj", "up_proj", "down_proj")

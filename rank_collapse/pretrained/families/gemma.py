@@ -5,8 +5,6 @@ the one, QK-norm and two rotary bases in the other."""
 import math
 from typing import Any
 
-from rank_collapse.pretrained.drawn import Initialisation
-from rank_collapse.pretrained.entries import Entry, Settings, count
 from rank_collapse.pretrained.families.decoders import (
     ATTENTION_BIAS,
     DECODER,
@@ -14,7 +12,14 @@ from rank_collapse.pretrained.families.decoders import (
     QK_NORMS,
     decoder_fields,
 )
-from rank_collapse.pretrained.rotary import local_theta, rotary_entry
+from rank_collapse.pretrained.family import (
+    Entry,
+    Initialisation,
+    Settings,
+    count,
+    local_theta,
+    rotary_entry,
+)
 
 
 def _gemma_fields(settings, *own):

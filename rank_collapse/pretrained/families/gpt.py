@@ -8,8 +8,6 @@ Phi one norm for both branches.
 
 import jax.numpy as jnp
 
-from rank_collapse.pretrained.drawn import Initialisation
-from rank_collapse.pretrained.entries import Entry, count
 from rank_collapse.pretrained.families.decoders import (
     ATTENTION,
     NORMS,
@@ -17,9 +15,17 @@ from rank_collapse.pretrained.families.decoders import (
     ROTARY,
     decoder_fields,
 )
-from rank_collapse.pretrained.family import USUAL_READS, Family
-from rank_collapse.pretrained.mapping import Leaf, Map, Names
-from rank_collapse.pretrained.rotary import rotary_entry
+from rank_collapse.pretrained.family import (
+    USUAL_READS,
+    Entry,
+    Family,
+    Initialisation,
+    Leaf,
+    Map,
+    Names,
+    count,
+    rotary_entry,
+)
 
 
 def _gpt2_fields(settings):

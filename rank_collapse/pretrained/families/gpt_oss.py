@@ -4,14 +4,18 @@ clamp and biases."""
 import numpy as np
 from jax.tree_util import Partial
 
-from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.layers import MLPParams
-from rank_collapse.network.variant_heads import with_sink
-from rank_collapse.pretrained.drawn import Draw, Initialisation
-from rank_collapse.pretrained.entries import Entry, Settings, count
+from rank_collapse.network import MLPParams, TransformerConfig, with_sink
 from rank_collapse.pretrained.families.decoders import ATTENTION_BIAS, NAMES, decoder_fields
 from rank_collapse.pretrained.families.experts import EXPERTS, MIXTRAL
-from rank_collapse.pretrained.weights import Weights, by_layer
+from rank_collapse.pretrained.family import (
+    Draw,
+    Entry,
+    Initialisation,
+    Settings,
+    Weights,
+    by_layer,
+    count,
+)
 
 _YARN = {"rope_type": "yarn", "factor": 32.0, "truncate": False}
 _YARN |= {"original_max_position_embeddings": 4096}

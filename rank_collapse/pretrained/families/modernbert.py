@@ -1,11 +1,17 @@
 """ModernBERT (Warner et al. 2024): an encoder with rotary positions, GeGLU and local windows."""
 
-from rank_collapse.pretrained.drawn import Initialisation
-from rank_collapse.pretrained.entries import Entry, count
 from rank_collapse.pretrained.families.decoders import ROTARY, windows_of
-from rank_collapse.pretrained.family import USUAL_READS, Family
-from rank_collapse.pretrained.mapping import Names
-from rank_collapse.pretrained.rotary import local_theta, rotary_entry, rotary_fields
+from rank_collapse.pretrained.family import (
+    USUAL_READS,
+    Entry,
+    Family,
+    Initialisation,
+    Names,
+    count,
+    local_theta,
+    rotary_entry,
+    rotary_fields,
+)
 
 
 def _fields(settings):

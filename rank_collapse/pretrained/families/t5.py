@@ -3,10 +3,16 @@
 The decoder attends to a memory: the `output` of the encoder's trace.
 """
 
-from rank_collapse.pretrained.drawn import Draw
-from rank_collapse.pretrained.entries import MAX_LAYERS, Settings, count
-from rank_collapse.pretrained.family import Family, activation
-from rank_collapse.pretrained.mapping import Leaf, Names
+from rank_collapse.pretrained.family import (
+    MAX_LAYERS,
+    Draw,
+    Family,
+    Leaf,
+    Names,
+    Settings,
+    activation,
+    count,
+)
 
 _GATED = {"gelu": "geglu_tanh", "gelu_new": "geglu_tanh", "silu": "swiglu", "relu": "reglu"}
 

@@ -5,10 +5,15 @@ The network's input is `patches.patches(image, size)`. The gains of LayerScale (
 2021) are the network's learned branch gains.
 """
 
-from rank_collapse.pretrained.drawn import Initialisation
-from rank_collapse.pretrained.entries import Entry, count
-from rank_collapse.pretrained.family import USUAL_READS, Family
-from rank_collapse.pretrained.mapping import Leaf, Names
+from rank_collapse.pretrained.family import (
+    USUAL_READS,
+    Entry,
+    Family,
+    Initialisation,
+    Leaf,
+    Names,
+    count,
+)
 from rank_collapse.pretrained.patches import num_patches
 
 _OUTSIDE = {

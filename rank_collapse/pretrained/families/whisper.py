@@ -3,11 +3,8 @@
 The network's input is the spectrogram, [frames, mel bins].
 """
 
-from rank_collapse.pretrained.drawn import Initialisation
-from rank_collapse.pretrained.entries import count
 from rank_collapse.pretrained.families.decoders import ATTENTION
-from rank_collapse.pretrained.family import Family
-from rank_collapse.pretrained.mapping import Leaf, Names
+from rank_collapse.pretrained.family import Family, Initialisation, Leaf, Names, count
 
 WHISPER = Family(
     "whisper",

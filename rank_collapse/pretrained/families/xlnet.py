@@ -4,9 +4,7 @@ Without segments given, the segment term is absent, as in the published code. Pe
 and memories of earlier segments are left out: they belong to its pretraining.
 """
 
-from rank_collapse.pretrained.entries import Entry
-from rank_collapse.pretrained.family import Family
-from rank_collapse.pretrained.mapping import Leaf, Names
+from rank_collapse.pretrained.family import Entry, Family, Leaf, Names
 
 XLNET = Family(
     "xlnet",
