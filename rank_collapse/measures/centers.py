@@ -93,22 +93,18 @@ def composite_center(x: Any, *, mask: Any = None) -> CompositeCenter:
     there = np.ones(x.shape[:-1], bool) if mask is None else mask
     rows = [(0, 0)] * (x.ndim - 2) + [(0, more)]
     with jax.enable_x64(x.dtype == np.float64):
-        return _of_each(np.pad(x, [*rows, (0, 0)]), np.pad(there, rows))
+        found = _of_each(np.pad(x, [*rows, (0, 0)]), np.pad(there, rows))
+        return jax.tree.map(np.asarray, found)
 
 
 def _of_each(x, mask):
-    """The certified center of each example; of NumPy's arrays one after the other."""
-    if x.ndim > 2 and is_numpy_array(x):
-        each = [_of_each(*one) for one in zip(x, mask, strict=True)]
-        return jax.tree.map(lambda *a: np.stack(a), *each)
-    if x.ndim > 2:
-        return jax.vmap(_of_each)(x, mask)
-    found = _certified_center(jax.lax.stop_gradient(x), mask)
-    return jax.tree.map(np.asarray, found) if is_numpy_array(x) else found
+    """The certified center of each example."""
+    return _certified_center(x, mask) if x.ndim == 2 else jax.vmap(_of_each)(x, mask)
 
 
 @jax.jit
 def _certified_center(x, mask):
+    x = jax.lax.stop_gradient(x)
     keep = jnp.ones(x.shape[0], bool) if mask is None else mask
     start = center_of(x, mask, "median")
     shifted = jnp.where(keep[:, None], x - start[None, :], 0)

@@ -1,4 +1,4 @@
-"""Singular and eigenvalues under vmap, one matrix after the other where LAPACK computes them.
+"""Singular values under vmap, one matrix after the other where LAPACK computes them.
 
 jaxlib's LAPACK calls for several matrices split them over the thread pool that already runs the
 call, and wait for it. With as many CPU devices as threads all of them wait, for ever (jaxlib
@@ -43,4 +43,3 @@ def _one_by_one(plain: Callable) -> Callable:
 # x [..., n, d] → U [n, r], singular values [r], largest first, and Vᵀ [r, d], with r = min(n, d)
 svd = _one_by_one(partial(jnp.linalg.svd, full_matrices=False))
 svdvals = _one_by_one(jnp.linalg.svdvals)  # x [n, d] → singular values [r], largest first
-eigvalsh = _one_by_one(jnp.linalg.eigvalsh)  # symmetric [n, n] → eigenvalues [n], smallest first

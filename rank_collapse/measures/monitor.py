@@ -95,14 +95,9 @@ def monitor(
         if tuple(mask.shape) not in ((n,), (*leading, n)):
             raise ValueError(f"mask of shape {tuple(mask.shape)} is not {(n,)} or {(*leading, n)}")
         mask = namespace(mask).broadcast_to(mask, (*leading, n)).reshape((-1, n))
-    chosen = spikes.chosen_tokens(
-        x.reshape((-1, n, d)),
-        mask,
-        tokens=tokens,
-        norm=norm and (lambda _: norm(x).reshape((-1, n, d))),
-        exclude=exclude,
-        threshold=threshold,
-    )
+    read = None if norm is None else norm(x).reshape((-1, n, d))
+    choice = {"tokens": tokens, "exclude": exclude, "threshold": threshold}
+    chosen = spikes.chosen_tokens(x.reshape((-1, n, d)), mask, read, **choice)
     given = {"x": chosen.x, "shown": chosen.mask, "mask": mask}
     if attention is not None:
         p = as_floats(attention)

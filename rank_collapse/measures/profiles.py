@@ -178,46 +178,44 @@ def profile(
     kind = "attention" if needs == {"attention"} else "tokens"
     names, eps = named(names, kind), _epsilon(hidden, batch_axis)
     what, axes = _KINDS[kind]
-    layers = _layers_first(hidden, batch_axis, kind)
-    shape = (*layers[0].shape[: -len(axes)], layers[0].shape[-2])  # [n] or [b, n]
-    whole = (len(layers), *layers[0].shape)
+    hidden = _layers_first(hidden, batch_axis, kind)
     if mask is not None:
-        mask = as_bools(mask)
-        if tuple(mask.shape) not in (shape[-1:], shape):
-            raise ValueError(f"mask of shape {tuple(mask.shape)} does not fit {what} of {whole}")
-        layers = [beside(h, mask)[0] for h in layers] if is_jax_array(mask) else layers
-        mask = beside(layers[0], mask)[1]
-        mask = gathered(namespace(mask).broadcast_to(mask, shape), axis_name, -1)
-    norms = norm if isinstance(norm, Sequence) else [norm] * len(layers)
-    if len(norms) != len(layers):
-        raise ValueError(f"norm= has {len(norms)} functions beside {len(layers)} states")
+        mask, shape = as_bools(mask), tuple(hidden.shape)
+        rows = (*shape[: -len(axes)], shape[-2])  # [l, n] or [l, b, n]
+        if tuple(mask.shape) not in (rows[-1:], rows[1:]):
+            raise ValueError(f"mask of shape {tuple(mask.shape)} does not fit {what} of {shape}")
+        hidden, mask = beside(hidden, mask)
+        mask = namespace(mask).broadcast_to(mask, rows)
+    hidden, mask = gathered(hidden, axis_name, -2), gathered(mask, axis_name, -1)
+    read = _read(norm, hidden) if tokens == "read" else None
 
-    def measured(h, mask, norm):
+    def measured(*given):
         if kind == "attention":
-            return of_weights(names, h, mask)
-        choice = {"tokens": tokens, "norm": norm, "exclude": exclude, "threshold": threshold}
-        return of_states(names, h, mask, **choice)
+            return of_weights(names, *given[:2])
+        return of_states(names, *given, tokens=tokens, exclude=exclude, threshold=threshold)
 
-    if is_jax_array(layers[0]):  # all layers by one program
-        x = layers if is_jax_array(layers) else jnp.stack(layers)
-        mask = None if mask is None else jnp.broadcast_to(mask, (len(x), *mask.shape))
-        of_all = norm if norm is None or callable(norm) else lambda x: _normed(norms, x)
-        found = of_first_shard(measured(gathered(x, axis_name, -2), mask, of_all), axis_name)
+    if is_jax_array(hidden):  # one program; others layer by layer, for less memory
+        found = of_first_shard(measured(hidden, mask, read), axis_name)
     else:
-        each = [measured(h, mask, n) for h, n in zip(layers, norms, strict=True)]
+        given = [[None] * len(hidden) if a is None else a for a in (hidden, mask, read)]
+        each = [measured(*layer) for layer in zip(*given, strict=True)]
         found = {name: namespace(a).stack([e[name] for e in each]) for name, a in each[0].items()}
-    notes, ratio = (
-        {n: found.pop(n) for n in Profile.NOTES if n in found},
-        found.get("residual_ratio"),
-    )
-    if ratio is not None:
-        eps = np.broadcast_to(eps, (len(layers),)).reshape((-1, *[1] * (ratio.ndim - 1)))
+    notes = {name: found.pop(name) for name in Profile.NOTES if name in found}
+    if "residual_ratio" in found:
+        ratio = found["residual_ratio"]
+        eps = np.reshape(eps, (-1, *[1] * (ratio.ndim - 1)))
         notes["rounding"] = ratio <= beside(ratio, eps)[1]
     return Profile(found, **notes)
 
 
-def _normed(norms, x):
-    return jnp.stack([norm(h) for norm, h in zip(norms, x, strict=True)])
+def _read(norm, hidden):
+    """What is read of each layer's tokens by its norm, or by the one norm of all."""
+    norms = norm if isinstance(norm, Sequence) else [norm] * len(hidden)
+    if None in norms or len(norms) != len(hidden):
+        raise ValueError(
+            f"tokens='read' needs norm=, the norm of all {len(hidden)} states or one for each"
+        )
+    return namespace(hidden).stack([n(h) for n, h in zip(norms, hidden, strict=True)])
 
 
 def _installed(package):
@@ -255,20 +253,16 @@ def _layers_first(hidden, batch_axis, kind):
             f"{what} are a {type(hidden).__name__} with {', '.join(map(str, hidden))}: "
             "pass one array or list of arrays, such as output.hidden_states"
         )
-    own = ", ".join(axes)
     if isinstance(hidden, list | tuple):
         layers = [as_floats(h) for h in hidden]
         shapes = {tuple(h.shape) for h in layers}
         if len(shapes) != 1:
             raise ValueError(f"{what} have different shapes, or there are none: {shapes}")
-        if any(is_jax_array(h) for h in layers):
-            layers = [jnp.asarray(h) for h in layers]
-        if batch_axis is None and layers[0].ndim == len(axes) + 1:
-            batch_axis = 1
-    else:
-        layers = as_floats(hidden)
-    shape = (len(layers), *layers[0].shape) if isinstance(layers, list) else tuple(layers.shape)
-    leading = len(shape) - len(axes)
+        traced = next((h for h in layers if is_jax_array(h)), layers[0])
+        hidden = namespace(traced).stack([beside(traced, h)[1] for h in layers])
+        batch_axis = 1 if batch_axis is None and hidden.ndim == len(axes) + 2 else batch_axis
+    hidden, own = as_floats(hidden), ", ".join(axes)
+    leading, shape = hidden.ndim - len(axes), tuple(hidden.shape)
     if leading not in (1, 2):
         raise ValueError(f"{what} of shape {shape} are not [l, {own}] or [l, b, {own}]")
     if batch_axis not in ((None,) if leading == 1 else (0, 1)):
@@ -276,36 +270,34 @@ def _layers_first(hidden, batch_axis, kind):
             f"batch_axis={batch_axis} of {what} of shape {shape}: 1 for "
             f"[l, b, {own}], 0 for [b, l, {own}] as jax.vmap gives it, None for [l, {own}]"
         )
-    if batch_axis != 0:
-        return layers
-    layers = namespace(layers[0]).stack(layers) if isinstance(layers, list) else layers
-    return namespace(layers).moveaxis(layers, 0, 1)
+    return namespace(hidden).moveaxis(hidden, 0, 1) if batch_axis == 0 else hidden
 
 
-def of_states(names: Sequence[str], x: Any, mask: Any = None, **choice: Any) -> dict[str, Any]:
+def of_states(
+    names: Sequence[str], x: Any, mask: Any = None, read: Any = None, **choice: Any
+) -> dict[str, Any]:
     """{name: measure} of tokens [..., n, d] and a mask [..., n], NaN where they are not finite.
 
     Also "left_out" and, with residual_ratio, "spiked", see `Profile`.
 
     Args:
-        choice: Of `spikes.chosen_tokens`.
+        read, choice: Of `spikes.chosen_tokens`.
     """
-    x, mask, left_out = spikes.chosen_tokens(x, mask, **choice)
-    every = dict.fromkeys(names)
-    if "residual_ratio" in every:
-        every["residual_spike"] = None
+    x, mask, left_out = spikes.chosen_tokens(x, mask, read, **choice)
+    flagged = ("residual_spike",) if "residual_ratio" in names else ()
+    every = tuple(dict.fromkeys((*names, *flagged)))
     if is_jax_array(x):
-        found = _of_states(tuple(every), x, mask)
+        found = _of_states(every, x, mask)
     else:
         xp = namespace(x)
         there = x if mask is None else xp.where(mask[..., None], x, 0)
         finite = xp.all(xp.isfinite(there), axis=(-2, -1))
         x = xp.where(finite[..., None, None], x, 0)
         found = {name: xp.where(finite, MEASURES[name](x, mask=mask), xp.nan) for name in every}
-    out = {name: found[name] for name in names}
-    if "residual_ratio" in every:
-        out["spiked"] = found["residual_spike"] > 0.5
-    return out if left_out is None else out | {"left_out": left_out}
+    notes = {} if left_out is None else {"left_out": left_out}
+    if flagged:
+        notes["spiked"] = found["residual_spike"] > 0.5
+    return {name: found[name] for name in names} | notes
 
 
 def of_weights(names: Sequence[str], p: Any, mask: Any = None) -> dict[str, Any]:
@@ -356,7 +348,7 @@ class ProfilePass(States):
     def measure(self, x: Any, mask: Any = None, read: Any = None) -> dict[str, Float[Array, ""]]:
         """Of one layer's states, and of what is read of them."""
         choice = {"tokens": self.tokens, "exclude": self.exclude, "threshold": self.threshold}
-        return of_states(self.measures, x, mask, norm=lambda _: read, **choice)
+        return of_states(self.measures, x, mask, read, **choice)
 
     def begin(self, prepared: PreparedInputs, config: TransformerConfig) -> Any:
         """The measure of X^0, or where they are measured as they are read, X^0."""

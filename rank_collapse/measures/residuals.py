@@ -150,32 +150,30 @@ def _best_rank_one_jvp(primals, tangents):
 
 
 @where_it_lives
-def stable_rank(x: Any, *, mask: Any = None, method: str | None = None) -> Float[Any, "*b"]:
+def stable_rank(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
     """‖X‖_F² / ‖X‖_2², at most the rank; 0 where X = 0 (Rudelson and Vershynin 2007).
 
     Args:
         x, mask: Tokens [..., n, d]; Bool [n] or [..., n], which of them exist, None for all.
-        method: See `singular_values`.
     """
     x, mask = _scaled(x, mask)
-    s = singular_values_of(x, method)
+    s = singular_values_of(x)
     return _of_some(namespace(s).sum(_of_largest(s), axis=-1), mask)
 
 
 @where_it_lives
-def effective_rank(x: Any, *, mask: Any = None, method: str | None = None) -> Float[Any, "*b"]:
+def effective_rank(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
     """exp(−Σ_i p_i log p_i), p_i = σ_i / Σ_j σ_j; 0 where X = 0 (Roy and Vetterli 2007).
 
     Args:
         x, mask: Tokens [..., n, d]; Bool [n] or [..., n], which of them exist, None for all.
-        method: See `singular_values`.
     """
     x, mask = _scaled(x, mask)
-    return _of_some(_effective_rank(x, method), mask)
+    return _of_some(_effective_rank(x), mask)
 
 
-def _effective_rank(x, method=None):
-    s, xp = singular_values_of(x, method), namespace(x)
+def _effective_rank(x):
+    s, xp = singular_values_of(x), namespace(x)
     return xp.where(s[..., 0] == 0, 0, xp.exp(_entropy(s)))
 
 
@@ -192,24 +190,21 @@ def _entropy(values):
 
 
 @where_it_lives
-def effective_rank_share(
-    x: Any, *, mask: Any = None, method: str | None = None
-) -> Float[Any, "*b"]:
+def effective_rank_share(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
     """`effective_rank` of X − 1x̄ᵀ over min(n − 1, d), the most it can be: in [0, 1] at any n and d.
 
     NaN for fewer than two tokens.
 
     Args:
         x, mask: Tokens [..., n, d]; Bool [n] or [..., n], which of them exist, None for all.
-        method: See `singular_values`.
     """
     x, mask = _scaled(x, mask)
     most = namespace(x).clip(num_tokens(x, mask) - 1, 0, x.shape[-1])
-    return _of_some(divide(_effective_rank(residual_of(x, mask, "mean"), method), most), mask)
+    return _of_some(divide(_effective_rank(residual_of(x, mask, "mean")), most), mask)
 
 
 @where_it_lives
-def matrix_entropy(x: Any, *, mask: Any = None, method: str | None = None) -> Float[Any, "*b"]:
+def matrix_entropy(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
     """−Σ_i p_i log p_i in nats, p_i = σ_i²/Σ_j σ_j²: von Neumann's entropy of XXᵀ/tr XXᵀ.
 
     0 for rank one and where X = 0, log min(n, d) where all singular values are equal. Of the tokens
@@ -217,12 +212,11 @@ def matrix_entropy(x: Any, *, mask: Any = None, method: str | None = None) -> Fl
 
     Args:
         x, mask: Tokens [..., n, d]; Bool [n] or [..., n], which of them exist, None for all.
-        method: See `singular_values`.
 
     Source: Giraldo et al. 2014; Skean et al. 2025, section 3, at α → 1.
     """
     x, mask = _scaled(x, mask)
-    return _of_some(_entropy(_of_largest(singular_values_of(x, method))), mask)
+    return _of_some(_entropy(_of_largest(singular_values_of(x))), mask)
 
 
 @where_it_lives

@@ -4,7 +4,6 @@ In a trained pre-norm network one token may carry nearly all of ‖X‖². Ratio
 nothing of the others: measured are unit tokens, what the layer reads, or tokens without spikes.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from jaxtyping import Float
@@ -26,20 +25,12 @@ class Chosen(NamedTuple):
     left_out: Any  # [...]; None where nothing is excluded
 
 
-def check_choice(tokens: str, exclude: str | None) -> None:
-    """Raises ValueError for names that `chosen_tokens` does not know."""
-    if tokens not in TOKENS:
-        raise ValueError(f"tokens={tokens!r} is not one of {TOKENS}")
-    if exclude not in (None, "spikes"):
-        raise ValueError(f"exclude={exclude!r} is not 'spikes' or None")
-
-
 def chosen_tokens(
     x: Any,
     mask: Any = None,
+    read: Any = None,
     *,
     tokens: str = "raw",
-    norm: Callable[[Any], Any] | None = None,
     exclude: str | None = None,
     threshold: float = SPIKE,
 ) -> Chosen:
@@ -47,17 +38,19 @@ def chosen_tokens(
 
     Args:
         x, mask: Floats [..., n, d]; Bool [..., n] of the same framework, or None.
-        tokens: "raw", as they are; "unit", x_i/|x_i|; "read", what the layer's attention reads,
-            N(x) with its own norm.
-        norm: N, a function of the array x, for "read".
+        read: What the layer's attention reads of them, N(x) with its own norm, for "read".
+        tokens: "raw", as they are; "unit", x_i/|x_i|; or "read".
         exclude: "spikes" leaves out the tokens i with |x_i| > threshold · median_j |x_j|.
         threshold: Of spikes, in median norms of the raw tokens.
 
     Raises:
-        ValueError: An unknown name; "read" without a norm.
+        ValueError: An unknown name; "read" without what is read.
     """
-    check_choice(tokens, exclude)
-    if tokens == "read" and norm is None:
+    if tokens not in TOKENS:
+        raise ValueError(f"tokens={tokens!r} is not one of {TOKENS}")
+    if exclude not in (None, "spikes"):
+        raise ValueError(f"exclude={exclude!r} is not 'spikes' or None")
+    if tokens == "read" and read is None:
         raise ValueError("tokens='read' needs norm=, the layer's own norm as a function of tokens")
     xp, left_out = namespace(x), None
     if exclude:
@@ -67,7 +60,7 @@ def chosen_tokens(
         mask, left_out = there & ~spikes, xp.sum(spikes, axis=-1)
     if tokens == "unit":
         x, _ = unit_tokens(x)
-    return Chosen(as_floats(norm(x)) if tokens == "read" else x, mask, left_out)
+    return Chosen(as_floats(read) if tokens == "read" else x, mask, left_out)
 
 
 @where_it_lives
