@@ -130,7 +130,7 @@ def sink_rate(
     """
     p, mask = _weights(attention, mask)
     if p.ndim < 3:
-        raise ValueError(f"attention of shape {p.shape} is not [..., h, n, m]")
+        raise ValueError(f"attention of shape {tuple(p.shape)} is not [..., h, n, m]")
     return _above(_first(p, mask, key_mask), sink).mean(axis=-1)
 
 
@@ -153,7 +153,7 @@ def largest_logit(scores: Any, *, mask: Any = None) -> Float[Any, "*s"]:
     """
     s = as_floats(scores)
     if s.ndim < 2:
-        raise ValueError(f"scores of shape {s.shape} are not [..., n, m]")
+        raise ValueError(f"scores of shape {tuple(s.shape)} are not [..., n, m]")
     if mask is not None:
         s, mask = beside(s, as_bools(mask))
         mask = mask[:, None] & mask[None] if mask.ndim == 1 else mask
@@ -167,7 +167,7 @@ def _weights(attention, mask):
     """Attention of any framework in float32 at least, and its mask."""
     p = as_floats(attention)
     if p.ndim < 2:
-        raise ValueError(f"attention of shape {p.shape} is not [..., n, m]")
+        raise ValueError(f"attention of shape {tuple(p.shape)} is not [..., n, m]")
     if mask is not None:
         p, mask = beside(p, _of_each(mask, p.shape[:-1], "mask", "queries"))
     if is_numpy_array(p):
@@ -180,7 +180,7 @@ def _weights(attention, mask):
                 f"the weight {least:.3g}" if least < 0 else f"a row whose sum is {off:.3g} off 1"
             )
             raise ValueError(
-                f"attention of shape {p.shape} has {wrong}: expected weights after the "
+                f"attention of shape {tuple(p.shape)} has {wrong}: expected weights after the "
                 "softmax; exclude rows that do not exist with mask="
             )
     return p, mask
@@ -196,10 +196,13 @@ def _mean(rows, mask):
 
 def _of_each(mask, shape, name, what):
     """A mask [n], [b, n], or with all leading axes, as Bool [..., b, h, n] of that shape."""
-    mask, (*_, length) = as_bools(mask, name), shape
+    mask, shape = as_bools(mask, name), tuple(shape)
+    *_, length = shape
     by_example = (*shape[-3:-2], length), (*shape[:-2], length)
     if mask.shape not in ((length,), *by_example, shape):
-        raise ValueError(f"{name} of shape {mask.shape} does not fit {length} {what} of {shape}")
+        raise ValueError(
+            f"{name} of shape {tuple(mask.shape)} does not fit {length} {what} of {shape}"
+        )
     if mask.shape != shape and mask.ndim > 1:
         mask = mask[..., None, :]
     mask = mask.reshape((1,) * (len(shape) - mask.ndim) + mask.shape)

@@ -65,7 +65,7 @@ def residual(x: Any, *, center: str = "mean", mask: Any = None) -> Float[Any, "*
     return scale[..., None, None] * residual_of(x, mask, center)
 
 
-def _scaled(x, mask):
+def scaled_tokens(x: Any, mask: Any) -> tuple[Any, Any]:
     """Tokens in a scale in which nothing overflows or underflows, for ratios, and their mask."""
     x, mask = as_tokens(x, mask, empty=True)
     return unit_scale(x)[0], mask
@@ -94,7 +94,7 @@ def residual_ratio(
 
     Source: Dong et al. 2021, section 4.2 and figure 2.
     """
-    x, mask = _scaled(x, mask)
+    x, mask = scaled_tokens(x, mask)
     return _ratio(norm_of(residual_of(x, mask, center), norm), norm_of(x, norm), mask)
 
 
@@ -109,7 +109,7 @@ def rank_one_ratio(x: Any, *, norm: str = "composite", mask: Any = None) -> Floa
         norm: See `matrix_norm`.
         mask: Bool [n] or [..., n], True for tokens that exist; None for all.
     """
-    x, mask = _scaled(x, mask)
+    x, mask = scaled_tokens(x, mask)
     return _ratio(norm_of(_best_rank_one_residual(x), norm), norm_of(x, norm), mask)
 
 
@@ -156,9 +156,9 @@ def stable_rank(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
     Args:
         x, mask: Tokens [..., n, d]; Bool [n] or [..., n], which of them exist, None for all.
     """
-    x, mask = _scaled(x, mask)
+    x, mask = scaled_tokens(x, mask)
     s = singular_values_of(x)
-    return _of_some(namespace(s).sum(_of_largest(s), axis=-1), mask)
+    return of_some(namespace(s).sum(_of_largest(s), axis=-1), mask)
 
 
 @where_it_lives
@@ -168,8 +168,8 @@ def effective_rank(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
     Args:
         x, mask: Tokens [..., n, d]; Bool [n] or [..., n], which of them exist, None for all.
     """
-    x, mask = _scaled(x, mask)
-    return _of_some(_effective_rank(x), mask)
+    x, mask = scaled_tokens(x, mask)
+    return of_some(_effective_rank(x), mask)
 
 
 def _effective_rank(x):
@@ -198,9 +198,9 @@ def effective_rank_share(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
     Args:
         x, mask: Tokens [..., n, d]; Bool [n] or [..., n], which of them exist, None for all.
     """
-    x, mask = _scaled(x, mask)
+    x, mask = scaled_tokens(x, mask)
     most = namespace(x).clip(num_tokens(x, mask) - 1, 0, x.shape[-1])
-    return _of_some(divide(_effective_rank(residual_of(x, mask, "mean")), most), mask)
+    return of_some(divide(_effective_rank(residual_of(x, mask, "mean")), most), mask)
 
 
 @where_it_lives
@@ -215,8 +215,8 @@ def matrix_entropy(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
 
     Source: Giraldo et al. 2014; Skean et al. 2025, section 3, at α → 1.
     """
-    x, mask = _scaled(x, mask)
-    return _of_some(_entropy(_of_largest(singular_values_of(x))), mask)
+    x, mask = scaled_tokens(x, mask)
+    return of_some(_entropy(_of_largest(singular_values_of(x))), mask)
 
 
 @where_it_lives
@@ -284,10 +284,10 @@ def participation_ratio(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
     Raises:
         ValueError: As `composite_norm`.
     """
-    x, mask = _scaled(x, mask)
+    x, mask = scaled_tokens(x, mask)
     xp, gram = namespace(x), gram_of(x)
     square = xp.sum(xp.square(gram), axis=(-2, -1))
-    return _of_some(divide(xp.square(xp.linalg.trace(gram)), square, 0), mask)
+    return of_some(divide(xp.square(xp.linalg.trace(gram)), square, 0), mask)
 
 
 @where_it_lives
@@ -303,7 +303,7 @@ def stable_rank_bound(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
     Raises:
         ValueError: As `composite_norm`.
     """
-    x, mask = _scaled(x, mask)
+    x, mask = scaled_tokens(x, mask)
     xp, gram = namespace(x), gram_of(x)
 
     def step(v, _=None):
@@ -321,14 +321,14 @@ def stable_rank_bound(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
         for _ in range(POWER_STEPS):
             v, _ = step(v)
     most = (xp.matrix_transpose(v) @ gram @ v)[..., 0, 0]
-    return _of_some(divide(xp.linalg.trace(gram), most, 0), mask)
+    return of_some(divide(xp.linalg.trace(gram), most, 0), mask)
 
 
-def _of_some(value, mask):
-    """NaN where no token exists."""
+def of_some(value: Any, mask: Any) -> Any:
+    """A measure [...], NaN where no token exists."""
     xp = namespace(value)
     return value if mask is None else xp.where(xp.any(mask, axis=-1), value, xp.nan)
 
 
 def _ratio(part, whole, mask):
-    return _of_some(divide(part, whole, 0), mask)
+    return of_some(divide(part, whole, 0), mask)
