@@ -113,6 +113,19 @@ def beside(x: Any, mask: Any) -> tuple[Any, Any]:
     return tuple(map(jnp.asarray, both)) if any(map(is_jax_array, both)) else both
 
 
+def with_mask(x: Any, mask: Any, shape: tuple[int, ...], what: str) -> tuple[Any, Any]:
+    """(x, a mask [..., n] as Bool of that shape, of whose axes it has the last), see `beside`.
+
+    Raises:
+        ValueError: A mask of other axes.
+    """
+    x, mask = beside(x, as_bools(mask))
+    own = tuple(mask.shape)
+    if not own or own != shape[-len(own) :]:
+        raise ValueError(f"mask of shape {own} does not fit {what} of {shape}")
+    return x, namespace(x).broadcast_to(mask, shape)
+
+
 def on_host(x: Any) -> Any:
     """A torch tensor as NumPy's array; others as they are."""
     return x.detach().cpu().numpy() if is_torch_array(x) else x

@@ -24,7 +24,7 @@ from rank_collapse.measures.arrays import (
     namespace,
     where_it_lives,
 )
-from rank_collapse.measures.norms import divide, total
+from rank_collapse.measures.norms import mean_of
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
@@ -52,7 +52,7 @@ def attention_entropy(attention: Any, *, mask: Any = None) -> Float[Any, "*s"]:
     xp = namespace(p)
     # Where p is 0 so is the product; a select in its place takes three times as long on a CPU.
     log = xp.log(xp.clip(p, xp.finfo(p.dtype).tiny, None))
-    return _mean(-xp.sum(p * log, axis=-1), mask)
+    return mean_of(-xp.sum(p * log, axis=-1), mask)
 
 
 @where_it_lives
@@ -62,7 +62,7 @@ def largest_weight(attention: Any, *, mask: Any = None) -> Float[Any, "*s"]:
     Arguments and shapes are those of `attention_entropy`.
     """
     p, mask = _weights(attention, mask)
-    return _mean(namespace(p).max(p, axis=-1), mask)
+    return mean_of(namespace(p).max(p, axis=-1), mask)
 
 
 @where_it_lives
@@ -77,7 +77,7 @@ def saturated_share(attention: Any, threshold: Any = 0.99, *, mask: Any = None) 
         One value per matrix, [...].
     """
     p, mask = _weights(attention, mask)
-    return _mean(_above(namespace(p).max(p, axis=-1), threshold), mask)
+    return mean_of(_above(namespace(p).max(p, axis=-1), threshold), mask)
 
 
 @where_it_lives
@@ -186,14 +186,6 @@ def _weights(attention, mask):
     return p, mask
 
 
-def _mean(rows, mask):
-    """Mean of one value per query [..., n] over those that exist."""
-    if mask is None:
-        return total(rows, -1) / rows.shape[-1]
-    xp = namespace(rows)
-    return divide(total(xp.where(mask, rows, 0), -1), xp.sum(mask, axis=-1))
-
-
 def _of_each(mask, shape, name, what):
     """A mask [n], [b, n], or with all leading axes, as Bool [..., b, h, n] of that shape."""
     mask, shape = as_bools(mask, name), tuple(shape)
@@ -210,7 +202,7 @@ def _of_each(mask, shape, name, what):
 
 
 def _columns(p, mask):
-    return _mean(namespace(p).matrix_transpose(p), None if mask is None else mask[..., None, :])
+    return mean_of(namespace(p).matrix_transpose(p), None if mask is None else mask[..., None, :])
 
 
 def _first(p, mask, key_mask):

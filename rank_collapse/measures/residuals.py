@@ -18,16 +18,17 @@ from jaxtyping import Float
 from rank_collapse.measures import decompositions
 from rank_collapse.measures.arrays import (
     as_array,
-    as_bools,
     beside,
     namespace,
     where_it_lives,
+    with_mask,
 )
 from rank_collapse.measures.centers import center_of
 from rank_collapse.measures.norms import (
     as_tokens,
     divide,
     gram_of,
+    mean_of,
     norm_of,
     num_tokens,
     root,
@@ -264,12 +265,9 @@ def stream_homogenisation(streams: Any, *, mask: Any = None) -> Float[Any, "*b"]
     if streams.ndim < 3:
         raise ValueError(f"streams of shape {tuple(streams.shape)} are not [..., s, n, d]")
     cosines = token_cosine(namespace(streams).moveaxis(streams, -3, -2))
-    if mask is None:
-        return namespace(cosines).mean(cosines, axis=-1)
-    cosines, mask = beside(cosines, as_bools(mask))
-    xp = namespace(cosines)
-    mask = xp.broadcast_to(mask, cosines.shape)
-    return divide(xp.sum(xp.where(mask, cosines, 0), axis=-1), xp.sum(mask, axis=-1))
+    if mask is not None:
+        cosines, mask = with_mask(cosines, mask, tuple(cosines.shape), "tokens")
+    return mean_of(cosines, mask)
 
 
 @where_it_lives
@@ -310,9 +308,9 @@ def stable_rank_bound(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
         moved = gram @ v
         return divide(moved, root(xp.sum(xp.square(moved), axis=-2, keepdims=True)), 0), _
 
-    v = np.random.default_rng(0).standard_normal((gram.shape[-1], 1)).astype(np.float64)
+    v = np.random.default_rng(0).standard_normal((gram.shape[-1], 1))
+    v = v if x.dtype == xp.float64 else v.astype(np.float32)
     v = xp.broadcast_to(beside(x, v)[1], (*gram.shape[:-1], 1))
-    v = xp.astype(v, x.dtype)
     if is_jax_array(x):
         v = v + 0 * (gram[..., :1] == 0)  # varies over devices as x does, inside shard_map
         with jax.default_matmul_precision("highest"):

@@ -4,7 +4,7 @@ In a trained pre-norm network one token may carry nearly all of ‖X‖². Ratio
 nothing of the others: measured are unit tokens, what the layer reads, or tokens without spikes.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from jaxtyping import Float
 
@@ -17,14 +17,6 @@ TOKENS = ("raw", "unit", "read")
 SPIKE = 5.0  # times the median norm, from which on a token is one
 
 
-class Chosen(NamedTuple):
-    """Tokens to measure [..., n, d], a mask of those that exist, and how many were left out."""
-
-    x: Any
-    mask: Any
-    left_out: Any  # [...]; None where nothing is excluded
-
-
 def chosen_tokens(
     x: Any,
     mask: Any = None,
@@ -33,8 +25,8 @@ def chosen_tokens(
     tokens: str = "raw",
     exclude: str | None = None,
     threshold: float = SPIKE,
-) -> Chosen:
-    """The tokens that are measured.
+) -> tuple[Any, Any, Any]:
+    """(tokens to measure [..., n, d], a mask of those that exist, how many were left out [...]).
 
     Args:
         x, mask: Floats [..., n, d]; Bool [..., n] of the same framework, or None.
@@ -42,6 +34,9 @@ def chosen_tokens(
         tokens: "raw", as they are; "unit", x_i/|x_i|; or "read".
         exclude: "spikes" leaves out the tokens i with |x_i| > threshold · median_j |x_j|.
         threshold: Of spikes, in median norms of the raw tokens.
+
+    Returns:
+        The mask is None for all; the number None where nothing is excluded.
 
     Raises:
         ValueError: An unknown name; "read" without what is read.
@@ -60,7 +55,7 @@ def chosen_tokens(
         mask, left_out = there & ~spikes, xp.sum(spikes, axis=-1)
     if tokens == "unit":
         x, _ = unit_tokens(x)
-    return Chosen(as_floats(read) if tokens == "read" else x, mask, left_out)
+    return as_floats(read) if tokens == "read" else x, mask, left_out
 
 
 @where_it_lives
