@@ -106,9 +106,10 @@ def as_bools(mask: Any, name: str = "mask") -> Any:
 
 def beside(x: Any, mask: Any) -> tuple[Any, Any]:
     """(x, mask) of one framework on one device: of x, or of JAX where either is JAX's."""
+    if is_torch_array(x) and is_torch_array(mask):
+        return x, mask.to(x.device)
     if is_torch_array(x):
-        mask = mask if is_torch_array(mask) else np.array(mask)
-        return x, namespace(x).asarray(mask, device=x.device)
+        return x, namespace(x).asarray(np.array(mask), device=x.device)
     both = x, on_host(mask)
     return tuple(map(jnp.asarray, both)) if any(map(is_jax_array, both)) else both
 
