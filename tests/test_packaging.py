@@ -17,6 +17,7 @@ IMPORTED_AS = {
     "absl-py": "absl",
     "ml-dtypes": "ml_dtypes",
     "python-flint": "flint",
+    "array-api-compat": "array_api_compat",
     "pillow": "PIL",
 }
 

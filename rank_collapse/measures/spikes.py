@@ -1,0 +1,140 @@
+"""Tokens that hold most of the norm (massive activations), and which tokens are measured.
+
+In a trained pre-norm network one token may carry nearly all of ‖X‖². Ratios of norms then say
+nothing of the others: measured are unit tokens, what the layer reads, or tokens without spikes.
+"""
+
+from typing import Any
+
+from jaxtyping import Float
+
+from rank_collapse.measures.arrays import as_floats, namespace, where_it_lives
+from rank_collapse.measures.centers import median
+from rank_collapse.measures.norms import divide, num_tokens, root, unit_scale
+from rank_collapse.measures.residuals import of_some, residual_of, scaled_tokens, unit_tokens
+
+TOKENS = ("raw", "unit", "read")
+SPIKE = 5.0  # times the median norm, from which on a token is one
+
+
+def chosen_tokens(
+    x: Any,
+    mask: Any = None,
+    read: Any = None,
+    *,
+    tokens: str = "raw",
+    exclude: str | None = None,
+    threshold: float = SPIKE,
+) -> tuple[Any, Any, Any]:
+    """(tokens to measure [..., n, d], a mask of those that exist, how many were left out [...]).
+
+    Args:
+        x, mask: Floats [..., n, d]; Bool [..., n] of the same framework, or None.
+        read: What the layer's attention reads of them, N(x) with its own norm, for "read".
+        tokens: "raw", as they are; "unit", x_i/|x_i|; or "read".
+        exclude: "spikes" leaves out the tokens i with |x_i| > threshold · median_j |x_j|.
+        threshold: Of spikes, in median norms of the raw tokens.
+
+    Returns:
+        The mask is None for all; the number None where nothing is excluded.
+
+    Raises:
+        ValueError: An unknown name; "read" without what is read.
+    """
+    if tokens not in TOKENS:
+        raise ValueError(f"tokens={tokens!r} is not one of {TOKENS}")
+    if exclude not in (None, "spikes"):
+        raise ValueError(f"exclude={exclude!r} is not 'spikes' or None")
+    if tokens == "read" and read is None:
+        raise ValueError("tokens='read' needs norm=, the layer's own norm as a function of tokens")
+    xp, left_out = namespace(x), None
+    if exclude:
+        there = xp.ones_like(x[..., 0], dtype=xp.bool) if mask is None else mask
+        lengths, middle = _lengths(unit_scale(xp.where(there[..., None], x, 0))[0], mask)
+        spikes = there & (lengths > threshold * middle[..., None])
+        mask, left_out = there & ~spikes, xp.sum(spikes, axis=-1)
+    if tokens == "unit":
+        x, _ = unit_tokens(x)
+    return as_floats(read) if tokens == "read" else x, mask, left_out
+
+
+@where_it_lives
+def spike_entry(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
+    """max|x_ij| / median|x_ij| over the tokens that exist; NaN where the median is 0.
+
+    Args:
+        x, mask: Tokens [..., n, d]; Bool [n] or [..., n], which of them exist, None for all.
+
+    Raises:
+        ValueError: As `composite_norm`.
+
+    Source: Sun et al. 2024, massive activations.
+    """
+    x, mask = scaled_tokens(x, mask)
+    xp = namespace(x)
+    size = xp.abs(x)
+    last = size if mask is None else xp.where(mask[..., None], size, xp.inf)
+    count = num_tokens(x, mask)[..., None] * x.shape[-1]
+    middle = median(last.reshape((*x.shape[:-2], -1, 1)), count)[..., 0, 0]
+    return of_some(divide(xp.max(size, axis=(-2, -1)), middle), mask)
+
+
+@where_it_lives
+def spike_norm(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
+    """max_i |x_i| / median_i |x_i|; NaN where the median is 0. Arguments as of `spike_entry`."""
+    x, mask = scaled_tokens(x, mask)
+    lengths, middle = _lengths(x, mask)
+    return of_some(divide(namespace(x).max(lengths, axis=-1), middle), mask)
+
+
+@where_it_lives
+def spike_share(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
+    """max_i |x_i|² / ‖X‖_F², 1/n where all are as long. Arguments as of `spike_entry`."""
+    return _largest_share(scaled_tokens(x, mask)[0])
+
+
+@where_it_lives
+def residual_spike(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
+    """max_i |r_i|² / ‖R‖_F² of R = res(X), the tokens less their mean.
+
+    Above 1/2 a residual ratio says little of the other tokens. NaN for fewer than three, and where
+    all are equal. Arguments as of `spike_entry`.
+    """
+    x, mask = scaled_tokens(x, mask)
+    share = _largest_share(unit_scale(residual_of(x, mask, "mean"))[0])
+    return namespace(x).where(num_tokens(x, mask) < 3, float("nan"), share)
+
+
+@where_it_lives
+def spike_token(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
+    """The position i of the largest |x_ij|, the first such. Arguments as of `spike_entry`."""
+    return _place(x, mask, lambda index, width: index // width)
+
+
+@where_it_lives
+def spike_feature(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
+    """The feature j of the largest |x_ij|, the first such. Arguments as of `spike_entry`."""
+    return _place(x, mask, lambda index, width: index % width)
+
+
+def _place(x, mask, of_index):
+    x, mask = scaled_tokens(x, mask)
+    xp = namespace(x)
+    size = xp.abs(x).reshape((*x.shape[:-2], -1))
+    index = xp.astype(of_index(xp.argmax(size, axis=-1), x.shape[-1]), x.dtype)
+    known = xp.isfinite(xp.max(size, axis=-1))
+    return of_some(xp.where(known, index, xp.nan), mask)
+
+
+def _largest_share(x):
+    xp = namespace(x)
+    squares = xp.sum(xp.square(x), axis=-1)
+    return divide(xp.max(squares, axis=-1), xp.sum(squares, axis=-1))
+
+
+def _lengths(x, mask):
+    """(|x_i| [..., n], their median [...]) of scaled tokens; 0 where they do not exist."""
+    xp = namespace(x)
+    lengths = root(xp.sum(xp.square(x), axis=-1))
+    last = lengths if mask is None else xp.where(mask, lengths, xp.inf)
+    return lengths, median(last[..., None], num_tokens(x, mask)[..., None])[..., 0, 0]
