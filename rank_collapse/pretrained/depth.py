@@ -21,6 +21,7 @@ from rank_collapse.measures.attention import attention_measures
 from rank_collapse.measures.influence import InfluencePass, RemovalPass, settled
 from rank_collapse.measures.profiles import ProfilePass
 from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.inputs import as_batch
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.passes import Each
 from rank_collapse.paths.contributions import LengthPass
@@ -137,7 +138,7 @@ def depth_report(
 
     Args:
         params: Of a network in memory, or an open checkpoint, read layer by layer.
-        ids: Tokens [n], or [b, n].
+        ids: Tokens [n] of one text, [b, n], or a list of texts of different lengths.
         config: Of the network in memory.
         mask: Bool [b, n], the tokens that exist; None for all.
         unembedding: Of the network in memory; by default the table of its token embedding.
@@ -151,7 +152,9 @@ def depth_report(
     over paths, theorem 2.1 of Dong et al. 2021.
     """
     source, unembedding = _opened(params, config, unembedding)
-    ids = np.atleast_2d(np.asarray(ids))
+    one_text = np.ndim(ids[0]) == 0
+    given = as_batch({"x": [ids] if one_text else ids, "mask": mask})
+    ids, mask = given["x"], given.get("mask")
     has_next = targets_of(ids, mask)[1].any(axis=1)
     if not has_next.all():
         raise ValueError(f"text {int(np.argmin(has_next))} has fewer than 2 tokens")
@@ -164,7 +167,8 @@ def depth_report(
     measures["loss_without"], _ = losses_of(unembedding, measures.pop("outputs"), ids, mask)
     measures |= {name: by_length[name] for name in ("loss_up_to", "same_up_to")}
     measures |= {name: measured["attention"][name].mean(axis=-1) for name in OF_ATTENTION}
-    measures["path_size"] = np.linalg.norm(sums.by_length, axis=(-2, -1))
+    of_tokens = np.where(exists[:, None, :, None], sums.by_length, 0)
+    measures["path_size"] = np.linalg.norm(of_tokens, axis=(-2, -1))
     for states, name in enumerate(("lens", "frozen")):
         lens = lens_measures(unembedding, measured["lens"][:, states], output, exists)
         measures |= {f"{name}_{measure}": values for measure, values in lens.items()}

@@ -157,7 +157,19 @@ def test_each_definition_on_layers_of_which_the_second_half_does_nothing():
     assert {name: one.layers for name, one in found.items()} == dict.fromkeys(found, 4)
 
 
-def test_what_is_no_language_model_or_too_short_is_refused():
+def test_texts_of_different_lengths_are_measured_as_each_alone(measured):
+    report, _, ids, folder = measured
+    source, short = rc.pretrained.open_checkpoint(folder), ids[1, :6].tolist()
+    both = rc.depth_report(source, [ids[0].tolist(), short])
+    for name, values in rc.depth_report(source, short).measures.items():
+        np.testing.assert_allclose(both.measures[name][1], values[0], atol=2e-5, err_msg=name)
+    for name in ("lens_kl", "loss_without", "loss_up_to"):
+        np.testing.assert_allclose(both.measures[name][0], report.measures[name][0], atol=2e-5)
+    with pytest.raises(ValueError, match="text 1 has fewer than 2 tokens"):
+        rc.depth_report(source, [short, [5]])
+
+
+def test_what_is_no_language_model_is_refused():
     config = rc.transformer(2, 2, 8)
     params = rc.init(jax.random.key(0), config)
     with pytest.raises(ValueError, match="no unembedding"):
