@@ -20,6 +20,7 @@ from rank_collapse.measures.attention import (
     saturated_share as saturated_share,
     sink_rate as sink_rate,
 )
+from rank_collapse.measures.attention_rows import attention_rows as attention_rows
 from rank_collapse.measures.influence import (
     effective_depth as effective_depth,
     layer_influence as layer_influence,
@@ -51,6 +52,14 @@ from rank_collapse.measures.residuals import (
     stable_rank_bound as stable_rank_bound,
     stream_homogenisation as stream_homogenisation,
     token_cosine as token_cosine,
+)
+from rank_collapse.measures.spikes import (
+    residual_spike as residual_spike,
+    spike_entry as spike_entry,
+    spike_feature as spike_feature,
+    spike_norm as spike_norm,
+    spike_share as spike_share,
+    spike_token as spike_token,
 )
 from rank_collapse.measures.table import MEASURES as MEASURES, Measure as Measure
 from rank_collapse.measures.updates import (

@@ -3,29 +3,28 @@
 Where one weight p of a row is near 1 the softmax's Jacobian diag(P) − PPᵀ, whose entries are at
 most 1 − p off that weight and p(1 − p) on it, is near 0, and so is what flows back to the scores.
 
-Every measure takes weights [..., n, m] of any framework, each row a distribution, and an optional
-mask of the queries that exist, of which means are taken; NaN where there is none. A mask is Bool
-[n], or [b, n] of weights [..., b, h, n, m], or has all leading axes, those of heads or not. Rows of
+Every measure takes weights [..., n, m] of NumPy, JAX or torch, each row a distribution, and a mask
+of the queries that exist, of which means are taken; NaN where there is none. A mask is Bool [n], or
+[b, n] of weights [..., b, h, n, m], or has all leading axes, those of heads or not. Rows of
 weights that are negative or do not sum to 1, as logits, are refused where the values are known (not
 inside jit and vmap); NaN stays NaN. Keys that a mask leaves out have weight 0 and add nothing.
 """
 
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
+from array_api_compat import is_numpy_array
 from jaxtyping import Array, Float
 
-from rank_collapse.measures.norms import (
+from rank_collapse.measures.arrays import (
+    as_array,
     as_bools,
     as_floats,
-    as_jax,
-    divide,
-    in_own_precision,
+    beside,
     namespace,
-    together,
-    total,
+    where_it_lives,
 )
+from rank_collapse.measures.norms import divide, total
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
@@ -35,8 +34,8 @@ from rank_collapse.network.transformer import Forward
 from rank_collapse.network.walk import Layer
 
 
-@in_own_precision
-def attention_entropy(attention: Any, *, mask: Any = None) -> Float[Array, "*s"]:
+@where_it_lives
+def attention_entropy(attention: Any, *, mask: Any = None) -> Float[Any, "*s"]:
     """−Σ_j P_ij log P_ij in nats, its mean over the queries i: log m if uniform, 0 if one-hot.
 
     Args:
@@ -52,24 +51,22 @@ def attention_entropy(attention: Any, *, mask: Any = None) -> Float[Array, "*s"]
     p, mask = _weights(attention, mask)
     xp = namespace(p)
     # Where p is 0 so is the product; a select in its place takes three times as long on a CPU.
-    log = xp.log(xp.maximum(p, jnp.finfo(p.dtype).tiny))
-    return as_jax(_mean(-xp.sum(p * log, axis=-1), mask))
+    log = xp.log(xp.clip(p, xp.finfo(p.dtype).tiny, None))
+    return _mean(-xp.sum(p * log, axis=-1), mask)
 
 
-@in_own_precision
-def largest_weight(attention: Any, *, mask: Any = None) -> Float[Array, "*s"]:
+@where_it_lives
+def largest_weight(attention: Any, *, mask: Any = None) -> Float[Any, "*s"]:
     """max_j P_ij, its mean over the queries i: 1/m if uniform, 1 if one-hot.
 
     Arguments and shapes are those of `attention_entropy`.
     """
     p, mask = _weights(attention, mask)
-    return as_jax(_mean(namespace(p).max(p, axis=-1), mask))
+    return _mean(namespace(p).max(p, axis=-1), mask)
 
 
-@in_own_precision
-def saturated_share(
-    attention: Any, threshold: Any = 0.99, *, mask: Any = None
-) -> Float[Array, "*s"]:
+@where_it_lives
+def saturated_share(attention: Any, threshold: Any = 0.99, *, mask: Any = None) -> Float[Any, "*s"]:
     """Share of the queries i with max_j P_ij > threshold.
 
     Args:
@@ -80,11 +77,11 @@ def saturated_share(
         One value per matrix, [...].
     """
     p, mask = _weights(attention, mask)
-    return as_jax(_mean(_above(namespace(p).max(p, axis=-1), threshold), mask))
+    return _mean(_above(namespace(p).max(p, axis=-1), threshold), mask)
 
 
-@in_own_precision
-def largest_column(attention: Any, *, mask: Any = None) -> Float[Array, "*s"]:
+@where_it_lives
+def largest_column(attention: Any, *, mask: Any = None) -> Float[Any, "*s"]:
     """max_j mean_i P_ij, the share of attention on the most attended key.
 
     1/m if attention is uniform, 1/n if each query attends to itself, 1 if all attend to one key.
@@ -92,11 +89,11 @@ def largest_column(attention: Any, *, mask: Any = None) -> Float[Array, "*s"]:
     Arguments and shapes are those of `attention_entropy`.
     """
     columns = _columns(*_weights(attention, mask))
-    return as_jax(namespace(columns).max(columns, axis=-1))
+    return namespace(columns).max(columns, axis=-1)
 
 
-@in_own_precision
-def first_column(attention: Any, *, mask: Any = None, key_mask: Any = None) -> Float[Array, "*s"]:
+@where_it_lives
+def first_column(attention: Any, *, mask: Any = None, key_mask: Any = None) -> Float[Any, "*s"]:
     """mean_i P_ij of the first key j that exists: its share of the attention.
 
     Args:
@@ -111,13 +108,13 @@ def first_column(attention: Any, *, mask: Any = None, key_mask: Any = None) -> F
     Raises:
         ValueError: As `attention_entropy`, or a key_mask of another shape.
     """
-    return as_jax(_first(*_weights(attention, mask), key_mask))
+    return _first(*_weights(attention, mask), key_mask)
 
 
-@in_own_precision
+@where_it_lives
 def sink_rate(
     attention: Any, *, sink: Any = 0.3, mask: Any = None, key_mask: Any = None
-) -> Float[Array, "*s"]:
+) -> Float[Any, "*s"]:
     """Share of heads whose `first_column` is above `sink` (Gu et al. 2025, section 3).
 
     Args:
@@ -134,11 +131,11 @@ def sink_rate(
     p, mask = _weights(attention, mask)
     if p.ndim < 3:
         raise ValueError(f"attention of shape {p.shape} is not [..., h, n, m]")
-    return as_jax(_above(_first(p, mask, key_mask), sink).mean(axis=-1))
+    return _above(_first(p, mask, key_mask), sink).mean(axis=-1)
 
 
-@in_own_precision
-def largest_logit(scores: Any, *, mask: Any = None) -> Float[Array, "*s"]:
+@where_it_lives
+def largest_logit(scores: Any, *, mask: Any = None) -> Float[Any, "*s"]:
     """max_ij S_ij over the pairs that exist: what QK-clip holds below a threshold, head by head.
 
     Args:
@@ -158,12 +155,12 @@ def largest_logit(scores: Any, *, mask: Any = None) -> Float[Array, "*s"]:
     if s.ndim < 2:
         raise ValueError(f"scores of shape {s.shape} are not [..., n, m]")
     if mask is not None:
-        s, mask = together(s, as_bools(mask))
+        s, mask = beside(s, as_bools(mask))
         mask = mask[:, None] & mask[None] if mask.ndim == 1 else mask
         if mask.shape[-2:] != s.shape[-2:] or mask.ndim > s.ndim:
             raise ValueError(f"mask of shape {mask.shape} does not fit scores of {s.shape}")
         s = namespace(s).where(mask.reshape((1,) * (s.ndim - mask.ndim) + mask.shape), s, -np.inf)
-    return as_jax(namespace(s).max(s, axis=(-2, -1)))
+    return namespace(s).max(s, axis=(-2, -1))
 
 
 def _weights(attention, mask):
@@ -172,8 +169,8 @@ def _weights(attention, mask):
     if p.ndim < 2:
         raise ValueError(f"attention of shape {p.shape} is not [..., n, m]")
     if mask is not None:
-        p, mask = together(p, _of_each(mask, p.shape[:-1], "mask", "queries"))
-    if namespace(p) is np:
+        p, mask = beside(p, _of_each(mask, p.shape[:-1], "mask", "queries"))
+    if is_numpy_array(p):
         rows = p if mask is None else p[mask]
         least, sums = rows.min(initial=0), rows.sum(axis=-1)
         # of bfloat16, whose weights are rounded to 2⁻⁹, among them
@@ -193,8 +190,8 @@ def _mean(rows, mask):
     """Mean of one value per query [..., n] over those that exist."""
     if mask is None:
         return total(rows, -1) / rows.shape[-1]
-    there = namespace(rows).where(mask, rows, 0).astype(rows.dtype)
-    return divide(total(there, -1), mask.sum(axis=-1))
+    xp = namespace(rows)
+    return divide(total(xp.where(mask, rows, 0), -1), xp.sum(mask, axis=-1))
 
 
 def _of_each(mask, shape, name, what):
@@ -210,36 +207,37 @@ def _of_each(mask, shape, name, what):
 
 
 def _columns(p, mask):
-    return _mean(namespace(p).moveaxis(p, -2, -1), None if mask is None else mask[..., None, :])
+    return _mean(namespace(p).matrix_transpose(p), None if mask is None else mask[..., None, :])
 
 
 def _first(p, mask, key_mask):
     columns = _columns(p, mask)
     chosen = columns[..., 0]
     if key_mask is not None:
-        key_mask = _of_each(key_mask, columns.shape, "key_mask", "keys")
-        columns, key_mask = together(columns, key_mask)
+        columns, key_mask = beside(columns, _of_each(key_mask, columns.shape, "key_mask", "keys"))
         chosen = _of_first(columns, key_mask)
-    elif mask is not None and mask.shape == columns.shape:
-        xp = namespace(columns)
-        before = xp.where(xp.cumsum(mask, axis=-1) == 0, columns, 0).sum(axis=-1)
+    xp = namespace(columns)
+    if key_mask is None and mask is not None and mask.shape == columns.shape:
+        none_yet = xp.cumulative_sum(xp.astype(mask, xp.int32), axis=-1) == 0
+        before = xp.sum(xp.where(none_yet, columns, 0), axis=-1)
         chosen = xp.where(before == 0, _of_first(columns, mask), chosen)
     # A row with a NaN is no distribution, whichever key it stands at.
-    broken = namespace(columns).isnan(columns).any(axis=-1)
-    return namespace(columns).where(broken, np.nan, chosen).astype(columns.dtype)
+    return xp.where(xp.any(xp.isnan(columns), axis=-1), xp.nan, chosen)
 
 
 def _of_first(columns, exists):
     """Values [..., m] at the first key that exists."""
-    first = exists.argmax(axis=-1)[..., None]
-    return namespace(columns).take_along_axis(columns, first, axis=-1)[..., 0]
+    xp = namespace(columns)
+    first = xp.argmax(xp.astype(exists, xp.int32), axis=-1)[..., None]
+    return xp.take_along_axis(columns, first, axis=-1)[..., 0]
 
 
 def _above(values, threshold):
     """1 above the threshold, 0 below it, NaN where the value is."""
-    values = values if isinstance(threshold, int | float) else jnp.asarray(values)
+    if not isinstance(threshold, int | float):
+        values, threshold = beside(values, as_array(threshold))
     xp = namespace(values)
-    return xp.where(xp.isnan(values), values, values > threshold).astype(values.dtype)
+    return xp.where(xp.isnan(values), values, xp.astype(values > threshold, values.dtype))
 
 
 @full_precision

@@ -6,55 +6,46 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from array_api_compat import is_numpy_array, is_torch_array
 
 from rank_collapse import struct
-from rank_collapse.measures.norms import (
-    as_jax,
-    as_tokens,
-    divide,
-    namespace,
-    num_tokens,
-    of_tokens,
-    total,
-)
+from rank_collapse.measures.arrays import namespace, where_it_lives
+from rank_collapse.measures.norms import as_tokens, divide, num_tokens, total
 
 CENTERS = ("mean", "median", "midrange", "composite")
 
 
-@of_tokens
-def center_token(x: Any, center: str = "mean", *, mask: Any = None) -> Float[Array, "*b d"]:
-    """The token x that `residual` takes away.
-
-    Args:
-        x: Tokens [..., n, d].
-        center: "mean", "median", "midrange" or "composite"; see `residuals.residual`.
-        mask: Bool [n] or [..., n], True for tokens that exist; None for all.
+def center_of(x: Any, mask: Any, center: str) -> Any:
+    """The common token [..., d] that `residuals.residual` takes away, of what `as_tokens` made.
 
     Raises:
-        ValueError: Unknown center; see also `norms.composite_norm`.
+        ValueError: Unknown center.
     """
-    return as_jax(center_of(*as_tokens(x, mask), center))
-
-
-def center_of(x: Any, mask: Any, center: str) -> Any:
-    """`center_token` of what `as_tokens` made, NumPy's or JAX's as that is."""
     if center not in CENTERS:
         raise ValueError(f"center={center!r} is not one of {CENTERS}")
     xp = namespace(x)
     if center == "composite":
-        return xp.asarray(composite_center(x, mask=mask).center)
+        return composite_center(x, mask=mask).center
     if center == "mean":
-        return divide(total(x, 0), num_tokens(x, mask))
-    if mask is None:
-        mask = xp.ones(x.shape[0], bool)
+        return divide(total(x, -2), num_tokens(x, mask)[..., None])
+    there = xp.ones_like(x, dtype=xp.bool) if mask is None else mask[..., None]
     if center == "midrange":
-        low = xp.min(xp.where(mask[:, None], x, xp.inf), axis=0)
-        high = xp.max(xp.where(mask[:, None], x, -xp.inf), axis=0)
-        return (low / 2 + high / 2).astype(x.dtype)
-    rows = xp.sort(xp.where(mask[:, None], x, xp.inf), axis=0)  # masked rows last
-    count = xp.sum(mask)
-    return (rows[(count - 1) // 2] / 2 + rows[count // 2] / 2).astype(x.dtype)
+        low = xp.min(xp.where(there, x, xp.inf), axis=-2)
+        high = xp.max(xp.where(there, x, -xp.inf), axis=-2)
+        return low / 2 + high / 2
+    return median(xp.where(there, x, xp.inf), num_tokens(x, mask)[..., None])[..., 0, :]
+
+
+def median(x: Any, count: Any) -> Any:
+    """The median along the axis before the last, kept, of its `count` smallest values [..., 1]."""
+    xp = namespace(x)
+    rows, count = xp.sort(x, axis=-2), xp.astype(count, xp.arange(0).dtype)[..., None]
+    shape = (*x.shape[:-2], 1, x.shape[-1])
+    low, high = (
+        xp.take_along_axis(rows, xp.broadcast_to(i, shape), axis=-2)
+        for i in ((count - 1) // 2, count // 2)
+    )
+    return low / 2 + high / 2
 
 
 class CompositeCenter(struct.Struct):
@@ -68,7 +59,7 @@ class CompositeCenter(struct.Struct):
     norm_inf_lower: Any  # a lower bound of min_x ‖X − 1xᵀ‖_∞ by duality
 
 
-@of_tokens
+@where_it_lives
 def composite_center(x: Any, *, mask: Any = None) -> CompositeCenter:
     """argmin_x √(‖X − 1xᵀ‖_1 ‖X − 1xᵀ‖_∞), with a certificate.
 
@@ -93,24 +84,35 @@ def composite_center(x: Any, *, mask: Any = None) -> CompositeCenter:
         ValueError: See `norms.composite_norm`.
     """
     x, mask = as_tokens(x, mask)
-    if namespace(x) is np:
-        n = x.shape[0]
-        more = -n % max(8, 1 << max(n.bit_length() - 3, 0))
-        mask = np.pad(np.ones(n, bool) if mask is None else mask, (0, more))
-        x = np.pad(x, ((0, more), (0, 0)))
-    return _certified_center(jax.lax.stop_gradient(as_jax(x)), mask)
+    if is_torch_array(x):
+        raise ValueError("center='composite' is of NumPy and JAX: pass x.detach().cpu().numpy()")
+    if not is_numpy_array(x):
+        return _of_each(x, mask)
+    n = x.shape[-2]
+    more = -n % max(8, 1 << max(n.bit_length() - 3, 0))
+    there = np.ones(x.shape[:-1], bool) if mask is None else mask
+    rows = [(0, 0)] * (x.ndim - 2) + [(0, more)]
+    with jax.enable_x64(x.dtype == np.float64):
+        found = _of_each(np.pad(x, [*rows, (0, 0)]), np.pad(there, rows))
+        return jax.tree.map(np.asarray, found)
+
+
+def _of_each(x, mask):
+    """The certified center of each example."""
+    return _certified_center(x, mask) if x.ndim == 2 else jax.vmap(_of_each)(x, mask)
 
 
 @jax.jit
 def _certified_center(x, mask):
+    x = jax.lax.stop_gradient(x)
     keep = jnp.ones(x.shape[0], bool) if mask is None else mask
-    start = center_token(x, "median", mask=mask)
+    start = center_of(x, mask, "median")
     shifted = jnp.where(keep[:, None], x - start[None, :], 0)
     scale = jnp.max(jnp.sum(jnp.abs(shifted), axis=1))
     scale = jnp.where(scale == 0, 1, scale)
     shifted = shifted / scale
     zero = 0 * (start == 0).astype(x.dtype)  # sharded as x is
-    mean = (center_token(x, "mean", mask=mask) - start) / scale
+    mean = (center_of(x, mask, "mean") - start) / scale
     product = [jnp.prod(jnp.stack(_both_norms(shifted, keep, c))) for c in (zero, mean)]
     begin = jnp.where(product[1] < product[0], mean, zero)
     tolerance = jnp.asarray(_TOLERANCE, x.dtype)

@@ -1,4 +1,4 @@
-"""Singular and eigenvalues under vmap, one matrix after the other where LAPACK computes them.
+"""Singular values under vmap, one matrix after the other where LAPACK computes them.
 
 jaxlib's LAPACK calls for several matrices split them over the thread pool that already runs the
 call, and wait for it. With as many CPU devices as threads all of them wait, for ever (jaxlib
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 
 def _one_by_one(plain: Callable) -> Callable:
-    """`plain` of one matrix, whose vmap loops on a CPU. Derivatives are those of `plain`."""
+    """`plain` of [..., n, d], one matrix at a time on a CPU. Derivatives are those of `plain`."""
 
     @jax.custom_batching.custom_vmap
     def batched(x):
@@ -34,10 +34,12 @@ def _one_by_one(plain: Callable) -> Callable:
     def derivative(primals, tangents):
         return jax.jvp(plain, primals, tangents)
 
-    return decomposed
+    def of_each(x):
+        return decomposed(x) if x.ndim == 2 else jax.vmap(of_each)(x)
+
+    return of_each
 
 
-# x [n, d] → U [n, r], singular values [r], largest first, and Vᵀ [r, d], with r = min(n, d)
+# x [..., n, d] → U [n, r], singular values [r], largest first, and Vᵀ [r, d], with r = min(n, d)
 svd = _one_by_one(partial(jnp.linalg.svd, full_matrices=False))
 svdvals = _one_by_one(jnp.linalg.svdvals)  # x [n, d] → singular values [r], largest first
-eigvalsh = _one_by_one(jnp.linalg.eigvalsh)  # symmetric [n, n] → eigenvalues [n], smallest first

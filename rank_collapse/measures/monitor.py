@@ -5,25 +5,26 @@ Axis letters: b leading axes as one, n tokens, d width, h heads, m keys.
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from array_api_compat import is_jax_array
 from jaxtyping import Array, Float
 
-from rank_collapse.measures.norms import (
+from rank_collapse.measures import spikes
+from rank_collapse.measures.arrays import (
     as_bools,
     as_floats,
-    as_jax,
-    divide,
+    beside,
     gathered,
-    in_own_precision,
     namespace,
     of_first_shard,
-    together,
+    where_it_lives,
 )
+from rank_collapse.measures.norms import divide
 from rank_collapse.measures.profiles import of_states
 from rank_collapse.measures.table import MEASURES
 from rank_collapse.network.config import TransformerConfig
@@ -37,7 +38,7 @@ TOKENS = ("residual_ratio", "token_cosine", "participation_ratio", "stable_rank_
 ATTENTION = ("attention_entropy", "largest_weight", "largest_column", "sink_rate")
 
 
-@in_own_precision
+@where_it_lives
 @full_precision
 def monitor(
     x: Any,
@@ -46,16 +47,22 @@ def monitor(
     mask: Any = None,
     sink: float = 0.3,
     axis_name: str | None = None,
-) -> dict[str, Float[Array, ""]]:
+    tokens: str = "raw",
+    norm: Callable[[Any], Any] | None = None,
+    exclude: str | None = None,
+    threshold: float = spikes.SPIKE,
+) -> dict[str, Float[Any, ""]]:
     """Scalars of one layer's tokens and attention weights, means over leading axes and heads.
 
     Of `MEASURES`, where what they mean is said: "residual_ratio", "token_cosine",
     "participation_ratio" and "stable_rank_bound"; with attention also "attention_entropy",
-    "largest_weight", "largest_column" and "sink_rate".
+    "largest_weight", "largest_column" and "sink_rate". Also "spiked", the share of examples whose
+    residual ratio is of one token (see `Profile`), and with `exclude` "left_out", how many tokens.
 
-    Computed in float32 (float64 stays), without singular values. A pure function: it works inside
-    jit, scan, remat and vmap. Values that are not finite give NaN, not an error. Means leave out
-    examples without a token, the cosine also those of one token; NaN where all are left out.
+    Computed in float32 (float64 stays), without singular values, where the arrays are. A pure
+    function: it works inside jit, scan, remat and vmap. Values that are not finite give NaN, not an
+    error. Means leave out examples without a token, the cosine also those of one token; NaN where
+    all are left out.
     Cost: 2 n d min(n, d) operations for G, and n m per head for the attention.
 
     Args:
@@ -67,6 +74,9 @@ def monitor(
         axis_name: Inside `jax.shard_map`, the mesh axis over which tokens are sharded, queries of
             the attention with them: all are gathered and measured. Without it each shard's tokens
             are measured by themselves.
+        tokens: "raw", as they are; "unit", x_i/|x_i|; "read", what attention reads, N(x).
+        norm: N of "read", a function of x.
+        exclude, threshold: "spikes" leaves out tokens longer than `threshold` times the median.
 
     Returns:
         Scalars by name.
@@ -81,58 +91,54 @@ def monitor(
         raise ValueError(f"x of shape {x.shape} is not [..., n, d] with two tokens or more")
     *leading, n, d = x.shape
     if mask is not None:
-        mask = as_bools(mask)
-        if mask.shape not in ((n,), (*leading, n)):
-            raise ValueError(f"mask of shape {mask.shape} is not {(n,)} or {(*leading, n)}")
-        mask = namespace(mask).broadcast_to(mask, (*leading, n)).reshape(-1, n)
+        x, mask = beside(x, as_bools(mask))
+        if tuple(mask.shape) not in ((n,), (*leading, n)):
+            raise ValueError(f"mask of shape {tuple(mask.shape)} is not {(n,)} or {(*leading, n)}")
+        mask = namespace(mask).broadcast_to(mask, (*leading, n)).reshape((-1, n))
+    read = None if norm is None else norm(x).reshape((-1, n, d))
+    choice = {"tokens": tokens, "exclude": exclude, "threshold": threshold}
+    chosen = spikes.chosen_tokens(x.reshape((-1, n, d)), mask, read, **choice)
+    given = {"x": chosen.x, "shown": chosen.mask, "mask": mask}
     if attention is not None:
-        attention = as_floats(attention)
-        if attention.shape[:-3] != tuple(leading) or attention.ndim < 3:
+        p = as_floats(attention)
+        if tuple(p.shape[:-3]) != tuple(leading) or p.ndim < 3:
             raise ValueError(
-                f"attention of shape {attention.shape} is not [..., h, n, m] beside x of {x.shape}"
+                f"attention of shape {tuple(p.shape)} is not [..., h, n, m] beside x of "
+                f"{tuple(x.shape)}"
             )
-        if attention.shape[-2] != n:
-            raise ValueError(f"attention of shape {attention.shape} has not {n} queries")
-        attention = attention.reshape(-1, *attention.shape[-3:])
-    given = {"x": x.reshape(-1, n, d), "p": attention, "mask": mask}
-    given = {name: a for name, a in given.items() if a is not None}
-    given = dict(zip(given, together(*given.values()), strict=True))
-    if namespace(given["x"]) is jnp:
-        return of_first_shard(_means(given, sink), axis_name)
-    rows = [{name: a[i] for name, a in given.items()} for i in range(len(given["x"]))]
-    found = [_single(row, sink) for row in rows]
-    found = {name: np.array([one[name] for one in found]) for name in found[0]}
-    return {name: as_jax(value) for name, value in _mean(found, mask).items()}
+        if p.shape[-2] != n:
+            raise ValueError(f"attention of shape {tuple(p.shape)} has not {n} queries")
+        given["p"] = beside(x, p.reshape((-1, *p.shape[-3:])))[1]
+    found = (_compiled if is_jax_array(chosen.x) else _means)(given, sink)
+    if chosen.left_out is not None:
+        found["left_out"] = chosen.left_out.sum()
+    return of_first_shard(found, axis_name)
 
 
-@jax.jit
 def _means(given, sink):
-    return _mean(jax.vmap(lambda one: _single(one, sink))(given), given.get("mask"))
-
-
-def _mean(found, mask):
     """Means over examples [b], of those that have enough tokens."""
-    if mask is None:
-        return {name: values.mean() for name, values in found.items()}
-    xp, counts = namespace(mask), mask.sum(axis=1)
+    x, mask, p = given["x"], given["mask"], given.get("p")
+    found = of_states(TOKENS, x, given["shown"])
+    found["spiked"] = namespace(x).astype(found["spiked"], x.dtype)
+    of_tokens = dict.fromkeys(found, given["shown"])
+    if p is not None:
+        own = {"sink": sink, "key_mask": mask if p.shape[-1] == x.shape[-2] else None}
+        for name in ATTENTION:
+            each = MEASURES[name](p, mask=mask, **(own if name == "sink_rate" else {}))
+            found[name] = each.mean(axis=-1) if each.ndim > 1 else each
     means = {}
     for name, values in found.items():
-        enough = counts >= (2 if name == "token_cosine" else 1)
-        means[name] = divide(xp.where(enough, values, 0).sum(), enough.sum())
+        shown = of_tokens.get(name, mask)
+        if shown is None:
+            means[name] = values.mean()
+            continue
+        xp, least = namespace(values), 2 if name == "token_cosine" else 1
+        enough = xp.sum(shown, axis=-1) >= least
+        means[name] = divide(xp.sum(xp.where(enough, values, 0)), xp.sum(enough))
     return means
 
 
-def _single(given, sink):
-    """Of one example {"x", "p", "mask"}, where the last two may be absent."""
-    x, p, mask = (given.get(name) for name in ("x", "p", "mask"))
-    out = of_states(TOKENS, x, mask)
-    if p is None:
-        return out
-    own = {"sink": sink, "key_mask": mask if p.shape[-1] == x.shape[0] else None}
-    for name in ATTENTION:
-        found = MEASURES[name](p, mask=mask, **(own if name == "sink_rate" else {}))
-        out[name] = found.mean()
-    return out
+_compiled = jax.jit(_means)
 
 
 def monitored(

@@ -2,37 +2,39 @@
 
 import dataclasses
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from array_api_compat import is_jax_array
 from jaxtyping import Array, Float
 
-from rank_collapse.measures.norms import (
-    as_array,
+from rank_collapse.measures import spikes
+from rank_collapse.measures.arrays import (
     as_bools,
     as_floats,
-    as_jax,
+    beside,
     gathered,
-    in_own_precision,
     namespace,
     of_first_shard,
-    together,
+    on_host,
+    where_it_lives,
 )
 from rank_collapse.measures.table import MEASURES, named
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.inputs import prepare_inputs
+from rank_collapse.network.inputs import PreparedInputs, prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.passes import States, Walked, run
 from rank_collapse.network.precision import full_precision
-from rank_collapse.network.transformer import Trace
+from rank_collapse.network.transformer import Forward, Trace
+from rank_collapse.network.walk import Layer
 
 
 @jax.tree_util.register_pytree_with_keys_class
-class Profile(dict[str, Float[Array, "l *b"]]):
+class Profile(dict[str, Float[Any, "l *b"]]):
     """{measure: [l] or [l, b]}, as `profile` gives it; `rc.plot` draws it.
 
     `vmap` and stacking put further axes beside that of layers, which `layer_axis` then finds.
@@ -42,11 +44,23 @@ class Profile(dict[str, Float[Array, "l *b"]]):
             that the states came in (2⁻²³ of float32, 2⁻⁷ of bfloat16): tokens then differ by no
             more than their own rounding, and measures of what they differ by are decided by it.
             None where residual_ratio is not among the measures.
+        spiked: Bool [l] or [l, b], True where one token holds more than half of ‖res(X)‖_F²
+            (`residual_spike`): residual_ratio is then of that token, and says little of the others.
+            None where residual_ratio is not among the measures.
+        left_out: [l] or [l, b], how many tokens `exclude` left out; None without it.
     """
 
-    def __init__(self, measures: Mapping[str, Any], rounding: Any = None):
+    NOTES = ("rounding", "spiked", "left_out")
+
+    def __init__(
+        self,
+        measures: Mapping[str, Any],
+        rounding: Any = None,
+        spiked: Any = None,
+        left_out: Any = None,
+    ):
         super().__init__(measures)
-        self.rounding = rounding
+        self.rounding, self.spiked, self.left_out = rounding, spiked, left_out
         shape = self._shape
         self._made = shape[:1], len(shape)  # ([l], number of axes) before any transformation
 
@@ -73,8 +87,14 @@ class Profile(dict[str, Float[Array, "l *b"]]):
             )
         return fits[0]
 
+    @property
+    def notes(self) -> dict[str, Any]:
+        """What is beside the measures, by name."""
+        given = {name: getattr(self, name) for name in self.NOTES}
+        return {name: a for name, a in given.items() if a is not None}
+
     def to_pandas(self) -> Any:
-        """A DataFrame with a row per layer, or per layer and example; "rounding" is a column."""
+        """A DataFrame with a row per layer, or per layer and example; notes are columns too."""
         pd = _installed("pandas")
         sizes, columns = self._columns()
         index = pd.MultiIndex.from_product(map(range, sizes.values()), names=sizes)
@@ -83,7 +103,7 @@ class Profile(dict[str, Float[Array, "l *b"]]):
         return pd.DataFrame({name: a.reshape(-1) for name, a in columns.items()}, index=index)
 
     def to_xarray(self) -> Any:
-        """A Dataset over "layer", or over "layer" and "example"; "rounding" is a variable."""
+        """A Dataset over "layer", or over "layer" and "example"; notes are variables too."""
         xr = _installed("xarray")
         sizes, columns = self._columns()
         coordinates = {name: range(size) for name, size in sizes.items()}
@@ -93,27 +113,25 @@ class Profile(dict[str, Float[Array, "l *b"]]):
         """({axis: its size}, {measure: array}), layers first."""
         if len(self._shape) not in (1, 2):
             raise ValueError(f"a profile of shape {self._shape} is not [l] or [l, b]")
-        axis, given = self.layer_axis, {**self, "rounding": self.rounding}
-        columns = {
-            n: np.moveaxis(np.asarray(a), axis, 0) for n, a in given.items() if a is not None
-        }
+        axis, given = self.layer_axis, {**self, **self.notes}
+        columns = {n: np.moveaxis(np.asarray(on_host(a)), axis, 0) for n, a in given.items()}
         shape = next(iter(columns.values())).shape
         return dict(zip(("layer", "example"), shape, strict=False)), columns
 
     def tree_flatten_with_keys(self):
         children = [(jax.tree_util.DictKey(name), a) for name, a in self.items()]
-        rounding = jax.tree_util.GetAttrKey("rounding"), self.rounding
-        return (*children, rounding), (tuple(self), self._made)
+        notes = [(jax.tree_util.GetAttrKey(name), getattr(self, name)) for name in self.NOTES]
+        return (*children, *notes), (tuple(self), self._made)
 
     @classmethod
     def tree_unflatten(cls, static, children):
         names, made = static
-        found = cls(dict(zip(names, children[:-1], strict=True)), children[-1])
+        found = cls(dict(zip(names, children, strict=False)), *children[len(names) :])
         found._made = made
         return found
 
 
-@in_own_precision
+@where_it_lives
 @full_precision
 def profile(
     hidden: Any,
@@ -122,6 +140,10 @@ def profile(
     mask: Any = None,
     batch_axis: int | None = None,
     axis_name: str | None = None,
+    tokens: str = "raw",
+    norm: Callable[[Any], Any] | Sequence[Callable[[Any], Any]] | None = None,
+    exclude: str | None = None,
+    threshold: float = spikes.SPIKE,
 ) -> Profile:
     """Measures of hidden states by layer, of one example or of a batch, from any framework.
 
@@ -138,6 +160,9 @@ def profile(
         batch_axis: Of an array with a batch: 1 for [l, b, ...], 0 for [b, l, ...].
         axis_name: Inside `jax.shard_map`, the mesh axis over which tokens are sharded: all of them
             are gathered and measured. Without it each shard's tokens are measured by themselves.
+        tokens: "raw", as they are; "unit", x_i/|x_i|; "read", what attention reads, N(x).
+        norm: N of "read": a function of one layer's tokens, or a sequence of one per state.
+        exclude, threshold: "spikes" leaves out tokens longer than `threshold` times the median.
 
     Returns:
         A `Profile` {measure: [l] or [l, b]}; NaN where tokens are not finite, or where none exists.
@@ -155,19 +180,42 @@ def profile(
     what, axes = _KINDS[kind]
     hidden = _layers_first(hidden, batch_axis, kind)
     if mask is not None:
-        mask = as_bools(mask)
-        shape = (*hidden.shape[: -len(axes)], hidden.shape[-2])  # [l, n] or [l, b, n]
-        if mask.shape not in (shape[-1:], shape[1:]):
-            raise ValueError(f"mask of shape {mask.shape} does not fit {what} of {hidden.shape}")
-        hidden, mask = together(hidden, mask)
-        mask = namespace(mask).broadcast_to(mask, shape)
+        mask, shape = as_bools(mask), tuple(hidden.shape)
+        rows = (*shape[: -len(axes)], shape[-2])  # [l, n] or [l, b, n]
+        if tuple(mask.shape) not in (rows[-1:], rows[1:]):
+            raise ValueError(f"mask of shape {tuple(mask.shape)} does not fit {what} of {shape}")
+        hidden, mask = beside(hidden, mask)
+        mask = namespace(mask).broadcast_to(mask, rows)
     hidden, mask = gathered(hidden, axis_name, -2), gathered(mask, axis_name, -1)
-    measure = of_states if kind == "tokens" else of_weights
-    found = of_first_shard(measure(names, hidden, mask), axis_name)
-    ratio, rounding = found.get("residual_ratio"), None
-    if ratio is not None:
-        rounding = as_jax(ratio <= np.reshape(eps, (-1, *[1] * (ratio.ndim - 1))))
-    return Profile({name: as_jax(a) for name, a in found.items()}, rounding)
+    read = _read(norm, hidden) if tokens == "read" else None
+
+    def measured(*given):
+        if kind == "attention":
+            return of_weights(names, *given[:2])
+        return of_states(names, *given, tokens=tokens, exclude=exclude, threshold=threshold)
+
+    if is_jax_array(hidden):  # one program; others layer by layer, for less memory
+        found = of_first_shard(measured(hidden, mask, read), axis_name)
+    else:
+        given = [[None] * len(hidden) if a is None else a for a in (hidden, mask, read)]
+        each = [measured(*layer) for layer in zip(*given, strict=True)]
+        found = {name: namespace(a).stack([e[name] for e in each]) for name, a in each[0].items()}
+    notes = {name: found.pop(name) for name in Profile.NOTES if name in found}
+    if "residual_ratio" in found:
+        ratio = found["residual_ratio"]
+        eps = np.reshape(eps, (-1, *[1] * (ratio.ndim - 1)))
+        notes["rounding"] = ratio <= beside(ratio, eps)[1]
+    return Profile(found, **notes)
+
+
+def _read(norm, hidden):
+    """What is read of each layer's tokens by its norm, or by the one norm of all."""
+    norms = norm if isinstance(norm, Sequence) else [norm] * len(hidden)
+    if None in norms or len(norms) != len(hidden):
+        raise ValueError(
+            f"tokens='read' needs norm=, the norm of all {len(hidden)} states or one for each"
+        )
+    return namespace(hidden).stack([n(h) for n, h in zip(norms, hidden, strict=True)])
 
 
 def _installed(package):
@@ -205,37 +253,56 @@ def _layers_first(hidden, batch_axis, kind):
             f"{what} are a {type(hidden).__name__} with {', '.join(map(str, hidden))}: "
             "pass one array or list of arrays, such as output.hidden_states"
         )
-    elif isinstance(hidden, list | tuple):
-        layers = [as_array(h) for h in hidden]
-        shapes = {h.shape for h in layers}
+    if isinstance(hidden, list | tuple):
+        layers = [as_floats(h) for h in hidden]
+        shapes = {tuple(h.shape) for h in layers}
         if len(shapes) != 1:
             raise ValueError(f"{what} have different shapes, or there are none: {shapes}")
-        hidden = namespace(*layers).stack(layers)
+        traced = next((h for h in layers if is_jax_array(h)), layers[0])
+        hidden = namespace(traced).stack([beside(traced, h)[1] for h in layers])
         batch_axis = 1 if batch_axis is None and hidden.ndim == len(axes) + 2 else batch_axis
     hidden, own = as_floats(hidden), ", ".join(axes)
-    leading = hidden.ndim - len(axes)
+    leading, shape = hidden.ndim - len(axes), tuple(hidden.shape)
     if leading not in (1, 2):
-        raise ValueError(f"{what} of shape {hidden.shape} are not [l, {own}] or [l, b, {own}]")
+        raise ValueError(f"{what} of shape {shape} are not [l, {own}] or [l, b, {own}]")
     if batch_axis not in ((None,) if leading == 1 else (0, 1)):
         raise ValueError(
-            f"batch_axis={batch_axis} of {what} of shape {hidden.shape}: 1 for "
+            f"batch_axis={batch_axis} of {what} of shape {shape}: 1 for "
             f"[l, b, {own}], 0 for [b, l, {own}] as jax.vmap gives it, None for [l, {own}]"
         )
-    return hidden.swapaxes(0, 1) if batch_axis == 0 else hidden
+    return namespace(hidden).moveaxis(hidden, 0, 1) if batch_axis == 0 else hidden
 
 
-def of_states(names: Sequence[str], x: Any, mask: Any = None) -> dict[str, Any]:
-    """{name: measure} of tokens [..., n, d] and a mask [..., n], NaN where they are not finite."""
-    if namespace(x) is jnp:
-        return _of_states(tuple(names), x, mask)
-    finite = np.isfinite(x if mask is None else np.where(mask[..., None], x, 0)).all(axis=(-2, -1))
-    x = np.where(finite[..., None, None], x, 0)
-    return {name: np.where(finite, MEASURES[name](x, mask=mask), np.nan) for name in names}
+def of_states(
+    names: Sequence[str], x: Any, mask: Any = None, read: Any = None, **choice: Any
+) -> dict[str, Any]:
+    """{name: measure} of tokens [..., n, d] and a mask [..., n], NaN where they are not finite.
+
+    Also "left_out" and, with residual_ratio, "spiked", see `Profile`.
+
+    Args:
+        read, choice: Of `spikes.chosen_tokens`.
+    """
+    x, mask, left_out = spikes.chosen_tokens(x, mask, read, **choice)
+    flagged = ("residual_spike",) if "residual_ratio" in names else ()
+    every = tuple(dict.fromkeys((*names, *flagged)))
+    if is_jax_array(x):
+        found = _of_states(every, x, mask)
+    else:
+        xp = namespace(x)
+        there = x if mask is None else xp.where(mask[..., None], x, 0)
+        finite = xp.all(xp.isfinite(there), axis=(-2, -1))
+        x = xp.where(finite[..., None, None], x, 0)
+        found = {name: xp.where(finite, MEASURES[name](x, mask=mask), xp.nan) for name in every}
+    notes = {} if left_out is None else {"left_out": left_out}
+    if flagged:
+        notes["spiked"] = found["residual_spike"] > 0.5
+    return {name: found[name] for name in names} | notes
 
 
 def of_weights(names: Sequence[str], p: Any, mask: Any = None) -> dict[str, Any]:
     """{name: measure} of attention [..., h, n, m] and a mask [..., n], means over heads."""
-    found = {name: as_array(MEASURES[name](p, mask=mask)) for name in names}
+    found = {name: MEASURES[name](p, mask=mask) for name in names}
     return {name: a.mean(axis=-1) if a.ndim == p.ndim - 2 else a for name, a in found.items()}
 
 
@@ -251,6 +318,9 @@ def network_profile(
     config: TransformerConfig,
     *,
     measures: tuple[str, ...] = ("residual_ratio",),
+    tokens: str = "raw",
+    exclude: str | None = None,
+    threshold: float = spikes.SPIKE,
     **inputs: Any,
 ) -> Profile:
     """`profile` of a network's hidden states on one example, without its `rounding`.
@@ -258,9 +328,12 @@ def network_profile(
     Args:
         params, x, config, **inputs: As in `apply`; a mask [n] says which tokens exist.
         measures: Names out of `MEASURES`.
+        tokens, exclude, threshold: As in `profile`; "read" is what attention reads in each layer,
+            and after the last the output, after the final norm where there is one.
     """
     params, prepared = prepare_inputs(params, x, config, **inputs)
-    return run(ProfilePass(named(measures)), params, prepared, config)
+    layer_pass = ProfilePass(named(measures), tokens, exclude, threshold)
+    return run(layer_pass, params, prepared, config)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -268,11 +341,31 @@ class ProfilePass(States):
     """`network_profile` layer by layer, of names out of `MEASURES`."""
 
     measures: tuple[str, ...] = ("residual_ratio",)
+    tokens: str = "raw"
+    exclude: str | None = None
+    threshold: float = spikes.SPIKE
 
-    def measure(self, x: Float[Array, "n d"], mask: Any = None) -> dict[str, Float[Array, ""]]:
-        """Of one layer's states."""
-        return {name: MEASURES[name](x, mask=mask) for name in self.measures}
+    def measure(self, x: Any, mask: Any = None, read: Any = None) -> dict[str, Float[Array, ""]]:
+        """Of one layer's states, and of what is read of them."""
+        choice = {"tokens": self.tokens, "exclude": self.exclude, "threshold": self.threshold}
+        return of_states(self.measures, x, mask, read, **choice)
+
+    def begin(self, prepared: PreparedInputs, config: TransformerConfig) -> Any:
+        """The measure of X^0, or where they are measured as they are read, X^0."""
+        return prepared.x if self.tokens == "read" else super().begin(prepared, config)
+
+    def step(self, layer: Layer, x: Any, seen: Forward, carry: Any) -> tuple[Any, Any]:
+        """The measure after the layer, or of what the layer reads."""
+        if self.tokens != "read":
+            return super().step(layer, x, seen, carry)
+        read, mask = seen.passages["attention"].branch_input, layer.inputs.token_mask
+        return seen.trace.hidden, self.measure(carry, mask, read)
 
     def finish(self, walked: Walked) -> Profile:
         """By layer."""
-        return Profile(super().finish(walked))
+        if self.tokens == "read":
+            last = self.measure(walked.carry, walked.prepared.token_mask, walked.output)
+            found = jax.tree.map(lambda a, b: jnp.append(a, b[None], axis=0), walked.found, last)
+        else:
+            found = super().finish(walked)
+        return Profile(found, **{n: found.pop(n) for n in Profile.NOTES if n in found})

@@ -1,10 +1,10 @@
 """How far an array of tokens is from rank one: residuals, ratios, ranks and cosines.
 
-Everything takes an array [n, d] of any framework (numpy, JAX, torch) and an optional Bool [n] mask
-of the tokens that exist; a quantity with a mask equals that of the array without the masked rows,
-and is NaN where the mask leaves too few tokens for it. Leading axes are a batch: [..., n, d] with a
-mask [n] or [..., n] gives one value per example, [...]. float64 arrays of numpy or torch are
-measured in float64, JAX arrays in their own precision, float32 at least.
+Everything takes an array [n, d] of NumPy, JAX or torch and an optional Bool [n] mask of the tokens
+that exist, and gives an array of that framework on the same device (`arrays.where_it_lives`). A
+quantity with a mask equals that of the array without the masked rows, and is NaN where the mask
+leaves too few tokens for it. Leading axes are a batch: [..., n, d] with a mask [n] or [..., n]
+gives one value per example, [...]. Computed in float64 where x is, else in float32.
 """
 
 from typing import Any
@@ -12,34 +12,36 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from array_api_compat import is_jax_array
+from jaxtyping import Float
 
 from rank_collapse.measures import decompositions
-from rank_collapse.measures.centers import center_of
-from rank_collapse.measures.norms import (
+from rank_collapse.measures.arrays import (
     as_array,
     as_bools,
-    as_jax,
+    beside,
+    namespace,
+    where_it_lives,
+)
+from rank_collapse.measures.centers import center_of
+from rank_collapse.measures.norms import (
     as_tokens,
     divide,
-    in_own_precision,
-    namespace,
+    gram_of,
     norm_of,
     num_tokens,
-    of_tokens,
     root,
     singular_values_of,
     total,
     unit_scale,
 )
-from rank_collapse.network.precision import full_precision
 
 # Steps of the power iteration of `stable_rank_bound`; each is one product with G.
 POWER_STEPS = 20
 
 
-@of_tokens
-def residual(x: Any, *, center: str = "mean", mask: Any = None) -> Float[Array, "*b n d"]:
+@where_it_lives
+def residual(x: Any, *, center: str = "mean", mask: Any = None) -> Float[Any, "*b n d"]:
     """res(X) = X − 1xᵀ, the tokens minus one common token x.
 
     Args:
@@ -60,7 +62,7 @@ def residual(x: Any, *, center: str = "mean", mask: Any = None) -> Float[Array, 
     """
     x, mask = as_tokens(x, mask)
     x, scale = unit_scale(x)
-    return as_jax(scale * _residual(x, mask, center))
+    return scale[..., None, None] * residual_of(x, mask, center)
 
 
 def _scaled(x, mask):
@@ -69,15 +71,16 @@ def _scaled(x, mask):
     return unit_scale(x)[0], mask
 
 
-def _residual(x, mask, center):
-    rest = x - center_of(x, mask, center)[None, :]
-    return rest if mask is None else namespace(x).where(mask[:, None], rest, 0).astype(x.dtype)
+def residual_of(x: Any, mask: Any, center: str) -> Any:
+    """`residual` of what `as_tokens` made."""
+    rest = x - center_of(x, mask, center)[..., None, :]
+    return rest if mask is None else namespace(x).where(mask[..., None], rest, 0)
 
 
-@of_tokens
+@where_it_lives
 def residual_ratio(
     x: Any, *, center: str = "mean", norm: str = "composite", mask: Any = None
-) -> Float[Array, "*b"]:
+) -> Float[Any, "*b"]:
     """‖res(X)‖ / ‖X‖, in [0, 1] for the norm's own minimiser; 0 where X = 0.
 
     Args:
@@ -92,11 +95,11 @@ def residual_ratio(
     Source: Dong et al. 2021, section 4.2 and figure 2.
     """
     x, mask = _scaled(x, mask)
-    return _ratio(norm_of(_residual(x, mask, center), norm), norm_of(x, norm), mask)
+    return _ratio(norm_of(residual_of(x, mask, center), norm), norm_of(x, norm), mask)
 
 
-@of_tokens
-def rank_one_ratio(x: Any, *, norm: str = "composite", mask: Any = None) -> Float[Array, "*b"]:
+@where_it_lives
+def rank_one_ratio(x: Any, *, norm: str = "composite", mask: Any = None) -> Float[Any, "*b"]:
     """‖X − σ_1 u_1 v_1ᵀ‖ / ‖X‖; 0 where X = 0.
 
     Unlike in res(X), the common token may come with another weight in each row.
@@ -112,11 +115,13 @@ def rank_one_ratio(x: Any, *, norm: str = "composite", mask: Any = None) -> Floa
 
 def _best_rank_one_residual(x):
     """X − σ_1 u_1 v_1ᵀ, what the best approximation of rank one leaves (Eckart and Young)."""
-    scaled, scale = unit_scale(x)
-    if namespace(x) is np:
-        u, s, vt = np.linalg.svd(scaled, full_matrices=False)
-        return x - scale * s[0] * u[:, :1] * vt[:1, :]
-    return x - scale * _best_rank_one(scaled)
+    (scaled, scale), xp = unit_scale(x), namespace(x)
+    if is_jax_array(x):
+        part = jnp.vectorize(_best_rank_one, signature="(n,d)->(n,d)")(scaled)
+    else:
+        u, s, vt = xp.linalg.svd(scaled, full_matrices=False)
+        part = s[..., :1, None] * u[..., :1] * vt[..., :1, :]
+    return x - scale[..., None, None] * part
 
 
 @jax.custom_jvp
@@ -144,63 +149,62 @@ def _best_rank_one_jvp(primals, tangents):
     return s[0] * jnp.outer(first_u, first_v), change + a[0] * jnp.outer(first_u, first_v)
 
 
-@of_tokens
-def stable_rank(x: Any, *, mask: Any = None, method: str | None = None) -> Float[Array, "*b"]:
+@where_it_lives
+def stable_rank(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
     """‖X‖_F² / ‖X‖_2², at most the rank; 0 where X = 0 (Rudelson and Vershynin 2007).
 
     Args:
         x, mask: Tokens [..., n, d]; Bool [n] or [..., n], which of them exist, None for all.
-        method: See `singular_values`.
     """
     x, mask = _scaled(x, mask)
-    s = singular_values_of(x, method)
-    return _of_some(namespace(s).sum(namespace(s).square(divide(s, s[0], 0))), mask)
+    s = singular_values_of(x)
+    return _of_some(namespace(s).sum(_of_largest(s), axis=-1), mask)
 
 
-@of_tokens
-def effective_rank(x: Any, *, mask: Any = None, method: str | None = None) -> Float[Array, "*b"]:
+@where_it_lives
+def effective_rank(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
     """exp(−Σ_i p_i log p_i), p_i = σ_i / Σ_j σ_j; 0 where X = 0 (Roy and Vetterli 2007).
 
     Args:
         x, mask: Tokens [..., n, d]; Bool [n] or [..., n], which of them exist, None for all.
-        method: See `singular_values`.
     """
     x, mask = _scaled(x, mask)
-    return _of_some(_effective_rank(x, method), mask)
+    return _of_some(_effective_rank(x), mask)
 
 
-def _effective_rank(x, method=None):
-    s = singular_values_of(x, method)
-    return namespace(x).where(s[0] == 0, 0, namespace(x).exp(_entropy(s))).astype(x.dtype)
+def _effective_rank(x):
+    s, xp = singular_values_of(x), namespace(x)
+    return xp.where(s[..., 0] == 0, 0, xp.exp(_entropy(s)))
+
+
+def _of_largest(s):
+    """σ_i²/σ_1², 0 where all are 0."""
+    return namespace(s).square(divide(s, s[..., :1], 0))
 
 
 def _entropy(values):
     """−Σ_i p_i log p_i of p_i = values_i / Σ_j values_j; 0 where all are 0."""
     xp = namespace(values)
-    p = divide(values, xp.sum(values), 0)
-    return -xp.sum(p * xp.log(xp.where(p == 0, 1, p)))
+    p = divide(values, xp.sum(values, axis=-1, keepdims=True), 0)
+    return -xp.sum(p * xp.log(xp.where(p == 0, 1, p)), axis=-1)
 
 
-@of_tokens
-def effective_rank_share(
-    x: Any, *, mask: Any = None, method: str | None = None
-) -> Float[Array, "*b"]:
+@where_it_lives
+def effective_rank_share(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
     """`effective_rank` of X − 1x̄ᵀ over min(n − 1, d), the most it can be: in [0, 1] at any n and d.
 
     NaN for fewer than two tokens.
 
     Args:
         x, mask: Tokens [..., n, d]; Bool [n] or [..., n], which of them exist, None for all.
-        method: See `singular_values`.
     """
     x, mask = _scaled(x, mask)
-    xp, count = namespace(x), num_tokens(x, mask)
-    most = xp.minimum(xp.maximum(count - 1, 0), x.shape[1])
-    return _of_some(divide(_effective_rank(_residual(x, mask, "mean"), method), most), mask)
+    most = namespace(x).clip(num_tokens(x, mask) - 1, 0, x.shape[-1])
+    return _of_some(divide(_effective_rank(residual_of(x, mask, "mean")), most), mask)
 
 
-@of_tokens
-def matrix_entropy(x: Any, *, mask: Any = None, method: str | None = None) -> Float[Array, "*b"]:
+@where_it_lives
+def matrix_entropy(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
     """−Σ_i p_i log p_i in nats, p_i = σ_i²/Σ_j σ_j²: von Neumann's entropy of XXᵀ/tr XXᵀ.
 
     0 for rank one and where X = 0, log min(n, d) where all singular values are equal. Of the tokens
@@ -208,17 +212,15 @@ def matrix_entropy(x: Any, *, mask: Any = None, method: str | None = None) -> Fl
 
     Args:
         x, mask: Tokens [..., n, d]; Bool [n] or [..., n], which of them exist, None for all.
-        method: See `singular_values`.
 
     Source: Giraldo et al. 2014; Skean et al. 2025, section 3, at α → 1.
     """
     x, mask = _scaled(x, mask)
-    s = singular_values_of(x, method)
-    return _of_some(_entropy(namespace(s).square(divide(s, s[0], 0))), mask)
+    return _of_some(_entropy(_of_largest(singular_values_of(x))), mask)
 
 
-@of_tokens
-def token_cosine(x: Any, *, mask: Any = None) -> Float[Array, "*b"]:
+@where_it_lives
+def token_cosine(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
     """Mean of cos(x_i, x_j) over the pairs i ≠ j; a zero token has cosine 0 with every other.
 
     Args:
@@ -228,21 +230,26 @@ def token_cosine(x: Any, *, mask: Any = None) -> Float[Array, "*b"]:
         ValueError: Fewer than two tokens (NaN where only a mask leaves fewer).
     """
     x, mask = as_tokens(x, mask, empty=True)
-    if x.shape[0] < 2:
-        raise ValueError(f"x of shape {x.shape} has no pair of tokens")
-    xp = namespace(x)
-    x, _ = unit_scale(x, axis=1)
-    squares = xp.sum(xp.square(x), axis=1)
-    inverse = divide(xp.ones_like(squares), root(squares), 0)
+    if x.shape[-2] < 2:
+        raise ValueError(f"x of shape {tuple(x.shape)} has no pair of tokens")
+    (unit, squares), xp = unit_tokens(x), namespace(x)
     count = num_tokens(x, mask)
     # over pairs: |Σ x̂_i|² counts i = j too, with |x̂_i|² each
-    pairs = xp.sum(xp.square(total(inverse[:, None] * x, 0)))
-    pairs = pairs - xp.sum(squares * xp.square(inverse))
-    return as_jax(divide(pairs, count * xp.maximum(count - 1, 0)))
+    pairs = xp.sum(xp.square(total(unit, -2)), axis=-1) - xp.sum(squares, axis=-1)
+    return divide(pairs, count * xp.clip(count - 1, 0, None))
 
 
-@in_own_precision
-def stream_homogenisation(streams: Any, *, mask: Any = None) -> Float[Array, "*b"]:
+def unit_tokens(x: Any) -> tuple[Any, Any]:
+    """(x̂_i = x_i/|x_i| [..., n, d], |x̂_i|² [..., n]) of what `as_tokens` made; 0 where x_i is."""
+    xp = namespace(x)
+    x, _ = unit_scale(x, axis=-1)
+    squares = xp.sum(xp.square(x), axis=-1)
+    inverse = divide(xp.ones_like(squares), root(squares), 0)
+    return inverse[..., None] * x, squares * xp.square(inverse)
+
+
+@where_it_lives
+def stream_homogenisation(streams: Any, *, mask: Any = None) -> Float[Any, "*b"]:
     """Mean over tokens of the `token_cosine` of a token's streams: 1 where all streams are alike.
 
     Args:
@@ -255,15 +262,18 @@ def stream_homogenisation(streams: Any, *, mask: Any = None) -> Float[Array, "*b
     """
     streams = as_array(streams)
     if streams.ndim < 3:
-        raise ValueError(f"streams of shape {streams.shape} are not [..., s, n, d]")
+        raise ValueError(f"streams of shape {tuple(streams.shape)} are not [..., s, n, d]")
     cosines = token_cosine(namespace(streams).moveaxis(streams, -3, -2))
-    shown = None if mask is None else jnp.broadcast_to(as_bools(mask), cosines.shape)
-    return jnp.mean(cosines, axis=-1, where=shown)
+    if mask is None:
+        return namespace(cosines).mean(cosines, axis=-1)
+    cosines, mask = beside(cosines, as_bools(mask))
+    xp = namespace(cosines)
+    mask = xp.broadcast_to(mask, cosines.shape)
+    return divide(xp.sum(xp.where(mask, cosines, 0), axis=-1), xp.sum(mask, axis=-1))
 
 
-@of_tokens
-@full_precision
-def participation_ratio(x: Any, *, mask: Any = None) -> Float[Array, "*b"]:
+@where_it_lives
+def participation_ratio(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
     """tr(G)²/‖G‖_F² of G = XXᵀ, (Σ σ_i²)² / Σ σ_i⁴: how many directions carry the squares.
 
     1 for rank one, min(n, d) where all singular values are equal, 0 where X = 0.
@@ -275,14 +285,13 @@ def participation_ratio(x: Any, *, mask: Any = None) -> Float[Array, "*b"]:
         ValueError: As `composite_norm`.
     """
     x, mask = _scaled(x, mask)
-    gram = _gram(x)
-    square = namespace(x).sum(namespace(x).square(gram))
-    return _of_some(divide(namespace(x).square(gram.trace()), square, 0), mask)
+    xp, gram = namespace(x), gram_of(x)
+    square = xp.sum(xp.square(gram), axis=(-2, -1))
+    return _of_some(divide(xp.square(xp.linalg.trace(gram)), square, 0), mask)
 
 
-@of_tokens
-@full_precision
-def stable_rank_bound(x: Any, *, mask: Any = None) -> Float[Array, "*b"]:
+@where_it_lives
+def stable_rank_bound(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
     """‖X‖_F²/σ², σ ≤ σ_1 by 20 power steps on G = XXᵀ: at least `stable_rank`, 0 where X = 0.
 
     It needs no singular values, so that it may be computed at every step of a training. Where
@@ -295,31 +304,30 @@ def stable_rank_bound(x: Any, *, mask: Any = None) -> Float[Array, "*b"]:
         ValueError: As `composite_norm`.
     """
     x, mask = _scaled(x, mask)
-    gram = _gram(x)
+    xp, gram = namespace(x), gram_of(x)
 
     def step(v, _=None):
         moved = gram @ v
-        return divide(moved, root(namespace(v).sum(namespace(v).square(moved))), 0), _
+        return divide(moved, root(xp.sum(xp.square(moved), axis=-2, keepdims=True)), 0), _
 
-    v = namespace(x).asarray(np.random.default_rng(0).standard_normal(gram.shape[0]), x.dtype)
-    if namespace(x) is jnp:
-        v = v + 0 * (gram[0] == 0)  # varies over devices as x does, inside shard_map
-        v, _ = jax.lax.scan(step, v, None, length=POWER_STEPS)
+    v = np.random.default_rng(0).standard_normal((gram.shape[-1], 1)).astype(np.float64)
+    v = xp.broadcast_to(beside(x, v)[1], (*gram.shape[:-1], 1))
+    v = xp.astype(v, x.dtype)
+    if is_jax_array(x):
+        v = v + 0 * (gram[..., :1] == 0)  # varies over devices as x does, inside shard_map
+        with jax.default_matmul_precision("highest"):
+            v, _ = jax.lax.scan(step, v, None, length=POWER_STEPS)
     else:
         for _ in range(POWER_STEPS):
             v, _ = step(v)
-    return _of_some(divide(gram.trace(), v @ gram @ v, 0), mask)
-
-
-def _gram(x):
-    """The smaller of XXᵀ and XᵀX, of X over its largest entry."""
-    x, _ = unit_scale(x)
-    return x @ x.T if x.shape[0] <= x.shape[1] else x.T @ x
+    most = (xp.matrix_transpose(v) @ gram @ v)[..., 0, 0]
+    return _of_some(divide(xp.linalg.trace(gram), most, 0), mask)
 
 
 def _of_some(value, mask):
     """NaN where no token exists."""
-    return as_jax(value if mask is None else namespace(value).where(mask.any(), value, np.nan))
+    xp = namespace(value)
+    return value if mask is None else xp.where(xp.any(mask, axis=-1), value, xp.nan)
 
 
 def _ratio(part, whole, mask):

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from rank_collapse.measures import attention, residuals
+from rank_collapse.measures import attention, residuals, spikes
+from rank_collapse.measures.arrays import FRAMEWORKS, framework_of
 from rank_collapse.report.alarms import Threshold
 
 
@@ -25,6 +26,7 @@ class Measure:
         meaning: One line.
         source: Paper.
         alarm: The value from which on the run should be checked; None for no such place.
+        frameworks: Whose arrays it takes, where they are.
     """
 
     of: Callable[..., Any]
@@ -33,8 +35,12 @@ class Measure:
     meaning: str
     source: str
     alarm: Threshold | None = None
+    frameworks: tuple[str, ...] = FRAMEWORKS
 
     def __call__(self, x: Any, **options: Any) -> Any:
+        name = framework_of(x)
+        if name not in self.frameworks:
+            raise ValueError(f"{self.meaning}: of {self.frameworks}, not of arrays of {name}")
         return self.of(x, **options)
 
 
@@ -106,6 +112,48 @@ MEASURES: dict[str, Measure] = {
         "n d min(n, d), one product",
         "tr(G)²/‖G‖_F² of G = XXᵀ: how many directions carry the squares",
         "Gao et al. 2017",
+    ),
+    "spike_entry": Measure(
+        spikes.spike_entry,
+        "tokens",
+        "n d log(n d), a sort",
+        "max|x_ij|/median|x_ij|, massive activations",
+        "Sun et al. 2024",
+    ),
+    "spike_norm": Measure(
+        spikes.spike_norm,
+        "tokens",
+        "n d",
+        "max ‖x_i‖/median ‖x_i‖",
+        "Sun et al. 2024",
+    ),
+    "spike_share": Measure(
+        spikes.spike_share,
+        "tokens",
+        "n d",
+        "the largest token's share of ‖X‖_F²",
+        "Sun et al. 2024",
+    ),
+    "spike_token": Measure(
+        spikes.spike_token,
+        "tokens",
+        "n d",
+        "position i of the largest |x_ij|",
+        "Sun et al. 2024",
+    ),
+    "spike_feature": Measure(
+        spikes.spike_feature,
+        "tokens",
+        "n d",
+        "feature j of the largest |x_ij|",
+        "Sun et al. 2024",
+    ),
+    "residual_spike": Measure(
+        spikes.residual_spike,
+        "tokens",
+        "n d",
+        "the largest token's share of ‖res(X)‖_F²; above 1/2 residual_ratio is flagged",
+        "",
     ),
     "attention_entropy": Measure(
         attention.attention_entropy,
