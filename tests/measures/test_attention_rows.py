@@ -57,7 +57,9 @@ def test_rows_are_those_of_full_weights(framework, options):
         counted = p.sum(axis=-1) > 0
         if keys.shape[-2] == N:
             counted &= mask[:, None, slice(None) if rows is None else rows]
-        found = rc.attention_rows(kind(Q.astype(dtype)), kind(keys.astype(dtype)), rows=rows, **given)
+        found = rc.attention_rows(
+            kind(Q.astype(dtype)), kind(keys.astype(dtype)), rows=rows, **given
+        )
         for name, value in found.items():
             extra = {"key_mask": mask} if name in ("first_column", "sink_rate") else {}
             want = rc.MEASURES[name](p, mask=counted, **extra)
