@@ -106,11 +106,25 @@ def as_bools(mask: Any, name: str = "mask") -> Any:
 
 def beside(x: Any, mask: Any) -> tuple[Any, Any]:
     """(x, mask) of one framework on one device: of x, or of JAX where either is JAX's."""
+    if is_torch_array(x) and is_torch_array(mask):
+        return x, mask.to(x.device)
     if is_torch_array(x):
-        mask = mask if is_torch_array(mask) else np.array(mask)
-        return x, namespace(x).asarray(mask, device=x.device)
+        return x, namespace(x).asarray(np.array(mask), device=x.device)
     both = x, on_host(mask)
     return tuple(map(jnp.asarray, both)) if any(map(is_jax_array, both)) else both
+
+
+def with_mask(x: Any, mask: Any, shape: tuple[int, ...], what: str) -> tuple[Any, Any]:
+    """(x, a mask [..., n] as Bool of that shape, of whose axes it has the last), see `beside`.
+
+    Raises:
+        ValueError: A mask of other axes.
+    """
+    x, mask = beside(x, as_bools(mask))
+    own = tuple(mask.shape)
+    if not own or own != shape[-len(own) :]:
+        raise ValueError(f"mask of shape {own} does not fit {what} of {shape}")
+    return x, namespace(x).broadcast_to(mask, shape)
 
 
 def on_host(x: Any) -> Any:

@@ -24,7 +24,7 @@ from rank_collapse.measures.arrays import (
     namespace,
     where_it_lives,
 )
-from rank_collapse.measures.norms import divide, total
+from rank_collapse.measures.norms import mean_of
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
@@ -52,7 +52,7 @@ def attention_entropy(attention: Any, *, mask: Any = None) -> Float[Any, "*s"]:
     xp = namespace(p)
     # Where p is 0 so is the product; a select in its place takes three times as long on a CPU.
     log = xp.log(xp.clip(p, xp.finfo(p.dtype).tiny, None))
-    return _mean(-xp.sum(p * log, axis=-1), mask)
+    return mean_of(-xp.sum(p * log, axis=-1), mask)
 
 
 @where_it_lives
@@ -62,7 +62,7 @@ def largest_weight(attention: Any, *, mask: Any = None) -> Float[Any, "*s"]:
     Arguments and shapes are those of `attention_entropy`.
     """
     p, mask = _weights(attention, mask)
-    return _mean(namespace(p).max(p, axis=-1), mask)
+    return mean_of(namespace(p).max(p, axis=-1), mask)
 
 
 @where_it_lives
@@ -77,7 +77,7 @@ def saturated_share(attention: Any, threshold: Any = 0.99, *, mask: Any = None) 
         One value per matrix, [...].
     """
     p, mask = _weights(attention, mask)
-    return _mean(_above(namespace(p).max(p, axis=-1), threshold), mask)
+    return mean_of(_above(namespace(p).max(p, axis=-1), threshold), mask)
 
 
 @where_it_lives
@@ -130,7 +130,7 @@ def sink_rate(
     """
     p, mask = _weights(attention, mask)
     if p.ndim < 3:
-        raise ValueError(f"attention of shape {p.shape} is not [..., h, n, m]")
+        raise ValueError(f"attention of shape {tuple(p.shape)} is not [..., h, n, m]")
     return _above(_first(p, mask, key_mask), sink).mean(axis=-1)
 
 
@@ -153,7 +153,7 @@ def largest_logit(scores: Any, *, mask: Any = None) -> Float[Any, "*s"]:
     """
     s = as_floats(scores)
     if s.ndim < 2:
-        raise ValueError(f"scores of shape {s.shape} are not [..., n, m]")
+        raise ValueError(f"scores of shape {tuple(s.shape)} are not [..., n, m]")
     if mask is not None:
         s, mask = beside(s, as_bools(mask))
         mask = mask[:, None] & mask[None] if mask.ndim == 1 else mask
@@ -167,7 +167,7 @@ def _weights(attention, mask):
     """Attention of any framework in float32 at least, and its mask."""
     p = as_floats(attention)
     if p.ndim < 2:
-        raise ValueError(f"attention of shape {p.shape} is not [..., n, m]")
+        raise ValueError(f"attention of shape {tuple(p.shape)} is not [..., n, m]")
     if mask is not None:
         p, mask = beside(p, _of_each(mask, p.shape[:-1], "mask", "queries"))
     if is_numpy_array(p):
@@ -180,26 +180,21 @@ def _weights(attention, mask):
                 f"the weight {least:.3g}" if least < 0 else f"a row whose sum is {off:.3g} off 1"
             )
             raise ValueError(
-                f"attention of shape {p.shape} has {wrong}: expected weights after the "
+                f"attention of shape {tuple(p.shape)} has {wrong}: expected weights after the "
                 "softmax; exclude rows that do not exist with mask="
             )
     return p, mask
 
 
-def _mean(rows, mask):
-    """Mean of one value per query [..., n] over those that exist."""
-    if mask is None:
-        return total(rows, -1) / rows.shape[-1]
-    xp = namespace(rows)
-    return divide(total(xp.where(mask, rows, 0), -1), xp.sum(mask, axis=-1))
-
-
 def _of_each(mask, shape, name, what):
     """A mask [n], [b, n], or with all leading axes, as Bool [..., b, h, n] of that shape."""
-    mask, (*_, length) = as_bools(mask, name), shape
+    mask, shape = as_bools(mask, name), tuple(shape)
+    *_, length = shape
     by_example = (*shape[-3:-2], length), (*shape[:-2], length)
     if mask.shape not in ((length,), *by_example, shape):
-        raise ValueError(f"{name} of shape {mask.shape} does not fit {length} {what} of {shape}")
+        raise ValueError(
+            f"{name} of shape {tuple(mask.shape)} does not fit {length} {what} of {shape}"
+        )
     if mask.shape != shape and mask.ndim > 1:
         mask = mask[..., None, :]
     mask = mask.reshape((1,) * (len(shape) - mask.ndim) + mask.shape)
@@ -207,7 +202,7 @@ def _of_each(mask, shape, name, what):
 
 
 def _columns(p, mask):
-    return _mean(namespace(p).matrix_transpose(p), None if mask is None else mask[..., None, :])
+    return mean_of(namespace(p).matrix_transpose(p), None if mask is None else mask[..., None, :])
 
 
 def _first(p, mask, key_mask):

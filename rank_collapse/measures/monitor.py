@@ -16,13 +16,13 @@ from jaxtyping import Array, Float
 
 from rank_collapse.measures import spikes
 from rank_collapse.measures.arrays import (
-    as_bools,
     as_floats,
     beside,
     gathered,
     namespace,
     of_first_shard,
     where_it_lives,
+    with_mask,
 )
 from rank_collapse.measures.norms import divide
 from rank_collapse.measures.profiles import of_states
@@ -91,27 +91,25 @@ def monitor(
         raise ValueError(f"x of shape {x.shape} is not [..., n, d] with two tokens or more")
     *leading, n, d = x.shape
     if mask is not None:
-        x, mask = beside(x, as_bools(mask))
-        if tuple(mask.shape) not in ((n,), (*leading, n)):
-            raise ValueError(f"mask of shape {tuple(mask.shape)} is not {(n,)} or {(*leading, n)}")
-        mask = namespace(mask).broadcast_to(mask, (*leading, n)).reshape((-1, n))
+        x, mask = with_mask(x, mask, (*leading, n), "tokens")
+        mask = mask.reshape((-1, n))
     read = None if norm is None else norm(x).reshape((-1, n, d))
     choice = {"tokens": tokens, "exclude": exclude, "threshold": threshold}
-    chosen = spikes.chosen_tokens(x.reshape((-1, n, d)), mask, read, **choice)
-    given = {"x": chosen.x, "shown": chosen.mask, "mask": mask}
+    x, chosen, left_out = spikes.chosen_tokens(x.reshape((-1, n, d)), mask, read, **choice)
+    given = {"x": x, "shown": chosen, "mask": mask}
     if attention is not None:
         p = as_floats(attention)
         if tuple(p.shape[:-3]) != tuple(leading) or p.ndim < 3:
             raise ValueError(
                 f"attention of shape {tuple(p.shape)} is not [..., h, n, m] beside x of "
-                f"{tuple(x.shape)}"
+                f"{(*leading, n, d)}"
             )
         if p.shape[-2] != n:
             raise ValueError(f"attention of shape {tuple(p.shape)} has not {n} queries")
         given["p"] = beside(x, p.reshape((-1, *p.shape[-3:])))[1]
-    found = (_compiled if is_jax_array(chosen.x) else _means)(given, sink)
-    if chosen.left_out is not None:
-        found["left_out"] = chosen.left_out.sum()
+    found = (_compiled if is_jax_array(x) else _means)(given, sink)
+    if left_out is not None:
+        found["left_out"] = left_out.sum()
     return of_first_shard(found, axis_name)
 
 

@@ -11,12 +11,11 @@ from jaxtyping import Float
 from rank_collapse.measures import decompositions
 from rank_collapse.measures.arrays import (
     as_array,
-    as_bools,
     as_floats,
-    beside,
     constant,
     namespace,
     where_it_lives,
+    with_mask,
 )
 
 NORMS = ("composite", "one", "inf", "frobenius", "spectral", "max")
@@ -44,16 +43,11 @@ def as_tokens(x: Any, mask: Any = None, *, empty: bool = False) -> tuple[Any, An
     if "complex" in str(x.dtype):
         raise ValueError(f"x of dtype {x.dtype} is not real")
     x = as_floats(x)
-    xp = namespace(x)
     if mask is not None:
-        x, mask = beside(x, as_bools(mask))
-        xp, of = namespace(x), tuple(mask.shape)
-        if of not in (shape[-2:-1], shape[:-1]):
-            raise ValueError(f"mask of shape {of} does not fit {shape[-2]} tokens of x {shape}")
-        mask = xp.broadcast_to(mask, shape[:-1])
+        x, mask = with_mask(x, mask, shape[:-1], "tokens")
         if not empty and is_numpy_array(mask) and not mask.any(axis=-1).all():
-            raise ValueError(f"mask of shape {of} leaves no token")
-        x = xp.where(mask[..., None], x, 0)
+            raise ValueError(f"mask of shape {mask.shape} leaves no token")
+        x = namespace(x).where(mask[..., None], x, 0)
     if is_numpy_array(x) and not (finite := np.isfinite(x)).all():
         bad = x.size - int(finite.sum())
         raise ValueError(f"x of shape {shape} holds {bad} values that are not finite")
@@ -78,6 +72,14 @@ def total(x: Any, axis: int) -> Any:
     if is_numpy_array(x):
         return np.asarray(x.sum(axis=axis, dtype=np.float64)).astype(x.dtype)
     return namespace(x).sum(x, axis=axis)
+
+
+def mean_of(values: Any, mask: Any = None) -> Any:
+    """Mean of values [..., n] over those that a mask of the same shape lets exist; NaN of none."""
+    if mask is None:
+        return total(values, -1) / values.shape[-1]
+    xp = namespace(values)
+    return divide(total(xp.where(mask, values, 0), -1), xp.sum(mask, axis=-1))
 
 
 def num_tokens(x: Any, mask: Any = None) -> Any:

@@ -14,7 +14,6 @@ from jaxtyping import Array, Float
 
 from rank_collapse.measures import spikes
 from rank_collapse.measures.arrays import (
-    as_bools,
     as_floats,
     beside,
     gathered,
@@ -22,6 +21,7 @@ from rank_collapse.measures.arrays import (
     of_first_shard,
     on_host,
     where_it_lives,
+    with_mask,
 )
 from rank_collapse.measures.table import MEASURES, named
 from rank_collapse.network.config import TransformerConfig
@@ -180,12 +180,8 @@ def profile(
     what, axes = _KINDS[kind]
     hidden = _layers_first(hidden, batch_axis, kind)
     if mask is not None:
-        mask, shape = as_bools(mask), tuple(hidden.shape)
-        rows = (*shape[: -len(axes)], shape[-2])  # [l, n] or [l, b, n]
-        if tuple(mask.shape) not in (rows[-1:], rows[1:]):
-            raise ValueError(f"mask of shape {tuple(mask.shape)} does not fit {what} of {shape}")
-        hidden, mask = beside(hidden, mask)
-        mask = namespace(mask).broadcast_to(mask, rows)
+        rows = (*hidden.shape[: -len(axes)], hidden.shape[-2])  # [l, n] or [l, b, n]
+        hidden, mask = with_mask(hidden, mask, rows, f"{what} with tokens")
     hidden, mask = gathered(hidden, axis_name, -2), gathered(mask, axis_name, -1)
     read = _read(norm, hidden) if tokens == "read" else None
 

@@ -18,16 +18,17 @@ from jaxtyping import Float
 from rank_collapse.measures import decompositions
 from rank_collapse.measures.arrays import (
     as_array,
-    as_bools,
     beside,
     namespace,
     where_it_lives,
+    with_mask,
 )
 from rank_collapse.measures.centers import center_of
 from rank_collapse.measures.norms import (
     as_tokens,
     divide,
     gram_of,
+    mean_of,
     norm_of,
     num_tokens,
     root,
@@ -65,7 +66,7 @@ def residual(x: Any, *, center: str = "mean", mask: Any = None) -> Float[Any, "*
     return scale[..., None, None] * residual_of(x, mask, center)
 
 
-def _scaled(x, mask):
+def scaled_tokens(x: Any, mask: Any) -> tuple[Any, Any]:
     """Tokens in a scale in which nothing overflows or underflows, for ratios, and their mask."""
     x, mask = as_tokens(x, mask, empty=True)
     return unit_scale(x)[0], mask
@@ -94,7 +95,7 @@ def residual_ratio(
 
     Source: Dong et al. 2021, section 4.2 and figure 2.
     """
-    x, mask = _scaled(x, mask)
+    x, mask = scaled_tokens(x, mask)
     return _ratio(norm_of(residual_of(x, mask, center), norm), norm_of(x, norm), mask)
 
 
@@ -109,7 +110,7 @@ def rank_one_ratio(x: Any, *, norm: str = "composite", mask: Any = None) -> Floa
         norm: See `matrix_norm`.
         mask: Bool [n] or [..., n], True for tokens that exist; None for all.
     """
-    x, mask = _scaled(x, mask)
+    x, mask = scaled_tokens(x, mask)
     return _ratio(norm_of(_best_rank_one_residual(x), norm), norm_of(x, norm), mask)
 
 
@@ -156,9 +157,9 @@ def stable_rank(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
     Args:
         x, mask: Tokens [..., n, d]; Bool [n] or [..., n], which of them exist, None for all.
     """
-    x, mask = _scaled(x, mask)
+    x, mask = scaled_tokens(x, mask)
     s = singular_values_of(x)
-    return _of_some(namespace(s).sum(_of_largest(s), axis=-1), mask)
+    return of_some(namespace(s).sum(_of_largest(s), axis=-1), mask)
 
 
 @where_it_lives
@@ -168,8 +169,8 @@ def effective_rank(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
     Args:
         x, mask: Tokens [..., n, d]; Bool [n] or [..., n], which of them exist, None for all.
     """
-    x, mask = _scaled(x, mask)
-    return _of_some(_effective_rank(x), mask)
+    x, mask = scaled_tokens(x, mask)
+    return of_some(_effective_rank(x), mask)
 
 
 def _effective_rank(x):
@@ -198,9 +199,9 @@ def effective_rank_share(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
     Args:
         x, mask: Tokens [..., n, d]; Bool [n] or [..., n], which of them exist, None for all.
     """
-    x, mask = _scaled(x, mask)
+    x, mask = scaled_tokens(x, mask)
     most = namespace(x).clip(num_tokens(x, mask) - 1, 0, x.shape[-1])
-    return _of_some(divide(_effective_rank(residual_of(x, mask, "mean")), most), mask)
+    return of_some(divide(_effective_rank(residual_of(x, mask, "mean")), most), mask)
 
 
 @where_it_lives
@@ -215,8 +216,8 @@ def matrix_entropy(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
 
     Source: Giraldo et al. 2014; Skean et al. 2025, section 3, at α → 1.
     """
-    x, mask = _scaled(x, mask)
-    return _of_some(_entropy(_of_largest(singular_values_of(x))), mask)
+    x, mask = scaled_tokens(x, mask)
+    return of_some(_entropy(_of_largest(singular_values_of(x))), mask)
 
 
 @where_it_lives
@@ -264,12 +265,9 @@ def stream_homogenisation(streams: Any, *, mask: Any = None) -> Float[Any, "*b"]
     if streams.ndim < 3:
         raise ValueError(f"streams of shape {tuple(streams.shape)} are not [..., s, n, d]")
     cosines = token_cosine(namespace(streams).moveaxis(streams, -3, -2))
-    if mask is None:
-        return namespace(cosines).mean(cosines, axis=-1)
-    cosines, mask = beside(cosines, as_bools(mask))
-    xp = namespace(cosines)
-    mask = xp.broadcast_to(mask, cosines.shape)
-    return divide(xp.sum(xp.where(mask, cosines, 0), axis=-1), xp.sum(mask, axis=-1))
+    if mask is not None:
+        cosines, mask = with_mask(cosines, mask, tuple(cosines.shape), "tokens")
+    return mean_of(cosines, mask)
 
 
 @where_it_lives
@@ -284,10 +282,10 @@ def participation_ratio(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
     Raises:
         ValueError: As `composite_norm`.
     """
-    x, mask = _scaled(x, mask)
+    x, mask = scaled_tokens(x, mask)
     xp, gram = namespace(x), gram_of(x)
     square = xp.sum(xp.square(gram), axis=(-2, -1))
-    return _of_some(divide(xp.square(xp.linalg.trace(gram)), square, 0), mask)
+    return of_some(divide(xp.square(xp.linalg.trace(gram)), square, 0), mask)
 
 
 @where_it_lives
@@ -303,16 +301,16 @@ def stable_rank_bound(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
     Raises:
         ValueError: As `composite_norm`.
     """
-    x, mask = _scaled(x, mask)
+    x, mask = scaled_tokens(x, mask)
     xp, gram = namespace(x), gram_of(x)
 
     def step(v, _=None):
         moved = gram @ v
         return divide(moved, root(xp.sum(xp.square(moved), axis=-2, keepdims=True)), 0), _
 
-    v = np.random.default_rng(0).standard_normal((gram.shape[-1], 1)).astype(np.float64)
+    v = np.random.default_rng(0).standard_normal((gram.shape[-1], 1))
+    v = v if x.dtype == xp.float64 else v.astype(np.float32)
     v = xp.broadcast_to(beside(x, v)[1], (*gram.shape[:-1], 1))
-    v = xp.astype(v, x.dtype)
     if is_jax_array(x):
         v = v + 0 * (gram[..., :1] == 0)  # varies over devices as x does, inside shard_map
         with jax.default_matmul_precision("highest"):
@@ -321,14 +319,14 @@ def stable_rank_bound(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
         for _ in range(POWER_STEPS):
             v, _ = step(v)
     most = (xp.matrix_transpose(v) @ gram @ v)[..., 0, 0]
-    return _of_some(divide(xp.linalg.trace(gram), most, 0), mask)
+    return of_some(divide(xp.linalg.trace(gram), most, 0), mask)
 
 
-def _of_some(value, mask):
-    """NaN where no token exists."""
+def of_some(value: Any, mask: Any) -> Any:
+    """A measure [...], NaN where no token exists."""
     xp = namespace(value)
     return value if mask is None else xp.where(xp.any(mask, axis=-1), value, xp.nan)
 
 
 def _ratio(part, whole, mask):
-    return _of_some(divide(part, whole, 0), mask)
+    return of_some(divide(part, whole, 0), mask)

@@ -13,7 +13,6 @@ from rank_collapse.measures import decompositions
 PLAIN = {
     "svd": lambda x: jnp.linalg.svd(x, full_matrices=False),
     "svdvals": jnp.linalg.svdvals,
-    "eigvalsh": jnp.linalg.eigvalsh,
 }
 
 # Two devices on two threads, each at SVDs of two matrices, after a product large enough for XLA

@@ -213,8 +213,8 @@ def test_arrays_of_any_framework_and_dtype():
     assert rc.residual(np.arange(6).reshape(2, 3)).dtype == jnp.float32
     torch = pytest.importorskip("torch")
     t = torch.tensor(x, requires_grad=True)
-    np.testing.assert_allclose(rc.residual_ratio(t), want, rtol=1e-6)
-    np.testing.assert_allclose(rc.residual_ratio(t.bfloat16()), want, rtol=0.02)
+    np.testing.assert_allclose(rc.residual_ratio(t).detach(), want, rtol=1e-6)
+    np.testing.assert_allclose(rc.residual_ratio(t.detach().bfloat16()), want, rtol=0.02)
 
 
 def test_double_precision(x64):
@@ -256,22 +256,10 @@ def test_refusals_name_the_value(call, message):
         call()
 
 
-@pytest.mark.parametrize("shape", [(7, 5), (4, 9)])
-def test_ranks_from_the_gram_matrix(shape):
-    x = tokens(*shape)
-    for rank in (rc.effective_rank, rc.stable_rank):
-        np.testing.assert_allclose(rank(x, method="gram"), plain_ranks(x)[rank], rtol=1e-4)
-    keep = np.arange(len(x)) != 1
-    got = rc.effective_rank(x, mask=keep, method="gram")
-    np.testing.assert_allclose(got, rc.effective_rank(x[keep]), rtol=1e-4)
-    # What it loses: a direction below the square root of epsilon, in float32 3e-4.
+def test_small_singular_values_of_float32_are_kept():
+    """A direction below the square root of epsilon, in float32 3e-4."""
     small = np.array([[1, 1], [1, 1 + 2e-5]], np.float32)
     assert abs(norms.singular_values(small)[1] - 1e-5) < 1e-6
-    assert norms.singular_values(small, method="gram")[1] < 1e-3
-    assert norms.singular_values(small * np.float32(1e30), method="gram")[0] > 1.9e30
-    assert np.isfinite(jax.grad(lambda a: rc.effective_rank(a, method="gram"))(x)).all()
-    with pytest.raises(ValueError, match="method='qr'"):
-        rc.effective_rank(x, method="qr")
 
 
 def test_participation_ratio():

@@ -1,5 +1,6 @@
 """The table of measures: each alone, in a profile, in monitor, and of padding alone."""
 
+import dataclasses
 import logging
 
 import jax
@@ -16,6 +17,14 @@ OF_TOKENS = [name for name, measure in rc.MEASURES.items() if measure.needs == "
 NEEDS = ("tokens", "attention", "scores", "streams")
 N, D = 6, 4
 X = np.random.default_rng(0).standard_normal((3, N, D)).astype(np.float32) + 0.3
+KEEP = np.arange(N) < 4
+RNG = np.random.default_rng(3)
+INPUTS = {
+    "tokens": RNG.standard_normal((2, N, D)) * [1, 2, 3, 4] + 0.5,
+    "attention": RNG.dirichlet(np.ones(N), (2, 3, N)),
+    "scores": RNG.standard_normal((2, 3, N, N)),
+    "streams": RNG.standard_normal((2, 3, N, D)),
+}
 ROWS = np.arange(N) < np.array([[4], [1], [0]])  # four tokens, one, none
 
 
@@ -28,6 +37,53 @@ def test_every_row_says_what_it_is():
     assert {t.name for t in COLLAPSE} - {"loss"} <= {*TOKENS, *ATTENTION}
     with pytest.raises(ValueError, match=r"'sink_rate' is not one of .* which are of tokens"):
         rc.profile(X, measures=("residual_ratio", "sink_rate"))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("framework", ["numpy", "jax", "torch"])
+@pytest.mark.parametrize("name", rc.MEASURES)
+def test_results_are_of_the_frameworks_of_their_arguments(name, framework, dtype):
+    """And equal to 1e-6, as are gradients in float64."""
+    measure = rc.MEASURES[name]
+    x, mask = INPUTS[measure.needs], KEEP if measure.needs in ("tokens", "attention") else None
+    want, grad = measure(x, mask=mask), None
+    x = x.astype(dtype)
+    with jax.enable_x64(dtype == "float64"):
+        if framework == "numpy":
+            found, kind = measure(x, mask=mask), np.ndarray | np.generic
+        elif framework == "jax":
+            found, kind = jax.jit(lambda x: measure(x, mask=mask))(x), jax.Array
+            assert isinstance(measure(jnp.asarray(x), mask=mask), jax.Array)
+        else:
+            torch = pytest.importorskip("torch")
+            given = torch.tensor(x, requires_grad=True)
+            found, kind = measure(given, mask=mask), torch.Tensor
+            if dtype == "float64" and found.requires_grad:
+                grad = torch.autograd.grad(found.sum(), given)[0]
+                own = jax.grad(lambda x: jnp.sum(measure(x, mask=mask)))(jnp.asarray(x))
+                np.testing.assert_allclose(grad, own, rtol=1e-6, atol=1e-9)
+            found = found.detach() if isinstance(found, kind) else found
+    assert isinstance(found, kind) and str(found.dtype).endswith(dtype)
+    np.testing.assert_allclose(found, want, rtol=1e-6, atol=1e-6)
+    assert framework.lower() in " ".join(measure.frameworks).lower()
+
+
+def test_a_framework_that_is_not_covered_says_so():
+    torch = pytest.importorskip("torch")
+    of_numpy = dataclasses.replace(rc.MEASURES["stable_rank"], frameworks=("NumPy", "JAX"))
+    with pytest.raises(ValueError, match=r"of \('NumPy', 'JAX'\), not of arrays of torch"):
+        of_numpy(torch.ones(3, 2))
+    with pytest.raises(ValueError, match="center='composite' is of NumPy and JAX"):
+        rc.residual(torch.ones(3, 2), center="composite")
+
+
+def test_torch_is_measured_under_autocast_in_full_precision():
+    torch = pytest.importorskip("torch")
+    x = torch.tensor(X)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = rc.monitor(x, mask=ROWS)
+    for name, value in rc.monitor(X, mask=ROWS).items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", OF_TOKENS)

@@ -1,0 +1,156 @@
+"""Measures of tokens of which one holds nearly all of the norm: `MATH.md`, section 19.
+
+PYTHONPATH=. python tests/measures/test_spikes.py     prints the table
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rank_collapse as rc
+from rank_collapse.measures.spikes import chosen_tokens
+
+N, D, LENGTH = 64, 128, 11.3
+SPIKES = (0, 100, 1000)
+WAYS = {
+    "raw": {},
+    "unit": {"tokens": "unit"},
+    "read": {"tokens": "read", "norm": lambda x: x / np.sqrt((x * x).mean(-1, keepdims=True))},
+    "exclude": {"exclude": "spikes"},
+}
+COLLAPSE = [
+    name
+    for name, measure in rc.MEASURES.items()
+    if measure.needs == "tokens" and not name.startswith("spike_")
+]
+
+
+@functools.cache
+def tokens(spike, equal):
+    """63 tokens of norm 11.3, nearly equal or independent, beside one of norm `spike`, if any."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(N, D))
+    x[1:] = x[1] + 0.01 * x[1:] if equal else x[1:]
+    x *= LENGTH / np.linalg.norm(x, axis=1, keepdims=True)
+    x[0] *= spike / LENGTH
+    return x if spike else x[1:]
+
+
+@functools.cache
+def measured(spike, equal, way):
+    return rc.profile(tokens(spike, equal)[None], measures=COLLAPSE, **WAYS[way])
+
+
+def test_the_residual_ratio_says_nothing_of_the_others():
+    """It tends to √2 (n − 1)/n with the spike, whatever the others are; unit tokens say more."""
+    for equal in (True, False):
+        far = rc.residual_ratio(tokens(1e7, equal))
+        assert float(far) == pytest.approx(np.sqrt(2) * (N - 1) / N, rel=1e-3)
+        found = measured(1000, equal, "raw")
+        assert found["residual_ratio"][0] > 1 and 1 < found["participation_ratio"][0] < 1.03
+        unit, _, _ = chosen_tokens(tokens(1000, equal), tokens="unit")
+        cosine = (1 + (N - 1) * rc.token_cosine(tokens(1000, equal))) / N
+        share = rc.residual_ratio(unit, norm="frobenius") ** 2
+        assert float(share) == pytest.approx(1 - float(cosine), rel=1e-9)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("spike", SPIKES)
+def test_flags_are_set_where_one_token_decides(spike, way):
+    """Equal and independent tokens differ by more than a factor of 3 wherever no flag is set."""
+    equal, independent = (measured(spike, kind, way) for kind in (True, False))
+    # of unit tokens, too, the one that points elsewhere decides where the others are equal
+    flagged = bool(spike) and way != "exclude"
+    assert bool(equal.spiked[0]) == flagged
+    assert bool(independent.spiked[0]) == (flagged and way == "raw")
+    if not (flagged and way == "raw"):
+        for name in set(COLLAPSE) - {"effective_rank_share", "residual_spike"}:
+            low, high = sorted(abs(float(found[name][0])) for found in (equal, independent))
+            assert high > 3 * low, name
+    if way == "exclude":
+        assert int(equal.left_out[0]) == int(independent.left_out[0]) == (spike > 0)
+        of_others = measured(0, True, "raw")
+        np.testing.assert_allclose(equal["stable_rank"], of_others["stable_rank"], rtol=1e-12)
+
+
+def test_closed_forms_of_spikes():
+    """One entry of 30 among ones in 4 tokens of 3 features."""
+    x = np.ones((2, 4, 3))
+    x[1, 2, 1] = -30
+    found = {name: rc.MEASURES[name](x)[1] for name in rc.MEASURES if name.startswith("spike_")}
+    long, all_of = 902, 911
+    want = {"spike_entry": 30, "spike_norm": np.sqrt(long / 3), "spike_share": long / all_of}
+    want |= {"spike_token": 2, "spike_feature": 1}
+    assert found == pytest.approx(want, rel=1e-12)
+    # of tokens a, a, a, a + r the residual is −r/4 three times and 3r/4
+    assert float(rc.residual_spike(x)[1]) == pytest.approx(9 / 12, rel=1e-12)
+    mask = [True, True, False, True]
+    assert float(rc.spike_share(x, mask=mask)[1]) == pytest.approx(1 / 3)
+    assert float(rc.spike_entry(x, mask=mask)[1]) == float(rc.spike_norm(x, mask=mask)[1]) == 1
+    none = [rc.MEASURES[name](x, mask=np.zeros(4, bool)) for name in found]
+    assert np.isnan(none).all() and np.isnan(rc.residual_spike(x[:, :2])).all()
+
+
+def test_what_a_layer_reads_in_passes_and_of_traces():
+    """N with the layer's own gain, and the output after the last; post-norm reads the stream."""
+    for placement in ("pre", "post"):
+        config = rc.transformer(2, 2, 4, norm_placement=placement, norm="rms")
+        key = jax.random.key(0)
+        params, x = rc.init(key, config), jax.random.normal(key, (N // 8, 4)) * 3
+        layers = params.layers.replace(
+            attention_norm=rc.NormParams(gain=jnp.asarray([[1.0, 2, 3, 4], [4, 1, 1, 1]]))
+        )
+        params = params.replace(layers=layers)
+        hidden = rc.apply(params, x, config).hidden
+        norms = [lambda h: h] * 3
+        if placement == "pre":
+            norms = [
+                lambda h, g=g: g * h / jnp.sqrt((h * h).mean(-1, keepdims=True))
+                for g in layers.attention_norm.gain[:, None]
+            ]
+            norms.append(lambda h: h)
+        options = {"measures": ("residual_ratio", "spike_norm"), "tokens": "read"}
+        found = rc.network_profile(params, x, config, exclude="spikes", threshold=1.2, **options)
+        want = rc.profile(hidden, norm=norms, exclude="spikes", threshold=1.2, **options)
+        assert int(np.sum(want.left_out)) > 0
+        for name, value in {**want, "left_out": want.left_out, "spiked": want.spiked}.items():
+            own = found[name] if name in found else getattr(found, name)
+            np.testing.assert_allclose(own, value, rtol=1e-5)
+    one = rc.monitor(hidden[0], tokens="unit", exclude="spikes", threshold=1.2)
+    chosen = rc.profile(hidden[:1], tokens="unit", exclude="spikes", threshold=1.2)
+    assert float(one["residual_ratio"]) == pytest.approx(float(chosen["residual_ratio"][0]))
+    assert float(one["left_out"]) == float(chosen.left_out[0])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tokens": "rows"}, "tokens='rows' is not one of"),
+        ({"exclude": "large"}, "exclude='large' is not 'spikes' or None"),
+        ({"tokens": "read"}, "tokens='read' needs norm="),
+    ],
+)
+def test_choices_that_are_not_known_are_refused(options, message):
+    for measure in (rc.profile, rc.monitor):
+        with pytest.raises(ValueError, match=message):
+            measure(np.ones((2, 4, 3)), **options)
+
+
+def main():
+    print(f"{'measure':22}" + "".join(f"{way + ' ' + str(s):>22}" for way in WAYS for s in SPIKES))
+    for name in COLLAPSE:
+        row = []
+        for way in WAYS:
+            for spike in SPIKES:
+                both = [measured(spike, kind, way) for kind in (True, False)]
+                flags = "".join("*" if bool(found.spiked[0]) else " " for found in both)
+                a, b = (float(found[name][0]) for found in both)
+                row.append(f"{a:9.4f} {b:9.4f} {flags}")
+        print(f"{name:22}" + "".join(f"{cell:>22}" for cell in row))
+
+
+if __name__ == "__main__":
+    main()
