@@ -55,7 +55,7 @@ def test_a_scan_gives_scalars_and_gradients_by_layer(run):
     run("optax")
     for row in rows_to_the_end():
         assert row.pop("step") < 3 and np.isfinite(row.pop("loss"))
-        assert len(row) == 11 and {a.shape for a in row.values()} == {(3,)}
+        assert len(row) == 12 and {a.shape for a in row.values()} == {(3,)}
         assert all(np.isfinite(a).all() for a in row.values())
 
 
