@@ -169,6 +169,7 @@ if TYPE_CHECKING:
         pretrained as pretrained,
         training as training,
     )
+    from rank_collapse.pretrained.depth import depth_report as depth_report
     from rank_collapse.report.profiles import plot as plot
     from rank_collapse.theory.exact import exact_profile as exact_profile
 
@@ -177,6 +178,7 @@ __version__ = "0.2.0"
 # Found as rc.pretrained and so on; imported when first asked for, since they take their time or
 # need an extra.
 _LATER = {  # the module, the extra, and a package of it without which the name is not listed
+    "depth_report": ("pretrained.depth", "pretrained", "jax"),
     "exact_profile": ("theory.exact", "exact", "flint"),
     "flax_adapters": ("flax_adapters", "flax", "flax"),
     "plot": ("report.profiles", "report", "matplotlib"),

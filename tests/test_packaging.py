@@ -19,6 +19,7 @@ IMPORTED_AS = {
     "python-flint": "flint",
     "array-api-compat": "array_api_compat",
     "pillow": "PIL",
+    "array-api-compat": "array_api_compat",
 }
 
 
@@ -72,6 +73,8 @@ EXTRAS = {
 }
 ALL_EXTRAS = set().union(*(EXTRAS[extra] for extras in EXTRAS_OF.values() for extra in extras))
 
+WATCHED = {"torch", "transformers", "lightning"}
+
 
 def part(path):
     return path.relative_to(REPOSITORY / "rank_collapse").parts[0].removesuffix(".py")
@@ -83,11 +86,11 @@ def foreign(names):
 
 def test_what_it_imports_is_what_it_requires():
     found = foreign(name for path in MODULES for name in imports(path))
-    # torch reads .bin files where it is installed.
-    assert found == CORE | ALL_EXTRAS | {"torch"}
+    # torch reads .bin files where it is installed; who watches a model has what made it.
+    assert found == CORE | ALL_EXTRAS | WATCHED
     for path in MODULES:
         extras = set().union(*(EXTRAS[extra] for extra in EXTRAS_OF.get(part(path), ())))
-        extras |= {"torch"} if path.name == "torch_tensors.py" else set()
+        extras |= {"torch_tensors.py": {"torch"}, "torch.py": WATCHED}.get(path.name, set())
         assert foreign(imports(path)) <= CORE | extras, path
     experiments = [n for p in (REPOSITORY / "experiments").rglob("*.py") for n in imports(p)]
     # PyTorch is asked for by a flag of the benchmark.

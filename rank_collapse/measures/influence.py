@@ -40,6 +40,10 @@ def layer_influence(
                       over X^l itself where there is no skip
     mlp_ratio         the same of the MLP, [L], the stream after attention; without MLP absent
                       (both: Csordás et al. 2025, relative norms of the contributions)
+    attention_cosine  cos of the same two vectors, [L]: below 0 the branch removes what the stream
+                      holds, near 0 it writes something new, above 0 it amplifies
+    mlp_cosine        the same of the MLP, [L]
+    layer_cosine      cos(X^{l+1}_i − X^l_i, X^l_i), [L] (the three: Csordás et al. 2025)
     stream            ‖X^l_i‖, [L + 1]
 
     Args:
@@ -116,16 +120,17 @@ class InfluencePass(States):
     def step(self, layer: Layer, x: Any, seen: Any, carry: Any) -> tuple[Any, Any]:
         """The state after the layer, and its ratios."""
         mask = layer.inputs.token_mask
-        ratios = {
-            f"{kind}_ratio": _mean_ratio(*summands(p.spec, p.state, p.part), mask)
-            for kind, p in seen.passages.items()
-            if kind != "cross"
-        }
-        return carry, (seen.trace.hidden, ratios)
+        measures = {}
+        for kind, p in seen.passages.items():
+            if kind != "cross":
+                stream, part = summands(p.spec, p.state, p.part)
+                measures[f"{kind}_ratio"] = _mean_ratio(stream, part, mask)
+                measures[f"{kind}_cosine"] = _mean(_cosine(part, stream), mask)
+        return carry, (seen.trace.hidden, measures)
 
     def finish(self, walked: Walked) -> dict[str, Float[Array, "..."]]:
         """The measures by name."""
-        (states, ratios), mask = walked.found, walked.prepared.token_mask
+        (states, by_layer), mask = walked.found, walked.prepared.token_mask
         states = super().finish(walked._replace(found=states))
         length = jnp.linalg.norm(states, axis=-1, keepdims=True)
         unit = states / jnp.where(length == 0, 1, length)
@@ -136,7 +141,8 @@ class InfluencePass(States):
 
         halves = jax.lax.map(lambda u: half_angle(unit, u[None]), unit)
         turned = jnp.sin(half_angle(unit[1:], unit[:-1]))
-        return ratios | {
+        return by_layer | {
+            "layer_cosine": _mean(_cosine(states[1:] - states[:-1], states[:-1]), mask),
             "block_influence": _mean(2 * jnp.square(turned), mask),
             "angle": _mean(halves, mask) / (jnp.pi / 2),
             "stream": _mean(length[..., 0], mask),
@@ -201,9 +207,12 @@ def shown(a: Float[Array, "*s n d"], mask: Any) -> Float[Array, "*s n d"]:
 
 def mean_cosine(a: Float[Array, "k n d"], b: Float[Array, "n d"], mask: Any) -> Float[Array, "k"]:
     """Mean over the tokens i that exist of cos(a_i, b_i), 0 where one of them is 0."""
-    lengths = jnp.linalg.norm(a, axis=-1) * jnp.linalg.norm(b, axis=-1)[None]
-    dots = jnp.sum(a * b[None], axis=-1)
-    return _mean(dots / jnp.where(lengths == 0, 1, lengths), mask)
+    return _mean(_cosine(a, b[None]), mask)
+
+
+def _cosine(a, b):
+    lengths = jnp.linalg.norm(a, axis=-1) * jnp.linalg.norm(b, axis=-1)
+    return jnp.sum(a * b, axis=-1) / jnp.where(lengths == 0, 1, lengths)
 
 
 def _mean(values, mask):

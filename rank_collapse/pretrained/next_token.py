@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from rank_collapse.network.precision import full_precision
+from rank_collapse.paths import next_token
 from rank_collapse.paths.next_token import NextToken, add_words, no_words
 from rank_collapse.pretrained.lazy import Table
 from rank_collapse.pretrained.unembedding import Unembedding
@@ -63,6 +64,33 @@ def next_tokens(
     for piece in pieces(unembedding, parts.dtype):
         known = _add(known, *piece, parts, sums, targets, unembedding.softcap)
     return known
+
+
+def losses_of(
+    unembedding: Unembedding, states: Any, ids: Any, mask: Any = None
+) -> tuple[Float[Array, "b s"], Float[Array, "b s"]]:
+    """(loss, share of positions with the next token of the first state) of outputs of one network.
+
+    Args:
+        unembedding: The head; its table is read once.
+        states: [b, s, n, d], after the final norm.
+        ids, mask: As of `targets_of`.
+    """
+    targets, keep = targets_of(ids, mask)
+    known = next_tokens(unembedding, states, jnp.eye(np.shape(states)[1]), targets)
+    return jax.vmap(next_token.agreement)(known, jnp.asarray(keep))
+
+
+def losses_by_length(
+    unembedding: Unembedding, sums: Any, ids: Any, mask: Any = None
+) -> dict[str, Float[Array, "b *k"]]:
+    """`paths.next_token.by_length` of the sums of `paths.contributions.LengthPass`."""
+    targets, keep = targets_of(ids, mask)
+    sums = jax.tree.map(jnp.asarray, sums)
+    parts = jax.vmap(lambda one: next_token.sums_by_length(one)[0])(sums)
+    _, chosen = next_token.sums_by_length(jax.tree.map(lambda a: a[0], sums))
+    known = next_tokens(unembedding, parts, chosen, targets)
+    return jax.vmap(next_token.by_length)(known, jnp.asarray(keep))
 
 
 @functools.partial(jax.jit, donate_argnames="known")

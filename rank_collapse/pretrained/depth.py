@@ -1,0 +1,244 @@
+"""How much of its depth a language model uses: measures by layer, and one number per definition.
+
+    report = rc.depth_report(params, ids, config)            # in memory, tied embeddings
+    report = rc.depth_report(rc.pretrained.open_checkpoint(folder), ids)   # layer by layer
+    print(report)
+    report.figure().savefig("depth.png")
+
+The literature has several definitions of "depth used", which disagree on the same network. The
+report gives all of them with their sources, and the exact sums over paths beside them.
+
+Axis letters: b examples, l layers, n tokens.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rank_collapse.measures.attention import attention_measures
+from rank_collapse.measures.influence import InfluencePass, RemovalPass, settled
+from rank_collapse.measures.profiles import ProfilePass
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.inputs import as_batch
+from rank_collapse.network.parameters import TransformerParams
+from rank_collapse.network.passes import Each
+from rank_collapse.paths.contributions import LengthPass
+from rank_collapse.pretrained.lens import LensPass, lens_measures
+from rank_collapse.pretrained.next_token import losses_by_length, losses_of, targets_of
+from rank_collapse.pretrained.opened import InMemory, OpenCheckpoint
+from rank_collapse.pretrained.streaming import Group, stream
+from rank_collapse.pretrained.unembedding import Unembedding
+
+PASSES = {
+    "states": ProfilePass(("residual_ratio", "token_cosine", "effective_rank")),
+    "attention": Each(attention_measures),
+    "influence": InfluencePass(),
+    "removal": RemovalPass(),
+    "lens": LensPass(),
+    "sums": LengthPass(),
+}
+OF_ATTENTION = ("first_column", "entropy")
+KL, OVERLAP = 0.1, 0.2  # of the largest, and of the five words: thresholds of Hu et al. 2025
+LOSS, SAME = 0.01, 0.99  # changes of the loss that count, share of next tokens: ours
+ANGLE = 0.1  # of π, at most between the ends of a block that is not used: ours
+
+
+class DepthUsed(NamedTuple):
+    """One definition of how much depth a network uses.
+
+    Attributes:
+        layers: Of the L layers, or the path length; None where the definition gives no number.
+        definition: In words.
+        source: Paper.
+    """
+
+    layers: int | None
+    definition: str
+    source: str
+
+
+@dataclasses.dataclass(frozen=True)
+class DepthReport:
+    """What `depth_report` measured.
+
+    Attributes:
+        measures: {name: [b, L], [b, L + 1] or [b, L, L]}, see `depth_report`.
+        used: {name: `DepthUsed`}, of the means over examples.
+    """
+
+    measures: Mapping[str, np.ndarray]
+    used: Mapping[str, DepthUsed]
+
+    def by_layer(self) -> dict[str, np.ndarray]:
+        """{name: [L + 1]}, means over examples by layer or path length, NaN where there is none;
+        `pandas.DataFrame(report.by_layer())` is a table of it."""
+        columns = {}
+        for name, values in self.measures.items():
+            if values.ndim == 2:  # else a table of two layers
+                mean = values.mean(axis=0, dtype=np.float64)
+                columns[name] = np.concatenate([np.full(self.depth + 1 - len(mean), np.nan), mean])
+        return columns
+
+    def figure(self) -> Any:
+        """All of it by layer, as a matplotlib figure; bands over texts."""
+        from rank_collapse.report.depth import depth_figure
+
+        return depth_figure(self.measures)
+
+    @property
+    def depth(self) -> int:
+        """L."""
+        return self.measures["error"].shape[1]
+
+    def __str__(self) -> str:
+        width = max(map(len, self.used))
+        lines = [f"depth used, of {self.depth} layers:"]
+        for name, one in self.used.items():
+            layers = "none" if one.layers is None else str(one.layers)
+            lines.append(f"  {name:{width}}  {layers:>4}  {one.definition} ({one.source})")
+        known = {name: one.layers for name, one in self.used.items() if one.layers is not None}
+        least, most = min(known, key=known.__getitem__), max(known, key=known.__getitem__)
+        if known[least] < known[most]:
+            lines.append(
+                f"The definitions disagree: {known[least]} by “{least}”, {known[most]} by “{most}”."
+            )
+        return "\n".join(lines)
+
+
+def depth_report(
+    params: TransformerParams | OpenCheckpoint,
+    ids: Any,
+    config: TransformerConfig | None = None,
+    *,
+    mask: Any = None,
+    unembedding: Unembedding | None = None,
+    chunk: int = 8,
+) -> DepthReport:
+    """Measures of a language model by layer, and how much of its depth it uses.
+
+    By layer or branch, [b, L] of layers 1 .. L, [b, L + 1] with layer 0:
+
+    lens_kl, lens_overlap        of X^l after the final norm: `lens.lens_measures`
+    frozen_kl, frozen_overlap    the same with the norm's statistics of the last state
+    {attention,mlp,layer}_cosine, attention_ratio, mlp_ratio, block_influence
+                                 branch and stream: `rc.layer_influence`
+    angle                        of every two states, [b, L + 1, L + 1]
+    error, cosine, later         without each layer: `rc.layer_removal`; later is [b, L, L]
+    loss_without                 nats a token without each layer
+    residual_ratio, token_cosine, effective_rank
+                                 of the states
+    first_column, entropy        of attention, means over heads: sinks
+    loss_up_to                   nats a token by paths of lengths 0 .. k alone, frozen
+    same_up_to                   share of positions with the network's next token
+    path_size                    ‖C_k‖_F, the sum over all paths of length k
+
+    Cost: about L/2 + 10 forward passes, and the unembedding of 7 (L + 1) states a token.
+
+    Args:
+        params: Of a network in memory, or an open checkpoint, read layer by layer.
+        ids: Tokens [n] of one text, [b, n], or a list of texts of different lengths.
+        config: Of the network in memory.
+        mask: Bool [b, n], the tokens that exist; None for all.
+        unembedding: Of the network in memory; by default the table of its token embedding.
+        chunk: Examples at once.
+
+    Raises:
+        ValueError: No language model, or what `pretrained.stream` refuses.
+
+    Source: Csordás et al. 2025, Do language models use their depth efficiently?, with the
+    thresholds of Hu et al. 2025 (arXiv 2512.14064); Gromov et al. 2024; Men et al. 2024; for sums
+    over paths, theorem 2.1 of Dong et al. 2021.
+    """
+    source, unembedding = _opened(params, config, unembedding)
+    one_text = np.ndim(ids[0]) == 0
+    given = as_batch({"x": [ids] if one_text else ids, "mask": mask})
+    ids, mask = given["x"], given.get("mask")
+    has_next = targets_of(ids, mask)[1].any(axis=1)
+    if not has_next.all():
+        raise ValueError(f"text {int(np.argmin(has_next))} has fewer than 2 tokens")
+    groups = {"": Group(tuple(PASSES.items()))}
+    measured = stream(source, {"x": ids, "mask": mask}, groups, chunk=chunk)[""]
+    removal, sums = measured["removal"], measured["sums"]
+    output, exists = removal.pop("output"), np.ones(ids.shape, bool) if mask is None else mask
+    by_length = losses_by_length(unembedding, sums, ids, mask)
+    measures = measured["states"] | measured["influence"] | removal
+    measures["loss_without"], _ = losses_of(unembedding, measures.pop("outputs"), ids, mask)
+    measures |= {name: by_length[name] for name in ("loss_up_to", "same_up_to")}
+    measures |= {name: measured["attention"][name].mean(axis=-1) for name in OF_ATTENTION}
+    of_tokens = np.where(exists[:, None, :, None], sums.by_length, 0)
+    measures["path_size"] = np.linalg.norm(of_tokens, axis=(-2, -1))
+    for states, name in enumerate(("lens", "frozen")):
+        lens = lens_measures(unembedding, measured["lens"][:, states], output, exists)
+        measures |= {f"{name}_{measure}": values for measure, values in lens.items()}
+    measures = {name: np.asarray(values) for name, values in measures.items()}
+    return DepthReport(measures, depth_used(measures, by_length["loss"]))
+
+
+def depth_used(measures: Mapping[str, np.ndarray], loss: Any) -> dict[str, DepthUsed]:
+    """Each definition of the depth that is used, on means over examples.
+
+    Args:
+        measures: Of `depth_report`.
+        loss: Of the whole network [b], nats a token.
+    """
+    mean = {name: values.mean(axis=0, dtype=np.float64) for name, values in measures.items()}
+    depth, loss = len(mean["error"]), float(np.mean(loss))
+    kl, overlap = mean["lens_kl"], mean["lens_overlap"]
+    kinds = [kind for kind in ("attention", "mlp", "layer") if f"{kind}_cosine" in mean]
+    cosine = np.mean([mean[f"{kind}_cosine"] for kind in kinds], axis=0)
+    turns = np.flatnonzero((cosine[:-1] < 0) & (cosine[1:] >= 0))
+    blocks = [n for n in range(depth + 1) if np.diagonal(mean["angle"], n).min() <= ANGLE]
+
+    def changed(losses):
+        return np.abs(losses - loss) > LOSS * loss
+
+    hu = "Hu et al. 2025, after Csordás et al. 2025"
+    paths = "sums over all paths, Dong et al. 2021, theorem 2.1"
+    return {
+        "lens, KL": DepthUsed(
+            int(np.argmax(kl < KL * kl.max())), f"first layer with KL below {KL} of the largest", hu
+        ),
+        "lens, top 5": DepthUsed(
+            int(np.argmax(overlap > OVERLAP)), f"first layer with an overlap above {OVERLAP}", hu
+        ),
+        "cosine": DepthUsed(
+            int(turns[-1]) + 1 if len(turns) else None,
+            "layers before branches turn from opposing the stream to amplifying it",
+            hu,
+        ),
+        "single layers": DepthUsed(
+            int(changed(mean["loss_without"]).sum()),
+            f"layers without which the loss changes by over {LOSS:.0%}",
+            "Men et al. 2024, with our threshold",
+        ),
+        "blocks": DepthUsed(
+            depth - max(blocks),
+            f"layers outside of the longest block that turns tokens by at most {ANGLE} π",
+            "Gromov et al. 2024, with our threshold",
+        ),
+        "paths, loss": DepthUsed(
+            int(settled(~changed(mean["loss_up_to"]))),
+            f"least k such that paths of up to k heads have the loss within {LOSS:.0%}",
+            paths,
+        ),
+        "paths, token": DepthUsed(
+            int(settled(mean["same_up_to"] >= SAME)),
+            f"least k such that paths of up to k heads have {SAME:.0%} of the next tokens",
+            paths,
+        ),
+    }
+
+
+def _opened(params, config, unembedding):
+    """(what `stream` reads, its unembedding)."""
+    if isinstance(params, OpenCheckpoint):
+        source, unembedding = params, unembedding or params.unembedding
+    else:
+        source = InMemory(params, config)
+        if unembedding is None and params.embedding is not None:
+            unembedding = Unembedding(params.embedding.tokens)
+    if unembedding is None:
+        raise ValueError("the network has no unembedding: it is no language model")
+    return source, unembedding

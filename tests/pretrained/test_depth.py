@@ -1,0 +1,176 @@
+"""The depth report against the same measures by hand in PyTorch, on models of transformers."""
+
+import jax
+import numpy as np
+import pytest
+
+import rank_collapse as rc
+from rank_collapse.pretrained.depth import depth_used
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+L, V = 3, 97
+SIZES = {"hidden_size": 32, "num_hidden_layers": L, "num_attention_heads": 4, "vocab_size": V}
+SPECIAL = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
+MODELS = {
+    "GPT2": {"n_embd": 32, "n_layer": L, "n_head": 4, "vocab_size": V, "n_positions": 16},
+    "Llama": {**SIZES, "intermediate_size": 48, "num_key_value_heads": 2},
+    "Gemma2": {**SIZES, "intermediate_size": 48, "num_key_value_heads": 2, "head_dim": 8},
+}
+
+
+class ByHand:
+    """One model of transformers, its states and the inputs and outputs of its blocks' parts."""
+
+    def __init__(self, kind, folder):
+        torch.manual_seed(0)
+        config = getattr(transformers, f"{kind}Config")(**MODELS[kind], **SPECIAL)
+        self.model = transformers.AutoModelForCausalLM.from_config(config).eval().double()
+        for p in self.model.parameters():
+            p.data.add_(0.1 * torch.randn_like(p))
+        self.model.save_pretrained(folder)
+        inner = self.model.transformer if kind == "GPT2" else self.model.model
+        self.blocks = inner.h if kind == "GPT2" else inner.layers
+        self.norm = inner.ln_f if kind == "GPT2" else inner.norm
+
+    def states(self, ids, without=None):
+        """X^0 .. X^L before the final norm; block `without` passes its input on."""
+        states, hooks = [], []
+
+        def keep(block, args, kwargs, output, index):
+            x = args[0] if args else kwargs["hidden_states"]
+            whole = output[0] if isinstance(output, tuple) else output
+            if index == without:
+                whole = x
+            states.append(whole) if states else states.extend([x, whole])
+            return (whole, *output[1:]) if isinstance(output, tuple) else whole
+
+        for index, block in enumerate(self.blocks):
+            hook = lambda *a, i=index: keep(*a, i)  # noqa: E731
+            hooks.append(block.register_forward_hook(hook, with_kwargs=True))
+        self.logits_of_model = self.model(ids, use_cache=False).logits
+        for hook in hooks:
+            hook.remove()
+        return torch.stack(states, dim=1)
+
+    def logits(self, states):
+        z = self.model.lm_head(self.norm(states))
+        cap = getattr(self.model.config, "final_logit_softcapping", None)
+        return z if cap is None else cap * torch.tanh(z / cap)
+
+    def loss(self, logits, ids):
+        return torch.nn.functional.cross_entropy(
+            logits[:, :-1].transpose(1, 2), ids[:, 1:], reduction="none"
+        ).mean(dim=1)
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def measured(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp(request.param)
+    by_hand = ByHand(request.param, folder)
+    ids = np.random.default_rng(0).integers(3, V, (2, 9))
+    report = rc.depth_report(rc.pretrained.open_checkpoint(folder), ids)
+    with torch.no_grad():
+        yield report, by_hand, torch.tensor(ids), folder
+
+
+def test_the_lens_and_what_is_lost_without_a_layer(measured):
+    report, by_hand, ids, _ = measured
+    states = by_hand.states(ids)
+    logits = by_hand.logits(states)
+    torch.testing.assert_close(logits[:, -1], by_hand.logits_of_model)
+    log_p = torch.log_softmax(logits, -1)
+    kl = torch.sum(log_p.exp() * (log_p - log_p[:, -1:]), -1).mean(-1)
+    np.testing.assert_allclose(report.measures["lens_kl"], kl, atol=1e-5)
+    top = logits.topk(5).indices
+    overlap = (top[..., :, None] == top[:, -1:, :, None, :]).any(-1).double().mean((-1, -2))
+    np.testing.assert_allclose(report.measures["lens_overlap"], overlap, atol=1e-6)
+    for s in range(L):
+        other = by_hand.states(ids, without=s)
+        loss = by_hand.loss(by_hand.logits(other)[:, -1], ids)
+        np.testing.assert_allclose(report.measures["loss_without"][:, s], loss, atol=1e-5)
+        y, without = (by_hand.norm(a)[:, -1] for a in (states, other))
+        error = torch.linalg.norm(without - y, dim=(-2, -1)) / torch.linalg.norm(y, dim=(-2, -1))
+        np.testing.assert_allclose(report.measures["error"][:, s], error, atol=1e-5)
+        change, less = states.diff(dim=1), other.diff(dim=1)
+        later = torch.linalg.norm(less - change, dim=(-2, -1)) / torch.linalg.norm(
+            change, dim=(-2, -1)
+        )
+        np.testing.assert_allclose(report.measures["later"][:, s, s + 1 :], later[:, s + 1 :], 1e-4)
+    cosine = torch.cosine_similarity(states.diff(dim=1), states[:, :-1], dim=-1).mean(-1)
+    np.testing.assert_allclose(report.measures["layer_cosine"], cosine, atol=1e-5)
+    whole = by_hand.loss(logits[:, -1], ids)
+    np.testing.assert_allclose(report.measures["loss_up_to"][:, -1], whole, atol=1e-5)
+
+
+def test_a_frozen_lens_divides_by_the_last_state(measured):
+    """By the statistics of the last state: X^l − X^L are then linear parts of the logits."""
+    report, by_hand, ids, _ = measured
+    states = by_hand.states(ids)
+    centred = states - (states.mean(-1, keepdim=True) if hasattr(by_hand.norm, "bias") else 0)
+    last = centred[:, -1:]
+    size = torch.sqrt(last.square().mean(-1, keepdim=True) + 1e-6)
+    of_last = by_hand.norm(states)[:, -1:]
+    bias = getattr(by_hand.norm, "bias", 0)
+    gain = torch.where(last.abs() > 1e-3, (of_last - bias) * size / last, torch.nan)
+    gain = gain.nanmean(dim=(0, 1, 2))  # the norm's own, whatever the family calls it
+    z = by_hand.model.lm_head(centred / size * gain + bias)
+    cap = getattr(by_hand.model.config, "final_logit_softcapping", None)
+    log_p = torch.log_softmax(z if cap is None else cap * torch.tanh(z / cap), -1)
+    log_q = torch.log_softmax(by_hand.logits(states)[:, -1:], -1)
+    kl = torch.sum(log_p.exp() * (log_p - log_q), -1).mean(-1)
+    np.testing.assert_allclose(report.measures["frozen_kl"], kl, atol=2e-4)
+
+
+def test_a_network_in_memory_gives_the_same(measured):
+    report, _, ids, folder = measured
+    config, params = rc.pretrained.load(folder)
+    head = rc.pretrained.open_checkpoint(folder).unembedding
+    other = rc.depth_report(params, ids.numpy(), config, unembedding=head)
+    for name, values in report.measures.items():
+        np.testing.assert_allclose(other.measures[name], values, atol=1e-5, err_msg=name)
+    assert other.used == report.used
+    assert "The definitions disagree" in str(other) or len(set(other.used.values())) == 1
+    columns = other.by_layer()
+    assert {len(column) for column in columns.values()} == {L + 1}
+    assert np.isnan(columns["error"][0]) and np.isfinite(columns["lens_kl"]).all()
+    assert len(other.figure().axes) == 10  # nine panels and a colour bar
+
+
+def test_each_definition_on_layers_of_which_the_second_half_does_nothing():
+    """Eight layers: the last four leave the tokens, the lens and the loss as they are."""
+    used = np.arange(9) < 4
+    angle = np.abs(np.subtract.outer(*[np.minimum(np.arange(9), 4)] * 2)) / 8
+    half = {
+        "error": np.where(used[:8], 1.0, 0.0),
+        "lens_kl": np.where(used, 3.0, 0.01),
+        "lens_overlap": np.where(used, 0.1, 0.9),
+        "attention_cosine": np.where(used[:8], -0.5, 0.5),
+        "layer_cosine": np.where(used[:8], -0.5, 0.5),
+        "loss_without": np.where(used[:8], 3.0, 2.0),
+        "angle": angle,
+        "loss_up_to": np.where(used, 3.0, 2.0),
+        "same_up_to": np.where(used, 0.5, 1.0),
+    }
+    found = depth_used({name: values[None] for name, values in half.items()}, np.array([2.0]))
+    assert {name: one.layers for name, one in found.items()} == dict.fromkeys(found, 4)
+
+
+def test_texts_of_different_lengths_are_measured_as_each_alone(measured):
+    report, _, ids, folder = measured
+    source, short = rc.pretrained.open_checkpoint(folder), ids[1, :6].tolist()
+    both = rc.depth_report(source, [ids[0].tolist(), short])
+    for name, values in rc.depth_report(source, short).measures.items():
+        np.testing.assert_allclose(both.measures[name][1], values[0], atol=2e-5, err_msg=name)
+    for name in ("lens_kl", "loss_without", "loss_up_to"):
+        np.testing.assert_allclose(both.measures[name][0], report.measures[name][0], atol=2e-5)
+    with pytest.raises(ValueError, match="text 1 has fewer than 2 tokens"):
+        rc.depth_report(source, [short, [5]])
+
+
+def test_what_is_no_language_model_is_refused():
+    config = rc.transformer(2, 2, 8)
+    params = rc.init(jax.random.key(0), config)
+    with pytest.raises(ValueError, match="no unembedding"):
+        rc.depth_report(params, np.zeros((1, 4)), config)
