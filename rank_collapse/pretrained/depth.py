@@ -31,8 +31,11 @@ from rank_collapse.pretrained.opened import InMemory, OpenCheckpoint
 from rank_collapse.pretrained.streaming import Group, stream
 from rank_collapse.pretrained.unembedding import Unembedding
 
+STATES = ("residual_ratio", "token_cosine", "effective_rank", "spike_norm", "spike_share")
+READ = ("residual_ratio", "token_cosine", "effective_rank")
 PASSES = {
-    "states": ProfilePass(("residual_ratio", "token_cosine", "effective_rank")),
+    "states": ProfilePass(STATES),
+    "read": ProfilePass(READ, tokens="read"),
     "attention": Each(attention_measures),
     "influence": InfluencePass(),
     "removal": RemovalPass(),
@@ -129,6 +132,9 @@ def depth_report(
     loss_without                 nats a token without each layer
     residual_ratio, token_cosine, effective_rank
                                  of the states
+    read_residual_ratio, read_token_cosine, read_effective_rank
+                                 of what the attention of the next layer reads, N(X^l)
+    spike_norm, spike_share      one token beside the others, of `MEASURES`
     first_column, entropy        of attention, means over heads: sinks
     loss_up_to                   nats a token by paths of lengths 0 .. k alone, frozen
     same_up_to                   share of positions with the network's next token
@@ -163,7 +169,8 @@ def depth_report(
     removal, sums = measured["removal"], measured["sums"]
     output, exists = removal.pop("output"), np.ones(ids.shape, bool) if mask is None else mask
     by_length = losses_by_length(unembedding, sums, ids, mask)
-    measures = measured["states"] | measured["influence"] | removal
+    measures = dict(measured["states"]) | measured["influence"] | removal
+    measures |= {f"read_{name}": measured["read"][name] for name in READ}
     measures["loss_without"], _ = losses_of(unembedding, measures.pop("outputs"), ids, mask)
     measures |= {name: by_length[name] for name in ("loss_up_to", "same_up_to")}
     measures |= {name: measured["attention"][name].mean(axis=-1) for name in OF_ATTENTION}

@@ -35,8 +35,12 @@ PANELS = {
         True,
     ),
     "residual of tokens": (
-        {"residual_ratio": "residual ratio", "token_cosine": "token cosine"},
-        "of all tokens",
+        {
+            "residual_ratio": "of the stream",
+            "read_residual_ratio": "of what is read",
+            "spike_share": "share of the largest token",
+        },
+        "residual ratio",
         False,
     ),
     "attention": (

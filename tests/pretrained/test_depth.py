@@ -104,6 +104,19 @@ def test_the_lens_and_what_is_lost_without_a_layer(measured):
     np.testing.assert_allclose(report.measures["loss_up_to"][:, -1], whole, atol=1e-5)
 
 
+def test_tokens_are_measured_raw_and_as_the_next_layer_reads_them(measured):
+    report, by_hand, ids, _ = measured
+    states = by_hand.states(ids)
+    norms = [b.ln_1 if hasattr(b, "ln_1") else b.input_layernorm for b in by_hand.blocks]
+    reads = [norm(x) for norm, x in zip([*norms, by_hand.norm], states.unbind(1), strict=True)]
+    for prefix, tokens in (("", states.unbind(1)), ("read_", reads)):
+        expected = np.stack([rc.residual_ratio(x.numpy()) for x in tokens], axis=1)
+        np.testing.assert_allclose(report.measures[f"{prefix}residual_ratio"], expected, rtol=1e-4)
+    lengths = torch.linalg.norm(states, dim=-1).square()
+    share = lengths.max(-1).values / lengths.sum(-1)
+    np.testing.assert_allclose(report.measures["spike_share"], share, rtol=1e-4)
+
+
 def test_a_frozen_lens_divides_by_the_last_state(measured):
     """By the statistics of the last state: X^l − X^L are then linear parts of the logits."""
     report, by_hand, ids, _ = measured
