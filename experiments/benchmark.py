@@ -21,6 +21,7 @@ from absl import flags
 from experiments.benchmarks import (
     absent_devices,
     accelerator,
+    budgets,
     monitoring,
     paths,
     profiles,
@@ -33,6 +34,7 @@ from experiments.benchmarks.counting import DEVICES
 from experiments.benchmarks.random_llama import SIZES
 from experiments.benchmarks.timing import as_json, show
 from experiments.shell import cli
+from experiments.shell.flag_values import check_names
 from rank_collapse.runs import files
 
 # Each is a function of the flags that gives a `timing.Report`.
@@ -45,10 +47,12 @@ BENCHMARKS = {
     "streaming": streaming.streaming,
     "monitor": monitoring.monitor,
     "scheduler": scheduler.empty_cells,
+    "budgets": budgets.budgets,
 } | {f"train_{name}": partial(training.time_training, name) for name in training.CASES}
 
-# Asked for by name: the one that writes gigabytes, that of a cluster, and those of a device.
-USUAL = [name for name in BENCHMARKS if name not in ("streaming", "scheduler")]
+# Asked for by name: the one that writes gigabytes, that of a cluster, that of all experiments, and
+# those of a device.
+USUAL = [name for name in BENCHMARKS if name not in ("streaming", "scheduler", "budgets")]
 BENCHMARKS |= accelerator.BENCHMARKS
 FLAGS = cli.bare_flags()
 define = cli.definer(FLAGS)
@@ -93,9 +97,7 @@ def main(options: flags.FlagValues) -> int:
         return suite.run_suite(options)
     if options.compile_for:
         return absent_devices.compile_for(options)
-    unknown = [name for name in options.benchmark if name not in BENCHMARKS]
-    if unknown or not options.benchmark:
-        raise ValueError(f"--benchmark={''.join(unknown[:1])} is not one of {list(BENCHMARKS)}")
+    check_names(options, "benchmark", BENCHMARKS)
     device = jax.devices()[0]
     machine = {
         "date": time.strftime("%Y-%m-%d"),

@@ -98,22 +98,21 @@ def single_draw(key: Any, case: Case) -> dict[str, Any]:
     report = rc.bound_report(params, x, config, mask=mask)
     there = x if mask is None else x[: num_tokens - 2]
     excess = lemma_excess(rc.layer_params(params, config, 0).attention, there)
-    nothing = jnp.full_like(excess, -1)
     rows_alike = not any(reason.startswith("rows") for reason in report.not_covered)
     free = {
         f"{name}_tightness": getattr(getattr(report, field), tightness)
         for name, (field, tightness, _) in FREE.items()
     }
-    covered = {"layer": rows_alike, "stack": not report.not_covered}
-    for name, holds in covered.items():  # whose formula is evaluated elsewhere too
-        free[f"{name}_tightness"] = jnp.where(holds, free[f"{name}_tightness"], jnp.nan)
-    free["stack_tightness"] = free["stack_tightness"][None]
+    # Elsewhere their formulas are evaluated too.
+    covered = {"layer_tightness": rows_alike, "stack_tightness": not report.not_covered}
+    free |= {name: jnp.where(holds, free[name], jnp.nan) for name, holds in covered.items()}
     free["diameter_tightness"] = free["diameter_tightness"][1:]  # of X^0 it is what happens
     return free | {
+        "stack_tightness": free["stack_tightness"][None],
         "head_ok": report.admissible & rows_alike,
         "published_layer_ok": report.admissible.all(1) & rows_alike,
         "published_stack_ok": (report.stack_admissible & (not report.not_covered))[None],
-        "lemma_excess": jnp.stack([excess, nothing]),
+        "lemma_excess": jnp.stack([excess, jnp.full_like(excess, -1)]),
         "head_tightness": report.head.tightness,
         "published_layer_tightness": report.published_layer.tightness,
         "published_stack_tightness": report.published_stack.tightness[None],
@@ -159,8 +158,8 @@ def two_heads(width: int) -> dict[str, float]:
     gamma = moved / (2 * asked * size**2)
     first = 4 * asked * np.sqrt(columns * rows).max() * 2 * size**3
     sums = 2 * moved * np.sqrt(columns.sum() * rows.sum()) * size
-    bounds = {"over_published": gamma * first, "over_first": first, "over_sums": sums}
-    return {"width": width} | {name: float(after / bound) for name, bound in bounds.items()}
+    bounds = {"published": gamma * first, "first": first, "sums": sums}
+    return {"width": width} | {f"over_{n}": float(after / bound) for n, bound in bounds.items()}
 
 
 def climb(seed: int, num_steps: int) -> dict[str, np.ndarray]:
@@ -182,13 +181,13 @@ def climb(seed: int, num_steps: int) -> dict[str, np.ndarray]:
             change, state = optimiser.update(slope, state)
             return (optax.apply_updates(variables, change), state), value
 
-        start = start, optimiser.init(start)
-        return jnp.min(jax.lax.scan(step, start, None, length=num_steps + 1)[1])
+        _, values = jax.lax.scan(step, (start, optimiser.init(start)), length=num_steps + 1)
+        return jnp.min(values)
 
     @jax.jit(compiler_options=QUICK)
     def all_bounds(drawn):
-        every = jnp.arange(len(CLIMBED))
-        return jax.vmap(lambda w: jax.vmap(lambda start: restart(start, w))(drawn))(every)
+        of_each = jax.vmap(jax.vmap(restart, (0, None)), (None, 0))
+        return of_each(drawn, jnp.arange(len(CLIMBED)))
 
     with jax.enable_x64(True):
         random = np.random.default_rng(seed)
@@ -197,10 +196,9 @@ def climb(seed: int, num_steps: int) -> dict[str, np.ndarray]:
 
 
 def _start(random, num_tokens, width, num_heads):
-    inner = {"q": KEY_WIDTH, "k": KEY_WIDTH, "v": width}
     weights = {
         n: random.standard_normal((RESTARTS, 2, num_heads, width, k)) / np.sqrt(width)
-        for n, k in inner.items()
+        for n, k in (("q", KEY_WIDTH), ("k", KEY_WIDTH), ("v", width))
     }
     return weights | {"x": random.standard_normal((RESTARTS, num_tokens, width))}
 
@@ -212,7 +210,7 @@ def ascent_tightness(variables: dict[str, jax.Array]) -> jax.Array:
         variables: "q" and "k" [2, h, d, k], "v" [2, h, d, d], "x" [n, d].
     """
     x = variables["x"]
-    log10_c, sizes, found = [], [], []
+    passed = []
     for layer in range(2):
         w_q, w_k, w = (variables[name][layer] for name in "qkv")
         rest = x - jnp.mean(x, axis=0, keepdims=True)
@@ -228,11 +226,11 @@ def ascent_tightness(variables: dict[str, jax.Array]) -> jax.Array:
         around = jnp.sum((jnp.max(spread, axis=1) + jnp.mean(spread, axis=1)) * inf)
         before, after = _log10_norm(rest), _log10_norm(x - jnp.mean(x, axis=0, keepdims=True))
         by_lemma = np.log10(2) + jnp.log10(columns * rows) / 2
-        log10_c.append(by_lemma - 2 * before)
-        sizes.append(before)
-        found += [by_lemma + before - after, jnp.log10(columns * around / 4) / 2 + before - after]
-    stack = 4 * jnp.maximum(*log10_c) + 9 * sizes[0] - after
-    return jnp.stack([*found[:2], stack])
+        around = jnp.log10(columns * around / 4) / 2 + before - after
+        passed.append((by_lemma + before - after, around, by_lemma - 2 * before, before))
+    (layer, mean_layer, first, start), (_, _, second, _) = passed
+    stack = 4 * jnp.maximum(first, second) + 9 * start - after
+    return jnp.stack([layer, mean_layer, stack])
 
 
 def _log10_norm(x):

@@ -1,4 +1,4 @@
-"""What a network at initialisation keeps of its tokens: measured alike by run_phase and run_cures.
+"""Networks at initialisation as experiments on residual designs share them, and what is measured.
 
 Axis letters: n tokens, d width, L layers, s seeds.
 """
@@ -12,6 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import rank_collapse as rc
+from experiments.shell.flag_values import Flags
+from experiments.small_task import Network
 from rank_collapse.measures.updates import norms_of, with_matrices
 from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.passes import run
@@ -19,6 +21,27 @@ from rank_collapse.paths.channels import ByLength
 from rank_collapse.paths.contributions import LengthPass
 
 FLOOR = 1e-6  # a share of the residual that float32 rounds away
+
+
+def network_of(options: Flags, depth: int, **fields: Any) -> rc.TransformerConfig:
+    """The network of the flags, without a design.
+
+    Args:
+        options: --num_heads, --d_model, --mlp and --mask.
+        fields: Of the configuration, in place of the flags' too.
+    """
+    plain = {name: options[name].value for name in ("num_heads", "d_model", "mlp", "mask")}
+    return rc.transformer(depth, **plain | {"mlp_skip": options.mlp != "none"} | fields)
+
+
+def by_program(networks: Mapping[str, Network]) -> list[dict[str, Any]]:
+    """{name: configuration of float32 numbers} of networks that differ in numbers alone: these are
+    arguments of one program."""
+    found: dict[Any, dict[str, Any]] = {}
+    for name, network in networks.items():
+        cells = found.setdefault(network.program, {})
+        cells[name] = jax.tree.map(np.float32, network.config)
+    return list(found.values())
 
 
 def tokens(key: Any, n: int, d: int, cosine: Any) -> Any:

@@ -22,24 +22,22 @@ from typing import Any
 
 import numpy as np
 
-from experiments import run_sort
 from experiments.shell import cli, tidy, vocabulary
 from experiments.shell.executor import Executor
 from experiments.shell.experiment import Drawing, Experiment
 from experiments.shell.flag_values import Flags
 from experiments.shell.statements import row_of
 from experiments.trained import arguments
-from experiments.trained.designs import diverged
 from experiments.trained.forms import FORMS, LAWS, MEASURES, make_measure
-from experiments.trained.program import Training, of_models, results_of_cells
+from experiments.trained.program import Training, results_of_cells
+from experiments.trained.sorting import make_setup
+from experiments.trained.training import diverged
 from rank_collapse.report import Comparison, figures
-from rank_collapse.report.statistics import between, by_seed, log10, mean_and_ends
+from rank_collapse.report.statistics import between, log10, mean_and_ends
 from rank_collapse.runs.folder import RunFolder
-from rank_collapse.training import path_accuracy
-from rank_collapse.training.ensemble import Ensemble
-from rank_collapse.training.recipe import config_of
+from rank_collapse.training import Ensemble, config_of, path_accuracy
 
-SOURCE = "Vaswani et al. 2017, section 3.2.1"
+SOURCE, WIDTH = "Vaswani et al. 2017, section 3.2.1", r"width of queries and keys $d_k$"
 
 FLAGS = arguments.make_flags(
     "attention_forms",
@@ -52,22 +50,15 @@ FLAGS = arguments.make_flags(
     d_model=32,
     n_epochs=30,
 )
-vocabulary.numbers(
-    FLAGS, "d_k", [2**i for i in range(1, 11)], "Widths of random queries and keys.", lower_bound=1
-)
-vocabulary.numbers(
-    FLAGS, "trained_d_k", [4, 32, 256], "Widths at which networks are trained.", lower_bound=1
-)
+for name, default, text in (
+    ("d_k", [2**i for i in range(1, 11)], "Widths of random queries and keys."),
+    ("trained_d_k", [4, 32, 256], "Widths at which networks are trained."),
+):
+    vocabulary.numbers(FLAGS, name, default, text, lower_bound=1)
 define = cli.definer(FLAGS)
 define("integer", "num_queries", 64, "Random queries, and as many keys.", lower_bound=2)
-define(
-    "float",
-    "saturation",
-    0.99,
-    "Largest weight from which a row counts as saturated.",
-    lower_bound=0.0,
-    upper_bound=1.0,
-)
+text = "Largest weight from which a row counts as saturated."
+define("float", "saturation", 0.99, text, lower_bound=0.0, upper_bound=1.0)
 
 
 def measure_all(options: Flags, setup: Flags, run: RunFolder) -> dict[str, Any]:
@@ -80,25 +71,24 @@ def measure_all(options: Flags, setup: Flags, run: RunFolder) -> dict[str, Any]:
 
 def measure_widths(options: Flags, executor: Executor) -> dict[str, dict[str, np.ndarray]]:
     """{form: {"d_k" [w], measure: [s, w], its law: [w]}} at the widths of the flags."""
-    by_width = {}
+    by_width = []
     for d_k in options.d_k:
         measure = make_measure(d_k, options.num_queries, options.saturation)
-        by_width |= executor.measure(measure, {f"random d_k={d_k}": None}, at_once=1)
+        by_width += executor.measure(measure, {f"random d_k={d_k}": None}).values()
     return {
-        name: {"d_k": np.asarray(options.d_k)}
-        | form.laws(options.d_k)
-        | {m: np.stack([own[f"{name}/{m}"] for own in by_width.values()], axis=1) for m in MEASURES}
+        name: form.laws(options.d_k)
+        | stacked(options.d_k, [{m: own[f"{name}/{m}"] for m in MEASURES} for own in by_width])
         for name, form in FORMS.items()
     }
 
 
-def train_widths(options: Flags, executor: Executor) -> dict[int, dict[str, dict[str, Any]]]:
-    """{d_k: {form: {"accuracy" [s], "loss" [s], "losses" [s, epochs]}}}.
+def train_widths(options: Flags, executor: Executor) -> dict[str, dict[str, np.ndarray]]:
+    """{form: {"d_k" [w], "accuracy" [s, w], "diverged" [s, w]}}.
 
     The same data and seeds everywhere. Weights are drawn with variance 1/fan-in, so that queries
     and keys begin with unit variance, as the note has them; values stay as wide as without d_k.
     """
-    setup = run_sort.make_setup(options)
+    setup = make_setup(options)
     base = setup.recipe.config.replace(init="lecun", d_v=options.d_model // options.num_heads)
 
     def program_of(static):
@@ -112,38 +102,45 @@ def train_widths(options: Flags, executor: Executor) -> dict[int, dict[str, dict
 
         epochs = arguments.epochs_per_chunk(options)
         ensemble = Ensemble(recipe, setup.make_data, mesh=executor.mesh, epochs_per_chunk=epochs)
-        return Training(ensemble, of_models(ensemble, measure), executor.run)
+        return Training(ensemble, executor.run, ensemble.of_models(measure))
 
     cells = {}
     for d_k, (name, form) in itertools.product(options.trained_d_k, FORMS.items()):
-        floats = {"temperature": form.options(d_k)["temperature"]}
-        hyper = arguments.hyper(options).replace(network=floats)
+        temperature = form.options(d_k)["temperature"]
+        hyper = arguments.hyper(options).replace(network={"temperature": temperature})
         cells[f"trained {name}, d_k={d_k}"] = (d_k, form.score), hyper
     found = results_of_cells(executor, cells, program_of)
-    return {
-        d_k: {form: found[f"trained {form}, d_k={d_k}"] for form in FORMS}
-        for d_k in options.trained_d_k
+    shown = {
+        name: {"accuracy": own["accuracy"], "diverged": diverged(own)}
+        for name, own in found.items()
     }
+    widths = options.trained_d_k
+    return {
+        form: stacked(widths, [shown[f"trained {form}, d_k={d_k}"] for d_k in widths])
+        for form in FORMS
+    }
+
+
+def stacked(widths: list[int], by_width: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Arrays [s, w] of those [s] at each width, and "d_k" [w]."""
+    arrays = {n: np.stack([own[n] for own in by_width], axis=1) for n in by_width[0]}
+    return {"d_k": np.asarray(widths)} | arrays
 
 
 def rows_of(results, options):
     """One row per part, form, width and seed."""
-    names = (*MEASURES, *LAWS)
-    for form, found in results["random"].items():
-        columns = {name: np.atleast_2d(found[name]).T for name in names}  # [w, s] or [w, 1]
-        axes = {"d_k": found["d_k"], "seed": range(options.num_seeds)}
-        for row in tidy.rows(axes | columns, tuple(axes), names):
-            yield {"part": "random", "form": form} | row
-    for d_k, forms in results["trained"].items():
-        for form, found in forms.items():
-            columns = {"accuracy": found["accuracy"], "diverged": diverged(found).astype(int)}
-            for row in by_seed(columns):
-                yield {"part": "trained", "form": form, "d_k": d_k} | row
+    for part, names in {"random": (*MEASURES, *LAWS), "trained": ("accuracy", "diverged")}.items():
+        for form, found in results[part].items():
+            columns = {name: np.atleast_2d(found[name]).T for name in names}  # [w, s] or [w, 1]
+            axes = {"d_k": found["d_k"], "seed": range(options.num_seeds)}
+            for row in tidy.rows(axes | columns, tuple(axes), names):
+                yield {"part": part, "form": form} | row
 
 
-def ahead(trained: dict[str, Any], form: str) -> np.ndarray:
-    """Accuracy of a form less that of dot products, seed by seed, at one width."""
-    return trained[form]["accuracy"].astype(float) - trained["dot"]["accuracy"].astype(float)
+def ahead(results: dict[str, Any], form: str) -> np.ndarray:
+    """Accuracy of a form less that of dot products, seed by seed, at each width: [s, w]."""
+    own, dot = (results["trained"][name]["accuracy"].astype(float) for name in (form, "dot"))
+    return own - dot
 
 
 def random_figure(results, options):
@@ -170,7 +167,7 @@ def random_figure(results, options):
                 ax.plot(d_k, found["variance_law"], ls=":", **style)
             if name.endswith("gradient"):
                 ax.plot(d_k, np.median(found[f"median_{name}"], axis=0), ls="--", **style)
-        ax.set(xlabel=r"width of queries and keys $d_k$", ylabel=label)
+        ax.set(xlabel=WIDTH, ylabel=label)
         ax.set_title(title, fontsize=8)
         ax.set_xscale("log", base=2)
         ax.set_yscale("log" if name == "variance" or name.endswith("gradient") else "linear")
@@ -183,33 +180,30 @@ def random_figure(results, options):
 def trained_figure(results, options):
     """Left: accuracy of every seed after training, black: means. Right: the same less that of dot
     products without scaling, paired by seed, with 95 % intervals."""
-    fig, axes = figures.figure(1, 2, width=4.4)
-    accuracy, less = axes[0]
-    for i, trained in enumerate(results["trained"].values()):
-        for index, (name, form) in enumerate(FORMS.items()):
-            values, label = trained[name]["accuracy"], None if i else form.label
-            x = i + 0.18 * (index - 1.5)
-            accuracy.plot(
-                np.full(len(values), x),
-                values,
-                ls="none",
-                alpha=0.6,
-                label=label,
-                color=figures.color(index),
-                marker=figures.MARKERS[index],
-            )
-            accuracy.plot([x - 0.07, x + 0.07], 2 * [np.mean(values)], color="black", lw=1.2)
-            if name != "dot":
-                mean, *ends = mean_and_ends(ahead(trained, name))
-                ends = None if None in ends else ends
-                figures.interval(less, i + 0.18 * (index - 2), mean, ends, label, index)
+    fig, ((accuracy, less),) = figures.figure(1, 2, width=4.4)
+    widths = list(map(str, results["trained"]["dot"]["d_k"]))
+    for i, (index, (name, form)) in itertools.product(range(len(widths)), enumerate(FORMS.items())):
+        values, label = results["trained"][name]["accuracy"][:, i], None if i else form.label
+        x = i + 0.18 * (index - 1.5)
+        accuracy.plot(
+            np.full(len(values), x),
+            values,
+            ls="none",
+            alpha=0.6,
+            label=label,
+            color=figures.color(index),
+            marker=figures.MARKERS[index],
+        )
+        accuracy.plot([x - 0.07, x + 0.07], 2 * [np.mean(values)], color="black", lw=1.2)
+        if name != "dot":
+            mean, *ends = mean_and_ends(ahead(results, name)[:, i])
+            ends = None if None in ends else ends
+            figures.interval(less, i + 0.18 * (index - 2), mean, ends, label, index)
     less.axhline(0, color="#555555", lw=0.9, ls="--")
-    accuracy.set(ylabel="accuracy of letters after training")
-    less.set(ylabel="accuracy less that of dot products")
-    for ax in (accuracy, less):
-        widths = list(map(str, results["trained"]))
+    labels = "accuracy of letters after training", "accuracy less that of dot products"
+    for ax, label in zip((accuracy, less), labels, strict=True):
         ax.set_xticks(range(len(widths)), widths)
-        ax.set(xlabel=r"width of queries and keys $d_k$", xlim=(-0.6, len(widths) - 0.4))
+        ax.set(xlabel=WIDTH, ylabel=label, xlim=(-0.6, len(widths) - 0.4))
         ax.legend()
     return fig
 
@@ -218,39 +212,26 @@ def claims(results, options):
     """What saturates, whose gradients are small, and who is ahead after training."""
     dot, scaled = (results["random"][form] for form in ("dot", "scaled_dot"))
     gradients = (log10(own["median_score_gradient"][:, -1]) for own in (dot, scaled))
-    where, widths = f"d_k = {options.d_k[-1]}", sorted(results["trained"])
+    where, widths = f"d_k = {options.d_k[-1]}", results["trained"]["dot"]["d_k"]
     yield row_of("saturation", where, (dot["saturated"] - scaled["saturated"])[:, -1])
     yield row_of("small gradients", where, np.subtract(*gradients))
-    for width, key in {widths[0]: "additive small", widths[-1]: "additive"}.items():
-        values = ahead(results["trained"][width], "additive_matched")
-        yield row_of(key, f"sorting, d_k = {width}", values)
+    values = dict(zip(map(int, widths), ahead(results, "additive_matched").T, strict=True))
+    for width, key in {min(values): "additive small", max(values): "additive"}.items():
+        yield row_of(key, f"sorting, d_k = {width}", values[width])
 
 
 def compare(results, options):
-    """The law of the variance, the gradients' two averages, and accuracies at every width."""
-    (dot, scaled), d_k = (results["random"][n] for n in ("dot", "scaled_dot")), options.d_k[-1]
-    variance = between(mean_and_ends(dot["variance"][:, -1]), 1)
-    text = f"variance of dot products at d_k = {d_k}"
-    yield Comparison(text, variance, d_k, f"{SOURCE}, footnote 4")
-    for name, rows in (("", "root mean square over rows"), ("median_", "median row")):
-        means = (own[f"{name}score_gradient"][:, -1].mean(dtype=float) for own in (dot, scaled))
-        text = f"softmax gradient at d_k = {d_k}, {rows}, unscaled and scaled"
-        yield Comparison(text, "{:.2g}, {:.2g}".format(*means))
-    texts = {
-        "additive": "additive",
-        "scaled_dot": "scaled dot products",
-        "additive_matched": "additive of matched scale",
-    }
-    narrow = min(results["trained"])
-    for width, trained in results["trained"].items():
-        for form, text in texts.items():
-            means = (trained[own]["accuracy"].mean(dtype=float) for own in (form, "dot"))
-            yield Comparison(
-                f"accuracy at d_k = {width}, {text} less dot products",
-                between(mean_and_ends(ahead(trained, form))),
-                "alike" if width == narrow and form == "additive" else None,
-                "paired by seed; {:.3f} less {:.3f}".format(*means),
-            )
+    """The law of the variance, and accuracies at every width."""
+    variance, d_k = results["random"]["dot"]["variance"][:, -1], options.d_k[-1]
+    text, law = f"variance of dot products at d_k = {d_k}", f"{SOURCE}, footnote 4"
+    widths = results["trained"]["dot"]["d_k"]
+    yield Comparison(text, between(mean_and_ends(variance), 1), d_k, law)
+    for (i, width), form in itertools.product(enumerate(widths), list(FORMS)[1:]):
+        yield Comparison(
+            f"accuracy at d_k = {width}, {form.replace('_', ' ')} less dot products",
+            between(mean_and_ends(ahead(results, form)[:, i])),
+            "alike" if width == min(widths) and form == "additive" else None,
+        )
 
 
 EXPERIMENT = Experiment(
@@ -264,7 +245,7 @@ EXPERIMENT = Experiment(
     "large d_k additive attention outperforms dot products without scaling, whose variance d_k "
     "pushes the softmax into regions of extremely small gradients.",
     presets={
-        "quick": "--d_k=2,32,1024 --trained_d_k=256 --n_epochs=12 --n_train_data=600",
+        "quick": "--d_k=2,32,1024 --trained_d_k=256 --num_seeds=6 --n_epochs=12 --n_train_data=600",
         "paper": "",
         "tiny": (
             *arguments.TINY,

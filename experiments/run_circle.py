@@ -24,6 +24,7 @@ heads' τ = P_11 − P_21; arrays.npz the walks.
 """
 
 import functools
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -96,9 +97,13 @@ FLAGS = arguments.make_flags(
     batch_size=30,
     learning_rate=1e-5,
 )
-text = "A skip around the recurrence: each step's input is the sum of the last step's input and "
-text += "output; trained on the points plus those of the batch before."
-cli.definer(FLAGS)("boolean", "circle_skip", False, text)
+cli.definer(FLAGS)(
+    "boolean",
+    "circle_skip",
+    False,
+    "A skip around the recurrence: each step's input is the sum of the last step's input and "
+    "output; trained on the points plus those of the batch before.",
+)
 vocabulary.optional_choice(
     FLAGS,
     "compare",
@@ -126,11 +131,11 @@ def make_cases(options: flags.FlagValues) -> Cases:
     if options.n_train_data < 4:
         raise ValueError(f"n_train_data={options.n_train_data} points are too few for two walks")
     chosen = ["circle_skip"] * options.circle_skip + ["mlp"] * options.do_mlp
-    pairs = [("+".join(chosen) or "base", options.d_model)]
+    names = [f"{'+'.join(chosen) or 'base'}, d={options.d_model}"]
     if options.compare:
-        variants = COMPARED[options.compare]
-        pairs = [(variant, width) for width in options.widths for variant in variants]
-    return {walks.name_of(*pair): walks.setup(options, *pair) for pair in pairs}
+        pairs = itertools.product(options.widths, COMPARED[options.compare])
+        names = [f"{variant}, d={width}" for width, variant in pairs]
+    return {name: walks.setup(options, name) for name in names}
 
 
 def measure_all(options: flags.FlagValues, cases: Cases, run: RunFolder) -> Results:
@@ -143,31 +148,25 @@ def rows_of(results, cases):
     """One row per case and seed; where the walkers went step by step is in arrays.npz."""
     for name, case in results.items():
         variant, width = parts_of(name)
-        where = {"case": name, "variant": variant, "width": width}
         for row in by_seed(walks.measures_of(case)):
             numbers = {n: int(v) if isinstance(v, bool) else v for n, v in row.items()}
-            yield where | {n: None if v != v else v for n, v in numbers.items()}  # NaN
-
-
-def values_of(results: Results) -> tuple[list[str], list[int]]:
-    """The variants and the widths of the cases."""
-    variants, widths = zip(*map(parts_of, results), strict=True)
-    return list(dict.fromkeys(variants)), list(dict.fromkeys(widths))
+            known_numbers = {n: None if v != v else v for n, v in numbers.items()}  # NaN
+            yield {"case": name, "variant": variant, "width": width} | known_numbers
 
 
 def shares_figure(results, cases):
     """Share of seeds whose two walkers end together, with 95 % intervals."""
-    variants, widths = values_of(results)
+    found = known(results)
+    variants, widths = (list(dict.fromkeys(own)) for own in zip(*found, strict=True))
     fig, axes = figures.figure(
         1, len(widths), width=max(2.4, 0.7 * len(variants)), height=3.6, sharey=True
     )
-    for name, case in known(results).items():
-        variant, width = parts_of(name)
+    for (variant, width), case in found.items():
         i, ax, fell = variants.index(variant), axes[0, widths.index(width)], case["fell"]
-        counts = [("here", int(fell.sum()), len(fell))]
+        counts = {"here": (int(fell.sum()), len(fell))}
         if (variant, width) in PUBLISHED_FELL:
-            counts.append(("published code", PUBLISHED_FELL[variant, width], PUBLISHED_SEEDS))
-        for index, (label, count, total) in enumerate(counts):
+            counts["published code"] = PUBLISHED_FELL[variant, width], PUBLISHED_SEEDS
+        for index, (label, (count, total)) in enumerate(counts.items()):
             shown, ends = f"{label}, {total} seeds", wilson_interval(count, total)
             x = i + 0.16 * index
             figures.interval(ax, x, count / total, ends, None if i else shown, index)
@@ -182,21 +181,36 @@ def steps_figure(results, cases):
     """Steps from a distance of 1e-2 to 1e-6 of the seeds that fell, against the prediction from the
     multiplier at the collapsed point."""
     fig, axes = figures.figure(1, 1, width=6.6, height=3.8)
-    (variants, widths), ax, shown = values_of(results), axes[0, 0], []
-    for name, case in known(results).items():
-        variant, width = parts_of(name)
-        y, x = walks.steps_of(case)
+    found, ax, shown = known(results), axes[0, 0], []
+    variants, widths = (list(dict.fromkeys(own)) for own in zip(*found, strict=True))
+    for (variant, width), case in found.items():
+        steps = np.stack([case["predicted_steps"], case["measured_steps"]])
         # A multiplier of 0, pure attention's, predicts no number of steps: its law is cubic.
-        fits = x >= 0.5
-        if fits.any():
-            shown += [*x[fits], *y[fits]]
-            style = {"color": figures.color(variants.index(variant))}
-            style["marker"] = figures.MARKERS[widths.index(width)]
-            ax.plot(x[fits], y[fits], ls="none", alpha=0.7, markersize=5, label=name, **style)
+        known_steps = case["fell"] & np.isfinite(steps).all(axis=0) & (steps[0] >= 0.5)
+        if known_steps.any():
+            x, y = steps[:, known_steps]
+            shown += [*x, *y]
+            ax.plot(
+                x,
+                y,
+                ls="none",
+                alpha=0.7,
+                markersize=5,
+                label=case["name"],
+                color=figures.color(variants.index(variant)),
+                marker=figures.MARKERS[widths.index(width)],
+            )
     ends = [min(shown, default=1) / 1.2, max(shown, default=300) * 1.2]
     ax.plot(ends, ends, color="gray", linewidth=0.8, label="equal")
-    ax.set(xscale="log", yscale="log", xlim=ends, ylim=ends, ylabel="steps measured")
-    ax.set(xlabel="steps predicted, ln(1e-4) / ln μ", title="From a distance of 1e-2 to 1e-6")
+    ax.set(
+        xscale="log",
+        yscale="log",
+        xlim=ends,
+        ylim=ends,
+        xlabel="steps predicted, ln(1e-4) / ln μ",
+        ylabel="steps measured",
+        title="From a distance of 1e-2 to 1e-6",
+    )
     for axis in (ax.xaxis, ax.yaxis):  # 1, 2, 5, 10: those of a log axis overlap within a decade
         axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axis.set_major_formatter("{x:g}")
@@ -208,10 +222,11 @@ def steps_figure(results, cases):
 def trajectories_figure(results, cases):
     """The two sequences of one seed, fed with their own continuation: the first that fell, where
     one did."""
-    places = [parts_of(name)[::-1] for name in results]  # rows of widths, columns of variants
+    found = known(results)
+    places = [(width, variant) for variant, width in found]
     fig, axes, own = figures.grid(places, width=2.8, height=2.9)
     angle = np.linspace(0, 2 * np.pi, 200)
-    for ax, (name, case) in zip(own, known(results).items(), strict=True):
+    for ax, case in zip(own, found.values(), strict=True):
         fell = case["fell"]
         first = np.argmax(fell)
         ax.plot(RADIUS * np.cos(angle), RADIUS * np.sin(angle), color="lightgray", linewidth=4)
@@ -225,8 +240,8 @@ def trajectories_figure(results, cases):
                 label=f"sequence {walker + 1}",
             )
             ax.plot(*path[0], color=figures.color(walker), marker="o", markersize=6)
-        count = f"{fell.sum()} of {len(fell)} fell"
-        ax.set_title(f"{name}\nseed {case['seed'][first]}; {count}", fontsize=9)
+        where = f"{case['name']}\nseed {case['seed'][first]}"
+        ax.set_title(f"{where}; {fell.sum()} of {len(fell)} fell", fontsize=9)
         ax.set(xlim=(-0.56, 0.56), ylim=(-0.56, 0.56), xlabel="x", ylabel="y", aspect="equal")
     axes.flat[0].legend(loc="upper right")
     return fig
@@ -234,13 +249,14 @@ def trajectories_figure(results, cases):
 
 def distance_figure(results, cases):
     """Distance between the two sequences by step, one line per seed; blue: fell."""
-    places = [parts_of(name)[::-1] for name in results]
+    found = known(results)
+    places = [(width, variant) for variant, width in found]
     fig, axes, own = figures.grid(places, width=2.8, height=2.2, sharex=True, sharey=True)
-    for ax, (name, case) in zip(own, known(results).items(), strict=True):
+    for ax, case in zip(own, found.values(), strict=True):
         for fallen, index in ((False, 7), (True, 0)):
             lines = np.maximum(case["distance"][case["fell"] == fallen], 1e-9)
             ax.plot(lines.T, color=figures.color(index), linewidth=0.7, alpha=0.6)
-        ax.set_title(name, fontsize=9)
+        ax.set_title(case["name"], fontsize=9)
         ax.set(yscale="log")
     figures.outer_labels(axes, "step", "distance")
     return fig
@@ -251,70 +267,49 @@ def claims(results, cases):
     a skip or an MLP; how fast they fall."""
     found, fall = known(results), np.log10(walks.TOGETHER)
     ends = {name: walks.log10_at_end(case) for name, case in results.items()}
-    for name, case in found.items():
-        variant, width = parts_of(name)
-        key, other = APART.get(variant, ("", ""))
+    for (variant, width), case in found.items():
+        key, without = APART.get(variant, ("", ""))
+        own, other = ends[case["name"]], found.get((without, width))
         if variant in ("base", "attention"):
-            yield row_of("circle", name, ends[name])
-        if (other := walks.name_of(other, width)) in found:
-            both = np.intersect1d(case["seed"], found[other]["seed"])
-            own, without = ends[name][both], ends[other][both]
-            new = np.sum((own < fall) & (without >= fall))
-            why = f"those of {len(both)} seeds that fall without; {new} fall only with"
-            yield row_of(key, name, own[without < fall], why=why)
+            yield row_of("circle", case["name"], own)
+        if other is not None:
+            both = np.intersect1d(case["seed"], other["seed"])
+            fell, apart = own[both] < fall, ends[other["name"]][both] >= fall
+            why = f"those of {len(both)} seeds that fall without; "
+            why += f"{np.sum(fell & apart)} fall only with"
+            yield row_of(key, case["name"], own[both][~apart], why=why)
         if variant in ORDERS:
-            yield of_mean(ORDERS[variant], f"recurrent, {name}", walks.orders_of(case))
+            yield of_mean(ORDERS[variant], f"recurrent, {case['name']}", case["orders"])
 
 
 def compare(results, cases):
-    """Counts, beside the published code's where it has any, and how they fall beside what was
-    derived here."""
-    for name, case in known(results).items():
-        fell, orders, cell = case["fell"], walks.orders_of(case), parts_of(name)
-        count, total, published = int(fell.sum()), len(fell), None
-        note = "share {:.2f} to {:.2f} (95 %)".format(*wilson_interval(count, total))
+    """Counts and orders of the law, beside the published code's and the theory's."""
+    for cell, case in known(results).items():
+        fell, name, published, note = case["fell"], case["name"], None, ""
+        count, total = int(fell.sum()), len(fell)
         if cell in PUBLISHED_FELL:
             theirs = PUBLISHED_FELL[cell], PUBLISHED_SEEDS
             published = "{} of {}".format(*theirs)
-            note += "; published: the published code, run with seeds 1 to 8; Fisher's exact p that "
-            note += f"both shares are one: {fisher_exact(count, total, *theirs):.2g}"
-        counted = f"{count} of {total}"
-        yield Comparison(f"{name}: seeds that fell together", counted, published, note)
-        if orders.size:
-            theory, order = 3 if cell[0] in ORDERS else 1, float(np.median(orders))
-            text = f"{name}: order p of d' ~ d^p, median"
-            yield Comparison(text, order, f"theory: {theory}", law_text(case))
+            note = "published: the published code, run with seeds 1 to 8; Fisher's exact p = "
+            note += f"{fisher_exact(count, total, *theirs):.2g}"
+        text = f"{name}: seeds that fell together"
+        yield Comparison(text, f"{count} of {total}", published, note)
+        if case["orders"].size:
+            theory, order = 3 if cell[0] in ORDERS else 1, float(np.median(case["orders"]))
+            yield Comparison(f"{name}: order p of d' ~ d^p, median", order, f"theory: {theory}")
         # δ' = Σ_h τ_h δ W_h: do heads of opposite sign keep two walkers apart?
-        opposite, at_end = case["opposite_at_start"], case["opposite_at_end"]
-        (k, n), (k_alike, n_alike) = (
-            (int(fell[begin].sum()), int(begin.sum())) for begin in (opposite, ~opposite)
+        opposite = case["opposite_at_start"]
+        (k, n), alike = (
+            (int(fell[these].sum()), int(these.sum())) for these in (opposite, ~opposite)
         )
-        if count and n and n_alike:
-            # Equal tokens have τ = 0: at the end it says something of those apart alone.
+        if count and n and alike[1]:
+            p = fisher_exact(k, n, *alike)
             yield Comparison(
                 f"{name}: fell, of those whose heads' τ begin with opposite signs",
                 f"{k} of {n}",
                 "theory: fewer",
-                f"of the same sign {k_alike} of {n_alike}; Fisher's exact p = "
-                f"{fisher_exact(k, n, k_alike, n_alike):.2g}; apart at the end and of opposite "
-                f"sign there: {at_end[~fell].sum()} of {total - count}",
+                "of the same sign {} of {}; Fisher's exact p = {:.2g}".format(*alike, p),
             )
-
-
-def law_text(case: Mapping[str, np.ndarray]) -> str:
-    """How the seeds of a case fell, some of which did: steps measured and predicted, the order."""
-
-    def span(values, form):  # "1 to 14", or "1"
-        return " to ".join(dict.fromkeys(format(f(values), form) for f in (np.min, np.max)))
-
-    order = f"order {span(walks.orders_of(case), '.4f')}"
-    measured, predicted = walks.steps_of(case)
-    if not measured.size:
-        return order
-    return (
-        f"steps from 1e-2 to 1e-6 {span(measured, 'g')} (predicted {span(predicted, '.1f')}, "
-        f"median error {np.median(np.abs(measured - predicted)):.2g}), {order}"
-    )
 
 
 EXPERIMENT = Experiment(

@@ -15,10 +15,10 @@ import functools
 
 from absl import flags
 
+import rank_collapse as rc
 from experiments.shell import cli
 from experiments.trained import arguments, training
 from experiments.trained.paths import paths_experiment
-from rank_collapse.network.embedding import EmbeddingConfig
 from rank_collapse.training.tasks import convex_hull, examples
 
 FLAGS = arguments.make_flags(
@@ -33,15 +33,19 @@ FLAGS = arguments.make_flags(
     weight_decay=1e-3,
 )
 arguments.add_path_flags(FLAGS)
-text = "Points pass linear-gelu-linear before the first layer, not one linear map."
-cli.definer(FLAGS)("boolean", "ffn2", True, text)
+cli.definer(FLAGS)(
+    "boolean",
+    "ffn2",
+    True,
+    "Points pass linear-gelu-linear before the first layer, not one linear map.",
+)
 
 
 def make_setup(options: flags.FlagValues) -> training.Setup:
     """The experiment of the flags."""
     if options.num_labels != 2:
         raise ValueError(f"num_labels={options.num_labels}: on the hull or not are 2 labels")
-    embedding = EmbeddingConfig(d_input=2, d_embed=options.d_model, hidden_layer=options.ffn2)
+    embedding = rc.EmbeddingConfig(d_input=2, d_embed=options.d_model, hidden_layer=options.ffn2)
     make = functools.partial(convex_hull.make_examples, num_points=options.num_tokens)
     return training.Setup(
         options,
@@ -67,7 +71,7 @@ EXPERIMENT = paths_experiment(
     flags=FLAGS,
     setup=make_setup,
     presets={
-        "quick": "--n_train_data=2000 --n_epochs=5 --n_eval_data=100",
+        "quick": "--depth=4 --d_model=48 --n_train_data=1500 --n_epochs=8 --n_eval_data=60",
         "tiny": "--num_labels=2",
     },
 )

@@ -23,11 +23,11 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
+import rank_collapse as rc
 from experiments.shell import cli, vocabulary
 from experiments.trained import arguments
 from experiments.trained.paths import paths_experiment
 from experiments.trained.training import Setup
-from rank_collapse.network.embedding import EmbeddingConfig
 from rank_collapse.text import pairs as texts
 from rank_collapse.training.tasks import examples, memorization
 
@@ -101,7 +101,7 @@ def make_setup(options: flags.FlagValues) -> Setup:
 
 def setup_of(options: flags.FlagValues, tokens, mask, vocab_size, extra=None) -> Setup:
     """The experiment on given texts: token ids and mask, both [b, n]."""
-    embedding = EmbeddingConfig(
+    embedding = rc.EmbeddingConfig(
         vocab_size=vocab_size, d_embed=options.d_model, projection="before_norm"
     )
     rows, batch_size = None, options.batch_size
@@ -148,8 +148,9 @@ EXPERIMENT = paths_experiment(
     flags=FLAGS,
     setup=make_setup,
     presets={
-        "quick": "--task_name=shipped --depth=4 --d_model=64 --n_epochs=60 --n_paths=5 "
-        "--learning_rate=1e-3",
+        # The 21 texts in three batches of one size, so that an evaluation is compiled once.
+        "quick": "--task_name=shipped --depth=3 --d_model=64 --n_epochs=60 --learning_rate=2e-3 "
+        "--per_device_eval_batch_size=7",
         "tiny": "--task_name=shipped --num_tokens=8",
     },
 )

@@ -60,16 +60,22 @@ vocabulary.define(
 )
 define = cli.definer(FLAGS)
 define("integer", "num_paths", 100, "Random paths per length and seed.", lower_bound=1)
-text = "Sampled sets per length and seed whose error is measured."
-define("integer", "num_repeats", 5, text, lower_bound=1)
+define(
+    "integer", "num_repeats", 5, "Sets per length and seed whose error is measured.", lower_bound=1
+)
 inputs.define_flags(define)
 define("enum", "dtype", "float64", "Arithmetic.", ("float32", "float64"))
 
 
 def setup_of(options):
     """The network and the tokens of the flags."""
-    fields = {name: options[name].value for name in FIELDS} | {"norm": options.norm_kind}
-    config = rc.transformer(options.depth, options.num_heads, options.d_model, **fields)
+    config = rc.transformer(
+        options.depth,
+        options.num_heads,
+        options.d_model,
+        norm=options.norm_kind,
+        **{name: options[name].value for name in FIELDS},
+    )
     return inputs.Setup(config, *inputs.read_tokens(options))
 
 
@@ -118,19 +124,19 @@ def measure_all(options, setup, run) -> dict[str, Any]:
     found = of_one_seed(measure, "path chains")(options, setup, run)
     found, depth = tidy.finite(found, "sum_error", print), setup.config.depth
     names = ("skip_size", "branch_size", "initial_residual")
-    sizes = (jnp.asarray(found[name]) for name in names)
-    law = chains.alpha_law(*sizes, jnp.asarray(found["chain_mean"][:, 0]), setup.config.num_heads)
-    medians = {f"{name}_median": tidy.from_one(np.median(found[name], axis=2)) for name in CHAINS}
+    law = jax.jit(chains.alpha_law, static_argnums=4)(
+        *map(found.get, names), found["chain_mean"][:, 0], setup.config.num_heads
+    )
     errors = np.median(found["estimate_error"], axis=3)
     with np.errstate(divide="ignore"):  # a product of rank one to the last digit
-        falls = np.log10(medians["chain_mean_median"][:, 1:])
+        falls = np.log10(np.median(found["chain_mean"], axis=2))
     return found | {
         "length": np.arange(depth + 1),
         "paths": rc.count_paths(depth, setup.config.num_heads),
         "predicted_log10_residual": np.asarray(law.by_layer),
         "predicted_log10_residual_one_alpha": np.asarray(law.one),
         "alpha_of_layer": tidy.from_one(law.alpha_by_layer),
-        **medians,
+        **{f"{name}_median": tidy.from_one(np.median(found[name], axis=2)) for name in CHAINS},
         **{f"error_of_{n}_paths": tidy.from_one(errors[:, i]) for i, n in enumerate(SAMPLES)},
         "chain_slope": statistics.slope(np.arange(depth), falls),
     }
@@ -172,10 +178,11 @@ def path_lengths_figure(found, setup):
         error = np.moveaxis(found["estimate_error"][:, index], 1, 2).reshape(-1, k[-1])
         figures.quartiles(errors, k[1:], error, f"{number} sampled paths", index)
     errors.axhline(1, color="#555555", lw=0.9, ls="--")
-    sizes.set(ylabel=r"$\log_{10}\|\cdot\|_{1,\infty}$", title="all paths of one length")
-    sizes.set_ylim(limits)
-    shares.set(ylabel="share", title="counted and weighed")
-    shares.set_ylim(0, 1.35 * shares.get_ylim()[1])  # space for the legend
+    sizes.set(
+        ylabel=r"$\log_{10}\|\cdot\|_{1,\infty}$", title="all paths of one length", ylim=limits
+    )
+    highest = 1.35 * shares.get_ylim()[1]  # space for the legend
+    shares.set(ylabel="share", title="counted and weighed", ylim=(0, highest))
     errors.set(yscale="log", ylabel="relative error", title="a sum estimated from few paths")
     figures.finish((sizes, shares, errors), "path length")
     return fig
@@ -229,7 +236,7 @@ EXPERIMENT = Experiment(
     "short paths carry the network although most paths are long (published box plots of chained "
     "attention; section 4 on the effectiveness of paths).",
     presets={
-        "quick": "--num_seeds=6 --depth=6 --num_tokens=48 --num_paths=50",
+        "quick": "--num_seeds=6 --depth=6 --num_tokens=32 --num_paths=30 --num_repeats=2",
         "paper": "--num_seeds=8 --depth=12 --num_heads=12 --d_model=192 --num_tokens=128 "
         "--num_paths=200",
         "tiny": "--num_seeds=2 --depth=2 --num_heads=2 --d_model=4 --num_tokens=4 --num_paths=2 "

@@ -11,15 +11,13 @@ Takes 2 seconds on a CPU. Expect the mass of GPT-3 (H = L = 96) at lengths 91 to
 """
 
 import math
-import re
-from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 from absl import flags
 
-from experiments.shell import cli
+from experiments.shell import cli, vocabulary
 from experiments.shell.experiment import Drawing, Experiment
 from rank_collapse.paths.enumeration import count_paths
 from rank_collapse.report import Comparison, figures
@@ -41,9 +39,9 @@ MAX_EXACT_DEPTH = 1000  # beyond it, logarithms: the integers have thousands of 
 COLUMNS = 3  # panels in a row
 
 FLAGS = cli.make_flags("path_counts", shows="log10_paths,length=last")
-define = cli.definer(FLAGS)
-define("list", "heads", [], "Heads of architectures of your own, in pairs with --layers.")
-define("list", "layers", [], "Layers of the same architectures.")
+text = "Heads of architectures of your own, in pairs with --layers."
+vocabulary.numbers(FLAGS, "heads", [], text, lower_bound=1)
+vocabulary.numbers(FLAGS, "layers", [], "Layers of the same architectures.", lower_bound=1)
 
 Sizes = dict[str, tuple[int, int]]  # {architecture: (heads, layers)}
 Tables = dict[str, list[dict[str, Any]]]  # {architecture: rows of `path_table`}
@@ -53,24 +51,15 @@ def architectures(options: flags.FlagValues) -> Sizes:
     """The published architectures, or those of the flags.
 
     Raises:
-        ValueError: Values that are no positive integers, or lists of different lengths.
+        ValueError: Lists of different lengths, or more layers than `MAX_DEPTH`.
     """
     heads, layers = options.heads, options.layers
     if len(heads) != len(layers):
         raise ValueError(f"--heads has {len(heads)} values and --layers {len(layers)}")
-    if not heads:
-        return ARCHITECTURES
-
-    def integer(flag, text, most):
-        if not re.fullmatch(r"\d+", text) or not 1 <= int(text) <= most:
-            raise ValueError(f"--{flag}={text} is not an integer from 1 to {most}")
-        return int(text)
-
-    pairs = [
-        (integer("heads", h, 10**9), integer("layers", l, MAX_DEPTH))
-        for h, l in zip(heads, layers, strict=True)
-    ]
-    return {f"H={h}, L={l}": (h, l) for h, l in pairs}
+    if max(layers, default=0) > MAX_DEPTH:
+        raise ValueError(f"--layers={max(layers)} is above {MAX_DEPTH}")
+    pairs = zip(heads, layers, strict=True)
+    return {f"H={h}, L={l}": (h, l) for h, l in pairs} or ARCHITECTURES
 
 
 def path_table(heads: int, layers: int) -> list[dict[str, Any]]:
@@ -99,13 +88,6 @@ def binomial(layers: int, heads: int, log: bool = False) -> list[float]:
 def column(table: list[dict[str, Any]], name: str) -> np.ndarray:
     """One column as numbers."""
     return np.array([row[name] for row in table])
-
-
-def rows_of(tables: Tables, sizes: Sizes) -> Iterator[dict[str, Any]]:
-    """One row per architecture and length."""
-    for name, (heads, layers) in sizes.items():
-        where = {"architecture": name, "heads": heads, "layers": layers}
-        yield from (where | row for row in tables[name])
 
 
 def path_counts_figure(tables: Tables, sizes: Sizes):
@@ -152,7 +134,11 @@ EXPERIMENT = Experiment(
     setup=architectures,
     # Two integers in closed form: nothing but results.csv is stored.
     measure=lambda options, sizes, run: {n: path_table(*size) for n, size in sizes.items()},
-    table=rows_of,
+    table=lambda tables, sizes: (
+        {"architecture": name, "heads": heads, "layers": layers} | row
+        for name, (heads, layers) in sizes.items()
+        for row in tables[name]
+    ),
     figures=Drawing.all(path_counts_figure),
     compare=compare,
 )

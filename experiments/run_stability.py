@@ -15,9 +15,9 @@ in a layer, to fall to a third), updates in random directions to change its outp
 more, and the other designs to lie within a third of the law after 100 layers.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -26,10 +26,13 @@ from experiments.shell.experiment import Drawing, Experiment
 from experiments.shell.flag_values import Flags
 from experiments.stability import figures, networks, results, training
 from experiments.stability.measure import measure_all
-from experiments.stability.networks import KINDS, PARTS, Case, Group, parts_of
+from experiments.stability.networks import KINDS, PARTS, Part, parts_of
+from experiments.stability.results import Results
+from rank_collapse.measures.dependency import centre_of_mass, dependency
 from rank_collapse.network.designs import DESIGNS
+from rank_collapse.report import Comparison
 from rank_collapse.report.claims import Row, of_mean
-from rank_collapse.report.page import Comparison
+from rank_collapse.report.statistics import number, slope
 from rank_collapse.runs.folder import RunFolder
 
 FLAGS = cli.make_flags("stability", num_seeds=8, shows="apart,layer=last")
@@ -63,35 +66,16 @@ define("integer", "train_depth", 12, "Layers of the trained networks.", lower_bo
 define("integer", "train_steps", 300, "Steps.", lower_bound=1)
 
 
-class Found(NamedTuple):
-    """What was measured."""
+def measure(options: Flags, parts: Sequence[Part], run: RunFolder) -> dict[str, Any]:
+    """All networks of the flags, resumed from the run.
 
-    networks: dict[Case, dict[str, Any]]  # {case: {measure: [s, ...]}} at initialisation
-    trained: dict[Any, Any]  # {cell: ...} of `training.trained`, if that part was asked for
-    options: Flags
-
-
-def measure(options: Flags, parts: Mapping[str, list[Group]], run: RunFolder) -> Found:
-    """All networks of the flags, resumed from the run."""
+    Returns:
+        {"networks": {case: {measure: [s, ...]}} at initialisation, "trained": {cell: ...} of
+        `training.trained`, where that part was asked for}.
+    """
     networks = measure_all(options, parts, run)
     trained = training.trained(options, run) if "training" in options.parts else {}
-    return Found(networks, trained, options)
-
-
-def summary_of(found: Found, parts: Any) -> dict[str, Any]:
-    """Of the networks at initialisation, and of those that were trained."""
-    return results.summary_of(found.networks) | training.summary_of(found.trained, found.options)
-
-
-def compare(summary: dict[str, Any]) -> list[Comparison]:
-    """What papers state of dependency and gradients, and the one law beside what was measured."""
-    rows = [row for kind, found in kinds_of(summary).items() for row in _rows(kind, found)]
-    return rows + list(_rows_of_training(summary.get("training")))
-
-
-def kinds_of(summary: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """What was found of encoders and of encoder-decoders, those that were measured."""
-    return {kind: summary[kind] for kind in KINDS if kind in summary}
+    return {"networks": networks, "trained": trained}
 
 
 def named(kind: str, design: str) -> str:
@@ -99,95 +83,103 @@ def named(kind: str, design: str) -> str:
     return design if kind == "encoder" else f"{design}, encoder-decoder"
 
 
-def _rows(kind, found):
-    designs = found["designs"]
-    for name, own in designs.items():
-        law = own["law"]
-        note = "the one law does not cover branches that see tokens that no norm has scaled"
-        if law["largest_ratio"] is not None:
-            note = "beside it the one law's; largest ratio of the two over layers "
-            note += f"{law['largest_ratio']:.3g}, at layer {law['largest_ratio_below_layer']}"
-        yield Comparison(
-            f"{named(kind, name)}: 1 − token cosine after {law['layers_seen']} layers",
-            law["one_minus_cosine_last"],
-            law["expected_last"],
-            note,
-        )
-    post, pre = (designs.get(name, {}) for name in ("post", "pre"))
-    if post and pre:
-        yield Comparison(
-            f"last branch's share β_NN² of the output, {named(kind, 'post and pre')}",
-            f"{post['last_branch']:.3f}, {pre['last_branch']:.3f}",
-            "Post-LN leans on its last branches, Pre-LN spreads",
-            f"Liu et al. 2020; {post['heat_depth']} layers; centre of mass "
-            f"{post['centre_of_mass']:.2f} and {pre['centre_of_mass']:.2f} of N; exact shares "
-            f"differ by {post['exact_minus_published']:.3f} and "
-            f"{pre['exact_minus_published']:.3f} at most",
-        )
-    if post.get("query_over_value_slope") is not None:
-        yield Comparison(
-            f"{named(kind, 'post')}: exponent of ‖∂W_Q‖/‖∂W_V‖ in 1 − token cosine, by layer",
-            post["query_over_value_slope"],
-            "1: they vanish with it",
-            f"Noci et al. 2022; the ratio falls from {post['query_over_value_first']:.2g} in "
-            f"the first layer to {post['query_over_value_last']:.2g} in the last",
-        )
+def compare(found: dict[str, Any], parts: Any) -> Iterator[Comparison]:
+    """What papers state of dependency and gradients, and the one law beside what was measured."""
+    for kind in KINDS:
+        of_kind = results.of_kind(found, kind)
+        for design, own in results.by_design(of_kind).items():
+            yield collapse_row(named(kind, design), results.ends(own)[1])
+        layered = results.by_design(results.by_layer(of_kind))
+        if {"post", "pre"} <= layered.keys():
+            yield dependency_row(named(kind, "post and pre"), layered["post"], layered["pre"])
+        if "post" in layered:
+            yield from gradient_rows(named(kind, "post"), results.ends(layered["post"])[1])
+    yield from training.compare(found["trained"])
 
 
-def _rows_of_training(found):
-    def shown(curve):
-        return ", ".join("-" if curve[i] is None else f"{curve[i]:.2g}" for i in (0, 1, -1))
+def collapse_row(where: str, found: Mapping[str, np.ndarray]) -> Comparison:
+    """1 − cosine of the deepest network beside the law's, where float32 sees it."""
+    measured, expected = found["apart"], np.exp(found["expected_log_apart"].astype(float))
+    seen = (measured > results.VISIBLE).all(axis=0)
+    last = int(np.flatnonzero(seen)[-1])
+    off = np.abs(np.log(results.ratios(measured[:, seen], expected[:, seen])))
+    note = "the one law does not cover branches that see tokens that no norm has scaled"
+    if np.isfinite(off).all():
+        note = "beside it the one law's; largest ratio of the two over layers "
+        note += f"{np.exp(off.max()):.3g}, at layer {off.argmax()}"
+    quantity = f"{where}: 1 − token cosine after {last} layers"
+    law = number(expected[:, last].mean())
+    return Comparison(quantity, float(measured[:, last].mean()), law, note)
 
-    for name, own in (found or {"designs": {}})["designs"].items():
-        yield Comparison(
-            f"{name}, {found['depth']} layers trained: 1 − token cosine of the last at steps "
-            "{:g}, {:g}, {:g}".format(*(found["steps"][i] for i in (0, 1, -1))),
-            shown(own["apart"]),
-            shown(own["expected_apart"]),
-            "beside it the law's, of the weights at that step; output change by a random update "
-            f"{shown(own['change_random'])}, the law's {shown(own['expected_change'])}; "
-            f"{own['failed']} seeds fail",
-        )
 
-
-def claims(summary: dict[str, Any]) -> list[Row]:
-    """Where the exponents of Σ_i β_ii² and of the output change lie among those of three laws."""
-    return [
-        row
-        for kind, found in kinds_of(summary).items()
-        for name, numbers in found["designs"].items()
-        for row in _rows_of_design(name, named(kind, name), numbers, found)
+def dependency_row(where: str, *designs: Results) -> Comparison:
+    """How far the outputs of the shallowest networks depend on their last branches."""
+    shallow = [results.ends(own)[0] for own in designs]
+    published = [np.stack([dependency(one) for one in found["shares"]]) for found in shallow]
+    centre = [np.mean([centre_of_mass(one) for one in own]) for own in published]
+    off = [
+        np.abs(found["exact_shares"][:, :, :-1] - own).mean(axis=0).max()
+        for found, own in zip(shallow, published, strict=True)
     ]
-
-
-def _rows_of_design(design, where, numbers, found):
-    shares, random, gradient, sgd = (
-        np.array(numbers[f"exponents_{of}"]) for of in ("shares", *results.UPDATES, "sgd")
+    return Comparison(
+        f"last branch's share β_NN² of the output, {where}",
+        "{:.3f}, {:.3f}".format(*(own[:, -1, -1].mean() for own in published)),
+        "Post-LN leans on its last branches, Pre-LN spreads",
+        f"Liu et al. 2020; {next(iter(designs[0])).depth} layers; centre of mass "
+        "{:.2f} and {:.2f} of N; exact shares differ by {:.3f} and {:.3f} at most".format(
+            *centre, *off
+        ),
     )
-    placed = partial(place, laws=found["law_exponents"])
+
+
+def gradient_rows(where: str, found: Mapping[str, np.ndarray]) -> Iterator[Comparison]:
+    """How gradients of queries fall with the tokens' differences, where these change enough."""
+    ratio = found["gradients.attention.w_q"] / found["gradients.attention.w_v"]
+    slopes, apart = [], found["apart"][:, :-1]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        for x, y in zip(np.log(apart), np.log(ratio), strict=True):
+            seen = np.isfinite(x) & np.isfinite(y) & (x > np.log(results.GRADIENT_VISIBLE))
+            if seen.sum() > 1 and np.ptp(x[seen]) >= 0.5:
+                slopes.append(slope(x[seen], y[seen]))
+    if slopes:
+        yield Comparison(
+            f"{where}: exponent of ‖∂W_Q‖/‖∂W_V‖ in 1 − token cosine, by layer",
+            float(np.mean(slopes)),
+            "1: they vanish with it",
+            f"Noci et al. 2022; the ratio falls from {ratio[:, 0].mean():.2g} in the first layer "
+            f"to {ratio[:, -1].mean():.2g} in the last",
+        )
+
+
+def claims(found: dict[str, Any], parts: Any) -> Iterator[Row]:
+    """Where the exponents of Σ_i β_ii² and of the output change lie among those of three laws."""
+    for kind in KINDS:
+        for design, own in results.by_design(results.of_kind(found, kind)).items():
+            yield from rows_of_design(design, named(kind, design), own)
+
+
+def rows_of_design(design: str, where: str, found: Results) -> Iterator[Row]:
+    """The rows of one design's networks."""
+    branches, (of_shares, shares) = results.branches_of(found), results.share_sums(found)
+    place = partial(results.place, laws=results.law_exponents(branches))
+    changes = {n: results.curve(found, f"change.{n}") for n in (*results.UPDATES, "sgd")}
+    slopes = {n: results.exponents(branches, change) for n, change in changes.items()}
     if design in networks.LAW_OF:
-        of_shares = partial(place, laws=found["share_law_exponents"])
-        why = f"Σ β_ii² with the exponent {shares.mean():.2f}"
-        yield of_mean(networks.LAW_OF[design], where, shares, scale=of_shares, why=why)
-    expected = numbers["exponent_expected"]
-    law = "does not cover it" if expected is None else f"expects {expected:.2f}"
-    why = f"exponent {random.mean():.2f}; the one law {law}"
-    yield of_mean("independent updates", where, random, scale=placed, why=why)
+        own = results.exponents(of_shares, shares)
+        why = f"Σ β_ii² with the exponent {own.mean():.2f}"
+        scale = partial(results.place, laws=results.law_exponents(of_shares))
+        yield of_mean(networks.LAW_OF[design], where, own, scale=scale, why=why)
+    expected = results.exponents(branches, results.curve(found, "expected_change")).mean()
+    law = f"expects {expected:.2f}" if np.isfinite(expected) else "does not cover it"
+    why = {n: f"exponent {own.mean():.2f}" for n, own in slopes.items()}
+    random = f"{why['random']}; the one law {law}"
+    yield of_mean("independent updates", where, slopes["random"], scale=place, why=random)
     if design == "deepnorm":
-        yield of_mean(design, where, sgd, scale=placed, why=f"exponent {sgd.mean():.2f}")
-    over = [r for r in numbers["change_over_gradient_bound"] if r is not None]
-    bound = f", {min(over):.3g} to {max(over):.3g} times the bound" if over else ""
-    why = f"exponent {gradient.mean():.2f}{bound}"
-    yield of_mean("gradient steps", where, gradient - random, why=why)
-
-
-def place(exponent: float, laws: Mapping[str, float]) -> float:
-    """Where an exponent lies between those of the laws: 0 at O(1), 1 at O(log N), 2 at O(N), linear
-    between them and beyond."""
-    constant, log, linear = (laws[name] for name in ("O(1)", "O(log N)", "O(N)"))
-    if exponent < log:
-        return (exponent - constant) / (log - constant)
-    return 1 + (exponent - log) / (linear - log)
+        yield of_mean(design, where, slopes["sgd"], scale=place, why=why["sgd"])
+    over = results.ratios(changes["gradient"], results.curve(found, "gradient_bound"))
+    along = f"{why['gradient']}, {over.min():.3g} to {over.max():.3g} times the bound"
+    more = slopes["gradient"] - slopes["random"]
+    yield of_mean("gradient steps", where, more, why=along)
 
 
 # {name: (what draws it, its caption of encoder-decoders)}
@@ -211,17 +203,15 @@ FIGURES = {
 
 def drawings_of(kind: str) -> dict[str, Drawing]:
     """The figures of the networks of one kind, where there are any."""
-
-    def part(found):
-        return results.by_kind(found.networks).get(kind)
-
+    part = partial(results.of_kind, kind=kind)
     if kind == "encoder":
         return {name: Drawing.described(draw, part) for name, (draw, _) in FIGURES.items()}
     return {f"{kind}_{name}": Drawing.of_part(part, *own) for name, own in FIGURES.items()}
 
 
-EXPERIMENT = Experiment.of(
-    globals(),
+EXPERIMENT = Experiment(
+    about=__doc__,
+    flags=FLAGS,
     order=120,
     brief="residual designs to 100 layers, encoders and encoder-decoders, at initialisation and "
     "(`--parts=...,training`) while they train: dependency, change of the output by updates, "
@@ -232,39 +222,22 @@ EXPERIMENT = Experiment.of(
     "2020, theorem 2); in Post-LN tokens become equal and gradients of queries and keys vanish "
     "(Noci et al. 2022).",
     presets={
-        "quick": (
-            "--parts=encoders",
-            "--designs=post,admin_log,admin_const",
-            "--depths=12,24,48",
-            "--nolog_residual",
-            "--layer_depths=12,24,48",
-            "--num_seeds=4",
-            "--d_model=32",
-        ),
-        "paper": ("--parts=encoders,encoder_decoders,training",),
-        "tiny": (
-            "--parts=encoders",
-            "--designs=post,pre",
-            "--depths=1,2",
-            "--layer_depths=1,2",
-            "--pair_depths=1,2",
-            "--pair_layer_depths=1,2",
-            "--num_heads=2",
-            "--d_model=4",
-            "--d_ff=4",
-            "--num_tokens=4",
-            "--num_seeds=2",
-            "--train_depth=1",
-            "--train_steps=2",
-        ),
+        "quick": "--parts=encoders --designs=post,admin_log,admin_const --depths=12,36 "
+        "--nolog_residual --layer_depths=12,36 --num_seeds=4 --d_model=32",
+        "paper": "--parts=encoders,encoder_decoders,training",
+        "tiny": "--parts=encoders --designs=post,pre --depths=1,2 --layer_depths=1,2 "
+        "--pair_depths=1,2 --pair_layer_depths=1,2 --num_heads=2 --d_model=4 --d_ff=4 "
+        "--num_tokens=4 --num_seeds=2 --train_depth=1 --train_steps=2",
     },
     setup=parts_of,
     measure=measure,
-    table=lambda found, parts: results.rows_of(found.networks),
+    table=lambda found, parts: results.rows_of(found["networks"]),
+    claims=claims,
+    compare=compare,
     figures={
         **drawings_of("encoder"),
         **drawings_of("encoder_decoder"),
-        "training": Drawing.described(training.training_figure, lambda found: found.trained),
+        "training": Drawing.described(training.training_figure, lambda found: found["trained"]),
     },
 )
 main = EXPERIMENT.main

@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 import rank_collapse as rc
+from experiments import letters
 from experiments.shell import cli, vocabulary
 from experiments.shell.experiment import Drawing, Experiment, caption_of
 from experiments.shell.flag_values import Flags, check_names
@@ -35,7 +36,6 @@ from experiments.trained.designs import Cell, gradient
 from rank_collapse.report import Comparison, figures
 from rank_collapse.report.intervals import wilson_interval
 from rank_collapse.report.statistics import by_seed
-from rank_collapse.training.tasks import sequences
 
 SOURCE = "Liu et al. 2020, table 1: WMT'14 English-German, encoder and decoder, with warm-up"
 
@@ -64,34 +64,11 @@ ASKED = (
     "batch_depth",
 )
 
-FLAGS = cli.make_flags("trainability", num_seeds=8, shows="failed")
+FLAGS = letters.make_flags()
+vocabulary.alias(FLAGS, **arguments.PUBLISHED_NAMES)
 define = cli.definer(FLAGS)
 define("list", "parts", list(PARTS), f"Parts to train, out of {', '.join(PARTS)}.")
 define("list", "designs", ["post", "pre", "admin", "deepnorm"], "Names of residual designs.")
-vocabulary.define(
-    FLAGS,
-    least={"num_tokens": 1, "n_eval_data": 8},
-    num_heads=4,
-    d_model=48,
-    d_ff=96,
-    num_tokens=16,
-    num_labels=10,
-    n_eval_data=64,
-    batch_size=32,
-    learning_rate=1e-3,
-    memory_gb=None,
-)
-vocabulary.alias(FLAGS, **arguments.PUBLISHED_NAMES)
-define("enum", "task", "reverse", "Task, learned token by token.", sequences.TASKS)
-define("integer", "n_steps", 300, "Training steps.", lower_bound=1)
-define(
-    "integer",
-    "grid_seeds",
-    4,
-    "Seeds of each cell of border and batch.",
-    lower_bound=1,
-    upper_bound=cli.MOST_SEEDS,
-)
 define("integer", "batch_depth", 18, "Layers of the networks of part batch.", lower_bound=1)
 for name, default, kind, least, text in (
     ("depths", [6, 12, 18, 36], int, 1, "Layers."),
@@ -142,11 +119,10 @@ def columns_of(found: dict[str, Any]) -> dict[str, np.ndarray]:
         "accuracy": found["accuracy"][:, -1],
         "training_loss": found["losses"][:, -1],
     }
+    inside = {name: found[name] for name in ("residual_ratio", "token_cosine")}
+    inside |= {f"gradient_{name}": gradient(found, name) for name in ("w_q", "w_k", "w_v")}
     for when, t in (("before", 0), ("after", -1)):
-        for name in ("residual_ratio", "token_cosine"):
-            columns[f"{name}_{when}"] = found[name][:, t, -1]
-        for name in ("w_q", "w_k", "w_v"):
-            columns[f"gradient_{name}_{when}"] = gradient(found, name)[:, t, -1]
+        columns |= {f"{name}_{when}": values[:, t, -1] for name, values in inside.items()}
     return columns
 
 
@@ -175,8 +151,8 @@ def share_figure(cells, setup, *, field, label):
         ends = wilson_interval(int(fails.sum()), len(fails))
         figures.interval(ax, x, fails.mean(), ends, None if place else cell.design, index)
         ax.set_xticks(range(len(places)), [str(p) for p in places])
-        ax.set(xlabel=label, ylim=(-0.05, 1.05), xlim=(-0.6, len(places) - 0.4))
-        ax.set(title=f"warm-up {cell.warmup} steps")
+        limits = {"ylim": (-0.05, 1.05), "xlim": (-0.6, len(places) - 0.4)}
+        ax.set(xlabel=label, title=f"warm-up {cell.warmup} steps", **limits)
     axes[0, 0].set_ylabel("share of seeds that fail")
     axes[0, 0].legend()
     return fig
@@ -277,7 +253,7 @@ def published(cell: Cell) -> str | None:
 def claims(results, cells):
     """What each design of the paper's table has of what Pre-LN has after the same steps, with the
     longest warm-up of the run: the paper's networks have one."""
-    own, rows = of_part("designs", results), []
+    own = of_part("designs", results)
     longest = max((cell.warmup for cell in own), default=0)
     for cell in own:
         known, pre = published(cell), dataclasses.replace(cell, design="pre")
@@ -285,36 +261,30 @@ def claims(results, cells):
             accuracy, of_pre = (own[c]["accuracy"][:, -1].astype(float) for c in (cell, pre))
             where = f"{cell.design}, {cell.depth} layers, warm-up {cell.warmup}"
             key = "post fails" if known == FAILED else "others train"
-            rows.append(row_of(key, where, accuracy if cell == pre else accuracy / of_pre))
-    return rows
+            yield row_of(key, where, accuracy if cell == pre else accuracy / of_pre)
 
 
 def compare(results, cells):
     """Seeds that failed, beside the BLEU of networks as deep that trained or did not, and what
     their networks were like."""
-    rows = []
     for cell, found in results.items():
-        seen, known = columns_of(found), published(cell)
-        count, seeds = int(seen["failed"].sum()), len(seen["failed"])
-        low, high = wilson_interval(count, seeds)
+        columns, known = columns_of(found), published(cell)
+        count, seeds = int(found["failed"].sum()), len(found["failed"])
+        ends = "{:.2f} to {:.2f}".format(*wilson_interval(count, seeds))
         share = np.median(gradient(found, "w_q")[:, 0] / gradient(found, "w_v")[:, 0])
         gain = "" if cell.gain is None else f", gain {cell.gain:g}"
-        rows.append(
-            Comparison(
-                f"{cell.part}: {cell.design}{gain}, {cell.depth} layers, rate "
-                f"{cell.learning_rate:g}, warm-up {cell.warmup}, batch {cell.batch_size}: "
-                "seeds that fail",
-                f"{count} of {seeds} ({low:.2f} to {high:.2f}), accuracy "
-                f"{seen['accuracy'].mean():.3f}",
-                known,
-                f"{SOURCE}; "
-                * bool(known)
-                + f"last residual ratio {seen['residual_ratio_before'].mean():.1g} before training "
-                f"and {np.nanmean(seen['residual_ratio_after']):.1g} after it; gradient of W_Q "
-                f"before it {share:.1g} of W_V's",
-            )
+        yield Comparison(
+            f"{cell.part}: {cell.design}{gain}, {cell.depth} layers, rate "
+            f"{cell.learning_rate:g}, warm-up {cell.warmup}, batch {cell.batch_size}: "
+            "seeds that fail",
+            f"{count} of {seeds} ({ends}), accuracy {columns['accuracy'].mean():.3f}",
+            known,
+            f"{SOURCE}; "
+            * bool(known)
+            + f"last residual ratio {columns['residual_ratio_before'].mean():.1g} before training "
+            f"and {np.nanmean(columns['residual_ratio_after']):.1g} after it; gradient of W_Q "
+            f"before it {share:.1g} of W_V's",
         )
-    return rows
 
 
 def drawn(part: str, draw: Callable, caption: str = "") -> Drawing:
@@ -333,8 +303,8 @@ EXPERIMENT = Experiment(
     "English-German, Pre-LN and Admin train. Noci et al. 2022: tokens that have collapsed to rank "
     "one take the gradients from queries and keys.",
     presets={
-        "quick": "--parts=designs --depths=18 --designs=post,depth_scaled --warmup=0 --num_seeds=4 "
-        "--n_steps=100 --num_tokens=8 --num_labels=5 --d_model=24 --num_heads=2 --d_ff=48 "
+        "quick": "--parts=designs --depths=18 --designs=post,depth_scaled --warmup=0 --num_seeds=3 "
+        "--n_steps=100 --num_tokens=8 --num_labels=5 --d_model=16 --num_heads=2 --d_ff=32 "
         "--batch_size=16",
         "paper": "",
         "tiny": "--num_seeds=2 --depths=2 --border_depths=2 --batch_depth=2 --num_heads=2 "

@@ -16,19 +16,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import rank_collapse as rc
 from experiments.shell import cli, vocabulary
 from experiments.shell.experiment import Drawing, Experiment
 from experiments.shell.flag_values import Flags
-from experiments.trained import arguments, training
-from experiments.trained.training import Setup, kept
-from rank_collapse.measures.residuals import residual_ratio
-from rank_collapse.network import encoder_decoder
-from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.embedding import EmbeddingConfig
-from rank_collapse.network.encoder_decoder import EncoderDecoderConfig
+from experiments.trained import arguments
+from experiments.trained.training import Setup, diverged, kept, results_of
 from rank_collapse.report import Comparison, figures
 from rank_collapse.report.statistics import by_seed
-from rank_collapse.training import models, path_accuracy
+from rank_collapse.training import models
 from rank_collapse.training.recipe import OPTIMIZERS, Recipe
 from rank_collapse.training.tasks import examples, grammar, sequences
 
@@ -49,17 +45,20 @@ FLAGS = arguments.make_flags(
     learning_rate=3e-3,
 )
 define = cli.definer(FLAGS)
-define("enum", "task", "reverse", "What is learned.", TASKS)
-define("integer", "min_len", None, "Letters of the shortest sequence (default: all of num_tokens).")
-define("enum", "norm_placement", "post", "Where the norms are.", ("post", "pre"))
+for name, default, text, values in (
+    ("task", "reverse", "What is learned.", TASKS),
+    ("norm_placement", "post", "Where the norms are.", ("post", "pre")),
+    ("optimizer", "adam", "Adam or rectified Adam.", OPTIMIZERS),
+    ("schedule", "inverse_sqrt", "After the warm-up.", ("inverse_sqrt", "constant")),
+):
+    define("enum", name, default, text, values)
 vocabulary.alias(FLAGS, norm="norm_placement")
-define("enum", "optimizer", "adam", "Adam or rectified Adam.", OPTIMIZERS)
-define("enum", "schedule", "inverse_sqrt", "After the warm-up.", ("inverse_sqrt", "constant"))
+define("integer", "min_len", None, "Letters of the shortest sequence (default: all of num_tokens).")
 define("float", "warmup", 100.0, "Steps of linear warm-up; 0 for none.")
 define("float", "label_smoothing", 0.0, "ε of the smoothed labels.")
 define("boolean", "tie", True, "One embedding for source, target and output.")
 
-# The first of these is the headline; "loss" and "accuracy" are also measured after each epoch.
+# Under teacher forcing.
 METRICS = {
     "accuracy": examples.token_accuracy,
     "exact_forced": examples.exact_match,
@@ -77,47 +76,21 @@ MAX_LAYERS = 4  # of the attention figure: evenly spaced ones, the last among th
 
 
 def make_setup(options: Flags) -> Setup:
-    """The experiment of the flags.
+    """Encoder and decoder of the same depth and width, as in Vaswani et al. 2017.
 
     Raises:
         ValueError: Sizes of letter sequences given to a translation.
     """
+    vocab_size, longest = sequences.NUM_MARKS + options.num_labels, options.num_tokens + 2
+    title = f"{options.task.capitalize()} {options.num_tokens} of {options.num_labels} letters"
     if options.task == "translation":
-        vocab_size, title = grammar.vocab_size(), "Translation between two made-up languages"
+        vocab_size, longest = grammar.VOCAB_SIZE, grammar.TARGET_LENGTH
+        title = "Translation between two made-up languages"
         for name in ("num_tokens", "num_labels", "min_len"):
             if options[name].present:
                 given = f"--{name}={options[name].value}"
                 raise ValueError(f"{given}: a translation's sentences are as its grammar says")
-    else:
-        vocab_size = sequences.NUM_MARKS + options.num_labels
-        letters = f"{options.num_tokens} of {options.num_labels} letters"
-        title = f"{options.task.capitalize()} {letters}"
-    recipe = Recipe(
-        network(options, vocab_size),
-        vocab_size,
-        options.batch_size,
-        options.n_epochs,
-        shuffle=True,
-        schedule=options.schedule,
-        optimizer=options.optimizer,
-        unroll=1,
-    )
-    return Setup(
-        options,
-        "transformer",
-        title,
-        recipe,
-        functools.partial(make_data, options),
-        METRICS,
-        published={},
-        curves=("accuracy", "loss"),
-    )
-
-
-def network(options: Flags, vocab_size: int) -> EncoderDecoderConfig:
-    """Encoder and decoder of the same depth and width, as in Vaswani et al. 2017."""
-    longest = grammar.TARGET_LENGTH if options.task == "translation" else options.num_tokens + 2
-    half = TransformerConfig(
+    half = rc.TransformerConfig(
         options.depth,
         options.num_heads,
         options.d_model,
@@ -128,7 +101,7 @@ def network(options: Flags, vocab_size: int) -> EncoderDecoderConfig:
         norm_placement=options.norm_placement,
         norm_eps=1e-5,
         final_norm=options.norm_placement == "pre",
-        embedding=EmbeddingConfig(
+        embedding=rc.EmbeddingConfig(
             vocab_size=vocab_size,
             d_embed=options.d_model,
             positions="learned",
@@ -136,7 +109,18 @@ def network(options: Flags, vocab_size: int) -> EncoderDecoderConfig:
         ),
     )
     decoder, tied = half.replace(cross_attention=True, mask="causal"), options.tie
-    return EncoderDecoderConfig(half, decoder, shared_embedding=tied, tied_output=tied)
+    recipe = Recipe(
+        rc.EncoderDecoderConfig(half, decoder, shared_embedding=tied, tied_output=tied),
+        vocab_size,
+        options.batch_size,
+        options.n_epochs,
+        shuffle=True,
+        schedule=options.schedule,
+        optimizer=options.optimizer,
+        unroll=1,
+    )
+    make = functools.partial(make_data, options)
+    return Setup(options, "transformer", title, recipe, make, METRICS, curves=True)
 
 
 def make_data(options: Flags, key: Any) -> dict[str, sequences.SequencePairs]:
@@ -152,32 +136,30 @@ def make_data(options: Flags, key: Any) -> dict[str, sequences.SequencePairs]:
             task=options.task,
             min_len=options.min_len,
         )
-    return {
-        "train": make(keys[0], options.n_train_data),
-        "eval": make(keys[1], options.n_eval_data),
-    }
+    counts = {"train": options.n_train_data, "eval": options.n_eval_data}
+    return {name: make(k, n) for k, (name, n) in zip(keys, counts.items(), strict=True)}
 
 
 def measure(setup: Setup, model: Any, data: Any, _: Any) -> dict[str, Any]:
     """One seed's measurements.
 
     Returns:
-        "whole": {metric: []} under teacher forcing, "exact": share of the held-out sequences that
-        are written exactly, decoded greedily, "residual": {half: [L + 1]}, the mean over pairs of
-        ‖res(X^l)‖ / ‖X^l‖ of the tokens that exist, and of the first pair "attention":
-        {kind: [L, h, n, m]} and "shown": {what: [tokens]}.
+        "exact": share of the held-out sequences that are written exactly, decoded greedily,
+        "residual": {half: [L + 1]}, the mean over pairs of ‖res(X^l)‖ / ‖X^l‖ of the tokens that
+        exist, and of the first pair "attention": {kind: [L, h, n, m]} and "shown":
+        {what: [tokens]}.
     """
     held_out, config = data["eval"], setup.recipe.config
     written = models.decode_pairs(model, held_out, config)
 
     def profile(item):
         source, source_mask, read, read_mask = item
-        trace = encoder_decoder.apply(
+        trace = rc.encoder_decoder.apply(
             model, source, read, config, source_mask=source_mask, target_mask=read_mask
         )
         halves = {"encoder": (trace.encoder, source_mask), "decoder": (trace.decoder, read_mask)}
         residual = {
-            name: jax.vmap(lambda x, m=mask: residual_ratio(x, mask=m))(half.hidden)
+            name: jax.vmap(lambda x, m=mask: rc.residual_ratio(x, mask=m))(half.hidden)
             for name, (half, mask) in halves.items()
         }
         attention = {name: half.attention for name, (half, _) in halves.items()}
@@ -187,7 +169,6 @@ def measure(setup: Setup, model: Any, data: Any, _: Any) -> dict[str, Any]:
     items = (pairs.source, pairs.source_mask, pairs.inputs, pairs.target_mask[:, :-1])
     residual, attention = jax.vmap(profile)(items)
     return {
-        "whole": path_accuracy.whole_model(model, held_out, config, setup.metrics),
         "exact": models.exact_share(written, held_out),
         "residual": jax.tree.map(lambda a: jnp.mean(a, axis=0), residual),
         "attention": jax.tree.map(lambda a: a[0], attention),
@@ -202,8 +183,8 @@ def measure(setup: Setup, model: Any, data: Any, _: Any) -> dict[str, Any]:
 
 def rows_of(results: dict[str, Any], setup: Setup) -> list[dict[str, Any]]:
     """One row per seed."""
-    columns = {"diverged": (results["diverged_at"] >= 0).astype(int), "exact": results["exact"]}
     residual = {f"residual_{half}": own[:, -1] for half, own in results["residual"].items()}
+    columns = {"diverged": diverged(results), "exact": results["exact"]}
     return by_seed(columns | results["whole"] | residual)
 
 
@@ -211,30 +192,20 @@ def curves_figure(results: dict[str, Any], setup: Setup):
     """Loss and accuracy after each epoch, mean and standard deviation over seeds; the point at the
     end: sequences decoded greedily that are right in every token."""
     fig, ((loss, share),) = figures.figure(1, 2)
-    seeds, curves = kept(results), results["curves"]
-    epochs = np.arange(1, results["losses"].shape[1] + 1)
+    seeds, curves, losses = kept(results), results["curves"], results["losses"]
+    epochs, exact = np.arange(1, losses.shape[1] + 1), results["exact"][seeds]
     for ax, values, label, index in (
-        (loss, results["losses"], "training", 0),
+        (loss, losses, "training", 0),
         (loss, curves["loss"], "held out", 1),
         (share, curves["accuracy"], "tokens, teacher forced", 1),
     ):
         figures.band(ax, epochs, values[seeds], label, index, marker="")
-    exact = results["exact"][seeds]
-    share.errorbar(
-        epochs[-1:],
-        exact.mean(keepdims=True),
-        exact.std(keepdims=True),
-        capsize=2,
-        label=f"sequences written exactly, at the end ({exact.mean():.2f})",
-        color=figures.color(2),
-        marker=figures.MARKERS[2],
-        linestyle="",
-    )
+    label = f"sequences written exactly, at the end ({exact.mean():.2f})"
+    ends = exact.mean() - exact.std(), exact.mean() + exact.std()
+    figures.interval(share, epochs[-1], exact.mean(), ends, label, 2)
     loss.set(xlabel="epoch", ylabel="loss per token (nats)", yscale="log")
     share.set(xlabel="epoch", ylabel="share, held out", ylim=(0, 1.03))
-    for ax in (loss, share):
-        ax.legend()
-    figures.integer_ticks(loss, share)
+    figures.finish((loss, share), "epoch")
     fig.suptitle(f"{setup.title}, {len(seeds)} seed{'s' * (len(seeds) != 1)}")
     return fig
 
@@ -246,18 +217,16 @@ def attention_figure(results: dict[str, Any], setup: Setup):
     shown = {name: values[seed] for name, values in results["shown"].items()}
     maps = {kind: results["attention"][kind][seed].mean(axis=1) for kind in KINDS}
     depth = len(maps["encoder"])
-    layers = np.linspace(depth - 1, 0, min(depth, MAX_LAYERS)).round().astype(int)
-    layers = np.unique(layers)
+    layers = np.unique(np.linspace(depth - 1, 0, min(depth, MAX_LAYERS)).round().astype(int))
     fig, axes = figures.figure(len(layers), len(KINDS), width=3.1, height=3.3)
     for row, layer in enumerate(layers):
         for ax, (kind, (title, queries, keys)) in zip(axes[row], KINDS.items(), strict=True):
             picture = ax.imshow(maps[kind][layer], vmin=0, vmax=1, cmap="Blues")
             ax.grid(visible=False)
-            ax.set(xlabel=LABELS[keys], ylabel=LABELS[queries], title=f"layer {layer + 1}")
+            above = "" if row else f"{title}\n"
+            ax.set(xlabel=LABELS[keys], ylabel=LABELS[queries], title=f"{above}layer {layer + 1}")
             ax.set_xticks(range(len(shown[keys])), named(shown[keys]), fontsize=8)
             ax.set_yticks(range(len(shown[queries])), named(shown[queries]), fontsize=8)
-            if row == 0:
-                ax.set_title(f"{title}\nlayer {layer + 1}")
     fig.colorbar(picture, ax=axes, shrink=0.6, label="attention weight, mean over heads")
     fig.suptitle(
         f"{setup.title}, seed {seed}: answer {' '.join(named(shown['labels']))}, "
@@ -315,7 +284,7 @@ EXPERIMENT = Experiment(
         "tiny": (*arguments.TINY, "--num_labels=4", "--warmup=1"),
     },
     setup=make_setup,
-    measure=lambda options, setup, run: training.results_of(options, setup, run, measure),
+    measure=lambda options, setup, run: results_of(options, setup, run, measure),
     table=rows_of,
     figures=Drawing.all(curves_figure, attention_figure, residual_figure),
     compare=compare,

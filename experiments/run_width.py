@@ -10,7 +10,9 @@ Two CPU cores: 142 seconds with --num_seeds=5 and the default depths. Expected: 
 right at depth 1, 0.995 at depth 12.
 """
 
+import bisect
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,15 +20,15 @@ import jax
 import numpy as np
 from absl import flags
 
-from experiments import run_sort
 from experiments.shell import cli, vocabulary
 from experiments.shell.experiment import Drawing, Experiment
 from experiments.trained import arguments
-from experiments.trained.training import Setup, kept, results_of, whole_model
+from experiments.trained.sorting import make_setup
+from experiments.trained.training import Setup, diverged, kept, results_of, whole_model
 from rank_collapse.report import Comparison, figures
 from rank_collapse.report.claims import of_mean
 from rank_collapse.report.statistics import by_seed
-from rank_collapse.training.training import Recipe, init_model
+from rank_collapse.training import Recipe, init_model
 
 FLAGS = arguments.make_flags("width", shows="accuracy", no_repeat=False)
 vocabulary.numbers(
@@ -43,7 +45,7 @@ Results = Mapping[str, Any]  # {case: as `training.results_of`}
 
 def make_cases(options: flags.FlagValues) -> Cases:
     """{"depth L": what is trained} of every depth, with about the reference's parameters."""
-    setup = run_sort.make_setup(options)
+    setup = make_setup(options)
     target = num_parameters(setup.recipe)
     return {
         f"depth {depth}": dataclasses.replace(
@@ -62,44 +64,39 @@ def num_parameters(recipe: Recipe) -> int:
 def sized(recipe: Recipe, depth: int, target: int) -> Recipe:
     """The recipe at a depth, with the multiple of its heads as width that comes nearest."""
 
-    def at(width):
+    def at(heads):
+        width = heads * recipe.config.num_heads
         embedding = recipe.config.embedding.replace(d_embed=width)
         fields = {"depth": depth, "d_model": width, "d_ff": width, "embedding": embedding}
         return dataclasses.replace(recipe, config=recipe.config.replace(**fields))
 
-    step = recipe.config.num_heads
-    low, high = 1, 2  # in steps: the width is sought between them, and there may be millions
-    while num_parameters(at(high * step)) <= target:
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if num_parameters(at(middle * step)) <= target else (low, middle)
-    return min((at(low * step), at(high * step)), key=lambda r: abs(num_parameters(r) - target))
+    # A layer has more than d² parameters.
+    most = math.isqrt(target) // recipe.config.num_heads + 1
+    below = bisect.bisect(range(1, most + 1), target, key=lambda k: num_parameters(at(k)))
+    nearest = (at(heads) for heads in (max(below, 1), below + 1))
+    return min(nearest, key=lambda r: abs(num_parameters(r) - target))
 
 
 def rows_of(results: Results, cases: Cases) -> list[dict[str, Any]]:
     """One row per depth and seed."""
-    columns = {n: {"diverged": (own["diverged_at"] >= 0) * 1} for n, own in results.items()}
     return [
         shape_of(case) | row
         for name, case in cases.items()
-        for row in by_seed(columns[name] | results[name]["whole"])
+        for row in by_seed({"diverged": diverged(results[name])} | results[name]["whole"])
     ]
 
 
 def shape_of(case: Setup) -> dict[str, int]:
     """Depth, width and number of parameters of a network."""
-    config = case.recipe.config
-    parameters = num_parameters(case.recipe)
+    config, parameters = case.recipe.config, num_parameters(case.recipe)
     return {"depth": config.depth, "hidden_dim": config.d_model, "parameters": parameters}
 
 
 def accuracies(results, cases) -> dict[str, np.ndarray]:
     """{case: accuracy [s], NaN of a seed that diverged}, shallow first."""
-    ordered = sorted(cases, key=lambda name: cases[name].recipe.config.depth)
     return {
-        name: np.where(own["diverged_at"] < 0, own["whole"]["accuracy"], np.nan)
-        for name, own in ((name, results[name]) for name in ordered)
+        name: np.where(diverged(results[name]), np.nan, results[name]["whole"]["accuracy"])
+        for name in sorted(cases, key=lambda name: cases[name].recipe.config.depth)
     }
 
 
@@ -108,15 +105,16 @@ def width_figure(results, cases):
     the width chosen so that the number of parameters stays."""
     fig, ((loss, accuracy),) = figures.figure(1, 2)
     found = accuracies(results, cases)
-    for index, name in enumerate(found):
-        losses, config = results[name]["losses"][kept(results[name])], cases[name].recipe.config
+    configs = [cases[name].recipe.config for name in found]
+    for index, (name, config) in enumerate(zip(found, configs, strict=True)):
+        losses = results[name]["losses"][kept(results[name])]
         label = f"L={config.depth}, d={config.d_model}"
         figures.band(loss, 1 + np.arange(losses.shape[1]), losses, label, index, marker="")
     loss.set(xlabel="epoch", ylabel="training loss", yscale="log")
     loss.legend()
     # A seed may diverge at one depth only: NaN is left out of the mean.
     values = np.stack(list(found.values()), axis=1)
-    figures.band(accuracy, [cases[name].recipe.config.depth for name in found], values)
+    figures.band(accuracy, [config.depth for config in configs], values)
     accuracy.set(xlabel="depth at equal parameters", ylabel="token accuracy", ylim=(0, 1.02))
     return fig
 
@@ -131,18 +129,14 @@ def claims(results, cases):
 
 def compare(results, cases):
     """Accuracy by depth; no number is published."""
-    rows = []
     for name, accuracy in accuracies(results, cases).items():
         shape, known = shape_of(cases[name]), accuracy[np.isfinite(accuracy)]
-        rows.append(
-            Comparison(
-                f"token accuracy at depth {shape['depth']}, width {shape['hidden_dim']}",
-                float(known.mean()),
-                note=f"standard deviation {known.std():.3f} over {len(known)} seeds; "
-                f"{shape['parameters']} parameters",
-            )
+        yield Comparison(
+            f"token accuracy at depth {shape['depth']}, width {shape['hidden_dim']}",
+            float(known.mean()),
+            note=f"standard deviation {known.std():.3f} over {len(known)} seeds; "
+            f"{shape['parameters']} parameters",
         )
-    return rows
 
 
 EXPERIMENT = Experiment(
@@ -155,7 +149,7 @@ EXPERIMENT = Experiment(
     "one of about as many parameters, on sorting; it gives no number. If short paths carry a "
     "trained network, as section 4.2 says, depth should buy little at equal parameters.",
     presets={
-        "quick": "--depths=1,3 --num_seeds=4 --n_epochs=15 --n_eval_data=100",
+        "quick": "--depths=1,3 --depth=3 --d_model=32 --num_seeds=4 --n_epochs=12 --n_eval_data=60",
         "paper": "--num_seeds=5",
         "tiny": (*arguments.TINY, "--depths=2"),
     },

@@ -7,7 +7,6 @@ and works under a causal mask too. Networks that differ only in numbers are trai
 """
 
 import math
-import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -20,15 +19,13 @@ from experiments.shell import cli
 from experiments.shell.executor import Executor
 from experiments.shell.flag_values import Flags
 from experiments.trained import designs
-from experiments.trained.program import Training, of_models, results_of_cells
+from experiments.trained.program import Training, results_of_cells
 from rank_collapse.network.config import SWEPT
-from rank_collapse.network.embedding import EmbeddingConfig
 from rank_collapse.network.inputs import input_states
 from rank_collapse.runs.folder import RunFolder
 from rank_collapse.runs.seeds import seed_keys
-from rank_collapse.training.ensemble import Ensemble
-from rank_collapse.training.recipe import Hyper, Recipe, config_of
-from rank_collapse.training.tasks.examples import Examples, token_accuracy
+from rank_collapse.training import Ensemble, Examples, Hyper, Recipe, config_of
+from rank_collapse.training.tasks.examples import token_accuracy
 
 LETTERS, BATCH, EVAL = 5, 16, 64
 LOOKS = 4  # evaluations, besides the one before training
@@ -66,15 +63,9 @@ def define_flags(flags: Flags, *, steps: int = 300, least: int = 1, seeds: int |
     """The flags of the training, of at least 0 or 1 steps; with seeds of None --num_seeds says how
     many are trained."""
     define = cli.definer(flags)
-    text = f"Training steps, in hundreds: {LOOKS * STEPS} and more"
-    define(
-        "integer",
-        "train_steps",
-        steps,
-        f"{text}{'' if least else ', or 0 for none'}.",
-        lower_bound=least,
-        upper_bound=10**6,
-    )
+    none = "" if least else ", or 0 for none"
+    text = f"Training steps, in hundreds: {LOOKS * STEPS} and more{none}."
+    define("integer", "train_steps", steps, text, lower_bound=least, upper_bound=10**6)
     define("float", "train_rate", 1e-3, "Adam's learning rate, from the first step on.")
     if seeds is not None:
         define(
@@ -125,42 +116,12 @@ def _training(options, network, executor):
     )
 
     def make_data(key):
-        sizes = {"train": STEPS * BATCH, "eval": EVAL}
-        keys = dict(zip(sizes, jax.random.split(key), strict=True))
-        return {name: examples_of(keys[name], count, tokens) for name, count in sizes.items()}
+        key_train, key_eval = jax.random.split(key)
+        return {
+            "train": examples_of(key_train, STEPS * BATCH, tokens),
+            "eval": examples_of(key_eval, EVAL, tokens),
+        }
 
-    ensemble = Ensemble(recipe, make_data, mesh=executor.mesh, epochs_per_chunk=epochs)
-    return Timed(ensemble, of_models(ensemble, _measure_of(recipe)), executor.run, along=True)
-
-
-def epochs_of(options: Flags) -> int:
-    """Epochs between two looks."""
-    return max(1, options.train_steps // (LOOKS * STEPS))
-
-
-def steps_of(options: Flags) -> np.ndarray:
-    """The training steps of the looks."""
-    return STEPS * epochs_of(options) * np.arange(LOOKS + 1)
-
-
-def embedding_of(config: rc.TransformerConfig, num_tokens: int) -> EmbeddingConfig:
-    """Of letters and learned positions."""
-    return EmbeddingConfig(
-        vocab_size=LETTERS,
-        d_embed=config.d_model,
-        positions="learned",
-        num_positions=num_tokens,
-        projection="before_norm",
-    )
-
-
-def examples_of(key: Any, count: int, num_tokens: int) -> Examples:
-    """Random letters, each labelled with the one before it; the first with itself."""
-    letters = jax.random.randint(key, (count, num_tokens), 0, LETTERS)
-    return Examples(letters, jnp.concatenate([letters[:, :1], letters[:, :-1]], axis=1))
-
-
-def _measure_of(recipe):
     def measure(model, data, hyper, _):
         config, held_out = config_of(recipe, hyper), data["eval"]
 
@@ -173,29 +134,37 @@ def _measure_of(recipe):
         logits, cosine = jax.vmap(of_one)(held_out.inputs)
         return {"accuracy": token_accuracy(logits, held_out), "cosine": cosine.mean(axis=0)}
 
-    return measure
+    ensemble = Ensemble(
+        recipe, make_data, mesh=executor.mesh, epochs_per_chunk=epochs, watch=measure
+    )
+    return Training(ensemble, executor.run, steps=STEPS)
 
 
-class Timed(Training):
-    """Training that also says how long a step of one seed takes, compiling apart."""
+def epochs_of(options: Flags) -> int:
+    """Epochs between two looks."""
+    return max(1, options.train_steps // (LOOKS * STEPS))
 
-    def __call__(self, chunk: Any) -> dict[str, Any]:
-        times, compiled = [], self.ensemble.chunk
 
-        def timed(*given):
-            begun = time.monotonic()
-            out = jax.block_until_ready(compiled(*given))
-            times.append(time.monotonic() - begun)
-            return out
+def steps_of(options: Flags) -> np.ndarray:
+    """The training steps of the looks."""
+    return STEPS * epochs_of(options) * np.arange(LOOKS + 1)
 
-        self.ensemble.chunk = timed
-        try:
-            found = super().__call__(chunk)
-        finally:
-            self.ensemble.chunk = compiled
-        steps = self.ensemble.epochs_per_chunk * STEPS * len(chunk.seeds)
-        seconds = min(times[1:], default=np.nan) / steps  # the first call compiles
-        return found | {"step_seconds": np.full(len(chunk.seeds), seconds)}
+
+def embedding_of(config: rc.TransformerConfig, num_tokens: int) -> rc.EmbeddingConfig:
+    """Of letters and learned positions."""
+    return rc.EmbeddingConfig(
+        vocab_size=LETTERS,
+        d_embed=config.d_model,
+        positions="learned",
+        num_positions=num_tokens,
+        projection="before_norm",
+    )
+
+
+def examples_of(key: Any, count: int, num_tokens: int) -> Examples:
+    """Random letters, each labelled with the one before it; the first with itself."""
+    letters = jax.random.randint(key, (count, num_tokens), 0, LETTERS)
+    return Examples(letters, jnp.concatenate([letters[:, :1], letters[:, :-1]], axis=1))
 
 
 def trained(found: Mapping[str, Any], num_tokens: int) -> np.ndarray:

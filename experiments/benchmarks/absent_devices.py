@@ -21,10 +21,11 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from experiments.benchmarks import children, training
+from experiments.benchmarks import accelerator, children, timing, training
 from experiments.benchmarks.counting import DEVICES, product_flops, seeds_that_fit
 from experiments.benchmarks.entry_points import entry_points
 from experiments.shell import memory
+from experiments.shell.flag_values import check_names
 from rank_collapse.runs import files, seeds
 from rank_collapse.training.ensemble import Ensemble
 from rank_collapse.training.training import Hyper, num_batches
@@ -45,7 +46,6 @@ device_description_str: "NVIDIA H100 80GB HBM3"
 """
 # Sizes of the entry points, and of training: cases, seeds and further arguments.
 PUBLISHED = {"depth": 12, "num_heads": 12, "d_model": 768, "num_tokens": 128, "d_ff": 3072}
-TOY = {"depth": 2, "num_heads": 2, "d_model": 8, "num_tokens": 6, "d_ff": 12}
 SEEDS = (1, 64, 1024)
 HEADS = ("GFLOP", "GB moved", "GB at the peak", "compile s", "ms, computed", "seeds that fit")
 
@@ -56,9 +56,7 @@ def compile_for(options: Any) -> int:
     Raises:
         ValueError: A device that is not known, or whose compiler is not installed.
     """
-    unknown = [name for name in options.compile_for if name not in PLUGINS]
-    if unknown:
-        raise ValueError(f"--compile_for={unknown[0]} is not one of {list(PLUGINS)}")
+    check_names(options, "compile_for", PLUGINS)
     for name in options.compile_for:
         module, extra = PLUGINS[name]
         if importlib.util.find_spec(module) is None:
@@ -81,23 +79,16 @@ def environment(name: str) -> dict[str, str]:
     found = {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1"}
     spec = importlib.util.find_spec("nvidia") if name == "h100" else None
     if spec is not None:
-        folders = [
-            str(p / "lib")
-            for root in spec.submodule_search_locations or ()
-            for p in Path(root).glob("*")
-            if (p / "lib").is_dir()
-        ]
+        roots = map(Path, spec.submodule_search_locations or ())
+        folders = [str(path) for root in roots for path in root.glob("*/lib") if path.is_dir()]
         found["LD_LIBRARY_PATH"] = ":".join([*folders, os.environ.get("LD_LIBRARY_PATH", "")])
     return found
 
 
 def table(rows: dict[str, dict[str, float]]) -> str:
     """A table in Markdown: a row a program."""
-    lines = [f"| program | {' | '.join(HEADS)} |", "|---" * (len(HEADS) + 1) + "|"]
-    for name, row in rows.items():
-        values = [f"{row[head]:.3g}" if head in row else "" for head in HEADS]
-        lines.append(f"| {name} | {' | '.join(values)} |")
-    return "\n".join(lines)
+    lines = [[name, *(row.get(head) for head in HEADS)] for name, row in rows.items()]
+    return timing.table(("program", *HEADS), lines)
 
 
 def topology(name: str) -> Any:
@@ -113,7 +104,9 @@ def rows(name: str, size: str) -> Iterator[tuple[str, dict[str, float]]]:
     """(program, its figures) of all entry points for one seed, and of steps of training."""
     device, mesh = DEVICES[name], seeds.seed_mesh(topology(name).devices[:1])
     whole = NamedSharding(mesh, PartitionSpec())
-    for what, point in entry_points(**PUBLISHED if size == "full" else TOY).items():
+    for what, point in entry_points(
+        **PUBLISHED if size == "full" else accelerator.SIZES[size]["network"]
+    ).items():
         shapes = jax.tree.map(lambda a: a.update(sharding=whole), point.shapes)
         yield what, figures(jax.jit(point.fn).trace(*shapes), device)
     for case in training.CASES if size == "full" else ("sort",):
@@ -123,16 +116,14 @@ def rows(name: str, size: str) -> Iterator[tuple[str, dict[str, float]]]:
             row = figures(traced, device, count, steps)
             if row:
                 peaks[count] = row["GB at the peak"]
-            if row and len(peaks) > 1:
-                row["seeds that fit"] = seeds_that_fit(peaks, device.memory / 1e9)
+                if len(peaks) > 1:
+                    row["seeds that fit"] = seeds_that_fit(peaks, device.memory / 1e9)
             yield f"train_{case}, {count} seeds, each step of one", row
 
 
 def epoch_of(case: str, count: int, mesh: Any, size: str) -> tuple[Any, int]:
     """(one epoch of training `count` seeds together, traced; the steps it has)."""
-    module, own, _ = training.CASES[case]
-    arguments = own if size == "full" else (*own, *training.TINY)
-    recipe, make_data, _ = training.setup_of(case, module, arguments)
+    recipe, make_data, _ = training.setup_of(case, () if size == "full" else training.TINY)
     ensemble = Ensemble(recipe, make_data, mesh=mesh, epochs_per_chunk=1)
     laid = seeds.seed_sharding(mesh)
     values = Hyper(learning_rate=1e-3, dropout=0.1)

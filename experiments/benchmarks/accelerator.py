@@ -15,7 +15,14 @@ import rank_collapse as rc
 from experiments.benchmarks import training
 from experiments.benchmarks.entry_points import entry_points
 from experiments.benchmarks.profiles import sweep_of
-from experiments.benchmarks.timing import Report, Timing, median_ratio, time_cases
+from experiments.benchmarks.timing import (
+    Report,
+    Timing,
+    compared,
+    largest_difference,
+    median_ratio,
+    time_cases,
+)
 from experiments.shell import memory
 from rank_collapse.runs import seeds
 from rank_collapse.runs.seeds import seed_keys
@@ -56,41 +63,37 @@ def accuracy(options: Any) -> Report:
     products, networks at "highest", which the library asks for by itself.
     """
     network = SIZES[options.suite_size]["network"]
-    shape = network["num_tokens"], network["d_model"]
-    points = entry_points(**network)
+    shape, points = (network["num_tokens"], network["d_model"]), entry_points(**network)
     key = jax.random.key(0)
     x = jax.random.normal(key, shape) + 0.5
     scores = 2 * jax.random.normal(key, (network["num_heads"], *shape[:1] * 2))
-    weights = jax.nn.softmax(scores)
+    given = {"tokens": x, "attention": jax.nn.softmax(scores), "scores": scores}
 
-    def measures(x, weights, scores):
-        streams = jnp.stack([x, x[::-1]])
-        given = {"tokens": x, "attention": weights, "scores": scores, "streams": streams}
+    def measures(given):
+        given = given | {"streams": jnp.stack([given["tokens"], given["tokens"][::-1]])}
         return {name: measure(given[measure.needs]) for name, measure in rc.MEASURES.items()}
 
-    cases = {p: (_at(p, measures), (x, weights, scores)) for p in PRECISIONS}
-    cases |= {name: (jax.jit(points[name].fn), points[name].draw(key)) for name in NETWORKS}
-    timings = time_cases(cases, options.rounds)
-    figures = {}
-    host = jax.local_devices(backend="cpu")[0]
+    functions = dict.fromkeys(PRECISIONS, (measures, (given,)))
+    functions |= {name: (points[name].fn, points[name].draw(key)) for name in NETWORKS}
+    cases = {
+        name: (_at(name if name in PRECISIONS else None, fn), arguments)
+        for name, (fn, arguments) in functions.items()
+    }
+    timings, figures = time_cases(cases, options.rounds), {}
     for timing in timings:
-        of_measures = timing.name in PRECISIONS
-        _, arguments = cases[timing.name]
-        with jax.enable_x64(True), jax.default_device(host):
-            wide = jax.tree.map(lambda a: np.asarray(a, np.float64), arguments)
-            exact = (measures if of_measures else points[timing.name].fn)(*wide)
+        fn, arguments = functions[timing.name]
+        with jax.enable_x64(True), jax.default_device(jax.local_devices(backend="cpu")[0]):
+            exact = fn(*jax.tree.map(lambda a: np.asarray(a, np.float64), arguments))
             exact = jax.tree.map(np.asarray, exact)
-        if of_measures:
-            figures |= {
-                f"{n}, {timing.name}": (_off(timing.output[n], exact[n]), None) for n in exact
-            }
-        else:
-            figures[timing.name] = (_off(timing.output, exact), None)
+        pairs = {timing.name: (timing.output, exact)}
+        if timing.name in PRECISIONS:
+            pairs = {f"{n}, {timing.name}": (timing.output[n], own) for n, own in exact.items()}
+        figures |= {name: (largest_difference(*pair), None) for name, pair in pairs.items()}
     return Report(timings, "highest", figures)
 
 
 def _at(precision, fn):
-    """fn jitted, whose products have this precision."""
+    """fn jitted, whose products have this precision, or for None what fn asks for."""
 
     def call(*arguments):
         with jax.default_matmul_precision(precision):
@@ -99,29 +102,19 @@ def _at(precision, fn):
     return jax.jit(call)
 
 
-def _off(found, exact):
-    """The largest difference of two trees, each array's over its largest finite value."""
-
-    def gap(a, b):
-        a = np.asarray(a, np.float64)
-        differences = np.abs(a[a != b] - b[a != b])  # infinities of one sign are equal
-        return np.max(differences, initial=0) / np.max(np.abs(b[np.isfinite(b)]), initial=1e-300)
-
-    pairs = zip(jax.tree.leaves(found), jax.tree.leaves(exact), strict=True)
-    return float(np.max([gap(a, b) for a, b in pairs if np.issubdtype(b.dtype, np.floating)]))
-
-
 def precision(options: Any) -> Report:
     """One large product at each precision: operations a second, and error against float64."""
     n = SIZES[options.suite_size]["product"]
     a, b = jax.random.normal(jax.random.key(0), (2, n, n))
-    timings = time_cases({p: (_at(p, jnp.matmul), (a, b)) for p in PRECISIONS}, options.rounds)
     row = np.asarray(a[0], np.float64) @ np.asarray(b, np.float64)
-    figures = {}
-    for timing in timings:
-        figures[f"TFLOP/s, {timing.name}"] = (2e-12 * n**3 / timing.best, None)
-        figures[f"error, {timing.name}"] = (_off(timing.output[0], row), None)
-    return Report(timings, "highest", figures)
+    cases = {p: (_at(p, jnp.matmul), (a, b)) for p in PRECISIONS}
+
+    def figures(*timings):
+        speeds = {f"TFLOP/s, {t.name}": (2e-12 * n**3 / t.best, None) for t in timings}
+        errors = {t.name: largest_difference(t.output[0], row) for t in timings}
+        return speeds | {f"error, {name}": (error, None) for name, error in errors.items()}
+
+    return compared(cases, options.rounds, figures)
 
 
 def small_products(options: Any) -> Report:
@@ -203,7 +196,7 @@ def sharding(options: Any) -> Report:
     figures = {"devices": (float(jax.local_device_count()), None)}
     for timing, found in zip(timings[1:], others, strict=True):
         figures["times as fast as one"] = (1 / median_ratio(timing, timings[0]), None)
-        figures["largest difference"] = (_off(found, one), None)
+        figures["largest difference"] = (largest_difference(found, one), None)
     return Report(timings, timings[0].name, figures)
 
 

@@ -6,9 +6,11 @@ Residuals of five readings of the variants and exact path sums by length, as `st
 them. Memory that does not hold the states of all texts means several passes over the checkpoint.
 """
 
+import itertools
 import math
 from typing import NamedTuple
 
+from experiments.benchmarks import timing
 from experiments.benchmarks.random_llama import PUBLISHED
 from experiments.benchmarks.streaming import operations
 
@@ -16,6 +18,18 @@ VARIANTS = 5  # Networks whose hidden states are carried beside the sums of path
 # Bytes of a parameter of the layer that is there: in float32, a program's copy of it in another
 # order, and the next layer's as it lies in the file. Chosen with the measured runs known.
 OF_A_PARAMETER = 4 + 4 + 2
+
+
+# (size, texts of 64 tokens)
+TABLE = (
+    ("1.1b", 1),
+    ("7b", 4),
+    ("7b", 10_000),
+    ("70b", 4),
+    ("405b", 4),
+    ("70b", 10_000),
+    ("405b", 10_000),
+)
 
 
 class Machine(NamedTuple):
@@ -84,27 +98,16 @@ def streaming_cost(size: str, texts: int, tokens: int, machine: Machine) -> Cost
 def table() -> str:
     """Sizes by texts of 64 tokens on every machine, as Markdown."""
     heads = ("size, texts", "machine", "TFLOP", "GB read", "passes", "GB at the peak", "hours")
-    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-    for size, texts in (
-        ("1.1b", 1),
-        ("7b", 4),
-        ("7b", 10_000),
-        ("70b", 4),
-        ("405b", 4),
-        ("70b", 10_000),
-        ("405b", 10_000),
-    ):
-        for name, machine in MACHINES.items():
-            try:
-                cost = streaming_cost(size, texts, 64, machine)
-            except ValueError:
-                lines.append(f"| {size}, {texts} | {name} | does not fit | | | | |")
-                continue
-            lines.append(
-                f"| {size}, {texts} | {name} | {cost.flops / 1e12:.3g} | {cost.read / 1e9:.3g} | "
-                f"{cost.passes} | {cost.peak / 1e9:.3g} | {cost.seconds / 3600:.2g} |"
-            )
-    return "\n".join(lines)
+    rows = []
+    for (size, texts), (name, machine) in itertools.product(TABLE, MACHINES.items()):
+        try:
+            cost = streaming_cost(size, texts, 64, machine)
+            row = [cost.flops / 1e12, cost.read / 1e9, cost.passes, cost.peak / 1e9]
+            row += [f"{cost.seconds / 3600:.2g}"]
+        except ValueError:
+            row = ["does not fit", *[""] * 4]
+        rows.append([f"{size}, {texts}", name, *row])
+    return timing.table(heads, rows)
 
 
 if __name__ == "__main__":

@@ -43,12 +43,6 @@ def of_tokens(fn: Callable, num_tokens: int, d_model: int) -> EntryPoint:
     return EntryPoint(fn, lambda key: (jax.random.normal(key, (num_tokens, d_model)),))
 
 
-def of_weights(fn: Callable, num_heads: int, num_tokens: int) -> EntryPoint:
-    """Of fn(attention weights [h, n, n])."""
-    shape = (num_heads, num_tokens, num_tokens)
-    return EntryPoint(fn, lambda key: (jax.nn.softmax(jax.random.normal(key, shape)),))
-
-
 def output_change(params: Any, x: Any, config: rc.TransformerConfig) -> Any:
     """Of weights one percent larger."""
     return rc.output_change(params, jax.tree.map(lambda a: a * 1.01, params), x, config)
@@ -100,14 +94,17 @@ def entry_points(
         "monitor": rc.monitor,
         "participation_ratio": rc.participation_ratio,
     }
+    skips = rc.san_skip(depth, num_heads, d_model)
     weights = (rc.attention_entropy, rc.sink_rate, rc.largest_column)
-    exponents = of_network(
-        rc.transverse_exponents, rc.san_skip(depth, num_heads, d_model), num_tokens
+    shape = num_heads, num_tokens, num_tokens
+    attention = EntryPoint(
+        lambda p: [f(p) for f in weights],
+        lambda key: (jax.nn.softmax(jax.random.normal(key, shape)),),
     )
     return (
         {name: of_network(fn, post, num_tokens) for name, fn in networks.items()}
         | {name: of_network(fn, san, num_tokens) for name, fn in pure.items()}
         | {name: of_tokens(fn, num_tokens, d_model) for name, fn in tokens.items()}
-        | {"attention": of_weights(lambda p: [f(p) for f in weights], num_heads, num_tokens)}
-        | {"transverse_exponents": exponents}
+        | {"attention": attention}
+        | {"transverse_exponents": of_network(rc.transverse_exponents, skips, num_tokens)}
     )

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 import rank_collapse as rc
-from experiments.benchmarks.timing import Report, time_cases
+from experiments.benchmarks.timing import Report, compared
 
 LIMIT = 1.02  # of the step without it
 
@@ -38,9 +38,11 @@ def monitor(
         f"step, {name}": (jax.jit(lambda p, w=watched: step(p, w)), (params,))
         for name, watched in (("plain", ""), ("states", "states"), ("states and attention", "all"))
     }
-    timings = time_cases(cases, options.rounds)
-    plain, *others = timings
-    figures = {
-        f"seconds of {other.name} over plain": (other.best / plain.best, LIMIT) for other in others
-    }
-    return Report(timings, plain.name, figures)
+    return compared(
+        cases,
+        options.rounds,
+        lambda plain, *others: {
+            f"seconds of {other.name} over plain": (other.best / plain.best, LIMIT)
+            for other in others
+        },
+    )

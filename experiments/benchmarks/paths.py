@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 import rank_collapse as rc
-from experiments.benchmarks.timing import Report, median_ratio, time_cases
+from experiments.benchmarks.timing import Report, compared, largest_difference, median_ratio
 from experiments.shell import memory
 from rank_collapse.network.embedding import EmbeddingConfig
 from rank_collapse.paths.sets import logits_of
@@ -40,23 +40,22 @@ def exact_paths(
         "forward pass": (forward, (params, x, config)),
         "path contributions": (exact, (params, x, config)),
     }
-    timings = time_cases(cases, options.rounds)
-    base, sums = timings
-    output, found = base.output, sums.output
-    error = jnp.linalg.norm(found.total - output) / jnp.linalg.norm(output)
-    entry = jnp.abs(found.total - output).max() / jnp.abs(output).max()
-    beyond = (sums.temporary_bytes + sums.output_bytes) / 1e9
-    figures = {
-        "forward passes per decomposition": (median_ratio(sums, base), 9.0),
-        "relative error of the sum (Frobenius)": (float(error), 1e-5),
-        "relative error of the sum (largest entry)": (float(entry), 1e-5),
-        "GB beyond the weights, of the compiled program": (beyond, 1.0),
-        "GB at the process's peak, weights of 0.34 GB and their making included": (
-            memory.peak() / 1e9,
-            None,
-        ),
-    }
-    return Report(timings, "forward pass", figures)
+
+    def figures(forward, sums):
+        output, total = forward.output, sums.output.total
+        error = jnp.linalg.norm(total - output) / jnp.linalg.norm(output)
+        return {
+            "forward passes per decomposition": (median_ratio(sums, forward), 9.0),
+            "relative error of the sum (Frobenius)": (float(error), 1e-5),
+            "relative error of the sum (largest entry)": (largest_difference(total, output), 1e-5),
+            "GB beyond the weights, of the compiled program": (sums.gigabytes, 1.0),
+            "GB at the process's peak, weights of 0.34 GB and their making included": (
+                memory.peak() / 1e9,
+                None,
+            ),
+        }
+
+    return compared(cases, options.rounds, figures)
 
 
 def head_contributions(
@@ -65,14 +64,14 @@ def head_contributions(
     """Every head's contribution to the output at the size of BERT-base: 144 heads, 57 MB."""
     params, x = drawn(config, num_tokens)
     found = jax.jit(lambda p, x, c: rc.head_contributions(p, x, c))
-    timings = time_cases({"head contributions": (found, (params, x, config))}, options.rounds)
-    (timing,) = timings
-    beyond = (timing.temporary_bytes + timing.output_bytes) / 1e9
-    figures = {
-        "seconds": (timing.best, 20.0),
-        "GB beyond the weights, of the compiled program": (beyond, 1.0),
-    }
-    return Report(timings, "head contributions", figures)
+    return compared(
+        {"head contributions": (found, (params, x, config))},
+        options.rounds,
+        lambda timing: {
+            "seconds": (timing.best, 20.0),
+            "GB beyond the weights, of the compiled program": (timing.gigabytes, 1.0),
+        },
+    )
 
 
 def recomputed_paths(options: Any, depth: int = 6, num_sequences: int = 200) -> Report:
@@ -111,11 +110,12 @@ def recomputed_paths(options: Any, depth: int = 6, num_sequences: int = 200) -> 
         "each path by itself": (jax.jit(one_by_one), arguments),
         "sets, shared beginnings once": (jax.jit(sets), arguments),
     }
-    timings = time_cases(cases, options.rounds)
-    base, shared = timings
-    difference = jnp.abs(base.output - shared.output).max() / jnp.abs(base.output).max()
-    figures = {
-        "seconds for all sets": (shared.best, 1.0),
-        "largest relative difference of the two": (float(difference), 1e-5),
-    }
-    return Report(timings, "each path by itself", figures)
+
+    def figures(base, shared):
+        difference = largest_difference(shared.output, base.output)
+        return {
+            "seconds for all sets": (shared.best, 1.0),
+            "largest relative difference of the two": (difference, 1e-5),
+        }
+
+    return compared(cases, options.rounds, figures)

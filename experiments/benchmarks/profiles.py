@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 import rank_collapse as rc
-from experiments.benchmarks.timing import Report, median_ratio, time_cases
+from experiments.benchmarks.timing import Report, compared, median_ratio
 from rank_collapse.runs.seeds import seed_keys
 
 
@@ -42,17 +42,19 @@ def collapse_sweep(
         "one call, vmapped": (jax.jit(jax.vmap(profile)), (keys,)),
         "one call, one after another": (jax.jit(lambda keys: jax.lax.map(profile, keys)), (keys,)),
     }
-    timings = time_cases(cases, options.rounds)
-    single, vmapped, mapped = timings
-    difference = max(
-        float(np.max(np.abs(np.asarray(a) - b) / (1 + np.abs(b))))
-        for a, b in zip(vmapped.output, map(np.asarray, mapped.output), strict=True)
-    )
-    figures = {
-        "ms per seed, one call": (1e3 * min(vmapped.best, mapped.best) / num_seeds, None),
-        "largest relative difference between vmapped and one after another": (difference, None),
-    }
-    return Report(timings, single.name, figures)
+
+    def figures(single, vmapped, mapped):
+        pairs = zip(vmapped.output, map(np.asarray, mapped.output), strict=True)
+        away = [np.abs(np.asarray(a) - b) / (1 + np.abs(b)) for a, b in pairs]
+        return {
+            "ms per seed, one call": (1e3 * min(vmapped.best, mapped.best) / num_seeds, None),
+            "largest relative difference between vmapped and one after another": (
+                float(np.max(away)),
+                None,
+            ),
+        }
+
+    return compared(cases, options.rounds, figures)
 
 
 def log_profile(
@@ -73,12 +75,13 @@ def log_profile(
         "one scale": (jax.jit(lambda p, x: rc.log_residual_profile(p, x, config)), (params, x)),
         "proved": (lambda p, x: rc.exact_profile(p, x, config).profile, (params, x)),
     }
-    timings = time_cases(cases, options.rounds)
-    forward, one_scale, proved = timings
-    difference = np.abs(np.asarray(one_scale.output) - proved.output)
-    figures = {
-        "seconds for every digit proved": (proved.best, 10.0),
-        "forward passes for one scale": (median_ratio(one_scale, forward), None),
-        "largest difference of the logarithms": (float(difference.max()), None),
-    }
-    return Report(timings, forward.name, figures)
+
+    def figures(forward, one_scale, proved):
+        difference = np.abs(np.asarray(one_scale.output) - proved.output)
+        return {
+            "seconds for every digit proved": (proved.best, 10.0),
+            "forward passes for one scale": (median_ratio(one_scale, forward), None),
+            "largest difference of the logarithms": (float(difference.max()), None),
+        }
+
+    return compared(cases, options.rounds, figures)

@@ -26,23 +26,6 @@ PUBLISHED = SIZES | {
 }
 
 
-def settings_of(size: str) -> dict:
-    """The config.json of a size out of `SIZES`."""
-    depth, d, f, h, groups, vocab = SIZES[size]
-    return {
-        "model_type": "llama",
-        "num_hidden_layers": depth,
-        "hidden_size": d,
-        "intermediate_size": f,
-        "num_attention_heads": h,
-        "num_key_value_heads": groups,
-        "vocab_size": vocab,
-        "max_position_embeddings": 2048,
-        "rms_norm_eps": 1e-5,
-        "torch_dtype": "bfloat16",
-    }
-
-
 def make(folder: Path, size: str) -> None:
     """Writes the checkpoint, a shard for each layer, unless it is there already."""
     if (folder / "config.json").is_file():
@@ -73,7 +56,19 @@ def make(folder: Path, size: str) -> None:
         files |= dict.fromkeys(shapes, name)
     index = {"metadata": {}, "weight_map": files}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    (folder / "config.json").write_text(json.dumps(settings_of(size)))
+    settings = {
+        "model_type": "llama",
+        "num_hidden_layers": depth,
+        "hidden_size": d,
+        "intermediate_size": f,
+        "num_attention_heads": h,
+        "num_key_value_heads": groups,
+        "vocab_size": vocab,
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-5,
+        "torch_dtype": "bfloat16",
+    }
+    (folder / "config.json").write_text(json.dumps(settings))
 
 
 def tensor_of(name: str, shape: tuple[int, ...], pool: np.ndarray) -> np.ndarray:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from experiments.benchmarks import children
-from experiments.benchmarks.random_llama import PUBLISHED, make, settings_of
+from experiments.benchmarks.random_llama import PUBLISHED, make
 from experiments.benchmarks.timing import Report, Timing
 from experiments.shell import memory
 from experiments.shell.progress import Progress
@@ -63,7 +63,7 @@ def streaming(options: Any, limit: float | None = None) -> Report:
         "TFLOP of the path sums": (lengths / 1e12, None),
         "GFLOP/s over everything": ((forward + lengths) / seconds / 1e9, None),
     }
-    timing = Timing(f"{settings_of(size)['model_type']} {size}", 0.0, [seconds])
+    timing = Timing(f"llama {size}", 0.0, [seconds])
     return Report([timing], timing.name, figures)
 
 

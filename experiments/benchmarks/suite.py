@@ -14,8 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from experiments.benchmarks import children, streaming
-from experiments.benchmarks.timing import as_json
+from experiments.benchmarks import children, streaming, timing
 from rank_collapse.runs import files
 
 # Name: (benchmark, options of XLA).
@@ -82,7 +81,7 @@ def step(benchmark: str, xla: str, options: Any, limit: float) -> dict[str, Any]
     try:
         if benchmark == "streaming":  # which starts a process, that of the devices
             options.stream_size = LLAMA[options.suite_size]
-            own = as_json(streaming.streaming(options, limit))
+            own = timing.as_json(streaming.streaming(options, limit))
         else:
             variables = {"XLA_FLAGS": xla} if xla else {}
             machine = children.found_by(
@@ -105,16 +104,14 @@ def table(found: dict[str, Any]) -> str:
     """All figures as a table in Markdown: a row a figure, a column a step of the same benchmark."""
     done = {n: s["found"]["figures"] for n, s in found["steps"].items() if "found" in s}
     devices = {s["machine"]["device"] for s in found["steps"].values() if s.get("machine")}
-    lines = [f"{', '.join(sorted(devices))}; {found['size']} size", ""]
-    groups: dict[str, list[str]] = {}
-    for name in done:
-        groups.setdefault(STEPS[name][0], []).append(name)
-    for benchmark, names in groups.items():
-        heads = [name.removeprefix("options: ") for name in names]
-        lines += [f"| {benchmark} | {' | '.join(heads)} |", "|---" * (len(names) + 1) + "|"]
-        for figure in done[names[0]]:
-            values = [done[name].get(figure, {}).get("value") for name in names]
-            text = " | ".join("" if v is None else f"{v:.3g}" for v in values)
-            lines.append(f"| {figure} | {text} |")
-        lines.append("")
-    return "\n".join(lines)
+    parts = [f"{', '.join(sorted(devices))}; {found['size']} size"]
+    for benchmark in dict.fromkeys(STEPS[name][0] for name in done):
+        columns = {n: figures for n, figures in done.items() if STEPS[n][0] == benchmark}
+        heads = [benchmark, *(name.removeprefix("options: ") for name in columns)]
+        empty = {"value": None}
+        rows = [
+            [figure, *(own.get(figure, empty)["value"] for own in columns.values())]
+            for figure in next(iter(columns.values()))
+        ]
+        parts.append(timing.table(heads, rows))
+    return "\n\n".join(parts) + "\n"

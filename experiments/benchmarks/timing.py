@@ -1,7 +1,7 @@
 """Timing of cases side by side, and what a benchmark reports."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,6 +33,11 @@ class Timing:
     def best(self) -> float:
         """Seconds of the fastest round."""
         return min(self.seconds)
+
+    @property
+    def gigabytes(self) -> float:
+        """Of results and what is allocated beside them and the arguments."""
+        return (self.temporary_bytes + self.output_bytes) / 1e9
 
 
 @dataclass(frozen=True)
@@ -80,6 +85,33 @@ def time_cases(cases: Mapping[str, tuple[Callable, tuple]], rounds: int) -> list
     return timings
 
 
+def compared(
+    cases: Mapping[str, tuple[Callable, tuple]],
+    rounds: int,
+    figures: Callable[..., Mapping[str, tuple[float, float | None]]],
+) -> Report:
+    """The report of cases timed beside each other, the first of which is the baseline.
+
+    Args:
+        cases, rounds: As of `time_cases`.
+        figures: Timings of all cases → further numbers.
+    """
+    timings = time_cases(cases, rounds)
+    return Report(timings, timings[0].name, figures(*timings))
+
+
+def largest_difference(found: Any, exact: Any) -> float:
+    """Of two trees, each array's over its largest finite value."""
+
+    def gap(a, b):
+        a, b = np.asarray(a, np.float64), np.asarray(b)
+        differences = np.abs(a[a != b] - b[a != b])  # infinities of one sign are equal
+        return np.max(differences, initial=0) / np.max(np.abs(b[np.isfinite(b)]), initial=1e-300)
+
+    pairs = zip(jax.tree.leaves(found), jax.tree.leaves(exact), strict=True)
+    return float(np.max([gap(a, b) for a, b in pairs if np.issubdtype(b.dtype, np.floating)]))
+
+
 def median_ratio(timing: Timing, baseline: Timing) -> float:
     """Median over rounds of the ratio of two cases timed in the same round."""
     return float(np.median(np.array(timing.seconds) / np.array(baseline.seconds)))
@@ -111,3 +143,13 @@ def as_json(found: Report) -> dict[str, Any]:
     cases = {t.name: {name: getattr(t, name) for name in kept} for t in found.timings}
     figures = {n: {"value": float(v), "limit": limit} for n, (v, limit) in found.figures.items()}
     return {"baseline": found.baseline, "cases": cases, "figures": figures}
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """A table in Markdown: numbers to three digits, nothing for None."""
+
+    def text(value):
+        return f"{value:.3g}" if isinstance(value, float) else str("" if value is None else value)
+
+    lines = (heads, ["---"] * len(heads), *rows)
+    return "\n".join(f"| {' | '.join(map(text, line))} |" for line in lines)

@@ -22,38 +22,21 @@ except ImportError as error:
     ) from error
 
 
-class Attention(nn.Module):
-    """Multi-head self-attention with one projection for queries, keys and values."""
-
-    def __init__(self, width: int, heads: int, dropout: float):
-        super().__init__()
-        self.heads, self.dropout = heads, dropout
-        self.qkv = nn.Linear(width, 3 * width)
-        self.out = nn.Linear(width, width)
-
-    def forward(self, x, mask=None):
-        batch, tokens, width = x.shape
-        q, k, v = self.qkv(x).view(batch, tokens, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        rate = self.dropout if self.training else 0.0
-        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=rate)
-        return self.out(mixed.transpose(1, 2).reshape(batch, tokens, width))
-
-
 class Layer(nn.Module):
     """Post-norm attention sublayer, and an MLP sublayer where asked for."""
 
     def __init__(self, width: int, heads: int, dropout: float, mlp: bool):
         super().__init__()
-        self.attention = Attention(width, heads, dropout)
-        self.norm = nn.LayerNorm(width, eps=1e-12)
-        self.drop = nn.Dropout(dropout)
+        self.attention = nn.MultiheadAttention(width, heads, dropout, batch_first=True)
+        self.norm, self.drop = nn.LayerNorm(width, eps=1e-12), nn.Dropout(dropout)
         self.mlp = None
         if mlp:
             self.mlp = nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Linear(width, width))
             self.mlp_norm = nn.LayerNorm(width, eps=1e-12)
 
-    def forward(self, x, mask=None):
-        x = self.norm(x + self.drop(self.attention(x, mask)))
+    def forward(self, x, padding=None):
+        mixed, _ = self.attention(x, x, x, key_padding_mask=padding, need_weights=False)
+        x = self.norm(x + self.drop(mixed))
         return x if self.mlp is None else self.mlp_norm(x + self.drop(self.mlp(x)))
 
 
@@ -62,52 +45,59 @@ class Network(nn.Module):
 
     def __init__(self, config: Any, num_outputs: int, dropout: float):
         super().__init__()
-        e = config.embedding
-        self.config = config
+        e, width = config.embedding, config.d_model
+        self.positions = None
         if e.vocab_size:
-            self.words = nn.Embedding(e.vocab_size, e.d_embed)
+            self.embed = nn.Embedding(e.vocab_size, e.d_embed)
+            self.project = nn.Linear(e.d_embed, width)
             if e.positions == "learned":
                 self.positions = nn.Parameter(0.02 * torch.randn(e.num_positions, e.d_embed))
-            self.project = nn.Linear(e.d_embed, config.d_model)
         else:
-            maps = [nn.Linear(e.d_input, e.d_embed)]
-            if e.hidden_layer:
-                maps += [nn.GELU(), nn.Linear(e.d_embed, e.d_embed)]
-            self.points = nn.Sequential(*maps)
-        self.norm = nn.LayerNorm(config.d_model, eps=1e-12)
-        self.drop = nn.Dropout(dropout)
-        self.layers = nn.ModuleList(
-            Layer(config.d_model, config.num_heads, dropout, config.mlp != "none")
-            for _ in range(config.depth)
-        )
-        self.classifier = nn.Linear(config.d_model, num_outputs)
+            maps = [nn.GELU(), nn.Linear(e.d_embed, e.d_embed)] if e.hidden_layer else []
+            self.embed = nn.Sequential(nn.Linear(e.d_input, e.d_embed), *maps)
+            self.project = nn.Identity()
+        self.norm, self.drop = nn.LayerNorm(width, eps=1e-12), nn.Dropout(dropout)
+        mlp = config.mlp != "none"
+        layers = (Layer(width, config.num_heads, dropout, mlp) for _ in range(config.depth))
+        self.layers = nn.ModuleList(layers)
+        self.classifier = nn.Linear(width, num_outputs)
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Embedding)):
                 nn.init.normal_(module.weight, std=0.02)
             if isinstance(module, nn.Linear):
                 nn.init.zeros_(module.bias)
-        for layer in self.layers:
-            bound = 1 / math.sqrt(config.d_model)
-            nn.init.uniform_(layer.attention.out.weight, -bound, bound)
-            nn.init.uniform_(layer.attention.qkv.weight[2 * config.d_model :], -bound, bound)
+        for attention in (layer.attention for layer in self.layers):
+            nn.init.normal_(attention.in_proj_weight, std=0.02)
+            bound = 1 / math.sqrt(width)
+            for weight in (attention.out_proj.weight, attention.in_proj_weight[2 * width :]):
+                nn.init.uniform_(weight, -bound, bound)
 
     def forward(self, inputs, mask=None):
-        e = self.config.embedding
-        if e.vocab_size:
-            x = self.words(inputs)
-            if e.positions == "learned":
-                x = x + self.positions[: x.shape[1]]
-            x = self.project(x)
-        else:
-            x = self.points(inputs)
-        x = self.drop(self.norm(x))
-        attend = None if mask is None else mask[:, None, None, :]
+        x = self.embed(inputs)
+        if self.positions is not None:
+            x = x + self.positions[: x.shape[1]]
+        x = self.drop(self.norm(self.project(x)))
         for layer in self.layers:
-            x = layer(x, attend)
+            x = layer(x, None if mask is None else ~mask)
         return self.classifier(x)
 
 
-class Training:
+class Timed:
+    """Steps of training, timed a few at a time."""
+
+    warm_up, num_seeds = 3, 1
+
+    def seconds_per_step(self, num_steps: int) -> float:
+        """Of a step, after a warm-up, over the number of seeds."""
+        batches = self.batches()
+        for i in range(num_steps + self.warm_up):
+            if i == self.warm_up:
+                started = time.perf_counter()
+            self.step(*next(batches))
+        return (time.perf_counter() - started) / num_steps / self.num_seeds
+
+
+class Training(Timed):
     """Training of a recipe's network, timed a few steps at a time.
 
     Args:
@@ -117,8 +107,6 @@ class Training:
         compiled: Whether through `torch.compile`, which needs a C++ compiler.
         seed: Of PyTorch's generator.
     """
-
-    warm_up = 3
 
     def __init__(
         self, recipe: Any, examples: Any, hyper: Any, *, compiled: bool = False, seed: int = 0
@@ -137,34 +125,26 @@ class Training:
         )
         self.seconds_per_step(1)  # compiles
 
-    def seconds_per_step(self, num_steps: int) -> float:
-        """Of `num_steps` steps, after a warm-up."""
-        done, started = 0, time.perf_counter()
-        while done < num_steps + self.warm_up:
-            for batch in self.loader:
-                if done == self.warm_up:
-                    started = time.perf_counter()
-                self.loss = loss_of(self.called, self.recipe, *batch)
-                self.optimizer.zero_grad()
-                self.loss.backward()
-                if self.recipe.clip_norm is not None:
-                    nn.utils.clip_grad_norm_(self.network.parameters(), self.recipe.clip_norm)
-                self.optimizer.step()
-                done += 1
-                if done == num_steps + self.warm_up:
-                    break
-        return (time.perf_counter() - started) / num_steps
+    def batches(self):
+        while True:
+            yield from self.loader
+
+    def step(self, *batch):
+        self.loss = loss_of(self.called, self.recipe, *batch)
+        self.optimizer.zero_grad()
+        self.loss.backward()
+        if self.recipe.clip_norm is not None:
+            nn.utils.clip_grad_norm_(self.network.parameters(), self.recipe.clip_norm)
+        self.optimizer.step()
 
 
-class VmappedTraining:
+class VmappedTraining(Timed):
     """`Training` of several seeds as one, by `torch.func`: Adam takes stacked weights as any.
 
     Args:
         recipe, examples, hyper, seed: As `Training` takes them.
         num_seeds: Trained together.
     """
-
-    warm_up = 3
 
     def __init__(self, recipe: Any, examples: Any, hyper: Any, num_seeds: int, *, seed: int = 0):
         torch.manual_seed(seed)
@@ -185,18 +165,14 @@ class VmappedTraining:
         self.gradient = torch.func.vmap(torch.func.grad_and_value(loss), randomness="different")
         self.buffers = buffers
 
-    def seconds_per_step(self, num_steps: int) -> float:
-        """Of a step of all seeds, over their number."""
+    def batches(self):
         count, size = len(self.data[0]), self.recipe.batch_size
-        for i in range(num_steps + self.warm_up):
-            if i == self.warm_up:
-                started = time.perf_counter()
+        while True:
             chosen = torch.stack([torch.randperm(count)[:size] for _ in range(self.num_seeds)])
-            self._step([a[chosen] for a in self.data])
-        return (time.perf_counter() - started) / num_steps / self.num_seeds
+            yield [a[chosen] for a in self.data]
 
     @torch.no_grad()
-    def _step(self, batch):
+    def step(self, *batch):
         # torch.func has no rule for the fused attention: it would loop over the seeds.
         with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
             gradients, self.loss = self.gradient(self.params, self.buffers, *batch)

@@ -13,7 +13,7 @@ import numpy as np
 
 import rank_collapse as rc
 from experiments import initial
-from experiments.initial import FLOOR, kept_and_gradients, kept_of, mean_path_length, tokens
+from experiments.initial import FLOOR, kept_and_gradients, mean_path_length
 from experiments.shell.executor import Executor
 from experiments.shell.flag_values import Flags
 from experiments.small_task import Network
@@ -48,14 +48,10 @@ class Case(NamedTuple):
         return f"{self.name} attention" if self.kind == "variant" else self.name
 
     @property
-    def start(self) -> str:
-        """The variant whose attention parameters it starts from."""
-        return self.name if self.kind == "variant" else "softmax"
-
-    @property
     def network(self) -> Network:
-        """What is trained."""
-        return Network(self.config, _start(rc.VARIANTS[self.start].start))
+        """It, with the attention parameters that it starts from."""
+        variant = rc.VARIANTS[self.name if self.kind == "variant" else "softmax"]
+        return Network(self.config, _start(variant.start))
 
 
 Cases = Mapping[str, Case]
@@ -78,66 +74,52 @@ def cases_of(options: Flags, depths: list[int], width: int, num_tokens: int) -> 
     """
     found = []
     for depth in depths:
-        base = base_of(options, depth, options.num_heads, width)
+        base = initial.network_of(
+            options, depth, norm_placement=options.norm_placement, d_model=width
+        )
         for name in options.designs:
             found.append(Case("design", name, depth, rc.design(base, name)))
         for name in options.variants:
-            given = {"num_tokens": num_tokens} if name == "a_perp" else {}
-            own = rc.variant(base, name, key=jax.random.key(options.seed), **given)
-            found.append(Case("variant", name, depth, own))
+            sizes = {"num_tokens": num_tokens} if name == "a_perp" else {}
+            config = rc.variant(base, name, key=jax.random.key(options.seed), **sizes)
+            found.append(Case("variant", name, depth, config))
     return {f"{case.label}, L={case.depth}": case for case in found}
 
 
-def base_of(options: Flags, depth: int, num_heads: int, width: int) -> rc.TransformerConfig:
-    """The network of the flags, without a cure."""
-    return rc.transformer(
-        depth,
-        num_heads,
-        width,
-        mlp=options.mlp,
-        mask=options.mask,
-        norm_placement=options.norm_placement,
-        mlp_skip=options.mlp != "none",
-    )
-
-
 def measure_cases(options: Flags, cases: Cases, run: RunFolder) -> dict[str, dict[str, np.ndarray]]:
-    """{case: `kept_and_gradients` and "length" of all seeds}; one program for cases that differ in
-    numbers alone."""
-    groups = {}
-    for name, case in cases.items():
-        groups.setdefault(case.network.program, []).append(name)
+    """{case: `measures_of` all seeds}; one program for cases that differ in numbers alone."""
 
-    def measure_from(start):
-        def measure(key, config):
-            key_params, key_x, key_goal = jax.random.split(key, 3)
-            params = rc.init_variant(key_params, config, start)
-            x = tokens(key_x, options.num_tokens, config.d_model, options.cosine)
-            found = kept_and_gradients(params, x, config, key_goal)
-            return found | {"length": mean_path_length(params, x, config)}
+    def measure(start, key, config):
+        key_params, key_x, key_goal = jax.random.split(key, 3)
+        params = start(rc.init(key_params, config), None)
+        x = initial.tokens(key_x, options.num_tokens, config.d_model, options.cosine)
+        found = kept_and_gradients(params, x, config, key_goal)
+        return found | {"length": mean_path_length(params, x, config)}
 
-        return measure
-
-    found = {}
+    found: dict[str, dict[str, np.ndarray]] = {}
     with Executor(options, run, "cures", len(cases) * options.num_seeds) as executor:
-        for names in groups.values():
-            configs = {n: jax.tree.map(np.float32, cases[n].config) for n in names}
-            first = cases[names[0]]  # of shallow networks compiling is most of the time
-            measure, level = measure_from(first.start), int(first.depth >= DEEP)
-            found |= executor.measure(measure, configs, level=level)
-    return {name: found[name] for name in cases}
+        for configs in initial.by_program({name: case.network for name, case in cases.items()}):
+            first = cases[next(iter(configs))]
+            one = functools.partial(measure, first.network.start)
+            # Of shallow networks compiling is most of the time.
+            found |= executor.measure(one, configs, level=int(first.depth >= DEEP))
+    return {name: measures_of(found[name]) for name in cases}
 
 
 def measures_of(found: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """{name of `MEASURES`: [s]} of one case.
+    """{name of `MEASURES`: [s]} of one case, "kept" [s, l + 1], the residual by layer over that of
+    the input, and whether its last is a "limit" [s].
 
     The slope is that of a line through log10 of the residual by layer, from the first layer to the
     last that is above what float32 rounds away.
     """
-    kept = np.log10(kept_of(found["residual"]))
-    slope = np.array([slope_of(own) for own in kept])
-    own = initial.measures_of(found) | {"slope": slope}
-    return own | {"length": found["length"] / (kept.shape[1] - 1)}
+    kept = initial.kept_of(found["residual"])
+    return initial.measures_of(found) | {
+        "slope": np.array([slope_of(curve) for curve in np.log10(kept)]),
+        "length": found["length"] / (kept.shape[1] - 1),
+        "limit": initial.limits_of(found),
+        "kept": kept,
+    }
 
 
 def ends(values: Any, *, share: bool = False) -> list[float | None]:
@@ -148,5 +130,5 @@ def ends(values: Any, *, share: bool = False) -> list[float | None]:
 def slope_of(log10_kept: np.ndarray) -> float:
     """Of a line through log10 residuals, up to the first that is rounded away."""
     low = np.flatnonzero(log10_kept <= math.log10(FLOOR))
-    own = log10_kept[: max(2, low[0])] if len(low) else log10_kept
-    return float(np.polyfit(np.arange(len(own)), own, 1)[0])
+    curve = log10_kept[: max(2, low[0])] if len(low) else log10_kept
+    return float(np.polyfit(np.arange(len(curve)), curve, 1)[0])

@@ -7,70 +7,58 @@ rank correlations over the same cures, with a bootstrap interval; cures that are
 initialisation are drawn together.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from rank_collapse.report.statistics import order_of
 
-MEASURES = {"residual": "log10_residual", "rank": "rank"}
 RESAMPLES = 1000
 FEWEST = 4  # networks of a kind
 
 
-def within_kinds(cases: Mapping[str, Any], trained: Mapping[str, Any]) -> dict[str, Any]:
-    """{kind: {"depth", "cures", "networks", "residual", "rank", "difference"}} of designs and of
-    variants, of those with enough networks.
+def within_kinds(results: Mapping[str, Any], setup: Any) -> dict[str, dict[str, Any]]:
+    """{kind: {"residual", "rank", "difference", "cures", "networks"}} of designs and of variants,
+    of those with enough networks whose output has a rank: rank correlations with the accuracy, what
+    that of the rank is above that of the residual with its interval, and counts.
 
     Args:
-        cases, trained: Of the summary of run_cures; a cure counts if its output has a rank.
+        results, setup: Of run_cures.
     """
-    deepest, nearest, rows = max((c["depth"] for c in trained.values()), default=0), {}, {}
-    for case in sorted(cases.values(), key=lambda c: -abs(c["depth"] - deepest)):
-        nearest[case["kind"], case["cure"]] = case
-    for own in trained.values():
-        start = nearest[own["kind"], own["cure"]]
-        row = *(start[name][0] for name in MEASURES.values()), own["accuracy"][0]
-        if own["depth"] == deepest and None not in row:
-            rows.setdefault(own["kind"], []).append(row)
-    found = {kind: _orders(np.array(own)) for kind, own in rows.items()}
-    return {kind: {"depth": deepest} | own for kind, own in found.items() if own}
+    deepest = max((case.depth for case in setup.trained.values()), default=0)
+    by_distance = sorted(setup.cases.items(), key=lambda own: -abs(own[1].depth - deepest))
+    nearest = {(case.kind, case.name): results["cases"][name] for name, case in by_distance}
+    rows: dict[str, list[Any]] = {}
+    for name, case in setup.trained.items():
+        start, accuracy = nearest[case.kind, case.name], results["trained"][name]["accuracy"]
+        row = [values.mean() for values in (start["log10_residual"], start["rank"], accuracy)]
+        if case.depth == deepest and np.isfinite(row).all():
+            rows.setdefault(case.kind, []).append(row)
+    found = {kind: _order(np.array(own)) for kind, own in rows.items()}
+    return {kind: order for kind, order in found.items() if order}
 
 
-def _orders(rows):
+def _order(rows):
     """Of rows (residual, rank, accuracy); none where they are of too few networks, or constant."""
+    from scipy import stats
+
     networks, of_row = np.unique(rows[:, :2], axis=0, return_inverse=True)
-    if len(networks) < FEWEST or (own := _correlations(rows)) is None:
+    residual, rank = _correlations(rows)
+    if len(networks) < FEWEST or not np.isfinite(rank - residual):
         return None
-    members = [np.flatnonzero(of_row == network) for network in range(len(networks))]
-    rng, drawn = np.random.default_rng(0), []
-    for _ in range(RESAMPLES):
-        chosen = rng.integers(len(networks), size=len(networks))
-        found = _correlations(rows[np.concatenate([members[i] for i in chosen])])
-        drawn += [] if found is None else [found[1] - found[0]]
-    low, high = np.quantile(drawn, [0.025, 0.975])
-    difference = [own[1] - own[0], float(low), float(high)]
-    about = {"cures": len(rows), "networks": len(networks), "difference": difference}
-    return about | dict(zip(MEASURES, own, strict=True))
+
+    def difference(chosen):
+        residual, rank = _correlations(np.concatenate([rows[of_row == i] for i in chosen]))
+        return rank - residual
+
+    how = {"vectorized": False, "method": "percentile", "n_resamples": RESAMPLES, "rng": 0}
+    drawn = stats.bootstrap((np.arange(len(networks)),), difference, **how).bootstrap_distribution
+    ends = np.nanquantile(drawn, [0.025, 0.975])  # NaN where all drawn are one network
+    about = {"residual": residual, "rank": rank, "difference": [rank - residual, *ends]}
+    return about | {"cures": len(rows), "networks": len(networks)}
 
 
 def _correlations(rows):
-    """Rank correlations of residual and rank with the accuracy; None where one is constant."""
-    found = [order_of(rows[:, place], rows[:, -1]) for place in range(len(MEASURES))]
-    return None if None in found else found
-
-
-def reading(orders: Mapping[str, Any]) -> Iterator[str]:
-    """One sentence for each kind."""
-    for kind, own in orders.items():
-        low, high = own["difference"][1:]
-        alike = "; they cannot be distinguished" if low <= 0 <= high else ""
-        yield (
-            f"Within {own['cures']} {kind}s ({own['networks']} networks at initialisation) the "
-            f"accuracy with {own['depth']} layers has a rank correlation of {own['rank']:.2f} with "
-            f"the effective rank at the nearest depth before training, and of "
-            f"{own['residual']:.2f} with the residual kept: a difference of "
-            f"{own['difference'][0]:+.2f} ({low:+.2f} to {high:+.2f}, {RESAMPLES} resamples of "
-            f"networks){alike}."
-        )
+    """[2], rank correlations of residual and rank with the accuracy; NaN where one is constant."""
+    return np.array([order_of(rows[:, place], rows[:, 2]) for place in (0, 1)], float)

@@ -211,7 +211,11 @@ def options_of(flag_values: Flags, folder: Path, shown: Mapping[str, Any]) -> Fl
         for name, value in (config | shown).items()
         if name in flag_values and value != flag_values[name].default
     ]
-    return parse(flag_values, [*arguments, f"--output_dir={folder}"])
+    options = parse(flag_values, [*arguments, f"--output_dir={folder}"])
+    if config.get("figure"):  # whose own defaults are others than the flags'
+        for name in config.keys() & set(options):
+            options[name].present = 1
+    return options
 
 
 def _text(value):

@@ -37,15 +37,15 @@ GRADIENTS = {
     "cross.w_o": "$W_O$ from the memory",
     "mlp.w_in": "MLP",
 }
-# {measure: (axis, title)}
-PROFILES = {
-    "ratio": (
+# (axis, title) of the residual ratio, the token cosine and the residual
+PROFILES = (
+    (
         r"$\|\mathrm{res}(X)\|/\|X\|$ in $\|\cdot\|_{1,\infty}$",
         "residual ratio (dotted: law, Frobenius)",
     ),
-    "cosine": ("mean cosine of two tokens", "token cosine (dotted: law)"),
-    "log10_residual": (r"$\log_{10}\|\mathrm{res}(X)\|_{1,\infty}$", "residual"),
-}
+    ("mean cosine of two tokens", "token cosine (dotted: law)"),
+    (r"$\log_{10}\|\mathrm{res}(X)\|_{1,\infty}$", "residual"),
+)
 
 
 def deepest(found: Results) -> dict[str, dict[str, Any]]:
@@ -53,10 +53,10 @@ def deepest(found: Results) -> dict[str, dict[str, Any]]:
     return {name: ends(own)[1] for name, own in by_design(found).items()}
 
 
-def points(index: int) -> dict[str, Any]:
-    """How a design's points look."""
+def points(ax: Any, x: Any, y: Any, index: int, **options: Any) -> None:
+    """A design's points."""
     marker = figures.MARKERS[index % len(figures.MARKERS)]
-    return {"color": figures.color(index), "marker": marker, "linestyle": ""}
+    ax.plot(x, y, color=figures.color(index), marker=marker, linestyle="", **options)
 
 
 def law(ax: Any, x: Any, y: Any, index: int, **options: Any) -> None:
@@ -64,7 +64,11 @@ def law(ax: Any, x: Any, y: Any, index: int, **options: Any) -> None:
     ax.plot(x, y, **{"color": figures.color(index), "ls": ":", "lw": 1.2} | options)
 
 
-@figures.styled
+def expected_apart(found: dict[str, Any]) -> np.ndarray:
+    """The law's 1 − token cosine by layer, mean over seeds."""
+    return np.exp(found["expected_log_apart"].astype(float)).mean(axis=0)
+
+
 def one_law_figure(found: Results, setup: Any) -> Figure:
     """Left: 1 − mean token cosine by layer of the deepest networks (markers, bands over seeds) and
     the law that predicts it from the gains alone (lines). Middle and right: output change and
@@ -73,27 +77,20 @@ def one_law_figure(found: Results, setup: Any) -> Figure:
     has the first order in the scores' variance alone: at variance 1 networks have .86 to .91 of it
     at 17 tokens and 1.06 to 1.10 at 64, .74 to .89 with a causal mask, .55 to .74 at 3, where it is
     not to be used."""
-    fig, axes = figures.figure(1, 3, width=4.1, height=3.5)
-    collapse, change, query = axes[0]
+    fig, ((collapse, change, query),) = figures.figure(1, 3, width=4.1, height=3.5)
     for index, (name, own) in enumerate(by_design(found).items()):
-        deep = ends(own)[1]
-        layers = np.arange(deep["apart"].shape[1])
+        deep, pair = ends(own)[1], ("expected_change", "change.random")
         apart = np.where(deep["apart"] > VISIBLE, deep["apart"], np.nan)
+        layers = np.arange(apart.shape[1])
         every = max(1, layers[-1] // 12)
-        marks = (index % every, every)
-        figures.log_band(collapse, layers, apart, name, index, linestyle="", markevery=marks)
-        expected = np.exp(deep["expected_log_apart"].astype(float)).mean(axis=0)
-        law(collapse, layers, expected, index, ls="-", lw=1.0)
-        measured, there = (
-            geometric_mean(curve(own, n)) for n in ("change.random", "expected_change")
-        )
-        change.plot(there, measured, **points(index))
-    for index, (name, deep) in enumerate(deepest(by_layer(found)).items()):
-        q, there = (
-            np.where(deep["apart"][:, :-1] > GRADIENT_VISIBLE, deep[f"{n}.attention.w_q"], np.nan)
-            for n in ("gradients", "expected_gradients")
-        )
-        query.plot(geometric_mean(there), geometric_mean(q), label=name, **points(index))
+        marks = {"linestyle": "", "markevery": (index % every, every)}
+        figures.log_band(collapse, layers, apart, name, index, **marks)
+        law(collapse, layers, expected_apart(deep), index, ls="-", lw=1.0)
+        points(change, *(geometric_mean(curve(own, n)) for n in pair), index)
+    for index, deep in enumerate(deepest(by_layer(found)).values()):
+        norms = (deep[f"{n}.attention.w_q"] for n in ("expected_gradients", "gradients"))
+        seen = deep["apart"][:, :-1] > GRADIENT_VISIBLE
+        points(query, *(geometric_mean(np.where(seen, own, np.nan)) for own in norms), index)
     collapse.set(
         yscale="log",
         xlabel="layer",
@@ -106,13 +103,11 @@ def one_law_figure(found: Results, setup: Any) -> Figure:
     query.annotate(QUERY_LAW, (0.97, 0.03), xycoords="axes fraction", ha="right", fontsize=8)
     for ax in (change, query):
         ax.set(xscale="log", yscale="log", xlabel="expected from the law")
-        low, high = ax.get_xlim()
-        ax.plot([low, high], [low, high], color="#555555", lw=0.9, ls="--")
+        ax.plot(*2 * [ax.get_xlim()], color="#555555", lw=0.9, ls="--")
     collapse.legend(loc="lower left")
     return fig
 
 
-@figures.styled
 def dependency_figure(found: Results, setup: Any) -> Figure:
     """Dependency of the stream after branch i on branch j: β_ij from variances, as published, and
     the exact share of variance."""
@@ -136,36 +131,32 @@ def dependency_figure(found: Results, setup: Any) -> Figure:
     return fig
 
 
-@figures.styled
 def change_figure(found: Results, setup: Any) -> Figure:
     """Change of the output after an update of every matrix by the same relative size, against the
     number of branches; black the three published laws. Dotted: of random updates the law's
     expectation; of steps along the gradient what they do at least, e² (Σ‖W‖‖∂W‖)²/‖u‖². Right:
     fitted exponents, 95 % over seeds."""
-    fig, axes = figures.figure(1, 3, width=4.0, height=3.5)
-    designs, slopes_ax = by_design(found), axes[0, 2]
+    fig, ((*axes, slopes),) = figures.figure(1, 3, width=4.0, height=3.5)
+    designs = by_design(found)
     branches = branches_of(next(iter(designs.values())))
-    laws = results.law_values(branches)
-    for column, update in enumerate(results.UPDATES):
-        ax = axes[0, column]
+    for column, (ax, update) in enumerate(zip(axes, results.UPDATES, strict=True)):
         for index, (name, own) in enumerate(designs.items()):
-            values, own_branches = curve(own, f"change.{update}"), branches_of(own)
+            values = curve(own, f"change.{update}")
             first = geometric_mean(values)[0]
-            figures.log_band(ax, own_branches, values / first, name, index)
+            figures.log_band(ax, branches, values / first, name, index)
             expected = curve(own, "expected_change").mean(axis=0)
             least = geometric_mean(curve(own, "gradient_bound"))
             beside = expected / expected[0] if update == "random" else least / first
-            law(ax, own_branches, beside, index, ls=(0, (1, 1)), lw=0.8)
-            slopes = results.exponents(own_branches, values)
-            (mean, low, high), height = mean_and_ends(slopes), index + 0.2 * (column - 0.5)
-            color, marker = figures.color(index), figures.MARKERS[column]
+            law(ax, branches, beside, index, ls=(0, (1, 1)), lw=0.8)
+            mean, low, high = mean_and_ends(results.exponents(branches, values))
+            style = {"color": figures.color(index), "marker": figures.MARKERS[column]}
+            height = index + 0.2 * (column - 0.5)
             if low is not None:
-                slopes_ax.plot([low, high], [height, height], color=color, lw=2)
-            slopes_ax.plot(mean, height, color=color, marker=marker)
-        for name, values in laws.items():
-            ax.plot(
-                branches, values / values[0], color="black", lw=0.9, ls=DASHES[name], label=name
-            )
+                slopes.plot([low, high], [height, height], color=style["color"], lw=2)
+            slopes.plot(mean, height, **style)
+        for name, values in results.law_values(branches).items():
+            line = {"color": "black", "lw": 0.9, "ls": DASHES[name], "label": name}
+            ax.plot(branches, values / values[0], **line)
         ax.set(
             xscale="log",
             yscale="log",
@@ -175,41 +166,37 @@ def change_figure(found: Results, setup: Any) -> Figure:
         )
         ax.set_xticks(branches, labels=[str(n) for n in branches])
         ax.set_xticks([], minor=True)
-    axes[0, 0].legend()
-    slopes_ax.set_yticks(range(len(designs)), labels=list(designs), fontsize=8)
+    axes[0].legend()
+    slopes.set_yticks(range(len(designs)), labels=list(designs), fontsize=8)
     for name, slope in results.law_exponents(branches).items():
-        slopes_ax.axvline(slope, color="black", lw=0.9, ls=DASHES[name])
-    slopes_ax.set(
-        xlabel="exponent of N (95 % over seeds)",
-        ylim=(-0.5, len(designs) - 0.5),
-        title="circles: random, squares: gradient",
-    )
+        slopes.axvline(slope, color="black", lw=0.9, ls=DASHES[name])
+    title, label = "circles: random, squares: gradient", "exponent of N (95 % over seeds)"
+    slopes.set(xlabel=label, ylim=(-0.5, len(designs) - 0.5), title=title)
     return fig
 
 
-@figures.styled
 def gradient_figure(found: Results, setup: Any) -> Figure:
     """Gradient norms by layer of the deepest networks, dotted what the law expects (of W_Q and W_K
     to first order in the scores' variance, as above); last: those of queries over those of values
     against 1 − token cosine."""
     designs = deepest(by_layer(found))
     first = next(iter(designs.values()))
-    panels = {name: title for name, title in GRADIENTS.items() if f"gradients.{name}" in first}
-    fig, axes = figures.figure(2, -(-(len(panels) + 1) // 2), width=3.9, height=2.9)
+    shown = {name: title for name, title in GRADIENTS.items() if f"gradients.{name}" in first}
+    fig, axes = figures.figure(2, -(-(len(shown) + 1) // 2), width=3.9, height=2.9)
     last = axes.flat[-1]
-    for index, (design, own) in enumerate(designs.items()):
-        for ax, name in zip(axes.flat, panels, strict=False):
+    for ax, (name, title) in zip(axes.flat, shown.items(), strict=False):
+        for index, (design, own) in enumerate(designs.items()):
             norms = own[f"gradients.{name}"]
             layers = 1 + np.arange(norms.shape[1])
             figures.log_band(ax, layers, norms, design, index, marker="")
             law(ax, layers, own[f"expected_gradients.{name}"].mean(axis=0), index)
-        ratio = own["gradients.attention.w_q"] / own["gradients.attention.w_v"]
-        apart = own["apart"][:, :-1].ravel()
-        last.plot(apart, ratio.ravel(), markersize=1.5, label=design, **points(index))
-    for ax, (name, title) in zip(axes.flat, panels.items(), strict=False):
         ax.set(yscale="log", xlabel="layer", ylabel=r"$\|\partial\|_F$", title=title)
         if name.endswith(("w_q", "w_k")):
             ax.annotate(QUERY_LAW, (0.03, 0.03), xycoords="axes fraction", fontsize=8)
+    for index, (design, own) in enumerate(designs.items()):
+        ratio = own["gradients.attention.w_q"] / own["gradients.attention.w_v"]
+        apart = own["apart"][:, :-1].ravel()
+        points(last, apart, ratio.ravel(), index, markersize=1.5, label=design)
     line = np.geomspace(1e-6, 1, 20)
     last.plot(line, line, color="#555555", lw=0.9, ls="--", label=r"$\propto 1 - \rho$")
     last.set(
@@ -221,44 +208,41 @@ def gradient_figure(found: Results, setup: Any) -> Figure:
         xlim=(VISIBLE, 2),
     )
     last.legend(loc="lower right", markerscale=3)
-    for ax in axes.flat[len(panels) : -1]:
+    for ax in axes.flat[len(shown) : -1]:
         ax.set_axis_off()
     return fig
 
 
-@figures.styled
 def layer_figure(found: Results, setup: Any) -> Figure:
     """Residual ratio, token cosine and residual by layer of the same networks."""
-    fig, axes = figures.figure(1, 3, width=3.9, height=3.2)
+    fig, ((ratio, cosine, residual),) = figures.figure(1, 3, width=3.9, height=3.2)
     for index, (name, own) in enumerate(deepest(by_layer(found)).items()):
-        own = own | {"cosine": 1 - own["apart"]}
         layers = np.arange(own["apart"].shape[1])
-        for ax, measure in zip(axes[0], PROFILES, strict=True):
-            figures.band(ax, layers, own[measure], name, index, marker="")
-        law(axes[0, 0], layers, own["expected_frobenius"].mean(axis=0), index)
-        expected = np.exp(own["expected_log_apart"].astype(float)).mean(axis=0)
-        law(axes[0, 1], layers, 1 - expected, index)
-    for ax, (label, title) in zip(axes[0], PROFILES.values(), strict=True):
+        shown = own["ratio"], 1 - own["apart"], own["log10_residual"]
+        for ax, values in zip((ratio, cosine, residual), shown, strict=True):
+            figures.band(ax, layers, values, name, index, marker="")
+        law(ratio, layers, own["expected_frobenius"].mean(axis=0), index)
+        law(cosine, layers, 1 - expected_apart(own), index)
+    for ax, (label, title) in zip((ratio, cosine, residual), PROFILES, strict=True):
         ax.set(xlabel="layer", ylabel=label, title=title)
         figures.integer_ticks(ax)
-    axes[0, 2].legend(loc="lower left")
+    residual.legend(loc="lower left")
     return fig
 
 
-@figures.styled
 def omega_figure(found: Results, setup: Any) -> Figure:
     """Gains of the skips by sublayer; of Admin profiled on a batch of each seed's own."""
     designs = deepest(by_layer(found))
     kept = [n for n, v in designs.items() if any(np.any(v[k] != 1) for k in v if "omega." in k)]
-    designs = {name: designs[name] for name in kept or designs}  # those with gains, if any
     parts = {"": "encoder"}
     if "encoder.apart" in next(iter(designs.values())):
         parts = {"encoder.": "encoder", "": "decoder"}
     fig, axes = figures.figure(1, len(parts), width=4.0, height=3.2, sharey=True)
     for ax, (half, title) in zip(axes[0], parts.items(), strict=True):
-        for index, (design, own) in enumerate(designs.items()):
-            kinds = [values for name, values in own.items() if name.startswith(f"{half}omega.")]
-            gains = np.stack(kinds, axis=2).reshape(len(kinds[0]), -1)
+        for index, design in enumerate(kept or designs):  # those with gains, if any
+            own = designs[design].items()
+            kinds = np.stack([v for name, v in own if name.startswith(f"{half}omega.")], axis=2)
+            gains = kinds.reshape(len(kinds), -1)
             figures.band(ax, 1 + np.arange(gains.shape[1]), gains, design, index, marker="")
         ax.set(xlabel="branch, in the order passed", title=title)
     axes[0, 0].set_ylabel(r"gain of the skip, $\omega$")

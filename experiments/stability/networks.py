@@ -1,22 +1,24 @@
 """The networks of run_stability: encoders and encoder-decoders, by design and depth, handled alike.
 
-What belongs to the halves of an encoder-decoder is kept as {"encoder": ..., "decoder": ...}, what
-belongs to a stack alone as {"": ...}; the last of them is the one that puts the output out.
+What belongs to the stacks of a network is a tuple: of a stack alone, or of encoder and decoder; the
+last is the one that puts the output out.
 
 A network of l layers is the deepest one whose layers after l have skips of 1 and branches of 0:
 they change nothing, and one compiled program serves every depth and every design of its norms.
 """
 
+import itertools
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import flags
 
 import rank_collapse as rc
-from experiments.shell.flag_values import check_names
+from experiments import initial
+from experiments.shell.flag_values import Flags, check_names
 from rank_collapse.measures import updates
 from rank_collapse.network import encoder_decoder, layers
 from rank_collapse.network.designs import count_branches
@@ -38,7 +40,6 @@ DESIGNS = (*LAW_OF, "deepnorm", "depth_scaled", "layernorm_scaling")
 KINDS = ("encoder", "encoder_decoder")
 PARTS = ("encoders", "encoder_decoders", "training")
 HALVES = ("encoder", "decoder")
-ALONE = ""
 
 
 class Case(NamedTuple):
@@ -49,23 +50,22 @@ class Case(NamedTuple):
     depth: int  # Layers, of each half
     branches: int  # N of all of it
 
-
-class Group(NamedTuple):
-    """Networks of one compiled program."""
-
-    config: Any  # The deepest network, without its gains
-    cases: tuple[Case, ...]  # In the order of the gains' leading axis
-    # {half: {"skip", "branch", "norm": Gains of [case, L], "init": [case]}}; skips that a batch
-    # decides are NaN.
-    gains: Mapping[str, Any]
+    @property
+    def name(self) -> str:
+        """Of its arrays."""
+        return f"{self.kind} {self.design}, L={self.depth}"
 
 
-def base_config(options: flags.FlagValues, depth: int, kind: str) -> Any:
+class Part(NamedTuple):
+    """Networks of which the same is measured."""
+
+    by_layer: bool  # Whether each layer is measured too
+    configs: Mapping[Case, Any]  # All as deep as the deepest of them, see `padded`
+
+
+def base_config(options: Flags, depth: int, kind: str) -> Any:
     """The network that designs are applied to."""
-    fields = {"mlp": options.mlp, "mask": options.mask, "d_ff": options.d_ff}
-    if options.mlp == "none":
-        fields["mlp_skip"] = False
-    encoder = rc.transformer(depth, options.num_heads, options.d_model, **fields)
+    encoder = initial.network_of(options, depth, d_ff=options.d_ff)
     if kind == "encoder":
         return encoder
     # Both halves are given states: the decoder's vocabulary is there because it must have one.
@@ -74,17 +74,16 @@ def base_config(options: flags.FlagValues, depth: int, kind: str) -> Any:
     return EncoderDecoderConfig(encoder, decoder)
 
 
-def depths_of(options: flags.FlagValues, flag: str) -> list[int]:
+def depths_of(options: Flags, flag: str) -> list[int]:
     """The depths that a flag asks for, ascending; raises ValueError for fewer than two."""
     depths = sorted(set(options[flag].value))
     if len(depths) < 2:
-        given = ",".join(map(str, options[flag].value))
-        raise ValueError(f"--{flag}={given} is fewer than two depths")
+        raise ValueError(f"--{flag}={','.join(map(str, depths))} is fewer than two depths")
     return depths
 
 
-def parts_of(options: flags.FlagValues) -> dict[str, list[Group]]:
-    """The networks at initialisation that the flags ask for, by part; see `measure.measure_all`.
+def parts_of(options: Flags) -> list[Part]:
+    """The networks at initialisation that the flags ask for; see `measure.measure_all`.
 
     Raises:
         ValueError: A part or a design that there is not, none, or an update of nothing.
@@ -95,190 +94,157 @@ def parts_of(options: flags.FlagValues) -> dict[str, list[Group]]:
         check_names(options, "train_designs", rc.DESIGNS)
     if not options.update_size > 0:
         raise ValueError(f"--update_size={options.update_size} is no update of the weights")
-    parts = {}
+    parts = []
     for kind, flag in zip(KINDS, ("", "pair_"), strict=True):
         layered, depths = (depths_of(options, f"{flag}{n}") for n in ("layer_depths", "depths"))
-        if f"{kind}s" not in options.parts:
-            continue
-        parts[f"{flag}layers"] = groups_of(options, layered, kind)
-        if others := [depth for depth in depths if depth not in layered]:
-            parts[f"{flag}depths"] = groups_of(options, others, kind)
+        if f"{kind}s" in options.parts:
+            parts.append(Part(True, configs_of(options, layered, kind)))
+            others = [depth for depth in depths if depth not in layered]
+            parts += [Part(False, configs_of(options, others, kind))] if others else []
     if not parts:
         raise ValueError(f"--parts={','.join(options.parts)} measures no network at initialisation")
     return parts
 
 
-def groups_of(options: flags.FlagValues, depths: list[int], kind: str = "encoder") -> list[Group]:
-    """All designs at all depths, in groups of one compiled program each."""
-    plain = dict.fromkeys(("skip_gain", "branch_gain", "norm_gain", "init_gain"), 1.0)
-    plain |= {"depth": depths[-1]}
-    groups = {}
-    for name in options.designs:
-        for depth in depths:
-            config = rc.design(base_config(options, depth, kind), name, learned=False)
-            # Compared alike: one rule for the initial weights, whose gains are the design's own.
-            config = mapped(lambda stack: stack.replace(init="lecun"), config)
-            stacks = halves(config)
-            gains = {half: gains_at(stack, depths[-1]) for half, stack in stacks.items()}
-            static = mapped(lambda stack: stack.replace(**plain), config)
-            case = Case(kind, name, depth, sum(map(count_branches, stacks.values())))
-            groups.setdefault(static, []).append((case, gains))
-    return [
-        Group(
-            config,
-            tuple(case for case, _ in found),
-            jax.tree.map(lambda *a: np.stack(a), *(gains for _, gains in found)),
-        )
-        for config, found in groups.items()
-    ]
+def configs_of(options: Flags, depths: list[int], kind: str = "encoder") -> dict[Case, Any]:
+    """All designs at all depths, ascending, as deep as the deepest."""
+    found, longer = {}, partial(padded, size=depths[-1])
+    for name, depth in itertools.product(options.designs, depths):
+        config = rc.design(base_config(options, depth, kind), name, learned=False)
+        branches = sum(map(count_branches, halves(config)))
+        found[Case(kind, name, depth, branches)] = mapped(longer, config)
+    return found
 
 
-def gains_at(config: rc.TransformerConfig, size: int) -> dict[str, Any]:
-    """The gains of a stack, with `size` layers of which those past its own change nothing."""
-    own = layer_gains(config, jnp.float32)
+def padded(config: rc.TransformerConfig, size: int) -> rc.TransformerConfig:
+    """The network with `size` layers, of which those past its own change nothing.
 
-    def padded(gains, rest):
+    Initial weights are compared alike: by one rule, with the gain of the design's own.
+    """
+    gains, ones = layer_gains(config, jnp.float32), np.ones(config.depth, np.float32)
+
+    def longer(of, rest):
         wide = (0, size - config.depth)
-        return jax.tree.map(lambda a: np.pad(a, wide, constant_values=rest), gains)
+        return jax.tree.map(lambda a: np.pad(a, wide, constant_values=rest), of)
 
-    ones = np.ones(config.depth, np.float32)
-    norm = Gains(ones, ones, ones) if own.norm is None else own.norm
-    gains = {"skip": padded(own.skip, 1.0), "branch": padded(own.branch, 0.0)}
-    return gains | {"norm": padded(norm, 1.0), "init": np.float32(config.init_gain)}
-
-
-def with_gains(config: Any, gains: Mapping[str, Any]) -> Any:
-    """The network of one case; its parameters are scaled by `gains["init"]`, see `measure`."""
-
-    def gained(stack, own):
-        return stack.replace(**{f"{name}_gain": own[name] for name in ("skip", "branch", "norm")})
-
-    return mapped(gained, config, gains)
+    return config.replace(
+        depth=size,
+        init="lecun",
+        skip_gain=longer(gains.skip, 1.0),
+        branch_gain=longer(gains.branch, 0.0),
+        norm_gain=longer(gains.norm or Gains(ones, ones, ones), 1.0),
+    )
 
 
-def halves(network: Any) -> dict[str, Any]:
-    """The stacks of a config or of parameters, by half."""
-    if hasattr(network, "decoder"):
-        return {half: getattr(network, half) for half in HALVES}
-    return {ALONE: network}
+def halves(network: Any) -> tuple[Any, ...]:
+    """What belongs to each stack of a config, of parameters, of traces, or of what is expected."""
+    parts = network if isinstance(network, dict) else {}
+    parts = parts or {half: getattr(network, half) for half in HALVES if hasattr(network, half)}
+    return tuple(parts[half] for half in HALVES) if "decoder" in parts else (network,)
 
 
-def in_order(by_half: dict[str, Any]) -> list[Any]:
-    """Of a stack alone, or of encoder and decoder: compiled programs sort names."""
-    return [by_half[half] for half in (ALONE, *HALVES) if half in by_half]
-
-
-def last(by_half: dict[str, Any]) -> Any:
-    """Of the stack that puts the output out."""
-    return in_order(by_half)[-1]
-
-
-def mapped(fn: Callable, network: Any, *others: dict[str, Any]) -> Any:
+def mapped(fn: Callable, network: Any, *others: tuple[Any, ...]) -> Any:
     """The config or parameters with fn(stack, *others of that half) in the place of each stack."""
-    new = {h: fn(part, *(other[h] for other in others)) for h, part in halves(network).items()}
-    return new[ALONE] if ALONE in new else network.replace(**new)
+    new = [fn(*given) for given in zip(halves(network), *others, strict=True)]
+    return network.replace(**dict(zip(HALVES, new, strict=True))) if len(new) > 1 else new[0]
 
 
-def init(key: Any, config: Any) -> Any:
-    """Parameters of either."""
-    made = encoder_decoder.init if isinstance(config, EncoderDecoderConfig) else rc.init
-    return made(key, config)
+def library(config: Any) -> tuple[Any, Any]:
+    """(what initialises and applies such a network, its one law)."""
+    both = isinstance(config, EncoderDecoderConfig)
+    return (encoder_decoder, theory_of_both) if both else (rc, stability)
 
 
-def traces(params: Any, inputs: dict[str, Any], config: Any) -> dict[str, rc.Trace]:
+def traces(params: Any, inputs: tuple[Any, ...], config: Any) -> tuple[rc.Trace, ...]:
     """The pass on states [n, d] of each half; the decoder attends to the encoder's output."""
-    if ALONE in inputs:
-        return {ALONE: rc.apply(params, inputs[ALONE], config)}
-    return halves(encoder_decoder.apply(params, *in_order(inputs), config))
+    return halves(library(config)[0].apply(params, *inputs, config))
 
 
 def expected(
-    params: Any, inputs: dict[str, Any], config: Any, size: Any, *, gradients: bool
-) -> tuple[dict[str, stability.ExpectedTrace], dict[str, Any] | None]:
+    params: Any, inputs: tuple[Any, ...], config: Any, size: Any, *, gradients: bool
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """(what the one law expects of each half, and of gradients where that is asked for).
 
     NaN of networks that it does not cover, as where branches see tokens that no norm has scaled.
     """
-    if any(stability.COVERS.refusal(stack) for stack in halves(config).values()):
+    if any(stability.COVERS.refusal(stack) for stack in halves(config)):
         other = mapped(lambda stack: stack.replace(norm_placement="none"), config)
         shapes = jax.eval_shape(lambda: expected(params, inputs, other, size, gradients=gradients))
         return jax.tree.map(lambda a: jnp.full(a.shape, jnp.nan, a.dtype), shapes)
-    theory = stability if ALONE in inputs else theory_of_both
-    given, sizes = (params, *in_order(inputs), config), theory.update_sizes(config, size)
-    if gradients:
-        found, traces = theory.expected_gradient_norms(*given, sizes=sizes)
-    else:
-        found, traces = None, theory.expected_pass(*given, sizes=sizes)
-    return ({ALONE: traces}, found and {ALONE: found}) if ALONE in inputs else (traces, found)
+    theory = library(config)[1]
+    given, sizes = (params, *inputs, config), theory.update_sizes(config, size)
+    if not gradients:
+        return halves(theory.expected_pass(*given, sizes=sizes)), ()
+    found, law = theory.expected_gradient_norms(*given, sizes=sizes)
+    return halves(law), halves(found)
 
 
-def matrices_of(params: Any) -> dict[str, Any]:
+def matrices_of(params: Any) -> tuple[Any, ...]:
     """`updates.matrices_of` each half."""
-    return {half: updates.matrices_of(part) for half, part in halves(params).items()}
+    return tuple(map(updates.matrices_of, halves(params)))
 
 
-def gradients(loss: Callable[[Any], Any], params: Any) -> dict[str, Any]:
-    """∂loss/∂W of every matrix of each half, as `updates.matrices_of`."""
-    return jax.grad(lambda found: loss(mapped(updates.with_matrices, params, found)))(
+def gradients(loss: Callable[[Any], tuple[Any, Any]], params: Any) -> tuple[Any, Any]:
+    """(∂loss/∂W of every matrix, as `matrices_of`, what else loss(params) returns)."""
+    return jax.grad(lambda own: loss(mapped(updates.with_matrices, params, own)), has_aux=True)(
         matrices_of(params)
     )
 
 
-def normalised_output(params: Any, inputs: dict[str, Any], config: Any) -> jax.Array:
-    """x̂ of the last layer, [n, d]."""
-    own, hidden = last(halves(config)), last(traces(params, inputs, config)).hidden
-    return layers.norm(None, hidden[-1], own.norm, own.norm_eps)
+def normalised_output(passed: tuple[rc.Trace, ...], config: Any) -> jax.Array:
+    """x̂ of the last layer, [n, d], of `traces`."""
+    stack = halves(config)[-1]
+    return layers.norm(None, passed[-1].hidden[-1], stack.norm, stack.norm_eps)
 
 
 def changes(
-    params: Any, inputs: dict[str, Any], config: Any, directions: dict[str, Any], size: Any
+    params: Any, inputs: tuple[Any, ...], config: Any, before: Any, directions: Any, size: Any
 ) -> dict[str, Any]:
     """{name: |x̂ − x̂*|²/d of the normalised output} after an update of all matrices.
 
     Args:
-        directions: {name: {half: matrices}}; each matrix moves by the same relative size.
+        before: x̂.
+        directions: {name: matrices of each half}; each matrix moves by the same relative size.
         size: ‖W* − W‖/‖W‖.
     """
 
     def change(direction):
         moved = mapped(lambda part, u: updates.moved(part, u, size), params, direction)
-        return jnp.mean(jnp.square(normalised_output(moved, inputs, config) - before))
+        after = normalised_output(traces(moved, inputs, config), config)
+        return jnp.mean(jnp.square(after - before))
 
-    before = normalised_output(params, inputs, config)
     together = jax.tree.map(lambda *a: jnp.stack(a), *directions.values())
     return dict(zip(directions, jax.lax.map(change, together), strict=True))
 
 
-def sgd_change(
-    params: Any, inputs: dict[str, Any], config: Any, gradients: dict[str, Any]
-) -> jax.Array:
+def sgd_change(params: Any, inputs: tuple[Any, ...], config: Any, gradients: Any) -> jax.Array:
     """|δx̂|²/(d η²) of an SGD step W − η ∂loss/∂W of all matrices, to first order in η."""
-    own = matrices_of(params)
 
-    def output(found):
-        return normalised_output(mapped(updates.with_matrices, params, found), inputs, config)
+    def output(own):
+        moved = mapped(updates.with_matrices, params, own)
+        return normalised_output(traces(moved, inputs, config), config)
 
-    return jnp.mean(jnp.square(jax.jvp(output, (own,), (gradients,))[1]))
+    return jnp.mean(jnp.square(jax.jvp(output, (matrices_of(params),), (gradients,))[1]))
 
 
-def gradient_bound(params: Any, gradients: dict[str, Any], target: Any, size: Any) -> jax.Array:
+def gradient_bound(params: Any, gradients: Any, target: Any, size: Any) -> jax.Array:
     """e² (Σ‖W‖‖∂W‖)²/‖u‖², per entry of x̂: what a step of relative size e along every matrix's
     gradient changes the output by at least, since it changes the loss u·x̂ by e Σ‖W‖‖∂W‖,
     u the target [n, d].
     """
-    own = matrices_of(params)
-    norms = ({half: updates.norms_of(m) for half, m in tree.items()} for tree in (own, gradients))
-    products = jax.tree.map(lambda w, g: jnp.sum(w * g), *norms)
-    total = sum(jax.tree.leaves(products))
+    norms = ([updates.norms_of(half) for half in own] for own in (matrices_of(params), gradients))
+    total = jax.tree.reduce(jnp.add, jax.tree.map(lambda w, g: jnp.sum(w * g), *norms))
     return jnp.square(size * total) / (jnp.sum(jnp.square(target)) * target.size)
 
 
-def skip_gains(config: Any) -> dict[str, Any]:
-    """λ of every sublayer: {half: Gains of [L]}."""
-    return {half: layer_gains(part, jnp.float32).skip for half, part in halves(config).items()}
+def with_omega(params: Any, batch: tuple[Any, ...], config: Any) -> Any:
+    """The network, with Admin's ω profiled on a batch of states of each half where its skips are
+    NaN."""
+    skips = tuple(stack.skip_gain for stack in halves(config))
 
+    def profiled():
+        found = library(config)[0].admin_profile(params, *batch, config)
+        return tuple(layer_gains(stack, jnp.float32).skip for stack in halves(found))
 
-def admin_gains(params: Any, batch: dict[str, Any], config: Any) -> dict[str, Any]:
-    """Admin's ω profiled on a batch of states of each half, as `skip_gains`."""
-    theory = rc if ALONE in batch else encoder_decoder
-    return skip_gains(theory.admin_profile(params, *in_order(batch), config))
+    gains = jax.lax.cond(jnp.isnan(skips[-1].attention[0]), profiled, lambda: skips)
+    return mapped(lambda stack, skip: stack.replace(skip_gain=skip), config, gains)

@@ -1,4 +1,4 @@
-"""What run_stability makes of its measurements: exponents with intervals, rows, and a summary.
+"""What run_stability makes of its measurements: networks by design, exponents, and table rows.
 
 `results` are {case: {measure: [s, ...]}}, as `measure.measure_all` gives them, or a part of them.
 """
@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from experiments.stability.networks import KINDS, Case
-from rank_collapse.measures.dependency import centre_of_mass, dependency
-from rank_collapse.report.statistics import number, numbers, slope
+from experiments.stability.networks import Case
+from rank_collapse.report.statistics import slope
 from rank_collapse.theory.stability import output_change_law
 
 UPDATES = ("random", "gradient")  # of equal relative size; "sgd" is of one rate
@@ -22,21 +21,20 @@ Results = Mapping[Case, dict[str, Any]]
 
 def by_design(results: Results) -> dict[str, Results]:
     """The networks of each design, shallow first."""
-    found = {}
+    found: dict[str, dict[Case, Any]] = {}
     for case in sorted(results, key=lambda c: c.depth):
         found.setdefault(case.design, {})[case] = results[case]
     return found
 
 
-def by_kind(results: Results) -> dict[str, Results]:
-    """The encoders, and the encoder-decoders, as far as present."""
-    found = {kind: {c: own for c, own in results.items() if c.kind == kind} for kind in KINDS}
-    return {kind: own for kind, own in found.items() if own}
+def of_kind(results: Mapping[str, Any], kind: str) -> Results:
+    """The encoders, or the encoder-decoders, of all that run_stability measures."""
+    return {case: found for case, found in results["networks"].items() if case.kind == kind}
 
 
 def by_layer(results: Results) -> Results:
     """Those of the networks of which every layer was measured."""
-    return {case: own for case, own in results.items() if "exact_shares" in own}
+    return {case: found for case, found in results.items() if "exact_shares" in found}
 
 
 def ends(results: Results) -> tuple[Any, Any]:
@@ -46,7 +44,7 @@ def ends(results: Results) -> tuple[Any, Any]:
 
 def curve(results: Results, name: str) -> np.ndarray:
     """[s, depths] of a number measured at every depth of one design."""
-    return np.stack([own[name] for own in results.values()], axis=1)
+    return np.stack([found[name] for found in results.values()], axis=1)
 
 
 def branches_of(results: Results) -> np.ndarray:
@@ -63,7 +61,7 @@ def exponents(branches: np.ndarray, values: np.ndarray) -> np.ndarray:
 def share_sums(results: Results) -> tuple[np.ndarray, np.ndarray]:
     """(N [depths], Σ_i β_ii² [s, depths]) over the branches of the stack that puts the output out,
     of one design: what theorem 2 of Liu et al. 2020 says of the output's change, C apart."""
-    shares = [own["shares"] for own in results.values()]
+    shares = [found["shares"] for found in results.values()]
     sums = np.stack([own.sum(axis=1) for own in shares], axis=1)
     return np.array([own.shape[1] for own in shares]), sums
 
@@ -79,123 +77,29 @@ def law_exponents(branches: np.ndarray) -> dict[str, float]:
     return {law: float(exponents(branches, v[None])[0]) for law, v in law_values(branches).items()}
 
 
+def place(exponent: float, laws: Mapping[str, float]) -> float:
+    """Where an exponent lies between those of the laws: 0 at O(1), 1 at O(log N), 2 at O(N), linear
+    between them and beyond."""
+    constant, log, linear = (laws[name] for name in reversed(LAWS))
+    if exponent < log:
+        return (exponent - constant) / (log - constant)
+    return 1 + (exponent - log) / (linear - log)
+
+
+def ratios(measured: np.ndarray, expected: np.ndarray) -> np.ndarray:
+    """exp of the mean over seeds of ln measured/expected, by position."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.exp(np.mean(np.log(measured) - np.log(expected), axis=0))
+
+
 def rows_of(results: Results) -> Iterator[dict[str, Any]]:
     """One row per network, seed and layer; what is measured of the whole network on the last."""
     for case, found in results.items():
+        flat, layers = {n: v.reshape(len(v), -1) for n, v in found.items()}, case.depth + 1
+        columns = {n: v for n, v in flat.items() if v.shape[1] in (1, case.depth, layers)}
         for seed, layer in np.ndindex(*found["apart"].shape):
             row = case._asdict() | {"seed": seed, "layer": layer}
-            for name, values in found.items():
-                if values.ndim == 1:
-                    row[name] = f"{values[seed]:.8g}" if layer == case.depth else ""
-                elif values.ndim == 2 and values.shape[1] in (case.depth, case.depth + 1):
-                    place = layer - (case.depth + 1 - values.shape[1])  # of the layer ending here
-                    row[name] = f"{values[seed, place]:.8g}" if place >= 0 else ""
+            for name, values in columns.items():
+                at = layer - (layers - values.shape[1])  # of the layer that ends here
+                row[name] = f"{values[seed, at]:.8g}" if at >= 0 else ""
             yield row
-
-
-def summary_of(results: Results) -> dict[str, Any]:
-    """{kind: {"designs", "law_exponents", "share_law_exponents"}} and "seeds": see `numbers_of`."""
-    kinds = {}
-    for kind, found in by_kind(results).items():
-        designs = {name: numbers_of(own) for name, own in by_design(found).items()}
-        own = next(iter(by_design(found).values()))
-        kinds[kind] = {
-            "designs": designs,
-            "law_exponents": law_exponents(branches_of(own)),
-            "share_law_exponents": law_exponents(share_sums(own)[0]),
-        }
-    return kinds | {"seeds": len(next(iter(results.values()))["apart"])}
-
-
-def numbers_of(own: Results) -> dict[str, Any]:
-    """Of one design: exponents, how far the law is from networks, and where outputs depend."""
-    branches, expected = branches_of(own), curve(own, "expected_change")
-    changes = {update: curve(own, f"change.{update}") for update in (*UPDATES, "sgd")}
-    found = {"branches": branches.tolist()}
-    for update, change in changes.items():
-        slopes = exponents(branches, change)
-        found[f"exponent_{update}"] = float(slopes.mean())
-        found[f"exponents_{update}"] = slopes.tolist()
-        found[f"change_{update}"] = change.mean(0).tolist()
-    bound = curve(own, "gradient_bound")
-    found["exponents_shares"] = exponents(*share_sums(own)).tolist()
-    return (
-        found
-        | {
-            "exponent_expected": number(exponents(branches, expected).mean()),
-            "change_over_gradient_bound": _ratios(changes["gradient"], bound),
-            "change_over_expected": _ratios(changes["random"], expected),
-            "law": _law(ends(own)[1]),
-        }
-        | _by_layer(by_layer(own))
-    )
-
-
-def _ratios(measured, expected):
-    """exp of the mean over seeds of ln measured/expected, by position."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return numbers(np.exp(np.mean(np.log(measured) - np.log(expected), axis=0)))
-
-
-def _law(found):
-    """1 − cosine of the deepest network, measured over expected, where float32 sees it."""
-    measured, expected = found["apart"], np.exp(found["expected_log_apart"].astype(float))
-    seen = (measured > VISIBLE).all(axis=0)
-    ratio = np.exp(np.log(measured[:, seen]).mean(axis=0) - np.log(expected[:, seen]).mean(axis=0))
-    last = int(np.flatnonzero(seen)[-1])
-    return {
-        "layers_seen": last,
-        "one_minus_cosine_last": float(measured[:, last].mean()),
-        "expected_last": number(expected[:, last].mean()),
-        "log10_expected_deepest": number(found["expected_log_apart"][:, -1].mean() / np.log(10)),
-        "largest_ratio": number(max(ratio.max(), 1 / ratio.min())),
-        "largest_ratio_below_layer": int(np.argmax(np.abs(np.log(ratio)))),
-    }
-
-
-def _by_layer(own):
-    """What only networks that were measured by layer have."""
-    if not own:
-        return {}
-    (shallow, deep), cases = ends(own), list(own)
-    published = np.stack([dependency(s) for s in shallow["shares"]])
-    exact, last = shallow["exact_shares"], published[:, -1]
-    q, v = (deep[f"gradients.attention.{name}"] for name in ("w_q", "w_v"))
-    apart = deep["apart"][:, :-1]
-    slopes, parts = [], [n.removeprefix("omega.") for n in shallow if n.startswith("omega.")]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        for x, y in zip(np.log(apart), np.log(q / v), strict=True):
-            seen = np.isfinite(x) & np.isfinite(y) & (x > np.log(GRADIENT_VISIBLE))
-            if seen.sum() > 1 and np.ptp(x[seen]) >= 0.5:  # else x hardly moves
-                slopes.append(float(slope(x[seen], y[seen])))
-    return {
-        "heat_depth": cases[0].depth,
-        "profile_depth": cases[-1].depth,
-        "centre_of_mass": float(np.mean([centre_of_mass(p) for p in published])),
-        "last_branch": float(last[:, -1].mean()),
-        "input_share": float(last[:, 0].mean()),
-        "largest_row_error": float(np.abs(exact.sum(axis=2) - 1).max()),
-        "exact_minus_published": float(np.abs(exact[:, :, :-1] - published).mean(axis=0).max()),
-        "query_over_value_first": float((q / v)[:, 0].mean()),
-        "query_over_value_last": float((q / v)[:, -1].mean()),
-        "query_over_value_slope": float(np.mean(slopes)) if slopes else None,
-        "query_gradient_over_expected": _ratios(
-            np.where(apart > GRADIENT_VISIBLE, q, np.nan), deep["expected_gradients.attention.w_q"]
-        ),
-        "value_gradient_over_expected": _ratios(v, deep["expected_gradients.attention.w_v"]),
-        "log10_residual_last": float(deep["log10_residual"][:, -1].mean()),
-        "ratio_last": float(deep["ratio"][:, -1].mean()),
-        # Σ β_Nj² over the branches of each part
-        "depends_on": {"input": float(last.mean(axis=0)[0])}
-        | {p: float(last.mean(axis=0)[1 + i :: len(parts)].sum()) for i, p in enumerate(parts)},
-        "gradients": {
-            name.replace("gradients.", ""): float(np.exp(np.log(values).mean()))
-            for name, values in deep.items()
-            if "gradients." in name and "expected" not in name
-        },
-        "omega": {
-            name.replace("omega.", ""): [float(values[:, i].mean()) for i in (0, -1)]
-            for name, values in deep.items()
-            if "omega." in name
-        },
-    }

@@ -3,48 +3,42 @@
 Its cells, its seeds and its task; what is measured at initialisation is measured at every look too.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
-from absl import flags
 from matplotlib.figure import Figure
 
-from experiments import run_trainability
+from experiments import letters
 from experiments.shell import cli
+from experiments.shell.flag_values import Flags
 from experiments.stability import networks
 from experiments.stability.measure import of_network
-from experiments.stability.networks import ALONE
 from experiments.trained import designs
 from experiments.trained.designs import Cell, steps_of
-from rank_collapse.measures import updates
 from rank_collapse.network.inputs import input_states
-from rank_collapse.report import figures
-from rank_collapse.report.statistics import geometric_mean, numbers
+from rank_collapse.report import Comparison, figures
+from rank_collapse.report.statistics import geometric_mean
 from rank_collapse.runs.folder import RunFolder
 from rank_collapse.training.recipe import Recipe, config_of
 from rank_collapse.training.tasks import examples
 from rank_collapse.training.training import batch_forward
 
 
-def trained(options: flags.FlagValues, run: RunFolder) -> dict[Cell, dict[str, Any]]:
+def trained(options: Flags, run: RunFolder) -> dict[Cell, dict[str, Any]]:
     """{cell: what run_trainability measures of it, and `of_network`}, t looks: [s, t, ...]."""
+    own = {name: options[name].value for name in ("seed", "num_seeds", "num_devices", "memory_gb")}
+    own |= {"n_steps": options.train_steps}
+    arguments = [f"--{name}={value}" for name, value in own.items() if value is not None]
+    sizes = cli.parse(letters.make_flags(), arguments)
+    cells = [
+        Cell("designs", options.train_depth, name, None, sizes.learning_rate, 0, sizes.batch_size)
+        for name in options.train_designs
+    ]
     measure = partial(make_measure, size=options.update_size)
-    own = training_options(options)
-    return designs.train_cells(own, run_trainability.cells_of(own), run, make_measure=measure)
-
-
-def training_options(options: flags.FlagValues) -> flags.FlagValues:
-    """The flags of run_trainability for these networks; its own defaults for the rest."""
-    given = {"designs": ",".join(options.train_designs), "depths": options.train_depth}
-    given |= {"n_steps": options.train_steps, "seed": options.seed, "warmup": 0}
-    given |= {"num_seeds": options.num_seeds, "num_devices": options.num_devices}
-    if options.memory_gb is not None:
-        given["memory_gb"] = options.memory_gb
-    arguments = ["--parts=designs", *(f"--{name}={value}" for name, value in given.items())]
-    return cli.parse(run_trainability.FLAGS, arguments)
+    return designs.train_cells(sizes, cells, run, make_measure=measure)
 
 
 def make_measure(recipe: Recipe, *, size: float) -> Callable[..., dict[str, Any]]:
@@ -61,18 +55,20 @@ def make_measure(recipe: Recipe, *, size: float) -> Callable[..., dict[str, Any]
 
         def loss(network):
             logits = batch_forward(model.replace(network=network), held_out, config)
-            return examples.loss_metric(logits, held_out)
+            return examples.loss_metric(logits, held_out), None
 
-        gradients = networks.gradients(loss, model.network)
-        leaves, tree = jax.tree.flatten(updates.matrices_of(model.network))
+        gradients, _ = networks.gradients(loss, model.network)
+        leaves, tree = jax.tree.flatten(networks.matrices_of(model.network))
         keys = jax.random.split(jax.random.key(0), len(leaves))
         drawn = [jax.random.normal(k, w.shape) for k, w in zip(keys, leaves, strict=True)]
-        direction = {ALONE: jax.tree.unflatten(tree, drawn)}
+        random, down = jax.tree.unflatten(tree, drawn), jax.tree.map(jax.numpy.negative, gradients)
+        moves = {"random": random, "gradient": down}
 
         def of_example(inputs):
-            states = {ALONE: input_states(model.network, inputs, config)}
-            expected, _ = networks.expected(model.network, states, config, size, gradients=False)
-            return of_network(model.network, states, config, expected, gradients, direction, size)
+            states = (input_states(model.network, inputs, config),)
+            law, _ = networks.expected(model.network, states, config, size, gradients=False)
+            passed = networks.traces(model.network, states, config)
+            return of_network(model.network, states, config, passed, law, moves, size)
 
         found = jax.lax.map(of_example, held_out.first(designs.LOOKED_AT).inputs)
         own = jax.tree.map(lambda a: a.mean(axis=0), found)
@@ -98,22 +94,23 @@ def curves_of(found: Mapping[str, Any]) -> dict[str, np.ndarray]:
     }
 
 
-def summary_of(results: Mapping[Cell, dict[str, Any]], options: flags.FlagValues) -> dict[str, Any]:
-    """{"training": per design who failed, and the curves' geometric means over seeds}, if any."""
-    if not results:
-        return {}
-    limit, found_of = designs.limit_of(training_options(options)), {}
+def compare(results: Mapping[Cell, Any]) -> Iterator[Comparison]:
+    """The curves beside the law's, geometric means over seeds, and who fails."""
     for cell, found in results.items():
-        means = {name: geometric_mean(curve) for name, curve in curves_of(found).items()}
-        found_of[cell.design] = {
-            "failed": int(designs.failed(found, limit).sum()),
-            "accuracy": found["accuracy"].mean(axis=0).tolist(),
-        } | {name: numbers(mean) for name, mean in means.items()}
-    steps = steps_of(next(iter(results.values()))).tolist()
-    return {"training": {"depth": options.train_depth, "steps": steps, "designs": found_of}}
+        means = {name: geometric_mean(values) for name, values in curves_of(found).items()}
+        shown = {n: ", ".join(f"{v[i]:.2g}" for i in (0, 1, -1)) for n, v in means.items()}
+        steps = ", ".join(f"{steps_of(found)[i]:g}" for i in (0, 1, -1))
+        yield Comparison(
+            f"{cell.design}, {cell.depth} layers trained: 1 − token cosine of the last at steps "
+            f"{steps}",
+            shown["apart"],
+            shown["expected_apart"],
+            "beside it the law's, of the weights at that step; output change by a random update "
+            f"{shown['change_random']}, the law's {shown['expected_change']}; "
+            f"{found['failed'].sum()} seeds fail",
+        )
 
 
-@figures.styled
 def training_figure(results: Mapping[Cell, Any], setup: Any) -> Figure:
     """The same measurements on the networks of run_trainability while they train, by step; dotted
     what the law expects of the weights there are."""

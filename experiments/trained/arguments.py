@@ -3,15 +3,14 @@
 import dataclasses
 from typing import Any
 
-import jax.numpy as jnp
+import numpy as np
 from absl import flags
 
+import rank_collapse as rc
 from experiments.shell import cli, vocabulary
 from experiments.shell.flag_values import Flags
-from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.embedding import EmbeddingConfig
 from rank_collapse.paths.steps import SEMANTICS
-from rank_collapse.training.recipe import Hyper, Recipe
+from rank_collapse.training import Hyper, Recipe
 
 # How the work is divided: no influence on results.
 EXECUTION = (
@@ -94,14 +93,26 @@ def make_flags(
     vocabulary.alias(values, **PUBLISHED_NAMES)
     define = cli.definer(values)
     define("boolean", "do_mlp", do_mlp, "An MLP sublayer (gelu, own skip) in each layer.")
-    text = "Train even where the folder holds the finished run of the same flags."
-    define("boolean", "do_train", False, text)
-    text = "Evaluate on the first n_eval_data training examples."
-    define("boolean", "train_as_eval", False, text)
+    define(
+        "boolean",
+        "do_train",
+        False,
+        "Train even where the folder holds the finished run of the same flags.",
+    )
+    define(
+        "boolean",
+        "train_as_eval",
+        False,
+        "Evaluate on the first n_eval_data training examples.",
+    )
     if ensemble:
-        text = "Write the trained weights of all seeds to the run folder: models.safetensors, or a "
-        text += "file for each network in models/; rank_collapse.training.load_models reads them."
-        define("boolean", "keep_models", False, text)
+        define(
+            "boolean",
+            "keep_models",
+            False,
+            "Write the trained weights of all seeds to the run folder: models.safetensors, or a "
+            "file for each network in models/; rank_collapse.training.load_models reads them.",
+        )
         for name, default, text in (
             ("epochs_per_chunk", 0, "Epochs per jitted call (0: about a twentieth of the run)."),
             ("seeds_at_once", 0, "Seeds a device vmaps over (0: one on a CPU, all elsewhere)."),
@@ -109,21 +120,26 @@ def make_flags(
         ):
             define("integer", name, default, text, lower_bound=0)
     if ensemble and monitor:
-        text = "Write rc.monitor of every layer, and the loss, to metrics.jsonl (of several "
-        text += "networks to a file for each in metrics/) before training and after each epoch; "
-        text += "draw it with python -m experiments.watch FOLDER."
-        define("boolean", "monitor", False, text)
+        define(
+            "boolean",
+            "monitor",
+            False,
+            "Write rc.monitor of every layer, and the loss, to metrics.jsonl (of several "
+            "networks to a file for each in metrics/) before training and after each epoch; "
+            "draw it with python -m experiments.watch FOLDER.",
+        )
     return values
 
 
 def add_path_flags(values: flags.FlagValues) -> None:
     """Flags of the evaluation by path length."""
     define = cli.definer(values)
-    text = "Shortest path length evaluated; every length from it to the depth."
-    define("integer", "path_len", 0, text, lower_bound=0)
-    text = "Paths in a sampled set; sets of 5 and of 20 are evaluated too."
-    define("integer", "n_paths", 5, text, lower_bound=1)
-    define("integer", "n_repeat", 5, "Sampled sets per length and size.", lower_bound=1)
+    for name, default, least, text in (
+        ("path_len", 0, 0, "Shortest path length evaluated; every length from it to the depth."),
+        ("n_paths", 5, 1, "Paths in a sampled set; sets of 5 and of 20 are evaluated too."),
+        ("n_repeat", 5, 1, "Sampled sets per length and size."),
+    ):
+        define("integer", name, default, text, lower_bound=least)
     text = "Whether a sampled path computes its own attention (as published) or keeps the whole "
     define("enum", "semantics", "recomputed", text + "model's.", SEMANTICS)
     for name, text in (
@@ -135,10 +151,10 @@ def add_path_flags(values: flags.FlagValues) -> None:
         define("boolean", name, False, text)
 
 
-def recipe(options: flags.FlagValues, embedding: EmbeddingConfig, **more: Any) -> Recipe:
+def recipe(options: flags.FlagValues, embedding: rc.EmbeddingConfig, **more: Any) -> Recipe:
     """The published network, post-norm with skips and an MLP of width d where asked for, trained as
     the flags say; `more` are further fields of the recipe, or others."""
-    config = TransformerConfig(
+    config = rc.TransformerConfig(
         depth=options.depth,
         num_heads=options.num_heads,
         d_model=options.d_model,
@@ -157,15 +173,10 @@ def recipe(options: flags.FlagValues, embedding: EmbeddingConfig, **more: Any) -
 def hyper(options: Flags) -> Hyper:
     """The traced values of a run, the same for every seed; those without a flag as by default."""
     names = [field.name for field in dataclasses.fields(Hyper) if field.name in options]
-    return Hyper(**{name: jnp.float32(options[name].value) for name in names})
-
-
-def monitored(options: flags.FlagValues) -> bool:
-    """Whether --monitor is there and given."""
-    return "monitor" in options and options.monitor
+    return Hyper(**{name: np.float32(options[name].value) for name in names})
 
 
 def epochs_per_chunk(options: flags.FlagValues) -> int:
     """Epochs between two evaluations: a twentieth of the run where no flag says otherwise."""
-    asked = options.epochs_per_chunk if "epochs_per_chunk" in options else 0
+    asked = "epochs_per_chunk" in options and options.epochs_per_chunk
     return asked or max(1, -(-options.n_epochs // 20))

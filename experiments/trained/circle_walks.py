@@ -8,14 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
-from experiments.trained.training import Setup, kept
-from rank_collapse.network import transformer
-from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.embedding import EmbeddingConfig
+import rank_collapse as rc
+from experiments.trained.training import Setup, diverged, kept
 from rank_collapse.network.inputs import input_states
 from rank_collapse.theory import recurrence
+from rank_collapse.training import Recipe, forward
 from rank_collapse.training.tasks import circle
-from rank_collapse.training.training import Recipe, forward
 
 COLLAPSED_STEPS = 1000  # of equal tokens, to reach the fixed point near which a multiplier holds
 TOGETHER = 0.01  # two points this near have fallen together: 1/60 of the circle's diameter
@@ -23,13 +21,8 @@ HIGH, LOW = 1e-2, 1e-6  # distances between which the steps of a fall are counte
 AT_REST = 1e-5  # equal points that move less in a step are at a fixed point
 
 
-def name_of(variant: str, width: int) -> str:
-    """A case's name, "base, d=32"."""
-    return f"{variant}, d={width}"
-
-
 def parts_of(name: str) -> tuple[str, int]:
-    """(variant, width) of a case's name."""
+    """(variant, width) of a case's name, "base, d=32"."""
     variant, width = name.split(", d=")
     return variant, int(width)
 
@@ -39,13 +32,14 @@ def fed_with_sums(variant: str) -> bool:
     return variant.startswith("circle_skip")
 
 
-def setup(options: flags.FlagValues, variant: str, width: int) -> Setup:
+def setup(options: flags.FlagValues, name: str) -> Setup:
     """One case: its network, and the walk it is trained on.
 
     Post-norm layers on linearly embedded points, no positions.
     """
+    variant, width = parts_of(name)
     published = not variant.startswith("attention")
-    config = TransformerConfig(
+    config = rc.TransformerConfig(
         depth=options.depth,
         num_heads=options.num_heads,
         d_model=width,
@@ -55,7 +49,7 @@ def setup(options: flags.FlagValues, variant: str, width: int) -> Setup:
         norm_placement="post",
         attention_skip=published or "skip" in variant,
         init="reference",
-        embedding=EmbeddingConfig(d_input=2, d_embed=width),
+        embedding=rc.EmbeddingConfig(d_input=2, d_embed=width),
     )
     recipe = Recipe(
         config,
@@ -71,8 +65,7 @@ def setup(options: flags.FlagValues, variant: str, width: int) -> Setup:
         sums = circle.with_batch_before(walk, options.batch_size)
         return {"train": sums if fed_with_sums(variant) else walk, "walk": walk}
 
-    name = name_of(variant, width)
-    return Setup(options, f"circle: {name}", name, recipe, make_data, metrics={}, published={})
+    return Setup(options, f"circle: {name}", name, recipe, make_data)
 
 
 def roll_out(num_steps: int, setup: Setup, model: Any, data: Any, key: Any) -> dict[str, Any]:
@@ -96,7 +89,7 @@ def roll_out(num_steps: int, setup: Setup, model: Any, data: Any, key: Any) -> d
 
     def weights(points):
         states = input_states(model.network, points, config)
-        return transformer.apply(model.network, states, config).attention
+        return rc.apply(model.network, states, config).attention
 
     walk, train = data["walk"], data["train"]
     squared = (jax.vmap(step)(train.inputs) - train.labels) ** 2
@@ -128,12 +121,12 @@ def measures_of(case: dict[str, Any]) -> dict[str, np.ndarray]:
     at_rest = case["equal_points_moved"] < AT_REST
     predicted = recurrence.predicted_steps(multiplier, HIGH, LOW)
     ends = {"start": gaps[:, 0], "end": gaps[:, -1]}  # [s, l, h]
-    opposite = {
-        when: ((gap.min(axis=-1) < 0) & (gap.max(axis=-1) > 0)).any(axis=-1)
-        for when, gap in ends.items()
-    }
+
+    def opposite(gap):
+        return ((gap.min(axis=-1) < 0) & (gap.max(axis=-1) > 0)).any(axis=-1)
+
     return {
-        "diverged": case["diverged_at"] >= 0,
+        "diverged": diverged(case),
         "step_error": case["error"],
         "distance_at_start": distance[:, 0],
         "distance_at_end": distance[:, -1],
@@ -146,8 +139,8 @@ def measures_of(case: dict[str, Any]) -> dict[str, np.ndarray]:
         "at_rest": at_rest,
         "radius_at_end": recurrence.spectral_radius(case["jacobian_at_end"]),
         "order": recurrence.fall_order(case["log10_distance"]),
-        "opposite_at_start": opposite["start"],
-        "opposite_at_end": opposite["end"],
+        "opposite_at_start": opposite(ends["start"]),
+        "opposite_at_end": opposite(ends["end"]),
     } | {
         f"tau_{when}_l{layer}_h{head}": gap[:, layer, head]
         for when, gap in ends.items()
@@ -155,32 +148,23 @@ def measures_of(case: dict[str, Any]) -> dict[str, np.ndarray]:
     }
 
 
-def known(results: Mapping[str, Any]) -> dict[str, dict[str, np.ndarray]]:
-    """{case: its arrays and `measures_of` of the seeds that did not diverge, "seed" [s]}."""
+def known(results: Mapping[str, Any]) -> dict[tuple[str, int], dict[str, Any]]:
+    """{(variant, width): its arrays and `measures_of` of the seeds that did not diverge, "seed"
+    [s]; "orders", the law's of those that fell, where it has one; "name" of the case}."""
     found = {}
     for name, case in results.items():
-        arrays = {n: a for n, a in case.items() if n != "seconds"} | measures_of(case)
-        found[name] = {n: a[kept(case)] for n, a in arrays.items()} | {"seed": kept(case)}
+        seeds, arrays = kept(case), {n: a for n, a in case.items() if n != "seconds"}
+        own = {n: a[seeds] for n, a in (arrays | measures_of(case)).items()}
+        orders = own["order"][own["fell"] & np.isfinite(own["order"])]
+        found[parts_of(name)] = own | {"seed": seeds, "orders": orders, "name": name}
     return found
-
-
-def steps_of(case: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
-    """Measured and predicted steps of the seeds of a `known` case that fell, where both are."""
-    steps = np.stack([case["measured_steps"], case["predicted_steps"]])
-    measured, predicted = steps[:, case["fell"] & np.isfinite(steps).all(axis=0)]
-    return measured, predicted
-
-
-def orders_of(case: Mapping[str, Any]) -> np.ndarray:
-    """The law's order of the seeds of a `known` case that fell, where it has one."""
-    return case["order"][case["fell"] & np.isfinite(case["order"])]
 
 
 def log10_at_end(case: Mapping[str, Any]) -> np.ndarray:
     """log10 of the distance after the last step, which counts as 1e-6 at least, [s]; NaN of seeds
     that diverged."""
     at_least = np.maximum(case["log10_distance"][:, -1], np.log10(LOW))
-    return np.where(case["diverged_at"] < 0, at_least, np.nan)
+    return np.where(diverged(case), np.nan, at_least)
 
 
 def first_below(distance: np.ndarray, bound: float) -> np.ndarray:

@@ -13,16 +13,13 @@ from absl import flags
 
 import rank_collapse as rc
 from experiments.shell.executor import Executor
-from experiments.trained.program import Training, of_models, results_of_cells
+from experiments.trained.program import Training, results_of_cells
 from rank_collapse.measures import updates
-from rank_collapse.network.embedding import EmbeddingConfig
 from rank_collapse.network.inputs import input_states
 from rank_collapse.runs.folder import RunFolder
 from rank_collapse.runs.seeds import seed_keys
-from rank_collapse.training.ensemble import Ensemble
-from rank_collapse.training.recipe import Hyper, Recipe, config_of
+from rank_collapse.training import Ensemble, Hyper, Model, Recipe, batch_forward, config_of
 from rank_collapse.training.tasks import examples, sequences
-from rank_collapse.training.training import Model, batch_forward
 
 STEPS_PER_EPOCH = 25  # of which the training loss is the mean
 LOOKS = 4  # at the networks while they train, besides the one before
@@ -101,20 +98,19 @@ def train_cells(
     @functools.cache  # parts share programs
     def program_of(static):
         config, batch_size, profiled = static
+        epochs = max(1, options.n_steps // STEPS_PER_EPOCH)
         recipe = Recipe(
-            config=config,
-            num_outputs=options.num_labels,
-            batch_size=batch_size,
-            num_epochs=max(1, options.n_steps // STEPS_PER_EPOCH),
-            shuffle=True,
-            unroll=1,
+            config, options.num_labels, batch_size, num_epochs=epochs, shuffle=True, unroll=1
         )
-        make_data = functools.partial(data_of, options, batch_size)
-        looks = -(-recipe.num_epochs // LOOKS)
-        ensemble = Ensemble(recipe, make_data, mesh=executor.mesh, epochs_per_chunk=looks)
-        measured = of_models(ensemble, make_measure(recipe))
-        gains = of_models(ensemble, functools.partial(admin_gains, recipe)) if profiled else None
-        return Training(ensemble, measured, run, prepared=gains, along=True)
+        ensemble = Ensemble(
+            recipe,
+            functools.partial(data_of, options, batch_size),
+            mesh=executor.mesh,
+            epochs_per_chunk=-(-epochs // LOOKS),
+            watch=make_measure(recipe),
+        )
+        gains = functools.partial(admin_gains, recipe)
+        return Training(ensemble, run, prepared=ensemble.of_models(gains) if profiled else None)
 
     parts: dict[str, dict[str, Any]] = {}
     for cell in cells:
@@ -122,13 +118,12 @@ def train_cells(
         hyper = Hyper(cell.learning_rate, dropout=None, warmup=cell.warmup, network=floats)
         static = config, cell.batch_size, cell.design == "admin"
         parts.setdefault(cell.part, {})[cell.name] = static, hyper
-    found = {}
+    found, limit = {}, guess_limit(options.n_eval_data * options.num_tokens, options.num_labels)
     with Executor(options, run) as executor:
         for part, own in parts.items():
             seeds = options.num_seeds if part == "designs" else options.grid_seeds
             about = {"keys": seed_keys(options.seed, seeds), "most": max(options.num_seeds, seeds)}
             found |= results_of_cells(executor, own, program_of, **about)
-    limit = limit_of(options)
     return {cell: found[cell.name] | {"failed": failed(found[cell.name], limit)} for cell in cells}
 
 
@@ -143,7 +138,7 @@ def admin_gains(recipe: Recipe, model: Any, data: Any, hyper: Hyper, _: Any = No
 def network_of(options: flags.FlagValues, cell: Cell) -> rc.TransformerConfig:
     """The network of a cell: an encoder that answers token by token."""
     d = options.d_model
-    embedding = EmbeddingConfig(
+    embedding = rc.EmbeddingConfig(
         vocab_size=options.num_labels,
         d_embed=d,
         positions="learned",

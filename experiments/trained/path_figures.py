@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from experiments.shell import tidy
 from experiments.shell.experiment import Drawing
 from experiments.trained.training import Setup, diverged, kept
 from rank_collapse.report import figures
@@ -105,14 +106,13 @@ def shares_figure(results: Mapping[str, Any], setup: Setup):
 def loss_figure(results: Mapping[str, Any], setup: Setup):
     """Training loss, mean and standard deviation over seeds that did not diverge; of those that did
     until they did."""
-    fig, axes = figures.figure(1, 1)
-    ax, losses, seeds, apart = axes[0, 0], results["losses"], kept(results), diverged(results)
-    epochs = np.arange(1, losses.shape[1] + 1)
+    fig, ((ax,),) = figures.figure(1, 1)
+    losses, seeds = results["losses"], kept(results)
+    epochs, apart = np.arange(1, losses.shape[1] + 1), losses[diverged(results) > 0]
     figures.band(ax, epochs, losses[seeds], label=_seeds(seeds), marker="")
-    for seed in apart:
-        ax.plot(epochs, losses[seed], color=figures.color(1), linewidth=0.8)
-    if apart:
-        ax.plot([], [], color=figures.color(1), label=f"diverged: {len(apart)}")
+    lines = ax.plot(epochs, apart.T, color=figures.color(1), linewidth=0.8)
+    for line in lines[:1]:
+        line.set_label(f"diverged: {len(apart)}")
     ax.set(xlabel="epoch", ylabel="training loss", title=setup.title)
     ax.legend()
     return fig
@@ -120,31 +120,24 @@ def loss_figure(results: Mapping[str, Any], setup: Setup):
 
 def ranks_figure(results: Mapping[str, Any], setup: Setup):
     """Ranks of hidden states and attention matrices by layer, and the residual."""
-    fig, axes = figures.figure(1, 2)
-    panels = (
-        ("rank", axes[0, 0], "hidden states, σ > 0.5"),
-        ("effective_rank", axes[0, 0], "hidden states, effective"),
-        ("attention_rank", axes[0, 0], "attention matrices, effective"),
-        ("residual_ratio", axes[0, 1], "hidden states"),
-    )
-    for index, (name, ax, label) in enumerate(panels):
-        values = results["ranks"][name][kept(results)]
-        first = 1 if name == "attention_rank" else 0
-        layers = first + np.arange(values.shape[1])
-        figures.band(ax, layers, values, label=label, index=index)
-    for ax, text in zip(axes[0], ("rank", "‖res(X)‖ / ‖X‖"), strict=True):
-        ax.set(xlabel="layer", ylabel=text)
-        ax.legend()
+    own = {name: values[kept(results)] for name, values in results["ranks"].items()}
+    ranks = {
+        "hidden states, σ > 0.5": own["rank"],
+        "hidden states, effective": own["effective_rank"],
+        "attention matrices, effective": tidy.from_one(own["attention_rank"]),
+    }
+    groups = {"rank": ranks, "‖res(X)‖ / ‖X‖": {"hidden states": own["residual_ratio"]}}
+    fig, axes = figures.curves(groups)
+    figures.finish(list(axes[0]), "layer")
     fig.suptitle(setup.title)
     return fig
 
 
 def alpha_figure(results: Mapping[str, Any], setup: Setup):
     """α_l, the weight of the skip, by layer."""
-    fig, axes = figures.figure(1, 1)
-    values = results["alpha"][kept(results)]
-    figures.band(axes[0, 0], 1 + np.arange(values.shape[1]), values)
-    axes[0, 0].set(xlabel="layer", ylabel="α, weight of the skip", title=setup.title, ylim=(0, 1))
+    groups = {setup.title: {"": results["alpha"][kept(results)]}}
+    fig, axes = figures.curves(groups, first=1, ylabel="α, weight of the skip")
+    axes[0, 0].set_ylim(0, 1)
     return fig
 
 

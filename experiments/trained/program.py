@@ -1,6 +1,8 @@
 """Runs of one recipe, trained and measured chunk by chunk: a `Program` of the executor."""
 
+import itertools
 import json
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,13 +16,62 @@ from flax import traverse_util
 
 from experiments.shell import memory, signals
 from experiments.shell.executor import Chunk, Executor
+from experiments.shell.flag_values import Flags
 from experiments.shell.options import content_hash
 from experiments.shell.progress import Progress
-from experiments.trained.kept import ALONE, Kept
-from rank_collapse.runs import processes, seeds
+from rank_collapse.runs import metrics, processes, seeds
 from rank_collapse.runs.folder import RunFolder
-from rank_collapse.training.ensemble import Ensemble, Trained
-from rank_collapse.training.recipe import Hyper
+from rank_collapse.training import Ensemble, Hyper, Recipe, Trained, dump_models, load_models
+
+ALONE = "results"  # the part of the arrays of a run that trains one network
+
+
+@dataclass
+class Kept:
+    """What is kept of the seeds of one network.
+
+    Attributes:
+        options: Flags.
+        recipe: What is trained.
+        run: The run folder.
+        part: Of the run's arrays that is the network's.
+        models: Where --keep_models writes the weights: of several networks a file for each.
+        lines: Where --monitor writes its lines.
+        monitored: Whether the lines are asked for.
+    """
+
+    options: Flags
+    recipe: Recipe
+    run: RunFolder
+    part: str = ALONE
+
+    def __post_init__(self):
+        name = re.sub("[^A-Za-z0-9=+]+", "-", self.part)
+        self.models, self.lines = f"models/{name}.safetensors", f"{metrics.FOLDER}/{name}.jsonl"
+        if self.part == ALONE:
+            self.models, self.lines = "models.safetensors", metrics.NAME
+        self.monitored = "monitor" in self.options and self.options.monitor
+
+    def seeds(self) -> int | None:
+        """Of how many of the first seeds the files asked for hold all; None for no files."""
+        counts, (weights, lines) = [], (self.run.path / own for own in (self.models, self.lines))
+        if self.options.keep_models:
+            there = jax.tree.leaves(load_models(weights)[1] if weights.exists() else ())
+            counts.append(len(there[0]) if there else 0)
+        if self.monitored:
+            rows = metrics.read(lines) if lines.exists() else []
+            ended = {r.get("seed") for r in rows if r["step"] == self.recipe.num_epochs}
+            counts.append(next(seed for seed in itertools.count() if seed not in ended))
+        return int(processes.from_primary(np.asarray(min(counts)))) if counts else None
+
+    def keep_weights(self, first: int, weights: Any) -> None:
+        """Writes the weights of seeds `first` and on, after those of the seeds before."""
+        if not self.run.primary:
+            return
+        if first:
+            before = load_models(self.run.path / self.models)[1]
+            weights = jax.tree.map(lambda a, b: np.concatenate([a[:first], b]), before, weights)
+        self.run.write_file(self.models, dump_models(self.recipe.config, weights))
 
 
 @dataclass
@@ -29,23 +80,23 @@ class Training:
 
     Attributes:
         ensemble: What trains them.
-        measured: `of_models` of what is measured of one run, a nested dictionary of arrays.
         run: The folder; it keeps the states of a chunk that is not done.
+        measured: `Ensemble.of_models` of what is measured of one run, a nested dictionary of
+            arrays; by default it is what the ensemble watches, [s, looks, ...].
         name: Of what is trained, for progress; the cells by default.
-        prepared: `of_models` of a run's hyper before training, such as gains that depend on the
-            initial weights.
-        along: Whether every run is also measured before training and after each chunk of epochs:
-            arrays [s, looks, ...] in place of [s, ...].
+        prepared: `Ensemble.of_models` of a run's hyper before training, such as gains that depend
+            on the initial weights.
+        steps: Of an epoch, where the time of a step is asked for.
         kept: The files of the run beside its arrays.
         checkpoint_seconds: Between two saved states at least.
     """
 
     ensemble: Ensemble
-    measured: Callable
     run: RunFolder
+    measured: Callable | None = None
     name: str = ""
     prepared: Callable | None = None
-    along: bool = False
+    steps: int | None = None
     kept: Kept | None = None
     checkpoint_seconds: float = 20.0
 
@@ -53,121 +104,85 @@ class Training:
         return bytes_of_a_run(self.ensemble, chunk.floats) * chunk.size
 
     def __call__(self, chunk: Chunk) -> dict[str, Any]:
-        """What is measured, "losses" [s, epochs], "curves" {metric: [s, epochs]} where there are
-        any, "diverged_at" [s], and "seconds" {"train", "all"} [s], of which each has its share."""
-        begun, count = time.monotonic(), len(chunk.seeds)
+        """What is measured, "losses" [s, epochs], "diverged_at" [s], and "seconds" {"train", "all"}
+        [s], of which each has its share; where metrics are watched "curves" {metric: [s, epochs]}
+        and "whole", their last; where there are `steps` "step_seconds" [s] of one, without
+        compiling."""
+        begun, count, ensemble = time.monotonic(), len(chunk.seeds), self.ensemble
         keys, hyper = jax.tree.map(lambda a: a[:count], (chunk.keys, chunk.floats))
         self.run.log(f"{name_of(chunk, 0)} to {name_of(chunk, count - 1)}")
-        laid = self.ensemble.lay_out((hyper, keys))
+        laid = ensemble.lay_out((hyper, keys))
         if self.prepared is not None:
-            state, data = self.ensemble.begin(laid[1], laid[0], None)
-            hyper = self.prepared(state, data, *laid, num_seeds=count)
-            laid = self.ensemble.lay_out((hyper, keys))
-        looks = None
-        if self.along:
-            state, data = self.ensemble.begin(laid[1], laid[0], None)
-            looks = Looks(self, data, laid, count)
-            looks.add(0, state)
-        trained = self.train(chunk, keys, hyper, looks)
+            begin = ensemble.begin(laid[1], laid[0], None)
+            hyper = self.prepared(*begin, *laid, num_seeds=count)
+            laid = ensemble.lay_out((hyper, keys))
+        trained = self.train(chunk, keys, hyper)
         if self.kept is not None and self.kept.options.keep_models:
             weights = seeds.to_host(trained.state.model, count)
             self.kept.keep_weights(chunk.seeds[0], weights)
-        seconds = {"train": time.monotonic() - begun}
-        if looks is None:
+        seconds, found = {"train": time.monotonic() - begun}, trained.watched
+        if self.measured is not None:
             found = self.measured(trained.state, trained.data, *laid, num_seeds=count)
-        else:
-            found = looks.found
+            for name, curve in (trained.watched or {}).get("curves", {}).items():
+                found |= {f"curves/{name}": curve[:, 1:], f"whole/{name}": curve[:, -1]}
+        if self.steps is not None:  # the first chunk compiles
+            steps = ensemble.epochs_per_chunk * self.steps * count
+            each = min(trained.chunk_seconds[1:], default=np.nan) / steps
+            found |= {"step_seconds": np.full(count, each)}
         seconds["all"] = time.monotonic() - begun
-        results = {
+        return found | {
             "losses": trained.losses,
-            "diverged_at": np.array([trained.diverged.get(s, -1) for s in range(count)]),
+            "diverged_at": trained.diverged_at,
             "seconds": {name: np.full(count, value / count) for name, value in seconds.items()},
         }
-        return found | results | ({"curves": trained.curves} if trained.curves else {})
 
-    def train(self, chunk: Chunk, keys: Any, hyper: Hyper, looks: "Looks | None") -> Trained:
+    def train(self, chunk: Chunk, keys: Any, hyper: Hyper) -> Trained:
         """Trains the runs of a chunk, from the last checkpoint, if there is one."""
         run, total, known = self.run, self.ensemble.recipe.num_epochs, set()
         runs = json.dumps([chunk.cells, [int(seed) for seed in chunk.seeds]])
         states = content_hash(runs.encode())[:12]
         run.drop_checkpoints(but_of=states)  # of chunks that are done
-
-        def whole(snapshot):
-            return snapshot if looks is None else snapshot | {"looks": looks.found}
+        lines = self.kept.lines if self.kept is not None and self.kept.monitored else None
 
         def resume(like):
-            found = run.restore_checkpoint(whole(like), of=states)
-            if watched:
+            found = run.restore_checkpoint(like, of=states)
+            if lines:
                 after = -1 if found is None else found[0]
-                run.drop_metrics(map(int, chunk.seeds), after, file=self.kept.lines)
+                run.drop_metrics(map(int, chunk.seeds), after, file=lines)
             if found is not None:
                 progress.say(f"resumed after epoch {found[0]}")
                 progress.skip(found[0])
-                if looks is not None:
-                    looks.found = found[1].pop("looks")
             return found
 
-        watched = self.kept is not None and self.kept.monitored
+        def on_chunk(epoch, snapshot, losses):
+            nonlocal saved
+            finite = np.isfinite(losses).all(axis=1)
+            for position in set(np.flatnonzero(~finite).tolist()) - known:
+                known.add(position)
+                name = name_of(chunk, position)
+                progress.say(f"{name} diverged by epoch {epoch}; it is kept apart")
+            now, wait = time.monotonic(), self.checkpoint_seconds
+            due = now - saved > wait or (epoch == total and now - begun > wait)
+            if processes.from_primary(np.asarray(due or signals.asked())):
+                run.save_checkpoint(epoch, snapshot(), of=states)
+                saved = time.monotonic()
+            loss = float(losses[finite, -1].mean()) if finite.any() else float("nan")
+            progress.update(epoch, loss=loss)
+
+        def on_watched(epoch, values, losses):
+            for position, seed in enumerate(chunk.seeds):
+                own = {"loss": losses[position, -1]} if epoch else {}
+                own |= {name: value[position] for name, value in values["layers"].items()}
+                run.append_metrics(epoch, own, seed=seed, file=lines)
+
         first, *more = dict.fromkeys(chunk.cells)
         label = self.name or first + (f" and {len(more)} more" if more else "")
+        saved = begun = time.monotonic()
+        watched = on_watched if lines else None
         with Progress(total, f"training {label}", log=run.log) as progress:
-            saved = begun = time.monotonic()
-
-            def on_chunk(epoch, snapshot, losses):
-                nonlocal saved
-                finite = np.isfinite(losses).all(axis=1)
-                for position in set(np.flatnonzero(~finite).tolist()) - known:
-                    known.add(position)
-                    name = name_of(chunk, position)
-                    progress.say(f"{name} diverged by epoch {epoch}; it is kept apart")
-                if looks is not None:
-                    place = -(-epoch // self.ensemble.epochs_per_chunk)
-                    looks.add(place, self.ensemble.lay_out(snapshot()["state"]))
-                now, wait = time.monotonic(), self.checkpoint_seconds
-                due = now - saved > wait or (epoch == total and now - begun > wait)
-                if processes.from_primary(np.asarray(due or signals.asked())):
-                    run.save_checkpoint(epoch, whole(snapshot()), of=states)
-                    saved = time.monotonic()
-                loss = float(losses[finite, -1].mean()) if finite.any() else float("nan")
-                progress.update(epoch, loss=loss)
-
-            def on_watched(epoch, values):
-                for position, seed in enumerate(chunk.seeds):
-                    own = {name: value[position] for name, value in values.items()}
-                    run.append_metrics(epoch, own, seed=seed, file=self.kept.lines)
-
             return self.ensemble.train(
-                keys,
-                hyper,
-                resume=resume,
-                on_chunk=on_chunk,
-                on_watched=on_watched if watched else None,
+                keys, hyper, resume=resume, on_chunk=on_chunk, on_watched=watched
             )
-
-
-class Looks:
-    """What is measured of the runs of a chunk while they train, `found`: leaves [s, looks, ...]."""
-
-    def __init__(self, training: Training, data: Any, laid: tuple[Any, Any], count: int):
-        self.training, self.data, self.laid, self.count = training, data, laid, count
-        self.found: Any = None
-
-    def add(self, place: int, state: Any) -> None:
-        """Measures the states of the runs, laid out over the devices."""
-        new = self.training.measured(state, self.data, *self.laid, num_seeds=self.count)
-        if self.found is None:
-            ensemble = self.training.ensemble
-            looks = 1 - (-ensemble.recipe.num_epochs // ensemble.epochs_per_chunk)
-            self.found = jax.tree.map(
-                lambda a: np.zeros((len(a), looks, *a.shape[1:]), a.dtype), new
-            )
-        for found, own in zip(jax.tree.leaves(self.found), jax.tree.leaves(new), strict=True):
-            found[:, place] = own
-
-
-def of_models(ensemble: Ensemble, fn: Callable[[Any, Any, Hyper, Any], Any]) -> Callable:
-    """fn(model, data, hyper, key) of one run, compiled for all runs of an ensemble."""
-    return ensemble.mapped(lambda state, data, hyper, key, _: fn(state.model, data, hyper, key))
 
 
 def results_of_cells(
@@ -190,7 +205,7 @@ def results_of_cells(
     """
     groups: dict[Any, dict[str, Hyper]] = {}
     for name, (static, hyper) in cells.items():
-        groups.setdefault(static, {})[name] = jax.tree.map(jnp.float32, hyper)
+        groups.setdefault(static, {})[name] = jax.tree.map(np.float32, hyper)
     found = {}
     for static, group in groups.items():
         found |= executor.map(partial(program, static), group, advance=False, **about)

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -13,16 +13,19 @@ from experiments.shell import cli
 from experiments.shell.executor import Executor
 from experiments.shell.flag_values import Flags
 from experiments.trained import arguments
-from experiments.trained.kept import ALONE, Kept
-from experiments.trained.program import Training, nested, of_models
+from experiments.trained.program import ALONE, Kept, Training, nested
 from rank_collapse.runs.files import damaged
 from rank_collapse.runs.folder import RunFolder
-from rank_collapse.training import path_accuracy
-from rank_collapse.training.ensemble import Ensemble
-from rank_collapse.training.recipe import check_hyper
-from rank_collapse.training.tasks.examples import Examples
-from rank_collapse.training.training import Recipe
-from rank_collapse.training.watched import layer_scalars
+from rank_collapse.training import (
+    Ensemble,
+    Examples,
+    Recipe,
+    check_hyper,
+    config_of,
+    fault_of,
+    layer_scalars,
+    path_accuracy,
+)
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ class Setup:
         published: {"whole": accuracy, "baseline": accuracy} as the published code plots them.
         batch_size: Examples evaluated at a time; None for all.
         extra: What else determines the results, for config.json.
-        curves: Metrics that are also measured on the evaluation data after each epoch.
+        curves: Whether the metrics are measured on the evaluation data after each epoch.
     """
 
     options: Flags
@@ -48,11 +51,11 @@ class Setup:
     title: str
     recipe: Recipe
     make_data: Callable[[Any], dict[str, Any]]
-    metrics: Mapping[str, Callable]
-    published: Mapping[str, float]
+    metrics: Mapping[str, Callable] = field(default_factory=dict)
+    published: Mapping[str, float] = field(default_factory=dict)
     batch_size: int | None = None
     extra: Mapping[str, Any] | None = None
-    curves: tuple[str, ...] = ()
+    curves: bool = False
 
 
 def train_and_eval(
@@ -66,10 +69,11 @@ def train_and_eval(
         key: Of the seed.
     """
     key_train, key_eval = jax.random.split(key)
-    train = make(key_train, options.n_train_data)
-    if options.train_as_eval:
-        return {"train": train, "eval": train.first(options.n_eval_data)}
-    return {"train": train, "eval": make(key_eval, options.n_eval_data)}
+    train, count = make(key_train, options.n_train_data), options.n_eval_data
+    return {
+        "train": train,
+        "eval": train.first(count) if options.train_as_eval else make(key_eval, count),
+    }
 
 
 def results_of(
@@ -82,8 +86,8 @@ def results_of(
     """Everything that is shown of one network: from the saved arrays, else trained and measured.
 
     Weights (--keep_models) and lines (--monitor) are there only if they were asked for: a run that
-    is asked later trains again. A run is a sweep of one cell; cells of a sweep that are trained as
-    one ensemble are saved in the folder of that first.
+    is asked later trains again those seeds whose files it lacks. A run is a sweep of one cell;
+    cells of a sweep that are trained as one ensemble are saved in the folder of that first.
 
     Args:
         options: Flags.
@@ -93,92 +97,80 @@ def results_of(
         part: Of the run's arrays, with "/" between the levels of the dictionary.
 
     Returns:
-        What `measure` returns with a leading seed axis, "losses" [s, epochs], "curves"
-        {metric: [s, epochs]} where the setup has any, "diverged_at" [s] (the first epoch whose loss
-        is not finite, −1 for none) and "seconds": {"train", "all"}.
+        What `measure` returns with a leading seed axis, "losses" [s, epochs], "diverged_at" [s]
+        (the first epoch whose loss is not finite, −1 for none) and "seconds": {"train", "all"};
+        where the setup has curves "curves" {metric: [s, epochs]} and "whole", their last.
 
     Raises:
         ValueError: Every seed diverged, or hyperparameters that mean nothing.
         RunError: The run holds another number of seeds or epochs.
     """
-    found = run.part(part)
-    done = found is not None and len(found["losses"]) == options.num_seeds
-    kept = Kept(options, setup.recipe, run, part)
-    there = kept.seeds()
-    missing = [name for name, seeds in there.items() if done and seeds < options.num_seeds]
+    files = Kept(options, setup.recipe, run, part)
 
     def trained(cells, folder, **about):
-        program = functools.partial(training_of, options, setup, measure, part, folder, kept)
+        program = functools.partial(training_of, options, setup, measure, part, folder, files)
         cells = {name: arguments.hyper(own) for name, own in cells.items()}
         with Executor(options, run) as executor:
             return executor.map(program, cells, run=folder, **about)
 
-    def refuse(part, found):
-        losses = found["losses"]
-        if len(losses) == options.num_seeds and not np.isfinite(losses).all(axis=1).any():
-            at = f"learning_rate={options.learning_rate}"
-            raise ValueError(f"every seed diverged at {at}; see {run.path}/log.txt")
-
-    if missing:
-        print(f"a finished run has not kept all: training again for {' and '.join(missing)}")
-        kept.again = True
-        trained({part: options}, run, check=refuse, again=True)
-        run.drop_checkpoints()
-    elif options.unit is None or options.keep_models or kept.monitored:
-        most = min(there.values(), default=None)
-        trained({part: options}, run, check=refuse, most_known=most)
-    elif not done:
+    if options.unit is None or options.keep_models or files.monitored:
+        trained({part: options}, run, most_known=files.seeds())
+    elif len((run.part(part) or {}).get("losses", ())) < options.num_seeds:
         check_hyper(arguments.hyper(options), setup.recipe)
         cells = [cell.options for cell in options.unit.cells]
-        cells = [cell for cell in cells if _means_something(cell, setup.recipe)]
+        cells = [cell for cell in cells if not fault_of(arguments.hyper(cell), setup.recipe)]
         config = [cli.config_of(cell) for cell in cells]
         with RunFolder(options.unit.folder, {"cells": config}) as whole:
             of_cell = {f"{part}/cell {i}": cell for i, cell in enumerate(cells, 1)}
             own = trained(of_cell, whole)[f"{part}/cell {cells.index(options) + 1}"]
-        refuse(part, own)
         run.save_arrays({f"{part}/{name}": values for name, values in own.items()})
     found, epochs = run.part(part), setup.recipe.num_epochs
     if (shape := found["losses"].shape)[1] != epochs:
         why = f"{part}/losses of shape {shape} is not of {epochs} epochs"
         raise damaged(run.path / "arrays.npz", why)
+    if not len(kept(found)):
+        at = f"learning_rate={options.learning_rate}"
+        raise ValueError(f"every seed diverged at {at}; see {run.path}/log.txt")
     return nested(found)
 
 
 def training_of(
-    options: Flags, setup: Setup, measure: Callable, part: str, run: RunFolder, kept: Kept
+    options: Flags, setup: Setup, measure: Callable, part: str, run: RunFolder, files: Kept
 ) -> Training:
     """What trains one network, compiled once for all cells of a sweep that differ in floats alone.
 
     Args:
         options, setup, measure, part, run: As of `results_of`.
-        kept: The files beside the arrays.
+        files: Beside the arrays.
     """
+
+    def watch(model, data, hyper, _):
+        config, found = config_of(setup.recipe, hyper), {}
+        if setup.curves:
+            found["curves"] = path_accuracy.whole_model(model, data["eval"], config, setup.metrics)
+        if files.monitored:
+            found["layers"] = layer_scalars(model, data, config)
+        return found
+
+    watched = setup.curves or files.monitored  # of every epoch
+    epochs = 1 if watched else arguments.epochs_per_chunk(options)
     ensemble = options.program(
         f"train {part}",
         lambda: Ensemble(
             setup.recipe,
             setup.make_data,
             mesh=cli.mesh(options),
-            epochs_per_chunk=arguments.epochs_per_chunk(options),
+            epochs_per_chunk=epochs,
             at_once=options.seeds_at_once or None,
-            held_out={name: setup.metrics[name] for name in setup.curves},
-            watch=layer_scalars if kept.monitored else None,
+            watch=watch if watched else None,
         ),
     )
     measured = options.program(
         f"measure {part}",
-        lambda: of_models(ensemble, lambda model, data, _, key: measure(setup, model, data, key)),
+        lambda: ensemble.of_models(lambda model, data, _, key: measure(setup, model, data, key)),
     )
     wait = options.checkpoint_seconds
-    return Training(ensemble, measured, run, setup.name, kept=kept, checkpoint_seconds=wait)
-
-
-def _means_something(options, recipe):
-    try:
-        check_hyper(arguments.hyper(options), recipe)
-    except ValueError:
-        return False
-    return True
+    return Training(ensemble, run, measured, setup.name, kept=files, checkpoint_seconds=wait)
 
 
 def whole_model(setup: Setup, model: Any, data: Any, key: Any) -> dict[str, Any]:
@@ -192,6 +184,6 @@ def kept(results: Mapping[str, Any]) -> np.ndarray:
     return np.flatnonzero(results["diverged_at"] < 0)
 
 
-def diverged(results: Mapping[str, Any]) -> dict[int, int]:
-    """{seed: first epoch whose loss is not finite} of the others."""
-    return {s: int(epoch) for s, epoch in enumerate(results["diverged_at"]) if epoch >= 0}
+def diverged(results: Mapping[str, Any]) -> np.ndarray:
+    """Which seeds diverged [s], 0 or 1."""
+    return (results["diverged_at"] >= 0).astype(int)

@@ -67,12 +67,14 @@ def load_models(path: str | os.PathLike) -> tuple[Any, Any]:
         fields, saved = _read(path)
         config = _config(fields)
         num_seeds = len(next(iter(saved.values())))
-        if isinstance(config, EncoderDecoderConfig):
-            num_outputs = config.decoder.embedding.vocab_size
-        else:
-            num_outputs = saved["classifier.b"].shape[1]
-        _check_depth(config, saved)
-        recipe = Recipe(config, num_outputs, batch_size=1, num_epochs=0)
+        both = isinstance(config, EncoderDecoderConfig)
+        halves = (config.encoder, config.decoder) if both else (config,)
+        most = max(max(array.shape) for array in saved.values())
+        for half in halves:  # before anything is built for each layer
+            if half.num_rows > most:
+                raise ValueError(f"there are no weights of {half.num_rows} layers")
+        outputs = halves[-1].embedding.vocab_size if both else saved["classifier.b"].shape[1]
+        recipe = Recipe(config, outputs, batch_size=1, num_epochs=0)
         keys = jax.random.split(jax.random.key(0), num_seeds)
         like = jax.eval_shape(jax.vmap(lambda k: init_model(k, recipe)), keys)
     except OSError:
@@ -104,15 +106,6 @@ def _checksum(text, saved):
         found.update(f"{name} {saved[name].dtype} {saved[name].shape}".encode())
         found.update(np.ascontiguousarray(saved[name]).tobytes())
     return found.hexdigest()
-
-
-def _check_depth(config, saved):
-    """Refuses more layers than the weights can be of, before anything is built for each."""
-    both = isinstance(config, EncoderDecoderConfig)
-    most = max(max(array.shape) for array in saved.values())
-    for half in (config.encoder, config.decoder) if both else (config,):
-        if half.num_rows > most:
-            raise ValueError(f"there are no weights of {half.num_rows} layers")
 
 
 def _fields(config: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from rank_collapse import struct
 from rank_collapse.network import encoder_decoder, parameters, transformer
@@ -147,16 +147,6 @@ def batch_forward(
     return in_batches(single, items, batch_size)
 
 
-def unrolled(config: Any, unroll: int) -> Any:
-    """The same network with as many layers per step of its loop over the depth."""
-    if isinstance(config, EncoderDecoderConfig):
-        return config.replace(
-            encoder=config.encoder.replace(unroll=unroll),
-            decoder=config.decoder.replace(unroll=unroll),
-        )
-    return config.replace(unroll=unroll)
-
-
 def decode_pairs(
     model: EncoderDecoderParams, pairs: SequencePairs, config: EncoderDecoderConfig
 ) -> Decoded:
@@ -176,11 +166,7 @@ def decode_pairs(
     return jax.vmap(single)(pairs.source, pairs.source_mask)
 
 
-def exactly_written(decoded: Decoded, pairs: SequencePairs) -> Bool[Array, "b"]:
-    """Which sequences are written as their targets, the end mark in its place."""
-    return jnp.all((decoded.tokens == pairs.labels) | ~pairs.mask, axis=1)
-
-
 def exact_share(decoded: Decoded, pairs: SequencePairs) -> Float[Array, ""]:
-    """Share of the sequences that are written exactly."""
-    return jnp.mean(exactly_written(decoded, pairs).astype(jnp.float32))
+    """Share of the sequences that are written as their targets, the end mark in its place."""
+    exact = jnp.all((decoded.tokens == pairs.labels) | ~pairs.mask, axis=1)
+    return jnp.mean(exact.astype(jnp.float32))

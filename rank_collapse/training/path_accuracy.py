@@ -181,7 +181,5 @@ def layer_alpha(model: Model, examples: Examples, config: TransformerConfig) -> 
 
 def _each(metrics, logits, examples, shape):
     """Metrics of logits [sets, b, n, c], reshaped to `shape`."""
-    return {
-        name: jax.lax.map(lambda l, f=fn: f(l, examples), logits).reshape(shape)
-        for name, fn in metrics.items()
-    }
+    found = jax.lax.map(lambda l: {name: fn(l, examples) for name, fn in metrics.items()}, logits)
+    return {name: values.reshape(shape) for name, values in found.items()}

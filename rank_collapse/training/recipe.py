@@ -62,29 +62,24 @@ class Recipe:
 
     def __post_init__(self):
         struct.integers(self, num_outputs=1, batch_size=1, unroll=1)
-        if self.num_epochs < 0:
-            raise ValueError(f"num_epochs={self.num_epochs} is negative")
         struct.one_of(self, loss=tuple(LOSSES), schedule=SCHEDULES, optimizer=OPTIMIZERS)
-        for name in ("b1", "b2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} is not in [0, 1)")
-        if not self.eps > 0:
-            raise ValueError(f"eps={self.eps} is not positive")
-        if isinstance(self.config, EncoderDecoderConfig):
-            self._check_encoder_decoder()
-        elif self.config.embedding is None:
-            raise ValueError("config.embedding=None: a trained network needs an embedding")
-
-    def _check_encoder_decoder(self):
-        vocab_size = self.config.decoder.embedding.vocab_size
-        if self.config.encoder.embedding is None:
-            raise ValueError("encoder.embedding=None: a trained network needs an embedding")
-        if self.num_outputs != vocab_size:
-            raise ValueError(
-                f"num_outputs={self.num_outputs} is not the decoder's vocab_size={vocab_size}"
-            )
-        if self.output_dropout:
-            raise ValueError("output_dropout=True: an encoder-decoder has none")
+        both = isinstance(self.config, EncoderDecoderConfig)
+        name, reads = ("encoder", self.config.encoder) if both else ("config", self.config)
+        outputs = self.config.decoder.embedding.vocab_size if both else self.num_outputs
+        wrong = {
+            f"num_epochs={self.num_epochs} is negative": self.num_epochs < 0,
+            f"b1={self.b1} is not in [0, 1)": not 0 <= self.b1 < 1,
+            f"b2={self.b2} is not in [0, 1)": not 0 <= self.b2 < 1,
+            f"eps={self.eps} is not positive": not self.eps > 0,
+            f"{name}.embedding=None: a trained network needs an embedding": reads.embedding is None,
+            f"num_outputs={self.num_outputs} is not the decoder's vocab_size={outputs}": (
+                self.num_outputs != outputs
+            ),
+            "output_dropout=True: an encoder-decoder has none": both and self.output_dropout,
+        }
+        for text, is_wrong in wrong.items():
+            if is_wrong:
+                raise ValueError(text)
 
 
 class Hyper(struct.Struct):
@@ -109,28 +104,36 @@ class Hyper(struct.Struct):
     start: Any = None
 
 
-def config_of(recipe: Recipe, hyper: Hyper) -> TransformerConfig | EncoderDecoderConfig:
-    """The recipe's network with the floats of one run."""
+def config_of(
+    recipe: Recipe, hyper: Hyper, **more: Any
+) -> TransformerConfig | EncoderDecoderConfig:
+    """The recipe's network with the floats of one run, and `more` fields, of both halves alike."""
     config, floats = recipe.config, hyper.network or {}
-    if isinstance(config, EncoderDecoderConfig):
-        floats = {half: getattr(config, half).replace(**own) for half, own in floats.items()}
-    return config.replace(**floats)
+    if not isinstance(config, EncoderDecoderConfig):
+        return config.replace(**floats, **more)
+    halves = {"encoder": config.encoder, "decoder": config.decoder}
+    own = {
+        half: network.replace(**floats.get(half, {}), **more) for half, network in halves.items()
+    }
+    return config.replace(**own)
 
 
 def check_hyper(hyper: Hyper, recipe: Recipe) -> None:
     """Raises an error for invalid floats or arrays of them; traced ones are not checked."""
+    if fault := fault_of(hyper, recipe):
+        raise ValueError(fault)
+
+
+def fault_of(hyper: Hyper, recipe: Recipe) -> str:
+    """What is wrong with the floats of a run, or with arrays of them, in one line; "" for none."""
+
     warmup, smoothing = np.asarray(hyper.warmup), np.asarray(hyper.label_smoothing)
-    if not np.all(warmup >= 0):
-        raise ValueError(f"warmup={_first(warmup, warmup >= 0)} is not 0 or a number of steps")
-    if not np.all((smoothing >= 0) & (smoothing < 1)):
-        wrong = _first(smoothing, (smoothing >= 0) & (smoothing < 1))
-        raise ValueError(f"label_smoothing={wrong} is not in [0, 1)")
-    if recipe.loss != "cross_entropy" and np.any(smoothing):
-        raise ValueError(
-            f"label_smoothing={_first(smoothing, smoothing == 0)} smooths classes, and "
-            f"loss={recipe.loss!r} has none"
-        )
-
-
-def _first(values, fine):
-    return float(values[~fine].flat[0])
+    none = f"smooths classes, and loss={recipe.loss!r} has none"
+    for name, values, fine, text in (
+        ("warmup", warmup, warmup >= 0, "is not 0 or a number of steps"),
+        ("label_smoothing", smoothing, (smoothing >= 0) & (smoothing < 1), "is not in [0, 1)"),
+        ("label_smoothing", smoothing, (smoothing == 0) | (recipe.loss == "cross_entropy"), none),
+    ):
+        if not np.all(fine):
+            return f"{name}={float(values[~fine].flat[0])} {text}"
+    return ""

@@ -14,8 +14,13 @@ import optax
 from jaxtyping import Array, Bool, Float
 
 from rank_collapse import struct
-from rank_collapse.training.models import Model, batch_forward, forward, init_model, unrolled
-from rank_collapse.training.recipe import Hyper, Recipe, config_of
+from rank_collapse.training.models import (
+    Model as Model,
+    batch_forward as batch_forward,
+    forward as forward,
+    init_model as init_model,
+)
+from rank_collapse.training.recipe import Hyper as Hyper, Recipe as Recipe, config_of
 from rank_collapse.training.tasks.examples import LOSSES, token_mask
 
 
@@ -105,7 +110,7 @@ def train_step(
         key = jax.random.fold_in(jax.random.fold_in(state.key, 1), step)
         rate = hyper.dropout
     counts = weights[:, None] & token_mask(batch)
-    config = unrolled(config_of(recipe, hyper), recipe.unroll)
+    config = config_of(recipe, hyper, unroll=recipe.unroll)
 
     def loss(model):
         logits = batch_forward(
@@ -150,19 +155,3 @@ def train_epoch(
 
     state, losses = jax.lax.scan(body, state, (jnp.arange(steps), order, weights))
     return state, jnp.mean(losses)
-
-
-__all__ = [
-    "Hyper",
-    "Model",
-    "Recipe",
-    "TrainState",
-    "batch_forward",
-    "forward",
-    "init_model",
-    "init_state",
-    "num_batches",
-    "schedule_factor",
-    "train_epoch",
-    "train_step",
-]

@@ -11,6 +11,7 @@ import rank_collapse as rc
 from experiments import benchmark
 from experiments.benchmarks import (
     absent_devices,
+    budgets,
     counting,
     paths,
     profiles,
@@ -20,6 +21,7 @@ from experiments.benchmarks import (
 )
 from experiments.benchmarks.timing import Report, Timing, median_ratio, time_cases
 from experiments.shell import cli
+from experiments.shell.experiment import experiments_of
 from rank_collapse import pretrained
 from rank_collapse.training.training import Hyper, init_model
 
@@ -91,10 +93,8 @@ def test_pytorch_trains_a_network_of_as_many_parameters():
     assert [t.name for t in found.timings][1] == found.baseline == "PyTorch, one seed"
     share = value(found, "share of PyTorch")
     assert share == pytest.approx(found.timings[0].seconds[0] / found.timings[1].seconds[0])
-    for name, (module, own, asked) in training.CASES.items():
-        if asked is None:
-            continue
-        recipe, _, _ = training.setup_of(name, module, (*own, *training.TINY))
+    for name in [name for name, (_, _, asked) in training.CASES.items() if asked]:
+        recipe, _, _ = training.setup_of(name, training.TINY)
         shapes = jax.eval_shape(lambda recipe=recipe: init_model(jax.random.key(0), recipe))
         network = torch_baseline.Network(recipe.config, recipe.num_outputs, 0.0)
         ours = sum(leaf.size for leaf in jax.tree.leaves(shapes))
@@ -105,9 +105,8 @@ def test_vmapped_pytorch_learns_as_one_seed_does():
     torch = pytest.importorskip("torch")
     from experiments.benchmarks import torch_baseline
 
-    module, own, _ = training.CASES["convex_hull"]
-    sizes = (*own, *training.TINY, "--n_train_data=4")  # every step sees all there is
-    recipe, make_data, _ = training.setup_of("convex_hull", module, sizes)
+    sizes = (*training.TINY, "--n_train_data=4")  # every step sees all there is
+    recipe, make_data, _ = training.setup_of("convex_hull", sizes)
     examples = make_data(jax.random.key(0))["train"]
     values = Hyper(learning_rate=1e-2, dropout=0.0)
     one = torch_baseline.Training(recipe, examples, values)
@@ -120,6 +119,15 @@ def test_vmapped_pytorch_learns_as_one_seed_does():
     several.seconds_per_step(5)
     # Losses, not weights: keys' biases have no gradient but rounding, which Adam makes large.
     torch.testing.assert_close(several.loss, one.loss.expand(2), rtol=1e-4, atol=0)
+
+
+def test_every_experiment_has_a_budget_of_cpu_seconds(options, monkeypatch):
+    assert budgets.BUDGETS.keys() == set(experiments_of())
+    assert sum(budgets.BUDGETS.values()) < 300
+    monkeypatch.setattr(budgets, "BUDGETS", {"run_path_counts": 0})
+    found = budgets.budgets(options, "tiny")
+    used, limit = found.figures["CPU seconds of run_path_counts"]
+    assert used > 0.1 > limit == 0 and value(found, "of all") == used
 
 
 def test_a_figure_above_its_limit_is_exit_1(tmp_path, monkeypatch, capsys):

@@ -7,11 +7,12 @@ import matplotlib.text
 import numpy as np
 import pytest
 from scipy import stats
-from trained_runs import rows, run, summary
+from trained_runs import rows, run
 
 import rank_collapse as rc
 from experiments import initial, run_cures, small_task
 from experiments.cures import cases as of_cases, factors, figures, orders
+from experiments.cures.cases import Case
 from experiments.initial import kept_and_gradients, mean_path_length, tokens
 from experiments.shell import cli
 from rank_collapse.runs.seeds import seed_keys
@@ -27,30 +28,18 @@ def cases(*arguments):
     return setup(*arguments).cases
 
 
+def results_of(folder):
+    return run_cures.EXPERIMENT.results(folder)[0]
+
+
 def test_a_table_at_tiny_size(tmp_path):
     table = [flag for flag in TINY if not flag.startswith("--factors")]
     assert run(run_cures, [*table, "--variants=softmax"], tmp_path) == 0
-    found = summary(tmp_path)["cases"]
+    found = results_of(tmp_path)["cases"]
     assert found.keys() == {"post, L=2", "depth_scaled, L=2", "softmax attention, L=2"}
-    post, scaled, softmax = (found[n]["log10_residual"][0] for n in found)
-    assert post == softmax < scaled  # a smaller branch takes less of the residual
+    post, scaled, softmax = (own["log10_residual"] for own in found.values())
+    assert np.all(post == softmax) and post.mean() < scaled.mean()  # a smaller branch takes less
     assert {p.stem for p in (tmp_path / "figures").iterdir()} == {"cures", "curves"}
-
-
-@pytest.mark.slow
-def test_effects_of_a_factorial_at_tiny_size(tmp_path):
-    assert run(run_cures, [*TINY, "--variants=softmax"], tmp_path) == 0
-    whole = summary(tmp_path)
-    assert {p.stem for p in (tmp_path / "figures").iterdir()} == {"cures", "curves", "effects"}
-    effects = whole["effects"]["log10_residual"]
-    assert effects.keys() == {"residual", "temperature", "residual × temperature"}
-    # From half the branches to whole ones, mean over both temperatures.
-    own = {float(r["seed"]): [] for r in rows(tmp_path)}
-    for row in rows(tmp_path):
-        if row["kind"] == "cell":
-            own[float(row["seed"])].append(float(row["log10_residual"]))
-    changes = [(c + d - a - b) / 2 for a, b, c, d in own.values()]
-    np.testing.assert_allclose(effects["residual"][0], np.mean(changes), atol=1e-6)
 
 
 @pytest.mark.slow
@@ -58,14 +47,19 @@ def test_cures_are_trained_at_tiny_size(tmp_path):
     """The post-norm design and softmax attention are one network."""
     sizes = "--train_depths=2", "--train_width=4", "--train_tokens=3", "--train_steps=1"
     chosen = "--designs=post,depth_scaled", "--variants=softmax,sigmoid", "--train_seeds=2"
-    assert run(run_cures, [*TINY, *sizes, *chosen], tmp_path) == 0
-    trained = summary(tmp_path)["trained"]
-    assert trained.keys() == summary(tmp_path)["cases"].keys()
-    post, softmax = trained["post, L=2"], trained["softmax attention, L=2"]
-    assert post["accuracy"] == softmax["accuracy"]
-    assert post["accuracy"] != trained["sigmoid attention, L=2"]["accuracy"]
-    assert all(0 < c["step_seconds"] < 1 for c in trained.values())
+    assert run(run_cures, [*TINY, *sizes, *chosen, "--factors="], tmp_path) == 0
+    found = results_of(tmp_path)
+    trained = found["trained"]
+    assert trained.keys() == found["cases"].keys()
+    names = ("post", "softmax attention", "sigmoid attention")
+    post, softmax, sigmoid = (trained[f"{name}, L=2"]["accuracy"] for name in names)
+    assert np.all(post == softmax) and np.any(post != sigmoid)
+    assert all(np.all((c["step_seconds"] > 0) & (c["step_seconds"] < 1)) for c in trained.values())
     assert (tmp_path / "figures" / "trained.png").exists()
+    compared = run_cures.compare(found, setup(*sizes, *chosen))
+    row = next(row for row in compared if row.quantity.startswith("trains"))
+    assert row.measured.startswith(f"{trained['post, L=2']['trains'].sum()} of 2 seeds, accuracy ")
+    assert "after 100 steps at width 4; without attention it is 0.47" in row.note
 
 
 @pytest.mark.slow
@@ -76,7 +70,13 @@ def test_a_row_is_a_network_of_its_own(tmp_path):
         for r in rows(tmp_path)
         if r["part"] == "start" and r["kind"] != "cell"
     }
-    assert len(found) == 6 and len(summary(tmp_path)["cases"]) == 3
+    assert len(found) == 6
+    assert {p.stem for p in (tmp_path / "figures").iterdir()} == {"cures", "curves", "effects"}
+    # From half the branches to whole ones, mean over both temperatures.
+    cells = [float(r["log10_residual"]) for r in rows(tmp_path) if r["kind"] == "cell"]
+    low, high = np.reshape(cells, (2, 2, 2)).mean(axis=1)  # by residual, temperature, seed
+    own = results_of(tmp_path)["cells"], setup().factors, "log10_residual"
+    np.testing.assert_allclose(factors.effects_of(*own)["residual"], high - low, atol=1e-6)
     key_params, key_x, key_goal = jax.random.split(seed_keys(0, 2)[1], 3)
     for name, start in (("depth_scaled", "softmax"), ("shaped", "shaped")):
         config = next(c.config for c in cases().values() if c.name == name)
@@ -118,83 +118,51 @@ def test_nothing_is_kept_after_the_layer_where_float32_rounds_it_away():
 
 
 def test_a_residual_that_is_rounded_away_is_said_to_be_a_limit():
-    case = {"by_seed": [-6.0, -3.0, None]}
-    (row,) = run_cures.claims({"cases": {"post, L=100": case}, "trained": {}})
-    assert row.why.startswith("1e-06 or less in 1 of 3 draws") and row.estimate == -4.5
-    case["by_seed"] = [-5.0, -3.0]
-    assert not run_cures.claims({"cases": {"post, L=100": case}, "trained": {}})[0].why
-
-
-def test_what_the_reading_claims():
-    def case(*found):
-        return {"depth": 50, "log10_residual": list(found)}
-
-    found = {
-        "a, L=50": case(0.0, -0.1, 0.1),
-        "b, L=50": case(-0.1, -0.2, 0.0),
-        "c, L=50": case(-6.0, -6.0, -6.0),
-        "d, L=12": case(1.0, 1.0, 1.0) | {"depth": 12},
-        "e, L=50": case(None, None, None),
-    }
-    assert run_cures.kept(found) == (
-        "Residual kept after 50 layers, geometric means: the largest is 1 (a; not distinguished by "
-        "95 % intervals: b) and the smallest is 1e-06 or less (c)."
-    )
-    one = {"a, L=50": case(0.0, None, None), "b, L=50": case(-1.0, None, None)}
-    assert "not distinguished by 95 % intervals: b" in run_cures.kept(one)  # one seed
-    assert "no residual is a finite number" in run_cures.kept({"e, L=50": found["e, L=50"]})
-    trained = {
-        f"{n}, L=18": {"depth": 18, "trains": k, "seeds": 8} for n, k in (("a", 8), ("b", 3))
-    }
-    about = {"guess": 0.3, "limit": 0.3522, "steps": 200, "width": 16, "placement": "post"}
-    assert list(run_cures.who_trains(trained, about)) == [
-        "A seed trains if its accuracy is above 0.352 after 200 steps without warm-up at width 16; "
-        "without attention it is 0.30. Variants stand in the post-norm network.",
-        "With 18 layers all seeds train of a; fewer of b (3 of 8).",
-    ]
-    assert list(run_cures.who_trains({}, {})) == []
+    for kept, limits, text in (
+        ([-6.0, -3.0, np.nan], [True, False, False], "1e-06 or less in 1 of 3 draws; 1 of 3 draws"),
+        ([-5.0, -3.0], [False, False], ""),
+    ):
+        case = {"log10_residual": np.array(kept), "limit": np.array(limits)}
+        (row,) = run_cures.claims({"cases": {"post, L=100": case}, "trained": {}}, None)
+        assert row.why.startswith(text) and row.estimate == np.nanmean(kept)
+    assert not row.why
 
 
 def test_kinds_of_cures_are_ordered_apart():
     """Designs train and keep more than variants: pooled, what is kept orders all, and within a kind
-    it does not. One network under four names has no more weight in the interval than once."""
+    it does not. One network under three names has no more weight in the interval than once."""
 
-    def cures(kind, kept, ranks, accuracy):
-        """At 12 layers with other numbers, at 100 with these, which 90 is nearest to."""
-        start, trained = {}, {}
-        for i, own in enumerate(zip(kept, ranks, accuracy, strict=True)):
-            about = {"kind": kind, "cure": f"{kind} {i}"}
-            for depth, sign in ((12, -1), (100, 1)):
-                values = {"log10_residual": [sign * own[0]], "rank": [own[1] and sign * own[1]]}
-                start[f"{kind} {i} {depth}"] = about | values | {"depth": depth}
-            trained[f"{kind} {i}"] = about | {"depth": 90, "accuracy": [own[2]]}
-        return start, trained
+    def ordered(*kinds):
+        """Cures at 12 layers with other numbers, at 100 with these, which 90 is nearest to."""
+        cases, trained, starts, ends = {}, {}, {}, {}
+        for kind, numbers in kinds:
+            for i, (kept, rank, accuracy) in enumerate(zip(*numbers, strict=True)):
+                for depth, sign in ((12, -1), (100, 1)):
+                    cases[f"{kind} {i} {depth}"] = Case(kind, f"{kind} {i}", depth, None)
+                    values = {"log10_residual": sign * kept, "rank": sign * rank}
+                    starts[f"{kind} {i} {depth}"] = {n: np.full(2, v) for n, v in values.items()}
+                trained[f"{kind} {i}"] = Case(kind, f"{kind} {i}", 90, None)
+                ends[f"{kind} {i}"] = {"accuracy": np.full(2, accuracy)}
+        own = run_cures.Setup(cases, trained, {}, {}, None)
+        return orders.within_kinds({"cases": starts, "trained": ends}, own)
 
     kept = [-4, -1, -11, -3, -7, -2, -9, -12, -5, -10, -6, -8]
     ranks, accuracy = np.linspace(0.1, 0.65, 12).tolist(), np.linspace(0.7, 0.92, 12).tolist()
-    designs = cures("design", kept, ranks, accuracy)
-    few = cures("variant", [-15.0, -13.0, -14.0], ranks[:3], [0.2, 0.3, 0.1])
-    found = orders.within_kinds(designs[0] | few[0], designs[1] | few[1])
+    few = "variant", ([-15.0, -13.0, -14.0], ranks[:3], [0.2, 0.3, 0.1])
+    found = ordered(("design", (kept, ranks, accuracy)), few)
     assert found.keys() == {"design"}  # too few variants
     own = found["design"]
     assert own["rank"] == pytest.approx(1)
     assert own["residual"] == pytest.approx(stats.spearmanr(kept, accuracy).statistic)
     assert own["difference"][0] == pytest.approx(own["rank"] - own["residual"])
     assert 0 < own["difference"][1] < own["difference"][0] < own["difference"][2]
-    (said,) = orders.reading(found)
-    assert said.startswith("Within 12 designs (12 networks at initialisation)")
-    assert "with 90 layers" in said and "distinguished" not in said
+    assert (own["cures"], own["networks"]) == (12, 12)
     # each under three names, and one whose rank is rounded away
-    again = cures("design", [*kept * 3, -9], [*ranks * 3, None], [*accuracy * 3, 0.1])
-    same = orders.within_kinds(*again)["design"]
+    again = [*kept * 3, -9], [*ranks * 3, np.nan], [*accuracy * 3, 0.1]
+    same = ordered(("design", again))["design"]
     assert (same["cures"], same["networks"]) == (36, 12)
     np.testing.assert_allclose(same["difference"], own["difference"])
-    alike = cures("design", kept, ranks, [0.5] * 12)
-    assert orders.within_kinds(*alike) == orders.within_kinds({}, {}) == {}
-    found["design"]["difference"] = [0.03, -0.2, 0.3]
-    assert next(orders.reading(found)).endswith(
-        "resamples of networks); they cannot be distinguished."
-    )
+    assert ordered(("design", (kept, ranks, [0.5] * 12))) == ordered() == {}
 
 
 def test_gradients_of_zero_have_no_ratio():
@@ -202,52 +170,42 @@ def test_gradients_of_zero_have_no_ratio():
     found = {"residual": np.ones((2, 4)), "query": 0 * layers, "rank": one, "entropy": layers}
     found["length"] = one
     for value in (layers, 0 * layers):
-        own = run_cures.measures_of(found | {"value": value})
+        own = of_cases.measures_of(found | {"value": value})
         assert np.isnan(own["log10_gradient"]).all() and np.all(own["log10_residual"] == 0)
-    own = run_cures.measures_of(found | {"query": 0.1 * layers, "value": layers})
+    own = of_cases.measures_of(found | {"query": 0.1 * layers, "value": layers})
     np.testing.assert_allclose(own["log10_gradient"], -1)
 
 
 def test_a_figure_of_more_depths_than_markers():
     depths = range(2, 12)
     own = setup(f"--depths={','.join(map(str, depths))}", "--designs=post", "--variants=centred")
-    own = own._replace(trained={}, cells={})
-    one = np.array([0.5, 0.6])
-    results = {
-        name: {
-            "residual": np.ones((2, case.depth + 1)),
-            "query": np.ones((2, case.depth)),
-            "value": np.ones((2, case.depth)),
-            "rank": one,
-            "length": np.full(2, np.nan),
-            "entropy": np.ones((2, case.depth)),
-        }
-        for name, case in own.cases.items()
-    }
-    results = {"cases": results}
-    fig = figures.table_figure(results, own)
-    assert len(fig.legends[0].get_texts()) == len(depths)
-    name = next(iter(own.cases))
-    results["cases"][name]["query"] *= 0  # drawn without a mark
-    found = run_cures.summary_of(results, own)["cases"][name]
-    assert found["log10_gradient"] == found["length"] == [None] * 3
-    figures.table_figure(results, own)
-    for drawn in (fig, figures.curves_figure(results, own)):
-        sizes = [t.get_fontsize() for t in drawn.findobj(matplotlib.text.Text) if t.get_text()]
+    one, layers = np.array([0.5, 0.6]), {}
+    for name, case in own.cases.items():
+        by_layer = dict.fromkeys(("query", "value", "entropy"), np.ones((2, case.depth)))
+        layers[name] = by_layer | {"residual": np.ones((2, case.depth + 1)), "rank": one}
+        layers[name] |= {"length": np.full(2, np.nan)}
+    layers[next(iter(layers))]["query"] *= 0  # drawn without a mark
+    results = {"cases": {name: of_cases.measures_of(found) for name, found in layers.items()}}
+    drawn = [f(results, own) for f in (figures.cures_figure, figures.curves_figure)]
+    assert len(drawn[0].legends[0].get_texts()) == len(depths)
+    assert np.isnan(drawn[0].axes[2].lines[0].get_xdata()).all()
+    for fig in drawn:
+        sizes = [t.get_fontsize() for t in fig.findobj(matplotlib.text.Text) if t.get_text()]
         assert min(sizes) >= 8
 
 
 def test_intervals_of_shares_stay_between_0_and_1():
     """Two seeds, of which one trains."""
     assert of_cases.ends([0.2, 1.0])[1] < 0
-    trained = {"accuracy": of_cases.ends([0.2, 1.0], share=True), "trains": 1, "seeds": 2}
-    trained |= {"step_seconds": None, "interval": [0.1, 0.9]}
-    own = {name: case for name, case in cases("--designs=post").items() if case.kind == "design"}
-    (name,) = own
-    ax = figures.trained_figure({name: trained}, own).axes[0]
+    own = setup("--designs=post", "--variants=softmax", "--train_depths=2")
+    name, case = next(iter(own.trained.items()))
+    found = {"accuracy": np.array([0.2, 1.0]), "trains": np.array([False, True])}
+    trained = {name: found | {"step_seconds": np.full(2, np.nan)}}
+    own = own._replace(trained={name: case})
+    ax = figures.trained_figure(trained, own).axes[0]
     assert [list(line.get_xdata()) for line in ax.lines] == [[0.0, 1.0], [0.6]]
-    parts = {"cases": {}, "effects": {}, "simple": {}, "trained": {name: trained}}
-    (row,) = run_cures.compare(parts)
+    starts = dict.fromkeys(own.cases, dict.fromkeys(("log10_residual", "rank"), np.ones(2)))
+    *_, row = run_cures.compare({"cases": starts, "cells": {}, "trained": trained}, own)
     assert "accuracy 0.600 (0.000 to 1.000)" in row.measured
     assert of_cases.ends([np.nan, 1.0], share=True) == [None] * 3
 
@@ -288,22 +246,23 @@ def test_cells_are_all_combinations_of_all_factors():
         assert (c.depth, c.d_model, c.num_heads, c.branch_gain, c.temperature) == of
 
 
+def cells_of(values):
+    return {str(i): dict.fromkeys(factors.SHOWN, v) for i, v in enumerate(values)}
+
+
 def test_effects_are_those_that_made_the_numbers():
     """y = 1 + 3 a − 2 b + ½ a b + noise by seed, of levels ±1: effects are twice that."""
     levels = [(-1, -1), (-1, 1), (1, -1), (1, 1)]
     noise = np.array([0.1, -0.1, 0.0])
     values = [1 + (3 + noise) * a - 2 * b + 0.5 * a * b for a, b in levels]
-    found = [dict.fromkeys(factors.SHOWN, v) for v in values]
-    effects = factors.effects_of(found, {"depth": (1, 2), "heads": (1, 2)})["log10_residual"]
-    expected = {"depth": 6, "heads": -4, "depth × heads": 1}
+    own = {"depth": (1, 2), "heads": (1, 2)}
+    effects = factors.effects_of(cells_of(values), own, "log10_residual")
+    expected = {"depth": 6 + 2 * noise, "heads": -4, "depth × heads": 1}
+    assert effects.keys() == expected.keys()
     for name, value in expected.items():
-        np.testing.assert_allclose(effects[name][0], value, atol=1e-12)
-    assert effects["depth"][1] < 6 < effects["depth"][2]
-    said = factors.reading({"log10_residual": effects}, {}, {"depth": (1, 2), "heads": (1, 2)})
-    assert "are depth +6.00" in said and "×" not in said
-    found[0] = dict.fromkeys(factors.SHOWN, values[0] * np.nan)
-    none = factors.effects_of(found, {"depth": (1, 2), "heads": (1, 2)})
-    assert none["log10_residual"]["depth"] == [None] * 3
+        np.testing.assert_allclose(effects[name], value, atol=1e-12)
+    lost = cells_of([values[0] * np.nan, *values[1:]])
+    assert np.isnan(factors.effects_of(lost, own, "log10_residual")["depth"]).all()
 
 
 def test_two_factors_together_change_what_their_cells_differ_by():
@@ -313,8 +272,7 @@ def test_two_factors_together_change_what_their_cells_differ_by():
     own = {"depth": (12, 48), "width": (32, 128), "residual": (0.25, 1.0)}
     noise = np.array([0.01, -0.01, 0.0])
     values = [means[d, g] + (0.05 if w == 32 else -0.05) + d * noise for d, w, g in levels]
-    found = [dict.fromkeys(factors.SHOWN, v) for v in values]
-    simple = factors.simple_effects(found, own, "log10_residual")
+    simple = factors.simple_effects(cells_of(values), own, "log10_residual")
     expected = {
         "depth at residual 0.25": -0.24,
         "depth at residual 1": -2.8,
@@ -324,15 +282,12 @@ def test_two_factors_together_change_what_their_cells_differ_by():
     }
     assert simple.keys() == expected.keys()
     for name, value in expected.items():
-        assert simple[name][0] == pytest.approx(value)
-    effects = factors.effects_of(found, own)
-    main = effects["log10_residual"]
-    assert main["depth"][0] + main["residual"][0] == pytest.approx(-3.64)  # the product cancels
-    said = factors.reading(effects, simple, own)
-    assert "residual at depth 48 -3.40" in said and "together -3.64 (" in said
-    assert factors.simple_effects(found[:2], {"depth": (1, 2)}, "log10_residual") == {}
-    found[0] = dict.fromkeys(factors.SHOWN, values[0] * np.nan)
-    assert factors.simple_effects(found, own, "log10_residual") == {}
+        assert simple[name].mean() == pytest.approx(value)
+    main = factors.effects_of(cells_of(values), own, "log10_residual")
+    assert main["depth"].mean() + main["residual"].mean() == pytest.approx(-3.64)  # no product
+    one = factors.simple_effects(cells_of(values[:2]), {"depth": (1, 2)}, "log10_residual")
+    lost = cells_of([values[0] * np.nan, *values[1:]])
+    assert one == factors.simple_effects(lost, own, "log10_residual") == {}
 
 
 def test_the_letter_before_takes_attention():

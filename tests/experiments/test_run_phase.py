@@ -3,19 +3,19 @@
 import jax
 import numpy as np
 import pytest
-from trained_runs import rows, run, summary
+from trained_runs import rows, run
 
 import rank_collapse as rc
 from experiments import initial, run_phase, small_task
-from experiments.phase import curves, networks
-from experiments.phase.sphere import Sphere
+from experiments.phase import curves
 from experiments.shell import cli
 from experiments.shell.statements import STATEMENTS
 from rank_collapse.report.claims import WITHIN, judged
 from rank_collapse.runs.seeds import seed_keys
 from rank_collapse.theory import phases, sphere
 
-TINY = run_phase.EXPERIMENT.presets["tiny"]
+OWN = run_phase.EXPERIMENT
+TINY = OWN.presets["tiny"]
 
 
 def setup(*arguments):
@@ -24,12 +24,12 @@ def setup(*arguments):
 
 def test_a_diagram_at_tiny_size(tmp_path):
     assert run(run_phase, TINY, tmp_path) == 0
-    found = summary(tmp_path)
-    assert found["cells"] == 4 and found["theory"]["label"] == "theory keeps 0.1"
+    (order,) = OWN.read(tmp_path).comparisons
+    assert order.quantity.endswith("theory (theory keeps 0.1)")
     table = rows(tmp_path)
     kept = [float(r["log10_residual"]) for r in table]
     assert len(set(kept)) == 4 and all(0 <= float(r["entropy"]) <= 1 + 1e-6 for r in table)
-    assert (tmp_path / "figures" / "phase.png").exists()
+    assert {p.stem for p in (tmp_path / "figures").iterdir()} == {"phase"}
 
 
 @pytest.mark.slow
@@ -44,12 +44,12 @@ def test_a_cell_is_a_network_of_its_own(tmp_path):
         (1, 1),
     ]
     own = setup(*arguments)
-    floats = own.floats | {"beta": 1.0, "mlp_gain": 0.5}
-    found = networks.make_measure(own)(seed_keys(0, 1)[0], floats)
+    floats = own.cells["mlp_gain=0.5, beta=1"]
+    found = own.of_one_seed(seed_keys(0, 1)[0], floats)
     kept = np.log10(found["residual"][-1] / found["residual"][0])
     np.testing.assert_allclose(float(table[1]["log10_residual"]), kept, atol=1e-4)
     assert 0 < float(found["entropy"].mean()) <= 1 + 1e-6
-    assert summary(tmp_path)["theory"] is None
+    assert own.theory is None
 
 
 def test_boundaries():
@@ -77,40 +77,38 @@ def test_a_theory_is_compared_where_it_has_numbers():
     own = setup("--x=branch_gain", "--x_range=0,2", "--num_x=3")
     values = own.theory[0]
     assert np.isnan(values[:, 0]).all() and np.isfinite(values[:, 1:]).all()
-    kept = 10.0 ** np.where(np.isnan(values), 0, values)[..., None, None]
-    residual = np.concatenate([np.ones_like(kept), kept], axis=-1)
-    sizes = np.ones((*values.shape, 1, 2))
-    results = {"residual": residual, "query": sizes, "value": sizes, "entropy": sizes}
-    found = run_phase.summary_of(results, own)
-    assert found["theory"]["order"] == pytest.approx(1) and found["log10_gradient"] == [0, 0]
-    run_phase.phase_figure(results, own)
-    found = run_phase.summary_of(results | {"query": 0 * sizes}, own)
-    assert found["log10_gradient"] is None and run_phase.reading(found)
+    results = measured(own, np.where(np.isnan(values), 1, 10.0**values)[..., None])
+    (order,) = own.compare(results)
+    assert order.measured == pytest.approx(1)
+    assert np.nanmax(np.abs(results["log10_gradient"])) == 0
+    own.figure(results)
+    gradient = measured(own, np.ones((2, 3, 1)), query=0)["log10_gradient"]
+    assert gradient.shape == (2, 3, 1) and np.isnan(gradient).all()
+
+
+def measured(own, last, query=1):
+    """Results of networks whose residual [y, x, s] is `last` of the input's."""
+    residual = np.stack([np.ones_like(last), last], axis=-1)
+    sizes = np.ones(residual.shape)
+    found = {"residual": residual, "query": query * sizes, "value": sizes, "entropy": sizes}
+    found = {name: values.reshape(-1, *values.shape[2:]) for name, values in found.items()}
+    found |= {"rank": found["residual"][..., 0]}
+    return own.tables(found) | {"theory": own.theory[0][..., None]}
 
 
 def test_a_residual_that_is_rounded_away_is_a_limit_and_in_no_mean():
-    """-6.0 stood in the table as if it was measured, and in the means of both sides."""
-    own, sizes = setup("--level=0.1"), np.ones((2, 2, 2, 2))
+    """-6.0 stood in the table as if it was measured."""
+    own = setup("--level=0.1")
     last = np.array([[[1e-9, 3e-8], [1e-3, 1e-9]], [[0.1, 0.01], [1.0, 1.0]]])
-    residual = np.stack([np.ones_like(last), last], axis=-1)
-    results = {"residual": residual, "query": sizes, "value": sizes, "entropy": sizes}
-    table = run_phase.rows_of(results, own)
+    results = measured(own, last)
+    table = list(own.rows(results))
     kept = [(row["log10_residual"], row["limit"]) for row in table]
     assert kept[:2] == [(-6, 1), (-6, 1)] and kept[3] == (-6, 1)
     np.testing.assert_allclose(kept[4:], [(-1, 0), (-2, 0), (0, 0), (0, 0)], atol=1e-12)
-    found = run_phase.summary_of(results, own)
-    assert found["log10_residual"] == pytest.approx([-3, 0]) and found["limits"] == 3
-    said = run_phase.reading(found)
-    assert said.startswith("In 4 cells 1e-06 or less (3 of 8 draws) to 1 of the residual is left")
-    theory = {"label": "x", "inside": True, "log10_residual": [None, -1.0], "limits": [3, 1]}
-    assert run_phase.reading(found | {"theory": theory}).endswith(
-        "; geometric mean 1e-06 or less below the boundary of theory, 0.1 above it without 1 draws "
-        "of 1e-06 or less."
-    )
-    run_phase.phase_figure(results, own)
-    found = run_phase.summary_of(results | {"residual": residual * [1, 0]}, own)
-    assert found["log10_residual"] is None
-    assert run_phase.reading(found).startswith("In 4 cells 1e-06 or less (8 of 8 draws) of the res")
+    assert table[0]["log10_gradient"] is table[0]["effective_rank"] is None
+    drawn = own.figure(results).axes[0].collections[0].get_array()
+    np.testing.assert_allclose(drawn, [[-6, -3], [-1.5, 0]], atol=1e-12)
+    own.figure(measured(own, 0 * last))
 
 
 @pytest.mark.slow
@@ -131,20 +129,21 @@ def test_what_is_measured_of_one_network():
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        ("--x=gamma", "--x=gamma is not one of"),
+        ("--x=gamma", "--x=gamma is not one of score_scale, skip_gain"),
         ("--y=score_scale", "are the same axis"),
         ("--x_range=2,1", "is not two increasing values"),
         ("--cosine=1", "a cosine of 1 is not in"),
         ("--variant=ssd", "does not cover mask='none'"),
-        ("--variant=critical", "--x=score_scale has no effect"),
-        ("--convex", "--y=skip_gain has no effect"),
-        ("--x=mlp_gain --mlp=none", "--x=mlp_gain has no effect"),
-        ("--noattention_skip --mlp=none", "--y=skip_gain has no effect"),
+        ("--variant=critical", "--x=score_scale is not one of"),
+        ("--convex", "--y=skip_gain is not one of"),
+        ("--x=mlp_gain --mlp=none", "--x=mlp_gain is not one of"),
+        ("--noattention_skip --mlp=none", "--y=skip_gain is not one of"),
         ("--figure=cowsik4 --level=99", "--level=99: no theory of the residual kept"),
         ("--figure=mindthegap --level=0.5", "--level=0.5: no theory of the residual kept"),
         ("--mask=causal --level=0.5", "--level=0.5: no theory of the residual kept"),
         ("--train --train_steps=0", "--train_steps=0 trains no cell"),
-        ("--figure=geshkovski --x_range=-1,2", "time is negative"),
+        ("--figure=mindthegap --train", "--figure=mindthegap has no cells"),
+        ("--figure=geshkovski --x_range=-1,2", "a time or β is negative"),
         ("--figure=geshkovski --num_x=9 --x_range=0,0.5", "less than a step"),
     ],
 )
@@ -163,22 +162,14 @@ def test_a_boundary_that_is_asked_for_is_in_the_grid(arguments):
     setup("--figure=critical1", "--depth=1").check_boundary()
 
 
-def test_one_line_names_what_is_refused(tmp_path, capsys):
-    assert run(run_phase, [*TINY, "--variant=soft"], tmp_path) == 2
-    assert run(run_phase, [*TINY, "--figure=mindthegap", "--train"], tmp_path) == 2
-    variant, train = capsys.readouterr().err.strip().splitlines()
-    assert "--variant=soft" in variant and "--figure=mindthegap has no cells" in train
-
-
 @pytest.mark.slow
 def test_cells_are_trained_at_the_sizes_of_the_diagram(tmp_path):
     arguments = ("--train", "--train_steps=1", "--train_tokens=3")
     assert run(run_phase, [*TINY, *arguments], tmp_path) == 0
     assert all(0 <= float(r["accuracy"]) <= 1 for r in rows(tmp_path))
     own = setup(*arguments)
-    networks_ = own.networks
-    assert len({network.program for network in networks_.values()}) == 1  # one program
-    network = networks_["trained skip_gain=2, score_scale=4"]
+    assert len({network.program for network in own.trained.values()}) == 1  # one program
+    network = own.trained["trained skip_gain=2, score_scale=4"]
     params = rc.init(jax.random.key(0), network.config)
     found = network.start(params, network.floats).layers.attention.w_q
     expected = 4 * np.sqrt(np.log(3)) * params.layers.attention.w_q
@@ -206,11 +197,11 @@ def test_cells_are_trained_at_the_sizes_of_the_diagram(tmp_path):
 )
 def test_figures_at_tiny_size(figure, arguments, keys, tmp_path):
     assert run(run_phase, [f"--figure={figure}", *arguments], tmp_path) == 0
-    found = summary(tmp_path)
-    name = "curves" if figure in curves.CURVES else "phase"
+    name = figure if figure in curves.CURVES else "phase"
     assert {p.stem for p in (tmp_path / "figures").iterdir()} == {name}
-    assert {row.key for row in run_phase.claims(found)} == keys
-    assert run_phase.compare(found) and len(rows(tmp_path)) > 3
+    shown = OWN.read(tmp_path)
+    assert {row.key for row in shown.claims} == keys
+    assert shown.comparisons and len(rows(tmp_path)) > 3
 
 
 def test_every_statement_of_this_experiment_has_a_run():
@@ -226,7 +217,7 @@ def test_every_statement_of_this_experiment_has_a_run():
         "phase order",
     }
     for preset in ("quick", "paper"):
-        runs = run_phase.EXPERIMENT.runs(preset)
+        runs = OWN.runs(preset)
         assert runs.keys() == {"cowsik4", "giorlandino4", "mindthegap", "geshkovski", "noci1"}
         assert all(arguments[0] == f"--figure={run}" for run, arguments in runs.items())
 
@@ -246,31 +237,26 @@ def test_cosines_before_training_are_those_of_networks_as_drawn(tmp_path):
         unit = x / np.linalg.norm(x, axis=1, keepdims=True)
         cosines.append((unit @ unit.T)[~np.eye(4, dtype=bool)].mean())
     np.testing.assert_allclose(float(found[0]["value"]), np.mean(cosines), rtol=1e-4)
-    assert {row.key for row in run_phase.claims(summary(tmp_path))} == {
-        "deeper aligns",
-        "scaling helps",
-    }
+    shown = OWN.read(tmp_path)
+    assert {row.key for row in shown.claims} == {"deeper aligns", "scaling helps"}
 
 
 def test_only_the_theory_that_a_statement_cites_tests_it():
     """λ_a of Cowsik et al.; other theories' order is shown and is no row."""
-    theory = {"inside": True, "order": 0.99, "orders": [0.99, 0.98, 0.97]}
-    found = {"first": "log10_residual", "x": "a", "y": "b"}
     counts = []
     for figure in ("cowsik4", "giorlandino1", "critical1"):
-        label = setup(f"--figure={figure}", "--depth=1").theory[2]
-        known = found | {"theory": theory | {"label": label}}
-        counts.append(len(run_phase.claims(known)))
-        assert run_phase.compare(known)
-    assert counts == [1, 0, 0]
+        own = setup(f"--figure={figure}", "--depth=1")
+        results = measured(own, np.arange(1.0, 13).reshape(2, 2, 3))
+        counts.append([row.draws for row in own.claims(results)])
+        assert own.compare(results)
+    assert counts == [[3], [], []]
 
 
 def test_slopes_of_the_gap_at_published_sizes_and_beyond():
     """A law that is flat up to 150 tokens and falls like 1/√n from there on."""
     own = setup("--figure=mindthegap")
-    sizes = np.array(curves.SIZES, float)
-    ratio = np.minimum(1, (150 / sizes) ** 0.5)[None]
-    slopes = {where: float(v[0]) for _, where, v in own.answers({"A": ratio, "AX": ratio**2})}
+    ratio = np.minimum(1, (150 / own.x) ** 0.5)[None]
+    slopes = {row.setting: row.estimate for row in own.claims({"A": ratio, "AX": ratio**2})}
     assert slopes == pytest.approx(
         {
             "A, n from 20 to 150": 0,
@@ -283,7 +269,7 @@ def test_slopes_of_the_gap_at_published_sizes_and_beyond():
 
 
 def test_curves_that_are_their_theory():
-    """No distance to it, and every statement answered as it says."""
+    """Every statement is answered as it says."""
     own = setup("--figure=giorlandino4", "--depth=40", "--num_tokens=32")
     limit = own.published()["post-LN"]
     rho, p = 0.2, []
@@ -293,41 +279,43 @@ def test_curves_that_are_their_theory():
         p.append(rho)
     np.testing.assert_allclose(limit[1:4], p, rtol=1e-5)
     found = {
-        name: law + 1e-3 * np.array([[0], [1], [-1], [0], [1], [-1]])
-        for name, law in own.theory.items()
+        name: np.asarray(law) + 1e-3 * np.array([[0], [1], [-1], [0], [1], [-1]])
+        for name, law in own.theory().items()
     }
-    known = run_phase.summary_of(found, own)
-    assert all(abs(c["farthest"]) < 1e-6 for c in known["curves"].values())
-    rows = run_phase.claims(known)
+    for row in own.compare(found):
+        assert row.measured == pytest.approx(row.published, abs=1e-6) and "layer 40" in row.quantity
+    rows = own.claims(found)
     assert [j.verdict for j in judged(rows, STATEMENTS["gain control"].claimed)] == [WITHIN] * 2
-    assert "Farthest from theory: post-LN by " in run_phase.reading(known)
-    run_phase.EXPERIMENT.figures["curves"].draw(found, own)
+    own.figure(found)
     own = setup("--figure=mindthegap")
-    slopes = {name: own.theory.get(name, own.theory["A"])[None] for name in ("A", "AX", "A(X)")}
-    slopes |= {name: own.theory[name][None] for name in own.theory}
-    for key, _, values in own.answers(slopes):
-        np.testing.assert_allclose(values, 0 if key == "gap removed" else -0.5, atol=1e-6)
+    laws = own.theory()
+    slopes = {name: laws.get(name, laws["A"])[None] for name in curves.MATRICES}
+    for row in own.claims(slopes):
+        expected = 0 if row.key == "gap removed" else -0.5
+        assert row.estimate == pytest.approx(expected, abs=1e-6)
 
 
 def test_tokens_meet_on_the_sphere_when_the_law_says():
     grid = "--num_x=4", "--x_range=0,12", "--y_range=1,4", "--num_tokens=32", "--d_model=64"
     own = setup("--figure=geshkovski", *grid)
-    assert isinstance(own, Sphere) and list(own.cells.values()) == [1, 4]
-    found = {name: np.stack([v]) for name, v in own.measure(jax.random.key(0), 1.0).items()}
+    assert list(own.cells.values()) == [1, 4]
+    found = {name: np.stack([v]) for name, v in own.of_one_seed(jax.random.key(0), 1.0).items()}
     # One draw of both rows; times of the law at the other row are later.
-    results = {name: np.stack([v, v]) for name, v in found.items()}
-    tables = own.tables(results)
-    assert tables["together"].shape == (2, 4, 1)
-    assert tables["together"][0, 0, 0] == 0 and tables["clusters"][0, 0, 0] == 1
-    assert tables["together"][0, -1, 0] == 1 and tables["clusters"][0, -1, 0] == 1 / 32
-    law = sphere.equiangular_cosine(0.0, 1.0, 32, 120, 0.1)
-    expected = results["meeting"][0, 0] / (0.1 * np.argmax(law > 0.999))
-    np.testing.assert_allclose(own.meetings(results)["β=1"], [expected], rtol=1e-6)
-    late = results | {"meeting": np.where([[True], [False]], -1.0, results["meeting"])}
-    np.testing.assert_allclose(own.meetings(late)["β=1"], [12 / (0.1 * np.argmax(law > 0.999))])
-    assert not setup("--figure=geshkovski", *grid, "--x_range=0,5.4").meetings(results)
+    results = own.tables({name: np.stack([v, v]) for name, v in found.items()})
+    assert results["together"].shape == (2, 4, 1)
+    assert results["together"][0, 0, 0] == 0 and results["clusters"][0, 0, 0] == 1
+    assert results["together"][0, -1, 0] == 1 and results["clusters"][0, -1, 0] == 1 / 32
+    law = 0.1 * np.argmax(sphere.equiangular_cosine(0.0, 1.0, 32, 120, 0.1) > 0.999)
+
+    def late(meeting, *grid):
+        rows = setup("--figure=geshkovski", *grid).claims(results | {"meeting": meeting})
+        return {row.setting: row.estimate for row in rows}
+
+    expected = float(results["meeting"][0, 0] / law)
+    assert late(results["meeting"], *grid)["β=1"] == pytest.approx(expected, rel=1e-6)
+    never = np.where([[True], [False]], -1.0, results["meeting"])
+    assert late(never, *grid)["β=1"] == pytest.approx(float(12 / law))
+    assert not late(results["meeting"], *grid, "--x_range=0,5.4")
     values, level, _ = own.theory
     assert values[0, 0] == 0 < level < values[0, -1] and values[1, 2] < values[0, 2]
-    summary_ = run_phase.summary_of(results, own)
-    assert "of the pairs have met" in run_phase.reading(summary_)
-    run_phase.phase_figure(results, own)
+    own.figure(results)

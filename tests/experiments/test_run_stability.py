@@ -6,16 +6,17 @@ import numpy as np
 import pytest
 from chunked_runs import same_arrays
 from second_run import check_second_run
-from trained_runs import check_mistake, rows, run, summary
+from trained_runs import check_mistake, rows, run
 
 import rank_collapse as rc
 from experiments import run_stability
 from experiments.run_stability import EXPERIMENT
 from experiments.shell import cli
+from experiments.shell.executor import Mapped
 from experiments.stability import measure, networks, results
-from experiments.stability.networks import Case, base_config, groups_of, with_gains
+from experiments.stability.networks import Case, base_config, configs_of
 from rank_collapse.measures import updates
-from rank_collapse.runs import seeds
+from rank_collapse.runs.seeds import seed_keys
 
 TINY = ["--designs=post,admin", "--depths=1,2,4", "--layer_depths=1,4", "--num_seeds=2"]
 TINY += ["--parts=encoders", "--pair_depths=1,2", "--pair_layer_depths=1,2"]
@@ -23,27 +24,36 @@ TINY += ["--d_model=8", "--num_heads=2", "--num_tokens=6", "--mlp=none", "--nolo
 TINY += ["--num_devices=1"]
 
 
-def test_writes_rows_figures_and_a_summary(tmp_path, monkeypatch, capsys):
+def parsed(*arguments):
+    return cli.parse(run_stability.FLAGS, [*TINY, *arguments])
+
+
+def shown(folder):
+    """(results, {quantity: comparison}, claims) of a finished run."""
+    found, parts = EXPERIMENT.results(folder)
+    compared = {row.quantity: row for row in EXPERIMENT.compare(found, parts)}
+    return found, compared, list(EXPERIMENT.claims(found, parts))
+
+
+def test_writes_rows_figures_and_answers(tmp_path, monkeypatch, capsys):
     folder = tmp_path / "run"
     assert run(run_stability, TINY, folder) == 0
-    whole = summary(folder)
-    post, admin = (whole["encoder"]["designs"][name] for name in ("post", "admin"))
-    assert post["branches"] == [1, 2, 4] and whole["seeds"] == 2
-    assert post["largest_row_error"] < 1e-5
-    assert post["last_branch"] > admin["last_branch"] - 1e-6 > 0
-    assert len(post["query_gradient_over_expected"]) == 4
-    assert admin["omega"]["attention"][0] == 1 < admin["omega"]["attention"][1]
+    found, compared, claims = shown(folder)
+    own = {(case.design, case.depth): of for case, of in found["networks"].items()}
+    assert own.keys() == {(design, depth) for design in ("post", "admin") for depth in (1, 2, 4)}
+    assert all(case.branches == case.depth for case in found["networks"])
+    assert all(len(of["apart"]) == 2 for of in own.values())
+    shares = own["post", 4]["exact_shares"]
+    assert shares.shape == (2, 5, 6) and abs(shares.sum(axis=2) - 1).max() < 1e-5
+    omega = own["admin", 4]["omega.attention"]
+    assert np.all(omega[:, 0] == 1) and np.all(omega[:, -1] > 1)
     table = rows(folder)
     assert len(table) == 2 * 2 * (2 + 3 + 5)
     last = [r for r in table if r["design"] == "post" and r["layer"] == r["depth"] == "4"]
-    np.testing.assert_allclose(
-        np.mean([float(r["change.random"]) for r in last]), post["change_random"][-1], rtol=1e-5
-    )
+    changes = [float(r["change.random"]) for r in last]
+    np.testing.assert_allclose(changes, own["post", 4]["change.random"], rtol=1e-5)
     drawn = {path.stem for path in (folder / "figures").glob("*.png")}
     assert drawn == {n for n in EXPERIMENT.captions if not n.startswith(("enc", "train"))}
-    for name in drawn:
-        assert (folder / "figures" / f"{name}.png").stat().st_size > 10_000
-    claims = EXPERIMENT.claims(whole)
     assert [(c.key, c.setting, c.draws) for c in claims] == [
         ("O(N)", "post", 2),
         ("independent updates", "post", 2),
@@ -52,11 +62,11 @@ def test_writes_rows_figures_and_a_summary(tmp_path, monkeypatch, capsys):
         ("independent updates", "admin", 2),
         ("gradient steps", "admin", 2),
     ]
-    # what a step along the gradient does is at least the bound, and the two are no strangers
-    over = np.array(post["change_over_gradient_bound"] + admin["change_over_gradient_bound"])
-    assert np.all(over > 0.99) and over.min() < 1e4
-    assert EXPERIMENT.compare(whole)
-    monkeypatch.setattr(measure, "OfGroup", lambda *a: pytest.fail("computed again"))
+    # what a step along the gradient does is at least the bound, and not far above it
+    over = [of["change.gradient"] / of["gradient_bound"] for of in own.values()]
+    assert np.all(np.exp(np.log(over).mean(axis=1)) > 0.99) and np.min(over) < 1e4
+    assert "post: 1 − token cosine after 4 layers" in compared
+    monkeypatch.setattr(Mapped, "__init__", lambda *a, **how: pytest.fail("computed again"))
     check_second_run(lambda: run(run_stability, TINY, folder), folder, capsys)
 
 
@@ -81,156 +91,136 @@ def test_chunks_of_seeds_that_fit_into_memory_change_nothing(tmp_path, capsys):
         assert run(run_stability, [*small, "--train_steps=50", *budget], folder) == 0
         assert capsys.readouterr().err.count("GB in use") == 2
     same_arrays(*both)
+    found, compared, _ = shown(both[0])
+    check_curves(found["trained"], compared)
 
 
-def profiled_omega(options):
-    """{kind: [s, L]} of Admin at 2 layers, by the library on each seed's own weights and batch."""
-    config = rc.design(base_config(options, 2, "encoder_decoder"), "admin", learned=False)
-    draw = measure.make_draw(config, options)
-    found = []
-    for key in seeds.seed_keys(options.seed, options.num_seeds):
-        drawn = draw(key, None)
-        params = measure.with_norms(drawn["params"], config)
-        batch = (drawn["batch"][half] for half in networks.HALVES)
-        own = rc.encoder_decoder.admin_profile(params, *batch, config)
-        of_halves = (("encoder.", own.encoder.skip_gain), ("", own.decoder.skip_gain))
-        found.append({n + k: getattr(g, k) for n, g in of_halves for k in ("attention", "cross")})
-    return {
-        kind: np.stack([one[kind] for one in found])
-        for kind in ("encoder.attention", "attention", "cross")
-    }
+def check_curves(trained, compared):
+    """Before training they are those of the network that run_trainability begins with."""
+    assert [cell.design for cell in trained] == ["post", "admin"]
+    for cell, own in trained.items():
+        apart, change = (own["stability"][n] for n in ("apart", "change"))
+        np.testing.assert_allclose(1 - own["token_cosine"], apart, rtol=1e-3, atol=1e-5)
+        assert change["random"].shape == (2, 3) and np.all(change["random"] > 0)
+        quantity = (
+            f"{cell.design}, 1 layers trained: 1 − token cosine of the last at steps 0, 25, 50"
+        )
+        mean = np.exp(np.log(apart[:, 0, -1]).mean())
+        assert compared[quantity].measured.startswith(f"{mean:.2g}, ")
 
 
 @pytest.mark.slow
 def test_encoder_decoders(tmp_path):
     assert run(run_stability, [*TINY, "--parts=encoder_decoders"], tmp_path) == 0
-    whole = summary(tmp_path)
-    assert whole.keys() == {"encoder_decoder", "seeds"}
-    both = whole["encoder_decoder"]["designs"]
-    assert both["post"]["branches"] == [3, 6]  # one in the encoder, two in the decoder, by layer
-    assert both["post"]["gradients"].keys() == {
-        f"{part}.w_{m}" for part in ("encoder.attention", "attention", "cross") for m in "qkvo"
+    found, compared, claims = shown(tmp_path)
+    own = {(case.design, case.depth): of for case, of in found["networks"].items()}
+    # one branch in the encoder, two in the decoder, by layer
+    assert {case.depth: case.branches for case in found["networks"]} == {1: 3, 2: 6}
+    assert {name for name in own["post", 2] if "gradients.cross" in name} == {
+        f"{of}gradients.cross.w_{m}" for of in ("", "expected_") for m in "qkvo"
     }
-    assert both["post"]["depends_on"].keys() == {"input", "attention", "cross"}
-    assert sum(both["post"]["depends_on"].values()) == pytest.approx(1, abs=1e-5)
-    wanted = profiled_omega(parsed("--parts=encoder_decoders"))
-    assert both["admin"]["omega"].keys() == wanted.keys()
-    for kind, of_seeds in wanted.items():
-        found = both["admin"]["omega"][kind]
-        np.testing.assert_allclose(found, np.mean(of_seeds, axis=0)[[0, -1]], rtol=1e-5)
+    for half, branches in (("encoder.", 2), ("", 4)):
+        shares = own["post", 2][f"{half}exact_shares"]
+        assert shares.shape == (2, branches + 1, branches + 2)
+        np.testing.assert_allclose(shares.sum(axis=2), 1, atol=1e-5)
+    for kind, wanted in profiled_omega(parsed("--parts=encoder_decoders")).items():
+        np.testing.assert_allclose(own["admin", 2][kind], wanted, rtol=1e-5)
     drawn = {path.stem for path in (tmp_path / "figures").glob("*.png")}
     assert drawn == {n for n in EXPERIMENT.captions if n.startswith("encoder_decoder_")}
-    claims = EXPERIMENT.claims(whole)
     assert len(claims) == 6 and claims[0].setting == "post, encoder-decoder"
-    assert EXPERIMENT.compare(whole)
+    assert all("encoder-decoder" in quantity for quantity in compared)
 
 
-def parsed(*arguments):
-    return cli.parse(run_stability.FLAGS, [*TINY, *arguments])
+def profiled_omega(options):
+    """{name: [s, L]} of Admin at 2 layers, by the library on each seed's own weights and batch."""
+    plain = base_config(options, 2, "encoder_decoder")
+    config, found = rc.design(plain, "admin", learned=False), []
+    for key in seed_keys(options.seed, options.num_seeds):
+        drawn = measure.draw(options, key, config)
+        own = rc.encoder_decoder.admin_profile(drawn["params"], *drawn["batch"], config)
+        of_halves = (("encoder.omega", own.encoder), ("omega", own.decoder))
+        kinds = ((n, k, half) for n, half in of_halves for k in half.kinds)
+        found.append({f"{n}.{k}": getattr(half.skip_gain, k) for n, k, half in kinds})
+    return {name: np.stack([one[name] for one in found]) for name in found[0]}
 
 
 @pytest.mark.parametrize("kind, branches", [("encoder", 2), ("encoder_decoder", 5)])
 def test_layers_past_a_networks_own_change_nothing(kind, branches):
     """A network of 2 layers inside one of 4 is the one of 2: gains, and what is cut away."""
-    for group in groups_of(parsed("--designs=pre,depth_scaled", "--mlp=relu"), [2, 4], kind):
-        short, long = group.cases
-        assert (short.depth, long.depth) == (2, 4)
-        assert (short.branches, long.branches) == (2 * branches, 4 * branches)
-        for gains in group.gains.values():
-            skip, branch = (gains[name].mlp for name in ("skip", "branch"))
-            np.testing.assert_array_equal(skip[0], [1, 1, 1, 1])
-            assert np.all(branch[0, :2] > 0) and not branch[0, 2:].any() and branch[1].all()
+    found = configs_of(parsed("--designs=pre,depth_scaled", "--mlp=relu"), [2, 4], kind)
+    assert [case.branches for case in found] == 2 * [2 * branches, 4 * branches]
+    for case, config in found.items():
+        for stack in networks.halves(config):
+            skip, branch = (getattr(stack, f"{name}_gain").mlp for name in ("skip", "branch"))
+            np.testing.assert_array_equal(skip, [1, 1, 1, 1])
+            assert np.all(branch[: case.depth] > 0) and not branch[case.depth :].any()
 
 
 def test_omega_is_profiled_on_the_seeds_own_batch():
     """That of 2 layers inside a network of 4 is that of the 2; given gains stay as they are."""
     options = parsed("--designs=admin,admin_const", "--mlp=relu")
-    (group,) = groups_of(options, [2, 4])
-    drawn = measure.make_draw(group.config, options)(jax.random.key(0), None)
-    profiled = jax.jit(measure.with_omega)
-    params = measure.with_norms(drawn["params"], group.config)
-    found = [
-        profiled(
-            params,
-            drawn["batch"],
-            with_gains(group.config, jax.tree.map(lambda a, i=i: a[i], group.gains)),
-        ).skip_gain
-        for i in range(4)
-    ]
-    assert drawn["batch"][""].shape == (measure.PROFILED, 6, 8)
-    own = rc.design(group.config.replace(depth=2, branch_gain=1.0), "admin", learned=False)
+    configs = configs_of(options, [2, 4])
+    drawn = measure.draw(options, jax.random.key(0), next(iter(configs.values())))
+    params, batch = drawn["params"], drawn["batch"]
+    assert batch[0].shape == (measure.PROFILED, 6, 8)
+    profiled = jax.jit(networks.with_omega)
+    found = [profiled(params, batch, config).skip_gain for config in configs.values()]
+    own = rc.design(base_config(options, 2, "encoder"), "admin", learned=False)
     short = params.replace(layers=jax.tree.map(lambda a: a[:2], params.layers))
-    wanted = rc.admin_profile(short, drawn["batch"][""], own).skip_gain
+    wanted = rc.admin_profile(short, batch[0], own).skip_gain
     np.testing.assert_allclose(found[0].mlp[:2], wanted.mlp, rtol=1e-5)
     np.testing.assert_allclose(found[0].attention[:2], wanted.attention, rtol=1e-5)
     np.testing.assert_allclose(found[2].attention, [2, 2, 1, 1])  # ω² = N = 4, then none
     np.testing.assert_allclose(found[3].mlp, np.full(4, np.sqrt(8)), rtol=1e-6)
 
 
-def test_the_change_of_an_update_is_the_librarys():
+def small_network():
+    """(config, weights, other weights, inputs)"""
     config = rc.transformer(2, 2, 8, mlp="relu", d_ff=8)
     params, other = (rc.init(jax.random.key(i), config) for i in (0, 1))
-    x, direction = jax.random.normal(jax.random.key(2), (5, 8)), updates.matrices_of(other)
-    found = networks.changes(params, {"": x}, config, {"there": {"": direction}}, 1e-2)["there"]
+    return config, params, other, (jax.random.normal(jax.random.key(2), (5, 8)),)
+
+
+def normalised(params, inputs, config):
+    return networks.normalised_output(networks.traces(params, inputs, config), config)
+
+
+def test_the_change_of_an_update_is_the_librarys():
+    config, params, other, inputs = small_network()
+    direction, before = updates.matrices_of(other), normalised(params, inputs, config)
+    moves = {"there": (direction,)}
+    found = networks.changes(params, inputs, config, before, moves, 1e-2)["there"]
     moved = updates.moved(params, direction, 1e-2)
-    np.testing.assert_allclose(
-        found, updates.output_change(params, moved, x, config)[-1], rtol=1e-4
-    )
-
-
-@pytest.mark.slow
-def test_curves_during_training(tmp_path):
-    """Before training they are those of the network that run_trainability begins with."""
-    arguments = ["--parts=encoders,training", "--train_designs=post,admin", "--train_depth=1"]
-    arguments += ["--train_steps=50"]
-    assert run(run_stability, [*TINY, *arguments], tmp_path) == 0
-    whole = summary(tmp_path)
-    found = whole["training"]
-    assert "post, 1 layers trained" in EXPERIMENT.compare(whole)[-2].quantity
-    assert found["steps"] == [0, 25, 50] and found["designs"].keys() == {"post", "admin"}
-    assert (tmp_path / "figures" / "training.png").stat().st_size > 10_000
-    with np.load(tmp_path / "arrays.npz") as arrays:
-        name = "designs depth=1 post rate=0.001 warmup=0 batch=32"
-        cosine, apart = (arrays[f"{name}/{n}"] for n in ("token_cosine", "stability/apart"))
-        change = arrays[f"{name}/stability/change/random"]
-    np.testing.assert_allclose(1 - cosine, apart, rtol=1e-3, atol=1e-5)
-    assert change.shape == (2, 3) and np.all(change > 0)
-    np.testing.assert_allclose(
-        np.exp(np.log(change[:, 0]).mean()), found["designs"]["post"]["change_random"][0], rtol=1e-5
-    )
+    wanted = updates.output_change(params, moved, inputs[0], config)[-1]
+    np.testing.assert_allclose(found, wanted, rtol=1e-4)
 
 
 def test_an_sgd_step_and_its_bound_are_those_of_a_step_taken():
     """To first order: a step of η = 1e-3, its loss, and the loss over ‖u‖ squared."""
-    config = rc.transformer(2, 2, 8, mlp="relu", d_ff=8)
-    params, target = (
-        rc.init(jax.random.key(0), config),
-        jax.random.normal(jax.random.key(3), (5, 8)),
-    )
-    inputs = {"": jax.random.normal(jax.random.key(2), (5, 8))}
+    config, params, _, inputs = small_network()
+    target = jax.random.normal(jax.random.key(3), (5, 8))
 
     def loss(params):
-        return jnp.sum(target * networks.normalised_output(params, inputs, config))
+        return jnp.sum(target * normalised(params, inputs, config)), "aside"
 
-    gradients = networks.gradients(loss, params)
-    found = networks.sgd_change(params, inputs, config, gradients)
+    (gradients,), aside = networks.gradients(loss, params)
+    assert aside == "aside"
+    found = networks.sgd_change(params, inputs, config, (gradients,))
     eta, own = 1e-3, updates.matrices_of(params)
-    moved = updates.with_matrices(
-        params, jax.tree.map(lambda w, g: w - eta * g, own, gradients[""])
-    )
-    before, after = (networks.normalised_output(p, inputs, config) for p in (params, moved))
+    moved = updates.with_matrices(params, jax.tree.map(lambda w, g: w - eta * g, own, gradients))
+    before, after = (normalised(p, inputs, config) for p in (params, moved))
     np.testing.assert_allclose(found, jnp.mean((after - before) ** 2) / eta**2, rtol=0.05)
     # a step of relative size e along each gradient lowers the loss by e Σ‖W‖‖∂W‖
     e = 1e-3
-    stepped = updates.moved(params, jax.tree.map(jnp.negative, gradients[""]), e)
-    bound = networks.gradient_bound(params, gradients, target, e)
-    lowered = (loss(params) - loss(stepped)) ** 2 / jnp.sum(target**2) / target.size
+    stepped = updates.moved(params, jax.tree.map(jnp.negative, gradients), e)
+    bound = networks.gradient_bound(params, (gradients,), target, e)
+    lowered = (loss(params)[0] - loss(stepped)[0]) ** 2 / jnp.sum(target**2) / target.size
     np.testing.assert_allclose(bound, lowered, rtol=0.05)
 
 
 def test_places_between_the_laws():
     laws = {"O(N)": 1.0, "O(log N)": 0.3, "O(1)": 0.1}
-    found = [run_stability.place(e, laws) for e in (-0.1, 0.1, 0.2, 0.3, 0.65, 1.0, 1.35)]
+    found = [results.place(e, laws) for e in (-0.1, 0.1, 0.2, 0.3, 0.65, 1.0, 1.35)]
     np.testing.assert_allclose(found, [-1, 0, 0.5, 1, 1.5, 2, 2.5])
 
 
@@ -242,24 +232,18 @@ def test_a_statement_of_theorem_2_is_decided_by_what_the_theorem_is_about():
         "like Pre-LN's": lambda n: 1 / (2 + np.arange(n)),
         "growing": lambda n: np.full(n, 0.01 * n),
     }
+    others = ("change.random", "change.gradient", "change.sgd", "expected_change", "gradient_bound")
     found = {}
     for name, of in shares_of.items():
-        numbers = {f"exponents_{update}": [5.0, 6.0, 7.0] for update in (*results.UPDATES, "sgd")}
-        numbers |= {"exponent_expected": None, "change_over_gradient_bound": []}
         own = {
-            Case("encoder_decoder", name, depth, 5 * depth): {
+            Case("encoder_decoder", "post", depth, 5 * depth): {
                 "shares": np.tile(of(3 * depth), (3, 1))
             }
+            | dict.fromkeys(others, depth ** np.array([5.0, 6.0, 7.0]))
             for depth in (3, 6, 12, 25)
         }
-        branches, sums = results.share_sums(own)
-        assert branches.tolist() == [9, 18, 36, 75]  # the decoder's own
-        numbers["exponents_shares"] = results.exponents(branches, sums).tolist()
-        laws = dict.fromkeys(
-            ("law_exponents", "share_law_exponents"), results.law_exponents(branches)
-        )
-        kind = {"designs": {"post": numbers}} | laws
-        first, second, _ = EXPERIMENT.claims({"encoder_decoder": kind})
+        assert results.share_sums(own)[0].tolist() == [9, 18, 36, 75]  # the decoder's own
+        first, second, _ = EXPERIMENT.claims({"networks": own}, [])
         assert (first.key, second.key) == ("O(N)", "independent updates") and second.estimate > 5
         found[name] = first.estimate
     assert found["equal"] == pytest.approx(2) and found["like Pre-LN's"] == pytest.approx(1)
@@ -271,14 +255,14 @@ def test_what_the_law_does_not_cover_is_left_out(tmp_path):
     """Branches that see tokens that no norm has scaled; the rest of the design is measured."""
     small = ["--designs=branch_norm,post", "--depths=1,2", "--layer_depths=1,2"]
     assert run(run_stability, [*TINY, *small], tmp_path) == 0
-    whole = summary(tmp_path)
-    found, post = (whole["encoder"]["designs"][name] for name in ("branch_norm", "post"))
-    assert found["law"]["largest_ratio"] is found["exponent_expected"] is None
-    assert np.isfinite(found["exponent_random"]) and post["law"]["largest_ratio"] > 1
-    notes = {c.quantity: c.note for c in EXPERIMENT.compare(whole)}
-    assert "does not cover" in notes["branch_norm: 1 − token cosine after 2 layers"]
-    claims = {c.setting: c.why for c in EXPERIMENT.claims(whole) if c.key == "independent updates"}
-    assert "does not cover it" in claims["branch_norm"] and "expects" in claims["post"]
+    _, compared, claims = shown(tmp_path)
+    rows = [compared[f"{n}: 1 − token cosine after 2 layers"] for n in ("branch_norm", "post")]
+    assert "does not cover" in rows[0].note and rows[0].published is None
+    assert "largest ratio of the two over layers" in rows[1].note and rows[1].published > 0
+    of_random = {c.setting: c for c in claims if c.key == "independent updates"}
+    assert np.isfinite(of_random["branch_norm"].estimate)
+    assert "does not cover it" in of_random["branch_norm"].why
+    assert "expects" in of_random["post"].why
 
 
 def test_exponents_of_the_laws():

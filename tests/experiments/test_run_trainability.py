@@ -249,6 +249,10 @@ def cell_of(design, depth, accuracy, warmup=0, seeds=8):
     }
 
 
+def claims(found):
+    return list(binary.claims(found, []))
+
+
 @pytest.mark.parametrize(
     "design, depth, accuracy, key, verdict",
     [
@@ -266,19 +270,19 @@ def cell_of(design, depth, accuracy, warmup=0, seeds=8):
 def test_verdicts_against_the_published_table(design, depth, accuracy, key, verdict):
     """Of what Pre-LN has after the same steps, .6 here; which itself has not trained."""
     pre, own = cell_of("pre", depth, 0.6), cell_of(design, depth, accuracy)
-    rows = [row for row in binary.claims(pre | own, []) if row.setting.startswith(design)]
+    rows = [row for row in claims(pre | own) if row.setting.startswith(design)]
     assert [row.key for row in rows] == [key] * (key is not None)
     if rows:
         (found,) = judged(rows, STATEMENTS[key].claimed)
         assert found.verdict == verdict and found.row.draws == 8
-        assert binary.claims(own, []) == []  # nothing to compare with
-        (of_pre,) = judged(binary.claims(pre, []), STATEMENTS["others train"].claimed)
+        assert claims(own) == []  # nothing to compare with
+        (of_pre,) = judged(claims(pre), STATEMENTS["others train"].claimed)
         assert of_pre.verdict == "outside"
         # as published, with warm-up, where there is one
         warm = cell_of("pre", depth, 0.6, 100) | cell_of(design, depth, accuracy, 100)
-        settings = [row.setting for row in binary.claims(pre | own | warm, [])]
+        settings = [row.setting for row in claims(pre | own | warm)]
         assert settings and all("warm-up 100" in setting for setting in settings)
-    row = binary.compare(pre | own, [])[-1]
+    *_, row = binary.compare(pre | own, [])
     assert (row.published is not None) == bool(key)
     assert row.published == "failed" or key != "post fails"
 

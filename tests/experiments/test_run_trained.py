@@ -8,6 +8,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from chunked_runs import same_arrays
 from trained_runs import (
     SMALL,
     check_mistake,
@@ -151,41 +152,25 @@ def test_another_process_redraws_too(folder, tmp_path):
 
 
 @pytest.mark.slow
-def test_weights_asked_for_later_are_trained_again_and_nothing_else_changes(
-    folder, tmp_path, capsys
-):
-    copy = tmp_path / "copy"
-    shutil.copytree(folder, copy)
-    (copy / "models.safetensors").unlink()
-    before, arrays = contents(copy), (copy / "arrays.npz").read_bytes()
-    assert run(run_sort, [*MEASURED, "--keep_models", "--checkpoint_seconds=0"], copy) == 0
-    assert "training again for models.safetensors" in capsys.readouterr().out
-    assert contents(copy) == before and (copy / "arrays.npz").read_bytes() == arrays
-    assert not (copy / "checkpoints").exists()
-    again, first = ((f / "models.safetensors").read_bytes() for f in (copy, folder))
-    assert again == first
-
-
-@pytest.mark.slow
-def test_metrics_asked_for_later_are_trained_again_and_nothing_else_changes(
-    folder, tmp_path, capsys
-):
-    copy = tmp_path / "copy"
-    shutil.copytree(folder, copy)
-    path, before = copy / metrics.NAME, contents(copy)
-    whole = path.read_bytes()
-    arguments = [*MEASURED, "--monitor", "--checkpoint_seconds=0"]
-    for left in (b"", b"".join(whole.splitlines(keepends=True)[:5])):  # as of an interrupted run
-        path.unlink() if not left else path.write_bytes(left)
+def test_files_asked_for_later_are_trained_again_and_nothing_else_changes(folder, tmp_path):
+    whole = {name: (folder / name).read_bytes() for name in ("models.safetensors", metrics.NAME)}
+    half = b"".join(whole[metrics.NAME].splitlines(keepends=True)[:5])  # as of an interrupted run
+    for name, left in (("models.safetensors", b""), (metrics.NAME, b""), (metrics.NAME, half)):
+        copy = tmp_path / f"{name} {len(left)}"
+        shutil.copytree(folder, copy)
+        (copy / name).write_bytes(left)
+        if not left:
+            (copy / name).unlink()
         (copy / "SHA256SUMS").unlink()  # written when a run is done
-        assert run(run_sort, arguments, copy) == 0
-        assert "training again for metrics.jsonl" in capsys.readouterr().out
-        assert [str(row) for row in metrics.read(path)] == [
-            str(row) for row in metrics.read(folder / metrics.NAME)
-        ]
-    assert contents(copy) == before and not (copy / "checkpoints").exists()
-    assert run(run_sort, arguments, copy) == 0
-    assert "training again" not in capsys.readouterr().out
+        flag = "--monitor" if name == metrics.NAME else "--keep_models"
+        assert run(run_sort, [*MEASURED, flag, "--checkpoint_seconds=0"], copy) == 0
+        if name == metrics.NAME:
+            rows_of = [list(map(str, metrics.read(f / name))) for f in (copy, folder)]
+            assert rows_of[0] == rows_of[1]
+        else:
+            assert (copy / name).read_bytes() == whole[name]
+        same_arrays(folder, copy)
+        assert contents(copy) == contents(folder) and not (copy / "checkpoints").exists()
 
 
 @pytest.mark.parametrize("module", [run_circle, run_attention_forms])
@@ -215,7 +200,7 @@ def test_a_seed_that_diverged_is_kept_apart(folder):
     whole = float(results["whole"]["accuracy"][0])
     assert found["token accuracy of the whole model"].measured == f"{whole:.3f}"
     best = results["sets"]["20"]["accuracy"][0].mean(axis=1).max()
-    assert f"its accuracy {best:.3f};" in found["best length of sets of 20 sampled paths"].note
+    assert found["best length of sets of 20 sampled paths"].note == f"its accuracy {best:.3f}"
     table = run_sort.EXPERIMENT.table(results, setup)
     assert {(r["seed"], r["diverged"]) for r in table} == {(0, 0), (1, 1)}
     drawn = run_sort.EXPERIMENT.drawn(results, setup)

@@ -11,7 +11,7 @@ from experiments.shell import cli
 from rank_collapse.runs import metrics
 from rank_collapse.runs.seeds import seed_keys
 from rank_collapse.training import load_models
-from rank_collapse.training.models import decode_pairs, exactly_written
+from rank_collapse.training.models import decode_pairs, exact_share
 
 SIZES = [a for a in SMALL if "n_repeat" not in a and "n_paths" not in a and "depth" not in a]
 ARGUMENTS = (
@@ -37,7 +37,7 @@ def test_rows_and_summary_are_of_the_kept_weights(folder):
     config, models = load_models(folder / "models.safetensors")
     options = cli.parse(binary.FLAGS, list(ARGUMENTS))
     keys = seed_keys(0, 2)
-    decode = jax.jit(lambda m, p: exactly_written(decode_pairs(m, p, config), p).mean())
+    decode = jax.jit(lambda m, p: exact_share(decode_pairs(m, p, config), p))
     for seed, row in enumerate(rows(folder)):
         held_out = binary.make_data(options, jax.random.split(keys[seed])[0])["eval"]
         np.testing.assert_allclose(float(row["exact"]), decode(seed_of(models, seed), held_out))

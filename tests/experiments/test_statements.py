@@ -69,7 +69,7 @@ def test_every_statement_says_what_decides_it(key):
         files = [Path(statements.__file__).parents[1] / f"{name}.py"]
         files += sorted((files[0].parent / folder).glob("*.py")) if folder else []
         if name == "run_stability":
-            files.append(files[0].parent / "stability" / "cases.py")
+            files.append(files[0].parent / "stability" / "networks.py")
         assert any(re.search(rf'"{re.escape(key)}"', f.read_text()) for f in files), name
 
 

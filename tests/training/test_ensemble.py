@@ -68,7 +68,7 @@ def test_seeds_differ_and_learn(uninterrupted):
     assert uninterrupted.losses.shape == (5, 4) and np.isfinite(uninterrupted.losses).all()
     assert len(np.unique(uninterrupted.losses[:, 0])) == 5
     assert (uninterrupted.losses[:, -1] < uninterrupted.losses[:, 0]).all()
-    assert uninterrupted.diverged == {} and uninterrupted.kept.tolist() == [0, 1, 2, 3, 4]
+    assert uninterrupted.diverged_at.tolist() == [-1] * 5 and uninterrupted.watched is None
 
 
 def test_a_seed_alone_is_the_same_seed_among_others(two_devices, uninterrupted):
@@ -124,7 +124,7 @@ def test_a_sweep_compiles_once_and_a_diverged_run_is_kept_apart(
     dropout = np.array([0.1, 0.1, 0.1, 0.1, 0.3], np.float32)
     swept = two_devices.train(seed_keys(2, 5), Hyper(learning_rate=rates, dropout=dropout))
     assert not traces
-    assert list(swept.diverged) == [1] and swept.kept.tolist() == [0, 2, 3, 4]
+    assert swept.diverged_at.tolist() == [-1, 0, -1, -1, -1]
     np.testing.assert_allclose(swept.losses[0], uninterrupted.losses[0], rtol=1e-5)
     assert not np.allclose(swept.losses[2], uninterrupted.losses[2], rtol=1e-4)
     assert not np.allclose(swept.losses[4], uninterrupted.losses[4], rtol=1e-4)

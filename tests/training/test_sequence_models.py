@@ -16,6 +16,7 @@ from rank_collapse.network.encoder_decoder import EncoderDecoderConfig
 from rank_collapse.runs.seeds import seed_keys, seed_mesh
 from rank_collapse.training import Ensemble, Hyper, Recipe, dump_models, load_models
 from rank_collapse.training.models import decode_pairs, exact_share
+from rank_collapse.training.path_accuracy import whole_model
 from rank_collapse.training.tasks import examples, sequences
 from rank_collapse.training.training import batch_forward
 
@@ -49,11 +50,15 @@ def make_data(key):
     }
 
 
+def watch(model, data, hyper, _):
+    metrics = {"accuracy": examples.token_accuracy, "loss": examples.loss_metric}
+    return whole_model(model, data["eval"], CONFIG, metrics)
+
+
 @pytest.fixture(scope="module")
 def ensemble():
-    metrics = {"accuracy": examples.token_accuracy, "loss": examples.loss_metric}
     return Ensemble(
-        RECIPE, make_data, mesh=seed_mesh(jax.devices()[:1]), epochs_per_chunk=2, held_out=metrics
+        RECIPE, make_data, mesh=seed_mesh(jax.devices()[:1]), epochs_per_chunk=2, watch=watch
     )
 
 
@@ -73,27 +78,39 @@ def test_losses_fall_and_curves_are_the_metrics_of_the_held_out_pairs(trained):
     logits = np.array(jax.jit(lambda m: batch_forward(m, held_out, CONFIG))(model), float)
     labels, mask = np.asarray(held_out.labels), np.asarray(held_out.mask)
     right = (logits.argmax(-1) == labels)[mask].mean()
-    np.testing.assert_allclose(trained.curves["accuracy"][0, -1], right, rtol=1e-5)
+    np.testing.assert_allclose(trained.watched["accuracy"][0, -1], right, rtol=1e-5)
     losses = optax.softmax_cross_entropy_with_integer_labels(jnp.asarray(logits), labels)
     np.testing.assert_allclose(
-        trained.curves["loss"][0, -1], np.asarray(losses)[mask].mean(), rtol=1e-4
+        trained.watched["loss"][0, -1], np.asarray(losses)[mask].mean(), rtol=1e-4
     )
     source, exists, target = held_out.source[5], held_out.source_mask[5], held_out.inputs[5]
     alone = encoder_decoder.apply(model, source, target, CONFIG, source_mask=exists)
     np.testing.assert_allclose(logits[5][mask[5]], alone.logits[mask[5]], atol=1e-5)
 
 
-def test_an_interrupted_ensemble_goes_on_with_its_curves(ensemble, trained):
-    kept = []
+def test_an_interrupted_ensemble_goes_on_with_what_is_watched(ensemble, trained):
+    kept, seen = [], []
     ensemble.train(
-        seed_keys(0, 2), HYPER, on_chunk=lambda epoch, snapshot, _: kept.append((epoch, snapshot()))
+        seed_keys(0, 2),
+        HYPER,
+        on_chunk=lambda epoch, snapshot, _: kept.append((epoch, snapshot())),
+        on_watched=lambda epoch, values, losses: seen.append((epoch, values, losses)),
     )
     assert kept[0][0] == 2
-    resumed = ensemble.train(seed_keys(0, 2), HYPER, resume=lambda like: kept[0])
+    resumed = ensemble.train(
+        seed_keys(0, 2),
+        HYPER,
+        resume=lambda like: kept[0],
+        on_watched=lambda epoch, values, _: seen.append((epoch, values, None)),
+    )
+    assert [epoch for epoch, *_ in seen] == [0, 2, 4, 4]
     np.testing.assert_array_equal(resumed.losses, trained.losses)
-    for name, curve in trained.curves.items():
-        np.testing.assert_array_equal(resumed.curves[name], curve)
-        assert np.isfinite(curve).all()
+    np.testing.assert_array_equal(seen[1][2], trained.losses[:, :2])
+    for name, looks in trained.watched.items():
+        np.testing.assert_array_equal(resumed.watched[name], looks)
+        found = np.stack([values[name] for _, values, _ in seen[:3]], axis=1)
+        np.testing.assert_array_equal(looks, found)
+        assert np.isfinite(looks).all() and len(np.unique(looks)) > 2
 
 
 def test_exact_sequences_count_the_end_mark_and_no_padding():

@@ -21,8 +21,11 @@ from jaxtyping import Array, Bool, Int
 from rank_collapse import struct
 from rank_collapse.training.tasks.sequences import NUM_MARKS, SequencePairs, between_marks
 
+NOUNS, VERBS, ADJECTIVES = 12, 6, 6  # words of each kind
 PLURAL = NUM_MARKS
 FIRST_WORD = PLURAL + 1
+# Token ids of the target language, which has more: two forms of each word, and the marks.
+VOCAB_SIZE = FIRST_WORD + 2 * (NOUNS + VERBS + ADJECTIVES)
 SOURCE_LENGTH, TARGET_LENGTH = 7, 7  # the longest; targets with both marks
 
 
@@ -35,30 +38,13 @@ class Lexicon(struct.Struct):
     adjectives: Any
     genders: Any  # 0 or 1 of each noun of the source [nouns]
 
-    @property
-    def sizes(self) -> tuple[int, int, int]:
-        """Nouns, verbs and adjectives."""
-        return self.nouns.shape[-1], self.verbs.shape[-1], self.adjectives.shape[-1]
 
-
-def make_lexicon(
-    key: Any, num_nouns: int = 12, num_verbs: int = 6, num_adjectives: int = 6
-) -> Lexicon:
-    """A random lexicon; half of the nouns, to one, have gender 1."""
-    sizes = {"num_nouns": num_nouns, "num_verbs": num_verbs, "num_adjectives": num_adjectives}
-    for name, size in sizes.items():
-        if size < 1:
-            raise ValueError(f"{name}={size} leaves a language without words of the kind")
-    keys = jax.random.split(key, 4)
-    permutations = (
-        jax.random.permutation(k, n) for k, n in zip(keys[:3], sizes.values(), strict=True)
-    )
-    return Lexicon(*permutations, genders=jax.random.permutation(keys[3], num_nouns) % 2)
-
-
-def vocab_size(num_nouns: int = 12, num_verbs: int = 6, num_adjectives: int = 6) -> int:
-    """Token ids of the target language, which has more: two forms of each word, and the marks."""
-    return FIRST_WORD + 2 * (num_nouns + num_verbs + num_adjectives)
+def make_lexicon(key: Any) -> Lexicon:
+    """A random lexicon; half of the nouns have gender 1."""
+    *keys, key_genders = jax.random.split(key, 4)
+    sizes = (NOUNS, VERBS, ADJECTIVES)
+    words = (jax.random.permutation(k, n) for k, n in zip(keys, sizes, strict=True))
+    return Lexicon(*words, genders=jax.random.permutation(key_genders, NOUNS) % 2)
 
 
 def make_pairs(key: Any, num_examples: int, lexicon: Lexicon) -> SequencePairs:
@@ -68,32 +54,31 @@ def make_pairs(key: Any, num_examples: int, lexicon: Lexicon) -> SequencePairs:
     `FIRST_WORD` on; in the target two forms of each, 2w and 2w + 1. Half of the nouns have an
     adjective, half are plural.
     """
-    nouns, verbs, adjectives = lexicon.sizes
     keys = jax.random.split(key, 5)
     two = (num_examples, 2)  # of the subject and of the object
-    noun = jax.random.randint(keys[0], two, 0, nouns)
-    verb = jax.random.randint(keys[1], (num_examples,), 0, verbs)
-    adjective = jax.random.randint(keys[2], two, 0, adjectives)
+    noun = jax.random.randint(keys[0], two, 0, NOUNS)
+    verb = jax.random.randint(keys[1], (num_examples,), 0, VERBS)
+    adjective = jax.random.randint(keys[2], two, 0, ADJECTIVES)
     plural, described = (jax.random.bernoulli(k, 0.5, two) for k in keys[3:])
     always = jnp.ones(num_examples, bool)
 
     def of_phrase(i):
         words = (
-            adjective[:, i] + nouns + verbs,
+            adjective[:, i] + NOUNS + VERBS,
             noun[:, i],
             jnp.full_like(verb, PLURAL - FIRST_WORD),
         )
         return zip(words, (described[:, i], always, plural[:, i]), strict=True)
 
-    source = [*of_phrase(0), (verb + nouns, always), *of_phrase(1)]
+    source = [*of_phrase(0), (verb + NOUNS, always), *of_phrase(1)]
 
     def translated_phrase(i):
         form = 2 * lexicon.nouns[noun[:, i]] + plural[:, i]
         gender = lexicon.genders[noun[:, i]]
-        of_adjective = 2 * (nouns + verbs + lexicon.adjectives[adjective[:, i]]) + gender
+        of_adjective = 2 * (NOUNS + VERBS + lexicon.adjectives[adjective[:, i]]) + gender
         return (form, always), (of_adjective, described[:, i])
 
-    form = 2 * (nouns + lexicon.verbs[verb]) + plural[:, 0]
+    form = 2 * (NOUNS + lexicon.verbs[verb]) + plural[:, 0]
     target = [(form, always), *translated_phrase(0), *translated_phrase(1)]
     return between_marks(*_sentence(source), *_sentence(target))
 
