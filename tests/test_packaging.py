@@ -19,7 +19,6 @@ IMPORTED_AS = {
     "python-flint": "flint",
     "array-api-compat": "array_api_compat",
     "pillow": "PIL",
-    "array-api-compat": "array_api_compat",
 }
 
 
