@@ -25,8 +25,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from matplotlib.figure import Figure
-
 from experiments import small_task
 from experiments.cures import factors, orders
 from experiments.cures.cases import (
@@ -47,6 +45,7 @@ from experiments.shell import cli, vocabulary
 from experiments.shell.experiment import Drawing, Experiment
 from experiments.shell.flag_values import Flags, check_names
 from rank_collapse.report.claims import Row, of_mean, of_share
+from rank_collapse.report.figures import Figure
 from rank_collapse.report.intervals import wilson_interval
 from rank_collapse.report.page import Comparison
 from rank_collapse.report.statistics import between

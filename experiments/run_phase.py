@@ -23,8 +23,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from matplotlib.figure import Figure
-from matplotlib.patheffects import withStroke
 
 import rank_collapse as rc
 from experiments import initial, small_task
@@ -39,6 +37,7 @@ from experiments.shell.flag_values import Flags
 from experiments.shell.statements import row_of
 from rank_collapse.report import figures
 from rank_collapse.report.claims import Row
+from rank_collapse.report.figures import Figure
 from rank_collapse.report.page import Comparison
 from rank_collapse.report.statistics import order_of
 from rank_collapse.runs.folder import RunFolder
@@ -218,6 +217,8 @@ def phase_figure(results: Mapping[str, np.ndarray], setup: Diagram) -> Figure:
     dashed: the boundary of theory. Cells at the edge are half as wide. A residual of 10⁻⁶ is that
     or less: float32 rounds it away, and with it what the gradients come from, which are left blank.
     """
+    from matplotlib import patheffects  # here: `--help` need not wait for it
+
     tables, limits = means_of(results, setup), limits_of(results, setup).all(axis=2)
     fig, axes = figures.figure(1, len(tables), width=4.0, height=3.3)
     (a, xs), (b, ys) = setup.x, setup.y
@@ -231,7 +232,7 @@ def phase_figure(results: Mapping[str, np.ndarray], setup: Diagram) -> Figure:
             table = np.ma.masked_invalid(table)  # no theory holds where branches are 0
             if table.count() and table.min() < level < table.max():
                 lines = ax.contour(xs, ys, table, [level], colors="white", linestyles="--")
-                lines.set_path_effects([withStroke(linewidth=3, foreground="black")])
+                lines.set_path_effects([patheffects.withStroke(linewidth=3, foreground="black")])
                 ax.plot([], [], color="white", ls="--", label=label.replace("λ_a", r"$\lambda_a$"))
                 ax.legend(loc="lower right", frameon=True, facecolor="#555555", labelcolor="white")
         ax.set(xlabel=label_of(a), ylabel=label_of(b), xlim=(xs[0], xs[-1]), ylim=(ys[0], ys[-1]))

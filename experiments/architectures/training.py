@@ -5,12 +5,12 @@ from collections.abc import Callable
 from functools import partial
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from experiments.architectures.figures import slug
 from experiments.architectures.results import Results, depths_of
 from rank_collapse.network.surgery import VARIANTS
 from rank_collapse.report import figures
+from rank_collapse.report.figures import Figure
 
 _STEP = re.compile(r"(.*?)[-_@]*(?:step|checkpoint)[-_]?(\d+)")
 CAPTION = (

@@ -8,9 +8,9 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from matplotlib.figure import Figure
 
 from rank_collapse.report import figures
+from rank_collapse.report.figures import Figure
 from rank_collapse.report.statistics import number, numbers as numbers_of, power_law_wins
 from rank_collapse.theory import measured_constant
 from rank_collapse.theory.logdomain import local_rate

@@ -15,11 +15,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from experiments.cures.cases import MEASURES, Case, base_of, ends
 from experiments.shell.flag_values import Flags
 from rank_collapse.report import figures
+from rank_collapse.report.figures import Figure
 
 FACTORS = {
     "depth": int,

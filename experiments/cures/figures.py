@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from experiments.cures.cases import MEASURES, SHARES, Cases, ends, measures_of
 from experiments.initial import FLOOR, kept_of
 from rank_collapse.report import figures
+from rank_collapse.report.figures import Figure
 
 
 @figures.styled

@@ -12,7 +12,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from matplotlib.figure import Figure
 
 import rank_collapse as rc
 from experiments import small_task
@@ -22,6 +21,7 @@ from experiments.shell.flag_values import Flags
 from experiments.small_task import Network
 from rank_collapse.network.inputs import input_states
 from rank_collapse.report import figures
+from rank_collapse.report.figures import Figure
 from rank_collapse.report.statistics import mean_and_ends, slope
 from rank_collapse.runs.folder import RunFolder
 from rank_collapse.theory import mixing_rates, phases

@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import numpy as np
 from absl import flags
-from matplotlib.figure import Figure
 
 from experiments import run_trainability
 from experiments.shell import cli
@@ -22,6 +21,7 @@ from experiments.trained.designs import Cell, steps_of
 from rank_collapse.measures import updates
 from rank_collapse.network.inputs import input_states
 from rank_collapse.report import figures
+from rank_collapse.report.figures import Figure
 from rank_collapse.report.statistics import geometric_mean, numbers
 from rank_collapse.runs.folder import RunFolder
 from rank_collapse.training.recipe import Recipe, config_of
