@@ -24,7 +24,7 @@ from scipy import stats
 from experiments import reproduce, run_architectures, run_path_counts
 from experiments.shell import cli, statements
 from experiments.shell.experiment import experiment_of
-from experiments.shell.process import run_processes
+from experiments.shell.process import Ended, run_in_workers
 from experiments.shell.statements import STATEMENTS
 from rank_collapse import report
 from rank_collapse.report import claims
@@ -133,7 +133,7 @@ def test_a_second_run_in_new_processes_makes_nothing_again(tmp_path, monkeypatch
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_the_experiment_too(number):
     child = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
-    code = "import sys; from experiments.shell.process import run_processes; "
+    code = "import sys; from experiments.shell.process import Ended, run_in_workers; "
     code += f"c = [sys.executable, '-c', {child!r}]; "
     code += "run_processes({'a': c, 'b': c, 'c': c}, 2, print)"
     with subprocess.Popen(
@@ -205,7 +205,7 @@ def test_a_failing_experiment_is_shown_and_the_exit_code_is_1(tmp_path, monkeypa
     def failing(commands, at_once, ended):
         real({name: [sys.executable, "-c", code] for name in commands}, at_once, ended)
 
-    monkeypatch.setattr(reproduce, "run_processes", failing)
+    monkeypatch.setattr(reproduce, "run_in_workers", failing)
     arguments = ["--only=run_path_counts", f"--output_dir={tmp_path}"]
     assert cli.execute(reproduce.main, reproduce.FLAGS, arguments) == 1
     page = (tmp_path / "report.html").read_text()
@@ -222,7 +222,7 @@ def test_results_as_markdown_are_of_the_largest_preset_there_is(tmp_path):
         arguments = ["--heads=2", f"--layers={layers}", f"--output_dir={folder}"]
         assert cli.execute(run_path_counts.main, run_path_counts.FLAGS, arguments) == 0
         (folder / "figures" / "path_counts.png").write_bytes(image.getvalue())
-    reproduce.keep_time(tmp_path / "run" / "paper", "run_path_counts", 12.34, 1)
+    reproduce.keep_time(tmp_path / "run" / "paper", "run_path_counts", Ended(0, "", 12.34), 1)
     path = reproduce.write_markdown(tmp_path / "run", tmp_path / "docs")
     text = path.read_text()
     assert "H=2, L=3 (H=2, L=3)" in text and "H=2, L=2" not in text
@@ -275,8 +275,8 @@ def test_damaged_times_are_not_known(content, tmp_path):
     """All experiments ran, and then there was no report."""
     (tmp_path / "times.json").write_text(content)
     assert reproduce.times_of(tmp_path) == {}
-    reproduce.keep_time(tmp_path, "run_sort", 3.0, 2)
-    assert reproduce.times_of(tmp_path) == {"run_sort": {"seconds": 3.0, "jobs": 2}}
+    reproduce.keep_time(tmp_path, "run_sort", Ended(0, "", 3.0, 5.0), 2)
+    assert reproduce.times_of(tmp_path) == {"run_sort": {"seconds": 3.0, "cpu": 5.0, "jobs": 2}}
 
 
 @pytest.mark.parametrize("content", ["[]", "{", "{}", '{"environment": []}'])
@@ -289,7 +289,7 @@ def test_a_damaged_config_of_a_run_is_named(content, tmp_path):
 
 @pytest.mark.parametrize("flag", ["--run_name=-1", "--num_devices=٢", "--run_name=..", "--seed=٣"])
 def test_what_every_child_would_refuse_is_refused_before(flag, monkeypatch, capsys):
-    monkeypatch.setattr(reproduce, "run_processes", lambda *a: pytest.fail("started"))
+    monkeypatch.setattr(reproduce, "run_in_workers", lambda *a: pytest.fail("started"))
     assert cli.execute(reproduce.main, reproduce.FLAGS, [flag]) == 2
     assert capsys.readouterr().err.count("\n") == 1
 
@@ -298,7 +298,7 @@ def test_what_every_child_would_refuse_is_refused_before(flag, monkeypatch, caps
 def test_a_folder_that_is_a_file_is_refused_before_anything_runs(
     where, tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr(reproduce, "run_processes", lambda *a: pytest.fail("started"))
+    monkeypatch.setattr(reproduce, "run_in_workers", lambda *a: pytest.fail("started"))
     (tmp_path / "file").write_text("")
     given = [f"--output_dir={tmp_path}/out", *(a.format(tmp_path / "file") for a in where)]
     assert cli.execute(reproduce.main, reproduce.FLAGS, given) == 2
