@@ -273,7 +273,7 @@ def keep_time(parent: Path, name: str, how: Ended, jobs: int) -> None:
 
 
 def times_of(parent: Path) -> dict[str, dict[str, float]]:
-    """{run: its seconds, of the CPU too, and how many ran side by side}; of a damaged file, none."""
+    """{run: its seconds, those of the CPU, how many ran side by side}; of a damaged file, none."""
     try:
         found = files.read_object(parent / "times.json")
         names = ("seconds", "cpu", "jobs")
