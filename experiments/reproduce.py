@@ -199,7 +199,7 @@ def run_experiments(
         return Made(folder, command, details, label, how.code, how.printed)
 
     show_all()
-    run_in_workers(commands, jobs, ended)
+    run_in_workers(commands, [{}] * jobs, ended)
     return list(sections.values())
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -16,7 +17,6 @@ from experiments.shell import signals
 from experiments.shell.sweep.child import ENDS_WITH_STDIN
 
 ENDED = "\x1eended "  # a worker's line after what a run printed: its exit code, its CPU seconds
-WORKER = (sys.executable, "-m", "experiments.shell.worker")
 
 
 class Ended(NamedTuple):
@@ -30,9 +30,9 @@ class Ended(NamedTuple):
 
 def run_in_workers(
     commands: Mapping[str, Sequence[str]],
-    at_once: int,
+    environments: Sequence[Mapping[str, str]],
     ended: Callable[[str, Ended], None],
-    worker: Sequence[str] = WORKER,
+    title: str = "",
 ) -> None:
     """Runs commands in their order, some at a time, passing on what they print as it comes.
 
@@ -42,40 +42,36 @@ def run_in_workers(
 
     Args:
         commands: By name, which heads what a command prints: a module and its arguments.
-        at_once: How many run side by side.
+        environments: Of each worker that runs beside the others: variables that it has.
         ended: Called with the name of each that has ended, as it ends.
-        worker: The command of a worker.
+        title: Of the workers in a list of processes.
     """
-    waiting, idle, lock = list(commands), [], threading.Lock()
-    workers: list[subprocess.Popen] = []
+    waiting, workers, lock = list(commands), [], threading.Lock()
+    answers: queue.SimpleQueue[tuple[str, Ended]] = queue.SimpleQueue()
 
-    def one():
-        with lock:  # a worker that is not among those that run could not be ended
-            name, started = waiting.pop(0), time.monotonic()
-            number = len(commands) - len(waiting)
-            print(f"[{number}/{len(commands)}] {name}", file=sys.stderr, flush=True)
-            child = next((c for c in idle if c.poll() is None), None)
-            if child is None:
-                workers.append(child := _start(worker))
-            else:
-                idle.remove(child)
-        head = f"{name}: " if at_once > 1 else ""
-        lines, code, cpu = _answer(child, commands[name], head)
-        if code is None:
-            code = child.wait()
-        else:
-            idle.append(child)
-        return name, Ended(code, "".join(lines), time.monotonic() - started, cpu)
+    def work(environment):
+        child = None
+        while True:
+            with lock:  # a worker that is not among those that run could not be ended
+                if not waiting:
+                    return
+                name, started = waiting.pop(0), time.monotonic()
+                number = len(commands) - len(waiting)
+                print(f"[{number}/{len(commands)}] {name}", file=sys.stderr, flush=True)
+                if child is None or child.poll() is not None:
+                    child = _start(title, environment)
+                    workers.append(child)
+            head = f"{name}: " if len(environments) > 1 else ""
+            lines, code, cpu = _answer(child, commands[name], head)
+            code = child.wait() if code is None else code
+            answers.put((name, Ended(code, "".join(lines), time.monotonic() - started, cpu)))
 
     try:
-        with signals.stopping(), futures.ThreadPoolExecutor(at_once) as pool:
+        with signals.stopping(), futures.ThreadPoolExecutor(len(environments)) as pool:
             try:
-                left = {pool.submit(one) for _ in commands}
-                while left:
-                    signals.check()
-                    done, left = futures.wait(left, 0.5, futures.FIRST_COMPLETED)
-                    for future in done:
-                        ended(*future.result())
+                threads = [pool.submit(work, environment) for environment in environments]
+                for _ in commands:
+                    ended(*_next(answers, threads))
             except BaseException:
                 with lock:
                     waiting.clear()  # no other begins
@@ -89,9 +85,20 @@ def run_in_workers(
             child.communicate()
 
 
-def _start(command):
+def _next(answers, threads):
+    while True:
+        signals.check()
+        for thread in threads:
+            if thread.done():
+                thread.result()  # raises what went wrong in it
+        with contextlib.suppress(queue.Empty):
+            return answers.get(timeout=0.5)
+
+
+def _start(title, environment):
     return subprocess.Popen(
-        command,
+        [sys.executable, "-m", "experiments.shell.worker", *([title] if title else [])],
+        env=os.environ | environment,
         stdin=subprocess.PIPE,  # its end is that of this process
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

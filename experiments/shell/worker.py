@@ -5,7 +5,9 @@ what that run prints comes a line of `ENDED`, the exit code and the CPU seconds.
 input, as where the parent was killed, the run that is at work stops as by SIGTERM.
 """
 
+import functools
 import importlib
+import importlib.util
 import json
 import os
 import queue
@@ -14,6 +16,7 @@ import sys
 import threading
 import time
 import traceback
+from pathlib import Path
 from typing import Any
 
 from experiments.shell import cli
@@ -39,14 +42,23 @@ def main() -> None:
 
 
 def run(module: str, *arguments: str) -> int:
-    """Runs a binary as `python -m module` would; its exit code."""
-    own: Any = importlib.import_module(module)
+    """Runs a binary as `python -m module` would, or a script by its path; its exit code."""
+    own: Any = script(module) if module.endswith(".py") else importlib.import_module(module)
     sys.modules["__main__"], sys.argv = own, [str(own.__file__), *arguments]
     try:
         return cli.execute(own.main, own.FLAGS, arguments)
     except Exception:
         traceback.print_exc()
         return 1
+
+
+@functools.cache
+def script(path: str) -> Any:
+    """The module of a file."""
+    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def _read(lines, working):

@@ -143,7 +143,7 @@ def test_a_failing_experiment_is_shown_and_the_exit_code_is_1(tmp_path, monkeypa
     """And before it has ended, that it runs, and that another waits."""
     shown, path = [], tmp_path / "report.html"
 
-    def failing(commands, at_once, ended):
+    def failing(commands, environments, ended):
         assert list(commands) == ["run_path_counts", "run_phase"]  # the cheaper first
         shown.append(path.read_text())
         ended("run_path_counts", Ended(2, "half way\nerror: no luck\n", 1.0))

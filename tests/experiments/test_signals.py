@@ -167,7 +167,7 @@ def parent_of_workers(monkeypatch, code, at_once):
     monkeypatch.setenv("PYTHONPATH", f"{REPOSITORY}:{REPOSITORY / 'tests'}")
     commands = {name: ["any_code", f"--code={code}"] for name in "abc"}
     code = "from experiments.shell.process import run_in_workers; "
-    code += f"run_in_workers({commands!r}, {at_once}, print)"
+    code += f"run_in_workers({commands!r}, [{{}}] * {at_once}, print)"
     return subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -178,7 +178,7 @@ def test_an_error_ends_the_workers(monkeypatch):
     commands = {"a": ["any_code", f"--code={CHUNKS}"], "b": ["any_code"]}
     begun = time.monotonic()
     with pytest.raises(ZeroDivisionError):
-        run_in_workers(commands, 2, lambda *_: 1 / 0)
+        run_in_workers(commands, [{}] * 2, lambda *_: 1 / 0)
     assert time.monotonic() - begun < 60
 
 
@@ -197,7 +197,7 @@ def test_workers_go_on_where_one_crashes(tmp_path, monkeypatch, capfd):
         "fifth": "print('y')",
     }
     found, commands = {}, {name: ["any_code", f"--code={code}"] for name, code in codes.items()}
-    run_in_workers(commands, 2, lambda name, how: found.update({name: how}))
+    run_in_workers(commands, [{}] * 2, lambda name, how: found.update({name: how}))
     assert {name: how.code for name, how in found.items()} == {
         "first": 3,
         "second": -9,

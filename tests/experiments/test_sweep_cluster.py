@@ -68,7 +68,7 @@ def processes_of(folder):
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             line = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            if str(folder) in line and "--only_cells" in line:
+            if str(folder) in line and ("--only_cells" in line or "shell.worker" in line):
                 found[int(path.parent.name)] = line
     return found
 
@@ -305,21 +305,11 @@ def test_what_came_of_a_cell_asks_for_no_other_cell(tmp_path, capsys):
             self.asked += 1
             return super().done(name)
 
-    class Failed:
-        def cancelled(self):
-            return False
-
-        def exception(self):
-            return None
-
-        def result(self):
-            return 1, ["Killed"]
-
     arguments = [f"--output_dir={tmp_path}", "--sweep=rate=" + ",".join(map(str, range(1, 101)))]
     options = cli.parse(swept_stub.FLAGS, arguments)
     axes = grids.axes_of(options.sweep)
     sweep = Counted(options, axes, grids.cells_of(options, axes, arguments), "")
     name = list(sweep.cells)[7]
-    assert cluster.account(sweep, [name], Failed(), 0) == 0
+    sweep.account([name], 1, ["Killed"])
     assert sweep.asked < 5 and sweep.failures() == {name: "exit code 1: Killed"}
     assert f"{name}: exit code 1: Killed" in capsys.readouterr().err
