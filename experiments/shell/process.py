@@ -59,10 +59,10 @@ def run_in_workers(
                 number = len(commands) - len(waiting)
                 print(f"[{number}/{len(commands)}] {name}", file=sys.stderr, flush=True)
                 if child is None or child.poll() is not None:
-                    child = _start(title, environment)
+                    child = start(title, environment)
                     workers.append(child)
             head = f"{name}: " if len(environments) > 1 else ""
-            lines, code, cpu = _answer(child, commands[name], head)
+            lines, code, cpu = answer_of(child, commands[name], head)
             code = child.wait() if code is None else code
             answers.put((name, Ended(code, "".join(lines), time.monotonic() - started, cpu)))
 
@@ -95,7 +95,8 @@ def _next(answers, threads):
             return answers.get(timeout=0.5)
 
 
-def _start(title, environment):
+def start(title: str, environment: Mapping[str, str]) -> subprocess.Popen:
+    """A worker, see `experiments.shell.worker`."""
     return subprocess.Popen(
         [sys.executable, "-m", "experiments.shell.worker", *([title] if title else [])],
         env=os.environ | environment,
@@ -108,7 +109,9 @@ def _start(title, environment):
     )
 
 
-def _answer(child, command, head):
+def answer_of(
+    child: subprocess.Popen, command: Sequence[str], head: str
+) -> tuple[list[str], int | None, float]:
     """(lines that a run printed, its exit code, its CPU seconds); None where its worker ended."""
     lines = []
     with contextlib.suppress(BrokenPipeError):
