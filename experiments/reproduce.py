@@ -41,10 +41,10 @@ EXPERIMENTS = experiments_of()  # in the order of the report
 PRESETS = ("quick", "paper")
 # CPU seconds that an experiment may take at the quick sizes, on two cores and without a cache.
 BUDGET = {
-    "run_collapse": 33,
+    "run_collapse": 25,
     "run_path_counts": 3,
     "run_path_chains": 9,
-    "run_architectures": 30,
+    "run_architectures": 25,
     "run_sort": 16,
     "run_convex_hull": 20,
     "run_memorization": 17,
@@ -52,7 +52,7 @@ BUDGET = {
     "run_width": 20,
     "run_transformer": 18,
     "run_attention_forms": 21,
-    "run_phase": 7,
+    "run_phase": 25,
     "run_stability": 17,
     "run_cures": 19,
     "run_trainability": 12,
