@@ -1,4 +1,4 @@
-"""What a process does for a sweep: one cell after the other, or all through a cluster's workers."""
+"""What a process does for a sweep: one cell after the other, or all through workers."""
 
 import contextlib
 import io
@@ -61,6 +61,7 @@ def run(main: Callable, options: Flags, arguments: list[str]) -> int:
     if options.overwrite:
         sweep.clear()
     if shared:
+        jax.config.update("jax_platforms", "cpu")  # accelerators are the workers'
         share = by_scheduler if options.scheduler else by_workers
         with sweep.run_folder() as folder:
             share(sweep, [*arguments, f"--output_dir={sweep.root.resolve()}"])
