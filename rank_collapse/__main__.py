@@ -250,29 +250,29 @@ def page(
     name: str, found: Mapping[str, Any], made: str, numbers: Mapping[str, Any], command: str
 ) -> str:
     """The page as HTML."""
-    ratio, bare = (found[one]["residual_ratio"].mean(axis=0) for one in (WHOLE, ALONE))
-    share = found["sizes"] / found["sizes"].sum(axis=1, keepdims=True)
-    depth = len(ratio) - 1
+    columns = {f"residual ratio, {ALONE}": found[ALONE]["residual_ratio"]}
+    columns |= {name.replace("_", " "): found[WHOLE][name] for name in MEASURES}
+    means = {name: values.mean(axis=0).tolist() for name, values in columns.items()}
+    means |= {  # there is no attention before the first layer
+        text: [None, *found["attention"][name].mean(axis=0).tolist()]
+        for name, text in OF_ATTENTION.items()
+    }
     rows = [
-        {"layer": layer, f"residual ratio, {ALONE}": float(bare[layer])}
-        | {m.replace("_", " "): float(found[WHOLE][m].mean(axis=0)[layer]) for m in MEASURES}
-        | {
-            text: float(found["attention"][m].mean(axis=0)[layer - 1]) if layer else None
-            for m, text in OF_ATTENTION.items()
-        }
-        for layer in range(depth + 1)
+        {"layer": layer} | dict(zip(means, row, strict=True))
+        for layer, row in enumerate(zip(*means.values(), strict=True))
     ]
     section = report.Section(
         name="checkpoint",
         title=name,
         claim="Pure attention loses rank doubly exponentially with depth; skips keep the residual "
         "(Dong et al. 2021).",
-        reading=f"After {depth} layers the residual ratio is {ratio[-1]:.3g}; of {ALONE}, without "
-        f"skips and MLPs, {bare[-1]:.3g}.",
         figures=[
-            (drawn(by_layer(found))[".png"], "Residual ratio by layer; bands over texts."),
             (
-                drawn(by_path_length(share))[".png"],
+                drawn(by_layer(found))[".png"],
+                "Residual ratio by layer, also without skips and MLPs; bands over texts.",
+            ),
+            (
+                drawn(by_path_length(found["sizes"]))[".png"],
                 "Share of the size ‖C_k‖ of all paths of length k, exact sums; bands over texts.",
             ),
             (
@@ -296,26 +296,20 @@ def page(
 @figures.styled
 def by_layer(found: Mapping[str, Any]):
     """Residual ratio by layer, of the whole network and of its attention alone."""
-    fig, axes = figures.figure(width=6.5, height=3.4)
-    ax = axes[0, 0]
-    for index, name in enumerate((WHOLE, ALONE)):
-        values = np.maximum(found[name]["residual_ratio"], 1e-8)
-        figures.band(ax, np.arange(values.shape[1]), values, name, index)
-    ax.set(yscale="log", xlabel="layer", ylabel="‖res(X)‖₁,∞ / ‖X‖₁,∞")
-    ax.legend()
-    figures.integer_ticks(ax)
+    shown = {name: np.maximum(found[name]["residual_ratio"], 1e-8) for name in (WHOLE, ALONE)}
+    size = {"width": 6.5, "height": 3.4}
+    fig, axes = figures.curves({"": shown}, ylabel="‖res(X)‖₁,∞ / ‖X‖₁,∞", **size)
+    axes[0, 0].set(yscale="log")
+    axes[0, 0].legend()
     return fig
 
 
 @figures.styled
-def by_path_length(share: np.ndarray):
-    """Share of the size of all paths by length."""
-    fig, axes = figures.figure(width=6.5, height=3.0)
-    ax = axes[0, 0]
-    figures.band(ax, np.arange(share.shape[1]), share)
-    ax.set(xlabel="path length k", ylabel="share of Σ ‖C_k‖")
-    figures.integer_ticks(ax)
-    return fig
+def by_path_length(sizes: np.ndarray):
+    """Share of the size of all paths by length, from their sizes [b, L + 1]."""
+    shown = {"": {"": sizes / sizes.sum(axis=1, keepdims=True)}}
+    labels = {"xlabel": "path length k", "ylabel": "share of Σ ‖C_k‖"}
+    return figures.curves(shown, width=6.5, height=3.0, **labels)[0]
 
 
 @figures.styled

@@ -11,13 +11,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import flags
 
-from experiments.architectures.inputs import inputs_of
-from experiments.architectures.models import Model, Weights, models_of, weights_of
+from experiments.architectures.models import Model, Weights, inputs_of, models_of, weights_of
 from experiments.architectures.results import Results
 from experiments.architectures.resume import resumed
-from experiments.shell.flag_values import check_names
+from experiments.shell.flag_values import Flags, check_names
 from experiments.shell.progress import Progress
 from rank_collapse import pretrained
 from rank_collapse.measures.attention import attention_measures
@@ -36,6 +34,8 @@ from rank_collapse.theory.logdomain import LogPass
 from rank_collapse.theory.reports import BoundPass, effects_of
 
 BY_VARIANT = ("residuals", "log", "bounds")
+OF_LANGUAGE = ("next_token", "gradients")  # models
+OF_WHOLE = ("lengths", "chains", "attention", "layers", "removal")
 PARTS = (
     "residuals",
     "ranks",
@@ -46,14 +46,14 @@ PARTS = (
     "attention",
     "layers",
     "removal",
-    "next_token",
-    "gradients",
+    *OF_LANGUAGE,
 )
+IN_ORDER = (*BY_VARIANT, *OF_WHOLE, *OF_LANGUAGE)  # as their arrays are kept
 WHOLE = ("Transformer", "published")
 
 
 class Part(NamedTuple):
-    """One part of the results: of which variant, and by what name the run keeps it."""
+    """One part of the results: of which variant, and by what names it goes."""
 
     name: str
     ablation: tuple[str, str]  # variant and reading
@@ -63,20 +63,20 @@ class Part(NamedTuple):
         """Where its arrays are among those of a set of weights."""
         return "/".join((self.name, *self.ablation)) if self.name in BY_VARIANT else self.name
 
+    @property
+    def group(self) -> str:
+        """Of the passes that it shares with others; residuals are of all texts."""
+        return "/".join((*self.ablation, *["residuals"] * (self.name == "residuals")))
+
 
 class Setup(NamedTuple):
-    """What the flags ask for.
+    """What the flags ask for."""
 
-    Attributes:
-        models: That are measured.
-        batches: {label of a model: its inputs}.
-    """
-
-    models: list[Model]
-    batches: dict[str, dict[str, Any]]
+    models: list[Model]  # That are measured
+    batches: dict[str, dict[str, Any]]  # {label of a model: its inputs}
 
 
-def setup_of(options: flags.FlagValues) -> Setup:
+def setup_of(options: Flags) -> Setup:
     """The models of the flags and their inputs.
 
     Raises:
@@ -88,28 +88,35 @@ def setup_of(options: flags.FlagValues) -> Setup:
     setup = Setup(models, {model.label: inputs_of(model, options) for model in models})
     if options["parts"].using_default_value:  # all, of which each model takes what suits it
         return setup
-    taken = {"ranks"}  # goes with residuals, which suit all
-    for model in models:
-        for kind in dict(weights_of(model, options)):
-            weights = Weights(model, kind, 0, options, setup.batches[model.label])
-            taken |= {part.name for part in parts_of(weights)}
+    taken = {
+        part.name
+        for weights in sets_of(options, setup)
+        if not weights.seed
+        for part in parts_of(weights)
+    }
+    taken.add("ranks")  # goes with residuals, which suit all
     if missing := [name for name in options.parts if name not in taken]:
-        labels = ", ".join(model.label for model in models)
+        labels = ", ".join(setup.batches)
         raise ValueError(f"--parts={','.join(missing)} cannot be measured on {labels}")
     return setup
 
 
-def measure_all(options: flags.FlagValues, setup: Setup, run: RunFolder) -> list[Results]:
+def sets_of(options: Flags, setup: Setup) -> list[Weights]:
+    """All sets of weights."""
+    each = zip(setup.models, setup.batches.values(), strict=True)
+    return [weights for model, batch in each for weights in weights_of(model, options, batch)]
+
+
+def measure_all(options: Flags, setup: Setup, run: RunFolder) -> list[Results]:
     """Everything asked for of every model and set of weights, resumed from the run.
 
     A set of weights is a cell of the run, with texts in the place of seeds, which `Executor.map`
     would cut into chunks: here they go through a layer together, since a model may be larger than
     memory, and an interrupted cell resumes from its layers (`resumed`).
     """
-    jobs = [(m, kind, seed) for m in setup.models for kind, seed in weights_of(m, options)]
-    with Progress(len(jobs), "architectures", log=run.log) as progress:
-        for model, kind, seed in jobs:
-            weights = Weights(model, kind, seed, options, setup.batches[model.label])
+    sets = sets_of(options, setup)
+    with Progress(len(sets), "architectures", log=run.log) as progress:
+        for weights in sets:
             if run.part(weights.name) is None and (wanted := parts_of(weights)):
                 run.cached(weights.name, partial(measure, run, weights, wanted, progress))
                 run.drop_checkpoints()
@@ -119,30 +126,26 @@ def measure_all(options: flags.FlagValues, setup: Setup, run: RunFolder) -> list
 
 def parts_of(weights: Weights) -> list[Part]:
     """What is asked for and suits the network; of later seeds the residuals alone."""
-    options, config = weights.options, weights.config
+    options, config = weights.options, weights.model.config
     asked = set(options.parts) if weights.seed < options.num_path_seeds else {"residuals"}
     if "ranks" in asked:  # more measures of the same states
         asked.add("residuals")
-    is_causal_lm = bool(asked & {"next_token", "gradients"}) and weights.source.is_causal_lm
+    of_whole = set(OF_WHOLE)
+    if asked.intersection(OF_LANGUAGE) and weights.source.is_causal_lm:
+        of_whole.update(OF_LANGUAGE)
+    # Of a network with skips "log" is as "residuals".
+    in_logs = {"SAN": config.replace(num_experts=0, d_shared=0), "SAN+MLP": config}
     found = []
-    for ablation in surgery.variants_of(weights.family):
-        whole, dense = ablation == WHOLE, config.replace(num_experts=0, d_shared=0)
-        by_variant = {"SAN": dense, "SAN+MLP": config}  # with skips "log" is as "residuals"
-        fits = {
-            "residuals": True,
-            "log": ablation[0] in by_variant and covers(LogPass, by_variant[ablation[0]]),
-            "bounds": (whole or ablation == ("SAN", "published")) and covers(BoundPass, config),
-        }
-        if whole:
-            fits |= dict.fromkeys(("lengths", "chains", "attention", "layers", "removal"), True)
-            fits |= dict.fromkeys(("next_token", "gradients"), is_causal_lm)
-        found += [Part(name, ablation) for name, fit in fits.items() if fit and name in asked]
+    for ablation in surgery.variants_of(weights.model.family):
+        variant, fits = ablation[0], {"residuals"}
+        if variant in in_logs and LogPass.covers.refusal(in_logs[variant]) is None:
+            fits.add("log")
+        if ablation in (WHOLE, ("SAN", "published")) and BoundPass.covers.refusal(config) is None:
+            fits.add("bounds")
+        if ablation == WHOLE:
+            fits |= of_whole
+        found += [Part(name, ablation) for name in IN_ORDER if name in fits & asked]
     return found
-
-
-def covers(layer_pass: type[LayerPass], config: Any) -> bool:
-    """Whether a pass covers a network."""
-    return layer_pass.covers.refusal(config) is None
 
 
 def passes_of(part: Part, weights: Weights) -> dict[str, LayerPass]:
@@ -172,49 +175,31 @@ def measure(
 
     Residuals are of all texts, all else is of the first few.
     """
-    label = weights.model.label
+    label, options, inputs = weights.model.label, weights.options, weights.inputs()
     label += "" if weights.kind == "pretrained" else f", {weights.kind} {weights.seed}"
     progress.say(label)
-    options, inputs = weights.options, weights.inputs()
-    few, groups = min(options.num_path_texts, len(inputs["x"])), {}
-    for ablation in dict.fromkeys(part.ablation for part in wanted):
-        spec = pretrained.AblationSpec(*ablation)
-        passes: dict[str, LayerPass] = {}
-        for part in wanted:
-            passes |= passes_of(part, weights) if part.ablation == ablation else {}
-        if "bounds" in passes:  # which go through the same logarithms
-            passes.pop("log", None)
-        groups["/".join(ablation)] = pretrained.Group(tuple(passes.items()), spec, last=few)
-        if "residuals" in passes and few < len(inputs["x"]):
-            rest = (("residuals", passes["residuals"]),)
-            groups["/".join((*ablation, "rest"))] = pretrained.Group(rest, spec, first=few)
-    depth, of = weights.config.depth, weights.name
-    with Progress(depth, f"{label}: layers", log=run.log, interval=1.0) as layers:
-        found = resumed(run, of, weights.source, inputs, groups, options.chunk, layers)
-    arrays: dict[str, Any] = {}
-    few_inputs = {k: v if v is None else v[:few] for k, v in inputs.items()}
+    few = min(options.num_path_texts, len(inputs["x"]))
+    passes: dict[str, dict[str, LayerPass]] = {}
     for part in wanted:
-        result = found["/".join(part.ablation)]
-        rest = found.get("/".join((*part.ablation, "rest")))
-        if part.name == "residuals" and rest is not None:
-            both = result["residuals"], rest["residuals"]
-            result = {"residuals": jax.tree.map(lambda *a: np.concatenate(a), *both)}
-        make = ARRAYS.get(part.name)
-        own = make(weights, result, few_inputs) if make else result[part.name]
+        passes.setdefault(part.group, {}).update(passes_of(part, weights))
+    groups = {}
+    for name, own in passes.items():
+        if "bounds" in own:  # which go through the same logarithms
+            own.pop("log", None)
+        spec = pretrained.AblationSpec(*name.split("/")[:2])
+        last = None if "residuals" in own else few
+        groups[name] = pretrained.Group(tuple(own.items()), spec, last=last)
+    with Progress(
+        weights.model.config.depth, f"{label}: layers", log=run.log, interval=1.0
+    ) as layers:
+        found = resumed(run, weights.name, weights.source, inputs, groups, options.chunk, layers)
+    inputs = {k: v if v is None else v[:few] for k, v in inputs.items()}
+    arrays: dict[str, Any] = {}
+    for part in wanted:
+        result, make = found[part.group], ARRAYS.get(part.name)
+        own = make(weights, result, inputs) if make else result[part.name]
         arrays |= {f"{part.stored}/{name}": values for name, values in own.items()}
     return arrays
-
-
-def lengths(weights: Weights, found: dict[str, Any], inputs: dict[str, Any]) -> dict[str, Any]:
-    """What the paths of each length add to the output, exactly."""
-    mask = inputs["mask"]
-    return jax.vmap(lambda sums, keep: sizes_of(sums, mask=keep))(found["sums"], mask)
-
-
-def logarithms(weights: Weights, found: dict[str, Any], inputs: dict[str, Any]) -> dict[str, Any]:
-    """The residual's logarithm by layer."""
-    known = found["log"].profile if "log" in found else found["bounds"].log10_residual
-    return {"log10_residual": known}
 
 
 def removal(weights: Weights, found: dict[str, Any], inputs: dict[str, Any]) -> dict[str, Any]:
@@ -224,22 +209,27 @@ def removal(weights: Weights, found: dict[str, Any], inputs: dict[str, Any]) -> 
     whole, without = (measures.pop(name) for name in ("output", "outputs"))  # [b, (l,) n, d]
     if not weights.source.is_causal_lm:
         return measures
-    targets, keep = targets_of(np.asarray(inputs["x"]), inputs["mask"])
     states = np.concatenate([np.asarray(whole)[:, None], without], axis=1)
-    known = next_tokens(weights.source.unembedding, states, jnp.eye(states.shape[1]), targets)
-    loss, same = jax.vmap(next_token.agreement)(known, jnp.asarray(keep))
+    loss, same = read_out(next_token.agreement, weights, states, jnp.eye(states.shape[1]), inputs)
     own = {"loss": loss[:, 0], "loss_without": loss[:, 1:], "same_without": same[:, 1:]}
     return measures | own
 
 
 def by_length(weights: Weights, found: dict[str, Any], inputs: dict[str, Any]) -> dict[str, Any]:
     """Loss and next token of lengths up to k, and of all lengths but k."""
-    targets, keep = targets_of(np.asarray(inputs["x"]), inputs["mask"])
     sums = jax.tree.map(jnp.asarray, found["sums"])
     parts = jax.vmap(lambda own: next_token.sums_by_length(own)[0])(sums)
     _, chosen = next_token.sums_by_length(jax.tree.map(lambda a: a[0], sums))
+    return read_out(next_token.by_length, weights, parts, chosen, inputs)
+
+
+def read_out(
+    measure: Callable, weights: Weights, parts: Any, chosen: Any, inputs: dict[str, Any]
+) -> Any:
+    """A measure of the next tokens that sums of parts [b, p, n, d] give, of each text."""
+    targets, keep = targets_of(np.asarray(inputs["x"]), inputs["mask"])
     known = next_tokens(weights.source.unembedding, parts, chosen, targets)
-    return jax.vmap(next_token.by_length)(known, jnp.asarray(keep))
+    return jax.vmap(measure)(known, jnp.asarray(keep))
 
 
 def gradients(weights: Weights, found: dict[str, Any], inputs: dict[str, Any]) -> dict[str, Any]:
@@ -256,10 +246,17 @@ def gradients(weights: Weights, found: dict[str, Any], inputs: dict[str, Any]) -
 # part: (weights, {pass: its result}, inputs) -> arrays [texts, ...] by name; of the others what
 # the pass of their name found
 ARRAYS: dict[str, Callable[..., dict[str, Any]]] = {
-    "log": logarithms,
+    "log": lambda weights, found, inputs: {
+        "log10_residual": (
+            found["log"].profile if "log" in found else found["bounds"].log10_residual
+        )
+    },
     "bounds": lambda weights, found, inputs: jax.vmap(effects_of)(found["bounds"]),
     "removal": removal,
-    "lengths": lengths,
+    # What the paths of each length add to the output, exactly
+    "lengths": lambda weights, found, inputs: jax.vmap(
+        lambda sums, keep: sizes_of(sums, mask=keep)
+    )(found["sums"], inputs["mask"]),
     "next_token": by_length,
     "gradients": gradients,
 }

@@ -33,32 +33,31 @@ def resumed(
         source, inputs, groups, chunk: As of `stream`.
         progress: Of the layers.
     """
-    kept = None
+    newest = None
     if (layers := run.newest_checkpoint(of)) is not None:
         like = pretrained.state_like(source, inputs, groups, layers, chunk=chunk)
         with contextlib.suppress(RunError):  # of another --chunk
-            kept = like.with_arrays(run.restore_checkpoint(like.arrays(), of=of)[1])
+            newest = like.with_arrays(run.restore_checkpoint(like.arrays(), of=of)[1])
             progress.skip(layers)
             progress.say(f"resumes after layer {layers}")
-    started = saved = time.monotonic()
-    now = kept
-
-    def done(state: State) -> None:
-        nonlocal saved, now
-        now, time_now = state, time.monotonic()
-        last = state.layers == source.config.depth and time_now - started > EVERY
-        if last or time_now - saved > EVERY:
-            keep(state)
-            saved = time_now
-        progress.update(state.layers)
+    saved = time.monotonic()
+    due = saved + EVERY  # of the state after the last layer
 
     def keep(state: State) -> None:
         if state.whole and run.newest_checkpoint(of) != state.layers:
             run.save_checkpoint(state.layers, state.arrays(), of=of)
 
+    def done(state: State) -> None:
+        nonlocal saved, newest
+        newest, now = state, time.monotonic()
+        if now > (due if state.layers == source.config.depth else saved + EVERY):
+            keep(state)
+            saved = now
+        progress.update(state.layers)
+
     try:
-        return pretrained.stream(source, inputs, groups, chunk=chunk, state=kept, done=done)
+        return pretrained.stream(source, inputs, groups, chunk=chunk, state=newest, done=done)
     except BaseException:
-        if now is not None:
-            keep(now)
+        if newest is not None:
+            keep(newest)
         raise

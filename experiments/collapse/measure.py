@@ -1,6 +1,7 @@
 """The networks of run_collapse, and what it measures on one seed of all of them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -10,8 +11,13 @@ from absl import flags
 
 import rank_collapse as rc
 from experiments.shell import inputs
+from experiments.shell.executor import Chunk, Executor, Mapped
 from experiments.shell.flag_values import check_names
+from experiments.shell.progress import Progress
 from rank_collapse.measures import residuals
+from rank_collapse.network.gains import Gains
+from rank_collapse.runs import seeds
+from rank_collapse.runs.folder import RunFolder
 from rank_collapse.theory import bounds, cubic_law, logdomain
 
 VARIANTS = {
@@ -20,15 +26,35 @@ VARIANTS = {
     "san_skip": rc.san_skip,
     "transformer": rc.transformer,
 }
+SWEPT = "mlp_gain"  # the gains of the MLPs that are swept stand beside the variants
+# {measure: why it may have no number}
+REASONS = {
+    "ratio": "the hidden states overflow",
+    "log10_residual": "rounding decides it (--certify proves more), or states overflow",
+}
+Configs = dict[str, rc.TransformerConfig]
 
 
 class Setup(NamedTuple):
     """What the flags ask for."""
 
-    networks: dict[str, dict[str, rc.TransformerConfig]]  # By norm placement and variant
+    networks: dict[str, Configs]  # By norm placement and variant
     sweep: list[tuple[float, float]]  # Pairs (weight scale, skip gain)
+    gains: list[float]  # Of the MLPs, ascending; none by default
     ids: Any  # Token ids of the text; None for Gaussian tokens
     source: dict[str, str]  # What identifies the input
+
+
+class Setting(NamedTuple):
+    """What of the flags' lists a network has."""
+
+    norm: str
+    weight_scale: float
+    skip_gain: float
+
+
+# {setting: {variant, or `SWEPT`: {measure: [s, L + 1]}}}
+Results = dict[Setting, dict[str, dict[str, np.ndarray]]]
 
 
 def setup_of(options: flags.FlagValues) -> Setup:
@@ -39,24 +65,21 @@ def setup_of(options: flags.FlagValues) -> Setup:
     """
     check_names(options, "variants", VARIANTS)
     ids, source = inputs.read_tokens(options)
-    sweep = sweep_of(options)
-    gains_of(options)
-    networks = {n: configs_of(options, n, options.variants) for n in options.norm_placement}
-    return Setup(networks, sweep, ids, source)
-
-
-def sweep_of(options: flags.FlagValues) -> list[tuple[float, float]]:
-    """All pairs (weight scale, skip gain) of the two lists."""
     for name in ("weight_scale", "skip_gain"):
         values = options[name].value
         if not values or len(set(values)) < len(values):
             raise ValueError(f"--{name} needs different numbers, not {values}")
-    return [(scale, gain) for scale in options.weight_scale for gain in options.skip_gain]
+    sweep = [(scale, gain) for scale in options.weight_scale for gain in options.skip_gain]
+    gains = sorted(set(options.mlp_gain))
+    if any(v <= 0 for v in gains):
+        raise ValueError(f"--mlp_gain needs numbers above 0, not {options.mlp_gain}")
+    if gains and "san_mlp" not in options.variants:
+        raise ValueError(f"--mlp_gain={options.mlp_gain} needs san_mlp in --variants")
+    networks = {n: configs_of(options, n, options.variants) for n in options.norm_placement}
+    return Setup(networks, sweep, gains, ids, source)
 
 
-def configs_of(
-    options: flags.FlagValues, norm: str, variants: Sequence[str]
-) -> dict[str, rc.TransformerConfig]:
+def configs_of(options: flags.FlagValues, norm: str, variants: Sequence[str]) -> Configs:
     """The configuration of every variant.
 
     Raises:
@@ -65,100 +88,77 @@ def configs_of(
     sizes = options.depth, options.num_heads, options.d_model
     fields = {name: options[name].value for name in ("d_ff", "mask", "window", "init")}
     fields |= {"norm_placement": norm, "norm": options.norm_kind}
-    own = {"san_mlp": {"mlp": options.mlp, "mlp_skip": options.san_mlp_skip}}
-    own["transformer"] = {"mlp": options.mlp}
-    return {name: VARIANTS[name](*sizes, **fields, **own.get(name, {})) for name in variants}
+    more = {"san_mlp": {"mlp": options.mlp, "mlp_skip": options.san_mlp_skip}}
+    more["transformer"] = {"mlp": options.mlp}
+    return {name: VARIANTS[name](*sizes, **fields, **more.get(name, {})) for name in variants}
 
 
-def gains_of(options: flags.FlagValues) -> list[float]:
-    """The gains of the MLPs that are swept, ascending; none by default.
+def draw(options: flags.FlagValues, setup: Setup, key: Any, floats: Any) -> tuple[Any, Any]:
+    """One seed: tokens, and parameters that hold those of every variant and norm placement."""
+    key_tokens, key_params = jax.random.split(key)
+    every = configs_of(options, "sandwich", options.variants).values()
+    whole = next((c for c in every if c.mlp != "none"), next(iter(every)))
+    x = inputs.input_tokens(key_tokens, setup.ids, options)
+    return x, rc.init(key_params, whole, floats[0], options.bias_scale)
 
-    Raises:
-        ValueError: One that is not above 0, or a sweep without san_mlp.
+
+def measure(
+    options: flags.FlagValues, setup: Setup, norm: str, drawn: tuple[Any, Any], floats: Any
+) -> dict[str, dict[str, jax.Array]]:
+    """One seed: {variant: {measure: [L + 1]}} of the networks of one norm placement, and by
+    `SWEPT` the logarithms of the residual at each gain of the MLPs.
+
+    Networks that differ in gains alone are one program: without a skip its gain is 0.
     """
-    values = sorted(set(options.mlp_gain))
-    if any(v <= 0 for v in values):
-        raise ValueError(f"--mlp_gain needs numbers above 0, not {options.mlp_gain}")
-    if values and "san_mlp" not in options.variants:
-        raise ValueError(f"--mlp_gain={options.mlp_gain} needs san_mlp in --variants")
-    return values
+    x, params = drawn
+    found, configs = {}, setup.networks[norm]
+    for kind in dict.fromkeys(c.mlp for c in configs.values()):
+        own = {variant: c for variant, c in configs.items() if c.mlp == kind}
+        skips = [(floats[1] * c.attention_skip, floats[1] * c.mlp_skip, 1.0) for c in own.values()]
+        # Post-norm undoes the gain of MLPs without a skip of their own; there they keep theirs, as
+        # in the published curves. Pre-norm is left out.
+        swept = setup.gains if "san_mlp" in own and norm != "pre" else []
+        skips += [(0.0, float(own["san_mlp"].mlp_skip or norm != "none"), g) for g in swept]
+        network = next(iter(own.values())).replace(attention_skip=True, mlp_skip=True)
+
+        def one(gains, network=network):
+            skip, branch = Gains(attention=gains[0], mlp=gains[1]), Gains(mlp=gains[2])
+            config = network.replace(skip_gain=skip, branch_gain=branch)
+            shown = plain(params, x, config, inputs.DTYPES[options.dtype])
+            return shown, logdomain.log_trace(params, x, config)
+
+        measured, logs = jax.lax.map(one, jnp.asarray(skips))
+        for i, (variant, config) in enumerate(own.items()):
+            own_plain, log = jax.tree.map(lambda a, i=i: a[i], (measured, logs))
+            found[variant] = own_plain | laws(params, x, config, log)
+        curves = zip(swept, logs.profile[len(own) :], strict=True)
+        found |= {SWEPT: {f"log10_residual_at_{gain:g}": c for gain, c in curves}} if swept else {}
+    return found
 
 
-def make_draw(options: flags.FlagValues, ids: np.ndarray | None):
-    """draw(key, setting, None) of one seed: tokens, and parameters that hold every variant's.
-
-    A setting is (weight scale, skip gain).
-
-    Apart from the measures, since they do not depend on the variant or the norm, and random
-    numbers take longest to compile.
-    """
-    chosen = configs_of(options, "sandwich", options.variants)
-    whole = next((c for c in chosen.values() if c.mlp != "none"), next(iter(chosen.values())))
-
-    def draw(key, setting, _):
-        key_tokens, key_params = jax.random.split(key)
-        x = inputs.input_tokens(key_tokens, ids, options)
-        return x, rc.init(key_params, whole, setting[0], options.bias_scale)
-
-    return draw
-
-
-def part_of(params: rc.TransformerParams, config: rc.TransformerConfig) -> rc.TransformerParams:
-    """The parameters of a whole Transformer that a variant has: what `init` draws for it."""
-    absent = {} if config.mlp != "none" else dict.fromkeys(("mlp", "mlp_norm", "mlp_branch_norm"))
-    if config.norm_placement in ("none", "branch"):
-        absent |= {"attention_norm": None, "mlp_norm": None}
-    if config.norm_placement not in ("sandwich", "branch", "both"):
-        absent |= {"attention_branch_norm": None, "mlp_branch_norm": None}
-    return params.replace(layers=params.layers.replace(**absent))
-
-
-def make_measure(configs: dict[str, rc.TransformerConfig], options: flags.FlagValues):
-    """measure((tokens, parameters), setting, None) of one seed: every variant on the same draw."""
-    dtype, gains, swept = inputs.DTYPES[options.dtype], gains_of(options), configs.get("san_mlp")
-    # Post-norm undoes the gain of MLPs without a skip of their own; there they keep theirs, as in
-    # the published curves. Pre-norm is left out.
-    if swept is not None and swept.norm_placement != "none":
-        swept = None if swept.norm_placement == "pre" else swept.replace(mlp_skip=True)
-
-    def measure(drawn, setting, _):
-        x, params = drawn
-        found = {
-            variant: measure_one(part_of(params, c), x, c.replace(skip_gain=setting[1]), dtype)
-            for variant, c in configs.items()
-        }
-        if gains and swept is not None:
-            own = part_of(params, swept)
-
-            def curve(gain):
-                network = swept.replace(branch_gain=rc.Gains(mlp=gain))
-                return logdomain.log_residual_profile(own, x, network)
-
-            curves = zip(gains, jax.lax.map(curve, jnp.asarray(gains)), strict=True)
-            found["mlp_gain"] = {f"log10_residual_at_{gain:g}": c for gain, c in curves}
-        return found
-
-    return measure
-
-
-def measure_one(
-    params: rc.TransformerParams, x: jax.Array, config: rc.TransformerConfig, dtype: Any
-) -> dict[str, jax.Array]:
-    """Measures by layer [L + 1] of one network on one input."""
+def plain(params: Any, x: Any, config: rc.TransformerConfig, dtype: Any) -> dict[str, jax.Array]:
+    """What the ordinary forward pass shows by layer [L + 1]."""
     low = jax.tree.map(lambda a: a.astype(dtype), (params, x))
     hidden = rc.apply(*low, config).hidden
     hidden = hidden.astype(jnp.promote_types(dtype, jnp.float32))
     size = jax.vmap(lambda h: rc.composite_norm(residuals.residual(h)))(hidden)
-    out = {
+    return {
         "ratio": jax.vmap(residuals.residual_ratio)(hidden),
         "plain_log10_residual": jnp.log10(size),
         "log10_size": jnp.log10(jax.vmap(rc.composite_norm)(hidden)),
     }
+
+
+def laws(
+    params: Any, x: Any, config: rc.TransformerConfig, log: logdomain.LogTrace
+) -> dict[str, jax.Array]:
+    """The residual in logarithms by layer [L + 1]; the law 3^l and the bounds where they hold."""
+    found = {"log10_residual": log.profile}
     if cubic_law.COVERS.refusal(config) is None:
-        out["log10_cubic"] = cubic_law.closed_profile(params, x, config)[0]
+        found["log10_cubic"] = cubic_law.closed_profile(params, x, config, log=log)[0]
     if bounds.not_covered(config):
-        return out | {"log10_residual": logdomain.log_residual_profile(params, x, config)}
-    return out | bound_profiles(rc.bound_report(params, x, config))
+        return found
+    return found | bound_profiles(rc.bound_report(params, x, config, log=log))
 
 
 def bound_profiles(report: rc.BoundReport) -> dict[str, jax.Array]:
@@ -185,9 +185,149 @@ def bound_profiles(report: rc.BoundReport) -> dict[str, jax.Array]:
     side_by_side = {f"tightness_{k}": jnp.append(nothing, v) for k, v in tightness.items()}
     return side_by_side | {
         "log10_c": c,
-        "log10_residual": report.log10_residual,
         "log10_bound": stack,
         "log10_published_bound": jnp.append(report.log10_residual[:1], published),
         "log10_layer_bound": jnp.append(report.log10_residual[:1], layer),
         "admissible": jnp.append(True, jnp.all(report.admissible, axis=1)).astype(stack.dtype),
     }
+
+
+class Decided(NamedTuple):
+    """The program of one norm placement; what rounding decides there is computed once more."""
+
+    measured: Mapped
+    networks: Mapping[str, rc.TransformerConfig]
+    norm: str
+    certify: bool
+    progress: Progress
+
+    def needed(self, chunk: Chunk) -> int:
+        """As of `Mapped`."""
+        return self.measured.needed(chunk)
+
+    def __call__(self, chunk: Chunk) -> dict[str, dict[str, np.ndarray]]:
+        """As of `Mapped`, with residuals of float64, or proved, where float32 has none."""
+        found, drawn = self.measured(chunk), None
+        for variant, config in self.networks.items():
+            for row in undecided(found[variant]):
+                if drawn is None:
+                    drawn = seeds.to_host(self.measured.laid_out(chunk)[0], len(chunk.seeds))
+                x, params = jax.tree.map(lambda a, i=row: a[i], drawn)
+                network = config.replace(skip_gain=chunk.floats[1][row])
+                what = f"{variant} (norm={self.norm}), seed {chunk.seeds[row]}"
+                profile = np.array(found[variant]["log10_residual"])
+                profile[row] = self.decided(what, profile[row], params, x, network)
+                found[variant] = found[variant] | {"log10_residual": profile}
+        return found
+
+    def decided(self, what: str, profile: Any, *network: Any) -> np.ndarray:
+        """The profile of one network with what its logarithms in float64, and balls, know."""
+        with self.progress.aside(f"{what}: residuals in float64"):
+            profile = in_float64(profile, *network)
+        if self.certify and (np.isnan(profile) | (profile == np.inf)).any():
+            with self.progress.aside(f"{what}: residuals in ball arithmetic"):
+                profile, line = proved(profile, *network)
+            self.progress.say(f"{what}: {line}")
+        return profile
+
+
+def undecided(measures: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Seeds whose residuals rounding decides in some layer, but for those whose states overflow."""
+    profile = measures["log10_residual"]
+    lost = np.isnan(profile) | (profile == np.inf)
+    return np.flatnonzero(lost.any(axis=1) & np.isfinite(measures["ratio"]).all(axis=1))
+
+
+_log_profile = jax.jit(logdomain.log_residual_profile)
+
+
+def in_float64(
+    profile: np.ndarray, params: rc.TransformerParams, x: np.ndarray, config: rc.TransformerConfig
+) -> np.ndarray:
+    """log10 of the residual [L + 1] of one network in float64, where more layers are known then."""
+    if profile.dtype == np.float64:
+        return profile
+
+    def wide(a):
+        return np.asarray(a, np.float64) if np.issubdtype(np.asarray(a).dtype, np.floating) else a
+
+    with jax.enable_x64(True):
+        found = np.asarray(_log_profile(*jax.tree.map(wide, (params, x, config))))
+    known = np.where(profile == np.inf, np.nan, profile)
+    better = np.isnan(found).sum() <= np.isnan(known).sum()
+    return found.astype(profile.dtype) if better else known
+
+
+def proved(
+    profile: np.ndarray,
+    params: rc.TransformerParams,
+    x: np.ndarray,
+    config: rc.TransformerConfig,
+    max_seconds: float = 60.0,
+) -> tuple[np.ndarray, str]:
+    """The profile [L + 1] of one network by `rank_collapse.exact_profile`, and what became of it.
+
+    Args:
+        max_seconds: No attempt is begun whose estimate is above.
+    """
+    try:
+        found = rc.exact_profile(params, x, config, max_seconds=max_seconds)
+    except ValueError as error:
+        return profile, f"not proved: {error}"
+    known = ~np.isnan(found.profile)
+    line = f"proved to layer {known.sum() - 1} with {found.digits} digits"
+    if not known.all():
+        line += f"; twice as many would take about {found.more_seconds:.2g} s"
+    return np.where(known, found.profile, profile).astype(profile.dtype), line
+
+
+def gaps(found: Mapping[str, np.ndarray], num_seeds: int) -> Iterator[str]:
+    """Why curves of all seeds have gaps: one line for each variant whose residuals are not known to
+    the end."""
+    for name, values in found.items():
+        (variant, measure), unknown = name.split("/"), np.isnan(values)
+        if measure in REASONS and unknown.any() and len(values) == num_seeds:
+            lost, layers = np.flatnonzero(unknown.any(axis=1)), np.argmax(unknown, axis=1)
+            yield (
+                f"no {measure} of {variant} in {len(lost)} of {len(values)} seeds, first in seed "
+                f"{lost[0]} from layer {layers[lost[0]]}: {REASONS[measure]}"
+            )
+
+
+def measure_all(options: flags.FlagValues, setup: Setup, run: RunFolder) -> Results:
+    """All measures of all settings, resuming from the run; one compilation per norm placement."""
+    results, most = {}, min(options.seed_chunk, options.num_seeds)
+    total = len(setup.networks) * len(setup.sweep) * options.num_seeds
+    with Executor(options, run, "collapse", total) as executor:
+        made = partial(
+            Mapped,
+            mesh=executor.mesh,
+            draw=partial(draw, options, setup),
+            at_once=seeds.seeds_at_once(executor.mesh),
+            progress=executor.progress,
+        )
+
+        def program(norm):
+            fn = partial(measure, options, setup, norm)
+            measured = options.program(norm, partial(made, fn))
+            of_norm = measured, setup.networks[norm], norm
+            return Decided(*of_norm, options.certify, executor.progress)
+
+        def check(cell, found):
+            for line in gaps(found, options.num_seeds):
+                executor.progress.say(f"{cell}: {line}")
+
+        for norm in setup.networks:
+            cells = {
+                f"{norm}/weight_scale={scale!r}/skip_gain={gain!r}": (scale, gain)
+                for scale, gain in setup.sweep
+            }
+            known = executor.map(partial(program, norm), cells, check=check, most=most)
+            results |= {Setting(norm, *cells[cell]): nested(own) for cell, own in known.items()}
+    return results
+
+
+def nested(arrays: dict[str, np.ndarray]) -> dict[str, dict[str, np.ndarray]]:
+    """{variant: {measure: array}} of {"variant/measure": array}."""
+    names = [name.split("/") for name in arrays]
+    return {v: {m: arrays[f"{v}/{m}"] for u, m in names if u == v} for v, _ in names}

@@ -211,6 +211,8 @@ class Mapped:
     Args:
         fn: (key, floats) of one seed → pytree of arrays.
         mesh: Of the devices.
+        draw: (key, floats) of one seed → what `fn` takes in the place of the key: a program of its
+            own, since random numbers are slow to optimise and drawn once.
         at_once, level: As of `runs.seeds.spread`.
         progress: Gets how long compiling took; None for none.
     """
@@ -220,24 +222,39 @@ class Mapped:
         fn: Callable[[Any, Any], Any],
         mesh: Mesh,
         *,
+        draw: Callable[[Any, Any], Any] | None = None,
         at_once: int | None = None,
         level: int = 1,
         progress: Progress | None = None,
     ):
-        self._mesh, self._progress = mesh, progress
-        self._call = seeds.spread(lambda own, _: fn(*own), mesh, at_once=at_once, level=level)
-        self._compiled = None
+        def spread(fn, level):
+            return seeds.spread(lambda own, _: fn(*own), mesh, at_once=at_once, level=level)
+
+        self._mesh, self._progress, self._size = mesh, progress, 0
+        self._call, self._draw = spread(fn, level), None if draw is None else spread(draw, 0)
 
     def needed(self, chunk: Chunk) -> int:
-        with self._progress.aside("compiling") if self._progress else contextlib.nullcontext():
-            self._compiled = self._call.lower(self._own(chunk), None).compile()
+        if self._size != chunk.size:  # else another run of a sweep has compiled it
+            with self._progress.aside("compiling") if self._progress else contextlib.nullcontext():
+                self._compiled = self._call.lower(self._shapes(chunk), None).compile()
+            self._size = chunk.size
         return memory.program_bytes(self._compiled) * self._mesh.size
 
     def __call__(self, chunk: Chunk) -> Any:
-        return seeds.to_host(self._compiled(self._own(chunk), None), len(chunk.seeds))
+        return seeds.to_host(self._compiled(self.laid_out(chunk), None), len(chunk.seeds))
 
-    def _own(self, chunk):
-        return seeds.lay_out((chunk.keys, chunk.floats), self._mesh)
+    def laid_out(self, chunk: Chunk) -> tuple[Any, Any]:
+        """(keys, or what is drawn from them; floats) of a chunk on the devices."""
+        own = seeds.lay_out((chunk.keys, chunk.floats), self._mesh)
+        return own if self._draw is None else (self._draw(own, None), own[1])
+
+    def _shapes(self, chunk):
+        own = seeds.lay_out((chunk.keys, chunk.floats), self._mesh)
+        if self._draw is None:
+            return own
+        sharding = seeds.seed_sharding(self._mesh)
+        drawn = jax.eval_shape(self._draw, own, None)
+        return jax.tree.map(lambda a: a.update(sharding=sharding), drawn), own[1]
 
 
 def named(tree: Any, separator: str = "/") -> dict[str, np.ndarray]:

@@ -11,6 +11,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.gains import Gains
 from rank_collapse.network.layers import GATED, MLPParams
 from rank_collapse.network.parameters import TransformerParams
 
@@ -29,6 +30,12 @@ def variants_of(family: str | None) -> list[tuple[str, str]]:
     if family == "albert":
         return [*pairs, *((name, "text") for name in VARIANTS[:3])]
     return [*pairs, ("SAN+MLP", "text")]
+
+
+def skips_left(name: str, reading: str) -> Gains:
+    """Whether a variant keeps the skip of each kind of sublayer."""
+    around_attention = name in ("SAN+skip", "Transformer")
+    return Gains(around_attention, around_attention, name != "SAN+MLP" or reading == "published")
 
 
 def variant(
@@ -76,10 +83,14 @@ def variant(
             f"surgery needs a network with MLP and skips, not mlp={config.mlp!r}, "
             f"attention_skip={config.attention_skip}, mlp_skip={config.mlp_skip}"
         )
-    if name in ("SAN", "SAN+MLP"):
-        config = config.replace(attention_skip=False, cross_skip=False)
+    left = skips_left(name, reading)
+    config = config.replace(
+        attention_skip=left.attention,
+        cross_skip=config.cross_skip and left.cross,
+        mlp_skip=left.mlp,
+    )
     if name == "SAN+MLP":
-        return config.replace(mlp_skip=reading == "published"), params
+        return config, params
     if reading == "published" and config.family == "albert":
         return identity_maps(config, params)
     gone = dict.fromkeys(("mlp", "mlp_norm", "mlp_branch_norm", "mlp_gains", "mlp_connection"))

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rank_collapse.pretrained.entries import Settings
+from rank_collapse.pretrained.lazy import Table
 from rank_collapse.pretrained.weights import Weights
 
 
@@ -89,3 +90,16 @@ class RandomWeights(Weights):
         if how.zero_row is not None and how.zero_row < shape[0]:
             drawn[how.zero_row] = 0.0
         return drawn
+
+    def _table(self, name, rows, width):
+        """As `take` gives it; rows beyond the last that is read are not drawn."""
+        drawn = np.empty((0, width), np.float32)
+        whole = self.draw(name).truncate  # what is cut is drawn again, after the last row
+
+        def read(first, last):
+            nonlocal drawn
+            if last > len(drawn):
+                drawn = self.take(name, rows if whole else min(rows, 2 * last), width)
+            return drawn[first:last]
+
+        return Table(read, (rows, width))

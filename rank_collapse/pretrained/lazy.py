@@ -122,7 +122,7 @@ class LazyLayers:
         for i in range(len(leaves)):
             leaves[i] = jnp.asarray(leaves[i]).astype(self.weights.dtype)
         placed = jax.tree.unflatten(treedef, leaves)
-        if not _finite(placed):
+        if not (self.weights.drawn or _finite(placed)):
             self.weights.checks = True
             self.layer(self.rows[index])  # names the tensor
             raise ValueError(f"layer {self.rows[index]}: values that are not finite")

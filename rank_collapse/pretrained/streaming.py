@@ -2,13 +2,15 @@
 
 All measurements that are asked for go through a layer while its weights are there; the next layer
 is read meanwhile. What is kept is one layer, the next as it lies in the file, and what passes
-carry from layer to layer. One program is compiled for the layers of each variant.
+carry from layer to layer. One program is compiled for the layers of each variant; variants of which
+only states are measured, and which differ in nothing but skips, share one.
 
 Axis letters: b examples, l layers, n tokens, d width.
 """
 
 import dataclasses
 import functools
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -17,13 +19,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.gains import layer_gains
+from rank_collapse.network.gains import Gains, layer_gains
 from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
-from rank_collapse.network.passes import LayerPass, Walked, one_row, row_of, through
+from rank_collapse.network.passes import LayerPass, States, Walked, one_row, row_of, through
 from rank_collapse.network.precision import full_precision
 from rank_collapse.network.streams import begin
-from rank_collapse.network.surgery import variant
+from rank_collapse.network.surgery import READINGS, VARIANTS, skips_left, variant
 from rank_collapse.network.walk import Layer
 from rank_collapse.pretrained.lazy import Stored, values
 from rank_collapse.pretrained.opened import Source
@@ -113,17 +115,16 @@ def stream(
         for index in range(state.layers, config.depth):
             layer = source.stored_layer(index, min(index + 1, config.depth - 1))
             for i, part in enumerate(parts):
-                examples = {k: v[part.rows] for k, v in given.items()}
-                known = (part.measured, layer, outside, examples, config)
+                known = (layer, outside, part.examples(given), config)
                 if not index:
-                    state.hidden[i], state.carries[i] = _begin(*known)
+                    state.hidden[i], state.carries[i] = _begin(part.start, *known)
                 state.hidden[i], state.carries[i], found = _step(
-                    *known, jnp.asarray(index), state.hidden[i], state.carries[i]
+                    part.measured, *known, jnp.asarray(index), state.hidden[i], state.carries[i]
                 )
                 state.found[i].append(jax.tree.map(np.asarray, found))
             jax.block_until_ready(state.hidden)
             for part, hidden in zip(parts, state.hidden, strict=True):
-                if part.measured[1].variant == "Transformer":
+                if groups[part.group].ablation.variant == "Transformer":
                     _check_states(index, hidden, given.get("mask"), part.rows)
             state.layers = index + 1
             if done is not None:
@@ -134,9 +135,8 @@ def stream(
         results: dict[str, dict[str, list]] = {}
         for i, part in enumerate(parts):
             found = jax.tree.map(lambda *a: np.stack(a, axis=1), *state.found[i])
-            examples = {k: v[part.rows] for k, v in given.items()}
-            known = (part.measured, last, outside, examples, config)
-            done_here = _finish(*known, state.hidden[i], state.carries[i], found)
+            known = (last, outside, part.examples(given), config)
+            done_here = _finish(part.measured, *known, state.hidden[i], state.carries[i], found)
             state.carries[i], state.found[i] = None, []
             for name, result in zip(part.names, done_here, strict=True):
                 own = jax.tree.map(lambda a, n=part.count: np.asarray(a)[:n], result)
@@ -165,8 +165,8 @@ def state_like(
     layer = jax.tree.map(lambda a: Stored(a, tuple(range(a.ndim))), source.row_like)
     state = State(layers, [], [], [])
     for part in _parts(source, groups, len(given["x"]), chunk):
-        known = (layer, outside, {k: v[part.rows] for k, v in given.items()}, config)
-        hidden, carries = jax.eval_shape(functools.partial(_begin, part.measured), *known)
+        known = (layer, outside, part.examples(given), config)
+        hidden, carries = jax.eval_shape(functools.partial(_begin, part.start), *known)
         known += (jax.ShapeDtypeStruct((), jnp.int32), hidden, carries)
         *_, found = jax.eval_shape(functools.partial(_step, part.measured), *known)
         state.hidden.append(hidden)
@@ -194,8 +194,21 @@ class _Part(NamedTuple):
     group: str
     names: tuple[str, ...]
     measured: tuple[tuple[LayerPass, ...], AblationSpec]
+    skips: Gains | None  # those that are left; None for those of the ablation
     rows: np.ndarray  # of its examples; the last chunk repeats the last example
     count: int  # of them that are not repeats
+
+    @property
+    def start(self):
+        """`measured` of the input, from which all variants start."""
+        return self.measured if self.skips is None else (self.measured[0], AblationSpec())
+
+    def examples(self, given):
+        """Its inputs [b, ...]."""
+        found = {name: values[self.rows] for name, values in given.items()}
+        if self.skips is None:
+            return found
+        return found | {"skips": jax.tree.map(lambda a: np.full(len(self.rows), a), self.skips)}
 
 
 def _parts(source, groups, total, chunk):
@@ -210,11 +223,26 @@ def _parts(source, groups, total, chunk):
             raise ValueError(f"group {name!r} has none of {total} examples: {where}")
         size = min(chunk, last - group.first)
         names, passes = zip(*group.passes, strict=True)
+        ablation, skips = _program_of(group, source.config)
         for start in range(group.first, last, size):
             rows = np.minimum(np.arange(start, start + size), last - 1)
             count = min(size, last - start)
-            parts.append(_Part(name, names, (passes, group.ablation), rows, count))
+            parts.append(_Part(name, names, (passes, ablation), skips, rows, count))
     return parts
+
+
+def _program_of(group, config):
+    """(the ablation whose program measures a group, the skips that are then left or None for those
+    of the ablation): states are the same with a skip of gain 0 and without one."""
+    name, reading = group.ablation.variant, group.ablation.reading
+    states_alone = all(isinstance(own, States) for _, own in group.passes)
+    can_lack = config.mlp != "none" and config.attention_skip and config.mlp_skip
+    special = config.parallel or config.connection != "skip"
+    if not (states_alone and can_lack and name in VARIANTS and reading in READINGS) or special:
+        return group.ablation, None
+    has_mlp = name in ("SAN+MLP", "Transformer")
+    shared = AblationSpec() if has_mlp else AblationSpec("SAN+skip", reading)
+    return shared, skips_left(name, reading)
 
 
 def layer_of(
@@ -240,8 +268,10 @@ def layer_of(
     for layer_pass in passes:
         layer_pass.covers.check(config)
     example = dict(example)
+    skips = example.pop("skips", Gains())
     params, prepared = prepare_inputs(params, example.pop("x"), config, **example)
     gains = jax.tree.map(lambda a: a[index], layer_gains(config, prepared.x.dtype, params))
+    gains = gains.replace(skip=jax.tree.map(operator.mul, gains.skip, skips))
     return Layer(row_of(params), gains, index, config, prepared), params
 
 

@@ -227,12 +227,14 @@ def boxes(ax: Axes, x: Any, values: Any) -> None:
         box.set(facecolor=color(5), linewidth=0.8)
 
 
-def quartiles(ax: Axes, x: Any, values: Any, label: str | None = None, index: int = 0) -> None:
-    """The median of values [s, k] as a line and their quartiles as a band."""
-    own = color(index)
+def quartiles(
+    ax: Axes, x: Any, values: Any, label: str | None = None, index: int = 0, **options: Any
+) -> None:
+    """The median of values [s, k] as a line and their quartiles as a band; options as of `band`."""
+    style = {"color": color(index), "marker": MARKERS[index % len(MARKERS)]} | options
     low, middle, high = np.quantile(values, (0.25, 0.5, 0.75), axis=0)
-    ax.plot(x, middle, label=label, color=own, marker=MARKERS[index % len(MARKERS)])
-    ax.fill_between(x, low, high, color=own, alpha=0.2, linewidth=0)
+    ax.plot(x, middle, label=label, **style)
+    ax.fill_between(x, low, high, color=style["color"], alpha=0.2, linewidth=0)
 
 
 def finish(axes: Sequence[Axes], xlabel: str) -> None:

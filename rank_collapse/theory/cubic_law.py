@@ -19,7 +19,7 @@ from rank_collapse.theory import tangent
 from rank_collapse.theory.bounds import not_covered, score_width
 from rank_collapse.theory.cubic_regime import log10_growth
 from rank_collapse.theory.log_operations import LogState, around_mean, log10_norm
-from rank_collapse.theory.logdomain import log_trace
+from rank_collapse.theory.logdomain import LogTrace, log_trace
 
 # Dot-product attention without skip, all rows sharing keys and biases.
 COVERS = covers.Covers(
@@ -112,7 +112,7 @@ def closed_constant(
 
 @full_precision
 def closed_profile(
-    params: Any, x: Any, config: TransformerConfig, **inputs: Any
+    params: Any, x: Any, config: TransformerConfig, *, log: LogTrace | None = None, **inputs: Any
 ) -> tuple[Float[Array, "p"], Array, Float[Array, "l"]]:
     """(log10‖R_l‖_{1,∞} for l = 0..L, the layer s that the closed form starts at, log10 growth).
 
@@ -123,10 +123,15 @@ def closed_profile(
     closed form that starts where residuals are not small need not. NaN in all layers, and s = L,
     where no layer is certified.
 
-    Args, Raises: See `cubic_profile`; also a network that has no residual in logarithms.
+    Args:
+        params, x, config, **inputs: As of `cubic_profile`.
+        log: What `log_trace` gives of the same arguments, where it is known.
+
+    Raises:
+        ValueError: As `cubic_profile`; also a network that has no residual in logarithms.
     """
     params, prepared = _prepared(params, x, config, inputs)
-    log = log_trace(params, x, config, **inputs)
+    log = log_trace(params, x, config, **inputs) if log is None else log
     trace = apply(params, x, config, **inputs)
     return _closed_pass(params, prepared, config, log, trace)
 

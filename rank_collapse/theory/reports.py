@@ -4,6 +4,7 @@ import dataclasses
 import math
 from typing import Any, ClassVar
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
@@ -13,11 +14,11 @@ from rank_collapse.network.covers import Covers
 from rank_collapse.network.inputs import at_least_float32, prepare_inputs
 from rank_collapse.network.passes import Walked, run
 from rank_collapse.network.precision import full_precision
-from rank_collapse.network.walk import Layer
+from rank_collapse.network.walk import Layer, walk
 from rank_collapse.theory import bounds, mean_bounds
 from rank_collapse.theory.bounds import PublishedSides, Sides
 from rank_collapse.theory.log_attention import three_axes
-from rank_collapse.theory.logdomain import LogPass
+from rank_collapse.theory.logdomain import LogPass, LogTrace
 from rank_collapse.theory.mean_bounds import DiameterSides
 
 
@@ -92,6 +93,7 @@ def bound_report(
     mask: Any = None,
     bias: Any = None,
     edit: Any = None,
+    log: LogTrace | None = None,
 ) -> BoundReport:
     """Every head's, layer's and the whole stack's bound on one input.
 
@@ -115,6 +117,7 @@ def bound_report(
         bias: Float [h, n, n] added to the scores.
         edit: Of `apply`, affine and of the places `logdomain.EDITS`: the bounds of heads and layers
             are of the states that follow, those of the stack are NaN.
+        log: What `log_trace` gives of the same arguments, where it is known.
 
     Returns:
         A `BoundReport`; works under jit, and vmap over seeds and inputs.
@@ -130,7 +133,19 @@ def bound_report(
     params, prepared = prepare_inputs(
         params, x, config, mask=mask, bias=bias, edit=edit, covers=bounds.COVERS
     )
-    return run(BoundPass(), *at_least_float32(params, prepared), config)
+    params, prepared = at_least_float32(params, prepared)
+    if log is None:
+        return run(BoundPass(), params, prepared, config)
+    return _of_trace(params, prepared, config, log)
+
+
+@jax.jit
+def _of_trace(params, prepared, config, log):
+    def step(layer, _):
+        return (), _constants(layer, layer.extra)
+
+    _, found = walk(step, (), params, prepared, config, extra=log.inputs)
+    return _report(log, found, prepared, config)
 
 
 def effects_of(found: BoundReport) -> dict[str, Float[Array, "..."] | Bool[Array, "..."]]:
@@ -156,53 +171,60 @@ class BoundPass(LogPass):
     def step(self, layer: Layer, x: Any, seen: Any, carry: Any) -> tuple[Any, Any]:
         """The result of the pass in logarithms, the constants of all bounds, the layer's gains."""
         carry, log = super().step(layer, x, seen, carry)
-        state, mask, keep = log[1][0], three_axes(layer.inputs.context.mask), layer.inputs.keep
-        of_layer = layer.params, state, layer.gains, layer.config
-        allowed = keep[None, None, :] if mask is None else mask
-        w_qk, _ = bounds.head_weights(layer.params.attention, layer.gains.temperature)
-        spread = bounds.score_spread(w_qk, state, layer.config, allowed, keep)
-        found = bounds.layer_constants(*of_layer, spread)
-        around_mean = mean_bounds.mean_constants(*of_layer, spread, keep)
-        return carry, (log, found, around_mean, layer.gains)
+        return carry, (log, _constants(layer, log[1][0]))
 
     def finish(self, walked: Walked) -> BoundReport:
         """The report, with NaN in the bounds that do not hold for such a network."""
-        prepared, config = walked.prepared, walked.config
-        log, found, around_mean, gains = walked.found
+        log, found = walked.found
         trace = super().finish(walked._replace(found=log))
-        # A mask of tokens stands in the context with an axis of rows, as others do.
-        mask = prepared.context.mask if prepared.token_mask is None else prepared.token_mask
-        reasons = bounds.not_covered(
-            config, mask=mask, bias=prepared.context.bias, edit=prepared.edit
-        )
-        admissible = jnp.max(found.log10_spread, axis=-1) <= math.log10(bounds.LEMMA_THRESHOLD)
-        head, layer, published_layer = bounds.layer_sides(found, trace, config)
-        log_scale = trace.inputs.log_scale
-        mean_head, mean_layer = mean_bounds.mean_sides(around_mean, trace, log_scale)
-        report = BoundReport(
-            **bounds.stack_sides(found, trace.profile, gains, config),
-            beta=found.beta,
-            lipschitz=found.lipschitz,
-            gamma=found.gamma,
-            log10_spread=found.log10_spread,
-            admissible=admissible,
-            log10_residual=trace.profile,
-            log10_input=found.log10_mantissa + found.log10_scale,
-            head=head,
-            layer=layer,
-            published_layer=published_layer,
-            mean_head=mean_head,
-            mean_layer=mean_layer,
-            diameter_layer=mean_bounds.diameter_layer_sides(around_mean, trace, log_scale),
-            diameter=mean_bounds.diameter_sides(around_mean, trace.diameters, gains, config),
-            stack_admissible=jnp.all(admissible),
-            not_covered=reasons,
-        )
-        refuse = ()
-        if any(reason.startswith("rows") for reason in reasons):
-            refuse = ("mean_head", "mean_layer", "diameter_layer", "diameter")
-        elif any(reason.startswith(("norms", "gated")) for reason in reasons):
-            refuse = ("diameter",)
-        if prepared.edit:
-            refuse = {*refuse, "stack", "published_stack", "diameter"}
-        return report.replace(**{n: mean_bounds.refused(getattr(report, n)) for n in refuse})
+        return _report(trace, found, walked.prepared, walked.config)
+
+
+def _constants(layer, state):
+    """The constants of all bounds of a layer whose attention has the input `state`; its gains."""
+    mask, keep = three_axes(layer.inputs.context.mask), layer.inputs.keep
+    of_layer = layer.params, state, layer.gains, layer.config
+    allowed = keep[None, None, :] if mask is None else mask
+    w_qk, _ = bounds.head_weights(layer.params.attention, layer.gains.temperature)
+    spread = bounds.score_spread(w_qk, state, layer.config, allowed, keep)
+    found = bounds.layer_constants(*of_layer, spread)
+    around_mean = mean_bounds.mean_constants(*of_layer, spread, keep)
+    return found, around_mean, layer.gains
+
+
+def _report(trace, constants, prepared, config):
+    found, around_mean, gains = constants
+    # A mask of tokens stands in the context with an axis of rows, as others do.
+    mask = prepared.context.mask if prepared.token_mask is None else prepared.token_mask
+    reasons = bounds.not_covered(config, mask=mask, bias=prepared.context.bias, edit=prepared.edit)
+    admissible = jnp.max(found.log10_spread, axis=-1) <= math.log10(bounds.LEMMA_THRESHOLD)
+    head, layer, published_layer = bounds.layer_sides(found, trace, config)
+    log_scale = trace.inputs.log_scale
+    mean_head, mean_layer = mean_bounds.mean_sides(around_mean, trace, log_scale)
+    report = BoundReport(
+        **bounds.stack_sides(found, trace.profile, gains, config),
+        beta=found.beta,
+        lipschitz=found.lipschitz,
+        gamma=found.gamma,
+        log10_spread=found.log10_spread,
+        admissible=admissible,
+        log10_residual=trace.profile,
+        log10_input=found.log10_mantissa + found.log10_scale,
+        head=head,
+        layer=layer,
+        published_layer=published_layer,
+        mean_head=mean_head,
+        mean_layer=mean_layer,
+        diameter_layer=mean_bounds.diameter_layer_sides(around_mean, trace, log_scale),
+        diameter=mean_bounds.diameter_sides(around_mean, trace.diameters, gains, config),
+        stack_admissible=jnp.all(admissible),
+        not_covered=reasons,
+    )
+    refuse = ()
+    if any(reason.startswith("rows") for reason in reasons):
+        refuse = ("mean_head", "mean_layer", "diameter_layer", "diameter")
+    elif any(reason.startswith(("norms", "gated")) for reason in reasons):
+        refuse = ("diameter",)
+    if prepared.edit:
+        refuse = {*refuse, "stack", "published_stack", "diameter"}
+    return report.replace(**{n: mean_bounds.refused(getattr(report, n)) for n in refuse})

@@ -10,10 +10,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from second_run import check_second_run
-from trained_runs import rows as rows_of, summary as summary_of
+from trained_runs import rows as rows_of
 
 from experiments import run_architectures
 from experiments.architectures import measure, resume
+from experiments.architectures.models import Model
+from experiments.architectures.page import training_figures, trainings_of
+from experiments.architectures.results import Results, depths_of
 from experiments.shell import cli, signals
 from experiments.shell.progress import Progress
 from experiments.shell.statements import STATEMENTS
@@ -46,11 +49,10 @@ def test_every_part_on_a_checkpoint(tmp_path, ids, capsys, monkeypatch):
         "--num_path_texts=2",
     )
     assert execute(*arguments) == 0
-    summary = summary_of(out)["bert"]
-    assert set(summary["means"]) == {"pretrained", "init"}
-    means = summary["means"]["pretrained"]
-    assert len(means["residuals/SAN/published/residual_ratio"]) == 3
-    assert max(means["lengths/error"] for means in summary["means"].values()) < 1e-5
+    (found,), _ = run_architectures.EXPERIMENT.results(out)
+    assert found.kinds == ["pretrained", "init"]
+    assert found.mean("pretrained", "residuals/SAN/published/residual_ratio").shape == (3,)
+    assert max(found.mean(kind, "lengths/error") for kind in found.kinds) < 1e-5
     figures = {"residuals", "tokens", "lengths", "chains", "bounds"}
     figures |= {"layers", "removal", "attention"}
     assert {f.name for f in (out / "figures").glob("*.png")} == {f"{n}_bert.png" for n in figures}
@@ -61,7 +63,7 @@ def test_every_part_on_a_checkpoint(tmp_path, ids, capsys, monkeypatch):
     assert {r["part"] for r in rows} == parts
     heads = [r for r in rows if r["measure"] == "gamma" and r["variant"] == "SAN"]
     assert len(heads) == 2 * 2 * 3  # weights, layers, heads
-    assert "SAN falls below 0.01" in capsys.readouterr().out
+    assert "SAN: first layer with a residual ratio below 0.01" in capsys.readouterr().out
     monkeypatch.setattr(measure, "measure", lambda *a, **k: pytest.fail("computed again"))
     check_second_run(lambda: execute(*arguments), out, capsys)
 
@@ -119,11 +121,13 @@ def test_a_language_model_whose_disk_goes_away(tmp_path, ids, capsys):
     assert execute(*arguments, broken, "--num_path_texts=1") == 0
     lines = (tmp_path / "broken" / "log.txt").read_text()
     assert lines.count("resumes after layer 1") == 1 and lines.count("layers: 2/2") == 1
-    summaries = [summary_of(tmp_path / n) for n in ("whole", "broken")]
-    assert summaries[0] == summaries[1]
-    depths = summaries[0]["llama"]["depths"]["pretrained"]
+    folders = [tmp_path / name for name in ("whole", "broken")]
+    arrays, again = (np.load(path / "arrays.npz") for path in folders)
+    assert {n: a.tolist() for n, a in arrays.items()} == {n: a.tolist() for n, a in again.items()}
+    (found,), _ = run_architectures.EXPERIMENT.results(folders[0])
+    depths = depths_of(found, "pretrained")
     assert depths["layers"] == 2 and {"same loss", "same next token"} <= depths.keys()
-    means = summaries[0]["llama"]["means"]["pretrained"]
+    means = {name: found.mean("pretrained", name) for name in found.by_kind["pretrained"]}
     assert means["next_token/loss_up_to"][-1] == pytest.approx(means["next_token/loss"], rel=1e-5)
     assert means["removal/loss"] == pytest.approx(means["next_token/loss"], rel=1e-5)
     assert sum(means["gradients/gradient_share"]) == pytest.approx(1, rel=1e-5)
@@ -162,8 +166,8 @@ def test_decoder_and_images(tmp_path, ids):
     np.save(images, np.random.default_rng(0).standard_normal((2, 6, 4, 8)))
     vit = (f"--checkpoints={GOLDEN / 'vit-wide'}", f"--images={images}")
     assert execute(*vit, *common, f"--output_dir={tmp_path / 'vit'}") == 0
-    summary = summary_of(tmp_path / "vit")["vit-wide"]
-    assert summary["mean_tokens"] == 8  # patches
+    _, setup = run_architectures.EXPERIMENT.results(tmp_path / "vit")
+    assert setup.batches["vit-wide"]["x"].shape[:2] == (2, 8)  # patches
 
 
 @pytest.mark.slow
@@ -171,70 +175,69 @@ def test_ranks_alone_are_of_the_states_whose_residuals_are_measured(tmp_path, id
     out = tmp_path / "run"
     common = (f"--checkpoints={GOLDEN / 'bert'}", f"--token_ids={ids}", "--initialisation=false")
     assert execute(*common, "--parts=ranks", f"--output_dir={out}") == 0
-    means = summary_of(out)["bert"]["means"]["pretrained"]
-    assert {"effective_rank", "residual_ratio"} <= {name.split("/")[-1] for name in means}
+    assert {"effective_rank", "residual_ratio"} <= {row["measure"] for row in rows_of(out)}
 
 
 def test_bad_input(tmp_path, ids, capsys):
-    def refused(*arguments, folder=GOLDEN / "bert", words=()):
-        start = [f"--output_dir={tmp_path / 'none'}"]
-        if folder is not None:
-            start += [f"--checkpoints={folder}"]
-        assert execute(*start, *arguments) == 2
+    texts = {"long": " ".join(["3"] * 30), "far": "3 4\n5 99\n", "empty": "\n"}
+    arrays = {"small": np.zeros((2, 3, 3, 3)), "nan": np.full((2, 6, 4, 8), np.nan)}
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    for name, values in arrays.items():
+        np.save(tmp_path / f"{name}.npy", values)
+    np.savez(tmp_path / "small.npz", **arrays)
+    bert, vit, llama = (GOLDEN / name for name in ("bert", "vit-wide", "llama-grouped"))
+    own = (f"--token_ids={ids}", "--initialisation=false")
+    for folder, arguments, words in (
+        (bert, (), ("bert", "has none of tokenizer.json")),
+        (tmp_path / "nowhere", (), ("nowhere", "does not exist")),
+        (None, ("--models=gpt5",), ("gpt5", "bert-base-cased")),
+        (bert, ("--parts=rank",), ("rank", "residuals")),
+        (bert, (*own, "--parts=next_token"), ("--parts=next_token", "bert")),
+        (bert, (*own, "--parts=residuals,gradients,next_token"), ("--parts=gradients,next_token",)),
+        (llama, (*own, "--parts=bounds"), ("--parts=bounds",)),
+        (bert, (f"--token_ids={tmp_path / 'x'}",), ("does not exist",)),
+        (bert, (f"--token_ids={tmp_path / 'long'}",), ("30 tokens", "20 positions")),
+        (bert, (f"--token_ids={tmp_path / 'far'}",), ("99", "vocab_size=40")),
+        (bert, (f"--text_file={tmp_path / 'empty'}",), ("empty", "no text")),
+        (vit, (), ("--images",)),
+        (vit, (f"--images={tmp_path / 'small.npy'}",), ("(2, 3, 3, 3)",)),
+        (vit, (f"--images={tmp_path / 'nan.npy'}",), ("nan.npy", "not finite")),
+        (vit, (f"--images={tmp_path / 'small.npz'}",), ("small.npz", "not a .npy file")),
+    ):
+        given = () if folder is None else (f"--checkpoints={folder}",)
+        assert execute(f"--output_dir={tmp_path / 'none'}", *given, *arguments) == 2
         error = capsys.readouterr().err
         assert error.startswith("error: ") and error.count("\n") == 1
-        for word in words:
-            assert word in error, error
+        assert all(word in error for word in words), error
         assert not (tmp_path / "none").exists()
 
-    refused(words=("bert", "has none of tokenizer.json"))
-    refused(folder=tmp_path / "nowhere", words=("nowhere", "does not exist"))
-    refused("--models=gpt5", folder=None, words=("gpt5", "bert-base-cased"))
-    refused("--parts=rank", words=("rank", "residuals"))
-    own = (f"--token_ids={ids}", "--initialisation=false")
-    refused(*own, "--parts=next_token", words=("--parts=next_token", "bert"))
-    refused(*own, "--parts=residuals,gradients,next_token", words=("--parts=gradients,next_token",))
-    refused(*own, "--parts=bounds", folder=GOLDEN / "llama-grouped", words=("--parts=bounds",))
-    refused(f"--token_ids={tmp_path / 'x'}", words=("does not exist",))
-    long = tmp_path / "long.txt"
-    long.write_text(" ".join(["3"] * 30))
-    refused(f"--token_ids={long}", words=("30 tokens", "20 positions"))
-    long.write_text("3 4\n5 99\n")
-    refused(f"--token_ids={long}", words=("99", "vocab_size=40"))
-    empty = tmp_path / "empty.txt"
-    empty.write_text("\n")
-    refused(f"--text_file={empty}", words=("empty.txt", "no text"))
-    refused(folder=GOLDEN / "vit-wide", words=("--images",))
-    (tmp_path / "no").mkdir()
-    np.save(tmp_path / "no" / "images.npy", np.zeros((2, 3, 3, 3)))
-    bad = f"--images={tmp_path / 'no' / 'images.npy'}"
-    refused(bad, folder=GOLDEN / "vit-wide", words=("(2, 3, 3, 3)",))
-    np.save(tmp_path / "no" / "images.npy", np.full((2, 6, 4, 8), np.nan))
-    refused(bad, folder=GOLDEN / "vit-wide", words=("images.npy", "not finite"))
-    np.savez(tmp_path / "no" / "images.npz", a=np.zeros((2, 3, 3, 3)))
-    bad = f"--images={tmp_path / 'no' / 'images.npz'}"
-    refused(bad, folder=GOLDEN / "vit-wide", words=("images.npz", "not a .npy file"))
+
+def test_a_damaged_checkpoint_is_refused(tmp_path, ids, capsys):
     damaged = Path(shutil.copytree(GOLDEN / "bert", tmp_path / "damaged"))
     raw = (damaged / "model.safetensors").read_bytes()
     (damaged / "model.safetensors").write_bytes(raw[:-9])
-    (tmp_path / "other").mkdir()
-    arguments = (f"--token_ids={ids}", f"--output_dir={tmp_path / 'other'}")
+    arguments = (f"--token_ids={ids}", f"--output_dir={tmp_path / 'run'}")
     assert execute(f"--checkpoints={damaged}", *arguments) == 2
     assert "cut short" in capsys.readouterr().err
 
 
-def test_the_published_curve_can_be_one_more_initialisation_or_none():
+def test_the_published_curve_can_be_one_more_initialisation_or_none(monkeypatch):
+    model = SimpleNamespace(label="bert", settings={}, config=SimpleNamespace(depth=4))
+
     def answers(published, seeds=40, first=0.6):
         rng = np.random.default_rng(0)
         san = 1e-7 + 1e-8 * rng.random((seeds, 5))
         san[:, 0] = 0.6 + 0.01 * rng.random(seeds)  # nearly all of which is lost
         skip = np.linspace(0.6, 0.4, 5) + 0.02 * rng.normal(size=(seeds, 1))
-        curves = {"SAN": san.tolist(), "SAN+skip": skip.tolist()}
-        model = {
-            "curves": {"init": curves},
-            "published": {"init": {"SAN": [first] + [1.05e-7] * 4, "SAN+skip": published}},
+        curves = {"SAN": [first] + [1.05e-7] * 4, "SAN+skip": published}
+        monkeypatch.setattr(run_architectures, "published_curves", lambda *_: {"init": curves})
+        arrays = {
+            f"bert/init{seed}/residuals/{variant}/published/residual_ratio": curve[None]
+            for variant, ours in (("SAN", san), ("SAN+skip", skip))
+            for seed, curve in enumerate(ours)
         }
-        rows = run_architectures.EXPERIMENT.claims({"bert": model})
+        rows = run_architectures.claims([Results(arrays, model)])
         found = {a.key: a for a in answers_of(STATEMENTS, rows)}
         others = {key: found[key].answer for key in ("skips", "skips stop", "collapse")}
         assert others == dict.fromkeys(others, HOLDS)
@@ -246,3 +249,32 @@ def test_the_published_curve_can_be_one_more_initialisation_or_none():
     assert answers(far) == IN_PART
     assert answers(far, seeds=39) == IN_PART
     assert answers(far, seeds=38) is None  # p = 1/39 of two curves: nothing could be refused
+
+
+def at_step(label, size, texts=3):
+    rng = np.random.default_rng(len(label))
+    arrays = {
+        f"{label}/pretrained0/residuals/{variant}/published/residual_ratio": rng.random((texts, 3))
+        for variant in ("SAN", "SAN+MLP", "SAN+skip", "Transformer")
+    }
+    arrays[f"{label}/pretrained0/lengths/size"] = np.tile(size, (texts, 1))
+    return Results(arrays, Model(label, label, {"model_type": "gpt_neox"}, True))
+
+
+def test_labels_that_end_in_a_step():
+    labels = ("pythia@step1000", "step8", "step0", "bert", "pythia@step8", "lone-checkpoint-5")
+    found = trainings_of([at_step(label, [1.0, 0, 0]) for label in labels])
+    steps = {name: list(group) for name, group in found.items()}
+    assert steps == {"pythia": [8, 1000], "gpt_neox": [0, 8]}
+
+
+@pytest.mark.parametrize("texts", [3, 1])
+def test_the_mean_length_is_drawn_by_step(texts):
+    sizes = {"step0": [3.0, 1.0, 0.0], "step10": [0.0, 1.0, 3.0]}
+    results = [at_step(label, size, texts) for label, size in sizes.items()]
+    ((name, draw),) = training_figures(results).items()
+    figure = draw()
+    assert name == "training_gpt_neox"
+    residuals, length = figure.axes  # no cosines and no effective depths were measured
+    np.testing.assert_allclose(length.lines[0].get_data(), [[0, 10], [0.25, 1.75]])
+    assert len(residuals.lines) == 4

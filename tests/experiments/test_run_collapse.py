@@ -14,13 +14,13 @@ from trained_runs import check_mistake, rows, run
 
 import rank_collapse as rc
 from experiments import run_collapse
-from experiments.collapse import ensemble, measure
-from experiments.collapse.results import bound_numbers, crossings, gain_numbers, rates
-from experiments.run_collapse import EXPERIMENT, FLAGS, crossing_text
+from experiments.collapse import measure
+from experiments.collapse.figures import rates, slowed
+from experiments.collapse.measure import Setting, Setup
+from experiments.run_collapse import EXPERIMENT, FLAGS, crossing_text, crossings, violations
 from experiments.shell import cli, inputs
-from experiments.shell.executor import Chunk
+from experiments.shell.executor import Chunk, Mapped
 from experiments.shell.statements import STATEMENTS
-from rank_collapse import runs
 from rank_collapse.measures import residuals
 from rank_collapse.report.claims import answers_of
 from rank_collapse.theory import logdomain
@@ -82,51 +82,47 @@ def test_the_run_measures_what_the_library_gives_one_by_one(base):
         np.testing.assert_allclose(first, profile[:2], atol=1e-3)
 
 
-def test_rows_figures_and_summary_are_there(base):
+def test_rows_figures_and_statements_are_of_the_arrays(base):
     folder, _ = base
-    table = rows(folder)
+    table, saved = rows(folder), arrays(folder)
     assert len(table) == 2 * 3 * 4  # variants, seeds, layers
     assert {r["variant"] for r in table} == {"san", "san_skip"}
-    assert all((r["log10_bound"] != "") == (r["variant"] == "san") for r in table)
+    for column in ("log10_bound", "tightness_mean"):
+        assert all((r[column] != "") == (r["variant"] == "san") for r in table)
     for name in (n for n in EXPERIMENT.captions if n != "mlp_gain" and n[:6] != "sweep_"):
         assert (folder / "figures" / f"{name}.png").exists()
-        assert (folder / "figures" / f"{name}.pdf").exists()
-    assert all((r["tightness_mean"] != "") == (r["variant"] == "san") for r in table)
-    summary = runs.read_summary(folder)
-    law = summary["settings"][0]["variants"]["san"]
-    saved = arrays(folder)
+    found, setup = EXPERIMENT.results(folder)
+    compared = {c.quantity: c for c in EXPERIMENT.compare(found, setup)}
+    assert "san, norm none: residual ratio after 3 layers" in compared
+    law = compared["san, norm none: log10 c_eff of the 3^L law, beside the theorem's"]
     part = "none/weight_scale=1.0/skip_gain=1.0/san"
-    lambdas = [saved[f"{part}/{m}"][:, -1].mean() / 27 for m in ("log10_residual", "log10_cubic")]
-    found = [law["log10_lambda"], law["log10_lambda_closed"]]
-    np.testing.assert_allclose(found, lambdas, rtol=1e-5)
-    assert law["free_bounds"] == 3 * 3 * 3 and law["free_violations"] == 0
-    assert 0 < law["tightness_mean_median"] < law["tightness_paper_median"]
-    assert "log10_lambda" not in summary["settings"][0]["variants"]["san_skip"]
-    quantities = [c.quantity for c in EXPERIMENT.compare(summary)]
-    assert any("san, norm none: residual ratio" in q for q in quantities)
-    found = {row.key: row for row in EXPERIMENT.claims(summary)}
-    assert found["rate"].setting == "no norm" and found["rate"].draws == 3
-    assert found["heads bound"].estimate == 0 and "cases" in found["heads bound"].why
-    assert verdicts(*summary["settings"])["skips"] == "within" and found["skips"].estimate > 1
-    ratio = arrays(folder)["none/weight_scale=1.0/skip_gain=1.0/san_skip/ratio"]
+    closed, start = (saved[f"{part}/{m}"] for m in ("log10_cubic", "log10_residual"))
+    closed = 2 * (closed[:, -1] / 27 - start[:, 0]).mean()
+    assert f"in closed form {closed:.4g}; " in law.note
+    free = compared["san, norm none: layers above a bound that needs no condition (derived here)"]
+    assert free.measured == 0 and free.note.startswith("of 27; ")
+    given = {row.key: row for row in EXPERIMENT.claims(found, setup)}
+    assert given["rate"].setting == "no norm" and given["rate"].draws == 3
+    assert given["heads bound"].estimate == 0 and "cases" in given["heads bound"].why
+    assert given["skips"].estimate > 1
+    ratio = saved["none/weight_scale=1.0/skip_gain=1.0/san_skip/ratio"]
     left = ratio[:, -1] / ratio[:, 0]
-    assert found["skips stop"].estimate == np.mean(left > 0.1)
-    assert f"values {min(left):.3g} to {max(left):.3g}" in found["skips stop"].why
-    assert any("no condition" in q for q in quantities) and any("c_eff" in q for q in quantities)
+    assert given["skips stop"].estimate == np.mean(left > 0.1)
+    assert f"values {min(left):.3g} to {max(left):.3g}" in given["skips stop"].why
 
 
 @pytest.mark.slow
 def test_interrupted_on_one_device_and_resumed_in_chunks_is_equal(base, tmp_path, monkeypatch):
     small, calls = [*TWO, "--seed_chunk=1", "--num_devices=1"], []
-    measure = ensemble.OfNorm.__call__
+    compute = Mapped.__call__
 
     def interrupted(*args):
         calls.append(args)
         if len(calls) == 2:
             raise KeyboardInterrupt
-        return measure(*args)
+        return compute(*args)
 
-    monkeypatch.setattr(ensemble.OfNorm, "__call__", interrupted)
+    monkeypatch.setattr(Mapped, "__call__", interrupted)
     assert execute(tmp_path, *small) == 130
     assert not (tmp_path / "summary.json").exists()
     monkeypatch.undo()
@@ -139,7 +135,7 @@ def test_interrupted_on_one_device_and_resumed_in_chunks_is_equal(base, tmp_path
 
 def test_a_finished_run_computes_nothing_again_and_is_redrawn(base, monkeypatch, capsys):
     folder, _ = base
-    monkeypatch.setattr(ensemble, "OfNorm", lambda *a: pytest.fail("computed again"))
+    monkeypatch.setattr(measure, "Decided", lambda *a: pytest.fail("computed again"))
     check_second_run(lambda: execute(folder, *TWO), folder, capsys)
 
 
@@ -162,15 +158,14 @@ def test_what_is_not_known_is_a_gap_with_its_reason(tmp_path, capsys):
     arguments = [*SIZE, "--variants=san,san_skip", "--inputs=gaussian", "--weight_scale=1e30,1"]
     assert execute(tmp_path, *arguments) == 0
     err = capsys.readouterr().err
-    assert "san (norm=none, weight_scale=1e+30, skip_gain=1): no ratio in 3 of 3 seeds" in err
+    assert "none/weight_scale=1e+30/skip_gain=1.0: no ratio of san in 3 of 3 seeds" in err
     by_scale = {1e30: [], 1: []}
     for row in rows(tmp_path):
         by_scale[float(row["weight_scale"])].append(row)
     assert {r["ratio"] for r in by_scale[1e30] if r["layer"] != "0"} == {""}
     assert all(r["ratio"] and r["log10_residual"] for r in by_scale[1])
-    summary = runs.read_summary(tmp_path)
-    assert summary["settings"][0]["variants"]["san"]["ratio"][-1] is None
-    assert summary["settings"][1]["variants"]["san"]["ratio"][-1] is not None
+    known = {c.quantity for c in EXPERIMENT.compare(*EXPERIMENT.results(tmp_path))}
+    assert not any("residual ratio" in quantity for quantity in known)  # at the first scale
 
 
 @pytest.mark.parametrize(
@@ -204,15 +199,6 @@ def test_bad_input_is_one_line_and_makes_no_folder(arguments, message, tmp_path,
     check_mistake(run_collapse, arguments, message, tmp_path, capsys)
 
 
-def test_another_config_and_an_unwritable_folder_are_refused(base, tmp_path, capsys):
-    folder, _ = base
-    assert execute(folder, *TWO, "--depth=4") == 2
-    assert "depth is 3 there, 4 here" in capsys.readouterr().err
-    (tmp_path / "file").write_text("")
-    assert execute(tmp_path / "file" / "x", *TWO) == 2
-    assert "cannot write to" in capsys.readouterr().err
-
-
 def test_another_text_is_another_config(base, tmp_path, capsys):
     other = tmp_path / "other.txt"
     other.write_text("six other tokens in a row")
@@ -231,58 +217,85 @@ def test_a_violated_bound_is_counted_only_under_the_lemmas_condition():
     layer = np.array([[1.0, -1.0, -4.0], [1.0, -1.0, -4.0]])
     admissible = np.array([[1.0, 1.0, 1.0], [1.0, 0.0, 1.0]])
     published = np.array([[1.0, 9.0, -9.0], [1.0, -9.0, -9.0]])
-    found = bound_numbers(profile, stack, layer, published, admissible)
-    assert found["layers_above_the_published_bound"] == 2
-    assert (found["layers"], found["layers_admissible"]) == (4, 3)
-    assert found["layers_above_their_bound"] == 1
-    assert (found["prefixes_admissible"], found["prefixes_above_the_stack_bound"]) == (2, 1)
+    found = violations(
+        {
+            "log10_residual": profile,
+            "log10_bound": stack,
+            "log10_layer_bound": layer,
+            "log10_published_bound": published,
+            "admissible": admissible,
+        }
+    )
+    assert found == {"admissible": 3, "published": 2, "layer": 1, "stack": 1}
 
 
-def numbers_of(log10_ratio, rate=3.0, left=1.0, **more):
-    """The summary of one variant, of as many seeds as there are residuals."""
-    seeds = len(log10_ratio)
-    rates = [rate + 0.01 * seed for seed in range(seeds)]
-    last = {"log10_ratio": log10_ratio, "local_rate": rates, "left": [left] * seeds}
-    last |= {"power_law_wins": [0.0] * seeds}
-    plain = {"log10_residual_last": None, "plain_log10_residual_last": None}
-    return {"seeds": seeds, "ratio": [0.9, 0.3], "by_seed": last} | plain | more
+def variant_of(log10_ratio, rate=3.0, left=None):
+    """Measures of one variant by seed: its ratio at the last layer, and what it is of the first."""
+    last = np.asarray(log10_ratio, float)
+    first = last / rate if left is None else last - np.log10(left)
+    profile = np.stack([first, last], axis=1)
+    size = np.zeros_like(profile)
+    return {
+        "log10_residual": profile,
+        "log10_size": size,
+        "ratio": np.full_like(profile, 0.3),
+        "plain_log10_residual": size,
+    }
 
 
-def setting_of(norm="none", **variants):
-    return {"norm": norm, "weight_scale": 1.0, "skip_gain": 1.0, "variants": variants}
+def setup_of(results, **more):
+    networks = {
+        s.norm: dict.fromkeys(v for v in f if v in measure.VARIANTS) for s, f in results.items()
+    }
+    return Setup(networks, list(dict.fromkeys(s[1:] for s in results)), [], None, {}, **more)
 
 
-def verdicts(*settings):
-    answers = answers_of(STATEMENTS, EXPERIMENT.claims({"settings": list(settings)}))
+def claims_of(results):
+    return EXPERIMENT.claims(results, setup_of(results))
+
+
+def at(norm="none", weight_scale=1.0, skip_gain=1.0, **found):
+    return {Setting(norm, weight_scale, skip_gain): found}
+
+
+def verdicts(results):
+    answers = answers_of(STATEMENTS, claims_of(results))
     return {a.key: a.rows[0].verdict for a in answers}
 
 
 def test_every_variant_has_a_published_curve_to_stand_beside():
-    setting = setting_of("post", **{v: numbers_of([0.0]) for v in measure.VARIANTS})
-    rows = EXPERIMENT.compare({"settings": [setting, setting | {"weight_scale": 2.0}]})
-    assert [c.published for c in rows if "ratio" in c.quantity] == [0.0176, 0.0174, 0.5649, 0.5629]
+    every = {v: variant_of([-2.0]) for v in measure.VARIANTS}
+    results = at("post", **every) | at("post", 2.0, **every)
+    shown = EXPERIMENT.compare(results, setup_of(results))
+    ratios = [c.published for c in shown if "ratio" in c.quantity]
+    curves = run_collapse.published_curves(run_collapse.PUBLISHED["bert-base-cased"], 12)["init"]
+    assert ratios == [curves[n][1] for n in run_collapse.PUBLISHED_NAMES.values()]
 
 
 def test_every_scale_of_the_weights_is_a_setting_with_the_first_gain_of_the_skips():
-    small, large = (setting_of(san=numbers_of([0.0], rate)) for rate in (3.0, 1.0))
-    large["weight_scale"] = 2.0
-    rows = EXPERIMENT.claims({"settings": [small, large, large | {"skip_gain": 0.5}]})
-    found = {row.setting: row.estimate for row in rows if row.key == "rate"}
-    assert found == {"no norm, weights × 1": 3.0, "no norm, weights × 2": 1.0}
+    small, large = ({"san": variant_of([-9.0, -9.1, -9.2], rate)} for rate in (3.0, 1.0))
+    results = at(**small) | at(weight_scale=2.0, **large)
+    results |= at(weight_scale=2.0, skip_gain=0.5, **large)
+    found = {row.setting: row.estimate for row in claims_of(results) if row.key == "rate"}
+    assert found == {
+        "no norm, weights × 1": pytest.approx(3),
+        "no norm, weights × 2": pytest.approx(1),
+    }
 
 
 @pytest.mark.parametrize(
     ("rate", "skip", "left", "expected"),
-    [(3.0, -1.0, 0.2, "within"), (1.0, -9000.0, 0.05, "outside")],
+    [(3.0, -1.0, 0.2, "within"), (1.5, -9000.0, 0.05, "outside")],
 )
 def test_statements_of_the_paper_can_come_out_otherwise(rate, skip, left, expected):
     around = np.linspace(-1, 1, 8)
-    san = numbers_of((10 * around - 800).tolist(), rate)
-    skips = numbers_of((around + skip).tolist(), left=left)
-    found = verdicts(setting_of(san=san, san_skip=skips, san_mlp=skips, transformer=skips))
+    spread = rate + np.linspace(-0.01, 0.01, 8)
+    skips = variant_of(around + skip, left=left)
+    parts = {"san": variant_of(10 * around - 800, spread), "san_skip": skips}
+    found = verdicts(at(**parts, san_mlp=skips, transformer=skips))
     keys = ("rate", "skips", "skips stop", "mlps stop", "mlps slow")
     assert {found[key] for key in keys} == {expected}
-    assert verdicts(setting_of("post", san=san))["norm"] == expected
+    assert verdicts(at("post", **parts))["norm"] == expected
 
 
 def test_the_published_bound_of_a_layer_has_one_gamma_and_one_beta_for_all_heads():
@@ -300,18 +313,19 @@ def test_the_published_bound_of_a_layer_has_one_gamma_and_one_beta_for_all_heads
 
 def test_without_skips_post_and_pre_norm_are_one_row():
     """One network up to an outer norm; with skips they are two."""
-    variants = {v: numbers_of([-9.0, -8.0, -7.0]) for v in measure.VARIANTS}
-    settings = [setting_of(norm, **variants) for norm in ("none", "post", "pre")]
+    variants = {v: variant_of([-9.0, -8.0, -7.0]) for v in measure.VARIANTS}
+    norms = {norm: at(norm, **variants) for norm in ("none", "post", "pre")}
 
-    def rows_of(key, own):
-        rows = EXPERIMENT.claims({"settings": own})
-        return [row.setting.split(",")[0] for row in rows if row.key == key]
+    def rows_of(key, results):
+        rows = [row for row in claims_of(results) if row.key == key]
+        return [row.setting.split(",")[0] for row in rows]
 
+    settings = norms["none"] | norms["post"] | norms["pre"]
     for key in ("mlp rate", "skips", "mlps slow"):
         assert rows_of(key, settings) == ["no norm", "post-norm"], key
     assert rows_of("norm", settings) == ["post-norm"]
     assert rows_of("skips stop", settings) == ["no norm", "post-norm", "pre-norm"]
-    assert rows_of("norm", settings[::2]) == ["pre-norm"]  # where it is the only one
+    assert rows_of("norm", norms["none"] | norms["pre"]) == ["pre-norm"]  # where it is the only one
     x = jax.random.normal(jax.random.key(0), (5, 8))
     post = rc.san(3, 2, 8, norm_placement="post", norm="layer")
     params = rc.init(jax.random.key(1), post)
@@ -326,35 +340,36 @@ def test_without_skips_post_and_pre_norm_are_one_row():
 
 
 def test_the_published_form_and_skips_with_mlps_have_rows():
-    variants = {v: numbers_of([-9.0, -8.0, -7.0], left=0.2) for v in measure.VARIANTS}
-    curves = {1.0: np.array([[0.0, -0.5], [0.0, -2.0]]), 2.0: np.zeros((2, 2))}
-    arrays_of = {"san/log10_residual": np.array([[0.0, -3.0], [0.0, -4.0]])}
-    swept = gain_numbers(curves, arrays_of, "post")
-    setting = setting_of("post", **variants) | {"mlp_gain": swept}
-    given = EXPERIMENT.claims({"settings": [setting]})
-    rows = {row.setting: row for row in given if "stop" in row.key}
+    variants = {v: variant_of([-9.0, -8.0], left=0.2) for v in measure.VARIANTS}
+    variants["san"]["log10_residual"] = np.array([[0.0, -3.0], [0.0, -4.0]])
+    curves = {"log10_residual_at_1": np.array([[0.0, -0.5], [0.0, -2.0]])}
+    curves["log10_residual_at_2"] = np.zeros((2, 2))
+    given = claims_of(at("post", **variants, mlp_gain=curves))
+    stop = {row.setting: row for row in given if "stop" in row.key}
     where = ["post-norm", "post-norm, skips and MLPs", "post-norm, MLPs alone"]
     own = "post-norm, MLPs with their own skip, as published"
-    assert list(rows) == [*where, own]
-    assert rows[own].estimate == 0.5 and rows[own].why == "1 of 2; values 0.01 to 0.316"
+    assert list(stop) == [*where, own]
+    assert stop[own].estimate == 0.5 and stop[own].why == "1 of 2; values 0.01 to 0.316"
     (slow,) = (row for row in given if (row.key, row.setting) == ("mlps slow", own))
     assert slow.estimate == pytest.approx(2.25)
-    assert "published" not in gain_numbers(curves, arrays_of, "none")
+    plain = claims_of(at("none", **variants, mlp_gain=curves))
+    assert not any("published" in row.setting for row in plain)
 
 
 def test_a_violated_bound_decides_and_two_seeds_decide_nothing():
     """Of the published form; the form with sums over heads is a check in the table."""
-    bounded = {"layers": 36, "layers_admissible": 30, "prefixes_admissible": 9}
-    bounded |= {"layers_above_their_bound": 0, "prefixes_above_the_stack_bound": 2}
     for seeds, broken, verdict in ((3, 0, "within"), (3, 1, "outside"), (2, 1, "undecided")):
-        more = bounded | {"layers_above_the_published_bound": broken}
-        setting = setting_of(san=numbers_of([-8.0] * seeds, **more))
-        assert verdicts(setting)["heads bound"] == verdict
-        rows = {c.quantity: c for c in EXPERIMENT.compare({"settings": [setting]})}
-        what = (
-            "san, norm none: layers and depths above the bound with sums over heads (derived here)"
-        )
-        assert rows[what].measured == 2
+        san = variant_of(np.full(seeds, -8.0))
+        bounded = dict.fromkeys(run_collapse.TIGHTNESS, np.ones((seeds, 2)))
+        bounded["log10_published_bound"] = np.full((seeds, 2), 9.0)
+        bounded["log10_published_bound"][:broken] = -9.0
+        bounded |= {"log10_layer_bound": np.zeros((seeds, 2)), "admissible": np.ones((seeds, 2))}
+        bounded["log10_bound"] = np.full((seeds, 2), -9.0)
+        results = at(san=san | bounded)
+        assert verdicts(results)["heads bound"] == verdict
+        shown = {c.quantity: c for c in EXPERIMENT.compare(results, setup_of(results))}
+        what = "layers and depths above the bound with sums over heads (derived here)"
+        assert shown[f"san, norm none: {what}"].measured == seeds
 
 
 def test_the_published_bound_is_the_theorems(base):
@@ -379,14 +394,15 @@ def test_where_mlps_begin_to_slow_the_collapse():
     assert np.isnan(found[2])
     beyond = np.where(gains == 4.0, np.nan, raised)  # where the residual is no number
     np.testing.assert_array_equal(crossings(gains, beyond), found)
-    curves = {g: np.full((3, 2), -3.0 + g) for g in gains}
-    arrays_of = {"san/log10_residual": np.full((3, 2), -1.5)}
-    numbers = gain_numbers(curves, arrays_of, "none")
-    np.testing.assert_allclose(numbers["raised"], [[-1 / 3, -1 / 6, 1 / 6, 5 / 6]] * 3)
-    varied = np.array(numbers["raised"]) * np.array([[1.0], [1.01], [1.02]])
-    said = crossing_text(numbers | {"raised": varied.tolist()})
-    assert "slower at gains 2, 4; faster at gains 0.5, 1" in said
-    assert "crossing at gain 1.41" in crossing_text(numbers)
+    curves = {f"log10_residual_at_{g:g}": np.full((3, 2), -3.0 + g) for g in gains}
+    results = {"san": {"log10_residual": np.full((3, 2), -1.5)}, "mlp_gain": curves}
+    known, raised = slowed(results)
+    np.testing.assert_array_equal(known, gains)
+    np.testing.assert_allclose(raised, [[-1 / 3, -1 / 6, 1 / 6, 5 / 6]] * 3)
+    varied, crossing = raised * np.array([[1.0], [1.01], [1.02]]), crossings(gains, raised)
+    text = crossing_text(gains, varied, crossing)
+    assert "slower at gains 2, 4; faster at gains 0.5, 1" in text
+    assert "crossing at gain 1.41" in text
 
 
 @pytest.mark.slow
@@ -400,55 +416,42 @@ def test_the_gain_of_mlps_is_swept_in_one_program(tmp_path):
     more = saved[part.format("none", "mlp_gain/log10_residual_at_8")]
     assert (more[:, -1] > swept[:, -1] + 1).all()
     assert (tmp_path / "figures" / "mlp_gain.png").exists()
-    assert runs.read_summary(tmp_path)["settings"][0]["mlp_gain"]["gains"] == [1.0, 8.0]
-
-
-def test_what_float32_cannot_decide_comes_from_float64():
-    """Of the seeds that are not known, but for those whose states overflow."""
-    config = rc.san(2, 2, 8)
-    keys = jax.random.split(jax.random.key(0), 3)
-    params = jax.vmap(lambda key: rc.init(key, config))(keys)
-    x = jax.vmap(lambda key: jax.random.normal(key, (4, 8)))(keys)
-    profile = np.array([[1.0, 2.0, 3.0], [1.0, np.nan, np.nan], [1.0, np.nan, np.nan]], np.float32)
-    ratio = np.array([[1, 1, 1], [1, 1, 1], [1, np.inf, np.nan]])
-    measures = {"log10_residual": profile, "ratio": ratio}
-    found = ensemble.recompute_in_float64(measures, params, np.asarray(x), config)
-    own = jax.tree.map(lambda a: a[1], (params, x))
-    want = rc.log_residual_profile(*own, config, replicas=0)
-    np.testing.assert_allclose(found["log10_residual"][1], want, atol=1e-4)
-    np.testing.assert_array_equal(found["log10_residual"][[0, 2]], profile[[0, 2]])
-    assert np.isnan(profile[1, 1])  # what was given stays as it was
-    proved, lines = ensemble.prove(measures, params, np.asarray(x), config)
-    exact = rc.exact_profile(*own, config)
-    np.testing.assert_allclose(proved["log10_residual"][1], exact.profile, rtol=1e-6)
-    np.testing.assert_array_equal(proved["log10_residual"][[0, 2]], profile[[0, 2]])
-    assert lines == {1: f"proved to layer 2 with {exact.digits} digits"}
-    kept, lines = ensemble.prove(measures, params, np.asarray(x), config, max_seconds=1e-9)
-    np.testing.assert_array_equal(kept["log10_residual"], profile)
-    assert "not proved: 4 tokens of width 8 in 2 layers at 50 digits take about" in lines[1]
 
 
 @pytest.mark.parametrize("certify", [False, True])
-def test_certified_runs_say_what_is_proved(monkeypatch, certify):
-    """A chunk of two seeds from seed 4 on, the second undecided in float64 too."""
-    config, said = rc.san(2, 2, 8), []
-    each = [(draws.parameters(config, s), draws.tokens(4, 8, s)) for s in range(2)]
-    params, x = jax.tree.map(lambda *a: np.stack(a), *each)
-    profile = np.array([[1.0, 2.0, 3.0], [1.0, np.nan, np.nan]])
-    programs = object.__new__(ensemble.Programs)
-    programs.options, programs.mesh = SimpleNamespace(certify=certify), 0
-    programs.networks = {"none": {"san": config}}
-    programs.draw = lambda keys, setting, _: (x, params)
-    measures = {"log10_residual": profile, "ratio": np.ones((2, 3))}
-    programs.measures = {"none": lambda drawn, setting, _: {"san": measures}}
-    progress = SimpleNamespace(aside=lambda what: nullcontext(), say=said.append)
-    monkeypatch.setattr(ensemble.seeds, "lay_out", lambda own, *others: own)
-    measure = ensemble.OfNorm(programs, "none", {"a": (1.0, 1.0)}, progress)
-    chunk = Chunk(("a", "a"), (4, 5), None, (np.ones(2), np.ones(2)), 2)
-    found = measure(chunk)["san"]["log10_residual"]
-    np.testing.assert_array_equal(found[0], profile[0])
-    assert np.isfinite(found[1]).all() == certify
-    assert said == ["san (norm=none), seed 5: proved to layer 2 with 50 digits"] * certify
+def test_what_float32_cannot_decide_comes_from_float64_or_is_proved(certify):
+    """Of the seeds that are not known, but for those whose states overflow."""
+    config, lines = rc.san(2, 2, 8), []
+    each = [(draws.tokens(4, 8, s), draws.parameters(config, s)) for s in range(3)]
+    drawn = jax.tree.map(lambda *a: np.stack(a), *each)
+    dtype = np.float64 if certify else np.float32  # float64 itself leaves the rest to balls
+    profile = np.array([[1.0, 2.0, 3.0], [1.0, np.nan, np.nan], [1.0, np.nan, np.nan]], dtype)
+    ratio = np.array([[1, 1, 1], [1, 1, 1], [1, np.inf, np.nan]])
+
+    class Measured:
+        def __call__(self, chunk):
+            return {"san": {"log10_residual": profile, "ratio": ratio}}
+
+        def laid_out(self, chunk):
+            return drawn, chunk.floats
+
+    progress = SimpleNamespace(aside=lambda what: nullcontext(), say=lines.append)
+    program = measure.Decided(Measured(), {"san": config}, "none", certify, progress)
+    chunk = Chunk(("a",) * 3, (4, 5, 6), None, (np.ones(3), np.ones(3)), 3)
+    found = program(chunk)["san"]["log10_residual"]
+    x, params = jax.tree.map(lambda a: a[1], drawn)
+    want = rc.log_residual_profile(params, x, config, replicas=0)
+    np.testing.assert_allclose(found[1], want, atol=1e-4)
+    np.testing.assert_array_equal(found[[0, 2]], profile[[0, 2]])
+    assert np.isnan(profile[1, 1])  # what was given stays as it was
+    assert lines == ["san (norm=none), seed 5: proved to layer 2 with 50 digits"] * certify
+    proved, line = measure.proved(profile[1], params, x, config)
+    exact = rc.exact_profile(params, x, config)
+    np.testing.assert_allclose(proved, exact.profile, rtol=1e-6)
+    assert line == f"proved to layer 2 with {exact.digits} digits"
+    kept, line = measure.proved(profile[1], params, x, config, max_seconds=1e-9)
+    np.testing.assert_array_equal(kept, profile[1])
+    assert "not proved: 4 tokens of width 8 in 2 layers at 50 digits take about" in line
 
 
 def test_chunks_of_seeds_that_fit_into_memory_change_nothing(base, tmp_path, capsys):

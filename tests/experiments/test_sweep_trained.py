@@ -14,7 +14,7 @@ from trained_runs import run, summary
 from two_processes import REPOSITORY
 
 from experiments import run_collapse, run_sort, run_transformer
-from experiments.collapse.ensemble import Programs
+from experiments.collapse import measure
 from experiments.shell import cli
 from rank_collapse.runs import metrics
 from rank_collapse.training.ensemble import Ensemble
@@ -165,10 +165,10 @@ def test_scales_and_gains_share_their_programs(tmp_path, monkeypatch):
     )
     grid = "--sweep=weight_scale=0.5,1;skip_gain=0.5,1"
     assert run(run_collapse, [*small, "--weight_scale=0.5"], tmp_path / "alone") == 0
-    compiled, compile_ = [], Programs.compile
-    monkeypatch.setattr(Programs, "compile", lambda *a: compiled.append(1) or compile_(*a))
+    made, make = [], measure.Mapped
+    monkeypatch.setattr(measure, "Mapped", lambda *a, **how: made.append(1) or make(*a, **how))
     assert run(run_collapse, [*small, grid], tmp_path / "sweep") == 0
-    assert len(compiled) == 1
+    assert len(made) == 1
     check_same(tmp_path / "sweep" / "cells" / "weight_scale=0.5,skip_gain=1", tmp_path / "alone")
 
 

@@ -16,6 +16,7 @@ from safetensors.numpy import load_file, save_file
 from rank_collapse import pretrained
 from rank_collapse.paths.contributions import path_contributions
 from rank_collapse.pretrained.checkpoint import Checkpoint
+from rank_collapse.pretrained.drawn import Draw, RandomWeights
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 BERT = {"model_type": "bert", "vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 2}
@@ -237,10 +238,20 @@ def test_random_like_bert():
     assert not np.any(params.layers.attention.b_q)
     assert np.all(params.layers.attention_norm.gain == 1)
     assert not np.array_equal(params.layers.attention.w_q[0], params.layers.attention.w_q[1])
+    table = pretrained.open_random(BERT, jax.random.key(0)).outside.embedding.tokens
+    for rows in ([7, 3], [299, 150]):  # read before the whole table is drawn
+        np.testing.assert_array_equal(table.rows(rows), tokens[np.array(rows)])
     _, again = pretrained.random_like(BERT, jax.random.key(0))
     _, other = pretrained.random_like(BERT, jax.random.key(1))
     np.testing.assert_array_equal(again.layers.mlp.w_in, params.layers.mlp.w_in)
     assert not np.array_equal(other.layers.mlp.w_in, params.layers.mlp.w_in)
+
+
+def test_rows_of_a_truncated_table_are_those_of_the_whole_one():
+    weights = RandomWeights(jax.random.key(0), lambda _: Draw(1.0, truncate=True), lazy=True)
+    expected = weights.take("table", 50, 8)
+    assert np.abs(expected).max() < 2
+    np.testing.assert_array_equal(weights.table("table", 50, 8).rows([2, 9]), expected[[2, 9]])
 
 
 def test_published_sizes():
