@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import os
 import signal
 import sys
 
@@ -18,7 +19,8 @@ if sys.argv[:1] == ["-m"]:
         print(f"error: {text}{', '.join(missing)}", file=sys.stderr)
         sys.exit(2)
     try:
-        importlib.import_module("matplotlib")
+        if "MPLBACKEND" in os.environ:  # else it is imported by what draws
+            importlib.import_module("matplotlib")
     except ValueError as error:  # of its variable MPLBACKEND
         print(f"error: MPLBACKEND: {error}", file=sys.stderr)
         sys.exit(2)

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 import rank_collapse as rc
 from rank_collapse.measures.norms import composite_norm
@@ -172,6 +171,8 @@ def climb(seed: int, num_steps: int) -> dict[str, np.ndarray]:
         seed: Of the restarts.
         num_steps: Steps of each; 0 for where it starts.
     """
+    import optax  # here: it takes half a second, which `--help` need not
+
     optimiser = optax.adam(optax.linear_schedule(RATE, RATE / 30, max(num_steps, 1)))
 
     def restart(start, which):

@@ -7,34 +7,57 @@ et al. 2017, section 3.2.1), each with its own command.
     python -m experiments.reproduce                   (quick sizes, minutes on two cores)
     python -m experiments.reproduce --preset=paper    (the paper's sizes)
 
-Writes results/reproduce/report.html, one self-contained page. It lists every statement of the
-papers with its source and its answer: holds, holds in part, does not hold, or cannot be said. The
-answer follows from the rows below it, one per setting, with joint intervals. Finished experiments
-are not computed again; the exit code is 1 if an experiment failed.
+Writes results/reproduce/report.html, one self-contained page, anew whenever an experiment ends. It
+lists every statement of the papers with its source and its answer: holds, holds in part, does not
+hold, or cannot be said. The answer follows from the rows below it, one per setting, with joint
+intervals. Finished experiments are not computed again; the exit code is 1 if an experiment failed.
 Speed: `python -m experiments.benchmark`.
 """
 
+import itertools
 import json
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+import jax
 from absl import flags
 
 from experiments.shell import cli, statements
 from experiments.shell.devices import accelerated, cores
 from experiments.shell.experiment import experiment_of, experiments_of
 from experiments.shell.flag_values import check_names
-from experiments.shell.process import Ended, run_processes
+from experiments.shell.process import Ended, run_in_workers
 from rank_collapse import report, runs
 from rank_collapse.report.markdown import markdown
-from rank_collapse.runs import files, provenance
+from rank_collapse.report.page import UNFINISHED
+from rank_collapse.runs import files
 
 EXPERIMENTS = experiments_of()  # in the order of the report
 PRESETS = ("quick", "paper")
+# CPU seconds that an experiment may take at the quick sizes, on two cores and without a cache.
+BUDGET = {
+    "run_collapse": 25,
+    "run_path_counts": 3,
+    "run_path_chains": 9,
+    "run_architectures": 25,
+    "run_sort": 16,
+    "run_convex_hull": 20,
+    "run_memorization": 17,
+    "run_circle": 25,
+    "run_width": 20,
+    "run_transformer": 18,
+    "run_attention_forms": 21,
+    "run_phase": 25,
+    "run_stability": 17,
+    "run_cures": 19,
+    "run_trainability": 12,
+    "check_bounds": 17,
+}
 
 FLAGS = cli.make_flags("reproduce")
 define = cli.definer(FLAGS)
@@ -67,15 +90,20 @@ def main(options: flags.FlagValues) -> int:
     runs.make_folder(folder)  # refused before anything is computed
     if options.markdown:
         runs.make_folder(options.docs)
-    started = time.monotonic()
-    sections = run_experiments(chosen, options, folder / options.preset)
+    jax.config.update("jax_platforms", "cpu")  # accelerators are the workers'
+    started, path = time.monotonic(), folder / "report.html"
+
+    def show(sections: list[report.Section]) -> None:
+        text = page(sections, options.preset, started, folder / options.preset)
+        runs.write_atomically(path, text.encode())
+
+    print(f"report, written anew whenever an experiment ends: {path}", flush=True)
+    sections = run_experiments(chosen, options, folder / options.preset, show)
     answers = answers_of(sections)
     for answer in answers:
         print(report.answer_lines(answer))
     for text in untested(answers, chosen):
         print(f"{'not tested':14s} {text}")
-    path = folder / "report.html"
-    runs.write_atomically(path, page(sections, options.preset, started, answers).encode())
     failed = [s.name for s in sections if s.status != "done"]
     print(f"{report.count_line(answers)}.")
     print(f"{len(sections) - len(failed)} of {len(sections)} experiments done: {path}")
@@ -119,10 +147,20 @@ def command_text(run: str, arguments: Sequence[str], folder: Path) -> str:
 
 
 def run_experiments(
-    names: Sequence[str], options: flags.FlagValues, parent: Path
+    names: Sequence[str],
+    options: flags.FlagValues,
+    parent: Path,
+    show: Callable[[list[report.Section]], None],
 ) -> list[report.Section]:
-    """Runs each experiment as processes of its own, in folders of their names, and reads them."""
-    runs_by_name = {name: runs_of(name, options.preset) for name in names}
+    """Runs each experiment in a folder of its name and reads it.
+
+    Args:
+        names: In the order of the report.
+        options: The flags.
+        parent: Of the folders.
+        show: Called with the sections before the first run, and whenever one ends.
+    """
+    runs_by_name = {name: runs_of(name, options.preset) for name in by_cost(names)}
     commands, whole, ends = {}, set(), {}
     for name, own in runs_by_name.items():
         for run, arguments in own.items():
@@ -134,13 +172,25 @@ def run_experiments(
                 given.append(f"--num_devices={options.num_devices}")
             if options.overwrite or not folder.exists():  # not what an earlier run left over
                 whole.add(run)
-            commands[run] = [sys.executable, "-m", f"experiments.{name}", *given]
+            commands[run] = [f"experiments.{name}", *given]
     jobs = options.jobs or default_jobs(options.preset)
+    sections = {name: section_of(name, (), "waiting") for name in names}
+
+    def show_all() -> None:
+        active = {run.partition("/")[0] for run in [r for r in commands if r not in ends][:jobs]}
+        for name, section in sections.items():
+            if section.status in UNFINISHED:
+                sections[name] = replace(section, status="running" if name in active else "waiting")
+        show(list(sections.values()))
 
     def ended(run: str, how: Ended) -> None:
+        ends[run], name = how, run.partition("/")[0]
         if run in whole and not how.code:
-            keep_time(parent, run, how.seconds, min(jobs, len(commands)))
-        ends[run] = how
+            keep_time(parent, run, how, min(jobs, len(commands)))
+        if ends.keys() >= runs_by_name[name].keys():
+            found = [made(run, arguments) for run, arguments in runs_by_name[name].items()]
+            sections[name] = section_of(name, found)
+        show_all()
 
     def made(run: str, arguments: Sequence[str]) -> Made:
         folder, how = parent / run, ends[run]
@@ -148,11 +198,18 @@ def run_experiments(
         command, label = command_text(run, arguments, folder), run.partition("/")[2]
         return Made(folder, command, details, label, how.code, how.printed)
 
-    run_processes(commands, jobs, ended)
-    return [
-        section_of(name, [made(run, arguments) for run, arguments in own.items()])
-        for name, own in runs_by_name.items()
-    ]
+    show_all()
+    run_in_workers(commands, [{}] * jobs, ended)
+    return list(sections.values())
+
+
+def by_cost(names: Sequence[str]) -> list[str]:
+    """The cheapest, the costliest, the second cheapest, ..: results come early, and two that run
+    side by side end together."""
+    ordered = sorted(names, key=lambda name: BUDGET.get(name, 0))
+    half = (len(ordered) + 1) // 2
+    pairs = itertools.zip_longest(ordered[:half], ordered[: half - 1 : -1])
+    return [name for pair in pairs for name in pair if name is not None]
 
 
 def default_jobs(preset: str) -> int:
@@ -164,7 +221,7 @@ def default_jobs(preset: str) -> int:
     return 2 if preset == "quick" and cores() > 1 and not accelerated() else 1
 
 
-def section_of(name: str, found: Sequence[Made]) -> report.Section:
+def section_of(name: str, found: Sequence[Made], status: str = "done") -> report.Section:
     """What the run folders of an experiment hold, as one section of the report."""
     own = experiment_of(name)
     figures, claims, comparisons, readings, errors = [], [], [], [], []
@@ -191,7 +248,7 @@ def section_of(name: str, found: Sequence[Made]) -> report.Section:
         own.title,
         own.claim,
         "\n".join(made.command for made in found),
-        "failed" if errors else "done",
+        "failed" if errors else status,
         figures,
         claims,
         comparisons,
@@ -201,25 +258,27 @@ def section_of(name: str, found: Sequence[Made]) -> report.Section:
     )
 
 
-def keep_time(parent: Path, name: str, seconds: float, jobs: int) -> None:
+def keep_time(parent: Path, name: str, how: Ended, jobs: int) -> None:
     """Keeps how long a run took that was computed from its beginning in one go.
 
     Args:
         parent: Of the run folders.
         name: The run, see `runs_of`.
-        seconds: It took.
+        how: It ended.
         jobs: How many ran side by side.
     """
-    known = times_of(parent) | {name: {"seconds": round(seconds, 1), "jobs": jobs}}
+    own = {"seconds": round(how.seconds, 1), "cpu": how.cpu, "jobs": jobs}
+    known = times_of(parent) | {name: own}
     runs.write_atomically(parent / "times.json", json.dumps(known, indent=2).encode())
 
 
 def times_of(parent: Path) -> dict[str, dict[str, float]]:
-    """{run: its seconds, and how many ran side by side}; of a damaged file, none."""
+    """{run: its seconds, those of the CPU, how many ran side by side}; of a damaged file, none."""
     try:
         found = files.read_object(parent / "times.json")
-        return {n: {k: float(took[k]) for k in ("seconds", "jobs")} for n, took in found.items()}
-    except (runs.RunError, TypeError, KeyError, ValueError):
+        names = ("seconds", "cpu", "jobs")
+        return {n: {k: float(took.get(k, 0)) for k in names} for n, took in found.items()}
+    except (runs.RunError, TypeError, AttributeError, ValueError):
         return {}
 
 
@@ -332,24 +391,35 @@ def write_statements(
     runs.write_atomically(path, statements.page(now).encode())
 
 
-def page(
-    sections: list[report.Section], preset: str, started: float, answers: list[report.Answer]
-) -> str:
+def page(sections: list[report.Section], preset: str, started: float, parent: Path) -> str:
     """The report: all sections under one heading, with what they were made with."""
-    made = provenance.environment()
-    versions = ", ".join(f"{name} {version}" for name, version in made["versions"].items())
+    answers = answers_of(sections)
+    over = [s.name for s in sections if s.status not in UNFINISHED]
     return report.render(
         "Rank collapse: measured and published",
         "Every experiment of this repository on the statements and figures of Dong, Cordonnier and "
         "Loukas, “Attention is not all you need: pure attention loses rank doubly exponentially "
         f"with depth” (2021), at the sizes of the preset “{preset}”.",
         sections,
-        f"Made {made['started']} in {time.monotonic() - started:.0f} s on {made['device']} "
-        f"({made['num_devices']} devices), Python {made['python']}, {versions}, "
-        f"git {made['git'] or 'none'}.",
+        f"{len(over)} of {len(sections)} experiments have ended, after "
+        f"{time.monotonic() - started:.0f} s. {machine_of(parent)}",
         answers,
-        untested(answers, [section.name for section in sections]),
+        untested(answers, over),
     )
+
+
+def machine_of(parent: Path) -> str:
+    """When and with what the newest run was made; "" where there is none."""
+    paths = sorted(parent.rglob("config.json"), key=lambda path: path.stat().st_mtime)
+    try:
+        made = files.read_object(paths[-1])["environment"]
+        versions = ", ".join(f"{name} {version}" for name, version in made["versions"].items())
+        return (
+            f"Made {made['started']} on {made['device']} ({made['num_devices']} devices), Python "
+            f"{made['python']}, {versions}, git {made['git'] or 'none'}."
+        )
+    except (runs.RunError, IndexError, KeyError, TypeError, AttributeError):
+        return ""
 
 
 if __name__ == "__main__":

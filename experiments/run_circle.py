@@ -30,7 +30,6 @@ from typing import Any
 
 import numpy as np
 from absl import flags
-from matplotlib.ticker import LogLocator
 
 from experiments.shell import cli, vocabulary
 from experiments.shell.experiment import Drawing, Experiment
@@ -212,7 +211,7 @@ def steps_figure(results, cases):
         title="From a distance of 1e-2 to 1e-6",
     )
     for axis in (ax.xaxis, ax.yaxis):  # 1, 2, 5, 10: those of a log axis overlap within a decade
-        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.get_major_locator().set_params(subs=(1, 2, 5))
         axis.set_major_formatter("{x:g}")
         axis.set_minor_formatter("")
     fig.legend(*ax.get_legend_handles_labels(), loc="outside right upper")

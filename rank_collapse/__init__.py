@@ -190,8 +190,9 @@ _LATER = {  # the module, the extra, and a package of it without which the name 
 def __getattr__(name: str) -> Any:
     if name not in _LATER:
         raise AttributeError(f"module 'rank_collapse' has no attribute {name!r}")
-    path, extra, _ = _LATER[name]
+    path, extra, package = _LATER[name]
     try:
+        importlib.import_module(package)  # what needs it may import it later
         module = importlib.import_module(f"rank_collapse.{path}")
     except ModuleNotFoundError as error:
         raise MissingPackage(f"rank_collapse.{name}", error, extra) from error

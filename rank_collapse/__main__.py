@@ -15,6 +15,7 @@ measures more.
 
 import argparse
 import csv
+import importlib
 import io
 import json
 import shlex
@@ -42,6 +43,7 @@ from rank_collapse.runs.drawn import drawn
 from rank_collapse.text import encoders, tokens, words
 
 try:
+    importlib.import_module("matplotlib")  # which the others import where they draw
     from rank_collapse import report
     from rank_collapse.report import figures
 except ModuleNotFoundError as error:

@@ -48,15 +48,11 @@ def pytest_configure(config):
 
 
 def kept_programs(config) -> str | None:
-    """The folder in pytest's cache, of this kind of processor; none where nothing can be kept.
-
-    An entry that is cut or flipped is compiled again, in every run: zlib's checksum says so, but
-    zstd has none.
-    """
+    """The folder in pytest's cache, of this kind of processor; none where nothing can be kept."""
     from experiments.shell import compilation
 
     cache = getattr(config, "cache", None)  # none with -p no:cacheprovider
-    if cache is None or compilation.WITHOUT_CHECKSUMS:
+    if cache is None:
         return None
     try:
         folder = cache.mkdir(f"programs-{compilation.cache_folder().name}")

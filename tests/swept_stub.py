@@ -9,7 +9,7 @@ import time
 
 import numpy as np
 
-from experiments.shell import cli
+from experiments.shell import cli, signals
 
 FLAGS = cli.make_flags("stub", num_seeds=3, shows="value")
 define = cli.definer(FLAGS)
@@ -33,6 +33,7 @@ def main(options):
                     os.kill(os.getpid(), signal.SIGKILL)
                 state = {"w": np.sin(options.rate * state["w"] + step * options.depth)}
                 run.save_checkpoint(step, state)
+                signals.check()
             return state
 
         found = run.cached("results", measure)

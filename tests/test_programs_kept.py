@@ -11,9 +11,7 @@ from experiments.shell import compilation
 
 
 @pytest.fixture
-def config(tmp_path, monkeypatch):
-    monkeypatch.setattr(compilation, "WITHOUT_CHECKSUMS", False)
-
+def config(tmp_path):
     def mkdir(name):
         folder = tmp_path / name
         folder.mkdir(exist_ok=True)
@@ -34,13 +32,9 @@ def test_the_folder_is_the_processors_and_holds_the_newest(config, monkeypatch):
     assert len(list(folder.iterdir())) == 2
 
 
-def test_without_a_folder_or_a_checksum_nothing_is_kept(config, monkeypatch, tmp_path):
+def test_without_a_folder_nothing_is_kept(config, tmp_path):
     assert kept_programs(types.SimpleNamespace()) is None  # -p no:cacheprovider
     (tmp_path / f"programs-{compilation.cache_folder().name}").write_text("a file")
-    assert kept_programs(config) is None
-    monkeypatch.setattr(compilation, "WITHOUT_CHECKSUMS", True)
-    assert kept_programs(types.SimpleNamespace(cache=None)) is None
-    config.cache.mkdir = None  # would raise
     assert kept_programs(config) is None
 
 

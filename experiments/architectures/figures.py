@@ -8,14 +8,13 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from experiments.architectures.results import NAMES, SAME, WITHIN, Results
 from rank_collapse import pretrained
 from rank_collapse.network.surgery import READINGS, VARIANTS
 from rank_collapse.paths.chains import alpha_law
 from rank_collapse.report import figures
+from rank_collapse.report.figures import Axes, Figure
 from rank_collapse.theory.bounds import LEMMA_THRESHOLD
 
 LENGTH = "path length k (attention layers passed)"

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from experiments.architectures.figures import figures_of, slug
 from experiments.architectures.results import NAMES, Results, depths_of
@@ -15,6 +14,7 @@ from experiments.shell.experiment import caption_of
 from rank_collapse import report
 from rank_collapse.network.surgery import VARIANTS
 from rank_collapse.report import figures
+from rank_collapse.report.figures import Figure
 
 _STEP = re.compile(r"(.*?)[-_@]*(?:step|checkpoint)[-_]?(\d+)")
 EFFECTIVE = ("same direction", "same next token", "same loss")

@@ -2,11 +2,23 @@
 
 import contextlib
 import logging
+import sys
 import time
+import types
 from typing import Any
 
 from experiments.benchmarks.timing import Report, Timing
 from experiments.shell.sweep import cluster
+
+
+@contextlib.contextmanager
+def no_main():
+    """Workers that start meanwhile do not import this binary, and JAX with it."""
+    main, sys.modules["__main__"] = sys.modules["__main__"], types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 def empty_cells(options: Any, count: int = 10_000, places: int = 64) -> Report:
@@ -19,7 +31,7 @@ def empty_cells(options: Any, count: int = 10_000, places: int = 64) -> Report:
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(dask.config.set(cluster.SETTINGS))
-        stack.enter_context(cluster.no_main())
+        stack.enter_context(no_main())
         local = stack.enter_context(
             LocalCluster(
                 n_workers=2,

@@ -5,10 +5,10 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from matplotlib.figure import Figure
 
 from experiments.collapse.measure import SWEPT, Results
 from rank_collapse.report import figures
+from rank_collapse.report.figures import Figure
 from rank_collapse.theory.logdomain import local_rate
 
 # {measure: what it is the tightness of}

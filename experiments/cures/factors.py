@@ -15,12 +15,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from experiments import initial
 from experiments.cures.cases import MEASURES, Case, ends
 from experiments.shell.flag_values import Flags
 from rank_collapse.report import figures
+from rank_collapse.report.figures import Figure
 
 FACTORS = {
     "depth": int,

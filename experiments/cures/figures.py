@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from experiments.cures.cases import MEASURES, SHARES, Cases, ends
 from experiments.initial import FLOOR
 from rank_collapse.report import figures
+from rank_collapse.report.figures import Figure
 
 
 def dots(cases: Cases, panels: Mapping[str, Mapping[str, Any]]) -> Figure:

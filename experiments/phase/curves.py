@@ -12,7 +12,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from matplotlib.figure import Figure
 
 import rank_collapse as rc
 from experiments import small_task
@@ -24,6 +23,7 @@ from experiments.shell.statements import row_of
 from rank_collapse.measures.updates import with_matrices
 from rank_collapse.report import Comparison, figures
 from rank_collapse.report.claims import Row
+from rank_collapse.report.figures import Figure
 from rank_collapse.report.statistics import slope
 from rank_collapse.runs.folder import RunFolder
 from rank_collapse.runs.seeds import QUICK

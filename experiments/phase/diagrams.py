@@ -10,8 +10,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from matplotlib.figure import Figure
-from matplotlib.patheffects import withStroke
 
 from experiments import small_task
 from experiments.initial import FLOOR
@@ -20,6 +18,7 @@ from experiments.shell.executor import Executor
 from experiments.shell.flag_values import Flags
 from rank_collapse.report import Comparison, figures
 from rank_collapse.report.claims import Row
+from rank_collapse.report.figures import Figure
 from rank_collapse.report.statistics import order_of
 from rank_collapse.runs.folder import RunFolder
 
@@ -132,6 +131,8 @@ class Diagram:
             if self.theory and self.inside:
                 boundary, level, label = self.theory
                 lines = ax.contour(xs, ys, boundary, [level], colors="white", linestyles="--")
+                from matplotlib.patheffects import withStroke
+
                 lines.set_path_effects([withStroke(linewidth=3, foreground="black")])
                 ax.plot([], [], color="white", ls="--", label=label.replace("λ_a", r"$\lambda_a$"))
                 ax.legend(loc="lower right", frameon=True, facecolor="#555555", labelcolor="white")

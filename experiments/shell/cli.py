@@ -53,7 +53,7 @@ from rank_collapse.runs.files import RunError
 from rank_collapse.runs.folder import RunFolder
 
 # Flags whose work is done by processes of their own, which find the devices free.
-BY_CHILDREN = ("suite", "compile_for")
+BY_CHILDREN = ("suite", "compile_for", "preset")
 
 
 def run(

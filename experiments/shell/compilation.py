@@ -1,26 +1,17 @@
 """Compiled programs that outlive a process: JAX's persistent cache, on by default."""
 
-import atexit
 import contextlib
 import functools
 import glob
 import hashlib
-import importlib.util
 import os
 import platform
 import re
-import sys
 import warnings
 from pathlib import Path
 
 import jax
 import platformdirs
-
-from rank_collapse.runs.files import RunError, write_atomically
-
-SEAL = ".sha256"  # behind an entry's name
-# JAX packs entries with zstd where there is one, which takes a flipped bit for another program.
-WITHOUT_CHECKSUMS = sys.version_info >= (3, 14) or importlib.util.find_spec("zstandard") is not None
 
 
 def cache_folder() -> Path:
@@ -48,32 +39,6 @@ def keep_programs() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         if os.access(folder, os.W_OK):
             jax.config.update("jax_compilation_cache_dir", str(folder))
-            if WITHOUT_CHECKSUMS:
-                drop_damaged(folder)
-                atexit.register(seal, folder)
-
-
-def seal(folder: Path) -> None:
-    """Writes the checksum of every entry that has none beside it."""
-    for entry in folder.glob("*-cache"):
-        path = entry.with_name(entry.name + SEAL)
-        if not path.exists():
-            with contextlib.suppress(OSError, RunError):
-                write_atomically(path, _checksum(entry))
-
-
-def drop_damaged(folder: Path) -> None:
-    """Deletes the entries that are not as they were written: they are compiled again."""
-    for path in folder.glob(f"*-cache{SEAL}"):
-        entry = path.with_name(path.name.removesuffix(SEAL))
-        with contextlib.suppress(OSError):
-            if not entry.exists() or _checksum(entry) != path.read_bytes():
-                entry.unlink(missing_ok=True)
-                path.unlink()
-
-
-def _checksum(path):
-    return hashlib.sha256(path.read_bytes()).hexdigest().encode()
 
 
 def _show(show, message, *about, **more):

@@ -1,7 +1,9 @@
 """Child processes that end with this one, however this one ends."""
 
 import contextlib
+import json
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -14,69 +16,91 @@ from typing import NamedTuple
 from experiments.shell import signals
 from experiments.shell.sweep.child import ENDS_WITH_STDIN
 
+ENDED = "\x1eended "  # a worker's line after what a run printed: its exit code, its CPU seconds
+
 
 class Ended(NamedTuple):
-    """How a process ended: its exit code, all it printed, and the seconds it took."""
+    """How a run ended: its exit code, all it printed, its seconds and those of the CPU."""
 
     code: int
     printed: str
     seconds: float
+    cpu: float = 0.0
 
 
-def run_processes(
-    commands: Mapping[str, Sequence[str]], at_once: int, ended: Callable[[str, Ended], None]
+def run_in_workers(
+    commands: Mapping[str, Sequence[str]],
+    environments: Sequence[Mapping[str, str]],
+    ended: Callable[[str, Ended], None],
+    title: str = "",
 ) -> None:
     """Runs commands in their order, some at a time, passing on what they print as it comes.
 
-    A signal that asks this process to end, and any error, is passed on as SIGTERM to the commands
-    that run and to all these have started; they have ended when it is raised here. Where this
-    process is killed, a binary of ours stops too, see `end_with_parent`.
+    Each worker runs one after the other, so that modules are imported and programs compiled once.
+    One that ends itself, as by a crash, is replaced. A signal that asks this process to end, and
+    any error, is passed on to the workers as SIGTERM; they have ended when it is raised here.
 
     Args:
-        commands: By name, which heads what a command prints.
-        at_once: How many run side by side.
+        commands: By name, which heads what a command prints: a module and its arguments.
+        environments: Of each worker that runs beside the others: variables that it has.
         ended: Called with the name of each that has ended, as it ends.
+        title: Of the workers in a list of processes.
     """
-    waiting, running, lock = list(commands), [], threading.Lock()
+    waiting, workers, lock = list(commands), [], threading.Lock()
+    answers: queue.SimpleQueue[tuple[str, Ended]] = queue.SimpleQueue()
 
-    def one():
-        with lock:  # a child that is not among those that run could not be ended
-            name, started, lines = waiting.pop(0), time.monotonic(), []
-            number = len(commands) - len(waiting)
-            print(f"[{number}/{len(commands)}] {name}", file=sys.stderr, flush=True)
-            child = _start(commands[name])
-            running.append(child)
-        with child:
-            head = f"{name}: " if at_once > 1 else ""
-            for line in child.stdout:
-                lines.append(line)
-                print(f"    {head}{line}", end="", file=sys.stderr, flush=True)
-            code = child.wait()
-        return name, Ended(code, "".join(lines), time.monotonic() - started)
+    def work(environment):
+        child = None
+        while True:
+            with lock:  # a worker that is not among those that run could not be ended
+                if not waiting:
+                    return
+                name, started = waiting.pop(0), time.monotonic()
+                number = len(commands) - len(waiting)
+                print(f"[{number}/{len(commands)}] {name}", file=sys.stderr, flush=True)
+                if child is None or child.poll() is not None:
+                    child = start(title, environment)
+                    workers.append(child)
+            head = f"{name}: " if len(environments) > 1 else ""
+            lines, code, cpu = answer_of(child, commands[name], head)
+            code = child.wait() if code is None else code
+            answers.put((name, Ended(code, "".join(lines), time.monotonic() - started, cpu)))
 
-    with signals.stopping(), futures.ThreadPoolExecutor(at_once) as pool:
-        try:
-            left = {pool.submit(one) for _ in commands}
-            while left:
-                signals.check()
-                done, left = futures.wait(left, 0.5, futures.FIRST_COMPLETED)
-                for future in done:
-                    ended(*future.result())
-        except BaseException:
-            with lock:
-                waiting.clear()  # no other begins
-            for child in running:
-                if child.poll() is None:
-                    with contextlib.suppress(ProcessLookupError):  # it has just ended
-                        os.killpg(child.pid, signal.SIGTERM)
-            raise
+    try:
+        with signals.stopping(), futures.ThreadPoolExecutor(len(environments)) as pool:
+            try:
+                threads = [pool.submit(work, environment) for environment in environments]
+                for _ in commands:
+                    ended(*_next(answers, threads))
+            except BaseException:
+                with lock:
+                    waiting.clear()  # no other begins
+                for child in workers:
+                    if child.poll() is None:
+                        with contextlib.suppress(ProcessLookupError):  # it has just ended
+                            os.killpg(child.pid, signal.SIGTERM)
+                raise
+    finally:
+        for child in workers:
+            child.communicate()
 
 
-def _start(command):
+def _next(answers, threads):
+    while True:
+        signals.check()
+        for thread in threads:
+            if thread.done():
+                thread.result()  # raises what went wrong in it
+        with contextlib.suppress(queue.Empty):
+            return answers.get(timeout=0.5)
+
+
+def start(title: str, environment: Mapping[str, str]) -> subprocess.Popen:
+    """A worker, see `experiments.shell.worker`."""
     return subprocess.Popen(
-        command,
-        env=os.environ | {ENDS_WITH_STDIN: "1"},
-        stdin=subprocess.PIPE,  # nothing is written: no other process holds its other end
+        [sys.executable, "-m", "experiments.shell.worker", *([title] if title else [])],
+        env=os.environ | environment,
+        stdin=subprocess.PIPE,  # its end is that of this process
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -85,8 +109,27 @@ def _start(command):
     )
 
 
+def answer_of(
+    child: subprocess.Popen, command: Sequence[str], head: str
+) -> tuple[list[str], int | None, float]:
+    """(lines that a run printed, its exit code, its CPU seconds); None where its worker ended."""
+    lines = []
+    with contextlib.suppress(BrokenPipeError):
+        child.stdin.write(json.dumps(list(command)) + "\n")
+        child.stdin.flush()
+    for line in child.stdout:
+        text, end, said = line.partition(ENDED)
+        if text:
+            lines.append(text)
+            print(f"    {head}{text}", end="", file=sys.stderr, flush=True)
+        if end:
+            code, cpu = said.split()
+            return lines, int(code), float(cpu)
+    return lines, None, 0.0
+
+
 def end_with_parent() -> None:
-    """In a child of `run_processes`: sends this process SIGTERM when its parent has ended.
+    """In a child of a Dask worker: sends this process SIGTERM when its parent has ended.
 
     Also where the parent was killed by a signal that it cannot handle. On any system.
     """

@@ -6,7 +6,6 @@ Each takes the results of networks of one kind, see `results`.
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from experiments.stability import results
 from experiments.stability.results import (
@@ -21,6 +20,7 @@ from experiments.stability.results import (
 )
 from rank_collapse.measures.dependency import dependency
 from rank_collapse.report import figures
+from rank_collapse.report.figures import Figure
 from rank_collapse.report.statistics import geometric_mean, mean_and_ends
 
 # Where the law's gradients of W_Q and W_K hold: see `theory.stability.expected_gradient_norms`.

@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from matplotlib.figure import Figure
 
 from experiments import letters
 from experiments.shell import cli
@@ -20,6 +19,7 @@ from experiments.trained import designs
 from experiments.trained.designs import Cell, steps_of
 from rank_collapse.network.inputs import input_states
 from rank_collapse.report import Comparison, figures
+from rank_collapse.report.figures import Figure
 from rank_collapse.report.statistics import geometric_mean
 from rank_collapse.runs.folder import RunFolder
 from rank_collapse.training.recipe import Recipe, config_of

@@ -12,7 +12,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import traverse_util
 
 from experiments.shell import memory, signals
 from experiments.shell.executor import Chunk, Executor
@@ -214,6 +213,8 @@ def results_of_cells(
 
 def nested(found: Mapping[str, np.ndarray]) -> dict[str, Any]:
     """What `Training` gives of all seeds, of its saved arrays; "seconds" of them together."""
+    from flax import traverse_util  # here: it takes half a second, which `--help` need not
+
     results = traverse_util.unflatten_dict(found, sep="/")
     return results | {"seconds": {name: a.sum() for name, a in results["seconds"].items()}}
 

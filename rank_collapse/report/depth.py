@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from rank_collapse.report import figures
+from rank_collapse.report.figures import Figure
 
 # {title: ({measure: label}, vertical axis, whether it is logarithmic)}
 PANELS = {

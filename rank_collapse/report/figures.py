@@ -7,12 +7,15 @@ marker or dash.
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-import matplotlib as mpl
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes as Axes
+    from matplotlib.figure import Figure as Figure
+else:  # matplotlib is imported by what draws: it takes half a second, which `--help` need not
+    Axes = Figure = Any
 
 COLORS = (
     "#0072B2",  # blue
@@ -51,6 +54,8 @@ def styled(draw: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(draw)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        import matplotlib as mpl
+
         with mpl.rc_context(STYLE):
             return draw(*args, **kwargs)
 
@@ -65,6 +70,8 @@ def figure(rows: int = 1, columns: int = 1, width: float = 4.2, height: float = 
         width, height: Inches of one panel.
         options: For `Figure.subplots`, such as sharey=True.
     """
+    from matplotlib.figure import Figure
+
     fig = Figure(figsize=(width * columns, height * rows))
     return fig, fig.subplots(rows, columns, squeeze=False, **options)
 
@@ -82,7 +89,9 @@ def color(index: int) -> str:
 
 def shades(count: int) -> list[Any]:
     """Colours for an ordered quantity, dark to light."""
-    return [mpl.colormaps["viridis"](v) for v in np.linspace(0.0, 0.85, count)]
+    from matplotlib import colormaps
+
+    return [colormaps["viridis"](v) for v in np.linspace(0.0, 0.85, count)]
 
 
 def band(

@@ -3,8 +3,6 @@
 import io
 from collections.abc import Sequence
 
-from PIL import Image
-
 from rank_collapse.report.claims import FINDING, Answer
 from rank_collapse.report.page import Section
 from rank_collapse.report.wording import (
@@ -78,6 +76,8 @@ def answer_table(answers: Sequence[Answer], untested: Sequence[str] = ()) -> str
 
 def small(png: bytes) -> bytes:
     """A figure with a palette of few colours; what is no image stays as it is."""
+    from PIL import Image
+
     try:
         image = Image.open(io.BytesIO(png)).convert("RGB")
     except OSError:

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from rank_collapse.printed import escaped
 from rank_collapse.report import figures
@@ -18,7 +17,7 @@ MOST_PANELS = 36
 @figures.styled
 def metrics_figure(
     rows: Sequence[Mapping[str, Any]], thresholds: Sequence[Threshold] = ()
-) -> Figure:
+) -> figures.Figure:
     """A panel for each of the first 36 metrics: means over seeds as lines, their range as bands."""
     names = names_of(rows)[:MOST_PANELS]
     fig, axes = figures.panels(len(names), COLUMNS, width=3.4, height=2.5)

@@ -14,6 +14,8 @@ from rank_collapse.report.claims import Answer, Row
 from rank_collapse.report.style import STYLE
 from rank_collapse.report.wording import number
 
+UNFINISHED = ("waiting", "running")
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -33,7 +35,7 @@ class Section:
     title: str  # Heading
     claim: str  # What the paper says
     command: str  # How the numbers were made
-    status: str = "done"  # "done", "failed" or "missing"
+    status: str = "done"  # "done", "failed", or one of `UNFINISHED`
     figures: Sequence[tuple[bytes, str]] = field(default=())  # (PNG bytes, caption) pairs
     claims: Sequence[Row] = field(default=())  # Of the statements, whose answers the page has
     comparisons: Sequence[Comparison] = field(default=())  # Numbers beside published ones
@@ -98,9 +100,10 @@ def _text(value):
 
 
 def _status(section):
-    if section.status != "done":
-        return f' <span class="failed">{_text(section.status)}</span>'
-    return ""
+    if section.status == "done":
+        return ""
+    kind = "small" if section.status in UNFINISHED else "failed"
+    return f' <span class="{kind}">{_text(section.status)}</span>'
 
 
 def _folded(title, *parts):
@@ -118,9 +121,10 @@ def _figure(figure):
 
 def _section(section):
     """Figure first, what the paper says and what came out; the rest unfolds."""
-    parts = [
-        f'<section><h2 id="{_text(section.name)}">{_text(section.title)}{_status(section)}</h2>'
-    ]
+    head = f'<h2 id="{_text(section.name)}">{_text(section.title)}{_status(section)}</h2>'
+    if section.status in UNFINISHED:
+        return f"<section>{head}</section>"
+    parts = [f"<section>{head}"]
     parts += [_figure(figure) for figure in section.figures[:1]]
     parts.append(f'<p class="claim">{_text(section.claim)}</p>')
     compared = any(c.published is not None for c in section.comparisons)

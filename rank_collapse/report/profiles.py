@@ -4,13 +4,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from rank_collapse.report import figures
 
 
 @figures.styled
-def plot(profile: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> Figure:
+def plot(profile: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> figures.Figure:
     """A panel per measure: its value by layer; of a batch the mean over examples and a deviation.
 
     `rc.plot(rc.profile(trace)).savefig("profile.png")`. Several profiles share the panels:

@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 from jaxtyping import Array, Bool, Float
 
 from rank_collapse import struct
@@ -66,8 +65,10 @@ def _schedule(recipe, epoch, step, steps_per_epoch, warmup):
     return jnp.ones(())
 
 
-def make_optimizer(hyper: Hyper, recipe: Recipe) -> optax.GradientTransformation:
+def make_optimizer(hyper: Hyper, recipe: Recipe) -> Any:
     """Everything of the optimizer but the learning rate: clipping, decay, Adam or RAdam."""
+    import optax  # here: it takes half a second, which `--help` need not
+
     clip = [] if recipe.clip_norm is None else [optax.clip_by_global_norm(recipe.clip_norm)]
     decay = optax.add_decayed_weights(hyper.weight_decay)
     scale = {"adam": optax.scale_by_adam, "radam": optax.scale_by_radam}[recipe.optimizer]

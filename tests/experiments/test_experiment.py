@@ -135,9 +135,3 @@ def test_help_is_of_the_object(capsys):
     assert cli.execute(own.main, own.flags, ["--help"]) == 0
     printed = capsys.readouterr().out
     assert printed.startswith("What it is about.") and "--factor" in printed
-
-
-def test_experiments_are_found_in_the_order_of_the_report():
-    found = experiments_of()
-    assert found[:3] == ["run_collapse", "run_path_counts", "run_path_chains"]
-    assert "check_bounds" in found and "check_profiles" not in found

@@ -9,11 +9,6 @@ import io
 import os
 import re
 import shutil
-import signal
-import subprocess
-import sys
-import tempfile
-import time
 from pathlib import Path
 
 import jax
@@ -21,10 +16,10 @@ import pytest
 from PIL import Image
 from scipy import stats
 
-from experiments import reproduce, run_architectures, run_path_counts
+from experiments import reproduce, run_architectures, run_path_counts, run_phase
 from experiments.shell import cli, statements
 from experiments.shell.experiment import experiment_of
-from experiments.shell.process import run_processes
+from experiments.shell.process import Ended
 from experiments.shell.statements import STATEMENTS
 from rank_collapse import report
 from rank_collapse.report import claims
@@ -130,60 +125,6 @@ def test_a_second_run_in_new_processes_makes_nothing_again(tmp_path, monkeypatch
     assert {path: path.stat().st_mtime_ns for path in made} == made
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_the_experiment_too(number):
-    child = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
-    code = "import sys; from experiments.shell.process import run_processes; "
-    code += f"c = [sys.executable, '-c', {child!r}]; "
-    code += "run_processes({'a': c, 'b': c, 'c': c}, 2, print)"
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as parent:
-        lines = [parent.stderr.readline() for _ in range(4)]
-        started = [int(line.split(": ")[1]) for line in lines if ": " in line]
-        assert len(started) == 2 and lines[:2] == ["[1/3] a\n", "[2/3] b\n"]
-        parent.send_signal(number)
-        assert parent.wait(timeout=30) == 128 + number
-        assert parent.stdout.read() == ""  # the third was not begun, none ended by itself
-    for experiment in started:
-        with pytest.raises(ProcessLookupError):
-            os.kill(experiment, 0)
-
-
-def test_an_error_ends_children_that_ignore_ctrl_c():
-    """They were sent SIGINT, and waited for to their end."""
-    child = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); print('here'); "
-    commands = {"a": [sys.executable, "-c", child + "time.sleep(60)"], "b": ["sleep", "4"]}
-    begun = time.monotonic()
-    with pytest.raises(ZeroDivisionError):
-        run_processes(commands, 2, lambda *_: 1 / 0)
-    assert time.monotonic() - begun < 30
-
-
-def test_processes_side_by_side_start_in_order_and_are_told_apart(capfd):
-    """Each waits for what the other does: one alone would wait for ever."""
-    there = "import os, sys, time, pathlib; mine, other = sys.argv[1:]; "
-    there += "pathlib.Path(mine).touch(); print(mine)\n"
-    there += "while not os.path.exists(other): time.sleep(0.01)\n"
-    there += "sys.exit(3 if mine.endswith('b') else 0)"
-    with tempfile.TemporaryDirectory() as folder:
-        a, b = f"{folder}/a", f"{folder}/b"
-        pair = {"first": (a, b), "second": (b, a), "third": (a, b)}
-        commands = {n: [sys.executable, "-c", there, *names] for n, names in pair.items()}
-        found = {}
-        run_processes(commands, 2, lambda name, how: found.update({name: how}))
-        printed = {name: (how.code, how.printed) for name, how in found.items()}
-        assert printed == {
-            "first": (0, f"{a}\n"),
-            "second": (3, f"{b}\n"),
-            "third": (0, f"{a}\n"),
-        }
-        assert list(found)[2] == "third" and all(how.seconds > 0 for how in found.values())
-        err = capfd.readouterr().err
-        assert f"    first: {a}\n" in err and f"    second: {b}\n" in err
-        assert err.startswith("[1/3] first\n[2/3] second\n") and "[3/3] third\n" in err
-
-
 def test_how_many_run_side_by_side(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [])
@@ -199,18 +140,29 @@ def test_how_many_run_side_by_side(monkeypatch):
 
 
 def test_a_failing_experiment_is_shown_and_the_exit_code_is_1(tmp_path, monkeypatch, capfd):
-    code = "import sys; print('half way'); print('error: no luck', file=sys.stderr); sys.exit(2)"
-    real = reproduce.run_processes
+    """And before it has ended, that it runs, and that another waits."""
+    shown, path = [], tmp_path / "report.html"
 
-    def failing(commands, at_once, ended):
-        real({name: [sys.executable, "-c", code] for name in commands}, at_once, ended)
+    def failing(commands, environments, ended):
+        assert list(commands) == ["run_path_counts", "run_phase"]  # the cheaper first
+        shown.append(path.read_text())
+        ended("run_path_counts", Ended(2, "half way\nerror: no luck\n", 1.0))
+        shown.append(path.read_text())
+        ended("run_phase", Ended(2, "", 1.0))
 
-    monkeypatch.setattr(reproduce, "run_processes", failing)
-    arguments = ["--only=run_path_counts", f"--output_dir={tmp_path}"]
+    one = dataclasses.replace(experiment_of("run_phase"), presets={"quick": ""})
+    monkeypatch.setattr(run_phase, "EXPERIMENT", one)
+    monkeypatch.setattr(reproduce, "run_in_workers", failing)
+    arguments = ["--only=run_path_counts,run_phase", f"--output_dir={tmp_path}", "--jobs=1"]
     assert cli.execute(reproduce.main, reproduce.FLAGS, arguments) == 1
-    page = (tmp_path / "report.html").read_text()
-    assert "exit code 2" in page and "error: no luck" in page and "half way" in page
-    assert "failed: run_path_counts" in capfd.readouterr().err
+    states = [dict(re.findall(r'<h2 id="(run_\w+)">[^<]*<span[^>]*>(\w+)<', p)) for p in shown]
+    assert states[0] == {"run_path_counts": "running", "run_phase": "waiting"}
+    assert states[1] == {"run_path_counts": "failed", "run_phase": "running"}
+    assert "error: no luck" in shown[1]
+    assert "exit code 2" in path.read_text() and "half way" in path.read_text()
+    printed = capfd.readouterr()
+    assert "failed: run_path_counts" in printed.err
+    assert printed.out.splitlines()[0].endswith(str(path))
 
 
 def test_results_as_markdown_are_of_the_largest_preset_there_is(tmp_path):
@@ -222,7 +174,7 @@ def test_results_as_markdown_are_of_the_largest_preset_there_is(tmp_path):
         arguments = ["--heads=2", f"--layers={layers}", f"--output_dir={folder}"]
         assert cli.execute(run_path_counts.main, run_path_counts.FLAGS, arguments) == 0
         (folder / "figures" / "path_counts.png").write_bytes(image.getvalue())
-    reproduce.keep_time(tmp_path / "run" / "paper", "run_path_counts", 12.34, 1)
+    reproduce.keep_time(tmp_path / "run" / "paper", "run_path_counts", Ended(0, "", 12.34), 1)
     path = reproduce.write_markdown(tmp_path / "run", tmp_path / "docs")
     text = path.read_text()
     assert "H=2, L=3 (H=2, L=3)" in text and "H=2, L=2" not in text
@@ -275,8 +227,8 @@ def test_damaged_times_are_not_known(content, tmp_path):
     """All experiments ran, and then there was no report."""
     (tmp_path / "times.json").write_text(content)
     assert reproduce.times_of(tmp_path) == {}
-    reproduce.keep_time(tmp_path, "run_sort", 3.0, 2)
-    assert reproduce.times_of(tmp_path) == {"run_sort": {"seconds": 3.0, "jobs": 2}}
+    reproduce.keep_time(tmp_path, "run_sort", Ended(0, "", 3.0, 5.0), 2)
+    assert reproduce.times_of(tmp_path) == {"run_sort": {"seconds": 3.0, "cpu": 5.0, "jobs": 2}}
 
 
 @pytest.mark.parametrize("content", ["[]", "{", "{}", '{"environment": []}'])
@@ -289,7 +241,7 @@ def test_a_damaged_config_of_a_run_is_named(content, tmp_path):
 
 @pytest.mark.parametrize("flag", ["--run_name=-1", "--num_devices=٢", "--run_name=..", "--seed=٣"])
 def test_what_every_child_would_refuse_is_refused_before(flag, monkeypatch, capsys):
-    monkeypatch.setattr(reproduce, "run_processes", lambda *a: pytest.fail("started"))
+    monkeypatch.setattr(reproduce, "run_in_workers", lambda *a: pytest.fail("started"))
     assert cli.execute(reproduce.main, reproduce.FLAGS, [flag]) == 2
     assert capsys.readouterr().err.count("\n") == 1
 
@@ -298,7 +250,7 @@ def test_what_every_child_would_refuse_is_refused_before(flag, monkeypatch, caps
 def test_a_folder_that_is_a_file_is_refused_before_anything_runs(
     where, tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr(reproduce, "run_processes", lambda *a: pytest.fail("started"))
+    monkeypatch.setattr(reproduce, "run_in_workers", lambda *a: pytest.fail("started"))
     (tmp_path / "file").write_text("")
     given = [f"--output_dir={tmp_path}/out", *(a.format(tmp_path / "file") for a in where)]
     assert cli.execute(reproduce.main, reproduce.FLAGS, given) == 2

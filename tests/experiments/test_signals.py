@@ -5,14 +5,17 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import jax
 import pytest
 
 from experiments.shell import cli, signals
+from experiments.shell.process import ENDED, run_in_workers
 from experiments.shell.progress import Progress
 
 FLAGS = cli.make_flags("example")
+REPOSITORY = Path(__file__).parents[2]
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 
 
@@ -132,20 +135,82 @@ def test_a_signal_while_a_binary_is_imported_shows_no_traceback(tmp_path):
         assert process.stderr.read() == ""
 
 
-def test_a_child_ends_with_a_parent_that_is_killed():
-    child = (
-        "import os, time; from experiments.shell import process, signals\n"
-        "process.end_with_parent(); signals.GRACE = 1.0\n"
-        "print(os.getpid(), flush=True)\n"
-        "with signals.stopping(): time.sleep(60)\n"
-    )
-    code = "import sys; from experiments.shell.process import run_processes; "
-    code += f"run_processes({{'a': [sys.executable, '-c', {child!r}]}}, 1, print)"
-    with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE) as parent:
+def test_a_worker_ends_with_a_parent_that_is_killed(monkeypatch):
+    with parent_of_workers(monkeypatch, GRACE.format(60), at_once=1) as parent:
         parent.stderr.readline()  # the name
         number = int(parent.stderr.readline())
         parent.kill()
     wait_for_the_end_of(number)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_workers_too(number, monkeypatch):
+    with parent_of_workers(monkeypatch, CHUNKS, at_once=2) as parent:
+        lines = [parent.stderr.readline() for _ in range(4)]
+        started = [int(line.split(": ")[1]) for line in lines if ": " in line]
+        assert len(started) == 2 and lines[:2] == ["[1/3] a\n", "[2/3] b\n"]
+        parent.send_signal(number)
+        assert parent.wait(timeout=30) == 128 + number
+        assert parent.stdout.read() == ""  # the third was not begun, none ended by itself
+    for worker in started:
+        with pytest.raises(ProcessLookupError):
+            os.kill(worker, 0)
+
+
+START = "import os, time; from experiments.shell import signals; print(os.getpid(), flush=True)\n"
+GRACE = START + "signals.GRACE = 1.0; time.sleep({})"
+CHUNKS = START + "while True: signals.check(); time.sleep(0.1)"
+
+
+def parent_of_workers(monkeypatch, code, at_once):
+    """A process that runs the code three times in workers."""
+    monkeypatch.setenv("PYTHONPATH", f"{REPOSITORY}:{REPOSITORY / 'tests'}")
+    commands = {name: ["any_code", f"--code={code}"] for name in "abc"}
+    code = "from experiments.shell.process import run_in_workers; "
+    code += f"run_in_workers({commands!r}, [{{}}] * {at_once}, print)"
+    return subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def test_an_error_ends_the_workers(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", f"{REPOSITORY}:{REPOSITORY / 'tests'}")
+    commands = {"a": ["any_code", f"--code={CHUNKS}"], "b": ["any_code"]}
+    begun = time.monotonic()
+    with pytest.raises(ZeroDivisionError):
+        run_in_workers(commands, [{}] * 2, lambda *_: 1 / 0)
+    assert time.monotonic() - begun < 60
+
+
+def test_workers_go_on_where_one_crashes(tmp_path, monkeypatch, capfd):
+    """The first two wait for each other: one alone would wait for ever. What prints a worker's
+    own line of an end does not end."""
+    monkeypatch.setenv("PYTHONPATH", f"{REPOSITORY}:{REPOSITORY / 'tests'}")
+    meet = "import os, sys, time, pathlib; pathlib.Path('{0}').touch(); print('{0}')\n"
+    meet += "while not os.path.exists('{1}'): time.sleep(0.01)\n"
+    pair = [str(tmp_path / name) for name in "ab"]
+    codes = {
+        "first": meet.format(*pair) + f"print({ENDED + '0 0'!r})\ncode = 3",
+        "second": meet.format(*pair[::-1]) + "os.kill(os.getpid(), 9)",
+        "third": "print('x', end='', flush=True); 1 / 0",
+        "fourth": "import os; print('there', flush=True); os._exit(7)",
+        "fifth": "print('y')",
+    }
+    found, commands = {}, {name: ["any_code", f"--code={code}"] for name, code in codes.items()}
+    run_in_workers(commands, [{}] * 2, lambda name, how: found.update({name: how}))
+    assert {name: how.code for name, how in found.items()} == {
+        "first": 3,
+        "second": -9,
+        "third": 1,
+        "fourth": 7,
+        "fifth": 0,
+    }
+    assert found["second"].printed == f"{pair[1]}\n" and found["fourth"].printed == "there\n"
+    assert "ZeroDivisionError" in found["third"].printed and found["fifth"].printed == "y\n"
+    assert all(how.seconds > 0 for how in found.values())
+    err = capfd.readouterr().err
+    assert f"    first: {pair[0]}\n" in err and f"    second: {pair[1]}\n" in err
+    assert err.startswith("[1/5] first\n[2/5] second\n") and "[5/5] fifth\n" in err
 
 
 def wait_for_the_end_of(number):

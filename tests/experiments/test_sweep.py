@@ -325,7 +325,7 @@ def test_units_are_equal_parts_of_groups():
     axes = grid.axes_of("rate=1,2,3,4,5,6;depth=1,2")
     cells = grid.cells_of(values, axes, [])
     assert [cell.options.depth for cell in cells] == [1] * 6 + [2] * 6  # neighbours share programs
-    for processes, size in ((1, 6), (2, 3), (3, 2), (6, 1), (50, 1)):
+    for processes, size in ((1, 6), (2, 6), (3, 3), (6, 2), (12, 1), (50, 1)):
         units = grid.units_of(cells, True, processes)
         assert {len(unit) for unit in units} == {size}
         assert [cell for unit in units for cell in unit] == cells

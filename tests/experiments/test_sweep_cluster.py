@@ -16,7 +16,7 @@ from marks import slow_but
 from two_processes import REPOSITORY
 
 from experiments.shell import cli
-from experiments.shell.sweep import cluster, grid as grids
+from experiments.shell.sweep import child, cluster, grid as grids, work
 from experiments.shell.sweep.folder import SweepFolder
 
 pytestmark = pytest.mark.skipif(not Path("/proc").exists(), reason="children are found in /proc")
@@ -68,7 +68,7 @@ def processes_of(folder):
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             line = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            if str(folder) in line and "--only_cells" in line:
+            if str(folder) in line and ("--only_cells" in line or "shell.worker" in line):
                 found[int(path.parent.name)] = line
     return found
 
@@ -278,6 +278,17 @@ def test_fifteen_kills_of_workers_and_parents(serial, tmp_path):
     assert hit >= 8
 
 
+@pytest.mark.parametrize(("found", "count"), [(["4", "7", "8"], 1), ([], 2)])
+def test_workers_have_a_gpu_each_or_their_share(found, count, tmp_path, monkeypatch):
+    given = []
+    monkeypatch.setattr(cluster, "gpus", lambda: found)
+    monkeypatch.setattr(work, "run_in_workers", lambda _, own, *rest: given.extend(own))
+    arguments = [GRIDS[4], "--workers=2", f"--output_dir={tmp_path}"]
+    assert cli.execute(swept_stub.main, swept_stub.FLAGS, arguments) == 0
+    assert [own.get("CUDA_VISIBLE_DEVICES") for own in given] == (found[:2] or [None, None])
+    assert {own[child.SHARE] for own in given} == {str(count)}
+
+
 def test_more_workers_than_gpus_are_refused(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(cluster, "gpus", lambda: ["0", "1"])
     arguments = [GRIDS[4], "--workers=3", f"--output_dir={tmp_path / 'x'}"]
@@ -287,7 +298,6 @@ def test_more_workers_than_gpus_are_refused(tmp_path, capsys, monkeypatch):
 
 def test_processes_of_a_sweep_share_cores_and_memory(monkeypatch):
     from experiments.shell import devices, memory
-    from experiments.shell.sweep import child
 
     cores, bytes_ = devices.cores(), memory.budget(None, [])
     monkeypatch.setenv(child.SHARE, "2")
@@ -305,21 +315,11 @@ def test_what_came_of_a_cell_asks_for_no_other_cell(tmp_path, capsys):
             self.asked += 1
             return super().done(name)
 
-    class Failed:
-        def cancelled(self):
-            return False
-
-        def exception(self):
-            return None
-
-        def result(self):
-            return 1, ["Killed"]
-
     arguments = [f"--output_dir={tmp_path}", "--sweep=rate=" + ",".join(map(str, range(1, 101)))]
     options = cli.parse(swept_stub.FLAGS, arguments)
     axes = grids.axes_of(options.sweep)
     sweep = Counted(options, axes, grids.cells_of(options, axes, arguments), "")
     name = list(sweep.cells)[7]
-    assert cluster.account(sweep, [name], Failed(), 0) == 0
+    sweep.account([name], 1, ["Killed"])
     assert sweep.asked < 5 and sweep.failures() == {name: "exit code 1: Killed"}
     assert f"{name}: exit code 1: Killed" in capsys.readouterr().err

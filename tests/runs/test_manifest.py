@@ -59,6 +59,7 @@ def flip(path, place=0.4):
 
 
 def test_sha256sum_finds_every_file_whole(tmp_path):
+    assert not manifest.whole(tmp_path, "summary.json")
     assert len(run(tmp_path)) == 4 and run(tmp_path) == []
     listed = {
         line.split("  ")[1]
@@ -67,7 +68,9 @@ def test_sha256sum_finds_every_file_whole(tmp_path):
     }
     assert listed == {*MADE_AGAIN, *NAMED}
     checked = subprocess.run(["sha256sum", "-c", "--quiet", manifest.NAME], cwd=tmp_path)
-    assert checked.returncode == 0
+    assert checked.returncode == 0 and manifest.whole(tmp_path, "summary.json")
+    flip(tmp_path / "results.csv")
+    assert not manifest.whole(tmp_path, "summary.json")
 
 
 @pytest.mark.parametrize("damage", [flip, lambda p: p.write_bytes(b""), "folder"])
@@ -183,11 +186,3 @@ def test_a_finished_run_that_is_read_only_is_shown_and_left_alone(tmp_path, monk
     for overwrite in (True, False):
         with pytest.raises(RunError, match=r"cannot write to .*: permission denied"):
             RunFolder(tmp_path, CONFIG, overwrite=overwrite)
-
-
-def test_one_question_answers_whether_a_finished_run_is_whole(tmp_path):
-    assert not manifest.whole(tmp_path, "summary.json")
-    run(tmp_path)
-    assert manifest.whole(tmp_path, "summary.json")
-    flip(tmp_path / "results.csv")
-    assert not manifest.whole(tmp_path, "summary.json")

@@ -16,9 +16,16 @@ LINES = 20  # of what a child prints at its end are kept
 SIGNALLED = (129, 130, 143)  # exit codes of a child that was asked to end
 
 
-def run(
-    command: list[str], folder: str, places: dict[str, int], gpus: list[str]
-) -> tuple[int, list[str]]:
+def killed(code: int | None) -> str:
+    """Which signal an exit code is of; "" of none."""
+    if code is None or not (code < 0 or code in SIGNALLED):
+        return ""
+    name = signal.Signals(-code if code < 0 else code - 128).name
+    hint = " (out of memory?)" if code == -signal.SIGKILL else ""
+    return f"its process was ended by {name}{hint}"
+
+
+def run(command: list[str], folder: str, places: dict[str, int]) -> tuple[int, list[str]]:
     """Runs a command as a child of this worker; (its exit code, the last lines it printed).
 
     The child is sent SIGTERM when the task is cancelled, and ends by itself when this process does.
@@ -27,7 +34,6 @@ def run(
         command: The interpreter's place is taken by this worker's own.
         folder: In which it runs.
         places: {address of a host: children at a time}.
-        gpus: Of a local cluster, by the number of the worker; else those the worker sees.
 
     Raises:
         ChildProcessError: A signal ended it.
@@ -41,7 +47,7 @@ def run(
     environment = os.environ | {ENDS_WITH_STDIN: "1", SHARE: share}
     with contextlib.ExitStack() as stack:
         if worker.state.total_resources.get("GPU"):
-            one = stack.enter_context(gpu(worker, gpus))
+            one = stack.enter_context(gpu(worker))
             environment |= {"CUDA_VISIBLE_DEVICES": one, SHARE: "1"}
         process = subprocess.Popen(
             [sys.executable, *command[1:]],
@@ -71,15 +77,13 @@ def run(
                     os.killpg(process.pid, signal.SIGTERM)
         process.stdin.close()
         reader.join(timeout=5)
-    if code < 0 or code in SIGNALLED:
-        name = signal.Signals(-code if code < 0 else code - 128).name
-        hint = " (out of memory?)" if code == -signal.SIGKILL else ""
-        raise ChildProcessError(f"its process was ended by {name}{hint}")
+    if reason := killed(code):
+        raise ChildProcessError(reason)
     return code, list(last)
 
 
 @contextlib.contextmanager
-def gpu(worker, gpus):
+def gpu(worker):
     """One of the GPUs of a worker, which no other of its children has meanwhile."""
     with worker._lock:
         free = worker.__dict__.get("free_gpus")
@@ -87,8 +91,7 @@ def gpu(worker, gpus):
             free = worker.free_gpus = queue.SimpleQueue()
             own = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
             count = int(worker.state.total_resources["GPU"])
-            names = [gpus[int(worker.name)]] if gpus else own if own != [""] else range(count)
-            for name in names:
+            for name in own if own != [""] else range(count):
                 free.put(str(name))
     one = free.get()
     try:

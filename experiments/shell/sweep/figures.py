@@ -5,11 +5,10 @@ import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from experiments.shell.sweep.grid import Axis, Cell
 from rank_collapse.report import figures
+from rank_collapse.report.figures import Axes, Figure
 from rank_collapse.report.statistics import SHARES, mean_and_ends
 
 COLUMNS = 3

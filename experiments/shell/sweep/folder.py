@@ -9,6 +9,7 @@ One process writes a cell at a time: it holds the lease of the cell's run folder
 
 import json
 import shutil
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,8 @@ from typing import Any
 
 from experiments.shell.flag_values import Flags
 from experiments.shell.options import command_line, config_of, content_hash, folder_of
-from experiments.shell.sweep.grid import Axis, Cell
+from experiments.shell.sweep.child import killed
+from experiments.shell.sweep.grid import Axis, Cell, units_of
 from rank_collapse.runs import RunError, make_folder, manifest, write_atomically
 from rank_collapse.runs.files import delete, lease, read_object
 from rank_collapse.runs.folder import CONTENTS, FOLDERS, RunFolder
@@ -99,6 +101,44 @@ class SweepFolder:
     def left(self, names: Sequence[str] | None = None) -> list[str]:
         """Cells that are not finished, of these or of all."""
         return [name for name in (self.cells if names is None else names) if not self.done(name)]
+
+    def waiting(self, processes: int) -> list[list[str]]:
+        """Cells that are not finished, those together that one of so many processes computes."""
+        units = units_of(list(self.cells.values()), self.options.joined, processes)
+        names = ([cell.name for cell in unit] for unit in units)
+        return [own for own in names if self.left(own)]
+
+    def only(self, names: Sequence[str]) -> str:
+        """The flag of a process that computes these cells."""
+        return f"--only_cells={','.join(str(list(self.cells).index(name)) for name in names)}"
+
+    @property
+    def root(self) -> Path:
+        """The --output_dir of a process that computes some of the cells."""
+        return self.path.parent if self.options.run_name else self.path
+
+    def account(
+        self, names: Sequence[str], code: int | None, lines: Sequence[str], reason: str = ""
+    ) -> None:
+        """Says what came of cells, and notes why they failed.
+
+        Args:
+            names: Of the cells that a process computed.
+            code: Its exit code; None where there is none, for a reason.
+            lines: The last that it printed.
+            reason: Why it failed.
+        """
+        reason = reason or killed(code) or f"exit code {code}: {' '.join(lines[-1:])}"
+        failures = self.failures(names)
+        for name in names:
+            if self.done(name):
+                text = f"[{len(self._whole)}/{len(self.cells)}] {name} is done"
+                print(text, file=sys.stderr, flush=True)
+                continue
+            if code != 0 or name not in failures:
+                self.fail(name, reason)
+            print(f"{name}: {self.failures([name])[name]}", file=sys.stderr, flush=True)
+            print("".join(f"    {line}\n" for line in lines if code), end="", file=sys.stderr)
 
     def unit(self, cells: Sequence[Cell]) -> Unit | None:
         """How cells are computed together; None for one alone."""

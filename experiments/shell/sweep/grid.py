@@ -156,15 +156,15 @@ def units_of(cells: Sequence[Cell], together: bool, processes: int) -> list[list
         cells: Of the grid.
         together: Whether cells of a group are computed as one ensemble. Such a group is cut into
             equal parts, so that its programs have one shape; otherwise each cell is by itself.
-        processes: That share the work: for more than one there are two units for each, if there
-            are that many cells.
+        processes: That share the work: there are as few units as keep all of them busy, since each
+            compiles its programs.
     """
     if not together:
         return [[cell] for cell in cells]
     groups: dict[str, list[Cell]] = {}
     for cell in cells:
         groups.setdefault(cell.group, []).append(cell)
-    wanted = 1 if processes == 1 else math.ceil(2 * processes / len(groups))
+    wanted = math.ceil(processes / len(groups))
     units = []
     for group in groups.values():
         parts = [n for n in range(1, len(group) + 1) if len(group) % n == 0]

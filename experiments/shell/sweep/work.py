@@ -1,4 +1,4 @@
-"""What a process does for a sweep: one cell after the other, or all through a cluster's workers."""
+"""What a process does for a sweep: one cell after the other, or all through workers."""
 
 import contextlib
 import io
@@ -13,7 +13,9 @@ import jax
 from experiments.shell import memory, signals
 from experiments.shell.devices import set_up_devices
 from experiments.shell.flag_values import Flags
+from experiments.shell.process import Ended, run_in_workers
 from experiments.shell.sweep import cluster, merge
+from experiments.shell.sweep.child import LINES, SHARE, killed
 from experiments.shell.sweep.folder import BRIEFLY, SweepFolder
 from experiments.shell.sweep.grid import Cell, axes_of, cells_of, units_of
 from rank_collapse.runs.files import RunError
@@ -59,7 +61,11 @@ def run(main: Callable, options: Flags, arguments: list[str]) -> int:
     if options.overwrite:
         sweep.clear()
     if shared:
-        return on_cluster(sweep, arguments)
+        jax.config.update("jax_platforms", "cpu")  # accelerators are the workers'
+        share = by_scheduler if options.scheduler else by_workers
+        with sweep.run_folder() as folder:
+            share(sweep, [*arguments, f"--output_dir={sweep.root.resolve()}"])
+            return merge.show(sweep, folder)
     set_up_devices(options)
     units = units_of(cells, options.joined, parts)
     mine = units[len(units) * index // parts : len(units) * (index + 1) // parts]
@@ -73,12 +79,41 @@ def run(main: Callable, options: Flags, arguments: list[str]) -> int:
         return merge.show(sweep, folder)
 
 
-def on_cluster(sweep: SweepFolder, arguments: list[str]) -> int:
-    """The sweep by the workers of --workers or --scheduler; the exit code."""
-    with cluster.opened(sweep.options) as client, sweep.run_folder() as folder:
-        units = units_of(list(sweep.cells.values()), sweep.options.joined, cluster.slots(client))
-        cluster.compute(client, sweep, units, arguments)
-        return merge.show(sweep, folder)
+def by_scheduler(sweep: SweepFolder, arguments: Sequence[str]) -> None:
+    """The cells by the workers of --scheduler."""
+    with cluster.opened(sweep.options.scheduler) as client:
+        waiting = sweep.waiting(cluster.slots(client))
+        cluster.compute(client, sweep, waiting, [*cluster.program(), *arguments])
+
+
+def by_workers(sweep: SweepFolder, arguments: Sequence[str]) -> None:
+    """The cells by --workers, processes of this machine; those whose process was killed once more.
+
+    Raises:
+        ValueError: There are fewer GPUs.
+    """
+    count, found = sweep.options.workers, cluster.gpus()
+    if found and count > len(found):
+        raise ValueError(f"--workers={count}, but only {len(found)} GPUs exist")
+    own = [{"CUDA_VISIBLE_DEVICES": gpu, SHARE: "1"} for gpu in found[:count]]
+    environments = own or [{SHARE: str(count)}] * count
+    left, again = sweep.waiting(count), []
+
+    def ended(unit: str, how: Ended) -> None:
+        names = units[unit]
+        if killed(how.code) and names not in again:
+            again.append(names)
+        sweep.account(names, how.code, how.printed.splitlines()[-LINES:])
+
+    while left:
+        units = {", ".join(names): names for names in left}
+        commands = {
+            unit: [cluster.program()[-1], *arguments, sweep.only(names)]
+            for unit, names in units.items()
+        }
+        before = list(again)
+        run_in_workers(commands, environments, ended, str(sweep.path))
+        left = [names for names in again if names not in before]
 
 
 def slice_of(text: str | None) -> tuple[int, int]:
@@ -123,7 +158,8 @@ def compute(main: Callable, sweep: SweepFolder, units: Sequence[Sequence[Cell]])
         unit = sweep.unit(cells)
         for name in sweep.left([cell.name for cell in cells]):
             done += 1
-            print(f"[{done}/{len(sweep.cells)}] {name}", file=sys.stderr, flush=True)
+            if not sweep.options.only_cells:  # else the process that hands them out says it
+                print(f"[{done}/{len(sweep.cells)}] {name}", file=sys.stderr, flush=True)
             options = sweep.cells[name].options
             options.belong_to(unit=unit, programs=programs)
             options.output_dir = str(sweep.folder_of(name))

@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jaxtyping import Array, Bool, Float, Int
 
 from rank_collapse import struct
@@ -107,6 +106,8 @@ def cross_entropy(
     Args:
         smoothing: ε (Szegedy et al. 2016, section 7); 0 for −log softmax(logits)[label].
     """
+    import optax
+
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
     # −Σ q log p = −log p[label] + ε (logit of the label − mean logit)
     of_label = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
