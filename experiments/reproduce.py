@@ -224,7 +224,7 @@ def default_jobs(preset: str) -> int:
 def section_of(name: str, found: Sequence[Made], status: str = "done") -> report.Section:
     """What the run folders of an experiment hold, as one section of the report."""
     own = experiment_of(name)
-    figures, claims, comparisons, readings, errors = [], [], [], [], []
+    figures, claims, comparisons, errors = [], [], [], []
     for made in found:
         label = f"{made.label}: " if made.label else ""
         try:
@@ -239,7 +239,6 @@ def section_of(name: str, found: Sequence[Made], status: str = "done") -> report
             ]
             claims += shown.claims
             comparisons += shown.comparisons
-            readings += [label + shown.reading] if shown.reading else []
         except Exception as error:  # one broken experiment must not take the others' report with it
             errors.append(f"{label}{type(error).__name__}: {error}\n{made.printed[-2000:]}")
             print(f"{name} failed: {error}", file=sys.stderr)
@@ -252,7 +251,6 @@ def section_of(name: str, found: Sequence[Made], status: str = "done") -> report
         figures,
         claims,
         comparisons,
-        reading=" ".join(readings),
         details=" ".join(f"{made.label} {made.details}".strip() for made in found),
         error="\n".join(errors),
     )

@@ -1,6 +1,6 @@
 """One experiment, declared in one object: flags, presets, measurement, table, claims, figures.
 
-    EXPERIMENT = Experiment.of(globals(), order=20, ...)
+    EXPERIMENT = Experiment(about=__doc__, order=20, flags=FLAGS, measure=..., claims=claims, ...)
     main = EXPERIMENT.main
 
     if __name__ == "__main__":
@@ -25,19 +25,6 @@ from rank_collapse import report
 from rank_collapse.report import figures
 from rank_collapse.runs.files import damaged
 from rank_collapse.runs.folder import RunFolder, read_summary
-
-# {attribute of `Experiment`: what a module that holds one calls it}
-PARTS = {
-    "about": "__doc__",
-    "flags": "FLAGS",
-    "setup": "setup_of",
-    "measure": "measure_all",
-    "table": "rows_of",
-    "summary": "summary_of",
-    "claims": "claims",
-    "compare": "compare",
-    "reading": "reading",
-}
 
 
 def caption_of(draw: Callable) -> str:
@@ -94,8 +81,6 @@ class Shown(NamedTuple):
 
     claims: Sequence[report.Row]
     comparisons: Sequence[report.Comparison]
-    reading: str
-    summary: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -122,9 +107,6 @@ class Experiment:
         files: (results, setup, run) → what makes further files of the folder, by name.
         claims: (results, setup) → rows of the statements of `experiments.shell.statements`.
         compare: (results, setup) → what is measured beside published values, without verdicts.
-        summary: (results, setup) → numbers that `claims`, `compare` and `reading` of an experiment
-            take in the place of the results.
-        reading: summary → a sentence.
         setup: options → what they ask for; raises ValueError before a folder is made.
         extra: setup → what beside the flags determines the results, for config.json.
         execution: Flags that choose what of a folder is shown, which may differ between its runs;
@@ -141,10 +123,8 @@ class Experiment:
     measure: Callable[[Flags, Any, RunFolder], Any]
     table: Callable[[Any, Any], Iterable[Mapping[str, Any]]]
     figures: Mapping[str, Drawing]
-    summary: Callable[[Any, Any], Mapping[str, Any]] | None = None
-    reading: Callable[[dict[str, Any]], str] = lambda summary: ""
-    claims: Callable[..., Iterable[report.Row]] = lambda *_: ()
-    compare: Callable[..., Iterable[report.Comparison]] = lambda *_: ()
+    claims: Callable[[Any, Any], Iterable[report.Row]] = lambda *_: ()
+    compare: Callable[[Any, Any], Iterable[report.Comparison]] = lambda *_: ()
     setup: Callable[[Flags], Any] = lambda options: options
     extra: Callable[[Any], Mapping[str, Any] | None] = lambda setup: None
     execution: Sequence[str] = field(default=())
@@ -154,14 +134,6 @@ class Experiment:
     def __post_init__(self):
         split = {n: p.split() if isinstance(p, str) else p for n, p in self.presets.items()}
         object.__setattr__(self, "presets", split)
-
-    @classmethod
-    def of(cls, module: Mapping[str, Any], **about: Any) -> "Experiment":
-        """The experiment of a module, given by its globals: parts have the names in `PARTS`, and
-        what draws the figure X, whose docstring is its caption, is called X_figure."""
-        found = {part: module[name] for part, name in PARTS.items() if name in module}
-        drawn = {n: f for n, f in module.items() if n.endswith("_figure")}
-        return cls(**{"figures": Drawing.all(*drawn.values())} | found | about)
 
     @property
     def captions(self) -> dict[str, str]:
@@ -189,20 +161,21 @@ class Experiment:
             cli.mesh(options)  # more devices than there are: refused before there is a folder
             with self._opened(options, setup) as run:
                 results = self.measure(options, setup, run)
-                summary = run.publish(
+                shown = self._shown(results, setup)
+                run.publish(
                     rows=partial(self.table, results, setup),
                     figures=self.drawn(results, setup),
                     files=self.files(results, setup, run),
-                    summary=partial(self._summary, results, setup),
+                    summary=lambda: {
+                        "statements": [tidy.of_row(row) for row in shown.claims],
+                        "compared": [vars(row) for row in shown.comparisons],
+                    },
                     shown={name: options[name].value for name in self.execution} or None,
                 )
-        shown = self._shown(results, setup, summary)
         for row in shown.comparisons:
             print(report.comparison_line(row))
         for answer in report.answers_of(STATEMENTS, shown.claims):
             print(report.answer_lines(answer))
-        if shown.reading:
-            print(shown.reading)
         print(f"{'written to' if run.primary else 'read from'} {run.path}")
         return shown
 
@@ -212,10 +185,7 @@ class Experiment:
         Raises:
             RunError: The run is not complete, or damaged.
         """
-        summary = read_summary(folder)
-        if self.summary is not None:
-            return self._shown(None, None, summary)
-        return self._shown(*self.results(folder), summary)
+        return self._shown(*self.results(folder))
 
     def results(self, folder: Path) -> tuple[Any, Any]:
         """(results, setup) of a finished folder."""
@@ -231,19 +201,8 @@ class Experiment:
     def _opened(self, options, setup, **how):
         return cli.open_run(options, extra=self.extra(setup), execution=self.execution, **how)
 
-    def _shown(self, results, setup, summary):
-        seen = (results, setup) if self.summary is None else (summary,)
-        claims, comparisons = tuple(self.claims(*seen)), tuple(self.compare(*seen))
-        return Shown(claims, comparisons, self.reading(summary), summary)
-
-    def _summary(self, results, setup):
-        if self.summary is not None:
-            return self.summary(results, setup)
-        shown = self._shown(results, setup, {})
-        return {
-            "statements": [tidy.of_row(row) for row in shown.claims],
-            "compared": [vars(row) for row in shown.comparisons],
-        }
+    def _shown(self, results, setup):
+        return Shown(tuple(self.claims(results, setup)), tuple(self.compare(results, setup)))
 
     def drawn(self, results: Any, setup: Any) -> dict[str, Callable[[], Any]]:
         """What draws each figure that there is, by name, in the style of `report.figures`."""

@@ -41,8 +41,6 @@ def markdown(
         parts += [f"## {section.title}", section.claim]
         if section.status != "done":
             parts.append(f"**{section.status}**")
-        if section.reading:
-            parts.append(section.reading)
         for index, (png, caption) in enumerate(section.figures):
             path = f"results/{section.name}_{index}.png"
             figures[path] = small(png)

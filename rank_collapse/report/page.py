@@ -40,7 +40,6 @@ class Section:
     claims: Sequence[Row] = field(default=())  # Of the statements, whose answers the page has
     comparisons: Sequence[Comparison] = field(default=())  # Numbers beside published ones
     table: Sequence[Mapping[str, Any]] = field(default=())  # Rows of numbers by column
-    reading: str = ""  # How the numbers compare with the paper
     details: str = ""  # The folder, the time
     error: str = ""  # What a failed run printed
 
@@ -128,9 +127,6 @@ def _section(section):
     parts += [_figure(figure) for figure in section.figures[:1]]
     parts.append(f'<p class="claim">{_text(section.claim)}</p>')
     compared = any(c.published is not None for c in section.comparisons)
-    if section.reading:
-        head = "Against the paper:" if compared or section.claims else "Measured:"
-        parts.append(f"<p><b>{head}</b> {_text(section.reading)}</p>")
     if section.error:
         parts.append(f"<pre>{_text(section.error)}</pre>")
     if further := section.figures[1:]:

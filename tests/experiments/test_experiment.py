@@ -39,7 +39,6 @@ def made(**fields):
         "extra": lambda factor: {"input": factor},
         "measure": lambda options, factor, run: run.cached("all", lambda: compute(options)),
         "table": lambda found, factor: [{"value": float(v)} for v in found["values"]],
-        "summary": lambda found, factor: {"values": found["values"].tolist()},
         "figures": {
             "shown": Drawing(lambda found, factor: Figure(), "A caption."),
             "aside": Drawing(lambda found, factor: Figure()),
@@ -49,9 +48,8 @@ def made(**fields):
         },
         "further": lambda found, factor: {f"times_{factor}": Figure},
         "files": lambda found, factor, run: {"report.html": lambda: b"<p>"},
-        "claims": lambda summary: [claims.of_mean("chains", "seeds", summary["values"])],
-        "compare": lambda summary: [Comparison("first", summary["values"][0], 1, "a note")],
-        "reading": lambda summary: "So they do.",
+        "claims": lambda found, factor: [claims.of_mean("chains", "seeds", found["values"])],
+        "compare": lambda found, factor: [Comparison("first", found["values"][0], 1, "a note")],
     }
     return Experiment(**about | fields), computed
 
@@ -66,7 +64,7 @@ def test_a_run_shows_what_there_is_and_computes_it_once(tmp_path, capsys):
         assert printed[0] == "first: 2, beside 1; a note"
         assert printed[1].startswith("cannot be said Dong et al. 2021, section 4.2: Products of ")
         assert printed[2].startswith("    undecided  seeds: 4 (") and "; 3 draws" in printed[2]
-        assert printed[3:] == ["So they do.", f"written to {tmp_path}"]
+        assert printed[3:] == [f"written to {tmp_path}"]
         names = {path.stem for path in (tmp_path / "figures").iterdir()}
         assert names == {"shown", "aside", "named", "times_2"}
         assert (tmp_path / "results.csv").exists() and (tmp_path / "report.html").exists()
@@ -104,7 +102,7 @@ def test_a_folder_is_read_as_it_was_last_asked(tmp_path):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_setup_measures_and_tables_compute_in_the_arithmetic_of_the_flag(tmp_path, dtype):
-    parts = ("setup", "measure", "table", "summary")
+    parts = ("setup", "measure", "table", "claims")
     plain, seen = made()[0], {}
 
     def noted(part):

@@ -58,7 +58,6 @@ def hostile_page():
         figures=[(b"png", HOSTILE), (b"png", HOSTILE)],
         table=[{HOSTILE: HOSTILE}],
         comparisons=[report.Comparison(HOSTILE, HOSTILE, HOSTILE, HOSTILE)],
-        reading=HOSTILE,
         details=HOSTILE,
         error=HOSTILE,
     )
