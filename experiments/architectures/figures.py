@@ -117,6 +117,12 @@ def residual_figure(results: Results) -> Figure:
                 values = results.get(kind, name.format(variant, reading))
                 if values is not None:
                     figures.band(ax, layers, values, label, 2 * text + index, **style)
+            read = results.get(kind, f"residuals/{variant}/{reading}/read_residual_ratio")
+            if read is not None:
+                style["linestyle"] = "--"
+                figures.band(
+                    panels[0], layers, read, f"{label}, as read", 4 + 2 * text + index, **style
+                )
         panels[0].set(title=variant, ylim=(-0.03, 1.05), xlabel="layer")
         panels[-1].set_xlabel("layer")
         figures.integer_ticks(*panels)
