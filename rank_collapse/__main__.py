@@ -55,7 +55,6 @@ except ValueError as error:  # matplotlib's, of its variable
 
 MEASURES = ("residual_ratio", "token_cosine", "effective_rank")
 SPIKES = ("spike_entry", "spike_norm", "spike_share", "residual_spike")
-PLACES = ("spike_token", "spike_feature")  # of the largest entry
 # Means over the heads: {name in `attention_measures`: on the page}.
 OF_ATTENTION = {
     "entropy": "attention entropy, nats",
@@ -202,7 +201,7 @@ def measured(source: pretrained.OpenCheckpoint, batch: tokens.Tokens) -> dict[st
     Of hidden states before the final norm; of READ the last are those after it. "spiked" where one
     token holds more than half of ‖res(X)‖_F².
     """
-    names = MEASURES + SPIKES + PLACES
+    names = (*MEASURES, *SPIKES, "spike_token", "spike_feature")
     passes = {
         WHOLE: ProfilePass(names),
         READ: ProfilePass(names, tokens="read"),
@@ -265,7 +264,8 @@ def of_one_token(found: Mapping[str, Any]) -> dict[str, str]:
         if len(layers):
             rows[f"Layers whose residual ratio is of one token, {name}"] = (
                 f"{', '.join(map(str, layers))}; largest entry at position "
-                f"{', '.join(f'{p:.0f}' for p in positions)}, in {flags.any(axis=1).sum()} texts"
+                f"{', '.join(f'{p:.0f}' for p in positions)}, "
+                f"in {flags.any(axis=1).sum()} of {len(flags)} texts"
             )
     return rows
 
@@ -324,13 +324,16 @@ def page(
 def by_layer(found: Mapping[str, Any]):
     """Residual ratio by layer, and the largest token's share."""
     shown = {name: np.maximum(found[name]["residual_ratio"], 1e-8) for name in NETWORKS}
-    shares = {"of ‖X‖²": "spike_share", "of ‖res(X)‖²": "residual_spike"}
     groups = {
         "residual ratio": shown,
-        "largest token's share": {label: found[WHOLE][name] for label, name in shares.items()},
+        "largest token's share": {
+            "of ‖X‖²": found[WHOLE]["spike_share"],
+            "of ‖res(X)‖²": found[WHOLE]["residual_spike"],
+        },
     }
-    size = {"width": 4.2, "height": 3.4}
-    fig, ((ratios, spikes),) = figures.curves(groups, ylabel="‖res(X)‖₁,∞ / ‖X‖₁,∞", **size)
+    fig, ((ratios, spikes),) = figures.curves(
+        groups, ylabel="‖res(X)‖₁,∞ / ‖X‖₁,∞", width=4.2, height=3.4
+    )
     ratios.set(yscale="log")
     spikes.set(ylim=(0, 1.05))
     spikes.axhline(0.5, color="#9A9A9A", lw=1)

@@ -91,10 +91,8 @@ def test_a_token_that_holds_the_residual_is_named(tmp_path, factor):
     assert main([str(tmp_path / "gpt2"), *texts, "--out", str(out)]) == 0
     numbers = json.loads(out.with_suffix(".json").read_text())["numbers"]
     said = {k: v for k, v in numbers.items() if "one token" in k}
-    row, where = (
-        "Layers whose residual ratio is of one token, whole network",
-        "0, 1, 2; largest entry at position 3, 6, in 2 texts",
-    )
+    row = "Layers whose residual ratio is of one token, whole network"
+    where = "0, 1, 2; largest entry at position 3, 6, in 2 of 3 texts"
     spiked = factor > 1
     assert said == ({row: where} if spiked else {})
     assert (f"{row}: {where}." in out.read_text("utf-8")) == spiked
