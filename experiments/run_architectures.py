@@ -91,7 +91,13 @@ for kind, name, default, text, *choices in (
         False,
         "Join texts until each has --max_tokens, as the published ones had.",
     ),
-    ("list", "parts", list(PARTS), f"What to measure, out of {', '.join(PARTS)}."),
+    (
+        "list",
+        "parts",
+        list(PARTS),
+        f"What to measure, out of {', '.join(PARTS)}; "
+        "and read: residuals of what attention reads, N(x), too.",
+    ),
     (
         "boolean",
         "initialisation",

@@ -6,10 +6,11 @@
     python -m rank_collapse my-run/checkpoint --ids 5,8,13 --ids 7,7,1,2
     python -m rank_collapse bert-base-cased       (published sizes at random initialisation)
 
-By layer, on a few texts: residual ratio, token cosine and effective rank of the whole network and
-of its attention alone, before the final norm, entropy and sinks of attention, and the size of all
-paths of each length. The same numbers are written beside the page as a table (.csv) and with their
-means (.json). Weights are read layer by layer. `python -m experiments.run_architectures` in a clone
+By layer, on a few texts: residual ratio, token cosine and effective rank before the final norm, of
+the whole network, of what its attention reads, and of its attention alone; spikes, with the layers
+where the residual ratio is of one token; entropy and sinks of attention; and the size of all paths
+of each length. The same numbers are written beside the page as a table (.csv) and with their means
+(.json). Weights are read layer by layer. `python -m experiments.run_architectures` in a clone
 measures more.
 """
 
@@ -32,7 +33,6 @@ from rank_collapse.extras import MissingPackage
 from rank_collapse.measures.attention import attention_measures
 from rank_collapse.measures.norms import composite_norm
 from rank_collapse.measures.profiles import ProfilePass
-from rank_collapse.measures.residuals import residual_ratio
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.passes import Each
 from rank_collapse.paths.contributions import LengthPass
@@ -54,6 +54,7 @@ except ValueError as error:  # matplotlib's, of its variable
     raise SystemExit(2) from None
 
 MEASURES = ("residual_ratio", "token_cosine", "effective_rank")
+SPIKES = ("spike_entry", "spike_norm", "spike_share", "residual_spike")
 # Means over the heads: {name in `attention_measures`: on the page}.
 OF_ATTENTION = {
     "entropy": "attention entropy, nats",
@@ -61,6 +62,8 @@ OF_ATTENTION = {
     "largest_column": "attention on the token with most",
 }
 WHOLE, ALONE = "whole network", "attention alone"  # SAN in the paper
+READ = "what attention reads"  # N(x), after the last layer the output
+NETWORKS = (WHOLE, READ, ALONE)
 COLLAPSED = 0.01  # of the residual ratio
 
 
@@ -192,30 +195,35 @@ def batch_of(
 
 
 def measured(source: pretrained.OpenCheckpoint, batch: tokens.Tokens) -> dict[str, Any]:
-    """{WHOLE: {measure: [b, L + 1]}, ALONE: the same, "attention": {measure: [b, L]}, means over
-    heads, "sizes": ‖C_k‖_{1,∞} [b, L + 1], "normed": [b]}.
+    """{WHOLE, READ and ALONE: {measure, or "spiked": [b, L + 1]}, "attention": {measure: [b, L]},
+    means over heads, "sizes": ‖C_k‖_{1,∞} [b, L + 1]}.
 
-    Of hidden states before the final norm; "normed" is the residual ratio after it.
+    Of hidden states before the final norm; of READ the last are those after it. "spiked" where one
+    token holds more than half of ‖res(X)‖_F².
     """
-    profile = ("profile", ProfilePass(MEASURES))
-    sums = (("sums", LengthPass(source.biased)), ("attention", Each(attention_measures)))
+    names = (*MEASURES, *SPIKES, "spike_token", "spike_feature")
+    passes = {
+        WHOLE: ProfilePass(names),
+        READ: ProfilePass(names, tokens="read"),
+        "sums": LengthPass(source.biased),
+        "attention": Each(attention_measures),
+    }
     groups = {
-        WHOLE: pretrained.Group((profile, *sums)),
-        ALONE: pretrained.Group((profile,), pretrained.AblationSpec("SAN")),
+        WHOLE: pretrained.Group(tuple(passes.items())),
+        ALONE: pretrained.Group(((ALONE, passes[WHOLE]),), pretrained.AblationSpec("SAN")),
     }
     found = pretrained.stream(source, {"x": batch.ids, "mask": batch.mask}, groups)
-    sums, heads = found[WHOLE]["sums"], found[WHOLE]["attention"]
+    whole = found[WHOLE] | found[ALONE]
     size = jax.vmap(lambda lengths, mask: jax.vmap(lambda c: composite_norm(c, mask=mask))(lengths))
-    return {name: found[name]["profile"] for name in groups} | {
-        "attention": {name: heads[name].mean(axis=-1) for name in OF_ATTENTION},
-        "sizes": np.asarray(size(sums.by_length, batch.mask)),
-        "normed": np.asarray(residual_ratio(sums.output, mask=batch.mask)),
+    return {name: {**whole[name], **whole[name].notes} for name in NETWORKS} | {
+        "attention": {name: whole["attention"][name].mean(axis=-1) for name in OF_ATTENTION},
+        "sizes": np.asarray(size(whole["sums"].by_length, batch.mask)),
     }
 
 
 def table_of(found: Mapping[str, Any]) -> str:
     """All numbers as CSV, one a row: of which network, measure, text, and layer or path length."""
-    measures = {f"{p}/{m}": a for p in (WHOLE, ALONE, "attention") for m, a in found[p].items()}
+    measures = {f"{p}/{m}": a for p in (*NETWORKS, "attention") for m, a in found[p].items()}
     written = io.StringIO()
     writer = csv.writer(written, lineterminator="\n")
     writer.writerow(("network", "measure", "text", "layer_or_length", "value"))
@@ -231,27 +239,43 @@ def numbers_of(
     config: TransformerConfig, found: Mapping[str, Any], batch: tokens.Tokens
 ) -> dict[str, Any]:
     """The headline numbers, means over texts."""
-    ratio, bare = (found[name]["residual_ratio"].mean(axis=0) for name in (WHOLE, ALONE))
+    ratio, read, bare = (found[name]["residual_ratio"].mean(axis=0) for name in NETWORKS)
     below = np.flatnonzero(bare < COLLAPSED)
     share = (found["sizes"] / found["sizes"].sum(axis=1, keepdims=True)).mean(axis=0)
     return {
         "layers, heads, width": f"{config.depth}, {config.num_heads}, {config.d_model}",
         "texts, tokens": f"{len(batch.ids)}, {int(batch.mask.sum())}",
         "residual ratio after the last layer, before the final norm": float(ratio[-1]),
-        "residual ratio after the final norm": float(found["normed"].mean()),
+        "residual ratio after the final norm": float(read[-1]),
         f"residual ratio of {ALONE}, before the final norm": float(bare[-1]),
         f"first layer below {COLLAPSED:g}, of {ALONE}": int(below[0]) if len(below) else "none",
+        **of_one_token(found),
         "mean path length, by size": float(share @ np.arange(config.depth + 1)),
         "mean path length, by number": config.depth * config.num_heads / (1 + config.num_heads),
     } | {f"{text}, mean": float(found["attention"][m].mean()) for m, text in OF_ATTENTION.items()}
+
+
+def of_one_token(found: Mapping[str, Any]) -> dict[str, str]:
+    """Where one token holds more than half of ‖res(X)‖_F², if anywhere: layers and positions."""
+    rows = {}
+    for name in (WHOLE, READ):
+        flags, position = (found[name][measure] for measure in ("spiked", "spike_token"))
+        layers, positions = np.flatnonzero(flags.any(axis=0)), np.unique(position[flags])
+        if len(layers):
+            rows[f"Layers whose residual ratio is of one token, {name}"] = (
+                f"{', '.join(map(str, layers))}; largest entry at position "
+                f"{', '.join(f'{p:.0f}' for p in positions)}, "
+                f"in {flags.any(axis=1).sum()} of {len(flags)} texts"
+            )
+    return rows
 
 
 def page(
     name: str, found: Mapping[str, Any], made: str, numbers: Mapping[str, Any], command: str
 ) -> str:
     """The page as HTML."""
-    columns = {f"residual ratio, {ALONE}": found[ALONE]["residual_ratio"]}
-    columns |= {name.replace("_", " "): found[WHOLE][name] for name in MEASURES}
+    columns = {f"residual ratio, {name}": found[name]["residual_ratio"] for name in NETWORKS}
+    columns |= {name.replace("_", " "): found[WHOLE][name] for name in MEASURES[1:] + SPIKES}
     means = {name: values.mean(axis=0).tolist() for name, values in columns.items()}
     means |= {  # there is no attention before the first layer
         text: [None, *found["attention"][name].mean(axis=0).tolist()]
@@ -269,7 +293,9 @@ def page(
         figures=[
             (
                 drawn(by_layer(found))[".png"],
-                "Residual ratio by layer, also without skips and MLPs; bands over texts.",
+                f"Residual ratio by layer, also of {READ}, N(x), and without skips and MLPs. "
+                "Right: the largest token's share of the squared norm, and of the residual's; "
+                "where that is above 1/2, the residual ratio is of one token. Bands over texts.",
             ),
             (
                 drawn(by_path_length(found["sizes"]))[".png"],
@@ -288,19 +314,30 @@ def page(
     return report.render(
         f"Rank collapse in {name}",
         "Means over texts, in float32: residual ratios below about 1e-7 are rounding. States by "
-        f"layer are those before the final norm, where there is one. {made}",
+        f"layer are those before the final norm, where there is one. {made}"
+        + "".join(f" {row}: {where}." for row, where in of_one_token(found).items()),
         [section],
     )
 
 
 @figures.styled
 def by_layer(found: Mapping[str, Any]):
-    """Residual ratio by layer, of the whole network and of its attention alone."""
-    shown = {name: np.maximum(found[name]["residual_ratio"], 1e-8) for name in (WHOLE, ALONE)}
-    size = {"width": 6.5, "height": 3.4}
-    fig, axes = figures.curves({"": shown}, ylabel="‖res(X)‖₁,∞ / ‖X‖₁,∞", **size)
-    axes[0, 0].set(yscale="log")
-    axes[0, 0].legend()
+    """Residual ratio by layer, and the largest token's share."""
+    shown = {name: np.maximum(found[name]["residual_ratio"], 1e-8) for name in NETWORKS}
+    groups = {
+        "residual ratio": shown,
+        "largest token's share": {
+            "of ‖X‖²": found[WHOLE]["spike_share"],
+            "of ‖res(X)‖²": found[WHOLE]["residual_spike"],
+        },
+    }
+    fig, ((ratios, spikes),) = figures.curves(
+        groups, ylabel="‖res(X)‖₁,∞ / ‖X‖₁,∞", width=4.2, height=3.4
+    )
+    ratios.set(yscale="log")
+    spikes.set(ylim=(0, 1.05))
+    spikes.axhline(0.5, color="#9A9A9A", lw=1)
+    figures.finish((ratios, spikes), "layer")
     return fig
 
 
@@ -319,9 +356,8 @@ def of_attention(found: Mapping[str, Any]):
     for index, (name, label) in enumerate(OF_ATTENTION.items()):
         ax = axes[0, min(index, 1)]
         figures.band(ax, np.arange(1, found[name].shape[1] + 1), found[name], label, index)
-        ax.set(xlabel="layer", ylim=(0, 1 if index else 1.2 * found[name].max()))
-        ax.legend()
-        figures.integer_ticks(ax)
+        ax.set(ylim=(0, 1 if index else 1.2 * found[name].max()))
+    figures.finish(tuple(axes[0]), "layer")
     return fig
 
 

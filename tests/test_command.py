@@ -13,7 +13,7 @@ import pytest
 from conftest import REPOSITORY
 
 import rank_collapse as rc
-from rank_collapse.__main__ import WHOLE, batch_of, main, measured, opened, parsed
+from rank_collapse.__main__ import READ, WHOLE, batch_of, main, measured, opened, parsed
 
 GOLDEN = REPOSITORY / "tests" / "golden" / "bert"
 
@@ -64,7 +64,8 @@ def test_its_numbers_are_those_of_the_network(folder, tmp_path):
     trace = rc.apply(params, batch.ids[0], config)
     expected = rc.profile(trace.hidden)["residual_ratio"]
     np.testing.assert_allclose(found[WHOLE]["residual_ratio"][0], expected, rtol=1e-4)
-    np.testing.assert_allclose(found["normed"], rc.residual_ratio(trace.output), rtol=1e-4)
+    after = found[READ]["residual_ratio"][0, -1]
+    np.testing.assert_allclose(after, rc.residual_ratio(trace.output), rtol=1e-4)
     p = np.asarray(trace.attention, np.float64)  # [l, h, n, n]
     entropy = -(p * np.log(np.where(p > 0, p, 1))).sum(axis=-1).mean(axis=(1, 2))
     np.testing.assert_allclose(found["attention"]["entropy"][0], entropy, rtol=1e-5)
@@ -73,6 +74,34 @@ def test_its_numbers_are_those_of_the_network(folder, tmp_path):
     by_length = rc.path_contributions(params, batch.ids[0], config).by_length
     sizes = [rc.composite_norm(c) for c in by_length]
     np.testing.assert_allclose(found["sizes"][0], sizes, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("factor", [1, 1000])
+def test_a_token_that_holds_the_residual_is_named(tmp_path, factor):
+    """The page, the table and the headline numbers say so; where none does they say nothing."""
+    transformers, torch = (pytest.importorskip(name) for name in ("transformers", "torch"))
+    torch.manual_seed(0)
+    sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 60, "n_positions": 16}
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes))
+    with torch.no_grad():
+        model.transformer.wte.weight[7] *= factor
+    model.save_pretrained(tmp_path / "gpt2")
+    out = tmp_path / "page.html"
+    texts = ("--ids=5,8,13,7,21,34,55,2", "--ids=3,1,4,9,15,16,7,25", "--ids=3,1,4,9,15,16,25,8")
+    assert main([str(tmp_path / "gpt2"), *texts, "--out", str(out)]) == 0
+    numbers = json.loads(out.with_suffix(".json").read_text())["numbers"]
+    said = {k: v for k, v in numbers.items() if "one token" in k}
+    row = "Layers whose residual ratio is of one token, whole network"
+    where = "0, 1, 2; largest entry at position 3, 6, in 2 of 3 texts"
+    spiked = factor > 1
+    assert said == ({row: where} if spiked else {})
+    assert (f"{row}: {where}." in out.read_text("utf-8")) == spiked
+    rows = list(csv.DictReader(out.with_suffix(".csv").read_text().splitlines()))
+    flags = [r for r in rows if r["measure"] == "spiked" and float(r["value"])]
+    named = {(r["network"], r["text"]) for r in flags if r["network"] != "attention alone"}
+    assert named == ({(WHOLE, "0"), (WHOLE, "1")} if spiked else set())
+    columns = re.findall("<th>([^<]*)</th>", out.read_text("utf-8"))
+    assert {f"residual ratio, {WHOLE}", f"residual ratio, {READ}", "spike norm"} <= set(columns)
 
 
 def tokens_of(folder, *arguments):

@@ -117,7 +117,13 @@ def residual_figure(results: Results) -> Figure:
                 values = results.get(kind, name.format(variant, reading))
                 if values is not None:
                     figures.band(ax, layers, values, label, 2 * text + index, **style)
-        panels[0].set(title=variant, ylim=(-0.03, 1.05), xlabel="layer")
+            read = results.get(kind, f"residuals/{variant}/{reading}/read_residual_ratio")
+            if read is not None:
+                style["linestyle"] = "--"
+                figures.band(
+                    panels[0], layers, read, f"{label}, as read", 4 + 2 * text + index, **style
+                )
+        panels[0].set(title=variant, xlabel="layer")
         panels[-1].set_xlabel("layer")
         figures.integer_ticks(*panels)
         handles |= dict(zip(*panels[0].get_legend_handles_labels()[::-1], strict=True))
@@ -127,7 +133,9 @@ def residual_figure(results: Results) -> Figure:
             ax.set_yscale("symlog", linthresh=10)
             ax.set(ylim=(min(3 * floor, -10), 10), visible=variant in ("SAN", "SAN+MLP"))
         axes[1, 0].set_ylabel("log10 ‖res(X)‖₁,∞")
-    axes[0, 0].set_ylabel("‖res(X)‖₁,∞ / ‖X‖₁,∞")
+    top = max(np.nanmax(line.get_ydata(), initial=0) for ax in axes[0] for line in ax.lines)
+    ratio = "‖res(X)‖₁,∞ / ‖X‖₁,∞"  # of one token above 1
+    axes[0, 0].set(ylim=(-0.03, max(1.05, top + 0.03)), ylabel=ratio)
     fig.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=3)
     return fig
 

@@ -48,6 +48,7 @@ PARTS = (
     "removal",
     *OF_LANGUAGE,
 )
+BESIDE = ("ranks", "read")  # more measures of the same states; of what attention reads of them
 IN_ORDER = (*BY_VARIANT, *OF_WHOLE, *OF_LANGUAGE)  # as their arrays are kept
 WHOLE = ("Transformer", "published")
 
@@ -83,7 +84,7 @@ def setup_of(options: Flags) -> Setup:
         ValueError: Unknown parts, or parts that suit no model; checkpoints and texts that
             cannot be read.
     """
-    check_names(options, "parts", PARTS)
+    check_names(options, "parts", (*PARTS, "read"))
     models = models_of(options)
     setup = Setup(models, {model.label: inputs_of(model, options) for model in models})
     if options["parts"].using_default_value:  # all, of which each model takes what suits it
@@ -94,7 +95,7 @@ def setup_of(options: Flags) -> Setup:
         if not weights.seed
         for part in parts_of(weights)
     }
-    taken.add("ranks")  # goes with residuals, which suit all
+    taken.update(BESIDE)  # go with residuals, which suit all
     if missing := [name for name in options.parts if name not in taken]:
         labels = ", ".join(setup.batches)
         raise ValueError(f"--parts={','.join(missing)} cannot be measured on {labels}")
@@ -128,7 +129,7 @@ def parts_of(weights: Weights) -> list[Part]:
     """What is asked for and suits the network; of later seeds the residuals alone."""
     options, config = weights.options, weights.model.config
     asked = set(options.parts) if weights.seed < options.num_path_seeds else {"residuals"}
-    if "ranks" in asked:  # more measures of the same states
+    if asked.intersection(BESIDE):
         asked.add("residuals")
     of_whole = set(OF_WHOLE)
     if asked.intersection(OF_LANGUAGE) and weights.source.is_causal_lm:
@@ -153,9 +154,12 @@ def passes_of(part: Part, weights: Weights) -> dict[str, LayerPass]:
     measures = ("residual_ratio", "token_cosine")
     if "ranks" in weights.options.parts:
         measures += ("effective_rank", "stable_rank")
+    states = {"residuals": ProfilePass(measures)}
+    if "read" in weights.options.parts:
+        states["read"] = ProfilePass(measures, tokens="read")
     sums = {"sums": LengthPass(weights.source.biased)}
     return {
-        "residuals": {"residuals": ProfilePass(measures)},
+        "residuals": states,
         "log": {"log": LogPass()},
         "bounds": {"bounds": BoundPass()},
         "chains": {"chains": ChainPass()},
@@ -246,6 +250,9 @@ def gradients(weights: Weights, found: dict[str, Any], inputs: dict[str, Any]) -
 # part: (weights, {pass: its result}, inputs) -> arrays [texts, ...] by name; of the others what
 # the pass of their name found
 ARRAYS: dict[str, Callable[..., dict[str, Any]]] = {
+    "residuals": lambda weights, found, inputs: (
+        found["residuals"] | {f"read_{name}": a for name, a in found.get("read", {}).items()}
+    ),
     "log": lambda weights, found, inputs: {
         "log10_residual": (
             found["log"].profile if "log" in found else found["bounds"].log10_residual

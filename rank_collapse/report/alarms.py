@@ -26,6 +26,7 @@ class Alarm(NamedTuple):
     value: float  # What it was
     layer: int | None  # From 0; None for a metric without layers
     seed: int | None  # Of an ensemble; None without
+    spiked: bool = False  # Whether a residual ratio is mostly of one token, see `measures.Profile`
 
     def __str__(self) -> str:
         _, bound, above, meaning, _ = self.threshold
@@ -35,6 +36,7 @@ class Alarm(NamedTuple):
         if not np.isfinite(self.value):
             side = "is not finite"
         text = f"step {self.step}: {self.metric} {self.value:.3g} {side}{where}"
+        meaning = ", ".join(filter(None, (meaning, "of one token" if self.spiked else "")))
         return f"{text} ({meaning})" if meaning else text
 
 
@@ -49,21 +51,23 @@ def alarms(rows: Iterable[Mapping[str, Any]], thresholds: Sequence[Threshold]) -
     rows = sorted(rows, key=lambda row: row["step"])
     names = dict.fromkeys(name for row in rows for name in row)
     guarded = {name: own for name in names if (own := of_metric(name, thresholds))}
-    columns: dict[Any, tuple[list[Any], list[Any]]] = {}  # of a metric and a seed: steps, values
+    columns: dict[Any, tuple[list[Any], list[Any]]] = {}  # of a metric and a seed: rows, values
     for row in rows:
         for name in (n for n in row if n in guarded):
-            steps, values = columns.setdefault((name, row.get("seed")), ([], []))
-            steps.append(row["step"])
+            of_seed, values = columns.setdefault((name, row.get("seed")), ([], []))
+            of_seed.append(row)
             values.append(row[name])
     found = []
-    for (name, seed), (steps, values) in columns.items():
+    for (name, seed), (of_seed, values) in columns.items():
         for threshold in guarded[name]:
             for index in _candidates(values, threshold):
                 own = np.asarray(values[index], float)
                 worst = _passed(np.atleast_1d(own), threshold)
                 if worst is not None:
                     layer, value = worst if own.ndim else None, float(np.atleast_1d(own)[worst])
-                    found.append(Alarm(name, threshold, steps[index], value, layer, seed))
+                    row = of_seed[index]
+                    spiked = _is_spiked(row, name, worst)
+                    found.append(Alarm(name, threshold, row["step"], value, layer, seed, spiked))
                     break
     return sorted(found, key=lambda alarm: alarm.step)
 
@@ -81,6 +85,12 @@ def _candidates(values, threshold):
     side = flat > threshold.value if threshold.above else flat < threshold.value
     passing = side | (threshold.finite & ~np.isfinite(flat))
     return np.unique(np.repeat(np.arange(len(sizes)), sizes)[passing])
+
+
+def _is_spiked(row, name, layer):
+    """Whether a residual ratio is mostly of one token there, of most examples."""
+    shares = row.get(name.removesuffix("residual_ratio") + "spiked", 0)
+    return np.size(shares) > layer and bool(np.atleast_1d(shares)[layer] > 0.5)
 
 
 def _passed(values, threshold):

@@ -12,6 +12,7 @@ import pytest
 from second_run import check_second_run
 from trained_runs import rows as rows_of
 
+import rank_collapse as rc
 from experiments import run_architectures
 from experiments.architectures import measure, resume
 from experiments.architectures.models import Model
@@ -176,6 +177,27 @@ def test_ranks_alone_are_of_the_states_whose_residuals_are_measured(tmp_path, id
     common = (f"--checkpoints={GOLDEN / 'bert'}", f"--token_ids={ids}", "--initialisation=false")
     assert execute(*common, "--parts=ranks", f"--output_dir={out}") == 0
     assert {"effective_rank", "residual_ratio"} <= {row["measure"] for row in rows_of(out)}
+
+
+def test_residuals_of_what_attention_reads_are_beside_those_of_the_states(tmp_path, ids):
+    """In a pre-norm network both differ; the numbers of the states stay."""
+    common = (f"--checkpoints={GOLDEN / 'llama-grouped'}", f"--token_ids={ids}")
+    found = {}
+    for parts in ("residuals", "read"):
+        out = tmp_path / parts
+        more = (f"--parts={parts}", "--initialisation=false", f"--output_dir={out}")
+        assert execute(*common, *more) == 0
+        found[parts] = dict(np.load(out / "arrays.npz"))
+    added = {name: found["read"].pop(name) for name in set(found["read"]) - set(found["residuals"])}
+    assert {n: a.tolist() for n, a in found["read"].items()} == {
+        n: a.tolist() for n, a in found["residuals"].items()
+    }
+    name = "llama-grouped/pretrained0/residuals/Transformer/published/{}residual_ratio"
+    config, params = rc.pretrained.load(GOLDEN / "llama-grouped")
+    tokens = np.array([8, 9, 10, 11, 12])  # the second text
+    want = rc.network_profile(params, tokens, config, tokens="read")["residual_ratio"]
+    np.testing.assert_allclose(added[name.format("read_")][1], want, rtol=1e-4)
+    assert (abs(added[name.format("read_")] - found["read"][name.format("")]) > 1e-3).any()
 
 
 def test_bad_input(tmp_path, ids, capsys):

@@ -21,6 +21,10 @@ def test_the_first_step_and_the_worst_layer_are_named():
     text = "step 2: residual_ratio 0.001 below 0.01 at layer 1 of seed 1 (rank collapse)"
     assert str(alarm) == text
     assert str(lost) == "step 3: loss nan is not finite of seed 1 (divergence)"
+    spiked = {**ROWS[0], "spiked": np.array([0.0, 0.75, 0.0])}
+    other = {**ROWS[0], "spiked": np.array([1.0, 0.25, 1.0])}  # of another layer
+    assert str(alarms([spiked], COLLAPSE)[0]) == text[:-1] + ", of one token)"
+    assert str(alarms([other], COLLAPSE)[0]) == text
 
 
 @pytest.mark.parametrize("bound, expected", [(1.5, [(1, 2.0)]), (2.0, [])])
