@@ -5,7 +5,7 @@ import functools
 import jax
 import numpy as np
 import pytest
-from trained_runs import SMALL, check_mistake, check_redrawn, rows, run, seed_of
+from trained_runs import SMALL, check_mistake, rows, run, seed_of
 
 from experiments import run_circle
 from experiments.shell import cli
@@ -81,10 +81,6 @@ def test_kept_models_continue_as_the_arrays_say(folder):
         np.testing.assert_allclose(
             10.0 ** arrays["log10_distance"][seed], arrays["distance"][seed], rtol=1e-4
         )
-
-
-def test_deleted_files_come_back_and_nothing_is_trained(folder, tmp_path, monkeypatch, capsys):
-    check_redrawn(run_circle, ARGUMENTS, folder, tmp_path, monkeypatch, capsys)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from chunked_runs import check_chunks
-from second_run import check_second_run
 from trained_runs import check_mistake, rows, run
 
 import rank_collapse as rc
@@ -131,12 +130,6 @@ def test_interrupted_on_one_device_and_resumed_in_chunks_is_equal(base, tmp_path
     assert expected.keys() == found.keys()
     for name, values in expected.items():
         np.testing.assert_array_equal(found[name], values, err_msg=name)
-
-
-def test_a_finished_run_computes_nothing_again_and_is_redrawn(base, monkeypatch, capsys):
-    folder, _ = base
-    monkeypatch.setattr(measure, "Decided", lambda *a: pytest.fail("computed again"))
-    check_second_run(lambda: execute(folder, *TWO), folder, capsys)
 
 
 def test_a_sweep_compiles_as_often_as_one_value(base, tmp_path):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from chunked_runs import check_chunks
 from scipy import stats
-from trained_runs import check_mistake, check_redrawn, figures, rows, run
+from trained_runs import check_mistake, figures, rows, run
 
 import rank_collapse as rc
 from experiments import run_trainability as binary
@@ -103,12 +103,6 @@ def test_chunks_of_seeds_that_fit_into_memory_change_nothing(tmp_path, capsys):
     arguments = [*SIZES, "--parts=border", "--num_seeds=4", "--warmup=0", "--border_depths=1"]
     arguments += ["--border_gains=1,2", "--border_rates=0.01"]
     check_chunks(binary, arguments, tmp_path, capsys)
-
-
-@pytest.mark.slow
-def test_a_second_run_trains_nothing(folder, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(Training, "train", None)
-    check_redrawn(binary, ARGUMENTS, folder, tmp_path, monkeypatch, capsys)
 
 
 @pytest.mark.slow

@@ -12,7 +12,6 @@ from chunked_runs import same_arrays
 from trained_runs import (
     SMALL,
     check_mistake,
-    check_redrawn,
     contents,
     figures,
     rows,
@@ -124,10 +123,6 @@ def test_what_is_watched_has_a_line_for_every_seed_and_epoch(folder):
     for line, model in ((first, untrained), (lines[-1], seed_of(models, 1))):
         for name, by_layer in layer_scalars(model, data, config).items():
             np.testing.assert_allclose(line[name], by_layer, rtol=1e-4)
-
-
-def test_deleted_files_come_back_and_nothing_is_trained(folder, tmp_path, monkeypatch, capsys):
-    check_redrawn(run_sort, MEASURED, folder, tmp_path, monkeypatch, capsys)
 
 
 @pytest.mark.slow
