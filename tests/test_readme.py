@@ -162,12 +162,3 @@ def test_the_readme_and_the_build_page_stay_short():
     texts = [page.read_text("utf-8") for page in (README, BUILD)]
     assert max(text.count("\n") for text in texts) <= 150
     assert sum(len(text.split()) for text in texts) <= 2500
-
-
-def test_the_two_commands_set_everything_up():
-    start = "python3 -m venv .venv && .venv/bin/pip install -r "
-    assert (
-        start + "requirements.txt && .venv/bin/python -m experiments.reproduce"
-        in TEXTS["README.md"]
-    )
-    assert start + "requirements-test.txt && .venv/bin/python -m pytest" in TEXTS["README.md"]

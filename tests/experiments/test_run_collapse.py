@@ -18,7 +18,7 @@ from experiments.collapse.figures import rates, slowed
 from experiments.collapse.measure import Setting, Setup
 from experiments.run_collapse import EXPERIMENT, FLAGS, crossing_text, crossings, violations
 from experiments.shell import cli, inputs
-from experiments.shell.executor import Chunk, Mapped
+from experiments.shell.executor import Chunk
 from experiments.shell.statements import STATEMENTS
 from rank_collapse.measures import residuals
 from rank_collapse.report.claims import answers_of
@@ -108,28 +108,6 @@ def test_rows_figures_and_statements_are_of_the_arrays(base):
     left = ratio[:, -1] / ratio[:, 0]
     assert given["skips stop"].estimate == np.mean(left > 0.1)
     assert f"values {min(left):.3g} to {max(left):.3g}" in given["skips stop"].why
-
-
-@pytest.mark.slow
-def test_interrupted_on_one_device_and_resumed_in_chunks_is_equal(base, tmp_path, monkeypatch):
-    small, calls = [*TWO, "--seed_chunk=1", "--num_devices=1"], []
-    compute = Mapped.__call__
-
-    def interrupted(*args):
-        calls.append(args)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        return compute(*args)
-
-    monkeypatch.setattr(Mapped, "__call__", interrupted)
-    assert execute(tmp_path, *small) == 130
-    assert not (tmp_path / "summary.json").exists()
-    monkeypatch.undo()
-    assert execute(tmp_path, *TWO) == 0
-    expected, found = arrays(base[0]), arrays(tmp_path)
-    assert expected.keys() == found.keys()
-    for name, values in expected.items():
-        np.testing.assert_array_equal(found[name], values, err_msg=name)
 
 
 def test_a_sweep_compiles_as_often_as_one_value(base, tmp_path):
