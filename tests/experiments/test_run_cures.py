@@ -117,17 +117,6 @@ def test_nothing_is_kept_after_the_layer_where_float32_rounds_it_away():
         np.testing.assert_array_equal(own[name], [np.nan, known])
 
 
-def test_a_residual_that_is_rounded_away_is_said_to_be_a_limit():
-    for kept, limits, text in (
-        ([-6.0, -3.0, np.nan], [True, False, False], "1e-06 or less in 1 of 3 draws; 1 of 3 draws"),
-        ([-5.0, -3.0], [False, False], ""),
-    ):
-        case = {"log10_residual": np.array(kept), "limit": np.array(limits)}
-        (row,) = run_cures.claims({"cases": {"post, L=100": case}, "trained": {}}, None)
-        assert row.why.startswith(text) and row.estimate == np.nanmean(kept)
-    assert not row.why
-
-
 def test_kinds_of_cures_are_ordered_apart():
     """Designs train and keep more than variants: pooled, what is kept orders all, and within a kind
     it does not. One network under three names has no more weight in the interval than once."""
