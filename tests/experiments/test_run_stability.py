@@ -257,8 +257,6 @@ def test_what_the_law_does_not_cover_is_left_out(tmp_path):
     assert "largest ratio of the two over layers" in rows[1].note and rows[1].published > 0
     of_random = {c.setting: c for c in claims if c.key == "independent updates"}
     assert np.isfinite(of_random["branch_norm"].estimate)
-    assert "does not cover it" in of_random["branch_norm"].why
-    assert "expects" in of_random["post"].why
 
 
 def test_exponents_of_the_laws():
