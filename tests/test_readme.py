@@ -19,8 +19,15 @@ PAGES = [
     README,
     *(DOCS / f"{n}.md" for n in ("index", "measures", "networks", "paths", "checkpoints")),
 ]
-ELSEWHERE = {"monitoring.md", "mixing.md", "variants.md", "sweeps.md", "extending.md"}
-ELSEWHERE |= {"run_architectures.md", *(page.name for page in (DOCS / "api").glob("*.md"))}
+ELSEWHERE = {
+    "monitoring.md",
+    "mixing.md",
+    "variants.md",
+    "sweeps.md",
+    "extending.md",
+    "run_architectures.md",
+    *(page.name for page in (DOCS / "api").glob("*.md")),
+}
 TEXTS = {page.name: page.read_text("utf-8") for page in PAGES}
 BLOCK = re.compile(r"(?:<!-- test: ([\w ]+) -->\n)?```python\n(.*?)```", re.DOTALL)
 BLOCKS = [(page, *found) for page, text in TEXTS.items() for found in BLOCK.findall(text)]

@@ -52,8 +52,16 @@ def test_every_part_on_a_checkpoint(tmp_path, ids, capsys):
     assert found.kinds == ["pretrained", "init"]
     assert found.mean("pretrained", "residuals/SAN/published/residual_ratio").shape == (3,)
     assert max(found.mean(kind, "lengths/error") for kind in found.kinds) < 1e-5
-    figures = {"residuals", "tokens", "lengths", "chains", "bounds"}
-    figures |= {"layers", "removal", "attention"}
+    figures = {
+        "residuals",
+        "tokens",
+        "lengths",
+        "chains",
+        "bounds",
+        "layers",
+        "removal",
+        "attention",
+    }
     assert {f.name for f in (out / "figures").glob("*.png")} == {f"{n}_bert.png" for n in figures}
     page = (out / "report.html").read_text()
     assert page.count("data:image/png") == len(figures)

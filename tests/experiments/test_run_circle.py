@@ -205,8 +205,14 @@ def test_counts_unlike_the_published_code_are_said_to_be():
 def test_statements_of_the_paper_can_come_out_otherwise():
     def found(base, kept):
         """As published and without the skip around the attention; the first `kept` fall with it."""
-        cases = {"attention+skip": kept, "attention+mlp": kept, "mlp": kept, "circle_skip": kept}
-        cases |= {"base": base, "attention": base}
+        cases = {
+            "attention+skip": kept,
+            "attention+mlp": kept,
+            "mlp": kept,
+            "circle_skip": kept,
+            "base": base,
+            "attention": base,
+        }
         seen = verdicts(made_of({f"{name}, d=32": count for name, count in cases.items()}))
         settings = {key: [n for k, n in seen if k == key] for key, _ in seen if "rate" not in key}
         assert settings == {

@@ -9,8 +9,16 @@ from experiments.shell import tidy
 from experiments.shell.statements import STATEMENTS
 from rank_collapse.report.claims import FAILS, HOLDS, answers_of
 
-TINY = ["--depth=2", "--num_heads=2", "--d_model=8", "--num_tokens=6", "--num_seeds=2"]
-TINY += ["--num_paths=5", "--num_repeats=2", "--num_devices=1"]
+TINY = [
+    "--depth=2",
+    "--num_heads=2",
+    "--d_model=8",
+    "--num_tokens=6",
+    "--num_seeds=2",
+    "--num_paths=5",
+    "--num_repeats=2",
+    "--num_devices=1",
+]
 
 
 def test_writes_rows_figures_and_a_summary(tmp_path):
@@ -33,8 +41,10 @@ def test_writes_rows_figures_and_a_summary(tmp_path):
     assert [(c.key, c.draws) for c in shown.claims] == [("chains", 2), ("short at first", 2)]
     assert summary(folder)["statements"][0]["estimate"] == shown.claims[0].estimate
     for slope, length, answer in ((0.1, 2, FAILS), (-0.1, 0, HOLDS)):
-        other = found | {"chain_slope": slope * np.linspace(1, 1.2, 6)}
-        other |= {"log10_residual": np.tile(np.eye(3)[length], (6, 1))}
+        other = found | {
+            "chain_slope": slope * np.linspace(1, 1.2, 6),
+            "log10_residual": np.tile(np.eye(3)[length], (6, 1)),
+        }
         given = answers_of(STATEMENTS, own.claims(other, setup))
         assert [a.answer for a in given] == [answer] * 2
 

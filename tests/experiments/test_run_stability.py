@@ -16,10 +16,21 @@ from experiments.stability.networks import Case, base_config, configs_of
 from rank_collapse.measures import updates
 from rank_collapse.runs.seeds import seed_keys
 
-TINY = ["--designs=post,admin", "--depths=1,2,4", "--layer_depths=1,4", "--num_seeds=2"]
-TINY += ["--parts=encoders", "--pair_depths=1,2", "--pair_layer_depths=1,2"]
-TINY += ["--d_model=8", "--num_heads=2", "--num_tokens=6", "--mlp=none", "--nolog_residual"]
-TINY += ["--num_devices=1"]
+TINY = [
+    "--designs=post,admin",
+    "--depths=1,2,4",
+    "--layer_depths=1,4",
+    "--num_seeds=2",
+    "--parts=encoders",
+    "--pair_depths=1,2",
+    "--pair_layer_depths=1,2",
+    "--d_model=8",
+    "--num_heads=2",
+    "--num_tokens=6",
+    "--mlp=none",
+    "--nolog_residual",
+    "--num_devices=1",
+]
 
 
 def parsed(*arguments):

@@ -218,8 +218,18 @@ def test_all_heads_is_one_path(tmp_path):
 
 @pytest.mark.slow
 def test_the_hull_is_learned_better_than_by_guessing(tmp_path):
-    arguments = [*SMALL, "--seq_len=8", "--ffn2", "--do_mlp", "--n_train_data=1000", "--all_heads"]
-    arguments += ["--n_epochs=20", "--batch_sz=10", "--learning_rate=3e-3", "--n_eval_data=40"]
+    arguments = [
+        *SMALL,
+        "--seq_len=8",
+        "--ffn2",
+        "--do_mlp",
+        "--n_train_data=1000",
+        "--all_heads",
+        "--n_epochs=20",
+        "--batch_sz=10",
+        "--learning_rate=3e-3",
+        "--n_eval_data=40",
+    ]
     assert run(run_convex_hull, [*arguments, "--hidden_dim=16"], tmp_path) == 0
     assert accuracy_of(tmp_path, "whole", "auc") > 0.65
     assert (tmp_path / "figures" / "paths.pdf").exists()
@@ -227,9 +237,17 @@ def test_the_hull_is_learned_better_than_by_guessing(tmp_path):
 
 @pytest.mark.slow
 def test_labels_of_the_shipped_texts_are_memorized(tmp_path):
-    arguments = [*SMALL, "--task_name=shipped", "--max_seq_length=20", "--n_train_data=4"]
-    arguments += ["--n_paths=5", "--n_repeat=1"]
-    arguments += ["--num_train_epochs=60", "--batch_sz=2", "--learning_rate=1e-2"]
+    arguments = [
+        *SMALL,
+        "--task_name=shipped",
+        "--max_seq_length=20",
+        "--n_train_data=4",
+        "--n_paths=5",
+        "--n_repeat=1",
+        "--num_train_epochs=60",
+        "--batch_sz=2",
+        "--learning_rate=1e-2",
+    ]
     assert run(run_memorization, arguments, tmp_path) == 0
     assert accuracy_of(tmp_path, "whole") > accuracy_of(tmp_path, "majority baseline") + 0.1
     assert (tmp_path / "figures" / "paths.pdf").exists()

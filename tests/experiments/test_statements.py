@@ -74,9 +74,11 @@ def test_the_committed_answers_are_of_full_size_and_dated():
     assert at_full_size(text).keys() == {
         key for key, now in answered(text).items() if "**" in now and "“paper”" in now
     }
-    now = {"rate": "**holds in part** (sizes “paper”, 2026-11-23): within: x."}
-    now |= {"norm": "**holds** (sizes “paper and quick”, 2026-11-23): within: x."}
-    now |= {"circle": "**holds** (sizes “paper”, 2000-01-01): within: x."}
+    now = {
+        "rate": "**holds in part** (sizes “paper”, 2026-11-23): within: x.",
+        "norm": "**holds** (sizes “paper and quick”, 2026-11-23): within: x.",
+        "circle": "**holds** (sizes “paper”, 2000-01-01): within: x.",
+    }
     assert at_full_size(page(now)) == {
         "rate": "at full size, 2026-11-23: holds in part",
         "circle": "at full size, 2000-01-01, before its test changed: holds",

@@ -110,8 +110,15 @@ def test_the_initial_gain_is_that_of_values_outputs_and_mlps():
     config = rc.transformer(30, 2, 24, d_qk=6, d_v=10, d_ff=96, mlp="swiglu", init="xavier")
     draw = jax.jit(lambda c: rc.init(jax.random.key(0), c, 1.3).layers)
     plain, gained = draw(config), draw(config.replace(init_gain=0.25))
-    fans = {"w_q": (24, 12), "w_k": (24, 12), "w_v": (24, 20), "w_o": (20, 24)}
-    fans |= {"w_in": (24, 96), "w_gate": (24, 96), "w_out": (96, 24)}
+    fans = {
+        "w_q": (24, 12),
+        "w_k": (24, 12),
+        "w_v": (24, 20),
+        "w_o": (20, 24),
+        "w_in": (24, 96),
+        "w_gate": (24, 96),
+        "w_out": (96, 24),
+    }
     for part in (plain.attention, plain.mlp):
         for name in fans:
             w = getattr(part, name, np.zeros(0))

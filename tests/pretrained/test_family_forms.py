@@ -23,8 +23,16 @@ import rank_collapse as rc
 from rank_collapse import pretrained
 
 TOLERANCE = 1e-5
-SLOW = [name for name in architectures.FORMS if "-" in name] + ["qwen3_moe", "qwen3_next"]
-SLOW += ["olmo3", "granite", "stablelm", "cohere", "phi", "gemma"]
+SLOW = [name for name in architectures.FORMS if "-" in name] + [
+    "qwen3_moe",
+    "qwen3_next",
+    "olmo3",
+    "granite",
+    "stablelm",
+    "cohere",
+    "phi",
+    "gemma",
+]
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 
 

@@ -18,8 +18,15 @@ from rank_collapse.pretrained.checkpoint import Checkpoint
 from rank_collapse.pretrained.drawn import Draw, RandomWeights
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
-BERT = {"model_type": "bert", "vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 2}
-BERT |= {"num_attention_heads": 2, "intermediate_size": 40, "max_position_embeddings": 16}
+BERT = {
+    "model_type": "bert",
+    "vocab_size": 300,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 40,
+    "max_position_embeddings": 16,
+}
 
 
 @pytest.fixture

@@ -144,9 +144,17 @@ def test_next_tokens_and_gradients_of_a_language_model():
     assert worst(wide, own) < TOLERANCE
 
 
-OWN = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 20, "head_dim": 4}
-OWN |= {"hidden_size": 12, "intermediate_size": 6, "num_hidden_layers": 2}
-OWN |= {"initializer_range": 0.4, "layer_types": ["full_attention"] * 2}
+OWN = {
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 20,
+    "head_dim": 4,
+    "hidden_size": 12,
+    "intermediate_size": 6,
+    "num_hidden_layers": 2,
+    "initializer_range": 0.4,
+    "layer_types": ["full_attention"] * 2,
+}
 FEW = {"num_experts_per_tok": 2, "moe_intermediate_size": 6, "shared_expert_intermediate_size": 4}
 HELD = {
     "diffllama": {},
