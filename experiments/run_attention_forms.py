@@ -35,7 +35,8 @@ from experiments.trained.training import diverged
 from rank_collapse.report import Comparison, figures
 from rank_collapse.report.statistics import between, log10, mean_and_ends
 from rank_collapse.runs.folder import RunFolder
-from rank_collapse.training import Ensemble, config_of, path_accuracy
+from rank_collapse.training import Ensemble, path_accuracy
+from rank_collapse.training.recipe import config_of
 
 SOURCE, WIDTH = "Vaswani et al. 2017, section 3.2.1", r"width of queries and keys $d_k$"
 

@@ -201,8 +201,8 @@ def curves_figure(results: dict[str, Any], setup: Setup):
     ):
         figures.band(ax, epochs, values[seeds], label, index, marker="")
     label = f"sequences written exactly, at the end ({exact.mean():.2f})"
-    ends = exact.mean() - exact.std(), exact.mean() + exact.std()
-    figures.interval(share, float(epochs[-1]), exact.mean(), ends, label, 2)
+    mean, spread = float(exact.mean()), float(exact.std())
+    figures.interval(share, float(epochs[-1]), mean, (mean - spread, mean + spread), label, 2)
     loss.set(xlabel="epoch", ylabel="loss per token (nats)", yscale="log")
     share.set(xlabel="epoch", ylabel="share, held out", ylim=(0, 1.03))
     figures.finish((loss, share), "epoch")

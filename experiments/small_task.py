@@ -24,8 +24,9 @@ from rank_collapse.network.config import SWEPT
 from rank_collapse.network.inputs import input_states
 from rank_collapse.runs.folder import RunFolder
 from rank_collapse.runs.seeds import seed_keys
-from rank_collapse.training import Ensemble, Examples, Hyper, Recipe, config_of
-from rank_collapse.training.tasks.examples import token_accuracy
+from rank_collapse.training import Ensemble, Hyper, Recipe
+from rank_collapse.training.recipe import config_of
+from rank_collapse.training.tasks.examples import Examples, token_accuracy
 
 LETTERS, BATCH, EVAL = 5, 16, 64
 LOOKS = 4  # evaluations, besides the one before training

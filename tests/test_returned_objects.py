@@ -28,7 +28,7 @@ from rank_collapse.paths import chains, next_token
 from rank_collapse.paths.channels import Channels, Layout
 from rank_collapse.paths.contributions import LengthPass
 from rank_collapse.paths.truncation import truncated
-from rank_collapse.pretrained import lazy
+from rank_collapse.pretrained import lazy, streaming
 from rank_collapse.text import tokens
 from rank_collapse.theory import balls, cubic_law, stability
 from rank_collapse.theory.log_attention import HeadParts
@@ -173,6 +173,7 @@ NOT_OF_ARRAYS = {
     HeadParts: INSIDE,
     Walked: INSIDE,
     lazy.Stored: INSIDE,
+    streaming._Part: INSIDE,
     balls.Split: INSIDE,
     balls.Tokens: INSIDE,
     tokens.Tokens: "arrays of the host; its method is that of its last axis",

@@ -18,8 +18,10 @@ from rank_collapse.measures import updates
 from rank_collapse.network.inputs import input_states
 from rank_collapse.runs.folder import RunFolder
 from rank_collapse.runs.seeds import seed_keys
-from rank_collapse.training import Ensemble, Hyper, Model, Recipe, batch_forward, config_of
+from rank_collapse.training import Ensemble, Hyper, Model, Recipe
+from rank_collapse.training.recipe import config_of
 from rank_collapse.training.tasks import examples, sequences
+from rank_collapse.training.training import batch_forward
 
 STEPS_PER_EPOCH = 25  # of which the training loss is the mean
 LOOKS = 4  # at the networks while they train, besides the one before

@@ -16,16 +16,10 @@ from experiments.trained import arguments
 from experiments.trained.program import ALONE, Kept, Training, nested
 from rank_collapse.runs.files import damaged
 from rank_collapse.runs.folder import RunFolder
-from rank_collapse.training import (
-    Ensemble,
-    Examples,
-    Recipe,
-    check_hyper,
-    config_of,
-    fault_of,
-    layer_scalars,
-    path_accuracy,
-)
+from rank_collapse.training import Ensemble, Recipe, path_accuracy
+from rank_collapse.training.recipe import check_hyper, config_of, fault_of
+from rank_collapse.training.tasks.examples import Examples
+from rank_collapse.training.watched import layer_scalars
 
 
 @dataclass(frozen=True)

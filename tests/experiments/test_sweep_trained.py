@@ -74,11 +74,10 @@ def test_floats_are_one_ensemble(alone, ensembles, tmp_path):
     assert len(means) == 2 and all(m["seeds"] == 2 for m in means.values())
 
 
-def test_cells_apart_share_their_programs(alone, ensembles, tmp_path):
-    """Where two processes are expected, each cell is by itself."""
+def test_a_process_of_two_computes_half_of_the_cells_as_one_ensemble(alone, ensembles, tmp_path):
     grid = f"{GRID};weight_decay=0,0.1"
     assert run(quick_training, [*SMALL, grid, "--slice=1/2"], tmp_path) == 0
-    assert [runs for _, runs in ensembles] == [2, 2] and len(dict(ensembles)) == 1
+    assert [runs for _, runs in ensembles] == [4]
     check_same(tmp_path / f"{CELL},weight_decay=0", alone)
 
 
