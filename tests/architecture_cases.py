@@ -3,21 +3,48 @@
 from typing import Any, NamedTuple
 
 VOCAB = 40
-SIZES = {"vocab_size": VOCAB, "num_hidden_layers": 2, "intermediate_size": 28}
-SIZES |= {"hidden_size": 24, "num_attention_heads": 3, "max_position_embeddings": 20}
+SIZES = {
+    "vocab_size": VOCAB,
+    "num_hidden_layers": 2,
+    "intermediate_size": 28,
+    "hidden_size": 24,
+    "num_attention_heads": 3,
+    "max_position_embeddings": 20,
+}
 LLAMA = SIZES | {"num_attention_heads": 6, "pad_token_id": 0}
-T5 = {"vocab_size": VOCAB, "d_model": 24, "d_kv": 5, "d_ff": 28, "num_layers": 2, "num_heads": 3}
-T5 |= {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 12}
-T5 |= {"decoder_start_token_id": 0}
-GPT2 = {"vocab_size": VOCAB, "n_positions": 20, "n_embd": 24, "n_layer": 3, "n_head": 3}
-GPT2 |= {"bos_token_id": 1, "eos_token_id": 2}
+T5 = {
+    "vocab_size": VOCAB,
+    "d_model": 24,
+    "d_kv": 5,
+    "d_ff": 28,
+    "num_layers": 2,
+    "num_heads": 3,
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 12,
+    "decoder_start_token_id": 0,
+}
+GPT2 = {
+    "vocab_size": VOCAB,
+    "n_positions": 20,
+    "n_embd": 24,
+    "n_layer": 3,
+    "n_head": 3,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 XLNET = {"vocab_size": VOCAB, "d_model": 24, "n_layer": 2, "n_head": 3, "d_inner": 28}
 DISTIL = {"vocab_size": VOCAB, "dim": 24, "n_layers": 2, "n_heads": 3, "hidden_dim": 28}
 IMAGES = {k: v for k, v in SIZES.items() if k not in ("vocab_size", "max_position_embeddings")}
 IMAGES |= {"image_size": 8, "patch_size": 4, "num_channels": 2}
 ALBERT = SIZES | {"embedding_size": 10, "hidden_act": "gelu_new"}
-LLAMA3 = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0}
-LLAMA3 |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 16}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
 
 
 class Case(NamedTuple):
@@ -83,17 +110,46 @@ THREE = LLAMA | {"num_attention_heads": 3, "num_key_value_heads": 3}  # heads of
 DINO = {k: v for k, v in IMAGES.items() if k != "intermediate_size"} | {"mlp_ratio": 2}
 EXPERTS = LLAMA | {"num_key_value_heads": 2, "intermediate_size": 12}
 QWEN_EXPERTS = EXPERTS | {"moe_intermediate_size": 8, "num_experts": 4, "num_experts_per_tok": 2}
-MODERN = SIZES | {"local_attention": 4, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-MODERN |= {"cls_token_id": 1, "sep_token_id": 2}
-WHISPER = {"d_model": 24, "encoder_layers": 2, "encoder_attention_heads": 3, "encoder_ffn_dim": 28}
-WHISPER |= {"decoder_layers": 1, "decoder_attention_heads": 3, "decoder_ffn_dim": 28}
-WHISPER |= {"num_mel_bins": 5, "max_source_positions": 6, "vocab_size": VOCAB}
-WHISPER |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
-YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0}
-YARN |= {"original_max_position_embeddings": 16, "beta_fast": 2.0, "beta_slow": 0.5}
+MODERN = SIZES | {
+    "local_attention": 4,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "cls_token_id": 1,
+    "sep_token_id": 2,
+}
+WHISPER = {
+    "d_model": 24,
+    "encoder_layers": 2,
+    "encoder_attention_heads": 3,
+    "encoder_ffn_dim": 28,
+    "decoder_layers": 1,
+    "decoder_attention_heads": 3,
+    "decoder_ffn_dim": 28,
+    "num_mel_bins": 5,
+    "max_source_positions": 6,
+    "vocab_size": VOCAB,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 1,
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 500.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+    "beta_fast": 2.0,
+    "beta_slow": 0.5,
+}
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 500.0, "factor": 3.0}
-LONG = {"rope_type": "longrope", "rope_theta": 100.0, "partial_rotary_factor": 0.5}
-LONG |= {"short_factor": [1.0, 1.5], "long_factor": [2.0, 5.0]}
+LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 100.0,
+    "partial_rotary_factor": 0.5,
+    "short_factor": [1.0, 1.5],
+    "long_factor": [2.0, 5.0],
+}
 
 # One of each kind of network beyond the plain ones: the first of a name is in the usual run.
 FORMS = {
@@ -295,5 +351,17 @@ FORMS = {
     "whisper-bare": Case("WhisperModel", WHISPER, "sharded"),
 }
 # What a run without torch reads back: one of each family and of each file format.
-GOLDEN = ("bert", "bert-untied", "bert-legacy", "roberta", "albert-groups", "xlnet", "distilbert")
-GOLDEN += ("t5-gated", "gpt2-head", "vit-wide", "llama-grouped", "qwen2")
+GOLDEN = (
+    "bert",
+    "bert-untied",
+    "bert-legacy",
+    "roberta",
+    "albert-groups",
+    "xlnet",
+    "distilbert",
+    "t5-gated",
+    "gpt2-head",
+    "vit-wide",
+    "llama-grouped",
+    "qwen2",
+)

@@ -122,7 +122,11 @@ if __name__ == "__main__":
     scope = {}
     page = (REPOSITORY / "docs" / "networks.md").read_text("utf-8")
     exec(SWEEP.search(page)[1], scope)
-    drawn = {"skip_gain": skip_gain(scope["gains"], scope["curves"])}
-    drawn |= {"rank_collapse": collapse(), "concept_residual": residual(), "concept_paths": paths()}
+    drawn = {
+        "skip_gain": skip_gain(scope["gains"], scope["curves"]),
+        "rank_collapse": collapse(),
+        "concept_residual": residual(),
+        "concept_paths": paths(),
+    }
     for name, fig in drawn.items():
         fig.savefig(REPOSITORY / "docs" / f"{name}.png", dpi=150, bbox_inches="tight")

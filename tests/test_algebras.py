@@ -103,15 +103,18 @@ def _memory(extra):
 
 
 def by_length(params, x, config, extra, trace):
-    """Against every path by itself; with a mask of the memory, against the output."""
+    """Against every path by itself, by attention and MLPs; the others against the output."""
     found = rc.path_contributions(params, x, config, count_mlps=True, **extra)
     close(found.total, trace.output)
     simple = isinstance(config.skip_gain, float) and config.norm_gain is None
     simple = simple and config.connection == "skip"
     if simple and config.learned_skip_gain is None:
-        sums, _, offset = Oracle(params, trace, config, **_memory(extra)).sums()
-        close(found.by_attention_length, sums.sum(axis=1))
+        sums, from_memory, offset = Oracle(params, trace, config, **_memory(extra)).sums()
+        close(found.by_length, sums)
         close(found.offset, offset)
+        assert (found.from_memory is None) == (not extra)
+        if extra:
+            close(found.from_memory, from_memory)
 
 
 def heads(params, x, config, extra, trace):

@@ -67,6 +67,9 @@ SWEPT = {  # of a network whose gains and temperature are swept
     "path_contributions": lambda p, x, c: (
         rc.path_contributions(p, x, c, head_gain=jnp.full((3, 2), c.temperature)).by_length
     ),
+    "path_set_states": lambda p, x, c: rc.path_set_states(
+        p, x, c, jnp.array([[[0, 1, 2], [2, 1, 1]]]) % (1 + c.temperature).astype(int)
+    ),
     "log_residual_profile": rc.log_residual_profile,
     "bound_report": lambda p, x, c: rc.bound_report(p, x, c).layer.tightness,
 }

@@ -3,14 +3,11 @@
 import csv
 import json
 import math
-import shutil
 
 import jax
 import numpy as np
-from second_run import check_second_run
 
 from experiments.shell import cli
-from rank_collapse.training import Ensemble
 
 SMALL = (
     "--depth=2",
@@ -75,11 +72,3 @@ def check_mistake(module, arguments, message, folder, capsys, *, early=True):
     error = capsys.readouterr().err.strip()
     assert message in error and error.startswith("error: ") and "\n" not in error, error
     assert not (folder / "refused").exists() or not early
-
-
-def check_redrawn(module, arguments, folder, tmp_path, monkeypatch, capsys):
-    """Files deleted from a copy of a finished run come back, with nothing trained."""
-    copy = tmp_path / "copy"
-    shutil.copytree(folder, copy)
-    monkeypatch.setattr(Ensemble, "train", None)
-    check_second_run(lambda: run(module, arguments, copy), copy, capsys)

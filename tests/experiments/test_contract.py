@@ -6,8 +6,10 @@ and shown again without computing. Both find the same to the bit.
 
 import importlib
 import math
+import os
 import signal
 
+import jax
 import pytest
 from chunked_runs import same_arrays
 from second_run import check_second_run
@@ -24,7 +26,12 @@ from rank_collapse.runs.folder import RunFolder
 @pytest.fixture(scope="module")
 def elsewhere():
     """(command) → what a run in another process printed, which has to end well."""
-    child = process.start("contract", {"PYTHONPATH": str(REPOSITORY), "MPLBACKEND": "Agg"})
+    # Its first experiment, if that is run_architectures, would start JAX with one device for all.
+    # The loop of a device over one seed is compiled away, and its body is then rounded otherwise.
+    devices = f" --xla_force_host_platform_device_count={jax.device_count()}"
+    own = {"PYTHONPATH": str(REPOSITORY), "MPLBACKEND": "Agg"}
+    own["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + devices
+    child = process.start("contract", own)
     yield lambda command: process.answer_of(child, command, "")
     child.communicate()
 

@@ -72,14 +72,6 @@ def test_a_run_shows_what_there_is_and_computes_it_once(tmp_path, capsys):
     assert own.captions == {"shown": "A caption.", "none": "x", "part": "x", "named": "y"}
 
 
-def test_flags_are_refused_before_there_is_a_folder(tmp_path, capsys):
-    own, _ = made()
-    arguments = [f"--output_dir={tmp_path / 'x'}", "--factor=0"]
-    assert cli.execute(own.main, own.flags, arguments) == 2
-    assert capsys.readouterr().err == "error: --factor=0 gives nothing\n"
-    assert not (tmp_path / "x").exists()
-
-
 def test_what_the_flags_do_not_say_determines_the_folder_too(tmp_path, capsys):
     own, _ = made()
     other, _ = made(extra=lambda factor: {"input": 3})
@@ -126,10 +118,3 @@ def test_every_column_of_a_run_in_float64_has_its_digits(name, tmp_path, monkeyp
     arguments = [*own.presets["tiny"], "--dtype=float64", f"--output_dir={tmp_path}"]
     assert cli.execute(own.main, own.flags, arguments) == 0
     assert not single_columns(tmp_path)
-
-
-def test_help_is_of_the_object(capsys):
-    own, _ = made()
-    assert cli.execute(own.main, own.flags, ["--help"]) == 0
-    printed = capsys.readouterr().out
-    assert printed.startswith("What it is about.") and "--factor" in printed

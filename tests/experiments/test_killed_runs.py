@@ -21,10 +21,5 @@ def killed(times, seed, folder):
 
 
 @pytest.mark.slow
-def test_what_is_killed_at_a_random_moment_goes_on(tmp_path):
-    assert killed(2, 1, tmp_path) >= 1
-
-
-@pytest.mark.slow
 def test_what_is_killed_at_twenty_random_moments_goes_on(tmp_path):
     assert killed(20, 2, tmp_path) >= 8  # of a resumed run less is left

@@ -49,20 +49,6 @@ def test_no_more_seeds_than_asked_for_at_a_time():
     assert budget_of(1).fit(lambda size: size, count=16, most=5) == 6  # padded to the devices
 
 
-def test_the_largest_seeds_are_printed_once(capsys):
-    lines = []
-    with budget_of(3, lines) as budget:
-        for each in (10**7, 10**9, 10**8):
-            budget.fit(lambda size, each=each: each * size, 3)
-    assert [line.split(" expected ")[0] for line in lines[:3]] == [
-        "memory: 0.04 GB",
-        "memory: 2 GB",
-        "memory: 0.4 GB",
-    ]
-    assert capsys.readouterr().err == lines[3] + "\n" and len(lines) == 4
-    assert lines[3].startswith("memory: 2 GB expected for 2 of 3 seeds at a time beside ")
-
-
 def test_a_budget_that_the_fewest_seeds_do_not_fit_is_warned_of(capsys):
     lines = []
     assert budget_of(1e-9, lines).fit(lambda size: size * 10**7, 16) == 2

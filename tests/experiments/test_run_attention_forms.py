@@ -7,10 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from chunked_runs import check_chunks
-from trained_runs import check_mistake, check_redrawn, figures, rows, run
+from trained_runs import check_mistake, figures, rows, run
 
 from experiments import run_attention_forms as forms
-from experiments.shell import executor
 from experiments.shell.statements import STATEMENTS
 from experiments.trained import forms as measured
 from rank_collapse.network.attention import attention_scores
@@ -63,12 +62,6 @@ def test_table_and_comparisons_are_of_every_form_width_and_seed(folder):
 def test_chunks_of_seeds_that_fit_into_memory_change_nothing(folder, tmp_path, capsys):
     """Of runs: three seeds, by each function that shares a program."""
     check_chunks(forms, ARGUMENTS, tmp_path, capsys, whole=folder)
-
-
-@pytest.mark.slow
-def test_a_second_run_trains_nothing(folder, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(executor, "Mapped", lambda *a, **how: pytest.fail("measured again"))
-    check_redrawn(forms, ARGUMENTS, folder, tmp_path, monkeypatch, capsys)
 
 
 def test_gradients_are_those_of_the_definition_written_out(x64):

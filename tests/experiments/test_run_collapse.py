@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from chunked_runs import check_chunks
-from second_run import check_second_run
 from trained_runs import check_mistake, rows, run
 
 import rank_collapse as rc
@@ -17,9 +16,9 @@ from experiments import run_collapse
 from experiments.collapse import measure
 from experiments.collapse.figures import rates, slowed
 from experiments.collapse.measure import Setting, Setup
-from experiments.run_collapse import EXPERIMENT, FLAGS, crossing_text, crossings, violations
+from experiments.run_collapse import EXPERIMENT, FLAGS, crossings, violations
 from experiments.shell import cli, inputs
-from experiments.shell.executor import Chunk, Mapped
+from experiments.shell.executor import Chunk
 from experiments.shell.statements import STATEMENTS
 from rank_collapse.measures import residuals
 from rank_collapse.report.claims import answers_of
@@ -109,34 +108,6 @@ def test_rows_figures_and_statements_are_of_the_arrays(base):
     left = ratio[:, -1] / ratio[:, 0]
     assert given["skips stop"].estimate == np.mean(left > 0.1)
     assert f"values {min(left):.3g} to {max(left):.3g}" in given["skips stop"].why
-
-
-@pytest.mark.slow
-def test_interrupted_on_one_device_and_resumed_in_chunks_is_equal(base, tmp_path, monkeypatch):
-    small, calls = [*TWO, "--seed_chunk=1", "--num_devices=1"], []
-    compute = Mapped.__call__
-
-    def interrupted(*args):
-        calls.append(args)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        return compute(*args)
-
-    monkeypatch.setattr(Mapped, "__call__", interrupted)
-    assert execute(tmp_path, *small) == 130
-    assert not (tmp_path / "summary.json").exists()
-    monkeypatch.undo()
-    assert execute(tmp_path, *TWO) == 0
-    expected, found = arrays(base[0]), arrays(tmp_path)
-    assert expected.keys() == found.keys()
-    for name, values in expected.items():
-        np.testing.assert_array_equal(found[name], values, err_msg=name)
-
-
-def test_a_finished_run_computes_nothing_again_and_is_redrawn(base, monkeypatch, capsys):
-    folder, _ = base
-    monkeypatch.setattr(measure, "Decided", lambda *a: pytest.fail("computed again"))
-    check_second_run(lambda: execute(folder, *TWO), folder, capsys)
 
 
 def test_a_sweep_compiles_as_often_as_one_value(base, tmp_path):
@@ -372,20 +343,6 @@ def test_a_violated_bound_decides_and_two_seeds_decide_nothing():
         assert shown[f"san, norm none: {what}"].measured == seeds
 
 
-def test_the_published_bound_is_the_theorems(base):
-    """log10 of (4γβH/√k)‖R‖³ of each layer, written out for the first seed."""
-    folder, _ = base
-    options, saved = cli.parse(FLAGS, TWO), arrays(folder)
-    key_tokens, key_params = jax.random.split(jax.random.fold_in(jax.random.key(0), 0))
-    x = inputs.input_tokens(key_tokens, inputs.read_tokens(options)[0], options)
-    config = measure.configs_of(options, "none", ["san"])["san"]
-    report = rc.bound_report(rc.init(key_params, config), x, config)
-    largest = np.max(report.gamma, axis=1) * np.max(report.beta, axis=1)
-    wanted = np.log10(4 * largest * 2 / np.sqrt(4)) + 3 * np.asarray(report.log10_residual[:-1])
-    found = saved["none/weight_scale=1.0/skip_gain=1.0/san/log10_published_bound"][0]
-    np.testing.assert_allclose(found[1:], wanted, rtol=1e-4, atol=1e-4)
-
-
 def test_where_mlps_begin_to_slow_the_collapse():
     gains = np.array([0.5, 1.0, 2.0, 4.0])
     raised = np.array([[-0.2, -0.1, 0.1, 0.2], [-0.2, 0.1, 0.2, 0.3], [0.1, 0.2, 0.3, 0.4]])
@@ -399,10 +356,6 @@ def test_where_mlps_begin_to_slow_the_collapse():
     known, raised = slowed(results)
     np.testing.assert_array_equal(known, gains)
     np.testing.assert_allclose(raised, [[-1 / 3, -1 / 6, 1 / 6, 5 / 6]] * 3)
-    varied, crossing = raised * np.array([[1.0], [1.01], [1.02]]), crossings(gains, raised)
-    text = crossing_text(gains, varied, crossing)
-    assert "slower at gains 2, 4; faster at gains 0.5, 1" in text
-    assert "crossing at gain 1.41" in text
 
 
 @pytest.mark.slow

@@ -117,17 +117,6 @@ def test_nothing_is_kept_after_the_layer_where_float32_rounds_it_away():
         np.testing.assert_array_equal(own[name], [np.nan, known])
 
 
-def test_a_residual_that_is_rounded_away_is_said_to_be_a_limit():
-    for kept, limits, text in (
-        ([-6.0, -3.0, np.nan], [True, False, False], "1e-06 or less in 1 of 3 draws; 1 of 3 draws"),
-        ([-5.0, -3.0], [False, False], ""),
-    ):
-        case = {"log10_residual": np.array(kept), "limit": np.array(limits)}
-        (row,) = run_cures.claims({"cases": {"post, L=100": case}, "trained": {}}, None)
-        assert row.why.startswith(text) and row.estimate == np.nanmean(kept)
-    assert not row.why
-
-
 def test_kinds_of_cures_are_ordered_apart():
     """Designs train and keep more than variants: pooled, what is kept orders all, and within a kind
     it does not. One network under three names has no more weight in the interval than once."""
@@ -204,9 +193,6 @@ def test_intervals_of_shares_stay_between_0_and_1():
     own = own._replace(trained={name: case})
     ax = figures.trained_figure(trained, own).axes[0]
     assert [list(line.get_xdata()) for line in ax.lines] == [[0.0, 1.0], [0.6]]
-    starts = dict.fromkeys(own.cases, dict.fromkeys(("log10_residual", "rank"), np.ones(2)))
-    *_, row = run_cures.compare({"cases": starts, "cells": {}, "trained": trained}, own)
-    assert "accuracy 0.600 (0.000 to 1.000)" in row.measured
     assert of_cases.ends([np.nan, 1.0], share=True) == [None] * 3
 
 

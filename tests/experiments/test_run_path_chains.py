@@ -2,21 +2,26 @@
 
 import numpy as np
 import pytest
-from chunked_runs import same_arrays
-from second_run import check_second_run
 from trained_runs import check_mistake, rows, run, single_columns, summary
 
 from experiments import run_path_chains
-from experiments.shell import executor, tidy
+from experiments.shell import tidy
 from experiments.shell.statements import STATEMENTS
 from rank_collapse.report.claims import FAILS, HOLDS, answers_of
-from rank_collapse.runs.folder import RunFolder
 
-TINY = ["--depth=2", "--num_heads=2", "--d_model=8", "--num_tokens=6", "--num_seeds=2"]
-TINY += ["--num_paths=5", "--num_repeats=2", "--num_devices=1"]
+TINY = [
+    "--depth=2",
+    "--num_heads=2",
+    "--d_model=8",
+    "--num_tokens=6",
+    "--num_seeds=2",
+    "--num_paths=5",
+    "--num_repeats=2",
+    "--num_devices=1",
+]
 
 
-def test_writes_rows_figures_and_a_summary(tmp_path, monkeypatch, capsys):
+def test_writes_rows_figures_and_a_summary(tmp_path):
     folder = tmp_path / "run"
     assert run(run_path_chains, TINY, folder) == 0
     own = run_path_chains.EXPERIMENT
@@ -35,12 +40,12 @@ def test_writes_rows_figures_and_a_summary(tmp_path, monkeypatch, capsys):
     assert [(c.key, c.draws) for c in shown.claims] == [("chains", 2), ("short at first", 2)]
     assert summary(folder)["statements"][0]["estimate"] == shown.claims[0].estimate
     for slope, length, answer in ((0.1, 2, FAILS), (-0.1, 0, HOLDS)):
-        other = found | {"chain_slope": slope * np.linspace(1, 1.2, 6)}
-        other |= {"log10_residual": np.tile(np.eye(3)[length], (6, 1))}
+        other = found | {
+            "chain_slope": slope * np.linspace(1, 1.2, 6),
+            "log10_residual": np.tile(np.eye(3)[length], (6, 1)),
+        }
         given = answers_of(STATEMENTS, own.claims(other, setup))
         assert [a.answer for a in given] == [answer] * 2
-    monkeypatch.setattr(executor, "Mapped", lambda *a, **how: pytest.fail("computed again"))
-    check_second_run(lambda: run(run_path_chains, TINY, folder), folder, capsys)
 
 
 def test_seeds_that_overflow_are_named_and_kept_apart():
@@ -50,26 +55,6 @@ def test_seeds_that_overflow_are_named_and_kept_apart():
     assert [text.split(":")[0] for text in said] == [f"seed {s} is kept apart" for s in (0, 2)]
     with pytest.raises(ValueError, match="all 2 seeds: NaN or overflow"):
         tidy.finite({n: a[::2] for n, a in found.items()}, "sum_error", said.append)
-
-
-@pytest.mark.slow
-def test_an_interrupted_run_goes_on_behind_its_last_seed(tmp_path, monkeypatch, capsys):
-    arguments, save, saved = [*TINY, "--num_seeds=3"], RunFolder.save_arrays, []
-
-    def interrupted(opened, arrays):
-        save(opened, arrays)
-        saved.append(len(arrays["seeds/sum_error"]))
-        if saved == [1, 2]:
-            raise KeyboardInterrupt
-
-    assert run(run_path_chains, arguments, tmp_path / "whole") == 0
-    monkeypatch.setattr(RunFolder, "save_arrays", interrupted)
-    assert run(run_path_chains, arguments, tmp_path / "run") != 0
-    assert run(run_path_chains, arguments, tmp_path / "run") == 0
-    assert saved == [1, 2, 3]
-    same_arrays(tmp_path / "whole", tmp_path / "run")
-    assert run(run_path_chains, [*arguments, "--memory_gb=1e-9"], tmp_path / "budget") == 0
-    same_arrays(tmp_path / "whole", tmp_path / "budget")
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,13 @@
 import math
 
 import pytest
-from second_run import check_second_run
 from trained_runs import check_mistake, rows, run
 
 from experiments import run_path_counts
 from experiments.run_path_counts import ARCHITECTURES, EXPERIMENT, binomial, path_table
 
 
-def test_the_binary_writes_exact_counts(tmp_path, capsys):
+def test_the_binary_writes_exact_counts(tmp_path):
     assert run(run_path_counts, [], tmp_path) == 0
     table = rows(tmp_path)
     assert len(table) == sum(layers + 1 for _, layers in ARCHITECTURES.values())
@@ -24,7 +23,6 @@ def test_the_binary_writes_exact_counts(tmp_path, capsys):
     tables, sizes = EXPERIMENT.results(tmp_path)
     tables["DeiT-T"][3]["share"] += 1e-3
     assert EXPERIMENT.compare(tables, sizes)[0].measured == pytest.approx(1e-3)
-    check_second_run(lambda: run(run_path_counts, [], tmp_path), tmp_path, capsys)
 
 
 @pytest.mark.parametrize(("heads", "layers"), [(1, 1), (3, 12), (128, 24), (96, 96), (1, 1000)])

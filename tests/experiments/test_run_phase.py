@@ -22,16 +22,6 @@ def setup(*arguments):
     return run_phase.setup_of(cli.parse(run_phase.FLAGS, [*TINY, *arguments]))
 
 
-def test_a_diagram_at_tiny_size(tmp_path):
-    assert run(run_phase, TINY, tmp_path) == 0
-    (order,) = OWN.read(tmp_path).comparisons
-    assert order.quantity.endswith("theory (theory keeps 0.1)")
-    table = rows(tmp_path)
-    kept = [float(r["log10_residual"]) for r in table]
-    assert len(set(kept)) == 4 and all(0 <= float(r["entropy"]) <= 1 + 1e-6 for r in table)
-    assert {p.stem for p in (tmp_path / "figures").iterdir()} == {"phase"}
-
-
 @pytest.mark.slow
 def test_a_cell_is_a_network_of_its_own(tmp_path):
     arguments = ("--variant=shaped", "--x=beta", "--y=mlp_gain", "--y_range=0.5,1", "--x_range=0,1")
@@ -202,24 +192,6 @@ def test_figures_at_tiny_size(figure, arguments, keys, tmp_path):
     shown = OWN.read(tmp_path)
     assert {row.key for row in shown.claims} == keys
     assert shown.comparisons and len(rows(tmp_path)) > 3
-
-
-def test_every_statement_of_this_experiment_has_a_run():
-    """Those whose rows the figures of `test_figures_at_tiny_size` and cowsik4 are."""
-    own = {key for key, s in STATEMENTS.items() if "run_phase" in s.experiments}
-    assert own == {
-        "gain control",
-        "gap",
-        "gap removed",
-        "clusters",
-        "deeper aligns",
-        "scaling helps",
-        "phase order",
-    }
-    for preset in ("quick", "paper"):
-        runs = OWN.runs(preset)
-        assert runs.keys() == {"cowsik4", "giorlandino4", "mindthegap", "geshkovski", "noci1"}
-        assert all(arguments[0] == f"--figure={run}" for run, arguments in runs.items())
 
 
 def test_cosines_before_training_are_those_of_networks_as_drawn(tmp_path):

@@ -6,9 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from chunked_runs import check_chunks
 from scipy import stats
-from trained_runs import check_mistake, check_redrawn, figures, rows, run
+from trained_runs import check_mistake, figures, rows, run
 
 import rank_collapse as rc
 from experiments import run_trainability as binary
@@ -95,20 +94,6 @@ def test_a_cell_is_the_same_among_others_and_floats_reach_it(folder):
         "border depth=2 post gain=3 rate=0.01 warmup=0",
     ):
         assert abs(losses[f"{name} batch=4"] - plain).max() > 1e-3, name
-
-
-@pytest.mark.slow
-def test_chunks_of_seeds_that_fit_into_memory_change_nothing(tmp_path, capsys):
-    """Of runs too, where several cells are trained together: the border's, of fewer seeds."""
-    arguments = [*SIZES, "--parts=border", "--num_seeds=4", "--warmup=0", "--border_depths=1"]
-    arguments += ["--border_gains=1,2", "--border_rates=0.01"]
-    check_chunks(binary, arguments, tmp_path, capsys)
-
-
-@pytest.mark.slow
-def test_a_second_run_trains_nothing(folder, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(Training, "train", None)
-    check_redrawn(binary, ARGUMENTS, folder, tmp_path, monkeypatch, capsys)
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 import pytest
-from trained_runs import SMALL, check_mistake, check_redrawn, figures, rows, run, seed_of
+from trained_runs import SMALL, check_mistake, figures, rows, run, seed_of
 
 import rank_collapse as rc
 from experiments import run_transformer as binary
@@ -77,11 +77,6 @@ def test_what_is_watched_is_of_both_halves(folder):
     for half, values in ratios.items():
         aux = lines[-1][f"{half}.residual_ratio"]
         np.testing.assert_allclose(aux, [np.mean(values)], rtol=1e-4)
-
-
-@pytest.mark.slow
-def test_a_second_run_shows_what_is_there(folder, tmp_path, monkeypatch, capsys):
-    check_redrawn(binary, ARGUMENTS, folder, tmp_path, monkeypatch, capsys)
 
 
 @pytest.mark.slow

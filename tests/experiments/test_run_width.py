@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 import safetensors.numpy
-from trained_runs import SMALL, check_redrawn, figures, rows, run, seed_of
+from trained_runs import SMALL, figures, rows, run, seed_of
 
 from experiments import run_width
 from experiments.shell import cli
@@ -95,7 +95,3 @@ def test_the_deepest_is_compared_with_the_shallowest(folder):
     assert row.setting == "4 layers and 1" and row.draws == 2
     assert row.estimate == pytest.approx(np.mean(accuracy["4"]) - np.mean(accuracy["1"]))
     assert [p.name for p in figures(folder)] == ["width.pdf", "width.png"]
-
-
-def test_deleted_files_come_back_and_nothing_is_trained(folder, tmp_path, monkeypatch, capsys):
-    check_redrawn(run_width, ARGUMENTS, folder, tmp_path, monkeypatch, capsys)

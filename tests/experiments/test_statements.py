@@ -1,7 +1,6 @@
 """The list of statements: complete, and in agreement with the experiments."""
 
 import json
-import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -17,11 +16,8 @@ from experiments.shell.statements import (
     STATEMENTS,
     answered,
     at_full_size,
-    now_text,
     page,
 )
-from rank_collapse.report.claims import BELOW_ZERO, NO_CASE, answers_of, of_mean
-from rank_collapse.report.wording import range_text
 
 TRAINED = ("run_sort", "run_convex_hull", "run_memorization")
 
@@ -73,33 +69,16 @@ def test_every_statement_says_what_decides_it(key):
         assert any(re.search(rf'"{re.escape(key)}"', f.read_text()) for f in files), name
 
 
-def test_answers_and_ranges_in_words():
-    assert [range_text(r) for r in ((0.0, math.inf), BELOW_ZERO, (2.5, 3.5), None)] == [
-        "above 0",
-        "below 0",
-        "2.5 to 3.5",
-        "",
-    ]
-    assert STATEMENTS["lemma"].claimed == NO_CASE and STATEMENTS["lemma"].always
-    assert STATEMENTS["deepnorm"].claimed == (-math.inf, 0.5)
-    assert range_text(NO_CASE) == "no case" and range_text((-math.inf, 1.0)) == "below 1"
-    (found,) = answers_of(STATEMENTS, [of_mean("rate", "no norm", [3.0, 3.01, 2.99])])
-    day = "2026-11-23"
-    text = "**holds** (sizes “quick”, 2026-11-23): within: no norm."
-    assert now_text(found, "quick", day) == text
-    (found,) = answers_of(STATEMENTS, [of_mean("width", "1 and 2", [0.1, 0.2])])
-    now = now_text(found, "paper", day)
-    assert now == "1 row in [the results](results.md) (sizes “paper”, 2026-11-23)."
-
-
 def test_the_committed_answers_are_of_full_size_and_dated():
     text = PAGE.read_text("utf-8")
     assert at_full_size(text).keys() == {
         key for key, now in answered(text).items() if "**" in now and "“paper”" in now
     }
-    now = {"rate": "**holds in part** (sizes “paper”, 2026-11-23): within: x."}
-    now |= {"norm": "**holds** (sizes “paper and quick”, 2026-11-23): within: x."}
-    now |= {"circle": "**holds** (sizes “paper”, 2000-01-01): within: x."}
+    now = {
+        "rate": "**holds in part** (sizes “paper”, 2026-11-23): within: x.",
+        "norm": "**holds** (sizes “paper and quick”, 2026-11-23): within: x.",
+        "circle": "**holds** (sizes “paper”, 2000-01-01): within: x.",
+    }
     assert at_full_size(page(now)) == {
         "rate": "at full size, 2026-11-23: holds in part",
         "circle": "at full size, 2000-01-01, before its test changed: holds",

@@ -176,8 +176,6 @@ def test_intervals_of_shares_stay_between_0_and_1():
     found = merge.means_of({"a": {"0": 0.0, "1": 0.5, "2": 1.0}}, "accuracy,layer=last")
     assert found["a"]["interval"] == [0.0, 1.0]
     assert merge.means_of({"a": {"0": 0.0, "1": 0.5, "2": 1.0}}, "value")["a"]["interval"][1] > 1
-    shown = {"shown": {"shows": "accuracy"}, "mean": found}
-    assert "(95 %: 0 to 1)" in list(merge.lines_of(shown))[1]
     axes = [grid.Axis(("rate",), (("1",), ("2",)))] * 2
     _, panels = report_figures.figure()
     given = {((r,), (c,)): [0.0, 0.5, 1.0] for r in "12" for c in "12"}

@@ -110,8 +110,13 @@ def serial(tmp_path_factory):
 def scheduler(*workers, **variables):
     """(address, processes of the scheduler and of the workers) started by hand."""
     with contextlib.ExitStack() as stack:
-        command = ("-m", "distributed.cli.dask_scheduler", "--port=0", "--no-dashboard")
-        command += ("--host=127.0.0.1",)
+        command = (
+            "-m",
+            "distributed.cli.dask_scheduler",
+            "--port=0",
+            "--no-dashboard",
+            "--host=127.0.0.1",
+        )
         of_scheduler = stack.enter_context(started(*command, folder="/", **variables))
         address = ""
         for line in of_scheduler.stdout:

@@ -133,8 +133,13 @@ def test_chunks_of_seeds_that_fit_into_memory_change_nothing(ensembles, tmp_path
 @pytest.mark.slow
 def test_chunks_done_before_the_monitor_was_asked_for_are_trained_again(tmp_path, monkeypatch):
     """One that is saved, and one that was interrupted before it was measured."""
-    arguments = [*SMALL, "--num_seeds=4", "--memory_gb=1e-9", "--n_epochs=2"]
-    arguments += ["--checkpoint_seconds=0"]
+    arguments = [
+        *SMALL,
+        "--num_seeds=4",
+        "--memory_gb=1e-9",
+        "--n_epochs=2",
+        "--checkpoint_seconds=0",
+    ]
     train, trained = Ensemble.train, []
 
     def interrupted(self, *arguments, **options):

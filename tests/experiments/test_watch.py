@@ -113,12 +113,6 @@ def test_it_ends_with_a_run_of_ones_own(tmp_path, monkeypatch):
     assert watched(str(path), "--patience=1e-4") == 0
 
 
-def test_it_ends_with_the_run(tmp_path):
-    write(tmp_path, 0.5)
-    (tmp_path / "summary.json").write_text("{}")
-    assert watched(str(tmp_path)) == 0
-
-
 @pytest.mark.parametrize(
     "arguments, message",
     [

@@ -34,12 +34,6 @@ def test_profiles_of_padded_texts_are_those_of_the_texts_alone(batch):
     np.testing.assert_allclose(found["residual_ratio"][0], alone, rtol=1e-5)
 
 
-def test_an_unknown_measure_is_named(batch):
-    params, inputs = batch
-    with pytest.raises(ValueError, match="'colour' is not one of"):
-        rc.network_profile(params, inputs["x"][0], CONFIG, measures=("colour",))
-
-
 def test_length_effects_leave_padding_out(batch):
     params, inputs = batch
     found = over_batch(length_effects, params, CONFIG, inputs)

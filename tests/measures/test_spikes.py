@@ -82,8 +82,13 @@ def test_closed_forms_of_spikes():
     x[1, 2, 1] = -30
     found = {name: rc.MEASURES[name](x)[1] for name in rc.MEASURES if name.startswith("spike_")}
     long, all_of = 902, 911
-    want = {"spike_entry": 30, "spike_norm": np.sqrt(long / 3), "spike_share": long / all_of}
-    want |= {"spike_token": 2, "spike_feature": 1}
+    want = {
+        "spike_entry": 30,
+        "spike_norm": np.sqrt(long / 3),
+        "spike_share": long / all_of,
+        "spike_token": 2,
+        "spike_feature": 1,
+    }
     assert found == pytest.approx(want, rel=1e-12)
     # of tokens a, a, a, a + r the residual is −r/4 three times and 3r/4
     assert float(rc.residual_spike(x)[1]) == pytest.approx(9 / 12, rel=1e-12)

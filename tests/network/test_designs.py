@@ -110,8 +110,15 @@ def test_the_initial_gain_is_that_of_values_outputs_and_mlps():
     config = rc.transformer(30, 2, 24, d_qk=6, d_v=10, d_ff=96, mlp="swiglu", init="xavier")
     draw = jax.jit(lambda c: rc.init(jax.random.key(0), c, 1.3).layers)
     plain, gained = draw(config), draw(config.replace(init_gain=0.25))
-    fans = {"w_q": (24, 12), "w_k": (24, 12), "w_v": (24, 20), "w_o": (20, 24)}
-    fans |= {"w_in": (24, 96), "w_gate": (24, 96), "w_out": (96, 24)}
+    fans = {
+        "w_q": (24, 12),
+        "w_k": (24, 12),
+        "w_v": (24, 20),
+        "w_o": (20, 24),
+        "w_in": (24, 96),
+        "w_gate": (24, 96),
+        "w_out": (96, 24),
+    }
     for part in (plain.attention, plain.mlp):
         for name in fans:
             w = getattr(part, name, np.zeros(0))
@@ -194,26 +201,6 @@ def test_a_design_is_its_equations(name):
     assert np.abs(expected).max() < 50
     found = jax.jit(rc.apply)(params, x, config).output
     np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-5)
-
-
-def test_every_pass_is_that_of_the_equations():
-    config = rc.design(network(), "layernorm_scaling").replace(
-        learned_skip_gain=1.0, learned_branch_gain=1.0, learned_per_feature=True
-    )
-    params, x = draw(config)
-    expected = written_out(params, x, config)
-
-    @jax.jit
-    def passes(params, x, config):
-        hidden = rc.apply(params, x, config).hidden[-1]
-        total = rc.path_contributions(params, x, config).total
-        state = rc.path_state(params, x, config, jnp.full(L, -1), semantics="recomputed")
-        return total, state, hidden, rc.log_residual_profile(params, x, config)[-1]
-
-    total, state, hidden, log = passes(params, x, config)
-    np.testing.assert_allclose(total, expected, rtol=2e-5, atol=2e-5)
-    np.testing.assert_allclose(state, hidden, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(log, np.log10(rc.composite_norm(rc.residual(hidden))), atol=1e-5)
 
 
 def test_theorem_2_1_has_learned_gains_term_by_term():

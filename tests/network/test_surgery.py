@@ -51,8 +51,14 @@ def test_variants_by_hand(variant, reading, family):
         np.testing.assert_allclose(found.hidden[l + 1], x, atol=2e-5)
 
 
-SMALL = {"vocab_size": 40, "num_hidden_layers": 2, "hidden_size": 12, "num_attention_heads": 2}
-SMALL |= {"intermediate_size": 20, "max_position_embeddings": 16}
+SMALL = {
+    "vocab_size": 40,
+    "num_hidden_layers": 2,
+    "hidden_size": 12,
+    "num_attention_heads": 2,
+    "intermediate_size": 20,
+    "max_position_embeddings": 16,
+}
 T5 = {"vocab_size": 40, "d_model": 12, "d_kv": 6, "d_ff": 20, "num_layers": 2, "num_heads": 2}
 GPT2 = {"vocab_size": 40, "n_embd": 12, "n_layer": 2, "n_head": 2, "n_positions": 16}
 DECODERS = {

@@ -11,7 +11,6 @@ from path_oracle import Oracle
 from refusals import each_is_refused
 
 import rank_collapse as rc
-from rank_collapse.network.embedding import EmbeddingConfig
 from rank_collapse.paths.contributions import path_contributions as eager_contributions
 from rank_collapse.paths.heads import head_contributions
 
@@ -88,15 +87,6 @@ def test_permuting_tokens_permutes_contributions():
     order = jnp.array([3, 0, 4, 1, 2])
     a = path_contributions(params, x, SMALL).by_length[:, order]
     assert relative(path_contributions(params, x[order], SMALL).by_length, a) < 1e-5
-
-
-def test_token_ids_go_through_the_embedding():
-    embedding = EmbeddingConfig(vocab_size=7, d_embed=D)
-    config = SMALL.replace(embedding=embedding)
-    params = jax.jit(lambda k: rc.init(k, config))(jax.random.key(0))
-    ids = jnp.array([1, 5, 2])
-    ours = path_contributions(params, ids, config)
-    assert relative(ours.total, jax.jit(rc.apply)(params, ids, config).output) < 1e-5
 
 
 def test_memory_does_not_grow_with_attention_matrices():

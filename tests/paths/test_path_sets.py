@@ -175,21 +175,6 @@ def test_a_recomputed_path_is_a_network_of_one_head():
     assert relative_error(state(jnp.array([1, 1, 1]), True), expected) > 0.1
 
 
-def test_other_paths_and_gains_do_not_recompile():
-    config, params, x = network()
-    traces = []
-
-    @jax.jit
-    def call(params, x, config, paths):
-        traces.append(1)
-        return rc.path_set_states(params, x, config, paths)
-
-    some = rc.sample_path_sets(jax.random.key(0), range(4), 2, 5, 3, 2)
-    for seed, paths in enumerate((some, some[::-1], some % 2)):
-        call(params, x, config.replace(skip_gain=0.1 * seed), paths)
-    assert len(traces) == 1
-
-
 def test_batches_are_examples_one_by_one():
     config, params, x = network()
     classifier = rc.Classifier(jnp.eye(D)[:, :3], jnp.arange(3.0))

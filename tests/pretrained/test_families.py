@@ -10,9 +10,20 @@ from rank_collapse.network.config import FAMILIES
 
 # Entries of transformers' configs that change no hidden state, by words in their names: training,
 # generation, heads and poolers; what other entries imply; memories and decoders that are left out.
-UNREAD = ("dropout", "pdrop", "drop_path", "jitter", "layerdrop", "mask_", "use_mask_token")
-UNREAD += ("token_id", "use_cache", "suppress", "median_filter", "reorder_and_upcast", "mem")
-UNREAD += (
+UNREAD = (
+    "dropout",
+    "pdrop",
+    "drop_path",
+    "jitter",
+    "layerdrop",
+    "mask_",
+    "use_mask_token",
+    "token_id",
+    "use_cache",
+    "suppress",
+    "median_filter",
+    "reorder_and_upcast",
+    "mem",
     "classifier",
     "summary",
     "start_n_top",
@@ -20,36 +31,51 @@ UNREAD += (
     "pooler",
     "router_",
     "weighted_layer",
-)
-UNREAD += (
     "sparse_pred",
     "deterministic",
     "decoder_bias",
     "cutoff",
     "spec_augment",
     "pretraining_tp",
-)
-UNREAD += ("d_head", "dense_act_fn", "is_gated_act", "is_decoder", "_sliding_window_pattern")
-UNREAD += (
+    "d_head",
+    "dense_act_fn",
+    "is_gated_act",
+    "is_decoder",
+    "_sliding_window_pattern",
     "tie_word_embeddings",
     "scale_decoder_outputs",
     "reuse_len",
     "same_length",
     "encoder_stride",
+    "out_",
+    "stage_names",
+    "reshape_hidden",
+    "apply_layernorm",
+    "linear_",
+    "output_router",
 )
-UNREAD += ("out_", "stage_names", "reshape_hidden", "apply_layernorm", "linear_", "output_router")
 OF_OTHERS = {"whisper": ("decoder_", "vocab_size", "max_target"), "cohere2": ("head_dim",)}
 # What files of earlier versions call it.
-EARLIER = {"position_embedding_type", "rope_theta", "rope_scaling", "rotary_pct", "rotary_emb_base"}
-EARLIER |= {
+EARLIER = {
+    "position_embedding_type",
+    "rope_theta",
+    "rope_scaling",
+    "rotary_pct",
+    "rotary_emb_base",
     "partial_rotary_factor",
     "rope_local_base_freq",
     "global_rope_theta",
     "local_rope_theta",
+    "sliding_window_pattern",
+    "global_attn_every_n_layers",
+    "full_attention_interval",
+    "hidden_activation",
+    "head_dim",
+    "num_experts",
+    "num_local_experts",
+    "layer_types",
+    "max_window_layers",
 }
-EARLIER |= {"sliding_window_pattern", "global_attn_every_n_layers", "full_attention_interval"}
-EARLIER |= {"hidden_activation", "head_dim", "num_experts", "num_local_experts", "layer_types"}
-EARLIER |= {"max_window_layers"}
 
 SMALL = {"hidden_size": 24, "num_attention_heads": 3, "max_position_embeddings": 20}
 

@@ -23,8 +23,16 @@ import rank_collapse as rc
 from rank_collapse import pretrained
 
 TOLERANCE = 1e-5
-SLOW = [name for name in architectures.FORMS if "-" in name] + ["qwen3_moe", "qwen3_next"]
-SLOW += ["olmo3", "granite", "stablelm", "cohere", "phi", "gemma"]
+SLOW = [name for name in architectures.FORMS if "-" in name] + [
+    "qwen3_moe",
+    "qwen3_next",
+    "olmo3",
+    "granite",
+    "stablelm",
+    "cohere",
+    "phi",
+    "gemma",
+]
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 
 
@@ -50,17 +58,6 @@ def test_states_attentions_and_logits(name, tmp_path):
         expected["logits"] = logits[:, None]
     worst = largest_difference(found, expected, arguments)
     assert max(worst.values()) < TOLERANCE, worst
-
-
-@pytest.mark.parametrize("name", slow_but(architectures.FORMS, "gpt_neox", "gemma2", "mixtral"))
-def test_all_paths_sum_to_the_output(name, tmp_path):
-    model = architectures.build(architectures.FORMS[name])
-    config, params = pretrained.load(model)
-    x, mask = example_inputs(config, architectures.inputs(model))
-    mask = None if mask is None else mask[1]
-    paths = rc.path_contributions(params, x[1], config, mask=mask)
-    sums, output = np.asarray(paths.by_length.sum(axis=0) + paths.offset), np.asarray(paths.output)
-    assert np.max(np.abs(sums - output)) < TOLERANCE * np.max(np.abs(output))
 
 
 def mixing_of(model, attention):

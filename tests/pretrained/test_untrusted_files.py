@@ -160,8 +160,18 @@ def test_a_quantised_dtype_is_named(tmp_path, kind):
     assert f"unsupported dtype {kind}: a quantised" in str(one_line(lambda: Checkpoint(tmp_path)))
 
 
-DTYPES = {"F64": "f8", "F32": "f4", "F16": "f2", "BF16": ml_dtypes.bfloat16, "I64": "i8"}
-DTYPES |= {"I32": "i4", "I16": "i2", "I8": "i1", "U8": "u1", "BOOL": "?"}
+DTYPES = {
+    "F64": "f8",
+    "F32": "f4",
+    "F16": "f2",
+    "BF16": ml_dtypes.bfloat16,
+    "I64": "i8",
+    "I32": "i4",
+    "I16": "i2",
+    "I8": "i1",
+    "U8": "u1",
+    "BOOL": "?",
+}
 
 
 @pytest.mark.parametrize("kind", DTYPES)

@@ -78,8 +78,12 @@ def test_the_first_alarms_are_those_of_a_loop_over_all_rows():
         for step in rng.permutation(20).tolist()
         for seed in range(20)
     ]
-    thresholds = [Threshold("a", 0.5), Threshold("b", 2.5, above=True), Threshold("b", 0.0)]
-    thresholds += [Threshold("a", np.inf, above=True, finite=True)]
+    thresholds = [
+        Threshold("a", 0.5),
+        Threshold("b", 2.5, above=True),
+        Threshold("b", 0.0),
+        Threshold("a", np.inf, above=True, finite=True),
+    ]
 
     def worst(values, threshold):
         finite = [v for v in values if np.isfinite(v)]

@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 import pytest
 
 from rank_collapse import report
-from rank_collapse.report import board, claims, markdown
+from rank_collapse.report import board, claims
 
 HOSTILE = "\"><script>alert('1')</script><img src=x onerror=alert(2)>&amp;</style></svg>"
 WIDTHS = (400, 900, 1400)
@@ -72,6 +72,7 @@ def test_hostile_names_stay_text():
     assert not any(name.startswith("on") for name in names)
     sources = [a["src"] for tag, a in seen.tags if tag == "img"]
     assert len(sources) == 2 and all(s.startswith("data:image/png;base64,") for s in sources)
+    assert "http" not in hostile_page()
     assert seen.text.count("alert('1')") > 15
 
 
@@ -120,23 +121,6 @@ def test_an_axis_shows_small_values_beside_large_ones():
     assert place(float("inf")) == 100 and place(-float("inf")) == 0
     near = board.axis_of(answer((0.0, 1.0), [[0.4, 0.5, 0.6]])).place
     assert near(0.75) - near(0.5) == pytest.approx(near(0.5) - near(0.25))
-
-
-def test_whether_an_answer_is_confirmed_and_what_a_draw_must_do_are_said():
-    each = {"each": (0.1, float("inf"))}
-    for fields, words in (
-        ({}, "not confirmed on new seeds"),
-        ({"confirmed": "2026-11-25, seed 1: holds in part"}, "on new seeds: holds in part"),
-    ):
-        found = answer((0.5, float("inf")), [[0.1, 0.2, 0.3]], **each, **fields)
-        shown = board.statement(found)
-        assert words in shown and words.strip("; ") in report.answer_lines(found)
-        assert ("not confirmed" in shown) == (not fields)
-        assert "holds where the share of draws above 0.1 is above 0.5" in shown
-        page, _ = markdown.markdown("T", "", [], [found])
-        assert f"| {words.strip('; ')} | **does not hold** |" in page
-    finding = answer(None, [[0.1, 0.2, 0.3]])
-    assert "new seeds" not in board.statement(finding) + report.answer_lines(finding)
 
 
 def test_a_statement_without_numbers_has_no_plot():

@@ -138,11 +138,6 @@ def test_the_four_answers(rows, wanted):
     assert claims.by_chance([found, finding]) == 0.05  # also where no row got a verdict
 
 
-def test_where_it_holds_is_said():
-    found = answer(mean(UP * 4, "a"), mean(DOWN * 4, "b"), mean([1.0], "c"))
-    assert found.where == "within: a; outside: b; undecided: c"
-
-
 def test_intervals_are_joint_by_holms_procedure():
     """Against the p-values of one-sided tests, the smallest first, at 2.5 %/(those left)."""
     rng = np.random.default_rng(0)

@@ -41,12 +41,6 @@ def test_intervals_of_shares_and_of_equal_seeds():
     assert statistics.mean_and_ends([1.0, np.nan], share=True)[1:] == [None, None]
 
 
-def test_a_mean_is_shown_with_its_interval():
-    assert statistics.between([0.5, 0.25, 0.75], 2) == "0.50 (0.25 to 0.75)"
-    assert statistics.between({"mean": 0.5, "interval": [0.25, 0.75]}) == "0.500 (0.250 to 0.750)"
-    assert statistics.between([0.5, None, None]) == statistics.between({"mean": 0.5}) == "0.500"
-
-
 def test_slopes_are_least_squares():
     x = np.array([0.0, 1.0, 3.0, 7.0])
     y = np.random.default_rng(1).normal(size=(2, 4)) + 5

@@ -34,8 +34,15 @@ def test_a_run_leaves_everything_and_its_second_opening_finds_it(tmp_path):
         run.save_figure(figure, "f")
         run.finish({"loss": np.float32(0.5), "per_seed": np.arange(2)})
     names = {p.name for p in folder.iterdir()}
-    files = {"config.json", "results.csv", "arrays.npz", "summary.json", "figures", "log.txt"}
-    files |= {"SHA256SUMS"}
+    files = {
+        "config.json",
+        "results.csv",
+        "arrays.npz",
+        "summary.json",
+        "figures",
+        "log.txt",
+        "SHA256SUMS",
+    }
     assert names == files | {".lock"}  # no temporary name is left
     saved = json.loads((folder / "config.json").read_text())
     assert saved["config"]["scales"] == [0.5, 1.0]

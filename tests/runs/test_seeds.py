@@ -57,14 +57,6 @@ def test_a_swept_value_does_not_recompile():
     assert call._cache_size() == 1
 
 
-def test_a_seed_alone_is_the_same_seed_among_others():
-    keys = seeds.seed_keys(0, 4)
-    for at_once in (None, 1):
-        among = mapped(single, keys, 0.25, at_once=at_once)
-        alone = mapped(single, keys[2:3], 0.25, at_once=at_once)
-        np.testing.assert_allclose(alone["last"][0], among["last"][2], rtol=1e-5, atol=1e-6)
-
-
 @needs_two
 def test_several_arguments_one_of_them_given_away():
     mesh = seeds.seed_mesh()

@@ -94,8 +94,11 @@ def test_bound_effects_are_the_formulas_of_layers_with_unequal_heads(padded, x64
     assert len(np.unique(reports.gamma.argmax(2) == reports.beta.argmax(2))) == 2
     for i in range(6):
         params, x, report = jax.tree.map(lambda a, i=i: a[i], (*drawn, reports))
-        sides = {"published": report.published_layer.log10_rhs, "head_rhs": report.head.log10_rhs}
-        sides |= {"published_stack": report.published_stack.log10_rhs}
+        sides = {
+            "published": report.published_layer.log10_rhs,
+            "head_rhs": report.head.log10_rhs,
+            "published_stack": report.published_stack.log10_rhs,
+        }
         found = effects_of(report) | sides
         expected = written_out(params, np.asarray(x)[np.asarray(mask) if padded else slice(None)])
         assert found.keys() == expected.keys()

@@ -160,7 +160,7 @@ def test_zero_residual_and_depth_beyond_float_range_give_minus_infinity():
 
 KEEP = np.array([1, 1, 1, 0, 1, 0], bool)
 COVERED = [c for c in CASES if c != "embedding" and not LogScaled.covers.refusal(config_of(c))]
-# MP_CASES has others, test_exact.py compares "causal" with the balls.
+# MP_CASES has others.
 USUAL = ("pre-LN, skips", "norms of branches", "additive")
 
 

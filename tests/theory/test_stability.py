@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from marks import slow_but
+from refusals import each_is_refused
 
 import rank_collapse as rc
 from rank_collapse.measures import updates
@@ -249,24 +250,28 @@ def test_scores_slow_the_collapse_as_networks_do(optimized):
 
 
 def test_wrong_arguments_are_named():
-    config = rc.design(rc.transformer(1, 2, 8), "branch_norm")
-    params = draws.parameters(config)
-    with pytest.raises(ValueError, match="norm_placement='branch'"):
-        stability.expected_pass(params, jnp.ones((3, 8)), config)
-    config = rc.san_skip(1, 2, 8, score="additive")
-    params = draws.parameters(config)
-    with pytest.raises(ValueError, match="score='additive'"):
-        stability.expected_pass(params, jnp.ones((3, 8)), config)
-    config = rc.san_skip(1, 2, 8)
-    params = draws.parameters(config)
-    with pytest.raises(ValueError, match="does not cover an edit"):
-        stability.expected_pass(params, jnp.ones((3, 8)), config, edit={"residual": lambda v, l: v})
+    branch = rc.design(rc.transformer(1, 2, 8), "branch_norm")
+    additive, config = rc.san_skip(1, 2, 8, score="additive"), rc.san_skip(1, 2, 8)
     long = jnp.eye(3, 8) * jnp.array([[2.0], [5.0], [8.0]])
-    with pytest.raises(ValueError, match="variances of scores in layer 0 are above 36 or differ"):
-        stability.expected_pass(params, long, config)
+
+    def expected(config, x, **options):
+        return lambda: stability.expected_pass(draws.parameters(config), x, config, **options)
+
+    each_is_refused(
+        (expected(branch, jnp.ones((3, 8))), "norm_placement='branch'"),
+        (expected(additive, jnp.ones((3, 8))), "score='additive'"),
+        (
+            expected(config, jnp.ones((3, 8)), edit={"residual": lambda v, l: v}),
+            "does not cover an edit",
+        ),
+        (expected(config, long), "variances of scores in layer 0 are above 36 or differ"),
+        (
+            lambda: stability.collapse_law(0.0, 8, jnp.ones(2), jnp.ones(2), norm_placement="none"),
+            "'none' is not",
+        ),
+    )
+    params = draws.parameters(config)
     traced = jax.jit(lambda x: stability.expected_pass(params, x, config).residual_ratio)(long)
     np.testing.assert_array_equal(np.isnan(traced), [False, True])
     measured = stability.expected_pass(params, long, config, attention=jnp.ones((1, 2, 3, 3)) / 3)
     assert np.isfinite(measured.residual_ratio).all()
-    with pytest.raises(ValueError, match="'none' is not"):
-        stability.collapse_law(0.0, 8, jnp.ones(2), jnp.ones(2), norm_placement="none")

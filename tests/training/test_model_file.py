@@ -29,6 +29,9 @@ def models(chosen, seeds=3):
         {},
         {"layer_map": (0, 0)},
         {"skip_gain": jnp.array([0.5, 2.0])},
+        {"learned_branch_gain": 0.5, "learned_per_feature": True, "norm_placement": "post"}
+        | {"skip_gain": rc.Gains(attention=np.array([1.5, 2.5]), mlp=0.5)}
+        | {"norm_gain": np.full((2, 6), 0.75)},
         {"mlp": "swiglu", "position": "rotary", "d_qk": 4, "d_v": 3, "windows": (1, 0)}
         | {"rotary_tables": ((9, (1.0, 0.5)),)},
     ],
@@ -38,9 +41,7 @@ def test_what_is_read_is_what_was_written(fields, tmp_path):
     own = models(chosen)
     (tmp_path / "models.safetensors").write_bytes(dump_models(chosen.config, own))
     config, read = load_models(tmp_path / "models.safetensors")
-    assert jax.tree.structure(read) == jax.tree.structure(own)
-    for a, b in zip(jax.tree.leaves(own), jax.tree.leaves(read), strict=True):
-        np.testing.assert_array_equal(a, b)
+    jax.tree.map(np.testing.assert_array_equal, (read, config), (own, chosen.config))
     second = jax.tree.map(lambda a: a[1], read)
     x = jnp.array([0, 3, 1])
     expected = forward(jax.tree.map(lambda a: a[1], own), x, chosen.config)

@@ -81,8 +81,11 @@ def test_sums_of_lengths_have_one_offset_and_one_classifier(data):
         return np.mean(np.sin((c[:, kept].sum(axis=1) + offset) @ w + b))
 
     every = list(range(L + 1))
-    sums = {"exact": [[k] for k in every], "up_to": [every[: k + 1] for k in every]}
-    sums |= {"from": [every[k:] for k in every]}
+    sums = {
+        "exact": [[k] for k in every],
+        "up_to": [every[: k + 1] for k in every],
+        "from": [every[k:] for k in every],
+    }
     sums["all_but"] = [[j for j in every if j != k] for k in every]
     for name, sets in sums.items():
         wanted = [value(kept) for kept in sets]
