@@ -42,13 +42,24 @@ def set_up_devices(options: flags.FlagValues) -> None:
     Raises:
         ValueError: JAX does not start.
     """
-    limits.check_address_space()
-    compilation.keep_programs()
     if "distributed" in options and options.distributed:
         several.join()
+    start(options.num_devices)
+
+
+def start(num_devices: int = 0) -> None:
+    """Starts JAX with so many devices of a CPU; with one per core where it is 0.
+
+    A process that runs several binaries starts it so for all of them, whatever the first asks for.
+
+    Raises:
+        ValueError: JAX does not start.
+    """
+    limits.check_address_space()
+    compilation.keep_programs()
     if "host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
         with contextlib.suppress(RuntimeError):  # JAX has started
-            jax.config.update("jax_num_cpu_devices", options.num_devices or cores())
+            jax.config.update("jax_num_cpu_devices", num_devices or cores())
     try:
         jax.devices()
     except (RuntimeError, AssertionError) as error:  # a platform that is not there

@@ -19,7 +19,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from experiments.shell import cli
+from experiments.shell import cli, devices
 from experiments.shell.process import ENDED
 from rank_collapse.printed import print_anything
 
@@ -29,6 +29,7 @@ def main() -> None:
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
     working = threading.Event()
     threading.Thread(target=_read, args=(lines, working), daemon=True).start()
+    devices.start()
     while line := lines.get():
         working.set()
         begun = time.process_time()
