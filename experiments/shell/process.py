@@ -96,10 +96,14 @@ def _next(answers, threads):
 
 
 def start(title: str, environment: Mapping[str, str]) -> subprocess.Popen:
-    """A worker, see `experiments.shell.worker`."""
+    """A worker, see `experiments.shell.worker`.
+
+    Threads of OpenBLAS wait by spinning: with those of several processes on the same cores, its
+    singular values take twenty times as long.
+    """
     return subprocess.Popen(
         [sys.executable, "-m", "experiments.shell.worker", *([title] if title else [])],
-        env=os.environ | environment,
+        env={"OPENBLAS_NUM_THREADS": "1"} | os.environ | environment,
         stdin=subprocess.PIPE,  # its end is that of this process
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
