@@ -118,7 +118,7 @@ class Watch:
             metrics.finish(self._log)
 
     def hf(self) -> Any:
-        """A `transformers.TrainerCallback` that takes the Trainer's loss and steps, and closes."""
+        """A `transformers.TrainerCallback` that takes the Trainer's steps, and closes."""
         from transformers import TrainerCallback
 
         watched = self
