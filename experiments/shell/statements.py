@@ -786,7 +786,7 @@ STATEMENTS = {
         each=(0.1, math.inf),
         fails="one head in ten or fewer in half or more",
         experiments=("run_language_model",),
-        changed="DATE",
+        changed="2026-11-24, 78a223c",
     ),
     "spikes appear": Statement(
         source="Sun et al. 2024, section 2",
@@ -802,7 +802,7 @@ STATEMENTS = {
         each=(1.0, math.inf),
         fails="smaller entries in half or more",
         experiments=("run_language_model",),
-        changed="DATE",
+        changed="2026-11-24, 78a223c",
     ),
     "sink cures": Statement(
         source="found here",
