@@ -55,6 +55,7 @@ BUDGET = {
     "run_phase": 25,
     "run_stability": 17,
     "run_cures": 19,
+    "run_language_model": 20,
     "run_trainability": 12,
     "check_bounds": 17,
 }
