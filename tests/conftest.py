@@ -8,7 +8,6 @@ was compiled is kept in .pytest_cache, by JAX's own key of version, flags and pr
 import gc
 import os
 import signal
-import tempfile
 from pathlib import Path
 
 import compiling  # noqa: F401
@@ -42,9 +41,10 @@ MOST_BYTES = 10**9  # of programs kept between runs; one whole run has about a f
 
 def pytest_configure(config):
     """Names the folder of compiled programs, in the first process: workers inherit it."""
-    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-        os.environ["JAX_COMPILATION_CACHE_DIR"] = kept_programs(config) or temporary(config)
-    jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
+    folder = os.environ.get("JAX_COMPILATION_CACHE_DIR") or kept_programs(config)
+    if folder:
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = folder
+        jax.config.update("jax_compilation_cache_dir", folder)
 
 
 def kept_programs(config) -> str | None:
@@ -68,12 +68,6 @@ def keep_newest(folder: Path, most: int) -> None:
         most -= path.stat().st_size
         if most < 0:
             path.unlink()
-
-
-def temporary(config) -> str:
-    folder = tempfile.TemporaryDirectory(prefix="rank-collapse-tests-", ignore_cleanup_errors=True)
-    config.add_cleanup(folder.cleanup)
-    return folder.name
 
 
 def pytest_collection_finish():

@@ -19,7 +19,7 @@ from marks import slow_but, slow_if
 
 import rank_collapse as rc
 from rank_collapse.measures import residuals
-from rank_collapse.network import attention, layers
+from rank_collapse.network import attention
 from rank_collapse.paths.sets import Classifier, logits_of
 
 pytestmark = pytest.mark.usefixtures("optimized")  # what users run is what may be wrong
@@ -61,26 +61,7 @@ def normalised(x):
     return (x - x.mean(axis=-1, keepdims=True)) / np.sqrt(x.var(axis=-1, keepdims=True) + 1e-5)
 
 
-UNIT_GAIN = layers.NormParams(gain=np.ones(3, np.float32))
-W, NARROW = draw("float64", 48, 10), draw("float64", 3, 3)
-PRODUCTS = {  # name: (width of a row, ours, numpy's)
-    "sum of squares": (3, lambda r, w: jnp.sum((r @ w) ** 2), lambda y: (y**2).sum(axis=-1)),
-    "largest": (3, lambda r, w: jnp.max(r @ w), lambda y: y.max(axis=-1)),
-    "softmax": (3, lambda r, w: jax.nn.softmax(r @ w), softmax),
-    "norm": (3, lambda r, w: layers.norm(UNIT_GAIN, (r @ w)[None], "layer", 1e-5)[0], normalised),
-    "logits of 10 classes": (48, lambda r, w: jax.nn.softmax(r @ w), softmax),
-}
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", PRODUCTS)
-def test_rows_times_a_shared_matrix(name, dtype):
-    width, ours, theirs = PRODUCTS[name]
-    with jax.enable_x64(dtype == "float64"):
-        w = (NARROW if width == 3 else W).astype(dtype)
-        rows = draw(dtype, ROWS[dtype], width)
-        found = compiled(jax.vmap(ours, in_axes=(0, None)))(rows, w)
-        close(found, theirs(rows.astype(np.float64) @ w.astype(np.float64)), dtype)
+W = draw("float64", 48, 10)
 
 
 def test_attention_and_logits_at_the_sizes_of_sorting():

@@ -32,13 +32,11 @@ def test_the_folder_is_the_processors_and_holds_the_newest(config, monkeypatch):
     assert len(list(folder.iterdir())) == 2
 
 
-def test_without_a_folder_nothing_is_kept(config, tmp_path):
+def test_without_a_folder_that_can_be_written_nothing_is_kept(config, tmp_path, monkeypatch):
     assert kept_programs(types.SimpleNamespace()) is None  # -p no:cacheprovider
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "access", lambda *_: False)  # of the superuser it never is
+        assert kept_programs(config) is None
+    (tmp_path / f"programs-{compilation.cache_folder().name}").rename(tmp_path / "away")
     (tmp_path / f"programs-{compilation.cache_folder().name}").write_text("a file")
-    assert kept_programs(config) is None
-
-
-def test_a_folder_that_cannot_be_written_is_left_alone(config, monkeypatch):
-    assert kept_programs(config)
-    monkeypatch.setattr(os, "access", lambda *_: False)  # of the superuser it never is
     assert kept_programs(config) is None

@@ -68,25 +68,6 @@ def test_a_checkpoint_of_the_readme_collapses_without_skips():
     assert last[1] < last[0] / 2
 
 
-def test_examples_for_checkpoints_flax_models_and_plain_jax():
-    flax_model, plain, checkpoint = (named(n) for n in ("flax", "plain", "models"))
-    assert checkpoint["trace"].hidden.shape == (13, 5, 768)
-    assert not checkpoint["san_config"].attention_skip
-    last = [float(residual_ratio(checkpoint[name].hidden[-1])) for name in ("trace", "san_trace")]
-    assert last[1] < 1e-3 < last[0]
-    assert len(flax_model["profile"]) == 3
-    assert flax_model["ours"].w_q.shape == (4, 32, 8)
-    assert plain["by_layer"].shape == (4,)
-    assert np.all(np.diff(plain["by_layer"]) < 0)
-
-
-def test_a_model_layer_by_layer():
-    found = named("streaming")["found"]
-    assert found["whole"]["sums"].by_length.shape == (2, 4, 5, 32)
-    ratio = found["SAN"]["profile"]["residual_ratio"]
-    assert ratio.shape == (2, 4) and np.all(np.diff(ratio) < 0)
-
-
 def named(name):
     (block,) = {block for _, mark, block in BLOCKS if mark == name}
     return ran(block)

@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
+from trained_runs import answered, verdicts
 
 from experiments.run_sort import EXPERIMENT, FLAGS
 from experiments.shell import cli
-from experiments.shell.statements import STATEMENTS
 from experiments.trained.paths import accuracies
-from rank_collapse.report.claims import FINDING, answers_of
+from rank_collapse.report.claims import FINDING
 
 SEEDS = 8
 SETUP = EXPERIMENT.setup(cli.parse(FLAGS, ["--depth=3"]))
@@ -39,12 +39,6 @@ def results(carried=1.0, sets=(0.3, 0.9, 0.4, 0.2), seeds=SEEDS, below=0):
     }
 
 
-def verdicts(found):
-    answers = answers_of(STATEMENTS, EXPERIMENT.claims(found, SETUP))
-    assert [a.key for a in answers if a.answer == FINDING] == ["biases", "all of it"]
-    return {a.key: a.rows[0].verdict for a in answers if a.answer != FINDING}
-
-
 @pytest.mark.parametrize(
     ("fields", "suffice", "one", "falls"),
     [
@@ -63,8 +57,10 @@ def verdicts(found):
     ],
 )
 def test_verdicts(fields, suffice, one, falls):
-    wanted = {"short suffice": suffice, "one short": one, "falls": falls}
-    assert verdicts(results(**fields)) == wanted
+    rows = list(EXPERIMENT.claims(results(**fields), SETUP))
+    answers, found = answered(rows)[1], verdicts(rows)
+    assert [key for key, answer in answers.items() if answer == FINDING] == ["biases", "all of it"]
+    assert [found[key] for key in ("short suffice", "one short", "falls")] == [suffice, one, falls]
 
 
 def test_no_seed_is_left_out_but_of_findings_on_what_was_learned():
