@@ -120,21 +120,17 @@ class Oracle:
                 out = out + t.cross_attention[l, h] @ value @ a.w_o[h]
             return out + (a.b_o if bias else 0)
 
-        placement = self.config.norm_placement
-        lam, gamma = self.gains[0][l], self.gains[1][l]
-        out = np.zeros((self.trace.hidden.shape[1], self.config.d_model))
-        if take == "branch" or bias:
-            y = branch(None, bias)
-            if placement in ("sandwich", "branch", "both"):
-                y = self.norm(p.cross_branch_norm, t.cross_branch[l], y, bias)
-            out = out + gamma * y
-        if take == "skip" and self.config.cross_skip:
-            out = out + lam * c
-        if placement == "post":
-            state = t.after_attention[l]
-            total = gamma * t.cross_branch[l] + (lam * state if self.config.cross_skip else 0)
-            out = self.norm(p.cross_norm, total, out, bias)
-        return out
+        return self.sublayer(
+            l,
+            (p.cross_norm, p.cross_branch_norm),
+            t.after_attention[l],
+            t.cross_branch[l],
+            self.config.cross_skip,
+            branch,
+            np.zeros(self.trace.hidden.shape[1:]) if c is None else c,
+            bias,
+            "both" if bias else take,
+        )
 
     def mlp(self, l, c, take, bias=False, start=None):
         p, t = self.layer(l), self.trace.layers

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from chunked_runs import check_chunks
 from trained_runs import finished, rows, verdicts
 
 from experiments import run_attention_forms as forms
@@ -48,12 +47,6 @@ def test_table_and_comparisons_are_of_every_form_width_and_seed(folder):
     for line, form in zip(accuracies, ("scaled_dot", "additive", "additive_matched"), strict=True):
         own, dot = (mean_of("accuracy", name, "3") for name in (form, "dot"))
         assert line.measured.startswith(f"{own - dot:.3f} (")
-
-
-@pytest.mark.slow
-def test_chunks_of_seeds_that_fit_into_memory_change_nothing(folder, tmp_path, capsys):
-    """Of runs: three seeds, by each function that shares a program."""
-    check_chunks(forms, ARGUMENTS, tmp_path, capsys, whole=folder)
 
 
 def test_gradients_are_those_of_the_definition_written_out(x64):

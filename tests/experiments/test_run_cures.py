@@ -45,10 +45,6 @@ def test_cures_are_trained_at_tiny_size(tmp_path):
     assert np.all(post == softmax) and np.any(post != sigmoid)
     assert all(np.all((c["step_seconds"] > 0) & (c["step_seconds"] < 1)) for c in trained.values())
     assert (tmp_path / "figures" / "trained.png").exists()
-    compared = run_cures.compare(found, setup(*sizes, *chosen))
-    row = next(row for row in compared if row.quantity.startswith("trains"))
-    assert row.measured.startswith(f"{trained['post, L=2']['trains'].sum()} of 2 seeds, accuracy ")
-    assert "after 100 steps at width 4; without attention it is 0.47" in row.note
 
 
 @pytest.mark.slow

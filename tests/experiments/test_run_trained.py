@@ -16,7 +16,7 @@ from experiments.trained import arguments
 from rank_collapse.runs import metrics
 from rank_collapse.runs.seeds import seed_keys
 from rank_collapse.text import pairs as texts
-from rank_collapse.training import Ensemble, init_state, load_models
+from rank_collapse.training import init_state, load_models
 from rank_collapse.training.tasks import examples
 from rank_collapse.training.training import batch_forward
 from rank_collapse.training.watched import layer_scalars
@@ -144,18 +144,6 @@ def test_files_asked_for_later_are_trained_again_and_nothing_else_changes(folder
             assert (copy / name).read_bytes() == whole[name]
         same_arrays(folder, copy)
         assert contents(copy) == contents(folder) and not (copy / "checkpoints").exists()
-
-
-def test_overwrite_deletes_the_weights_of_the_run_before(folder, tmp_path, monkeypatch):
-    copy = tmp_path / "copy"
-    shutil.copytree(folder, copy)
-
-    def stop(*arguments, **options):
-        raise ValueError("stopped")
-
-    monkeypatch.setattr(Ensemble, "train", stop)
-    assert run(run_sort, [*MEASURED, "--overwrite"], copy) == 2
-    assert {p.name for p in copy.iterdir()} <= {".lock", "SHA256SUMS", "config.json", "log.txt"}
 
 
 def test_a_seed_that_diverged_is_kept_apart(folder):
