@@ -4,6 +4,8 @@ import matplotlib.pyplot as plt
 import pytest
 from figures_as_data import FiguresAsData
 
+from rank_collapse.runs.drawn import drawn
+
 
 def figure(values, title="t", marks="o"):
     shown, ax = plt.subplots()
@@ -40,3 +42,8 @@ def test_every_kind_of_artist_counts(kind):
 
     draw = FiguresAsData(lambda f: {".png": b"png"})
     assert draw(shown(1.0)) != draw(shown(2.0))
+
+
+def test_a_figure_of_users_is_the_same_files_each_time():
+    first, second = (drawn(figure([1, 2, 3])) for _ in range(2))
+    assert first == second and b"CreationDate" not in first[".pdf"]

@@ -175,15 +175,6 @@ def test_speed_and_law_of_those_that_fell():
     assert share == "2 of 7" and note == "of the same sign 3 of 4; Fisher's exact p = 0.24"
 
 
-def test_counts_unlike_the_published_code_are_said_to_be():
-    for count, p in ((10, "1"), (60, "1.7e-06")):
-        share, published, note = compared(made_of({"base, d=32": count}))[
-            "seeds that fell together"
-        ]
-        assert (share, published) == (f"{count} of 64", "1 of 8")
-        assert note.endswith(f"exact p = {p}")
-
-
 def test_statements_of_the_paper_can_come_out_otherwise():
     def found(base, kept):
         """As published and without the skip around the attention; the first `kept` fall with it."""

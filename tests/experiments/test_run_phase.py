@@ -180,8 +180,6 @@ def test_cosines_before_training_are_those_of_networks_as_drawn(tmp_path):
         unit = x / np.linalg.norm(x, axis=1, keepdims=True)
         cosines.append((unit @ unit.T)[~np.eye(4, dtype=bool)].mean())
     np.testing.assert_allclose(float(found[0]["value"]), np.mean(cosines), rtol=1e-4)
-    shown = OWN.read(tmp_path)
-    assert {row.key for row in shown.claims} == {"deeper aligns", "scaling helps"}
 
 
 def test_only_the_theory_that_a_statement_cites_tests_it():

@@ -1,9 +1,6 @@
 """The binaries on paths by length, at tiny sizes: what they write, keep, redraw and refuse."""
 
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -101,27 +98,6 @@ def test_what_is_watched_has_a_line_for_every_seed_and_epoch(folder):
     for line, model in ((first, untrained), (lines[-1], seed_of(models, 1))):
         for name, by_layer in layer_scalars(model, data, config).items():
             np.testing.assert_allclose(line[name], by_layer, rtol=1e-4)
-
-
-@pytest.mark.slow
-def test_another_process_redraws_too(folder, tmp_path):
-    """Two do, since figures of this process may be digests (see `figures_as_data`)."""
-    code = (
-        "from experiments import run_sort; from experiments.shell import cli; "
-        "from rank_collapse.training import Ensemble; Ensemble.train = None; "
-        "cli.run(run_sort.main, run_sort.FLAGS)"
-    )
-    found = []
-    for copy in (tmp_path / "first", tmp_path / "second"):
-        shutil.copytree(folder, copy)
-        for name in contents(copy):
-            (copy / name).unlink()
-        command = [sys.executable, "-c", code, *MEASURED, f"--output_dir={copy}"]
-        subprocess.run(command, check=True, cwd=Path(__file__).parents[2])
-        found.append(contents(copy))
-    assert found[0] == found[1] and found[0].keys() == contents(folder).keys()
-    for name in ("results.csv", "summary.json"):
-        assert found[0][name] == contents(folder)[name]
 
 
 @pytest.mark.slow
