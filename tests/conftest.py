@@ -12,7 +12,6 @@ from pathlib import Path
 
 import compiling  # noqa: F401
 import pytest
-from figures_as_data import FiguresAsData
 from jaxtyping import install_import_hook
 
 os.environ.setdefault("MPLBACKEND", "Agg")
@@ -79,11 +78,13 @@ def pytest_collection_finish():
 
 @pytest.fixture(scope="session", autouse=True)
 def figures_as_data():
-    """Most figures of runs are written as a digest of what they show: see there."""
+    """Figures of runs are written as a digest of what they show: see there."""
+    from figures_as_data import as_data
+
     from rank_collapse.runs import folder
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(folder, "drawn", FiguresAsData(folder.drawn))
+        patch.setattr(folder, "drawn", as_data)
         yield
 
 
