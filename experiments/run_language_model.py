@@ -230,9 +230,9 @@ EXPERIMENT = Experiment(
     brief="language models of bytes while they train, with softmax and with attention that is said "
     "to stop sinks: loss, sinks, spikes, residuals, depth used",
     title="Sinks and spikes of language models",
-    claim="Gu et al. 2025: causal language models attend to their first token after training, small "
-    "ones too. Sun et al. 2024: some entries of their hidden states are above 100 and above 1000 "
-    "times the median.",
+    claim="Gu et al. 2025: causal language models attend to their first token after training, "
+    "small ones too. Sun et al. 2024: some entries of their hidden states are above 100 and above "
+    "1000 times the median.",
     presets={
         "quick": "--variants=softmax,gated --depth=2 --d_model=32 --d_ff=64 --num_tokens=32 "
         "--n_steps=200 --num_seeds=5 --n_eval_data=4",
