@@ -118,30 +118,6 @@ def test_every_public_name_has_an_example(page):
     assert names - used == set()
 
 
-def calls_of(page):
-    """(function, call) of the calls of rank_collapse in a page's examples."""
-    nodes = ast.parse("".join(examples_of(page))).body
-    imports = [n for n in nodes if isinstance(n, ast.Import | ast.ImportFrom)]
-    own = [n for n in imports if "rank_collapse" in ast.unparse(n)]
-    scope = {}
-    exec(compile(ast.Module(own, []), f"imports of {page}", "exec"), scope)
-    for call in (n for block in nodes for n in ast.walk(block) if isinstance(n, ast.Call)):
-        name = ast.unparse(call.func)
-        if re.fullmatch(r"[\w.]+", name) and name.partition(".")[0] in scope:
-            yield eval(name, scope), call
-
-
-@pytest.mark.parametrize("page", API)
-def test_calls_in_examples_fit_their_functions(page):
-    """In the usual run, where the examples themselves take too long."""
-    calls = list(calls_of(page))
-    assert len(calls) > 5
-    for function, call in calls:
-        names = {word.arg: None for word in call.keywords}
-        if None not in names and not any(isinstance(a, ast.Starred) for a in call.args):
-            inspect.signature(function).bind(*call.args, **names)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("page", API)
 def test_examples_run(page, tmp_path, monkeypatch):
