@@ -8,22 +8,10 @@ from experiments import run_path_chains
 from experiments.shell import tidy
 from rank_collapse.report.claims import FAILS, HOLDS
 
-TINY = [
-    "--depth=2",
-    "--num_heads=2",
-    "--d_model=8",
-    "--num_tokens=6",
-    "--num_seeds=2",
-    "--num_paths=5",
-    "--num_repeats=2",
-    "--num_devices=1",
-]
-
 
 def test_writes_rows_figures_and_a_summary(tmp_path):
-    folder = tmp_path / "run"
-    assert run(run_path_chains, TINY, folder) == 0
-    own = run_path_chains.EXPERIMENT
+    own, folder = run_path_chains.EXPERIMENT, tmp_path / "run"
+    assert run(run_path_chains, own.presets["tiny"], folder) == 0
     found, setup = own.results(folder)
     assert found["sum_error"].max() < 1e-12 and not single_columns(folder)
     assert all(0 < alpha < 1 for alpha in found["alpha_of_layer"][1:])
