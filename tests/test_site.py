@@ -11,6 +11,7 @@ from conftest import REPOSITORY
 from site_pages import API, DOCS, WHOLE, made, public, repository, with_badge
 
 import rank_collapse as rc
+from experiments.reproducing import results_page
 from experiments.shell.experiment import experiments_of
 
 PAGES = sorted(DOCS.rglob("*.md"))
@@ -54,8 +55,11 @@ def test_every_experiment_has_a_page():
     assert pages == set(experiments_of())
     for page in pages:
         text = (DOCS / "experiments" / f"{page}.md").read_text("utf-8")
-        assert "**The paper.**" in text and "**What came out.**" in text
-        assert f"python -m experiments.{page}" in text
+        assert "**The paper.**" in text and f"python -m experiments.{page}" in text
+        came_out = results_page.came_out(page)  # which docs/results.md repeats
+        assert 0 < len(re.findall(r"[.!?](?= [A-Z]|$)", came_out.replace("et al. ", ""))) <= 3
+        assert "](" not in came_out, "links belong to another paragraph: the pages' folders differ"
+        assert came_out in (DOCS / "results.md").read_text("utf-8")
 
 
 def without_command(text):

@@ -44,7 +44,6 @@ def made(**fields):
             "aside": Drawing(lambda found, factor: Figure()),
             "none": Drawing(lambda *_: pytest.fail("drawn"), "x", lambda found, factor: factor < 0),
             "part": Drawing.of_part(lambda found: {}, lambda *_: pytest.fail("drawn"), "x"),
-            "named": Drawing.named(lambda found: {"named": Figure}, "named", "y"),
         },
         "further": lambda found, factor: {f"times_{factor}": Figure},
         "files": lambda found, factor, run: {"report.html": lambda: b"<p>"},
@@ -63,10 +62,10 @@ def test_a_run_shows_what_there_is_and_computes_it_once(tmp_path, capsys):
         printed = capsys.readouterr().out
         assert "first: 2, beside 1" in printed and "3 draws" in printed
         names = {path.stem for path in (tmp_path / "figures").iterdir()}
-        assert names == {"shown", "aside", "named", "times_2"}
+        assert names == {"shown", "aside", "times_2"}
         assert (tmp_path / "results.csv").exists() and (tmp_path / "report.html").exists()
     assert computed == [2]
-    assert own.captions == {"shown": "A caption.", "none": "x", "part": "x", "named": "y"}
+    assert own.captions == {"shown": "A caption.", "none": "x", "part": "x"}
 
 
 def test_what_the_flags_do_not_say_determines_the_folder_too(tmp_path, capsys):
