@@ -24,13 +24,19 @@ from rank_collapse.measures.arrays import (
     with_mask,
 )
 from rank_collapse.measures.table import MEASURES, named
-from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.inputs import PreparedInputs, prepare_inputs
-from rank_collapse.network.parameters import TransformerParams
-from rank_collapse.network.passes import States, Walked, run
-from rank_collapse.network.precision import full_precision
-from rank_collapse.network.transformer import Forward, Trace
-from rank_collapse.network.walk import Layer
+from rank_collapse.network import (
+    Forward,
+    Layer,
+    PreparedInputs,
+    States,
+    Trace,
+    TransformerConfig,
+    TransformerParams,
+    Walked,
+    full_precision,
+    prepare_inputs,
+    run,
+)
 
 
 @jax.tree_util.register_pytree_with_keys_class

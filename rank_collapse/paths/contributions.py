@@ -15,24 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from rank_collapse import struct
-from rank_collapse.network import (
-    Covers,
-    Forward,
-    Layer,
-    LayerPass,
-    PreparedInputs,
-    TransformerConfig,
-    TransformerParams,
-    Walked,
-    final_norm,
-    forward,
-    full_precision,
-    layer_gains,
-    prepare_inputs,
-    walk,
-    walk_layer,
-)
-from rank_collapse.network.streams import begin
+from rank_collapse.network import (Covers, Forward, Layer, LayerPass, PreparedInputs, TransformerConfig, TransformerParams, Walked, final_norm, forward, full_precision, layer_gains, prepare_inputs, walk, walk_layer, streams)
 from rank_collapse.paths.channels import ByLength, Channels, Layout
 from rank_collapse.paths.frozen import freeze_final, freeze_layer
 
@@ -147,7 +130,7 @@ def _contributions(params, prepared, config, gains, on_paths, head_gain, count_m
 
     # Recomputing a layer in the backward pass keeps gradients in O(L² n d).
     step = jax.checkpoint(step, prevent_cse=False)
-    state, channels = begin(prepared.x, config), layout.begin(prepared.x)
+    state, channels = streams.begin(prepared.x, config), layout.begin(prepared.x)
     for first, last in layout.groups():
         (state, channels), _ = walk(
             step,

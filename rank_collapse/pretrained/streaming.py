@@ -31,9 +31,9 @@ from rank_collapse.network import (
     one_row,
     prepare_inputs,
     row_of,
+    streams,
     through,
 )
-from rank_collapse.network.streams import begin
 from rank_collapse.network.surgery import READINGS, VARIANTS, skips_left, variant
 from rank_collapse.pretrained.lazy import Stored, values
 from rank_collapse.pretrained.opened import Source
@@ -289,7 +289,7 @@ def _begin(measured, stored, outside, examples, config):
 
     def one(example):
         layer, _ = layer_of(stored, outside, example, config, 0, ablation, passes)
-        start = begin(layer.inputs.x, layer.config)
+        start = streams.begin(layer.inputs.x, layer.config)
         return start, tuple(p.begin(layer.inputs, layer.config) for p in passes)
 
     return jax.vmap(one)(examples)

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from rank_collapse import struct
-from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.encoder_decoder import EncoderDecoderConfig
+from rank_collapse.network import EncoderDecoderConfig, TransformerConfig
 from rank_collapse.training.tasks.examples import LOSSES
 
 SCHEDULES = ("constant", "milestones", "linear", "inverse_sqrt")
