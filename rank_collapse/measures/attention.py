@@ -35,6 +35,7 @@ from rank_collapse.network import (
     prepare_inputs,
     run,
 )
+from rank_collapse.struct import refuse_if
 
 
 @where_it_lives
@@ -132,8 +133,7 @@ def sink_rate(
         ValueError: No axis of heads, or as `first_column`.
     """
     p, mask = _weights(attention, mask)
-    if p.ndim < 3:
-        raise ValueError(f"attention of shape {tuple(p.shape)} is not [..., h, n, m]")
+    refuse_if(p.ndim < 3, f"attention of shape {tuple(p.shape)} is not [..., h, n, m]")
     return _above(_first(p, mask, key_mask), sink).mean(axis=-1)
 
 
@@ -155,13 +155,14 @@ def largest_logit(scores: Any, *, mask: Any = None) -> Float[Any, "*s"]:
     Source: Kimi K2 (arXiv 2507.20534), section 2.1.
     """
     s = as_floats(scores)
-    if s.ndim < 2:
-        raise ValueError(f"scores of shape {tuple(s.shape)} are not [..., n, m]")
+    refuse_if(s.ndim < 2, f"scores of shape {tuple(s.shape)} are not [..., n, m]")
     if mask is not None:
         s, mask = beside(s, as_bools(mask))
         mask = mask[:, None] & mask[None] if mask.ndim == 1 else mask
-        if mask.shape[-2:] != s.shape[-2:] or mask.ndim > s.ndim:
-            raise ValueError(f"mask of shape {mask.shape} does not fit scores of {s.shape}")
+        refuse_if(
+            mask.shape[-2:] != s.shape[-2:] or mask.ndim > s.ndim,
+            f"mask of shape {mask.shape} does not fit scores of {s.shape}",
+        )
         s = namespace(s).where(mask.reshape((1,) * (s.ndim - mask.ndim) + mask.shape), s, -np.inf)
     return namespace(s).max(s, axis=(-2, -1))
 
@@ -169,8 +170,7 @@ def largest_logit(scores: Any, *, mask: Any = None) -> Float[Any, "*s"]:
 def _weights(attention, mask):
     """Attention of any framework in float32 at least, and its mask."""
     p = as_floats(attention)
-    if p.ndim < 2:
-        raise ValueError(f"attention of shape {tuple(p.shape)} is not [..., n, m]")
+    refuse_if(p.ndim < 2, f"attention of shape {tuple(p.shape)} is not [..., n, m]")
     if mask is not None:
         p, mask = beside(p, _of_each(mask, p.shape[:-1], "mask", "queries"))
     if is_numpy_array(p):
@@ -194,10 +194,10 @@ def _of_each(mask, shape, name, what):
     mask, shape = as_bools(mask, name), tuple(shape)
     *_, length = shape
     by_example = (*shape[-3:-2], length), (*shape[:-2], length)
-    if mask.shape not in ((length,), *by_example, shape):
-        raise ValueError(
-            f"{name} of shape {tuple(mask.shape)} does not fit {length} {what} of {shape}"
-        )
+    refuse_if(
+        mask.shape not in ((length,), *by_example, shape),
+        f"{name} of shape {tuple(mask.shape)} does not fit {length} {what} of {shape}",
+    )
     if mask.shape != shape and mask.ndim > 1:
         mask = mask[..., None, :]
     mask = mask.reshape((1,) * (len(shape) - mask.ndim) + mask.shape)

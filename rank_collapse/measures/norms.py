@@ -17,6 +17,7 @@ from rank_collapse.measures.arrays import (
     where_it_lives,
     with_mask,
 )
+from rank_collapse.struct import refuse, refuse_if
 
 NORMS = ("composite", "one", "inf", "frobenius", "spectral", "max")
 
@@ -36,17 +37,18 @@ def as_tokens(x: Any, mask: Any = None, *, empty: bool = False) -> tuple[Any, An
     """
     x = as_array(x)
     shape = tuple(x.shape)
-    if len(shape) < 2:
-        raise ValueError(f"x of shape {shape} is not [..., n, d]")
-    if 0 in shape:
-        raise ValueError(f"x of shape {shape} has no example, no token or no feature")
-    if "complex" in str(x.dtype):
-        raise ValueError(f"x of dtype {x.dtype} is not real")
+    refuse(
+        (len(shape) < 2, f"x of shape {shape} is not [..., n, d]"),
+        (0 in shape, f"x of shape {shape} has no example, no token or no feature"),
+        ("complex" in str(x.dtype), f"x of dtype {x.dtype} is not real"),
+    )
     x = as_floats(x)
     if mask is not None:
         x, mask = with_mask(x, mask, shape[:-1], "tokens")
-        if not empty and is_numpy_array(mask) and not mask.any(axis=-1).all():
-            raise ValueError(f"mask of shape {mask.shape} leaves no token")
+        refuse_if(
+            not empty and is_numpy_array(mask) and not mask.any(axis=-1).all(),
+            f"mask of shape {mask.shape} leaves no token",
+        )
         x = namespace(x).where(mask[..., None], x, 0)
     if is_numpy_array(x) and not (finite := np.isfinite(x)).all():
         bad = x.size - int(finite.sum())
@@ -144,8 +146,7 @@ norm_1, norm_inf = (functools.partial(matrix_norm, norm=norm) for norm in ("one"
 
 def norm_of(x: Any, norm: str) -> Any:
     """`matrix_norm` of what `as_tokens` made."""
-    if norm not in NORMS:
-        raise ValueError(f"norm={norm!r} is not one of {NORMS}")
+    refuse_if(norm not in NORMS, f"norm={norm!r} is not one of {NORMS}")
     if norm == "composite":  # the product of the two itself could overflow
         return root(norm_of(x, "one")) * root(norm_of(x, "inf"))
     xp = namespace(x)

@@ -79,8 +79,7 @@ class AttentionConfig(struct.Struct, kw_only=True):
             own = getattr(self, name)
             if callable(own) and not isinstance(own, Partial):
                 object.__setattr__(self, name, Partial(own))
-            if isinstance(own, str):
-                raise ValueError(f"{name}={own!r} is a function")
+            struct.refuse_if(isinstance(own, str), f"{name}={own!r} is a function")
         if self.mix is not None and not self.mixing is self.normalise is None:
             raise ValueError(f"mix={self.mix!r} replaces normalise and mixing: set one")
 
@@ -207,8 +206,9 @@ def mixing_matrix(
     if mixing is None:
         return weights
     h, n, m = weights.shape
-    if n != m:
-        raise ValueError(f"mixing needs as many keys as queries, not weights of {weights.shape}")
+    struct.refuse_if(
+        n != m, f"mixing needs as many keys as queries, not weights of {weights.shape}"
+    )
     uniform = softmax(jnp.zeros((1, n, m), weights.dtype), mask)
     alpha, beta, gamma = (
         jnp.broadcast_to(jnp.asarray(a, weights.dtype), (h,))[:, None, None]
@@ -249,8 +249,7 @@ def attention_scores(
         ValueError: On an unknown score.
     """
     context = AttentionContext() if context is None else context
-    if score not in SCORES:
-        raise ValueError(f"score={score!r} is not one of {SCORES}")
+    struct.refuse_if(score not in SCORES, f"score={score!r} is not one of {SCORES}")
     q, k, query_part = _queries_keys(params, x, y, context, norm_eps, edit)
     if score == "additive":
         pairs = jnp.tanh(q[:, :, None, :] + k[:, None, :, :])
@@ -355,8 +354,10 @@ def multi_head_attention(
         q, k, _ = _queries_keys(params, x, y, context, norm_eps, edit)
         v = edit("v", values_of(params, y))
         weights, mixed = own_mix(mix, q, k, v, context)
-    if mixed is not None and (dropout_key is not None or edit.edits_at("weights")):
-        raise ValueError("mix computes the whole output: its weights cannot be edited or dropped")
+    struct.refuse_if(
+        mixed is not None and (dropout_key is not None or edit.edits_at("weights")),
+        "mix computes the whole output: its weights cannot be edited or dropped",
+    )
     edited = edit("weights", weights)
     if edit.edits_at("weights") and context.mask is not None:
         edited = jnp.where(combine_masks(context.mask), edited, 0).astype(weights.dtype)
@@ -383,7 +384,9 @@ def own_mix(
     found = found if isinstance(found, tuple) else (found, None)
     wanted = ((*q.shape[:2], k.shape[1]), (*q.shape[:2], v.shape[2]))
     shapes = tuple(getattr(a, "shape", None) for a in found)
-    if shapes not in (wanted, (wanted[0], None)):
-        raise ValueError(f"mix gave {shapes}, which are not the shapes {wanted} of (M, out)")
+    struct.refuse_if(
+        shapes not in (wanted, (wanted[0], None)),
+        f"mix gave {shapes}, which are not the shapes {wanted} of (M, out)",
+    )
     weights, out = found
     return weights.astype(v.dtype), None if out is None else out.astype(v.dtype)

@@ -67,8 +67,9 @@ def check_names(names: Sequence[str], config: TransformerConfig) -> None:
     """
     known = places(config)
     for name in names:
-        if name not in known:
-            raise ValueError(f"{name!r} is not one of the places {tuple(known)} of this network")
+        struct.refuse_if(
+            name not in known, f"{name!r} is not one of the places {tuple(known)} of this network"
+        )
 
 
 class _Code:
@@ -151,8 +152,9 @@ def as_edits(
 
 
 def _traced(name, fn, shape, dtype):
-    if not callable(fn):
-        raise ValueError(f"edit of {name!r}, {fn!r}, is not a function(value, layer) -> value")
+    struct.refuse_if(
+        not callable(fn), f"edit of {name!r}, {fn!r}, is not a function(value, layer) -> value"
+    )
     arguments = (jax.ShapeDtypeStruct(shape, dtype), jax.ShapeDtypeStruct((), jnp.int32))
     try:
         # A function of its own: what is traced once for `fn` may refer to other values by now.

@@ -63,10 +63,10 @@ class PositionConfig(struct.Struct, kw_only=True):
             ),
         )
         for _, frequencies in self.rotary_tables:
-            if len(frequencies) != width // 2:
-                raise ValueError(
-                    f"rotary_tables has {len(frequencies)} frequencies for {width // 2} pairs"
-                )
+            struct.refuse_if(
+                len(frequencies) != width // 2,
+                f"rotary_tables has {len(frequencies)} frequencies for {width // 2} pairs",
+            )
 
 
 def rotary_angles(

@@ -83,8 +83,10 @@ class Trace(struct.Struct):
         """
         shapes = jnp.shape(self.hidden), jnp.shape(self.layers.attention_branch)
         axes = [i for i, (a, b) in enumerate(zip(*shapes, strict=False)) if a != b]
-        if len(axes) != 1 or len(shapes[0]) != len(shapes[1]):
-            raise ValueError(f"hidden states and branches of shapes {shapes} are not of one pass")
+        struct.refuse_if(
+            len(axes) != 1 or len(shapes[0]) != len(shapes[1]),
+            f"hidden states and branches of shapes {shapes} are not of one pass",
+        )
         return axes[0]
 
     @property
@@ -290,10 +292,16 @@ def apply(
     """
     edits.check_names(tuple(keep), config)
     if not isinstance(dropout_rate, jax.core.Tracer):
-        if not 0 <= np.asarray(dropout_rate) <= 1:
-            raise ValueError(f"dropout_rate={dropout_rate} is not in [0, 1]")
-        if dropout_key is None and dropout_rate:
-            raise ValueError(f"dropout_rate={dropout_rate} needs a dropout_key")
+        struct.refuse(
+            (
+                not 0 <= np.asarray(dropout_rate) <= 1,
+                f"dropout_rate={dropout_rate} is not in [0, 1]",
+            ),
+            (
+                dropout_key is None and dropout_rate,
+                f"dropout_rate={dropout_rate} needs a dropout_key",
+            ),
+        )
     params, prepared = prepare_inputs(
         params,
         x,

@@ -86,8 +86,9 @@ class LazyLayers:
             leaves, treedef = jax.tree.flatten(self.layer(row))
             found = treedef, [(a.shape, a.dtype) for a in leaves]
             first = found if first is None else first
-            if found != first:
-                raise ValueError(f"layer {row} has other shapes or dtypes than the first")
+            struct.refuse_if(
+                found != first, f"layer {row} has other shapes or dtypes than the first"
+            )
         treedef, leaves = first
         like = [jax.ShapeDtypeStruct(shape, self.weights.dtype) for shape, _ in leaves]
         return jax.tree.unflatten(treedef, like)

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rank_collapse.runs import processes
+from rank_collapse.struct import refuse_if
 
 AXIS = "seeds"
 # Options of `jax.jit` on a CPU for programs that run for less time than they take to compile.
@@ -29,8 +30,7 @@ QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes
 
 def seed_keys(base_seed: int, num_seeds: int, first: int = 0) -> Any:
     """Keys of seeds first .. first + num_seeds − 1: fold_in(key(base_seed), s)."""
-    if num_seeds < 1:
-        raise ValueError(f"num_seeds={num_seeds} is not a positive integer")
+    refuse_if(num_seeds < 1, f"num_seeds={num_seeds} is not a positive integer")
     key = jax.random.key(base_seed)
     return jax.vmap(lambda s: jax.random.fold_in(key, s))(first + jnp.arange(num_seeds))
 
@@ -64,8 +64,7 @@ def lay_out(tree: Any, mesh: Mesh, size: int | None = None) -> Any:
     """
     count, sharding = jax.tree.leaves(tree)[0].shape[0], seed_sharding(mesh)
     more = (size or padded_size(count, mesh)) - count
-    if more < 0:
-        raise ValueError(f"{count} seeds do not fit into {size}")
+    refuse_if(more < 0, f"{count} seeds do not fit into {size}")
 
     def laid(a):
         a = a if not more else jnp.concatenate([a, jnp.repeat(a[-1:], more, axis=0)])
@@ -130,8 +129,7 @@ def spread(
             programs as fast; 0 is for what runs once, such as random draws. JAX's own setting,
             JAX_DISABLE_MOST_OPTIMIZATIONS=1, wins.
     """
-    if at_once is not None and at_once < 1:
-        raise ValueError(f"at_once={at_once} is not a positive integer")
+    refuse_if(at_once is not None and at_once < 1, f"at_once={at_once} is not a positive integer")
 
     def on_device(*arguments):
         *own, shared = arguments

@@ -31,6 +31,7 @@ from rank_collapse.network import (
 )
 from rank_collapse.printed import one_line
 from rank_collapse.runs.states import flatten, unflatten
+from rank_collapse.struct import refuse_if
 from rank_collapse.training.models import init_model
 from rank_collapse.training.recipe import Recipe
 
@@ -75,8 +76,7 @@ def load_models(path: str | os.PathLike) -> tuple[Any, Any]:
         halves = (config.encoder, config.decoder) if both else (config,)
         most = max(max(array.shape) for array in saved.values())
         for half in halves:  # before anything is built for each layer
-            if half.num_rows > most:
-                raise ValueError(f"there are no weights of {half.num_rows} layers")
+            refuse_if(half.num_rows > most, f"there are no weights of {half.num_rows} layers")
         outputs = halves[-1].embedding.vocab_size if both else saved["classifier.b"].shape[1]
         recipe = Recipe(config, outputs, batch_size=1, num_epochs=0)
         keys = jax.random.split(jax.random.key(0), num_seeds)
@@ -92,14 +92,15 @@ def load_models(path: str | os.PathLike) -> tuple[Any, Any]:
 
 def _read(path):
     """(fields of the config, {name: array})."""
-    if zipfile.is_zipfile(path):
-        raise ValueError("it is an .npz of a version before 0.2; train again")
+    refuse_if(zipfile.is_zipfile(path), "it is an .npz of a version before 0.2; train again")
     with safetensors.safe_open(path, framework="numpy") as file:
         saved = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         fields = json.loads((file.metadata() or {})[_CONFIG])
     found = fields.pop(_SUM, None)
-    if found is not None and found != _checksum(json.dumps(fields), saved):
-        raise ValueError("its checksum is wrong: it is damaged")
+    refuse_if(
+        found is not None and found != _checksum(json.dumps(fields), saved),
+        "its checksum is wrong: it is damaged",
+    )
     return fields, saved
 
 
@@ -116,8 +117,9 @@ def _fields(config: Any) -> Any:
     """A config and its parts as dictionaries, the parts of a network in one."""
     if isinstance(config, TransformerConfig):
         for name, value in flat(config).items():
-            if callable(value):
-                raise ValueError(f"a file of trained models holds no function: {name}={value!r}")
+            refuse_if(
+                callable(value), f"a file of trained models holds no function: {name}={value!r}"
+            )
         return {name: _fields(value) for name, value in flat(config).items()}
     if dataclasses.is_dataclass(config):
         return {f.name: _fields(getattr(config, f.name)) for f in dataclasses.fields(config)}

@@ -77,8 +77,7 @@ class Recipe:
             "output_dropout=True: an encoder-decoder has none": both and self.output_dropout,
         }
         for text, is_wrong in wrong.items():
-            if is_wrong:
-                raise ValueError(text)
+            struct.refuse_if(is_wrong, text)
 
 
 class Hyper(struct.Struct):
