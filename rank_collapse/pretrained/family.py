@@ -22,6 +22,7 @@ from rank_collapse.pretrained.entries import (
     count as count,
     only,
 )
+from rank_collapse.pretrained.lazy import Unembedding
 from rank_collapse.pretrained.mapping import (
     Leaf as Leaf,
     Map as Map,
@@ -37,7 +38,6 @@ from rank_collapse.pretrained.rotary import (
     rotary_fields as rotary_fields,
     unscaled as unscaled,
 )
-from rank_collapse.pretrained.unembedding import Unembedding
 from rank_collapse.pretrained.weights import (
     Weights as Weights,
     by_layer as by_layer,

@@ -6,7 +6,7 @@ parameters of the network on the device, where the conversion costs least.
 
 import concurrent.futures
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -59,6 +59,18 @@ class Table:
         """(first row, rows) of the whole table, `size` at a time."""
         for first in range(0, self.shape[0], size):
             yield first, self.read(first, min(first + size, self.shape[0]))
+
+
+class Unembedding(NamedTuple):
+    """A causal language model's head: logits z = s (Y Wᵀ + b) of the output Y [n, d].
+
+    With a cap c, c tanh(z/c) takes their place.
+    """
+
+    table: Any  # W [vocab, d], an array or a `lazy.Table`
+    bias: Any = None  # b [vocab]; None for none
+    softcap: float | None = None  # c; None for none
+    scale: float = 1.0  # s
 
 
 class LazyLayers:

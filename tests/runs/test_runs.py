@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
+from refusals import each_is_refused
 
 from rank_collapse.runs import provenance
 from rank_collapse.runs.files import RunError, difference, make_folder
@@ -148,10 +149,14 @@ def test_a_second_process_is_told_who_holds_the_folder(tmp_path):
 
 def test_a_folder_that_cannot_be_written_is_one_error(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match=r"cannot write to .*file/run: Not a directory"):
-        RunFolder(tmp_path / "file" / "run", CONFIG)
-    with pytest.raises(RunError, match="cannot write"):
-        make_folder(tmp_path / "file")
+    each_is_refused(
+        (
+            lambda: RunFolder(tmp_path / "file" / "run", CONFIG),
+            r"cannot write to .*file/run: Not a directory",
+        ),
+        (lambda: make_folder(tmp_path / "file"), "cannot write"),
+        error=RunError,
+    )
 
 
 def test_results_without_a_config_are_not_taken_over(tmp_path):
