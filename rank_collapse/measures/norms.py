@@ -1,14 +1,16 @@
 """Matrix norms of tokens [..., n, d], with an optional mask of tokens that exist."""
 
 import functools
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from array_api_compat import is_jax_array, is_numpy_array, is_torch_array
 from jaxtyping import Float
 
-from rank_collapse.measures import decompositions
 from rank_collapse.measures.arrays import (
     as_array,
     as_floats,
@@ -18,6 +20,45 @@ from rank_collapse.measures.arrays import (
     with_mask,
 )
 from rank_collapse.struct import refuse, refuse_if
+
+
+def _one_by_one(plain: Callable) -> Callable:
+    """`plain` of [..., n, d], one matrix at a time on a CPU. Derivatives are those of `plain`.
+
+    jaxlib's LAPACK calls for several matrices split them over the thread pool that already runs the
+    call, and wait for it. With as many CPU devices as threads all of them wait, for ever (jaxlib
+    0.10.2, seeds shared by two devices on two cores). A call for one matrix does not wait, so vmap
+    becomes a loop on a CPU; elsewhere it stays the batched call.
+    """
+
+    @jax.custom_batching.custom_vmap
+    def batched(x):
+        return plain(x)
+
+    @batched.def_vmap
+    def looped(size, in_batched, x):
+        loop, at_once = partial(jax.lax.map, batched), jax.vmap(plain)
+        out = jax.lax.platform_dependent(x, cpu=loop, default=at_once)
+        return out, jax.tree.map(lambda _: True, out)
+
+    @jax.custom_jvp
+    def decomposed(x):
+        return batched(x)
+
+    @decomposed.defjvp
+    def derivative(primals, tangents):
+        return jax.jvp(plain, primals, tangents)
+
+    def of_each(x):
+        return decomposed(x) if x.ndim == 2 else jax.vmap(of_each)(x)
+
+    return of_each
+
+
+# x [..., n, d] → U [n, r], singular values [r], largest first, and Vᵀ [r, d], with r = min(n, d)
+svd = _one_by_one(partial(jnp.linalg.svd, full_matrices=False))
+svdvals = _one_by_one(jnp.linalg.svdvals)  # x [n, d] → singular values [r], largest first
+
 
 NORMS = ("composite", "one", "inf", "frobenius", "spectral", "max")
 
@@ -164,7 +205,7 @@ def singular_values_of(x: Any) -> Any:
     """`singular_values` of what `as_tokens` made."""
     (scaled, scale), xp = unit_scale(x), namespace(x)
     if is_jax_array(x):
-        return scale[..., None] * decompositions.svdvals(scaled)
+        return scale[..., None] * svdvals(scaled)
     if x.dtype == xp.float64:
         return scale[..., None] * xp.linalg.svdvals(scaled)
     squares = xp.linalg.eigvalsh(gram_of(xp.astype(scaled, xp.float64)))

@@ -14,7 +14,7 @@ from rank_collapse.pretrained.families import family_of
 from rank_collapse.pretrained.hub import hub_folder, is_hub_name
 from rank_collapse.pretrained.opened import OpenCheckpoint
 from rank_collapse.pretrained.published import PUBLISHED
-from rank_collapse.pretrained.torch_tensors import LiveModel, is_model
+from rank_collapse.pretrained.tensors import LiveModel, is_model
 from rank_collapse.pretrained.weights import CheckpointWeights
 
 # Models of images and text, of which the language model is read.

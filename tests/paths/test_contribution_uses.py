@@ -12,7 +12,7 @@ from refusals import each_is_refused
 
 import rank_collapse as rc
 from rank_collapse.paths.contributions import path_contributions as eager_contributions
-from rank_collapse.paths.heads import head_contributions
+from rank_collapse.paths.direct import head_contributions
 
 path_contributions = jax.jit(eager_contributions, static_argnames="count_mlps")
 

@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 import pytest
 
 from rank_collapse import report
-from rank_collapse.report import board, claims
+from rank_collapse.report import claims, page
 
 HOSTILE = "\"><script>alert('1')</script><img src=x onerror=alert(2)>&amp;</style></svg>"
 WIDTHS = (400, 900, 1400)
@@ -97,8 +97,8 @@ def test_in_a_browser_nothing_is_cut_off_at_any_width(tmp_path):
 
 def test_intervals_are_drawn_against_the_claimed_range():
     found = answer((2.5, 3.5), [[2.99, 3.0, 3.01], [4.99, 5.0, 5.01], [2.3, 2.6, 2.9], []])
-    axis = board.axis_of(found)
-    drawn = board.forest(found, found.rows, axis, labels=True)
+    axis = page.axis_of(found)
+    drawn = page.forest(found, found.rows, axis, labels=True)
     left, width = map(float, re.search(r'claimed" x="([\d.]+)%" width="([\d.]+)%"', drawn).groups())
     assert left == pytest.approx(axis.place(2.5), abs=0.01)
     assert left + width == pytest.approx(axis.place(3.5), abs=0.01)
@@ -116,13 +116,13 @@ def test_intervals_are_drawn_against_the_claimed_range():
 
 def test_an_axis_shows_small_values_beside_large_ones():
     far = answer((0.0, float("inf")), [[4.5e5, 4.6e5, 4.4e5], [0.41, 0.42, 0.4], [0.3, 0.31, 0.29]])
-    place = board.axis_of(far).place
+    place = page.axis_of(far).place
     assert place(0.41) - place(0.0) > 2 and place(4.5e5) - place(0.41) > 20
     assert place(float("inf")) == 100 and place(-float("inf")) == 0
-    near = board.axis_of(answer((0.0, 1.0), [[0.4, 0.5, 0.6]])).place
+    near = page.axis_of(answer((0.0, 1.0), [[0.4, 0.5, 0.6]])).place
     assert near(0.75) - near(0.5) == pytest.approx(near(0.5) - near(0.25))
 
 
 def test_a_statement_without_numbers_has_no_plot():
     none = answer((0.0, 1.0), [[]])
-    assert "no number" in board.statement(none) and "<svg" not in board.statement(none)
+    assert "no number" in page.statement(none) and "<svg" not in page.statement(none)

@@ -13,7 +13,7 @@ from marks import slow_but
 import rank_collapse as rc
 from rank_collapse import theory
 from rank_collapse.network import lone_norm, replay, token_norm
-from rank_collapse.theory import cubic_regime
+from rank_collapse.theory import cubic_law
 
 
 def test_measured_constant_is_the_sum_of_kappas(x64):
@@ -157,7 +157,7 @@ def test_no_layer_grows_more_than_its_bound(placement, kind, x64):
         params = rc.init(keys[0], config, 10 ** jax.random.uniform(keys[1], minval=-1), 0.3)
         x = jax.random.normal(keys[2], (4, 6)) * jnp.exp(jax.random.normal(keys[3], (4, 1)))
         trace = rc.apply(params, x, config)
-        growth = partial(cubic_regime.layer_growth, keep=jnp.ones(4, bool))
+        growth = partial(cubic_law.layer_growth, keep=jnp.ones(4, bool))
         bound = jax.tree.map(lambda a: a[0], replay(growth, params, trace, config))
         before, after = (log_diameter(a) for a in (x, trace.hidden[-1]))
         return bound.cubic + bound.after + 3 * (bound.before + before) - after
@@ -176,10 +176,10 @@ def test_the_factor_of_a_norm_is_met_by_tokens_of_one_length(x64):
     for lengths, least, most in (([1.3, 1.3], 1 - 1e-12, 1 + 1e-12), ([1.0, 3.0], 0.7, 0.95)):
         x = jnp.array(lengths)[:, None] * jnp.array([[1.0, -1, 0], [0, 1, -1]])
         alone = (jnp.array([True, False]), jnp.array([False, True]))
-        logs = [cubic_regime._norm_factor(spec, x, keep) for keep in alone]
+        logs = [cubic_law._norm_factor(spec, x, keep) for keep in alone]
         normed = token_norm(spec, x)
         ratio = jnp.linalg.norm(normed[0] - normed[1]) / jnp.linalg.norm(x[0] - x[1])
         assert least <= float(ratio / jnp.exp((logs[0] + logs[1]) / 2)) <= most
         # of both tokens together it is the larger factor
-        both = cubic_regime._norm_factor(spec, x, jnp.ones(2, bool))
+        both = cubic_law._norm_factor(spec, x, jnp.ones(2, bool))
         np.testing.assert_allclose(both, max(logs))
