@@ -246,11 +246,11 @@ def monitor_gradients(
             axes = tuple(range(layer_axis is not None, piece.ndim))
             square = jnp.sum(jnp.square(piece), axis=axes)
             known = squares.setdefault(part, jnp.zeros_like(square))
-            refuse_if(
-                known.shape != square.shape,
-                f"{path} of shape {leaf.shape} does not have {len(known)} layers along "
-                f"layer_axis={layer_axis}, as the other leaves have",
-            )
+            if known.shape != square.shape:
+                raise ValueError(
+                    f"{path} of shape {leaf.shape} does not have {len(known)} layers along "
+                    f"layer_axis={layer_axis}, as the other leaves have"
+                )
             squares[part] = known + square
     if not squares:
         seen = ", ".join(path for path, _ in leaves[:3])

@@ -79,7 +79,8 @@ class AttentionConfig(struct.Struct, kw_only=True):
             own = getattr(self, name)
             if callable(own) and not isinstance(own, Partial):
                 object.__setattr__(self, name, Partial(own))
-            struct.refuse_if(isinstance(own, str), f"{name}={own!r} is a function")
+            if isinstance(own, str):
+                raise ValueError(f"{name}={own!r} is a function")
         if self.mix is not None and not self.mixing is self.normalise is None:
             raise ValueError(f"mix={self.mix!r} replaces normalise and mixing: set one")
 

@@ -152,9 +152,8 @@ def as_edits(
 
 
 def _traced(name, fn, shape, dtype):
-    struct.refuse_if(
-        not callable(fn), f"edit of {name!r}, {fn!r}, is not a function(value, layer) -> value"
-    )
+    if not callable(fn):
+        raise ValueError(f"edit of {name!r}, {fn!r}, is not a function(value, layer) -> value")
     arguments = (jax.ShapeDtypeStruct(shape, dtype), jax.ShapeDtypeStruct((), jnp.int32))
     try:
         # A function of its own: what is traced once for `fn` may refer to other values by now.

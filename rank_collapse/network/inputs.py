@@ -282,9 +282,8 @@ def as_mask(mask: Any, name: str = "mask") -> Bool[Array, "*s"]:
         ValueError: Other values: an additive mask of floats would be read the wrong way round. So
             floats that are traced, or all 0, are refused too.
     """
-    struct.refuse_if(
-        isinstance(mask, str), f"{name}={mask!r} is not an array: use config.replace(mask={mask!r})"
-    )
+    if isinstance(mask, str):
+        raise ValueError(f"{name}={mask!r} is not an array: use config.replace(mask={mask!r})")
     xp = jnp if isinstance(mask, jax.Array) else np
     mask = xp.asarray(mask)
     if mask.dtype != bool:

@@ -1,12 +1,12 @@
 """The next token of a checkpoint's language-model head, whose table is read in pieces.
 
-The logit lens is what a language model would predict if it stopped after a layer: the state X^l goes
-through the final norm and the unembedding. *Recomputed*: with the norm's statistics of X^l itself
-(nostalgebraist 2020). *Frozen*: with those of the last state, so that the lens is linear and the
-differences of two layers are what a layer adds to the logits.
+The logit lens is what a language model would predict if it stopped after a layer: the state X^l
+goes through the final norm and the unembedding. *Recomputed*: with the norm's statistics of X^l
+itself (nostalgebraist 2020). *Frozen*: with those of the last state, so that the lens is linear and
+the differences of two layers are what a layer adds to the logits.
 
-Axis letters: b examples, l layers, p parts, s sums or states, n tokens, d width, v words of a piece,
-k top words.
+Axis letters: b examples, l layers, p parts, s sums or states, n tokens, d width, v words of a
+piece, k top words.
 """
 
 import dataclasses

@@ -117,9 +117,8 @@ def _fields(config: Any) -> Any:
     """A config and its parts as dictionaries, the parts of a network in one."""
     if isinstance(config, TransformerConfig):
         for name, value in flat(config).items():
-            refuse_if(
-                callable(value), f"a file of trained models holds no function: {name}={value!r}"
-            )
+            if callable(value):
+                raise ValueError(f"a file of trained models holds no function: {name}={value!r}")
         return {name: _fields(value) for name, value in flat(config).items()}
     if dataclasses.is_dataclass(config):
         return {f.name: _fields(getattr(config, f.name)) for f in dataclasses.fields(config)}
