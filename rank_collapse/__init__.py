@@ -68,7 +68,6 @@ from rank_collapse.measures.updates import (
     update_ranks as update_ranks,
 )
 from rank_collapse.network import encoder_decoder as encoder_decoder, surgery as surgery
-from rank_collapse.network.admin import admin_profile as admin_profile
 from rank_collapse.network.attention import (
     Mixing as Mixing,
     multi_head_attention as multi_head_attention,
@@ -81,7 +80,11 @@ from rank_collapse.network.config import (
     transformer as transformer,
 )
 from rank_collapse.network.decoding import Decoded as Decoded, greedy_decode as greedy_decode
-from rank_collapse.network.designs import DESIGNS as DESIGNS, design as design
+from rank_collapse.network.designs import (
+    DESIGNS as DESIGNS,
+    admin_profile as admin_profile,
+    design as design,
+)
 from rank_collapse.network.embedding import (
     EmbeddingConfig as EmbeddingConfig,
     EmbeddingParams as EmbeddingParams,
@@ -109,7 +112,7 @@ from rank_collapse.network.transformer import (
     apply as apply,
     apply_batch as apply_batch,
 )
-from rank_collapse.network.variant_edits import (
+from rank_collapse.network.variant_heads import (
     canon as canon,
     feat_scale as feat_scale,
     init_canon as init_canon,

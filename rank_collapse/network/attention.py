@@ -14,8 +14,8 @@ from jaxtyping import Array, Float
 
 from rank_collapse import struct
 from rank_collapse.network.dropout import dropout
-from rank_collapse.network.masks import combine_masks
 from rank_collapse.network.places import Places
+from rank_collapse.network.positions import combine_masks
 from rank_collapse.network.projections import (
     AttentionParams,
     KeysValues,

@@ -18,9 +18,14 @@ from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.covers import Covers
 from rank_collapse.network.edits import as_edits
 from rank_collapse.network.embedding import embed, sinusoidal_positions
-from rank_collapse.network.masks import causal_mask, combine_masks, local_mask
 from rank_collapse.network.parameters import TransformerParams, completed
-from rank_collapse.network.positions import relative_buckets, rotary_angles
+from rank_collapse.network.positions import (
+    causal_mask,
+    combine_masks,
+    local_mask,
+    relative_buckets,
+    rotary_angles,
+)
 
 
 class PreparedInputs(struct.Struct):

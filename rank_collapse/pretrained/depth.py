@@ -23,6 +23,7 @@ from rank_collapse.measures.profiles import ProfilePass
 from rank_collapse.network import Each, TransformerConfig, TransformerParams, as_batch
 from rank_collapse.paths.contributions import LengthPass
 from rank_collapse.pretrained.lazy import Unembedding
+from rank_collapse.pretrained.loading import InMemory, OpenCheckpoint
 from rank_collapse.pretrained.next_token import (
     LensPass,
     lens_measures,
@@ -30,7 +31,6 @@ from rank_collapse.pretrained.next_token import (
     losses_of,
     targets_of,
 )
-from rank_collapse.pretrained.opened import InMemory, OpenCheckpoint
 from rank_collapse.pretrained.streaming import Group, stream
 
 STATES = ("residual_ratio", "token_cosine", "effective_rank", "spike_norm", "spike_share")
