@@ -68,6 +68,7 @@ from rank_collapse.measures.updates import (
     update_ranks as update_ranks,
 )
 from rank_collapse.network import encoder_decoder as encoder_decoder, surgery as surgery
+from rank_collapse.network.admin import admin_profile as admin_profile
 from rank_collapse.network.attention import (
     Mixing as Mixing,
     multi_head_attention as multi_head_attention,
@@ -80,11 +81,7 @@ from rank_collapse.network.config import (
     transformer as transformer,
 )
 from rank_collapse.network.decoding import Decoded as Decoded, greedy_decode as greedy_decode
-from rank_collapse.network.designs import (
-    DESIGNS as DESIGNS,
-    admin_profile as admin_profile,
-    design as design,
-)
+from rank_collapse.network.designs import DESIGNS as DESIGNS, design as design
 from rank_collapse.network.embedding import (
     EmbeddingConfig as EmbeddingConfig,
     EmbeddingParams as EmbeddingParams,
@@ -112,7 +109,7 @@ from rank_collapse.network.transformer import (
     apply as apply,
     apply_batch as apply_batch,
 )
-from rank_collapse.network.variant_heads import (
+from rank_collapse.network.variant_edits import (
     canon as canon,
     feat_scale as feat_scale,
     init_canon as init_canon,
@@ -131,7 +128,6 @@ from rank_collapse.paths.contributions import (
 from rank_collapse.paths.direct import (
     DirectContributions as DirectContributions,
     direct_contributions as direct_contributions,
-    head_contributions as head_contributions,
     logit_attribution as logit_attribution,
 )
 from rank_collapse.paths.enumeration import (
@@ -139,6 +135,7 @@ from rank_collapse.paths.enumeration import (
     enumerate_paths as enumerate_paths,
     path_attention as path_attention,
 )
+from rank_collapse.paths.heads import head_contributions as head_contributions
 from rank_collapse.paths.sets import (
     Classifier as Classifier,
     path_set_logits as path_set_logits,

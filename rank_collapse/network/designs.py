@@ -5,17 +5,6 @@
 
 N is the number of residual branches (attention, cross-attention and MLP of every layer), counted
 from the config; λ multiplies skips, γ branches, β the initial V, O and MLP.
-
-Admin's gains ω of the skips give every residual branch the same weight (Liu et al. 2020). They are
-profiled on one batch:
-
-    config = rc.admin_profile(params, x, config, mask=mask)  # of a Post-LN network
-    trace = rc.apply(params, x[0], config)
-
-Sublayer i of a Post-LN network becomes x_i = N(ω_i ∘ x_{i−1} + f_i(x_{i−1})). "admin_log" and
-"admin_const" need no batch. After training: `rc.fold_gains`.
-
-Axis letters: b examples, n tokens, m keys, d width, l layers.
 """
 
 import dataclasses
@@ -23,19 +12,8 @@ import math
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, TypeVar
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.gains import Gains, scaled
-from rank_collapse.network.inputs import PreparedInputs, as_mask, check_known, prepare_inputs
 from rank_collapse.network.layers import NormPlacement
-from rank_collapse.network.parameters import TransformerParams, completed
-from rank_collapse.network.residual import token_norm
-from rank_collapse.network.transformer import Tokens
-from rank_collapse.network.walk import Algebra, walk, walk_layer
-from rank_collapse.struct import refuse_if
 
 ROLES = ("alone", "encoder", "decoder")
 DesignName = Literal[
@@ -248,130 +226,3 @@ def _held(config):
     held = {n: getattr(config, n) * start for n, start in starts.items() if start is not None}
     none = {"learned_skip_gain": None, "learned_branch_gain": None, "learned_per_feature": False}
     return config.replace(**(held | none))
-
-
-_NAMES = {"attention": "attention", "cross": "cross-attention", "mlp": "MLP"}
-
-
-def admin_profile(
-    params: TransformerParams, x: Any, config: TransformerConfig, **inputs: Any
-) -> TransformerConfig:
-    """The config with Admin's ω as its skip gains, profiled on one batch.
-
-    In the order in which the sublayers (attention, cross-attention, MLP) are passed,
-        r_1 = 1,   ω_i = r_i,   r_{i+1} = √(Var(ω_i ∘ x_{i−1}) + Var(f_i(x_{i−1}))),
-    Var over all entries of all tokens that exist in the batch, x_i the states with these ω. A gain
-    that is learned multiplies ω as it is; the config's own skip gains are replaced. (The published
-    code counts padding too, and profiles with dropout.)
-
-    Args:
-        params: The network's parameters, as they are before training.
-        x: Token ids [b, n], or states [b, n, d], as `apply` takes one example of.
-        config: A Post-LN network, with a skip around every sublayer.
-        **inputs: mask, bias, memory, memory_mask, segments and positions of `apply`, each with the
-            leading axis b; with a mask [b, n] other tokens count in no variance.
-
-    Returns:
-        The config with `skip_gain` a `Gains` of ω [l].
-
-    Raises:
-        ValueError: Another placement of norms, a sublayer without a skip, inputs that are not a
-            batch, or a batch that gives an activation that is not finite or an ω of 0.
-
-    Source: Liu et al. 2020, "Admin: adaptive model initialization".
-    """
-    _check_design(config)
-    x, inputs = _checked_batch(x, inputs, config)
-    params = completed(params, config)
-    config = config.replace(skip_gain=1.0)
-    entries = jax.vmap(lambda x, inputs: prepare_inputs(params, x, config, **inputs)[1])(x, inputs)
-    omegas, after = _profile(params, entries, config)
-    if not isinstance(after, jax.core.Tracer):
-        _check_sizes(np.asarray(after), config)
-    return config.replace(skip_gain=Gains(**omegas))
-
-
-class Profiling(Algebra):
-    """A batch of tokens [b, n, d] and r; sublayer i has ω_i = r."""
-
-    def __init__(self, exists: Any):
-        self.exists = exists
-
-    def norm(self, layer, spec, state):
-        x, r = state
-        return jax.vmap(lambda x: token_norm(spec, x))(x), r
-
-    def add(self, layer, spec, state, part):
-        x, r = state
-        summands = r * scaled(spec.skip_gain, x), scaled(spec.branch_gain, part)
-        return sum(summands), jnp.sqrt(sum(map(self._variance, summands)))
-
-    def branch(self, layer, kind, branch_input):
-        def one(x, inputs):
-            return getattr(Tokens(), kind)(layer.replace(inputs=inputs), x)[0]
-
-        return jax.vmap(one)(branch_input[0], layer.inputs), None
-
-    def _variance(self, a):
-        return jnp.var(a, where=jnp.broadcast_to(self.exists[..., None], a.shape))
-
-
-@jax.jit
-def _profile(params, entries: PreparedInputs, config):
-    """ω by kind [l] and r after every sublayer [l, kinds]."""
-    exists = entries.token_mask
-    if exists is None:
-        exists = jnp.ones(entries.x.shape[:2], bool)
-    algebra = Profiling(exists)
-
-    def step(layer, state):
-        state, passages = walk_layer(algebra, layer, state)
-        omegas = {kind: passage.state[1] for kind, passage in passages.items()}
-        return state, (omegas, jnp.stack([passage.after[1] for passage in passages.values()]))
-
-    start = (entries.x, jnp.ones((), entries.x.dtype))
-    return walk(step, start, params, entries, config)[1]
-
-
-def _check_design(config):
-    refuse_if(
-        config.norm_placement != "post",
-        f"Admin needs norm_placement='post', not {config.norm_placement!r}: "
-        'rc.design(config, "admin")',
-    )
-    for kind in config.kinds:
-        refuse_if(
-            not getattr(config, f"{kind}_skip"),
-            f"Admin's ω multiplies skips, but {kind}_skip=False",
-        )
-
-
-def _checked_batch(x, inputs, config):
-    x = jnp.asarray(x)
-    is_ids = jnp.issubdtype(x.dtype, jnp.integer)
-    refuse_if(
-        x.ndim != (2 if is_ids else 3),
-        f"x of shape {x.shape} is not token ids [b, n] or states [b, n, d]",
-    )
-    check_known({"x": x}, config)
-    inputs = {name: a for name, a in inputs.items() if a is not None}
-    for name in inputs:
-        value = as_mask(inputs[name], name) if "mask" in name else jnp.asarray(inputs[name])
-        if value.shape[:1] != x.shape[:1]:
-            raise ValueError(f"{name} of shape {value.shape} is not of {x.shape[0]} examples")
-        inputs[name] = value
-    return x, inputs
-
-
-def _check_sizes(after, config):
-    """Refuses r [l, kinds] that is no gain, and names the first sublayer that made it."""
-    bad = np.argwhere(~(np.isfinite(after) & (after > 0)))
-    if not len(bad):
-        return
-    layer, place = bad[0]
-    name = f"the {_NAMES[config.kinds[place]]} sublayer of layer {layer}"
-    refuse_if(
-        not np.isfinite(after[layer, place]),
-        f"profiling: an activation that is not finite in {name}",
-    )
-    raise ValueError(f"profiling: ω = 0 is not positive: nothing varies in {name}")

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from rank_collapse import struct
-from rank_collapse.network import designs, fold, transformer
+from rank_collapse.network import admin, fold, transformer
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.dropout import dropout, dropout_branches
 from rank_collapse.network.inputs import as_mask, input_states
@@ -253,10 +253,10 @@ def admin_profile(
     Raises:
         ValueError: As `rank_collapse.admin_profile`.
     """
-    encoder = designs.admin_profile(params.encoder, source, config.encoder, mask=source_mask)
+    encoder = admin.admin_profile(params.encoder, source, config.encoder, mask=source_mask)
     config = dataclasses.replace(config, encoder=encoder)
     memory = jax.vmap(lambda x, mask: encode(params, x, config, mask))(source, source_mask)
-    decoder = designs.admin_profile(
+    decoder = admin.admin_profile(
         decoder_params(params, config),
         target,
         config.decoder,

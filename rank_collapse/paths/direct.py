@@ -2,8 +2,6 @@
 
 Unlike paths, which pass what comes after them, a part here reaches the output by skips and frozen
 norms alone. `logit_attribution` reads logits from such parts, or from sums of paths.
-`head_contributions` are sums of all paths through a head: the output of a frozen network is linear
-in the gain of each head, and a head's contribution is the derivative with respect to its gain.
 """
 
 import dataclasses
@@ -19,15 +17,13 @@ from rank_collapse.network import (
     EVERYTHING,
     TransformerConfig,
     TransformerParams,
-    edits,
     final_norm,
     full_precision,
-    layer_gains,
     prepare_inputs,
     walk,
     walk_layer,
 )
-from rank_collapse.paths.contributions import PathContributions, path_gains
+from rank_collapse.paths.contributions import PathContributions
 from rank_collapse.paths.frozen import Frozen, carry_edit, freeze
 
 
@@ -239,65 +235,3 @@ def _of_classes(a, classes):
     struct.refuse_if(len(pair) > 2, f"classes={classes!r} is not one class or two")
     chosen = a[..., pair[0], None]
     return chosen if len(pair) == 1 else chosen - a[..., pair[1], None]
-
-
-@full_precision
-def head_contributions(
-    params: TransformerParams,
-    x: Any,
-    config: TransformerConfig,
-    *,
-    attention_gain: Any = None,
-    cross_gain: Any = None,
-    mlp_gain: Any = None,
-    chunk: int = 12,
-    **inputs: Any,
-) -> Float[Array, "l h n d"]:
-    """Sum of all paths through each head of each layer, of whatever length, biases included.
-
-    The derivative of the sum of all paths with respect to `head_gain` of `path_contributions`.
-    Paths that pass two heads count for both. Cost: L H uses of the whole frozen network.
-
-    Args:
-        params, x, config: As in `apply`.
-        attention_gain, cross_gain, mlp_gain: See `path_contributions`.
-        chunk: Heads carried at once, which bounds the memory beside the result: chunk · n · d_ff.
-        **inputs: mask, bias, memory, memory_mask, segments, positions and edit of `apply`.
-
-    Raises:
-        ValueError: As `path_contributions`; a chunk below 1.
-    """
-    if chunk < 1:
-        raise ValueError(f"chunk={chunk} is below 1")
-    params, prepared = prepare_inputs(params, x, config, covers=COVERS, **inputs)
-    gains = layer_gains(config, prepared.x.dtype, params)
-    factors = {"attention": attention_gain, "cross": cross_gain, "mlp": mlp_gain}
-    _, on_paths = path_gains(config, gains, None, factors)
-    return _by_head(params, prepared, config, on_paths, min(chunk, config.depth * config.num_heads))
-
-
-# What an edit makes of a head's output is of all heads together.
-_EDITS = [name for name in edits.NAMES if not name.endswith("head_output")]
-COVERS = dataclasses.replace(EVERYTHING, name="head_contributions", edits=_EDITS)
-
-
-@functools.partial(jax.jit, static_argnames="chunk")
-def _by_head(params, prepared, config, on_paths, chunk):
-    """The derivative of the frozen output with respect to the gain of each head, at gains of 1."""
-    constants, of_final = freeze(params, prepared, config)
-    everything = Frozen(jnp.ones(1, prepared.x.dtype))
-
-    def step(layer, c):
-        return walk_layer(everything, layer, c)[0], None
-
-    def output(head_gain):
-        extra = constants.replace(head_gain=head_gain)
-        start = prepared.x[None]
-        c, _ = walk(step, start, params, prepared, config, extra=extra, gains=on_paths)
-        return final_norm(everything, c, params, prepared, config, of_final)[0]
-
-    ones = jnp.ones((config.depth, config.num_heads), prepared.x.dtype)
-    _, derivative = jax.linearize(output, ones)
-    each = jnp.eye(ones.size, dtype=ones.dtype).reshape(-1, *ones.shape)
-    found = jax.lax.map(derivative, each, batch_size=chunk)
-    return found.reshape(*ones.shape, *prepared.x.shape)

@@ -11,8 +11,6 @@ from rank_collapse.pretrained.family import Family as Family
 from rank_collapse.pretrained.gradients import stream_gradients as stream_gradients
 from rank_collapse.pretrained.lazy import Unembedding as Unembedding
 from rank_collapse.pretrained.loading import (
-    InMemory as InMemory,
-    OpenCheckpoint as OpenCheckpoint,
     config_of as config_of,
     load as load,
     open_checkpoint as open_checkpoint,
@@ -20,6 +18,7 @@ from rank_collapse.pretrained.loading import (
     random_like as random_like,
     settings_of as settings_of,
 )
+from rank_collapse.pretrained.opened import InMemory as InMemory, OpenCheckpoint as OpenCheckpoint
 from rank_collapse.pretrained.patches import image_patches as image_patches
 from rank_collapse.pretrained.published import (
     PUBLISHED as PUBLISHED,

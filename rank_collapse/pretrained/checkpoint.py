@@ -14,7 +14,8 @@ import ml_dtypes
 import numpy as np
 
 from rank_collapse.extras import MissingPackage
-from rank_collapse.pretrained.tensors import Place, Stored, Tensors, as_array, stored, torch_tensors
+from rank_collapse.pretrained import torch_tensors
+from rank_collapse.pretrained.tensors import Place, Stored, Tensors
 from rank_collapse.printed import one_line, quoted
 from rank_collapse.struct import refuse_if
 from rank_collapse.text.files import read_json
@@ -105,13 +106,13 @@ class Checkpoint(Tensors):
         entry.path.stat()
         # A copy: the file's own pages would be gone with the file.
         tensor = entry.tensor if rows is None else entry.tensor[rows]
-        return np.array(as_array(tensor))
+        return np.array(torch_tensors.as_array(tensor))
 
 
 def _stored(path):
     """The tensors of one file, by name."""
     if path.suffix == ".bin":
-        found = stored(path, torch_tensors(path))
+        found = torch_tensors.stored(path, torch_tensors.torch_tensors(path))
     else:
         found = _safetensors(path)
     for name in found:  # which messages repeat

@@ -23,14 +23,9 @@ from rank_collapse.measures.profiles import ProfilePass
 from rank_collapse.network import Each, TransformerConfig, TransformerParams, as_batch
 from rank_collapse.paths.contributions import LengthPass
 from rank_collapse.pretrained.lazy import Unembedding
-from rank_collapse.pretrained.loading import InMemory, OpenCheckpoint
-from rank_collapse.pretrained.next_token import (
-    LensPass,
-    lens_measures,
-    losses_by_length,
-    losses_of,
-    targets_of,
-)
+from rank_collapse.pretrained.lens import LensPass, lens_measures
+from rank_collapse.pretrained.next_token import losses_by_length, losses_of, targets_of
+from rank_collapse.pretrained.opened import InMemory, OpenCheckpoint
 from rank_collapse.pretrained.streaming import Group, stream
 
 STATES = ("residual_ratio", "token_cosine", "effective_rank", "spike_norm", "spike_share")
@@ -88,7 +83,7 @@ class DepthReport:
 
     def figure(self) -> Any:
         """All of it by layer, as a matplotlib figure; bands over texts."""
-        from rank_collapse.report.profiles import depth_figure
+        from rank_collapse.report.depth import depth_figure
 
         return depth_figure(self.measures)
 

@@ -14,19 +14,13 @@ from rank_collapse.pretrained.drawn import (
     Initialisation as Initialisation,
 )
 from rank_collapse.pretrained.entries import (
-    ANY_LENGTH as ANY_LENGTH,
     MAX_LAYERS as MAX_LAYERS,
     Entry as Entry,
     Settings as Settings,
     as_entry,
     check_entry,
     count as count,
-    local_theta as local_theta,
-    num_positions as num_positions,
     only,
-    rotary_entry as rotary_entry,
-    rotary_fields as rotary_fields,
-    unscaled as unscaled,
 )
 from rank_collapse.pretrained.lazy import Unembedding
 from rank_collapse.pretrained.mapping import (
@@ -35,6 +29,14 @@ from rank_collapse.pretrained.mapping import (
     Names as Names,
     Reader,
     take as take,
+)
+from rank_collapse.pretrained.rotary import (
+    ANY_LENGTH as ANY_LENGTH,
+    local_theta as local_theta,
+    num_positions as num_positions,
+    rotary_entry as rotary_entry,
+    rotary_fields as rotary_fields,
+    unscaled as unscaled,
 )
 from rank_collapse.pretrained.weights import (
     Weights as Weights,

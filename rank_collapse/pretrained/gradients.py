@@ -14,7 +14,7 @@ from jaxtyping import Array, Float
 
 from rank_collapse.network.precision import full_precision
 from rank_collapse.paths.gradients import COVERS, at_output, pulled_back
-from rank_collapse.pretrained.loading import Source
+from rank_collapse.pretrained.opened import Source
 from rank_collapse.pretrained.streaming import layer_of
 
 

@@ -1,155 +1,21 @@
-"""Networks and their weights from folders, models in memory, published names and configs.
-
-An open checkpoint has its network, and layers that are read one by one.
-"""
+"""Networks and their weights from folders, models in memory, published names and configs."""
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 
-from rank_collapse.network import BlockParams, TransformerConfig, TransformerParams, as_batch
+from rank_collapse.network import TransformerConfig, TransformerParams
 from rank_collapse.pretrained.checkpoint import Checkpoint, read_config
 from rank_collapse.pretrained.drawn import RandomWeights
 from rank_collapse.pretrained.entries import Entry, Settings, check_entry
 from rank_collapse.pretrained.families import family_of
-from rank_collapse.pretrained.family import Family
 from rank_collapse.pretrained.hub import hub_folder, is_hub_name
-from rank_collapse.pretrained.lazy import Stored, Table, Unembedding, values
+from rank_collapse.pretrained.opened import OpenCheckpoint
 from rank_collapse.pretrained.published import PUBLISHED
-from rank_collapse.pretrained.tensors import LiveModel, is_model
-from rank_collapse.pretrained.weights import CheckpointWeights, Weights
-
-_BIASES = ("b_v", "b_o", "b_in", "b_out", "bias")
-
-
-class OpenCheckpoint:
-    """A model with weights that stay on disk until a layer is requested.
-
-    Attributes:
-        family: The `Family` of its `model_type`.
-        settings: The entries of its config.json.
-        layers: Its rows of parameters, `LazyLayers`.
-        row_like: The shapes of one row's parameters, `BlockParams`.
-        outside: `TransformerParams` without layers; its table of tokens is a `lazy.Table`.
-    """
-
-    def __init__(self, weights: Weights, family: Family, settings: Settings):
-        """Checks names and shapes of all tensors, and reads the weights outside of the layers."""
-        self.weights, self.family, self.settings = weights, family, settings
-        self.config: TransformerConfig = family.config(settings, weights)
-        shapes = family.params(weights.shapes(), settings, self.config)
-        self.row_like: BlockParams = shapes.layers.row_like()
-        found = family.params(weights, settings, self.config)
-        self.layers, self.outside = found.layers, found.replace(layers=None)
-        weights.checks = False  # layers are, on the device
-
-    @property
-    def is_causal_lm(self) -> bool:
-        """Whether it is a causal language model, with a head for the next token."""
-        return self.unembedding is not None
-
-    @property
-    def unembedding(self) -> Unembedding | None:
-        """The language-model head, a `lazy.Table`; None where the family has none."""
-        of = self.family.unembedding
-        return None if of is None else of(self.weights, self.settings, self.config)
-
-    @property
-    def biased(self) -> bool:
-        """Whether a layer or the final norm has a bias."""
-        parts = vars(self.row_like).values()
-        return any(
-            getattr(part, name, None) is not None
-            for part in (*parts, self.outside.final_norm)
-            for name in _BIASES
-        )
-
-    def layer(self, index: int) -> BlockParams:
-        """The parameters of one layer."""
-        return values(self.layers.get(row_index(self.config, index)))
-
-    def stored_layer(self, index: int, coming: int | None = None) -> Any:
-        """`layer` as a tree of `lazy.Stored`; a thread begins to read the layer `coming`."""
-        coming = None if coming is None else row_index(self.config, coming)
-        return self.layers.get(row_index(self.config, index), coming)
-
-    def entered(
-        self, inputs: Mapping[str, Any]
-    ) -> tuple[TransformerConfig, TransformerParams, dict[str, np.ndarray]]:
-        """(config, parameters outside of the layers, inputs); of the embeddings, used tokens alone.
-
-        Raises:
-            ValueError: Arrays of different lengths, a token outside of the vocabulary, or more
-                tokens than positions.
-        """
-        given = as_batch(inputs)
-        config, outside, tables = self.config, self.outside, self.config.embedding
-        x = given["x"]
-        positions = 0 if tables is None else tables.num_positions
-        if positions and x.ndim == 2 and x.shape[1] > positions:
-            raise ValueError(f"{x.shape[1]} tokens are more than the {positions} positions")
-        embedding = outside.embedding
-        if embedding is not None and isinstance(embedding.tokens, Table):
-            used = np.zeros(1, np.int64)
-            if np.issubdtype(x.dtype, np.integer):
-                wrong = x[(x < 0) | (x >= tables.vocab_size)]
-                if wrong.size:
-                    raise ValueError(
-                        f"token id {wrong.flat[0]} is not below vocab_size={tables.vocab_size}"
-                    )
-                used, places = np.unique(x, return_inverse=True)
-                given["x"] = places.reshape(x.shape).astype(np.int32)
-            rows = jnp.asarray(embedding.tokens.rows(used)).astype(self.weights.dtype)
-            outside = outside.replace(embedding=embedding.replace(tokens=rows))
-            config = config.replace(embedding=tables.replace(vocab_size=len(used)))
-        return config, outside, given
-
-
-class InMemory:
-    """A network in memory for `stream`: the same passes, layer by layer."""
-
-    def __init__(self, params: TransformerParams, config: TransformerConfig):
-        self.config, self.outside = config, params.replace(layers=None)
-        self.layers = _HeldLayers(params.layers)
-        self.row_like = jax.eval_shape(lambda a: jax.tree.map(lambda a: a[0], a), params.layers)
-
-    def stored_layer(self, index: int, coming: int | None = None) -> Any:
-        """One layer's parameters as a tree of `lazy.Stored`."""
-        return self.layers.get(row_index(self.config, index))
-
-    def entered(
-        self, inputs: Mapping[str, Any]
-    ) -> tuple[TransformerConfig, TransformerParams, dict[str, np.ndarray]]:
-        """(config, parameters outside of the layers, inputs)."""
-        return self.config, self.outside, as_batch(inputs)
-
-
-class _HeldLayers:
-    """The rows of a stack in memory."""
-
-    def __init__(self, stack: BlockParams):
-        self.stack = stack
-
-    def get(self, row: int) -> Any:
-        """One row as a tree of `Stored`."""
-        return jax.tree.map(lambda a: Stored(a[row], tuple(range(a.ndim - 1))), self.stack)
-
-    def drop(self) -> None:
-        """Nothing: the stack is the caller's."""
-
-
-Source = OpenCheckpoint | InMemory
-
-
-def row_index(config: TransformerConfig, layer: int) -> int:
-    """The row of parameters that a layer has."""
-    return config.layer_map[layer] if config.layer_map else layer
-
+from rank_collapse.pretrained.torch_tensors import LiveModel, is_model
+from rank_collapse.pretrained.weights import CheckpointWeights
 
 # Models of images and text, of which the language model is read.
 TEXT_PARTS = {"gemma3": "gemma3_text"}

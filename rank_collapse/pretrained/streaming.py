@@ -36,7 +36,7 @@ from rank_collapse.network import (
 )
 from rank_collapse.network.surgery import READINGS, VARIANTS, skips_left, variant
 from rank_collapse.pretrained.lazy import Stored, values
-from rank_collapse.pretrained.loading import Source
+from rank_collapse.pretrained.opened import Source
 from rank_collapse.struct import refuse, refuse_if
 
 

@@ -4,9 +4,9 @@ import itertools
 from pathlib import Path
 from typing import Any
 
-from rank_collapse.text.encoders import called, read_tokenizer, read_wordpiece, train_wordpiece
 from rank_collapse.text.files import read_table
 from rank_collapse.text.tokens import Tokens, pad
+from rank_collapse.text.vocabulary import called, read_tokenizer, read_wordpiece, train_wordpiece
 from rank_collapse.text.words import default_text
 
 VOCABULARY_SIZE = 30522  # at most, of a vocabulary trained on the data

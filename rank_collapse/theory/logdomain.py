@@ -4,14 +4,9 @@ The residual of pure attention shrinks like its cube in every layer; float32 see
 layers of that, float64 not many more. Here the mean token x̄, a mantissa R̂ (columns that sum to
 0, largest entry 1) and a log scale s are carried through every operation of the network, each in
 a form that subtracts no nearly equal numbers and stays right where ε = e^s underflows to 0.
-
-The pass runs beside copies with perturbed last digits of operands: what survives in all of them did
-not hang on rounding, and where they disagree it says NaN.
 """
 
 import dataclasses
-import itertools
-import math
 from typing import Any, ClassVar
 
 import jax
@@ -35,71 +30,7 @@ from rank_collapse.network import (
 )
 from rank_collapse.theory import log_operations as ops
 from rank_collapse.theory.log_attention import attention
-
-# By how many units in the last place each operand of a copy is moved at most. Moves of −2 .. 2 have
-# five times the standard deviation of one rounding (√2 and 1/√12 ulps).
-ULPS = 2
-# A logarithm is off by at most ABSOLUTE decades, or by RELATIVE of it where that is more: the
-# second digit of a residual, and what float32 keeps of a logarithm near 1e5. Copies may differ by
-# half of that, since not every operand is moved.
-ABSOLUTE, RELATIVE = 1e-2, 1e-3
-
-
-def copies(replicas: int) -> tuple[Array, Array]:
-    """(word, ulps) of one pass without noise and of its noisy copies, for `Noise`."""
-    words = jnp.arange(1 + replicas, dtype=jnp.uint32)
-    return words, jnp.where(words == 0, 0, ULPS).astype(jnp.uint32)
-
-
-def certain(profiles: Any) -> Float[Array, "l"]:
-    """The first copy's logarithms, NaN from the layer on where the copies differ.
-
-    Args:
-        profiles: Of the pass without noise and of the noisy ones, [copies, L + 1].
-    """
-    first = profiles[0]
-    nothing = jnp.all(profiles == -jnp.inf, axis=0)  # all tokens equal in every copy
-    spread = jnp.max(profiles, axis=0) - jnp.min(profiles, axis=0)
-    allowed = jnp.maximum(ABSOLUTE / 2, RELATIVE / 2 * jnp.abs(first))
-    sure = (spread <= allowed) & jnp.all(jnp.isfinite(profiles), axis=0) | nothing
-    return jnp.where(jnp.cumsum(~sure) == 0, first, jnp.nan)
-
-
-class Noise:
-    """noise(a): a moved by −ulps .. ulps units in the last place, drawn for every call and entry.
-
-    An integer hash of (word, call, entry) is added to the bits: threefry would cost more than the
-    arithmetic that it disturbs, and a product would be fused with the sums that follow, which then
-    round differently where they are computed twice. The uint32 words of a replica and its ulps may
-    be traced; with 0 ulps nothing moves.
-    """
-
-    def __init__(self, word: Any, ulps: Any):
-        self._word, self._ulps, self._calls = word, ulps, itertools.count(1)
-
-    def __call__(self, a: Any) -> Any:
-        ulps = self._ulps
-        counter = jax.lax.iota(jnp.uint32, math.prod(a.shape)).reshape(a.shape)
-        random = _hash(counter * jnp.uint32(0x9E3779B9) + _hash(self._next()))
-        steps = ((random >> 16) * (2 * ulps + 1)) >> 16  # 0 .. 2 ulps
-        bits = jax.lax.bitcast_convert_type(a, f"uint{8 * a.dtype.itemsize}")
-        moved = bits + steps.astype(bits.dtype) - ulps.astype(bits.dtype)
-        moved = jax.lax.bitcast_convert_type(moved, a.dtype)
-        return jnp.where((a != 0) & jnp.isfinite(a), moved, a)
-
-    def at(self, index: Any) -> "Noise":
-        """Noise of its own for one turn of a loop, whose body is traced once."""
-        return Noise(_hash(self._next()) + index.astype(jnp.uint32), self._ulps)
-
-    def _next(self):
-        return self._word + jnp.uint32(next(self._calls))
-
-
-def _hash(h):
-    h = (h ^ (h >> 16)) * jnp.uint32(0x21F0AAAD)
-    h = (h ^ (h >> 15)) * jnp.uint32(0x735A2D97)
-    return h ^ (h >> 15)
-
+from rank_collapse.theory.noise import Noise, certain, copies
 
 # Noisy copies of the pass, which show where rounding has spoilt it. Only the states that branches
 # read are moved, not what branches compute on the way: copies scatter about twice as far as

@@ -2,9 +2,7 @@
 
 Equal tokens stay equal, so that directions across the diagonal {1xᵀ} have a linear map of their
 own. Where it is 0 the residual falls by the cubic law (`cubic_law`); elsewhere, with skips and with
-rows that see different keys, its Lyapunov exponent is the rate. `Tangents` is what both laws share:
-equal tokens 1x̄ᵀ and a direction e^s R̂ across them, a network to first order in the residual. They
-differ in the attention term alone; norms and MLPs multiply by their Jacobian at x̄.
+rows that see different keys, its Lyapunov exponent is the rate.
 
 Axis letters: n tokens, d width, h heads, v value width, l layers, p directions.
 """
@@ -18,76 +16,17 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from rank_collapse.network import (
-    Algebra,
     TransformerConfig,
     at_least_float32,
     attention as attn,
     covers,
     full_precision,
-    layers,
     prepare_inputs,
-    scaled,
-    token_norm,
     walk,
     walk_layer,
 )
+from rank_collapse.theory import tangent
 from rank_collapse.theory.log_operations import LogState, around_mean
-
-
-def renormalised(mean: Any, rest: Any, log_scale: Any, keep: Any) -> LogState:
-    """Without the part along 1vᵀ, which stays along it ever after, and with max |rest| = 1."""
-    rest = jnp.where(keep[:, None], rest, 0)
-    rest = rest - (jnp.sum(rest, axis=0) / jnp.sum(keep))[None, :]
-    rest = jnp.where(keep[:, None], rest, 0)
-    size = jnp.max(jnp.abs(rest))
-    safe = jnp.where(size == 0, 1, size)
-    return LogState(mean, rest / safe, jnp.where(size == 0, -jnp.inf, log_scale + jnp.log(safe)))
-
-
-def attended(params: Any, mean: Any, row_sum: Any = 1.0) -> Any:
-    """SA(1x̄ᵀ), one token [d]: Σ_h s_h (x̄ W_V + b_V) W_O + b_O for weights whose rows sum to s_h."""
-    values = jnp.einsum("d,hdv->hv", mean, params.w_v) + params.b_v
-    return jnp.einsum("hv,hvd->d", jnp.reshape(row_sum, (-1, 1)) * values, params.w_o) + params.b_o
-
-
-class Tangents(Algebra):
-    """States are `LogState`; subclasses define attention, to the order that they need."""
-
-    def norm(self, layer, spec, state):
-        """The value and the Jacobian at x̄."""
-        return _pushed(lambda x: token_norm(spec, x[None])[0], state)
-
-    def add(self, layer, spec, state, part):
-        """γ part + λ state·[skip]; with a skip the two have one scale."""
-        mean, rest = scaled(spec.branch_gain, part.mean), scaled(spec.branch_gain, part.rest)
-        if spec.skip:
-            mean = mean + scaled(spec.skip_gain, state.mean)
-            rest = rest + scaled(spec.skip_gain, state.rest)
-        return LogState(mean, rest, part.log_scale)
-
-    def mlp(self, layer, branch_input):
-        """The value and the Jacobian at x̄."""
-        params, config = layer.params.mlp, layer.config
-
-        def of_token(x):
-            clamp = config.mlp_clamp
-            return layers.mlp(params, x[None], config.mlp, config.routing, clamp=clamp)[0]
-
-        return _pushed(of_token, branch_input), None
-
-    def after(self, layer, name, state):
-        config = layer.config
-        if name == "residual" and config.mlp == "none":
-            return state
-        if name == "after_attention" and config.parallel and config.mlp != "none":
-            return state  # a parallel MLP's part has the scale of the layer's input
-        return renormalised(state.mean, state.rest, state.log_scale, layer.inputs.keep)
-
-
-def _pushed(function, state):
-    """A function of one token at the mean token, and its Jacobian on every row of the residual."""
-    mean, push = jax.linearize(function, state.mean)
-    return LogState(mean, jax.vmap(push)(state.rest), state.log_scale)
 
 
 def transverse_exponents(
@@ -156,7 +95,7 @@ def _growth(params, prepared, config, count):
     shape = (count - 1, *prepared.x.shape)
     others = jax.random.normal(jax.random.key(0), shape, prepared.x.dtype)
     rest = jnp.concatenate([start.rest[None], others])
-    rest = jax.vmap(lambda r: renormalised(start.mean, r, 0.0, keep).rest)(rest)
+    rest = jax.vmap(lambda r: tangent.renormalised(start.mean, r, 0.0, keep).rest)(rest)
     rest, _ = orthonormal(rest)
 
     def step(layer, carry):
@@ -191,7 +130,7 @@ def across(weights: Float[Array, "h n n"], keep: Any) -> Float[Array, "h n n"]:
     return weights - weights[:, jnp.argmax(keep)][:, None, :]
 
 
-class LinearAttention(Tangents):
+class LinearAttention(tangent.Tangents):
     """SA(1x̄ᵀ) and Σ_h Q_h R W_h, Q_h less one of its rows: exactly 0 where all rows are the same.
 
     Of `Mixing` Q = α I + β P + γ C in the form α I + (β + γ) C + β (P − C): equal tokens without
@@ -229,5 +168,5 @@ class LinearAttention(Tangents):
         values = jnp.einsum("md,hdv->hmv", branch_input.rest, params.w_v)
         apart = jnp.broadcast_to(apart, (values.shape[0], n, n))
         rest = jnp.einsum("hnm,hmv,hvd->nd", apart, values, params.w_o)
-        mean = attended(params, branch_input.mean, row_sum)
+        mean = tangent.attended(params, branch_input.mean, row_sum)
         return LogState(mean, rest, branch_input.log_scale), None

@@ -16,7 +16,7 @@ from rank_collapse.paths.contributions import (
     path_contributions,
     path_contributions as eager_contributions,
 )
-from rank_collapse.paths.direct import head_contributions
+from rank_collapse.paths.heads import head_contributions
 
 GRID = [
     config_of(

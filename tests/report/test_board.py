@@ -6,11 +6,10 @@ import shutil
 import subprocess
 from html.parser import HTMLParser
 
-import numpy as np
 import pytest
 
 from rank_collapse import report
-from rank_collapse.report import claims, figures, page
+from rank_collapse.report import board, claims
 
 HOSTILE = "\"><script>alert('1')</script><img src=x onerror=alert(2)>&amp;</style></svg>"
 WIDTHS = (400, 900, 1400)
@@ -98,8 +97,8 @@ def test_in_a_browser_nothing_is_cut_off_at_any_width(tmp_path):
 
 def test_intervals_are_drawn_against_the_claimed_range():
     found = answer((2.5, 3.5), [[2.99, 3.0, 3.01], [4.99, 5.0, 5.01], [2.3, 2.6, 2.9], []])
-    axis = page.axis_of(found)
-    drawn = page.forest(found, found.rows, axis, labels=True)
+    axis = board.axis_of(found)
+    drawn = board.forest(found, found.rows, axis, labels=True)
     left, width = map(float, re.search(r'claimed" x="([\d.]+)%" width="([\d.]+)%"', drawn).groups())
     assert left == pytest.approx(axis.place(2.5), abs=0.01)
     assert left + width == pytest.approx(axis.place(3.5), abs=0.01)
@@ -117,40 +116,13 @@ def test_intervals_are_drawn_against_the_claimed_range():
 
 def test_an_axis_shows_small_values_beside_large_ones():
     far = answer((0.0, float("inf")), [[4.5e5, 4.6e5, 4.4e5], [0.41, 0.42, 0.4], [0.3, 0.31, 0.29]])
-    place = page.axis_of(far).place
+    place = board.axis_of(far).place
     assert place(0.41) - place(0.0) > 2 and place(4.5e5) - place(0.41) > 20
     assert place(float("inf")) == 100 and place(-float("inf")) == 0
-    near = page.axis_of(answer((0.0, 1.0), [[0.4, 0.5, 0.6]])).place
+    near = board.axis_of(answer((0.0, 1.0), [[0.4, 0.5, 0.6]])).place
     assert near(0.75) - near(0.5) == pytest.approx(near(0.5) - near(0.25))
 
 
 def test_a_statement_without_numbers_has_no_plot():
     none = answer((0.0, 1.0), [[]])
-    assert "no number" in page.statement(none) and "<svg" not in page.statement(none)
-
-
-# Panels by place, curves by panel, and bands of logarithms.
-
-
-def test_panels_lie_where_their_places_say():
-    _, axes, own = figures.grid([("b", 2), ("a", 2), ("b", 1)])
-    assert axes.shape == (2, 2)
-    assert own == [axes[0, 0], axes[1, 0], axes[0, 1]]  # as they come first, not sorted
-
-
-def test_a_curve_for_each_label():
-    values = np.array([[1.0, 2.0, 4.0], [3.0, 4.0, np.nan]])
-    groups = {"left": {"x": values}, "right": {"x": values, "y": 2 * values}}
-    _, axes = figures.curves(groups, first=1, ylabel="size", style=lambda i, n: {"lw": 1 + i + n})
-    assert [ax.get_title() for ax in axes.flat] == ["left", "right"]
-    (line, other) = axes[0, 1].lines
-    np.testing.assert_array_equal(line.get_xdata(), [1, 2, 3])
-    np.testing.assert_array_equal(other.get_ydata(), [4, 6, 8])  # of those that are known
-    assert other.get_linewidth() == 4 and axes[0, 0].get_ylabel() == "size"
-
-
-def test_a_band_of_logarithms_has_a_gap_where_a_seed_has_none():
-    _, axes = figures.figure()
-    figures.log_band(axes[0, 0], np.arange(3), np.array([[1.0, 4.0, 0.0], [4.0, 9.0, 2.0]]))
-    (line,) = axes[0, 0].lines
-    np.testing.assert_allclose(line.get_ydata(), [2, 6, np.nan])
+    assert "no number" in board.statement(none) and "<svg" not in board.statement(none)

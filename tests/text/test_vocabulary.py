@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from rank_collapse.text import encoders
+from rank_collapse.text import encoders, vocabulary
 from rank_collapse.text.words import default_text
 
 pytest.importorskip("tokenizers")
@@ -28,18 +28,18 @@ def test_every_process_makes_the_same_vocabulary():
 
 def test_the_texts_words_are_whole_tokens():
     text = default_text()
-    tokenizer = encoders.train_wordpiece([text], 30000, lowercase=True)
+    tokenizer = vocabulary.train_wordpiece([text], 30000, lowercase=True)
     found = tokenizer.encode(text).tokens
     assert found == [t for t in found if not t.startswith("##") and t != "[UNK]"]
     assert tokenizer.encode("The qqq").tokens[0] == "the"
-    assert [tokenizer.token_to_id(t) for t in encoders.SPECIAL] == [0, 1, 2, 3, 4]
+    assert [tokenizer.token_to_id(t) for t in vocabulary.SPECIAL] == [0, 1, 2, 3, 4]
 
 
 def test_the_size_is_kept_or_refused():
-    small = encoders.train_wordpiece(["abc abd abc"], 20, lowercase=False)
+    small = vocabulary.train_wordpiece(["abc abd abc"], 20, lowercase=False)
     assert small.get_vocab_size() <= 20 and len(small.encode("abc").ids) == 1
     with pytest.raises(ValueError, match="vocab_size=12 is less than the 13 special tokens"):
-        encoders.train_wordpiece(["abc abd"], 12, lowercase=False)
+        vocabulary.train_wordpiece(["abc abd"], 12, lowercase=False)
 
 
 def test_case_is_kept_where_asked():

@@ -11,7 +11,7 @@ import pytest
 
 import rank_collapse as rc
 from rank_collapse.network import layers
-from rank_collapse.theory import log_operations, logdomain
+from rank_collapse.theory import log_operations, noise
 
 N, D, H, DEPTH = 6, 16, 4, 5
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
@@ -92,7 +92,7 @@ def proofs(params, x, config, **inputs):
 
 
 def tolerance(want):
-    return np.maximum(logdomain.ABSOLUTE, logdomain.RELATIVE * np.abs(want))
+    return np.maximum(noise.ABSOLUTE, noise.RELATIVE * np.abs(want))
 
 
 def right_or_refused(got, want):
@@ -151,14 +151,14 @@ def test_one_scale_refuses_what_its_noisy_copies_contradict():
 
 def test_copies_that_differ_end_the_profile():
     copies = np.tile(np.float32([1.0, -50.0, -3e4, -np.inf]), (4, 1))
-    np.testing.assert_array_equal(logdomain.certain(copies), copies[0])
+    np.testing.assert_array_equal(noise.certain(copies), copies[0])
     copies[1] += [0.0045, 0.02, 14, 0]  # half of 0.01 decades, or of a thousandth of the logarithm
-    np.testing.assert_array_equal(logdomain.certain(copies), copies[0])
+    np.testing.assert_array_equal(noise.certain(copies), copies[0])
     copies[2, 1] -= 0.01
-    np.testing.assert_array_equal(np.isnan(logdomain.certain(copies)), [0, 1, 1, 1])
+    np.testing.assert_array_equal(np.isnan(noise.certain(copies)), [0, 1, 1, 1])
     copies[2, 1] += 0.01
     copies[3, 2] = np.nan
-    np.testing.assert_array_equal(np.isnan(logdomain.certain(copies)), [0, 0, 1, 1])
+    np.testing.assert_array_equal(np.isnan(noise.certain(copies)), [0, 0, 1, 1])
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -166,13 +166,13 @@ def test_noise_moves_by_at_most_two_units_in_the_last_place(dtype):
     with jax.enable_x64(dtype == np.float64):
         a = jnp.asarray(np.random.default_rng(0).standard_normal(4000) * 1e3, dtype)
         a = a.at[:4].set(jnp.array([0.0, -jnp.inf, jnp.inf, jnp.nan]))
-        move = logdomain.Noise(jnp.uint32(5), jnp.uint32(2))
+        move = noise.Noise(jnp.uint32(5), jnp.uint32(2))
         moved, again = np.asarray(move(a)), np.asarray(move(a))
         ulps = (moved[4:] - np.asarray(a)[4:]) / np.spacing(np.asarray(np.abs(a))[4:])
         assert set(np.abs(ulps)) <= {0, 0.5, 1, 2, 3, 4}  # units change at powers of two
         assert np.abs(ulps).max() >= 2 and abs(ulps.mean()) < 0.1 and (moved != again).mean() > 0.5
         np.testing.assert_array_equal(moved[:4], a[:4])
-        still = logdomain.Noise(jnp.uint32(5), jnp.uint32(0))
+        still = noise.Noise(jnp.uint32(5), jnp.uint32(0))
         np.testing.assert_array_equal(still.at(jnp.uint32(3))(a), a)
 
 

@@ -1,0 +1,126 @@
+"""The logit lens: what a language model would predict if it stopped after a layer.
+
+The state X^l goes through the final norm and the unembedding. *Recomputed*: with the norm's
+statistics of X^l itself (nostalgebraist 2020). *Frozen*: with those of the last state, so that the
+lens is linear and the differences of two layers are what a layer adds to the logits.
+
+Axis letters: b examples, s states, l layers, n tokens, d width, v words of a piece, k top words.
+"""
+
+import dataclasses
+import functools
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float
+
+from rank_collapse import struct
+from rank_collapse.network import Covers, States, Tokens, Walked, final_norm, full_precision
+from rank_collapse.paths.channels import ByLength
+from rank_collapse.paths.frozen import Frozen, freeze_final
+from rank_collapse.pretrained.lazy import Unembedding
+from rank_collapse.pretrained.next_token import pieces
+
+TOP = 5  # words whose overlap is measured, as of Csordás et al. 2025
+
+
+@dataclasses.dataclass(frozen=True)
+class LensPass(States):
+    """X^0 .. X^L after the final norm, [2, L + 1, n, d]: recomputed, then frozen."""
+
+    covers: ClassVar[Covers] = dataclasses.replace(ByLength.covers, name="the logit lens")
+
+    def finish(self, walked: Walked) -> Float[Array, "2 l n d"]:
+        """The states that the unembedding reads."""
+        states = super().finish(walked)
+        outside = walked.params, walked.prepared, walked.config
+        recomputed = jax.vmap(lambda x: final_norm(Tokens(), x, *outside))(states)
+        constants = freeze_final(walked.params, walked.last, walked.config)
+        algebra = Frozen(jnp.ones(len(states), states.dtype))
+        return jnp.stack([recomputed, final_norm(algebra, states, *outside, constants)])
+
+
+class _Words(struct.Struct):
+    """Partial sums over the words so far, for logits z of each state and y of the output."""
+
+    largest: Any  # [s, n], max z
+    total: Any  # [s, n], Σ exp(z − largest)
+    weighted: Any  # [s, n], Σ exp(z − largest) (z − y)
+    top: Any  # [s, n, k], the largest z
+    words: Any  # [s, n, k], their words
+
+
+@full_precision
+def lens_measures(
+    unembedding: Unembedding, states: Float[Any, "b s n d"], output: Float[Any, "b n d"], keep: Any
+) -> dict[str, Float[np.ndarray, "b s"]]:
+    """How near the prediction of each state is to that of the output, means over tokens.
+
+    kl       KL(p_s ‖ p) = Σ_v p_s(v) (log p_s(v) − log p(v)) in nats, p_s of the state, p of the
+             output
+    overlap  share of the five words of largest p that are among the five of largest p_s
+
+    Args:
+        unembedding: The head; its table is read once, in pieces.
+        states, output: After the final norm.
+        keep: Bool [b, n], the tokens that exist.
+
+    Source: Csordás et al. 2025, Do language models use their depth efficiently?
+    """
+    both = jnp.concatenate([jnp.asarray(states), jnp.asarray(output)[:, None]], axis=1)
+    shape = (*both.shape[:3], TOP)
+    known = _Words(
+        largest=jnp.full(shape[:3], -jnp.inf, both.dtype),
+        total=jnp.zeros(shape[:3], both.dtype),
+        weighted=jnp.zeros(shape[:3], both.dtype),
+        top=jnp.full(shape, -jnp.inf, both.dtype),
+        words=jnp.full(shape, -1, jnp.int32),
+    )
+    for piece in pieces(unembedding, both.dtype):
+        known = _add(known, *piece, both, unembedding.softcap)
+    kl, overlap = _compared(known, jnp.asarray(keep, bool))
+    return {"kl": np.asarray(kl), "overlap": np.asarray(overlap)}
+
+
+@functools.partial(jax.jit, donate_argnames="known")
+def _add(known, first, words, bias, word_mask, states, softcap):
+    def one(item):
+        known, states = item
+        logits = jnp.einsum("snd,vd->snv", states, words) + bias[None, None]
+        if softcap is not None:
+            logits = softcap * jnp.tanh(logits / softcap)
+        less = logits - logits[-1:]
+        logits = jnp.where(word_mask[None, None], logits, -jnp.inf)
+        largest = jnp.maximum(known.largest, logits.max(axis=-1))
+        faded, share = jnp.exp(known.largest - largest), jnp.exp(logits - largest[..., None])
+        top, place = jax.lax.top_k(logits, min(TOP, logits.shape[-1]))
+        together = jnp.concatenate([known.top, top], axis=-1)
+        numbers = jnp.concatenate([known.words, first + place], axis=-1)
+        top, place = jax.lax.top_k(together, TOP)
+        return _Words(
+            largest=largest,
+            total=faded * known.total + share.sum(axis=-1),
+            weighted=faded * known.weighted + jnp.sum(share * less, axis=-1),
+            top=top,
+            words=jnp.take_along_axis(numbers, place, axis=-1),
+        )
+
+    # One example after the other: the logits of all states of all of them would be much memory.
+    return jax.lax.map(one, (known, states))
+
+
+@jax.jit
+def _compared(known: _Words, keep: Bool[Array, "b n"]) -> tuple[Array, Array]:
+    log_total = known.largest + jnp.log(known.total)
+    kl = known.weighted / known.total - (log_total - log_total[:, -1:])
+    words, right = known.words[..., :, None], known.words[:, -1:, :, None, :]
+    overlap = jnp.mean(jnp.any(words == right, axis=-2), axis=-1, dtype=kl.dtype)
+
+    def mean(values):
+        return jnp.sum(jnp.where(keep[:, None], values, 0), axis=-1)[:, :-1] / jnp.sum(
+            keep, axis=-1, keepdims=True
+        )
+
+    return mean(jnp.maximum(kl, 0)), mean(overlap)

@@ -1,0 +1,85 @@
+"""The figure of a depth report: what each layer of a language model is used for."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from rank_collapse.report import figures
+from rank_collapse.report.figures import Figure
+
+# {title: ({measure: label}, vertical axis, whether it is logarithmic)}
+PANELS = {
+    "logit lens": (
+        {"lens_kl": "recomputed norm", "frozen_kl": "frozen norm"},
+        "KL to the output, nats",
+        False,
+    ),
+    "overlap of five words": (
+        {"lens_overlap": "recomputed norm", "frozen_overlap": "frozen norm"},
+        "share of the output's",
+        False,
+    ),
+    "branch and stream": (
+        {"attention_cosine": "attention", "mlp_cosine": "MLP", "layer_cosine": "layer"},
+        "mean cosine",
+        False,
+    ),
+    "size of branches": (
+        {"attention_ratio": "attention", "mlp_ratio": "MLP"},
+        "‖branch‖ / ‖stream‖",
+        True,
+    ),
+    "without the layer": (
+        {"error": "change of the output", "block_influence": "1 − cos of the layer"},
+        "relative size",
+        True,
+    ),
+    "residual of tokens": (
+        {
+            "residual_ratio": "of the stream",
+            "read_residual_ratio": "of what is read",
+            "spike_share": "share of the largest token",
+        },
+        "residual ratio",
+        False,
+    ),
+    "attention": (
+        {"first_column": "weight on the first token", "entropy": "entropy, nats"},
+        "mean over heads",
+        False,
+    ),
+    "loss": (
+        {"loss_without": "without the layer", "loss_up_to": "by paths of up to k heads"},
+        "nats a token",
+        False,
+    ),
+}
+
+
+@figures.styled
+def depth_figure(measures: Mapping[str, np.ndarray]) -> Figure:
+    """Measures of `rc.depth_report` by layer, bands over texts, and how much later layers depend on
+    each layer.
+
+    Args:
+        measures: {name: [b, L] or [b, L + 1]}, `DepthReport.measures`.
+    """
+    fig, axes = figures.panels(len(PANELS) + 1, 3, width=3.4, height=2.6)
+    depth = measures["error"].shape[1]
+    for ax, (title, (curves, ylabel, logarithmic)) in zip(axes.flat, PANELS.items(), strict=False):
+        for index, (name, label) in enumerate(curves.items()):
+            if name in measures:  # a network without MLPs has none of theirs
+                values = measures[name]
+                layers = np.arange(depth + 1 - values.shape[1], depth + 1)
+                figures.band(ax, layers, values, label, index)
+        ax.set(title=title, ylabel=ylabel, yscale="log" if logarithmic else "linear")
+        figures.finish([ax], "layer" if title != "loss" else "layer, or path length k")
+    ax = axes.flat[len(PANELS)]
+    later = measures["later"].mean(axis=0)
+    edges = np.arange(depth + 1) + 0.5
+    mesh = ax.pcolormesh(edges, edges, np.ma.masked_equal(later, 0), cmap="viridis", vmin=0)
+    ax.set(title="change of later layers", xlabel="later layer", ylabel="layer that is left out")
+    ax.invert_yaxis()
+    figures.integer_ticks(ax)
+    fig.colorbar(mesh, ax=ax)
+    return fig

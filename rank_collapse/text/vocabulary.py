@@ -1,0 +1,133 @@
+"""Vocabularies: a WordPiece one trained on given texts, or the file of any other.
+
+The package `tokenizers` is imported where it is used, so that only those who tokenize need it.
+"""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rank_collapse.extras import MissingPackage
+from rank_collapse.printed import one_line
+from rank_collapse.text.files import read_json
+
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+
+
+def train_wordpiece(texts: Sequence[str], vocab_size: int, *, lowercase: bool) -> Any:
+    """A `tokenizers.Tokenizer` with a WordPiece vocabulary made from the texts.
+
+    The same texts give the same vocabulary, in every process. Ids 0 to 4 are [PAD], [UNK], [CLS],
+    [SEP] and [MASK]; encoding adds none of them.
+
+    Args:
+        lowercase: Whether letters lose their case, and their accents with it.
+
+    Raises:
+        ValueError: The letters of the texts alone are more than `vocab_size`, or `tokenizers` is
+            not installed.
+    """
+    tokenizers = _tokenizers()
+
+    def tokenizer(vocabulary):
+        made = tokenizers.Tokenizer(tokenizers.models.WordPiece(vocabulary, unk_token="[UNK]"))
+        made.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=lowercase)
+        made.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+        return made
+
+    learner = tokenizer({})
+    # The trainer numbers the letters inside words in the order of a randomly seeded hash map, and
+    # breaks ties between merges by those numbers: given in advance, they make it deterministic.
+    letters = {letter for text in texts for letter in learner.normalizer.normalize_str(text)}
+    letters = sorted(letters - {" "})
+    given = [*SPECIAL, *letters, *(f"##{letter}" for letter in letters)]
+    if len(given) > vocab_size:
+        raise ValueError(
+            f"vocab_size={vocab_size} is less than the {len(given)} special tokens and letters"
+        )
+    trainer = tokenizers.trainers.WordPieceTrainer(
+        vocab_size=vocab_size, min_frequency=1, special_tokens=given, show_progress=False
+    )
+    learner.train_from_iterator(texts, trainer=trainer)
+    # Anew, because a given token would be cut out of the middle of words.
+    return tokenizer(learner.get_vocab())
+
+
+def read_wordpiece(path: str | os.PathLike) -> Any:
+    """The tokenizer of a vocab.txt; what is beside it in tokenizer_config.json counts.
+
+    Encoding frames a text by [CLS] and [SEP].
+    """
+    path, options = Path(path), {}
+    if (path.parent / "tokenizer_config.json").is_file():
+        options = read_json(path.parent / "tokenizer_config.json")
+    make = _tokenizers().BertWordPieceTokenizer
+    return called(
+        f"{path} is not a tokenizer",
+        make,
+        str(path),
+        lowercase=bool(options.get("do_lower_case", True)),
+        strip_accents=options.get("strip_accents"),
+        handle_chinese_chars=bool(options.get("tokenize_chinese_chars", True)),
+    )
+
+
+def read_byte_level(vocabulary: str | os.PathLike, merges: str | os.PathLike) -> Any:
+    """The byte-level BPE tokenizer of a vocab.json and a merges.txt."""
+    make = _tokenizers().ByteLevelBPETokenizer
+    return called(f"{vocabulary} is not a tokenizer", make, str(vocabulary), str(merges))
+
+
+def read_tokenizer(path: str | os.PathLike) -> Any:
+    """The `tokenizers.Tokenizer` of a tokenizer.json, of any kind; it neither cuts nor pads."""
+    make = _tokenizers().Tokenizer.from_file
+    tokenizer = called(f"{path} is not a tokenizer", make, str(path))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def called(what: str, function: Callable, *arguments: Any, **options: Any) -> Any:
+    """function(...) of the package `tokenizers`, which raises errors without a class.
+
+    Args:
+        what: The beginning of the message.
+        function: Called with the other arguments.
+
+    Raises:
+        ValueError: Whatever the package refuses; a panic of its Rust code is no Exception.
+    """
+    try:
+        with _silent():
+            return function(*arguments, **options)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        raise ValueError(f"{what}: {one_line(error, 300)}") from None
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    """Standard error of this process is dropped: a panic prints its stack before Python has it."""
+    try:
+        kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    except OSError:  # there is none
+        yield
+        return
+    os.dup2(nothing, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nothing)
+
+
+def _tokenizers():
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise MissingPackage("a tokenizer", error, "pretrained") from None
+    return tokenizers
