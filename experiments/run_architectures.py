@@ -219,11 +219,11 @@ EXPERIMENT = Experiment(
     claims=claims,
     compare=compare,
     figures={
-        f"residuals_{name}": Drawing.named(
-            figures_of,
-            f"residuals_{name}",
+        f"residuals_{name}": Drawing(
+            lambda results, setup, name=name: figures_of(results)[f"residuals_{name}"](),
             f"{name} at initialisation: relative residual by layer, mean ± one standard deviation "
             "over initialisations and texts; the published curves in grey.",
+            lambda results, setup, name=name: f"residuals_{name}" in figures_of(results),
         )
         for name in PUBLISHED
     },
