@@ -98,12 +98,10 @@ def pad(sequences: Iterable[Sequence[int]], *, vocab_size: int = 2**31) -> Token
             not 0 <= worst < vocab_size,
             f"token id {worst} of text {i} is not below vocab_size={vocab_size}",
         )
-    longest = max(map(len, sequences))
-    ids = np.zeros((len(sequences), longest), np.int32)
-    mask = np.zeros(ids.shape, bool)
-    for i, s in enumerate(sequences):
-        ids[i, : len(s)] = s
-        mask[i, : len(s)] = True
+    lengths = np.array([len(s) for s in sequences])
+    mask = np.arange(lengths.max()) < lengths[:, None]
+    ids = np.zeros(mask.shape, np.int32)
+    ids[mask] = np.concatenate(sequences)
     return Tokens(ids, mask)
 
 
