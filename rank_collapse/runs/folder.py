@@ -55,7 +55,7 @@ from rank_collapse.runs.files import (
     write_atomically,
     writing,
 )
-from rank_collapse.runs.manifest import NAME as SUMS, Manifest, config_sum, whole
+from rank_collapse.runs.manifest import NAME as SUMS, Manifest, text_sum, whole
 
 CONTENTS = (
     "config.json",
@@ -280,8 +280,8 @@ class RunFolder(Checkpoints):
     def part(self, part: str) -> dict[str, np.ndarray] | None:
         """The saved arrays of a part, or None where it has not been computed."""
         prefix = f"{part}/"
-        found = {k.removeprefix(prefix): v for k, v in self._arrays.items() if k.startswith(prefix)}
-        return found or None
+        arrays = self._arrays.items()
+        return {k.removeprefix(prefix): v for k, v in arrays if k.startswith(prefix)} or None
 
     # Figures.
 
@@ -318,7 +318,7 @@ class RunFolder(Checkpoints):
         """Writes the checksums of what was written since the folder was opened."""
         if self.primary:
             text = json.dumps(self.config, sort_keys=True)
-            self._sums.seal(self._written, config_sum(text))
+            self._sums.seal(self._written, text_sum(text))
             self._written.clear()
 
     def _delete_changed(self):
@@ -343,7 +343,7 @@ class RunFolder(Checkpoints):
         """Whether the folder is of this config (True) or new (False)."""
         saved = self._read_json("config.json")
         if saved is None:
-            known = self._sums.config == config_sum(json.dumps(config, sort_keys=True))
+            known = self._sums.config == text_sum(json.dumps(config, sort_keys=True))
             others = {p.name for p in self.path.iterdir()} - {"log.txt", SUMS}
             if self.primary and not known and others.intersection(CONTENTS + FOLDERS):
                 raise RunError(
