@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from rank_collapse import struct
-from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.encoder_decoder import EncoderDecoderConfig
+from rank_collapse.network import EncoderDecoderConfig, TransformerConfig
 from rank_collapse.training.tasks.examples import LOSSES
 
 SCHEDULES = ("constant", "milestones", "linear", "inverse_sqrt")
@@ -81,8 +80,7 @@ class Recipe:
             "output_dropout=True: an encoder-decoder has none": both and self.output_dropout,
         }
         for text, is_wrong in wrong.items():
-            if is_wrong:
-                raise ValueError(text)
+            struct.refuse_if(is_wrong, text)
 
 
 class Hyper(struct.Struct):
