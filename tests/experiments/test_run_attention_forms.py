@@ -6,14 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from chunked_runs import check_chunks
-from trained_runs import check_mistake, figures, rows, run
+from trained_runs import finished, rows, verdicts
 
 from experiments import run_attention_forms as forms
-from experiments.shell.statements import STATEMENTS
 from experiments.trained import forms as measured
 from rank_collapse.network.attention import attention_scores
-from rank_collapse.report.claims import answers_of
 
 ARGUMENTS = (
     "--num_seeds=3",
@@ -32,12 +29,7 @@ ARGUMENTS = (
 )
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """One finished run, never written to again."""
-    path = tmp_path_factory.mktemp("forms")
-    assert run(forms, ARGUMENTS, path) == 0
-    return path
+folder = finished(forms, *ARGUMENTS)
 
 
 def test_table_and_comparisons_are_of_every_form_width_and_seed(folder):
@@ -55,13 +47,6 @@ def test_table_and_comparisons_are_of_every_form_width_and_seed(folder):
     for line, form in zip(accuracies, ("scaled_dot", "additive", "additive_matched"), strict=True):
         own, dot = (mean_of("accuracy", name, "3") for name in (form, "dot"))
         assert line.measured.startswith(f"{own - dot:.3f} (")
-    assert {p.stem for p in figures(folder)} == set(forms.EXPERIMENT.captions)
-
-
-@pytest.mark.slow
-def test_chunks_of_seeds_that_fit_into_memory_change_nothing(folder, tmp_path, capsys):
-    """Of runs: three seeds, by each function that shares a program."""
-    check_chunks(forms, ARGUMENTS, tmp_path, capsys, whole=folder)
 
 
 def test_gradients_are_those_of_the_definition_written_out(x64):
@@ -151,9 +136,8 @@ def made_of(small, large, control=0.0):
 def test_rows_can_come_out_otherwise(control, wanted):
     """At equal scales of the scores, whatever additive attention as drawn does."""
     found = made_of([0.01] * len(control), [0.4] * len(control), np.array(control))
-    verdicts = {a.key: a.rows[0].verdict for a in answers_of(STATEMENTS, forms.claims(*found))}
     few = len(control) < 3
-    assert verdicts == {
+    assert verdicts(forms.claims(*found)) == {
         "additive": wanted,
         "additive small": "undecided" if few else "within",
         # of forms whose rows are the same nothing saturates more, and no gradient is smaller
@@ -163,9 +147,3 @@ def test_rows_can_come_out_otherwise(control, wanted):
     rows = {c.quantity: c for c in forms.compare(*found)}
     assert rows["variance of dot products at d_k = 1024"].published == 1024
     assert rows["accuracy at d_k = 4, additive less dot products"].published == "alike"
-
-
-def test_mistakes_are_one_line(tmp_path, capsys):
-    for mistake in ("d_k=0", "trained_d_k=x", "saturation=2", "num_queries=1", "keep_models"):
-        name = mistake.split("=")[0]
-        check_mistake(forms, [*ARGUMENTS, f"--{mistake}"], name, tmp_path, capsys)

@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from trained_runs import check_mistake, rows, run
+from trained_runs import rows, run
 
 from experiments import run_path_counts
 from experiments.run_path_counts import ARCHITECTURES, EXPERIMENT, binomial, path_table
@@ -16,7 +16,6 @@ def test_the_binary_writes_exact_counts(tmp_path):
     gpt = [r for r in table if r["architecture"] == "GPT-3"]
     assert sum(int(r["paths"]) for r in gpt) == 97**96  # 191 digits
     assert int(gpt[95]["paths"]) == 96 * 96**95
-    assert (tmp_path / "figures" / "path_counts.pdf").stat().st_size > 1000
     law, *lengths = EXPERIMENT.read(tmp_path).comparisons
     assert law.measured < 1e-12 and law.published == 0 and len(lengths) == 9
     assert lengths[0].measured == pytest.approx(6 * 12 / 13, rel=1e-12)  # DistilBERT
@@ -40,18 +39,3 @@ def test_beyond_the_integers_logarithms_say_the_same(monkeypatch):
         assert b["paths"] == ""
         assert b["log10_paths"] == pytest.approx(a["log10_paths"], abs=1e-11)
         assert b["share"] == pytest.approx(a["share"], rel=1e-10)
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--heads=2"],
-        ["--heads=2,3", "--layers=4"],
-        ["--heads=0", "--layers=4"],
-        ["--heads=2", "--layers=x"],
-        ["--heads=2", "--layers=1000000"],
-        ["--heads=2.5", "--layers=2"],
-    ],
-)
-def test_bad_sizes_are_one_line(arguments, tmp_path, capsys):
-    check_mistake(run_path_counts, arguments, "--", tmp_path, capsys)

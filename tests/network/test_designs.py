@@ -6,8 +6,8 @@ from typing import get_args
 import draws
 import jax
 import jax.numpy as jnp
+import mp_oracle
 import numpy as np
-import numpy_network
 import pytest
 import stream_oracle
 from refusals import each_is_refused
@@ -183,7 +183,7 @@ def written_out(params, x, config):
     """The output by the equations, sublayer by sublayer in float64."""
     if config.connection != "skip":
         return stream_oracle.output(params, x, config)
-    return numpy_network.states(params, x, config)[1]
+    return mp_oracle.states(params, x, config)[1]
 
 
 def draw(config):
