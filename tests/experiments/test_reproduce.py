@@ -162,7 +162,7 @@ def test_an_experiment_of_several_runs_is_one_section(tmp_path, monkeypatch, cap
         numbers = (tmp_path / "docs" / "results" / "run_path_counts.csv").read_text()
         assert "H=2, L=3" in numbers and "H=4, L=3" in numbers
         assert "*few: " in text and "- [many: " in text
-        assert text.count(f"sizes “{preset}”") == len(several)
+        assert text.count(f"; sizes “{preset}”") == len(several)
         (tmp_path / "paper/run_path_counts/many/summary.json").unlink(missing_ok=True)
     (tmp_path / "quick/run_path_counts/few/summary.json").write_text("[]")
     made = [

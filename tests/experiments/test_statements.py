@@ -22,7 +22,7 @@ def row(key, answer, sizes="paper", date="2026-11-24"):
 def test_the_page_is_the_table_with_its_answers():
     known = known_answers()
     assert page(known) == PAGE.read_text("utf-8"), "python tests/site_pages.py --write renews it"
-    assert known.keys() == STATEMENTS.keys()
+    assert known.keys() <= STATEMENTS.keys()
     assert {r["answer"] for r in known.values()} <= {*ANSWERS, FINDING}
     text = page({"rate": row("rate", "holds in part"), "norm": row("norm", "holds")})
     assert "| **holds in part**<br>new seeds: holds | **rate** (theorems 2.2 and 2.3): " in text
