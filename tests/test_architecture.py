@@ -1,4 +1,4 @@
-"""The five levels: imports point down, and the map of docs/architecture.md is the tree."""
+"""The six levels: imports point down, and the map of docs/architecture.md is the tree."""
 
 import ast
 from pathlib import Path
@@ -12,13 +12,14 @@ LEVELS = (
     ("struct", "extras", "printed"),  # what everything is made of
     ("network", "text", "report", "runs"),
     ("measures",),
-    ("theory", "paths", "flax_adapters"),
+    ("theory", "paths", "flax_adapters", "jax_watch"),
     ("training", "pretrained"),
+    ("command",),
 )
 LEVEL = {own: height for height, packages in enumerate(LEVELS) for own in packages}
 SOURCES = [p for package in PACKAGES for p in files(package) if p.suffix == ".py"]
 LIBRARY = [p for p in SOURCES if p.parts[0] == "rank_collapse" and len(p.parts) > 2]
-LIBRARY += [Path(f"rank_collapse/{name}.py") for name in (*LEVELS[0], "flax_adapters")]
+LIBRARY += [Path(f"rank_collapse/{name}.py") for name in (*LEVELS[0], "flax_adapters", "jax_watch")]
 MODULES = {".".join(p.with_suffix("").parts).removesuffix(".__init__") for p in SOURCES}
 
 
