@@ -21,6 +21,7 @@ PAGES = [
 ]
 ELSEWHERE = {
     "monitoring.md",
+    "monitoring_jax.md",
     "mixing.md",
     "variants.md",
     "sweeps.md",
