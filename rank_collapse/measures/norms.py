@@ -1,7 +1,7 @@
 """Matrix norms of tokens [..., n, d], with an optional mask of tokens that exist."""
 
 import functools
-from typing import Any
+from typing import Any, Literal, get_args
 
 import jax
 import numpy as np
@@ -18,7 +18,8 @@ from rank_collapse.measures.arrays import (
     with_mask,
 )
 
-NORMS = ("composite", "one", "inf", "frobenius", "spectral", "max")
+Norm = Literal["composite", "one", "inf", "frobenius", "spectral", "max"]
+NORMS = get_args(Norm)
 
 
 def as_tokens(x: Any, mask: Any = None, *, empty: bool = False) -> tuple[Any, Any]:
@@ -123,7 +124,7 @@ def singular_values(x: Any, *, mask: Any = None) -> Float[Any, "*b r"]:
 
 
 @where_it_lives
-def matrix_norm(x: Any, norm: str = "composite", *, mask: Any = None) -> Float[Any, "*b"]:
+def matrix_norm(x: Any, norm: Norm = "composite", *, mask: Any = None) -> Float[Any, "*b"]:
     """A norm by name.
 
     Args:
@@ -142,7 +143,7 @@ def matrix_norm(x: Any, norm: str = "composite", *, mask: Any = None) -> Float[A
 norm_1, norm_inf = (functools.partial(matrix_norm, norm=norm) for norm in ("one", "inf"))
 
 
-def norm_of(x: Any, norm: str) -> Any:
+def norm_of(x: Any, norm: Norm) -> Any:
     """`matrix_norm` of what `as_tokens` made."""
     if norm not in NORMS:
         raise ValueError(f"norm={norm!r} is not one of {NORMS}")

@@ -37,21 +37,23 @@ LOG_10 = math.log(10)
 class DiameterSides(struct.Struct):
     """A bound of the diameter, the largest ℓ2 distance of two tokens, as decimal logarithms."""
 
-    log10_lhs: Any  # The diameter
-    log10_rhs: Any  # The bound with tanh; NaN where it does not cover the network
-    log10_rhs_cubic: Any  # The same with tanh(u) ≤ u: c diam³ for one layer of attention
-    tightness: Any  # log10_rhs − log10_lhs, never negative
-    tightness_cubic: Any  # log10_rhs_cubic − log10_lhs, never less than that
+    log10_lhs: struct.Leaf  # The diameter
+    log10_rhs: struct.Leaf  # The bound with tanh; NaN where it does not cover the network
+    log10_rhs_cubic: struct.Leaf  # The same with tanh(u) ≤ u: c diam³ for one layer of attention
+    tightness: struct.Leaf  # log10_rhs − log10_lhs, never negative
+    tightness_cubic: struct.Leaf  # log10_rhs_cubic − log10_lhs, never less than that
 
 
 class MeanConstants(struct.Struct):
     """What these bounds take from a layer; natural logarithms."""
 
-    head: Any  # Bound of a head over e^{3s}, s the log scale of the input of its attention, [h]
-    layer: Any  # The same of the layer
-    scores: Any  # log ‖W_QK,h‖₂/(4√k), [h]
-    values: Any  # log ‖W_h‖₂, [h]
-    mlp: Any  # log of the ℓ2 Lipschitz constant of the MLP sublayer; 0 without
+    head: (
+        struct.Leaf
+    )  # Bound of a head over e^{3s}, s the log scale of the input of its attention, [h]
+    layer: struct.Leaf  # The same of the layer
+    scores: struct.Leaf  # log ‖W_QK,h‖₂/(4√k), [h]
+    values: struct.Leaf  # log ‖W_h‖₂, [h]
+    mlp: struct.Leaf  # log of the ℓ2 Lipschitz constant of the MLP sublayer; 0 without
 
 
 def mean_constants(
