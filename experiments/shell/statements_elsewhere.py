@@ -121,6 +121,7 @@ ELSEWHERE = {
         each=(-math.inf, 0.9),
         experiments=("run_trainability",),
         changed="2026-11-24, 34f8027",
+        confirmed="2026-11-24, seed 1: holds",
     ),
     "others train": Statement(
         source="Liu et al. 2020, table 1",
@@ -133,6 +134,7 @@ ELSEWHERE = {
         each=(0.9, math.inf),
         experiments=("run_trainability",),
         changed="2026-11-24, 34f8027",
+        confirmed="2026-11-24, seed 1: holds",
     ),
     "phase order": Statement(
         source="Cowsik et al. 2024",
