@@ -7,7 +7,6 @@ Every function takes one example [n, d]; vmap adds batch and seed axes. Axis let
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 import jax
@@ -40,15 +39,15 @@ class LayerTrace(struct.Struct):
     streams are their means; `apply(..., keep=("residual",))` keeps them apart.
     """
 
-    attention: Any  # [h, n, n]  P_h, or M_h where the config mixes
-    attention_branch: Any  # [n, d]  SA(x), before γ
-    after_attention: Any  # [n, d]  output of the attention sublayer
-    hidden: Any  # [n, d]  output of the layer
-    cross_attention: Any = None  # [h, n, m]
-    cross_branch: Any = None  # [n, d]
-    after_cross: Any = None  # [n, d]
-    mlp_branch: Any = None  # [n, d]
-    kept: Any = None  # {place: what is there}, with keep
+    attention: struct.Leaf  # [h, n, n]  P_h, or M_h where the config mixes
+    attention_branch: struct.Leaf  # [n, d]  SA(x), before γ
+    after_attention: struct.Leaf  # [n, d]  output of the attention sublayer
+    hidden: struct.Leaf  # [n, d]  output of the layer
+    cross_attention: struct.Leaf | None = None  # [h, n, m]
+    cross_branch: struct.Leaf | None = None  # [n, d]
+    after_cross: struct.Leaf | None = None  # [n, d]
+    mlp_branch: struct.Leaf | None = None  # [n, d]
+    kept: dict[str, struct.Leaf] | None = None  # {place: what is there}, with keep
     keys_values: Any = None  # in a pass with a past: those of all tokens so far
 
 
@@ -65,10 +64,10 @@ class Trace(struct.Struct):
         context: Masks, biases and positions of all layers; of one by `AttentionContext.of_layer`.
     """
 
-    hidden: Any
-    layers: Any
-    output: Any
-    context: Any
+    hidden: struct.Leaf
+    layers: LayerTrace
+    output: struct.Leaf
+    context: attn.AttentionContext
 
     def __repr__(self) -> str:
         shapes = {"hidden": self.hidden, "attention": self.attention, "output": self.output}
@@ -99,22 +98,30 @@ class Trace(struct.Struct):
         states = jnp.moveaxis(self.hidden, self.layer_axis, 0).at[-1].set(self.output)
         return jnp.moveaxis(states, 0, self.layer_axis)
 
-    cross_attention = property(
-        attrgetter("layers.cross_attention"),
-        doc="Weights of the attention to the memory [L, h, n, m], or None.",
-    )
-    kept = property(
-        attrgetter("layers.kept"), doc="{place: its values [L, ...]} of `apply`'s `keep`."
-    )
-    attention = property(attrgetter("layers.attention"), doc="Attention weights [L, h, n, n].")
-    attention_branch = property(
-        attrgetter("layers.attention_branch"),
-        doc="Attention outputs [L, n, d] before skip and norm.",
-    )
-    mlp_branch = property(
-        attrgetter("layers.mlp_branch"),
-        doc="MLP outputs [L, n, d] before skip and norm, or None.",
-    )
+    @property
+    def cross_attention(self) -> struct.Leaf | None:
+        """Weights of the attention to the memory [L, h, n, m], or None."""
+        return self.layers.cross_attention
+
+    @property
+    def kept(self) -> dict[str, struct.Leaf] | None:
+        """{place: its values in every layer [L, ...]} of `apply`'s `keep`, or None."""
+        return self.layers.kept
+
+    @property
+    def attention(self) -> struct.Leaf:
+        """Attention weights [L, h, n, n]."""
+        return self.layers.attention
+
+    @property
+    def attention_branch(self) -> struct.Leaf:
+        """Attention outputs [L, n, d] before skip and norm."""
+        return self.layers.attention_branch
+
+    @property
+    def mlp_branch(self) -> struct.Leaf | None:
+        """MLP outputs [L, n, d] before skip and norm, or None."""
+        return self.layers.mlp_branch
 
 
 class BranchAux(NamedTuple):
