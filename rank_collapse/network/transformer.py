@@ -6,7 +6,7 @@ Every function takes one example [n, d]; vmap adds batch and seed axes. Axis let
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -17,10 +17,8 @@ from jaxtyping import Array, Float
 from rank_collapse import struct
 from rank_collapse.network import attention as attn, edits, layers, streams
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.covers import EVERYTHING
 from rank_collapse.network.dropout import dropout, dropout_branches
 from rank_collapse.network.inputs import (
-    PreparedInputs,
     as_mask,
     batch_size,
     check_known,
@@ -368,39 +366,3 @@ def _apply(params, prepared, config, dropout_key, dropout_rate, keep) -> Trace:
     output = final_norm(Tokens(), last, params, prepared, config)
     hidden = jnp.concatenate([prepared.x[None], trace.hidden])
     return Trace(hidden=hidden, layers=trace, output=output, context=prepared.context)
-
-
-class _Recorded(Tokens):
-    """Tokens as a trace has them: `Layer.extra` is the layer's `LayerTrace`."""
-
-    def branch(self, layer, kind, branch_input):
-        return getattr(layer.extra, f"{kind}_branch"), None
-
-    def after(self, layer, name, x):
-        return getattr(layer.extra, "hidden" if name == "residual" else name)
-
-
-def replay(
-    measure: Callable[[Layer, dict[str, Passage]], Any],
-    params: TransformerParams,
-    trace: Trace,
-    config: TransformerConfig,
-) -> Any:
-    """A measure of every layer's sublayers, [L, ...], from a trace: no branch is computed.
-
-    Args:
-        measure: (layer, {kind: `Passage`}) → arrays.
-        params: Of the network; norms and learned gains are read.
-        trace: From `apply`, of one example.
-
-    Raises:
-        ValueError: A network of several residual streams.
-    """
-    EVERYTHING.check(config)
-
-    def step(layer, x):
-        x, passages = walk_layer(_Recorded(), layer, x)
-        return x, measure(layer, passages)
-
-    inputs = PreparedInputs(x=trace.hidden[0], context=trace.context)
-    return walk(step, inputs.x, params, inputs, config, extra=trace.layers)[1]

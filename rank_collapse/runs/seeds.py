@@ -53,13 +53,18 @@ def seed_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(AXIS))
 
 
-def lay_out(tree: Any, mesh: Mesh) -> Any:
-    """Leaves [s, ...] with their leading axis split over the mesh.
+def lay_out(tree: Any, mesh: Mesh, size: int | None = None) -> Any:
+    """Leaves [s, ...] with their leading axis split over the mesh, the last seed repeated after.
 
-    The last seed is repeated up to the next multiple of the number of devices.
+    Args:
+        size: Seeds and repeats; None for the next multiple of the number of devices.
+
+    Raises:
+        ValueError: A size below the number of seeds.
     """
     count, sharding = jax.tree.leaves(tree)[0].shape[0], seed_sharding(mesh)
-    more = padded_size(count, mesh) - count
+    more = (size or padded_size(count, mesh)) - count
+    refuse_if(more < 0, f"{count} seeds do not fit into {size}")
 
     def laid(a):
         a = a if not more else jnp.concatenate([a, jnp.repeat(a[-1:], more, axis=0)])
