@@ -55,7 +55,7 @@ define = cli.definer(FLAGS)
 define("string", "text", None, "Text to learn: UTF-8, or a .tsv with a header (default: shipped).")
 names = ", ".join((PLAIN, *CURES))
 define("list", "variants", [PLAIN, *CURES], f"Kinds of attention, out of {names}.")
-define("integer", "n_steps", 2000, "Training steps.", lower_bound=1)
+define("integer", "n_steps", 5000, "Training steps.", lower_bound=1)
 define("integer", "warmup", 100, "Steps over which the learning rate rises.", lower_bound=0)
 define(
     "integer",
@@ -234,7 +234,7 @@ EXPERIMENT = Experiment(
     "small ones too. Sun et al. 2024: some entries of their hidden states are above 100 and above "
     "1000 times the median.",
     presets={
-        "quick": "--variants=softmax,gated --depth=2 --d_model=32 --d_ff=64 --num_tokens=32 "
+        "quick": "--variants=softmax --depth=2 --d_model=32 --d_ff=64 --num_tokens=32 "
         "--n_steps=200 --num_seeds=5 --n_eval_data=4",
         "paper": "--text=data/RTE/train.tsv",
         "tiny": "--variants=softmax,qk_norm --depth=1 --num_heads=2 --d_model=8 --d_ff=8 "

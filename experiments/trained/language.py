@@ -16,10 +16,11 @@ from experiments.shell.executor import Executor
 from experiments.shell.flag_values import Flags
 from experiments.trained.program import Training
 from rank_collapse.measures.influence import settled
-from rank_collapse.network.inputs import prepare_inputs
-from rank_collapse.network.passes import run as run_pass
+from rank_collapse.network.inputs import PreparedInputs, prepare_inputs
+from rank_collapse.network.passes import LayerPass, Walked, run as run_pass
+from rank_collapse.network.transformer import Tokens
+from rank_collapse.network.walk import Layer, final_norm
 from rank_collapse.pretrained import depth
-from rank_collapse.pretrained.lens import LensPass
 from rank_collapse.text.tokens import read_texts
 from rank_collapse.text.words import default_text
 from rank_collapse.training import Ensemble, Recipe
@@ -118,6 +119,28 @@ def training_of(options: Flags, variant: str, data: Any, executor: Executor) -> 
     return Training(ensemble, executor.run, name=variant)
 
 
+class WholePass(LayerPass):
+    """X^0 .. X^L [L + 1, n, d]; what attention reads of each, and of the last the output; each of
+    them after the final norm; and attention [L, h, n, n]."""
+
+    def begin(self, prepared: PreparedInputs, config: rc.TransformerConfig) -> Array:
+        """X^0."""
+        return prepared.x
+
+    def step(self, layer: Layer, x: Any, seen: Any, carry: Any) -> tuple[Any, Any]:
+        """What the layer computed."""
+        read = seen.passages["attention"].branch_input
+        return carry, (seen.trace.hidden, read, seen.trace.attention)
+
+    def finish(self, walked: Walked) -> tuple[Array, Array, Array, Array]:
+        """All of it."""
+        hidden, read, attention = walked.found
+        hidden = jnp.concatenate([walked.carry[None], hidden])
+        outside = walked.params, walked.prepared, walked.config
+        lens = jax.vmap(lambda x: final_norm(Tokens(), x, *outside))(hidden)
+        return hidden, jnp.concatenate([read, lens[-1:]]), lens, attention
+
+
 def make_measure(recipe: Recipe) -> Callable[..., dict[str, Float[Array, "..."]]]:
     """measure(model, data, hyper, key) of one run, means over the windows that are held out.
 
@@ -140,23 +163,20 @@ def make_measure(recipe: Recipe) -> Callable[..., dict[str, Float[Array, "..."]]
         config, (w, b) = config_of(recipe, hyper), model.classifier
 
         def of_window(window):
-            own = model.network, window.inputs, config
-            trace = rc.apply(*own)
-            lens = run_pass(LensPass(), *prepare_inputs(*own), config)[0]
+            network = model.network, window.inputs, config
+            hidden, read, lens, attention = run_pass(WholePass(), *prepare_inputs(*network), config)
             of_lens, of_paths = (
                 jax.nn.log_softmax(states @ w + b[None, None])
-                for states in (lens, rc.path_contributions(*own).up_to())
+                for states in (lens, rc.path_contributions(*network).up_to())
             )
             kl = jnp.sum(jnp.exp(of_lens) * (of_lens - of_lens[-1:]), axis=-1)
-            unit = rc.profile(trace.hidden, tokens="unit")
-            read = rc.network_profile(*own, tokens="read")
-            return dict(rc.profile(trace.hidden, measures=STATES)) | {
+            return dict(rc.profile(hidden, measures=STATES)) | {
                 "loss": loss_of(of_lens, window.labels)[-1],
-                "largest": jnp.max(jnp.abs(trace.hidden), axis=(1, 2)),
-                "unit_residual_ratio": unit["residual_ratio"],
-                "read_residual_ratio": read["residual_ratio"],
-                "sink_rate": rc.sink_rate(trace.attention),
-                "first_column": rc.first_column(trace.attention).mean(axis=-1),
+                "largest": jnp.max(jnp.abs(hidden), axis=(1, 2)),
+                "unit_residual_ratio": rc.profile(hidden, tokens="unit")["residual_ratio"],
+                "read_residual_ratio": rc.profile(read)["residual_ratio"],
+                "sink_rate": rc.sink_rate(attention),
+                "first_column": rc.first_column(attention).mean(axis=-1),
                 "lens_kl": kl.mean(axis=-1),
                 "loss_up_to": loss_of(of_paths, window.labels),
             }

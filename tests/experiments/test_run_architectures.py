@@ -20,6 +20,8 @@ from experiments.architectures.page import training_figures, trainings_of
 from experiments.architectures.results import Results, depths_of
 from experiments.shell import cli, signals
 from experiments.shell.progress import Progress
+from rank_collapse.network import surgery
+from rank_collapse.pretrained import published
 from rank_collapse.pretrained.lazy import LazyLayers
 from rank_collapse.report.claims import HOLDS, IN_PART
 from rank_collapse.runs.folder import RunFolder
@@ -195,6 +197,28 @@ def test_residuals_of_what_attention_reads_are_beside_those_of_the_states(tmp_pa
     want = rc.network_profile(params, tokens, config, tokens="read")["residual_ratio"]
     np.testing.assert_allclose(added[name.format("read_")][1], want, rtol=1e-4)
     assert (abs(added[name.format("read_")] - found["read"][name.format("")]) > 1e-3).any()
+
+
+def test_a_folder_stands_beside_the_published_curves_or_says_why_not(tmp_path, ids, monkeypatch):
+    arguments = (f"--checkpoints={GOLDEN / 'bert'}", f"--token_ids={ids}", "--parts=residuals")
+    assert execute(*arguments, "--initialisation=false", f"--output_dir={tmp_path}") == 0
+    results, _ = run_architectures.EXPERIMENT.results(tmp_path)
+
+    def lines():
+        found = list(run_architectures.compare(results))
+        return [row for row in found if ", layer " in row.quantity], found[-1]
+
+    _, last = lines()
+    assert last.measured == "not compared" and "of a bert of 2 layers" in last.note
+    name = "residuals/{}/published/residual_ratio"
+    curves = {v: results[0].mean("pretrained", name.format(v)) for v in surgery.VARIANTS}
+    curves["SAN"][2] += 1e4
+    for module in (published, run_architectures):
+        monkeypatch.setattr(module, "published_curves", lambda *_: {"pretrained": curves})
+    shown, last = lines()
+    assert last.measured == "1 of 12" and "one is a failure" in last.note
+    off = [row.quantity for row in shown if row.note.startswith("differs; other texts explain ± ")]
+    assert off == ["bert, pretrained, SAN: residual ratio, layer 2"]
 
 
 def test_the_published_curve_can_be_one_more_initialisation_or_none(monkeypatch):
