@@ -226,7 +226,7 @@ def compare(results, setup):
 EXPERIMENT = Experiment(
     about=__doc__,
     flags=FLAGS,
-    order=125,
+    order=135,
     brief="language models of bytes while they train, with softmax and with attention that is said "
     "to stop sinks: loss, sinks, spikes, residuals, depth used",
     title="Sinks and spikes of language models",

@@ -15,8 +15,9 @@ LEVELS = (
     ("struct", "extras", "printed"),  # what everything is made of
     ("network", "text", "report", "runs"),
     ("measures",),
-    ("theory", "paths", "flax_adapters"),
+    ("theory", "paths", "flax_adapters", "jax_watch"),
     ("training", "pretrained"),
+    ("command",),
 )
 
 

@@ -1,4 +1,4 @@
-"""The five levels: imports point down, and the map of docs/architecture.md has them."""
+"""The six levels: imports point down, and the map of docs/architecture.md has them."""
 
 import ast
 from pathlib import Path
@@ -9,7 +9,7 @@ from architecture_map import LEVELS, PACKAGES, REPOSITORY, files, levels, packag
 LEVEL = {own: height for height, packages in enumerate(LEVELS) for own in packages}
 SOURCES = [p for package in PACKAGES for p in files(package) if p.suffix == ".py"]
 LIBRARY = [p for p in SOURCES if p.parts[0] == "rank_collapse" and len(p.parts) > 2]
-LIBRARY += [Path(f"rank_collapse/{name}.py") for name in (*LEVELS[0], "flax_adapters")]
+LIBRARY += [Path(f"rank_collapse/{name}.py") for name in (*LEVELS[0], "flax_adapters", "jax_watch")]
 MODULES = {".".join(p.with_suffix("").parts).removesuffix(".__init__") for p in SOURCES}
 
 
@@ -96,7 +96,7 @@ def test_no_module_of_the_library_is_named_in_a_string():
 
 def test_the_map_has_the_levels_and_the_packages():
     """The page has them: tests/test_site.py."""
-    assert levels()[:2] == [("5", "`experiments`"), ("4", "`training`, `pretrained`")]
+    assert levels()[:2] == [("6", "`experiments`"), ("5", "`command`")]
     assert ("`rank_collapse`", "Rank collapse in attention networks, in JAX") in packages()
     folders = {p.parent for package in PACKAGES for p in files(package) if p.suffix == ".py"}
     assert {name for name, _ in packages()} == {f"`{folder}`" for folder in folders}

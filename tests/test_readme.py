@@ -22,6 +22,7 @@ PAGES = [
 ]
 ELSEWHERE = {
     "monitoring.md",
+    "monitoring_jax.md",
     "mixing.md",
     "variants.md",
     "sweeps.md",

@@ -125,7 +125,7 @@ def make_flags(
             False,
             "Write rc.monitor of every layer, and the loss, to metrics.jsonl (of several "
             "networks to a file for each in metrics/) before training and after each epoch; "
-            "draw it with python -m experiments.watch FOLDER.",
+            "draw it with rank-collapse watch FOLDER.",
         )
     return values
 

@@ -4,16 +4,14 @@ import jax
 import numpy as np
 import pytest
 from scipy.special import log_softmax
+from trained_runs import answered, parsed
 
 import rank_collapse as rc
 from experiments import run_language_model
-from experiments.shell import cli
-from experiments.shell.statements import STATEMENTS
 from experiments.trained import language
-from rank_collapse.report.claims import FAILS, HOLDS, OPEN, answers_of
+from rank_collapse.report.claims import FAILS, HOLDS, OPEN
 from rank_collapse.training import Hyper, Recipe, init_model
 
-FLAGS = run_language_model.FLAGS
 SIZES = ("--depth=2", "--num_heads=2", "--d_model=8", "--d_ff=12", "--num_tokens=6")
 
 
@@ -23,7 +21,7 @@ def rms(x, gain):
 
 @pytest.mark.parametrize("variant", ["gated", "qk_norm"])
 def test_what_is_measured_by_numpy(variant):
-    options = cli.parse(FLAGS, list(SIZES))
+    options = parsed(run_language_model, *SIZES)
     data = language.data_of(language.bytes_of(None), 6, 3)
     recipe = Recipe(language.network_of(options, variant), language.BYTES, 1, 1)
     model = init_model(jax.random.key(0), recipe, init_scale=3.0)
@@ -117,11 +115,10 @@ def results(sinks, largest, times, seeds=8):
     ],
 )
 def test_sinks_and_spikes_may_appear_or_not(plain, answers):
-    setup = run_language_model.setup_of(cli.parse(FLAGS, list(SIZES)))
+    setup = run_language_model.setup_of(parsed(run_language_model, *SIZES))
     cure = results(0.0, 10, 10, seeds=4)
     rows = list(run_language_model.claims({"softmax": plain, "gated": cure}, setup))
-    found = answers_of(STATEMENTS, rows)
-    assert [a.answer for a in found[:2]] == answers
+    assert list(answered(rows)[1].values())[:2] == answers
     by_key = {row.key: row for row in rows[2:]}
     own = run_language_model.columns_of(plain)
     assert by_key["sink cures"].estimate == pytest.approx(-own["sink_rate"][0, -1])

@@ -7,9 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rank_collapse.network import transformer
-from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.embedding import EmbeddingConfig
+from rank_collapse.network import EmbeddingConfig, TransformerConfig, transformer
 from rank_collapse.training.tasks import memorization, sorting
 from rank_collapse.training.tasks.examples import Examples, cross_entropy, pack, packed_rows
 from rank_collapse.training.training import (

@@ -1,9 +1,8 @@
-"""`python -m rank_collapse`: one page about one checkpoint, in the library alone."""
+"""`rank-collapse check`: a page about checkpoints, in the library alone."""
 
 import csv
 import json
 import re
-import runpy
 import shutil
 import subprocess
 import sys
@@ -13,7 +12,8 @@ import pytest
 from conftest import REPOSITORY
 
 import rank_collapse as rc
-from rank_collapse.__main__ import READ, WHOLE, batch_of, main, measured, opened, parsed
+from rank_collapse.command import checkpoint, main, parsed
+from rank_collapse.command.checkpoint import READ, WHOLE, batch_of, measured, opened
 
 GOLDEN = REPOSITORY / "tests" / "golden" / "bert"
 
@@ -106,7 +106,7 @@ def test_a_token_that_holds_the_residual_is_named(tmp_path, factor):
 
 def tokens_of(folder, *arguments):
     given = parsed([str(folder), *arguments])
-    source, place = opened(given.source)
+    source, place = opened(given.sources[0])
     return source, batch_of(given, source, place)[0]
 
 
@@ -157,29 +157,25 @@ def test_an_interrupt_is_one_line(monkeypatch, capsys):
     def interrupted(given):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("rank_collapse.__main__.opened", interrupted)
+    monkeypatch.setattr(checkpoint, "opened", interrupted)
     assert main(["bert-base-cased"]) == 130
     assert capsys.readouterr().err == "\ninterrupted\n"
 
 
 def test_without_the_extra_it_says_what_to_install(monkeypatch, capsys):
-    for name in [n for n in sys.modules if n.startswith("rank_collapse.report")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.delattr("rank_collapse.report", raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_path(str(REPOSITORY / "rank_collapse" / "__main__.py"))
-    assert ended.value.code == 2
+    assert main([str(GOLDEN)]) == 2
     assert capsys.readouterr().err == (
         "error: the page needs matplotlib, which is not installed: pip install matplotlib scipy "
-        "pillow (the extra 'report')\n"
+        "pillow (the extra 'report'); --json and --csv do without\n"
     )
 
 
 @pytest.mark.parametrize("module", ["rank_collapse", "experiments.run_sort"])
 def test_an_environment_that_stops_what_is_imported_is_one_line(module):
     """A backend that matplotlib has not, and less memory than JAX starts in."""
-    command = f"MPLBACKEND=nonsense {sys.executable} -m {module} --help"
+    more = str(GOLDEN) if module == "rank_collapse" else "--help"
+    command = f"MPLBACKEND=nonsense {sys.executable} -m {module} {more}"
     assert one_line_of(command).startswith("error: MPLBACKEND: ")
     more = "bert-base-cased --out=x.html" if module == "rank_collapse" else "--output_dir=x"
     command = f"ulimit -v 1000000; exec {sys.executable} -m {module} {more}"

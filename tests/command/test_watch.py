@@ -1,5 +1,7 @@
 """The command that draws a run while it grows."""
 
+import json
+import os
 import subprocess
 import sys
 import time
@@ -7,8 +9,7 @@ import time
 import pytest
 from conftest import REPOSITORY
 
-from experiments import watch
-from experiments.shell import cli
+from rank_collapse.command import main, watch
 from rank_collapse.measures.table import COLLAPSE
 from rank_collapse.report.alarms import alarms
 from rank_collapse.report.metrics import by_step
@@ -23,7 +24,7 @@ def pictures_as_data(monkeypatch):
 
 
 def watched(*arguments):
-    return cli.execute(watch.main, watch.FLAGS, arguments, positional="run")
+    return main(["watch", *arguments])
 
 
 def write(folder, *ratios):
@@ -116,9 +117,8 @@ def test_it_ends_with_a_run_of_ones_own(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ((), "which run?"),
         (("nowhere", "--once"), "does not exist"),
-        (("x", "y"), "unexpected argument 'y'"),
+        (("x", "--every=0"), "--every 0.0 is below 0.1"),
         (("x", "--below=loss"), "--below=loss is not name=value"),
         (("x", "--above=loss=much"), "--above=loss=much is not name=value"),
         (("x", "--below=loss=٣"), "--below=loss=٣ is not name=value"),
@@ -191,10 +191,100 @@ def test_a_metric_of_any_name_is_drawn(tmp_path, monkeypatch):
 
 def test_it_follows_a_file_that_grows(tmp_path):
     write(tmp_path, 0.5)
-    command = [sys.executable, "-m", "experiments.watch", str(tmp_path), "--every=0.1", "--stop"]
+    command = [
+        sys.executable,
+        "-m",
+        "rank_collapse",
+        "watch",
+        str(tmp_path),
+        "--every=0.1",
+        "--stop",
+    ]
     with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as process:
         while not (tmp_path / "figures" / "metrics.png").exists():
             assert process.poll() is None
         metrics.append(tmp_path / metrics.NAME, 7, {"residual_ratio": [0.9, 1e-6]})
         out, _ = process.communicate(timeout=60)
     assert process.returncode == watch.PASSED and out.startswith("step 7: residual_ratio 1e-06")
+
+
+def test_what_a_trainer_writes_is_watched(tmp_path, capsys):
+    """The newest of its states; layers by their names."""
+    for step in (2, 4):
+        history = [
+            {"step": s, "loss": 3.0 / s, "epoch": 0.1, **of_layers(0.9, 0.1 / s)}
+            for s in range(1, step + 1)
+        ]
+        history += [{"step": step, "eval_loss": 3.0}] * (step == 4)
+        history += [{"step": step, "train_runtime": 9.0, "loss": float("nan")}] * (step == 4)
+        saved = tmp_path / f"checkpoint-{step}" / "trainer_state.json"
+        saved.parent.mkdir()
+        state = {"log_history": history, "global_step": step, "max_steps": 4}
+        saved.write_text(json.dumps(state))
+        os.utime(saved, (step, step))
+    assert watched(str(tmp_path), "--below=residual_ratio=0.04") == watch.PASSED  # ends with it
+    out = capsys.readouterr().out
+    assert "step 3: layer_1.residual_ratio 0.0333 below 0.04" in out
+    assert "step 4: loss nan is not finite" in out and "2 thresholds passed" in out
+    assert (tmp_path / "figures" / "metrics.png").exists()
+    assert watched(str(saved), "--once") == watch.PASSED  # the file itself
+    assert "epoch" not in capsys.readouterr().out
+    (tmp_path / "trainer_state.json").write_text('{"log_history": 3}')
+    assert watched(str(tmp_path), "--once") == 2
+    assert capsys.readouterr().err.startswith(f"error: {tmp_path / 'trainer_state.json'} has no")
+
+
+def of_layers(*ratios):
+    return {f"residual_ratio/layer_{i}": ratio for i, ratio in enumerate(ratios)}
+
+
+def test_a_state_that_is_just_being_written_is_read_later(tmp_path):
+    saved = tmp_path / watch.STATE
+    saved.write_text('{"log_history": [{"step": 1, "loss": 2.0}]}')
+    reader = watch.reader_of(saved)
+    assert reader.read() == [{"step": 1, "loss": 2.0}] and not reader.ended
+    saved.write_text('{"log_his')
+    assert reader.read() == [] and len(reader) > 0
+    saved.write_text('{"log_history": [{"step": 1, "loss": 2.0, "grad": 1}, {"step": 2, "lr": 1}]}')
+    assert [row["step"] for row in reader.read()] == [1, 2]
+
+
+def events(folder, tags):
+    """As TensorBoard has them, of {tag: value at step 0, 1, ...}."""
+    writer = pytest.importorskip("torch.utils.tensorboard").SummaryWriter(str(folder))
+    for tag, values in tags.items():
+        for step, value in enumerate(values):
+            writer.add_scalar(tag, value, step)
+    writer.close()
+
+
+def test_what_tensorboard_has_is_watched(tmp_path, capsys):
+    pytest.importorskip("tensorboard")
+    tags = {"residual_ratio/layer_1": [0.5, 1e-3], "train/loss": [2.0, float("inf")]}
+    events(tmp_path / "logs" / "a", tags)
+    events(tmp_path / "logs" / "b", {"residual_ratio": [0.9]})
+    assert watched(str(tmp_path / "logs"), "--once") == watch.PASSED
+    out = capsys.readouterr().out
+    assert "a: step 1: layer_1.residual_ratio 0.001 below 0.01 (rank collapse)" in out
+    assert "a: step 1: train.loss inf is not finite" in out
+    drawn = {path.name for path in (tmp_path / "logs" / "figures").iterdir()}
+    assert drawn == {"metrics-a.png", "metrics-b.png"}
+
+
+def test_without_tensorboard_it_says_what_to_install(tmp_path, capsys, monkeypatch):
+    (tmp_path / "events.out.tfevents.1.host").write_bytes(b"")
+    for name in ("tensorboard", "tensorboard.backend.event_processing.event_accumulator"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert watched(str(tmp_path), "--once") == 2
+    assert capsys.readouterr().err == (
+        f"error: {tmp_path} needs tensorboard, which is not installed: pip install tensorboard\n"
+    )
+
+
+def test_without_matplotlib_thresholds_are_still_passed(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    write(tmp_path, 1e-6)
+    assert watched(str(tmp_path), "--once") == watch.PASSED
+    out, err = capsys.readouterr()
+    assert out.endswith("1 thresholds passed; not drawn\n") and err.startswith("no picture: ")
+    assert not (tmp_path / "figures").exists()
