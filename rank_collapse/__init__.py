@@ -13,6 +13,7 @@ from rank_collapse.extras import MissingPackage
 from rank_collapse.measures.attention import (
     attention_entropy as attention_entropy,
     attention_profile as attention_profile,
+    attention_rows as attention_rows,
     first_column as first_column,
     largest_column as largest_column,
     largest_logit as largest_logit,
@@ -20,7 +21,6 @@ from rank_collapse.measures.attention import (
     saturated_share as saturated_share,
     sink_rate as sink_rate,
 )
-from rank_collapse.measures.attention_rows import attention_rows as attention_rows
 from rank_collapse.measures.influence import (
     effective_depth as effective_depth,
     layer_influence as layer_influence,
@@ -73,7 +73,13 @@ from rank_collapse.network.attention import (
     Mixing as Mixing,
     multi_head_attention as multi_head_attention,
 )
-from rank_collapse.network.config import TransformerConfig as TransformerConfig
+from rank_collapse.network.config import (
+    TransformerConfig as TransformerConfig,
+    san as san,
+    san_mlp as san_mlp,
+    san_skip as san_skip,
+    transformer as transformer,
+)
 from rank_collapse.network.decoding import Decoded as Decoded, greedy_decode as greedy_decode
 from rank_collapse.network.designs import DESIGNS as DESIGNS, design as design
 from rank_collapse.network.embedding import (
@@ -95,12 +101,6 @@ from rank_collapse.network.parameters import (
     init as init,
     layer_params as layer_params,
     stack_layers as stack_layers,
-)
-from rank_collapse.network.presets import (
-    san as san,
-    san_mlp as san_mlp,
-    san_skip as san_skip,
-    transformer as transformer,
 )
 from rank_collapse.network.projections import AttentionParams as AttentionParams
 from rank_collapse.network.transformer import (

@@ -38,6 +38,16 @@ def one_of(config: Any, **allowed: tuple[Any, ...]) -> None:
             raise ValueError(f"{name}={getattr(config, name)!r} is not one of {values}")
 
 
+def refuse_if(wrong: Any, message: str) -> None:
+    """Refuses what a user has given.
+
+    Raises:
+        ValueError: With the message, where `wrong` is true.
+    """
+    if wrong:
+        raise ValueError(message)
+
+
 def refuse(*cases: tuple[Any, str]) -> None:
     """Refuses what any of the (what is wrong, message) names.
 
@@ -45,8 +55,7 @@ def refuse(*cases: tuple[Any, str]) -> None:
         ValueError: With the message of the first.
     """
     for wrong, message in cases:
-        if wrong:
-            raise ValueError(message)
+        refuse_if(wrong, message)
 
 
 def integers(config: Any, **least: int) -> None:

@@ -83,9 +83,8 @@ def make_flags(
         experiment,
         num_seeds=num_seeds,
         shows=shows,
-        joined=ensemble,
         execution=EXECUTION,
-        traced=[field.name for field in dataclasses.fields(Hyper)],
+        traced=[field.name for field in dataclasses.fields(Hyper)] if ensemble else (),
     )
     # Normalised tokens of two numbers are (1, -1) or (-1, 1), whatever the network.
     own = {"dropout": dropout, "init_scale": 1.0, "memory_gb": None}

@@ -9,7 +9,6 @@ import jax
 import numpy as np
 from absl import flags
 
-from experiments.shell import cli
 from experiments.shell.executor import Executor
 from experiments.shell.flag_values import Flags
 from experiments.trained import arguments
@@ -17,7 +16,7 @@ from experiments.trained.program import ALONE, Kept, Training, nested
 from rank_collapse.runs.files import damaged
 from rank_collapse.runs.folder import RunFolder
 from rank_collapse.training import Ensemble, Recipe, path_accuracy
-from rank_collapse.training.recipe import check_hyper, config_of, fault_of
+from rank_collapse.training.recipe import check_hyper, config_of
 from rank_collapse.training.tasks.examples import Examples
 from rank_collapse.training.watched import layer_scalars
 
@@ -80,8 +79,7 @@ def results_of(
     """Everything that is shown of one network: from the saved arrays, else trained and measured.
 
     Weights (--keep_models) and lines (--monitor) are there only if they were asked for: a run that
-    is asked later trains again those seeds whose files it lacks. A run is a sweep of one cell;
-    cells of a sweep that are trained as one ensemble are saved in the folder of that first.
+    is asked later trains again those seeds whose files it lacks.
 
     Args:
         options: Flags.
@@ -101,24 +99,15 @@ def results_of(
     """
     files = Kept(options, setup.recipe, run, part)
 
-    def trained(cells, folder, **about):
-        program = functools.partial(training_of, options, setup, measure, part, folder, files)
-        cells = {name: arguments.hyper(own) for name, own in cells.items()}
-        with Executor(options, run) as executor:
-            return executor.map(program, cells, run=folder, **about)
+    def cells(own):
+        hyper = arguments.hyper(own)
+        check_hyper(hyper, setup.recipe)
+        return {part: hyper}
 
-    if options.unit is None or options.keep_models or files.monitored:
-        trained({part: options}, run, most_known=files.seeds())
-    elif len((run.part(part) or {}).get("losses", ())) < options.num_seeds:
-        check_hyper(arguments.hyper(options), setup.recipe)
-        cells = [cell.options for cell in options.unit.cells]
-        cells = [cell for cell in cells if not fault_of(arguments.hyper(cell), setup.recipe)]
-        config = [cli.config_of(cell) for cell in cells]
-        with RunFolder(options.unit.folder, {"cells": config}) as whole:
-            of_cell = {f"{part}/cell {i}": cell for i, cell in enumerate(cells, 1)}
-            own = trained(of_cell, whole)[f"{part}/cell {cells.index(options) + 1}"]
-        run.save_arrays({f"{part}/{name}": values for name, values in own.items()})
-    found, epochs = run.part(part), setup.recipe.num_epochs
+    with Executor(options, run, alone=options.keep_models or files.monitored) as executor:
+        program = functools.partial(training_of, options, setup, measure, executor, files)
+        found = executor.map(program, cells, most_known=files.seeds())[part]
+    epochs = setup.recipe.num_epochs
     if (shape := found["losses"].shape)[1] != epochs:
         why = f"{part}/losses of shape {shape} is not of {epochs} epochs"
         raise damaged(run.path / "arrays.npz", why)
@@ -129,12 +118,13 @@ def results_of(
 
 
 def training_of(
-    options: Flags, setup: Setup, measure: Callable, part: str, run: RunFolder, files: Kept
+    options: Flags, setup: Setup, measure: Callable, executor: Executor, files: Kept
 ) -> Training:
-    """What trains one network, compiled once for all cells of a sweep that differ in floats alone.
+    """What trains one network, with any floats.
 
     Args:
-        options, setup, measure, part, run: As of `results_of`.
+        options, setup, measure: As of `results_of`.
+        executor: Its folder keeps the states.
         files: Beside the arrays.
     """
 
@@ -148,23 +138,19 @@ def training_of(
 
     watched = setup.curves or files.monitored  # of every epoch
     epochs = 1 if watched else arguments.epochs_per_chunk(options)
-    ensemble = options.program(
-        f"train {part}",
-        lambda: Ensemble(
-            setup.recipe,
-            setup.make_data,
-            mesh=cli.mesh(options),
-            epochs_per_chunk=epochs,
-            at_once=options.seeds_at_once or None,
-            watch=watch if watched else None,
-        ),
+    ensemble = Ensemble(
+        setup.recipe,
+        setup.make_data,
+        mesh=executor.mesh,
+        epochs_per_chunk=epochs,
+        at_once=options.seeds_at_once or None,
+        watch=watch if watched else None,
     )
-    measured = options.program(
-        f"measure {part}",
-        lambda: ensemble.of_models(lambda model, data, _, key: measure(setup, model, data, key)),
-    )
+    measured = ensemble.of_models(lambda model, data, _, key: measure(setup, model, data, key))
     wait = options.checkpoint_seconds
-    return Training(ensemble, run, measured, setup.name, kept=files, checkpoint_seconds=wait)
+    return Training(
+        ensemble, executor.run, measured, setup.name, kept=files, checkpoint_seconds=wait
+    )
 
 
 def whole_model(setup: Setup, model: Any, data: Any, key: Any) -> dict[str, Any]:

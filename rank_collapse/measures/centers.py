@@ -21,8 +21,7 @@ def center_of(x: Any, mask: Any, center: str) -> Any:
     Raises:
         ValueError: Unknown center.
     """
-    if center not in CENTERS:
-        raise ValueError(f"center={center!r} is not one of {CENTERS}")
+    struct.refuse_if(center not in CENTERS, f"center={center!r} is not one of {CENTERS}")
     xp = namespace(x)
     if center == "composite":
         return composite_center(x, mask=mask).center
@@ -84,8 +83,9 @@ def composite_center(x: Any, *, mask: Any = None) -> CompositeCenter:
         ValueError: See `norms.composite_norm`.
     """
     x, mask = as_tokens(x, mask)
-    if is_torch_array(x):
-        raise ValueError("center='composite' is of NumPy and JAX: pass x.detach().cpu().numpy()")
+    struct.refuse_if(
+        is_torch_array(x), "center='composite' is of NumPy and JAX: pass x.detach().cpu().numpy()"
+    )
     if not is_numpy_array(x):
         return _of_each(x, mask)
     n = x.shape[-2]

@@ -24,13 +24,20 @@ from rank_collapse.measures.arrays import (
     with_mask,
 )
 from rank_collapse.measures.table import MEASURES, named
-from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.inputs import PreparedInputs, prepare_inputs
-from rank_collapse.network.parameters import TransformerParams
-from rank_collapse.network.passes import States, Walked, run
-from rank_collapse.network.precision import full_precision
-from rank_collapse.network.transformer import Forward, Trace
-from rank_collapse.network.walk import Layer
+from rank_collapse.network import (
+    Forward,
+    Layer,
+    PreparedInputs,
+    States,
+    Trace,
+    TransformerConfig,
+    TransformerParams,
+    Walked,
+    full_precision,
+    prepare_inputs,
+    run,
+)
+from rank_collapse.struct import refuse, refuse_if
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -80,11 +87,11 @@ class Profile(dict[str, Float[Any, "l *b"]]):
         fits = [axis for axis, size in enumerate(shape) if (size,) == layers]
         if len(shape) == num_axes:
             fits = fits[:1]
-        if len(fits) != 1:
-            raise ValueError(
-                f"the axis of the layers, {list(layers)}, is not known in a profile of shape "
-                f"{shape}: give rc.profile the whole batch, with batch_axis="
-            )
+        refuse_if(
+            len(fits) != 1,
+            f"the axis of the layers, {list(layers)}, is not known in a profile of shape "
+            f"{shape}: give rc.profile the whole batch, with batch_axis=",
+        )
         return fits[0]
 
     @property
@@ -111,8 +118,9 @@ class Profile(dict[str, Float[Any, "l *b"]]):
 
     def _columns(self):
         """({axis: its size}, {measure: array}), layers first."""
-        if len(self._shape) not in (1, 2):
-            raise ValueError(f"a profile of shape {self._shape} is not [l] or [l, b]")
+        refuse_if(
+            len(self._shape) not in (1, 2), f"a profile of shape {self._shape} is not [l] or [l, b]"
+        )
         axis, given = self.layer_axis, {**self, **self.notes}
         columns = {n: np.moveaxis(np.asarray(on_host(a)), axis, 0) for n, a in given.items()}
         shape = next(iter(columns.values())).shape
@@ -207,10 +215,10 @@ def profile(
 def _read(norm, hidden):
     """What is read of each layer's tokens by its norm, or by the one norm of all."""
     norms = norm if isinstance(norm, Sequence) else [norm] * len(hidden)
-    if None in norms or len(norms) != len(hidden):
-        raise ValueError(
-            f"tokens='read' needs norm=, the norm of all {len(hidden)} states or one for each"
-        )
+    refuse_if(
+        None in norms or len(norms) != len(hidden),
+        f"tokens='read' needs norm=, the norm of all {len(hidden)} states or one for each",
+    )
     return namespace(hidden).stack([n(h) for n, h in zip(norms, hidden, strict=True)])
 
 
@@ -252,20 +260,20 @@ def _layers_first(hidden, batch_axis, kind):
     if isinstance(hidden, list | tuple):
         layers = [as_floats(h) for h in hidden]
         shapes = {tuple(h.shape) for h in layers}
-        if len(shapes) != 1:
-            raise ValueError(f"{what} have different shapes, or there are none: {shapes}")
+        refuse_if(len(shapes) != 1, f"{what} have different shapes, or there are none: {shapes}")
         traced = next((h for h in layers if is_jax_array(h)), layers[0])
         hidden = namespace(traced).stack([beside(traced, h)[1] for h in layers])
         batch_axis = 1 if batch_axis is None and hidden.ndim == len(axes) + 2 else batch_axis
     hidden, own = as_floats(hidden), ", ".join(axes)
     leading, shape = hidden.ndim - len(axes), tuple(hidden.shape)
-    if leading not in (1, 2):
-        raise ValueError(f"{what} of shape {shape} are not [l, {own}] or [l, b, {own}]")
-    if batch_axis not in ((None,) if leading == 1 else (0, 1)):
-        raise ValueError(
+    refuse(
+        (leading not in (1, 2), f"{what} of shape {shape} are not [l, {own}] or [l, b, {own}]"),
+        (
+            batch_axis not in ((None,) if leading == 1 else (0, 1)),
             f"batch_axis={batch_axis} of {what} of shape {shape}: 1 for "
-            f"[l, b, {own}], 0 for [b, l, {own}] as jax.vmap gives it, None for [l, {own}]"
-        )
+            f"[l, b, {own}], 0 for [b, l, {own}] as jax.vmap gives it, None for [l, {own}]",
+        ),
+    )
     return namespace(hidden).moveaxis(hidden, 0, 1) if batch_axis == 0 else hidden
 
 

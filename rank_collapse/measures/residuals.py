@@ -15,7 +15,6 @@ import numpy as np
 from array_api_compat import is_jax_array
 from jaxtyping import Float
 
-from rank_collapse.measures import decompositions
 from rank_collapse.measures.arrays import (
     as_array,
     beside,
@@ -33,6 +32,7 @@ from rank_collapse.measures.norms import (
     num_tokens,
     root,
     singular_values_of,
+    svd,
     total,
     unit_scale,
 )
@@ -127,7 +127,7 @@ def _best_rank_one_residual(x):
 
 @jax.custom_jvp
 def _best_rank_one(x):
-    u, s, vt = decompositions.svd(x)
+    u, s, vt = svd(x)
     return s[0] * u[:, :1] * vt[:1, :]
 
 
@@ -138,7 +138,7 @@ def _best_rank_one_jvp(primals, tangents):
     Where σ_1 = σ_j, or σ_1 = 0, the approximation has no derivative; their part is left out.
     """
     (x,), (dx,) = primals, tangents
-    u, s, vt = decompositions.svd(x)
+    u, s, vt = svd(x)
     first_u, first_v = u[:, 0], vt[0]
     down, across = dx @ first_v, first_u @ dx  # dX v_1, dXᵀ u_1
     a, b = u.T @ down, vt @ across

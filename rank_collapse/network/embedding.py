@@ -56,10 +56,10 @@ class EmbeddingConfig(struct.Struct):
     scale: float = struct.static(1.0)
 
     def __post_init__(self):
-        if (self.vocab_size > 0) == (self.d_input > 0):
-            raise ValueError(
-                f"one of vocab_size={self.vocab_size} and d_input={self.d_input} must be positive"
-            )
+        struct.refuse_if(
+            (self.vocab_size > 0) == (self.d_input > 0),
+            f"one of vocab_size={self.vocab_size} and d_input={self.d_input} must be positive",
+        )
         struct.one_of(self, positions=POSITION_KINDS, projection=PROJECTIONS)
 
 
@@ -91,8 +91,10 @@ def init_embedding(
 ) -> EmbeddingParams:
     """Normal(0, std) tables and maps, zero biases, unit gains."""
     e = config.d_embed
-    if config.projection == "none" and e != d_model:
-        raise ValueError(f"d_embed={e} is not d_model={d_model} and there is no projection")
+    struct.refuse_if(
+        config.projection == "none" and e != d_model,
+        f"d_embed={e} is not d_model={d_model} and there is no projection",
+    )
     keys = jax.random.split(key, 7)
 
     def table(k, *shape):
@@ -142,11 +144,11 @@ def embed(
     Raises:
         ValueError: Inputs of the wrong kind, or more tokens than positions.
     """
-    if (inputs.ndim == 1) != (config.vocab_size > 0):
-        raise ValueError(
-            f"inputs of shape {inputs.shape} given to an embedding with "
-            f"vocab_size={config.vocab_size}, d_input={config.d_input}"
-        )
+    struct.refuse_if(
+        (inputs.ndim == 1) != (config.vocab_size > 0),
+        f"inputs of shape {inputs.shape} given to an embedding with "
+        f"vocab_size={config.vocab_size}, d_input={config.d_input}",
+    )
     if config.vocab_size:
         x = params.tokens[inputs]
     elif config.convolutions:
@@ -164,8 +166,10 @@ def embed(
         x = _with_registers(params, x, config)
     n = x.shape[0]
     if config.positions == "learned":
-        if n > config.num_positions:
-            raise ValueError(f"{n} tokens are more than num_positions={config.num_positions}")
+        struct.refuse_if(
+            n > config.num_positions,
+            f"{n} tokens are more than num_positions={config.num_positions}",
+        )
         x = x + (params.positions[:n] if positions is None else params.positions[positions])
     elif config.positions == "sinusoidal":
         index = jnp.arange(n) if positions is None else positions

@@ -74,16 +74,18 @@ def variant(
         (reading not in READINGS, f"reading {reading!r} is not one of {READINGS}"),
     )
     if family is not None:
-        if config.family not in (None, family):
-            raise ValueError(f"family={family!r} of a network of family={config.family!r}")
+        struct.refuse_if(
+            config.family not in (None, family),
+            f"family={family!r} of a network of family={config.family!r}",
+        )
         config = config.replace(family=family)
     if name == "Transformer":
         return config, params
-    if config.mlp == "none" or not (config.attention_skip and config.mlp_skip):
-        raise ValueError(
-            f"surgery needs a network with MLP and skips, not mlp={config.mlp!r}, "
-            f"attention_skip={config.attention_skip}, mlp_skip={config.mlp_skip}"
-        )
+    struct.refuse_if(
+        config.mlp == "none" or not (config.attention_skip and config.mlp_skip),
+        f"surgery needs a network with MLP and skips, not mlp={config.mlp!r}, "
+        f"attention_skip={config.attention_skip}, mlp_skip={config.mlp_skip}",
+    )
     left = skips_left(name, reading)
     config = config.replace(
         attention_skip=left.attention,
@@ -108,8 +110,7 @@ def identity_maps(
     Raises:
         ValueError: A gated MLP.
     """
-    if config.mlp in GATED:
-        raise ValueError(f"mlp={config.mlp!r} is gated: it has three linear maps")
+    struct.refuse_if(config.mlp in GATED, f"mlp={config.mlp!r} is gated: it has three linear maps")
     rows, d = config.num_rows, config.d_model
     dtype = params.layers.attention.w_q.dtype
     eye: Any = jnp.broadcast_to(jnp.eye(d, dtype=dtype)[None], (rows, d, d))

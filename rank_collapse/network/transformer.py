@@ -7,6 +7,7 @@ Every function takes one example [n, d]; vmap adds batch and seed axes. Axis let
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import jax
@@ -83,8 +84,10 @@ class Trace(struct.Struct):
         """
         shapes = jnp.shape(self.hidden), jnp.shape(self.layers.attention_branch)
         axes = [i for i, (a, b) in enumerate(zip(*shapes, strict=False)) if a != b]
-        if len(axes) != 1 or len(shapes[0]) != len(shapes[1]):
-            raise ValueError(f"hidden states and branches of shapes {shapes} are not of one pass")
+        struct.refuse_if(
+            len(axes) != 1 or len(shapes[0]) != len(shapes[1]),
+            f"hidden states and branches of shapes {shapes} are not of one pass",
+        )
         return axes[0]
 
     @property
@@ -96,30 +99,22 @@ class Trace(struct.Struct):
         states = jnp.moveaxis(self.hidden, self.layer_axis, 0).at[-1].set(self.output)
         return jnp.moveaxis(states, 0, self.layer_axis)
 
-    @property
-    def cross_attention(self) -> Any:
-        """Weights of the attention to the memory [L, h, n, m], or None."""
-        return self.layers.cross_attention
-
-    @property
-    def kept(self) -> Any:
-        """{place: its values in every layer [L, ...]} of `apply`'s `keep`."""
-        return self.layers.kept
-
-    @property
-    def attention(self) -> Any:
-        """Attention weights [L, h, n, n]."""
-        return self.layers.attention
-
-    @property
-    def attention_branch(self) -> Any:
-        """Attention outputs [L, n, d] before skip and norm."""
-        return self.layers.attention_branch
-
-    @property
-    def mlp_branch(self) -> Any:
-        """MLP outputs [L, n, d] before skip and norm, or None."""
-        return self.layers.mlp_branch
+    cross_attention = property(
+        attrgetter("layers.cross_attention"),
+        doc="Weights of the attention to the memory [L, h, n, m], or None.",
+    )
+    kept = property(
+        attrgetter("layers.kept"), doc="{place: its values [L, ...]} of `apply`'s `keep`."
+    )
+    attention = property(attrgetter("layers.attention"), doc="Attention weights [L, h, n, n].")
+    attention_branch = property(
+        attrgetter("layers.attention_branch"),
+        doc="Attention outputs [L, n, d] before skip and norm.",
+    )
+    mlp_branch = property(
+        attrgetter("layers.mlp_branch"),
+        doc="MLP outputs [L, n, d] before skip and norm, or None.",
+    )
 
 
 class BranchAux(NamedTuple):
@@ -290,10 +285,16 @@ def apply(
     """
     edits.check_names(tuple(keep), config)
     if not isinstance(dropout_rate, jax.core.Tracer):
-        if not 0 <= np.asarray(dropout_rate) <= 1:
-            raise ValueError(f"dropout_rate={dropout_rate} is not in [0, 1]")
-        if dropout_key is None and dropout_rate:
-            raise ValueError(f"dropout_rate={dropout_rate} needs a dropout_key")
+        struct.refuse(
+            (
+                not 0 <= np.asarray(dropout_rate) <= 1,
+                f"dropout_rate={dropout_rate} is not in [0, 1]",
+            ),
+            (
+                dropout_key is None and dropout_rate,
+                f"dropout_rate={dropout_rate} needs a dropout_key",
+            ),
+        )
     params, prepared = prepare_inputs(
         params,
         x,
@@ -333,20 +334,17 @@ def apply_batch(
         ValueError: As `apply`, or inputs of different lengths.
     """
     common = {k: options.pop(k) for k in ("dropout_rate", "keep", "edit") if k in options}
-    given = {"x": x} | options
-    given = {name: jnp.asarray(a) for name, a in given.items() if a is not None}
+    given = {k: jnp.asarray(a) for k, a in {"x": x, **options}.items() if a is not None}
     size = batch_size(given)
     check_known(given, config)  # inside vmap values are traced
     for name in given.keys() & {"mask", "memory_mask"}:
         given[name] = as_mask(given[name], name)
     keys = None if dropout_key is None else jax.random.split(dropout_key, size)
 
-    def one(own, key):
-        own = dict(own)
-        return apply(params, own.pop("x"), config, dropout_key=key, **own, **common)
+    def one(example, key):
+        return apply(params, config=config, dropout_key=key, **example, **common)
 
-    layers_first = Trace(hidden=1, layers=1, output=0, context=0)
-    return jax.vmap(one, out_axes=layers_first)(given, keys)
+    return jax.vmap(one, out_axes=Trace(hidden=1, layers=1, output=0, context=0))(given, keys)
 
 
 @functools.partial(jax.jit, static_argnames="keep")
@@ -397,6 +395,5 @@ def replay(
         x, passages = walk_layer(_Recorded(), layer, x)
         return x, measure(layer, passages)
 
-    x = trace.hidden[0]
-    inputs = PreparedInputs(x=x, context=trace.context)
-    return walk(step, x, params, inputs, config, extra=trace.layers)[1]
+    inputs = PreparedInputs(x=trace.hidden[0], context=trace.context)
+    return walk(step, inputs.x, params, inputs, config, extra=trace.layers)[1]

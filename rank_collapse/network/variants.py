@@ -24,6 +24,7 @@ from rank_collapse.network.config import DEFAULTS, TransformerConfig
 from rank_collapse.network.covers import ANY, Covers
 from rank_collapse.network.layers import ACTIVATIONS
 from rank_collapse.network.parameters import TransformerParams, init
+from rank_collapse.struct import refuse_if
 
 # --- Values as the authors start them: (config, key or None) → {name: value}
 
@@ -110,15 +111,18 @@ def _mix(fn: Callable, more: Callable[[TransformerConfig], int] = lambda config:
 
 
 def _differential_fields(config, **values):
-    if config.qk_width % 2:
-        raise ValueError(f"differential attention halves queries: d_qk={config.qk_width} is odd")
+    refuse_if(
+        config.qk_width % 2, f"differential attention halves queries: d_qk={config.qk_width} is odd"
+    )
     return {"mix": Partial(heads.differential, *values.values())}
 
 
 def _critical_fields(config, gamma):
     d = config.d_model
-    if config.num_heads != 1:
-        raise ValueError(f"critical scaling has W = I: one head, not num_heads={config.num_heads}")
+    refuse_if(
+        config.num_heads != 1,
+        f"critical scaling has W = I: one head, not num_heads={config.num_heads}",
+    )
     law = Partial(heads.by_log_n, jnp.asarray(gamma) / math.sqrt(d), 1.0)
     return {"d_qk": d, "d_v": d, "norm_placement": "pre", "norm": "rms", "normalise": law}
 
@@ -216,8 +220,7 @@ VARIANTS: dict[str, Variant] = {
 
 
 def _known(name):
-    if name not in VARIANTS:
-        raise ValueError(f"variant {name!r} is not one of {tuple(VARIANTS)}")
+    refuse_if(name not in VARIANTS, f"variant {name!r} is not one of {tuple(VARIANTS)}")
     return VARIANTS[name]
 
 
@@ -242,11 +245,14 @@ def variant(
     known = _known(name)
     start = known.values_of(config, key)
     for given in values:
-        if given not in start:
-            raise ValueError(f"variant {name!r} has no value {given!r}, only {tuple(start)}")
+        refuse_if(
+            given not in start, f"variant {name!r} has no value {given!r}, only {tuple(start)}"
+        )
     start |= values
-    if name == "a_perp" and start["num_tokens"] is None:
-        raise ValueError("variant 'a_perp' scales by √num_tokens: give num_tokens")
+    refuse_if(
+        name == "a_perp" and start["num_tokens"] is None,
+        "variant 'a_perp' scales by √num_tokens: give num_tokens",
+    )
     taken = dict.fromkeys(DEFAULTS, ANY) | dict.fromkeys(ATTENTION, (None,)) | known.needs
     Covers(f"variant {name!r}", taken).check(config)
     return config.replace(**known.fields(config, **start))

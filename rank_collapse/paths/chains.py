@@ -191,8 +191,10 @@ def predicted_sizes(
     Source: the effectiveness of paths in Dong et al. 2021, section 4.
     """
     alpha = jnp.asarray(alpha, jnp.result_type(float))
-    if alpha.shape not in ((), (depth,)):
-        raise ValueError(f"alpha of shape {alpha.shape} is neither one value nor [{depth}]")
+    struct.refuse_if(
+        alpha.shape not in ((), (depth,)),
+        f"alpha of shape {alpha.shape} is neither one value nor [{depth}]",
+    )
     k = jnp.arange(depth + 1)
     shares = log_elementary_shares(jnp.broadcast_to(alpha, depth))
     log_c = jnp.log(jnp.asarray(contraction, alpha.dtype))

@@ -232,7 +232,6 @@ def _of_classes(a, classes):
     for index in pair:
         if not 0 <= index < a.shape[-1]:
             raise ValueError(f"class {index} is not in 0..{a.shape[-1] - 1}")
-    if len(pair) > 2:
-        raise ValueError(f"classes={classes!r} is not one class or two")
+    struct.refuse_if(len(pair) > 2, f"classes={classes!r} is not one class or two")
     chosen = a[..., pair[0], None]
     return chosen if len(pair) == 1 else chosen - a[..., pair[1], None]

@@ -41,13 +41,13 @@ class Sides(struct.Struct):
     tightness: Any
 
 
-class PublishedSides(struct.Struct):
-    """The two sides of a bound in the form of theorems 2.2 and 2.3, as `Sides`."""
+class PublishedSides(Sides):
+    """The two sides of a bound in the form of theorems 2.2 and 2.3.
 
-    log10_lhs: Any  # As of `Sides`
-    log10_rhs: Any  # The bound with γ*, the least γ that its lemma admits in all heads
+    `log10_rhs` is the bound with γ*, the least γ that its lemma admits in all heads.
+    """
+
     log10_rhs_first: Any  # The bound with γ = 1, as in the first version of the paper
-    tightness: Any  # As of `Sides`
 
 
 @full_precision
@@ -265,7 +265,7 @@ def published_sides(
         log10_theorem(log10_input, beta, g, num_heads, width, depth) for g in (gamma, 1.0)
     )
     return PublishedSides(
-        log10_scale + log10_lhs, log10_scale + rhs, log10_scale + first, rhs - log10_lhs
+        log10_scale + log10_lhs, log10_scale + rhs, rhs - log10_lhs, log10_scale + first
     )
 
 

@@ -339,8 +339,10 @@ def collapse_law(
     Raises:
         ValueError: Another placement.
     """
-    if norm_placement not in ("post", "pre"):
-        raise ValueError(f"norm_placement={norm_placement!r} is not 'post' or 'pre'")
+    struct.refuse_if(
+        norm_placement not in ("post", "pre"),
+        f"norm_placement={norm_placement!r} is not 'post' or 'pre'",
+    )
     gains = jnp.stack([jnp.asarray(g, jnp.float32) for g in (skip_gain, branch_gain)], axis=1)
     start = jnp.log1p(-jnp.asarray(cosine, jnp.float32))
     count, score_variance = (jnp.asarray(a, jnp.float32) for a in (num_tokens, score_variance))

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from rank_collapse import struct
-from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.encoder_decoder import EncoderDecoderConfig
+from rank_collapse.network import EncoderDecoderConfig, TransformerConfig
 from rank_collapse.training.tasks.examples import LOSSES
 
 SCHEDULES = ("constant", "milestones", "linear", "inverse_sqrt")
@@ -40,6 +39,8 @@ class Recipe:
         b1, b2, eps: Of the optimizer: decay of the two moments, and what is added to the root.
         start: (the network's parameters as drawn, `Hyper.start`) → as training starts from them;
             None for as they are drawn.
+        steps_per_epoch: Batches of an epoch, of its first examples in its order, which begin again
+            where there are too few; None for one pass over the data.
     """
 
     config: TransformerConfig | EncoderDecoderConfig
@@ -59,9 +60,10 @@ class Recipe:
     b2: float = 0.999
     eps: float = 1e-8
     start: Callable[[Any, Any], Any] | None = None
+    steps_per_epoch: int | None = None
 
     def __post_init__(self):
-        struct.integers(self, num_outputs=1, batch_size=1, unroll=1)
+        struct.integers(self, num_outputs=1, batch_size=1, unroll=1, steps_per_epoch=1)
         struct.one_of(self, loss=tuple(LOSSES), schedule=SCHEDULES, optimizer=OPTIMIZERS)
         both = isinstance(self.config, EncoderDecoderConfig)
         name, reads = ("encoder", self.config.encoder) if both else ("config", self.config)
@@ -78,8 +80,7 @@ class Recipe:
             "output_dropout=True: an encoder-decoder has none": both and self.output_dropout,
         }
         for text, is_wrong in wrong.items():
-            if is_wrong:
-                raise ValueError(text)
+            struct.refuse_if(is_wrong, text)
 
 
 class Hyper(struct.Struct):
