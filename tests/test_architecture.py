@@ -98,7 +98,7 @@ def test_no_module_of_the_library_is_named_in_a_string():
 
 def test_the_map_has_the_levels_and_the_packages():
     """The page has them: tests/test_site.py."""
-    assert levels()[:2] == [("5", "`experiments`"), ("4", "`training`, `pretrained`")]
+    assert levels()[:2] == [("6", "`experiments`"), ("5", "`command`")]
     assert ("`rank_collapse`", "Rank collapse in attention networks, in JAX") in packages()
     folders = {p.parent for package in PACKAGES for p in files(package) if p.suffix == ".py"}
     assert {name for name, _ in packages()} == {f"`{folder}`" for folder in folders}
