@@ -50,6 +50,8 @@ def test_imports_point_down():
         for name in imports(path):
             package, _, rest = name.partition(".")
             other = rest.split(".")[0]
+            if own == "command" and other == "__version__":
+                continue
             if package == "rank_collapse" and (other not in LEVEL or not may_use(own, other)):
                 wrong.append(f"{path} imports {name}")
     assert not wrong, "\n".join(wrong)

@@ -66,7 +66,7 @@ class Checked(NamedTuple):
         columns = {f"residual ratio, {n}": self.found[n]["residual_ratio"] for n in NETWORKS}
         columns |= {m.replace("_", " "): self.found[WHOLE][m] for m in MEASURES[1:] + SPIKES}
         own = {text: self.found["attention"][m].mean(axis=0) for m, text in OF_ATTENTION.items()}
-        means = {name: values.mean(axis=0) for name, values in columns.items()}
+        means = {name: np.asarray(values.mean(axis=0)) for name, values in columns.items()}
         return means | {text: np.insert(values, 0, np.nan) for text, values in own.items()}
 
 

@@ -259,7 +259,7 @@ class Log:
         return [row for row in self.rows if len(row) > len(known.get(row["step"], ()))]
 
     def _history(self) -> Iterator[tuple[int, str, float]]:
-        file = self.path if self.path.is_file() else newest_state(self.path.parent)
+        file = newest_state(self.path.parent)
         state = json.loads(file.read_bytes())
         self.ended = 0 < state.get("max_steps", 0) <= state.get("global_step", 0)
         for entry in state["log_history"]:

@@ -127,7 +127,7 @@ def test_figures_of_several(run, tmp_path, capsys, monkeypatch):
     assert head == "source,network,measure,text,layer_or_length,value"
     assert {row.split(",")[0] for row in rows} == set(folders)
     out = printed(capsys, "compare", folders[0], str(run / "checkpoint-10"), *IDS)
-    assert "\nthe weight files are equal\n" in out
+    assert out.startswith("the weight files are equal\n")
 
 
 def drawn_anew(source, batch):
@@ -169,13 +169,13 @@ def test_mistakes_in_flags_are_one_line(arguments, said, capsys):
         (["series", "a/step5", "b/checkpoint-5"], "a/step5 and b/checkpoint-5 are both of step 5"),
         (["series", "no/step5"], "no/step5"),
         (["compare", str(GOLDEN), "no/such"], "no/such"),
-        (["compare", str(GOLDEN), "bert-base-cased"], "layers are compared one by one"),
+        (["compare", str(GOLDEN), str(GOLDEN.parent / "gpt2-head")], "[2, 3] layers: layers are"),
         (["check", "hf:no/such@main", "--json"], "hf download no/such --revision main"),
     ],
 )
 def test_what_cannot_be_read_is_one_line(arguments, said, capsys, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True, raising=False)
     assert main(arguments) == 2
     err = capsys.readouterr().err
     assert err.startswith("error: ") and err.count("\n") == 1 and said in err

@@ -274,7 +274,7 @@ def test_a_package_that_is_missing_is_one_line(tmp_path):
 
 def test_nothing_slow_is_imported_before_the_flags_are_read():
     """--help and a mistaken flag took half a second longer for each of them."""
-    code = "import sys; sys.argv[0] = '-m'; from experiments import benchmark, reproduce, watch; "
+    code = "import sys; sys.argv[0] = '-m'; from experiments import benchmark, reproduce; "
     code += "slow = {'matplotlib', 'scipy', 'optax', 'flax', 'distributed', 'PIL', 'torch'}; "
     code += "print(sorted(slow & {*sys.modules}))"
     environment = {n: v for n, v in os.environ.items() if n != "MPLBACKEND"}
