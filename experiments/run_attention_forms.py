@@ -67,6 +67,7 @@ def measure_all(options: Flags, setup: Flags, run: RunFolder) -> dict[str, Any]:
     total = len(options.d_k) * options.num_seeds
     with Executor(options, run, "random queries and keys", total) as executor:
         random = measure_widths(options, executor)
+    with Executor(options, run) as executor:  # training shows its own progress
         return {"random": random, "trained": train_widths(options, executor)}
 
 

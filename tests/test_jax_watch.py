@@ -13,7 +13,7 @@ from rank_collapse import jax_watch
 
 B, N, D, H, L = 2, 6, 8, 2, 3
 X = jax.random.normal(jax.random.key(0), (B, N, D))
-MASK = jnp.arange(N) < jnp.array([N, 4])[:, None]
+MASK = jnp.arange(N)[None] < jnp.array([N, 4])[:, None]
 CAUSAL = nn.make_causal_mask(jnp.ones((B, N)))
 
 

@@ -118,6 +118,7 @@ STATEMENTS = {
         claimed=ABOVE_ZERO,
         experiments=("run_collapse", "run_architectures"),
         changed="2026-11-23, 6bc83c7",
+        confirmed="2026-11-24, seed 1: holds",
     ),
     "skips stop": Statement(
         source="Dong et al. 2021, abstract",
@@ -132,6 +133,7 @@ STATEMENTS = {
         each=(0.1, math.inf),
         experiments=("run_collapse", "run_architectures"),
         changed="2026-11-24, 34f8027",
+        confirmed="2026-11-24, seed 1: holds in part",
     ),
     "mlps stop": Statement(
         source="Dong et al. 2021, abstract",
@@ -172,6 +174,7 @@ STATEMENTS = {
         claimed=ABOVE_ZERO,
         experiments=("run_architectures",),
         changed="2026-11-24, 5358d2e",
+        confirmed="2026-11-24, seed 1: holds",
     ),
     "collapse": Statement(
         source="Dong et al. 2021, section 4.1",
@@ -184,6 +187,7 @@ STATEMENTS = {
         each=(0.99, math.inf),
         experiments=("run_architectures",),
         changed="2026-11-24, 34f8027",
+        confirmed="2026-11-24, seed 1: holds",
     ),
     "chains": Statement(
         source="Dong et al. 2021, section 4.2",
@@ -223,6 +227,7 @@ STATEMENTS = {
         each=BELOW_ZERO,
         experiments=TRAINED,
         changed="2026-11-24, 34f8027",
+        confirmed="2026-11-24, seed 1: holds in part",
     ),
     "one short": Statement(
         source="Dong et al. 2021, section 4.2",
@@ -235,6 +240,7 @@ STATEMENTS = {
         each=ABOVE_ZERO,
         experiments=TRAINED,
         changed="2026-11-24, 34f8027",
+        confirmed="2026-11-24, seed 1: holds in part",
     ),
     "falls": Statement(
         source="Dong et al. 2021, section 4.2",
@@ -247,6 +253,7 @@ STATEMENTS = {
         each=BELOW_ZERO,
         experiments=TRAINED,
         changed="2026-11-24, 34f8027",
+        confirmed="2026-11-24, seed 1: holds in part",
     ),
     "circle": Statement(
         source="Dong et al. 2021, section 4.3",
