@@ -200,10 +200,12 @@ def __getattr__(name: str) -> Any:
     return module if path == name else getattr(module, name)
 
 
-# For help() and `import *`: what is imported here by name, and what can be imported later. The
-# import of a module of this package put its name here too.
-_OTHERS = {"importlib", "sys", "MissingPackage", "TYPE_CHECKING", "Any"}
-_OTHERS |= {name for name in globals() if f"{__name__}.{name}" in sys.modules}
+# For help() and `import *`: what is imported here by name, and what can be imported later. Modules
+# that an import put here beside it are not of it.
+_OTHERS = {"MissingPackage", "TYPE_CHECKING", "Any"}
+for _name, _value in dict(globals()).items():
+    if sys.modules.get(_name) is _value or f"{__name__}.{_name}" in sys.modules:
+        _OTHERS.add(_name)
 __all__ = [name for name in globals() if name[0] != "_" and name not in _OTHERS]  # pyright: ignore
 __all__ += [n for n, (*_, package) in _LATER.items() if importlib.util.find_spec(package)]  # pyright: ignore
 

@@ -7,7 +7,7 @@ Every function takes one example [n, d]; vmap adds batch and seed axes. Axis let
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -49,6 +49,13 @@ class LayerTrace(struct.Struct):
     keys_values: Any = None  # in a pass with a past: those of all tokens so far
 
 
+if TYPE_CHECKING:
+    Layers = LayerTrace
+    Context = attn.AttentionContext
+else:  # as of `struct.Leaf`: the axes of a vmap stand here too
+    Layers = Context = Any
+
+
 class Trace(struct.Struct):
     """Everything a forward pass computed.
 
@@ -63,9 +70,9 @@ class Trace(struct.Struct):
     """
 
     hidden: struct.Leaf
-    layers: LayerTrace
+    layers: Layers
     output: struct.Leaf
-    context: attn.AttentionContext
+    context: Context
 
     def __repr__(self) -> str:
         shapes = {"hidden": self.hidden, "attention": self.attention, "output": self.output}
