@@ -11,7 +11,7 @@ from absl import flags
 
 import rank_collapse as rc
 from experiments.shell import inputs
-from experiments.shell.executor import Chunk, Executor, Mapped
+from experiments.shell.executor import Chunk, Executor, Mapped, drawing
 from experiments.shell.flag_values import check_names
 from experiments.shell.progress import Progress
 from rank_collapse.measures import residuals
@@ -238,7 +238,7 @@ def undecided(measures: Mapping[str, np.ndarray]) -> np.ndarray:
     return np.flatnonzero(lost.any(axis=1) & np.isfinite(measures["ratio"]).all(axis=1))
 
 
-_log_profile = jax.jit(logdomain.log_residual_profile)
+_log_profile = jax.jit(logdomain.log_residual_profile, compiler_options=seeds.QUICK)  # runs once
 
 
 def in_float64(
@@ -299,13 +299,9 @@ def measure_all(options: flags.FlagValues, setup: Setup, run: RunFolder) -> Resu
     results, most = {}, min(options.seed_chunk, options.num_seeds)
     total = len(setup.networks) * len(setup.sweep) * options.num_seeds
     with Executor(options, run, "collapse", total) as executor:
-        made = partial(
-            Mapped,
-            mesh=executor.mesh,
-            draw=partial(draw, options, setup),
-            at_once=seeds.seeds_at_once(executor.mesh),
-            progress=executor.progress,
-        )
+        where = {"mesh": executor.mesh, "at_once": seeds.seeds_at_once(executor.mesh)}
+        draws = options.program("draw", partial(drawing, partial(draw, options, setup), **where))
+        made = partial(Mapped, draw=draws, progress=executor.progress, **where)
 
         def program(norm):
             fn = partial(measure, options, setup, norm)

@@ -211,8 +211,7 @@ class Mapped:
     Args:
         fn: (key, floats) of one seed → pytree of arrays.
         mesh: Of the devices.
-        draw: (key, floats) of one seed → what `fn` takes in the place of the key: a program of its
-            own, since random numbers are slow to optimise and drawn once.
+        draw: What draws what `fn` takes in the place of the keys, of all seeds: see `drawing`.
         at_once, level: As of `runs.seeds.spread`.
         progress: Gets how long compiling took; None for none.
     """
@@ -222,16 +221,13 @@ class Mapped:
         fn: Callable[[Any, Any], Any],
         mesh: Mesh,
         *,
-        draw: Callable[[Any, Any], Any] | None = None,
+        draw: Callable[[Any, None], Any] | None = None,
         at_once: int | None = None,
         level: int = 1,
         progress: Progress | None = None,
     ):
-        def spread(fn, level):
-            return seeds.spread(lambda own, _: fn(*own), mesh, at_once=at_once, level=level)
-
-        self._mesh, self._progress, self._size = mesh, progress, 0
-        self._call, self._draw = spread(fn, level), None if draw is None else spread(draw, 0)
+        self._mesh, self._progress, self._size, self._draw = mesh, progress, 0, draw
+        self._call = seeds.spread(lambda own, _: fn(*own), mesh, at_once=at_once, level=level)
 
     def needed(self, chunk: Chunk) -> int:
         if self._size != chunk.size:  # else another run of a sweep has compiled it
@@ -255,6 +251,14 @@ class Mapped:
         sharding = seeds.seed_sharding(self._mesh)
         drawn = jax.eval_shape(self._draw, own, None)
         return jax.tree.map(lambda a: a.update(sharding=sharding), drawn), own[1]
+
+
+def drawing(
+    fn: Callable[[Any, Any], Any], mesh: Mesh, at_once: int | None = None
+) -> Callable[[Any, None], Any]:
+    """(key, floats) of one seed → what is drawn, as a program of its own that several `Mapped` may
+    share: random numbers are slow to optimise and drawn once."""
+    return seeds.spread(lambda own, _: fn(*own), mesh, at_once=at_once, level=0)
 
 
 def named(tree: Any, separator: str = "/") -> dict[str, np.ndarray]:

@@ -1,5 +1,6 @@
 """One network's seeds inside a run folder: trained, measured, saved, and read the next time."""
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -23,6 +24,21 @@ from rank_collapse.training.watched import layer_scalars
 
 
 @dataclass(frozen=True)
+class Shared:
+    """What trains and measures several setups that differ in floats alone.
+
+    Attributes:
+        name: Of the program.
+        recipe: What is compiled.
+        floats: Fields of `Hyper` that this setup does not take from the flags.
+    """
+
+    name: str
+    recipe: Recipe
+    floats: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
 class Setup:
     """One trained experiment.
 
@@ -38,6 +54,7 @@ class Setup:
         batch_size: Examples evaluated at a time; None for all.
         extra: What else determines the results, for config.json.
         curves: Whether the metrics are measured on the evaluation data after each epoch.
+        shared: What is compiled for other setups too; None for the recipe alone.
     """
 
     options: Flags
@@ -50,6 +67,7 @@ class Setup:
     batch_size: int | None = None
     extra: Mapping[str, Any] | None = None
     curves: bool = False
+    shared: Shared | None = None
 
 
 def train_and_eval(
@@ -76,6 +94,7 @@ def results_of(
     run: RunFolder,
     measure: Callable[[Setup, Any, Any, Any], Any],
     part: str = ALONE,
+    programs: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Everything that is shown of one network: from the saved arrays, else trained and measured.
 
@@ -89,6 +108,7 @@ def results_of(
         run: The run folder.
         measure: (setup, model, data, key) of one seed → nested dictionary of arrays.
         part: Of the run's arrays, with "/" between the levels of the dictionary.
+        programs: Those of setups that share theirs, by name; filled.
 
     Returns:
         What `measure` returns with a leading seed axis, "losses" [s, epochs], "diverged_at" [s]
@@ -100,12 +120,20 @@ def results_of(
         RunError: The run holds another number of seeds or epochs.
     """
     files = Kept(options, setup.recipe, run, part)
+    shared = setup.shared or Shared(part, setup.recipe, {})
+    programs = {} if programs is None else programs
+
+    def program(folder):
+        if shared.name not in programs:
+            programs[shared.name] = programs_of(options, setup, shared, measure, files.monitored)
+        ensemble, measured = programs[shared.name]
+        wait = options.checkpoint_seconds
+        return Training(ensemble, folder, measured, setup.name, kept=files, checkpoint_seconds=wait)
 
     def trained(cells, folder, **about):
-        program = functools.partial(training_of, options, setup, measure, part, folder, files)
-        cells = {name: arguments.hyper(own) for name, own in cells.items()}
+        cells = {name: arguments.hyper(own, shared.floats) for name, own in cells.items()}
         with Executor(options, run) as executor:
-            return executor.map(program, cells, run=folder, **about)
+            return executor.map(functools.partial(program, folder), cells, run=folder, **about)
 
     if options.unit is None or options.keep_models or files.monitored:
         trained({part: options}, run, most_known=files.seeds())
@@ -128,30 +156,36 @@ def results_of(
     return nested(found)
 
 
-def training_of(
-    options: Flags, setup: Setup, measure: Callable, part: str, run: RunFolder, files: Kept
-) -> Training:
-    """What trains one network, compiled once for all cells of a sweep that differ in floats alone.
+def programs_of(
+    options: Flags, setup: Setup, shared: Shared, measure: Callable, monitored: bool
+) -> tuple[Ensemble, Callable]:
+    """What trains networks and what measures them, compiled once for all cells of a sweep, and all
+    setups, that differ in floats alone.
 
     Args:
-        options, setup, measure, part, run: As of `results_of`.
-        files: Beside the arrays.
+        options, setup, measure: As of `results_of`.
+        shared: What is compiled.
+        monitored: Whether lines of --monitor are asked for.
     """
 
     def watch(model, data, hyper, _):
-        config, found = config_of(setup.recipe, hyper), {}
+        config, found = config_of(shared.recipe, hyper), {}
         if setup.curves:
             found["curves"] = path_accuracy.whole_model(model, data["eval"], config, setup.metrics)
-        if files.monitored:
+        if monitored:
             found["layers"] = layer_scalars(model, data, config)
         return found
 
-    watched = setup.curves or files.monitored  # of every epoch
+    def measured(model, data, hyper, key):
+        recipe = dataclasses.replace(shared.recipe, config=config_of(shared.recipe, hyper))
+        return measure(dataclasses.replace(setup, recipe=recipe), model, data, key)
+
+    watched = setup.curves or monitored  # of every epoch
     epochs = 1 if watched else arguments.epochs_per_chunk(options)
     ensemble = options.program(
-        f"train {part}",
+        f"train {shared.name}",
         lambda: Ensemble(
-            setup.recipe,
+            shared.recipe,
             setup.make_data,
             mesh=cli.mesh(options),
             epochs_per_chunk=epochs,
@@ -159,12 +193,7 @@ def training_of(
             watch=watch if watched else None,
         ),
     )
-    measured = options.program(
-        f"measure {part}",
-        lambda: ensemble.of_models(lambda model, data, _, key: measure(setup, model, data, key)),
-    )
-    wait = options.checkpoint_seconds
-    return Training(ensemble, run, measured, setup.name, kept=files, checkpoint_seconds=wait)
+    return ensemble, options.program(f"measure {shared.name}", lambda: ensemble.of_models(measured))
 
 
 def whole_model(setup: Setup, model: Any, data: Any, key: Any) -> dict[str, Any]:
