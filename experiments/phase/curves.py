@@ -278,38 +278,26 @@ def noci1(options: Flags) -> Curves:
     ]
     gains = jax.tree.map(lambda *a: np.float32(a), *deepest)
 
-    def drawn(key, count):
-        """(parameters of all networks, `count` sequences)."""
+    def curves(key, count, measure):
+        """{curve: measure(parameters, `count` sequences, network) [L + 1] of its last layer}."""
         key_params, key_data = jax.random.split(key)
-        return rc.init(key_params, deepest[0]), small_task.examples_of(key_data, count, n).inputs
+        given = rc.init(key_params, deepest[0]), small_task.examples_of(key_data, count, n).inputs
+        found = jax.lax.map(functools.partial(measure, *given), gains)
+        by_name = zip(configs.items(), found, strict=True)
+        return {name: values[config.depth] for (name, config), values in by_name}
 
-    def at_the_end(by_layer):
-        """{curve: what the last layer of its network has} of all curves and layers."""
-        own = zip(configs.items(), by_layer, strict=True)
-        return {name: found[config.depth] for (name, config), found in own}
+    def cosine(params, letters, config):
+        one = jax.vmap(lambda own: rc.token_cosine(rc.apply(params, own, config).hidden))
+        return one(letters).mean(axis=0)[:, None]
 
-    def cosines(key):
-        params, letters = drawn(key, small_task.EVAL)
-
-        def of(config):
-            one = jax.vmap(lambda own: rc.token_cosine(rc.apply(params, own, config).hidden))
-            return one(letters).mean(axis=0)[:, None]
-
-        return at_the_end(jax.lax.map(of, gains))
-
-    @jax.jit(compiler_options=QUICK)
-    def expected(key):
-        params, (letters,) = drawn(key, 1)
-
-        def of(config):
-            return rc.theory.expected_pass(params, letters, config).log_one_minus_cosine
-
-        return jax.lax.map(of, gains)
+    def expected(params, letters, config):
+        return rc.theory.expected_pass(params, letters[0], config).log_one_minus_cosine
 
     @functools.cache
     def theory():
         """Of one sequence; the same before and while the networks train."""
-        logs = at_the_end(expected(jax.random.key(options.seed)))
+        quick = jax.jit(curves, static_argnums=(1, 2), compiler_options=QUICK)
+        logs = quick(jax.random.key(options.seed), 1, expected)
         return {name: np.full(len(steps), 1 - math.exp(log)) for name, log in logs.items()}
 
     def claims(found):
@@ -324,7 +312,7 @@ def noci1(options: Flags) -> Curves:
         configs,
         steps,
         {"xlabel": "step", "ylabel": "cosine of tokens, last layer"},
-        cosines,
+        lambda key: curves(key, small_task.EVAL, cosine),
         theory,
         claims,
         compared=0,

@@ -70,8 +70,8 @@ def setup(options: flags.FlagValues, name: str) -> Setup:
     whole = dataclasses.replace(
         recipe, config=config.replace(attention_skip=True), output_dropout=True
     )
-    skips = rc.Gains(attention=np.float32(config.attention_skip))
-    floats = {"network": {"skip_gain": skips}, "output_dropout": np.float32(published)}
+    skips = {"skip_gain": rc.Gains(attention=np.float32(config.attention_skip))}
+    floats = {"network": skips, "output_dropout": np.float32(published)}
     program = f"{config.mlp}, d={width}" + ", sums" * fed_with_sums(variant)
     shared = Shared(program, whole, floats)
     return Setup(options, f"circle: {name}", name, recipe, make_data, shared=shared)

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -23,17 +23,16 @@ from rank_collapse.training.tasks.examples import Examples
 from rank_collapse.training.watched import layer_scalars
 
 
-@dataclass(frozen=True)
-class Shared:
-    """What trains and measures several setups that differ in floats alone.
+class Shared(NamedTuple):
+    """What trains and measures setups that differ in floats alone.
 
     Attributes:
-        name: Of the program.
+        program: Its name.
         recipe: What is compiled.
-        floats: Fields of `Hyper` that this setup does not take from the flags.
+        floats: Fields of `Hyper` that a setup does not take from the flags.
     """
 
-    name: str
+    program: str
     recipe: Recipe
     floats: Mapping[str, Any]
 
@@ -94,7 +93,6 @@ def results_of(
     run: RunFolder,
     measure: Callable[[Setup, Any, Any, Any], Any],
     part: str = ALONE,
-    programs: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Everything that is shown of one network: from the saved arrays, else trained and measured.
 
@@ -108,7 +106,6 @@ def results_of(
         run: The run folder.
         measure: (setup, model, data, key) of one seed → nested dictionary of arrays.
         part: Of the run's arrays, with "/" between the levels of the dictionary.
-        programs: Those of setups that share theirs, by name; filled.
 
     Returns:
         What `measure` returns with a leading seed axis, "losses" [s, epochs], "diverged_at" [s]
@@ -121,19 +118,12 @@ def results_of(
     """
     files = Kept(options, setup.recipe, run, part)
     shared = setup.shared or Shared(part, setup.recipe, {})
-    programs = {} if programs is None else programs
-
-    def program(folder):
-        if shared.name not in programs:
-            programs[shared.name] = programs_of(options, setup, shared, measure, files.monitored)
-        ensemble, measured = programs[shared.name]
-        wait = options.checkpoint_seconds
-        return Training(ensemble, folder, measured, setup.name, kept=files, checkpoint_seconds=wait)
 
     def trained(cells, folder, **about):
+        program = functools.partial(training_of, options, setup, measure, shared, folder, files)
         cells = {name: arguments.hyper(own, shared.floats) for name, own in cells.items()}
         with Executor(options, run) as executor:
-            return executor.map(functools.partial(program, folder), cells, run=folder, **about)
+            return executor.map(program, cells, run=folder, **about)
 
     if options.unit is None or options.keep_models or files.monitored:
         trained({part: options}, run, most_known=files.seeds())
@@ -156,34 +146,34 @@ def results_of(
     return nested(found)
 
 
-def programs_of(
-    options: Flags, setup: Setup, shared: Shared, measure: Callable, monitored: bool
-) -> tuple[Ensemble, Callable]:
-    """What trains networks and what measures them, compiled once for all cells of a sweep, and all
-    setups, that differ in floats alone.
+def training_of(
+    options: Flags, setup: Setup, measure: Callable, shared: Shared, run: RunFolder, files: Kept
+) -> Training:
+    """What trains one network, compiled once for all setups, and cells of a sweep, that differ in
+    floats alone.
 
     Args:
-        options, setup, measure: As of `results_of`.
+        options, setup, measure, run: As of `results_of`.
         shared: What is compiled.
-        monitored: Whether lines of --monitor are asked for.
+        files: Beside the arrays.
     """
+
+    def measured_of(model, data, hyper, key):
+        recipe = dataclasses.replace(shared.recipe, config=config_of(shared.recipe, hyper))
+        return measure(dataclasses.replace(setup, recipe=recipe), model, data, key)
 
     def watch(model, data, hyper, _):
         config, found = config_of(shared.recipe, hyper), {}
         if setup.curves:
             found["curves"] = path_accuracy.whole_model(model, data["eval"], config, setup.metrics)
-        if monitored:
+        if files.monitored:
             found["layers"] = layer_scalars(model, data, config)
         return found
 
-    def measured(model, data, hyper, key):
-        recipe = dataclasses.replace(shared.recipe, config=config_of(shared.recipe, hyper))
-        return measure(dataclasses.replace(setup, recipe=recipe), model, data, key)
-
-    watched = setup.curves or monitored  # of every epoch
+    watched = setup.curves or files.monitored  # of every epoch
     epochs = 1 if watched else arguments.epochs_per_chunk(options)
     ensemble = options.program(
-        f"train {shared.name}",
+        f"train {shared.program}",
         lambda: Ensemble(
             shared.recipe,
             setup.make_data,
@@ -193,7 +183,9 @@ def programs_of(
             watch=watch if watched else None,
         ),
     )
-    return ensemble, options.program(f"measure {shared.name}", lambda: ensemble.of_models(measured))
+    measured = options.program(f"measure {shared.program}", lambda: ensemble.of_models(measured_of))
+    wait = options.checkpoint_seconds
+    return Training(ensemble, run, measured, setup.name, kept=files, checkpoint_seconds=wait)
 
 
 def whole_model(setup: Setup, model: Any, data: Any, key: Any) -> dict[str, Any]:

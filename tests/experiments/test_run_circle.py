@@ -119,8 +119,8 @@ def test_a_program_of_several_variants_gives_what_each_alone_gives(tmp_path):
     """A skip of gain 0 is none, and so is dropout at no rate."""
     options = cli.parse(run_circle.FLAGS, [*ARGUMENTS[2:], "--compare=pure", "--widths=4"])
     cases = run_circle.make_cases(options)
-    names = [case.shared.name for case in cases.values()]
-    assert [names.index(name) for name in names] == [0, 0, 0, 3]
+    programs = [case.shared.program for case in cases.values()]
+    assert [programs.index(own) for own in programs] == [0, 0, 0, 3]
     name = "attention, d=4"
     assert cases[name].shared.recipe != cases[name].recipe
     alone = {name: dataclasses.replace(cases[name], shared=None)}
