@@ -19,7 +19,8 @@ class Flags(flags.FlagValues):
 
     Attributes:
         unit: In a cell of a sweep, what it is computed with (`sweep.folder.Unit`); else None.
-        programs: In a cell of a sweep, what its cells share; see `program`.
+        programs: What the cells of a sweep share, or networks of one run; None for nothing; see
+            `program`.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class Flags(flags.FlagValues):
         vars(self).update(known)
 
     def program(self, name: str, make: Callable[[], Any]) -> Any:
-        """make(), once for all cells of a sweep that share their programs.
+        """make(), once for all that share their `programs`.
 
         Args:
             name: Of the program within a run.
