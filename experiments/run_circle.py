@@ -139,10 +139,11 @@ def make_cases(options: flags.FlagValues) -> Cases:
 
 def measure_all(options: flags.FlagValues, cases: Cases, run: RunFolder) -> Results:
     """The walks of every case; those that differ in skips and dropout alone share programs."""
-    if options.programs is None:  # else those of a sweep
-        options.belong_to(programs={})
-    roll_out = functools.partial(walks.roll_out, options.n_eval_data)
-    return {name: results_of(options, case, run, roll_out, name) for name, case in cases.items()}
+    roll_out, programs = functools.partial(walks.roll_out, options.n_eval_data), {}
+    return {
+        name: results_of(options, case, run, roll_out, name, programs)
+        for name, case in cases.items()
+    }
 
 
 def rows_of(results, cases):

@@ -87,7 +87,7 @@ def make_setup(options: Flags) -> Setup:
         vocab_size, longest = grammar.VOCAB_SIZE, grammar.TARGET_LENGTH
         title = "Translation between two made-up languages"
         for name in ("num_tokens", "num_labels", "min_len"):
-            if options[name].present:
+            if options[name].value != options[name].default:
                 given = f"--{name}={options[name].value}"
                 raise ValueError(f"{given}: a translation's sentences are as its grammar says")
     half = rc.TransformerConfig(

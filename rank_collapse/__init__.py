@@ -7,12 +7,14 @@ v per-head value width, l layers, s seeds, b batch, p paths, c classes.
 
 import importlib
 import importlib.util
+import sys
 from typing import TYPE_CHECKING, Any
 
 from rank_collapse.extras import MissingPackage
 from rank_collapse.measures.attention import (
     attention_entropy as attention_entropy,
     attention_profile as attention_profile,
+    attention_rows as attention_rows,
     first_column as first_column,
     largest_column as largest_column,
     largest_logit as largest_logit,
@@ -20,7 +22,6 @@ from rank_collapse.measures.attention import (
     saturated_share as saturated_share,
     sink_rate as sink_rate,
 )
-from rank_collapse.measures.attention_rows import attention_rows as attention_rows
 from rank_collapse.measures.influence import (
     effective_depth as effective_depth,
     layer_influence as layer_influence,
@@ -73,7 +74,13 @@ from rank_collapse.network.attention import (
     Mixing as Mixing,
     multi_head_attention as multi_head_attention,
 )
-from rank_collapse.network.config import TransformerConfig as TransformerConfig
+from rank_collapse.network.config import (
+    TransformerConfig as TransformerConfig,
+    san as san,
+    san_mlp as san_mlp,
+    san_skip as san_skip,
+    transformer as transformer,
+)
 from rank_collapse.network.decoding import Decoded as Decoded, greedy_decode as greedy_decode
 from rank_collapse.network.designs import DESIGNS as DESIGNS, design as design
 from rank_collapse.network.embedding import (
@@ -95,12 +102,6 @@ from rank_collapse.network.parameters import (
     init as init,
     layer_params as layer_params,
     stack_layers as stack_layers,
-)
-from rank_collapse.network.presets import (
-    san as san,
-    san_mlp as san_mlp,
-    san_skip as san_skip,
-    transformer as transformer,
 )
 from rank_collapse.network.projections import AttentionParams as AttentionParams
 from rank_collapse.network.transformer import (
@@ -173,7 +174,7 @@ if TYPE_CHECKING:
     from rank_collapse.report.profiles import plot as plot
     from rank_collapse.theory.exact import exact_profile as exact_profile
 
-__version__ = "0.2.0"
+__version__ = "1.0.0"
 
 # Found as rc.pretrained and so on; imported when first asked for, since they take their time or
 # need an extra.
@@ -199,11 +200,13 @@ def __getattr__(name: str) -> Any:
     return module if path == name else getattr(module, name)
 
 
-def __dir__() -> list[str]:  # help() asks for all that is listed
-    there = [n for n, (*_, package) in _LATER.items() if importlib.util.find_spec(package)]
-    return sorted({*globals(), *there})
+# For help() and `import *`: what is imported here by name, and what can be imported later. The
+# import of a module of this package put its name here too.
+_OTHERS = {"importlib", "sys", "MissingPackage", "TYPE_CHECKING", "Any"}
+_OTHERS |= {name for name in globals() if f"{__name__}.{name}" in sys.modules}
+__all__ = [name for name in globals() if name[0] != "_" and name not in _OTHERS]  # pyright: ignore
+__all__ += [n for n, (*_, package) in _LATER.items() if importlib.util.find_spec(package)]  # pyright: ignore
 
 
-# For help(): without it pydoc shows only what is defined in this file.
-_IMPORTED = {"importlib", "MissingPackage", "TYPE_CHECKING", "Any"}
-__all__ = [name for name in globals() if name[0] != "_" and name not in _IMPORTED]  # pyright: ignore
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

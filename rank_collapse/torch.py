@@ -6,11 +6,12 @@
 
 Measured on the device, in hooks that keep scalars alone: the tokens that each layer's attention
 reads, the weights of some of its queries, and the gradients of queries, keys and values. Hooks read
-and never write: training is the same to the bit. `experiments.watch` draws the file.
+and never write: training is the same to the bit. `rank-collapse watch` draws the file.
 
 Axis letters: b batch, h heads, r measured queries, n tokens, m keys, d width, k per-head width.
 """
 
+import contextlib
 import logging
 import math
 import re
@@ -200,37 +201,36 @@ class Watch:
     def _keep(self, index, x):
         mask = self._mask if self._mask is not None and self._mask.shape == x.shape[:2] else None
         tokens = "raw" if self._tokens == "read" else self._tokens
-        with torch.no_grad():
+        with _plainly(x):
             found = monitor(x.detach(), mask=mask, tokens=tokens)
         for name, value in found.items():
             self._scalars.setdefault(name, {})[index] = value
 
-    def products(self, q: Any, k: Any, mask: Any = None, causal: bool = False, scale: Any = None):
+    def products(
+        self, query, key, value=None, attn_mask=None, dropout_p=0, is_causal=False, scale=None, **_
+    ):
         """The measures of the weights of some queries [b, h, n, k] on all keys [b, g, m, k]."""
-        with torch.no_grad():
+        q, k = query.detach(), key.detach()
+        with _plainly(q):
             (n, width), m = q.shape[-2:], k.shape[-2]
             rows = torch.linspace(0, n - 1, min(n, ROWS), device=q.device).long()
             k = k.repeat_interleave(q.shape[-3] // k.shape[-3], dim=-3)
             scale = 1 / math.sqrt(width) if scale is None else scale
-            scores = scale * q.detach().float()[..., rows, :] @ k.detach().float().mT
-            if causal:
+            scores = scale * q.float()[..., rows, :] @ k.float().mT
+            if is_causal:
                 keys = torch.arange(m, device=q.device)
                 scores = scores.masked_fill(keys > rows[:, None], -math.inf)
-            if mask is not None:
-                own = mask.expand(*mask.shape[:-2], n, m)[..., rows, :]
-                scores = (
-                    scores.masked_fill(~own, -math.inf)
-                    if own.dtype == torch.bool
-                    else (scores + own)
-                )
+            if attn_mask is not None:
+                own = attn_mask.expand(*attn_mask.shape[:-2], n, m)[..., rows, :]
+                if own.dtype == torch.bool:
+                    own = torch.where(own, 0.0, -math.inf)
+                scores = scores + own
             self._weights(torch.softmax(scores, dim=-1).nan_to_num(), rows)
 
     def _weights(self, p, rows=None):
-        with torch.no_grad():
-            m = p.shape[-1]
-            keys = (
-                self._mask.bool() if self._mask is not None and self._mask.shape[1] == m else None
-            )
+        with _plainly(p):
+            masked = self._mask is not None and self._mask.shape[1] == p.shape[-1]
+            keys = self._mask.bool() if masked else None
             exists = keys if rows is None or keys is None else keys[:, rows]
             for name in ATTENTION:
                 options = {"key_mask": keys} if name == "sink_rate" else {}
@@ -267,8 +267,7 @@ class Watch:
 
     def _write(self):
         self._gradients()
-        names = [name for name, by_layer in self._scalars.items() if by_layer]
-        flat = [v.float() for name in names for v in self._scalars[name].values()]
+        flat = [v.float() for by_layer in self._scalars.values() for v in by_layer.values()]
         flat += [] if self._loss is None else [self._loss.float()]
         values = torch.stack(flat)
         if torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -276,7 +275,7 @@ class Watch:
             values = values / torch.distributed.get_world_size()
         numbers = iter(values.tolist())
         row: dict[str, Any] = {"step": self.step}
-        row |= {name: [next(numbers) for _ in self._scalars[name]] for name in names}
+        row |= {name: [next(numbers) for _ in own] for name, own in self._scalars.items()}
         if self._loss is not None:
             row["loss"] = next(numbers)
         self.rows.append(row)
@@ -304,15 +303,7 @@ class _Products(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if func is functional.scaled_dot_product_attention:
-            names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-            given = dict(zip(names, args, strict=False)) | kwargs
-            self.watched.products(
-                given["query"],
-                given["key"],
-                given.get("attn_mask"),
-                given.get("is_causal", False),
-                given.get("scale"),
-            )
+            self.watched.products(*args, **kwargs)
         return func(*args, **kwargs)
 
 
@@ -365,6 +356,13 @@ def attention_of(block: nn.Module, where: str) -> nn.Module:
         parts = ", ".join(child for child, _ in block.named_children())
         raise ValueError(f"{where} ({type(block).__name__}) has no attention among {parts}")
     return block.get_submodule(name)
+
+
+@contextlib.contextmanager
+def _plainly(a):
+    """Neither gradients nor the precision of a surrounding `torch.autocast`."""
+    with torch.no_grad(), torch.autocast(a.device.type, enabled=False):
+        yield
 
 
 def _are_tokens(a):

@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+from path_examples import over_batch
 
 import rank_collapse as rc
 from rank_collapse import pretrained
@@ -20,17 +21,13 @@ def example_inputs(config, arguments):
 
 def traces(config, params, arguments, part="encoder", memory=None):
     """The batch's traces, vmapped, for the arguments that `transformers` takes."""
-    if "pixel_values" in arguments:
-        x, _ = example_inputs(config, arguments)
-        return jax.jit(jax.vmap(lambda x: rc.apply(params, x, config)))(x)
-    prefix = "decoder_" if part == "decoder" else ""
-    ids = arguments[f"{prefix}input_ids"]
-    mask = arguments[f"{prefix}attention_mask"].astype(bool)
-    if memory is None:
-        return jax.jit(jax.vmap(lambda i, m: rc.apply(params, i, config, mask=m)))(ids, mask)
-    return jax.jit(
-        jax.vmap(lambda i, m, y, k: rc.apply(params, i, config, mask=m, memory=y, memory_mask=k))
-    )(ids, mask, memory, arguments["attention_mask"].astype(bool))
+    x, mask = example_inputs(config, arguments)
+    given = {"x": x, "mask": mask}
+    if part == "decoder":
+        own = {name: arguments[f"decoder_{name}"] for name in ("input_ids", "attention_mask")}
+        given = dict(zip(("x", "mask"), example_inputs(config, own), strict=True))
+        given |= {"memory": memory, "memory_mask": mask}
+    return over_batch(rc.apply, params, config, given)
 
 
 def hidden_states(trace, config):

@@ -8,12 +8,10 @@ was compiled is kept in .pytest_cache, by JAX's own key of version, flags and pr
 import gc
 import os
 import signal
-import tempfile
 from pathlib import Path
 
 import compiling  # noqa: F401
 import pytest
-from figures_as_data import FiguresAsData
 from jaxtyping import install_import_hook
 
 os.environ.setdefault("MPLBACKEND", "Agg")
@@ -42,9 +40,10 @@ MOST_BYTES = 10**9  # of programs kept between runs; one whole run has about a f
 
 def pytest_configure(config):
     """Names the folder of compiled programs, in the first process: workers inherit it."""
-    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-        os.environ["JAX_COMPILATION_CACHE_DIR"] = kept_programs(config) or temporary(config)
-    jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
+    folder = os.environ.get("JAX_COMPILATION_CACHE_DIR") or kept_programs(config)
+    if folder:
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = folder
+        jax.config.update("jax_compilation_cache_dir", folder)
 
 
 def kept_programs(config) -> str | None:
@@ -70,12 +69,6 @@ def keep_newest(folder: Path, most: int) -> None:
             path.unlink()
 
 
-def temporary(config) -> str:
-    folder = tempfile.TemporaryDirectory(prefix="rank-collapse-tests-", ignore_cleanup_errors=True)
-    config.add_cleanup(folder.cleanup)
-    return folder.name
-
-
 def pytest_collection_finish():
     """What is imported stays: the collector, a tenth of the time, need not go over it again."""
     gc.collect()
@@ -85,11 +78,13 @@ def pytest_collection_finish():
 
 @pytest.fixture(scope="session", autouse=True)
 def figures_as_data():
-    """Most figures of runs are written as a digest of what they show: see there."""
+    """Figures of runs are written as a digest of what they show: see there."""
+    from figures_as_data import as_data
+
     from rank_collapse.runs import folder
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(folder, "drawn", FiguresAsData(folder.drawn))
+        patch.setattr(folder, "drawn", as_data)
         yield
 
 

@@ -1,14 +1,17 @@
-"""Figures of runs inside tests: drawn once for every layout, after that as a digest of their data.
+"""Figures of runs inside tests: laid out once for every kind, and kept as a digest of their data.
 
 Drawing is most of a tiny run's time, and says the same again of the same axes with other numbers.
-So the first figure of a layout (titles, labels, legends, kinds of artists) is drawn as users see
-it, and any other is the digest of all that it shows: equal figures are equal files, and others not.
+So the first figure of a kind (titles, labels, legends, kinds of artists) is laid out, where its
+texts are set, and every figure's files are the digest of all that it shows: equal figures are equal
+files, and others not. In processes of their own, as of test_contract, runs draw as users see them.
 """
 
 import hashlib
 from typing import Any
 
 import numpy as np
+
+from rank_collapse.runs.drawn import OPTIONS
 
 
 def _words(figure: Any) -> list[str]:
@@ -49,20 +52,13 @@ def digest(figure: Any) -> bytes:
     return sums.digest()
 
 
-class FiguresAsData:
+LAID_OUT = set()
+
+
+def as_data(figure: Any) -> dict[str, bytes]:
     """Stands in for `runs.drawn.drawn`."""
-
-    def __init__(self, drawn: Any):
-        """Draws by `drawn`, the first time."""
-        self.drawn, self.layouts, self.files = drawn, set(), {}
-
-    def __call__(self, figure: Any) -> dict[str, bytes]:
-        """The figure's files: as users see them, or its digest."""
-        layout, content = tuple(_words(figure)), digest(figure)
-        if content not in self.files:
-            if layout in self.layouts:
-                self.files[content] = {s: s.encode() + content for s in (".png", ".pdf")}
-            else:
-                self.files[content] = self.drawn(figure)
-        self.layouts.add(layout)
-        return self.files[content]
+    words, content = tuple(_words(figure)), digest(figure)
+    if words not in LAID_OUT:
+        figure.draw_without_rendering()
+    LAID_OUT.add(words)
+    return {suffix: suffix.encode() + content for suffix in OPTIONS}

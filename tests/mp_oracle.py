@@ -1,260 +1,257 @@
-"""Residual profiles by the plain forward pass with many digits of mpmath: slow and obvious.
+"""Hidden states of a network by its equations, head by head: slow and obvious.
 
-The formulas of `rank_collapse.network` on lists of numbers, tokens as they are. Nothing is shared
-with the passes under test but the arrays of `make_context` (masks, rotary tables, relative
-encodings) and of `layer_gains`, which are data to both.
+In float64, or in numbers of mpmath with as many digits as are wanted (arrays of objects): whatever
+the state has. `states` has masks, angles and gains of its own. `profile` shares with the passes
+under test the arrays of `make_context` and of `layer_gains`, which are data to both.
 """
+
+from types import SimpleNamespace
 
 import jax
 import mpmath
 import numpy as np
-from mpmath import fdot, fsum, mpf
+from scipy import special
 
 from rank_collapse.network import GATED, layer_gains, prepare_inputs
+
+FLOATS = SimpleNamespace(sqrt=np.sqrt, exp=np.exp, tanh=np.tanh, erfc=special.erfc)
+KINDS = ("attention", "cross", "mlp")
+NOTHING = SimpleNamespace(mask=None, rotary=None, cap=None, bias=None)  # of cross-attention
+
+
+def exact(a):
+    """Floats as mpmath's numbers; anything else as it is."""
+    a = np.asarray(a)
+    if not np.issubdtype(a.dtype, np.floating) and a.dtype.kind != "V":  # bfloat16 is of kind V
+        return a
+    return np.array(np.frompyfunc(mpmath.mpf, 1, 1)(a.astype(np.float64)), object)
+
+
+def of(name, a):
+    """A function of every entry."""
+    a = np.asarray(a)
+    if a.dtype != object:
+        return getattr(FLOATS, name)(a)
+    return np.frompyfunc(getattr(mpmath, name), 1, 1)(a)
 
 
 def profile(params, x, config, digits, **inputs):
     """log10 ‖res(X^l)‖_{1,∞} for l = 0..L in `digits` decimal digits, as mpmath's numbers."""
+    with mpmath.workdps(digits):
+        hidden, keep = exact_states(params, x, config, **inputs)
+        return [log10_residual(state, keep) for state in hidden]
+
+
+def exact_states(params, x, config, **inputs):
+    """(X^0 .. X^L, which tokens exist) in the digits of mpmath's context."""
     params, prepared = prepare_inputs(params, x, config, **inputs)
     gains = layer_gains(config, prepared.x.dtype, params)
-    prepared, gains, stack = jax.tree.map(np.asarray, (prepared, gains, params.layers))
+    stack, gains, prepared = jax.tree.map(exact, (params.layers, gains, prepared))
     keep = np.ones(len(prepared.x), bool) if prepared.token_mask is None else prepared.token_mask
-    with mpmath.workdps(digits):
-        state = exact(prepared.x)
-        out = [log10_residual(state, keep)]
-        for l, row in enumerate(config.layer_map or range(config.depth)):
-            p = jax.tree.map(lambda a, row=row: a[row], stack)
-            state = layer(
-                p, state, config, prepared.context, jax.tree.map(lambda a, l=l: a[l], gains)
-            )
-            out.append(log10_residual(state, keep))
-        return out
+    hidden = [prepared.x]
+    for l, row in enumerate(config.layer_map or range(config.depth)):
+        p, own = row_of(stack, row), row_of(gains, l)
+        hidden.append(layer(p, hidden[-1], config, prepared.context, own))
+    return hidden, keep
 
 
-def exact(a):
-    """Floats as nested lists."""
-    a = np.asarray(a, np.float64)
-    return [exact(b) for b in a] if a.ndim else mpf(float(a))
+def states(params, x, config, memory=None):
+    """(X^0 .. X^L, the output) in float64, every head with its own keys and all biases there."""
+    params, x, memory = jax.tree.map(lambda a: np.asarray(a, np.float64), (params, x, memory))
+    i, j = np.indices((len(x), len(x)))
+    allowed = {"none": i == i, "causal": j <= i, "local": abs(i - j) <= config.window}[config.mask]
+    context = SimpleNamespace(mask=allowed, rotary=None, cap=None, bias=None, local_rotary=None)
+    if params.position_bias is not None:  # of the first distances back, in T5
+        context.bias = np.moveaxis(params.position_bias[np.maximum(i - j, 0)], 2, 0)
+    if config.position == "rotary":  # components i and i + k/2 of token t by t · theta^(-2i/k)
+        half = params.layers.attention.w_q.shape[-1] // 2
+        angles = np.tile(i[:, :1] * config.rotary_theta ** (-np.arange(half) / half)[None], 2)
+        context.rotary = np.cos(angles), np.sin(angles)
+    hidden = [x]
+    for l, row in enumerate(config.layer_map or range(config.depth)):
+        p = row_of(params.layers, row)
+        hidden.append(layer(p, hidden[-1], config, context, gains_of(config, p, l), memory))
+    last = norm(params.final_norm, hidden[-1], config) if config.final_norm else hidden[-1]
+    return np.array(hidden), last
 
 
-def matmul(a, b):
-    columns = list(zip(*b, strict=True))
-    return [[fdot(row, column) for column in columns] for row in a]
+def row_of(tree, index):
+    return jax.tree.map(lambda a: a[index], tree)
 
 
-def affine(a, w, b):
-    return [[u + v for u, v in zip(row, exact(b), strict=True)] for row in matmul(a, exact(w))]
+def gains_of(config, p, l):
+    """Of one layer, with what is learned of them."""
+
+    def of_kinds(which):
+        gain, found = getattr(config, f"{which}_gain"), SimpleNamespace()
+        for kind in KINDS:
+            own = np.asarray(1.0 if gain is None else getattr(gain, kind, gain), np.float64)
+            learned = getattr(getattr(p, f"{kind}_gains"), which, None)
+            own = own[l] if own.ndim else own  # [L], [L, d] or a number
+            setattr(found, kind, own if learned is None else own * learned)
+        return found
+
+    temperature = getattr(config.temperature, "attention", config.temperature)
+    temperature = np.broadcast_to(temperature, config.depth)[l]
+    named = {which: of_kinds(which) for which in ("skip", "branch", "norm")}
+    return SimpleNamespace(
+        **named, temperature=temperature, mixing=None, window=None, unnormed=None
+    )
 
 
-def plus(a, b):
-    return [[u + v for u, v in zip(r, s, strict=True)] for r, s in zip(a, b, strict=True)]
-
-
-def entrywise(fn, *tables):
-    return [
-        [fn(*values) for values in zip(*rows, strict=True)] for rows in zip(*tables, strict=True)
-    ]
-
-
-def scaled(gain, a):
-    """A gain, scalar or [d], times tokens."""
-    each = exact(np.broadcast_to(gain, len(a[0])))
-    return [[g * v for g, v in zip(each, row, strict=True)] for row in a]
-
-
-def layer(p, state, config, context, gains):
-    placement, start = config.norm_placement, state
-    for kind in ("attention", "mlp") if config.mlp != "none" else ("attention",):
-        gain_of_norm = None if gains.norm is None else getattr(gains.norm, kind)
-
-        def norm(name, a, kind=kind, own=gain_of_norm):
-            out = unit_norm(a, config.norm, config.norm_eps)
-            q = getattr(p, f"{kind}_{name}")
-            if q is not None:
-                out = scaled(q.gain, out)
-                if q.bias is not None:
-                    out = [[v + b for v, b in zip(row, exact(q.bias), strict=True)] for row in out]
-            return out if own is None or name != "norm" else scaled(own, out)
-
-        seen = start if kind == "mlp" and config.parallel else state
+def layer(p, x, config, context, gains, memory=None):
+    """N(λ x + γ N'(branch(N(x)))) of each kind in turn."""
+    placement, start = config.norm_placement, x
+    branches = {
+        "attention": lambda a: attention(p.attention, a, a, config, context, gains),
+        "cross": lambda a: attention(p.cross, a, memory, config, NOTHING, gains),
+        "mlp": lambda a: mlp(p.mlp, a, config),
+    }
+    there = {"attention": True, "cross": memory is not None, "mlp": config.mlp != "none"}
+    for kind in (kind for kind in KINDS if there[kind]):
+        of_norm = 1 if gains.norm is None else getattr(gains.norm, kind)
+        beside = kind == "mlp" and config.parallel
+        seen = start if beside else x
         bare = kind == "attention" and gains.unnormed is not None and gains.unnormed
         if placement in ("pre", "sandwich") and not bare:
-            seen = norm("norm", seen)
-        if kind == "attention":
-            part = attention(p.attention, seen, config, context, gains)
-        else:
-            part = mlp(p.mlp, seen, config)
+            seen = norm(getattr(p, f"{kind}_norm"), seen, config) * of_norm
+        part = branches[kind](seen)
         if placement in ("sandwich", "branch", "both"):
-            part = norm("branch_norm", part)
-        part = scaled(getattr(gains.branch, kind), part)
-        if getattr(config, f"{kind}_skip") or (kind == "mlp" and config.parallel):
-            part = plus(part, scaled(getattr(gains.skip, kind), state))
-        state = norm("norm", part) if placement in ("post", "both") else part
-    return state
+            part = norm(getattr(p, f"{kind}_branch_norm"), part, config)
+        part = part * getattr(gains.branch, kind)
+        if getattr(config, f"{kind}_skip") or beside:
+            part = part + x * getattr(gains.skip, kind)
+        x = part
+        if placement in ("post", "both"):
+            x = norm(getattr(p, f"{kind}_norm"), part, config) * of_norm
+    return x
 
 
-def unit_norm(a, kind, eps):
-    out = []
-    for row in a:
-        mean = fsum(row) / len(row) if kind == "layer" else mpf(0)
-        sigma = mpmath.sqrt(fsum((v - mean) ** 2 for v in row) / len(row) + mpf(eps))
-        out.append([(v - mean) / sigma for v in row])
-    return out
+def norm(p, x, config):
+    return unit_norm(x, config.norm, config.norm_eps) * p.gain + (0 if p.bias is None else p.bias)
 
 
-def attention(p, state, config, context, gains):
-    n, heads = len(state), config.num_heads
-    mask = np.ones((1, n, n), bool)
-    if context.mask is not None:
-        mask = context.mask.reshape((1,) * (3 - context.mask.ndim) + context.mask.shape)
-    rotary = context.rotary
+def unit_norm(x, kind, eps):
+    x = x - x.mean(axis=1, keepdims=True) if kind == "layer" else x
+    return x / of("sqrt", (x**2).mean(axis=1, keepdims=True) + eps)
+
+
+def attention(p, x, y, config, context, gains):
+    """Σ_h softmax(q kᵀ/√k) v W_o of queries of x and keys and values of y."""
+    heads = range(config.num_heads)
+    mask, rotary = np.ones((len(heads), len(x), len(y)), bool), context.rotary
+    mask = mask if context.mask is None else mask & context.mask
     if gains.window is not None:
-        index = np.arange(n)
-        mask = mask & (np.abs(index[:, None] - index[None, :]) <= gains.window)
-        if context.local_rotary is not None and gains.window < n:
+        i, j = np.indices(mask.shape[1:])
+        mask = mask & (np.abs(i - j) <= gains.window)
+        if context.local_rotary is not None and gains.window < len(x):
             rotary = context.local_rotary
-    mask = np.broadcast_to(mask, (heads, n, n))
-    contents = [matmul(state, exact(w)) for w in p.w_q]
-    queries = [affine(state, w, b) for w, b in zip(p.w_q, p.b_q, strict=True)]
-    keys = [affine(state, w, b) for w, b in zip(p.w_k, p.b_k, strict=True)]
     queries, keys = (
-        head_norm(gain, a, config.norm_eps) for gain, a in ((p.q_norm, queries), (p.k_norm, keys))
+        head_norm(gain, [z @ w[h] + b[h] for h in heads], config.norm_eps)
+        for z, w, b, gain in ((x, p.w_q, p.b_q, p.q_norm), (y, p.w_k, p.b_k, p.k_norm))
     )
-    out = [exact(p.b_o) for _ in state]
-    for h in range(heads):
+    out = np.tile(p.b_o, (len(x), 1))
+    for h in heads:
         q, k = queries[h], keys[h]
         if rotary is not None:
-            q, k = rotate(q, rotary), rotate(k, rotary)
-        scores = head_scores(p, h, contents[h], q, k, config, context)
-        scores = entrywise(lambda s: s / mpf(float(gains.temperature)), scores)
-        if context.cap is not None:
-            cap = mpf(float(context.cap))
-            scores = entrywise(lambda s, cap=cap: cap * mpmath.tanh(s / cap), scores)
-        if context.bias is not None:
-            scores = plus(scores, exact(context.bias[h]))
-        weights = [softmax(row, seen) for row, seen in zip(scores, mask[h], strict=True)]
+            q, k = rotated(q, *rotary), rotated(k, *rotary)
+        s = scores(p, h, x @ p.w_q[h], q, k, config, context) / gains.temperature
+        s = s if context.cap is None else of("tanh", s / context.cap) * context.cap
+        s = s if context.bias is None else s + context.bias[h]
+        m = softmax(s, mask[h])
         if gains.mixing is not None:
             alpha, beta, gamma = (
-                mpf(float(a[h]))
-                for a in (gains.mixing.identity, gains.mixing.weights, gains.mixing.uniform)
+                a[h] for a in (gains.mixing.identity, gains.mixing.weights, gains.mixing.uniform)
             )
-            uniform = [softmax([mpf(0)] * n, seen) for seen in mask[h]]
-            weights = [
-                [beta * weights[i][j] + gamma * uniform[i][j] + alpha * (i == j) for j in range(n)]
-                for i in range(n)
-            ]
-        values = affine(state, p.w_v[h], p.b_v[h])
-        out = plus(out, matmul(matmul(weights, values), exact(p.w_o[h])))
+            m = np.eye(len(x)) * alpha + m * beta + softmax(0 * s, mask[h]) * gamma
+        out = out + m @ (y @ p.w_v[h] + p.b_v[h]) @ p.w_o[h]
     return out
 
 
 def head_norm(gain, heads, eps):
-    """RMSNorm of queries or keys, a list of tokens for each head; no gain, no norm."""
+    """Queries or keys of every head, over the root mean square of each or of all heads."""
     if gain is None:
         return heads
     if gain.ndim == 1:
-        return [scaled(gain, unit_norm(a, "rms", eps)) for a in heads]
-    k = len(heads[0][0])
-    together = [[v for part in parts for v in part] for parts in zip(*heads, strict=True)]
-    together = scaled(gain.ravel(), unit_norm(together, "rms", eps))
-    return [[row[h * k : h * k + k] for row in together] for h in range(len(heads))]
+        return [unit_norm(a, "rms", eps) * gain for a in heads]
+    together = unit_norm(np.concatenate(heads, axis=1), "rms", eps) * gain.ravel()
+    return np.split(together, len(heads), axis=1)
 
 
-def head_scores(p, h, content, query, key, config, context):
+def scores(p, h, content, q, k, config, context):
     if config.score == "additive":
-        v = exact(p.v_score[h])
-        return [
-            [fsum(c * mpmath.tanh(a + b) for c, a, b in zip(v, q, k, strict=True)) for k in key]
-            for q in query
-        ]
-    scores = [[fdot(q, k) for k in key] for q in query]
+        return (of("tanh", q[:, None] + k[None]) * p.v_score[h]).sum(axis=-1)
+    s = q @ k.T
     if p.relative is not None:
-        scores = plus(scores, relative(p.relative, h, content, context))
-    root = mpmath.sqrt(p.w_q.shape[-1]) if config.scale_scores else mpf(1)
-    return entrywise(lambda s: s / root, scores)
+        s = s + relative(p.relative, h, content, context)
+    return s / of("sqrt", np.asarray(q.shape[1], s.dtype)) if config.scale_scores else s
 
 
 def relative(p, h, content, context):
-    n = len(content)
-    keys = matmul(exact(context.relative), exact(p.w_r[h]))
-    b_r, b_s = exact(p.b_r[h]), exact(p.b_s[h])
-
-    def score(i, j):
-        value = fdot([q + b for q, b in zip(content[i], b_r, strict=True)], keys[n - 1 - (i - j)])
-        if context.segments is not None:
-            kind = exact(p.segment[int(context.segments[i] != context.segments[j]), h])
-            value += fdot([q + b for q, b in zip(content[i], b_s, strict=True)], kind)
-        return value
-
-    return [[score(i, j) for j in range(n)] for i in range(n)]
+    """By distance, and by whether two tokens are of one segment."""
+    i, j = np.indices((len(content), len(content)))
+    s = ((content + p.b_r[h]) @ (context.relative @ p.w_r[h]).T)[i, len(i) - 1 - (i - j)]
+    if context.segments is None:
+        return s
+    differ = (context.segments[i] != context.segments[j]).astype(int)
+    return s + ((content + p.b_s[h]) @ p.segment[:, h].T)[i, differ]
 
 
-def rotate(rows, rotary):
-    out = []
-    for row, c, s in zip(rows, exact(rotary[0]), exact(rotary[1]), strict=True):
-        half = len(c) // 2
-        across = [-v for v in row[half : len(c)]] + row[:half]
-        turned = [v * a + w * b for v, a, w, b in zip(row, c, across, s, strict=False)]
-        out.append(turned + row[len(c) :])
-    return out
+def rotated(q, cos, sin):
+    width, half = cos.shape[1], cos.shape[1] // 2
+    across = np.concatenate([-q[:, half:width], q[:, :half]], axis=1)
+    return np.concatenate([q[:, :width] * cos + across * sin, q[:, width:]], axis=1)
 
 
-def softmax(row, allowed):
-    if not allowed.any():
-        return [mpf(1) / len(row)] * len(row)
-    top = max(v for v, seen in zip(row, allowed, strict=True) if seen)
-    e = [mpmath.exp(v - top) if seen else mpf(0) for v, seen in zip(row, allowed, strict=True)]
-    z = fsum(e)
-    return [v / z for v in e]
+def softmax(s, allowed):
+    """By row; a token that sees nothing sees everything alike."""
+    nothing = ~allowed.any(axis=1, keepdims=True)
+    s, allowed = np.where(nothing, 0 * s, s), allowed | nothing
+    top = np.where(allowed, s, -np.inf).max(axis=1, keepdims=True)
+    e = np.where(allowed, of("exp", np.where(allowed, s - top, 0 * s)), 0)
+    return e / e.sum(axis=1, keepdims=True)
 
 
-def mlp(p, state, config):
-    phi = activation(GATED.get(config.mlp, config.mlp))
-    z = affine(state, p.w_in, p.b_in)
-    if config.mlp in GATED:
-        z = entrywise(lambda g, v: phi(g) * v, affine(state, p.w_gate, p.b_gate), z)
-    else:
-        z = entrywise(phi, z)
-    if config.routing is not None:
-        z = entrywise(lambda v, s: v * s, z, [shares(p, row, config) for row in state])
-    return affine(z, p.w_out, p.b_out)
+def mlp(p, x, config):
+    phi, z = activation(GATED.get(config.mlp, config.mlp)), x @ p.w_in + p.b_in
+    z = phi(x @ p.w_gate + p.b_gate) * z if config.mlp in GATED else phi(z)
+    return (z if config.routing is None else z * shares(p, x, config)) @ p.w_out + p.b_out
 
 
-def shares(p, row, config):
-    (logits,) = affine([row], p.w_router, p.b_router)
-    order = sorted(range(len(logits)), key=lambda e: -logits[e])
-    chosen = np.isin(np.arange(len(logits)), order[: config.experts_per_token])
+def shares(p, x, config):
+    """What each hidden unit of a mixture of experts is multiplied by, token by token."""
+    logits = x @ p.w_router + p.b_router
+    order = np.argsort(-logits.astype(float), axis=1)[:, : config.experts_per_token]
+    chosen = (order[:, :, None] == np.arange(logits.shape[1])).any(axis=1)
     every = chosen if config.router == "chosen" else np.ones_like(chosen)
-    weights = [w * int(c) for w, c in zip(softmax(logits, every), chosen, strict=True)]
     units = (config.ff_width - config.d_shared) // config.num_experts
-    out = [w for w in weights for _ in range(units)]
-    if config.d_shared:
-        ((gate,),) = matmul([row], exact(p.w_shared))
-        out += [1 / (1 + mpmath.exp(-gate))] * config.d_shared
-    return out
+    out = np.repeat(softmax(logits, every) * chosen.astype(int), units, axis=1)
+    if not config.d_shared:
+        return out
+    return np.hstack([out, np.repeat(sigmoid(x @ p.w_shared), config.d_shared, axis=1)])
+
+
+def sigmoid(z):
+    return 1 / (1 + of("exp", -z))
 
 
 def activation(name):
-    def sigmoid(z):
-        return 1 / (1 + mpmath.exp(-z))
-
     def tanh_argument(z):
-        return 2 * mpmath.sqrt(2 / mpmath.pi) * (z + mpf(0.044715) * z**3)
+        pi = +mpmath.pi if np.asarray(z).dtype == object else np.pi
+        return 2 * of("sqrt", 2 / pi) * (z + 0.044715 * z**3)
 
     return {
         "identity": lambda z: z,
-        "relu": lambda z: max(z, mpf(0)),
-        "gelu": lambda z: z * mpmath.erfc(-z / mpmath.sqrt(2)) / 2,
+        "relu": lambda z: np.maximum(z, 0),
+        "gelu": lambda z: z * of("erfc", -z / of("sqrt", np.asarray(2, np.asarray(z).dtype))) / 2,
         "gelu_tanh": lambda z: z * sigmoid(tanh_argument(z)),
-        "quick_gelu": lambda z: z * sigmoid(mpf(1.702) * z),
+        "quick_gelu": lambda z: z * sigmoid(1.702 * z),
         "silu": lambda z: z * sigmoid(z),
-        "tanh": mpmath.tanh,
+        "tanh": lambda z: of("tanh", z),
     }[name]
 
 
 def log10_residual(state, keep):
-    rows = [row for row, there in zip(state, keep, strict=True) if there]
-    mean = [fsum(column) / len(rows) for column in zip(*rows, strict=True)]
-    rest = [[abs(v - m) for v, m in zip(row, mean, strict=True)] for row in rows]
-    size = max(map(fsum, rest)) * max(map(fsum, zip(*rest, strict=True)))
+    rest = abs(state[keep] - state[keep].mean(axis=0))
+    size = rest.sum(axis=1).max() * rest.sum(axis=0).max()
     return mpmath.log10(size) / 2 if size else -mpmath.inf

@@ -3,20 +3,13 @@
 from itertools import product
 
 import jax
+import mp_oracle
 import numpy as np
-from scipy.special import erf, expit
 
 
 def _gate(kind, z):
-    if callable(kind):
-        return np.asarray(kind(z)) / z
-    return {
-        "relu": lambda: (z > 0).astype(z.dtype),
-        "gelu": lambda: 0.5 * (1 + erf(z / np.sqrt(2))),
-        "silu": lambda: expit(z),
-        "tanh": lambda: np.tanh(z) / z,
-        "identity": lambda: np.ones_like(z),
-    }[kind]()
+    """φ(z)/z"""
+    return np.asarray(kind(z) if callable(kind) else mp_oracle.activation(kind)(z)) / z
 
 
 GATED = {"reglu": "relu", "geglu": "gelu", "swiglu": "silu"}
@@ -127,38 +120,17 @@ class Oracle:
                 out = out + t.cross_attention[l, h] @ value @ a.w_o[h]
             return out + (a.b_o if bias else 0)
 
-        placement = self.config.norm_placement
-        lam, gamma = self.gains[0][l], self.gains[1][l]
-        out = np.zeros((self.trace.hidden.shape[1], self.config.d_model))
-        if take == "branch" or bias:
-            y = branch(None, bias)
-            if placement in ("sandwich", "branch", "both"):
-                y = self.norm(p.cross_branch_norm, t.cross_branch[l], y, bias)
-            out = out + gamma * y
-        if take == "skip" and self.config.cross_skip:
-            out = out + lam * c
-        if placement == "post":
-            state = t.after_attention[l]
-            total = gamma * t.cross_branch[l] + (lam * state if self.config.cross_skip else 0)
-            out = self.norm(p.cross_norm, total, out, bias)
-        return out
-
-    def unit_shares(self, m, seen):
-        """What each hidden unit of a mixture of experts is multiplied by, token by token."""
-        config = self.config
-        width = (config.ff_width - config.d_shared) // config.num_experts
-        out = np.zeros((len(seen), config.ff_width))
-        for i, token in enumerate(seen):
-            p = np.exp(token @ m.w_router + m.b_router)
-            p = p / p.sum()
-            best = sorted(range(config.num_experts), key=lambda e, p=p: -p[e])
-            best = best[: config.experts_per_token]
-            total = sum(p[e] for e in best) if config.router == "chosen" else 1.0
-            for e in best:
-                out[i, e * width : (e + 1) * width] = p[e] / total
-            if config.d_shared:
-                out[i, -config.d_shared :] = expit(token @ m.w_shared[:, 0])
-        return out
+        return self.sublayer(
+            l,
+            (p.cross_norm, p.cross_branch_norm),
+            t.after_attention[l],
+            t.cross_branch[l],
+            self.config.cross_skip,
+            branch,
+            np.zeros(self.trace.hidden.shape[1:]) if c is None else c,
+            bias,
+            "both" if bias else take,
+        )
 
     def mlp(self, l, c, take, bias=False, start=None):
         p, t = self.layer(l), self.trace.layers
@@ -179,7 +151,7 @@ class Oracle:
         else:
             gate = _gate(kind, seen @ m.w_in + m.b_in)
         if self.config.num_experts:
-            gate = gate * self.unit_shares(m, seen)
+            gate = gate * mp_oracle.shares(m, seen, self.config)
 
         def branch(y, bias):
             z = y @ m.w_in + (m.b_in if bias else 0)

@@ -1,8 +1,8 @@
 """Parts of the site's pages that repeat the code.
 
 `PYTHONPATH=. python tests/site_pages.py --write` makes them. They are between `<!-- made: name -->`
-and `<!-- end -->`. Notebooks get a badge that opens them in Colab, once `[project.urls]` has the
-address of the repository.
+and `<!-- end -->`; all of docs/statements.md is made. Notebooks get a badge that opens them
+in Colab, once `[project.urls]` has the address of the repository.
 """
 
 import ast
@@ -13,8 +13,9 @@ import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
-from architecture_map import REPOSITORY
+from architecture_map import REPOSITORY, levels, packages
 
+from experiments.reproducing import statements_page
 from experiments.shell.experiment import experiment_of, experiments_of
 from rank_collapse import MEASURES
 
@@ -138,9 +139,13 @@ def notebooks() -> str:
     return f"Open in Colab: {', '.join(links)}.\n"
 
 
-MADE = {"measures": measures, "experiments": experiments, "notebooks": notebooks} | {
-    f"api_{page}": api(page) for page in API
-}
+MADE = {
+    "measures": measures,
+    "experiments": experiments,
+    "notebooks": notebooks,
+    "levels": lambda: table(("level", "packages"), levels()),
+    "packages": lambda: table(("package", "what it is for"), packages()),
+} | {f"api_{page}": api(page) for page in API}
 
 
 def made(text: str) -> str:
@@ -152,9 +157,10 @@ if __name__ == "__main__":
     for path in DOCS.glob("*.ipynb"):
         if "--write" in sys.argv[1:]:
             path.write_text(with_badge(path, repository()), "utf-8")
-    for path in DOCS.rglob("*.md"):
-        text = path.read_text("utf-8")
-        if made(text) != text:
+    pages = {path: made(path.read_text("utf-8")) for path in DOCS.rglob("*.md")}
+    pages[statements_page.PAGE] = statements_page.page(statements_page.known_answers())
+    for path, text in pages.items():
+        if path.read_text("utf-8") != text:
             print(path.relative_to(REPOSITORY))
             if "--write" in sys.argv[1:]:
-                path.write_text(made(text), "utf-8")
+                path.write_text(text, "utf-8")

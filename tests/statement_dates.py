@@ -1,7 +1,8 @@
 """When each statement's statistic and range last changed, kept in golden/statements.json.
 
 `PYTHONPATH=. python tests/statement_dates.py` writes it, and refuses a statistic or a range that
-changed under the date it had.
+changed under the date it had. A statistic in other words is the same one: golden/rewordings.json
+has both texts, for a reader to compare, and the first of them is what is kept.
 """
 
 import hashlib
@@ -13,16 +14,24 @@ from experiments.shell.statements import STATEMENTS
 from rank_collapse.report.claims import Statement
 from rank_collapse.report.wording import holds_text
 
-KEPT = Path(__file__).parent / "golden" / "statements.json"
+GOLDEN = Path(__file__).parent / "golden"
+KEPT = GOLDEN / "statements.json"
+REWORDINGS = json.loads((GOLDEN / "rewordings.json").read_text("utf-8"))
 
 
 def dates_of(statements: Mapping[str, Statement]) -> dict[str, list[str]]:
     """{key: [digest of what decides it, date of its last change]}, of those with a range."""
     return {
-        key: [_digest(f"{own.statistic}\n{holds_text(own)}"), own.changed]
+        key: [_digest(f"{first_wording(key, own)}\n{holds_text(own)}"), own.changed]
         for key, own in statements.items()
         if own.claimed is not None
     }
+
+
+def first_wording(key: str, own: Statement) -> str:
+    """The text that a statistic had before it was put in other words."""
+    texts = REWORDINGS.get(key, {})
+    return texts["was"] if own.statistic == texts.get("is") else own.statistic
 
 
 def under_old_dates(kept: Mapping[str, list[str]], now: Mapping[str, list[str]]) -> list[str]:

@@ -1,14 +1,8 @@
 """Networks of several residual streams, token by token in NumPy: the oracle of their tests."""
 
 import jax
+import mp_oracle
 import numpy as np
-from scipy.special import erf
-
-PHI = {"gelu": lambda z: 0.5 * z * (1 + erf(z / np.sqrt(2))), "tanh": np.tanh}
-
-
-def sigma(z):
-    return 1 / (1 + np.exp(-z))
 
 
 def sinkhorn(logits):
@@ -48,7 +42,7 @@ def connection(p, streams, config, count):
         read += p.gates[1] * y @ p.w_read.reshape(len(y), s)
         write += p.gates[0] * y @ p.w_write.reshape(len(y), s)
         carry += p.gates[2] * (y @ p.w_carry.reshape(len(y), s * s)).reshape(s, s)
-    return sigma(read), 2 * sigma(write), sinkhorn(carry)
+    return mp_oracle.sigmoid(read), 2 * mp_oracle.sigmoid(write), sinkhorn(carry)
 
 
 def attention(p, x, frozen, causal):
@@ -66,7 +60,7 @@ def attention(p, x, frozen, causal):
 
 def mlp(p, x, frozen, kind):
     z = frozen @ p.w_in + p.b_in
-    return PHI[kind](z) / z * (x @ p.w_in + p.b_in) @ p.w_out + p.b_out
+    return mp_oracle.activation(kind)(z) / z * (x @ p.w_in + p.b_in) @ p.w_out + p.b_out
 
 
 def output(params, x, config, gain=1.0):

@@ -25,7 +25,7 @@ from rank_collapse import pretrained
 from rank_collapse.measures.influence import InfluencePass
 from rank_collapse.measures.norms import composite_norm
 from rank_collapse.measures.residuals import residual
-from rank_collapse.network import DEFAULTS, Output, States, flat, layer_gains, prepare_inputs, run
+from rank_collapse.network import DEFAULTS, Output, States, flat, prepare_inputs, run
 from rank_collapse.network.covers import EVERYTHING, INERT, SIZES
 from rank_collapse.paths.contributions import LengthPass
 from rank_collapse.paths.direct import variance_shares
@@ -87,15 +87,9 @@ def forward(params, x, config, extra, trace):
         # Sums over single paths, in NumPy, from weights that tests of attention compare.
         total = Oracle(params, trace, config, **_memory(extra)).sums()
         return close(trace.output, total[0].sum(axis=(0, 1)) + total[2])
-    params, prepared = prepare_inputs(params, x, config)
-    gains, stack = layer_gains(config, x.dtype, params), params.layers
-    prepared, gains, stack = jax.tree.map(np.asarray, (prepared, gains, stack))
     with mpmath.workdps(20):
-        state = mp_oracle.exact(prepared.x)
-        for l in range(config.depth):
-            own, gain = jax.tree.map(lambda a, l=l: a[l], (stack, gains))
-            state = mp_oracle.layer(own, state, config, prepared.context, gain)
-    close(trace.hidden[-1], np.array([[float(v) for v in row] for row in state]))
+        hidden, _ = mp_oracle.exact_states(params, x, config)
+    close(trace.hidden, np.array(hidden, float))
 
 
 def _memory(extra):

@@ -1,24 +1,15 @@
-"""The five levels: imports point down, and the map of docs/architecture.md is the tree."""
+"""The six levels: imports point down, and the map of docs/architecture.md has them."""
 
 import ast
 from pathlib import Path
 
 import pytest
-from architecture_map import PACKAGES, REPOSITORY, files, mapped_files
+from architecture_map import LEVELS, PACKAGES, REPOSITORY, files, levels, packages
 
-# From the bottom up. Packages of the second level do not use each other; above, one may use those
-# named before it on its level.
-LEVELS = (
-    ("struct", "extras", "printed"),  # what everything is made of
-    ("network", "text", "report", "runs"),
-    ("measures",),
-    ("theory", "paths", "flax_adapters"),
-    ("training", "pretrained"),
-)
 LEVEL = {own: height for height, packages in enumerate(LEVELS) for own in packages}
 SOURCES = [p for package in PACKAGES for p in files(package) if p.suffix == ".py"]
 LIBRARY = [p for p in SOURCES if p.parts[0] == "rank_collapse" and len(p.parts) > 2]
-LIBRARY += [Path(f"rank_collapse/{name}.py") for name in (*LEVELS[0], "flax_adapters")]
+LIBRARY += [Path(f"rank_collapse/{name}.py") for name in (*LEVELS[0], "flax_adapters", "jax_watch")]
 MODULES = {".".join(p.with_suffix("").parts).removesuffix(".__init__") for p in SOURCES}
 
 
@@ -103,7 +94,10 @@ def test_no_module_of_the_library_is_named_in_a_string():
     assert not wrong, "\n".join(wrong)
 
 
-def test_the_map_of_files_is_the_tree():
-    text = (REPOSITORY / "docs" / "architecture.md").read_text("utf-8")
-    tree = {str(p) for package in PACKAGES for p in files(package) if p.name != "__init__.py"}
-    assert mapped_files(text) == tree, "python tests/architecture_map.py --write renews it"
+def test_the_map_has_the_levels_and_the_packages():
+    """The page has them: tests/test_site.py."""
+    assert levels()[:2] == [("6", "`experiments`"), ("5", "`command`")]
+    assert ("`rank_collapse`", "Rank collapse in attention networks, in JAX") in packages()
+    folders = {p.parent for package in PACKAGES for p in files(package) if p.suffix == ".py"}
+    assert {name for name, _ in packages()} == {f"`{folder}`" for folder in folders}
+    assert all(about for _, about in packages())

@@ -20,31 +20,24 @@ PATHS = np.array([[0, 1], [2, 1]])
 READ_OUT = (np.ones((4, 2), np.float32), np.zeros(2, np.float32))
 
 
-def branch_shares(seed):
-    params, config = draws.parameters(SAN, seed), SAN.replace(skip_gain=1.0 + seed)
-    trace = rc.apply(params, draws.tokens(3, 4, seed), config)
-    return dependency.branch_shares(params, trace, config)
+def of_trace(measure):
+    def call(seed):
+        params, config = draws.parameters(SAN, seed), SAN.replace(skip_gain=1.0 + seed)
+        return measure(params, rc.apply(params, draws.tokens(3, 4, seed), config), config)
 
-
-def sizes_behind_alpha(seed):
-    params, config = draws.parameters(SAN, seed), SAN.replace(skip_gain=1.0 + seed)
-    trace = rc.apply(params, draws.tokens(3, 4, seed), config)
-    return branch_sizes(params, trace, config)
-
-
-def set_logits(seed):
-    params, x = draws.parameters(SAN, seed), draws.tokens(3, 4, seed)
-    return rc.path_set_logits(params, READ_OUT, x, SAN, (PATHS + seed) % 3)
+    return call
 
 
 CALLS = {
-    "branch_shares": branch_shares,
-    "branch_sizes": sizes_behind_alpha,
+    "branch_shares": of_trace(dependency.branch_shares),
+    "branch_sizes": of_trace(branch_sizes),
     "dependency": lambda seed: dependency.dependency(np.array([0.5, 0.1 * seed], np.float32)),
     "predicted_sizes": lambda seed: predicted_sizes(0.3 + 0.1 * seed, 3, 2),
     "collapse_law": lambda seed: collapse_law(0.1 * seed, 4, jnp.ones(3) + seed, jnp.ones(3)),
     "composite_center": lambda seed: composite_center(draws.tokens(3, 4, seed)),
-    "path_set_logits": set_logits,
+    "path_set_logits": lambda seed: rc.path_set_logits(
+        draws.parameters(SAN, seed), READ_OUT, draws.tokens(3, 4, seed), SAN, (PATHS + seed) % 3
+    ),
     "monitored": lambda seed: rc.monitored(
         draws.parameters(SAN, seed), draws.tokens(3, 4, seed), SAN
     ),

@@ -2,7 +2,9 @@
 
 import matplotlib.pyplot as plt
 import pytest
-from figures_as_data import FiguresAsData
+from figures_as_data import as_data
+
+from rank_collapse.runs.drawn import drawn
 
 
 def figure(values, title="t", marks="o"):
@@ -14,14 +16,14 @@ def figure(values, title="t", marks="o"):
 
 
 def test_equal_figures_are_equal_files_and_others_are_not():
-    rendered = []
-    draw = FiguresAsData(lambda f: rendered.append(f) or {".png": b"png", ".pdf": b"pdf"})
-    first = draw(figure([1, 2, 3]))
-    assert draw(figure([1, 2, 3])) == first == {".png": b"png", ".pdf": b"pdf"}
-    other = draw(figure([1, 2, 4]))
-    assert other == draw(figure([1, 2, 4])) != first and len(rendered) == 1
-    draw(figure([1, 2, 3], title="another"))
-    assert len(rendered) == 2
+    first = as_data(figure([1, 2, 3]))
+    assert as_data(figure([1, 2, 3])) == first != as_data(figure([1, 2, 4]))
+    assert as_data(figure([1, 2, 3], title="another")) != first
+
+
+def test_texts_of_the_first_figure_of_a_kind_are_set():
+    with pytest.raises(ValueError, match="Expected"):
+        as_data(figure([1, 2, 3], title="$\\frac{$"))
 
 
 @pytest.mark.parametrize("kind", ["scatter", "bar", "imshow", "fill_between", "text"])
@@ -38,5 +40,9 @@ def test_every_kind_of_artist_counts(kind):
         plt.close(made)
         return made
 
-    draw = FiguresAsData(lambda f: {".png": b"png"})
-    assert draw(shown(1.0)) != draw(shown(2.0))
+    assert as_data(shown(1.0)) != as_data(shown(2.0))
+
+
+def test_a_figure_of_users_is_the_same_files_each_time():
+    first, second = (drawn(figure([1, 2, 3])) for _ in range(2))
+    assert first == second and b"CreationDate" not in first[".pdf"]

@@ -1,3 +1,4 @@
+import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +11,7 @@ from rank_collapse import flax_adapters as adapters
 from rank_collapse.measures.residuals import residual_ratio
 
 N, D, H = 5, 12, 3
+X = draws.tokens(N, D)
 
 
 def filled(tree):
@@ -23,11 +25,10 @@ def filled(tree):
 @pytest.mark.parametrize("use_bias", [True, False])
 def test_linen_attention_there_and_back(use_bias):
     module = nn.MultiHeadDotProductAttention(num_heads=H, use_bias=use_bias)
-    x = jax.random.normal(jax.random.key(0), (N, D))
-    variables = filled(module.init(jax.random.key(1), x))
+    variables = filled(module.init(jax.random.key(1), X))
     ours = adapters.attention_from_linen(variables)
-    output, _ = rc.multi_head_attention(ours, x, x)
-    np.testing.assert_allclose(output, module.apply(variables, x), atol=2e-6)
+    output, _ = rc.multi_head_attention(ours, X, X)
+    np.testing.assert_allclose(output, module.apply(variables, X), atol=2e-6)
     back = adapters.attention_to_linen(ours, use_bias=use_bias)
     assert jax.tree.all(jax.tree.map(jnp.array_equal, back, variables["params"]))
     if not use_bias:
@@ -39,11 +40,10 @@ def test_linen_attention_there_and_back(use_bias):
 
 def test_linen_cross_attention():
     module = nn.MultiHeadDotProductAttention(num_heads=H)
-    x = jax.random.normal(jax.random.key(0), (N, D))
     y = jax.random.normal(jax.random.key(2), (7, 8))
-    variables = filled(module.init(jax.random.key(1), x, y))
-    output, _ = rc.multi_head_attention(adapters.attention_from_linen(variables), x, y)
-    np.testing.assert_allclose(output, module.apply(variables, x, y), atol=2e-6)
+    variables = filled(module.init(jax.random.key(1), X, y))
+    output, _ = rc.multi_head_attention(adapters.attention_from_linen(variables), X, y)
+    np.testing.assert_allclose(output, module.apply(variables, X, y), atol=2e-6)
 
 
 @pytest.mark.parametrize("use_bias", [True, False])
@@ -56,35 +56,37 @@ def test_nnx_attention_there_and_back(use_bias):
     module, other = make(0), make(1)
     state = nnx.state(module, nnx.Param)
     nnx.update(module, filled(state))
-    x = jax.random.normal(jax.random.key(0), (N, D))
     ours = adapters.attention_from_nnx(module)
-    output, _ = rc.multi_head_attention(ours, x, x)
-    np.testing.assert_allclose(output, module(x), atol=2e-6)
+    output, _ = rc.multi_head_attention(ours, X, X)
+    np.testing.assert_allclose(output, module(X), atol=2e-6)
     adapters.attention_to_nnx(ours, other)
-    np.testing.assert_array_equal(other(x), module(x))
+    np.testing.assert_array_equal(other(X), module(X))
 
 
 class Scanned(nn.Module):
-    """A layer as nn.scan wants it."""
+    """A layer as nn.scan wants it, with outputs that are not a plain array."""
 
     @nn.compact
     def __call__(self, x, _):
-        return x + nn.MultiHeadDotProductAttention(num_heads=H, name="attention")(x), None
+        x = x + nn.MultiHeadDotProductAttention(num_heads=H, name="attention")(x)
+        return x, (x, nn.softmax(x @ x.T))
+
+
+def scanned(axis):
+    axes = {"params": axis, "intermediates": 0}
+    return nn.scan(Scanned, variable_axes=axes, split_rngs={"params": True}, length=3)()
 
 
 @pytest.mark.parametrize("axis", [0, 1])
 def test_parameters_of_scanned_blocks(axis):
-    stack = nn.scan(Scanned, variable_axes={"params": axis}, split_rngs={"params": True}, length=3)(
-        name="blocks"
-    )
-    x = jax.random.normal(jax.random.key(0), (N, D))
-    variables = filled(stack.init(jax.random.key(1), x, None))
+    stack = scanned(axis)
+    variables = filled(stack.init(jax.random.key(1), X, None))
     theirs = variables["params"]["attention"]
     ours = adapters.attention_from_linen(theirs, layer_axis=axis)
     config = rc.san_skip(3, H, D)
     params = rc.TransformerParams(layers=rc.BlockParams(attention=ours))
     np.testing.assert_allclose(
-        rc.apply(params, x, config).output, stack.apply(variables, x, None)[0], atol=1e-5
+        rc.apply(params, X, config).output, stack.apply(variables, X, None)[0], atol=1e-5
     )
     for l in range(3):
         single = jax.tree.map(lambda a, l=l: jnp.take(a, l, axis), theirs)
@@ -110,22 +112,19 @@ def test_parameters_of_nnx_blocks_made_together():
 
 
 def test_what_flax_cannot_hold_is_refused():
-    config = rc.san(1, H, D, d_qk=2, d_v=4)
-    params = rc.layer_params(rc.init(jax.random.key(0), config, bias_scale=1.0), config, 0)
-    with pytest.raises(ValueError, match="d_qk=2 is not d_v=4"):
-        adapters.attention_to_linen(params.attention)
-    config = rc.san(1, H, D)
-    params = rc.layer_params(rc.init(jax.random.key(0), config, bias_scale=1.0), config, 0)
+    def heads(**fields):
+        config = rc.san(1, H, D, **fields)
+        params = rc.init(jax.random.key(0), config, bias_scale=1.0)
+        return rc.layer_params(params, config, 0).attention
+
+    wider = nnx.MultiHeadAttention(num_heads=H, in_features=24, decode=False, rngs=nnx.Rngs(0))
+    to, of = adapters.attention_to_linen, adapters.attention_from_linen
     each_is_refused(
-        (lambda: adapters.attention_to_linen(params.attention, use_bias=False), "b_q is not zero"),
-        (
-            lambda: adapters.attention_from_linen({"Dense_0": {}}),
-            "not those of multi-head attention",
-        ),
+        (lambda: to(heads(d_qk=2, d_v=4)), "d_qk=2 is not d_v=4"),
+        (lambda: to(heads(), use_bias=False), "b_q is not zero"),
+        (lambda: of({"Dense_0": {}}), "not those of multi-head attention"),
+        (lambda: adapters.attention_to_nnx(heads(), wider), "other shapes"),
     )
-    module = nnx.MultiHeadAttention(num_heads=H, in_features=24, decode=False, rngs=nnx.Rngs(0))
-    with pytest.raises(ValueError, match="other shapes"):
-        adapters.attention_to_nnx(params.attention, module)
 
 
 class Block(nn.Module):
@@ -184,8 +183,7 @@ class NNXModel(nnx.Module):
 
 def test_profile_of_an_nnx_model():
     model = NNXModel(nnx.Rngs(0))
-    x = jax.random.normal(jax.random.key(0), (N, D))
-    found = adapters.nnx_intermediates(model, x)
+    x, found = X, adapters.nnx_intermediates(model, X)
     profile = adapters.intermediate_profile(found, r"^blocks/\d+/__call__")
     assert len(profile) == 3
     for i, values in enumerate(profile.values()):
@@ -193,28 +191,12 @@ def test_profile_of_an_nnx_model():
         np.testing.assert_allclose(values["residual_ratio"], residual_ratio(x), rtol=1e-5)
 
 
-class Nested(nn.Module):
-    """A layer as nn.scan wants it, with an output that is not a plain array."""
-
-    @nn.compact
-    def __call__(self, carry, _):
-        weights = nn.softmax(carry @ carry.T)
-        carry = carry + nn.Dense(D)(weights @ carry)
-        return carry, (carry, weights)
-
-
 def test_axes_are_said_not_guessed():
     """Heads are no examples, scanned layers no batch, and nested outputs are found by name."""
-    stack = nn.scan(
-        Nested,
-        variable_axes={"params": 0, "intermediates": 0},
-        split_rngs={"params": True},
-        length=3,
-    )()
-    x = jax.random.normal(jax.random.key(0), (N, D))
-    variables = stack.init(jax.random.key(1), x, None)
-    last, (hidden, weights) = stack.apply(variables, x, None)
-    found = adapters.linen_intermediates(stack, variables, x, None)
+    stack = scanned(0)
+    variables = stack.init(jax.random.key(1), X, None)
+    last, (hidden, weights) = stack.apply(variables, X, None)
+    found = adapters.linen_intermediates(stack, variables, X, None)
     nested = {"layer": {"__call__": ((last, (hidden, weights)),)}}
     named = adapters.named_arrays(nested)
     assert {k: v.shape for k, v in named.items()} == {

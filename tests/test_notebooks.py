@@ -1,4 +1,4 @@
-"""The notebooks of docs/ run, and show what their text says; the first is in test_recipes."""
+"""The notebooks of docs/ run, and show what their text says."""
 
 import json
 
@@ -45,3 +45,9 @@ def test_two_failures_are_apart_in_the_diagram():
 def test_a_model_layer_by_layer_in_a_notebook():
     scope = run_notebook("larger_than_memory")
     assert scope["seen"] == list(range(1, 9))
+
+
+def test_a_model_of_ones_own_is_measured():
+    scope = run_notebook("measure_your_model")
+    with_skips, without = (scope["profiles"][skip]["residual_ratio"] for skip in (1.0, 0.0))
+    assert without[-1] < 1e-3 < with_skips[-1] and scope["sizes"].shape == (13,)

@@ -58,6 +58,7 @@ def test_its_data_are_installed_with_it():
 # The parts of the library that need extras, and which.
 EXTRAS_OF = {
     "flax_adapters": ("flax",),
+    "jax_watch": ("flax",),
     "training": ("training",),
     "pretrained": ("pretrained", "hub"),
     "text": ("pretrained",),
@@ -72,7 +73,7 @@ EXTRAS = {
 }
 ALL_EXTRAS = set().union(*(EXTRAS[extra] for extras in EXTRAS_OF.values() for extra in extras))
 
-WATCHED = {"torch", "transformers", "lightning"}
+WATCHED = {"torch", "transformers", "lightning", "tensorboard", "equinox"}
 
 
 def part(path):
@@ -89,7 +90,12 @@ def test_what_it_imports_is_what_it_requires():
     assert found == CORE | ALL_EXTRAS | WATCHED
     for path in MODULES:
         extras = set().union(*(EXTRAS[extra] for extra in EXTRAS_OF.get(part(path), ())))
-        extras |= {"torch_tensors.py": {"torch"}, "torch.py": WATCHED}.get(path.name, set())
+        extras |= {
+            "torch_tensors.py": {"torch"},
+            "torch.py": WATCHED,
+            "watch.py": WATCHED,
+            "jax_watch.py": WATCHED,
+        }.get(path.name, set())
         assert foreign(imports(path)) <= CORE | extras, path
     experiments = [n for p in (REPOSITORY / "experiments").rglob("*.py") for n in imports(p)]
     # PyTorch is asked for by a flag of the benchmark.
@@ -148,3 +154,26 @@ def test_what_is_said_to_be_installed_is_the_extra():
     """By the packages: neither a clone nor a wheel is found by the extra's name alone."""
     for extra, packages in PACKAGES.items():
         assert names(packages.split()) == EXTRAS[extra], extra
+
+
+LIGHT = """
+import resource, sys
+
+import rank_collapse
+print(*sorted({name.partition(".")[0] for name in sys.modules}))
+used = resource.getrusage(resource.RUSAGE_SELF)
+print(used.ru_utime + used.ru_stime)
+"""
+
+
+def test_the_import_is_light():
+    """Neither torch nor what draws, and less than 1.3 s of a core, on one of three tries."""
+    command = [sys.executable, "-c", LIGHT]
+    for _ in range(3):
+        done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
+        names, seconds = done.stdout.splitlines()
+        if float(seconds) < 1.3:
+            break
+    heavy = {"torch", "tensorflow", "flax", "equinox", "transformers", "matplotlib"}
+    assert "rank_collapse" in names.split() and not heavy & set(names.split())
+    assert float(seconds) < 1.3

@@ -3,6 +3,7 @@
 import functools
 import re
 
+import mp_oracle
 import numpy as np
 import pytest
 from conftest import REPOSITORY
@@ -21,6 +22,7 @@ PAGES = [
 ]
 ELSEWHERE = {
     "monitoring.md",
+    "monitoring_jax.md",
     "mixing.md",
     "variants.md",
     "sweeps.md",
@@ -68,25 +70,6 @@ def test_a_checkpoint_of_the_readme_collapses_without_skips():
     assert last[1] < last[0] / 2
 
 
-def test_examples_for_checkpoints_flax_models_and_plain_jax():
-    flax_model, plain, checkpoint = (named(n) for n in ("flax", "plain", "models"))
-    assert checkpoint["trace"].hidden.shape == (13, 5, 768)
-    assert not checkpoint["san_config"].attention_skip
-    last = [float(residual_ratio(checkpoint[name].hidden[-1])) for name in ("trace", "san_trace")]
-    assert last[1] < 1e-3 < last[0]
-    assert len(flax_model["profile"]) == 3
-    assert flax_model["ours"].w_q.shape == (4, 32, 8)
-    assert plain["by_layer"].shape == (4,)
-    assert np.all(np.diff(plain["by_layer"]) < 0)
-
-
-def test_a_model_layer_by_layer():
-    found = named("streaming")["found"]
-    assert found["whole"]["sums"].by_length.shape == (2, 4, 5, 32)
-    ratio = found["SAN"]["profile"]["residual_ratio"]
-    assert ratio.shape == (2, 4) and np.all(np.diff(ratio) < 0)
-
-
 def named(name):
     (block,) = {block for _, mark, block in BLOCKS if mark == name}
     return ran(block)
@@ -111,36 +94,22 @@ def test_the_sweep_is_that_of_single_networks():
     assert np.all(np.diff(scope["curves"][:, 3]) > 0)
 
 
-def rms(x, gain):
-    return gain * x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + 1e-6)
-
-
-def rotated(x):
-    """Rotary positions [n, k] (Su et al. 2021): the pair (i, i + k/2) turns by n θ^(-2i/k)."""
-    n, k = x.shape
-    angle = np.arange(n)[:, None] * 10000.0 ** (-np.arange(0, k, 2) / k)
-    a, b = x[:, : k // 2], x[:, k // 2 :]
-    c, s = np.cos(angle), np.sin(angle)
-    return np.concatenate([a * c - b * s, b * c + a * s], axis=1)
-
-
 def test_the_network_by_hand_is_the_plain_one():
     """The page's weights through a forward pass of numpy, head by head, as Llama computes."""
     scope = named("by hand")
     x = np.asarray(scope["trace"].hidden[0], np.float64)
-    n, share = len(x), scope["h"] // scope["g"]
+    n, k, share = len(x), scope["k"], scope["h"] // scope["g"]
+    angle = np.tile(np.arange(n)[:, None] * 10000.0 ** (-np.arange(0, k, 2) / k), 2)
     for w in scope["weights"]:
-        y = rms(x, w["norm_1"])
+        y = mp_oracle.unit_norm(x, "rms", 1e-6) * w["norm_1"]
         for head in range(scope["h"]):
-            q, k = rotated(y @ w["q"][head]), rotated(y @ w["k"][head // share])
-            scores = np.where(np.tri(n, dtype=bool), q @ k.T / np.sqrt(scope["k"]), -np.inf)
-            weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-            weights /= weights.sum(axis=1, keepdims=True)
+            maps = w["q"][head], w["k"][head // share]
+            query, key = (mp_oracle.rotated(y @ a, np.cos(angle), np.sin(angle)) for a in maps)
+            weights = mp_oracle.softmax(query @ key.T / np.sqrt(k), np.tri(n, dtype=bool))
             x = x + weights @ (y @ w["v"][head // share]) @ w["o"][head]
-        y = rms(x, w["norm_2"])
-        gate = y @ w["gate"]
-        x = x + (gate / (1 + np.exp(-gate)) * (y @ w["up"])) @ w["down"]
-    output = rms(x, 1.0)
+        y = mp_oracle.unit_norm(x, "rms", 1e-6) * w["norm_2"]
+        x = x + (mp_oracle.activation("silu")(y @ w["gate"]) * (y @ w["up"])) @ w["down"]
+    output = mp_oracle.unit_norm(x, "rms", 1e-6)
     np.testing.assert_allclose(scope["trace"].output, output, atol=2e-4)
 
 

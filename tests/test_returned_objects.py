@@ -77,26 +77,11 @@ def run(measure, config=CONFIG, **options):
     return lambda x: measure(params, x, config, **options)
 
 
-def traced(x):
-    """Of a decoder, so that its attention to the memory is there too."""
-    return run(rc.apply, CROSS, memory=x[:3], keep=("attention_input",))(x)
-
-
-def context(x):
-    """With a mask of each head and a window, of this input."""
-    mask = HEAD_MASK | (x[None, :, :1] > 0)
-    return run(rc.apply, PRE, mask=mask)(x).context
-
-
 def words_seen(x):
     seen = next_token.no_words(2, N)
     return next_token.add_words(
         seen, x[:, ::-1], 0, jnp.stack([x, x[::-1]]), jnp.eye(2), jnp.arange(N)
     )
-
-
-def prepared(x):
-    return inputs.prepare_inputs(draws.parameters(CONFIG), x, CONFIG, mask=x[:, 0] > 0)[1]
 
 
 def chain(x):
@@ -120,7 +105,8 @@ SIZES = stability.update_sizes(CONFIG, 0.1)
 EXPECTED = run(stability.expected_pass, sizes=SIZES)
 # {class: functions of an input [n, d] that give an object of it}
 MAKERS = {
-    rc.Trace: (traced,),
+    # Of a decoder, so that its attention to the memory is there too.
+    rc.Trace: (lambda x: run(rc.apply, CROSS, memory=x[:3], keep=("attention_input",))(x),),
     rc.Profile: (
         lambda x: rc.profile(jnp.stack([x, 2 + x, 4 * x, 4 + x])),
         run(rc.network_profile),
@@ -138,8 +124,11 @@ MAKERS = {
     ),
     next_token.NextToken: (words_seen,),
     chains.Chain: (chain,),
-    AttentionContext: (context,),
-    inputs.PreparedInputs: (prepared,),
+    # With a mask of each head and a window, of this input.
+    AttentionContext: (
+        lambda x: run(rc.apply, PRE, mask=HEAD_MASK | (x[None, :, :1] > 0))(x).context,
+    ),
+    inputs.PreparedInputs: (lambda x: run(inputs.prepare_inputs, mask=x[:, 0] > 0)(x)[1],),
     stability.ExpectedTrace: (EXPECTED,),
     TokenKernel: (lambda x: EXPECTED(x).output,),
     grammar.Lexicon: (lambda x: grammar.make_lexicon(seed(x)),),

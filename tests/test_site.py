@@ -11,6 +11,7 @@ from conftest import REPOSITORY
 from site_pages import API, DOCS, WHOLE, made, public, repository, with_badge
 
 import rank_collapse as rc
+from experiments.reproducing import results_page
 from experiments.shell.experiment import experiments_of
 
 PAGES = sorted(DOCS.rglob("*.md"))
@@ -54,8 +55,11 @@ def test_every_experiment_has_a_page():
     assert pages == set(experiments_of())
     for page in pages:
         text = (DOCS / "experiments" / f"{page}.md").read_text("utf-8")
-        assert "**The paper.**" in text and "**What came out.**" in text
-        assert f"python -m experiments.{page}" in text
+        assert "**The paper.**" in text and f"python -m experiments.{page}" in text
+        came_out = results_page.came_out(page)  # which docs/results.md repeats
+        assert 0 < len(re.findall(r"[.!?](?= [A-Z]|$)", came_out.replace("et al. ", ""))) <= 3
+        assert "](" not in came_out, "links belong to another paragraph: the pages' folders differ"
+        assert came_out in (DOCS / "results.md").read_text("utf-8")
 
 
 def without_command(text):
@@ -112,30 +116,6 @@ def test_every_public_name_has_an_example(page):
         names -= {module.rpartition(".")[2]}
         names |= defined(module)
     assert names - used == set()
-
-
-def calls_of(page):
-    """(function, call) of the calls of rank_collapse in a page's examples."""
-    nodes = ast.parse("".join(examples_of(page))).body
-    imports = [n for n in nodes if isinstance(n, ast.Import | ast.ImportFrom)]
-    own = [n for n in imports if "rank_collapse" in ast.unparse(n)]
-    scope = {}
-    exec(compile(ast.Module(own, []), f"imports of {page}", "exec"), scope)
-    for call in (n for block in nodes for n in ast.walk(block) if isinstance(n, ast.Call)):
-        name = ast.unparse(call.func)
-        if re.fullmatch(r"[\w.]+", name) and name.partition(".")[0] in scope:
-            yield eval(name, scope), call
-
-
-@pytest.mark.parametrize("page", API)
-def test_calls_in_examples_fit_their_functions(page):
-    """In the usual run, where the examples themselves take too long."""
-    calls = list(calls_of(page))
-    assert len(calls) > 5
-    for function, call in calls:
-        names = {word.arg: None for word in call.keywords}
-        if None not in names and not any(isinstance(a, ast.Starred) for a in call.args):
-            inspect.signature(function).bind(*call.args, **names)
 
 
 @pytest.mark.slow

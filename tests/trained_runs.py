@@ -6,8 +6,11 @@ import math
 
 import jax
 import numpy as np
+import pytest
 
 from experiments.shell import cli
+from experiments.shell.statements import STATEMENTS
+from rank_collapse.report.claims import answers_of
 
 SMALL = (
     "--depth=2",
@@ -23,6 +26,39 @@ SMALL = (
 def run(module, arguments, folder):
     """The exit code of a binary."""
     return cli.execute(module.main, module.FLAGS, [*arguments, f"--output_dir={folder}"])
+
+
+def finished(module, *arguments):
+    """A fixture: the folder of one run of a binary, never written to again."""
+
+    @pytest.fixture(scope="module")
+    def folder(tmp_path_factory):
+        path = tmp_path_factory.mktemp("run")
+        assert run(module, arguments, path) == 0
+        return path
+
+    return folder
+
+
+def parsed(module, *arguments):
+    return cli.parse(module.FLAGS, list(arguments))
+
+
+def answered(rows):
+    """{(statement, setting): verdict} and {statement: answer} of the rows of an experiment."""
+    answers = answers_of(STATEMENTS, rows)
+    verdicts = {(a.key, j.row.setting): j.verdict for a in answers for j in a.rows}
+    return verdicts, {a.key: a.answer for a in answers}
+
+
+def verdicts(rows):
+    """{statement: verdict of its first setting}"""
+    return {a.key: a.rows[0].verdict for a in answers_of(STATEMENTS, rows)}
+
+
+def arrays(folder):
+    with np.load(folder / "arrays.npz") as saved:
+        return dict(saved)
 
 
 def summary(folder):

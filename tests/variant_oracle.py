@@ -23,34 +23,13 @@ def sigma(s):
     return 1 / (1 + np.exp(-s))
 
 
-# What one row of weights is of its scores s to the keys 0 .. i, in layer l and head h.
 def row_softmax(s, l, h):
     return softmax(s)
-
-
-def row_sinks(s, l, h):
-    return np.exp(s) / (np.exp(s).sum() + np.exp(SINK[l, h]))
-
-
-def row_off_by_one(s, l, h):
-    return np.exp(s) / (1 + np.exp(s).sum())
-
-
-def row_sigmoid(s, l, h):
-    return 1 / (1 + N * np.exp(-s))
 
 
 def row_softpick(s, l, h):
     e = np.exp(s) - 1
     return np.maximum(e, 0) / (np.abs(e).sum() + 1e-8)
-
-
-def row_ssmax(s, l, h):
-    return softmax(SCALE[l, h] * np.log(len(s)) * s)
-
-
-def row_root(s, l, h):
-    return softmax(0.7 * np.sqrt(np.log(len(s))) * s)
 
 
 def row_retention(s, l, h):
@@ -114,21 +93,32 @@ def head_ssd(q, k, v, l, h):
     return m, np.array(out)
 
 
+# What one row of weights is of its scores s to the keys 0 .. i, in layer l and head h.
+ROWS = {
+    "softmax": row_softmax,
+    "softpick": row_softpick,
+    "retention": row_retention,
+    "sigmoid": lambda s, l, h: 1 / (1 + N * np.exp(-s)),
+    "off_by_one": lambda s, l, h: np.exp(s) / (1 + np.exp(s).sum()),
+    "sinks": lambda s, l, h: np.exp(s) / (np.exp(s).sum() + np.exp(SINK[l, h])),
+    "ssmax": lambda s, l, h: softmax(SCALE[l, h] * np.log(len(s)) * s),
+    "√log n": lambda s, l, h: softmax(0.7 * np.sqrt(np.log(len(s))) * s),
+}
 # {case: (variant, values, the head)}
 CASES = {
-    "softmax": ("softmax", {}, from_rows(row_softmax)),
+    "softmax": ("softmax", {}, from_rows(ROWS["softmax"])),
     "centred": ("centred", {}, from_rows(mixed(0, 1, -1))),
     "a_perp": ("a_perp", {"num_tokens": N}, from_rows(mixed(0, N**0.5, -(N**0.5)))),
     "value_skipinit": ("value_skipinit", {"beta": 0.3}, from_rows(mixed(1, 0.3, 0))),
     "shaped": ("shaped", {"beta": 0.4, "gamma": 0.2}, from_rows(mixed(1, 0.4, -0.2))),
     "attn_scale": ("attn_scale", {"excess": 0.5}, from_rows(mixed(0, 1.5, -0.5))),
-    "sigmoid": ("sigmoid", {}, from_rows(row_sigmoid)),
-    "softpick": ("softpick", {}, from_rows(row_softpick)),
-    "off_by_one": ("off_by_one", {}, from_rows(row_off_by_one)),
-    "sinks": ("sinks", {"sink": SINK}, from_rows(row_sinks)),
-    "ssmax": ("ssmax", {"scale": SCALE}, from_rows(row_ssmax)),
-    "√log n": ("ssmax", {"scale": 0.7, "power": 0.5}, from_rows(row_root)),
-    "retention": ("retention", {"decay": DECAY}, from_rows(row_retention)),
+    "sigmoid": ("sigmoid", {}, from_rows(ROWS["sigmoid"])),
+    "softpick": ("softpick", {}, from_rows(ROWS["softpick"])),
+    "off_by_one": ("off_by_one", {}, from_rows(ROWS["off_by_one"])),
+    "sinks": ("sinks", {"sink": SINK}, from_rows(ROWS["sinks"])),
+    "ssmax": ("ssmax", {"scale": SCALE}, from_rows(ROWS["ssmax"])),
+    "√log n": ("ssmax", {"scale": 0.7, "power": 0.5}, from_rows(ROWS["√log n"])),
+    "retention": ("retention", {"decay": DECAY}, from_rows(ROWS["retention"])),
     "differential": ("differential", {"vectors": VECTORS}, head_differential),
     "gated": ("gated", {}, head_gated),
     "linear": ("linear", {}, head_linear),

@@ -11,8 +11,8 @@ from absl import flags
 
 import rank_collapse as rc
 from experiments.shell import inputs
-from experiments.shell.executor import Chunk, Executor, Mapped, drawing
-from experiments.shell.flag_values import check_names
+from experiments.shell.executor import Chunk, Executor, Mapped
+from experiments.shell.flag_values import Flags, check_names
 from experiments.shell.progress import Progress
 from rank_collapse.measures import residuals
 from rank_collapse.network.gains import Gains
@@ -238,7 +238,7 @@ def undecided(measures: Mapping[str, np.ndarray]) -> np.ndarray:
     return np.flatnonzero(lost.any(axis=1) & np.isfinite(measures["ratio"]).all(axis=1))
 
 
-_log_profile = jax.jit(logdomain.log_residual_profile, compiler_options=seeds.QUICK)  # runs once
+_log_profile = jax.jit(logdomain.log_residual_profile)
 
 
 def in_float64(
@@ -281,12 +281,11 @@ def proved(
     return np.where(known, found.profile, profile).astype(profile.dtype), line
 
 
-def gaps(found: Mapping[str, np.ndarray], num_seeds: int) -> Iterator[str]:
-    """Why curves of all seeds have gaps: one line for each variant whose residuals are not known to
-    the end."""
+def gaps(found: Mapping[str, np.ndarray]) -> Iterator[str]:
+    """Why curves have gaps: one line for each variant whose residuals are not known to the end."""
     for name, values in found.items():
         (variant, measure), unknown = name.split("/"), np.isnan(values)
-        if measure in REASONS and unknown.any() and len(values) == num_seeds:
+        if measure in REASONS and unknown.any():
             lost, layers = np.flatnonzero(unknown.any(axis=1)), np.argmax(unknown, axis=1)
             yield (
                 f"no {measure} of {variant} in {len(lost)} of {len(values)} seeds, first in seed "
@@ -294,33 +293,34 @@ def gaps(found: Mapping[str, np.ndarray], num_seeds: int) -> Iterator[str]:
             )
 
 
-def measure_all(options: flags.FlagValues, setup: Setup, run: RunFolder) -> Results:
+def measure_all(options: Flags, setup: Setup, run: RunFolder) -> Results:
     """All measures of all settings, resuming from the run; one compilation per norm placement."""
     results, most = {}, min(options.seed_chunk, options.num_seeds)
     total = len(setup.networks) * len(setup.sweep) * options.num_seeds
     with Executor(options, run, "collapse", total) as executor:
-        where = {"mesh": executor.mesh, "at_once": seeds.seeds_at_once(executor.mesh)}
-        draws = options.program("draw", partial(drawing, partial(draw, options, setup), **where))
-        made = partial(Mapped, draw=draws, progress=executor.progress, **where)
+        progress = executor.progress
 
         def program(norm):
-            fn = partial(measure, options, setup, norm)
-            measured = options.program(norm, partial(made, fn))
-            of_norm = measured, setup.networks[norm], norm
-            return Decided(*of_norm, options.certify, executor.progress)
-
-        def check(cell, found):
-            for line in gaps(found, options.num_seeds):
-                executor.progress.say(f"{cell}: {line}")
+            one, drawn = partial(measure, options, setup, norm), partial(draw, options, setup)
+            measured = Mapped(one, executor.mesh, draw=drawn, progress=progress)
+            return Decided(measured, setup.networks[norm], norm, options.certify, progress)
 
         for norm in setup.networks:
-            cells = {
-                f"{norm}/weight_scale={scale!r}/skip_gain={gain!r}": (scale, gain)
-                for scale, gain in setup.sweep
-            }
-            known = executor.map(partial(program, norm), cells, check=check, most=most)
-            results |= {Setting(norm, *cells[cell]): nested(own) for cell, own in known.items()}
+            found = executor.map(partial(program, norm), partial(cells_of, norm), most=most)
+            for cell, floats in cells_of(norm, options).items():
+                results[Setting(norm, *floats)] = nested(found[cell])
+                for line in () if run.complete else gaps(found[cell]):
+                    progress.say(f"{cell}: {line}")
     return results
+
+
+def cells_of(norm: str, options: Flags) -> dict[str, tuple[float, float]]:
+    """{cell: (weight scale, skip gain)} of one norm placement."""
+    return {
+        f"{norm}/weight_scale={scale!r}/skip_gain={gain!r}": (scale, gain)
+        for scale in options.weight_scale
+        for gain in options.skip_gain
+    }
 
 
 def nested(arrays: dict[str, np.ndarray]) -> dict[str, dict[str, np.ndarray]]:

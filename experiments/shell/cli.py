@@ -29,17 +29,15 @@ from typing import Any, NoReturn
 import jax
 from absl import flags
 
-from experiments.shell import memory, process, several, signals
+from experiments.shell import memory, several, signals
 from experiments.shell.devices import mesh as mesh, set_up_devices as set_up_devices
 from experiments.shell.flag_values import Flags
 from experiments.shell.options import (
     EXECUTION as EXECUTION,
-    MOST_SEEDS as MOST_SEEDS,
     bare_flags as bare_flags,
     command_line as command_line,
     config_of as config_of,
     content_hash as content_hash,
-    definer as definer,
     folder_of,
     help_text,
     make_flags as make_flags,
@@ -48,6 +46,7 @@ from experiments.shell.options import (
 )
 from experiments.shell.sweep import work
 from experiments.shell.sweep.folder import BRIEFLY
+from experiments.shell.vocabulary import MOST_SEEDS as MOST_SEEDS, definer as definer
 from rank_collapse.printed import one_line, print_anything
 from rank_collapse.runs.files import RunError
 from rank_collapse.runs.folder import RunFolder
@@ -61,7 +60,6 @@ def run(
 ) -> NoReturn:
     """Runs a binary on the command line's arguments and exits; see `execute`."""
     print_anything()
-    process.end_with_parent()
     try:
         code = execute(main, flag_values, sys.argv[1:], positional=positional)
     except Exception:
@@ -92,7 +90,6 @@ def execute(
         arguments: Command-line arguments without the program's name.
         positional: Name of the flag whose value may stand alone.
     """
-    show_traceback = "--debug" in arguments
     try:
         options = parse(flag_values, arguments, positional)
         if options.help:
@@ -119,16 +116,12 @@ def execute(
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         return 128 + signal.SIGPIPE
     except memory.MISTAKES as error:
-        if several.lost(error):
-            return _report(f"another process of this run has stopped: {error}", show_traceback, 1)
-        return _report(memory.reason_of(error), show_traceback)
-
-
-def _report(message, show_traceback, code=2):
-    if show_traceback:
-        traceback.print_exc()
-    print(f"error: {one_line(message)}", file=sys.stderr)
-    return code
+        if "--debug" in arguments:
+            traceback.print_exc()
+        gone = several.lost(error)
+        reason = f"another process of this run has stopped: {error}" if gone else None
+        print(f"error: {one_line(reason or memory.reason_of(error))}", file=sys.stderr)
+        return 1 if gone else 2
 
 
 def open_run(
@@ -159,7 +152,7 @@ def open_run(
         | {"command": command_line()},
         "overwrite": options.overwrite,
         # A cell of a sweep may still be another process's, which is ending.
-        "wait": BRIEFLY if options.programs is not None else 0.0,
+        "wait": BRIEFLY if options.group is not None else 0.0,
     }
     if read_only:
         return RunFolder(folder_of(options, aside), fields["config"], primary=False)

@@ -1,6 +1,7 @@
 """The devices of a run: one XLA device per CPU core, and the mesh of those asked for."""
 
 import contextlib
+import glob
 import importlib.metadata
 import importlib.util
 import os
@@ -10,7 +11,7 @@ from absl import flags
 from jax.sharding import Mesh
 
 from experiments.shell import compilation, several
-from experiments.shell.sweep.child import SHARE
+from experiments.shell.process import SHARE
 from rank_collapse.runs import limits
 from rank_collapse.runs.seeds import seed_mesh
 
@@ -26,6 +27,14 @@ def accelerated() -> bool:
     plugins = importlib.metadata.entry_points(group="jax_plugins")
     installed = plugins or importlib.util.find_spec("libtpu") is not None
     return bool(installed) and os.environ.get("JAX_PLATFORMS") != "cpu"
+
+
+def gpus() -> list[str]:
+    """GPUs that JAX in a child would use, as CUDA_VISIBLE_DEVICES names them."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = [str(i) for i in range(len(glob.glob("/dev/nvidia[0-9]*")))]
+    names = names if visible is None else [name for name in visible.split(",") if name]
+    return names if accelerated() else []
 
 
 def share() -> int:

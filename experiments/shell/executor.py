@@ -8,6 +8,9 @@ A cell is a setting whose numbers compiled programs take as arguments. Its seeds
 other cells are one list, which is computed as many at a time as fit the memory, shared by the
 devices. Each chunk is saved when it is done, so that a run resumes on any number of
 devices and processes; what a seed gives depends on neither, nor on the others of its chunk.
+
+Cells come from an experiment's lists or from --sweep: runs of a sweep that differ in `Flags.traced`
+alone are a group, whose cells are computed as one list in the group's folder by the first of them.
 """
 
 import contextlib
@@ -19,12 +22,13 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
-from absl import flags
 from jax.sharding import Mesh
 
 from experiments.shell import memory, signals
 from experiments.shell.devices import mesh
+from experiments.shell.flag_values import Flags
 from experiments.shell.memory import MemoryBudget
+from experiments.shell.options import config_of
 from experiments.shell.progress import Progress
 from rank_collapse.runs import seeds
 from rank_collapse.runs.files import damaged
@@ -40,121 +44,137 @@ class Executor(contextlib.ExitStack):
         options: The flags; --num_devices, --memory_gb, and --seed and --num_seeds where they are.
         run: Holds what was computed before.
         label: Of the progress; "" for programs that show their own.
-        total: Seeds of all cells; those of one by default.
+        total: Seeds of all cells of a run; those of one by default.
+        alone: Whether the run computes its cells by itself, also in a group.
 
     Attributes:
-        run: The run folder.
+        run: The folder in which cells are computed: the run's, or its group's.
         mesh: Of the devices.
         keys: Of the seeds; None without --num_seeds.
         progress: None without a label.
     """
 
     def __init__(
-        self, options: flags.FlagValues, run: RunFolder, label: str = "", total: int | None = None
+        self,
+        options: Flags,
+        run: RunFolder,
+        label: str = "",
+        total: int | None = None,
+        *,
+        alone: bool = False,
     ):
         super().__init__()
-        self.run, self.mesh, self.keys, self.progress = run, mesh(options), None, None
+        self.run, self._own, self._options, self._members = run, run, options, [options]
+        if options.group is not None and len(options.group.members) > 1 and not alone:
+            self._members = options.group.members
+            config = {"cells": [config_of(member) for member in self._members]}
+            self.run = self.enter_context(RunFolder(options.group.folder, config))
+        self.mesh, self.keys, self.progress = mesh(options), None, None
         if "num_seeds" in options:
             self.keys = seeds.seed_keys(options.seed, options.num_seeds)
         if label:
-            total = len(self.keys) if total is None else total
+            total = len(self._members) * (len(self.keys) if total is None else total)
             self.progress = self.enter_context(Progress(total, label, log=run.log))
         self.budget = self.enter_context(MemoryBudget(options, self.mesh, run.log))
 
     def map(
         self,
         program: Callable[[], "Program"],
-        cells: Mapping[str, Any],
+        cells: Mapping[str, Any] | Callable[[Flags], Mapping[str, Any]],
         *,
         keys: Any = None,
-        run: RunFolder | None = None,
         most: int | None = None,
-        check: Callable[[str, Mapping[str, np.ndarray]], None] = lambda cell, found: None,
-        advance: bool = True,
         most_known: int | None = None,
-        again: bool = False,
     ) -> dict[str, dict[str, np.ndarray]]:
         """What is computed of all seeds of all cells, read where the run has it, else saved in it.
 
         Args:
             program: Makes what computes the chunks, where any are left.
-            cells: {part of the run's arrays: floats}, pytrees of one structure and shapes, or None.
+            cells: {part of the run's arrays: floats}, pytrees of one structure and shapes, or None;
+                or flags → that. A member of the group of whose flags it raises ValueError is left
+                out.
             keys: Of the seeds [s], the same of every cell; the executor's by default.
-            run: Holds what was computed before; the executor's by default.
             most: Seeds at a time, whatever fits the budget; all of all cells by default.
-            check: (cell, what is known of it) after each chunk, before that is saved; may raise.
-            advance: Whether the progress is advanced by the seeds that are done.
             most_known: Seeds of each cell that are read at the most; all by default.
-            again: Whether all is computed, and nothing saved.
 
         Returns:
             {cell: {name: [s, ...]}}.
 
         Raises:
             RunError: The run holds another number of seeds.
+            ValueError: Flags of this run that give no cells.
         """
-        keys = self.keys if keys is None else keys
-        run = self.run if run is None else run
-        progress = self.progress if advance else None
-        count = len(keys)
+        keys, count = self.keys if keys is None else keys, len(self.keys if keys is None else keys)
+        parts, floats = self._parts(cells if callable(cells) else lambda options: cells)
         known, left = {}, []
-        for cell in cells:
-            known[cell] = {} if again else run.part(cell) or {}
-            done = seeds_done(known[cell], count, run.path, cell)
-            if most_known is not None and most_known < done:
-                done = most_known
-                known[cell] = {name: values[:done] for name, values in known[cell].items()}
+        for cell in floats:
+            found = self.run.part(cell) or {}
+            done = seeds_done(found, count, self.run.path, cell)
+            done = done if most_known is None else min(done, most_known)
+            known[cell] = {name: values[:done] for name, values in found.items() if done}
             left += [(cell, seed) for seed in range(done, count)]
-        if progress is not None:
-            progress.skip(count * len(cells) - len(left))
-        if not left:
-            return known
-        made = program()
+        if self.progress is not None:
+            self.progress.skip(count * len(floats) - len(left))
+        if left:
+            self._compute(program(), left, known, keys, floats, most)
+        results = {cell: known[part] for cell, part in parts.items()}
+        if self.run is not self._own:
+            self._own.save_arrays(
+                {f"{cell}/{n}": a for cell, found in results.items() for n, a in found.items()}
+            )
+        return results
+
+    def _parts(self, cells_of):
+        """({cell of this run: its part of the arrays}, {part: floats} of the whole group)."""
+        parts, floats = {}, {}
+        for number, member in enumerate(self._members, 1):
+            own, more = member is self._options, f"/cell {number}" if len(self._members) > 1 else ""
+            with contextlib.nullcontext() if own else contextlib.suppress(ValueError):
+                found = cells_of(member)
+                floats |= {f"{cell}{more}": values for cell, values in found.items()}
+                parts |= {cell: f"{cell}{more}" for cell in found if own}
+        return parts, floats
+
+    def _compute(self, program, left, known, keys, floats, most):
+        """Computes what is left, chunk by chunk, adds it to what is known and saves it."""
 
         def chunk_of(first, size):
             own = left[first : first + size]
             padded = own + own[-1:] * (size - len(own))
-            floats = jax.tree.map(lambda *a: np.stack(a), *(cells[name] for name, _ in padded))
+            of_cells = jax.tree.map(lambda *a: np.stack(a), *(floats[name] for name, _ in padded))
             padded_keys = keys[np.array([seed for _, seed in padded])]
-            return Chunk(*zip(*own, strict=True), padded_keys, floats, size)
+            return Chunk(*zip(*own, strict=True), padded_keys, of_cells, size)
 
-        size = self.budget.fit(lambda size: made.needed(chunk_of(0, size)), len(left), most)
+        size = self.budget.fit(lambda size: program.needed(chunk_of(0, size)), len(left), most)
         for first in range(0, len(left), size):
             chunk = chunk_of(first, size)
-            new = named(made(chunk))
-            for cell, place in chunk.by_cell().items():
-                own = {name: values[place] for name, values in new.items()}
-                found = known[cell]
-                known[cell] = {
-                    n: np.concatenate([found[n], a]) if found else a for n, a in own.items()
-                }
-                check(cell, known[cell])
-            if not again:
-                arrays = {c: known[c] for c in chunk.by_cell()}
-                run.save_arrays(
-                    {f"{c}/{n}": a for c, found in arrays.items() for n, a in found.items()}
-                )
-            signals.check() if progress is None else progress.advance(len(chunk.seeds))
-        return known
+            new, arrays = named(program(chunk)), {}
+            for cell, rows in itertools.groupby(range(len(chunk.cells)), chunk.cells.__getitem__):
+                place = list(rows)
+                for name, values in new.items():
+                    before = [known[cell][name]] if name in known[cell] else []
+                    known[cell][name] = np.concatenate([*before, values[place]])
+                    arrays[f"{cell}/{name}"] = known[cell][name]
+            self.run.save_arrays(arrays)
+            signals.check() if self.progress is None else self.progress.advance(len(chunk.seeds))
 
     def measure(
         self,
         fn: Callable[[Any, Any], Any],
-        cells: Mapping[str, Any],
+        cells: Mapping[str, Any] | Callable[[Flags], Mapping[str, Any]],
         *,
         keys: Any = None,
         most: int | None = None,
         **how: Any,
     ) -> dict[str, dict[str, np.ndarray]]:
         """`map` of a function of one seed; `how` are further arguments of `Mapped`."""
-        how.setdefault("at_once", seeds.seeds_at_once(self.mesh))
         program = partial(Mapped, fn, self.mesh, progress=self.progress, **how)
         return self.map(program, cells, keys=keys, most=most)
 
 
 def of_one_seed(
-    measure: Callable[[flags.FlagValues, Any, Any], Any], label: str
-) -> Callable[[flags.FlagValues, Any, RunFolder], dict[str, np.ndarray]]:
+    measure: Callable[[Flags, Any, Any], Any], label: str
+) -> Callable[[Flags, Any, RunFolder], dict[str, np.ndarray]]:
     """`Experiment.measure` of an experiment that has measure(options, setup, key) of one seed.
 
     Where a device takes its seeds one by one they are saved as they come.
@@ -162,8 +182,7 @@ def of_one_seed(
 
     def measure_all(options, setup, run):
         with Executor(options, run, label) as executor:
-            at_once = seeds.seeds_at_once(executor.mesh)
-            most = at_once and at_once * executor.mesh.size
+            most = executor.mesh.size if seeds.on_cpu(executor.mesh) else None
             one = partial(measure, options, setup)
             return executor.measure(lambda key, _: one(key), {SEEDS: None}, most=most)[SEEDS]
 
@@ -187,12 +206,6 @@ class Chunk(NamedTuple):
     floats: Any
     size: int
 
-    def by_cell(self) -> dict[str, slice]:
-        """Where the seeds of each cell are."""
-        groups = itertools.groupby(range(len(self.cells)), key=self.cells.__getitem__)
-        places = {cell: list(own) for cell, own in groups}
-        return {cell: slice(own[0], own[-1] + 1) for cell, own in places.items()}
-
 
 class Program(Protocol):
     """What computes chunks."""
@@ -211,8 +224,10 @@ class Mapped:
     Args:
         fn: (key, floats) of one seed → pytree of arrays.
         mesh: Of the devices.
-        draw: What draws what `fn` takes in the place of the keys, of all seeds: see `drawing`.
-        at_once, level: As of `runs.seeds.spread`.
+        draw: (key, floats) of one seed → what `fn` takes in the place of the key: a program of its
+            own, since random numbers are slow to optimise and drawn once.
+        at_once: Seeds a device vmaps over; None for `seeds.seeds_at_once`.
+        level: As of `runs.seeds.spread`.
         progress: Gets how long compiling took; None for none.
     """
 
@@ -221,19 +236,22 @@ class Mapped:
         fn: Callable[[Any, Any], Any],
         mesh: Mesh,
         *,
-        draw: Callable[[Any, None], Any] | None = None,
+        draw: Callable[[Any, Any], Any] | None = None,
         at_once: int | None = None,
         level: int = 1,
         progress: Progress | None = None,
     ):
-        self._mesh, self._progress, self._size, self._draw = mesh, progress, 0, draw
-        self._call = seeds.spread(lambda own, _: fn(*own), mesh, at_once=at_once, level=level)
+        count = seeds.seeds_at_once(mesh) if at_once is None else at_once
+
+        def spread(fn, level):
+            return seeds.spread(lambda own, _: fn(*own), mesh, at_once=count, level=level)
+
+        self._mesh, self._progress = mesh, progress
+        self._call, self._draw = spread(fn, level), None if draw is None else spread(draw, 0)
 
     def needed(self, chunk: Chunk) -> int:
-        if self._size != chunk.size:  # else another run of a sweep has compiled it
-            with self._progress.aside("compiling") if self._progress else contextlib.nullcontext():
-                self._compiled = self._call.lower(self._shapes(chunk), None).compile()
-            self._size = chunk.size
+        with self._progress.aside("compiling") if self._progress else contextlib.nullcontext():
+            self._compiled = self._call.lower(self._shapes(chunk), None).compile()
         return memory.program_bytes(self._compiled) * self._mesh.size
 
     def __call__(self, chunk: Chunk) -> Any:
@@ -251,14 +269,6 @@ class Mapped:
         sharding = seeds.seed_sharding(self._mesh)
         drawn = jax.eval_shape(self._draw, own, None)
         return jax.tree.map(lambda a: a.update(sharding=sharding), drawn), own[1]
-
-
-def drawing(
-    fn: Callable[[Any, Any], Any], mesh: Mesh, at_once: int | None = None
-) -> Callable[[Any, None], Any]:
-    """(key, floats) of one seed → what is drawn, as a program of its own that several `Mapped` may
-    share: random numbers are slow to optimise and drawn once."""
-    return seeds.spread(lambda own, _: fn(*own), mesh, at_once=at_once, level=0)
 
 
 def named(tree: Any, separator: str = "/") -> dict[str, np.ndarray]:

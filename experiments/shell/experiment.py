@@ -66,15 +66,6 @@ class Drawing:
             lambda results, setup: bool(part(results)),
         )
 
-    @classmethod
-    def named(cls, figures_of: Callable[[Any], Mapping], name: str, caption: str = "") -> "Drawing":
-        """One of those that figures_of(results) can draw, by name, where it is among them."""
-        return cls(
-            lambda results, setup: figures_of(results)[name](),
-            caption,
-            lambda results, setup: name in figures_of(results),
-        )
-
 
 class Shown(NamedTuple):
     """What is said of a run."""
@@ -146,10 +137,6 @@ class Experiment:
         return dict(found) if isinstance(found, Mapping) else {"": found}
 
     def main(self, options: Flags) -> None:
-        """As `cli.run` and `cli.execute` take it."""
-        self.run(options)
-
-    def run(self, options: Flags) -> "Shown":
         """Measures what the run folder lacks, writes and prints what was measured.
 
         Raises:
@@ -177,7 +164,6 @@ class Experiment:
         for answer in report.answers_of(STATEMENTS, shown.claims):
             print(report.answer_lines(answer))
         print(f"{'written to' if run.primary else 'read from'} {run.path}")
-        return shown
 
     def read(self, folder: Path) -> "Shown":
         """What a finished folder holds, without measuring anything.

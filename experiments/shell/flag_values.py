@@ -1,9 +1,22 @@
 """The flags of one binary, with what a sweep has to know of it."""
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
 
 from absl import flags
+
+
+class Group(NamedTuple):
+    """Runs of a sweep that one process computes together.
+
+    Attributes:
+        folder: In which they are computed, where there are several.
+        members: Their flags, which differ in `Flags.traced` alone.
+    """
+
+    folder: Path
+    members: "Sequence[Flags]"
 
 
 class Flags(flags.FlagValues):
@@ -12,15 +25,12 @@ class Flags(flags.FlagValues):
     Args:
         experiment: Name of the folder under results/.
         shows: Default of --sweep_shows; None for a command without sweeps.
-        traced: Flags whose values compiled programs take as arguments: runs that differ in them
-            alone share their programs.
-        joined: Whether such runs are computed as one ensemble.
+        traced: Flags whose values compiled programs take as arguments: runs of a sweep that differ
+            in them alone are computed together, see `Executor.map`.
         aside: Flags that change no result beyond rounding.
 
     Attributes:
-        unit: In a cell of a sweep, what it is computed with (`sweep.folder.Unit`); else None.
-        programs: What the cells of a sweep share, or networks of one run; None for nothing; see
-            `program`.
+        group: Of a run of a sweep; else None.
     """
 
     def __init__(
@@ -28,38 +38,17 @@ class Flags(flags.FlagValues):
         experiment: str = "",
         *,
         shows: str | None = None,
-        traced: Sequence[str] = (),
-        joined: bool = False,
+        traced: Iterable[str] = (),
         aside: Iterable[str] = (),
     ):
         super().__init__()
+        about = {"experiment": experiment, "shows": shows, "group": None}
         # absl takes attributes for flags.
-        vars(self).update(
-            experiment=experiment,
-            shows=shows,
-            traced=tuple(traced),
-            joined=joined,
-            aside=frozenset(aside),
-            unit=None,
-            programs=None,
-        )
+        vars(self).update(about, traced=frozenset(traced), aside=frozenset(aside))
 
-    def belong_to(self, **known: Any) -> None:
-        """Sets `unit` or `programs`."""
-        vars(self).update(known)
-
-    def program(self, name: str, make: Callable[[], Any]) -> Any:
-        """make(), once for all that share their `programs`.
-
-        Args:
-            name: Of the program within a run.
-            make: Makes what holds the compiled functions; may depend on no flag in `traced`.
-        """
-        if self.programs is None:
-            return make()
-        if name not in self.programs:
-            self.programs[name] = make()
-        return self.programs[name]
+    def join(self, group: Group) -> None:
+        """Makes this the flags of a run of a sweep."""
+        vars(self)["group"] = group
 
 
 def check_names(options: flags.FlagValues, flag: str, known: Iterable[str]) -> None:

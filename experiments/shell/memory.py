@@ -2,7 +2,9 @@
 
 import contextlib
 import os
+import re
 import resource
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -40,12 +42,11 @@ def budget(gigabytes: float | None, devices: list[Any]) -> int:
 
     Args:
         gigabytes: What is asked for (10⁹ bytes); None for most of what is free.
-        devices: Of the run.
+        devices: Of the run, in this process.
     """
     if gigabytes is not None:
         return int(gigabytes * GB) // share()
-    own = [d for d in devices if d.process_index == jax.process_index()]
-    stats = [device.memory_stats() or {} for device in own]
+    stats = [device.memory_stats() or {} for device in devices]
     if stats and all("bytes_limit" in s for s in stats):
         return int(SHARE * sum(s["bytes_limit"] - s.get("bytes_in_use", 0) for s in stats))
     return int(SHARE * free()) // share()
@@ -54,14 +55,13 @@ def budget(gigabytes: float | None, devices: list[Any]) -> int:
 def free() -> int:
     """Bytes of the machine's memory, or of this container's, that nobody uses."""
     found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
-    with contextlib.suppress(OSError, StopIteration, ValueError):
-        found.append(_kilobytes("/proc/meminfo", "MemAvailable"))
+    found.append(_bytes_of("/proc/meminfo", "MemAvailable") or found[0])
+    folder = Path("/sys/fs/cgroup")
     for limit, used in (
         ("memory.max", "memory.current"),
         ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
     ):
         with contextlib.suppress(OSError, ValueError):
-            folder = Path("/sys/fs/cgroup")
             found.append(int((folder / limit).read_text()) - int((folder / used).read_text()))
     return max(min(found), 0)
 
@@ -71,17 +71,18 @@ def peak(devices: list[Any] | None = None) -> int:
     stats = [device.memory_stats() or {} for device in devices or []]
     if stats and all("peak_bytes_in_use" in s for s in stats):
         return sum(s["peak_bytes_in_use"] for s in stats)
-    with contextlib.suppress(OSError, StopIteration, ValueError):
-        # Where there is one: getrusage's starts at the size of the process this one came from.
-        return _kilobytes("/proc/self/status", "VmHWM")
+    # Where there is one: getrusage's starts at the size of the process this one came from.
+    size = _bytes_of("/proc/self/status", "VmHWM")
     largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return largest if os.uname().sysname == "Darwin" else 1024 * largest
+    return size or (largest if sys.platform == "darwin" else 1024 * largest)
 
 
-def _kilobytes(path, name):
-    """Bytes of a line "name:  42 kB"."""
-    lines = Path(path).read_text("ascii").splitlines()
-    return 1024 * int(next(x for x in lines if x.startswith(name)).split()[1])
+def _bytes_of(path, name):
+    """Bytes of a line "name:  42 kB"; 0 where there is none."""
+    found = ""
+    with contextlib.suppress(OSError):
+        found = Path(path).read_text("ascii", "replace")
+    return 1024 * int((re.findall(rf"^{name}:\s*([0-9]+) kB", found, re.MULTILINE) or [0])[0])
 
 
 def program_bytes(compiled: Any) -> int:
@@ -94,14 +95,8 @@ def program_bytes(compiled: Any) -> int:
 
 
 def size_of(tree: Any) -> int:
-    """Bytes of all arrays of a pytree, or of their shapes; of random keys as their data."""
-    return sum(_size(leaf) for leaf in jax.tree.leaves(tree))
-
-
-def _size(leaf):
-    if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        leaf = jax.eval_shape(jax.random.key_data, leaf)
-    return leaf.size * leaf.dtype.itemsize
+    """Bytes of all arrays of a pytree, or of their shapes."""
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
 class MemoryBudget:
@@ -117,13 +112,12 @@ class MemoryBudget:
     """
 
     def __init__(self, options: flags.FlagValues, mesh: Mesh, log: Callable[[str], None]):
-        self.mesh, self.log = mesh, log
+        self.mesh, self.log, self._largest = mesh, log, (-1, "")
         self._devices = list(mesh.local_devices)
         free = int(budget(None, self._devices) / SHARE)
         limits = np.asarray([budget(options.memory_gb, self._devices), free])
         self._limit, self._free = map(int, processes.from_primary(limits))  # the same in all
         self._before = peak(self._devices)
-        self._largest = (-1, "")
 
     def __enter__(self) -> "MemoryBudget":
         return self

@@ -37,8 +37,6 @@ EXECUTION = {
     "memory_gb",
 }
 
-MOST_SEEDS = 10**6  # of one run: its keys, its list of seeds and its table are held as a whole
-
 
 def make_flags(
     experiment: str,
@@ -60,27 +58,13 @@ def make_flags(
         **about: Further arguments of `Flags`.
     """
     values = bare_flags(Flags(experiment, shows=shows, aside=EXECUTION | set(execution), **about))
-    define = definer(values)
-    text = f"Folder of the run (default results/{experiment}/<run name>); with --run_name its "
-    define("string", "output_dir", None, text + "parent.")
-    text = "Name of the run (default: made from the flags that are not at their defaults)."
-    define("string", "run_name", None, text)
-    text = "Delete what an earlier run left in the folder and start afresh."
-    define("boolean", "overwrite", False, text)
+    vocabulary.define(values, output_dir=None, run_name=None, overwrite=False)
     if num_seeds is not None:
-        text = "Base seed; seed s of the run is fold_in(key(seed), s)."
-        define("integer", "seed", 0, text, lower_bound=0)
-        text = "Seeds, run as one ensemble."
-        define("integer", "num_seeds", num_seeds, text, lower_bound=1, upper_bound=MOST_SEEDS)
-        text = "One of several processes that share the seeds; see docs/accelerators.md."
-        define("boolean", "distributed", False, text)
-    text = "Devices of a process, which share the seeds (0: all; on a CPU one per core)."
-    define("integer", "num_devices", 0, text, lower_bound=0)
+        vocabulary.define(values, seed=0, num_seeds=num_seeds, distributed=False)
+    vocabulary.define(values, num_devices=0)
     if shows is not None:
-        for name, text in _SWEEPS.items():
-            define("string", name, None, text.format(shown=shows))
-        text = "Processes of this machine that share the sweep; 1: this one, in order."
-        define("integer", "workers", 1, text, lower_bound=1)
+        names = ("sweep", "sweep_shows", "slice", "scheduler")
+        vocabulary.define(values, **dict.fromkeys(names), workers=1)
         text = "Cells that this process computes together, from 0 (for workers)."
         vocabulary.numbers(values, "only_cells", [], text, lower_bound=0)
     return values
@@ -88,33 +72,15 @@ def make_flags(
 
 # Flags of --sweep, without which they say nothing.
 OF_SWEEP = ("sweep_shows", "slice", "only_cells", "workers", "scheduler")
-_SWEEPS = {
-    "sweep": "Run a grid: products a=1,2;b=3,4 and values that change together a,b=1:3,2:4. Each "
-    "cell is a run in <folder>/cells/; the folder holds one table and one figure of all.",
-    "sweep_shows": "What its figure shows: a column of results.csv, then conditions such as "
-    "layer=2 or layer=last (default {shown}).",
-    "slice": "i/n: the i-th of n parts of the sweep, from 0 (default: of a Slurm array).",
-    "scheduler": "Address of a Dask scheduler whose workers share the sweep.",
-}
 
 
 def bare_flags(values: flags.FlagValues | None = None) -> flags.FlagValues:
     """The flags of a command that computes nothing: --debug and --help; added to those given."""
     values = flags.FlagValues() if values is None else values
-    define = definer(values)
+    define = vocabulary.definer(values)
     define("boolean", "debug", False, "Show the traceback of an error.")
     define("boolean", "help", False, "Show this and exit.", short_name="h")
     return values
-
-
-def definer(flag_values: flags.FlagValues) -> Callable[..., None]:
-    """define(kind, name, default, text, *choices, **limits): absl's DEFINE_<kind> on them."""
-
-    def define(kind, name, default, text, *choices, **limits):
-        add = getattr(flags, f"DEFINE_{kind}")
-        add(name, default, *choices, text, flag_values=flag_values, **limits)
-
-    return define
 
 
 def parse(
@@ -194,7 +160,7 @@ def help_text(main: Callable, flag_values: flags.FlagValues) -> str:
 
 
 def options_of(flag_values: Flags, folder: Path, shown: Mapping[str, Any]) -> Flags:
-    """The flags that a run folder was made with.
+    """The flags that a run folder was made with; all count as given.
 
     Args:
         shown: Those that may differ between its runs, by name.
@@ -202,29 +168,19 @@ def options_of(flag_values: Flags, folder: Path, shown: Mapping[str, Any]) -> Fl
     Raises:
         RunError: A damaged config.json.
     """
-    path = folder / "config.json"
-    config = read_object(path).get("config")
+    config = read_object(folder / "config.json").get("config")
     if not isinstance(config, dict):
-        raise damaged(path, "it has no config")
-    arguments = [
-        f"--no{name}" if value is False or value == [] else f"--{name}={_text(value)}"
-        for name, value in (config | shown).items()
-        if name in flag_values and value != flag_values[name].default
-    ]
-    options = parse(flag_values, [*arguments, f"--output_dir={folder}"])
-    if config.get("figure"):  # whose own defaults are others than the flags'
-        for name in config.keys() & set(options):
-            options[name].present = 1
+        raise damaged(folder / "config.json", "it has no config")
+    options = parse(flag_values, [f"--output_dir={folder}"])
+    for name, value in (config | shown).items():
+        if name in options:
+            options[name].value, options[name].present = value, 1
     return options
 
 
-def _text(value):
-    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
-def config_of(options: Flags, aside: Set[str] = frozenset()) -> dict[str, Any]:
-    """What of the flags determines the results: all but `options.aside` and `aside`."""
-    left_out = options.aside | aside
+def config_of(options: Flags, aside: Set[str] | None = None) -> dict[str, Any]:
+    """What of the flags determines the results: all but `aside`, by default `options.aside`."""
+    left_out = options.aside if aside is None else aside
     named = (n for n in sorted(options) if options[n].name == n and n not in left_out)
     return {"experiment": options.experiment} | {n: options[n].value for n in named}
 
@@ -242,13 +198,8 @@ def default_run_name(options: Flags, aside: Set[str]) -> str:
 
     "default" when there are none: the same flags give the same folder, others another.
     """
-    changed = {
-        name: options[name].value
-        for name in sorted(options)
-        if options[name].name == name
-        and name not in aside
-        and options[name].value != options[name].default
-    }
+    config = config_of(options, aside)
+    changed = {n: v for n, v in config.items() if n in options and v != options[n].default}
     if not changed:
         return "default"
     text = ",".join(

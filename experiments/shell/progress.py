@@ -36,14 +36,11 @@ class Progress:
         stream: TextIO | None = None,
         interval: float = 5.0,
     ):
-        self.total, self.label, self.log = total, label, log
-        self.first = self.done = 0
+        self.total, self.label, self.log, self.interval = total, label, log, interval
         self.stream = sys.stderr if stream is None else stream
-        self.interval = interval
-        self._terminal = self.stream.isatty()
-        self._silent = jax.process_index() != 0
+        self._terminal, self._silent = self.stream.isatty(), jax.process_index() != 0
         self._started = self._last = time.monotonic()
-        self._aside = 0.0
+        self.first = self.done = self._aside = 0
 
     def __enter__(self) -> "Progress":
         return self
@@ -68,35 +65,28 @@ class Progress:
 
         Values must be host floats already: reading a device array here would make the device wait.
         """
-        self.done = done
-        now = time.monotonic()
-        elapsed = now - self._started - self._aside
-        steps = done - self.first
-        remaining = elapsed / steps * (self.total - done) if steps > 0 else float("nan")
-        shown = " ".join(f"{name} {value:.4g}" for name, value in values.items())
-        share = done / max(self.total, 1)
-        text = f"{done}/{self.total} {shown}".rstrip()
+        self.done, now = done, time.monotonic()
+        elapsed, steps = now - self._started - self._aside, done - self.first
+        shown = " ".join([f"{done}/{self.total}", *(f"{n} {v:.4g}" for n, v in values.items())])
         if done >= self.total:
-            text += f", {duration(elapsed)}"
+            shown += f", {duration(elapsed)}"
         elif steps > 0:
-            text += f", {duration(remaining)} left"
+            shown += f", {duration(elapsed / steps * (self.total - done))} left"
         if self._terminal and not self._silent:
-            filled = round(BAR * share)
+            filled = round(BAR * done / max(self.total, 1))
             bar = "█" * filled + "·" * (BAR - filled)
-            print(f"\r\x1b[K{self.label} {bar} {text}", end="", file=self.stream, flush=True)
+            print(f"\r\x1b[K{self.label} {bar} {shown}", end="", file=self.stream, flush=True)
         if done >= self.total or now - self._last >= self.interval:
             self._last = now
-            self.say(text, terminal=False)
+            self.say(shown, terminal=False)
         signals.check()
 
     def say(self, message: str, terminal: bool = True) -> None:
         """One line, in the log and where progress is written."""
         line = f"{self.label}: {message}"
-        if self._silent:
-            return
-        if self.log is not None:
+        if self.log is not None and not self._silent:
             self.log(line)
-        if not self._terminal or terminal:
+        if not self._silent and (terminal or not self._terminal):
             print(("\r\x1b[K" if self._terminal else "") + line, file=self.stream, flush=True)
 
     @contextlib.contextmanager

@@ -52,13 +52,10 @@ def join() -> None:
     if jax.distributed.is_initialized():
         return
     given = {name: os.environ[name] for name in VARIABLES if os.environ.get(name)}
-    numbers = {}
     for name in VARIABLES[1:]:
-        if name in given:
-            if not (given[name].isascii() and given[name].isdecimal()):
-                raise ValueError(f"{name}={given[name]!r} is not a whole number")
-            numbers[name] = int(given[name])
-    count, index = (numbers.get(name) for name in VARIABLES[1:])
+        if name in given and not (given[name].isascii() and given[name].isdecimal()):
+            raise ValueError(f"{name}={given[name]!r} is not a whole number")
+    count, index = (int(given[name]) if name in given else None for name in VARIABLES[1:])
     if count is not None and index is not None and index >= count:
         raise ValueError(f"{VARIABLES[2]}={index} is not below {VARIABLES[1]}={count}")
     if VARIABLES[0] in given:
@@ -103,15 +100,11 @@ def check_address(address: str, primary: bool) -> None:
         raise ValueError(f"{name} is not host:port")
     try:
         socket.getaddrinfo(host.strip("[]"), int(port))
+        if primary:
+            socket.create_server(("", int(port))).close()
     except OSError as error:
-        raise ValueError(f"{name}: no such host ({error.strerror or error})") from error
-    if primary:
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("", int(port)))
-            except OSError as error:
-                raise ValueError(f"{name}: {error.strerror or error}") from error
+        what = "no such host: " if isinstance(error, socket.gaierror) else ""
+        raise ValueError(f"{name}: {what}{error.strerror or error}") from error
 
 
 def _give_up(address: str, error: Any = "") -> NoReturn:
@@ -184,10 +177,8 @@ def one_voice():
     if not running():
         yield
         return
-    silent = contextlib.nullcontext()
-    if not processes.is_primary():
-        silent = contextlib.redirect_stdout(io.StringIO())
-    with silent:
+    hidden = contextlib.redirect_stdout(io.StringIO())
+    with contextlib.nullcontext() if processes.is_primary() else hidden:
         yield
     processes.same_everywhere("done")
 

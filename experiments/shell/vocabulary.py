@@ -7,7 +7,7 @@ second name, such as that of a published command.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from absl import flags
@@ -16,7 +16,8 @@ from rank_collapse.network.attention import MASKS
 from rank_collapse.network.config import INITS
 from rank_collapse.network.layers import MLP_KINDS, NORM_KINDS, NORM_PLACEMENTS
 
-# {name: (kind, text, choices or lower bound)}
+MOST_SEEDS = 10**6  # of one run: its keys, its list of seeds and its table are held as a whole
+# {name: (kind, text, choices, or the lower and the upper bound)}; the text may name the experiment.
 VOCABULARY = {
     "depth": ("integer", "Layers L.", 1),
     "num_heads": ("integer", "Heads H of each layer.", 1),
@@ -38,6 +39,7 @@ VOCABULARY = {
         "float",
         "Dropout of embedding, attention weights and branches in training.",
         0.0,
+        0.99,
     ),
     "init_scale": ("float", "Multiplies the initial weights of the layers.", 0.0),
     "weight_decay": ("float", "Added to the gradient times the weight (L2).", 0.0),
@@ -45,19 +47,71 @@ VOCABULARY = {
     "norm_placement": ("enum", "Where norms are.", NORM_PLACEMENTS),
     "norm_kind": ("enum", "Kind of norm.", NORM_KINDS),
     "mask": ("enum", "Attention mask.", MASKS),
-    "window": ("integer", "Reach of --mask=local.", None),
+    "window": ("integer", "Reach of --mask=local."),
     "init": ("enum", "Initialisation.", INITS),
-    "weight_scale": ("float", "Multiplies every weight.", None),
-    "skip_gain": ("float", "Multiplies the skips.", None),
-    "bias_scale": ("float", "Standard deviation of the biases.", None),
+    "weight_scale": ("float", "Multiplies every weight."),
+    "skip_gain": ("float", "Multiplies the skips."),
+    "bias_scale": ("float", "Standard deviation of the biases."),
     "memory_gb": (
         "float",
         "Memory for the seeds, in 10⁹ bytes; more of them are computed chunk by chunk "
         "(default: most of what is free).",
         1e-9,
     ),
-    "no_repeat": ("boolean", "No letter twice in a sequence.", None),
+    "no_repeat": ("boolean", "No letter twice in a sequence."),
+    # Of all commands, of those with seeds, and of those with sweeps: `options.make_flags`.
+    "output_dir": (
+        "string",
+        "Folder of the run (default results/{flags.experiment}/<run name>); with --run_name its "
+        "parent.",
+    ),
+    "run_name": (
+        "string",
+        "Name of the run (default: made from the flags that are not at their defaults).",
+    ),
+    "overwrite": ("boolean", "Delete what an earlier run left in the folder and start afresh."),
+    "num_devices": (
+        "integer",
+        "Devices of a process, which share the seeds (0: all; on a CPU one per core).",
+        0,
+    ),
+    "seed": ("integer", "Base seed; seed s of the run is fold_in(key(seed), s).", 0),
+    "num_seeds": ("integer", "Seeds, run as one ensemble.", 1, MOST_SEEDS),
+    "distributed": (
+        "boolean",
+        "One of several processes that share the seeds; see docs/accelerators.md.",
+    ),
+    "sweep": (
+        "string",
+        "Run a grid: products a=1,2;b=3,4 and values that change together a,b=1:3,2:4. Each "
+        "cell is a run in <folder>/cells/; the folder holds one table and one figure of all.",
+    ),
+    "sweep_shows": (
+        "string",
+        "What its figure shows: a column of results.csv, then conditions such as "
+        "layer=2 or layer=last (default {flags.shows}).",
+    ),
+    "slice": (
+        "string",
+        "i/n: the i-th of n parts of the sweep, from 0 (default: of a Slurm array).",
+    ),
+    "scheduler": ("string", "Address of a Dask scheduler whose workers share the sweep."),
+    "workers": (
+        "integer",
+        "Processes of this machine that share the sweep; 1: this one, in order.",
+        1,
+    ),
 }
+
+
+def definer(flag_values: flags.FlagValues) -> Callable[..., None]:
+    """define(kind, name, default, text, *choices, **limits): absl's DEFINE_<kind> on them."""
+
+    def define(kind, name, default, text, *choices, **limits):
+        add = getattr(flags, f"DEFINE_{kind}")
+        add(name, default, *choices, text, flag_values=flag_values, **limits)
+
+    return define
 
 
 def define(
@@ -71,13 +125,13 @@ def define(
         **defaults: Of each flag that it has.
     """
     for name, default in defaults.items():
-        kind, text, limit = VOCABULARY[name]
-        limit = (least or {}).get(name, limit)
-        choices = [limit] if kind == "enum" else []
-        limits = {"lower_bound": limit} if kind in ("integer", "float") else {}
-        limits |= {"upper_bound": 0.99} if name == "dropout" else {}
-        add = getattr(flags, f"DEFINE_{kind}")
-        add(name, default, *choices, text, flag_values=values, **limits)
+        kind, text, *limits = VOCABULARY[name]
+        choices, bounds = limits, {}
+        if kind in ("integer", "float"):
+            lowest, highest = [*limits, None, None][:2]
+            lowest = (least or {}).get(name, lowest)
+            choices, bounds = [], {"lower_bound": lowest, "upper_bound": highest}
+        definer(values)(kind, name, default, text.format(flags=values), *choices, **bounds)
 
 
 class NumbersParser(flags.ArgumentParser):

@@ -1,4 +1,4 @@
-"""A process that runs binaries one after the other, started by `process.run_in_workers`.
+"""A process that runs binaries one after the other, started by `process.start`.
 
 A line of its standard input is a JSON list, a module with `main` and FLAGS, and arguments. After
 what that run prints comes a line of `ENDED`, the exit code and the CPU seconds. At the end of the
@@ -6,7 +6,6 @@ input, as where the parent was killed, the run that is at work stops as by SIGTE
 """
 
 import functools
-import importlib
 import importlib.util
 import json
 import os

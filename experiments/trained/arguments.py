@@ -84,9 +84,8 @@ def make_flags(
         experiment,
         num_seeds=num_seeds,
         shows=shows,
-        joined=ensemble,
         execution=EXECUTION,
-        traced=[field.name for field in dataclasses.fields(Hyper)],
+        traced=[field.name for field in dataclasses.fields(Hyper)] if ensemble else (),
     )
     # Normalised tokens of two numbers are (1, -1) or (-1, 1), whatever the network.
     own = {"dropout": dropout, "init_scale": 1.0, "memory_gb": None}
@@ -127,7 +126,7 @@ def make_flags(
             False,
             "Write rc.monitor of every layer, and the loss, to metrics.jsonl (of several "
             "networks to a file for each in metrics/) before training and after each epoch; "
-            "draw it with python -m experiments.watch FOLDER.",
+            "draw it with rank-collapse watch FOLDER.",
         )
     return values
 

@@ -10,7 +10,6 @@ import jax
 import numpy as np
 from absl import flags
 
-from experiments.shell import cli
 from experiments.shell.executor import Executor
 from experiments.shell.flag_values import Flags
 from experiments.trained import arguments
@@ -18,7 +17,7 @@ from experiments.trained.program import ALONE, Kept, Training, nested
 from rank_collapse.runs.files import damaged
 from rank_collapse.runs.folder import RunFolder
 from rank_collapse.training import Ensemble, Recipe, path_accuracy
-from rank_collapse.training.recipe import check_hyper, config_of, fault_of
+from rank_collapse.training.recipe import check_hyper, config_of
 from rank_collapse.training.tasks.examples import Examples
 from rank_collapse.training.watched import layer_scalars
 
@@ -93,12 +92,12 @@ def results_of(
     run: RunFolder,
     measure: Callable[[Setup, Any, Any, Any], Any],
     part: str = ALONE,
+    programs: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Everything that is shown of one network: from the saved arrays, else trained and measured.
 
     Weights (--keep_models) and lines (--monitor) are there only if they were asked for: a run that
-    is asked later trains again those seeds whose files it lacks. A run is a sweep of one cell;
-    cells of a sweep that are trained as one ensemble are saved in the folder of that first.
+    is asked later trains again those seeds whose files it lacks.
 
     Args:
         options: Flags.
@@ -106,6 +105,7 @@ def results_of(
         run: The run folder.
         measure: (setup, model, data, key) of one seed → nested dictionary of arrays.
         part: Of the run's arrays, with "/" between the levels of the dictionary.
+        programs: Those of the run's setups that share theirs, by name; a new one is added.
 
     Returns:
         What `measure` returns with a leading seed axis, "losses" [s, epochs], "diverged_at" [s]
@@ -118,25 +118,18 @@ def results_of(
     """
     files = Kept(options, setup.recipe, run, part)
     shared = setup.shared or Shared(part, setup.recipe, {})
+    programs = {} if programs is None else programs
 
-    def trained(cells, folder, **about):
-        program = functools.partial(training_of, options, setup, measure, shared, folder, files)
-        cells = {name: arguments.hyper(own, shared.floats) for name, own in cells.items()}
-        with Executor(options, run) as executor:
-            return executor.map(program, cells, run=folder, **about)
+    def cells(own):
+        hyper = arguments.hyper(own, shared.floats)
+        check_hyper(hyper, shared.recipe)
+        return {part: hyper}
 
-    if options.unit is None or options.keep_models or files.monitored:
-        trained({part: options}, run, most_known=files.seeds())
-    elif len((run.part(part) or {}).get("losses", ())) < options.num_seeds:
-        check_hyper(arguments.hyper(options), setup.recipe)
-        cells = [cell.options for cell in options.unit.cells]
-        cells = [cell for cell in cells if not fault_of(arguments.hyper(cell), setup.recipe)]
-        config = [cli.config_of(cell) for cell in cells]
-        with RunFolder(options.unit.folder, {"cells": config}) as whole:
-            of_cell = {f"{part}/cell {i}": cell for i, cell in enumerate(cells, 1)}
-            own = trained(of_cell, whole)[f"{part}/cell {cells.index(options) + 1}"]
-        run.save_arrays({f"{part}/{name}": values for name, values in own.items()})
-    found, epochs = run.part(part), setup.recipe.num_epochs
+    with Executor(options, run, alone=options.keep_models or files.monitored) as executor:
+        made = options, setup, measure, shared, executor, files, programs
+        program = functools.partial(training_of, *made)
+        found = executor.map(program, cells, most_known=files.seeds())[part]
+    epochs = setup.recipe.num_epochs
     if (shape := found["losses"].shape)[1] != epochs:
         why = f"{part}/losses of shape {shape} is not of {epochs} epochs"
         raise damaged(run.path / "arrays.npz", why)
@@ -147,14 +140,20 @@ def results_of(
 
 
 def training_of(
-    options: Flags, setup: Setup, measure: Callable, shared: Shared, run: RunFolder, files: Kept
+    options: Flags,
+    setup: Setup,
+    measure: Callable,
+    shared: Shared,
+    executor: Executor,
+    files: Kept,
+    programs: dict[str, Any],
 ) -> Training:
-    """What trains one network, compiled once for all setups, and cells of a sweep, that differ in
-    floats alone.
+    """What trains one network, with any floats.
 
     Args:
-        options, setup, measure, run: As of `results_of`.
+        options, setup, measure, programs: As of `results_of`.
         shared: What is compiled.
+        executor: Its folder keeps the states.
         files: Beside the arrays.
     """
 
@@ -172,20 +171,21 @@ def training_of(
 
     watched = setup.curves or files.monitored  # of every epoch
     epochs = 1 if watched else arguments.epochs_per_chunk(options)
-    ensemble = options.program(
-        f"train {shared.program}",
-        lambda: Ensemble(
+    if shared.program not in programs:
+        ensemble = Ensemble(
             shared.recipe,
             setup.make_data,
-            mesh=cli.mesh(options),
+            mesh=executor.mesh,
             epochs_per_chunk=epochs,
             at_once=options.seeds_at_once or None,
             watch=watch if watched else None,
-        ),
-    )
-    measured = options.program(f"measure {shared.program}", lambda: ensemble.of_models(measured_of))
+        )
+        programs[shared.program] = ensemble, ensemble.of_models(measured_of)
+    ensemble, measured = programs[shared.program]
     wait = options.checkpoint_seconds
-    return Training(ensemble, run, measured, setup.name, kept=files, checkpoint_seconds=wait)
+    return Training(
+        ensemble, executor.run, measured, setup.name, kept=files, checkpoint_seconds=wait
+    )
 
 
 def whole_model(setup: Setup, model: Any, data: Any, key: Any) -> dict[str, Any]:

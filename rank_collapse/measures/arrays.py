@@ -22,8 +22,7 @@ from array_api_compat import (
 )
 from jaxtyping import Array
 
-from rank_collapse.network.inputs import as_mask
-from rank_collapse.network.precision import P, R
+from rank_collapse.network import P, R, as_mask
 
 FRAMEWORKS = ("NumPy", "JAX", "torch")
 

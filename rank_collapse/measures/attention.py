@@ -8,6 +8,7 @@ of the queries that exist, of which means are taken; NaN where there is none. A 
 [b, n] of weights [..., b, h, n, m], or has all leading axes, those of heads or not. Rows of
 weights that are negative or do not sum to 1, as logits, are refused where the values are known (not
 inside jit and vmap); NaN stays NaN. Keys that a mask leaves out have weight 0 and add nothing.
+`attention_rows` is for models whose fused attention never has the weights.
 """
 
 from typing import Any
@@ -25,13 +26,17 @@ from rank_collapse.measures.arrays import (
     where_it_lives,
 )
 from rank_collapse.measures.norms import mean_of
-from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.inputs import prepare_inputs
-from rank_collapse.network.parameters import TransformerParams
-from rank_collapse.network.passes import Each, run
-from rank_collapse.network.precision import full_precision
-from rank_collapse.network.transformer import Forward
-from rank_collapse.network.walk import Layer
+from rank_collapse.network import (
+    Each,
+    Forward,
+    Layer,
+    TransformerConfig,
+    TransformerParams,
+    full_precision,
+    prepare_inputs,
+    run,
+)
+from rank_collapse.struct import refuse_if
 
 
 @where_it_lives
@@ -129,8 +134,7 @@ def sink_rate(
         ValueError: No axis of heads, or as `first_column`.
     """
     p, mask = _weights(attention, mask)
-    if p.ndim < 3:
-        raise ValueError(f"attention of shape {tuple(p.shape)} is not [..., h, n, m]")
+    refuse_if(p.ndim < 3, f"attention of shape {tuple(p.shape)} is not [..., h, n, m]")
     return _above(_first(p, mask, key_mask), sink).mean(axis=-1)
 
 
@@ -152,13 +156,14 @@ def largest_logit(scores: Any, *, mask: Any = None) -> Float[Any, "*s"]:
     Source: Kimi K2 (arXiv 2507.20534), section 2.1.
     """
     s = as_floats(scores)
-    if s.ndim < 2:
-        raise ValueError(f"scores of shape {tuple(s.shape)} are not [..., n, m]")
+    refuse_if(s.ndim < 2, f"scores of shape {tuple(s.shape)} are not [..., n, m]")
     if mask is not None:
         s, mask = beside(s, as_bools(mask))
         mask = mask[:, None] & mask[None] if mask.ndim == 1 else mask
-        if mask.shape[-2:] != s.shape[-2:] or mask.ndim > s.ndim:
-            raise ValueError(f"mask of shape {mask.shape} does not fit scores of {s.shape}")
+        refuse_if(
+            mask.shape[-2:] != s.shape[-2:] or mask.ndim > s.ndim,
+            f"mask of shape {mask.shape} does not fit scores of {s.shape}",
+        )
         s = namespace(s).where(mask.reshape((1,) * (s.ndim - mask.ndim) + mask.shape), s, -np.inf)
     return namespace(s).max(s, axis=(-2, -1))
 
@@ -166,8 +171,7 @@ def largest_logit(scores: Any, *, mask: Any = None) -> Float[Any, "*s"]:
 def _weights(attention, mask):
     """Attention of any framework in float32 at least, and its mask."""
     p = as_floats(attention)
-    if p.ndim < 2:
-        raise ValueError(f"attention of shape {tuple(p.shape)} is not [..., n, m]")
+    refuse_if(p.ndim < 2, f"attention of shape {tuple(p.shape)} is not [..., n, m]")
     if mask is not None:
         p, mask = beside(p, _of_each(mask, p.shape[:-1], "mask", "queries"))
     if is_numpy_array(p):
@@ -191,10 +195,10 @@ def _of_each(mask, shape, name, what):
     mask, shape = as_bools(mask, name), tuple(shape)
     *_, length = shape
     by_example = (*shape[-3:-2], length), (*shape[:-2], length)
-    if mask.shape not in ((length,), *by_example, shape):
-        raise ValueError(
-            f"{name} of shape {tuple(mask.shape)} does not fit {length} {what} of {shape}"
-        )
+    refuse_if(
+        mask.shape not in ((length,), *by_example, shape),
+        f"{name} of shape {tuple(mask.shape)} does not fit {length} {what} of {shape}",
+    )
     if mask.shape != shape and mask.ndim > 1:
         mask = mask[..., None, :]
     mask = mask.reshape((1,) * (len(shape) - mask.ndim) + mask.shape)
@@ -262,4 +266,74 @@ def attention_measures(layer: Layer, x: Any, seen: Forward) -> dict[str, Float[A
         "largest_weight": largest_weight(weights, mask=mask),
         "largest_column": largest_column(weights, mask=mask),
         "first_column": first_column(weights, mask=mask, key_mask=mask),
+    }
+
+
+@where_it_lives
+@full_precision
+def attention_rows(
+    q: Any,
+    k: Any,
+    *,
+    rows: Any = None,
+    mask: Any = None,
+    causal: bool = False,
+    window: int | None = None,
+    scale: float | None = None,
+    sink: float = 0.3,
+) -> dict[str, Float[Any, "..."]]:
+    """Measures of the weights softmax(scale · q_i·k_j) of some queries i, exact for these.
+
+    In O(r m k) operations and O(h r m) memory for r queries and m keys. Means over those of the
+    queries that exist and may attend to a key.
+
+    Args:
+        q: Queries [..., h, n, k] as they enter the product, after rotation and norms.
+        k: Keys [..., g, m, k]; g divides h, heads share keys in groups of neighbours.
+        rows: Int [r], positions of the queries to measure; None for all.
+        mask: Bool [m] or [b, m], the keys that exist, and where m = n the queries; None for all.
+        causal: Whether query i attends to keys j ≤ i + m − n, of which a cache has the first m − n.
+        window: Only keys less than so many positions from i + m − n; None for all.
+        scale: 1/√k by default.
+        sink: Weight of the first key that exists above which a head counts in sink_rate.
+
+    Returns:
+        "attention_entropy", "largest_weight" and "first_column" [..., h], "sink_rate" [...], of
+        `MEASURES`.
+
+    Raises:
+        ValueError: Shapes that do not fit each other, or rows that are not among the queries.
+    """
+    q, k = beside(as_floats(q), as_floats(k))
+    xp, (*leading, h, n, d), (*others, g, m, _) = namespace(q), q.shape, k.shape
+    if leading != others or h % g or k.shape[-1] != d:
+        raise ValueError(f"q of shape {tuple(q.shape)} does not fit k of shape {tuple(k.shape)}")
+    rows = np.arange(n) if rows is None else as_array(rows)
+    if isinstance(rows, np.ndarray) and not ((rows >= 0) & (rows < n)).all():
+        raise ValueError(f"rows={rows} are not all among the {n} queries")
+    q, rows = beside(q, rows)
+    scale = d**-0.5 if scale is None else scale
+    shown = scale * xp.take(q, rows, axis=-2)
+    shown = shown.reshape((*leading, g, -1, d))  # a group's heads one after the other
+    scores = (shown @ xp.matrix_transpose(k)).reshape((*leading, h, len(rows), m))
+    place, key = (rows + (m - n))[:, None], beside(q, np.arange(m)[None])[1]
+    there = (key <= place) if causal else (key == key) & (place == place)
+    if window is not None:
+        there = there & (key > place - window) & (key < place + window)
+    exists = beside(q, np.ones(m, bool))[1] if mask is None else beside(q, as_bools(mask))[1]
+    keys = xp.broadcast_to(exists[..., None, None, :], (*leading, 1, 1, m))
+    there = xp.broadcast_to(there, (*leading, 1, *there.shape)) & keys
+    counted = xp.any(there, axis=-1)
+    if m == n:
+        counted = counted & xp.take(keys[..., 0, :], rows, axis=-1)
+    scores = xp.where(there, scores, -xp.inf)
+    size = xp.exp(scores - xp.max(scores, axis=-1, keepdims=True))
+    p = size / xp.sum(size, axis=-1, keepdims=True)
+    counted = xp.broadcast_to(counted, p.shape[:-1])
+    keys = xp.broadcast_to(keys[..., 0, :], (*leading, h, m))
+    return {
+        "attention_entropy": attention_entropy(p, mask=counted),
+        "largest_weight": largest_weight(p, mask=counted),
+        "first_column": first_column(p, mask=counted, key_mask=keys),
+        "sink_rate": sink_rate(p, sink=sink, mask=counted, key_mask=keys),
     }

@@ -1,7 +1,7 @@
 """The common token x of a residual X − 1xᵀ: mean, median, midrange, minimiser of ‖.‖_{1,∞}."""
 
 from functools import partial
-from typing import Any
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -12,17 +12,17 @@ from rank_collapse import struct
 from rank_collapse.measures.arrays import namespace, where_it_lives
 from rank_collapse.measures.norms import as_tokens, divide, num_tokens, total
 
-CENTERS = ("mean", "median", "midrange", "composite")
+Center = Literal["mean", "median", "midrange", "composite"]
+CENTERS = get_args(Center)
 
 
-def center_of(x: Any, mask: Any, center: str) -> Any:
+def center_of(x: Any, mask: Any, center: Center) -> Any:
     """The common token [..., d] that `residuals.residual` takes away, of what `as_tokens` made.
 
     Raises:
         ValueError: Unknown center.
     """
-    if center not in CENTERS:
-        raise ValueError(f"center={center!r} is not one of {CENTERS}")
+    struct.refuse_if(center not in CENTERS, f"center={center!r} is not one of {CENTERS}")
     xp = namespace(x)
     if center == "composite":
         return composite_center(x, mask=mask).center
@@ -84,8 +84,9 @@ def composite_center(x: Any, *, mask: Any = None) -> CompositeCenter:
         ValueError: See `norms.composite_norm`.
     """
     x, mask = as_tokens(x, mask)
-    if is_torch_array(x):
-        raise ValueError("center='composite' is of NumPy and JAX: pass x.detach().cpu().numpy()")
+    struct.refuse_if(
+        is_torch_array(x), "center='composite' is of NumPy and JAX: pass x.detach().cpu().numpy()"
+    )
     if not is_numpy_array(x):
         return _of_each(x, mask)
     n = x.shape[-2]

@@ -10,10 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.parameters import TransformerParams
-from rank_collapse.network.residual import summands
-from rank_collapse.network.transformer import Trace, replay
+from rank_collapse.network import Trace, TransformerConfig, TransformerParams, replay, summands
 
 
 @jax.jit

@@ -27,12 +27,17 @@ from rank_collapse.measures.arrays import (
 from rank_collapse.measures.norms import divide
 from rank_collapse.measures.profiles import of_states
 from rank_collapse.measures.table import MEASURES
-from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.inputs import prepare_inputs
-from rank_collapse.network.parameters import TransformerParams
-from rank_collapse.network.passes import Output, Walked, run
-from rank_collapse.network.precision import full_precision
-from rank_collapse.network.walk import Layer
+from rank_collapse.network import (
+    Layer,
+    Output,
+    TransformerConfig,
+    TransformerParams,
+    Walked,
+    full_precision,
+    prepare_inputs,
+    run,
+)
+from rank_collapse.struct import refuse_if
 
 TOKENS = ("residual_ratio", "token_cosine", "participation_ratio", "stable_rank_bound")
 ATTENTION = ("attention_entropy", "largest_weight", "largest_column", "sink_rate")
@@ -47,9 +52,9 @@ def monitor(
     mask: Any = None,
     sink: float = 0.3,
     axis_name: str | None = None,
-    tokens: str = "raw",
+    tokens: spikes.TokenKind = "raw",
     norm: Callable[[Any], Any] | None = None,
-    exclude: str | None = None,
+    exclude: spikes.Excluded | None = None,
     threshold: float = spikes.SPIKE,
 ) -> dict[str, Float[Any, ""]]:
     """Scalars of one layer's tokens and attention weights, means over leading axes and heads.
@@ -87,8 +92,10 @@ def monitor(
     """
     x, attention = (gathered(a, axis_name, -2) for a in (x, attention))
     x, mask = as_floats(x), gathered(mask, axis_name, -1)
-    if x.ndim < 2 or x.shape[-2] < 2:
-        raise ValueError(f"x of shape {x.shape} is not [..., n, d] with two tokens or more")
+    refuse_if(
+        x.ndim < 2 or x.shape[-2] < 2,
+        f"x of shape {x.shape} is not [..., n, d] with two tokens or more",
+    )
     *leading, n, d = x.shape
     if mask is not None:
         x, mask = with_mask(x, mask, (*leading, n), "tokens")
@@ -99,13 +106,12 @@ def monitor(
     given = {"x": x, "shown": chosen, "mask": mask}
     if attention is not None:
         p = as_floats(attention)
-        if tuple(p.shape[:-3]) != tuple(leading) or p.ndim < 3:
-            raise ValueError(
-                f"attention of shape {tuple(p.shape)} is not [..., h, n, m] beside x of "
-                f"{(*leading, n, d)}"
-            )
-        if p.shape[-2] != n:
-            raise ValueError(f"attention of shape {tuple(p.shape)} has not {n} queries")
+        refuse_if(
+            tuple(p.shape[:-3]) != tuple(leading) or p.ndim < 3,
+            f"attention of shape {tuple(p.shape)} is not [..., h, n, m] beside x of "
+            f"{(*leading, n, d)}",
+        )
+        refuse_if(p.shape[-2] != n, f"attention of shape {tuple(p.shape)} has not {n} queries")
         given["p"] = beside(x, p.reshape((-1, *p.shape[-3:])))[1]
     found = (_compiled if is_jax_array(x) else _means)(given, sink)
     if left_out is not None:
@@ -211,12 +217,13 @@ def monitor_gradients(
         gradients: Of a pytree of parameters: ours, Flax's, boxed or not, Equinox's, or a dictionary
             by names such as "layers.0.attention.q_proj.weight".
         layer_axis: Of every such leaf, where layers are stacked: then norms are by layer, [l].
-        parts: {part of a leaf's path: what the leaf holds}, beside `PARTS`: "query", "key" or
-            "value"; or those that lie side by side, in equal shares as {"c_attn": ("query", "key",
-            "value")}, or with their widths, {"c_attn": {"query": 512, "key": 128, "value": 128}}.
-        axis: Of the leaves that `parts` splits, as they are given: along which. None for the only
-            one that has such shares: divisible into so many, or as long as the sum of the widths.
-            With an axis, widths may also be in another unit, such as heads.
+        parts: Further names beside `PARTS`: {part of a leaf's path: what the leaf holds}. A leaf
+            may hold one part, {"w_query": "query"}, equal shares, {"c_attn": ("query", "key",
+            "value")}, or shares of these widths, {"c_attn": {"query": 512, "key": 128, "value":
+            128}}.
+        axis: The axis along which `parts` splits a leaf. None takes the only axis that fits: its
+            length is divisible by the number of shares, or is the sum of the widths. With an axis,
+            widths may have another unit, such as heads.
 
     Returns:
         Norms by name, without the parts that no leaf is named after.
@@ -263,8 +270,10 @@ def _pieces(path, leaf, held, layer_axis, axis):
     """(part, its array [l, ...] or [...]) of a leaf that holds one part or several."""
     leaf = as_floats(leaf)
     shape, axes = leaf.shape, range(-leaf.ndim, leaf.ndim)
-    if layer_axis is not None and layer_axis not in axes:
-        raise ValueError(f"{path} of shape {shape} has no axis layer_axis={layer_axis}")
+    refuse_if(
+        layer_axis is not None and layer_axis not in axes,
+        f"{path} of shape {shape} has no axis layer_axis={layer_axis}",
+    )
     pieces = [(held, leaf)]
     if not (isinstance(held, str) and held in PARTS):
         shares = dict(held) if isinstance(held, Mapping) else dict.fromkeys(held, 1)

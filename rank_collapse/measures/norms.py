@@ -1,14 +1,16 @@
 """Matrix norms of tokens [..., n, d], with an optional mask of tokens that exist."""
 
 import functools
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal, get_args
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from array_api_compat import is_jax_array, is_numpy_array, is_torch_array
 from jaxtyping import Float
 
-from rank_collapse.measures import decompositions
 from rank_collapse.measures.arrays import (
     as_array,
     as_floats,
@@ -17,8 +19,49 @@ from rank_collapse.measures.arrays import (
     where_it_lives,
     with_mask,
 )
+from rank_collapse.struct import refuse, refuse_if
 
-NORMS = ("composite", "one", "inf", "frobenius", "spectral", "max")
+
+def _one_by_one(plain: Callable) -> Callable:
+    """`plain` of [..., n, d], one matrix at a time on a CPU. Derivatives are those of `plain`.
+
+    jaxlib's LAPACK calls for several matrices split them over the thread pool that already runs the
+    call, and wait for it. With as many CPU devices as threads all of them wait, for ever (jaxlib
+    0.10.2, seeds shared by two devices on two cores). A call for one matrix does not wait, so vmap
+    becomes a loop on a CPU; elsewhere it stays the batched call.
+    """
+
+    @jax.custom_batching.custom_vmap
+    def batched(x):
+        return plain(x)
+
+    @batched.def_vmap
+    def looped(size, in_batched, x):
+        loop, at_once = partial(jax.lax.map, batched), jax.vmap(plain)
+        out = jax.lax.platform_dependent(x, cpu=loop, default=at_once)
+        return out, jax.tree.map(lambda _: True, out)
+
+    @jax.custom_jvp
+    def decomposed(x):
+        return batched(x)
+
+    @decomposed.defjvp
+    def derivative(primals, tangents):
+        return jax.jvp(plain, primals, tangents)
+
+    def of_each(x):
+        return decomposed(x) if x.ndim == 2 else jax.vmap(of_each)(x)
+
+    return of_each
+
+
+# x [..., n, d] → U [n, r], singular values [r], largest first, and Vᵀ [r, d], with r = min(n, d)
+svd = _one_by_one(partial(jnp.linalg.svd, full_matrices=False))
+svdvals = _one_by_one(jnp.linalg.svdvals)  # x [n, d] → singular values [r], largest first
+
+
+Norm = Literal["composite", "one", "inf", "frobenius", "spectral", "max"]
+NORMS = get_args(Norm)
 
 
 def as_tokens(x: Any, mask: Any = None, *, empty: bool = False) -> tuple[Any, Any]:
@@ -36,17 +79,18 @@ def as_tokens(x: Any, mask: Any = None, *, empty: bool = False) -> tuple[Any, An
     """
     x = as_array(x)
     shape = tuple(x.shape)
-    if len(shape) < 2:
-        raise ValueError(f"x of shape {shape} is not [..., n, d]")
-    if 0 in shape:
-        raise ValueError(f"x of shape {shape} has no example, no token or no feature")
-    if "complex" in str(x.dtype):
-        raise ValueError(f"x of dtype {x.dtype} is not real")
+    refuse(
+        (len(shape) < 2, f"x of shape {shape} is not [..., n, d]"),
+        (0 in shape, f"x of shape {shape} has no example, no token or no feature"),
+        ("complex" in str(x.dtype), f"x of dtype {x.dtype} is not real"),
+    )
     x = as_floats(x)
     if mask is not None:
         x, mask = with_mask(x, mask, shape[:-1], "tokens")
-        if not empty and is_numpy_array(mask) and not mask.any(axis=-1).all():
-            raise ValueError(f"mask of shape {mask.shape} leaves no token")
+        refuse_if(
+            not empty and is_numpy_array(mask) and not mask.any(axis=-1).all(),
+            f"mask of shape {mask.shape} leaves no token",
+        )
         x = namespace(x).where(mask[..., None], x, 0)
     if is_numpy_array(x) and not (finite := np.isfinite(x)).all():
         bad = x.size - int(finite.sum())
@@ -123,7 +167,7 @@ def singular_values(x: Any, *, mask: Any = None) -> Float[Any, "*b r"]:
 
 
 @where_it_lives
-def matrix_norm(x: Any, norm: str = "composite", *, mask: Any = None) -> Float[Any, "*b"]:
+def matrix_norm(x: Any, norm: Norm = "composite", *, mask: Any = None) -> Float[Any, "*b"]:
     """A norm by name.
 
     Args:
@@ -142,10 +186,9 @@ def matrix_norm(x: Any, norm: str = "composite", *, mask: Any = None) -> Float[A
 norm_1, norm_inf = (functools.partial(matrix_norm, norm=norm) for norm in ("one", "inf"))
 
 
-def norm_of(x: Any, norm: str) -> Any:
+def norm_of(x: Any, norm: Norm) -> Any:
     """`matrix_norm` of what `as_tokens` made."""
-    if norm not in NORMS:
-        raise ValueError(f"norm={norm!r} is not one of {NORMS}")
+    refuse_if(norm not in NORMS, f"norm={norm!r} is not one of {NORMS}")
     if norm == "composite":  # the product of the two itself could overflow
         return root(norm_of(x, "one")) * root(norm_of(x, "inf"))
     xp = namespace(x)
@@ -163,7 +206,7 @@ def singular_values_of(x: Any) -> Any:
     """`singular_values` of what `as_tokens` made."""
     (scaled, scale), xp = unit_scale(x), namespace(x)
     if is_jax_array(x):
-        return scale[..., None] * decompositions.svdvals(scaled)
+        return scale[..., None] * svdvals(scaled)
     if x.dtype == xp.float64:
         return scale[..., None] * xp.linalg.svdvals(scaled)
     squares = xp.linalg.eigvalsh(gram_of(xp.astype(scaled, xp.float64)))

@@ -4,7 +4,7 @@ import dataclasses
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -23,14 +23,21 @@ from rank_collapse.measures.arrays import (
     where_it_lives,
     with_mask,
 )
-from rank_collapse.measures.table import MEASURES, named
-from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.inputs import PreparedInputs, prepare_inputs
-from rank_collapse.network.parameters import TransformerParams
-from rank_collapse.network.passes import States, Walked, run
-from rank_collapse.network.precision import full_precision
-from rank_collapse.network.transformer import Forward, Trace
-from rank_collapse.network.walk import Layer
+from rank_collapse.measures.table import MEASURES, MeasureName, named
+from rank_collapse.network import (
+    Forward,
+    Layer,
+    PreparedInputs,
+    States,
+    Trace,
+    TransformerConfig,
+    TransformerParams,
+    Walked,
+    full_precision,
+    prepare_inputs,
+    run,
+)
+from rank_collapse.struct import refuse, refuse_if
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -64,6 +71,12 @@ class Profile(dict[str, Float[Any, "l *b"]]):
         shape = self._shape
         self._made = shape[:1], len(shape)  # ([l], number of axes) before any transformation
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            where = f"; write profile[{name!r}]" if name in self else ""
+            raise AttributeError(f"Profile has no attribute {name!r}{where}", name=name, obj=self)
+
     @property
     def _shape(self):
         return np.shape(next(iter(self.values()), ()))
@@ -80,11 +93,11 @@ class Profile(dict[str, Float[Any, "l *b"]]):
         fits = [axis for axis, size in enumerate(shape) if (size,) == layers]
         if len(shape) == num_axes:
             fits = fits[:1]
-        if len(fits) != 1:
-            raise ValueError(
-                f"the axis of the layers, {list(layers)}, is not known in a profile of shape "
-                f"{shape}: give rc.profile the whole batch, with batch_axis="
-            )
+        refuse_if(
+            len(fits) != 1,
+            f"the axis of the layers, {list(layers)}, is not known in a profile of shape "
+            f"{shape}: give rc.profile the whole batch, with batch_axis=",
+        )
         return fits[0]
 
     @property
@@ -111,8 +124,9 @@ class Profile(dict[str, Float[Any, "l *b"]]):
 
     def _columns(self):
         """({axis: its size}, {measure: array}), layers first."""
-        if len(self._shape) not in (1, 2):
-            raise ValueError(f"a profile of shape {self._shape} is not [l] or [l, b]")
+        refuse_if(
+            len(self._shape) not in (1, 2), f"a profile of shape {self._shape} is not [l] or [l, b]"
+        )
         axis, given = self.layer_axis, {**self, **self.notes}
         columns = {n: np.moveaxis(np.asarray(on_host(a)), axis, 0) for n, a in given.items()}
         shape = next(iter(columns.values())).shape
@@ -136,13 +150,13 @@ class Profile(dict[str, Float[Any, "l *b"]]):
 def profile(
     hidden: Any,
     *,
-    measures: str | Sequence[str] = ("residual_ratio",),
+    measures: MeasureName | Sequence[MeasureName] = ("residual_ratio",),
     mask: Any = None,
     batch_axis: int | None = None,
     axis_name: str | None = None,
-    tokens: str = "raw",
+    tokens: spikes.TokenKind = "raw",
     norm: Callable[[Any], Any] | Sequence[Callable[[Any], Any]] | None = None,
-    exclude: str | None = None,
+    exclude: spikes.Excluded | None = None,
     threshold: float = spikes.SPIKE,
 ) -> Profile:
     """Measures of hidden states by layer, of one example or of a batch, from any framework.
@@ -207,10 +221,10 @@ def profile(
 def _read(norm, hidden):
     """What is read of each layer's tokens by its norm, or by the one norm of all."""
     norms = norm if isinstance(norm, Sequence) else [norm] * len(hidden)
-    if None in norms or len(norms) != len(hidden):
-        raise ValueError(
-            f"tokens='read' needs norm=, the norm of all {len(hidden)} states or one for each"
-        )
+    refuse_if(
+        None in norms or len(norms) != len(hidden),
+        f"tokens='read' needs norm=, the norm of all {len(hidden)} states or one for each",
+    )
     return namespace(hidden).stack([n(h) for n, h in zip(norms, hidden, strict=True)])
 
 
@@ -252,20 +266,20 @@ def _layers_first(hidden, batch_axis, kind):
     if isinstance(hidden, list | tuple):
         layers = [as_floats(h) for h in hidden]
         shapes = {tuple(h.shape) for h in layers}
-        if len(shapes) != 1:
-            raise ValueError(f"{what} have different shapes, or there are none: {shapes}")
+        refuse_if(len(shapes) != 1, f"{what} have different shapes, or there are none: {shapes}")
         traced = next((h for h in layers if is_jax_array(h)), layers[0])
         hidden = namespace(traced).stack([beside(traced, h)[1] for h in layers])
         batch_axis = 1 if batch_axis is None and hidden.ndim == len(axes) + 2 else batch_axis
     hidden, own = as_floats(hidden), ", ".join(axes)
     leading, shape = hidden.ndim - len(axes), tuple(hidden.shape)
-    if leading not in (1, 2):
-        raise ValueError(f"{what} of shape {shape} are not [l, {own}] or [l, b, {own}]")
-    if batch_axis not in ((None,) if leading == 1 else (0, 1)):
-        raise ValueError(
+    refuse(
+        (leading not in (1, 2), f"{what} of shape {shape} are not [l, {own}] or [l, b, {own}]"),
+        (
+            batch_axis not in ((None,) if leading == 1 else (0, 1)),
             f"batch_axis={batch_axis} of {what} of shape {shape}: 1 for "
-            f"[l, b, {own}], 0 for [b, l, {own}] as jax.vmap gives it, None for [l, {own}]"
-        )
+            f"[l, b, {own}], 0 for [b, l, {own}] as jax.vmap gives it, None for [l, {own}]",
+        ),
+    )
     return namespace(hidden).moveaxis(hidden, 0, 1) if batch_axis == 0 else hidden
 
 
@@ -313,9 +327,9 @@ def network_profile(
     x: Any,
     config: TransformerConfig,
     *,
-    measures: tuple[str, ...] = ("residual_ratio",),
-    tokens: str = "raw",
-    exclude: str | None = None,
+    measures: MeasureName | Sequence[MeasureName] = ("residual_ratio",),
+    tokens: spikes.TokenKind = "raw",
+    exclude: spikes.Excluded | None = None,
     threshold: float = spikes.SPIKE,
     **inputs: Any,
 ) -> Profile:
@@ -337,8 +351,8 @@ class ProfilePass(States):
     """`network_profile` layer by layer, of names out of `MEASURES`."""
 
     measures: tuple[str, ...] = ("residual_ratio",)
-    tokens: str = "raw"
-    exclude: str | None = None
+    tokens: spikes.TokenKind = "raw"
+    exclude: spikes.Excluded | None = None
     threshold: float = spikes.SPIKE
 
     def measure(self, x: Any, mask: Any = None, read: Any = None) -> dict[str, Float[Array, ""]]:

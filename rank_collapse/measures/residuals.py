@@ -15,7 +15,6 @@ import numpy as np
 from array_api_compat import is_jax_array
 from jaxtyping import Float
 
-from rank_collapse.measures import decompositions
 from rank_collapse.measures.arrays import (
     as_array,
     beside,
@@ -23,8 +22,9 @@ from rank_collapse.measures.arrays import (
     where_it_lives,
     with_mask,
 )
-from rank_collapse.measures.centers import center_of
+from rank_collapse.measures.centers import Center, center_of
 from rank_collapse.measures.norms import (
+    Norm,
     as_tokens,
     divide,
     gram_of,
@@ -33,6 +33,7 @@ from rank_collapse.measures.norms import (
     num_tokens,
     root,
     singular_values_of,
+    svd,
     total,
     unit_scale,
 )
@@ -42,7 +43,7 @@ POWER_STEPS = 20
 
 
 @where_it_lives
-def residual(x: Any, *, center: str = "mean", mask: Any = None) -> Float[Any, "*b n d"]:
+def residual(x: Any, *, center: Center = "mean", mask: Any = None) -> Float[Any, "*b n d"]:
     """res(X) = X − 1xᵀ, the tokens minus one common token x.
 
     Args:
@@ -72,7 +73,7 @@ def scaled_tokens(x: Any, mask: Any) -> tuple[Any, Any]:
     return unit_scale(x)[0], mask
 
 
-def residual_of(x: Any, mask: Any, center: str) -> Any:
+def residual_of(x: Any, mask: Any, center: Center) -> Any:
     """`residual` of what `as_tokens` made."""
     rest = x - center_of(x, mask, center)[..., None, :]
     return rest if mask is None else namespace(x).where(mask[..., None], rest, 0)
@@ -80,7 +81,7 @@ def residual_of(x: Any, mask: Any, center: str) -> Any:
 
 @where_it_lives
 def residual_ratio(
-    x: Any, *, center: str = "mean", norm: str = "composite", mask: Any = None
+    x: Any, *, center: Center = "mean", norm: Norm = "composite", mask: Any = None
 ) -> Float[Any, "*b"]:
     """‖res(X)‖ / ‖X‖, in [0, 1] for the norm's own minimiser; 0 where X = 0.
 
@@ -100,7 +101,7 @@ def residual_ratio(
 
 
 @where_it_lives
-def rank_one_ratio(x: Any, *, norm: str = "composite", mask: Any = None) -> Float[Any, "*b"]:
+def rank_one_ratio(x: Any, *, norm: Norm = "composite", mask: Any = None) -> Float[Any, "*b"]:
     """‖X − σ_1 u_1 v_1ᵀ‖ / ‖X‖; 0 where X = 0.
 
     Unlike in res(X), the common token may come with another weight in each row.
@@ -127,7 +128,7 @@ def _best_rank_one_residual(x):
 
 @jax.custom_jvp
 def _best_rank_one(x):
-    u, s, vt = decompositions.svd(x)
+    u, s, vt = svd(x)
     return s[0] * u[:, :1] * vt[:1, :]
 
 
@@ -138,7 +139,7 @@ def _best_rank_one_jvp(primals, tangents):
     Where σ_1 = σ_j, or σ_1 = 0, the approximation has no derivative; their part is left out.
     """
     (x,), (dx,) = primals, tangents
-    u, s, vt = decompositions.svd(x)
+    u, s, vt = svd(x)
     first_u, first_v = u[:, 0], vt[0]
     down, across = dx @ first_v, first_u @ dx  # dX v_1, dXᵀ u_1
     a, b = u.T @ down, vt @ across

@@ -4,7 +4,7 @@ In a trained pre-norm network one token may carry nearly all of ‖X‖². Ratio
 nothing of the others: measured are unit tokens, what the layer reads, or tokens without spikes.
 """
 
-from typing import Any
+from typing import Any, Literal, get_args
 
 from jaxtyping import Float
 
@@ -12,8 +12,11 @@ from rank_collapse.measures.arrays import as_floats, namespace, where_it_lives
 from rank_collapse.measures.centers import median
 from rank_collapse.measures.norms import divide, num_tokens, root, unit_scale
 from rank_collapse.measures.residuals import of_some, residual_of, scaled_tokens, unit_tokens
+from rank_collapse.struct import refuse
 
-TOKENS = ("raw", "unit", "read")
+TokenKind = Literal["raw", "unit", "read"]
+Excluded = Literal["spikes"]
+TOKENS = get_args(TokenKind)
 SPIKE = 5.0  # times the median norm, from which on a token is one
 
 
@@ -22,8 +25,8 @@ def chosen_tokens(
     mask: Any = None,
     read: Any = None,
     *,
-    tokens: str = "raw",
-    exclude: str | None = None,
+    tokens: TokenKind = "raw",
+    exclude: Excluded | None = None,
     threshold: float = SPIKE,
 ) -> tuple[Any, Any, Any]:
     """(tokens to measure [..., n, d], a mask of those that exist, how many were left out [...]).
@@ -41,12 +44,14 @@ def chosen_tokens(
     Raises:
         ValueError: An unknown name; "read" without what is read.
     """
-    if tokens not in TOKENS:
-        raise ValueError(f"tokens={tokens!r} is not one of {TOKENS}")
-    if exclude not in (None, "spikes"):
-        raise ValueError(f"exclude={exclude!r} is not 'spikes' or None")
-    if tokens == "read" and read is None:
-        raise ValueError("tokens='read' needs norm=, the layer's own norm as a function of tokens")
+    refuse(
+        (tokens not in TOKENS, f"tokens={tokens!r} is not one of {TOKENS}"),
+        (exclude not in (None, "spikes"), f"exclude={exclude!r} is not 'spikes' or None"),
+        (
+            tokens == "read" and read is None,
+            "tokens='read' needs norm=, the layer's own norm as a function of tokens",
+        ),
+    )
     xp, left_out = namespace(x), None
     if exclude:
         there = xp.ones_like(x[..., 0], dtype=xp.bool) if mask is None else mask

@@ -56,6 +56,7 @@ from rank_collapse.network.layers import (
     GATED as GATED,
     MLPParams as MLPParams,
     NormParams as NormParams,
+    norm as norm,
 )
 from rank_collapse.network.parameters import (
     BlockParams as BlockParams,
@@ -75,6 +76,8 @@ from rank_collapse.network.passes import (
     through as through,
 )
 from rank_collapse.network.precision import (
+    P as P,
+    R as R,
     full_precision as full_precision,
 )
 from rank_collapse.network.projections import (
@@ -98,6 +101,7 @@ from rank_collapse.network.streams import (
 )
 from rank_collapse.network.transformer import (
     Forward as Forward,
+    Tokens as Tokens,
     Trace as Trace,
     apply as apply,
     forward as forward,

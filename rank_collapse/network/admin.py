@@ -22,6 +22,7 @@ from rank_collapse.network.parameters import TransformerParams, completed
 from rank_collapse.network.residual import token_norm
 from rank_collapse.network.transformer import Tokens
 from rank_collapse.network.walk import Algebra, walk, walk_layer
+from rank_collapse.struct import refuse_if
 
 _NAMES = {"attention": "attention", "cross": "cross-attention", "mlp": "MLP"}
 
@@ -107,21 +108,25 @@ def _profile(params, entries: PreparedInputs, config):
 
 
 def _check_design(config):
-    if config.norm_placement != "post":
-        raise ValueError(
-            f"Admin needs norm_placement='post', not {config.norm_placement!r}: "
-            'rc.design(config, "admin")'
-        )
+    refuse_if(
+        config.norm_placement != "post",
+        f"Admin needs norm_placement='post', not {config.norm_placement!r}: "
+        'rc.design(config, "admin")',
+    )
     for kind in config.kinds:
-        if not getattr(config, f"{kind}_skip"):
-            raise ValueError(f"Admin's ω multiplies skips, but {kind}_skip=False")
+        refuse_if(
+            not getattr(config, f"{kind}_skip"),
+            f"Admin's ω multiplies skips, but {kind}_skip=False",
+        )
 
 
 def _checked_batch(x, inputs, config):
     x = jnp.asarray(x)
     is_ids = jnp.issubdtype(x.dtype, jnp.integer)
-    if x.ndim != (2 if is_ids else 3):
-        raise ValueError(f"x of shape {x.shape} is not token ids [b, n] or states [b, n, d]")
+    refuse_if(
+        x.ndim != (2 if is_ids else 3),
+        f"x of shape {x.shape} is not token ids [b, n] or states [b, n, d]",
+    )
     check_known({"x": x}, config)
     inputs = {name: a for name, a in inputs.items() if a is not None}
     for name in inputs:
@@ -139,6 +144,8 @@ def _check_sizes(after, config):
         return
     layer, place = bad[0]
     name = f"the {_NAMES[config.kinds[place]]} sublayer of layer {layer}"
-    if not np.isfinite(after[layer, place]):
-        raise ValueError(f"profiling: an activation that is not finite in {name}")
+    refuse_if(
+        not np.isfinite(after[layer, place]),
+        f"profiling: an activation that is not finite in {name}",
+    )
     raise ValueError(f"profiling: ω = 0 is not positive: nothing varies in {name}")

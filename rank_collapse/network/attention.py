@@ -14,8 +14,8 @@ from jaxtyping import Array, Float
 
 from rank_collapse import struct
 from rank_collapse.network.dropout import dropout
-from rank_collapse.network.masks import combine_masks
 from rank_collapse.network.places import Places
+from rank_collapse.network.positions import combine_masks
 from rank_collapse.network.projections import (
     AttentionParams,
     KeysValues,
@@ -207,8 +207,9 @@ def mixing_matrix(
     if mixing is None:
         return weights
     h, n, m = weights.shape
-    if n != m:
-        raise ValueError(f"mixing needs as many keys as queries, not weights of {weights.shape}")
+    struct.refuse_if(
+        n != m, f"mixing needs as many keys as queries, not weights of {weights.shape}"
+    )
     uniform = softmax(jnp.zeros((1, n, m), weights.dtype), mask)
     alpha, beta, gamma = (
         jnp.broadcast_to(jnp.asarray(a, weights.dtype), (h,))[:, None, None]
@@ -222,7 +223,7 @@ def attention_scores(
     x: Float[Array, "n d"],
     y: Float[Array, "m e"] | KeysValues,
     *,
-    score: str = "dot",
+    score: Score = "dot",
     scale: bool = True,
     norm_eps: float = 1e-12,
     temperature: Any = 1.0,
@@ -249,8 +250,7 @@ def attention_scores(
         ValueError: On an unknown score.
     """
     context = AttentionContext() if context is None else context
-    if score not in SCORES:
-        raise ValueError(f"score={score!r} is not one of {SCORES}")
+    struct.refuse_if(score not in SCORES, f"score={score!r} is not one of {SCORES}")
     q, k, query_part = _queries_keys(params, x, y, context, norm_eps, edit)
     if score == "additive":
         pairs = jnp.tanh(q[:, :, None, :] + k[:, None, :, :])
@@ -288,7 +288,7 @@ def multi_head_attention(
     x: Float[Array, "n d"],
     y: Float[Array, "m e"] | KeysValues,
     *,
-    score: str = "dot",
+    score: Score = "dot",
     scale: bool = True,
     norm_eps: float = 1e-12,
     temperature: Any = 1.0,
@@ -355,8 +355,10 @@ def multi_head_attention(
         q, k, _ = _queries_keys(params, x, y, context, norm_eps, edit)
         v = edit("v", values_of(params, y))
         weights, mixed = own_mix(mix, q, k, v, context)
-    if mixed is not None and (dropout_key is not None or edit.edits_at("weights")):
-        raise ValueError("mix computes the whole output: its weights cannot be edited or dropped")
+    struct.refuse_if(
+        mixed is not None and (dropout_key is not None or edit.edits_at("weights")),
+        "mix computes the whole output: its weights cannot be edited or dropped",
+    )
     edited = edit("weights", weights)
     if edit.edits_at("weights") and context.mask is not None:
         edited = jnp.where(combine_masks(context.mask), edited, 0).astype(weights.dtype)
@@ -383,7 +385,9 @@ def own_mix(
     found = found if isinstance(found, tuple) else (found, None)
     wanted = ((*q.shape[:2], k.shape[1]), (*q.shape[:2], v.shape[2]))
     shapes = tuple(getattr(a, "shape", None) for a in found)
-    if shapes not in (wanted, (wanted[0], None)):
-        raise ValueError(f"mix gave {shapes}, which are not the shapes {wanted} of (M, out)")
+    struct.refuse_if(
+        shapes not in (wanted, (wanted[0], None)),
+        f"mix gave {shapes}, which are not the shapes {wanted} of (M, out)",
+    )
     weights, out = found
     return weights.astype(v.dtype), None if out is None else out.astype(v.dtype)

@@ -55,9 +55,9 @@ class Decoded(struct.Struct):
         logits: [n, c], from which each token was chosen; those after the end mean nothing.
     """
 
-    tokens: Any
-    exists: Any
-    logits: Any
+    tokens: struct.Leaf
+    exists: struct.Leaf
+    logits: struct.Leaf
 
 
 def greedy_decode(
@@ -88,8 +88,7 @@ def greedy_decode(
     Raises:
         ValueError: A length that leaves no token, or more tokens than positions.
     """
-    if max_len < 1:
-        raise ValueError(f"max_len={max_len} leaves no token beside the begin mark")
+    struct.refuse_if(max_len < 1, f"max_len={max_len} leaves no token beside the begin mark")
     memory = encode(params, source, config, source_mask)
     marks = jnp.asarray(begin, jnp.int32), jnp.asarray(end, jnp.int32)
     return _write(params, memory, source_mask, marks, config, max_len, cached)

@@ -67,8 +67,9 @@ def check_names(names: Sequence[str], config: TransformerConfig) -> None:
     """
     known = places(config)
     for name in names:
-        if name not in known:
-            raise ValueError(f"{name!r} is not one of the places {tuple(known)} of this network")
+        struct.refuse_if(
+            name not in known, f"{name!r} is not one of the places {tuple(known)} of this network"
+        )
 
 
 class _Code:

@@ -3,7 +3,7 @@
 Axis letters: n tokens, e embedding width, i input width, d model width.
 """
 
-from typing import Any
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +12,9 @@ from jaxtyping import Array, Float, Int
 from rank_collapse import struct
 from rank_collapse.network import layers
 
-POSITION_KINDS = ("none", "learned", "sinusoidal")
-PROJECTIONS = ("none", "before_norm", "after_norm")
+EmbeddedPositions = Literal["none", "learned", "sinusoidal"]
+Projection = Literal["none", "before_norm", "after_norm"]
+POSITION_KINDS, PROJECTIONS = get_args(EmbeddedPositions), get_args(Projection)
 
 
 class EmbeddingConfig(struct.Struct):
@@ -44,22 +45,22 @@ class EmbeddingConfig(struct.Struct):
     d_embed: int = struct.static(64)
     hidden_layer: bool = struct.static(False)
     convolutions: bool = struct.static(False)
-    positions: str = struct.static("none")
+    positions: EmbeddedPositions = struct.static("none")
     num_positions: int = struct.static(0)
     num_segments: int = struct.static(0)
     class_token: bool = struct.static(False)
     num_registers: int = struct.static(0)
     place_registers: bool = struct.static(False)
-    projection: str = struct.static("none")
+    projection: Projection = struct.static("none")
     norm: bool = struct.static(True)
     norm_eps: float = struct.static(1e-12)
     scale: float = struct.static(1.0)
 
     def __post_init__(self):
-        if (self.vocab_size > 0) == (self.d_input > 0):
-            raise ValueError(
-                f"one of vocab_size={self.vocab_size} and d_input={self.d_input} must be positive"
-            )
+        struct.refuse_if(
+            (self.vocab_size > 0) == (self.d_input > 0),
+            f"one of vocab_size={self.vocab_size} and d_input={self.d_input} must be positive",
+        )
         struct.one_of(self, positions=POSITION_KINDS, projection=PROJECTIONS)
 
 
@@ -91,8 +92,10 @@ def init_embedding(
 ) -> EmbeddingParams:
     """Normal(0, std) tables and maps, zero biases, unit gains."""
     e = config.d_embed
-    if config.projection == "none" and e != d_model:
-        raise ValueError(f"d_embed={e} is not d_model={d_model} and there is no projection")
+    struct.refuse_if(
+        config.projection == "none" and e != d_model,
+        f"d_embed={e} is not d_model={d_model} and there is no projection",
+    )
     keys = jax.random.split(key, 7)
 
     def table(k, *shape):
@@ -142,11 +145,11 @@ def embed(
     Raises:
         ValueError: Inputs of the wrong kind, or more tokens than positions.
     """
-    if (inputs.ndim == 1) != (config.vocab_size > 0):
-        raise ValueError(
-            f"inputs of shape {inputs.shape} given to an embedding with "
-            f"vocab_size={config.vocab_size}, d_input={config.d_input}"
-        )
+    struct.refuse_if(
+        (inputs.ndim == 1) != (config.vocab_size > 0),
+        f"inputs of shape {inputs.shape} given to an embedding with "
+        f"vocab_size={config.vocab_size}, d_input={config.d_input}",
+    )
     if config.vocab_size:
         x = params.tokens[inputs]
     elif config.convolutions:
@@ -164,8 +167,10 @@ def embed(
         x = _with_registers(params, x, config)
     n = x.shape[0]
     if config.positions == "learned":
-        if n > config.num_positions:
-            raise ValueError(f"{n} tokens are more than num_positions={config.num_positions}")
+        struct.refuse_if(
+            n > config.num_positions,
+            f"{n} tokens are more than num_positions={config.num_positions}",
+        )
         x = x + (params.positions[:n] if positions is None else params.positions[positions])
     elif config.positions == "sinusoidal":
         index = jnp.arange(n) if positions is None else positions

@@ -116,7 +116,7 @@ class EncoderDecoderTrace(struct.Struct):
 
     encoder: Trace
     decoder: Trace
-    logits: Any
+    logits: struct.Leaf
 
 
 def init(
@@ -296,6 +296,7 @@ def _padding(mask):
     if mask is None:
         return None
     mask = as_mask(mask, "source_mask")
-    if mask.ndim != 1:
-        raise ValueError(f"source_mask of shape {mask.shape} is not [m]; use jax.vmap for a batch")
+    struct.refuse_if(
+        mask.ndim != 1, f"source_mask of shape {mask.shape} is not [m]; use jax.vmap for a batch"
+    )
     return mask

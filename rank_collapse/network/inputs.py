@@ -18,9 +18,14 @@ from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.covers import Covers
 from rank_collapse.network.edits import as_edits
 from rank_collapse.network.embedding import embed, sinusoidal_positions
-from rank_collapse.network.masks import causal_mask, combine_masks, local_mask
 from rank_collapse.network.parameters import TransformerParams, completed
-from rank_collapse.network.positions import relative_buckets, rotary_angles
+from rank_collapse.network.positions import (
+    causal_mask,
+    combine_masks,
+    local_mask,
+    relative_buckets,
+    rotary_angles,
+)
 
 
 class PreparedInputs(struct.Struct):
@@ -75,10 +80,13 @@ def prepare_inputs(
     """
     if covers is not None:
         covers.check(config)
-    if config.cross_attention and memory is None:
-        raise ValueError("cross_attention=True needs a memory [m, d]")
-    if not config.cross_attention and (memory is not None or memory_mask is not None):
-        raise ValueError("a memory is given, but the network has cross_attention=False")
+    struct.refuse(
+        (config.cross_attention and memory is None, "cross_attention=True needs a memory [m, d]"),
+        (
+            not config.cross_attention and (memory is not None or memory_mask is not None),
+            "a memory is given, but the network has cross_attention=False",
+        ),
+    )
     params = completed(params, config)
     # Arrays of numpy as JAX's: constants of an outer jit would keep another precision than it.
     bias, segments, positions = (
@@ -92,10 +100,10 @@ def prepare_inputs(
     memory_context = attn.AttentionContext()
     if memory is not None:
         memory = jnp.asarray(memory)
-        if memory.ndim != 2:
-            raise ValueError(
-                f"memory of shape {memory.shape} is not [m, d]; use jax.vmap for a batch"
-            )
+        struct.refuse_if(
+            memory.ndim != 2,
+            f"memory of shape {memory.shape} is not [m, d]; use jax.vmap for a batch",
+        )
         memory_mask = checked_mask(memory_mask, n, memory.shape[0], "memory_mask")
         memory_context = attn.AttentionContext(mask=combine_masks(memory_mask))
     num_keys = 1 if memory is None else memory.shape[0]
@@ -154,8 +162,10 @@ def batch_size(arrays: Mapping[str, Any]) -> int:
         ValueError: Arrays of different lengths, of none, or without x.
     """
     lengths = {k: len(v) if np.ndim(v) else None for k, v in arrays.items()}
-    if len(set(lengths.values())) != 1 or not lengths.get("x"):
-        raise ValueError(f"inputs have different lengths, or none: {lengths}")
+    struct.refuse_if(
+        len(set(lengths.values())) != 1 or not lengths.get("x"),
+        f"inputs have different lengths, or none: {lengths}",
+    )
     return lengths["x"]
 
 
@@ -178,22 +188,22 @@ def input_states(
     x = jnp.asarray(x)
     is_ids = jnp.issubdtype(x.dtype, jnp.integer)
     if is_embedded(x, config):
-        if x.ndim > (1 if is_ids else 2):
-            raise ValueError(
-                f"x of shape {x.shape} is more than one example; rc.apply_batch takes a batch"
-            )
+        struct.refuse_if(
+            x.ndim > (1 if is_ids else 2),
+            f"x of shape {x.shape} is more than one example; rc.apply_batch takes a batch",
+        )
         ids = x if config.embedding.vocab_size and x.ndim == 1 else None
         for name, index in (("token ids", ids), ("segments", segments), ("positions", positions)):
             if index is not None and not jnp.issubdtype(index.dtype, jnp.integer):
                 raise ValueError(f"{name} of dtype {index.dtype} are not integers")
         check_known({"x": x, "segments": segments, "positions": positions}, config)
         return embed(params.embedding, x, config.embedding, segments=segments, positions=positions)
-    if is_ids or x.ndim != 2 or x.shape[1] != config.d_model:
-        raise ValueError(
-            f"x of shape {x.shape} and dtype {x.dtype} is not [n, d_model={config.d_model}]"
-            + ("" if config.embedding is not None else " (the config has no embedding)")
-            + ("; use jax.vmap for a batch" if x.ndim == 3 or (is_ids and x.ndim == 2) else "")
-        )
+    struct.refuse_if(
+        is_ids or x.ndim != 2 or x.shape[1] != config.d_model,
+        f"x of shape {x.shape} and dtype {x.dtype} is not [n, d_model={config.d_model}]"
+        + ("" if config.embedding is not None else " (the config has no embedding)")
+        + ("; use jax.vmap for a batch" if x.ndim == 3 or (is_ids and x.ndim == 2) else ""),
+    )
     return x
 
 
@@ -214,17 +224,17 @@ def check_read(x: Any, config: TransformerConfig, segments: Any, positions: Any)
     """
     embedding = config.embedding if is_embedded(x, config) else None
     placed = embedding is not None and embedding.positions != "none"
-    if positions is not None and config.position != "rotary" and not placed:
-        raise ValueError(
-            "positions are given, but this network does not use them: only position='rotary' and "
-            "embeddings of token ids with positions do"
-        )
+    struct.refuse_if(
+        positions is not None and config.position != "rotary" and not placed,
+        "positions are given, but this network does not use them: only position='rotary' and "
+        "embeddings of token ids with positions do",
+    )
     divided = embedding is not None and embedding.num_segments
-    if segments is not None and config.position != "relative_key" and not divided:
-        raise ValueError(
-            "segments are given, but this network does not use them: only "
-            "position='relative_key' and embeddings of token ids with num_segments do"
-        )
+    struct.refuse_if(
+        segments is not None and config.position != "relative_key" and not divided,
+        "segments are given, but this network does not use them: only "
+        "position='relative_key' and embeddings of token ids with num_segments do",
+    )
 
 
 def check_known(inputs: Mapping[str, Any], config: TransformerConfig) -> None:
@@ -262,11 +272,11 @@ def checked_mask(mask: Any, num_queries: int, num_keys: int, name: str) -> Any:
         return None
     mask = as_mask(mask, name)
     fits = mask.shape[-1:] == (num_keys,) and mask.ndim <= 3
-    if not fits or (mask.ndim > 1 and mask.shape[-2] not in (1, num_queries)):
-        raise ValueError(
-            f"{name} of shape {mask.shape} does not fit {num_queries} tokens and {num_keys} keys: "
-            f"[{num_keys}], [{num_queries}, {num_keys}] or [heads, {num_queries}, {num_keys}]"
-        )
+    struct.refuse_if(
+        not fits or (mask.ndim > 1 and mask.shape[-2] not in (1, num_queries)),
+        f"{name} of shape {mask.shape} does not fit {num_queries} tokens and {num_keys} keys: "
+        f"[{num_keys}], [{num_queries}, {num_keys}] or [heads, {num_queries}, {num_keys}]",
+    )
     return mask
 
 
@@ -284,13 +294,14 @@ def as_mask(mask: Any, name: str = "mask") -> Bool[Array, "*s"]:
     if mask.dtype != bool:
         known = not isinstance(mask, jax.core.Tracer)
         binary = known and bool(xp.all((mask == 0) | (mask == 1)))
-        if not (jnp.issubdtype(mask.dtype, jnp.integer) or (binary and mask.any())):
-            raise ValueError(
+        struct.refuse(
+            (
+                not (jnp.issubdtype(mask.dtype, jnp.integer) or (binary and mask.any())),
                 f"{name} of dtype {mask.dtype}: a mask is boolean or of 0 and 1, which is where a "
-                "query may attend; additive masks go to bias="
-            )
-        if known and not binary:
-            raise ValueError(f"{name} of dtype {mask.dtype} has values other than 0 and 1")
+                "query may attend; additive masks go to bias=",
+            ),
+            (known and not binary, f"{name} of dtype {mask.dtype} has values other than 0 and 1"),
+        )
     # unlike `jnp.asarray`, device_put compiles nothing
     return jax.device_put(mask.astype(bool)) if xp is np else mask.astype(bool)
 

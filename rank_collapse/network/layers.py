@@ -101,10 +101,11 @@ class ResidualConfig(struct.Struct, kw_only=True):
         several = self.connection != "skip"
         connection = f"connection={self.connection!r}"
         for name in ["parallel=True"] * self.parallel + [connection] * several:
-            if self.norm_placement in ("post", "both"):
-                raise ValueError(f"{name} does not support norm_placement={self.norm_placement!r}")
-        if self.parallel and several:
-            raise ValueError(f"parallel=True does not support {connection}")
+            struct.refuse_if(
+                self.norm_placement in ("post", "both"),
+                f"{name} does not support norm_placement={self.norm_placement!r}",
+            )
+        struct.refuse_if(self.parallel and several, f"parallel=True does not support {connection}")
 
 
 class MLPConfig(struct.Struct, kw_only=True):
@@ -137,11 +138,11 @@ class MLPConfig(struct.Struct, kw_only=True):
         if not callable(self.mlp):
             struct.one_of(self, mlp=MLP_KINDS)
         struct.integers(self, d_ff=1)
-        if self.mlp_clamp and (self.mlp_clamp < 1 or self.mlp not in GATED):
-            raise ValueError(
-                f"mlp_clamp={self.mlp_clamp} of mlp={self.mlp!r} is not 0, or at least 1 of a "
-                "gated MLP"
-            )
+        struct.refuse_if(
+            self.mlp_clamp and (self.mlp_clamp < 1 or self.mlp not in GATED),
+            f"mlp_clamp={self.mlp_clamp} of mlp={self.mlp!r} is not 0, or at least 1 of a "
+            "gated MLP",
+        )
 
     def check_experts(self, d_ff: int) -> None:
         """Refuses experts that do not divide the hidden units.
@@ -257,8 +258,7 @@ def norm_statistics(
     x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     if callable(kind):
         return jnp.zeros_like(x[:, :1]), kind(x)
-    if kind not in NORM_KINDS:
-        raise ValueError(f"norm={kind!r} is not one of {NORM_KINDS}")
+    struct.refuse_if(kind not in NORM_KINDS, f"norm={kind!r} is not one of {NORM_KINDS}")
     mean = jnp.mean(x, axis=-1, keepdims=True)
     if kind == "rms":
         mean = jnp.zeros_like(mean)

@@ -187,8 +187,10 @@ def layer_params(params: TransformerParams, config: TransformerConfig, layer: An
         ValueError: A layer that is not there, where its index is known.
     """
     known = not isinstance(layer, jax.core.Tracer)
-    if known and not -config.depth <= layer < config.depth:
-        raise ValueError(f"layer={layer} of a network of depth={config.depth}")
+    struct.refuse_if(
+        known and not -config.depth <= layer < config.depth,
+        f"layer={layer} of a network of depth={config.depth}",
+    )
     row = jnp.asarray(config.layer_map)[layer] if config.layer_map else layer
     return jax.tree.map(lambda a: a[row], params.layers)
 
@@ -276,8 +278,7 @@ def stack_layers(layers: Sequence[BlockParams]) -> BlockParams:
     Raises:
         ValueError: No layer, or layers whose parts or shapes differ.
     """
-    if not layers:
-        raise ValueError("there are no layers to stack")
+    struct.refuse_if(not layers, "there are no layers to stack")
     first = _shapes(layers[0])
     for l, layer in enumerate(layers):
         other = _shapes(layer)

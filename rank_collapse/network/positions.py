@@ -1,4 +1,6 @@
-"""Positions inside attention: the angles of rotary ones, the buckets of T5's bias.
+"""Positions inside attention, and masks: which keys a query may attend to.
+
+The angles of rotary positions, the buckets of T5's bias.
 
 Axis letters: n queries, m keys, k per-head query/key width.
 """
@@ -6,7 +8,7 @@ Axis letters: n queries, m keys, k per-head query/key width.
 from typing import Any, Literal, get_args
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from rank_collapse import struct
 
@@ -63,10 +65,10 @@ class PositionConfig(struct.Struct, kw_only=True):
             ),
         )
         for _, frequencies in self.rotary_tables:
-            if len(frequencies) != width // 2:
-                raise ValueError(
-                    f"rotary_tables has {len(frequencies)} frequencies for {width // 2} pairs"
-                )
+            struct.refuse_if(
+                len(frequencies) != width // 2,
+                f"rotary_tables has {len(frequencies)} frequencies for {width // 2} pairs",
+            )
 
 
 def rotary_angles(
@@ -126,3 +128,32 @@ def relative_buckets(
     ratio = jnp.log(jnp.maximum(distance, 1) / exact) / jnp.log(max_distance / exact)
     coarse = exact + (ratio * (num_buckets - exact)).astype(distance.dtype)
     return offset + jnp.where(distance < exact, distance, jnp.minimum(coarse, num_buckets - 1))
+
+
+def causal_mask(num_tokens: int) -> Bool[Array, "n n"]:
+    """Each token attends to itself and to earlier tokens."""
+    i = jnp.arange(num_tokens)
+    return i[:, None] >= i[None, :]
+
+
+def local_mask(num_tokens: int, window: int) -> Bool[Array, "n n"]:
+    """Each token attends to tokens at most `window` places away, on both sides."""
+    i = jnp.arange(num_tokens)
+    return jnp.abs(i[:, None] - i[None, :]) <= window
+
+
+def combine_masks(*masks: Any) -> Any:
+    """Logical and of the masks that are not None, or None.
+
+    Masks are Bool [m] (padding: which keys exist), [n, m], or [h, n, m]; the result has the
+    rank of the largest, at least 2.
+    """
+    masks = [m[None, :] if m.ndim == 1 else m for m in masks if m is not None]
+    if not masks:
+        return None
+    rank = max(m.ndim for m in masks)
+    combined = None
+    for m in masks:
+        m = m.reshape((1,) * (rank - m.ndim) + m.shape)
+        combined = m if combined is None else combined & m
+    return combined

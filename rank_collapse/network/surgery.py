@@ -6,7 +6,7 @@ only its two linear maps. "text" is what the paper's text says: SAN+MLP has no s
 without MLP the whole sublayer is gone. Attention keeps its norm in all of them.
 """
 
-from typing import Any
+from typing import Any, Literal, get_args
 
 import jax.numpy as jnp
 
@@ -16,8 +16,9 @@ from rank_collapse.network.gains import Gains
 from rank_collapse.network.layers import GATED, MLPParams
 from rank_collapse.network.parameters import TransformerParams
 
-VARIANTS = ("SAN", "SAN+MLP", "SAN+skip", "Transformer")
-READINGS = ("published", "text")
+VariantName = Literal["SAN", "SAN+MLP", "SAN+skip", "Transformer"]
+Reading = Literal["published", "text"]
+VARIANTS, READINGS = get_args(VariantName), get_args(Reading)
 
 
 def variants_of(family: str | None) -> list[tuple[str, str]]:
@@ -42,8 +43,8 @@ def skips_left(name: str, reading: str) -> Gains:
 def variant(
     config: TransformerConfig,
     params: TransformerParams,
-    name: str,
-    reading: str = "published",
+    name: VariantName,
+    reading: Reading = "published",
     *,
     family: str | None = None,
 ) -> tuple[TransformerConfig, TransformerParams]:
@@ -74,16 +75,18 @@ def variant(
         (reading not in READINGS, f"reading {reading!r} is not one of {READINGS}"),
     )
     if family is not None:
-        if config.family not in (None, family):
-            raise ValueError(f"family={family!r} of a network of family={config.family!r}")
+        struct.refuse_if(
+            config.family not in (None, family),
+            f"family={family!r} of a network of family={config.family!r}",
+        )
         config = config.replace(family=family)
     if name == "Transformer":
         return config, params
-    if config.mlp == "none" or not (config.attention_skip and config.mlp_skip):
-        raise ValueError(
-            f"surgery needs a network with MLP and skips, not mlp={config.mlp!r}, "
-            f"attention_skip={config.attention_skip}, mlp_skip={config.mlp_skip}"
-        )
+    struct.refuse_if(
+        config.mlp == "none" or not (config.attention_skip and config.mlp_skip),
+        f"surgery needs a network with MLP and skips, not mlp={config.mlp!r}, "
+        f"attention_skip={config.attention_skip}, mlp_skip={config.mlp_skip}",
+    )
     left = skips_left(name, reading)
     config = config.replace(
         attention_skip=left.attention,
@@ -108,8 +111,7 @@ def identity_maps(
     Raises:
         ValueError: A gated MLP.
     """
-    if config.mlp in GATED:
-        raise ValueError(f"mlp={config.mlp!r} is gated: it has three linear maps")
+    struct.refuse_if(config.mlp in GATED, f"mlp={config.mlp!r} is gated: it has three linear maps")
     rows, d = config.num_rows, config.d_model
     dtype = params.layers.attention.w_q.dtype
     eye: Any = jnp.broadcast_to(jnp.eye(d, dtype=dtype)[None], (rows, d, d))

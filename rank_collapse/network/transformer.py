@@ -39,15 +39,15 @@ class LayerTrace(struct.Struct):
     streams are their means; `apply(..., keep=("residual",))` keeps them apart.
     """
 
-    attention: Any  # [h, n, n]  P_h, or M_h where the config mixes
-    attention_branch: Any  # [n, d]  SA(x), before γ
-    after_attention: Any  # [n, d]  output of the attention sublayer
-    hidden: Any  # [n, d]  output of the layer
-    cross_attention: Any = None  # [h, n, m]
-    cross_branch: Any = None  # [n, d]
-    after_cross: Any = None  # [n, d]
-    mlp_branch: Any = None  # [n, d]
-    kept: Any = None  # {place: what is there}, with keep
+    attention: struct.Leaf  # [h, n, n]  P_h, or M_h where the config mixes
+    attention_branch: struct.Leaf  # [n, d]  SA(x), before γ
+    after_attention: struct.Leaf  # [n, d]  output of the attention sublayer
+    hidden: struct.Leaf  # [n, d]  output of the layer
+    cross_attention: struct.Leaf | None = None  # [h, n, m]
+    cross_branch: struct.Leaf | None = None  # [n, d]
+    after_cross: struct.Leaf | None = None  # [n, d]
+    mlp_branch: struct.Leaf | None = None  # [n, d]
+    kept: dict[str, struct.Leaf] | None = None  # {place: what is there}, with keep
     keys_values: Any = None  # in a pass with a past: those of all tokens so far
 
 
@@ -64,10 +64,10 @@ class Trace(struct.Struct):
         context: Masks, biases and positions of all layers; of one by `AttentionContext.of_layer`.
     """
 
-    hidden: Any
-    layers: Any
-    output: Any
-    context: Any
+    hidden: struct.Leaf
+    layers: LayerTrace
+    output: struct.Leaf
+    context: attn.AttentionContext
 
     def __repr__(self) -> str:
         shapes = {"hidden": self.hidden, "attention": self.attention, "output": self.output}
@@ -83,8 +83,10 @@ class Trace(struct.Struct):
         """
         shapes = jnp.shape(self.hidden), jnp.shape(self.layers.attention_branch)
         axes = [i for i, (a, b) in enumerate(zip(*shapes, strict=False)) if a != b]
-        if len(axes) != 1 or len(shapes[0]) != len(shapes[1]):
-            raise ValueError(f"hidden states and branches of shapes {shapes} are not of one pass")
+        struct.refuse_if(
+            len(axes) != 1 or len(shapes[0]) != len(shapes[1]),
+            f"hidden states and branches of shapes {shapes} are not of one pass",
+        )
         return axes[0]
 
     @property
@@ -97,27 +99,27 @@ class Trace(struct.Struct):
         return jnp.moveaxis(states, 0, self.layer_axis)
 
     @property
-    def cross_attention(self) -> Any:
+    def cross_attention(self) -> struct.Leaf | None:
         """Weights of the attention to the memory [L, h, n, m], or None."""
         return self.layers.cross_attention
 
     @property
-    def kept(self) -> Any:
-        """{place: its values in every layer [L, ...]} of `apply`'s `keep`."""
+    def kept(self) -> dict[str, struct.Leaf] | None:
+        """{place: its values in every layer [L, ...]} of `apply`'s `keep`, or None."""
         return self.layers.kept
 
     @property
-    def attention(self) -> Any:
+    def attention(self) -> struct.Leaf:
         """Attention weights [L, h, n, n]."""
         return self.layers.attention
 
     @property
-    def attention_branch(self) -> Any:
+    def attention_branch(self) -> struct.Leaf:
         """Attention outputs [L, n, d] before skip and norm."""
         return self.layers.attention_branch
 
     @property
-    def mlp_branch(self) -> Any:
+    def mlp_branch(self) -> struct.Leaf | None:
         """MLP outputs [L, n, d] before skip and norm, or None."""
         return self.layers.mlp_branch
 
@@ -290,10 +292,16 @@ def apply(
     """
     edits.check_names(tuple(keep), config)
     if not isinstance(dropout_rate, jax.core.Tracer):
-        if not 0 <= np.asarray(dropout_rate) <= 1:
-            raise ValueError(f"dropout_rate={dropout_rate} is not in [0, 1]")
-        if dropout_key is None and dropout_rate:
-            raise ValueError(f"dropout_rate={dropout_rate} needs a dropout_key")
+        struct.refuse(
+            (
+                not 0 <= np.asarray(dropout_rate) <= 1,
+                f"dropout_rate={dropout_rate} is not in [0, 1]",
+            ),
+            (
+                dropout_key is None and dropout_rate,
+                f"dropout_rate={dropout_rate} needs a dropout_key",
+            ),
+        )
     params, prepared = prepare_inputs(
         params,
         x,
@@ -333,20 +341,17 @@ def apply_batch(
         ValueError: As `apply`, or inputs of different lengths.
     """
     common = {k: options.pop(k) for k in ("dropout_rate", "keep", "edit") if k in options}
-    given = {"x": x} | options
-    given = {name: jnp.asarray(a) for name, a in given.items() if a is not None}
+    given = {k: jnp.asarray(a) for k, a in {"x": x, **options}.items() if a is not None}
     size = batch_size(given)
     check_known(given, config)  # inside vmap values are traced
     for name in given.keys() & {"mask", "memory_mask"}:
         given[name] = as_mask(given[name], name)
     keys = None if dropout_key is None else jax.random.split(dropout_key, size)
 
-    def one(own, key):
-        own = dict(own)
-        return apply(params, own.pop("x"), config, dropout_key=key, **own, **common)
+    def one(example, key):
+        return apply(params, config=config, dropout_key=key, **example, **common)
 
-    layers_first = Trace(hidden=1, layers=1, output=0, context=0)
-    return jax.vmap(one, out_axes=layers_first)(given, keys)
+    return jax.vmap(one, out_axes=Trace(hidden=1, layers=1, output=0, context=0))(given, keys)
 
 
 @functools.partial(jax.jit, static_argnames="keep")
@@ -397,6 +402,5 @@ def replay(
         x, passages = walk_layer(_Recorded(), layer, x)
         return x, measure(layer, passages)
 
-    x = trace.hidden[0]
-    inputs = PreparedInputs(x=x, context=trace.context)
-    return walk(step, x, params, inputs, config, extra=trace.layers)[1]
+    inputs = PreparedInputs(x=trace.hidden[0], context=trace.context)
+    return walk(step, inputs.x, params, inputs, config, extra=trace.layers)[1]

@@ -12,18 +12,41 @@ the configuration.
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.tree_util import Partial
 
+from rank_collapse import struct
 from rank_collapse.network import variant_heads as heads
 from rank_collapse.network.attention import Mixing
 from rank_collapse.network.config import DEFAULTS, TransformerConfig
 from rank_collapse.network.covers import ANY, Covers
 from rank_collapse.network.layers import ACTIVATIONS
 from rank_collapse.network.parameters import TransformerParams, init
+from rank_collapse.struct import refuse_if
+
+VariantName = Literal[
+    "softmax",
+    "centred",
+    "a_perp",
+    "value_skipinit",
+    "shaped",
+    "attn_scale",
+    "sigmoid",
+    "softpick",
+    "off_by_one",
+    "sinks",
+    "ssmax",
+    "critical",
+    "differential",
+    "gated",
+    "retention",
+    "linear",
+    "ssd",
+    "dyt",
+]
 
 # --- Values as the authors start them: (config, key or None) → {name: value}
 
@@ -110,15 +133,18 @@ def _mix(fn: Callable, more: Callable[[TransformerConfig], int] = lambda config:
 
 
 def _differential_fields(config, **values):
-    if config.qk_width % 2:
-        raise ValueError(f"differential attention halves queries: d_qk={config.qk_width} is odd")
+    refuse_if(
+        config.qk_width % 2, f"differential attention halves queries: d_qk={config.qk_width} is odd"
+    )
     return {"mix": Partial(heads.differential, *values.values())}
 
 
 def _critical_fields(config, gamma):
     d = config.d_model
-    if config.num_heads != 1:
-        raise ValueError(f"critical scaling has W = I: one head, not num_heads={config.num_heads}")
+    refuse_if(
+        config.num_heads != 1,
+        f"critical scaling has W = I: one head, not num_heads={config.num_heads}",
+    )
     law = Partial(heads.by_log_n, jnp.asarray(gamma) / math.sqrt(d), 1.0)
     return {"d_qk": d, "d_v": d, "norm_placement": "pre", "norm": "rms", "normalise": law}
 
@@ -135,8 +161,9 @@ NO_POSITION = OWN_SCORES | {"position": ("none",)}
 NO_CAP = {"score_cap": (0.0,)}
 CAUSAL = {"mask": ("causal",)}
 ATTENTION = ("normalise", "mixing", "mix")
+NETWORKS = ("san", "san_mlp", "san_skip", "transformer")  # of `presets`
 
-VARIANTS: dict[str, Variant] = {
+VARIANTS: dict[VariantName, Variant] = {
     "softmax": Variant(lambda config: {}, {}, "Vaswani et al. 2017"),
     "centred": Variant(_mixing(0.0, 1.0, -1.0), {}, "Ali et al. 2023"),
     "a_perp": Variant(
@@ -216,13 +243,19 @@ VARIANTS: dict[str, Variant] = {
 
 
 def _known(name):
+    network = str(name).lower().replace("+", "_")
+    if network in NETWORKS:
+        raise ValueError(
+            f"variant {name!r} is a network, not a form of attention: rc.{network} makes it, and "
+            "rc.surgery.variant cuts it out of another network"
+        )
     if name not in VARIANTS:
-        raise ValueError(f"variant {name!r} is not one of {tuple(VARIANTS)}")
+        raise struct.unknown(f"variant {name!r}", name, VARIANTS)
     return VARIANTS[name]
 
 
 def variant(
-    config: TransformerConfig, name: str, *, key: Any = None, **values: Any
+    config: TransformerConfig, name: VariantName, *, key: Any = None, **values: Any
 ) -> TransformerConfig:
     """The config of an attention variant; draw its parameters by `init_variant`.
 
@@ -242,18 +275,25 @@ def variant(
     known = _known(name)
     start = known.values_of(config, key)
     for given in values:
-        if given not in start:
-            raise ValueError(f"variant {name!r} has no value {given!r}, only {tuple(start)}")
+        refuse_if(
+            given not in start, f"variant {name!r} has no value {given!r}, only {tuple(start)}"
+        )
     start |= values
-    if name == "a_perp" and start["num_tokens"] is None:
-        raise ValueError("variant 'a_perp' scales by √num_tokens: give num_tokens")
+    refuse_if(
+        name == "a_perp" and start["num_tokens"] is None,
+        "variant 'a_perp' scales by √num_tokens: give num_tokens",
+    )
     taken = dict.fromkeys(DEFAULTS, ANY) | dict.fromkeys(ATTENTION, (None,)) | known.needs
     Covers(f"variant {name!r}", taken).check(config)
     return config.replace(**known.fields(config, **start))
 
 
 def init_variant(
-    key: Any, config: TransformerConfig, name: str, weight_scale: Any = 1.0, bias_scale: Any = 0.0
+    key: Any,
+    config: TransformerConfig,
+    name: VariantName,
+    weight_scale: Any = 1.0,
+    bias_scale: Any = 0.0,
 ) -> TransformerParams:
     """Parameters of a network, its attention as a variant's authors start it; see `init`.
 

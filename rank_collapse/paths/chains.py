@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from rank_collapse import struct
-from rank_collapse.measures.norms import composite_norm, divide, matrix_norm
+from rank_collapse.measures.norms import Norm, composite_norm, divide, matrix_norm
 from rank_collapse.measures.residuals import rank_one_ratio, residual
 from rank_collapse.network import (
     Passage,
@@ -69,7 +69,7 @@ def _around_mean(chain, change, keep):
 
 @full_precision
 def chained_residual(
-    attention: Float[Array, "l h n n"], path: Any, norm: str = "composite", *, mask: Any = None
+    attention: Float[Array, "l h n n"], path: Any, norm: Norm = "composite", *, mask: Any = None
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """‖P_path − 1pᵀ‖/‖P_path‖ with p the mean row, and the same for the best rank one.
 
@@ -101,7 +101,7 @@ def _chain_of(attention, path, keep):
 
 
 def ratios(
-    chain: Chain, keep: Bool[Array, "n"], norm: str = "composite"
+    chain: Chain, keep: Bool[Array, "n"], norm: Norm = "composite"
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """What `chained_residual` returns, of a product that is already made.
 
@@ -191,8 +191,10 @@ def predicted_sizes(
     Source: the effectiveness of paths in Dong et al. 2021, section 4.
     """
     alpha = jnp.asarray(alpha, jnp.result_type(float))
-    if alpha.shape not in ((), (depth,)):
-        raise ValueError(f"alpha of shape {alpha.shape} is neither one value nor [{depth}]")
+    struct.refuse_if(
+        alpha.shape not in ((), (depth,)),
+        f"alpha of shape {alpha.shape} is neither one value nor [{depth}]",
+    )
     k = jnp.arange(depth + 1)
     shares = log_elementary_shares(jnp.broadcast_to(alpha, depth))
     log_c = jnp.log(jnp.asarray(contraction, alpha.dtype))

@@ -188,8 +188,10 @@ class ByLength(Algebra):
     def after(self, layer, name, channels):
         if name not in (layer.inputs.edit or ()):
             return channels
-        if layer.config.streams and not name.endswith("_input"):
-            raise ValueError(f"{self.covers.name} does not cover an edit of {name!r} of streams")
+        struct.refuse_if(
+            layer.config.streams and not name.endswith("_input"),
+            f"{self.covers.name} does not cover an edit of {name!r} of streams",
+        )
         return channels.map(lambda c, ones: carry_edit(layer, name, c, ones))
 
     def _further(self, branch, layer, branch_input, axis):

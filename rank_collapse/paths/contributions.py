@@ -29,10 +29,10 @@ from rank_collapse.network import (
     full_precision,
     layer_gains,
     prepare_inputs,
+    streams,
     walk,
     walk_layer,
 )
-from rank_collapse.network.streams import begin
 from rank_collapse.paths.channels import ByLength, Channels, Layout
 from rank_collapse.paths.frozen import freeze_final, freeze_layer
 
@@ -52,26 +52,26 @@ class PathContributions(struct.Struct):
         count_mlps: Whether by_length has the axis of MLPs; static.
     """
 
-    by_length: Any
-    offset: Any
-    from_memory: Any = None
-    output: Any = None
+    by_length: struct.Leaf
+    offset: struct.Leaf
+    from_memory: struct.Leaf | None = None
+    output: struct.Leaf | None = None
     count_mlps: bool = struct.static(False)
 
     def __iter__(self):
         return iter((self.by_length, self.offset))
 
     @property
-    def total(self) -> Any:
+    def total(self) -> struct.Leaf:
         """Σ_k C_k + offset: the output, unless something was left out."""
         return self.by_attention_length.sum(axis=-3) + self.offset
 
     @property
-    def by_attention_length(self) -> Any:
+    def by_attention_length(self) -> struct.Leaf:
         """[L + 1, n, d], summed over the number of MLPs where they are counted apart."""
         return self.by_length.sum(axis=-3) if self.count_mlps else self.by_length
 
-    def up_to(self) -> Any:
+    def up_to(self) -> struct.Leaf:
         """[L + 1, n, d]: the output of paths of lengths 0 .. k and the offset, for each k."""
         return jnp.cumsum(self.by_attention_length, axis=-3) + self.offset[..., None, :, :]
 
@@ -122,11 +122,11 @@ def path_contributions(
 
     Source: Theorem 2.1 of Dong et al. 2021, summed by length as in its section 2.1.
     """
-    if isinstance(count_mlps, jax.core.Tracer):
-        raise ValueError(
-            "count_mlps changes the result's shape and cannot be traced: "
-            "jax.jit(path_contributions, static_argnames='count_mlps')"
-        )
+    struct.refuse_if(
+        isinstance(count_mlps, jax.core.Tracer),
+        "count_mlps changes the result's shape and cannot be traced: "
+        "jax.jit(path_contributions, static_argnames='count_mlps')",
+    )
     params, prepared = prepare_inputs(params, x, config, covers=ByLength.covers, **inputs)
     gains = layer_gains(config, prepared.x.dtype, params)
     factors = {"attention": attention_gain, "cross": cross_gain, "mlp": mlp_gain}
@@ -147,7 +147,7 @@ def _contributions(params, prepared, config, gains, on_paths, head_gain, count_m
 
     # Recomputing a layer in the backward pass keeps gradients in O(L² n d).
     step = jax.checkpoint(step, prevent_cse=False)
-    state, channels = begin(prepared.x, config), layout.begin(prepared.x)
+    state, channels = streams.begin(prepared.x, config), layout.begin(prepared.x)
     for first, last in layout.groups():
         (state, channels), _ = walk(
             step,
@@ -231,10 +231,13 @@ def path_gains(config, gains, head_gain, factors):
 
     def checked(name, value, shape):
         value = jnp.asarray(value, dtype)
-        if value.shape != shape:
-            raise ValueError(f"{name}_gain of shape {value.shape} is not {shape}")
-        if name not in ("head", *config.kinds):
-            raise ValueError(f"{name}_gain is given but the network has no such branch")
+        struct.refuse(
+            (value.shape != shape, f"{name}_gain of shape {value.shape} is not {shape}"),
+            (
+                name not in ("head", *config.kinds),
+                f"{name}_gain is given but the network has no such branch",
+            ),
+        )
         return value
 
     if head_gain is not None:

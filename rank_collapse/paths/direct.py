@@ -38,14 +38,14 @@ class DirectContributions(struct.Struct):
         offset: [n, d], biases of attention outputs and of norms.
     """
 
-    start: Any
-    heads: Any
-    mlps: Any
-    cross: Any
-    offset: Any
+    start: struct.Leaf
+    heads: struct.Leaf
+    mlps: struct.Leaf | None
+    cross: struct.Leaf | None
+    offset: struct.Leaf
 
     @property
-    def total(self) -> Any:
+    def total(self) -> struct.Leaf:
         """The sum of all parts: the output."""
         layers = [p.sum(axis=-3) for p in (self.mlps, self.cross) if p is not None]
         return sum(layers, self.start + self.offset + self.heads.sum(axis=(-4, -3)))
@@ -232,7 +232,6 @@ def _of_classes(a, classes):
     for index in pair:
         if not 0 <= index < a.shape[-1]:
             raise ValueError(f"class {index} is not in 0..{a.shape[-1] - 1}")
-    if len(pair) > 2:
-        raise ValueError(f"classes={classes!r} is not one class or two")
+    struct.refuse_if(len(pair) > 2, f"classes={classes!r} is not one class or two")
     chosen = a[..., pair[0], None]
     return chosen if len(pair) == 1 else chosen - a[..., pair[1], None]

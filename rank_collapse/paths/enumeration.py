@@ -19,6 +19,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from rank_collapse.network.precision import full_precision
+from rank_collapse.struct import refuse, refuse_if
 
 ALL_HEADS = -1
 MAX_PATHS = 1_000_000
@@ -34,8 +35,7 @@ def count_paths(depth: int, num_heads: int, skips: bool = True) -> tuple[int, ..
         ValueError: depth or num_heads below 1.
     """
     for name, value in (("depth", depth), ("num_heads", num_heads)):
-        if value < 1:
-            raise ValueError(f"{name}={value} is below 1")
+        refuse_if(value < 1, f"{name}={value} is below 1")
     counts = [math.comb(depth, k) * num_heads**k for k in range(depth + 1)]
     return tuple(counts if skips else [0] * depth + counts[-1:])
 
@@ -82,11 +82,11 @@ def path_length(paths: Any, num_heads: int) -> Any:
 
 def check_length(length: int, depth: int) -> None:
     """Refuses a length outside 0 .. L, that is, more skips than layers or fewer than none."""
-    if not 0 <= length <= depth:
-        raise ValueError(
-            f"length={length} needs {depth - length} skips in depth={depth} layers; "
-            f"give a length from 0 to {depth}"
-        )
+    refuse_if(
+        not 0 <= length <= depth,
+        f"length={length} needs {depth - length} skips in depth={depth} layers; "
+        f"give a length from 0 to {depth}",
+    )
 
 
 def check_paths(
@@ -103,10 +103,16 @@ def check_paths(
         ValueError: A path of the wrong length, of non-integers, or with a head that does not exist.
     """
     paths = paths if isinstance(paths, jax.Array) else np.asarray(paths)
-    if not paths.shape or paths.shape[-1] != depth:
-        raise ValueError(f"paths of shape {paths.shape} do not have depth={depth} choices each")
-    if not jnp.issubdtype(paths.dtype, jnp.integer):
-        raise ValueError(f"paths of dtype {paths.dtype} are not integers")
+    refuse(
+        (
+            not paths.shape or paths.shape[-1] != depth,
+            f"paths of shape {paths.shape} do not have depth={depth} choices each",
+        ),
+        (
+            not jnp.issubdtype(paths.dtype, jnp.integer),
+            f"paths of dtype {paths.dtype} are not integers",
+        ),
+    )
     if isinstance(paths, jax.core.Tracer):
         return paths
     values = np.asarray(paths)

@@ -18,6 +18,7 @@ from rank_collapse import struct
 from rank_collapse.network import (
     Algebra,
     AttentionParams,
+    Connection,
     Forward,
     Layer,
     PreparedInputs,
@@ -29,10 +30,10 @@ from rank_collapse.network import (
     forward,
     layers,
     own_mix,
+    streams,
     token_sum,
     walk,
 )
-from rank_collapse.network.streams import Connection, merge
 
 
 class FrozenLayer(struct.Struct):
@@ -89,7 +90,7 @@ def freeze_final(
     """The constants of the norm after the last layer, and of what it reads of several streams."""
     layer = Layer(None, None, config.depth, config, None)
     own = layer.connection(final_spec(params, config), last)
-    scale = frozen_scale(merge(own, last), config)
+    scale = frozen_scale(streams.merge(own, last), config)
     return FrozenLayer({("final", False): scale}, connections={"final": own})
 
 

@@ -9,6 +9,7 @@ file until `stream` measures them, one by one. A family is a table of entries an
 from rank_collapse.pretrained.families import FAMILIES as FAMILIES
 from rank_collapse.pretrained.family import Family as Family
 from rank_collapse.pretrained.gradients import stream_gradients as stream_gradients
+from rank_collapse.pretrained.lazy import Unembedding as Unembedding
 from rank_collapse.pretrained.loading import (
     config_of as config_of,
     load as load,
@@ -21,7 +22,9 @@ from rank_collapse.pretrained.opened import InMemory as InMemory, OpenCheckpoint
 from rank_collapse.pretrained.patches import image_patches as image_patches
 from rank_collapse.pretrained.published import (
     PUBLISHED as PUBLISHED,
+    Target as Target,
     published_curves as published_curves,
+    published_targets as published_targets,
 )
 from rank_collapse.pretrained.streaming import (
     AblationSpec as AblationSpec,
@@ -30,4 +33,3 @@ from rank_collapse.pretrained.streaming import (
     state_like as state_like,
     stream as stream,
 )
-from rank_collapse.pretrained.unembedding import Unembedding as Unembedding

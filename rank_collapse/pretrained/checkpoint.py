@@ -17,6 +17,7 @@ from rank_collapse.extras import MissingPackage
 from rank_collapse.pretrained import torch_tensors
 from rank_collapse.pretrained.tensors import Place, Stored, Tensors
 from rank_collapse.printed import one_line, quoted
+from rank_collapse.struct import refuse_if
 from rank_collapse.text.files import read_json
 
 _DTYPES = {
@@ -85,14 +86,17 @@ class Checkpoint(Tensors):
                 raise ValueError(f"{index} names no file for {where}")
         shards = {}
         for shard in sorted(set(weight_map.values())):
-            if Path(shard).name != shard or len(shard) > _LONGEST or not shard.isprintable():
-                raise ValueError(f"{index} names no file of its folder: {quoted(shard)}")
+            refuse_if(
+                Path(shard).name != shard or len(shard) > _LONGEST or not shard.isprintable(),
+                f"{index} names no file of its folder: {quoted(shard)}",
+            )
             if not (self.folder / shard).is_file():
                 raise FileNotFoundError(f"{self.folder / shard}, named by {index.name}, is missing")
             shards[shard] = _stored(self.folder / shard)
         for name, shard in sorted(weight_map.items()):
-            if name not in shards[shard]:
-                raise ValueError(f"tensor {quoted(name)} of {index} is not in {shard}")
+            refuse_if(
+                name not in shards[shard], f"tensor {quoted(name)} of {index} is not in {shard}"
+            )
         return {name: shards[shard][name] for name, shard in weight_map.items()}
 
     def values(self, entry: Stored, name: str, rows: slice | None) -> np.ndarray:
@@ -112,8 +116,10 @@ def _stored(path):
     else:
         found = _safetensors(path)
     for name in found:  # which messages repeat
-        if len(name) > _LONGEST or not name.isprintable():
-            raise ValueError(f"{path}: {quoted(name)} is not a tensor's name")
+        refuse_if(
+            len(name) > _LONGEST or not name.isprintable(),
+            f"{path}: {quoted(name)} is not a tensor's name",
+        )
     return found
 
 
@@ -156,6 +162,8 @@ def _read(entry, rows):
     with open(entry.path, "rb") as file:
         file.seek(begin)
         found, now = np.fromfile(file, np.uint8, count), os.fstat(file.fileno())
-    if len(found) < count or (now.st_size, now.st_mtime_ns) != (size, changed):
-        raise ValueError(f"{entry.path}: cut short, or changed since it was opened")
+    refuse_if(
+        len(found) < count or (now.st_size, now.st_mtime_ns) != (size, changed),
+        f"{entry.path}: cut short, or changed since it was opened",
+    )
     return found.view(entry.dtype).reshape(shape)

@@ -20,16 +20,13 @@ import numpy as np
 from rank_collapse.measures.attention import attention_measures
 from rank_collapse.measures.influence import InfluencePass, RemovalPass, settled
 from rank_collapse.measures.profiles import ProfilePass
-from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.inputs import as_batch
-from rank_collapse.network.parameters import TransformerParams
-from rank_collapse.network.passes import Each
+from rank_collapse.network import Each, TransformerConfig, TransformerParams, as_batch
 from rank_collapse.paths.contributions import LengthPass
+from rank_collapse.pretrained.lazy import Unembedding
 from rank_collapse.pretrained.lens import LensPass, lens_measures
 from rank_collapse.pretrained.next_token import losses_by_length, losses_of, targets_of
 from rank_collapse.pretrained.opened import InMemory, OpenCheckpoint
 from rank_collapse.pretrained.streaming import Group, stream
-from rank_collapse.pretrained.unembedding import Unembedding
 
 STATES = ("residual_ratio", "token_cosine", "effective_rank", "spike_norm", "spike_share")
 READ = ("residual_ratio", "token_cosine", "effective_rank")

@@ -22,6 +22,7 @@ from rank_collapse.pretrained.entries import (
     count as count,
     only,
 )
+from rank_collapse.pretrained.lazy import Unembedding
 from rank_collapse.pretrained.mapping import (
     Leaf as Leaf,
     Map as Map,
@@ -37,12 +38,12 @@ from rank_collapse.pretrained.rotary import (
     rotary_fields as rotary_fields,
     unscaled as unscaled,
 )
-from rank_collapse.pretrained.unembedding import Unembedding
 from rank_collapse.pretrained.weights import (
     Weights as Weights,
     by_layer as by_layer,
 )
 from rank_collapse.printed import quoted
+from rank_collapse.struct import refuse_if
 
 ACTIVATIONS = {
     "gelu": "gelu",
@@ -155,10 +156,10 @@ class Family:
             ValueError: A quantised checkpoint, a part that the family does not have, an entry of
                 another type than its own or beyond its limits.
         """
-        if part is not None and part not in self.parts:
-            raise ValueError(
-                f"part={part!r} of a {self.model_type} model is not one of {self.parts}"
-            )
+        refuse_if(
+            part is not None and part not in self.parts,
+            f"part={part!r} of a {self.model_type} model is not one of {self.parts}",
+        )
         quantised = given.get("quantization_config")
         if quantised:
             method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
@@ -261,10 +262,10 @@ class Family:
         """Groups of heads that share keys and values."""
         heads = settings[self.reads["num_heads"]]
         groups = settings.get("num_key_value_heads") or heads
-        if heads % groups:
-            raise ValueError(
-                f"num_key_value_heads={groups} does not divide num_attention_heads={heads}"
-            )
+        refuse_if(
+            heads % groups,
+            f"num_key_value_heads={groups} does not divide num_attention_heads={heads}",
+        )
         return groups
 
     def _biased(self, settings, config, kind):
@@ -275,6 +276,7 @@ class Family:
 
 def activation(name: str) -> str:
     """Our name of an activation; one that is not known is refused."""
-    if name not in ACTIVATIONS:
-        raise ValueError(f"activation {quoted(name)} is not one of {tuple(ACTIVATIONS)}")
+    refuse_if(
+        name not in ACTIVATIONS, f"activation {quoted(name)} is not one of {tuple(ACTIVATIONS)}"
+    )
     return ACTIVATIONS[name]

@@ -6,7 +6,7 @@ parameters of the network on the device, where the conversion costs least.
 
 import concurrent.futures
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -61,6 +61,18 @@ class Table:
             yield first, self.read(first, min(first + size, self.shape[0]))
 
 
+class Unembedding(NamedTuple):
+    """A causal language model's head: logits z = s (Y Wᵀ + b) of the output Y [n, d].
+
+    With a cap c, c tanh(z/c) takes their place.
+    """
+
+    table: Any  # W [vocab, d], an array or a `lazy.Table`
+    bias: Any = None  # b [vocab]; None for none
+    softcap: float | None = None  # c; None for none
+    scale: float = 1.0  # s
+
+
 class LazyLayers:
     """The rows of a stack, each read by `layer(row)` on request; the next one is read meanwhile."""
 
@@ -86,8 +98,9 @@ class LazyLayers:
             leaves, treedef = jax.tree.flatten(self.layer(row))
             found = treedef, [(a.shape, a.dtype) for a in leaves]
             first = found if first is None else first
-            if found != first:
-                raise ValueError(f"layer {row} has other shapes or dtypes than the first")
+            struct.refuse_if(
+                found != first, f"layer {row} has other shapes or dtypes than the first"
+            )
         treedef, leaves = first
         like = [jax.ShapeDtypeStruct(shape, self.weights.dtype) for shape, _ in leaves]
         return jax.tree.unflatten(treedef, like)

@@ -14,8 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 from rank_collapse.network.precision import full_precision
 from rank_collapse.paths import next_token
 from rank_collapse.paths.next_token import NextToken, add_words, no_words
-from rank_collapse.pretrained.lazy import Table
-from rank_collapse.pretrained.unembedding import Unembedding
+from rank_collapse.pretrained.lazy import Table, Unembedding
 
 WORDS = 2048  # of the vocabulary at once: bounds the memory of the logits of all sums
 

@@ -10,8 +10,7 @@ import numpy as np
 from rank_collapse.network import BlockParams, TransformerConfig, TransformerParams, as_batch
 from rank_collapse.pretrained.entries import Settings
 from rank_collapse.pretrained.family import Family
-from rank_collapse.pretrained.lazy import Stored, Table, values
-from rank_collapse.pretrained.unembedding import Unembedding
+from rank_collapse.pretrained.lazy import Stored, Table, Unembedding, values
 from rank_collapse.pretrained.weights import Weights
 
 _BIASES = ("b_v", "b_o", "b_in", "b_out", "bias")

@@ -6,6 +6,7 @@ import numpy as np
 from jaxtyping import Float
 
 from rank_collapse.pretrained.entries import Settings
+from rank_collapse.struct import refuse, refuse_if
 
 
 def patches(image: Any, size: int) -> Any:
@@ -18,8 +19,10 @@ def patches(image: Any, size: int) -> Any:
         ValueError: A height or width that the patch size does not divide.
     """
     c, height, width = image.shape
-    if height % size or width % size:
-        raise ValueError(f"patch size {size} does not divide an image of {height} x {width}")
+    refuse_if(
+        height % size or width % size,
+        f"patch size {size} does not divide an image of {height} x {width}",
+    )
     grid = image.reshape(c, height // size, size, width // size, size)
     return grid.transpose(1, 3, 0, 2, 4).reshape(-1, c * size * size)
 
@@ -31,10 +34,13 @@ def image_patches(images: Any, settings: Settings) -> Float[np.ndarray, "b n i"]
         ValueError: Images of another shape than the model's, or with values that are not finite.
     """
     shape = (settings["num_channels"], *_pair(settings["image_size"]))
-    if images.ndim != 4 or images.shape[1:] != shape or not len(images):
-        raise ValueError(f"images of shape {images.shape} are not [b, {shape}]")
-    if not np.isfinite(images).all():
-        raise ValueError("images hold values that are not finite")
+    refuse(
+        (
+            images.ndim != 4 or images.shape[1:] != shape or not len(images),
+            f"images of shape {images.shape} are not [b, {shape}]",
+        ),
+        (not np.isfinite(images).all(), "images hold values that are not finite"),
+    )
     _, size = num_patches(settings)
     return np.stack([patches(image, size) for image in images])
 
@@ -51,6 +57,8 @@ def num_patches(settings: Settings) -> tuple[int, int]:
 
 def _pair(value):
     pair = [value, value] if isinstance(value, int) else value
-    if len(pair) != 2 or any(type(n) is not int or not 1 <= n < 2**31 for n in pair):
-        raise ValueError(f"image or patch size {value!r} is neither a whole number nor two")
+    refuse_if(
+        len(pair) != 2 or any(type(n) is not int or not 1 <= n < 2**31 for n in pair),
+        f"image or patch size {value!r} is neither a whole number nor two",
+    )
     return tuple(pair)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from rank_collapse.pretrained.entries import Entry, check_entry
+from rank_collapse.struct import refuse_if
 
 MAX_ROTATED = 2**16
 KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
@@ -73,8 +74,10 @@ def rotary_fields(
     if kind == "llama3":
         names = ("factor", "low_freq_factor", "high_freq_factor")
         return fields | {"rotary_scaling": (*(number(n) for n in names), float(original))}
-    if theta == 1 or original == 1:
-        raise ValueError(f"rope_type={kind!r} with rope_theta={theta} and {original} positions")
+    refuse_if(
+        theta == 1 or original == 1,
+        f"rope_type={kind!r} with rope_theta={theta} and {original} positions",
+    )
     powers = theta ** (np.arange(0, rotated, 2) / rotated)
     if kind == "yarn":
         return fields | _yarn(entry, number, powers, theta, original, positions)
@@ -156,8 +159,10 @@ def _longrope(entry, number, powers, original, positions):
     for name, most in (("short_factor", int(original)), ("long_factor", ANY_LENGTH)):
         divisors = entry.get(name)
         check_entry(name, divisors, Entry(None, (list,)))
-        if len(divisors) != len(powers) or any(type(a) not in (int, float) for a in divisors):
-            raise ValueError(f"{name} is not a list of {len(powers)} numbers, one for each wave")
+        refuse_if(
+            len(divisors) != len(powers) or any(type(a) not in (int, float) for a in divisors),
+            f"{name} is not a list of {len(powers)} numbers, one for each wave",
+        )
         tables.append((most, _numbers(1 / (np.asarray(divisors, float) * powers))))
     return {"rotary_tables": tuple(tables), "rotary_factor": number("attention_factor", usual)}
 
@@ -166,8 +171,7 @@ def _number(entry, name, default=None):
     """A number of an entry on rotary positions, which must be positive."""
     value = default if entry.get(name) is None else entry[name]
     check_entry(name, value, Entry(None, (float,)))
-    if value <= 0:
-        raise ValueError(f"{name}={value!r} of the rotary positions is not positive")
+    refuse_if(value <= 0, f"{name}={value!r} of the rotary positions is not positive")
     return float(value)
 
 

@@ -31,12 +31,13 @@ from rank_collapse.network import (
     one_row,
     prepare_inputs,
     row_of,
+    streams,
     through,
 )
-from rank_collapse.network.streams import begin
 from rank_collapse.network.surgery import READINGS, VARIANTS, skips_left, variant
 from rank_collapse.pretrained.lazy import Stored, values
 from rank_collapse.pretrained.opened import Source
+from rank_collapse.struct import refuse, refuse_if
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,13 +188,14 @@ def _check_states(index, hidden, mask, rows):
     """Refuses hidden states [b, n, d] of the whole network that are not finite, but for padding,
     or that are all 0."""
     finite = np.isfinite(hidden).all(axis=-1)
-    if not (finite if mask is None else finite | ~mask[rows]).all():
-        raise ValueError(
+    refuse(
+        (
+            not (finite if mask is None else finite | ~mask[rows]).all(),
             f"layer {index}: hidden states are not finite: weights or inputs too large for "
-            f"{hidden.dtype}"
-        )
-    if not np.any(hidden):
-        raise ValueError(f"layer {index}: hidden states are all 0; check the weights")
+            f"{hidden.dtype}",
+        ),
+        (not np.any(hidden), f"layer {index}: hidden states are all 0; check the weights"),
+    )
 
 
 class _Part(NamedTuple):
@@ -221,8 +223,7 @@ class _Part(NamedTuple):
 
 def _parts(source, groups, total, chunk):
     """The chunks of every group."""
-    if chunk < 1:
-        raise ValueError(f"chunk={chunk} is not 1 or more examples")
+    refuse_if(chunk < 1, f"chunk={chunk} is not 1 or more examples")
     parts = []
     for name, group in groups.items():
         last = total if group.last is None else min(group.last, total)
@@ -289,7 +290,7 @@ def _begin(measured, stored, outside, examples, config):
 
     def one(example):
         layer, _ = layer_of(stored, outside, example, config, 0, ablation, passes)
-        start = begin(layer.inputs.x, layer.config)
+        start = streams.begin(layer.inputs.x, layer.config)
         return start, tuple(p.begin(layer.inputs, layer.config) for p in passes)
 
     return jax.vmap(one)(examples)

@@ -11,6 +11,7 @@ import numpy as np
 
 from rank_collapse.pretrained.tensors import Stored, Tensors
 from rank_collapse.printed import one_line, quoted
+from rank_collapse.struct import refuse_if
 
 _CONVERT = (
     'python -c "import torch, safetensors.torch as s; '
@@ -55,12 +56,16 @@ def torch_tensors(path: Path) -> dict[str, Any]:
     tensors = {k: v for k, v in found.items() if isinstance(k, str) and torch.is_tensor(v)}
     for name, tensor in tensors.items():
         plain = tensor.layout == torch.strided and tensor.device.type == "cpu"
-        if not plain or tensor.is_quantized or tensor.is_nested:
-            raise ValueError(f"{path}: tensor {quoted(name)} is not a plain array")
+        refuse_if(
+            not plain or tensor.is_quantized or tensor.is_nested,
+            f"{path}: tensor {quoted(name)} is not a plain array",
+        )
     size, total = path.stat().st_size, sum(map(num_bytes, tensors.values()))
     storages = {s.data_ptr(): s.nbytes() for s in (t.untyped_storage() for t in tensors.values())}
-    if total > _ALIASES * size or sum(storages.values()) > size:
-        raise ValueError(f"{path}: {total} bytes of tensors in a file of {size}: they repeat")
+    refuse_if(
+        total > _ALIASES * size or sum(storages.values()) > size,
+        f"{path}: {total} bytes of tensors in a file of {size}: they repeat",
+    )
     return tensors
 
 
@@ -80,8 +85,9 @@ def dtype_of(tensor: Any) -> np.dtype:
     kind = str(tensor.dtype).removeprefix("torch.")
     if kind == "bfloat16":
         return np.dtype(ml_dtypes.bfloat16)
-    if not hasattr(np, kind):
-        raise ValueError(f"a tensor of the unsupported dtype {kind}: a quantised checkpoint")
+    refuse_if(
+        not hasattr(np, kind), f"a tensor of the unsupported dtype {kind}: a quantised checkpoint"
+    )
     return np.dtype(kind)
 
 
@@ -111,6 +117,8 @@ class LiveModel(Tensors):
 
     def values(self, entry: Stored, name: str, rows: slice | None) -> np.ndarray:
         """A tensor, or some of its rows, in the model's memory."""
-        if entry.tensor.device.type == "meta":
-            raise ValueError(f"{self.folder}: tensor {name!r} is on the device 'meta'")
+        refuse_if(
+            entry.tensor.device.type == "meta",
+            f"{self.folder}: tensor {name!r} is on the device 'meta'",
+        )
         return as_array(entry.tensor if rows is None else entry.tensor[rows])

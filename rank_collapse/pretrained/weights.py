@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rank_collapse.pretrained.lazy import LazyLayers, Table
+from rank_collapse.struct import refuse, refuse_if
 
 
 class Weights:
@@ -28,8 +29,10 @@ class Weights:
     def __init__(self, dtype: Any = jnp.float32, *, lazy: bool = False):
         self.dtype, self.lazy = np.dtype(dtype), lazy
         self.checks, self.only_shapes = True, False
-        if jax.dtypes.canonicalize_dtype(self.dtype) != self.dtype:
-            raise ValueError(f"dtype={self.dtype} needs jax_enable_x64")
+        refuse_if(
+            jax.dtypes.canonicalize_dtype(self.dtype) != self.dtype,
+            f"dtype={self.dtype} needs jax_enable_x64",
+        )
 
     def has(self, name: str) -> bool:
         """Whether the model has the tensor."""
@@ -148,20 +151,18 @@ class CheckpointWeights(Weights):
         """The name in the file of a tensor that is there in this shape."""
         stored = self._stored(name)
         where = self.where
-        if stored not in self.names:
-            raise ValueError(f"{where}: tensor {stored!r} is missing")
+        refuse_if(stored not in self.names, f"{where}: tensor {stored!r} is missing")
         found = self.checkpoint.shape(stored)
-        if tuple(found) != shape:
-            raise ValueError(
-                f"{where}: tensor {stored!r} has shape {tuple(found)}, but config.json "
-                f"implies {shape}"
-            )
+        refuse_if(
+            tuple(found) != shape,
+            f"{where}: tensor {stored!r} has shape {tuple(found)}, but config.json implies {shape}",
+        )
         dtype = np.dtype(self.checkpoint.dtype(stored))
-        if dtype.kind not in "fV":
-            raise ValueError(
-                f"{where}: tensor {stored!r} is of {dtype}: a quantised checkpoint is not "
-                "supported; save it in bfloat16 or float32"
-            )
+        refuse_if(
+            dtype.kind not in "fV",
+            f"{where}: tensor {stored!r} is of {dtype}: a quantised checkpoint is not "
+            "supported; save it in bfloat16 or float32",
+        )
         return stored
 
     def check_depth(self, layer: str, depth: int) -> None:
@@ -171,10 +172,13 @@ class CheckpointWeights(Weights):
         """
         implied = f"but config.json implies {depth} layers"
         last, beyond = (f"{layer.format(i)}." for i in (depth - 1, depth))
-        if not self.has(last):
-            raise ValueError(f"{self.where}: tensor {self.prefix + last}* is missing, {implied}")
-        if self.has(beyond):
-            raise ValueError(f"{self.where}: tensors {self.prefix + beyond}* exist, {implied}")
+        refuse(
+            (
+                not self.has(last),
+                f"{self.where}: tensor {self.prefix + last}* is missing, {implied}",
+            ),
+            (self.has(beyond), f"{self.where}: tensors {self.prefix + beyond}* exist, {implied}"),
+        )
 
 
 def by_layer(weights: Weights, depth: int, name: str, *shape: int) -> jax.Array:

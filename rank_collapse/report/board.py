@@ -58,13 +58,12 @@ def statement(answer: Answer) -> str:
         f'<td class="{_class(j.verdict)}">{"" if answer.answer == FINDING else j.verdict}</td></tr>'
         for j in answer.rows
     )
-    fails = f"<p>Fails: {_text(s.fails)}.</p>" if s.fails else ""
     return (
         f'<details class="statement"><summary>'
         f'<span class="answer {_class(answer.answer)}">{_text(answer.answer)}</span>'
         f'<span>{_text(s.text)} <span class="source">{_text(s.source + stands)}</span></span>'
         f"{forest(answer, answer.rows, axis, labels=True)}</summary>"
-        f"<div><p>Statistic: {_text(s.statistic)}{_text(holds)}</p>{fails}"
+        f"<div><p>Statistic: {_text(s.statistic)}{_text(holds)}</p>"
         f'<div class="wide"><table>{rows}</table></div></div></details>'
     )
 

@@ -54,10 +54,8 @@ class Statement:
     claimed: Range | None = None  # The open range in which it holds; None of a finding
     # Where the rows are shares of draws: the open range of a draw; `claimed` is that of the share
     each: Range | None = None
-    fails: str = ""  # What would make it fail
     always: bool = False  # Without exceptions: one setting against it, and it does not hold
     experiments: Sequence[str] = ()  # Whose rows test it
-    before: str = ""  # What it was before its statistic or range changed
     changed: str = ""  # When its statistic or range last changed: date and commit
     # The run on seeds that were never used before, made after that change, and its answer:
     confirmed: str = ""  # "2026-11-24, seed 1: holds"

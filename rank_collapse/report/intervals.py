@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from functools import lru_cache
 from statistics import NormalDist
 
+from rank_collapse.struct import refuse_if
+
 
 def mean_interval(values: Iterable[float], level: float = 0.95) -> tuple[float, float]:
     """Student's interval of a mean: x̄ ± t s/√n, t the quantile of n − 1 degrees of freedom.
@@ -58,8 +60,7 @@ def share_interval(values: Iterable[float | int], level: float = 0.95) -> tuple[
     given = [float(v) for v in values]
     values = [min(max(v, 0.0), 1.0) for v in given]
     for own, share in zip(given, values, strict=True):
-        if not abs(own - share) < 1e-5:
-            raise ValueError(f"{own:g} is not in [0, 1], as a share is")
+        refuse_if(not abs(own - share) < 1e-5, f"{own:g} is not in [0, 1], as a share is")
     if not values:
         return 0.0, 1.0
     if all_equal(values) or {*values} <= {0.0, 1.0}:
@@ -107,8 +108,7 @@ def fisher_exact(count: int, total: int, other_count: int, other_total: int) -> 
 
 
 def _upper(level):
-    if not 0 < level < 1:
-        raise ValueError(f"level={level} is not between 0 and 1")
+    refuse_if(not 0 < level < 1, f"level={level} is not between 0 and 1")
     return (1 + level) / 2
 
 
@@ -125,5 +125,6 @@ def _normal(share):
 
 
 def _check(count, total, least=0):
-    if not 0 <= count <= total or total < least:
-        raise ValueError(f"count={count} of total={total} is not a share")
+    refuse_if(
+        not 0 <= count <= total or total < least, f"count={count} of total={total} is not a share"
+    )

@@ -1,21 +1,16 @@
-"""The same experiments as a page of Markdown, with the figures in small files."""
+"""The same experiments as a page of Markdown: a figure and a few sentences each, numbers as CSV."""
 
+import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from rank_collapse.report.claims import FINDING, Answer
+from rank_collapse.report.claims import Answer
 from rank_collapse.report.page import Section
-from rank_collapse.report.wording import (
-    JOINTLY,
-    count_line,
-    holds_text,
-    note,
-    number,
-    span,
-    standing,
-)
+from rank_collapse.report.wording import count_line, holds_text
 
 COLORS = 64  # of a figure's palette: a third of its size, without a visible difference
+STATEMENTS = "results/statements.csv"
 
 
 def markdown(
@@ -24,52 +19,59 @@ def markdown(
     sections: Sequence[Section],
     answers: Sequence[Answer] = (),
     untested: Sequence[str] = (),
+    came_out: Mapping[str, str] | None = None,
 ) -> tuple[str, dict[str, bytes]]:
-    """(the page, {path of a figure relative to it, in results: its PNG}).
+    """(the page, {path of a file relative to it, in results: a figure's PNG or numbers as CSV}).
 
     Args:
         sections: The experiments; their `details` say with what and how long they were made.
         answers: To the statements that they test.
         untested: Texts of those that they do not test.
+        came_out: {name of a section: what came out, in at most three sentences}.
     """
-    figures: dict[str, bytes] = {}
+    files: dict[str, bytes] = {}
     parts = [f"# {title}", intro]
     if answers or untested:
-        table = answer_table(answers, untested)
-        parts += ["## Statements", f"{count_line(answers)}. {JOINTLY}", table]
+        files[STATEMENTS] = table_of(judged_rows(answers))
+        parts.append(f"{count_line(answers)}. All rows with their intervals: [CSV]({STATEMENTS}).")
+        parts += [f"{len(untested)} statements of the list have no row here."] * bool(untested)
     for section in sections:
-        parts += [f"## {section.title}", section.claim]
-        if section.status != "done":
-            parts.append(f"**{section.status}**")
-        for index, (png, caption) in enumerate(section.figures):
-            path = f"results/{section.name}_{index}.png"
-            figures[path] = small(png)
-            parts += [f"![{_line(caption)}]({path})", f"*{_line(caption)}*"]
-        if section.comparisons:
-            rows = [
-                (c.quantity, number(c.measured), number(c.published), c.note)
-                for c in section.comparisons
-            ]
-            table = _table(("quantity", "measured", "published", ""), rows)
-            parts.append(_folded("Numbers, beside published ones", table))
-        parts += [f"```\n{section.command}\n```", section.details]
-    return "\n\n".join(part for part in parts if part) + "\n", figures
+        text, own = _section(section, (came_out or {}).get(section.name, ""))
+        parts += text
+        files |= own
+    return "\n\n".join(part for part in parts if part) + "\n", files
 
 
-def answer_table(answers: Sequence[Answer], untested: Sequence[str] = ()) -> str:
-    """Each statement with its answer and its rows below it, and what was not tested."""
-    rows = []
-    for a in answers:
-        s = a.statement
-        holds = f"; holds {holds_text(s)}" if s.claimed else ""
-        answer = f"**{a.answer}**"
-        rows.append((f"**{s.text}** {s.source}", f"{s.statistic}{holds}", standing(s), answer))
-        for judged in a.rows:
-            verdict = "" if a.answer == FINDING else judged.verdict
-            row = judged.row
-            rows.append((f"— {row.setting}", span(judged), note(row), verdict))
-    rows += [(text, "", "", "not tested") for text in untested]
-    return _table(("statement and settings", "statistic and joint interval", "", "answer"), rows)
+def judged_rows(answers: Sequence[Answer]) -> list[dict[str, Any]]:
+    """A row for each setting of each statement, with the statement's answer."""
+    return [
+        {
+            "statement": a.key,
+            "text": a.statement.text,
+            "source": a.statement.source,
+            "statistic": a.statement.statistic,
+            "holds": holds_text(a.statement),
+            "answer": a.answer,
+            "setting": j.row.setting,
+            "verdict": j.verdict if a.statement.claimed else "",
+            "estimate": j.row.estimate,
+            "low": j.interval[0] if j.interval else None,
+            "high": j.interval[1] if j.interval else None,
+            "draws": j.row.draws,
+            "note": j.row.why,
+        }
+        for a in answers
+        for j in a.rows
+    ]
+
+
+def table_of(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    """Rows of the same columns as CSV; numbers in full, nothing where there is none."""
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(rows[0]) if rows else [], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue().encode()
 
 
 def small(png: bytes) -> bytes:
@@ -85,15 +87,35 @@ def small(png: bytes) -> bytes:
     return min(out.getvalue(), png, key=len)
 
 
+def _section(section, came_out):
+    """(paragraphs, {path: content}) of one experiment: the first figure is on the page, further
+    ones and the numbers are links."""
+    paths = [f"results/{section.name}_{i}.png" for i in range(len(section.figures))]
+    captions = [_line(caption) for _, caption in section.figures]
+    files = {path: small(png) for path, (png, _) in zip(paths, section.figures, strict=True)}
+    parts = [f"## {section.title}"]
+    if section.status != "done":
+        parts.append(f"**{section.status}**")
+    if paths:
+        parts += [f"![{section.title}]({paths[0]})", f"*{captions[0]}*"]
+    parts.append(f"**The paper.** {section.claim}")
+    if came_out:
+        parts.append(f"**What came out.** {came_out}")
+    if section.comparisons:
+        numbers = f"results/{section.name}.csv"
+        files[numbers] = table_of([vars(c) for c in section.comparisons])
+        parts.append(f"Numbers, beside published ones: [CSV]({numbers}).")
+    if further := list(zip(captions, paths, strict=True))[1:]:
+        links = "\n".join(f"- [{caption}]({path})" for caption, path in further)
+        count = f"{len(further)} more figure{'s' * (len(further) != 1)}"
+        parts.append(_folded(count, links))
+    return [*parts, f"```\n{section.command}\n```", section.details], files
+
+
 def _folded(title, text):
     """Unfolds on GitHub and on the site."""
     return f'<details markdown="1"><summary>{title}</summary>\n\n{text}\n\n</details>'
 
 
-def _table(head, rows):
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(_line(cell) for cell in line)} |" for line in lines)
-
-
 def _line(value):
-    return str(value).replace("|", r"\|").replace("\n", " ")
+    return str(value).replace("\n", " ").replace("[", r"\[").replace("]", r"\]")

@@ -33,20 +33,13 @@ class InUseError(RunError):
     """Another process has the folder."""
 
 
-class writing:
+@contextlib.contextmanager
+def writing(path: str | os.PathLike) -> Iterator[None]:
     """Turns an OSError into a RunError that names the path."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, kind, error, _):
-        if isinstance(error, OSError):
-            reason = error.strerror or str(error)
-            raise RunError(f"cannot write to {self.path}: {reason}") from error
-        return False
+    try:
+        yield
+    except OSError as error:
+        raise RunError(f"cannot write to {path}: {error.strerror or error}") from error
 
 
 def make_folder(path: str | os.PathLike) -> None:

@@ -28,7 +28,6 @@ made again too where the arrays or SHA256SUMS were deleted; all files are then s
         )
 """
 
-import contextlib
 import csv
 import io
 import json
@@ -40,7 +39,8 @@ from typing import Any
 
 import numpy as np
 
-from rank_collapse.runs import metrics, processes, provenance, states
+from rank_collapse.runs import metrics, provenance, states
+from rank_collapse.runs.checkpoints import Checkpoints
 from rank_collapse.runs.drawn import OPTIONS, drawn
 from rank_collapse.runs.files import (
     RunError,
@@ -55,7 +55,7 @@ from rank_collapse.runs.files import (
     write_atomically,
     writing,
 )
-from rank_collapse.runs.manifest import NAME as SUMS, Manifest, config_sum, whole
+from rank_collapse.runs.manifest import NAME as SUMS, Manifest, text_sum, whole
 
 CONTENTS = (
     "config.json",
@@ -73,7 +73,7 @@ FOLDERS = ("checkpoints", "figures", "models", metrics.FOLDER)
 _MADE_AGAIN = ("results.csv", "summary.json", "report.html")  # and figures, from the arrays
 
 
-class RunFolder:
+class RunFolder(Checkpoints):
     """One run's folder, locked for as long as the object is open. A context manager.
 
     Args:
@@ -123,8 +123,8 @@ class RunFolder:
             self.resumed = self._check(config)  # an earlier run of the same config was here
             if not self.resumed:
                 text = {"config": config, "execution": states.as_json(execution or {})}
-                text |= {"layout": LAYOUT}
-                self._write_json("config.json", text | {"environment": provenance.environment()})
+                text |= {"layout": LAYOUT, "environment": provenance.environment()}
+                self._write_json("config.json", text)
                 self._seal()
             saved = self.path / "arrays.npz"
             self._arrays = load_arrays(saved) if saved.exists() else {}
@@ -226,12 +226,10 @@ class RunFolder:
             for name, make in (files or {}).items():
                 if not (self.path / name).exists():
                     self.write_file(name, make())
-        found = self.summary
-        if found is None:
-            found = states.as_json(dict(summary()) | ({} if shown is None else {"shown": shown}))
-            self.finish(found)
+        if self._summary is None:
+            self.finish(dict(summary()) | ({} if shown is None else {"shown": shown}))
         self._seal()
-        return found
+        return self._summary
 
     @property
     def complete(self) -> bool:
@@ -272,80 +270,18 @@ class RunFolder:
             part: Name of the part; its arrays are stored as "part/name".
             compute: Called without arguments when the part is missing; returns named arrays.
         """
-        found = self.part(part)
-        if found is None:
+        if self.part(part) is None:
             computed = compute()
             if not computed:
                 raise ValueError(f"part {part!r} computed no arrays")
             self.save_arrays({f"{part}/{name}": value for name, value in computed.items()})
-            found = self.part(part)
-        return found
+        return self.part(part)
 
     def part(self, part: str) -> dict[str, np.ndarray] | None:
         """The saved arrays of a part, or None where it has not been computed."""
         prefix = f"{part}/"
-        found = {k.removeprefix(prefix): v for k, v in self._arrays.items() if k.startswith(prefix)}
-        return found or None
-
-    # Checkpoints.
-
-    def save_checkpoint(self, step: int, state: Any, of: str = "") -> None:
-        """Saves a pytree of arrays (random keys too) at a step, and keeps the newest.
-
-        Call it at the border of a jitted chunk, with arrays whole in this process
-        (`seeds.to_host`).
-
-        Args:
-            step, state: As of `states.save`.
-            of: Name of the computation, where a run has several.
-        """
-        if self.primary:
-            states.save(self.path / "checkpoints" / of, step, state)
-
-    def restore_checkpoint(self, like: Any, of: str = "") -> tuple[int, Any] | None:
-        """(step, state) of the newest saved state; None where there is none.
-
-        The primary reads it and gives it to the other processes, all of which must call this.
-
-        Args:
-            like: A pytree of the same structure, whose leaves give type, dtype and sharding:
-                the state may have been saved under another number of devices.
-            of: Name of the computation, where a run has several.
-
-        Raises:
-            RunError: The state on disk has other names or shapes than `like`.
-        """
-        step = self.newest_checkpoint(of)
-        if step is None:
-            return None
-        folder, state, error = self.path / "checkpoints" / of, like, ""
-        if self.primary:
-            try:
-                state = states.restore(folder, step, like)
-            except (ValueError, OSError) as reason:
-                error = (
-                    f"{states.path_of(folder, step)} does not fit this run: {reason}; delete it, "
-                    "and training begins afresh, while finished parts stay"
-                )
-        error = processes.text_from_primary(error)
-        if error:
-            raise RunError(error)
-        return step, processes.from_primary(state)
-
-    def newest_checkpoint(self, of: str = "") -> int | None:
-        """The step of the newest saved state of a computation; None where there is none."""
-        steps = states.steps(self.path / "checkpoints" / of) if self.primary else []
-        newest = int(processes.from_primary(np.asarray(steps[-1] if steps else -1, np.int64)))
-        return None if newest < 0 else newest
-
-    def drop_checkpoints(self, but_of: str | None = None) -> None:
-        """Deletes the saved states, of all computations or of all but one."""
-        if self.primary:
-            for path in (self.path / "checkpoints").glob("*"):
-                if path.name != but_of:
-                    delete(path.parent, [path.name])
-            with contextlib.suppress(OSError):
-                (self.path / "checkpoints").rmdir()
+        arrays = self._arrays.items()
+        return {k.removeprefix(prefix): v for k, v in arrays if k.startswith(prefix)} or None
 
     # Figures.
 
@@ -382,7 +318,7 @@ class RunFolder:
         """Writes the checksums of what was written since the folder was opened."""
         if self.primary:
             text = json.dumps(self.config, sort_keys=True)
-            self._sums.seal(self._written, config_sum(text))
+            self._sums.seal(self._written, text_sum(text))
             self._written.clear()
 
     def _delete_changed(self):
@@ -407,7 +343,7 @@ class RunFolder:
         """Whether the folder is of this config (True) or new (False)."""
         saved = self._read_json("config.json")
         if saved is None:
-            known = self._sums.config == config_sum(json.dumps(config, sort_keys=True))
+            known = self._sums.config == text_sum(json.dumps(config, sort_keys=True))
             others = {p.name for p in self.path.iterdir()} - {"log.txt", SUMS}
             if self.primary and not known and others.intersection(CONTENTS + FOLDERS):
                 raise RunError(

@@ -31,7 +31,7 @@ class Manifest:
             *lines, last = self.path.read_text().splitlines(keepends=True)
         except (OSError, ValueError) as error:
             raise damaged(self.path, error) from error
-        if last.strip() != _WHOLE + _digest("".join(lines).encode()):
+        if last.strip() != _WHOLE + text_sum("".join(lines)):
             raise damaged(self.path, "its checksum does not match")
         for line in lines:
             if line.startswith(_CONFIG):
@@ -76,7 +76,7 @@ class Manifest:
 
         Args:
             names: Of the files that were written.
-            config: Their config's checksum, from `config_sum`.
+            config: Their config's checksum, from `text_sum`.
         """
         folder = self.path.parent
         before = self.config, dict(self._sums)
@@ -92,7 +92,7 @@ class Manifest:
     def _write(self):
         lines = "".join(f"{digest}  {name}\n" for name, digest in sorted(self._sums.items()))
         lines += "" if self.config is None else f"{_CONFIG}{self.config}\n"
-        write_atomically(self.path, f"{lines}{_WHOLE}{_digest(lines.encode())}\n".encode())
+        write_atomically(self.path, f"{lines}{_WHOLE}{text_sum(lines)}\n".encode())
 
 
 def whole(folder: str | os.PathLike, name: str) -> bool:
@@ -100,16 +100,12 @@ def whole(folder: str | os.PathLike, name: str) -> bool:
     if not (Path(folder) / name).exists():
         return False
     try:
-        found = Manifest(folder)
+        manifest = Manifest(folder)
     except RunError:
         return False
-    return not (found.begun or found.changed())
+    return not (manifest.begun or manifest.changed())
 
 
-def _digest(data):
-    return hashlib.sha256(data).hexdigest()
-
-
-def config_sum(text: str) -> str:
-    """The checksum of a config, as JSON with sorted keys."""
-    return _digest(text.encode())
+def text_sum(text: str) -> str:
+    """The checksum of a text; of a config that of its JSON with sorted keys."""
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -4,7 +4,7 @@
 
     {"step": 120, "seed": 0, "loss": 2.1, "residual_ratio": [0.9, 0.7]}
 
-Any program can write such a file, and `python -m experiments.watch` draws it while it grows. The
+Any program can write such a file, and `rank-collapse watch` draws it while it grows. The
 line {"end": true}, of `finish`, says that no further one is to come.
 """
 
@@ -81,7 +81,7 @@ def _is_later(line, seeds, after):
 
 
 def finish(path: str | os.PathLike) -> None:
-    """Marks the end of the run: `python -m experiments.watch` stops there.
+    """Marks the end of the run: `rank-collapse watch` stops there.
 
     Raises:
         RunError: The file cannot be written.

@@ -22,6 +22,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rank_collapse.runs import processes
+from rank_collapse.struct import refuse_if
 
 AXIS = "seeds"
 # Options of `jax.jit` on a CPU for programs that run for less time than they take to compile.
@@ -30,8 +31,7 @@ QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes
 
 def seed_keys(base_seed: int, num_seeds: int, first: int = 0) -> Any:
     """Keys of seeds first .. first + num_seeds − 1: fold_in(key(base_seed), s)."""
-    if num_seeds < 1:
-        raise ValueError(f"num_seeds={num_seeds} is not a positive integer")
+    refuse_if(num_seeds < 1, f"num_seeds={num_seeds} is not a positive integer")
     return _folded(jax.random.key(base_seed), first + np.arange(num_seeds))
 
 
@@ -58,19 +58,13 @@ def seed_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(AXIS))
 
 
-def lay_out(tree: Any, mesh: Mesh, size: int | None = None) -> Any:
-    """Leaves [s, ...] with their leading axis split over the mesh, the last seed repeated after.
+def lay_out(tree: Any, mesh: Mesh) -> Any:
+    """Leaves [s, ...] with their leading axis split over the mesh.
 
-    Args:
-        size: Seeds and repeats; None for the next multiple of the number of devices.
-
-    Raises:
-        ValueError: A size below the number of seeds.
+    The last seed is repeated up to the next multiple of the number of devices.
     """
     count, sharding = jax.tree.leaves(tree)[0].shape[0], seed_sharding(mesh)
-    more = (size or padded_size(count, mesh)) - count
-    if more < 0:
-        raise ValueError(f"{count} seeds do not fit into {size}")
+    more = padded_size(count, mesh) - count
 
     def laid(a):
         a = a if not more else jnp.concatenate([a, jnp.repeat(a[-1:], more, axis=0)])
@@ -135,8 +129,7 @@ def spread(
             programs as fast; 0 is for what runs once, such as random draws. JAX's own setting,
             JAX_DISABLE_MOST_OPTIMIZATIONS=1, wins.
     """
-    if at_once is not None and at_once < 1:
-        raise ValueError(f"at_once={at_once} is not a positive integer")
+    refuse_if(at_once is not None and at_once < 1, f"at_once={at_once} is not a positive integer")
 
     def on_device(*arguments):
         *own, shared = arguments

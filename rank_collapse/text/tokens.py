@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Int
 
+from rank_collapse.struct import refuse, refuse_if
 from rank_collapse.text.encoders import Encoder
 from rank_collapse.text.files import read_table, read_utf8
 
@@ -60,8 +61,7 @@ def read_texts(
         blocks = content.split("\n\n") if "\n\n" in content.strip() else content.splitlines()
         texts = [" ".join(block.split()) for block in blocks]
     texts = [text for text in texts if text]
-    if not texts:
-        raise ValueError(f"{path} holds no text")
+    refuse_if(not texts, f"{path} holds no text")
     return texts[:limit]
 
 
@@ -90,20 +90,18 @@ def ids_of(texts: Iterable[str], where: str) -> list[list[int]]:
 def pad(sequences: Iterable[Sequence[int]], *, vocab_size: int = 2**31) -> Tokens:
     """Sequences of token ids, padded on the right to the longest."""
     sequences = [list(s) for s in sequences]
-    if not sequences:
-        raise ValueError("there are no texts")
+    refuse_if(not sequences, "there are no texts")
     for i, s in enumerate(sequences):
-        if not s:
-            raise ValueError(f"text {i} has no tokens")
+        refuse_if(not s, f"text {i} has no tokens")
         worst = max(s) if min(s) >= 0 else min(s)
-        if not 0 <= worst < vocab_size:
-            raise ValueError(f"token id {worst} of text {i} is not below vocab_size={vocab_size}")
-    longest = max(map(len, sequences))
-    ids = np.zeros((len(sequences), longest), np.int32)
-    mask = np.zeros(ids.shape, bool)
-    for i, s in enumerate(sequences):
-        ids[i, : len(s)] = s
-        mask[i, : len(s)] = True
+        refuse_if(
+            not 0 <= worst < vocab_size,
+            f"token id {worst} of text {i} is not below vocab_size={vocab_size}",
+        )
+    lengths = np.array([len(s) for s in sequences])
+    mask = np.arange(lengths.max()) < lengths[:, None]
+    ids = np.zeros(mask.shape, np.int32)
+    ids[mask] = np.concatenate(sequences)
     return Tokens(ids, mask)
 
 
@@ -118,8 +116,7 @@ def join(texts: Sequence[str], encoder: Encoder, min_tokens: int, limit: int) ->
             parts, length = [], 0
         if len(joined) == limit:
             break
-    if not joined:
-        raise ValueError(f"all texts together have fewer than {min_tokens} tokens")
+    refuse_if(not joined, f"all texts together have fewer than {min_tokens} tokens")
     return joined
 
 
@@ -139,14 +136,16 @@ def encode(
     Raises:
         ValueError: An empty text, or more tokens asked for than there are positions.
     """
-    if max_tokens < 1:
-        raise ValueError(f"max_tokens={max_tokens} is not positive")
-    if num_positions and max_tokens > num_positions:
-        raise ValueError(f"max_tokens={max_tokens} is more than the {num_positions} positions")
+    refuse(
+        (max_tokens < 1, f"max_tokens={max_tokens} is not positive"),
+        (
+            num_positions and max_tokens > num_positions,
+            f"max_tokens={max_tokens} is more than the {num_positions} positions",
+        ),
+    )
     sequences = []
     for i, text in enumerate(texts):
-        if not text.strip():
-            raise ValueError(f"text {i} is empty")
+        refuse_if(not text.strip(), f"text {i} is empty")
         ids = encoder(text)
         # A text that is cut keeps its last token, which closes it in most models.
         sequences.append(ids if len(ids) <= max_tokens else [*ids[: max_tokens - 1], ids[-1]])

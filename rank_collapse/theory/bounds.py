@@ -34,20 +34,20 @@ LEMMA_THRESHOLD = 1.2564312086261697  # the positive root of eˣ = 1 + 2x
 class Sides(struct.Struct):
     """The two sides of a bound, as decimal logarithms of ‖.‖_{1,∞}."""
 
-    log10_lhs: Any  # The residual around the mean token
-    log10_rhs: Any  # The bound; NaN where it does not cover the network
+    log10_lhs: struct.Leaf  # The residual around the mean token
+    log10_rhs: struct.Leaf  # The bound; NaN where it does not cover the network
     # log10_rhs − log10_lhs: how many powers of ten the bound lies above the residual; negative
     # where it is violated, NaN where both sides are 0
-    tightness: Any
+    tightness: struct.Leaf
 
 
-class PublishedSides(struct.Struct):
-    """The two sides of a bound in the form of theorems 2.2 and 2.3, as `Sides`."""
+class PublishedSides(Sides):
+    """The two sides of a bound in the form of theorems 2.2 and 2.3.
 
-    log10_lhs: Any  # As of `Sides`
-    log10_rhs: Any  # The bound with γ*, the least γ that its lemma admits in all heads
-    log10_rhs_first: Any  # The bound with γ = 1, as in the first version of the paper
-    tightness: Any  # As of `Sides`
+    `log10_rhs` is the bound with γ*, the least γ that its lemma admits in all heads.
+    """
+
+    log10_rhs_first: struct.Leaf  # The bound with γ = 1, as in the first version of the paper
 
 
 @full_precision
@@ -162,13 +162,13 @@ class LayerConstants(struct.Struct):
     """What the bounds take from a layer; see `BoundReport`. The input's residual is
     10^(log10_mantissa + log10_scale); log10_c is that of the attention alone."""
 
-    beta: Any
-    gamma: Any
-    log10_c: Any
-    lipschitz: Any
-    log10_spread: Any
-    log10_mantissa: Any
-    log10_scale: Any
+    beta: struct.Leaf
+    gamma: struct.Leaf
+    log10_c: struct.Leaf
+    lipschitz: struct.Leaf
+    log10_spread: struct.Leaf
+    log10_mantissa: struct.Leaf
+    log10_scale: struct.Leaf
 
 
 def score_spread(
@@ -265,7 +265,7 @@ def published_sides(
         log10_theorem(log10_input, beta, g, num_heads, width, depth) for g in (gamma, 1.0)
     )
     return PublishedSides(
-        log10_scale + log10_lhs, log10_scale + rhs, log10_scale + first, rhs - log10_lhs
+        log10_scale + log10_lhs, log10_scale + rhs, rhs - log10_lhs, log10_scale + first
     )
 
 

@@ -25,6 +25,7 @@ from rank_collapse.network import (
     prepare_inputs,
     walk_layer,
 )
+from rank_collapse.struct import refuse, refuse_if
 from rank_collapse.theory import balls
 from rank_collapse.theory.ball_attention import BallAttention
 from rank_collapse.theory.balls import Split, Tokens, affine, minus, plus, total
@@ -67,9 +68,9 @@ def exact_profile(
     Neither the size of a residual nor that of clusters takes digits: 50 serve for 1e-14000, and 100
     for 48 networks of 6 layers at weight scales 1.5 to 3.
 
-    What is proved is the profile of the function that the formulas define at the numbers given:
-    parameters, gains, X^0, biases, and the tables of rotary and relative positions in the dtype
-    that JAX makes of them. Whether that function overflows in floating point plays no part.
+    The proof is about the formulas, evaluated at exactly these numbers: parameters, gains, X^0,
+    biases, and the tables of rotary and relative positions as JAX rounds them. An overflow of the
+    same formulas in floating point has no influence.
 
     16 tokens, d = 32, 4 heads, 6 layers take 0.14 s of CPU time at 50 digits, 64 tokens, d = 64,
     12 layers 4 s, three times that with 200 digits: see `estimated_seconds`.
@@ -85,10 +86,18 @@ def exact_profile(
         ValueError: Traced arrays, numbers that are not finite, cross-attention, digits that are no
             range, inputs of the wrong shape, or a first attempt that would take too long.
     """
-    if any(isinstance(a, jax.core.Tracer) for a in jax.tree.leaves((params, x, config, inputs))):
-        raise ValueError("exact_profile takes concrete arrays: call it outside of jit and vmap")
-    if not 10 <= digits <= max_digits:
-        raise ValueError(f"digits={digits} is not between 10 and max_digits={max_digits}")
+    refuse(
+        (
+            any(
+                isinstance(a, jax.core.Tracer) for a in jax.tree.leaves((params, x, config, inputs))
+            ),
+            "exact_profile takes concrete arrays: call it outside of jit and vmap",
+        ),
+        (
+            not 10 <= digits <= max_digits,
+            f"digits={digits} is not between 10 and max_digits={max_digits}",
+        ),
+    )
     network, last_refused = _network(params, x, config, inputs), 0.0
     seconds = estimated_seconds(config, len(network[0].inputs.x), digits)
     if seconds > max_seconds:
@@ -133,8 +142,9 @@ def _network(params, x, config, inputs) -> list[Layer]:
     arrays = {"x": prepared.x, "bias": prepared.context.bias, "params": stack, "config": gains}
     for name, tree in arrays.items():
         floats = (np.asarray(a, np.float64) for a in jax.tree.leaves(tree))
-        if not all(np.isfinite(a).all() for a in floats):
-            raise ValueError(f"{name} has values that are not finite")
+        refuse_if(
+            not all(np.isfinite(a).all() for a in floats), f"{name} has values that are not finite"
+        )
     if prepared.token_mask is not None and not prepared.token_mask.any():
         raise ValueError(f"mask of shape {prepared.token_mask.shape} leaves out every token")
     rows = config.layer_map or range(config.depth)

@@ -20,9 +20,10 @@ from rank_collapse.network import layers, scaled
 class LogState(struct.Struct):
     """Tokens X = 1·meanᵀ + e^log_scale · rest."""
 
-    mean: Any  # Mean token [d]
-    rest: Any  # Mantissa of the residual [n, d]; columns sum to 0, max |rest| = 1; 0 in masked rows
-    log_scale: Any  # Natural logarithm s of its size; −inf where the residual is 0
+    mean: struct.Leaf  # Mean token [d]
+    # Mantissa of the residual [n, d]; columns sum to 0, max |rest| = 1; 0 in masked rows
+    rest: struct.Leaf
+    log_scale: struct.Leaf  # Natural logarithm s of its size; −inf where the residual is 0
 
 
 class LogParts(struct.Struct):

@@ -46,15 +46,15 @@ EDITS = ("attention_branch", "after_attention", "mlp_branch", "residual")
 class LogTrace(struct.Struct):
     """The values of every layer that the bounds need; residuals as log10 ‖.‖_{1,∞}."""
 
-    profile: Any  # Of X^0 .. X^L, [L + 1]
-    inputs: Any  # LogState of the input of each layer's attention, with a leading layer axis
+    profile: struct.Leaf  # Of X^0 .. X^L, [L + 1]
+    inputs: ops.LogState  # Of the input of each layer's attention, with a leading layer axis
     # Of P_h X W_h, less three times the log scale of the layer's input, [L, h]: the difference is
     # what float32 can hold in deep layers
-    heads: Any
-    branches: Any  # Of SA(X), before the branch gain, in the same way, [L]
-    diameters: Any  # log10 of the largest ℓ2 distance of two tokens of X^0 .. X^L, [L + 1]
-    input_diameters: Any  # Of the input of each layer's attention, less its log scale, [L]
-    branch_diameters: Any  # Of SA(X), less three times the log scale as in `branches`, [L]
+    heads: struct.Leaf
+    branches: struct.Leaf  # Of SA(X), before the branch gain, in the same way, [L]
+    diameters: struct.Leaf  # log10 of the largest ℓ2 distance of two tokens of X^0 .. X^L, [L + 1]
+    input_diameters: struct.Leaf  # Of the input of each layer's attention, less its log scale, [L]
+    branch_diameters: struct.Leaf  # Of SA(X), less three times the log scale as in `branches`, [L]
 
 
 def log_residual_profile(
@@ -81,8 +81,9 @@ def log_residual_profile(
     Args:
         params, x: As in `apply`.
         config: The network; `skip_gain`, `branch_gain` and `temperature` may be traced.
-        replicas: Noisy copies; each takes as long as the pass itself. 0: wrong without a sign in 6
-            of 2016 networks drawn at weight scales .3 to 6, where the default had none wrong.
+        replicas: Noisy copies, each of which takes as long as the pass itself. With 0, 6 of 2016
+            networks drawn at weight scales .3 to 6 got wrong numbers instead of NaN. With the
+            default none did.
         **inputs: mask (Bool [n]: which tokens exist, the others are left out of the residual;
             [n, n] or [h, n, n]), bias, segments, positions and affine edits of `apply`.
 

@@ -34,24 +34,26 @@ from rank_collapse.theory.logdomain import LogTrace
 LOG_10 = math.log(10)
 
 
-class DiameterSides(struct.Struct):
-    """A bound of the diameter, the largest ℓ2 distance of two tokens, as decimal logarithms."""
+class DiameterSides(Sides):
+    """A bound of the diameter, the largest ℓ2 distance of two tokens, as decimal logarithms.
 
-    log10_lhs: Any  # The diameter
-    log10_rhs: Any  # The bound with tanh; NaN where it does not cover the network
-    log10_rhs_cubic: Any  # The same with tanh(u) ≤ u: c diam³ for one layer of attention
-    tightness: Any  # log10_rhs − log10_lhs, never negative
-    tightness_cubic: Any  # log10_rhs_cubic − log10_lhs, never less than that
+    `log10_lhs` is the diameter, `log10_rhs` the bound with tanh; `tightness` is never negative.
+    """
+
+    log10_rhs_cubic: struct.Leaf  # The bound with tanh(u) ≤ u: c diam³ for one layer of attention
+    tightness_cubic: struct.Leaf  # log10_rhs_cubic − log10_lhs, never less than tightness
 
 
 class MeanConstants(struct.Struct):
     """What these bounds take from a layer; natural logarithms."""
 
-    head: Any  # Bound of a head over e^{3s}, s the log scale of the input of its attention, [h]
-    layer: Any  # The same of the layer
-    scores: Any  # log ‖W_QK,h‖₂/(4√k), [h]
-    values: Any  # log ‖W_h‖₂, [h]
-    mlp: Any  # log of the ℓ2 Lipschitz constant of the MLP sublayer; 0 without
+    head: (
+        struct.Leaf
+    )  # Bound of a head over e^{3s}, s the log scale of the input of its attention, [h]
+    layer: struct.Leaf  # The same of the layer
+    scores: struct.Leaf  # log ‖W_QK,h‖₂/(4√k), [h]
+    values: struct.Leaf  # log ‖W_h‖₂, [h]
+    mlp: struct.Leaf  # log of the ℓ2 Lipschitz constant of the MLP sublayer; 0 without
 
 
 def mean_constants(
@@ -168,7 +170,7 @@ def diameter_layer_sides(
     rhs, rhs_cubic = (
         (jax.nn.logsumexp(heads, axis=-1) + delta) / LOG_10 for heads in (saturated, cubic)
     )
-    return DiameterSides(cube + lhs, cube + rhs, cube + rhs_cubic, rhs - lhs, rhs_cubic - lhs)
+    return DiameterSides(cube + lhs, cube + rhs, rhs - lhs, cube + rhs_cubic, rhs_cubic - lhs)
 
 
 def diameter_sides(
@@ -193,7 +195,7 @@ def diameter_sides(
 
     _, found = jax.lax.scan(body, jnp.full(2, diameters[0] * LOG_10), steps)
     rhs, rhs_cubic = jnp.concatenate([jnp.full((1, 2), diameters[0]), found / LOG_10]).T
-    return DiameterSides(diameters, rhs, rhs_cubic, rhs - diameters, rhs_cubic - diameters)
+    return DiameterSides(diameters, rhs, rhs - diameters, rhs_cubic, rhs_cubic - diameters)
 
 
 def refused(sides: Any) -> Any:

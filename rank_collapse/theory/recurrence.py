@@ -66,13 +66,13 @@ def spectral_radius(matrix: Any) -> np.ndarray:
 
 
 def equal_tokens(
-    step: Step, point: Float[Array, "i"], num_steps: int, num_tokens: int = 2
+    step: Step, point: Float[Array, "i"], num_steps: int
 ) -> tuple[Float[Array, "i"], Float[Array, ""]]:
     """(the point that equal tokens reach, the length of the last step: 0 at a fixed point)."""
 
     def advance(point, _):
         # The mean: rounding must not make tokens differ.
-        after = jnp.mean(step(jnp.tile(point, (num_tokens, 1))), axis=0)
+        after = jnp.mean(step(jnp.tile(point, (2, 1))), axis=0)
         return after, jnp.linalg.norm(after - point)
 
     point, moved = jax.lax.scan(advance, point, None, length=num_steps)

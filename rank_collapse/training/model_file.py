@@ -20,13 +20,18 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from rank_collapse.network.attention import Mixing
-from rank_collapse.network.config import SWEPT, TransformerConfig, flat
-from rank_collapse.network.embedding import EmbeddingConfig
-from rank_collapse.network.encoder_decoder import EncoderDecoderConfig
-from rank_collapse.network.gains import Gains
+from rank_collapse.network import (
+    SWEPT,
+    EmbeddingConfig,
+    EncoderDecoderConfig,
+    Gains,
+    Mixing,
+    TransformerConfig,
+    flat,
+)
 from rank_collapse.printed import one_line
 from rank_collapse.runs.states import flatten, unflatten
+from rank_collapse.struct import refuse_if
 from rank_collapse.training.models import init_model
 from rank_collapse.training.recipe import Recipe
 
@@ -71,8 +76,7 @@ def load_models(path: str | os.PathLike) -> tuple[Any, Any]:
         halves = (config.encoder, config.decoder) if both else (config,)
         most = max(max(array.shape) for array in saved.values())
         for half in halves:  # before anything is built for each layer
-            if half.num_rows > most:
-                raise ValueError(f"there are no weights of {half.num_rows} layers")
+            refuse_if(half.num_rows > most, f"there are no weights of {half.num_rows} layers")
         outputs = halves[-1].embedding.vocab_size if both else saved["classifier.b"].shape[1]
         recipe = Recipe(config, outputs, batch_size=1, num_epochs=0)
         keys = jax.random.split(jax.random.key(0), num_seeds)
@@ -88,14 +92,15 @@ def load_models(path: str | os.PathLike) -> tuple[Any, Any]:
 
 def _read(path):
     """(fields of the config, {name: array})."""
-    if zipfile.is_zipfile(path):
-        raise ValueError("it is an .npz of a version before 0.2; train again")
+    refuse_if(zipfile.is_zipfile(path), "it is an .npz of a version before 0.2; train again")
     with safetensors.safe_open(path, framework="numpy") as file:
         saved = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         fields = json.loads((file.metadata() or {})[_CONFIG])
     found = fields.pop(_SUM, None)
-    if found is not None and found != _checksum(json.dumps(fields), saved):
-        raise ValueError("its checksum is wrong: it is damaged")
+    refuse_if(
+        found is not None and found != _checksum(json.dumps(fields), saved),
+        "its checksum is wrong: it is damaged",
+    )
     return fields, saved
 
 

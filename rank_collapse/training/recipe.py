@@ -2,17 +2,18 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from rank_collapse import struct
-from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.encoder_decoder import EncoderDecoderConfig
+from rank_collapse.network import EncoderDecoderConfig, TransformerConfig
 from rank_collapse.training.tasks.examples import LOSSES
 
-SCHEDULES = ("constant", "milestones", "linear", "inverse_sqrt")
-OPTIMIZERS = ("adam", "radam")
+Loss = Literal["cross_entropy", "squared_error"]
+Schedule = Literal["constant", "milestones", "linear", "inverse_sqrt"]
+Optimizer = Literal["adam", "radam"]
+SCHEDULES, OPTIMIZERS = get_args(Schedule), get_args(Optimizer)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,28 +41,31 @@ class Recipe:
         b1, b2, eps: Of the optimizer: decay of the two moments, and what is added to the root.
         start: (the network's parameters as drawn, `Hyper.start`) → as training starts from them;
             None for as they are drawn.
+        steps_per_epoch: Batches of an epoch, of its first examples in its order, which begin again
+            where there are too few; None for one pass over the data.
     """
 
     config: TransformerConfig | EncoderDecoderConfig
     num_outputs: int
     batch_size: int
     num_epochs: int
-    loss: str = "cross_entropy"
+    loss: Loss = "cross_entropy"
     shuffle: bool = False
-    schedule: str = "constant"
+    schedule: Schedule = "constant"
     milestones: tuple[int, ...] = (15, 30, 40, 50, 60)
     decay: float = 0.91
     clip_norm: float | None = None
     output_dropout: bool = False
     unroll: int = 6
-    optimizer: str = "adam"
+    optimizer: Optimizer = "adam"
     b1: float = 0.9
     b2: float = 0.999
     eps: float = 1e-8
     start: Callable[[Any, Any], Any] | None = None
+    steps_per_epoch: int | None = None
 
     def __post_init__(self):
-        struct.integers(self, num_outputs=1, batch_size=1, unroll=1)
+        struct.integers(self, num_outputs=1, batch_size=1, unroll=1, steps_per_epoch=1)
         struct.one_of(self, loss=tuple(LOSSES), schedule=SCHEDULES, optimizer=OPTIMIZERS)
         both = isinstance(self.config, EncoderDecoderConfig)
         name, reads = ("encoder", self.config.encoder) if both else ("config", self.config)
@@ -78,8 +82,7 @@ class Recipe:
             "output_dropout=True: an encoder-decoder has none": both and self.output_dropout,
         }
         for text, is_wrong in wrong.items():
-            if is_wrong:
-                raise ValueError(text)
+            struct.refuse_if(is_wrong, text)
 
 
 class Hyper(struct.Struct):

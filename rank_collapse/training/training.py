@@ -136,16 +136,17 @@ def train_step(
 def train_epoch(
     state: TrainState, examples: Any, epoch: Any, hyper: Hyper, recipe: Recipe
 ) -> tuple[TrainState, Float[Array, ""]]:
-    """One pass over the data, the `epoch`-th since the start: (state after it, mean loss)."""
+    """An epoch, the `epoch`-th since the start: (state after it, mean loss)."""
     count, size = len(examples), recipe.batch_size
-    steps = num_batches(count, size)
+    steps = recipe.steps_per_epoch or num_batches(count, size)
     order = jnp.arange(count)
     if recipe.shuffle:
         key = jax.random.fold_in(jax.random.fold_in(state.key, 0), epoch)
         order = jax.random.permutation(key, count)
     # The short last batch is filled with examples of weight 0.
     order = order[jnp.arange(steps * size) % count].reshape(steps, size)
-    weights = (jnp.arange(steps * size) < count).reshape(steps, size)
+    counted = steps * size if recipe.steps_per_epoch else count
+    weights = (jnp.arange(steps * size) < counted).reshape(steps, size)
 
     def body(state, item):
         index, chosen, weights = item

@@ -14,7 +14,6 @@ import tempfile
 
 import jax
 import pytest
-from absl import flags
 from hypothesis import HealthCheck, event, given, settings, strategies as st
 from marks import slow_if
 
@@ -70,21 +69,15 @@ class Reached(Exception):
 
 def value_of(flag, whole):
     """What one value of a flag may be, and what it may not."""
-    parser, odd = flag.parser, st.sampled_from(ODD)
-    choices = getattr(parser, "enum_values", None)
-    if choices:
-        return st.sampled_from(choices) | odd
-    if isinstance(parser, flags.BooleanParser):
-        return st.sampled_from(["true", "false"]) | odd
-    if flag.flag_type() == "numbers":
-        return st.lists(st.sampled_from(whole).map(str), max_size=3).map(",".join) | odd
-    if parser.__class__.__name__ == "IntegerParser":
-        return st.sampled_from(whole).map(str) | odd
-    if parser.__class__.__name__ == "FloatParser":
-        return st.sampled_from(FRACTIONS).map(str) | odd
-    known = [str(v) for v in flag.default] if isinstance(flag.default, list) else []
-    one = st.sampled_from([*known, *map(str, whole[:4]), "1e-3"]) | odd
-    return st.lists(one, max_size=3).map(",".join)
+    kind, odd = flag.flag_type(), st.sampled_from(ODD)
+    values = {"bool": ("true", "false"), "int": whole, "float": FRACTIONS}
+    one = getattr(flag.parser, "enum_values", None) or values.get(kind)
+    if one:
+        return st.sampled_from(one).map(str) | odd
+    known = flag.default if isinstance(flag.default, list) else []
+    several = whole if kind == "numbers" else [*known, *whole[:4], 1e-3]
+    own = st.sampled_from(several).map(str)
+    return st.lists(own if kind == "numbers" else own | odd, max_size=3).map(",".join) | odd
 
 
 @st.composite

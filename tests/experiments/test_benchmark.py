@@ -1,5 +1,6 @@
 """The benchmarks at tiny size: what they time agrees, and a figure above its limit fails."""
 
+import importlib.util
 import json
 
 import jax
@@ -142,17 +143,25 @@ def test_a_figure_above_its_limit_is_exit_1(tmp_path, monkeypatch, capsys):
     assert found["cases"]["a"]["seconds"] == [1.0]
     assert execute("--benchmark=high,low") == 1
     assert "over the limit: low: size = 2, limit 1" in capsys.readouterr().out
-    assert execute("--benchmark=middle") == 2
-    assert "middle is not one of" in capsys.readouterr().err
 
 
-def test_a_file_that_cannot_be_written_is_refused_before_anything_is_timed(
-    tmp_path, monkeypatch, capsys
-):
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--benchmark=middle", "middle is not one of"),
+        ("--json={}", "error: cannot write to {}: Is a directory\n"),
+        ("--compile_for=h100,abacus", "--compile_for=abacus is not one of h100, v5e"),
+        *(
+            (f"--compile_for={n}", f'{n} needs its compiler: pip install "jax[{plugin[1]}]==')
+            for n, plugin in absent_devices.PLUGINS.items()
+        ),
+    ],
+)
+def test_what_is_refused_before_anything_is_timed(flag, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(benchmark, "BENCHMARKS", {"a": lambda options: pytest.fail("timed")})
-    given = ["--benchmark=a", f"--json={tmp_path}"]
-    assert cli.execute(benchmark.main, benchmark.FLAGS, given) == 2
-    assert capsys.readouterr().err == f"error: cannot write to {tmp_path}: Is a directory\n"
+    assert cli.execute(benchmark.main, benchmark.FLAGS, [flag.format(tmp_path)]) == 2
+    assert message.format(tmp_path) in capsys.readouterr().err
 
 
 def test_cases_take_turns():

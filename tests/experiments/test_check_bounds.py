@@ -4,27 +4,24 @@ import jax
 import mpmath
 import numpy as np
 import pytest
-from trained_runs import rows, run
+from trained_runs import answered, rows, run
 
 import rank_collapse as rc
 from experiments import check_bounds
 from experiments.bounds import FREE, SPREAD, Case, two_heads
-from experiments.shell.statements import STATEMENTS
 from rank_collapse.measures.centers import composite_center
-from rank_collapse.report.claims import FAILS, HOLDS, answers_of
+from rank_collapse.report.claims import FAILS, HOLDS
 
 CASES = (Case(8, 12, 3), Case(3, 4, 1, mask="causal"))
 
 
-def execute(folder, *arguments):
-    names = ",".join(case.name for case in CASES)
-    small = ("--num_draws=400", "--seed=1", f"--cases={names}", "--sizes=40000,256")
-    return run(check_bounds, [*small, "--ascent_steps=100", *arguments], folder)
+ARGUMENTS = ("--num_draws=400", "--seed=1", "--sizes=40000,256", "--ascent_steps=100")
 
 
 def test_lemma_and_bounds_hold_wherever_the_condition_does(tmp_path, monkeypatch):
     monkeypatch.setattr(check_bounds, "CASES", CASES)
-    assert execute(tmp_path) == 0
+    names = ",".join(case.name for case in CASES)
+    assert run(check_bounds, [*ARGUMENTS, f"--cases={names}"], tmp_path) == 0
     own = check_bounds.EXPERIMENT
     results, setup = own.results(tmp_path)
     found = check_bounds.counts(results["draws"].values())
@@ -51,8 +48,7 @@ def test_lemma_and_bounds_hold_wherever_the_condition_does(tmp_path, monkeypatch
             values, ok = draws[CASES[0]][name].copy(), draws[CASES[0]][f"{broken}_ok"]
             values[np.unravel_index(ok.argmax(), ok.shape)] = -1
             draws[CASES[0]] = draws[CASES[0]] | {name: values}
-        rows = own.claims(results | {"draws": draws}, setup)
-        return [a.answer for a in answers_of(STATEMENTS, rows)]
+        return list(answered(own.claims(results | {"draws": draws}, setup))[1].values())
 
     # the construction of two heads is above the published bound and changes no answer
     built = [one["over_published"] for one in results["built"]]
@@ -68,13 +64,7 @@ def test_lemma_and_bounds_hold_wherever_the_condition_does(tmp_path, monkeypatch
     assert measured[12:14] == [found["head_min"], found["head_max"]]
     table = rows(tmp_path)
     assert [r["mask"] for r in table] == ["none", "causal"]
-    assert [tuple(int(r[n]) for n in ("tokens", "width", "heads")) for r in table] == [
-        case[:3] for case in CASES
-    ]
-    sums = ("head_cases", "lemma_violations_elsewhere", "published_stack_cases")
-    for name in sums:
-        assert sum(int(r[name]) for r in table) == found[name]
-    assert {f.stem for f in (tmp_path / "figures").iterdir()} == set(own.captions)
+    assert sum(int(r["head_cases"]) for r in table) == heads[0]
 
 
 def test_counts_are_of_what_the_condition_covers():
@@ -125,14 +115,6 @@ def test_counts_are_of_what_the_condition_covers():
             "mean_head_admissible_median": 0,
         }.items()
     )
-
-
-def test_another_case_is_one_line(tmp_path, capsys):
-    assert execute(tmp_path, "--cases=9x9x9") == 2
-    error = capsys.readouterr().err
-    assert "--cases=9x9x9 is not one of 8x16x1" in error and error.count("\n") == 1
-    assert execute(tmp_path, "--cases=8x16x1", "--sizes=0") == 2
-    assert "--sizes" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("width", [2, 64, 200])

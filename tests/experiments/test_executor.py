@@ -1,5 +1,7 @@
 """Seeds of cells in chunks: in order, resumed after the last one saved, whatever its size was."""
 
+import copy
+
 import jax
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ from experiments import run_path_chains
 from experiments.shell import cli
 from experiments.shell.devices import mesh
 from experiments.shell.executor import Chunk, Executor, Mapped, named, seeds_done
+from experiments.shell.flag_values import Group
 from rank_collapse.runs import seeds
 from rank_collapse.runs.files import RunError
 from rank_collapse.runs.folder import RunFolder
@@ -31,7 +34,7 @@ class Noted(Mapped):
     """`scaled`, with the chunks it was asked for."""
 
     def __init__(self, mesh, chunks, stop_at=None):
-        super().__init__(scaled, mesh, at_once=1)
+        super().__init__(scaled, mesh)
         self.chunks, self.stop_at = chunks, stop_at
 
     def __call__(self, chunk):
@@ -41,11 +44,11 @@ class Noted(Mapped):
         return super().__call__(chunk)
 
 
-def found_in(path, options, stop_at=None, **about):
+def found_in(path, options, stop_at=None, cells=CELLS, **about):
     """(what there is of all seeds of all cells, the chunks that were computed)."""
     chunks = []
     with RunFolder(path, {}) as run, Executor(options, run) as executor:
-        found = executor.map(lambda: Noted(executor.mesh, chunks, stop_at), CELLS, **about)
+        found = executor.map(lambda: Noted(executor.mesh, chunks, stop_at), cells, **about)
     return found, chunks
 
 
@@ -78,25 +81,38 @@ def test_chunks_fit_the_budget_and_a_run_resumes_under_another(tmp_path):
     assert chunks == [left[:4], left[4:]]
 
 
-def test_seeds_that_are_not_wanted_are_computed_again_and_those_of_a_copy_not_saved(tmp_path):
+def test_seeds_that_are_not_wanted_are_computed_again(tmp_path):
     found_in(tmp_path, options_of())
     found, chunks = found_in(tmp_path, options_of(), most_known=3)
     check(found)
     assert chunks == [[(cell, seed) for cell in CELLS for seed in (3, 4)]]
-    before = (tmp_path / "arrays.npz").stat().st_mtime_ns
-    found, chunks = found_in(tmp_path, options_of(), again=True)
-    check(found)
-    assert len(chunks[0]) == 10 and (tmp_path / "arrays.npz").stat().st_mtime_ns == before
 
 
-def test_what_is_refused_is_not_saved(tmp_path):
-    def refuse(cell, found):
-        raise ValueError(f"{cell}: {len(found['of/bits'])} seeds")
+def test_the_first_of_a_group_computes_all_of_its_cells_and_each_keeps_its_own(tmp_path):
+    """Floats of --sweep are cells as those of a list; a member without cells fails alone."""
+    members = [copy.deepcopy(options_of()) for _ in range(3)]
+    for number, member in enumerate(members):
+        member.join(Group(tmp_path / "group", members))
+        member.num_paths = number + 1
 
-    with pytest.raises(ValueError, match="low: 2 seeds"):
-        found_in(tmp_path, options_of(1e-9), check=refuse)
-    with RunFolder(tmp_path, {}) as run:
-        assert run.arrays == {}
+    def cells_of(options):
+        if options.num_paths == 2:
+            raise ValueError("two paths")
+        return {name: options.num_paths * factor for name, factor in CELLS.items()}
+
+    for number in (2, 0):
+        found, chunks = found_in(tmp_path / str(number), members[number], cells=cells_of)
+        check(
+            {
+                name: own | {"of/scaled": own["of/scaled"] / (number + 1)}
+                for name, own in found.items()
+            }
+        )
+        assert [len(chunk) for chunk in chunks] == [20] * (number == 2)
+        with RunFolder(tmp_path / str(number), {}) as run:
+            assert {name.split("/")[0] for name in run.arrays} == set(CELLS)
+    with pytest.raises(ValueError, match="two paths"):
+        found_in(tmp_path / "1", members[1], cells=cells_of)
 
 
 def test_a_program_takes_no_less_than_its_arrays():

@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 
 from experiments import reproduce, run_architectures, run_path_counts, run_phase
+from experiments.reproducing import results_page, sections, unfinished
 from experiments.shell import cli
 from experiments.shell.experiment import experiment_of
 from experiments.shell.process import Ended
@@ -27,17 +28,17 @@ from rank_collapse.runs import RunError
 def test_what_no_experiment_tests_is_listed():
     stated = {key for key, s in STATEMENTS.items() if s.claimed is not None}
     answers = report.answers_of(STATEMENTS, [claims.of_mean("skips", "no norm", [1.0, 1.1, 0.9])])
-    left = reproduce.untested(answers, reproduce.EXPERIMENTS)
+    left = sections.untested(answers, reproduce.EXPERIMENTS)
     assert len(left) == len(stated) - 1
     assert not any(STATEMENTS["skips"].text in text for text in left)
-    of_the_circle = reproduce.untested(answers, ["run_circle"])
+    of_the_circle = sections.untested(answers, ["run_circle"])
     assert len(of_the_circle) == 5 and {*of_the_circle} < {*left}
 
 
 def test_every_experiment_is_found_and_its_presets_are_accepted():
     for name in reproduce.EXPERIMENTS:
         module, own = importlib.import_module(f"experiments.{name}"), experiment_of(name)
-        assert set(own.presets) >= set(reproduce.PRESETS)
+        assert set(own.presets) >= set(sections.PRESETS)
         assert own.captions and own.brief and "experiments." in module.__doc__
         for preset in own.presets:
             for arguments in own.runs(preset).values():
@@ -79,13 +80,13 @@ def test_how_many_run_side_by_side(monkeypatch):
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [])
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
-    assert reproduce.default_jobs("quick") == 2 and reproduce.default_jobs("paper") == 1
+    assert unfinished.default_jobs("quick") == 2 and unfinished.default_jobs("paper") == 1
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: ["xla_cuda13"])
-    assert reproduce.default_jobs("quick") == 1
+    assert unfinished.default_jobs("quick") == 1
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    assert reproduce.default_jobs("quick") == 2
+    assert unfinished.default_jobs("quick") == 2
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0}, raising=False)
-    assert reproduce.default_jobs("quick") == 1
+    assert unfinished.default_jobs("quick") == 1
 
 
 def test_a_failing_experiment_is_shown_and_the_exit_code_is_1(tmp_path, monkeypatch, capfd):
@@ -101,7 +102,7 @@ def test_a_failing_experiment_is_shown_and_the_exit_code_is_1(tmp_path, monkeypa
 
     one = dataclasses.replace(experiment_of("run_phase"), presets={"quick": ""})
     monkeypatch.setattr(run_phase, "EXPERIMENT", one)
-    monkeypatch.setattr(reproduce, "run_in_workers", failing)
+    monkeypatch.setattr(unfinished, "run_in_workers", failing)
     arguments = ["--only=run_path_counts,run_phase", f"--output_dir={tmp_path}", "--jobs=1"]
     assert cli.execute(reproduce.main, reproduce.FLAGS, arguments) == 1
     states = [dict(re.findall(r'<h2 id="(run_\w+)">[^<]*<span[^>]*>(\w+)<', p)) for p in shown]
@@ -123,47 +124,52 @@ def test_results_as_markdown_are_of_the_largest_preset_there_is(tmp_path):
         arguments = ["--heads=2", f"--layers={layers}", f"--output_dir={folder}"]
         assert cli.execute(run_path_counts.main, run_path_counts.FLAGS, arguments) == 0
         (folder / "figures" / "path_counts.png").write_bytes(image.getvalue())
-    reproduce.keep_time(tmp_path / "run" / "paper", "run_path_counts", Ended(0, "", 12.34), 1)
-    path = reproduce.write_markdown(tmp_path / "run", tmp_path / "docs")
-    text = path.read_text()
-    assert "H=2, L=3 (H=2, L=3)" in text and "H=2, L=2" not in text
-    assert "preset “paper”, 12 s" in text and "cores" in text and f"JAX {jax.__version__}" in text
-    assert "not run." in (tmp_path / "docs" / "statements.md").read_text()
+    sections.keep_time(tmp_path / "run" / "paper", "run_path_counts", Ended(0, "", 12.34), 1)
+    path = results_page.write_markdown(tmp_path / "run", tmp_path / "docs")
+    text, table = path.read_text(), path.parent / "results" / "run_path_counts.csv"
+    assert "H=2, L=3 (H=2, L=3)" in table.read_text() and "H=2, L=2" not in table.read_text()
+    assert ", 12 s, " in text and "sizes “paper”" in text and f"JAX {jax.__version__}" in text
+    assert f"**What came out.** {results_page.came_out('run_path_counts')}\n" in text
+    assert "not run" in (tmp_path / "docs" / "statements.md").read_text()
     named = re.findall(r"\]\((results/.*?)\)", text)
-    assert named == ["results/run_path_counts_0.png"]
-    with Image.open(tmp_path / "docs" / named[0]) as drawn:
+    assert named == [
+        f"results/{n}" for n in ("statements.csv", "run_path_counts_0.png", table.name)
+    ]
+    with Image.open(tmp_path / "docs" / named[1]) as drawn:
         assert drawn.mode == "P" and drawn.size == (64, 64)
     shutil.rmtree(tmp_path / "run" / "paper")
-    text = reproduce.write_markdown(tmp_path / "run", tmp_path / "docs").read_text()
-    assert "H=2, L=2 (H=2" in text and "time not kept" in text and "preset “quick”" in text
+    text = results_page.write_markdown(tmp_path / "run", tmp_path / "docs").read_text()
+    assert "H=2, L=2 (H=2" in table.read_text() and "time not kept" in text
+    assert "sizes “quick”" in text
 
 
 def test_an_experiment_of_several_runs_is_one_section(tmp_path, monkeypatch, capsys):
     """Its folders lie side by side; at a preset it is done where all of them are."""
     several = {"few": ("--heads=2", "--layers=3"), "many": ("--heads=4", "--layers=3")}
     own = dataclasses.replace(
-        run_path_counts.EXPERIMENT, presets=dict.fromkeys(reproduce.PRESETS, several)
+        run_path_counts.EXPERIMENT, presets=dict.fromkeys(sections.PRESETS, several)
     )
     monkeypatch.setattr(run_path_counts, "EXPERIMENT", own)
-    for preset in reproduce.PRESETS:
+    for preset in sections.PRESETS:
         for run, arguments in several.items():
             folder = tmp_path / preset / "run_path_counts" / run
             given = [*arguments, f"--output_dir={folder}"]
             assert cli.execute(own.main, run_path_counts.FLAGS, given) == 0
     capsys.readouterr()
-    for preset in reversed(reproduce.PRESETS):
-        text = reproduce.write_markdown(tmp_path, tmp_path / "docs").read_text()
+    for preset in reversed(sections.PRESETS):
+        text = results_page.write_markdown(tmp_path, tmp_path / "docs").read_text()
         assert text.count(f"## {own.title}\n") == 1 and text.count("png)") == 2
-        assert "H=2, L=3" in text and "H=4, L=3" in text
-        for run in several:
-            assert f"*{run}: " in text and f"{run} Sizes of the preset “{preset}”" in text
+        numbers = (tmp_path / "docs" / "results" / "run_path_counts.csv").read_text()
+        assert "H=2, L=3" in numbers and "H=4, L=3" in numbers
+        assert "*few: " in text and "- [many: " in text
+        assert text.count(f"; sizes “{preset}”") == len(several)
         (tmp_path / "paper/run_path_counts/many/summary.json").unlink(missing_ok=True)
     (tmp_path / "quick/run_path_counts/few/summary.json").write_text("[]")
     made = [
-        reproduce.Made(tmp_path / "quick/run_path_counts" / run, "python", "", run)
+        sections.Made(tmp_path / "quick/run_path_counts" / run, "python", "", run)
         for run in several
     ]
-    found = reproduce.section_of("run_path_counts", made)
+    found = sections.section_of("run_path_counts", made)
     assert found.status == "failed" and found.error.startswith("few: ")
     assert found.figures[0][1].startswith("many: ") and "H=4" in found.comparisons[1].quantity
 
@@ -172,9 +178,9 @@ def test_an_experiment_of_several_runs_is_one_section(tmp_path, monkeypatch, cap
 def test_damaged_times_are_not_known(content, tmp_path):
     """All experiments ran, and then there was no report."""
     (tmp_path / "times.json").write_text(content)
-    assert reproduce.times_of(tmp_path) == {}
-    reproduce.keep_time(tmp_path, "run_sort", Ended(0, "", 3.0, 5.0), 2)
-    assert reproduce.times_of(tmp_path) == {"run_sort": {"seconds": 3.0, "cpu": 5.0, "jobs": 2}}
+    assert sections.times_of(tmp_path) == {}
+    sections.keep_time(tmp_path, "run_sort", Ended(0, "", 3.0, 5.0), 2)
+    assert sections.times_of(tmp_path) == {"run_sort": {"seconds": 3.0, "cpu": 5.0, "jobs": 2}}
 
 
 @pytest.mark.parametrize("content", ["[]", "{", "{}", '{"environment": []}'])
@@ -182,12 +188,12 @@ def test_a_damaged_config_of_a_run_is_named(content, tmp_path):
     (tmp_path / "run_sort").mkdir()
     (tmp_path / "run_sort" / "config.json").write_text(content)
     with pytest.raises(RunError, match=r"run_sort/config\.json cannot be read .*delete this file"):
-        reproduce.made_with(tmp_path, "run_sort", "quick")
+        results_page.made_with(tmp_path, "run_sort", "quick")
 
 
 @pytest.mark.parametrize("flag", ["--run_name=-1", "--num_devices=٢", "--run_name=..", "--seed=٣"])
 def test_what_every_child_would_refuse_is_refused_before(flag, monkeypatch, capsys):
-    monkeypatch.setattr(reproduce, "run_in_workers", lambda *a: pytest.fail("started"))
+    monkeypatch.setattr(unfinished, "run_in_workers", lambda *a: pytest.fail("started"))
     assert cli.execute(reproduce.main, reproduce.FLAGS, [flag]) == 2
     assert capsys.readouterr().err.count("\n") == 1
 
@@ -196,7 +202,7 @@ def test_what_every_child_would_refuse_is_refused_before(flag, monkeypatch, caps
 def test_a_folder_that_is_a_file_is_refused_before_anything_runs(
     where, tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr(reproduce, "run_in_workers", lambda *a: pytest.fail("started"))
+    monkeypatch.setattr(unfinished, "run_in_workers", lambda *a: pytest.fail("started"))
     (tmp_path / "file").write_text("")
     given = [f"--output_dir={tmp_path}/out", *(a.format(tmp_path / "file") for a in where)]
     assert cli.execute(reproduce.main, reproduce.FLAGS, given) == 2

@@ -9,7 +9,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from trained_runs import rows as rows_of
+from chunked_runs import same_arrays
+from trained_runs import answered, arrays, rows as rows_of
 
 import rank_collapse as rc
 from experiments import run_architectures
@@ -19,17 +20,17 @@ from experiments.architectures.page import training_figures, trainings_of
 from experiments.architectures.results import Results, depths_of
 from experiments.shell import cli, signals
 from experiments.shell.progress import Progress
-from experiments.shell.statements import STATEMENTS
+from rank_collapse.network import surgery
+from rank_collapse.pretrained import published
 from rank_collapse.pretrained.lazy import LazyLayers
-from rank_collapse.report.claims import HOLDS, IN_PART, answers_of
+from rank_collapse.report.claims import HOLDS, IN_PART
 from rank_collapse.runs.folder import RunFolder
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
-FLAGS = run_architectures.FLAGS
 
 
 def execute(*arguments):
-    return cli.execute(run_architectures.main, FLAGS, list(arguments))
+    return cli.execute(run_architectures.main, run_architectures.FLAGS, list(arguments))
 
 
 @pytest.fixture
@@ -40,15 +41,10 @@ def ids(tmp_path):
 
 
 @pytest.mark.slow
-def test_every_part_on_a_checkpoint(tmp_path, ids, capsys):
+def test_every_part_on_a_checkpoint(tmp_path, ids):
     out = tmp_path / "run"
-    arguments = (
-        f"--checkpoints={GOLDEN / 'bert'}",
-        f"--token_ids={ids}",
-        f"--output_dir={out}",
-        "--num_path_texts=2",
-    )
-    assert execute(*arguments) == 0
+    given = (f"--checkpoints={GOLDEN / 'bert'}", f"--token_ids={ids}", "--num_path_texts=2")
+    assert execute(*given, f"--output_dir={out}") == 0
     (found,), _ = run_architectures.EXPERIMENT.results(out)
     assert found.kinds == ["pretrained", "init"]
     assert found.mean("pretrained", "residuals/SAN/published/residual_ratio").shape == (3,)
@@ -71,7 +67,6 @@ def test_every_part_on_a_checkpoint(tmp_path, ids, capsys):
     assert {r["part"] for r in rows} == parts
     heads = [r for r in rows if r["measure"] == "gamma" and r["variant"] == "SAN"]
     assert len(heads) == 2 * 2 * 3  # weights, layers, heads
-    assert "SAN: first layer with a residual ratio below 0.01" in capsys.readouterr().out
 
 
 def test_ctrl_c_waits_for_the_border_of_a_layer(tmp_path, monkeypatch):
@@ -128,8 +123,7 @@ def test_a_language_model_whose_disk_goes_away(tmp_path, ids, capsys):
     lines = (tmp_path / "broken" / "log.txt").read_text()
     assert lines.count("resumes after layer 1") == 1 and lines.count("layers: 2/2") == 1
     folders = [tmp_path / name for name in ("whole", "broken")]
-    arrays, again = (np.load(path / "arrays.npz") for path in folders)
-    assert {n: a.tolist() for n, a in arrays.items()} == {n: a.tolist() for n, a in again.items()}
+    same_arrays(*folders)
     (found,), _ = run_architectures.EXPERIMENT.results(folders[0])
     depths = depths_of(found, "pretrained")
     assert depths["layers"] == 2 and {"same loss", "same next token"} <= depths.keys()
@@ -192,7 +186,7 @@ def test_residuals_of_what_attention_reads_are_beside_those_of_the_states(tmp_pa
         out = tmp_path / parts
         more = (f"--parts={parts}", "--initialisation=false", f"--output_dir={out}")
         assert execute(*common, *more) == 0
-        found[parts] = dict(np.load(out / "arrays.npz"))
+        found[parts] = arrays(out)
     added = {name: found["read"].pop(name) for name in set(found["read"]) - set(found["residuals"])}
     assert {n: a.tolist() for n, a in found["read"].items()} == {
         n: a.tolist() for n, a in found["residuals"].items()
@@ -205,48 +199,26 @@ def test_residuals_of_what_attention_reads_are_beside_those_of_the_states(tmp_pa
     assert (abs(added[name.format("read_")] - found["read"][name.format("")]) > 1e-3).any()
 
 
-def test_bad_input(tmp_path, ids, capsys):
-    texts = {"long": " ".join(["3"] * 30), "far": "3 4\n5 99\n", "empty": "\n"}
-    arrays = {"small": np.zeros((2, 3, 3, 3)), "nan": np.full((2, 6, 4, 8), np.nan)}
-    for name, text in texts.items():
-        (tmp_path / name).write_text(text)
-    for name, values in arrays.items():
-        np.save(tmp_path / f"{name}.npy", values)
-    np.savez(tmp_path / "small.npz", **arrays)
-    bert, vit, llama = (GOLDEN / name for name in ("bert", "vit-wide", "llama-grouped"))
-    own = (f"--token_ids={ids}", "--initialisation=false")
-    for folder, arguments, words in (
-        (bert, (), ("bert", "has none of tokenizer.json")),
-        (tmp_path / "nowhere", (), ("nowhere", "does not exist")),
-        (None, ("--models=gpt5",), ("gpt5", "bert-base-cased")),
-        (bert, ("--parts=rank",), ("rank", "residuals")),
-        (bert, (*own, "--parts=next_token"), ("--parts=next_token", "bert")),
-        (bert, (*own, "--parts=residuals,gradients,next_token"), ("--parts=gradients,next_token",)),
-        (llama, (*own, "--parts=bounds"), ("--parts=bounds",)),
-        (bert, (f"--token_ids={tmp_path / 'x'}",), ("does not exist",)),
-        (bert, (f"--token_ids={tmp_path / 'long'}",), ("30 tokens", "20 positions")),
-        (bert, (f"--token_ids={tmp_path / 'far'}",), ("99", "vocab_size=40")),
-        (bert, (f"--text_file={tmp_path / 'empty'}",), ("empty", "no text")),
-        (vit, (), ("--images",)),
-        (vit, (f"--images={tmp_path / 'small.npy'}",), ("(2, 3, 3, 3)",)),
-        (vit, (f"--images={tmp_path / 'nan.npy'}",), ("nan.npy", "not finite")),
-        (vit, (f"--images={tmp_path / 'small.npz'}",), ("small.npz", "not a .npy file")),
-    ):
-        given = () if folder is None else (f"--checkpoints={folder}",)
-        assert execute(f"--output_dir={tmp_path / 'none'}", *given, *arguments) == 2
-        error = capsys.readouterr().err
-        assert error.startswith("error: ") and error.count("\n") == 1
-        assert all(word in error for word in words), error
-        assert not (tmp_path / "none").exists()
+def test_a_folder_stands_beside_the_published_curves_or_says_why_not(tmp_path, ids, monkeypatch):
+    arguments = (f"--checkpoints={GOLDEN / 'bert'}", f"--token_ids={ids}", "--parts=residuals")
+    assert execute(*arguments, "--initialisation=false", f"--output_dir={tmp_path}") == 0
+    results, _ = run_architectures.EXPERIMENT.results(tmp_path)
 
+    def lines():
+        found = list(run_architectures.compare(results))
+        return [row for row in found if ", layer " in row.quantity], found[-1]
 
-def test_a_damaged_checkpoint_is_refused(tmp_path, ids, capsys):
-    damaged = Path(shutil.copytree(GOLDEN / "bert", tmp_path / "damaged"))
-    raw = (damaged / "model.safetensors").read_bytes()
-    (damaged / "model.safetensors").write_bytes(raw[:-9])
-    arguments = (f"--token_ids={ids}", f"--output_dir={tmp_path / 'run'}")
-    assert execute(f"--checkpoints={damaged}", *arguments) == 2
-    assert "cut short" in capsys.readouterr().err
+    _, last = lines()
+    assert last.measured == "not compared" and "of a bert of 2 layers" in last.note
+    name = "residuals/{}/published/residual_ratio"
+    curves = {v: results[0].mean("pretrained", name.format(v)) for v in surgery.VARIANTS}
+    curves["SAN"][2] += 1e4
+    for module in (published, run_architectures):
+        monkeypatch.setattr(module, "published_curves", lambda *_: {"pretrained": curves})
+    shown, last = lines()
+    assert last.measured == "1 of 12" and "one is a failure" in last.note
+    off = [row.quantity for row in shown if row.note.startswith("differs; other texts explain ± ")]
+    assert off == ["bert, pretrained, SAN: residual ratio, layer 2"]
 
 
 def test_the_published_curve_can_be_one_more_initialisation_or_none(monkeypatch):
@@ -259,16 +231,15 @@ def test_the_published_curve_can_be_one_more_initialisation_or_none(monkeypatch)
         skip = np.linspace(0.6, 0.4, 5) + 0.02 * rng.normal(size=(seeds, 1))
         curves = {"SAN": [first] + [1.05e-7] * 4, "SAN+skip": published}
         monkeypatch.setattr(run_architectures, "published_curves", lambda *_: {"init": curves})
-        arrays = {
+        results = {
             f"bert/init{seed}/residuals/{variant}/published/residual_ratio": curve[None]
             for variant, ours in (("SAN", san), ("SAN+skip", skip))
             for seed, curve in enumerate(ours)
         }
-        rows = run_architectures.claims([Results(arrays, model)])
-        found = {a.key: a for a in answers_of(STATEMENTS, rows)}
-        others = {key: found[key].answer for key in ("skips", "skips stop", "collapse")}
-        assert others == dict.fromkeys(others, HOLDS)
-        return found["curves"].answer if "curves" in found else None
+        rows = run_architectures.claims([Results(results, model)])
+        found = answered(rows)[1]
+        assert [found[key] for key in ("skips", "skips stop", "collapse")] == [HOLDS] * 3
+        return found.get("curves")
 
     near, far = np.linspace(0.61, 0.41, 5).tolist(), [0.6, 0.55, 0.5, 0.45, 0.1]
     assert answers(near) == HOLDS
@@ -280,12 +251,12 @@ def test_the_published_curve_can_be_one_more_initialisation_or_none(monkeypatch)
 
 def at_step(label, size, texts=3):
     rng = np.random.default_rng(len(label))
-    arrays = {
+    results = {
         f"{label}/pretrained0/residuals/{variant}/published/residual_ratio": rng.random((texts, 3))
         for variant in ("SAN", "SAN+MLP", "SAN+skip", "Transformer")
     }
-    arrays[f"{label}/pretrained0/lengths/size"] = np.tile(size, (texts, 1))
-    return Results(arrays, Model(label, label, {"model_type": "gpt_neox"}, True))
+    results[f"{label}/pretrained0/lengths/size"] = np.tile(size, (texts, 1))
+    return Results(results, Model(label, label, {"model_type": "gpt_neox"}, True))
 
 
 def test_labels_that_end_in_a_step():

@@ -6,15 +6,12 @@ import functools
 import jax
 import numpy as np
 import pytest
-from trained_runs import SMALL, check_mistake, rows, run, seed_of
+from trained_runs import answered, arrays, finished, parsed, rows, seed_of
 
 from experiments import run_circle
-from experiments.shell import cli
-from experiments.shell.statements import STATEMENTS
 from experiments.trained import circle_walks
 from rank_collapse import apply
 from rank_collapse.network.inputs import input_states
-from rank_collapse.report.claims import answers_of
 from rank_collapse.runs.folder import RunFolder
 from rank_collapse.training import load_models
 from rank_collapse.training.tasks import circle
@@ -32,12 +29,7 @@ ARGUMENTS = (
 )
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """One finished run, never written to again."""
-    path = tmp_path_factory.mktemp("circle")
-    assert run(run_circle, [*ARGUMENTS, "--keep_models"], path) == 0
-    return path
+folder = finished(run_circle, *ARGUMENTS, "--keep_models")
 
 
 def test_a_row_for_every_seed(folder):
@@ -45,8 +37,7 @@ def test_a_row_for_every_seed(folder):
     assert [(r["case"], r["seed"], r["width"], r["variant"]) for r in table] == [
         (NAME, seed, "8", "circle_skip+mlp") for seed in "01"
     ]
-    with np.load(folder / "arrays.npz") as arrays:
-        path, distance = (arrays[f"{NAME}/{part}"] for part in ("trajectory", "distance"))
+    path, distance = (arrays(folder)[f"{NAME}/{part}"] for part in ("trajectory", "distance"))
     assert path.shape == (2, 6, 2, 2)
     np.testing.assert_allclose(np.linalg.norm(path[:, 0], axis=-1), 0.3, rtol=1e-5)
     np.testing.assert_allclose(
@@ -61,15 +52,14 @@ def test_kept_models_continue_as_the_arrays_say(folder):
     config, models = load_models(path)
     assert config.attention_skip and config.mlp == "gelu"
     walk = circle.make_examples(40)
-    with np.load(folder / "arrays.npz") as arrays:
-        arrays = {n.removeprefix(f"{NAME}/"): arrays[n] for n in arrays.files}
+    saved = {name.removeprefix(f"{NAME}/"): a for name, a in arrays(folder).items()}
     # 19 steps in one batch of 30: nothing before it.
     forward_of = jax.jit(functools.partial(forward, config=config))
     weights_of = jax.jit(functools.partial(apply, config=config))
     for seed, row in enumerate(rows(folder)):
         model = seed_of(models, seed)
         inputs = drawn = walk.inputs[0]
-        for found in arrays["trajectory"][seed]:
+        for found in saved["trajectory"][seed]:
             np.testing.assert_allclose(found, drawn, atol=1e-5)
             last, drawn = inputs, forward_of(model, inputs)
             inputs = inputs + drawn
@@ -80,9 +70,8 @@ def test_kept_models_continue_as_the_arrays_say(folder):
         for head, p in enumerate(weights[0]):
             gap = float(row[f"tau_end_l0_h{head}"])
             assert gap == pytest.approx(float(p[0, 0] - p[1, 0]), abs=1e-6)
-        np.testing.assert_allclose(
-            10.0 ** arrays["log10_distance"][seed], arrays["distance"][seed], rtol=1e-4
-        )
+        distance = 10.0 ** saved["log10_distance"][seed]
+        np.testing.assert_allclose(distance, saved["distance"][seed], rtol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +84,7 @@ def test_kept_models_continue_as_the_arrays_say(folder):
     ],
 )
 def test_published_commands_train_the_published_network(arguments, variant, mlp):
-    options = cli.parse(run_circle.FLAGS, [*arguments, "--hidden_dim=8", "--n_train_data=100"])
+    options = parsed(run_circle, *arguments, "--hidden_dim=8", "--n_train_data=100")
     ((name, setup),) = run_circle.make_cases(options).items()
     assert name == f"{variant}, d=8"
     recipe, config = setup.recipe, setup.recipe.config
@@ -147,7 +136,7 @@ def test_a_program_of_several_variants_gives_what_each_alone_gives(tmp_path):
 )
 def test_compare_is_every_variant_at_every_width(argument, variants):
     widths = [32] if argument == "--nocompare" else [8, 4]
-    options = cli.parse(run_circle.FLAGS, [argument, "--widths=8,4"])
+    options = parsed(run_circle, argument, "--widths=8,4")
     made = run_circle.make_cases(options)
     assert list(made) == [f"{variant}, d={width}" for width in widths for variant in variants]
     for name, setup in made.items():
@@ -155,12 +144,6 @@ def test_compare_is_every_variant_at_every_width(argument, variants):
         if variant in run_circle.THEORY:
             assert config.attention_skip == ("+skip" in variant)
             assert (config.mlp != "none") == ("+mlp" in variant)
-
-
-def test_a_mistake_is_one_line(tmp_path, capsys):
-    for mistake in ("num_labels=3", "compare=everything"):
-        value = mistake.split("=")[1]
-        check_mistake(run_circle, [*SMALL, f"--{mistake}"], value, tmp_path, capsys)
 
 
 def case(distances, logs=None):
@@ -187,8 +170,7 @@ def made_of(counts, seeds=64):
 
 
 def verdicts(found):
-    answers = answers_of(STATEMENTS, run_circle.claims(found, {}))
-    return {(a.key, j.row.setting): j.verdict for a in answers for j in a.rows}
+    return answered(run_circle.claims(found, {}))[0]
 
 
 def compared(found):
@@ -212,15 +194,6 @@ def test_speed_and_law_of_those_that_fell():
     assert (row["measured_steps"], row["predicted_steps"]) == (14, pytest.approx(13.3, abs=0.02))
     share, _, note = found["fell, of those whose heads' τ begin with opposite signs"]
     assert share == "2 of 7" and note == "of the same sign 3 of 4; Fisher's exact p = 0.24"
-
-
-def test_counts_unlike_the_published_code_are_said_to_be():
-    for count, p in ((10, "1"), (60, "1.7e-06")):
-        share, published, note = compared(made_of({"base, d=32": count}))[
-            "seeds that fell together"
-        ]
-        assert (share, published) == (f"{count} of 64", "1 of 8")
-        assert note.endswith(f"exact p = {p}")
 
 
 def test_statements_of_the_paper_can_come_out_otherwise():

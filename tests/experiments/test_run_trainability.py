@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import stats
-from trained_runs import check_mistake, figures, rows, run
+from trained_runs import arrays, figures, finished, parsed, rows, run
 
 import rank_collapse as rc
 from experiments import run_trainability as binary
-from experiments.shell import cli, signals
+from experiments.shell import signals
 from experiments.shell.statements import STATEMENTS
 from experiments.trained import designs
 from experiments.trained.program import Training
@@ -48,16 +48,7 @@ ARGUMENTS = (
 )
 
 
-def parsed(*arguments):
-    return cli.parse(binary.FLAGS, list(arguments))
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """One finished run of all parts, never written to again."""
-    path = tmp_path_factory.mktemp("trainability")
-    assert run(binary, ARGUMENTS, path) == 0
-    return path
+folder = finished(binary, *ARGUMENTS)
 
 
 def test_every_cell_and_seed_is_in_the_table(folder):
@@ -76,13 +67,12 @@ def test_every_cell_and_seed_is_in_the_table(folder):
         assert row.measured == (
             f"{sum(fails)} of 2 ({low:.2f} to {high:.2f}), accuracy {np.mean(accuracies):.3f}"
         )
-    assert {p.stem for p in figures(folder)} == set(own.captions)
 
 
 def test_a_cell_is_the_same_among_others_and_floats_reach_it(folder):
     """Post-LN is the border's gain 1 at its rate; another gain and a warm-up are not."""
-    with np.load(folder / "arrays.npz") as arrays:
-        losses = {k.removesuffix("/losses"): v for k, v in arrays.items() if k.endswith("/losses")}
+    saved = arrays(folder)
+    losses = {k.removesuffix("/losses"): v for k, v in saved.items() if k.endswith("/losses")}
     plain = losses["designs depth=2 post rate=0.001 warmup=0 batch=4"]
     np.testing.assert_allclose(
         losses["batch depth=2 post rate=0.001 warmup=0 batch=4"], plain, rtol=1e-5
@@ -127,16 +117,15 @@ def test_an_interrupted_chunk_goes_on_behind_its_last_look(folder, tmp_path, mon
         assert run(binary, arguments, tmp_path) == 130
     assert run(binary, arguments, tmp_path) == 0
     assert "resumed after epoch 1" in (tmp_path / "log.txt").read_text()
-    with np.load(folder / "arrays.npz") as whole, np.load(tmp_path / "arrays.npz") as found:
-        assert {len(found[name][0]) for name in found if name.endswith("accuracy")} == {3}
-        for name in found.files:
-            if "seconds" not in name:
-                np.testing.assert_allclose(found[name], whole[name], 1e-5, 1e-7, err_msg=name)
+    whole, found = arrays(folder), arrays(tmp_path)
+    assert {len(found[name][0]) for name in found if name.endswith("accuracy")} == {3}
+    for name in (n for n in found if "seconds" not in n):
+        np.testing.assert_allclose(found[name], whole[name], 1e-5, 1e-7, err_msg=name)
 
 
 def test_measured_before_training_as_by_hand(folder, x64):
-    """The gradient's norm is the slope of the loss along it; the loss, numpy's cross-entropy."""
-    options = parsed(*ARGUMENTS)
+    """The loss is the cross-entropy written out; norms are of its gradient in float64."""
+    options = parsed(binary, *ARGUMENTS)
     cell = next(c for c in binary.cells_of(options) if c.design == "depth_scaled")
     config, floats = designs.split(designs.network_of(options, cell))
     recipe = Recipe(config=config, num_outputs=3, batch_size=4, num_epochs=2, shuffle=True)
@@ -155,25 +144,13 @@ def test_measured_before_training_as_by_hand(folder, x64):
         return jnp.mean(jnp.log(jnp.sum(jnp.exp(logits), axis=-1)) - picked)
 
     gradient = jax.jit(jax.grad(loss))(model)
-    with np.load(folder / "arrays.npz") as arrays:
-        stored = {k: arrays[f"{cell.name}/{k}"][1, 0] for k in ("loss", "gradients")}
+    saved = arrays(folder)
+    stored = {k: saved[f"{cell.name}/{k}"][1, 0] for k in ("loss", "gradients")}
     assert stored["loss"] == pytest.approx(float(loss(model)), rel=1e-4)
     parts = {"attention": designs.GRADIENTS[:4], "mlp": designs.GRADIENTS[4:]}
-    for part, names in parts.items():
-        for name in names:
-            for layer in range(2):
-                g = getattr(getattr(gradient.network.layers, part), name)
-                along = jnp.zeros_like(g).at[layer].set(g[layer] / jnp.linalg.norm(g[layer]))
-
-                def moved(step, part=part, name=name, along=along):
-                    block = getattr(model.network.layers, part)
-                    block = block.replace(**{name: getattr(block, name) + step * along})
-                    layers = model.network.layers.replace(**{part: block})
-                    return loss(model.replace(network=model.network.replace(layers=layers)))
-
-                slope = (moved(1e-4) - moved(-1e-4)) / 2e-4
-                found = stored["gradients"][designs.GRADIENTS.index(name), layer]
-                assert found == pytest.approx(float(slope), rel=1e-3)
+    own = [getattr(getattr(gradient.network.layers, p), n) for p, ns in parts.items() for n in ns]
+    norms = [[jnp.linalg.norm(g[layer]) for layer in range(2)] for g in own]
+    np.testing.assert_allclose(stored["gradients"], norms, rtol=1e-3)
 
 
 @pytest.mark.slow
@@ -182,10 +159,9 @@ def test_admin_trains_with_gains_of_each_seeds_own_network(tmp_path):
     profile it is not a number, and neither would the losses be."""
     arguments = [*SIZES, "--parts=designs", "--designs=admin", "--depths=1", "--warmup=0"]
     assert run(binary, arguments, tmp_path) == 0
-    with np.load(tmp_path / "arrays.npz") as arrays:
-        name = "designs depth=1 admin rate=0.001 warmup=0 batch=4"
-        assert np.isfinite(arrays[f"{name}/losses"]).all()
-    options = parsed(*arguments)
+    name = "designs depth=1 admin rate=0.001 warmup=0 batch=4"
+    assert np.isfinite(arrays(tmp_path)[f"{name}/losses"]).all()
+    options = parsed(binary, *arguments)
     config, floats = designs.split(designs.network_of(options, binary.cells_of(options)[0]))
     assert np.isnan(floats["skip_gain"])
     recipe = Recipe(config=config, num_outputs=3, batch_size=4, num_epochs=2)
@@ -273,12 +249,6 @@ def test_verdicts_against_the_published_table(design, depth, accuracy, key, verd
 
 
 def test_reverse_is_what_is_learned():
-    data = designs.data_of(parsed(*ARGUMENTS), 4, jax.random.key(0))
+    data = designs.data_of(parsed(binary, *ARGUMENTS), 4, jax.random.key(0))
     assert isinstance(data["train"], Examples) and data["train"].inputs.shape == (100, 4)
     np.testing.assert_array_equal(data["train"].labels, data["train"].inputs[:, ::-1])
-
-
-def test_mistakes_are_one_line(tmp_path, capsys):
-    for mistake in ("parts=all", "designs=best", "depths=0", "warmup=-1", "task=sum"):
-        value = mistake.split("=")[1]
-        check_mistake(binary, [*SIZES, f"--{mistake}"], value, tmp_path, capsys)

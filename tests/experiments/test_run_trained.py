@@ -1,9 +1,6 @@
 """The binaries on paths by length, at tiny sizes: what they write, keep, redraw and refuse."""
 
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -11,21 +8,25 @@ import pytest
 from chunked_runs import same_arrays
 from trained_runs import (
     SMALL,
-    check_mistake,
+    answered,
+    arrays,
     contents,
-    figures,
+    finished,
+    parsed,
     rows,
     run,
     seed_of,
+    verdicts,
 )
 
-from experiments import run_attention_forms, run_circle, run_convex_hull, run_memorization, run_sort
-from experiments.shell import cli
+from experiments import run_convex_hull, run_memorization, run_sort
 from experiments.trained import arguments
+from experiments.trained.paths import accuracies
+from rank_collapse.report.claims import FINDING
 from rank_collapse.runs import metrics
 from rank_collapse.runs.seeds import seed_keys
 from rank_collapse.text import pairs as texts
-from rank_collapse.training import Ensemble, init_state, load_models
+from rank_collapse.training import init_state, load_models
 from rank_collapse.training.tasks import examples
 from rank_collapse.training.training import batch_forward
 from rank_collapse.training.watched import layer_scalars
@@ -42,15 +43,9 @@ SORT = (
     "--n_eval_data=20",
 )
 MEASURED = (*SORT, "--no_sub_path", "--do_rank", "--compute_alpha", "--path_len", "0")
-FIGURES = ("alpha", "loss", "paths", "ranks", "shares")
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """One finished run, never written to again."""
-    path = tmp_path_factory.mktemp("sort")
-    assert run(run_sort, [*MEASURED, "--keep_models", "--monitor"], path) == 0
-    return path
+folder = finished(run_sort, *MEASURED, "--keep_models", "--monitor")
 
 
 def accuracy_of(folder, evaluation, metric="accuracy"):
@@ -68,10 +63,6 @@ def test_sort_writes_everything(folder):
     for name, at in (("up_to", -1), ("from", 0), ("truncated", -1)):
         np.testing.assert_allclose(found[name]["accuracy"][:, at], whole, rtol=1e-6)
     np.testing.assert_allclose(found["shapley"]["accuracy"].sum(axis=1), whole - offset, rtol=1e-5)
-    assert found["covariance"].shape == (2, 3) and found["alpha"].shape == (2, 2)
-    assert found["ranks"]["rank"].shape == (2, 3)
-    drawn = [f"{name}.{suffix}" for name in FIGURES for suffix in ("pdf", "png")]
-    assert [p.name for p in figures(folder)] == drawn
     # Per seed: whole, whole_train, 2 baselines, offset, 3 sizes x 3 lengths x 2 repeats, 7 x 3.
     assert len(rows(folder)) == 2 * (5 + 18 + 21)
     semantics = {r["evaluation"]: r["semantics"] for r in rows(folder)}
@@ -81,15 +72,14 @@ def test_sort_writes_everything(folder):
 
 
 def test_sort_learns(folder):
-    with np.load(folder / "arrays.npz") as arrays:
-        losses = arrays["results/losses"]
+    losses = arrays(folder)["results/losses"]
     assert losses.shape == (2, 12) and (losses[:, -1] < 0.7 * losses[:, 0]).all()
     assert accuracy_of(folder, "whole") > accuracy_of(folder, "majority baseline") + 0.2
 
 
 def test_kept_models_give_the_accuracies_of_the_table(folder):
     config, models = load_models(folder / "models.safetensors")
-    options = cli.parse(run_sort.FLAGS, list(SORT))
+    options = parsed(run_sort, *SORT)
     setup = run_sort.make_setup(options)
     table = {(r["evaluation"], r["seed"]): float(r["accuracy"]) for r in rows(folder)}
 
@@ -109,12 +99,10 @@ def test_what_is_watched_has_a_line_for_every_seed_and_epoch(folder):
     lines = metrics.read(folder / metrics.NAME)
     steps = [(line["seed"], line["step"]) for line in lines]
     assert steps == [(seed, epoch) for seed in (0, 1) for epoch in range(13)]
-    with np.load(folder / "arrays.npz") as arrays:
-        losses = arrays["results/losses"].ravel()
     aux = [line["loss"] for line in lines if line["step"] > 0]
-    np.testing.assert_array_equal(aux, losses)
+    np.testing.assert_array_equal(aux, arrays(folder)["results/losses"].ravel())
     config, models = load_models(folder / "models.safetensors")
-    options = cli.parse(run_sort.FLAGS, list(SORT))
+    options = parsed(run_sort, *SORT)
     key_data, key_state = jax.random.split(seed_keys(options.seed, 2)[1])
     setup = run_sort.make_setup(options)
     data = setup.make_data(key_data)
@@ -123,27 +111,6 @@ def test_what_is_watched_has_a_line_for_every_seed_and_epoch(folder):
     for line, model in ((first, untrained), (lines[-1], seed_of(models, 1))):
         for name, by_layer in layer_scalars(model, data, config).items():
             np.testing.assert_allclose(line[name], by_layer, rtol=1e-4)
-
-
-@pytest.mark.slow
-def test_another_process_redraws_too(folder, tmp_path):
-    """Two do, since figures of this process may be digests (see `figures_as_data`)."""
-    code = (
-        "from experiments import run_sort; from experiments.shell import cli; "
-        "from rank_collapse.training import Ensemble; Ensemble.train = None; "
-        "cli.run(run_sort.main, run_sort.FLAGS)"
-    )
-    found = []
-    for copy in (tmp_path / "first", tmp_path / "second"):
-        shutil.copytree(folder, copy)
-        for name in contents(copy):
-            (copy / name).unlink()
-        command = [sys.executable, "-c", code, *MEASURED, f"--output_dir={copy}"]
-        subprocess.run(command, check=True, cwd=Path(__file__).parents[2])
-        found.append(contents(copy))
-    assert found[0] == found[1] and found[0].keys() == contents(folder).keys()
-    for name in ("results.csv", "summary.json"):
-        assert found[0][name] == contents(folder)[name]
 
 
 @pytest.mark.slow
@@ -166,23 +133,6 @@ def test_files_asked_for_later_are_trained_again_and_nothing_else_changes(folder
             assert (copy / name).read_bytes() == whole[name]
         same_arrays(folder, copy)
         assert contents(copy) == contents(folder) and not (copy / "checkpoints").exists()
-
-
-@pytest.mark.parametrize("module", [run_circle, run_attention_forms])
-def test_there_is_no_monitor_where_it_would_write_nothing(module, tmp_path, capsys):
-    check_mistake(module, ["--monitor"], "monitor", tmp_path, capsys)
-
-
-def test_overwrite_deletes_the_weights_of_the_run_before(folder, tmp_path, monkeypatch):
-    copy = tmp_path / "copy"
-    shutil.copytree(folder, copy)
-
-    def stop(*arguments, **options):
-        raise ValueError("stopped")
-
-    monkeypatch.setattr(Ensemble, "train", stop)
-    assert run(run_sort, [*MEASURED, "--overwrite"], copy) == 2
-    assert {p.name for p in copy.iterdir()} <= {".lock", "SHA256SUMS", "config.json", "log.txt"}
 
 
 def test_a_seed_that_diverged_is_kept_apart(folder):
@@ -251,37 +201,10 @@ def test_labels_of_the_shipped_texts_are_memorized(tmp_path):
     assert (tmp_path / "figures" / "paths.pdf").exists()
 
 
-@pytest.mark.parametrize(
-    "module, arguments, words",
-    [
-        (run_sort, [*SORT, "--width=3"], "num_heads=3"),
-        (run_sort, [*SORT, "--path_len=3"], "path_len=3"),
-        (run_sort, [*SORT, "--no_repeat", "--seq_len=5"], "num_tokens=5"),
-        (run_sort, ["--n_epochs=-1"], "n_epochs"),
-        (run_convex_hull, [*SMALL, "--num_labels=3"], "num_labels=3"),
-        (run_circle, [*SMALL, "--num_labels=3"], "num_labels=3"),
-        (run_memorization, [*SMALL, "--data_dir=no/such/folder"], "no/such/folder/train.tsv"),
-        (run_memorization, [*SMALL, "--task_name=MNLI"], "task_name"),
-    ],
-)
-def test_a_mistake_is_one_line(module, arguments, words, tmp_path, capsys):
-    check_mistake(module, arguments, words, tmp_path, capsys)
-
-
 @pytest.mark.slow
 def test_every_seed_diverged_is_said(tmp_path, capsys):
     assert run(run_sort, [*SORT, "--learning_rate=1e38"], tmp_path) == 2
     assert "every seed diverged" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "content, words",
-    [("a\tb\n1\t2\n", "sentence1"), ("index\tsentence1\tsentence2\n", "no rows")],
-)
-def test_bad_texts_are_one_line(content, words, tmp_path, capsys):
-    (tmp_path / "train.tsv").write_text(content)
-    arguments = [*SMALL, f"--data_dir={tmp_path}"]
-    check_mistake(run_memorization, arguments, words, tmp_path, capsys)
 
 
 def test_a_trained_vocabulary_is_the_same_every_time():
@@ -289,3 +212,99 @@ def test_a_trained_vocabulary_is_the_same_every_time():
     vocabularies = [texts.load_tokenizer("absent", pairs)[0].get_vocab() for _ in range(3)]
     assert len(vocabularies[0]) > 100
     assert vocabularies[0] == vocabularies[1] == vocabularies[2]
+
+
+SETUP = run_sort.EXPERIMENT.setup(parsed(run_sort, "--depth=3"))
+
+
+def measured(truncated, whole, baseline, tokens):
+    """What `accuracies` reads, of curves [s, L + 1] of networks that did not diverge."""
+    seeds = len(truncated)
+    values = {"truncated": truncated, "whole": np.full(seeds, whole), "offset": np.full(seeds, 0.7)}
+    return {name: {"accuracy": np.array(v)} for name, v in values.items()} | {
+        "baselines": {"majority": np.full(seeds, baseline), "random": np.full(seeds, 0.4)},
+        "tokens": np.full(seeds, tokens),
+        "diverged_at": np.full(seeds, -1),
+    }
+
+
+def made_of(carried=1.0, sets=(0.3, 0.9, 0.4, 0.2), seeds=8, below=0):
+    """Of a network of depth 3, in which even growth has its accuracy at a length of 1.5.
+
+    Σ_k k (a_k − a_{k−1})/(a_3 − baseline) = carried where a_0 = a_1 = a_2 are that third of the
+    way from the whole model's .95 down to the baseline's .6, whose standard error is .01.
+    """
+    wobble = 0.01 * np.arange(seeds)[:, None]
+    curves = np.insert(np.repeat(0.95 - 0.35 * (carried + wobble) / 3, 3, axis=1), 3, 0.95, axis=1)
+    curves[:below, 1] = 0.57
+    return measured(curves, whole=0.95, baseline=0.6, tokens=2400) | {
+        "lengths": np.arange(4),
+        "sets": {"20": {"accuracy": (wobble + sets)[..., None]}},
+    }
+
+
+@pytest.mark.parametrize(
+    ("fields", "suffice", "one", "falls"),
+    [
+        ({}, "within", "within", "within"),
+        # early for a path, whose mean length is 2, but no earlier than even growth
+        ({"carried": 1.7}, "outside", "within", "within"),
+        ({"carried": 1.465}, "undecided", "within", "within"),  # in half of the networks
+        ({"sets": (0.3, 0.65, 0.7, 0.8)}, "within", "outside", "outside"),
+        # below the baseline, but for chance, a slope is of noise
+        ({"sets": (0.3, 0.5, 0.4, 0.3)}, "within", "outside", "undecided"),
+        ({"sets": (0.3, 0.54, 0.4, 0.3)}, "within", "outside", "undecided"),
+        ({"below": 1}, "within", "within", "within"),
+        ({"below": 4}, "undecided", "within", "within"),
+        ({"sets": (0.3, 0.5, 0.4, 0.3), "below": 8}, "undecided", "outside", "undecided"),
+        ({"seeds": 2}, "undecided", "undecided", "undecided"),
+    ],
+)
+def test_verdicts(fields, suffice, one, falls):
+    rows = list(run_sort.EXPERIMENT.claims(made_of(**fields), SETUP))
+    answers, found = answered(rows)[1], verdicts(rows)
+    assert [key for key, answer in answers.items() if answer == FINDING] == ["biases", "all of it"]
+    assert [found[key] for key in ("short suffice", "one short", "falls")] == [suffice, one, falls]
+
+
+def test_no_seed_is_left_out_but_of_findings_on_what_was_learned():
+    found = made_of(seeds=5)
+    found["whole"]["accuracy"][1] = 0.6
+    rows = list(run_sort.EXPERIMENT.claims(found, SETUP))
+    assert "1 of 5 draws have no number" in rows[0].why  # which may be on either side
+    draws = {row.key: row.draws for row in rows}
+    assert draws == {"short suffice": 4, "one short": 5, "falls": 5, "biases": 4, "all of it": 4}
+    biases = next(
+        row for row in run_sort.EXPERIMENT.claims(made_of(), SETUP) if row.key == "biases"
+    )
+    assert biases.estimate == pytest.approx((0.7 - 0.6) / (0.95 - 0.6))
+
+
+def test_what_is_shown_beside_published_values():
+    found = {c.quantity: c for c in run_sort.EXPERIMENT.compare(made_of(), SETUP)}
+    whole = found["token accuracy of the whole model"]
+    assert whole.measured.startswith("0.950") and whole.published == 0.98
+    truncated = found["without paths longer than 0 .. 3, self-consistent"].measured
+    assert truncated == "0.829, 0.829, 0.829, 0.950"  # .95 − .35 · 1.035/3
+    assert found["no path at all: the offset alone, frozen"].measured.startswith("0.700")
+    best = found["best length of sets of 20 sampled paths"]
+    assert best.measured == 1 and best.note == "its accuracy 0.935"
+
+
+def test_the_length_at_which_the_accuracy_comes():
+    cases = (  # a_0 .. a_3, Σ_k k (a_k − a_{k−1})/(a_3 − .5), least k within .015, fell below
+        ((0.5, 0.9, 0.9, 0.9), 1, 1, False),
+        ((0.6, 0.7, 0.8, 0.9), 1.5, 3, False),  # a quarter at each of 0, 1, 2, 3
+        ((0.6, 0.88, 0.886, 0.9), 0.835, 2, False),
+        # A truncation below the majority class, as of the hull: the sum has negative terms.
+        ((0.6, 0.4, 0.8, 0.9), np.nan, 3, True),
+        ((0.6, 0.46, 0.8, 0.9), 2.1, 3, False),  # ± 0.025
+    )
+    curves, *wanted = zip(*cases, strict=True)
+    found = accuracies(measured(curves, whole=0.9, baseline=0.5, tokens=400.0))
+    for name, values in zip(("carried", "enough", "fell_below"), wanted, strict=True):
+        np.testing.assert_allclose(found[name], values)
+    guessing = measured([(0.5, 0.5, 0.5, 0.52)] * 2, whole=0.52, baseline=0.5, tokens=400.0)
+    found = accuracies(guessing | {"diverged_at": np.array([3, -1])})
+    assert not found["learned"].any() and len(found["learned"]) == 1  # the other diverged
+    assert np.isnan([found["carried"], found["enough"]]).all()

@@ -3,15 +3,16 @@
 import jax
 import numpy as np
 import pytest
-from trained_runs import SMALL, check_mistake, figures, rows, run, seed_of
+from trained_runs import SMALL, arrays, finished, parsed, rows, seed_of
 
 import rank_collapse as rc
 from experiments import run_transformer as binary
-from experiments.shell import cli
 from rank_collapse.runs import metrics
 from rank_collapse.runs.seeds import seed_keys
 from rank_collapse.training import load_models
 from rank_collapse.training.models import decode_pairs, exact_share
+
+pytestmark = pytest.mark.slow
 
 SIZES = [a for a in SMALL if "n_repeat" not in a and "n_paths" not in a and "depth" not in a]
 ARGUMENTS = (
@@ -24,18 +25,12 @@ ARGUMENTS = (
 )
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """One finished run, never written to again."""
-    path = tmp_path_factory.mktemp("transformer")
-    assert run(binary, [*ARGUMENTS, "--keep_models", "--monitor"], path) == 0
-    return path
+folder = finished(binary, *ARGUMENTS, "--keep_models", "--monitor")
 
 
-@pytest.mark.slow
 def test_rows_and_summary_are_of_the_kept_weights(folder):
     config, models = load_models(folder / "models.safetensors")
-    options = cli.parse(binary.FLAGS, list(ARGUMENTS))
+    options = parsed(binary, *ARGUMENTS)
     keys = seed_keys(0, 2)
     decode = jax.jit(lambda m, p: exact_share(decode_pairs(m, p, config), p))
     for seed, row in enumerate(rows(folder)):
@@ -50,16 +45,13 @@ def test_rows_and_summary_are_of_the_kept_weights(folder):
     means = [accuracy.mean(), results["exact"].mean()]
     means += [results["residual"][half][:, -1].mean() for half in ("encoder", "decoder")]
     assert [c.measured for c in binary.EXPERIMENT.read(folder).comparisons] == means
-    names = {f"{name}.{kind}" for name in binary.EXPERIMENT.captions for kind in ("pdf", "png")}
-    assert {path.name for path in figures(folder)} == names
 
 
-@pytest.mark.slow
 def test_what_is_watched_is_of_both_halves(folder):
     lines = metrics.read(folder / metrics.NAME)
     assert [(x["seed"], x["step"]) for x in lines] == [(s, e) for s in (0, 1) for e in range(3)]
     config, models = load_models(folder / "models.safetensors")
-    options = cli.parse(binary.FLAGS, list(ARGUMENTS))
+    options = parsed(binary, *ARGUMENTS)
     pairs = binary.make_data(options, jax.random.split(seed_keys(0, 2)[1])[0])["eval"]
     model, ratios = seed_of(models, 1), {"encoder": [], "decoder": []}
     for pair in (jax.tree.map(lambda a, i=i: a[i], pairs) for i in range(len(pairs))):
@@ -79,11 +71,10 @@ def test_what_is_watched_is_of_both_halves(folder):
         np.testing.assert_allclose(aux, [np.mean(values)], rtol=1e-4)
 
 
-@pytest.mark.slow
 def test_attention_maps_are_distributions_over_what_exists(folder):
-    with np.load(folder / "arrays.npz") as arrays:
-        found = {name.split("/")[-1]: a for name, a in arrays.items() if "/attention/" in name}
-        source = next(a for name, a in arrays.items() if name.endswith("shown/source"))
+    saved = arrays(folder)
+    found = {name.split("/")[-1]: a for name, a in saved.items() if "/attention/" in name}
+    source = next(a for name, a in saved.items() if name.endswith("shown/source"))
     assert set(found) == {"encoder", "decoder", "cross"}
     for name, maps in found.items():
         np.testing.assert_allclose(maps.sum(axis=-1), 1, rtol=1e-5)
@@ -92,18 +83,3 @@ def test_attention_maps_are_distributions_over_what_exists(folder):
         else:
             for seed, tokens in enumerate(source):
                 assert (maps[seed][..., tokens == 0] == 0).all()
-
-
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        (["--task=copy", "--seq_len=4", "--min_len=0"], "min_len=0 leaves no token"),
-        (["--task=copy", "--seq_len=4", "--min_len=5"], "min_len=5 is larger than seq_len=4"),
-        (["--seq_len=4"], "--num_tokens=4: a translation's sentences are as its grammar says"),
-        (["--warmup=-1"], "warmup=-1"),
-        (["--label_smoothing=1"], "label_smoothing=1"),
-        (["--width=3"], "num_heads=3 does not divide d_model=8"),
-    ],
-)
-def test_bad_flags_are_one_line(arguments, message, tmp_path, capsys):
-    check_mistake(binary, [*ARGUMENTS, *arguments], message, tmp_path, capsys, early=False)

@@ -1,18 +1,12 @@
 """run_width at tiny size: networks of one number of parameters, and what is written of them."""
 
-import jax
 import numpy as np
 import pytest
 import safetensors.numpy
-from trained_runs import SMALL, figures, rows, run, seed_of
+from trained_runs import SMALL, finished, rows
 
 from experiments import run_width
-from experiments.shell import cli
 from rank_collapse.runs import metrics
-from rank_collapse.runs.seeds import seed_keys
-from rank_collapse.training import load_models
-from rank_collapse.training.tasks import examples
-from rank_collapse.training.training import batch_forward
 
 pytestmark = pytest.mark.slow
 
@@ -28,17 +22,7 @@ ARGUMENTS = (
 )
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """One finished run, never written to again."""
-    path = tmp_path_factory.mktemp("width")
-    assert run(run_width, [*ARGUMENTS, "--keep_models", "--monitor"], path) == 0
-    return path
-
-
-def accuracy_of(setup, model, key, config):
-    held_out = setup.make_data(jax.random.split(key)[0])["eval"]
-    return examples.token_accuracy(batch_forward(model, held_out, config), held_out)
+folder = finished(run_width, *ARGUMENTS, "--keep_models", "--monitor")
 
 
 def parameters(depth, width):
@@ -60,22 +44,14 @@ def test_every_depth_has_the_width_nearest_in_parameters(folder):
         assert sum(stacked[0].size for stacked in models.values()) == found["parameters"]
 
 
-def test_kept_models_give_the_accuracies_of_the_table(folder):
-    options = cli.parse(run_width.FLAGS, list(ARGUMENTS))
-    (setup, *_) = run_width.make_cases(options).values()
+def test_accuracies_shown_are_of_the_table(folder):
     table = rows(folder)
     assert len(table) == 4 and {r["diverged"] for r in table} == {"0"}
-    for row in table:
-        config, models = load_models(folder / "models" / f"depth-{row['depth']}.safetensors")
-        assert str(config.depth) == row["depth"] and str(config.d_model) == row["hidden_dim"]
-        key = seed_keys(options.seed, 2)[int(row["seed"])]
-        evaluate = jax.jit(lambda m, k, c=config: accuracy_of(setup, m, k, c))
-        accuracy = evaluate(seed_of(models, int(row["seed"])), key)
-        assert float(row["accuracy"]) == pytest.approx(float(accuracy))
     for depth, line in zip("14", run_width.EXPERIMENT.read(folder).comparisons, strict=True):
         values = [float(r["accuracy"]) for r in table if r["depth"] == depth]
-        assert f"depth {depth}," in line.quantity and f"deviation {np.std(values):.3f}" in line.note
-        assert line.measured == pytest.approx(np.mean(values))
+        assert (
+            line.measured == pytest.approx(np.mean(values)) and f"depth {depth}," in line.quantity
+        )
 
 
 def test_what_is_watched_has_a_file_for_each_depth(folder):
@@ -94,4 +70,3 @@ def test_the_deepest_is_compared_with_the_shallowest(folder):
     accuracy = {d: [float(r["accuracy"]) for r in rows(folder) if r["depth"] == d] for d in "14"}
     assert row.setting == "4 layers and 1" and row.draws == 2
     assert row.estimate == pytest.approx(np.mean(accuracy["4"]) - np.mean(accuracy["1"]))
-    assert [p.name for p in figures(folder)] == ["width.pdf", "width.png"]

@@ -1,7 +1,6 @@
 """--sweep: the grid, its cells as runs of their own, slices, failures, and what is shown."""
 
 import json
-import os
 
 import jax
 import numpy as np
@@ -64,8 +63,8 @@ def sweep(folder, text, *arguments):
     ],
 )
 def test_a_grid_is_products_and_zips(text, points):
-    arguments = ["--num_seeds=2", "--sweep", text, "--run_name=x"]
-    cells = grid.cells_of(cli.parse(FLAGS, arguments), grid.axes_of(text), arguments)
+    options = cli.parse(FLAGS, ["--num_seeds=2", "--sweep", text, "--run_name=x"])
+    cells = grid.cells_of(options, grid.axes_of(text))
     assert sorted(map(str, (cell.values for cell in cells))) == sorted(map(str, points))
     assert len({cell.name for cell in cells}) == len(points)
     for cell in cells:
@@ -98,11 +97,11 @@ def test_a_grid_is_products_and_zips(text, points):
         (["--sweep=rate=1,nan"], "--rate=nan is not a finite number"),
         (["--sweep=chunk=1,2"], "chunk changes no result"),
         (["--sweep=num_devices=1,2"], "num_devices changes no result"),
-        (["--sweep=rate=1,2", "--rate=3"], "rate is swept and given as --rate"),
-        (["--sweep=rate=1,2", "--rate", "3"], "rate is swept and given as --rate"),
+        (["--sweep=rate=1,2", "--rate=3"], "rate is swept and given too"),
+        (["--sweep=rate=1,2", "--rate", "3"], "rate is swept and given too"),
         (["--sweep=do_mlp=0,1", "--nodo_mlp"], "do_mlp is swept and given"),
-        (["--sweep=layers=1,2", "--depth=2"], "layers is swept and given as --depth"),
-        (["--sweep=depth=1,2", "--layers=2"], "depth is swept and given as --layers"),
+        (["--sweep=layers=1,2", "--depth=2"], "layers is swept and given too"),
+        (["--sweep=depth=1,2", "--layers=2"], "depth is swept and given too"),
         (["--sweep=depth=1,2;layers=1,2"], "'depth' and 'layers' are the same flag"),
         (["--sweep=depth=1,٢"], "--depth=٢ is not written in the digits 0 to 9"),
         (["--sweep=rate=1,2", "--run_name=-1"], "--run_name='-1' is not a folder name"),
@@ -299,15 +298,6 @@ def test_a_damaged_note_of_a_failure_does_no_harm(content, tmp_path, capsys):
     assert "failed: rate=0: " in capsys.readouterr().err
 
 
-def test_a_note_of_a_failure_from_the_future_is_tried_again(tmp_path, capsys):
-    """As by a host whose clock is fast: a sweep waited without end, or was done with 3 of 4."""
-    assert sweep(tmp_path, "rate=1,0") == 1
-    note = tmp_path / "cells/rate=0/failed.json"
-    os.utime(note, (2**32, 2**32))
-    assert sweep(tmp_path, "rate=1,0") == 1
-    assert RAN == [(0.0, 2)] and "failed: rate=0: rate=0 is no rate" in capsys.readouterr().err
-
-
 def test_an_array_of_slurm_that_makes_no_sense_is_named(monkeypatch):
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "7")
     monkeypatch.setenv("SLURM_ARRAY_TASK_COUNT", "2")
@@ -317,19 +307,20 @@ def test_an_array_of_slurm_that_makes_no_sense_is_named(monkeypatch):
 
 
 def test_units_are_equal_parts_of_groups():
-    values = cli.make_flags("joined", shows="x", traced=("rate",), joined=True)
+    values = cli.make_flags("joined", shows="x", traced=("rate",))
     flags.DEFINE_float("rate", 1.0, "", flag_values=values)
     flags.DEFINE_integer("depth", 1, "", flag_values=values)
     axes = grid.axes_of("rate=1,2,3,4,5,6;depth=1,2")
-    cells = grid.cells_of(values, axes, [])
+    cells = grid.cells_of(values, axes)
     assert [cell.options.depth for cell in cells] == [1] * 6 + [2] * 6  # neighbours share programs
     for processes, size in ((1, 6), (2, 6), (3, 3), (6, 2), (12, 1), (50, 1)):
-        units = grid.units_of(cells, True, processes)
+        units = grid.units_of(cells, processes)
         assert {len(unit) for unit in units} == {size}
         assert [cell for unit in units for cell in unit] == cells
         for unit in units:
             assert len({cell.group for cell in unit}) == 1
-    assert len(grid.units_of(cells, False, 1)) == 12
+    vars(values)["traced"] = frozenset()
+    assert len(grid.units_of(grid.cells_of(values, axes), 1)) == 12
 
 
 def test_overwrite_leaves_a_sweep_alone_that_is_worked_at(tmp_path, capsys):

@@ -15,8 +15,8 @@ from killed_runs import check_whole, content
 from marks import slow_but
 from two_processes import REPOSITORY
 
-from experiments.shell import cli
-from experiments.shell.sweep import child, cluster, grid as grids, work
+from experiments.shell import cli, process as processes
+from experiments.shell.sweep import grid as grids, work
 from experiments.shell.sweep.folder import SweepFolder
 
 pytestmark = pytest.mark.skipif(not Path("/proc").exists(), reason="children are found in /proc")
@@ -286,16 +286,16 @@ def test_fifteen_kills_of_workers_and_parents(serial, tmp_path):
 @pytest.mark.parametrize(("found", "count"), [(["4", "7", "8"], 1), ([], 2)])
 def test_workers_have_a_gpu_each_or_their_share(found, count, tmp_path, monkeypatch):
     given = []
-    monkeypatch.setattr(cluster, "gpus", lambda: found)
-    monkeypatch.setattr(work, "run_in_workers", lambda _, own, *rest: given.extend(own))
+    monkeypatch.setattr(work, "gpus", lambda: found)
+    monkeypatch.setattr(work, "run_in_workers", lambda _, own, **how: given.extend(own))
     arguments = [GRIDS[4], "--workers=2", f"--output_dir={tmp_path}"]
     assert cli.execute(swept_stub.main, swept_stub.FLAGS, arguments) == 0
     assert [own.get("CUDA_VISIBLE_DEVICES") for own in given] == (found[:2] or [None, None])
-    assert {own[child.SHARE] for own in given} == {str(count)}
+    assert {own[processes.SHARE] for own in given} == {str(count)}
 
 
 def test_more_workers_than_gpus_are_refused(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(cluster, "gpus", lambda: ["0", "1"])
+    monkeypatch.setattr(work, "gpus", lambda: ["0", "1"])
     arguments = [GRIDS[4], "--workers=3", f"--output_dir={tmp_path / 'x'}"]
     assert cli.execute(swept_stub.main, swept_stub.FLAGS, arguments) == 2
     assert "--workers=3, but only 2 GPUs exist" in capsys.readouterr().err
@@ -305,7 +305,7 @@ def test_processes_of_a_sweep_share_cores_and_memory(monkeypatch):
     from experiments.shell import devices, memory
 
     cores, bytes_ = devices.cores(), memory.budget(None, [])
-    monkeypatch.setenv(child.SHARE, "2")
+    monkeypatch.setenv(processes.SHARE, "2")
     assert devices.cores() == max(1, cores // 2) and memory.budget(3, []) == 1.5e9
     assert memory.budget(None, []) == pytest.approx(bytes_ / 2, rel=0.5)
 
@@ -322,8 +322,7 @@ def test_what_came_of_a_cell_asks_for_no_other_cell(tmp_path, capsys):
 
     arguments = [f"--output_dir={tmp_path}", "--sweep=rate=" + ",".join(map(str, range(1, 101)))]
     options = cli.parse(swept_stub.FLAGS, arguments)
-    axes = grids.axes_of(options.sweep)
-    sweep = Counted(options, axes, grids.cells_of(options, axes, arguments), "")
+    sweep = Counted(options, grids.axes_of(options.sweep))
     name = list(sweep.cells)[7]
     sweep.account([name], 1, ["Killed"])
     assert sweep.asked < 5 and sweep.failures() == {name: "exit code 1: Killed"}

@@ -157,16 +157,9 @@ def test_chunks_done_before_the_monitor_was_asked_for_are_trained_again(tmp_path
 
 
 @pytest.mark.slow
-def test_scales_and_gains_share_their_programs(tmp_path, monkeypatch):
-    small = (
-        "--num_heads=2",
-        "--d_model=8",
-        "--num_tokens=5",
-        "--num_seeds=2",
-        "--variants=san",
-        "--inputs=gaussian",
-        "--depth=2",
-    )
+def test_scales_and_gains_are_cells_of_one_program(tmp_path, monkeypatch):
+    small = [a for a in run_collapse.EXPERIMENT.presets["tiny"] if "variants" not in a]
+    small += ["--variants=san", "--inputs=gaussian"]
     grid = "--sweep=weight_scale=0.5,1;skip_gain=0.5,1"
     assert run(run_collapse, [*small, "--weight_scale=0.5"], tmp_path / "alone") == 0
     made, make = [], measure.Mapped

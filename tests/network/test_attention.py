@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import rank_collapse as rc
-from rank_collapse.network import attention as attn, masks, positions, projections
+from rank_collapse.network import attention as attn, positions, projections
 from rank_collapse.network.embedding import sinusoidal_positions
 
 
@@ -39,7 +39,7 @@ def test_attention_written_out_number_by_number(score, scale):
     """Every sum of the definition as a loop over one index, with padding and biases."""
     _, p = one_layer(3, score=score)
     x, y, mask = tokens(3), tokens(4, seed=9), [True, False, True, True]
-    context = attn.AttentionContext(mask=masks.combine_masks(jnp.asarray(mask)))
+    context = attn.AttentionContext(mask=positions.combine_masks(jnp.asarray(mask)))
     options = {"score": score, "scale": scale, "temperature": 1.7, "context": context}
     out, weights = attn.multi_head_attention(p, x, y, **options)
     q, k, v = (
@@ -73,14 +73,16 @@ def test_unknown_score():
 
 
 def test_masks():
-    np.testing.assert_array_equal(masks.causal_mask(4), np.tril(np.ones((4, 4), bool)))
-    local = np.asarray(masks.local_mask(5, 1))
+    np.testing.assert_array_equal(positions.causal_mask(4), np.tril(np.ones((4, 4), bool)))
+    local = np.asarray(positions.local_mask(5, 1))
     assert local.sum() == 13 and local[0, 1] and not local[0, 2]
     per_head = jnp.ones((3, 4, 4), bool)
-    joined = masks.combine_masks(masks.causal_mask(4), None, jnp.array([True, True, False, True]))
+    joined = positions.combine_masks(
+        positions.causal_mask(4), None, jnp.array([True, True, False, True])
+    )
     np.testing.assert_array_equal(joined, np.tril(np.ones((4, 4), bool)) & [1, 1, 0, 1])
-    assert masks.combine_masks(per_head, masks.causal_mask(4)).shape == (3, 4, 4)
-    assert masks.combine_masks(None, None) is None
+    assert positions.combine_masks(per_head, positions.causal_mask(4)).shape == (3, 4, 4)
+    assert positions.combine_masks(None, None) is None
 
 
 def test_a_row_without_keys_is_uniform_and_finite():

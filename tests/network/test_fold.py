@@ -1,10 +1,13 @@
 """Networks without gains: the same output as with them."""
 
+from functools import partial
+
 import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from refusals import each_is_refused
 
 import rank_collapse as rc
 
@@ -100,9 +103,7 @@ def test_what_cannot_be_folded_is_refused_in_one_line():
         (bare, r"the first skip gain \(.*\) cannot be folded: there is no embedding"),
         ((draws.parameters(pre), pre), "under norm_placement='pre'"),
     ):
-        with pytest.raises(ValueError, match=message) as caught:
-            rc.fold_gains(*case)
-        assert "\n" not in str(caught.value)
+        each_is_refused((partial(rc.fold_gains, *case), message))
 
 
 @pytest.mark.slow

@@ -3,8 +3,8 @@
 import draws
 import jax
 import jax.numpy as jnp
+import mp_oracle
 import numpy as np
-import numpy_network
 import pytest
 from marks import slow_but
 from refusals import each_is_refused
@@ -32,7 +32,7 @@ def test_gains_are_as_written_out(x64, placement, kind):
     for gains in ((value, ones), (ones, value)):
         with_gain = config.replace(skip_gain=gains[0], branch_gain=gains[1])
         trace = jax.jit(rc.apply)(params, x, with_gain)
-        states, _ = numpy_network.states(params, x, with_gain)
+        states, _ = mp_oracle.states(params, x, with_gain)
         np.testing.assert_allclose(trace.hidden, states, rtol=1e-9, atol=1e-9)
         parts = jax.jit(rc.path_contributions)(params, x, with_gain)
         np.testing.assert_allclose(parts.total, trace.output, rtol=1e-9, atol=1e-9)

@@ -3,8 +3,8 @@
 import draws
 import jax
 import jax.numpy as jnp
+import mp_oracle
 import numpy as np
-import numpy_network
 import pytest
 from marks import slow_but
 from refusals import each_is_refused
@@ -53,7 +53,7 @@ def build(name, **extra):
 def test_forward_matches_numpy(name):
     config, params, x, memory = build(name)
     trace = jax.jit(rc.apply)(params, x, config, memory=memory)
-    states, output = numpy_network.states(params, x, config, memory)
+    states, output = mp_oracle.states(params, x, config, memory)
     scale = np.abs(states).max()
     np.testing.assert_allclose(trace.hidden, states, rtol=1e-4, atol=2e-5 * scale)
     np.testing.assert_allclose(trace.output, output, rtol=1e-4, atol=2e-5 * scale)
@@ -61,7 +61,7 @@ def test_forward_matches_numpy(name):
         config, params, x, memory = build(name)
         trace = rc.apply(params, x, config, memory=memory)
         assert trace.hidden.dtype == jnp.float64
-        states, _ = numpy_network.states(params, x, config, memory)
+        states, _ = mp_oracle.states(params, x, config, memory)
         np.testing.assert_allclose(trace.hidden, states, rtol=1e-10, atol=1e-12)
 
 

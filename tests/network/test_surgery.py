@@ -6,8 +6,8 @@ import warnings
 import draws
 import jax
 import jax.numpy as jnp
+import mp_oracle
 import numpy as np
-import numpy_network
 import pytest
 from comparison import hidden_states, largest_difference, traces
 from marks import slow_but
@@ -94,7 +94,7 @@ def test_decoders_by_hand(name, x64):
         found = rc.apply(weights, ids, cut, memory=memory)
         start = np.asarray(found.hidden[0])
         whole = completed(params, config)  # biases that there are not as zeros
-        by_hand, _ = numpy_network.states(whole, start, config.replace(**fields), memory)
+        by_hand, _ = mp_oracle.states(whole, start, config.replace(**fields), memory)
         np.testing.assert_allclose(found.hidden, by_hand, rtol=0, atol=1e-10)
         ends.append(by_hand[-1])
     # The variants differ, so that no one of them passes for another.

@@ -47,7 +47,7 @@ class Seen(HTMLParser):
 
 
 def hostile_page():
-    stated = {HOSTILE: report.Statement(HOSTILE, HOSTILE, HOSTILE, (0.0, 1.0), fails=HOSTILE)}
+    stated = {HOSTILE: report.Statement(HOSTILE, HOSTILE, HOSTILE, (0.0, 1.0))}
     rows = [claims.of_mean(HOSTILE, HOSTILE, [0.1, 0.2, 0.3], why=HOSTILE)]
     made = report.Section(
         name=HOSTILE,

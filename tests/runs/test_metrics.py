@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 import pytest
+from refusals import each_is_refused
 
 from rank_collapse.runs import metrics
 from rank_collapse.runs.files import RunError
@@ -75,10 +76,11 @@ def test_a_line_cut_off_by_a_kill_is_left_out_and_does_not_spoil_the_next(tmp_pa
 def test_other_files_are_refused_in_a_line(tmp_path, content, message):
     path = tmp_path / "m.jsonl"
     path.write_text(content + "\n")
-    with pytest.raises(RunError, match=message):
-        metrics.read(path)
-    with pytest.raises(RunError, match="cannot be read"):
-        metrics.read(tmp_path / "absent")
+    each_is_refused(
+        (lambda: metrics.read(path), message),
+        (lambda: metrics.read(tmp_path / "absent"), "cannot be read"),
+        error=RunError,
+    )
 
 
 def test_values_of_other_shapes_are_refused(tmp_path):

@@ -9,6 +9,7 @@ import time
 
 import numpy as np
 import pytest
+from refusals import each_is_refused
 
 from rank_collapse.runs import files, states
 from rank_collapse.runs.files import RunError, load_arrays, write_arrays
@@ -135,10 +136,11 @@ def test_a_full_disk_is_one_line_and_the_state_before_stays(tmp_path, capfd):
         big = {"w": np.random.default_rng(1).normal(size=20_000)}
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
         try:
-            with pytest.raises(RunError, match=r"cannot write to .*2\.npz: File too large"):
-                run.save_checkpoint(2, big)
-            with pytest.raises(RunError, match=r"cannot write to .*arrays\.npz: File too large"):
-                run.save_arrays(big)
+            each_is_refused(
+                (lambda: run.save_checkpoint(2, big), r"cannot write to .*2\.npz: File too large"),
+                (lambda: run.save_arrays(big), r"cannot write to .*arrays\.npz: File too large"),
+                error=RunError,
+            )
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
         assert capfd.readouterr() == ("", "")

@@ -7,12 +7,14 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
+from refusals import each_is_refused
 
 from rank_collapse.runs import provenance
 from rank_collapse.runs.files import RunError, difference, make_folder
@@ -148,10 +150,14 @@ def test_a_second_process_is_told_who_holds_the_folder(tmp_path):
 
 def test_a_folder_that_cannot_be_written_is_one_error(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match=r"cannot write to .*file/run: Not a directory"):
-        RunFolder(tmp_path / "file" / "run", CONFIG)
-    with pytest.raises(RunError, match="cannot write"):
-        make_folder(tmp_path / "file")
+    each_is_refused(
+        (
+            lambda: RunFolder(tmp_path / "file" / "run", CONFIG),
+            r"cannot write to .*file/run: Not a directory",
+        ),
+        (lambda: make_folder(tmp_path / "file"), "cannot write"),
+        error=RunError,
+    )
 
 
 def test_results_without_a_config_are_not_taken_over(tmp_path):
@@ -213,3 +219,84 @@ def test_the_git_revision_is_that_of_the_checkout_with_its_changes_or_none(tmp_p
     assert git_revision_of(tmp_path) == git("rev-parse", "HEAD")
     copied.write_text(copied.read_text() + "\n")
     assert git_revision_of(tmp_path) == git("rev-parse", "HEAD") + "+changes"
+
+
+# A run killed at any of its files and run again leaves what an undisturbed one leaves.
+
+
+# A run of a stub for training, as the trained experiments have it: a state that goes on from its
+# checkpoints, then a part, then what is published. Forked, so that one process imports for all;
+# a child kills itself, as kill -9 does, with its n-th file still under its temporary name.
+CODE = """
+import os, signal, sys
+import numpy as np
+from rank_collapse.runs.folder import RunFolder
+
+replace = os.replace
+
+def stub(folder):
+    with RunFolder(folder, {"depth": 3}) as run:
+        def measure():
+            step, state = run.restore_checkpoint({"w": np.zeros(3)}) or (0, {"w": np.ones(3)})
+            for step in range(step + 1, 5):
+                state = {"w": np.sin(state["w"] + step)}
+                run.save_checkpoint(step, state)
+            return state
+        found = run.cached("results", measure)
+        run.publish(
+            rows=lambda: [{"value": value} for value in found["w"]],
+            files={"models/a.npz": lambda: found["w"].tobytes()},
+            summary=lambda: {"mean": float(found["w"].mean())},
+        )
+
+def killed_at(nth, folder):
+    def count(*paths):
+        nonlocal nth
+        nth -= 1
+        if nth == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        replace(*paths)
+
+    os.replace = count
+    stub(folder)
+
+def in_child(call, *arguments):
+    child = os.fork()
+    if not child:
+        call(*arguments)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+nth, code = 0, None
+while code != 0:
+    nth += 1
+    folder = f"{sys.argv[1]}/{nth}"
+    code = in_child(killed_at, nth, folder)
+    again = in_child(killed_at, 2, folder)  # a second time, at another file
+    assert code in (0, -9) and again in (0, -9) and in_child(stub, folder) == 0
+print(nth)
+"""
+
+
+def content(folder):
+    """{name: bytes} of all that a run leaves, without the times in its log and environment."""
+    files = {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*.*")}
+    files = {name: data for name, data in files.items() if name not in (".lock", "config.json")}
+    with np.load(folder / "arrays.npz") as saved:
+        return files | {"arrays.npz": {name: saved[name].tobytes() for name in saved.files}}
+
+
+def test_a_run_killed_at_any_of_its_files_goes_on(tmp_path):
+    command = [sys.executable, "-c", CODE, str(tmp_path)]
+    found = subprocess.run(command, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr[-2000:]
+    last = int(found.stdout)  # this one had fewer files than were to be written
+    # config.json, four checkpoints, arrays.npz, results.csv, models/a.npz, summary.json: each once,
+    # and the checksums.
+    assert last > 9
+    whole = content(tmp_path / str(last))
+    names = {"arrays.npz", "results.csv", "models/a.npz", "summary.json"}
+    assert whole.keys() == names
+    for nth in range(1, last):
+        assert content(tmp_path / str(nth)) == whole
+        assert Path(tmp_path / str(nth) / "config.json").exists()

@@ -11,6 +11,7 @@ import mpmath
 import numpy as np
 import pytest
 from marks import slow_but
+from refusals import each_is_refused
 from small_residuals import CASES, KEEP, SKIPS, D, H, network
 
 import rank_collapse as rc
@@ -145,9 +146,7 @@ def call(x=None, config=SAN, **options):
     ],
 )
 def test_refusals_name_the_value(wrong, message):
-    with pytest.raises(ValueError, match=message) as caught:
-        wrong()
-    assert "\n" not in str(caught.value)
+    each_is_refused((wrong, message))
 
 
 @pytest.mark.parametrize("name", layers.ACTIVATIONS)

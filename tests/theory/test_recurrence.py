@@ -78,26 +78,17 @@ CASES = {
 
 def digits_of(params, classifier, start, config, num_steps, skip, digits=800):
     """log10 of the distances in arithmetic of many digits, the network written out."""
-    gains = layer_gains(config, jnp.float32, params)
-    own, gains = jax.tree.map(lambda a: np.asarray(a[0]), (params.layers, gains))
-    made, context = jax.tree.map(np.asarray, params.embedding), AttentionContext()
-
-    def network(x):
-        x = mp_oracle.unit_norm(mp_oracle.affine(x, made.w_in, made.b_in), "layer", 1e-12)
-        x = [
-            mp_oracle.plus([row], [mp_oracle.exact(made.norm.bias)])[0]
-            for row in mp_oracle.scaled(made.norm.gain, x)
-        ]
-        return mp_oracle.affine(mp_oracle.layer(own, x, config, context, gains), *classifier)
-
+    gains, context = layer_gains(config, jnp.float32, params), AttentionContext()
     with mpmath.workdps(digits):
-        x = mp_oracle.exact(start)
+        own, gains = mp_oracle.row_of(jax.tree.map(mp_oracle.exact, (params.layers, gains)), 0)
+        made, (w, b), x = jax.tree.map(mp_oracle.exact, (params.embedding, classifier, start))
         path = [x]
         for _ in range(num_steps - 1):
-            path.append(network(x))
-            x = mp_oracle.plus(x, path[-1]) if skip else path[-1]
-        norms = (mpmath.norm([a - b for a, b in zip(*p, strict=True)]) for p in path)
-        return [float(mpmath.log10(norm)) for norm in norms]
+            y = mp_oracle.unit_norm(x @ made.w_in + made.b_in, "layer", 1e-12)
+            y = y * made.norm.gain + made.norm.bias
+            path.append(mp_oracle.layer(own, y, config, context, gains) @ w + b)
+            x = x + path[-1] if skip else path[-1]
+        return [float(mpmath.log10(mpmath.norm(a - b))) for a, b in path]
 
 
 def config_of(**fields):

@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.embedding import EmbeddingConfig
+from rank_collapse.network import EmbeddingConfig, TransformerConfig
 from rank_collapse.runs import states
 from rank_collapse.runs.seeds import seed_keys, seed_mesh
 from rank_collapse.training.ensemble import Ensemble

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from refusals import each_is_refused
 
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.embedding import EmbeddingConfig
@@ -120,10 +121,10 @@ def test_an_ensemble_sweeps_warm_up_and_smoothing():
     ],
 )
 def test_floats_that_mean_nothing_are_named(values, fields, message):
-    with pytest.raises(ValueError, match=message):
-        check_hyper(Hyper(**values), recipe(**fields))
-    with pytest.raises(ValueError, match=message):
-        Ensemble(recipe(**fields), dict).train(jnp.zeros(1), Hyper(**values))
+    each_is_refused(
+        (lambda: check_hyper(Hyper(**values), recipe(**fields)), message),
+        (lambda: Ensemble(recipe(**fields), dict).train(jnp.zeros(1), Hyper(**values)), message),
+    )
 
 
 @pytest.mark.parametrize(

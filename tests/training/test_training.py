@@ -7,9 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rank_collapse.network import transformer
-from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.embedding import EmbeddingConfig
+from rank_collapse.network import EmbeddingConfig, TransformerConfig, transformer
 from rank_collapse.training.tasks import memorization, sorting
 from rank_collapse.training.tasks.examples import Examples, cross_entropy, pack, packed_rows
 from rank_collapse.training.training import (
@@ -330,3 +328,19 @@ def test_bad_recipes_are_named(fields, message):
 def test_examples_know_their_number():
     assert len(data(7)) == 7 and len(data(7).first(3)) == 3
     assert isinstance(data(2), Examples)
+
+
+def test_an_epoch_of_some_steps_takes_the_first_examples_again_where_there_are_few():
+    """Those of 2 batches of 4 out of 3 are three examples, then the first again, and so on."""
+    few, again = data(3), jnp.arange(8) % 3
+    repeated = jax.tree.map(lambda a: a[again], few)
+    rates, key = hyper(dropout=None), jax.random.key(0)
+    own, plain = recipe(steps_per_epoch=2), recipe()
+    state = init_state(key, rates, own)
+    found, loss = train_epoch(state, few, 0, rates, own)
+    expected, mean = train_epoch(state, repeated, 0, rates, plain)
+    assert float(loss) == float(mean)
+    for a, b in zip(*map(jax.tree.leaves, (found.model, expected.model)), strict=True):
+        np.testing.assert_array_equal(a, b)
+    with pytest.raises(ValueError, match="steps_per_epoch=0"):
+        recipe(steps_per_epoch=0)

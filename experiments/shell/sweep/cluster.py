@@ -6,7 +6,6 @@ own last chunk; the lease of a cell's folder keeps a process that is ending from
 """
 
 import contextlib
-import glob
 import importlib.util
 import logging
 import os
@@ -15,14 +14,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from experiments.shell import signals
-from experiments.shell.devices import accelerated
-from experiments.shell.sweep import child
+from experiments.shell import process, signals
 from experiments.shell.sweep.folder import SweepFolder
 from rank_collapse.runs.files import RunError, lease
 
 ANSWER = 12  # seconds for a scheduler to answer
 ENDING = 40.0  # seconds for children to save what they have
+LOST = "the scheduler is lost; what is done stays"
 RETRIES = 1  # of a child that was killed; workers that are lost count apart
 SETTINGS = {
     "distributed.scheduler.worker-ttl": "5 minutes",  # children compile: workers always answer
@@ -48,7 +46,7 @@ def opened(address: str) -> Iterator[Any]:
 
     for name in ("distributed", "distributed.client", "distributed.utils", "tornado.application"):
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)  # what we say ourselves
-    cloudpickle.register_pickle_by_value(child)  # a worker needs nothing of ours, see `compute`
+    cloudpickle.register_pickle_by_value(process)  # a worker needs nothing of ours, see `compute`
     with contextlib.ExitStack() as stack:
         stack.enter_context(dask.config.set(SETTINGS))
         try:
@@ -58,16 +56,6 @@ def opened(address: str) -> Iterator[Any]:
             raise RunError(f"--scheduler={address} does not answer: {reason}") from error
         print(f"dashboard: {client.dashboard_link}", file=sys.stderr, flush=True)
         yield client
-
-
-def gpus() -> list[str]:
-    """GPUs that JAX in a child would use, as CUDA_VISIBLE_DEVICES names them."""
-    if not accelerated():
-        return []
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return [name for name in visible.split(",") if name]
-    return [str(i) for i in range(len(glob.glob("/dev/nvidia[0-9]*")))]
 
 
 def hosts(client: Any) -> tuple[dict[str, int], bool]:
@@ -81,35 +69,24 @@ def hosts(client: Any) -> tuple[dict[str, int], bool]:
     return found, by_gpu
 
 
-def slots(client: Any) -> int:
-    """Cells that the cluster computes at a time; 1 where no worker has come yet."""
-    return max(1, sum(hosts(client)[0].values()))
-
-
-def compute(
-    client: Any, sweep: SweepFolder, waiting: Sequence[Sequence[str]], command: Sequence[str]
-) -> None:
-    """Computes cells on a cluster, as many units at a time as it has places for.
-
-    Args:
-        client: From `opened`.
-        sweep: The folder, which all workers see.
-        waiting: Cells that are computed together.
-        command: That computes those which `sweep.only` names.
+def compute(sweep: SweepFolder, arguments: Sequence[str]) -> None:
+    """The cells by the workers of --scheduler, as many units at a time as there are places for.
 
     Raises:
-        RunError: The scheduler was lost.
+        ValueError: The package is missing.
+        RunError: The scheduler does not answer, or was lost.
     """
-    folder = os.getcwd()
+    folder, title = os.getcwd(), str(sweep.path)
 
     def given(names, places):
-        return [*command, sweep.only(names)], folder, places
+        return title, sweep.command(arguments, names), folder, places
 
     try:
-        with contextlib.closing(handed_out(client, waiting, child.run, given)) as found:
-            for names, future in found:
+        with opened(sweep.options.scheduler) as client:
+            units = sweep.waiting(max(1, sum(hosts(client)[0].values())))
+            for names, future in handed_out(client, units, process.on_dask, given):
                 if future.cancelled():
-                    raise RunError("the scheduler is lost; what is done stays")
+                    raise RunError(LOST)
                 error = future.exception()
                 code, lines = (None, []) if error else future.result()
                 sweep.account(names, code, lines, " ".join(str(error or "").split()))
@@ -151,33 +128,15 @@ def handed_out(
                     by_value, *given(task, places), pure=False, retries=RETRIES, resources=needed
                 )
                 running[future] = task
-            for future in ended(client, list(running)):
+            end, done = time.monotonic() + 1, []
+            while not done and time.monotonic() < end:
+                signals.check()
+                if client.status != "running":
+                    raise RunError(LOST)
+                time.sleep(0.01)
+                done = [future for future in running if future.done()]
+            for future in done:
                 yield running.pop(future), future
     finally:
         with contextlib.suppress(Exception):
             client.cancel(list(running))
-
-
-def ended(client: Any, futures: list[Any]) -> list[Any]:
-    """Those of the futures that are done; waits a moment for the first.
-
-    Raises:
-        RunError: The scheduler was lost.
-    """
-    end = time.monotonic() + 1
-    while time.monotonic() < end:
-        signals.check()
-        found = [future for future in futures if future.done()]
-        if found:
-            return found
-        if client.status != "running":
-            raise RunError("the scheduler is lost; what is done stays")
-        time.sleep(0.05)
-    return []
-
-
-def program() -> list[str]:
-    """How this binary is started."""
-    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
-    main = ["-m", spec.name] if spec is not None else [os.path.abspath(sys.argv[0])]
-    return [sys.executable, *main]

@@ -1,5 +1,6 @@
 """The figure of a sweep: a curve over one axis, a heat map over two, panels over more."""
 
+import contextlib
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -32,6 +33,7 @@ def grid_figure(
     column, *conditions = (part.strip() for part in shown.split(","))
     label = column + (f" ({', '.join(conditions)})" if conditions else "")
     axes = [axis for axis in axes if len(axis.values) > 1] or list(axes[:1])
+    share = column in SHARES
     found = {
         tuple(tuple(cell.values[n] for n in axis.names) for axis in axes): (
             list(values[name].values()) if name in values else None
@@ -41,7 +43,7 @@ def grid_figure(
     if len(axes) == 1:
         fig, panels = figures.figure()
         own = [found[value,] or [] for value in axes[0].values]
-        curve(panels[0, 0], axes[0], own, label, share=column in SHARES)
+        curve(panels[0, 0], axes[0], own, label, share=share)
         return fig
     *outer, rows, columns = axes
     points = list(itertools.product(*(axis.values for axis in outer)))
@@ -51,10 +53,9 @@ def grid_figure(
     limits = min(means, default=0.0), max(means, default=1.0)
     for panel, point in zip(panels.flat, points, strict=False):
         own = {key[-2:]: v for key, v in found.items() if key[:-2] == point}
-        image = heat_map(panel, rows, columns, own, limits, share=column in SHARES)
-        panel.set_title(
-            ", ".join(f"{a.label} = {':'.join(v)}" for a, v in zip(outer, point, strict=True))
-        )
+        image = heat_map(panel, rows, columns, own, limits, share=share)
+        titles = (f"{a.label} = {':'.join(v)}" for a, v in zip(outer, point, strict=True))
+        panel.set_title(", ".join(titles))
     fig.colorbar(image, ax=panels, label=label)
     return fig
 
@@ -91,26 +92,18 @@ def heat_map(
         limits: Of the colours.
         share: Whether the values are shares.
     """
-    table = np.array(
-        [
-            [np.mean(found[row, c]) if found[row, c] else np.nan for c in columns.values]
-            for row in rows.values
-        ]
-    )
+    places = list(itertools.product(rows.values, columns.values))
+    means = [np.mean(found[place]) if found[place] else np.nan for place in places]
+    table, middle = np.reshape(means, (len(rows.values), -1)), (limits[0] + limits[1]) / 2
     image = ax.imshow(table, aspect="auto", vmin=limits[0], vmax=limits[1], cmap="viridis")
-    for (i, row), (j, column) in itertools.product(
-        enumerate(rows.values), enumerate(columns.values)
-    ):
-        own = found[row, column]
-        if own is None:
+    for (i, j), place in zip(np.ndindex(table.shape), places, strict=True):
+        if own := found[place]:
+            mean, low, high = mean_and_ends(own, share=share)
+            text = f"{mean:.3g}" + ("" if low is None else f"\n{low:.2g} to {high:.2g}")
+            color = "white" if table[i, j] < middle else "black"
+            ax.text(j, i, text, ha="center", va="center", color=color, fontsize=8)
+        elif own is None:
             ax.text(j, i, "failed", ha="center", va="center")
-        if not own:
-            continue
-        mean, low, high = mean_and_ends(own, share=share)
-        text = f"{mean:.3g}" + ("" if low is None else f"\n{low:.2g} to {high:.2g}")
-        middle = (limits[0] + limits[1]) / 2
-        color = "white" if table[i, j] < middle else "black"
-        ax.text(j, i, text, ha="center", va="center", color=color, fontsize=8)
     ax.set_xticks(range(len(columns.values)), [":".join(v) for v in columns.values])
     ax.set_yticks(range(len(rows.values)), [":".join(v) for v in rows.values])
     ax.grid(False)
@@ -120,8 +113,7 @@ def heat_map(
 
 def numbers_of(axis: Axis) -> list[float] | None:
     """The values of an axis as numbers; None of a zip, or where one is no number."""
-    try:
+    with contextlib.suppress(ValueError):
         numbers = [float(value) for (value,) in axis.values]
-    except ValueError:
-        return None
-    return numbers if all(map(math.isfinite, numbers)) else None
+        return numbers if all(map(math.isfinite, numbers)) else None
+    return None

@@ -7,18 +7,18 @@
 One process writes a cell at a time: it holds the lease of the cell's run folder.
 """
 
+import contextlib
 import json
-import shutil
+import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.shell.flag_values import Flags
+from experiments.shell.flag_values import Flags, Group
 from experiments.shell.options import command_line, config_of, content_hash, folder_of
-from experiments.shell.sweep.child import killed
-from experiments.shell.sweep.grid import Axis, Cell, units_of
+from experiments.shell.process import killed
+from experiments.shell.sweep.grid import Axis, Cell, cells_of, units_of
 from rank_collapse.runs import RunError, make_folder, manifest, write_atomically
 from rank_collapse.runs.files import delete, lease, read_object
 from rank_collapse.runs.folder import CONTENTS, FOLDERS, RunFolder
@@ -26,31 +26,21 @@ from rank_collapse.runs.folder import CONTENTS, FOLDERS, RunFolder
 BRIEFLY = 60.0  # seconds for which another slice, or a process that is ending, has a folder
 
 
-@dataclass(frozen=True)
-class Unit:
-    """Cells that one process computes as one ensemble.
-
-    Attributes:
-        folder: Of the run that computes them.
-        cells: The cells, in the order of the ensemble.
-    """
-
-    folder: Path
-    cells: tuple[Cell, ...]
-
-
 class SweepFolder:
     """A sweep on disk.
 
     Args:
         options: The flags of the sweep.
-        axes, cells: The grid.
-        shown: What --sweep_shows says.
+        axes: Of the grid.
+
+    Raises:
+        flags.Error, ValueError: See `cells_of`.
     """
 
-    def __init__(self, options: Flags, axes: Sequence[Axis], cells: Sequence[Cell], shown: str):
-        self.options, self.axes, self.shown = options, list(axes), shown
-        self.cells = {cell.name: cell for cell in cells}
+    def __init__(self, options: Flags, axes: Sequence[Axis]):
+        self.options, self.axes = options, list(axes)
+        self.cells = {cell.name: cell for cell in cells_of(options, axes)}
+        self.shown = options.sweep_shows or options.shows
         self.path = folder_of(options, options.aside - {"sweep"})
         self._whole: set[str] = set()
 
@@ -62,14 +52,10 @@ class SweepFolder:
         """
         make_folder(self.path)
         cells = sorted(path for path in (self.path / "cells").glob("*") if path.is_dir())
-        held = []
-        try:
+        with contextlib.ExitStack() as held:
             for path in (self.path, *cells):
-                held.append(lease(path))
+                held.enter_context(lease(path))
             delete(self.path, ("cells", "units", *CONTENTS, *FOLDERS))
-        finally:
-            for file in held:
-                file.close()
 
     def run_folder(self, wait: float = 0.0) -> RunFolder:
         """The folder as that of a run, leased.
@@ -104,18 +90,18 @@ class SweepFolder:
 
     def waiting(self, processes: int) -> list[list[str]]:
         """Cells that are not finished, those together that one of so many processes computes."""
-        units = units_of(list(self.cells.values()), self.options.joined, processes)
+        units = units_of(list(self.cells.values()), processes)
         names = ([cell.name for cell in unit] for unit in units)
         return [own for own in names if self.left(own)]
 
-    def only(self, names: Sequence[str]) -> str:
-        """The flag of a process that computes these cells."""
-        return f"--only_cells={','.join(str(list(self.cells).index(name)) for name in names)}"
-
-    @property
-    def root(self) -> Path:
-        """The --output_dir of a process that computes some of the cells."""
-        return self.path.parent if self.options.run_name else self.path
+    def command(self, arguments: Sequence[str], names: Sequence[str]) -> list[str]:
+        """What a worker is told to compute these cells: the module or script, its arguments."""
+        main, numbers = sys.modules["__main__"], [list(self.cells).index(name) for name in names]
+        spec = getattr(main, "__spec__", None)
+        program = os.path.abspath(sys.argv[0]) if spec is None else spec.name
+        root = (self.path.parent if self.options.run_name else self.path).resolve()
+        only = f"--only_cells={','.join(map(str, numbers))}"
+        return [program, *arguments, f"--output_dir={root}", only]
 
     def account(
         self, names: Sequence[str], code: int | None, lines: Sequence[str], reason: str = ""
@@ -129,50 +115,39 @@ class SweepFolder:
             reason: Why it failed.
         """
         reason = reason or killed(code) or f"exit code {code}: {' '.join(lines[-1:])}"
-        failures = self.failures(names)
+        noted = self.failures(names) if code == 0 else {}
         for name in names:
             if self.done(name):
                 text = f"[{len(self._whole)}/{len(self.cells)}] {name} is done"
                 print(text, file=sys.stderr, flush=True)
                 continue
-            if code != 0 or name not in failures:
+            if name not in noted:
                 self.fail(name, reason)
-            print(f"{name}: {self.failures([name])[name]}", file=sys.stderr, flush=True)
+            print(f"{name}: {noted.get(name, reason)}", file=sys.stderr, flush=True)
             print("".join(f"    {line}\n" for line in lines if code), end="", file=sys.stderr)
 
-    def unit(self, cells: Sequence[Cell]) -> Unit | None:
-        """How cells are computed together; None for one alone."""
-        if len(cells) == 1 or not self.options.joined:
-            return None
+    def group_of(self, cells: Sequence[Cell]) -> Group:
+        """How cells are computed together."""
         name = content_hash(json.dumps([cell.name for cell in cells]).encode())[:12]
-        return Unit(self.path / "units" / name, tuple(cells))
-
-    def drop(self, unit: Unit | None) -> None:
-        """Deletes what a unit was computed in, once its cells are finished."""
-        if unit is not None and not self.left([cell.name for cell in unit.cells]):
-            shutil.rmtree(unit.folder, ignore_errors=True)
+        return Group(self.path / "units" / name, [cell.options for cell in cells])
 
     # Cells that failed are tried again by the next command.
 
     def fail(self, name: str, reason: str) -> None:
         """Notes why a cell failed."""
         make_folder(self.folder_of(name))
-        write_atomically(self._note(name), json.dumps({"error": reason}).encode())
+        write_atomically(self.note_of(name), json.dumps({"error": reason}).encode())
 
-    def forget_failure(self, name: str) -> None:
-        """Before a cell is tried again."""
-        self._note(name).unlink(missing_ok=True)
-
-    def failures(self, names: Sequence[str] | None = None) -> dict[str, str]:
+    def failures(self, names: Sequence[str] | None = None) -> dict[str, Any]:
         """{cell: why} of those that failed and are not finished, of these or of all."""
-        left = self.left(names)
-        return {name: self._failure(name) for name in left if self._note(name).exists()}
+        found = {}
+        for name in self.left(names):
+            if self.note_of(name).exists():
+                found[name] = "unknown"
+                with contextlib.suppress(RunError):
+                    found[name] = read_object(self.note_of(name)).get("error", "unknown")
+        return found
 
-    def _failure(self, name: str) -> Any:
-        try:
-            return read_object(self._note(name)).get("error", "unknown")
-        except RunError:
-            return "unknown"
-
-    def _note(self, name):
+    def note_of(self, name: str) -> Path:
+        """The file that says why a cell failed."""
         return self.folder_of(name) / "failed.json"

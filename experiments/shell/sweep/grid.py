@@ -6,29 +6,18 @@ import json
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from absl import flags
 
 from experiments.shell.flag_values import Flags
-from experiments.shell.options import config_of, content_hash, parse
+from experiments.shell.options import OF_SWEEP, config_of, content_hash, parse
 
 # Of the sweep itself, or of where it is: a cell has its own.
-SWEEPS_OWN = (
-    "sweep",
-    "sweep_shows",
-    "slice",
-    "only_cells",
-    "workers",
-    "scheduler",
-    "output_dir",
-    "run_name",
-    "overwrite",
-)
+SWEEPS_OWN = ("sweep", *OF_SWEEP, "output_dir", "run_name", "overwrite")
 
 
-@dataclass(frozen=True)
-class Axis:
+class Axis(NamedTuple):
     """One axis of the grid.
 
     Attributes:
@@ -45,21 +34,20 @@ class Axis:
         return ", ".join(self.names)
 
 
-@dataclass(frozen=True)
-class Cell:
+class Cell(NamedTuple):
     """One point of the grid, which is one run of the binary.
 
     Attributes:
         name: Of its folder.
         values: What is swept, as it was written, by flag.
         options: The flags of its run.
-        group: What cells have in common that share their compiled programs.
+        group: What cells have in common that are computed together.
     """
 
     name: str
-    values: dict[str, str] = field(hash=False)
-    options: Flags = field(hash=False, compare=False)
-    group: str = ""
+    values: dict[str, str]
+    options: Flags
+    group: str
 
 
 def axes_of(text: str) -> list[Axis]:
@@ -92,13 +80,12 @@ def axes_of(text: str) -> list[Axis]:
     return axes
 
 
-def cells_of(flag_values: Flags, axes: Sequence[Axis], arguments: Sequence[str]) -> list[Cell]:
-    """All cells of the grid, those that share compiled programs side by side.
+def cells_of(flag_values: Flags, axes: Sequence[Axis]) -> list[Cell]:
+    """All cells of the grid, those that are computed together side by side.
 
     Args:
         flag_values: Of the binary, as the command line says.
         axes: From `axes_of`.
-        arguments: Of the command line.
 
     Raises:
         flags.Error, ValueError: A flag that there is not, that changes no result or is given
@@ -111,28 +98,19 @@ def cells_of(flag_values: Flags, axes: Sequence[Axis], arguments: Sequence[str])
         own = flag_values[name]
         if own.name in flag_values.aside:
             raise ValueError(f"--sweep: {name} changes no result")
-        names = [alias for alias in flag_values if flag_values[alias] is own]
         if own.present:
-            given = {re.sub("^--?(no)?|=.*", "", argument) for argument in arguments}
-            known = (alias for alias in names if given & {alias, alias.removeprefix("no")})
-            raise ValueError(f"--sweep: {name} is swept and given as --{next(known, own.name)}")
+            raise ValueError(f"--sweep: {name} is swept and given too")
         if own in swept:
             raise ValueError(f"--sweep: {swept[own]!r} and {name!r} are the same flag")
         swept[own] = name
     cells, known = [], {}
     for point in itertools.product(*(axis.values for axis in axes)):
-        values = {
-            name: value
-            for axis, of_axis in zip(axes, point, strict=True)
-            for name, value in zip(axis.names, of_axis, strict=True)
-        }
+        pairs = [zip(a.names, of_axis, strict=True) for a, of_axis in zip(axes, point, strict=True)]
+        values = dict(itertools.chain(*pairs))
         options = copy.deepcopy(flag_values)
-        own = [f"--{name}={value}" for name, value in values.items()]
-        parse(options, own, forget=SWEEPS_OWN)
-        config = config_of(options)
-        name = name_of(values)
-        same = known.setdefault(json.dumps(config, default=str), name)
-        if same != name or any(cell.name == name for cell in cells):
+        parse(options, [f"--{name}={value}" for name, value in values.items()], forget=SWEEPS_OWN)
+        config, name = config_of(options), name_of(values)
+        if (same := known.setdefault(json.dumps(config, default=str), name)) != name:
             raise ValueError(f"--sweep: {name} is the same as {same}")
         static = {n: v for n, v in config.items() if n not in flag_values.traced}
         cells.append(Cell(name, values, options, json.dumps(static, default=str)))
@@ -149,23 +127,18 @@ def name_of(values: dict[str, str]) -> str:
     return f"{short[:80].rstrip(',-=.')},{content_hash(text.encode())[:6]}"
 
 
-def units_of(cells: Sequence[Cell], together: bool, processes: int) -> list[list[Cell]]:
-    """Cells that one process computes together.
+def units_of(cells: Sequence[Cell], processes: int) -> list[list[Cell]]:
+    """Cells that one process computes together: a group, or one of equal parts of it.
 
     Args:
         cells: Of the grid.
-        together: Whether cells of a group are computed as one ensemble. Such a group is cut into
-            equal parts, so that its programs have one shape; otherwise each cell is by itself.
         processes: That share the work: there are as few units as keep all of them busy, since each
             compiles its programs.
     """
-    if not together:
-        return [[cell] for cell in cells]
     groups: dict[str, list[Cell]] = {}
     for cell in cells:
         groups.setdefault(cell.group, []).append(cell)
-    wanted = math.ceil(processes / len(groups))
-    units = []
+    wanted, units = math.ceil(processes / len(groups)), []
     for group in groups.values():
         parts = [n for n in range(1, len(group) + 1) if len(group) % n == 0]
         size = len(group) // next((n for n in parts if n >= wanted), len(group))

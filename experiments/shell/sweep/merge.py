@@ -4,13 +4,12 @@ import contextlib
 import csv
 import math
 import sys
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 from experiments.shell.sweep.figures import grid_figure
 from experiments.shell.sweep.folder import SweepFolder
-from rank_collapse.report.statistics import SHARES, mean_and_ends, number
+from rank_collapse.report.statistics import SHARES, mean_and_ends
 from rank_collapse.runs.files import RunError
 from rank_collapse.runs.folder import RunFolder
 
@@ -32,8 +31,13 @@ def show(sweep: SweepFolder, folder: RunFolder) -> int:
     for name, reason in failures.items():
         print(f"failed: {name}: {reason}", file=sys.stderr)
     if set(left) <= failures.keys() and len(left) < len(sweep.cells):
-        for line in lines_of(publish(sweep, folder, failures)):
-            print(line)
+        means = publish(sweep, folder, failures)["mean"]
+        print(f"{sweep.shown}, mean over seeds (of a seed's rows where it has several):")
+        for name, found in means.items():
+            low, high = found["interval"]
+            ends = "" if low is None or high is None else f"  (95 %: {low:.4g} to {high:.4g})"
+            mean, count = found["mean"], f"{ends}  {found['seeds']} seed(s)"
+            print(f"  {name:40s} " + ("no number" if mean is None else f"{mean:10.4g}{count}"))
     done = len(sweep.cells) - len(left)
     print(f"{done} of {len(sweep.cells)} cells are done: {sweep.path}")
     return 1 if failures else 0
@@ -47,18 +51,11 @@ def publish(sweep: SweepFolder, folder: RunFolder, failures: dict[str, str]) -> 
     if not any(values.values()):
         raise ValueError(f"--sweep_shows={sweep.shown}: no cell has a row of that with a number")
     return folder.publish(
-        rows=partial(rows_of, sweep, names),
+        rows=lambda: [sweep.cells[n].values | row for n in names for row in table_of(sweep, n)],
         figures={"grid": partial(grid_figure, sweep.axes, sweep.cells, values, sweep.shown)},
         summary=lambda: {"values": values, "mean": means_of(values, sweep.shown)},
         shown=current,
     )
-
-
-def rows_of(sweep: SweepFolder, names: list[str]) -> Iterator[dict[str, Any]]:
-    """The rows of all cells, with what is swept before them."""
-    for name in names:
-        for row in table_of(sweep, name):
-            yield sweep.cells[name].values | row
 
 
 def table_of(sweep: SweepFolder, name: str) -> list[dict[str, str]]:
@@ -91,9 +88,9 @@ def shown_of(sweep: SweepFolder, name: str) -> dict[str, float]:
         rows = [row for row in rows if row[key] == last]
     by_seed: dict[str, list[float]] = {}
     for row in rows:
-        value = _number(row[column])
-        if value is not None:
-            by_seed.setdefault(row.get("seed", ""), []).append(value)
+        with contextlib.suppress(TypeError, ValueError):
+            if math.isfinite(value := float(row[column])):
+                by_seed.setdefault(row.get("seed", ""), []).append(value)
     return {seed: math.fsum(values) / len(values) for seed, values in by_seed.items()}
 
 
@@ -102,34 +99,9 @@ def means_of(values: dict[str, dict[str, float]], shown: str) -> dict[str, dict[
 
     The mean is None where no seed has a number.
     """
-    found = {}
+    found, share = {}, shown.partition(",")[0].strip() in SHARES
     for name, by_seed in values.items():
         own = list(by_seed.values())
-        mean, *ends = (
-            mean_and_ends(own, share=column_of(shown) in SHARES) if own else (None, None, None)
-        )
+        mean, *ends = mean_and_ends(own, share=share) if own else [None] * 3
         found[name] = {"mean": mean, "interval": ends, "seeds": len(own)}
     return found
-
-
-def column_of(shown: str) -> str:
-    """The column of "column,condition=value,..."."""
-    return shown.partition(",")[0].strip()
-
-
-def lines_of(summary: dict[str, Any]) -> Iterator[str]:
-    """The means by cell, as they are printed."""
-    yield f"{summary['shown']['shows']}, mean over seeds (of a seed's rows where it has several):"
-    for name, found in summary["mean"].items():
-        if found["mean"] is None:
-            yield f"  {name:40s} no number"
-            continue
-        low, high = found["interval"]
-        ends = "" if low is None or high is None else f"  (95 %: {low:.4g} to {high:.4g})"
-        yield f"  {name:40s} {found['mean']:10.4g}{ends}  {found['seeds']} seed(s)"
-
-
-def _number(text) -> float | None:
-    with contextlib.suppress(TypeError, ValueError):
-        return number(float(text))
-    return None

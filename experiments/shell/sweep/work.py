@@ -4,6 +4,7 @@ import contextlib
 import io
 import os
 import re
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -11,13 +12,12 @@ from functools import partial
 import jax
 
 from experiments.shell import memory, signals
-from experiments.shell.devices import set_up_devices
+from experiments.shell.devices import gpus, set_up_devices
 from experiments.shell.flag_values import Flags
-from experiments.shell.process import Ended, run_in_workers
+from experiments.shell.process import LINES, SHARE, Ended, killed, run_in_workers
 from experiments.shell.sweep import cluster, merge
-from experiments.shell.sweep.child import LINES, SHARE, killed
 from experiments.shell.sweep.folder import BRIEFLY, SweepFolder
-from experiments.shell.sweep.grid import Cell, axes_of, cells_of, units_of
+from experiments.shell.sweep.grid import Cell, axes_of, units_of
 from rank_collapse.runs.files import RunError
 
 # A program that is compiled again for another cell is read from the cache, also a quick one.
@@ -38,82 +38,67 @@ def run(main: Callable, options: Flags, arguments: list[str]) -> int:
     Raises:
         flags.Error, ValueError, RunError: A sweep that cannot be.
     """
+    sweep = SweepFolder(options, axes_of(options.sweep))
+    cells, (index, parts) = list(sweep.cells.values()), slice_of(options.slice)
+    by_scheduler, by_workers = options.scheduler is not None, options.workers > 1
+    numbers, shared = options.only_cells, by_scheduler or by_workers
     if "distributed" in options and options.distributed:
         raise ValueError("--distributed shares the seeds of one run; a sweep takes --workers")
-    axes = axes_of(options.sweep)
-    cells = cells_of(options, axes, arguments)
-    sweep = SweepFolder(options, axes, cells, options.sweep_shows or options.shows)
-    if options.only_cells:  # of a sweep by workers, which the other flags are about
-        for number in options.only_cells:
-            if number >= len(cells):
-                raise ValueError(f"--only_cells={number} is not one of 0 to {len(cells) - 1}")
+    if numbers and max(numbers) >= len(cells):
+        raise ValueError(f"--only_cells={max(numbers)} is not one of 0 to {len(cells) - 1}")
+    if numbers:  # of a sweep by workers, which the other flags are about
         set_up_devices(options)
-        compute(main, sweep, [[cells[number] for number in options.only_cells]])
+        compute(main, sweep, [[cells[number] for number in numbers]])
         return 0
-    index, parts = slice_of(options.slice)
-    shared = options.workers > 1 or options.scheduler is not None
     if options.overwrite and parts > 1:
         raise ValueError("--overwrite in a slice would delete what other slices have finished")
     if shared and parts > 1:
         raise ValueError("--slice and --workers or --scheduler exclude each other")
-    if options.workers > 1 and options.scheduler is not None:
+    if by_workers and by_scheduler:
         raise ValueError("--workers and --scheduler exclude each other")
     if options.overwrite:
         sweep.clear()
     if shared:
         jax.config.update("jax_platforms", "cpu")  # accelerators are the workers'
-        share = by_scheduler if options.scheduler else by_workers
-        with sweep.run_folder() as folder:
-            share(sweep, [*arguments, f"--output_dir={sweep.root.resolve()}"])
+        work = partial(cluster.compute if by_scheduler else in_workers, sweep, arguments)
+    else:
+        set_up_devices(options)
+        units = units_of(cells, parts)
+        mine = units[len(units) * index // parts : len(units) * (index + 1) // parts]
+        work = partial(compute, main, sweep, mine)
+    wait = BRIEFLY if parts > 1 else 0.0
+    with sweep.run_folder(wait) as folder:
+        if parts == 1:
+            work()
             return merge.show(sweep, folder)
-    set_up_devices(options)
-    units = units_of(cells, options.joined, parts)
-    mine = units[len(units) * index // parts : len(units) * (index + 1) // parts]
-    if parts == 1:
-        with sweep.run_folder() as folder:
-            compute(main, sweep, mine)
-            return merge.show(sweep, folder)
-    sweep.run_folder(wait=BRIEFLY).close()
-    compute(main, sweep, mine)
-    with sweep.run_folder(wait=BRIEFLY) as folder:
+    work()  # other slices have the folder meanwhile
+    with sweep.run_folder(wait) as folder:
         return merge.show(sweep, folder)
 
 
-def by_scheduler(sweep: SweepFolder, arguments: Sequence[str]) -> None:
-    """The cells by the workers of --scheduler."""
-    with cluster.opened(sweep.options.scheduler) as client:
-        waiting = sweep.waiting(cluster.slots(client))
-        cluster.compute(client, sweep, waiting, [*cluster.program(), *arguments])
-
-
-def by_workers(sweep: SweepFolder, arguments: Sequence[str]) -> None:
+def in_workers(sweep: SweepFolder, arguments: Sequence[str]) -> None:
     """The cells by --workers, processes of this machine; those whose process was killed once more.
 
     Raises:
         ValueError: There are fewer GPUs.
     """
-    count, found = sweep.options.workers, cluster.gpus()
+    count, found = sweep.options.workers, gpus()
     if found and count > len(found):
         raise ValueError(f"--workers={count}, but only {len(found)} GPUs exist")
     own = [{"CUDA_VISIBLE_DEVICES": gpu, SHARE: "1"} for gpu in found[:count]]
-    environments = own or [{SHARE: str(count)}] * count
-    left, again = sweep.waiting(count), []
+    units = {", ".join(names): names for names in sweep.waiting(count)}
+    commands = {unit: sweep.command(arguments, names) for unit, names in units.items()}
+    died = {}
 
     def ended(unit: str, how: Ended) -> None:
-        names = units[unit]
-        if killed(how.code) and names not in again:
-            again.append(names)
-        sweep.account(names, how.code, how.printed.splitlines()[-LINES:])
+        if killed(how.code):
+            died[unit] = commands[unit]
+        sweep.account(units[unit], how.code, how.printed.splitlines()[-LINES:])
 
-    while left:
-        units = {", ".join(names): names for names in left}
-        commands = {
-            unit: [cluster.program()[-1], *arguments, sweep.only(names)]
-            for unit, names in units.items()
-        }
-        before = list(again)
-        run_in_workers(commands, environments, ended, str(sweep.path))
-        left = [names for names in again if names not in before]
+    run = partial(run_in_workers, ended=ended, title=str(sweep.path))
+    run(commands, own or [{SHARE: str(count)}] * count)
+    if died:
+        run(dict(died), own or [{SHARE: str(count)}] * count)
 
 
 def slice_of(text: str | None) -> tuple[int, int]:
@@ -139,7 +124,9 @@ def slice_of(text: str | None) -> tuple[int, int]:
 
 
 def compute(main: Callable, sweep: SweepFolder, units: Sequence[Sequence[Cell]]) -> None:
-    """Computes cells in this process, those of a unit as one ensemble, one unit after the other.
+    """Computes cells in this process, one unit after the other.
+
+    What goes wrong in a cell is noted, and the other cells run.
 
     Args:
         main: Of the binary.
@@ -150,33 +137,26 @@ def compute(main: Callable, sweep: SweepFolder, units: Sequence[Sequence[Cell]])
         "jax_persistent_cache_min_compile_time_secs",
         min(_KEPT_SECONDS, jax.config.jax_persistent_cache_min_compile_time_secs),
     )
-    group, programs = None, {}
     done = len(sweep.cells) - len(sweep.left())
     for cells in units:
-        if cells[0].group != group:
-            group, programs = cells[0].group, {}
-        unit = sweep.unit(cells)
-        for name in sweep.left([cell.name for cell in cells]):
+        group, names = sweep.group_of(cells), [cell.name for cell in cells]
+        for name in sweep.left(names):
             done += 1
             if not sweep.options.only_cells:  # else the process that hands them out says it
                 print(f"[{done}/{len(sweep.cells)}] {name}", file=sys.stderr, flush=True)
             options = sweep.cells[name].options
-            options.belong_to(unit=unit, programs=programs)
+            options.join(group)
             options.output_dir = str(sweep.folder_of(name))
-            compute_cell(partial(main, options), sweep, name)
+            sweep.note_of(name).unlink(missing_ok=True)
+            try:
+                with contextlib.redirect_stdout(io.StringIO()):
+                    main(options)
+                if not sweep.done(name):
+                    raise RunError("it left no summary.json")
+            except memory.MISTAKES as error:
+                reason = memory.reason_of(error)
+                print(f"{name}: {reason}", file=sys.stderr, flush=True)
+                sweep.fail(name, reason)
             signals.check()
-        sweep.drop(unit)
-
-
-def compute_cell(main: Callable, sweep: SweepFolder, name: str) -> None:
-    """Runs one cell; what goes wrong in it is noted, and the other cells run."""
-    sweep.forget_failure(name)
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            main()
-        if not sweep.done(name):
-            raise RunError("it left no summary.json")
-    except memory.MISTAKES as error:
-        reason = memory.reason_of(error)
-        print(f"{name}: {reason}", file=sys.stderr, flush=True)
-        sweep.fail(name, reason)
+        if not sweep.left(names):
+            shutil.rmtree(group.folder, ignore_errors=True)

@@ -95,10 +95,6 @@ def _olmo3_fields(settings):
     return fields | {"local_theta": local_theta(settings, 5e5)}
 
 
-def _granite_fields(settings):
-    return decoder_fields(settings) | {"temperature": 1 / settings["attention_multiplier"]}
-
-
 def _smollm3_fields(settings):
     """A 0 of `no_rope_layers` is a layer without positions; these have the window, if any has."""
     depth, given = settings["num_hidden_layers"], settings["no_rope_layers"]
@@ -115,10 +111,6 @@ def _cohere2_fields(settings):
     fields = decoder_fields(settings, lambda i: (i + 1) % settings["sliding_window_pattern"])
     windows = fields["windows"] or (0,) * settings["num_hidden_layers"]
     return fields | {"rotary_layers": tuple(w > 0 for w in windows)}
-
-
-def _stablelm_names(weights, settings):
-    return SHARED_NORM if settings["use_parallel_residual"] else NAMES
 
 
 ATTENTION = {f"attention.{letter}": f"self_attn.{letter}_proj" for letter in "qkvo"}
@@ -262,7 +254,9 @@ GRANITE = LLAMA.but(
     },
     reads={"scale": "embedding_multiplier", "branch_gain": "residual_multiplier"},
     fields={"scale_scores": False},
-    computed=_granite_fields,
+    computed=lambda settings: (
+        decoder_fields(settings) | {"temperature": 1 / settings["attention_multiplier"]}
+    ),
 )
 SMOLLM3 = LLAMA.but(
     "smollm3",
@@ -303,7 +297,7 @@ STABLELM = LAYER_NORM.but(
         "qk_layernorm": False,
     },
     reads={"parallel": "use_parallel_residual"},
-    names=_stablelm_names,
+    names=lambda weights, settings: SHARED_NORM if settings["use_parallel_residual"] else NAMES,
     biases=dict.fromkeys("qkv", "use_qkv_bias"),
     allowed={"qk_layernorm": (False,)},  # a LayerNorm of each head with a gain of its own
 )

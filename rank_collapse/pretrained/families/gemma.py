@@ -28,11 +28,6 @@ def _gemma_fields(settings, *own):
     return fields
 
 
-def _first_fields(settings):
-    """The first models' "gelu" is the tanh approximation, whatever their files call it."""
-    return _gemma_fields(settings) | {"mlp": "geglu_tanh"}
-
-
 def _fields(settings: Settings, every: int = 2, entry: Any = None) -> dict[str, Any]:
     return _gemma_fields(settings, lambda i: (i + 1) % every, entry) | {
         "score_cap": float(settings["attn_logit_softcapping"] or 0.0),
@@ -71,7 +66,8 @@ GEMMA = DECODER.but(
         "use_bidirectional_attention": bool,
         "pad_token_id": Entry(0, (int,), least=-1),
     },
-    computed=_first_fields,
+    # The first models' "gelu" is the tanh approximation, whatever their files call it.
+    computed=lambda settings: _gemma_fields(settings) | {"mlp": "geglu_tanh"},
     allowed={
         "hidden_act": ("gelu", "gelu_pytorch_tanh"),
         "hidden_activation": (None, "gelu_pytorch_tanh"),

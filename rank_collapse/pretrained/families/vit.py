@@ -51,10 +51,6 @@ def _patch_fields(settings, registers=0):
     }
 
 
-def _vit_fields(settings):
-    return {"embedding": _patch_fields(settings)}
-
-
 def _deit_fields(settings):
     """The distillation token stands after the class token, and has a position."""
     found = _patch_fields(settings, registers=1)
@@ -86,7 +82,7 @@ VIT = Family(
     anchors=("embeddings.cls_token",),
     fields={"norm_placement": "pre", "final_norm": True},
     embedding={"positions": "learned", "class_token": True, "norm": False},
-    computed=_vit_fields,
+    computed=lambda settings: {"embedding": _patch_fields(settings)},
     biases=dict.fromkeys("qkv", "qkv_bias"),
     init=Initialisation(truncated=("cls_token", "position_embeddings")),
     sizes=_sizes,

@@ -99,8 +99,7 @@ def make_pairs(
     """
     min_len = seq_len if min_len is None else min_len
     _check(seq_len=seq_len, num_letters=num_letters, min_len=min_len)
-    if min_len > seq_len:
-        raise ValueError(f"min_len={min_len} is larger than seq_len={seq_len}")
+    struct.refuse_if(min_len > seq_len, f"min_len={min_len} is larger than seq_len={seq_len}")
     key_letters, key_lengths = jax.random.split(key)
     letters = jax.random.randint(key_letters, (num_examples, seq_len), 0, num_letters)
     lengths = jax.random.randint(key_lengths, (num_examples, 1), min_len, seq_len + 1)

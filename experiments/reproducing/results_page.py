@@ -1,0 +1,105 @@
+"""docs/results.md with its figures and numbers, and docs/statements.md, from the run folders."""
+
+import re
+from pathlib import Path
+
+from experiments.reproducing import statements_page
+from experiments.reproducing.sections import (
+    PRESETS,
+    Made,
+    answers_of,
+    command_text,
+    runs_of,
+    section_of,
+    times_of,
+    untested,
+)
+from experiments.shell.experiment import experiments_of
+from rank_collapse import runs
+from rank_collapse.report.markdown import markdown
+from rank_collapse.runs import files
+
+DOCS = Path(__file__).parents[2] / "docs"
+INTRO = (
+    "What each experiment measured and what came out. All numbers are in CSV files. The answers to "
+    "the papers' statements are on [their page](statements.md), with those of later runs. Written "
+    "by `python -m experiments.reproduce --preset=paper --markdown` from the run folders. The "
+    "sizes “paper” are the published ones; “quick” is a smaller run, where that one was not done."
+)
+CAME_OUT = re.compile(r"^\*\*What came out\.\*\* (.*)$", re.MULTILINE)
+
+
+def write_markdown(folder: Path, docs: Path) -> Path:
+    """docs/results.md and its files, of every experiment at the largest preset that is done."""
+    sections, missing, made_of, names = [], [], {}, experiments_of()
+    for name in names:
+        done = [p for p in reversed(PRESETS) if is_done(name, p, folder / p)]
+        if not done:
+            missing.append(name)
+            continue
+        preset, parent, found = done[0], folder / done[0], []
+        for run, arguments in runs_of(name, preset).items():
+            where, details = parent / run, made_with(parent, run, preset)
+            command = command_of(where, command_text(run, arguments, where))
+            found.append(Made(where, command, details, run.partition("/")[2]))
+        environment = files.read_object(found[0].folder / "config.json")["environment"]
+        made_of[name] = preset, environment["started"][:10]
+        sections.append(section_of(name, found))
+    answers = answers_of(sections)
+    text, made = markdown(
+        "Results",
+        INTRO + (f" Not run: {', '.join(missing)}." if missing else ""),
+        sections,
+        answers,
+        untested(answers, names),
+        {section.name: came_out(section.name) for section in sections},
+    )
+    for path, content in (made | {"results.md": text.encode()}).items():
+        runs.make_folder((docs / path).parent)
+        runs.write_atomically(docs / path, content)
+    statements_page.write(docs, answers, made_of)
+    return docs / "results.md"
+
+
+def came_out(name: str) -> str:
+    """What came out of an experiment, as its page of the site has it; nothing where it has none."""
+    page = DOCS / "experiments" / f"{name}.md"
+    found = CAME_OUT.search(page.read_text("utf-8")) if page.exists() else None
+    return found[1] if found else ""
+
+
+def is_done(name: str, preset: str, parent: Path) -> bool:
+    """Whether all runs of an experiment have a summary."""
+    return all((parent / run / "summary.json").exists() for run in runs_of(name, preset))
+
+
+def command_of(folder: Path, otherwise: str) -> str:
+    """The command that made a run, which may have had more seeds than its preset."""
+    made = files.read_object(folder / "config.json").get("execution")
+    command = made.get("command") if isinstance(made, dict) else None
+    return command if isinstance(command, str) else otherwise
+
+
+def made_with(parent: Path, name: str, preset: str) -> str:
+    """A run's date, seed, time, machine, sizes and versions.
+
+    Raises:
+        RunError: A damaged config.json.
+    """
+    took = times_of(parent).get(name)
+    time_of = "time not kept"
+    if took is not None:
+        beside = ", another experiment beside it" if took["jobs"] > 1 else ""
+        time_of = f"{took['seconds']:.0f} s, compilation included{beside}"
+    path = parent / name / "config.json"
+    config = files.read_object(path)
+    try:
+        made, flags = config["environment"], config["config"]
+        seed = f"seed {flags['seed']}, " if "seed" in flags else ""
+        machine = made["device"] if made["backend"] != "cpu" else made.get("processor", "CPU")
+        return (
+            f"{made['started'][:10]}, {seed}{time_of}, on {made['num_devices']} × {machine}; "
+            f"sizes “{preset}”, JAX {made['versions']['jax']}, git {(made['git'] or '')[:10]}."
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise files.damaged(path, f"no entry {error}") from error

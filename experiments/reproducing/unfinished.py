@@ -1,0 +1,131 @@
+"""Every experiment of a preset in workers, and the report, which is shown whenever one ends."""
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from absl import flags
+
+from experiments.benchmarks.budgets import BUDGETS
+from experiments.reproducing.sections import (
+    Made,
+    answers_of,
+    command_text,
+    keep_time,
+    runs_of,
+    section_of,
+    untested,
+)
+from experiments.shell.devices import accelerated, cores
+from experiments.shell.process import Ended, run_in_workers
+from rank_collapse import report, runs
+from rank_collapse.report.page import UNFINISHED
+from rank_collapse.runs import files
+
+
+def run_experiments(
+    names: Sequence[str],
+    options: flags.FlagValues,
+    parent: Path,
+    show: Callable[[list[report.Section]], None],
+) -> list[report.Section]:
+    """Runs each experiment in a folder of its name and reads it.
+
+    Args:
+        names: In the order of the report.
+        options: The flags.
+        parent: Of the folders.
+        show: Called with the sections before the first run, and whenever one ends.
+    """
+    runs_by_name = {name: runs_of(name, options.preset) for name in by_cost(names)}
+    commands, whole, ends = {}, set(), {}
+    for name, own in runs_by_name.items():
+        for run, arguments in own.items():
+            folder = parent / run
+            given = [*arguments, f"--output_dir={folder}"]
+            if options.overwrite:
+                given.append("--overwrite")
+            if options.num_devices:
+                given.append(f"--num_devices={options.num_devices}")
+            if options.overwrite or not folder.exists():  # not what an earlier run left over
+                whole.add(run)
+            commands[run] = [f"experiments.{name}", *given]
+    jobs = options.jobs or default_jobs(options.preset)
+    sections = {name: section_of(name, (), "waiting") for name in names}
+
+    def show_all() -> None:
+        active = {run.partition("/")[0] for run in [r for r in commands if r not in ends][:jobs]}
+        for name, section in sections.items():
+            if section.status in UNFINISHED:
+                sections[name] = replace(section, status="running" if name in active else "waiting")
+        show(list(sections.values()))
+
+    def ended(run: str, how: Ended) -> None:
+        ends[run], name = how, run.partition("/")[0]
+        if run in whole and not how.code:
+            keep_time(parent, run, how, min(jobs, len(commands)))
+        if ends.keys() >= runs_by_name[name].keys():
+            found = [made(run, arguments) for run, arguments in runs_by_name[name].items()]
+            sections[name] = section_of(name, found)
+        show_all()
+
+    def made(run: str, arguments: Sequence[str]) -> Made:
+        folder, how = parent / run, ends[run]
+        details = f"{how.seconds:.1f} s this time; all numbers: {folder}/results.csv"
+        command, label = command_text(run, arguments, folder), run.partition("/")[2]
+        return Made(folder, command, details, label, how.code, how.printed)
+
+    show_all()
+    run_in_workers(commands, [{}] * jobs, ended)
+    return list(sections.values())
+
+
+def by_cost(names: Sequence[str]) -> list[str]:
+    """The cheapest, the costliest, the second cheapest, ..: results come early, and two that run
+    side by side end together."""
+    ordered = sorted(names, key=lambda name: BUDGETS.get(name, 0))
+    half = (len(ordered) + 1) // 2
+    pairs = itertools.zip_longest(ordered[:half], ordered[: half - 1 : -1])
+    return [name for pair in pairs for name in pair if name is not None]
+
+
+def default_jobs(preset: str) -> int:
+    """Two where compiling, which takes one core, is most of the time; else one at a time.
+
+    At the paper's sizes an experiment uses all cores and much of the memory, and its time is kept
+    as a result; on an accelerator the first process takes its memory.
+    """
+    return 2 if preset == "quick" and cores() > 1 and not accelerated() else 1
+
+
+def page(sections: list[report.Section], preset: str, started: float, parent: Path) -> str:
+    """The report: all sections under one heading, with what they were made with."""
+    answers = answers_of(sections)
+    over = [s.name for s in sections if s.status not in UNFINISHED]
+    return report.render(
+        "Rank collapse: measured and published",
+        "Every experiment of this repository on the statements and figures of Dong, Cordonnier and "
+        "Loukas, “Attention is not all you need: pure attention loses rank doubly exponentially "
+        f"with depth” (2021), at the sizes of the preset “{preset}”.",
+        sections,
+        f"{len(over)} of {len(sections)} experiments have ended, after "
+        f"{time.monotonic() - started:.0f} s. {machine_of(parent)}",
+        answers,
+        untested(answers, over),
+    )
+
+
+def machine_of(parent: Path) -> str:
+    """When and with what the newest run was made; "" where there is none."""
+    paths = sorted(parent.rglob("config.json"), key=lambda path: path.stat().st_mtime)
+    try:
+        made = files.read_object(paths[-1])["environment"]
+        versions = ", ".join(f"{name} {version}" for name, version in made["versions"].items())
+        return (
+            f"Made {made['started']} on {made['device']} ({made['num_devices']} devices), Python "
+            f"{made['python']}, {versions}, git {made['git'] or 'none'}."
+        )
+    except (runs.RunError, IndexError, KeyError, TypeError, AttributeError):
+        return ""

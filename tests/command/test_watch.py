@@ -1,0 +1,290 @@
+"""The command that draws a run while it grows."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+from conftest import REPOSITORY
+
+from rank_collapse.command import main, watch
+from rank_collapse.measures.table import COLLAPSE
+from rank_collapse.report.alarms import alarms
+from rank_collapse.report.metrics import by_step
+from rank_collapse.runs import drawn, folder, metrics
+from rank_collapse.runs.files import RunError
+
+
+@pytest.fixture(autouse=True)
+def pictures_as_data(monkeypatch):
+    """As of runs, but where the picture itself is the subject."""
+    monkeypatch.setattr(watch, "drawn", folder.drawn)
+
+
+def watched(*arguments):
+    return main(["watch", *arguments])
+
+
+def write(folder, *ratios):
+    for step, ratio in enumerate(ratios):
+        metrics.append(folder / metrics.NAME, step, {"residual_ratio": [0.9, ratio]})
+
+
+def test_a_threshold_that_is_passed_is_said_once_and_exits_with_3(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(watch, "drawn", drawn.drawn)
+    write(tmp_path, 0.5, 1e-3, 1e-4)
+    assert watched(str(tmp_path), "--once") == watch.PASSED
+    out = capsys.readouterr().out
+    assert out.count("rank collapse") == 1 and "step 1: residual_ratio 0.001 below 0.01" in out
+    assert (tmp_path / "figures" / "metrics.png").stat().st_size > 1000
+    assert watched(str(tmp_path / metrics.NAME), "--once", "--below=residual_ratio=1e-5") == 0
+
+
+def test_a_loss_that_is_no_number_is_said_once_whatever_else_is_looked_for(
+    tmp_path, capsys, monkeypatch
+):
+    lost = {"loss": float("nan")}
+
+    def go_on(_):
+        metrics.append(tmp_path / metrics.NAME, 5, lost, seed=1)
+        (tmp_path / "summary.json").write_text("{}")
+
+    monkeypatch.setattr(watch, "pause", go_on)
+    metrics.append(tmp_path / metrics.NAME, 4, lost, seed=1)
+    assert watched(str(tmp_path), "--above=loss=5") == watch.PASSED
+    out = capsys.readouterr().out
+    assert out.startswith("step 4: loss nan is not finite of seed 1 (divergence)\n1 thresholds")
+
+
+def test_each_network_of_several_has_its_picture_and_its_alarms(tmp_path, capsys):
+    for network, ratio in (("deep", 1e-5), ("flat", 0.5)):
+        path = tmp_path / metrics.FOLDER / f"{network}.jsonl"
+        metrics.append(path, 3, {"residual_ratio": [0.9, ratio]}, seed=0)
+    assert watched(str(tmp_path), "--once") == watch.PASSED
+    out = capsys.readouterr().out
+    assert out.startswith("deep: step 3: residual_ratio 1e-05") and "1 thresholds" in out
+    drawn = {path.name for path in (tmp_path / "figures").iterdir()}
+    assert drawn == {"metrics-deep.png", "metrics-flat.png"}
+    assert watched(str(path), "--once") == 0  # the file alone, in the same run
+    assert str(tmp_path / "figures" / "metrics-flat.png") in capsys.readouterr().out
+
+
+def test_the_folder_may_come_later(tmp_path, monkeypatch, capsys):
+    """As where the run and this are started together."""
+    folder = tmp_path / "run"
+
+    def begin(_):
+        folder.mkdir()
+        write(folder, 0.5)
+        (folder / "summary.json").write_text("{}")
+
+    monkeypatch.setattr(watch, "pause", begin)
+    assert watched(str(folder)) == 0 and (folder / "figures" / "metrics.png").exists()
+    waiting = f"waiting: {folder / metrics.NAME} does not exist; trained experiments write it with"
+    assert capsys.readouterr().out.startswith(waiting)
+    assert watched(str(folder)) == 0 and "waiting" not in capsys.readouterr().out
+
+
+def test_steps_alone_are_no_metric(tmp_path, capsys):
+    (tmp_path / metrics.NAME).write_text('{"step": 1}\n')
+    assert watched(str(tmp_path), "--once") == 0
+    assert "no metric yet" in capsys.readouterr().out
+
+
+def test_a_threshold_on_a_metric_that_never_came_is_a_mistake(tmp_path, capsys):
+    write(tmp_path, 0.5)
+    metrics.append(tmp_path / metrics.NAME, 9, {"decoder.loss": 1.0})
+    assert watched(str(tmp_path), "--once", "--below=resid=0.9", "--above=loss=9") == 2
+    wanted = "no metric 'resid' for its threshold; the run has decoder.loss, residual_ratio"
+    assert wanted in capsys.readouterr().err
+    assert watched(str(tmp_path), "--once", "--above=loss=9") == 0  # of a part of the network
+
+
+def test_it_ends_with_a_run_of_ones_own(tmp_path, monkeypatch):
+    """Which has no summary, but says that it ends."""
+    write(tmp_path, 0.5)
+    path = tmp_path / metrics.NAME
+    monkeypatch.setattr(watch, "pause", lambda _: metrics.finish(path))
+    assert watched(str(tmp_path)) == 0
+    assert metrics.read(path) and len(path.read_text().splitlines()) == 2
+    metrics.append(path, 7, {"loss": 2.0})  # resumed
+    monkeypatch.setattr(watch, "pause", lambda _: time.sleep(0.02))
+    assert watched(str(path), "--patience=1e-4") == 0
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (("nowhere", "--once"), "does not exist"),
+        (("x", "--every=0"), "--every 0.0 is below 0.1"),
+        (("x", "--below=loss"), "--below=loss is not name=value"),
+        (("x", "--above=loss=much"), "--above=loss=much is not name=value"),
+        (("x", "--below=loss=٣"), "--below=loss=٣ is not name=value"),
+        (("x", "--below=loss=nan"), "--below=loss=nan is not name=value"),
+    ],
+)
+def test_mistakes_are_named_in_a_line(arguments, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert watched(*arguments) == 2
+    err = capsys.readouterr().err
+    assert message in err and err.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_of_very_many_metrics_some_dozens_are_drawn_and_it_says_so(tmp_path, capsys):
+    for step in range(3):
+        metrics.append(tmp_path / metrics.NAME, step, {f"m{i}": i + step for i in range(300)})
+    begun = time.monotonic()
+    assert watched(str(tmp_path), "--once") == 0
+    assert "metrics.png shows 36 of 300 metrics" in capsys.readouterr().out
+    assert time.monotonic() - begun < 60  # 120 s before
+
+
+def test_each_line_is_read_once_and_a_file_that_was_begun_afresh_from_its_beginning(tmp_path):
+    path = tmp_path / metrics.NAME
+    write(tmp_path, 0.5, 0.4)
+    reader = metrics.Reader(path)
+    assert [row["step"] for row in reader.read()] == [0, 1] and reader.read() == []
+    with open(path, "ab") as file:
+        file.write(b'{"step": 2, "los')
+    assert reader.read() == []
+    with open(path, "ab") as file:
+        file.write(b's": 1}\n[1]')
+    with pytest.raises(RunError, match="line 4: no JSON object"):
+        reader.read()
+    with open(path, "ab") as file:
+        file.write(b"2\n")  # "[1]2" is no JSON: cut off
+    assert [row["step"] for row in reader.read()] == [2] and len(reader.rows) == 3
+    path.write_bytes(b'{"step": 7, "loss": 1}\n')
+    assert [row["step"] for row in reader.read()] == [7] and len(reader.rows) == 1
+    path.write_bytes(b'{"step": 8, "loss": 1}\n' * 2 + b'{"step": 9, "loss": 1}\n')  # longer
+    assert [row["step"] for row in reader.read()] == [8, 8, 9] and len(reader.rows) == 2
+    other = tmp_path / "other"
+    other.write_bytes(b'{"step": 1, "loss": 1}\n' * 10)
+    other.rename(path)
+    assert [row["step"] for row in reader.read()] == [1] * 10 and len(reader.rows) == 1
+
+
+def test_many_lines_are_read_and_drawn_in_proportion(monkeypatch):
+    """10,000 lines took 4.5 s at every look, and 100,000 more than 150 s."""
+    rows = [
+        {"step": step, "seed": seed, "loss": 1.0} for seed in range(2) for step in range(20_000)
+    ]
+    begun = time.process_time()
+    steps, values = by_step(rows, "loss")
+    assert values.shape == (2, 20_000, 1) and len(steps) == 20_000
+    assert time.process_time() - begun < 5  # with steps.index 20,000² / 2 comparisons for each seed
+    calls = []
+    monkeypatch.setattr("rank_collapse.report.alarms._passed", lambda *_: calls.append(1))
+    assert alarms(rows, COLLAPSE) == [] and not calls  # a call took 60 µs, of every line
+
+
+def test_a_metric_of_any_name_is_drawn(tmp_path, monkeypatch):
+    """Formulas and control characters: matplotlib refused the one and warned of the other."""
+    monkeypatch.setattr(watch, "drawn", drawn.drawn)
+    metrics.append(tmp_path / metrics.NAME, 1, {"$\\frac{$": 1.0, "\x1b[31m": 2.0})
+    assert watched(str(tmp_path), "--once") == 0
+    assert (tmp_path / "figures" / "metrics.png").stat().st_size > 1000
+
+
+def test_it_follows_a_file_that_grows(tmp_path):
+    write(tmp_path, 0.5)
+    command = [
+        sys.executable,
+        "-m",
+        "rank_collapse",
+        "watch",
+        str(tmp_path),
+        "--every=0.1",
+        "--stop",
+    ]
+    with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as process:
+        while not (tmp_path / "figures" / "metrics.png").exists():
+            assert process.poll() is None
+        metrics.append(tmp_path / metrics.NAME, 7, {"residual_ratio": [0.9, 1e-6]})
+        out, _ = process.communicate(timeout=60)
+    assert process.returncode == watch.PASSED and out.startswith("step 7: residual_ratio 1e-06")
+
+
+def test_what_a_trainer_writes_is_watched(tmp_path, capsys):
+    """The newest of its states; layers by their names."""
+    for step in (2, 4):
+        history = [
+            {"step": s, "loss": 3.0 / s, "epoch": 0.1, **of_layers(0.9, 0.1 / s)}
+            for s in range(1, step + 1)
+        ]
+        history += [{"step": step, "eval_loss": 3.0}] * (step == 4)
+        history += [{"step": step, "train_runtime": 9.0, "loss": float("nan")}] * (step == 4)
+        saved = tmp_path / f"checkpoint-{step}" / "trainer_state.json"
+        saved.parent.mkdir()
+        state = {"log_history": history, "global_step": step, "max_steps": 4}
+        saved.write_text(json.dumps(state))
+        os.utime(saved, (step, step))
+    assert watched(str(tmp_path), "--below=residual_ratio=0.04") == watch.PASSED  # ends with it
+    out = capsys.readouterr().out
+    assert "step 3: layer_1.residual_ratio 0.0333 below 0.04" in out
+    assert "step 4: loss nan is not finite" in out and "2 thresholds passed" in out
+    assert (tmp_path / "figures" / "metrics.png").exists()
+    assert watched(str(saved), "--once") == watch.PASSED  # the file itself
+    assert "epoch" not in capsys.readouterr().out
+    (tmp_path / "trainer_state.json").write_text('{"log_history": 3}')
+    assert watched(str(tmp_path), "--once") == 2
+    assert capsys.readouterr().err.startswith(f"error: {tmp_path / 'trainer_state.json'} has no")
+
+
+def of_layers(*ratios):
+    return {f"residual_ratio/layer_{i}": ratio for i, ratio in enumerate(ratios)}
+
+
+def test_a_state_that_is_just_being_written_is_read_later(tmp_path):
+    saved = tmp_path / watch.STATE
+    saved.write_text('{"log_history": [{"step": 1, "loss": 2.0}]}')
+    reader = watch.reader_of(saved)
+    assert reader.read() == [{"step": 1, "loss": 2.0}] and not reader.ended
+    saved.write_text('{"log_his')
+    assert reader.read() == [] and len(reader) > 0
+    saved.write_text('{"log_history": [{"step": 1, "loss": 2.0, "grad": 1}, {"step": 2, "lr": 1}]}')
+    assert [row["step"] for row in reader.read()] == [1, 2]
+
+
+def events(folder, tags):
+    """As TensorBoard has them, of {tag: value at step 0, 1, ...}."""
+    writer = pytest.importorskip("torch.utils.tensorboard").SummaryWriter(str(folder))
+    for tag, values in tags.items():
+        for step, value in enumerate(values):
+            writer.add_scalar(tag, value, step)
+    writer.close()
+
+
+def test_what_tensorboard_has_is_watched(tmp_path, capsys):
+    pytest.importorskip("tensorboard")
+    tags = {"residual_ratio/layer_1": [0.5, 1e-3], "train/loss": [2.0, float("inf")]}
+    events(tmp_path / "logs" / "a", tags)
+    events(tmp_path / "logs" / "b", {"residual_ratio": [0.9]})
+    assert watched(str(tmp_path / "logs"), "--once") == watch.PASSED
+    out = capsys.readouterr().out
+    assert "a: step 1: layer_1.residual_ratio 0.001 below 0.01 (rank collapse)" in out
+    assert "a: step 1: train.loss inf is not finite" in out
+    drawn = {path.name for path in (tmp_path / "logs" / "figures").iterdir()}
+    assert drawn == {"metrics-a.png", "metrics-b.png"}
+
+
+def test_without_tensorboard_it_says_what_to_install(tmp_path, capsys, monkeypatch):
+    (tmp_path / "events.out.tfevents.1.host").write_bytes(b"")
+    for name in ("tensorboard", "tensorboard.backend.event_processing.event_accumulator"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert watched(str(tmp_path), "--once") == 2
+    assert capsys.readouterr().err == (
+        f"error: {tmp_path} needs tensorboard, which is not installed: pip install tensorboard\n"
+    )
+
+
+def test_without_matplotlib_thresholds_are_still_passed(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    write(tmp_path, 1e-6)
+    assert watched(str(tmp_path), "--once") == watch.PASSED
+    out, err = capsys.readouterr()
+    assert out.endswith("1 thresholds passed; not drawn\n") and err.startswith("no picture: ")
+    assert not (tmp_path / "figures").exists()

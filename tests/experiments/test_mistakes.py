@@ -1,0 +1,191 @@
+"""Mistakes in the flags of experiments: a line that says what is wrong, exit 2, and no folder."""
+
+import importlib
+
+import numpy as np
+import pytest
+from conftest import REPOSITORY
+from trained_runs import check_mistake
+
+from experiments.shell.experiment import experiment_of
+
+GOLDEN = REPOSITORY / "tests" / "golden"
+FILES = {
+    "empty": b"",
+    "one": b"word",
+    "blank": b"\n",
+    "latin": "naïve caf\xe9".encode("latin-1"),
+    "ids": b"3 4 5 6 7 3 4\n8 9 10 11 12\n",
+    "long": b"3 " * 30,
+    "far": b"3 4\n5 99\n",
+    "columns/train.tsv": b"a\tb\n1\t2\n",
+    "rows/train.tsv": b"index\tsentence1\tsentence2\n",
+}
+BERT = "--checkpoints={golden}/bert --token_ids={tmp}/ids --initialisation=false"
+VIT = "--checkpoints={golden}/vit-wide"
+OF_TRAINING = "--parts=encoders,training"
+# {experiment: {flags: what the line says}}, {tmp} the folder of the files above
+MISTAKES = {
+    "run_collapse": {
+        "--variants=foo": "--variants=foo is not one of san, san_mlp",
+        "--variants=": "--variants is empty",
+        "--norm=twice": "norm_placement='twice'",
+        "--d_model=10 --num_heads=4": "num_heads=4 does not divide d_model=10",
+        "--depth=0": "depth=0",
+        "--num_seeds=0": "num_seeds=0",
+        "--text_file=absent.txt": "absent.txt does not exist",
+        "--text_file={tmp}/empty": "is empty",
+        "--text_file={tmp}/latin": "is not UTF-8",
+        "--text_file={tmp}/one": "1 tokens are fewer than 2",
+        "--inputs=gaussian --num_tokens=1": "num_tokens=1 is fewer than 2",
+        "--weight_scale=nan": "finite",
+        "--weight_scale=1,x": "could not convert string to float: 'x'",
+        "--skip_gain=": "skip_gain",
+        "--seed_chunk=0": "seed_chunk=0",
+        "--mlp_gain=0": "mlp_gain",
+        "--mlp_gain=1 --variants=san": "needs san_mlp",
+        "--num_devices=9": "num_devices=9, but only 2 exist",
+        "--memory_gb=0": "memory_gb",
+        "--memory_gb=-1": "memory_gb",
+        "--memory_gb=nan": "memory_gb",
+        "--memory_gb=much": "memory_gb",
+    },
+    "run_transformer": {
+        "--task=copy --seq_len=4 --min_len=0": "min_len=0 leaves no token",
+        "--task=copy --seq_len=4 --min_len=5": "min_len=5 is larger than seq_len=4",
+        "--task=translation": "--num_tokens=3: a translation's sentences are as its grammar says",
+        "--warmup=-1": "warmup=-1",
+        "--label_smoothing=1": "label_smoothing=1",
+        "--width=3": "num_heads=3 does not divide d_model=4",
+    },
+    "run_stability": {
+        "--designs=nowhere": "--designs=nowhere is not one of",
+        "--designs=": "--designs is empty",
+        "--parts=decoders": "--parts=decoders is not one of encoders, encoder_decoders, training",
+        "--parts=training": "--parts=training measures no network at initialisation",
+        "--pair_depths=2": "--pair_depths=2 is fewer than two depths",
+        "--depths=6": "--depths=6 is fewer than two depths",
+        "--layer_depths=6,x": "flag --layer_depths=6,x",
+        "--num_heads=3": "num_heads=3 does not divide d_model=4",
+        "--update_size=0": "--update_size=0.0 is no update of the weights",
+        "--d_model=2": "d_model=2",
+        f"{OF_TRAINING} --train_designs=foo": "--train_designs=foo is not one of",
+        f"{OF_TRAINING} --train_designs=": "--train_designs is empty",
+    },
+    "run_trainability": {
+        "--parts=all": "all",
+        "--designs=best": "best",
+        "--depths=0": "0",
+        "--warmup=-1": "-1",
+        "--task=sum": "sum",
+    },
+    "run_attention_forms": {
+        "--d_k=0": "d_k",
+        "--trained_d_k=x": "trained_d_k",
+        "--saturation=2": "saturation",
+        "--num_queries=1": "num_queries",
+        "--keep_models": "keep_models",
+        "--monitor": "monitor",
+    },
+    "run_circle": {"--num_labels=3": "3", "--compare=everything": "everything", "--monitor": ""},
+    "run_path_chains": {
+        "--num_paths=0": "num_paths=0",
+        "--num_heads=3": "num_heads=3 does not divide d_model=4",
+        "--skip_gain=nan": "skip_gain=nan",
+        "--depth=0": "depth=0",
+        "--text_file=nowhere.txt": "nowhere.txt",
+    },
+    "run_path_counts": {
+        "--heads=2": "--",
+        "--heads=2,3 --layers=4": "--",
+        "--heads=0 --layers=4": "--",
+        "--heads=2 --layers=x": "--",
+        "--heads=2 --layers=1000000": "--",
+        "--heads=2.5 --layers=2": "--",
+    },
+    "run_sort": {
+        "--width=3": "num_heads=3",
+        "--depth=2 --path_len=3": "path_len=3",
+        "--no_repeat --seq_len=5": "num_tokens=5",
+        "--n_epochs=-1": "n_epochs",
+    },
+    "run_convex_hull": {"--num_labels=3": "num_labels=3"},
+    "run_memorization": {
+        "--data_dir=no/such/folder": "no/such/folder/train.tsv",
+        "--task_name=MNLI": "task_name",
+        "--data_dir={tmp}/columns": "sentence1",
+        "--data_dir={tmp}/rows": "no rows",
+    },
+    "run_phase": {
+        "--x=gamma": "--x=gamma is not one of score_scale, skip_gain",
+        "--y=score_scale": "are the same axis",
+        "--x_range=2,1": "is not two increasing values",
+        "--cosine=1": "a cosine of 1 is not in",
+        "--variant=ssd": "does not cover mask='none'",
+        "--variant=critical": "--x=score_scale is not one of",
+        "--convex": "--y=skip_gain is not one of",
+        "--x=mlp_gain --mlp=none": "--x=mlp_gain is not one of",
+        "--noattention_skip --mlp=none": "--y=skip_gain is not one of",
+        "--figure=cowsik4 --level=99": "--level=99: no theory of the residual kept",
+        "--figure=mindthegap --level=0.5": "--level=0.5: no theory of the residual kept",
+        "--mask=causal --level=0.5": "--level=0.5: no theory of the residual kept",
+        "--train --train_steps=0": "--train_steps=0 trains no cell",
+        "--figure=mindthegap --train": "--figure=mindthegap has no cells",
+        "--figure=geshkovski --x_range=-1,2": "a time or β is negative",
+        "--figure=geshkovski --num_x=9 --x_range=0,0.5": "less than a step",
+    },
+    "run_cures": {
+        "--designs=admin": "--designs=admin is not one of",
+        "--variants=soft": "--variants=soft is not one of",
+        "--variants=ssd --mask=none": "does not cover mask='none'",
+        "--designs=": "--designs is empty",
+        "--factors=color:1:2": "'color' is not one of depth, width",
+        "--factors=depth:1.5:2": "--factors=depth:1.5:2 is not depth:low:high",
+        "--factors=depth:4:2": "0 < low < high",
+        "--factors=heads:2:3": "num_heads=3 does not divide d_model=4",
+    },
+    "check_bounds": {"--cases=9x9x9": "--cases=9x9x9 is not one of 8x16x1", "--sizes=0": "--sizes"},
+    "run_architectures": {
+        "--checkpoints={golden}/bert": "bert has none of tokenizer.json",
+        "--checkpoints={tmp}/nowhere": "nowhere does not exist",
+        "--models=gpt5": "gpt5 is not one of bert-base-cased",
+        "--checkpoints={golden}/bert --parts=rank": "rank is not one of residuals",
+        f"{BERT} --parts=next_token": "--parts=next_token",
+        f"{BERT} --parts=residuals,gradients,next_token": "--parts=gradients,next_token",
+        f"{BERT.replace('bert', 'llama-grouped')} --parts=bounds": "--parts=bounds",
+        f"{BERT} --token_ids={{tmp}}/x": "does not exist",
+        f"{BERT} --token_ids={{tmp}}/long": "30 tokens",
+        f"{BERT} --token_ids={{tmp}}/far": "99",
+        "--checkpoints={golden}/bert --text_file={tmp}/blank": "no text",
+        VIT: "--images",
+        f"{VIT} --images={{tmp}}/small.npy": "(2, 3, 3, 3)",
+        f"{VIT} --images={{tmp}}/nan.npy": "not finite",
+        f"{VIT} --images={{tmp}}/small.npz": "not a .npy file",
+    },
+}
+# Where the tiny size itself is another answer to the question.
+BARE = ("run_architectures", "run_memorization", "run_path_counts")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    made = tmp_path_factory.mktemp("given")
+    for name, content in FILES.items():
+        (made / name).parent.mkdir(exist_ok=True)
+        (made / name).write_bytes(content)
+    np.save(made / "small.npy", np.zeros((2, 3, 3, 3)))
+    np.save(made / "nan.npy", np.full((2, 6, 4, 8), np.nan))
+    np.savez(made / "small.npz", small=np.zeros(2))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "message"),
+    [(name, *mistake) for name, own in MISTAKES.items() for mistake in own.items()],
+)
+def test_a_mistake_is_one_line(name, flags, message, folder, tmp_path, capsys):
+    tiny = () if name in BARE else experiment_of(name).presets["tiny"]
+    flags = flags.format(tmp=folder, golden=GOLDEN).split()
+    early = name != "run_transformer"  # whose data are made in its folder
+    module = importlib.import_module(f"experiments.{name}")
+    check_mistake(module, [*tiny, *flags], message, tmp_path, capsys, early=early)
