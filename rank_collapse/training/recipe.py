@@ -94,12 +94,14 @@ class Hyper(struct.Struct):
     floats of the configuration by name ("skip_gain", "init_gain", "temperature", ...), each as it
     may stand there, in place of the recipe's; None for none. Of an encoder-decoder, those of each
     half: {"encoder": {"skip_gain": ...}, "decoder": {...}}. `start` is given to `Recipe.start`.
-    A `dropout` of None is compiled as none at all, a tenth faster than a rate of 0.
+    A `dropout` of None is compiled as none at all, a tenth faster than a rate of 0. On the output,
+    where the recipe has dropout there, its rate is multiplied by `output_dropout`.
     """
 
     learning_rate: Any = 1e-3
     weight_decay: Any = 0.0
     dropout: Any = 0.1
+    output_dropout: Any = 1.0
     init_scale: Any = 1.0
     warmup: Any = 0.0
     label_smoothing: Any = 0.0
