@@ -235,7 +235,7 @@ EXPERIMENT = Experiment(
     "1000 times the median.",
     presets={
         "quick": "--variants=softmax --depth=2 --d_model=32 --d_ff=64 --num_tokens=32 "
-        "--n_steps=200 --num_seeds=5 --n_eval_data=4",
+        "--n_steps=100 --num_seeds=5 --n_eval_data=4",
         "paper": "--text=data/RTE/train.tsv",
         "tiny": "--variants=softmax,qk_norm --depth=1 --num_heads=2 --d_model=8 --d_ff=8 "
         "--num_tokens=8 --batch_size=2 --n_eval_data=2 --n_steps=26 --num_seeds=2 --cure_seeds=1",
