@@ -13,7 +13,7 @@ from rank_collapse import jax_watch
 
 B, N, D, H, L = 2, 6, 8, 2, 3
 X = jax.random.normal(jax.random.key(0), (B, N, D))
-MASK = jnp.arange(N) < jnp.array([N, 4])[:, None]
+MASK = jnp.arange(N)[None] < jnp.array([N, 4])[:, None]
 CAUSAL = nn.make_causal_mask(jnp.ones((B, N)))
 
 
@@ -58,11 +58,12 @@ def same(found, expected):
 def weights_of(attention, read, mask):
     """Of Flax's parameters of one attention, by hand."""
     q, k = (
-        jnp.einsum("bnd,dhk->bnhk", read, attention[name]["kernel"]) + attention[name]["bias"]
+        jnp.einsum("bnd,dhk->bnhk", read, attention[name]["kernel"])
+        + attention[name]["bias"][None, None]
         for name in ("query", "key")
     )
     scores = jnp.einsum("bnhk,bmhk->bhnm", q, k) / np.sqrt(D / H)
-    return jax.nn.softmax(jnp.where(mask, scores, -jnp.inf))
+    return jax.nn.softmax(jnp.where(mask != 0, scores, -jnp.inf))
 
 
 @pytest.mark.parametrize("remat", [False, True])
