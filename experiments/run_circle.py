@@ -138,9 +138,12 @@ def make_cases(options: flags.FlagValues) -> Cases:
 
 
 def measure_all(options: flags.FlagValues, cases: Cases, run: RunFolder) -> Results:
-    """The walks of every case."""
-    roll_out = functools.partial(walks.roll_out, options.n_eval_data)
-    return {name: results_of(options, case, run, roll_out, name) for name, case in cases.items()}
+    """The walks of every case; those that differ in skips and dropout alone share programs."""
+    roll_out, programs = functools.partial(walks.roll_out, options.n_eval_data), {}
+    return {
+        name: results_of(options, case, run, roll_out, name, programs)
+        for name, case in cases.items()
+    }
 
 
 def rows_of(results, cases):
@@ -321,7 +324,7 @@ EXPERIMENT = Experiment(
     claim="Section 4.3: a one-layer network fed with its own output lets the two walkers fall "
     "together when it is pure attention; a skip or an MLP counteracts that.",
     presets={
-        "quick": "--compare=pure --widths=32 --num_seeds=32",
+        "quick": "--compare=pure --widths=32 --num_seeds=32 --seeds_at_once=16",
         "paper": "--compare=all --num_seeds=64",
         "tiny": "--num_seeds=2 --d_model=4 --n_train_data=6 --n_eval_data=4 --n_epochs=1 "
         "--batch_size=3 --widths=4",

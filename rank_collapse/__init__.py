@@ -7,6 +7,7 @@ v per-head value width, l layers, s seeds, b batch, p paths, c classes.
 
 import importlib
 import importlib.util
+import sys
 from typing import TYPE_CHECKING, Any
 
 from rank_collapse.extras import MissingPackage
@@ -173,7 +174,7 @@ if TYPE_CHECKING:
     from rank_collapse.report.profiles import plot as plot
     from rank_collapse.theory.exact import exact_profile as exact_profile
 
-__version__ = "0.2.0"
+__version__ = "1.0.0"
 
 # Found as rc.pretrained and so on; imported when first asked for, since they take their time or
 # need an extra.
@@ -199,11 +200,15 @@ def __getattr__(name: str) -> Any:
     return module if path == name else getattr(module, name)
 
 
-def __dir__() -> list[str]:  # help() asks for all that is listed
-    there = [n for n, (*_, package) in _LATER.items() if importlib.util.find_spec(package)]
-    return sorted({*globals(), *there})
+# For help() and `import *`: what is imported here by name, and what can be imported later. Modules
+# that an import put here beside it are not of it.
+_OTHERS = {"MissingPackage", "TYPE_CHECKING", "Any"}
+for _name, _value in dict(globals()).items():
+    if sys.modules.get(_name) is _value or f"{__name__}.{_name}" in sys.modules:
+        _OTHERS.add(_name)
+__all__ = [name for name in globals() if name[0] != "_" and name not in _OTHERS]  # pyright: ignore
+__all__ += [n for n, (*_, package) in _LATER.items() if importlib.util.find_spec(package)]  # pyright: ignore
 
 
-# For help(): without it pydoc shows only what is defined in this file.
-_IMPORTED = {"importlib", "MissingPackage", "TYPE_CHECKING", "Any"}
-__all__ = [name for name in globals() if name[0] != "_" and name not in _IMPORTED]  # pyright: ignore
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

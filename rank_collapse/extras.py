@@ -1,5 +1,8 @@
 """The extras of the package: what each is made of, and the error where one is missing."""
 
+import importlib
+from typing import Any
+
 # As in pyproject.toml. Packages and not the extra are named to users: that works in a clone too.
 PACKAGES = {
     "exact": "python-flint",
@@ -28,3 +31,18 @@ class MissingPackage(ModuleNotFoundError):
             f"(the extra {extra!r}){instead and f'; {instead}'}",
             name=package,
         )
+
+
+def required(package: str, what: str, extra: str, instead: str = "") -> Any:
+    """A package of an extra, imported.
+
+    Args:
+        what, extra, instead: Of the error.
+
+    Raises:
+        MissingPackage: It is not installed.
+    """
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise MissingPackage(what, error, extra, instead) from None

@@ -4,12 +4,21 @@ Used as `flax.struct` is, whose import would bring optimisers and checkpoint rea
 """
 
 import dataclasses
-from typing import Any, TypeVar, dataclass_transform
+import difflib
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, TypeVar, dataclass_transform
 
 import jax
 import numpy as np
 
 T = TypeVar("T")
+
+if TYPE_CHECKING:
+    # What a result holds. A transformation may put something else there, such as an axis or a
+    # sharding, so that nothing is checked while a program runs.
+    Leaf = jax.Array
+else:
+    Leaf = Any
 
 
 def field(*, pytree_node: bool = True, **options: Any) -> Any:
@@ -27,6 +36,14 @@ def static(default: Any) -> Any:
     return field(default=default, pytree_node=False)
 
 
+def unknown(what: str, value: Any, allowed: Iterable[Any], more: str = "") -> ValueError:
+    """The error that a value is not among those allowed; it ends with the nearest of these."""
+    names = tuple(allowed)
+    near = difflib.get_close_matches(str(value), [n for n in names if isinstance(n, str)], 3)
+    nearest = f"; nearest: {', '.join(map(repr, sorted(near, key=names.index)))}" if near else ""
+    return ValueError(f"{what} is not one of {names}{more}{nearest}")
+
+
 def one_of(config: Any, **allowed: tuple[Any, ...]) -> None:
     """Refuses values of fields that are not among those allowed.
 
@@ -34,8 +51,9 @@ def one_of(config: Any, **allowed: tuple[Any, ...]) -> None:
         ValueError: One.
     """
     for name, values in allowed.items():
-        if getattr(config, name) not in values:
-            raise ValueError(f"{name}={getattr(config, name)!r} is not one of {values}")
+        value = getattr(config, name)
+        if value not in values:
+            raise unknown(f"{name}={value!r}", value, values)
 
 
 def refuse_if(wrong: Any, message: str) -> None:
@@ -87,6 +105,16 @@ class Struct:
     def replace(self: T, **changes: Any) -> T:
         """A changed copy."""
         return dataclasses.replace(self, **changes)  # pyright: ignore
+
+    if not TYPE_CHECKING:  # to a type checker any other name is a mistake
+
+        def __getattr__(self, name: str) -> Any:
+            names = ", ".join(f.name for f in dataclasses.fields(self))
+            raise AttributeError(
+                f"{type(self).__name__} has no {name!r}; its fields are {names}",
+                name=name,
+                obj=self,
+            )
 
     def __repr__(self) -> str:
         """Arrays by their shape and dtype."""

@@ -3,6 +3,7 @@
 The library itself refuses those, with an error that the tests read.
 """
 
+from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 from beartype import beartype
@@ -17,10 +18,10 @@ def checked(fn: Any) -> Any:
 
 
 def _plain(hint):
-    args = get_args(hint)
-    if get_origin(hint) is Literal:
+    args, origin = get_args(hint), get_origin(hint)
+    if origin is Literal:
         return Union[tuple({type(value) for value in args})]  # noqa: UP007
-    plain = [_plain(a) for a in args]
-    if not any(get_origin(a) is Literal for a in args):
+    plain = tuple(_plain(a) for a in args)
+    if all(new is old for new, old in zip(plain, args, strict=True)):
         return hint
-    return Union[tuple(plain)]  # noqa: UP007
+    return Union[plain] if origin in (Union, UnionType) else origin[plain]  # noqa: UP007

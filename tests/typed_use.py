@@ -15,6 +15,8 @@ params = rc.init(jax.random.key(0), config)
 trace = rc.apply(params, np.zeros((4, 8), np.float32), config, keep=("q",))
 trace = trace.replace(hidden=trace.hidden_states)
 layer: int = trace.layer_axis
+mean: jax.Array = trace.hidden.mean() + trace.attention.sum() + trace.layers.hidden[0]
+branch: jax.Array | None = trace.mlp_branch
 
 
 def halved(value: jax.Array, layer: jax.Array) -> jax.Array:
@@ -28,6 +30,12 @@ first: jax.Array = profile["residual_ratio"]
 figure = rc.plot(profile)
 lengths = rc.path_contributions(params, np.zeros((4, 8), np.float32), config)
 total: jax.Array = lengths.total
+by_length: jax.Array = lengths.by_length
+parts: jax.Array = rc.direct_contributions(params, np.zeros((4, 8), np.float32), config).heads
+report = rc.bound_report(params, np.zeros((4, 8), np.float32), config)
+tightness: jax.Array = report.mean_layer.tightness + report.log10_residual[1:]
+for name in rc.MEASURES:
+    rc.profile(trace, measures=name)
 by_name: dict[str, jax.Array] = rc.monitor(trace.output, trace.attention)
 measure: rc.Measure = rc.MEASURES["residual_ratio"]
 half = rc.Gains(attention=0.5).replace(mlp=0.5)

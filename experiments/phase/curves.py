@@ -138,13 +138,17 @@ def giorlandino4(options: Flags) -> Curves:
     for as many tokens; dotted: as published, n → ∞. The published figure is theory alone."""
     depth, n, d = options.depth, options.num_tokens, options.d_model
 
-    def profile(key, placement, variant):
+    def config_of(placement, variant):
         config = rc.transformer(
             depth, 1, d, d_ff=d, mlp="relu", norm="rms", norm_placement=placement
         )
-        config = rc.variant(config, variant)
+        return rc.variant(config, variant)
+
+    def profiles(key):
+        """Of all placements: their weights are the same."""
+        configs = {name: config_of(*own[:2]) for name, own in PLACEMENTS.items()}
         key_params, key_x, key_in, key_out = jax.random.split(key, 4)
-        params = rc.init(key_params, config)
+        params, x = rc.init(key_params, configs["post-LN"]), tokens(key_x, n, d, RHO)
         weight, std, mlp = math.sqrt(WEIGHT), math.sqrt(BIAS), params.layers.mlp
         mlp = {
             "w_in": weight * mlp.w_in,
@@ -154,8 +158,12 @@ def giorlandino4(options: Flags) -> Curves:
         }
         w_q = BETA * math.sqrt(math.log(n)) * params.layers.attention.w_q
         params = with_matrices(params, {"attention": {"w_q": w_q}, "mlp": mlp})
-        return rc.token_cosine(rc.apply(params, tokens(key_x, n, d, RHO), config).hidden)
+        return {
+            name: rc.token_cosine(rc.apply(params, x, config).hidden)
+            for name, config in configs.items()
+        }
 
+    @functools.partial(jax.jit, static_argnums=0, compiler_options=QUICK)
     def laws(num_tokens):
         gains = {"attention_skip": 1.0, "mlp_skip": 1.0, "weight": WEIGHT, "bias": BIAS}
         law = functools.partial(phases.phase_profile, BETA, depth, start=(1.0, RHO), **gains)
@@ -173,7 +181,7 @@ def giorlandino4(options: Flags) -> Curves:
         sorted(PLACEMENTS),
         np.arange(depth + 1),
         {"xlabel": "layer", "ylabel": r"cosine $\rho$ of tokens"},
-        lambda key: {name: profile(key, *own[:2]) for name, own in PLACEMENTS.items()},
+        profiles,
         lambda: laws(n),
         claims,
         lambda: laws(None),
@@ -196,10 +204,11 @@ def mindthegap(options: Flags) -> Curves:
     published code has n of 20 to 150; its values are not at hand."""
 
     def of_size(key, n):
-        key_scores, key_x, key_q, key_k = jax.random.split(key, 4)
-        a = jax.nn.softmax(STD * jax.random.normal(key_scores, (n, n)), axis=-1)
-        x = jax.random.normal(key_x, (n, n))
-        q, k = (x @ jax.random.normal(key, (n, n)) / math.sqrt(n) for key in (key_q, key_k))
+        # One draw, since random numbers take longest to compile.
+        drawn = jax.vmap(lambda own: jax.random.normal(own, (n, n)))(jax.random.split(key, 4))
+        scores, x, w_q, w_k = drawn
+        a = jax.nn.softmax(STD * scores, axis=-1)
+        q, k = (x @ w / math.sqrt(n) for w in (w_q, w_k))
         of_tokens, centred = jax.nn.softmax(STD * q @ k.T / math.sqrt(n), axis=-1), a - 1 / n
         # One call each: batches of them in one call never came back on two busy cores.
         matrices = (a, a @ x, of_tokens, centred, centred @ x)
@@ -261,29 +270,34 @@ def noci1(options: Flags) -> Curves:
         for depth in DEPTHS
         for end, name in (("", "post"), (SCALED, "depth_scaled"))
     }
+    # Each layer is drawn from a key of its own: networks that differ in depth alone are the first
+    # layers of the deepest one, and all curves are one program.
+    deepest = [
+        own.replace(depth=DEPTHS[-1], embedding=small_task.embedding_of(own, n))
+        for own in configs.values()
+    ]
+    gains = jax.tree.map(lambda *a: np.float32(a), *deepest)
 
-    def drawn(key, config, count):
-        """(parameters, `count` sequences, the network that takes them)."""
+    def curves(key, count, measure):
+        """{curve: measure(parameters, `count` sequences, network) [L + 1] of its last layer}."""
         key_params, key_data = jax.random.split(key)
-        config = config.replace(embedding=small_task.embedding_of(config, n))
-        letters = small_task.examples_of(key_data, count, n).inputs
-        return rc.init(key_params, config), letters, config
+        given = rc.init(key_params, deepest[0]), small_task.examples_of(key_data, count, n).inputs
+        found = jax.lax.map(functools.partial(measure, *given), gains)
+        by_name = zip(configs.items(), found, strict=True)
+        return {name: values[config.depth] for (name, config), values in by_name}
 
-    def cosine(key, config):
-        params, letters, config = drawn(key, config, small_task.EVAL)
-        last = jax.vmap(lambda own: rc.token_cosine(rc.apply(params, own, config).hidden[-1]))
-        return last(letters).mean()[None]
+    def cosine(params, letters, config):
+        one = jax.vmap(lambda own: rc.token_cosine(rc.apply(params, own, config).hidden))
+        return one(letters).mean(axis=0)[:, None]
 
-    @jax.jit(compiler_options=QUICK)
-    def expected(key, config):
-        params, letters, config = drawn(key, config, 1)
-        return rc.theory.expected_pass(params, letters[0], config).log_one_minus_cosine[-1]
+    def expected(params, letters, config):
+        return rc.theory.expected_pass(params, letters[0], config).log_one_minus_cosine
 
     @functools.cache
     def theory():
         """Of one sequence; the same before and while the networks train."""
-        key, floats = jax.random.key(options.seed), jax.tree.map(np.float32, configs)
-        logs = {name: expected(key, config) for name, config in floats.items()}
+        quick = jax.jit(curves, static_argnums=(1, 2), compiler_options=QUICK)
+        logs = quick(jax.random.key(options.seed), 1, expected)
         return {name: np.full(len(steps), 1 - math.exp(log)) for name, log in logs.items()}
 
     def claims(found):
@@ -298,7 +312,7 @@ def noci1(options: Flags) -> Curves:
         configs,
         steps,
         {"xlabel": "step", "ylabel": "cosine of tokens, last layer"},
-        lambda key: {name: cosine(key, config) for name, config in configs.items()},
+        lambda key: curves(key, small_task.EVAL, cosine),
         theory,
         claims,
         compared=0,

@@ -207,7 +207,9 @@ def theory_of(options: Flags, floats: Mapping[str, Any]) -> Theory | None:
         return f["gamma"] * (1 - f["cosine"]), 1.0, "γ = 1/(1 − ρ)"
     if law == "angle":
         gains = [f["branch_gain"] * f[n] for n in ("attention_gain", "mlp_gain")]
-        of = functools.partial(phases.angle_exponent, activation=ACTIVATIONS[options.mlp].fn)
+        of = jax.jit(
+            functools.partial(phases.angle_exponent, activation=ACTIVATIONS[options.mlp].fn)
+        )
         found = np.vectorize(lambda *own: float(of(*own)))(*gains, f["mlp_scale"])
         return found, 0.0, ANGLES
 

@@ -65,7 +65,7 @@ def came_out(name: str) -> str:
     """What came out of an experiment, as its page of the site has it; nothing where it has none."""
     page = DOCS / "experiments" / f"{name}.md"
     found = CAME_OUT.search(page.read_text("utf-8")) if page.exists() else None
-    return found[1] if found else ""
+    return found[1].replace("](../", "](") if found else ""  # links from one folder higher
 
 
 def is_done(name: str, preset: str, parent: Path) -> bool:

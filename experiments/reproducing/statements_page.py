@@ -18,22 +18,20 @@ COLUMNS = ("statement", "answer", "sizes", "date", "where")
 INTRO = """# Statements
 
 Each statement has one statistic and a range. It is tested in several settings. A setting has an
-interval over independent draws: it is within the range, outside, or undecided. The statement holds
-where all settings are within, and holds in part where some are. It does not hold where all are
-outside. Otherwise it cannot be said. The lemma and the bounds allow no exception: one setting
-outside decides.
+interval over independent draws, which is within the range, outside, or undecided. The statement
+holds where all settings are within, and holds in part where some are. It does not hold where all
+are outside. Otherwise it cannot be said. The lemma and the bounds allow no exception.
 
 The intervals of a statement hold jointly (Holm). Chance alone gives it a wrong verdict in at most
 {percent:g} % of runs: {number:.1f} statements of all, on average. A statistic with bounds is judged
-by the share of draws in a range; “in most draws” is in more than half. Any other is judged by its
+by the share of draws in a range: “in most draws” is in more than half. Any other is judged by its
 mean; its interval presumes draws that are near normal.
 
-Many statistics were revised after a first run. Each was then to be run at full size on new seeds,
-which were never used before. The answer on new seeds stands: “confirmed” where it is the same.
-Files: [settings and dates of the answers]({answers}), [rows with
-intervals](results/statements.csv) of the runs on [the results page](results.md), [earlier
-verdicts](results/statements_history.csv) with the reasons for changes, and [commands for new
-seeds](results/new_seeds.txt).
+Many statistics were revised after a first run. The answer of a later run at full size on new seeds,
+which were never used before, stands: “confirmed” where it is the same. Files:
+[answers by setting]({answers}), [rows with intervals](results/statements.csv) of
+[the results](results.md), [earlier verdicts](results/statements_history.csv) with reasons for
+changes, [commands for new seeds](results/new_seeds.txt).
 """
 OTHERS, FEW = "Other papers", 3  # papers with fewer statements share a table
 Known = Mapping[str, Mapping[str, str]]  # {statement: its row of `ANSWERS`}

@@ -38,7 +38,6 @@ from experiments.shell.options import (
     command_line as command_line,
     config_of as config_of,
     content_hash as content_hash,
-    definer as definer,
     folder_of,
     help_text,
     make_flags as make_flags,
@@ -47,7 +46,7 @@ from experiments.shell.options import (
 )
 from experiments.shell.sweep import work
 from experiments.shell.sweep.folder import BRIEFLY
-from experiments.shell.vocabulary import MOST_SEEDS as MOST_SEEDS
+from experiments.shell.vocabulary import MOST_SEEDS as MOST_SEEDS, definer as definer
 from rank_collapse.printed import one_line, print_anything
 from rank_collapse.runs.files import RunError
 from rank_collapse.runs.folder import RunFolder

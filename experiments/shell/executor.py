@@ -128,13 +128,11 @@ class Executor(contextlib.ExitStack):
         """({cell of this run: its part of the arrays}, {part: floats} of the whole group)."""
         parts, floats = {}, {}
         for number, member in enumerate(self._members, 1):
-            own = member is self._options
+            own, more = member is self._options, f"/cell {number}" if len(self._members) > 1 else ""
             with contextlib.nullcontext() if own else contextlib.suppress(ValueError):
-                for cell, values in cells_of(member).items():
-                    part = f"{cell}/cell {number}" if len(self._members) > 1 else cell
-                    floats[part] = values
-                    if own:
-                        parts[cell] = part
+                found = cells_of(member)
+                floats |= {f"{cell}{more}": values for cell, values in found.items()}
+                parts |= {cell: f"{cell}{more}" for cell in found if own}
         return parts, floats
 
     def _compute(self, program, left, known, keys, floats, most):
@@ -151,11 +149,12 @@ class Executor(contextlib.ExitStack):
         for first in range(0, len(left), size):
             chunk = chunk_of(first, size)
             new, arrays = named(program(chunk)), {}
-            for cell, place in chunk.by_cell().items():
+            for cell, rows in itertools.groupby(range(len(chunk.cells)), chunk.cells.__getitem__):
+                place = list(rows)
                 for name, values in new.items():
                     before = [known[cell][name]] if name in known[cell] else []
-                    arrays[f"{cell}/{name}"] = np.concatenate([*before, values[place]])
-                    known[cell][name] = arrays[f"{cell}/{name}"]
+                    known[cell][name] = np.concatenate([*before, values[place]])
+                    arrays[f"{cell}/{name}"] = known[cell][name]
             self.run.save_arrays(arrays)
             signals.check() if self.progress is None else self.progress.advance(len(chunk.seeds))
 
@@ -183,8 +182,7 @@ def of_one_seed(
 
     def measure_all(options, setup, run):
         with Executor(options, run, label) as executor:
-            at_once = seeds.seeds_at_once(executor.mesh)
-            most = at_once and at_once * executor.mesh.size
+            most = executor.mesh.size if seeds.on_cpu(executor.mesh) else None
             one = partial(measure, options, setup)
             return executor.measure(lambda key, _: one(key), {SEEDS: None}, most=most)[SEEDS]
 
@@ -207,12 +205,6 @@ class Chunk(NamedTuple):
     keys: Any
     floats: Any
     size: int
-
-    def by_cell(self) -> dict[str, slice]:
-        """Where the seeds of each cell are."""
-        groups = itertools.groupby(range(len(self.cells)), key=self.cells.__getitem__)
-        places = {cell: list(own) for cell, own in groups}
-        return {cell: slice(own[0], own[-1] + 1) for cell, own in places.items()}
 
 
 class Program(Protocol):

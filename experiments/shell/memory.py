@@ -55,7 +55,7 @@ def budget(gigabytes: float | None, devices: list[Any]) -> int:
 def free() -> int:
     """Bytes of the machine's memory, or of this container's, that nobody uses."""
     found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
-    found += [size for size in [_bytes_of("/proc/meminfo", "MemAvailable")] if size]
+    found.append(_bytes_of("/proc/meminfo", "MemAvailable") or found[0])
     folder = Path("/sys/fs/cgroup")
     for limit, used in (
         ("memory.max", "memory.current"),
@@ -79,7 +79,9 @@ def peak(devices: list[Any] | None = None) -> int:
 
 def _bytes_of(path, name):
     """Bytes of a line "name:  42 kB"; 0 where there is none."""
-    found = Path(path).read_text("ascii") if os.path.exists(path) else ""
+    found = ""
+    with contextlib.suppress(OSError):
+        found = Path(path).read_text("ascii", "replace")
     return 1024 * int((re.findall(rf"^{name}:\s*([0-9]+) kB", found, re.MULTILINE) or [0])[0])
 
 

@@ -77,20 +77,10 @@ OF_SWEEP = ("sweep_shows", "slice", "only_cells", "workers", "scheduler")
 def bare_flags(values: flags.FlagValues | None = None) -> flags.FlagValues:
     """The flags of a command that computes nothing: --debug and --help; added to those given."""
     values = flags.FlagValues() if values is None else values
-    define = definer(values)
+    define = vocabulary.definer(values)
     define("boolean", "debug", False, "Show the traceback of an error.")
     define("boolean", "help", False, "Show this and exit.", short_name="h")
     return values
-
-
-def definer(flag_values: flags.FlagValues) -> Callable[..., None]:
-    """define(kind, name, default, text, *choices, **limits): absl's DEFINE_<kind> on them."""
-
-    def define(kind, name, default, text, *choices, **limits):
-        add = getattr(flags, f"DEFINE_{kind}")
-        add(name, default, *choices, text, flag_values=flag_values, **limits)
-
-    return define
 
 
 def parse(

@@ -54,11 +54,13 @@ def run_in_workers(
     free: queue.SimpleQueue = queue.SimpleQueue()
     for environment in environments:
         free.put((None, environment))
-    workers, lock, number = [], threading.Lock(), 0
+    workers, lock, number, ending = [], threading.Lock(), 0, False
 
     def work(name):
         nonlocal number
         with lock:  # a worker that is not among those that run could not be ended
+            if ending:
+                return None
             number, started, (child, environment) = number + 1, time.monotonic(), free.get()
             print(f"[{number}/{len(commands)}] {name}", file=sys.stderr, flush=True)
             if child is None or child.poll() is not None:
@@ -80,6 +82,7 @@ def run_in_workers(
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)  # no other begins
                 with lock:
+                    ending = True
                     for child in workers:
                         ask_to_end(child)
                 raise

@@ -26,9 +26,7 @@ STATEMENTS = {
     "lemma": Statement(
         source="Dong et al. 2021, appendix",
         text="(I − D)P̃ ≤ P ≤ (I + 2D)P̃ entry by entry wherever max D_ii ≤ 1.256.",
-        statistic=(
-            "number of heads of random networks that violate it, of those where max D_ii ≤ 1.256"
-        ),
+        statistic="number of heads of random networks with max D_ii ≤ 1.256 that violate it",
         claimed=NO_CASE,
         always=True,
         experiments=("check_bounds",),
@@ -38,7 +36,9 @@ STATEMENTS = {
     "bound": Statement(
         source="Dong et al. 2021, theorem 2.2",
         text="With max D_ii ≤ 1.256 the residual of one head is at most (4γβ/√k)‖res‖³.",
-        statistic="number of heads whose residual is larger; γ is the least that the lemma admits",
+        statistic=(
+            "number of heads whose residual is larger; γ is γ*, the least that the lemma admits"
+        ),
         claimed=NO_CASE,
         always=True,
         experiments=("check_bounds",),
@@ -49,12 +49,11 @@ STATEMENTS = {
         source="Dong et al. 2021, theorem 2.3",
         text=(
             "With max D_ii ≤ 1.256 the residual of H heads is at most (4γβH/√k)‖res‖³. γ and β are "
-            "the largest over heads. Of L layers it is at most the iterate."
+            "the largest over heads. For L layers the bound is iterated."
         ),
         statistic=(
-            "number of layers and networks of random weights whose residual is larger; the bound "
-            "has max γ* · max β over heads, and over the layers of a network; γ* is the least γ "
-            "that the lemma admits for a head"
+            "number of random layers and networks whose residual is larger; γ is max γ* and β max "
+            "β over heads, of networks over layers too"
         ),
         claimed=NO_CASE,
         always=True,
@@ -68,7 +67,7 @@ STATEMENTS = {
             "With max D_ii ≤ 1.256 and MLPs of Lipschitz constant λ the residual of a layer of H "
             "heads is at most (4γβHλ/√k)‖res‖³."
         ),
-        statistic="number of layers of random weights whose residual is larger, γ* and β as above",
+        statistic="number of random layers whose residual is larger, γ and β as above",
         claimed=NO_CASE,
         always=True,
         experiments=("run_collapse",),
@@ -82,8 +81,8 @@ STATEMENTS = {
             "by a factor of 3 with each layer."
         ),
         statistic=(
-            "local rate log‖res_L‖/log‖res_{L−1}‖ at the last layer; fed with its own output, the "
-            "order p of d' ~ d^p, of the seeds that fell"
+            "local rate log‖res_L‖/log‖res_{L−1}‖ at the last layer; if fed with its own output, "
+            "the order p of d' ~ d^p, of the seeds that fell"
         ),
         claimed=(2.5, 3.5),
         experiments=("run_collapse", "run_circle"),
@@ -118,6 +117,7 @@ STATEMENTS = {
         claimed=ABOVE_ZERO,
         experiments=("run_collapse", "run_architectures"),
         changed="2026-11-23, 6bc83c7",
+        confirmed="2026-11-24, seed 1: holds",
     ),
     "skips stop": Statement(
         source="Dong et al. 2021, abstract",
@@ -132,6 +132,7 @@ STATEMENTS = {
         each=(0.1, math.inf),
         experiments=("run_collapse", "run_architectures"),
         changed="2026-11-24, 34f8027",
+        confirmed="2026-11-24, seed 1: holds in part",
     ),
     "mlps stop": Statement(
         source="Dong et al. 2021, abstract",
@@ -161,8 +162,8 @@ STATEMENTS = {
     "curves": Statement(
         source="Dong et al. 2021, section 4.1",
         text=(
-            "The published residual by layer of BERT, ALBERT and XLNet at initialisation could be "
-            "one more of our initialisations, as far as the figure can be read, from layer 1 on."
+            "The published residuals by layer of BERT, ALBERT and XLNet could be one more of our "
+            "initialisations, from layer 1 on, as far as the figure can be read."
         ),
         statistic=(
             "p of the published curve among ours, minus the largest p that is refused; at all "
@@ -172,6 +173,7 @@ STATEMENTS = {
         claimed=ABOVE_ZERO,
         experiments=("run_architectures",),
         changed="2026-11-24, 5358d2e",
+        confirmed="2026-11-24, seed 1: holds",
     ),
     "collapse": Statement(
         source="Dong et al. 2021, section 4.1",
@@ -184,6 +186,7 @@ STATEMENTS = {
         each=(0.99, math.inf),
         experiments=("run_architectures",),
         changed="2026-11-24, 34f8027",
+        confirmed="2026-11-24, seed 1: holds",
     ),
     "chains": Statement(
         source="Dong et al. 2021, section 4.2",
@@ -199,8 +202,8 @@ STATEMENTS = {
     "short at first": Statement(
         source="Dong et al. 2021, section 4.2",
         text=(
-            "Short paths carry the differences between tokens: the sum over all paths of one "
-            "length has its largest residual at a length below the one that most paths have."
+            "Short paths carry the differences between tokens: sums of all paths of a length have "
+            "their largest residual below the length that most paths have."
         ),
         statistic="length of the largest residual minus the length of most paths",
         claimed=MORE_THAN_HALF,
@@ -223,6 +226,7 @@ STATEMENTS = {
         each=BELOW_ZERO,
         experiments=TRAINED,
         changed="2026-11-24, 34f8027",
+        confirmed="2026-11-24, seed 1: holds in part",
     ),
     "one short": Statement(
         source="Dong et al. 2021, section 4.2",
@@ -235,6 +239,7 @@ STATEMENTS = {
         each=ABOVE_ZERO,
         experiments=TRAINED,
         changed="2026-11-24, 34f8027",
+        confirmed="2026-11-24, seed 1: holds in part",
     ),
     "falls": Statement(
         source="Dong et al. 2021, section 4.2",
@@ -247,6 +252,7 @@ STATEMENTS = {
         each=BELOW_ZERO,
         experiments=TRAINED,
         changed="2026-11-24, 34f8027",
+        confirmed="2026-11-24, seed 1: holds in part",
     ),
     "circle": Statement(
         source="Dong et al. 2021, section 4.3",

@@ -65,9 +65,8 @@ ELSEWHERE = {
             "grows like N, the number of branches."
         ),
         statistic=(
-            "place of the exponent in N of Σ_i β_ii² between those of three laws in closed form "
-            "over the same depths: 0 is a constant, 1 is ln N, 2 is N/2; the weights are the same "
-            "at all depths"
+            "place of the exponent in N of Σ_i β_ii², same weights at all depths, between those of "
+            "three laws in closed form over these depths: 0 is a constant, 1 is ln N, 2 is N/2"
         ),
         claimed=(1.5, 2.5),
         experiments=("run_stability",),
@@ -110,8 +109,8 @@ ELSEWHERE = {
     "post fails": Statement(
         source="Liu et al. 2020, table 1",
         text=(
-            "With warm-up, as published, Post-LN of 12 and 18 layers fails: it has less than 90 % "
-            "of the accuracy of Pre-LN after the same steps."
+            "With warm-up, Post-LN of 12 and 18 layers fails: it has less than 90 % of the "
+            "accuracy of Pre-LN after the same steps."
         ),
         statistic=(
             "accuracy divided by that of Pre-LN after the same steps, with the longest warm-up of "
@@ -121,18 +120,20 @@ ELSEWHERE = {
         each=(-math.inf, 0.9),
         experiments=("run_trainability",),
         changed="2026-11-24, 34f8027",
+        confirmed="2026-11-24, seed 1: holds",
     ),
     "others train": Statement(
         source="Liu et al. 2020, table 1",
         text=(
-            "With warm-up, as published, Post-LN of 6 layers and Pre-LN and Admin of 6, 12 and 18 "
-            "train: they have more than 90 % of the accuracy of Pre-LN."
+            "With warm-up, Post-LN of 6 layers and Pre-LN and Admin of 6, 12 and 18 train: they "
+            "have more than 90 % of the accuracy of Pre-LN."
         ),
         statistic="the same ratio; for Pre-LN itself, its accuracy",
         claimed=MORE_THAN_HALF,
         each=(0.9, math.inf),
         experiments=("run_trainability",),
         changed="2026-11-24, 34f8027",
+        confirmed="2026-11-24, seed 1: holds",
     ),
     "phase order": Statement(
         source="Cowsik et al. 2024",
@@ -213,6 +214,36 @@ ELSEWHERE = {
         changed="2026-11-23, 4bd5280",
         confirmed="2026-11-24, seed 1: holds in part",
     ),
+    "sinks appear": Statement(
+        source="Gu et al. 2025, sections 3 and 4",
+        text=(
+            "Causal language models attend to their first token after training, small ones too: "
+            "more than one head in ten is a sink."
+        ),
+        statistic=(
+            "share of heads of which the first token gets more than .3 of the attention, mean over "
+            "queries, then over held-out windows, of softmax attention after training"
+        ),
+        claimed=MORE_THAN_HALF,
+        each=(0.1, math.inf),
+        experiments=("run_language_model",),
+        changed="2026-11-24, 78a223c",
+    ),
+    "spikes appear": Statement(
+        source="Sun et al. 2024, section 2",
+        text=(
+            "The largest entry of a hidden state of a trained language model is above 100 and "
+            "above 1000 times the median."
+        ),
+        statistic=(
+            "the smaller of max|x|/100 and max|x|/(1000 median|x|), means over held-out windows, "
+            "of the state that has most of it, of softmax attention after training"
+        ),
+        claimed=MORE_THAN_HALF,
+        each=(1.0, math.inf),
+        experiments=("run_language_model",),
+        changed="2026-11-24, 78a223c",
+    ),
 }
 
 FINDINGS = {
@@ -230,8 +261,7 @@ FINDINGS = {
         text=(
             "Steps of equal relative size e along the gradient change the output by one more power "
             "of N than independent updates do. The loss falls by e Σ‖W‖‖∂W‖, so that |δF|² ≥ e² "
-            "(Σ‖W‖‖∂W‖)²/‖u‖² (drawn). The square of a sum over N matrices is N times the sum of "
-            "squares."
+            "(Σ‖W‖‖∂W‖)²/‖u‖² (drawn): the square of a sum over N matrices."
         ),
         statistic="exponent in N of |δx̂|² after such a step, minus that after random ones",
         experiments=("run_stability",),
@@ -299,55 +329,25 @@ FINDINGS = {
         ),
         experiments=("run_cures",),
     ),
-    "sinks appear": Statement(
-        source="Gu et al. 2025, sections 3 and 4",
-        text=(
-            "Causal language models attend to their first token after training, small ones too: "
-            "more than one head in ten is a sink, in more than half of the seeds."
-        ),
-        statistic=(
-            "share of heads of which the first token gets more than .3 of the attention, mean over "
-            "queries, then over held-out windows, of softmax attention after training"
-        ),
-        claimed=MORE_THAN_HALF,
-        each=(0.1, math.inf),
-        experiments=("run_language_model",),
-        changed="2026-11-24, 78a223c",
-    ),
-    "spikes appear": Statement(
-        source="Sun et al. 2024, section 2",
-        text=(
-            "The largest entry of a hidden state of a trained language model is above 100 and "
-            "above 1000 times the median, in more than half of the seeds."
-        ),
-        statistic=(
-            "the smaller of max|x|/100 and max|x|/(1000 median|x|), means over held-out windows, "
-            "of the state that has most of it, of softmax attention after training"
-        ),
-        claimed=MORE_THAN_HALF,
-        each=(1.0, math.inf),
-        experiments=("run_language_model",),
-        changed="2026-11-24, 78a223c",
-    ),
     "sink cures": Statement(
         source="found here",
         text=(
-            "What gated attention, softpick, a softmax with a further score of 0 and QK-norm "
-            "change of the sinks of a language model at equal steps."
+            "How gated attention, softpick, a softmax with a further score of 0 and QK-norm change "
+            "the sinks of a language model, at equal steps."
         ),
-        statistic="share of heads that are sinks less that of softmax attention of the same seed",
+        statistic="share of heads that are sinks, minus that of softmax attention of the same seed",
         experiments=("run_language_model",),
     ),
     "spike cures": Statement(
         source="found here",
-        text="What they change of its spikes.",
-        statistic="log10 of max|x|/median|x| of the state with most, less that of softmax",
+        text="How they change its spikes.",
+        statistic="log10 of max|x|/median|x| of the state with most, minus that of softmax",
         experiments=("run_language_model",),
     ),
     "loss of cures": Statement(
         source="found here",
-        text="What they change of its loss.",
-        statistic="nats a byte of held-out text less those of softmax attention of the same seed",
+        text="How they change its loss.",
+        statistic="nats a byte of held-out text, minus those of softmax attention of the same seed",
         experiments=("run_language_model",),
     ),
 }

@@ -7,7 +7,7 @@ second name, such as that of a published command.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from absl import flags
@@ -104,6 +104,16 @@ VOCABULARY = {
 }
 
 
+def definer(flag_values: flags.FlagValues) -> Callable[..., None]:
+    """define(kind, name, default, text, *choices, **limits): absl's DEFINE_<kind> on them."""
+
+    def define(kind, name, default, text, *choices, **limits):
+        add = getattr(flags, f"DEFINE_{kind}")
+        add(name, default, *choices, text, flag_values=flag_values, **limits)
+
+    return define
+
+
 def define(
     values: flags.FlagValues, *, least: Mapping[str, int] | None = None, **defaults: Any
 ) -> None:
@@ -116,14 +126,12 @@ def define(
     """
     for name, default in defaults.items():
         kind, text, *limits = VOCABULARY[name]
-        bounds = {}
+        choices, bounds = limits, {}
         if kind in ("integer", "float"):
-            lowest, *highest = limits or [None]
-            bounds["lower_bound"] = (least or {}).get(name, lowest)
-            bounds["upper_bound"] = next(iter(highest), None)
-        choices = () if bounds else limits
-        add = getattr(flags, f"DEFINE_{kind}")
-        add(name, default, *choices, text.format(flags=values), flag_values=values, **bounds)
+            lowest, highest = [*limits, None, None][:2]
+            lowest = (least or {}).get(name, lowest)
+            choices, bounds = [], {"lower_bound": lowest, "upper_bound": highest}
+        definer(values)(kind, name, default, text.format(flags=values), *choices, **bounds)
 
 
 class NumbersParser(flags.ArgumentParser):

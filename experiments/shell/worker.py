@@ -6,7 +6,6 @@ input, as where the parent was killed, the run that is at work stops as by SIGTE
 """
 
 import functools
-import importlib
 import importlib.util
 import json
 import os

@@ -1,6 +1,7 @@
 """Flags of the trained experiments: the published code's names and meanings, and our own."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -169,10 +170,11 @@ def recipe(options: flags.FlagValues, embedding: rc.EmbeddingConfig, **more: Any
     return Recipe(config, options.num_labels, **fields | more)
 
 
-def hyper(options: Flags) -> Hyper:
-    """The traced values of a run, the same for every seed; those without a flag as by default."""
+def hyper(options: Flags, more: Mapping[str, Any] | None = None) -> Hyper:
+    """The traced values of a run, the same for every seed, with `more` fields; those without a flag
+    as by default."""
     names = [field.name for field in dataclasses.fields(Hyper) if field.name in options]
-    return Hyper(**{name: np.float32(options[name].value) for name in names})
+    return Hyper(**{name: np.float32(options[name].value) for name in names} | dict(more or {}))
 
 
 def epochs_per_chunk(options: flags.FlagValues) -> int:

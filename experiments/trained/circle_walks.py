@@ -1,5 +1,6 @@
 """The circle's networks: what is trained, their walks fed with their own output, and its theory."""
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 from absl import flags
 
 import rank_collapse as rc
-from experiments.trained.training import Setup, diverged, kept
+from experiments.trained.training import Setup, Shared, diverged, kept
 from rank_collapse.network.inputs import input_states
 from rank_collapse.theory import recurrence
 from rank_collapse.training import Recipe, forward
@@ -65,7 +66,15 @@ def setup(options: flags.FlagValues, name: str) -> Setup:
         sums = circle.with_batch_before(walk, options.batch_size)
         return {"train": sums if fed_with_sums(variant) else walk, "walk": walk}
 
-    return Setup(options, f"circle: {name}", name, recipe, make_data)
+    # A network without a skip around its attention is one whose skip has the gain 0.
+    whole = dataclasses.replace(
+        recipe, config=config.replace(attention_skip=True), output_dropout=True
+    )
+    skips = {"skip_gain": rc.Gains(attention=np.float32(config.attention_skip))}
+    floats = {"network": skips, "output_dropout": np.float32(published)}
+    program = f"{config.mlp}, d={width}" + ", sums" * fed_with_sums(variant)
+    shared = Shared(program, whole, floats)
+    return Setup(options, f"circle: {name}", name, recipe, make_data, shared=shared)
 
 
 def roll_out(num_steps: int, setup: Setup, model: Any, data: Any, key: Any) -> dict[str, Any]:

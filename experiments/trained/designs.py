@@ -176,11 +176,6 @@ def data_of(options: flags.FlagValues, batch_size: int, key: Any) -> dict[str, A
     }
 
 
-def limit_of(options: flags.FlagValues) -> float:
-    """`guess_limit` of the evaluation."""
-    return guess_limit(options.n_eval_data * options.num_tokens, options.num_labels)
-
-
 def guess_limit(tokens: int, letters: int) -> float:
     """Accuracy below which a guess cannot be distinguished from what is learned.
 

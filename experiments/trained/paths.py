@@ -158,7 +158,7 @@ def rows_of(results: Mapping[str, Any], setup: Setup) -> list[dict[str, Any]]:
     """Tidy rows: one per seed, evaluation, path length and repeat."""
     apart, sampled = diverged(results), "all heads" if setup.options.all_heads else "sampled"
     semantics = SEMANTICS | {sampled: setup.options.semantics}
-    every = [{"num_paths": "all", "path_length": k} for k in range(setup.recipe.config.depth + 1)]
+    every = [{"path_length": k} for k in range(setup.recipe.config.depth + 1)]
     evaluations = [
         *((name, [{}], results[name]) for name in ("whole", "whole_train") if name in results),
         *((f"{n} baseline", [{}], {"accuracy": v}) for n, v in results["baselines"].items()),
@@ -166,7 +166,7 @@ def rows_of(results: Mapping[str, Any], setup: Setup) -> list[dict[str, Any]]:
             (sampled, _places(size, results["lengths"], own["accuracy"].shape[2]), own)
             for size, own in results["sets"].items()
         ),
-        ("offset", [{"path_length": "none"}], results["offset"]),
+        ("offset", [{}], results["offset"]),
         *((name, every, results[name]) for name in (*LENGTHS, "truncated")),
     ]
     return [

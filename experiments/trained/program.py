@@ -207,7 +207,7 @@ def results_of_cells(
         groups.setdefault(static, {})[name] = jax.tree.map(np.float32, hyper)
     found = {}
     for static, group in groups.items():
-        found |= executor.map(partial(program, static), group, advance=False, **about)
+        found |= executor.map(partial(program, static), group, **about)
     return {name: nested(found[name]) for name in cells}
 
 

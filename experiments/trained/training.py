@@ -1,9 +1,10 @@
 """One network's seeds inside a run folder: trained, measured, saved, and read the next time."""
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -19,6 +20,20 @@ from rank_collapse.training import Ensemble, Recipe, path_accuracy
 from rank_collapse.training.recipe import check_hyper, config_of
 from rank_collapse.training.tasks.examples import Examples
 from rank_collapse.training.watched import layer_scalars
+
+
+class Shared(NamedTuple):
+    """What trains and measures setups that differ in floats alone.
+
+    Attributes:
+        program: Its name.
+        recipe: What is compiled.
+        floats: Fields of `Hyper` that a setup does not take from the flags.
+    """
+
+    program: str
+    recipe: Recipe
+    floats: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -37,6 +52,7 @@ class Setup:
         batch_size: Examples evaluated at a time; None for all.
         extra: What else determines the results, for config.json.
         curves: Whether the metrics are measured on the evaluation data after each epoch.
+        shared: What is compiled for other setups too; None for the recipe alone.
     """
 
     options: Flags
@@ -49,6 +65,7 @@ class Setup:
     batch_size: int | None = None
     extra: Mapping[str, Any] | None = None
     curves: bool = False
+    shared: Shared | None = None
 
 
 def train_and_eval(
@@ -75,6 +92,7 @@ def results_of(
     run: RunFolder,
     measure: Callable[[Setup, Any, Any, Any], Any],
     part: str = ALONE,
+    programs: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Everything that is shown of one network: from the saved arrays, else trained and measured.
 
@@ -87,6 +105,7 @@ def results_of(
         run: The run folder.
         measure: (setup, model, data, key) of one seed → nested dictionary of arrays.
         part: Of the run's arrays, with "/" between the levels of the dictionary.
+        programs: Those of the run's setups that share theirs, by name; a new one is added.
 
     Returns:
         What `measure` returns with a leading seed axis, "losses" [s, epochs], "diverged_at" [s]
@@ -98,14 +117,17 @@ def results_of(
         RunError: The run holds another number of seeds or epochs.
     """
     files = Kept(options, setup.recipe, run, part)
+    shared = setup.shared or Shared(part, setup.recipe, {})
+    programs = {} if programs is None else programs
 
     def cells(own):
-        hyper = arguments.hyper(own)
-        check_hyper(hyper, setup.recipe)
+        hyper = arguments.hyper(own, shared.floats)
+        check_hyper(hyper, shared.recipe)
         return {part: hyper}
 
     with Executor(options, run, alone=options.keep_models or files.monitored) as executor:
-        program = functools.partial(training_of, options, setup, measure, executor, files)
+        made = options, setup, measure, shared, executor, files, programs
+        program = functools.partial(training_of, *made)
         found = executor.map(program, cells, most_known=files.seeds())[part]
     epochs = setup.recipe.num_epochs
     if (shape := found["losses"].shape)[1] != epochs:
@@ -118,18 +140,29 @@ def results_of(
 
 
 def training_of(
-    options: Flags, setup: Setup, measure: Callable, executor: Executor, files: Kept
+    options: Flags,
+    setup: Setup,
+    measure: Callable,
+    shared: Shared,
+    executor: Executor,
+    files: Kept,
+    programs: dict[str, Any],
 ) -> Training:
     """What trains one network, with any floats.
 
     Args:
-        options, setup, measure: As of `results_of`.
+        options, setup, measure, programs: As of `results_of`.
+        shared: What is compiled.
         executor: Its folder keeps the states.
         files: Beside the arrays.
     """
 
+    def measured_of(model, data, hyper, key):
+        recipe = dataclasses.replace(shared.recipe, config=config_of(shared.recipe, hyper))
+        return measure(dataclasses.replace(setup, recipe=recipe), model, data, key)
+
     def watch(model, data, hyper, _):
-        config, found = config_of(setup.recipe, hyper), {}
+        config, found = config_of(shared.recipe, hyper), {}
         if setup.curves:
             found["curves"] = path_accuracy.whole_model(model, data["eval"], config, setup.metrics)
         if files.monitored:
@@ -138,15 +171,17 @@ def training_of(
 
     watched = setup.curves or files.monitored  # of every epoch
     epochs = 1 if watched else arguments.epochs_per_chunk(options)
-    ensemble = Ensemble(
-        setup.recipe,
-        setup.make_data,
-        mesh=executor.mesh,
-        epochs_per_chunk=epochs,
-        at_once=options.seeds_at_once or None,
-        watch=watch if watched else None,
-    )
-    measured = ensemble.of_models(lambda model, data, _, key: measure(setup, model, data, key))
+    if shared.program not in programs:
+        ensemble = Ensemble(
+            shared.recipe,
+            setup.make_data,
+            mesh=executor.mesh,
+            epochs_per_chunk=epochs,
+            at_once=options.seeds_at_once or None,
+            watch=watch if watched else None,
+        )
+        programs[shared.program] = ensemble, ensemble.of_models(measured_of)
+    ensemble, measured = programs[shared.program]
     wait = options.checkpoint_seconds
     return Training(
         ensemble, executor.run, measured, setup.name, kept=files, checkpoint_seconds=wait

@@ -1,7 +1,7 @@
 """The common token x of a residual X − 1xᵀ: mean, median, midrange, minimiser of ‖.‖_{1,∞}."""
 
 from functools import partial
-from typing import Any
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -12,10 +12,11 @@ from rank_collapse import struct
 from rank_collapse.measures.arrays import namespace, where_it_lives
 from rank_collapse.measures.norms import as_tokens, divide, num_tokens, total
 
-CENTERS = ("mean", "median", "midrange", "composite")
+Center = Literal["mean", "median", "midrange", "composite"]
+CENTERS = get_args(Center)
 
 
-def center_of(x: Any, mask: Any, center: str) -> Any:
+def center_of(x: Any, mask: Any, center: Center) -> Any:
     """The common token [..., d] that `residuals.residual` takes away, of what `as_tokens` made.
 
     Raises:

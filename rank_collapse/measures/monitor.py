@@ -52,9 +52,9 @@ def monitor(
     mask: Any = None,
     sink: float = 0.3,
     axis_name: str | None = None,
-    tokens: str = "raw",
+    tokens: spikes.TokenKind = "raw",
     norm: Callable[[Any], Any] | None = None,
-    exclude: str | None = None,
+    exclude: spikes.Excluded | None = None,
     threshold: float = spikes.SPIKE,
 ) -> dict[str, Float[Any, ""]]:
     """Scalars of one layer's tokens and attention weights, means over leading axes and heads.

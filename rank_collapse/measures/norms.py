@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -60,7 +60,8 @@ svd = _one_by_one(partial(jnp.linalg.svd, full_matrices=False))
 svdvals = _one_by_one(jnp.linalg.svdvals)  # x [n, d] → singular values [r], largest first
 
 
-NORMS = ("composite", "one", "inf", "frobenius", "spectral", "max")
+Norm = Literal["composite", "one", "inf", "frobenius", "spectral", "max"]
+NORMS = get_args(Norm)
 
 
 def as_tokens(x: Any, mask: Any = None, *, empty: bool = False) -> tuple[Any, Any]:
@@ -166,7 +167,7 @@ def singular_values(x: Any, *, mask: Any = None) -> Float[Any, "*b r"]:
 
 
 @where_it_lives
-def matrix_norm(x: Any, norm: str = "composite", *, mask: Any = None) -> Float[Any, "*b"]:
+def matrix_norm(x: Any, norm: Norm = "composite", *, mask: Any = None) -> Float[Any, "*b"]:
     """A norm by name.
 
     Args:
@@ -185,7 +186,7 @@ def matrix_norm(x: Any, norm: str = "composite", *, mask: Any = None) -> Float[A
 norm_1, norm_inf = (functools.partial(matrix_norm, norm=norm) for norm in ("one", "inf"))
 
 
-def norm_of(x: Any, norm: str) -> Any:
+def norm_of(x: Any, norm: Norm) -> Any:
     """`matrix_norm` of what `as_tokens` made."""
     refuse_if(norm not in NORMS, f"norm={norm!r} is not one of {NORMS}")
     if norm == "composite":  # the product of the two itself could overflow

@@ -4,7 +4,7 @@ import dataclasses
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ from rank_collapse.measures.arrays import (
     where_it_lives,
     with_mask,
 )
-from rank_collapse.measures.table import MEASURES, named
+from rank_collapse.measures.table import MEASURES, MeasureName, named
 from rank_collapse.network import (
     Forward,
     Layer,
@@ -70,6 +70,12 @@ class Profile(dict[str, Float[Any, "l *b"]]):
         self.rounding, self.spiked, self.left_out = rounding, spiked, left_out
         shape = self._shape
         self._made = shape[:1], len(shape)  # ([l], number of axes) before any transformation
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            where = f"; write profile[{name!r}]" if name in self else ""
+            raise AttributeError(f"Profile has no attribute {name!r}{where}", name=name, obj=self)
 
     @property
     def _shape(self):
@@ -144,13 +150,13 @@ class Profile(dict[str, Float[Any, "l *b"]]):
 def profile(
     hidden: Any,
     *,
-    measures: str | Sequence[str] = ("residual_ratio",),
+    measures: MeasureName | Sequence[MeasureName] = ("residual_ratio",),
     mask: Any = None,
     batch_axis: int | None = None,
     axis_name: str | None = None,
-    tokens: str = "raw",
+    tokens: spikes.TokenKind = "raw",
     norm: Callable[[Any], Any] | Sequence[Callable[[Any], Any]] | None = None,
-    exclude: str | None = None,
+    exclude: spikes.Excluded | None = None,
     threshold: float = spikes.SPIKE,
 ) -> Profile:
     """Measures of hidden states by layer, of one example or of a batch, from any framework.
@@ -321,9 +327,9 @@ def network_profile(
     x: Any,
     config: TransformerConfig,
     *,
-    measures: tuple[str, ...] = ("residual_ratio",),
-    tokens: str = "raw",
-    exclude: str | None = None,
+    measures: MeasureName | Sequence[MeasureName] = ("residual_ratio",),
+    tokens: spikes.TokenKind = "raw",
+    exclude: spikes.Excluded | None = None,
     threshold: float = spikes.SPIKE,
     **inputs: Any,
 ) -> Profile:
@@ -345,8 +351,8 @@ class ProfilePass(States):
     """`network_profile` layer by layer, of names out of `MEASURES`."""
 
     measures: tuple[str, ...] = ("residual_ratio",)
-    tokens: str = "raw"
-    exclude: str | None = None
+    tokens: spikes.TokenKind = "raw"
+    exclude: spikes.Excluded | None = None
     threshold: float = spikes.SPIKE
 
     def measure(self, x: Any, mask: Any = None, read: Any = None) -> dict[str, Float[Array, ""]]:

@@ -22,8 +22,9 @@ from rank_collapse.measures.arrays import (
     where_it_lives,
     with_mask,
 )
-from rank_collapse.measures.centers import center_of
+from rank_collapse.measures.centers import Center, center_of
 from rank_collapse.measures.norms import (
+    Norm,
     as_tokens,
     divide,
     gram_of,
@@ -42,7 +43,7 @@ POWER_STEPS = 20
 
 
 @where_it_lives
-def residual(x: Any, *, center: str = "mean", mask: Any = None) -> Float[Any, "*b n d"]:
+def residual(x: Any, *, center: Center = "mean", mask: Any = None) -> Float[Any, "*b n d"]:
     """res(X) = X − 1xᵀ, the tokens minus one common token x.
 
     Args:
@@ -72,7 +73,7 @@ def scaled_tokens(x: Any, mask: Any) -> tuple[Any, Any]:
     return unit_scale(x)[0], mask
 
 
-def residual_of(x: Any, mask: Any, center: str) -> Any:
+def residual_of(x: Any, mask: Any, center: Center) -> Any:
     """`residual` of what `as_tokens` made."""
     rest = x - center_of(x, mask, center)[..., None, :]
     return rest if mask is None else namespace(x).where(mask[..., None], rest, 0)
@@ -80,7 +81,7 @@ def residual_of(x: Any, mask: Any, center: str) -> Any:
 
 @where_it_lives
 def residual_ratio(
-    x: Any, *, center: str = "mean", norm: str = "composite", mask: Any = None
+    x: Any, *, center: Center = "mean", norm: Norm = "composite", mask: Any = None
 ) -> Float[Any, "*b"]:
     """‖res(X)‖ / ‖X‖, in [0, 1] for the norm's own minimiser; 0 where X = 0.
 
@@ -100,7 +101,7 @@ def residual_ratio(
 
 
 @where_it_lives
-def rank_one_ratio(x: Any, *, norm: str = "composite", mask: Any = None) -> Float[Any, "*b"]:
+def rank_one_ratio(x: Any, *, norm: Norm = "composite", mask: Any = None) -> Float[Any, "*b"]:
     """‖X − σ_1 u_1 v_1ᵀ‖ / ‖X‖; 0 where X = 0.
 
     Unlike in res(X), the common token may come with another weight in each row.

@@ -4,7 +4,7 @@ In a trained pre-norm network one token may carry nearly all of ‖X‖². Ratio
 nothing of the others: measured are unit tokens, what the layer reads, or tokens without spikes.
 """
 
-from typing import Any
+from typing import Any, Literal, get_args
 
 from jaxtyping import Float
 
@@ -14,7 +14,9 @@ from rank_collapse.measures.norms import divide, num_tokens, root, unit_scale
 from rank_collapse.measures.residuals import of_some, residual_of, scaled_tokens, unit_tokens
 from rank_collapse.struct import refuse
 
-TOKENS = ("raw", "unit", "read")
+TokenKind = Literal["raw", "unit", "read"]
+Excluded = Literal["spikes"]
+TOKENS = get_args(TokenKind)
 SPIKE = 5.0  # times the median norm, from which on a token is one
 
 
@@ -23,8 +25,8 @@ def chosen_tokens(
     mask: Any = None,
     read: Any = None,
     *,
-    tokens: str = "raw",
-    exclude: str | None = None,
+    tokens: TokenKind = "raw",
+    exclude: Excluded | None = None,
     threshold: float = SPIKE,
 ) -> tuple[Any, Any, Any]:
     """(tokens to measure [..., n, d], a mask of those that exist, how many were left out [...]).

@@ -5,13 +5,40 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
+from rank_collapse import struct
 from rank_collapse.measures import attention, residuals, spikes
 from rank_collapse.measures.arrays import FRAMEWORKS, framework_of
 from rank_collapse.report.alarms import Threshold
+
+MeasureName = Literal[
+    "residual_ratio",
+    "rank_one_ratio",
+    "token_cosine",
+    "effective_rank",
+    "effective_rank_share",
+    "matrix_entropy",
+    "stable_rank",
+    "stable_rank_bound",
+    "participation_ratio",
+    "spike_entry",
+    "spike_norm",
+    "spike_share",
+    "spike_token",
+    "spike_feature",
+    "residual_spike",
+    "attention_entropy",
+    "largest_weight",
+    "saturated_share",
+    "largest_column",
+    "first_column",
+    "sink_rate",
+    "largest_logit",
+    "stream_homogenisation",
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +74,7 @@ class Measure:
 # Thresholds are where the run should be checked, not where theory draws a line: tokens
 # that differ by a hundredth of their size, or by an angle of 8 degrees; rows of attention on a
 # single key.
-MEASURES: dict[str, Measure] = {
+MEASURES: dict[MeasureName, Measure] = {
     "residual_ratio": Measure(
         residuals.residual_ratio,
         "tokens",
@@ -231,5 +258,7 @@ def named(measures: Any, needs: str = "tokens") -> tuple[str, ...]:
     known = tuple(name for name, measure in MEASURES.items() if measure.needs == needs)
     unknown = [name for name in names if name not in known]
     if unknown:
-        raise ValueError(f"measure {unknown[0]!r} is not one of {known}, which are of {needs}")
+        raise struct.unknown(
+            f"measure {unknown[0]!r}", unknown[0], known, f", which are of {needs}"
+        )
     return names

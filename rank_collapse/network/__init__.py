@@ -88,6 +88,7 @@ from rank_collapse.network.projections import (
     repeat_groups as repeat_groups,
     rotate as rotate,
 )
+from rank_collapse.network.recorded import replay as replay
 from rank_collapse.network.residual import (
     ResidualSpec as ResidualSpec,
     final_spec as final_spec,
@@ -105,7 +106,6 @@ from rank_collapse.network.transformer import (
     Trace as Trace,
     apply as apply,
     forward as forward,
-    replay as replay,
 )
 from rank_collapse.network.variant_heads import (
     differential as differential,

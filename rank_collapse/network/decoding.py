@@ -55,9 +55,9 @@ class Decoded(struct.Struct):
         logits: [n, c], from which each token was chosen; those after the end mean nothing.
     """
 
-    tokens: Any
-    exists: Any
-    logits: Any
+    tokens: struct.Leaf
+    exists: struct.Leaf
+    logits: struct.Leaf
 
 
 def greedy_decode(

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, TypeVar
 
+from rank_collapse import struct
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.layers import NormPlacement
 
@@ -202,7 +203,7 @@ def of_stack(
 ) -> TransformerConfig:
     """`design` of one stack, alone or as a part of an encoder-decoder."""
     if name not in DESIGNS:
-        raise ValueError(f"design {name!r} is not one of {tuple(DESIGNS)}")
+        raise struct.unknown(f"design {name!r}", name, DESIGNS)
     if stack.role not in ROLES:
         raise ValueError(f"role={stack.role!r} is not one of {ROLES}")
     chosen = DESIGNS[name]

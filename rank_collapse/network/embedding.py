@@ -3,7 +3,7 @@
 Axis letters: n tokens, e embedding width, i input width, d model width.
 """
 
-from typing import Any
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +12,9 @@ from jaxtyping import Array, Float, Int
 from rank_collapse import struct
 from rank_collapse.network import layers
 
-POSITION_KINDS = ("none", "learned", "sinusoidal")
-PROJECTIONS = ("none", "before_norm", "after_norm")
+EmbeddedPositions = Literal["none", "learned", "sinusoidal"]
+Projection = Literal["none", "before_norm", "after_norm"]
+POSITION_KINDS, PROJECTIONS = get_args(EmbeddedPositions), get_args(Projection)
 
 
 class EmbeddingConfig(struct.Struct):
@@ -44,13 +45,13 @@ class EmbeddingConfig(struct.Struct):
     d_embed: int = struct.static(64)
     hidden_layer: bool = struct.static(False)
     convolutions: bool = struct.static(False)
-    positions: str = struct.static("none")
+    positions: EmbeddedPositions = struct.static("none")
     num_positions: int = struct.static(0)
     num_segments: int = struct.static(0)
     class_token: bool = struct.static(False)
     num_registers: int = struct.static(0)
     place_registers: bool = struct.static(False)
-    projection: str = struct.static("none")
+    projection: Projection = struct.static("none")
     norm: bool = struct.static(True)
     norm_eps: float = struct.static(1e-12)
     scale: float = struct.static(1.0)

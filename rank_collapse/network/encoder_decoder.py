@@ -116,7 +116,7 @@ class EncoderDecoderTrace(struct.Struct):
 
     encoder: Trace
     decoder: Trace
-    logits: Any
+    logits: struct.Leaf
 
 
 def init(

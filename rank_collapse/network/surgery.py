@@ -6,7 +6,7 @@ only its two linear maps. "text" is what the paper's text says: SAN+MLP has no s
 without MLP the whole sublayer is gone. Attention keeps its norm in all of them.
 """
 
-from typing import Any
+from typing import Any, Literal, get_args
 
 import jax.numpy as jnp
 
@@ -16,8 +16,9 @@ from rank_collapse.network.gains import Gains
 from rank_collapse.network.layers import GATED, MLPParams
 from rank_collapse.network.parameters import TransformerParams
 
-VARIANTS = ("SAN", "SAN+MLP", "SAN+skip", "Transformer")
-READINGS = ("published", "text")
+VariantName = Literal["SAN", "SAN+MLP", "SAN+skip", "Transformer"]
+Reading = Literal["published", "text"]
+VARIANTS, READINGS = get_args(VariantName), get_args(Reading)
 
 
 def variants_of(family: str | None) -> list[tuple[str, str]]:
@@ -42,8 +43,8 @@ def skips_left(name: str, reading: str) -> Gains:
 def variant(
     config: TransformerConfig,
     params: TransformerParams,
-    name: str,
-    reading: str = "published",
+    name: VariantName,
+    reading: Reading = "published",
     *,
     family: str | None = None,
 ) -> tuple[TransformerConfig, TransformerParams]:

@@ -6,9 +6,8 @@ Every function takes one example [n, d]; vmap adds batch and seed axes. Axis let
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
-from operator import attrgetter
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,10 +17,8 @@ from jaxtyping import Array, Float
 from rank_collapse import struct
 from rank_collapse.network import attention as attn, edits, layers, streams
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.covers import EVERYTHING
 from rank_collapse.network.dropout import dropout, dropout_branches
 from rank_collapse.network.inputs import (
-    PreparedInputs,
     as_mask,
     batch_size,
     check_known,
@@ -40,16 +37,23 @@ class LayerTrace(struct.Struct):
     streams are their means; `apply(..., keep=("residual",))` keeps them apart.
     """
 
-    attention: Any  # [h, n, n]  P_h, or M_h where the config mixes
-    attention_branch: Any  # [n, d]  SA(x), before γ
-    after_attention: Any  # [n, d]  output of the attention sublayer
-    hidden: Any  # [n, d]  output of the layer
-    cross_attention: Any = None  # [h, n, m]
-    cross_branch: Any = None  # [n, d]
-    after_cross: Any = None  # [n, d]
-    mlp_branch: Any = None  # [n, d]
-    kept: Any = None  # {place: what is there}, with keep
+    attention: struct.Leaf  # [h, n, n]  P_h, or M_h where the config mixes
+    attention_branch: struct.Leaf  # [n, d]  SA(x), before γ
+    after_attention: struct.Leaf  # [n, d]  output of the attention sublayer
+    hidden: struct.Leaf  # [n, d]  output of the layer
+    cross_attention: struct.Leaf | None = None  # [h, n, m]
+    cross_branch: struct.Leaf | None = None  # [n, d]
+    after_cross: struct.Leaf | None = None  # [n, d]
+    mlp_branch: struct.Leaf | None = None  # [n, d]
+    kept: dict[str, struct.Leaf] | None = None  # {place: what is there}, with keep
     keys_values: Any = None  # in a pass with a past: those of all tokens so far
+
+
+if TYPE_CHECKING:
+    Layers = LayerTrace
+    Context = attn.AttentionContext
+else:  # as of `struct.Leaf`: the axes of a vmap stand here too
+    Layers = Context = Any
 
 
 class Trace(struct.Struct):
@@ -65,10 +69,10 @@ class Trace(struct.Struct):
         context: Masks, biases and positions of all layers; of one by `AttentionContext.of_layer`.
     """
 
-    hidden: Any
-    layers: Any
-    output: Any
-    context: Any
+    hidden: struct.Leaf
+    layers: Layers
+    output: struct.Leaf
+    context: Context
 
     def __repr__(self) -> str:
         shapes = {"hidden": self.hidden, "attention": self.attention, "output": self.output}
@@ -99,22 +103,30 @@ class Trace(struct.Struct):
         states = jnp.moveaxis(self.hidden, self.layer_axis, 0).at[-1].set(self.output)
         return jnp.moveaxis(states, 0, self.layer_axis)
 
-    cross_attention = property(
-        attrgetter("layers.cross_attention"),
-        doc="Weights of the attention to the memory [L, h, n, m], or None.",
-    )
-    kept = property(
-        attrgetter("layers.kept"), doc="{place: its values [L, ...]} of `apply`'s `keep`."
-    )
-    attention = property(attrgetter("layers.attention"), doc="Attention weights [L, h, n, n].")
-    attention_branch = property(
-        attrgetter("layers.attention_branch"),
-        doc="Attention outputs [L, n, d] before skip and norm.",
-    )
-    mlp_branch = property(
-        attrgetter("layers.mlp_branch"),
-        doc="MLP outputs [L, n, d] before skip and norm, or None.",
-    )
+    @property
+    def cross_attention(self) -> struct.Leaf | None:
+        """Weights of the attention to the memory [L, h, n, m], or None."""
+        return self.layers.cross_attention
+
+    @property
+    def kept(self) -> dict[str, struct.Leaf] | None:
+        """{place: its values in every layer [L, ...]} of `apply`'s `keep`, or None."""
+        return self.layers.kept
+
+    @property
+    def attention(self) -> struct.Leaf:
+        """Attention weights [L, h, n, n]."""
+        return self.layers.attention
+
+    @property
+    def attention_branch(self) -> struct.Leaf:
+        """Attention outputs [L, n, d] before skip and norm."""
+        return self.layers.attention_branch
+
+    @property
+    def mlp_branch(self) -> struct.Leaf | None:
+        """MLP outputs [L, n, d] before skip and norm, or None."""
+        return self.layers.mlp_branch
 
 
 class BranchAux(NamedTuple):
@@ -361,39 +373,3 @@ def _apply(params, prepared, config, dropout_key, dropout_rate, keep) -> Trace:
     output = final_norm(Tokens(), last, params, prepared, config)
     hidden = jnp.concatenate([prepared.x[None], trace.hidden])
     return Trace(hidden=hidden, layers=trace, output=output, context=prepared.context)
-
-
-class _Recorded(Tokens):
-    """Tokens as a trace has them: `Layer.extra` is the layer's `LayerTrace`."""
-
-    def branch(self, layer, kind, branch_input):
-        return getattr(layer.extra, f"{kind}_branch"), None
-
-    def after(self, layer, name, x):
-        return getattr(layer.extra, "hidden" if name == "residual" else name)
-
-
-def replay(
-    measure: Callable[[Layer, dict[str, Passage]], Any],
-    params: TransformerParams,
-    trace: Trace,
-    config: TransformerConfig,
-) -> Any:
-    """A measure of every layer's sublayers, [L, ...], from a trace: no branch is computed.
-
-    Args:
-        measure: (layer, {kind: `Passage`}) → arrays.
-        params: Of the network; norms and learned gains are read.
-        trace: From `apply`, of one example.
-
-    Raises:
-        ValueError: A network of several residual streams.
-    """
-    EVERYTHING.check(config)
-
-    def step(layer, x):
-        x, passages = walk_layer(_Recorded(), layer, x)
-        return x, measure(layer, passages)
-
-    inputs = PreparedInputs(x=trace.hidden[0], context=trace.context)
-    return walk(step, inputs.x, params, inputs, config, extra=trace.layers)[1]

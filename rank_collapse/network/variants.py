@@ -12,12 +12,13 @@ the configuration.
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.tree_util import Partial
 
+from rank_collapse import struct
 from rank_collapse.network import variant_heads as heads
 from rank_collapse.network.attention import Mixing
 from rank_collapse.network.config import DEFAULTS, TransformerConfig
@@ -25,6 +26,27 @@ from rank_collapse.network.covers import ANY, Covers
 from rank_collapse.network.layers import ACTIVATIONS
 from rank_collapse.network.parameters import TransformerParams, init
 from rank_collapse.struct import refuse_if
+
+VariantName = Literal[
+    "softmax",
+    "centred",
+    "a_perp",
+    "value_skipinit",
+    "shaped",
+    "attn_scale",
+    "sigmoid",
+    "softpick",
+    "off_by_one",
+    "sinks",
+    "ssmax",
+    "critical",
+    "differential",
+    "gated",
+    "retention",
+    "linear",
+    "ssd",
+    "dyt",
+]
 
 # --- Values as the authors start them: (config, key or None) → {name: value}
 
@@ -139,8 +161,9 @@ NO_POSITION = OWN_SCORES | {"position": ("none",)}
 NO_CAP = {"score_cap": (0.0,)}
 CAUSAL = {"mask": ("causal",)}
 ATTENTION = ("normalise", "mixing", "mix")
+NETWORKS = ("san", "san_mlp", "san_skip", "transformer")  # of `presets`
 
-VARIANTS: dict[str, Variant] = {
+VARIANTS: dict[VariantName, Variant] = {
     "softmax": Variant(lambda config: {}, {}, "Vaswani et al. 2017"),
     "centred": Variant(_mixing(0.0, 1.0, -1.0), {}, "Ali et al. 2023"),
     "a_perp": Variant(
@@ -220,12 +243,19 @@ VARIANTS: dict[str, Variant] = {
 
 
 def _known(name):
-    refuse_if(name not in VARIANTS, f"variant {name!r} is not one of {tuple(VARIANTS)}")
+    network = str(name).lower().replace("+", "_")
+    if network in NETWORKS:
+        raise ValueError(
+            f"variant {name!r} is a network, not a form of attention: rc.{network} makes it, and "
+            "rc.surgery.variant cuts it out of another network"
+        )
+    if name not in VARIANTS:
+        raise struct.unknown(f"variant {name!r}", name, VARIANTS)
     return VARIANTS[name]
 
 
 def variant(
-    config: TransformerConfig, name: str, *, key: Any = None, **values: Any
+    config: TransformerConfig, name: VariantName, *, key: Any = None, **values: Any
 ) -> TransformerConfig:
     """The config of an attention variant; draw its parameters by `init_variant`.
 
@@ -259,7 +289,11 @@ def variant(
 
 
 def init_variant(
-    key: Any, config: TransformerConfig, name: str, weight_scale: Any = 1.0, bias_scale: Any = 0.0
+    key: Any,
+    config: TransformerConfig,
+    name: VariantName,
+    weight_scale: Any = 1.0,
+    bias_scale: Any = 0.0,
 ) -> TransformerParams:
     """Parameters of a network, its attention as a variant's authors start it; see `init`.
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from rank_collapse import struct
-from rank_collapse.measures.norms import composite_norm, divide, matrix_norm
+from rank_collapse.measures.norms import Norm, composite_norm, divide, matrix_norm
 from rank_collapse.measures.residuals import rank_one_ratio, residual
 from rank_collapse.network import (
     Passage,
@@ -69,7 +69,7 @@ def _around_mean(chain, change, keep):
 
 @full_precision
 def chained_residual(
-    attention: Float[Array, "l h n n"], path: Any, norm: str = "composite", *, mask: Any = None
+    attention: Float[Array, "l h n n"], path: Any, norm: Norm = "composite", *, mask: Any = None
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """‖P_path − 1pᵀ‖/‖P_path‖ with p the mean row, and the same for the best rank one.
 
@@ -101,7 +101,7 @@ def _chain_of(attention, path, keep):
 
 
 def ratios(
-    chain: Chain, keep: Bool[Array, "n"], norm: str = "composite"
+    chain: Chain, keep: Bool[Array, "n"], norm: Norm = "composite"
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """What `chained_residual` returns, of a product that is already made.
 

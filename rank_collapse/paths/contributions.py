@@ -52,26 +52,26 @@ class PathContributions(struct.Struct):
         count_mlps: Whether by_length has the axis of MLPs; static.
     """
 
-    by_length: Any
-    offset: Any
-    from_memory: Any = None
-    output: Any = None
+    by_length: struct.Leaf
+    offset: struct.Leaf
+    from_memory: struct.Leaf | None = None
+    output: struct.Leaf | None = None
     count_mlps: bool = struct.static(False)
 
     def __iter__(self):
         return iter((self.by_length, self.offset))
 
     @property
-    def total(self) -> Any:
+    def total(self) -> struct.Leaf:
         """Σ_k C_k + offset: the output, unless something was left out."""
         return self.by_attention_length.sum(axis=-3) + self.offset
 
     @property
-    def by_attention_length(self) -> Any:
+    def by_attention_length(self) -> struct.Leaf:
         """[L + 1, n, d], summed over the number of MLPs where they are counted apart."""
         return self.by_length.sum(axis=-3) if self.count_mlps else self.by_length
 
-    def up_to(self) -> Any:
+    def up_to(self) -> struct.Leaf:
         """[L + 1, n, d]: the output of paths of lengths 0 .. k and the offset, for each k."""
         return jnp.cumsum(self.by_attention_length, axis=-3) + self.offset[..., None, :, :]
 

@@ -38,14 +38,14 @@ class DirectContributions(struct.Struct):
         offset: [n, d], biases of attention outputs and of norms.
     """
 
-    start: Any
-    heads: Any
-    mlps: Any
-    cross: Any
-    offset: Any
+    start: struct.Leaf
+    heads: struct.Leaf
+    mlps: struct.Leaf | None
+    cross: struct.Leaf | None
+    offset: struct.Leaf
 
     @property
-    def total(self) -> Any:
+    def total(self) -> struct.Leaf:
         """The sum of all parts: the output."""
         layers = [p.sum(axis=-3) for p in (self.mlps, self.cross) if p is not None]
         return sum(layers, self.start + self.offset + self.heads.sum(axis=(-4, -3)))

@@ -21,7 +21,7 @@ from rank_collapse.network import (
     prepare_inputs,
 )
 from rank_collapse.paths.enumeration import check_length, check_paths
-from rank_collapse.paths.steps import COVERS, SEMANTICS, make_steps
+from rank_collapse.paths.steps import COVERS, SEMANTICS, Semantics, make_steps
 
 
 class Classifier(NamedTuple):
@@ -90,7 +90,7 @@ def path_state(
     config: TransformerConfig,
     path: Any,
     *,
-    semantics: str = "recomputed",
+    semantics: Semantics = "recomputed",
     no_sub_path: bool = False,
     **inputs: Any,
 ) -> Float[Array, "n d"]:
@@ -121,7 +121,7 @@ def path_set_states(
     config: TransformerConfig,
     paths: Any,
     *,
-    semantics: str = "recomputed",
+    semantics: Semantics = "recomputed",
     no_sub_path: bool = False,
     **inputs: Any,
 ) -> Float[Array, "*sets n d"]:

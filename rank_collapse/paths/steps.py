@@ -4,7 +4,7 @@ Choices are those of `enumeration`; heads are gathered by index, so that a path 
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,8 @@ from rank_collapse.network import (
 from rank_collapse.paths.enumeration import ALL_HEADS
 from rank_collapse.paths.frozen import Frozen, freeze
 
-SEMANTICS = ("frozen", "recomputed")
+Semantics = Literal["frozen", "recomputed"]
+SEMANTICS = get_args(Semantics)
 _FIELDS = covers.everything_but(*covers.CROSS)
 COVERS = {
     "frozen": covers.Covers("a set of frozen paths", _FIELDS),
@@ -44,7 +45,7 @@ def make_steps(
     params: TransformerParams,
     prepared: PreparedInputs,
     config: TransformerConfig,
-    semantics: str,
+    semantics: Semantics,
     no_sub_path: bool = False,
 ) -> tuple[Callable, Callable]:
     """(step(state, layer, choice) -> state, finish(state)) of either semantics."""

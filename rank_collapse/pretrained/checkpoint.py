@@ -13,7 +13,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from rank_collapse.extras import MissingPackage
+from rank_collapse.extras import required
 from rank_collapse.pretrained import torch_tensors
 from rank_collapse.pretrained.tensors import Place, Stored, Tensors
 from rank_collapse.printed import one_line, quoted
@@ -125,14 +125,11 @@ def _stored(path):
 
 def _safetensors(path):
     """The tensors of a safetensors file, whose package checks its header here, once."""
+    safetensors = required("safetensors", str(path), "pretrained")
     try:
-        from safetensors import SafetensorError, safe_open
-    except ImportError as error:
-        raise MissingPackage(str(path), error, "pretrained") from None
-    try:
-        with safe_open(path, "numpy"):
+        with safetensors.safe_open(path, "numpy"):
             pass
-    except SafetensorError as error:
+    except safetensors.SafetensorError as error:
         reason = one_line(error, 300)
         raise ValueError(f"{path}: cut short, or not a safetensors file: {reason}") from None
     with open(path, "rb") as file:

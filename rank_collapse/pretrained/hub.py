@@ -5,7 +5,7 @@ Needs the package huggingface_hub; everything else in this package reads folders
 
 from pathlib import Path
 
-from rank_collapse.extras import MissingPackage
+from rank_collapse.extras import required
 from rank_collapse.pretrained.checkpoint import WEIGHT_FILES
 from rank_collapse.printed import one_line
 
@@ -38,13 +38,10 @@ def hub_folder(source: str) -> Path:
         "give a folder instead: on a machine with internet, "
         f"hf download {name}{at} --local-dir {name.rsplit('/', 1)[-1]}"
     )
-    try:
-        from huggingface_hub import snapshot_download
-    except ImportError as error:
-        raise MissingPackage(source, error, "hub", instead) from None
+    hub = required("huggingface_hub", source, "hub", instead)
     for weights in _WEIGHTS:
         try:
-            folder = snapshot_download(
+            folder = hub.snapshot_download(
                 name, revision=revision or None, allow_patterns=_BESIDE + weights
             )
         except Exception as error:  # of several HTTP libraries; none is ours to handle

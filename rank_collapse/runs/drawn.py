@@ -15,11 +15,13 @@ def drawn(figure: Any) -> dict[str, bytes]:
     import matplotlib as mpl  # here: reading trained models does without
 
     figure.draw_without_rendering()
-    figure.set_layout_engine("none")
     box, files = figure.get_tightbbox().padded(_MARGIN), {}
-    for suffix, options in OPTIONS.items():
-        stream = io.BytesIO()
-        with mpl.rc_context({"pdf.fonttype": 42}):  # text stays text
+    # No engine at all: with that of a finished layout every file is drawn twice. Text stays text.
+    rest = {"figure.autolayout": False, "figure.constrained_layout.use": False, "pdf.fonttype": 42}
+    with mpl.rc_context(rest):
+        figure.set_layout_engine(None)
+        for suffix, options in OPTIONS.items():
+            stream = io.BytesIO()
             figure.savefig(stream, format=suffix[1:], bbox_inches=box, **options)
-        files[suffix] = stream.getvalue()
+            files[suffix] = stream.getvalue()
     return files

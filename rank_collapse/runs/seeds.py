@@ -18,6 +18,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rank_collapse.runs import processes
@@ -31,8 +32,12 @@ QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes
 def seed_keys(base_seed: int, num_seeds: int, first: int = 0) -> Any:
     """Keys of seeds first .. first + num_seeds − 1: fold_in(key(base_seed), s)."""
     refuse_if(num_seeds < 1, f"num_seeds={num_seeds} is not a positive integer")
-    key = jax.random.key(base_seed)
-    return jax.vmap(lambda s: jax.random.fold_in(key, s))(first + jnp.arange(num_seeds))
+    return _folded(jax.random.key(base_seed), first + np.arange(num_seeds))
+
+
+@jax.jit
+def _folded(key, numbers):
+    return jax.vmap(lambda s: jax.random.fold_in(key, s))(numbers)
 
 
 def seed_mesh(devices: Sequence[Any] | None = None) -> Mesh:
@@ -53,13 +58,18 @@ def seed_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(AXIS))
 
 
-def lay_out(tree: Any, mesh: Mesh) -> Any:
-    """Leaves [s, ...] with their leading axis split over the mesh.
+def lay_out(tree: Any, mesh: Mesh, size: int | None = None) -> Any:
+    """Leaves [s, ...] with their leading axis split over the mesh, the last seed repeated after.
 
-    The last seed is repeated up to the next multiple of the number of devices.
+    Args:
+        size: Seeds and repeats; None for the next multiple of the number of devices.
+
+    Raises:
+        ValueError: A size below the number of seeds.
     """
     count, sharding = jax.tree.leaves(tree)[0].shape[0], seed_sharding(mesh)
-    more = padded_size(count, mesh) - count
+    more = (size or padded_size(count, mesh)) - count
+    refuse_if(more < 0, f"{count} seeds do not fit into {size}")
 
     def laid(a):
         a = a if not more else jnp.concatenate([a, jnp.repeat(a[-1:], more, axis=0)])

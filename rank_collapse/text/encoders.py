@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rank_collapse.extras import MissingPackage
+from rank_collapse.extras import required
 from rank_collapse.text.files import read_json
 from rank_collapse.text.vocabulary import (
     called,
@@ -71,10 +71,7 @@ def _byte_level(folder, settings):
 
 
 def _sentencepiece(path, settings):
-    try:
-        import sentencepiece
-    except ImportError as error:
-        raise MissingPackage(str(path), error, "pretrained") from None
+    sentencepiece = required("sentencepiece", str(path), "pretrained")
     try:
         model = sentencepiece.SentencePieceProcessor(model_file=str(path))
     except (OSError, RuntimeError) as error:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from rank_collapse.extras import MissingPackage
+from rank_collapse.extras import required
 from rank_collapse.printed import one_line
 from rank_collapse.text.files import read_json
 
@@ -126,8 +126,4 @@ def _silent() -> Iterator[None]:
 
 
 def _tokenizers():
-    try:
-        import tokenizers
-    except ImportError as error:
-        raise MissingPackage("a tokenizer", error, "pretrained") from None
-    return tokenizers
+    return required("tokenizers", "a tokenizer", "pretrained")

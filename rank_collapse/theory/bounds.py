@@ -34,11 +34,11 @@ LEMMA_THRESHOLD = 1.2564312086261697  # the positive root of eˣ = 1 + 2x
 class Sides(struct.Struct):
     """The two sides of a bound, as decimal logarithms of ‖.‖_{1,∞}."""
 
-    log10_lhs: Any  # The residual around the mean token
-    log10_rhs: Any  # The bound; NaN where it does not cover the network
+    log10_lhs: struct.Leaf  # The residual around the mean token
+    log10_rhs: struct.Leaf  # The bound; NaN where it does not cover the network
     # log10_rhs − log10_lhs: how many powers of ten the bound lies above the residual; negative
     # where it is violated, NaN where both sides are 0
-    tightness: Any
+    tightness: struct.Leaf
 
 
 class PublishedSides(Sides):
@@ -47,7 +47,7 @@ class PublishedSides(Sides):
     `log10_rhs` is the bound with γ*, the least γ that its lemma admits in all heads.
     """
 
-    log10_rhs_first: Any  # The bound with γ = 1, as in the first version of the paper
+    log10_rhs_first: struct.Leaf  # The bound with γ = 1, as in the first version of the paper
 
 
 @full_precision
@@ -162,13 +162,13 @@ class LayerConstants(struct.Struct):
     """What the bounds take from a layer; see `BoundReport`. The input's residual is
     10^(log10_mantissa + log10_scale); log10_c is that of the attention alone."""
 
-    beta: Any
-    gamma: Any
-    log10_c: Any
-    lipschitz: Any
-    log10_spread: Any
-    log10_mantissa: Any
-    log10_scale: Any
+    beta: struct.Leaf
+    gamma: struct.Leaf
+    log10_c: struct.Leaf
+    lipschitz: struct.Leaf
+    log10_spread: struct.Leaf
+    log10_mantissa: struct.Leaf
+    log10_scale: struct.Leaf
 
 
 def score_spread(

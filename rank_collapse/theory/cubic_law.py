@@ -48,10 +48,10 @@ class RateConstant(struct.Struct):
         log10_c_eff: 2(Λ − log‖R_0‖): the c with which c^{(3^L − 1)/2}‖R_0‖^{3^L} has this Λ.
     """
 
-    kappa: Any
-    log10_lambda: Any
-    error: Any
-    log10_c_eff: Any
+    kappa: struct.Leaf
+    log10_lambda: struct.Leaf
+    error: struct.Leaf
+    log10_c_eff: struct.Leaf
 
 
 def measured_constant(profile: Any) -> RateConstant:
@@ -82,10 +82,10 @@ def theorem_constant(report: Any) -> Float[Array, "..."]:
 class ClosedConstant(RateConstant):
     """`RateConstant` of a closed profile: NaN where no layer is certified."""
 
-    start: Any  # The layer that the closed form starts at; L where none is certified
+    start: struct.Leaf  # The layer that the closed form starts at; L where none is certified
     # [L], from `cubic_regime.log10_growth`: negative from the layers that are certified; NaN where
     # the measured residual is not known
-    log10_growth: Any
+    log10_growth: struct.Leaf
 
     @property
     def reason(self) -> str:

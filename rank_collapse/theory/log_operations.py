@@ -20,9 +20,10 @@ from rank_collapse.network import layers, scaled
 class LogState(struct.Struct):
     """Tokens X = 1·meanᵀ + e^log_scale · rest."""
 
-    mean: Any  # Mean token [d]
-    rest: Any  # Mantissa of the residual [n, d]; columns sum to 0, max |rest| = 1; 0 in masked rows
-    log_scale: Any  # Natural logarithm s of its size; −inf where the residual is 0
+    mean: struct.Leaf  # Mean token [d]
+    # Mantissa of the residual [n, d]; columns sum to 0, max |rest| = 1; 0 in masked rows
+    rest: struct.Leaf
+    log_scale: struct.Leaf  # Natural logarithm s of its size; −inf where the residual is 0
 
 
 class LogParts(struct.Struct):
@@ -192,10 +193,14 @@ def _divided_difference(kind, z, u, eps):
     def phi(z):
         return z * gate(z)
 
-    slope = 0.0
-    for node, weight in zip(_NODES, _WEIGHTS, strict=True):
-        at = z + jnp.where(large, 0, step) * jnp.asarray(node, u.dtype)
-        slope += jnp.asarray(weight, u.dtype) * jax.jvp(phi, (at,), (jnp.ones_like(at),))[1]
+    def add(slope, node_and_weight):
+        node, weight = node_and_weight
+        at = z + jnp.where(large, 0, step) * node
+        return slope + weight * jax.jvp(phi, (at,), (jnp.ones_like(at),))[1], None
+
+    # A loop: ten copies of φ' take a sixth of the time in which the networks' programs compile.
+    nodes = jnp.asarray(_NODES, u.dtype), jnp.asarray(_WEIGHTS, u.dtype)
+    slope, _ = jax.lax.scan(add, jnp.zeros_like(u), nodes)
     of_gate = z * (gate(z + step) - gate(z)) / jnp.where(eps == 0, 1, eps)
     return jnp.where(large, u * gate(z + step) + of_gate, u * slope)
 

@@ -46,15 +46,15 @@ EDITS = ("attention_branch", "after_attention", "mlp_branch", "residual")
 class LogTrace(struct.Struct):
     """The values of every layer that the bounds need; residuals as log10 ‖.‖_{1,∞}."""
 
-    profile: Any  # Of X^0 .. X^L, [L + 1]
-    inputs: Any  # LogState of the input of each layer's attention, with a leading layer axis
+    profile: struct.Leaf  # Of X^0 .. X^L, [L + 1]
+    inputs: ops.LogState  # Of the input of each layer's attention, with a leading layer axis
     # Of P_h X W_h, less three times the log scale of the layer's input, [L, h]: the difference is
     # what float32 can hold in deep layers
-    heads: Any
-    branches: Any  # Of SA(X), before the branch gain, in the same way, [L]
-    diameters: Any  # log10 of the largest ℓ2 distance of two tokens of X^0 .. X^L, [L + 1]
-    input_diameters: Any  # Of the input of each layer's attention, less its log scale, [L]
-    branch_diameters: Any  # Of SA(X), less three times the log scale as in `branches`, [L]
+    heads: struct.Leaf
+    branches: struct.Leaf  # Of SA(X), before the branch gain, in the same way, [L]
+    diameters: struct.Leaf  # log10 of the largest ℓ2 distance of two tokens of X^0 .. X^L, [L + 1]
+    input_diameters: struct.Leaf  # Of the input of each layer's attention, less its log scale, [L]
+    branch_diameters: struct.Leaf  # Of SA(X), less three times the log scale as in `branches`, [L]
 
 
 def log_residual_profile(

@@ -40,18 +40,20 @@ class DiameterSides(Sides):
     `log10_lhs` is the diameter, `log10_rhs` the bound with tanh; `tightness` is never negative.
     """
 
-    log10_rhs_cubic: Any  # The bound with tanh(u) ≤ u: c diam³ for one layer of attention
-    tightness_cubic: Any  # log10_rhs_cubic − log10_lhs, never less than tightness
+    log10_rhs_cubic: struct.Leaf  # The bound with tanh(u) ≤ u: c diam³ for one layer of attention
+    tightness_cubic: struct.Leaf  # log10_rhs_cubic − log10_lhs, never less than tightness
 
 
 class MeanConstants(struct.Struct):
     """What these bounds take from a layer; natural logarithms."""
 
-    head: Any  # Bound of a head over e^{3s}, s the log scale of the input of its attention, [h]
-    layer: Any  # The same of the layer
-    scores: Any  # log ‖W_QK,h‖₂/(4√k), [h]
-    values: Any  # log ‖W_h‖₂, [h]
-    mlp: Any  # log of the ℓ2 Lipschitz constant of the MLP sublayer; 0 without
+    head: (
+        struct.Leaf
+    )  # Bound of a head over e^{3s}, s the log scale of the input of its attention, [h]
+    layer: struct.Leaf  # The same of the layer
+    scores: struct.Leaf  # log ‖W_QK,h‖₂/(4√k), [h]
+    values: struct.Leaf  # log ‖W_h‖₂, [h]
+    mlp: struct.Leaf  # log of the ℓ2 Lipschitz constant of the MLP sublayer; 0 without
 
 
 def mean_constants(

@@ -65,14 +65,14 @@ class BoundReport(struct.Struct):
         not_covered: Why the theorems do not cover this network; () where they do.
     """
 
-    beta: Any
-    lipschitz: Any
-    gamma: Any
-    log10_spread: Any
-    admissible: Any
-    log10_residual: Any
-    log10_input: Any
-    log10_c: Any
+    beta: struct.Leaf
+    lipschitz: struct.Leaf
+    gamma: struct.Leaf
+    log10_spread: struct.Leaf
+    admissible: struct.Leaf
+    log10_residual: struct.Leaf
+    log10_input: struct.Leaf
+    log10_c: struct.Leaf
     head: PublishedSides
     layer: Sides
     stack: Sides
@@ -82,10 +82,10 @@ class BoundReport(struct.Struct):
     mean_layer: Sides
     diameter_layer: DiameterSides
     diameter: DiameterSides
-    stack_beta: Any
-    stack_gamma: Any
-    shrinks: Any
-    stack_admissible: Any
+    stack_beta: struct.Leaf
+    stack_gamma: struct.Leaf
+    shrinks: struct.Leaf
+    stack_admissible: struct.Leaf
     not_covered: tuple[str, ...] = struct.field(pytree_node=False, default=())
 
 

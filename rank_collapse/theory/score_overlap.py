@@ -15,6 +15,8 @@ import numpy as np
 from jax.scipy.special import ndtri
 from jaxtyping import Array, Float
 
+from rank_collapse.network.attention import Score
+
 NODES, DEGREE = 64, 40  # of Gauss-Hermite quadrature, and of expansions in Hermite polynomials
 # Nodes of ln t, nodes of a score, and degrees, of rows of weights.
 FINE, COARSE = (160, 256, 128), (64, 96, 64)
@@ -169,7 +171,7 @@ _WEIGHTS = _WEIGHTS / _WEIGHTS.sum()  # of the standard normal distribution
 
 
 def score_variance(
-    d_k: int, score: str = "dot", *, scale: bool = True, temperature: float = 1.0
+    d_k: int, score: Score = "dot", *, scale: bool = True, temperature: float = 1.0
 ) -> ScoreVariance:
     """Var s(q, k) at independent q, k ~ N(0, I) of width d_k.
 

@@ -9,7 +9,7 @@ Axis letters: n tokens, m keys, d width, l layers, s sublayers (branches) in the
 
 import functools
 import math
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -51,10 +51,10 @@ COVERS_MEASURED = covers.Covers("expected_pass", _COVERED | covers.MASKS | cover
 class ExpectedTrace(struct.Struct):
     """The expected kernels of a network's tokens, layer by layer."""
 
-    hidden: Any  # `TokenKernel` of X^0 .. X^L, leaves [L + 1, ...]
-    output: Any  # `TokenKernel` after the final norm, where there is one
+    hidden: token_kernel.TokenKernel  # Of X^0 .. X^L, leaves [L + 1, ...]
+    output: token_kernel.TokenKernel  # After the final norm, where there is one
     # [s], γ² Var f/(λ² Var x + γ² Var f), each branch's share in the sum it joins: β_ii²
-    shares: Any
+    shares: struct.Leaf
 
     @property
     def log_one_minus_cosine(self) -> Float[Array, "*b l"]:
@@ -309,7 +309,7 @@ def collapse_law(
     skip_gain: Float[Array, "s"],
     branch_gain: Float[Array, "s"],
     *,
-    norm_placement: str = "post",
+    norm_placement: Literal["post", "pre"] = "post",
     score_variance: Any = 0.0,
 ) -> tuple[Float[Array, "s+1"], Float[Array, "s"]]:
     """ln(1 − ρ) after 0 .. N attention sublayers, and each branch's share β_ii² of its sum.

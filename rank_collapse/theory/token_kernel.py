@@ -27,12 +27,13 @@ LARGEST_VARIANCE, MOST_UNEVEN = 36.0, 1.0
 class TokenKernel(struct.Struct):
     """What is expected of tokens over the weights, to leading order in 1/d."""
 
-    variance: Any  # [n], v_i = E|x_i|²/d
-    distance: Any  # [n, n], u_ij = E|x_i − x_j|²/2d
-    change: Any  # [n, n], E⟨δx_i, δx_j⟩/d of the change δx that updates of the weights make
+    variance: struct.Leaf  # [n], v_i = E|x_i|²/d
+    distance: struct.Leaf  # [n, n], u_ij = E|x_i − x_j|²/2d
+    # [n, n], E⟨δx_i, δx_j⟩/d of the change δx that updates of the weights make
+    change: struct.Leaf
 
     @property
-    def covariance(self) -> Any:
+    def covariance(self) -> struct.Leaf:
         """[n, n], E⟨x_i, x_j⟩/d."""
         v = self.variance
         return 0.5 * (v[..., :, None] + v[..., None, :]) - self.distance

@@ -61,7 +61,7 @@ def forward(
     positions: Any = None,
     dropout_key: Any = None,
     dropout_rate: Any = 0.0,
-    output_dropout: bool = False,
+    output_dropout: Any = False,
 ) -> Float[Array, "n c"]:
     """Logits of one example; with a key, dropout on embedding, attention weights and branches.
 
@@ -70,7 +70,8 @@ def forward(
         mask: Bool [n], which tokens exist, or [n, n], which tokens a token may attend to.
         positions: Int [n], positions of the tokens; 0..n-1 by default.
         dropout_key, dropout_rate: None for none.
-        output_dropout: With a key, dropout on the network's output too.
+        output_dropout: With a key, dropout on the network's output too: False for none, True for
+            the same rate, or what multiplies the rate there, which may be traced.
     """
     states = input_states(model.network, inputs, config, positions=positions)
     if dropout_key is not None:
@@ -87,8 +88,8 @@ def forward(
         dropout_key=dropout_key,
         dropout_rate=dropout_rate,
     ).output
-    if dropout_key is not None and output_dropout:
-        output = dropout(key_output, output, dropout_rate)
+    if dropout_key is not None and output_dropout is not False:
+        output = dropout(key_output, output, dropout_rate * output_dropout)
     w, b = model.classifier
     return output @ w + b[None, :]
 
@@ -100,7 +101,7 @@ def batch_forward(
     *,
     dropout_key: Any = None,
     dropout_rate: Any = 0.0,
-    output_dropout: bool = False,
+    output_dropout: Any = False,
     batch_size: int | None = None,
 ) -> Float[Array, "b n c"]:
     """Logits of every example; `batch_size` at a time where that is given.

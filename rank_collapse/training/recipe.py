@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -10,8 +10,10 @@ from rank_collapse import struct
 from rank_collapse.network import EncoderDecoderConfig, TransformerConfig
 from rank_collapse.training.tasks.examples import LOSSES
 
-SCHEDULES = ("constant", "milestones", "linear", "inverse_sqrt")
-OPTIMIZERS = ("adam", "radam")
+Loss = Literal["cross_entropy", "squared_error"]
+Schedule = Literal["constant", "milestones", "linear", "inverse_sqrt"]
+Optimizer = Literal["adam", "radam"]
+SCHEDULES, OPTIMIZERS = get_args(Schedule), get_args(Optimizer)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,15 +49,15 @@ class Recipe:
     num_outputs: int
     batch_size: int
     num_epochs: int
-    loss: str = "cross_entropy"
+    loss: Loss = "cross_entropy"
     shuffle: bool = False
-    schedule: str = "constant"
+    schedule: Schedule = "constant"
     milestones: tuple[int, ...] = (15, 30, 40, 50, 60)
     decay: float = 0.91
     clip_norm: float | None = None
     output_dropout: bool = False
     unroll: int = 6
-    optimizer: str = "adam"
+    optimizer: Optimizer = "adam"
     b1: float = 0.9
     b2: float = 0.999
     eps: float = 1e-8
@@ -92,12 +94,14 @@ class Hyper(struct.Struct):
     floats of the configuration by name ("skip_gain", "init_gain", "temperature", ...), each as it
     may stand there, in place of the recipe's; None for none. Of an encoder-decoder, those of each
     half: {"encoder": {"skip_gain": ...}, "decoder": {...}}. `start` is given to `Recipe.start`.
-    A `dropout` of None is compiled as none at all, a tenth faster than a rate of 0.
+    A `dropout` of None is compiled as none at all, a tenth faster than a rate of 0. On the output,
+    where the recipe has dropout there, its rate is multiplied by `output_dropout`.
     """
 
     learning_rate: Any = 1e-3
     weight_decay: Any = 0.0
     dropout: Any = 0.1
+    output_dropout: Any = 1.0
     init_scale: Any = 1.0
     warmup: Any = 0.0
     label_smoothing: Any = 0.0

@@ -120,7 +120,7 @@ def train_step(
             config,
             dropout_key=key,
             dropout_rate=rate,
-            output_dropout=recipe.output_dropout,
+            output_dropout=recipe.output_dropout and hyper.output_dropout,
         )
         return LOSSES[recipe.loss](logits, batch.labels, counts, hyper.label_smoothing)
 

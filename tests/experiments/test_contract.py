@@ -12,6 +12,7 @@ import signal
 import jax
 import pytest
 from chunked_runs import same_arrays
+from data_dictionary import check_columns
 from second_run import check_second_run
 from trained_runs import rows, run
 from two_processes import REPOSITORY
@@ -64,6 +65,7 @@ def test_an_experiment_keeps_to_the_contract(name, elsewhere, tmp_path, monkeypa
     if saved:
         same_arrays(there, here)
     assert rows(there) == rows(here) and rows(here)
+    check_columns(rows(here))
 
     monkeypatch.setattr(RunFolder, "save_arrays", lambda *_: pytest.fail("computed again"))
     check_second_run(lambda: run(module, tiny, here), here, capsys)

@@ -15,7 +15,13 @@ from experiments.shell.options import default_run_name
 # Names of the published code, and older ones of ours: second names of the vocabulary's.
 SECOND = {"width", "hidden_dim", "seq_len", "batch_sz", "norm", "max_seq_length"}
 
-TYPES = {"integer": "int", "float": "float", "boolean": "bool", "enum": "string enum"}
+TYPES = {
+    "integer": "int",
+    "float": "float",
+    "boolean": "bool",
+    "enum": "string enum",
+    "string": "string",
+}
 
 
 def flags_of(name):

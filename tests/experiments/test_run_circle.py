@@ -1,5 +1,6 @@
 """run_circle at tiny size: what it trains, its continuation, and what it writes."""
 
+import dataclasses
 import functools
 
 import jax
@@ -11,6 +12,7 @@ from experiments import run_circle
 from experiments.trained import circle_walks
 from rank_collapse import apply
 from rank_collapse.network.inputs import input_states
+from rank_collapse.runs.folder import RunFolder
 from rank_collapse.training import load_models
 from rank_collapse.training.tasks import circle
 from rank_collapse.training.training import forward
@@ -100,6 +102,25 @@ def test_published_commands_train_the_published_network(arguments, variant, mlp)
     wanted = data["walk"].inputs[:-30] if sums else 0
     np.testing.assert_allclose(difference[30:], wanted, atol=1e-7)
     assert not difference[:30].any()
+
+
+def test_a_program_of_several_variants_gives_what_each_alone_gives(tmp_path):
+    """A skip of gain 0 is none, and so is dropout at no rate."""
+    options = cli.parse(run_circle.FLAGS, [*ARGUMENTS[2:], "--compare=pure", "--widths=4"])
+    cases = run_circle.make_cases(options)
+    programs = [case.shared.program for case in cases.values()]
+    assert [programs.index(own) for own in programs] == [0, 0, 0, 3]
+    name = "attention, d=4"
+    assert cases[name].shared.recipe != cases[name].recipe
+    alone = {name: dataclasses.replace(cases[name], shared=None)}
+    found = []
+    for where, own in {"shared": {name: cases[name]}, "alone": alone}.items():
+        with RunFolder(tmp_path / where, {}) as folder:
+            found.append(run_circle.measure_all(options, own, folder)[name])
+    shared, alone = ({n: a for n, a in own.items() if n != "seconds"} for own in found)
+    assert jax.tree.structure(shared) == jax.tree.structure(alone)
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6)
+    jax.tree.map(close, shared, alone)
 
 
 @pytest.mark.parametrize(

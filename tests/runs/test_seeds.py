@@ -80,7 +80,9 @@ def test_keys_come_to_the_host_as_keys():
 def test_padding_repeats_the_last_seed_and_is_cut_off_again():
     tree = {"a": jnp.arange(6).reshape(3, 2)}
     mesh = seeds.seed_mesh()
-    padded = seeds.lay_out(tree, mesh)
-    np.testing.assert_array_equal(padded["a"][3:], [[4, 5]])
+    padded = seeds.lay_out(tree, mesh, 6)
+    np.testing.assert_array_equal(padded["a"][3:], 3 * [[4, 5]])
     np.testing.assert_array_equal(seeds.to_host(padded, 3)["a"], tree["a"])
+    with pytest.raises(ValueError, match="3 seeds do not fit into 2"):
+        seeds.lay_out(tree, mesh, 2)
     assert seeds.padded_size(5, mesh) == 6
