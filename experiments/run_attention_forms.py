@@ -247,7 +247,7 @@ EXPERIMENT = Experiment(
     "large d_k additive attention outperforms dot products without scaling, whose variance d_k "
     "pushes the softmax into regions of extremely small gradients.",
     presets={
-        "quick": "--d_k=2,1024 --trained_d_k=256 --num_seeds=6 --n_epochs=12 --n_train_data=600",
+        "quick": "--d_k=2,32,1024 --trained_d_k=256 --num_seeds=6 --n_epochs=12 --n_train_data=600",
         "paper": "",
         "tiny": (
             *arguments.TINY,

@@ -58,11 +58,12 @@ def same(found, expected):
 def weights_of(attention, read, mask):
     """Of Flax's parameters of one attention, by hand."""
     q, k = (
-        jnp.einsum("bnd,dhk->bnhk", read, attention[name]["kernel"]) + attention[name]["bias"]
+        jnp.einsum("bnd,dhk->bnhk", read, attention[name]["kernel"])
+        + attention[name]["bias"][None, None]
         for name in ("query", "key")
     )
     scores = jnp.einsum("bnhk,bmhk->bhnm", q, k) / np.sqrt(D / H)
-    return jax.nn.softmax(jnp.where(mask, scores, -jnp.inf))
+    return jax.nn.softmax(jnp.where(mask != 0, scores, -jnp.inf))
 
 
 @pytest.mark.parametrize("remat", [False, True])

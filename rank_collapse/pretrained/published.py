@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
+from rank_collapse.extras import required
+
 _BASE = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12}
 _BASE |= {"intermediate_size": 3072}
 PUBLISHED = {
@@ -94,8 +96,8 @@ def published_targets(
         )
     if count < 2:
         raise ValueError("one text has no spread: the tolerance of the published curves needs two")
-    from scipy import special  # here: it takes a second, which `--help` need not
-
+    # Here: it takes a second, which `--help` need not.
+    special = required("scipy.special", "published_targets", "report")
     t = special.stdtrit(count - 1, 1 - ERROR / (2 * depth * len(curves)))
     return [
         Target(

@@ -106,7 +106,7 @@ def test_published_commands_train_the_published_network(arguments, variant, mlp)
 
 def test_a_program_of_several_variants_gives_what_each_alone_gives(tmp_path):
     """A skip of gain 0 is none, and so is dropout at no rate."""
-    options = cli.parse(run_circle.FLAGS, [*ARGUMENTS[2:], "--compare=pure", "--widths=4"])
+    options = parsed(run_circle, *ARGUMENTS[2:], "--compare=pure", "--widths=4")
     cases = run_circle.make_cases(options)
     programs = [case.shared.program for case in cases.values()]
     assert [programs.index(own) for own in programs] == [0, 0, 0, 3]
