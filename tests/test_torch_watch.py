@@ -265,6 +265,25 @@ def test_no_weights_of_attention_are_held():
     assert watched - plain < 8 * 2048 * 2048 * 4 / 2
 
 
+def test_a_forward_pass_inside_the_step_of_the_optimizer():
+    """As Lightning calls it, with a closure."""
+    model = gpt2(**QUIET)
+    watched = watch(model, every=2)
+    optimizer, losses = torch.optim.SGD(model.parameters(), 0.1), []
+
+    def closure():
+        optimizer.zero_grad()
+        losses.append(model(input_ids=IDS, labels=IDS).loss)
+        losses[-1].backward()
+        return losses[-1]
+
+    for _ in range(4):
+        optimizer.step(closure)
+    watched.close()
+    assert [row["step"] for row in watched.rows] == [0, 2]
+    assert [row["loss"] for row in watched.rows] == [loss.item() for loss in losses[::2]]
+
+
 def test_a_vision_model_of_timm():
     timm = pytest.importorskip("timm")
     torch.manual_seed(0)
