@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.overrides import TorchFunctionMode
 
 from rank_collapse.measures.monitor import ATTENTION, PARTS, monitor
@@ -97,7 +97,8 @@ class Watch:
         self._hooks = [
             model.register_forward_pre_hook(self._begin, with_kwargs=True),
             model.register_forward_hook(self._end, always_call=True),
-            register_optimizer_step_pre_hook(self._at_step),
+            # After the step: Lightning runs the forward pass in a closure, inside it.
+            register_optimizer_step_post_hook(self._at_step),
         ]
         for index, block in self.blocks.items():
             attention = attention_of(block, f"{name}.{index}")

@@ -2,7 +2,6 @@
 
 import argparse
 import csv
-import importlib
 import io
 import json
 import math
@@ -15,7 +14,7 @@ import jax
 import numpy as np
 
 from rank_collapse import __version__, pretrained
-from rank_collapse.extras import MissingPackage
+from rank_collapse.extras import required
 from rank_collapse.measures.attention import attention_measures
 from rank_collapse.measures.norms import composite_norm
 from rank_collapse.measures.profiles import ProfilePass
@@ -111,9 +110,7 @@ def check_drawing(what: str, instead: str = "") -> None:
         ValueError: Of matplotlib, about its variable.
     """
     try:
-        importlib.import_module("matplotlib")
-    except ModuleNotFoundError as error:
-        raise MissingPackage(what, error, "report", instead) from None
+        required("matplotlib", what, "report", instead)
     except ValueError as error:
         raise ValueError(f"MPLBACKEND: {error}") from None
 
