@@ -23,13 +23,13 @@ IMPORTED_AS = {
 
 
 def imports(path):
-    """Top-level names that a module imports, wherever in it."""
+    """Top-level names that a module imports, wherever in it, by `extras.required` too."""
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name.partition(".")[0] for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and not node.level:
             yield node.module.partition(".")[0]
-        elif isinstance(node, ast.Call) and getattr(node.func, "id", None) == "required":
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "required":
             yield node.args[0].value.partition(".")[0]
 
 
@@ -63,7 +63,7 @@ EXTRAS_OF = {
     "jax_watch": ("flax",),
     "command": ("report",),
     "training": ("training",),
-    "pretrained": ("pretrained", "hub"),
+    "pretrained": ("pretrained", "hub", "report"),
     "text": ("pretrained",),
     "theory": ("exact",),
     "report": ("report",),
