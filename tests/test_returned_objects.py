@@ -18,6 +18,7 @@ from path_examples import config_of
 
 import rank_collapse as rc
 from rank_collapse import pretrained, struct
+from rank_collapse.command import checkpoint
 from rank_collapse.network import AttentionContext, Layer, ResidualSpec, Walked, inputs
 from rank_collapse.network.decoding import Past
 from rank_collapse.network.edits import Edit
@@ -168,6 +169,8 @@ NOT_OF_ARRAYS = {
     tokens.Tokens: "arrays of the host; its method is that of its last axis",
     examples.Examples: "a data set, whose first axis is its examples, whatever they are",
     (AttentionContext, "of_heads"): "reads none of its arrays",
+    checkpoint.Checked: "what a command prints about one checkpoint",
+    pretrained.Target: "two numbers and a tolerance of the host",
     (rc.Profile, "to_pandas"): ONE,
     (rc.Profile, "to_xarray"): ONE,
     (cubic_law.ClosedConstant, "reason"): ONE,

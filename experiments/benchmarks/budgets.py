@@ -19,21 +19,21 @@ from experiments.shell.experiment import experiment_of
 
 # {experiment: CPU seconds}
 BUDGETS = {
-    "run_collapse": 30,
+    "run_collapse": 27,
     "run_path_counts": 3,
     "run_path_chains": 10,
     "run_architectures": 25,
-    "run_sort": 20,
-    "run_convex_hull": 24,
-    "run_memorization": 20,
+    "run_sort": 18,
+    "run_convex_hull": 22,
+    "run_memorization": 18,
     "run_circle": 24,
-    "run_width": 20,
-    "run_transformer": 20,
+    "run_width": 18,
+    "run_transformer": 17,
     "run_attention_forms": 20,
     "run_phase": 10,
     "run_stability": 18,
     "run_cures": 20,
-    "run_language_model": 20,
+    "run_language_model": 15,
     "run_trainability": 16,
     "check_bounds": 18,
 }

@@ -160,7 +160,8 @@ def test_a_figure_above_its_limit_is_exit_1(tmp_path, monkeypatch, capsys):
 def test_what_is_refused_before_anything_is_timed(flag, message, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(benchmark, "BENCHMARKS", {"a": lambda options: pytest.fail("timed")})
-    assert cli.execute(benchmark.main, benchmark.FLAGS, [flag.format(tmp_path)]) == 2
+    arguments = ["--benchmark=a", flag.format(tmp_path)]
+    assert cli.execute(benchmark.main, benchmark.FLAGS, arguments) == 2
     assert message.format(tmp_path) in capsys.readouterr().err
 
 
