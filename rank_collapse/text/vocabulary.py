@@ -63,7 +63,14 @@ def read_wordpiece(path: str | os.PathLike) -> Any:
     path, options = Path(path), {}
     if (path.parent / "tokenizer_config.json").is_file():
         options = read_json(path.parent / "tokenizer_config.json")
-    make = _tokenizers().BertWordPieceTokenizer
+    tokenizers = _tokenizers()
+
+    def make(
+        file, **about
+    ):  # tokenizers 0.21 warns where a file is given in the vocabulary's place
+        vocabulary = tokenizers.models.WordPiece.read_file(file)
+        return tokenizers.BertWordPieceTokenizer(vocabulary, **about)
+
     return called(
         f"{path} is not a tokenizer",
         make,
