@@ -65,9 +65,8 @@ def read_wordpiece(path: str | os.PathLike) -> Any:
         options = read_json(path.parent / "tokenizer_config.json")
     tokenizers = _tokenizers()
 
-    def make(
-        file, **about
-    ):  # tokenizers 0.21 warns where a file is given in the vocabulary's place
+    def make(file, **about):
+        # A file in the place of its vocabulary is deprecated.
         vocabulary = tokenizers.models.WordPiece.read_file(file)
         return tokenizers.BertWordPieceTokenizer(vocabulary, **about)
 
