@@ -228,6 +228,7 @@ ELSEWHERE = {
         each=(0.1, math.inf),
         experiments=("run_language_model",),
         changed="2026-11-24, 78a223c",
+        confirmed="2026-11-24, seed 0: does not hold",
     ),
     "spikes appear": Statement(
         source="Sun et al. 2024, section 2",
@@ -243,6 +244,7 @@ ELSEWHERE = {
         each=(1.0, math.inf),
         experiments=("run_language_model",),
         changed="2026-11-24, 78a223c",
+        confirmed="2026-11-24, seed 0: does not hold",
     ),
 }
 
