@@ -91,7 +91,7 @@ def test_linen_in_jit_and_remat(remat):
         return jax_watch.linen_monitored(model, variables, X, rngs=RNGS, measure=measure)
 
     watched, scalars = measured(variables)
-    np.testing.assert_allclose(watched, out, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(watched, out, rtol=1e-5, atol=1e-6)
     same(scalars, of_arrays(reads, weights, mask=MASK))
     gradients = [
         jax.grad(lambda v, f=f: jnp.sum(f(v) ** 2))(variables)

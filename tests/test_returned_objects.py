@@ -48,7 +48,7 @@ MARKS = ("_fields", "tree_flatten_with_keys")  # of pytrees that are no `Struct`
 def trees():
     """All classes of the package that are pytrees."""
     for module in pkgutil.walk_packages(rc.__path__, "rank_collapse."):
-        if module.name.endswith("__main__"):
+        if module.name.endswith(("__main__", ".torch")):  # torch may be absent
             continue
         for value in vars(importlib.import_module(module.name)).values():
             of_kind = inspect.isclass(value) and value.__module__ == module.name

@@ -82,7 +82,11 @@ def read_wordpiece(path: str | os.PathLike) -> Any:
 
 def read_byte_level(vocabulary: str | os.PathLike, merges: str | os.PathLike) -> Any:
     """The byte-level BPE tokenizer of a vocab.json and a merges.txt."""
-    make = _tokenizers().ByteLevelBPETokenizer
+    tokenizers = _tokenizers()
+
+    def make(*files):
+        return tokenizers.ByteLevelBPETokenizer(*tokenizers.models.BPE.read_file(*files))
+
     return called(f"{vocabulary} is not a tokenizer", make, str(vocabulary), str(merges))
 
 

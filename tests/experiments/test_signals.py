@@ -43,7 +43,10 @@ def test_the_first_signal_is_read_where_a_chunk_ends(place, number, capfd):
     assert cli.execute(main, FLAGS, []) == CODES[number]
     assert order == ["traced"] + ["main"] * (place == "main")
     said = "\nstopping after this chunk; again to stop at once\n"
-    assert capfd.readouterr().err.endswith(said + "\ninterrupted: the same command again resumes\n")
+    lines = capfd.readouterr().err.splitlines(keepends=True)
+    # jaxlib 0.10.0 logs that it reads a kept program.
+    err = "".join(line for line in lines if "cpu_aot_loader" not in line)
+    assert err.endswith(said + "\ninterrupted: the same command again resumes\n")
     assert signal.getsignal(number) is before and not signals.asked()
 
 
