@@ -12,12 +12,12 @@ TEXTS = ["The cat sat on the mat.", "A dog ran after the cat, and the cat ran to
 
 def vocabulary(folder):
     """A WordPiece vocabulary of the texts, in a folder; its tokenizer."""
-    from tokenizers import BertWordPieceTokenizer
+    from tokenizers import BertWordPieceTokenizer, models
 
     tokenizer = BertWordPieceTokenizer(lowercase=True)
     tokenizer.train_from_iterator(TEXTS, vocab_size=80, min_frequency=1, show_progress=False)
     tokenizer.save_model(str(folder))
-    return BertWordPieceTokenizer(str(folder / "vocab.txt"))
+    return BertWordPieceTokenizer(models.WordPiece.read_file(str(folder / "vocab.txt")))
 
 
 def test_tokenizer_files_agree(tmp_path):
