@@ -23,8 +23,8 @@ def test_the_interface_is_that_of_the_file():
 
 
 def test_changes_are_named_with_the_command():
-    told = changes(["rc.f(x)", "rc.g()"], ["rc.f(x, y)", "rc.g()"]).splitlines()
-    assert told[1:3] == ["- rc.f(x)", "+ rc.f(x, y)"] and COMMAND in told[3] and len(told) == 4
+    lines = changes(["rc.f(x)", "rc.g()"], ["rc.f(x, y)", "rc.g()"]).splitlines()
+    assert lines[1:3] == ["- rc.f(x)", "+ rc.f(x, y)"] and COMMAND in lines[3] and len(lines) == 4
     assert changes(["a"], ["a"]) == ""
 
 

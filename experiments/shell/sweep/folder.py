@@ -95,7 +95,7 @@ class SweepFolder:
         return [own for own in names if self.left(own)]
 
     def command(self, arguments: Sequence[str], names: Sequence[str]) -> list[str]:
-        """What a worker is told to compute these cells: the module or script, its arguments."""
+        """What a worker gets to compute these cells: the module or script, its arguments."""
         main, numbers = sys.modules["__main__"], [list(self.cells).index(name) for name in names]
         spec = getattr(main, "__spec__", None)
         program = os.path.abspath(sys.argv[0]) if spec is None else spec.name

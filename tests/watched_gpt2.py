@@ -1,0 +1,52 @@
+"""A small GPT-2 of transformers, its training, and the rows that a watch gives of it."""
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from rank_collapse.torch import ROWS, watch  # noqa: E402
+
+L, V = 3, 97
+SPECIAL = {"bos_token_id": 0, "eos_token_id": 1}
+IDS = torch.arange(4 * 12).reshape(4, 12) * 7 % V
+
+
+def gpt2(**fields):
+    torch.manual_seed(0)
+    sizes = {"n_embd": 32, "n_layer": L, "n_head": 4, "vocab_size": V, "n_positions": 2 * ROWS}
+    config = transformers.GPT2Config(**sizes, **SPECIAL, **fields)
+    return transformers.GPT2LMHeadModel(config).train()
+
+
+def trained(model, steps=4, accumulated=1, ids=IDS):
+    """The losses of some steps of Adam."""
+    torch.manual_seed(1)
+    optimizer, losses = torch.optim.Adam(model.parameters(), 1e-3), []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        for _ in range(accumulated):
+            loss = model(input_ids=ids, labels=ids).loss / accumulated
+            loss.backward()
+            losses.append(loss.item())
+        optimizer.step()
+    return losses
+
+
+def rows_of(model, every=2, **how):
+    watched = watch(model, every)
+    trained(model, **how)
+    watched.close()
+    return watched.rows
+
+
+def close(rows, others, rtol=1e-5):
+    assert len(rows) == len(others) == 2
+    for row, other in zip(rows, others, strict=True):
+        assert row.keys() == other.keys()
+        for name in row:
+            np.testing.assert_allclose(other[name], row[name], rtol, 1e-6, err_msg=name)
+
+
+QUIET = {"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0}
