@@ -160,9 +160,10 @@ def test_a_signal_ends_the_workers_too(number, monkeypatch):
             os.kill(worker, 0)
 
 
-START = "import os, time; from experiments.shell import signals; print(os.getpid(), flush=True)\n"
-GRACE = START + "signals.GRACE = 1.0; time.sleep({})"
-CHUNKS = START + "while True: signals.check(); time.sleep(0.1)"
+IMPORTS = "import os, time; from experiments.shell import signals\n"
+NUMBER = "print(os.getpid(), flush=True)\n"
+GRACE = IMPORTS + "signals.GRACE = 1.0\n" + NUMBER + "time.sleep({})"
+CHUNKS = IMPORTS + NUMBER + "while True: signals.check(); time.sleep(0.1)"
 
 
 def parent_of_workers(monkeypatch, code, at_once):

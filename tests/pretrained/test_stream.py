@@ -275,14 +275,22 @@ def test_texts_of_different_lengths_are_filled_up_and_masked():
         np.testing.assert_allclose(found[name], values, rtol=1e-4)
 
 
-def test_one_program_serves_all_layers():
-    source, counts = pretrained.open_checkpoint(GOLDEN / "llama-grouped"), []
+def test_one_program_serves_all_layers(monkeypatch):
+    source, traced, counts = pretrained.open_checkpoint(GOLDEN / "llama-grouped"), [], []
 
-    def done(_):
-        counts.append(streaming._step._cache_size())
+    def counted(*arguments):
+        traced.append(arguments)
+        return layer_of(*arguments)
 
-    pretrained.stream(source, batch(source.config), some_groups(source), chunk=2, done=done)
-    assert len(counts) == source.config.depth > 1 and len(set(counts)) == 1
+    layer_of = streaming.layer_of
+    monkeypatch.setattr(streaming, "layer_of", counted)
+    streaming._step.clear_cache()  # of other tests
+    groups = some_groups(source)
+    pretrained.stream(
+        source, batch(source.config), groups, chunk=2, done=lambda _: counts.append(len(traced))
+    )
+    assert len(counts) == source.config.depth > 1
+    assert counts[0] > len(groups) and len(set(counts)) == 1
 
 
 def test_an_ablation_is_the_one_published_for_the_family():
