@@ -1,5 +1,7 @@
 """How many seeds are computed at a time, and what is said of it."""
 
+import re
+
 import jax
 import pytest
 
@@ -65,3 +67,13 @@ def test_nothing_is_printed_where_nothing_was_computed_or_all_failed(capsys):
         budget.fit(lambda size: size, 2)
         raise ValueError
     assert capsys.readouterr().err == ""
+
+
+def test_what_the_seeds_took_is_said_at_the_end(capsys):
+    """What was used is no less than a process."""
+    with budget_of(1e-9) as budget:
+        budget.fit(lambda size: size * 10**7, 16)
+    line = r"memory: 0\.02 GB expected for (\d+) of (\d+) seeds at a time beside \S+ GB, "
+    line += r"a budget of 1e-09 GB; at most (\S+) GB in use"
+    *seeds, peak = re.search(line, capsys.readouterr().err).groups()
+    assert seeds == ["2", "16"] and 0.1 < float(peak) < 1000

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -152,21 +153,6 @@ def test_a_worker_by_hand_that_is_killed_and_another_that_goes_on(cells, serial,
 
 
 @pytest.mark.slow
-def test_a_killed_parent_leaves_no_process_and_the_same_command_goes_on(serial, tmp_path):
-    folder = tmp_path / "sweep"
-    with sweep(folder, "--workers=2") as process:
-        wait_for("no child began", lambda: at_work(folder))
-        process.kill()
-    none_is_left(folder)
-    with sweep(folder, "--workers=2", seconds=0) as process:
-        printed = output(process)
-    assert process.returncode == 0, printed
-    check_whole(folder, serial[4])
-    logs = [path.read_text() for path in folder.glob("cells/*/log.txt")]
-    assert any(f"after step {n} " in log for log in logs for n in range(1, swept_stub.STEPS + 1))
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("where", ["workers", "by hand"])
 def test_ctrl_c_leaves_what_is_done_and_no_process(where, serial, tmp_path):
     folder = tmp_path / "sweep"
@@ -187,6 +173,8 @@ def test_ctrl_c_leaves_what_is_done_and_no_process(where, serial, tmp_path):
     with sweep(folder, "--workers=2", seconds=0) as process:
         output(process)
     check_whole(folder, serial[4])
+    logs = "".join(path.read_text() for path in folder.glob("cells/*/log.txt"))
+    assert re.search("begins after step [1-9]", logs)
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import pytest
 import quick_training
 from chunked_runs import same_arrays
 from quick_training import SMALL
-from trained_runs import run, summary
+from trained_runs import run
 from two_processes import REPOSITORY
 
 from experiments import run_collapse, run_sort, run_transformer
@@ -61,17 +61,6 @@ def alone(tmp_path_factory):
     flags = ["--learning_rate=3e-3", "--init_scale=0.5"]
     assert run(quick_training, [*SMALL, *flags], folder) == 0
     return folder
-
-
-@pytest.mark.slow
-def test_floats_are_one_ensemble(alone, ensembles, tmp_path):
-    assert run(quick_training, [*SMALL, GRID], tmp_path) == 0
-    assert [runs for _, runs in ensembles] == [4]
-    assert not list((tmp_path / "units").iterdir())
-    # Four runs in one program and two: their sums over a batch may be rounded otherwise.
-    check_same(tmp_path / CELL, alone, rtol=1e-6)
-    means = summary(tmp_path)["mean"]
-    assert len(means) == 2 and all(m["seeds"] == 2 for m in means.values())
 
 
 def test_a_process_of_two_computes_half_of_the_cells_as_one_ensemble(alone, ensembles, tmp_path):
