@@ -159,24 +159,10 @@ def test_what_is_said_to_be_installed_is_the_extra():
         assert names(packages.split()) == EXTRAS[extra], extra
 
 
-LIGHT = """
-import resource, sys
-
-import rank_collapse
-print(*sorted({name.partition(".")[0] for name in sys.modules}))
-used = resource.getrusage(resource.RUSAGE_SELF)
-print(used.ru_utime + used.ru_stime)
-"""
-
-
 def test_the_import_is_light():
-    """Neither torch nor what draws, and less than 1.3 s of a core, on one of three tries."""
-    command = [sys.executable, "-c", LIGHT]
-    for _ in range(3):
-        done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
-        names, seconds = done.stdout.splitlines()
-        if float(seconds) < 1.3:
-            break
-    heavy = {"torch", "tensorflow", "flax", "equinox", "transformers", "matplotlib"}
-    assert "rank_collapse" in names.split() and not heavy & set(names.split())
-    assert float(seconds) < 1.3
+    """Neither torch nor what draws."""
+    code = "import sys, rank_collapse; print(*{name.partition('.')[0] for name in sys.modules})"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    heavy = {"torch", "tensorflow", "flax", "equinox", "transformers", "matplotlib", "optax"}
+    assert "rank_collapse" in done.stdout.split() and not heavy & set(done.stdout.split())

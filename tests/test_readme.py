@@ -13,7 +13,7 @@ from rank_collapse.measures.residuals import residual_ratio
 
 DOCS = REPOSITORY / "docs"
 README, BUILD = (REPOSITORY / name for name in ("README.md", "BUILD.md"))
-# Pages whose blocks stand alone. Those of monitoring and mixing run in test_recipes, of the API in
+# Pages whose blocks stand alone. Those of monitoring run in test_recipes, of mixing and the API in
 # test_site, of sweeps in test_sweep_engines; the others need torch for minutes, or are parts of a
 # program.
 PAGES = [

@@ -2,7 +2,6 @@
 
 import re
 
-import jax
 import numpy as np
 import pytest
 from conftest import REPOSITORY
@@ -67,15 +66,3 @@ def test_a_watched_model_of_torch(run):
     rows = rows_to_the_end()
     assert [row["step"] for row in rows] == [0, 2, 4] and len(watched.rows) == 3
     assert rows[2]["residual_ratio"].shape == rows[2]["query_gradient"].shape == (3,)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("page", "count"), [("mixing", 7), ("variants", 3)])
-def test_attention_of_ones_own(page, count):
-    """A page from its first block to its last; each asserts what it says."""
-    text = (REPOSITORY / "docs" / f"{page}.md").read_text("utf-8")
-    blocks, scope = re.findall(r"```python\n(.*?)```", text, re.DOTALL), {}
-    assert len(blocks) == count
-    with jax.numpy_rank_promotion("allow"):  # as it is elsewhere
-        for block in blocks:
-            exec(compile(block, f"docs/{page}.md", "exec"), scope)

@@ -44,16 +44,6 @@ def test_every_depth_has_the_width_nearest_in_parameters(folder):
         assert sum(stacked[0].size for stacked in models.values()) == found["parameters"]
 
 
-def test_accuracies_shown_are_of_the_table(folder):
-    table = rows(folder)
-    assert len(table) == 4 and {r["diverged"] for r in table} == {"0"}
-    for depth, line in zip("14", run_width.EXPERIMENT.read(folder).comparisons, strict=True):
-        values = [float(r["accuracy"]) for r in table if r["depth"] == depth]
-        assert (
-            line.measured == pytest.approx(np.mean(values)) and f"depth {depth}," in line.quantity
-        )
-
-
 def test_what_is_watched_has_a_file_for_each_depth(folder):
     found = {path.name: metrics.read(path) for path in (folder / metrics.FOLDER).iterdir()}
     assert found.keys() == {"depth-1.jsonl", "depth-4.jsonl"}
@@ -65,8 +55,13 @@ def test_what_is_watched_has_a_file_for_each_depth(folder):
     assert not (folder / metrics.NAME).exists()
 
 
-def test_the_deepest_is_compared_with_the_shallowest(folder):
-    (row,) = run_width.EXPERIMENT.read(folder).claims
-    accuracy = {d: [float(r["accuracy"]) for r in rows(folder) if r["depth"] == d] for d in "14"}
+def test_what_is_shown_is_of_the_table(folder):
+    """Each depth, and the deepest beside the shallowest."""
+    shown, table = run_width.EXPERIMENT.read(folder), rows(folder)
+    means = {d: np.mean([float(r["accuracy"]) for r in table if r["depth"] == d]) for d in "14"}
+    assert len(table) == 4 and {r["diverged"] for r in table} == {"0"}
+    assert [line.measured for line in shown.comparisons] == pytest.approx([*means.values()])
+    assert ["depth 1," in line.quantity for line in shown.comparisons] == [True, False]
+    (row,) = shown.claims
     assert row.setting == "4 layers and 1" and row.draws == 2
-    assert row.estimate == pytest.approx(np.mean(accuracy["4"]) - np.mean(accuracy["1"]))
+    assert row.estimate == pytest.approx(means["4"] - means["1"])
