@@ -2,7 +2,7 @@
 
 It is computed in a process of its own, and here: stopped where it first saves something, resumed,
 and shown again without computing. Both find the same to the bit. What is measured as in run_sort,
-of other data, is computed here alone.
+of other data, is computed here alone. Then the object itself, on one of two numbers.
 """
 
 import importlib
@@ -11,19 +11,23 @@ import os
 import signal
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
-from chunked_runs import same_arrays
 from data_dictionary import check_columns
-from second_run import check_second_run
-from trained_runs import contents, rows, run
+from matplotlib.figure import Figure
+from trained_runs import check_second_run, contents, rows, run, same_arrays, single_columns
 from two_processes import REPOSITORY
 
 from experiments import reproduce
-from experiments.shell import process, signals
-from experiments.shell.experiment import experiment_of
+from experiments.shell import cli, process, signals
+from experiments.shell.experiment import Drawing, Experiment, experiment_of, experiments_of
 from experiments.shell.statements import STATEMENTS
+from rank_collapse.report import claims
+from rank_collapse.report.page import Comparison
 from rank_collapse.runs import folder
 from rank_collapse.runs.drawn import drawn
+from rank_collapse.runs.files import RunError
 from rank_collapse.runs.folder import RunFolder
 
 
@@ -54,14 +58,17 @@ def stop_at_the_first_save(patch):
 
 
 AS_SORT = ("run_convex_hull", "run_memorization")
+# Fewer programs to compile than at the tiny size.
+FEWER = {"run_stability": ["--designs=post"], "run_trainability": ["--batch_sizes=3"]}
+
+
+def arguments_of(name):
+    return [*experiment_of(name).presets["tiny"], *FEWER.get(name, [])]
 
 
 def check_resumed(name, here, there, elsewhere, monkeypatch):
     """A run that was stopped, and goes on, has found what one in another process has."""
-    module, tiny = (
-        importlib.import_module(f"experiments.{name}"),
-        experiment_of(name).presets["tiny"],
-    )
+    module, tiny = importlib.import_module(f"experiments.{name}"), arguments_of(name)
     printed, code, _ = elsewhere([f"experiments.{name}", *tiny, f"--output_dir={there}"])
     assert code == 0, "".join(printed)
     with monkeypatch.context() as patch:
@@ -79,7 +86,7 @@ def check_resumed(name, here, there, elsewhere, monkeypatch):
 @pytest.mark.parametrize("name", reproduce.EXPERIMENTS)
 def test_an_experiment_keeps_to_the_contract(name, elsewhere, tmp_path, monkeypatch, capsys):
     module, own = importlib.import_module(f"experiments.{name}"), experiment_of(name)
-    here, tiny = tmp_path / "here", own.presets["tiny"]
+    here, tiny = tmp_path / "here", arguments_of(name)
     if name in AS_SORT:
         assert run(module, tiny, here) == 0
     else:
@@ -106,3 +113,106 @@ def test_figures_are_drawn_as_users_see_them(name, tmp_path, monkeypatch):
     module = importlib.import_module(f"experiments.{name}")
     assert run(module, experiment_of(name).presets["tiny"], tmp_path) == 0
     assert {path.suffix for path in (tmp_path / "figures").iterdir()} == {".png", ".pdf"}
+
+
+def made(**fields):
+    """An experiment that multiplies its seeds by a factor, and how often it was computed."""
+    values, computed = cli.make_flags("doubled", num_seeds=3), []
+    cli.definer(values)("integer", "factor", 2, "Of the seeds.")
+
+    def compute(options):
+        computed.append(options.factor)
+        return {"values": options.factor * np.arange(1.0, 1 + options.num_seeds)}
+
+    def setup(options):
+        if options.factor == 0:
+            raise ValueError(f"--factor={options.factor} gives nothing")
+        return options.factor
+
+    about = {
+        "about": "What it is about.\n\n    python -m experiments.run_doubled",
+        "order": 1,
+        "brief": "numbers",
+        "title": "Numbers",
+        "claim": "They grow.",
+        "flags": values,
+        "presets": {},
+        "setup": setup,
+        "extra": lambda factor: {"input": factor},
+        "measure": lambda options, factor, run: run.cached("all", lambda: compute(options)),
+        "table": lambda found, factor: [{"value": float(v)} for v in found["values"]],
+        "figures": {
+            "shown": Drawing(lambda found, factor: Figure(), "A caption."),
+            "aside": Drawing(lambda found, factor: Figure()),
+            "none": Drawing(lambda *_: pytest.fail("drawn"), "x", lambda found, factor: factor < 0),
+            "part": Drawing.of_part(lambda found: {}, lambda *_: pytest.fail("drawn"), "x"),
+        },
+        "further": lambda found, factor: {f"times_{factor}": Figure},
+        "files": lambda found, factor, run: {"report.html": lambda: b"<p>"},
+        "claims": lambda found, factor: [claims.of_mean("chains", "seeds", found["values"])],
+        "compare": lambda found, factor: [Comparison("first", found["values"][0], 1, "a note")],
+    }
+    return Experiment(**about | fields), computed
+
+
+def test_a_run_shows_what_there_is_and_computes_it_once(tmp_path, capsys):
+    own, computed = made()
+    for deleted in ((), ("figures/shown.pdf", "results.csv")):
+        for name in deleted:
+            (tmp_path / name).unlink()
+        assert cli.execute(own.main, own.flags, [f"--output_dir={tmp_path}"]) == 0
+        printed = capsys.readouterr().out
+        assert "first: 2, beside 1" in printed and "3 draws" in printed
+        names = {path.stem for path in (tmp_path / "figures").iterdir()}
+        assert names == {"shown", "aside", "times_2"}
+        assert (tmp_path / "results.csv").exists() and (tmp_path / "report.html").exists()
+    assert computed == [2]
+    assert own.captions == {"shown": "A caption.", "none": "x", "part": "x"}
+
+
+def test_what_the_flags_do_not_say_determines_the_folder_too(tmp_path, capsys):
+    own, _ = made()
+    other, _ = made(extra=lambda factor: {"input": 3})
+    assert cli.execute(own.main, own.flags, [f"--output_dir={tmp_path}"]) == 0
+    assert cli.execute(other.main, other.flags, [f"--output_dir={tmp_path}"]) == 2
+    assert "input" in capsys.readouterr().err
+
+
+def test_a_folder_is_read_as_it_was_last_asked(tmp_path):
+    own, _ = made(execution=("factor",), extra=lambda factor: None)
+    for factor in (3, 5):
+        arguments = [f"--factor={factor}", f"--output_dir={tmp_path}"]
+        assert cli.execute(own.main, own.flags, arguments) == 0
+    assert own.results(tmp_path)[1] == 5
+    (tmp_path / "summary.json").write_text('{"shown": ["first"]}')  # as before 0.2.0
+    (tmp_path / "SHA256SUMS").unlink()
+    with pytest.raises(RunError, match="delete this file, and the same command makes it again"):
+        own.results(tmp_path)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_setup_measures_and_tables_compute_in_the_arithmetic_of_the_flag(tmp_path, dtype):
+    parts = ("setup", "measure", "table", "claims")
+    plain, seen = made()[0], {}
+
+    def noted(part):
+        def called(*given):
+            seen[part] = jnp.ones(()).dtype
+            return getattr(plain, part)(*given)
+
+        return called
+
+    own, _ = made(**{part: noted(part) for part in parts}, flags=plain.flags)
+    cli.definer(own.flags)("enum", "dtype", "float32", "Arithmetic.", ("float32", "float64"))
+    assert cli.execute(own.main, own.flags, [f"--dtype={dtype}", f"--output_dir={tmp_path}"]) == 0
+    assert seen == dict.fromkeys(parts, jnp.dtype(dtype))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [n for n in experiments_of() if "dtype" in experiment_of(n).flags])
+def test_every_column_of_a_run_in_float64_has_its_digits(name, tmp_path, monkeypatch):
+    own = experiment_of(name)
+    monkeypatch.setattr(Experiment, "drawn", lambda *_: {})
+    arguments = [*own.presets["tiny"], "--dtype=float64", f"--output_dir={tmp_path}"]
+    assert cli.execute(own.main, own.flags, arguments) == 0
+    assert not single_columns(tmp_path)

@@ -9,8 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from chunked_runs import same_arrays
-from trained_runs import answered, arrays, rows as rows_of
+from trained_runs import answered, arrays, rows as rows_of, same_arrays
 
 import rank_collapse as rc
 from experiments import run_architectures

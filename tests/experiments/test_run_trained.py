@@ -5,7 +5,6 @@ import shutil
 import jax
 import numpy as np
 import pytest
-from chunked_runs import same_arrays
 from trained_runs import (
     SMALL,
     answered,
@@ -15,6 +14,7 @@ from trained_runs import (
     parsed,
     rows,
     run,
+    same_arrays,
     seed_of,
     verdicts,
 )

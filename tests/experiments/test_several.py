@@ -10,8 +10,7 @@ import sys
 
 import interrupted_sort
 import pytest
-from chunked_runs import same_arrays
-from trained_runs import finished
+from trained_runs import finished, same_arrays
 from two_processes import LIMIT, REPOSITORY, run_both
 
 from experiments import run_collapse, run_sort

@@ -10,9 +10,9 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import swept_stub
-from killed_runs import check_whole, content
 from marks import slow_but
 from two_processes import REPOSITORY
 
@@ -93,6 +93,29 @@ def at_work(folder):
 
 def none_is_left(folder):
     wait_for("children go on", lambda: not processes_of(folder), limit=45)
+
+
+def content(folder):
+    """{name: bytes} of all results of a run or a sweep but times."""
+    found = {}
+    for path in sorted(folder.rglob("*.*")):
+        name = path.relative_to(folder).as_posix()
+        if path.suffix == ".npz":
+            with np.load(path) as saved:
+                found[name] = {n: saved[n].tobytes() for n in saved.files if "seconds" not in n}
+        elif path.suffix in (".csv", ".safetensors") or (
+            path.name == "summary.json" and "seconds" not in path.read_text()
+        ):
+            found[name] = path.read_bytes()
+    assert found, folder
+    return found
+
+
+def check_whole(folder, expected):
+    """A run's results are the expected, and no file is half-written."""
+    assert content(folder) == expected, folder
+    left = [p for p in folder.rglob("*") if p.name.endswith(".tmp") or p.name.startswith("tmp-")]
+    assert not left and not list(folder.rglob("checkpoints/*")), left
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,8 @@ import sys
 import numpy as np
 import pytest
 import quick_training
-from chunked_runs import same_arrays
 from quick_training import SMALL
-from trained_runs import run
+from trained_runs import run, same_arrays
 from two_processes import REPOSITORY
 
 from experiments import run_collapse, run_sort, run_transformer
