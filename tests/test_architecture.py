@@ -4,27 +4,13 @@ import ast
 from pathlib import Path
 
 import pytest
-from architecture_map import LEVELS, PACKAGES, REPOSITORY, files, packages
+from architecture_map import LEVELS, PACKAGES, files, imports, packages, tree
 
 LEVEL = {own: height for height, packages in enumerate(LEVELS) for own in packages}
 SOURCES = [p for package in PACKAGES for p in files(package) if p.suffix == ".py"]
 LIBRARY = [p for p in SOURCES if p.parts[0] == "rank_collapse" and len(p.parts) > 2]
 LIBRARY += [Path(f"rank_collapse/{name}.py") for name in (*LEVELS[0], "flax_adapters", "jax_watch")]
 MODULES = {".".join(p.with_suffix("").parts).removesuffix(".__init__") for p in SOURCES}
-
-
-def tree(path):
-    return ast.walk(ast.parse((REPOSITORY / path).read_text("utf-8")))
-
-
-def imports(path):
-    """The dotted names a file imports, wherever in the file, those it imports from included."""
-    for node in tree(path):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path} imports relative to itself"
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 def may_use(own, other):

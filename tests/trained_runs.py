@@ -73,14 +73,15 @@ def single_columns(folder):
     """Columns of results.csv whose fractions are all numbers of float32."""
     found = []
     for name in rows(folder)[0]:
-        values = np.array([_number(row[name]) for row in rows(folder)])
+        values = np.array([number(row[name]) for row in rows(folder)])
         values = values[np.isfinite(values) & (values != np.round(values))]
         if len(values) and np.all(values == values.astype(np.float32)):
             found.append(name)
     return found
 
 
-def _number(text):
+def number(text):
+    """NaN of a word."""
     try:
         return float(text)
     except ValueError:

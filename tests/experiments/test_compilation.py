@@ -1,12 +1,11 @@
 """The caches of compiled programs, of users and of the tests: where they are, and what is kept."""
 
 import os
-import subprocess
-import sys
 
 import jax
 import pytest
 from conftest import keep_newest
+from two_processes import python
 
 from experiments.shell import compilation
 
@@ -60,9 +59,7 @@ warnings.warn("mine")
 
 def test_a_cut_entry_is_written_again(tmp_path):
     """JAX compiled its program in every later run, with a warning."""
-    environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(tmp_path)}
-    command = [sys.executable, "-c", DAMAGED, str(tmp_path)]
-    found = subprocess.run(command, env=environment, capture_output=True, text=True)
+    found = python("-c", DAMAGED, str(tmp_path), JAX_COMPILATION_CACHE_DIR=str(tmp_path))
     assert found.returncode == 0, found.stderr
     assert "mine" in found.stderr and "persistent" not in found.stderr
 

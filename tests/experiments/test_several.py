@@ -5,13 +5,11 @@ import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 
 import interrupted_sort
 import pytest
 from trained_runs import finished, same_arrays
-from two_processes import LIMIT, REPOSITORY, run_both
+from two_processes import python, run_both
 
 from experiments import run_collapse, run_sort
 from experiments.shell import cli, several
@@ -66,13 +64,8 @@ def ran(where, *command):
     """[(exit code, printed, errors)] of one process that sees so many devices, or of two."""
     if where == "two processes":
         return run_both(*command, *TOGETHER)
-    flags = os.environ.get("XLA_FLAGS", "")
-    environment = os.environ | {
-        "XLA_FLAGS": f"{flags} --xla_force_host_platform_device_count={where}",
-        "PYTHONPATH": os.pathsep.join((str(REPOSITORY), str(REPOSITORY / "tests"))),
-    }
-    how = {"cwd": REPOSITORY, "env": environment, "capture_output": True, "text": True}
-    done = subprocess.run([sys.executable, *command], timeout=LIMIT, **how)
+    devices = f"--xla_force_host_platform_device_count={where}"
+    done = python(*command, XLA_FLAGS=f"{os.environ.get('XLA_FLAGS', '')} {devices}")
     return [(done.returncode, done.stdout, done.stderr)]
 
 
@@ -179,15 +172,8 @@ def test_a_port_that_another_has_is_one_line(monkeypatch, capfd):
 
 
 def mistaken(command, variables, **others):
-    environment = os.environ | dict(zip(several.VARIABLES, variables, strict=True)) | others
-    return subprocess.run(
-        [sys.executable, *command, "--distributed"],
-        env=environment,
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    named = dict(zip(several.VARIABLES, variables, strict=True))
+    return python(*command, "--distributed", **named, **others)
 
 
 @pytest.mark.parametrize(

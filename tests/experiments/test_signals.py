@@ -10,13 +10,13 @@ from pathlib import Path
 
 import jax
 import pytest
+from two_processes import PATH, python
 
 from experiments.shell import cli, signals
 from experiments.shell.process import ENDED, run_in_workers
 from experiments.shell.progress import Progress
 
 FLAGS = cli.make_flags("example")
-REPOSITORY = Path(__file__).parents[2]
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 
 
@@ -67,7 +67,7 @@ def test_the_second_signal_ends_at_once_and_an_ignored_one_stays_ignored():
         "    signal.raise_signal(signal.SIGTERM)\n"
         "    time.sleep(60)\n"
     )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    found = python("-c", code)
     assert (found.returncode, found.stdout) == (143, "once\n")
 
 
@@ -106,7 +106,7 @@ def test_what_was_read_has_the_time_it_needs():
         "    print('saved', flush=True)\n"
         "    signals.check()\n"
     )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    found = python("-c", code)
     assert (found.returncode, found.stdout) == (143, "saved\n")
 
 
@@ -153,7 +153,7 @@ CHUNKS = IMPORTS + NUMBER + "while True: signals.check(); time.sleep(0.1)"
 
 def parent_of_workers(monkeypatch, code, at_once):
     """A process that runs the code three times in workers."""
-    monkeypatch.setenv("PYTHONPATH", f"{REPOSITORY}:{REPOSITORY / 'tests'}")
+    monkeypatch.setenv("PYTHONPATH", PATH)
     commands = {name: ["any_code", f"--code={code}"] for name in "abc"}
     code = "from experiments.shell.process import run_in_workers; "
     code += f"run_in_workers({commands!r}, [{{}}] * {at_once}, print)"
@@ -163,7 +163,7 @@ def parent_of_workers(monkeypatch, code, at_once):
 
 
 def test_an_error_ends_the_workers(monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", f"{REPOSITORY}:{REPOSITORY / 'tests'}")
+    monkeypatch.setenv("PYTHONPATH", PATH)
     commands = {"a": ["any_code", f"--code={CHUNKS}"], "b": ["any_code"]}
     begun = time.monotonic()
     with pytest.raises(ZeroDivisionError):
@@ -174,7 +174,7 @@ def test_an_error_ends_the_workers(monkeypatch):
 def test_workers_go_on_where_one_crashes(tmp_path, monkeypatch, capfd):
     """The first two wait for each other: one alone would wait for ever. What prints a worker's
     own line of an end does not end."""
-    monkeypatch.setenv("PYTHONPATH", f"{REPOSITORY}:{REPOSITORY / 'tests'}")
+    monkeypatch.setenv("PYTHONPATH", PATH)
     meet = "import os, sys, time, pathlib; pathlib.Path('{0}').touch(); print('{0}')\n"
     meet += "while not os.path.exists('{1}'): time.sleep(0.01)\n"
     pair = [str(tmp_path / name) for name in "ab"]

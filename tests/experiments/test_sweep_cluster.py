@@ -15,7 +15,7 @@ import pytest
 import swept_stub
 from marks import slow_but
 from trained_runs import rows
-from two_processes import REPOSITORY
+from two_processes import PATH, REPOSITORY, python
 
 from experiments.shell import cli, process as processes
 from experiments.shell.sweep import cluster, grid as grids, work
@@ -30,12 +30,11 @@ LIMIT = 300  # seconds: far above what a sweep takes on a busy machine
 @contextlib.contextmanager
 def started(*arguments, seconds=0.2, folder=REPOSITORY, **variables):
     """A process that is killed at the end, if it has not ended; elsewhere it cannot import us."""
-    path = (str(REPOSITORY), str(REPOSITORY / "tests")) if folder == REPOSITORY else ()
     environment = (
         os.environ
         | variables
         | {
-            "PYTHONPATH": os.pathsep.join(path),
+            "PYTHONPATH": PATH if folder == REPOSITORY else "",
             "JAX_PLATFORMS": "cpu",
             swept_stub.SECONDS: str(seconds),
         }
@@ -381,13 +380,8 @@ def test_a_slurm_array(tmp_path):
 
 
 @pytest.mark.slow
-def test_submitit(tmp_path, monkeypatch):
+def test_submitit(tmp_path):
     pytest.importorskip("submitit")
-    script = example("python", "submitit", tmp_path)
-    path = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
-    monkeypatch.setenv("PYTHONPATH", path)
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=120
-    )
+    done = python("-c", example("python", "submitit", tmp_path), folder=tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
     assert len(rows(tmp_path / "sort/grid")) == 2 * (3 + 4)

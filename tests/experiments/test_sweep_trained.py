@@ -1,16 +1,13 @@
 """Cells of a sweep that differ in floats alone: one ensemble, or one program, and equal results."""
 
 import json
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import quick_training
 from quick_training import SMALL
 from trained_runs import run, same_arrays
-from two_processes import REPOSITORY
+from two_processes import python
 
 from experiments import run_collapse, run_sort, run_transformer
 from experiments.collapse import measure
@@ -176,21 +173,8 @@ def test_workers_train_joined_cells_as_one_process_does_but_for_rounding(grid, t
     """Two workers cut an ensemble in parts, whose programs XLA rounds otherwise: training alike,
     measured values up to 5e-7 apart."""
     assert run(quick_training, [*SMALL, grid], tmp_path / "serial") == 0
-    path = os.pathsep.join((str(REPOSITORY), str(REPOSITORY / "tests")))
-    done = subprocess.run(
-        [
-            sys.executable,
-            "tests/quick_training.py",
-            *SMALL,
-            grid,
-            "--workers=2",
-            f"--output_dir={tmp_path / 'shared'}",
-        ],
-        cwd=REPOSITORY,
-        env=os.environ | {"PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-    )
+    shared = ("--workers=2", f"--output_dir={tmp_path / 'shared'}")
+    done = python("tests/quick_training.py", *SMALL, grid, *shared)
     assert done.returncode == 0, done.stderr[-2000:]
     cells = sorted(path.name for path in (tmp_path / "serial" / "cells").iterdir())
     assert len(cells) in (2, 8)
