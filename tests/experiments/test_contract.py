@@ -59,7 +59,10 @@ def stop_at_the_first_save(patch):
 
 AS_SORT = ("run_convex_hull", "run_memorization")
 # Fewer programs to compile than at the tiny size.
-FEWER = {"run_stability": ["--designs=post"], "run_trainability": ["--batch_sizes=3"]}
+FEWER = {
+    "run_stability": ["--designs=post"],
+    "run_trainability": ["--batch_sizes=3", "--grid_seeds=2"],
+}
 
 
 def arguments_of(name):
