@@ -29,10 +29,8 @@ def test_a_forward_pass_inside_the_step_of_the_optimizer():
     assert [row["loss"] for row in watched.rows] == [loss.item() for loss in losses[::2]]
 
 
-@pytest.mark.filterwarnings("ignore")  # of Lightning, about workers and loggers
-def test_lightning_gives_steps_and_closes(tmp_path):
+def with_lightning(model, watched, folder):
     lightning = pytest.importorskip("lightning")
-    model = gpt2()
 
     class Module(lightning.LightningModule):
         def __init__(self):
@@ -45,13 +43,28 @@ def test_lightning_gives_steps_and_closes(tmp_path):
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), 0.1)
 
-    watched = watch(model, every=2, log=tmp_path / "metrics.jsonl")
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     trainer = lightning.Trainer(
         max_steps=5, accelerator="cpu", callbacks=[watched.lightning()], **quiet
     )
-    data = torch.utils.data.DataLoader(IDS.repeat(2, 1), batch_size=4)
-    trainer.fit(Module(), data)
+    trainer.fit(Module(), torch.utils.data.DataLoader(IDS.repeat(2, 1), batch_size=4))
+
+
+def with_hugging_face(model, watched, folder):
+    pytest.importorskip("accelerate")
+    arguments = transformers.TrainingArguments(
+        folder / "out", max_steps=5, report_to=[], save_strategy="no", use_cpu=True
+    )
+    examples = [{"input_ids": row, "labels": row} for row in IDS]
+    transformers.Trainer(model, arguments, train_dataset=examples, callbacks=[watched.hf()]).train()
+
+
+@pytest.mark.filterwarnings("ignore")  # of Lightning, about workers and loggers
+@pytest.mark.parametrize("train", [with_lightning, with_hugging_face])
+def test_a_trainer_gives_steps_and_closes(train, tmp_path):
+    model = gpt2()
+    watched = watch(model, every=2, log=tmp_path / "metrics.jsonl")
+    train(model, watched, tmp_path)
     assert [row["step"] for row in watched.rows] == [0, 2, 4]
     reader = metrics.Reader(tmp_path / "metrics.jsonl")
     reader.read()
@@ -78,21 +91,6 @@ def test_an_alarm_comes_before_the_loss_is_no_number(tmp_path, caplog):
     early = min(a.step for a in watched.alarms if a.metric != "loss")
     broken = [row["step"] for row in rows if not np.isfinite(row["loss"])]
     assert early < (broken[0] if broken else 12)
-
-
-def test_the_trainer_gives_steps_and_closes(tmp_path):
-    pytest.importorskip("accelerate")
-    model = gpt2()
-    watched = watch(model, every=2, log=tmp_path / "metrics.jsonl")
-    arguments = transformers.TrainingArguments(
-        tmp_path / "out", max_steps=5, report_to=[], save_strategy="no", use_cpu=True
-    )
-    examples = [{"input_ids": row, "labels": row} for row in IDS]
-    transformers.Trainer(model, arguments, train_dataset=examples, callbacks=[watched.hf()]).train()
-    assert [row["step"] for row in watched.rows] == [0, 2, 4]
-    reader = metrics.Reader(tmp_path / "metrics.jsonl")
-    reader.read()
-    assert reader.ended and len(reader) == 3
 
 
 def test_evaluation_and_other_optimizers_are_not_counted():

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 from absl import flags
-from two_processes import REPOSITORY
+from two_processes import python
 
 from experiments.shell import cli
 from experiments.shell.progress import Progress, duration
@@ -215,10 +215,7 @@ def test_a_reader_that_goes_away_is_not_success():
 
 def test_a_platform_that_is_not_there_is_one_line():
     code = "from experiments.shell import cli; F = cli.make_flags('x'); cli.run(lambda o: 0, F)"
-    environment = os.environ | {"JAX_PLATFORMS": "cuda"}
-    found = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=environment
-    )
+    found = python("-c", code, JAX_PLATFORMS="cuda")
     assert (
         found.returncode == 2
         and "error: JAX finds no device of JAX_PLATFORMS='cuda': " in found.stderr
@@ -260,24 +257,16 @@ def test_durations():
 def test_a_package_that_is_missing_is_one_line(tmp_path):
     """The environment hides it: find_spec takes a module that is None for one that there is not."""
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['absl'] = None\n")
-    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
-    found = subprocess.run(
-        [sys.executable, "-m", "experiments.run_sort", "--help"],
-        env=environment,
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-    )
+    found = python("-m", "experiments.run_sort", "--help", PYTHONPATH=str(tmp_path))
     assert found.returncode == 2 and found.stderr.count("\n") == 1, found.stderr
     assert "requirements.txt" in found.stderr and found.stderr.endswith("not installed: absl\n")
 
 
 def test_nothing_slow_is_imported_before_the_flags_are_read():
     """--help and a mistaken flag took half a second longer for each of them."""
-    code = "import sys; sys.argv[0] = '-m'; from experiments import benchmark, reproduce; "
+    code = "import os, sys; os.environ.pop('MPLBACKEND', 0); sys.argv[0] = '-m'; "
+    code += "from experiments import benchmark, reproduce; "
     code += "slow = {'matplotlib', 'scipy', 'optax', 'flax', 'distributed', 'PIL', 'torch'}; "
     code += "print(sorted(slow & {*sys.modules}))"
-    environment = {n: v for n, v in os.environ.items() if n != "MPLBACKEND"}
-    how = {"capture_output": True, "text": True, "env": environment, "cwd": REPOSITORY}
-    found = subprocess.run([sys.executable, "-c", code], **how)
+    found = python("-c", code)
     assert found.stdout == "[]\n", found.stderr
