@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch_transformer
 from marks import slow_if
-from refusals import each_is_refused
+from refusals import each_is_refused, refused
 from torch_transformer import SOURCE, TARGET
 
 import rank_collapse as rc
@@ -254,8 +254,7 @@ def test_path_sums_of_the_decoder_are_its_output():
     assert np.abs(parts.from_memory).max() > 1e-2
 
 
-@pytest.mark.parametrize(
-    "change, message",
+test_halves_that_do_not_fit_are_named = refused(
     [
         ({"decoder": {"cross_attention": False}}, "decoder.cross_attention=False"),
         ({"encoder": {"cross_attention": True}}, "encoder.cross_attention=True"),
@@ -269,9 +268,8 @@ def test_path_sums_of_the_decoder_are_its_output():
             "d_embed=8 is not d_model=16",
         ),
     ],
+    lambda change: config(**change),
 )
-def test_halves_that_do_not_fit_are_named(change, message):
-    each_is_refused((lambda: config(**change), message))
 
 
 def test_bad_inputs_are_named():

@@ -1,4 +1,4 @@
-"""What every pass over a network refuses at once, each with the value and what would fit."""
+"""What every pass refuses at once, with the value and what would fit; precision of measures."""
 
 import draws
 import jax
@@ -8,6 +8,7 @@ import pytest
 from refusals import each_is_refused
 
 import rank_collapse as rc
+from rank_collapse.theory.stability import expected_pass
 
 N, D = 5, 8
 X = jax.random.normal(jax.random.key(0), (N, D))
@@ -159,3 +160,53 @@ def test_calls_outside_jit_compile_once(monkeypatch):
     for gain in (1.0, 0.5, 0.25):
         rc.apply(params, 2.0 * X[:, :], config.replace(skip_gain=gain, d_ff=77))
     assert len(traces) == 1
+
+
+N, D = 5, 8
+CONFIG = rc.transformer(2, 2, D, d_ff=9)
+SAN = rc.san(2, 2, D)
+PATHS = np.zeros((1, 2, 2), int)
+CLASSIFIER = (np.ones((D, 3), np.float32), np.zeros(3, np.float32))
+MEASURES = {
+    "path_contributions": lambda p, x: rc.path_contributions(p, x, CONFIG).by_length,
+    "head_contributions": lambda p, x: rc.head_contributions(p, x, CONFIG),
+    "path_state": lambda p, x: rc.path_state(p, x, CONFIG, PATHS[0, 0]),
+    "path_set_states": lambda p, x: rc.path_set_states(p, x, CONFIG, PATHS),
+    "path_set_logits": lambda p, x: rc.path_set_logits(p, CLASSIFIER, x, CONFIG, PATHS),
+    "log_residual_profile": lambda p, x: rc.log_residual_profile(p, x, CONFIG),
+    "bound_report": lambda p, x: (
+        rc.bound_report(p.replace(layers=p.layers.replace(mlp=None)), x, SAN).layer.tightness
+    ),
+    "truncated": lambda p, x: rc.truncated(p, x, CONFIG, 1).output,
+    "monitor": lambda _, x: rc.monitor(x),
+    "participation_ratio": lambda _, x: rc.participation_ratio(x),
+    "shapley_values": lambda _, x: rc.shapley_values(x[:4], 2),
+    "covariance_shares": lambda _, x: rc.covariance_shares(x[None], x),
+    "expected_pass": lambda p, x: expected_pass(p, x, CONFIG).shares,
+    "network_profile": lambda p, x: rc.network_profile(p, x, CONFIG)["residual_ratio"],
+}
+
+
+def products(jaxpr):
+    """Precisions of all matrix products, those inside loops, branches and calls too."""
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "dot_general":
+            yield equation.params["precision"]
+        for value in jax.tree.leaves(equation.params, is_leaf=lambda v: hasattr(v, "eqns")):
+            inner = getattr(value, "jaxpr", value)
+            if hasattr(inner, "eqns"):
+                yield from products(inner)
+
+
+@pytest.mark.parametrize("name", MEASURES)
+def test_every_product_of_a_measure_has_full_precision(name):
+    params = rc.init(jax.random.key(0), CONFIG)
+    x = jax.random.normal(jax.random.key(1), (N, D))
+    with jax.default_matmul_precision("bfloat16"):
+        found = set(products(jax.make_jaxpr(MEASURES[name])(params, x).jaxpr))
+        forward = set(
+            products(jax.make_jaxpr(lambda p, x: rc.apply(p, x, CONFIG))(params, x).jaxpr)
+        )
+    highest = jax.lax.Precision.HIGHEST
+    assert found == {(highest, highest)}
+    assert forward and (highest, highest) not in forward  # the caller's choice, as in training

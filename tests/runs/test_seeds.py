@@ -1,4 +1,4 @@
-"""Seeds over devices: no result depends on how many there are."""
+"""Seeds over devices, and checkpoints: no result depends on how many devices there are."""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from seed_chunks import mapped
 
-from rank_collapse.runs import seeds
+from rank_collapse.network.layers import NormParams
+from rank_collapse.runs import seeds, states
 
 needs_two = pytest.mark.skipif(len(jax.devices()) != 2, reason="JAX_NUM_CPU_DEVICES is not 2")
 
@@ -93,3 +94,33 @@ def test_padding_repeats_the_last_seed_and_is_cut_off_again():
     with pytest.raises(ValueError, match="3 seeds do not fit into 2"):
         seeds.lay_out(tree, mesh, 2)
     assert seeds.padded_size(5, mesh) == 6
+
+
+def test_a_tree_comes_back_with_dtypes_and_only_the_newest_step_stays(tmp_path):
+    tree = [NormParams(gain=jnp.ones(3, jnp.bfloat16)), (jnp.arange(2), {"x": np.float64(1.5)})]
+    for step in (1, 5, 30):
+        states.save(tmp_path, step, tree)
+    assert states.steps(tmp_path) == [30]
+    assert states.steps(tmp_path / "absent") == []
+    back = states.restore(tmp_path, 30, tree)
+    assert jax.tree.structure(back) == jax.tree.structure(tree)
+    for a, b in zip(jax.tree.leaves(tree), jax.tree.leaves(back), strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_state_saved_on_two_devices_is_restored_on_one(tmp_path):
+    two = seeds.seed_mesh()
+    one = seeds.seed_mesh(jax.devices()[:1])
+    state = seeds.lay_out({"w": jnp.arange(8.0).reshape(4, 2)}, two)
+    states.save(tmp_path, 1, state)
+    like = seeds.lay_out({"w": jnp.zeros((4, 2))}, one)
+    back = states.restore(tmp_path, 1, like)
+    assert back["w"].sharding == like["w"].sharding != state["w"].sharding
+    np.testing.assert_array_equal(back["w"], state["w"])
+
+
+def test_a_missing_leaf_is_named(tmp_path):
+    states.save(tmp_path, 1, {"a": jnp.ones(2)})
+    with pytest.raises(ValueError, match=r"has b of shape None, not \(3,\)"):
+        states.restore(tmp_path, 1, {"a": jnp.ones(2), "b": jnp.ones(3)})

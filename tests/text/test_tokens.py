@@ -1,10 +1,105 @@
-"""Batches of token ids: texts read, cut and padded."""
+"""Files, words and batches of token ids: what is read, cut, padded, and refused in one line."""
+
+import os
 
 import numpy as np
 import pytest
 from refusals import each_is_refused
 
-from rank_collapse.text import tokens
+from rank_collapse.text import files, tokens, words
+
+
+def test_line_ends_and_byte_order_mark(tmp_path):
+    path = tmp_path / "a"
+    path.write_bytes("\ufeffnaïve\r\ntext\rend".encode())
+    assert files.read_utf8(path) == "naïve\ntext\nend"
+    assert files.read_utf8(str(path)) == "naïve\ntext\nend"
+
+
+def test_what_cannot_be_read_is_named(tmp_path):
+    (tmp_path / "latin").write_bytes("naïve".encode("latin-1"))
+    with pytest.raises(ValueError, match=r"latin is not UTF-8: byte 2 of it$"):
+        files.read_utf8(tmp_path / "latin")
+    with pytest.raises(FileNotFoundError, match=r"none does not exist$"):
+        files.read_utf8(tmp_path / "none")
+    with pytest.raises(ValueError, match="latin/below cannot be read: Not a directory"):
+        files.read_utf8(tmp_path / "latin" / "below")
+
+
+def test_only_regular_files_are_opened(tmp_path):
+    """A pipe would wait for ever, and /dev/zero has no end: neither is opened."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("/dev/zero")
+    for path in (tmp_path, tmp_path / "pipe", tmp_path / "link", "/dev/zero"):
+        with pytest.raises(ValueError, match=f"{path} cannot be read: it is not a regular file"):
+            files.read_utf8(path)
+
+
+def test_tables(tmp_path):
+    path = tmp_path / "a.tsv"
+    long = "x" * 200_000  # the csv package would refuse it
+    path.write_text(f'one\ttwo\n1 "\t2\u2028\n\n{long}\n\t4\r\n', encoding="utf-8")
+    assert files.read_table(path) == {"one": ['1 "', long, ""], "two": ["2\u2028", "", "4"]}
+    path.write_text("one\ttwo\n")
+    assert files.read_table(path) == {"one": [], "two": []}
+
+
+def test_json(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text('{"a": 1}')
+    assert files.read_json(path) == {"a": 1}
+    for content, message in (("{", "a.json is not JSON"), ("[1]", "a.json holds a list")):
+        path.write_text(content)
+        with pytest.raises(ValueError, match=message):
+            files.read_json(path)
+
+
+def test_words_and_punctuation_in_order():
+    assert words.tokenize('The cat\'s "hat", é_1!') == [
+        "the",
+        "cat",
+        "'",
+        "s",
+        '"',
+        "hat",
+        '"',
+        ",",
+        "é_1",
+        "!",
+    ]
+
+
+def test_ids_are_ranks_of_first_appearance_and_a_longer_excerpt_begins_alike():
+    ids, vocabulary = words.token_ids("a b, a c", 10)
+    assert ids.tolist() == [0, 1, 2, 0, 3] and vocabulary == ["a", "b", ",", "c"]
+    assert words.token_ids("a b, a c", 3)[0].tolist() == [0, 1, 2]
+
+
+def test_the_shipped_text_is_long_enough():
+    ids, vocabulary = words.token_ids(words.default_text(), 1000)
+    assert len(ids) >= 256 and 100 < len(vocabulary) < len(ids)
+
+
+@pytest.mark.parametrize("content", ["", "word", "  \n"])
+def test_fewer_than_two_tokens_are_refused(content):
+    each_is_refused(
+        (lambda: words.token_ids(content, 10), "fewer than 2"),
+        (lambda: words.token_ids("many words here", 1), "fewer than 2"),
+    )
+
+
+def test_an_empty_text_is_refused(tmp_path):
+    (tmp_path / "good").write_text("Some text.\n")
+    assert words.read_text(tmp_path / "good") == "Some text.\n"
+    (tmp_path / "empty").write_text(" \n")
+    with pytest.raises(ValueError, match="empty is empty"):
+        words.read_text(tmp_path / "empty")
+
+
+def test_windows():
+    assert words.windows("a b c d e", 3, 3) == ["a b c", "b c d", "c d e"]
+    assert words.windows("a b", 4, 5) == ["a b"]
+
 
 TEXTS = ["The cat sat on the mat.", "A dog ran after the cat, and the cat ran too.", "Birds sing."]
 
