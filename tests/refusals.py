@@ -1,5 +1,7 @@
 """Calls that end in an error, each with one line that names what is wrong."""
 
+from functools import partial
+
 import pytest
 
 
@@ -9,6 +11,11 @@ def each_is_refused(*cases, error=ValueError):
         with pytest.raises(error, match=message) as caught:
             call()
         assert "\n" not in str(caught.value)
+
+
+def is_refused(message, call, *arguments, error=ValueError, **options):
+    """call(*arguments, **options)."""
+    each_is_refused((partial(call, *arguments, **options), message), error=error)
 
 
 def refused(cases, by=lambda call: call(), error=ValueError):

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from comparison import near
 from refusals import refused
 from scipy.optimize import linprog
 
@@ -97,8 +98,6 @@ def test_streams_are_alike_as_their_mean_cosine_says():
     np.testing.assert_allclose(found, expected[:, mask].mean(1), rtol=1e-4)
     same = np.broadcast_to(x[:, :1], x.shape)
     np.testing.assert_allclose(rs.stream_homogenisation(same), [1, 1], rtol=1e-5)
-    with pytest.raises(ValueError, match=r"not \[..., s, n, d\]"):
-        rs.stream_homogenisation(x[0, 0])
 
 
 def test_masked_rows_are_as_if_removed():
@@ -217,6 +216,7 @@ test_refusals_name_the_value = refused(
         (lambda: rc.residual(np.ones((2, 2)), mask=np.zeros(2, bool)), "leaves no token"),
         (lambda: rc.residual(np.ones((2, 2)), mask=np.ones(2) / 2), "a mask is boolean"),
         (lambda: rc.token_cosine(np.ones((1, 2))), r"\(1, 2\)"),
+        (lambda: rs.stream_homogenisation(np.ones((4, 5))), r"not \[..., s, n, d\]"),
     ]
 )
 
@@ -277,11 +277,7 @@ def test_values_and_derivatives_under_vmap_are_those_of_one_matrix(name, dtype):
             found = jax.jit(jax.vmap(jax.vmap(g)))(x)
             for index in np.ndindex(2, 3):
                 one = jax.tree.map(lambda a, i=index: a[i], found)
-                jax.tree.map(
-                    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5),
-                    one,
-                    f(x[index]),
-                )
+                near(one, f(x[index]), rtol=1e-4, atol=1e-5)
         outside = jax.grad(lambda a: jnp.sum(jax.vmap(largest(ours))(a)))(x[0])
         np.testing.assert_allclose(
             outside, jax.vmap(jax.grad(largest(plain)))(x[0]), rtol=1e-4, atol=1e-5

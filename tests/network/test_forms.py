@@ -100,10 +100,8 @@ def test_the_forward_pass_is_its_formulas(rotated, x64):
             has = not rotated or rotated[l]
             weights = weights_of(p.attention, seen, FORM["windows"][l], h, has)
             np.testing.assert_allclose(trace.attention[l, h], weights, atol=1e-12)
-            part = (
-                part
-                + weights @ (seen @ p.attention.w_v[h] + p.attention.b_v[h]) @ (p.attention.w_o[h])
-            )
+            values = seen @ p.attention.w_v[h] + p.attention.b_v[h]
+            part = part + weights @ values @ p.attention.w_o[h]
         x = x + part + experts_of(p.mlp, normed(p.mlp_norm, x))
         np.testing.assert_allclose(trace.hidden[l + 1], x, atol=1e-12)
     np.testing.assert_allclose(trace.output, normed(params.final_norm, x), atol=1e-12)

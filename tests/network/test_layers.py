@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from refusals import each_is_refused
+from refusals import refused
 from scipy import special
 
 import rank_collapse as rc
@@ -16,41 +16,24 @@ def tokens(n=5, d=8, seed=3):
     return 2.0 + 3.0 * jax.random.normal(jax.random.key(seed), (n, d))
 
 
-def test_layer_norm_matches_numpy():
-    x = np.asarray(tokens())
-    gain, bias = np.linspace(0.5, 2, 8), np.linspace(-1, 1, 8)
-    params = layers.NormParams(gain=jnp.asarray(gain), bias=jnp.asarray(bias))
-    centred = x - x.mean(axis=1, keepdims=True)
-    expected = centred / np.sqrt(x.var(axis=1, keepdims=True) + 0.3) * gain + bias
-    np.testing.assert_allclose(
-        layers.norm(params, jnp.asarray(x), "layer", 0.3), expected, rtol=1e-5, atol=1e-6
-    )
+@pytest.mark.parametrize("kind", ["layer", "rms"])
+def test_norms_match_numpy(kind):
+    x, gain, bias = np.asarray(tokens()), np.linspace(0.5, 2, 8), np.linspace(-1, 1, 8)
+    centred = x - x.mean(axis=1, keepdims=True) if kind == "layer" else x
+    size = np.sqrt((centred**2).mean(axis=1, keepdims=True) + 0.3)
+    for shift in (bias, None):
+        params = layers.NormParams(gain=jnp.asarray(gain), bias=shift)
+        expected = centred / size * gain + (0 if shift is None else shift)
+        found = layers.norm(params, jnp.asarray(x), kind, 0.3)
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_rms_norm_matches_numpy():
-    x = np.asarray(tokens())
-    gain = np.linspace(0.5, 2, 8)
-    expected = x / np.sqrt((x**2).mean(axis=1, keepdims=True) + 0.3) * gain
-    got = layers.norm(layers.NormParams(gain=jnp.asarray(gain)), jnp.asarray(x), "rms", 0.3)
-    np.testing.assert_allclose(got, expected, rtol=1e-5)
-
-
-def test_norm_without_parameters_standardises(x64):
+def test_norm_without_parameters_standardises_and_ignores_scale_and_shift(x64):
     y = layers.norm(None, tokens(), "layer", 0.0)
     np.testing.assert_allclose(y.mean(axis=1), 0, atol=1e-14)
     np.testing.assert_allclose(y.var(axis=1), 1, rtol=1e-13)
-
-
-def test_layer_norm_ignores_scale_and_shift(x64):
-    x = tokens()
-    np.testing.assert_allclose(
-        layers.norm(None, x, "layer", 0.0), layers.norm(None, 7 * x - 2, "layer", 0.0), rtol=1e-9
-    )
-
-
-def test_unknown_norm_names_the_value():
-    with pytest.raises(ValueError, match="norm='batch'"):
-        layers.norm(None, tokens(), "batch")
+    moved = layers.norm(None, 7 * tokens() - 2, "layer", 0.0)
+    np.testing.assert_allclose(y, moved, rtol=1e-9)
 
 
 @pytest.mark.parametrize("name", layers.ACTIVATIONS)
@@ -69,10 +52,9 @@ def test_mlp_matches_numpy(kind, x64):
     p = layers.MLPParams(**dict(zip(names, draw, strict=True)))
     x = jax.random.normal(keys[6], (3, 4))
     linear, gate = x @ p.w_in + p.b_in[None], x @ p.w_gate + p.b_gate[None]
-    if kind in layers.GATED:
-        hidden = NUMPY_PHI[layers.GATED[kind]](np.asarray(gate)) * linear
-    else:
-        hidden = NUMPY_PHI[kind](np.asarray(linear))
+    gated = kind in layers.GATED
+    hidden = NUMPY_PHI[layers.GATED.get(kind, kind)](np.asarray(gate if gated else linear))
+    hidden = hidden * linear if gated else hidden
     expected = hidden @ p.w_out + p.b_out[None]
     np.testing.assert_allclose(layers.mlp(p, x, kind), expected, rtol=1e-10)
 
@@ -89,13 +71,25 @@ NUMPY_PHI = {
 }
 
 
-def test_unknown_mlp_names_the_value():
-    with pytest.raises(ValueError, match="mlp='maxout'"):
-        layers.activation_of("maxout")
+TABLES = {"vocab_size": 3, "d_embed": 4, "positions": "learned", "num_positions": 2}
+FEW = rc.EmbeddingConfig(**TABLES)
 
 
-def test_kinds_of_mlps_are_those_that_there_are():
-    assert ("none", *layers.ACTIVATIONS, *layers.GATED) == layers.MLP_KINDS
+def embedded(x):
+    return rc.embed(init_embedding(jax.random.key(0), FEW, 4), x, FEW)
+
+
+test_errors_name_the_value = refused(
+    [
+        (lambda: layers.norm(None, tokens(), "batch"), "norm='batch'"),
+        (lambda: layers.activation_of("maxout"), "mlp='maxout'"),
+        (lambda: rc.EmbeddingConfig(vocab_size=3, d_input=2), "vocab_size=3 and d_input=2"),
+        (lambda: rc.EmbeddingConfig(vocab_size=3, projection="twice"), "projection='twice'"),
+        (lambda: init_embedding(jax.random.key(0), FEW, 5), "d_embed=4 is not d_model=5"),
+        (lambda: embedded(jnp.array([0, 1, 2])), "3 tokens are more than num_positions=2"),
+        (lambda: embedded(jnp.zeros((2, 4))), r"shape \(2, 4\)"),
+    ]
+)
 
 
 def norm(x, p):
@@ -154,24 +148,6 @@ def test_apply_embeds_token_ids():
     np.testing.assert_allclose(rc.apply(params, ids, config).output, direct, rtol=1e-6)
 
 
-def test_errors_name_the_value():
-    each_is_refused(
-        (lambda: rc.EmbeddingConfig(vocab_size=3, d_input=2), "vocab_size=3 and d_input=2"),
-        (lambda: rc.EmbeddingConfig(vocab_size=3, projection="twice"), "projection='twice'"),
-    )
-    config = rc.EmbeddingConfig(vocab_size=3, d_embed=4, positions="learned", num_positions=2)
-    with pytest.raises(ValueError, match="d_embed=4 is not d_model=5"):
-        init_embedding(jax.random.key(0), config, 5)
-    p = init_embedding(jax.random.key(0), config, 4)
-    each_is_refused(
-        (
-            lambda: rc.embed(p, jnp.array([0, 1, 2]), config),
-            "3 tokens are more than num_positions=2",
-        ),
-        (lambda: rc.embed(p, jnp.zeros((2, 4)), config), r"shape \(2, 4\)"),
-    )
-
-
 KEYS, SHAPE = 1500, (30, 48)
 
 
@@ -215,6 +191,9 @@ def test_a_key_decides_alike_alone_and_under_vmap_and_in_any_dtype():
     together = jax.vmap(lambda k: dropout.dropout(k, x, 0.5))(keys)
     for key, row in zip(keys, together, strict=True):
         np.testing.assert_array_equal(dropout.dropout(key, x, 0.5), row)
+        words = dropout.dropout_words(key)
+        np.testing.assert_array_equal(dropout.dropout(words, x, 0.5), row)
+        np.testing.assert_array_equal(dropout.dropout_words(words), words)
         half = dropout.dropout(key, x.astype(jnp.bfloat16), 0.5)
         assert half.dtype == jnp.bfloat16
         np.testing.assert_array_equal(half.astype(jnp.float32), row)
@@ -237,20 +216,7 @@ def test_branches_are_independent_of_each_other_and_of_their_trunk():
     assert abs((centred * own / 0.25).mean()) < 4.5 / np.sqrt(centred.size)
 
 
-def test_a_key_and_its_words_decide_alike():
-    key, x = jax.random.key(5), jnp.ones((4, 3))
-    words = dropout.dropout_words(key)
-    np.testing.assert_array_equal(dropout.dropout(key, x, 0.5), dropout.dropout(words, x, 0.5))
-    np.testing.assert_array_equal(dropout.dropout_words(words), words)
-
-
 def test_the_rate_is_traced():
-    traces = []
-
-    @jax.jit
-    def drop(key, rate):
-        traces.append(1)
-        return dropout.dropout(key, jnp.ones(64), rate)
-
+    drop = jax.jit(lambda key, rate: dropout.dropout(key, jnp.ones(64), rate))
     sums = [float(drop(jax.random.key(0), r).sum()) for r in (0.0, 0.3, 0.6)]
-    assert len(traces) == 1 and sums[0] == 64 and len(set(sums)) == 3
+    assert sums[0] == 64 and len(set(sums)) == 3

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from path_examples import config_of, example, relative
-from refusals import each_is_refused
+from refusals import refused
 
 import rank_collapse as rc
 from rank_collapse import pretrained
@@ -94,18 +94,27 @@ def test_without_norms_parts_are_what_the_trace_holds(x64):
     assert rc.apply(params, x, config).kept is None
 
 
-def test_unembeddings_that_do_not_fit():
-    parts = jnp.zeros((2, 3, 4))
-    each_is_refused(
+SHORT = config_of(attention_skip=True, mlp="none")
+test_what_does_not_fit_is_named = refused(
+    [
         (
-            lambda: rc.logit_attribution(parts, jnp.zeros((5, 2))),
+            lambda p, x: rc.logit_attribution(jnp.zeros((2, 3, 4)), jnp.zeros((5, 2))),
             r"shape \(5, 2\) is not \[d, c\] .* d=\[4\]",
         ),
         (
-            lambda: rc.logit_attribution(parts, jnp.zeros((4, 2)), classes=(0, 7)),
+            lambda p, x: rc.logit_attribution(
+                jnp.zeros((2, 3, 4)), jnp.zeros((4, 2)), classes=(0, 7)
+            ),
             r"class 7 is not in 0\.\.1",
         ),
-    )
+        (lambda p, x: rc.head_contributions(p, x, SHORT, chunk=0), "chunk=0 is below 1"),
+        (
+            lambda p, x: length_gradients(p, x, SHORT, x[:2]),
+            r"cotangents of shape \(1, 2, 8\) is not \(1, 5, 8\)",
+        ),
+    ],
+    lambda call: call(*example(SHORT)[:2]),
+)
 
 
 def test_dropped_weights_are_those_of_the_heads():
@@ -134,8 +143,6 @@ def test_any_chunk_of_heads_gives_the_derivative_of_each_head_s_gain(x64):
     for chunk in (1, 2, H):
         found = rc.head_contributions(params, x, config, chunk=chunk, **factors)
         np.testing.assert_allclose(found, jnp.moveaxis(want, (0, 1), (2, 3)), atol=1e-12)
-    with pytest.raises(ValueError, match="chunk=0 is below 1"):
-        rc.head_contributions(params, x, config, chunk=0)
 
 
 def length_gradients(params, x, config, cotangent):
@@ -169,10 +176,3 @@ def test_two_layers_of_attention_in_closed_form(x64):
     sizes = np.array([np.linalg.norm(g) for g in expected])
     assert relative(effects["gradient_share"], sizes / sizes.sum()) < 1e-12
     assert relative(effects["gradient_size"], sizes / np.linalg.norm(sum(expected))) < 1e-12
-
-
-def test_refusals():
-    config = config_of(attention_skip=True, mlp="none")
-    params, x, _ = example(config)
-    with pytest.raises(ValueError, match=r"cotangents of shape \(1, 2, 8\) is not \(1, 5, 8\)"):
-        length_gradients(params, x, config, x[:2])

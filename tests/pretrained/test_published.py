@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 from published_weights import load_circle
+from refusals import is_refused
 from scipy import stats
 
 from experiments.run_circle import PUBLISHED_FELL, PUBLISHED_SEEDS
@@ -123,6 +124,4 @@ def test_a_folder_of_another_shape_gets_one_line():
         (BERT, {v: a[:, :5] for v, a in curves().items()}, "a bert of 4 layers"),
         (BERT, curves(texts=1), "one text has no spread"),
     ):
-        with pytest.raises(ValueError, match=words) as refused:
-            published_targets(settings, given)
-        assert "\n" not in str(refused.value)
+        is_refused(words, published_targets, settings, given)

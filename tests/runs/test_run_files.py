@@ -8,10 +8,11 @@ import random
 import re
 import resource
 import time
+from functools import partial
 
 import numpy as np
 import pytest
-from refusals import each_is_refused
+from refusals import each_is_refused, is_refused
 
 from rank_collapse.runs import files, metrics, states
 from rank_collapse.runs.files import RunError, load_arrays, write_arrays
@@ -60,8 +61,7 @@ def test_any_changed_byte_shows(tmp_path):
     content = path.read_bytes()
     for place in range(0, len(content) - 80, 29):
         path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
-        with pytest.raises(RunError, match="its checksum does not match"):
-            load_arrays(path)
+        is_refused("its checksum does not match", load_arrays, path, error=RunError)
 
 
 def test_arrays_are_an_ordinary_npz_and_one_without_a_checksum_opens(tmp_path):
@@ -74,6 +74,10 @@ def test_arrays_are_an_ordinary_npz_and_one_without_a_checksum_opens(tmp_path):
         np.testing.assert_array_equal(run.part("part")["a"], ARRAYS["part/a"])
 
 
+def cannot_open(folder, message):
+    is_refused(message, RunFolder, folder, CONFIG, error=RunError)
+
+
 NOT_AN_OBJECT = ["[]", "3", "null", '"a"', "[" * 100_000, "{", "\xff"]
 
 
@@ -82,10 +86,7 @@ def test_a_config_of_another_type_is_named(tmp_path, content):
     RunFolder(tmp_path, CONFIG).close()
     (tmp_path / "config.json").write_bytes(content.encode("latin-1"))
     for _ in range(2):
-        with pytest.raises(
-            RunError, match=r"config\.json cannot be read .*; delete this file, and"
-        ):
-            RunFolder(tmp_path, CONFIG)
+        cannot_open(tmp_path, r"config\.json cannot be read .*; delete this file, and")
         (tmp_path / "SHA256SUMS").unlink(missing_ok=True)  # a folder of an earlier version has none
 
 
@@ -94,8 +95,7 @@ def test_a_summary_of_another_type_is_made_again(tmp_path, content):
     with RunFolder(tmp_path, CONFIG) as run:
         run.finish({"loss": 1.0})
     (tmp_path / "summary.json").write_bytes(content.encode("latin-1"))
-    with pytest.raises(RunError, match="summary"):
-        read_summary(tmp_path)
+    is_refused("summary", read_summary, tmp_path, error=RunError)
     with RunFolder(tmp_path, CONFIG) as run:
         assert not run.complete
         run.finish({"loss": 1.0})
@@ -106,8 +106,7 @@ def test_a_config_of_another_type_within_is_refused(tmp_path):
     RunFolder(tmp_path, CONFIG).close()
     (tmp_path / "SHA256SUMS").unlink()
     (tmp_path / "config.json").write_text(json.dumps({"config": [1]}))
-    with pytest.raises(RunError, match="has no config"):
-        RunFolder(tmp_path, CONFIG)
+    cannot_open(tmp_path, "has no config")
 
 
 STATE = {"w": np.random.default_rng(0).normal(size=(40, 10)).astype(np.float32), "n": np.int32(7)}
@@ -156,8 +155,13 @@ def test_a_full_disk_is_one_line_and_the_state_before_stays(tmp_path, capfd):
 def test_a_folder_that_is_a_file_is_one_error(tmp_path):
     with RunFolder(tmp_path, CONFIG) as run:
         (tmp_path / "figures").write_text("")
-        with pytest.raises(RunError, match=r"cannot write to .*figures: .*exists"):
-            run.write_file("figures/a.png", b"")
+        is_refused(
+            r"cannot write to .*figures: .*exists",
+            run.write_file,
+            "figures/a.png",
+            b"",
+            error=RunError,
+        )
     RunFolder(tmp_path, CONFIG, overwrite=True).close()
 
 
@@ -165,8 +169,7 @@ def test_a_lock_that_is_a_link_is_refused_and_its_target_is_left_alone(tmp_path)
     (tmp_path / "mine").write_text("mine")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / ".lock").symlink_to(tmp_path / "mine")
-    with pytest.raises(RunError, match=r"cannot write to .*\.lock: Too many levels of symbolic"):
-        RunFolder(tmp_path / "run", CONFIG)
+    cannot_open(tmp_path / "run", r"cannot write to .*\.lock: Too many levels of symbolic")
     assert (tmp_path / "mine").read_text() == "mine"
 
 
@@ -261,11 +264,11 @@ def test_other_files_are_refused_in_a_line(tmp_path, content, message):
 
 def test_values_of_other_shapes_are_refused(tmp_path):
     path = tmp_path / "m.jsonl"
-    with pytest.raises(ValueError, match="'loss' of shape"):
-        metrics.append(path, 1, {"loss": np.zeros((2, 2))})
-    for wrong, shown in (("hi", "'hi'"), ({"a": 1}, "{'a': 1}"), ([1, [2, 3]], "[1, [2, 3]]")):
-        with pytest.raises(ValueError, match=re.escape(f"'note'={shown} is not a metric")):
-            metrics.append(path, 1, {"loss": 1.0, "note": wrong})
+    append = partial(metrics.append, path, 1)
+    is_refused("'loss' of shape", append, {"loss": np.zeros((2, 2))})
+    for wrong in ("hi", {"a": 1}, [1, [2, 3]]):
+        shown = re.escape(f"'note'={wrong!r} is not a metric")
+        is_refused(shown, append, {"loss": 1.0, "note": wrong})
     assert not path.exists()
 
 

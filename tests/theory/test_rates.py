@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from marks import slow_but
-from refusals import each_is_refused
+from refusals import refused
 
 import rank_collapse as rc
 from rank_collapse import theory
@@ -49,8 +49,8 @@ def test_two_tokens_by_hand(x64):
     config = rc.san(6, 1, 1, layer_map=(0,) * 6)
     params = draws.parameters(config, bias_scale=0.0)
     one = jnp.ones((1, 1, 1, 1))
-    attention = params.layers.attention.replace(w_q=2.0 * one, w_k=one, w_v=0.3 * one, w_o=one)
-    params = params.replace(layers=params.layers.replace(attention=attention))
+    weights = {"w_q": 2.0 * one, "w_k": one, "w_v": 0.3 * one, "w_o": one}
+    params = draws.changed(params, attention=weights)
     profile = theory.cubic_profile(params, jnp.array([[3.1], [2.9]]), config)
     log10_r = [-1.0]
     for _ in range(6):
@@ -248,11 +248,10 @@ def test_the_spectrum_of_one_mask_and_one_matrix(x64):
     rng = np.random.default_rng(0)
     base = np.linalg.qr(rng.standard_normal((6, 6)))[0]
     w = base @ np.diag([1.0, 0.8, 0.3, 0.2, 0.1, 0.05]) @ base.T  # Σ_h W_h, symmetric
-    attention = params.layers.attention
     w_v = jnp.asarray(base.reshape(1, 6, 2, 3).transpose(0, 2, 1, 3))
     w_o = jnp.asarray((base.T @ w).reshape(1, 2, 3, 6))
-    attention = attention.replace(w_v=w_v, w_o=w_o, b_v=0 * attention.b_v, b_o=0 * attention.b_o)
-    params = params.replace(layers=params.layers.replace(attention=attention))
+    weights = {"w_v": w_v, "w_o": w_o, "b_v": None, "b_o": None}
+    params = draws.changed(params, attention=weights)
     q = np.tril(np.ones((5, 5)))
     q = q / q.sum(1, keepdims=True)
     np.testing.assert_allclose(sorted(np.linalg.eigvals(q).real)[-2], 0.5)
@@ -307,9 +306,7 @@ def test_a_mask_of_tokens_is_as_if_the_others_were_not_there():
     np.testing.assert_allclose(padded, alone, atol=1e-4)
 
 
-def test_wrong_arguments_are_named():
-    params, x, config = network(2, mask="causal")
-    each_is_refused(
-        (lambda: rc.transverse_exponents(params, x, config, burn_in=2), "burn_in=2"),
-        (lambda: rc.transverse_exponents(params, x, config, count=25), "count=25"),
-    )
+test_wrong_arguments_are_named = refused(
+    [({"burn_in": 2}, "burn_in=2"), ({"count": 25}, "count=25")],
+    lambda options: rc.transverse_exponents(*network(2, mask="causal"), **options),
+)
