@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from path_examples import chain_effects
+from refusals import refused
 
 import rank_collapse as rc
 from rank_collapse.measures.attention import attention_profile
@@ -43,8 +44,7 @@ def test_a_token_that_is_zero_is_at_right_angles_to_others_and_at_none_to_itself
     """0 → (−3, −4), (3, 4) → 0 and (−3, 1) → (−6, −3), of cosines 0, 0 and 1/√2."""
     config = rc.san(1, 1, 2, attention_skip=True)
     params = jax.tree.map(jnp.zeros_like, rc.init(jax.random.key(0), config))
-    heads = params.layers.attention.replace(b_o=moved * jnp.array([[-3.0, -4.0]]))
-    params = params.replace(layers=params.layers.replace(attention=heads))
+    params = draws.changed(params, attention={"b_o": moved * jnp.array([[-3.0, -4.0]])})
     found = layer_influence(params, jnp.array([[0.0, 0.0], [3.0, 4.0], [-3.0, 1.0]]), config)
     np.testing.assert_allclose(found["block_influence"], [influence], atol=1e-6)
     np.testing.assert_allclose(found["angle"], [[0, angle], [angle, 0]], atol=1e-6)
@@ -149,11 +149,10 @@ def test_removal_of_blocks_against_shorter_networks(network, size):
     assert not found["later"][0, :size].any()
 
 
-@pytest.mark.parametrize("size", [0, L + 1])
-def test_a_block_that_is_no_block(network, size):
-    params, x, _ = network
-    with pytest.raises(ValueError, match=f"size={size} is not between 1 and depth={L}"):
-        layer_removal(params, x, CONFIG, size=size)
+test_a_block_that_is_no_block = refused(
+    [(0, f"size=0 is not between 1 and depth={L}"), (L + 1, "size=5 is not between 1 and depth=4")],
+    lambda size: layer_removal(draws.parameters(CONFIG), jnp.ones((N, D)), CONFIG, size=size),
+)
 
 
 def test_settled_is_where_it_stays_enough():
@@ -197,15 +196,11 @@ def test_the_depth_of_a_looped_network():
 
 def test_attention_that_is_uniform_and_attention_that_is_not(network):
     params, x, trace = network
-    blind = params.layers.attention
-    blind = blind.replace(w_q=jnp.zeros_like(blind.w_q), b_q=jnp.zeros_like(blind.b_q))
-    found = attention_profile(
-        params.replace(layers=params.layers.replace(attention=blind)), x, CONFIG, mask=MASK
-    )
-    m = int(MASK.sum())
-    np.testing.assert_allclose(found["entropy"], np.log(m), rtol=1e-5)
-    for name in ("largest_weight", "largest_column", "first_column"):
-        np.testing.assert_allclose(found[name], 1 / m, rtol=1e-5)
+    w_q = jnp.zeros_like(params.layers.attention.w_q)
+    blind = draws.changed(params, attention={"w_q": w_q, "b_q": None})
+    found = attention_profile(blind, x, CONFIG, mask=MASK)
+    shares = [found[name] for name in ("largest_weight", "largest_column", "first_column")]
+    np.testing.assert_allclose([np.exp(-found["entropy"]), *shares], 1 / MASK.sum(), rtol=1e-5)
     found = attention_profile(params, x, CONFIG, mask=MASK)
     weights = np.asarray(trace.attention)[:, :, np.asarray(MASK)]
     np.testing.assert_allclose(found["first_column"], weights[..., 0].mean(-1), rtol=1e-5)

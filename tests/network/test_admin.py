@@ -1,13 +1,11 @@
 """Admin's profile against its definition, worked out on stored branch outputs."""
 
-from functools import partial
-
 import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from refusals import each_is_refused
+from refusals import is_refused
 
 import rank_collapse as rc
 
@@ -84,14 +82,11 @@ def test_until_it_is_profiled_the_output_says_so_and_then_it_folds():
 def test_bad_batches_and_networks_are_refused_in_one_line():
     config = network()
     params, x, _ = draw(config)
-    layers = params.layers
-    mlp = layers.mlp.replace(w_out=layers.mlp.w_out.at[1, 0, 0].set(jnp.inf))
-    attention = layers.attention.replace(b_o=layers.attention.b_o.at[0].set(jnp.nan))
     nothing = jax.tree.map(jnp.zeros_like, params)
-    tokens = rc.EmbeddingConfig(vocab_size=7, d_embed=D)
-    embedded = network(embedding=tokens)
-    broken_mlp = params.replace(layers=layers.replace(mlp=mlp))
-    broken_attention = params.replace(layers=layers.replace(attention=attention))
+    embedded = network(embedding=rc.EmbeddingConfig(vocab_size=7, d_embed=D))
+    infinite = params.layers.mlp.w_out.at[1, 0, 0].set(jnp.inf)
+    broken_mlp = draws.changed(params, mlp={"w_out": infinite})
+    broken_attention = draws.changed(params, attention={"b_o": jnp.full((L, D), jnp.nan)})
     ids = np.full((B, N), 7)
     for call, mask, message in (
         ((broken_mlp, x, config), MASK, "not finite in the MLP sublayer of layer 1"),
@@ -104,4 +99,4 @@ def test_bad_batches_and_networks_are_refused_in_one_line():
         ((params, x, config), MASK[:2], r"mask of shape \(2, 5\) is not of 3 examples"),
         ((draws.parameters(embedded), ids, embedded), MASK, "token id 7 is not below vocab_size=7"),
     ):
-        each_is_refused((partial(rc.admin_profile, *call, mask=mask), message))
+        is_refused(message, rc.admin_profile, *call, mask=mask)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from comparison import near
 from refusals import each_is_refused
 
 import rank_collapse as rc
@@ -67,8 +68,7 @@ def test_the_output_stays_in_float32():
 def test_hidden_states_are_multiplied_by_the_next_gain_and_groups_stay():
     params, x, config, _ = build("post")
     grouped = {n: getattr(params.layers.attention, n)[:, :1] for n in ("w_k", "b_k", "w_v", "b_v")}
-    attention = params.layers.attention.replace(**grouped | {"b_q": None})
-    params = params.replace(layers=params.layers.replace(attention=attention))
+    params = draws.changed(params, attention=grouped | {"b_q": None})
     folded, plain = rc.fold_gains(params, config)
     assert folded.layers.attention.w_k.shape == (L, 1, D, D // 2)
     states, own = apply(params, x, config), apply(folded, x, plain)
@@ -83,27 +83,33 @@ def test_seeds_fold_under_vmap():
     two = jax.tree.map(lambda a: jnp.stack([a, 1.1 * a]), params)
     folded = jax.jit(jax.vmap(lambda p: rc.fold_gains(p, config)[0]))(two)
     alone, _ = rc.fold_gains(jax.tree.map(lambda a: a[1], two), config)
-    for a, b in zip(jax.tree.leaves(folded), jax.tree.leaves(alone), strict=True):
-        np.testing.assert_allclose(a[1], b, rtol=1e-6)
+    near(jax.tree.map(lambda a: a[1], folded), alone, rtol=1e-6)
+
+
+ZERO = rc.Gains(mlp=np.array([1.0, 0.0, 1.0]))
+PRE = rc.design(rc.transformer(L, 2, D), "pre").replace(skip_gain=0.5)
 
 
 def test_what_cannot_be_folded_is_refused_in_one_line():
     params, _, config, _ = build("post")
-    bare = params.replace(embedding=None), config.replace(embedding=None)
-    pre = rc.design(rc.transformer(L, 2, D), "pre").replace(skip_gain=0.5)
-    for case, message in (
+    each_is_refused(
         (
-            (params, config.replace(skip_gain=-1.0)),
+            partial(rc.fold_gains, params, config.replace(skip_gain=-1.0)),
             "skip gain -1.* of the attention sublayer of la",
         ),
         (
-            (params, config.replace(skip_gain=rc.Gains(mlp=np.array([1.0, 0.0, 1.0])))),
+            partial(rc.fold_gains, params, config.replace(skip_gain=ZERO)),
             "skip gain 0 of the mlp sublayer of layer 1 is not positive",
         ),
-        (bare, r"the first skip gain \(.*\) cannot be folded: there is no embedding"),
-        ((draws.parameters(pre), pre), "under norm_placement='pre'"),
-    ):
-        each_is_refused((partial(rc.fold_gains, *case), message))
+        (
+            partial(rc.fold_gains, params.replace(embedding=None), config.replace(embedding=None)),
+            r"the first skip gain \(.*\) cannot be folded: there is no embedding",
+        ),
+        (
+            partial(rc.fold_gains, draws.parameters(PRE), PRE),
+            "under norm_placement='pre'",
+        ),
+    )
 
 
 @pytest.mark.slow

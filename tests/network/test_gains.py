@@ -7,7 +7,7 @@ import mp_oracle
 import numpy as np
 import pytest
 from marks import slow_but
-from refusals import each_is_refused
+from refusals import refused
 
 import rank_collapse as rc
 from rank_collapse.network.gains import layer_gains
@@ -44,15 +44,13 @@ def test_gains_are_as_written_out(x64, placement, kind):
         np.testing.assert_allclose(profile, np.log10(plain), atol=1e-6)
 
 
-def test_a_gain_of_another_shape_is_refused():
-    config, params, x = build(skip_gain=np.ones(D))
-    each_is_refused(
-        (lambda: rc.apply(params, x, config), r"skip_gain of shape \(6,\) is not .* use jax.vmap"),
-        (
-            lambda: layer_gains(config.replace(skip_gain=1.0, temperature=FEATURES), jnp.float32),
-            r"temperature of shape \(3, 6\)",
-        ),
-    )
+test_a_gain_of_another_shape_is_refused = refused(
+    [
+        ({"skip_gain": np.ones(D)}, r"skip_gain of shape \(6,\) is not .* use jax.vmap"),
+        ({"temperature": FEATURES}, r"temperature of shape \(3, 6\)"),
+    ],
+    lambda fields: layer_gains(build(**fields)[0], jnp.float32),
+)
 
 
 def test_a_width_that_was_not_given_follows():

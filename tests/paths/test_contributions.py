@@ -1,6 +1,5 @@
 """Exact sums by length, in every configuration: against the output and walks over every path."""
 
-import functools
 import itertools
 
 import jax
@@ -9,13 +8,10 @@ import numpy as np
 import pytest
 from path_examples import HEADS, D, N, config_of, example, relative
 from path_oracle import Oracle
-from refusals import each_is_refused
+from refusals import refused
 
 import rank_collapse as rc
-from rank_collapse.paths.contributions import (
-    path_contributions,
-    path_contributions as eager_contributions,
-)
+from rank_collapse.paths.contributions import path_contributions
 from rank_collapse.paths.heads import head_contributions
 
 GRID = [
@@ -128,7 +124,7 @@ def test_single_precision_sums_to_the_output(config):
 # What one does with exact path sums: leave out, accumulate, differentiate, vmap, compile once.
 
 
-compiled_contributions = jax.jit(eager_contributions, static_argnames="count_mlps")
+compiled_contributions = jax.jit(path_contributions, static_argnames="count_mlps")
 
 
 SMALL = config_of(
@@ -136,17 +132,11 @@ SMALL = config_of(
 )
 
 
-@functools.cache
-def _small_example(double):
-    assert jax.config.jax_enable_x64 == double
+def small_example():
     return example(SMALL)[:2]
 
 
-def small_example():
-    return _small_example(jax.config.jax_enable_x64)
-
-
-def test_lengths_up_to_k_and_all_but_k():
+def test_lengths_up_to_k_and_all_but_k_and_permuted_tokens():
     params, x = small_example()
     for count in (False, True):
         ours = compiled_contributions(params, x, SMALL, count_mlps=count)
@@ -155,6 +145,9 @@ def test_lengths_up_to_k_and_all_but_k():
         np.testing.assert_allclose(up_to[1], c[0] + c[1] + ours.offset, atol=1e-5)
         np.testing.assert_allclose(up_to[-1], ours.output, atol=1e-5)
         np.testing.assert_allclose(all_but[1], c[0] + c[2] + ours.offset, atol=1e-5)
+    order = jnp.array([3, 0, 4, 1, 2])
+    moved = compiled_contributions(params, x[order], SMALL, count_mlps=True).by_length
+    assert relative(moved, ours.by_length[:, :, order]) < 1e-5
 
 
 def test_what_is_left_out_is_what_passed_through_it(x64):
@@ -198,13 +191,6 @@ def test_gradient_equals_finite_differences(x64):
     assert all(np.isfinite(g).all() for g in jax.tree.leaves(gradients))
 
 
-def test_permuting_tokens_permutes_contributions():
-    params, x = small_example()
-    order = jnp.array([3, 0, 4, 1, 2])
-    a = compiled_contributions(params, x, SMALL).by_length[:, order]
-    assert relative(compiled_contributions(params, x[order], SMALL).by_length, a) < 1e-5
-
-
 def test_memory_does_not_grow_with_attention_matrices():
     """Temporaries beyond the weights: channels, and one layer's attention, not all layers'."""
     d, h, n = 8, 8, 96
@@ -222,27 +208,16 @@ def test_memory_does_not_grow_with_attention_matrices():
     assert temporaries(16) - temporaries(4) < 2 * one_layer
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
+test_bad_input_is_named = refused(
     [
         ({"head_gain": jnp.ones((3, HEADS))}, r"head_gain of shape \(3, 2\) is not \(2, 2\)"),
         ({"mlp_gain": jnp.ones(5)}, r"mlp_gain of shape \(5,\) is not \(2,\)"),
         ({"cross_gain": jnp.ones(2)}, "cross_gain is given but"),
         ({"mask": jnp.ones(9, bool)}, r"mask of shape \(9,\)"),
+        ({"config": SMALL.replace(cross_attention=True)}, "needs a memory"),
+        ({"x": jnp.ones((N, 5))}, "d_model=8"),
     ],
+    lambda options: compiled_contributions(
+        **{"params": small_example()[0], "x": small_example()[1], "config": SMALL} | options
+    ),
 )
-def test_bad_input_is_named(options, message):
-    params, x = small_example()
-    with pytest.raises(ValueError, match=message):
-        compiled_contributions(params, x, SMALL, **options)
-
-
-def test_missing_memory_and_wrong_width_are_named():
-    params, x = small_example()
-    each_is_refused(
-        (
-            lambda: compiled_contributions(params, x, SMALL.replace(cross_attention=True)),
-            "needs a memory",
-        ),
-        (lambda: compiled_contributions(params, x[:, :5], SMALL), "d_model=8"),
-    )

@@ -2,10 +2,12 @@
 
 import functools
 
+import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from refusals import refused
 from scipy.integrate import quad
 
 import rank_collapse as rc
@@ -140,8 +142,17 @@ def test_phase_profile_walks_its_steps():
     collapsed = phases.phase_profile(0.5, 40, start=(1.0, 0.2), attention_skip=0.5)[1][-1]
     apart = phases.phase_profile(4.0, 40, start=(1.0, 0.2), attention_skip=0.5, placement="gain")
     assert collapsed > 0.999 and apart[1][-1] < 1e-6
-    with pytest.raises(ValueError, match="placement='none'"):
-        phases.attention_step(1.0, 0.0, 1.0, 1.0, "none")
+
+
+test_other_placements_are_refused = refused(
+    [
+        (lambda: phases.attention_step(1.0, 0.0, 1.0, 1.0, "none"), "placement='none'"),
+        (
+            lambda: sphere.equiangular_cosine(0.1, 2.0, 5, 1, placement="none"),
+            "placement='none'",
+        ),
+    ]
+)
 
 
 @pytest.mark.parametrize("gamma", [0.5, 2.0, 4.0])
@@ -247,8 +258,6 @@ def test_norms_slow_the_collapse(placement):
     law = sphere.equiangular_cosine(c, beta, n, 40, steps * dt / 40, placement=placement, gain=gain)
     assert 0.2 < law[-1] < 0.999
     np.testing.assert_allclose(unit[0] @ unit[1], law[-1], atol=2e-3)
-    with pytest.raises(ValueError, match="placement='none'"):
-        sphere.equiangular_cosine(c, beta, n, 1, placement="none")
 
 
 def test_the_energy_never_falls_and_tokens_cluster():
@@ -291,14 +300,13 @@ def test_ssm_mixing_of_drawn_weights(rho, decay):
 
 def equal_sizes(params, **sizes):
     """Every weight of a matrix at the root of its mean square: the kernels read nothing else."""
-    layers = params.layers
-    for part in ("attention", "mlp"):
-        own = getattr(layers, part)
-        if own is None:
-            continue
-        ones = {n: jnp.full_like(getattr(own, n), v) for n, v in sizes.items() if hasattr(own, n)}
-        layers = layers.replace(**{part: own.replace(**ones)})
-    return params.replace(layers=layers)
+    parts = {name: getattr(params.layers, name) for name in ("attention", "mlp")}
+    equal = {
+        name: {n: jnp.full_like(getattr(own, n), v) for n, v in sizes.items() if hasattr(own, n)}
+        for name, own in parts.items()
+        if own is not None
+    }
+    return draws.changed(params, **equal)
 
 
 def at_one_angle(n, d, rho):
@@ -357,8 +365,8 @@ def test_exponents_are_those_of_the_expected_pass(a, m, w):
         w_in=w * d**-0.5,
         w_out=config.ff_width**-0.5,
     )
-    draws = np.random.default_rng(6).normal(size=10**6)
-    square = phases.stream_square(a, m, np.mean(np.tanh(w * draws) ** 2))
+    z = np.random.default_rng(6).normal(size=10**6)
+    square = phases.stream_square(a, m, np.mean(np.tanh(w * z) ** 2))
     x = np.sqrt(square) * at_one_angle(n, d, 1 - 1e-5)
     sizes = update_sizes(config, 0.0)
     sizes["mlp"]["w_out"] = sizes["mlp"]["w_out"].at[0].set(1.0)
@@ -367,7 +375,7 @@ def test_exponents_are_those_of_the_expected_pass(a, m, w):
     np.testing.assert_allclose(grown[2:], float(phases.angle_exponent(a, m, w)), atol=2e-3)
     change = np.log(found.hidden.change[2:, 0, 0])
     before_mlp = (1 - a**2) * square + a**2
-    slope = w**2 * np.mean(np.cosh(w * draws) ** -4.0)
+    slope = w**2 * np.mean(np.cosh(w * z) ** -4.0)
     law = np.log(1 - a**2 + a**2 / square) + np.log(1 - m**2 + m**2 * slope / before_mlp)
     np.testing.assert_allclose(np.diff(change), law, atol=2e-3)
 
