@@ -1,5 +1,6 @@
 """`rank_collapse.torch.watch` in training loops: trainers, alarms, two processes, refusals."""
 
+import datetime
 import logging
 
 import numpy as np
@@ -140,7 +141,8 @@ def test_one_of_two_lists_by_its_name():
 def of_rank(rank, folder):
     """One of two processes with half of the texts each; the measured rows go to a file."""
     where = f"file://{folder}/meet"
-    torch.distributed.init_process_group("gloo", where, rank=rank, world_size=2)
+    limit = datetime.timedelta(minutes=2)  # for the other, if it fails
+    torch.distributed.init_process_group("gloo", where, limit, rank=rank, world_size=2)
     model = torch.nn.parallel.DistributedDataParallel(gpt2(**QUIET))
     watched = watch(model, every=1, log=f"{folder}/metrics.jsonl")
     trained(model, 2, ids=IDS[2 * rank : 2 * rank + 2])
@@ -150,6 +152,8 @@ def of_rank(rank, folder):
 
 def test_of_two_processes_the_first_writes_the_means(tmp_path):
     """As one process with all texts does, gradients too."""
-    torch.multiprocessing.spawn(of_rank, (str(tmp_path),), nprocs=2)
+    first = torch.multiprocessing.spawn(of_rank, (str(tmp_path),), nprocs=1, join=False)
+    of_rank(1, str(tmp_path))
+    first.join()
     rows = metrics.read(tmp_path / "metrics.jsonl")
     close(rows_of(gpt2(**QUIET), every=1, steps=2), rows, rtol=1e-4)

@@ -22,7 +22,7 @@ from experiments.shell import cli
 from experiments.shell.experiment import experiment_of
 
 CASES = int(os.environ.get("RANK_COLLAPSE_CASES", "0"))
-LIMIT = 60  # seconds for what comes before the computation
+LIMIT = 300  # seconds, far above what comes before the computation: a hang fails
 BINARIES = [*reproduce.EXPERIMENTS, "reproduce", "benchmark"]
 # They start processes, wait for others, or show tracebacks on purpose.
 LEFT_ALONE = {

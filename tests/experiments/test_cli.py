@@ -166,28 +166,27 @@ def test_a_folder_that_cannot_be_written_to_is_one_line(tmp_path, monkeypatch, c
     assert capsys.readouterr().err == f"error: cannot write to {tmp_path}: permission denied\n"
 
 
-def test_a_character_that_the_terminal_has_not_does_not_end_a_run(monkeypatch):
-    raw = io.BytesIO()
-    monkeypatch.setattr(sys, "stderr", None)
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
-    printed.print_anything()
-    print("0.9 ± 0.1", flush=True)
-    assert raw.getvalue() == b"0.9 ? 0.1\n"
-
-
-def test_what_a_terminal_would_obey_is_printed_escaped(monkeypatch):
-    """Names of metrics, folders and models are others'; the bar of progress is our own."""
+@pytest.mark.parametrize(
+    ("stream", "encoding", "text", "shown"),
+    [
+        ("stdout", "ascii", "0.9 ± 0.1", "0.9 ? 0.1"),
+        # Names of metrics, folders and models are others'; the bar of progress is our own.
+        (
+            "stderr",
+            "utf-8",
+            "\x1b]0;title\x07loss\x9b2J\u202e é \udcff\x1b[K\n\r\x1b[Ktrain █··",
+            r"\x1b]0;title\x07loss\x9b2J\u202e é \udcff\x1b[K" + "\n\r\x1b[Ktrain █··",
+        ),
+    ],
+)
+def test_what_a_terminal_has_not_or_would_obey(stream, encoding, text, shown, monkeypatch):
     raw = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", None)
-    monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(raw, encoding="utf-8"))
+    monkeypatch.setattr(sys, "stderr", None)
+    monkeypatch.setattr(sys, stream, io.TextIOWrapper(raw, encoding=encoding))
     printed.print_anything()
-    print(
-        "\x1b]0;title\x07loss\x9b2J\u202e é \udcff\x1b[K\n\r\x1b[Ktrain █··",
-        file=sys.stderr,
-        flush=True,
-    )
-    shown = r"\x1b]0;title\x07loss\x9b2J\u202e é \udcff\x1b[K"
-    assert raw.getvalue().decode() == f"{shown}\n\r\x1b[Ktrain █··\n"
+    print(text, file=getattr(sys, stream), flush=True)
+    assert raw.getvalue().decode() == f"{shown}\n"
 
 
 def test_a_reader_that_goes_away_is_not_success():

@@ -9,7 +9,6 @@ import shlex
 
 import numpy as np
 import pytest
-from absl import flags
 from conftest import REPOSITORY
 from trained_runs import check_mistake
 
@@ -85,7 +84,10 @@ MISTAKES = {
     "run_trainability": {
         "--parts=all": "all",
         "--designs=best": "best",
-        "--depths=0": "0",
+        "--depths=0": "--depths",
+        "--depths=1,": "--depths",
+        "--depths=1,x": "--depths",
+        "--border_gains=nan": "--border_gains",
         "--warmup=-1": "-1",
         "--task=sum": "sum",
     },
@@ -233,14 +235,6 @@ def test_a_flag_has_one_name_and_others_are_second_names(name):
 )
 def test_lists_are_written_with_commas(given, depths):
     assert cli.parse(TRAINABILITY, given.split()).depths == depths
-
-
-@pytest.mark.parametrize(
-    "given", ["--depths=1,", "--depths=1,x", "--depths=0", "--border_gains=nan"]
-)
-def test_a_list_with_what_is_no_number_is_refused(given):
-    with pytest.raises(flags.Error, match=given.split("=")[0]):
-        cli.parse(TRAINABILITY, [given])
 
 
 @pytest.mark.parametrize("module", [run_sort, run_convex_hull, run_memorization])

@@ -92,7 +92,7 @@ def at_work(folder):
 
 
 def none_is_left(folder):
-    wait_for("children go on", lambda: not processes_of(folder), limit=45)
+    wait_for("children go on", lambda: not processes_of(folder))
 
 
 def content(folder):
