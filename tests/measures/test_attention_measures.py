@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -198,7 +199,7 @@ def test_a_profile_of_attention():
     alone = rc.profile(BATCH[:, 0], measures="sink_rate", mask=KEEP[0])["sink_rate"]
     np.testing.assert_allclose(alone, want["sink_rate"][:, 0])
     config = rc.san(B - 1, 2, 4)  # as many states as examples
-    params, x = rc.init(jax.random.key(0), config), jnp.asarray(BATCH[0, :, 0, :, :4])
+    params, x = draws.parameters(config), jnp.asarray(BATCH[0, :, 0, :, :4])
     for trace in (
         rc.apply_batch(params, x, config),
         jax.vmap(lambda x: rc.apply(params, x, config))(x),

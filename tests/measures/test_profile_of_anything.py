@@ -1,5 +1,6 @@
 """`rc.profile` of hidden states as every framework gives them."""
 
+import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -134,7 +135,7 @@ def network():
     config = rc.transformer(B - 1, 2, D, embedding=rc.EmbeddingConfig(vocab_size=9, d_embed=D))
     config = config.replace(norm_placement="pre", final_norm=True)
     ids = np.random.default_rng(2).integers(0, 9, (B, N))
-    return rc.init(jax.random.key(0), config), ids, config
+    return draws.parameters(config), ids, config
 
 
 @pytest.mark.parametrize("jitted", [False, True])
@@ -332,9 +333,8 @@ def test_tokens_over_devices_are_gathered(measured):
     near(found, want, rtol=1e-5)
     is_refused(
         "axis_name='rows' is not an axis of a shard_map here",
-        sharded(
-            spec,
-        ),
+        sharded,
+        spec(),
         axis_name="rows",
     )
 
@@ -345,8 +345,8 @@ LENGTHS = (6, 4, 5)
 
 @pytest.fixture(scope="module")
 def batch():
-    params = rc.init(jax.random.key(0), CONFIG, bias_scale=0.3)
-    x = np.array(jax.random.normal(jax.random.key(1), (3, 6, 8)))
+    params = draws.parameters(CONFIG)
+    x = np.array(draws.normal(3, 6, 8))
     mask = np.arange(6)[None, :] < np.array(LENGTHS)[:, None]
     return params, {"x": x, "mask": mask}
 

@@ -5,7 +5,7 @@ PYTHONPATH=. python tests/measures/test_spikes.py     prints the table
 
 import functools
 
-import jax
+import draws
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -104,8 +104,7 @@ def test_what_a_layer_reads_in_passes_and_of_traces():
     """N with the layer's own gain, and the output after the last; post-norm reads the stream."""
     for placement in ("pre", "post"):
         config = rc.transformer(2, 2, 4, norm_placement=placement, norm="rms")
-        key = jax.random.key(0)
-        params, x = rc.init(key, config), jax.random.normal(key, (N // 8, 4)) * 3
+        params, x = draws.parameters(config), draws.normal(N // 8, 4) * 3
         layers = params.layers.replace(
             attention_norm=rc.NormParams(gain=jnp.asarray([[1.0, 2, 3, 4], [4, 1, 1, 1]]))
         )

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -96,7 +97,7 @@ def test_no_logit_depends_on_a_later_target_token():
     def logits(states):  # vectors of the model's width are taken as they are
         return apply(params, SOURCES, states, made, source_mask=EXISTS).logits
 
-    states = jax.random.normal(jax.random.key(5), (6, 16))
+    states = draws.normal(6, 16)
     gradient = jax.jit(jax.jacobian(logits))(states)
     size = np.abs(gradient).sum(axis=(1, 3))  # [logits of t, token s]
     later = np.triu(np.ones_like(size, bool), 1)

@@ -12,7 +12,7 @@ import rank_collapse as rc
 from rank_collapse.theory.stability import expected_pass
 
 N, D = 5, 8
-X = jax.random.normal(jax.random.key(0), (N, D))
+X = draws.normal(N, D)
 PASSES = {
     "apply": rc.apply,
     "path_contributions": rc.path_contributions,
@@ -185,8 +185,8 @@ def products(jaxpr):
 
 @pytest.mark.parametrize("name", MEASURES)
 def test_every_product_of_a_measure_has_full_precision(name):
-    params = rc.init(jax.random.key(0), CONFIG)
-    x = jax.random.normal(jax.random.key(1), (N, D))
+    params = draws.parameters(CONFIG)
+    x = draws.normal(N, D)
     with jax.default_matmul_precision("bfloat16"):
         found = set(products(jax.make_jaxpr(MEASURES[name])(params, x).jaxpr))
         plain = jax.make_jaxpr(lambda p, x: rc.apply(p, x, CONFIG))(params, x)

@@ -1,5 +1,6 @@
 """Norms, activations, MLPs, embeddings and dropout: against numpy, and within statistics."""
 
+import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +14,7 @@ from rank_collapse.network.embedding import init_embedding, sinusoidal_positions
 
 
 def tokens(n=5, d=8, seed=3):
-    return 2.0 + 3.0 * jax.random.normal(jax.random.key(seed), (n, d))
+    return draws.normal(n, d, seed=seed) * 3.0 + 2.0
 
 
 @pytest.mark.parametrize("kind", ["layer", "rms"])
@@ -46,11 +47,8 @@ def test_an_activation_is_its_argument_times_its_gate(name, x64):
 
 @pytest.mark.parametrize("kind", [k for k in layers.MLP_KINDS if k != "none"])
 def test_mlp_matches_numpy(kind, x64):
-    keys = jax.random.split(jax.random.key(0), 7)
-    draw = [jax.random.normal(k, s) for k, s in zip(keys[:6], SHAPES, strict=True)]
-    names = ("w_in", "b_in", "w_out", "b_out", "w_gate", "b_gate")
-    p = layers.MLPParams(**dict(zip(names, draw, strict=True)))
-    x = jax.random.normal(keys[6], (3, 4))
+    p = {n: draws.normal(*shape, seed=i) for i, (n, shape) in enumerate(SHAPES.items())}
+    p, x = layers.MLPParams(**p), draws.normal(3, 4, seed=6)
     linear, gate = x @ p.w_in + p.b_in[None], x @ p.w_gate + p.b_gate[None]
     gated = kind in layers.GATED
     hidden = NUMPY_PHI[layers.GATED.get(kind, kind)](np.asarray(gate if gated else linear))
@@ -59,7 +57,8 @@ def test_mlp_matches_numpy(kind, x64):
     np.testing.assert_allclose(layers.mlp(p, x, kind), expected, rtol=1e-10)
 
 
-SHAPES = ((4, 6), (6,), (6, 4), (4,), (4, 6), (6,))
+SHAPES = {"w_in": (4, 6), "b_in": (6,), "w_out": (6, 4), "b_out": (4,)}
+SHAPES |= {"w_gate": (4, 6), "b_gate": (6,)}
 NUMPY_PHI = {
     "identity": lambda z: z,
     "relu": lambda z: np.maximum(z, 0),
@@ -124,7 +123,7 @@ def test_tokens_positions_segments_and_projection(x64):
 def test_vectors_with_a_hidden_layer_and_class_token(x64):
     config = rc.EmbeddingConfig(d_input=3, d_embed=8, hidden_layer=True, class_token=True)
     p = init_embedding(jax.random.key(0), config, 8, std=1.0)
-    x = jax.random.normal(jax.random.key(1), (4, 3))
+    x = draws.normal(4, 3)
     z = np.asarray(x @ p.w_in)
     z = (z * special.ndtr(z)) @ p.w_hidden
     expected = norm(np.concatenate([p.class_token[None], z]), p.norm)
@@ -141,7 +140,7 @@ def test_apply_embeds_token_ids():
     config = rc.transformer(
         2, 2, 8, embedding=rc.EmbeddingConfig(vocab_size=6, d_embed=8, positions="sinusoidal")
     )
-    params = rc.init(jax.random.key(0), config)
+    params = draws.parameters(config)
     ids = jnp.array([1, 5, 2])
     x = rc.embed(params.embedding, ids, config.embedding)
     direct = rc.apply(params, x, config).output

@@ -123,7 +123,7 @@ def test_products_of_the_start_of_mhc_fall_to_the_mean_as_the_closed_form_says(s
         np.testing.assert_allclose(np.linalg.matrix_power(r, k), expected, atol=1e-14)
     config, _, x = network("manifold", num_streams=size)
     own = jax.tree.map(lambda a: a[0], rc.init(jax.random.key(0), config).layers.mlp_connection)
-    state = jax.random.normal(jax.random.key(1), (size, N, D))
+    state = draws.normal(size, N, D)
     after, _ = streams.join(streams.connection_of(own, state, config, 0), state, x)
     apart = [np.linalg.norm(a - a.mean(axis=0, keepdims=True)) for a in (state, after)]
     np.testing.assert_allclose(apart[1] / apart[0], rate, rtol=1e-12)
@@ -131,7 +131,7 @@ def test_products_of_the_start_of_mhc_fall_to_the_mean_as_the_closed_form_says(s
 
 def test_any_mixing_is_doubly_stochastic():
     """Columns to 1e-3 after 20 steps, as in the paper, rows to rounding."""
-    m = streams.sinkhorn(jax.random.normal(jax.random.key(0), (4, 4, 9)))
+    m = streams.sinkhorn(draws.normal(4, 4, 9))
     np.testing.assert_allclose(m.sum(axis=1), 1, atol=1e-14)
     np.testing.assert_allclose(m.sum(axis=0), 1, atol=1e-3)
 

@@ -82,11 +82,10 @@ def test_decoders_by_hand(name, x64):
     key = jax.random.key(0)
     config, params = pretrained.random_like(DECODERS[name], key, part=part, dtype=jnp.float64)
     leaves, tree = jax.tree.flatten(params)
-    keys = jax.random.split(jax.random.key(1), len(leaves))
     # Away from the symmetric start: no gain is 1, no bias 0, no attention uniform.
-    leaves = [a + 0.4 * jax.random.normal(k, a.shape) for k, a in zip(keys, leaves, strict=True)]
+    leaves = [a + 0.4 * draws.normal(*a.shape, seed=i) for i, a in enumerate(leaves)]
     params = jax.tree.unflatten(tree, leaves)
-    memory = jax.random.normal(jax.random.key(2), (4, 12)) if config.cross_attention else None
+    memory = draws.normal(4, 12) if config.cross_attention else None
     ids = jnp.array([3, 17, 5, 9, 30, 5])
     ends = []
     for (variant, reading), fields in CUTS.items():

@@ -1,5 +1,6 @@
 """Attention variants against NumPy written out row by row, in float64 under a causal mask."""
 
+import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -100,7 +101,7 @@ def test_critical_scaling_takes_cosines():
 def test_dynamic_tanh_in_the_place_of_a_norm():
     config = rc.variant(rc.san(1, H, D, norm_placement="post"), "dyt", alpha=0.8)
     plain = config.replace(norm_placement="none")
-    params = rc.init(jax.random.key(0), config)
+    params = draws.parameters(config)
     x = jnp.asarray(DRAWN).at[0].set(0)
     expected = np.tanh(0.8 * np.asarray(rc.apply(params, x, plain).output))
     np.testing.assert_allclose(rc.apply(params, x, config).output, expected, atol=1e-14)
@@ -110,7 +111,7 @@ def test_dynamic_tanh_in_the_place_of_a_norm():
 def test_another_alpha_of_dynamic_tanh_is_the_same_program(placement):
     """Traced, swept by vmap, with a gradient that is its slope."""
     config = rc.variant(rc.san(1, 1, D, norm_placement=placement, final_norm=True), "dyt")
-    params, programs = rc.init(jax.random.key(0), config), []
+    params, programs = draws.parameters(config), []
 
     def size(alpha):
         programs.append(alpha)
@@ -129,7 +130,7 @@ def test_another_alpha_of_dynamic_tanh_is_the_same_program(placement):
 @pytest.mark.parametrize("alpha", [0.05, 0.3])
 def test_the_normalised_transformer_stays_on_the_sphere(alpha):
     config = rc.design(rc.san(1, H, D), "ngpt").replace(skip_gain=1 - alpha, branch_gain=alpha)
-    params = rc.init(jax.random.key(0), config)
+    params = draws.parameters(config)
     trace = rc.apply(params, jnp.asarray(DRAWN), config)
 
     def on_sphere(a):
@@ -161,7 +162,7 @@ test_what_is_refused = refused(
 
 def applied(config):
     assert EVERYTHING.refusal(config) is None
-    return rc.apply(rc.init(jax.random.key(0), config), jnp.asarray(DRAWN), config)
+    return rc.apply(draws.parameters(config), jnp.asarray(DRAWN), config)
 
 
 CANON = ("attention_input", "q", "k", "mlp_input")
@@ -187,7 +188,7 @@ def test_mix_may_return_its_matrix_alone():
         return jax.nn.softmax(q @ k.swapaxes(1, 2) / jnp.sqrt(q.shape[-1]))
 
     plain, x = rc.san_skip(2, H, D), jnp.asarray(DRAWN)
-    own, params = plain.replace(mix=weights), rc.init(jax.random.key(0), plain)
+    own, params = plain.replace(mix=weights), draws.parameters(plain)
     want, found = (rc.apply(params, x, config) for config in (plain, own))
     np.testing.assert_allclose(found.attention, want.attention, rtol=1e-5)
     np.testing.assert_allclose(found.output, want.output, rtol=1e-5, atol=1e-6)
@@ -292,7 +293,7 @@ def test_a_canon_layer_adds_the_three_tokens_before(name):
 @pytest.mark.slow
 def test_canon_of_all_four_branches_changes_no_token_before():
     config = rc.transformer(1, H, D, mask="causal", norm_placement="pre", position="rotary")
-    params = rc.init(jax.random.key(0), config)
+    params = draws.parameters(config)
     edit = rc.canon(rc.init_canon(jax.random.key(1), config, CANON, width=7))  # n = 5
     found = rc.apply(params, jnp.asarray(DRAWN), config, edit=edit).output
     short = rc.apply(params, jnp.asarray(DRAWN[:3]), config, edit=edit).output

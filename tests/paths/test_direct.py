@@ -157,7 +157,7 @@ def length_gradients(params, x, config, cotangent):
 def test_two_layers_of_attention_in_closed_form(x64):
     config = config_of(depth=2, attention_skip=True, mlp="none", skip_gain=0.7)
     params, x, _ = example(config)
-    v = jax.random.normal(jax.random.key(1), x.shape)
+    v = draws.normal(*x.shape)
     attention = np.asarray(rc.apply(params, x, config).attention)
     maps = np.asarray(
         jnp.einsum(

@@ -182,7 +182,7 @@ def test_batches_are_examples_one_by_one():
 
 def test_logits_ignore_scale_and_common_shift_unless_asked():
     classifier = (jnp.eye(D), jnp.zeros(D))
-    x = jax.random.normal(jax.random.key(0), (N, D))
+    x = draws.normal(N, D)
     np.testing.assert_allclose(
         logits_of(classifier, x), logits_of(classifier, 7 * x + 3), atol=1e-5
     )

@@ -6,6 +6,7 @@ import os
 from functools import partial
 from pathlib import Path
 
+import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -46,13 +47,9 @@ def test_theorem_2_1_term_by_term(skip, x64):
         depth=3, num_heads=2, d_model=6, attention_skip=skip, skip_gain=0.6, branch_gain=1.4
     )
 
-    @jax.jit
-    def both():
-        params = rc.init(jax.random.key(0), config, bias_scale=0.5)
-        x = jax.random.normal(jax.random.key(1), (4, 6))
-        return params, x, rc.apply(params, x, config), rc.path_contributions(params, x, config)
-
-    params, x, trace, (by_length, fast_offset) = both()
+    params, x = draws.parameters(config, bias_scale=0.5), draws.normal(4, 6)
+    trace = rc.apply(params, x, config)
+    by_length, fast_offset = rc.path_contributions(params, x, config)
     p = jax.tree.map(np.asarray, params.layers.attention)
     skips = np.broadcast_to(0.6 * skip * np.eye(6), (3, 1, 6, 6))
     maps = np.concatenate([1.4 * p.w_v @ p.w_o, skips], axis=1)
@@ -73,9 +70,7 @@ def test_theorem_2_1_term_by_term(skip, x64):
 def test_products_multiply_in_the_order_of_the_theorem(x64):
     """The last layer's attention stands leftmost."""
     config = rc.san_skip(2, 2, 4, skip_gain=0.5)
-    x = jax.random.normal(jax.random.key(1), (3, 4))
-    params = jax.jit(lambda k: rc.init(k, config))(jax.random.key(0))
-    attention = jax.jit(lambda p: rc.apply(p, x, config).attention)(params)
+    attention = rc.apply(draws.parameters(config), draws.normal(3, 4), config).attention
     path = np.array([1, 0])
     expected = attention[1, 0] @ attention[0, 1]
     np.testing.assert_allclose(rp.path_attention(attention, path), expected, atol=1e-14)
@@ -116,7 +111,7 @@ def test_bad_paths_name_the_choice():
 
 def test_a_layer_that_is_not_there_has_no_parameters():
     config = rc.san(3, 2, 4)
-    params = rc.init(jax.random.key(0), config)
+    params = draws.parameters(config)
     each_is_refused(
         (lambda: rc.layer_params(params, config, 3), "layer=3 of a network of depth=3"),
         (lambda: rc.layer_params(params, config, -4), "layer=-4 of a network of depth=3"),

@@ -2,6 +2,7 @@
 
 from itertools import permutations
 
+import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -29,7 +30,7 @@ def over_orders(value, num_parts):
 
 
 def test_shapley_values_are_means_over_all_orders(x64):
-    parts = jax.random.normal(jax.random.key(0), (4, 6, 3))  # lengths 0 .. 3
+    parts = draws.normal(4, 6, 3)  # lengths 0 .. 3
 
     def value(present):  # neither additive nor symmetric
         z = jnp.tensordot(jnp.asarray(present), parts, 1)
@@ -58,9 +59,7 @@ def test_shapley_axioms_and_pytrees():
 
 
 def test_covariance_shares_of_tokens_that_exist(x64):
-    parts = (
-        jax.random.normal(jax.random.key(1), (3, 4, 5, 2)) + jnp.arange(3.0)[:, None, None, None]
-    )
+    parts = draws.normal(3, 4, 5, 2) + jnp.arange(3.0)[:, None, None, None]
     mask = jnp.arange(5)[None, :] < jnp.array([5, 3, 4, 2])[:, None]
     total = parts.sum(axis=0)
     found = rc.covariance_shares(parts, total, mask)
@@ -79,14 +78,12 @@ def test_covariance_shares_of_tokens_that_exist(x64):
 K, TOKENS, D, VOCAB = 4, 5, 6, 11
 
 
-def draws():
-    keys = jax.random.split(jax.random.key(0), 4)
+def drawn():
     found = PathContributions(
-        by_length=jax.random.normal(keys[0], (K, TOKENS, D)),
-        offset=jax.random.normal(keys[1], (TOKENS, D)),
+        by_length=draws.normal(K, TOKENS, D), offset=draws.normal(TOKENS, D, seed=2)
     )
-    targets = jax.random.randint(keys[3], (TOKENS,), 0, VOCAB)
-    return found, jax.random.normal(keys[2], (VOCAB, D)), targets
+    targets = jnp.asarray(np.random.default_rng(3).integers(0, VOCAB, TOKENS))
+    return found, draws.normal(VOCAB, D, seed=4), targets
 
 
 def by_hand(found, words, targets, keep, bias=0.0, cap=None):
@@ -104,7 +101,7 @@ def by_hand(found, words, targets, keep, bias=0.0, cap=None):
 
 
 def test_by_length_against_softmax_in_numpy():
-    found, words, targets = draws()
+    found, words, targets = drawn()
     keep = np.arange(TOKENS) < TOKENS - 1
     sums = next_token.sums_by_length(found)
     known = next_token.no_words(len(sums[1]), TOKENS)
@@ -118,7 +115,7 @@ def test_by_length_against_softmax_in_numpy():
 
 
 def test_pieces_of_the_vocabulary_with_bias_and_cap():
-    found, words, targets = draws()
+    found, words, targets = drawn()
     bias, cap, size = np.linspace(-1, 1, VOCAB).astype(np.float32), 2.0, 4
     parts, sums = next_token.sums_by_length(found)
     known = next_token.no_words(len(sums), TOKENS)

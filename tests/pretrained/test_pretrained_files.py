@@ -1,4 +1,4 @@
-"""Checkpoint folders and names on the hub: what is refused and how; networks at initialisation."""
+"""Checkpoint folders and names on the hub: golden states, what is refused and how, draws."""
 
 import json
 import re
@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from comparison import largest_difference, ours
 from refusals import each_is_refused, is_refused, refused
 from safetensors.numpy import load_file, save_file
 
@@ -308,3 +309,23 @@ def test_weights_in_the_safer_format_where_there_are_some(monkeypatch, tmp_path,
         assert hub_folder("hf:gpt2") == tmp_path
     assert all(a[:2] == ("gpt2", None) and "config.json" in a[2] for a in asked)
     assert len(asked) == (1 if file == "model.safetensors" else 2)
+
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+FOLDERS = sorted(f.name for f in GOLDEN.iterdir() if f.is_dir())
+
+
+def test_golden_folders_exist():
+    families = {"bert", "roberta", "albert", "xlnet", "distilbert", "t5", "gpt2", "vit", "llama"}
+    assert families <= {name.split("-")[0] for name in FOLDERS}
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_hidden_states_and_attentions(name, optimized):
+    if list((GOLDEN / name).glob("*.bin")):
+        pytest.importorskip("torch")
+    stored = np.load(GOLDEN / name / "expected.npz")
+    arguments = {k[3:]: v for k, v in stored.items() if k.startswith("in/")}
+    expected = {k[4:]: v for k, v in stored.items() if k.startswith("out/")}
+    worst = largest_difference(ours(GOLDEN / name, arguments), expected, arguments)
+    assert max(worst.values()) < 1e-5, worst

@@ -111,8 +111,8 @@ def test_lipschitz_constant_bounds_every_residual(kind, x64):
 @pytest.mark.slow
 def test_corollary_multiplies_beta_by_the_lipschitz_constant():
     config = rc.san_mlp(3, 2, 8)
-    params = rc.init(jax.random.key(0), config, 0.3)
-    x = 0.3 * jax.random.normal(jax.random.key(1), (5, 8))
+    params = draws.parameters(config, 0, 0.3, 0.0)
+    x = 0.3 * draws.normal(5, 8)
     report = reported(params, x, config)
     worst = jnp.max(report.beta * report.lipschitz[:, None])
     np.testing.assert_allclose(report.stack_beta, worst, rtol=1e-5)
@@ -130,7 +130,7 @@ def test_corollary_multiplies_beta_by_the_lipschitz_constant():
     assert report.not_covered == () and bool(report.stack_admissible)
     assert float(report.stack.tightness) > 0
     gated = config.replace(mlp="swiglu")
-    report = reported(rc.init(jax.random.key(0), gated), x, gated)
+    report = reported(draws.parameters(gated), x, gated)
     assert np.isposinf(report.stack.log10_rhs) and "gated" in report.not_covered[0]
 
 

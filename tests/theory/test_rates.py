@@ -95,8 +95,7 @@ def from_the_start(params, x, config):
 @pytest.mark.slow
 def test_float32_is_float64_in_deep_layers_and_the_mean_token_does_not_matter():
     config = rc.san(14, 2, 8)
-    params = rc.init(jax.random.key(0), config)
-    x = jax.random.normal(jax.random.key(1), (6, 8))
+    params, x = draws.parameters(config, bias_scale=0.0), draws.normal(6, 8)
     single, certified = from_the_start(params, x, config), rc.closed_constant(params, x, config)
     with jax.enable_x64(True):
         params, x = jax.tree.map(lambda a: jnp.asarray(np.asarray(a, np.float64)), (params, x))

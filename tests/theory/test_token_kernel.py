@@ -1,5 +1,6 @@
 """Kernels of tokens and variances of scores: against mpmath, drawn weights, quadrature, limits."""
 
+import draws
 import jax
 import jax.numpy as jnp
 import mpmath
@@ -37,10 +38,10 @@ def test_the_kernel_of_tokens_and_back():
 def test_attention_of_given_weights_is_exact_at_any_width():
     """E over W_V and W_O, of Gaussian entries, at d = 8: means of 4000 draws within 5 errors."""
     config = rc.TransformerConfig(1, 2, 8, mask="causal")
-    x, bias = some_tokens(), 0.4 * jax.random.normal(jax.random.key(5), (8,))
+    x, bias = some_tokens(), 0.4 * draws.normal(8)
     params = parameters(config, 1, bias_scale=0.0).layers.attention
     params = jax.tree.map(lambda a: a[0], params).replace(b_o=bias)
-    weights = jax.nn.softmax(jax.random.normal(jax.random.key(2), (2, 5, 5)))
+    weights = jax.nn.softmax(draws.normal(2, 5, 5))
     fixed = {"weights": lambda *_: weights}
 
     def drawn(key):
@@ -81,25 +82,18 @@ def drawn_attention(keys, queries, weights, b, draws, seed=0):
     return np.mean(means, axis=0), np.std(means, axis=0, ddof=1) / np.sqrt(groups)
 
 
+@jax.jit
 def expected_attention(keys, queries, weights, b):
     """The same by `token_kernel.attention`: W_V W_O of gain 1, W_Q and W_K of b together."""
     config, d = rc.TransformerConfig(1, 1, 8), 8
     params = jax.tree.map(lambda a: a[0], parameters(config, bias_scale=0.0).layers.attention)
     sizes = {"w_q": b**0.25, "w_k": b**0.25, "w_v": 1.0, "w_o": 1.0}
-    full = {n: jnp.full_like(getattr(params, n), s * d**-0.5) for n, s in sizes.items()}
-    state = [
-        token_kernel.from_covariance(jnp.asarray(k), jnp.zeros(k.shape)) for k in (queries, keys)
-    ]
+    full = {n: jnp.full_like(getattr(params, n), 1) * s * d**-0.5 for n, s in sizes.items()}
+    state = [token_kernel.from_covariance(k, jnp.zeros(k.shape)) for k in (queries, keys)]
     out = token_kernel.attention(
-        params.replace(**full),
-        *state,
-        jnp.asarray(weights)[None],
-        config,
-        1.0,
-        NONE,
-        measured=False,
+        params.replace(**full), *state, weights[None], config, 1.0, NONE, measured=False
     )
-    return np.asarray(out.variance), np.asarray(out.distance)
+    return out.variance, out.distance
 
 
 def distances(k):
@@ -229,8 +223,8 @@ def test_an_mlp_against_a_wide_one(kind):
     """f = 2000 hidden units and d = 200: the kernel of the output within 5 errors of 1/√d."""
     config = rc.TransformerConfig(1, 1, 200, d_ff=2000, mlp=kind)
     rows = jnp.array([[1.0, 0.0], [0.8, 0.6], [-1.5, 0.5]])
-    x = rows @ jax.random.normal(jax.random.key(4), (2, 200))
-    params = jax.tree.map(lambda a: a[0], rc.init(jax.random.key(1), config).layers.mlp)
+    x = rows @ draws.normal(2, 200)
+    params = jax.tree.map(lambda a: a[0], draws.parameters(config, bias_scale=0.0).layers.mlp)
     seen = token_kernel.kernel_of(x)
     found = layers.mlp(params, x, kind)
     out = token_kernel.mlp(params, seen, kind, NONE)
@@ -243,8 +237,8 @@ def test_an_update_moves_the_kernel_as_two_networks_differ():
     """δ of all matrices of an MLP, size 1e-2 each: the mean of 60 draws within 5 errors, and what
     one network of 2000 hidden units stands for all with, 5 of 4 %."""
     config = rc.TransformerConfig(1, 1, 64, d_ff=2000, mlp="gelu")
-    params = jax.tree.map(lambda a: a[0], rc.init(jax.random.key(1), config).layers.mlp)
-    x = jax.random.normal(jax.random.key(2), (3, 64))
+    params = jax.tree.map(lambda a: a[0], draws.parameters(config, bias_scale=0.0).layers.mlp)
+    x = draws.normal(3, 64)
     names = ("w_in", "w_out")
 
     def drawn(key):

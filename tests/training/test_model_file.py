@@ -53,9 +53,8 @@ def test_what_is_read_is_what_was_written(fields, tmp_path):
     ("variant", "field"), [("linear", "mix"), ("sinks", "normalise"), ("dyt", "norm")]
 )
 def test_functions_are_not_written(variant, field):
-    is_refused(
-        f"holds no function: {field}=", dump_models, rc.variant(recipe().config, variant), {}
-    )
+    with pytest.raises(ValueError, match=f"holds no function: {field}="):  # a line for each array
+        dump_models(rc.variant(recipe().config, variant), {})
 
 
 def test_torch_reads_the_weights_by_name(tmp_path):

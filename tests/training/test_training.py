@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -155,7 +156,7 @@ def test_the_network_that_trains_is_the_one_network():
 def test_vectors_as_wide_as_the_network_are_embedded_once():
     chosen = recipe(config=config(embedding=EmbeddingConfig(d_input=8, d_embed=8)))
     model = init_state(jax.random.key(0), hyper(), chosen).model
-    x = jax.random.normal(jax.random.key(1), (4, 8))
+    x = draws.normal(4, 8)
     output = transformer.apply(model.network, x, chosen.config).output
     w, b = model.classifier
     found = forward(model, x, chosen.config)
