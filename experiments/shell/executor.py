@@ -84,7 +84,7 @@ class Executor(contextlib.ExitStack):
         *,
         keys: Any = None,
         most: int | None = None,
-        most_known: int | None = None,
+        most_known: Mapping[str, int] | None = None,
     ) -> dict[str, dict[str, np.ndarray]]:
         """What is computed of all seeds of all cells, read where the run has it, else saved in it.
 
@@ -95,7 +95,7 @@ class Executor(contextlib.ExitStack):
                 out.
             keys: Of the seeds [s], the same of every cell; the executor's by default.
             most: Seeds at a time, whatever fits the budget; all of all cells by default.
-            most_known: Seeds of each cell that are read at the most; all by default.
+            most_known: {cell: its seeds that are read at the most}; all by default.
 
         Returns:
             {cell: {name: [s, ...]}}.
@@ -110,7 +110,7 @@ class Executor(contextlib.ExitStack):
         for cell in floats:
             found = self.run.part(cell) or {}
             done = seeds_done(found, count, self.run.path, cell)
-            done = done if most_known is None else min(done, most_known)
+            done = min(done, (most_known or {}).get(cell, done))
             known[cell] = {name: values[:done] for name, values in found.items() if done}
             left += [(cell, seed) for seed in range(done, count)]
         if self.progress is not None:
