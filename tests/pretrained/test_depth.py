@@ -5,6 +5,7 @@ import jax
 import numpy as np
 import pytest
 from comparison import near
+from marks import slow_but
 from refusals import each_is_refused
 
 import rank_collapse as rc
@@ -172,6 +173,7 @@ def test_each_definition_on_layers_of_which_the_second_half_does_nothing():
     assert {name: one.layers for name, one in found.items()} == dict.fromkeys(found, 4)
 
 
+@pytest.mark.parametrize("measured", slow_but(MODELS, "Gemma2"), indirect=True)
 def test_texts_of_different_lengths_are_measured_as_each_alone(measured):
     report, _, ids, folder = measured
     source, short = rc.pretrained.open_checkpoint(folder), ids[1, :6].tolist()
