@@ -29,14 +29,11 @@ from experiments.shell.flag_values import Flags
 from experiments.shell.statements import row_of
 from experiments.trained import arguments
 from experiments.trained.forms import FORMS, LAWS, MEASURES, make_measure
-from experiments.trained.program import Training, results_of_cells
 from experiments.trained.sorting import make_setup
-from experiments.trained.training import diverged
+from experiments.trained.training import Setup, diverged, results_of, whole_model
 from rank_collapse.report import Comparison, figures
 from rank_collapse.report.statistics import between, log10, mean_and_ends
 from rank_collapse.runs.folder import RunFolder
-from rank_collapse.training import Ensemble, path_accuracy
-from rank_collapse.training.recipe import config_of
 
 SOURCE, WIDTH = "Vaswani et al. 2017, section 3.2.1", r"width of queries and keys $d_k$"
 
@@ -44,7 +41,6 @@ FLAGS = arguments.make_flags(
     "attention_forms",
     shows="accuracy,part=trained",
     num_seeds=8,
-    ensemble=False,
     no_repeat=False,
     dropout=0.0,
     depth=1,
@@ -63,12 +59,20 @@ define("float", "saturation", 0.99, text, lower_bound=0.0, upper_bound=1.0)
 
 
 def measure_all(options: Flags, setup: Flags, run: RunFolder) -> dict[str, Any]:
-    """{"random": what `measure_widths` gives, "trained": what `train_widths` gives}."""
+    """{"random": what `measure_widths` gives, "trained": {form: {"d_k" [w], "accuracy" [s, w],
+    "diverged" [s, w]}}}."""
     total = len(options.d_k) * options.num_seeds
     with Executor(options, run, "random queries and keys", total) as executor:
         random = measure_widths(options, executor)
-    with Executor(options, run) as executor:  # training shows its own progress
-        return {"random": random, "trained": train_widths(options, executor)}
+    found, widths = results_of(options, setups_of(options), run, accuracy_of), options.trained_d_k
+    shown = {n: {"accuracy": o["accuracy"], "diverged": diverged(o)} for n, o in found.items()}
+    return {
+        "random": random,
+        "trained": {
+            form: stacked(widths, [shown[f"trained {form}, d_k={d_k}"] for d_k in widths])
+            for form in FORMS
+        },
+    }
 
 
 def measure_widths(options: Flags, executor: Executor) -> dict[str, dict[str, np.ndarray]]:
@@ -84,43 +88,33 @@ def measure_widths(options: Flags, executor: Executor) -> dict[str, dict[str, np
     }
 
 
-def train_widths(options: Flags, executor: Executor) -> dict[str, dict[str, np.ndarray]]:
-    """{form: {"d_k" [w], "accuracy" [s, w], "diverged" [s, w]}}.
+def setups_of(options: Flags) -> dict[str, Setup]:
+    """{"trained form, d_k=d": what is trained} of every form and width; a score is one program.
 
     The same data and seeds everywhere. Weights are drawn with variance 1/fan-in, so that queries
     and keys begin with unit variance, as the note has them; values stay as wide as without d_k.
     """
     setup = make_setup(options)
-    base = setup.recipe.config.replace(init="lecun", d_v=options.d_model // options.num_heads)
+    base = setup.recipe.config.replace(
+        init="lecun", d_v=options.d_model // options.num_heads, scale_scores=False
+    )
 
-    def program_of(static):
-        d_k, score = static
-        config = base.replace(d_qk=d_k, score=score, scale_scores=False)
-        recipe = dataclasses.replace(setup.recipe, config=config)
+    def setup_of(d_k, form):
+        config = base.replace(d_qk=d_k, score=form.score)
+        return dataclasses.replace(
+            setup,
+            recipe=dataclasses.replace(setup.recipe, config=config),
+            floats={"network": {"temperature": np.float32(form.options(d_k)["temperature"])}},
+            program=f"{form.score}, d_k={d_k}",
+        )
 
-        def measure(model, data, hyper, _):
-            config = config_of(recipe, hyper)
-            return path_accuracy.whole_model(model, data["eval"], config, setup.metrics)
+    every = itertools.product(options.trained_d_k, FORMS.items())
+    return {f"trained {name}, d_k={d_k}": setup_of(d_k, form) for d_k, (name, form) in every}
 
-        epochs = arguments.epochs_per_chunk(options)
-        ensemble = Ensemble(recipe, setup.make_data, mesh=executor.mesh, epochs_per_chunk=epochs)
-        return Training(ensemble, executor.run, ensemble.of_models(measure))
 
-    cells = {}
-    for d_k, (name, form) in itertools.product(options.trained_d_k, FORMS.items()):
-        temperature = form.options(d_k)["temperature"]
-        hyper = arguments.hyper(options).replace(network={"temperature": temperature})
-        cells[f"trained {name}, d_k={d_k}"] = (d_k, form.score), hyper
-    found = results_of_cells(executor, cells, program_of)
-    shown = {
-        name: {"accuracy": own["accuracy"], "diverged": diverged(own)}
-        for name, own in found.items()
-    }
-    widths = options.trained_d_k
-    return {
-        form: stacked(widths, [shown[f"trained {form}, d_k={d_k}"] for d_k in widths])
-        for form in FORMS
-    }
+def accuracy_of(setup: Setup, model: Any, data: Any, key: Any) -> dict[str, Any]:
+    """{metric: number} of one seed."""
+    return whole_model(setup, model, data, key)["whole"]
 
 
 def stacked(widths: list[int], by_width: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:

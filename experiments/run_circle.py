@@ -138,12 +138,8 @@ def make_cases(options: flags.FlagValues) -> Cases:
 
 
 def measure_all(options: flags.FlagValues, cases: Cases, run: RunFolder) -> Results:
-    """The walks of every case; those that differ in skips and dropout alone share programs."""
-    roll_out, programs = functools.partial(walks.roll_out, options.n_eval_data), {}
-    return {
-        name: results_of(options, case, run, roll_out, name, programs)
-        for name, case in cases.items()
-    }
+    """The walks of every case."""
+    return results_of(options, cases, run, functools.partial(walks.roll_out, options.n_eval_data))
 
 
 def rows_of(results, cases):

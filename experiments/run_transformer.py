@@ -21,6 +21,7 @@ from experiments.shell import cli, vocabulary
 from experiments.shell.experiment import Drawing, Experiment
 from experiments.shell.flag_values import Flags
 from experiments.trained import arguments
+from experiments.trained.program import ALONE
 from experiments.trained.training import Setup, diverged, kept, results_of
 from rank_collapse.report import Comparison, figures
 from rank_collapse.report.statistics import by_seed
@@ -284,7 +285,7 @@ EXPERIMENT = Experiment(
         "tiny": (*arguments.TINY, "--num_labels=4", "--warmup=1"),
     },
     setup=make_setup,
-    measure=lambda options, setup, run: results_of(options, setup, run, measure),
+    measure=lambda options, setup, run: results_of(options, {ALONE: setup}, run, measure)[ALONE],
     table=rows_of,
     figures=Drawing.all(curves_figure, attention_figure, residual_figure),
     compare=compare,

@@ -154,9 +154,7 @@ EXPERIMENT = Experiment(
         "tiny": (*arguments.TINY, "--depths=2"),
     },
     setup=make_cases,
-    measure=lambda options, cases, run: {
-        name: results_of(options, case, run, whole_model, name) for name, case in cases.items()
-    },
+    measure=lambda options, cases, run: results_of(options, cases, run, whole_model),
     table=rows_of,
     figures=Drawing.all(width_figure),
     claims=claims,

@@ -3,6 +3,7 @@
 from experiments import run_sort
 from experiments.shell import cli
 from experiments.trained import training
+from experiments.trained.program import ALONE
 
 FLAGS = run_sort.FLAGS
 SMALL = (
@@ -24,7 +25,7 @@ def main(options):
     """Trains and measures; a row for each seed."""
     setup = run_sort.make_setup(options)
     with cli.open_run(options) as run:
-        results = training.results_of(options, setup, run, training.whole_model)
+        results = training.results_of(options, {ALONE: setup}, run, training.whole_model)[ALONE]
         accuracy = results["whole"]["accuracy"]
         run.publish(
             rows=lambda: [

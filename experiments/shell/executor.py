@@ -14,9 +14,9 @@ alone are a group, whose cells are computed as one list in the group's folder by
 """
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -84,7 +84,7 @@ class Executor(contextlib.ExitStack):
         *,
         keys: Any = None,
         most: int | None = None,
-        most_known: int | None = None,
+        most_known: Mapping[str, int] | None = None,
     ) -> dict[str, dict[str, np.ndarray]]:
         """What is computed of all seeds of all cells, read where the run has it, else saved in it.
 
@@ -95,7 +95,7 @@ class Executor(contextlib.ExitStack):
                 out.
             keys: Of the seeds [s], the same of every cell; the executor's by default.
             most: Seeds at a time, whatever fits the budget; all of all cells by default.
-            most_known: Seeds of each cell that are read at the most; all by default.
+            most_known: {cell: its seeds that are read at the most}; all by default.
 
         Returns:
             {cell: {name: [s, ...]}}.
@@ -110,7 +110,7 @@ class Executor(contextlib.ExitStack):
         for cell in floats:
             found = self.run.part(cell) or {}
             done = seeds_done(found, count, self.run.path, cell)
-            done = done if most_known is None else min(done, most_known)
+            done = min(done, (most_known or {}).get(cell, done))
             known[cell] = {name: values[:done] for name, values in found.items() if done}
             left += [(cell, seed) for seed in range(done, count)]
         if self.progress is not None:
@@ -168,7 +168,7 @@ class Executor(contextlib.ExitStack):
         **how: Any,
     ) -> dict[str, dict[str, np.ndarray]]:
         """`map` of a function of one seed; `how` are further arguments of `Mapped`."""
-        program = partial(Mapped, fn, self.mesh, progress=self.progress, **how)
+        program = functools.partial(Mapped, fn, self.mesh, progress=self.progress, **how)
         return self.map(program, cells, keys=keys, most=most)
 
 
@@ -183,7 +183,7 @@ def of_one_seed(
     def measure_all(options, setup, run):
         with Executor(options, run, label) as executor:
             most = executor.mesh.size if seeds.on_cpu(executor.mesh) else None
-            one = partial(measure, options, setup)
+            one = functools.partial(measure, options, setup)
             return executor.measure(lambda key, _: one(key), {SEEDS: None}, most=most)[SEEDS]
 
     return measure_all
@@ -242,12 +242,9 @@ class Mapped:
         progress: Progress | None = None,
     ):
         count = seeds.seeds_at_once(mesh) if at_once is None else at_once
-
-        def spread(fn, level):
-            return seeds.spread(lambda own, _: fn(*own), mesh, at_once=count, level=level)
-
         self._mesh, self._progress = mesh, progress
-        self._call, self._draw = spread(fn, level), None if draw is None else spread(draw, 0)
+        self._call = _spread(fn, mesh, count, level)
+        self._draw = None if draw is None else _spread(draw, mesh, count, 0)
 
     def needed(self, chunk: Chunk) -> int:
         with self._progress.aside("compiling") if self._progress else contextlib.nullcontext():
@@ -271,10 +268,15 @@ class Mapped:
         return jax.tree.map(lambda a: a.update(sharding=sharding), drawn), own[1]
 
 
+@functools.lru_cache(maxsize=4)  # programs that draw alike share theirs
+def _spread(fn, mesh, at_once, level):
+    return seeds.spread(lambda own, _: fn(*own), mesh, at_once=at_once, level=level)
+
+
 def named(tree: Any, separator: str = "/") -> dict[str, np.ndarray]:
     """{path: array} of a nested dictionary; of a flat one itself."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
-    name = partial(jax.tree_util.keystr, simple=True, separator=separator)
+    name = functools.partial(jax.tree_util.keystr, simple=True, separator=separator)
     return {name(path): np.asarray(leaf) for path, leaf in leaves}
 
 

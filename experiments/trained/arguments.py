@@ -63,7 +63,6 @@ def make_flags(
     shows: str = "accuracy,evaluation=whole",
     num_seeds: int = 2,
     monitor: bool = True,
-    ensemble: bool = True,
     do_mlp: bool = False,
     dropout: float = 0.1,
     **defaults: Any,
@@ -74,10 +73,8 @@ def make_flags(
         experiment: Name of the folder under results/.
         shows: What the figure of a sweep shows.
         num_seeds, do_mlp, dropout: Defaults.
-        monitor: Whether there is --monitor: `training.results_of` trains, and the data have the
-            held-out examples that `watched.layer_scalars` measures.
-        ensemble: Whether `training.results_of` trains, which keeps models and checkpoints, and
-            cells of a sweep that differ in the floats of `Hyper` alone as one ensemble.
+        monitor: Whether there is --monitor: the data have the held-out examples that
+            `watched.layer_scalars` measures.
         **defaults: Of the vocabulary's flags, and "no_repeat" where there is one.
     """
     values = cli.make_flags(
@@ -85,7 +82,7 @@ def make_flags(
         num_seeds=num_seeds,
         shows=shows,
         execution=EXECUTION,
-        traced=[field.name for field in dataclasses.fields(Hyper)] if ensemble else (),
+        traced=[field.name for field in dataclasses.fields(Hyper)],
     )
     # Normalised tokens of two numbers are (1, -1) or (-1, 1), whatever the network.
     own = {"dropout": dropout, "init_scale": 1.0, "memory_gb": None}
@@ -105,21 +102,20 @@ def make_flags(
         False,
         "Evaluate on the first n_eval_data training examples.",
     )
-    if ensemble:
-        define(
-            "boolean",
-            "keep_models",
-            False,
-            "Write the trained weights of all seeds to the run folder: models.safetensors, or a "
-            "file for each network in models/; rank_collapse.training.load_models reads them.",
-        )
-        for name, default, text in (
-            ("epochs_per_chunk", 0, "Epochs per jitted call (0: about a twentieth of the run)."),
-            ("seeds_at_once", 0, "Seeds a device vmaps over (0: one on a CPU, all elsewhere)."),
-            ("checkpoint_seconds", 20, "Seconds between checkpoints at least."),
-        ):
-            define("integer", name, default, text, lower_bound=0)
-    if ensemble and monitor:
+    define(
+        "boolean",
+        "keep_models",
+        False,
+        "Write the trained weights of all seeds to the run folder: models.safetensors, or a "
+        "file for each network in models/; rank_collapse.training.load_models reads them.",
+    )
+    for name, default, text in (
+        ("epochs_per_chunk", 0, "Epochs per jitted call (0: about a twentieth of the run)."),
+        ("seeds_at_once", 0, "Seeds a device vmaps over (0: one on a CPU, all elsewhere)."),
+        ("checkpoint_seconds", 20, "Seconds between checkpoints at least."),
+    ):
+        define("integer", name, default, text, lower_bound=0)
+    if monitor:
         define(
             "boolean",
             "monitor",
@@ -179,5 +175,4 @@ def hyper(options: Flags, more: Mapping[str, Any] | None = None) -> Hyper:
 
 def epochs_per_chunk(options: flags.FlagValues) -> int:
     """Epochs between two evaluations: a twentieth of the run where no flag says otherwise."""
-    asked = "epochs_per_chunk" in options and options.epochs_per_chunk
-    return asked or max(1, -(-options.n_epochs // 20))
+    return options.epochs_per_chunk or max(1, -(-options.n_epochs // 20))

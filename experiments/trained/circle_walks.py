@@ -1,6 +1,5 @@
 """The circle's networks: what is trained, their walks fed with their own output, and its theory."""
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 from absl import flags
 
 import rank_collapse as rc
-from experiments.trained.training import Setup, Shared, diverged, kept
+from experiments.trained.training import Setup, diverged, kept
 from rank_collapse.network.inputs import input_states
 from rank_collapse.theory import recurrence
 from rank_collapse.training import Recipe, forward
@@ -19,6 +18,7 @@ from rank_collapse.training.tasks import circle
 COLLAPSED_STEPS = 1000  # of equal tokens, to reach the fixed point near which a multiplier holds
 TOGETHER = 0.01  # two points this near have fallen together: 1/60 of the circle's diameter
 HIGH, LOW = 1e-2, 1e-6  # distances between which the steps of a fall are counted
+SUMS = ", sums"  # in the name of a program that is fed with sums
 AT_REST = 1e-5  # equal points that move less in a step are at a fixed point
 
 
@@ -36,10 +36,12 @@ def fed_with_sums(variant: str) -> bool:
 def setup(options: flags.FlagValues, name: str) -> Setup:
     """One case: its network, and the walk it is trained on.
 
-    Post-norm layers on linearly embedded points, no positions.
+    Post-norm layers on linearly embedded points, no positions. A network without a skip around its
+    attention is one whose skip has the gain 0, and one without dropout of its output one whose rate
+    there is multiplied by 0: cases that differ in these alone are of one program.
     """
     variant, width = parts_of(name)
-    published = not variant.startswith("attention")
+    published, sums = not variant.startswith("attention"), fed_with_sums(variant)
     config = rc.TransformerConfig(
         depth=options.depth,
         num_heads=options.num_heads,
@@ -48,7 +50,7 @@ def setup(options: flags.FlagValues, name: str) -> Setup:
         mlp="gelu" if "mlp" in variant else "none",
         mlp_skip=True,
         norm_placement="post",
-        attention_skip=published or "skip" in variant,
+        attention_skip=True,
         init="reference",
         embedding=rc.EmbeddingConfig(d_input=2, d_embed=width),
     )
@@ -58,27 +60,33 @@ def setup(options: flags.FlagValues, name: str) -> Setup:
         options.batch_size,
         options.n_epochs,
         loss="squared_error",
-        output_dropout=published,
+        output_dropout=True,
     )
 
     def make_data(_):
         walk = circle.make_examples(options.n_train_data)
-        sums = circle.with_batch_before(walk, options.batch_size)
-        return {"train": sums if fed_with_sums(variant) else walk, "walk": walk}
+        before = circle.with_batch_before(walk, options.batch_size)
+        return {"train": before if sums else walk, "walk": walk}
 
-    # A network without a skip around its attention is one whose skip has the gain 0.
-    whole = dataclasses.replace(
-        recipe, config=config.replace(attention_skip=True), output_dropout=True
+    skip = np.float32(published or "skip" in variant)
+    return Setup(
+        options,
+        "circle",
+        f"circle: {name}",
+        recipe,
+        make_data,
+        floats={
+            "network": {"skip_gain": rc.Gains(attention=skip)},
+            "output_dropout": np.float32(published),
+        },
+        program=f"{config.mlp}, d={width}" + SUMS * sums,
     )
-    skips = {"skip_gain": rc.Gains(attention=np.float32(config.attention_skip))}
-    floats = {"network": skips, "output_dropout": np.float32(published)}
-    program = f"{config.mlp}, d={width}" + ", sums" * fed_with_sums(variant)
-    shared = Shared(program, whole, floats)
-    return Setup(options, f"circle: {name}", name, recipe, make_data, shared=shared)
 
 
 def roll_out(num_steps: int, setup: Setup, model: Any, data: Any, key: Any) -> dict[str, Any]:
     """One seed's continuation of its own output, after the points it was trained on.
+
+    Fed with sums where the program of the setup is.
 
     Returns:
         "trajectory" [t, 2, 2], "distance" [t] of its two points, and "error", √(E‖Δ‖² / 4) of one
@@ -88,7 +96,7 @@ def roll_out(num_steps: int, setup: Setup, model: Any, data: Any, key: Any) -> d
         where the two points end, "jacobian_across" [2, 2] where equal points end that begin in
         their middle, and "equal_points_moved", the length of the last step of those.
     """
-    config, skip = setup.recipe.config, fed_with_sums(setup.title)
+    config, skip = setup.recipe.config, setup.program.endswith(SUMS)
 
     def step(points):
         return forward(model, points, config)

@@ -17,6 +17,7 @@ from experiments.shell.flag_values import Flags
 from experiments.shell.statements import row_of
 from experiments.trained import arguments
 from experiments.trained.path_figures import FIGURES
+from experiments.trained.program import ALONE
 from experiments.trained.training import Setup, diverged, kept, results_of
 from rank_collapse.paths.enumeration import ALL_HEADS
 from rank_collapse.paths.sets import sample_path_sets
@@ -81,7 +82,7 @@ def paths_experiment(
 
 def measure_all(options: Flags, setup: Setup, run: RunFolder) -> dict[str, Any]:
     """What `measure` finds of every seed, [s, ...], and the "lengths" of the sampled paths [k]."""
-    found = results_of(options, setup, run, functools.partial(measure, options))
+    found = results_of(options, {ALONE: setup}, run, functools.partial(measure, options))[ALONE]
     return found | {"lengths": path_lengths(options)}
 
 

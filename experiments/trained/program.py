@@ -5,7 +5,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -20,57 +20,60 @@ from experiments.shell.options import content_hash
 from experiments.shell.progress import Progress
 from rank_collapse.runs import metrics, processes, seeds
 from rank_collapse.runs.folder import RunFolder
-from rank_collapse.training import Ensemble, Hyper, Recipe, Trained, dump_models, load_models
+from rank_collapse.training import Ensemble, Hyper, Trained, dump_models, load_models
 
 ALONE = "results"  # the part of the arrays of a run that trains one network
 
 
-@dataclass
 class Kept:
-    """What is kept of the seeds of one network.
+    """The files beside the arrays that flags ask for, of the seeds of one network.
 
-    Attributes:
+    Args:
         options: Flags.
-        recipe: What is trained.
+        config: What is trained, with its floats.
         run: The run folder.
         part: Of the run's arrays that is the network's.
+
+    Attributes:
         models: Where --keep_models writes the weights: of several networks a file for each.
-        lines: Where --monitor writes its lines.
-        monitored: Whether the lines are asked for.
+        lines: Where --monitor writes its lines. Both are "" where nobody asks.
     """
 
-    options: Flags
-    recipe: Recipe
-    run: RunFolder
-    part: str = ALONE
+    def __init__(self, options: Flags, config: Any, run: RunFolder, part: str):
+        self.config, self.run, self.part = config, run, part
+        name = re.sub("[^A-Za-z0-9=+]+", "-", part)
+        names = f"models/{name}.safetensors", f"{metrics.FOLDER}/{name}.jsonl"
+        models, lines = ("models.safetensors", metrics.NAME) if part == ALONE else names
+        self.models = models if options.keep_models else ""
+        self.lines = lines if monitored(options) else ""
 
-    def __post_init__(self):
-        name = re.sub("[^A-Za-z0-9=+]+", "-", self.part)
-        self.models, self.lines = f"models/{name}.safetensors", f"{metrics.FOLDER}/{name}.jsonl"
-        if self.part == ALONE:
-            self.models, self.lines = "models.safetensors", metrics.NAME
-        self.monitored = "monitor" in self.options and self.options.monitor
-
-    def seeds(self) -> int | None:
-        """Of how many of the first seeds the files asked for hold all; None for no files."""
+    def seeds(self, num_epochs: int) -> int:
+        """Of how many of the first seeds the files hold all, of networks of so many epochs."""
         counts, (weights, lines) = [], (self.run.path / own for own in (self.models, self.lines))
-        if self.options.keep_models:
+        if self.models:
             there = jax.tree.leaves(load_models(weights)[1] if weights.exists() else ())
             counts.append(len(there[0]) if there else 0)
-        if self.monitored:
+        if self.lines:
             rows = metrics.read(lines) if lines.exists() else []
-            ended = {r.get("seed") for r in rows if r["step"] == self.recipe.num_epochs}
+            ended = {r.get("seed") for r in rows if r["step"] == num_epochs}
             counts.append(next(seed for seed in itertools.count() if seed not in ended))
-        return int(processes.from_primary(np.asarray(min(counts)))) if counts else None
+        return int(processes.from_primary(np.asarray(min(counts))))
 
-    def keep_weights(self, first: int, weights: Any) -> None:
-        """Writes the weights of seeds `first` and on, after those of the seeds before."""
-        if not self.run.primary:
+    def keep_weights(self, chunk: Chunk, weights: Any) -> None:
+        """Writes the weights [r, ...] of the seeds of a chunk after those of the seeds before."""
+        place = [i for i, cell in enumerate(chunk.cells) if cell == self.part]
+        if not (self.models and place and self.run.primary):
             return
+        first, weights = chunk.seeds[place[0]], jax.tree.map(lambda a: a[place], weights)
         if first:
             before = load_models(self.run.path / self.models)[1]
             weights = jax.tree.map(lambda a, b: np.concatenate([a[:first], b]), before, weights)
-        self.run.write_file(self.models, dump_models(self.recipe.config, weights))
+        self.run.write_file(self.models, dump_models(self.config, weights))
+
+
+def monitored(options: Flags) -> bool:
+    """Whether the lines of --monitor are asked for."""
+    return "monitor" in options and options.monitor
 
 
 @dataclass
@@ -86,7 +89,7 @@ class Training:
         prepared: `Ensemble.of_models` of a run's hyper before training, such as gains that depend
             on the initial weights.
         steps: Of an epoch, where the time of a step is asked for.
-        kept: The files of the run beside its arrays.
+        kept: {cell: the files beside its arrays}; empty where nobody asks for any.
         checkpoint_seconds: Between two saved states at least.
     """
 
@@ -96,7 +99,7 @@ class Training:
     name: str = ""
     prepared: Callable | None = None
     steps: int | None = None
-    kept: Kept | None = None
+    kept: Mapping[str, Kept] = field(default_factory=dict)
     checkpoint_seconds: float = 20.0
 
     def needed(self, chunk: Chunk) -> int:
@@ -116,9 +119,10 @@ class Training:
             hyper = self.prepared(*begin, *laid, num_seeds=count)
             laid = ensemble.lay_out((hyper, keys))
         trained = self.train(chunk, keys, hyper)
-        if self.kept is not None and self.kept.options.keep_models:
+        if self.kept:
             weights = seeds.to_host(trained.state.model, count)
-            self.kept.keep_weights(chunk.seeds[0], weights)
+            for files in self.kept.values():
+                files.keep_weights(chunk, weights)
         seconds, found = {"train": time.monotonic() - begun}, trained.watched
         if self.measured is not None:
             found = self.measured(trained.state, trained.data, *laid, num_seeds=count)
@@ -141,13 +145,13 @@ class Training:
         runs = json.dumps([chunk.cells, [int(seed) for seed in chunk.seeds]])
         states = content_hash(runs.encode())[:12]
         run.drop_checkpoints(but_of=states)  # of chunks that are done
-        lines = self.kept.lines if self.kept is not None and self.kept.monitored else None
+        lines = {cell: files.lines for cell, files in self.kept.items() if files.lines}
 
         def resume(like):
             found = run.restore_checkpoint(like, of=states)
-            if lines:
-                after = -1 if found is None else found[0]
-                run.drop_metrics(map(int, chunk.seeds), after, file=lines)
+            for cell, file in lines.items():
+                own = [s for c, s in zip(chunk.cells, chunk.seeds, strict=True) if c == cell]
+                run.drop_metrics(map(int, own), -1 if found is None else found[0], file=file)
             if found is not None:
                 progress.say(f"resumed after epoch {found[0]}")
                 progress.skip(found[0])
@@ -169,10 +173,10 @@ class Training:
             progress.update(epoch, loss=loss)
 
         def on_watched(epoch, values, losses):
-            for position, seed in enumerate(chunk.seeds):
+            for position, (cell, seed) in enumerate(zip(chunk.cells, chunk.seeds, strict=True)):
                 own = {"loss": losses[position, -1]} if epoch else {}
                 own |= {name: value[position] for name, value in values["layers"].items()}
-                run.append_metrics(epoch, own, seed=seed, file=lines)
+                run.append_metrics(epoch, own, seed=seed, file=lines[cell])
 
         first, *more = dict.fromkeys(chunk.cells)
         label = self.name or first + (f" and {len(more)} more" if more else "")
@@ -186,7 +190,7 @@ class Training:
 
 def results_of_cells(
     executor: Executor,
-    cells: Mapping[str, tuple[Any, Hyper]],
+    cells: Mapping[str, tuple[Any, Hyper | Callable[[Flags], Hyper]]],
     program: Callable[[Any], Training],
     **about: Any,
 ) -> dict[str, dict[str, Any]]:
@@ -196,18 +200,24 @@ def results_of_cells(
 
     Args:
         executor, **about: As of `Executor.map`.
-        cells: {name: (what is compiled in, the floats)}; those of one program go together.
+        cells: {name: (what is compiled in, the floats, or flags → floats)}; those of one program go
+            together.
         program: What is compiled in → what trains it.
 
     Returns:
         {cell: `nested`}.
     """
-    groups: dict[Any, dict[str, Hyper]] = {}
+    groups: dict[Any, dict[str, Any]] = {}
     for name, (static, hyper) in cells.items():
-        groups.setdefault(static, {})[name] = jax.tree.map(np.float32, hyper)
+        groups.setdefault(static, {})[name] = hyper
+
+    def floats_of(group, options):
+        floats = {name: own(options) if callable(own) else own for name, own in group.items()}
+        return jax.tree.map(np.float32, floats)
+
     found = {}
     for static, group in groups.items():
-        found |= executor.map(partial(program, static), group, **about)
+        found |= executor.map(partial(program, static), partial(floats_of, group), **about)
     return {name: nested(found[name]) for name in cells}
 
 

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -13,27 +13,13 @@ from absl import flags
 from experiments.shell.executor import Executor
 from experiments.shell.flag_values import Flags
 from experiments.trained import arguments
-from experiments.trained.program import ALONE, Kept, Training, nested
+from experiments.trained.program import Kept, Training, monitored, results_of_cells
 from rank_collapse.runs.files import damaged
 from rank_collapse.runs.folder import RunFolder
 from rank_collapse.training import Ensemble, Recipe, path_accuracy
 from rank_collapse.training.recipe import check_hyper, config_of
 from rank_collapse.training.tasks.examples import Examples
 from rank_collapse.training.watched import layer_scalars
-
-
-class Shared(NamedTuple):
-    """What trains and measures setups that differ in floats alone.
-
-    Attributes:
-        program: Its name.
-        recipe: What is compiled.
-        floats: Fields of `Hyper` that a setup does not take from the flags.
-    """
-
-    program: str
-    recipe: Recipe
-    floats: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -52,7 +38,9 @@ class Setup:
         batch_size: Examples evaluated at a time; None for all.
         extra: What else determines the results, for config.json.
         curves: Whether the metrics are measured on the evaluation data after each epoch.
-        shared: What is compiled for other setups too; None for the recipe alone.
+        floats: Fields of `Hyper` that are not taken from the flags.
+        program: Name of what is compiled: setups of one name differ in their floats alone; "" for
+            one of its own.
     """
 
     options: Flags
@@ -65,7 +53,8 @@ class Setup:
     batch_size: int | None = None
     extra: Mapping[str, Any] | None = None
     curves: bool = False
-    shared: Shared | None = None
+    floats: Mapping[str, Any] = field(default_factory=dict)
+    program: str = ""
 
 
 def train_and_eval(
@@ -88,103 +77,110 @@ def train_and_eval(
 
 def results_of(
     options: Flags,
-    setup: Setup,
+    setups: Mapping[str, Setup],
     run: RunFolder,
     measure: Callable[[Setup, Any, Any, Any], Any],
-    part: str = ALONE,
-    programs: dict[str, Any] | None = None,
-) -> dict[str, Any]:
-    """Everything that is shown of one network: from the saved arrays, else trained and measured.
+) -> dict[str, dict[str, Any]]:
+    """Everything that is shown of networks: from the saved arrays, else trained and measured.
 
     Weights (--keep_models) and lines (--monitor) are there only if they were asked for: a run that
     is asked later trains again those seeds whose files it lacks.
 
     Args:
         options: Flags.
-        setup: What is trained.
+        setups: {part of the run's arrays: what is trained}; `ALONE` is the part of a single one.
         run: The run folder.
-        measure: (setup, model, data, key) of one seed → nested dictionary of arrays.
-        part: Of the run's arrays, with "/" between the levels of the dictionary.
-        programs: Those of the run's setups that share theirs, by name; a new one is added.
+        measure: (setup, model, data, key) of one seed → nested dictionary of arrays, whose levels
+            have "/" between them in the names of the run's arrays.
 
     Returns:
-        What `measure` returns with a leading seed axis, "losses" [s, epochs], "diverged_at" [s]
-        (the first epoch whose loss is not finite, −1 for none) and "seconds": {"train", "all"};
-        where the setup has curves "curves" {metric: [s, epochs]} and "whole", their last.
+        {part: what `measure` returns with a leading seed axis, "losses" [s, epochs], "diverged_at"
+        [s] (the first epoch whose loss is not finite, −1 for none) and "seconds": {"train", "all"};
+        where the setup has curves "curves" {metric: [s, epochs]} and "whole", their last}.
 
     Raises:
-        ValueError: Every seed diverged, or hyperparameters that mean nothing.
+        ValueError: Every seed of a network diverged, or hyperparameters that mean nothing.
         RunError: The run holds another number of seeds or epochs.
     """
-    files = Kept(options, setup.recipe, run, part)
-    shared = setup.shared or Shared(part, setup.recipe, {})
-    programs = {} if programs is None else programs
 
-    def cells(own):
-        hyper = arguments.hyper(own, shared.floats)
-        check_hyper(hyper, shared.recipe)
-        return {part: hyper}
+    def hyper_of(setup, own):
+        hyper = arguments.hyper(own, setup.floats)
+        check_hyper(hyper, setup.recipe)
+        return hyper
 
-    with Executor(options, run, alone=options.keep_models or files.monitored) as executor:
-        made = options, setup, measure, shared, executor, files, programs
-        program = functools.partial(training_of, *made)
-        found = executor.map(program, cells, most_known=files.seeds())[part]
-    epochs = setup.recipe.num_epochs
-    if (shape := found["losses"].shape)[1] != epochs:
-        why = f"{part}/losses of shape {shape} is not of {epochs} epochs"
-        raise damaged(run.path / "arrays.npz", why)
-    if not len(kept(found)):
-        at = f"learning_rate={options.learning_rate}"
-        raise ValueError(f"every seed diverged at {at}; see {run.path}/log.txt")
-    return nested(found)
+    programs = {setup.program or part: setup for part, setup in setups.items()}
+    cells = {
+        part: (setup.program or part, functools.partial(hyper_of, setup))
+        for part, setup in setups.items()
+    }
+    asked, files, known = options.keep_models or monitored(options), {}, {}
+    for part, setup in setups.items() if asked else ():
+        config = config_of(setup.recipe, arguments.hyper(options, setup.floats))
+        files[part] = Kept(options, config, run, part)
+        known[part] = files[part].seeds(setup.recipe.num_epochs)
+    with Executor(options, run, alone=asked) as executor:
+        found = results_of_cells(
+            executor,
+            cells,
+            lambda name: training_of(options, programs[name], measure, executor, files),
+            most_known=known,
+        )
+    for part, own in found.items():
+        epochs, shape = setups[part].recipe.num_epochs, own["losses"].shape
+        if shape[1] != epochs:
+            why = f"{part}/losses of shape {shape} is not of {epochs} epochs"
+            raise damaged(run.path / "arrays.npz", why)
+        if not len(kept(own)):
+            at = f"learning_rate={options.learning_rate}"
+            raise ValueError(f"every seed diverged at {at}; see {run.path}/log.txt")
+    return found
 
 
 def training_of(
     options: Flags,
     setup: Setup,
     measure: Callable,
-    shared: Shared,
     executor: Executor,
-    files: Kept,
-    programs: dict[str, Any],
+    files: Mapping[str, Kept],
 ) -> Training:
-    """What trains one network, with any floats.
+    """What trains the networks of one program, with any floats.
 
     Args:
-        options, setup, measure, programs: As of `results_of`.
-        shared: What is compiled.
+        options, measure: As of `results_of`.
+        setup: One of them.
         executor: Its folder keeps the states.
         files: Beside the arrays.
     """
+    recipe = setup.recipe
 
     def measured_of(model, data, hyper, key):
-        recipe = dataclasses.replace(shared.recipe, config=config_of(shared.recipe, hyper))
-        return measure(dataclasses.replace(setup, recipe=recipe), model, data, key)
+        own = dataclasses.replace(recipe, config=config_of(recipe, hyper))
+        return measure(dataclasses.replace(setup, recipe=own), model, data, key)
 
     def watch(model, data, hyper, _):
-        config, found = config_of(shared.recipe, hyper), {}
+        config, found = config_of(recipe, hyper), {}
         if setup.curves:
             found["curves"] = path_accuracy.whole_model(model, data["eval"], config, setup.metrics)
-        if files.monitored:
+        if monitored(options):
             found["layers"] = layer_scalars(model, data, config)
         return found
 
-    watched = setup.curves or files.monitored  # of every epoch
-    epochs = 1 if watched else arguments.epochs_per_chunk(options)
-    if shared.program not in programs:
-        ensemble = Ensemble(
-            shared.recipe,
-            setup.make_data,
-            mesh=executor.mesh,
-            epochs_per_chunk=epochs,
-            at_once=options.seeds_at_once or None,
-            watch=watch if watched else None,
-        )
-        programs[shared.program] = ensemble, ensemble.of_models(measured_of)
-    ensemble, measured = programs[shared.program]
-    wait = options.checkpoint_seconds
+    watched = setup.curves or monitored(options)  # of every epoch
+    ensemble = Ensemble(
+        recipe,
+        setup.make_data,
+        mesh=executor.mesh,
+        epochs_per_chunk=1 if watched else arguments.epochs_per_chunk(options),
+        at_once=options.seeds_at_once or None,
+        watch=watch if watched else None,
+    )
     return Training(
-        ensemble, executor.run, measured, setup.name, kept=files, checkpoint_seconds=wait
+        ensemble,
+        executor.run,
+        ensemble.of_models(measured_of),
+        "" if setup.program else setup.name,
+        kept=files,
+        checkpoint_seconds=options.checkpoint_seconds,
     )
 
 

@@ -89,6 +89,7 @@ def test_published_commands_train_the_published_network(arguments, variant, mlp)
     assert name == f"{variant}, d=8"
     recipe, config = setup.recipe, setup.recipe.config
     assert config.attention_skip and recipe.output_dropout
+    assert gain_of(setup) == setup.floats["output_dropout"] == 1
     assert (config.mlp, config.norm_placement, config.d_model, config.ff_width) == (
         mlp,
         "post",
@@ -104,17 +105,24 @@ def test_published_commands_train_the_published_network(arguments, variant, mlp)
     assert not difference[:30].any()
 
 
+def gain_of(setup):
+    """Of the skip around the attention."""
+    return setup.floats["network"]["skip_gain"].attention
+
+
 def test_a_program_of_several_variants_gives_what_each_alone_gives(tmp_path):
     """A skip of gain 0 is none, and so is dropout at no rate."""
     options = parsed(run_circle, *ARGUMENTS[2:], "--compare=pure", "--widths=4")
     cases = run_circle.make_cases(options)
-    programs = [case.shared.program for case in cases.values()]
+    programs = [case.program for case in cases.values()]
     assert [programs.index(own) for own in programs] == [0, 0, 0, 3]
     name = "attention, d=4"
-    assert cases[name].shared.recipe != cases[name].recipe
-    alone = {name: dataclasses.replace(cases[name], shared=None)}
+    recipe = cases[name].recipe
+    config = recipe.config.replace(attention_skip=False)
+    recipe = dataclasses.replace(recipe, config=config, output_dropout=False)
+    alone = {name: dataclasses.replace(cases[name], recipe=recipe, floats={}, program="")}
     found = []
-    for where, own in {"shared": {name: cases[name]}, "alone": alone}.items():
+    for where, own in {"shared": cases, "alone": alone}.items():
         with RunFolder(tmp_path / where, {}) as folder:
             found.append(run_circle.measure_all(options, own, folder)[name])
     shared, alone = ({n: a for n, a in own.items() if n != "seconds"} for own in found)
@@ -141,8 +149,8 @@ def test_compare_is_every_variant_at_every_width(argument, variants):
     assert list(made) == [f"{variant}, d={width}" for width in widths for variant in variants]
     for name, setup in made.items():
         variant, config = name.split(",")[0], setup.recipe.config
+        assert gain_of(setup) == (variant in run_circle.PUBLISHED or "+skip" in variant)
         if variant in run_circle.THEORY:
-            assert config.attention_skip == ("+skip" in variant)
             assert (config.mlp != "none") == ("+mlp" in variant)
 
 

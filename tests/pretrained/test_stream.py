@@ -288,7 +288,7 @@ def test_one_program_serves_all_layers(monkeypatch):
     monkeypatch.setattr(
         streaming, "layer_of", lambda *given: traced.append(given) or layer_of(*given)
     )
-    streaming._step.clear_cache()  # of other tests
+    jax.clear_caches()  # of other tests
     groups = some_groups(source)
     pretrained.stream(
         source, batch(source.config), groups, chunk=2, done=lambda _: counts.append(len(traced))
