@@ -172,8 +172,7 @@ LENGTHS = (6, 4, 5)
 
 @pytest.fixture(scope="module")
 def batch():
-    params = draws.parameters(CONFIG)
-    x = np.array(draws.normal(3, 6, 8))
+    params, x = draws.parameters(CONFIG), np.array(draws.normal(3, 6, 8))
     mask = np.arange(6)[None, :] < np.array(LENGTHS)[:, None]
     return params, {"x": x, "mask": mask}
 

@@ -140,6 +140,7 @@ def test_a_frozen_lens_divides_by_the_last_state(measured):
     np.testing.assert_allclose(report.measures["frozen_kl"], kl, atol=2e-4)
 
 
+@pytest.mark.parametrize("measured", slow_but(MODELS, "Gemma2"), indirect=True)
 def test_a_network_in_memory_gives_the_same(measured):
     report, _, ids, folder = measured
     config, params = rc.pretrained.load(folder)
