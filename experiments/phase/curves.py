@@ -123,12 +123,12 @@ def plain(label: str) -> str:
 # --- Giorlandino and Goldt 2025, figure 4: with and without what tokens share in attention's output
 
 BETA, RHO, WEIGHT, BIAS = 0.1, 0.2, 0.2, 4e-4
-# {curve: (norm placement, γ of M = P − γ C, placement in the theory)}
+# {curve: placement in the theory}, of each norm placement with γ = 0 and 1 of M = P − γ C
 PLACEMENTS = {
-    "post-LN": ("post", 0.0, "post"),
-    "GC post-LN": ("post", 1.0, "gain"),
-    "pre-LN": ("pre", 0.0, "pre"),
-    "GC pre-LN": ("pre", 1.0, "gain_pre"),
+    "post-LN": "post",
+    "GC post-LN": "gain",
+    "pre-LN": "pre",
+    "GC pre-LN": "gain_pre",
 }
 
 
@@ -171,8 +171,7 @@ def giorlandino4(options: Flags) -> Curves:
         gains = {"attention_skip": 1.0, "mlp_skip": 1.0, "weight": WEIGHT, "bias": BIAS}
         law = functools.partial(phases.phase_profile, BETA, depth, start=(1.0, RHO), **gains)
         return {
-            name: law(placement=own[2], num_tokens=num_tokens)[1]
-            for name, own in PLACEMENTS.items()
+            name: law(placement=own, num_tokens=num_tokens)[1] for name, own in PLACEMENTS.items()
         }
 
     def claims(found):
