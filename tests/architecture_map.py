@@ -43,3 +43,17 @@ def first_line(path: Path) -> str:
     """The first line of a module's docstring, without its full stop."""
     docstring = ast.get_docstring(ast.parse((REPOSITORY / path).read_text("utf-8"))) or ""
     return docstring.partition("\n")[0].removesuffix(".")
+
+
+def tree(path):
+    return ast.walk(ast.parse((REPOSITORY / path).read_text("utf-8")))
+
+
+def imports(path):
+    """The dotted names a file imports, wherever in the file, those it imports from included."""
+    for node in tree(path):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} imports relative to itself"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)

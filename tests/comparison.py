@@ -68,3 +68,10 @@ def largest_difference(found, expected, arguments):
         gap = np.max(np.abs(np.where(kept, have - want, 0.0)), axis=axes)
         worst[name] = float(np.max(gap / np.max(np.abs(np.where(kept, want, 0.0)), axis=axes)))
     return worst
+
+
+def near(found, want, **tolerances):
+    """Asserts that all arrays of two trees are close; of dictionaries, all that are wanted."""
+    if isinstance(want, dict):
+        found = {name: found[name] for name in want}
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **tolerances), found, want)

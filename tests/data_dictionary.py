@@ -1,9 +1,12 @@
 """The tables of docs/columns.md, and whether a results.csv keeps to them."""
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
+
+from trained_runs import number
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "columns.md"
 ROW = re.compile(r"^\| (`[^|]+`) \| (number|text) \| [^|]+ \| [^|]*\|$", re.MULTILINE)
@@ -37,12 +40,4 @@ def check_columns(table: Sequence[Mapping[str, str]]) -> None:
         if kind == "number":
             for value in values:
                 float(value)  # raises for text
-        assert kind == "number" or not any(map(_is_number, values)), column
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+        assert kind == "number" or all(math.isnan(number(v)) for v in values), column

@@ -31,6 +31,18 @@ def parameters(config, seed=0, weight_scale=1.0, bias_scale=0.3, gain_scale=0.1)
     return jax.tree.map_with_path(draw, shapes)
 
 
+def normal(*shape, seed=1):
+    """Standard normal numbers."""
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), float)
+
+
 def tokens(n, d, seed=1, shift=0.3):
     """Inputs [n, d], normal around a common token."""
     return jnp.asarray(np.random.default_rng(seed).standard_normal((n, d)) + shift, float)
+
+
+def changed(params, **parts):
+    """The parameters with other fields of parts of the layers, as in attention={"w_q": ...}."""
+    layers = params.layers
+    own = {name: getattr(layers, name).replace(**fields) for name, fields in parts.items()}
+    return params.replace(layers=layers.replace(**own))

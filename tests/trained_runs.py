@@ -73,14 +73,15 @@ def single_columns(folder):
     """Columns of results.csv whose fractions are all numbers of float32."""
     found = []
     for name in rows(folder)[0]:
-        values = np.array([_number(row[name]) for row in rows(folder)])
+        values = np.array([number(row[name]) for row in rows(folder)])
         values = values[np.isfinite(values) & (values != np.round(values))]
         if len(values) and np.all(values == values.astype(np.float32)):
             found.append(name)
     return found
 
 
-def _number(text):
+def number(text):
+    """NaN of a word."""
     try:
         return float(text)
     except ValueError:
@@ -108,3 +109,43 @@ def check_mistake(module, arguments, message, folder, capsys, *, early=True):
     error = capsys.readouterr().err.strip()
     assert message in error and error.startswith("error: ") and "\n" not in error, error
     assert not (folder / "refused").exists() or not early
+
+
+def same_arrays(folder, other, rtol=0):
+    """Two runs found the same but for times: bit for bit, or up to rounding."""
+    with np.load(folder / "arrays.npz") as wanted, np.load(other / "arrays.npz") as found:
+        assert set(wanted.files) == set(found.files) and wanted.files
+        for name in wanted.files:
+            if "seconds" not in name:
+                np.testing.assert_allclose(found[name], wanted[name], rtol, err_msg=name)
+                assert found[name].dtype == wanted[name].dtype, name
+
+
+SHOWN = ("results.csv", "summary.json", "report.html", "figures/*")
+
+
+def check_second_run(again, folder, capsys):
+    """Runs a command again on its finished folder: as it is, then without what it shows.
+
+    Every other file at a time, so that a figure lacks its PDF once and its PNG once.
+    The caller makes sure that computing fails.
+
+    Args:
+        again: Runs the command and returns its exit code.
+        folder: The run's folder.
+        capsys: pytest's; what is printed must be the same each time.
+    """
+    shown = sorted(path for pattern in SHOWN for path in folder.glob(pattern))
+    assert {"summary.json", "results.csv"} <= {path.name for path in shown}
+    made = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in shown}
+    capsys.readouterr()
+    assert again() == 0
+    printed = capsys.readouterr().out
+    assert {path: path.stat().st_mtime_ns for path in shown} == {p: m[0] for p, m in made.items()}
+    for deleted in (shown[::2], shown[1::2]):
+        for path in deleted:
+            path.unlink()
+        assert again() == 0
+        assert capsys.readouterr().out == printed
+        for path in deleted:
+            assert path.read_bytes() == made[path][1], f"{path.name} came back as another"

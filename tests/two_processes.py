@@ -1,4 +1,4 @@
-"""Starts two processes of one run on this machine and waits for both."""
+"""Processes of tests: one that runs Python, or two of one run, on this machine."""
 
 import os
 import socket
@@ -8,6 +8,21 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 LIMIT = 300  # seconds: far above what a tiny run takes on a busy machine; a hang fails here
+
+
+PATH = os.pathsep.join((str(REPOSITORY), str(REPOSITORY / "tests")))
+
+
+def python(*arguments, folder=REPOSITORY, **variables):
+    """What `python <arguments>` did that finds the repository and its tests."""
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": PATH} | variables,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+    )
 
 
 def run_both(*arguments, **environment):
@@ -25,7 +40,7 @@ def run_both(*arguments, **environment):
                 "JAX_NUM_PROCESSES": "2",
                 "JAX_PROCESS_ID": str(index),
                 "MPLBACKEND": "Agg",
-                "PYTHONPATH": os.pathsep.join((str(REPOSITORY), str(REPOSITORY / "tests"))),
+                "PYTHONPATH": PATH,
             }
         )
         command = [sys.executable, *arguments]

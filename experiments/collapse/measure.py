@@ -298,10 +298,10 @@ def measure_all(options: Flags, setup: Setup, run: RunFolder) -> Results:
     results, most = {}, min(options.seed_chunk, options.num_seeds)
     total = len(setup.networks) * len(setup.sweep) * options.num_seeds
     with Executor(options, run, "collapse", total) as executor:
-        progress = executor.progress
+        progress, drawn = executor.progress, partial(draw, options, setup)
 
         def program(norm):
-            one, drawn = partial(measure, options, setup, norm), partial(draw, options, setup)
+            one = partial(measure, options, setup, norm)
             measured = Mapped(one, executor.mesh, draw=drawn, progress=progress)
             return Decided(measured, setup.networks[norm], norm, options.certify, progress)
 

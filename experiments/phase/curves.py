@@ -29,7 +29,7 @@ from rank_collapse.runs.folder import RunFolder
 from rank_collapse.runs.seeds import QUICK
 from rank_collapse.theory import mixing_rates, phases
 
-Found = Mapping[str, np.ndarray]  # {curve: [s, k]}
+Found = Mapping[str, np.ndarray]  # {curve: [s, k]}, of the first k places
 
 
 @dataclass(frozen=True)
@@ -39,15 +39,15 @@ class Curves:
     Attributes:
         options: The flags.
         names: Of the curves, in their order.
-        x: Places of all curves [k].
+        x: Places of the longest curve [k].
         axes: Keywords of `Axes.set`.
-        of_one_seed: Key → {curve: [k]}.
-        theory: () → {curve: [k]} of each that has one.
+        of_one_seed: Key → {curve: [k]}, and what else `theory` takes.
+        theory: What is measured [s, ...] → {curve: [k]} of each that has one.
         claims: {curve: [s, k]} → rows of statements.
         published: () → {curve: [k]}, as published.
         compared: The place at which `compare` shows each curve.
         extra: What beside the flags determines the results.
-        trained: {curve: network}, whose cosines are shown while they train, in place of
+        trained: {curve: network}, whose cosines are shown while they train, in place of those of
             `of_one_seed`.
     """
 
@@ -56,7 +56,7 @@ class Curves:
     x: np.ndarray
     axes: Mapping[str, str]
     of_one_seed: Callable[[Any], Mapping[str, Any]]
-    theory: Callable[[], Mapping[str, Any]]
+    theory: Callable[[Found], Mapping[str, Any]]
     claims: Callable[[Found], list[Row]]
     published: Callable[[], Mapping[str, Any]] = dict
     compared: int = -1
@@ -64,46 +64,46 @@ class Curves:
     trained: Mapping[str, small_task.Network] = field(default_factory=dict)
 
     def measure(self, run: RunFolder) -> Found:
-        """{curve: [s, k]}."""
-        if self.trained:
-            trained = small_task.train_networks(self.options, self.trained, run)
-            return {name: own["cosine"][:, :, -1] for name, own in trained.items()}
+        """{curve: [s, k]}, and what else `theory` takes."""
         with Executor(self.options, run, "curves") as executor:
             cells = {"curves": None}
             found = executor.measure(lambda key, _: self.of_one_seed(key), cells)["curves"]
-        return {name: found[name] for name in self.names}
+        if self.trained:
+            trained = small_task.train_networks(self.options, self.trained, run)
+            found |= {name: own["cosine"][:, :, -1] for name, own in trained.items()}
+        return found
 
     def rows(self, found: Found) -> Iterator[dict[str, Any]]:
         """One row per curve, place and seed."""
-        values = np.stack(list(found.values()), dtype=float).swapaxes(1, 2)  # [c, k, s]
-        laws, none = self.theory(), np.full(len(self.x), np.nan)
-        theory = np.stack([laws.get(name, none) for name in found], dtype=float)[..., None]
-        arrays = {
-            "curve": list(found),
-            "x": self.x.astype(float),
-            "value": values,
-            "theory": theory,
-        }
-        return tidy.rows(arrays, ("curve", "x", "seed"), ("value", "theory"))
+        laws, none = self.theory(found), np.full(len(self.x), np.nan)
+        for name in self.names:
+            values = found[name]
+            law = np.asarray(laws.get(name, none[: values.shape[1]]), float)[:, None]
+            arrays = {"x": self.x.astype(float), "value": values.T.astype(float), "theory": law}
+            for row in tidy.rows(arrays, ("x", "seed"), ("value", "theory")):
+                yield {"curve": name} | row
 
     def compare(self, found: Found) -> Iterator[Comparison]:
         """Each curve beside its theory at one place, the last where the theory is of all."""
-        place = f"{plain(self.axes['xlabel'])} {self.x[self.compared]:g}"
-        theory = {name: float(law[self.compared]) for name, law in self.theory().items()}
-        for name, values in found.items():
-            mean = float(values[:, self.compared].mean())
-            yield Comparison(f"{plain(name)}, {place}", mean, theory.get(name), "the theory's")
+        theory = {name: float(law[self.compared]) for name, law in self.theory(found).items()}
+        for name in self.names:
+            mean, x = float(found[name][:, self.compared].mean()), self.x[: found[name].shape[1]]
+            place = f"{plain(name)}, {plain(self.axes['xlabel'])} {x[self.compared]:g}"
+            yield Comparison(place, mean, theory.get(name), "the theory's")
 
     def figure(self, found: Found) -> Figure:
         """Each curve, dashed the theory's, dotted as published."""
         fig, axes = figures.figure(width=5.6, height=3.6)
-        ax, theory, published = axes[0, 0], self.theory(), self.published()
-        for index, (name, values) in enumerate(found.items()):
-            marker = {"marker": ""} if len(self.x) > 20 else {}
-            figures.band(ax, self.x, values, name, index, **marker)
+        ax, theory, published = axes[0, 0], self.theory(found), self.published()
+        for index, name in enumerate(self.names):
+            x, marker = (
+                self.x[: found[name].shape[1]],
+                {"markevery": [-1]} if len(self.x) > 20 else {},
+            )
+            figures.band(ax, x, found[name], name, index, **marker)
             for lines, dash in ((theory, "--"), (published, ":")):
                 if name in lines:
-                    ax.plot(self.x, lines[name], ls=dash, color=figures.color(index), lw=1.2)
+                    ax.plot(x, lines[name], ls=dash, color=figures.color(index), lw=1.2)
         ax.plot([], [], color="0.3", ls="--", label="theory")
         if published:
             ax.plot([], [], color="0.3", ls=":", label="published")
@@ -123,12 +123,12 @@ def plain(label: str) -> str:
 # --- Giorlandino and Goldt 2025, figure 4: with and without what tokens share in attention's output
 
 BETA, RHO, WEIGHT, BIAS = 0.1, 0.2, 0.2, 4e-4
-# {curve: (norm placement, variant, placement in the theory)}
+# {curve: (norm placement, γ of M = P − γ C, placement in the theory)}
 PLACEMENTS = {
-    "post-LN": ("post", "softmax", "post"),
-    "pre-LN": ("pre", "softmax", "pre"),
-    "GC post-LN": ("post", "centred", "gain"),
-    "GC pre-LN": ("pre", "centred", "gain_pre"),
+    "post-LN": ("post", 0.0, "post"),
+    "GC post-LN": ("post", 1.0, "gain"),
+    "pre-LN": ("pre", 0.0, "pre"),
+    "GC pre-LN": ("pre", 1.0, "gain_pre"),
 }
 
 
@@ -138,17 +138,16 @@ def giorlandino4(options: Flags) -> Curves:
     for as many tokens; dotted: as published, n → ∞. The published figure is theory alone."""
     depth, n, d = options.depth, options.num_tokens, options.d_model
 
-    def config_of(placement, variant):
-        config = rc.transformer(
-            depth, 1, d, d_ff=d, mlp="relu", norm="rms", norm_placement=placement
-        )
-        return rc.variant(config, variant)
-
     def profiles(key):
         """Of all placements: their weights are the same."""
-        configs = {name: config_of(*own[:2]) for name, own in PLACEMENTS.items()}
+        configs = {
+            placement: rc.transformer(
+                depth, 1, d, d_ff=d, mlp="relu", norm="rms", norm_placement=placement
+            )
+            for placement in ("post", "pre")
+        }
         key_params, key_x, key_in, key_out = jax.random.split(key, 4)
-        params, x = rc.init(key_params, configs["post-LN"]), tokens(key_x, n, d, RHO)
+        params, x = rc.init(key_params, configs["post"]), tokens(key_x, n, d, RHO)
         weight, std, mlp = math.sqrt(WEIGHT), math.sqrt(BIAS), params.layers.mlp
         mlp = {
             "w_in": weight * mlp.w_in,
@@ -158,10 +157,14 @@ def giorlandino4(options: Flags) -> Curves:
         }
         w_q = BETA * math.sqrt(math.log(n)) * params.layers.attention.w_q
         params = with_matrices(params, {"attention": {"w_q": w_q}, "mlp": mlp})
-        return {
-            name: rc.token_cosine(rc.apply(params, x, config).hidden)
-            for name, config in configs.items()
-        }
+
+        def profile(config, gamma):
+            config = rc.variant(config, "shaped", alpha=0.0, gamma=gamma)
+            return rc.token_cosine(rc.apply(params, x, config).hidden)
+
+        gammas = jnp.array([0.0, 1.0])
+        found = [jax.lax.map(functools.partial(profile, own), gammas) for own in configs.values()]
+        return dict(zip(PLACEMENTS, jnp.concatenate(found), strict=True))
 
     @functools.partial(jax.jit, static_argnums=0, compiler_options=QUICK)
     def laws(num_tokens):
@@ -182,7 +185,7 @@ def giorlandino4(options: Flags) -> Curves:
         np.arange(depth + 1),
         {"xlabel": "layer", "ylabel": r"cosine $\rho$ of tokens"},
         profiles,
-        lambda: laws(n),
+        lambda found: laws(n),
         claims,
         lambda: laws(None),
     )
@@ -203,10 +206,16 @@ def mindthegap(options: Flags) -> Curves:
     deviation over seeds; dashed: the theory to leading order in n, which A(X) has none of. The
     published code has n of 20 to 150; its values are not at hand."""
 
-    def of_size(key, n):
-        # One draw, since random numbers take longest to compile.
-        drawn = jax.vmap(lambda own: jax.random.normal(own, (n, n)))(jax.random.split(key, 4))
-        scores, x, w_q, w_k = drawn
+    def drawn(key, sizes):
+        """{n: [4, n, n]}: draws of the largest size, of which the others have the beginning, since
+        random numbers take longest to compile."""
+        keys = jnp.stack([jax.random.split(jax.random.fold_in(key, n), 4) for n in sizes])
+        draw = functools.partial(jax.random.normal, shape=(sizes[-1] ** 2,))
+        flat = jax.vmap(jax.vmap(draw))(keys)
+        return {n: a[:, : n * n].reshape(4, n, n) for n, a in zip(sizes, flat, strict=True)}
+
+    def ratios(scores, x, w_q, w_k):
+        n = len(x)
         a = jax.nn.softmax(STD * scores, axis=-1)
         q, k = (x @ w / math.sqrt(n) for w in (w_q, w_k))
         of_tokens, centred = jax.nn.softmax(STD * q @ k.T / math.sqrt(n), axis=-1), a - 1 / n
@@ -216,12 +225,15 @@ def mindthegap(options: Flags) -> Curves:
         return jnp.stack([value[1] / value[0] for value in values])
 
     def of_one_seed(key):
-        ratios = [of_size(jax.random.fold_in(key, n), n) for n in SIZES]
-        return dict(zip(MATRICES, jnp.stack(ratios, axis=1), strict=True))
+        groups = (PUBLISHED, *((n,) for n in BEYOND[1:]))
+        draws = [own for sizes in groups for own in drawn(key, sizes).values()]
+        found = jnp.stack([ratios(*own) for own in draws], axis=1)
+        return dict(zip(MATRICES, found, strict=True))
 
-    def theory():
+    @jax.jit
+    def laws():
         ratio = functools.partial(mixing_rates.spectral_ratio, STD, np.array(SIZES))
-        flat = np.ones(len(SIZES))
+        flat = jnp.ones(len(SIZES))
         return {"A": ratio(), "AX": ratio(1.0), PERP: flat, f"{PERP}X": flat}
 
     def claims(found):
@@ -245,7 +257,7 @@ def mindthegap(options: Flags) -> Curves:
             "yscale": "log",
         },
         of_one_seed,
-        theory,
+        lambda found: laws(),
         claims,
         extra={"sizes": list(SIZES)},
     )
@@ -258,12 +270,13 @@ SCALED = r", $1/\sqrt{L}$"
 
 
 def noci1(options: Flags) -> Curves:
-    """Cosine of the tokens after the last layer while Post-LN networks train with Adam, bands of
-    one standard deviation over seeds; dashed: expected at initialisation. The published networks
-    translate IWSLT'14 (German to English), these name the letter before; the published values are
-    not at hand."""
-    n = options.train_tokens
-    steps = small_task.steps_of(options)[: None if options.train_steps else 1]
+    """Cosine of the tokens after the last layer while Post-LN networks train with Adam, without
+    training by layer at initialisation; bands of one standard deviation over seeds, dashed what is
+    expected at initialisation. The published networks translate IWSLT'14 (German to English), these
+    name the letter before; the published values are not at hand."""
+    n, by_layer = options.train_tokens, not options.train_steps
+    places = np.arange(DEPTHS[-1] + 1) if by_layer else small_task.steps_of(options)
+    start = -1 if by_layer else 0  # the place of the last layer at initialisation
     sizes = options.num_heads, options.d_model
     configs = {
         f"L = {depth}{end}": rc.design(rc.transformer(depth, *sizes, mlp=options.mlp), name)
@@ -278,45 +291,45 @@ def noci1(options: Flags) -> Curves:
     ]
     gains = jax.tree.map(lambda *a: np.float32(a), *deepest)
 
-    def curves(key, count, measure):
-        """{curve: measure(parameters, `count` sequences, network) [L + 1] of its last layer}."""
+    def of_one_seed(key):
+        """The cosine of each network by layer, and as expected of the first sequence."""
         key_params, key_data = jax.random.split(key)
-        given = rc.init(key_params, deepest[0]), small_task.examples_of(key_data, count, n).inputs
-        found = jax.lax.map(functools.partial(measure, *given), gains)
-        by_name = zip(configs.items(), found, strict=True)
-        return {name: values[config.depth] for (name, config), values in by_name}
+        params = rc.init(key_params, deepest[0])
+        letters = small_task.examples_of(key_data, small_task.EVAL, n).inputs
 
-    def cosine(params, letters, config):
-        one = jax.vmap(lambda own: rc.token_cosine(rc.apply(params, own, config).hidden))
-        return one(letters).mean(axis=0)[:, None]
+        def measure(config):
+            one = jax.vmap(lambda own: rc.token_cosine(rc.apply(params, own, config).hidden))
+            law = rc.theory.expected_pass(params, letters[0], config).log_one_minus_cosine
+            return one(letters).mean(axis=0), -jnp.expm1(law)
 
-    def expected(params, letters, config):
-        return rc.theory.expected_pass(params, letters[0], config).log_one_minus_cosine
+        found, (cosines, laws) = {}, jax.lax.map(measure, gains)
+        for (name, config), own, law in zip(configs.items(), cosines, laws, strict=True):
+            layers = slice(config.depth + 1)
+            found |= {name: own[layers], f"expected {name}": law[layers]}
+        return found
 
-    @functools.cache
-    def theory():
-        """Of one sequence; the same before and while the networks train."""
-        quick = jax.jit(curves, static_argnums=(1, 2), compiler_options=QUICK)
-        logs = quick(jax.random.key(options.seed), 1, expected)
-        return {name: np.full(len(steps), 1 - math.exp(log)) for name, log in logs.items()}
+    def theory(found):
+        laws = {name: found[f"expected {name}"].mean(axis=0) for name in configs}
+        return laws if by_layer else {n: np.full(len(places), law[-1]) for n, law in laws.items()}
 
     def claims(found):
-        first = {name: own[:, 0] for name, own in found.items()}
+        first = {name: own[:, start] for name, own in found.items()}
         low, _, high = names = [f"L = {depth}" for depth in DEPTHS]
         deeper = row_of("deeper aligns", f"{high} less {low}", first[high] - first[low])
         scaled = [row_of("scaling helps", p, first[f"{p}{SCALED}"] - first[p]) for p in names]
         return [deeper, *scaled]
 
+    axes = {"xlabel": "step", "ylabel": "cosine of tokens, last layer"}
     return Curves(
         options,
         configs,
-        steps,
-        {"xlabel": "step", "ylabel": "cosine of tokens, last layer"},
-        lambda key: curves(key, small_task.EVAL, cosine),
+        places,
+        {"xlabel": "layer", "ylabel": "cosine of tokens"} if by_layer else axes,
+        of_one_seed,
         theory,
         claims,
-        compared=0,
-        trained={n: small_task.Network(c) for n, c in configs.items() if options.train_steps},
+        compared=start,
+        trained={} if by_layer else {n: small_task.Network(c) for n, c in configs.items()},
     )
 
 

@@ -14,9 +14,9 @@ alone are a group, whose cells are computed as one list in the group's folder by
 """
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -168,7 +168,7 @@ class Executor(contextlib.ExitStack):
         **how: Any,
     ) -> dict[str, dict[str, np.ndarray]]:
         """`map` of a function of one seed; `how` are further arguments of `Mapped`."""
-        program = partial(Mapped, fn, self.mesh, progress=self.progress, **how)
+        program = functools.partial(Mapped, fn, self.mesh, progress=self.progress, **how)
         return self.map(program, cells, keys=keys, most=most)
 
 
@@ -248,12 +248,9 @@ class Mapped:
         progress: Progress | None = None,
     ):
         count = seeds.seeds_at_once(mesh) if at_once is None else at_once
-
-        def spread(fn, level):
-            return seeds.spread(lambda own, _: fn(*own), mesh, at_once=count, level=level)
-
         self._mesh, self._progress = mesh, progress
-        self._call, self._draw = spread(fn, level), None if draw is None else spread(draw, 0)
+        self._call = _spread(fn, mesh, count, level)
+        self._draw = None if draw is None else _spread(draw, mesh, count, 0)
 
     def needed(self, chunk: Chunk) -> int:
         with self._progress.aside("compiling") if self._progress else contextlib.nullcontext():
@@ -277,10 +274,15 @@ class Mapped:
         return jax.tree.map(lambda a: a.update(sharding=sharding), drawn), own[1]
 
 
+@functools.lru_cache(maxsize=4)  # programs that draw alike share theirs
+def _spread(fn, mesh, at_once, level):
+    return seeds.spread(lambda own, _: fn(*own), mesh, at_once=at_once, level=level)
+
+
 def named(tree: Any, separator: str = "/") -> dict[str, np.ndarray]:
     """{path: array} of a nested dictionary; of a flat one itself."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
-    name = partial(jax.tree_util.keystr, simple=True, separator=separator)
+    name = functools.partial(jax.tree_util.keystr, simple=True, separator=separator)
     return {name(path): np.asarray(leaf) for path, leaf in leaves}
 
 

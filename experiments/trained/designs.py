@@ -124,7 +124,7 @@ def train_cells(
     with Executor(options, run) as executor:
         for part, own in parts.items():
             seeds = options.num_seeds if part == "designs" else options.grid_seeds
-            about = {"keys": seed_keys(options.seed, seeds), "most": max(options.num_seeds, seeds)}
+            about = {"keys": seed_keys(options.seed, seeds), "most": max(16, seeds)}
             found |= results_of_cells(executor, own, program_of, **about)
     return {cell: found[cell.name] | {"failed": failed(found[cell.name], limit)} for cell in cells}
 

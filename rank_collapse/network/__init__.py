@@ -58,6 +58,10 @@ from rank_collapse.network.layers import (
     NormParams as NormParams,
     norm as norm,
 )
+from rank_collapse.network.padding import (
+    cut as cut,
+    pad_inputs as pad_inputs,
+)
 from rank_collapse.network.parameters import (
     BlockParams as BlockParams,
     TransformerParams as TransformerParams,

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from rank_collapse import struct
 from rank_collapse.network import (
@@ -24,10 +25,12 @@ from rank_collapse.network import (
     TransformerConfig,
     TransformerParams,
     Walked,
+    cut,
     final_norm,
     forward,
     full_precision,
     layer_gains,
+    pad_inputs,
     prepare_inputs,
     streams,
     walk,
@@ -91,6 +94,7 @@ def path_contributions(
     attention_gain: Any = None,
     cross_gain: Any = None,
     mlp_gain: Any = None,
+    pad_to: int | None = None,
     **inputs: Any,
 ) -> PathContributions:
     """Exact sums over all frozen paths of each length: Σ_k C_k + offset = output.
@@ -109,6 +113,8 @@ def path_contributions(
         count_mlps: Also split by the number of MLP branches on the path.
         head_gain: [L, h] multiplies self-attention heads, their value biases included.
         attention_gain, cross_gain, mlp_gain: [L] multiply branches, output bias included.
+        pad_to: Number of tokens to which x is padded inside, so that inputs of several lengths
+            share a program; see `pad_inputs` for what it takes.
         **inputs: mask, bias, memory, memory_mask, segments, positions and edit of `apply`. What an
             edit makes of scores and weights is frozen with them; of a state, every length passes
             its derivative and what is left joins the offset: a branch set to 0 leaves all lengths,
@@ -127,15 +133,21 @@ def path_contributions(
         "count_mlps changes the result's shape and cannot be traced: "
         "jax.jit(path_contributions, static_argnames='count_mlps')",
     )
+    num_tokens = np.shape(x)[0]
+    if pad_to is not None:
+        x, inputs = pad_inputs(x, pad_to, inputs)
     params, prepared = prepare_inputs(params, x, config, covers=ByLength.covers, **inputs)
-    gains = layer_gains(config, prepared.x.dtype, params)
     factors = {"attention": attention_gain, "cross": cross_gain, "mlp": mlp_gain}
-    head_gain, on_paths = path_gains(config, gains, head_gain, factors)
-    return _contributions(params, prepared, config, gains, on_paths, head_gain, count_mlps)
+    factors["head"] = head_gain
+    found = _contributions(params, prepared, config, factors, count_mlps)
+    axes = dict.fromkeys(("by_length", "offset", "from_memory", "output"), -2)
+    return found if pad_to is None else cut(found, num_tokens, axes)
 
 
 @functools.partial(jax.jit, static_argnames="count_mlps")
-def _contributions(params, prepared, config, gains, on_paths, head_gain, count_mlps):
+def _contributions(params, prepared, config, factors, count_mlps):
+    gains = layer_gains(config, prepared.x.dtype, params)
+    head_gain, on_paths = path_gains(config, gains, factors)
     layout = Layout(config=config, count_mlps=count_mlps)
 
     def step(layer, carry):
@@ -225,27 +237,25 @@ class LengthPass(LayerPass):
         return collected(walked, Layout(config=walked.config, count_mlps=False))
 
 
-def path_gains(config, gains, head_gain, factors):
-    """(head_gain [L, h] or None, gains with the factors [L] of each kind of branch)."""
-    dtype = gains.temperature.dtype
-
-    def checked(name, value, shape):
-        value = jnp.asarray(value, dtype)
+def path_gains(config, gains, factors):
+    """(factors of heads [L, h] or None, gains with the factors [L] of each kind of branch)."""
+    head_gain, branch = None, gains.branch
+    for name, factor in factors.items():
+        if factor is None:
+            continue
+        factor = jnp.asarray(factor, gains.temperature.dtype)
+        shape = (config.depth, config.num_heads) if name == "head" else (config.depth,)
         struct.refuse(
-            (value.shape != shape, f"{name}_gain of shape {value.shape} is not {shape}"),
+            (factor.shape != shape, f"{name}_gain of shape {factor.shape} is not {shape}"),
             (
                 name not in ("head", *config.kinds),
                 f"{name}_gain is given but the network has no such branch",
             ),
         )
-        return value
-
-    if head_gain is not None:
-        head_gain = checked("head", head_gain, (config.depth, config.num_heads))
-    branch = gains.branch
-    for name, factor in factors.items():
-        if factor is not None:
-            own = getattr(branch, name)
-            factor = checked(name, factor, (config.depth,)).reshape(-1, *[1] * (own.ndim - 1))
-            branch = branch.replace(**{name: own * factor})
+        if name == "head":
+            head_gain = factor
+            continue
+        own = getattr(branch, name)
+        factor = factor.reshape(-1, *[1] * (own.ndim - 1))
+        branch = branch.replace(**{name: own * factor})
     return head_gain, gains.replace(branch=branch)

@@ -59,7 +59,7 @@ def head_contributions(
     params, prepared = prepare_inputs(params, x, config, covers=COVERS, **inputs)
     gains = layer_gains(config, prepared.x.dtype, params)
     factors = {"attention": attention_gain, "cross": cross_gain, "mlp": mlp_gain}
-    _, on_paths = path_gains(config, gains, None, factors)
+    _, on_paths = path_gains(config, gains, factors)
     return _by_head(params, prepared, config, on_paths, min(chunk, config.depth * config.num_heads))
 
 

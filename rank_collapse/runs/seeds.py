@@ -27,6 +27,9 @@ from rank_collapse.struct import refuse_if
 AXIS = "seeds"
 # Options of `jax.jit` on a CPU for programs that run for less time than they take to compile.
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+# On a GPU: of the products that XLA gives to Triton it refuses some, such as those of [240, 48]
+# when a single seed of run_sort is compiled for an H100.
+PRODUCTS = {"xla_gpu_enable_triton_gemm": False}
 
 
 def seed_keys(base_seed: int, num_seeds: int, first: int = 0) -> Any:
@@ -157,7 +160,7 @@ def spread(
             check_vma=False,
         )(*arguments)
 
-    options = None
+    options = PRODUCTS if mesh.devices.flat[0].platform == "gpu" else None
     if on_cpu(mesh) and not jax.config.read("jax_disable_most_optimizations"):
         options = {"xla_backend_optimization_level": level} if level else QUICK
     return jax.jit(call, donate_argnums=donate, compiler_options=options)

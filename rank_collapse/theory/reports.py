@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from rank_collapse import struct
@@ -15,7 +16,9 @@ from rank_collapse.network import (
     TransformerConfig,
     Walked,
     at_least_float32,
+    cut,
     full_precision,
+    pad_inputs,
     prepare_inputs,
     run,
     walk,
@@ -99,6 +102,7 @@ def bound_report(
     bias: Any = None,
     edit: Any = None,
     log: LogTrace | None = None,
+    pad_to: int | None = None,
 ) -> BoundReport:
     """Every head's, layer's and the whole stack's bound on one input.
 
@@ -123,6 +127,8 @@ def bound_report(
         edit: Of `apply`, affine and of the places `logdomain.EDITS`: the bounds of heads and layers
             are of the states that follow, those of the stack are NaN.
         log: What `log_trace` gives of the same arguments, where it is known.
+        pad_to: Number of tokens to which x is padded inside, so that inputs of several lengths
+            share a program; see `pad_inputs` for what it takes.
 
     Returns:
         A `BoundReport`; works under jit, and vmap over seeds and inputs.
@@ -135,6 +141,11 @@ def bound_report(
     Source: Dong et al. 2021, theorems 2.2 and 2.3, corollary 3.2, and the technical lemma of the
     appendix; γ* is the least value for which the lemma's last step holds.
     """
+    if pad_to is not None:
+        more = {"mask": mask, "bias": bias, "edit": edit, "log": log}
+        padded, more = pad_inputs(x, pad_to, more)
+        found = bound_report(params, padded, config, **more)
+        return cut(found, np.shape(x)[0], {"log10_spread": -1})
     params, prepared = prepare_inputs(
         params, x, config, mask=mask, bias=bias, edit=edit, covers=bounds.COVERS
     )

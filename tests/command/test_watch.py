@@ -8,6 +8,7 @@ import time
 
 import pytest
 from conftest import REPOSITORY
+from refusals import is_refused
 
 from rank_collapse.command import main, watch
 from rank_collapse.measures.table import COLLAPSE
@@ -152,8 +153,7 @@ def test_each_line_is_read_once_and_a_file_that_was_begun_afresh_from_its_beginn
     assert reader.read() == []
     with open(path, "ab") as file:
         file.write(b's": 1}\n[1]')
-    with pytest.raises(RunError, match="line 4: no JSON object"):
-        reader.read()
+    is_refused("line 4: no JSON object", reader.read, error=RunError)
     with open(path, "ab") as file:
         file.write(b"2\n")  # "[1]2" is no JSON: cut off
     assert [row["step"] for row in reader.read()] == [2] and len(reader.rows) == 3

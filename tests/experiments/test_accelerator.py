@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from marks import slow_but
 
 import rank_collapse as rc
 from experiments import benchmark
@@ -67,18 +66,6 @@ def test_products_of_every_precision_are_right():
 def test_block_diagonal_products_are_the_batched_ones():
     a, b = jax.random.normal(jax.random.key(0), (2, 16, 3, 3))
     np.testing.assert_allclose(accelerator._block_diagonal(a, b), a @ b, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    "name", slow_but(["sharding", "peak_memory", "small_products", "many_seeds"], "peak_memory")
-)
-def test_benchmarks_of_devices_run_on_a_cpu(name):
-    found = figures_of(name)
-    assert found and all(np.isfinite(v) for v in found.values())
-    if name == "sharding":
-        assert found["devices"] == jax.local_device_count() and found["largest difference"] < 1e-5
-    if name == "many_seeds":
-        assert {"training steps a second, 4 seeds", "profiles a second, 1 seeds"} <= set(found)
 
 
 class Children:
@@ -141,17 +128,6 @@ def test_the_suite_ends_when_its_time_is_over(tmp_path, monkeypatch, capsys):
         children.found_by("child")
 
 
-@pytest.mark.slow
-def test_the_whole_suite_at_toy_size(tmp_path):
-    path = tmp_path / "found.json"
-    given = ["--suite=accelerator", "--suite_size=toy", "--rounds=1", f"--json={path}"]
-    assert execute(*given, "--stream_texts=1", f"--stream_folder={tmp_path}") == 0
-    found = json.loads(path.read_text())["steps"]
-    assert set(found) == set(suite.STEPS) and all("found" in step for step in found.values())
-    accuracy = found["accuracy"]["found"]["figures"]
-    assert all(accuracy[name]["value"] < 1e-4 for name in accelerator.NETWORKS)
-
-
 def test_figures_of_a_compiled_program():
     traced = jax.jit(lambda a, b: a @ b).trace(*jnp.ones((2, 8, 8)))
     found = absent_devices.figures(traced, counting.Device(1e3, 1e3, 1e9))
@@ -212,6 +188,33 @@ def test_texts_whose_states_do_not_fit_take_several_passes():
     with pytest.raises(ValueError, match=r"405b: .* GB do not fit"):
         cost_model.streaming_cost("405b", 1, 64, cost_model.MACHINES["2 cores, 24 GB"])
     assert "| 405b, 4 | 2 cores, 24 GB | does not fit |" in cost_model.table()
+
+
+def test_the_benchmark_of_memory_runs_on_a_cpu():
+    found = figures_of("peak_memory")
+    assert found and all(np.isfinite(v) for v in found.values())
+
+
+@pytest.mark.slow
+def test_the_whole_suite_at_toy_size(tmp_path):
+    path = tmp_path / "found.json"
+    given = ["--suite=accelerator", "--suite_size=toy", "--rounds=1", f"--json={path}"]
+    assert execute(*given, "--stream_texts=1", f"--stream_folder={tmp_path}") == 0
+    steps = json.loads(path.read_text())["steps"]
+    found = {
+        name: {figure: own["value"] for figure, own in step["found"]["figures"].items()}
+        for name, step in steps.items()
+    }
+    assert found.keys() == suite.STEPS.keys()
+    assert all(np.isfinite(value) for own in found.values() for value in own.values())
+    assert all(found["accuracy"][name] < 1e-4 for name in accelerator.NETWORKS)
+    assert found["sharding"]["devices"] > 0 and found["sharding"]["largest difference"] < 1e-5
+    rates = {"training steps a second, 4 seeds", "profiles a second, 1 seeds"}
+    assert rates <= found["seeds"].keys()
+    streamed = found["streaming"]
+    assert streamed["error of the sum over all lengths"] < 1e-5
+    assert streamed["GB of the checkpoint"] == pytest.approx(402560 / 1e9)
+    assert streamed["GB at the process's peak"] > streamed["GB before the first layer"] > 0
 
 
 @pytest.mark.slow

@@ -190,12 +190,3 @@ def test_a_random_llama_is_a_checkpoint_and_its_operations_are_counted(tmp_path)
     assert forward == 2 * 15 * 4 * (5 * sum(sizes + shared) + 3 * mlp)
     each = [l * sum(sizes) + (l + 1) * 2 * layer.mlp.w_in.size for l in range(1, 5)]
     assert lengths == 2 * 15 * sum(each)
-
-
-@pytest.mark.slow
-def test_streaming_in_a_process_of_its_own(tmp_path):
-    given = ["--stream_size=tiny", "--stream_texts=2", "--stream_tokens=8"]
-    found = streaming.streaming(cli.parse(benchmark.FLAGS, [*given, f"--stream_folder={tmp_path}"]))
-    assert value(found, "error of the sum") < 1e-5
-    assert value(found, "GB of the checkpoint") == pytest.approx(402560 / 1e9)
-    assert value(found, "peak") > value(found, "before the first layer") > 0

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 from absl import flags
-from two_processes import REPOSITORY
+from two_processes import python
 
 from experiments.shell import cli
 from experiments.shell.progress import Progress, duration
@@ -166,28 +166,27 @@ def test_a_folder_that_cannot_be_written_to_is_one_line(tmp_path, monkeypatch, c
     assert capsys.readouterr().err == f"error: cannot write to {tmp_path}: permission denied\n"
 
 
-def test_a_character_that_the_terminal_has_not_does_not_end_a_run(monkeypatch):
-    raw = io.BytesIO()
-    monkeypatch.setattr(sys, "stderr", None)
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
-    printed.print_anything()
-    print("0.9 ± 0.1", flush=True)
-    assert raw.getvalue() == b"0.9 ? 0.1\n"
-
-
-def test_what_a_terminal_would_obey_is_printed_escaped(monkeypatch):
-    """Names of metrics, folders and models are others'; the bar of progress is our own."""
+@pytest.mark.parametrize(
+    ("stream", "encoding", "text", "shown"),
+    [
+        ("stdout", "ascii", "0.9 ± 0.1", "0.9 ? 0.1"),
+        # Names of metrics, folders and models are others'; the bar of progress is our own.
+        (
+            "stderr",
+            "utf-8",
+            "\x1b]0;title\x07loss\x9b2J\u202e é \udcff\x1b[K\n\r\x1b[Ktrain █··",
+            r"\x1b]0;title\x07loss\x9b2J\u202e é \udcff\x1b[K" + "\n\r\x1b[Ktrain █··",
+        ),
+    ],
+)
+def test_what_a_terminal_has_not_or_would_obey(stream, encoding, text, shown, monkeypatch):
     raw = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", None)
-    monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(raw, encoding="utf-8"))
+    monkeypatch.setattr(sys, "stderr", None)
+    monkeypatch.setattr(sys, stream, io.TextIOWrapper(raw, encoding=encoding))
     printed.print_anything()
-    print(
-        "\x1b]0;title\x07loss\x9b2J\u202e é \udcff\x1b[K\n\r\x1b[Ktrain █··",
-        file=sys.stderr,
-        flush=True,
-    )
-    shown = r"\x1b]0;title\x07loss\x9b2J\u202e é \udcff\x1b[K"
-    assert raw.getvalue().decode() == f"{shown}\n\r\x1b[Ktrain █··\n"
+    print(text, file=getattr(sys, stream), flush=True)
+    assert raw.getvalue().decode() == f"{shown}\n"
 
 
 def test_a_reader_that_goes_away_is_not_success():
@@ -215,10 +214,7 @@ def test_a_reader_that_goes_away_is_not_success():
 
 def test_a_platform_that_is_not_there_is_one_line():
     code = "from experiments.shell import cli; F = cli.make_flags('x'); cli.run(lambda o: 0, F)"
-    environment = os.environ | {"JAX_PLATFORMS": "cuda"}
-    found = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=environment
-    )
+    found = python("-c", code, JAX_PLATFORMS="cuda")
     assert (
         found.returncode == 2
         and "error: JAX finds no device of JAX_PLATFORMS='cuda': " in found.stderr
@@ -260,24 +256,16 @@ def test_durations():
 def test_a_package_that_is_missing_is_one_line(tmp_path):
     """The environment hides it: find_spec takes a module that is None for one that there is not."""
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['absl'] = None\n")
-    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
-    found = subprocess.run(
-        [sys.executable, "-m", "experiments.run_sort", "--help"],
-        env=environment,
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-    )
+    found = python("-m", "experiments.run_sort", "--help", PYTHONPATH=str(tmp_path))
     assert found.returncode == 2 and found.stderr.count("\n") == 1, found.stderr
     assert "requirements.txt" in found.stderr and found.stderr.endswith("not installed: absl\n")
 
 
 def test_nothing_slow_is_imported_before_the_flags_are_read():
     """--help and a mistaken flag took half a second longer for each of them."""
-    code = "import sys; sys.argv[0] = '-m'; from experiments import benchmark, reproduce; "
+    code = "import os, sys; os.environ.pop('MPLBACKEND', 0); sys.argv[0] = '-m'; "
+    code += "from experiments import benchmark, reproduce; "
     code += "slow = {'matplotlib', 'scipy', 'optax', 'flax', 'distributed', 'PIL', 'torch'}; "
     code += "print(sorted(slow & {*sys.modules}))"
-    environment = {n: v for n, v in os.environ.items() if n != "MPLBACKEND"}
-    how = {"capture_output": True, "text": True, "env": environment, "cwd": REPOSITORY}
-    found = subprocess.run([sys.executable, "-c", code], **how)
+    found = python("-c", code)
     assert found.stdout == "[]\n", found.stderr

@@ -1,14 +1,11 @@
 """The caches of compiled programs, of users and of the tests: where they are, and what is kept."""
 
 import os
-import subprocess
-import sys
-import types
 
-import conftest
 import jax
 import pytest
-from conftest import keep_newest, kept_programs
+from conftest import keep_newest
+from two_processes import python
 
 from experiments.shell import compilation
 
@@ -62,40 +59,14 @@ warnings.warn("mine")
 
 def test_a_cut_entry_is_written_again(tmp_path):
     """JAX compiled its program in every later run, with a warning."""
-    environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(tmp_path)}
-    command = [sys.executable, "-c", DAMAGED, str(tmp_path)]
-    found = subprocess.run(command, env=environment, capture_output=True, text=True)
+    found = python("-c", DAMAGED, str(tmp_path), JAX_COMPILATION_CACHE_DIR=str(tmp_path))
     assert found.returncode == 0, found.stderr
     assert "mine" in found.stderr and "persistent" not in found.stderr
 
 
-@pytest.fixture
-def config(tmp_path):
-    def mkdir(name):
-        folder = tmp_path / name
-        folder.mkdir(exist_ok=True)
-        return folder
-
-    return types.SimpleNamespace(cache=types.SimpleNamespace(mkdir=mkdir))
-
-
-def test_the_folder_is_the_processors_and_holds_the_newest(config, monkeypatch):
-    folder = config.cache.mkdir(f"programs-{compilation.cache_folder().name}")
+def test_the_tests_keep_the_newest_programs(tmp_path):
     for age, name in enumerate("cba"):
-        (folder / name).write_bytes(b"12345")
-        os.utime(folder / name, (100 - age, 100 - age))
-    monkeypatch.setattr(conftest, "MOST_BYTES", 14)
-    assert kept_programs(config) == str(folder)
-    assert sorted(path.name for path in folder.iterdir()) == ["b", "c"]
-    keep_newest(folder, 10)
-    assert len(list(folder.iterdir())) == 2
-
-
-def test_without_a_folder_that_can_be_written_nothing_is_kept(config, tmp_path, monkeypatch):
-    assert kept_programs(types.SimpleNamespace()) is None  # -p no:cacheprovider
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "access", lambda *_: False)  # of the superuser it never is
-        assert kept_programs(config) is None
-    (tmp_path / f"programs-{compilation.cache_folder().name}").rename(tmp_path / "away")
-    (tmp_path / f"programs-{compilation.cache_folder().name}").write_text("a file")
-    assert kept_programs(config) is None
+        (tmp_path / name).write_bytes(b"12345")
+        os.utime(tmp_path / name, (100 - age, 100 - age))
+    keep_newest(tmp_path, 14)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["b", "c"]

@@ -1,7 +1,8 @@
 """What every experiment keeps to, at its tiny size: the contract of `Experiment`.
 
 It is computed in a process of its own, and here: stopped where it first saves something, resumed,
-and shown again without computing. Both find the same to the bit.
+and shown again without computing. Both find the same to the bit. What is measured as in run_sort,
+of other data, is computed here alone. Then the object itself, on one of two numbers.
 """
 
 import importlib
@@ -10,17 +11,23 @@ import os
 import signal
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
-from chunked_runs import same_arrays
 from data_dictionary import check_columns
-from second_run import check_second_run
-from trained_runs import rows, run
+from matplotlib.figure import Figure
+from trained_runs import check_second_run, contents, rows, run, same_arrays, single_columns
 from two_processes import REPOSITORY
 
 from experiments import reproduce
-from experiments.shell import process, signals
-from experiments.shell.experiment import experiment_of
+from experiments.shell import cli, process, signals
+from experiments.shell.experiment import Drawing, Experiment, experiment_of, experiments_of
 from experiments.shell.statements import STATEMENTS
+from rank_collapse.report import claims
+from rank_collapse.report.page import Comparison
+from rank_collapse.runs import folder
+from rank_collapse.runs.drawn import drawn
+from rank_collapse.runs.files import RunError
 from rank_collapse.runs.folder import RunFolder
 
 
@@ -30,9 +37,12 @@ def elsewhere():
     # Its first experiment, if that is run_architectures, would start JAX with one device for all.
     # The loop of a device over one seed is compiled away, and its body is then rounded otherwise.
     devices = f" --xla_force_host_platform_device_count={jax.device_count()}"
-    own = {"PYTHONPATH": str(REPOSITORY), "MPLBACKEND": "Agg"}
+    own = {"PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'tests'}", "MPLBACKEND": "Agg"}
     own["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + devices
     child = process.start("contract", own)
+    as_data = "from figures_as_data import as_data; from rank_collapse.runs import folder; "
+    as_data += "folder.drawn = as_data"
+    assert process.answer_of(child, ["any_code", f"--code={as_data}"], "")[1] == 0
     yield lambda command: process.answer_of(child, command, "")
     child.communicate()
 
@@ -40,21 +50,30 @@ def elsewhere():
 def stop_at_the_first_save(patch):
     save = RunFolder.save_arrays
 
-    def stopping(folder, arrays):
-        save(folder, arrays)
+    def stopping(run, arrays):
+        save(run, arrays)
         raise signals.Stopped(signal.SIGTERM)
 
     patch.setattr(RunFolder, "save_arrays", stopping)
 
 
-@pytest.mark.parametrize("name", reproduce.EXPERIMENTS)
-def test_an_experiment_keeps_to_the_contract(name, elsewhere, tmp_path, monkeypatch, capsys):
-    module, own = importlib.import_module(f"experiments.{name}"), experiment_of(name)
-    there, here = tmp_path / "there", tmp_path / "here"
-    tiny = own.presets["tiny"]
+AS_SORT = ("run_convex_hull", "run_memorization")
+# Fewer programs to compile than at the tiny size.
+FEWER = {
+    "run_stability": ["--designs=post"],
+    "run_trainability": ["--batch_sizes=3", "--grid_seeds=2"],
+}
+
+
+def arguments_of(name):
+    return [*experiment_of(name).presets["tiny"], *FEWER.get(name, [])]
+
+
+def check_resumed(name, here, there, elsewhere, monkeypatch):
+    """A run that was stopped, and goes on, has found what one in another process has."""
+    module, tiny = importlib.import_module(f"experiments.{name}"), arguments_of(name)
     printed, code, _ = elsewhere([f"experiments.{name}", *tiny, f"--output_dir={there}"])
     assert code == 0, "".join(printed)
-
     with monkeypatch.context() as patch:
         stop_at_the_first_save(patch)
         code = run(module, tiny, here)
@@ -64,14 +83,22 @@ def test_an_experiment_keeps_to_the_contract(name, elsewhere, tmp_path, monkeypa
     assert run(module, tiny, here) == 0
     if saved:
         same_arrays(there, here)
-    assert rows(there) == rows(here) and rows(here)
+    assert contents(there) == contents(here)
+
+
+@pytest.mark.parametrize("name", reproduce.EXPERIMENTS)
+def test_an_experiment_keeps_to_the_contract(name, elsewhere, tmp_path, monkeypatch, capsys):
+    module, own = importlib.import_module(f"experiments.{name}"), experiment_of(name)
+    here, tiny = tmp_path / "here", arguments_of(name)
+    if name in AS_SORT:
+        assert run(module, tiny, here) == 0
+    else:
+        check_resumed(name, here, tmp_path / "there", elsewhere, monkeypatch)
     check_columns(rows(here))
 
     monkeypatch.setattr(RunFolder, "save_arrays", lambda *_: pytest.fail("computed again"))
     check_second_run(lambda: run(module, tiny, here), here, capsys)
-    drawn = {path.stem for path in (here / "figures").glob("*.p*")}
-    assert drawn == {path.stem for path in (there / "figures").glob("*.png")}
-    assert drawn and all(own.captions.values())
+    assert list((here / "figures").iterdir()) and all(own.captions.values())
 
     shown = own.read(here)
     for row in shown.claims:
@@ -80,7 +107,115 @@ def test_an_experiment_keeps_to_the_contract(name, elsewhere, tmp_path, monkeypa
         if ends is not None and row.estimate is not None:
             assert ends[0] <= row.estimate <= ends[1] and not any(map(math.isnan, ends)), row
     assert shown.claims or shown.comparisons
-    other = own.read(there).claims
-    assert [(r.key, r.setting, r.estimate) for r in shown.claims] == [
-        (r.key, r.setting, r.estimate) for r in other
-    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", reproduce.EXPERIMENTS)
+def test_figures_are_drawn_as_users_see_them(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(folder, "drawn", drawn)
+    module = importlib.import_module(f"experiments.{name}")
+    assert run(module, experiment_of(name).presets["tiny"], tmp_path) == 0
+    assert {path.suffix for path in (tmp_path / "figures").iterdir()} == {".png", ".pdf"}
+
+
+def made(**fields):
+    """An experiment that multiplies its seeds by a factor, and how often it was computed."""
+    values, computed = cli.make_flags("doubled", num_seeds=3), []
+    cli.definer(values)("integer", "factor", 2, "Of the seeds.")
+
+    def compute(options):
+        computed.append(options.factor)
+        return {"values": options.factor * np.arange(1.0, 1 + options.num_seeds)}
+
+    def setup(options):
+        if options.factor == 0:
+            raise ValueError(f"--factor={options.factor} gives nothing")
+        return options.factor
+
+    about = {
+        "about": "What it is about.\n\n    python -m experiments.run_doubled",
+        "order": 1,
+        "brief": "numbers",
+        "title": "Numbers",
+        "claim": "They grow.",
+        "flags": values,
+        "presets": {},
+        "setup": setup,
+        "extra": lambda factor: {"input": factor},
+        "measure": lambda options, factor, run: run.cached("all", lambda: compute(options)),
+        "table": lambda found, factor: [{"value": float(v)} for v in found["values"]],
+        "figures": {
+            "shown": Drawing(lambda found, factor: Figure(), "A caption."),
+            "aside": Drawing(lambda found, factor: Figure()),
+            "none": Drawing(lambda *_: pytest.fail("drawn"), "x", lambda found, factor: factor < 0),
+            "part": Drawing.of_part(lambda found: {}, lambda *_: pytest.fail("drawn"), "x"),
+        },
+        "further": lambda found, factor: {f"times_{factor}": Figure},
+        "files": lambda found, factor, run: {"report.html": lambda: b"<p>"},
+        "claims": lambda found, factor: [claims.of_mean("chains", "seeds", found["values"])],
+        "compare": lambda found, factor: [Comparison("first", found["values"][0], 1, "a note")],
+    }
+    return Experiment(**about | fields), computed
+
+
+def test_a_run_shows_what_there_is_and_computes_it_once(tmp_path, capsys):
+    own, computed = made()
+    for deleted in ((), ("figures/shown.pdf", "results.csv")):
+        for name in deleted:
+            (tmp_path / name).unlink()
+        assert cli.execute(own.main, own.flags, [f"--output_dir={tmp_path}"]) == 0
+        printed = capsys.readouterr().out
+        assert "first: 2, beside 1" in printed and "3 draws" in printed
+        names = {path.stem for path in (tmp_path / "figures").iterdir()}
+        assert names == {"shown", "aside", "times_2"}
+        assert (tmp_path / "results.csv").exists() and (tmp_path / "report.html").exists()
+    assert computed == [2]
+    assert own.captions == {"shown": "A caption.", "none": "x", "part": "x"}
+
+
+def test_what_the_flags_do_not_say_determines_the_folder_too(tmp_path, capsys):
+    own, _ = made()
+    other, _ = made(extra=lambda factor: {"input": 3})
+    assert cli.execute(own.main, own.flags, [f"--output_dir={tmp_path}"]) == 0
+    assert cli.execute(other.main, other.flags, [f"--output_dir={tmp_path}"]) == 2
+    assert "input" in capsys.readouterr().err
+
+
+def test_a_folder_is_read_as_it_was_last_asked(tmp_path):
+    own, _ = made(execution=("factor",), extra=lambda factor: None)
+    for factor in (3, 5):
+        arguments = [f"--factor={factor}", f"--output_dir={tmp_path}"]
+        assert cli.execute(own.main, own.flags, arguments) == 0
+    assert own.results(tmp_path)[1] == 5
+    (tmp_path / "summary.json").write_text('{"shown": ["first"]}')  # as before 0.2.0
+    (tmp_path / "SHA256SUMS").unlink()
+    with pytest.raises(RunError, match="delete this file, and the same command makes it again"):
+        own.results(tmp_path)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_setup_measures_and_tables_compute_in_the_arithmetic_of_the_flag(tmp_path, dtype):
+    parts = ("setup", "measure", "table", "claims")
+    plain, seen = made()[0], {}
+
+    def noted(part):
+        def called(*given):
+            seen[part] = jnp.ones(()).dtype
+            return getattr(plain, part)(*given)
+
+        return called
+
+    own, _ = made(**{part: noted(part) for part in parts}, flags=plain.flags)
+    cli.definer(own.flags)("enum", "dtype", "float32", "Arithmetic.", ("float32", "float64"))
+    assert cli.execute(own.main, own.flags, [f"--dtype={dtype}", f"--output_dir={tmp_path}"]) == 0
+    assert seen == dict.fromkeys(parts, jnp.dtype(dtype))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [n for n in experiments_of() if "dtype" in experiment_of(n).flags])
+def test_every_column_of_a_run_in_float64_has_its_digits(name, tmp_path, monkeypatch):
+    own = experiment_of(name)
+    monkeypatch.setattr(Experiment, "drawn", lambda *_: {})
+    arguments = [*own.presets["tiny"], "--dtype=float64", f"--output_dir={tmp_path}"]
+    assert cli.execute(own.main, own.flags, arguments) == 0
+    assert not single_columns(tmp_path)

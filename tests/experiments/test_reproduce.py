@@ -191,24 +191,25 @@ def test_a_damaged_config_of_a_run_is_named(content, tmp_path):
         results_page.made_with(tmp_path, "run_sort", "quick")
 
 
-@pytest.mark.parametrize("flag", ["--run_name=-1", "--num_devices=٢", "--run_name=..", "--seed=٣"])
-def test_what_every_child_would_refuse_is_refused_before(flag, monkeypatch, capsys):
-    monkeypatch.setattr(unfinished, "run_in_workers", lambda *a: pytest.fail("started"))
-    assert cli.execute(reproduce.main, reproduce.FLAGS, [flag]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+A_FILE = "cannot write to {0}/file: File exists"
 
 
-@pytest.mark.parametrize("where", [("--output_dir={}",), ("--markdown", "--docs={}")])
-def test_a_folder_that_is_a_file_is_refused_before_anything_runs(
-    where, tmp_path, monkeypatch, capsys
-):
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("--output_dir={0}/file", A_FILE),
+        ("--markdown --docs={0}/file", A_FILE),
+        ("--only=run_x", "--only=run_x is not one of run_collapse"),
+        # What every child would refuse.
+        ("--run_name=-1", "--run_name='-1' is not a folder name"),
+        ("--run_name=..", "--run_name='..' is not a folder name"),
+        ("--num_devices=٢", "--num_devices=٢ is not written in the digits 0 to 9"),
+    ],
+)
+def test_what_is_refused_before_anything_runs(given, message, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(unfinished, "run_in_workers", lambda *a: pytest.fail("started"))
     (tmp_path / "file").write_text("")
-    given = [f"--output_dir={tmp_path}/out", *(a.format(tmp_path / "file") for a in where)]
-    assert cli.execute(reproduce.main, reproduce.FLAGS, given) == 2
-    assert capsys.readouterr().err == f"error: cannot write to {tmp_path}/file: File exists\n"
-
-
-def test_an_unknown_experiment_is_refused(capsys):
-    assert cli.execute(reproduce.main, reproduce.FLAGS, ["--only=run_x"]) == 2
-    assert "--only=run_x is not one of run_collapse" in capsys.readouterr().err
+    arguments = [f"--output_dir={tmp_path}/out", *given.format(tmp_path).split()]
+    assert cli.execute(reproduce.main, reproduce.FLAGS, arguments) == 2
+    error = capsys.readouterr().err
+    assert message.format(tmp_path) in error and error.count("\n") == 1

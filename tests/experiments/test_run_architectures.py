@@ -9,8 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from chunked_runs import same_arrays
-from trained_runs import answered, arrays, rows as rows_of
+from trained_runs import answered, arrays, rows as rows_of, same_arrays
 
 import rank_collapse as rc
 from experiments import run_architectures
@@ -157,25 +156,19 @@ def test_other_weights_in_the_same_folder_are_refused(tmp_path, ids, capsys):
 
 
 @pytest.mark.slow
-def test_decoder_and_images(tmp_path, ids):
+def test_ranks_of_a_decoder_and_of_images(tmp_path, ids):
+    """Of the states whose residuals are measured."""
     out = tmp_path / "t5"
-    common = ("--parts=residuals", "--initialisation=false")
+    common = ("--parts=ranks", "--initialisation=false")
     t5 = (f"--checkpoints={GOLDEN / 't5-gated'}", f"--token_ids={ids}", "--part=decoder")
     assert execute(*t5, *common, f"--output_dir={out}") == 0
+    assert {"effective_rank", "residual_ratio"} <= {row["measure"] for row in rows_of(out)}
     images = tmp_path / "images.npy"
     np.save(images, np.random.default_rng(0).standard_normal((2, 6, 4, 8)))
     vit = (f"--checkpoints={GOLDEN / 'vit-wide'}", f"--images={images}")
     assert execute(*vit, *common, f"--output_dir={tmp_path / 'vit'}") == 0
     _, setup = run_architectures.EXPERIMENT.results(tmp_path / "vit")
     assert setup.batches["vit-wide"]["x"].shape[:2] == (2, 8)  # patches
-
-
-@pytest.mark.slow
-def test_ranks_alone_are_of_the_states_whose_residuals_are_measured(tmp_path, ids):
-    out = tmp_path / "run"
-    common = (f"--checkpoints={GOLDEN / 'bert'}", f"--token_ids={ids}", "--initialisation=false")
-    assert execute(*common, "--parts=ranks", f"--output_dir={out}") == 0
-    assert {"effective_rank", "residual_ratio"} <= {row["measure"] for row in rows_of(out)}
 
 
 def test_residuals_of_what_attention_reads_are_beside_those_of_the_states(tmp_path, ids):

@@ -1,6 +1,5 @@
 """run_collapse at tiny size: what it measures, resume, devices, compilations, bad input."""
 
-import re
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -9,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from chunked_runs import same_arrays
 from trained_runs import arrays, finished, parsed, rows, run, verdicts
 
 import rank_collapse as rc
@@ -336,18 +334,3 @@ def test_what_float32_cannot_decide_comes_from_float64_or_is_proved(certify):
     kept, line = measure.proved(profile[1], params, x, config, max_seconds=1e-9)
     np.testing.assert_array_equal(kept, profile[1])
     assert "not proved: 4 tokens of width 8 in 2 layers at 50 digits take about" in line
-
-
-MEMORY = (
-    r"memory: \S+ GB expected for (\d+) of (\d+) seeds at a time beside \S+ GB, "
-    r"a budget of \S+ GB; at most (\S+) GB in use"
-)
-
-
-def test_chunks_of_seeds_that_fit_into_memory_change_nothing(base, tmp_path, capsys):
-    """With a budget of one byte; what was used is no less than a process."""
-    assert run(run_collapse, [*TWO, "--memory_gb=1e-9"], tmp_path) == 0
-    size, count, peak = re.search(MEMORY, capsys.readouterr().err).groups()
-    assert int(size) < int(count) and 0.1 < float(peak) < 1000
-    assert re.search(MEMORY, (tmp_path / "log.txt").read_text())
-    same_arrays(base, tmp_path)

@@ -170,16 +170,17 @@ def test_cosines_before_training_are_those_of_networks_as_drawn(tmp_path):
     sizes = ("--train_steps=0", "--train_tokens=4", "--d_model=8", "--num_heads=2")
     assert run(run_phase, ["--figure=noci1", *sizes, "--num_seeds=3"], tmp_path) == 0
     found = [r for r in rows(tmp_path) if r["curve"].startswith("L = 12,") and r["seed"] == "1"]
-    assert [float(r["x"]) for r in found] == [0]
+    assert [float(r["x"]) for r in found] == [*range(13)]
     config = rc.design(rc.transformer(12, 2, 8, mlp="relu"), "depth_scaled")
     config = config.replace(embedding=small_task.embedding_of(config, 4))
     key_params, key_data = jax.random.split(seed_keys(0, 3)[1])
     params, cosines = rc.init(key_params, config), []
     for letters in small_task.examples_of(key_data, small_task.EVAL, 4).inputs:
-        x = np.asarray(rc.apply(params, letters, config).hidden[-1], float)
-        unit = x / np.linalg.norm(x, axis=1, keepdims=True)
-        cosines.append((unit @ unit.T)[~np.eye(4, dtype=bool)].mean())
-    np.testing.assert_allclose(float(found[0]["value"]), np.mean(cosines), rtol=1e-4)
+        x = np.asarray(rc.apply(params, letters, config).hidden, float)
+        unit = x / np.linalg.norm(x, axis=-1, keepdims=True)
+        cosines.append((unit @ unit.swapaxes(1, 2))[:, ~np.eye(4, dtype=bool)].mean(axis=1))
+    values = [float(r["value"]) for r in found]
+    np.testing.assert_allclose(values, np.mean(cosines, axis=0), rtol=1e-4, atol=1e-6)
 
 
 def test_only_the_theory_that_a_statement_cites_tests_it():
@@ -221,7 +222,7 @@ def test_curves_that_are_their_theory():
     np.testing.assert_allclose(limit[1:4], p, rtol=1e-5)
     found = {
         name: np.asarray(law) + 1e-3 * np.array([[0], [1], [-1], [0], [1], [-1]])
-        for name, law in own.theory().items()
+        for name, law in own.theory({}).items()
     }
     for row in own.compare(found):
         assert row.measured == pytest.approx(row.published, abs=1e-6) and "layer 40" in row.quantity
@@ -229,7 +230,7 @@ def test_curves_that_are_their_theory():
     assert [j.verdict for j in judged(rows, STATEMENTS["gain control"].claimed)] == [WITHIN] * 2
     own.figure(found)
     own = setup("--figure=mindthegap")
-    laws = own.theory()
+    laws = own.theory({})
     slopes = {name: laws.get(name, laws["A"])[None] for name in curves.MATRICES}
     for row in own.claims(slopes):
         expected = 0 if row.key == "gap removed" else -0.5

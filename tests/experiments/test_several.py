@@ -1,16 +1,15 @@
 """--distributed: two local processes give the results of one, and no failure leaves one waiting."""
 
+import json
 import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 
 import interrupted_sort
 import pytest
-from chunked_runs import same_arrays
-from two_processes import REPOSITORY, run_both
+from trained_runs import finished, same_arrays
+from two_processes import python, run_both
 
 from experiments import run_collapse, run_sort
 from experiments.shell import cli, several
@@ -58,18 +57,32 @@ def test_collapse(tmp_path):
         assert code == 2 and "depth is 2 there, 3 here" in err and "Traceback" not in err
 
 
+whole = finished(run_sort, *interrupted_sort.SMALL)
+
+
+def ran(where, *command):
+    """[(exit code, printed, errors)] of one process that sees so many devices, or of two."""
+    if where == "two processes":
+        return run_both(*command, *TOGETHER)
+    devices = f"--xla_force_host_platform_device_count={where}"
+    done = python(*command, XLA_FLAGS=f"{os.environ.get('XLA_FLAGS', '')} {devices}")
+    return [(done.returncode, done.stdout, done.stderr)]
+
+
 @pytest.mark.slow
-def test_sort_interrupted_and_resumed(tmp_path):
-    arguments = [*interrupted_sort.SMALL, f"--output_dir={tmp_path / 'one'}"]
-    assert cli.execute(run_sort.main, run_sort.FLAGS, arguments) == 0
-    folder = tmp_path / "two"
-    arguments = [*interrupted_sort.SMALL, f"--output_dir={folder}"]
-    for code, _, err in run_both("tests/interrupted_sort.py", *arguments, *TOGETHER):
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), ("two processes",) * 2])
+def test_interrupted_here_and_resumed_there(before, after, whole, tmp_path):
+    """Bit for bit as if left alone."""
+    arguments = [*interrupted_sort.SMALL, f"--output_dir={tmp_path}"]
+    for code, _, err in ran(before, "tests/interrupted_sort.py", *arguments):
         assert code == 130, err[-2000:]
-    assert [p.name for p in folder.glob("checkpoints/*/*")] == ["2.npz"]
-    both_succeed("experiments.run_sort", *arguments)
-    assert "resumed after epoch 2" in (folder / "log.txt").read_text()
-    same_results(folder, tmp_path / "one", "models.safetensors")
+    assert [path.name for path in tmp_path.glob("checkpoints/*/*")] == ["2.npz"]
+    environment = json.loads((tmp_path / "config.json").read_text())["environment"]
+    assert environment["num_devices"] == (before if before == 1 else 2)
+    for code, _, err in ran(after, "-m", "experiments.run_sort", *arguments):
+        assert code == 0, err[-2000:]
+    assert "resumed after epoch 2" in (tmp_path / "log.txt").read_text()
+    same_results(tmp_path, whole, "models.safetensors")
 
 
 FAILING = """
@@ -159,15 +172,8 @@ def test_a_port_that_another_has_is_one_line(monkeypatch, capfd):
 
 
 def mistaken(command, variables, **others):
-    environment = os.environ | dict(zip(several.VARIABLES, variables, strict=True)) | others
-    return subprocess.run(
-        [sys.executable, *command, "--distributed"],
-        env=environment,
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    named = dict(zip(several.VARIABLES, variables, strict=True))
+    return python(*command, "--distributed", **named, **others)
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,7 @@ import jax
 import numpy as np
 import pytest
 from absl import flags
-from second_run import check_second_run
-from trained_runs import rows, summary
+from trained_runs import check_second_run, rows, summary
 
 from experiments.shell import cli, vocabulary
 from experiments.shell.sweep import figures as sweep_figures, grid, merge, work

@@ -1,17 +1,13 @@
 """Cells of a sweep that differ in floats alone: one ensemble, or one program, and equal results."""
 
 import json
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import quick_training
-from chunked_runs import same_arrays
 from quick_training import SMALL
-from trained_runs import run, summary
-from two_processes import REPOSITORY
+from trained_runs import run, same_arrays
+from two_processes import python
 
 from experiments import run_collapse, run_sort, run_transformer
 from experiments.collapse import measure
@@ -61,17 +57,6 @@ def alone(tmp_path_factory):
     flags = ["--learning_rate=3e-3", "--init_scale=0.5"]
     assert run(quick_training, [*SMALL, *flags], folder) == 0
     return folder
-
-
-@pytest.mark.slow
-def test_floats_are_one_ensemble(alone, ensembles, tmp_path):
-    assert run(quick_training, [*SMALL, GRID], tmp_path) == 0
-    assert [runs for _, runs in ensembles] == [4]
-    assert not list((tmp_path / "units").iterdir())
-    # Four runs in one program and two: their sums over a batch may be rounded otherwise.
-    check_same(tmp_path / CELL, alone, rtol=1e-6)
-    means = summary(tmp_path)["mean"]
-    assert len(means) == 2 and all(m["seeds"] == 2 for m in means.values())
 
 
 def test_a_process_of_two_computes_half_of_the_cells_as_one_ensemble(alone, ensembles, tmp_path):
@@ -188,21 +173,8 @@ def test_workers_train_joined_cells_as_one_process_does_but_for_rounding(grid, t
     """Two workers cut an ensemble in parts, whose programs XLA rounds otherwise: training alike,
     measured values up to 5e-7 apart."""
     assert run(quick_training, [*SMALL, grid], tmp_path / "serial") == 0
-    path = os.pathsep.join((str(REPOSITORY), str(REPOSITORY / "tests")))
-    done = subprocess.run(
-        [
-            sys.executable,
-            "tests/quick_training.py",
-            *SMALL,
-            grid,
-            "--workers=2",
-            f"--output_dir={tmp_path / 'shared'}",
-        ],
-        cwd=REPOSITORY,
-        env=os.environ | {"PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-    )
+    shared = ("--workers=2", f"--output_dir={tmp_path / 'shared'}")
+    done = python("tests/quick_training.py", *SMALL, grid, *shared)
     assert done.returncode == 0, done.stderr[-2000:]
     cells = sorted(path.name for path in (tmp_path / "serial" / "cells").iterdir())
     assert len(cells) in (2, 8)

@@ -1,32 +1,31 @@
-"""Measures of attention against closed forms and plain loops, batched and masked."""
+"""Measures of attention, and of sampled rows of it: against closed forms and plain loops."""
 
+from functools import partial
+
+import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from refusals import each_is_refused
+from comparison import near
+from refusals import is_refused, refused
 
 import rank_collapse as rc
 
 
-def test_closed_forms_of_the_entropy():
-    uniform, one_hot = np.full((3, 5), 0.2), np.eye(3, 5)
-    found = rc.attention_entropy(np.stack([uniform, one_hot]))
-    np.testing.assert_allclose(found, [np.log(5), 0], rtol=1e-6)
-    found = rc.attention_entropy(np.concatenate([uniform, one_hot]), mask=[1, 1, 1, 1, 0, 0])
-    np.testing.assert_allclose(found, 0.75 * np.log(5), rtol=1e-6)
+def test_closed_forms_of_rows():
+    """Uniform ones, ones at one key, and of three of the one and one of the other."""
+    both = np.stack([np.full((3, 5), 0.2), np.eye(3, 5)])
+    for measure, uniform, one_hot in (
+        (rc.attention_entropy, np.log(5), 0),
+        (rc.largest_weight, 0.2, 1),
+        (rc.saturated_share, 0, 1),
+    ):
+        np.testing.assert_allclose(measure(both), [uniform, one_hot], rtol=1e-6)
+        found = measure(np.concatenate(both), mask=[1, 1, 1, 1, 0, 0])
+        np.testing.assert_allclose(found, 0.75 * uniform + 0.25 * one_hot, rtol=1e-6)
     p = np.random.default_rng(0).dirichlet(np.ones(6), (2, 3, 4))
     np.testing.assert_allclose(rc.attention_entropy(p), (-p * np.log(p)).sum(-1).mean(-1))
-
-
-def test_closed_forms_of_the_largest_weights():
-    uniform, one_hot = np.full((3, 5), 0.2), np.eye(3, 5)
-    both = np.stack([uniform, one_hot])
-    np.testing.assert_allclose(rc.largest_weight(both), [0.2, 1])
-    np.testing.assert_array_equal(rc.saturated_share(both), [0, 1])
-    rows, mask = np.concatenate([uniform, one_hot]), [1, 1, 1, 1, 0, 0]
-    assert float(rc.largest_weight(rows, mask=mask)) == pytest.approx(0.4)
-    assert float(rc.saturated_share(rows, mask=mask)) == 0.25
 
 
 def test_largest_weights_against_loops():
@@ -108,8 +107,6 @@ def test_the_largest_logit_of_each_head_is_of_pairs_that_exist():
         np.testing.assert_array_equal(rc.largest_logit(s, mask=mask), expected)
         found = jax.jit(lambda s, mask=mask: rc.largest_logit(s, mask=mask))(s)
         np.testing.assert_allclose(found, expected, rtol=1e-6)
-    with pytest.raises(ValueError, match=r"mask of shape \(3, 3\) does not fit scores"):
-        rc.largest_logit(s, mask=causal[:3, :3])
 
 
 WEIGHTS = [name for name, measure in rc.MEASURES.items() if measure.needs == "attention"]
@@ -118,15 +115,14 @@ WEIGHTS = [name for name, measure in rc.MEASURES.items() if measure.needs == "at
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_what_is_not_weights_is_refused_and_nan_stays(name):
     measure, p = rc.MEASURES[name], np.full((2, 3, 4), 0.25, np.float32)
-    refused = {
-        "logits": (p - 0.5, {}, "has the weight -0.25"),
-        "sums": (2 * p, {}, "has a row whose sum is 1 off 1"),
-        "a vector": (p[0, 0], {}, r"shape \(4,\) is not \[..., n, m\]"),
-        "a mask": (p, {"mask": [True, False]}, r"mask of shape \(2,\) does not fit 3 queries"),
-    }
-    for given, options, message in refused.values():
-        with pytest.raises(ValueError, match=message):
-            measure(given, **options)
+    wrong = (
+        (p - 0.5, {}, "has the weight -0.25"),
+        (2 * p, {}, "has a row whose sum is 1 off 1"),
+        (p[0, 0], {}, r"shape \(4,\) is not \[..., n, m\]"),
+        (p, {"mask": [True, False]}, r"mask of shape \(2,\) does not fit 3 queries"),
+    )
+    for given, options, message in wrong:
+        is_refused(message, measure, given, **options)
     padded = np.concatenate([p, 0 * p[:, :1]], axis=1)  # a row that does not exist
     np.testing.assert_allclose(measure(padded, mask=[1, 1, 1, 0]), measure(p), rtol=1e-6)
     assert np.isfinite(jax.jit(measure)(p - 0.5)).all()  # no value is known
@@ -152,14 +148,11 @@ def one_by_one(measure):
 def test_a_mask_for_each_example(name, framework):
     """[b, n] of integers, floats and booleans; of all layers, of one, of one head."""
     measure = rc.MEASURES[name]
-    as_given, fn = (
-        {"numpy": np.asarray, "jax": jnp.asarray, "jit": np.asarray}.get(framework),
-        measure,
-    )
+    as_given = {"jax": jnp.asarray}.get(framework, np.asarray)
     if framework == "torch":
         as_given = pytest.importorskip("torch").tensor
-    if framework == "jit":
-        fn = lambda p, mask: jax.jit(lambda p: measure(p, mask=mask))(p)  # noqa: E731
+    traced = lambda p, mask: jax.jit(lambda p: measure(p, mask=mask))(p)  # noqa: E731
+    fn = traced if framework == "jit" else measure
     want = one_by_one(measure)
     for mask in (KEEP, KEEP.astype(np.float64), np.broadcast_to(KEEP == 1, (L, B, N)).copy()):
         found = fn(as_given(BATCH), mask=as_given(mask))
@@ -169,8 +162,12 @@ def test_a_mask_for_each_example(name, framework):
     if name != "sink_rate":
         found = fn(as_given(BATCH[1, :, 2]), mask=as_given(KEEP))
         np.testing.assert_allclose(found, want[1, :, 2], rtol=1e-5)
-    with pytest.raises(ValueError, match=r"mask of shape \(3, 5\) does not fit 5 queries of"):
-        fn(as_given(BATCH), mask=as_given(np.ones((L, N), int)))
+    is_refused(
+        r"mask of shape \(3, 5\) does not fit 5 queries of",
+        fn,
+        as_given(BATCH),
+        mask=as_given(np.ones((L, N), int)),
+    )
 
 
 def test_the_first_key_of_each_example():
@@ -198,12 +195,11 @@ def test_a_profile_of_attention():
     ):
         found = rc.profile(given, measures=WEIGHTS, mask=KEEP * 1.0, **options)
         assert list(found) == WEIGHTS and found.rounding is None
-        for name in WEIGHTS:
-            np.testing.assert_allclose(found[name], want[name], rtol=1e-5, err_msg=name)
+        near(found, want, rtol=1e-5)
     alone = rc.profile(BATCH[:, 0], measures="sink_rate", mask=KEEP[0])["sink_rate"]
     np.testing.assert_allclose(alone, want["sink_rate"][:, 0])
     config = rc.san(B - 1, 2, 4)  # as many states as examples
-    params, x = rc.init(jax.random.key(0), config), jnp.asarray(BATCH[0, :, 0, :, :4])
+    params, x = draws.parameters(config), jnp.asarray(BATCH[0, :, 0, :, :4])
     for trace in (
         rc.apply_batch(params, x, config),
         jax.vmap(lambda x: rc.apply(params, x, config))(x),
@@ -212,15 +208,6 @@ def test_a_profile_of_attention():
         singles = [rc.apply(params, one, config).attention for one in x]
         own = [rc.attention_entropy(p, mask=k).mean(-1) for p, k in zip(singles, KEEP, strict=True)]
         np.testing.assert_allclose(found, np.array(own).T, rtol=1e-5)
-    for given, message in (
-        ([BATCH[0, 0, 0]], r"attention weights of shape \(1, 5, 6\) are not \[l, h, n, m\] or"),
-        (
-            BATCH,
-            r"batch_axis=None of attention weights of shape \(3, 2, 4, 5, 6\): 1 for \[l, b, h",
-        ),
-    ):
-        with pytest.raises(ValueError, match=message):
-            rc.profile(given, measures="sink_rate")
 
 
 @pytest.mark.parametrize("name", WEIGHTS)
@@ -241,17 +228,104 @@ def test_masks_of_floats():
         rc.first_column(p, mask=[1.0, 1, 0, 0, 1]), rc.first_column(p, mask=[1, 1, 0, 0, 1])
     )
     for wrong in ([0.0, 0, -1e9, -np.inf, 0], [0.5] * N, [0.0] * N, [np.nan, 1, 1, 1, 1]):
-        with pytest.raises(ValueError, match=r"a mask is boolean or of 0 and 1, .* additive masks"):
-            rc.first_column(p, mask=wrong)
-    with pytest.raises(ValueError, match="additive masks go to bias="):
-        jax.jit(lambda mask: rc.first_column(p, mask=mask))(np.ones(N, np.float32))
+        call = partial(rc.first_column, p, mask=wrong)
+        is_refused(r"a mask is boolean or of 0 and 1, .* additive masks", call)
+    traced = jax.jit(lambda mask: rc.first_column(p, mask=mask))
+    is_refused("additive masks go to bias=", traced, np.ones(N, np.float32))
 
 
-def test_what_sinks_refuse():
-    each_is_refused(
+SCORES = np.zeros((2, 3, 4, 4))
+test_what_does_not_fit_is_refused = refused(
+    [
+        (
+            lambda: rc.largest_logit(SCORES, mask=np.ones((3, 3), bool)),
+            r"mask of shape \(3, 3\) does not fit scores",
+        ),
+        (
+            lambda: rc.profile([BATCH[0, 0, 0]], measures="sink_rate"),
+            r"attention weights of shape \(1, 5, 6\) are not \[l, h, n, m\] or",
+        ),
+        (
+            lambda: rc.profile(BATCH, measures="sink_rate"),
+            r"batch_axis=None of attention weights of shape \(3, 2, 4, 5, 6\): 1 for \[l, b, h",
+        ),
+        (
+            lambda: rc.attention_rows(Q, KEYS, rows=[0, 6]),
+            r"rows=\[0 6\] are not all among the 6 queries",
+        ),
+        (
+            lambda: rc.attention_rows(Q, np.ones((B, 3, NUM_KEYS, K))),
+            r"q of shape .* does not fit k of shape \(2, 3, 8, 5\)",
+        ),
         (
             lambda: rc.first_column(np.eye(4), key_mask=[1, 1, 0]),
             r"key_mask of shape \(3,\) does not fit 4 keys",
         ),
         (lambda: rc.sink_rate(np.eye(4)), r"shape \(4, 4\) is not \[..., h, n, m\]"),
-    )
+    ]
+)
+
+
+G, QUERIES, NUM_KEYS, K = 2, 6, 8, 5
+RNG = np.random.default_rng(0)
+Q, KEYS = RNG.normal(size=(B, H, QUERIES, K)), RNG.normal(size=(B, G, NUM_KEYS, K))
+LEFT = np.arange(NUM_KEYS) >= np.array([[0], [3]])  # padding on the left
+
+
+def weights(q, k, mask=None, causal=False, window=None):
+    """Full weights [b, h, n, m], query by query; zeros where no key may be attended to."""
+    n, m = q.shape[-2], k.shape[-2]
+    p = np.zeros((B, H, n, m))
+    for b, h, i in np.ndindex(B, H, n):
+        place = i + m - n
+        seen = [
+            j
+            for j in range(m)
+            if (mask is None or np.broadcast_to(mask, (B, m))[b, j])
+            and (not causal or j <= place)
+            and (window is None or abs(place - j) < window)
+        ]
+        if seen:
+            e = np.exp([q[b, h, i] @ k[b, h // (H // G), j] / np.sqrt(K) for j in seen])
+            p[b, h, i, seen] = e / e.sum()
+    return p
+
+
+@pytest.mark.parametrize("framework", ["numpy", "jax", "torch"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"causal": True},
+        {"causal": True, "window": 3},
+        {"window": 2},
+        {"mask": LEFT},
+        {"mask": LEFT[1], "causal": True, "window": 4},
+    ],
+    ids=str,
+)
+def test_rows_are_those_of_full_weights(framework, options):
+    kind = {"numpy": np.asarray, "jax": jnp.asarray}.get(framework)
+    kind = kind or pytest.importorskip("torch").tensor
+    dtype = np.float32 if framework == "jax" else np.float64
+    for keys, rows in (
+        (KEYS, [5, 0, 3]),
+        (KEYS[:, :, :QUERIES], None),
+        (KEYS[:, :, :QUERIES], [4, 2]),
+    ):
+        given = dict(options)
+        if "mask" in given:
+            given["mask"] = given["mask"][..., -keys.shape[-2] :]
+        p = weights(Q, keys, **given)[:, :, slice(None) if rows is None else rows]
+        mask = np.broadcast_to(given.get("mask", True), (B, keys.shape[-2]))
+        counted = p.sum(axis=-1) > 0
+        if keys.shape[-2] == QUERIES:
+            counted &= mask[:, None, slice(None) if rows is None else rows]
+        found = rc.attention_rows(
+            kind(Q.astype(dtype)), kind(keys.astype(dtype)), rows=rows, **given
+        )
+        for name, value in found.items():
+            extra = {"key_mask": mask} if name in ("first_column", "sink_rate") else {}
+            want = rc.MEASURES[name](p, mask=counted, **extra)
+            np.testing.assert_allclose(value, want, rtol=2e-5 if framework == "jax" else 1e-12)
+            assert type(value) is type(kind(np.ones(2, dtype)))

@@ -1,10 +1,13 @@
 """`rc.profile` of hidden states as every framework gives them."""
 
+import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from comparison import near
 from path_examples import chain_effects, length_effects, over_batch
+from refusals import each_is_refused, is_refused, refused
 
 import rank_collapse as rc
 from rank_collapse.measures.norms import singular_values
@@ -51,9 +54,8 @@ def test_hidden_states_of_transformers():
 def test_no_size_of_float64_over_or_underflows():
     noise = np.random.default_rng(1).normal(size=(6, 5))
     for scale in (1e200, 1e-200):
-        np.testing.assert_allclose(rc.residual_ratio(noise * scale), rc.residual_ratio(noise))
-        np.testing.assert_allclose(rc.effective_rank(noise * scale), rc.effective_rank(noise))
-        np.testing.assert_allclose(rc.token_cosine(noise * scale), rc.token_cosine(noise))
+        for measure in (rc.residual_ratio, rc.effective_rank, rc.token_cosine):
+            np.testing.assert_allclose(measure(noise * scale), measure(noise))
 
 
 @pytest.mark.parametrize("at", [1.0, 0.0], ids=["collapsed", "zero"])
@@ -102,17 +104,17 @@ def test_leading_axes_are_a_batch():
         [[rc.residual_ratio(a, center="composite") for a in one] for one in x],
         rtol=1e-4,
     )
-    for wrong, options, message in (
-        (x[0, 0, 0], {}, r"x of shape \(4,\) is not \[..., n, d\]"),
-        (x[:, :0], {}, r"x of shape \(3, 0, 5, 4\) has no example"),
-        (x, {"mask": KEEP[:1]}, r"mask of shape \(1, 5\) does not fit tokens of \(3, 2, 5\)"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            rc.residual_ratio(wrong, **options)
 
 
-@pytest.mark.parametrize(
-    ("hidden", "options", "message"),
+test_bad_tokens_are_named = refused(
+    [
+        (HIDDEN[0, 0, 0], {}, r"x of shape \(4,\) is not \[..., n, d\]"),
+        (HIDDEN[:, :0], {}, r"x of shape \(3, 0, 5, 4\) has no example"),
+        (HIDDEN, {"mask": KEEP[:1]}, r"mask of shape \(1, 5\) does not fit tokens of \(3, 2, 5\)"),
+    ],
+    lambda x, options: rc.residual_ratio(x, **options),
+)
+test_bad_input_is_named = refused(
     [
         (HIDDEN, {"measures": "colour"}, "'colour' is not one of"),
         (HIDDEN[0, 0], {}, r"\(5, 4\) are not \[l, n, d\] or \[l, b, n, d\]"),
@@ -125,17 +127,15 @@ def test_leading_axes_are_a_batch():
         (np.mean, {}, "a _ArrayFunctionDispatcher is not an array of numbers: pass hidden states"),
         ("gpt2", {}, "a str is not an array of numbers: pass hidden states"),
     ],
+    lambda hidden, options: rc.profile(hidden, **options),
 )
-def test_bad_input_is_named(hidden, options, message):
-    with pytest.raises(ValueError, match=message):
-        rc.profile(hidden, **options)
 
 
 def network():
     config = rc.transformer(B - 1, 2, D, embedding=rc.EmbeddingConfig(vocab_size=9, d_embed=D))
     config = config.replace(norm_placement="pre", final_norm=True)
     ids = np.random.default_rng(2).integers(0, 9, (B, N))
-    return rc.init(jax.random.key(0), config), ids, config
+    return draws.parameters(config), ids, config
 
 
 @pytest.mark.parametrize("jitted", [False, True])
@@ -178,10 +178,10 @@ def test_a_batch_is_dropped_example_by_example_and_its_mistakes_are_named():
         ({"x": ids, "positions": 0 * ids}, "positions are given, but this network does not"),
         ({"x": ids, "dropout_rate": 2.0}, r"dropout_rate=2.0 is not in \[0, 1\]"),
     ):
-        with pytest.raises(ValueError, match=message):
-            rc.apply_batch(params, config=config, **given)
-    with pytest.raises(ValueError, match=r"use config.replace\(mask='causal'\)"):
-        rc.apply(params, ids[0], config, mask="causal")
+        is_refused(message, rc.apply_batch, params, config=config, **given)
+    is_refused(
+        r"use config.replace\(mask='causal'\)", rc.apply, params, ids[0], config, mask="causal"
+    )
 
 
 BERT = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 11}
@@ -244,9 +244,6 @@ def test_a_profile_as_tables_and_figure():
     line = axes[1].get_lines()[0]
     np.testing.assert_allclose(line.get_ydata(), found["residual_ratio"].mean(axis=1), rtol=1e-6)
     assert axes[1].get_yscale() == "log" and len(axes[1].patches) == 1  # the layer of rounding
-    with pytest.raises(ValueError, match=r"has no measures by layer, each \[l\] or \[l, b\]"):
-        rc.plot({"residual_ratio": np.zeros((2, 3, 4))})
-
     pytest.importorskip("pandas"), pytest.importorskip("xarray")
     table = found.to_pandas()
     assert list(table.index.names) == ["layer", "example"]
@@ -258,8 +255,8 @@ def test_a_profile_as_tables_and_figure():
     data = found.to_xarray()
     assert data["residual_ratio"].dims == ("layer", "example")
     np.testing.assert_array_equal(data["token_cosine"].sel(layer=1), found["token_cosine"][1])
-    with pytest.raises(ValueError, match=r"a profile of shape \(1, 3, 2\) is not \[l\] or"):
-        jax.tree.map(lambda a: a[None], found).to_pandas()
+    deeper = jax.tree.map(lambda a: a[None], found)
+    each_is_refused((deeper.to_pandas, r"a profile of shape \(1, 3, 2\) is not \[l\] or"))
 
 
 def test_layers_of_transformed_profiles_are_found():
@@ -275,8 +272,8 @@ def test_layers_of_transformed_profiles_are_found():
         drawn = rc.plot(found).axes[0].get_lines()[0].get_ydata()
         np.testing.assert_allclose(drawn, line, rtol=1e-6)
     square = jax.vmap(rc.profile)(by_example[:, :B])
-    with pytest.raises(ValueError, match=r"layers, \[2\], is not known in a .* \(2, 2\): give"):
-        rc.plot(square)
+    which = r"layers, \[2\], is not known in a .* \(2, 2\): give"
+    is_refused(which, rc.plot, square)
     assert rc.profile(HIDDEN[:B], batch_axis=1).layer_axis == 0
 
     pytest.importorskip("pandas"), pytest.importorskip("xarray")
@@ -298,9 +295,17 @@ def test_profiles_are_drawn_over_each_other():
         assert [text.get_text() for text in ratio.get_legend().get_texts()] == labels
         assert len(cosine.get_lines()) == 1
     assert rc.plot(p).axes[0].get_legend() is None
-    for nothing in ([], {}):
-        with pytest.raises(ValueError, match="has no measures by layer"):
-            rc.plot(nothing)
+
+
+NOTHING = "has no measures by layer"
+test_what_has_no_layers_is_not_drawn = refused(
+    [
+        ([], NOTHING),
+        ({}, NOTHING),
+        ({"residual_ratio": np.zeros((2, 3, 4))}, rf"{NOTHING}, each \[l\] or \[l, b\]"),
+    ],
+    rc.plot,
+)
 
 
 @pytest.mark.parametrize("measured", [False, True], ids=["profile", "monitor"])
@@ -325,10 +330,13 @@ def test_tokens_over_devices_are_gathered(measured):
         return jax.jit(run)(x, keep, weights)
 
     found, want = sharded(spec(), axis_name="tokens"), by_layer(x, keep, weights)
-    for name, value in want.items():
-        np.testing.assert_allclose(found[name], value, rtol=1e-5, err_msg=name)
-    with pytest.raises(ValueError, match="axis_name='rows' is not an axis of a shard_map here"):
-        sharded(spec(), axis_name="rows")
+    near(found, want, rtol=1e-5)
+    is_refused(
+        "axis_name='rows' is not an axis of a shard_map here",
+        sharded,
+        spec(),
+        axis_name="rows",
+    )
 
 
 CONFIG = rc.transformer(3, 2, 8, d_ff=12)
@@ -337,8 +345,8 @@ LENGTHS = (6, 4, 5)
 
 @pytest.fixture(scope="module")
 def batch():
-    params = rc.init(jax.random.key(0), CONFIG, bias_scale=0.3)
-    x = np.array(jax.random.normal(jax.random.key(1), (3, 6, 8)))
+    params = draws.parameters(CONFIG)
+    x = np.array(draws.normal(3, 6, 8))
     mask = np.arange(6)[None, :] < np.array(LENGTHS)[:, None]
     return params, {"x": x, "mask": mask}
 
@@ -365,8 +373,7 @@ def test_length_effects_leave_padding_out(batch):
     np.testing.assert_allclose(found["cosine_up_to"][:, -1], 1.0, atol=1e-5)
     n = LENGTHS[1]
     alone = length_effects(params, jnp.asarray(inputs["x"][1, :n]), CONFIG)
-    for name, value in alone.items():
-        np.testing.assert_allclose(found[name][1], value, rtol=1e-3, atol=2e-6, err_msg=name)
+    near(jax.tree.map(lambda a: a[1], found), alone, rtol=1e-3, atol=2e-6)
 
 
 def plain_composite(a):
@@ -380,8 +387,7 @@ def test_chain_effects(batch):
     assert found["chain_residual"].shape == (3, 3, 4)
     n = LENGTHS[1]
     alone = chain_effects(params, inputs["x"][1, :n], CONFIG, num_paths=4)
-    for name, value in alone.items():
-        np.testing.assert_allclose(found[name][1], value, rtol=1e-4, atol=1e-6, err_msg=name)
+    near(jax.tree.map(lambda a: a[1], found), alone, rtol=1e-4, atol=1e-6)
     # The first text is not padded: its chains, multiplied out.
     attention = np.asarray(rc.apply(params, inputs["x"][0], CONFIG).attention, np.float64)
     paths = rc.sample_path_sets(jax.random.key(0), range(1, 4), 1, 4, 3, 2)[:, 0]

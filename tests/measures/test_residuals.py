@@ -1,8 +1,15 @@
-"""Norms, residuals and ranks against numpy, masks against removed rows, minimisers against LPs."""
+"""Norms, residuals, ranks, decompositions: against numpy, removed rows, and linear programs."""
 
+import subprocess
+import sys
+
+import draws
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from comparison import near
+from refusals import refused
 from scipy.optimize import linprog
 
 import rank_collapse as rc
@@ -92,8 +99,6 @@ def test_streams_are_alike_as_their_mean_cosine_says():
     np.testing.assert_allclose(found, expected[:, mask].mean(1), rtol=1e-4)
     same = np.broadcast_to(x[:, :1], x.shape)
     np.testing.assert_allclose(rs.stream_homogenisation(same), [1, 1], rtol=1e-5)
-    with pytest.raises(ValueError, match=r"not \[..., s, n, d\]"):
-        rs.stream_homogenisation(x[0, 0])
 
 
 def test_masked_rows_are_as_if_removed():
@@ -201,8 +206,7 @@ def test_edges():
     assert rc.residual(one[:1]).shape == (1, 3)
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
+test_refusals_name_the_value = refused(
     [
         (lambda: rc.residual(np.ones(3)), r"\(3,\)"),
         (lambda: rc.residual(np.ones((0, 4))), r"\(0, 4\)"),
@@ -213,11 +217,9 @@ def test_edges():
         (lambda: rc.residual(np.ones((2, 2)), mask=np.zeros(2, bool)), "leaves no token"),
         (lambda: rc.residual(np.ones((2, 2)), mask=np.ones(2) / 2), "a mask is boolean"),
         (lambda: rc.token_cosine(np.ones((1, 2))), r"\(1, 2\)"),
-    ],
+        (lambda: rs.stream_homogenisation(np.ones((4, 5))), r"not \[..., s, n, d\]"),
+    ]
 )
-def test_refusals_name_the_value(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
 
 
 def test_small_singular_values_of_float32_are_kept():
@@ -236,3 +238,55 @@ def test_participation_ratio():
     np.testing.assert_allclose(found, expected, rtol=1e-12)
     assert float(rc.participation_ratio(np.eye(3, 5))) == pytest.approx(3)
     assert float(rc.participation_ratio(np.zeros((3, 5)))) == 0
+
+
+PLAIN = {
+    "svd": lambda x: jnp.linalg.svd(x, full_matrices=False),
+    "svdvals": jnp.linalg.svdvals,
+}
+
+# Two devices on two threads, each at SVDs of two matrices, after a product large enough for XLA
+# to go on in its thread pool: with LAPACK's batched call this never ends.
+SHARED = """
+import jax, jax.numpy as jnp
+jax.config.update("jax_num_cpu_devices", 2)
+from rank_collapse.measures import residuals
+from rank_collapse.runs import seeds
+def measure(x, _):
+    def ranks(i):
+        y = (jnp.tanh(x @ x.T + i) @ x)[:32, :32]
+        return jnp.stack([residuals.stable_rank(y), residuals.rank_one_ratio(y)])
+    return jax.lax.map(ranks, jnp.arange(50.0))
+x = jax.random.normal(jax.random.key(0), (4, 256, 256))
+mesh = seeds.seed_mesh()
+print(seeds.to_host(seeds.spread(measure, mesh)(seeds.lay_out(x, mesh), None)).shape)
+"""
+
+
+@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_values_and_derivatives_under_vmap_are_those_of_one_matrix(name, dtype):
+    with jax.enable_x64(dtype == "float64"):
+        x = draws.normal(2, 3, 5, 5).astype(dtype)
+        x += x.swapaxes(-1, -2)
+        plain, ours = PLAIN[name], getattr(norms, name)
+
+        def largest(fn):
+            return lambda a: jnp.max(jnp.abs(jax.tree.leaves(fn(a))[0]))
+
+        for f, g in ((plain, ours), (jax.grad(largest(plain)), jax.grad(largest(ours)))):
+            found = jax.jit(jax.vmap(jax.vmap(g)))(x)
+            for index in np.ndindex(2, 3):
+                one = jax.tree.map(lambda a, i=index: a[i], found)
+                near(one, f(x[index]), rtol=1e-4, atol=1e-5)
+        outside = jax.grad(lambda a: jnp.sum(jax.vmap(largest(ours))(a)))(x[0])
+        np.testing.assert_allclose(
+            outside, jax.vmap(jax.grad(largest(plain)))(x[0]), rtol=1e-4, atol=1e-5
+        )
+
+
+def test_two_devices_do_not_wait_for_each_other():
+    done = subprocess.run(
+        [sys.executable, "-c", SHARED], capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout.strip() == "(4, 50, 2)", done.stderr

@@ -1,7 +1,7 @@
 """Residual designs: their published constants, N counted from the config, every pass over them."""
 
 import dataclasses
-from functools import partial
+import itertools
 from typing import get_args
 
 import draws
@@ -11,7 +11,7 @@ import mp_oracle
 import numpy as np
 import pytest
 import stream_oracle
-from refusals import each_is_refused
+from refusals import refused
 
 import rank_collapse as rc
 from rank_collapse.network.designs import DesignName, count_branches
@@ -92,17 +92,6 @@ def test_a_design_does_not_keep_the_gains_of_another():
     assert san.attention_skip and not san.mlp_skip
 
 
-def test_what_does_not_fit_is_refused_in_one_line():
-    for options, message in (
-        ({"name": "deepnrom"}, "design 'deepnrom' is not one of .*'deepnorm'"),
-        (
-            {"name": "deepnorm", "norm_placement": "pre"},
-            "design 'deepnorm' needs norm_placement='post', not 'pre'",
-        ),
-    ):
-        each_is_refused((partial(rc.design, network(), **options), message))
-
-
 def test_the_initial_gain_is_that_of_values_outputs_and_mlps():
     # Xavier's variance 2/(fan-in + fan-out), over enough entries: five standard deviations of
     # the mean of their squares. One compilation for both gains.
@@ -124,14 +113,10 @@ def test_the_initial_gain_is_that_of_values_outputs_and_mlps():
             if w.size:
                 variance = 1.3**2 * 2 / sum(fans[name])
                 assert abs(np.var(w) / variance - 1) < 5 * np.sqrt(2 / w.size)
-    for name in ("attention", "mlp"):
-        ratios = jax.tree.map(lambda a, b: b / a, getattr(plain, name), getattr(gained, name))
-        kept = {n: getattr(ratios, n) for n in ("w_q", "w_k") if name != "mlp"}
-        named = ("w_in", "w_gate", "w_out") if name == "mlp" else ("w_v", "w_o")
-        for ratio, expected in [(r, 1.0) for r in kept.values()] + [
-            (getattr(ratios, n), 0.25) for n in named
-        ]:
-            np.testing.assert_allclose(ratio, expected, rtol=1e-6)
+    for part, other in ((plain.attention, gained.attention), (plain.mlp, gained.mlp)):
+        for name in fans.keys() & vars(part).keys():
+            expected = getattr(part, name) * (1.0 if name in ("w_q", "w_k") else 0.25)
+            np.testing.assert_allclose(getattr(other, name), expected, rtol=1e-6)
 
 
 def test_gains_that_are_trained_start_as_published():
@@ -140,12 +125,12 @@ def test_gains_that_are_trained_start_as_published():
         return config, init_gains(config)["mlp_gains"]
 
     config, learned = starts("rezero")
-    np.testing.assert_array_equal(learned.branch, np.zeros(16))
     assert config.norm_placement == "none" and learned.skip is None
-    np.testing.assert_array_equal(starts("skipinit")[1].branch, np.zeros(16))
+    for found in (learned, starts("skipinit")[1]):
+        np.testing.assert_array_equal(found.branch, np.zeros(16))
     for depth, start in ((18, 0.1), (19, 1e-5), (24, 1e-5), (25, 1e-6)):
-        learned = starts("layerscale", depth)[1]
-        np.testing.assert_allclose(learned.branch, np.full((depth, D), start), rtol=1e-6)
+        found = starts("layerscale", depth)[1].branch
+        np.testing.assert_allclose(found, np.full((depth, D), start), rtol=1e-6)
     config, learned = starts("admin_const")
     np.testing.assert_allclose(config.skip_gain * learned.skip, np.full((16, D), np.sqrt(32)))
     for name, gain, value in (
@@ -155,10 +140,9 @@ def test_gains_that_are_trained_start_as_published():
     ):
         held = rc.design(network(), name, learned=False)
         assert getattr(held, gain) == value and not init_gains(held)
-    own = network(learned_skip_gain=rc.Gains(attention=2.0, mlp=3.0))
-    starts = init_gains(own)
-    np.testing.assert_array_equal(starts["attention_gains"].skip, [2, 2, 2])
-    np.testing.assert_array_equal(starts["mlp_gains"].skip, [3, 3, 3])
+    starts = init_gains(network(learned_skip_gain=rc.Gains(attention=2.0, mlp=3.0)))
+    skips = [starts[f"{kind}_gains"].skip for kind in ("attention", "mlp")]
+    np.testing.assert_array_equal(skips, [[2, 2, 2], [3, 3, 3]])
 
 
 def test_layer_norms_are_scaled_by_their_layer():
@@ -168,14 +152,6 @@ def test_layer_norms_are_scaled_by_their_layer():
     norm = gained(None, jnp.float32(0.5), 3)
     np.testing.assert_array_equal(norm.gain, [0.5, 0.5, 0.5])
     assert norm.bias is None
-
-
-@pytest.mark.parametrize("name", rc.DESIGNS)
-def test_designs_are_static_arguments(name):
-    """Decided by the config alone, they are hashable, so that jit may take them as static."""
-    config = rc.design(network(4), name)
-    depth_of = jax.jit(lambda x, config: x + config.depth, static_argnums=1)
-    assert int(depth_of(jnp.int32(0), config)) == 4
 
 
 def written_out(params, x, config):
@@ -193,6 +169,7 @@ def draw(config):
 @pytest.mark.parametrize("name", rc.DESIGNS)
 def test_a_design_is_its_equations(name):
     config = rc.design(network(), name)
+    assert hash(config)  # decided by the config alone, it may be a static argument of jit
     if name == "admin":
         config = config.replace(skip_gain=1.7)  # as after profiling
     params, x = draw(config)
@@ -221,26 +198,39 @@ def test_layers_that_share_parameters_share_learned_gains():
     np.testing.assert_array_equal(gains.mlp, learned[np.array([0, 1, 0])])
 
 
-def test_learned_gains_are_checked_at_the_door():
-    plain = network()
-    learned = plain.replace(learned_branch_gain=0.5)
-    params, x = draw(learned)
-    for config, message in (
-        (plain, r"layers.\w+_gains.branch of shape \(3,\) is not in the config"),
-        (learned.replace(learned_per_feature=True), r"gains.branch is of shape \(3,\); .*\(3, 8\)"),
-        (learned.replace(learned_skip_gain=1.0), r"layers.\w+_gains.skip is missing"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            rc.apply(params, x, config)
-    each_is_refused(
-        (lambda: layer_gains(learned, jnp.float32), r"learned_branch_gain is set: .* parameters"),
+LEARNED = network(learned_branch_gain=0.5)
+OF_LEARNED = lambda config: rc.apply(*draw(LEARNED), config)  # noqa: E731
+test_what_does_not_fit_is_refused = refused(
+    [
+        (lambda: rc.design(network(), "deepnrom"), "'deepnrom' is not one of .*'deepnorm'"),
         (
-            lambda: init_gains(plain.replace(learned_skip_gain=np.ones((1, D)))),
+            lambda: rc.design(network(), "deepnorm", norm_placement="pre"),
+            "design 'deepnorm' needs norm_placement='post', not 'pre'",
+        ),
+        (
+            lambda: OF_LEARNED(network()),
+            r"layers.\w+_gains.branch of shape \(3,\) is not in the config",
+        ),
+        (
+            lambda: OF_LEARNED(LEARNED.replace(learned_per_feature=True)),
+            r"gains.branch is of shape \(3,\); .*\(3, 8\)",
+        ),
+        (
+            lambda: OF_LEARNED(LEARNED.replace(learned_skip_gain=1.0)),
+            r"layers.\w+_gains.skip is missing",
+        ),
+        (lambda: layer_gains(LEARNED, jnp.float32), r"learned_branch_gain is set: .* parameters"),
+        (
+            lambda: init_gains(network(learned_skip_gain=np.ones((1, D)))),
             "per feature, but learned_per_feature=False",
         ),
-    )
-    # An MLP that is cut away takes its gains with it.
-    config, params = rc.surgery.variant(learned, params, "SAN+skip", family=None)
+    ]
+)
+
+
+def test_an_mlp_that_is_cut_away_takes_its_gains_with_it():
+    params, x = draw(LEARNED)
+    config, params = rc.surgery.variant(LEARNED, params, "SAN+skip", family=None)
     assert params.layers.mlp_gains is None and rc.apply(params, x, config)
 
 
@@ -263,10 +253,8 @@ def test_swept_gains_do_not_compile_anew():
     assert len(traced) == 1
     # 0.4 times a gain is the same whether it is learned or not; all else differs.
     np.testing.assert_allclose(seen[1:3], seen[3:5], rtol=1e-5, atol=1e-5)
-    different = [np.asarray(seen[k]) for k in (0, 1, 2, 5)]
-    for i in range(4):
-        for j in range(i):
-            assert np.abs(different[i] - different[j]).max() > 0.05
+    for a, b in itertools.combinations([seen[k] for k in (0, 1, 2, 5)], 2):
+        assert np.abs(a - b).max() > 0.05
 
 
 def test_a_type_checker_knows_every_design():

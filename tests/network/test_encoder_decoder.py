@@ -2,13 +2,14 @@
 
 from pathlib import Path
 
+import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch_transformer
 from marks import slow_if
-from refusals import each_is_refused
+from refusals import refused
 from torch_transformer import SOURCE, TARGET
 
 import rank_collapse as rc
@@ -45,12 +46,12 @@ def drawn(made, seed=0):
     """Parameters by numpy, which compiles nothing, large enough that tokens matter."""
     shapes = jax.eval_shape(lambda: encoder_decoder.init(jax.random.key(0), made))
     rng = np.random.default_rng(seed)
-
-    def leaf(path, like):
-        centre = 1.0 if jax.tree_util.keystr(path).endswith("gain") else 0.0
-        return jnp.asarray(centre + 0.3 * rng.normal(size=like.shape), jnp.float32)
-
-    return jax.tree_util.tree_map_with_path(leaf, shapes)
+    return jax.tree.map_with_path(
+        lambda path, like: jnp.asarray(
+            path[-1].name.endswith("gain") + 0.3 * rng.normal(size=like.shape), jnp.float32
+        ),
+        shapes,
+    )
 
 
 apply = jax.jit(encoder_decoder.apply)
@@ -75,11 +76,10 @@ TARGETS = jnp.array([BEGIN, 7, 6, 5, 4, 3])
 @pytest.mark.parametrize("stored", [True, False], ids=["golden", "live"])
 @pytest.mark.parametrize("placement", torch_transformer.PLACEMENTS)
 def test_equal_to_torchs_transformer_with_the_same_weights(placement, stored):
-    if stored:
-        expected = dict(np.load(GOLDEN / torch_transformer.golden_name(placement)))
-    else:
+    if not stored:
         pytest.importorskip("torch")
-        expected = torch_transformer.run(placement)
+    golden = np.load(GOLDEN / torch_transformer.golden_name(placement))
+    expected = dict(golden) if stored else torch_transformer.run(placement)
     params, made = torch_transformer.ours(expected), torch_transformer.config(placement)
     trace = each_of_torchs(params, SOURCE, TARGET, made)
     for found, name, exists in (
@@ -97,7 +97,7 @@ def test_no_logit_depends_on_a_later_target_token():
     def logits(states):  # vectors of the model's width are taken as they are
         return apply(params, SOURCES, states, made, source_mask=EXISTS).logits
 
-    states = jax.random.normal(jax.random.key(5), (6, 16))
+    states = draws.normal(6, 16)
     gradient = jax.jit(jax.jacobian(logits))(states)
     size = np.abs(gradient).sum(axis=(1, 3))  # [logits of t, token s]
     later = np.triu(np.ones_like(size, bool), 1)
@@ -254,8 +254,7 @@ def test_path_sums_of_the_decoder_are_its_output():
     assert np.abs(parts.from_memory).max() > 1e-2
 
 
-@pytest.mark.parametrize(
-    "change, message",
+test_halves_that_do_not_fit_are_named = refused(
     [
         ({"decoder": {"cross_attention": False}}, "decoder.cross_attention=False"),
         ({"encoder": {"cross_attention": True}}, "encoder.cross_attention=True"),
@@ -269,39 +268,38 @@ def test_path_sums_of_the_decoder_are_its_output():
             "d_embed=8 is not d_model=16",
         ),
     ],
+    lambda change: config(**change),
 )
-def test_halves_that_do_not_fit_are_named(change, message):
-    each_is_refused((lambda: config(**change), message))
 
 
-def test_bad_inputs_are_named():
-    made = config(embedding={"positions": "learned", "num_positions": 8})
-    params = drawn(made)
-    each_is_refused(
-        (lambda: rc.apply(params.decoder, TARGETS, made.decoder), "needs a memory"),
+FEW = {"embedding": {"positions": "learned", "num_positions": 8}}
+MADE, TIED = config(**FEW), config(**FEW, tied_output=True)
+MARKS = {"begin": BEGIN, "end": END}
+test_bad_inputs_are_named = refused(
+    [
+        (lambda p: rc.apply(p.decoder, TARGETS, MADE.decoder), "needs a memory"),
         (
-            lambda: encoder_decoder.apply(
-                params, SOURCES, TARGETS, made, source_mask=jnp.ones((7, 7), bool)
+            lambda p: encoder_decoder.apply(
+                p, SOURCES, TARGETS, MADE, source_mask=jnp.ones((7, 7), bool)
             ),
             r"source_mask of shape \(7, 7\) is not \[m\]",
         ),
         (
-            lambda: rc.greedy_decode(params, SOURCES, made, begin=BEGIN, end=END, max_len=0),
+            lambda p: rc.greedy_decode(p, SOURCES, MADE, **MARKS, max_len=0),
             "max_len=0 leaves no token",
         ),
         (
-            lambda: rc.greedy_decode(params, SOURCES, made, begin=BEGIN, end=END, max_len=9),
+            lambda p: rc.greedy_decode(p, SOURCES, MADE, **MARKS, max_len=9),
             "9 tokens are more than num_positions=8",
         ),
-    )
-    tied = config(tied_output=True, embedding={"positions": "learned", "num_positions": 8})
-    each_is_refused(
         (
-            lambda: encoder_decoder.apply(params, SOURCES, TARGETS, tied),
+            lambda p: encoder_decoder.apply(p, SOURCES, TARGETS, TIED),
             r"params\.w_output is there, tied_output=True",
         ),
         (
-            lambda: encoder_decoder.apply(params, jnp.stack([SOURCES] * 2), TARGETS, made),
+            lambda p: encoder_decoder.apply(p, jnp.stack([SOURCES] * 2), TARGETS, MADE),
             r"x of shape \(2, 7\) is more than one example",
         ),
-    )
+    ],
+    lambda call: call(drawn(MADE)),
+)

@@ -1,16 +1,18 @@
-"""What every pass over a network refuses at once, each with the value and what would fit."""
+"""What every pass refuses at once, with the value and what would fit; precision of measures."""
 
 import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from refusals import each_is_refused
+from comparison import near
+from refusals import each_is_refused, is_refused, refused
 
 import rank_collapse as rc
+from rank_collapse.theory.stability import expected_pass
 
 N, D = 5, 8
-X = jax.random.normal(jax.random.key(0), (N, D))
+X = draws.normal(N, D)
 PASSES = {
     "apply": rc.apply,
     "path_contributions": rc.path_contributions,
@@ -45,21 +47,19 @@ def test_what_contradicts():
     config = rc.transformer(2, 2, D, mlp="swiglu")
     params = draws.parameters(config)
     without = params.replace(layers=params.layers.replace(mlp_norm=None))
-    grouped = jax.tree.map(lambda a: a[:, :1], params.layers.attention.w_k)
-    grouped = params.layers.attention.replace(w_k=grouped)
+    grouped = draws.changed(params, attention={"w_k": params.layers.attention.w_k[:, :1]})
     for changed, fields, message in (
         (params, {"mlp": "relu"}, r"w_gate of shape .* is not in the config .*mlp='relu'"),
         (params, {"d_ff": 999}, "d_ff=999"),
         (without, {}, "mlp_norm.gain is missing"),
-        (params.replace(layers=params.layers.replace(attention=grouped)), {}, r"w_k is of shape"),
+        (grouped, {}, r"w_k is of shape"),
         (
             stored_in_groups(draws.parameters(rc.san(2, 4, D)), 2)[0],
             {"mlp": "none", "num_heads": 3, "d_qk": 2, "d_v": 2},
             "num_heads=3",
         ),
     ):
-        with pytest.raises(ValueError, match=message):
-            rc.apply(changed, X, config.replace(**fields))
+        is_refused(message, rc.apply, changed, X, config.replace(**fields))
     # Ablations on the same weights leave parts unused.
     rc.apply(params, X, config.replace(mlp="none"))
     rc.apply(params, X, config.replace(norm_placement="none", attention_skip=False))
@@ -68,33 +68,31 @@ def test_what_contradicts():
 def stored_in_groups(params, groups):
     """(as a checkpoint stores it, without biases; the same network with every head's own keys)."""
     a = params.layers.attention
-    w_k, w_v = a.w_k[:, :groups], a.w_v[:, :groups]
-    stored = a.replace(w_k=w_k, w_v=w_v, b_q=None, b_k=None, b_v=None, b_o=None)
-    group_of = np.arange(4) // (4 // groups)
-    full = a.replace(w_k=w_k[:, group_of], w_v=w_v[:, group_of])
-    return [params.replace(layers=params.layers.replace(attention=p)) for p in (stored, full)]
+    few = {"w_k": a.w_k[:, :groups], "w_v": a.w_v[:, :groups]}
+    of_heads = np.arange(4) // (4 // groups)
+    full = {name: w[:, of_heads] for name, w in few.items()}
+    few |= dict.fromkeys(("b_q", "b_k", "b_v", "b_o"))
+    return [draws.changed(params, attention=fields) for fields in (few, full)]
 
 
 @pytest.mark.parametrize("name", PASSES)
 def test_grouped_keys_and_values_are_read_as_they_are_stored(name):
     config, params = san()
     stored, full = stored_in_groups(params, 2)
-    found, want = (jax.tree.leaves(PASSES[name](p, X, config)) for p in (stored, full))
-    for mine, other in zip(found, want, strict=True):
-        np.testing.assert_allclose(mine, other, rtol=1e-6)
+    found, want = (PASSES[name](p, X, config) for p in (stored, full))
+    near(found, want, rtol=1e-6)
 
 
 def test_groups_of_one_layer_by_term_and_by_gradient():
     config, params = san()
     stored, full = stored_in_groups(params, 2)
     mine, other = (rc.layer_params(p, config, 1).attention for p in (stored, full))
-    for a, b in zip(*(rc.multi_head_attention(p, X, X) for p in (mine, other)), strict=True):
-        np.testing.assert_array_equal(a, b)
+    jax.tree.map(
+        np.testing.assert_array_equal, *(rc.multi_head_attention(p, X, X) for p in (mine, other))
+    )
 
     def loss(w_k, p):
-        attention = p.layers.attention.replace(w_k=w_k)
-        trace = rc.apply(p.replace(layers=p.layers.replace(attention=attention)), X, config)
-        return jnp.sum(trace.output**2)
+        return jnp.sum(rc.apply(draws.changed(p, attention={"w_k": w_k}), X, config).output ** 2)
 
     slopes = [jax.grad(loss)(p.layers.attention.w_k, p) for p in (stored, full)]
     summed = slopes[1].reshape(2, 2, 2, D, 2).sum(axis=2)
@@ -119,43 +117,80 @@ def test_additive_masks_are_refused_and_other_forms_agree(name):
             r"mask of shape \(5, 4\) does not fit 5 tokens",
         ),
     )
-    want = jax.tree.leaves(PASSES[name](params, X, config, mask=jnp.asarray(causal)))
+    want = PASSES[name](params, X, config, mask=jnp.asarray(causal))
     for form in (causal, causal.astype(int), causal.astype(int).tolist(), causal.tolist()):
-        for mine, other in zip(
-            jax.tree.leaves(PASSES[name](params, X, config, mask=form)), want, strict=True
-        ):
-            np.testing.assert_array_equal(mine, other)
+        found = PASSES[name](params, X, config, mask=form)
+        jax.tree.map(np.testing.assert_array_equal, found, want)
 
 
-def test_token_ids_outside_the_vocabulary_are_refused():
-    config = rc.san(1, 2, D, embedding=rc.EmbeddingConfig(vocab_size=11, d_embed=D))
-    params = draws.parameters(config)
-    for ids, worst in (([3, 50], 50), ([-1, 2], -1)):
-        with pytest.raises(ValueError, match=f"token id {worst} is not below vocab_size=11"):
-            rc.apply(params, jnp.array(ids), config)
-
-
-def test_memories_and_dropout_rates_without_use_are_refused():
-    config, params = san()
-    each_is_refused(
-        (lambda: rc.apply(params, X, config, memory=X), "cross_attention=False"),
-        (
-            lambda: rc.apply(params, X, config, dropout_rate=0.1),
-            r"dropout_rate=0.1 needs a dropout_key",
-        ),
-    )
+TEXT = {"embedding": rc.EmbeddingConfig(vocab_size=11, d_embed=D)}
+test_inputs_of_no_use_and_token_ids_outside_the_vocabulary_are_refused = refused(
+    [
+        (TEXT, {"x": jnp.array([3, 50])}, "token id 50 is not below vocab_size=11"),
+        (TEXT, {"x": jnp.array([-1, 2])}, "token id -1 is not below vocab_size=11"),
+        ({}, {"x": X, "memory": X}, "cross_attention=False"),
+        ({}, {"x": X, "dropout_rate": 0.1}, r"dropout_rate=0.1 needs a dropout_key"),
+    ],
+    lambda fields, given: rc.apply(san(**fields)[1], config=san(**fields)[0], **given),
+)
 
 
 def test_calls_outside_jit_compile_once(monkeypatch):
     config, params = san()
-    traces = []
-    real = rc.network.transformer.forward
-
-    def counted(*args, **options):
-        traces.append(1)
-        return real(*args, **options)
-
-    monkeypatch.setattr("rank_collapse.network.transformer.forward", counted)
+    traces, forward = [], rc.network.transformer.forward
+    monkeypatch.setattr(
+        "rank_collapse.network.transformer.forward",
+        lambda *given, **options: traces.append(1) or forward(*given, **options),
+    )
     for gain in (1.0, 0.5, 0.25):
         rc.apply(params, 2.0 * X[:, :], config.replace(skip_gain=gain, d_ff=77))
     assert len(traces) == 1
+
+
+N, D = 5, 8
+CONFIG = rc.transformer(2, 2, D, d_ff=9)
+SAN = rc.san(2, 2, D)
+PATHS = np.zeros((1, 2, 2), int)
+CLASSIFIER = (np.ones((D, 3), np.float32), np.zeros(3, np.float32))
+MEASURES = {
+    "path_contributions": lambda p, x: rc.path_contributions(p, x, CONFIG).by_length,
+    "head_contributions": lambda p, x: rc.head_contributions(p, x, CONFIG),
+    "path_state": lambda p, x: rc.path_state(p, x, CONFIG, PATHS[0, 0]),
+    "path_set_states": lambda p, x: rc.path_set_states(p, x, CONFIG, PATHS),
+    "path_set_logits": lambda p, x: rc.path_set_logits(p, CLASSIFIER, x, CONFIG, PATHS),
+    "log_residual_profile": lambda p, x: rc.log_residual_profile(p, x, CONFIG),
+    "bound_report": lambda p, x: (
+        rc.bound_report(p.replace(layers=p.layers.replace(mlp=None)), x, SAN).layer.tightness
+    ),
+    "truncated": lambda p, x: rc.truncated(p, x, CONFIG, 1).output,
+    "monitor": lambda _, x: rc.monitor(x),
+    "participation_ratio": lambda _, x: rc.participation_ratio(x),
+    "shapley_values": lambda _, x: rc.shapley_values(x[:4], 2),
+    "covariance_shares": lambda _, x: rc.covariance_shares(x[None], x),
+    "expected_pass": lambda p, x: expected_pass(p, x, CONFIG).shares,
+    "network_profile": lambda p, x: rc.network_profile(p, x, CONFIG)["residual_ratio"],
+}
+
+
+def products(jaxpr):
+    """Precisions of all matrix products, those inside loops, branches and calls too."""
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "dot_general":
+            yield equation.params["precision"]
+        for value in jax.tree.leaves(equation.params, is_leaf=lambda v: hasattr(v, "eqns")):
+            inner = getattr(value, "jaxpr", value)
+            if hasattr(inner, "eqns"):
+                yield from products(inner)
+
+
+@pytest.mark.parametrize("name", MEASURES)
+def test_every_product_of_a_measure_has_full_precision(name):
+    params = draws.parameters(CONFIG)
+    x = draws.normal(N, D)
+    with jax.default_matmul_precision("bfloat16"):
+        found = set(products(jax.make_jaxpr(MEASURES[name])(params, x).jaxpr))
+        plain = jax.make_jaxpr(lambda p, x: rc.apply(p, x, CONFIG))(params, x)
+        forward = set(products(plain.jaxpr))
+    highest = jax.lax.Precision.HIGHEST
+    assert found == {(highest, highest)}
+    assert forward and (highest, highest) not in forward  # the caller's choice, as in training

@@ -1,53 +1,40 @@
-"""Norms, activations and MLPs against numpy."""
+"""Norms, activations, MLPs, embeddings and dropout: against numpy, and within statistics."""
 
+import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from refusals import refused
 from scipy import special
 
-from rank_collapse.network import layers
+import rank_collapse as rc
+from rank_collapse.network import dropout, layers
+from rank_collapse.network.embedding import init_embedding, sinusoidal_positions
 
 
 def tokens(n=5, d=8, seed=3):
-    return 2.0 + 3.0 * jax.random.normal(jax.random.key(seed), (n, d))
+    return draws.normal(n, d, seed=seed) * 3.0 + 2.0
 
 
-def test_layer_norm_matches_numpy():
-    x = np.asarray(tokens())
-    gain, bias = np.linspace(0.5, 2, 8), np.linspace(-1, 1, 8)
-    params = layers.NormParams(gain=jnp.asarray(gain), bias=jnp.asarray(bias))
-    centred = x - x.mean(axis=1, keepdims=True)
-    expected = centred / np.sqrt(x.var(axis=1, keepdims=True) + 0.3) * gain + bias
-    np.testing.assert_allclose(
-        layers.norm(params, jnp.asarray(x), "layer", 0.3), expected, rtol=1e-5, atol=1e-6
-    )
+@pytest.mark.parametrize("kind", ["layer", "rms"])
+def test_norms_match_numpy(kind):
+    x, gain, bias = np.asarray(tokens()), np.linspace(0.5, 2, 8), np.linspace(-1, 1, 8)
+    centred = x - x.mean(axis=1, keepdims=True) if kind == "layer" else x
+    size = np.sqrt((centred**2).mean(axis=1, keepdims=True) + 0.3)
+    for shift in (bias, None):
+        params = layers.NormParams(gain=jnp.asarray(gain), bias=shift)
+        expected = centred / size * gain + (0 if shift is None else shift)
+        found = layers.norm(params, jnp.asarray(x), kind, 0.3)
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_rms_norm_matches_numpy():
-    x = np.asarray(tokens())
-    gain = np.linspace(0.5, 2, 8)
-    expected = x / np.sqrt((x**2).mean(axis=1, keepdims=True) + 0.3) * gain
-    got = layers.norm(layers.NormParams(gain=jnp.asarray(gain)), jnp.asarray(x), "rms", 0.3)
-    np.testing.assert_allclose(got, expected, rtol=1e-5)
-
-
-def test_norm_without_parameters_standardises(x64):
+def test_norm_without_parameters_standardises_and_ignores_scale_and_shift(x64):
     y = layers.norm(None, tokens(), "layer", 0.0)
     np.testing.assert_allclose(y.mean(axis=1), 0, atol=1e-14)
     np.testing.assert_allclose(y.var(axis=1), 1, rtol=1e-13)
-
-
-def test_layer_norm_ignores_scale_and_shift(x64):
-    x = tokens()
-    np.testing.assert_allclose(
-        layers.norm(None, x, "layer", 0.0), layers.norm(None, 7 * x - 2, "layer", 0.0), rtol=1e-9
-    )
-
-
-def test_unknown_norm_names_the_value():
-    with pytest.raises(ValueError, match="norm='batch'"):
-        layers.norm(None, tokens(), "batch")
+    moved = layers.norm(None, 7 * tokens() - 2, "layer", 0.0)
+    np.testing.assert_allclose(y, moved, rtol=1e-9)
 
 
 @pytest.mark.parametrize("name", layers.ACTIVATIONS)
@@ -60,21 +47,18 @@ def test_an_activation_is_its_argument_times_its_gate(name, x64):
 
 @pytest.mark.parametrize("kind", [k for k in layers.MLP_KINDS if k != "none"])
 def test_mlp_matches_numpy(kind, x64):
-    keys = jax.random.split(jax.random.key(0), 7)
-    draw = [jax.random.normal(k, s) for k, s in zip(keys[:6], SHAPES, strict=True)]
-    names = ("w_in", "b_in", "w_out", "b_out", "w_gate", "b_gate")
-    p = layers.MLPParams(**dict(zip(names, draw, strict=True)))
-    x = jax.random.normal(keys[6], (3, 4))
+    p = {n: draws.normal(*shape, seed=i) for i, (n, shape) in enumerate(SHAPES.items())}
+    p, x = layers.MLPParams(**p), draws.normal(3, 4, seed=6)
     linear, gate = x @ p.w_in + p.b_in[None], x @ p.w_gate + p.b_gate[None]
-    if kind in layers.GATED:
-        hidden = NUMPY_PHI[layers.GATED[kind]](np.asarray(gate)) * linear
-    else:
-        hidden = NUMPY_PHI[kind](np.asarray(linear))
+    gated = kind in layers.GATED
+    hidden = NUMPY_PHI[layers.GATED.get(kind, kind)](np.asarray(gate if gated else linear))
+    hidden = hidden * linear if gated else hidden
     expected = hidden @ p.w_out + p.b_out[None]
     np.testing.assert_allclose(layers.mlp(p, x, kind), expected, rtol=1e-10)
 
 
-SHAPES = ((4, 6), (6,), (6, 4), (4,), (4, 6), (6,))
+SHAPES = {"w_in": (4, 6), "b_in": (6,), "w_out": (6, 4), "b_out": (4,)}
+SHAPES |= {"w_gate": (4, 6), "b_gate": (6,)}
 NUMPY_PHI = {
     "identity": lambda z: z,
     "relu": lambda z: np.maximum(z, 0),
@@ -86,10 +70,152 @@ NUMPY_PHI = {
 }
 
 
-def test_unknown_mlp_names_the_value():
-    with pytest.raises(ValueError, match="mlp='maxout'"):
-        layers.activation_of("maxout")
+TABLES = {"vocab_size": 3, "d_embed": 4, "positions": "learned", "num_positions": 2}
+FEW = rc.EmbeddingConfig(**TABLES)
 
 
-def test_kinds_of_mlps_are_those_that_there_are():
-    assert ("none", *layers.ACTIVATIONS, *layers.GATED) == layers.MLP_KINDS
+def embedded(x):
+    return rc.embed(init_embedding(jax.random.key(0), FEW, 4), x, FEW)
+
+
+test_errors_name_the_value = refused(
+    [
+        (lambda: layers.norm(None, tokens(), "batch"), "norm='batch'"),
+        (lambda: layers.activation_of("maxout"), "mlp='maxout'"),
+        (lambda: rc.EmbeddingConfig(vocab_size=3, d_input=2), "vocab_size=3 and d_input=2"),
+        (lambda: rc.EmbeddingConfig(vocab_size=3, projection="twice"), "projection='twice'"),
+        (lambda: init_embedding(jax.random.key(0), FEW, 5), "d_embed=4 is not d_model=5"),
+        (lambda: embedded(jnp.array([0, 1, 2])), "3 tokens are more than num_positions=2"),
+        (lambda: embedded(jnp.zeros((2, 4))), r"shape \(2, 4\)"),
+    ]
+)
+
+
+def norm(x, p):
+    x, p = np.asarray(x), jax.tree.map(np.asarray, p)
+    y = (x - x.mean(1, keepdims=True)) / np.sqrt(x.var(1, keepdims=True) + 1e-12)
+    return y * p.gain + p.bias
+
+
+def test_tokens_positions_segments_and_projection(x64):
+    ids, segments = jnp.array([4, 1, 4]), jnp.array([0, 1, 1])
+    for projection in ("before_norm", "after_norm"):
+        config = rc.EmbeddingConfig(
+            vocab_size=6,
+            d_embed=5,
+            positions="learned",
+            num_positions=4,
+            num_segments=2,
+            projection=projection,
+            scale=2.0,
+        )
+        p = init_embedding(jax.random.key(0), config, 7, std=1.0)
+        x = p.tokens[ids] * 2.0 + p.positions[:3] + p.segments[segments]
+        if projection == "before_norm":
+            expected = norm(x @ p.w_project + p.b_project[None], p.norm)
+        else:
+            expected = norm(x, p.norm) @ p.w_project + p.b_project[None]
+        np.testing.assert_allclose(rc.embed(p, ids, config, segments=segments), expected, rtol=1e-9)
+        moved = rc.embed(p, ids, config, positions=jnp.array([2, 1, 0]), segments=segments)
+        assert np.abs(moved - expected)[0].max() > 1e-2
+
+
+def test_vectors_with_a_hidden_layer_and_class_token(x64):
+    config = rc.EmbeddingConfig(d_input=3, d_embed=8, hidden_layer=True, class_token=True)
+    p = init_embedding(jax.random.key(0), config, 8, std=1.0)
+    x = draws.normal(4, 3)
+    z = np.asarray(x @ p.w_in)
+    z = (z * special.ndtr(z)) @ p.w_hidden
+    expected = norm(np.concatenate([p.class_token[None], z]), p.norm)
+    np.testing.assert_allclose(rc.embed(p, x, config), expected, rtol=1e-9)
+
+
+def test_sinusoidal_positions_rotate_with_distance(x64):
+    table = sinusoidal_positions(jnp.arange(9.0), 6)
+    np.testing.assert_allclose(table[0], [0, 0, 0, 1, 1, 1])
+    np.testing.assert_allclose(table[2] @ table[5], table[3] @ table[6], rtol=1e-12)
+
+
+def test_apply_embeds_token_ids():
+    config = rc.transformer(
+        2, 2, 8, embedding=rc.EmbeddingConfig(vocab_size=6, d_embed=8, positions="sinusoidal")
+    )
+    params = draws.parameters(config)
+    ids = jnp.array([1, 5, 2])
+    x = rc.embed(params.embedding, ids, config.embedding)
+    direct = rc.apply(params, x, config).output
+    np.testing.assert_allclose(rc.apply(params, ids, config).output, direct, rtol=1e-6)
+
+
+KEYS, SHAPE = 1500, (30, 48)
+
+
+def dropped(rate):
+    """Decisions [keys, entries] as 0 and 1."""
+    keys = jax.random.split(jax.random.key(0), KEYS)
+    out = jax.jit(jax.vmap(lambda k, r: dropout.dropout(k, jnp.ones(SHAPE), r), (0, None)))
+    return np.asarray(out(keys, rate) == 0).reshape(KEYS, -1).astype(float)
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
+def test_rate_and_independence_within_statistics(rate):
+    centred = dropped(rate) - rate
+    variance = rate * (1 - rate)
+    assert abs(centred.mean()) < 4 * np.sqrt(variance / centred.size)
+    # Correlations of neighbours, of rows of the array, and of consecutive keys.
+    for lag in (1, 2, 3, 8, 16, 48, 64):
+        products = centred[:, lag:] * centred[:, :-lag] / variance
+        assert abs(products.mean()) < 4.5 / np.sqrt(products.size), lag
+    products = centred[1:] * centred[:-1] / variance
+    assert abs(products.mean()) < 4.5 / np.sqrt(products.size)
+    # Totals per entry and per key vary as binomial counts do.
+    for axis in (0, 1):
+        totals = centred.sum(axis=axis)
+        ratio = totals.var() / (variance * centred.shape[axis])
+        assert abs(ratio - 1) < 5 * np.sqrt(2 / len(totals))
+
+
+def test_kept_entries_are_scaled_and_the_limits_hold():
+    x = jnp.arange(1.0, 1001.0)
+    out = np.asarray(dropout.dropout(jax.random.key(1), x, 0.25))
+    kept = out != 0
+    np.testing.assert_allclose(out[kept], np.asarray(x)[kept] / 0.75, rtol=1e-6)
+    np.testing.assert_array_equal(dropout.dropout(jax.random.key(1), x, 0.0), x)
+    np.testing.assert_array_equal(dropout.dropout(jax.random.key(1), x, 1.0), 0)
+
+
+def test_a_key_decides_alike_alone_and_under_vmap_and_in_any_dtype():
+    keys = jax.random.split(jax.random.key(2), 4)
+    x = jnp.ones((5, 7))
+    together = jax.vmap(lambda k: dropout.dropout(k, x, 0.5))(keys)
+    for key, row in zip(keys, together, strict=True):
+        np.testing.assert_array_equal(dropout.dropout(key, x, 0.5), row)
+        words = dropout.dropout_words(key)
+        np.testing.assert_array_equal(dropout.dropout(words, x, 0.5), row)
+        np.testing.assert_array_equal(dropout.dropout_words(words), words)
+        half = dropout.dropout(key, x.astype(jnp.bfloat16), 0.5)
+        assert half.dtype == jnp.bfloat16
+        np.testing.assert_array_equal(half.astype(jnp.float32), row)
+    assert (together[0] != together[1]).any()
+
+
+def test_branches_are_independent_of_each_other_and_of_their_trunk():
+    trunk = dropout.dropout_words(jax.random.key(3))
+    branches = dropout.dropout_branches(trunk, KEYS)
+    np.testing.assert_array_equal(dropout.dropout_branches(trunk, 3), branches[:3])
+    assert len(np.unique(np.asarray(branches), axis=0)) == KEYS
+    drop = jax.vmap(lambda w: dropout.dropout(w, jnp.ones(SHAPE), 0.5) == 0)
+    centred = np.asarray(drop(branches)).reshape(KEYS, -1) - 0.5
+    for lag in (1, 2, 7):
+        products = centred[lag:] * centred[:-lag] / 0.25
+        assert abs(products.mean()) < 4.5 / np.sqrt(products.size), lag
+    totals = centred.sum(axis=0)
+    assert abs(totals.var() / (0.25 * KEYS) - 1) < 5 * np.sqrt(2 / len(totals))
+    own = np.asarray(dropout.dropout(trunk, jnp.ones(SHAPE), 0.5) == 0).ravel() - 0.5
+    assert abs((centred * own / 0.25).mean()) < 4.5 / np.sqrt(centred.size)
+
+
+def test_the_rate_is_traced():
+    drop = jax.jit(lambda key, rate: dropout.dropout(key, jnp.ones(64), rate))
+    sums = [float(drop(jax.random.key(0), r).sum()) for r in (0.0, 0.3, 0.6)]
+    assert sums[0] == 64 and len(set(sums)) == 3

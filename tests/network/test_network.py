@@ -7,7 +7,7 @@ import mp_oracle
 import numpy as np
 import pytest
 from marks import slow_but
-from refusals import each_is_refused
+from refusals import refused
 
 import rank_collapse as rc
 from rank_collapse.network import layers
@@ -113,34 +113,25 @@ def test_gains_may_differ_by_layer_and_zero_skip_is_no_skip(x64):
     assert np.abs(mixed[2] - none[2]).max() > 0.1
 
 
-def test_another_scale_of_the_weights_compiles_nothing():
-    config = VARIANTS["transformer"][0](3, 3, D)
-    scales = []
-
-    @jax.jit
-    def initialise(key, scale):
-        scales.append(scale)  # once for each time that it is traced
-        return rc.init(key, config, scale)
-
-    for scale in (0.1, 0.5, 2.0):
-        initialise(jax.random.key(0), scale)
-    assert len(scales) == 1
+def test_deeper_networks_begin_with_the_same_layers_and_a_scale_of_weights_is_traced():
+    short, long = (
+        jax.jit(lambda key, scale, n=depth: rc.init(key, rc.transformer(n, 3, D), scale).layers)
+        for depth in (2, 5)
+    )
+    key = jax.random.key(0)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_array_equal(a, b[:2]), short(key, 0.5), long(key, 0.5)
+    )
 
 
-def test_deeper_networks_begin_with_the_same_layers():
-    short = rc.init(jax.random.key(0), rc.transformer(2, 3, D))
-    long = rc.init(jax.random.key(0), rc.transformer(5, 3, D))
-    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b[:2]), short.layers, long.layers)
-
-
-def test_permuting_tokens_permutes_states(x64):
+def test_permuting_tokens_permutes_states_and_unrolling_changes_nothing(x64):
     config, params, x, _ = build("transformer")
     order = jnp.array([3, 0, 5, 1, 4, 2])
-    np.testing.assert_allclose(
-        rc.apply(params, x[order], config).output,
-        rc.apply(params, x, config).output[order],
-        rtol=1e-10,
-    )
+    plain = rc.apply(params, x, config).hidden
+    moved = rc.apply(params, x[order], config).hidden
+    np.testing.assert_allclose(moved, plain[:, order], rtol=1e-10)
+    unrolled = rc.apply(params, x, config.replace(unroll=3)).hidden
+    np.testing.assert_allclose(unrolled, plain, rtol=1e-12)
 
 
 @pytest.mark.parametrize("mask", ["causal", "local", "padding"])
@@ -156,18 +147,13 @@ def test_masked_tokens_have_no_gradient(mask):
     np.testing.assert_array_equal(influence, expected)
 
 
-def test_explicit_masks_join_the_config():
+def test_explicit_masks_join_the_config_and_a_bias_of_scores_reaches_every_layer():
     config, params, x, _ = build("transformer")
     causal = rc.apply(params, x, config.replace(mask="causal")).output
     given = rc.apply(params, x, config, mask=jnp.tril(jnp.ones((N, N), bool))).output
     np.testing.assert_allclose(causal, given, rtol=1e-6)
-
-
-def test_score_bias_reaches_every_layer():
-    config, params, x, _ = build("san")
     bias = jnp.zeros((3, N, N)).at[:, :, 2].set(-1e9)
-    trace = rc.apply(params, x, config, bias=bias)
-    assert np.asarray(trace.attention)[..., 2].max() == 0.0
+    assert np.max(rc.apply(params, x, config, bias=bias).attention[..., 2]) == 0.0
 
 
 def test_dropout_needs_a_key_and_keeps_the_mean():
@@ -183,29 +169,14 @@ def test_dropout_needs_a_key_and_keeps_the_mean():
     assert found.std() > 0.1
 
 
-def test_unrolling_changes_nothing(x64):
-    config, params, x, _ = build("transformer")
-    unrolled = rc.apply(params, x, config.replace(unroll=3)).hidden
-    np.testing.assert_allclose(unrolled, rc.apply(params, x, config).hidden, rtol=1e-12)
-
-
 def test_presets_are_the_four_curves():
-    flags = {
-        preset.__name__: (preset(2, 2, 8).mlp != "none", preset(2, 2, 8).attention_skip)
-        for preset in (rc.san, rc.san_mlp, rc.san_skip, rc.transformer)
-    }
-    assert flags == {
-        "san": (False, False),
-        "san_mlp": (True, False),
-        "san_skip": (False, True),
-        "transformer": (True, True),
-    }
+    for k, preset in enumerate((rc.san, rc.san_mlp, rc.san_skip, rc.transformer)):
+        assert (preset(2, 2, 8).mlp != "none", preset(2, 2, 8).attention_skip) == (k % 2, k > 1)
     assert rc.transformer(2, 2, 8).ff_width == 32
     assert hash(rc.san(2, 2, 8)) == hash(rc.san(2, 2, 8))
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
+test_bad_configurations_name_the_value = refused(
     [
         ({"num_heads": 5}, "num_heads=5 does not divide d_model=12"),
         ({"depth": 0}, "depth=0"),
@@ -217,39 +188,33 @@ def test_presets_are_the_four_curves():
         ({"layer_map": (0, 2, 2)}, "leaves out a row"),
         ({"position": "rotary", "d_qk": 3, "d_v": 4}, "even d_qk, not 3"),
     ],
+    lambda fields: rc.TransformerConfig(**({"depth": 3, "num_heads": 3, "d_model": 12} | fields)),
 )
-def test_bad_configurations_name_the_value(fields, message):
-    with pytest.raises(ValueError, match=message):
-        rc.TransformerConfig(**({"depth": 3, "num_heads": 3, "d_model": 12} | fields))
 
 
-def test_bad_inputs_name_the_shape():
-    config, params, x, _ = build("transformer")
-    each_is_refused(
-        (lambda: rc.apply(params, x[:, :11], config), r"\(6, 11\)"),
-        (lambda: rc.apply(params, jnp.arange(6), config), "no embedding"),
-    )
-
-
-def test_a_norm_of_queries_that_is_missing_is_named():
-    config = rc.san(2, 3, D, qk_norm="width")
-    params, x = draws.parameters(config), jnp.ones((N, D))
-    plain = params.layers.attention.replace(q_norm=None)
-    with pytest.raises(ValueError, match="q_norm is missing"):
-        rc.apply(params.replace(layers=params.layers.replace(attention=plain)), x, config)
+test_bad_inputs_and_parameters_are_named = refused(
+    [
+        ({}, {}, jnp.ones((6, 11)), r"\(6, 11\)"),
+        ({}, {}, jnp.arange(6), "no embedding"),
+        ({"qk_norm": "width"}, {"q_norm": None}, jnp.ones((N, D)), "q_norm is missing"),
+    ],
+    lambda fields, changed, x: rc.apply(
+        draws.changed(build("transformer", **fields)[1], attention=changed),
+        x,
+        build("transformer", **fields)[0],
+    ),
+)
 
 
 def test_grouped_keys_are_normalised_as_if_each_head_had_its_own():
     config = rc.san(2, 4, D, qk_norm="width")
     params, x = draws.parameters(config, bias_scale=0.0), draws.tokens(N, D)
     own = params.layers.attention
-    gain = 1 + jnp.arange(2 * 2 * 3.0).reshape(2, 2, 3)
-    grouped = own.replace(w_k=own.w_k[:, ::2], b_k=None, w_v=own.w_v[:, ::2], b_v=None, k_norm=gain)
-    own = own.replace(
-        **{n: jnp.repeat(getattr(grouped, n), 2, axis=1) for n in ("w_k", "w_v", "k_norm")}
-    )
+    few = {"w_k": own.w_k[:, ::2], "w_v": own.w_v[:, ::2]}
+    few["k_norm"] = 1 + jnp.arange(2 * 2 * 3.0).reshape(2, 2, 3)
+    every = {name: jnp.repeat(a, 2, axis=1) for name, a in few.items()}
     outputs = [
-        rc.apply(params.replace(layers=params.layers.replace(attention=a)), x, config).output
-        for a in (grouped, own)
+        rc.apply(draws.changed(params, attention=fields), x, config).output
+        for fields in (few | {"b_k": None, "b_v": None}, every)
     ]
     np.testing.assert_allclose(*outputs, rtol=1e-6)

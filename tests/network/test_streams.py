@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import stream_oracle
-from refusals import each_is_refused
+from refusals import refused
 
 import rank_collapse as rc
 from rank_collapse.network import Output, prepare_inputs, run, streams
@@ -123,7 +123,7 @@ def test_products_of_the_start_of_mhc_fall_to_the_mean_as_the_closed_form_says(s
         np.testing.assert_allclose(np.linalg.matrix_power(r, k), expected, atol=1e-14)
     config, _, x = network("manifold", num_streams=size)
     own = jax.tree.map(lambda a: a[0], rc.init(jax.random.key(0), config).layers.mlp_connection)
-    state = jax.random.normal(jax.random.key(1), (size, N, D))
+    state = draws.normal(size, N, D)
     after, _ = streams.join(streams.connection_of(own, state, config, 0), state, x)
     apart = [np.linalg.norm(a - a.mean(axis=0, keepdims=True)) for a in (state, after)]
     np.testing.assert_allclose(apart[1] / apart[0], rate, rtol=1e-12)
@@ -131,7 +131,7 @@ def test_products_of_the_start_of_mhc_fall_to_the_mean_as_the_closed_form_says(s
 
 def test_any_mixing_is_doubly_stochastic():
     """Columns to 1e-3 after 20 steps, as in the paper, rows to rounding."""
-    m = streams.sinkhorn(jax.random.normal(jax.random.key(0), (4, 4, 9)))
+    m = streams.sinkhorn(draws.normal(4, 4, 9))
     np.testing.assert_allclose(m.sum(axis=1), 1, atol=1e-14)
     np.testing.assert_allclose(m.sum(axis=0), 1, atol=1e-3)
 
@@ -153,31 +153,32 @@ def test_streams_are_kept_apart_and_measured_by_layer():
     assert np.max(np.abs(third.output - trace.output)) > 1e-3
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
+TWICE = {"residual": lambda a, l: 2 * a}
+test_what_is_refused = refused(
     [
-        ({"norm_placement": "post"}, "connection='hyper' does not support norm_placement='post'"),
-        ({"parallel": True}, "parallel=True does not support connection='hyper'"),
-        ({"connection": "hypr"}, "connection='hypr' is not one of"),
-        ({"num_streams": 0}, "num_streams=0 is not a positive integer"),
-    ],
-)
-def test_what_is_refused(fields, message):
-    with pytest.raises(ValueError, match=message):
-        network("hyper", **fields)
-
-
-def test_parameters_of_another_connection_are_refused():
-    config, params, x = network("hyper")
-    each_is_refused(
         (
-            lambda: rc.apply(params, x, config.replace(connection="manifold")),
+            lambda c, p, x: c.replace(norm_placement="post"),
+            "connection='hyper' does not support norm_placement='post'",
+        ),
+        (
+            lambda c, p, x: c.replace(parallel=True),
+            "parallel=True does not support connection='hyper'",
+        ),
+        (lambda c, p, x: c.replace(connection="hypr"), "connection='hypr' is not one of"),
+        (lambda c, p, x: c.replace(num_streams=0), "num_streams=0 is not a positive integer"),
+        (
+            lambda c, p, x: rc.apply(p, x, c.replace(connection="manifold")),
             r"_connection\.w_read is of shape",
         ),
-        (lambda: rc.apply(params, x, config.replace(connection="skip")), "is not in the config"),
-        (lambda: rc.log_residual_profile(params, x, config), "does not cover connection='hyper'"),
+        (lambda c, p, x: rc.apply(p, x, c.replace(connection="skip")), "is not in the config"),
         (
-            lambda: rc.path_contributions(params, x, config, edit={"residual": lambda a, l: 2 * a}),
+            lambda c, p, x: rc.log_residual_profile(p, x, c),
+            "does not cover connection='hyper'",
+        ),
+        (
+            lambda c, p, x: rc.path_contributions(p, x, c, edit=TWICE),
             "length does not cover an edit of 'residual'",
         ),
-    )
+    ],
+    lambda call: call(*network("hyper")),
+)

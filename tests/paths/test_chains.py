@@ -3,12 +3,14 @@
 import itertools
 import math
 
+import draws
 import jax
 import jax.numpy as jnp
 import mpmath
 import numpy as np
 import pytest
 from path_examples import chain_effects, length_effects
+from refusals import is_refused
 
 import rank_collapse as rc
 from rank_collapse.paths import chains as pp
@@ -45,21 +47,23 @@ def test_predictions_stay_in_range_at_any_depth():
     sizes = np.asarray(pp.predicted_sizes(0.5, 30, 12, 1.0, 1.3))
     assert np.isfinite(sizes).all() and sizes[-1] < -1e12
     assert np.isfinite(pp.predicted_sizes(0.5, 100, 12, 1.0, 1.0)).all()
-    with pytest.raises(ValueError, match=r"\(2,\) is neither one value nor \[3\]"):
-        pp.predicted_sizes(jnp.array([0.1, 0.2]), 3, 2)
+    is_refused(
+        r"\(2,\) is neither one value nor \[3\]", pp.predicted_sizes, jnp.array([0.1, 0.2]), 3, 2
+    )
 
 
 def test_skip_share_from_the_branches():
     config = rc.san_skip(2, 2, 4)
 
-    @jax.jit
-    def sizes():
-        params = rc.init(jax.random.key(0), config)
-        xs = jax.random.normal(jax.random.key(1), (3, 5, 4))
-        traces = jax.vmap(lambda x: rc.apply(params, x, config))(xs)
-        return traces, jax.vmap(lambda t: pp.branch_sizes(params, t, config))(traces)
+    params = draws.parameters(config, bias_scale=0.0)
 
-    traces, (skip, branch) = sizes()
+    @jax.jit
+    @jax.vmap
+    def sizes(x):
+        trace = rc.apply(params, x, config)
+        return trace, pp.branch_sizes(params, trace, config)
+
+    traces, (skip, branch) = sizes(draws.normal(3, 5, 4))
 
     def norm(a):
         a = np.abs(a)
@@ -72,8 +76,7 @@ def test_skip_share_from_the_branches():
 def test_a_small_gain_leaves_nearly_all_to_the_skip():
     """α beside the sizes of paths by length, which fall by about γ with every layer."""
     config = rc.san_skip(2, 2, 4).replace(branch_gain=0.01)
-    params = rc.init(jax.random.key(0), config)
-    x = jax.random.normal(jax.random.key(1), (5, 4))
+    params, x = draws.parameters(config, bias_scale=0.0), draws.normal(5, 4)
     found = chain_effects(params, x, config)
     alpha = pp.skip_share(found["skip"], found["branch"])
     sizes = length_effects(params, x, config)["size"]
@@ -155,7 +158,7 @@ def test_products_of_any_length_keep_their_digits(dtype, share):
 
 
 def test_measured_sizes_are_norms_of_each_length():
-    c = jax.random.normal(jax.random.key(0), (3, 5, 4)) + 2
+    c = draws.normal(3, 5, 4) + 2
     norm, rest = pp.measured_sizes(c)
     assert float(norm[1]) == pytest.approx(float(jnp.log10(rc.composite_norm(c[1]))), abs=1e-5)
     expected = jnp.log10(rc.composite_norm(rc.residual(c[1])))

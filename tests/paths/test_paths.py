@@ -1,16 +1,18 @@
 """Theorem 2.1: counts, enumeration and the sum term by term."""
 
-import functools
 import json
 import math
 import os
+from functools import partial
 from pathlib import Path
 
+import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from published_weights import load_reference
+from refusals import each_is_refused, is_refused, refused
 
 import rank_collapse as rc
 from rank_collapse import apply
@@ -45,13 +47,9 @@ def test_theorem_2_1_term_by_term(skip, x64):
         depth=3, num_heads=2, d_model=6, attention_skip=skip, skip_gain=0.6, branch_gain=1.4
     )
 
-    @jax.jit
-    def both():
-        params = rc.init(jax.random.key(0), config, bias_scale=0.5)
-        x = jax.random.normal(jax.random.key(1), (4, 6))
-        return params, x, rc.apply(params, x, config), rc.path_contributions(params, x, config)
-
-    params, x, trace, (by_length, fast_offset) = both()
+    params, x = draws.parameters(config, bias_scale=0.5), draws.normal(4, 6)
+    trace = rc.apply(params, x, config)
+    by_length, fast_offset = rc.path_contributions(params, x, config)
     p = jax.tree.map(np.asarray, params.layers.attention)
     skips = np.broadcast_to(0.6 * skip * np.eye(6), (3, 1, 6, 6))
     maps = np.concatenate([1.4 * p.w_v @ p.w_o, skips], axis=1)
@@ -72,9 +70,7 @@ def test_theorem_2_1_term_by_term(skip, x64):
 def test_products_multiply_in_the_order_of_the_theorem(x64):
     """The last layer's attention stands leftmost."""
     config = rc.san_skip(2, 2, 4, skip_gain=0.5)
-    x = jax.random.normal(jax.random.key(1), (3, 4))
-    params = jax.jit(lambda k: rc.init(k, config))(jax.random.key(0))
-    attention = jax.jit(lambda p: rc.apply(p, x, config).attention)(params)
+    attention = rc.apply(draws.parameters(config), draws.normal(3, 4), config).attention
     path = np.array([1, 0])
     expected = attention[1, 0] @ attention[0, 1]
     np.testing.assert_allclose(rp.path_attention(attention, path), expected, atol=1e-14)
@@ -82,8 +78,7 @@ def test_products_multiply_in_the_order_of_the_theorem(x64):
     assert abs(attention[1, 0] @ attention[0, 1] - attention[0, 1] @ attention[1, 0]).max() > 1e-3
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
+test_bad_requests_name_the_number = refused(
     [
         (lambda: rp.enumerate_paths(12, 12), r"13\^12 = 23298085122481 paths .* 1000000"),
         (lambda: rp.enumerate_paths(3, 2, limit=26), r"3\^3 = 27 paths .* limit of 26"),
@@ -91,37 +86,36 @@ def test_products_multiply_in_the_order_of_the_theorem(x64):
         (lambda: rp.enumerate_paths(3, 2, length=-1), "length=-1 needs 4 skips in depth=3"),
         (lambda: rp.count_paths(0, 2), "depth=0"),
         (lambda: rp.count_paths(2, 0), "num_heads=0"),
-    ],
+    ]
 )
-def test_bad_requests_name_the_number(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
 
 
 def test_bad_paths_name_the_choice():
     attention = jnp.full((3, 2, 4, 4), 0.25)
+    is_refused(
+        r"choice -1 is not a head 0\.\.1, 2 \(skip\)$", rc.path_attention, attention, [0, 2, -1]
+    )
     for paths, message in (
         (np.zeros((5, 4), int), r"shape \(5, 4\) .* depth=3"),
         (np.array([0, 3, 1]), r"choice 3 is not a head 0\.\.1"),
         (np.array([0, -2, 1]), "choice -2"),
         (np.zeros(3, np.float32), "float32 are not integers"),
     ):
-        with pytest.raises(ValueError, match=message):
-            rp.check_paths(paths, 3, 2)
-        with pytest.raises(ValueError, match=message):
-            rc.path_attention(attention, paths)
+        each_is_refused(
+            (partial(rp.check_paths, paths, 3, 2), message),
+            (partial(rc.path_attention, attention, paths), message),
+        )
     np.testing.assert_array_equal(rp.check_paths([0, 2, -1], 3, 2), [0, 2, -1])
     np.testing.assert_allclose(rc.path_attention(attention, [0, 2, 1]), attention[0, 0])
-    with pytest.raises(ValueError, match=r"choice -1 is not a head 0\.\.1, 2 \(skip\)$"):
-        rc.path_attention(attention, [0, 2, -1])  # would be the last head
 
 
 def test_a_layer_that_is_not_there_has_no_parameters():
     config = rc.san(3, 2, 4)
-    params = rc.init(jax.random.key(0), config)
-    for layer in (3, -4):
-        with pytest.raises(ValueError, match=f"layer={layer} of a network of depth=3"):
-            rc.layer_params(params, config, layer)
+    params = draws.parameters(config)
+    each_is_refused(
+        (lambda: rc.layer_params(params, config, 3), "layer=3 of a network of depth=3"),
+        (lambda: rc.layer_params(params, config, -4), "layer=-4 of a network of depth=3"),
+    )
     last = rc.layer_params(params, config, -1)
     np.testing.assert_array_equal(last.attention.w_q, params.layers.attention.w_q[2])
 
@@ -152,18 +146,14 @@ def largest(ours, theirs):
     return float(np.max(np.abs(np.asarray(ours) - theirs)))
 
 
-def test_every_case_equals_the_published_code(reference):
-    compare(*reference)
-
-
-@pytest.mark.slow
-def test_as_users_compile(reference, optimized):
-    """The same, at the usual optimisation."""
-    compare(*reference)
-
-
-def compare(data, meta, loaded):
-    config, params, classifier = loaded
+@pytest.mark.parametrize(
+    "as_users", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["quick", "optimized"]
+)
+def test_every_case_equals_the_published_code(reference, as_users, request):
+    """At the usual optimisation too."""
+    if as_users:
+        request.getfixturevalue("optimized")
+    data, meta, (config, params, classifier) = reference
     inputs = jnp.asarray(data["input"])
 
     @jax.jit
@@ -173,7 +163,7 @@ def compare(data, meta, loaded):
 
     differences = {"logits/full": largest(whole(params, inputs), data["logits/full"])}
 
-    @functools.partial(jax.jit, static_argnums=1)
+    @partial(jax.jit, static_argnums=1)
     def evaluate(sets, no_sub_path):
         def single(x):
             given = params, classifier, x, config, sets

@@ -1,13 +1,18 @@
-"""Shapley values against all orders, and covariance shares against numpy."""
+"""Shapley values and covariance shares; next tokens from parts of an output: against numpy."""
 
 from itertools import permutations
 
+import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from path_examples import relative
+from refusals import is_refused
 
 import rank_collapse as rc
+from rank_collapse.paths import next_token
+from rank_collapse.paths.contributions import PathContributions
 
 
 def over_orders(value, num_parts):
@@ -25,7 +30,7 @@ def over_orders(value, num_parts):
 
 
 def test_shapley_values_are_means_over_all_orders(x64):
-    parts = jax.random.normal(jax.random.key(0), (4, 6, 3))  # lengths 0 .. 3
+    parts = draws.normal(4, 6, 3)  # lengths 0 .. 3
 
     def value(present):  # neither additive nor symmetric
         z = jnp.tensordot(jnp.asarray(present), parts, 1)
@@ -49,16 +54,12 @@ def test_shapley_axioms_and_pytrees():
     np.testing.assert_allclose(found["b"][:, 1], np.eye(7)[1], atol=1e-5)
     np.testing.assert_allclose(rc.shapley_values(jnp.array([2.0, 7.0]), 1), [5.0])
     for wrong in (0, 21):
-        with pytest.raises(ValueError, match=f"num_parts={wrong}"):
-            rc.coalition_values(lambda p: p.sum(), wrong)
-    with pytest.raises(ValueError, match=r"shape \(4,\) are not of the 8"):
-        rc.shapley_values(jnp.zeros(4), 3)
+        is_refused(f"num_parts={wrong}", rc.coalition_values, lambda p: p.sum(), wrong)
+    is_refused(r"shape \(4,\) are not of the 8", rc.shapley_values, jnp.zeros(4), 3)
 
 
 def test_covariance_shares_of_tokens_that_exist(x64):
-    parts = (
-        jax.random.normal(jax.random.key(1), (3, 4, 5, 2)) + jnp.arange(3.0)[:, None, None, None]
-    )
+    parts = draws.normal(3, 4, 5, 2) + jnp.arange(3.0)[:, None, None, None]
     mask = jnp.arange(5)[None, :] < jnp.array([5, 3, 4, 2])[:, None]
     total = parts.sum(axis=0)
     found = rc.covariance_shares(parts, total, mask)
@@ -72,3 +73,68 @@ def test_covariance_shares_of_tokens_that_exist(x64):
     assert float(found.sum()) == pytest.approx(1, rel=1e-12)
     cancelling = jnp.stack([3 * total, -2 * total])
     np.testing.assert_allclose(rc.covariance_shares(cancelling, total), [3, -2], rtol=1e-12)
+
+
+K, TOKENS, D, VOCAB = 4, 5, 6, 11
+
+
+def drawn():
+    found = PathContributions(
+        by_length=draws.normal(K, TOKENS, D), offset=draws.normal(TOKENS, D, seed=2)
+    )
+    targets = jnp.asarray(np.random.default_rng(3).integers(0, VOCAB, TOKENS))
+    return found, draws.normal(VOCAB, D, seed=4), targets
+
+
+def by_hand(found, words, targets, keep, bias=0.0, cap=None):
+    parts, offset, words = (np.asarray(a, float) for a in (found.by_length, found.offset, words))
+    sums = [parts.sum(axis=0), *np.cumsum(parts, axis=0)]
+    sums += [np.delete(parts, k, axis=0).sum(axis=0) for k in range(K)]
+    losses, tokens = [], []
+    for total in sums:
+        z = (total + offset) @ words.T + bias
+        z = z if cap is None else cap * np.tanh(z / cap)
+        losses.append(np.log(np.exp(z).sum(axis=1)) - z[np.arange(TOKENS), targets])
+        tokens.append(z.argmax(axis=1))
+    same = [(t == tokens[0])[keep].mean() for t in tokens]
+    return np.array(losses)[:, keep].mean(axis=1), np.array(same)
+
+
+def test_by_length_against_softmax_in_numpy():
+    found, words, targets = drawn()
+    keep = np.arange(TOKENS) < TOKENS - 1
+    sums = next_token.sums_by_length(found)
+    known = next_token.no_words(len(sums[1]), TOKENS)
+    known = next_token.add_words(known, words, 0, *sums, targets)
+    effects = next_token.by_length(known, jnp.asarray(keep))
+    loss, same = by_hand(found, words, targets, keep)
+    ours = [effects["loss"][None], effects["loss_up_to"], effects["loss_without"]]
+    assert relative(jnp.concatenate(ours), loss) < 1e-5
+    assert np.allclose(jnp.concatenate([effects["same_up_to"], effects["same_without"]]), same[1:])
+    assert 0 < same[1] < 1
+
+
+def test_pieces_of_the_vocabulary_with_bias_and_cap():
+    found, words, targets = drawn()
+    bias, cap, size = np.linspace(-1, 1, VOCAB).astype(np.float32), 2.0, 4
+    parts, sums = next_token.sums_by_length(found)
+    known = next_token.no_words(len(sums), TOKENS)
+    add = jax.jit(next_token.add_words)
+    for first in range(0, VOCAB, size):
+        here = np.arange(first, first + size)
+        rows = np.minimum(here, VOCAB - 1)
+        known = add(
+            known,
+            words[rows],
+            first,
+            parts,
+            sums,
+            targets,
+            bias=jnp.asarray(bias[rows]),
+            softcap=cap,
+            word_mask=jnp.asarray(here < VOCAB),
+        )
+    keep = np.ones(TOKENS, bool)
+    loss, same = next_token.agreement(known, jnp.asarray(keep))
+    expected = by_hand(found, words, targets, keep, bias, cap)
+    assert relative(loss, expected[0]) < 1e-5 and np.allclose(same, expected[1])

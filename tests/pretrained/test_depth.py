@@ -1,8 +1,11 @@
 """The depth report against the same measures by hand in PyTorch, on models of transformers."""
 
+import draws
 import jax
 import numpy as np
 import pytest
+from comparison import near
+from refusals import each_is_refused
 
 import rank_collapse as rc
 from rank_collapse.pretrained.depth import depth_used
@@ -141,8 +144,7 @@ def test_a_network_in_memory_gives_the_same(measured):
     config, params = rc.pretrained.load(folder)
     head = rc.pretrained.open_checkpoint(folder).unembedding
     other = rc.depth_report(params, ids.numpy(), config, unembedding=head)
-    for name, values in report.measures.items():
-        np.testing.assert_allclose(other.measures[name], values, atol=1e-5, err_msg=name)
+    near(other.measures, report.measures, atol=1e-5)
     assert other.used == report.used
     assert "The definitions disagree" in str(other) or len(set(other.used.values())) == 1
     columns = other.by_layer()
@@ -174,16 +176,16 @@ def test_texts_of_different_lengths_are_measured_as_each_alone(measured):
     report, _, ids, folder = measured
     source, short = rc.pretrained.open_checkpoint(folder), ids[1, :6].tolist()
     both = rc.depth_report(source, [ids[0].tolist(), short])
-    for name, values in rc.depth_report(source, short).measures.items():
-        np.testing.assert_allclose(both.measures[name][1], values[0], atol=2e-5, err_msg=name)
-    for name in ("lens_kl", "loss_without", "loss_up_to"):
-        np.testing.assert_allclose(both.measures[name][0], report.measures[name][0], atol=2e-5)
-    with pytest.raises(ValueError, match="text 1 has fewer than 2 tokens"):
-        rc.depth_report(source, [short, [5]])
-
-
-def test_what_is_no_language_model_is_refused():
+    first, second = (jax.tree.map(lambda a, i=i: a[i], both.measures) for i in (0, 1))
+    alone = rc.depth_report(source, short).measures
+    near(second, {name: values[0] for name, values in alone.items()}, atol=2e-5)
+    own = {name: report.measures[name][0] for name in ("lens_kl", "loss_without", "loss_up_to")}
+    near(first, own, atol=2e-5)
     config = rc.transformer(2, 2, 8)
-    params = rc.init(jax.random.key(0), config)
-    with pytest.raises(ValueError, match="no unembedding"):
-        rc.depth_report(params, np.zeros((1, 4)), config)
+    each_is_refused(
+        (lambda: rc.depth_report(source, [short, [5]]), "text 1 has fewer than 2 tokens"),
+        (
+            lambda: rc.depth_report(draws.parameters(config), np.zeros((1, 4)), config),
+            "no unembedding",
+        ),
+    )

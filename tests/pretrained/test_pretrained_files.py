@@ -1,9 +1,13 @@
-"""Reading checkpoint folders: what is refused and how, and architectures at initialisation."""
+"""Checkpoint folders and names on the hub: golden states, what is refused and how, draws."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
+import types
+from fnmatch import fnmatch
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -11,11 +15,15 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from comparison import largest_difference, ours
+from refusals import each_is_refused, is_refused, refused
 from safetensors.numpy import load_file, save_file
 
 from rank_collapse import pretrained
+from rank_collapse.pretrained import open_checkpoint
 from rank_collapse.pretrained.checkpoint import Checkpoint
 from rank_collapse.pretrained.drawn import Draw, RandomWeights
+from rank_collapse.pretrained.hub import hub_folder, is_hub_name
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 BERT = {
@@ -46,32 +54,30 @@ def rewrite(folder, change):
     save_file({name: change(name, a) for name, a in load_file(path).items()}, path)
 
 
-def refused(folder, *words, error=ValueError, **options):
+def unreadable(folder, *words, error=ValueError, **options):
     """Before a layer is read, too."""
-    for call in (pretrained.load, pretrained.open_checkpoint):
-        with pytest.raises(error) as caught:
-            call(folder, **options)
-        message = str(caught.value)
-        assert "\n" not in message and all(word in message for word in words), message
+    words = "".join(f"(?=.*{re.escape(word)})" for word in words)
+    calls = [partial(call, folder, **options) for call in (pretrained.load, open_checkpoint)]
+    each_is_refused(*((call, words) for call in calls), error=error)
 
 
 def test_missing_folder_config_and_weights(folder):
-    refused(folder / "none", "none", "does not exist", error=FileNotFoundError)
+    unreadable(folder / "none", "none", "does not exist", error=FileNotFoundError)
     file = folder / "model.safetensors"
-    refused(file, "model.safetensors is a file; a checkpoint is", error=NotADirectoryError)
+    unreadable(file, "model.safetensors is a file; a checkpoint is", error=NotADirectoryError)
     (folder / "model.safetensors").unlink()
-    refused(folder, "holds none of model.safetensors", error=FileNotFoundError)
+    unreadable(folder, "holds none of model.safetensors", error=FileNotFoundError)
     (folder / "config.json").unlink()
-    refused(folder, "config.json does not exist", error=FileNotFoundError)
+    unreadable(folder, "config.json does not exist", error=FileNotFoundError)
 
 
 def test_config_that_is_no_json_or_unknown(folder):
     change_config(folder, model_type="bart")
-    refused(folder, "model_type='bart'", "roberta")
+    unreadable(folder, "model_type='bart'", "roberta")
     (folder / "config.json").write_text("{")
-    refused(folder, "config.json is not JSON")
+    unreadable(folder, "config.json is not JSON")
     (folder / "config.json").write_text("[]")
-    refused(folder, "holds a list")
+    unreadable(folder, "holds a list")
 
 
 @pytest.mark.parametrize("keep", [4, 100, 0.5, 0.999])
@@ -79,7 +85,7 @@ def test_truncated_safetensors(folder, keep):
     path = folder / "model.safetensors"
     raw = path.read_bytes()
     path.write_bytes(raw[: int(keep * len(raw)) if isinstance(keep, float) else keep])
-    refused(folder, "model.safetensors", "cut short")
+    unreadable(folder, "model.safetensors", "cut short")
 
 
 @pytest.mark.parametrize("name", ["bert-untied", "bert-legacy"])
@@ -90,7 +96,7 @@ def test_truncated_torch_file(tmp_path, name, keep):
     path = folder / "pytorch_model.bin"
     raw = path.read_bytes()
     path.write_bytes(raw[: int(keep * len(raw))])
-    refused(folder, "pytorch_model.bin")
+    unreadable(folder, "pytorch_model.bin")
 
 
 def test_missing_tensor_and_shard(folder):
@@ -100,20 +106,20 @@ def test_missing_tensor_and_shard(folder):
     save_file(
         {k: v for k, v in tensors.items() if not k.endswith(name)}, folder / "model.safetensors"
     )
-    refused(folder, name, "is missing")
+    unreadable(folder, name, "is missing")
     index = {"weight_map": {"a": "model-00001-of-00002.safetensors"}}
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    refused(folder, "model-00001-of-00002.safetensors", "missing", error=FileNotFoundError)
+    unreadable(folder, "model-00001-of-00002.safetensors", "missing", error=FileNotFoundError)
     index = {"weight_map": {"a": "../elsewhere.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    refused(folder, "no file of its folder")
+    unreadable(folder, "no file of its folder")
 
 
 def test_no_tensor_of_the_family(tmp_path):
     folder = Path(shutil.copytree(GOLDEN / "gpt2-head", tmp_path / "gpt2"))
     shutil.copy(GOLDEN / "bert" / "config.json", folder)
-    refused(folder, "embeddings.word_embeddings.weight", "is missing")
+    unreadable(folder, "embeddings.word_embeddings.weight", "is missing")
 
 
 @pytest.mark.parametrize(
@@ -131,19 +137,18 @@ def test_no_tensor_of_the_family(tmp_path):
 )
 def test_config_that_contradicts_the_weights(folder, entries, words):
     change_config(folder, **entries)
-    refused(folder, *words)
+    unreadable(folder, *words)
 
 
 def test_values_that_are_not_finite(folder):
     end = "layer.0.attention.self.key.weight"
     rewrite(folder, lambda name, a: np.nan * a if name.endswith(end) else a)
-    with pytest.raises(ValueError, match=r"attention\.self\.key\.weight.*not finite"):
-        pretrained.load(folder)
+    is_refused(r"self\.key\.weight.*not finite", pretrained.load, folder)
 
 
 def test_parts_and_dtypes(folder):
-    refused(folder, "part='decoder'", part="decoder")
-    refused(folder, "float64", "jax_enable_x64", dtype=jnp.float64)
+    unreadable(folder, "part='decoder'", part="decoder")
+    unreadable(folder, "float64", "jax_enable_x64", dtype=jnp.float64)
     _, params = pretrained.load(folder, dtype=jnp.bfloat16)
     assert {a.dtype for a in jax.tree.leaves(params)} == {jnp.dtype("bfloat16")}
 
@@ -165,8 +170,8 @@ def test_a_tensor_is_read_from_the_shard_that_the_index_names(tmp_path):
     index.write_text(json.dumps({"weight_map": {"a": "1.safetensors", "b": "2.safetensors"}}))
     assert not Checkpoint(tmp_path).read("a").any() and Checkpoint(tmp_path).names == ["a", "b"]
     index.write_text(json.dumps({"weight_map": {"a": "1.safetensors", "b": "1.safetensors"}}))
-    with pytest.raises(ValueError, match=r"tensor 'b' of .*index.json is not in 1.safetensors"):
-        Checkpoint(tmp_path)
+    elsewhere = r"tensor 'b' of .*index.json is not in 1.safetensors"
+    is_refused(elsewhere, Checkpoint, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -219,8 +224,8 @@ def test_random_like_bert():
     assert np.all(params.layers.attention_norm.gain == 1)
     assert not np.array_equal(params.layers.attention.w_q[0], params.layers.attention.w_q[1])
     table = pretrained.open_random(BERT, jax.random.key(0)).outside.embedding.tokens
-    for rows in ([7, 3], [299, 150]):  # read before the whole table is drawn
-        np.testing.assert_array_equal(table.rows(rows), tokens[np.array(rows)])
+    rows = [7, 3, 299, 150]  # read before the whole table is drawn
+    np.testing.assert_array_equal(table.rows(rows), tokens[np.array(rows)])
     _, again = pretrained.random_like(BERT, jax.random.key(0))
     _, other = pretrained.random_like(BERT, jax.random.key(1))
     np.testing.assert_array_equal(again.layers.mlp.w_in, params.layers.mlp.w_in)
@@ -245,13 +250,82 @@ def test_published_sizes():
         assert set(curves) == {"init", "pretrained"}
     assert shapes["albert-base-v2"].num_rows == 1
     assert pretrained.published_curves(pretrained.settings_of(BERT), 2) == {}
-    with pytest.raises(FileNotFoundError, match="bert-huge"):
-        pretrained.config_of("bert-huge")
+    is_refused("bert-huge", pretrained.config_of, "bert-huge", error=FileNotFoundError)
 
 
-@pytest.mark.parametrize("config", [None, {"n_layer": 2}], ids=["module", "own config"])
-def test_a_model_that_is_none_of_transformers_is_named(config):
-    model = type("Net", (), {"state_dict": dict, "config": config})()
-    for call in (pretrained.load, pretrained.open_checkpoint, pretrained.settings_of):
-        with pytest.raises(ValueError, match="a Net is not a checkpoint folder, a config"):
-            call(model)
+test_a_model_that_is_none_of_transformers_is_named = refused(
+    [
+        (call, config, "a Net is not a checkpoint folder, a config")
+        for call in (pretrained.load, open_checkpoint, pretrained.settings_of)
+        for config in (None, {"n_layer": 2})
+    ],
+    lambda call, config: call(type("Net", (), {"state_dict": dict, "config": config})()),
+)
+
+
+PYTHIA = "EleutherAI/pythia-70m@step1"
+INSTEAD = "hf download EleutherAI/pythia-70m --revision step1 --local-dir pythia-70m"
+
+
+def hub_of(monkeypatch, download):
+    module = types.ModuleType("huggingface_hub")
+    module.snapshot_download = download
+    monkeypatch.setitem(sys.modules, "huggingface_hub", module)
+
+
+def test_names_on_the_hub_without_the_package_and_without_internet(monkeypatch):
+    assert is_hub_name("hf:gpt2") and not is_hub_name("gpt2") and not is_hub_name({"model_type": 1})
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    missing = f"huggingface_hub, which is not installed: pip.*{INSTEAD}"
+    is_refused(missing, pretrained.load, f"hf:{PYTHIA}", error=ImportError)
+
+    def download(*_, **__):
+        raise ConnectionError("no route\nto host")
+
+    hub_of(monkeypatch, download)
+    offline = f"no route to host; give a folder.*{INSTEAD}"
+    is_refused(offline, pretrained.settings_of, f"hf:{PYTHIA}", error=FileNotFoundError)
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin", "README.md"])
+def test_weights_in_the_safer_format_where_there_are_some(monkeypatch, tmp_path, file):
+    asked = []
+
+    def download(name, *, revision, allow_patterns):
+        asked.append((name, revision, allow_patterns))
+        if any(fnmatch(file, pattern) for pattern in allow_patterns):
+            (tmp_path / file).touch()
+        return str(tmp_path)
+
+    hub_of(monkeypatch, download)
+    if file == "README.md":
+        is_refused(
+            r"hf:gpt2: there are none of model\.safe",
+            hub_folder,
+            "hf:gpt2",
+            error=FileNotFoundError,
+        )
+    else:
+        assert hub_folder("hf:gpt2") == tmp_path
+    assert all(a[:2] == ("gpt2", None) and "config.json" in a[2] for a in asked)
+    assert len(asked) == (1 if file == "model.safetensors" else 2)
+
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+FOLDERS = sorted(f.name for f in GOLDEN.iterdir() if f.is_dir())
+
+
+def test_golden_folders_exist():
+    families = {"bert", "roberta", "albert", "xlnet", "distilbert", "t5", "gpt2", "vit", "llama"}
+    assert families <= {name.split("-")[0] for name in FOLDERS}
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_hidden_states_and_attentions(name, optimized):
+    if list((GOLDEN / name).glob("*.bin")):
+        pytest.importorskip("torch")
+    stored = np.load(GOLDEN / name / "expected.npz")
+    arguments = {k[3:]: v for k, v in stored.items() if k.startswith("in/")}
+    expected = {k[4:]: v for k, v in stored.items() if k.startswith("out/")}
+    worst = largest_difference(ours(GOLDEN / name, arguments), expected, arguments)
+    assert max(worst.values()) < 1e-5, worst

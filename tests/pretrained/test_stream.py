@@ -2,16 +2,17 @@
 
 import json
 import shutil
-from functools import partial
 from pathlib import Path
 
+import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from comparison import near
 from marks import slow_but
 from path_examples import chain_effects, over_batch
-from refusals import each_is_refused
+from refusals import is_refused, refused
 from safetensors.numpy import load_file, save_file
 
 import rank_collapse as rc
@@ -247,8 +248,16 @@ def test_a_disk_that_goes_away_leaves_a_state_to_go_on_from(tmp_path):
         source.layers.drop()
         folder.rename(tmp_path / "elsewhere")
 
-    with pytest.raises(FileNotFoundError, match="llama-grouped"):
-        pretrained.stream(source, inputs, groups, chunk=2, done=gone)
+    is_refused(
+        "llama-grouped",
+        pretrained.stream,
+        source,
+        inputs,
+        groups,
+        chunk=2,
+        done=gone,
+        error=FileNotFoundError,
+    )
     (tmp_path / "elsewhere").rename(folder)
     like = pretrained.state_like(source, inputs, groups, 1, chunk=2)
     assert jax.tree.map(np.shape, kept[0]) == jax.tree.map(lambda a: a.shape, like.arrays())
@@ -266,25 +275,21 @@ def test_texts_of_different_lengths_are_filled_up_and_masked():
     for i, (text, own) in enumerate(zip(texts, segments, strict=True)):
         given = {"x": np.array([text]), "segments": np.array([own])}
         alone = over_batch(profiles.network_profile, params, config, given, measures=MEASURES)
-        for name, values in alone.items():
-            np.testing.assert_allclose(found[""]["profile"][name][i], values[0], rtol=1e-4)
+        of_text = jax.tree.map(lambda a, i=i: a[i : i + 1], found[""]["profile"])
+        near(of_text, alone, rtol=1e-4)
     masked = {"x": texts, "mask": np.arange(5) < np.array([[5], [2], [2]])}
     found = pretrained.stream(source, masked, {"": Group(passes)})[""]["profile"]
     shorter = pretrained.stream(source, {"x": [*texts[:2], texts[2][:2]]}, {"": Group(passes)})
-    for name, values in shorter[""]["profile"].items():
-        np.testing.assert_allclose(found[name], values, rtol=1e-4)
+    near(found, shorter[""]["profile"], rtol=1e-4)
 
 
 def test_one_program_serves_all_layers(monkeypatch):
     source, traced, counts = pretrained.open_checkpoint(GOLDEN / "llama-grouped"), [], []
-
-    def counted(*arguments):
-        traced.append(arguments)
-        return layer_of(*arguments)
-
     layer_of = streaming.layer_of
-    monkeypatch.setattr(streaming, "layer_of", counted)
-    streaming._step.clear_cache()  # of other tests
+    monkeypatch.setattr(
+        streaming, "layer_of", lambda *given: traced.append(given) or layer_of(*given)
+    )
+    jax.clear_caches()  # of other tests
     groups = some_groups(source)
     pretrained.stream(
         source, batch(source.config), groups, chunk=2, done=lambda _: counts.append(len(traced))
@@ -297,7 +302,7 @@ def test_an_ablation_is_the_one_published_for_the_family():
     config = rc.TransformerConfig(
         depth=2, num_heads=1, d_model=4, attention_skip=True, mlp="gelu", mlp_skip=True
     )
-    params = rc.init(jax.random.key(0), config)
+    params = draws.parameters(config, bias_scale=0.0)
     inputs = {"x": np.random.default_rng(0).normal(size=(1, 3, 4)).astype(np.float32)}
     profile = (("profile", ProfilePass(MEASURES)),)
     for family in ("bert", "albert"):
@@ -340,8 +345,14 @@ def test_values_that_are_not_finite_are_named_when_their_layer_comes(tmp_path):
 
     rewritten(folder, "model.layers.1.mlp.up_proj.weight", spoil)
     source = pretrained.open_checkpoint(folder)
-    with pytest.raises(ValueError, match=r"layers\.1\.mlp\.up_proj\.weight.*not finite"):
-        pretrained.stream(source, INPUTS, STATES, done=lambda s: done.append(s.layers))
+    is_refused(
+        r"layers\.1\.mlp\.up_proj\.weight.*not finite",
+        pretrained.stream,
+        source,
+        INPUTS,
+        STATES,
+        done=lambda s: done.append(s.layers),
+    )
     assert done == [1]
 
 
@@ -358,23 +369,18 @@ def test_weights_that_make_the_states_mean_nothing_are_said(names, value, messag
     for name in [name for name in Checkpoint(folder).names if names in name]:
         rewritten(folder, name, lambda a: np.full_like(a, value))
     source = pretrained.open_checkpoint(folder)
-    with pytest.raises(ValueError, match=message):
-        pretrained.stream(source, INPUTS, STATES)
+    is_refused(message, pretrained.stream, source, INPUTS, STATES)
 
 
-def test_tokens_beyond_the_positions_or_the_vocabulary():
-    source = pretrained.open_checkpoint(GOLDEN / "gpt2-head")
-    groups = {"all": Group(PROFILE)}
-    each_is_refused(
-        (
-            lambda: pretrained.stream(source, {"x": np.ones((1, 21), int)}, groups),
-            "21 tokens are more than the 20 positions",
-        ),
-        (
-            lambda: pretrained.stream(source, {"x": np.full((1, 4), 40)}, groups),
-            "token id 40 is not below vocab_size=40",
-        ),
-    )
+test_tokens_beyond_the_positions_or_the_vocabulary = refused(
+    [
+        (np.ones((1, 21), int), "21 tokens are more than the 20 positions"),
+        (np.full((1, 4), 40), "token id 40 is not below vocab_size=40"),
+    ],
+    lambda x: pretrained.stream(
+        pretrained.open_checkpoint(GOLDEN / "gpt2-head"), {"x": x}, {"all": Group(PROFILE)}
+    ),
+)
 
 
 def test_inputs_and_groups_that_do_not_fit():
@@ -384,7 +390,7 @@ def test_inputs_and_groups_that_do_not_fit():
         inputs = {"x": np.full((3, 4), 5), "mask": np.ones((rows, 4), bool)}
         groups = {"all": Group(PROFILE), "some": Group(PROFILE, **group)}
         for asked in (pretrained.stream, lambda *a, **k: pretrained.state_like(*a, 1, **k)):
-            each_is_refused((partial(asked, source, inputs, groups, chunk=chunk), words))
+            is_refused(words, asked, source, inputs, groups, chunk=chunk)
 
     refused("different lengths.*'x': 3, 'mask': 4", rows=4)
     refused("different lengths.*'x': 3, 'mask': 2", rows=2)
@@ -403,5 +409,4 @@ def test_weights_of_whole_numbers_are_said_to_be_quantised(tmp_path):
     header[name]["dtype"] = "I32"
     text = json.dumps(header).encode()
     path.write_bytes(len(text).to_bytes(8, "little") + text + raw[8 + length :])
-    with pytest.raises(ValueError, match=r"is of int32: a quantised checkpoint"):
-        pretrained.open_checkpoint(folder)
+    is_refused(r"is of int32: a quantised checkpoint", pretrained.open_checkpoint, folder)

@@ -6,6 +6,7 @@ import subprocess
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
+from refusals import is_refused
 
 from rank_collapse.runs import manifest
 from rank_collapse.runs.files import RunError
@@ -84,8 +85,9 @@ def test_what_is_made_of_the_arrays_is_made_again(name, damage, tmp_path):
     else:
         damage(tmp_path / name)
     if name == "summary.json":
-        with pytest.raises(RunError, match="has no summary: the run is not complete"):
-            read_summary(tmp_path)
+        is_refused(
+            "has no summary: the run is not complete", read_summary, tmp_path, error=RunError
+        )
     assert run(tmp_path) == [] and content(tmp_path) == before
     assert (
         f"{name} was not as it was written: it is made again" in (tmp_path / "log.txt").read_text()
@@ -98,8 +100,9 @@ def test_of_other_files_the_one_to_delete_is_named(name, tmp_path):
     before = content(tmp_path)
     flip(tmp_path / name)
     for _ in range(2):
-        with pytest.raises(RunError, match=f"{name} cannot be read .*; delete this file, and"):
-            run(tmp_path)
+        is_refused(
+            f"{name} cannot be read .*; delete this file, and", run, tmp_path, error=RunError
+        )
     (tmp_path / name).unlink()
     made = run(tmp_path)
     assert made == ([] if name == "config.json" else ["results"] if "arrays" in name else [name])
@@ -111,8 +114,13 @@ def test_of_other_files_the_one_to_delete_is_named(name, tmp_path):
 def test_a_config_that_was_deleted_comes_back_for_the_same_flags_alone(tmp_path):
     run(tmp_path)
     (tmp_path / "config.json").unlink()
-    with pytest.raises(RunError, match=r"results without a config\.json of this config"):
-        RunFolder(tmp_path, {"depth": 4})
+    is_refused(
+        r"results without a config\.json of this config",
+        RunFolder,
+        tmp_path,
+        {"depth": 4},
+        error=RunError,
+    )
     assert run(tmp_path) == []
     assert json.loads((tmp_path / "config.json").read_text())["config"] == CONFIG
 
@@ -121,8 +129,7 @@ def test_damaged_checksums_are_named_and_a_folder_without_any_opens(tmp_path):
     run(tmp_path)
     for place in (0.01, 0.5, 0.99):
         flip(tmp_path / manifest.NAME, place)
-        with pytest.raises(RunError, match=r"SHA256SUMS cannot be read .*; delete this file"):
-            run(tmp_path)
+        is_refused(r"SHA256SUMS cannot be read .*; delete this file", run, tmp_path, error=RunError)
         flip(tmp_path / manifest.NAME, place)
     before = content(tmp_path)
     (tmp_path / manifest.NAME).unlink()
@@ -131,13 +138,11 @@ def test_damaged_checksums_are_named_and_a_folder_without_any_opens(tmp_path):
     assert not manifest.whole(tmp_path, "summary.json")
     assert run(tmp_path) == [] and content(tmp_path) == before
     flip(tmp_path / "models.safetensors")  # from then on all is noticed again
-    with pytest.raises(RunError, match="its checksum does not match"):
-        run(tmp_path)
+    is_refused("its checksum does not match", run, tmp_path, error=RunError)
     flip(tmp_path / "models.safetensors")
     (tmp_path / manifest.NAME).unlink()
     flip(tmp_path / "arrays.npz")
-    with pytest.raises(RunError, match=r"arrays\.npz cannot be read \(its checksum"):
-        run(tmp_path)
+    is_refused(r"arrays\.npz cannot be read \(its checksum", run, tmp_path, error=RunError)
 
 
 def test_with_the_arrays_goes_what_was_made_of_them(tmp_path):
@@ -180,9 +185,14 @@ def test_a_finished_run_that_is_read_only_is_shown_and_left_alone(tmp_path, monk
     with RunFolder(tmp_path, CONFIG) as opened:
         assert opened.summary == {"mean": 1.0} and not opened.primary
     assert {p: (p.stat().st_mtime_ns, p.stat().st_ino) for p in tmp_path.rglob("*")} == before
-    with pytest.raises(RunError, match="depth is 3 there, 4 here"):
-        RunFolder(tmp_path, {"depth": 4})
+    is_refused("depth is 3 there, 4 here", RunFolder, tmp_path, {"depth": 4}, error=RunError)
     (tmp_path / "summary.json").unlink()  # what is not finished has to be written to
     for overwrite in (True, False):
-        with pytest.raises(RunError, match=r"cannot write to .*: permission denied"):
-            RunFolder(tmp_path, CONFIG, overwrite=overwrite)
+        is_refused(
+            r"cannot write to .*: permission denied",
+            RunFolder,
+            tmp_path,
+            CONFIG,
+            overwrite=overwrite,
+            error=RunError,
+        )

@@ -1,17 +1,20 @@
-"""Damaged files of a run: one line that names the file, never other numbers."""
+"""Files of a run: damage is one line that names the file; metrics.jsonl."""
 
 import errno
+import itertools
 import json
 import os
 import random
+import re
 import resource
 import time
+from functools import partial
 
 import numpy as np
 import pytest
-from refusals import each_is_refused
+from refusals import each_is_refused, is_refused
 
-from rank_collapse.runs import files, states
+from rank_collapse.runs import files, metrics, states
 from rank_collapse.runs.files import RunError, load_arrays, write_arrays
 from rank_collapse.runs.folder import RunFolder, read_summary
 
@@ -58,8 +61,7 @@ def test_any_changed_byte_shows(tmp_path):
     content = path.read_bytes()
     for place in range(0, len(content) - 80, 29):
         path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
-        with pytest.raises(RunError, match="its checksum does not match"):
-            load_arrays(path)
+        is_refused("its checksum does not match", load_arrays, path, error=RunError)
 
 
 def test_arrays_are_an_ordinary_npz_and_one_without_a_checksum_opens(tmp_path):
@@ -72,6 +74,10 @@ def test_arrays_are_an_ordinary_npz_and_one_without_a_checksum_opens(tmp_path):
         np.testing.assert_array_equal(run.part("part")["a"], ARRAYS["part/a"])
 
 
+def cannot_open(folder, message):
+    is_refused(message, RunFolder, folder, CONFIG, error=RunError)
+
+
 NOT_AN_OBJECT = ["[]", "3", "null", '"a"', "[" * 100_000, "{", "\xff"]
 
 
@@ -80,10 +86,7 @@ def test_a_config_of_another_type_is_named(tmp_path, content):
     RunFolder(tmp_path, CONFIG).close()
     (tmp_path / "config.json").write_bytes(content.encode("latin-1"))
     for _ in range(2):
-        with pytest.raises(
-            RunError, match=r"config\.json cannot be read .*; delete this file, and"
-        ):
-            RunFolder(tmp_path, CONFIG)
+        cannot_open(tmp_path, r"config\.json cannot be read .*; delete this file, and")
         (tmp_path / "SHA256SUMS").unlink(missing_ok=True)  # a folder of an earlier version has none
 
 
@@ -92,8 +95,7 @@ def test_a_summary_of_another_type_is_made_again(tmp_path, content):
     with RunFolder(tmp_path, CONFIG) as run:
         run.finish({"loss": 1.0})
     (tmp_path / "summary.json").write_bytes(content.encode("latin-1"))
-    with pytest.raises(RunError, match="summary"):
-        read_summary(tmp_path)
+    is_refused("summary", read_summary, tmp_path, error=RunError)
     with RunFolder(tmp_path, CONFIG) as run:
         assert not run.complete
         run.finish({"loss": 1.0})
@@ -104,8 +106,7 @@ def test_a_config_of_another_type_within_is_refused(tmp_path):
     RunFolder(tmp_path, CONFIG).close()
     (tmp_path / "SHA256SUMS").unlink()
     (tmp_path / "config.json").write_text(json.dumps({"config": [1]}))
-    with pytest.raises(RunError, match="has no config"):
-        RunFolder(tmp_path, CONFIG)
+    cannot_open(tmp_path, "has no config")
 
 
 STATE = {"w": np.random.default_rng(0).normal(size=(40, 10)).astype(np.float32), "n": np.int32(7)}
@@ -154,8 +155,13 @@ def test_a_full_disk_is_one_line_and_the_state_before_stays(tmp_path, capfd):
 def test_a_folder_that_is_a_file_is_one_error(tmp_path):
     with RunFolder(tmp_path, CONFIG) as run:
         (tmp_path / "figures").write_text("")
-        with pytest.raises(RunError, match=r"cannot write to .*figures: .*exists"):
-            run.write_file("figures/a.png", b"")
+        is_refused(
+            r"cannot write to .*figures: .*exists",
+            run.write_file,
+            "figures/a.png",
+            b"",
+            error=RunError,
+        )
     RunFolder(tmp_path, CONFIG, overwrite=True).close()
 
 
@@ -163,8 +169,7 @@ def test_a_lock_that_is_a_link_is_refused_and_its_target_is_left_alone(tmp_path)
     (tmp_path / "mine").write_text("mine")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / ".lock").symlink_to(tmp_path / "mine")
-    with pytest.raises(RunError, match=r"cannot write to .*\.lock: Too many levels of symbolic"):
-        RunFolder(tmp_path / "run", CONFIG)
+    cannot_open(tmp_path / "run", r"cannot write to .*\.lock: Too many levels of symbolic")
     assert (tmp_path / "mine").read_text() == "mine"
 
 
@@ -185,3 +190,92 @@ def test_a_file_system_without_locks_is_used_without(tmp_path, monkeypatch):
     with RunFolder(tmp_path, {}) as run:
         run.save_arrays({"a": np.ones(2)})
     assert (tmp_path / "arrays.npz").exists()
+
+
+def test_lines_are_valid_json_and_come_back(tmp_path):
+    path = tmp_path / "m.jsonl"
+    by_layer = [1.0, np.nan, np.inf, -np.inf]
+    metrics.append(path, 3, {"loss": np.float32(0.5), "by_layer": by_layer}, seed=1)
+    metrics.append(path, 2, {"loss": np.inf, "other": np.nan})
+    for line in path.read_text().splitlines():
+        json.loads(line, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
+    first, second = metrics.read(path)
+    assert first["step"] == 2 and first["loss"] == np.inf and "seed" not in first
+    assert np.isnan(first["other"])
+    assert (second["step"], second["seed"], second["loss"]) == (3, 1, 0.5)
+    np.testing.assert_array_equal(second["by_layer"], by_layer)
+
+
+def test_a_step_that_is_written_again_counts_once(tmp_path):
+    path = tmp_path / "m.jsonl"
+    for step, loss in ((1, 3.0), (2, 2.0), (1, 1.0)):
+        metrics.append(path, step, {"loss": loss})
+    assert [row["loss"] for row in metrics.read(path)] == [1.0, 2.0]
+
+
+def test_lines_that_are_written_again_are_dropped_before(tmp_path):
+    path = tmp_path / metrics.NAME
+    metrics.drop(path, [0])  # nothing there
+    assert not path.exists()
+    for step, seed in itertools.product(range(4), range(3)):
+        metrics.append(path, step, {"loss": 1.0}, seed=seed)
+    with open(path, "ab") as file:
+        file.write(b'{"step": 9, "lo')
+    metrics.drop(path, iter([0, 2]), 1)
+    left = [(row["seed"], row["step"]) for row in metrics.read(path)]
+    assert left == [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2), (1, 3), (2, 0), (2, 1)]
+    assert path.read_bytes().count(b"\n") == len(left)
+
+
+def test_a_line_cut_off_by_a_kill_is_left_out_and_does_not_spoil_the_next(tmp_path):
+    path = tmp_path / "m.jsonl"
+    metrics.append(path, 1, {"loss": 1.0})
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"step": 2, "lo')
+    assert len(metrics.read(path)) == 1
+    metrics.append(path, 3, {"loss": 3.0})
+    assert [row["step"] for row in metrics.read(path)] == [1, 3]
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        ("[1]", "no JSON object"),
+        ('{"loss": 1}', "'step'"),
+        ('{"step": true}', "'step'"),
+        ('{"step": 1, "seed": [1]}', "line 1: 'seed' is no whole number"),
+        ('{"step": 1, "a": [{}]}', "line 1: 'a' is neither"),
+        ('{"step": 1, "a": {"b": 1}}', "'a' is neither"),
+        ('{"step": 1, "note": "begun"}', "'note' is neither"),
+        ('{"step": 1, "a": ["2"]}', "'a' is neither"),
+        ('{"step": 1, "a": true}', "'a' is neither"),
+        ('{"step": 1, "a": 1' + 400 * "0" + "}", "'a' is neither"),
+    ],
+)
+def test_other_files_are_refused_in_a_line(tmp_path, content, message):
+    path = tmp_path / "m.jsonl"
+    path.write_text(content + "\n")
+    each_is_refused(
+        (lambda: metrics.read(path), message),
+        (lambda: metrics.read(tmp_path / "absent"), "cannot be read"),
+        error=RunError,
+    )
+
+
+def test_values_of_other_shapes_are_refused(tmp_path):
+    path = tmp_path / "m.jsonl"
+    append = partial(metrics.append, path, 1)
+    is_refused("'loss' of shape", append, {"loss": np.zeros((2, 2))})
+    for wrong in ("hi", {"a": 1}, [1, [2, 3]]):
+        shown = re.escape(f"'note'={wrong!r} is not a metric")
+        is_refused(shown, append, {"loss": 1.0, "note": wrong})
+    assert not path.exists()
+
+
+def test_the_run_folder_keeps_it_and_overwrite_deletes_it(tmp_path):
+    with RunFolder(tmp_path, {"a": 1}) as run:
+        run.append_metrics(1, {"loss": 1.0}, seed=0)
+    with RunFolder(tmp_path, {"a": 1}) as run:
+        assert len(metrics.read(run.path / metrics.NAME)) == 1
+    with RunFolder(tmp_path, {"a": 1}, overwrite=True) as run:
+        assert not (run.path / metrics.NAME).exists()

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
-from refusals import each_is_refused
+from refusals import each_is_refused, is_refused
 
 from rank_collapse.runs import provenance
 from rank_collapse.runs.files import RunError, difference, make_folder
@@ -71,8 +71,9 @@ def test_a_folder_that_another_version_made_is_refused(tmp_path, layout):
     assert saved.pop("layout") == LAYOUT
     path.write_text(json.dumps(saved | ({} if layout is None else {"layout": layout})))
     (tmp_path / "SHA256SUMS").unlink()
-    with pytest.raises(RunError, match=f"another version .*layout {layout or 1} there"):
-        RunFolder(tmp_path, CONFIG)
+    is_refused(
+        f"another version .*layout {layout or 1} there", RunFolder, tmp_path, CONFIG, error=RunError
+    )
 
 
 def test_what_is_shown_follows_what_is_asked_for(tmp_path):
@@ -107,8 +108,12 @@ def test_another_config_is_refused_with_the_difference_and_overwrite_starts_afre
         run.finish({})
         run.write_file("models.safetensors", b"weights")
         run.write_file("models/depth-4.npz", b"weights")
-        with pytest.raises(ValueError, match=r"'weights/depth-4\.npz' is not one of"):
-            run.write_file("weights/depth-4.npz", b"weights")
+        is_refused(
+            r"'weights/depth-4\.npz' is not one of",
+            run.write_file,
+            "weights/depth-4.npz",
+            b"weights",
+        )
     (tmp_path / "notes.txt").write_text("mine")
     other = CONFIG | {"depth": 4}
     with pytest.raises(RunError, match="depth is 3 there, 4 here") as caught:
@@ -162,8 +167,7 @@ def test_a_folder_that_cannot_be_written_is_one_error(tmp_path):
 
 def test_results_without_a_config_are_not_taken_over(tmp_path):
     (tmp_path / "results.csv").write_text("a\n")
-    with pytest.raises(RunError, match="without a config"):
-        RunFolder(tmp_path, CONFIG)
+    is_refused("without a config", RunFolder, tmp_path, CONFIG, error=RunError)
 
 
 def test_another_host_only_reads(tmp_path):
@@ -188,8 +192,12 @@ def test_checkpoints_resume_and_are_dropped_at_the_end(tmp_path):
         assert step == 20 and back["n"] == 7
         np.testing.assert_array_equal(back["w"], [1, 2, 3, 4])
         assert jax.random.normal(back["key"]) == jax.random.normal(state["key"])
-        with pytest.raises(RunError, match=r"w of shape \(4,\), not \(5,\)"):
-            run.restore_checkpoint(state | {"w": jnp.zeros(5)})
+        is_refused(
+            r"w of shape \(4,\), not \(5,\)",
+            run.restore_checkpoint,
+            state | {"w": jnp.zeros(5)},
+            error=RunError,
+        )
         run.finish({})
         assert not (tmp_path / "checkpoints").exists()
 

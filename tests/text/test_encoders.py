@@ -1,16 +1,22 @@
-"""Functions text -> token ids: files of checkpoint folders, vocabularies made here."""
+"""Functions text → token ids: of folders, of vocabularies trained here; pairs of sentences."""
 
+import hashlib
 import json
+import subprocess
+import sys
 
+import numpy as np
 import pytest
+from refusals import is_refused
 
-from rank_collapse.text import encoders, pairs, tokens
+from rank_collapse.text import encoders, pairs, tokens, vocabulary
+from rank_collapse.text.words import default_text
 
 pytest.importorskip("tokenizers")
 TEXTS = ["The cat sat on the mat.", "A dog ran after the cat, and the cat ran too.", "Birds sing."]
 
 
-def vocabulary(folder):
+def trained_on(folder):
     """A WordPiece vocabulary of the texts, in a folder; its tokenizer."""
     from tokenizers import BertWordPieceTokenizer, models
 
@@ -21,7 +27,7 @@ def vocabulary(folder):
 
 
 def test_tokenizer_files_agree(tmp_path):
-    tokenizer = vocabulary(tmp_path)
+    tokenizer = trained_on(tmp_path)
     settings = {"model_type": "bert"}
     wordpiece = encoders.tokenizer_of(tmp_path, settings)
     expected = tokenizer.encode(TEXTS[0]).ids
@@ -33,8 +39,7 @@ def test_tokenizer_files_agree(tmp_path):
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     assert encoders.tokenizer_of(tmp_path, settings)(TEXTS[0]) == expected
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"tokenizer\.json is not a tokenizer"):
-        encoders.tokenizer_of(tmp_path, settings)
+    is_refused(r"tokenizer\.json is not a tokenizer", encoders.tokenizer_of, tmp_path, settings)
     assert encoders.tokenizer_of(tmp_path / "empty", settings) is None
 
 
@@ -75,8 +80,7 @@ def test_sentencepiece(tmp_path):
     assert ids("llama") == [id_of("<s>"), *plain]
     assert ids("albert") == [id_of("[CLS]"), *model.encode(TEXTS[2].lower()), id_of("[SEP]")]
     (tmp_path / "spiece.model").write_bytes(b"no model")
-    with pytest.raises(ValueError, match="not a sentencepiece model"):
-        ids("t5")
+    is_refused("not a sentencepiece model", ids, "t5")
 
 
 def test_trained_tokenizer():
@@ -117,7 +121,7 @@ def test_trained_tokenizer():
     ],
 )
 def test_a_damaged_tokenizer_is_one_line(name, change, message, tmp_path, capfd):
-    vocabulary(tmp_path).save(str(tmp_path / "tokenizer.json"))
+    trained_on(tmp_path).save(str(tmp_path / "tokenizer.json"))
     content = json.loads((tmp_path / "tokenizer.json").read_text())
     (tmp_path / "tokenizer.json").write_text(json.dumps(content | {name: change}))
     with pytest.raises(ValueError, match=rf"tokenizer\.json .*{message}") as caught:
@@ -127,13 +131,113 @@ def test_a_damaged_tokenizer_is_one_line(name, change, message, tmp_path, capfd)
 
 def test_a_vocabulary_without_unknown_words_is_one_line(tmp_path):
     (tmp_path / "vocab.txt").write_text("[PAD]\n[CLS]\n[SEP]\nthe\n")
-    with pytest.raises(ValueError, match=r"vocab\.txt encodes no text: .*Missing \[UNK\]"):
-        encoders.tokenizer_of(tmp_path, {"model_type": "bert"})("zebra")
+    is_refused(
+        r"vocab\.txt encodes no text: .*Missing \[UNK\]",
+        encoders.tokenizer_of(tmp_path, {"model_type": "bert"}),
+        "zebra",
+    )
     tokenizer, _ = pairs.load_tokenizer(str(tmp_path), [("a", "b")])
-    with pytest.raises(ValueError, match="the tokenizer encodes no text"):
-        pairs.encode_pairs(tokenizer, [("zebra", "b")], 9)
+    is_refused("the tokenizer encodes no text", pairs.encode_pairs, tokenizer, [("zebra", "b")], 9)
 
 
 def test_a_token_beyond_every_integer_is_one_line():
-    with pytest.raises(ValueError, match="token id 4294967295 of text 0"):
-        tokens.pad([[2**32 - 1]])
+    is_refused("token id 4294967295 of text 0", tokens.pad, [[2**32 - 1]])
+
+
+pytest.importorskip("tokenizers")
+IDS = """
+from rank_collapse.text import encoders, pairs, words
+encoder = encoders.trained_tokenizer([words.default_text()], 30000)
+given = pairs.read_pairs("shipped", "", 20)
+tokenizer, _ = pairs.load_tokenizer("absent", given)
+print(encoder(words.default_text()), pairs.encode_pairs(tokenizer, given, 128).ids.tolist())
+"""
+
+
+def test_every_process_makes_the_same_vocabulary():
+    runs = [
+        subprocess.run([sys.executable, "-c", IDS], capture_output=True, text=True, check=True)
+        for _ in range(2)
+    ]
+    assert len(runs[0].stdout) > 5000 and runs[0].stdout == runs[1].stdout
+
+
+def test_the_texts_words_are_whole_tokens():
+    text = default_text()
+    tokenizer = vocabulary.train_wordpiece([text], 30000, lowercase=True)
+    found = tokenizer.encode(text).tokens
+    assert found == [t for t in found if not t.startswith("##") and t != "[UNK]"]
+    assert tokenizer.encode("The qqq").tokens[0] == "the"
+    assert [tokenizer.token_to_id(t) for t in vocabulary.SPECIAL] == [0, 1, 2, 3, 4]
+
+
+def test_the_size_is_kept_or_refused():
+    small = vocabulary.train_wordpiece(["abc abd abc"], 20, lowercase=False)
+    assert small.get_vocab_size() <= 20 and len(small.encode("abc").ids) == 1
+    is_refused(
+        "vocab_size=12 is less than the 13 special tokens",
+        vocabulary.train_wordpiece,
+        ["abc abd"],
+        12,
+        lowercase=False,
+    )
+
+
+def test_case_is_kept_where_asked():
+    encoder = encoders.trained_tokenizer(["The the"], 100)
+    first, upper, lower, last = encoder("The the")
+    assert (first, last) == (2, 3) and upper != lower
+
+
+pytest.importorskip("tokenizers")
+VOCABULARY = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "c", "##c", "A")
+
+
+def test_reading(tmp_path):
+    path = tmp_path / "train.tsv"
+    path.write_text("index\tsentence1\tsentence2\n0\tA b\tC\n1\tonly one\n2\tD\tE\n")
+    assert pairs.read_pairs("RTE", str(tmp_path), 9) == [("A b", "C"), ("D", "E")]
+    assert pairs.read_pairs("RTE", str(tmp_path), 1) == [("A b", "C")]
+    path.write_text("index\tsentence1\n0\tA\n")
+    is_refused(r"train\.tsv has no column sentence2", pairs.read_pairs, "RTE", str(tmp_path), 9)
+    path.write_text("sentence1\tsentence2\n")
+    is_refused(r"train\.tsv has no rows", pairs.read_pairs, "RTE", str(tmp_path), 9)
+    is_refused(
+        r"none/train\.tsv does not exist: GLUE's RTE",
+        pairs.read_pairs,
+        "RTE",
+        str(tmp_path / "none"),
+        9,
+        error=FileNotFoundError,
+    )
+
+
+def test_a_folders_vocabulary(tmp_path):
+    (tmp_path / "vocab.txt").write_text("\n".join(VOCABULARY))
+    given = [("A ac", "b"), ("b", "c")]
+    tokenizer, origin = pairs.load_tokenizer(str(tmp_path), given)
+    assert origin == "tokenizer from vocab.txt"
+    ids, mask = pairs.encode_pairs(tokenizer, given, 128)
+    np.testing.assert_array_equal(ids, [[2, 5, 5, 8, 3, 6, 3], [2, 6, 3, 7, 3, 0, 0]])
+    np.testing.assert_array_equal(mask, ids > 0)
+    cut, _ = pairs.encode_pairs(tokenizer, given, 5)  # the longer sentence loses its end
+    np.testing.assert_array_equal(cut[0], [2, 5, 3, 6, 3])
+    tokenizer, _ = pairs.load_tokenizer(str(tmp_path / "vocab.txt"), given)
+    np.testing.assert_array_equal(pairs.encode_pairs(tokenizer, given, 128).ids, ids)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": False}))
+    tokenizer, _ = pairs.load_tokenizer(str(tmp_path), given)
+    assert pairs.encode_pairs(tokenizer, given, 128).ids[0, 1] == VOCABULARY.index("A")
+    (tmp_path / "vocab.txt").unlink()
+    is_refused(
+        r"holds neither tokenizer\.json nor vocab\.txt", pairs.load_tokenizer, str(tmp_path), given
+    )
+
+
+def test_rte_has_the_ids_it_always_had(shared_data):
+    """Ids of the first commit whose vocabulary was deterministic; update with its algorithm."""
+    given = pairs.read_pairs("RTE", str(shared_data / "RTE"), 500)
+    tokenizer, _ = pairs.load_tokenizer("bert-base-uncased", given)
+    ids, mask = pairs.encode_pairs(tokenizer, given, 128)
+    assert tokenizer.get_vocab_size() == 10476 and ids.shape == (500, 128)
+    digest = hashlib.sha256(ids.tobytes() + mask.tobytes()).hexdigest()
+    assert digest.startswith("c8bf5b3779ed9507")

@@ -1,10 +1,101 @@
-"""Batches of token ids: texts read, cut and padded."""
+"""Files, words and batches of token ids: what is read, cut, padded, and refused in one line."""
+
+import os
 
 import numpy as np
 import pytest
-from refusals import each_is_refused
+from refusals import each_is_refused, is_refused
 
-from rank_collapse.text import tokens
+from rank_collapse.text import files, tokens, words
+
+
+def test_line_ends_and_byte_order_mark(tmp_path):
+    path = tmp_path / "a"
+    path.write_bytes("\ufeffnaïve\r\ntext\rend".encode())
+    assert files.read_utf8(path) == "naïve\ntext\nend"
+    assert files.read_utf8(str(path)) == "naïve\ntext\nend"
+
+
+def test_what_cannot_be_read_is_named(tmp_path):
+    (tmp_path / "latin").write_bytes("naïve".encode("latin-1"))
+    is_refused(r"latin is not UTF-8: byte 2 of it$", files.read_utf8, tmp_path / "latin")
+    is_refused(r"none does not exist$", files.read_utf8, tmp_path / "none", error=FileNotFoundError)
+    is_refused(
+        "latin/below cannot be read: Not a directory", files.read_utf8, tmp_path / "latin" / "below"
+    )
+
+
+def test_only_regular_files_are_opened(tmp_path):
+    """A pipe would wait for ever, and /dev/zero has no end: neither is opened."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("/dev/zero")
+    for path in (tmp_path, tmp_path / "pipe", tmp_path / "link", "/dev/zero"):
+        is_refused(f"{path} cannot be read: it is not a regular file", files.read_utf8, path)
+
+
+def test_tables(tmp_path):
+    path = tmp_path / "a.tsv"
+    long = "x" * 200_000  # the csv package would refuse it
+    path.write_text(f'one\ttwo\n1 "\t2\u2028\n\n{long}\n\t4\r\n', encoding="utf-8")
+    assert files.read_table(path) == {"one": ['1 "', long, ""], "two": ["2\u2028", "", "4"]}
+    path.write_text("one\ttwo\n")
+    assert files.read_table(path) == {"one": [], "two": []}
+
+
+def test_json(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text('{"a": 1}')
+    assert files.read_json(path) == {"a": 1}
+    for content, message in (("{", "a.json is not JSON"), ("[1]", "a.json holds a list")):
+        path.write_text(content)
+        is_refused(message, files.read_json, path)
+
+
+def test_words_and_punctuation_in_order():
+    assert words.tokenize('The cat\'s "hat", é_1!') == [
+        "the",
+        "cat",
+        "'",
+        "s",
+        '"',
+        "hat",
+        '"',
+        ",",
+        "é_1",
+        "!",
+    ]
+
+
+def test_ids_are_ranks_of_first_appearance_and_a_longer_excerpt_begins_alike():
+    ids, vocabulary = words.token_ids("a b, a c", 10)
+    assert ids.tolist() == [0, 1, 2, 0, 3] and vocabulary == ["a", "b", ",", "c"]
+    assert words.token_ids("a b, a c", 3)[0].tolist() == [0, 1, 2]
+
+
+def test_the_shipped_text_is_long_enough():
+    ids, vocabulary = words.token_ids(words.default_text(), 1000)
+    assert len(ids) >= 256 and 100 < len(vocabulary) < len(ids)
+
+
+@pytest.mark.parametrize("content", ["", "word", "  \n"])
+def test_fewer_than_two_tokens_are_refused(content):
+    each_is_refused(
+        (lambda: words.token_ids(content, 10), "fewer than 2"),
+        (lambda: words.token_ids("many words here", 1), "fewer than 2"),
+    )
+
+
+def test_an_empty_text_is_refused(tmp_path):
+    (tmp_path / "good").write_text("Some text.\n")
+    assert words.read_text(tmp_path / "good") == "Some text.\n"
+    (tmp_path / "empty").write_text(" \n")
+    is_refused("empty is empty", words.read_text, tmp_path / "empty")
+
+
+def test_windows():
+    assert words.windows("a b c d e", 3, 3) == ["a b c", "b c d", "c d e"]
+    assert words.windows("a b", 4, 5) == ["a b"]
+
 
 TEXTS = ["The cat sat on the mat.", "A dog ran after the cat, and the cat ran too.", "Birds sing."]
 
@@ -21,8 +112,7 @@ def test_read_texts(tmp_path):
     path.write_text("One.\nTwo.\n")
     assert tokens.read_texts(path, limit=1) == ["One."]
     path.write_text("  \n\n ")
-    with pytest.raises(ValueError, match=r"a\.txt holds no text"):
-        tokens.read_texts(path)
+    is_refused(r"a\.txt holds no text", tokens.read_texts, path)
 
 
 def test_read_table(tmp_path):
@@ -30,11 +120,9 @@ def test_read_table(tmp_path):
     path.write_text('index\tsentence1\tsentence2\tlabel\n0\tA "b\tC.\tentailment\n1\tD\tE\tnot\n')
     assert tokens.read_texts(path) == ['A "b C.', "D E"]
     assert tokens.read_texts(path, ["sentence2"]) == ["C.", "E"]
-    with pytest.raises(ValueError, match="no column 'title'"):
-        tokens.read_texts(path, ["title"])
+    is_refused("no column 'title'", tokens.read_texts, path, ["title"])
     path.write_text("index\tlabel\n0\t1\n")
-    with pytest.raises(ValueError, match="no column of text; its columns are"):
-        tokens.read_texts(path)
+    is_refused("no column of text; its columns are", tokens.read_texts, path)
 
 
 def test_rte(shared_data):
@@ -48,8 +136,7 @@ def test_pad_and_ids(tmp_path):
     np.testing.assert_array_equal(batch.mask, [[True, True, True], [True, False, False]])
     np.testing.assert_array_equal(batch.lengths, [3, 1])
     for bad, message in (([[7]], "id 7 of text 0"), ([[1], [-2, 3]], "id -2 of text 1")):
-        with pytest.raises(ValueError, match=message):
-            tokens.pad(bad, vocab_size=7)
+        is_refused(message, tokens.pad, bad, vocab_size=7)
     each_is_refused(
         (lambda: tokens.pad([[1], []]), "text 1 has no tokens"),
         (lambda: tokens.pad([]), "no texts"),
@@ -58,8 +145,7 @@ def test_pad_and_ids(tmp_path):
     path.write_text("1 2 3\n4,5\n")
     assert tokens.read_ids(path) == [[1, 2, 3], [4, 5]]
     path.write_text("1 two\n")
-    with pytest.raises(ValueError, match=r"ids\.txt does not hold token ids"):
-        tokens.read_ids(path)
+    is_refused(r"ids\.txt does not hold token ids", tokens.read_ids, path)
 
 
 def test_encode_cuts_and_refuses():
@@ -80,5 +166,4 @@ def test_join():
         "a b c d e",
         "f g h i j",
     ]
-    with pytest.raises(ValueError, match="fewer than 99 tokens"):
-        tokens.join(TEXTS, word_lengths, 99, 9)
+    is_refused("fewer than 99 tokens", tokens.join, TEXTS, word_lengths, 99, 9)

@@ -40,8 +40,7 @@ def test_two_tokens_by_hand(x64):
     params = draws.parameters(config, bias_scale=0.0)
     w_q, w_k, w_v, w_o = 2.0, -0.7, 1.3, 0.4
     weights = {"w_q": w_q * one, "w_k": w_k * one, "w_v": w_v * one, "w_o": w_o * one}
-    attention = params.layers.attention.replace(**weights)
-    params = params.replace(layers=params.layers.replace(attention=attention))
+    params = draws.changed(params, attention=weights)
     r, x = 0.8, jnp.array([[0.8], [-0.8]])
     report = rc.bound_report(params, x, config)
     a, w = abs(w_q * w_k), w_v * w_o
@@ -128,15 +127,16 @@ def test_what_happens_is_that_of_the_forward_pass(drawn, x64):
 
 def test_deep_layers_in_float32_are_those_of_float64():
     config = rc.san(12, 2, 8)
-    params = rc.init(jax.random.key(0), config, 0.5)
-    x = 0.1 * jax.random.normal(jax.random.key(1), (5, 8)) + 1
+    params = draws.parameters(config, 0, 0.5, 0.0)
+    x = 0.1 * draws.normal(5, 8) + 1
     report = rc.bound_report(params, x, config)
     with jax.enable_x64(True):
         double = jax.tree.map(lambda a: jnp.asarray(np.asarray(a, np.float64)), (params, x))
         precise = jax.device_get(rc.bound_report(*double, config))
         shifted = jax.device_get(rc.bound_report(double[0], double[1] + 5.0, config))
     assert float(report.diameter.log10_lhs[-1]) < -1e5
-    for name in SIDES[:3]:
+    assert report.shrinks and report.stack.log10_lhs < report.stack.log10_rhs < -1e5
+    for name in ("layer", *SIDES[:3]):
         found, wanted = (getattr(r, name).tightness for r in (report, precise))
         np.testing.assert_allclose(found, wanted, atol=2e-2, err_msg=name)
         # the first layer's bound knows of R alone, not of the mean token

@@ -2,6 +2,7 @@
 
 import functools
 
+import draws
 import jax
 import jax.numpy as jnp
 import mp_oracle
@@ -199,9 +200,8 @@ def test_the_one_scale_pass_keeps_the_digits_of_saturated_features():
 def test_features_below_float_range_are_refused():
     """All features of SiLU so far below 0 that float32 has 0: not a residual of 0."""
     config = rc.TransformerConfig(2, 2, D, mlp="silu", d_ff=D)
-    params = rc.init(jax.random.key(0), config)
-    mlp = params.layers.mlp
-    params = params.replace(layers=params.layers.replace(mlp=mlp.replace(b_in=mlp.b_in - 300)))
-    x = jax.random.normal(jax.random.key(1), (4, D))
+    params = draws.parameters(config, bias_scale=0.0)
+    params = draws.changed(params, mlp={"b_in": params.layers.mlp.b_in - 300})
+    x = draws.normal(4, D)
     got = np.asarray(rc.log_residual_profile(params, x, config, replicas=0))
     assert np.isfinite(got[0]) and np.isnan(got[1:]).all()

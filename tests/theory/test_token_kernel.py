@@ -1,14 +1,19 @@
-"""Kernels of tokens against means over drawn weights, two-dimensional quadrature, and limits."""
+"""Kernels of tokens and variances of scores: against mpmath, drawn weights, quadrature, limits."""
 
+import draws
 import jax
 import jax.numpy as jnp
+import mpmath
 import numpy as np
 import pytest
 from draws import parameters, tokens
+from refusals import refused
 
 import rank_collapse as rc
 from rank_collapse.network import layers, lone_norm
+from rank_collapse.network.attention import attention_scores
 from rank_collapse.theory import token_kernel
+from rank_collapse.theory.score_overlap import overlap_ratios, score_overlap, score_variance
 from rank_collapse.theory.token_kernel import TokenKernel
 
 NONE = dict.fromkeys(("w_q", "w_k", "w_v", "w_o", "w_in", "w_gate", "w_out"), 0.0)
@@ -33,10 +38,10 @@ def test_the_kernel_of_tokens_and_back():
 def test_attention_of_given_weights_is_exact_at_any_width():
     """E over W_V and W_O, of Gaussian entries, at d = 8: means of 4000 draws within 5 errors."""
     config = rc.TransformerConfig(1, 2, 8, mask="causal")
-    x, bias = some_tokens(), 0.4 * jax.random.normal(jax.random.key(5), (8,))
+    x, bias = some_tokens(), 0.4 * draws.normal(8)
     params = parameters(config, 1, bias_scale=0.0).layers.attention
     params = jax.tree.map(lambda a: a[0], params).replace(b_o=bias)
-    weights = jax.nn.softmax(jax.random.normal(jax.random.key(2), (2, 5, 5)))
+    weights = jax.nn.softmax(draws.normal(2, 5, 5))
     fixed = {"weights": lambda *_: weights}
 
     def drawn(key):
@@ -77,25 +82,18 @@ def drawn_attention(keys, queries, weights, b, draws, seed=0):
     return np.mean(means, axis=0), np.std(means, axis=0, ddof=1) / np.sqrt(groups)
 
 
+@jax.jit
 def expected_attention(keys, queries, weights, b):
     """The same by `token_kernel.attention`: W_V W_O of gain 1, W_Q and W_K of b together."""
     config, d = rc.TransformerConfig(1, 1, 8), 8
     params = jax.tree.map(lambda a: a[0], parameters(config, bias_scale=0.0).layers.attention)
     sizes = {"w_q": b**0.25, "w_k": b**0.25, "w_v": 1.0, "w_o": 1.0}
-    full = {n: jnp.full_like(getattr(params, n), s * d**-0.5) for n, s in sizes.items()}
-    state = [
-        token_kernel.from_covariance(jnp.asarray(k), jnp.zeros(k.shape)) for k in (queries, keys)
-    ]
+    full = {n: jnp.full_like(getattr(params, n), 1) * s * d**-0.5 for n, s in sizes.items()}
+    state = [token_kernel.from_covariance(k, jnp.zeros(k.shape)) for k in (queries, keys)]
     out = token_kernel.attention(
-        params.replace(**full),
-        *state,
-        jnp.asarray(weights)[None],
-        config,
-        1.0,
-        NONE,
-        measured=False,
+        params.replace(**full), *state, weights[None], config, 1.0, NONE, measured=False
     )
-    return np.asarray(out.variance), np.asarray(out.distance)
+    return out.variance, out.distance
 
 
 def distances(k):
@@ -225,8 +223,8 @@ def test_an_mlp_against_a_wide_one(kind):
     """f = 2000 hidden units and d = 200: the kernel of the output within 5 errors of 1/√d."""
     config = rc.TransformerConfig(1, 1, 200, d_ff=2000, mlp=kind)
     rows = jnp.array([[1.0, 0.0], [0.8, 0.6], [-1.5, 0.5]])
-    x = rows @ jax.random.normal(jax.random.key(4), (2, 200))
-    params = jax.tree.map(lambda a: a[0], rc.init(jax.random.key(1), config).layers.mlp)
+    x = rows @ draws.normal(2, 200)
+    params = jax.tree.map(lambda a: a[0], draws.parameters(config, bias_scale=0.0).layers.mlp)
     seen = token_kernel.kernel_of(x)
     found = layers.mlp(params, x, kind)
     out = token_kernel.mlp(params, seen, kind, NONE)
@@ -239,8 +237,8 @@ def test_an_update_moves_the_kernel_as_two_networks_differ():
     """δ of all matrices of an MLP, size 1e-2 each: the mean of 60 draws within 5 errors, and what
     one network of 2000 hidden units stands for all with, 5 of 4 %."""
     config = rc.TransformerConfig(1, 1, 64, d_ff=2000, mlp="gelu")
-    params = jax.tree.map(lambda a: a[0], rc.init(jax.random.key(1), config).layers.mlp)
-    x = jax.random.normal(jax.random.key(2), (3, 64))
+    params = jax.tree.map(lambda a: a[0], draws.parameters(config, bias_scale=0.0).layers.mlp)
+    x = draws.normal(3, 64)
     names = ("w_in", "w_out")
 
     def drawn(key):
@@ -259,3 +257,120 @@ def test_an_update_moves_the_kernel_as_two_networks_differ():
     margin = 5 * found.std(axis=0) / np.sqrt(60) + 0.2 * np.outer(length, length)
     assert np.all(np.abs(out.change - found.mean(axis=0)) < margin)
     assert np.all(out.change.diagonal() > 2e-5)
+
+
+def test_additive_against_sums_on_a_fine_grid():
+    """The trapezoidal rule, whose error for such integrals falls exponentially."""
+    z, width = np.linspace(-9, 9, 1201, retstep=True)
+    weights = width * np.exp(-(z**2) / 2) / np.sqrt(2 * np.pi)
+    tanh = np.tanh(z[:, None] + z[None, :])
+    total = weights @ tanh**2 @ weights
+    between = weights @ (tanh @ weights) ** 2
+    with mpmath.workdps(20):
+        root = mpmath.sqrt(2)
+        exact = 2 * mpmath.quad(lambda z: mpmath.tanh(root * z) ** 2 * mpmath.npdf(z), [0, 4, 12])
+    assert total == pytest.approx(float(exact), rel=1e-12)
+    found = score_variance(7, "additive")
+    assert found.total == pytest.approx(total, rel=1e-6)
+    assert found.within_rows == pytest.approx(total - between, rel=1e-6)
+    assert score_variance(7, "additive", temperature=0.5).total == 4 * found.total
+
+
+@pytest.mark.parametrize(
+    "d_k, options",
+    [
+        (6, {"scale": False}),
+        (48, {"scale": False, "temperature": 3.0}),
+        (48, {}),
+        (6, {"score": "additive"}),
+        (48, {"score": "additive", "temperature": 0.2}),
+    ],
+)
+def test_scores_of_many_draws_have_the_variance_of_the_law(d_k, options):
+    """Queries and keys as they are, W = I; v is drawn anew for every table of 8 × 24 scores."""
+    keys = jax.random.split(jax.random.key(d_k), 3)
+    draws = 600
+    q = jax.random.normal(keys[0], (draws, 8, d_k))
+    k = jax.random.normal(keys[1], (draws, 24, d_k))
+    v = jax.random.normal(keys[2], (draws, 1, d_k)) / jnp.sqrt(d_k)
+    same = jnp.eye(d_k)[None]
+
+    def scores(q, k, v):
+        params = rc.AttentionParams(w_q=same, w_k=same, w_v=same, w_o=same, v_score=v)
+        return attention_scores(params, q, k, **options)[0]
+
+    found = np.asarray(jax.jit(jax.vmap(scores))(q, k, v), float)
+    total = (found**2).mean(axis=(1, 2))  # of mean 0
+    within = found.var(axis=2, ddof=1).mean(axis=1)
+    for values, wanted in zip((total, within), score_variance(d_k, **options), strict=True):
+        error = values.std() / np.sqrt(draws)
+        assert error < 0.06 * wanted
+        assert abs(values.mean() - wanted) < 4 * error
+
+
+@pytest.mark.parametrize(
+    ("n", "variance", "c"),
+    [
+        (2, 8.0, 0.5),
+        (3, 1.0, 0.0),
+        (17, 4.0, 0.99),
+        (64, 16.0, 0.99),
+        (8, 9.0, -0.5),
+        (5, 100.0, 0.2),
+        (64, 60.0, 0.5),
+    ],
+)
+def test_overlaps_of_rows_of_weights(n, variance, c):
+    """The integrals by other rules, and rows that are drawn."""
+    rng, draws = np.random.default_rng(n), 100_000
+    z = rng.standard_normal((2, draws, n))
+    scores = np.sqrt(variance) * np.stack([z[0], c * z[0] + np.sqrt(1 - c * c) * z[1]])
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    p, q = weights / weights.sum(axis=-1, keepdims=True)
+    own, pair = score_overlap(n, variance, c)
+    unit = variance * (1 - 1 / n) / n
+    of_row, of_distance = (float(r) for r in overlap_ratios(n, variance, c))
+    for found, values, more in (
+        (own, (p * p).sum(axis=1), 0),
+        (pair, (p * q).sum(axis=1), 0),
+        (1 / n + unit * of_row, (p * p).sum(axis=1), 0.02 * (variance > 16)),
+        ((1 - c) * unit * of_distance, ((p - q) ** 2).sum(axis=1) / 2, 0.02 * (variance > 16)),
+    ):
+        error = values.std() / np.sqrt(draws) + more * values.mean()
+        assert abs(float(found) - values.mean()) < 4 * error
+    if variance > 16 or c < 0:
+        return
+    # both scores of a key as what they share and what they do not, by the trapezoidal rule, as are
+    # ln t and ln t'
+    grid = np.linspace(-8.5, 8.5, 121)
+    density = np.exp(-(grid**2) / 2) / np.exp(-(grid**2) / 2).sum()
+    x, step = np.linspace(-30, 22, 151, retstep=True)
+    shared, own_part = (np.sqrt(variance * a) * grid for a in (c, 1 - c))
+    once, none = np.empty((2, len(x), len(grid)))
+    for i, s in enumerate(shared):
+        tw = np.exp(np.minimum(x[:, None] + s + own_part[None, :], 700))
+        once[:, i], none[:, i] = (tw * np.exp(-tw)) @ density, np.exp(-tw) @ density
+    both = (none * density) @ none.T
+    exact = n * step**2 * np.sum((once * density) @ once.T * both ** (n - 1))
+    assert float(pair) == pytest.approx(exact, rel=2e-5)
+
+
+def test_overlaps_of_uniform_and_of_sharp_weights_and_of_one_key():
+    np.testing.assert_allclose(score_overlap(9, 0.0, 0.5), 1 / 9, rtol=1e-5)
+    np.testing.assert_allclose(score_overlap(1, 2.0, 0.5), 1.0, rtol=1e-5)
+    np.testing.assert_array_equal(overlap_ratios(1, 2.0, 0.5), 1.0)
+    np.testing.assert_allclose(*score_overlap(9, 1.0, 1.0), rtol=1e-5)
+    for variance in (0.0, 1e-12, 1e-3):
+        np.testing.assert_allclose(overlap_ratios(9, variance, 0.5), 1.0, rtol=2e-3)
+    # at equal rows the derivative by c of a quadrature of its own nodes
+    own, near = (np.float64(a) for a in score_overlap(17, 4.0, 0.99))
+    slope = (own - near) / 0.01 / (4 * (1 - 1 / 17) / 17)
+    np.testing.assert_allclose(overlap_ratios(17, 4.0, 0.99)[1], slope, rtol=1e-3)
+
+
+test_what_is_refused = refused(
+    [
+        (lambda: score_variance(0), "d_k=0"),
+        (lambda: score_variance(4, "cosine"), "score='cosine'"),
+    ]
+)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from refusals import is_refused
 
 from rank_collapse.network import EmbeddingConfig, TransformerConfig
 from rank_collapse.runs import states
@@ -153,10 +154,13 @@ def test_floats_of_the_network_differ_between_runs_of_one_program(two_devices, u
 
 
 def test_values_for_another_number_of_runs_are_named(two_devices):
-    with pytest.raises(ValueError, match=r"hyper.network.skip_gain of shape \(2, 1\) .* 3 runs"):
-        two_devices.train(seed_keys(0, 3), Hyper(network={"skip_gain": np.ones((2, 1))}))
+    is_refused(
+        r"hyper.network.skip_gain of shape \(2, 1\) .* 3 runs",
+        two_devices.train,
+        seed_keys(0, 3),
+        Hyper(network={"skip_gain": np.ones((2, 1))}),
+    )
 
 
 def test_epochs_per_chunk_must_be_positive():
-    with pytest.raises(ValueError, match="epochs_per_chunk=0"):
-        ensemble(epochs_per_chunk=0)
+    is_refused("epochs_per_chunk=0", ensemble, epochs_per_chunk=0)

@@ -1,4 +1,4 @@
-"""Data, labels, losses, metrics and baselines of the tasks against slow oracles."""
+"""Data, labels, losses, metrics and baselines of the tasks: against slow oracles."""
 
 from fractions import Fraction
 
@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
+from refusals import is_refused, refused
 from scipy.spatial import ConvexHull
 
 from rank_collapse.training.tasks import (
@@ -15,10 +16,11 @@ from rank_collapse.training.tasks import (
     examples,
     grammar,
     memorization,
+    sequences,
     sorting,
 )
 from rank_collapse.training.tasks.grammar import FIRST_WORD, PLURAL
-from rank_collapse.training.tasks.sequences import BEGIN, END
+from rank_collapse.training.tasks.sequences import BEGIN, END, NUM_MARKS, PAD
 
 
 def rational_hull(points) -> np.ndarray:
@@ -82,8 +84,7 @@ def test_sorted_labels_and_repeats():
     assert any(len(set(row)) < 8 for row in data.inputs.tolist())
     distinct = sorting.make_examples(jax.random.key(0), 50, 8, 10, repeats=False)
     assert all(len(set(row)) == 8 for row in distinct.inputs.tolist())
-    with pytest.raises(ValueError, match="seq_len=11"):
-        sorting.make_examples(jax.random.key(0), 5, 11, 10, repeats=False)
+    is_refused("seq_len=11", sorting.make_examples, jax.random.key(0), 5, 11, 10, repeats=False)
 
 
 def test_misordered_pairs_counts_by_hand():
@@ -101,8 +102,7 @@ def test_circle_walks_step_by_step_on_the_two_halves():
     angle = 2 * np.pi / 1000
     turn = np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
     np.testing.assert_allclose(data.labels, np.asarray(data.inputs) @ turn, atol=1e-6)
-    with pytest.raises(ValueError, match="num_points=3"):
-        circle.make_examples(3)
+    is_refused("num_points=3", circle.make_examples, 3)
 
 
 def test_roll_out_feeds_back_the_output_or_its_sum():
@@ -156,8 +156,7 @@ def test_packed_rows_hold_every_token_once_and_whole(lengths):
 
 
 def test_a_sequence_longer_than_a_row_is_refused():
-    with pytest.raises(ValueError, match="9 tokens does not fit width=8"):
-        examples.packed_rows(np.array([3, 9]), 8)
+    is_refused("9 tokens does not fit width=8", examples.packed_rows, np.array([3, 9]), 8)
 
 
 def masked_data(seed=0, shape=(6, 5), classes=3):
@@ -274,3 +273,46 @@ def test_every_target_is_the_translation_of_its_source():
         lengths.add(len(sentence))
     assert lengths == {3, 4, 5, 6, 7}
     assert pairs.target.max() < grammar.VOCAB_SIZE and pairs.source.max() < grammar.VOCAB_SIZE
+
+
+ORACLES = {"copy": list, "reverse": lambda a: a[::-1], "sort": sorted}
+
+
+@pytest.mark.parametrize("task", sequences.TASKS)
+def test_labels_are_the_letters_of_the_transformed_sequence(task):
+    data = sequences.make_examples(jax.random.key(0), 20, 16, 10, task)
+    assert data.inputs.shape == (20, 16) and set(np.unique(data.inputs)) == set(range(10))
+    for letters, labels in zip(data.inputs.tolist(), data.labels.tolist(), strict=True):
+        assert labels == ORACLES[task](letters)
+
+
+@pytest.mark.parametrize("task", sequences.TASKS)
+def test_targets_stand_between_marks_and_padding_behind_them(task):
+    data = sequences.make_pairs(jax.random.key(1), 40, 6, 4, task, min_len=2)
+    assert data.source.shape == (40, 6) and data.target.shape == (40, 8) and len(data) == 40
+    lengths = data.source_mask.sum(axis=1)
+    assert set(lengths.tolist()) == {2, 3, 4, 5, 6}
+    for i, n in enumerate(lengths.tolist()):
+        source, target = data.source[i].tolist(), data.target[i].tolist()
+        assert source[n:] == [PAD] * (6 - n) and min(source[:n]) >= NUM_MARKS
+        assert max(source) < NUM_MARKS + 4
+        assert target == [BEGIN, *ORACLES[task](source[:n]), END] + [PAD] * (6 - n)
+        assert data.source_mask[i].tolist() == [True] * n + [False] * (6 - n)
+        assert data.target_mask[i].tolist() == [True] * (n + 2) + [False] * (6 - n)
+    np.testing.assert_array_equal(data.inputs[:, 1:], data.labels[:, :-1])
+    assert (data.inputs[:, 0] == BEGIN).all() and len(data.first(3)) == 3
+    assert (data.mask.sum(axis=1) == lengths + 1).all()  # the letters and the end mark
+
+
+test_bad_sizes_are_named = refused(
+    [
+        ({"seq_len": 0}, "seq_len=0 leaves no token beside its marks"),
+        ({"min_len": 0}, "min_len=0 leaves no token beside its marks"),
+        ({"min_len": 7}, "min_len=7 is larger than seq_len=6"),
+        ({"num_letters": 0}, "num_letters=0 leaves no letter"),
+        ({"task": "shuffle"}, "task='shuffle' is not one of"),
+    ],
+    lambda sizes: sequences.make_pairs(
+        jax.random.key(0), 2, **{"seq_len": 6, "num_letters": 4, "task": "copy"} | sizes
+    ),
+)

@@ -1,13 +1,22 @@
-"""Mistakes in the flags of experiments: a line that says what is wrong, exit 2, and no folder."""
+"""Flags of every binary: one name each, lists by commas, published names; mistakes in them.
+
+A mistake is a line that says what is wrong, exit 2, and no folder.
+"""
 
 import importlib
+import re
+import shlex
 
 import numpy as np
 import pytest
 from conftest import REPOSITORY
 from trained_runs import check_mistake
 
+from experiments import reproduce, run_convex_hull, run_memorization, run_sort
+from experiments.run_trainability import FLAGS as TRAINABILITY
+from experiments.shell import cli, vocabulary
 from experiments.shell.experiment import experiment_of
+from experiments.shell.options import default_run_name
 
 GOLDEN = REPOSITORY / "tests" / "golden"
 FILES = {
@@ -75,7 +84,10 @@ MISTAKES = {
     "run_trainability": {
         "--parts=all": "all",
         "--designs=best": "best",
-        "--depths=0": "0",
+        "--depths=0": "--depths",
+        "--depths=1,": "--depths",
+        "--depths=1,x": "--depths",
+        "--border_gains=nan": "--border_gains",
         "--warmup=-1": "-1",
         "--task=sum": "sum",
     },
@@ -189,3 +201,54 @@ def test_a_mistake_is_one_line(name, flags, message, folder, tmp_path, capsys):
     early = name != "run_transformer"  # whose data are made in its folder
     module = importlib.import_module(f"experiments.{name}")
     check_mistake(module, [*tiny, *flags], message, tmp_path, capsys, early=early)
+
+
+# Names of the published code, and older ones of ours: second names of the vocabulary's.
+SECOND = {"width", "hidden_dim", "seq_len", "batch_sz", "norm", "max_seq_length"}
+
+TYPES = {
+    "integer": "int",
+    "float": "float",
+    "boolean": "bool",
+    "enum": "string enum",
+    "string": "string",
+}
+
+
+def flags_of(name):
+    return importlib.import_module(f"experiments.{name}").FLAGS
+
+
+@pytest.mark.parametrize("name", reproduce.EXPERIMENTS)
+def test_a_flag_has_one_name_and_others_are_second_names(name):
+    values = flags_of(name)
+    assert not SECOND & {values[n].name for n in values}
+    for known, (kind, *_) in vocabulary.VOCABULARY.items():
+        if known in values and values[known].flag_type() != "numbers":
+            assert values[known].flag_type() in (TYPES[kind], "comma separated list of strings")
+    assert not any(values[n].flag_type().startswith("multi ") for n in values)
+
+
+@pytest.mark.parametrize(
+    ("given", "depths"),
+    [("--depths=3,1", [3, 1]), ("--depths=3 --depths=1", [1]), ("", [6, 12, 18, 36])],
+)
+def test_lists_are_written_with_commas(given, depths):
+    assert cli.parse(TRAINABILITY, given.split()).depths == depths
+
+
+@pytest.mark.parametrize("module", [run_sort, run_convex_hull, run_memorization])
+def test_a_published_command_asks_for_what_ours_does(module):
+    """The command of the docstring, and the same by our names: one config, one run name."""
+    command = re.search(r"python -m experiments\.\w+ ((?:.*\\\n)*.*)\n", module.__doc__)[1]
+    arguments = shlex.split(command.replace("\\\n", " "))
+    names = {n: module.FLAGS[n].name for n in module.FLAGS}
+    ours = [f"--{names[a[2:]]}" if names.get(a[2:]) else a for a in arguments]
+    configs, runs = [], []
+    for given in (arguments, ours):
+        options = cli.parse(module.FLAGS, given)
+        configs.append(cli.config_of(options))
+        runs.append(default_run_name(options, options.aside))
+    assert arguments != ours and configs[0] == configs[1] and runs[0] == runs[1]
+    assert configs[0]["d_model"] == int(arguments[arguments.index("--hidden_dim") + 1])
+    assert not SECOND & configs[0].keys()

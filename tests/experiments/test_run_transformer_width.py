@@ -1,12 +1,13 @@
-"""run_transformer at tiny size: what it writes, shows again and refuses."""
+"""run_transformer and run_width at tiny size: what they write, show again and refuse."""
 
 import jax
 import numpy as np
 import pytest
+import safetensors.numpy
 from trained_runs import SMALL, arrays, finished, parsed, rows, seed_of
 
 import rank_collapse as rc
-from experiments import run_transformer as binary
+from experiments import run_transformer as binary, run_width
 from rank_collapse.runs import metrics
 from rank_collapse.runs.seeds import seed_keys
 from rank_collapse.training import load_models
@@ -83,3 +84,60 @@ def test_attention_maps_are_distributions_over_what_exists(folder):
         else:
             for seed, tokens in enumerate(source):
                 assert (maps[seed][..., tokens == 0] == 0).all()
+
+
+OF_WIDTHS = (
+    *SIZES,
+    "--depth=2",
+    "--depths=1,4",
+    "--num_labels=4",
+    "--seq_len=3",
+    "--n_train_data=9",
+    "--n_epochs=2",
+    "--batch_sz=4",
+)
+
+
+by_depth = finished(run_width, *OF_WIDTHS, "--keep_models", "--monitor")
+
+
+def parameters(depth, width):
+    """Of the sorting network by hand: letters, positions, projection and norm of the embedding,
+    four matrices with biases and a norm per layer, the classifier."""
+    embedding = 4 * width + 3 * width + (width + 1) * width + 2 * width
+    layer = 4 * (width + 1) * width + 2 * width
+    return embedding + depth * layer + (width + 1) * 4
+
+
+def test_every_depth_has_the_width_nearest_in_parameters(by_depth):
+    target = parameters(2, 8)
+    for depth in (1, 4):
+        found = run_width.shape_of(run_width.EXPERIMENT.results(by_depth)[1][f"depth {depth}"])
+        widths = range(2, 40, 2)  # a multiple of the heads; at depth 4 the next above is nearest
+        best = min(widths, key=lambda w, d=depth: abs(parameters(d, w) - target))
+        assert (found["hidden_dim"], found["parameters"]) == (best, parameters(depth, best))
+        models = safetensors.numpy.load_file(by_depth / "models" / f"depth-{depth}.safetensors")
+        assert sum(stacked[0].size for stacked in models.values()) == found["parameters"]
+
+
+def test_what_is_watched_has_a_file_for_each_depth(by_depth):
+    found = {path.name: metrics.read(path) for path in (by_depth / metrics.FOLDER).iterdir()}
+    assert found.keys() == {"depth-1.jsonl", "depth-4.jsonl"}
+    for name, lines in found.items():
+        steps = [(line["seed"], line["step"]) for line in lines]
+        assert steps == [(seed, epoch) for seed in (0, 1) for epoch in range(3)]
+        depth = int(name[6:7])
+        assert all(len(line["residual_ratio"]) == depth for line in lines)
+    assert not (by_depth / metrics.NAME).exists()
+
+
+def test_widths_shown_are_of_the_table(by_depth):
+    """Each depth, and the deepest beside the shallowest."""
+    shown, table = run_width.EXPERIMENT.read(by_depth), rows(by_depth)
+    means = {d: np.mean([float(r["accuracy"]) for r in table if r["depth"] == d]) for d in "14"}
+    assert len(table) == 4 and {r["diverged"] for r in table} == {"0"}
+    assert [line.measured for line in shown.comparisons] == pytest.approx([*means.values()])
+    assert ["depth 1," in line.quantity for line in shown.comparisons] == [True, False]
+    (row,) = shown.claims
+    assert row.setting == "4 layers and 1" and row.draws == 2
+    assert row.estimate == pytest.approx(means["4"] - means["1"])
