@@ -79,16 +79,29 @@ def setup_of(options):
     return inputs.Setup(config, *inputs.read_tokens(options))
 
 
-def measure(options, setup, key) -> dict[str, Any]:
+def draw(options, setup, key):
+    """One seed's tokens, parameters, paths [L, p, L] of chains and sets [L, repeats, p, L]."""
+    config, depth = setup.config, setup.config.depth
+    key_tokens, key_params, *keys = jax.random.split(key, 4)
+    x = inputs.input_tokens(key_tokens, setup.ids, options)
+    params = rc.init(key_params, config, options.weight_scale, options.bias_scale)
+    repeats, most = options.num_repeats, max(options.num_paths, *SAMPLES)
+
+    def paths_of(key):
+        lengths = range(1, depth + 1)
+        return rc.sample_path_sets(key, lengths, repeats, most, depth, config.num_heads)
+
+    # Fewer repeats and paths are the first of more, and random numbers take long to compile.
+    chained, sets = jax.vmap(paths_of)(jnp.stack(keys))
+    return x, params, chained[:, 0, : options.num_paths], sets[:, :, : max(SAMPLES)]
+
+
+def measure(options, setup, drawn) -> dict[str, Any]:
     """One seed: residuals of products along paths [L, p], sizes by length [L + 1], and errors of
     sums estimated from few paths [number, L, repeats]."""
     config, depth = setup.config, setup.config.depth
-    size, lengths = (depth, config.num_heads), range(1, depth + 1)
-    key_tokens, key_params, key_chains, key_sets = jax.random.split(key, 4)
-    x = inputs.input_tokens(key_tokens, setup.ids, options)
-    params = rc.init(key_params, config, options.weight_scale, options.bias_scale)
+    x, params, paths, sets = drawn
     trace = rc.apply(params, x, config)
-    paths = rc.sample_path_sets(key_chains, lengths, 1, options.num_paths, *size)
     to_mean, to_rank_one = jax.lax.map(
         lambda path: chains.chained_residual(trace.attention, path), paths.reshape(-1, depth)
     )
@@ -96,9 +109,8 @@ def measure(options, setup, key) -> dict[str, Any]:
     norm, rest = chains.measured_sizes(sums.by_length)
     skip, branch = chains.branch_sizes(params, trace, config)
     # Sets of one path each: the states of all paths, shared beginnings computed once.
-    sets = rc.sample_path_sets(key_sets, lengths, options.num_repeats, max(SAMPLES), *size)
     terms = rc.path_set_states(params, x, config, sets[..., None, :], semantics="frozen")
-    counts = jnp.asarray(rc.count_paths(*size)[1:], x.dtype)[:, None, None, None]
+    counts = jnp.asarray(rc.count_paths(depth, config.num_heads)[1:], x.dtype)[:, None, None, None]
 
     def error(number):
         exact, estimate = sums.by_length[1:, None], counts * terms[:, :, :number].mean(axis=2)
@@ -121,7 +133,7 @@ def measure(options, setup, key) -> dict[str, Any]:
 def measure_all(options, setup, run) -> dict[str, Any]:
     """What was measured of the seeds whose output is finite, and what follows for all together:
     α's law, medians over paths, numbers of paths."""
-    found = of_one_seed(measure, "path chains")(options, setup, run)
+    found = of_one_seed(measure, "path chains", draw)(options, setup, run)
     found, depth = tidy.finite(found, "sum_error", print), setup.config.depth
     names = ("skip_size", "branch_size", "initial_residual")
     law = jax.jit(chains.alpha_law, static_argnums=4)(

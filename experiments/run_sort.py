@@ -28,7 +28,7 @@ EXPERIMENT = paths_experiment(
     flags=FLAGS,
     setup=make_setup,
     presets={
-        "quick": "--depth=4 --n_epochs=10 --n_eval_data=60",
+        "quick": "--depth=4 --n_epochs=5 --learning_rate=2e-3 --n_eval_data=60",
         "tiny": "--num_labels=4",
     },
 )

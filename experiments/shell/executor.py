@@ -173,18 +173,24 @@ class Executor(contextlib.ExitStack):
 
 
 def of_one_seed(
-    measure: Callable[[Flags, Any, Any], Any], label: str
+    measure: Callable[[Flags, Any, Any], Any],
+    label: str,
+    draw: Callable[[Flags, Any, Any], Any] | None = None,
 ) -> Callable[[Flags, Any, RunFolder], dict[str, np.ndarray]]:
     """`Experiment.measure` of an experiment that has measure(options, setup, key) of one seed.
 
+    With draw(options, setup, key) it is measure(options, setup, what that draws), as of `Mapped`.
     Where a device takes its seeds one by one they are saved as they come.
     """
 
     def measure_all(options, setup, run):
+        def of_key(fn):
+            return lambda key, _: fn(options, setup, key)
+
         with Executor(options, run, label) as executor:
             most = executor.mesh.size if seeds.on_cpu(executor.mesh) else None
-            one = functools.partial(measure, options, setup)
-            return executor.measure(lambda key, _: one(key), {SEEDS: None}, most=most)[SEEDS]
+            drawn = None if draw is None else of_key(draw)
+            return executor.measure(of_key(measure), {SEEDS: None}, most=most, draw=drawn)[SEEDS]
 
     return measure_all
 

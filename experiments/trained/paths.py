@@ -125,34 +125,33 @@ def path_lengths(options: Flags) -> np.ndarray:
 
 
 def _path_sets(options, setup, model, held_out, key):
-    """{size of the sets: {metric: [k, r]}}."""
-    config = setup.recipe.config
+    """{size of the sets: {metric: [k, r]}}; sets of all sizes are one array, filled up."""
+    config, lengths = setup.recipe.config, path_lengths(options)
+    sizes = (1,) if options.all_heads else sorted({options.n_paths, *SET_SIZES})
+    shape = (len(sizes), len(lengths), 1 if options.all_heads else options.n_repeat, sizes[-1])
+    keep = jnp.broadcast_to(np.arange(sizes[-1]) < np.reshape(sizes, (-1, 1, 1, 1)), shape)
 
-    def paths_of(count):
-        if options.all_heads:
-            return jnp.full((1, 1, 1, config.depth), ALL_HEADS)
-        return sample_path_sets(
-            jax.random.fold_in(key, count),
-            path_lengths(options),
-            options.n_repeat,
-            count,
-            config.depth,
-            config.num_heads,
-        )
+    def draw(size):
+        own = jax.random.fold_in(key, size)
+        return sample_path_sets(own, lengths, *shape[2:], config.depth, config.num_heads)
 
-    return {
-        str(count): path_accuracy.path_sets(
-            model,
-            held_out,
-            config,
-            setup.metrics,
-            paths_of(count),
-            semantics=options.semantics,
-            no_sub_path=options.no_sub_path,
-            batch_size=setup.batch_size,
-        )
-        for count in ((1,) if options.all_heads else sorted({options.n_paths, *SET_SIZES}))
-    }
+    if options.all_heads:
+        paths = jnp.full((*shape, config.depth), ALL_HEADS)
+    else:
+        paths = jax.vmap(draw)(jnp.asarray(sizes))
+    found = path_accuracy.path_sets(
+        model,
+        held_out,
+        config,
+        setup.metrics,
+        jnp.where(keep[..., None], paths, paths[..., :1, :]).reshape(-1, *paths.shape[2:]),
+        semantics=options.semantics,
+        no_sub_path=options.no_sub_path,
+        keep=keep.reshape(-1, *shape[2:]),
+        batch_size=setup.batch_size,
+    )
+    found = {metric: values.reshape(shape[:3]) for metric, values in found.items()}
+    return {str(size): {m: v[i] for m, v in found.items()} for i, size in enumerate(sizes)}
 
 
 def rows_of(results: Mapping[str, Any], setup: Setup) -> list[dict[str, Any]]:

@@ -123,6 +123,7 @@ def path_set_states(
     *,
     semantics: Semantics = "recomputed",
     no_sub_path: bool = False,
+    keep: Any = None,
     **inputs: Any,
 ) -> Float[Array, "*sets n d"]:
     """Sum over the paths of each set of their final states.
@@ -133,6 +134,8 @@ def path_set_states(
 
     Args:
         paths: Sets of paths, Int [*sets, p, L]; may be traced.
+        keep: Bool [*sets, p], which paths are members, so that sets of several sizes are one array;
+            None for all. The others take no time where they repeat a member.
         params, x, config, semantics, no_sub_path, **inputs: As in `path_state`.
 
     Raises:
@@ -144,11 +147,11 @@ def path_set_states(
     if semantics not in SEMANTICS:
         raise ValueError(f"semantics={semantics!r} is not one of {SEMANTICS}")
     params, prepared = prepare_inputs(params, x, config, covers=COVERS[semantics], **inputs)
-    return _sums(params, prepared, config, paths, semantics, no_sub_path)
+    return _sums(params, prepared, config, paths, semantics, no_sub_path, keep)
 
 
 @functools.partial(jax.jit, static_argnums=(4, 5))
-def _sums(params, prepared, config, paths, semantics, no_sub_path):
+def _sums(params, prepared, config, paths, semantics, no_sub_path, keep):
     step, finish = make_steps(params, prepared, config, semantics, no_sub_path)
     x = prepared.x
     *sets, num_paths, depth = paths.shape
@@ -156,6 +159,8 @@ def _sums(params, prepared, config, paths, semantics, no_sub_path):
     order, first = visiting_order(flat)
     flat = flat[order]
     members = order // num_paths
+    if keep is not None:  # the others are members of a set that there is not
+        members = jnp.where(jnp.ravel(keep)[order], members, flat.shape[0])
 
     def visit(carry, item):
         stack, sums = carry
@@ -167,7 +172,7 @@ def _sums(params, prepared, config, paths, semantics, no_sub_path):
 
         # From the first layer, though those before `start` stay: reverse mode wants fixed ends.
         stack = jax.lax.fori_loop(0, depth, advance, stack)
-        return (stack, sums.at[member].add(stack[depth])), None
+        return (stack, sums.at[member].add(stack[depth], mode="drop")), None
 
     stack = jnp.concatenate([x[None], jnp.zeros((depth, *x.shape), x.dtype)])
     sums = jnp.zeros((flat.shape[0] // max(num_paths, 1), *x.shape), x.dtype)
@@ -222,6 +227,7 @@ def path_set_logits(
     Args:
         params, inputs, config, paths: As in `path_set_states`, the embedding included.
         classifier: (w [d, c], b [c]).
-        **options: semantics, no_sub_path, mask, bias, segments, positions of `path_set_states`.
+        **options: semantics, no_sub_path, keep, mask, bias, segments, positions; see
+            `path_set_states`.
     """
     return logits_of(classifier, path_set_states(params, inputs, config, paths, **options))

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from rank_collapse.measures.norms import singular_values
 from rank_collapse.measures.residuals import effective_rank, residual_ratio
@@ -47,6 +47,7 @@ def path_sets(
     *,
     semantics: str = "recomputed",
     no_sub_path: bool = False,
+    keep: Bool[Array, "k r p"] | None = None,
     batch_size: int | None = None,
 ) -> dict[str, Float[Array, "k r"]]:
     """Metrics of sampled sets of paths; see `rank_collapse.paths.sets`."""
@@ -62,6 +63,7 @@ def path_sets(
             mask=mask,
             semantics=semantics,
             no_sub_path=no_sub_path,
+            keep=keep,
         )
 
     logits = in_batches(single, (examples.inputs, examples.mask), batch_size)
