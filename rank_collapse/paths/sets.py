@@ -134,8 +134,8 @@ def path_set_states(
 
     Args:
         paths: Sets of paths, Int [*sets, p, L]; may be traced.
-        keep: Bool [*sets, p], which paths are members, so that sets of several sizes are one array;
-            None for all. The others take no time where they repeat a member.
+        keep: Bool, broadcast to [*sets, p], which paths are members, so that sets of several sizes
+            are one array; None for all. The others take no time where they repeat a member.
         params, x, config, semantics, no_sub_path, **inputs: As in `path_state`.
 
     Raises:
@@ -160,7 +160,8 @@ def _sums(params, prepared, config, paths, semantics, no_sub_path, keep):
     flat = flat[order]
     members = order // num_paths
     if keep is not None:  # the others are members of a set that there is not
-        members = jnp.where(jnp.ravel(keep)[order], members, flat.shape[0])
+        keep = jnp.broadcast_to(keep, paths.shape[:-1]).ravel()
+        members = jnp.where(keep[order], members, flat.shape[0])
 
     def visit(carry, item):
         stack, sums = carry

@@ -81,6 +81,13 @@ def test_sets_equal_one_path_at_a_time(name):
             lambda p, s=semantics: rc.path_set_states(params, x, config, p, semantics=s, mask=mask)
         )(paths)
         assert relative(sets, each.sum(axis=2)) < 1e-5
+        keep = np.array([[1, 0, 1, 1], [0, 1, 0, 0]], bool)[:, None]  # of the sets of each length
+        kept = jax.jit(
+            lambda p, chosen, s=semantics: rc.path_set_states(
+                params, x, config, p, semantics=s, mask=mask, keep=chosen
+            )
+        )(paths, keep)
+        assert relative(kept, (each * keep[..., None, None]).sum(axis=2)) < 1e-5
 
 
 def test_shared_beginnings_are_visited_once():
