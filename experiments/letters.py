@@ -8,7 +8,7 @@ from rank_collapse.training.tasks import sequences
 def make_flags() -> Flags:
     """The sizes of `trained.designs`, without what chooses its cells but the plain rate and batch
     size."""
-    flags = cli.make_flags("trainability", num_seeds=8, shows="failed")
+    flags = cli.make_flags("trainability", num_seeds=8, shows="failed", traced=("learning_rate",))
     vocabulary.define(
         flags,
         least={"num_tokens": 1, "n_eval_data": 8},

@@ -46,7 +46,7 @@ from rank_collapse.runs.folder import RunFolder
 
 KEPT = "log10_residual"
 
-FLAGS = cli.make_flags("cures", num_seeds=4, shows="log10_residual,depth=last")
+FLAGS = cli.make_flags("cures", num_seeds=4, shows="log10_residual,depth=last", traced=("cosine",))
 vocabulary.define(
     FLAGS,
     num_heads=4,

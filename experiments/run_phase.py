@@ -88,7 +88,7 @@ FIGURES = {
     },
 }
 
-FLAGS = cli.make_flags("phase", num_seeds=2, shows="log10_residual")
+FLAGS = cli.make_flags("phase", num_seeds=2, shows="log10_residual", traced=AXES)
 vocabulary.define(
     FLAGS,
     depth=12,
@@ -168,7 +168,7 @@ EXPERIMENT = Experiment(
     "gains decide at which rate (Cowsik et al. 2024).",
     extra=lambda setup: setup.extra,
     setup=setup_of,
-    measure=lambda options, setup, run: setup.measure(run),
+    measure=lambda options, setup, run: setup.measure(run, setup_of),
     table=lambda results, setup: setup.rows(results),
     claims=lambda results, setup: setup.claims(results),
     compare=lambda results, setup: setup.compare(results),

@@ -35,7 +35,7 @@ from rank_collapse.report.claims import Row, of_mean
 from rank_collapse.report.statistics import number, slope
 from rank_collapse.runs.folder import RunFolder
 
-FLAGS = cli.make_flags("stability", num_seeds=8, shows="apart,layer=last")
+FLAGS = cli.make_flags("stability", num_seeds=8, shows="apart,layer=last", traced=("update_size",))
 define = cli.definer(FLAGS)
 define("list", "parts", ["encoders", "encoder_decoders"], f"Parts, out of {', '.join(PARTS)}.")
 define("list", "designs", list(networks.DESIGNS), f"Residual designs, out of {', '.join(DESIGNS)}.")

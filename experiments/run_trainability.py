@@ -313,7 +313,7 @@ EXPERIMENT = Experiment(
     },
     execution=ASKED,
     setup=cells_of,
-    measure=designs.train_cells,
+    measure=lambda options, cells, run: designs.train_cells(options, cells_of, run),
     table=rows_of,
     claims=claims,
     compare=compare,

@@ -98,7 +98,7 @@ def train_networks(
         name: (n.program, Hyper(options.train_rate, dropout=None, network=n.swept, start=n.floats))
         for name, n in networks.items()
     }
-    with Executor(options, run) as executor:
+    with Executor(options, run, alone=True) as executor:
         return results_of_cells(
             executor,
             cells,

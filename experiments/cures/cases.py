@@ -89,10 +89,11 @@ def cases_of(options: Flags, depths: list[int], width: int, num_tokens: int) -> 
 def measure_cases(options: Flags, cases: Cases, run: RunFolder) -> dict[str, dict[str, np.ndarray]]:
     """{case: `measures_of` all seeds}; one program for cases that differ in numbers alone."""
 
-    def measure(start, key, config):
+    def measure(start, key, floats):
+        config, cosine = floats
         key_params, key_x, key_goal = jax.random.split(key, 3)
         params = start(rc.init(key_params, config), None)
-        x = initial.tokens(key_x, options.num_tokens, config.d_model, options.cosine)
+        x = initial.tokens(key_x, options.num_tokens, config.d_model, cosine)
         found = kept_and_gradients(params, x, config, key_goal)
         return found | {"length": mean_path_length(params, x, config)}
 
@@ -101,8 +102,12 @@ def measure_cases(options: Flags, cases: Cases, run: RunFolder) -> dict[str, dic
         for configs in initial.by_program({name: case.network for name, case in cases.items()}):
             first = cases[next(iter(configs))]
             one = functools.partial(measure, first.network.start)
+
+            def cells_of(own, configs=configs):
+                return {name: (config, np.float32(own.cosine)) for name, config in configs.items()}
+
             # Of shallow networks compiling is most of the time.
-            found |= executor.measure(one, configs, level=int(first.depth >= DEEP))
+            found |= executor.measure(one, cells_of, level=int(first.depth >= DEEP))
     return {name: measures_of(found[name]) for name in cases}
 
 

@@ -63,7 +63,7 @@ class Curves:
     extra: Mapping[str, Any] | None = None
     trained: Mapping[str, small_task.Network] = field(default_factory=dict)
 
-    def measure(self, run: RunFolder) -> Found:
+    def measure(self, run: RunFolder, setup_of: Any) -> Found:
         """{curve: [s, k]}, and what else `theory` takes."""
         with Executor(self.options, run, "curves") as executor:
             cells = {"curves": None}

@@ -84,13 +84,18 @@ class Diagram:
         values, level = np.ma.masked_invalid(self.theory[0]), self.theory[1]
         return bool(values.count() and values.min() < level < values.max())
 
-    def measure(self, run: RunFolder) -> dict[str, np.ndarray]:
+    def measure(
+        self, run: RunFolder, setup_of: Callable[[Flags], "Diagram"]
+    ) -> dict[str, np.ndarray]:
         """`tables`, and "theory" [y, x, 1] where one holds."""
         self.check_boundary()
-        cells = {name: jax.tree.map(np.float32, floats) for name, floats in self.cells.items()}
-        total = len(cells) * self.options.num_seeds
+
+        def cells_of(options):
+            return jax.tree.map(np.float32, setup_of(options).cells)
+
+        total = len(self.cells) * self.options.num_seeds
         with Executor(self.options, run, "phase diagram", total) as executor:
-            measured = list(executor.measure(self.of_one_seed, cells).values())
+            measured = list(executor.measure(self.of_one_seed, cells_of).values())
         if self.trained:
             trained = small_task.train_networks(self.options, self.trained, run).values()
             accuracies = [{"accuracy": cell["accuracy"][:, -1]} for cell in trained]

@@ -50,16 +50,18 @@ def draw(options: Flags, key: Any, config: Any) -> dict[str, Any]:
     }
 
 
-def measure(options: Flags, by_layer: bool, profiled: bool, key: Any, config: Any) -> Any:
+def measure(options: Flags, by_layer: bool, profiled: bool, key: Any, floats: Any) -> Any:
     """One seed of one network: {measure: ...}, of the encoder of an encoder-decoder in "encoder".
 
     Args:
         options: The flags.
         by_layer: Whether also what costs most: exact shares, residuals, expected gradients.
         profiled: Whether the config may have skips of NaN, which a batch decides.
-        key, config: Of the seed, and of the network.
+        key: Of the seed.
+        floats: The network, and ‖W* − W‖/‖W‖.
     """
-    drawn, size = draw(options, key, config), options.update_size
+    config, size = floats
+    drawn = draw(options, key, config)
     params, inputs, target = drawn["params"], drawn["inputs"], drawn["target"]
     if profiled:
         config = networks.with_omega(params, drawn["batch"], config)
@@ -147,7 +149,12 @@ def measure_all(
             for cells in initial.by_program(named):
                 leaves = jax.tree.leaves(list(cells.values()))
                 profiled = any(np.isnan(leaf).any() for leaf in leaves)
-                found |= executor.measure(partial(measure, options, part.by_layer, profiled), cells)
+                one = partial(measure, options, part.by_layer, profiled)
+
+                def cells_of(own, cells=cells):
+                    return {n: (config, np.float32(own.update_size)) for n, config in cells.items()}
+
+                found |= executor.measure(one, cells_of)
         cases = [case for part in parts for case in part.configs]
         results = {case: cut(found[case.name], case.depth) for case in cases}
         return without_overflow(results, executor.progress.say)

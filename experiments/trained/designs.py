@@ -9,11 +9,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import flags
 
 import rank_collapse as rc
 from experiments.shell.executor import Executor
-from experiments.trained.program import Training, results_of_cells
+from experiments.shell.flag_values import Flags
+from experiments.trained.program import Training, nested
 from rank_collapse.measures import updates
 from rank_collapse.network.inputs import input_states
 from rank_collapse.runs.folder import RunFolder
@@ -88,14 +88,14 @@ def make_measure(recipe: Recipe) -> Callable[[Model, Any, Hyper, Any], dict[str,
 
 
 def train_cells(
-    options: flags.FlagValues,
-    cells: Sequence[Cell],
+    options: Flags,
+    cells_of: Callable[[Flags], Sequence[Cell]],
     run: RunFolder,
     *,
     make_measure: Callable = make_measure,
 ) -> dict[Cell, dict[str, Any]]:
-    """{cell: its results and "failed" [s]}; see `results_of_cells`, and `make_measure` for what is
-    measured."""
+    """{cell: what `Training` gives and "failed" [s]} of the cells of the flags; see `make_measure`
+    for what is measured."""
 
     @functools.cache  # parts share programs
     def program_of(static):
@@ -112,21 +112,35 @@ def train_cells(
             watch=make_measure(recipe),
         )
         gains = functools.partial(admin_gains, recipe)
-        return Training(ensemble, run, prepared=ensemble.of_models(gains) if profiled else None)
+        return Training(
+            ensemble, executor.run, prepared=ensemble.of_models(gains) if profiled else None
+        )
 
-    parts: dict[str, dict[str, Any]] = {}
-    for cell in cells:
-        config, floats = split(network_of(options, cell))
-        hyper = Hyper(cell.learning_rate, dropout=None, warmup=cell.warmup, network=floats)
-        static = config, cell.batch_size, cell.design == "admin"
-        parts.setdefault(cell.part, {})[cell.name] = static, hyper
-    found, limit = {}, guess_limit(options.n_eval_data * options.num_tokens, options.num_labels)
+    def programs_of(options, part):
+        """{what is compiled in: {cell: the floats}}."""
+        found: dict[Any, dict[str, Hyper]] = {}
+        for cell in (cell for cell in cells_of(options) if cell.part == part):
+            config, floats = split(network_of(options, cell))
+            hyper = Hyper(cell.learning_rate, dropout=None, warmup=cell.warmup, network=floats)
+            static = config, cell.batch_size, cell.design == "admin"
+            found.setdefault(static, {})[cell.name] = jax.tree.map(np.float32, hyper)
+        return found
+
+    limit = guess_limit(options.n_eval_data * options.num_tokens, options.num_labels)
+    cells, arrays = cells_of(options), {}
     with Executor(options, run) as executor:
-        for part, own in parts.items():
+        for part in dict.fromkeys(cell.part for cell in cells):
             seeds = options.num_seeds if part == "designs" else options.grid_seeds
             about = {"keys": seed_keys(options.seed, seeds), "most": max(16, seeds)}
-            found |= results_of_cells(executor, own, program_of, **about)
-    return {cell: found[cell.name] | {"failed": failed(found[cell.name], limit)} for cell in cells}
+            for static in programs_of(options, part):
+
+                def floats_of(member, part=part, static=static):
+                    return programs_of(member, part).get(static, {})
+
+                program = functools.partial(program_of, static)
+                arrays |= executor.map(program, floats_of, **about)
+    found = {cell: nested(arrays[cell.name]) for cell in cells}
+    return {cell: own | {"failed": failed(own, limit)} for cell, own in found.items()}
 
 
 def admin_gains(recipe: Recipe, model: Any, data: Any, hyper: Hyper, _: Any = None) -> Hyper:
@@ -137,7 +151,7 @@ def admin_gains(recipe: Recipe, model: Any, data: Any, hyper: Hyper, _: Any = No
     return hyper.replace(network=hyper.network | {"skip_gain": gains})
 
 
-def network_of(options: flags.FlagValues, cell: Cell) -> rc.TransformerConfig:
+def network_of(options: Flags, cell: Cell) -> rc.TransformerConfig:
     """The network of a cell: an encoder that answers token by token."""
     d = options.d_model
     embedding = rc.EmbeddingConfig(
@@ -161,7 +175,7 @@ def split(config: rc.TransformerConfig) -> tuple[rc.TransformerConfig, dict[str,
     return config.replace(**FLOATS), {name: getattr(config, name) for name in FLOATS}
 
 
-def data_of(options: flags.FlagValues, batch_size: int, key: Any) -> dict[str, Any]:
+def data_of(options: Flags, batch_size: int, key: Any) -> dict[str, Any]:
     """Training data of one seed, an epoch of `STEPS_PER_EPOCH` batches, and data of its own."""
     key_train, key_eval = jax.random.split(key)
     make: Callable = functools.partial(

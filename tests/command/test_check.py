@@ -10,6 +10,7 @@ import sys
 import numpy as np
 import pytest
 from conftest import REPOSITORY
+from marks import slow_but
 
 import rank_collapse as rc
 from rank_collapse.command import checkpoint, main, parsed
@@ -18,17 +19,24 @@ from rank_collapse.command.checkpoint import READ, WHOLE, batch_of, measured, op
 GOLDEN = REPOSITORY / "tests" / "golden" / "bert"
 
 
-@pytest.fixture(params=["bert", "llama-grouped"])
+@pytest.fixture
 def folder(tmp_path, request):
-    """A checkpoint with a tokenizer whose words are letters."""
+    """A checkpoint, BERT's if no other is asked for, with a tokenizer whose words are letters."""
     made = tmp_path / "a <b>"
-    shutil.copytree(GOLDEN.parent / request.param, made)
+    shutil.copytree(GOLDEN.parent / getattr(request, "param", "bert"), made)
     known = json.loads((made / "config.json").read_text())["vocab_size"]
     letters = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz"]
     (made / "vocab.txt").write_text("\n".join(letters[:known]))
     return made
 
 
+def of_folders(kept):
+    return pytest.mark.parametrize(
+        "folder", slow_but(["bert", "llama-grouped"], kept), indirect=True
+    )
+
+
+@of_folders("bert")
 def test_one_page_about_one_checkpoint(folder, tmp_path, capsys):
     out, text = tmp_path / "page.html", tmp_path / "text.txt"
     text.write_text("a b c d e f\n\nb a a c\n")
@@ -55,6 +63,7 @@ def test_one_page_about_one_checkpoint(folder, tmp_path, capsys):
     )
 
 
+@of_folders("llama-grouped")
 def test_its_numbers_are_those_of_the_network(folder, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("a b c d e f")

@@ -28,6 +28,12 @@ def watched(*arguments):
     return main(["watch", *arguments])
 
 
+def said(capsys, *arguments, code=0):
+    """What is printed before it ends with this code."""
+    assert watched(*arguments) == code
+    return capsys.readouterr()
+
+
 def write(folder, *ratios):
     for step, ratio in enumerate(ratios):
         metrics.append(folder / metrics.NAME, step, {"residual_ratio": [0.9, ratio]})
@@ -36,8 +42,7 @@ def write(folder, *ratios):
 def test_a_threshold_that_is_passed_is_said_once_and_exits_with_3(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(watch, "drawn", drawn.drawn)
     write(tmp_path, 0.5, 1e-3, 1e-4)
-    assert watched(str(tmp_path), "--once") == watch.PASSED
-    out = capsys.readouterr().out
+    out = said(capsys, str(tmp_path), "--once", code=watch.PASSED).out
     assert out.count("rank collapse") == 1 and "step 1: residual_ratio 0.001 below 0.01" in out
     assert (tmp_path / "figures" / "metrics.png").stat().st_size > 1000
     assert watched(str(tmp_path / metrics.NAME), "--once", "--below=residual_ratio=1e-5") == 0
@@ -54,8 +59,7 @@ def test_a_loss_that_is_no_number_is_said_once_whatever_else_is_looked_for(
 
     monkeypatch.setattr(watch, "pause", go_on)
     metrics.append(tmp_path / metrics.NAME, 4, lost, seed=1)
-    assert watched(str(tmp_path), "--above=loss=5") == watch.PASSED
-    out = capsys.readouterr().out
+    out = said(capsys, str(tmp_path), "--above=loss=5", code=watch.PASSED).out
     assert out.startswith("step 4: loss nan is not finite of seed 1 (divergence)\n1 thresholds")
 
 
@@ -63,13 +67,13 @@ def test_each_network_of_several_has_its_picture_and_its_alarms(tmp_path, capsys
     for network, ratio in (("deep", 1e-5), ("flat", 0.5)):
         path = tmp_path / metrics.FOLDER / f"{network}.jsonl"
         metrics.append(path, 3, {"residual_ratio": [0.9, ratio]}, seed=0)
-    assert watched(str(tmp_path), "--once") == watch.PASSED
-    out = capsys.readouterr().out
+    out = said(capsys, str(tmp_path), "--once", code=watch.PASSED).out
     assert out.startswith("deep: step 3: residual_ratio 1e-05") and "1 thresholds" in out
     drawn = {path.name for path in (tmp_path / "figures").iterdir()}
     assert drawn == {"metrics-deep.png", "metrics-flat.png"}
-    assert watched(str(path), "--once") == 0  # the file alone, in the same run
-    assert str(tmp_path / "figures" / "metrics-flat.png") in capsys.readouterr().out
+    assert (
+        str(tmp_path / "figures" / "metrics-flat.png") in said(capsys, str(path), "--once").out
+    )  # the file alone, in the same run
 
 
 def test_the_folder_may_come_later(tmp_path, monkeypatch, capsys):
@@ -90,8 +94,7 @@ def test_the_folder_may_come_later(tmp_path, monkeypatch, capsys):
 
 def test_steps_alone_are_no_metric(tmp_path, capsys):
     (tmp_path / metrics.NAME).write_text('{"step": 1}\n')
-    assert watched(str(tmp_path), "--once") == 0
-    assert "no metric yet" in capsys.readouterr().out
+    assert "no metric yet" in said(capsys, str(tmp_path), "--once").out
 
 
 def test_a_threshold_on_a_metric_that_never_came_is_a_mistake(tmp_path, capsys):
@@ -128,8 +131,7 @@ def test_it_ends_with_a_run_of_ones_own(tmp_path, monkeypatch):
 )
 def test_mistakes_are_named_in_a_line(arguments, message, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert watched(*arguments) == 2
-    err = capsys.readouterr().err
+    err = said(capsys, *arguments, code=2).err
     assert message in err and err.count("\n") == 1
 
 
@@ -138,8 +140,7 @@ def test_of_very_many_metrics_some_dozens_are_drawn_and_it_says_so(tmp_path, cap
     for step in range(3):
         metrics.append(tmp_path / metrics.NAME, step, {f"m{i}": i + step for i in range(300)})
     begun = time.monotonic()
-    assert watched(str(tmp_path), "--once") == 0
-    assert "metrics.png shows 36 of 300 metrics" in capsys.readouterr().out
+    assert "metrics.png shows 36 of 300 metrics" in said(capsys, str(tmp_path), "--once").out
     assert time.monotonic() - begun < 60  # 120 s before
 
 
@@ -222,16 +223,19 @@ def test_what_a_trainer_writes_is_watched(tmp_path, capsys):
         state = {"log_history": history, "global_step": step, "max_steps": 4}
         saved.write_text(json.dumps(state))
         os.utime(saved, (step, step))
-    assert watched(str(tmp_path), "--below=residual_ratio=0.04") == watch.PASSED  # ends with it
-    out = capsys.readouterr().out
+    out = said(
+        capsys, str(tmp_path), "--below=residual_ratio=0.04", code=watch.PASSED
+    ).out  # ends with it
     assert "step 3: layer_1.residual_ratio 0.0333 below 0.04" in out
     assert "step 4: loss nan is not finite" in out and "2 thresholds passed" in out
     assert (tmp_path / "figures" / "metrics.png").exists()
-    assert watched(str(saved), "--once") == watch.PASSED  # the file itself
-    assert "epoch" not in capsys.readouterr().out
+    assert (
+        "epoch" not in said(capsys, str(saved), "--once", code=watch.PASSED).out
+    )  # the file itself
     (tmp_path / "trainer_state.json").write_text('{"log_history": 3}')
-    assert watched(str(tmp_path), "--once") == 2
-    assert capsys.readouterr().err.startswith(f"error: {tmp_path / 'trainer_state.json'} has no")
+    assert said(capsys, str(tmp_path), "--once", code=2).err.startswith(
+        f"error: {tmp_path / 'trainer_state.json'} has no"
+    )
 
 
 def of_layers(*ratios):
@@ -263,8 +267,7 @@ def test_what_tensorboard_has_is_watched(tmp_path, capsys):
     tags = {"residual_ratio/layer_1": [0.5, 1e-3], "train/loss": [2.0, float("inf")]}
     events(tmp_path / "logs" / "a", tags)
     events(tmp_path / "logs" / "b", {"residual_ratio": [0.9]})
-    assert watched(str(tmp_path / "logs"), "--once") == watch.PASSED
-    out = capsys.readouterr().out
+    out = said(capsys, str(tmp_path / "logs"), "--once", code=watch.PASSED).out
     assert "a: step 1: layer_1.residual_ratio 0.001 below 0.01 (rank collapse)" in out
     assert "a: step 1: train.loss inf is not finite" in out
     drawn = {path.name for path in (tmp_path / "logs" / "figures").iterdir()}
@@ -275,8 +278,7 @@ def test_without_tensorboard_it_says_what_to_install(tmp_path, capsys, monkeypat
     (tmp_path / "events.out.tfevents.1.host").write_bytes(b"")
     for name in ("tensorboard", "tensorboard.backend.event_processing.event_accumulator"):
         monkeypatch.setitem(sys.modules, name, None)
-    assert watched(str(tmp_path), "--once") == 2
-    assert capsys.readouterr().err == (
+    assert said(capsys, str(tmp_path), "--once", code=2).err == (
         f"error: {tmp_path} needs tensorboard, which is not installed: pip install tensorboard\n"
     )
 
@@ -284,7 +286,6 @@ def test_without_tensorboard_it_says_what_to_install(tmp_path, capsys, monkeypat
 def test_without_matplotlib_thresholds_are_still_passed(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     write(tmp_path, 1e-6)
-    assert watched(str(tmp_path), "--once") == watch.PASSED
-    out, err = capsys.readouterr()
+    out, err = said(capsys, str(tmp_path), "--once", code=watch.PASSED)
     assert out.endswith("1 thresholds passed; not drawn\n") and err.startswith("no picture: ")
     assert not (tmp_path / "figures").exists()

@@ -26,18 +26,23 @@ def run(body, *arguments):
     return cli.execute(body, FLAGS, arguments)
 
 
-def test_flags_of_an_earlier_call_are_forgotten():
-    seen = []
-    assert run(lambda o: seen.append((o.depth, o.scales)), "--depth=5", "--scales=1,2") == 0
-    assert run(lambda o: seen.append((o.depth, o.scales))) == 0
-    assert seen == [(5, ["1", "2"]), (3, ["1"])]
-
-
-def test_digits_of_any_alphabet_stay_in_a_text():
-    seen = []
-    assert run(lambda o: seen.append(o.run_name), "--depth=2", "--run_name=x٣") == 0
-    assert run(lambda o: seen.append(o.run_name), "--overwrite", "--run_name=x٣") == 0
-    assert seen == ["x٣", "x٣"]
+@pytest.mark.parametrize(
+    ("calls", "read", "values"),
+    [
+        (
+            ("--depth=5 --scales=1,2", ""),
+            lambda o: (o.depth, o.scales),
+            [(5, ["1", "2"]), (3, ["1"])],
+        ),
+        # Digits of any alphabet stay in a text.
+        (("--depth=2 --run_name=x٣", "--run_name=x٣"), lambda o: o.run_name, ["x٣", "x٣"]),
+    ],
+)
+def test_flags_of_an_earlier_call_are_forgotten(calls, read, values):
+    found = []
+    for arguments in calls:
+        assert run(lambda o: found.append(read(o)), *arguments.split()) == 0
+    assert found == values
 
 
 def test_help_shows_purpose_and_flags_without_running(capsys):

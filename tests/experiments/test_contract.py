@@ -127,11 +127,6 @@ def made(**fields):
         computed.append(options.factor)
         return {"values": options.factor * np.arange(1.0, 1 + options.num_seeds)}
 
-    def setup(options):
-        if options.factor == 0:
-            raise ValueError(f"--factor={options.factor} gives nothing")
-        return options.factor
-
     about = {
         "about": "What it is about.\n\n    python -m experiments.run_doubled",
         "order": 1,
@@ -140,7 +135,7 @@ def made(**fields):
         "claim": "They grow.",
         "flags": values,
         "presets": {},
-        "setup": setup,
+        "setup": lambda options: options.factor,
         "extra": lambda factor: {"input": factor},
         "measure": lambda options, factor, run: run.cached("all", lambda: compute(options)),
         "table": lambda found, factor: [{"value": float(v)} for v in found["values"]],

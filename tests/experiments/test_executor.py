@@ -66,13 +66,18 @@ def check(found):
                 np.testing.assert_array_equal(found[cell][f"of/{name}"][seed], value)
 
 
-def test_all_cells_are_one_list_of_seeds(tmp_path):
-    found, chunks = found_in(tmp_path, options_of())
-    check(found)
-    assert chunks == [[(cell, seed) for cell in CELLS for seed in range(5)]]
-    found, chunks = found_in(tmp_path, options_of())
-    check(found)
-    assert chunks == []  # and no program is made
+FEWER = {"most_known": dict.fromkeys(CELLS, 3)}
+LEFT = [[(cell, seed) for cell in CELLS for seed in (3, 4)]]
+
+
+@pytest.mark.parametrize(("about", "again"), [({}, []), (FEWER, LEFT)])
+def test_all_cells_are_one_list_of_seeds_and_those_that_are_kept_stay(about, again, tmp_path):
+    """Where nothing is left no program is made."""
+    whole = [[(cell, seed) for cell in CELLS for seed in range(5)]]
+    for how, expected in (({}, whole), (about, again)):
+        found, chunks = found_in(tmp_path, options_of(), **how)
+        check(found)
+        assert chunks == expected
 
 
 def test_chunks_fit_the_budget_and_a_run_resumes_under_another(tmp_path):
@@ -84,13 +89,6 @@ def test_chunks_fit_the_budget_and_a_run_resumes_under_another(tmp_path):
     check(found)
     left = [("low", 4), *(("high", seed) for seed in range(5))]
     assert chunks == [left[:4], left[4:]]
-
-
-def test_seeds_that_are_not_wanted_are_computed_again(tmp_path):
-    found_in(tmp_path, options_of())
-    found, chunks = found_in(tmp_path, options_of(), most_known=dict.fromkeys(CELLS, 3))
-    check(found)
-    assert chunks == [[(cell, seed) for cell in CELLS for seed in (3, 4)]]
 
 
 def test_the_first_of_a_group_computes_all_of_its_cells_and_each_keeps_its_own(tmp_path):

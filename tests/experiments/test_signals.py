@@ -51,24 +51,40 @@ def test_the_first_signal_is_read_where_a_chunk_ends(place, number, capfd):
     assert signal.getsignal(number) is before and not signals.asked()
 
 
-def test_the_second_signal_ends_at_once_and_an_ignored_one_stays_ignored():
-    """Two within a second are one that was passed on."""
-    code = (
-        "import signal, sys, time\n"
-        "from experiments.shell import signals\n"
-        "signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
-        "with signals.stopping():\n"
-        "    signal.raise_signal(signal.SIGHUP)\n"
-        "    assert not signals.asked()\n"
-        "    signal.raise_signal(signal.SIGINT)\n"
-        "    signal.raise_signal(signal.SIGTERM)\n"
-        "    time.sleep(1.5)\n"
-        "    print('once', flush=True)\n"
-        "    signal.raise_signal(signal.SIGTERM)\n"
-        "    time.sleep(60)\n"
-    )
+# Two within a second are one that was passed on.
+SECOND = """
+import signal, time
+from experiments.shell import signals
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+with signals.stopping():
+    signal.raise_signal(signal.SIGHUP)
+    assert not signals.asked()
+    signal.raise_signal(signal.SIGINT)
+    signal.raise_signal(signal.SIGTERM)
+    time.sleep(1.5)
+    print('once', flush=True)
+    signal.raise_signal(signal.SIGTERM)
+    time.sleep(60)
+"""
+# To save a chunk.
+READ = """
+import signal, time
+from experiments.shell import signals
+signals.GRACE = 0.5
+with signals.stopping():
+    signal.raise_signal(signal.SIGTERM)
+    assert signals.asked()
+    time.sleep(1.5)
+    print('saved', flush=True)
+    signals.check()
+"""
+
+
+@pytest.mark.parametrize(("code", "printed"), [(SECOND, "once\n"), (READ, "saved\n")])
+def test_the_second_signal_ends_at_once_and_what_was_read_has_the_time_it_needs(code, printed):
+    """An ignored one stays ignored."""
     found = python("-c", code)
-    assert (found.returncode, found.stdout) == (143, "once\n")
+    assert (found.returncode, found.stdout) == (143, printed)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -91,23 +107,6 @@ def test_where_no_chunk_ends_only_ctrl_c_waits(number):
     waits = number == signal.SIGINT
     assert (out, run.returncode) == (("went on\n", 0) if waits else ("", CODES[number]))
     assert err.count("no chunk ended: stopping now") == (not waits)
-
-
-def test_what_was_read_has_the_time_it_needs():
-    """To save a chunk."""
-    code = (
-        "import signal, time\n"
-        "from experiments.shell import signals\n"
-        "signals.GRACE = 0.5\n"
-        "with signals.stopping():\n"
-        "    signal.raise_signal(signal.SIGTERM)\n"
-        "    assert signals.asked()\n"
-        "    time.sleep(1.5)\n"
-        "    print('saved', flush=True)\n"
-        "    signals.check()\n"
-    )
-    found = python("-c", code)
-    assert (found.returncode, found.stdout) == (143, "saved\n")
 
 
 def test_a_signal_while_a_binary_is_imported_shows_no_traceback(tmp_path):

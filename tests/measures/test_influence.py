@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from marks import slow_if
 from path_examples import chain_effects
 from refusals import refused
 
@@ -82,7 +83,7 @@ GAINS = {
 }
 
 
-@pytest.mark.parametrize("kind", GAINS)
+@pytest.mark.parametrize("kind", slow_if(GAINS, "plain", "branch"))
 def test_ratios_and_sizes_are_of_what_the_states_gain(kind):
     """The difference of the actual states, of a sandwich, gains, LayerScale: what is added."""
     config = CONFIG.replace(**GAINS[kind])

@@ -196,13 +196,13 @@ def test_fused_gradients_are_not_cut_along_the_longest_axis(widths, options):
 
 SHARED = {"parts": {"c_attn": tuple(PARTS)}}
 TWO_AXES = r"c_attn of shape .* one axis alone, which axis= may"
-UNEVEN = {"a": {"q_proj": np.ones((3, 4))}, "k_proj": np.ones((2, 4))}
+UNEVEN = {"a": {"q_proj": np.ones((2, 4))}, "q_proj": np.ones((3, 4))}
 test_axes_that_are_not_there_or_not_known_are_refused = refused(
     [
         ({"c_attn": np.ones((48, 24))}, SHARED, TWO_AXES),
         ({"c_attn": np.ones((36, 4, 12))}, SHARED, TWO_AXES),
         ({"c_attn": np.ones((6, 6))}, SHARED, TWO_AXES),
-        (UNEVEN, {"layer_axis": 2}, r"k_proj of shape \(2, 4\) has no axis layer_axis=2"),
+        (UNEVEN, {"layer_axis": 2}, r"q_proj of shape \(2, 4\) has no axis layer_axis=2"),
         (UNEVEN, {"layer_axis": 0}, r"q_proj of shape \(3, 4\) does not have 2 layers"),
     ],
     lambda tree, options: rc.monitor_gradients(tree, **options),

@@ -185,8 +185,7 @@ def products(jaxpr):
 
 @pytest.mark.parametrize("name", MEASURES)
 def test_every_product_of_a_measure_has_full_precision(name):
-    params = draws.parameters(CONFIG)
-    x = draws.normal(N, D)
+    params, x = draws.parameters(CONFIG), draws.normal(N, D)
     with jax.default_matmul_precision("bfloat16"):
         found = set(products(jax.make_jaxpr(MEASURES[name])(params, x).jaxpr))
         plain = jax.make_jaxpr(lambda p, x: rc.apply(p, x, CONFIG))(params, x)

@@ -47,6 +47,7 @@ def test_an_activation_is_its_argument_times_its_gate(name, x64):
 
 @pytest.mark.parametrize("kind", [k for k in layers.MLP_KINDS if k != "none"])
 def test_mlp_matches_numpy(kind, x64):
+    assert ("none", *layers.ACTIVATIONS, *layers.GATED) == layers.MLP_KINDS
     p = {n: draws.normal(*shape, seed=i) for i, (n, shape) in enumerate(SHAPES.items())}
     p, x = layers.MLPParams(**p), draws.normal(3, 4, seed=6)
     linear, gate = x @ p.w_in + p.b_in[None], x @ p.w_gate + p.b_gate[None]

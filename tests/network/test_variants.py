@@ -101,7 +101,7 @@ def test_critical_scaling_takes_cosines():
 def test_dynamic_tanh_in_the_place_of_a_norm():
     config = rc.variant(rc.san(1, H, D, norm_placement="post"), "dyt", alpha=0.8)
     plain = config.replace(norm_placement="none")
-    params = draws.parameters(config)
+    params = draws.parameters(config, bias_scale=0.0, gain_scale=0.0)
     x = jnp.asarray(DRAWN).at[0].set(0)
     expected = np.tanh(0.8 * np.asarray(rc.apply(params, x, plain).output))
     np.testing.assert_allclose(rc.apply(params, x, config).output, expected, atol=1e-14)
@@ -111,7 +111,7 @@ def test_dynamic_tanh_in_the_place_of_a_norm():
 def test_another_alpha_of_dynamic_tanh_is_the_same_program(placement):
     """Traced, swept by vmap, with a gradient that is its slope."""
     config = rc.variant(rc.san(1, 1, D, norm_placement=placement, final_norm=True), "dyt")
-    params, programs = draws.parameters(config), []
+    params, programs = draws.parameters(config, bias_scale=0.0, gain_scale=0.0), []
 
     def size(alpha):
         programs.append(alpha)
@@ -130,7 +130,7 @@ def test_another_alpha_of_dynamic_tanh_is_the_same_program(placement):
 @pytest.mark.parametrize("alpha", [0.05, 0.3])
 def test_the_normalised_transformer_stays_on_the_sphere(alpha):
     config = rc.design(rc.san(1, H, D), "ngpt").replace(skip_gain=1 - alpha, branch_gain=alpha)
-    params = draws.parameters(config)
+    params = draws.parameters(config, bias_scale=0.0, gain_scale=0.0)
     trace = rc.apply(params, jnp.asarray(DRAWN), config)
 
     def on_sphere(a):

@@ -80,7 +80,7 @@ K, TOKENS, D, VOCAB = 4, 5, 6, 11
 
 def drawn():
     found = PathContributions(
-        by_length=draws.normal(K, TOKENS, D), offset=draws.normal(TOKENS, D, seed=2)
+        by_length=draws.normal(K, TOKENS, D, seed=5), offset=draws.normal(TOKENS, D, seed=2)
     )
     targets = jnp.asarray(np.random.default_rng(3).integers(0, VOCAB, TOKENS))
     return found, draws.normal(VOCAB, D, seed=4), targets

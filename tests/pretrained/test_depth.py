@@ -5,6 +5,7 @@ import jax
 import numpy as np
 import pytest
 from comparison import near
+from marks import slow_but
 from refusals import each_is_refused
 
 import rank_collapse as rc
@@ -139,6 +140,7 @@ def test_a_frozen_lens_divides_by_the_last_state(measured):
     np.testing.assert_allclose(report.measures["frozen_kl"], kl, atol=2e-4)
 
 
+@pytest.mark.parametrize("measured", slow_but(MODELS, "Gemma2"), indirect=True)
 def test_a_network_in_memory_gives_the_same(measured):
     report, _, ids, folder = measured
     config, params = rc.pretrained.load(folder)
@@ -172,6 +174,7 @@ def test_each_definition_on_layers_of_which_the_second_half_does_nothing():
     assert {name: one.layers for name, one in found.items()} == dict.fromkeys(found, 4)
 
 
+@pytest.mark.parametrize("measured", slow_but(MODELS, "Gemma2"), indirect=True)
 def test_texts_of_different_lengths_are_measured_as_each_alone(measured):
     report, _, ids, folder = measured
     source, short = rc.pretrained.open_checkpoint(folder), ids[1, :6].tolist()

@@ -174,6 +174,18 @@ def test_a_tensor_is_read_from_the_shard_that_the_index_names(tmp_path):
     is_refused(elsewhere, Checkpoint, tmp_path)
 
 
+def test_weights_of_whole_numbers_are_said_to_be_quantised(folder):
+    path = folder / "model.safetensors"
+    raw = path.read_bytes()
+    length = int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8 : 8 + length])
+    name = next(n for n in header if n.endswith("layer.1.output.dense.weight"))
+    header[name]["dtype"] = "I32"
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + raw[8 + length :])
+    is_refused(r"is of int32: a quantised checkpoint", pretrained.open_checkpoint, folder)
+
+
 @pytest.mark.parametrize(
     ("package", "words"), [("torch", "save_file"), ("safetensors", "pip install safetensors")]
 )

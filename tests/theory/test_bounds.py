@@ -30,8 +30,7 @@ def test_threshold_is_the_root():
 def test_of_one_head_both_forms_are_the_heads_bound_and_of_several_2_sqrt_2_above_the_means(x64):
     for heads in (1, 3):
         config = rc.san(3, heads, 6, d_qk=4, d_v=2)
-        params = draws.parameters(config, 0, 0.7, 0.5)
-        x = 0.2 * draws.tokens(5, 6, shift=0.0)
+        params, x = draws.parameters(config, 0, 0.7, 0.5), 0.2 * draws.tokens(5, 6, shift=0.0)
         report = reported(params, x, config)
         if heads == 1:
             for sides in (report.layer, report.published_layer):
@@ -111,8 +110,7 @@ def test_lipschitz_constant_bounds_every_residual(kind, x64):
 @pytest.mark.slow
 def test_corollary_multiplies_beta_by_the_lipschitz_constant():
     config = rc.san_mlp(3, 2, 8)
-    params = draws.parameters(config, 0, 0.3, 0.0)
-    x = 0.3 * draws.normal(5, 8)
+    params, x = draws.parameters(config, 0, 0.3, 0.0), 0.3 * draws.normal(5, 8)
     report = reported(params, x, config)
     worst = jnp.max(report.beta * report.lipschitz[:, None])
     np.testing.assert_allclose(report.stack_beta, worst, rtol=1e-5)
@@ -136,8 +134,7 @@ def test_corollary_multiplies_beta_by_the_lipschitz_constant():
 
 def test_padding_is_as_if_removed_and_other_masks_are_named():
     config = rc.san(2, 2, 8)
-    params = draws.parameters(config, 0, 0.5, 0.3)
-    x = draws.tokens(6, 8)
+    params, x = draws.parameters(config, 0, 0.5, 0.3), draws.tokens(6, 8)
     keep = np.array([1, 0, 1, 1, 0, 1], bool)
     padded = reported(params, x, config, mask=jnp.asarray(keep))
     short = reported(params, x[keep], config)
@@ -157,8 +154,7 @@ def test_padding_is_as_if_removed_and_other_masks_are_named():
 
 def test_affine_edits_are_in_the_bounds_of_layers_and_others_are_refused(x64):
     config = rc.san(2, 2, 6)
-    params = draws.parameters(config, 0, 0.7, 0.5)
-    x = 0.3 * draws.tokens(5, 6, shift=0.0)
+    params, x = draws.parameters(config, 0, 0.7, 0.5), 0.3 * draws.tokens(5, 6, shift=0.0)
     tilt = jnp.linspace(0.5, 1.5, 30).reshape(5, 6)
     edit = {"residual": lambda v, layer: jnp.where(layer == 0, v @ jnp.eye(6)[::-1] + tilt, v)}
     report = rc.bound_report(params, x, config, edit=edit)

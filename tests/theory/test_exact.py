@@ -56,7 +56,9 @@ def at_scales_from_1_5_to_3(shape):
     for s in range(first, first + 16):
         kind, scale = KINDS[s // 4 % 3], (1.5, 2.0, 2.5, 3.0)[s % 4]
         config = rc.TransformerConfig(depth=6, num_heads=heads, d_model=16, **kind)
-        yield draws.parameters(config, s, scale, 0.1), draws.tokens(n, 16, s), config
+        key = jax.random.key(s)
+        x = jax.random.normal(jax.random.fold_in(key, 1), (n, 16)) + 0.3
+        yield rc.init(key, config, scale, 0.1), x, config
 
 
 @pytest.mark.slow

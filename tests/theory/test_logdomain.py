@@ -208,7 +208,7 @@ def test_masked_tokens_are_as_if_removed():
 @pytest.mark.slow
 def test_float64_gives_more_digits_and_bfloat16_gives_float32():
     config = rc.san(4, 2, 8)
-    params, x = network(config)
+    params, x = network(config, seed=10)  # each layer multiplies rounding by about three
     want = mp_profile(params, x, config, 500)
     with jax.enable_x64(True):
         params64, x64 = jax.tree.map(lambda a: jnp.asarray(np.asarray(a, np.float64)), (params, x))

@@ -127,8 +127,7 @@ def test_what_happens_is_that_of_the_forward_pass(drawn, x64):
 
 def test_deep_layers_in_float32_are_those_of_float64():
     config = rc.san(12, 2, 8)
-    params = draws.parameters(config, 0, 0.5, 0.0)
-    x = 0.1 * draws.normal(5, 8) + 1
+    params, x = draws.parameters(config, 0, 0.5, 0.0), 0.1 * draws.normal(5, 8) + 1
     report = rc.bound_report(params, x, config)
     with jax.enable_x64(True):
         double = jax.tree.map(lambda a: jnp.asarray(np.asarray(a, np.float64)), (params, x))

@@ -197,8 +197,7 @@ def test_gradient_norms_of_networks(name):
 def test_gradients_of_queries_vanish_with_the_tokens_differences():
     """∂W_Q/∂W_V ∝ 1 − ρ: at the same place, inputs ten times nearer give a tenth."""
     config = rc.san_skip(1, 2, 16, norm_placement="post")
-    params = draws.parameters(config, 0, 1.0, 0.0, 0.0)
-    x = draws.tokens(6, 16)
+    params, x = draws.parameters(config, 0, 1.0, 0.0, 0.0), draws.tokens(6, 16)
     ratios = []
     for spread in (1e-3, 1e-4):
         near = jnp.mean(x, axis=0, keepdims=True) + np.sqrt(spread) * x

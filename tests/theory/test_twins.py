@@ -13,7 +13,6 @@ from scipy.integrate import quad
 import rank_collapse as rc
 from rank_collapse.network import AttentionContext, variant_heads
 from rank_collapse.theory import expected_pass, mixing_rates, phases, sphere, update_sizes
-from rank_collapse.theory.score_overlap import score_overlap
 
 
 @functools.cache
@@ -31,27 +30,17 @@ def agree(found, expected, more=0.0):
     """Means of draws within 5 standard errors, and what the law leaves out."""
     found = np.asarray(found, np.float64)
     error = found.std(axis=0, ddof=1) / np.sqrt(len(found))
-    assert np.all(np.abs(found.mean(axis=0) - expected) < 5 * error + more), (
-        found.mean(axis=0),
-        error,
-        expected,
-    )
+    assert np.all(np.abs(found.mean(axis=0) - expected) < 5 * error + more), (found, expected)
+
+
+def roots(n, cosine):
+    """n unit vectors at one angle."""
+    return np.linalg.cholesky((1 - cosine) * np.eye(n) + cosine)
 
 
 def softmax(s):
     e = np.exp(s - s.max(axis=-1, keepdims=True))
     return e / e.sum(axis=-1, keepdims=True)
-
-
-def test_overlap_of_a_row_with_itself_nears_the_frozen_share():
-    for beta in (0.8, 2.0, 4.0):
-        limit = phases.frozen_share(beta)
-        sizes = (1e2, 1e4, 1e8)
-        found = [score_overlap(n, beta**2 * np.log(n), 0.0)[0] for n in sizes]
-        gaps = [abs(float(y - limit)) for y in found]
-        assert gaps[0] > gaps[1] > gaps[2], (beta, gaps)
-        assert all(gap < 1.2 / np.log(n) for gap, n in zip(gaps, sizes, strict=True)), gaps
-    assert phases.critical_beta(1.0, 0.0) == pytest.approx(np.sqrt(2))
 
 
 def tokens(seed, draws, n, d, rho):
@@ -160,7 +149,7 @@ def test_critical_scaling_is_the_networks(gamma):
     """Tokens that are all at one angle: the cosine after it (arXiv 2510.05554, theorem 1)."""
     n, rho = 6, 0.4
     with jax.enable_x64(True):
-        x = np.linalg.cholesky((1 - rho) * np.eye(n) + rho) * np.sqrt(n)
+        x = roots(n, rho) * np.sqrt(n)
         config = rc.variant(rc.san(1, 1, n), "critical", gamma=gamma)
         params = rc.init_variant(jax.random.key(0), config, "critical")
         out = np.asarray(rc.apply(params, jnp.asarray(x), config).output)
@@ -231,7 +220,7 @@ def test_spectral_gap_of_random_attention(ratio):
 def test_equiangular_tokens_on_the_sphere():
     n, c, beta = 5, 0.1, 2.0
     with jax.enable_x64(True):
-        x = jnp.asarray(np.linalg.cholesky((1 - c) * np.eye(n) + c))
+        x = jnp.asarray(roots(n, c))
         path = sphere.trajectory(x, beta, 400, 0.01)
         cosines = np.einsum("td,td->t", path[:, 0], path[:, 1])
         law = np.asarray(sphere.equiangular_cosine(c, beta, n, 400, 0.01))
@@ -243,7 +232,7 @@ def test_equiangular_tokens_on_the_sphere():
 def test_norms_slow_the_collapse(placement):
     """Against tokens that are moved in small steps as the network's norms have it."""
     n, c, beta, gain, dt, steps = 5, 0.1, 2.0, 0.7, 0.002, 1000
-    x = np.linalg.cholesky((1 - c) * np.eye(n) + c)
+    x = roots(n, c)
     for t in range(steps):
         unit = x / np.linalg.norm(x, axis=1, keepdims=True)
         out = softmax(beta * unit @ unit.T) @ unit
@@ -254,10 +243,10 @@ def test_norms_slow_the_collapse(placement):
         x = x + dt * (gain * out if placement == "ngpt" else out)
         if placement == "ngpt":
             x = x / np.linalg.norm(x, axis=1, keepdims=True)
-    unit = x / np.linalg.norm(x, axis=1, keepdims=True)
+    x = x / np.linalg.norm(x, axis=1, keepdims=True)
     law = sphere.equiangular_cosine(c, beta, n, 40, steps * dt / 40, placement=placement, gain=gain)
     assert 0.2 < law[-1] < 0.999
-    np.testing.assert_allclose(unit[0] @ unit[1], law[-1], atol=2e-3)
+    np.testing.assert_allclose(x[0] @ x[1], law[-1], atol=2e-3)
 
 
 def test_the_energy_never_falls_and_tokens_cluster():
@@ -276,7 +265,7 @@ def test_the_energy_never_falls_and_tokens_cluster():
 def test_ssm_mixing_of_drawn_weights(rho, decay):
     """The heads of `variant` "ssd" with steps of one size, tokens far from the first."""
     draws, n, d, k = 400, 60, 64, 32
-    x = np.pad(np.linalg.cholesky((1 - rho) * np.eye(n) + rho), ((0, 0), (0, d - n)))
+    x = np.pad(roots(n, rho), ((0, 0), (0, d - n)))
     b, c = (x @ rng(14).normal(size=(draws, d, k)) for _ in "bc")
     step = 0.5  # softplus of it, times the rate, is −ln of the decay
     rate = -np.log(decay) / np.log1p(np.exp(step))
@@ -311,8 +300,15 @@ def equal_sizes(params, **sizes):
 
 def at_one_angle(n, d, rho):
     """[n, d], every mean square 1 and every mean product ρ."""
-    root = np.linalg.cholesky((1 - rho) * np.eye(n) + rho)
-    return jnp.asarray(np.sqrt(d) * np.pad(root, ((0, 0), (0, d - n))))
+    return jnp.asarray(np.sqrt(d) * np.pad(roots(n, rho), ((0, 0), (0, d - n))))
+
+
+def is_the_expected_pass(of_law, *network):
+    """Mean squares and products after one layer."""
+    found, (q, p) = expected_pass(*network).hidden, of_law
+    np.testing.assert_allclose(found.variance[-1], float(q), rtol=1e-5)
+    product = found.variance[-1][0] - found.distance[-1][0, 1]
+    np.testing.assert_allclose(product, float(p), atol=2e-6)
 
 
 @pytest.mark.parametrize(("beta", "rho"), [(0.6, 0.0), (1.2, 0.4)])
@@ -328,11 +324,8 @@ def test_attention_step_is_the_expected_pass(beta, rho):
             w_v=d**-0.5,
             w_o=d**-0.5,
         )
-        found = expected_pass(params, at_one_angle(n, d, rho), config).hidden
-        q, p = phases.attention_step(1.0, rho, beta, skip, "pre", n)
-        np.testing.assert_allclose(found.variance[-1], float(q), rtol=1e-5)
-        product = found.variance[-1][0] - found.distance[-1][0, 1]
-        np.testing.assert_allclose(product, float(p), atol=2e-6)
+        of_law = phases.attention_step(1.0, rho, beta, skip, "pre", n)
+        is_the_expected_pass(of_law, params, at_one_angle(n, d, rho), config)
 
 
 @pytest.mark.parametrize(("rho", "weight", "bias"), [(0.0, 2.0, 0.0), (0.6, 1.3, 0.2)])
@@ -349,11 +342,8 @@ def test_mlp_step_is_the_expected_pass(rho, weight, bias):
         b_in=b,
         b_out=b,
     )
-    found = expected_pass(params, at_one_angle(n, d, rho) / skip, config).hidden
-    q, p = phases.mlp_step(1.0, rho, skip, weight, bias, "pre")
-    np.testing.assert_allclose(found.variance[-1], float(q), rtol=1e-5)
-    product = found.variance[-1][0] - found.distance[-1][0, 1]
-    np.testing.assert_allclose(product, float(p), atol=2e-6)
+    of_law = phases.mlp_step(1.0, rho, skip, weight, bias, "pre")
+    is_the_expected_pass(of_law, params, at_one_angle(n, d, rho) / skip, config)
 
 
 @pytest.mark.parametrize(("a", "m", "w"), [(0.3, 0.6, 1.0), (0.5, 0.7, 1.5)])

@@ -1,14 +1,12 @@
 """Schedules, optimisers, label smoothing and learned gains: closed forms, torch and optax."""
 
-import dataclasses
-
 import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from refusals import each_is_refused, is_refused
+from refusals import each_is_refused, refused
 
 import rank_collapse as rc
 from rank_collapse.network.config import TransformerConfig
@@ -137,17 +135,14 @@ def test_floats_that_mean_nothing_are_named(values, fields, message):
     )
 
 
-@pytest.mark.parametrize(
-    "fields, message",
+test_bad_optimizers_are_named = refused(
     [
         ({"optimizer": "sgd"}, "optimizer='sgd'"),
         ({"b2": 1.0}, r"b2=1.0 is not in \[0, 1\)"),
         ({"eps": 0.0}, "eps=0.0 is not positive"),
     ],
+    lambda fields: recipe(**fields),
 )
-def test_bad_optimizers_are_named(fields, message):
-    is_refused(message, recipe, **fields)
-    assert dataclasses.replace(recipe(), optimizer="radam").optimizer == "radam"
 
 
 EMBEDDING = rc.EmbeddingConfig(vocab_size=5, d_embed=6)
