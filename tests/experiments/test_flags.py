@@ -96,8 +96,6 @@ MISTAKES = {
         "--trained_d_k=x": "trained_d_k",
         "--saturation=2": "saturation",
         "--num_queries=1": "num_queries",
-        "--keep_models": "keep_models",
-        "--monitor": "monitor",
     },
     "run_circle": {"--num_labels=3": "3", "--compare=everything": "everything", "--monitor": ""},
     "run_path_chains": {
