@@ -83,13 +83,14 @@ def test_it_is_differentiable_under_jit(x64):
 @pytest.mark.parametrize(
     "measure, config", [(rc.path_contributions, CONFIG), (rc.bound_report, PURE)]
 )
-def test_fifty_lengths_compile_three_programs_at_most(measure, config, caplog):
-    params = draws.parameters(config, 1)
+def test_fifty_lengths_compile_what_one_does(measure, config, caplog):
+    params, counts = draws.parameters(config, 1), []
     jax.clear_caches()
     with jax.log_compiles(), caplog.at_level(logging.WARNING):
         for n in range(1, 51):
             measure(params, states(n).astype(np.float32), config, pad_to=50)
-    assert 1 <= sum(m.startswith("Compiling") for m in caplog.messages) <= 3
+            counts.append(sum(m.startswith("Compiling") for m in caplog.messages))
+    assert set(counts) == {counts[0]} and counts[0] in (1, 2, 3)
 
 
 def test_what_cannot_be_padded_is_refused():
