@@ -96,10 +96,8 @@ class Curves:
         fig, axes = figures.figure(width=5.6, height=3.6)
         ax, theory, published = axes[0, 0], self.theory(found), self.published()
         for index, name in enumerate(self.names):
-            x, marker = (
-                self.x[: found[name].shape[1]],
-                {"markevery": [-1]} if len(self.x) > 20 else {},
-            )
+            x = self.x[: found[name].shape[1]]
+            marker = {"markevery": [-1]} if len(self.x) > 20 else {}
             figures.band(ax, x, found[name], name, index, **marker)
             for lines, dash in ((theory, "--"), (published, ":")):
                 if name in lines:
