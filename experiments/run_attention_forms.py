@@ -25,7 +25,7 @@ import numpy as np
 from experiments.shell import cli, tidy, vocabulary
 from experiments.shell.executor import Executor
 from experiments.shell.experiment import Drawing, Experiment
-from experiments.shell.flag_values import Flags
+from experiments.shell.options import Flags
 from experiments.shell.statements import row_of
 from experiments.trained import arguments
 from experiments.trained.forms import FORMS, LAWS, MEASURES, make_measure

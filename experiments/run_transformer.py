@@ -19,9 +19,9 @@ import numpy as np
 import rank_collapse as rc
 from experiments.shell import cli, vocabulary
 from experiments.shell.experiment import Drawing, Experiment
-from experiments.shell.flag_values import Flags
+from experiments.shell.options import Flags
 from experiments.trained import arguments
-from experiments.trained.program import ALONE
+from experiments.trained.training import ALONE
 from experiments.trained.training import Setup, diverged, kept, results_of
 from rank_collapse.report import Comparison, figures
 from rank_collapse.report.statistics import by_seed

@@ -23,7 +23,7 @@ from experiments.benchmarks.timing import (
     median_ratio,
     time_cases,
 )
-from experiments.shell import memory
+from experiments.benchmarks import memory
 from rank_collapse.runs import seeds
 from rank_collapse.runs.seeds import seed_keys
 
