@@ -21,10 +21,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from experiments.benchmarks import accelerator, children, timing, training
+from experiments.benchmarks import accelerator, children, memory, timing, training
 from experiments.benchmarks.counting import DEVICES, product_flops, seeds_that_fit
 from experiments.benchmarks.entry_points import entry_points
-from experiments.benchmarks import memory
 from experiments.shell.options import check_names
 from rank_collapse.runs import files, seeds
 from rank_collapse.training.ensemble import Ensemble

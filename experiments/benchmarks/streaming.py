@@ -15,10 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from experiments.benchmarks import children
+from experiments.benchmarks import children, memory
 from experiments.benchmarks.random_llama import PUBLISHED, make
 from experiments.benchmarks.timing import Report, Timing
-from experiments.benchmarks import memory
 from experiments.shell.progress import Progress
 
 # seconds and gigabytes that were asked for, of (size, texts) with 64 tokens on two cores
