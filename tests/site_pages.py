@@ -140,8 +140,8 @@ def results(text: str) -> str:
     """docs/results.md with what came out as the experiments' pages have it."""
     for name in experiments_of():
         place = rf"(results/{name}_0\.png\)(?:(?!\n## ).)*?\*\*What came out\.\*\* )[^\n]*"
-        came_out = results_page.came_out(name)
-        text = re.sub(place, lambda found: found[1] + came_out, text, count=1, flags=re.DOTALL)
+        if found := re.search(place, text, flags=re.DOTALL):
+            text = text.replace(found[0], found[1] + results_page.came_out(name))
     return text
 
 
