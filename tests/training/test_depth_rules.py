@@ -192,24 +192,25 @@ def test_a_variance_of_one_over_fan_in_has_the_factor_of_the_width_already():
     assert np.array_equal(own, plain)
 
 
-def states(depth, name, key, width=64):
-    """X_l [L + 1, b, n, d] at the start, under a rule with a base of two layers."""
-    config = byte_model(depth, width, 32)
-    rule = rc.depth_rule(name, byte_model(2, width, 32))
-    ids = jax.random.randint(jax.random.fold_in(key, 1), (8, 32), 0, 256)
-    return rc.apply_batch(rule.init(key, config), ids, rule.network(config)).hidden
-
-
-@pytest.mark.parametrize(("name", "power"), [("sp", 0.0), ("half", -0.5), ("completep", -1.0)])
+@pytest.mark.parametrize(("name", "power"), [("mup", 0.0), ("half", -0.5), ("completep", -1.0)])
 def test_the_first_states_follow_the_law_of_independent_branches(name, power):
-    """Var x_L = σ₀² + L (L/2)^(2·power) v, v of one block: |x_L| ~ √L, 1 and down to |x_0|."""
-    key, depth = jax.random.key(0), 32
-    one = jnp.mean(jnp.square(states(2, "sp", key)), axis=(1, 2, 3))
-    start, block = one[0], (one[2] - one[0]) / 2
-    last = jnp.mean(jnp.square(states(depth, name, key)[-1]))
-    law = start + depth * (depth / 2) ** (2 * power) * block
-    # one draw of v: its 64 features of 2 blocks have a relative deviation of √(2/128) = .125
-    assert abs(last / law - 1) < 0.25
+    """Var x_L = 2σ² + L m_L^(2·power) · 4dσ² E gelu(√d σ z)², of blocks with their MLPs alone:
+    |x_L| ~ √L as in standard parametrisation, constant, and down to that of the embedding."""
+    depth, d, sigma = 32, 64, 0.02
+    config = byte_model(depth, d, 32)
+    rule, key = rc.depth_rule(name, byte_model(2, d, 32)), jax.random.key(0)
+    params = rule.init(key, config)
+    attention = params.layers.attention
+    attention = attention.replace(w_o=jnp.zeros_like(attention.w_o))
+    params = params.replace(layers=params.layers.replace(attention=attention))
+    ids = jax.random.randint(jax.random.fold_in(key, 1), (8, 32), 0, 256)
+    last = rc.apply_batch(params, ids, rule.network(config)).hidden[-1]
+    nodes, weights = np.polynomial.hermite_e.hermegauss(40)
+    gelu = jax.nn.gelu(np.sqrt(d) * sigma * nodes, approximate=False)
+    square = np.sum(weights * gelu**2) / np.sum(weights)
+    law = 2 * sigma**2 + depth * (depth / 2) ** (2 * power) * 4 * d * sigma**2 * square
+    # Each of L blocks draws d features anew, of relative variance 2; five standard deviations.
+    assert abs(jnp.mean(jnp.square(last)) / law - 1) < 5 * np.sqrt(2 / (d * depth))
 
 
 def test_the_distance_from_linear_is_of_first_order_in_the_step():
@@ -257,13 +258,13 @@ def test_one_program_for_each_depth(monkeypatch):
 
     monkeypatch.setattr(built_in, "trained", counted)
     training = Training(steps=2, batch=1, tokens=8)
-    checks = depth_check(["sp", "half", "completep"], (1, 2), width=8, seeds=2, training=training)
+    checks = depth_check(["mup", "half", "completep"], (1, 2), width=8, seeds=2, training=training)
     assert len(traced) == 2
     values = checks["completep"].values
     assert {a.shape for a in values.values()} == {(1, 2, 2, 2)}
     # At the base's depth all rules of one width are one network.
     np.testing.assert_array_equal(values["stream"][0, 0], checks["half"].values["stream"][0, 0])
-    assert np.all(checks["sp"].values["stream"][0, 1] > values["stream"][0, 1])
+    assert np.all(checks["mup"].values["stream"][0, 1] > values["stream"][0, 1])
     missing = {n for n, a in values.items() if np.isnan(a[..., 0]).any()}
     assert missing == {"change", "linearisation"}
     assert all(np.isfinite(a[..., -1]).all() for a in values.values())
