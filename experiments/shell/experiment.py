@@ -67,11 +67,19 @@ class Drawing:
         )
 
 
+class Finding(NamedTuple):
+    """What the report opens with."""
+
+    figure: str  # Name of one of the experiment's figures
+    sentence: str  # Made of its numbers
+
+
 class Shown(NamedTuple):
     """What is said of a run."""
 
     claims: Sequence[report.Row]
     comparisons: Sequence[report.Comparison]
+    finding: Finding | None = None
 
 
 @dataclass(frozen=True)
@@ -98,6 +106,8 @@ class Experiment:
         files: (results, setup, run) → what makes further files of the folder, by name.
         claims: (results, setup) → rows of the statements of `experiments.shell.statements`.
         compare: (results, setup) → what is measured beside published values, without verdicts.
+        finding: (results, setup) → the sentence and picture on the report's first screen; None
+            where there is none.
         setup: options → what they ask for; raises ValueError before a folder is made.
         extra: setup → what beside the flags determines the results, for config.json.
         execution: Flags that choose what of a folder is shown, which may differ between its runs;
@@ -121,6 +131,7 @@ class Experiment:
     execution: Sequence[str] = field(default=())
     further: Callable[[Any, Any], Mapping[str, Callable]] = lambda results, setup: {}
     files: Callable[[Any, Any, RunFolder], Mapping[str, Callable]] = lambda *_: {}
+    finding: Callable[[Any, Any], Finding | None] = lambda *_: None
 
     def __post_init__(self):
         split = {n: p.split() if isinstance(p, str) else p for n, p in self.presets.items()}
@@ -188,7 +199,11 @@ class Experiment:
         return cli.open_run(options, extra=self.extra(setup), execution=self.execution, **how)
 
     def _shown(self, results, setup):
-        return Shown(tuple(self.claims(results, setup)), tuple(self.compare(results, setup)))
+        return Shown(
+            tuple(self.claims(results, setup)),
+            tuple(self.compare(results, setup)),
+            self.finding(results, setup),
+        )
 
     def drawn(self, results: Any, setup: Any) -> dict[str, Callable[[], Any]]:
         """What draws each figure that there is, by name, in the style of `report.figures`."""
