@@ -13,9 +13,9 @@ from rank_collapse.report.claims import FINDING, OUTSIDE, WITHIN, Answer, Judged
 from rank_collapse.report.wording import (
     JOINTLY,
     count_line,
-    holds_text,
     note,
     quantity,
+    range_text,
     span,
     standing,
 )
@@ -59,7 +59,7 @@ def board(answers: Sequence[Answer], untested: Sequence[str] = ()) -> str:
 def statement(answer: Answer) -> str:
     """One statement: its answer, its text and its forest plot; statistic and numbers unfold."""
     s, axis = answer.statement, axis_of(answer)
-    holds = f"It holds {'where it is ' * (s.each is None)}{holds_text(s)}." if s.claimed else ""
+    claimed = f"Claimed range: {range_text(s.claimed)}." if s.claimed else ""
     rows = "".join(
         f"<tr><td>{_text(j.row.setting)}</td><td>{forest(answer, [j], axis)}</td>"
         f'<td class="number">{_text(span(j))}; {_text(note(j.row))}</td>'
@@ -73,7 +73,7 @@ def statement(answer: Answer) -> str:
         f"{_text(standing(answer))}</span></span>"
         f"<span>{forest(answer, answer.rows, axis, labels=True)}"
         f'<span class="small">{_text(quantity(s))}</span></span></summary>'
-        f'<div><p>{_text(holds)}</p><div class="wide"><table>{rows}</table></div></div></details>'
+        f'<div><p>{_text(claimed)}</p><div class="wide"><table>{rows}</table></div></div></details>'
     )
 
 

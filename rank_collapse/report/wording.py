@@ -22,9 +22,10 @@ JOINTLY = (
     "are Wilson's. A setting is within where all of its interval lies in the claimed range, "
     "outside where none of it does, and undecided otherwise or with too few draws. A statement "
     "holds where all settings are within, and in part where some are. It does not hold where all "
-    "are outside, or where one is outside of a statement without exceptions. Otherwise it cannot "
-    "be said. New seeds are seeds that were never used before the last change of the statistic or "
-    "the range. Findings are what no paper says; they get no answer."
+    "are outside, or where one is outside of a statement without exceptions, and not in all "
+    "settings where some are outside and the others undecided. Otherwise it cannot be said. New "
+    "seeds are seeds that were never used before the last change of the statistic or the range. "
+    "Findings are what no paper says; they get no answer."
 )
 
 
@@ -43,12 +44,12 @@ def counts(answers: Sequence[Answer]) -> str:
 
 
 def count_line(answers: Sequence[Answer]) -> str:
-    """ "Answers to 3 statements, tested in 9 settings: holds 2, … At most 0.15 of … by chance."."""
+    """ "Statements tested: 3, in settings: 9. Answers: holds 2, … At most 0.15 … by chance."."""
     tested = [a for a in answers if a.answer != FINDING]
     settings = sum(len(a.rows) for a in tested)
     return (
-        f"Answers to {len(tested)} statements, tested in {settings} settings: {counts(tested)}. "
-        f"At most {by_chance(tested):.2g} of these answers are expected to be wrong by chance."
+        f"Statements tested: {len(tested)}, in settings: {settings}. Answers: {counts(tested)}. "
+        f"At most {by_chance(tested):.2g} of the answers are expected to be wrong by chance."
     )
 
 
