@@ -1,10 +1,10 @@
 """docs/results.md with its figures and numbers, and docs/statements.md, from the run folders."""
 
-import re
 from pathlib import Path
 
 from experiments.reproducing import statements_page
 from experiments.reproducing.sections import (
+    DOCS,
     PRESETS,
     Made,
     command_text,
@@ -17,14 +17,12 @@ from rank_collapse import runs
 from rank_collapse.report.markdown import markdown
 from rank_collapse.runs import files
 
-DOCS = Path(__file__).parents[2] / "docs"
 INTRO = (
     "What each experiment measured and what came out. All numbers are in CSV files. The answers to "
     "the papers' statements are on [their page](statements.md): {counts} This page is written by "
     "`python -m experiments.reproduce --preset=paper --markdown` from the run folders. The "
     "sizes “paper” are the published ones; “quick” is a smaller run, where that one was not done."
 )
-CAME_OUT = re.compile(r"^\*\*What came out\.\*\* (.*)$", re.MULTILINE)
 
 
 def write_markdown(folder: Path, docs: Path) -> Path:
@@ -48,7 +46,6 @@ def write_markdown(folder: Path, docs: Path) -> Path:
         "Results",
         intro(docs) + (f" Not run: {', '.join(missing)}." if missing else ""),
         sections,
-        came_out={section.name: came_out(section.name) for section in sections},
     )
     for path, content in (made | {"results.md": text.encode()}).items():
         runs.make_folder((docs / path).parent)
@@ -60,13 +57,6 @@ def intro(docs: Path = DOCS) -> str:
     """The first paragraph, with the counts of the answers that stand."""
     known = statements_page.known_answers(docs / statements_page.PAGE.name)
     return INTRO.format(counts=statements_page.counts(known))
-
-
-def came_out(name: str) -> str:
-    """What came out of an experiment, as its page of the site has it; nothing where it has none."""
-    page = DOCS / "experiments" / f"{name}.md"
-    found = CAME_OUT.search(page.read_text("utf-8")) if page.exists() else None
-    return found[1].replace("](../", "](") if found else ""  # links from one folder higher
 
 
 def is_done(name: str, preset: str, parent: Path) -> bool:
