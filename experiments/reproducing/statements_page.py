@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.shell.experiment import experiment_of
+from experiments.shell.experiment import experiment_of, experiments_of
 from experiments.shell.statements import STATEMENTS
 from rank_collapse import runs
 from rank_collapse.report.claims import (
@@ -108,8 +108,8 @@ def rows_of(folder: Path) -> list[tuple[Row, dict[str, Any]]]:
     """What a run found, each row with the run that it is of."""
     config = files.read_object(folder / "config.json")
     flags, made = config["config"], config["environment"]
-    words = config["execution"]["command"].split()
-    name = words[2].rpartition(".")[2]  # python -m experiments.run_sort ...
+    named = {experiment_of(n).flags.experiment: n for n in experiments_of()}
+    name, words = named[flags["experiment"]], config["execution"]["command"].split()
     run = {
         "experiment": name,
         "date": made["started"][:10],
