@@ -93,7 +93,8 @@ class LargestEntry(States):
 def residuals(source: Any, inputs: Mapping[str, Any], chunk: int) -> dict[str, np.ndarray]:
     """log10 of ‖res(X)‖/‖X‖ by layer [b, L + 1], whole and in three variants without parts.
 
-    Without skips in logarithms throughout: it falls below what floating point holds.
+    Without skips that of ‖res(X)‖ too, in logarithms throughout: it falls below what floating
+    point holds.
     """
     logs = (("log", LogPass()), ("norm", LogNorm()))
     groups = {
@@ -103,13 +104,14 @@ def residuals(source: Any, inputs: Mapping[str, Any], chunk: int) -> dict[str, n
         )
         for name, variant in VARIANTS.items()
     }
-    measured, ratios = pretrained.stream(source, inputs, groups, chunk=chunk), {}
-    for name, own in measured.items():
+    found = {}
+    for name, own in pretrained.stream(source, inputs, groups, chunk=chunk).items():
         if "log" in own:
-            ratios[name] = own["log"].profile - own["norm"]
+            found[f"log10_residual/{name}"] = own["log"].profile
+            found[f"log10_ratio/{name}"] = own["log"].profile - own["norm"]
         else:
-            ratios[name] = np.log10(own["ratio"]["residual_ratio"])
-    return {f"log10_ratio/{name}": np.asarray(values) for name, values in ratios.items()}
+            found[f"log10_ratio/{name}"] = np.log10(own["ratio"]["residual_ratio"])
+    return found
 
 
 def sinks(layer: Any, x: Any, seen: Any) -> dict[str, Any]:

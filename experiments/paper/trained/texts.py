@@ -82,7 +82,7 @@ KINDS: dict[str, Callable[[random.Random], list[str]]] = {
 }
 
 
-def as_ids(kind: str, vocabulary: Sequence[str], count: int = COUNT, seed: int = 0) -> str:
+def as_ids(kind: str, vocabulary: Sequence[str], count: int = COUNT, seed: int = 1) -> str:
     """Texts of a kind as ids of a vocabulary, [CLS] before and [SEP] after, one a line."""
     draw, numbers = random.Random(seed), {word: i for i, word in enumerate(vocabulary)}
     written = [["[CLS]", *KINDS[kind](draw), "[SEP]"] for _ in range(count)]
