@@ -21,7 +21,7 @@ README, BUILD = (REPOSITORY / name for name in ("README.md", "BUILD.md"))
 # a program.
 PAGES = [
     README,
-    *(DOCS / f"{n}.md" for n in ("index", "measures", "networks", "paths", "checkpoints")),
+    *(DOCS / f"{n}.md" for n in ("index", "measures", "networks", "paths", "checkpoints", "depth")),
 ]
 ELSEWHERE = {
     "monitoring.md",
