@@ -33,7 +33,6 @@ BUDGETS = {
     "run_phase": 10,
     "run_stability": 18,
     "run_cures": 20,
-    "run_language_model": 15,
     "run_trainability": 16,
     "check_bounds": 18,
 }

@@ -214,38 +214,6 @@ ELSEWHERE = {
         changed="2026-11-23, 4bd5280",
         confirmed="2026-11-24, seed 1: holds in part",
     ),
-    "sinks appear": Statement(
-        source="Gu et al. 2025, sections 3 and 4",
-        text=(
-            "Causal language models attend to their first token after training, small ones too: "
-            "more than one head in ten is a sink."
-        ),
-        statistic=(
-            "share of heads of which the first token gets more than .3 of the attention, mean over "
-            "queries, then over held-out windows, of softmax attention after training"
-        ),
-        claimed=MORE_THAN_HALF,
-        each=(0.1, math.inf),
-        experiments=("run_language_model",),
-        changed="2026-11-24, 78a223c",
-        confirmed="2026-11-24, seed 0: does not hold",
-    ),
-    "spikes appear": Statement(
-        source="Sun et al. 2024, section 2",
-        text=(
-            "The largest entry of a hidden state of a trained language model is above 100 and "
-            "above 1000 times the median."
-        ),
-        statistic=(
-            "the smaller of max|x|/100 and max|x|/(1000 median|x|), means over held-out windows, "
-            "of the state that has most of it, of softmax attention after training"
-        ),
-        claimed=MORE_THAN_HALF,
-        each=(1.0, math.inf),
-        experiments=("run_language_model",),
-        changed="2026-11-24, 78a223c",
-        confirmed="2026-11-24, seed 0: does not hold",
-    ),
 }
 
 FINDINGS = {
@@ -330,26 +298,5 @@ FINDINGS = {
             "more than .352 of 8 tokens, where such a network has .30"
         ),
         experiments=("run_cures",),
-    ),
-    "sink cures": Statement(
-        source="found here",
-        text=(
-            "How gated attention, softpick, a softmax with a further score of 0 and QK-norm change "
-            "the sinks of a language model, at equal steps."
-        ),
-        statistic="share of heads that are sinks, minus that of softmax attention of the same seed",
-        experiments=("run_language_model",),
-    ),
-    "spike cures": Statement(
-        source="found here",
-        text="How they change its spikes.",
-        statistic="log10 of max|x|/median|x| of the state with most, minus that of softmax",
-        experiments=("run_language_model",),
-    ),
-    "loss of cures": Statement(
-        source="found here",
-        text="How they change its loss.",
-        statistic="nats a byte of held-out text, minus those of softmax attention of the same seed",
-        experiments=("run_language_model",),
     ),
 }
