@@ -226,6 +226,8 @@ def test_two_failures_are_apart_in_the_diagram():
     scope = run_notebook("two_failures")
     assert scope["collapsed"][0, -1] and not scope["collapsed"][-1].any()
     assert scope["saturated"][:, 0].all() and not scope["saturated"][:, -1].any()
+    kept, law = scope["log_share"], scope["exponent"]
+    assert kept[law < -0.2].max() < 0 < kept[law > 0.2].min()
 
 
 @pytest.mark.slow

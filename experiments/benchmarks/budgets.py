@@ -30,7 +30,6 @@ BUDGETS = {
     "run_width": 18,
     "run_transformer": 17,
     "run_attention_forms": 20,
-    "run_phase": 10,
     "run_stability": 18,
     "run_cures": 20,
     "run_trainability": 16,
