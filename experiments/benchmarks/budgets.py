@@ -31,7 +31,6 @@ BUDGETS = {
     "run_transformer": 17,
     "run_attention_forms": 20,
     "run_stability": 18,
-    "run_cures": 20,
     "run_trainability": 16,
     "check_bounds": 18,
 }

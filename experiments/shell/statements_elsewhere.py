@@ -199,25 +199,4 @@ FINDINGS = {
         ),
         experiments=TRAINED,
     ),
-    "cures keep": Statement(
-        source="found here",
-        text=(
-            "What residual designs and attention variants keep of the residual at initialisation. "
-            "ReZero and SkipInit keep all of it by construction."
-        ),
-        statistic="log10 of the residual after the last layer divided by that of the input",
-        experiments=("run_cures",),
-    ),
-    "cures train": Statement(
-        source="found here",
-        text=(
-            "Which residual designs train without warm-up, and which attention variants in a "
-            "post-norm network, where softmax fails."
-        ),
-        statistic=(
-            "share of seeds that name more letters than 199 of 200 networks without attention: "
-            "more than .352 of 8 tokens, where such a network has .30"
-        ),
-        experiments=("run_cures",),
-    ),
 }

@@ -9,10 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import rank_collapse as rc
-from experiments import initial
 from experiments.shell.executor import Executor
 from experiments.shell.options import Flags
-from experiments.small_task import Network
 from experiments.stability import networks
 from experiments.stability.networks import Case, Part, halves
 from rank_collapse.measures import dependency, updates
@@ -145,8 +143,8 @@ def measure_all(
     total = options.num_seeds * sum(len(part.configs) for part in parts)
     with Executor(options, run, "stability", total) as executor:
         for part in parts:
-            named = {case.name: Network(config) for case, config in part.configs.items()}
-            for cells in initial.by_program(named):
+            named = {case.name: config for case, config in part.configs.items()}
+            for cells in networks.by_program(named):
                 leaves = jax.tree.leaves(list(cells.values()))
                 profiled = any(np.isnan(leaf).any() for leaf in leaves)
                 one = partial(measure, options, part.by_layer, profiled)

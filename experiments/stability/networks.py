@@ -17,7 +17,6 @@ import jax.numpy as jnp
 import numpy as np
 
 import rank_collapse as rc
-from experiments import initial
 from experiments.shell.options import Flags, check_names
 from rank_collapse.measures import updates
 from rank_collapse.network import encoder_decoder, layers
@@ -65,7 +64,9 @@ class Part(NamedTuple):
 
 def base_config(options: Flags, depth: int, kind: str) -> Any:
     """The network that designs are applied to."""
-    encoder = initial.network_of(options, depth, d_ff=options.d_ff)
+    flags = ("num_heads", "d_model", "d_ff", "mlp", "mask")
+    sizes = {name: options[name].value for name in flags}
+    encoder = rc.transformer(depth, **sizes, mlp_skip=options.mlp != "none")
     if kind == "encoder":
         return encoder
     # Both halves are given states: the decoder's vocabulary is there because it must have one.
@@ -134,6 +135,17 @@ def padded(config: rc.TransformerConfig, size: int) -> rc.TransformerConfig:
         branch_gain=longer(gains.branch, 0.0),
         norm_gain=longer(gains.norm or Gains(ones, ones, ones), 1.0),
     )
+
+
+def by_program(configs: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """{name: config of float32 numbers} of networks that differ in numbers alone: these are
+    arguments of one program."""
+    found: dict[Any, dict[str, Any]] = {}
+    for name, config in configs.items():
+        leaves, structure = jax.tree.flatten(config)
+        shapes = tuple(map(np.shape, leaves))
+        found.setdefault((structure, shapes), {})[name] = jax.tree.map(np.float32, config)
+    return list(found.values())
 
 
 def halves(network: Any) -> tuple[Any, ...]:

@@ -126,16 +126,6 @@ MISTAKES = {
         "--data_dir={tmp}/columns": "sentence1",
         "--data_dir={tmp}/rows": "no rows",
     },
-    "run_cures": {
-        "--designs=admin": "--designs=admin is not one of",
-        "--variants=soft": "--variants=soft is not one of",
-        "--variants=ssd --mask=none": "does not cover mask='none'",
-        "--designs=": "--designs is empty",
-        "--factors=color:1:2": "'color' is not one of depth, width",
-        "--factors=depth:1.5:2": "--factors=depth:1.5:2 is not depth:low:high",
-        "--factors=depth:4:2": "0 < low < high",
-        "--factors=heads:2:3": "num_heads=3 does not divide d_model=4",
-    },
     "check_bounds": {"--cases=9x9x9": "--cases=9x9x9 is not one of 8x16x1", "--sizes=0": "--sizes"},
     "run_architectures": {
         "--checkpoints={golden}/bert": "bert has none of tokenizer.json",

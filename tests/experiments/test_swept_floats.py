@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from trained_runs import arrays, parsed
 
-from experiments import run_cures, run_stability, run_trainability
+from experiments import run_stability, run_trainability
 from experiments.shell.flag_values import Group
 from rank_collapse.runs.folder import RunFolder
 
@@ -14,7 +14,6 @@ from rank_collapse.runs.folder import RunFolder
 @pytest.mark.parametrize(
     ("binary", "more", "flag", "values"),
     [
-        (run_cures, ("--designs=post",), "cosine", (0.1, 0.6)),
         (run_stability, ("--designs=post",), "update_size", (1e-3, 1e-2)),
         (run_trainability, ("--parts=designs", "--designs=post"), "learning_rate", (1e-3, 1e-2)),
     ],
