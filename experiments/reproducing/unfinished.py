@@ -1,6 +1,5 @@
 """Every experiment of a preset in workers, and the report, which is shown whenever one ends."""
 
-import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -8,7 +7,6 @@ from pathlib import Path
 
 from absl import flags
 
-from experiments.benchmarks.budgets import BUDGETS
 from experiments.reproducing.sections import (
     Made,
     answers_of,
@@ -39,7 +37,7 @@ def run_experiments(
         parent: Of the folders.
         show: Called with the sections before the first run, and whenever one ends.
     """
-    runs_by_name = {name: runs_of(name, options.preset) for name in by_cost(names)}
+    runs_by_name = {name: runs_of(name, options.preset) for name in names}
     commands, whole, ends = {}, set(), {}
     for name, own in runs_by_name.items():
         for run, arguments in own.items():
@@ -80,15 +78,6 @@ def run_experiments(
     show_all()
     run_all(commands, jobs, ended)
     return list(sections.values())
-
-
-def by_cost(names: Sequence[str]) -> list[str]:
-    """The cheapest, the costliest, the second cheapest, ..: results come early, and two that run
-    side by side end together."""
-    ordered = sorted(names, key=lambda name: BUDGETS.get(name, 0))
-    half = (len(ordered) + 1) // 2
-    pairs = itertools.zip_longest(ordered[:half], ordered[: half - 1 : -1])
-    return [name for pair in pairs for name in pair if name is not None]
 
 
 def default_jobs(preset: str) -> int:
