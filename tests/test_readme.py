@@ -83,8 +83,6 @@ def test_admin_keeps_apart_what_post_ln_makes_equal():
     scope = named("designs")
     cosines = [float(rc.token_cosine(scope[name].output)) for name in ("trace", "collapsed")]
     np.testing.assert_allclose(cosines, [0.81, 0.9999], atol=5e-3)
-    output = rc.apply(scope["folded"], scope["batch"][0], scope["plain"]).output
-    np.testing.assert_allclose(output, scope["trace"].output, rtol=1e-5, atol=1e-5)
 
 
 def test_the_sweep_is_that_of_single_networks():

@@ -23,7 +23,7 @@ from rank_collapse.network import encoder_decoder, layers
 from rank_collapse.network.designs import count_branches
 from rank_collapse.network.embedding import EmbeddingConfig
 from rank_collapse.network.encoder_decoder import EncoderDecoderConfig
-from rank_collapse.network.gains import Gains, layer_gains
+from rank_collapse.network.gains import Gains, Unprofiled, layer_gains
 from rank_collapse.theory import encoder_decoder as theory_of_both, stability
 
 # {design: the law of Liu et al. of Σ β_ii², to which what independent updates do to its output is
@@ -122,6 +122,8 @@ def padded(config: rc.TransformerConfig, size: int) -> rc.TransformerConfig:
 
     Initial weights are compared alike: by one rule, with the gain of the design's own.
     """
+    if isinstance(config.skip_gain, Unprofiled):
+        config = config.replace(skip_gain=np.nan)  # until `with_omega`
     gains, ones = layer_gains(config, jnp.float32), np.ones(config.depth, np.float32)
 
     def longer(of, rest):
