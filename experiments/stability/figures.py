@@ -21,7 +21,7 @@ from experiments.stability.results import (
 from rank_collapse.measures.dependency import dependency
 from rank_collapse.report import figures
 from rank_collapse.report.figures import Figure
-from rank_collapse.report.statistics import geometric_mean, mean_and_ends
+from rank_collapse.report.statistics import geometric_mean, mean_of
 
 # Where the law's gradients of W_Q and W_K hold: see `theory.stability.expected_gradient_norms`.
 QUERY_LAW = "law: first order in the scores,\nnot below some 10 tokens"
@@ -148,11 +148,11 @@ def change_figure(found: Results, setup: Any) -> Figure:
             least = geometric_mean(curve(own, "gradient_bound"))
             beside = expected / expected[0] if update == "random" else least / first
             law(ax, branches, beside, index, ls=(0, (1, 1)), lw=0.8)
-            mean, low, high = mean_and_ends(results.exponents(branches, values))
+            mean, ends = mean_of(results.exponents(branches, values))
             style = {"color": figures.color(index), "marker": figures.MARKERS[column]}
             height = index + 0.2 * (column - 0.5)
-            if low is not None:
-                slopes.plot([low, high], [height, height], color=style["color"], lw=2)
+            if ends.known:
+                slopes.plot(ends, [height, height], color=style["color"], lw=2)
             slopes.plot(mean, height, **style)
         for name, values in results.law_values(branches).items():
             line = {"color": "black", "lw": 0.9, "ls": DASHES[name], "label": name}
