@@ -30,7 +30,7 @@ from experiments.shell.statements import row_of
 from experiments.trained import arguments
 from experiments.trained.forms import FORMS, LAWS, MEASURES, make_measure
 from experiments.trained.sorting import make_setup
-from experiments.trained.training import Setup, diverged, results_of, whole_model
+from experiments.trained.training import Setup, diverged, models_of, results_of, whole_model
 from rank_collapse.report import Comparison, figures
 from rank_collapse.report.statistics import between, log10, mean_of
 from rank_collapse.runs.folder import RunFolder
@@ -252,6 +252,7 @@ EXPERIMENT = Experiment(
         ),
     },
     measure=measure_all,
+    files=lambda results, options, run: models_of(setups_of(options), run),
     table=rows_of,
     figures=Drawing.all(random_figure, trained_figure),
     claims=claims,

@@ -25,7 +25,7 @@ from experiments.collapse.measure import VARIANTS, Setup, measure_all, setup_of
 from experiments.shell import cli, inputs, labelled, vocabulary
 from experiments.shell.experiment import Experiment
 from experiments.shell.labelled import along, beside, points, rows
-from rank_collapse.network.layers import MLP_KINDS, NORM_PLACEMENTS
+from rank_collapse.network.layers import MLP_KINDS
 from rank_collapse.pretrained.published import PUBLISHED, published_curves
 from rank_collapse.report.claims import Row, of_cases
 from rank_collapse.report.page import Comparison
@@ -112,7 +112,11 @@ def claims(found: xr.Dataset, setup: Setup) -> Iterator[Row]:
     falls, own = along(power_law_wins, 10.0**relative, "layer"), set(found.variant.values)
     # Without skips post- and pre-norm are one network up to an outer norm: the row of post-norm, as
     # published, is that of both.
-    once = [n for n in found.norm_placement.values if not (n == "pre" and "post" in found.norm_placement)]
+    once = [
+        n
+        for n in found.norm_placement.values
+        if not (n == "pre" and "post" in found.norm_placement)
+    ]
     plain, normed = ([n for n in once if (n == "none") is is_plain] for is_plain in (True, False))
     for key, values, variant, norms, what in (
         ("rate", rate, "san", plain, ""),
@@ -127,7 +131,9 @@ def claims(found: xr.Dataset, setup: Setup) -> Iterator[Row]:
             yield from rows(key, values.sel(variant=variant, norm_placement=norms, drop=True), what)
     for key, variant in (("skips", "san_skip"), ("mlps slow", "san_mlp")):
         if {"san", variant} <= own:
-            with_, without = (last.sel(variant=v, norm_placement=once, drop=True) for v in (variant, "san"))
+            with_, without = (
+                last.sel(variant=v, norm_placement=once, drop=True) for v in (variant, "san")
+            )
             yield from rows(key, with_ - without)
     for key, variant in (("heads bound", "san"), ("mlp bound", "san_mlp")):
         if variant in own and "admissible" in found:
@@ -143,11 +149,15 @@ def claims(found: xr.Dataset, setup: Setup) -> Iterator[Row]:
                     yield of_cases(key, where, int(count), total, found.sizes["seed"])
     if "swept" in found and "san" in own:
         raised = slowed(found).dropna("norm_placement", how="all")
-        yield from rows("mlp gain", along(partial(crossing, raised.mlp_gain), raised, "mlp_gain"))
+        yield from rows(
+            "mlp gain", along(partial(crossing, raised.mlp_gain.values), raised, "mlp_gain")
+        )
     if "swept" in found and "san" in own and 1 in found.mlp_gain:
         # Post-norm gives all states one size up to that of their mean, so that differences of
         # residuals are those of their ratios.
-        as_published = found.swept.sel(mlp_gain=1, norm_placement=[n for n in once if n not in ("none", "pre")])
+        as_published = found.swept.sel(
+            mlp_gain=1, norm_placement=[n for n in once if n not in ("none", "pre")]
+        )
         gained = as_published - found.log10_residual.sel(variant="san", drop=True)
         what = "MLPs with their own skip, as published"
         yield from rows("mlps slow", gained.isel(layer=-1), what)
@@ -164,7 +174,7 @@ def crossing(gains: np.ndarray, raised: np.ndarray) -> np.ndarray:
     found = np.full(raised.shape[:-1], np.nan)
     for place in np.ndindex(found.shape):
         known = np.isfinite(raised[place])
-        logs, values = np.log(gains.values[known]), raised[place][known]
+        logs, values = np.log(gains[known]), raised[place][known]
         up = np.flatnonzero((values[:-1] < 0) & (values[1:] >= 0))
         if len(up):
             g, (a, b) = logs[up[-1] : up[-1] + 2], values[up[-1] : up[-1] + 2]

@@ -7,7 +7,7 @@ import numpy as np
 import xarray as xr
 
 from experiments.shell import labelled
-from experiments.shell.experiment import Drawing
+from experiments.shell.experiment import Drawing, caption_of
 from rank_collapse.report import figures
 from rank_collapse.report.figures import Figure
 
@@ -106,6 +106,11 @@ def local_rate_figure(found: xr.Dataset, setup: Any) -> Figure:
     return fig
 
 
+def has_law(found: xr.Dataset, setup: Any) -> bool:
+    """Whether the first networks have a law in closed form."""
+    return "log10_cubic" in found and bool(first(found).log10_cubic.notnull().any())
+
+
 def law_figure(found: xr.Dataset, setup: Any) -> Figure:
     """Above: how many powers of ten the bounds of one layer lie above what they bound (all but the
     paper's need no condition). Below: the constant of the 3^l law as each depth shows it, measured,
@@ -165,7 +170,9 @@ def gain_figure(found: xr.Dataset, setup: Any) -> Figure:
     """By how much MLPs raise the constant Λ above pure attention's, against their gain: above 0
     they slow the collapse (post-norm: with a skip of their own)."""
     raised = slowed(first(found)).dropna("norm_placement", how="all")
-    fig, axes = labelled.facets(raised, "mlp_gain", col="norm_placement", width=3.4, height=2.8, sharey=True)
+    fig, axes = labelled.facets(
+        raised, "mlp_gain", col="norm_placement", width=3.4, height=2.8, sharey=True
+    )
     for ax in axes[0]:
         ax.axhline(0, color="#555555", lw=0.9, ls="--")
         ax.set_xscale("log", base=2)
@@ -183,7 +190,7 @@ def swept(axis: str, caption: str = "") -> Drawing:
 
 FIGURES = {
     **Drawing.all(residual_ratio_figure, log_residual_figure, local_rate_figure),
-    "bounds_and_constant": Drawing.described(law_figure, there="log10_cubic"),
+    "bounds_and_constant": Drawing(law_figure, caption_of(law_figure), has_law),
     "mlp_gain": Drawing.described(gain_figure, there="swept"),
     "sweep_weight_scale": swept(
         "weight_scale", "Relative residual at BERT's weight scale (0.55) and at 1/√fan-in."

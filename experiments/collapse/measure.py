@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import flags
-
 import xarray as xr
+from absl import flags
 
 import rank_collapse as rc
 from experiments.shell import inputs, labelled
@@ -265,10 +264,10 @@ def gaps(found: xr.Dataset) -> Iterator[str]:
     for measure, why in REASONS.items():
         for point, unknown in labelled.points(found[measure].isnull(), "seed", "layer"):
             if lost := np.flatnonzero(unknown.any("layer")).tolist():
+                layer = unknown[lost[0]].values.argmax()
                 yield (
                     f"{labelled.setting(point)}: no {measure} in {len(lost)} of {len(unknown)} "
-                    f"seeds, first in seed {lost[0]} from layer {int(unknown[lost[0]].argmax())}: "
-                    f"{why}"
+                    f"seeds, first in seed {lost[0]} from layer {layer}: {why}"
                 )
 
 

@@ -19,8 +19,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pandas as pd
-
 from experiments.shell import cli, inputs, labelled, tidy
 from experiments.shell.options import Flags
 from experiments.shell.statements import STATEMENTS
@@ -50,9 +48,7 @@ class Drawing:
     there: Callable[[Any, Any], bool] = lambda results, setup: True
 
     @classmethod
-    def described(
-        cls, draw: Callable, part: Callable | None = None, there: str = ""
-    ) -> "Drawing":
+    def described(cls, draw: Callable, part: Callable | None = None, there: str = "") -> "Drawing":
         """A figure whose caption is what the function that draws it says of itself."""
         caption = caption_of(draw)
         if there:
@@ -236,21 +232,19 @@ class Experiment:
         comparisons: list[report.Comparison] = []
         for member, *own in parts:
             at = labelled.setting(member.point)
-            claims += [replace(r, setting=", ".join(filter(None, (r.setting, at))))
-                       for r in self.claims(*own)]
-            comparisons += [replace(r, quantity=": ".join(filter(None, (at, r.quantity))))
-                            for r in self.compare(*own)]
+            claims += [
+                replace(r, setting=", ".join(filter(None, (r.setting, at))))
+                for r in self.claims(*own)
+            ]
+            comparisons += [
+                replace(r, quantity=": ".join(filter(None, (at, r.quantity))))
+                for r in self.compare(*own)
+            ]
         return Shown(claims, comparisons)
 
     def _rows(self, parts):
         """The table; at several points of axes with their columns first."""
-        tables = [self.table(*own) for _, *own in parts]
-        if not options_axes(parts):
-            return tables[0]
-        frames = [pd.DataFrame(own) for own in tables]
-        return pd.concat(
-            [own.assign(**m.point)[[*m.point, *own]] for (m, *_), own in zip(parts, frames, strict=True)]
-        )
+        return [member.point | row for member, *own in parts for row in self.table(*own)]
 
     def drawn(self, parts: Any, options: Flags) -> dict[str, Callable[[], Any]]:
         """What draws each figure that there is, by name, in the style of `report.figures`."""
@@ -264,7 +258,9 @@ class Experiment:
             }
             found |= {f"{name}{at}": draw for name, draw in self.further(*given).items()}
         if options_axes(parts):
-            found["axes"] = lambda: axes_figure(self._rows(parts), [*parts[0][0].point], options.shows)
+            found["axes"] = lambda: axes_figure(
+                self._rows(parts), [*parts[0][0].point], options.shows
+            )
         return found
 
 
@@ -274,13 +270,16 @@ def options_axes(parts: Any) -> bool:
 
 
 @figures.styled
-def axes_figure(table: Any, axes: Sequence[str], shown: str):
+def axes_figure(rows: Sequence[Mapping[str, Any]], axes: Sequence[str], shown: str):
     """A column of the table over the first axis, a curve for each value of the second, a panel for
     each of the third; means over seeds.
 
     Args:
         shown: "column,name=value,...": the column, and which rows; "last" is the last value.
     """
+    import pandas as pd  # here: it takes half a second, which `--help` need not
+
+    table = pd.DataFrame(rows)
     column, *conditions = shown.split(",")
     for name, value in (condition.split("=") for condition in conditions):
         at = table[name].iloc[-1] if value == "last" else value

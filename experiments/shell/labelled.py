@@ -59,7 +59,9 @@ def joined(parts: Mapping[tuple[Any, ...], xr.Dataset], axes: Sequence[str]) -> 
     values = list(dict.fromkeys(point[0] for point in parts))
     of_value = [{p[1:]: own for p, own in parts.items() if p[0] == v} for v in values]
     along = xr.Variable(axes[0], values)
-    return xr.concat([joined(own, axes[1:]) for own in of_value], along, data_vars="all", join="outer")
+    return xr.concat(
+        [joined(own, axes[1:]) for own in of_value], along, data_vars="all", join="outer"
+    )
 
 
 def along(fn: Callable[[np.ndarray], Any], values: xr.DataArray, axis: str, **how: Any) -> Any:
@@ -104,11 +106,20 @@ def beside(
         yield Comparison(f"{setting(point)}: {text}", show(own.item()), theirs, note)
 
 
-def table(found: xr.Dataset, axes: Sequence[str], columns: Sequence[str]) -> Any:
-    """A pandas DataFrame: a row for each point of the axes at which any column has a number."""
+def table(
+    found: xr.Dataset, axes: Sequence[str], columns: Sequence[str]
+) -> Iterator[dict[str, Any]]:
+    """A row for each point of the axes at which any column has a number."""
     own = found[[name for name in columns if name in found]]
     frame = own.to_dataframe(dim_order=[*axes]).reset_index()
-    return frame.dropna(how="all", subset=list(own))[[*axes, *own]]
+    return records(frame.dropna(how="all", subset=list(own))[[*axes, *own]])
+
+
+def records(frame: Any) -> Iterator[dict[str, Any]]:
+    """The rows of a pandas DataFrame, without entries for what is no number."""
+    kept = frame.notna().to_numpy()
+    for row, known in zip(frame.to_dict("records"), kept, strict=True):
+        yield {name: value for (name, value), k in zip(row.items(), known, strict=True) if k}
 
 
 def facets(

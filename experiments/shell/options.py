@@ -140,7 +140,7 @@ def _without_axes(flag_values, arguments):
     for argument in arguments:
         head, equals, text = argument.partition("=") if argument[:1] == "-" else ("", "", argument)
         name = head.lstrip("-") or name
-        own = flag_values[name] if name in flag_values else None
+        own = flag_values[name] if name in flag_values else None  # noqa: SIM401
         single = own is not None and type(own.parser) in vocabulary.SINGLE
         if single and "," in text and name not in flag_values.aside:
             values = list(dict.fromkeys(text.split(",")))

@@ -5,11 +5,13 @@ the process at once.
 """
 
 import contextlib
+import io
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from tqdm import tqdm
 
@@ -53,8 +55,21 @@ def stopping() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+class _Lines(io.TextIOBase):
+    """Of a bar that is drawn again and again, each drawing as a line of its own."""
+
+    def __init__(self, log: Callable[[str], None]):
+        self._log = log
+
+    def write(self, text: str) -> int:
+        if line := text.strip():
+            print(line, file=sys.stderr)
+            self._log(line)
+        return len(text)
+
+
 class Progress(tqdm):
-    """A bar in a terminal, plain lines otherwise; every line is logged too.
+    """A bar in a terminal; otherwise plain lines, which are logged too.
 
     Args:
         total: Steps in all.
@@ -71,9 +86,11 @@ class Progress(tqdm):
         log: Callable[[str], None] = lambda line: None,
         interval: float = 5.0,
     ):
-        plain = not sys.stderr.isatty()
-        every = {"mininterval": interval, "ascii": True} if plain else {}
-        super().__init__(total=total, desc=label, disable=total == 0, **every)
+        how: dict[str, Any] = {}
+        if not sys.stderr.isatty():
+            how = {"file": _Lines(log), "mininterval": interval, "delay": 1e-6}
+            how["bar_format"] = "{desc}: {n_fmt}/{total_fmt}{postfix}, {elapsed}, {remaining} left"
+        super().__init__(total=total, desc=label, disable=total == 0, **how)
         self.label, self.log = label, log
 
     def skip(self, steps: int) -> None:

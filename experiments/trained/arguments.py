@@ -19,7 +19,6 @@ EXECUTION = (
     "seeds_at_once",
     "checkpoint_seconds",
     "do_train",
-    "overwrite_output_dir",
     "keep_models",
     "monitor",
 )
@@ -94,7 +93,7 @@ def make_flags(
         "boolean",
         "do_train",
         False,
-        "Train even where the folder holds the finished run of the same flags.",
+        "As in the published commands: what is there is trained again with --overwrite alone.",
     )
     define(
         "boolean",

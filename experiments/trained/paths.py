@@ -74,7 +74,7 @@ def paths_experiment(
         measure=measure_all,
         table=table,
         figures=FIGURES,
-        files=lambda found, setup, run: models_of(run.part(ALONE), setup),
+        files=lambda found, setup, run: models_of({ALONE: setup}, run),
         claims=functools.partial(claims, task),
         compare=compare,
         **about,
@@ -173,7 +173,7 @@ def _path_sets(options, setup, model, held_out, key):
     return {str(size): {m: v[i] for m, v in found.items()} for i, size in enumerate(sizes)}
 
 
-def table(found: xr.Dataset, setup: Setup) -> pd.DataFrame:
+def table(found: xr.Dataset, setup: Setup) -> Iterator[dict[str, Any]]:
     """One row per seed, evaluation, path length and repeat; a column for each metric."""
     name = sampled_as(setup)
     frames = [
@@ -192,7 +192,7 @@ def table(found: xr.Dataset, setup: Setup) -> pd.DataFrame:
     places = [axis for axis in PLACES if axis in long]
     long[places] = long[places].astype("Int64")
     order = ["seed", "diverged", "evaluation", "semantics", *places, *setup.metrics]
-    return long.sort_values("seed", kind="stable")[order]
+    return labelled.records(long.sort_values("seed", kind="stable")[order])
 
 
 def accuracies(found: xr.Dataset) -> xr.Dataset:

@@ -6,6 +6,7 @@ have recipes of their own.
 
 import dataclasses
 import json
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -82,7 +83,7 @@ class Training:
             on the initial weights.
         steps: Of an epoch, where the time of a step is asked for.
         keep: Whether the weights are kept too.
-        lines: A file of the folder for lines of what is watched, while it trains; "" for none.
+        monitored: Whether there are lines of what is watched, while it trains.
         checkpoint_seconds: Between two saved states at least.
     """
 
@@ -93,7 +94,7 @@ class Training:
     prepared: Callable | None = None
     steps: int | None = None
     keep: bool = False
-    lines: str = ""
+    monitored: bool = False
     checkpoint_seconds: float = 20.0
 
     def __call__(self, chunk: Chunk) -> dict[str, Any]:
@@ -137,8 +138,9 @@ class Training:
 
         def resume(like):
             found = run.restore_checkpoint(like, of=states)
-            if self.lines:
-                run.drop_metrics(chunk.seeds, -1 if found is None else found[0], file=self.lines)
+            for cell, file in lines.items():
+                own = [s for c, s in zip(chunk.cells, chunk.seeds, strict=True) if c == cell]
+                run.drop_metrics(own, -1 if found is None else found[0], file=file)
             if found is not None:
                 progress.say(f"resumed after epoch {found[0]}")
                 progress.skip(found[0])
@@ -158,14 +160,15 @@ class Training:
             progress.reach(epoch, loss=loss)
 
         def on_watched(epoch, values, losses):
-            for position, seed in enumerate(chunk.seeds):
+            for position, (cell, seed) in enumerate(zip(chunk.cells, chunk.seeds, strict=True)):
                 own = {"loss": losses[position, -1]} if epoch else {}
                 own |= {name: value[position] for name, value in values["layers"].items()}
-                run.append_metrics(epoch, own, seed=seed, file=self.lines)
+                run.append_metrics(epoch, own, seed=seed, file=lines[cell])
 
+        lines = {c: file_of(c, metrics.NAME) for c in chunk.cells if self.monitored}
         first, *more = dict.fromkeys(chunk.cells)
         label = self.name or first + (f" and {len(more)} more" if more else "")
-        saved, watched = time.monotonic(), on_watched if self.lines else None
+        saved, watched = time.monotonic(), on_watched if lines else None
         with Progress(total, f"training {label}", log=run.log) as progress:
             return self.ensemble.train(
                 keys, hyper, resume=resume, on_chunk=on_chunk, on_watched=watched
@@ -266,6 +269,8 @@ def arrays_of(
 
     programs = {setup.program or part: setup for part, setup in setups.items()}
     cells = {p: (setup.program or p, partial(hyper_of, setup)) for p, setup in setups.items()}
+    for part in setups:
+        check_files(options, part, run)
     with Executor(options, run) as executor:
         found = results_of_cells(
             executor,
@@ -281,6 +286,18 @@ def arrays_of(
             at = f"learning_rate={options.learning_rate}"
             raise ValueError(f"every seed diverged at {at}; see {run.path}/log.txt")
     return found
+
+
+def check_files(options: Flags, part: str, run: RunFolder) -> None:
+    """Refuses to keep what networks that are trained already did not leave."""
+    monitored = "monitor" in options and options.monitor
+    lines = run.path / file_of(options.place + part, metrics.NAME)
+    for flag, wanted, there in (
+        ("keep_models", options.keep_models, run.part(f"{part}/model")),
+        ("monitor", monitored, lines.exists()),
+    ):
+        if wanted and run.part(part) and not there:
+            raise ValueError(f"{run.path} was trained without --{flag}: --overwrite trains again")
 
 
 def results_of(*given: Any) -> dict[str, dict[str, Any]]:
@@ -325,24 +342,35 @@ def training_of(options: Flags, setup: Setup, measure: Callable, executor: Execu
         ensemble.of_models(measured_of),
         "" if setup.program else setup.name,
         keep=options.keep_models,
-        lines=metrics.NAME if monitored else "",
+        monitored=monitored,
         checkpoint_seconds=options.checkpoint_seconds,
     )
 
 
-def models_of(arrays: Mapping[str, np.ndarray], setup: Setup) -> dict[str, Callable[[], bytes]]:
-    """What makes the file of trained weights, where they were kept."""
-    weights = {n.removeprefix("model/"): a for n, a in arrays.items() if n.startswith("model/")}
+def file_of(cell: str, name: str) -> str:
+    """What one network has beside its arrays: "models.safetensors" of the only one, else
+    "models/<its part and point>.safetensors"."""
+    stem, ending = name.split(".")
+    own = re.sub(r"[^A-Za-z0-9=.+]+", "-", cell.removesuffix(ALONE)).strip("-")
+    return f"{stem}/{own}.{ending}" if own else name
 
-    def file():
-        keys = jax.random.split(jax.random.key(0), len(arrays["losses"]))
-        like = jax.eval_shape(jax.vmap(lambda key: init_model(key, setup.recipe)), keys)
-        config = config_of(setup.recipe, arguments.hyper(setup.options, setup.floats))
-        return dump_models(config, unflatten(weights, like, "the run"))
 
-    at = setup.options.place.replace("/", ",").rstrip(",")
-    name = f"models/{at}.safetensors" if at else "models.safetensors"
-    return {name: file} if weights else {}
+def models_of(setups: Mapping[str, Setup], run: RunFolder) -> dict[str, Callable[[], bytes]]:
+    """What makes the files of trained weights, where they were kept."""
+    files = {}
+    for part, setup in setups.items():
+        if weights := run.part(f"{part}/model"):
+            name = file_of(setup.options.place + part, "models.safetensors")
+            files[name] = partial(weights_file, setup, weights)
+    return files
+
+
+def weights_file(setup: Setup, weights: Mapping[str, np.ndarray]) -> bytes:
+    """A file of weights {name: [s, ...]}, as `rank_collapse.training.load_models` reads it."""
+    keys = jax.random.split(jax.random.key(0), len(next(iter(weights.values()))))
+    like = jax.eval_shape(jax.vmap(lambda key: init_model(key, setup.recipe)), keys)
+    config = config_of(setup.recipe, arguments.hyper(setup.options, setup.floats))
+    return dump_models(config, unflatten(weights, like, "the run"))
 
 
 def whole_model(setup: Setup, model: Any, data: Any, key: Any) -> dict[str, Any]:

@@ -60,7 +60,7 @@ def log10(values: Any) -> np.ndarray:
 
 
 def power_law_wins(curves: Any) -> np.ndarray:
-    """ln of the squared error of y = a r^l over that of y = a l^p [...]: above 0 a power is nearer.
+    """ln of the squared error of y = a r^l over that of y = a l^p, [...]; above 0 favours a power.
 
     Both are fitted to ln y over l = 1 .. L by least squares, with two parameters each.
 

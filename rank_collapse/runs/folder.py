@@ -174,11 +174,7 @@ class RunFolder(Checkpoints):
             metrics.drop(self.path / file, seeds, after)
 
     def write_rows(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Writes results.csv, whole: a DataFrame, or rows with a column for each key."""
-        if hasattr(rows, "to_csv"):
-            text = rows.to_csv(index=False, float_format="%.8g", lineterminator="\n")
-            self._write("results.csv", text.encode())
-            return
+        """Writes results.csv, whole: one column per key, in order of first appearance."""
         rows = list(rows)
         columns = list(dict.fromkeys(name for row in rows for name in row))
         text = io.StringIO()
