@@ -1,6 +1,5 @@
 """Gains of skips and branches: written out, folded into weights, profiled by Admin."""
 
-
 import draws
 import jax
 import jax.numpy as jnp
