@@ -32,7 +32,7 @@ FILES = {
 }
 BERT = "--checkpoints={golden}/bert --token_ids={tmp}/ids --initialisation=false"
 VIT = "--checkpoints={golden}/vit-wide"
-OF_TRAINING = "--parts=encoders,training"
+OF_TRAINING = "--training"
 # {experiment: {flags: what the line says}}, {tmp} the folder of the files above
 MISTAKES = {
     "run_collapse": {
@@ -66,11 +66,8 @@ MISTAKES = {
     "run_stability": {
         "--designs=nowhere": "--designs=nowhere is not one of",
         "--designs=": "--designs is empty",
-        "--parts=decoders": "--parts=decoders is not one of encoders, encoder_decoders, training",
-        "--parts=training": "--parts=training measures no network at initialisation",
-        "--pair_depths=2": "--pair_depths=2 is fewer than two depths",
         "--depths=6": "--depths=6 is fewer than two depths",
-        "--layer_depths=6,x": "flag --layer_depths=6,x",
+        "--designs=branch_norm": "does not cover norm_placement='branch'",
         "--num_heads=3": "num_heads=3 does not divide d_model=4",
         "--update_size=0": "--update_size=0.0 is no update of the weights",
         "--d_model=2": "d_model=2",
@@ -78,12 +75,10 @@ MISTAKES = {
         f"{OF_TRAINING} --train_designs=": "--train_designs is empty",
     },
     "run_trainability": {
-        "--parts=all": "all",
         "--designs=best": "best",
         "--depths=0": "--depths",
         "--depths=1,": "--depths",
         "--depths=1,x": "--depths",
-        "--border_gains=nan": "--border_gains",
         "--warmup=-1": "-1",
         "--task=sum": "sum",
     },
