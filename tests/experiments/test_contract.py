@@ -6,7 +6,6 @@ of other data, is computed here alone. Then the object itself, on one of two num
 """
 
 import importlib
-import math
 import multiprocessing
 import os
 from concurrent.futures import ProcessPoolExecutor
