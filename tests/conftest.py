@@ -11,8 +11,12 @@ import signal
 from pathlib import Path
 
 import compiling  # noqa: F401
+import numpy as np
 import pytest
 from jaxtyping import install_import_hook
+from tolerance import assert_allclose
+
+np.testing.assert_allclose = assert_allclose
 
 os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")

@@ -85,7 +85,7 @@ def measure_all(options: Flags, setup: Setup, run: RunFolder) -> xr.Dataset:
     """What `measure` finds of every seed, over "seed", "metric" and the axes of `PLACES`, and
     "fine": the seeds that did not diverge."""
     arrays = arrays_of(options, {ALONE: setup}, run, functools.partial(measure, options))[ALONE]
-    axes = {"losses": ("epoch",), "covariance": ("path_length",), "alpha": ("layer",)}
+    axes = {"losses": ("epoch",), "covariance": ("path_length",), "alpha": ("sublayer",)}
     axes |= {"ranks": ("measure", "layer"), "seconds": ("part",)}
     places = ("num_paths", "metric", "path_length", "repeat")
     shown = {n: a for n, a in arrays.items() if not n.startswith("model/")}
@@ -395,7 +395,7 @@ def ranks_figure(found: xr.Dataset, setup: Setup):
 
 def alpha_figure(found: xr.Dataset, setup: Setup):
     """α_l, the weight of the skip, by layer."""
-    alpha = found.alpha.sel(seed=found.fine)
+    alpha = found.alpha.sel(seed=found.fine).rename(sublayer="layer")
     alpha = alpha.assign_coords(layer=1 + np.arange(alpha.sizes["layer"]))
     fig, axes = labelled.facets(alpha, ylabel="α, weight of the skip")
     axes[0, 0].set(ylim=(0, 1), title=setup.title)
