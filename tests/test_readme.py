@@ -21,7 +21,7 @@ README, BUILD = (REPOSITORY / name for name in ("README.md", "BUILD.md"))
 # a program.
 PAGES = [
     README,
-    *(DOCS / f"{n}.md" for n in ("index", "measures", "networks", "paths", "checkpoints")),
+    *(DOCS / f"{n}.md" for n in ("index", "measures", "networks", "paths", "checkpoints", "depth")),
 ]
 ELSEWHERE = {
     "monitoring.md",
@@ -226,6 +226,14 @@ def test_two_failures_are_apart_in_the_diagram():
     assert scope["saturated"][:, 0].all() and not scope["saturated"][:, -1].any()
     kept, law = scope["log_share"], scope["exponent"]
     assert kept[law < -0.2].max() < 0 < kept[law > 0.2].min()
+
+
+@pytest.mark.slow
+def test_cures_keep_more_than_post_norm():
+    scope = run_notebook("cures")
+    kept = {name: values.mean() for name, values in scope["found"].items()}
+    assert min(kept[name] for name in scope["designs"]) == kept["post"] < -1
+    assert kept["deepnorm"] > -0.05 and kept["retention"] > -0.1
 
 
 @pytest.mark.slow
