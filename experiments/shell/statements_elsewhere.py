@@ -255,7 +255,7 @@ ELSEWHERE = {
         statistic="ln of mean |x_L| at step 1, measured over published, by rule and depth",
         claimed=(-math.log(1.1), math.log(1.1)),
         experiments=("run_depth_check",),
-        changed="2026-11-26, COMMIT",
+        changed="2026-11-26, aaeacb3",
     ),
     "depth growth": Statement(
         source="Dey et al. 2025 (CompleteP), figure 7",
@@ -266,7 +266,7 @@ ELSEWHERE = {
         statistic="slope of ln mean |x_L| over ln L, 2 to 64 layers, minus that of the figure",
         claimed=(-0.4, 0.4),
         experiments=("run_depth_check",),
-        changed="2026-11-26, COMMIT",
+        changed="2026-11-26, aaeacb3",
     ),
     "depth linear": Statement(
         source="Dey et al. 2025 (CompleteP), figure 6",
@@ -280,7 +280,7 @@ ELSEWHERE = {
         ),
         claimed=ABOVE_ZERO,
         experiments=("run_depth_check",),
-        changed="2026-11-26, COMMIT",
+        changed="2026-11-26, aaeacb3",
     ),
     "depth tokens": Statement(
         source="found here; the range was fixed before the run",
@@ -291,7 +291,7 @@ ELSEWHERE = {
         statistic="slope over ln L of the last states' ln residual ratio at step 10",
         claimed=(-math.inf, -0.25),
         experiments=("run_depth_check",),
-        changed="2026-11-26, COMMIT",
+        changed="2026-11-26, aaeacb3",
     ),
     "depth cure": Statement(
         source="found here; the range was fixed before the run",
@@ -299,7 +299,7 @@ ELSEWHERE = {
         statistic="the same slope, CompleteP minus standard parametrisation, seed by seed",
         claimed=ABOVE_ZERO,
         experiments=("run_depth_check",),
-        changed="2026-11-26, COMMIT",
+        changed="2026-11-26, aaeacb3",
     ),
     "depth tokens completep": Statement(
         source="found here; the range was fixed before the run",
@@ -310,7 +310,7 @@ ELSEWHERE = {
         statistic="slope over ln L of the last states' ln residual ratio at step 10",
         claimed=(-0.25, math.inf),
         experiments=("run_depth_check",),
-        changed="2026-11-26, COMMIT",
+        changed="2026-11-26, aaeacb3",
     ),
     "loops grow": Statement(
         source="Wang et al. 2026 (arXiv 2606.18524)",
@@ -318,7 +318,7 @@ ELSEWHERE = {
         statistic="log10 of the last state's root mean square over the first's",
         claimed=(math.log10(2), math.inf),
         experiments=("run_loops",),
-        changed="2026-11-26, COMMIT",
+        changed="2026-11-26, aaeacb3",
     ),
     "loops stay": Statement(
         source="Wang et al. 2026 (arXiv 2606.18524)",
@@ -326,7 +326,7 @@ ELSEWHERE = {
         statistic="the same with a gain of 1/N",
         claimed=(-0.1, 0.1),
         experiments=("run_loops",),
-        changed="2026-11-26, COMMIT",
+        changed="2026-11-26, aaeacb3",
     ),
     "loops align": Statement(
         source="found here; the range was fixed before the run",
@@ -335,7 +335,7 @@ ELSEWHERE = {
         claimed=MORE_THAN_HALF,
         each=(0.5, math.inf),
         experiments=("run_loops",),
-        changed="2026-11-26, COMMIT",
+        changed="2026-11-26, aaeacb3",
     ),
 }
 
