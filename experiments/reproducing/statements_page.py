@@ -113,7 +113,7 @@ def rows_of(folder: Path) -> list[tuple[Row, dict[str, Any]]]:
     run = {
         "experiment": name,
         "date": made["started"][:10],
-        "seed": flags.get("first_seed", flags.get("seed", 0)),
+        "seed": flags.get("seed", 0),
         "command": " ".join(w for w in words if not w.startswith(("--output_dir", "--run_name"))),
     }
     return [(row, run) for row in experiment_of(name).read(folder).claims]
