@@ -21,7 +21,8 @@ from watched_gpt2 import (
 )
 
 import rank_collapse as rc
-from rank_collapse.torch import ROWS, watch
+from rank_collapse.torch import watch
+from rank_collapse.torch.products import ROWS
 
 
 def by_hand(model, **inputs):
