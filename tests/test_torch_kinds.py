@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from torch_models import CASES, L, built, inputs_of, loss_of, torch, MASKS
+from torch_models import CASES, L, built, inputs_of, loss_of, torch
 
 from rank_collapse.torch import watch
 
@@ -76,8 +76,8 @@ def test_scalars_are_those_of_other_code(case, implementation, padding):
     for layer, (x, p) in enumerate(zip(reads, weights, strict=True)):
         x = x.swapaxes(0, 1) if x.shape[:2] == p.shape[2::-2] else x
         shown = np.ones(x.shape[:2], bool)
-        if x.shape[:2] == MASKS[padding].shape:
-            shown = MASKS[padding].bool().numpy()
+        if x.shape[:2] == inputs.get("attention_mask", x[0]).shape:
+            shown = inputs["attention_mask"].bool().numpy()
         assert row["residual_ratio"][layer] == pytest.approx(ratio_of(x, shown), rel=1e-3), text
         if case.left_out:
             assert "attention_entropy" not in row and case.left_out in text

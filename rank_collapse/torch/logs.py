@@ -12,7 +12,7 @@ WANDB_STEP = "watch/step"
 Log = Callable[..., Any] | str | Path | None
 
 
-def checked(log: Log) -> Log:
+def checked(log: Any) -> Log:
     """A path of a file, or a function, or None.
 
     Raises:

@@ -17,7 +17,7 @@ from torch.nn.modules import module as hooks
 
 from rank_collapse.torch import gradients, scalars
 from rank_collapse.torch.notes import LeftOut, Notes
-from rank_collapse.torch.products import Product, Products, Seen
+from rank_collapse.torch.products import Product, Products, Seen, allowed, existing
 from rank_collapse.torch.structure import Place, Structure, width_of
 
 # Arguments of an attention from which keys are made where they are not of the tokens that ask.
@@ -207,9 +207,10 @@ class Passes:
         self._listen([args, kwargs])
         product = attempt(number, "weights", frame.seen.product, shape)
         turned = self._is_turned(attention, shape, product)
-        is_cross = _is_cross(attention, x, args, kwargs, product)
+        given = _arguments(attention, args, kwargs)
+        is_cross = _is_cross(x, given, product)
         if not is_cross:
-            self._tokens_of[number] = width, turned, _exists(product, kwargs, shape)
+            self._tokens_of[number] = width, turned, _exists(product, given, shape)
         mask = self._mask_of(number, product)
         prefix = self._prefix(number, frame.place, is_cross)
         self.ran.setdefault((frame.place.layer, prefix), []).append(weakref.ref(attention))
@@ -303,26 +304,32 @@ def loss_of(output: Any) -> Tensor | None:
     return numbers[0].detach().reshape(()) if len(numbers) == 1 else None
 
 
-def _is_cross(attention, x, args, kwargs, product):
-    """Whether keys are of other tokens than queries."""
-    if isinstance(attention, nn.MultiheadAttention):
-        names = ("query", "key")
-        query, key = (kwargs.get(name, *args[i : i + 1]) for i, name in enumerate(names))
-        return query is not key and (query.shape != key.shape or not torch.equal(query, key))
+def _arguments(attention, args, kwargs):
+    """{name: argument} of a call."""
     try:
-        given = inspect.signature(attention.forward).bind(*args, **kwargs).arguments
-    except TypeError:
-        given = kwargs
+        return inspect.signature(attention.forward).bind(*args, **kwargs).arguments
+    except (TypeError, ValueError):
+        return kwargs
+
+
+def _is_cross(x, given, product):
+    """Whether keys are of other tokens than queries."""
+    query, key = given.get("query"), given.get("key")
+    if isinstance(query, Tensor) and isinstance(key, Tensor) and query is not key:
+        return query.shape != key.shape or not torch.equal(query, key)
     other = [given.get(name) for name in _CONTEXT]
     if any(isinstance(a, Tensor) and a.ndim == 3 and a is not x for a in other):
         return True
     return product is not None and product.weights.shape[-1] < product.count
 
 
-def _exists(product: Product | None, kwargs: Any, shape: Any) -> Tensor | None:
+def _exists(product: Product | None, given: Any, shape: Any) -> Tensor | None:
     """Bool [b, n], the tokens that some token may attend to; None for all."""
     if product is not None:
         return None if product.keys is None else product.keys[:, -product.count :]
-    masks = [a for name, a in kwargs.items() if "mask" in name and isinstance(a, Tensor)]
-    own = [a for a in masks if a.ndim == 2 and a.shape == shape[:2] and not a.is_floating_point()]
-    return own[0] != 0 if own else None
+    for mask in (a for name, a in given.items() if "mask" in name and isinstance(a, Tensor)):
+        if mask.ndim == 4 and mask.shape[-1] >= shape[1]:
+            return existing(allowed(mask))[0][:, -shape[1] :].expand(shape[0], -1)
+        if mask.ndim == 2 and mask.shape == shape[:2]:
+            return allowed(mask)
+    return None

@@ -8,7 +8,7 @@ Axis letters: b batch, h heads, g heads of keys, n queries, r measured ones, m k
 
 import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -41,6 +41,17 @@ class Product(NamedTuple):
     keys: Tensor | None
     queries: Tensor | None
     value: Tensor | None
+
+
+def tensors_in(values: Any) -> Iterator[Tensor]:
+    """The tensors among arguments or results, in order, also of tuples, lists and mappings."""
+    if isinstance(values, Tensor):
+        yield values
+    elif isinstance(values, Mapping):
+        yield from tensors_in(list(values.values()))
+    elif isinstance(values, list | tuple):
+        for value in values:
+            yield from tensors_in(value)
 
 
 class Products(TorchFunctionMode):
@@ -82,7 +93,7 @@ class Seen:
         elif what == "softmax":
             self._weighted(result, *args, **kwargs)
         elif self._softmax is not None:
-            self._multiplied(*(a for a in args if isinstance(a, Tensor)))
+            self._multiplied(*tensors_in(args))
 
     def product(self, shape: Sequence[int]) -> Product:
         """The one product of an attention on tokens of that shape.
@@ -97,12 +108,11 @@ class Seen:
 
     def _weighted(self, weights, scores, dim=-1, *_, **__):
         if weights.ndim in (3, 4, 5) and dim in (-1, weights.ndim - 1):
-            there = scores > HIDDEN
-            self._softmax = weights, there.any(dim=-2), there.any(dim=-1)
+            self._softmax = weights, scores > HIDDEN
             self._why = "its softmax was not multiplied with values"
 
     def _multiplied(self, first, second=None, *_):
-        weights, keys, queries = self._softmax
+        weights, there = self._softmax
         if first.shape[-2:] != weights.shape[-2:] or first.numel() != weights.numel():
             return
         self._softmax, rows = None, rows_of(weights)
@@ -113,7 +123,7 @@ class Seen:
 
         def made(shape):
             b = examples_of(shape, weights.shape[-2])
-            shown = (by_heads(a, b, 3).any(dim=1) for a in (keys, queries))
+            shown = existing(by_heads(there, b, 4))
             value = by_heads(second, b, 4) if second is not None and second.ndim > 2 else None
             return Product(by_heads(some, b, 4), rows, weights.shape[-2], *shown, value)
 
@@ -177,9 +187,8 @@ def of_dot(
         own = attn_mask[(None,) * (4 - attn_mask.ndim)]
         if query.ndim != 4:
             own = by_heads(attn_mask.expand(*query.shape[:-1], m), size, 4)
-        there = own if own.dtype == torch.bool else own > HIDDEN
-        keys = there.any(dim=-2).any(dim=1).expand(len(q), m)
-        queries = there.any(dim=-1).any(dim=1).expand(len(q), n)
+        keys, queries = existing(allowed(own))
+        keys, queries = keys.expand(len(q), m), queries.expand(len(q), n)
         own = own.expand(-1, -1, n, -1)[..., rows, :]
         scores = scores + (torch.where(own, 0.0, -math.inf) if own.dtype == torch.bool else own)
     hidden = (scores == -math.inf).all(dim=-1, keepdim=True)
@@ -204,11 +213,39 @@ def of_heads(*args: Any, **kwargs: Any) -> Product:
     there = torch.ones(b, 1, n, m, dtype=torch.bool, device=p.device)
     if mask is not None:
         own = mask if mask.ndim == 2 else mask.unflatten(0, (b, -1))
-        there = there & (~own if own.dtype == torch.bool else own > HIDDEN)
+        there = there & (~own if own.dtype == torch.bool else allowed(own))
     if padding is not None:
         own = padding if padding.ndim == 2 else padding[None]
-        own = ~own if own.dtype == torch.bool else own > HIDDEN
-        there = there & own[:, None, None]
-    keys = functional.pad(there.any(dim=-2).any(dim=1), (0, p.shape[-1] - m), value=True)
+        there = there & (~own if own.dtype == torch.bool else allowed(own))[:, None, None]
     p = p.masked_fill(~there[..., rows, :].any(dim=-1, keepdim=True), 0.0)
-    return Product(p, rows, n, keys, there.any(dim=-1).any(dim=1), None)
+    keys, queries = existing(there)
+    return Product(
+        p, rows, n, functional.pad(keys, (0, p.shape[-1] - m), value=True), queries, None
+    )
+
+
+def allowed(mask: Tensor) -> Tensor:
+    """Bool, of a mask that is Bool, that is added to scores, or of the numbers 0 and 1."""
+    if mask.dtype == torch.bool:
+        return mask
+    return mask > HIDDEN if mask.is_floating_point() and not (mask > 0).any() else mask != 0
+
+
+def existing(there: Tensor) -> tuple[Tensor, Tensor]:
+    """(keys [b, m] that some query may attend to, queries [b, n] that may attend to some key).
+
+    A token that may attend to others, while only itself may attend to it, is padding where the last
+    of the others is attended to by one before it: attention there is not causal.
+
+    Args:
+        there: Bool [b, h, n, m], which key a query may attend to.
+    """
+    there = there.any(dim=1)
+    keys, queries = there.any(dim=-2), there.any(dim=-1)
+    if there.shape[-2] == there.shape[-1]:
+        others = there & ~torch.eye(there.shape[-1], dtype=torch.bool, device=there.device)
+        alone = others.any(dim=-1) & ~others.any(dim=-2)
+        place = torch.arange(there.shape[-1], device=there.device)
+        last = torch.where(keys & ~alone, place, 0).amax(dim=-1, keepdim=True)
+        keys = keys & ~(alone & others.triu().any(dim=-2).gather(-1, last))
+    return keys, queries

@@ -4,7 +4,7 @@ Axis letters: b batch, h heads, r measured queries, n tokens, m keys, d width.
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from rank_collapse.measures.monitor import ATTENTION, monitor
 from rank_collapse.measures.table import MEASURES
 from rank_collapse.torch.notes import LeftOut
-from rank_collapse.torch.products import Product
+from rank_collapse.torch.products import Product, tensors_in
 
 
 @contextlib.contextmanager
@@ -23,17 +23,6 @@ def plainly() -> Iterator[None]:
     kind = "cpu" if device is None else device.type
     with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.autocast(kind, enabled=False):
         yield
-
-
-def tensors_in(values: Any) -> Iterator[Tensor]:
-    """The tensors among arguments or results, in order, also of tuples, lists and mappings."""
-    if isinstance(values, Tensor):
-        yield values
-    elif isinstance(values, Mapping):
-        yield from tensors_in(list(values.values()))
-    elif isinstance(values, list | tuple):
-        for value in values:
-            yield from tensors_in(value)
 
 
 def tokens_in(values: Any, width: int | None) -> Tensor | None:
