@@ -16,18 +16,19 @@ intervals and get no answer.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
 import numpy as np
 
-from rank_collapse.report.intervals import all_equal, mean_interval, wilson_interval
+from rank_collapse.report.intervals import Interval, all_equal, mean_interval, wilson_interval
 
-HOLDS, IN_PART, FAILS, OPEN = ANSWERS = (
+HOLDS, IN_PART, SOME_FAIL, FAILS, OPEN = ANSWERS = (
     "holds",
     "holds in part",
+    "not in all settings",
     "does not hold",
     "cannot be said",
 )
@@ -69,8 +70,8 @@ class Row:
     setting: str  # The network, task or size
     draws: int  # How many independent draws the interval rests on
     estimate: float | None  # Of the statistic; None where no draw has one
-    # level → the interval that holds it in that share of runs; None where so few draws give none
-    interval: Callable[[float], Range | None] = field(compare=False)
+    # level → the interval that holds it in that share of runs
+    interval: Callable[[float], Interval] = field(compare=False)
     why: str = ""  # What the numbers do not say by themselves
 
 
@@ -79,7 +80,7 @@ class Judged:
     """A row with its joint interval and one of `VERDICTS`."""
 
     row: Row
-    interval: Range | None
+    interval: Interval
     verdict: str
 
 
@@ -119,8 +120,8 @@ def of_mean(
 
     @cache
     def interval(level):
-        low, high = mean_interval(known, level)
-        return (scale(low), scale(high)) if math.isfinite(low) else None
+        found = mean_interval(known, level)
+        return Interval(*map(scale, found)) if found.known else found
 
     estimate = scale(math.fsum(known) / len(known)) if known else None
     return Row(key, setting, len(known), estimate, interval, _joined(reasons))
@@ -139,9 +140,9 @@ def of_share(
     @cache
     def interval(level):
         if total < FEWEST_OF_SHARE:
-            return None
+            return Interval()
         least, most = (wilson_interval(k, total + unknown, level) for k in (count, count + unknown))
-        return least[0], most[1]
+        return Interval(least.low, most.high)
 
     return Row(
         key,
@@ -192,7 +193,7 @@ def of_cases(key: str, setting: str, count: int, total: int, draws: int, *, why:
         setting,
         draws if total else 0,
         float(count) if total else None,
-        lambda level: (float(count), float(count)),
+        lambda level: Interval(float(count), float(count)),
         _joined([what, why]),
     )
 
@@ -241,13 +242,14 @@ def of_curve(key: str, setting: str, curve: Any, draws: Any, resolution: float =
 
     def interval(level):
         refused = math.floor((n + 1) * (1 - level) + 1e-9) / (n + 1)
-        return (p - refused, p - refused) if refused else None
+        return Interval(p - refused, p - refused) if refused else Interval()
 
     found = interval(1 - ERROR)
-    return Row(key, setting, n, found and found[0], interval, f"p = {p:.2g} with {n} draws")
+    estimate = found.low if found.known else None
+    return Row(key, setting, n, estimate, interval, f"p = {p:.2g} with {n} draws")
 
 
-def judged(rows: Sequence[Row], claimed: Range | None) -> tuple[Judged, ...]:
+def judged(rows: Sequence[Row], claimed: Range | None, beside: int = 0) -> tuple[Judged, ...]:
     """The rows of one statement with joint intervals: within the range, outside, or undecided.
 
     Holm's procedure, once for "within" and once for "outside": of k rows that have not been decided
@@ -257,6 +259,7 @@ def judged(rows: Sequence[Row], claimed: Range | None) -> tuple[Judged, ...]:
 
     Args:
         claimed: Its range; None of a finding.
+        beside: Further rows of the statement, of other runs, which are not judged here.
 
     Source: Holm 1979, "A simple sequentially rejective multiple test procedure".
     """
@@ -264,25 +267,25 @@ def judged(rows: Sequence[Row], claimed: Range | None) -> tuple[Judged, ...]:
     for verdict in (WITHIN, OUTSIDE):
         left = list(range(len(rows)))
         while left:
-            level = 1 - ERROR / len(left)
+            level = 1 - ERROR / (len(left) + beside)
             ends = {i: _interval(rows[i], level) for i in left}
             new = [i for i in left if _side(ends[i], claimed) == verdict]
             if not new:
                 break
             found |= {i: Judged(rows[i], ends[i], verdict) for i in new}
             left = [i for i in left if i not in new]
-    level = 1 - ERROR / max(1, len(rows))
+    level = 1 - ERROR / max(1, len(rows) + beside)
     return tuple(
         found.get(i) or Judged(row, _interval(row, level), UNDECIDED) for i, row in enumerate(rows)
     )
 
 
 def _interval(row, level):
-    return row.interval(level) if row.draws >= FEWEST_DRAWS else None
+    return row.interval(level) if row.draws >= FEWEST_DRAWS else Interval()
 
 
 def _side(interval, claimed):
-    if interval is None or claimed is None:
+    if claimed is None:
         return UNDECIDED
     (low, high), (least, most) = interval, claimed
     if least < low and high < most:
@@ -291,22 +294,26 @@ def _side(interval, claimed):
 
 
 def answer_of(key: str, statement: Statement, rows: Sequence[Row]) -> Answer:
-    """The answer that follows from all rows of a statement.
+    """The answer that follows from all rows of a statement."""
+    found = judged(rows, statement.claimed)
+    return Answer(key, statement, answer_from(statement, {j.verdict for j in found}), found)
+
+
+def answer_from(statement: Statement, verdicts: Collection[str]) -> str:
+    """The answer that follows from the verdicts of a statement's rows.
 
     It holds if every row is within its range, in part if some are. It does not hold if every row is
-    outside, or of a statement without exceptions if any is. Else it cannot be said.
+    outside, or of a statement without exceptions if any is. It does not hold in all settings where
+    some rows are outside and the others undecided. Else it cannot be said.
     """
-    found = judged(rows, statement.claimed)
-    verdicts = {j.verdict for j in found}
+    found = set(verdicts)
     if statement.claimed is None:
-        answer = FINDING
-    elif verdicts == {OUTSIDE} or (statement.always and OUTSIDE in verdicts):
-        answer = FAILS
-    elif WITHIN in verdicts:
-        answer = HOLDS if verdicts == {WITHIN} else IN_PART
-    else:
-        answer = OPEN
-    return Answer(key, statement, answer, found)
+        return FINDING
+    if found == {OUTSIDE} or (statement.always and OUTSIDE in found):
+        return FAILS
+    if WITHIN in found:
+        return HOLDS if found == {WITHIN} else IN_PART
+    return SOME_FAIL if OUTSIDE in found else OPEN
 
 
 def answers_of(statements: Mapping[str, Statement], rows: Iterable[Row]) -> list[Answer]:
@@ -324,7 +331,7 @@ def answers_of(statements: Mapping[str, Statement], rows: Iterable[Row]) -> list
 
 
 def counted(answers: Sequence[Answer]) -> dict[str, int]:
-    """{answer: how many statements have it}, all four of them."""
+    """{answer: how many statements have it}, all five of them."""
     return {answer: sum(a.answer == answer for a in answers) for answer in ANSWERS}
 
 

@@ -1,0 +1,69 @@
+"""The figures of run_trained."""
+
+from typing import Any
+
+import numpy as np
+
+from experiments.paper.trained.measure import VARIANTS
+from rank_collapse.pretrained import published_curves, settings_of
+from rank_collapse.report import figures
+
+TITLES = dict(
+    zip(
+        VARIANTS,
+        ("attention alone", "attention and MLPs", "attention and skips", "whole network"),
+        strict=True,
+    )
+)
+
+
+def logarithmic(ax: Any, **about: Any) -> None:
+    """An axis of decimal logarithms that fall exponentially themselves."""
+    ax.set_yscale("symlog", linthresh=1)
+    ax.set(xlabel="layer", ylabel=r"log$_{10}$ of the residual ratio", **about)
+    figures.integer_ticks(ax)
+
+
+def trained_figure(results: Any, setup: Any) -> Any:
+    """Trained networks, means over texts. Left: the residual ratio by layer, of attention alone
+    (solid) and of the whole network (dashed). Right: how far the loss of all paths through at most
+    k heads, attention recomputed, lies above the whole network's; bands are one standard deviation
+    over texts."""
+    fig, ((left, right),) = figures.figure(1, 2, width=4.6, height=3.6)
+    for index, network in enumerate(setup.networks):
+        found, color = results[network.label], figures.color(index)
+        alone, whole = (found[f"log10_ratio/{name}"].mean(axis=0) for name in ("alone", "whole"))
+        left.plot(alone, color=color, marker="o", markersize=3, label=network.label)
+        left.plot(whole, color=color, linestyle="--")
+        if "paths/loss" in found:
+            above = found["paths/loss_recomputed"] - found["paths/loss"][:, None]
+            figures.band(right, found["paths/lengths"][0], above, network.label, index)
+    logarithmic(left, title="attention alone (solid), whole network (dashed)")
+    right.set(
+        title="short paths suffice",
+        xlabel="longest path: at most k heads",
+        ylabel="loss above the whole network's, nats",
+    )
+    figures.integer_ticks(right)
+    for ax in (left, right):
+        ax.legend(fontsize=7)
+    return fig
+
+
+def residuals_figure(results: Any, setup: Any) -> Any:
+    """The residual ratio by layer in four variants of the same weights, means over texts: trained
+    (solid), and weights of the same shape at random (dotted). In grey the published curves of
+    pretrained BERT and ALBERT (base), as far as they are above 0."""
+    fig, axes = figures.panels(len(VARIANTS), 2, width=4.4, height=3.2)
+    for ax, (name, variant) in zip(axes.flat, VARIANTS.items(), strict=True):
+        for model in ("bert-base-cased", "albert-base-v2"):
+            values = np.array(published_curves(settings_of(model), 12)["pretrained"][variant])
+            ax.plot(np.log10(np.where(values > 0, values, np.nan)), color="0.6", label=model)
+        for index, network in enumerate(setup.networks):
+            found, color = results[network.label], figures.color(index)
+            ax.plot(found[f"log10_ratio/{name}"].mean(axis=0), color=color, label=network.label)
+            drawn = found[f"random/log10_ratio/{name}"].mean(axis=0)
+            ax.plot(drawn, color=color, linestyle=":")
+        logarithmic(ax, title=TITLES[name])
+    axes[0, 0].legend(fontsize=6)
+    return fig
