@@ -200,7 +200,7 @@ def trained_figure(results, options):
     for ax, label in zip((accuracy, less), labels, strict=True):
         ax.set_xticks(range(len(widths)), widths)
         ax.set(xlabel=WIDTH, ylabel=label, xlim=(-0.6, len(widths) - 0.4))
-        ax.legend()
+    fig.legend(*accuracy.get_legend_handles_labels(), loc="outside upper center", ncols=4)
     return fig
 
 

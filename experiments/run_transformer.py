@@ -206,6 +206,7 @@ def curves_figure(results: dict[str, Any], setup: Setup):
     loss.set(xlabel="epoch", ylabel="loss per token (nats)", yscale="log")
     share.set(xlabel="epoch", ylabel="share, held out", ylim=(0, 1.03))
     figures.finish((loss, share), "epoch")
+    share.legend(loc="lower center")
     fig.suptitle(f"{setup.title}, {len(seeds)} seed{'s' * (len(seeds) != 1)}")
     return fig
 
@@ -239,7 +240,8 @@ def residual_figure(results: dict[str, Any], setup: Setup):
     """Residual of the tokens by layer of the trained halves, bands over seeds."""
     halves = sorted(results["residual"].items(), reverse=True)
     groups = {setup.title: {half: values[kept(results)] for half, values in halves}}
-    fig, axes = figures.curves(groups, xlabel="layer (0: input)", ylabel="‖res(X)‖ / ‖X‖, trained")
+    label = "residual ratio ‖res(X)‖ / ‖X‖, trained"
+    fig, axes = figures.curves(groups, xlabel="layer (0: input)", ylabel=label)
     axes[0, 0].set_ylim(0, 1.03)
     axes[0, 0].legend()
     return fig

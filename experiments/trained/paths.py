@@ -14,7 +14,7 @@ import pandas as pd
 import xarray as xr
 
 from experiments.shell import labelled
-from experiments.shell.experiment import Drawing, Experiment
+from experiments.shell.experiment import Drawing, Experiment, Finding
 from experiments.shell.labelled import beside, rows
 from experiments.shell.options import Flags
 from experiments.trained import arguments
@@ -277,6 +277,42 @@ def compare(found: xr.Dataset, setup: Setup) -> Iterator[Comparison]:
     yield from beside("best length", by_length.idxmax("path_length").expand_dims("seed"))
 
 
+def finding(done: str, found: xr.Dataset, setup: Setup) -> Finding:
+    """How few layers a path needs to pass, and what sampled paths do alone.
+
+    Args:
+        done: What the accuracy is, such as "of the letters are sorted".
+    """
+    own, depth = accuracies(found).mean("seed"), setup.recipe.config.depth
+    near = own.truncated >= own.baseline + 0.9 * (own.whole - own.baseline)
+    k = int(near.argmax("path_length"))
+    sets = own[sampled_as(setup)].sel(num_paths=PUBLISHED_SIZE).mean("repeat")
+    return Finding(
+        "short_paths",
+        f"{own.truncated[k]:.2f} {done} without paths through more than {k} of {depth} layers "
+        f"({own.whole:.2f} with all paths, {own.baseline:.2f} by a guess); twenty sampled paths of "
+        f"length 1 give {sets.sel(path_length=1):.2f}, of length {depth} {sets[-1]:.2f}.",
+    )
+
+
+def short_paths_figure(found: xr.Dataset, setup: Setup):
+    """Accuracy of the network without paths longer than k, and of twenty sampled paths of length k
+    alone; mean and standard deviation over seeds."""
+    own = accuracies(found)
+    fig, ((ax,),) = figures.figure(1, 1)
+    lengths = own.path_length.values
+    figures.band(ax, lengths, own.truncated, "without paths longer than k")
+    sets = own[sampled_as(setup)].mean("repeat")
+    sets = sets.isel(num_paths=-1).transpose("seed", ...)
+    figures.band(ax, sets.path_length, sets, "20 sampled paths of length k", 1)
+    for value, text, dashes in ((own.whole, "whole network", "-"), (own.baseline, "guess", "--")):
+        ax.axhline(float(value.mean()), label=text, color="#555555", linestyle=dashes, lw=1)
+    ax.set(xlabel="path length k, in layers", ylabel="accuracy", ylim=(0, 1.02), title=setup.title)
+    ax.set_xticks(lengths)
+    fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    return fig
+
+
 def paths_figure(found: xr.Dataset, setup: Setup):
     """Accuracy by path length. Left: sampled sets, which attend from their own states, beside the
     exact sum over all paths of the length in the whole model's attention. Right: the network
@@ -407,7 +443,7 @@ def _seeds(found):
     return f"{count} seed{'s' * (count != 1)}"
 
 
-FIGURES = Drawing.all(paths_figure, shares_figure, loss_figure) | {
+FIGURES = Drawing.all(short_paths_figure, paths_figure, shares_figure, loss_figure) | {
     "ranks": Drawing(ranks_figure, there=lambda found, setup: "ranks" in found),
     "alpha": Drawing(alpha_figure, there=lambda found, setup: "alpha" in found),
 }
