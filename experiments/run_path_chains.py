@@ -168,9 +168,9 @@ def path_chains_figure(found, setup):
 
 
 def path_lengths_figure(found, setup):
-    """Exact sums C_k over all paths of each length: sizes (left; black: the residual as theorem 2.1
-    and α predict it, which falls doubly exponentially), shares beside the binomial count (middle),
-    error of estimates from few sampled paths (right; above the dashed line worse than nothing)."""
+    """Exact sums C_k over all paths of each length: sizes (left; the predicted
+    residual falls doubly exponentially), shares beside the binomial count (middle), error of
+    estimates from few sampled paths (right; above the dashed line worse than nothing)."""
     k, counts = found["length"], np.array([float(c) for c in found["paths"]])
     fig, ((sizes, shares, errors),) = figures.figure(1, 3, width=3.9, height=3.3)
     shares.bar(k, counts / counts.sum(), width=0.85, color=figures.color(5), label="share of paths")
@@ -184,9 +184,8 @@ def path_lengths_figure(found, setup):
         share = size / size.sum(axis=1, keepdims=True)
         figures.band(shares, k, share, f"share of the {text}", index)
     limits = sizes.get_ylim()  # the predicted sizes fall out of it, doubly exponentially
-    for end, label, dashes in (("_one_alpha", "one α", "--"), ("", "α of each layer", ":")):
-        law = found[f"predicted_log10_residual{end}"]
-        sizes.plot(k, law, "k", ls=dashes, label=f"residual, predicted: {label}")
+    law = found["predicted_log10_residual"]
+    sizes.plot(k, law, "k--", label="the same, predicted by α of each layer")
     for index, number in enumerate(SAMPLES):
         error = np.moveaxis(found["estimate_error"][:, index], 1, 2).reshape(-1, k[-1])
         figures.quartiles(errors, k[1:], error, f"{number} sampled paths", index)

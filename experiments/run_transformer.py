@@ -194,12 +194,12 @@ def curves_figure(results: dict[str, Any], setup: Setup):
     fig, ((loss, share),) = figures.figure(1, 2)
     seeds, curves, losses = kept(results), results["curves"], results["losses"]
     epochs, exact = np.arange(1, losses.shape[1] + 1), results["exact"][seeds]
-    for ax, values, label, index in (
-        (loss, losses, "training", 0),
-        (loss, curves["loss"], "held out", 1),
-        (share, curves["accuracy"], "tokens, teacher forced", 1),
+    for draw, ax, values, label, index in (
+        (figures.log_band, loss, losses, "training", 0),
+        (figures.log_band, loss, curves["loss"], "held out", 1),
+        (figures.band, share, curves["accuracy"], "tokens, teacher forced", 1),
     ):
-        figures.band(ax, epochs, values[seeds], label, index, marker="")
+        draw(ax, epochs, values[seeds], label, index, marker="")
     label = f"sequences written exactly, at the end ({exact.mean():.2f})"
     mean, spread = float(exact.mean()), float(exact.std())
     figures.interval(share, float(epochs[-1]), mean, (mean - spread, mean + spread), label, 2)

@@ -109,7 +109,7 @@ def width_figure(results, cases):
     for index, (name, config) in enumerate(zip(found, configs, strict=True)):
         losses = results[name]["losses"][kept(results[name])]
         label = f"{config.depth} layer{'s' * (config.depth > 1)}, width {config.d_model}"
-        figures.band(loss, 1 + np.arange(losses.shape[1]), losses, label, index, marker="")
+        figures.log_band(loss, 1 + np.arange(losses.shape[1]), losses, label, index, marker="")
     loss.set(xlabel="epoch", ylabel="training loss", yscale="log")
     loss.legend()
     # A seed may diverge at one depth only: NaN is left out of the mean.
