@@ -219,11 +219,11 @@ def finding(found: xr.Dataset, setup: Setup) -> Finding | None:
     own = as_published(found).squeeze("norm_placement").mean("seed").isel(layer=-1)
     if not {"san", "san_skip"} <= {*own.variant.values}:
         return None
-    relative = own.log10_residual - own.log10_size
+    lost = float((own.log10_residual - own.log10_size).sel(variant="san"))
     return Finding(
         "depth",
         f"After {found.sizes['layer'] - 1} layers attention alone keeps "
-        f"10^{float(relative.sel(variant='san')):,.0f} of the differences between tokens, with "
+        f"10^{float(f'{lost:.2g}'):,.0f} of the differences between tokens, with "
         f"skips {float(own.ratio.sel(variant='san_skip')):.2f}: without them the logarithm grows "
         f"by a factor of {float(own.local_rate.sel(variant='san')):.2f} a layer.",
     )

@@ -74,7 +74,7 @@ def residual_ratio_figure(found: xr.Dataset, setup: Any) -> Figure:
 def log_residual_figure(found: xr.Dataset, setup: Any) -> Figure:
     """By how many powers of ten the residual ratio falls, to any depth; geometric means over seeds.
     Black, dashed: three times as many with each layer. Dotted: what an ordinary float32 forward
-    pass shows of attention alone. Grey, dash-dotted: the theorem's bound on it."""
+    pass shows of attention alone."""
     found, label = first(found), "powers of ten that the residual ratio has lost"
     start = (found.log10_residual - found.log10_size).isel(layer=0, drop=True)
     lost = start - (found.log10_residual - found.log10_size)
@@ -82,13 +82,8 @@ def log_residual_figure(found: xr.Dataset, setup: Any) -> Figure:
     panels = labelled.points(found.sel(variant="san"), "seed", "layer", "mlp_gain")
     for ax, (point, own) in zip(axes[0], panels, strict=True):
         alone = {"variant": "san"} | point
-        for name, dashes, ink in (
-            ("plain_log10_residual", ":", figures.color(0)),
-            ("log10_bound", "-.", "#777777"),
-        ):
-            if name in own:
-                curve = start.sel(alone) - own[name] + own.log10_size
-                ax.plot(curve.where(curve > 0).mean("seed"), color=ink, linestyle=dashes)
+        plain = start.sel(alone) - own.plain_log10_residual + own.log10_size
+        ax.plot(plain.where(plain > 0).mean("seed"), color=figures.color(0), linestyle=":")
         mean = lost.sel(alone).mean("seed", dtype=float)
         fast = np.flatnonzero(mean.values > 3)
         if len(fast) > 1 and mean[-1] > 2.5 * mean[-2]:
@@ -106,7 +101,7 @@ def local_rate_figure(found: xr.Dataset, setup: Any) -> Figure:
         for level, text in ((3.0, "3: doubly exponential"), (1.0, "1: exponential or none")):
             ax.axhline(level, color="#555555", lw=0.9, ls="--")
             ax.text(12.2, level - 0.08, text, ha="right", va="top", **NOTE)
-        ax.set(ylim=(0, 4))
+        ax.set(ylim=(0.7, 4.1))
     return fig
 
 
@@ -145,7 +140,7 @@ def law_figure(found: xr.Dataset, setup: Any) -> Figure:
 
 def sweep_figure(found: xr.Dataset, setup: Any, swept: str) -> Figure:
     """One panel per network, one shade per swept value."""
-    ratio = first(found, swept).ratio.stack(network=("variant", "norm_placement"))
+    ratio = first(found, swept).ratio.stack(network=("norm_placement", "variant"))
     fig, axes = labelled.facets(
         ratio,
         hue=swept,
@@ -157,7 +152,10 @@ def sweep_figure(found: xr.Dataset, setup: Any, swept: str) -> Figure:
         sharey=True,
         style=lambda index, count: {"color": figures.shades(count)[index], "marker": ""},
     )
-    axes[0, -1].legend(title=swept.replace("_", " "), loc="best")
+    for ax, (norm, variant) in zip(axes.flat, ratio.network.values, strict=False):
+        ax.set_title(labelled.setting({"variant": variant, "norm_placement": norm}))
+    handles = axes[0, -1].get_legend_handles_labels()
+    fig.legend(*handles, title=swept.replace("_", " "), loc="outside right center")
     return fig
 
 
