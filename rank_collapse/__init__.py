@@ -97,7 +97,6 @@ from rank_collapse.network.encoder_decoder import (
     EncoderDecoderParams as EncoderDecoderParams,
     EncoderDecoderTrace as EncoderDecoderTrace,
 )
-from rank_collapse.network.fold import fold_gains as fold_gains
 from rank_collapse.network.gains import Gains as Gains
 from rank_collapse.network.layers import MLPParams as MLPParams, NormParams as NormParams
 from rank_collapse.network.parameters import (

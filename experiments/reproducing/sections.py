@@ -40,7 +40,7 @@ class Made(NamedTuple):
 
 
 def runs_of(name: str, preset: str) -> dict[str, Sequence[str]]:
-    """{run: its arguments} of an experiment: "run_sort", or "run_phase/cowsik4" of one of several,
+    """{run: its arguments} of an experiment: "run_sort", or "run_sort/name" of one of several,
     which is also its folder's place among those of the preset."""
     own = experiment_of(name).runs(preset)
     return {f"{name}/{run}" if run else name: arguments for run, arguments in own.items()}

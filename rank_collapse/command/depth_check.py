@@ -54,7 +54,7 @@ def run(given: argparse.Namespace, command: Sequence[str]) -> int:
         training=Training(steps=given.steps),
     )
     lines = [
-        {"rule": name, "slopes": [one._asdict() for one in check.slopes()]}
+        {"rule": name, "slopes": {s.quantity: _numbered(s) for s in check.slopes()}}
         for name, check in checks.items()
     ]
     tables = {name: check.columns() for name, check in checks.items()}
@@ -69,6 +69,11 @@ def run(given: argparse.Namespace, command: Sequence[str]) -> int:
     said = [f"{name}: {check}" for name, check in checks.items()]
     checkpoint.write(given, lines, rows, figure, said)
     return 0
+
+
+def _numbered(own):
+    """A slope as JSON has it: no infinite end of a range."""
+    return {name: value for name, value in own._asdict().items() if name != "range"}
 
 
 def _numbers(text):

@@ -87,6 +87,12 @@ class CoordCheck:
     deep: Mapping[str, claims.Range] = dataclasses.field(default_factory=lambda: DEEP)
     wide: Mapping[str, claims.Range] = dataclasses.field(default_factory=lambda: WIDE)
 
+    def __post_init__(self):
+        for name in ("depths", "widths"):
+            sizes = getattr(self, name)
+            few = len({*sizes}) < max(len(sizes), 2 if name == "depths" or sizes else 0)
+            refuse_if(few, f"{name}={sizes} are not two different {name} or more")
+
     def slopes(self, step: int = -1) -> list[Slope]:
         """The slope of every quantity at a step, over depth and, where there are widths, these."""
         found, names = [], [name for name in MEANING if name in self.values]

@@ -85,7 +85,7 @@ def axis_of(answer: Answer) -> Axis:
     """
     claimed = [v for v in answer.statement.claimed or () if math.isfinite(v)]
     known = [j.row.estimate for j in answer.rows if j.row.estimate is not None]
-    ends = [v for j in answer.rows for v in j.interval or () if math.isfinite(v)]
+    ends = [v for j in answer.rows for v in j.interval if math.isfinite(v)]
     values = [float(v) for v in (*claimed, *known, *ends) if math.isfinite(v)] or [0.0]
     sizes = sorted(abs(v) for v in values if v) or [1.0]
     small = max(sizes[0], sizes[-1] * 1e-8)
@@ -149,7 +149,7 @@ def forest(answer: Answer, rows: Sequence[Judged], axis: Axis, *, labels: bool =
 def _row(judged, axis, y, answer):
     verdict = "finding" if answer == FINDING else judged.verdict
     parts = [f"<title>{_text(judged.row.setting)}: {_text(span(judged))} {_text(verdict)}</title>"]
-    if judged.interval is not None:
+    if judged.interval.known:
         low, high = (axis.place(v) for v in judged.interval)
         parts.append(f'<line x1="{low:.2f}%" x2="{high:.2f}%" y1="{y}" y2="{y}"/>')
     x = f"{axis.place(judged.row.estimate):.2f}%"

@@ -53,8 +53,8 @@ def judged_rows(answers: Sequence[Answer]) -> list[dict[str, Any]]:
             "setting": j.row.setting,
             "verdict": j.verdict if a.statement.claimed else "",
             "estimate": j.row.estimate,
-            "low": j.interval[0] if j.interval else None,
-            "high": j.interval[1] if j.interval else None,
+            "low": j.interval.low if j.interval.known else None,
+            "high": j.interval.high if j.interval.known else None,
             "draws": j.row.draws,
             "note": j.row.why,
         }

@@ -115,9 +115,9 @@ def span(judged: Judged) -> str:
     if judged.row.estimate is None:
         return "—"
     estimate, interval = number(judged.row.estimate), judged.interval
-    if interval is None or interval[0] == interval[1]:
+    if not interval.known or interval.low == interval.high:
         return estimate
-    return f"{estimate} ({number(interval[0])} to {number(interval[1])})"
+    return f"{estimate} ({number(interval.low)} to {number(interval.high)})"
 
 
 def answer_lines(answer: Answer) -> str:

@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 from statement_dates import KEPT, REWORDINGS, dates_of, under_old_dates
 
-from experiments import reproduce, run_architectures, run_path_counts, run_phase
+from experiments import reproduce, run_architectures, run_path_counts
 from experiments.reproducing import results_page, sections, unfinished
 from experiments.reproducing.statements_page import COLUMNS, PAGE, at_full_size, known_answers, page
 from experiments.shell import cli, statements
@@ -47,7 +47,7 @@ def test_every_experiment_is_found_and_its_presets_are_accepted():
         for preset in own.presets:
             for arguments in own.runs(preset).values():
                 cli.parse(module.FLAGS, list(arguments))
-    assert reproduce.EXPERIMENTS[:2] == ["run_collapse", "run_path_counts"]
+    assert reproduce.EXPERIMENTS[:2] == ["run_trained", "run_collapse"]
     assert "check_profiles" not in reproduce.EXPERIMENTS
 
 
@@ -98,20 +98,18 @@ def test_a_failing_experiment_is_shown_and_the_exit_code_is_1(tmp_path, monkeypa
     shown, path = [], tmp_path / "report.html"
 
     def failing(commands, environments, ended):
-        assert list(commands) == ["run_path_counts", "run_phase"]  # in the order of the report
+        assert list(commands) == ["run_path_counts", "run_path_chains"]  # in the report's order
         shown.append(path.read_text())
         ended("run_path_counts", Ended(2, "half way\nerror: no luck\n", 1.0))
         shown.append(path.read_text())
-        ended("run_phase", Ended(2, "", 1.0))
+        ended("run_path_chains", Ended(2, "", 1.0))
 
-    one = dataclasses.replace(experiment_of("run_phase"), presets={"quick": ""})
-    monkeypatch.setattr(run_phase, "EXPERIMENT", one)
     monkeypatch.setattr(unfinished, "run_all", failing)
-    arguments = ["--only=run_path_counts,run_phase", f"--output_dir={tmp_path}", "--jobs=1"]
+    arguments = ["--only=run_path_counts,run_path_chains", f"--output_dir={tmp_path}", "--jobs=1"]
     assert cli.execute(reproduce.main, reproduce.FLAGS, arguments) == 1
     states = [dict(re.findall(r'<h2 id="(run_\w+)">[^<]*<span[^>]*>(\w+)<', p)) for p in shown]
-    assert states[0] == {"run_path_counts": "running", "run_phase": "waiting"}
-    assert states[1] == {"run_path_counts": "failed", "run_phase": "running"}
+    assert states[0] == {"run_path_counts": "running", "run_path_chains": "waiting"}
+    assert states[1] == {"run_path_counts": "failed", "run_path_chains": "running"}
     assert "error: no luck" in shown[1]
     assert "exit code 2" in path.read_text() and "half way" in path.read_text()
     printed = capfd.readouterr()
