@@ -100,7 +100,8 @@ def local_rate_figure(found: xr.Dataset, setup: Any) -> Figure:
     for ax in axes[0]:
         for level, text in ((3.0, "3: doubly exponential"), (1.0, "1: exponential or none")):
             ax.axhline(level, color="#555555", lw=0.9, ls="--")
-            ax.text(12.2, level - 0.08, text, ha="right", va="top", **NOTE)
+            place = {"transform": ax.get_yaxis_transform(), "ha": "right", "va": "top"}
+            ax.text(0.99, level - 0.08, text, **place, **NOTE)
         ax.set(ylim=(0.7, 4.1))
     return fig
 
