@@ -8,7 +8,6 @@ of other data, is computed here alone. Then the object itself, on one of two num
 import importlib
 import math
 import multiprocessing
-import os
 from concurrent.futures import ProcessPoolExecutor
 
 import jax
@@ -37,7 +36,8 @@ def as_here(devices):
 
     The loop of a device over one seed is compiled away, and its body is then rounded otherwise.
     """
-    os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
+    jax.config.update("jax_num_cpu_devices", devices)
+    jax.devices()
     folder.drawn = as_data
 
 
