@@ -15,7 +15,7 @@ from pathlib import Path
 from architecture_map import REPOSITORY, levels, packages
 from interface import exported
 
-from experiments.reproducing import results_page, statements_page
+from experiments.reproducing import sections, statements_page
 from experiments.shell.experiment import experiment_of, experiments_of
 from rank_collapse import MEASURES
 
@@ -141,7 +141,7 @@ def results(text: str) -> str:
     for name in experiments_of():
         place = rf"(results/{name}_0\.png\)(?:(?!\n## ).)*?\*\*What came out\.\*\* )[^\n]*"
         if found := re.search(place, text, flags=re.DOTALL):
-            text = text.replace(found[0], found[1] + results_page.came_out(name))
+            text = text.replace(found[0], found[1] + sections.came_out(name))
     return text
 
 

@@ -1,6 +1,5 @@
 """docs/results.md with its figures and numbers, and docs/statements.md, from the run folders."""
 
-import re
 from pathlib import Path
 
 from experiments.reproducing import statements_page
@@ -19,14 +18,12 @@ from rank_collapse import runs
 from rank_collapse.report.markdown import markdown
 from rank_collapse.runs import files
 
-DOCS = Path(__file__).parents[2] / "docs"
 INTRO = (
     "What each experiment measured and what came out. All numbers are in CSV files. The answers to "
     "the papers' statements are on [their page](statements.md), with those of later runs. Written "
     "by `python -m experiments.reproduce --preset=paper --markdown` from the run folders. The "
     "sizes “paper” are the published ones; “quick” is a smaller run, where that one was not done."
 )
-CAME_OUT = re.compile(r"^\*\*What came out\.\*\* (.*)$", re.MULTILINE)
 
 
 def write_markdown(folder: Path, docs: Path) -> Path:
@@ -52,20 +49,12 @@ def write_markdown(folder: Path, docs: Path) -> Path:
         sections,
         answers,
         untested(answers, names),
-        {section.name: came_out(section.name) for section in sections},
     )
     for path, content in (made | {"results.md": text.encode()}).items():
         runs.make_folder((docs / path).parent)
         runs.write_atomically(docs / path, content)
     statements_page.write(docs, answers, made_of)
     return docs / "results.md"
-
-
-def came_out(name: str) -> str:
-    """What came out of an experiment, as its page of the site has it; nothing where it has none."""
-    page = DOCS / "experiments" / f"{name}.md"
-    found = CAME_OUT.search(page.read_text("utf-8")) if page.exists() else None
-    return found[1].replace("](../", "](") if found else ""  # links from one folder higher
 
 
 def is_done(name: str, preset: str, parent: Path) -> bool:

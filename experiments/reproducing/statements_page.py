@@ -14,6 +14,7 @@ from rank_collapse.report.wording import range_text
 
 PAGE = Path(__file__).parents[2] / "docs" / "statements.md"
 ANSWERS = "results/answers.csv"  # relative to the page
+EARLIER = "results/earlier.csv"
 COLUMNS = ("statement", "answer", "sizes", "date", "where")
 INTRO = """# Statements
 
@@ -32,6 +33,16 @@ which were never used before, stands: “confirmed” where it is the same. File
 [answers by setting]({answers}), [rows with intervals](results/statements.csv) of
 [the results](results.md), [earlier verdicts](results/statements_history.csv) with reasons for
 changes, [commands for new seeds](results/new_seeds.txt).
+"""
+EARLIER_INTRO = f"""
+## Earlier results
+
+Of experiments that are no longer part of the package; their code is in the history of the
+repository, commit 7d44237. Files: [answers by setting]({EARLIER}),
+[rows with intervals](results/earlier_rows.csv).
+
+| date | answer | statement and test |
+| --- | --- | --- |
 """
 OTHERS, FEW = "Other papers", 3  # papers with fewer statements share a table
 Known = Mapping[str, Mapping[str, str]]  # {statement: its row of `ANSWERS`}
@@ -58,7 +69,10 @@ def write(docs: Path, answers: Sequence[Answer], made: Mapping[str, tuple[str, s
 
 def known_answers(path: Path = PAGE) -> Known:
     """The answers beside a page; none where there is no table of them."""
-    table = path.parent / ANSWERS
+    return _rows_of(path.parent / ANSWERS)
+
+
+def _rows_of(table):
     if not table.exists():
         return {}
     rows = csv.DictReader(io.StringIO(table.read_text("utf-8")))
@@ -95,7 +109,19 @@ def page(known: Known) -> str:
         tables.setdefault(paper, []).append(_row(key, own, place, known.get(key)))
     head = "| answer | statement and test |\n| --- | --- |\n"
     parts += [f"\n## {paper}\n\n{head}{''.join(rows)}" for paper, rows in tables.items()]
-    return "".join(parts)
+    return "".join(parts) + earlier()
+
+
+def earlier() -> str:
+    """The table of what was found by experiments that are gone."""
+    rows = _rows_of(PAGE.parent / EARLIER).values()
+    lines = []
+    for row in rows:
+        test = row["statistic"] + f"; range: {row['range']}" * bool(row["range"])
+        text = f"**{row['statement']}** ({row['source']}): {_escaped(row['text'])}"
+        answer = f"**{row['answer']}**<br>{row['where']}"
+        lines.append(f"| {row['date']} | {answer} | {text}<br>*{_escaped(test)}* |\n")
+    return EARLIER_INTRO + "".join(lines)
 
 
 def paper_of(own: Statement) -> tuple[str, str]:

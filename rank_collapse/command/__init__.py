@@ -4,6 +4,7 @@
     rank-collapse compare FOLDER FOLDER   how two of them differ, by layer
     rank-collapse series FOLDER ...       checkpoints over training
     rank-collapse watch FILE_OR_FOLDER    a training run while it runs
+    rank-collapse depth-check             depth parametrisations before training
 
 `python -m rank_collapse` is the same; without one of these names it is `check`. Exit codes: 0 done,
 2 a mistake in one line, 3 a threshold of `watch` was passed, 130 an interrupt, 141 where nobody
@@ -18,7 +19,7 @@ from typing import NoReturn
 
 import jax
 
-from rank_collapse.command import check, several, watch
+from rank_collapse.command import check, depth_check, several, watch
 from rank_collapse.printed import one_line, print_anything
 from rank_collapse.runs import files, limits
 
@@ -27,6 +28,7 @@ COMMANDS = {  # its module, what adds its flags, what runs it
     "compare": (several, several.compare_arguments, several.compare),
     "series": (several, several.series_arguments, several.series),
     "watch": (watch, watch.add_arguments, watch.run),
+    "depth-check": (depth_check, depth_check.add_arguments, depth_check.run),
 }
 
 

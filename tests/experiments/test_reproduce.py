@@ -13,15 +13,15 @@ from pathlib import Path
 
 import jax
 import pytest
-from experiments.shell.process import Ended
 from PIL import Image
 from statement_dates import KEPT, REWORDINGS, dates_of, under_old_dates
 
-from experiments import reproduce, run_architectures, run_path_counts, run_phase
+from experiments import reproduce, run_architectures, run_path_counts
 from experiments.reproducing import results_page, sections, unfinished
 from experiments.reproducing.statements_page import COLUMNS, PAGE, at_full_size, known_answers, page
 from experiments.shell import cli, statements
 from experiments.shell.experiment import experiment_of, experiments_of
+from experiments.shell.jobs import Ended
 from experiments.shell.statements import STATEMENTS
 from rank_collapse import report
 from rank_collapse.report import claims
@@ -98,20 +98,18 @@ def test_a_failing_experiment_is_shown_and_the_exit_code_is_1(tmp_path, monkeypa
     shown, path = [], tmp_path / "report.html"
 
     def failing(commands, environments, ended):
-        assert list(commands) == ["run_path_counts", "run_phase"]  # the cheaper first
+        assert list(commands) == ["run_path_counts", "run_path_chains"]  # in the report's order
         shown.append(path.read_text())
         ended("run_path_counts", Ended(2, "half way\nerror: no luck\n", 1.0))
         shown.append(path.read_text())
-        ended("run_phase", Ended(2, "", 1.0))
+        ended("run_path_chains", Ended(2, "", 1.0))
 
-    one = dataclasses.replace(experiment_of("run_phase"), presets={"quick": ""})
-    monkeypatch.setattr(run_phase, "EXPERIMENT", one)
-    monkeypatch.setattr(unfinished, "run_in_workers", failing)
-    arguments = ["--only=run_path_counts,run_phase", f"--output_dir={tmp_path}", "--jobs=1"]
+    monkeypatch.setattr(unfinished, "run_all", failing)
+    arguments = ["--only=run_path_counts,run_path_chains", f"--output_dir={tmp_path}", "--jobs=1"]
     assert cli.execute(reproduce.main, reproduce.FLAGS, arguments) == 1
     states = [dict(re.findall(r'<h2 id="(run_\w+)">[^<]*<span[^>]*>(\w+)<', p)) for p in shown]
-    assert states[0] == {"run_path_counts": "running", "run_phase": "waiting"}
-    assert states[1] == {"run_path_counts": "failed", "run_phase": "running"}
+    assert states[0] == {"run_path_counts": "running", "run_path_chains": "waiting"}
+    assert states[1] == {"run_path_counts": "failed", "run_path_chains": "running"}
     assert "error: no luck" in shown[1]
     assert "exit code 2" in path.read_text() and "half way" in path.read_text()
     printed = capfd.readouterr()
@@ -133,7 +131,7 @@ def test_results_as_markdown_are_of_the_largest_preset_there_is(tmp_path):
     text, table = path.read_text(), path.parent / "results" / "run_path_counts.csv"
     assert "H=2, L=3 (H=2, L=3)" in table.read_text() and "H=2, L=2" not in table.read_text()
     assert ", 12 s, " in text and "sizes “paper”" in text and f"JAX {jax.__version__}" in text
-    assert f"**What came out.** {results_page.came_out('run_path_counts')}\n" in text
+    assert f"**What came out.** {sections.came_out('run_path_counts')}\n" in text
     assert "not run" in (tmp_path / "docs" / "statements.md").read_text()
     named = re.findall(r"\]\((results/.*?)\)", text)
     assert named == [
@@ -207,11 +205,10 @@ A_FILE = "cannot write to {0}/file: File exists"
         # What every child would refuse.
         ("--run_name=-1", "--run_name='-1' is not a folder name"),
         ("--run_name=..", "--run_name='..' is not a folder name"),
-        ("--num_devices=٢", "--num_devices=٢ is not written in the digits 0 to 9"),
     ],
 )
 def test_what_is_refused_before_anything_runs(given, message, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(unfinished, "run_in_workers", lambda *a: pytest.fail("started"))
+    monkeypatch.setattr(unfinished, "run_all", lambda *a: pytest.fail("started"))
     (tmp_path / "file").write_text("")
     arguments = [f"--output_dir={tmp_path}/out", *given.format(tmp_path).split()]
     assert cli.execute(reproduce.main, reproduce.FLAGS, arguments) == 2
