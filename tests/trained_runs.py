@@ -8,8 +8,8 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.shell import cli
-from experiments.shell.statements import STATEMENTS
+from experiments.lab import cli
+from experiments.lab.statements import STATEMENTS
 from rank_collapse.report.claims import answers_of
 
 SMALL = (

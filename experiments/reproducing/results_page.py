@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from experiments.lab.experiment import experiments_of
 from experiments.reproducing import statements_page
 from experiments.reproducing.sections import (
     PRESETS,
@@ -13,7 +14,6 @@ from experiments.reproducing.sections import (
     times_of,
     untested,
 )
-from experiments.shell.experiment import experiments_of
 from rank_collapse import runs
 from rank_collapse.report.markdown import markdown
 from rank_collapse.runs import files

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from experiments.shell.statements import STATEMENTS
+from experiments.lab.statements import STATEMENTS
 from rank_collapse import runs
 from rank_collapse.report.claims import ERROR, FINDING, Answer, Statement
 from rank_collapse.report.markdown import table_of

@@ -19,9 +19,9 @@ from matplotlib.figure import Figure
 from trained_runs import check_second_run, contents, rows, run, same_arrays, single_columns
 
 from experiments import reproduce
-from experiments.shell import cli, jobs, progress
-from experiments.shell.experiment import Drawing, Experiment, experiment_of, experiments_of
-from experiments.shell.statements import STATEMENTS
+from experiments.lab import cli, progress
+from experiments.lab.experiment import Drawing, Experiment, experiment_of, experiments_of
+from experiments.lab.statements import STATEMENTS
 from rank_collapse.report import claims
 from rank_collapse.report.page import Comparison
 from rank_collapse.runs import folder

@@ -16,13 +16,15 @@ import pytest
 from PIL import Image
 from statement_dates import KEPT, REWORDINGS, dates_of, under_old_dates
 
-from experiments import reproduce, run_architectures, run_path_counts
+from experiments import reproduce
+from experiments.lab import cli, statements
+from experiments.lab.experiment import experiment_of, experiments_of
+from experiments.lab.pool import Ended
+from experiments.lab.statements import STATEMENTS
+from experiments.paper import path_counts as run_path_counts
+from experiments.paper.architectures import experiment as run_architectures
 from experiments.reproducing import results_page, sections, unfinished
 from experiments.reproducing.statements_page import COLUMNS, PAGE, at_full_size, known_answers, page
-from experiments.shell import cli, statements
-from experiments.shell.experiment import experiment_of, experiments_of
-from experiments.shell.jobs import Ended
-from experiments.shell.statements import STATEMENTS
 from rank_collapse import report
 from rank_collapse.report import claims
 from rank_collapse.report.claims import ANSWERS, FINDING, MORE_THAN_HALF
