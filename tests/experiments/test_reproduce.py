@@ -49,7 +49,7 @@ def test_every_experiment_is_found_and_its_presets_are_accepted():
         for preset in own.presets:
             for arguments in own.runs(preset).values():
                 cli.parse(module.FLAGS, list(arguments))
-    assert reproduce.EXPERIMENTS[:2] == ["run_collapse", "run_path_counts"]
+    assert reproduce.EXPERIMENTS[:2] == ["run_trained", "run_collapse"]
     assert "check_profiles" not in reproduce.EXPERIMENTS
 
 
