@@ -25,7 +25,8 @@ SMALL = (
 
 def run(module, arguments, folder):
     """The exit code of a binary."""
-    return cli.execute(module.main, module.FLAGS, [*arguments, f"--output_dir={folder}"])
+    main = getattr(module, "main", None) or module.EXPERIMENT.main
+    return cli.execute(main, module.FLAGS, [*arguments, f"--output_dir={folder}"])
 
 
 def finished(module, *arguments):

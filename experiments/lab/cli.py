@@ -122,7 +122,7 @@ def open_run(
     aside = options.aside | set(execution)
     config = config_of(options, aside) | dict(extra or {})
     if read_only:
-        return RunFolder(folder_of(options, aside), config, primary=False)
+        return RunFolder(folder_of(options, aside), config, read_only=True)
     known = {n: options[n].value for n in sorted(aside) if n in options and n != "help"}
     known |= {"command": command_line()}
     path, overwrite = folder_of(options, aside), options.overwrite

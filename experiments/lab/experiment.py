@@ -209,7 +209,7 @@ class Experiment:
             print(report.answer_lines(answer))
         for line in failed:
             print(line, file=sys.stderr)
-        print(f"{'written to' if run.primary else 'read from'} {run.path}")
+        print(f"{'written to' if run.writable else 'read from'} {run.path}")
         return 1 if failed else 0
 
     def read(self, folder: Path) -> "Shown":

@@ -126,7 +126,7 @@ def test_results_as_markdown_are_of_the_largest_preset_there_is(tmp_path):
     for preset, layers in (("quick", 2), ("paper", 3)):
         folder = tmp_path / "run" / preset / "run_path_counts"
         arguments = ["--heads=2", f"--layers={layers}", f"--output_dir={folder}"]
-        assert cli.execute(run_path_counts.main, run_path_counts.FLAGS, arguments) == 0
+        assert cli.execute(run_path_counts.EXPERIMENT.main, run_path_counts.FLAGS, arguments) == 0
         (folder / "figures" / "path_counts.png").write_bytes(image.getvalue())
     sections.keep_time(tmp_path / "run" / "paper", "run_path_counts", Ended(0, "", 12.34), 1)
     path = results_page.write_markdown(tmp_path / "run", tmp_path / "docs")

@@ -28,7 +28,7 @@ GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 
 
 def execute(*arguments):
-    return cli.execute(run_architectures.main, run_architectures.FLAGS, list(arguments))
+    return cli.execute(run_architectures.EXPERIMENT.main, run_architectures.FLAGS, list(arguments))
 
 
 @pytest.fixture
