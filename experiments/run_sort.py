@@ -11,7 +11,10 @@ the exact sum over all paths of a length beside the sampled sets.
 Two CPU cores: 59 seconds for 16 seeds. Expected: whole-model accuracy 0.995.
 """
 
+import functools
+
 from experiments.lab import cli
+from experiments.paper.path_accuracies import finding
 from experiments.paper.path_lengths import paths_experiment
 from experiments.train import arguments
 from experiments.train.tasks import sorting_setup
@@ -25,6 +28,7 @@ EXPERIMENT = paths_experiment(
     order=50,
     brief="sorting: accuracy of paths by length, 5 paths, 20 paths and all of them",
     flags=FLAGS,
+    finding=functools.partial(finding, "of the letters are sorted"),
     setup=sorting_setup,
     presets={
         "quick": "--depth=4 --n_epochs=5 --learning_rate=2e-3 --n_eval_data=60",

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.lab import cli
-from experiments.paper.trained.packages import PACKAGES, found
+from experiments.paper.trained.packages import PACKAGES, find
 
 FLAGS = cli.bare_flags()
 define = cli.definer(FLAGS)
@@ -27,7 +27,7 @@ def main(options: Any) -> None:
         ValueError: A package of another version, or weights of another SHA-256.
     """
     for name, package in PACKAGES.items():
-        weights = found(package, options.site)
+        weights = find(package, options.site)
         if weights is None:
             print(f"{name}: {package.requirement} is not installed, skipped")
             continue

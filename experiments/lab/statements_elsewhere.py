@@ -135,6 +135,97 @@ ELSEWHERE = {
         changed="2026-11-24, 34f8027",
         confirmed="2026-11-24, seed 1: holds",
     ),
+    "depth start": Statement(
+        source="Dey et al. 2025 (CompleteP), figure 7",
+        text=(
+            "Before the first step mean |x_L| is as published, by standard parametrisation, α = ½ "
+            "and α = 1, at 2 to 64 layers of width 256."
+        ),
+        statistic="ln of mean |x_L| at step 1, measured over published, by rule and depth",
+        claimed=(-math.log(1.1), math.log(1.1)),
+        experiments=("run_depth_check",),
+        changed="2026-11-26, aaeacb3",
+    ),
+    "depth growth": Statement(
+        source="Dey et al. 2025 (CompleteP), figure 7",
+        text=(
+            "Over depth mean |x_L| goes with the power .53 at step 1 and 1.20 at step 10 by "
+            "standard parametrisation, with −.42 and .05 by CompleteP."
+        ),
+        statistic="slope of ln mean |x_L| over ln L, 2 to 64 layers, minus that of the figure",
+        claimed=(-0.4, 0.4),
+        experiments=("run_depth_check",),
+        changed="2026-11-26, aaeacb3",
+    ),
+    "depth linear": Statement(
+        source="Dey et al. 2025 (CompleteP), figure 6",
+        text=(
+            "With α = ½ deeper networks are nearer to linear in the weights of each block, by "
+            "1/√L; with α = 1 they are not."
+        ),
+        statistic=(
+            "slope over ln L of the median block's ln distance from linearisation after ten "
+            "steps, α = 1 minus α = ½ (theory: ½)"
+        ),
+        claimed=ABOVE_ZERO,
+        experiments=("run_depth_check",),
+        changed="2026-11-26, aaeacb3",
+    ),
+    "depth tokens": Statement(
+        source="found here; the range was fixed before the run",
+        text=(
+            "After ten steps of standard parametrisation tokens are the nearer to each other the "
+            "deeper the network is: 16 times as many layers more than halve the residual ratio."
+        ),
+        statistic="slope over ln L of the last states' ln residual ratio at step 10",
+        claimed=(-math.inf, -0.25),
+        experiments=("run_depth_check",),
+        changed="2026-11-26, aaeacb3",
+    ),
+    "depth cure": Statement(
+        source="found here; the range was fixed before the run",
+        text="With CompleteP the residual ratio falls less with depth than it does without.",
+        statistic="the same slope, CompleteP minus standard parametrisation, seed by seed",
+        claimed=ABOVE_ZERO,
+        experiments=("run_depth_check",),
+        changed="2026-11-26, aaeacb3",
+    ),
+    "depth tokens completep": Statement(
+        source="found here; the range was fixed before the run",
+        text=(
+            "With CompleteP tokens of deep networks are no nearer to each other: 16 times as many "
+            "layers do not halve the residual ratio."
+        ),
+        statistic="slope over ln L of the last states' ln residual ratio at step 10",
+        claimed=(-0.25, math.inf),
+        experiments=("run_depth_check",),
+        changed="2026-11-26, aaeacb3",
+    ),
+    "loops grow": Statement(
+        source="Wang et al. 2026 (arXiv 2606.18524)",
+        text="With tied weights and a gain of 1/√N states more than double over N loops.",
+        statistic="log10 of the last state's root mean square over the first's",
+        claimed=(math.log10(2), math.inf),
+        experiments=("run_loops",),
+        changed="2026-11-26, aaeacb3",
+    ),
+    "loops stay": Statement(
+        source="Wang et al. 2026 (arXiv 2606.18524)",
+        text="With a gain of 1/N they do not: within a quarter.",
+        statistic="the same with a gain of 1/N",
+        claimed=(-0.1, 0.1),
+        experiments=("run_loops",),
+        changed="2026-11-26, aaeacb3",
+    ),
+    "loops align": Statement(
+        source="found here; the range was fixed before the run",
+        text="With tied weights and 1/√N tokens align, with 1/N they do not.",
+        statistic="token cosine of the last state with a gain of 1/√N minus with 1/N, same draws",
+        claimed=MORE_THAN_HALF,
+        each=(0.5, math.inf),
+        experiments=("run_loops",),
+        changed="2026-11-26, aaeacb3",
+    ),
 }
 
 FINDINGS = {

@@ -5,62 +5,24 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rank_collapse.report.claims import Answer
 from rank_collapse.report.page import Section
-from rank_collapse.report.wording import count_line, holds_text
 
 COLORS = 64  # of a figure's palette: a third of its size, without a visible difference
-STATEMENTS = "results/statements.csv"
 
 
-def markdown(
-    title: str,
-    intro: str,
-    sections: Sequence[Section],
-    answers: Sequence[Answer] = (),
-    untested: Sequence[str] = (),
-) -> tuple[str, dict[str, bytes]]:
+def markdown(title: str, intro: str, sections: Sequence[Section]) -> tuple[str, dict[str, bytes]]:
     """(the page, {path of a file relative to it, in results: a figure's PNG or numbers as CSV}).
 
     Args:
         sections: The experiments; their `details` say with what and how long they were made.
-        answers: To the statements that they test.
-        untested: Texts of those that they do not test.
     """
     files: dict[str, bytes] = {}
     parts = [f"# {title}", intro]
-    if answers or untested:
-        files[STATEMENTS] = table_of(judged_rows(answers))
-        parts.append(f"{count_line(answers)} All rows with their intervals: [CSV]({STATEMENTS}).")
-        parts += [f"{len(untested)} statements of the list have no row here."] * bool(untested)
     for section in sections:
         text, own = _section(section)
         parts += text
         files |= own
     return "\n\n".join(part for part in parts if part) + "\n", files
-
-
-def judged_rows(answers: Sequence[Answer]) -> list[dict[str, Any]]:
-    """A row for each setting of each statement, with the statement's answer."""
-    return [
-        {
-            "statement": a.key,
-            "text": a.statement.text,
-            "source": a.statement.source,
-            "statistic": a.statement.statistic,
-            "holds": holds_text(a.statement),
-            "answer": a.answer,
-            "setting": j.row.setting,
-            "verdict": j.verdict if a.statement.claimed else "",
-            "estimate": j.row.estimate,
-            "low": j.interval.low if j.interval.known else None,
-            "high": j.interval.high if j.interval.known else None,
-            "draws": j.row.draws,
-            "note": j.row.why,
-        }
-        for a in answers
-        for j in a.rows
-    ]
 
 
 def table_of(rows: Sequence[Mapping[str, Any]]) -> bytes:

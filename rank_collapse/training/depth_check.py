@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, UInt8
 
 from rank_collapse import struct
 from rank_collapse.measures.coord_check import CoordCheck, coordinates
@@ -69,14 +69,27 @@ def byte_model(depth: int, width: int, tokens: int = 64) -> TransformerConfig:
     )
 
 
+def bytes_of(text: str, tokens: int) -> UInt8[np.ndarray, "c"]:
+    """The bytes of a text.
+
+    Raises:
+        ValueError: Fewer than one sequence of tokens and its next one.
+    """
+    found = np.frombuffer(text.encode(), np.uint8)
+    struct.refuse_if(
+        found.size <= tokens, f"a text of {found.size} bytes is too short for {tokens} tokens"
+    )
+    return found
+
+
 def trained(
-    key: Any, text: Int[Array, "c"], config: TransformerConfig, rule: DepthRule, training: Training
+    key: Any, text: Any, config: TransformerConfig, rule: DepthRule, training: Training
 ) -> dict[str, Float[Array, "t"]]:
     """The quantities of one network over its first steps; NaN where a step has none.
 
     Args:
         key: Of the weights and of the places in the text.
-        text: Bytes as numbers.
+        text: UInt8 [c], of `bytes_of`.
         config: A network with an embedding, which is its read-out too.
 
     Returns:
@@ -93,7 +106,8 @@ def trained(
         rule.adamw(training.rate, config, weight_decay=training.weight_decay),
     )
     first = jax.random.randint(key_data, size, 0, text.shape[0] - training.tokens)
-    data = text[first + jnp.arange(training.tokens + 1)[None, None, :]]
+    place = first + jnp.arange(training.tokens + 1)[None, None, :]
+    data = jnp.asarray(text)[place].astype(jnp.int32)
     probe = data[0, :1, :-1]
 
     def loss(params, batch):
@@ -179,11 +193,7 @@ def depth_check(
         ValueError: A text of fewer bytes than tokens.
     """
     training = training or Training()
-    letters = jnp.asarray(np.frombuffer((text or default_text()).encode(), np.uint8), jnp.int32)
-    struct.refuse_if(
-        letters.size <= training.tokens,
-        f"a text of {letters.size} bytes is shorter than {training.tokens} tokens and one more",
-    )
+    letters = bytes_of(text or default_text(), training.tokens)
     base = byte_model(min(depths), base_width, training.tokens)
     given = {name: depth_rule(name, base) for name in rules}
     mesh = every_seed.seed_mesh()
@@ -199,10 +209,7 @@ def depth_check(
         for name, rule in given.items():
             values = program(keys, (letters, rule, training))
             found[name].append(every_seed.to_host(values, seeds))
-    return {name: of_depths(own, depths) for name, own in found.items()}
-
-
-def of_depths(found: Sequence[dict[str, Any]], depths: Sequence[int]) -> CoordCheck:
-    """A `CoordCheck` of what each depth gave, {quantity: [seeds, steps]}."""
-    values = jax.tree.map(lambda *own: np.stack([np.asarray(a, float) for a in own])[None], *found)
-    return CoordCheck(values, tuple(depths))
+    return {
+        name: CoordCheck(jax.tree.map(lambda *a: np.stack(a)[None], *own), tuple(depths))
+        for name, own in found.items()
+    }

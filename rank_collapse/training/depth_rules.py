@@ -186,7 +186,7 @@ class DepthRule(struct.Struct):
         ]
 
 
-_POWERS = {
+RULES = {
     "sp": {"width": 0.0},
     "mup": {},
     "half": {"gain": -0.5, "rate": -0.5, "eps": -0.5, "loop_gain": -0.5},
@@ -212,9 +212,9 @@ def depth_rule(
     Raises:
         ValueError: An unknown name.
     """
-    if name not in _POWERS:
-        raise struct.unknown(f"depth rule {name!r}", name, _POWERS)
-    return DepthRule(base, **_POWERS[name], scaled_eps=scaled_eps)
+    if name not in RULES:
+        raise struct.unknown(f"depth rule {name!r}", name, RULES)
+    return DepthRule(base, **RULES[name], scaled_eps=scaled_eps)
 
 
 def group_of(path: Iterable[Any], leaf: Any) -> str:

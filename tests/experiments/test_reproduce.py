@@ -24,10 +24,9 @@ from experiments.lab.statements import STATEMENTS
 from experiments.paper import path_counts as run_path_counts
 from experiments.paper.architectures import experiment as run_architectures
 from experiments.reproducing import results_page, sections, unfinished
-from experiments.reproducing.statements_page import COLUMNS, PAGE, at_full_size, known_answers, page
 from rank_collapse import report
 from rank_collapse.report import claims
-from rank_collapse.report.claims import ANSWERS, FINDING, MORE_THAN_HALF
+from rank_collapse.report.claims import MORE_THAN_HALF
 from rank_collapse.runs import RunError
 
 
@@ -53,12 +52,10 @@ def test_every_experiment_is_found_and_its_presets_are_accepted():
     assert "check_profiles" not in reproduce.EXPERIMENTS
 
 
-def test_the_readme_has_the_table_of_experiments():
+def test_the_readme_names_every_experiment():
     readme = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
-    table = dict(re.findall(r"^\| `python -m experiments\.(\w+)` \| (.*) \|$", readme, re.M))
-    assert table.keys() == {*reproduce.EXPERIMENTS, "reproduce", "benchmark"}
-    for name in reproduce.EXPERIMENTS:
-        assert table[name] == experiment_of(name).brief
+    named = set(re.findall(r"`((?:run|check)_\w+)`", readme))
+    assert named == set(reproduce.EXPERIMENTS)
 
 
 def test_a_second_run_in_new_processes_makes_nothing_again(tmp_path, monkeypatch):
@@ -136,10 +133,8 @@ def test_results_as_markdown_are_of_the_largest_preset_there_is(tmp_path):
     assert f"**What came out.** {sections.came_out('run_path_counts')}\n" in text
     assert "not run" in (tmp_path / "docs" / "statements.md").read_text()
     named = re.findall(r"\]\((results/.*?)\)", text)
-    assert named == [
-        f"results/{n}" for n in ("statements.csv", "run_path_counts_0.png", table.name)
-    ]
-    with Image.open(tmp_path / "docs" / named[1]) as drawn:
+    assert named == [f"results/{n}" for n in ("run_path_counts_0.png", table.name)]
+    with Image.open(tmp_path / "docs" / named[0]) as drawn:
         assert drawn.mode == "P" and drawn.size == (64, 64)
     shutil.rmtree(tmp_path / "run" / "paper")
     text = results_page.write_markdown(tmp_path / "run", tmp_path / "docs").read_text()
@@ -218,23 +213,6 @@ def test_what_is_refused_before_anything_runs(given, message, tmp_path, monkeypa
     assert message.format(tmp_path) in error and error.count("\n") == 1
 
 
-def row(key, answer, sizes="paper", date="2026-11-24"):
-    return dict(zip(COLUMNS, (key, answer, sizes, date, "within: x"), strict=True))
-
-
-def test_the_page_is_the_table_with_its_answers():
-    known = known_answers()
-    assert page(known) == PAGE.read_text("utf-8"), "python tests/site_pages.py --write renews it"
-    assert known.keys() <= STATEMENTS.keys()
-    assert {r["answer"] for r in known.values()} <= {*ANSWERS, FINDING}
-    text = page({"rate": row("rate", "holds in part"), "norm": row("norm", "holds")})
-    assert "| **holds in part**<br>new seeds: holds | **rate** (theorems 2.2 and 2.3): " in text
-    assert "| **holds**<br>confirmed | **norm** (section 3.3): " in text
-    assert text.count("\n| **not run**") == len(STATEMENTS) - 2
-    by_chance = 0.05 * sum(s.claimed is not None for s in STATEMENTS.values())
-    assert f"{by_chance:.1f} statements of all" in text
-
-
 def test_no_statistic_or_range_changes_under_an_old_date():
     kept, now = json.loads(KEPT.read_text()), dates_of(STATEMENTS)
     assert not under_old_dates(kept, now)
@@ -265,16 +243,3 @@ def test_every_statement_says_what_decides_it(key):
     sources = (p.read_text() for p in Path(statements.__file__).parents[1].rglob("*.py"))
     with_key = [text for text in sources if re.search(rf'"{re.escape(key)}"', text)]
     assert len(with_key) > 1  # the list of statements, and an experiment
-
-
-def test_answers_at_full_size_have_their_date():
-    now = {
-        "rate": row("rate", "holds in part", date="2026-11-23"),
-        "norm": row("norm", "holds", "paper and quick"),
-        "circle": row("circle", "holds", date="2000-01-01"),
-        "width": row("width", FINDING),
-    }
-    assert at_full_size(now) == {
-        "rate": "at full size, 2026-11-23: holds in part",
-        "circle": "at full size, 2000-01-01, before its test changed: holds",
-    }
