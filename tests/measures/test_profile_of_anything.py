@@ -91,6 +91,21 @@ def test_the_gradient_of_the_rank_one_ratio_is_that_of_differences(x64):
     assert np.isfinite(jax.grad(rc.rank_one_ratio)(one)).all()
 
 
+def test_gradients_in_torch_are_those_of_jax():
+    """Also of masks that leave less than full rank; finite at a zero token, a kink of the norm."""
+    torch = pytest.importorskip("torch")
+    x, mask = HIDDEN[0].copy(), np.broadcast_to(KEEP, (B, N)) == 1
+    x[0, 1] = 0
+    for measure in (rc.rank_one_ratio, rc.residual_ratio, rc.effective_rank, rc.stable_rank):
+        own = torch.tensor(x, requires_grad=True)
+        measure(own, mask=mask).sum().backward()
+        wanted = jax.grad(lambda x: measure(x, mask=mask).sum())(jnp.asarray(x))  # noqa: B023
+        size = float(abs(wanted).max())
+        found, smooth = own.grad.numpy(), (x != 0).any(axis=-1)
+        np.testing.assert_allclose(found[smooth], wanted[smooth], rtol=1e-4, atol=1e-5 * size)
+        assert np.isfinite(found).all()
+
+
 def test_leading_axes_are_a_batch():
     """Of known values and in jit, with a mask for each example or one for all."""
     x = HIDDEN.copy()
@@ -252,7 +267,7 @@ def test_a_profile_as_tables_and_figure():
     assert table.loc[(2, 1), "rounding"] and not table.loc[(1, 0), "rounding"]
     np.testing.assert_array_equal(table["token_cosine"].unstack(), found["token_cosine"])
     alone = rc.profile(hidden[:, 0]).to_pandas()
-    assert alone.index.name == "layer" and list(alone) == ["residual_ratio", "rounding"]
+    assert alone.index.name == "layer" and list(alone) == ["residual_ratio", "rounding", "spiked"]
     assert list(cosine.to_pandas()) == ["token_cosine"]
     data = found.to_xarray()
     assert data["residual_ratio"].dims == ("layer", "example")
